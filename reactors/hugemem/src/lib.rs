@@ -1,1 +1,33 @@
-//! Under construction.
+//! One arena of memory, taken and pinned at start, lent in slices for as long as the process runs.
+//!
+//! Owns: the memory mapping ([`Region`]), the arena carved from it ([`Arena`]), each reactor's
+//! share of it ([`Pool`]), single owned slices ([`Lease`]), and the memory of RAM devices
+//! ([`Store`]), whose ranges are lent for reading without a copy ([`Loan`]).
+//!
+//! Refuses: to allocate, to lock or to block after start. When a pool is empty a request waits in
+//! a FIFO of fixed size, and a counter says so.
+//!
+//! Everything that a reactor touches per request ([`Pool`], [`Lease`], [`StoreHandle`], [`Loan`])
+//! is bound to its thread; [`Arena`], [`Region`] and [`Store`] are shared between threads.
+
+pub mod allocation_counter;
+mod arena;
+mod class;
+mod data;
+mod depot;
+mod holds;
+mod lease;
+mod pool;
+mod region;
+mod store;
+mod sync;
+
+pub use arena::{Arena, ArenaConfig, ArenaCounters, ArenaError, ClassCounters};
+pub use data::Data;
+pub use lease::Lease;
+pub use pool::{Pool, WaiterToken};
+pub use region::{DmaMap, DmaMapError, Notice, PagePolicy, PageSize, Region, RegionError};
+pub use store::{Loan, Store, StoreHandle};
+
+/// Alignment of every lease, size of the smallest one, and unit of a [`Store`]'s holds, in bytes.
+pub const UNIT_BYTES: usize = 4096;

@@ -1,0 +1,71 @@
+//! A counting global allocator, for tests that prove a steady state free of heap allocation.
+//!
+//! ```
+//! use hugemem::allocation_counter::{CountingAllocator, allocations_on_this_thread};
+//!
+//! #[global_allocator]
+//! static ALLOCATOR: CountingAllocator = CountingAllocator;
+//!
+//! let before = allocations_on_this_thread();
+//! let boxed = std::hint::black_box(Box::new(7));
+//! assert_eq!(allocations_on_this_thread() - before, 1);
+//! drop(boxed);
+//! ```
+#![expect(
+    unsafe_code,
+    reason = "a global allocator is an unsafe trait by definition"
+)]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+thread_local! {
+    // A const-initialised cell without a destructor: reading it never allocates, which an
+    // allocator could not survive.
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+/// The system allocator with a count, per thread, of the calls that ask it for memory.
+#[derive(Debug, Default, Clone, Copy)]
+pub struct CountingAllocator;
+
+/// How often this thread has allocated or reallocated since it began.
+///
+/// Stays 0 unless [`CountingAllocator`] is the program's `#[global_allocator]`.
+#[must_use]
+pub fn allocations_on_this_thread() -> u64 {
+    ALLOCATIONS.with(Cell::get)
+}
+
+fn count() {
+    // A thread that is going away may allocate after its locals: those are not counted.
+    let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
+}
+
+// SAFETY: every call is passed to `System` unchanged, which fulfils the contract of the trait;
+// counting neither allocates nor unwinds.
+unsafe impl GlobalAlloc for CountingAllocator {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count();
+        // SAFETY: the caller keeps the contract of `alloc`, which is that of `System::alloc`.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        count();
+        // SAFETY: the caller keeps the contract of `alloc_zeroed`, which is that of `System`.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: the pointer came from `System` by one of the other methods, with this layout.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+
+    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
+        count();
+        // SAFETY: the pointer came from `System` by one of the other methods, with this layout,
+        // and the caller keeps the contract on `new_size`.
+        unsafe { System.realloc(pointer, layout, new_size) }
+    }
+}

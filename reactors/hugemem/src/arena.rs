@@ -1,0 +1,190 @@
+//! The arena: one region, divided at start into slices of fixed sizes.
+
+use std::sync::Arc;
+
+use crate::class::{CLASS_BYTES, CLASSES, Carving, class_for};
+use crate::depot::Depot;
+use crate::pool::Pool;
+use crate::region::{DmaMap, DmaMapError, PagePolicy, Region, RegionError};
+use crate::sync::{AtomicU32, AtomicU64, Ordering};
+
+/// What an [`Arena`] is to be.
+#[derive(Debug, Clone, Copy)]
+pub struct ArenaConfig {
+    /// Bytes to take from the machine.
+    pub bytes: usize,
+    /// Which pages to take.
+    pub pages: PagePolicy,
+    /// The largest single lease wanted, in bytes, at most 1 MiB: larger slices are not made.
+    pub max_transfer: usize,
+}
+
+/// Why there is no arena.
+#[derive(Debug, thiserror::Error)]
+pub enum ArenaError {
+    /// Not even one lease of the largest transfer fits.
+    #[error(
+        "an arena of {bytes} bytes cannot hold one transfer of {max_transfer} bytes: \
+         {least} bytes would do"
+    )]
+    TooSmall {
+        /// Bytes asked for.
+        bytes: usize,
+        /// The largest lease wanted.
+        max_transfer: usize,
+        /// The least size that would do, in bytes.
+        least: usize,
+    },
+    /// No slice is that large.
+    #[error("transfers of {max_transfer} bytes are larger than the largest slice, {limit} bytes")]
+    TransferTooLarge {
+        /// The largest lease wanted.
+        max_transfer: usize,
+        /// The largest slice there can be, in bytes.
+        limit: usize,
+    },
+    /// The memory could not be had.
+    #[error(transparent)]
+    Region(#[from] RegionError),
+}
+
+/// The counters of one class of slices, read at one moment but not atomically together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ClassCounters {
+    /// Bytes of one slice.
+    pub slice_bytes: usize,
+    /// Slices there are.
+    pub total: u64,
+    /// Slices that nobody holds.
+    pub free: u64,
+    /// Slices out as leases.
+    pub taken: u64,
+    /// How often a request of this size had to wait, since start.
+    pub waits: u64,
+    /// Requests of this size that wait now.
+    pub waiting: u64,
+}
+
+/// The counters of an arena, smallest class first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ArenaCounters {
+    /// One entry per class; a class that this arena does not have has a total of 0.
+    pub classes: [ClassCounters; CLASSES],
+}
+
+/// What all reactors share of one class.
+#[derive(Debug)]
+pub(crate) struct SharedClass {
+    pub(crate) depot: Depot,
+    pub(crate) taken: AtomicU32,
+    pub(crate) waiting: AtomicU32,
+    pub(crate) waits: AtomicU64,
+}
+
+/// Memory for all data in flight, shared by all reactors through their [`Pool`]s.
+///
+/// Slices come in five sizes, 4, 16, 64, 256 KiB and 1 MiB, which get 4, 3, 3, 3 and 3 sixteenths
+/// of the arena; sizes above the one that holds [`ArenaConfig::max_transfer`] are left out.
+#[derive(Debug)]
+pub struct Arena {
+    region: Region,
+    carving: Carving,
+    pub(crate) classes: [SharedClass; CLASSES],
+    max_transfer: usize,
+}
+
+impl Arena {
+    /// Takes the memory and divides it.
+    ///
+    /// # Errors
+    /// [`ArenaError`]: nothing stays mapped.
+    pub fn new(config: ArenaConfig) -> Result<Arc<Arena>, ArenaError> {
+        let ArenaConfig {
+            bytes,
+            pages,
+            max_transfer,
+        } = config;
+        let limit = CLASS_BYTES[CLASSES - 1];
+        let Some(top) = class_for(max_transfer) else {
+            return Err(ArenaError::TransferTooLarge {
+                max_transfer,
+                limit,
+            });
+        };
+        let least = CLASS_BYTES[top];
+        let too_small = ArenaError::TooSmall {
+            bytes,
+            max_transfer,
+            least,
+        };
+        if bytes < least {
+            return Err(too_small);
+        }
+        let region = Region::map(bytes, pages)?;
+        let Some(carving) = Carving::new(region.len(), max_transfer) else {
+            return Err(too_small);
+        };
+        let classes = carving.counts.map(|count| SharedClass {
+            depot: Depot::new(count),
+            taken: AtomicU32::new(0),
+            waiting: AtomicU32::new(0),
+            waits: AtomicU64::new(0),
+        });
+        Ok(Arc::new(Arena {
+            region,
+            carving,
+            classes,
+            max_transfer: least,
+        }))
+    }
+
+    /// The memory.
+    #[must_use]
+    pub fn region(&self) -> &Region {
+        &self.region
+    }
+
+    /// The largest single lease that can be had, in bytes.
+    #[must_use]
+    pub fn max_transfer(&self) -> usize {
+        self.max_transfer
+    }
+
+    /// Makes the arena known to an IOMMU or a protection domain, whole and once.
+    ///
+    /// # Errors
+    /// What `map` answers.
+    pub fn attach(&self, map: &dyn DmaMap) -> Result<(), DmaMapError> {
+        self.region.attach(map)
+    }
+
+    /// This reactor's share of the arena, with room for `waiters_max` waiting requests.
+    #[must_use]
+    pub fn pool(self: &Arc<Arena>, waiters_max: usize) -> Pool {
+        Pool::new(Arc::clone(self), waiters_max)
+    }
+
+    /// The counters as they are now, from any thread.
+    #[must_use]
+    pub fn counters(&self) -> ArenaCounters {
+        let mut counters = ArenaCounters::default();
+        for (class, entry) in counters.classes.iter_mut().enumerate() {
+            let shared = &self.classes[class];
+            let total = u64::from(self.carving.counts[class]);
+            let taken = u64::from(shared.taken.load(Ordering::Relaxed)).min(total);
+            *entry = ClassCounters {
+                slice_bytes: CLASS_BYTES[class],
+                total,
+                free: total - taken,
+                taken,
+                waits: shared.waits.load(Ordering::Relaxed),
+                waiting: u64::from(shared.waiting.load(Ordering::Relaxed)),
+            };
+        }
+        counters
+    }
+
+    pub(crate) fn carving(&self) -> &Carving {
+        &self.carving
+    }
+}

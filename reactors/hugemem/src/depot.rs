@@ -1,0 +1,95 @@
+//! The free slices of one class that no reactor holds: a stack shared by all reactors.
+//!
+//! A linked stack over slice numbers, all storage taken at start. The head carries a tag that
+//! changes with every move, so a reactor that was interrupted between reading a link and moving the
+//! head fails its compare-and-swap instead of installing a stale link (the ABA problem). A batch
+//! moves with one compare-and-swap, whatever its size.
+
+use crate::sync::{AtomicU32, AtomicU64, Ordering};
+
+/// The end of the list; slice numbers stay below.
+const NONE: u32 = u32::MAX;
+
+/// A lock-free stack of slice numbers `0..total`, each at most once in it.
+#[derive(Debug)]
+pub(crate) struct Depot {
+    /// The top slice in the low half, the tag in the high half.
+    head: AtomicU64,
+    /// Each slice's successor. Links of slices that are out are stale but harmless.
+    next: Box<[AtomicU32]>,
+}
+
+fn pack(slice: u32, tag: u32) -> u64 {
+    u64::from(tag) << 32 | u64::from(slice)
+}
+
+fn unpack(head: u64) -> (u32, u32) {
+    (head as u32, (head >> 32) as u32)
+}
+
+impl Depot {
+    /// All of `total` slices in it, the lowest on top.
+    pub(crate) fn new(total: u32) -> Depot {
+        assert!(total < NONE, "{total} slices");
+        let next = (1..=total).map(|n| AtomicU32::new(if n == total { NONE } else { n }));
+        let top = if total == 0 { NONE } else { 0 };
+        Depot {
+            head: AtomicU64::new(pack(top, 0)),
+            next: next.collect(),
+        }
+    }
+
+    /// Takes one slice.
+    pub(crate) fn pop(&self) -> Option<u32> {
+        let mut one = [0];
+        (self.pop_batch(&mut one) == 1).then_some(one[0])
+    }
+
+    /// Takes up to `slices.len()` slices at once; returns how many.
+    pub(crate) fn pop_batch(&self, slices: &mut [u32]) -> usize {
+        let mut head = self.head.load(Ordering::Acquire);
+        loop {
+            let (mut top, tag) = unpack(head);
+            let mut count = 0;
+            while top != NONE && count < slices.len() {
+                slices[count] = top;
+                count += 1;
+                top = self.next[top as usize].load(Ordering::Relaxed);
+            }
+            if count == 0 {
+                return 0;
+            }
+            let moved = pack(top, tag.wrapping_add(1));
+            match self
+                .head
+                .compare_exchange_weak(head, moved, Ordering::Acquire, Ordering::Acquire)
+            {
+                Ok(_) => return count,
+                Err(now) => head = now,
+            }
+        }
+    }
+
+    /// Gives slices back at once. The caller owns them, and no longer does.
+    pub(crate) fn push_batch(&self, slices: &[u32]) {
+        let Some((&last, _)) = slices.split_last() else {
+            return;
+        };
+        for pair in slices.windows(2) {
+            self.next[pair[0] as usize].store(pair[1], Ordering::Relaxed);
+        }
+        let mut head = self.head.load(Ordering::Relaxed);
+        loop {
+            let (top, tag) = unpack(head);
+            self.next[last as usize].store(top, Ordering::Relaxed);
+            let moved = pack(slices[0], tag.wrapping_add(1));
+            match self
+                .head
+                .compare_exchange_weak(head, moved, Ordering::Release, Ordering::Relaxed)
+            {
+                Ok(_) => return,
+                Err(now) => head = now,
+            }
+        }
+    }
+}

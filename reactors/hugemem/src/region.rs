@@ -1,0 +1,309 @@
+//! One mapping of a memory file: taken whole at start, pinned, never grown, shrunk or punched.
+//!
+//! Owns: the memory file, its mapping, and the notices of what could not be had. Refuses: partial
+//! success. Pages are touched before `map` returns, so a shortage is an error at start and never
+//! a SIGBUS on the I/O path.
+//!
+//! The file is sealed against resizing and against any writer but this mapping (`memfd_create(2)`,
+//! `fcntl(2)` `F_SEAL_FUTURE_WRITE`): whoever gets the descriptor can read and map it read-only,
+//! but can neither change bytes under a Rust reference nor punch a hole under one.
+
+mod mapping;
+mod memory;
+mod notice;
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::ptr::NonNull;
+
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::io::Errno;
+use rustix::mm::Advice;
+
+use mapping::Mapping;
+pub use notice::Notice;
+
+/// Which page sizes a [`Region`] may have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum PagePolicy {
+    /// 1 GiB pages, else 2 MiB, else ordinary ones (transparent hugepages advised): each size that
+    /// could not be had leaves a [`Notice`].
+    #[default]
+    Auto,
+    /// 1 GiB pages, else 2 MiB, else an error.
+    HugeOnly,
+    /// Ordinary pages, transparent hugepages advised.
+    Ordinary,
+}
+
+/// The page size that a [`Region`] got.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PageSize {
+    /// 1 GiB hugepages.
+    Huge1GiB,
+    /// 2 MiB hugepages.
+    Huge2MiB,
+    /// The machine's ordinary pages, transparent hugepages advised.
+    Ordinary,
+}
+
+impl PageSize {
+    /// Bytes in one page.
+    #[must_use]
+    pub fn bytes(self) -> usize {
+        match self {
+            PageSize::Huge1GiB => 1 << 30,
+            PageSize::Huge2MiB => 1 << 21,
+            PageSize::Ordinary => rustix::param::page_size(),
+        }
+    }
+}
+
+/// Why there is no region.
+#[derive(Debug, thiserror::Error)]
+pub enum RegionError {
+    /// A region of no bytes was asked for.
+    #[error("a memory region of 0 bytes was asked for")]
+    Empty,
+    /// The machine, or this process's control group, has not enough memory left.
+    #[error("{wanted} bytes of memory wanted, {available} bytes available")]
+    Shortage {
+        /// Bytes asked for.
+        wanted: usize,
+        /// Bytes that could be had without driving the machine out of memory.
+        available: usize,
+    },
+    /// Only hugepages would do, and there are not enough.
+    #[error("no hugepages for {wanted} bytes{}", notice::joined(.missing))]
+    NoHugePages {
+        /// Bytes asked for.
+        wanted: usize,
+        /// Each hugepage size, and what is missing.
+        missing: Vec<Notice>,
+    },
+    /// The kernel refused a step.
+    #[error("{step} failed for {wanted} bytes of memory")]
+    System {
+        /// The system call or advice that failed.
+        step: &'static str,
+        /// Bytes asked for.
+        wanted: usize,
+        /// What the kernel answered.
+        source: std::io::Error,
+    },
+}
+
+/// Memory mapped, populated and (where the limits allow) locked. Shared between threads; it gives
+/// out no bytes itself: [`crate::Arena`] and [`crate::Store`] do.
+#[derive(Debug)]
+pub struct Region {
+    mapping: Mapping,
+    page_size: PageSize,
+    notices: Vec<Notice>,
+}
+
+/// Why one page size was not had, the next one being worth a try.
+enum Miss {
+    NotApplicable,
+    Noticed(Notice),
+}
+
+impl Region {
+    /// Maps and populates at least `len` bytes, rounded up to the page size that is used.
+    ///
+    /// 1 GiB pages are tried only for a multiple of 1 GiB: rounding up could waste nearly 1 GiB.
+    ///
+    /// # Errors
+    /// [`RegionError`]: nothing stays mapped.
+    pub fn map(len: usize, policy: PagePolicy) -> Result<Region, RegionError> {
+        if len == 0 {
+            return Err(RegionError::Empty);
+        }
+        let mut notices = Vec::new();
+        if policy != PagePolicy::Ordinary {
+            for page_size in [PageSize::Huge1GiB, PageSize::Huge2MiB] {
+                match map_huge(len, page_size, policy) {
+                    Ok(mapping) => {
+                        return Ok(Region {
+                            mapping,
+                            page_size,
+                            notices,
+                        });
+                    }
+                    Err(Miss::NotApplicable) => {}
+                    Err(Miss::Noticed(notice)) => notices.push(notice),
+                }
+            }
+            if policy == PagePolicy::HugeOnly {
+                return Err(RegionError::NoHugePages {
+                    wanted: len,
+                    missing: notices,
+                });
+            }
+        }
+        let mapping = map_ordinary(len, &mut notices)?;
+        Ok(Region {
+            mapping,
+            page_size: PageSize::Ordinary,
+            notices,
+        })
+    }
+
+    /// Mapped bytes: the length asked for, rounded up to the page size.
+    #[must_use]
+    #[expect(clippy::len_without_is_empty, reason = "a region is never empty")]
+    pub fn len(&self) -> usize {
+        self.mapping.len()
+    }
+
+    /// The page size that could be had.
+    #[must_use]
+    pub fn page_size(&self) -> PageSize {
+        self.page_size
+    }
+
+    /// Address of the first byte, aligned to 2 MiB at least.
+    #[must_use]
+    pub fn base_address(&self) -> usize {
+        self.mapping.base().as_ptr().addr()
+    }
+
+    /// What could not be had, what that costs and the command that mends it.
+    #[must_use]
+    pub fn notices(&self) -> &[Notice] {
+        &self.notices
+    }
+
+    /// Makes the region known to an IOMMU, a protection domain or whatever else addresses it.
+    ///
+    /// # Errors
+    /// What `map` answers.
+    pub fn attach(&self, map: &dyn DmaMap) -> Result<(), DmaMapError> {
+        map.attach(self)
+    }
+
+    /// The byte at `offset`, for the modules that argue who may touch it.
+    pub(crate) fn pointer(&self, offset: usize) -> NonNull<u8> {
+        self.mapping.pointer(offset)
+    }
+}
+
+impl AsFd for Region {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.mapping.as_fd()
+    }
+}
+
+/// Something that devices address memory through: an IOMMU container, an RDMA protection domain,
+/// an io_uring's fixed buffers.
+pub trait DmaMap {
+    /// Maps the whole region, once, for as long as `self` lives.
+    ///
+    /// # Errors
+    /// [`DmaMapError`]: nothing of the region stays mapped.
+    fn attach(&self, region: &Region) -> Result<(), DmaMapError>;
+}
+
+/// Why a region could not be made known to a device.
+#[derive(Debug, thiserror::Error)]
+pub enum DmaMapError {
+    /// The device or a limit of the system allows fewer bytes, even in several pieces.
+    #[error("{wanted} bytes to be mapped for a device, {limit} allowed")]
+    LimitReached {
+        /// Bytes of the region.
+        wanted: usize,
+        /// Bytes that may be mapped.
+        limit: usize,
+    },
+    /// The kernel or the device's library refused.
+    #[error("mapping memory for a device was refused")]
+    Refused(#[source] std::io::Error),
+}
+
+fn map_huge(len: usize, size: PageSize, policy: PagePolicy) -> Result<Mapping, Miss> {
+    let page = size.bytes();
+    let (flag, round_up) = match size {
+        PageSize::Huge1GiB => (MemfdFlags::HUGE_1GB, false),
+        PageSize::Huge2MiB => (MemfdFlags::HUGE_2MB, true),
+        PageSize::Ordinary => unreachable!("ordinary pages have no hugepage pool"),
+    };
+    let must_have = policy == PagePolicy::HugeOnly && round_up;
+    if len < page && !must_have {
+        return Err(Miss::NotApplicable);
+    }
+    if !len.is_multiple_of(page) && !round_up {
+        return Err(Miss::Noticed(Notice::UnevenLength { len, size }));
+    }
+    let pages = len.div_ceil(page);
+    let Some(pool) = memory::huge_pool(size) else {
+        return Err(Miss::Noticed(Notice::NoSuchPages { size }));
+    };
+    if pool.available() < pages {
+        let notice = Notice::PagesMissing {
+            size,
+            wanted: pages,
+            available: pool.available(),
+            reserve: pool.total + (pages - pool.available()),
+            default_size: memory::default_huge_page() == Some(page),
+        };
+        return Err(Miss::Noticed(notice));
+    }
+    let refused = |errno: Errno| Miss::Noticed(Notice::PagesRefused { size, errno });
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB | flag;
+    let mapping = Mapping::new(flags, pages * page, page).map_err(|(_, errno)| refused(errno))?;
+    mapping.advise(Advice::LinuxDontFork).map_err(refused)?;
+    mapping.populate(page).map_err(refused)?;
+    mapping.seal(SEALS).map_err(refused)?;
+    Ok(mapping)
+}
+
+const SEALS: SealFlags = SealFlags::SHRINK
+    .union(SealFlags::GROW)
+    .union(SealFlags::FUTURE_WRITE)
+    .union(SealFlags::SEAL);
+
+fn map_ordinary(len: usize, notices: &mut Vec<Notice>) -> Result<Mapping, RegionError> {
+    let available = memory::available();
+    if len > available {
+        return Err(RegionError::Shortage {
+            wanted: len,
+            available,
+        });
+    }
+    let failed = |step| {
+        move |errno: Errno| RegionError::System {
+            step,
+            wanted: len,
+            source: errno.into(),
+        }
+    };
+    let rounded = len.next_multiple_of(PageSize::Ordinary.bytes());
+    // Aligned to a hugepage, so that transparent ones fit.
+    let align = PageSize::Huge2MiB.bytes();
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let mapping =
+        Mapping::new(flags, rounded, align).map_err(|(step, errno)| failed(step)(errno))?;
+    mapping
+        .advise(Advice::LinuxDontFork)
+        .map_err(failed("madvise(MADV_DONTFORK)"))?;
+    if rounded >= align {
+        if !memory::transparent_for_shared() {
+            notices.push(Notice::NoTransparentPages);
+        } else if let Err(errno) = mapping.advise(Advice::LinuxHugepage) {
+            notices.push(Notice::PagesRefused {
+                size: PageSize::Huge2MiB,
+                errno,
+            });
+        }
+    }
+    if let Err(errno) = mapping.lock_on_fault() {
+        notices.push(Notice::NotLocked {
+            len: rounded,
+            errno,
+        });
+    }
+    mapping
+        .populate(align)
+        .map_err(failed("madvise(MADV_POPULATE_WRITE)"))?;
+    mapping.seal(SEALS).map_err(failed("fcntl(F_ADD_SEALS)"))?;
+    Ok(mapping)
+}

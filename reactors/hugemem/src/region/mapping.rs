@@ -1,0 +1,197 @@
+//! A memory file and its one mapping: the system calls, and nothing that reads or writes bytes.
+#![expect(
+    unsafe_code,
+    reason = "mapping, advising and unmapping memory are unsafe by nature"
+)]
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::{NonNull, null_mut};
+use std::thread;
+
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::io::Errno;
+use rustix::mm::{
+    Advice, MapFlags, MlockFlags, ProtFlags, madvise, mlock_with, mmap, mmap_anonymous, munmap,
+};
+
+/// Threads that touch a large mapping at most; more only contend for the kernel's free lists.
+const POPULATE_THREADS_MAX: usize = 8;
+/// Bytes that make one more thread worth its start.
+const POPULATE_BYTES_PER_THREAD: usize = 32 << 20;
+
+/// A shared, writable mapping of a whole memory file. Unmapped on drop.
+#[derive(Debug)]
+pub(super) struct Mapping {
+    base: NonNull<u8>,
+    len: usize,
+    descriptor: OwnedFd,
+}
+
+// SAFETY: the mapping is process-wide and lives until drop; the type gives out addresses only, and
+// the modules that turn them into references argue for themselves.
+unsafe impl Send for Mapping {}
+// SAFETY: as for Send; every method through a shared reference is a system call that the kernel
+// serialises.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Maps a new memory file of `len` bytes (a multiple of its page size) at a multiple of
+    /// `align`; no page is there yet. The error names the call that failed.
+    pub(super) fn new(
+        flags: MemfdFlags,
+        len: usize,
+        align: usize,
+    ) -> Result<Mapping, (&'static str, Errno)> {
+        assert!(
+            len > 0 && align.is_power_of_two(),
+            "{len} bytes aligned to {align}"
+        );
+        let descriptor = memfd_create("windlass", flags).map_err(|e| ("memfd_create", e))?;
+        let file_len = u64::try_from(len).map_err(|_| ("ftruncate", Errno::FBIG))?;
+        ftruncate(&descriptor, file_len).map_err(|e| ("ftruncate", e))?;
+        let reserved = len.checked_add(align).ok_or(("mmap", Errno::NOMEM))?;
+        // SAFETY: a new private mapping at an address of the kernel's choice touches nothing else.
+        let window =
+            unsafe { mmap_anonymous(null_mut(), reserved, ProtFlags::empty(), RESERVE_FLAGS) }
+                .map_err(|e| ("mmap", e))?;
+        let skip = window.addr().next_multiple_of(align) - window.addr();
+        let target = window.wrapping_byte_add(skip);
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: [target, target + len) lies in the window just reserved, which nothing else
+        // knows of, so replacing it takes memory from nobody.
+        let mapped = unsafe {
+            mmap(
+                target,
+                len,
+                access,
+                MapFlags::SHARED | MapFlags::FIXED,
+                &descriptor,
+                0,
+            )
+        };
+        let unmap = |start: *mut std::ffi::c_void, bytes: usize| {
+            if bytes > 0 {
+                // SAFETY: the range lies in the window and outside of the file's mapping.
+                let outcome = unsafe { munmap(start, bytes) };
+                debug_assert!(outcome.is_ok(), "{outcome:?}");
+            }
+        };
+        match mapped.map(|address| NonNull::new(address.cast::<u8>())) {
+            Ok(Some(base)) => {
+                unmap(window, skip);
+                unmap(target.wrapping_byte_add(len), align - skip);
+                Ok(Mapping {
+                    base,
+                    len,
+                    descriptor,
+                })
+            }
+            Ok(None) => Err(("mmap", Errno::FAULT)),
+            Err(errno) => {
+                unmap(window, reserved);
+                Err(("mmap", errno))
+            }
+        }
+    }
+
+    pub(super) fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The byte at `offset`, which may be the end.
+    pub(super) fn pointer(&self, offset: usize) -> NonNull<u8> {
+        assert!(
+            offset <= self.len,
+            "offset {offset} in a region of {} bytes",
+            self.len
+        );
+        // SAFETY: the offset stays within the mapping or at its end.
+        unsafe { self.base.add(offset) }
+    }
+
+    /// Gives the kernel advice about the whole mapping.
+    pub(super) fn advise(&self, advice: Advice) -> Result<(), Errno> {
+        self.advise_range(0, self.len, advice)
+    }
+
+    fn advise_range(&self, offset: usize, len: usize, advice: Advice) -> Result<(), Errno> {
+        assert!(
+            matches!(
+                advice,
+                Advice::LinuxDontFork | Advice::LinuxHugepage | Advice::LinuxPopulateWrite
+            ),
+            "advice that could change bytes"
+        );
+        assert!(
+            len <= self.len && offset <= self.len - len,
+            "advice outside of the mapping"
+        );
+        let start = self.base.as_ptr().wrapping_add(offset);
+        // SAFETY: the range is mapped by us, and none of these pieces of advice changes its bytes.
+        unsafe { madvise(start.cast(), len, advice) }
+    }
+
+    /// Locks each page as it is populated, which is cheaper than a walk afterwards.
+    pub(super) fn lock_on_fault(&self) -> Result<(), Errno> {
+        // SAFETY: the range is mapped by us; locking changes no bytes.
+        unsafe { mlock_with(self.base.as_ptr().cast(), self.len, MlockFlags::ONFAULT) }
+    }
+
+    /// Touches every page, on several threads when there are many; `step` is the page size.
+    pub(super) fn populate(&self, step: usize) -> Result<(), Errno> {
+        let cores = thread::available_parallelism().map_or(1, usize::from);
+        let worth = self.len / POPULATE_BYTES_PER_THREAD;
+        let threads = cores.min(worth).clamp(1, POPULATE_THREADS_MAX);
+        let share = self.len.div_ceil(threads).next_multiple_of(step);
+        thread::scope(|scope| {
+            let mut helpers = Vec::with_capacity(threads);
+            let mut outcome = Ok(());
+            for start in (share..self.len).step_by(share) {
+                let work = move || self.populate_range(start, share.min(self.len - start));
+                match thread::Builder::new().spawn_scoped(scope, work) {
+                    Ok(helper) => helpers.push(helper),
+                    Err(_) => outcome = outcome.and(work()),
+                }
+            }
+            outcome = outcome.and(self.populate_range(0, share.min(self.len)));
+            for helper in helpers {
+                outcome = outcome.and(helper.join().unwrap_or(Err(Errno::FAULT)));
+            }
+            outcome
+        })
+    }
+
+    fn populate_range(&self, offset: usize, len: usize) -> Result<(), Errno> {
+        loop {
+            match self.advise_range(offset, len, Advice::LinuxPopulateWrite) {
+                Err(Errno::INTR | Errno::AGAIN) => {}
+                outcome => return outcome,
+            }
+        }
+    }
+
+    pub(super) fn seal(&self, seals: SealFlags) -> Result<(), Errno> {
+        fcntl_add_seals(&self.descriptor, seals)
+    }
+}
+
+const RESERVE_FLAGS: MapFlags = MapFlags::PRIVATE.union(MapFlags::NORESERVE);
+
+impl AsFd for Mapping {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.descriptor.as_fd()
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the range is ours since `new`; whoever holds references into it also holds the
+        // region that owns this value, so none are left.
+        let outcome = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
+        debug_assert!(outcome.is_ok(), "{outcome:?}");
+    }
+}

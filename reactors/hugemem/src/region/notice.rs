@@ -1,0 +1,134 @@
+//! What a region could not have, in one line each: what is missing, what it costs, what mends it.
+
+use std::fmt;
+
+use rustix::io::Errno;
+
+use super::PageSize;
+
+/// Something a [`super::Region`] did without. `Display` is one line.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Notice {
+    /// Too few free hugepages of this size.
+    PagesMissing {
+        /// Which size.
+        size: PageSize,
+        /// Pages needed.
+        wanted: usize,
+        /// Pages free.
+        available: usize,
+        /// Pages to reserve in all so that enough are free.
+        reserve: usize,
+        /// Whether this is the size that `vm.nr_hugepages` counts.
+        default_size: bool,
+    },
+    /// The kernel or the machine has no hugepages of this size.
+    NoSuchPages {
+        /// Which size.
+        size: PageSize,
+    },
+    /// Hugepages seemed free, but the kernel refused them.
+    PagesRefused {
+        /// Which size.
+        size: PageSize,
+        /// What it answered.
+        errno: Errno,
+    },
+    /// The length is no multiple of the page size, and rounding it up would waste too much.
+    UnevenLength {
+        /// Bytes asked for.
+        len: usize,
+        /// Which size.
+        size: PageSize,
+    },
+    /// Transparent hugepages are off for shared memory.
+    NoTransparentPages,
+    /// The memory could not be locked.
+    NotLocked {
+        /// Bytes.
+        len: usize,
+        /// What the kernel answered.
+        errno: Errno,
+    },
+}
+
+impl fmt::Display for PageSize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            PageSize::Huge1GiB => "1 GiB hugepages",
+            PageSize::Huge2MiB => "2 MiB hugepages",
+            PageSize::Ordinary => "ordinary pages",
+        })
+    }
+}
+
+/// The folder of the kernel's counters for this size.
+pub(super) fn sysfs_folder(size: PageSize) -> String {
+    format!(
+        "/sys/kernel/mm/hugepages/hugepages-{}kB",
+        size.bytes() / 1024
+    )
+}
+
+impl fmt::Display for Notice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Notice::PagesMissing {
+                size,
+                wanted,
+                available,
+                reserve,
+                default_size,
+            } => {
+                write!(
+                    f,
+                    "{wanted} {size} wanted, {available} free: smaller pages cost a slower start \
+                     and more TLB misses; mend with `"
+                )?;
+                if *default_size {
+                    write!(f, "sysctl vm.nr_hugepages={reserve}`")
+                } else {
+                    write!(f, "echo {reserve} > {}/nr_hugepages`", sysfs_folder(*size))
+                }
+            }
+            Notice::NoSuchPages { size } => write!(
+                f,
+                "this machine has no {size}: smaller pages cost more TLB misses; nothing mends it \
+                 here (look for `pdpe1gb` in /proc/cpuinfo, CONFIG_HUGETLBFS in the kernel)"
+            ),
+            Notice::PagesRefused { size, errno } => write!(
+                f,
+                "{size} were refused ({errno}): smaller pages cost more TLB misses; look at \
+                 `grep -r . {}` and the control group's hugetlb limit",
+                sysfs_folder(*size)
+            ),
+            Notice::UnevenLength { len, size } => write!(
+                f,
+                "{size} not used, {len} bytes are no multiple of one: smaller pages cost more TLB \
+                 misses; mend by asking for {} bytes",
+                len.next_multiple_of(size.bytes())
+            ),
+            Notice::NoTransparentPages => f.write_str(
+                "transparent hugepages are off for shared memory: 4 KiB pages cost a slower start \
+                 and more TLB misses; mend with \
+                 `echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled`",
+            ),
+            Notice::NotLocked { len, errno } => write!(
+                f,
+                "{len} bytes could not be locked in memory ({errno}): swapping can stall I/O; mend \
+                 with `ulimit -l unlimited` or LimitMEMLOCK=infinity in the systemd unit"
+            ),
+        }
+    }
+}
+
+/// Each notice behind a colon or a semicolon, for one line of an error.
+pub(super) fn joined(notices: &[Notice]) -> String {
+    let mut line = String::new();
+    for (index, notice) in notices.iter().enumerate() {
+        line.push_str(if index == 0 { ": " } else { "; " });
+        line.push_str(&notice.to_string());
+    }
+    line
+}

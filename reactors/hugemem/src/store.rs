@@ -1,0 +1,224 @@
+//! The memory of a RAM device: ranges are lent for reading or written, never both at once.
+//!
+//! Why plain copies never race: each 4 KiB unit has a hold word (see `holds`). Every access takes
+//! the words of all units that its range touches, shared to read and exclusive to write, in
+//! ascending order and without waiting; it gives up what it has when one is refused. So between
+//! taking and giving back no other thread, and no other call on this thread, writes a byte that is
+//! read or touches a byte that is written. Taking acquires and giving back releases, so what one
+//! holder wrote is visible to the next.
+#![expect(unsafe_code, reason = "held ranges of the mapping become slices")]
+
+use std::fmt;
+use std::ops::Deref;
+use std::ptr::NonNull;
+use std::rc::Rc;
+use std::slice;
+use std::sync::Arc;
+
+use crate::UNIT_BYTES;
+use crate::holds::Holds;
+use crate::region::{PagePolicy, Region, RegionError};
+
+/// Memory of a RAM device, shared between reactors through their [`StoreHandle`]s. All zero at
+/// first.
+#[derive(Debug)]
+pub struct Store {
+    region: Region,
+    holds: Holds,
+    len: usize,
+}
+
+impl Store {
+    /// Takes memory for `len` bytes.
+    ///
+    /// # Errors
+    /// [`RegionError`]: nothing stays mapped.
+    pub fn new(len: usize, pages: PagePolicy) -> Result<Arc<Store>, RegionError> {
+        let region = Region::map(len, pages)?;
+        let holds = Holds::new(len.div_ceil(UNIT_BYTES));
+        Ok(Arc::new(Store { region, holds, len }))
+    }
+
+    /// Bytes there are.
+    #[must_use]
+    #[expect(clippy::len_without_is_empty, reason = "a store is never empty")]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The memory.
+    #[must_use]
+    pub fn region(&self) -> &Region {
+        &self.region
+    }
+
+    /// One reactor's access to the store.
+    #[must_use]
+    pub fn handle(self: &Arc<Store>) -> StoreHandle {
+        StoreHandle {
+            inner: Rc::new(HandleInner {
+                store: Arc::clone(self),
+            }),
+        }
+    }
+
+    /// First unit and number of units that a range touches.
+    fn units(&self, offset: usize, len: usize) -> (usize, usize) {
+        let end = offset.checked_add(len);
+        assert!(
+            end.is_some_and(|end| end <= self.len),
+            "{len} bytes at {offset} of {}",
+            self.len
+        );
+        let first = offset / UNIT_BYTES;
+        (
+            first,
+            if len == 0 {
+                0
+            } else {
+                (offset + len).div_ceil(UNIT_BYTES) - first
+            },
+        )
+    }
+}
+
+/// One reactor's access to a [`Store`]: cheap to clone, bound to its thread.
+///
+/// Every call is try-only: `false` or `None` means that a hold is in the way, and the caller tries
+/// again later. Offsets and lengths are bytes; a range beyond the store is the caller's bug.
+#[derive(Debug, Clone)]
+pub struct StoreHandle {
+    inner: Rc<HandleInner>,
+}
+
+/// What loans keep alive with a count that only their own thread touches.
+#[derive(Debug)]
+struct HandleInner {
+    store: Arc<Store>,
+}
+
+impl StoreHandle {
+    /// Lends a range for reading until the loan is dropped.
+    ///
+    /// # Panics
+    /// When the range exceeds the store.
+    #[must_use]
+    pub fn try_lend(&self, offset: usize, len: usize) -> Option<Loan> {
+        let store = &self.inner.store;
+        let (first, count) = store.units(offset, len);
+        store.holds.try_share(first, count).then(|| Loan {
+            pointer: store.region.pointer(offset),
+            len,
+            first,
+            count,
+            handle: Rc::clone(&self.inner),
+        })
+    }
+
+    /// Copies a range out of the store.
+    ///
+    /// # Panics
+    /// When the range exceeds the store.
+    #[must_use]
+    pub fn try_read(&self, offset: usize, bytes: &mut [u8]) -> bool {
+        self.try_lend(offset, bytes.len())
+            .map(|loan| bytes.copy_from_slice(&loan))
+            .is_some()
+    }
+
+    /// Compares a range with `bytes`.
+    ///
+    /// # Panics
+    /// When the range exceeds the store.
+    #[must_use]
+    pub fn try_equal(&self, offset: usize, bytes: &[u8]) -> Option<bool> {
+        self.try_lend(offset, bytes.len())
+            .map(|loan| *loan == *bytes)
+    }
+
+    /// Copies `bytes` into the store.
+    ///
+    /// # Panics
+    /// When the range exceeds the store.
+    #[must_use]
+    pub fn try_write(&self, offset: usize, bytes: &[u8]) -> bool {
+        self.with_owned(offset, bytes.len(), |range| range.copy_from_slice(bytes))
+    }
+
+    /// Fills a range with zeroes.
+    ///
+    /// # Panics
+    /// When the range exceeds the store.
+    #[must_use]
+    pub fn try_zero(&self, offset: usize, len: usize) -> bool {
+        self.with_owned(offset, len, |range| range.fill(0))
+    }
+
+    /// Forgets the contents of a range, which reads as zeroes afterwards.
+    ///
+    /// # Panics
+    /// When the range exceeds the store.
+    #[must_use]
+    pub fn try_discard(&self, offset: usize, len: usize) -> bool {
+        // A punched hole would give memory back to the machine, and the next write could then find
+        // none: a SIGBUS on the I/O path. So the pages stay, zeroed.
+        self.try_zero(offset, len)
+    }
+
+    /// Runs `change` on a range that is held exclusively for its duration.
+    fn with_owned(&self, offset: usize, len: usize, change: impl FnOnce(&mut [u8])) -> bool {
+        let store = &self.inner.store;
+        let (first, count) = store.units(offset, len);
+        if !store.holds.try_own(first, count) {
+            return false;
+        }
+        let pointer = store.region.pointer(offset);
+        // SAFETY: the range lies in the region, populated and zeroed at start, and all of its units
+        // are held exclusively until `disown`, so nothing else refers to these bytes.
+        change(unsafe { slice::from_raw_parts_mut(pointer.as_ptr(), len) });
+        store.holds.disown(first, count);
+        true
+    }
+}
+
+/// A range of a [`Store`] lent for reading; nobody writes there until it is dropped.
+pub struct Loan {
+    pointer: NonNull<u8>,
+    len: usize,
+    first: usize,
+    count: usize,
+    handle: Rc<HandleInner>,
+}
+
+impl Loan {
+    /// Offset of the first byte in the store's region, in bytes.
+    #[must_use]
+    pub fn region_offset(&self) -> usize {
+        self.pointer.as_ptr().addr() - self.handle.store.region.base_address()
+    }
+}
+
+impl Deref for Loan {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: the range lies in the region, which the store keeps mapped and populated, and its
+        // units are held shared until `drop`, so nobody writes these bytes.
+        unsafe { slice::from_raw_parts(self.pointer.as_ptr(), self.len) }
+    }
+}
+
+impl Drop for Loan {
+    fn drop(&mut self) {
+        self.handle.store.holds.unshare(self.first, self.count);
+    }
+}
+
+impl fmt::Debug for Loan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Loan")
+            .field("region_offset", &self.region_offset())
+            .field("len", &self.len)
+            .finish()
+    }
+}
