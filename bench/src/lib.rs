@@ -7,6 +7,8 @@
 
 pub mod ceiling;
 pub mod pinning;
+pub mod random;
 pub mod report;
 pub mod table;
 pub mod units;
+pub mod verify;
