@@ -1,1 +1,36 @@
-//! Under construction.
+//! Reactors: pinned threads that poll, and rest when there is nothing to poll.
+//!
+//! A [`Reactor`] owns its [`Poller`]s and runs them in turns: messages, pollers with a budget, timers, flush
+//! (`DESIGN.md` §5). Everything on one reactor is single-threaded; reactors reach each other through bounded
+//! rings ([`ring`], [`mesh`]) on the I/O path and through [`ReactorHandle::run`] on the control path.
+//!
+//! This crate refuses blocking calls inside a turn, locks on the I/O path, and allocation after set-up.
+//! Unsafe code is kept to two modules: the cells of the ring and the instruction that reads the time-stamp counter.
+
+pub mod mesh;
+pub mod ring;
+pub mod sim;
+pub mod timer;
+
+mod clock;
+mod config;
+mod poller;
+mod reactor;
+mod reactors;
+mod shared;
+mod stats;
+mod sync;
+mod time;
+mod wake;
+
+pub use clock::{Clock, TscClock, VirtualClock};
+pub use config::{IdlePolicy, ReactorConfig};
+pub use poller::{Poller, Progress, StopState};
+pub use reactor::{POLLERS_MAX, PollerId, Reactor, RegisterError, TimerJob};
+pub use reactors::{
+    InitError, Outcome, Outstanding, ReactorEnd, ReactorSetup, Reactors, StartError, StopReport,
+};
+pub use shared::{Job, ReactorHandle, RunError};
+pub use stats::{NamedDuration, ReactorSnapshot, ReactorStats, StuckPoller};
+pub use time::Nanos;
+pub use wake::Waker;

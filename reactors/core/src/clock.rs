@@ -1,0 +1,114 @@
+//! Clocks: the processor's time-stamp counter, and virtual time for tests and simulation.
+
+mod tsc;
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::sync::OnceLock;
+
+use rustix::time::{ClockId, clock_gettime};
+
+use crate::time::Nanos;
+use tsc::Scale;
+
+/// A monotonic clock.
+pub trait Clock {
+    /// Nanoseconds since the clock's origin. Never less than an earlier answer on the same thread.
+    fn now(&self) -> Nanos;
+}
+
+/// The process's clock: the time-stamp counter scaled to nanoseconds, with CLOCK_MONOTONIC's origin.
+///
+/// The counter is used when the processor says that it is invariant and the kernel itself keeps time with it, so a
+/// counter that the kernel found to be unstable is not trusted; otherwise every reading is a `clock_gettime`.
+/// The scale is measured once per process in about 2 ms and shared by all copies, so times of different reactors
+/// compare. Its error against the kernel's clock is some parts per million.
+#[derive(Clone, Copy, Debug)]
+pub struct TscClock {
+    scale: Option<Scale>,
+}
+
+impl TscClock {
+    /// The process's clock, measured on the first call.
+    #[must_use]
+    pub fn new() -> TscClock {
+        static SCALE: OnceLock<Option<Scale>> = OnceLock::new();
+        TscClock {
+            scale: *SCALE.get_or_init(Scale::measure),
+        }
+    }
+
+    /// A clock that asks the kernel for every reading.
+    #[must_use]
+    pub const fn from_kernel() -> TscClock {
+        TscClock { scale: None }
+    }
+
+    /// Whether readings come from the time-stamp counter.
+    #[must_use]
+    pub const fn uses_counter(&self) -> bool {
+        self.scale.is_some()
+    }
+}
+
+impl Default for TscClock {
+    fn default() -> TscClock {
+        TscClock::new()
+    }
+}
+
+impl Clock for TscClock {
+    #[inline]
+    fn now(&self) -> Nanos {
+        match &self.scale {
+            Some(scale) => scale.now(),
+            None => kernel_now(),
+        }
+    }
+}
+
+fn nanos(clock: ClockId) -> Nanos {
+    let time = clock_gettime(clock);
+    let secs = u64::try_from(time.tv_sec).unwrap_or(0);
+    Nanos(
+        secs.saturating_mul(1_000_000_000)
+            .saturating_add(time.tv_nsec.unsigned_abs()),
+    )
+}
+
+fn kernel_now() -> Nanos {
+    nanos(ClockId::Monotonic)
+}
+
+/// Time that moves only when told to. Clones share it; it belongs to one thread.
+#[derive(Clone, Debug, Default)]
+pub struct VirtualClock {
+    now: Rc<Cell<Nanos>>,
+}
+
+impl VirtualClock {
+    /// A clock that stands at zero.
+    #[must_use]
+    pub fn new() -> VirtualClock {
+        VirtualClock::default()
+    }
+
+    /// Moves time on by `span`.
+    pub fn advance(&self, span: Nanos) {
+        self.now.set(self.now.get() + span);
+    }
+
+    /// Moves time on to `to`; does nothing if it is later already.
+    pub fn advance_to(&self, to: Nanos) {
+        self.now.set(self.now.get().max(to));
+    }
+}
+
+impl Clock for VirtualClock {
+    fn now(&self) -> Nanos {
+        self.now.get()
+    }
+}
+
+#[cfg(test)]
+mod tests;

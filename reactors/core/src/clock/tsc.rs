@@ -1,0 +1,112 @@
+//! The time-stamp counter: whether it can be trusted, how fast it runs, reading it.
+#![expect(
+    unsafe_code,
+    reason = "the counter is read with a processor instruction"
+)]
+
+use rustix::time::ClockId;
+
+use super::{kernel_now, nanos};
+use crate::time::Nanos;
+
+/// How long the counter is watched to learn its rate: long against the about 30 ns that one comparison with the kernel's
+/// clock may be off, short against the start of the process.
+const MEASURE: Nanos = Nanos::from_millis(2);
+/// Comparisons per sample; the tightest counts, so that an interrupt in between does no harm.
+const ATTEMPTS: u32 = 8;
+
+/// Turns counter ticks into nanoseconds: `origin + (ticks - base) * rate / 2^32`.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Scale {
+    base: u64,
+    origin: u64,
+    rate: u64,
+}
+
+impl Scale {
+    /// Measures the counter's rate, or `None` when the counter must not be used.
+    pub(super) fn measure() -> Option<Scale> {
+        if !(is_invariant() && kernel_trusts_it()) {
+            return None;
+        }
+        let (begin_ticks, begin) = sample();
+        while nanos(ClockId::MonotonicRaw) - begin < MEASURE {
+            std::hint::spin_loop();
+        }
+        let (end_ticks, end) = sample();
+        let ticks = end_ticks
+            .checked_sub(begin_ticks)
+            .filter(|&ticks| ticks > 0)?;
+        let rate = (u128::from((end - begin).0) << 32) / u128::from(ticks);
+        let rate = u64::try_from(rate).ok().filter(|&rate| rate > 0)?;
+        Some(Scale {
+            base: read(),
+            origin: kernel_now().0,
+            rate,
+        })
+    }
+
+    #[inline]
+    pub(super) fn now(&self) -> Nanos {
+        self.at(read())
+    }
+
+    #[inline]
+    fn at(&self, ticks: u64) -> Nanos {
+        // Another core may be a few ticks behind the one that measured the base.
+        let ticks = ticks.saturating_sub(self.base);
+        let span = (u128::from(ticks) * u128::from(self.rate)) >> 32;
+        Nanos(
+            self.origin
+                .saturating_add(u64::try_from(span).unwrap_or(u64::MAX)),
+        )
+    }
+}
+
+/// A counter reading and the raw kernel time at that moment.
+fn sample() -> (u64, Nanos) {
+    let mut best = (u64::MAX, 0, Nanos::ZERO);
+    for _ in 0..ATTEMPTS {
+        let before = read();
+        let time = nanos(ClockId::MonotonicRaw);
+        let width = read().saturating_sub(before);
+        if width < best.0 {
+            best = (width, before + width / 2, time);
+        }
+    }
+    (best.1, best.2)
+}
+
+/// The kernel watches the counter against other clocks and drops it when cores disagree or it stops in deep sleep.
+fn kernel_trusts_it() -> bool {
+    std::fs::read("/sys/devices/system/clocksource/clocksource0/current_clocksource")
+        .is_ok_and(|name| name.trim_ascii() == b"tsc")
+}
+
+/// "Invariant TSC": AMD64 Architecture Programmer's Manual volume 3 (rev. 3.36), appendix E.4.7, and Intel SDM
+/// volume 3B (325384-084), section 19.17.1: CPUID leaf 8000_0007h, EDX bit 8.
+#[cfg(target_arch = "x86_64")]
+fn is_invariant() -> bool {
+    use core::arch::x86_64::__cpuid;
+    const POWER_LEAF: u32 = 0x8000_0007;
+    const INVARIANT: u32 = 1 << 8;
+    __cpuid(0x8000_0000).eax >= POWER_LEAF && __cpuid(POWER_LEAF).edx & INVARIANT != 0
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn is_invariant() -> bool {
+    false
+}
+
+#[cfg(target_arch = "x86_64")]
+#[inline]
+fn read() -> u64 {
+    // SAFETY: RDTSC exists on every x86_64 processor and has no effect on memory. The kernel lets user space execute it
+    // unless a process asks for the contrary with PR_SET_TSC, which nothing here does.
+    unsafe { core::arch::x86_64::_rdtsc() }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn read() -> u64 {
+    unreachable!("the counter is used on x86_64 only")
+}

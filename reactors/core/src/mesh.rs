@@ -1,0 +1,127 @@
+//! Every reactor to every reactor: N × N rings, one [`Port`] per reactor.
+
+use std::fmt;
+
+use crate::ring::{self, Receiver, Sender};
+use crate::wake::Waker;
+
+/// One port per reactor; port `i` belongs to reactor `i`. Each ordered pair, a reactor with itself included, has its own
+/// ring of `capacity` values, so one slow reactor cannot take the room of another.
+///
+/// # Panics
+/// If `capacity` is 0 or above 2^30.
+#[must_use]
+pub fn mesh<T: Send>(reactors: usize, capacity: usize) -> Vec<Port<T>> {
+    let mut senders: Vec<Vec<Sender<T>>> = Vec::new();
+    let mut receivers: Vec<Vec<Receiver<T>>> = Vec::new();
+    senders.resize_with(reactors, || Vec::with_capacity(reactors));
+    receivers.resize_with(reactors, || Vec::with_capacity(reactors));
+    for row in &mut senders {
+        for column in &mut receivers {
+            let (sender, receiver) = ring::channel(capacity);
+            row.push(sender);
+            column.push(receiver);
+        }
+    }
+    (senders.into_iter().zip(receivers).enumerate())
+        .map(|(index, (senders, receivers))| Port {
+            index,
+            next: 0,
+            senders,
+            receivers,
+        })
+        .collect()
+}
+
+/// One reactor's end of the mesh.
+pub struct Port<T> {
+    index: usize,
+    next: usize,
+    senders: Vec<Sender<T>>,
+    receivers: Vec<Receiver<T>>,
+}
+
+impl<T: Send> Port<T> {
+    /// The reactor this port belongs to.
+    #[must_use]
+    pub fn index(&self) -> usize {
+        self.index
+    }
+
+    /// How many reactors the mesh joins.
+    #[must_use]
+    pub fn reactors(&self) -> usize {
+        self.senders.len()
+    }
+
+    /// From now on, sending to reactor `to` wakes it when it sleeps.
+    ///
+    /// # Panics
+    /// If `to` is not a reactor of this mesh.
+    pub fn attach(&mut self, to: usize, waker: Waker) {
+        self.senders[to].attach(waker);
+    }
+
+    /// Attaches one waker per reactor, in order.
+    ///
+    /// # Panics
+    /// If there are not exactly as many wakers as reactors.
+    pub fn attach_all(&mut self, wakers: &[Waker]) {
+        assert_eq!(wakers.len(), self.senders.len(), "one waker per reactor");
+        for (sender, waker) in self.senders.iter_mut().zip(wakers) {
+            sender.attach(waker.clone());
+        }
+    }
+
+    /// Sends to reactor `to`.
+    ///
+    /// # Errors
+    /// The value itself, when the ring to that reactor is full.
+    ///
+    /// # Panics
+    /// If `to` is not a reactor of this mesh.
+    #[inline]
+    pub fn send(&mut self, to: usize, value: T) -> Result<(), T> {
+        self.senders[to].send(value)
+    }
+
+    /// At least this many sends to reactor `to` will succeed.
+    ///
+    /// # Panics
+    /// If `to` is not a reactor of this mesh.
+    pub fn vacant(&mut self, to: usize) -> usize {
+        self.senders[to].vacant()
+    }
+
+    /// A value and the reactor it came from, or `None` when every ring is empty. Takes the senders in turn, so that
+    /// none starves another.
+    #[inline]
+    pub fn recv(&mut self) -> Option<(usize, T)> {
+        let count = self.receivers.len();
+        for _ in 0..count {
+            let from = self.next;
+            self.next = if from + 1 == count { 0 } else { from + 1 };
+            if let Some(value) = self.receivers[from].recv() {
+                return Some((from, value));
+            }
+        }
+        None
+    }
+
+    /// Whether nothing waits right now. A poller that owns a port returns this from
+    /// [`Poller::prepare_sleep`](crate::Poller::prepare_sleep).
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.receivers.iter().all(Receiver::is_empty)
+    }
+}
+
+impl<T> fmt::Debug for Port<T> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("Port")
+            .field("index", &self.index)
+            .field("reactors", &self.senders.len())
+            .finish()
+    }
+}

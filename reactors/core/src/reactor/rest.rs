@@ -1,0 +1,106 @@
+//! What a reactor does between turns without progress: spin, pause, block (`DESIGN.md` §5).
+
+use arrayvec::ArrayVec;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::time::Timespec;
+
+use super::{POLLERS_MAX, Reactor};
+use crate::config::IdlePolicy;
+use crate::time::Nanos;
+
+/// Pause instructions between two turns of the pausing step: about a microsecond, so that a hyper-thread's twin gets the
+/// core's units while latency stays far below that of a wake-up.
+const PAUSES: u32 = 32;
+/// A stopping reactor takes a turn this often, since pollers are asked in every turn whether they are done.
+const STOPPING_TURN: Nanos = Nanos::from_millis(1);
+
+impl Reactor {
+    /// One step of rest after a turn without progress.
+    pub(super) fn rest(&mut self) {
+        match self.config.idle {
+            IdlePolicy::Poll => std::hint::spin_loop(),
+            IdlePolicy::Sleep => self.sleep(),
+            IdlePolicy::Adaptive { spin, pause } => {
+                let now = self.clock.now();
+                let idle = now - self.idle_since.unwrap_or(now);
+                if idle < spin {
+                    std::hint::spin_loop();
+                } else if idle < spin + pause {
+                    for _ in 0..PAUSES {
+                        std::hint::spin_loop();
+                    }
+                } else {
+                    self.sleep();
+                }
+            }
+        }
+    }
+
+    /// Blocks until there is something to do, unless there already is.
+    fn sleep(&mut self) {
+        self.shared.waker.announce_sleep();
+        // From here on every sender wakes this reactor; what was sent before is visible now.
+        if self.may_sleep() {
+            self.block();
+        } else {
+            // Poll at full speed again: what the poller waits for has no descriptor.
+            self.idle_since = None;
+        }
+        self.shared.waker.retract_sleep();
+    }
+
+    /// The last look at every queue.
+    fn may_sleep(&mut self) -> bool {
+        if !self.shared.inbox.is_empty() {
+            return false;
+        }
+        let mut pollers = self
+            .slots
+            .iter_mut()
+            .filter_map(|slot| slot.poller.as_mut());
+        pollers.all(|poller| poller.prepare_sleep())
+    }
+
+    fn block(&mut self) {
+        let now = self.clock.now();
+        let Some(span) = self.sleep_span(now) else {
+            return;
+        };
+        let timeout = match span {
+            Nanos::MAX => None,
+            // A span that ppoll cannot express is longer than any machine stays up.
+            span => Timespec::try_from(std::time::Duration::from(span)).ok(),
+        };
+        self.accounts.sleep(now, &self.shared.stats);
+        let mut fds = ArrayVec::<PollFd<'_>, { POLLERS_MAX + 1 }>::new();
+        fds.push(PollFd::new(&self.shared.waker, PollFlags::IN));
+        let sources = self
+            .slots
+            .iter()
+            .filter_map(|slot| slot.poller.as_ref()?.wake_source());
+        fds.extend(sources.map(|source| PollFd::from_borrowed_fd(source, PollFlags::IN)));
+        let ready = poll(&mut fds, timeout.as_ref());
+        if !fds[0].revents().is_empty() {
+            self.shared.waker.drain();
+        }
+        if ready.is_ok_and(|count| count > 0) {
+            self.shared.stats.note_wakeup();
+        }
+        self.accounts.wake(self.clock.now(), &self.shared.stats);
+    }
+
+    /// How long the sleep may last; `None` when something is due already.
+    fn sleep_span(&self, now: Nanos) -> Option<Nanos> {
+        let mut span = Nanos::MAX;
+        if let Some(deadline) = self.next_deadline() {
+            if deadline <= now {
+                return None;
+            }
+            span = deadline - now;
+        }
+        if self.shared.stop_deadline().is_some() {
+            span = span.min(STOPPING_TURN);
+        }
+        Some(span)
+    }
+}

@@ -1,0 +1,472 @@
+//! Threads for reactors: start together, stop together.
+
+use std::error::Error;
+use std::fmt;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::thread::{CpuSet, sched_setaffinity};
+
+use crate::clock::{Clock, TscClock};
+use crate::config::ReactorConfig;
+use crate::poller::Poller;
+use crate::reactor::{PollerId, Reactor, RegisterError};
+use crate::shared::{Group, ReactorHandle, Shared};
+use crate::time::Nanos;
+use crate::wake::Waker;
+
+/// How long a reactor past its deadline may take to end its turn and drop its pollers before it is given up.
+const GIVE_UP: Duration = Duration::from_millis(500);
+/// Dropping [`Reactors`] without stopping it gives the pollers this long.
+const DROP_WITHIN: Nanos = Nanos::from_secs(1);
+
+/// What a failing `init` returns.
+pub type InitError = Box<dyn Error + Send + Sync>;
+
+/// Why the reactors did not start. None of them runs when this comes back.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// There is nothing to start.
+    #[error("no reactor is configured")]
+    NoReactors,
+    /// The core does not exist or this process may not run on it.
+    #[error(
+        "reactor {reactor} cannot be pinned to core {core}; the cores that this process may use are in \
+         /proc/self/status under Cpus_allowed_list"
+    )]
+    Pin {
+        /// The reactor's number.
+        reactor: usize,
+        /// The core it was meant for.
+        core: usize,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// The thread or its eventfd could not be had.
+    #[error("reactor {reactor} could not get its thread or eventfd")]
+    Resources {
+        /// The reactor's number.
+        reactor: usize,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// `init` returned an error.
+    #[error("reactor {reactor} could not be set up")]
+    Init {
+        /// The reactor's number.
+        reactor: usize,
+        /// What `init` returned.
+        source: InitError,
+    },
+    /// `init` panicked.
+    #[error("reactor {reactor} panicked while it was set up")]
+    Panicked {
+        /// The reactor's number.
+        reactor: usize,
+    },
+}
+
+/// A poller that was not done when its reactor ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Outstanding {
+    /// The reactor's number.
+    pub reactor: usize,
+    /// The poller's name.
+    pub poller: String,
+    /// How many items it still had.
+    pub items: u32,
+}
+
+impl fmt::Display for Outstanding {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            formatter,
+            "reactor {}: {} has {} left",
+            self.reactor, self.poller, self.items
+        )
+    }
+}
+
+/// How one reactor ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Its turns ended, with everything stopped or at the deadline.
+    Ended,
+    /// A poller, message or timer panicked.
+    Panicked,
+    /// It did not come back from a call; its thread is left behind. The name is the poller's, if it can be told.
+    Stuck(Option<String>),
+}
+
+/// One reactor's line of a [`StopReport`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReactorEnd {
+    /// The reactor's number.
+    pub reactor: usize,
+    /// How it ended.
+    pub outcome: Outcome,
+}
+
+/// What stopping achieved.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StopReport {
+    /// The pollers that were not done at the deadline.
+    pub outstanding: Vec<Outstanding>,
+    /// How each reactor ended, by number.
+    pub ends: Vec<ReactorEnd>,
+}
+
+impl StopReport {
+    /// Whether every reactor ended with nothing outstanding.
+    #[must_use]
+    pub fn is_clean(&self) -> bool {
+        self.outstanding.is_empty() && self.ends.iter().all(|end| end.outcome == Outcome::Ended)
+    }
+}
+
+/// A thread's last word.
+struct LastWord {
+    reactor: usize,
+    outcome: Outcome,
+    outstanding: Vec<Outstanding>,
+}
+
+/// What `init` works with, on the reactor's own thread.
+pub struct ReactorSetup<'a> {
+    reactor: &'a mut Reactor,
+    handles: &'a [ReactorHandle],
+    clock: TscClock,
+}
+
+impl ReactorSetup<'_> {
+    /// This reactor's number.
+    #[must_use]
+    pub fn index(&self) -> usize {
+        self.reactor.index()
+    }
+
+    /// The core this reactor is pinned to, if it is.
+    #[must_use]
+    pub fn core(&self) -> Option<usize> {
+        self.reactor.config().core
+    }
+
+    /// Takes a poller in.
+    ///
+    /// # Errors
+    /// The poller comes back when there are [`POLLERS_MAX`](crate::POLLERS_MAX) already.
+    pub fn register(&mut self, poller: Box<dyn Poller>) -> Result<PollerId, RegisterError> {
+        self.reactor.register(poller)
+    }
+
+    /// The clock that all reactors share.
+    #[must_use]
+    pub fn clock(&self) -> TscClock {
+        self.clock
+    }
+
+    /// Every reactor's handle, this one's included, by number.
+    #[must_use]
+    pub fn handles(&self) -> &[ReactorHandle] {
+        self.handles
+    }
+
+    /// Every reactor's waker by number, for [`Port::attach_all`](crate::mesh::Port::attach_all).
+    #[must_use]
+    pub fn wakers(&self) -> Vec<Waker> {
+        self.handles
+            .iter()
+            .map(|handle| handle.waker().clone())
+            .collect()
+    }
+
+    /// The reactor itself: timers and so on.
+    pub fn reactor(&mut self) -> &mut Reactor {
+        self.reactor
+    }
+}
+
+/// Running reactors. Dropping it stops them, waiting at most about a second.
+#[derive(Debug)]
+pub struct Reactors {
+    handles: Vec<ReactorHandle>,
+    threads: Vec<Option<JoinHandle<()>>>,
+    last_words: Receiver<LastWord>,
+    clock: TscClock,
+}
+
+impl Reactors {
+    /// Starts one thread per configuration, named `reactor-N` and pinned as configured, and runs `init` on each. Turns
+    /// begin when all of them are set up.
+    ///
+    /// # Errors
+    /// The first failure; the other threads have ended by then.
+    pub fn start(
+        configs: Vec<ReactorConfig>,
+        init: impl Fn(usize, &mut ReactorSetup<'_>) -> Result<(), InitError> + Send + Sync + 'static,
+    ) -> Result<Reactors, StartError> {
+        if configs.is_empty() {
+            return Err(StartError::NoReactors);
+        }
+        let clock = TscClock::new();
+        let group = Group::new(configs.len());
+        let mut handles = Vec::with_capacity(configs.len());
+        for (reactor, config) in configs.iter().enumerate() {
+            let shared = Shared::new(reactor, config.inbox_capacity, Arc::clone(&group))
+                .map_err(|source| StartError::Resources { reactor, source })?;
+            handles.push(ReactorHandle { shared });
+        }
+        let (say_last, last_words) = mpsc::channel();
+        let mut launch = Launch {
+            init: Arc::new(init),
+            threads: Vec::new(),
+            handles: &handles,
+            say_last,
+            clock,
+        };
+        let result = launch.launch(configs);
+        let threads = std::mem::take(&mut launch.threads);
+        drop(launch);
+        match result {
+            Ok(()) => Ok(Reactors {
+                threads: threads.into_iter().map(Some).collect(),
+                handles,
+                last_words,
+                clock,
+            }),
+            Err(error) => {
+                for thread in threads {
+                    // Its panic, if any, was reported already.
+                    let _ = thread.join();
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// The handle of reactor `index`.
+    ///
+    /// # Panics
+    /// If there is no such reactor.
+    #[must_use]
+    pub fn handle(&self, index: usize) -> &ReactorHandle {
+        &self.handles[index]
+    }
+
+    /// Every reactor's handle by number.
+    #[must_use]
+    pub fn handles(&self) -> &[ReactorHandle] {
+        &self.handles
+    }
+
+    /// The clock that all reactors share.
+    #[must_use]
+    pub fn clock(&self) -> TscClock {
+        self.clock
+    }
+
+    /// Stops: in every turn each poller is asked to stop, until all pollers of all reactors are done or `within` has
+    /// passed (a span, not a point in time). Comes back about half a second after that even if a poller hangs.
+    #[must_use]
+    pub fn stop(mut self, within: Nanos) -> StopReport {
+        self.stop_all(within)
+    }
+
+    fn stop_all(&mut self, within: Nanos) -> StopReport {
+        let deadline = self.clock.now() + within;
+        for handle in &self.handles {
+            handle.request_stop(deadline);
+        }
+        let limit = Instant::now().checked_add(Duration::from(within).saturating_add(GIVE_UP));
+        let mut report = StopReport::default();
+        while self.threads.iter().any(Option::is_some) {
+            let Some(word) = self.next_word(limit) else {
+                break;
+            };
+            if let Some(thread) = self.threads[word.reactor].take() {
+                // The thread has said its last word and only has to return.
+                let _ = thread.join();
+            }
+            report.outstanding.extend(word.outstanding);
+            report.ends.push(ReactorEnd {
+                reactor: word.reactor,
+                outcome: word.outcome,
+            });
+        }
+        for (reactor, thread) in self.threads.iter_mut().enumerate() {
+            if thread.take().is_some() {
+                let stuck = self.handles[reactor].stuck_in(self.clock.now(), Nanos::ZERO);
+                let name = stuck.map(|stuck| stuck.name.as_ref().to_owned());
+                report.ends.push(ReactorEnd {
+                    reactor,
+                    outcome: Outcome::Stuck(name),
+                });
+            }
+        }
+        report.ends.sort_by_key(|end| end.reactor);
+        report
+            .outstanding
+            .sort_by_key(|outstanding| outstanding.reactor);
+        report
+    }
+
+    fn next_word(&self, limit: Option<Instant>) -> Option<LastWord> {
+        let Some(limit) = limit else {
+            return self.last_words.recv().ok();
+        };
+        let left = limit.saturating_duration_since(Instant::now());
+        self.last_words.recv_timeout(left).ok()
+    }
+}
+
+impl Drop for Reactors {
+    fn drop(&mut self) {
+        if self.threads.iter().any(Option::is_some) {
+            let report = self.stop_all(DROP_WITHIN);
+            if !report.is_clean() {
+                tracing::warn!(?report, "reactors were dropped before they had stopped");
+            }
+        }
+    }
+}
+
+/// The state of a start under way.
+struct Launch<'a, I> {
+    init: Arc<I>,
+    threads: Vec<JoinHandle<()>>,
+    handles: &'a [ReactorHandle],
+    say_last: Sender<LastWord>,
+    clock: TscClock,
+}
+
+impl<I> Launch<'_, I>
+where
+    I: Fn(usize, &mut ReactorSetup<'_>) -> Result<(), InitError> + Send + Sync + 'static,
+{
+    /// Starts the threads, waits for each one's set-up, and lets them go if all succeeded.
+    fn launch(&mut self, configs: Vec<ReactorConfig>) -> Result<(), StartError> {
+        let mut starters = Vec::with_capacity(configs.len());
+        let (ready, answers) = mpsc::channel();
+        for (reactor, config) in configs.into_iter().enumerate() {
+            let (starter, go) = mpsc::channel();
+            let thread = Thread {
+                config,
+                handles: self.handles.to_vec(),
+                clock: self.clock,
+                go,
+                ready: ready.clone(),
+                say_last: self.say_last.clone(),
+            };
+            let init = Arc::clone(&self.init);
+            let spawned = std::thread::Builder::new()
+                .name(format!("reactor-{reactor}"))
+                .spawn(move || thread.main(reactor, init))
+                .map_err(|source| StartError::Resources { reactor, source })?;
+            self.threads.push(spawned);
+            starters.push(starter);
+        }
+        for _ in &starters {
+            // Every thread answers exactly once, whatever happens to it; this end keeps a sender too.
+            answers.recv().unwrap_or(Err(StartError::NoReactors))?;
+        }
+        for starter in starters {
+            // A thread that has answered waits for this.
+            let _ = starter.send(());
+        }
+        Ok(())
+    }
+}
+
+/// What moves to a reactor's thread.
+struct Thread {
+    config: ReactorConfig,
+    handles: Vec<ReactorHandle>,
+    clock: TscClock,
+    go: Receiver<()>,
+    ready: Sender<Result<(), StartError>>,
+    say_last: Sender<LastWord>,
+}
+
+impl Thread {
+    fn main<I>(self, index: usize, init: Arc<I>)
+    where
+        I: Fn(usize, &mut ReactorSetup<'_>) -> Result<(), InitError>,
+    {
+        let set_up = catch_unwind(AssertUnwindSafe(|| self.set_up(index, &*init)))
+            .unwrap_or(Err(StartError::Panicked { reactor: index }));
+        drop(init);
+        let mut reactor = match set_up {
+            Ok(reactor) => reactor,
+            Err(error) => {
+                // The starter listens until every thread has answered or one has failed.
+                let _ = self.ready.send(Err(error));
+                return;
+            }
+        };
+        let _ = self.ready.send(Ok(()));
+        // An error means that another reactor failed and the start is called off.
+        if self.go.recv().is_err() {
+            return;
+        }
+        let ran = catch_unwind(AssertUnwindSafe(move || {
+            reactor.run();
+            let outstanding = reactor.outstanding();
+            drop(reactor);
+            outstanding
+        }));
+        let (outcome, outstanding) = match ran {
+            Ok(outstanding) => (Outcome::Ended, outstanding),
+            Err(_) => {
+                tracing::error!(reactor = index, "a reactor panicked and has ended");
+                (Outcome::Panicked, Vec::new())
+            }
+        };
+        // Nobody listens when the reactors were given up.
+        let _ = self.say_last.send(LastWord {
+            reactor: index,
+            outcome,
+            outstanding,
+        });
+    }
+
+    fn set_up<I>(&self, index: usize, init: &I) -> Result<Reactor, StartError>
+    where
+        I: Fn(usize, &mut ReactorSetup<'_>) -> Result<(), InitError>,
+    {
+        if let Some(core) = self.config.core {
+            pin(core).map_err(|source| StartError::Pin {
+                reactor: index,
+                core,
+                source,
+            })?;
+        }
+        let shared = Arc::clone(&self.handles[index].shared);
+        let clock: Rc<dyn Clock> = Rc::new(self.clock);
+        let mut reactor = Reactor::with_shared(self.config.clone(), clock, shared);
+        let mut setup = ReactorSetup {
+            reactor: &mut reactor,
+            handles: &self.handles,
+            clock: self.clock,
+        };
+        init(index, &mut setup).map_err(|source| StartError::Init {
+            reactor: index,
+            source,
+        })?;
+        Ok(reactor)
+    }
+}
+
+/// Pins the calling thread to `core`.
+fn pin(core: usize) -> io::Result<()> {
+    if core >= CpuSet::MAX_CPU {
+        return Err(io::Error::from(io::ErrorKind::InvalidInput));
+    }
+    let mut set = CpuSet::new();
+    set.set(core);
+    Ok(sched_setaffinity(None, &set)?)
+}

@@ -1,0 +1,167 @@
+//! The cells of the single-producer, single-consumer ring; `tests/loom.rs` explores it.
+//!
+//! `head` (next slot to read) is written by the consumer only, `tail` (next slot to write) by the producer only.
+//! Both only grow; a slot is `index & mask`. Slots in `head..tail` hold a value and belong to the consumer; all
+//! others are vacant and belong to the producer. Each side keeps a copy of the other's index and reads the shared
+//! one only when the copy says full or empty.
+#![expect(unsafe_code, reason = "slots move between two threads by index alone")]
+
+use std::mem::MaybeUninit;
+
+use crossbeam_utils::CachePadded;
+
+use crate::sync::atomic::{AtomicUsize, Ordering, fence};
+use crate::sync::{Arc, UnsafeCell};
+
+struct Cells<T> {
+    head: CachePadded<AtomicUsize>,
+    tail: CachePadded<AtomicUsize>,
+    mask: usize,
+    capacity: usize,
+    slots: Box<[UnsafeCell<MaybeUninit<T>>]>,
+}
+
+// SAFETY: the cells hand values of `T` from one thread to another, which `T: Send` permits. A slot is never touched
+// by both sides at once: the producer writes it before it publishes `tail` past it (release) and the consumer reads it
+// only after seeing that (acquire); the other way round for `head`.
+unsafe impl<T: Send> Send for Cells<T> {}
+// SAFETY: as above; there is one `Producer` and one `Consumer`, both need `&mut self` for slot access, and neither
+// can be cloned, so sharing the cells between the two threads gives each slot one accessor at a time.
+unsafe impl<T: Send> Sync for Cells<T> {}
+
+impl<T> Drop for Cells<T> {
+    fn drop(&mut self) {
+        let mut head = self.head.load(Ordering::Relaxed);
+        let tail = self.tail.load(Ordering::Relaxed);
+        while head != tail {
+            self.slots[head & self.mask].with_mut(|slot| {
+                // SAFETY: both ends are gone (`&mut self`), so slots in `head..tail` hold a value that nobody else
+                // will drop, and each is visited once.
+                unsafe { slot.cast::<T>().drop_in_place() }
+            });
+            head = head.wrapping_add(1);
+        }
+    }
+}
+
+/// The writing end.
+pub(crate) struct Producer<T> {
+    tail: usize,
+    head_seen: usize,
+    cells: Arc<Cells<T>>,
+}
+
+/// The reading end.
+pub(crate) struct Consumer<T> {
+    head: usize,
+    tail_seen: usize,
+    cells: Arc<Cells<T>>,
+}
+
+/// A ring for exactly `capacity` values.
+pub(crate) fn ring<T>(capacity: usize) -> (Producer<T>, Consumer<T>) {
+    assert!(capacity > 0, "a ring needs at least one slot");
+    assert!(
+        capacity <= 1 << 30,
+        "a ring of {capacity} slots is a mistake"
+    );
+    let slots = capacity.next_power_of_two();
+    let cells = Arc::new(Cells {
+        head: CachePadded::new(AtomicUsize::new(0)),
+        tail: CachePadded::new(AtomicUsize::new(0)),
+        mask: slots - 1,
+        capacity,
+        slots: (0..slots)
+            .map(|_| UnsafeCell::new(MaybeUninit::uninit()))
+            .collect(),
+    });
+    let consumer = Consumer {
+        head: 0,
+        tail_seen: 0,
+        cells: Arc::clone(&cells),
+    };
+    (
+        Producer {
+            tail: 0,
+            head_seen: 0,
+            cells,
+        },
+        consumer,
+    )
+}
+
+impl<T> Producer<T> {
+    /// Publishes `value`, or gives it back when the ring is full.
+    pub(crate) fn push(&mut self, value: T) -> Result<(), T> {
+        if self.vacant() == 0 {
+            return Err(value);
+        }
+        self.cells.slots[self.tail & self.cells.mask].with_mut(|slot| {
+            // SAFETY: `tail - head_seen < capacity <= slots`, and the acquire load of `head` that gave `head_seen`
+            // happened after the consumer's last access to this slot, so the slot is vacant and ours.
+            unsafe { slot.cast::<T>().write(value) }
+        });
+        self.tail = self.tail.wrapping_add(1);
+        self.cells.tail.store(self.tail, Ordering::Release);
+        Ok(())
+    }
+
+    /// At least this many pushes will succeed; zero only when the ring is full right now.
+    pub(crate) fn vacant(&mut self) -> usize {
+        let used = self.tail.wrapping_sub(self.head_seen);
+        if used < self.cells.capacity {
+            return self.cells.capacity - used;
+        }
+        self.head_seen = self.cells.head.load(Ordering::Acquire);
+        self.cells.capacity - self.tail.wrapping_sub(self.head_seen)
+    }
+
+    pub(crate) fn capacity(&self) -> usize {
+        self.cells.capacity
+    }
+
+    /// Whether the consumer is gone.
+    pub(crate) fn is_abandoned(&self) -> bool {
+        Arc::strong_count(&self.cells) == 1
+    }
+}
+
+impl<T> Consumer<T> {
+    /// The oldest value, or none when the ring is empty.
+    pub(crate) fn pop(&mut self) -> Option<T> {
+        if self.head == self.tail_seen {
+            self.tail_seen = self.cells.tail.load(Ordering::Acquire);
+            if self.head == self.tail_seen {
+                return None;
+            }
+        }
+        let value = self.cells.slots[self.head & self.cells.mask].with(|slot| {
+            // SAFETY: `head != tail_seen`, and the acquire load of `tail` that gave `tail_seen` happened after the
+            // producer wrote this slot; advancing `head` below makes sure that the value is read out only once.
+            unsafe { slot.cast::<T>().read() }
+        });
+        self.head = self.head.wrapping_add(1);
+        self.cells.head.store(self.head, Ordering::Release);
+        Some(value)
+    }
+
+    /// How many values wait right now.
+    pub(crate) fn len(&self) -> usize {
+        self.cells
+            .tail
+            .load(Ordering::Acquire)
+            .wrapping_sub(self.head)
+    }
+
+    pub(crate) fn capacity(&self) -> usize {
+        self.cells.capacity
+    }
+
+    /// Whether the producer is gone: what [`Consumer::len`] says afterwards is all that will ever come.
+    pub(crate) fn is_abandoned(&self) -> bool {
+        let alone = Arc::strong_count(&self.cells) == 1;
+        // Pairs with the release decrement of the producer's `Arc`, so that its last push is visible.
+        fence(Ordering::Acquire);
+        alone
+    }
+}

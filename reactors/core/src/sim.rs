@@ -1,0 +1,99 @@
+//! Many reactors on one thread and on virtual time: one seed, one run.
+
+use std::io;
+use std::rc::Rc;
+
+use crate::clock::{Clock, VirtualClock};
+use crate::config::ReactorConfig;
+use crate::poller::Progress;
+use crate::reactor::Reactor;
+use crate::time::Nanos;
+
+/// How far time moves in a round of turns, so that even reactors that are always busy come to an end.
+const ROUND: Nanos = Nanos::from_micros(1);
+
+/// Turns reactors by hand, in an order drawn from a seed for every round. When none has anything to do, time leaps to the
+/// earliest deadline. The same seed and the same pollers give the same run.
+#[derive(Debug)]
+pub struct Simulation {
+    clock: VirtualClock,
+    reactors: Vec<Reactor>,
+    order: Vec<usize>,
+    random: u64,
+}
+
+impl Simulation {
+    /// Reactors with these configurations (cores and idle policies play no part), at time zero.
+    ///
+    /// # Errors
+    /// The kernel refused an eventfd.
+    pub fn new(seed: u64, configs: Vec<ReactorConfig>) -> io::Result<Simulation> {
+        let clock = VirtualClock::new();
+        let reactors = (configs.into_iter().enumerate())
+            .map(|(index, config)| Reactor::new(index, config, Rc::new(clock.clone())))
+            .collect::<io::Result<Vec<Reactor>>>()?;
+        let order = (0..reactors.len()).collect();
+        Ok(Simulation {
+            clock,
+            reactors,
+            order,
+            random: seed,
+        })
+    }
+
+    /// The clock that all reactors share.
+    #[must_use]
+    pub fn clock(&self) -> VirtualClock {
+        self.clock.clone()
+    }
+
+    /// Reactor `index`.
+    ///
+    /// # Panics
+    /// If there is no such reactor.
+    pub fn reactor(&mut self, index: usize) -> &mut Reactor {
+        &mut self.reactors[index]
+    }
+
+    /// One turn of every reactor, in an order of the seed's choice.
+    pub fn round(&mut self) -> Progress {
+        for last in (1..self.order.len()).rev() {
+            let other = self.draw() % (last as u64 + 1);
+            self.order.swap(last, other as usize);
+        }
+        let mut progress = Progress::Idle;
+        for &index in &self.order {
+            progress = progress.and(self.reactors[index].turn());
+        }
+        self.clock.advance(ROUND);
+        progress
+    }
+
+    /// Takes rounds until `done` says so or `until` is reached; returns whether it was done. `done` is asked before every
+    /// round.
+    pub fn run_until(&mut self, until: Nanos, mut done: impl FnMut() -> bool) -> bool {
+        while !done() {
+            if self.clock.now() >= until {
+                return false;
+            }
+            if !self.round().is_busy() {
+                let deadlines = self.reactors.iter().filter_map(Reactor::next_deadline);
+                self.clock
+                    .advance_to(deadlines.min().unwrap_or(until).min(until));
+            }
+        }
+        true
+    }
+
+    /// splitmix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", OOPSLA 2014, figure 17).
+    fn draw(&mut self) -> u64 {
+        self.random = self.random.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut word = self.random;
+        word = (word ^ (word >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        word = (word ^ (word >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        word ^ (word >> 31)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,446 @@
+//! What a reactor tells about itself: written by its thread with plain stores, read by any other.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crossbeam_utils::CachePadded;
+
+use crate::time::Nanos;
+
+/// Where time went, as a number that fits beside a time in one word: pollers by slot, and these.
+pub(crate) const SLOT_NONE: u16 = 0xFFFF;
+pub(crate) const SLOT_INBOX: u16 = 0xFFFE;
+pub(crate) const SLOT_TIMERS: u16 = 0xFFFD;
+/// The poller is gone; its name was kept aside.
+const SLOT_RETIRED: u16 = 0xFFFC;
+
+/// Set in [`Hot::idle`] while the thread is blocked.
+const ASLEEP: u64 = 1 << 63;
+
+/// The load average's time constant.
+const LOAD_WINDOW: Nanos = Nanos::from_millis(100);
+/// The load average is brought up to date this often.
+const LOAD_STEP: Nanos = Nanos::from_millis(10);
+
+/// A time and a small number in one word, so that a reader never sees halves of two: 48 bits of 1.024 µs units (good for
+/// 9 years of uptime) and 16 bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Mark(u64);
+
+impl Mark {
+    const NONE: Mark = Mark(SLOT_NONE as u64);
+
+    fn new(time: Nanos, number: u16) -> Mark {
+        Mark((time.0 >> 10) << 16 | u64::from(number))
+    }
+
+    fn time(self) -> Nanos {
+        Nanos((self.0 >> 16) << 10)
+    }
+
+    fn number(self) -> u16 {
+        (self.0 & 0xFFFF) as u16
+    }
+}
+
+/// A poller's name and how long it took.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamedDuration {
+    /// The poller, or `inbox` or `timers` for control messages and the reactor's own timers.
+    pub name: Arc<str>,
+    /// How long, to about a microsecond.
+    pub lasted: Nanos,
+}
+
+/// The poller in which a reactor has been for too long and still is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StuckPoller {
+    /// The poller, or `inbox` or `timers` for control messages and the reactor's own timers.
+    pub name: Arc<str>,
+    /// For how long by now.
+    pub lasted: Nanos,
+}
+
+#[derive(Debug, Default)]
+struct Names {
+    slots: Vec<Option<Arc<str>>>,
+    retired_longest: Option<Arc<str>>,
+    retired_stall: Option<Arc<str>>,
+}
+
+/// Counters of one reactor. Every getter may be called from any thread at any time.
+#[derive(Debug)]
+pub struct ReactorStats {
+    hot: CachePadded<Hot>,
+    /// Taken when pollers come and go and by readers that want a name; never in a turn.
+    names: Mutex<Names>,
+}
+
+#[derive(Debug)]
+struct Hot {
+    running: AtomicU64,
+    turns: AtomicU64,
+    busy_ns: AtomicU64,
+    /// Awake: the idle time so far. Asleep: [`ASLEEP`] and what to subtract from the present time to get it, in one word,
+    /// so that a reader's idle time never jumps.
+    idle: AtomicU64,
+    load: AtomicU64,
+    sleeps: AtomicU64,
+    wakeups: AtomicU64,
+    stalls: AtomicU64,
+    longest: AtomicU64,
+    last_stall: AtomicU64,
+}
+
+/// All numbers of a reactor at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ReactorSnapshot {
+    /// Turns taken.
+    pub turns: u64,
+    /// Time spent in turns that made progress.
+    pub busy: Nanos,
+    /// Time spent in turns without progress, pausing and sleeping, the present sleep included.
+    pub idle: Nanos,
+    /// Share of busy time over about the last 100 ms, in thousandths.
+    pub busy_permille: u32,
+    /// Times the thread blocked in the kernel.
+    pub sleeps: u64,
+    /// Sleeps that a message or a descriptor ended; the rest ended by a deadline.
+    pub wakeups: u64,
+    /// Polls, flushes, messages and timers that took longer than the configured threshold.
+    pub stalls: u64,
+    /// The longest poll so far.
+    pub longest_poll: Option<NamedDuration>,
+    /// The latest stall.
+    pub last_stall: Option<NamedDuration>,
+    /// Whether the thread is blocked in the kernel.
+    pub asleep: bool,
+}
+
+fn read(cell: &AtomicU64) -> u64 {
+    cell.load(Ordering::Relaxed)
+}
+
+/// The only writer is the reactor's thread, so no read-modify-write is needed.
+fn bump(cell: &AtomicU64) {
+    cell.store(read(cell) + 1, Ordering::Relaxed);
+}
+
+impl ReactorStats {
+    pub(crate) fn new() -> ReactorStats {
+        let zero = || AtomicU64::new(0);
+        let none = || AtomicU64::new(Mark::NONE.0);
+        ReactorStats {
+            hot: CachePadded::new(Hot {
+                running: none(),
+                turns: zero(),
+                busy_ns: zero(),
+                idle: zero(),
+                load: zero(),
+                sleeps: zero(),
+                wakeups: zero(),
+                stalls: zero(),
+                longest: none(),
+                last_stall: none(),
+            }),
+            names: Mutex::new(Names::default()),
+        }
+    }
+
+    /// Turns taken.
+    #[must_use]
+    pub fn turns(&self) -> u64 {
+        read(&self.hot.turns)
+    }
+
+    /// Nanoseconds spent in turns that made progress.
+    #[must_use]
+    pub fn busy_ns(&self) -> u64 {
+        read(&self.hot.busy_ns)
+    }
+
+    /// Nanoseconds until `now` (of the reactor's clock) spent in turns without progress, pausing and sleeping, the
+    /// present sleep included.
+    #[must_use]
+    pub fn idle_ns(&self, now: Nanos) -> u64 {
+        let word = read(&self.hot.idle);
+        if word & ASLEEP == 0 {
+            word
+        } else {
+            now.0.saturating_sub(word & !ASLEEP)
+        }
+    }
+
+    /// Times the thread blocked in the kernel.
+    #[must_use]
+    pub fn sleeps(&self) -> u64 {
+        read(&self.hot.sleeps)
+    }
+
+    /// Sleeps that a message or a descriptor ended; the rest ended by a deadline.
+    #[must_use]
+    pub fn wakeups(&self) -> u64 {
+        read(&self.hot.wakeups)
+    }
+
+    /// Polls, flushes, messages and timers that took longer than the configured threshold.
+    #[must_use]
+    pub fn stalls(&self) -> u64 {
+        read(&self.hot.stalls)
+    }
+
+    /// Whether the thread is blocked in the kernel.
+    #[must_use]
+    pub fn is_asleep(&self) -> bool {
+        read(&self.hot.idle) & ASLEEP != 0
+    }
+
+    /// Share of busy time over about the last 100 ms before `now` (of the reactor's clock), in thousandths. An
+    /// exponential average with that time constant; while the reactor sleeps it decays without being written.
+    #[must_use]
+    pub fn busy_permille(&self, now: Nanos) -> u32 {
+        let load = Mark(read(&self.hot.load));
+        let permille = f64::from(load.number());
+        // Only sleep is known to be idle; a long turn under way is not judged before its end.
+        let rested = if self.is_asleep() {
+            now - load.time()
+        } else {
+            Nanos::ZERO
+        };
+        (permille * decay(rested)).round() as u32
+    }
+
+    /// The longest poll so far.
+    #[must_use]
+    pub fn longest_poll(&self) -> Option<NamedDuration> {
+        self.named(&self.hot.longest, |names| names.retired_longest.clone())
+    }
+
+    /// The latest poll that took longer than the configured threshold.
+    #[must_use]
+    pub fn last_stall(&self) -> Option<NamedDuration> {
+        self.named(&self.hot.last_stall, |names| names.retired_stall.clone())
+    }
+
+    /// What the reactor is in at this moment and has been in for at least `threshold` before `now` (of the reactor's
+    /// clock): for a watchdog on another thread.
+    #[must_use]
+    pub fn stuck_in(&self, now: Nanos, threshold: Nanos) -> Option<StuckPoller> {
+        let running = Mark(self.hot.running.load(Ordering::Acquire));
+        let lasted = now - running.time();
+        if running == Mark::NONE || lasted < threshold {
+            return None;
+        }
+        let name = self.name_of(running.number(), &self.lock_names(), |_| None)?;
+        Some(StuckPoller { name, lasted })
+    }
+
+    /// Everything at once, as of `now` of the reactor's clock.
+    #[must_use]
+    pub fn snapshot(&self, now: Nanos) -> ReactorSnapshot {
+        ReactorSnapshot {
+            turns: self.turns(),
+            busy: Nanos(self.busy_ns()),
+            idle: Nanos(self.idle_ns(now)),
+            busy_permille: self.busy_permille(now),
+            sleeps: self.sleeps(),
+            wakeups: self.wakeups(),
+            stalls: self.stalls(),
+            longest_poll: self.longest_poll(),
+            last_stall: self.last_stall(),
+            asleep: self.is_asleep(),
+        }
+    }
+
+    fn lock_names(&self) -> std::sync::MutexGuard<'_, Names> {
+        self.names.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn named(
+        &self,
+        cell: &AtomicU64,
+        retired: impl FnOnce(&Names) -> Option<Arc<str>>,
+    ) -> Option<NamedDuration> {
+        let names = self.lock_names();
+        let mark = Mark(cell.load(Ordering::Acquire));
+        if mark == Mark::NONE {
+            return None;
+        }
+        let name = self.name_of(mark.number(), &names, retired)?;
+        Some(NamedDuration {
+            name,
+            lasted: mark.time(),
+        })
+    }
+
+    fn name_of(
+        &self,
+        slot: u16,
+        names: &Names,
+        retired: impl FnOnce(&Names) -> Option<Arc<str>>,
+    ) -> Option<Arc<str>> {
+        match slot {
+            SLOT_NONE => None,
+            SLOT_INBOX => Some(Arc::from("inbox")),
+            SLOT_TIMERS => Some(Arc::from("timers")),
+            SLOT_RETIRED => retired(names),
+            slot => names.slots.get(usize::from(slot)).cloned().flatten(),
+        }
+    }
+}
+
+/// The reactor's own side.
+impl ReactorStats {
+    pub(crate) fn set_name(&self, slot: u16, name: &str) {
+        let mut names = self.lock_names();
+        let index = usize::from(slot);
+        if names.slots.len() <= index {
+            names.slots.resize(index + 1, None);
+        }
+        names.slots[index] = Some(Arc::from(name));
+    }
+
+    pub(crate) fn name(&self, slot: u16) -> Option<Arc<str>> {
+        self.name_of(slot, &self.lock_names(), |_| None)
+    }
+
+    /// The slot may be reused: records that point to it keep the name.
+    pub(crate) fn retire_name(&self, slot: u16) {
+        let mut names = self.lock_names();
+        let name = names
+            .slots
+            .get_mut(usize::from(slot))
+            .and_then(Option::take);
+        if let Some(mark) = retire(&self.hot.longest, slot) {
+            names.retired_longest.clone_from(&name);
+            self.hot.longest.store(mark.0, Ordering::Release);
+        }
+        if let Some(mark) = retire(&self.hot.last_stall, slot) {
+            names.retired_stall = name;
+            self.hot.last_stall.store(mark.0, Ordering::Release);
+        }
+    }
+
+    #[inline]
+    pub(crate) fn enter(&self, slot: u16, now: Nanos) {
+        self.hot
+            .running
+            .store(Mark::new(now, slot).0, Ordering::Release);
+    }
+
+    #[inline]
+    pub(crate) fn leave(&self) {
+        self.hot.running.store(Mark::NONE.0, Ordering::Release);
+    }
+
+    pub(crate) fn note_longest(&self, slot: u16, lasted: Nanos) {
+        self.hot
+            .longest
+            .store(Mark::new(lasted, slot).0, Ordering::Release);
+    }
+
+    pub(crate) fn note_stall(&self, slot: u16, lasted: Nanos) {
+        bump(&self.hot.stalls);
+        self.hot
+            .last_stall
+            .store(Mark::new(lasted, slot).0, Ordering::Release);
+    }
+
+    pub(crate) fn note_wakeup(&self) {
+        bump(&self.hot.wakeups);
+    }
+}
+
+fn retire(cell: &AtomicU64, slot: u16) -> Option<Mark> {
+    let mark = Mark(read(cell));
+    (mark.number() == slot).then(|| Mark::new(mark.time(), SLOT_RETIRED))
+}
+
+/// How much of an average is left after `span` of nothing.
+fn decay(span: Nanos) -> f64 {
+    (-(span.0 as f64) / LOAD_WINDOW.0 as f64).exp()
+}
+
+/// The running sums of busy and idle time, kept by the reactor and published to its statistics.
+#[derive(Debug)]
+pub(crate) struct Accounts {
+    booked_until: Nanos,
+    busy: Nanos,
+    idle: Nanos,
+    step_busy: Nanos,
+    step: Nanos,
+    permille: f64,
+}
+
+impl Accounts {
+    pub(crate) fn new(now: Nanos) -> Accounts {
+        Accounts {
+            booked_until: now,
+            busy: Nanos::ZERO,
+            idle: Nanos::ZERO,
+            step_busy: Nanos::ZERO,
+            step: Nanos::ZERO,
+            permille: 0.0,
+        }
+    }
+
+    /// Books a turn from `start` to `end`; what lies between the last turn and `start` was rest.
+    pub(crate) fn book(&mut self, start: Nanos, end: Nanos, busy: bool, stats: &ReactorStats) {
+        self.rest_until(start);
+        let turn = end - start;
+        self.booked_until = end;
+        self.step += turn;
+        if busy {
+            self.busy += turn;
+            self.step_busy += turn;
+        } else {
+            self.idle += turn;
+        }
+        let hot = &stats.hot;
+        bump(&hot.turns);
+        hot.busy_ns.store(self.busy.0, Ordering::Relaxed);
+        hot.idle.store(self.idle.0, Ordering::Relaxed);
+        if self.step >= LOAD_STEP {
+            self.settle(stats);
+        }
+    }
+
+    /// The thread blocks at `now`: from here on readers count idle time by themselves.
+    pub(crate) fn sleep(&mut self, now: Nanos, stats: &ReactorStats) {
+        self.rest_until(now);
+        self.settle(stats);
+        bump(&stats.hot.sleeps);
+        stats
+            .hot
+            .idle
+            .store(ASLEEP | (now - self.idle).0, Ordering::Relaxed);
+    }
+
+    /// The thread is awake again.
+    pub(crate) fn wake(&mut self, now: Nanos, stats: &ReactorStats) {
+        self.rest_until(now);
+        stats.hot.idle.store(self.idle.0, Ordering::Relaxed);
+    }
+
+    fn rest_until(&mut self, now: Nanos) {
+        let rest = now - self.booked_until;
+        self.booked_until = self.booked_until.max(now);
+        self.idle += rest;
+        self.step += rest;
+    }
+
+    /// Brings the load average up to date, before a sleep too, since nobody does it during one.
+    fn settle(&mut self, stats: &ReactorStats) {
+        if self.step > Nanos::ZERO {
+            let share = 1_000.0 * self.step_busy.0 as f64 / self.step.0 as f64;
+            self.permille = share + (self.permille - share) * decay(self.step);
+            self.step = Nanos::ZERO;
+            self.step_busy = Nanos::ZERO;
+        }
+        let load = Mark::new(self.booked_until, self.permille.round() as u16);
+        stats.hot.load.store(load.0, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,27 @@
+//! The atomics and cells of the lock-free modules, in loom's shape.
+//!
+//! `tests/loom.rs` compiles those modules a second time against a module of the same name that holds loom's types.
+
+pub(crate) use std::sync::Arc;
+
+pub(crate) mod atomic {
+    pub(crate) use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
+}
+
+/// `std::cell::UnsafeCell` with loom's access methods.
+#[derive(Debug)]
+pub(crate) struct UnsafeCell<T>(std::cell::UnsafeCell<T>);
+
+impl<T> UnsafeCell<T> {
+    pub(crate) fn new(value: T) -> UnsafeCell<T> {
+        UnsafeCell(std::cell::UnsafeCell::new(value))
+    }
+
+    pub(crate) fn with<R>(&self, access: impl FnOnce(*const T) -> R) -> R {
+        access(self.0.get())
+    }
+
+    pub(crate) fn with_mut<R>(&self, access: impl FnOnce(*mut T) -> R) -> R {
+        access(self.0.get())
+    }
+}

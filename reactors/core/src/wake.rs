@@ -1,0 +1,76 @@
+//! Waking a reactor that sleeps in the kernel, without a system call when it does not.
+
+mod flag;
+
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use rustix::event::{EventfdFlags, eventfd};
+
+use flag::SleepFlag;
+
+struct Shared {
+    flag: SleepFlag,
+    descriptor: OwnedFd,
+}
+
+/// Wakes one reactor. Publish the work first, then call [`Waker::wake`].
+#[derive(Clone)]
+pub struct Waker(Arc<Shared>);
+
+impl Waker {
+    pub(crate) fn new() -> io::Result<Waker> {
+        let descriptor = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Waker(Arc::new(Shared {
+            flag: SleepFlag::new(),
+            descriptor,
+        })))
+    }
+
+    /// Makes sure that the reactor sees what was published before this call: if it sleeps or is about to, it takes
+    /// another turn. Costs a fence and a load while it is awake, one `write(2)` for the first call of a sleep.
+    pub fn wake(&self) {
+        if self.0.flag.must_wake() {
+            // A full counter (EAGAIN) is readable already, which is all that is wanted.
+            let _ = rustix::io::write(&self.0.descriptor, &1_u64.to_ne_bytes());
+        }
+    }
+
+    /// Whether the reactor sleeps or is about to.
+    #[must_use]
+    pub fn is_sleeping(&self) -> bool {
+        self.0.flag.is_announced()
+    }
+
+    pub(crate) fn announce_sleep(&self) {
+        self.0.flag.announce();
+    }
+
+    pub(crate) fn retract_sleep(&self) {
+        self.0.flag.retract();
+    }
+
+    /// Takes back the descriptor's tokens after a wake-up.
+    pub(crate) fn drain(&self) {
+        let mut token = [0_u8; 8];
+        // EAGAIN means that there was none.
+        let _ = rustix::io::read(&self.0.descriptor, &mut token);
+    }
+}
+
+impl AsFd for Waker {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.descriptor.as_fd()
+    }
+}
+
+impl fmt::Debug for Waker {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("Waker")
+            .field("sleeping", &self.is_sleeping())
+            .finish()
+    }
+}
