@@ -1,1 +1,49 @@
-//! Under construction.
+//! Everything that NVM Express puts on a wire, in a register or in a page, for both ends.
+//!
+//! Owns: layouts, field positions, code values and their names, as plain little-endian types that
+//! can be viewed in place (`zerocopy`). Refuses: behaviour, allocation, panics on foreign bytes.
+//!
+//! Conventions:
+//! - Multi-byte fields are `zerocopy::little_endian` integers (alignment 1), so every type may lie
+//!   anywhere in a buffer and no byte order is ever converted by hand.
+//! - Fields that count from zero end in `_z`; the method without the suffix returns the true count.
+//! - Code values are open: a newtype over the integer with named constants, so an unknown value is
+//!   still a value.
+//! - `with_…`/`set_…` of a bit field assert that the value fits. Values of a peer are only read,
+//!   never set.
+//!
+//! Sources: NVM Express Base Specification 2.1 ("Base 2.1"), NVM Command Set 1.1 ("NVM 1.1"), NVMe
+//! over PCIe Transport 1.1 ("PCIe 1.1"), NVMe/TCP Transport 1.1 ("TCP 1.1"), NVMe/RDMA Transport
+//! 1.1 ("RDMA 1.1").
+
+#![no_std]
+#![forbid(unsafe_code)]
+
+#[macro_use]
+mod open_enum;
+
+pub mod ascii;
+pub mod command;
+pub mod completion;
+pub mod fabrics;
+pub mod nqn;
+pub mod sgl;
+pub mod status;
+pub mod tcp;
+
+pub use zerocopy::little_endian::{U16, U32, U64, U128};
+
+pub use command::Sqe;
+pub use completion::Cqe;
+pub use status::Status;
+
+/// A namespace identifier that addresses every namespace (Base 2.1 §3.2.1.2).
+pub const NSID_BROADCAST: u32 = 0xffff_ffff;
+
+/// Turns a count (1-based) into its zero-based field; `None` when it is zero or does not fit.
+pub const fn zero_based_u16(count: u32) -> Option<u16> {
+    match count {
+        1..=0x1_0000 => Some((count - 1) as u16),
+        _ => None,
+    }
+}
