@@ -1,0 +1,395 @@
+//! The one place that hands memory to the kernel: entries are built, entered and reaped here, and
+//! every lease that an entry names is kept in a fixed table until its completion was seen.
+//!
+//! The argument for all of it: a lease goes into the table before its entry is pushed, nobody can
+//! reach it while it is there, and it comes out in three ways only: when the kernel's completion with
+//! the entry's own generation was reaped; never (leaked and counted), when the ring is dropped and the
+//! kernel would not say in time that it is done; or with the process. So the kernel never writes to
+//! memory that somebody else has.
+#![expect(
+    unsafe_code,
+    reason = "the kernel reads and writes memory by the addresses given here"
+)]
+
+use std::fmt;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use hugemem::{Arena, Lease};
+use io_uring::types::{CancelBuilder, SubmitArgs, Timespec};
+use io_uring::{IoUring, opcode, squeue, types};
+use rustix::io::Errno;
+
+use crate::operation::{Done, FILES_MAX, FileId, Operation, Pending, Step, outcome};
+use crate::slots::{SlotKey, SlotTable};
+
+/// The kernel takes at most 1 GiB as one registered buffer (`io_uring_register(2)`, Linux 5.1 on).
+const FIXED_BUFFER_BYTES_MAX: usize = 1 << 30;
+
+/// Leases of all rings of this process that were given up, see [`leaked_leases`].
+static LEAKED_LEASES: AtomicU64 = AtomicU64::new(0);
+
+/// Leases that rings had to give up when they were dropped, because the kernel did not finish with
+/// them in time. They stay taken for as long as the process lives.
+#[must_use]
+pub fn leaked_leases() -> u64 {
+    LEAKED_LEASES.load(Ordering::Relaxed)
+}
+
+/// An arena whose region the kernel has pinned as this ring's fixed buffers.
+struct FixedBuffers {
+    base: usize,
+    len: usize,
+    /// Keeps the region mapped for as long as the ring may name it.
+    _arena: Arc<Arena>,
+}
+
+impl FixedBuffers {
+    /// The registered buffer that holds the whole range, or none if the range lies in another arena
+    /// or across two buffers.
+    fn index(&self, address: usize, len: usize) -> Option<u16> {
+        let start = address.checked_sub(self.base)?;
+        let last = start.checked_add(len)?.checked_sub(1)?;
+        if last >= self.len || start / FIXED_BUFFER_BYTES_MAX != last / FIXED_BUFFER_BYTES_MAX {
+            return None;
+        }
+        u16::try_from(start / FIXED_BUFFER_BYTES_MAX).ok()
+    }
+}
+
+/// What happened on a ring besides plain success. Plain numbers: a ring belongs to one thread.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RingCounters {
+    /// System calls that entered operations or fetched completions.
+    pub enters: u64,
+    /// Transfers that the kernel cut short and that were sent again for the rest.
+    pub continued: u64,
+    /// Operations sent again because the kernel asked for it (`EAGAIN`, `EINTR`).
+    pub retried: u64,
+    /// Completions that belong to no operation in flight: a fault, ignored.
+    pub stale: u64,
+    /// Enters that the kernel refused other than for the moment.
+    pub enter_errors: u64,
+}
+
+/// The ring with its table of operations in flight.
+pub(crate) struct Kernel {
+    ring: IoUring,
+    slots: SlotTable<Pending>,
+    files: Vec<Arc<OwnedFd>>,
+    files_registered: bool,
+    buffers: Option<FixedBuffers>,
+    counters: RingCounters,
+    drop_wait: Duration,
+    /// Entries were pushed that the kernel has not taken.
+    unentered: bool,
+    /// Some of these go on with an operation that the kernel cut short.
+    resent: bool,
+}
+
+impl Kernel {
+    /// `ring` must have at least `depth` submission entries.
+    pub(crate) fn new(ring: IoUring, depth: u32, drop_wait: Duration) -> Self {
+        assert!(ring.params().sq_entries() >= depth, "an entry per slot");
+        let files_registered = ring.submitter().register_files(&[-1; FILES_MAX]).is_ok();
+        Self {
+            ring,
+            slots: SlotTable::new(depth),
+            files: Vec::with_capacity(FILES_MAX),
+            files_registered,
+            buffers: None,
+            counters: RingCounters::default(),
+            drop_wait,
+            unentered: false,
+            resent: false,
+        }
+    }
+
+    /// Has the kernel pin the arena's region as fixed buffers.
+    pub(crate) fn register_arena(&mut self, arena: Arc<Arena>) -> Result<(), Errno> {
+        let (base, len) = (arena.region().base_address(), arena.region().len());
+        let buffers: Vec<libc::iovec> = (0..len)
+            .step_by(FIXED_BUFFER_BYTES_MAX)
+            .map(|offset| libc::iovec {
+                iov_base: std::ptr::without_provenance_mut(base + offset),
+                iov_len: FIXED_BUFFER_BYTES_MAX.min(len - offset),
+            })
+            .collect();
+        // SAFETY: the vectors cover exactly the arena's mapping, which lives at least as long as the
+        // ring, since `arena` is kept beside it and fields drop after the ring was closed or the
+        // kernel's own pins outlive the mapping. The kernel touches the memory only on behalf of
+        // entries, which name leases in the table.
+        unsafe { self.ring.submitter().register_buffers(&buffers) }.map_err(|e| errno(&e))?;
+        self.buffers = Some(FixedBuffers {
+            base,
+            len,
+            _arena: arena,
+        });
+        Ok(())
+    }
+
+    pub(crate) fn has_fixed_buffers(&self) -> bool {
+        self.buffers.is_some()
+    }
+
+    pub(crate) fn add_file(&mut self, file: Arc<OwnedFd>) -> Option<FileId> {
+        if self.files.len() == FILES_MAX {
+            return None;
+        }
+        let index = self.files.len() as u32;
+        if self.files_registered {
+            let updated = self
+                .ring
+                .submitter()
+                .register_files_update(index, &[file.as_raw_fd()]);
+            // From the first refusal on every file goes by its descriptor, which is open anyway.
+            self.files_registered = matches!(updated, Ok(1));
+        }
+        self.files.push(file);
+        Some(FileId(index))
+    }
+
+    pub(crate) fn in_flight(&self) -> usize {
+        self.slots.len()
+    }
+
+    pub(crate) fn counters(&self) -> RingCounters {
+        self.counters
+    }
+
+    /// Takes an operation into the table and pushes its entry; gives it back when the table is full.
+    pub(crate) fn start(&mut self, tag: u64, operation: Operation) -> Result<(), Operation> {
+        if self.slots.is_full() {
+            return Err(operation);
+        }
+        assert!(
+            (operation.file().0 as usize) < self.files.len(),
+            "not a file of this ring"
+        );
+        let Ok(key) = self.slots.insert(Pending::new(tag, operation)) else {
+            unreachable!("the table was not full");
+        };
+        self.push(key);
+        Ok(())
+    }
+
+    /// Pushes the entry for what is left of the operation under `key`.
+    fn push(&mut self, key: SlotKey) {
+        let Some(pending) = self.slots.get_mut(key) else {
+            unreachable!("the entry was just stored")
+        };
+        let file = pending.operation.file().0;
+        let entry = if self.files_registered {
+            let index = types::Fd(file as RawFd);
+            build(pending, index, self.buffers.as_ref()).flags(squeue::Flags::FIXED_FILE)
+        } else {
+            let descriptor = types::Fd(self.files[file as usize].as_raw_fd());
+            build(pending, descriptor, self.buffers.as_ref())
+        };
+        // SAFETY: the entry's memory lies in the lease that the table holds under `key`, and the
+        // entry carries `key`, so the lease stays where it is until this entry's completion is
+        // reaped; its descriptor is kept open in `files`. Both hold until then, see the module.
+        let pushed = unsafe { self.ring.submission().push(&entry.user_data(key.0)) };
+        assert!(
+            pushed.is_ok(),
+            "the submission queue has an entry per slot, and a slot one entry"
+        );
+        self.unentered = true;
+    }
+
+    /// Whether entries were pushed that the kernel has not taken.
+    pub(crate) fn unentered(&self) -> bool {
+        self.unentered
+    }
+
+    /// Whether operations were sent again and wait to be entered.
+    pub(crate) fn has_resent(&self) -> bool {
+        self.resent
+    }
+
+    /// Whether the kernel keeps completions back until it is asked for them.
+    pub(crate) fn has_deferred(&mut self) -> bool {
+        let queue = self.ring.submission();
+        queue.taskrun() || queue.cq_overflow()
+    }
+
+    /// Enters what was pushed and fetches what the kernel deferred, in one system call if there is
+    /// any of either.
+    pub(crate) fn enter(&mut self) {
+        if !self.unentered && !self.has_deferred() {
+            return;
+        }
+        loop {
+            self.counters.enters += 1;
+            match self.ring.submit().map_err(|e| errno(&e)) {
+                // The kernel is short of memory, or has completions to be reaped first: what it did
+                // not take stays in the queue and goes with the next call.
+                Ok(_) | Err(Errno::AGAIN | Errno::BUSY) => break,
+                Err(Errno::INTR) => {}
+                Err(_) => {
+                    self.counters.enter_errors += 1;
+                    break;
+                }
+            }
+        }
+        self.unentered = !self.ring.submission().is_empty();
+        self.resent &= self.unentered;
+    }
+
+    /// The next operation that has ended, if any. Sends again what the kernel cut short.
+    pub(crate) fn reap(&mut self) -> Option<Done> {
+        loop {
+            let entry = self.ring.completion().next()?;
+            if let Some(done) = self.completed(SlotKey(entry.user_data()), entry.result()) {
+                return Some(done);
+            }
+        }
+    }
+
+    fn completed(&mut self, key: SlotKey, result: i32) -> Option<Done> {
+        let Some(pending) = self.slots.get_mut(key) else {
+            self.counters.stale += 1;
+            return None;
+        };
+        match pending.advance(outcome(result)) {
+            Step::Continue => self.counters.continued += 1,
+            Step::Retry => self.counters.retried += 1,
+            Step::End(result) => return self.slots.remove(key).map(|entry| entry.end(result)),
+        }
+        self.push(key);
+        self.resent = true;
+        None
+    }
+
+    /// Cancels what is in flight and waits until the kernel is done with all of it, up to
+    /// `drop_wait`. What is left then is leaked and counted.
+    fn abandon(&mut self) {
+        let deadline = Instant::now() + self.drop_wait;
+        self.enter();
+        while self.slots.len() > 0 {
+            // Every round cancels again: what was sent again after a short transfer is new.
+            let cancel = CancelBuilder::any();
+            let _ = self
+                .ring
+                .submitter()
+                .register_sync_cancel(Some(Timespec::new()), cancel);
+            while let Some(done) = self.reap() {
+                drop(done);
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if self.slots.len() == 0 || left.is_zero() {
+                break;
+            }
+            let timeout = Timespec::from(left.min(Duration::from_millis(50)));
+            let arguments = SubmitArgs::new().timespec(&timeout);
+            let _ = self.ring.submitter().submit_with_args(1, &arguments);
+        }
+        for pending in self.slots.drain() {
+            if pending.holds_memory() {
+                LEAKED_LEASES.fetch_add(1, Ordering::Relaxed);
+            }
+            std::mem::forget(pending);
+        }
+    }
+
+    /// Pushes an entry that belongs to no slot.
+    #[cfg(test)]
+    pub(crate) fn push_stray(&mut self, user_data: u64) {
+        let entry = opcode::Nop::new().build().user_data(user_data);
+        // SAFETY: a no-op names no memory.
+        unsafe { self.ring.submission().push(&entry) }.unwrap();
+        self.unentered = true;
+    }
+}
+
+impl Drop for Kernel {
+    fn drop(&mut self) {
+        if self.slots.len() > 0 {
+            self.abandon();
+        }
+    }
+}
+
+impl AsFd for Kernel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the ring owns this descriptor and is borrowed for as long as the result.
+        unsafe { BorrowedFd::borrow_raw(self.ring.as_raw_fd()) }
+    }
+}
+
+impl fmt::Debug for Kernel {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("Kernel")
+            .field("in_flight", &self.slots.len())
+            .field("files", &self.files.len())
+            .field("counters", &self.counters)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The entry for what is left of an operation.
+fn build(pending: &mut Pending, file: types::Fd, buffers: Option<&FixedBuffers>) -> squeue::Entry {
+    let transferred = pending.transferred();
+    let rest = |lease: &mut Lease| {
+        let rest = &mut lease[transferred as usize..];
+        let (address, len) = (rest.as_mut_ptr(), rest.len());
+        (
+            address,
+            len as u32,
+            buffers.and_then(|buffers| buffers.index(address.addr(), len)),
+        )
+    };
+    match &mut pending.operation {
+        Operation::Read { offset, lease, .. } => {
+            let offset = *offset + u64::from(transferred);
+            match rest(lease) {
+                (address, len, Some(index)) => opcode::ReadFixed::new(file, address, len, index)
+                    .offset(offset)
+                    .build(),
+                (address, len, None) => {
+                    opcode::Read::new(file, address, len).offset(offset).build()
+                }
+            }
+        }
+        Operation::Write {
+            offset,
+            lease,
+            sync,
+            ..
+        } => {
+            let offset = *offset + u64::from(transferred);
+            let flags = if *sync { libc::RWF_DSYNC } else { 0 };
+            match rest(lease) {
+                (address, len, Some(index)) => {
+                    let write = opcode::WriteFixed::new(file, address, len, index);
+                    write.offset(offset).rw_flags(flags).build()
+                }
+                (address, len, None) => {
+                    let write = opcode::Write::new(file, address, len);
+                    write.offset(offset).rw_flags(flags).build()
+                }
+            }
+        }
+        Operation::Sync { data_only, .. } => {
+            let flags = if *data_only {
+                types::FsyncFlags::DATASYNC
+            } else {
+                types::FsyncFlags::empty()
+            };
+            opcode::Fsync::new(file).flags(flags).build()
+        }
+        Operation::Allocate {
+            mode, offset, len, ..
+        } => opcode::Fallocate::new(file, *len)
+            .offset(*offset)
+            .mode(mode.flags())
+            .build(),
+    }
+}
+
+fn errno(error: &std::io::Error) -> Errno {
+    Errno::from_io_error(error).unwrap_or(Errno::IO)
+}

@@ -1,0 +1,363 @@
+//! Operations on files: what a caller asks for, what is kept while the kernel works on it, and the
+//! rules for results that are neither success nor failure.
+
+use std::fmt;
+
+use hugemem::Lease;
+use rustix::io::Errno;
+
+/// Files that one ring can hold.
+pub const FILES_MAX: usize = 16;
+
+/// How often one operation is sent again without progress because the kernel said "again".
+const RETRIES_MAX: u8 = 16;
+
+/// A file that was given to a ring, see [`Ring::add_file`](crate::Ring::add_file).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct FileId(pub(crate) u32);
+
+/// What to do with the room that a range of a file takes. Neither changes the file's length.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum AllocateMode {
+    /// Give the room away; the range reads as zeroes (`FALLOC_FL_PUNCH_HOLE`).
+    PunchHole,
+    /// Keep or take the room; the range reads as zeroes (`FALLOC_FL_ZERO_RANGE`).
+    ZeroRange,
+}
+
+impl AllocateMode {
+    pub(crate) fn flags(self) -> i32 {
+        match self {
+            Self::PunchHole => libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE,
+            Self::ZeroRange => libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE,
+        }
+    }
+}
+
+/// An operation on a file. Offsets and lengths in bytes.
+pub enum Operation {
+    /// Fill the whole lease from the file. What lies past the end of the file reads as zeroes.
+    Read {
+        /// Where from.
+        file: FileId,
+        /// First byte in the file.
+        offset: u64,
+        /// Where to, and how much: all of its length.
+        lease: Lease,
+    },
+    /// Write the whole lease to the file.
+    Write {
+        /// Where to.
+        file: FileId,
+        /// First byte in the file.
+        offset: u64,
+        /// What, and how much: all of its length.
+        lease: Lease,
+        /// The data is on the medium when the operation ends (`RWF_DSYNC`).
+        sync: bool,
+    },
+    /// Bring the file's written data to the medium.
+    Sync {
+        /// Which file.
+        file: FileId,
+        /// `fdatasync`: leave out metadata that reading the data back does not need.
+        data_only: bool,
+    },
+    /// Change the room of a range.
+    Allocate {
+        /// Which file.
+        file: FileId,
+        /// What to do with it.
+        mode: AllocateMode,
+        /// First byte in the file.
+        offset: u64,
+        /// Bytes, at least 1.
+        len: u64,
+    },
+}
+
+impl Operation {
+    /// The file that the operation is for.
+    #[must_use]
+    pub fn file(&self) -> FileId {
+        match self {
+            Self::Read { file, .. }
+            | Self::Write { file, .. }
+            | Self::Sync { file, .. }
+            | Self::Allocate { file, .. } => *file,
+        }
+    }
+
+    /// The lease that the operation reads from or writes to.
+    #[must_use]
+    pub fn into_lease(self) -> Option<Lease> {
+        match self {
+            Self::Read { lease, .. } | Self::Write { lease, .. } => Some(lease),
+            Self::Sync { .. } | Self::Allocate { .. } => None,
+        }
+    }
+}
+
+impl fmt::Debug for Operation {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Read { offset, lease, .. } => write!(formatter, "Read({}@{offset})", lease.len()),
+            Self::Write {
+                offset,
+                lease,
+                sync,
+                ..
+            } => {
+                write!(formatter, "Write({}@{offset}, sync: {sync})", lease.len())
+            }
+            Self::Sync { data_only, .. } => write!(formatter, "Sync(data_only: {data_only})"),
+            Self::Allocate {
+                mode, offset, len, ..
+            } => {
+                write!(formatter, "{mode:?}({len}@{offset})")
+            }
+        }
+    }
+}
+
+/// The end of an operation.
+#[derive(Debug)]
+pub struct Done {
+    /// The tag that the operation was submitted with.
+    pub tag: u64,
+    /// How it ended. After an error the lease of a read holds anything.
+    pub result: Result<(), Errno>,
+    /// The operation's lease.
+    pub lease: Option<Lease>,
+}
+
+/// The kernel's word on one entry.
+pub(crate) type Outcome = Result<u32, Errno>;
+
+/// Reads a completion's result: a count, or a negated error number.
+pub(crate) fn outcome(raw: i32) -> Outcome {
+    const ERRNO_MAX: i32 = 4095;
+    match u32::try_from(raw) {
+        Ok(count) => Ok(count),
+        Err(_) if raw >= -ERRNO_MAX => Err(Errno::from_raw_os_error(-raw)),
+        Err(_) => Err(Errno::IO),
+    }
+}
+
+/// What to do after an entry's completion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// Some was transferred: send an entry for the rest.
+    Continue,
+    /// Nothing was: send the same entry again.
+    Retry,
+    /// The operation has ended.
+    End(Result<(), Errno>),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Read,
+    Write,
+    /// Ends whole or not at all.
+    Whole,
+}
+
+/// How far an operation has come.
+#[derive(Clone, Copy, Debug)]
+struct Extent {
+    kind: Kind,
+    /// Bytes to transfer.
+    len: u32,
+    /// Bytes transferred.
+    done: u32,
+    retries: u8,
+}
+
+impl Extent {
+    fn advance(&mut self, outcome: Outcome) -> Step {
+        match outcome {
+            Err(Errno::AGAIN | Errno::INTR) if self.retries < RETRIES_MAX => {
+                self.retries += 1;
+                Step::Retry
+            }
+            // A direct read that was cut short between two sectors met the end of the file, and the
+            // kernel takes no further read from there: there is nothing more to come.
+            Err(Errno::INVAL) if self.kind == Kind::Read && self.done > 0 => Step::End(Ok(())),
+            Err(errno) => Step::End(Err(errno)),
+            Ok(count) => self.transferred(count),
+        }
+    }
+
+    fn transferred(&mut self, count: u32) -> Step {
+        match self.kind {
+            Kind::Whole => Step::End(Ok(())),
+            Kind::Read | Kind::Write if count > self.len - self.done => Step::End(Err(Errno::IO)),
+            Kind::Read if count == 0 => Step::End(Ok(())),
+            Kind::Write if count == 0 && self.done < self.len => Step::End(Err(Errno::IO)),
+            Kind::Read | Kind::Write => {
+                self.done += count;
+                self.retries = 0;
+                if self.done == self.len {
+                    Step::End(Ok(()))
+                } else {
+                    Step::Continue
+                }
+            }
+        }
+    }
+}
+
+/// An operation in the kernel's hands.
+pub(crate) struct Pending {
+    tag: u64,
+    pub(crate) operation: Operation,
+    extent: Extent,
+}
+
+impl Pending {
+    pub(crate) fn new(tag: u64, operation: Operation) -> Self {
+        let (kind, len) = match &operation {
+            Operation::Read { lease, .. } => (Kind::Read, lease.len()),
+            Operation::Write { lease, .. } => (Kind::Write, lease.len()),
+            Operation::Sync { .. } | Operation::Allocate { .. } => (Kind::Whole, 0),
+        };
+        let len = u32::try_from(len).expect("a lease is shorter than 4 GiB");
+        Self {
+            tag,
+            operation,
+            extent: Extent {
+                kind,
+                len,
+                done: 0,
+                retries: 0,
+            },
+        }
+    }
+
+    /// Bytes that were transferred already.
+    pub(crate) fn transferred(&self) -> u32 {
+        self.extent.done
+    }
+
+    pub(crate) fn advance(&mut self, outcome: Outcome) -> Step {
+        self.extent.advance(outcome)
+    }
+
+    pub(crate) fn holds_memory(&self) -> bool {
+        self.extent.kind != Kind::Whole
+    }
+
+    /// The end of the operation, once the kernel is done with it.
+    pub(crate) fn end(self, result: Result<(), Errno>) -> Done {
+        let is_read = self.extent.kind == Kind::Read;
+        let mut lease = self.operation.into_lease();
+        if let Some(lease) = &mut lease
+            && is_read
+            && result.is_ok()
+        {
+            lease[self.extent.done as usize..].fill(0);
+        }
+        Done {
+            tag: self.tag,
+            result,
+            lease,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn extent(kind: Kind, len: u32) -> Extent {
+        Extent {
+            kind,
+            len,
+            done: 0,
+            retries: 0,
+        }
+    }
+
+    #[test]
+    fn results_are_counts_or_negated_error_numbers() {
+        assert_eq!(outcome(7), Ok(7));
+        assert_eq!(outcome(-5), Err(Errno::IO));
+        assert_eq!(outcome(-4095), Err(Errno::from_raw_os_error(4095)));
+        assert_eq!(outcome(-4096), Err(Errno::IO));
+        assert_eq!(outcome(i32::MIN), Err(Errno::IO));
+    }
+
+    #[test]
+    fn short_transfers_go_on_and_end_when_whole() {
+        for kind in [Kind::Read, Kind::Write] {
+            let mut extent = extent(kind, 8192);
+            assert_eq!(extent.advance(Ok(4096)), Step::Continue);
+            assert_eq!(extent.advance(Ok(4000)), Step::Continue);
+            assert_eq!(extent.advance(Ok(96)), Step::End(Ok(())));
+        }
+    }
+
+    #[test]
+    fn nothing_read_is_the_end_of_the_file_and_nothing_written_an_error() {
+        assert_eq!(extent(Kind::Read, 512).advance(Ok(0)), Step::End(Ok(())));
+        assert_eq!(
+            extent(Kind::Write, 512).advance(Ok(0)),
+            Step::End(Err(Errno::IO))
+        );
+    }
+
+    #[test]
+    fn a_read_cut_within_a_sector_ends_there() {
+        let mut extent = extent(Kind::Read, 4096);
+        assert_eq!(
+            extent.advance(Err(Errno::INVAL)),
+            Step::End(Err(Errno::INVAL))
+        );
+        assert_eq!(extent.advance(Ok(100)), Step::Continue);
+        assert_eq!(extent.advance(Err(Errno::INVAL)), Step::End(Ok(())));
+        assert_eq!(extent.done, 100);
+    }
+
+    #[test]
+    fn a_write_cut_short_never_turns_into_success() {
+        let mut extent = extent(Kind::Write, 4096);
+        assert_eq!(extent.advance(Ok(100)), Step::Continue);
+        assert_eq!(
+            extent.advance(Err(Errno::INVAL)),
+            Step::End(Err(Errno::INVAL))
+        );
+    }
+
+    #[test]
+    fn a_count_above_what_was_asked_for_is_an_error() {
+        for kind in [Kind::Read, Kind::Write] {
+            assert_eq!(
+                extent(kind, 512).advance(Ok(513)),
+                Step::End(Err(Errno::IO))
+            );
+        }
+    }
+
+    #[test]
+    fn again_is_sent_again_but_not_for_ever() {
+        let mut extent = extent(Kind::Whole, 0);
+        for _ in 0..RETRIES_MAX {
+            assert_eq!(extent.advance(Err(Errno::AGAIN)), Step::Retry);
+        }
+        assert_eq!(
+            extent.advance(Err(Errno::AGAIN)),
+            Step::End(Err(Errno::AGAIN))
+        );
+    }
+
+    #[test]
+    fn progress_earns_new_retries() {
+        let mut extent = extent(Kind::Write, 1024);
+        for _ in 0..RETRIES_MAX {
+            assert_eq!(extent.advance(Err(Errno::INTR)), Step::Retry);
+        }
+        assert_eq!(extent.advance(Ok(512)), Step::Continue);
+        assert_eq!(extent.advance(Err(Errno::INTR)), Step::Retry);
+    }
+}

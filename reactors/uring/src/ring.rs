@@ -1,0 +1,324 @@
+//! The ring as its owner sees it: set-up with what the kernel has, notices of what it has not, and
+//! the three calls of a turn.
+
+use std::fmt;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use arrayvec::ArrayVec;
+use hugemem::Arena;
+use io_uring::IoUring;
+use rustix::io::Errno;
+
+use crate::kernel::{Kernel, RingCounters};
+use crate::operation::{Done, FileId, Operation};
+
+/// The deepest ring, in operations in flight.
+pub const RING_DEPTH_MAX: u32 = 4096;
+
+/// How a ring is made.
+#[derive(Clone, Debug)]
+pub struct RingConfig {
+    /// Operations in flight at most, 1 ..= [`RING_DEPTH_MAX`].
+    pub depth: u32,
+    /// Have the kernel pin the arena once, instead of the pages of each transfer anew.
+    pub fixed_buffers: bool,
+    /// How long dropping the ring waits for operations in flight, before it leaks their leases.
+    pub drop_wait: Duration,
+}
+
+impl RingConfig {
+    /// A ring of `depth` with fixed buffers, waiting up to 5 s when it is dropped.
+    #[must_use]
+    pub fn new(depth: u32) -> Self {
+        Self {
+            depth,
+            fixed_buffers: true,
+            drop_wait: Duration::from_secs(5),
+        }
+    }
+}
+
+/// Why there is no ring, or no further file on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RingError {
+    /// The depth is out of bounds.
+    #[error("a ring of {depth} operations was asked for: 1 to {max} are possible", max = RING_DEPTH_MAX)]
+    Depth {
+        /// What was asked for.
+        depth: u32,
+    },
+    /// The kernel was built without io_uring.
+    #[error("this kernel has no io_uring: it needs Linux 5.6 or newer with CONFIG_IO_URING")]
+    Unsupported,
+    /// The kernel has io_uring, but not for this process.
+    #[error(
+        "io_uring is forbidden for this process: see sysctl kernel.io_uring_disabled, \
+         or the container's seccomp profile"
+    )]
+    Forbidden,
+    /// The memory for the ring may not be locked.
+    #[error(
+        "no memory for a ring of {depth} operations: raise the limit on locked memory (ulimit -l)"
+    )]
+    NoMemory {
+        /// What was asked for.
+        depth: u32,
+    },
+    /// Any other refusal.
+    #[error("the kernel refused an io_uring: {0}")]
+    Refused(Errno),
+    /// The ring holds [`FILES_MAX`](crate::FILES_MAX) files already.
+    #[error("the ring holds its {max} files already", max = crate::FILES_MAX)]
+    TooManyFiles,
+}
+
+/// What a ring could not have, what that costs and what mends it. Displays as one line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Notice {
+    /// The kernel knows none of the ways to run completions on the polling thread alone.
+    OlderKernel {
+        /// Whether it can at least do without interrupts between processors.
+        cooperative: bool,
+    },
+    /// The arena could not be registered as fixed buffers.
+    NoFixedBuffers {
+        /// The arena's length in bytes.
+        bytes: usize,
+        /// Why.
+        errno: Errno,
+    },
+}
+
+impl fmt::Display for Notice {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::OlderKernel { cooperative } => {
+                let cost = if *cooperative {
+                    "file completions are run at any system call"
+                } else {
+                    "file completions interrupt the reactor"
+                };
+                write!(
+                    formatter,
+                    "{cost}: Linux 6.1 or newer runs them in the reactor's own poll"
+                )
+            }
+            Self::NoFixedBuffers { bytes, errno } => {
+                let mib = bytes.div_ceil(1 << 20);
+                write!(
+                    formatter,
+                    "the arena ({mib} MiB) is not registered with io_uring ({errno}): each file \
+                     transfer pins its pages anew"
+                )?;
+                match *errno {
+                    Errno::NOMEM => formatter.write_str(
+                        "; mend it with LimitMEMLOCK=infinity in the unit, or `ulimit -l unlimited`",
+                    ),
+                    _ => Ok(()),
+                }
+            }
+        }
+    }
+}
+
+/// How completions get run, best first. Each needs a newer kernel than the next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Flavour {
+    /// Linux 6.1: on this thread, when it asks (`IORING_SETUP_DEFER_TASKRUN`).
+    Deferred,
+    /// Linux 5.19: on this thread, at its next system call (`IORING_SETUP_COOP_TASKRUN`).
+    Cooperative,
+    /// Linux 5.6: by interrupting this thread.
+    Plain,
+}
+
+impl Flavour {
+    const ALL: [Self; 3] = [Self::Deferred, Self::Cooperative, Self::Plain];
+
+    fn build(self, entries: u32) -> std::io::Result<IoUring> {
+        let mut builder = IoUring::builder();
+        builder.dontfork();
+        match self {
+            Self::Deferred => {
+                builder.setup_submit_all().setup_single_issuer();
+                builder.setup_defer_taskrun().setup_taskrun_flag();
+            }
+            Self::Cooperative => {
+                builder
+                    .setup_submit_all()
+                    .setup_coop_taskrun()
+                    .setup_taskrun_flag();
+            }
+            Self::Plain => {}
+        }
+        builder.build(entries)
+    }
+
+    fn notice(self) -> Option<Notice> {
+        match self {
+            Self::Deferred => None,
+            Self::Cooperative => Some(Notice::OlderKernel { cooperative: true }),
+            Self::Plain => Some(Notice::OlderKernel { cooperative: false }),
+        }
+    }
+}
+
+/// An io_uring for files. Belongs to the thread that made it.
+///
+/// Dropping it with operations in flight cancels them and waits for the kernel to let go of their
+/// memory; leases that it will not let go of in time are leaked and counted ([`crate::leaked_leases`]).
+#[derive(Debug)]
+pub struct Ring {
+    kernel: Kernel,
+    notices: Vec<Notice>,
+}
+
+impl Ring {
+    /// Makes a ring, with `arena` as its fixed buffers if the configuration wants any.
+    ///
+    /// # Errors
+    /// [`RingError`]: the depth is out of bounds, or the kernel gives no ring.
+    pub fn new(config: &RingConfig, arena: Option<&Arc<Arena>>) -> Result<Self, RingError> {
+        Self::with_flavours(config, arena, &Flavour::ALL)
+    }
+
+    fn with_flavours(
+        config: &RingConfig,
+        arena: Option<&Arc<Arena>>,
+        flavours: &[Flavour],
+    ) -> Result<Self, RingError> {
+        if !(1..=RING_DEPTH_MAX).contains(&config.depth) {
+            return Err(RingError::Depth {
+                depth: config.depth,
+            });
+        }
+        let (ring, flavour) = set_up(config.depth, flavours)?;
+        let mut kernel = Kernel::new(ring, config.depth, config.drop_wait);
+        let mut notices: Vec<Notice> = flavour.notice().into_iter().collect();
+        if let Some(arena) = arena.filter(|_| config.fixed_buffers)
+            && let Err(errno) = kernel.register_arena(Arc::clone(arena))
+        {
+            notices.push(Notice::NoFixedBuffers {
+                bytes: arena.region().len(),
+                errno,
+            });
+        }
+        Ok(Self { kernel, notices })
+    }
+
+    /// What the ring could not have.
+    #[must_use]
+    pub fn notices(&self) -> &[Notice] {
+        &self.notices
+    }
+
+    /// Whether transfers to and from the arena go without pinning their pages.
+    #[must_use]
+    pub fn has_fixed_buffers(&self) -> bool {
+        self.kernel.has_fixed_buffers()
+    }
+
+    /// Gives the ring a file, which it keeps open for as long as it lives.
+    ///
+    /// # Errors
+    /// [`RingError::TooManyFiles`].
+    pub fn add_file(&mut self, file: Arc<OwnedFd>) -> Result<FileId, RingError> {
+        self.kernel.add_file(file).ok_or(RingError::TooManyFiles)
+    }
+
+    /// Takes an operation, which ends exactly once, with `tag`, through [`poll`](Self::poll).
+    /// It is on its way after the next [`flush`](Self::flush).
+    ///
+    /// # Errors
+    /// The operation as it came, when the ring is full.
+    ///
+    /// # Panics
+    /// The operation names a file of another ring.
+    pub fn submit(&mut self, tag: u64, operation: Operation) -> Result<(), Operation> {
+        self.kernel.start(tag, operation)
+    }
+
+    /// Enters what was submitted in one system call; does nothing if there is nothing to enter.
+    pub fn flush(&mut self) {
+        self.kernel.enter();
+    }
+
+    /// Moves ended operations into `done` until it is full. Returns how many came.
+    ///
+    /// Makes a system call only if the kernel says that it deferred completions, or to send again
+    /// what it cut short.
+    pub fn poll<const N: usize>(&mut self, done: &mut ArrayVec<Done, N>) -> usize {
+        let before = done.len();
+        self.reap(done);
+        if self.kernel.has_resent() || (!done.is_full() && self.kernel.has_deferred()) {
+            self.kernel.enter();
+            self.reap(done);
+        }
+        done.len() - before
+    }
+
+    fn reap<const N: usize>(&mut self, done: &mut ArrayVec<Done, N>) {
+        while !done.is_full()
+            && let Some(ended) = self.kernel.reap()
+        {
+            done.push(ended);
+        }
+    }
+
+    /// Operations submitted whose end has not been polled.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        self.kernel.in_flight()
+    }
+
+    /// Whether there are operations that the kernel has not been told of: after a
+    /// [`flush`](Self::flush), that it was too busy to take.
+    #[must_use]
+    pub fn has_unflushed(&self) -> bool {
+        self.kernel.unentered()
+    }
+
+    /// What happened besides plain success.
+    #[must_use]
+    pub fn counters(&self) -> RingCounters {
+        self.kernel.counters()
+    }
+}
+
+impl AsFd for Ring {
+    /// Readable when [`Ring::poll`] has something to deliver.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.kernel.as_fd()
+    }
+}
+
+fn set_up(depth: u32, flavours: &[Flavour]) -> Result<(IoUring, Flavour), RingError> {
+    let mut refused = Errno::INVAL;
+    for &flavour in flavours {
+        match flavour.build(depth) {
+            Ok(ring) => return Ok((ring, flavour)),
+            Err(error) => refused = Errno::from_io_error(&error).unwrap_or(Errno::IO),
+        }
+        // A flag that the kernel does not know is the only refusal that fewer flags mend.
+        if refused != Errno::INVAL {
+            break;
+        }
+    }
+    Err(set_up_error(refused, depth))
+}
+
+fn set_up_error(errno: Errno, depth: u32) -> RingError {
+    match errno {
+        Errno::NOSYS => RingError::Unsupported,
+        Errno::PERM | Errno::ACCESS => RingError::Forbidden,
+        Errno::NOMEM => RingError::NoMemory { depth },
+        _ => RingError::Refused(errno),
+    }
+}
+
+#[cfg(test)]
+mod tests;
