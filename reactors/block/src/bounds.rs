@@ -1,0 +1,183 @@
+//! The one check that every queue makes before it takes a request: does it fit the device?
+
+use crate::device::{Deallocate, Geometry};
+use crate::error::DeviceError;
+use crate::request::{Operation, Request};
+
+/// See [`Request::check`].
+pub(crate) fn check(
+    request: &Request,
+    geometry: &Geometry,
+    lends_reads: bool,
+) -> Result<(), DeviceError> {
+    check_data(request, geometry, lends_reads)?;
+    if request.operation == Operation::Flush {
+        return Ok(());
+    }
+    if geometry.read_only && request.operation.changes_medium() {
+        return Err(DeviceError::ReadOnly);
+    }
+    if request.operation == Operation::Deallocate && geometry.deallocate == Deallocate::Unsupported
+    {
+        return Err(DeviceError::Unsupported);
+    }
+    let end = request
+        .lba
+        .checked_add(u64::from(request.blocks))
+        .ok_or(DeviceError::OutOfRange)?;
+    if end > geometry.block_count {
+        return Err(DeviceError::OutOfRange);
+    }
+    if request.operation.has_data() && request.blocks > geometry.max_transfer_blocks {
+        return Err(DeviceError::Unsupported);
+    }
+    Ok(())
+}
+
+/// Data that does not match the range is the caller's bug, not the outside world's.
+fn check_data(
+    request: &Request,
+    geometry: &Geometry,
+    lends_reads: bool,
+) -> Result<(), DeviceError> {
+    let bytes = u64::from(request.blocks) * u64::from(geometry.block_size);
+    let fits = match (&request.data, request.operation.has_data()) {
+        (Some(lease), true) => request.blocks > 0 && lease.len() as u64 == bytes,
+        (None, true) => request.blocks > 0 && request.operation == Operation::Read && lends_reads,
+        (Some(_), false) => false,
+        (None, false) => true,
+    };
+    debug_assert!(fits, "the data does not match the request: {request:?}");
+    if fits {
+        Ok(())
+    } else {
+        Err(DeviceError::Internal)
+    }
+}
+
+/// First byte and length of a request's range, which [`check`] found to lie within the device.
+pub(crate) fn byte_range(request: &Request, geometry: &Geometry) -> (u64, u64) {
+    let block_size = u64::from(geometry.block_size);
+    (
+        request.lba * block_size,
+        u64::from(request.blocks) * block_size,
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const GEOMETRY: Geometry = Geometry {
+        block_size: 4096,
+        block_count: 1000,
+        volatile_write_cache: false,
+        optimal_io_blocks: 1,
+        deallocate: Deallocate::ReadsZero,
+        max_transfer_blocks: 256,
+        read_only: false,
+    };
+
+    fn request(operation: Operation, lba: u64, blocks: u32) -> Request {
+        Request {
+            tag: 0,
+            operation,
+            lba,
+            blocks,
+            data: None,
+        }
+    }
+
+    fn checked(operation: Operation, lba: u64, blocks: u32) -> Result<(), DeviceError> {
+        request(operation, lba, blocks).check(&GEOMETRY, true)
+    }
+
+    const ZEROES: Operation = Operation::WriteZeroes {
+        fua: false,
+        deallocate: false,
+    };
+
+    #[test]
+    fn ranges_that_wrap_or_end_outside_are_refused() {
+        for operation in [Operation::Read, ZEROES, Operation::Deallocate] {
+            for (lba, blocks) in [
+                (1000, 1),
+                (999, 2),
+                (u64::MAX, 1),
+                (u64::MAX, u32::MAX),
+                (1, 1000),
+            ] {
+                assert_eq!(
+                    checked(operation, lba, blocks),
+                    Err(DeviceError::OutOfRange)
+                );
+            }
+            assert_eq!(checked(operation, 999, 1), Ok(()));
+        }
+        assert_eq!(checked(ZEROES, 0, 1000), Ok(()));
+        assert_eq!(checked(ZEROES, 1000, 0), Ok(()));
+        assert_eq!(checked(ZEROES, 1001, 0), Err(DeviceError::OutOfRange));
+    }
+
+    #[test]
+    fn a_transfer_above_the_limit_is_unsupported() {
+        assert_eq!(checked(Operation::Read, 0, 256), Ok(()));
+        assert_eq!(
+            checked(Operation::Read, 0, 257),
+            Err(DeviceError::Unsupported)
+        );
+    }
+
+    #[test]
+    fn a_flush_has_no_range() {
+        assert_eq!(checked(Operation::Flush, u64::MAX, u32::MAX), Ok(()));
+    }
+
+    #[test]
+    fn a_read_only_device_refuses_what_changes_it() {
+        let geometry = Geometry {
+            read_only: true,
+            ..GEOMETRY
+        };
+        for operation in [ZEROES, Operation::Deallocate] {
+            let refused = request(operation, 0, 1).check(&geometry, true);
+            assert_eq!(refused, Err(DeviceError::ReadOnly));
+        }
+        for operation in [Operation::Read, Operation::Flush] {
+            assert_eq!(request(operation, 0, 1).check(&geometry, true), Ok(()));
+        }
+    }
+
+    #[test]
+    fn deallocate_needs_a_device_that_has_it() {
+        let geometry = Geometry {
+            deallocate: Deallocate::Unsupported,
+            ..GEOMETRY
+        };
+        let refused = request(Operation::Deallocate, 0, 1).check(&geometry, true);
+        assert_eq!(refused, Err(DeviceError::Unsupported));
+    }
+
+    #[test]
+    #[cfg_attr(debug_assertions, should_panic(expected = "does not match"))]
+    fn a_read_without_a_lease_needs_a_lending_queue() {
+        let refused = request(Operation::Read, 0, 1).check(&GEOMETRY, false);
+        assert_eq!(refused, Err(DeviceError::Internal));
+    }
+
+    proptest! {
+        #[test]
+        fn accepted_ranges_lie_within_the_device(lba: u64, blocks: u32, count in 1..u64::MAX >> 12) {
+            let geometry = Geometry { block_count: count, ..GEOMETRY };
+            let request = request(ZEROES, lba, blocks);
+            let inside = u128::from(lba) + u128::from(blocks) <= u128::from(count);
+            prop_assert_eq!(request.check(&geometry, false).is_ok(), inside);
+            if inside {
+                let (offset, length) = byte_range(&request, &geometry);
+                prop_assert!(offset + length <= geometry.bytes());
+            }
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! The traits that every block device implements, and what a caller may rely on.
+//!
+//! A [`Device`] is shared by all reactors; a [`DeviceQueue`] belongs to one. The contract of a queue:
+//!
+//! - `submit` either takes a request (which then completes exactly once, through `poll`, with the tag
+//!   and the lease it came with) or hands it back whole in a [`Refusal`].
+//! - `flush` ends a turn in which requests were submitted: nothing submitted earlier may stay behind
+//!   in the queue unseen by the back end.
+//! - `poll` delivers completions in any order, as many as the batch has room for, and never blocks.
+//! - Requests of one queue that are in flight together may be carried out in any order, as NVMe
+//!   commands of one submission queue are. A request submitted after another's completion was polled
+//!   sees that other's effect, on every queue of the device.
+//! - Dropping a queue with requests in flight gives no completions; leases come home as soon as the
+//!   back end can no longer touch them.
+
+use std::os::fd::BorrowedFd;
+
+use hugemem::Pool;
+
+use crate::error::OpenError;
+use crate::health::Health;
+use crate::request::{CompletionBatch, Refusal, Request};
+
+/// The deepest queue that a device opens, in requests.
+pub const QUEUE_DEPTH_MAX: usize = 4096;
+
+/// Block size of a device in bytes: 512 or 4096, the two formats that every NVMe host knows.
+pub const BLOCK_SIZES: [u32; 2] = [512, 4096];
+
+/// What deallocated blocks read as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Deallocate {
+    /// The device takes no [`Operation::Deallocate`](crate::Operation::Deallocate).
+    Unsupported,
+    /// Deallocated blocks read as zeroes.
+    ReadsZero,
+    /// Deallocated blocks may read as anything until they are written.
+    Unspecified,
+}
+
+/// Shape of a device. Constant while the device is open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Geometry {
+    /// Bytes per logical block: 512 or 4096.
+    pub block_size: u32,
+    /// Number of logical blocks.
+    pub block_count: u64,
+    /// Whether a completed write may be lost in a power cut until a flush completes.
+    pub volatile_write_cache: bool,
+    /// Size and alignment, in blocks, at which the back end works best (1 where it does not matter).
+    pub optimal_io_blocks: u32,
+    /// Whether blocks can be deallocated, and what they read as afterwards.
+    pub deallocate: Deallocate,
+    /// Largest read, write or compare in blocks. Write zeroes and deallocate have no limit but the device.
+    pub max_transfer_blocks: u32,
+    /// Whether everything that would change the medium is refused with
+    /// [`DeviceError::ReadOnly`](crate::DeviceError::ReadOnly).
+    pub read_only: bool,
+}
+
+impl Geometry {
+    /// Capacity in bytes.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.block_count * u64::from(self.block_size)
+    }
+}
+
+/// Who a device is, over restarts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceIdentity {
+    /// The device's UUID (RFC 9562, bytes in network order), chosen by the configuration: the same
+    /// device has the same one after every restart.
+    pub uuid: [u8; 16],
+    /// Human-readable kind of back end, ASCII, at most 40 characters (what an NVMe model number holds).
+    pub model: String,
+}
+
+/// What a reactor asks for when it opens a queue.
+#[derive(Clone)]
+pub struct QueueOptions {
+    /// Processor that will poll the queue (for placement; a device may ignore it).
+    pub core: usize,
+    /// Requests in flight at most, 1 ..= [`QUEUE_DEPTH_MAX`].
+    pub depth: usize,
+    /// Where the queue takes the leases that it needs for itself. The queue only ever calls
+    /// [`Pool::take`]: waiting in the pool's line is left to the requests' owner.
+    pub pool: Pool,
+}
+
+/// Whether a draining queue is empty.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Drain {
+    /// Nothing is in flight any more: the queue may be dropped.
+    Done,
+    /// So many requests are still to be polled.
+    Outstanding(usize),
+}
+
+/// A block device. Shared by all reactors; opening a queue is the only thing that they do with it
+/// on their own behalf.
+pub trait Device: Send + Sync {
+    /// Name from the configuration.
+    fn name(&self) -> &str;
+
+    /// Shape of the device.
+    fn geometry(&self) -> Geometry;
+
+    /// Who the device is.
+    fn identity(&self) -> &DeviceIdentity;
+
+    /// Counters and state, summed over all queues. For the control plane: may take a lock.
+    fn health(&self) -> Health;
+
+    /// Opens a queue for the calling thread, which is the only one that will use it.
+    ///
+    /// # Errors
+    /// [`OpenError`]: a depth out of bounds, no memory for the queue's own buffer, no ring from the
+    /// kernel, or the device is gone.
+    fn open_queue(&self, options: QueueOptions) -> Result<Box<dyn DeviceQueue>, OpenError>;
+}
+
+/// One reactor's way to a device.
+pub trait DeviceQueue {
+    /// Whether a read without a lease is welcome: it completes with a loan of the device's own memory.
+    fn lends_reads(&self) -> bool {
+        false
+    }
+
+    /// Takes a request, or hands it back.
+    ///
+    /// # Errors
+    /// [`Refusal::Later`] when the queue is full, [`Refusal::Never`] when the request cannot succeed.
+    /// Both hold the request as it came.
+    fn submit(&mut self, request: Request) -> Result<(), Refusal>;
+
+    /// Ends a turn: everything submitted so far is on its way when this returns.
+    fn flush(&mut self);
+
+    /// Moves finished requests into `completions` until it is full. Returns how many came.
+    fn poll(&mut self, completions: &mut CompletionBatch) -> usize;
+
+    /// Requests submitted whose completion has not been polled.
+    fn in_flight(&self) -> usize;
+
+    /// A descriptor that is readable when `poll` has something to deliver, where the back end has one.
+    fn wake_source(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    /// Whether `poll` may have something to do that [`wake_source`](Self::wake_source) will not tell:
+    /// while this is true, the reactor must go on polling.
+    fn has_ready(&self) -> bool;
+
+    /// Begins (and continues) closing: new requests are refused with
+    /// [`DeviceError::Removed`](crate::DeviceError::Removed) for good, those in flight go on to complete
+    /// through `poll`. Call it, poll, and call it again until it says [`Drain::Done`].
+    fn drain(&mut self) -> Drain;
+}

@@ -1,0 +1,208 @@
+//! What a device answers when it does not succeed, and where each answer comes from.
+//!
+//! The kernel's error numbers become [`DeviceError`]s in exactly one place, [`DeviceError::from_errno`];
+//! whatever serves the device turns a [`DeviceError`] into its own status in exactly one table too.
+
+use rustix::io::Errno;
+
+/// Which way an operation moved data when the kernel refused it: `EIO` means different things.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// Data came from the medium.
+    Read,
+    /// Data, zeroes or cached writes went to the medium.
+    Write,
+}
+
+/// Why a request did not succeed. The data it names is undefined, except after
+/// [`CompareMismatch`](Self::CompareMismatch).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+pub enum DeviceError {
+    /// The range does not lie within the device.
+    #[error("the range lies outside the device")]
+    OutOfRange,
+    /// The back end needs a coarser alignment than the request has.
+    #[error("the request is not aligned as the back end needs it")]
+    Unaligned,
+    /// The medium could not be read.
+    #[error("the medium could not be read")]
+    MediaRead,
+    /// The medium could not be written.
+    #[error("the medium could not be written")]
+    MediaWrite,
+    /// A compare found different data: the one error after which nothing is wrong with the device.
+    #[error("the compared data differs")]
+    CompareMismatch,
+    /// The back end has no room left for data that it had promised to hold.
+    #[error("the back end is full")]
+    NoSpace,
+    /// The device does not take writes.
+    #[error("the device is read-only")]
+    ReadOnly,
+    /// The device is gone or its queue is closing: no request will succeed again on this queue.
+    #[error("the device is gone")]
+    Removed,
+    /// The request was given up before it was carried out, or part of the way through.
+    #[error("the request was aborted")]
+    Aborted,
+    /// The device has no such operation.
+    #[error("the device does not support the operation")]
+    Unsupported,
+    /// Our own mistake or an answer from below that fits no other kind.
+    #[error("internal error")]
+    Internal,
+}
+
+impl DeviceError {
+    /// The device's answer for a kernel error number, given which way the data went.
+    ///
+    /// Numbers that the table does not name are media errors: the kernel failed the transfer, and
+    /// whoever sent the request must not believe that its data is safe.
+    #[must_use]
+    pub fn from_errno(errno: Errno, direction: Direction) -> Self {
+        match errno {
+            Errno::NOSPC | Errno::DQUOT | Errno::FBIG => Self::NoSpace,
+            Errno::ROFS | Errno::PERM | Errno::ACCESS | Errno::TXTBSY => Self::ReadOnly,
+            Errno::NODEV | Errno::NXIO | Errno::STALE | Errno::NOMEDIUM | Errno::SHUTDOWN => {
+                Self::Removed
+            }
+            Errno::OPNOTSUPP | Errno::NOSYS => Self::Unsupported,
+            Errno::CANCELED
+            | Errno::TIMEDOUT
+            | Errno::INTR
+            | Errno::AGAIN
+            | Errno::NOMEM
+            | Errno::NOBUFS => Self::Aborted,
+            Errno::INVAL => Self::Unaligned,
+            Errno::BADF | Errno::FAULT => Self::Internal,
+            _ => match direction {
+                Direction::Read => Self::MediaRead,
+                Direction::Write => Self::MediaWrite,
+            },
+        }
+    }
+
+    /// Whether the error says that the medium failed (counted in [`Health`](crate::Health)).
+    #[must_use]
+    pub fn is_media(self) -> bool {
+        match self {
+            Self::MediaRead | Self::MediaWrite => true,
+            Self::OutOfRange
+            | Self::Unaligned
+            | Self::CompareMismatch
+            | Self::NoSpace
+            | Self::ReadOnly
+            | Self::Removed
+            | Self::Aborted
+            | Self::Unsupported
+            | Self::Internal => false,
+        }
+    }
+}
+
+/// Why a queue could not be opened.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// The depth is zero or above [`QUEUE_DEPTH_MAX`](crate::QUEUE_DEPTH_MAX).
+    #[error("queue depth {depth} is not between 1 and {max}")]
+    Depth {
+        /// What was asked for.
+        depth: usize,
+        /// The largest depth that a queue may have.
+        max: usize,
+    },
+    /// The pool had no lease for the queue's own buffer.
+    #[error("the arena has no free lease of {bytes} bytes for the queue's own buffer")]
+    NoMemory {
+        /// What the queue wanted to reserve.
+        bytes: usize,
+    },
+    /// The device is gone.
+    #[error("the device is gone")]
+    Removed,
+    /// The kernel gave no ring.
+    #[error("no io_uring for the queue")]
+    Ring(#[source] uring::RingError),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_row_of_the_table() {
+        let rows = [
+            (Errno::NOSPC, DeviceError::NoSpace, DeviceError::NoSpace),
+            (Errno::DQUOT, DeviceError::NoSpace, DeviceError::NoSpace),
+            (Errno::FBIG, DeviceError::NoSpace, DeviceError::NoSpace),
+            (Errno::ROFS, DeviceError::ReadOnly, DeviceError::ReadOnly),
+            (Errno::PERM, DeviceError::ReadOnly, DeviceError::ReadOnly),
+            (Errno::ACCESS, DeviceError::ReadOnly, DeviceError::ReadOnly),
+            (Errno::TXTBSY, DeviceError::ReadOnly, DeviceError::ReadOnly),
+            (Errno::NODEV, DeviceError::Removed, DeviceError::Removed),
+            (Errno::NXIO, DeviceError::Removed, DeviceError::Removed),
+            (Errno::STALE, DeviceError::Removed, DeviceError::Removed),
+            (Errno::NOMEDIUM, DeviceError::Removed, DeviceError::Removed),
+            (Errno::SHUTDOWN, DeviceError::Removed, DeviceError::Removed),
+            (
+                Errno::OPNOTSUPP,
+                DeviceError::Unsupported,
+                DeviceError::Unsupported,
+            ),
+            (
+                Errno::NOSYS,
+                DeviceError::Unsupported,
+                DeviceError::Unsupported,
+            ),
+            (Errno::CANCELED, DeviceError::Aborted, DeviceError::Aborted),
+            (Errno::TIMEDOUT, DeviceError::Aborted, DeviceError::Aborted),
+            (Errno::INTR, DeviceError::Aborted, DeviceError::Aborted),
+            (Errno::AGAIN, DeviceError::Aborted, DeviceError::Aborted),
+            (Errno::NOMEM, DeviceError::Aborted, DeviceError::Aborted),
+            (Errno::NOBUFS, DeviceError::Aborted, DeviceError::Aborted),
+            (Errno::INVAL, DeviceError::Unaligned, DeviceError::Unaligned),
+            (Errno::BADF, DeviceError::Internal, DeviceError::Internal),
+            (Errno::FAULT, DeviceError::Internal, DeviceError::Internal),
+            (Errno::IO, DeviceError::MediaRead, DeviceError::MediaWrite),
+            (
+                Errno::NODATA,
+                DeviceError::MediaRead,
+                DeviceError::MediaWrite,
+            ),
+            (
+                Errno::REMOTEIO,
+                DeviceError::MediaRead,
+                DeviceError::MediaWrite,
+            ),
+            (
+                Errno::ILSEQ,
+                DeviceError::MediaRead,
+                DeviceError::MediaWrite,
+            ),
+        ];
+        for (errno, read, write) in rows {
+            assert_eq!(
+                DeviceError::from_errno(errno, Direction::Read),
+                read,
+                "{errno}"
+            );
+            assert_eq!(
+                DeviceError::from_errno(errno, Direction::Write),
+                write,
+                "{errno}"
+            );
+        }
+    }
+
+    #[test]
+    fn no_errno_is_taken_for_success_or_for_a_mismatch() {
+        for raw in 1..=133 {
+            for direction in [Direction::Read, Direction::Write] {
+                let error = DeviceError::from_errno(Errno::from_raw_os_error(raw), direction);
+                assert_ne!(error, DeviceError::CompareMismatch);
+                assert_ne!(error, DeviceError::OutOfRange);
+            }
+        }
+    }
+}

@@ -1,0 +1,235 @@
+//! Counters of a device: each queue counts for itself, the control plane adds them up.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use crate::error::DeviceError;
+use crate::request::Operation;
+
+/// Whether a device can be used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum HealthState {
+    /// In order.
+    #[default]
+    Ready,
+    /// Serving reads only.
+    ReadOnly,
+    /// Gone: every request is refused.
+    Removed,
+}
+
+/// What a device did since it was opened, and how it is. All byte counts are of successful requests.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Health {
+    /// Whether the device can be used.
+    pub state: HealthState,
+    /// Reads completed, also unsuccessful ones.
+    pub reads: u64,
+    /// Bytes read.
+    pub bytes_read: u64,
+    /// Writes completed, also unsuccessful ones.
+    pub writes: u64,
+    /// Bytes written.
+    pub bytes_written: u64,
+    /// Flushes completed.
+    pub flushes: u64,
+    /// Write zeroes completed.
+    pub write_zeroes: u64,
+    /// Deallocations completed.
+    pub deallocates: u64,
+    /// Compares completed, equal or not.
+    pub compares: u64,
+    /// Requests that ended with an error other than a compare's mismatch.
+    pub errors: u64,
+    /// Of these, how many were errors of the medium.
+    pub media_errors: u64,
+    /// Requests that had to wait inside the device: for a lent range, or for memory.
+    pub waits: u64,
+    /// Kelvin, where the back end has a sensor.
+    pub temperature_kelvin: Option<u16>,
+    /// Spare blocks left, where the back end knows: 100 is as new.
+    pub available_spare_percent: Option<u8>,
+    /// Wear, where the back end knows: may exceed 100.
+    pub used_percent: Option<u8>,
+}
+
+const COUNTERS: usize = 11;
+
+/// Index of a counter in [`QueueCounters`].
+#[derive(Clone, Copy)]
+enum Counter {
+    Reads,
+    BytesRead,
+    Writes,
+    BytesWritten,
+    Flushes,
+    WriteZeroes,
+    Deallocates,
+    Compares,
+    Errors,
+    MediaErrors,
+    Waits,
+}
+
+type Totals = [u64; COUNTERS];
+
+/// Counters of one queue. Written by its reactor alone, read by anyone: plain loads and stores do.
+#[derive(Default)]
+struct Cells([AtomicU64; COUNTERS]);
+
+impl Cells {
+    fn add(&self, counter: Counter, amount: u64) {
+        let cell = &self.0[counter as usize];
+        cell.store(
+            cell.load(Ordering::Relaxed).wrapping_add(amount),
+            Ordering::Relaxed,
+        );
+    }
+
+    fn add_to(&self, totals: &mut Totals) {
+        for (total, cell) in totals.iter_mut().zip(&self.0) {
+            *total = total.wrapping_add(cell.load(Ordering::Relaxed));
+        }
+    }
+}
+
+#[derive(Default)]
+struct Register {
+    closed: Totals,
+    open: Vec<Weak<Cells>>,
+}
+
+/// All counters of a device. The lock is taken when a queue opens or closes and when somebody reads
+/// the sum, never by a request.
+#[derive(Default)]
+pub(crate) struct HealthCounters(Mutex<Register>);
+
+impl HealthCounters {
+    pub(crate) fn open_queue(self: &Arc<Self>) -> QueueCounters {
+        let cells = Arc::new(Cells::default());
+        self.lock().open.push(Arc::downgrade(&cells));
+        QueueCounters {
+            cells,
+            device: Arc::clone(self),
+        }
+    }
+
+    pub(crate) fn sum(&self, state: HealthState) -> Health {
+        let mut totals: Totals;
+        {
+            let register = self.lock();
+            totals = register.closed;
+            for cells in register.open.iter().filter_map(Weak::upgrade) {
+                cells.add_to(&mut totals);
+            }
+        }
+        let of = |counter: Counter| totals[counter as usize];
+        Health {
+            state,
+            reads: of(Counter::Reads),
+            bytes_read: of(Counter::BytesRead),
+            writes: of(Counter::Writes),
+            bytes_written: of(Counter::BytesWritten),
+            flushes: of(Counter::Flushes),
+            write_zeroes: of(Counter::WriteZeroes),
+            deallocates: of(Counter::Deallocates),
+            compares: of(Counter::Compares),
+            errors: of(Counter::Errors),
+            media_errors: of(Counter::MediaErrors),
+            waits: of(Counter::Waits),
+            ..Health::default()
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Register> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// One queue's share of a device's counters.
+pub(crate) struct QueueCounters {
+    cells: Arc<Cells>,
+    device: Arc<HealthCounters>,
+}
+
+impl QueueCounters {
+    /// Counts the end of a request over `bytes` bytes.
+    pub(crate) fn completed(
+        &self,
+        operation: Operation,
+        bytes: u64,
+        result: Result<(), DeviceError>,
+    ) {
+        let (commands, moved) = match operation {
+            Operation::Read => (Counter::Reads, Some(Counter::BytesRead)),
+            Operation::Write { .. } => (Counter::Writes, Some(Counter::BytesWritten)),
+            Operation::Flush => (Counter::Flushes, None),
+            Operation::WriteZeroes { .. } => (Counter::WriteZeroes, None),
+            Operation::Deallocate => (Counter::Deallocates, None),
+            Operation::Compare => (Counter::Compares, None),
+        };
+        self.cells.add(commands, 1);
+        match (result, moved) {
+            (Ok(()), Some(moved)) => self.cells.add(moved, bytes),
+            (Ok(()), None) | (Err(DeviceError::CompareMismatch), _) => {}
+            (Err(error), _) => {
+                self.cells.add(Counter::Errors, 1);
+                if error.is_media() {
+                    self.cells.add(Counter::MediaErrors, 1);
+                }
+            }
+        }
+    }
+
+    /// Counts a request that has to wait inside the device.
+    pub(crate) fn waited(&self) {
+        self.cells.add(Counter::Waits, 1);
+    }
+}
+
+impl Drop for QueueCounters {
+    fn drop(&mut self) {
+        let mut register = self.device.lock();
+        self.cells.add_to(&mut register.closed);
+        let cells = Arc::as_ptr(&self.cells);
+        register
+            .open
+            .retain(|open| !std::ptr::eq(open.as_ptr(), cells));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_outlive_their_queue() {
+        let counters = Arc::new(HealthCounters::default());
+        let first = counters.open_queue();
+        let second = counters.open_queue();
+        first.completed(Operation::Read, 4096, Ok(()));
+        first.completed(Operation::Read, 4096, Err(DeviceError::MediaRead));
+        first.completed(Operation::Compare, 512, Err(DeviceError::CompareMismatch));
+        second.completed(Operation::Write { fua: true }, 512, Ok(()));
+        second.completed(Operation::Flush, 0, Err(DeviceError::Aborted));
+        second.waited();
+        let expected = Health {
+            reads: 2,
+            bytes_read: 4096,
+            writes: 1,
+            bytes_written: 512,
+            flushes: 1,
+            compares: 1,
+            errors: 2,
+            media_errors: 1,
+            waits: 1,
+            ..Health::default()
+        };
+        assert_eq!(counters.sum(HealthState::Ready), expected);
+        drop(first);
+        assert_eq!(counters.sum(HealthState::Ready), expected);
+        drop(second);
+        assert_eq!(counters.sum(HealthState::Ready), expected);
+        assert!(counters.lock().open.is_empty());
+    }
+}

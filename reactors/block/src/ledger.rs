@@ -1,0 +1,139 @@
+//! The book-keeping that every queue of this crate needs: admission, what is in flight, what has
+//! ended but was not polled, and the counters.
+
+use std::collections::VecDeque;
+
+use hugemem::Data;
+
+use crate::device::{Drain, Geometry, QUEUE_DEPTH_MAX};
+use crate::error::{DeviceError, OpenError};
+use crate::health::QueueCounters;
+use crate::request::{Completion, CompletionBatch, Operation, Refusal, Request};
+
+pub(crate) struct Ledger {
+    ready: VecDeque<Completion>,
+    in_flight: usize,
+    depth: usize,
+    closing: bool,
+    lends_reads: bool,
+    geometry: Geometry,
+    counters: QueueCounters,
+}
+
+/// Checks a queue's depth.
+pub(crate) fn check_depth(depth: usize) -> Result<(), OpenError> {
+    if (1..=QUEUE_DEPTH_MAX).contains(&depth) {
+        Ok(())
+    } else {
+        Err(OpenError::Depth {
+            depth,
+            max: QUEUE_DEPTH_MAX,
+        })
+    }
+}
+
+impl Ledger {
+    pub(crate) fn new(
+        depth: usize,
+        geometry: Geometry,
+        lends_reads: bool,
+        counters: QueueCounters,
+    ) -> Result<Self, OpenError> {
+        check_depth(depth)?;
+        let ready = VecDeque::with_capacity(depth);
+        Ok(Self {
+            ready,
+            in_flight: 0,
+            depth,
+            closing: false,
+            lends_reads,
+            geometry,
+            counters,
+        })
+    }
+
+    pub(crate) fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    /// Takes a request in, which must then come to an [`end`](Self::end), or refuses it.
+    pub(crate) fn admit(&mut self, request: Request) -> Result<Request, Refusal> {
+        if self.closing {
+            return Err(Refusal::Never(request, DeviceError::Removed));
+        }
+        if let Err(error) = request.check(&self.geometry, self.lends_reads) {
+            return Err(Refusal::Never(request, error));
+        }
+        if self.in_flight == self.depth {
+            return Err(Refusal::Later(request));
+        }
+        self.in_flight += 1;
+        Ok(request)
+    }
+
+    /// Counts a request's end and keeps its completion for the next poll.
+    pub(crate) fn end(
+        &mut self,
+        ended: Ended,
+        result: Result<(), DeviceError>,
+        data: Option<Data>,
+    ) {
+        self.counters
+            .completed(ended.operation, ended.bytes, result);
+        debug_assert!(self.ready.len() < self.in_flight, "more ends than requests");
+        self.ready.push_back(Completion {
+            tag: ended.tag,
+            result,
+            data,
+        });
+    }
+
+    /// Counts a request that has to wait inside the device.
+    pub(crate) fn waited(&self) {
+        self.counters.waited();
+    }
+
+    /// Moves completions out, as many as there is room for.
+    pub(crate) fn deliver(&mut self, completions: &mut CompletionBatch) -> usize {
+        let count = completions.remaining_capacity().min(self.ready.len());
+        completions.extend(self.ready.drain(..count));
+        self.in_flight -= count;
+        count
+    }
+
+    pub(crate) fn has_ready(&self) -> bool {
+        !self.ready.is_empty()
+    }
+
+    pub(crate) fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+
+    pub(crate) fn drain(&mut self) -> Drain {
+        self.closing = true;
+        if self.in_flight == 0 {
+            Drain::Done
+        } else {
+            Drain::Outstanding(self.in_flight)
+        }
+    }
+}
+
+/// What a completion repeats of its request, and what the counters want of it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ended {
+    pub(crate) tag: u64,
+    pub(crate) operation: Operation,
+    pub(crate) bytes: u64,
+}
+
+impl Ended {
+    pub(crate) fn of(request: &Request, geometry: &Geometry) -> Self {
+        let bytes = u64::from(request.blocks) * u64::from(geometry.block_size);
+        Self {
+            tag: request.tag,
+            operation: request.operation,
+            bytes,
+        }
+    }
+}

@@ -1,0 +1,327 @@
+//! A device in RAM. Reads are lent without a copy; writes are one copy.
+//!
+//! A range that is lent cannot be written until the loan is dropped, and the other way round. A
+//! request that meets such a hold waits in the queue's own line, is tried again at each poll, and
+//! holds back later requests of the queue that touch the same memory, so that a stream of reads
+//! cannot keep a write out for ever. Requests that touch other memory pass it.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use hugemem::{Data, PagePolicy, RegionError, Store, StoreHandle, UNIT_BYTES};
+
+use crate::bounds::byte_range;
+use crate::device::{
+    Deallocate, Device, DeviceIdentity, DeviceQueue, Drain, Geometry, QueueOptions,
+};
+use crate::error::{DeviceError, OpenError};
+use crate::health::{Health, HealthCounters, HealthState};
+use crate::ledger::{Ended, Ledger};
+use crate::request::{CompletionBatch, Operation, Refusal, Request};
+use crate::shape::{ShapeError, block_count, max_transfer_blocks};
+
+/// Bytes that one poll zeroes at most, so that clearing a whole device does not stall its reactor.
+const ZERO_BYTES_PER_POLL_MAX: usize = 1 << 20;
+
+/// What a [`MemoryDevice`] is to be.
+#[derive(Clone, Debug)]
+pub struct MemoryOptions {
+    /// Name from the configuration.
+    pub name: String,
+    /// The device's UUID.
+    pub uuid: [u8; 16],
+    /// Capacity in bytes: a multiple of the block size.
+    pub size_bytes: u64,
+    /// Bytes per block: 512 or 4096.
+    pub block_size: u32,
+    /// Pages to take the memory in.
+    pub pages: PagePolicy,
+    /// Refuse everything that would change the medium.
+    pub read_only: bool,
+}
+
+/// Why there is no memory device.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum MemoryError {
+    /// The size is impossible.
+    #[error(transparent)]
+    Shape(#[from] ShapeError),
+    /// The memory could not be had.
+    #[error("no memory for a RAM device of {size_bytes} bytes")]
+    Memory {
+        /// What was asked for.
+        size_bytes: u64,
+        /// Why it could not be had.
+        source: RegionError,
+    },
+}
+
+/// A device in RAM, all zeroes at first, gone with the process.
+pub struct MemoryDevice {
+    name: String,
+    identity: DeviceIdentity,
+    geometry: Geometry,
+    store: Arc<Store>,
+    counters: Arc<HealthCounters>,
+}
+
+impl MemoryDevice {
+    /// Takes the memory and makes the device.
+    ///
+    /// # Errors
+    /// [`MemoryError`].
+    pub fn new(options: MemoryOptions) -> Result<Self, MemoryError> {
+        let size_bytes = options.size_bytes;
+        let block_count = block_count(size_bytes, options.block_size)?;
+        let len = usize::try_from(size_bytes).map_err(|_| ShapeError::TooLarge { size_bytes })?;
+        let store = Store::new(len, options.pages)
+            .map_err(|source| MemoryError::Memory { size_bytes, source })?;
+        let geometry = Geometry {
+            block_size: options.block_size,
+            block_count,
+            volatile_write_cache: false,
+            optimal_io_blocks: UNIT_BYTES as u32 / options.block_size,
+            deallocate: Deallocate::ReadsZero,
+            max_transfer_blocks: max_transfer_blocks(options.block_size),
+            read_only: options.read_only,
+        };
+        Ok(Self {
+            name: options.name,
+            identity: DeviceIdentity {
+                uuid: options.uuid,
+                model: "Windlass memory".into(),
+            },
+            geometry,
+            store,
+            counters: Arc::default(),
+        })
+    }
+
+    /// The memory, for its notices and for whoever maps it for a network card.
+    #[must_use]
+    pub fn store(&self) -> &Arc<Store> {
+        &self.store
+    }
+}
+
+impl Device for MemoryDevice {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    fn identity(&self) -> &DeviceIdentity {
+        &self.identity
+    }
+
+    fn health(&self) -> Health {
+        let read_only = self.geometry.read_only;
+        self.counters.sum(if read_only {
+            HealthState::ReadOnly
+        } else {
+            HealthState::Ready
+        })
+    }
+
+    fn open_queue(&self, options: QueueOptions) -> Result<Box<dyn DeviceQueue>, OpenError> {
+        let counters = self.counters.open_queue();
+        Ok(Box::new(MemoryQueue {
+            ledger: Ledger::new(options.depth, self.geometry, true, counters)?,
+            store: self.store.handle(),
+            parked: VecDeque::with_capacity(options.depth),
+        }))
+    }
+}
+
+/// A request and how far it has come.
+struct Attempt {
+    request: Request,
+    /// Bytes of the device, less what is done already.
+    offset: usize,
+    len: usize,
+}
+
+/// Where one try left a request.
+enum Tried {
+    Ended(Result<(), DeviceError>, Option<Data>),
+    /// Memory that it needs is held.
+    Held,
+    /// This poll has zeroed enough.
+    Unfinished,
+}
+
+impl Attempt {
+    fn new(request: Request, geometry: &Geometry) -> Self {
+        let (offset, len) = match request.operation {
+            Operation::Flush => (0, 0),
+            _ => byte_range(&request, geometry),
+        };
+        // The device is in memory, so its offsets fit.
+        Self {
+            request,
+            offset: offset as usize,
+            len: len as usize,
+        }
+    }
+
+    /// Whether both touch a unit of memory that can only be held whole.
+    fn meets(&self, other: &Self) -> bool {
+        let units = |attempt: &Self| {
+            let first = attempt.offset / UNIT_BYTES;
+            first..(attempt.offset + attempt.len).div_ceil(UNIT_BYTES)
+        };
+        let (one, two) = (units(self), units(other));
+        self.len > 0 && other.len > 0 && one.start < two.end && two.start < one.end
+    }
+
+    fn go_on(&mut self, store: &StoreHandle, zero_budget: &mut usize) -> Tried {
+        let data = &mut self.request.data;
+        let done = match (self.request.operation, data.as_mut()) {
+            (Operation::Read, None) => match store.try_lend(self.offset, self.len) {
+                Some(loan) => return Tried::Ended(Ok(()), Some(Data::Loan(loan))),
+                None => false,
+            },
+            (Operation::Read, Some(lease)) => store.try_read(self.offset, lease),
+            (Operation::Write { .. }, Some(lease)) => store.try_write(self.offset, lease),
+            (Operation::Compare, Some(lease)) => match store.try_equal(self.offset, lease) {
+                Some(true) => true,
+                Some(false) => {
+                    let data = data.take().map(Data::Lease);
+                    return Tried::Ended(Err(DeviceError::CompareMismatch), data);
+                }
+                None => false,
+            },
+            (Operation::Flush, _) => true,
+            (Operation::WriteZeroes { deallocate, .. }, _) => {
+                return self.zero(store, deallocate, zero_budget);
+            }
+            (Operation::Deallocate, _) => return self.zero(store, true, zero_budget),
+            (Operation::Write { .. } | Operation::Compare, None) => {
+                unreachable!("admission checked that the request has its data")
+            }
+        };
+        if done {
+            Tried::Ended(Ok(()), data.take().map(Data::Lease))
+        } else {
+            Tried::Held
+        }
+    }
+
+    fn zero(&mut self, store: &StoreHandle, discard: bool, budget: &mut usize) -> Tried {
+        while self.len > 0 {
+            // Pieces end at unit boundaries, so that no unit is taken twice.
+            let piece_end = (self.offset + ZERO_PIECE_BYTES) / ZERO_PIECE_BYTES * ZERO_PIECE_BYTES;
+            let piece = self.len.min(piece_end - self.offset);
+            if piece > *budget {
+                return Tried::Unfinished;
+            }
+            let zeroed = if discard {
+                store.try_discard(self.offset, piece)
+            } else {
+                store.try_zero(self.offset, piece)
+            };
+            if !zeroed {
+                return Tried::Held;
+            }
+            *budget -= piece;
+            self.offset += piece;
+            self.len -= piece;
+        }
+        Tried::Ended(Ok(()), None)
+    }
+}
+
+/// Bytes zeroed with one hold.
+const ZERO_PIECE_BYTES: usize = 64 * 1024;
+const _: () = assert!(ZERO_PIECE_BYTES.is_multiple_of(UNIT_BYTES));
+const _: () = assert!(ZERO_PIECE_BYTES <= ZERO_BYTES_PER_POLL_MAX);
+
+struct MemoryQueue {
+    ledger: Ledger,
+    store: StoreHandle,
+    /// Requests that met a hold or are not finished, oldest first.
+    parked: VecDeque<Attempt>,
+}
+
+impl MemoryQueue {
+    /// Tries what is parked again, oldest first.
+    fn retry(&mut self) {
+        let mut zero_budget = ZERO_BYTES_PER_POLL_MAX;
+        let mut index = 0;
+        while index < self.parked.len() {
+            let (earlier, rest) = self.parked.as_mut_slices();
+            debug_assert!(rest.is_empty(), "the line was made contiguous");
+            let (earlier, rest) = earlier.split_at_mut(index);
+            let attempt = &mut rest[0];
+            if earlier.iter().any(|other| other.meets(attempt)) {
+                index += 1;
+                continue;
+            }
+            match attempt.go_on(&self.store, &mut zero_budget) {
+                Tried::Held | Tried::Unfinished => index += 1,
+                Tried::Ended(result, data) => {
+                    let ended = Ended::of(&attempt.request, self.ledger.geometry());
+                    self.ledger.end(ended, result, data);
+                    self.parked.remove(index);
+                }
+            }
+        }
+    }
+}
+
+impl DeviceQueue for MemoryQueue {
+    fn lends_reads(&self) -> bool {
+        true
+    }
+
+    fn submit(&mut self, request: Request) -> Result<(), Refusal> {
+        let request = self.ledger.admit(request)?;
+        let ended = Ended::of(&request, self.ledger.geometry());
+        let mut attempt = Attempt::new(request, self.ledger.geometry());
+        // What is zeroed here comes out of the next poll's time, so one piece only.
+        let mut zero_budget = ZERO_PIECE_BYTES;
+        let tried = if self.parked.iter().any(|other| other.meets(&attempt)) {
+            Tried::Held
+        } else {
+            attempt.go_on(&self.store, &mut zero_budget)
+        };
+        match tried {
+            Tried::Ended(result, data) => self.ledger.end(ended, result, data),
+            Tried::Held => {
+                self.ledger.waited();
+                self.parked.push_back(attempt);
+            }
+            Tried::Unfinished => self.parked.push_back(attempt),
+        }
+        Ok(())
+    }
+
+    fn flush(&mut self) {}
+
+    fn poll(&mut self, completions: &mut CompletionBatch) -> usize {
+        if !self.parked.is_empty() {
+            self.parked.make_contiguous();
+            self.retry();
+        }
+        self.ledger.deliver(completions)
+    }
+
+    fn in_flight(&self) -> usize {
+        self.ledger.in_flight()
+    }
+
+    fn has_ready(&self) -> bool {
+        self.ledger.has_ready() || !self.parked.is_empty()
+    }
+
+    fn drain(&mut self) -> Drain {
+        self.ledger.drain()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,150 @@
+//! A device that is nowhere: every request completes at once and no data moves. It is the ceiling
+//! that other devices are measured against.
+
+use std::sync::Arc;
+
+use hugemem::{Data, PagePolicy, RegionError, Store, StoreHandle};
+
+use crate::device::{
+    Deallocate, Device, DeviceIdentity, DeviceQueue, Drain, Geometry, QueueOptions,
+};
+use crate::error::OpenError;
+use crate::health::{Health, HealthCounters, HealthState};
+use crate::ledger::{Ended, Ledger};
+use crate::request::{CompletionBatch, Operation, Refusal, Request};
+use crate::shape::{ShapeError, TRANSFER_BYTES_MAX, block_count, max_transfer_blocks};
+
+/// What a [`NullDevice`] is to be.
+#[derive(Clone, Debug)]
+pub struct NullOptions {
+    /// Name from the configuration.
+    pub name: String,
+    /// The device's UUID.
+    pub uuid: [u8; 16],
+    /// Capacity that it pretends to have, in bytes.
+    pub size_bytes: u64,
+    /// Bytes per block: 512 or 4096.
+    pub block_size: u32,
+}
+
+/// Why there is no null device.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum NullError {
+    /// The size is impossible.
+    #[error(transparent)]
+    Shape(#[from] ShapeError),
+    /// No memory for the zeroes that it lends.
+    #[error("no memory for the zeroes that a null device lends")]
+    Memory(#[from] RegionError),
+}
+
+/// A device without a medium. Reads without a lease get a loan of zeroes; reads with a lease get it
+/// back as it came; writes vanish; compares are equal.
+pub struct NullDevice {
+    name: String,
+    identity: DeviceIdentity,
+    geometry: Geometry,
+    zeroes: Arc<Store>,
+    counters: Arc<HealthCounters>,
+}
+
+impl NullDevice {
+    /// Makes the device, with [`TRANSFER_BYTES_MAX`] of memory for the zeroes that it lends.
+    ///
+    /// # Errors
+    /// [`NullError`].
+    pub fn new(options: NullOptions) -> Result<Self, NullError> {
+        let geometry = Geometry {
+            block_size: options.block_size,
+            block_count: block_count(options.size_bytes, options.block_size)?,
+            volatile_write_cache: false,
+            optimal_io_blocks: 1,
+            deallocate: Deallocate::Unspecified,
+            max_transfer_blocks: max_transfer_blocks(options.block_size),
+            read_only: false,
+        };
+        Ok(Self {
+            name: options.name,
+            identity: DeviceIdentity {
+                uuid: options.uuid,
+                model: "Windlass null".into(),
+            },
+            geometry,
+            zeroes: Store::new(TRANSFER_BYTES_MAX, PagePolicy::Ordinary)?,
+            counters: Arc::default(),
+        })
+    }
+}
+
+impl Device for NullDevice {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    fn identity(&self) -> &DeviceIdentity {
+        &self.identity
+    }
+
+    fn health(&self) -> Health {
+        self.counters.sum(HealthState::Ready)
+    }
+
+    fn open_queue(&self, options: QueueOptions) -> Result<Box<dyn DeviceQueue>, OpenError> {
+        let counters = self.counters.open_queue();
+        let ledger = Ledger::new(options.depth, self.geometry, true, counters)?;
+        Ok(Box::new(NullQueue {
+            ledger,
+            zeroes: self.zeroes.handle(),
+        }))
+    }
+}
+
+struct NullQueue {
+    ledger: Ledger,
+    zeroes: StoreHandle,
+}
+
+impl DeviceQueue for NullQueue {
+    fn lends_reads(&self) -> bool {
+        true
+    }
+
+    fn submit(&mut self, request: Request) -> Result<(), Refusal> {
+        let request = self.ledger.admit(request)?;
+        let ended = Ended::of(&request, self.ledger.geometry());
+        let data = match request.data {
+            Some(lease) => Some(Data::Lease(lease)),
+            // Nobody ever writes the zeroes, so nothing is in the way of lending them.
+            None if request.operation == Operation::Read => self
+                .zeroes
+                .try_lend(0, ended.bytes as usize)
+                .map(Data::Loan),
+            None => None,
+        };
+        self.ledger.end(ended, Ok(()), data);
+        Ok(())
+    }
+
+    fn flush(&mut self) {}
+
+    fn poll(&mut self, completions: &mut CompletionBatch) -> usize {
+        self.ledger.deliver(completions)
+    }
+
+    fn in_flight(&self) -> usize {
+        self.ledger.in_flight()
+    }
+
+    fn has_ready(&self) -> bool {
+        self.ledger.has_ready()
+    }
+
+    fn drain(&mut self) -> Drain {
+        self.ledger.drain()
+    }
+}

@@ -1,0 +1,143 @@
+//! What goes into a device queue and what comes out of it.
+
+use std::fmt;
+
+use arrayvec::ArrayVec;
+use hugemem::{Data, Lease};
+
+use crate::bounds::check;
+use crate::device::Geometry;
+use crate::error::DeviceError;
+
+/// What a request asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Operation {
+    /// Read the range into the request's lease, or, without one, complete with a loan.
+    Read,
+    /// Write the request's lease to the range.
+    Write {
+        /// The data is on the medium when the request completes.
+        fua: bool,
+    },
+    /// Everything that completed before this was submitted is on the medium when it completes.
+    /// The range is ignored.
+    Flush,
+    /// Make the range read as zeroes.
+    WriteZeroes {
+        /// The zeroes are on the medium when the request completes.
+        fua: bool,
+        /// The device may give the blocks' room away.
+        deallocate: bool,
+    },
+    /// Give the range's room away: a hint, after which it reads as
+    /// [`Geometry::deallocate`] says.
+    Deallocate,
+    /// Compare the range with the request's lease.
+    Compare,
+}
+
+impl Operation {
+    /// Whether the operation carries `blocks × block_size` bytes in a lease.
+    #[must_use]
+    pub fn has_data(self) -> bool {
+        match self {
+            Self::Read | Self::Write { .. } | Self::Compare => true,
+            Self::Flush | Self::WriteZeroes { .. } | Self::Deallocate => false,
+        }
+    }
+
+    /// Whether the operation changes the medium, and so is refused on a read-only device.
+    #[must_use]
+    pub fn changes_medium(self) -> bool {
+        match self {
+            Self::Write { .. } | Self::WriteZeroes { .. } | Self::Deallocate => true,
+            Self::Read | Self::Flush | Self::Compare => false,
+        }
+    }
+}
+
+/// One request to a device.
+pub struct Request {
+    /// Chosen by the caller and given back in the completion; the queue does not look at it.
+    pub tag: u64,
+    /// What to do.
+    pub operation: Operation,
+    /// First block of the range.
+    pub lba: u64,
+    /// Length of the range in blocks. At least 1 for reads, writes and compares; 0 is a range of
+    /// nothing for write zeroes and deallocate.
+    pub blocks: u32,
+    /// `blocks × block_size` bytes for a read, write or compare (none for a read where the queue
+    /// [`lends_reads`](crate::DeviceQueue::lends_reads)); none for everything else.
+    pub data: Option<Lease>,
+}
+
+impl Request {
+    /// Whether the request fits the device.
+    ///
+    /// # Errors
+    /// [`DeviceError::OutOfRange`] and [`DeviceError::ReadOnly`] are the peer's mistakes and answers;
+    /// [`DeviceError::Internal`] is ours (data that does not match the range): debug builds panic on it.
+    pub fn check(&self, geometry: &Geometry, lends_reads: bool) -> Result<(), DeviceError> {
+        check(self, geometry, lends_reads)
+    }
+}
+
+impl fmt::Debug for Request {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("Request")
+            .field("tag", &self.tag)
+            .field("operation", &self.operation)
+            .field("lba", &self.lba)
+            .field("blocks", &self.blocks)
+            .field("data_bytes", &self.data.as_ref().map(Lease::len))
+            .finish()
+    }
+}
+
+/// The end of one request.
+pub struct Completion {
+    /// The request's tag.
+    pub tag: u64,
+    /// How it ended. After an error the content of `data` is undefined.
+    pub result: Result<(), DeviceError>,
+    /// The request's lease, or, for a successful read without one, a loan of `blocks × block_size` bytes.
+    pub data: Option<Data>,
+}
+
+impl fmt::Debug for Completion {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("Completion")
+            .field("tag", &self.tag)
+            .field("result", &self.result)
+            .field("data_bytes", &self.data.as_ref().map(|data| data.len()))
+            .finish()
+    }
+}
+
+/// A request that the queue did not take, handed back as it came.
+#[derive(Debug)]
+pub enum Refusal {
+    /// The queue is full: the same request will be taken once completions were polled.
+    Later(Request),
+    /// The request will never succeed, for this reason.
+    Never(Request, DeviceError),
+}
+
+impl Refusal {
+    /// The request as it came.
+    #[must_use]
+    pub fn into_request(self) -> Request {
+        match self {
+            Self::Later(request) | Self::Never(request, _) => request,
+        }
+    }
+}
+
+/// Completions moved by one poll at most.
+pub const COMPLETIONS_PER_POLL_MAX: usize = 64;
+
+/// The caller's array that a poll fills.
+pub type CompletionBatch = ArrayVec<Completion, COMPLETIONS_PER_POLL_MAX>;

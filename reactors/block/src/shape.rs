@@ -1,0 +1,100 @@
+//! Sizes that a device may have.
+
+use crate::device::BLOCK_SIZES;
+
+/// Largest read, write or compare of the devices in this crate, in bytes: the arena's largest lease.
+pub const TRANSFER_BYTES_MAX: usize = 1 << 20;
+
+/// Why a device cannot have the size that was asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ShapeError {
+    /// The block size is not one of [`BLOCK_SIZES`].
+    #[error("a block size of {block_size} bytes: 512 and 4096 are possible")]
+    BlockSize {
+        /// What was asked for, in bytes.
+        block_size: u32,
+    },
+    /// The device would have no block.
+    #[error("a device of 0 bytes")]
+    Empty,
+    /// The size is no whole number of blocks.
+    #[error("{size_bytes} bytes are no whole number of blocks of {block_size} bytes")]
+    Uneven {
+        /// What was asked for, in bytes.
+        size_bytes: u64,
+        /// Bytes per block.
+        block_size: u32,
+    },
+    /// The size is beyond what the back end can address.
+    #[error("{size_bytes} bytes are more than a device of this kind can have")]
+    TooLarge {
+        /// What was asked for, in bytes.
+        size_bytes: u64,
+    },
+}
+
+/// Number of blocks of a device, none of which lies beyond what a file offset can name.
+pub(crate) fn block_count(size_bytes: u64, block_size: u32) -> Result<u64, ShapeError> {
+    check_block_size(block_size)?;
+    if size_bytes == 0 {
+        return Err(ShapeError::Empty);
+    }
+    if !size_bytes.is_multiple_of(u64::from(block_size)) {
+        return Err(ShapeError::Uneven {
+            size_bytes,
+            block_size,
+        });
+    }
+    if i64::try_from(size_bytes).is_err() {
+        return Err(ShapeError::TooLarge { size_bytes });
+    }
+    Ok(size_bytes / u64::from(block_size))
+}
+
+pub(crate) fn check_block_size(block_size: u32) -> Result<(), ShapeError> {
+    if BLOCK_SIZES.contains(&block_size) {
+        Ok(())
+    } else {
+        Err(ShapeError::BlockSize { block_size })
+    }
+}
+
+/// [`TRANSFER_BYTES_MAX`] in blocks.
+pub(crate) fn max_transfer_blocks(block_size: u32) -> u32 {
+    TRANSFER_BYTES_MAX as u32 / block_size
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_that_no_device_has() {
+        for block_size in [0, 1, 511, 520, 1024, 8192, u32::MAX] {
+            assert_eq!(
+                block_count(8192, block_size),
+                Err(ShapeError::BlockSize { block_size })
+            );
+        }
+        assert_eq!(block_count(0, 512), Err(ShapeError::Empty));
+        let uneven = ShapeError::Uneven {
+            size_bytes: 4095,
+            block_size: 512,
+        };
+        assert_eq!(block_count(4095, 512), Err(uneven));
+        let size_bytes = 1 << 63;
+        assert_eq!(
+            block_count(size_bytes, 512),
+            Err(ShapeError::TooLarge { size_bytes })
+        );
+    }
+
+    #[test]
+    fn whole_numbers_of_blocks() {
+        assert_eq!(block_count(8192, 512), Ok(16));
+        assert_eq!(block_count((1 << 63) - 4096, 4096), Ok((1 << 51) - 1));
+        assert_eq!(max_transfer_blocks(512), 2048);
+        assert_eq!(max_transfer_blocks(4096), 256);
+    }
+}
