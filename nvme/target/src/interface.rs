@@ -1,0 +1,226 @@
+//! What a transport hands to the core and gets back: arrivals, work, completions, closes.
+//!
+//! A command's way: [`TargetCore::admit`](crate::TargetCore::admit) checks it once and answers
+//! [`Admission::Work`]; the transport finds memory and moves the host's data as [`Work`] says;
+//! [`TargetCore::execute`](crate::TargetCore::execute) consumes the work; the answer comes back as
+//! [`Completed`]. `Work` is not `Clone`: it is the right to one answer.
+
+use hugemem::Data;
+use nvme_spec::Cqe;
+
+use crate::admin::AdminWork;
+use crate::config::PortId;
+use crate::io::IoWork;
+
+/// A transport on one reactor, as
+/// [`TargetCore::register_transport`](crate::TargetCore::register_transport) numbered it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct TransportId(pub u8);
+
+/// A queue of this core. A stale handle is recognised by its generation and harms nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct QueueId {
+    pub(crate) slot: u32,
+    pub(crate) generation: u32,
+}
+
+/// Where the first capsule of a connection came in.
+#[derive(Clone, Copy, Debug)]
+pub struct Arrival {
+    /// The transport that asks.
+    pub transport: TransportId,
+    /// The port whose listener accepted the connection; the discovery log is filtered by it.
+    pub port: PortId,
+    /// The transport's own token; comes back in [`Close`].
+    pub connection: u32,
+    /// Bytes of data that an I/O command capsule of this transport may carry: becomes IOCCSZ.
+    /// Admin and Fabrics capsules may carry [`ADMIN_IN_CAPSULE_MAX_BYTES`] whatever it says.
+    pub in_capsule_max: u32,
+}
+
+/// Data that the capsule of an admin or Fabrics command may carry (TCP 1.1 §3.3.1.1).
+pub const ADMIN_IN_CAPSULE_MAX_BYTES: u32 = 8192;
+
+/// What a transport needs to know of a queue that was just created.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QueueInfo {
+    /// Queue identifier; 0 is the admin queue.
+    pub qid: u16,
+    /// Commands that the host may have outstanding at once, which is the queue's size in entries.
+    pub depth: u16,
+    /// Whether this is the admin queue, with events and Fabrics commands.
+    pub admin: bool,
+    /// The controller that the queue belongs to.
+    pub controller_id: u16,
+    /// Bytes of in-capsule data that commands of this queue may carry.
+    pub in_capsule_max: u32,
+}
+
+/// The answer to a connection's first capsule.
+#[derive(Debug)]
+pub enum ConnectOutcome {
+    /// The queue exists from now on.
+    Accepted {
+        /// Its handle.
+        queue: QueueId,
+        /// The response capsule to send.
+        response: Cqe,
+        /// Its shape.
+        info: QueueInfo,
+    },
+    /// There is no queue: send the response and close the connection.
+    Rejected(Cqe),
+}
+
+/// Which way a command's data goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Direction {
+    /// No data.
+    None,
+    /// The transport fetches [`Work::bytes`] bytes from the host before it executes.
+    FromHost,
+    /// The transport sends [`Completed::bytes`] bytes to the host with a successful answer.
+    ToHost,
+}
+
+/// Where the host's data lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DataSource {
+    /// In the command capsule, behind the submission queue entry. Only from the host.
+    InCapsule {
+        /// Bytes from the start of the in-capsule data area.
+        offset: u32,
+    },
+    /// Moved by the transport's own data units (TCP: H2CData and C2HData).
+    TransportSgl,
+    /// In memory that the host registered (RDMA).
+    Keyed {
+        /// Address in the host's memory.
+        address: u64,
+        /// The remote key.
+        key: u32,
+        /// Bytes at that address: at least [`Work::bytes`].
+        length: u32,
+        /// Whether the host wants the key invalidated with the response.
+        invalidate: bool,
+    },
+}
+
+/// A command that was checked and may be executed: the right to give one answer.
+///
+/// Consumed by [`TargetCore::execute`](crate::TargetCore::execute) or
+/// [`TargetCore::reject`](crate::TargetCore::reject). Dropping it is right only when its queue is
+/// being closed.
+#[derive(Debug)]
+#[must_use]
+pub struct Work {
+    pub(crate) kind: WorkKind,
+    pub(crate) bytes: u32,
+    pub(crate) command_id: u16,
+    pub(crate) direction: Direction,
+    pub(crate) needs_lease: bool,
+    pub(crate) source: DataSource,
+}
+
+/// What a [`Work`] does.
+#[derive(Debug)]
+pub(crate) enum WorkKind {
+    Io(IoWork),
+    Admin(AdminWork),
+}
+
+impl Work {
+    /// Which way the data goes.
+    #[inline]
+    #[must_use]
+    pub fn direction(&self) -> Direction {
+        self.direction
+    }
+
+    /// Bytes of data; 0 without data. The lease for [`Direction::FromHost`] holds exactly these.
+    #[inline]
+    #[must_use]
+    pub fn bytes(&self) -> u32 {
+        self.bytes
+    }
+
+    /// Whether `execute` needs a lease of [`bytes`](Self::bytes) bytes. False without data, and for
+    /// reads of a device that lends its own memory.
+    #[inline]
+    #[must_use]
+    pub fn needs_lease(&self) -> bool {
+        self.needs_lease
+    }
+
+    /// Where the host's data lies. Without meaning when there is no data.
+    #[inline]
+    #[must_use]
+    pub fn source(&self) -> DataSource {
+        self.source
+    }
+
+    /// The command identifier.
+    #[inline]
+    #[must_use]
+    pub fn command_id(&self) -> u16 {
+        self.command_id
+    }
+}
+
+/// What [`TargetCore::admit`](crate::TargetCore::admit) made of a command.
+#[derive(Debug)]
+#[must_use]
+pub enum Admission {
+    /// Answered: send this response.
+    Respond(Cqe),
+    /// Kept (an asynchronous event request, a Disconnect that waits for its queue): the answer comes
+    /// by [`TargetCore::next_completion`](crate::TargetCore::next_completion) with the same tag.
+    Held,
+    /// To be executed.
+    Work(Work),
+}
+
+/// A finished command.
+#[derive(Debug)]
+#[must_use]
+pub struct Completed {
+    /// The transport's tag for the command.
+    pub tag: u64,
+    /// The response capsule, complete.
+    pub response: Cqe,
+    /// Data for the host, `data[..bytes]`; only with a successful status.
+    pub data: Option<Data>,
+    /// Bytes of data for the host, 0 when there are none.
+    pub bytes: u32,
+}
+
+/// A connection that the transport must end: send what is queued for it, close it, and then call
+/// [`TargetCore::close_queue`](crate::TargetCore::close_queue).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Close {
+    /// The transport's token from [`Arrival`].
+    pub connection: u32,
+    /// The queue on it.
+    pub queue: QueueId,
+    /// Why.
+    pub reason: CloseReason,
+}
+
+/// Why a connection has to end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum CloseReason {
+    /// The host sent Disconnect: its response is queued before this.
+    Disconnected,
+    /// The host reset the controller: its I/O queues go, its admin queue stays.
+    ControllerReset,
+    /// The admin queue's connection is gone, and with it the association.
+    AssociationLost,
+    /// No command came within the keep-alive time.
+    KeepAliveExpired,
+    /// The controller was never enabled, or lay disabled or idle for too long.
+    Inactive,
+    /// The configuration no longer lets this host in, or no longer has the subsystem.
+    Revoked,
+    /// The appliance shuts down.
+    TargetShutdown,
+}
