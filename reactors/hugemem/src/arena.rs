@@ -3,10 +3,9 @@
 use std::sync::Arc;
 
 use crate::class::{CLASS_BYTES, CLASSES, Carving, class_for};
-use crate::depot::Depot;
+use crate::exchange::Exchange;
 use crate::pool::Pool;
 use crate::region::{DmaMap, DmaMapError, PagePolicy, Region, RegionError};
-use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
 /// What an [`Arena`] is to be.
 #[derive(Debug, Clone, Copy)]
@@ -72,15 +71,6 @@ pub struct ArenaCounters {
     pub classes: [ClassCounters; CLASSES],
 }
 
-/// What all reactors share of one class.
-#[derive(Debug)]
-pub(crate) struct SharedClass {
-    pub(crate) depot: Depot,
-    pub(crate) taken: AtomicU32,
-    pub(crate) waiting: AtomicU32,
-    pub(crate) waits: AtomicU64,
-}
-
 /// Memory for all data in flight, shared by all reactors through their [`Pool`]s.
 ///
 /// Slices come in five sizes, 4, 16, 64, 256 KiB and 1 MiB, which get 4, 3, 3, 3 and 3 sixteenths
@@ -89,7 +79,7 @@ pub(crate) struct SharedClass {
 pub struct Arena {
     region: Region,
     carving: Carving,
-    pub(crate) classes: [SharedClass; CLASSES],
+    exchange: Exchange,
     max_transfer: usize,
 }
 
@@ -124,16 +114,11 @@ impl Arena {
         let Some(carving) = Carving::new(region.len(), max_transfer) else {
             return Err(too_small);
         };
-        let classes = carving.counts.map(|count| SharedClass {
-            depot: Depot::new(count),
-            taken: AtomicU32::new(0),
-            waiting: AtomicU32::new(0),
-            waits: AtomicU64::new(0),
-        });
+        let exchange = Exchange::new(carving.counts);
         Ok(Arc::new(Arena {
             region,
             carving,
-            classes,
+            exchange,
             max_transfer: least,
         }))
     }
@@ -169,19 +154,21 @@ impl Arena {
     pub fn counters(&self) -> ArenaCounters {
         let mut counters = ArenaCounters::default();
         for (class, entry) in counters.classes.iter_mut().enumerate() {
-            let shared = &self.classes[class];
-            let total = u64::from(self.carving.counts[class]);
-            let taken = u64::from(shared.taken.load(Ordering::Relaxed)).min(total);
+            let tally = self.exchange.tally(class);
             *entry = ClassCounters {
                 slice_bytes: CLASS_BYTES[class],
-                total,
-                free: total - taken,
-                taken,
-                waits: shared.waits.load(Ordering::Relaxed),
-                waiting: u64::from(shared.waiting.load(Ordering::Relaxed)),
+                total: u64::from(tally.total),
+                free: u64::from(tally.total - tally.taken),
+                taken: u64::from(tally.taken),
+                waits: tally.waits,
+                waiting: u64::from(tally.waiting),
             };
         }
         counters
+    }
+
+    pub(crate) fn exchange(&self) -> &Exchange {
+        &self.exchange
     }
 
     pub(crate) fn carving(&self) -> &Carving {

@@ -39,12 +39,6 @@ impl Depot {
         }
     }
 
-    /// Takes one slice.
-    pub(crate) fn pop(&self) -> Option<u32> {
-        let mut one = [0];
-        (self.pop_batch(&mut one) == 1).then_some(one[0])
-    }
-
     /// Takes up to `slices.len()` slices at once; returns how many.
     pub(crate) fn pop_batch(&self, slices: &mut [u32]) -> usize {
         let mut head = self.head.load(Ordering::Acquire);

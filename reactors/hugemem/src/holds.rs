@@ -1,11 +1,26 @@
 //! Who holds which 4 KiB units of a store: any number of readers, or one writer, try-only.
+//!
+//! A range takes the words of its units in ascending order, and gives back those it has when one is
+//! refused. Taking acquires and giving back releases, and every change of a word that a reader or
+//! a waiting writer makes is a read-modify-write, so a writer sees all readers before it gone and
+//! every holder sees what the writer before it wrote.
+//!
+//! A writer that finds readers asks the next ones to yield, so that overlapping readers cannot keep
+//! it out for ever: a number of refusals, which a writer that never comes back leaves to run out,
+//! after which readers get through before the writer can ask again.
 
 use crate::sync::{AtomicU32, Ordering};
 
-/// The word of a unit that is being written; below it, the number of its readers.
-const WRITER: u32 = u32::MAX;
-/// Readers that one unit can have; one more is refused as if a writer held it.
-const READERS_MAX: u32 = 0xFFFF;
+/// The low bits of a word: how many readers hold the unit.
+const READERS: u32 = 0xFFFF;
+/// One refusal owed to a waiting writer.
+const YIELD: u32 = 1 << 16;
+/// All of a word's refusals, and how many there are when a writer asks.
+const YIELDS: u32 = 0xFFF * YIELD;
+/// A writer holds the unit.
+const WRITER: u32 = 1 << 31;
+
+const _: () = assert!(READERS & YIELDS == 0 && (READERS | YIELDS) & WRITER == 0);
 
 /// One word per unit.
 #[derive(Debug)]
@@ -23,45 +38,84 @@ impl Holds {
 
     /// Holds units `first..first + count` for reading, all or none.
     pub(crate) fn try_share(&self, first: usize, count: usize) -> bool {
-        for unit in first..first + count {
-            let word = &self.words[unit];
-            let shared = word.fetch_update(Ordering::Acquire, Ordering::Relaxed, |value| {
-                (value < READERS_MAX).then_some(value + 1)
-            });
-            if shared.is_err() {
-                self.unshare(first, unit - first);
-                return false;
-            }
+        let refused = self.words[first..first + count]
+            .iter()
+            .position(|word| !share(word));
+        if let Some(had) = refused {
+            self.unshare(first, had);
         }
-        true
+        refused.is_none()
     }
 
     /// Ends a hold that `try_share` gave.
     pub(crate) fn unshare(&self, first: usize, count: usize) {
         for word in &self.words[first..first + count] {
-            word.fetch_sub(1, Ordering::Release);
+            let before = word.fetch_sub(1, Ordering::Release);
+            debug_assert!(before & READERS > 0, "a hold ends once");
         }
     }
 
     /// Holds units `first..first + count` for writing, all or none.
     pub(crate) fn try_own(&self, first: usize, count: usize) -> bool {
-        for unit in first..first + count {
-            let word = &self.words[unit];
-            if word
-                .compare_exchange(0, WRITER, Ordering::Acquire, Ordering::Relaxed)
-                .is_err()
-            {
-                self.disown(first, unit - first);
-                return false;
+        let words = &self.words[first..first + count];
+        let refused = words.iter().position(|word| !own(word));
+        if let Some(had) = refused {
+            for word in &words[..had] {
+                disown_unused(word);
             }
         }
-        true
+        refused.is_none()
     }
 
     /// Ends a hold that `try_own` gave.
     pub(crate) fn disown(&self, first: usize, count: usize) {
         for word in &self.words[first..first + count] {
+            debug_assert!(
+                word.load(Ordering::Relaxed) & WRITER != 0,
+                "a hold ends once"
+            );
             word.store(0, Ordering::Release);
         }
     }
+}
+
+fn share(word: &AtomicU32) -> bool {
+    let mut value = word.load(Ordering::Relaxed);
+    loop {
+        // One reader too many for the count is refused as if a writer were there.
+        if value & WRITER != 0 || value & READERS == READERS {
+            return false;
+        }
+        let yields = value & YIELDS != 0;
+        let after = if yields { value - YIELD } else { value + 1 };
+        match word.compare_exchange_weak(value, after, Ordering::Acquire, Ordering::Relaxed) {
+            Ok(_) => return !yields,
+            Err(now) => value = now,
+        }
+    }
+}
+
+fn own(word: &AtomicU32) -> bool {
+    let mut value = word.load(Ordering::Relaxed);
+    loop {
+        let free = value & (WRITER | READERS) == 0;
+        let asked = value & YIELDS != 0;
+        if !free && (asked || value & WRITER != 0) {
+            return false;
+        }
+        // The refusals stay in the word, for a writer that is refused another unit of its range.
+        let after = value | if free { WRITER } else { YIELDS };
+        match word.compare_exchange_weak(value, after, Ordering::Acquire, Ordering::Relaxed) {
+            Ok(_) => return free,
+            Err(now) => value = now,
+        }
+    }
+}
+
+/// Gives back a unit that a writer had while another of its range was refused: readers yield here
+/// too, else a range of busy units would never be free at once.
+fn disown_unused(word: &AtomicU32) {
+    // Nobody else changes a word that a writer holds.
+    let yields = word.load(Ordering::Relaxed) & YIELDS;
+    word.store(if yields == 0 { YIELDS } else { yields }, Ordering::Release);
 }

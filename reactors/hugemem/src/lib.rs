@@ -12,15 +12,18 @@
 
 pub mod allocation_counter;
 mod arena;
+mod cache;
 mod class;
 mod data;
 mod depot;
+mod exchange;
 mod holds;
 mod lease;
 mod pool;
 mod region;
 mod store;
 mod sync;
+mod waiters;
 
 pub use arena::{Arena, ArenaConfig, ArenaCounters, ArenaError, ClassCounters};
 pub use data::Data;

@@ -1,37 +1,41 @@
 //! One reactor's share of the arena, and the FIFO of its waiting requests.
 
-use std::cell::RefCell;
-use std::collections::VecDeque;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 
 use crate::arena::Arena;
 use crate::class::{CLASSES, class_for};
+use crate::exchange::Member;
 use crate::lease::Lease;
-use crate::sync::Ordering;
+use crate::waiters::{Waiter, Waiters};
 
 /// What a waiting request is known by; chosen by whoever waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct WaiterToken(pub u64);
 
-#[derive(Debug, Clone, Copy)]
-struct Waiter {
-    token: WaiterToken,
-    class: usize,
-    len: usize,
-}
-
 /// A handle to one reactor's share of an [`Arena`]: cheap to clone, bound to its thread.
+///
+/// A request takes the smallest slice that holds it, else a larger one, unless somebody waits for
+/// the larger one. Requests of one size are served in the order in which they came. While requests
+/// wait the owner keeps polling [`Pool::next_grant`]: nothing wakes a sleeping reactor for it.
+///
+/// ```compile_fail
+/// fn crosses_threads<T: Send>() {}
+/// crosses_threads::<hugemem::Pool>();
+/// ```
 #[derive(Debug, Clone)]
 pub struct Pool {
     inner: Rc<PoolInner>,
 }
 
+/// What the handles and the leases of one pool share.
 #[derive(Debug)]
 pub(crate) struct PoolInner {
     arena: Arc<Arena>,
-    waiters: RefCell<VecDeque<Waiter>>,
-    waiters_max: usize,
+    member: Member,
+    waiting: Cell<usize>,
+    waiters: RefCell<Waiters>,
 }
 
 impl PoolInner {
@@ -40,20 +44,25 @@ impl PoolInner {
     }
 
     pub(crate) fn give_back(&self, class: usize, slice: u32) {
-        let shared = &self.arena.classes[class];
-        shared.taken.fetch_sub(1, Ordering::Relaxed);
-        shared.depot.push_batch(&[slice]);
+        self.arena.exchange().give_back(&self.member, class, slice);
+    }
+
+    fn end_wait(&self, class: usize) {
+        self.waiting.set(self.waiting.get() - 1);
+        self.arena.exchange().end_wait(&self.member, class);
     }
 }
 
 impl Pool {
     pub(crate) fn new(arena: Arc<Arena>, waiters_max: usize) -> Pool {
-        let waiters = RefCell::new(VecDeque::with_capacity(waiters_max));
+        let member = arena.exchange().join();
+        let waiters = RefCell::new(Waiters::new(waiters_max));
         Pool {
             inner: Rc::new(PoolInner {
                 arena,
+                member,
+                waiting: Cell::new(0),
                 waiters,
-                waiters_max,
             }),
         }
     }
@@ -66,15 +75,15 @@ impl Pool {
         class
     }
 
-    /// The smallest free slice of `class` or above, not passing a larger class that is waited for.
+    /// The smallest free slice of `class` or above, not passing a larger class that is waited for:
+    /// else small requests would keep a large one waiting for ever.
     fn grab(&self, class: usize, len: usize) -> Option<Lease> {
+        let exchange = self.inner.arena.exchange();
         for candidate in class..CLASSES {
-            let shared = &self.inner.arena.classes[candidate];
-            if candidate > class && shared.waiting.load(Ordering::Relaxed) > 0 {
+            if candidate > class && exchange.waited_for(candidate) {
                 return None;
             }
-            if let Some(slice) = shared.depot.pop() {
-                shared.taken.fetch_add(1, Ordering::Relaxed);
+            if let Some(slice) = exchange.take(&self.inner.member, candidate) {
                 return Some(Lease::new(Rc::clone(&self.inner), candidate, slice, len));
             }
         }
@@ -89,13 +98,7 @@ impl Pool {
     #[must_use]
     pub fn take(&self, len: usize) -> Option<Lease> {
         let class = self.class_of(len);
-        if self
-            .inner
-            .waiters
-            .borrow()
-            .iter()
-            .any(|waiter| waiter.class == class)
-        {
+        if self.waiting() > 0 && !self.inner.waiters.borrow().is_empty(class) {
             return None;
         }
         self.grab(class, len)
@@ -105,65 +108,62 @@ impl Pool {
     /// out its lease.
     ///
     /// # Panics
-    /// When `len` exceeds [`Pool::max_transfer`], or more than `waiters_max` requests wait: the
-    /// owner sizes `waiters_max` by the requests that it admits.
+    /// When `len` exceeds [`Pool::max_transfer`], or when more than `waiters_max` requests wait:
+    /// the owner sizes `waiters_max` by the requests that it admits.
     #[must_use]
     pub fn take_or_wait(&self, len: usize, token: WaiterToken) -> Option<Lease> {
         let lease = self.take(len);
         if lease.is_none() {
             let class = self.class_of(len);
-            let mut waiters = self.inner.waiters.borrow_mut();
+            let queued = self
+                .inner
+                .waiters
+                .borrow_mut()
+                .push(class, Waiter { token, len });
             assert!(
-                waiters.len() < self.inner.waiters_max,
-                "more waiters than were announced"
+                queued,
+                "more requests wait than the pool was made for: {}",
+                self.waiting()
             );
-            waiters.push_back(Waiter { token, class, len });
-            let shared = &self.inner.arena.classes[class];
-            shared.waiting.fetch_add(1, Ordering::Relaxed);
-            shared.waits.fetch_add(1, Ordering::Relaxed);
+            self.inner.waiting.set(self.waiting() + 1);
+            self.inner
+                .arena
+                .exchange()
+                .begin_wait(&self.inner.member, class);
         }
         lease
     }
 
-    /// The next waiting request that can be served now, in the order in which they came; a request
-    /// of one size does not hold up those of another. Called on each poll until `None`.
+    /// The next waiting request that can be served now: the one that has waited longest, unless
+    /// there is no slice for its size but one for another's. Called on each poll until `None`.
     #[must_use]
     pub fn next_grant(&self) -> Option<(WaiterToken, Lease)> {
-        let mut tried = [false; CLASSES];
+        if self.waiting() == 0 {
+            return None;
+        }
         let mut waiters = self.inner.waiters.borrow_mut();
-        for index in 0..waiters.len() {
-            let Waiter { token, class, len } = waiters[index];
-            if std::mem::replace(&mut tried[class], true) {
-                continue;
-            }
+        let mut tried = [false; CLASSES];
+        while let Some((class, Waiter { token, len })) = waiters.oldest(tried) {
             if let Some(lease) = self.grab(class, len) {
-                waiters.remove(index);
-                self.inner.arena.classes[class]
-                    .waiting
-                    .fetch_sub(1, Ordering::Relaxed);
+                waiters.pop(class);
+                self.inner.end_wait(class);
                 return Some((token, lease));
             }
+            tried[class] = true;
         }
         None
     }
 
     /// Forgets the waiting requests for which `predicate` holds. It must not call this pool.
-    pub fn cancel_waits(&self, mut predicate: impl FnMut(WaiterToken) -> bool) {
-        self.inner.waiters.borrow_mut().retain(|waiter| {
-            let cancelled = predicate(waiter.token);
-            if cancelled {
-                self.inner.arena.classes[waiter.class]
-                    .waiting
-                    .fetch_sub(1, Ordering::Relaxed);
-            }
-            !cancelled
-        });
+    pub fn cancel_waits(&self, predicate: impl FnMut(WaiterToken) -> bool) {
+        let mut waiters = self.inner.waiters.borrow_mut();
+        waiters.cancel(predicate, |class| self.inner.end_wait(class));
     }
 
-    /// Requests that wait in this pool. While there are any its owner keeps polling.
+    /// Requests that wait in this pool.
     #[must_use]
     pub fn waiting(&self) -> usize {
-        self.inner.waiters.borrow().len()
+        self.inner.waiting.get()
     }
 
     /// The largest lease that can be had, in bytes.
@@ -175,10 +175,16 @@ impl Pool {
 
 impl Drop for PoolInner {
     fn drop(&mut self) {
-        for waiter in self.waiters.borrow().iter() {
-            self.arena.classes[waiter.class]
-                .waiting
-                .fetch_sub(1, Ordering::Relaxed);
-        }
+        let PoolInner {
+            arena,
+            member,
+            waiters,
+            ..
+        } = self;
+        let exchange = arena.exchange();
+        waiters
+            .get_mut()
+            .cancel(|_| true, |class| exchange.end_wait(member, class));
+        exchange.leave(member);
     }
 }

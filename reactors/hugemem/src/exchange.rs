@@ -1,0 +1,271 @@
+//! Where free slices are: in a depot per class, or in the caches of the reactors' seats.
+//!
+//! Owns: every slice number that is not out as a lease, each in exactly one place. Refuses: memory,
+//! lengths, requests; it moves numbers only, so that loom can try every order of its moves.
+//!
+//! A slice that comes back goes to its reactor's cache; when another reactor waits it goes to the
+//! depot, for whoever polls first. A reactor that finds its cache and the depot empty steals from
+//! the caches of the others. So a free slice is always within everybody's reach, wherever it lies
+//! and whether or not its reactor is awake.
+
+use std::cell::Cell;
+use std::sync::{Arc, OnceLock};
+
+use crossbeam_utils::CachePadded;
+
+use crate::cache::{Cache, Top};
+use crate::class::CLASSES;
+use crate::depot::Depot;
+use crate::sync::{AtomicU32, AtomicU64, Ordering};
+
+/// Slices of each class that one reactor keeps at most.
+const CACHE_SLICES: [usize; CLASSES] = [64, 32, 16, 8, 4];
+/// Slices that move between a cache and the depot at once, at most.
+const BATCH_MAX: usize = 32;
+/// One batch takes at most this part of a class, so that few slices are not all in one cache.
+const BATCH_PART: usize = 32;
+
+const _: () = {
+    let mut class = 0;
+    while class < CLASSES {
+        assert!(CACHE_SLICES[class] >= 2 && CACHE_SLICES[class] / 2 <= BATCH_MAX);
+        class += 1;
+    }
+};
+
+/// The free slices of an arena, shared by all reactors.
+#[derive(Debug)]
+pub(crate) struct Exchange {
+    classes: [CachePadded<Class>; CLASSES],
+    /// Requests that wait, of all classes and reactors: what a returning slice looks at.
+    waiting: CachePadded<AtomicU32>,
+    seats: OnceLock<Arc<Seat>>,
+}
+
+#[derive(Debug)]
+struct Class {
+    depot: Depot,
+    total: u32,
+    /// Slices that a reactor with an empty cache fetches at once.
+    batch: usize,
+    /// Requests for this class that wait, in all reactors.
+    waiting: AtomicU32,
+}
+
+/// One reactor's place: its caches, and its counters, which only it writes. Seats are never
+/// removed, only used again, so that walking them needs no lock.
+#[derive(Debug)]
+struct Seat {
+    caches: [Cache; CLASSES],
+    taken: [AtomicU32; CLASSES],
+    waits: [AtomicU64; CLASSES],
+    in_use: AtomicU32,
+    next: OnceLock<Arc<Seat>>,
+}
+
+/// One reactor's right to a seat, with what it alone knows.
+#[derive(Debug)]
+pub(crate) struct Member {
+    seat: Arc<Seat>,
+    tops: [Top; CLASSES],
+    waiting: Cell<u32>,
+}
+
+/// The numbers of one class at one moment, not read atomically together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Tally {
+    pub(crate) total: u32,
+    pub(crate) taken: u32,
+    pub(crate) waits: u64,
+    pub(crate) waiting: u32,
+}
+
+impl Exchange {
+    /// All slices free, `counts` of each class.
+    pub(crate) fn new(counts: [u32; CLASSES]) -> Exchange {
+        let mut class = 0;
+        let classes = counts.map(|total| {
+            let batch = (total as usize / BATCH_PART).clamp(1, CACHE_SLICES[class] / 2);
+            class += 1;
+            let waiting = AtomicU32::new(0);
+            CachePadded::new(Class {
+                depot: Depot::new(total),
+                total,
+                batch,
+                waiting,
+            })
+        });
+        Exchange {
+            classes,
+            waiting: CachePadded::new(AtomicU32::new(0)),
+            seats: OnceLock::new(),
+        }
+    }
+
+    /// Takes a free seat, or adds one.
+    pub(crate) fn join(&self) -> Member {
+        let mut link = &self.seats;
+        let seat = loop {
+            let mut added = false;
+            let seat = link.get_or_init(|| {
+                added = true;
+                Arc::new(Seat::new())
+            });
+            if added || seat.occupy() {
+                break Arc::clone(seat);
+            }
+            link = &seat.next;
+        };
+        Member {
+            seat,
+            tops: Default::default(),
+            waiting: Cell::new(0),
+        }
+    }
+
+    /// Gives up a seat: what its caches hold goes to the depots. No slice is out any more.
+    pub(crate) fn leave(&self, member: &Member) {
+        for class in 0..CLASSES {
+            while self.spill(member, class) > 0 {}
+            debug_assert_eq!(member.seat.taken[class].load(Ordering::Relaxed), 0);
+        }
+        debug_assert_eq!(member.waiting.get(), 0);
+        member.seat.in_use.store(0, Ordering::Release);
+    }
+
+    /// A free slice of exactly `class`: from the own cache, the depot, or another's cache.
+    pub(crate) fn take(&self, member: &Member, class: usize) -> Option<u32> {
+        let slice = member.seat.caches[class]
+            .take(&member.tops[class])
+            .or_else(|| self.refill(member, class))
+            .or_else(|| self.steal(member, class))?;
+        member.seat.count_taken(class, 1);
+        Some(slice)
+    }
+
+    /// Takes back a slice that this member took.
+    pub(crate) fn give_back(&self, member: &Member, class: usize, slice: u32) {
+        member.seat.count_taken(class, -1);
+        if self.others_wait(member) {
+            self.classes[class].depot.push_batch(&[slice]);
+        } else if !member.seat.caches[class].put(&member.tops[class], slice) {
+            self.spill(member, class);
+            let room = member.seat.caches[class].put(&member.tops[class], slice);
+            assert!(room, "a cache that was spilled has room");
+        }
+    }
+
+    /// Counts one more request of this member that waits for `class`.
+    pub(crate) fn begin_wait(&self, member: &Member, class: usize) {
+        member.waiting.set(member.waiting.get() + 1);
+        let waits = &member.seat.waits[class];
+        waits.store(waits.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        self.classes[class].waiting.fetch_add(1, Ordering::Relaxed);
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts one request of this member less.
+    pub(crate) fn end_wait(&self, member: &Member, class: usize) {
+        member.waiting.set(member.waiting.get() - 1);
+        self.classes[class].waiting.fetch_sub(1, Ordering::Relaxed);
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Whether a request of any reactor waits for `class`.
+    pub(crate) fn waited_for(&self, class: usize) -> bool {
+        self.classes[class].waiting.load(Ordering::Relaxed) > 0
+    }
+
+    /// The counters of one class, from any thread.
+    pub(crate) fn tally(&self, class: usize) -> Tally {
+        let Class { total, waiting, .. } = &*self.classes[class];
+        let mut tally = Tally {
+            total: *total,
+            taken: 0,
+            waits: 0,
+            waiting: waiting.load(Ordering::Relaxed),
+        };
+        for seat in self.seats() {
+            tally.taken += seat.taken[class].load(Ordering::Relaxed);
+            tally.waits += seat.waits[class].load(Ordering::Relaxed);
+        }
+        // A lease that moves from one reactor's count to another's while they are added up may be
+        // seen in both.
+        tally.taken = tally.taken.min(tally.total);
+        tally
+    }
+
+    fn seats(&self) -> impl Iterator<Item = &Seat> {
+        let first = self.seats.get().map(Arc::as_ref);
+        std::iter::successors(first, |seat| seat.next.get().map(Arc::as_ref))
+    }
+
+    /// The order of this look and another's wait does not matter: a slice that goes to the cache
+    /// while another begins to wait is stolen by the other's next poll.
+    fn others_wait(&self, member: &Member) -> bool {
+        self.waiting.load(Ordering::Relaxed) > member.waiting.get()
+    }
+
+    fn refill(&self, member: &Member, class: usize) -> Option<u32> {
+        let shared = &self.classes[class];
+        let wanted = if self.others_wait(member) {
+            1
+        } else {
+            shared.batch
+        };
+        let mut slices = [0; BATCH_MAX];
+        let got = shared.depot.pop_batch(&mut slices[..wanted]);
+        let (&first, rest) = slices[..got].split_first()?;
+        for &slice in rest {
+            let room = member.seat.caches[class].put(&member.tops[class], slice);
+            assert!(room, "an empty cache has room for a batch");
+        }
+        Some(first)
+    }
+
+    fn steal(&self, member: &Member, class: usize) -> Option<u32> {
+        self.seats()
+            .filter(|seat| !std::ptr::eq(*seat, &raw const *member.seat))
+            .find_map(|seat| seat.caches[class].steal())
+    }
+
+    /// Moves half a cache to the depot; returns how many slices.
+    fn spill(&self, member: &Member, class: usize) -> usize {
+        let cache = &member.seat.caches[class];
+        let mut slices = [0; BATCH_MAX];
+        let mut count = 0;
+        while count < cache.capacity() / 2
+            && let Some(slice) = cache.take(&member.tops[class])
+        {
+            slices[count] = slice;
+            count += 1;
+        }
+        self.classes[class].depot.push_batch(&slices[..count]);
+        count
+    }
+}
+
+impl Seat {
+    fn new() -> Seat {
+        Seat {
+            caches: CACHE_SLICES.map(Cache::new),
+            taken: Default::default(),
+            waits: Default::default(),
+            in_use: AtomicU32::new(1),
+            next: OnceLock::new(),
+        }
+    }
+
+    fn occupy(&self) -> bool {
+        self.in_use
+            .compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed)
+            .is_ok()
+    }
+
+    /// Only the seat's own reactor writes its counters, so a load and a store are enough.
+    fn count_taken(&self, class: usize, change: i32) {
+        let taken = &self.taken[class];
+        let now = taken.load(Ordering::Relaxed).checked_add_signed(change);
+        taken.store(now.expect("a slice comes back once"), Ordering::Relaxed);
+    }
+}
