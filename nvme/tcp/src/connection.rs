@@ -1,0 +1,652 @@
+//! One NVMe/TCP connection: initialisation, Connect, commands, and its end.
+//!
+//! Owns the stream, the receive buffer, the request slots and the queue of PDUs to send. Decides where data goes and
+//! when; what a command means is the target core's business. It never blocks, and after Connect it allocates nothing.
+//! NVMe/TCP Transport 1.1, sections 3.2 to 3.6.
+
+mod requests;
+
+use std::io::IoSliceMut;
+
+use hugemem::{Lease, Pool};
+use nvme_spec::tcp::{
+    DATA_ALIGNMENT_MAX_Z, DigestFlags, FatalError, Framing, IcReq, IcResp, PFV_1_0, offset,
+};
+use nvme_spec::{Cqe, Sqe, Status};
+use nvme_target::{
+    Arrival, Completed, ConnectOutcome, PortId, QueueId, TargetCore, TransportId, Work,
+};
+use reactors::Nanos;
+use zerocopy::IntoBytes;
+
+use crate::config::{DigestPolicy, TcpConfig};
+use crate::counters::TcpCounters;
+use crate::digest::digest;
+use crate::receive::{Order, Payload, Pdu, Receiver, Rules, Violation};
+use crate::slot::{SlotState, SlotTable};
+use crate::stream::{ByteStream, Transferred};
+use crate::termination::termination_request;
+use crate::token::RequestToken;
+use crate::transmit::{Flushed, Transmitter};
+
+/// Bytes of the data of a Connect command (NVMe-oF, Base 2.1 section 6.3).
+const CONNECT_DATA_BYTES: usize = 1024;
+/// Receives that one connection may make in one poll before the others have their turn.
+const RECEIVES_PER_POLL_MAX: usize = 4;
+
+/// What a connection works with while its reactor polls it.
+pub(crate) struct Context<'a> {
+    pub(crate) core: &'a mut TargetCore,
+    pub(crate) pool: &'a Pool,
+    pub(crate) config: &'a TcpConfig,
+    pub(crate) counters: &'a TcpCounters,
+    pub(crate) transport: TransportId,
+    pub(crate) now: Nanos,
+}
+
+/// Where a connection stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    /// Waits for the ICReq.
+    Initialising,
+    /// Waits for the Connect command.
+    Connecting,
+    /// Serves its queue.
+    Serving,
+    /// Sends what is queued, then nothing more; discards what arrives until the host closes or `until`.
+    Closing {
+        until: Nanos,
+        finished_sending: bool,
+    },
+}
+
+/// Why a connection is over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ended {
+    /// The host closed it, or both sides are done.
+    Closed,
+    /// The stream broke.
+    Broken,
+    /// The host did not finish its set-up in time.
+    SetupTimeout,
+}
+
+/// What moves a slot on.
+enum Event {
+    Admitted(Work),
+    Granted(Lease),
+    Fetched,
+    Completed(Completed),
+}
+
+/// Where the bytes behind a header go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Sink {
+    Slot(u16),
+    Connect,
+    Discard,
+}
+
+/// What the stream brings next.
+#[derive(Debug, Clone, Copy)]
+enum Expecting {
+    Header,
+    /// `remaining` bytes of data for `sink`; `bytes` in all in this PDU.
+    Data {
+        sink: Sink,
+        bytes: usize,
+        remaining: usize,
+        digest: bool,
+    },
+    Digest {
+        sink: Sink,
+        bytes: usize,
+    },
+}
+
+/// A Connect command whose data is on its way.
+#[derive(Debug)]
+struct PendingConnect {
+    sqe: Sqe,
+    data: Box<[u8; CONNECT_DATA_BYTES]>,
+    filled: usize,
+    corrupt: bool,
+}
+
+/// One host's connection: one queue pair.
+#[derive(Debug)]
+pub(crate) struct Connection<S> {
+    stream: S,
+    expecting: Expecting,
+    phase: Phase,
+    token: RequestToken,
+    queue: Option<QueueId>,
+    slots: SlotTable,
+    transmitter: Transmitter,
+    receiver: Receiver,
+    rules: Rules,
+    pending_connect: Option<PendingConnect>,
+    held: usize,
+    port: PortId,
+    setup_deadline: Nanos,
+    /// When bytes last arrived; a connection that was active lately is polled without asking epoll.
+    pub(crate) last_arrival: Nanos,
+    /// The transport has it on its list of connections to flush.
+    pub(crate) flush_listed: bool,
+    /// The transport has asked to hear when the stream is writable.
+    pub(crate) awaits_writable: bool,
+}
+
+impl<S: ByteStream> Connection<S> {
+    /// A connection that has just been accepted on `port`. `token` names it in requests.
+    pub(crate) fn new(stream: S, port: PortId, token: RequestToken, cx: &Context<'_>) -> Self {
+        Self {
+            stream,
+            expecting: Expecting::Header,
+            phase: Phase::Initialising,
+            token,
+            queue: None,
+            slots: SlotTable::default(),
+            transmitter: Transmitter::new(),
+            receiver: Receiver::new(),
+            rules: Rules::before_initialisation(cx.config.host_data_bytes_max),
+            pending_connect: None,
+            held: 0,
+            port,
+            setup_deadline: cx.now.saturating_add(cx.config.setup_timeout),
+            last_arrival: cx.now,
+            flush_listed: false,
+            awaits_writable: false,
+        }
+    }
+
+    pub(crate) fn stream(&self) -> &S {
+        &self.stream
+    }
+
+    pub(crate) fn queue(&self) -> Option<QueueId> {
+        self.queue
+    }
+
+    pub(crate) fn token(&self) -> RequestToken {
+        self.token
+    }
+
+    /// Whether something is queued for sending, or the end of sending is still to be told.
+    pub(crate) fn wants_flush(&self) -> bool {
+        !self.transmitter.is_empty()
+            || matches!(
+                self.phase,
+                Phase::Closing {
+                    finished_sending: false,
+                    ..
+                }
+            )
+    }
+
+    /// Requests that are not merely held until there is an event.
+    pub(crate) fn requests_in_flight(&self) -> usize {
+        self.slots.in_use() - self.held
+    }
+
+    /// Whether the host still owes data for a request that has begun.
+    pub(crate) fn awaits_host_data(&self) -> bool {
+        !matches!(self.expecting, Expecting::Header) || self.slots.any_fetching()
+    }
+
+    /// When the connection must be looked at although nothing arrives; `None` while it serves.
+    pub(crate) fn deadline(&self) -> Option<Nanos> {
+        match self.phase {
+            Phase::Initialising | Phase::Connecting => Some(self.setup_deadline),
+            Phase::Serving => None,
+            Phase::Closing { until, .. } => Some(until),
+        }
+    }
+
+    /// Ends the connection when its deadline has passed.
+    pub(crate) fn check_deadline(&self, now: Nanos) -> Result<(), Ended> {
+        match (self.phase, self.deadline()) {
+            (_, None) => Ok(()),
+            (_, Some(deadline)) if now < deadline => Ok(()),
+            (Phase::Closing { .. }, _) => Err(Ended::Closed),
+            (Phase::Initialising | Phase::Connecting | Phase::Serving, _) => {
+                Err(Ended::SetupTimeout)
+            }
+        }
+    }
+
+    /// Receives what is there and acts on it; returns the number of receives that brought something.
+    pub(crate) fn receive(&mut self, cx: &mut Context<'_>) -> Result<u32, Ended> {
+        let mut arrivals = 0;
+        for _ in 0..RECEIVES_PER_POLL_MAX {
+            if self.is_stalled() {
+                break;
+            }
+            cx.counters.receives.add(1);
+            let (offered, outcome) = self.fill(cx);
+            match outcome {
+                Transferred::Bytes(bytes) => {
+                    arrivals += 1;
+                    self.last_arrival = cx.now;
+                    cx.counters.bytes_received.add(bytes as u64);
+                    self.consume(cx);
+                    if bytes < offered {
+                        break;
+                    }
+                }
+                Transferred::WouldBlock => break,
+                Transferred::Closed => return Err(Ended::Closed),
+                Transferred::Failed(_) => return Err(Ended::Broken),
+            }
+        }
+        Ok(arrivals)
+    }
+
+    /// Whether in-capsule data waits for a buffer, so that nothing behind it can be taken off the stream.
+    fn is_stalled(&mut self) -> bool {
+        match self.expecting {
+            Expecting::Data {
+                sink: Sink::Slot(slot),
+                ..
+            } => {
+                matches!(self.slots.state(slot), SlotState::AwaitingBuffer(_))
+            }
+            Expecting::Data { .. } | Expecting::Digest { .. } | Expecting::Header => false,
+        }
+    }
+
+    /// One vectored receive: data that is awaited straight into its lease, what follows into the buffer.
+    fn fill(&mut self, cx: &Context<'_>) -> (usize, Transferred) {
+        if let Expecting::Data {
+            sink: Sink::Slot(slot),
+            remaining,
+            ..
+        } = &mut self.expecting
+            && let SlotState::FetchingData(fetch) = self.slots.state(*slot)
+            && self.receiver.buffered().is_empty()
+        {
+            let lease = &mut fetch.lease[fetch.filled..fetch.filled + *remaining];
+            let room = self.receiver.room();
+            let (lease_bytes, offered) = (lease.len(), lease.len() + room.len());
+            let mut buffers = [IoSliceMut::new(lease), IoSliceMut::new(room)];
+            let outcome = self.stream.receive(&mut buffers);
+            if let Transferred::Bytes(bytes) = outcome {
+                let placed = bytes.min(lease_bytes);
+                fetch.filled += placed;
+                *remaining -= placed;
+                cx.counters.bytes_placed.add(placed as u64);
+                self.receiver.filled(bytes - placed);
+            }
+            return (offered, outcome);
+        }
+        let room = self.receiver.room();
+        let offered = room.len();
+        let outcome = self.stream.receive(&mut [IoSliceMut::new(room)]);
+        if let Transferred::Bytes(bytes) = outcome {
+            self.receiver.filled(bytes);
+        }
+        (offered, outcome)
+    }
+
+    /// Acts on all that is buffered and complete.
+    fn consume(&mut self, cx: &mut Context<'_>) {
+        loop {
+            if matches!(self.phase, Phase::Closing { .. }) {
+                let buffered = self.receiver.buffered().len();
+                self.receiver.consume(buffered);
+                return;
+            }
+            let advanced = match self.expecting {
+                Expecting::Header => self.take_header(cx),
+                Expecting::Data {
+                    sink,
+                    bytes,
+                    remaining,
+                    digest,
+                } => self.take_data(cx, sink, bytes, remaining, digest),
+                Expecting::Digest { sink, bytes } => self.take_digest(cx, sink, bytes),
+            };
+            match advanced {
+                Ok(true) => {}
+                Ok(false) => return,
+                Err(violation) => self.terminate(cx, &violation),
+            }
+        }
+    }
+
+    fn take_header(&mut self, cx: &mut Context<'_>) -> Result<bool, Box<Violation>> {
+        let Some(pdu) = self.receiver.next_pdu(&self.rules)? else {
+            return Ok(false);
+        };
+        match pdu {
+            Pdu::Initialise(request) => self.initialise(cx, &request)?,
+            Pdu::Command(sqe, payload) if self.queue.is_some() => self.admit(cx, &sqe, payload)?,
+            Pdu::Command(sqe, payload) => self.begin_connect(cx, sqe, payload),
+            Pdu::HostData(header, payload) => self.begin_host_data(&header, payload)?,
+            Pdu::Terminate(request) => {
+                tracing::warn!(status = %request.fatal_error(), "host terminated the connection");
+                self.close(cx);
+            }
+        }
+        Ok(true)
+    }
+
+    fn expect_payload(&mut self, sink: Sink, payload: Option<Payload>) {
+        if let Some(Payload { bytes, digest }) = payload {
+            let bytes = bytes as usize;
+            self.expecting = Expecting::Data {
+                sink,
+                bytes,
+                remaining: bytes,
+                digest,
+            };
+        }
+    }
+
+    fn take_data(
+        &mut self,
+        cx: &mut Context<'_>,
+        sink: Sink,
+        bytes: usize,
+        remaining: usize,
+        digest: bool,
+    ) -> Result<bool, Box<Violation>> {
+        let copied = match sink {
+            Sink::Discard => {
+                let discarded = remaining.min(self.receiver.buffered().len());
+                self.receiver.consume(discarded);
+                discarded
+            }
+            Sink::Connect => match &mut self.pending_connect {
+                Some(pending) => {
+                    let filled = pending.filled;
+                    let copied = self
+                        .receiver
+                        .copy_into(&mut pending.data[filled..filled + remaining]);
+                    pending.filled += copied;
+                    copied
+                }
+                None => unreachable!("the Connect sink is set with its buffer"),
+            },
+            Sink::Slot(slot) => match self.slots.state(slot) {
+                SlotState::FetchingData(fetch) => {
+                    let filled = fetch.filled;
+                    let copied = self
+                        .receiver
+                        .copy_into(&mut fetch.lease[filled..filled + remaining]);
+                    fetch.filled += copied;
+                    cx.counters.bytes_copied.add(copied as u64);
+                    copied
+                }
+                SlotState::AwaitingBuffer(_) => return Ok(false),
+                SlotState::Free | SlotState::Executing | SlotState::Held | SlotState::Answering => {
+                    unreachable!("a slot stays with its data until all has arrived")
+                }
+            },
+        };
+        let remaining = remaining - copied;
+        if remaining > 0 {
+            self.expecting = Expecting::Data {
+                sink,
+                bytes,
+                remaining,
+                digest,
+            };
+            return Ok(false);
+        }
+        if digest {
+            self.expecting = Expecting::Digest { sink, bytes };
+        } else {
+            self.payload_complete(cx, sink);
+        }
+        Ok(true)
+    }
+
+    fn take_digest(
+        &mut self,
+        cx: &mut Context<'_>,
+        sink: Sink,
+        bytes: usize,
+    ) -> Result<bool, Box<Violation>> {
+        let Some(found) = self.receiver.take_digest() else {
+            return Ok(false);
+        };
+        // A wrong data digest fails the command, not the connection (section 3.3.1.2).
+        let matches = match sink {
+            Sink::Discard => true,
+            Sink::Connect => match &mut self.pending_connect {
+                Some(pending) => {
+                    pending.corrupt = digest(&pending.data[..pending.filled]) != found;
+                    !pending.corrupt
+                }
+                None => unreachable!("the Connect sink is set with its buffer"),
+            },
+            Sink::Slot(slot) => match self.slots.state(slot) {
+                SlotState::FetchingData(fetch) => {
+                    let arrived = &fetch.lease[fetch.filled - bytes..fetch.filled];
+                    let matches = digest(arrived) == found;
+                    fetch.corrupt |= !matches;
+                    matches
+                }
+                SlotState::Free
+                | SlotState::AwaitingBuffer(_)
+                | SlotState::Executing
+                | SlotState::Held
+                | SlotState::Answering => {
+                    unreachable!("a slot stays with its data until its digest has arrived")
+                }
+            },
+        };
+        if !matches {
+            cx.counters.data_digest_errors.add(1);
+        }
+        self.payload_complete(cx, sink);
+        Ok(true)
+    }
+
+    fn payload_complete(&mut self, cx: &mut Context<'_>, sink: Sink) {
+        self.expecting = Expecting::Header;
+        match sink {
+            Sink::Discard => {}
+            Sink::Connect => self.connect(cx),
+            Sink::Slot(slot) => {
+                let complete = match self.slots.state(slot) {
+                    SlotState::FetchingData(fetch) => fetch.missing() == 0,
+                    SlotState::Free
+                    | SlotState::AwaitingBuffer(_)
+                    | SlotState::Executing
+                    | SlotState::Held
+                    | SlotState::Answering => false,
+                };
+                if complete {
+                    self.step(cx, slot, Event::Fetched);
+                }
+            }
+        }
+    }
+
+    /// Answers the ICReq (section 3.4.1).
+    fn initialise(&mut self, cx: &Context<'_>, request: &IcReq) -> Result<(), Box<Violation>> {
+        let wrong = |status, information| Violation::new(status, information, request.as_bytes());
+        if request.pfv.get() != PFV_1_0 {
+            return Err(wrong(FatalError::UNSUPPORTED_PARAMETER, offset::PFV));
+        }
+        if request.hpda_z > DATA_ALIGNMENT_MAX_Z {
+            return Err(wrong(FatalError::INVALID_HEADER_FIELD, offset::PDA));
+        }
+        let (Some(header_digest), Some(data_digest)) = (
+            choose_digest(cx.config.header_digest, request.dgst.header()),
+            choose_digest(cx.config.data_digest, request.dgst.data()),
+        ) else {
+            return Err(wrong(FatalError::UNSUPPORTED_PARAMETER, offset::DGST));
+        };
+        let digests = DigestFlags::new()
+            .with_header(header_digest)
+            .with_data(data_digest);
+        let response = IcResp::new(0, digests, cx.config.host_data_bytes_max);
+        self.transmitter.push_control(response.as_bytes());
+        let framing = Framing {
+            header_digest,
+            data_digest,
+            alignment_z: request.hpda_z,
+        };
+        self.transmitter.negotiate(framing);
+        self.rules.framing = framing;
+        self.rules.order = Order::Operate;
+        self.phase = Phase::Connecting;
+        Ok(())
+    }
+
+    /// Takes in the first command of the connection, which must be Connect.
+    fn begin_connect(&mut self, cx: &mut Context<'_>, sqe: Sqe, payload: Option<Payload>) {
+        let data = Box::new([0; CONNECT_DATA_BYTES]);
+        self.pending_connect = Some(PendingConnect {
+            sqe,
+            data,
+            filled: 0,
+            corrupt: false,
+        });
+        match payload {
+            Some(payload) if payload.bytes as usize == CONNECT_DATA_BYTES => {
+                self.expect_payload(Sink::Connect, Some(payload));
+            }
+            other => {
+                self.expect_payload(Sink::Discard, other);
+                self.connect(cx);
+            }
+        }
+    }
+
+    fn connect(&mut self, cx: &mut Context<'_>) {
+        let Some(PendingConnect {
+            sqe,
+            data,
+            filled,
+            corrupt,
+        }) = self.pending_connect.take()
+        else {
+            return;
+        };
+        if corrupt {
+            let status = Status::TRANSIENT_TRANSPORT_ERROR;
+            return self.push_response(&Cqe::new(sqe.cid.get(), status), None);
+        }
+        let arrival = Arrival {
+            transport: cx.transport,
+            port: self.port,
+            connection: u32::from(self.token.connection()),
+            in_capsule_max: cx.config.in_capsule_bytes,
+        };
+        match cx.core.connect(&arrival, &sqe, &data[..filled], cx.now) {
+            ConnectOutcome::Accepted {
+                queue,
+                response,
+                info,
+            } => {
+                self.queue = Some(queue);
+                self.slots = SlotTable::new(info.depth);
+                self.transmitter.reserve(usize::from(info.depth));
+                self.rules.in_capsule_bytes_max = info.in_capsule_max;
+                self.phase = Phase::Serving;
+                self.push_response(&response, None);
+            }
+            ConnectOutcome::Rejected(response) => {
+                self.push_response(&response, None);
+                self.close(cx);
+            }
+        }
+    }
+
+    /// A buffer has come for a request that waited for one.
+    pub(crate) fn granted(&mut self, cx: &mut Context<'_>, slot: u16, lease: Lease) {
+        self.step(cx, slot, Event::Granted(lease));
+        // What had to stay on the stream or in the buffer behind this request can go on.
+        self.consume(cx);
+    }
+
+    /// The target core has finished a request.
+    pub(crate) fn completed(&mut self, cx: &mut Context<'_>, slot: u16, done: Completed) {
+        self.step(cx, slot, Event::Completed(done));
+    }
+
+    /// Sends what is queued. `Ok(true)`: call again when the stream is writable.
+    pub(crate) fn flush(&mut self, cx: &mut Context<'_>) -> Result<bool, Ended> {
+        let mut outcome = {
+            let Self {
+                transmitter,
+                stream,
+                slots,
+                ..
+            } = self;
+            transmitter.flush(stream, |slot| slots.release(slot))
+        };
+        cx.counters.sends.add(self.transmitter.take_sends());
+        if let Phase::Closing {
+            until,
+            finished_sending: false,
+        } = self.phase
+            && outcome == Flushed::Empty
+        {
+            self.stream.finish_sending();
+            self.phase = Phase::Closing {
+                until,
+                finished_sending: true,
+            };
+            outcome = Flushed::Empty;
+        }
+        match outcome {
+            Flushed::Empty | Flushed::Yielded => Ok(false),
+            Flushed::Blocked => Ok(true),
+            Flushed::Broken => Err(Ended::Broken),
+        }
+    }
+
+    /// Ends the connection because of what the host sent: C2HTermReq, then no more (section 3.6.2.5).
+    fn terminate(&mut self, cx: &mut Context<'_>, violation: &Violation) {
+        cx.counters.violations.add(1);
+        if violation.status == FatalError::HEADER_DIGEST_ERROR {
+            cx.counters.header_digest_errors.add(1);
+        }
+        self.transmitter.discard_unsent();
+        self.transmitter
+            .push_control(&termination_request(violation));
+        self.close(cx);
+    }
+
+    /// Ends the connection once what is queued has been sent. Its requests are forgotten, their buffers come home.
+    pub(crate) fn close(&mut self, cx: &mut Context<'_>) {
+        if matches!(self.phase, Phase::Closing { .. }) {
+            return;
+        }
+        self.release_queue(cx);
+        let until = cx.now.saturating_add(cx.config.close_timeout);
+        self.phase = Phase::Closing {
+            until,
+            finished_sending: false,
+        };
+        self.expecting = Expecting::Header;
+    }
+
+    /// Parts with the target's queue and every buffer that is not queued for sending.
+    pub(crate) fn release_queue(&mut self, cx: &mut Context<'_>) {
+        if let Some(queue) = self.queue.take() {
+            cx.core.close_queue(queue, cx.now);
+        }
+        let connection = self.token;
+        cx.pool.cancel_waits(|token| {
+            connection.names_same_connection(RequestToken::from_bits(token.0))
+        });
+        self.slots.abandon();
+        self.held = 0;
+    }
+}
+
+/// Whether a digest is used; `None` when the host's wish cannot be met.
+fn choose_digest(policy: DigestPolicy, asked: bool) -> Option<bool> {
+    match (policy, asked) {
+        (DigestPolicy::Off, _) => Some(false),
+        (DigestPolicy::Allowed, asked) => Some(asked),
+        (DigestPolicy::Required, true) => Some(true),
+        (DigestPolicy::Required, false) => None,
+    }
+}

@@ -1,0 +1,236 @@
+//! A connection's requests: from a command capsule through its states to the answer on the wire.
+
+use hugemem::{Data, Lease, WaiterToken};
+use nvme_spec::tcp::{C2hData, C2hEnd, CapsuleResp, FatalError, H2cData, R2t, offset};
+use nvme_spec::{Cqe, Sqe, Status};
+use nvme_target::{Admission, Completed, DataSource, Direction, Work};
+use zerocopy::{IntoBytes, transmute};
+
+use super::{Connection, Context, Event, Sink};
+use crate::receive::{Payload, Violation};
+use crate::slot::{Fetch, SlotState};
+use crate::stream::ByteStream;
+
+impl<S: ByteStream> Connection<S> {
+    /// Takes in a command of a connected queue.
+    pub(super) fn admit(
+        &mut self,
+        cx: &mut Context<'_>,
+        sqe: &Sqe,
+        payload: Option<Payload>,
+    ) -> Result<(), Box<Violation>> {
+        let (Some(queue), Some(slot)) = (self.queue, self.slots.take()) else {
+            // More commands than the queue has entries: the host ignores its own queue size.
+            return Err(Violation::new(
+                FatalError::SEQUENCE_ERROR,
+                0,
+                sqe.as_bytes(),
+            ));
+        };
+        cx.counters.commands.add(1);
+        let tag = self.token.with_slot(slot).into_bits();
+        match cx.core.admit(queue, tag, sqe, cx.now) {
+            Admission::Respond(response) => {
+                self.expect_payload(Sink::Discard, payload);
+                self.answer(cx, slot, &response, None, 0);
+            }
+            Admission::Held => {
+                self.expect_payload(Sink::Discard, payload);
+                self.held += 1;
+                *self.slots.state(slot) = SlotState::Held;
+            }
+            Admission::Work(work) => match in_capsule_fault(&work, payload) {
+                Some(status) => {
+                    self.expect_payload(Sink::Discard, payload);
+                    let response = cx.core.reject(queue, work, status);
+                    self.answer(cx, slot, &response, None, 0);
+                }
+                None => {
+                    let sink = match (work.direction(), work.source()) {
+                        (Direction::FromHost, DataSource::InCapsule { .. }) => Sink::Slot(slot),
+                        _ => Sink::Discard,
+                    };
+                    self.expect_payload(sink, payload);
+                    self.step(cx, slot, Event::Admitted(work));
+                }
+            },
+        }
+        Ok(())
+    }
+
+    /// Checks an H2CData PDU against the R2T it answers (section 3.6.2.7).
+    pub(super) fn begin_host_data(
+        &mut self,
+        header: &H2cData,
+        payload: Payload,
+    ) -> Result<(), Box<Violation>> {
+        let violation =
+            |status, information| Violation::new(status, information, header.as_bytes());
+        let invalid = |offset| violation(FatalError::INVALID_HEADER_FIELD, offset);
+        let slot = header.ttag.get();
+        let Some(SlotState::FetchingData(fetch)) = self.slots.find(slot) else {
+            return Err(invalid(offset::TTAG));
+        };
+        if !fetch.solicited {
+            return Err(invalid(offset::TTAG));
+        }
+        if fetch.work.command_id() != header.cccid.get() {
+            return Err(invalid(offset::CCCID));
+        }
+        let (begin, bytes) = (header.datao.get() as usize, payload.bytes as usize);
+        if begin != fetch.filled || bytes > fetch.missing() {
+            return Err(violation(FatalError::DATA_OUT_OF_RANGE, 0));
+        }
+        if header.ch.flags.last_pdu() != (bytes == fetch.missing()) {
+            return Err(invalid(offset::FLAGS));
+        }
+        self.expect_payload(Sink::Slot(slot), Some(payload));
+        Ok(())
+    }
+
+    /// Every move of a request from one state to the next.
+    pub(super) fn step(&mut self, cx: &mut Context<'_>, slot: u16, event: Event) {
+        let state = std::mem::replace(self.slots.state(slot), SlotState::Free);
+        match (state, event) {
+            (SlotState::Free, Event::Admitted(work)) => self.find_buffer(cx, slot, work),
+            (SlotState::AwaitingBuffer(work), Event::Granted(lease)) => {
+                self.use_buffer(cx, slot, work, lease);
+            }
+            (SlotState::FetchingData(fetch), Event::Fetched) => self.fetched(cx, slot, fetch),
+            (SlotState::Executing, Event::Completed(done)) => self.finish(cx, slot, done),
+            (SlotState::Held, Event::Completed(done)) => {
+                self.held -= 1;
+                self.finish(cx, slot, done);
+            }
+            (
+                state,
+                Event::Admitted(_) | Event::Granted(_) | Event::Fetched | Event::Completed(_),
+            ) => {
+                debug_assert!(
+                    false,
+                    "slot {slot}: an event that {state:?} does not wait for"
+                );
+                *self.slots.state(slot) = state;
+            }
+        }
+    }
+
+    fn find_buffer(&mut self, cx: &mut Context<'_>, slot: u16, work: Work) {
+        if !work.needs_lease() {
+            return self.execute(cx, slot, work, None);
+        }
+        let token = WaiterToken(self.token.with_slot(slot).into_bits());
+        match cx.pool.take_or_wait(work.bytes() as usize, token) {
+            Some(lease) => self.use_buffer(cx, slot, work, lease),
+            None => {
+                cx.counters.buffer_waits.add(1);
+                *self.slots.state(slot) = SlotState::AwaitingBuffer(work);
+            }
+        }
+    }
+
+    fn use_buffer(&mut self, cx: &mut Context<'_>, slot: u16, work: Work, lease: Lease) {
+        match (work.direction(), work.source()) {
+            (Direction::FromHost, source) => {
+                let solicited = !matches!(source, DataSource::InCapsule { .. });
+                if solicited {
+                    let framing = self.rules.framing;
+                    let request = R2t::new(work.command_id(), slot, 0, work.bytes(), framing);
+                    self.transmitter.push_header(transmute!(request), None);
+                }
+                let fetch = Fetch {
+                    work,
+                    lease,
+                    filled: 0,
+                    solicited,
+                    corrupt: false,
+                };
+                *self.slots.state(slot) = SlotState::FetchingData(fetch);
+            }
+            (Direction::ToHost | Direction::None, _) => {
+                self.execute(cx, slot, work, Some(lease));
+            }
+        }
+    }
+
+    fn fetched(&mut self, cx: &mut Context<'_>, slot: u16, fetch: Fetch) {
+        let Some(queue) = self.queue else { return };
+        if fetch.corrupt {
+            let status = Status::TRANSIENT_TRANSPORT_ERROR;
+            let response = cx.core.reject(queue, fetch.work, status);
+            return self.answer(cx, slot, &response, None, 0);
+        }
+        self.execute(cx, slot, fetch.work, Some(fetch.lease));
+    }
+
+    fn execute(&mut self, cx: &mut Context<'_>, slot: u16, work: Work, lease: Option<Lease>) {
+        let Some(queue) = self.queue else { return };
+        *self.slots.state(slot) = SlotState::Executing;
+        let tag = self.token.with_slot(slot).into_bits();
+        if let Some(done) = cx.core.execute(queue, tag, work, lease, cx.now) {
+            self.step(cx, slot, Event::Completed(done));
+        }
+    }
+
+    fn finish(&mut self, cx: &mut Context<'_>, slot: u16, done: Completed) {
+        let Completed {
+            response,
+            data,
+            bytes,
+            ..
+        } = done;
+        self.answer(cx, slot, &response, data, bytes as usize);
+    }
+
+    /// Queues the answer: data where there is any, and the response capsule unless the data says it all.
+    fn answer(
+        &mut self,
+        cx: &Context<'_>,
+        slot: u16,
+        response: &Cqe,
+        data: Option<Data>,
+        bytes: usize,
+    ) {
+        *self.slots.state(slot) = SlotState::Answering;
+        let Some(data) = data.filter(|_| response.status().is_success() && bytes > 0) else {
+            return self.push_response(response, Some(slot));
+        };
+        // SUCCESS stands for a response without a result (section 3.6.2.8).
+        let says_it_all = cx.config.success_flag && response.result() == 0;
+        let end = if says_it_all {
+            C2hEnd::Success
+        } else {
+            C2hEnd::Last
+        };
+        let header = C2hData::new(response.cid.get(), 0, bytes as u32, end, self.rules.framing);
+        cx.counters.bytes_sent.add(bytes as u64);
+        let finishes = says_it_all.then_some(slot);
+        self.transmitter
+            .push_data(transmute!(header), data, bytes, finishes);
+        if !says_it_all {
+            self.push_response(response, Some(slot));
+        }
+    }
+
+    pub(super) fn push_response(&mut self, response: &Cqe, finishes: Option<u16>) {
+        let capsule = CapsuleResp::new(*response, self.rules.framing);
+        self.transmitter.push_header(transmute!(capsule), finishes);
+    }
+}
+
+/// What is wrong with the in-capsule data of a command that reads it; Base 2.1, section 4.3.2 (SGL).
+fn in_capsule_fault(work: &Work, payload: Option<Payload>) -> Option<Status> {
+    match (work.direction(), work.source()) {
+        (Direction::FromHost, DataSource::InCapsule { offset }) => {
+            let carried = payload.map_or(0, |payload| payload.bytes);
+            if offset != 0 {
+                Some(Status::SGL_OFFSET_INVALID.with_dnr())
+            } else if carried != work.bytes() {
+                Some(Status::DATA_SGL_LENGTH_INVALID.with_dnr())
+            } else {
+                None
+            }
+        }
+        _ => None,
+    }
+}

@@ -1,0 +1,364 @@
+//! A reactor's connections: their table, and the traffic between them, the buffer pool and the target core.
+//!
+//! Knows no sockets: who drives it says when a stream may have something, and it works with any [`ByteStream`].
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use hugemem::Pool;
+use nvme_target::{PortId, TargetCore, TransportId, TransportKind};
+use reactors::Nanos;
+
+use crate::config::{CONNECTIONS_PER_REACTOR_MAX, TcpConfig};
+use crate::connection::{Connection, Context, Ended};
+use crate::counters::TcpCounters;
+use crate::stream::ByteStream;
+use crate::token::{GENERATIONS, RequestToken};
+
+/// Connections of one reactor over streams of type `S`.
+pub struct ConnectionSet<S> {
+    places: Vec<Place<S>>,
+    free: Vec<u16>,
+    /// Connections with something to send, each once.
+    to_flush: Vec<u16>,
+    /// Streams that have ended since the last look, for who drives the set.
+    ended: Vec<u16>,
+    /// The earliest deadline of a connection that is being set up or closed; may be early, never late.
+    next_deadline: Option<Nanos>,
+    shared: Shared,
+}
+
+struct Place<S> {
+    generation: u32,
+    connection: Option<Box<Connection<S>>>,
+}
+
+struct Shared {
+    core: Rc<RefCell<TargetCore>>,
+    pool: Pool,
+    config: TcpConfig,
+    counters: Arc<TcpCounters>,
+    transport: TransportId,
+}
+
+impl Shared {
+    fn context<'a>(&'a self, core: &'a mut TargetCore, now: Nanos) -> Context<'a> {
+        Context {
+            core,
+            pool: &self.pool,
+            config: &self.config,
+            counters: &self.counters,
+            transport: self.transport,
+            now,
+        }
+    }
+}
+
+impl<S: ByteStream> ConnectionSet<S> {
+    /// An empty set that serves `core` with buffers of `pool`. Takes its storage now.
+    #[must_use]
+    pub fn new(
+        core: Rc<RefCell<TargetCore>>,
+        pool: Pool,
+        config: TcpConfig,
+        counters: Arc<TcpCounters>,
+    ) -> Self {
+        let transport = core.borrow_mut().register_transport(TransportKind::Tcp);
+        let places = config.connections_max.clamp(1, CONNECTIONS_PER_REACTOR_MAX);
+        Self {
+            places: (0..places)
+                .map(|_| Place {
+                    generation: 0,
+                    connection: None,
+                })
+                .collect(),
+            free: (0..places as u16).rev().collect(),
+            to_flush: Vec::with_capacity(places),
+            ended: Vec::with_capacity(places),
+            next_deadline: None,
+            shared: Shared {
+                core,
+                pool,
+                config,
+                counters,
+                transport,
+            },
+        }
+    }
+
+    /// Connections in the table, those included that are being set up or closed.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.places.len() - self.free.len()
+    }
+
+    /// Whether there is no connection.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The target core that the connections speak to.
+    #[must_use]
+    pub fn core(&self) -> &Rc<RefCell<TargetCore>> {
+        &self.shared.core
+    }
+
+    /// Takes in a stream that was accepted on `port`; returns its place.
+    ///
+    /// # Errors
+    /// The stream itself when the table is full.
+    pub fn insert(&mut self, stream: S, port: PortId, now: Nanos) -> Result<u16, S> {
+        let Some(index) = self.free.pop() else {
+            self.shared.counters.connections_refused.add(1);
+            return Err(stream);
+        };
+        let place = &mut self.places[usize::from(index)];
+        place.generation = (place.generation + 1) % GENERATIONS;
+        let token = RequestToken::new()
+            .with_transport(self.shared.transport.0)
+            .with_connection(index)
+            .with_generation(place.generation);
+        let mut core = self.shared.core.borrow_mut();
+        let cx = self.shared.context(&mut core, now);
+        let connection = Connection::new(stream, port, token, &cx);
+        sooner(&mut self.next_deadline, connection.deadline());
+        place.connection = Some(Box::new(connection));
+        drop(core);
+        self.shared.counters.connections_opened.add(1);
+        self.shared.counters.connections.set(self.len() as u64);
+        Ok(index)
+    }
+
+    /// The stream at `index`, while its connection lives.
+    #[must_use]
+    pub fn stream(&self, index: u16) -> Option<&S> {
+        let place = self.places.get(usize::from(index))?;
+        place
+            .connection
+            .as_ref()
+            .map(|connection| connection.stream())
+    }
+
+    /// When bytes last arrived at `index`.
+    pub(crate) fn last_arrival(&self, index: u16) -> Option<Nanos> {
+        let place = self.places.get(usize::from(index))?;
+        place
+            .connection
+            .as_ref()
+            .map(|connection| connection.last_arrival)
+    }
+
+    /// Receives what the stream at `index` has; returns the number of receives that brought something.
+    pub fn receive(&mut self, index: u16, now: Nanos) -> u32 {
+        self.with(index, now, Connection::receive).unwrap_or(0)
+    }
+
+    /// The stream at `index` is writable again.
+    pub fn writable(&mut self, index: u16) {
+        if let Some(connection) = connection_at(&mut self.places, index) {
+            connection.awaits_writable = false;
+            list_for_flush(&mut self.to_flush, index, connection);
+        }
+    }
+
+    /// Runs the target core and hands out what it and the pool have for the connections. Returns how much.
+    pub fn dispatch(&mut self, now: Nanos) -> u32 {
+        let mut core = self.shared.core.borrow_mut();
+        let mut moved = core.poll(now) as u32;
+        let mut cx = self.shared.context(&mut core, now);
+        while let Some((token, lease)) = cx.pool.next_grant() {
+            let token = RequestToken::from_bits(token.0);
+            // A request that was given up has cancelled its wait, so the name is always a living one.
+            if let Some(connection) = named(&mut self.places, token) {
+                connection.granted(&mut cx, token.slot(), lease);
+                list_for_flush(&mut self.to_flush, token.connection(), connection);
+                moved += 1;
+            }
+        }
+        while let Some(done) = cx.core.next_completion(cx.transport) {
+            let token = RequestToken::from_bits(done.tag);
+            if let Some(connection) = named(&mut self.places, token) {
+                connection.completed(&mut cx, token.slot(), done);
+                list_for_flush(&mut self.to_flush, token.connection(), connection);
+                moved += 1;
+            }
+        }
+        while let Some(close) = cx.core.next_close(cx.transport) {
+            let index = close.connection as u16;
+            if let Some(connection) = connection_at(&mut self.places, index)
+                && connection.queue() == Some(close.queue)
+            {
+                tracing::info!(reason = ?close.reason, "closing a connection");
+                connection.close(&mut cx);
+                sooner(&mut self.next_deadline, connection.deadline());
+                list_for_flush(&mut self.to_flush, index, connection);
+                moved += 1;
+            }
+        }
+        moved
+    }
+
+    /// Sends what is queued. `blocked` hears of streams to watch until they are writable. Returns how many sent.
+    pub fn flush(&mut self, now: Nanos, mut blocked: impl FnMut(u16, &S)) -> u32 {
+        let mut flushed = 0;
+        for position in (0..self.to_flush.len()).rev() {
+            let index = self.to_flush[position];
+            let again = match connection_at(&mut self.places, index) {
+                Some(connection) => {
+                    connection.flush_listed = false;
+                    true
+                }
+                None => false,
+            };
+            self.to_flush.swap_remove(position);
+            if !again {
+                continue;
+            }
+            flushed += 1;
+            let outcome = self.with(index, now, |connection, cx| {
+                let waits = connection.flush(cx)?;
+                connection.awaits_writable = waits;
+                Ok(waits)
+            });
+            if outcome == Some(true)
+                && let Some(stream) = self.stream(index)
+            {
+                blocked(index, stream);
+            }
+        }
+        flushed
+    }
+
+    /// Whether something waits that no stream will announce.
+    #[must_use]
+    pub fn has_pending(&self) -> bool {
+        !self.to_flush.is_empty()
+            || self.shared.pool.waiting() > 0
+            || self.shared.core.borrow().has_ready()
+    }
+
+    /// When [`expire`](Self::expire) must be called next.
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<Nanos> {
+        let mut earliest = self.next_deadline;
+        sooner(&mut earliest, self.shared.core.borrow().next_deadline());
+        earliest
+    }
+
+    /// Ends connections whose time for set-up or closing is over.
+    pub fn expire(&mut self, now: Nanos) {
+        if self.next_deadline.is_none_or(|deadline| now < deadline) {
+            return;
+        }
+        self.next_deadline = None;
+        for index in 0..self.places.len() as u16 {
+            self.with(index, now, |connection, _| connection.check_deadline(now));
+            let deadline =
+                connection_at(&mut self.places, index).and_then(|found| found.deadline());
+            sooner(&mut self.next_deadline, deadline);
+        }
+    }
+
+    /// Closes every connection that has nothing in flight; call again until none is left. While it goes on, `receive`
+    /// is to be called only where [`awaits_host_data`](Self::awaits_host_data) says so.
+    pub fn drain(&mut self, now: Nanos) -> usize {
+        for index in 0..self.places.len() as u16 {
+            let closed = self.with(index, now, |connection, cx| {
+                let idle = connection.requests_in_flight() == 0 && !connection.awaits_host_data();
+                if idle && !connection.wants_flush() {
+                    connection.close(cx);
+                }
+                Ok(connection.deadline())
+            });
+            sooner(&mut self.next_deadline, closed.flatten());
+        }
+        self.len()
+    }
+
+    /// Whether the host at `index` still owes data for a request that has begun.
+    #[must_use]
+    pub fn awaits_host_data(&self, index: u16) -> bool {
+        let place = self.places.get(usize::from(index));
+        place
+            .and_then(|place| place.connection.as_ref())
+            .is_some_and(|connection| connection.awaits_host_data())
+    }
+
+    /// The places whose connections have ended since the last call.
+    pub fn take_ended(&mut self) -> Option<u16> {
+        self.ended.pop()
+    }
+
+    /// Runs `action` on the connection at `index`, removes it when that ends it, and lists it when it has to send.
+    fn with<T>(
+        &mut self,
+        index: u16,
+        now: Nanos,
+        action: impl FnOnce(&mut Connection<S>, &mut Context<'_>) -> Result<T, Ended>,
+    ) -> Option<T> {
+        let connection = connection_at(&mut self.places, index)?;
+        let mut core = self.shared.core.borrow_mut();
+        let mut cx = self.shared.context(&mut core, now);
+        match action(connection, &mut cx) {
+            Ok(value) => {
+                if !connection.awaits_writable {
+                    list_for_flush(&mut self.to_flush, index, connection);
+                }
+                sooner(&mut self.next_deadline, connection.deadline());
+                Some(value)
+            }
+            Err(ended) => {
+                connection.release_queue(&mut cx);
+                drop(core);
+                self.remove(index, ended);
+                None
+            }
+        }
+    }
+
+    fn remove(&mut self, index: u16, ended: Ended) {
+        if ended == Ended::SetupTimeout {
+            self.shared.counters.setup_timeouts.add(1);
+        }
+        self.places[usize::from(index)].connection = None;
+        self.free.push(index);
+        self.ended.push(index);
+        self.shared.counters.connections.set(self.len() as u64);
+    }
+}
+
+fn connection_at<S>(places: &mut [Place<S>], index: u16) -> Option<&mut Connection<S>> {
+    places
+        .get_mut(usize::from(index))?
+        .connection
+        .as_deref_mut()
+}
+
+/// The connection that a request's token names, unless it has ended since.
+fn named<S: ByteStream>(
+    places: &mut [Place<S>],
+    token: RequestToken,
+) -> Option<&mut Connection<S>> {
+    connection_at(places, token.connection())
+        .filter(|connection| connection.token().names_same_connection(token))
+}
+
+fn list_for_flush<S: ByteStream>(
+    to_flush: &mut Vec<u16>,
+    index: u16,
+    connection: &mut Connection<S>,
+) {
+    if !connection.flush_listed && connection.wants_flush() {
+        connection.flush_listed = true;
+        to_flush.push(index);
+    }
+}
+
+fn sooner(earliest: &mut Option<Nanos>, other: Option<Nanos>) {
+    *earliest = match (*earliest, other) {
+        (Some(one), Some(two)) => Some(one.min(two)),
+        (one, two) => one.or(two),
+    };
+}

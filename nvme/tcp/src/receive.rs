@@ -1,0 +1,375 @@
+//! From a stream of bytes to checked PDUs: framing, header checks, digests of headers.
+//!
+//! Owns the receive buffer. It decides whether bytes are a well-formed PDU for this moment of the connection; what a
+//! PDU means, and where its data goes, is the connection's business. NVMe/TCP Transport 1.1, sections 3.2 and 3.6.2.
+
+use arrayvec::ArrayVec;
+use nvme_spec::Sqe;
+use nvme_spec::tcp::{
+    ADMIN_IN_CAPSULE_DATA_BYTES, CapsuleCmd, CommonHeader, FatalError, Framing, H2cData, IcReq,
+    PduType, TERM_DATA_MAX_BYTES, TermReq, offset,
+};
+use zerocopy::FromBytes;
+
+use crate::config::RECEIVE_BUFFER_BYTES;
+use crate::digest::{DIGEST_BYTES, digest};
+
+/// A host's breach of the protocol that ends its connection.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Violation {
+    /// Fatal Error Status of the termination request.
+    pub(crate) status: FatalError,
+    /// Fatal Error Information: the offset of the field in error, or the digest that arrived.
+    pub(crate) information: u32,
+    /// The header of the PDU in error, as far as it arrived.
+    pub(crate) header: ArrayVec<u8, TERM_DATA_MAX_BYTES>,
+}
+
+impl Violation {
+    /// A violation in a PDU whose header is `header`, cut to what a termination request may carry.
+    pub(crate) fn new(status: FatalError, information: u32, header: &[u8]) -> Box<Self> {
+        let header = header.iter().copied().take(TERM_DATA_MAX_BYTES).collect();
+        Box::new(Self {
+            status,
+            information,
+            header,
+        })
+    }
+}
+
+/// Data behind a header.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Payload {
+    /// Bytes of data, at least one.
+    pub(crate) bytes: u32,
+    /// A data digest follows.
+    pub(crate) digest: bool,
+}
+
+/// A PDU whose header is complete and right. Its data, if any, is still to come.
+#[derive(Debug)]
+pub(crate) enum Pdu {
+    Initialise(Box<IcReq>),
+    Command(Sqe, Option<Payload>),
+    HostData(H2cData, Payload),
+    Terminate(TermReq),
+}
+
+/// Which PDUs are in order now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Order {
+    /// The first PDU must be an ICReq (section 3.4).
+    Initialise,
+    /// Commands and data.
+    Operate,
+}
+
+/// What the next PDU is held against.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Rules {
+    pub(crate) order: Order,
+    /// The digests agreed on.
+    pub(crate) framing: Framing,
+    /// Data that a command capsule may carry, in bytes.
+    pub(crate) in_capsule_bytes_max: u32,
+    /// Data that an H2CData PDU may carry, in bytes.
+    pub(crate) host_data_bytes_max: u32,
+}
+
+impl Rules {
+    pub(crate) fn before_initialisation(host_data_bytes_max: u32) -> Self {
+        Self {
+            order: Order::Initialise,
+            framing: Framing::default(),
+            in_capsule_bytes_max: ADMIN_IN_CAPSULE_DATA_BYTES,
+            host_data_bytes_max,
+        }
+    }
+}
+
+/// The receive buffer of a connection.
+#[derive(Debug)]
+pub(crate) struct Receiver {
+    buffer: Box<[u8]>,
+    start: usize,
+    end: usize,
+}
+
+impl Receiver {
+    pub(crate) fn new() -> Self {
+        Self {
+            buffer: vec![0; RECEIVE_BUFFER_BYTES].into_boxed_slice(),
+            start: 0,
+            end: 0,
+        }
+    }
+
+    /// Bytes received and not yet consumed.
+    pub(crate) fn buffered(&self) -> &[u8] {
+        &self.buffer[self.start..self.end]
+    }
+
+    /// Room for the next receive, at least one byte while every PDU header is consumed in time.
+    pub(crate) fn room(&mut self) -> &mut [u8] {
+        if self.start == self.end {
+            (self.start, self.end) = (0, 0);
+        } else if self.buffer.len() - self.end < self.buffer.len() / 4 && self.start > 0 {
+            self.buffer.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, self.end - self.start);
+        }
+        &mut self.buffer[self.end..]
+    }
+
+    /// Notes that `bytes` of the room have been filled.
+    pub(crate) fn filled(&mut self, bytes: usize) {
+        self.end += bytes;
+        debug_assert!(self.end <= self.buffer.len());
+    }
+
+    /// Drops `bytes` from the front.
+    pub(crate) fn consume(&mut self, bytes: usize) {
+        self.start += bytes;
+        debug_assert!(self.start <= self.end);
+    }
+
+    /// Moves buffered bytes into `destination`; returns how many there were.
+    pub(crate) fn copy_into(&mut self, destination: &mut [u8]) -> usize {
+        let bytes = destination.len().min(self.end - self.start);
+        destination[..bytes].copy_from_slice(&self.buffer[self.start..self.start + bytes]);
+        self.start += bytes;
+        bytes
+    }
+
+    /// Takes the data digest that follows data, once its four bytes are here.
+    pub(crate) fn take_digest(&mut self) -> Option<[u8; DIGEST_BYTES]> {
+        let found = *self.buffered().first_chunk()?;
+        self.consume(DIGEST_BYTES);
+        Some(found)
+    }
+
+    /// The next PDU, once its header is complete; data and data digest stay to be taken by the caller.
+    ///
+    /// # Errors
+    /// What the host did wrong. Nothing is consumed then.
+    pub(crate) fn next_pdu(&mut self, rules: &Rules) -> Result<Option<Pdu>, Box<Violation>> {
+        let bytes = self.buffered();
+        let Ok((common, _)) = CommonHeader::ref_from_prefix(bytes) else {
+            return Ok(None);
+        };
+        let check = HeaderCheck {
+            common,
+            bytes,
+            rules,
+        };
+        let layout = check.layout()?;
+        if bytes.len() < layout.header_bytes {
+            return Ok(None);
+        }
+        check.header_digest(&layout)?;
+        let pdu = check.decode(&layout)?;
+        self.consume(layout.header_bytes);
+        Ok(Some(pdu))
+    }
+}
+
+/// Where the parts of a PDU lie.
+struct Layout {
+    kind: Kind,
+    /// Bytes up to the data, or the whole PDU when there is none.
+    header_bytes: usize,
+    header_digest: bool,
+    payload: Option<Payload>,
+}
+
+/// The PDUs that a host may send.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Initialise,
+    Terminate,
+    Command,
+    HostData,
+}
+
+impl Kind {
+    /// Bytes of the header proper (HLEN).
+    fn header_bytes(self) -> usize {
+        match self {
+            Self::Initialise => size_of::<IcReq>(),
+            Self::Terminate => size_of::<TermReq>(),
+            Self::Command => size_of::<CapsuleCmd>(),
+            Self::HostData => size_of::<H2cData>(),
+        }
+    }
+}
+
+/// One header under examination.
+struct HeaderCheck<'a> {
+    common: &'a CommonHeader,
+    bytes: &'a [u8],
+    rules: &'a Rules,
+}
+
+impl HeaderCheck<'_> {
+    fn violation(&self, status: FatalError, information: u32) -> Box<Violation> {
+        let shown = usize::from(self.common.hlen).max(size_of::<CommonHeader>());
+        Violation::new(
+            status,
+            information,
+            &self.bytes[..shown.min(self.bytes.len())],
+        )
+    }
+
+    fn field(&self, offset: u32) -> Box<Violation> {
+        self.violation(FatalError::INVALID_HEADER_FIELD, offset)
+    }
+
+    fn kind(&self) -> Result<Kind, Box<Violation>> {
+        let kind = match self.common.pdu_type {
+            PduType::IC_REQ => Kind::Initialise,
+            PduType::H2C_TERM_REQ => Kind::Terminate,
+            PduType::CAPSULE_CMD => Kind::Command,
+            PduType::H2C_DATA => Kind::HostData,
+            _ => return Err(self.field(offset::PDU_TYPE)),
+        };
+        let in_order = match (self.rules.order, kind) {
+            (_, Kind::Terminate) => true,
+            (Order::Initialise, kind) => kind == Kind::Initialise,
+            (Order::Operate, kind) => kind != Kind::Initialise,
+        };
+        if in_order {
+            Ok(kind)
+        } else {
+            Err(self.violation(FatalError::SEQUENCE_ERROR, 0))
+        }
+    }
+
+    /// Checks type, order and lengths, which need the common header alone.
+    fn layout(&self) -> Result<Layout, Box<Violation>> {
+        let kind = self.kind()?;
+        if usize::from(self.common.hlen) != kind.header_bytes() {
+            return Err(self.field(offset::HLEN));
+        }
+        match kind {
+            Kind::Initialise => self.bare_layout(kind, kind.header_bytes()),
+            // Its data is a copy of what we sent; the connection ends here, so it is not read.
+            Kind::Terminate => Ok(Layout {
+                kind,
+                header_bytes: kind.header_bytes(),
+                header_digest: false,
+                payload: None,
+            }),
+            Kind::Command | Kind::HostData => self.framed_layout(kind),
+        }
+    }
+
+    fn bare_layout(&self, kind: Kind, header_bytes: usize) -> Result<Layout, Box<Violation>> {
+        if self.common.plen.get() as usize != header_bytes {
+            return Err(self.field(offset::PLEN));
+        }
+        Ok(Layout {
+            kind,
+            header_bytes,
+            header_digest: false,
+            payload: None,
+        })
+    }
+
+    fn framed_layout(&self, kind: Kind) -> Result<Layout, Box<Violation>> {
+        let header_digest = self.rules.framing.header_digest;
+        if self.common.flags.hdgstf() != header_digest {
+            return Err(self.field(offset::FLAGS));
+        }
+        let header_bytes = kind.header_bytes() + if header_digest { DIGEST_BYTES } else { 0 };
+        let pdu_bytes = self.common.plen.get();
+        if pdu_bytes as usize == header_bytes && kind == Kind::Command {
+            return Ok(Layout {
+                kind,
+                header_bytes,
+                header_digest,
+                payload: None,
+            });
+        }
+        let data_digest = self.rules.framing.data_digest;
+        if self.common.flags.ddgstf() != data_digest {
+            return Err(self.field(offset::FLAGS));
+        }
+        // The ICResp's CPDA of zero asks for four-byte alignment (section 3.6.2.3).
+        let data_offset = usize::from(self.common.pdo);
+        if data_offset < header_bytes || data_offset % 4 != 0 {
+            return Err(self.field(offset::PDO));
+        }
+        let around = data_offset + if data_digest { DIGEST_BYTES } else { 0 };
+        let bytes = (pdu_bytes as usize)
+            .checked_sub(around)
+            .filter(|bytes| *bytes > 0);
+        let Some(bytes) = bytes else {
+            return Err(self.field(offset::PLEN));
+        };
+        let limit = match kind {
+            Kind::HostData => self.rules.host_data_bytes_max,
+            Kind::Command | Kind::Initialise | Kind::Terminate => self.rules.in_capsule_bytes_max,
+        };
+        if bytes > limit as usize {
+            return Err(self.violation(FatalError::DATA_LIMIT_EXCEEDED, 0));
+        }
+        let payload = Some(Payload {
+            bytes: bytes as u32,
+            digest: data_digest,
+        });
+        Ok(Layout {
+            kind,
+            header_bytes: data_offset,
+            header_digest,
+            payload,
+        })
+    }
+
+    fn header_digest(&self, layout: &Layout) -> Result<(), Box<Violation>> {
+        if !layout.header_digest {
+            return Ok(());
+        }
+        let header_bytes = layout.kind.header_bytes();
+        let found = &self.bytes[header_bytes..header_bytes + DIGEST_BYTES];
+        if found == digest(&self.bytes[..header_bytes]) {
+            return Ok(());
+        }
+        // FEI holds the digest that arrived (section 3.6.2.4).
+        let found = found
+            .first_chunk()
+            .map_or(0, |found| u32::from_le_bytes(*found));
+        Err(self.violation(FatalError::HEADER_DIGEST_ERROR, found))
+    }
+
+    /// Reads the header, complete by now.
+    fn decode(&self, layout: &Layout) -> Result<Pdu, Box<Violation>> {
+        match (layout.kind, layout.payload) {
+            (Kind::Initialise, _) => {
+                let (request, _) =
+                    IcReq::read_from_prefix(self.bytes).map_err(|_| self.field(offset::HLEN))?;
+                Ok(Pdu::Initialise(Box::new(request)))
+            }
+            (Kind::Terminate, _) => {
+                let (request, _) =
+                    TermReq::read_from_prefix(self.bytes).map_err(|_| self.field(offset::HLEN))?;
+                Ok(Pdu::Terminate(request))
+            }
+            (Kind::Command, payload) => {
+                let (capsule, _) = CapsuleCmd::read_from_prefix(self.bytes)
+                    .map_err(|_| self.field(offset::HLEN))?;
+                Ok(Pdu::Command(capsule.sqe, payload))
+            }
+            (Kind::HostData, Some(payload)) => {
+                let (header, _) =
+                    H2cData::read_from_prefix(self.bytes).map_err(|_| self.field(offset::HLEN))?;
+                if header.datal.get() != payload.bytes {
+                    return Err(self.field(offset::DATAL));
+                }
+                Ok(Pdu::HostData(header, payload))
+            }
+            (Kind::HostData, None) => Err(self.field(offset::PLEN)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

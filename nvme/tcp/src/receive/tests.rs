@@ -1,0 +1,238 @@
+//! What a host may get wrong in a PDU header, and the status and offset it is told (TCP 1.1, section 3.6.2.4).
+
+use nvme_spec::Sqe;
+use nvme_spec::tcp::{DigestFlags, PduFlags};
+use proptest::prelude::*;
+use zerocopy::IntoBytes;
+
+use super::*;
+
+fn rules(order: Order, header_digest: bool, data_digest: bool) -> Rules {
+    Rules {
+        order,
+        framing: Framing {
+            header_digest,
+            data_digest,
+            alignment_z: 0,
+        },
+        in_capsule_bytes_max: 8192,
+        host_data_bytes_max: 65_536,
+    }
+}
+
+fn operating() -> Rules {
+    rules(Order::Operate, false, false)
+}
+
+fn receive(bytes: &[u8], rules: &Rules) -> Result<Option<Pdu>, (FatalError, u32)> {
+    let mut receiver = Receiver::new();
+    receiver.room()[..bytes.len()].copy_from_slice(bytes);
+    receiver.filled(bytes.len());
+    receiver
+        .next_pdu(rules)
+        .map_err(|violation| (violation.status, violation.information))
+}
+
+fn command(data_bytes: u32, framing: Framing) -> Vec<u8> {
+    let capsule = CapsuleCmd::new(Sqe::default(), data_bytes, framing);
+    let mut bytes = capsule.as_bytes().to_vec();
+    if framing.header_digest {
+        bytes.extend(digest(&bytes.clone()));
+    }
+    bytes
+}
+
+fn host_data(edit: impl FnOnce(&mut H2cData)) -> Vec<u8> {
+    let mut header = H2cData::new(1, 2, 0, 4096, true, Framing::default());
+    edit(&mut header);
+    header.as_bytes().to_vec()
+}
+
+#[track_caller]
+fn expect_field(bytes: &[u8], rules: &Rules, offset: u32) {
+    let found = receive(bytes, rules);
+    assert!(
+        matches!(found, Err((FatalError::INVALID_HEADER_FIELD, at)) if at == offset),
+        "expected the field at {offset}, found {found:?}"
+    );
+}
+
+#[track_caller]
+fn expect_status(bytes: &[u8], rules: &Rules, status: FatalError) {
+    let found = receive(bytes, rules);
+    assert!(
+        matches!(found, Err((found, 0)) if found == status),
+        "found {found:?}"
+    );
+}
+
+#[test]
+fn an_unknown_type_and_those_of_a_controller_are_refused_at_the_type() {
+    for pdu_type in [0x01, 0x03, 0x05, 0x07, 0x08, 0x09, 0x0a, 0x42, 0xff] {
+        let mut bytes = command(0, Framing::default());
+        bytes[0] = pdu_type;
+        expect_field(&bytes, &operating(), offset::PDU_TYPE);
+    }
+}
+
+#[test]
+fn pdus_out_of_order_are_a_sequence_error() {
+    let request = IcReq::new(0, DigestFlags::new(), 0);
+    expect_status(request.as_bytes(), &operating(), FatalError::SEQUENCE_ERROR);
+    let before = Rules::before_initialisation(65_536);
+    let early = command(0, Framing::default());
+    expect_status(&early, &before, FatalError::SEQUENCE_ERROR);
+    expect_status(&host_data(|_| {}), &before, FatalError::SEQUENCE_ERROR);
+}
+
+#[test]
+fn a_wrong_header_length_is_refused_at_hlen() {
+    for hlen in [0, 8, 71, 73, 255] {
+        let mut bytes = command(0, Framing::default());
+        bytes[2] = hlen;
+        expect_field(&bytes, &operating(), offset::HLEN);
+    }
+}
+
+#[test]
+fn a_pdu_shorter_or_longer_than_its_parts_is_refused_at_plen() {
+    for plen in [0_u32, 8, 71] {
+        let mut bytes = command(0, Framing::default());
+        bytes[4..8].copy_from_slice(&plen.to_le_bytes());
+        bytes[3] = 72;
+        expect_field(&bytes, &operating(), offset::PLEN);
+    }
+    let mut initialise = IcReq::new(0, DigestFlags::new(), 0);
+    initialise.ch.plen.set(129);
+    let before = Rules::before_initialisation(65_536);
+    expect_field(initialise.as_bytes(), &before, offset::PLEN);
+    expect_field(
+        &host_data(|header| header.ch.plen.set(24)),
+        &operating(),
+        offset::PLEN,
+    );
+}
+
+#[test]
+fn data_that_begins_inside_the_header_or_unaligned_is_refused_at_pdo() {
+    for pdo in [0, 8, 71, 73, 74] {
+        let mut bytes = command(512, Framing::default());
+        bytes[3] = pdo;
+        expect_field(&bytes, &operating(), offset::PDO);
+    }
+}
+
+#[test]
+fn more_data_than_announced_is_beyond_the_limit() {
+    for data_bytes in [8193, 1 << 20, u32::MAX - 2048] {
+        let bytes = command(data_bytes, Framing::default());
+        expect_status(&bytes, &operating(), FatalError::DATA_LIMIT_EXCEEDED);
+    }
+    let long = H2cData::new(1, 2, 0, 65_540, true, Framing::default());
+    expect_status(
+        long.as_bytes(),
+        &operating(),
+        FatalError::DATA_LIMIT_EXCEEDED,
+    );
+}
+
+#[test]
+fn a_data_length_that_contradicts_the_pdu_is_refused_at_datal() {
+    expect_field(
+        &host_data(|header| header.datal.set(4095)),
+        &operating(),
+        offset::DATAL,
+    );
+}
+
+#[test]
+fn digest_flags_other_than_negotiated_are_refused_at_flags() {
+    let plain = command(512, Framing::default());
+    let mut flagged = plain.clone();
+    flagged[1] = PduFlags::HDGSTF.into_bits();
+    expect_field(&flagged, &operating(), offset::FLAGS);
+    flagged[1] = PduFlags::DDGSTF.into_bits();
+    expect_field(&flagged, &operating(), offset::FLAGS);
+    expect_field(&plain, &rules(Order::Operate, true, false), offset::FLAGS);
+    expect_field(&plain, &rules(Order::Operate, false, true), offset::FLAGS);
+}
+
+#[test]
+fn a_wrong_header_digest_is_named_by_the_digest_that_came() {
+    let strict = rules(Order::Operate, true, false);
+    let mut bytes = command(0, strict.framing);
+    assert!(matches!(
+        receive(&bytes, &strict),
+        Ok(Some(Pdu::Command(_, None)))
+    ));
+    bytes[72] ^= 1;
+    let came = u32::from_le_bytes(bytes[72..76].try_into().expect("four bytes"));
+    let found = receive(&bytes, &strict);
+    assert!(matches!(found, Err((FatalError::HEADER_DIGEST_ERROR, at)) if at == came));
+}
+
+#[test]
+fn a_pdu_in_single_bytes_is_the_same_pdu() {
+    let bytes = command(16, Framing::default());
+    let mut receiver = Receiver::new();
+    for (position, byte) in bytes.iter().enumerate() {
+        assert!(
+            receiver.next_pdu(&operating()).expect("in order").is_none(),
+            "at {position}"
+        );
+        receiver.room()[0] = *byte;
+        receiver.filled(1);
+    }
+    let pdu = receiver.next_pdu(&operating()).expect("in order");
+    assert!(matches!(
+        pdu,
+        Some(Pdu::Command(
+            _,
+            Some(Payload {
+                bytes: 16,
+                digest: false
+            })
+        ))
+    ));
+    assert!(receiver.buffered().is_empty());
+}
+
+#[test]
+fn the_header_shown_to_the_host_is_the_one_it_sent() {
+    let mut bytes = command(0, Framing::default());
+    bytes[2] = 71;
+    let mut receiver = Receiver::new();
+    receiver.room()[..bytes.len()].copy_from_slice(&bytes);
+    receiver.filled(bytes.len());
+    let violation = receiver.next_pdu(&operating()).expect_err("a wrong length");
+    assert_eq!(violation.header[..], bytes[..71]);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2_000))]
+
+    /// Whatever arrives is a PDU, a wait for more, or a violation, and a PDU's data obeys the limits.
+    #[test]
+    fn any_bytes_are_judged_without_harm(
+        mut bytes in proptest::collection::vec(any::<u8>(), 0..300),
+        kind in prop_oneof![Just(0_u8), Just(2), Just(4), Just(6), any::<u8>()],
+        order in prop_oneof![Just(Order::Initialise), Just(Order::Operate)],
+        digests in any::<(bool, bool)>(),
+    ) {
+        if let Some(first) = bytes.first_mut() {
+            *first = kind;
+        }
+        let rules = rules(order, digests.0, digests.1);
+        let mut receiver = Receiver::new();
+        receiver.room()[..bytes.len()].copy_from_slice(&bytes);
+        receiver.filled(bytes.len());
+        let before = receiver.buffered().len();
+        match receiver.next_pdu(&rules) {
+            Ok(Some(Pdu::Command(_, Some(payload)))) => prop_assert!(payload.bytes <= 8192),
+            Ok(Some(Pdu::HostData(_, payload))) => prop_assert!(payload.bytes <= 65_536),
+            Ok(Some(_)) => prop_assert!(receiver.buffered().len() < before),
+            Ok(None) => prop_assert_eq!(receiver.buffered().len(), before),
+            Err(violation) => prop_assert!(violation.header.len() <= TERM_DATA_MAX_BYTES),
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! The life of a request on a connection (design, section 3): a slot in a fixed table, its state one enum.
+//!
+//! ```text
+//! Free → AwaitingBuffer → FetchingData → Executing (or Held) → Answering → Free
+//! ```
+//!
+//! Data and response are queued for the wire together, so sending them is one state. The move from one state to the
+//! next is `Connection::step`; this file holds the table.
+
+use hugemem::Lease;
+use nvme_target::Work;
+
+/// Where a request stands, and who moves it on.
+#[derive(Debug)]
+pub(crate) enum SlotState {
+    /// Unused; a command capsule moves it on.
+    Free,
+    /// Waits in the pool's queue; a buffer that comes home moves it on.
+    AwaitingBuffer(Work),
+    /// The host's data is arriving in `lease`; the receiver moves it on.
+    FetchingData(Fetch),
+    /// With the target core; its completion moves it on.
+    Executing,
+    /// An event request that the target core keeps until there is an event; its completion moves it on.
+    Held,
+    /// Its last PDU is queued; the transmitter moves it on.
+    Answering,
+}
+
+/// Host data on its way into a lease.
+#[derive(Debug)]
+pub(crate) struct Fetch {
+    pub(crate) work: Work,
+    pub(crate) lease: Lease,
+    /// Bytes that have arrived.
+    pub(crate) filled: usize,
+    /// Asked for with an R2T, so H2CData PDUs bring it; otherwise it comes in the capsule.
+    pub(crate) solicited: bool,
+    /// A data digest did not match: the command fails once all of its data has been taken off the wire.
+    pub(crate) corrupt: bool,
+}
+
+impl Fetch {
+    /// Bytes still missing.
+    pub(crate) fn missing(&self) -> usize {
+        self.lease.len() - self.filled
+    }
+}
+
+/// A connection's requests: as many as its submission queue has entries.
+#[derive(Debug, Default)]
+pub(crate) struct SlotTable {
+    states: Vec<SlotState>,
+    free: Vec<u16>,
+}
+
+impl SlotTable {
+    /// A table of `slots` free slots, its storage taken once.
+    pub(crate) fn new(slots: u16) -> Self {
+        Self {
+            states: (0..slots).map(|_| SlotState::Free).collect(),
+            free: (0..slots).rev().collect(),
+        }
+    }
+
+    /// Slots in use.
+    pub(crate) fn in_use(&self) -> usize {
+        self.states.len() - self.free.len()
+    }
+
+    /// Takes a free slot; `None` when the host has more commands in flight than its queue has entries.
+    pub(crate) fn take(&mut self) -> Option<u16> {
+        self.free.pop()
+    }
+
+    /// Gives a slot back. A slot of a table that was abandoned meanwhile is gone already.
+    pub(crate) fn release(&mut self, slot: u16) {
+        if let Some(state) = self.states.get_mut(usize::from(slot)) {
+            *state = SlotState::Free;
+            debug_assert!(!self.free.contains(&slot), "slot {slot} released twice");
+            self.free.push(slot);
+        }
+    }
+
+    /// Forgets every request; their buffers come home.
+    pub(crate) fn abandon(&mut self) {
+        *self = Self::default();
+    }
+
+    /// Whether a request's data is still on its way from the host.
+    pub(crate) fn any_fetching(&self) -> bool {
+        self.states
+            .iter()
+            .any(|state| matches!(state, SlotState::FetchingData(_)))
+    }
+
+    /// The state of `slot`, which came from this table.
+    pub(crate) fn state(&mut self, slot: u16) -> &mut SlotState {
+        &mut self.states[usize::from(slot)]
+    }
+
+    /// The state of `slot` as a foreign number names it.
+    pub(crate) fn find(&mut self, slot: u16) -> Option<&mut SlotState> {
+        self.states.get_mut(usize::from(slot))
+    }
+}

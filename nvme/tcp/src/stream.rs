@@ -1,0 +1,93 @@
+//! A connection's two ends of the wire: vectored, non-blocking receive and send.
+//!
+//! The connection knows only [`ByteStream`], so that a simulated network, a fuzzer and a TCP socket drive the same
+//! production code. Nothing here blocks.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::net::TcpStream;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use rustix::io::Errno;
+use rustix::net::{SendAncillaryBuffer, SendFlags};
+
+/// What one vectored receive or send came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Transferred {
+    /// This many bytes moved, at least one.
+    Bytes(usize),
+    /// Nothing can move now.
+    WouldBlock,
+    /// The peer has closed its sending side (receive only).
+    Closed,
+    /// The connection is broken.
+    Failed(Errno),
+}
+
+/// A non-blocking, ordered, reliable stream of bytes.
+pub trait ByteStream {
+    /// Receives into `buffers`, in their order; they hold at least one byte together.
+    fn receive(&mut self, buffers: &mut [IoSliceMut<'_>]) -> Transferred;
+
+    /// Sends from `buffers`, in their order; they hold at least one byte together.
+    fn send(&mut self, buffers: &[IoSlice<'_>]) -> Transferred;
+
+    /// Tells the peer that nothing more will be sent.
+    fn finish_sending(&mut self);
+
+    /// The descriptor that becomes readable or writable with the stream; `None` for streams without one.
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+}
+
+/// A connected, non-blocking TCP socket.
+#[derive(Debug)]
+pub struct TcpSocket(TcpStream);
+
+impl TcpSocket {
+    /// Takes over `stream`: non-blocking, and without Nagle's delay, since whole batches are sent at once.
+    ///
+    /// # Errors
+    /// The socket option's error.
+    pub fn new(stream: TcpStream) -> std::io::Result<Self> {
+        stream.set_nonblocking(true)?;
+        stream.set_nodelay(true)?;
+        Ok(Self(stream))
+    }
+}
+
+impl ByteStream for TcpSocket {
+    fn receive(&mut self, buffers: &mut [IoSliceMut<'_>]) -> Transferred {
+        loop {
+            return match rustix::io::readv(&self.0, buffers) {
+                Ok(0) => Transferred::Closed,
+                Ok(bytes) => Transferred::Bytes(bytes),
+                Err(Errno::INTR) => continue,
+                Err(Errno::AGAIN) => Transferred::WouldBlock,
+                Err(errno) => Transferred::Failed(errno),
+            };
+        }
+    }
+
+    fn send(&mut self, buffers: &[IoSlice<'_>]) -> Transferred {
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        loop {
+            let mut control = SendAncillaryBuffer::default();
+            return match rustix::net::sendmsg(&self.0, buffers, &mut control, flags) {
+                Ok(bytes) => Transferred::Bytes(bytes),
+                Err(Errno::INTR) => continue,
+                Err(Errno::AGAIN) => Transferred::WouldBlock,
+                Err(errno) => Transferred::Failed(errno),
+            };
+        }
+    }
+
+    fn finish_sending(&mut self) {
+        // A peer that is gone already needs no telling.
+        let _ = self.0.shutdown(std::net::Shutdown::Write);
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.0.as_fd())
+    }
+}

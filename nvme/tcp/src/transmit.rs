@@ -1,0 +1,280 @@
+//! What a connection still has to send: a queue of PDUs whose data stays where it lies until the kernel has taken it.
+//!
+//! Everything queued during a poll leaves in one vectored send. Storage is taken when the connection is set up: a slot
+//! has at most two PDUs queued (data and response, or one R2T), so the queue never grows.
+
+use std::collections::VecDeque;
+use std::io::IoSlice;
+
+use arrayvec::ArrayVec;
+use hugemem::Data;
+use nvme_spec::tcp::{DATA_ALIGNMENT_MAX_Z, Framing};
+
+use crate::digest::{DIGEST_BYTES, digest};
+use crate::stream::{ByteStream, Transferred};
+
+/// Bytes of the fixed headers of C2HData, R2T and CapsuleResp PDUs (NVMe/TCP Transport 1.1, section 3.6.2).
+pub(crate) const HEADER_BYTES: usize = 24;
+/// Most padding that a host may ask for between header and data (TCP 1.1, section 3.6.2.2).
+const PADDING_MAX: usize = (DATA_ALIGNMENT_MAX_Z as usize + 1) * 4;
+/// Pieces handed to one vectored send; the kernel takes 1,024 at most (UIO_MAXIOV).
+const PIECES_PER_SEND_MAX: usize = 512;
+/// Pieces that one PDU can need: header, padding, data, data digest.
+const PIECES_PER_PDU_MAX: usize = 4;
+/// Bytes after which a send is made although more is queued, so that one connection does not hold its reactor.
+const BYTES_PER_SEND_MAX: usize = 2 << 20;
+/// Vectored sends in one flush at most.
+const SENDS_PER_FLUSH_MAX: usize = 4;
+
+static PADDING: [u8; PADDING_MAX] = [0; PADDING_MAX];
+
+/// Data behind a header, sent from where it lies.
+#[derive(Debug)]
+struct Payload {
+    data: Data,
+    bytes: usize,
+    padding: usize,
+    digest: Option<[u8; DIGEST_BYTES]>,
+}
+
+/// A PDU with a 24-byte header.
+#[derive(Debug)]
+struct Framed {
+    header: [u8; HEADER_BYTES + DIGEST_BYTES],
+    header_bytes: usize,
+    payload: Option<Payload>,
+    finishes: Option<u16>,
+}
+
+#[derive(Debug)]
+enum Outgoing {
+    Framed(Framed),
+    /// Connection set-up and termination, which happen once.
+    Control(Box<[u8]>),
+}
+
+impl Outgoing {
+    fn len(&self) -> usize {
+        match self {
+            Self::Control(bytes) => bytes.len(),
+            Self::Framed(framed) => framed.len(),
+        }
+    }
+
+    fn pieces(&self) -> ArrayVec<&[u8], PIECES_PER_PDU_MAX> {
+        let mut pieces = ArrayVec::new();
+        match self {
+            Self::Control(bytes) => pieces.push(&bytes[..]),
+            Self::Framed(framed) => {
+                pieces.push(&framed.header[..framed.header_bytes]);
+                if let Some(payload) = &framed.payload {
+                    if payload.padding > 0 {
+                        pieces.push(&PADDING[..payload.padding]);
+                    }
+                    pieces.push(&payload.data[..payload.bytes]);
+                    if let Some(digest) = &payload.digest {
+                        pieces.push(&digest[..]);
+                    }
+                }
+            }
+        }
+        pieces
+    }
+}
+
+impl Framed {
+    fn len(&self) -> usize {
+        let payload = self.payload.as_ref().map_or(0, |payload| {
+            payload.padding + payload.bytes + payload.digest.map_or(0, |digest| digest.len())
+        });
+        self.header_bytes + payload
+    }
+}
+
+/// How a flush ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Flushed {
+    /// Nothing is left to send.
+    Empty,
+    /// The stream takes no more now; wait until it is writable.
+    Blocked,
+    /// More could be sent at once, but the others are to have their turn.
+    Yielded,
+    /// The stream is broken.
+    Broken,
+}
+
+/// The queue of PDUs on their way out of one connection.
+#[derive(Debug)]
+pub(crate) struct Transmitter {
+    queue: VecDeque<Outgoing>,
+    /// Bytes of the foremost PDU that the stream has taken.
+    sent: usize,
+    framing: Framing,
+    sends: u64,
+}
+
+impl Transmitter {
+    /// An empty queue with room for the PDUs of connection set-up.
+    pub(crate) fn new() -> Self {
+        Self {
+            queue: VecDeque::with_capacity(4),
+            sent: 0,
+            framing: Framing::default(),
+            sends: 0,
+        }
+    }
+
+    /// Sets the digests and the host's alignment as the initialisation negotiated them.
+    pub(crate) fn negotiate(&mut self, framing: Framing) {
+        self.framing = framing;
+    }
+
+    /// Takes the storage for a connection with `slots` request slots.
+    pub(crate) fn reserve(&mut self, slots: usize) {
+        self.queue.reserve(2 * slots + 4);
+    }
+
+    /// Whether something is still to be sent.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    /// Vectored sends made since the last call.
+    pub(crate) fn take_sends(&mut self) -> u64 {
+        std::mem::take(&mut self.sends)
+    }
+
+    /// Queues a PDU that is complete as it stands and carries no digest: ICResp or C2HTermReq.
+    pub(crate) fn push_control(&mut self, bytes: &[u8]) {
+        self.queue.push_back(Outgoing::Control(bytes.into()));
+    }
+
+    /// Queues a PDU of a header alone. When it is sent, the slot `finishes` is free again.
+    pub(crate) fn push_header(&mut self, header: [u8; HEADER_BYTES], finishes: Option<u16>) {
+        let framed = self.frame(header, None, finishes);
+        self.queue.push_back(Outgoing::Framed(framed));
+    }
+
+    /// Queues a data PDU with the first `bytes` of `data`, which is released once the stream has taken it all.
+    pub(crate) fn push_data(
+        &mut self,
+        header: [u8; HEADER_BYTES],
+        data: Data,
+        bytes: usize,
+        finishes: Option<u16>,
+    ) {
+        let payload = Payload {
+            digest: self.framing.data_digest.then(|| digest(&data[..bytes])),
+            data,
+            bytes,
+            padding: usize::from(self.framing.data_offset(HEADER_BYTES as u8))
+                - self.header_bytes(),
+        };
+        let framed = self.frame(header, Some(payload), finishes);
+        self.queue.push_back(Outgoing::Framed(framed));
+    }
+
+    fn header_bytes(&self) -> usize {
+        HEADER_BYTES
+            + if self.framing.header_digest {
+                DIGEST_BYTES
+            } else {
+                0
+            }
+    }
+
+    fn frame(
+        &self,
+        header: [u8; HEADER_BYTES],
+        payload: Option<Payload>,
+        finishes: Option<u16>,
+    ) -> Framed {
+        let mut storage = [0; HEADER_BYTES + DIGEST_BYTES];
+        storage[..HEADER_BYTES].copy_from_slice(&header);
+        if self.framing.header_digest {
+            storage[HEADER_BYTES..].copy_from_slice(&digest(&header));
+        }
+        Framed {
+            header: storage,
+            header_bytes: self.header_bytes(),
+            payload,
+            finishes,
+        }
+    }
+
+    /// Gives up everything that is not already half sent, so that a termination request can follow at once.
+    pub(crate) fn discard_unsent(&mut self) {
+        self.queue.truncate(usize::from(self.sent > 0));
+    }
+
+    /// Sends what is queued. `finished` hears of every slot whose last PDU has been taken.
+    pub(crate) fn flush(
+        &mut self,
+        stream: &mut impl ByteStream,
+        mut finished: impl FnMut(u16),
+    ) -> Flushed {
+        for _ in 0..SENDS_PER_FLUSH_MAX {
+            if self.queue.is_empty() {
+                return Flushed::Empty;
+            }
+            self.sends += 1;
+            match self.send_batch(stream) {
+                Transferred::Bytes(bytes) => self.retire(bytes, &mut finished),
+                Transferred::WouldBlock => return Flushed::Blocked,
+                Transferred::Closed | Transferred::Failed(_) => return Flushed::Broken,
+            }
+        }
+        if self.queue.is_empty() {
+            Flushed::Empty
+        } else {
+            Flushed::Yielded
+        }
+    }
+
+    fn send_batch(&self, stream: &mut impl ByteStream) -> Transferred {
+        let mut pieces = ArrayVec::<IoSlice<'_>, PIECES_PER_SEND_MAX>::new();
+        let mut skip = self.sent;
+        let mut bytes = 0;
+        for outgoing in &self.queue {
+            if pieces.remaining_capacity() < PIECES_PER_PDU_MAX || bytes >= BYTES_PER_SEND_MAX {
+                break;
+            }
+            for piece in outgoing.pieces() {
+                let taken = skip.min(piece.len());
+                skip -= taken;
+                if taken < piece.len() {
+                    bytes += piece.len() - taken;
+                    pieces.push(IoSlice::new(&piece[taken..]));
+                }
+            }
+        }
+        stream.send(&pieces)
+    }
+
+    fn retire(&mut self, mut bytes: usize, finished: &mut impl FnMut(u16)) {
+        while bytes > 0 {
+            let Some(front) = self.queue.front() else {
+                debug_assert!(false, "the stream took more than it was given");
+                return;
+            };
+            let left = front.len() - self.sent;
+            if bytes < left {
+                self.sent += bytes;
+                return;
+            }
+            bytes -= left;
+            self.sent = 0;
+            if let Some(Outgoing::Framed(Framed {
+                finishes: Some(slot),
+                ..
+            })) = self.queue.pop_front()
+            {
+                finished(slot);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

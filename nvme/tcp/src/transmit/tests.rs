@@ -1,0 +1,175 @@
+//! Partial sends at every position leave the same bytes on the wire and finish every slot once.
+
+use hugemem::{Arena, ArenaConfig, PagePolicy, Pool};
+use nvme_spec::tcp::{C2hData, C2hEnd, CapsuleResp};
+use nvme_spec::{Cqe, Status};
+use std::io::IoSliceMut;
+use zerocopy::{FromBytes, transmute};
+
+use super::*;
+
+/// Takes at most `grain` bytes at a time and sometimes nothing.
+struct Wire {
+    bytes: Vec<u8>,
+    grain: usize,
+    calls: usize,
+}
+
+impl ByteStream for Wire {
+    fn receive(&mut self, _: &mut [IoSliceMut<'_>]) -> Transferred {
+        Transferred::WouldBlock
+    }
+
+    fn send(&mut self, buffers: &[IoSlice<'_>]) -> Transferred {
+        self.calls += 1;
+        if self.calls % 3 == 0 {
+            return Transferred::WouldBlock;
+        }
+        let mut room = self.grain;
+        for buffer in buffers {
+            let taken = room.min(buffer.len());
+            self.bytes.extend_from_slice(&buffer[..taken]);
+            room -= taken;
+        }
+        Transferred::Bytes(self.grain - room)
+    }
+
+    fn finish_sending(&mut self) {}
+}
+
+fn pool() -> Pool {
+    let config = ArenaConfig {
+        bytes: 16 << 20,
+        pages: PagePolicy::Ordinary,
+        max_transfer: 64 << 10,
+    };
+    Arena::new(config).expect("a small arena").pool(16)
+}
+
+fn queue_three(transmitter: &mut Transmitter, framing: Framing, pool: &Pool) {
+    transmitter.negotiate(framing);
+    let mut lease = pool.take(5000).expect("a free arena");
+    for (position, byte) in lease.iter_mut().enumerate() {
+        *byte = position as u8;
+    }
+    let data = C2hData::new(7, 0, 5000, C2hEnd::Last, framing);
+    transmitter.push_data(transmute!(data), Data::Lease(lease), 5000, None);
+    let response = CapsuleResp::new(Cqe::new(7, Status::SUCCESS), framing);
+    transmitter.push_header(transmute!(response), Some(3));
+    let other = CapsuleResp::new(Cqe::new(8, Status::LBA_OUT_OF_RANGE), framing);
+    transmitter.push_header(transmute!(other), Some(4));
+}
+
+fn drain(transmitter: &mut Transmitter, wire: &mut Wire) -> Vec<u16> {
+    let mut finished = Vec::new();
+    for _ in 0..100_000 {
+        if transmitter.flush(wire, |slot| finished.push(slot)) == Flushed::Empty {
+            return finished;
+        }
+    }
+    panic!("the queue did not drain");
+}
+
+#[test]
+fn any_grain_gives_the_same_bytes_and_finishes_slots_in_order() {
+    let pool = pool();
+    for (header_digest, data_digest, alignment_z) in [
+        (false, false, 0),
+        (true, false, 0),
+        (true, true, 0),
+        (true, true, 31),
+        (false, true, 7),
+    ] {
+        let framing = Framing {
+            header_digest,
+            data_digest,
+            alignment_z,
+        };
+        let mut whole = None;
+        for grain in [1 << 20, 4096, 997, 28, 24, 5, 1] {
+            let mut transmitter = Transmitter::new();
+            transmitter.reserve(4);
+            queue_three(&mut transmitter, framing, &pool);
+            let mut wire = Wire {
+                bytes: Vec::new(),
+                grain,
+                calls: 0,
+            };
+            assert_eq!(drain(&mut transmitter, &mut wire), [3, 4]);
+            let expected = whole.get_or_insert_with(|| wire.bytes.clone());
+            assert_eq!(&wire.bytes, expected, "grain {grain}");
+        }
+        check_layout(&whole.expect("seven rounds"), framing);
+    }
+    assert_eq!(pool.waiting(), 0);
+}
+
+/// The data PDU says where its data lies, and it lies there, aligned as the host asked, its digests right.
+fn check_layout(wire: &[u8], framing: Framing) {
+    let (header, _) = C2hData::read_from_prefix(wire).expect("a header");
+    let (begin, plen) = (usize::from(header.ch.pdo), header.ch.plen.get() as usize);
+    assert_eq!(begin % ((usize::from(framing.alignment_z) + 1) * 4), 0);
+    let data = &wire[begin..begin + 5000];
+    assert!(
+        data.iter()
+            .enumerate()
+            .all(|(position, byte)| *byte == position as u8)
+    );
+    if framing.header_digest {
+        assert_eq!(wire[24..28], digest(&wire[..24]));
+    }
+    let end = begin + 5000;
+    if framing.data_digest {
+        assert_eq!(wire[end..end + 4], digest(data));
+    }
+    assert_eq!(plen, end + if framing.data_digest { 4 } else { 0 });
+    let (response, _) = CapsuleResp::read_from_prefix(&wire[plen..]).expect("a response");
+    assert_eq!(response.cqe.cid.get(), 7);
+}
+
+#[test]
+fn what_is_half_sent_is_finished_before_a_termination() {
+    let pool = pool();
+    let mut transmitter = Transmitter::new();
+    queue_three(&mut transmitter, Framing::default(), &pool);
+    let mut wire = Wire {
+        bytes: Vec::new(),
+        grain: 30,
+        calls: 0,
+    };
+    let _ = transmitter.flush(&mut wire, |_| panic!("nothing is finished yet"));
+    transmitter.discard_unsent();
+    transmitter.push_control(b"end");
+    let finished = drain(&mut transmitter, &mut wire);
+    assert!(finished.is_empty());
+    assert_eq!(wire.bytes.len(), 24 + 5000 + 3);
+    assert!(wire.bytes.ends_with(b"end"));
+}
+
+#[test]
+fn a_full_queue_leaves_in_batches_that_the_kernel_takes() {
+    let framing = Framing {
+        header_digest: true,
+        data_digest: true,
+        alignment_z: 31,
+    };
+    let pool = pool();
+    let mut transmitter = Transmitter::new();
+    transmitter.reserve(512);
+    transmitter.negotiate(framing);
+    for slot in 0..400 {
+        let data = C2hData::new(slot, 0, 16, C2hEnd::Success, framing);
+        let lease = pool.take(16).expect("4 KiB leases in plenty");
+        transmitter.push_data(transmute!(data), Data::Lease(lease), 16, Some(slot));
+    }
+    let mut wire = Wire {
+        bytes: Vec::new(),
+        grain: 1 << 20,
+        calls: 0,
+    };
+    assert_eq!(
+        drain(&mut transmitter, &mut wire),
+        (0..400).collect::<Vec<_>>()
+    );
+    assert_eq!(wire.bytes.len(), 400 * (128 + 16 + 4));
+}
