@@ -1,0 +1,404 @@
+//! One NVMe/TCP connection of a host after its initialisation: commands out, completions in (TCP 1.1 §3.3).
+//!
+//! Owns the socket, the commands in flight with their data, and both directions of framing. Knows nothing of what a
+//! command means beyond which way its data moves. Generic over the stream, so that tests drive the same code with a
+//! script, and over the memory, so that an admin queue needs no pool.
+
+use std::collections::VecDeque;
+use std::ops::{Deref, DerefMut};
+use std::os::fd::BorrowedFd;
+use std::time::Duration;
+
+use arrayvec::ArrayVec;
+use nvme_spec::sgl::SglDescriptor;
+use nvme_spec::tcp::{CapsuleCmd, Framing, H2cData, TermReq};
+use nvme_spec::{Cqe, Sqe, Status};
+use zerocopy::IntoBytes;
+
+use crate::digest::digest;
+use crate::error::{HostError, ProtocolError};
+use crate::inbox::{Inbox, Phase};
+use crate::sender::Sender;
+use crate::slots::{Direction, Grant, Slots};
+use crate::stream::{ByteStream, Moved};
+
+/// Completions that one poll hands out at most.
+pub const COMPLETIONS_MAX: usize = 128;
+
+/// PDUs beyond one for each command that may wait for room in the socket.
+const SPARE_PDUS: usize = 64;
+
+/// What initialisation and Connect settled for a connection.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Settled {
+    /// Digests, and the target's data alignment.
+    pub(crate) framing: Framing,
+    /// The most data of one H2CData PDU, bytes.
+    pub(crate) h2c_data_max_bytes: u32,
+    /// The most data in a command capsule, bytes.
+    pub(crate) in_capsule_max_bytes: u32,
+}
+
+/// What a command moves.
+#[derive(Debug)]
+pub enum Transfer<B> {
+    /// Nothing.
+    None,
+    /// The target fills the buffer, whole.
+    Read(B),
+    /// The target fills the buffer, or a part of it from its start.
+    ReadUpTo(B),
+    /// The target gets the buffer.
+    Write(B),
+}
+
+/// A command that is over.
+#[derive(Debug)]
+pub struct Completion<B> {
+    /// The number that the submitter gave.
+    pub token: u64,
+    /// The completion queue entry; one with nothing but success where the target left the capsule out.
+    pub cqe: Cqe,
+    /// Bytes that a read received.
+    pub received: u32,
+    /// The buffer, back again.
+    pub data: Option<B>,
+}
+
+impl<B> Completion<B> {
+    /// How the command ended.
+    #[must_use]
+    pub fn status(&self) -> Status {
+        self.cqe.status()
+    }
+}
+
+/// A batch of completions.
+pub type Completions<B> = ArrayVec<Completion<B>, COMPLETIONS_MAX>;
+
+/// Why a command was not taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// All slots are in use, or the socket takes nothing: later.
+    #[error("the queue is full")]
+    Full,
+    /// The connection has failed: never.
+    #[error("the connection has failed")]
+    Failed,
+    /// The buffer is empty or too large for a command: never.
+    #[error("the buffer's length does not fit the command")]
+    Length,
+    /// The pool has no memory for the command's own list: later.
+    #[error("no memory is free in the pool")]
+    NoMemory,
+}
+
+/// A command that was not taken, and its buffer back.
+#[derive(Debug)]
+pub struct Refused<B> {
+    /// Why.
+    pub refusal: Refusal,
+    /// The buffer.
+    pub data: Option<B>,
+}
+
+/// What a connection counted. Bytes are bytes of data, not of headers.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ConnectionCounters {
+    /// Commands completed.
+    pub completed: u64,
+    /// Received data that the kernel put in place.
+    pub placed_bytes: u64,
+    /// Received data that came with other things and was copied into place.
+    pub copied_bytes: u64,
+    /// Receiving system calls.
+    pub receives: u64,
+    /// Sending system calls.
+    pub sends: u64,
+    /// Data PDUs whose digest did not match.
+    pub data_digest_errors: u64,
+}
+
+/// A connection.
+#[derive(Debug)]
+pub(crate) struct Connection<S, B> {
+    stream: S,
+    pub(crate) settled: Settled,
+    pub(crate) slots: Slots<B>,
+    sender: Sender,
+    /// Commands whose R2T is not answered in full, in the order of their R2Ts.
+    granted: VecDeque<u16>,
+    pub(crate) inbox: Inbox,
+    pub(crate) counters: ConnectionCounters,
+    failure: Option<HostError>,
+}
+
+impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
+    /// A connection over an initialised stream, for `depth` commands in flight.
+    pub(crate) fn new(stream: S, settled: Settled, depth: usize, receive_bytes: usize) -> Self {
+        Self {
+            stream,
+            settled,
+            slots: Slots::new(depth),
+            sender: Sender::new(depth + SPARE_PDUS),
+            granted: VecDeque::with_capacity(depth),
+            inbox: Inbox::new(receive_bytes),
+            counters: ConnectionCounters::default(),
+            failure: None,
+        }
+    }
+
+    /// Queues a command; it leaves with the next [`Self::flush`]. Gives its identifier on the wire.
+    pub(crate) fn submit(
+        &mut self,
+        sqe: Sqe,
+        transfer: Transfer<B>,
+        token: u64,
+    ) -> Result<u16, Refused<B>> {
+        let (direction, data) = self.split(transfer);
+        let refuse = |refusal, data| Err(Refused { refusal, data });
+        if self.failure.is_some() {
+            return refuse(Refusal::Failed, data);
+        }
+        let Ok(length) = u32::try_from(data.as_deref().map_or(0, <[u8]>::len)) else {
+            return refuse(Refusal::Length, data);
+        };
+        if direction != Direction::None && length == 0 {
+            return refuse(Refusal::Length, data);
+        }
+        if !self.sender.has_room() {
+            return refuse(Refusal::Full, data);
+        }
+        let Some(index) = self.slots.take() else {
+            return refuse(Refusal::Full, data);
+        };
+        let slot = self.slots.get_mut(index);
+        slot.direction = direction;
+        slot.expected = length;
+        slot.token = token;
+        slot.data = data;
+        let cid = slot.cid();
+        // TCP 1.1 §3.3.2: data in the capsule is named by an offset, all other data by a transport data block.
+        let sgl = match direction {
+            Direction::InCapsule => SglDescriptor::in_capsule(0, length),
+            Direction::None
+            | Direction::FromTarget
+            | Direction::FromTargetUpTo
+            | Direction::OnRequest => SglDescriptor::transport(length),
+        };
+        self.stage_capsule(index, sqe.with_cid(cid).with_sgl(sgl));
+        Ok(cid)
+    }
+
+    fn split(&self, transfer: Transfer<B>) -> (Direction, Option<B>) {
+        match transfer {
+            Transfer::None => (Direction::None, None),
+            Transfer::Read(data) => (Direction::FromTarget, Some(data)),
+            Transfer::ReadUpTo(data) => (Direction::FromTargetUpTo, Some(data)),
+            Transfer::Write(data) => {
+                let in_capsule = data.len() <= self.settled.in_capsule_max_bytes as usize;
+                let direction = if in_capsule {
+                    Direction::InCapsule
+                } else {
+                    Direction::OnRequest
+                };
+                (direction, Some(data))
+            }
+        }
+    }
+
+    fn stage_capsule(&mut self, index: u16, sqe: Sqe) {
+        let slot = self.slots.get(index);
+        let inline = if slot.direction == Direction::InCapsule {
+            slot.expected
+        } else {
+            0
+        };
+        let capsule = CapsuleCmd::new(sqe, inline, self.settled.framing);
+        self.stage_header(capsule.as_bytes(), capsule.ch.pdo);
+        self.stage_data(index, 0, inline);
+    }
+
+    /// Queues a header with its digest, padded up to where data begins.
+    fn stage_header(&mut self, header: &[u8], pdo: u8) {
+        if self.settled.framing.header_digest {
+            let mut digested = ArrayVec::<u8, 132>::new();
+            // A header is 72 bytes at most here, so both parts fit.
+            digested.extend(header.iter().copied().chain(digest(header)));
+            self.sender.stage(&digested, usize::from(pdo));
+        } else {
+            self.sender.stage(header, usize::from(pdo));
+        }
+    }
+
+    /// Queues a part of a command's data with its digest.
+    fn stage_data(&mut self, index: u16, start: u32, len: u32) {
+        if len > 0 {
+            let (start, len) = (start as usize, len as usize);
+            self.sender.attach(index, start, len);
+            if self.settled.framing.data_digest
+                && let Some(data) = self.slots.get(index).data.as_deref()
+            {
+                self.sender.stage(&digest(&data[start..start + len]), 4);
+            }
+        }
+        self.slots.get_mut(index).send_end = self.sender.queued();
+    }
+
+    /// Takes note of an R2T; its data leaves with the next [`Self::flush`].
+    pub(crate) fn grant(&mut self, index: u16, grant: Grant) {
+        self.slots.get_mut(index).grant = Some(grant);
+        self.granted.push_back(index);
+    }
+
+    /// Queues the data that R2Ts asked for, as far as there is room.
+    fn stage_granted(&mut self) {
+        while let Some(&index) = self.granted.front() {
+            let slot = self.slots.get_mut(index);
+            let cid = slot.cid();
+            let Some(grant) = slot.grant.as_mut() else {
+                self.granted.pop_front();
+                continue;
+            };
+            if !self.sender.has_room() {
+                return;
+            }
+            let len = grant.remaining.min(self.settled.h2c_data_max_bytes);
+            let (ttag, offset) = (grant.ttag, grant.offset);
+            grant.offset += len;
+            grant.remaining -= len;
+            let last = grant.remaining == 0;
+            if last {
+                slot.grant = None;
+                self.granted.pop_front();
+            }
+            let pdu = H2cData::new(cid, ttag, offset, len, last, self.settled.framing);
+            self.stage_header(pdu.as_bytes(), pdu.ch.pdo);
+            self.stage_data(index, offset, len);
+        }
+    }
+
+    /// Whether everything that was queued for the command, or asked for by an R2T, was sent.
+    pub(crate) fn is_sent(&self, index: u16) -> bool {
+        let slot = self.slots.get(index);
+        slot.grant.is_none() && slot.send_end <= self.sender.sent()
+    }
+
+    /// Sends all that is queued, in one system call where the socket takes it.
+    pub(crate) fn flush(&mut self) -> Result<(), HostError> {
+        self.check_failure()?;
+        loop {
+            self.stage_granted();
+            if self.sender.is_empty() {
+                return Ok(());
+            }
+            if let Err(error) = self.sender.send(&mut self.stream, &self.slots) {
+                return Err(self.fail(error));
+            }
+            self.counters.sends = self.sender.sends();
+            if !self.sender.is_empty() || self.granted.is_empty() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Hands out commands that are over, after at most one receiving system call. Gives how many were added.
+    ///
+    /// An error is final: the connection is of no more use, and [`Self::abandon`] gives the buffers back.
+    pub(crate) fn poll(&mut self, completions: &mut Completions<B>) -> Result<usize, HostError> {
+        self.check_failure()?;
+        let before = completions.len();
+        let result = self.parse(completions).and_then(|()| {
+            if completions.is_full() {
+                return Ok(());
+            }
+            self.receive()?;
+            self.parse(completions)
+        });
+        let added = completions.len() - before;
+        self.counters.completed += added as u64;
+        match result {
+            // What was completed before the fault is handed out first; the fault follows with the next poll.
+            Err(error) if added > 0 => {
+                self.fail(error);
+                Ok(added)
+            }
+            Err(error) => Err(self.fail(error)),
+            Ok(()) => Ok(added),
+        }
+    }
+
+    /// One receive: into the rest of the data that is arriving, and into the inbox behind it.
+    fn receive(&mut self) -> Result<(), HostError> {
+        self.counters.receives += 1;
+        let mut target = match &self.inbox.phase {
+            Phase::Data(arrival) => {
+                let range = arrival.next..arrival.end;
+                let data = self.slots.get_mut(arrival.slot).data.as_deref_mut();
+                data.and_then(|data| data.get_mut(range))
+            }
+            Phase::Header | Phase::Digest(_) => None,
+        };
+        let moved = self.inbox.receive(&mut self.stream, target.take());
+        match moved {
+            Ok(placed) => {
+                self.counters.placed_bytes += placed as u64;
+                Ok(())
+            }
+            Err(Moved::Bytes(_) | Moved::Nothing) => Ok(()),
+            Err(Moved::Ended) if self.inbox.is_between_pdus() => Err(HostError::Closed),
+            Err(Moved::Ended) => Err(HostError::ClosedWithinPdu),
+            Err(Moved::Failed(errno)) => Err(HostError::Socket(errno)),
+        }
+    }
+
+    fn check_failure(&self) -> Result<(), HostError> {
+        self.failure
+            .as_ref()
+            .map_or(Ok(()), |failure| Err(failure.duplicate()))
+    }
+
+    /// Keeps `error` as what ended the connection, and tells the target where the target was at fault.
+    fn fail(&mut self, error: HostError) -> HostError {
+        if let HostError::Protocol(fault) = error {
+            self.send_termination(fault);
+        }
+        self.failure = Some(error.duplicate());
+        error
+    }
+
+    /// TCP 1.1 §3.5: who finds a fatal error sends a termination request, and closes. As far as possible: where the
+    /// socket is full in the middle of a PDU there is no place for it.
+    fn send_termination(&mut self, fault: ProtocolError) {
+        if self.sender.is_empty() {
+            let (status, information) = fault.termination();
+            let header = self.inbox.offending_header();
+            let request = TermReq::from_host(status, information, header.len());
+            let buffers = [request.as_bytes(), header].map(std::io::IoSlice::new);
+            // The connection is lost either way.
+            let _ = self.stream.send(&buffers);
+        }
+    }
+
+    /// Takes one command back from a connection that has failed: its token and buffer. `None` when none is left.
+    pub(crate) fn abandon(&mut self) -> Option<(u64, Option<B>)> {
+        let index = self.slots.any_in_flight()?;
+        debug_assert!(self.failure.is_some(), "only what failed is abandoned");
+        Some(self.slots.release(index))
+    }
+
+    /// Waits for the target, `limit` at most.
+    pub(crate) fn wait(&self, limit: Duration) {
+        self.stream.wait(!self.sender.is_empty(), limit);
+    }
+
+    /// The descriptor to sleep on.
+    pub(crate) fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.stream.descriptor()
+    }
+
+    /// Whether something waits for room in the socket.
+    pub(crate) fn has_unsent(&self) -> bool {
+        !self.sender.is_empty() || !self.granted.is_empty()
+    }
+}
