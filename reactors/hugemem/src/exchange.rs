@@ -8,6 +8,9 @@
 //! the caches of the others. So a free slice is always within everybody's reach, wherever it lies
 //! and whether or not its reactor is awake.
 
+#[cfg(all(test, loom))]
+mod models;
+
 use std::cell::Cell;
 use std::sync::{Arc, OnceLock};
 
@@ -18,8 +21,12 @@ use crate::class::CLASSES;
 use crate::depot::Depot;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
-/// Slices of each class that one reactor keeps at most.
-const CACHE_SLICES: [usize; CLASSES] = [64, 32, 16, 8, 4];
+/// Slices of each class that one reactor keeps at most; few under loom, which tracks each slot.
+const CACHE_SLICES: [usize; CLASSES] = if cfg!(loom) {
+    [2; CLASSES]
+} else {
+    [64, 32, 16, 8, 4]
+};
 /// Slices that move between a cache and the depot at once, at most.
 const BATCH_MAX: usize = 32;
 /// One batch takes at most this part of a class, so that few slices are not all in one cache.

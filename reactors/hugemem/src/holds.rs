@@ -9,6 +9,9 @@
 //! it out for ever: a number of refusals, which a writer that never comes back leaves to run out,
 //! after which readers get through before the writer can ask again.
 
+#[cfg(all(test, loom))]
+mod models;
+
 use crate::sync::{AtomicU32, Ordering};
 
 /// The low bits of a word: how many readers hold the unit.

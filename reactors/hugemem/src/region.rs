@@ -3,23 +3,21 @@
 //! Owns: the memory file, its mapping, and the notices of what could not be had. Refuses: partial
 //! success. Pages are touched before `map` returns, so a shortage is an error at start and never
 //! a SIGBUS on the I/O path.
-//!
-//! The file is sealed against resizing and against any writer but this mapping (`memfd_create(2)`,
-//! `fcntl(2)` `F_SEAL_FUTURE_WRITE`): whoever gets the descriptor can read and map it read-only,
-//! but can neither change bytes under a Rust reference nor punch a hole under one.
 
+mod file;
 mod mapping;
 mod memory;
 mod notice;
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 
-use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::fs::MemfdFlags;
 use rustix::io::Errno;
-use rustix::mm::Advice;
 
+use file::{Failure, MemoryFile};
 use mapping::Mapping;
+use memory::Transparent;
 pub use notice::Notice;
 
 /// Which page sizes a [`Region`] may have.
@@ -97,9 +95,13 @@ pub enum RegionError {
 #[derive(Debug)]
 pub struct Region {
     mapping: Mapping,
+    descriptor: OwnedFd,
     page_size: PageSize,
     notices: Vec<Notice>,
 }
+
+/// More than this no machine maps, and rounding up stays within `usize`.
+const LEN_MAX: usize = 1 << 46;
 
 /// Why one page size was not had, the next one being worth a try.
 enum Miss {
@@ -118,13 +120,20 @@ impl Region {
         if len == 0 {
             return Err(RegionError::Empty);
         }
+        if len > LEN_MAX {
+            return Err(RegionError::Shortage {
+                wanted: len,
+                available: memory::available(),
+            });
+        }
         let mut notices = Vec::new();
         if policy != PagePolicy::Ordinary {
             for page_size in [PageSize::Huge1GiB, PageSize::Huge2MiB] {
                 match map_huge(len, page_size, policy) {
-                    Ok(mapping) => {
+                    Ok((mapping, descriptor)) => {
                         return Ok(Region {
                             mapping,
+                            descriptor,
                             page_size,
                             notices,
                         });
@@ -140,9 +149,10 @@ impl Region {
                 });
             }
         }
-        let mapping = map_ordinary(len, &mut notices)?;
+        let (mapping, descriptor) = map_ordinary(len, &mut notices)?;
         Ok(Region {
             mapping,
+            descriptor,
             page_size: PageSize::Ordinary,
             notices,
         })
@@ -187,9 +197,10 @@ impl Region {
     }
 }
 
+/// The memory file, which can be read and mapped by whoever gets it, but not written.
 impl AsFd for Region {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.mapping.as_fd()
+        self.descriptor.as_fd()
     }
 }
 
@@ -219,7 +230,7 @@ pub enum DmaMapError {
     Refused(#[source] std::io::Error),
 }
 
-fn map_huge(len: usize, size: PageSize, policy: PagePolicy) -> Result<Mapping, Miss> {
+fn map_huge(len: usize, size: PageSize, policy: PagePolicy) -> Result<(Mapping, OwnedFd), Miss> {
     let page = size.bytes();
     let (flag, round_up) = match size {
         PageSize::Huge1GiB => (MemfdFlags::HUGE_1GB, false),
@@ -248,20 +259,16 @@ fn map_huge(len: usize, size: PageSize, policy: PagePolicy) -> Result<Mapping, M
         return Err(Miss::Noticed(notice));
     }
     let refused = |errno: Errno| Miss::Noticed(Notice::PagesRefused { size, errno });
-    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB | flag;
-    let mapping = Mapping::new(flags, pages * page, page).map_err(|(_, errno)| refused(errno))?;
-    mapping.advise(Advice::LinuxDontFork).map_err(refused)?;
+    let failed = |(_, errno): Failure| refused(errno);
+    let bytes = pages * page;
+    let file = MemoryFile::sealable(bytes, MemfdFlags::HUGETLB | flag).map_err(failed)?;
+    let mapping = Mapping::new(file.as_fd(), bytes, page).map_err(refused)?;
+    mapping.keep_from_forks().map_err(refused)?;
     mapping.populate(page).map_err(refused)?;
-    mapping.seal(SEALS).map_err(refused)?;
-    Ok(mapping)
+    Ok((mapping, file.freeze().map_err(failed)?))
 }
 
-const SEALS: SealFlags = SealFlags::SHRINK
-    .union(SealFlags::GROW)
-    .union(SealFlags::FUTURE_WRITE)
-    .union(SealFlags::SEAL);
-
-fn map_ordinary(len: usize, notices: &mut Vec<Notice>) -> Result<Mapping, RegionError> {
+fn map_ordinary(len: usize, notices: &mut Vec<Notice>) -> Result<(Mapping, OwnedFd), RegionError> {
     let available = memory::available();
     if len > available {
         return Err(RegionError::Shortage {
@@ -269,31 +276,23 @@ fn map_ordinary(len: usize, notices: &mut Vec<Notice>) -> Result<Mapping, Region
             available,
         });
     }
-    let failed = |step| {
-        move |errno: Errno| RegionError::System {
-            step,
-            wanted: len,
-            source: errno.into(),
-        }
+    let failed = |(step, errno): Failure| RegionError::System {
+        step,
+        wanted: len,
+        source: errno.into(),
     };
+    let at = |step| move |errno| failed((step, errno));
     let rounded = len.next_multiple_of(PageSize::Ordinary.bytes());
     // Aligned to a hugepage, so that transparent ones fit.
     let align = PageSize::Huge2MiB.bytes();
-    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    let mapping =
-        Mapping::new(flags, rounded, align).map_err(|(step, errno)| failed(step)(errno))?;
+    let file = ordinary_file(rounded, notices).map_err(failed)?;
+    let mapping = Mapping::new(file.as_fd(), rounded, align).map_err(at("mmap"))?;
     mapping
-        .advise(Advice::LinuxDontFork)
-        .map_err(failed("madvise(MADV_DONTFORK)"))?;
+        .keep_from_forks()
+        .map_err(at("madvise(MADV_DONTFORK)"))?;
     if rounded >= align {
-        if !memory::transparent_for_shared() {
-            notices.push(Notice::NoTransparentPages);
-        } else if let Err(errno) = mapping.advise(Advice::LinuxHugepage) {
-            notices.push(Notice::PagesRefused {
-                size: PageSize::Huge2MiB,
-                errno,
-            });
-        }
+        // Refused only by a kernel without transparent hugepages, which has left its notice.
+        let _ = mapping.prefer_huge();
     }
     if let Err(errno) = mapping.lock_on_fault() {
         notices.push(Notice::NotLocked {
@@ -303,7 +302,22 @@ fn map_ordinary(len: usize, notices: &mut Vec<Notice>) -> Result<Mapping, Region
     }
     mapping
         .populate(align)
-        .map_err(failed("madvise(MADV_POPULATE_WRITE)"))?;
-    mapping.seal(SEALS).map_err(failed("fcntl(F_ADD_SEALS)"))?;
-    Ok(mapping)
+        .map_err(at("madvise(MADV_POPULATE_WRITE)"))?;
+    Ok((mapping, file.freeze().map_err(failed)?))
+}
+
+/// A file for ordinary pages, one that may have transparent hugepages where that can be had.
+fn ordinary_file(len: usize, notices: &mut Vec<Notice>) -> Result<MemoryFile, Failure> {
+    let huge = PageSize::Huge2MiB.bytes();
+    if len >= huge {
+        match memory::transparent_for_shared() {
+            Transparent::ByAdvice => {}
+            Transparent::ByMount => match MemoryFile::transparent(len) {
+                Ok(file) => return Ok(file),
+                Err(_) => notices.push(Notice::NoTransparentPages),
+            },
+            Transparent::Never => notices.push(Notice::NoTransparentPages),
+        }
+    }
+    MemoryFile::sealable(len, MemfdFlags::empty())
 }

@@ -1,30 +1,28 @@
-//! A memory file and its one mapping: the system calls, and nothing that reads or writes bytes.
+//! The one writable mapping of a region: system calls, and nothing that reads or writes bytes.
 #![expect(
     unsafe_code,
     reason = "mapping, advising and unmapping memory are unsafe by nature"
 )]
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ffi::c_void;
+use std::os::fd::BorrowedFd;
 use std::ptr::{NonNull, null_mut};
 use std::thread;
 
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::io::Errno;
-use rustix::mm::{
-    Advice, MapFlags, MlockFlags, ProtFlags, madvise, mlock_with, mmap, mmap_anonymous, munmap,
-};
+use rustix::mm::{Advice, MapFlags, MlockFlags, ProtFlags};
+use rustix::mm::{madvise, mlock_with, mmap, mmap_anonymous, munmap};
 
 /// Threads that touch a large mapping at most; more only contend for the kernel's free lists.
 const POPULATE_THREADS_MAX: usize = 8;
 /// Bytes that make one more thread worth its start.
 const POPULATE_BYTES_PER_THREAD: usize = 32 << 20;
 
-/// A shared, writable mapping of a whole memory file. Unmapped on drop.
+/// A shared, writable mapping of a whole file. Unmapped on drop.
 #[derive(Debug)]
 pub(super) struct Mapping {
     base: NonNull<u8>,
     len: usize,
-    descriptor: OwnedFd,
 }
 
 // SAFETY: the mapping is process-wide and lives until drop; the type gives out addresses only, and
@@ -35,41 +33,25 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps a new memory file of `len` bytes (a multiple of its page size) at a multiple of
-    /// `align`; no page is there yet. The error names the call that failed.
-    pub(super) fn new(
-        flags: MemfdFlags,
-        len: usize,
-        align: usize,
-    ) -> Result<Mapping, (&'static str, Errno)> {
+    /// Maps `len` bytes of a file (a multiple of its page size) at a multiple of `align`; no page
+    /// is there yet.
+    pub(super) fn new(file: BorrowedFd<'_>, len: usize, align: usize) -> Result<Mapping, Errno> {
         assert!(
             len > 0 && align.is_power_of_two(),
             "{len} bytes aligned to {align}"
         );
-        let descriptor = memfd_create("windlass", flags).map_err(|e| ("memfd_create", e))?;
-        let file_len = u64::try_from(len).map_err(|_| ("ftruncate", Errno::FBIG))?;
-        ftruncate(&descriptor, file_len).map_err(|e| ("ftruncate", e))?;
-        let reserved = len.checked_add(align).ok_or(("mmap", Errno::NOMEM))?;
+        let reserved = len.checked_add(align).ok_or(Errno::NOMEM)?;
+        let nothing = MapFlags::PRIVATE | MapFlags::NORESERVE;
         // SAFETY: a new private mapping at an address of the kernel's choice touches nothing else.
-        let window =
-            unsafe { mmap_anonymous(null_mut(), reserved, ProtFlags::empty(), RESERVE_FLAGS) }
-                .map_err(|e| ("mmap", e))?;
+        let window = unsafe { mmap_anonymous(null_mut(), reserved, ProtFlags::empty(), nothing) }?;
         let skip = window.addr().next_multiple_of(align) - window.addr();
         let target = window.wrapping_byte_add(skip);
         let access = ProtFlags::READ | ProtFlags::WRITE;
+        let shared = MapFlags::SHARED | MapFlags::FIXED;
         // SAFETY: [target, target + len) lies in the window just reserved, which nothing else
         // knows of, so replacing it takes memory from nobody.
-        let mapped = unsafe {
-            mmap(
-                target,
-                len,
-                access,
-                MapFlags::SHARED | MapFlags::FIXED,
-                &descriptor,
-                0,
-            )
-        };
-        let unmap = |start: *mut std::ffi::c_void, bytes: usize| {
+        let mapped = unsafe { mmap(target, len, access, shared, file, 0) };
+        let unmap = |start: *mut c_void, bytes: usize| {
             if bytes > 0 {
                 // SAFETY: the range lies in the window and outside of the file's mapping.
                 let outcome = unsafe { munmap(start, bytes) };
@@ -80,16 +62,12 @@ impl Mapping {
             Ok(Some(base)) => {
                 unmap(window, skip);
                 unmap(target.wrapping_byte_add(len), align - skip);
-                Ok(Mapping {
-                    base,
-                    len,
-                    descriptor,
-                })
+                Ok(Mapping { base, len })
             }
-            Ok(None) => Err(("mmap", Errno::FAULT)),
+            Ok(None) => Err(Errno::FAULT),
             Err(errno) => {
                 unmap(window, reserved);
-                Err(("mmap", errno))
+                Err(errno)
             }
         }
     }
@@ -113,31 +91,30 @@ impl Mapping {
         unsafe { self.base.add(offset) }
     }
 
-    /// Gives the kernel advice about the whole mapping.
-    pub(super) fn advise(&self, advice: Advice) -> Result<(), Errno> {
-        self.advise_range(0, self.len, advice)
+    /// Keeps the mapping out of forked processes, which would else copy pages away from devices.
+    pub(super) fn keep_from_forks(&self) -> Result<(), Errno> {
+        self.advise(0, self.len, Advice::LinuxDontFork)
     }
 
-    fn advise_range(&self, offset: usize, len: usize, advice: Advice) -> Result<(), Errno> {
-        assert!(
-            matches!(
-                advice,
-                Advice::LinuxDontFork | Advice::LinuxHugepage | Advice::LinuxPopulateWrite
-            ),
-            "advice that could change bytes"
-        );
+    /// Asks for transparent hugepages.
+    pub(super) fn prefer_huge(&self) -> Result<(), Errno> {
+        self.advise(0, self.len, Advice::LinuxHugepage)
+    }
+
+    fn advise(&self, offset: usize, len: usize, advice: Advice) -> Result<(), Errno> {
         assert!(
             len <= self.len && offset <= self.len - len,
             "advice outside of the mapping"
         );
         let start = self.base.as_ptr().wrapping_add(offset);
-        // SAFETY: the range is mapped by us, and none of these pieces of advice changes its bytes.
+        // SAFETY: the range is mapped by us, and the three kinds of advice that this module gives
+        // (against forks, for hugepages, to populate) leave its bytes as they are.
         unsafe { madvise(start.cast(), len, advice) }
     }
 
     /// Locks each page as it is populated, which is cheaper than a walk afterwards.
     pub(super) fn lock_on_fault(&self) -> Result<(), Errno> {
-        // SAFETY: the range is mapped by us; locking changes no bytes.
+        // SAFETY: the range is mapped by us; locking leaves its bytes as they are.
         unsafe { mlock_with(self.base.as_ptr().cast(), self.len, MlockFlags::ONFAULT) }
     }
 
@@ -167,23 +144,11 @@ impl Mapping {
 
     fn populate_range(&self, offset: usize, len: usize) -> Result<(), Errno> {
         loop {
-            match self.advise_range(offset, len, Advice::LinuxPopulateWrite) {
+            match self.advise(offset, len, Advice::LinuxPopulateWrite) {
                 Err(Errno::INTR | Errno::AGAIN) => {}
                 outcome => return outcome,
             }
         }
-    }
-
-    pub(super) fn seal(&self, seals: SealFlags) -> Result<(), Errno> {
-        fcntl_add_seals(&self.descriptor, seals)
-    }
-}
-
-const RESERVE_FLAGS: MapFlags = MapFlags::PRIVATE.union(MapFlags::NORESERVE);
-
-impl AsFd for Mapping {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.descriptor.as_fd()
     }
 }
 

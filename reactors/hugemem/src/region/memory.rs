@@ -2,6 +2,7 @@
 //! `/sys/kernel/mm/hugepages` (kernel documentation, admin-guide/mm/hugetlbpage).
 
 use std::fs;
+use std::path::Path;
 
 use super::PageSize;
 use super::notice::sysfs_folder;
@@ -51,15 +52,93 @@ pub(super) fn default_huge_page() -> Option<usize> {
     meminfo_bytes(&fs::read_to_string("/proc/meminfo").ok()?, "Hugepagesize")
 }
 
-/// Bytes that ordinary pages can take without driving the machine out of memory.
+/// Bytes that ordinary pages can take without driving the machine, or a control group that this
+/// process is in, out of memory.
 ///
 /// Where nothing can be read the answer is no limit: the kernel's own refusal is then the check.
 pub(super) fn available() -> usize {
-    fs::read_to_string("/proc/meminfo")
+    let machine = fs::read_to_string("/proc/meminfo")
         .ok()
-        .and_then(|text| meminfo_bytes(&text, "MemAvailable"))
-        .unwrap_or(usize::MAX)
-        .saturating_sub(MARGIN_BYTES)
+        .and_then(|text| meminfo_bytes(&text, "MemAvailable"));
+    let groups = fs::read_to_string("/proc/self/cgroup").ok();
+    let group = groups.and_then(|text| groups_left(Path::new("/sys/fs/cgroup"), &text));
+    let left = machine.into_iter().chain(group).min().unwrap_or(usize::MAX);
+    left.saturating_sub(MARGIN_BYTES)
+}
+
+/// The files of one hierarchy of control groups: cgroups(7); kernel documentation, cgroup-v2 and
+/// cgroup-v1/memory.
+struct GroupFiles {
+    folder: &'static str,
+    limit: &'static str,
+    usage: &'static str,
+    /// Lines of `memory.stat` that count what the kernel can drop.
+    reclaimable: [&'static str; 2],
+}
+
+const VERSION_2: GroupFiles = GroupFiles {
+    folder: "",
+    limit: "memory.max",
+    usage: "memory.current",
+    reclaimable: ["inactive_file", "active_file"],
+};
+
+const VERSION_1: GroupFiles = GroupFiles {
+    folder: "memory",
+    limit: "memory.limit_in_bytes",
+    usage: "memory.usage_in_bytes",
+    reclaimable: ["total_inactive_file", "total_active_file"],
+};
+
+/// Bytes left to the group with the least left, of those in `groups` (`/proc/self/cgroup`) and
+/// their ancestors; `None` without a limit.
+fn groups_left(root: &Path, groups: &str) -> Option<usize> {
+    let hierarchies = groups.lines().filter_map(|line| {
+        let (_, rest) = line.split_once(':')?;
+        let (controllers, path) = rest.split_once(':')?;
+        let files = match controllers {
+            "" => VERSION_2,
+            _ if controllers.split(',').any(|name| name == "memory") => VERSION_1,
+            _ => return None,
+        };
+        let top = root.join(files.folder);
+        Path::new(path.strip_prefix('/')?)
+            .ancestors()
+            .filter_map(|group| group_left(&top.join(group), &files))
+            .min()
+    });
+    hierarchies.min()
+}
+
+/// Bytes left to one group, `None` without a limit.
+fn group_left(folder: &Path, files: &GroupFiles) -> Option<usize> {
+    let number = |name: &str| -> Option<usize> {
+        fs::read_to_string(folder.join(name))
+            .ok()?
+            .trim()
+            .parse()
+            .ok()
+    };
+    let limit = number(files.limit)?;
+    let usage = number(files.usage)?;
+    let stat = fs::read_to_string(folder.join("memory.stat")).unwrap_or_default();
+    let reclaimable: usize = files
+        .reclaimable
+        .iter()
+        .filter_map(|key| stat_value(&stat, key))
+        .sum();
+    Some(limit.saturating_sub(usage.saturating_sub(reclaimable)))
+}
+
+/// The value of one line of `memory.stat`.
+fn stat_value(text: &str, key: &str) -> Option<usize> {
+    text.lines().find_map(|line| {
+        line.strip_prefix(key)?
+            .strip_prefix(' ')?
+            .trim()
+            .parse()
+            .ok()
+    })
 }
 
 /// The value of one line of `/proc/meminfo`, in bytes.
@@ -74,8 +153,34 @@ fn meminfo_bytes(text: &str, key: &str) -> Option<usize> {
     })
 }
 
-/// Whether shared memory may have transparent hugepages by advice.
-pub(super) fn transparent_for_shared() -> bool {
-    fs::read_to_string("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
-        .is_ok_and(|text| !(text.contains("[never]") || text.contains("[deny]")))
+/// How shared memory can have transparent hugepages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Transparent {
+    /// Memory files have them, by advice.
+    ByAdvice,
+    /// Only a tmpfs mounted for it.
+    ByMount,
+    /// Not at all.
+    Never,
 }
+
+/// What the machine's setting allows (kernel documentation, admin-guide/mm/transhuge).
+pub(super) fn transparent_for_shared() -> Transparent {
+    let setting = fs::read_to_string("/sys/kernel/mm/transparent_hugepage/shmem_enabled");
+    match setting.as_deref().map(chosen) {
+        Ok("always" | "within_size" | "advise" | "force") => Transparent::ByAdvice,
+        Ok("never") => Transparent::ByMount,
+        _ => Transparent::Never,
+    }
+}
+
+/// The word in brackets.
+fn chosen(setting: &str) -> &str {
+    let inner = setting
+        .split_once('[')
+        .and_then(|(_, rest)| rest.split_once(']'));
+    inner.map_or("", |(word, _)| word)
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests;

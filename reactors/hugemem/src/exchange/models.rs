@@ -1,0 +1,107 @@
+//! Every order of the exchange's moves, by loom: `RUSTFLAGS="--cfg loom" cargo test -p hugemem
+//! --release --lib`. A slice's cell is written by whoever holds its number, so loom fails when two
+//! hold it, or when what one wrote is not visible to the next.
+
+use std::sync::Arc;
+
+use loom::cell::UnsafeCell;
+use loom::thread;
+
+use super::{Exchange, Member};
+
+struct Bench {
+    exchange: Exchange,
+    slices: Vec<UnsafeCell<u32>>,
+}
+
+fn bench(slices: u32) -> Arc<Bench> {
+    Arc::new(Bench {
+        exchange: Exchange::new([slices, 0, 0, 0, 0]),
+        slices: (0..slices).map(|_| UnsafeCell::new(0)).collect(),
+    })
+}
+
+fn use_slice(bench: &Bench, slice: u32) {
+    bench.slices[slice as usize].with_mut(|_| ());
+}
+
+fn take_and_give_back(bench: &Bench, member: &Member, rounds: usize) {
+    for _ in 0..rounds {
+        if let Some(slice) = bench.exchange.take(member, 0) {
+            use_slice(bench, slice);
+            bench.exchange.give_back(member, 0, slice);
+        }
+    }
+}
+
+fn all_come_home(bench: &Bench, member: &Member) {
+    let home: Vec<u32> = std::iter::from_fn(|| bench.exchange.take(member, 0)).collect();
+    assert_eq!(home.len(), bench.slices.len());
+    for slice in home {
+        use_slice(bench, slice);
+        bench.exchange.give_back(member, 0, slice);
+    }
+    let tally = bench.exchange.tally(0);
+    assert_eq!((tally.taken, tally.waiting), (0, 0));
+}
+
+#[test]
+fn two_reactors_never_hold_the_same_slice() {
+    loom::model(|| {
+        let bench = bench(2);
+        let here = bench.exchange.join();
+        let there = bench.exchange.join();
+        let other = Arc::clone(&bench);
+        let thread = thread::spawn(move || {
+            take_and_give_back(&other, &there, 2);
+        });
+        take_and_give_back(&bench, &here, 2);
+        thread.join().unwrap();
+        all_come_home(&bench, &here);
+    });
+}
+
+#[test]
+fn a_cache_is_stolen_from_while_its_owner_leaves() {
+    loom::model(|| {
+        let bench = bench(2);
+        let here = bench.exchange.join();
+        let there = bench.exchange.join();
+        let slices: Vec<u32> = std::iter::from_fn(|| bench.exchange.take(&there, 0)).collect();
+        for slice in slices {
+            bench.exchange.give_back(&there, 0, slice);
+        }
+        let other = Arc::clone(&bench);
+        let thread = thread::spawn(move || other.exchange.leave(&there));
+        take_and_give_back(&bench, &here, 1);
+        thread.join().unwrap();
+        all_come_home(&bench, &here);
+    });
+}
+
+#[test]
+fn who_waits_is_served_by_what_another_gives_back() {
+    loom::model(|| {
+        let bench = bench(1);
+        let here = bench.exchange.join();
+        let there = bench.exchange.join();
+        let held = bench.exchange.take(&there, 0).expect("the only slice");
+        let other = Arc::clone(&bench);
+        let thread = thread::spawn(move || {
+            use_slice(&other, held);
+            other.exchange.give_back(&there, 0, held);
+        });
+        bench.exchange.begin_wait(&here, 0);
+        let slice = loop {
+            match bench.exchange.take(&here, 0) {
+                Some(slice) => break slice,
+                None => thread::yield_now(),
+            }
+        };
+        bench.exchange.end_wait(&here, 0);
+        use_slice(&bench, slice);
+        bench.exchange.give_back(&here, 0, slice);
+        thread.join().unwrap();
+        all_come_home(&bench, &here);
+    });
+}
