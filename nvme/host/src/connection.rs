@@ -402,3 +402,6 @@ impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
         !self.sender.is_empty() || !self.granted.is_empty()
     }
 }
+
+#[cfg(test)]
+mod tests;
