@@ -1,7 +1,7 @@
 //! Fixed-size text fields: space padded (serial, model, firmware, transport address) and NUL padded
 //! (NQNs).
 //!
-//! Base 2.1 §1.4.2: ASCII strings are left-justified and padded with spaces; NQNs are UTF-8 and end
+//! Base 2.1 §1.4: ASCII strings are left-justified and padded with spaces; NQNs are UTF-8 and end
 //! at the first NUL. Peers also pad ASCII strings with NULs, so the reader of those stops at the
 //! first NUL and drops spaces.
 

@@ -1,5 +1,4 @@
-//! The completion queue entry, on a queue and in a response capsule (Base 2.1 §4.2.1, Figures 96 to
-//! 100).
+//! The completion queue entry, on a queue and in a response capsule (Base 2.1 §4.2.1).
 
 use bitfield_struct::bitfield;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -7,7 +6,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use crate::status::{Status, StatusCodeType};
 use crate::{U16, U32};
 
-/// Bytes 14 and 15 of a completion: phase tag and status (Base 2.1 §4.2.1, Figure 98).
+/// Bytes 14 and 15 of a completion: phase tag and status (Base 2.1 §4.2.1).
 #[bitfield(u16, repr = U16, from = U16::new, into = U16::get)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct StatusField {
@@ -53,7 +52,7 @@ impl StatusField {
     }
 }
 
-/// A completion queue entry, 16 bytes (Base 2.1 §4.2.1, Figure 96).
+/// A completion queue entry, 16 bytes (Base 2.1 §4.2.1).
 #[derive(
     Clone,
     Copy,

@@ -10,7 +10,7 @@ use crate::status::Status;
 use crate::{U16, U32, U64};
 
 open_enum! {
-    /// Fabrics Command Type (Base 2.1 §6, Figure 508); its low bits give the data direction like an
+    /// Fabrics Command Type (Base 2.1 §6); its low bits give the data direction like an
     /// opcode's.
     pub struct FabricsType(u8) {
         PROPERTY_SET = 0x00, "Property Set";
@@ -30,7 +30,7 @@ pub const CNTLID_DYNAMIC: u16 = 0xffff;
 /// 2.1 §6.3).
 pub const CNTLID_STATIC_ANY: u16 = 0xfffe;
 
-/// The largest controller identifier: FFF0h to FFFFh are reserved (Base 2.1 §3.1.2).
+/// The largest controller identifier: FFF0h to FFFFh are reserved (Base 2.1 §3.1).
 pub const CNTLID_MAX: u16 = 0xffef;
 
 /// The least size of an admin submission queue on fabrics, entries (Base 2.1 §6.3).
@@ -87,7 +87,7 @@ impl Sqe {
     }
 }
 
-/// Connect Attributes, byte 46 (Base 2.1 §6.3, Figure 522, CATTR).
+/// Connect Attributes, byte 46 (Base 2.1 §6.3, CATTR).
 #[bitfield(u8)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct ConnectAttributes {
@@ -103,7 +103,7 @@ pub struct ConnectAttributes {
 }
 const _: () = assert!(size_of::<ConnectAttributes>() == 1);
 
-/// Bytes 40 to 63 of Connect (Base 2.1 §6.3, Figure 522).
+/// Bytes 40 to 63 of Connect (Base 2.1 §6.3).
 #[derive(
     Clone,
     Copy,
@@ -141,7 +141,7 @@ impl Connect {
     }
 }
 
-/// Data of Connect, 1024 bytes (Base 2.1 §6.3, Figure 523).
+/// Data of Connect, 1024 bytes (Base 2.1 §6.3).
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
@@ -188,7 +188,7 @@ pub struct AuthenticationRequirements {
     __: u16,
 }
 
-/// Dword 0 of a successful Connect response (Base 2.1 §6.3, Figure 524).
+/// Dword 0 of a successful Connect response (Base 2.1 §6.3).
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct ConnectSuccess {
@@ -199,8 +199,7 @@ pub struct ConnectSuccess {
     pub authreq: AuthenticationRequirements,
 }
 
-/// Dword 0 of a Connect response with status Connect Invalid Parameters (Base 2.1 §6.3, Figure
-/// 524).
+/// Dword 0 of a Connect response with status Connect Invalid Parameters (Base 2.1 §6.3).
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct ConnectInvalid {
@@ -212,8 +211,7 @@ pub struct ConnectInvalid {
     __: u16,
 }
 
-/// A field of Connect that can be at fault, with its published offset (Base 2.1 §6.3, Figures 522
-/// and 523).
+/// A field of Connect that can be at fault, with its published offset (Base 2.1 §6.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConnectField {
     /// Command: Record Format, byte 40. (Status Connect Incompatible Format where unsupported.)

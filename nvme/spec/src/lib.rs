@@ -25,8 +25,15 @@ mod open_enum;
 pub mod ascii;
 pub mod command;
 pub mod completion;
+pub mod event;
 pub mod fabrics;
+pub mod features;
+pub mod identify;
+pub mod log;
 pub mod nqn;
+pub mod prp;
+pub mod rdma;
+pub mod registers;
 pub mod sgl;
 pub mod status;
 pub mod tcp;
@@ -37,7 +44,7 @@ pub use command::Sqe;
 pub use completion::Cqe;
 pub use status::Status;
 
-/// A namespace identifier that addresses every namespace (Base 2.1 §3.2.1.2).
+/// A namespace identifier that addresses every namespace (Base 2.1 §3.2.1).
 pub const NSID_BROADCAST: u32 = 0xffff_ffff;
 
 /// Turns a count (1-based) into its zero-based field; `None` when it is zero or does not fit.

@@ -1,4 +1,4 @@
-//! Scatter gather list descriptors (Base 2.1 §4.3.2, Figures 114 to 125).
+//! Scatter gather list descriptors (Base 2.1 §4.3.2).
 
 use bitfield_struct::bitfield;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, transmute};
@@ -6,7 +6,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, transmut
 use crate::{U32, U64};
 
 open_enum! {
-    /// SGL Descriptor Type (Base 2.1 §4.3.2, Figure 117).
+    /// SGL Descriptor Type (Base 2.1 §4.3.2).
     pub struct SglType(u8) {
         DATA_BLOCK = 0x0, "data block";
         BIT_BUCKET = 0x1, "bit bucket";
@@ -19,7 +19,7 @@ open_enum! {
 }
 
 open_enum! {
-    /// SGL Descriptor Sub Type (Base 2.1 §4.3.2, Figure 118); Ah to Fh belong to the transport.
+    /// SGL Descriptor Sub Type (Base 2.1 §4.3.2); Ah to Fh belong to the transport.
     pub struct SglSubtype(u8) {
         ADDRESS = 0x0, "address";
         OFFSET = 0x1, "offset";
@@ -63,7 +63,7 @@ pub struct SglDescriptor {
 }
 const _: () = assert!(size_of::<SglDescriptor>() == 16);
 
-/// Layout of data block, bit bucket, segment and transport descriptors (Figures 119 to 124).
+/// Layout of data block, bit bucket, segment and transport descriptors (Base 2.1 §4.3.2).
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct Plain {
@@ -74,7 +74,7 @@ struct Plain {
 }
 const _: () = assert!(size_of::<Plain>() == 16);
 
-/// Layout of the keyed data block (Figure 123): the length has three bytes.
+/// Layout of the keyed data block (Base 2.1 §4.3.2): the length has three bytes.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct Keyed {
@@ -125,7 +125,7 @@ pub enum Sgl {
         /// Sub type 1h: the segment lies in the capsule.
         in_capsule: bool,
     },
-    /// A remote memory region with its key (RDMA 1.1 §2.1).
+    /// A remote memory region with its key (RDMA 1.1 §3).
     Keyed {
         /// Address in the host's registered memory.
         address: u64,
@@ -236,7 +236,7 @@ impl SglDescriptor {
         Self::plain(SglType::LAST_SEGMENT, SglSubtype::OFFSET, offset, length)
     }
 
-    /// A transport data block (TCP 1.1 §3.3.2: the way to name data moved by data PDUs).
+    /// A transport data block (TCP 1.1 §3.3: the way to name data moved by data PDUs).
     pub const fn transport(length: u32) -> Self {
         Self::plain(
             SglType::TRANSPORT_DATA_BLOCK,

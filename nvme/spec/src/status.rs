@@ -1,6 +1,6 @@
 //! Completion status: code type, code, retry delay, more, do not retry, and the name of every code.
 //!
-//! Base 2.1 §4.2.3 (Figures 100 to 106), NVM 1.1 §3.2.1, fabrics codes in Base 2.1 §6.
+//! Base 2.1 §4.2.3, NVM 1.1 §3.2.1, fabrics codes in Base 2.1 §6.
 
 use core::fmt;
 

@@ -17,7 +17,7 @@ pub const DISCOVERY_PORT: u16 = 8009;
 /// Default port of an I/O controller (TCP 1.1 §3.1; IANA).
 pub const IO_PORT: u16 = 4420;
 
-/// Size of a header or data digest, CRC32C (TCP 1.1 §3.3.1.1).
+/// Size of a header or data digest, CRC32C (TCP 1.1 §3.3).
 pub const DIGEST_BYTES: u32 = 4;
 
 /// Largest header of any PDU: ICReq and ICResp.
@@ -29,7 +29,7 @@ pub const DATA_ALIGNMENT_MAX_Z: u8 = 31;
 /// The least MAXH2CDATA a controller may announce (TCP 1.1 §3.6.2.3).
 pub const MAXH2CDATA_MIN_BYTES: u32 = 4096;
 
-/// In-capsule data that an admin queue always takes (TCP 1.1 §3.3.2: 8,192 bytes).
+/// In-capsule data that an admin queue always takes (TCP 1.1 §3.3: 8,192 bytes).
 pub const ADMIN_IN_CAPSULE_DATA_BYTES: u32 = 8192;
 
 /// Bytes of the offending PDU's header that a termination request may carry (TCP 1.1 §3.6.2.4).
@@ -42,7 +42,7 @@ pub const TERM_PDU_MAX_BYTES: usize = size_of::<TermReq>() + TERM_DATA_MAX_BYTES
 pub const PDU_DATA_MAX_BYTES: u32 = u32::MAX - 1024;
 
 open_enum! {
-    /// PDU-Type (TCP 1.1 §3.6.1, Figure 20).
+    /// PDU-Type (TCP 1.1 §3.6.2.1).
     pub struct PduType(u8) {
         IC_REQ = 0x00, "ICReq";
         IC_RESP = 0x01, "ICResp";
@@ -85,7 +85,7 @@ impl PduType {
         matches!(self, Self::CAPSULE_CMD | Self::H2C_DATA | Self::C2H_DATA)
     }
 
-    /// Whether a negotiated header digest covers the type (TCP 1.1 §3.3.1.1: all but initialisation
+    /// Whether a negotiated header digest covers the type (TCP 1.1 §3.3: all but initialisation
     /// and termination).
     pub const fn may_have_digest(self) -> bool {
         matches!(
@@ -216,7 +216,7 @@ impl Framing {
     }
 }
 
-/// The first eight bytes of every PDU (TCP 1.1 §3.6.1, Figure 20).
+/// The first eight bytes of every PDU (TCP 1.1 §3.6.2.1).
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]

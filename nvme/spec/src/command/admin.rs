@@ -18,7 +18,7 @@ open_enum! {
 }
 
 open_enum! {
-    /// Controller or Namespace Structure (Base 2.1 §5.1.13.1, Figure 310, CNS).
+    /// Controller or Namespace Structure (Base 2.1 §5.1.13.1, CNS).
     pub struct Cns(u8) {
         NAMESPACE = 0x00, "Identify Namespace";
         CONTROLLER = 0x01, "Identify Controller";
@@ -210,7 +210,7 @@ pub struct SetFeatures {
 command_view!(SetFeatures, set_features, with_set_features);
 
 open_enum! {
-    /// Feature Identifiers (Base 2.1 §5.1.25, Figure 385; NVM 1.1 §4.1.3).
+    /// Feature Identifiers (Base 2.1 §5.1.25; NVM 1.1 §4.1.3).
     pub struct FeatureId(u8) {
         ARBITRATION = 0x01, "Arbitration";
         POWER_MANAGEMENT = 0x02, "Power Management";
@@ -257,7 +257,7 @@ open_enum! {
 }
 
 open_enum! {
-    /// Log Page Identifiers (Base 2.1 §5.1.12.1, Figure 202; NVM 1.1 §4.1.4).
+    /// Log Page Identifiers (Base 2.1 §5.1.12.1; NVM 1.1 §4.1.4).
     pub struct LogPageId(u8) {
         SUPPORTED_LOG_PAGES = 0x00, "Supported Log Pages";
         ERROR_INFORMATION = 0x01, "Error Information";

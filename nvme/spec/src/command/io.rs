@@ -7,7 +7,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use super::{IoOpcode, Sqe, command_view};
 use crate::{U16, U32, U64};
 
-/// Protection information field (NVM 1.1 §3.3.1, Figure 24, PRINFO).
+/// Protection information field (NVM 1.1 §3.3.1, PRINFO).
 #[bitfield(u8)]
 #[derive(PartialEq, Eq)]
 pub struct ProtectionInfo {
@@ -251,7 +251,7 @@ impl DatasetManagement {
     }
 }
 
-/// Context attributes of a range (NVM 1.1 §3.3.3, Figure 38): hints.
+/// Context attributes of a range (NVM 1.1 §3.3.3): hints.
 #[bitfield(u32, repr = U32, from = U32::new, into = U32::get)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct ContextAttributes {
@@ -276,7 +276,7 @@ pub struct ContextAttributes {
 }
 const _: () = assert!(size_of::<ContextAttributes>() == 4);
 
-/// One range of Dataset Management, 16 bytes (NVM 1.1 §3.3.3, Figure 37).
+/// One range of Dataset Management, 16 bytes (NVM 1.1 §3.3.3).
 #[derive(
     Clone,
     Copy,

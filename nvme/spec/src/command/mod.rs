@@ -1,5 +1,4 @@
-//! The submission queue entry, on a queue and in a command capsule (Base 2.1 §4.1.1, Figures 91 to
-//! 93).
+//! The submission queue entry, on a queue and in a command capsule (Base 2.1 §4.1.1).
 //!
 //! [`Sqe`] holds the common fields; the six dwords that each command defines for itself are viewed
 //! by the types of [`admin`], [`io`], [`reservation`] and [`crate::fabrics`].
@@ -20,7 +19,7 @@ pub use io::*;
 pub use opcode::{AdminOpcode, DataDirection, IoOpcode};
 
 open_enum! {
-    /// Fused operation (Base 2.1 §4.1.1, Figure 91, FUSE).
+    /// Fused operation (Base 2.1 §4.1.1, FUSE).
     pub struct Fuse(u8) {
         NORMAL = 0, "normal operation";
         FIRST = 1, "first command of a fused operation";
@@ -29,7 +28,7 @@ open_enum! {
 }
 
 open_enum! {
-    /// How data and metadata are pointed to (Base 2.1 §4.1.1, Figure 91, PSDT).
+    /// How data and metadata are pointed to (Base 2.1 §4.1.1, PSDT).
     pub struct Psdt(u8) {
         PRP = 0, "PRPs";
         SGL = 1, "SGL, metadata in one buffer";
@@ -37,7 +36,7 @@ open_enum! {
     }
 }
 
-/// Byte 1 of a command (Base 2.1 §4.1.1, Figure 91, bits 15:8).
+/// Byte 1 of a command (Base 2.1 §4.1.1, bits 15:8).
 #[bitfield(u8)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct CommandFlags {
@@ -70,7 +69,7 @@ const _: () = assert!(size_of::<CommandFlags>() == 1);
 pub struct DataPointer(pub [u8; 16]);
 const _: () = assert!(size_of::<DataPointer>() == 16);
 
-/// The data pointer as PRP entries (Base 2.1 §4.1.1, Figure 92).
+/// The data pointer as PRP entries (Base 2.1 §4.1.1).
 #[derive(
     Clone,
     Copy,
@@ -148,7 +147,7 @@ pub struct CommandDwords {
 }
 const _: () = assert!(size_of::<CommandDwords>() == 24);
 
-/// A submission queue entry, 64 bytes (Base 2.1 §4.1.1, Figure 92).
+/// A submission queue entry, 64 bytes (Base 2.1 §4.1.1).
 #[derive(
     Clone,
     Copy,

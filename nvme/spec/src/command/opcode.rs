@@ -1,10 +1,10 @@
-//! Opcodes and the direction of data in their low bits (Base 2.1 §4.1.1, Figure 91; §5 and §7; NVM
+//! Opcodes and the direction of data in their low bits (Base 2.1 §4.1.1; §5 and §7; NVM
 //! 1.1 §3).
 
 use bitfield_struct::bitfield;
 
 open_enum! {
-    /// Admin command opcodes (Base 2.1 §5, Figure 141).
+    /// Admin command opcodes (Base 2.1 §5).
     pub struct AdminOpcode(u8) {
         DELETE_IO_SQ = 0x00, "Delete I/O Submission Queue";
         CREATE_IO_SQ = 0x01, "Create I/O Submission Queue";
@@ -55,7 +55,7 @@ open_enum! {
 }
 
 open_enum! {
-    /// I/O command opcodes of the NVM command set (NVM 1.1 §3.3, Figure 22) and of all sets (Base
+    /// I/O command opcodes of the NVM command set (NVM 1.1 §3.3) and of all sets (Base
     /// 2.1 §7).
     pub struct IoOpcode(u8) {
         FLUSH = 0x00, "Flush";
@@ -78,7 +78,7 @@ open_enum! {
     }
 }
 
-/// Which way a command moves data (Base 2.1 §4.1.1, Figure 91, opcode bits 1:0).
+/// Which way a command moves data (Base 2.1 §4.1.1, opcode bits 1:0).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DataDirection {
     /// 00b: no data.

@@ -1,4 +1,4 @@
-//! Reservation commands (Base 2.1 §7.5 to §7.8, §8.1.22): their dwords and data.
+//! Reservation commands (Base 2.1 §7.5 to §7.8): their dwords and data.
 
 use bitfield_struct::bitfield;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -7,7 +7,7 @@ use super::command_view;
 use crate::{U16, U32, U64};
 
 open_enum! {
-    /// Reservation Type (Base 2.1 §7.5, Figure 541, RTYPE).
+    /// Reservation Type (Base 2.1 §7.5, RTYPE).
     pub struct ReservationType(u8) {
         NONE = 0, "no reservation";
         WRITE_EXCLUSIVE = 1, "write exclusive";
