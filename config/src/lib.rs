@@ -1,1 +1,42 @@
-//! Under construction.
+//! The configuration of an appliance: one TOML file, its model, and everything that can be wrong
+//! with it.
+//!
+//! This crate owns the text of the file, the typed [`Config`] that the text stands for, the rules
+//! that a configuration must keep within itself, and the identities that follow from names. It
+//! refuses everything that needs the machine: whether a core, a file or an address exists is the
+//! appliance's question at start.
+//!
+//! [`Config::parse`] answers with a whole `Config` or with [`Problems`]: *all* of them, each with
+//! its place, its path in the file and a hint. [`Config::to_toml`] prints a configuration that
+//! parses to itself. `REFERENCE.md` lists every key; it is generated from [`keys::SECTIONS`], the
+//! same table that the parser reads.
+#![forbid(unsafe_code)]
+
+mod embedded;
+#[cfg(any(test, feature = "generators"))]
+pub mod generate;
+pub mod identity;
+pub mod keys;
+pub mod limits;
+mod load;
+mod model;
+mod notice;
+mod parse;
+mod print;
+mod problem;
+mod suggest;
+mod validate;
+mod value;
+
+pub use load::LoadError;
+pub use model::{
+    Access, Appliance, Backing, Config, Cores, CoresNotAllowed, Device, Digest, Export, Idle,
+    Limits, Listener, Namespace, Pages, Transport,
+};
+pub use notice::Notice;
+pub use problem::{Colour, Place, Problem, ProblemKind, Problems};
+pub use uuid::Uuid;
+pub use value::{
+    AddressError, BlockSize, ByteSize, ByteSizeError, CoreList, CoreListError, ListenAddress,
+    ModelNumber, Name, NameError, Nqn, NqnError, Period, PeriodError, SerialNumber, TextFieldError,
+};

@@ -1,0 +1,319 @@
+//! Generators of valid configurations for property tests (feature `generators`).
+
+use std::collections::BTreeSet;
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::path::PathBuf;
+
+use proptest::collection::{btree_set, vec};
+use proptest::option;
+use proptest::prelude::*;
+use proptest::sample::{Index, select};
+use uuid::Uuid;
+
+use crate::limits::{
+    CONNECTIONS_MAX, CONTROLLERS_MAX, CORE_NUMBER_MAX, IO_QUEUES_MAX, MEMORY_MAX, MEMORY_MIN,
+    NSID_MAX, QUEUE_DEPTH_MAX, QUEUE_DEPTH_MIN, SHUTDOWN_DEADLINE_MAX, SHUTDOWN_DEADLINE_MIN,
+};
+use crate::model::{
+    Access, Appliance, Backing, Config, Cores, Device, Digest, Export, Idle, Limits, Listener,
+    Namespace, Pages, Transport,
+};
+use crate::value::{
+    BlockSize, ByteSize, CoreList, ListenAddress, ModelNumber, Name, Nqn, Period, SerialNumber,
+};
+
+/// A valid value from a text that was generated to be one.
+fn valid<T: std::str::FromStr>(text: &str) -> T {
+    match text.parse() {
+        Ok(value) => value,
+        Err(_) => unreachable!("the generator made the invalid text {text:?}"),
+    }
+}
+
+/// Any valid configuration: up to six devices, three listeners and four exports.
+pub fn config() -> impl Strategy<Value = Config> {
+    let devices = distinct_names(1..=6).prop_flat_map(|names| {
+        names
+            .into_iter()
+            .enumerate()
+            .map(|(n, name)| device(n, name))
+            .collect::<Vec<_>>()
+    });
+    let listeners = distinct_names(1..=3).prop_flat_map(|names| {
+        names
+            .into_iter()
+            .enumerate()
+            .map(|(n, name)| listener(n, name))
+            .collect::<Vec<_>>()
+    });
+    let seeds = vec(any::<ExportSeed>(), 1..=4);
+    (
+        appliance(),
+        limits(),
+        devices,
+        listeners,
+        seeds,
+        vec(export_rest(), 4),
+    )
+        .prop_map(|(appliance, limits, devices, listeners, seeds, rests)| {
+            let exports = exports(&devices, &listeners, &seeds, rests);
+            Config {
+                appliance,
+                limits,
+                devices,
+                listeners,
+                exports,
+            }
+        })
+}
+
+/// Any name.
+pub fn name() -> impl Strategy<Value = Name> {
+    "[a-zA-Z0-9][a-zA-Z0-9._-]{0,12}".prop_map(|text| valid(&text))
+}
+
+/// Any qualified name of a host or an export.
+pub fn nqn() -> impl Strategy<Value = Nqn> {
+    let own = "nqn\\.(19|20)[0-9]{2}-(0[1-9]|1[0-2])\\.[a-z]{2,3}(\\.[a-z0-9]{1,9}){1,3}\
+               (:[a-zA-Z0-9\"\\\\äλ語_.:-]{1,20})?";
+    let uuid = any::<u128>().prop_map(|bits| {
+        format!(
+            "nqn.2014-08.org.nvmexpress:uuid:{}",
+            Uuid::from_u128(bits).hyphenated()
+        )
+    });
+    prop_oneof![3 => own.prop_map(String::from), 1 => uuid].prop_map(|text| valid(&text))
+}
+
+/// Any core list of up to twelve cores.
+pub fn core_list() -> impl Strategy<Value = CoreList> {
+    let near = btree_set(0..24_u16, 1..=12);
+    let far = btree_set(0..=CORE_NUMBER_MAX, 1..=12);
+    prop_oneof![near, far].prop_map(|cores| {
+        let numbers: Vec<String> = cores.iter().map(ToString::to_string).collect();
+        valid(&numbers.join(","))
+    })
+}
+
+fn distinct_names(count: std::ops::RangeInclusive<usize>) -> impl Strategy<Value = Vec<Name>> {
+    btree_set(name(), count)
+        .prop_map(|names| names.into_iter().collect::<Vec<_>>())
+        .prop_shuffle()
+}
+
+fn size(least: ByteSize, most: ByteSize, unit_bytes: u64) -> impl Strategy<Value = ByteSize> {
+    let units = least.bytes().div_ceil(unit_bytes)..=most.bytes() / unit_bytes;
+    // Small sizes and round ones are as likely as any.
+    let small = units.clone().prop_map(move |n| n % 4096 + 1);
+    let round = (0..40_u32, units.clone()).prop_map(|(shift, n)| (n >> shift << shift).max(1));
+    let (low, high) = (*units.start(), *units.end());
+    prop_oneof![units, small, round]
+        .prop_map(move |n| ByteSize::from_bytes(n.clamp(low, high) * unit_bytes))
+}
+
+fn appliance() -> impl Strategy<Value = Appliance> {
+    let cores = prop_oneof![Just(Cores::Auto), core_list().prop_map(Cores::List)];
+    let deadline = SHUTDOWN_DEADLINE_MIN.as_millis()..=SHUTDOWN_DEADLINE_MAX.as_millis();
+    let deadline = prop_oneof![deadline, (1..=600_u64).prop_map(|s| s * 1000)];
+    (
+        name(),
+        cores,
+        size(MEMORY_MIN, MEMORY_MAX, 1),
+        select(Pages::ALL),
+        select(Idle::ALL),
+        deadline.prop_map(Period::from_millis),
+    )
+        .prop_map(
+            |(name, cores, memory, pages, idle, shutdown_deadline)| Appliance {
+                name,
+                cores,
+                memory,
+                pages,
+                idle,
+                shutdown_deadline,
+            },
+        )
+}
+
+fn limits() -> impl Strategy<Value = Limits> {
+    (1..=CONNECTIONS_MAX, 12..=20_u32).prop_map(|(max_connections, exponent)| Limits {
+        max_connections,
+        max_transfer: ByteSize::from_bytes(1 << exponent),
+    })
+}
+
+/// The device's number keeps its path and UUID apart from those of the others.
+fn device(number: usize, name: Name) -> impl Strategy<Value = Device> {
+    let sizes = || size(ByteSize::from_bytes(1), MEMORY_MAX, 4096);
+    let path = "/[a-zA-Z0-9 \"'\\\\äλ語=#._-]{1,20}"
+        .prop_map(move |text| PathBuf::from(format!("{}{number}", text.replace("/..", "/x"))));
+    let backing = prop_oneof![
+        sizes().prop_map(|size| Backing::Memory { size }),
+        sizes().prop_map(|size| Backing::Null { size }),
+        (path, option::of(sizes())).prop_map(|(path, size)| Backing::File { path, size }),
+    ];
+    let uuid = option::of(
+        (1..u128::MAX / 16)
+            .prop_map(move |bits| Uuid::from_u128((bits & !0xff) | (number as u128 + 1))),
+    );
+    (backing, any::<bool>(), any::<bool>(), uuid).prop_map(
+        move |(backing, large_blocks, read_only, uuid)| Device {
+            name: name.clone(),
+            backing,
+            block_size: if large_blocks {
+                BlockSize::B4096
+            } else {
+                BlockSize::B512
+            },
+            read_only,
+            uuid,
+        },
+    )
+}
+
+/// The listener's number keeps its port apart from those of the others.
+fn listener(number: usize, name: Name) -> impl Strategy<Value = Listener> {
+    let unicast = (1..=223_u8, any::<[u8; 3]>());
+    let v4 = unicast.prop_map(|(a, [b, c, d])| Ipv4Addr::new(a, b, c, d).to_string());
+    let v6 = any::<u64>().prop_map(|low| {
+        format!(
+            "[{}]",
+            Ipv6Addr::from((0x2001_0db8_u128 << 96) | u128::from(low))
+        )
+    });
+    let wildcard = select(vec![
+        "0.0.0.0".to_owned(),
+        "[::]".to_owned(),
+        "[fe80::1%2]".to_owned(),
+    ]);
+    let port = prop_oneof![Just(0), 1..60_000_u16 / 8];
+    let address = (prop_oneof![v4, v6, wildcard], port).prop_map(move |(ip, port)| {
+        // Ports of other listeners leave another remainder.
+        let port = if port == 0 {
+            0
+        } else {
+            port * 8 + number as u16
+        };
+        valid::<ListenAddress>(&format!("{ip}:{port}"))
+    });
+    (
+        address,
+        select(Digest::ALL),
+        select(Digest::ALL),
+        (0..=4096_u64).prop_map(|units| ByteSize::from_bytes(units * 16)),
+        QUEUE_DEPTH_MIN..=QUEUE_DEPTH_MAX,
+    )
+        .prop_map(
+            move |(address, header_digest, data_digest, in_capsule_data, queue_depth)| Listener {
+                name: name.clone(),
+                transport: Transport::Tcp,
+                address,
+                header_digest,
+                data_digest,
+                in_capsule_data,
+                queue_depth,
+            },
+        )
+}
+
+/// Which devices and listeners an export takes, chosen from those that there are.
+#[derive(Clone, Debug)]
+struct ExportSeed {
+    device: Index,
+    listener: Index,
+    devices_more: usize,
+    listeners_more: usize,
+    nsids: Option<BTreeSet<u32>>,
+}
+
+impl Arbitrary for ExportSeed {
+    type Parameters = ();
+    type Strategy = BoxedStrategy<ExportSeed>;
+
+    fn arbitrary_with((): ()) -> Self::Strategy {
+        let nsids = option::of(btree_set(1..=NSID_MAX, 6));
+        (
+            any::<Index>(),
+            any::<Index>(),
+            0..4_usize,
+            0..3_usize,
+            nsids,
+        )
+            .prop_map(
+                |(device, listener, devices_more, listeners_more, nsids)| ExportSeed {
+                    device,
+                    listener,
+                    devices_more,
+                    listeners_more,
+                    nsids,
+                },
+            )
+            .boxed()
+    }
+}
+
+type ExportRest = (Nqn, Access, Option<SerialNumber>, ModelNumber, u16, u16);
+
+fn export_rest() -> impl Strategy<Value = ExportRest> {
+    let hosts =
+        btree_set(nqn(), 1..=3).prop_map(|hosts| Access::Hosts(hosts.into_iter().collect()));
+    let serial = option::of("[!-~]([ -~]{0,18}[!-~])?".prop_map(|text| valid(&text)));
+    let model = prop_oneof![
+        Just(ModelNumber::default()),
+        "[!-~]([ -~]{0,38}[!-~])?".prop_map(|text| valid(&text))
+    ];
+    (
+        nqn(),
+        prop_oneof![Just(Access::AnyHost), hosts],
+        serial,
+        model,
+        1..=IO_QUEUES_MAX,
+        1..=CONTROLLERS_MAX,
+    )
+}
+
+fn exports(
+    devices: &[Device],
+    listeners: &[Listener],
+    seeds: &[ExportSeed],
+    rests: Vec<ExportRest>,
+) -> Vec<Export> {
+    let mut free: Vec<&Device> = devices.iter().collect();
+    let mut nqns = BTreeSet::new();
+    let mut exports = Vec::new();
+    for (seed, rest) in seeds.iter().zip(rests) {
+        let (nqn, access, serial, model, max_io_queues, max_controllers) = rest;
+        if free.is_empty() || !nqns.insert(nqn.clone()) {
+            continue;
+        }
+        let first = seed.device.index(free.len());
+        let taken = first..(first + 1 + seed.devices_more).min(free.len());
+        let count = taken.len();
+        let nsids: Vec<u32> = match &seed.nsids {
+            Some(nsids) => nsids.iter().rev().copied().take(count).collect(),
+            None => (1..).take(count).collect(),
+        };
+        let namespaces = free
+            .drain(taken)
+            .zip(nsids)
+            .map(|(device, nsid)| Namespace {
+                nsid,
+                device: device.name.clone(),
+            })
+            .collect();
+        let first = seed.listener.index(listeners.len());
+        let some = listeners.iter().skip(first).take(1 + seed.listeners_more);
+        let listeners = some.map(|listener| listener.name.clone()).collect();
+        exports.push(Export {
+            nqn,
+            namespaces,
+            listeners,
+            access,
+            serial,
+            model,
+            max_io_queues,
+            max_controllers,
+        });
+    }
+    exports
+}

@@ -1,0 +1,162 @@
+//! Identities that follow from names: the same after every restart, on every machine, without a
+//! state to keep.
+//!
+//! They are UUIDs of version 5 (RFC 9562, section 5.5) over the names of appliance, export and
+//! device. **The way they are derived must never change**: hosts know their disks by them.
+
+use uuid::Uuid;
+
+use crate::model::{Config, Device, Export, Namespace};
+use crate::value::SerialNumber;
+
+/// The UUID namespace of every identity here; random, made once.
+const WINDLASS: Uuid = Uuid::from_u128(0x5d3e_8f4a_91c7_4b0e_a6d2_3c7f_10b8_e945);
+
+/// The identifiers of a namespace (NVM Express Base Specification 2.1, section 4.5).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NamespaceIdentity {
+    /// The namespace UUID.
+    pub uuid: Uuid,
+    /// The NGUID, most significant byte first. Its OUI part is marked as locally administered,
+    /// for the project has no OUI of its own.
+    pub nguid: [u8; 16],
+    /// The EUI-64, most significant byte first; marked likewise.
+    pub eui64: [u8; 8],
+}
+
+impl NamespaceIdentity {
+    /// The identity with that UUID.
+    pub fn from_uuid(uuid: Uuid) -> NamespaceIdentity {
+        let mut nguid = Uuid::new_v5(&uuid, b"nguid").into_bytes();
+        // An NGUID is eight bytes of the vendor's choice, then an EUI-64.
+        nguid[8] = locally_administered(nguid[8]);
+        let [first, rest @ ..] = Uuid::new_v5(&uuid, b"eui64").into_bytes();
+        let mut eui64 = [locally_administered(first); 8];
+        for (to, from) in eui64.iter_mut().skip(1).zip(rest) {
+            *to = from;
+        }
+        NamespaceIdentity { uuid, nguid, eui64 }
+    }
+}
+
+/// The first byte of an EUI-64 with the bit for local administration set and that for groups clear
+/// (IEEE 802-2014, section 8.2).
+fn locally_administered(byte: u8) -> u8 {
+    (byte | 0b10) & !0b01
+}
+
+/// Names cannot contain a NUL, so that no two lists of names give the same text.
+fn derived(names: &[&str]) -> Uuid {
+    Uuid::new_v5(&WINDLASS, names.join("\0").as_bytes())
+}
+
+impl Config {
+    /// The identity of a namespace: that of its device's `uuid`, or derived from the names of
+    /// appliance, export and device.
+    pub fn namespace_identity(&self, export: &Export, namespace: &Namespace) -> NamespaceIdentity {
+        let explicit = self
+            .device(&namespace.device)
+            .and_then(|device: &Device| device.uuid);
+        NamespaceIdentity::from_uuid(explicit.unwrap_or_else(|| {
+            let appliance = self.appliance.name.as_str();
+            derived(&[
+                "namespace",
+                appliance,
+                export.nqn.as_str(),
+                namespace.device.as_str(),
+            ])
+        }))
+    }
+
+    /// The serial number of an export: its `serial`, or 16 hexadecimal digits derived from the
+    /// names of appliance and export.
+    pub fn serial_number(&self, export: &Export) -> SerialNumber {
+        match &export.serial {
+            Some(serial) => serial.clone(),
+            None => {
+                let names = ["serial", self.appliance.name.as_str(), export.nqn.as_str()];
+                SerialNumber::from_digits(derived(&names).as_u64_pair().0)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    fn demo() -> Config {
+        Config::default_embedded(Path::new("/tmp/x")).unwrap()
+    }
+
+    fn identities(config: &Config) -> Vec<NamespaceIdentity> {
+        let export = &config.exports[0];
+        let identity = |namespace| config.namespace_identity(export, namespace);
+        export.namespaces.iter().map(identity).collect()
+    }
+
+    /// The values come from another implementation of RFC 9562 (Python's `hashlib`).
+    #[test]
+    fn are_the_same_for_ever() {
+        let config = demo();
+        let first = identities(&config)[0];
+        assert_eq!(
+            first.uuid.to_string(),
+            "2cb526ef-ca9c-561a-b58f-dbb4f18340a3"
+        );
+        assert_eq!(
+            Uuid::from_bytes(first.nguid).simple().to_string(),
+            "24302518b13a56ed8ab92ff1a1a8d311"
+        );
+        assert_eq!(
+            format!("{:016x}", u64::from_be_bytes(first.eui64)),
+            "6e862ef995755e25"
+        );
+        assert_eq!(
+            config.serial_number(&config.exports[0]).as_str(),
+            "793AA968764355C4"
+        );
+    }
+
+    #[test]
+    fn differ_between_devices_exports_and_appliances() {
+        let mut config = demo();
+        let before = identities(&config);
+        assert_ne!(before[0], before[1]);
+        config.appliance.name = "other".parse().unwrap();
+        let renamed = identities(&config);
+        config.exports[0].nqn = "nqn.2026-11.org.windlass:other".parse().unwrap();
+        let moved = identities(&config);
+        let mut all: Vec<Uuid> = [before, renamed, moved]
+            .concat()
+            .iter()
+            .map(|i| i.uuid)
+            .collect();
+        all.sort_unstable();
+        all.dedup();
+        assert_eq!(all.len(), 6);
+    }
+
+    #[test]
+    fn an_explicit_uuid_outlives_every_change_of_names() {
+        let mut config = demo();
+        let uuid = "9f0c2b6e-54a1-4b53-9d0e-0d5a8a1c7f11".parse().unwrap();
+        config.devices[0].uuid = Some(uuid);
+        let before = identities(&config)[0];
+        assert_eq!(before.uuid, uuid);
+        config.appliance.name = "other".parse().unwrap();
+        config.exports[0].nqn = "nqn.2026-11.org.windlass:other".parse().unwrap();
+        assert_eq!(identities(&config)[0], before);
+    }
+
+    #[test]
+    fn are_marked_as_locally_administered() {
+        for number in 0..1000 {
+            let identity = NamespaceIdentity::from_uuid(Uuid::from_u128(number));
+            assert_eq!(identity.eui64[0] & 0b11, 0b10);
+            assert_eq!(identity.nguid[8] & 0b11, 0b10);
+        }
+    }
+}

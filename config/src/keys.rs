@@ -1,0 +1,454 @@
+//! Every key of the configuration file: the one table behind the parser's allow-list, its hints and
+//! `REFERENCE.md`.
+
+use std::fmt::Write as _;
+
+/// One key of a table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Key {
+    /// The key as written.
+    pub name: &'static str,
+    /// Which values it takes, with their unit and limits.
+    pub value: &'static str,
+    /// What holds where it is absent.
+    pub absent: Absent,
+    /// A value, as it would stand in a file.
+    pub example: &'static str,
+    /// What it does.
+    pub meaning: &'static str,
+}
+
+/// What holds where a key is absent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Absent {
+    /// The key has to be there.
+    Required,
+    /// The key is the same as if it were there with this value.
+    Value(&'static str),
+    /// What holds then is said in these words.
+    Words(&'static str),
+}
+
+/// One table of the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Section {
+    /// The table's path without indices; empty for the file itself.
+    pub path: &'static str,
+    /// How it is written in a file.
+    pub header: &'static str,
+    /// What it stands for.
+    pub meaning: &'static str,
+    /// Its keys.
+    pub keys: &'static [Key],
+}
+
+impl Section {
+    /// The key of that name.
+    pub fn key(&self, name: &str) -> Option<&'static Key> {
+        self.keys.iter().find(|key| key.name == name)
+    }
+}
+
+/// Every table of the file. The first is the file itself.
+pub const SECTIONS: &[Section] = &[ROOT, APPLIANCE, LIMITS, DEVICE, LISTENER, EXPORT, NAMESPACE];
+
+pub(crate) const ROOT: Section = Section {
+    path: "",
+    header: "the file",
+    meaning: "The tables of a file, in any order.",
+    keys: &[
+        Key {
+            name: "appliance",
+            value: "table",
+            absent: Absent::Words("each key's default"),
+            example: "[appliance]",
+            meaning: "The appliance as a whole.",
+        },
+        Key {
+            name: "limits",
+            value: "table",
+            absent: Absent::Words("each key's default"),
+            example: "[limits]",
+            meaning: "Bounds on what all hosts together may take.",
+        },
+        Key {
+            name: "device",
+            value: "array of 1 to 1024 tables",
+            absent: Absent::Required,
+            example: "[[device]]",
+            meaning: "The devices that can be exported.",
+        },
+        Key {
+            name: "listener",
+            value: "array of 1 to 64 tables",
+            absent: Absent::Required,
+            example: "[[listener]]",
+            meaning: "The addresses at which hosts connect.",
+        },
+        Key {
+            name: "export",
+            value: "array of 1 to 1024 tables",
+            absent: Absent::Required,
+            example: "[[export]]",
+            meaning: "The NVMe subsystems that hosts see.",
+        },
+    ],
+};
+
+pub(crate) const APPLIANCE: Section = Section {
+    path: "appliance",
+    header: "[appliance]",
+    meaning: "The appliance as a whole.",
+    keys: &[
+        Key {
+            name: "name",
+            value: "name",
+            absent: Absent::Value("\"windlass\""),
+            example: "\"rack7-a\"",
+            meaning: "Its name, in logs and metrics. The identities of namespaces are derived from \
+                      it: after a change of name hosts see other disks, unless each device has a \
+                      `uuid`.",
+        },
+        Key {
+            name: "cores",
+            value: "core list, or `\"auto\"`",
+            absent: Absent::Value("\"auto\""),
+            example: "\"2-5\"",
+            meaning: "The cores that it runs on, one reactor each. `\"auto\"` takes one core: the \
+                      last of those that the process may use.",
+        },
+        Key {
+            name: "memory",
+            value: "size, 16MiB to 16TiB",
+            absent: Absent::Value("\"256MiB\""),
+            example: "\"4GiB\"",
+            meaning: "The arena: every buffer for data in flight, taken at start, rounded up to \
+                      whole pages. Devices of type `memory` come on top.",
+        },
+        Key {
+            name: "pages",
+            value: "`\"auto\"`, `\"huge\"` or `\"ordinary\"`",
+            absent: Absent::Value("\"auto\""),
+            example: "\"auto\"",
+            meaning: "Which pages the arena takes: the largest there are, and a notice where they \
+                      are ordinary; huge pages or no start; ordinary ones.",
+        },
+        Key {
+            name: "idle",
+            value: "`\"adaptive\"`, `\"poll\"` or `\"sleep\"`",
+            absent: Absent::Value("\"adaptive\""),
+            example: "\"adaptive\"",
+            meaning: "What a reactor without work does: polls on for a while and then sleeps; \
+                      polls for ever, which burns its core; sleeps at once.",
+        },
+        Key {
+            name: "shutdown_deadline",
+            value: "time, 100ms to 10min",
+            absent: Absent::Value("\"10s\""),
+            example: "\"10s\"",
+            meaning: "How long an orderly stop may take before what is outstanding is named and \
+                      abandoned.",
+        },
+    ],
+};
+
+pub(crate) const LIMITS: Section = Section {
+    path: "limits",
+    header: "[limits]",
+    meaning: "Bounds on what all hosts together may take.",
+    keys: &[
+        Key {
+            name: "max_connections",
+            value: "integer, 1 to 65535",
+            absent: Absent::Value("1024"),
+            example: "1024",
+            meaning: "Most connections at once. Each queue of a controller is a connection, so a \
+                      host with 16 cores takes 17 for each export.",
+        },
+        Key {
+            name: "max_transfer",
+            value: "size, a power of two, 4KiB to 1MiB",
+            absent: Absent::Value("\"1MiB\""),
+            example: "\"256KiB\"",
+            meaning: "Most data of one command. Hosts learn it (MDTS) and split what is larger.",
+        },
+    ],
+};
+
+pub(crate) const DEVICE: Section = Section {
+    path: "device",
+    header: "[[device]]",
+    meaning: "A store of blocks. It becomes a namespace where an export names it.",
+    keys: &[
+        Key {
+            name: "name",
+            value: "name",
+            absent: Absent::Required,
+            example: "\"vol0\"",
+            meaning: "Its name, by which exports refer to it. The identity of its namespace is \
+                      derived from it.",
+        },
+        Key {
+            name: "type",
+            value: "`\"memory\"`, `\"file\"` or `\"null\"`",
+            absent: Absent::Required,
+            example: "\"file\"",
+            meaning: "Where the blocks are: in memory until the appliance stops; in a file; \
+                      nowhere (reads give zeroes, writes are dropped: for measurements). \
+                      `\"nvme\"`, a drive with a polled driver, is not in this build yet.",
+        },
+        Key {
+            name: "size",
+            value: "size, a multiple of the block size, to 1024TiB (`memory`: 16TiB)",
+            absent: Absent::Words("required for `memory` and `null`; for `file` the file's size"),
+            example: "\"8GiB\"",
+            meaning: "Its size. A file that is missing is created sparse with this size.",
+        },
+        Key {
+            name: "path",
+            value: "absolute path",
+            absent: Absent::Words("required for `file`, not allowed otherwise"),
+            example: "\"/srv/vol0.img\"",
+            meaning: "The file. Without `size` it has to exist.",
+        },
+        Key {
+            name: "block_size",
+            value: "512 or 4096 (bytes)",
+            absent: Absent::Value("512"),
+            example: "4096",
+            meaning: "The unit in which hosts address it. 512 is what every host attaches; 4096 is \
+                      better where the file system below works in 4 KiB and no ESXi or boot \
+                      firmware attaches. A change makes what hosts stored unreadable to them.",
+        },
+        Key {
+            name: "read_only",
+            value: "boolean",
+            absent: Absent::Value("false"),
+            example: "true",
+            meaning: "Whether hosts are kept from writing.",
+        },
+        Key {
+            name: "uuid",
+            value: "UUID, 8-4-4-4-12 hexadecimal digits",
+            absent: Absent::Words("derived from the names of appliance, export and device"),
+            example: "\"9f0c2b6e-54a1-4b53-9d0e-0d5a8a1c7f11\"",
+            meaning: "The UUID of its namespace. NGUID and EUI-64 are derived from it.",
+        },
+        Key {
+            name: "pci",
+            value: "PCI address",
+            absent: Absent::Words("for `nvme`, not allowed otherwise"),
+            example: "\"0000:3b:00.0\"",
+            meaning: "The drive. Not in this build yet.",
+        },
+    ],
+};
+
+pub(crate) const LISTENER: Section = Section {
+    path: "listener",
+    header: "[[listener]]",
+    meaning: "An address at which hosts connect.",
+    keys: &[
+        Key {
+            name: "name",
+            value: "name",
+            absent: Absent::Required,
+            example: "\"san\"",
+            meaning: "Its name, by which exports refer to it.",
+        },
+        Key {
+            name: "transport",
+            value: "`\"tcp\"`",
+            absent: Absent::Required,
+            example: "\"tcp\"",
+            meaning: "The transport: NVMe/TCP. `\"rdma\"` is not in this build yet.",
+        },
+        Key {
+            name: "address",
+            value: "`IPv4:port` or `[IPv6]:port`",
+            absent: Absent::Required,
+            example: "\"192.0.2.10:4420\"",
+            meaning: "The address and port; the port may be left out (4420), and port 0 takes any \
+                      free one, which the log then names. `0.0.0.0` and `[::]` stand for all \
+                      addresses of their family.",
+        },
+        Key {
+            name: "header_digest",
+            value: "`\"off\"`, `\"allowed\"` or `\"required\"`",
+            absent: Absent::Value("\"allowed\""),
+            example: "\"allowed\"",
+            meaning: "The CRC32C over PDU headers: never, where the host asks for it, or hosts \
+                      without it are turned away.",
+        },
+        Key {
+            name: "data_digest",
+            value: "`\"off\"`, `\"allowed\"` or `\"required\"`",
+            absent: Absent::Value("\"allowed\""),
+            example: "\"allowed\"",
+            meaning: "The CRC32C over PDU data, likewise.",
+        },
+        Key {
+            name: "in_capsule_data",
+            value: "size, a multiple of 16 bytes, 0B to 64KiB",
+            absent: Absent::Value("\"16KiB\""),
+            example: "\"8KiB\"",
+            meaning: "Most data that a write may carry inside its command, saving a round trip. \
+                      Admin queues always take 8KiB.",
+        },
+        Key {
+            name: "queue_depth",
+            value: "integer, 2 to 1024",
+            absent: Absent::Value("128"),
+            example: "256",
+            meaning: "Most entries of an I/O queue. Hosts learn it (MQES) and clamp what they ask \
+                      for.",
+        },
+    ],
+};
+
+pub(crate) const EXPORT: Section = Section {
+    path: "export",
+    header: "[[export]]",
+    meaning: "An NVMe subsystem: the namespaces that a host attaches together.",
+    keys: &[
+        Key {
+            name: "nqn",
+            value: "NQN, to 223 bytes",
+            absent: Absent::Required,
+            example: "\"nqn.2026-11.org.example:rack7-a.fast\"",
+            meaning: "Its NVMe Qualified Name: `nqn.`, year and month, a reversed domain, a colon, \
+                      any text; or `nqn.2014-08.org.nvmexpress:uuid:` and a UUID.",
+        },
+        Key {
+            name: "devices",
+            value: "array of 1 to 1024 device names or tables",
+            absent: Absent::Required,
+            example: "[\"vol0\"]",
+            meaning: "Its namespaces. A name takes the namespace identifier after the one before \
+                      it, the first 1; a table gives it. A device belongs to one export at most.",
+        },
+        Key {
+            name: "listeners",
+            value: "array of 1 to 64 listener names",
+            absent: Absent::Required,
+            example: "[\"san\"]",
+            meaning: "Where it can be reached.",
+        },
+        Key {
+            name: "hosts",
+            value: "array of 1 to 1024 host NQNs",
+            absent: Absent::Words("required unless `allow_any_host = true`"),
+            example: "[\"nqn.2014-08.org.nvmexpress:uuid:9f0c2b6e-54a1-4b53-9d0e-0d5a8a1c7f11\"]",
+            meaning: "The hosts that may attach it. A Linux host's is in `/etc/nvme/hostnqn`.",
+        },
+        Key {
+            name: "allow_any_host",
+            value: "boolean",
+            absent: Absent::Value("false"),
+            example: "true",
+            meaning: "Whether every host may attach it. Then `hosts` is not allowed.",
+        },
+        Key {
+            name: "serial",
+            value: "1 to 20 printable ASCII characters",
+            absent: Absent::Words("derived from the names of appliance and export"),
+            example: "\"WL-0001\"",
+            meaning: "The serial number that hosts see.",
+        },
+        Key {
+            name: "model",
+            value: "1 to 40 printable ASCII characters",
+            absent: Absent::Value("\"Windlass\""),
+            example: "\"Windlass\"",
+            meaning: "The model number that hosts see.",
+        },
+        Key {
+            name: "max_io_queues",
+            value: "integer, 1 to 256",
+            absent: Absent::Value("64"),
+            example: "16",
+            meaning: "Most I/O queues of one controller. A host takes one for each of its cores, \
+                      or fewer where it is told so.",
+        },
+        Key {
+            name: "max_controllers",
+            value: "integer, 1 to 4096",
+            absent: Absent::Value("256"),
+            example: "32",
+            meaning: "Most controllers at once: attached hosts, times the paths of each.",
+        },
+    ],
+};
+
+pub(crate) const NAMESPACE: Section = Section {
+    path: "export.devices",
+    header: "devices = [{ … }]",
+    meaning: "A namespace whose identifier is given.",
+    keys: &[
+        Key {
+            name: "device",
+            value: "device name",
+            absent: Absent::Required,
+            example: "\"vol0\"",
+            meaning: "The device.",
+        },
+        Key {
+            name: "nsid",
+            value: "integer, 1 to 1024",
+            absent: Absent::Required,
+            example: "7",
+            meaning: "The namespace identifier.",
+        },
+    ],
+};
+
+const REFERENCE_HEAD: &str = "\
+# Every key of the configuration file
+
+The file is TOML. Every key that is not listed here is an error. Generated from
+`config/src/keys.rs`; `UPDATE_EXPECTED=1 cargo test -p appliance_config` writes it anew.
+
+Kinds of values:
+
+- **name**: 1 to 64 letters, digits, `.`, `_` and `-`, the first a letter or digit.
+- **size**: a string of a whole number and a unit, `\"4GiB\"`. Units are `B`, `KiB`, `MiB`, `GiB`,
+  `TiB` (1024) and `kB`, `MB`, `GB`, `TB` (1000). An integer without quotes is bytes.
+- **time**: a string of a whole number and one of the units `ms`, `s`, `min`, `h`: `\"10s\"`.
+- **core list**: a string of core numbers and ranges between commas: `\"2-5\"`, `\"0,2,4-6\"`.
+";
+
+/// The text of `REFERENCE.md`.
+pub fn reference() -> String {
+    let mut text = String::from(REFERENCE_HEAD);
+    for section in SECTIONS {
+        let title = match section.path {
+            "" => "The file".to_owned(),
+            _ => format!("`{}`", section.header),
+        };
+        // Writing to a String cannot fail.
+        let _ = write!(text, "\n## {title}\n\n{}\n\n", section.meaning);
+        text.push_str("| key | value | default | meaning | example |\n|---|---|---|---|---|\n");
+        for key in section.keys {
+            let Key {
+                name,
+                value,
+                example,
+                meaning,
+                ..
+            } = key;
+            let default = match key.absent {
+                Absent::Required => "required".to_owned(),
+                Absent::Value(value) => format!("`{value}`"),
+                Absent::Words(words) => words.to_owned(),
+            };
+            let _ = writeln!(
+                text,
+                "| `{name}` | {value} | {default} | {meaning} | `{example}` |"
+            );
+        }
+    }
+    text
+}

@@ -1,0 +1,50 @@
+//! Reading a configuration from a file.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::Path;
+
+use crate::limits::FILE_BYTES_MAX;
+use crate::model::Config;
+use crate::problem::Problems;
+
+/// Why a file gave no configuration.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LoadError {
+    /// The file could not be read.
+    #[error("{path}: {cause}")]
+    Read {
+        /// The file's path.
+        path: String,
+        /// What the system answered.
+        #[source]
+        cause: io::Error,
+    },
+    /// The file was read, and something in it is wrong.
+    #[error(transparent)]
+    Problems(#[from] Problems),
+}
+
+impl Config {
+    /// Reads the file at `path`, of at most [`FILE_BYTES_MAX`] bytes.
+    ///
+    /// # Errors
+    /// Where the file cannot be read, and as [`Config::parse_bytes`].
+    pub fn load(path: &Path) -> Result<Config, LoadError> {
+        let name = path.display().to_string();
+        match read(path) {
+            Ok(bytes) => Ok(Config::parse_bytes(&name, &bytes)?),
+            Err(cause) => Err(LoadError::Read { path: name, cause }),
+        }
+    }
+}
+
+/// The file's bytes, one more than the most at most: a pipe or a device has no end.
+fn read(path: &Path) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    File::open(path)?
+        .take(FILE_BYTES_MAX as u64 + 1)
+        .read_to_end(&mut bytes)?;
+    Ok(bytes)
+}

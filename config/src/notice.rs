@@ -1,0 +1,126 @@
+//! What is allowed, and most likely not meant.
+
+use std::fmt;
+
+use crate::model::{Access, Config, Cores, Idle};
+use crate::value::{ListenAddress, Name, Nqn};
+
+/// Something that a start does not refuse but a person should know. Its `Display` is one line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Notice {
+    /// No export names the device.
+    DeviceUnused(Name),
+    /// No export names the listener: only the discovery subsystem answers there.
+    ListenerUnused(Name),
+    /// Any machine that reaches the address can read and write the export.
+    OpenToTheNetwork {
+        /// The export.
+        export: Nqn,
+        /// An address of it beyond this machine.
+        address: ListenAddress,
+    },
+    /// So many cores will be busy for ever.
+    CoresBurn(usize),
+}
+
+impl fmt::Display for Notice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Notice::DeviceUnused(name) => write!(f, "device {name} is in no export"),
+            Notice::ListenerUnused(name) => {
+                write!(
+                    f,
+                    "listener {name} is in no export: it will answer discovery only"
+                )
+            }
+            Notice::OpenToTheNetwork { export, address } => write!(
+                f,
+                "any host that reaches {address} may read and write {export}: list its `hosts`"
+            ),
+            Notice::CoresBurn(cores) => write!(
+                f,
+                "idle = \"poll\" keeps {cores} core(s) at 100 %, idle or not: \"adaptive\" does not"
+            ),
+        }
+    }
+}
+
+impl Config {
+    /// Everything that a person should know before this configuration starts.
+    pub fn notices(&self) -> Vec<Notice> {
+        let mut notices = Vec::new();
+        let devices = || self.exports.iter().flat_map(|export| &export.namespaces);
+        for device in &self.devices {
+            if !devices().any(|namespace| namespace.device == device.name) {
+                notices.push(Notice::DeviceUnused(device.name.clone()));
+            }
+        }
+        for listener in &self.listeners {
+            if !self
+                .exports
+                .iter()
+                .any(|export| export.listeners.contains(&listener.name))
+            {
+                notices.push(Notice::ListenerUnused(listener.name.clone()));
+            }
+        }
+        for export in self
+            .exports
+            .iter()
+            .filter(|export| export.access == Access::AnyHost)
+        {
+            let listeners = export
+                .listeners
+                .iter()
+                .filter_map(|name| self.listener(name));
+            let open = listeners
+                .map(|listener| listener.address)
+                .find(|address| !address.socket_addr().ip().is_loopback());
+            if let Some(address) = open {
+                notices.push(Notice::OpenToTheNetwork {
+                    export: export.nqn.clone(),
+                    address,
+                });
+            }
+        }
+        if self.appliance.idle == Idle::Poll {
+            notices.push(Notice::CoresBurn(match &self.appliance.cores {
+                Cores::Auto => 1,
+                Cores::List(list) => list.len(),
+            }));
+        }
+        notices
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    #[test]
+    fn names_what_is_unused_open_and_burning() {
+        let mut config = Config::default_embedded(Path::new("/tmp/x")).unwrap();
+        assert_eq!(config.notices(), []);
+        config.exports[0].namespaces.pop();
+        config.appliance.idle = Idle::Poll;
+        config.appliance.cores = Cores::List("2-4".parse().unwrap());
+        config.listeners[0].address = "192.0.2.1:4420".parse().unwrap();
+        let mut unused = config.listeners[0].clone();
+        unused.name = "spare".parse().unwrap();
+        config.listeners.push(unused);
+        let lines: Vec<String> = config.notices().iter().map(ToString::to_string).collect();
+        assert_eq!(
+            lines,
+            [
+                "device file0 is in no export",
+                "listener spare is in no export: it will answer discovery only",
+                "any host that reaches 192.0.2.1:4420 may read and write \
+                 nqn.2026-11.org.windlass:demo: list its `hosts`",
+                "idle = \"poll\" keeps 3 core(s) at 100 %, idle or not: \"adaptive\" does not",
+            ]
+        );
+    }
+}

@@ -1,0 +1,285 @@
+//! The table `export`.
+
+use std::collections::HashMap;
+use std::hash::Hash;
+
+use toml::de::DeValue;
+
+use super::Located;
+use super::reader::{Element, Reader};
+use super::setting::Fault;
+use crate::keys;
+use crate::limits::{
+    CONTROLLERS_MAX, HOSTS_MAX, IO_QUEUES_MAX, LISTENERS_MAX, NAMESPACES_MAX, NSID_MAX,
+};
+use crate::model::{Access, Export, Namespace};
+use crate::problem::{Finding, Findings, ProblemKind};
+use crate::suggest::shown;
+use crate::value::{ModelNumber, Name, Nqn, SerialNumber};
+
+/// An export as far as it could be read.
+#[derive(Debug)]
+pub(crate) struct ExportDraft {
+    pub(crate) nqn: Option<Located<Nqn>>,
+    pub(crate) namespaces: Vec<NamespaceDraft>,
+    pub(crate) listeners: Vec<Located<String>>,
+    export: Option<Export>,
+}
+
+impl ExportDraft {
+    pub(super) fn finish(self) -> Option<Export> {
+        self.export
+    }
+}
+
+/// A namespace as far as it could be read.
+#[derive(Debug)]
+pub(crate) struct NamespaceDraft {
+    /// The device's name as written.
+    pub(crate) device: Located<String>,
+    nsid: Option<u32>,
+}
+
+pub(super) fn export(table: &Reader<'_, '_>, findings: &mut Findings) -> ExportDraft {
+    let nqn = table
+        .required::<Nqn>("nqn", findings)
+        .filter(|nqn| is_not_discovery(nqn, "an export", findings));
+    let (drafts, namespaces) = namespaces(table, findings);
+    let listeners = names(table, "listeners", LISTENERS_MAX, findings);
+    let access = access(table, findings);
+    let serial = table.optional::<SerialNumber>("serial", findings);
+    let model = table.optional::<ModelNumber>("model", findings);
+    let max_io_queues = table.count("max_io_queues", 1..=IO_QUEUES_MAX, findings);
+    let max_controllers = table.count("max_controllers", 1..=CONTROLLERS_MAX, findings);
+    let finish = || {
+        Some(Export {
+            nqn: nqn.as_ref()?.value.clone(),
+            namespaces: namespaces?,
+            listeners: all_names(&listeners)?,
+            access: access?,
+            serial: serial.map(|serial| serial.value),
+            model: table.or_default("model", model, ModelNumber::default())?,
+            max_io_queues: table.or_default(
+                "max_io_queues",
+                max_io_queues,
+                Export::MAX_IO_QUEUES_DEFAULT,
+            )?,
+            max_controllers: table.or_default(
+                "max_controllers",
+                max_controllers,
+                Export::MAX_CONTROLLERS_DEFAULT,
+            )?,
+        })
+    };
+    let export = finish();
+    ExportDraft {
+        nqn,
+        namespaces: drafts,
+        listeners,
+        export,
+    }
+}
+
+fn is_not_discovery(nqn: &Located<Nqn>, whose: &str, findings: &mut Findings) -> bool {
+    if nqn.value.is_discovery() {
+        findings.add(|| Finding {
+            hint: Some("the discovery subsystem is always there and is not configured".to_owned()),
+            ..nqn.finding(
+                ProblemKind::Conflict,
+                format!("the discovery subsystem's NQN cannot be that of {whose}"),
+            )
+        });
+    }
+    !nqn.value.is_discovery()
+}
+
+/// The namespaces as written, and where all could be read, as they will be.
+fn namespaces(
+    table: &Reader<'_, '_>,
+    findings: &mut Findings,
+) -> (Vec<NamespaceDraft>, Option<Vec<Namespace>>) {
+    let elements = not_empty(table, "devices", NAMESPACES_MAX, findings);
+    let mut drafts = Vec::new();
+    let mut namespaces = Vec::new();
+    let mut places: HashMap<u32, usize> = HashMap::new();
+    let mut all = !elements.is_empty();
+    let mut nsid_next = 1;
+    for (index, element) in elements.iter().enumerate() {
+        let Some(draft) = namespace(element, nsid_next, findings) else {
+            all = false;
+            continue;
+        };
+        match (draft.nsid, draft.device.value.parse::<Name>()) {
+            (Some(nsid), Ok(device)) => {
+                nsid_next = nsid.saturating_add(1);
+                namespaces.push(Namespace { nsid, device });
+                if let Some(first) = places.insert(nsid, index) {
+                    findings.add(|| taken_nsid(element, nsid, first));
+                }
+            }
+            _ => all = false,
+        }
+        drafts.push(draft);
+    }
+    (drafts, all.then_some(namespaces))
+}
+
+fn taken_nsid(element: &Element<'_, '_>, nsid: u32, first: usize) -> Finding {
+    element.finding(Fault {
+        kind: ProblemKind::Duplicate,
+        message: format!("namespace identifier {nsid} is taken by entry {first} of this list"),
+        hint: Some("a name takes the identifier after the one before it".to_owned()),
+    })
+}
+
+fn namespace(
+    element: &Element<'_, '_>,
+    nsid_next: u32,
+    findings: &mut Findings,
+) -> Option<NamespaceDraft> {
+    if let DeValue::Table(_) = element.value {
+        let table = element.table(&keys::NAMESPACE, findings)?;
+        let device = table.required::<String>("device", findings);
+        if !table.has("nsid") {
+            findings.add(|| table.missing("nsid", "`nsid` is missing".to_owned()));
+        }
+        let nsid = table
+            .count("nsid", 1..=NSID_MAX, findings)
+            .map(|nsid| nsid.value);
+        return Some(NamespaceDraft {
+            device: device?,
+            nsid,
+        });
+    }
+    if element.value.as_str().is_none() {
+        findings.add(|| {
+            element.finding(Fault::wrong_type(
+                "a device's name or a table",
+                element.value,
+            ))
+        });
+        return None;
+    }
+    let device = element.read::<String>(findings)?;
+    if nsid_next > NSID_MAX {
+        findings.add(|| {
+            element.finding(Fault {
+                kind: ProblemKind::OutOfRange,
+                message: format!(
+                    "its namespace identifier would be {nsid_next}, the most are {NSID_MAX}"
+                ),
+                hint: Some(
+                    "give identifiers in tables: { device = \"vol0\", nsid = 7 }".to_owned(),
+                ),
+            })
+        });
+        return None;
+    }
+    Some(NamespaceDraft {
+        device,
+        nsid: Some(nsid_next),
+    })
+}
+
+/// The elements of an array that has to be there and not empty.
+fn not_empty<'a, 'i>(
+    table: &Reader<'a, 'i>,
+    key: &'static str,
+    count_max: usize,
+    findings: &mut Findings,
+) -> Vec<Element<'a, 'i>> {
+    if !table.has(key) {
+        findings.add(|| table.missing(key, format!("`{key}` is missing")));
+    }
+    let elements = table.elements(key, count_max, findings);
+    if elements.as_ref().is_some_and(Vec::is_empty) {
+        findings.add(|| Finding {
+            span: table.value_span(key),
+            hint: Some(match key {
+                "hosts" => "name hosts, or write `allow_any_host = true`".to_owned(),
+                _ => "name one at least, or remove the export".to_owned(),
+            }),
+            ..table.at_key(key, ProblemKind::Missing, format!("`{key}` is empty"))
+        });
+    }
+    elements.unwrap_or_default()
+}
+
+/// The strings of an array that has to be there, not empty, and without repetition.
+fn names(
+    table: &Reader<'_, '_>,
+    key: &'static str,
+    count_max: usize,
+    findings: &mut Findings,
+) -> Vec<Located<String>> {
+    let elements = not_empty(table, key, count_max, findings);
+    let names: Vec<Located<String>> = elements
+        .iter()
+        .filter_map(|element| element.read(findings))
+        .collect();
+    repeated(&names, findings);
+    names
+}
+
+/// Reports each value that stands in the list before.
+fn repeated<T: Eq + Hash + ToString>(list: &[Located<T>], findings: &mut Findings) {
+    let mut seen: HashMap<&T, &Located<T>> = HashMap::new();
+    for item in list {
+        if let Some(first) = seen.insert(&item.value, item) {
+            let value = shown(&item.value.to_string());
+            let first = first.path.as_str();
+            findings.add(|| Finding {
+                hint: Some("remove one".to_owned()),
+                ..item.finding(
+                    ProblemKind::Duplicate,
+                    format!("`{value}` is in the list twice, first as {first}"),
+                )
+            });
+        }
+    }
+}
+
+/// The names, where each is one. A text that is no name is the name of nothing, and reported so.
+fn all_names(texts: &[Located<String>]) -> Option<Vec<Name>> {
+    texts.iter().map(|text| text.value.parse().ok()).collect()
+}
+
+fn access(table: &Reader<'_, '_>, findings: &mut Findings) -> Option<Access> {
+    let any = table.optional::<bool>("allow_any_host", findings);
+    let any_unknown = any.is_none() && table.has("allow_any_host");
+    let any = any.is_some_and(|any| any.value);
+    if !table.has("hosts") {
+        if !any && !any_unknown {
+            let message = "nobody may attach this export: `hosts` is missing".to_owned();
+            findings.add(|| Finding {
+                hint: Some(
+                    "list the NQNs of its hosts (on Linux in /etc/nvme/hostnqn), or write \
+                     `allow_any_host = true`"
+                        .to_owned(),
+                ),
+                ..table.missing("hosts", message)
+            });
+        }
+        return any.then_some(Access::AnyHost);
+    }
+    if any {
+        findings.add(|| Finding {
+            hint: Some("remove one of the two".to_owned()),
+            ..table.at_key(
+                "hosts",
+                ProblemKind::Conflict,
+                "`hosts` and `allow_any_host = true` exclude each other".to_owned(),
+            )
+        });
+    }
+    let elements = not_empty(table, "hosts", HOSTS_MAX, findings);
+    let read = |element: &Element<'_, '_>| {
+        element
+            .read::<Nqn>(findings)
+            .filter(|host| is_not_discovery(host, "a host", findings))
+    };
+    let hosts: Vec<Located<Nqn>> = elements.iter().filter_map(read).collect();
+    repeated(&hosts, findings);
+    let whole = !any && !any_unknown && !hosts.is_empty() && hosts.len() == elements.len();
+    whole.then(|| Access::Hosts(hosts.into_iter().map(|host| host.value).collect()))
+}

@@ -1,0 +1,179 @@
+//! From text to configuration: bytes, TOML, tables, values. Each step reports all that it finds.
+
+mod export;
+mod reader;
+mod sections;
+mod setting;
+mod syntax;
+
+use std::ops::Range;
+
+use toml::de::DeTable;
+
+use crate::keys;
+use crate::limits::{DEVICES_MAX, EXPORTS_MAX, FILE_BYTES_MAX, LISTENERS_MAX};
+use crate::model::{Appliance, Config, Limits};
+use crate::problem::{Finding, Findings, Path, ProblemKind, Problems};
+use crate::validate;
+use reader::Reader;
+
+pub(crate) use export::ExportDraft;
+pub(crate) use sections::{DeviceDraft, ListenerDraft};
+
+/// A value, and where it stands.
+#[derive(Clone, Debug)]
+pub(crate) struct Located<T> {
+    pub(crate) value: T,
+    pub(crate) span: Range<usize>,
+    pub(crate) path: Path,
+}
+
+impl<T> Located<T> {
+    pub(crate) fn finding(&self, kind: ProblemKind, message: String) -> Finding {
+        Finding {
+            kind,
+            span: Some(self.span.clone()),
+            path: self.path.as_str().to_owned(),
+            message,
+            hint: None,
+        }
+    }
+}
+
+/// What the tables of a file say, each as far as it could be read.
+#[derive(Debug, Default)]
+pub(crate) struct Draft {
+    pub(crate) appliance: Option<Appliance>,
+    pub(crate) limits: Option<Limits>,
+    pub(crate) devices: Vec<DeviceDraft>,
+    pub(crate) listeners: Vec<ListenerDraft>,
+    pub(crate) exports: Vec<ExportDraft>,
+}
+
+impl Config {
+    /// Reads a configuration from a file's text. `source_name` stands in the problems.
+    ///
+    /// # Errors
+    /// Everything that is wrong: where the text is not TOML, its syntax errors; otherwise every
+    /// problem of every key, and between keys.
+    pub fn parse(source_name: &str, text: &str) -> Result<Config, Problems> {
+        let mut findings = Findings::default();
+        // An editor's byte order mark is no part of the first line.
+        let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+        let config = parse_text(text, &mut findings);
+        match (findings.into_problems(source_name, text), config) {
+            (None, Some(config)) => Ok(config),
+            (Some(problems), _) => Err(problems),
+            (None, None) => unreachable!("a configuration is left out only with a finding"),
+        }
+    }
+
+    /// Reads a configuration from a file's bytes. `source_name` stands in the problems.
+    ///
+    /// # Errors
+    /// As [`Config::parse`], and where the bytes are not UTF-8 or too many.
+    pub fn parse_bytes(source_name: &str, bytes: &[u8]) -> Result<Config, Problems> {
+        // The size comes first, for the text of a problem in UTF-8 copies the file.
+        if bytes.len() > FILE_BYTES_MAX {
+            let mut findings = Findings::default();
+            findings.add(|| syntax::too_large(bytes.len()));
+            if let Some(problems) = findings.into_problems(source_name, "") {
+                return Err(problems);
+            }
+        }
+        match std::str::from_utf8(bytes) {
+            Ok(text) => Config::parse(source_name, text),
+            Err(error) => Err(syntax::not_utf8(source_name, bytes, error.valid_up_to())),
+        }
+    }
+}
+
+fn parse_text(text: &str, findings: &mut Findings) -> Option<Config> {
+    let root = syntax::parse(text, findings)?;
+    let draft = read_root(&root, findings);
+    validate::validate(&draft, text, findings);
+    if findings.is_empty() {
+        finish(draft)
+    } else {
+        None
+    }
+}
+
+fn read_root(root: &DeTable<'_>, findings: &mut Findings) -> Draft {
+    let reader = Reader::open(root, None, Path::default(), &keys::ROOT, findings);
+    let appliance = match reader.table("appliance", &keys::APPLIANCE, findings) {
+        Some(table) => sections::appliance(&table, findings),
+        None => Some(Appliance::default()),
+    };
+    let limits = match reader.table("limits", &keys::LIMITS, findings) {
+        Some(table) => sections::limits(&table, findings),
+        None => Some(Limits::default()),
+    };
+    for (name, what) in [
+        (
+            "device",
+            "[[device]] with a name, a type, and a size or path",
+        ),
+        (
+            "listener",
+            "[[listener]] with a name, transport and address",
+        ),
+        (
+            "export",
+            "[[export]] with an nqn, devices, listeners, and hosts or allow_any_host",
+        ),
+    ] {
+        let tables = reader.tables_count(name);
+        if tables == Some(0) {
+            findings.add(|| Finding {
+                kind: ProblemKind::Missing,
+                span: reader.value_span(name),
+                path: name.to_owned(),
+                message: format!("there is no {name}"),
+                hint: Some(format!("add {what}")),
+            });
+        }
+    }
+    Draft {
+        appliance,
+        limits,
+        devices: reader
+            .tables("device", DEVICES_MAX, &keys::DEVICE, findings)
+            .iter()
+            .map(|table| sections::device(table, findings))
+            .collect(),
+        listeners: reader
+            .tables("listener", LISTENERS_MAX, &keys::LISTENER, findings)
+            .iter()
+            .map(|table| sections::listener(table, findings))
+            .collect(),
+        exports: reader
+            .tables("export", EXPORTS_MAX, &keys::EXPORT, findings)
+            .iter()
+            .map(|table| export::export(table, findings))
+            .collect(),
+    }
+}
+
+/// The whole configuration; `None` where a part is missing, which then had a finding.
+fn finish(draft: Draft) -> Option<Config> {
+    Some(Config {
+        appliance: draft.appliance?,
+        limits: draft.limits?,
+        devices: draft
+            .devices
+            .into_iter()
+            .map(DeviceDraft::finish)
+            .collect::<Option<_>>()?,
+        listeners: draft
+            .listeners
+            .into_iter()
+            .map(ListenerDraft::finish)
+            .collect::<Option<_>>()?,
+        exports: draft
+            .exports
+            .into_iter()
+            .map(ExportDraft::finish)
+            .collect::<Option<_>>()?,
+    })
+}

@@ -1,0 +1,219 @@
+//! How each type is read from a TOML value.
+
+use std::fmt;
+use std::str::FromStr;
+
+use toml::de::DeValue;
+use uuid::Uuid;
+
+use crate::model::{Digest, Idle, Pages};
+use crate::problem::ProblemKind;
+use crate::suggest::{listed, nearest, shown};
+use crate::value::{
+    BlockSize, ByteSize, CoreList, Hint, ListenAddress, ModelNumber, Name, Nqn, Period,
+    SerialNumber, hyphenated_uuid,
+};
+
+/// What is wrong with one value.
+#[derive(Debug)]
+pub(super) struct Fault {
+    pub(super) kind: ProblemKind,
+    pub(super) message: String,
+    pub(super) hint: Option<String>,
+}
+
+impl Fault {
+    pub(super) fn wrong_type(expected: &str, value: &DeValue<'_>) -> Fault {
+        Fault {
+            kind: ProblemKind::WrongType,
+            message: format!("expected {expected}, found {}", described(value)),
+            hint: None,
+        }
+    }
+
+    fn hinted(self, hint: impl Into<String>) -> Fault {
+        Fault {
+            hint: Some(hint.into()),
+            ..self
+        }
+    }
+}
+
+fn described(value: &DeValue<'_>) -> &'static str {
+    match value {
+        DeValue::String(_) => "a string",
+        DeValue::Integer(_) => "an integer",
+        DeValue::Float(_) => "a number with a decimal point",
+        DeValue::Boolean(_) => "a boolean",
+        DeValue::Datetime(_) => "a date or time",
+        DeValue::Array(_) => "an array",
+        DeValue::Table(_) => "a table",
+    }
+}
+
+/// A type that a value of the file can be read as.
+pub(super) trait Setting: Sized {
+    fn read(value: &DeValue<'_>) -> Result<Self, Fault>;
+}
+
+fn text<'v>(value: &'v DeValue<'_>) -> Result<&'v str, Fault> {
+    value
+        .as_str()
+        .ok_or_else(|| Fault::wrong_type("a string", value))
+}
+
+fn parsed<T>(text: &str) -> Result<T, Fault>
+where
+    T: FromStr,
+    T::Err: Hint + fmt::Display,
+{
+    text.parse().map_err(|error: T::Err| Fault {
+        kind: match error.beyond_limit() {
+            true => ProblemKind::OutOfRange,
+            false => ProblemKind::BadValue,
+        },
+        message: error.to_string(),
+        hint: error.hint(),
+    })
+}
+
+macro_rules! text_settings {
+    ($($name:ty),+) => {
+        $(impl Setting for $name {
+            fn read(value: &DeValue<'_>) -> Result<$name, Fault> {
+                parsed(text(value)?)
+            }
+        })+
+    };
+}
+
+text_settings!(ListenAddress, ModelNumber, Name, Nqn, SerialNumber);
+
+/// Reads one of several words. Those of `later` are known, and not offered.
+pub(super) fn word<T: Copy>(
+    value: &DeValue<'_>,
+    words: &[(&'static str, T)],
+    later: &[(&'static str, T)],
+) -> Result<T, Fault> {
+    let names = || words.iter().map(|(word, _)| *word);
+    let all = format!("the values are {}", quoted(names()));
+    let Some(text) = value.as_str() else {
+        return Err(Fault::wrong_type("a string", value).hinted(all));
+    };
+    let found = words.iter().chain(later).find(|(word, _)| *word == text);
+    found.map(|(_, meaning)| *meaning).ok_or_else(|| Fault {
+        kind: ProblemKind::BadValue,
+        message: format!("unknown value `{}`", shown(text)),
+        hint: Some(match nearest(text, names()) {
+            Some(near) => format!("did you mean \"{near}\"? {all}"),
+            None => all,
+        }),
+    })
+}
+
+fn quoted(words: impl Iterator<Item = &'static str>) -> String {
+    listed(words, usize::MAX).replace('`', "\"")
+}
+
+macro_rules! word_settings {
+    ($($name:ty),+) => {
+        $(impl Setting for $name {
+            fn read(value: &DeValue<'_>) -> Result<$name, Fault> {
+                let words: Vec<_> = <$name>::ALL.iter().map(|item| (item.word(), *item)).collect();
+                word(value, &words, &[])
+            }
+        })+
+    };
+}
+
+word_settings!(Digest, Idle, Pages);
+
+impl Setting for bool {
+    fn read(value: &DeValue<'_>) -> Result<bool, Fault> {
+        value.as_bool().ok_or_else(|| match value.as_str() {
+            Some("true" | "false") => {
+                Fault::wrong_type("a boolean", value).hinted("write true or false without quotes")
+            }
+            _ => Fault::wrong_type("a boolean", value).hinted("write true or false"),
+        })
+    }
+}
+
+impl Setting for u64 {
+    fn read(value: &DeValue<'_>) -> Result<u64, Fault> {
+        let DeValue::Integer(integer) = value else {
+            return Err(Fault::wrong_type("an integer", value));
+        };
+        u64::from_str_radix(integer.as_str(), integer.radix()).map_err(|_| Fault {
+            kind: ProblemKind::OutOfRange,
+            message: match integer.as_str().starts_with('-') {
+                true => "the number is negative".to_owned(),
+                false => "the number is out of all bounds".to_owned(),
+            },
+            hint: None,
+        })
+    }
+}
+
+impl Setting for ByteSize {
+    fn read(value: &DeValue<'_>) -> Result<ByteSize, Fault> {
+        match value {
+            DeValue::String(text) => parsed(text),
+            DeValue::Integer(_) => u64::read(value).map(ByteSize::from_bytes),
+            DeValue::Float(_)
+            | DeValue::Boolean(_)
+            | DeValue::Datetime(_)
+            | DeValue::Array(_)
+            | DeValue::Table(_) => Err(Fault::wrong_type("a size", value)),
+        }
+    }
+}
+
+impl Setting for Period {
+    fn read(value: &DeValue<'_>) -> Result<Period, Fault> {
+        match value {
+            DeValue::Integer(number) => Err(Fault::wrong_type("a time with its unit", value)
+                .hinted(format!(
+                    "seconds are written \"{}s\"",
+                    shown(number.as_str())
+                ))),
+            _ => parsed(text(value)?),
+        }
+    }
+}
+
+impl Setting for BlockSize {
+    fn read(value: &DeValue<'_>) -> Result<BlockSize, Fault> {
+        let size = ByteSize::read(value)?;
+        BlockSize::from_bytes(size.bytes()).ok_or_else(|| Fault {
+            kind: ProblemKind::OutOfRange,
+            message: format!("there is no block size of {size}"),
+            hint: Some("the block sizes are 512 and 4096".to_owned()),
+        })
+    }
+}
+
+impl Setting for CoreList {
+    fn read(value: &DeValue<'_>) -> Result<CoreList, Fault> {
+        match value {
+            DeValue::Integer(number) => {
+                let number = shown(number.as_str());
+                Err(Fault::wrong_type("a core list", value).hinted(format!(
+                    "write \"{number}\" for core number {number}, or a range like \"2-5\""
+                )))
+            }
+            _ => parsed(text(value)?),
+        }
+    }
+}
+
+impl Setting for Uuid {
+    fn read(value: &DeValue<'_>) -> Result<Uuid, Fault> {
+        let uuid = hyphenated_uuid(text(value)?).filter(|uuid| !uuid.is_nil() && !uuid.is_max());
+        uuid.ok_or_else(|| Fault {
+            kind: ProblemKind::BadValue,
+            message: "not a UUID".to_owned(),
+            hint: Some("write 8-4-4-4-12 hexadecimal digits; `uuidgen` makes one".to_owned()),
+        })
+    }
+}

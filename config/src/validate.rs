@@ -1,0 +1,208 @@
+//! The rules between tables: names are unique, references lead somewhere, nothing is shared that
+//! must not be.
+
+use std::collections::{HashMap, HashSet};
+use std::hash::Hash;
+
+use crate::parse::{Draft, Located};
+use crate::problem::{Finding, Findings, Lines, ProblemKind};
+use crate::suggest::{listed, nearest, shown};
+
+/// Most names that a hint lists.
+const NAMES_LISTED_MAX: usize = 8;
+
+/// Reports every broken rule. Parts of the draft that could not be read are left alone: what is
+/// wrong with them has been reported.
+pub(crate) fn validate(draft: &Draft, text: &str, findings: &mut Findings) {
+    let lines = Lines::new(text);
+    let device_names = draft.devices.iter().map(|device| device.name.text.as_ref());
+    let device_names = Names::collect(device_names, "device", &lines, findings);
+    let listener_names = draft
+        .listeners
+        .iter()
+        .map(|listener| listener.name.text.as_ref());
+    let listener_names = Names::collect(listener_names, "listener", &lines, findings);
+
+    let nqns = draft
+        .exports
+        .iter()
+        .filter_map(|export| export.nqn.as_ref());
+    unique(
+        nqns,
+        "the NQN",
+        "each export is a subsystem of its own",
+        &lines,
+        findings,
+    );
+    let uuids = draft
+        .devices
+        .iter()
+        .filter_map(|device| device.uuid.as_ref());
+    unique(
+        uuids,
+        "the UUID",
+        "hosts take equal UUIDs for one disk",
+        &lines,
+        findings,
+    );
+    let paths = draft
+        .devices
+        .iter()
+        .filter_map(|device| device.path.as_ref());
+    let paths: Vec<Located<String>> = paths
+        .map(|path| Located {
+            value: path
+                .value
+                .components()
+                .collect::<std::path::PathBuf>()
+                .display()
+                .to_string(),
+            span: path.span.clone(),
+            path: path.path.clone(),
+        })
+        .collect();
+    unique(
+        paths.iter(),
+        "the file",
+        "two devices would overwrite each other",
+        &lines,
+        findings,
+    );
+    addresses(draft, &lines, findings);
+
+    for export in &draft.exports {
+        for namespace in &export.namespaces {
+            device_names.check(&namespace.device, findings);
+        }
+        for listener in &export.listeners {
+            listener_names.check(listener, findings);
+        }
+    }
+    let devices = draft.exports.iter().flat_map(|export| &export.namespaces);
+    unique(
+        devices.map(|namespace| &namespace.device),
+        "the device",
+        "a device belongs to one export, or hosts would take one disk for two",
+        &lines,
+        findings,
+    );
+}
+
+/// The names of one kind of thing.
+struct Names<'d> {
+    what: &'static str,
+    places: HashMap<&'d str, &'d Located<String>>,
+    in_order: Vec<&'d str>,
+    /// Whether there is one at all, and each one's name could be read: otherwise an unknown name
+    /// follows from what has been reported.
+    complete: bool,
+}
+
+impl<'d> Names<'d> {
+    fn collect(
+        names: impl Iterator<Item = Option<&'d Located<String>>> + Clone,
+        what: &'static str,
+        lines: &Lines<'_>,
+        findings: &mut Findings,
+    ) -> Names<'d> {
+        let known = || names.clone().flatten();
+        unique(
+            known(),
+            "the name",
+            "exports refer to it by its name",
+            lines,
+            findings,
+        );
+        Names {
+            what,
+            places: known().map(|name| (name.value.as_str(), name)).collect(),
+            in_order: {
+                let mut seen = HashSet::new();
+                let names = known().map(|name| name.value.as_str());
+                names.filter(|name| seen.insert(*name)).collect()
+            },
+            complete: known().next().is_some() && names.clone().all(|name| name.is_some()),
+        }
+    }
+
+    fn check(&self, name: &Located<String>, findings: &mut Findings) {
+        if !self.complete || self.places.contains_key(name.value.as_str()) {
+            return;
+        }
+        let what = self.what;
+        findings.add(|| {
+            let all = listed(self.in_order.iter().copied(), NAMES_LISTED_MAX);
+            let all = format!("the {what}s of this file: {all}");
+            Finding {
+                hint: Some(match nearest(&name.value, self.in_order.iter().copied()) {
+                    Some(near) => format!("did you mean `{near}`? {all}"),
+                    None => all,
+                }),
+                ..name.finding(
+                    ProblemKind::UnknownName,
+                    format!("there is no {what} `{}`", shown(&name.value)),
+                )
+            }
+        });
+    }
+}
+
+/// Reports every value that stands before.
+fn unique<'d, T: Eq + Hash + ToString + 'd>(
+    values: impl Iterator<Item = &'d Located<T>>,
+    what: &str,
+    why: &str,
+    lines: &Lines<'_>,
+    findings: &mut Findings,
+) {
+    let mut places: HashMap<&T, &Located<T>> = HashMap::new();
+    for item in values {
+        let Some(first) = places.get(&item.value) else {
+            places.insert(&item.value, item);
+            continue;
+        };
+        let value = shown(&item.value.to_string());
+        let line = lines.line(first.span.start);
+        findings.add(|| Finding {
+            hint: Some(why.to_owned()),
+            ..item.finding(
+                ProblemKind::Duplicate,
+                format!(
+                    "{what} `{value}` is taken by {} at line {line}",
+                    first.path.as_str()
+                ),
+            )
+        });
+    }
+}
+
+/// Reports listeners that cannot be bound beside each other.
+fn addresses(draft: &Draft, lines: &Lines<'_>, findings: &mut Findings) {
+    let known: Vec<_> = draft
+        .listeners
+        .iter()
+        .filter_map(|listener| listener.address.as_ref())
+        .collect();
+    for (index, address) in known.iter().enumerate() {
+        let before = known.iter().take(index);
+        let Some(first) = before
+            .copied()
+            .find(|other| other.value.overlaps(address.value))
+        else {
+            continue;
+        };
+        let line = lines.line(first.span.start);
+        findings.add(|| Finding {
+            hint: Some("take another port, or one listener for both".to_owned()),
+            ..address.finding(
+                ProblemKind::Duplicate,
+                format!(
+                    "{} overlaps {} of {} at line {line}",
+                    address.value,
+                    first.value,
+                    first.path.as_str(),
+                ),
+            )
+        });
+    }
+}

@@ -1,0 +1,40 @@
+//! Small typed values, each with its text form, its error and the hint that goes with the error.
+//!
+//! Every type here prints (`Display`) text that it reads back (`FromStr`) as the same value.
+
+mod address;
+mod block_size;
+mod cores;
+mod name;
+mod nqn;
+mod period;
+mod size;
+
+pub use address::{AddressError, ListenAddress};
+pub use block_size::BlockSize;
+pub use cores::{CoreList, CoreListError};
+pub use name::{ModelNumber, Name, NameError, SerialNumber, TextFieldError};
+pub(crate) use nqn::hyphenated_uuid;
+pub use nqn::{Nqn, NqnError};
+pub use period::{Period, PeriodError};
+pub use size::{ByteSize, ByteSizeError};
+
+/// What to do about an error, where the error itself cannot say it in its one line.
+pub(crate) trait Hint {
+    /// One line, without a full stop at its end; `None` where the message says it all.
+    fn hint(&self) -> Option<String>;
+
+    /// Whether the text could be read, and only goes beyond a limit.
+    fn beyond_limit(&self) -> bool {
+        false
+    }
+}
+
+/// Splits `text` after its leading ASCII digits.
+fn split_number(text: &str) -> (&str, &str) {
+    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+    text.split_at(digits)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,110 @@
+//! Lengths of time: `10s`, `500ms`.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use super::{Hint, split_number};
+
+/// A length of time in whole milliseconds, written as a whole number and a unit.
+///
+/// Units: `ms`, `s`, `min`, `h`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Period {
+    millis: u64,
+}
+
+const UNITS: [(&str, u64); 4] = [("h", 3_600_000), ("min", 60_000), ("s", 1_000), ("ms", 1)];
+
+impl Period {
+    /// `millis` milliseconds.
+    pub const fn from_millis(millis: u64) -> Period {
+        Period { millis }
+    }
+
+    /// The length in milliseconds.
+    pub const fn as_millis(self) -> u64 {
+        self.millis
+    }
+
+    /// The length as the standard library's type.
+    pub const fn as_duration(self) -> Duration {
+        Duration::from_millis(self.millis)
+    }
+}
+
+impl fmt::Display for Period {
+    /// The largest unit that divides the length.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let whole = |unit_ms: u64| self.millis != 0 && self.millis.is_multiple_of(unit_ms);
+        let (unit, unit_ms) = UNITS
+            .into_iter()
+            .find(|(_, ms)| whole(*ms))
+            .unwrap_or(("ms", 1));
+        write!(f, "{}{unit}", self.millis / unit_ms)
+    }
+}
+
+/// Why a text is no length of time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PeriodError {
+    /// It does not begin with a digit.
+    #[error("a length of time begins with a whole number")]
+    NoNumber,
+    /// It has a decimal point or comma.
+    #[error("a length of time is a whole number of its unit")]
+    Fraction,
+    /// It is a number only.
+    #[error("the length of time has no unit")]
+    NoUnit,
+    /// Its unit is not known.
+    #[error("the length of time has an unknown unit")]
+    UnknownUnit,
+    /// It is 2⁶⁴ milliseconds or more.
+    #[error("the length of time is out of all bounds")]
+    TooLong,
+}
+
+impl Hint for PeriodError {
+    fn hint(&self) -> Option<String> {
+        match self {
+            PeriodError::TooLong => None,
+            PeriodError::Fraction => Some("take a smaller unit: 1500ms is 1.5 s".to_owned()),
+            PeriodError::NoNumber | PeriodError::NoUnit | PeriodError::UnknownUnit => {
+                Some("write a number and one of the units ms, s, min, h, like 10s".to_owned())
+            }
+        }
+    }
+
+    fn beyond_limit(&self) -> bool {
+        matches!(self, PeriodError::TooLong)
+    }
+}
+
+impl FromStr for Period {
+    type Err = PeriodError;
+
+    fn from_str(text: &str) -> Result<Period, PeriodError> {
+        let (number, rest) = split_number(text);
+        if number.is_empty() {
+            return Err(PeriodError::NoNumber);
+        }
+        if rest.starts_with(['.', ',']) {
+            return Err(PeriodError::Fraction);
+        }
+        let unit = rest.trim_start_matches(' ');
+        if unit.is_empty() {
+            return Err(PeriodError::NoUnit);
+        }
+        let (_, unit_ms) = UNITS
+            .into_iter()
+            .find(|(name, _)| *name == unit)
+            .ok_or(PeriodError::UnknownUnit)?;
+        let count: u64 = number.parse().map_err(|_| PeriodError::TooLong)?;
+        count
+            .checked_mul(unit_ms)
+            .map(Period::from_millis)
+            .ok_or(PeriodError::TooLong)
+    }
+}
