@@ -17,12 +17,14 @@ pub trait Clock {
     fn now(&self) -> Nanos;
 }
 
-/// The process's clock: the time-stamp counter scaled to nanoseconds, with CLOCK_MONOTONIC's origin.
+/// The process's clock: the time-stamp counter scaled to nanoseconds, with CLOCK_MONOTONIC's
+/// origin.
 ///
-/// The counter is used when the processor says that it is invariant and the kernel itself keeps time with it, so a
-/// counter that the kernel found to be unstable is not trusted; otherwise every reading is a `clock_gettime`.
-/// The scale is measured once per process in about 2 ms and shared by all copies, so times of different reactors
-/// compare. Its error against the kernel's clock is some parts per million.
+/// The counter is used when the processor says that it is invariant and the kernel itself keeps
+/// time with it, so a counter that the kernel found to be unstable is not trusted; otherwise every
+/// reading is a `clock_gettime`. The scale is measured once per process in about 2 ms and shared by
+/// all copies, so times of different reactors compare. It is off by some parts per million, beside
+/// which the kernel's clock may be slewed by up to 500.
 #[derive(Clone, Copy, Debug)]
 pub struct TscClock {
     scale: Option<Scale>,

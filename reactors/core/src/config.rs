@@ -7,7 +7,8 @@ use crate::time::Nanos;
 pub enum IdlePolicy {
     /// Never sleeps: the lowest latency, one core burnt.
     Poll,
-    /// Spins, then spins with pauses, then blocks until a descriptor, a message or a deadline wakes it.
+    /// Spins, then spins with pauses, then blocks until a descriptor, a message or a deadline wakes
+    /// it.
     Adaptive {
         /// How long to poll at full speed without progress.
         spin: Nanos,
@@ -19,8 +20,9 @@ pub enum IdlePolicy {
 }
 
 impl IdlePolicy {
-    /// `Adaptive` with 50 µs of spinning and 50 µs of pausing: a few times the cost of a sleep and a wake-up, so that
-    /// a busy connection's gaps are polled through and an idle core is given back at once.
+    /// `Adaptive` with 50 µs of spinning and 50 µs of pausing: a few times the cost of a sleep and
+    /// a wake-up, so that a busy connection's gaps are polled through and an idle core is given
+    /// back at once.
     #[must_use]
     pub const fn adaptive() -> IdlePolicy {
         IdlePolicy::Adaptive {

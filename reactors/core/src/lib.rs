@@ -1,11 +1,13 @@
 //! Reactors: pinned threads that poll, and rest when there is nothing to poll.
 //!
-//! A [`Reactor`] owns its [`Poller`]s and runs them in turns: messages, pollers with a budget, timers, flush
-//! (`DESIGN.md` §5). Everything on one reactor is single-threaded; reactors reach each other through bounded
-//! rings ([`ring`], [`mesh`]) on the I/O path and through [`ReactorHandle::run`] on the control path.
+//! A [`Reactor`] owns its [`Poller`]s and runs them in turns: messages, pollers with a budget,
+//! timers, flush (`DESIGN.md` §5). Everything on one reactor is single-threaded; reactors reach
+//! each other through bounded rings ([`ring`], [`mesh`]) on the I/O path and through
+//! [`ReactorHandle::run`] on the control path.
 //!
-//! This crate refuses blocking calls inside a turn, locks on the I/O path, and allocation after set-up.
-//! Unsafe code is kept to two modules: the cells of the ring and the instruction that reads the time-stamp counter.
+//! This crate refuses blocking calls inside a turn, locks on the I/O path, and allocation after
+//! set-up. Unsafe code is kept to two modules: the cells of the ring and the instruction that reads
+//! the time-stamp counter.
 
 pub mod mesh;
 pub mod ring;

@@ -5,8 +5,9 @@ use std::fmt;
 use crate::ring::{self, Receiver, Sender};
 use crate::wake::Waker;
 
-/// One port per reactor; port `i` belongs to reactor `i`. Each ordered pair, a reactor with itself included, has its own
-/// ring of `capacity` values, so one slow reactor cannot take the room of another.
+/// One port per reactor; port `i` belongs to reactor `i`. Each ordered pair, a reactor with itself
+/// included, has its own ring of `capacity` values, so one slow reactor cannot take the room of
+/// another.
 ///
 /// # Panics
 /// If `capacity` is 0 or above 2^30.
@@ -93,8 +94,8 @@ impl<T: Send> Port<T> {
         self.senders[to].vacant()
     }
 
-    /// A value and the reactor it came from, or `None` when every ring is empty. Takes the senders in turn, so that
-    /// none starves another.
+    /// A value and the reactor it came from, or `None` when every ring is empty. Takes the senders
+    /// in turn, so that none starves another.
     #[inline]
     pub fn recv(&mut self) -> Option<(usize, T)> {
         let count = self.receivers.len();
@@ -123,5 +124,56 @@ impl<T> fmt::Debug for Port<T> {
             .field("index", &self.index)
             .field("reactors", &self.senders.len())
             .finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_pair_has_its_own_ring() {
+        let mut ports = mesh(3, 2);
+        for (from, port) in ports.iter_mut().enumerate() {
+            assert_eq!((port.index(), port.reactors()), (from, 3));
+            for to in 0..3 {
+                assert_eq!(port.send(to, (from, to)), Ok(()));
+                assert_eq!(port.vacant(to), 1);
+            }
+        }
+        for (to, port) in ports.iter_mut().enumerate() {
+            assert!(!port.is_empty());
+            let mut senders = Vec::new();
+            while let Some((from, value)) = port.recv() {
+                assert_eq!(value, (from, to));
+                senders.push(from);
+            }
+            assert_eq!(senders, [0, 1, 2]);
+            assert!(port.is_empty());
+        }
+    }
+
+    #[test]
+    fn full_ring_gives_the_value_back_and_leaves_the_others_room() {
+        let mut ports = mesh(2, 1);
+        assert_eq!(ports[0].send(1, 'a'), Ok(()));
+        assert_eq!(ports[0].send(1, 'b'), Err('b'));
+        assert_eq!(ports[1].send(1, 'c'), Ok(()));
+        assert_eq!(ports[0].send(0, 'd'), Ok(()));
+    }
+
+    #[test]
+    fn no_sender_starves_another() {
+        let mut ports = mesh(2, 8);
+        let (left, right) = ports.split_at_mut(1);
+        for _ in 0..8 {
+            left[0].send(1, ()).expect("there is room");
+            right[0].send(1, ()).expect("there is room");
+        }
+        let order: Vec<usize> = (0..4)
+            .filter_map(|_| right[0].recv())
+            .map(|(from, ())| from)
+            .collect();
+        assert_eq!(order, [0, 1, 0, 1]);
     }
 }

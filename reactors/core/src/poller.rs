@@ -9,7 +9,8 @@ use crate::time::Nanos;
 pub enum Progress {
     /// There was nothing to do: counts as idle time and lets the reactor rest.
     Idle,
-    /// Work was done; the number is how many items, in the poller's own measure. `Busy(0)` still counts as busy.
+    /// Work was done; the number is how many items, in the poller's own measure. `Busy(0)` still
+    /// counts as busy.
     Busy(u32),
 }
 
@@ -51,15 +52,18 @@ pub enum StopState {
 
 /// A source of work that a reactor polls. It lives on one thread, so it need not be `Send`.
 ///
-/// No method may block, take a lock that another thread can hold for long, or allocate in the steady state.
+/// No method may block, take a lock that another thread can hold for long, or allocate in the
+/// steady state.
 pub trait Poller {
     /// The name that statistics, warnings and stop reports use. It is read once, at registration.
     fn name(&self) -> &str;
 
-    /// Does at most about `budget` items of work. `now` is the reactor's clock just before the call.
+    /// Does at most about `budget` items of work. `now` is the reactor's clock just before the
+    /// call.
     fn poll(&mut self, now: Nanos, budget: u32) -> Progress;
 
-    /// End of the turn: ring doorbells, send what is ready. Called in every turn, after every poller was polled.
+    /// End of the turn: ring doorbells, send what is ready. Called in every turn, after every
+    /// poller was polled.
     fn flush(&mut self, now: Nanos) {
         let _ = now;
     }
@@ -75,16 +79,18 @@ pub trait Poller {
         None
     }
 
-    /// Called just before sleeping, after the reactor announced its sleep: from then on other reactors' messages
-    /// wake it. Arm interrupts or notifications here, then look once more: `false` means "there is work, do not
-    /// sleep". The reactor may go on without having slept even after `true` (another poller refused), so armed
-    /// notifications must be harmless while polling. Not called by the policy [`Poll`](crate::IdlePolicy::Poll).
+    /// Called just before sleeping, after the reactor announced its sleep: from then on other
+    /// reactors' messages wake it. Arm interrupts or notifications here, then look once more:
+    /// `false` means "there is work, do not sleep". The reactor may go on without having slept even
+    /// after `true` (another poller refused), so armed notifications must be harmless while
+    /// polling. Not called by the policy [`Poll`](crate::IdlePolicy::Poll).
     fn prepare_sleep(&mut self) -> bool {
         true
     }
 
-    /// Shutdown: take in nothing new and let what is in flight end. Called in every turn, between ordinary polls,
-    /// until every poller of every reactor says [`StopState::Stopped`] or the deadline has passed.
+    /// Shutdown: take in nothing new and let what is in flight end. Called in every turn, between
+    /// ordinary polls, until every poller of every reactor says [`StopState::Stopped`] or the
+    /// deadline has passed.
     fn stop(&mut self, now: Nanos) -> StopState {
         let _ = now;
         StopState::Stopped

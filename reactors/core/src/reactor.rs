@@ -16,8 +16,8 @@ use crate::stats::{Accounts, SLOT_INBOX, SLOT_TIMERS};
 use crate::time::Nanos;
 use crate::timer::{TimerId, TimerWheel};
 
-/// Pollers that one reactor can have: bounds the descriptors of a sleep. A listener's or a device queue's many
-/// connections or requests are one poller.
+/// Pollers that one reactor can have: bounds the descriptors of a sleep. A listener's or a device
+/// queue's many connections or requests are one poller.
 pub const POLLERS_MAX: usize = 256;
 
 const _: () = assert!(
@@ -38,18 +38,12 @@ pub struct PollerId {
     generation: u32,
 }
 
-/// The reactor has [`POLLERS_MAX`] pollers; gives the refused one back.
-#[derive(thiserror::Error)]
-#[error("a reactor has room for {POLLERS_MAX} pollers")]
-pub struct RegisterError(pub Box<dyn Poller>);
-
-impl fmt::Debug for RegisterError {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter
-            .debug_tuple("RegisterError")
-            .field(&self.0.name())
-            .finish()
-    }
+/// The reactor has [`POLLERS_MAX`] pollers already; the refused one was dropped.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no room for the poller {name}: a reactor has at most {POLLERS_MAX}")]
+pub struct RegisterError {
+    /// The refused poller's name.
+    pub name: Box<str>,
 }
 
 struct Slot {
@@ -57,8 +51,8 @@ struct Slot {
     generation: u32,
 }
 
-/// One thread's worth of pollers. Started by [`Reactors`](crate::Reactors), or made directly and turned by hand in tests
-/// and simulations, several on one thread if need be.
+/// One thread's worth of pollers. Started by [`Reactors`](crate::Reactors), or made directly and
+/// turned by hand in tests and simulations, several on one thread if need be.
 pub struct Reactor {
     clock: Rc<dyn Clock>,
     config: ReactorConfig,
@@ -77,7 +71,8 @@ pub struct Reactor {
 }
 
 impl Reactor {
-    /// A reactor on the calling thread, on its own. `config.core` is not applied: that is for threads.
+    /// A reactor on the calling thread, on its own. `config.core` is not applied: that is for
+    /// threads.
     ///
     /// # Errors
     /// The kernel refused an eventfd.
@@ -140,10 +135,11 @@ impl Reactor {
         }
     }
 
-    /// Takes a poller in; it is polled from the next turn on (from this one, if called by a message).
+    /// Takes a poller in; it is polled from the next turn on (from this one, if called by a
+    /// message).
     ///
     /// # Errors
-    /// The poller comes back when there are [`POLLERS_MAX`] already.
+    /// There are [`POLLERS_MAX`] already; the poller is dropped.
     pub fn register(&mut self, poller: Box<dyn Poller>) -> Result<PollerId, RegisterError> {
         let index = match self.slots.iter().position(|slot| slot.poller.is_none()) {
             Some(index) => index,
@@ -154,7 +150,11 @@ impl Reactor {
                 });
                 self.slots.len() - 1
             }
-            None => return Err(RegisterError(poller)),
+            None => {
+                return Err(RegisterError {
+                    name: Box::from(poller.name()),
+                });
+            }
         };
         // POLLERS_MAX fits in 16 bits.
         let number = index as u16;
@@ -188,8 +188,8 @@ impl Reactor {
             .count()
     }
 
-    /// Runs `job` in the first turn at or after `deadline`, up to a timer tick late. For the control path: pollers own
-    /// their timer wheels.
+    /// Runs `job` in the first turn at or after `deadline`, up to a timer tick late. For the
+    /// control path: pollers own their timer wheels.
     ///
     /// # Errors
     /// The job comes back when `timers_max` timers are armed.
@@ -212,7 +212,8 @@ impl Reactor {
         pollers.chain(self.timers.next_deadline()).min()
     }
 
-    /// One iteration: messages, pollers, timers, flush, and stopping once it was asked for. Never blocks.
+    /// One iteration: messages, pollers, timers, flush, and stopping once it was asked for. Never
+    /// blocks.
     pub fn turn(&mut self) -> Progress {
         let start = self.clock.now();
         let (jobs, now) = self.run_inbox(start);
@@ -244,7 +245,8 @@ impl Reactor {
         }
     }
 
-    /// Whether a requested stop is complete or its deadline has passed: there is no use in further turns.
+    /// Whether a requested stop is complete or its deadline has passed: there is no use in further
+    /// turns.
     #[must_use]
     pub fn is_finished(&self) -> bool {
         self.finished
@@ -301,7 +303,8 @@ impl Reactor {
         (progress, now)
     }
 
-    /// Runs the timers that are due; at most as many as fit, since a job may arm another that is due at once.
+    /// Runs the timers that are due; at most as many as fit, since a job may arm another that is
+    /// due at once.
     fn run_timers(&mut self, start: Nanos) -> (Progress, Nanos) {
         let mut fired = 0;
         let mut now = start;
@@ -330,7 +333,8 @@ impl Reactor {
         now
     }
 
-    /// The other half of `stats.enter`: reads the clock and judges how long it took since `entered`.
+    /// The other half of `stats.enter`: reads the clock and judges how long it took since
+    /// `entered`.
     #[inline]
     fn left(&mut self, slot: u16, entered: Nanos) -> Nanos {
         let now = self.clock.now();
@@ -383,7 +387,8 @@ impl Reactor {
         now
     }
 
-    /// Keeps the group's count of quiet reactors; true when this one is quiet and all were quiet at once.
+    /// Keeps the group's count of quiet reactors; true when this one is quiet and all were quiet at
+    /// once.
     fn count_quiet(&mut self, quiet: bool) -> bool {
         use std::sync::atomic::Ordering::SeqCst;
         let group = &self.shared.group;

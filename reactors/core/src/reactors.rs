@@ -20,13 +20,17 @@ use crate::shared::{Group, ReactorHandle, Shared};
 use crate::time::Nanos;
 use crate::wake::Waker;
 
-/// How long a reactor past its deadline may take to end its turn and drop its pollers before it is given up.
+/// How long a reactor past its deadline may take to end its turn and drop its pollers before it is
+/// given up.
 const GIVE_UP: Duration = Duration::from_millis(500);
 /// Dropping [`Reactors`] without stopping it gives the pollers this long.
 const DROP_WITHIN: Nanos = Nanos::from_secs(1);
 
 /// What a failing `init` returns.
 pub type InitError = Box<dyn Error + Send + Sync>;
+
+/// What sets up each reactor.
+type Init = dyn Fn(usize, &mut ReactorSetup<'_>) -> Result<(), InitError> + Send + Sync;
 
 /// Why the reactors did not start. None of them runs when this comes back.
 #[derive(Debug, thiserror::Error)]
@@ -36,8 +40,8 @@ pub enum StartError {
     NoReactors,
     /// The core does not exist or this process may not run on it.
     #[error(
-        "reactor {reactor} cannot be pinned to core {core}; the cores that this process may use are in \
-         /proc/self/status under Cpus_allowed_list"
+        "reactor {reactor} cannot be pinned to core {core}; the cores that this process may use \
+         are in /proc/self/status under Cpus_allowed_list"
     )]
     Pin {
         /// The reactor's number.
@@ -99,7 +103,8 @@ pub enum Outcome {
     Ended,
     /// A poller, message or timer panicked.
     Panicked,
-    /// It did not come back from a call; its thread is left behind. The name is the poller's, if it can be told.
+    /// It did not come back from a call; its thread is left behind. The name is the poller's, if it
+    /// can be told.
     Stuck(Option<String>),
 }
 
@@ -159,7 +164,7 @@ impl ReactorSetup<'_> {
     /// Takes a poller in.
     ///
     /// # Errors
-    /// The poller comes back when there are [`POLLERS_MAX`](crate::POLLERS_MAX) already.
+    /// There are [`POLLERS_MAX`](crate::POLLERS_MAX) already; the poller is dropped.
     pub fn register(&mut self, poller: Box<dyn Poller>) -> Result<PollerId, RegisterError> {
         self.reactor.register(poller)
     }
@@ -201,15 +206,15 @@ pub struct Reactors {
 }
 
 impl Reactors {
-    /// Starts one thread per configuration, named `reactor-N` and pinned as configured, and runs `init` on each. Turns
-    /// begin when all of them are set up.
+    /// Starts one thread per configuration, named `reactor-N` and pinned as configured, and runs
+    /// `init` on each. Turns begin when all of them are set up.
     ///
     /// # Errors
     /// The first failure; the other threads have ended by then.
-    pub fn start(
-        configs: Vec<ReactorConfig>,
-        init: impl Fn(usize, &mut ReactorSetup<'_>) -> Result<(), InitError> + Send + Sync + 'static,
-    ) -> Result<Reactors, StartError> {
+    pub fn start<F>(configs: Vec<ReactorConfig>, init: F) -> Result<Reactors, StartError>
+    where
+        F: Fn(usize, &mut ReactorSetup<'_>) -> Result<(), InitError> + Send + Sync + 'static,
+    {
         if configs.is_empty() {
             return Err(StartError::NoReactors);
         }
@@ -270,8 +275,9 @@ impl Reactors {
         self.clock
     }
 
-    /// Stops: in every turn each poller is asked to stop, until all pollers of all reactors are done or `within` has
-    /// passed (a span, not a point in time). Comes back about half a second after that even if a poller hangs.
+    /// Stops: in every turn each poller is asked to stop, until all pollers of all reactors are
+    /// done or `within` has passed (a span, not a point in time). Comes back about half a second
+    /// after that even if a poller hangs.
     #[must_use]
     pub fn stop(mut self, within: Nanos) -> StopReport {
         self.stop_all(within)
@@ -336,18 +342,15 @@ impl Drop for Reactors {
 }
 
 /// The state of a start under way.
-struct Launch<'a, I> {
-    init: Arc<I>,
+struct Launch<'a> {
+    init: Arc<Init>,
     threads: Vec<JoinHandle<()>>,
     handles: &'a [ReactorHandle],
     say_last: Sender<LastWord>,
     clock: TscClock,
 }
 
-impl<I> Launch<'_, I>
-where
-    I: Fn(usize, &mut ReactorSetup<'_>) -> Result<(), InitError> + Send + Sync + 'static,
-{
+impl Launch<'_> {
     /// Starts the threads, waits for each one's set-up, and lets them go if all succeeded.
     fn launch(&mut self, configs: Vec<ReactorConfig>) -> Result<(), StartError> {
         let mut starters = Vec::with_capacity(configs.len());
@@ -371,8 +374,10 @@ where
             starters.push(starter);
         }
         for _ in &starters {
-            // Every thread answers exactly once, whatever happens to it; this end keeps a sender too.
-            answers.recv().unwrap_or(Err(StartError::NoReactors))?;
+            // Every thread answers exactly once, whatever happens to it.
+            answers
+                .recv()
+                .expect("this function holds a sender itself")?;
         }
         for starter in starters {
             // A thread that has answered waits for this.
@@ -393,10 +398,7 @@ struct Thread {
 }
 
 impl Thread {
-    fn main<I>(self, index: usize, init: Arc<I>)
-    where
-        I: Fn(usize, &mut ReactorSetup<'_>) -> Result<(), InitError>,
-    {
+    fn main(self, index: usize, init: Arc<Init>) {
         let set_up = catch_unwind(AssertUnwindSafe(|| self.set_up(index, &*init)))
             .unwrap_or(Err(StartError::Panicked { reactor: index }));
         drop(init);
@@ -434,10 +436,7 @@ impl Thread {
         });
     }
 
-    fn set_up<I>(&self, index: usize, init: &I) -> Result<Reactor, StartError>
-    where
-        I: Fn(usize, &mut ReactorSetup<'_>) -> Result<(), InitError>,
-    {
+    fn set_up(&self, index: usize, init: &Init) -> Result<Reactor, StartError> {
         if let Some(core) = self.config.core {
             pin(core).map_err(|source| StartError::Pin {
                 reactor: index,

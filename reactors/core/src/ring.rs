@@ -1,7 +1,7 @@
 //! Bounded single-producer, single-consumer rings between two reactors.
 //!
-//! A full ring gives the value back: the sender decides whether to keep it for later. Sending to a reactor that sleeps
-//! wakes it once a [`Waker`] is attached.
+//! A full ring gives the value back: the sender decides whether to keep it for later. Sending to a
+//! reactor that sleeps wakes it once a [`Waker`] is attached.
 
 mod raw;
 
@@ -100,7 +100,8 @@ impl<T: Send> Receiver<T> {
         self.consumer.capacity()
     }
 
-    /// Whether the sender was dropped; when it was, nothing will come beyond what [`Receiver::recv`] still gives.
+    /// Whether the sender was dropped; when it was, nothing will come beyond what
+    /// [`Receiver::recv`] still gives.
     #[must_use]
     pub fn is_abandoned(&self) -> bool {
         self.consumer.is_abandoned()

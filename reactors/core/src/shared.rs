@@ -35,7 +35,8 @@ impl fmt::Debug for RunError {
     }
 }
 
-/// The reactors that stop together: each goes on until all are quiet, since one may wait for another's answer.
+/// The reactors that stop together: each goes on until all are quiet, since one may wait for
+/// another's answer.
 #[derive(Debug)]
 pub(crate) struct Group {
     pub(crate) members: usize,
@@ -84,7 +85,8 @@ impl Shared {
         }))
     }
 
-    /// The reactor will run no more jobs: those that wait are dropped, so that whoever waits for their effect learns it.
+    /// The reactor will run no more jobs: those that wait are dropped, so that whoever waits for
+    /// their effect learns it.
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
@@ -114,8 +116,9 @@ impl ReactorHandle {
         self.shared.index
     }
 
-    /// Has `job` run on the reactor's thread, after the jobs accepted before it. Allocates: for the control path.
-    /// Ok means accepted; a job that the reactor does not reach before it ends is dropped.
+    /// Has `job` run on the reactor's thread, after the jobs accepted before it. Allocates: for the
+    /// control path. Ok means accepted; a job that the reactor does not reach before it ends is
+    /// dropped.
     ///
     /// # Errors
     /// [`RunError::Full`] gives the job back, [`RunError::Stopped`] drops it.
@@ -124,7 +127,8 @@ impl ReactorHandle {
             return Err(RunError::Stopped);
         }
         self.shared.inbox.push(job).map_err(RunError::Full)?;
-        // Pairs with the fence in `close`: either the reactor's last look sees the job or this sees the closing.
+        // Pairs with the fence in `close`: either the reactor's last look sees the job or this sees
+        // the closing.
         fence(Ordering::SeqCst);
         if !self.is_running() {
             self.shared.close();
@@ -151,8 +155,8 @@ impl ReactorHandle {
         &self.shared.stats
     }
 
-    /// What the reactor is in at this moment and has been in for at least `threshold` before `now` (of the reactor's
-    /// clock). `None` while it moves or sleeps.
+    /// What the reactor is in at this moment and has been in for at least `threshold` before `now`
+    /// (of the reactor's clock). `None` while it moves or sleeps.
     #[must_use]
     pub fn stuck_in(&self, now: Nanos, threshold: Nanos) -> Option<StuckPoller> {
         self.shared.stats.stuck_in(now, threshold)
@@ -164,7 +168,8 @@ impl ReactorHandle {
         !self.shared.closed.load(Ordering::Relaxed)
     }
 
-    /// Asks the reactor to stop its pollers, and to end when they have stopped or at `deadline` of its clock.
+    /// Asks the reactor to stop its pollers, and to end when they have stopped or at `deadline` of
+    /// its clock.
     pub fn request_stop(&self, deadline: Nanos) {
         self.shared
             .stop_at

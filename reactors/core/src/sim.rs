@@ -9,11 +9,12 @@ use crate::poller::Progress;
 use crate::reactor::Reactor;
 use crate::time::Nanos;
 
-/// How far time moves in a round of turns, so that even reactors that are always busy come to an end.
+/// How far time moves in a round of turns, so that even reactors that are always busy come to an
+/// end.
 const ROUND: Nanos = Nanos::from_micros(1);
 
-/// Turns reactors by hand, in an order drawn from a seed for every round. When none has anything to do, time leaps to the
-/// earliest deadline. The same seed and the same pollers give the same run.
+/// Turns reactors by hand, in an order drawn from a seed for every round. When none has anything to
+/// do, time leaps to the earliest deadline. The same seed and the same pollers give the same run.
 #[derive(Debug)]
 pub struct Simulation {
     clock: VirtualClock,
@@ -69,8 +70,8 @@ impl Simulation {
         progress
     }
 
-    /// Takes rounds until `done` says so or `until` is reached; returns whether it was done. `done` is asked before every
-    /// round.
+    /// Takes rounds until `done` says so or `until` is reached; returns whether it was done. `done`
+    /// is asked before every round.
     pub fn run_until(&mut self, until: Nanos, mut done: impl FnMut() -> bool) -> bool {
         while !done() {
             if self.clock.now() >= until {
@@ -85,7 +86,8 @@ impl Simulation {
         true
     }
 
-    /// splitmix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", OOPSLA 2014, figure 17).
+    /// splitmix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", OOPSLA
+    /// 2014, figure 17).
     fn draw(&mut self) -> u64 {
         self.random = self.random.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut word = self.random;

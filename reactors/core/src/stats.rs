@@ -22,8 +22,8 @@ const LOAD_WINDOW: Nanos = Nanos::from_millis(100);
 /// The load average is brought up to date this often.
 const LOAD_STEP: Nanos = Nanos::from_millis(10);
 
-/// A time and a small number in one word, so that a reader never sees halves of two: 48 bits of 1.024 µs units (good for
-/// 9 years of uptime) and 16 bits.
+/// A time and a small number in one word, so that a reader never sees halves of two: 48 bits of
+/// 1.024 µs units (good for 9 years of uptime) and 16 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Mark(u64);
 
@@ -61,8 +61,10 @@ pub struct StuckPoller {
     pub lasted: Nanos,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Names {
+    inbox: Arc<str>,
+    timers: Arc<str>,
     slots: Vec<Option<Arc<str>>>,
     retired_longest: Option<Arc<str>>,
     retired_stall: Option<Arc<str>>,
@@ -81,8 +83,8 @@ struct Hot {
     running: AtomicU64,
     turns: AtomicU64,
     busy_ns: AtomicU64,
-    /// Awake: the idle time so far. Asleep: [`ASLEEP`] and what to subtract from the present time to get it, in one word,
-    /// so that a reader's idle time never jumps.
+    /// Awake: the idle time so far. Asleep: [`ASLEEP`] and what to subtract from the present time
+    /// to get it, in one word, so that a reader's idle time never jumps.
     idle: AtomicU64,
     load: AtomicU64,
     sleeps: AtomicU64,
@@ -143,7 +145,13 @@ impl ReactorStats {
                 longest: none(),
                 last_stall: none(),
             }),
-            names: Mutex::new(Names::default()),
+            names: Mutex::new(Names {
+                inbox: Arc::from("inbox"),
+                timers: Arc::from("timers"),
+                slots: Vec::new(),
+                retired_longest: None,
+                retired_stall: None,
+            }),
         }
     }
 
@@ -159,8 +167,8 @@ impl ReactorStats {
         read(&self.hot.busy_ns)
     }
 
-    /// Nanoseconds until `now` (of the reactor's clock) spent in turns without progress, pausing and sleeping, the
-    /// present sleep included.
+    /// Nanoseconds until `now` (of the reactor's clock) spent in turns without progress, pausing
+    /// and sleeping, the present sleep included.
     #[must_use]
     pub fn idle_ns(&self, now: Nanos) -> u64 {
         let word = read(&self.hot.idle);
@@ -195,8 +203,9 @@ impl ReactorStats {
         read(&self.hot.idle) & ASLEEP != 0
     }
 
-    /// Share of busy time over about the last 100 ms before `now` (of the reactor's clock), in thousandths. An
-    /// exponential average with that time constant; while the reactor sleeps it decays without being written.
+    /// Share of busy time over about the last 100 ms before `now` (of the reactor's clock), in
+    /// thousandths. An exponential average with that time constant; while the reactor sleeps it
+    /// decays without being written.
     #[must_use]
     pub fn busy_permille(&self, now: Nanos) -> u32 {
         let load = Mark(read(&self.hot.load));
@@ -222,8 +231,8 @@ impl ReactorStats {
         self.named(&self.hot.last_stall, |names| names.retired_stall.clone())
     }
 
-    /// What the reactor is in at this moment and has been in for at least `threshold` before `now` (of the reactor's
-    /// clock): for a watchdog on another thread.
+    /// What the reactor is in at this moment and has been in for at least `threshold` before `now`
+    /// (of the reactor's clock): for a watchdog on another thread.
     #[must_use]
     pub fn stuck_in(&self, now: Nanos, threshold: Nanos) -> Option<StuckPoller> {
         let running = Mark(self.hot.running.load(Ordering::Acquire));
@@ -281,8 +290,8 @@ impl ReactorStats {
     ) -> Option<Arc<str>> {
         match slot {
             SLOT_NONE => None,
-            SLOT_INBOX => Some(Arc::from("inbox")),
-            SLOT_TIMERS => Some(Arc::from("timers")),
+            SLOT_INBOX => Some(Arc::clone(&names.inbox)),
+            SLOT_TIMERS => Some(Arc::clone(&names.timers)),
             SLOT_RETIRED => retired(names),
             slot => names.slots.get(usize::from(slot)).cloned().flatten(),
         }

@@ -1,6 +1,7 @@
 //! The atomics and cells of the lock-free modules, in loom's shape.
 //!
-//! `tests/loom.rs` compiles those modules a second time against a module of the same name that holds loom's types.
+//! `tests/loom.rs` compiles those modules a second time against a module of the same name that
+//! holds loom's types.
 
 pub(crate) use std::sync::Arc;
 

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 /// Nanoseconds of a monotonic clock: a point in time (since the clock's own origin) or a span.
 ///
-/// Arithmetic saturates at zero and at [`Nanos::MAX`], so a peer's absurd time-out cannot wrap into the past.
+/// Arithmetic saturates at zero and at [`Nanos::MAX`], so a peer's absurd time-out cannot wrap into
+/// the past.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Nanos(pub u64);
 

@@ -1,8 +1,9 @@
 //! A hierarchical timer wheel with fixed storage.
 //!
-//! Time is cut into ticks. Level `n` has 64 slots of `64^n` ticks each; a timer lies in the level of the highest base-64
-//! digit in which its tick differs from the present one, so eleven levels cover every tick there is and no slot ever
-//! holds two rounds. Entering a slot of a higher level spreads its timers over the lower ones.
+//! Time is cut into ticks. Level `n` has 64 slots of `64^n` ticks each; a timer lies in the level
+//! of the highest base-64 digit in which its tick differs from the present one, so eleven levels
+//! cover every tick there is and no slot ever holds two rounds. Entering a slot of a higher level
+//! spreads its timers over the lower ones.
 
 use std::fmt;
 
@@ -44,8 +45,8 @@ const EMPTY: List = List {
     last: NONE,
 };
 
-/// Timers that each carry a `T`. Inserting and cancelling take constant time, firing takes constant time per timer and
-/// level; nothing allocates after [`TimerWheel::new`].
+/// Timers that each carry a `T`. Inserting and cancelling take constant time, firing takes constant
+/// time per timer and level; nothing allocates after [`TimerWheel::new`].
 pub struct TimerWheel<T> {
     /// The tick up to which everything has fired.
     present: u64,
@@ -111,8 +112,8 @@ impl<T> TimerWheel<T> {
         self.entries.len()
     }
 
-    /// Arms a timer that fires at the first tick at or after `deadline`: never early, less than a tick late. One whose
-    /// deadline has passed is due at once, after those that are due already.
+    /// Arms a timer that fires at the first tick at or after `deadline`: never early, less than a
+    /// tick late. One whose deadline has passed is due at once, after those that are due already.
     ///
     /// # Errors
     /// The value itself, when `capacity` timers are armed.
@@ -143,8 +144,9 @@ impl<T> TimerWheel<T> {
         self.release(id.index)
     }
 
-    /// The next timer that is due at `now`, in the order of ticks and, within one tick, of insertion. `None` when no
-    /// further one is due. Unlike [`TimerWheel::advance`] it lets the caller arm and cancel timers in between.
+    /// The next timer that is due at `now`, in the order of ticks and, within one tick, of
+    /// insertion. `None` when no further one is due. Unlike [`TimerWheel::advance`] it lets the
+    /// caller arm and cancel timers in between.
     pub fn pop_due(&mut self, now: Nanos) -> Option<(TimerId, T)> {
         let target = now.0 / self.tick_ns;
         loop {
@@ -177,9 +179,9 @@ impl<T> TimerWheel<T> {
         fired
     }
 
-    /// When to call [`TimerWheel::advance`] next, or `None` when no timer is armed. Exact to the tick for timers within
-    /// 64 ticks; for later ones it may be earlier than the timer (by less than a 64th of the wait that is left), and
-    /// calling then brings the answer closer.
+    /// When to call [`TimerWheel::advance`] next, or `None` when no timer is armed. Exact to the
+    /// tick for the last 64 ticks of a wait; before that it may be earlier than the timer: calling
+    /// then moves the timer to a lower level, which can happen ten times at most.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Nanos> {
         if self.lists[DUE].first != NONE {
@@ -189,8 +191,8 @@ impl<T> TimerWheel<T> {
         Some(Nanos(start.saturating_mul(self.tick_ns)))
     }
 
-    /// The occupied slot that begins first, and its first tick. The lowest level has it: there, ticks share all higher
-    /// digits with the present one.
+    /// The occupied slot that begins first, and its first tick. The lowest level has it: there,
+    /// ticks share all higher digits with the present one.
     fn next_slot(&self) -> Option<(usize, u64)> {
         let level = self.occupied.iter().position(|&slots| slots != 0)?;
         let slot = self.occupied[level].trailing_zeros() as usize;

@@ -29,8 +29,9 @@ impl Waker {
         })))
     }
 
-    /// Makes sure that the reactor sees what was published before this call: if it sleeps or is about to, it takes
-    /// another turn. Costs a fence and a load while it is awake, one `write(2)` for the first call of a sleep.
+    /// Makes sure that the reactor sees what was published before this call: if it sleeps or is
+    /// about to, it takes another turn. Costs a fence and a load while it is awake, one `write(2)`
+    /// for the first call of a sleep.
     pub fn wake(&self) {
         if self.0.flag.must_wake() {
             // A full counter (EAGAIN) is readable already, which is all that is wanted.

@@ -1,1 +1,58 @@
+use super::*;
 
+/// What the test allows between two clocks: they run apart by parts per million and were compared
+/// within nanoseconds.
+const APART: Nanos = Nanos::from_millis(1);
+
+#[test]
+fn process_clock_never_goes_back() {
+    let clock = TscClock::new();
+    let mut last = clock.now();
+    for _ in 0..100_000 {
+        let now = clock.now();
+        assert!(now >= last);
+        last = now;
+    }
+}
+
+#[test]
+fn process_clock_keeps_the_kernels_time() {
+    let clock = TscClock::new();
+    for _ in 0..1_000 {
+        let before = kernel_now();
+        let now = clock.now();
+        let after = kernel_now();
+        assert!(now + APART >= before, "{now} is behind {before}");
+        assert!(now <= after + APART, "{now} is ahead of {after}");
+    }
+}
+
+#[test]
+fn copies_and_threads_share_one_scale() {
+    let clock = TscClock::new();
+    let other = std::thread::spawn(TscClock::new).join().expect("no panic");
+    assert_eq!(clock.uses_counter(), other.uses_counter());
+    assert_eq!(format!("{clock:?}"), format!("{other:?}"));
+}
+
+#[test]
+fn kernel_clock_is_the_fallback() {
+    let clock = TscClock::from_kernel();
+    assert!(!clock.uses_counter());
+    let before = kernel_now();
+    let now = clock.now();
+    assert!(before <= now && now <= kernel_now());
+}
+
+#[test]
+fn virtual_clock_moves_when_told() {
+    let clock = VirtualClock::new();
+    let shared = clock.clone();
+    assert_eq!(clock.now(), Nanos::ZERO);
+    shared.advance(Nanos(5));
+    assert_eq!(clock.now(), Nanos(5));
+    clock.advance_to(Nanos(3));
+    assert_eq!(shared.now(), Nanos(5));
+    clock.advance_to(Nanos(9));
+    assert_eq!(shared.now(), Nanos(9));
+}

@@ -6,11 +6,11 @@
 
 use rustix::time::ClockId;
 
-use super::{kernel_now, nanos};
+use super::nanos;
 use crate::time::Nanos;
 
-/// How long the counter is watched to learn its rate: long against the about 30 ns that one comparison with the kernel's
-/// clock may be off, short against the start of the process.
+/// How long the counter is watched to learn its rate: long against the about 30 ns that one
+/// comparison with the kernel's clock may be off, short against the start of the process.
 const MEASURE: Nanos = Nanos::from_millis(2);
 /// Comparisons per sample; the tightest counts, so that an interrupt in between does no harm.
 const ATTEMPTS: u32 = 8;
@@ -29,19 +29,20 @@ impl Scale {
         if !(is_invariant() && kernel_trusts_it()) {
             return None;
         }
-        let (begin_ticks, begin) = sample();
+        let (begin_ticks, begin) = sample(ClockId::MonotonicRaw);
         while nanos(ClockId::MonotonicRaw) - begin < MEASURE {
             std::hint::spin_loop();
         }
-        let (end_ticks, end) = sample();
+        let (end_ticks, end) = sample(ClockId::MonotonicRaw);
         let ticks = end_ticks
             .checked_sub(begin_ticks)
             .filter(|&ticks| ticks > 0)?;
         let rate = (u128::from((end - begin).0) << 32) / u128::from(ticks);
         let rate = u64::try_from(rate).ok().filter(|&rate| rate > 0)?;
+        let (base, origin) = sample(ClockId::Monotonic);
         Some(Scale {
-            base: read(),
-            origin: kernel_now().0,
+            base,
+            origin: origin.0,
             rate,
         })
     }
@@ -63,12 +64,12 @@ impl Scale {
     }
 }
 
-/// A counter reading and the raw kernel time at that moment.
-fn sample() -> (u64, Nanos) {
+/// A counter reading and the kernel's time at that moment.
+fn sample(clock: ClockId) -> (u64, Nanos) {
     let mut best = (u64::MAX, 0, Nanos::ZERO);
     for _ in 0..ATTEMPTS {
         let before = read();
-        let time = nanos(ClockId::MonotonicRaw);
+        let time = nanos(clock);
         let width = read().saturating_sub(before);
         if width < best.0 {
             best = (width, before + width / 2, time);
@@ -77,14 +78,16 @@ fn sample() -> (u64, Nanos) {
     (best.1, best.2)
 }
 
-/// The kernel watches the counter against other clocks and drops it when cores disagree or it stops in deep sleep.
+/// The kernel watches the counter against other clocks and drops it when cores disagree or it stops
+/// in deep sleep.
 fn kernel_trusts_it() -> bool {
     std::fs::read("/sys/devices/system/clocksource/clocksource0/current_clocksource")
         .is_ok_and(|name| name.trim_ascii() == b"tsc")
 }
 
-/// "Invariant TSC": AMD64 Architecture Programmer's Manual volume 3 (rev. 3.36), appendix E.4.7, and Intel SDM
-/// volume 3B (325384-084), section 19.17.1: CPUID leaf 8000_0007h, EDX bit 8.
+/// CPUID leaf 8000_0007h, EDX bit 8: "TscInvariant" in AMD's Architecture Programmer's Manual
+/// volume 3 (publication 24594), appendix E; section "Invariant TSC" of Intel's Software
+/// Developer's Manual volume 3B (order number 253669).
 #[cfg(target_arch = "x86_64")]
 fn is_invariant() -> bool {
     use core::arch::x86_64::__cpuid;
@@ -101,8 +104,9 @@ fn is_invariant() -> bool {
 #[cfg(target_arch = "x86_64")]
 #[inline]
 fn read() -> u64 {
-    // SAFETY: RDTSC exists on every x86_64 processor and has no effect on memory. The kernel lets user space execute it
-    // unless a process asks for the contrary with PR_SET_TSC, which nothing here does.
+    // SAFETY: RDTSC exists on every x86_64 processor and has no effect on memory. The kernel lets
+    // user space execute it unless a process asks for the contrary with PR_SET_TSC, which nothing
+    // here does.
     unsafe { core::arch::x86_64::_rdtsc() }
 }
 

@@ -8,10 +8,11 @@ use super::{POLLERS_MAX, Reactor};
 use crate::config::IdlePolicy;
 use crate::time::Nanos;
 
-/// Pause instructions between two turns of the pausing step: about a microsecond, so that a hyper-thread's twin gets the
-/// core's units while latency stays far below that of a wake-up.
+/// Pause instructions between two turns of the pausing step: about a microsecond, so that a
+/// hyper-thread's twin gets the core's units while latency stays far below that of a wake-up.
 const PAUSES: u32 = 32;
-/// A stopping reactor takes a turn this often, since pollers are asked in every turn whether they are done.
+/// A stopping reactor takes a turn this often, since pollers are asked in every turn whether they
+/// are done.
 const STOPPING_TURN: Nanos = Nanos::from_millis(1);
 
 impl Reactor {

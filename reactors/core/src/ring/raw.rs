@@ -1,32 +1,37 @@
 //! The cells of the single-producer, single-consumer ring; `tests/loom.rs` explores it.
 //!
-//! `head` (next slot to read) is written by the consumer only, `tail` (next slot to write) by the producer only.
-//! Both only grow; a slot is `index & mask`. Slots in `head..tail` hold a value and belong to the consumer; all
-//! others are vacant and belong to the producer. Each side keeps a copy of the other's index and reads the shared
-//! one only when the copy says full or empty.
+//! `head` (next slot to read) is written by the consumer only, `tail` (next slot to write) by the
+//! producer only. Both only grow; a slot is `index & mask`. Slots in `head..tail` hold a value and
+//! belong to the consumer; all others are vacant and belong to the producer. Each side keeps a copy
+//! of the other's index and reads the shared one only when the copy says full or empty.
 #![expect(unsafe_code, reason = "slots move between two threads by index alone")]
 
 use std::mem::MaybeUninit;
 
 use crossbeam_utils::CachePadded;
 
-use crate::sync::atomic::{AtomicUsize, Ordering, fence};
+use crate::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use crate::sync::{Arc, UnsafeCell};
 
 struct Cells<T> {
     head: CachePadded<AtomicUsize>,
     tail: CachePadded<AtomicUsize>,
+    /// Set when one end is dropped; the other end reads it.
+    producer_gone: AtomicBool,
+    consumer_gone: AtomicBool,
     mask: usize,
     capacity: usize,
     slots: Box<[UnsafeCell<MaybeUninit<T>>]>,
 }
 
-// SAFETY: the cells hand values of `T` from one thread to another, which `T: Send` permits. A slot is never touched
-// by both sides at once: the producer writes it before it publishes `tail` past it (release) and the consumer reads it
-// only after seeing that (acquire); the other way round for `head`.
+// SAFETY: the cells hand values of `T` from one thread to another, which `T: Send` permits. A slot
+// is never touched by both sides at once: the producer writes it before it publishes `tail` past it
+// (release) and the consumer reads it only after seeing that (acquire); the other way round for
+// `head`.
 unsafe impl<T: Send> Send for Cells<T> {}
-// SAFETY: as above; there is one `Producer` and one `Consumer`, both need `&mut self` for slot access, and neither
-// can be cloned, so sharing the cells between the two threads gives each slot one accessor at a time.
+// SAFETY: as above; there is one `Producer` and one `Consumer`, both need `&mut self` for slot
+// access, and neither can be cloned, so sharing the cells between the two threads gives each slot
+// one accessor at a time.
 unsafe impl<T: Send> Sync for Cells<T> {}
 
 impl<T> Drop for Cells<T> {
@@ -35,8 +40,8 @@ impl<T> Drop for Cells<T> {
         let tail = self.tail.load(Ordering::Relaxed);
         while head != tail {
             self.slots[head & self.mask].with_mut(|slot| {
-                // SAFETY: both ends are gone (`&mut self`), so slots in `head..tail` hold a value that nobody else
-                // will drop, and each is visited once.
+                // SAFETY: both ends are gone (`&mut self`), so slots in `head..tail` hold a value
+                // that nobody else will drop, and each is visited once.
                 unsafe { slot.cast::<T>().drop_in_place() }
             });
             head = head.wrapping_add(1);
@@ -69,6 +74,8 @@ pub(crate) fn ring<T>(capacity: usize) -> (Producer<T>, Consumer<T>) {
     let cells = Arc::new(Cells {
         head: CachePadded::new(AtomicUsize::new(0)),
         tail: CachePadded::new(AtomicUsize::new(0)),
+        producer_gone: AtomicBool::new(false),
+        consumer_gone: AtomicBool::new(false),
         mask: slots - 1,
         capacity,
         slots: (0..slots)
@@ -97,8 +104,9 @@ impl<T> Producer<T> {
             return Err(value);
         }
         self.cells.slots[self.tail & self.cells.mask].with_mut(|slot| {
-            // SAFETY: `tail - head_seen < capacity <= slots`, and the acquire load of `head` that gave `head_seen`
-            // happened after the consumer's last access to this slot, so the slot is vacant and ours.
+            // SAFETY: `tail - head_seen < capacity <= slots`, and the acquire load of `head` that
+            // gave `head_seen` happened after the consumer's last access to this slot, so the slot
+            // is vacant and ours.
             unsafe { slot.cast::<T>().write(value) }
         });
         self.tail = self.tail.wrapping_add(1);
@@ -122,7 +130,14 @@ impl<T> Producer<T> {
 
     /// Whether the consumer is gone.
     pub(crate) fn is_abandoned(&self) -> bool {
-        Arc::strong_count(&self.cells) == 1
+        self.cells.consumer_gone.load(Ordering::Acquire)
+    }
+}
+
+impl<T> Drop for Producer<T> {
+    fn drop(&mut self) {
+        // Release: whoever sees it sees the last push too.
+        self.cells.producer_gone.store(true, Ordering::Release);
     }
 }
 
@@ -136,8 +151,9 @@ impl<T> Consumer<T> {
             }
         }
         let value = self.cells.slots[self.head & self.cells.mask].with(|slot| {
-            // SAFETY: `head != tail_seen`, and the acquire load of `tail` that gave `tail_seen` happened after the
-            // producer wrote this slot; advancing `head` below makes sure that the value is read out only once.
+            // SAFETY: `head != tail_seen`, and the acquire load of `tail` that gave `tail_seen`
+            // happened after the producer wrote this slot; advancing `head` below makes sure that
+            // the value is read out only once.
             unsafe { slot.cast::<T>().read() }
         });
         self.head = self.head.wrapping_add(1);
@@ -157,11 +173,15 @@ impl<T> Consumer<T> {
         self.cells.capacity
     }
 
-    /// Whether the producer is gone: what [`Consumer::len`] says afterwards is all that will ever come.
+    /// Whether the producer is gone: what [`Consumer::len`] says afterwards is all that will ever
+    /// come.
     pub(crate) fn is_abandoned(&self) -> bool {
-        let alone = Arc::strong_count(&self.cells) == 1;
-        // Pairs with the release decrement of the producer's `Arc`, so that its last push is visible.
-        fence(Ordering::Acquire);
-        alone
+        self.cells.producer_gone.load(Ordering::Acquire)
+    }
+}
+
+impl<T> Drop for Consumer<T> {
+    fn drop(&mut self) {
+        self.cells.consumer_gone.store(true, Ordering::Release);
     }
 }

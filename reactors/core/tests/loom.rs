@@ -1,0 +1,197 @@
+//! Explores every interleaving of the lock-free modules with loom: they are compiled here a second
+//! time, against loom's atomics and cells in place of those of `src/sync.rs`.
+
+#[path = "../src/wake/flag.rs"]
+mod flag;
+#[path = "../src/ring/raw.rs"]
+mod raw;
+
+mod sync {
+    pub(crate) use loom::cell::UnsafeCell;
+    pub(crate) use loom::sync::Arc;
+
+    pub(crate) mod atomic {
+        pub(crate) use loom::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
+    }
+}
+
+use loom::sync::{Arc, Condvar, Mutex};
+use loom::thread;
+
+use flag::SleepFlag;
+
+/// The eventfd: a token that stays until it is taken.
+struct Doorbell {
+    rung: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Doorbell {
+    fn new() -> Doorbell {
+        Doorbell {
+            rung: Mutex::new(false),
+            changed: Condvar::new(),
+        }
+    }
+
+    fn ring(&self) {
+        *self.rung.lock().expect("not poisoned") = true;
+        self.changed.notify_one();
+    }
+
+    /// Blocks like `ppoll` without a time-out: loom fails the test if nobody will ever ring.
+    fn wait(&self) {
+        let mut rung = self.rung.lock().expect("not poisoned");
+        while !*rung {
+            rung = self.changed.wait(rung).expect("not poisoned");
+        }
+        *rung = false;
+    }
+}
+
+/// A reactor's sleep as `reactor/rest.rs` does it: announce, look, block or retract.
+fn receive_sleeping<T>(
+    consumer: &mut raw::Consumer<T>,
+    flag: &SleepFlag,
+    doorbell: &Doorbell,
+) -> T {
+    loop {
+        if let Some(value) = consumer.pop() {
+            return value;
+        }
+        flag.announce();
+        if consumer.len() == 0 {
+            doorbell.wait();
+        }
+        flag.retract();
+    }
+}
+
+/// Without a bound these models take from ten seconds to minutes; three switches at bad moments
+/// show what can go wrong.
+fn bounded(model: impl Fn() + Send + Sync + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(model);
+}
+
+#[test]
+fn ring_keeps_order_when_it_is_full_and_when_it_wraps() {
+    loom::model(|| {
+        let (mut producer, mut consumer) = raw::ring(2);
+        let sender = thread::spawn(move || {
+            for value in 0..3 {
+                let mut value = Box::new(value);
+                while let Err(back) = producer.push(value) {
+                    value = back;
+                    thread::yield_now();
+                }
+            }
+        });
+        for expected in 0..3 {
+            loop {
+                if let Some(value) = consumer.pop() {
+                    assert_eq!(*value, expected);
+                    break;
+                }
+                thread::yield_now();
+            }
+        }
+        sender.join().expect("no panic");
+        assert!(consumer.pop().is_none());
+    });
+}
+
+#[test]
+fn ring_drops_what_is_left_whoever_goes_last() {
+    loom::model(|| {
+        let (mut producer, mut consumer) = raw::ring(2);
+        let counted = Arc::new(());
+        let kept = Arc::clone(&counted);
+        let sender = thread::spawn(move || {
+            assert!(producer.push(Arc::clone(&counted)).is_ok());
+            assert!(producer.push(counted).is_ok());
+        });
+        drop(consumer.pop());
+        drop(consumer);
+        sender.join().expect("no panic");
+        assert_eq!(Arc::strong_count(&kept), 1);
+    });
+}
+
+#[test]
+fn abandoned_ring_still_gives_everything_that_was_sent() {
+    loom::model(|| {
+        let (mut producer, mut consumer) = raw::ring(1);
+        assert_eq!((producer.capacity(), consumer.capacity()), (1, 1));
+        let sender = thread::spawn(move || {
+            assert_eq!(producer.vacant(), 1);
+            assert_eq!(producer.push(7), Ok(()));
+            // The answer depends on the interleaving; asking must be sound.
+            let _ = producer.is_abandoned();
+        });
+        if consumer.is_abandoned() {
+            assert_eq!(consumer.pop(), Some(7));
+        }
+        sender.join().expect("no panic");
+    });
+}
+
+#[test]
+fn no_wake_up_is_lost() {
+    bounded(|| {
+        let (mut producer, mut consumer) = raw::ring(2);
+        let shared = Arc::new((SleepFlag::new(), Doorbell::new()));
+        let waker = Arc::clone(&shared);
+        let sender = thread::spawn(move || {
+            for value in 0..2 {
+                assert_eq!(producer.push(value), Ok(()));
+                if waker.0.must_wake() {
+                    waker.1.ring();
+                }
+            }
+        });
+        for expected in 0..2 {
+            assert_eq!(
+                receive_sleeping(&mut consumer, &shared.0, &shared.1),
+                expected
+            );
+        }
+        sender.join().expect("no panic");
+        assert!(!shared.0.is_announced());
+    });
+}
+
+#[test]
+fn two_senders_of_one_sleep_lose_nothing() {
+    bounded(|| {
+        let (mut first, mut from_first) = raw::ring(1);
+        let (mut second, mut from_second) = raw::ring(1);
+        let shared = Arc::new((SleepFlag::new(), Doorbell::new()));
+        let spawn = |mut send: Box<dyn FnMut() + Send>| {
+            let waker = Arc::clone(&shared);
+            thread::spawn(move || {
+                send();
+                if waker.0.must_wake() {
+                    waker.1.ring();
+                }
+            })
+        };
+        let a = spawn(Box::new(move || assert!(first.push(1).is_ok())));
+        let b = spawn(Box::new(move || assert!(second.push(2).is_ok())));
+        let mut sum = 0;
+        while sum < 3 {
+            let got = from_first.pop().unwrap_or(0) + from_second.pop().unwrap_or(0);
+            sum += got;
+            if got == 0 {
+                shared.0.announce();
+                if from_first.len() + from_second.len() == 0 {
+                    shared.1.wait();
+                }
+                shared.0.retract();
+            }
+        }
+        a.join().expect("no panic");
+        b.join().expect("no panic");
+    });
+}
