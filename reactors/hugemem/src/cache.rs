@@ -84,3 +84,6 @@ impl Cache {
         self.level.store(to as u32, Ordering::Release);
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests;

@@ -68,3 +68,6 @@ impl Carving {
         self.offsets[class] + slice as usize * CLASS_BYTES[class]
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests;

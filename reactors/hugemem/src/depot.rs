@@ -87,3 +87,6 @@ impl Depot {
         }
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests;

@@ -276,3 +276,6 @@ impl Seat {
         taken.store(now.expect("a slice comes back once"), Ordering::Relaxed);
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests;

@@ -6,8 +6,9 @@
 //! every holder sees what the writer before it wrote.
 //!
 //! A writer that finds readers asks the next ones to yield, so that overlapping readers cannot keep
-//! it out for ever: a number of refusals, which a writer that never comes back leaves to run out,
-//! after which readers get through before the writer can ask again.
+//! it out for ever: a number of refusals, which a writer that never comes back leaves to run out.
+//! Then a reader gets through before the writer can ask again, so that a hold that never ends does
+//! not keep readers out as well.
 
 #[cfg(all(test, loom))]
 mod models;
@@ -16,9 +17,9 @@ use crate::sync::{AtomicU32, Ordering};
 
 /// The low bits of a word: how many readers hold the unit.
 const READERS: u32 = 0xFFFF;
-/// One refusal owed to a waiting writer.
+/// One refusal owed to a waiting writer; the last one lets its reader through.
 const YIELD: u32 = 1 << 16;
-/// All of a word's refusals, and how many there are when a writer asks.
+/// The part of the word that counts refusals, and how many there are when a writer asks.
 const YIELDS: u32 = 0xFFF * YIELD;
 /// A writer holds the unit.
 const WRITER: u32 = 1 << 31;
@@ -89,10 +90,13 @@ fn share(word: &AtomicU32) -> bool {
         if value & WRITER != 0 || value & READERS == READERS {
             return false;
         }
-        let yields = value & YIELDS != 0;
-        let after = if yields { value - YIELD } else { value + 1 };
+        let (admitted, after) = match value & YIELDS {
+            0 => (true, value + 1),
+            YIELD => (true, value + 1 - YIELD),
+            _ => (false, value - YIELD),
+        };
         match word.compare_exchange_weak(value, after, Ordering::Acquire, Ordering::Relaxed) {
-            Ok(_) => return !yields,
+            Ok(_) => return admitted,
             Err(now) => value = now,
         }
     }
@@ -122,3 +126,6 @@ fn disown_unused(word: &AtomicU32) {
     let yields = word.load(Ordering::Relaxed) & YIELDS;
     word.store(if yields == 0 { YIELDS } else { yields }, Ordering::Release);
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests;

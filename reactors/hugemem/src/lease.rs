@@ -20,7 +20,40 @@ use crate::pool::PoolInner;
 /// The only owner of one slice of the arena, 4096-aligned; dropping it gives the slice back.
 ///
 /// The bytes are those that its last owner left there: whoever sends them out fills them first.
-/// A lease stays on the thread of the pool that it came from.
+/// A lease stays on the thread of the pool that it came from, and a slice of it ends with it:
+///
+/// ```
+/// # use hugemem::{Arena, ArenaConfig, PagePolicy};
+/// let config = ArenaConfig { bytes: 1 << 20, pages: PagePolicy::Auto, max_transfer: 4096 };
+/// let pool = Arena::new(config)?.pool(0);
+/// let lease = pool.take(512).expect("the first lease");
+/// let bytes: &[u8] = &lease;
+/// assert_eq!(bytes.len(), 512);
+/// drop(lease);
+/// # Ok::<(), hugemem::ArenaError>(())
+/// ```
+///
+/// ```compile_fail,E0505
+/// # use hugemem::{Arena, ArenaConfig, PagePolicy};
+/// let config = ArenaConfig { bytes: 1 << 20, pages: PagePolicy::Auto, max_transfer: 4096 };
+/// let pool = Arena::new(config)?.pool(0);
+/// let lease = pool.take(512).expect("the first lease");
+/// let bytes: &[u8] = &lease;
+/// drop(lease); // the slice is given back while it is still borrowed
+/// assert_eq!(bytes.len(), 512);
+/// # Ok::<(), hugemem::ArenaError>(())
+/// ```
+///
+/// ```compile_fail,E0277
+/// fn crosses_threads<T: Send>() {}
+/// crosses_threads::<hugemem::Lease>();
+/// ```
+///
+/// ```compile_fail,E0599
+/// fn twice(lease: hugemem::Lease) -> (hugemem::Lease, hugemem::Lease) {
+///     (lease.clone(), lease)
+/// }
+/// ```
 pub struct Lease {
     pointer: NonNull<u8>,
     len: u32,

@@ -20,7 +20,7 @@ pub struct WaiterToken(pub u64);
 /// the larger one. Requests of one size are served in the order in which they came. While requests
 /// wait the owner keeps polling [`Pool::next_grant`]: nothing wakes a sleeping reactor for it.
 ///
-/// ```compile_fail
+/// ```compile_fail,E0277
 /// fn crosses_threads<T: Send>() {}
 /// crosses_threads::<hugemem::Pool>();
 /// ```

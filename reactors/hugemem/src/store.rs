@@ -85,7 +85,14 @@ impl Store {
 /// One reactor's access to a [`Store`]: cheap to clone, bound to its thread.
 ///
 /// Every call is try-only: `false` or `None` means that a hold is in the way, and the caller tries
-/// again later. Offsets and lengths are bytes; a range beyond the store is the caller's bug.
+/// again later; after a refused write, reads of the same units are refused too for a while, so that
+/// the write gets through. Offsets and lengths are bytes, not aligned; a range beyond the store is
+/// the caller's bug. A call takes as long as its copy: callers split what is long.
+///
+/// ```compile_fail,E0277
+/// fn crosses_threads<T: Send>() {}
+/// crosses_threads::<hugemem::StoreHandle>();
+/// ```
 #[derive(Debug, Clone)]
 pub struct StoreHandle {
     inner: Rc<HandleInner>,
@@ -182,6 +189,37 @@ impl StoreHandle {
 }
 
 /// A range of a [`Store`] lent for reading; nobody writes there until it is dropped.
+///
+/// ```
+/// # use hugemem::{PagePolicy, Store};
+/// let handle = Store::new(4096, PagePolicy::Auto)?.handle();
+/// let loan = handle.try_lend(0, 512).expect("nothing is held");
+/// let bytes: &[u8] = &loan;
+/// assert_eq!(bytes, [0; 512]);
+/// drop(loan);
+/// # Ok::<(), hugemem::RegionError>(())
+/// ```
+///
+/// ```compile_fail,E0505
+/// # use hugemem::{PagePolicy, Store};
+/// let handle = Store::new(4096, PagePolicy::Auto)?.handle();
+/// let loan = handle.try_lend(0, 512).expect("nothing is held");
+/// let bytes: &[u8] = &loan;
+/// drop(loan); // the bytes may be written from here on
+/// assert_eq!(bytes, [0; 512]);
+/// # Ok::<(), hugemem::RegionError>(())
+/// ```
+///
+/// ```compile_fail,E0596
+/// fn scribble(mut loan: hugemem::Loan) {
+///     loan[0] = 1;
+/// }
+/// ```
+///
+/// ```compile_fail,E0277
+/// fn crosses_threads<T: Send>() {}
+/// crosses_threads::<hugemem::Loan>();
+/// ```
 pub struct Loan {
     pointer: NonNull<u8>,
     len: usize,

@@ -138,3 +138,6 @@ impl Waiters {
         self.unused = node;
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests;

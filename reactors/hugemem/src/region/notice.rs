@@ -112,7 +112,8 @@ impl fmt::Display for Notice {
             Notice::NoTransparentPages => f.write_str(
                 "transparent hugepages are off for shared memory: 4 KiB pages cost a slower start \
                  and more TLB misses; mend with \
-                 `echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled`",
+                 `echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled` or a start with \
+                 CAP_SYS_ADMIN",
             ),
             Notice::NotLocked { len, errno } => write!(
                 f,
@@ -132,3 +133,6 @@ pub(super) fn joined(notices: &[Notice]) -> String {
     }
     line
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests;

@@ -1,0 +1,178 @@
+//! A region: what it refuses, and what it keeps once it is there.
+
+use std::cell::RefCell;
+use std::error::Error;
+use std::fs;
+
+use hugemem::{DmaMap, DmaMapError, PagePolicy, PageSize, Region, RegionError};
+use rustix::fs::{FallocateFlags, fallocate, fstat, ftruncate};
+use rustix::io::{pread, pwrite};
+
+const POLICIES: [PagePolicy; 3] = [PagePolicy::Auto, PagePolicy::HugeOnly, PagePolicy::Ordinary];
+
+#[test]
+fn nothing_and_too_much_are_refused() {
+    for policy in POLICIES {
+        assert!(matches!(Region::map(0, policy), Err(RegionError::Empty)));
+    }
+    for len in [usize::MAX, usize::MAX - 4095, 1 << 47, 1 << 46, 1 << 44] {
+        for policy in [PagePolicy::Auto, PagePolicy::Ordinary] {
+            let error = Region::map(len, policy).expect_err("no machine has that");
+            let RegionError::Shortage { wanted, available } = error else {
+                panic!("{error}")
+            };
+            assert!(wanted == len && available < len);
+            let line = error.to_string();
+            assert!(line.contains(&wanted.to_string()), "{line}");
+            assert!(line.contains(&available.to_string()), "{line}");
+        }
+        assert!(Region::map(len, PagePolicy::HugeOnly).is_err());
+    }
+}
+
+#[test]
+fn missing_hugepages_name_the_command_that_mends_it() {
+    // More hugepages than any machine that runs this has set aside.
+    let error = Region::map(1 << 44, PagePolicy::HugeOnly).expect_err("16 TiB");
+    let RegionError::NoHugePages { wanted, missing } = &error else {
+        panic!("{error}")
+    };
+    assert_eq!(
+        (*wanted, missing.len()),
+        (1 << 44, 2),
+        "one notice per size"
+    );
+    let line = error.to_string();
+    assert!(line.contains("hugepages") && !line.contains('\n'), "{line}");
+    assert!(error.source().is_none());
+}
+
+/// The lines of `/proc/self/smaps` about the mapping that begins at `address`.
+fn smaps(address: usize) -> Vec<String> {
+    let text = fs::read_to_string("/proc/self/smaps").unwrap();
+    let head = format!("{address:x}-");
+    let mut lines = text
+        .lines()
+        .map(str::to_owned)
+        .skip_while(|line| !line.starts_with(&head));
+    lines.next().expect("the mapping is there");
+    lines
+        .take_while(|line| !line.split(' ').next().unwrap().contains('-'))
+        .collect()
+}
+
+fn field<'a>(lines: &'a [String], key: &str) -> &'a str {
+    lines
+        .iter()
+        .find_map(|line| line.strip_prefix(key))
+        .unwrap()
+        .trim()
+}
+
+#[test]
+fn every_page_is_there_pinned_and_kept_from_forks() {
+    for len in [1, 4096, 4097, (1 << 21) + 1, 70 << 20] {
+        let region = Region::map(len, PagePolicy::Ordinary).unwrap();
+        assert_eq!(region.page_size(), PageSize::Ordinary);
+        assert_eq!(
+            region.len(),
+            len.next_multiple_of(rustix::param::page_size())
+        );
+        assert_eq!(region.base_address() % (1 << 21), 0);
+        let allocated = fstat(&region).unwrap().st_blocks * 512;
+        assert!(
+            allocated >= i64::try_from(region.len()).unwrap(),
+            "{allocated} of {len}"
+        );
+        let lines = smaps(region.base_address());
+        let resident = field(&lines, "Rss:").trim_end_matches("kB").trim();
+        assert_eq!(resident.parse::<usize>().unwrap() * 1024, region.len());
+        let flags: Vec<&str> = field(&lines, "VmFlags:").split(' ').collect();
+        assert!(flags.contains(&"dc"), "not copied on fork: {flags:?}");
+        let noticed = region
+            .notices()
+            .iter()
+            .any(|n| n.to_string().contains("locked"));
+        assert_eq!(flags.contains(&"lo"), !noticed, "{flags:?}");
+    }
+}
+
+#[test]
+fn hugepages_are_used_or_noticed() {
+    let region = Region::map((4 << 20) + 1, PagePolicy::Auto).unwrap();
+    match region.page_size() {
+        PageSize::Huge2MiB => assert_eq!(region.len(), 6 << 20),
+        PageSize::Ordinary => {
+            let line = region.notices()[0].to_string();
+            assert!(line.contains("2 MiB hugepages"), "{line}");
+        }
+        PageSize::Huge1GiB => panic!("4 MiB are no multiple of 1 GiB"),
+    }
+    let small = Region::map(1 << 20, PagePolicy::Auto).unwrap();
+    assert_eq!(small.page_size(), PageSize::Ordinary);
+    assert!(
+        small
+            .notices()
+            .iter()
+            .all(|n| !n.to_string().contains("huge")),
+        "none would fit"
+    );
+}
+
+#[test]
+fn the_descriptor_reads_but_neither_writes_resizes_nor_punches() {
+    for len in [1 << 20, 4 << 20] {
+        for policy in [PagePolicy::Auto, PagePolicy::Ordinary] {
+            let region = Region::map(len, policy).unwrap();
+            let mut bytes = [1; 4096];
+            assert_eq!(pread(&region, &mut bytes, 0), Ok(4096));
+            assert_eq!(bytes, [0; 4096]);
+            assert!(pwrite(&region, &[1; 512], 0).is_err());
+            assert!(ftruncate(&region, 0).is_err());
+            assert!(ftruncate(&region, 1 << 30).is_err());
+            let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            assert!(fallocate(&region, punch, 0, 4096).is_err());
+            assert_eq!(
+                fstat(&region).unwrap().st_size,
+                i64::try_from(region.len()).unwrap()
+            );
+        }
+    }
+}
+
+struct Recorder {
+    seen: RefCell<Vec<(usize, usize)>>,
+    limit: usize,
+}
+
+impl DmaMap for Recorder {
+    fn attach(&self, region: &Region) -> Result<(), DmaMapError> {
+        if region.len() > self.limit {
+            return Err(DmaMapError::LimitReached {
+                wanted: region.len(),
+                limit: self.limit,
+            });
+        }
+        self.seen
+            .borrow_mut()
+            .push((region.base_address(), region.len()));
+        Ok(())
+    }
+}
+
+#[test]
+fn a_device_map_sees_the_whole_region_once() {
+    let region = Region::map(8192, PagePolicy::Ordinary).unwrap();
+    let map = Recorder {
+        seen: RefCell::default(),
+        limit: 4096,
+    };
+    let error = region.attach(&map).expect_err("over the limit");
+    assert_eq!(
+        error.to_string(),
+        "8192 bytes to be mapped for a device, 4096 allowed"
+    );
+    let map = Recorder { limit: 8192, ..map };
+    region.attach(&map).unwrap();
+    assert_eq!(*map.seen.borrow(), [(region.base_address(), 8192)]);
+}

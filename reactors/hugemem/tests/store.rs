@@ -1,0 +1,209 @@
+//! A store against a plain vector, and its holds between threads.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::thread;
+
+use hugemem::{Data, PagePolicy, Store, UNIT_BYTES};
+use proptest::prelude::*;
+
+fn store(len: usize) -> Arc<Store> {
+    Store::new(len, PagePolicy::Ordinary).unwrap()
+}
+
+#[test]
+fn ranges_beyond_the_store_are_the_callers_bug() {
+    let handle = store(5000).handle();
+    for (offset, len) in [
+        (5000, 1),
+        (0, 5001),
+        (4999, 2),
+        (usize::MAX, 1),
+        (1, usize::MAX),
+    ] {
+        assert!(catch_unwind(AssertUnwindSafe(|| handle.try_lend(offset, len))).is_err());
+        assert!(catch_unwind(AssertUnwindSafe(|| handle.try_zero(offset, len))).is_err());
+    }
+    assert!(handle.try_lend(4999, 1).is_some() && handle.try_lend(5000, 0).is_some());
+    assert!(handle.try_write(0, &[1; 5000]), "a panic leaves no hold");
+    assert!(Store::new(0, PagePolicy::Auto).is_err());
+}
+
+#[test]
+fn a_loan_shares_with_readers_and_keeps_writers_off_its_units_only() {
+    let store = store(4 * UNIT_BYTES);
+    let (handle, other) = (store.handle(), store.handle());
+    assert!(handle.try_write(0, &[5; 4 * UNIT_BYTES]));
+    let loan = handle.try_lend(UNIT_BYTES + 512, 512).unwrap();
+    assert_eq!(loan.region_offset(), UNIT_BYTES + 512);
+    let second = other.try_lend(UNIT_BYTES, 2 * UNIT_BYTES).unwrap();
+    drop(second);
+    assert_eq!(other.try_equal(UNIT_BYTES, &[5; 1]), Some(true));
+    assert!(
+        other.try_write(0, &[1; UNIT_BYTES]),
+        "the unit below is free"
+    );
+    assert!(
+        other.try_zero(2 * UNIT_BYTES, UNIT_BYTES),
+        "and the one above"
+    );
+    assert!(
+        !other.try_write(2 * UNIT_BYTES - 1, &[1]),
+        "the same unit, other bytes"
+    );
+    assert!(!other.try_discard(0, 4 * UNIT_BYTES));
+    assert_eq!(*loan, [5; 512]);
+    drop(loan);
+    assert!(other.try_discard(0, 4 * UNIT_BYTES));
+    assert_eq!(handle.try_equal(0, &[0; 4 * UNIT_BYTES]), Some(true));
+}
+
+#[test]
+fn an_empty_range_holds_nothing() {
+    let handle = store(UNIT_BYTES).handle();
+    let nothing = handle.try_lend(0, 0).unwrap();
+    assert!(nothing.is_empty() && handle.try_write(0, &[1]));
+    assert!(handle.try_write(7, &[]) && handle.try_equal(9, &[]) == Some(true));
+}
+
+#[test]
+fn a_loan_outlives_its_handle_and_store() {
+    let loan = {
+        let handle = store(UNIT_BYTES).handle();
+        assert!(handle.try_write(0, &[4; 16]));
+        handle.try_lend(0, 16).unwrap()
+    };
+    let data = Data::from(loan);
+    assert_eq!(*data, [4; 16]);
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    Write(u8),
+    Zero,
+    Discard,
+    Read,
+    Equal { flip: Option<usize> },
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        3 => any::<u8>().prop_map(Step::Write),
+        1 => Just(Step::Zero),
+        1 => Just(Step::Discard),
+        2 => Just(Step::Read),
+        2 => any::<Option<usize>>().prop_map(|flip| Step::Equal { flip }),
+    ]
+}
+
+const MODEL_BYTES: usize = 3 * UNIT_BYTES + 512;
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn any_sequence_leaves_what_a_vector_would_hold(
+        steps in prop::collection::vec(
+            (step(), 0..=MODEL_BYTES, 0..=MODEL_BYTES, any::<bool>()),
+            1..60,
+        ),
+    ) {
+        let handle = store(MODEL_BYTES).handle();
+        let mut model = vec![0u8; MODEL_BYTES];
+        for (step, one, other, whole_blocks) in steps {
+            let unit = if whole_blocks { 512 } else { 1 };
+            let (start, end) = (one.min(other) / unit * unit, one.max(other) / unit * unit);
+            let range = start..end;
+            match step {
+                Step::Write(byte) => {
+                    let bytes: Vec<u8> = range.clone().map(|at| byte ^ at as u8).collect();
+                    prop_assert!(handle.try_write(start, &bytes));
+                    model[range].copy_from_slice(&bytes);
+                }
+                Step::Zero => {
+                    prop_assert!(handle.try_zero(start, range.len()));
+                    model[range].fill(0);
+                }
+                Step::Discard => {
+                    prop_assert!(handle.try_discard(start, range.len()));
+                    model[range].fill(0);
+                }
+                Step::Read => {
+                    let mut bytes = vec![0xEE; range.len()];
+                    prop_assert!(handle.try_read(start, &mut bytes));
+                    prop_assert_eq!(&bytes[..], &model[range.clone()]);
+                    let loan = handle.try_lend(start, range.len()).unwrap();
+                    prop_assert_eq!(&*loan, &model[range]);
+                }
+                Step::Equal { flip } => {
+                    let mut bytes = model[range].to_vec();
+                    let flip = flip.filter(|_| !bytes.is_empty()).map(|at| at % bytes.len());
+                    if let Some(at) = flip {
+                        bytes[at] ^= 1;
+                    }
+                    prop_assert_eq!(handle.try_equal(start, &bytes), Some(flip.is_none()));
+                }
+            }
+        }
+        prop_assert_eq!(handle.try_equal(0, &model), Some(true));
+    }
+
+    #[test]
+    fn a_loan_is_in_the_way_of_exactly_the_writes_that_share_a_unit(
+        (lent, lent_len) in (0..MODEL_BYTES, 1..=UNIT_BYTES),
+        (wrote, wrote_len) in (0..MODEL_BYTES, 1..=UNIT_BYTES),
+    ) {
+        let handle = store(MODEL_BYTES).handle();
+        let lent_len = lent_len.min(MODEL_BYTES - lent);
+        let wrote_len = wrote_len.min(MODEL_BYTES - wrote);
+        let last = |start: usize, len: usize| (start + len - 1) / UNIT_BYTES;
+        let apart = last(lent, lent_len) < wrote / UNIT_BYTES
+            || last(wrote, wrote_len) < lent / UNIT_BYTES;
+        let loan = handle.try_lend(lent, lent_len).unwrap();
+        prop_assert_eq!(handle.try_zero(wrote, wrote_len), apart);
+        drop(loan);
+        prop_assert!(handle.try_zero(0, MODEL_BYTES));
+    }
+}
+
+/// Each writer fills whole ranges with one byte; a reader that sees two bytes saw a torn write.
+#[test]
+fn no_reader_sees_half_a_write() {
+    const ROUNDS: usize = 4000;
+    const UNITS: usize = 4;
+    let store = store(UNITS * UNIT_BYTES);
+    thread::scope(|scope| {
+        for writer in 1..=2u8 {
+            let store = &store;
+            scope.spawn(move || {
+                let handle = store.handle();
+                for round in 0..ROUNDS {
+                    let bytes = [writer.wrapping_mul(round as u8 | 1); UNITS * UNIT_BYTES];
+                    while !handle.try_write(0, &bytes) {
+                        thread::yield_now();
+                    }
+                }
+            });
+        }
+        for reader in 0..2 {
+            let store = &store;
+            scope.spawn(move || {
+                let handle = store.handle();
+                for _ in 0..ROUNDS {
+                    let loan = loop {
+                        match handle.try_lend(reader * 512, UNITS * UNIT_BYTES - 512) {
+                            Some(loan) => break loan,
+                            None => thread::yield_now(),
+                        }
+                    };
+                    let first = loan[0];
+                    assert!(loan.iter().all(|&byte| byte == first), "a torn write");
+                }
+            });
+        }
+    });
+    assert!(
+        store.handle().try_zero(0, UNITS * UNIT_BYTES),
+        "every hold ended"
+    );
+}
