@@ -1,12 +1,14 @@
 //! Features: the values of Command Dword 11 and of the completion's dword 0, and feature data (Base
 //! 2.1 §5.1.25).
 //!
-//! Feature identifiers are [`crate::command::FeatureId`].
+//! Keep Alive Timer has no type: Command Dword 11 is the timeout in milliseconds, 0 switches it off.
 
 use bitfield_struct::bitfield;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::U16;
+
+pub use crate::command::{FeatureId, FeatureSelect};
 
 /// Dword 0 of Get Features with Select = supported capabilities (Base 2.1 §5.1.11).
 #[bitfield(u32)]

@@ -30,7 +30,7 @@ open_enum! {
         IO_ACTIVE_NAMESPACE_LIST = 0x07, "I/O command set specific active namespace ID list";
         INDEPENDENT_NAMESPACE = 0x08, "I/O command set independent Identify Namespace";
         NAMESPACE_USER_DATA_FORMAT = 0x09, "Identify Namespace, user data format";
-        IO_NAMESPACE_USER_DATA_FORMAT = 0x0a, "I/O command set specific namespace, user data format";
+        IO_NAMESPACE_USER_DATA_FORMAT = 0x0a, "I/O command set namespace, user data format";
         ALLOCATED_NAMESPACE_LIST = 0x10, "allocated namespace ID list";
         ALLOCATED_NAMESPACE = 0x11, "Identify allocated Namespace";
         NAMESPACE_CONTROLLER_LIST = 0x12, "controllers attached to the namespace";

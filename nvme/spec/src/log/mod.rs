@@ -1,13 +1,11 @@
 //! Log pages (Base 2.1 §5.1.12): supported pages, errors, health, firmware, changed namespaces,
 //! command effects, Asymmetric Namespace Access, discovery, reservations.
-//!
-//! Log page identifiers are [`crate::command::LogPageId`].
 
 use bitfield_struct::bitfield;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::ascii::SpacePadded;
-use crate::command::{CommandSet, LogPageId};
+use crate::command::{AdminOpcode, CommandSet, IoOpcode};
 use crate::completion::StatusField;
 use crate::identify::{NAMESPACE_LIST_ENTRIES, NamespaceList, zero_default};
 use crate::{NSID_BROADCAST, U16, U32, U64, U128};
@@ -15,6 +13,7 @@ use crate::{NSID_BROADCAST, U16, U32, U64, U128};
 mod ana;
 mod discovery;
 
+pub use crate::command::LogPageId;
 pub use ana::*;
 pub use discovery::*;
 
@@ -318,26 +317,22 @@ const _: () = assert!(size_of::<CommandsSupported>() == 4096);
 
 impl CommandsSupported {
     /// Effects of an admin command.
-    pub const fn admin(&self, opcode: crate::command::AdminOpcode) -> CommandEffects {
+    pub const fn admin(&self, opcode: AdminOpcode) -> CommandEffects {
         self.admin[opcode.0 as usize]
     }
 
     /// Effects of an I/O command.
-    pub const fn io(&self, opcode: crate::command::IoOpcode) -> CommandEffects {
+    pub const fn io(&self, opcode: IoOpcode) -> CommandEffects {
         self.io[opcode.0 as usize]
     }
 
     /// Sets the effects of an admin command.
-    pub const fn set_admin(
-        &mut self,
-        opcode: crate::command::AdminOpcode,
-        effects: CommandEffects,
-    ) {
+    pub const fn set_admin(&mut self, opcode: AdminOpcode, effects: CommandEffects) {
         self.admin[opcode.0 as usize] = effects;
     }
 
     /// Sets the effects of an I/O command.
-    pub const fn set_io(&mut self, opcode: crate::command::IoOpcode, effects: CommandEffects) {
+    pub const fn set_io(&mut self, opcode: IoOpcode, effects: CommandEffects) {
         self.io[opcode.0 as usize] = effects;
     }
 }
