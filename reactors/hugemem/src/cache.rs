@@ -64,7 +64,7 @@ impl Cache {
 
     /// Takes a slice from another reactor's cache, the coldest first.
     pub(crate) fn steal(&self) -> Option<u32> {
-        let level = self.level.load(Ordering::Acquire) as usize;
+        let level = self.level.load(Ordering::Relaxed) as usize;
         self.slots[..level.min(self.slots.len())]
             .iter()
             .find_map(|slot| {
@@ -81,7 +81,7 @@ impl Cache {
 
     fn move_top(&self, top: &Top, to: usize) {
         top.0.set(to);
-        self.level.store(to as u32, Ordering::Release);
+        self.level.store(to as u32, Ordering::Relaxed);
     }
 }
 

@@ -2,8 +2,12 @@
 //!
 //! A linked stack over slice numbers, all storage taken at start. The head carries a tag that
 //! changes with every move, so a reactor that was interrupted between reading a link and moving the
-//! head fails its compare-and-swap instead of installing a stale link (the ABA problem). A batch
-//! moves with one compare-and-swap, whatever its size.
+//! head fails its compare-and-swap instead of installing a stale link (the ABA problem); only after
+//! exactly 2^32 moves during that one interruption could it succeed. A batch moves with one
+//! compare-and-swap, whatever its size.
+
+#[cfg(all(test, loom))]
+mod models;
 
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
