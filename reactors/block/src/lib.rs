@@ -25,7 +25,7 @@ pub use device::{
 pub use error::{DeviceError, Direction, OpenError};
 pub use health::{Health, HealthState};
 pub use memory::{MemoryDevice, MemoryError, MemoryOptions};
-pub use null::{NullDevice, NullOptions};
+pub use null::{NullDevice, NullError, NullOptions};
 pub use request::{
     COMPLETIONS_PER_POLL_MAX, Completion, CompletionBatch, Operation, Refusal, Request,
 };

@@ -79,11 +79,8 @@ pub enum RingError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Notice {
-    /// The kernel knows none of the ways to run completions on the polling thread alone.
-    OlderKernel {
-        /// Whether it can at least do without interrupts between processors.
-        cooperative: bool,
-    },
+    /// The kernel cannot leave completions to the polling thread.
+    OlderKernel,
     /// The arena could not be registered as fixed buffers.
     NoFixedBuffers {
         /// The arena's length in bytes.
@@ -96,17 +93,10 @@ pub enum Notice {
 impl fmt::Display for Notice {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::OlderKernel { cooperative } => {
-                let cost = if *cooperative {
-                    "file completions are run at any system call"
-                } else {
-                    "file completions interrupt the reactor"
-                };
-                write!(
-                    formatter,
-                    "{cost}: Linux 6.1 or newer runs them in the reactor's own poll"
-                )
-            }
+            Self::OlderKernel => formatter.write_str(
+                "file completions interrupt the reactor: \
+                 Linux 5.19 or newer leaves them to its own poll",
+            ),
             Self::NoFixedBuffers { bytes, errno } => {
                 let mib = bytes.div_ceil(1 << 20);
                 write!(
@@ -126,28 +116,28 @@ impl fmt::Display for Notice {
 }
 
 /// How completions get run, best first. Each needs a newer kernel than the next.
+///
+/// `IORING_SETUP_DEFER_TASKRUN` is not among them: a thread that already sleeps in `ppoll(2)` on the
+/// ring's descriptor is not woken by completions that are deferred (found on Linux 6.18), and waking a
+/// sleeping reactor is what the descriptor is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Flavour {
-    /// Linux 6.1: on this thread, when it asks (`IORING_SETUP_DEFER_TASKRUN`).
-    Deferred,
-    /// Linux 5.19: on this thread, at its next system call (`IORING_SETUP_COOP_TASKRUN`).
+    /// Linux 6.0: on this thread, at its next system call, which is this ring's only user.
+    SingleIssuer,
+    /// Linux 5.19: on this thread, at its next system call.
     Cooperative,
     /// Linux 5.6: by interrupting this thread.
     Plain,
 }
 
 impl Flavour {
-    const ALL: [Self; 3] = [Self::Deferred, Self::Cooperative, Self::Plain];
+    const ALL: [Self; 3] = [Self::SingleIssuer, Self::Cooperative, Self::Plain];
 
     fn build(self, entries: u32) -> std::io::Result<IoUring> {
         let mut builder = IoUring::builder();
         builder.dontfork();
         match self {
-            Self::Deferred => {
-                builder.setup_submit_all().setup_single_issuer();
-                builder.setup_defer_taskrun().setup_taskrun_flag();
-            }
-            Self::Cooperative => {
+            Self::SingleIssuer | Self::Cooperative => {
                 builder
                     .setup_submit_all()
                     .setup_coop_taskrun()
@@ -155,14 +145,16 @@ impl Flavour {
             }
             Self::Plain => {}
         }
+        if self == Self::SingleIssuer {
+            builder.setup_single_issuer();
+        }
         builder.build(entries)
     }
 
     fn notice(self) -> Option<Notice> {
         match self {
-            Self::Deferred => None,
-            Self::Cooperative => Some(Notice::OlderKernel { cooperative: true }),
-            Self::Plain => Some(Notice::OlderKernel { cooperative: false }),
+            Self::SingleIssuer | Self::Cooperative => None,
+            Self::Plain => Some(Notice::OlderKernel),
         }
     }
 }
@@ -249,7 +241,7 @@ impl Ring {
 
     /// Moves ended operations into `done` until it is full. Returns how many came.
     ///
-    /// Makes a system call only if the kernel says that it deferred completions, or to send again
+    /// Makes a system call only if the kernel says that it keeps completions back, or to send again
     /// what it cut short.
     pub fn poll<const N: usize>(&mut self, done: &mut ArrayVec<Done, N>) -> usize {
         let before = done.len();

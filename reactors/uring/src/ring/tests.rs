@@ -1,1 +1,289 @@
+//! What needs a look inside: each way of running completions, stray completions, and a drop that the
+//! kernel does not let finish.
 
+use std::os::fd::OwnedFd;
+
+use hugemem::{ArenaConfig, PagePolicy};
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::pipe::{PipeFlags, pipe_with};
+
+use super::*;
+use crate::leaked_leases;
+
+fn arena() -> Arc<Arena> {
+    let config = ArenaConfig {
+        bytes: 1 << 20,
+        pages: PagePolicy::Ordinary,
+        max_transfer: 16 * 1024,
+    };
+    Arena::new(config).unwrap()
+}
+
+fn taken(arena: &Arena) -> u64 {
+    arena
+        .counters()
+        .classes
+        .iter()
+        .map(|class| class.taken)
+        .sum()
+}
+
+fn pipe() -> (Arc<OwnedFd>, OwnedFd) {
+    let (reader, writer) = pipe_with(PipeFlags::CLOEXEC).unwrap();
+    (Arc::new(reader), writer)
+}
+
+/// Polls until `count` operations have ended, sleeping on the ring's descriptor in between.
+fn wait_for(ring: &mut Ring, count: usize) -> Vec<Done> {
+    let mut all = Vec::new();
+    while all.len() < count {
+        let mut batch = ArrayVec::<Done, 8>::new();
+        ring.flush();
+        if ring.poll(&mut batch) == 0 {
+            assert!(is_readable(ring, 10), "no completion within 10 s");
+        }
+        all.extend(batch);
+    }
+    all
+}
+
+fn is_readable(ring: &Ring, seconds: i64) -> bool {
+    let mut polled = [PollFd::new(ring, PollFlags::IN)];
+    let timeout = Timespec {
+        tv_sec: seconds,
+        tv_nsec: 0,
+    };
+    rustix::event::poll(&mut polled, Some(&timeout)).unwrap() == 1
+}
+
+#[test]
+fn impossible_depths_are_refused() {
+    for depth in [0, RING_DEPTH_MAX + 1, u32::MAX] {
+        let refused = Ring::new(&RingConfig::new(depth), None).unwrap_err();
+        assert_eq!(refused, RingError::Depth { depth });
+    }
+}
+
+#[test]
+fn refusals_of_the_kernel_have_their_own_words() {
+    assert_eq!(set_up_error(Errno::NOSYS, 8), RingError::Unsupported);
+    assert_eq!(set_up_error(Errno::PERM, 8), RingError::Forbidden);
+    assert_eq!(
+        set_up_error(Errno::NOMEM, 8),
+        RingError::NoMemory { depth: 8 }
+    );
+    assert_eq!(
+        set_up_error(Errno::MFILE, 8),
+        RingError::Refused(Errno::MFILE)
+    );
+    assert!(RingError::Unsupported.to_string().contains("no io_uring"));
+    assert!(
+        RingError::Forbidden
+            .to_string()
+            .contains("io_uring_disabled")
+    );
+}
+
+#[test]
+fn every_way_of_running_completions_wakes_a_sleeper() {
+    for flavour in Flavour::ALL {
+        let arena = arena();
+        let pool = arena.pool(0);
+        let config = RingConfig::new(4);
+        let mut ring = Ring::with_flavours(&config, Some(&arena), &[flavour]).unwrap();
+        assert_eq!(ring.notices(), flavour.notice().as_slice(), "{flavour:?}");
+        assert!(ring.has_fixed_buffers());
+        let (reader, writer) = pipe();
+        let file = ring.add_file(reader).unwrap();
+        let lease = pool.take(4096).unwrap();
+        ring.submit(
+            7,
+            Operation::Read {
+                file,
+                offset: 0,
+                lease,
+            },
+        )
+        .unwrap();
+        ring.flush();
+        assert!(
+            !is_readable(&ring, 0),
+            "{flavour:?}: nothing was written yet"
+        );
+        rustix::io::write(&writer, &[3; 4096]).unwrap();
+        assert!(
+            is_readable(&ring, 10),
+            "{flavour:?}: the descriptor does not wake"
+        );
+        let mut batch = ArrayVec::<Done, 8>::new();
+        assert_eq!(ring.poll(&mut batch), 1, "{flavour:?}");
+        assert_eq!((batch[0].tag, batch[0].result), (7, Ok(())));
+        assert!(
+            batch[0]
+                .lease
+                .as_ref()
+                .unwrap()
+                .iter()
+                .all(|&byte| byte == 3)
+        );
+        assert!(
+            !is_readable(&ring, 0),
+            "{flavour:?}: still readable after the poll"
+        );
+        assert_eq!(ring.in_flight(), 0);
+    }
+}
+
+/// Waits until a thread of this process sleeps in the kernel.
+fn until_asleep(thread: rustix::thread::Pid) {
+    let path = format!("/proc/self/task/{}/stat", thread.as_raw_nonzero());
+    loop {
+        let stat = std::fs::read_to_string(&path).unwrap();
+        let state = stat.rsplit_once(") ").unwrap().1.as_bytes()[0];
+        if state == b'S' {
+            return;
+        }
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn every_way_of_running_completions_wakes_who_sleeps_already() {
+    for flavour in Flavour::ALL {
+        let arena = arena();
+        let pool = arena.pool(0);
+        let mut ring = Ring::with_flavours(&RingConfig::new(4), None, &[flavour]).unwrap();
+        let (reader, writer) = pipe();
+        let file = ring.add_file(reader).unwrap();
+        let lease = pool.take(4096).unwrap();
+        ring.submit(
+            7,
+            Operation::Read {
+                file,
+                offset: 0,
+                lease,
+            },
+        )
+        .unwrap();
+        ring.flush();
+        let sleeper = rustix::thread::gettid();
+        let waker = std::thread::spawn(move || {
+            until_asleep(sleeper);
+            rustix::io::write(&writer, &[3; 4096]).unwrap();
+        });
+        let start = std::time::Instant::now();
+        let woken = is_readable(&ring, 60);
+        assert!(
+            woken && start.elapsed() < Duration::from_secs(30),
+            "{flavour:?}"
+        );
+        assert_eq!(wait_for(&mut ring, 1)[0].tag, 7);
+        waker.join().unwrap();
+    }
+}
+
+#[test]
+fn only_the_oldest_kernels_are_told_of() {
+    assert_eq!(Flavour::SingleIssuer.notice(), None);
+    assert_eq!(Flavour::Cooperative.notice(), None);
+    assert!(
+        Flavour::Plain
+            .notice()
+            .unwrap()
+            .to_string()
+            .contains("Linux 5.19")
+    );
+}
+
+#[test]
+fn stray_completions_are_counted_and_ignored() {
+    let mut ring = Ring::new(&RingConfig::new(4), None).unwrap();
+    let (reader, writer) = pipe();
+    let file = ring.add_file(reader).unwrap();
+    let arena = arena();
+    let lease = arena.pool(0).take(4096).unwrap();
+    ring.submit(
+        1,
+        Operation::Read {
+            file,
+            offset: 0,
+            lease,
+        },
+    )
+    .unwrap();
+    // An unknown slot, a slot that never was in use, and the slot in use with another generation.
+    for user_data in [u64::MAX, 1 << 32 | 3, 9 << 32] {
+        ring.kernel.push_stray(user_data);
+        ring.flush();
+    }
+    rustix::io::write(&writer, &[1; 4096]).unwrap();
+    let done = wait_for(&mut ring, 1);
+    assert_eq!((done[0].tag, done[0].result), (1, Ok(())));
+    assert_eq!(ring.counters().stale, 3);
+}
+
+#[test]
+fn a_drop_cancels_and_brings_the_memory_home() {
+    let arena = arena();
+    let pool = arena.pool(0);
+    let (reader, _writer) = pipe();
+    let mut ring = Ring::new(&RingConfig::new(4), Some(&arena)).unwrap();
+    let file = ring.add_file(reader).unwrap();
+    for tag in 0..3 {
+        let lease = pool.take(4096).unwrap();
+        ring.submit(
+            tag,
+            Operation::Read {
+                file,
+                offset: 0,
+                lease,
+            },
+        )
+        .unwrap();
+        if tag < 2 {
+            ring.flush();
+        }
+    }
+    assert_eq!(taken(&arena), 3);
+    drop(ring);
+    assert_eq!(taken(&arena), 0);
+}
+
+#[test]
+fn memory_that_the_kernel_keeps_is_leaked_and_counted() {
+    let arena = arena();
+    let pool = arena.pool(0);
+    let (reader, writer) = pipe();
+    let mut config = RingConfig::new(4);
+    config.drop_wait = Duration::ZERO;
+    let mut ring = Ring::new(&config, Some(&arena)).unwrap();
+    ring.kernel.uncancellable = true;
+    let file = ring.add_file(reader).unwrap();
+    let lease = pool.take(4096).unwrap();
+    ring.submit(
+        1,
+        Operation::Read {
+            file,
+            offset: 0,
+            lease,
+        },
+    )
+    .unwrap();
+    ring.submit(
+        2,
+        Operation::Sync {
+            file,
+            data_only: true,
+        },
+    )
+    .unwrap();
+    let leaked_before = leaked_leases();
+    drop(ring);
+    assert_eq!(leaked_leases(), leaked_before + 1);
+    assert_eq!(
+        taken(&arena),
+        1,
+        "the lease must not be given to anybody else"
+    );
+    drop(writer);
+}
