@@ -8,6 +8,29 @@
 //! This crate refuses blocking calls inside a turn, locks on the I/O path, and allocation after
 //! set-up. Unsafe code is kept to two modules: the cells of the ring and the instruction that reads
 //! the time-stamp counter.
+//!
+//! ```
+//! use reactors::{Nanos, Poller, Progress, ReactorConfig, Reactors};
+//!
+//! struct Quiet;
+//!
+//! impl Poller for Quiet {
+//!     fn name(&self) -> &str {
+//!         "quiet"
+//!     }
+//!
+//!     fn poll(&mut self, _now: Nanos, _budget: u32) -> Progress {
+//!         Progress::Idle
+//!     }
+//! }
+//!
+//! let reactors = Reactors::start(vec![ReactorConfig::default(); 2], |_index, setup| {
+//!     setup.register(Box::new(Quiet))?;
+//!     Ok(())
+//! })?;
+//! assert!(reactors.stop(Nanos::from_secs(5)).is_clean());
+//! # Ok::<(), reactors::StartError>(())
+//! ```
 
 pub mod mesh;
 pub mod ring;

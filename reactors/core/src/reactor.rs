@@ -25,7 +25,7 @@ const _: () = assert!(
     "poller slots share 16 bits with reserved numbers"
 );
 
-/// At most one stall warning per reactor in this time.
+/// At most one warning per reactor in this time.
 const WARN_EVERY: Nanos = Nanos::from_secs(1);
 
 /// Work for a reactor timer; it runs on the thread that scheduled it, so it need not be `Send`.
@@ -53,6 +53,13 @@ struct Slot {
 
 /// One thread's worth of pollers. Started by [`Reactors`](crate::Reactors), or made directly and
 /// turned by hand in tests and simulations, several on one thread if need be.
+///
+/// It stays on its thread:
+///
+/// ```compile_fail
+/// fn send<T: Send>() {}
+/// send::<reactors::Reactor>();
+/// ```
 pub struct Reactor {
     clock: Rc<dyn Clock>,
     config: ReactorConfig,

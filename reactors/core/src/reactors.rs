@@ -22,7 +22,7 @@ use crate::wake::Waker;
 
 /// How long a reactor past its deadline may take to end its turn and drop its pollers before it is
 /// given up.
-const GIVE_UP: Duration = Duration::from_millis(500);
+const GIVE_UP: Duration = Duration::from_secs(1);
 /// Dropping [`Reactors`] without stopping it gives the pollers this long.
 const DROP_WITHIN: Nanos = Nanos::from_secs(1);
 
@@ -196,7 +196,7 @@ impl ReactorSetup<'_> {
     }
 }
 
-/// Running reactors. Dropping it stops them, waiting at most about a second.
+/// Running reactors. Dropping it stops them, waiting at most about two seconds.
 #[derive(Debug)]
 pub struct Reactors {
     handles: Vec<ReactorHandle>,
@@ -276,7 +276,7 @@ impl Reactors {
     }
 
     /// Stops: in every turn each poller is asked to stop, until all pollers of all reactors are
-    /// done or `within` has passed (a span, not a point in time). Comes back about half a second
+    /// done or `within` has passed (a span, not a point in time). Comes back about a second
     /// after that even if a poller hangs.
     #[must_use]
     pub fn stop(mut self, within: Nanos) -> StopReport {

@@ -11,6 +11,12 @@ use crate::wake::Waker;
 
 /// A ring that holds exactly `capacity` values of `T`. Allocates here and never again.
 ///
+/// Only what may change threads goes through a ring:
+///
+/// ```compile_fail
+/// let _ = reactors::ring::channel::<std::rc::Rc<u8>>(8);
+/// ```
+///
 /// # Panics
 /// If `capacity` is 0 or above 2^30.
 #[must_use]

@@ -2,11 +2,13 @@
 
 use std::io;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use crate::clock::{Clock, VirtualClock};
 use crate::config::ReactorConfig;
 use crate::poller::Progress;
 use crate::reactor::Reactor;
+use crate::shared::{Group, Shared};
 use crate::time::Nanos;
 
 /// How far time moves in a round of turns, so that even reactors that are always busy come to an
@@ -30,9 +32,12 @@ impl Simulation {
     /// The kernel refused an eventfd.
     pub fn new(seed: u64, configs: Vec<ReactorConfig>) -> io::Result<Simulation> {
         let clock = VirtualClock::new();
-        let reactors = (configs.into_iter().enumerate())
-            .map(|(index, config)| Reactor::new(index, config, Rc::new(clock.clone())))
-            .collect::<io::Result<Vec<Reactor>>>()?;
+        let group = Group::new(configs.len());
+        let mut reactors = Vec::with_capacity(configs.len());
+        for (index, config) in configs.into_iter().enumerate() {
+            let shared = Shared::new(index, config.inbox_capacity, Arc::clone(&group))?;
+            reactors.push(Reactor::with_shared(config, Rc::new(clock.clone()), shared));
+        }
         let order = (0..reactors.len()).collect();
         Ok(Simulation {
             clock,
@@ -40,6 +45,19 @@ impl Simulation {
             order,
             random: seed,
         })
+    }
+
+    /// Asks every reactor to stop, to be done by `deadline` at the latest; they end together.
+    pub fn request_stop(&self, deadline: Nanos) {
+        for reactor in &self.reactors {
+            reactor.handle().request_stop(deadline);
+        }
+    }
+
+    /// Whether every reactor has ended.
+    #[must_use]
+    pub fn is_finished(&self) -> bool {
+        self.reactors.iter().all(Reactor::is_finished)
     }
 
     /// The clock that all reactors share.
@@ -56,7 +74,7 @@ impl Simulation {
         &mut self.reactors[index]
     }
 
-    /// One turn of every reactor, in an order of the seed's choice.
+    /// One turn of every reactor that has not ended, in an order of the seed's choice.
     pub fn round(&mut self) -> Progress {
         for last in (1..self.order.len()).rev() {
             let other = self.draw() % (last as u64 + 1);
@@ -64,17 +82,20 @@ impl Simulation {
         }
         let mut progress = Progress::Idle;
         for &index in &self.order {
-            progress = progress.and(self.reactors[index].turn());
+            let reactor = &mut self.reactors[index];
+            if !reactor.is_finished() {
+                progress = progress.and(reactor.turn());
+            }
         }
         self.clock.advance(ROUND);
         progress
     }
 
-    /// Takes rounds until `done` says so or `until` is reached; returns whether it was done. `done`
-    /// is asked before every round.
+    /// Takes rounds until `done` says so or `until` is reached or every reactor has ended; returns
+    /// whether it was done. `done` is asked before every round.
     pub fn run_until(&mut self, until: Nanos, mut done: impl FnMut() -> bool) -> bool {
         while !done() {
-            if self.clock.now() >= until {
+            if self.clock.now() >= until || self.is_finished() {
                 return false;
             }
             if !self.round().is_busy() {

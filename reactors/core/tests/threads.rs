@@ -357,6 +357,11 @@ mod wake {
         fn prepare_sleep(&mut self) -> bool {
             self.ready.load(Ordering::Relaxed)
         }
+
+        /// Never, said in numbers.
+        fn next_deadline(&self) -> Option<Nanos> {
+            Some(Nanos::MAX)
+        }
     }
 
     #[test]

@@ -2,9 +2,10 @@
 
 use arrayvec::ArrayVec;
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
 use rustix::time::Timespec;
 
-use super::{POLLERS_MAX, Reactor};
+use super::{POLLERS_MAX, Reactor, WARN_EVERY};
 use crate::config::IdlePolicy;
 use crate::time::Nanos;
 
@@ -84,10 +85,23 @@ impl Reactor {
         if !fds[0].revents().is_empty() {
             self.shared.waker.drain();
         }
-        if ready.is_ok_and(|count| count > 0) {
-            self.shared.stats.note_wakeup();
+        drop(fds);
+        let now = self.clock.now();
+        self.accounts.wake(now, &self.shared.stats);
+        match ready {
+            Ok(0) | Err(Errno::INTR) => {}
+            Ok(_) => self.shared.stats.note_wakeup(),
+            Err(error) => self.warn_of_sleep(now, error),
         }
-        self.accounts.wake(self.clock.now(), &self.shared.stats);
+    }
+
+    /// The reactor goes on without sleep, which costs a core but loses nothing.
+    #[cold]
+    fn warn_of_sleep(&mut self, now: Nanos, error: Errno) {
+        if now >= self.next_warning {
+            self.next_warning = now + WARN_EVERY;
+            tracing::warn!(reactor = self.index(), %error, "a reactor cannot sleep");
+        }
     }
 
     /// How long the sleep may last; `None` when something is due already.

@@ -2,7 +2,7 @@ use std::cell::RefCell;
 
 use super::*;
 use crate::mesh::{self, Port};
-use crate::poller::Poller;
+use crate::poller::{Poller, StopState};
 
 /// Passes a token round the mesh and writes down who had it when.
 struct Relay {
@@ -117,4 +117,47 @@ fn a_run_of_busy_reactors_ends() {
         .register(Box::new(Busy))
         .expect("there is room");
     assert!(!simulation.run_until(Nanos::from_millis(5), || false));
+}
+
+#[test]
+fn a_stop_ends_all_together() {
+    struct Draining(u32);
+    impl Poller for Draining {
+        fn name(&self) -> &str {
+            "draining"
+        }
+        fn poll(&mut self, _now: Nanos, _budget: u32) -> Progress {
+            self.0 = self.0.saturating_sub(1);
+            Progress::Idle
+        }
+        fn stop(&mut self, _now: Nanos) -> StopState {
+            if self.0 == 0 {
+                StopState::Stopped
+            } else {
+                StopState::Outstanding(self.0)
+            }
+        }
+    }
+    let configs = vec![ReactorConfig::default(); 2];
+    let mut simulation = Simulation::new(5, configs).expect("eventfds");
+    for (index, items) in [3, 30].into_iter().enumerate() {
+        let poller = Box::new(Draining(items));
+        simulation
+            .reactor(index)
+            .register(poller)
+            .expect("there is room");
+    }
+    simulation.request_stop(Nanos::from_secs(1));
+    for _ in 0..29 {
+        simulation.round();
+        assert!(!simulation.reactor(0).is_finished() && !simulation.reactor(1).is_finished());
+    }
+    // The one that took its turn first sees the other quiet only in its next turn.
+    simulation.round();
+    simulation.round();
+    assert!(simulation.is_finished());
+    assert!(
+        !simulation.run_until(Nanos::MAX, || false),
+        "there is nothing left to run"
+    );
 }
