@@ -136,10 +136,13 @@ fn appliance() -> impl Strategy<Value = Appliance> {
 }
 
 fn limits() -> impl Strategy<Value = Limits> {
-    (1..=CONNECTIONS_MAX, 12..=20_u32).prop_map(|(max_connections, exponent)| Limits {
-        max_connections,
-        max_transfer: ByteSize::from_bytes(1 << exponent),
-    })
+    (1..=CONNECTIONS_MAX, 1..=CONTROLLERS_MAX, 12..=20_u32).prop_map(
+        |(max_connections, max_controllers, exponent)| Limits {
+            max_connections,
+            max_controllers,
+            max_transfer: ByteSize::from_bytes(1 << exponent),
+        },
+    )
 }
 
 /// The device's number keeps its path and UUID apart from those of the others.
@@ -252,7 +255,7 @@ impl Arbitrary for ExportSeed {
     }
 }
 
-type ExportRest = (Nqn, Access, Option<SerialNumber>, ModelNumber, u16, u16);
+type ExportRest = (Nqn, Access, Option<SerialNumber>, ModelNumber, u16);
 
 fn export_rest() -> impl Strategy<Value = ExportRest> {
     let hosts =
@@ -268,7 +271,6 @@ fn export_rest() -> impl Strategy<Value = ExportRest> {
         serial,
         model,
         1..=IO_QUEUES_MAX,
-        1..=CONTROLLERS_MAX,
     )
 }
 
@@ -282,7 +284,7 @@ fn exports(
     let mut nqns = BTreeSet::new();
     let mut exports = Vec::new();
     for (seed, rest) in seeds.iter().zip(rests) {
-        let (nqn, access, serial, model, max_io_queues, max_controllers) = rest;
+        let (nqn, access, serial, model, max_io_queues) = rest;
         if free.is_empty() || !nqns.insert(nqn.clone()) {
             continue;
         }
@@ -312,7 +314,6 @@ fn exports(
             serial,
             model,
             max_io_queues,
-            max_controllers,
         });
     }
     exports

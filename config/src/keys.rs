@@ -76,7 +76,7 @@ pub(crate) const ROOT: Section = Section {
         },
         Key {
             name: "device",
-            value: "array of 1 to 1024 tables",
+            value: "array of 1 to 128 tables",
             absent: Absent::Required,
             example: "[[device]]",
             meaning: "The devices that can be exported.",
@@ -90,7 +90,7 @@ pub(crate) const ROOT: Section = Section {
         },
         Key {
             name: "export",
-            value: "array of 1 to 1024 tables",
+            value: "array of 1 to 128 tables",
             absent: Absent::Required,
             example: "[[export]]",
             meaning: "The NVMe subsystems that hosts see.",
@@ -133,8 +133,9 @@ pub(crate) const APPLIANCE: Section = Section {
             value: "`\"auto\"`, `\"huge\"` or `\"ordinary\"`",
             absent: Absent::Value("\"auto\""),
             example: "\"auto\"",
-            meaning: "Which pages the arena takes: the largest there are, and a notice where they \
-                      are ordinary; huge pages or no start; ordinary ones.",
+            meaning: "Which pages the arena and devices of type `memory` take: the largest there \
+                      are, and a notice where they are ordinary; huge pages or no start; ordinary \
+                      ones.",
         },
         Key {
             name: "idle",
@@ -167,6 +168,14 @@ pub(crate) const LIMITS: Section = Section {
             example: "1024",
             meaning: "Most connections at once. Each queue of a controller is a connection, so a \
                       host with 16 cores takes 17 for each export.",
+        },
+        Key {
+            name: "max_controllers",
+            value: "integer, 1 to 4096",
+            absent: Absent::Value("256"),
+            example: "32",
+            meaning: "Most controllers at once, of all exports and of discovery. A host has one on \
+                      each path to an export.",
         },
         Key {
             name: "max_transfer",
@@ -324,7 +333,7 @@ pub(crate) const EXPORT: Section = Section {
         },
         Key {
             name: "devices",
-            value: "array of 1 to 1024 device names or tables",
+            value: "array of 1 to 128 device names or tables",
             absent: Absent::Required,
             example: "[\"vol0\"]",
             meaning: "Its namespaces. A name takes the namespace identifier after the one before \
@@ -367,18 +376,11 @@ pub(crate) const EXPORT: Section = Section {
         },
         Key {
             name: "max_io_queues",
-            value: "integer, 1 to 256",
+            value: "integer, 1 to 128",
             absent: Absent::Value("64"),
             example: "16",
             meaning: "Most I/O queues of one controller. A host takes one for each of its cores, \
                       or fewer where it is told so.",
-        },
-        Key {
-            name: "max_controllers",
-            value: "integer, 1 to 4096",
-            absent: Absent::Value("256"),
-            example: "32",
-            meaning: "Most controllers at once: attached hosts, times the paths of each.",
         },
     ],
 };

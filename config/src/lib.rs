@@ -10,6 +10,16 @@
 //! its place, its path in the file and a hint. [`Config::to_toml`] prints a configuration that
 //! parses to itself. `REFERENCE.md` lists every key; it is generated from [`keys::SECTIONS`], the
 //! same table that the parser reads.
+//!
+//! ```
+//! use appliance_config::Config;
+//!
+//! let problems = Config::parse("rack7.toml", "[aplliance]\nname = 7\n").unwrap_err();
+//! let first = problems.iter().next().unwrap();
+//! assert_eq!(first.message(), "unknown key `aplliance`");
+//! assert!(first.hint().unwrap().starts_with("did you mean `appliance`?"));
+//! assert_eq!(first.place().map(|place| (place.line(), place.column())), Some((1, 2)));
+//! ```
 #![forbid(unsafe_code)]
 
 mod embedded;
@@ -40,3 +50,6 @@ pub use value::{
     AddressError, BlockSize, ByteSize, ByteSizeError, CoreList, CoreListError, ListenAddress,
     ModelNumber, Name, NameError, Nqn, NqnError, Period, PeriodError, SerialNumber, TextFieldError,
 };
+
+#[cfg(test)]
+mod tests;

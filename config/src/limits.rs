@@ -8,19 +8,17 @@ pub const FILE_BYTES_MAX: usize = 1024 * 1024;
 /// Largest file, in bytes, in which syntax errors after the first are looked for too: each costs
 /// memory.
 pub const SYNTAX_RECOVERY_BYTES_MAX: usize = 64 * 1024;
-/// Most parts that a dotted key or a table header may have; the model needs three.
-pub const KEY_PARTS_MAX: usize = 16;
 /// Most problems that are kept; further ones are counted.
 pub const PROBLEMS_MAX: usize = 256;
 
 /// Most devices of one appliance.
-pub const DEVICES_MAX: usize = 1024;
+pub const DEVICES_MAX: usize = 128;
 /// Most listeners of one appliance.
 pub const LISTENERS_MAX: usize = 64;
-/// Most exports (NVMe subsystems) of one appliance.
-pub const EXPORTS_MAX: usize = 1024;
+/// Most exports (NVMe subsystems) of one appliance: each has a device of its own.
+pub const EXPORTS_MAX: usize = 128;
 /// Most namespaces of one export.
-pub const NAMESPACES_MAX: usize = 1024;
+pub const NAMESPACES_MAX: usize = DEVICES_MAX;
 /// Largest namespace identifier that may be given.
 pub const NSID_MAX: u32 = 1024;
 /// Most hosts in the list of one export.
@@ -63,8 +61,8 @@ pub const QUEUE_DEPTH_MIN: u16 = 2;
 pub const QUEUE_DEPTH_MAX: u16 = 1024;
 
 /// Most I/O queues of one controller.
-pub const IO_QUEUES_MAX: u16 = 256;
-/// Most controllers of one export at once.
+pub const IO_QUEUES_MAX: u16 = 128;
+/// Most controllers at once that may be allowed.
 pub const CONTROLLERS_MAX: u16 = 4096;
 
 /// Longest name of an appliance, device or listener, in characters.
@@ -80,4 +78,4 @@ const _: () = assert!(
         .bytes()
         .is_multiple_of(IN_CAPSULE_DATA_UNIT_BYTES)
 );
-const _: () = assert!(NAMESPACES_MAX <= NSID_MAX as usize);
+const _: () = assert!(NAMESPACES_MAX <= NSID_MAX as usize && EXPORTS_MAX <= DEVICES_MAX);

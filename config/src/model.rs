@@ -173,6 +173,8 @@ words! {
 pub struct Limits {
     /// Most connections at once.
     pub max_connections: u32,
+    /// Most controllers at once, discovery controllers included.
+    pub max_controllers: u16,
     /// Most data of one command: a power of two of bytes.
     pub max_transfer: ByteSize,
 }
@@ -269,8 +271,6 @@ pub struct Export {
     pub model: ModelNumber,
     /// Most I/O queues of one controller.
     pub max_io_queues: u16,
-    /// Most controllers at once.
-    pub max_controllers: u16,
 }
 
 /// A namespace of an export.
@@ -318,6 +318,7 @@ impl Default for Limits {
     fn default() -> Limits {
         Limits {
             max_connections: 1024,
+            max_controllers: 256,
             max_transfer: ByteSize::from_mib(1),
         }
     }
@@ -335,6 +336,4 @@ impl Listener {
 impl Export {
     /// I/O queues of one controller where the file says nothing.
     pub const MAX_IO_QUEUES_DEFAULT: u16 = 64;
-    /// Controllers where the file says nothing.
-    pub const MAX_CONTROLLERS_DEFAULT: u16 = 256;
 }

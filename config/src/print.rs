@@ -56,12 +56,13 @@ fn appliance(out: &mut String, appliance: &Appliance) -> fmt::Result {
 fn limits(out: &mut String, limits: &Limits) -> fmt::Result {
     let Limits {
         max_connections,
+        max_controllers,
         max_transfer,
     } = limits;
-    writeln!(out, "\n[limits]")?;
+    writeln!(out, "\n[limits]\nmax_connections = {max_connections}")?;
     writeln!(
         out,
-        "max_connections = {max_connections}\nmax_transfer = \"{max_transfer}\""
+        "max_controllers = {max_controllers}\nmax_transfer = \"{max_transfer}\""
     )
 }
 
@@ -130,7 +131,6 @@ fn export(out: &mut String, export: &Export) -> fmt::Result {
         serial,
         model,
         max_io_queues,
-        max_controllers,
     } = export;
     writeln!(out, "\n[[export]]\nnqn = {}", quoted(nqn.as_str()))?;
     let counted = namespaces
@@ -155,10 +155,7 @@ fn export(out: &mut String, export: &Export) -> fmt::Result {
         writeln!(out, "serial = {}", quoted(serial.as_str()))?;
     }
     writeln!(out, "model = {}", quoted(model.as_str()))?;
-    writeln!(
-        out,
-        "max_io_queues = {max_io_queues}\nmax_controllers = {max_controllers}"
-    )
+    writeln!(out, "max_io_queues = {max_io_queues}")
 }
 
 /// One item stands beside its key, more stand one to a line.

@@ -207,30 +207,25 @@ impl Findings {
         self.list.is_empty()
     }
 
-    /// The problems of `text`, or `None` where there are none.
-    pub(crate) fn into_problems(mut self, source_name: &str, text: &str) -> Option<Problems> {
-        if self.list.is_empty() {
-            return None;
-        }
+    /// The problems of `text`; there has to be one.
+    pub(crate) fn into_problems(mut self, source_name: &str, text: &str) -> Problems {
+        debug_assert!(!self.list.is_empty(), "what was refused has a reason");
         self.list
             .sort_by_key(|finding| finding.span.as_ref().map_or(usize::MAX, |s| s.start));
         let lines = Lines::new(text);
-        let list = self
-            .list
-            .into_iter()
-            .map(|finding| Problem {
-                kind: finding.kind,
-                place: finding.span.map(|span| lines.place(span)),
-                path: finding.path,
-                message: finding.message,
-                hint: finding.hint,
-            })
-            .collect();
-        Some(Problems {
+        let list = self.list.into_iter().map(|finding| Problem {
+            kind: finding.kind,
+            place: finding.span.map(|span| lines.place(span)),
+            path: finding.path,
+            message: finding.message,
+            hint: finding.hint,
+        });
+        let list = list.collect();
+        Problems {
             source_name: source_name.to_owned(),
             list,
             omitted: self.omitted,
-        })
+        }
     }
 }
 

@@ -4,7 +4,7 @@
 use std::collections::{HashMap, HashSet};
 use std::hash::Hash;
 
-use crate::parse::{Draft, Located};
+use crate::parse::{Draft, Located, NameDraft};
 use crate::problem::{Finding, Findings, Lines, ProblemKind};
 use crate::suggest::{listed, nearest, shown};
 
@@ -15,13 +15,14 @@ const NAMES_LISTED_MAX: usize = 8;
 /// wrong with them has been reported.
 pub(crate) fn validate(draft: &Draft, text: &str, findings: &mut Findings) {
     let lines = Lines::new(text);
-    let device_names = draft.devices.iter().map(|device| device.name.text.as_ref());
-    let device_names = Names::collect(device_names, "device", &lines, findings);
-    let listener_names = draft
+    let names: Vec<_> = draft.devices.iter().map(|device| &device.name).collect();
+    let device_names = Names::collect(&names, "device", &lines, findings);
+    let names: Vec<_> = draft
         .listeners
         .iter()
-        .map(|listener| listener.name.text.as_ref());
-    let listener_names = Names::collect(listener_names, "listener", &lines, findings);
+        .map(|listener| &listener.name)
+        .collect();
+    let listener_names = Names::collect(&names, "listener", &lines, findings);
 
     let nqns = draft
         .exports
@@ -91,8 +92,9 @@ pub(crate) fn validate(draft: &Draft, text: &str, findings: &mut Findings) {
 /// The names of one kind of thing.
 struct Names<'d> {
     what: &'static str,
-    places: HashMap<&'d str, &'d Located<String>>,
+    /// Each name once, in the order of the file.
     in_order: Vec<&'d str>,
+    all: HashSet<&'d str>,
     /// Whether there is one at all, and each one's name could be read: otherwise an unknown name
     /// follows from what has been reported.
     complete: bool,
@@ -100,12 +102,12 @@ struct Names<'d> {
 
 impl<'d> Names<'d> {
     fn collect(
-        names: impl Iterator<Item = Option<&'d Located<String>>> + Clone,
+        names: &[&'d NameDraft],
         what: &'static str,
         lines: &Lines<'_>,
         findings: &mut Findings,
     ) -> Names<'d> {
-        let known = || names.clone().flatten();
+        let known = || names.iter().filter_map(|name| name.text.as_ref());
         unique(
             known(),
             "the name",
@@ -113,20 +115,18 @@ impl<'d> Names<'d> {
             lines,
             findings,
         );
+        let mut all = HashSet::new();
+        let texts = known().map(|name| name.value.as_str());
         Names {
             what,
-            places: known().map(|name| (name.value.as_str(), name)).collect(),
-            in_order: {
-                let mut seen = HashSet::new();
-                let names = known().map(|name| name.value.as_str());
-                names.filter(|name| seen.insert(*name)).collect()
-            },
-            complete: known().next().is_some() && names.clone().all(|name| name.is_some()),
+            in_order: texts.filter(|name| all.insert(*name)).collect(),
+            all,
+            complete: !names.is_empty() && names.iter().all(|name| name.text.is_some()),
         }
     }
 
     fn check(&self, name: &Located<String>, findings: &mut Findings) {
-        if !self.complete || self.places.contains_key(name.value.as_str()) {
+        if !self.complete || self.all.contains(name.value.as_str()) {
             return;
         }
         let what = self.what;

@@ -197,7 +197,7 @@ fn many_syntax_errors_are_counted() {
 
 #[test]
 fn many_tables_are_bounded() {
-    for (table, most) in [("device", 1024), ("listener", 64), ("export", 1024)] {
+    for (table, most) in [("device", 128), ("listener", 64), ("export", 128)] {
         let text = format!("[[{table}]]\n").repeat(50_000);
         let problems = problems(text.as_bytes());
         let path = problems

@@ -9,9 +9,7 @@ use super::Located;
 use super::reader::{Element, Reader};
 use super::setting::Fault;
 use crate::keys;
-use crate::limits::{
-    CONTROLLERS_MAX, HOSTS_MAX, IO_QUEUES_MAX, LISTENERS_MAX, NAMESPACES_MAX, NSID_MAX,
-};
+use crate::limits::{HOSTS_MAX, IO_QUEUES_MAX, LISTENERS_MAX, NAMESPACES_MAX, NSID_MAX};
 use crate::model::{Access, Export, Namespace};
 use crate::problem::{Finding, Findings, ProblemKind};
 use crate::suggest::shown;
@@ -50,7 +48,6 @@ pub(super) fn export(table: &Reader<'_, '_>, findings: &mut Findings) -> ExportD
     let serial = table.optional::<SerialNumber>("serial", findings);
     let model = table.optional::<ModelNumber>("model", findings);
     let max_io_queues = table.count("max_io_queues", 1..=IO_QUEUES_MAX, findings);
-    let max_controllers = table.count("max_controllers", 1..=CONTROLLERS_MAX, findings);
     let finish = || {
         Some(Export {
             nqn: nqn.as_ref()?.value.clone(),
@@ -63,11 +60,6 @@ pub(super) fn export(table: &Reader<'_, '_>, findings: &mut Findings) -> ExportD
                 "max_io_queues",
                 max_io_queues,
                 Export::MAX_IO_QUEUES_DEFAULT,
-            )?,
-            max_controllers: table.or_default(
-                "max_controllers",
-                max_controllers,
-                Export::MAX_CONTROLLERS_DEFAULT,
             )?,
         })
     };

@@ -18,7 +18,7 @@ use crate::validate;
 use reader::Reader;
 
 pub(crate) use export::ExportDraft;
-pub(crate) use sections::{DeviceDraft, ListenerDraft};
+pub(crate) use sections::{DeviceDraft, ListenerDraft, NameDraft};
 
 /// A value, and where it stands.
 #[derive(Clone, Debug)]
@@ -60,11 +60,9 @@ impl Config {
         let mut findings = Findings::default();
         // An editor's byte order mark is no part of the first line.
         let text = text.strip_prefix('\u{feff}').unwrap_or(text);
-        let config = parse_text(text, &mut findings);
-        match (findings.into_problems(source_name, text), config) {
-            (None, Some(config)) => Ok(config),
-            (Some(problems), _) => Err(problems),
-            (None, None) => unreachable!("a configuration is left out only with a finding"),
+        match parse_text(text, &mut findings) {
+            Some(config) if findings.is_empty() => Ok(config),
+            _ => Err(findings.into_problems(source_name, text)),
         }
     }
 
@@ -77,9 +75,7 @@ impl Config {
         if bytes.len() > FILE_BYTES_MAX {
             let mut findings = Findings::default();
             findings.add(|| syntax::too_large(bytes.len()));
-            if let Some(problems) = findings.into_problems(source_name, "") {
-                return Err(problems);
-            }
+            return Err(findings.into_problems(source_name, ""));
         }
         match std::str::from_utf8(bytes) {
             Ok(text) => Config::parse(source_name, text),
@@ -92,11 +88,7 @@ fn parse_text(text: &str, findings: &mut Findings) -> Option<Config> {
     let root = syntax::parse(text, findings)?;
     let draft = read_root(&root, findings);
     validate::validate(&draft, text, findings);
-    if findings.is_empty() {
-        finish(draft)
-    } else {
-        None
-    }
+    finish(draft)
 }
 
 fn read_root(root: &DeTable<'_>, findings: &mut Findings) -> Draft {

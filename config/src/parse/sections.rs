@@ -9,9 +9,9 @@ use super::Located;
 use super::reader::Reader;
 use super::setting::{Fault, Setting, word};
 use crate::limits::{
-    CONNECTIONS_MAX, DEVICE_SIZE_MAX, IN_CAPSULE_DATA_MAX, IN_CAPSULE_DATA_UNIT_BYTES, MEMORY_MAX,
-    MEMORY_MIN, PATH_BYTES_MAX, QUEUE_DEPTH_MAX, QUEUE_DEPTH_MIN, SHUTDOWN_DEADLINE_MAX,
-    SHUTDOWN_DEADLINE_MIN, TRANSFER_MAX, TRANSFER_MIN,
+    CONNECTIONS_MAX, CONTROLLERS_MAX, DEVICE_SIZE_MAX, IN_CAPSULE_DATA_MAX,
+    IN_CAPSULE_DATA_UNIT_BYTES, MEMORY_MAX, MEMORY_MIN, PATH_BYTES_MAX, QUEUE_DEPTH_MAX,
+    QUEUE_DEPTH_MIN, SHUTDOWN_DEADLINE_MAX, SHUTDOWN_DEADLINE_MIN, TRANSFER_MAX, TRANSFER_MIN,
 };
 use crate::model::{Appliance, Backing, Cores, Device, Limits, Listener, Transport};
 use crate::problem::{Finding, Findings, ProblemKind};
@@ -78,6 +78,7 @@ pub(super) fn appliance(table: &Reader<'_, '_>, findings: &mut Findings) -> Opti
 pub(super) fn limits(table: &Reader<'_, '_>, findings: &mut Findings) -> Option<Limits> {
     let absent = Limits::default();
     let max_connections = table.count("max_connections", 1..=CONNECTIONS_MAX, findings);
+    let max_controllers = table.count("max_controllers", 1..=CONTROLLERS_MAX, findings);
     let max_transfer = table
         .ranged("max_transfer", TRANSFER_MIN..=TRANSFER_MAX, findings)
         .filter(|transfer| is_power_of_two(transfer, findings));
@@ -86,6 +87,11 @@ pub(super) fn limits(table: &Reader<'_, '_>, findings: &mut Findings) -> Option<
             "max_connections",
             max_connections,
             absent.max_connections,
+        )?,
+        max_controllers: table.or_default(
+            "max_controllers",
+            max_controllers,
+            absent.max_controllers,
         )?,
         max_transfer: table.or_default("max_transfer", max_transfer, absent.max_transfer)?,
     })

@@ -1,0 +1,531 @@
+//! Properties of the whole: arbitrary and mutated files, round trips, and every key of the table.
+
+use std::fs;
+use std::path::Path;
+
+use proptest::prelude::*;
+use proptest::sample::{Index, select};
+
+use crate::keys::{self, Absent, Section};
+use crate::{Config, Problem, ProblemKind, Problems, generate};
+
+const MINIMAL: &str = r#"
+[appliance]
+[limits]
+[[device]]
+name = "a"
+type = "file"
+path = "/srv/a"
+[[listener]]
+name = "l"
+transport = "tcp"
+address = "192.0.2.1"
+[[export]]
+nqn = "nqn.2026-11.org.example:a"
+devices = [{ device = "a", nsid = 1 }]
+listeners = ["l"]
+hosts = ["nqn.2026-11.org.example:h"]
+"#;
+
+fn minimal() -> Config {
+    Config::parse("minimal.toml", MINIMAL).unwrap()
+}
+
+/// The minimal file with that key in that section, in place of what was there.
+fn with_key(section: &Section, key: &str, value: &str) -> String {
+    if section.path == "export.devices" {
+        let old = if key == "nsid" {
+            "nsid = 1"
+        } else {
+            "device = \"a\""
+        };
+        return MINIMAL.replace(old, &format!("{key} = {value}"));
+    }
+    let mut here = false;
+    let mut text = String::new();
+    for line in MINIMAL.lines() {
+        if line.starts_with('[') {
+            here = line == section.header;
+        }
+        if !(here && line.starts_with(&format!("{key} ="))) {
+            text.push_str(line);
+            text.push('\n');
+        }
+        if line == section.header {
+            text.push_str(&format!("{key} = {value}\n"));
+        }
+    }
+    text
+}
+
+fn tables() -> impl Iterator<Item = &'static Section> {
+    keys::SECTIONS
+        .iter()
+        .filter(|section| !section.path.is_empty())
+}
+
+/// What every list of problems keeps, whatever the file.
+fn check(problems: &Problems, text: &str) -> Result<(), TestCaseError> {
+    prop_assert!(problems.count() >= problems.iter().len());
+    prop_assert!(problems.iter().len() > 0);
+    let line_count = text.split('\n').count();
+    let mut line_before = 0;
+    for problem in problems {
+        prop_assert!(!problem.message().is_empty() && !problem.message().contains('\n'));
+        prop_assert!(!problem.hint().is_some_and(|hint| hint.contains('\n')));
+        // Problems without a place come last.
+        let line = problem.place().map_or(usize::MAX, crate::Place::line);
+        prop_assert!(line >= line_before);
+        line_before = line;
+        if let Some(place) = problem.place() {
+            prop_assert!((1..=line_count).contains(&place.line()));
+            let content = text.split('\n').nth(place.line() - 1).unwrap_or("");
+            prop_assert!((1..=content.chars().count() + 1).contains(&place.column()));
+        }
+    }
+    let shown = problems.to_string();
+    prop_assert!(
+        !shown.contains(|c: char| c.is_control() && c != '\n'),
+        "{shown:?}"
+    );
+    let carets = shown.lines().filter(|line| line.contains("^")).count();
+    let placed = problems
+        .iter()
+        .filter(|problem| problem.place().is_some())
+        .count();
+    prop_assert!(carets >= placed);
+    Ok(())
+}
+
+/// Whatever the text: problems that keep the rules, or a configuration that round-trips.
+fn parse_anything(text: &str) -> Result<(), TestCaseError> {
+    match Config::parse("any.toml", text) {
+        Err(problems) => check(&problems, text),
+        Ok(config) => {
+            let printed = config.to_toml();
+            prop_assert_eq!(Config::parse("printed.toml", &printed), Ok(config));
+            Ok(())
+        }
+    }
+}
+
+/// Pieces that turn up in configurations and in mistakes.
+fn piece() -> impl Strategy<Value = String> {
+    let words = [
+        "[appliance]",
+        "[limits]",
+        "[[device]]",
+        "[[listener]]",
+        "[[export]]",
+        "[device]",
+        "[[",
+        "]]",
+        "name",
+        "type",
+        "size",
+        "path",
+        "nqn",
+        "devices",
+        "hosts",
+        "allow_any_host",
+        "uuid",
+        "cores",
+        " = ",
+        "=",
+        "\"",
+        "'",
+        "\"\"\"",
+        "\n",
+        "\r\n",
+        "\t",
+        "#",
+        ",",
+        ".",
+        "{",
+        "}",
+        "[",
+        "]",
+        "\\",
+        "\"a\"",
+        "\"tcp\"",
+        "\"file\"",
+        "\"memory\"",
+        "true",
+        "false",
+        "0",
+        "1",
+        "-1",
+        "4096",
+        "1e9",
+        "0x10",
+        "nan",
+        "1979-05-27",
+        "\"4GiB\"",
+        "\"2-5\"",
+        "\u{0}",
+        "\u{1b}",
+        "é",
+        "語",
+        "\u{feff}",
+    ];
+    prop_oneof![select(words.to_vec()).prop_map(str::to_owned), "\\PC{0,6}"]
+}
+
+/// One change of a text at two of its characters.
+#[derive(Clone, Debug)]
+enum Mutation {
+    Remove,
+    Insert(String),
+    Replace(String),
+    Repeat,
+    Truncate,
+    SwapLines,
+    RemoveLine,
+    RepeatLine,
+}
+
+fn mutation() -> impl Strategy<Value = (Index, Index, Mutation)> {
+    let mutation = prop_oneof![
+        Just(Mutation::Remove),
+        piece().prop_map(Mutation::Insert),
+        piece().prop_map(Mutation::Replace),
+        Just(Mutation::Repeat),
+        Just(Mutation::Truncate),
+        Just(Mutation::SwapLines),
+        Just(Mutation::RemoveLine),
+        Just(Mutation::RepeatLine),
+    ];
+    (any::<Index>(), any::<Index>(), mutation)
+}
+
+fn mutate(text: &str, (at, other, mutation): &(Index, Index, Mutation)) -> String {
+    let chars: Vec<char> = text.chars().collect();
+    let lines: Vec<&str> = text.split('\n').collect();
+    let start = at.index(chars.len() + 1);
+    let end = (start + other.index(12)).min(chars.len());
+    let (line, other_line) = (at.index(lines.len()), other.index(lines.len()));
+    let part = |chars: &[char]| chars.iter().collect::<String>();
+    let (before, cut, after) = (&chars[..start], &chars[start..end], &chars[end..]);
+    match mutation {
+        Mutation::Remove => part(&[before, after].concat()),
+        Mutation::Insert(piece) => part(before) + piece + &part(&chars[start..]),
+        Mutation::Replace(piece) => part(before) + piece + &part(after),
+        Mutation::Repeat => part(&[before, cut, cut, after].concat()),
+        Mutation::Truncate => part(before),
+        Mutation::SwapLines => {
+            let mut lines = lines;
+            lines.swap(line, other_line);
+            lines.join("\n")
+        }
+        Mutation::RemoveLine => {
+            let mut lines = lines;
+            lines.remove(line);
+            lines.join("\n")
+        }
+        Mutation::RepeatLine => {
+            let mut lines = lines;
+            lines.insert(line, lines[other_line]);
+            lines.join("\n")
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    #[test]
+    fn any_text_is_read_without_a_panic(text in "\\PC{0,200}") {
+        parse_anything(&text)?;
+    }
+
+    #[test]
+    fn any_bytes_are_read_without_a_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        let text = String::from_utf8_lossy(&bytes);
+        if let Err(problems) = Config::parse_bytes("any.toml", &bytes) {
+            check(&problems, &text)?;
+        }
+    }
+
+    #[test]
+    fn any_pieces_are_read_without_a_panic(pieces in prop::collection::vec(piece(), 0..60)) {
+        parse_anything(&pieces.concat())?;
+    }
+
+    #[test]
+    fn mutated_files_are_read_without_a_panic(
+        config in generate::config(),
+        mutations in prop::collection::vec(mutation(), 1..6),
+    ) {
+        let text = mutations.iter().fold(config.to_toml(), |text, change| mutate(&text, change));
+        parse_anything(&text)?;
+    }
+
+    #[test]
+    fn a_configuration_printed_parses_to_itself(config in generate::config()) {
+        let text = config.to_toml();
+        prop_assert_eq!(Config::parse("printed.toml", &text), Ok(config), "{}", text);
+    }
+
+    #[test]
+    fn identities_never_collide(config in generate::config()) {
+        let mut seen = std::collections::HashSet::new();
+        for export in &config.exports {
+            for namespace in &export.namespaces {
+                let identity = config.namespace_identity(export, namespace);
+                prop_assert!(seen.insert(identity.uuid.into_bytes()));
+                prop_assert!(seen.insert(identity.nguid));
+                prop_assert!(identity.eui64 != [0; 8] && !identity.uuid.is_nil());
+            }
+            prop_assert!(config.serial_number(export).as_str().len() <= 20);
+        }
+    }
+
+    #[test]
+    fn every_problem_is_reported_at_once(config in generate::config()) {
+        // One wrong key at the head of each table, and one wrong value at the end of the file.
+        let mut tables = 0;
+        let mut text = String::new();
+        for line in config.to_toml().lines() {
+            text.push_str(line);
+            text.push('\n');
+            if line.starts_with('[') && !line.starts_with("[appliance]") {
+                text.push_str("zzz = 0\n");
+                tables += 1;
+            }
+        }
+        let text = text.replace("[appliance]\n", "[appliance]\nshutdown_dead = 1\n");
+        let problems = Config::parse("wrong.toml", &text).unwrap_err();
+        prop_assert_eq!(problems.count(), tables + 1, "{}", problems);
+        let unknown = |problem: &Problem| problem.kind() == ProblemKind::UnknownKey;
+        prop_assert!(problems.iter().all(unknown));
+    }
+}
+
+#[test]
+fn every_listed_key_is_read() {
+    for section in tables() {
+        for key in section.keys {
+            let text = with_key(section, key.name, "1979-05-27");
+            let problems = Config::parse("wrong.toml", &text).unwrap_err();
+            let last = format!(".{}", key.name);
+            let wrong = |problem: &Problem| {
+                problem.kind() == ProblemKind::WrongType && problem.path().ends_with(&last)
+            };
+            assert!(
+                problems.iter().any(wrong),
+                "{} {}: {problems}",
+                section.header,
+                key.name
+            );
+        }
+    }
+}
+
+#[test]
+fn a_listed_default_is_the_default() {
+    for section in tables() {
+        for key in section.keys {
+            let Absent::Value(value) = key.absent else {
+                continue;
+            };
+            let text = with_key(section, key.name, value);
+            assert!(text.contains(&format!("\n{} = {value}\n", key.name)));
+            let config = Config::parse("default.toml", &text);
+            assert_eq!(config, Ok(minimal()), "{} {}", section.header, key.name);
+        }
+    }
+}
+
+#[test]
+fn a_required_key_is_missed() {
+    for section in tables() {
+        for key in section
+            .keys
+            .iter()
+            .filter(|key| key.absent == Absent::Required)
+        {
+            let text = with_key(section, key.name, "0").replace(&format!("{} = 0", key.name), "");
+            let problems = Config::parse("wrong.toml", &text.replace("{ ,", "{")).unwrap_err();
+            let last = format!(".{}", key.name);
+            let missing = |problem: &Problem| {
+                problem.kind() == ProblemKind::Missing && problem.path().ends_with(&last)
+            };
+            assert!(
+                problems.iter().any(missing),
+                "{} {}: {problems}",
+                section.header,
+                key.name
+            );
+        }
+    }
+}
+
+#[test]
+fn a_listed_example_is_read() {
+    for section in tables() {
+        for key in section.keys.iter().filter(|key| key.name != "pci") {
+            let text = with_key(section, key.name, key.example);
+            // Examples of references lead to the same names, and one excludes the list of hosts.
+            let text = match (section.path, key.name) {
+                ("device", "name" | "type") => text.replace("device = \"a\"", "device = \"vol0\""),
+                (_, "device") => text.replace("name = \"a\"", "name = \"vol0\""),
+                (_, "devices") => text.replace("name = \"a\"", "name = \"vol0\""),
+                (_, "listeners") => text.replace("name = \"l\"", "name = \"san\""),
+                ("listener", "name") => text.replace("[\"l\"]", "[\"san\"]"),
+                (_, "allow_any_host") => text.replace("hosts = [\"nqn", "serial = \"x\" #"),
+                _ => text,
+            };
+            let text = match (section.path, key.name) {
+                ("device", "type") => text.replace("name = \"a\"", "name = \"vol0\""),
+                _ => text,
+            };
+            if let Err(problems) = Config::parse("example.toml", &text) {
+                panic!("{} {}: {problems}", section.header, key.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn the_reference_lists_every_key() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("REFERENCE.md");
+    let text = keys::reference();
+    if std::env::var_os("UPDATE_EXPECTED").is_some() {
+        fs::write(&path, &text).unwrap();
+    }
+    let file = fs::read_to_string(&path).unwrap_or_default();
+    // The two ways by themselves, so that a difference names its key.
+    let mut section = "";
+    let mut listed = Vec::new();
+    for line in file.lines() {
+        if let Some(header) = line.strip_prefix("## ") {
+            section = header;
+        } else if let Some((key, _)) = line.strip_prefix("| `").and_then(|row| row.split_once('`'))
+        {
+            listed.push(format!("{section} {key}"));
+        }
+    }
+    let known: Vec<String> = keys::SECTIONS
+        .iter()
+        .flat_map(|section| section.keys.iter().map(move |key| (section, key)))
+        .map(|(section, key)| match section.path {
+            "" => format!("The file {}", key.name),
+            _ => format!("`{}` {}", section.header, key.name),
+        })
+        .collect();
+    assert_eq!(listed, known);
+    assert!(
+        file == text,
+        "REFERENCE.md differs: UPDATE_EXPECTED=1 cargo test -p appliance_config"
+    );
+}
+
+#[test]
+fn the_example_of_the_design_is_read_but_for_what_is_not_built() {
+    let text = r#"
+[appliance]
+name = "rack7-a"
+cores = "2-5"                 # one reactor each
+memory = "4GiB"               # the arena
+idle = "adaptive"
+
+[[device]]
+name = "fast0"
+type = "nvme"                 # polled user-space driver
+pci = "0000:3b:00.0"
+
+[[device]]
+name = "scratch"
+type = "memory"
+size = "8GiB"
+
+[[device]]
+name = "vol0"
+type = "file"
+path = "/srv/vol0.img"
+
+[[listener]]
+name = "san"
+transport = "rdma"            # or "tcp"
+address = "192.0.2.10:4420"
+
+[[export]]                    # an NVMe subsystem
+nqn = "nqn.2026-11.org.windlass:rack7-a.fast"
+devices = ["fast0"]           # namespaces 1, 2, ...
+listeners = ["san"]
+allow_any_host = true
+"#;
+    let problems = Config::parse("design.toml", text).unwrap_err();
+    let kinds: Vec<_> = problems.iter().map(|p| (p.kind(), p.path())).collect();
+    let later = ProblemKind::NotInThisBuild;
+    assert_eq!(
+        kinds,
+        [(later, "device[0].type"), (later, "listener[0].transport")]
+    );
+}
+
+#[test]
+fn names_lead_to_what_has_them() {
+    let config = minimal();
+    let namespace = &config.exports[0].namespaces[0];
+    assert_eq!(config.device(&namespace.device), Some(&config.devices[0]));
+    assert_eq!(
+        config.listener(&config.exports[0].listeners[0]),
+        Some(&config.listeners[0])
+    );
+    assert_eq!(
+        config.export(&config.exports[0].nqn),
+        Some(&config.exports[0])
+    );
+    assert_eq!(config.device(&"b".parse().unwrap()), None);
+    assert!(
+        config.exports[0]
+            .access
+            .permits("nqn.2026-11.org.example:h")
+    );
+    // Names are compared byte by byte (NVM Express Base Specification 2.1, section 4.7).
+    assert!(
+        !config.exports[0]
+            .access
+            .permits("nqn.2026-11.org.example:H")
+    );
+    assert!(crate::Access::AnyHost.permits(""));
+}
+
+#[test]
+fn a_namespace_is_numbered_after_the_one_before_it() {
+    let device = "[[device]]\nname = \"NAME\"\ntype = \"null\"\nsize = \"1MiB\"\n";
+    let more: String = ["b", "c"]
+        .iter()
+        .map(|name| device.replace("NAME", name))
+        .collect();
+    let list = "devices = [\"a\", { device = \"b\", nsid = 7 }, \"c\"]";
+    let text = MINIMAL.replace("devices = [{ device = \"a\", nsid = 1 }]", list) + &more;
+    let config = Config::parse("numbered.toml", &text).unwrap();
+    let numbers: Vec<_> = config.exports[0]
+        .namespaces
+        .iter()
+        .map(|n| n.nsid)
+        .collect();
+    assert_eq!(numbers, [1, 7, 8]);
+}
+
+#[test]
+fn denying_any_host_beside_a_list_is_the_list() {
+    let config = Config::parse(
+        "hosts.toml",
+        &(MINIMAL.to_owned() + "allow_any_host = false\n"),
+    );
+    assert_eq!(config, Ok(minimal()));
+}
+
+#[test]
+fn cores_are_chosen_from_those_allowed() {
+    use crate::{Cores, CoresNotAllowed};
+    let list = Cores::List("1-2".parse().unwrap());
+    assert_eq!(list.resolve(&[3, 2, 1]), Ok(vec![1, 2]));
+    assert_eq!(list.resolve(&[0, 1]), Err(CoresNotAllowed::Core(2)));
+    assert_eq!(list.resolve(&[]), Err(CoresNotAllowed::Core(1)));
+    assert_eq!(Cores::Auto.resolve(&[0, 7, 3]), Ok(vec![7]));
+    assert_eq!(Cores::Auto.resolve(&[]), Err(CoresNotAllowed::None));
+}
