@@ -306,14 +306,24 @@ impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
     ///
     /// An error is final: the connection is of no more use, and [`Self::abandon`] gives the buffers back.
     pub(crate) fn poll(&mut self, completions: &mut Completions<B>) -> Result<usize, HostError> {
+        self.poll_until(completions, COMPLETIONS_MAX)
+    }
+
+    /// As [`Self::poll`], but hands out nothing more once `completions` holds `most`.
+    pub(crate) fn poll_until(
+        &mut self,
+        completions: &mut Completions<B>,
+        most: usize,
+    ) -> Result<usize, HostError> {
         self.check_failure()?;
         let before = completions.len();
-        let result = self.parse(completions).and_then(|()| {
-            if completions.is_full() {
+        let most = most.min(COMPLETIONS_MAX);
+        let result = self.parse(completions, most).and_then(|()| {
+            if completions.len() >= most {
                 return Ok(());
             }
             self.receive()?;
-            self.parse(completions)
+            self.parse(completions, most)
         });
         let added = completions.len() - before;
         self.counters.completed += added as u64;

@@ -62,6 +62,9 @@ pub enum HostError {
     /// The target asks for what this host does not have.
     #[error("the target asks for {0}, which this host does not have")]
     Unsupported(&'static str),
+    /// The target does not do a digest that was asked for.
+    #[error("the target does not do {0} digests")]
+    DigestRefused(&'static str),
     /// A name that cannot be an NQN.
     #[error("'{name}' is no NQN: {source}")]
     Nqn {
@@ -143,6 +146,7 @@ impl HostError {
             | Self::TimedOut { .. }
             | Self::ControllerFatal
             | Self::Unsupported(_)
+            | Self::DigestRefused(_)
             | Self::Nqn { .. }
             | Self::Malformed { .. }
             | Self::Option { .. }

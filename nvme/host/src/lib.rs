@@ -12,10 +12,16 @@
 
 #![forbid(unsafe_code)]
 
+mod admin;
 mod connection;
+mod controller;
 mod digest;
+mod discovery;
 mod error;
+mod handshake;
 mod inbox;
+mod options;
+mod queue;
 pub mod raw;
 mod receive;
 mod sender;
@@ -25,4 +31,8 @@ mod stream;
 pub use connection::{
     COMPLETIONS_MAX, Completion, Completions, ConnectionCounters, Refusal, Refused, Transfer,
 };
+pub use controller::{Controller, NamespaceInfo};
+pub use discovery::{discover, read_log};
 pub use error::{CommandStatus, HostError, ProtocolError};
+pub use options::{ConnectOptions, HostIdentity};
+pub use queue::{HostCompletion, HostCompletions, IoQueue, IoQueuePlan};

@@ -80,9 +80,13 @@ pub(crate) fn check_common(ch: &CommonHeader, framing: Framing) -> Result<(), Pr
 }
 
 impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
-    /// Understands what has arrived, until more is needed or `completions` is full.
-    pub(crate) fn parse(&mut self, completions: &mut Completions<B>) -> Result<(), HostError> {
-        while !completions.is_full() {
+    /// Understands what has arrived, until more is needed or `completions` holds `most`.
+    pub(crate) fn parse(
+        &mut self,
+        completions: &mut Completions<B>,
+        most: usize,
+    ) -> Result<(), HostError> {
+        while completions.len() < most {
             let progress = match self.inbox.phase {
                 Phase::Header => match self.next_header()? {
                     Some(header) => self.dispatch(header, completions)?,

@@ -1,0 +1,135 @@
+//! Who connects where, and how.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use nvme_spec::fabrics::ConnectData;
+use nvme_spec::nqn::{self, UUID_NQN_PREFIX};
+use uuid::Uuid;
+
+use crate::error::HostError;
+
+/// Receive buffer of an I/O queue, bytes: some tens of 4 KiB answers, and small enough to stay in the cache.
+const RECEIVE_BYTES: usize = 256 * 1024;
+
+/// Who a host is to a target (Base 2.1 §8.1.9: both stay the same over the life of a host).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HostIdentity {
+    /// Host NQN.
+    pub nqn: String,
+    /// Host Identifier; not all zero.
+    pub id: [u8; 16],
+}
+
+impl HostIdentity {
+    /// The identity of a host that is known by a UUID (Base 2.1 §4.7, second form of an NQN).
+    #[must_use]
+    pub fn from_uuid(uuid: [u8; 16]) -> Self {
+        let text = Uuid::from_bytes(uuid).hyphenated();
+        Self {
+            nqn: format!("{UUID_NQN_PREFIX}{text}"),
+            id: uuid,
+        }
+    }
+
+    /// An identity that no other host has.
+    #[must_use]
+    pub fn random() -> Self {
+        Self::from_uuid(Uuid::new_v4().into_bytes())
+    }
+}
+
+/// How to reach a controller.
+#[derive(Debug, Clone)]
+pub struct ConnectOptions {
+    /// The target's listener.
+    pub address: SocketAddr,
+    /// The subsystem.
+    pub subsystem_nqn: String,
+    /// Who connects.
+    pub identity: HostIdentity,
+    /// Protect PDU headers by CRC32C. A target that does not is an error.
+    pub header_digest: bool,
+    /// Protect data by CRC32C. A target that does not is an error.
+    pub data_digest: bool,
+    /// Keep Alive Timeout; zero switches it off. [`crate::Controller::tend`] keeps it.
+    pub keep_alive: Duration,
+    /// How long one step of the control path may take.
+    pub timeout: Duration,
+    /// Receive buffer of an I/O queue, bytes.
+    pub receive_bytes: usize,
+}
+
+impl ConnectOptions {
+    /// No digests, a keep-alive of 15 s, 10 s for each step.
+    #[must_use]
+    pub fn new(address: SocketAddr, subsystem_nqn: &str, identity: HostIdentity) -> Self {
+        Self {
+            address,
+            subsystem_nqn: subsystem_nqn.to_owned(),
+            identity,
+            header_digest: false,
+            data_digest: false,
+            keep_alive: Duration::from_secs(15),
+            timeout: Duration::from_secs(10),
+            receive_bytes: RECEIVE_BYTES,
+        }
+    }
+
+    /// The keep-alive in the unit of Connect; longer than 49 days is as long as can be.
+    pub(crate) fn keep_alive_ms(&self) -> u32 {
+        u32::try_from(self.keep_alive.as_millis()).unwrap_or(u32::MAX)
+    }
+
+    /// Connect data for a controller (FFFFh: any).
+    pub(crate) fn connect_data(&self, cntlid: u16) -> Result<ConnectData, HostError> {
+        let field = |name: &str| {
+            nqn::to_field(name).map_err(|source| HostError::Nqn {
+                name: name.into(),
+                source,
+            })
+        };
+        let (subsystem, host) = (field(&self.subsystem_nqn)?, field(&self.identity.nqn)?);
+        Ok(ConnectData::new(self.identity.id, cntlid, subsystem, host))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn options(subsystem: &str) -> ConnectOptions {
+        let address = SocketAddr::from(([127, 0, 0, 1], 4420));
+        ConnectOptions::new(address, subsystem, HostIdentity::from_uuid([7; 16]))
+    }
+
+    #[test]
+    fn an_identity_is_its_uuid() {
+        let identity = HostIdentity::from_uuid([0xab; 16]);
+        let expected = "nqn.2014-08.org.nvmexpress:uuid:abababab-abab-abab-abab-abababababab";
+        assert_eq!((identity.nqn.as_str(), identity.id), (expected, [0xab; 16]));
+        assert!(nqn::validate(&identity.nqn).is_ok());
+        assert_ne!(HostIdentity::random(), HostIdentity::random());
+    }
+
+    #[test]
+    fn names_that_do_not_fit_are_refused_before_anything_is_sent() {
+        assert!(
+            options("nqn.2026-11.org.windlass:test")
+                .connect_data(1)
+                .is_ok()
+        );
+        let error = options(&"x".repeat(300))
+            .connect_data(1)
+            .expect_err("too long");
+        assert!(error.to_string().contains("longer than 223"), "{error}");
+        assert!(options("").connect_data(1).is_err());
+    }
+
+    #[test]
+    fn a_keep_alive_without_end_is_the_longest_there_is() {
+        let mut options = options("nqn.2026-11.org.windlass:test");
+        options.keep_alive = Duration::MAX;
+        assert_eq!(options.keep_alive_ms(), u32::MAX);
+    }
+}

@@ -1,0 +1,320 @@
+//! An I/O queue: polled, without allocation, with data in leases of the reader's pool.
+
+use std::os::fd::BorrowedFd;
+use std::time::Duration;
+
+use hugemem::{Lease, Pool};
+use nvme_spec::command::{DATASET_RANGES_MAX, DatasetRange, WriteZeroesControl};
+use nvme_spec::fabrics::ConnectAttributes;
+use nvme_spec::{Sqe, zero_based_u16};
+use zerocopy::IntoBytes;
+
+use crate::admin::{open, require_success};
+use crate::connection::{
+    Completion, Completions, Connection, ConnectionCounters, Refusal, Refused, Settled, Transfer,
+};
+use crate::error::HostError;
+use crate::handshake::Deadline;
+use crate::options::ConnectOptions;
+use crate::stream::Socket;
+
+/// A command of an I/O queue that is over; reads have their data in `data`.
+pub type HostCompletion = Completion<Lease>;
+
+/// A batch of completions of an I/O queue.
+pub type HostCompletions = Completions<Lease>;
+
+/// Token of Connect, which is gone before a user's first command.
+const CONNECT_TOKEN: u64 = u64::MAX;
+
+/// How to connect an I/O queue; goes to the thread that will poll it.
+#[derive(Debug, Clone)]
+pub struct IoQueuePlan {
+    pub(crate) options: ConnectOptions,
+    pub(crate) cntlid: u16,
+    pub(crate) qid: u16,
+    pub(crate) depth: u16,
+    pub(crate) in_capsule_max_bytes: u32,
+}
+
+impl IoQueuePlan {
+    /// Connects the queue; data will come from `pool`.
+    ///
+    /// # Errors
+    /// [`HostError`]; nothing stays open.
+    pub fn open(self, pool: Pool) -> Result<IoQueue, HostError> {
+        let data = self.options.connect_data(self.cntlid)?;
+        let mut lease = pool.take(size_of_val(&data)).ok_or(HostError::NoMemory)?;
+        lease.copy_from_slice(data.as_bytes());
+        let (stream, initialized) = open(&self.options)?;
+        // TCP 1.1 §3.3.2: the data of Connect goes in the capsule whatever IOCCSZ says.
+        let connect_bytes = size_of_val(&data) as u32;
+        let settled = Settled {
+            framing: initialized.framing,
+            h2c_data_max_bytes: initialized.h2c_data_max_bytes,
+            in_capsule_max_bytes: self.in_capsule_max_bytes.max(connect_bytes),
+        };
+        let depth = usize::from(self.depth);
+        let mut queue = IoQueue {
+            connection: Connection::new(stream, settled, depth, self.options.receive_bytes),
+            pool,
+            qid: self.qid,
+        };
+        let attributes = ConnectAttributes::new();
+        // A depth of n takes n + 1 entries (Base 2.1 §3.3.1.2), which is n as a zero-based value.
+        let sqe = Sqe::connect_queue(self.qid, self.depth, attributes, 0);
+        let refused = queue
+            .connection
+            .submit(sqe, Transfer::Write(lease), CONNECT_TOKEN);
+        refused.map_err(|_| HostError::NoSlot)?;
+        let completion = queue.wait_completion(self.options.timeout, "Connect")?;
+        require_success("Connect", &sqe, completion)?;
+        queue.connection.settled.in_capsule_max_bytes = self.in_capsule_max_bytes;
+        Ok(queue)
+    }
+}
+
+/// A connected I/O queue.
+///
+/// Commands are queued by the `submit_…` functions, leave together with [`Self::flush`], and come back, in any order,
+/// from [`Self::poll`]. A command that is not taken gives its lease back.
+#[derive(Debug)]
+pub struct IoQueue {
+    connection: Connection<Socket, Lease>,
+    pool: Pool,
+    qid: u16,
+}
+
+impl IoQueue {
+    /// Queue identifier.
+    #[must_use]
+    pub fn qid(&self) -> u16 {
+        self.qid
+    }
+
+    /// The pool that the queue was opened with.
+    #[must_use]
+    pub fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    /// Reads `blocks` from `lba` on into `data`, which must be exactly as long.
+    ///
+    /// # Errors
+    /// [`Refused`] with the lease.
+    pub fn submit_read(
+        &mut self,
+        nsid: u32,
+        lba: u64,
+        blocks: u32,
+        data: Lease,
+        token: u64,
+    ) -> Result<(), Refused<Lease>> {
+        let Some(nlb_z) = zero_based_u16(blocks) else {
+            return Err(wrong_length(data));
+        };
+        self.submit(Sqe::read(nsid, lba, nlb_z), Transfer::Read(data), token)
+            .map(|_| ())
+    }
+
+    /// Writes `data`, which must be exactly `blocks` long, from `lba` on; with Force Unit Access where told.
+    ///
+    /// # Errors
+    /// [`Refused`] with the lease.
+    pub fn submit_write(
+        &mut self,
+        nsid: u32,
+        (lba, blocks): (u64, u32),
+        fua: bool,
+        data: Lease,
+        token: u64,
+    ) -> Result<(), Refused<Lease>> {
+        let Some(nlb_z) = zero_based_u16(blocks) else {
+            return Err(wrong_length(data));
+        };
+        self.submit(
+            Sqe::write(nsid, lba, nlb_z, fua),
+            Transfer::Write(data),
+            token,
+        )
+        .map(|_| ())
+    }
+
+    /// Compares `data`, which must be exactly `blocks` long, with the blocks from `lba` on.
+    ///
+    /// # Errors
+    /// [`Refused`] with the lease.
+    pub fn submit_compare(
+        &mut self,
+        nsid: u32,
+        lba: u64,
+        blocks: u32,
+        data: Lease,
+        token: u64,
+    ) -> Result<(), Refused<Lease>> {
+        let Some(nlb_z) = zero_based_u16(blocks) else {
+            return Err(wrong_length(data));
+        };
+        self.submit(Sqe::compare(nsid, lba, nlb_z), Transfer::Write(data), token)
+            .map(|_| ())
+    }
+
+    /// Makes everything that was completed before durable.
+    ///
+    /// # Errors
+    /// [`Refused`].
+    pub fn submit_flush(&mut self, nsid: u32, token: u64) -> Result<(), Refused<Lease>> {
+        self.submit(Sqe::flush(nsid), Transfer::None, token)
+            .map(|_| ())
+    }
+
+    /// Zeroes `blocks` from `lba` on, and deallocates them where told and possible.
+    ///
+    /// # Errors
+    /// [`Refused`].
+    pub fn submit_write_zeroes(
+        &mut self,
+        nsid: u32,
+        lba: u64,
+        blocks: u32,
+        deallocate: bool,
+        token: u64,
+    ) -> Result<(), Refused<Lease>> {
+        let Some(nlb_z) = zero_based_u16(blocks) else {
+            return Err(Refused {
+                refusal: Refusal::Length,
+                data: None,
+            });
+        };
+        let control = WriteZeroesControl::new()
+            .with_nlb_z(nlb_z)
+            .with_deac(deallocate);
+        let sqe = Sqe::write_zeroes_range(nsid, lba, control);
+        self.submit(sqe, Transfer::None, token).map(|_| ())
+    }
+
+    /// Deallocates 1 to 256 ranges. Their list is put in a lease of the pool, which comes back with the completion.
+    ///
+    /// # Errors
+    /// [`Refused`]; [`Refusal::NoMemory`] where the pool has no lease now.
+    pub fn submit_deallocate(
+        &mut self,
+        nsid: u32,
+        ranges: &[DatasetRange],
+        token: u64,
+    ) -> Result<(), Refused<Lease>> {
+        let count = ranges.len();
+        let Some(nr_z) = count.checked_sub(1).filter(|_| count <= DATASET_RANGES_MAX) else {
+            return Err(Refused {
+                refusal: Refusal::Length,
+                data: None,
+            });
+        };
+        let Some(mut list) = self.pool.take(size_of_val(ranges)) else {
+            return Err(Refused {
+                refusal: Refusal::NoMemory,
+                data: None,
+            });
+        };
+        list.copy_from_slice(ranges.as_bytes());
+        let sqe = Sqe::deallocate(nsid, nr_z as u8);
+        self.submit(sqe, Transfer::Write(list), token).map(|_| ())
+    }
+
+    /// Queues any command; its identifier and data pointer are set here. Gives the identifier.
+    ///
+    /// # Errors
+    /// [`Refused`] with the lease.
+    pub fn submit(
+        &mut self,
+        sqe: Sqe,
+        transfer: Transfer<Lease>,
+        token: u64,
+    ) -> Result<u16, Refused<Lease>> {
+        self.connection.submit(sqe, transfer, token)
+    }
+
+    /// Sends everything that is queued, in one system call where the socket takes it.
+    ///
+    /// # Errors
+    /// [`HostError`], final.
+    pub fn flush(&mut self) -> Result<(), HostError> {
+        self.connection.flush()
+    }
+
+    /// Hands out commands that are over, after at most one receiving system call; answers R2Ts. Gives how many were
+    /// added. A `completions` that is full takes nothing.
+    ///
+    /// # Errors
+    /// [`HostError`], final: [`Self::abandon`] gives the leases back.
+    pub fn poll(&mut self, completions: &mut HostCompletions) -> Result<usize, HostError> {
+        let added = self.connection.poll(completions)?;
+        if self.connection.has_unsent() {
+            self.connection.flush()?;
+        }
+        Ok(added)
+    }
+
+    /// Sends everything, and waits for one command to end, `limit` at most; `what` names it in the error.
+    ///
+    /// # Errors
+    /// [`HostError`]; all but [`HostError::TimedOut`] are final.
+    pub fn wait_completion(
+        &mut self,
+        limit: Duration,
+        what: &'static str,
+    ) -> Result<HostCompletion, HostError> {
+        let deadline = Deadline::after(limit, what);
+        self.flush()?;
+        let mut completions = HostCompletions::new();
+        loop {
+            self.connection.poll_until(&mut completions, 1)?;
+            if let Some(completion) = completions.pop() {
+                return Ok(completion);
+            }
+            self.flush()?;
+            self.connection.wait(deadline.left()?);
+        }
+    }
+
+    /// Takes one command back from a queue that has failed: its token and lease. `None` when none is left.
+    pub fn abandon(&mut self) -> Option<(u64, Option<Lease>)> {
+        self.connection.abandon()
+    }
+
+    /// Commands in flight.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        self.connection.slots.in_flight()
+    }
+
+    /// Commands that can be in flight.
+    #[must_use]
+    pub fn depth(&self) -> usize {
+        self.connection.slots.depth()
+    }
+
+    /// What the queue counted.
+    #[must_use]
+    pub fn counters(&self) -> ConnectionCounters {
+        self.connection.counters
+    }
+
+    /// Waits until there is something to poll for, `limit` at most.
+    pub fn wait(&self, limit: Duration) {
+        self.connection.wait(limit);
+    }
+
+    /// The socket to sleep on.
+    #[must_use]
+    pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.connection.descriptor()
+    }
+}
+
+fn wrong_length(data: Lease) -> Refused<Lease> {
+    Refused {
+        refusal: Refusal::Length,
+        data: Some(data),
+    }
+}
