@@ -1,8 +1,8 @@
 //! Where each bit field lies, against the published positions.
 //!
-//! A field moved from one random value into another must change exactly the published bits; a getter
-//! or a setter at a wrong place, or of a wrong width, changes others. Lines are getter, setter,
-//! first bit, width.
+//! A field moved from one random value into another must change exactly the published bits; a
+//! getter or a setter at a wrong place, or of a wrong width, changes others. Lines are getter,
+//! setter, first bit, width.
 
 use nvme_spec::command::reservation::*;
 use nvme_spec::command::*;
