@@ -1,7 +1,8 @@
 //! Features: the values of Command Dword 11 and of the completion's dword 0, and feature data (Base
 //! 2.1 §5.1.25).
 //!
-//! Keep Alive Timer has no type: Command Dword 11 is the timeout in milliseconds, 0 switches it off.
+//! Keep Alive Timer has no type: Command Dword 11 is the timeout in milliseconds, 0 switches it
+//! off.
 
 use bitfield_struct::bitfield;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};

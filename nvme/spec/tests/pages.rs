@@ -112,6 +112,8 @@ fn namespace_descriptors_of_a_hostile_controller() {
     assert!(read(&[1, 8, 0, 0, 1, 2]).is_empty());
     assert!(read(&[3, 255, 0, 0]).is_empty());
     assert!(read(&[0; 64]).is_empty());
+    // What stands behind the end is not read.
+    assert!(read(&[0, 0, 0, 0, 4, 1, 0, 0, 2]).is_empty());
     // A wrong length and an unknown type are passed over.
     let mixed = [2, 1, 0, 0, 9, 0x77, 2, 0, 0, 1, 1, 4, 1, 0, 0, 2];
     assert_eq!(read(&mixed), [NamespaceId::CommandSet(CommandSet::ZONED)]);
@@ -239,6 +241,11 @@ fn ana_log() {
     assert_eq!(groups.len(), 2);
     assert_eq!(groups[0].1, [U32::new(1), U32::new(2)]);
     assert_eq!(groups[1].0.state.state(), AnaState::INACCESSIBLE);
+
+    // The header's count ends the log, whatever stands behind.
+    log[8] = 1;
+    assert_eq!(AnaGroups::new(&log).unwrap().count(), 1);
+    log[8] = 2;
 
     assert!(AnaGroups::new(&log[..15]).is_none());
     assert_eq!(AnaGroups::new(&log[..55]).unwrap().count(), 0);

@@ -24,7 +24,7 @@ fn entries() {
     assert_eq!(PAGE.entries(0x1ffc, 4), 1);
     assert_eq!(PAGE.entries(0x1ffc, 5), 2);
     assert_eq!(PAGE.entries(0x1800, 8192), 3);
-    assert_eq!(PAGE.entries(u64::MAX & !0xfff, u64::MAX), 1 << 52);
+    assert_eq!(PAGE.entries(!0xfff, u64::MAX), 1 << 52);
 }
 
 #[test]

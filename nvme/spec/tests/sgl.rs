@@ -96,7 +96,8 @@ proptest! {
         let offset = descriptor.identifier().subtype() == SglSubtype::OFFSET;
         match descriptor.decode() {
             Sgl::DataBlock { address, length } => {
-                prop_assert_eq!(SglDescriptor::data_block(address, length).decode(), descriptor.decode());
+                let again = SglDescriptor::data_block(address, length);
+                prop_assert_eq!(again.decode(), descriptor.decode());
             }
             Sgl::Offset { .. } => prop_assert!(kind == SglType::DATA_BLOCK && offset),
             Sgl::BitBucket { .. } => prop_assert_eq!(kind, SglType::BIT_BUCKET),
