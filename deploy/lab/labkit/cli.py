@@ -1,6 +1,7 @@
 """The lab's command line."""
 
 import argparse
+import os
 import signal
 import subprocess
 import sys
@@ -88,6 +89,8 @@ def _add_surroundings(verb):
 def main(arguments=None):
     """Runs one verb; the exit status."""
     options = parser().parse_args(arguments)
+    # depmod and mke2fs are there, and not everybody's path has it.
+    os.environ["PATH"] = os.environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin"
     state = State()
     try:
         if options.verb == "build":
