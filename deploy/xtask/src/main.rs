@@ -1,2 +1,69 @@
-//! Under construction.
-fn main() {}
+//! The project's own commands, run as `cargo xtask COMMAND`: checks, tests, the lab and the demo.
+//!
+//! Stands outside the layers: no crate uses it, and it uses none.
+
+#![forbid(unsafe_code)]
+
+mod appliance;
+mod demo;
+mod interop;
+mod layers;
+mod log;
+mod metadata;
+mod packages;
+mod process;
+mod rust_source;
+mod steps;
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// The project's own commands.
+#[derive(Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Install what the tests need and run all of them, as continuous integration does.
+    Test(steps::Options),
+    /// Check that crates use only lower layers and that unsafe code stays where it may be.
+    Layers,
+    /// Build and start the appliance on its embedded default, and run a verified workload on it.
+    Demo(demo::Options),
+    /// Let the guest's kernel host attach to the appliance: the scenarios of deploy/interop.
+    Interop(interop::Options),
+    /// Run deploy/lab/lab with the given arguments.
+    Lab {
+        /// What deploy/lab/lab understands, `--help` included.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<OsString>,
+    },
+    /// Check licences, bans and sources of the dependencies, where cargo-deny is installed.
+    Deny,
+}
+
+fn main() -> ExitCode {
+    let result = match Arguments::parse().command {
+        Command::Test(options) => steps::test(&options),
+        Command::Layers => layers::check_workspace(),
+        Command::Demo(options) => demo::run(&options),
+        Command::Interop(options) => interop::run(&options),
+        Command::Lab { arguments } => {
+            return process::become_program(process::lab().args(arguments));
+        }
+        Command::Deny => steps::deny(),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => {
+            eprintln!("xtask: {message}");
+            ExitCode::FAILURE
+        }
+    }
+}

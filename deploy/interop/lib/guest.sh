@@ -1,0 +1,156 @@
+# What the scenarios share; sourced in the guest. The harness gives, in INTEROP_…:
+#   ADDRESS PORT NQN   where the target is and what it exports
+#   NAMESPACES         how many
+#   CONNECT            further options of nvme connect
+#   SIGNALS            the directory in which the appliance's death and return are asked for
+#   SELF               1: there is no appliance; the guest's kernel serves itself
+# shellcheck shell=bash
+
+set -euo pipefail
+. "$(dirname "${BASH_SOURCE[0]}")/kernel-target.sh"
+
+say() { echo "--- $*"; }
+
+fail() {
+  echo "FAILED: $*"
+  dmesg | grep -iE 'nvme|warning|bug:|hung|error' | tail -n 40
+  exit 1
+}
+
+# show COMMAND…: runs it, with its words and its output in the log.
+show() {
+  echo "\$ $*"
+  "$@" || fail "$* exited with $?"
+}
+
+# eventually SECONDS COMMAND…: waits until the command succeeds.
+eventually() {
+  local seconds=$1 end
+  end=$(($(date +%s) + $1))
+  shift
+  until "$@"; do
+    [ "$(date +%s)" -lt "$end" ] || fail "not within $seconds s: $*"
+    sleep 0.1
+  done
+}
+
+# appliance kill|start: has the harness do it; without an appliance the kernel's target does it.
+requests=0
+appliance() {
+  say "appliance: $1"
+  if [ "$INTEROP_SELF" = 1 ]; then
+    case $1 in
+      kill) kernel_withdraw 1 "$INTEROP_NQN" ;;
+      start) kernel_export 1 "$INTEROP_NQN" ;;
+    esac
+    return
+  fi
+  requests=$((requests + 1))
+  : > "$INTEROP_SIGNALS/$requests.$1"
+  eventually 120 test -e "$INTEROP_SIGNALS/$requests.done"
+}
+
+# Makes the kernel's own target where it stands in for the appliance.
+begin() {
+  modprobe nvme-tcp
+  show uname -r
+  show nvme version
+  [ "$INTEROP_SELF" = 1 ] || return 0
+  local devices=() index
+  for index in $(seq "$INTEROP_NAMESPACES"); do
+    devices+=("$(kernel_disk "disk$index" 256)")
+  done
+  kernel_subsystem "$INTEROP_NQN" "${devices[@]}"
+  kernel_port 1 tcp "$INTEROP_ADDRESS" "$INTEROP_PORT"
+  kernel_export 1 "$INTEROP_NQN"
+}
+
+at_target=(-t tcp -a "$INTEROP_ADDRESS" -s "$INTEROP_PORT")
+
+# The discovery log has to name the subsystem.
+discover() {
+  local log
+  show nvme discover "${at_target[@]}"
+  log=$(nvme discover "${at_target[@]}" -o json)
+  jq -e --arg nqn "$INTEROP_NQN" \
+    '[.records[] | select(.subnqn == $nqn and .trtype == "tcp")] | length == 1' <<< "$log" \
+    > /dev/null || fail "the discovery log does not name $INTEROP_NQN once"
+}
+
+# controllers: the connected controllers of the subsystem, as nvme0 …
+controllers() {
+  local place
+  for place in /sys/class/nvme/nvme*; do
+    if [ "$(cat "$place/subsysnqn" 2> /dev/null)" = "$INTEROP_NQN" ]; then echo "${place##*/}"; fi
+  done
+}
+
+state() { cat "/sys/class/nvme/$controller/state"; }
+is_live() { [ "$(state)" = live ]; }
+is_not_live() { ! is_live; }
+
+# namespaces: the block devices of the subsystem, as /dev/nvme0n1 …, in order
+namespaces() {
+  local place path
+  for place in /sys/class/nvme-subsystem/*; do
+    [ "$(cat "$place/subsysnqn")" = "$INTEROP_NQN" ] || continue
+    for path in "$place"/nvme*n*; do
+      # The paths below a multipath device are named nvmeXcYnZ and are no device of their own.
+      [[ $path =~ /(nvme[0-9]+n[0-9]+)$ ]] && echo "/dev/${BASH_REMATCH[1]}"
+    done
+  done | sort -V
+}
+
+all_namespaces_are_there() {
+  local device count=0
+  for device in $(namespaces); do
+    [ -b "$device" ] && [ "$(blockdev --getsize64 "$device")" -gt 0 ] && count=$((count + 1))
+  done
+  [ "$count" = "$INTEROP_NAMESPACES" ]
+}
+
+# connect OPTION…: sets `controller`, and returns when every namespace is there.
+connect() {
+  # shellcheck disable=SC2086  # several options, or none
+  show nvme connect "${at_target[@]}" -n "$INTEROP_NQN" $INTEROP_CONNECT "$@"
+  controller=$(controllers)
+  [ -n "$controller" ] || fail "no controller"
+  eventually 60 is_live
+  eventually 60 all_namespaces_are_there
+}
+
+disconnect() {
+  show nvme disconnect -n "$INTEROP_NQN"
+  [ -z "$(controllers)" ] || fail "a controller is left"
+}
+
+# What a healthy connection never makes the kernel say.
+expect_quiet_kernel() {
+  if dmesg | grep -iE 'nvme.*(timeout|I/O error|failed|reset|reconnect|digest)|hung task|WARNING:|BUG:'
+  then
+    fail "the kernel complains"
+  fi
+}
+
+# verify NAME FILE MIB OPTION…: writes random data in random mixed sizes, and reads it all back.
+verify() {
+  local name=$1 file=$2 bytes=$(($3 << 20)) result=/tmp/fio.json
+  shift 3
+  say "fio: $name, $bytes bytes $*"
+  fio --name="$name" --filename="$file" --size="$bytes" --rw=randwrite --bsrange=4k-128k \
+    --direct=1 --ioengine=io_uring --iodepth=16 --fallocate=none --randseed=4711 \
+    --verify=crc32c --verify_fatal=1 --eta=never --output-format=json --output=$result "$@" ||
+    fail "fio exited with $?: $(tail -n 5 $result)"
+  jq -r '.jobs[0] | "\(.jobname): error \(.error), " +
+    "\(.write.io_bytes) bytes written in \(.write.total_ios) requests, " +
+    "\(.read.io_bytes) read back in \(.read.total_ios)"' $result
+  jq -e --argjson bytes "$bytes" '.jobs[0] | .error == 0 and .read.io_bytes >= $bytes' $result \
+    > /dev/null || fail "$name: not all of it was verified"
+}
+
+# error_log: shows the entries of the controller's error log that are in use.
+error_log() {
+  say "error log of $controller"
+  nvme error-log "/dev/$controller" -e 64 -o json |
+    jq -c '.errors[] | select(.error_count > 0)' || fail "no error log"
+}

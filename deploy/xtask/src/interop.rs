@@ -1,0 +1,373 @@
+//! Interoperability: the appliance runs here, the kernel host of a lab guest attaches to it.
+//!
+//! A scenario is a script of deploy/interop that runs in the guest, and an appliance for it. The
+//! script can ask for the appliance's death and return: it makes a file `N.kill` or `N.start`
+//! (N counts from 1) in the signals directory, and `N.done` answers it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use clap::Args;
+
+use crate::appliance::{Appliance, free_port};
+use crate::log::Log;
+use crate::process::{self, bound_to_us};
+
+const NQN: &str = "nqn.2026-11.org.windlass:interop";
+/// This machine's loopback as a guest on QEMU's user network sees it.
+const ADDRESS_IN_GUEST: &str = "10.0.2.2";
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
+
+/// One scenario: a script for the guest, and what surrounds it.
+#[derive(Debug)]
+pub(crate) struct Scenario {
+    pub(crate) name: &'static str,
+    script: &'static str,
+    /// Further options of `nvme connect`.
+    connect: &'static str,
+    /// The exported devices; what only RAM holds does not outlive the appliance.
+    devices: &'static [Device],
+    timeout_s: u32,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Device {
+    Memory,
+    File,
+}
+
+/// Every scenario, in the order they are run.
+pub(crate) const SCENARIOS: [Scenario; 3] = [
+    Scenario {
+        name: "discover-connect-fs",
+        script: "discover-connect-fs.sh",
+        connect: "",
+        devices: &[Device::Memory, Device::File],
+        timeout_s: 600,
+    },
+    Scenario {
+        name: "discover-connect-fs-digests",
+        script: "discover-connect-fs.sh",
+        connect: "--hdr-digest --data-digest",
+        devices: &[Device::Memory, Device::File],
+        timeout_s: 600,
+    },
+    Scenario {
+        name: "kill-restart",
+        script: "kill-restart.sh",
+        connect: "",
+        devices: &[Device::File],
+        timeout_s: 600,
+    },
+];
+
+/// Which scenarios, and against what.
+#[derive(Debug, Args)]
+pub(crate) struct Options {
+    /// Scenarios to run; all of them by default.
+    #[arg(value_parser = scenario_names())]
+    scenarios: Vec<String>,
+    /// Let the guest's own kernel target stand in for the appliance: proves the script, not us.
+    #[arg(long)]
+    self_check: bool,
+    /// Take the appliance's release build.
+    #[arg(long)]
+    release: bool,
+}
+
+fn scenario_names() -> clap::builder::PossibleValuesParser {
+    SCENARIOS.map(|scenario| scenario.name).into()
+}
+
+/// Builds the appliance and runs the chosen scenarios.
+pub(crate) fn run(options: &Options) -> Result<(), String> {
+    if !options.self_check {
+        process::run(&mut build(options.release))?;
+    }
+    process::run(process::lab().arg("build"))?;
+    let harness = Harness::of_repository(options.release, options.self_check);
+    let mut failures = Vec::new();
+    for scenario in &SCENARIOS {
+        if options.scenarios.is_empty() || options.scenarios.iter().any(|n| n == scenario.name) {
+            let result = harness.run(scenario);
+            println!(
+                "{}: {}",
+                scenario.name,
+                result.as_ref().map_or_else(String::as_str, |()| "ok")
+            );
+            failures.extend(result.err().map(|_| scenario.name));
+        }
+    }
+    if failures.is_empty() {
+        Ok(())
+    } else {
+        Err(format!("failed: {}", failures.join(" ")))
+    }
+}
+
+/// What builds the appliance. The same features as the tests have, so that nothing is built twice.
+pub(crate) fn build(release: bool) -> Command {
+    let mut cargo = process::cargo();
+    cargo.args(["build", "--workspace", "--all-features", "--bins"]);
+    cargo.args(release.then_some("--release"));
+    cargo
+}
+
+/// What runs scenarios.
+#[derive(Debug)]
+pub(crate) struct Harness {
+    appliance: Command,
+    lab: Command,
+    /// Where the guest's scripts are.
+    scripts: PathBuf,
+    /// Where logs, configurations and files of devices go.
+    results: PathBuf,
+    /// A directory that holds both of the above and that the guest sees.
+    share: PathBuf,
+    self_check: bool,
+}
+
+impl Harness {
+    /// The harness with this repository's appliance and lab.
+    pub(crate) fn of_repository(release: bool, self_check: bool) -> Harness {
+        let root = process::root();
+        let profile = if release { "release" } else { "debug" };
+        Harness {
+            appliance: process::program(root.join("target").join(profile).join("windlass")),
+            lab: process::lab(),
+            scripts: root.join("deploy/interop"),
+            results: root.join("target/interop"),
+            share: root,
+            self_check,
+        }
+    }
+
+    /// Runs one scenario; its log is NAME.log among the results.
+    pub(crate) fn run(&self, scenario: &Scenario) -> Result<(), String> {
+        let directory = self.results.join(scenario.name);
+        let signals = directory.join("signals");
+        let _ = fs::remove_dir_all(&directory);
+        fs::create_dir_all(&signals).map_err(|e| format!("{}: {e}", signals.display()))?;
+        let log_path = self.results.join(format!("{}.log", scenario.name));
+        let log = Log::create(&log_path)?;
+        let result = self.run_logged(scenario, &directory, &log);
+        let outcome = result.as_ref().map_or_else(String::as_str, |()| "passed");
+        log.line("harness", &format!("{}: {outcome}", scenario.name));
+        // What the devices held is of no use once all went well, and large.
+        if result.is_ok() {
+            let _ = fs::remove_dir_all(&directory);
+        }
+        result.map_err(|error| format!("{error} (see {})", log_path.display()))
+    }
+
+    fn run_logged(
+        &self,
+        scenario: &Scenario,
+        directory: &Path,
+        log: &Arc<Log>,
+    ) -> Result<(), String> {
+        let port = if self.self_check { 4420 } else { free_port()? };
+        let configuration = directory.join("windlass.toml");
+        let text = configuration_text(scenario, port, directory);
+        fs::write(&configuration, text).map_err(|e| format!("{}: {e}", configuration.display()))?;
+        let start = || Appliance::start(&self.appliance, &configuration, port, log);
+        let mut appliance = if self.self_check {
+            None
+        } else {
+            Some(start()?)
+        };
+        let mut guest = Guest::start(self.lab_command(scenario, port, directory), log)?;
+        let mut signals = Signals {
+            directory: directory.join("signals"),
+            next: 1,
+        };
+        let status = loop {
+            if let Some(status) = guest.ended()? {
+                break status;
+            }
+            match signals.take() {
+                Some(Request::Kill) => {
+                    appliance
+                        .take()
+                        .ok_or("the guest killed it twice")?
+                        .kill()?;
+                    signals.answer()?;
+                }
+                Some(Request::Start) if appliance.is_some() => {
+                    return Err("the guest started it twice".into());
+                }
+                Some(Request::Start) => {
+                    appliance = Some(start()?);
+                    signals.answer()?;
+                }
+                None => thread::sleep(POLL_INTERVAL),
+            }
+            if let Some(status) = appliance.as_mut().and_then(Appliance::ended) {
+                return Err(format!("the appliance ended by itself: {status}"));
+            }
+        };
+        match status {
+            0 => appliance.map_or(Ok(()), Appliance::stop),
+            124 => Err(format!(
+                "the guest was not done after {} s",
+                scenario.timeout_s
+            )),
+            125 => Err("the guest died".into()),
+            status => Err(format!("the script in the guest exited with {status}")),
+        }
+    }
+
+    fn lab_command(&self, scenario: &Scenario, port: u16, directory: &Path) -> Command {
+        let address = if self.self_check {
+            "127.0.0.1"
+        } else {
+            ADDRESS_IN_GUEST
+        };
+        let mut command = bound_to_us(&self.lab);
+        command
+            .arg("run")
+            .arg("--net")
+            .arg("--share")
+            .arg(&self.share);
+        command.arg("--timeout").arg(scenario.timeout_s.to_string());
+        for (name, value) in [
+            ("ADDRESS", address.to_string()),
+            ("PORT", port.to_string()),
+            ("NQN", NQN.to_string()),
+            ("CONNECT", scenario.connect.to_string()),
+            ("NAMESPACES", scenario.devices.len().to_string()),
+            ("SIGNALS", directory.join("signals").display().to_string()),
+            ("SELF", u8::from(self.self_check).to_string()),
+        ] {
+            command.arg("--env").arg(format!("INTEROP_{name}={value}"));
+        }
+        command
+            .arg("--")
+            .arg("bash")
+            .arg(self.scripts.join(scenario.script));
+        command
+    }
+}
+
+/// The appliance's configuration for a scenario, with its files in `directory`.
+fn configuration_text(scenario: &Scenario, port: u16, directory: &Path) -> String {
+    let mut text = String::from("[appliance]\nname = \"interop\"\nmemory = \"64MiB\"\n");
+    let mut names = Vec::new();
+    for (index, device) in scenario.devices.iter().enumerate() {
+        let name = format!("device{index}");
+        let kind = match device {
+            Device::Memory => "type = \"memory\"".to_string(),
+            Device::File => {
+                let path = directory.join(format!("{name}.img"));
+                format!("type = \"file\"\npath = {:?}", path.display().to_string())
+            }
+        };
+        text += &format!("\n[[device]]\nname = \"{name}\"\n{kind}\nsize = \"256MiB\"\n");
+        names.push(format!("{name:?}"));
+    }
+    let names = names.join(", ");
+    text += &format!(
+        "\n[[listener]]\nname = \"loopback\"\ntransport = \"tcp\"\naddress = \"127.0.0.1:{port}\"\n\
+         \n[[export]]\nnqn = \"{NQN}\"\ndevices = [{names}]\nlisteners = [\"loopback\"]\n\
+         allow_any_host = true\n"
+    );
+    text
+}
+
+/// The lab's run of the script; dropping it ends the guest.
+struct Guest {
+    child: std::process::Child,
+    readers: Vec<thread::JoinHandle<()>>,
+}
+
+impl Guest {
+    fn start(mut command: Command, log: &Arc<Log>) -> Result<Guest, String> {
+        log.line("harness", &process::shown(&command));
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let child = command.spawn();
+        let mut child = child.map_err(|error| format!("cannot start the lab: {error}"))?;
+        let mut readers = Vec::new();
+        readers.extend(
+            child
+                .stdout
+                .take()
+                .map(|stream| log.follow("guest", stream, |_| {})),
+        );
+        readers.extend(
+            child
+                .stderr
+                .take()
+                .map(|stream| log.follow("guest", stream, |_| {})),
+        );
+        Ok(Guest { child, readers })
+    }
+
+    /// The exit status of the lab when it has ended; 125, a death, where a signal ended it.
+    fn ended(&mut self) -> Result<Option<i32>, String> {
+        let status = self
+            .child
+            .try_wait()
+            .map_err(|error| format!("the lab is lost: {error}"))?;
+        Ok(status.map(|status| {
+            for reader in self.readers.drain(..) {
+                let _ = reader.join();
+            }
+            status.code().unwrap_or(125)
+        }))
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        for reader in self.readers.drain(..) {
+            let _ = reader.join();
+        }
+    }
+}
+
+/// What the guest asks for.
+#[derive(Debug, PartialEq, Eq)]
+enum Request {
+    Kill,
+    Start,
+}
+
+/// The directory in which the guest asks, one request after the other.
+struct Signals {
+    directory: PathBuf,
+    next: u32,
+}
+
+impl Signals {
+    /// The next request, if it is there.
+    fn take(&self) -> Option<Request> {
+        let is_there = |verb: &str| {
+            self.directory
+                .join(format!("{}.{verb}", self.next))
+                .exists()
+        };
+        if is_there("kill") {
+            return Some(Request::Kill);
+        }
+        is_there("start").then_some(Request::Start)
+    }
+
+    /// Tells the guest that its request is done.
+    fn answer(&mut self) -> Result<(), String> {
+        let path = self.directory.join(format!("{}.done", self.next));
+        self.next += 1;
+        fs::write(&path, "").map_err(|error| format!("{}: {error}", path.display()))
+    }
+}
+
+#[cfg(test)]
+mod tests;

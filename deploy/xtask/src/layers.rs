@@ -1,0 +1,193 @@
+//! Checks that arrows between crates point down, and that unsafe code stays in its named places.
+//!
+//! A crate may use only crates on lower levels. Its tests may also use crates on its own level,
+//! since a transport is best tested against the other end; they never reach upward either.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::metadata::{self, Dependency, Metadata, Package};
+use crate::rust_source::{has_word, leading_attributes, without_comments_and_literals};
+
+/// The crates of each level, the lowest first.
+const LEVELS: [&[&str]; 7] = [
+    &["nvme_spec", "hugemem", "appliance_config"],
+    &["reactors", "uring", "vfio", "rdma"],
+    &["block"],
+    &["nvme_driver", "nvme_target"],
+    &["nvme_tcp", "nvme_rdma", "nvme_host"],
+    &["bench"],
+    &["appliance"],
+];
+
+/// Crates that nothing uses and that use nothing of the workspace.
+const OUTSIDE: [&str; 1] = ["xtask"];
+
+/// Crates with unsafe code, in modules that say so; every other crate forbids it.
+const UNSAFE_CRATES: [&str; 5] = ["hugemem", "reactors", "uring", "vfio", "rdma"];
+
+const FORBIDDEN: &str = "#![forbid(unsafe_code)]";
+const OPTED_IN: &str = "#![expect(unsafe_code,reason=";
+
+/// Checks this workspace; the error lists every problem.
+pub(crate) fn check_workspace() -> Result<(), String> {
+    let metadata = metadata::of_workspace()?;
+    let mut problems = arrow_problems(&metadata);
+    for package in &metadata.packages {
+        problems.extend(unsafe_problems(package)?);
+    }
+    if problems.is_empty() {
+        println!(
+            "layers: {} crates, every arrow points down",
+            metadata.packages.len()
+        );
+        return Ok(());
+    }
+    for problem in &problems {
+        eprintln!("layers: {problem}");
+    }
+    Err(format!("{} problem(s) with the layers", problems.len()))
+}
+
+fn level(name: &str) -> Option<usize> {
+    LEVELS.iter().position(|crates| crates.contains(&name))
+}
+
+/// What is wrong with the arrows between the workspace's crates.
+fn arrow_problems(metadata: &Metadata) -> Vec<String> {
+    let is_ours = |dependency: &Dependency| {
+        dependency.path.is_some()
+            || metadata
+                .packages
+                .iter()
+                .any(|package| package.name == dependency.name)
+    };
+    let mut problems = Vec::new();
+    for package in &metadata.packages {
+        let outside = OUTSIDE.contains(&package.name.as_str());
+        let own_level = level(&package.name);
+        if own_level.is_none() && !outside {
+            problems.push(format!(
+                "{} has no level: give it one in layers.rs",
+                package.name
+            ));
+            continue;
+        }
+        for dependency in package
+            .dependencies
+            .iter()
+            .filter(|&dependency| is_ours(dependency))
+        {
+            problems.extend(arrow_problem(&package.name, own_level, dependency));
+        }
+    }
+    problems
+}
+
+/// What is wrong with one arrow; `own_level` is none for a crate outside.
+fn arrow_problem(user: &str, own_level: Option<usize>, used: &Dependency) -> Option<String> {
+    let name = used.name.as_str();
+    let Some(own_level) = own_level else {
+        return Some(format!("{user} stands outside and may not use {name}"));
+    };
+    if OUTSIDE.contains(&name) {
+        return Some(format!("{user} uses {name}, which stands outside"));
+    }
+    let Some(level) = level(name) else {
+        return Some(format!("{user} uses {name}, which has no level"));
+    };
+    let is_test = used.kind.as_deref() == Some("dev");
+    let highest_allowed = if is_test {
+        Some(own_level)
+    } else {
+        own_level.checked_sub(1)
+    };
+    if highest_allowed.is_some_and(|highest| level <= highest) {
+        return None;
+    }
+    let tests = if is_test { "'s tests" } else { "" };
+    let direction = if level > own_level {
+        "upward"
+    } else {
+        "sideways"
+    };
+    Some(format!(
+        "{user} (L{own_level}){tests} points {direction} at {name} (L{level})"
+    ))
+}
+
+/// What is wrong with unsafe code in one crate's files.
+fn unsafe_problems(package: &Package) -> Result<Vec<String>, String> {
+    let mut problems = Vec::new();
+    let may_be_unsafe = UNSAFE_CRATES.contains(&package.name.as_str());
+    let roots: Vec<&str> = package
+        .targets
+        .iter()
+        .filter(|target| {
+            !target
+                .kind
+                .iter()
+                .any(|kind| ["test", "bench"].contains(&kind.as_str()))
+        })
+        .map(|target| target.src_path.as_str())
+        .collect();
+    let directory = Path::new(&package.manifest_path)
+        .parent()
+        .unwrap_or(Path::new("/"));
+    for path in rust_files(directory)? {
+        let text = fs::read_to_string(&path).map_err(|e| format!("{}: {e}", path.display()))?;
+        let is_root = roots.iter().any(|root| Path::new(root) == path);
+        if let Some(problem) = unsafe_problem(&text, is_root, may_be_unsafe) {
+            let shown = path.strip_prefix(directory).unwrap_or(&path).display();
+            problems.push(format!("{}: {shown}: {problem}", package.name));
+        }
+    }
+    Ok(problems)
+}
+
+/// What is wrong with unsafe code in one file; `is_root` says that a crate begins with it.
+fn unsafe_problem(text: &str, is_root: bool, may_be_unsafe: bool) -> Option<&'static str> {
+    let code = without_comments_and_literals(text);
+    let attributes = leading_attributes(&code);
+    let has_unsafe = has_word(&code, "unsafe");
+    if !may_be_unsafe {
+        if has_unsafe {
+            return Some("unsafe code in a crate that has none");
+        }
+        let forbids = attributes.iter().any(|attribute| attribute == FORBIDDEN);
+        return (is_root && !forbids).then_some("does not begin with #![forbid(unsafe_code)]");
+    }
+    let opted_in = attributes
+        .iter()
+        .any(|attribute| attribute.starts_with(OPTED_IN));
+    if is_root && opted_in {
+        return Some("opts a whole crate in to unsafe code: name the modules instead");
+    }
+    (has_unsafe && !opted_in)
+        .then_some("unsafe code, but no #![expect(unsafe_code, reason = \"…\")] at its beginning")
+}
+
+/// Every Rust file of the package in `directory`, without packages and build outputs within it.
+fn rust_files(directory: &Path) -> Result<Vec<PathBuf>, String> {
+    let mut files = Vec::new();
+    let mut pending = vec![directory.to_path_buf()];
+    while let Some(folder) = pending.pop() {
+        let entries = fs::read_dir(&folder).map_err(|e| format!("{}: {e}", folder.display()))?;
+        for entry in entries {
+            let path = entry
+                .map_err(|e| format!("{}: {e}", folder.display()))?
+                .path();
+            let is_package = path.join("Cargo.toml").is_file() || path.ends_with("target");
+            if path.is_dir() && !path.is_symlink() && !is_package {
+                pending.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                files.push(path);
+            }
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+#[cfg(test)]
+mod tests;

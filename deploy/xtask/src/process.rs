@@ -1,0 +1,253 @@
+//! How other programs are started: from the repository's root, in a clean environment.
+
+use std::env;
+use std::ffi::OsString;
+use std::io::ErrorKind;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, ExitStatus, Stdio};
+
+/// Where system programs are that only root usually has in its path.
+const SYSTEM_DIRECTORIES: [&str; 3] = ["/usr/local/sbin", "/usr/sbin", "/sbin"];
+
+/// Variables that would make a step build something else, or elsewhere, than it says.
+const UNWANTED: [&str; 5] = [
+    "RUSTFLAGS",
+    "RUSTDOCFLAGS",
+    "RUSTC_BOOTSTRAP",
+    "LD_LIBRARY_PATH",
+    "MAKEFLAGS",
+];
+
+/// Of cargo's variables those that say where it lives and how it reaches its registry.
+const WANTED_OF_CARGO: [&str; 5] = [
+    "CARGO_HOME",
+    "CARGO_NET_",
+    "CARGO_HTTP_",
+    "CARGO_REGISTR",
+    "CARGO_TERM_",
+];
+
+/// The root of the work tree that this program was built from.
+pub(crate) fn root() -> PathBuf {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    here.ancestors().nth(2).unwrap_or(here).to_path_buf()
+}
+
+/// Whether a variable of our environment is passed on.
+///
+/// What cargo set for this very program must not leak into the builds it starts: some build
+/// scripts take it for a change and build anew.
+fn is_passed_on(name: &str) -> bool {
+    if name == "CARGO" || UNWANTED.contains(&name) {
+        return false;
+    }
+    !name.starts_with("CARGO_")
+        || WANTED_OF_CARGO
+            .iter()
+            .any(|prefix| name.starts_with(prefix))
+}
+
+/// The path with the system directories at its end where they were missing.
+fn search_path(path: Option<OsString>) -> OsString {
+    let path = path.unwrap_or_default();
+    let mut directories: Vec<PathBuf> = env::split_paths(&path).collect();
+    for directory in SYSTEM_DIRECTORIES {
+        if !directories
+            .iter()
+            .any(|known| known == Path::new(directory))
+        {
+            directories.push(directory.into());
+        }
+    }
+    env::join_paths(directories).unwrap_or(path)
+}
+
+/// A program, to be run from the repository's root in a clean environment.
+pub(crate) fn program(name: impl AsRef<std::ffi::OsStr>) -> Command {
+    let mut command = Command::new(name);
+    command.current_dir(root()).env_clear();
+    for (name, value) in env::vars_os() {
+        if name.to_str().is_none_or(is_passed_on) {
+            command.env(name, value);
+        }
+    }
+    command
+        .env("PATH", search_path(env::var_os("PATH")))
+        .env("PYTHONDONTWRITEBYTECODE", "1");
+    command
+}
+
+/// The cargo that runs us, else the one in the path.
+pub(crate) fn cargo() -> Command {
+    program(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+}
+
+/// The lab's program.
+pub(crate) fn lab() -> Command {
+    program(root().join("deploy/lab/lab"))
+}
+
+/// `command` such that it is killed when this process ends, however it ends.
+pub(crate) fn bound_to_us(command: &Command) -> Command {
+    let mut bound = program("setpriv");
+    bound
+        .args(["--pdeathsig", "KILL", "--"])
+        .arg(command.get_program())
+        .args(command.get_args());
+    for (name, value) in command.get_envs() {
+        if let Some(value) = value {
+            bound.env(name, value);
+        }
+    }
+    bound
+}
+
+/// Whether a program is found in the path that steps have.
+pub(crate) fn is_installed(name: &str) -> bool {
+    let path = search_path(env::var_os("PATH"));
+    env::split_paths(&path).any(|directory| directory.join(name).is_file())
+}
+
+/// A command as one would type it, without its environment.
+pub(crate) fn shown(command: &Command) -> String {
+    let program = Path::new(command.get_program());
+    let mut words = vec![
+        program
+            .file_name()
+            .unwrap_or(program.as_os_str())
+            .to_string_lossy(),
+    ];
+    words.extend(
+        command
+            .get_args()
+            .map(|argument| argument.to_string_lossy()),
+    );
+    words.join(" ")
+}
+
+/// How a program ended, when not well.
+fn failure(command: &Command, status: ExitStatus) -> String {
+    match status.code() {
+        Some(code) => format!("`{}` exited with {code}", shown(command)),
+        None => format!("`{}` ended with {status}", shown(command)),
+    }
+}
+
+fn cannot_start(command: &Command, error: &std::io::Error) -> String {
+    let program = command.get_program().to_string_lossy();
+    match error.kind() {
+        ErrorKind::NotFound => format!("{program} is not installed"),
+        _ => format!("cannot run {program}: {error}"),
+    }
+}
+
+/// Runs a program to its end with our own standard streams; an error when it fails.
+pub(crate) fn run(command: &mut Command) -> Result<(), String> {
+    let status = command
+        .stdin(Stdio::null())
+        .status()
+        .map_err(|error| cannot_start(command, &error))?;
+    if status.success() {
+        Ok(())
+    } else {
+        Err(failure(command, status))
+    }
+}
+
+/// Runs a program to its end and returns what it printed; an error when it fails.
+pub(crate) fn output(command: &mut Command) -> Result<Vec<u8>, String> {
+    let output = command
+        .stdin(Stdio::null())
+        .stderr(Stdio::inherit())
+        .output()
+        .map_err(|error| cannot_start(command, &error))?;
+    if output.status.success() {
+        Ok(output.stdout)
+    } else {
+        Err(failure(command, output.status))
+    }
+}
+
+/// Whether a program runs and succeeds; what it prints is dropped.
+pub(crate) fn succeeds(command: &mut Command) -> bool {
+    let quiet = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    quiet.status().is_ok_and(|status| status.success())
+}
+
+/// Goes on as another program, so that its exit status and its signals are ours.
+pub(crate) fn become_program(command: &mut Command) -> ExitCode {
+    let error = command.exec();
+    eprintln!("xtask: {}", cannot_start(command, &error));
+    ExitCode::FAILURE
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_root_holds_the_workspace() {
+        assert!(root().join("Cargo.toml").is_file());
+        assert!(root().join("deploy/lab/lab").is_file());
+    }
+
+    #[test]
+    fn cargo_leaves_no_traces_in_the_environment_of_steps() {
+        for name in [
+            "CARGO",
+            "CARGO_TARGET_DIR",
+            "CARGO_BUILD_TARGET_DIR",
+            "CARGO_ENCODED_RUSTFLAGS",
+            "CARGO_MANIFEST_DIR",
+            "CARGO_PKG_NAME",
+            "CARGO_PROFILE_DEV_DEBUG",
+            "RUSTFLAGS",
+            "RUSTDOCFLAGS",
+        ] {
+            assert!(!is_passed_on(name), "{name}");
+        }
+        for name in [
+            "PATH",
+            "HOME",
+            "CARGO_HOME",
+            "CARGO_HTTP_PROXY",
+            "RUSTUP_HOME",
+            "LAB_DIR",
+        ] {
+            assert!(is_passed_on(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn system_directories_come_last_and_once() {
+        let path = search_path(Some("/usr/sbin:/usr/bin".into()));
+        assert_eq!(
+            path,
+            OsString::from("/usr/sbin:/usr/bin:/usr/local/sbin:/sbin")
+        );
+        assert_eq!(search_path(Some(path.clone())), path);
+    }
+
+    #[test]
+    fn failures_say_what_failed_and_how() {
+        assert_eq!(
+            run(program("sh").args(["-c", "exit 7"])),
+            Err("`sh -c exit 7` exited with 7".into())
+        );
+        assert_eq!(
+            run(&mut program("no-such-program")),
+            Err("no-such-program is not installed".into())
+        );
+        assert!(run(program("sh").args(["-c", "kill -9 $$"])).is_err_and(|e| e.contains("signal")));
+    }
+
+    #[test]
+    fn output_is_returned() {
+        assert_eq!(output(program("echo").arg("x")), Ok(b"x\n".to_vec()));
+        assert!(output(&mut program("false")).is_err());
+    }
+}

@@ -1,0 +1,359 @@
+//! `cargo xtask test`: every check of the project, in order, and a table of how each one went.
+
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use clap::{Args, ValueEnum};
+
+use crate::interop::{self, Harness, SCENARIOS};
+use crate::metadata::{self, Metadata};
+use crate::process::{self, cargo};
+use crate::{demo, layers, packages};
+
+/// Which steps to run.
+#[derive(Debug, Args)]
+pub(crate) struct Options {
+    /// Leave out everything that needs the lab's guest.
+    #[arg(long)]
+    no_lab: bool,
+    /// Run only this step (may be given several times).
+    #[arg(long, value_name = "STEP")]
+    only: Vec<Step>,
+}
+
+/// The steps, in the order they are run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Step {
+    /// Install what is missing.
+    Packages,
+    /// Formatting.
+    Fmt,
+    /// Arrows between crates, places of unsafe code.
+    Layers,
+    /// Everything compiles.
+    Build,
+    /// Lints.
+    Clippy,
+    /// Every Rust test.
+    Test,
+    /// The documentation's links and code.
+    Doc,
+    /// Every order of atomic operations of the lock-free modules.
+    Loom,
+    /// The lab's tests without a guest.
+    LabUnit,
+    /// The lab's guest is made.
+    LabBuild,
+    /// The lab's tests in real guests.
+    LabLive,
+    /// The kernel host of a guest attaches to the appliance.
+    Interop,
+    /// The demo, once.
+    Demo,
+}
+
+impl Step {
+    fn name(self) -> String {
+        self.to_possible_value()
+            .map_or_else(String::new, |value| value.get_name().to_string())
+    }
+
+    /// Whether the step runs guests.
+    fn needs_lab(self) -> bool {
+        matches!(self, Step::LabBuild | Step::LabLive | Step::Interop)
+    }
+
+    /// Whether nothing behind this step can succeed once it fails.
+    fn is_gate(self) -> bool {
+        matches!(self, Step::Packages | Step::Build)
+    }
+}
+
+/// How one line of the table came out.
+#[derive(Debug, PartialEq, Eq)]
+enum Outcome {
+    Passed,
+    Failed(String),
+    NotRun(&'static str),
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Outcome::Passed => write!(f, "ok"),
+            Outcome::Failed(error) => write!(f, "FAILED  {error}"),
+            Outcome::NotRun(reason) => write!(f, "not run  {reason}"),
+        }
+    }
+}
+
+impl From<Result<(), String>> for Outcome {
+    fn from(result: Result<(), String>) -> Outcome {
+        result.map_or_else(Outcome::Failed, |()| Outcome::Passed)
+    }
+}
+
+/// One line of the table.
+#[derive(Debug)]
+struct Row {
+    name: String,
+    outcome: Outcome,
+    time: Duration,
+}
+
+/// Runs the chosen steps; an error when one failed.
+pub(crate) fn test(options: &Options) -> Result<(), String> {
+    let began = Instant::now();
+    let mut rows = Vec::new();
+    let mut stopped = false;
+    for &step in Step::value_variants() {
+        if !options.only.is_empty() && !options.only.contains(&step) {
+            continue;
+        }
+        let reason = if stopped {
+            "a step before it failed"
+        } else if options.no_lab && step.needs_lab() {
+            "--no-lab"
+        } else {
+            rows.extend(run_step(step, !options.no_lab));
+            stopped = step.is_gate() && rows.iter().any(|row| row.outcome.is_failure());
+            continue;
+        };
+        let outcome = Outcome::NotRun(reason);
+        rows.push(Row {
+            name: step.name(),
+            outcome,
+            time: Duration::ZERO,
+        });
+    }
+    print!("{}", table(&rows, began.elapsed()));
+    let failed = rows.iter().filter(|row| row.outcome.is_failure()).count();
+    if failed == 0 {
+        Ok(())
+    } else {
+        Err(format!("{failed} step(s) failed"))
+    }
+}
+
+impl Outcome {
+    fn is_failure(&self) -> bool {
+        matches!(self, Outcome::Failed(_))
+    }
+}
+
+/// Runs one step: one row, or one for each scenario.
+fn run_step(step: Step, with_lab: bool) -> Vec<Row> {
+    let name = step.name();
+    match step {
+        Step::Packages => vec![timed(name, || packages::provide(with_lab))],
+        Step::Fmt => vec![timed(name, || {
+            process::run(cargo().args(["fmt", "--all", "--check"]))
+        })],
+        Step::Layers => vec![timed(name, layers::check_workspace)],
+        Step::Build => vec![timed(name, build)],
+        Step::Clippy => vec![timed(name, clippy)],
+        Step::Test => vec![timed(name, || {
+            process::run(cargo().args(["test", "--workspace", "--all-features", "--no-fail-fast"]))
+        })],
+        Step::Doc => vec![timed(name, doc)],
+        Step::Loom => vec![timed(name, loom)],
+        Step::LabUnit => vec![timed(name, || process::run(&mut lab_tests("test_*.py")))],
+        Step::LabBuild => vec![timed(name, || process::run(process::lab().arg("build")))],
+        Step::LabLive => vec![timed(name, || process::run(&mut lab_tests("live_*.py")))],
+        Step::Interop => interop_scenarios(),
+        Step::Demo => vec![timed(name, demo::once)],
+    }
+}
+
+/// Runs one step's work under its heading and takes its time.
+fn timed(name: String, work: impl FnOnce() -> Result<(), String>) -> Row {
+    println!("\n=== {name}");
+    let began = Instant::now();
+    let outcome = Outcome::from(work());
+    Row {
+        name,
+        outcome,
+        time: began.elapsed(),
+    }
+}
+
+/// Tests and binaries; the steps behind it use what this one built.
+fn build() -> Result<(), String> {
+    let tests = ["test", "--workspace", "--all-features", "--no-run"];
+    process::run(cargo().args(tests))?;
+    process::run(&mut interop::build(false))
+}
+
+fn clippy() -> Result<(), String> {
+    let lints = ["clippy", "--workspace", "--all-targets", "--all-features"];
+    process::run(cargo().args(lints).args(["--", "-D", "warnings"]))
+}
+
+fn doc() -> Result<(), String> {
+    let mut cargo = cargo();
+    cargo.args(["doc", "--workspace", "--all-features", "--no-deps"]);
+    process::run(cargo.env("RUSTDOCFLAGS", "-D warnings"))
+}
+
+/// The crates whose unit tests have models for loom: they depend on it under `cfg(loom)`.
+fn crates_with_loom_models(metadata: &Metadata) -> Vec<&str> {
+    let has_models = |package: &&metadata::Package| {
+        package
+            .dependencies
+            .iter()
+            .any(|used| used.name == "loom" && used.target.as_deref() == Some("cfg(loom)"))
+    };
+    metadata
+        .packages
+        .iter()
+        .filter(has_models)
+        .map(|package| package.name.as_str())
+        .collect()
+}
+
+fn loom() -> Result<(), String> {
+    let metadata = metadata::of_workspace()?;
+    let crates = crates_with_loom_models(&metadata);
+    if crates.is_empty() {
+        println!("loom: no crate has models under cfg(loom)");
+        return Ok(());
+    }
+    let mut cargo = cargo();
+    // Other flags would rebuild everything else, so these builds have a folder of their own.
+    cargo.args(["test", "--lib", "--release", "--target-dir", "target/loom"]);
+    cargo
+        .env("RUSTFLAGS", "--cfg loom")
+        .env("CARGO_PROFILE_RELEASE_LTO", "off");
+    cargo.env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16");
+    process::run(cargo.args(crates.iter().flat_map(|name| ["-p", name])))
+}
+
+fn lab_tests(pattern: &str) -> std::process::Command {
+    let mut python = process::program("python3");
+    python.args([
+        "-B",
+        "-m",
+        "unittest",
+        "discover",
+        "-v",
+        "-s",
+        "deploy/lab/tests",
+    ]);
+    python.args(["-t", "deploy/lab", "-p", pattern]);
+    python
+}
+
+fn interop_scenarios() -> Vec<Row> {
+    let harness = Harness::of_repository(false, false);
+    let run = |scenario: &interop::Scenario| {
+        timed(format!("interop {}", scenario.name), || {
+            harness.run(scenario)
+        })
+    };
+    SCENARIOS.iter().map(run).collect()
+}
+
+/// The summary.
+fn table(rows: &[Row], total: Duration) -> String {
+    let width = rows
+        .iter()
+        .map(|row| row.name.len())
+        .max()
+        .unwrap_or(0)
+        .max("total".len());
+    let mut text = String::from("\n=== summary\n");
+    for Row {
+        name,
+        outcome,
+        time,
+    } in rows
+    {
+        text += &format!("{name:width$} {:8.1} s  {outcome}\n", time.as_secs_f64());
+    }
+    text += &format!("{:width$} {:8.1} s\n", "total", total.as_secs_f64());
+    text
+}
+
+/// Licences, bans and sources, as deny.toml says; the advisories' database may be out of reach.
+pub(crate) fn deny() -> Result<(), String> {
+    if !process::succeeds(cargo().args(["deny", "--version"])) {
+        println!("deny: cargo-deny is not installed, so nothing was checked");
+        return Ok(());
+    }
+    process::run(cargo().args(["deny", "check", "licenses", "bans", "sources"]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::metadata::{Dependency, Package};
+
+    fn row(name: &str, outcome: Outcome) -> Row {
+        Row {
+            name: name.into(),
+            outcome,
+            time: Duration::from_millis(1500),
+        }
+    }
+
+    #[test]
+    fn the_table_has_a_line_for_each_step_and_the_total() {
+        let rows = [
+            row("fmt", Outcome::Passed),
+            row("clippy", Outcome::Failed("`x` exited with 1".into())),
+            row("demo", Outcome::NotRun("a step before it failed")),
+        ];
+        let text = table(&rows, Duration::from_secs(90));
+        let lines: Vec<&str> = text.lines().skip(2).collect();
+        assert_eq!(
+            lines,
+            [
+                "fmt         1.5 s  ok",
+                "clippy      1.5 s  FAILED  `x` exited with 1",
+                "demo        1.5 s  not run  a step before it failed",
+                "total      90.0 s",
+            ]
+        );
+    }
+
+    #[test]
+    fn a_failure_is_a_row_and_not_the_end() {
+        let failed = timed("x".into(), || Err("reason".into()));
+        assert!(failed.outcome.is_failure());
+        assert_eq!(timed("y".into(), || Ok(())).outcome, Outcome::Passed);
+        assert!(!Outcome::NotRun("z").is_failure());
+    }
+
+    #[test]
+    fn steps_have_the_names_that_one_types() {
+        let names: Vec<String> = Step::value_variants()
+            .iter()
+            .map(|step| step.name())
+            .collect();
+        assert!(names.contains(&"lab-live".to_string()) && names.contains(&"fmt".to_string()));
+        assert!(names.iter().all(|name| !name.is_empty()));
+    }
+
+    #[test]
+    fn models_are_found_by_their_dependency() {
+        let package = |name: &str, target: Option<&str>| Package {
+            name: name.into(),
+            manifest_path: String::new(),
+            dependencies: vec![Dependency {
+                name: "loom".into(),
+                kind: None,
+                target: target.map(Into::into),
+                path: None,
+            }],
+            targets: Vec::new(),
+        };
+        let metadata = Metadata {
+            packages: vec![
+                package("a", Some("cfg(loom)")),
+                package("b", None),
+                package("c", None),
+            ],
+        };
+        assert_eq!(crates_with_loom_models(&metadata), ["a"]);
+    }
+}
