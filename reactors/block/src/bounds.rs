@@ -55,8 +55,12 @@ fn check_data(
     }
 }
 
-/// First byte and length of a request's range, which [`check`] found to lie within the device.
+/// First byte and length of a request's range, which [`check`] found to lie within the device. A
+/// flush has none.
 pub(crate) fn byte_range(request: &Request, geometry: &Geometry) -> (u64, u64) {
+    if request.operation == Operation::Flush {
+        return (0, 0);
+    }
     let block_size = u64::from(geometry.block_size);
     (
         request.lba * block_size,

@@ -1,28 +1,40 @@
 //! Block devices: what every back end of the appliance looks like to the core that serves it.
 //!
-//! Owns: the [`Device`] and [`DeviceQueue`] traits, the back ends in RAM ([`MemoryDevice`]) and
-//! nowhere ([`NullDevice`]), and one conformance suite that every device runs. Refuses: to know NVMe,
-//! to block, and to allocate after a queue was opened.
+//! Owns: the [`Device`] and [`DeviceQueue`] traits; the back ends in RAM ([`MemoryDevice`]), in files
+//! ([`FileDevice`]) and nowhere ([`NullDevice`]); wrappers that fail by plan ([`FaultDevice`]) and answer
+//! late ([`DelayDevice`]); and one conformance suite that every device runs (feature `conformance`).
+//! Refuses: to know NVMe, to block, and to allocate after a queue was opened.
 //!
 //! Everything that moves data does so in leases of the arena ([`hugemem::Lease`]); a device whose
 //! medium is memory lends it instead ([`DeviceQueue::lends_reads`]).
 #![forbid(unsafe_code)]
 
 mod bounds;
+#[cfg(any(test, feature = "conformance"))]
+pub mod conformance;
+mod delay;
 mod device;
 mod error;
+mod fault;
+mod file;
 mod health;
 mod ledger;
 mod memory;
 mod null;
 mod request;
+mod seeded;
 mod shape;
 
+pub use delay::{DelayDevice, Latency};
 pub use device::{
     BLOCK_SIZES, Deallocate, Device, DeviceIdentity, DeviceQueue, Drain, Geometry, QUEUE_DEPTH_MAX,
     QueueOptions,
 };
 pub use error::{DeviceError, Direction, OpenError};
+pub use fault::{Effect, FaultControl, FaultDevice, FaultPlan, FaultRule, OperationKinds, When};
+pub use file::{
+    BufferedReason, DirectIo, FileDevice, FileError, FileNotice, FileOptions, FileSystem,
+};
 pub use health::{Health, HealthState};
 pub use memory::{MemoryDevice, MemoryError, MemoryOptions};
 pub use null::{NullDevice, NullError, NullOptions};

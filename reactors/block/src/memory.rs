@@ -156,10 +156,7 @@ enum Tried {
 
 impl Attempt {
     fn new(request: Request, geometry: &Geometry) -> Self {
-        let (offset, len) = match request.operation {
-            Operation::Flush => (0, 0),
-            _ => byte_range(&request, geometry),
-        };
+        let (offset, len) = byte_range(&request, geometry);
         // The device is in memory, so its offsets fit.
         Self {
             request,

@@ -1,0 +1,114 @@
+//! What every block device must do, as one suite that every implementation runs.
+//!
+//! A crate with a device of its own enables the feature `conformance` for its tests and calls [`run`]
+//! with a function that makes a fresh device. The suite panics where the device breaks the contract of
+//! [`Device`] and [`DeviceQueue`](crate::DeviceQueue), and says which case and which seed it was.
+//!
+//! Every case also checks that each request completes exactly once, that
+//! [`in_flight`](crate::DeviceQueue::in_flight) is exact at all times, that a queue with requests in
+//! flight always has either something ready or a descriptor that wakes, and that in the end every lease
+//! is back in the arena.
+
+mod cases;
+mod harness;
+mod random;
+
+use std::any::Any;
+use std::sync::Arc;
+
+use hugemem::{Arena, ArenaConfig, PagePolicy};
+
+use crate::device::Device;
+use harness::Harness;
+
+/// Smallest device that the suite can be run on, in blocks.
+pub const BLOCKS_MIN: u64 = 600;
+
+/// A fresh device of at least [`BLOCKS_MIN`] blocks, and what it needs to run.
+pub struct Subject {
+    /// The device, which nobody else uses. Its content does not matter.
+    pub device: Arc<dyn Device>,
+    /// Where the suite takes its leases, see [`arena`]. Nobody else takes any while a case runs.
+    pub arena: Arc<Arena>,
+    /// Called before each poll: moves a virtual clock or an emulated controller on.
+    pub step: Box<dyn FnMut()>,
+    /// Dropped after the device: a temporary directory, for instance.
+    pub keep: Box<dyn Any>,
+}
+
+impl Subject {
+    /// A device that needs nothing else.
+    #[must_use]
+    pub fn new(device: impl Device + 'static, arena: Arc<Arena>) -> Self {
+        Self {
+            device: Arc::new(device),
+            arena,
+            step: Box::new(|| {}),
+            keep: Box::new(()),
+        }
+    }
+}
+
+/// An arena as the suite needs it.
+///
+/// # Panics
+/// There is no memory for it.
+#[must_use]
+pub fn arena() -> Arc<Arena> {
+    let config = ArenaConfig {
+        bytes: 16 << 20,
+        pages: PagePolicy::Ordinary,
+        max_transfer: 1 << 20,
+    };
+    Arena::new(config).expect("16 MiB for the suite's arena")
+}
+
+type Case = (&'static str, fn(&mut Harness));
+
+const CASES: &[Case] = &[
+    ("the geometry makes sense", cases::geometry_makes_sense),
+    ("depths out of bounds", cases::depths_out_of_bounds),
+    ("round trips at the edges", cases::round_trips_at_the_edges),
+    (
+        "ranges outside the device",
+        cases::ranges_outside_the_device,
+    ),
+    ("loans", cases::loans),
+    ("zeroes and holes", cases::zeroes_and_holes),
+    ("a whole device of zeroes", cases::a_whole_device_of_zeroes),
+    ("compare", cases::compare),
+    ("flush", cases::flush),
+    ("a full queue", cases::a_full_queue),
+    ("small batches", cases::small_batches),
+    ("drain", cases::drain),
+    ("a queue dropped in use", cases::a_queue_dropped_in_use),
+    ("two queues", cases::two_queues),
+    ("health", cases::health),
+    ("random requests against a model", random::against_a_model),
+];
+
+/// Runs the suite, each case on a device of its own.
+///
+/// # Panics
+/// The device breaks the contract.
+pub fn run(make: impl Fn() -> Subject) {
+    for (name, case) in CASES {
+        println!("conformance: {name}");
+        let mut harness = Harness::new(make());
+        case(&mut harness);
+        harness.finish();
+    }
+}
+
+/// Runs what a read-only device must do.
+///
+/// # Panics
+/// The device breaks the contract.
+pub fn run_read_only(make: impl Fn() -> Subject) {
+    let mut harness = Harness::new(make());
+    cases::read_only(&mut harness);
+    harness.finish();
+}
+
+#[cfg(test)]
+mod tests;

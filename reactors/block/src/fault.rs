@@ -1,0 +1,295 @@
+//! A device that fails as it is told to: by pattern, by count or by seed.
+//!
+//! A [`FaultPlan`] is a list of rules; the first rule that matches a request and fires decides what
+//! happens to it. The plan's `Debug` text and seed are what replays a failure. Rules are fixed when the
+//! device is made; [`FaultControl`] arms them, lets held completions go and pulls the device out, from
+//! any thread, while requests run.
+
+mod queue;
+
+use std::ops::{BitOr, Range};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use crate::device::{Device, DeviceIdentity, DeviceQueue, Geometry, QueueOptions};
+use crate::error::{DeviceError, OpenError};
+use crate::health::{Health, HealthState};
+use crate::request::{Operation, Request};
+use crate::seeded::Seeded;
+
+/// A set of kinds of operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OperationKinds(u8);
+
+impl OperationKinds {
+    /// Reads.
+    pub const READ: Self = Self(1);
+    /// Writes, with and without FUA.
+    pub const WRITE: Self = Self(1 << 1);
+    /// Flushes.
+    pub const FLUSH: Self = Self(1 << 2);
+    /// Write zeroes.
+    pub const WRITE_ZEROES: Self = Self(1 << 3);
+    /// Deallocations.
+    pub const DEALLOCATE: Self = Self(1 << 4);
+    /// Compares.
+    pub const COMPARE: Self = Self(1 << 5);
+    /// Every kind.
+    pub const ALL: Self = Self((1 << 6) - 1);
+
+    /// Whether the set has the operation's kind.
+    #[must_use]
+    pub fn contains(self, operation: Operation) -> bool {
+        let kind = match operation {
+            Operation::Read => Self::READ,
+            Operation::Write { .. } => Self::WRITE,
+            Operation::Flush => Self::FLUSH,
+            Operation::WriteZeroes { .. } => Self::WRITE_ZEROES,
+            Operation::Deallocate => Self::DEALLOCATE,
+            Operation::Compare => Self::COMPARE,
+        };
+        self.0 & kind.0 != 0
+    }
+}
+
+impl BitOr for OperationKinds {
+    type Output = Self;
+
+    fn bitor(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+}
+
+/// Which of the requests that a rule matches it fires on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum When {
+    /// All of them.
+    Always,
+    /// One of them, counted from 1 over all queues.
+    Nth(u64),
+    /// The first so many.
+    First(u64),
+    /// Every so-manieth, counted from 1 over all queues; never for 0.
+    Every(u64),
+    /// So many of a million, by the plan's seed and the queue's number.
+    PerMillion(u32),
+}
+
+impl When {
+    /// Whether to fire on a match, the `count`th one.
+    fn fires(self, count: u64, seeded: &mut Seeded) -> bool {
+        match self {
+            Self::Always => true,
+            Self::Nth(nth) => count == nth,
+            Self::First(first) => count <= first,
+            Self::Every(every) => every > 0 && count.is_multiple_of(every),
+            Self::PerMillion(share) => seeded.below(1_000_000) < u64::from(share),
+        }
+    }
+}
+
+/// What happens to a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// It never reaches the device and completes with this error.
+    Fail(DeviceError),
+    /// The device carries it out, and its completion is held back until [`FaultControl::release`].
+    Hold,
+    /// It is refused for now.
+    Later,
+    /// The device is pulled out: this request and all later ones are refused, those in flight end
+    /// with [`DeviceError::Removed`].
+    Remove,
+}
+
+/// One rule of a plan.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FaultRule {
+    /// Kinds of operation that it matches.
+    pub operations: OperationKinds,
+    /// Blocks that it matches: requests that touch any of them. A flush touches all.
+    pub blocks: Range<u64>,
+    /// Which of these it fires on.
+    pub when: When,
+    /// What happens then.
+    pub effect: Effect,
+}
+
+impl FaultRule {
+    /// A rule for every request that touches any block of the device.
+    #[must_use]
+    pub fn new(operations: OperationKinds, when: When, effect: Effect) -> Self {
+        Self {
+            operations,
+            blocks: 0..u64::MAX,
+            when,
+            effect,
+        }
+    }
+
+    fn matches(&self, request: &Request) -> bool {
+        let end = request.lba.saturating_add(u64::from(request.blocks));
+        let touches = request.operation == Operation::Flush
+            || (request.lba < self.blocks.end && self.blocks.start < end);
+        touches && self.operations.contains(request.operation)
+    }
+}
+
+/// What goes wrong, and the seed of what is left to chance.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FaultPlan {
+    /// In order of precedence.
+    pub rules: Vec<FaultRule>,
+    /// Replays every choice of [`When::PerMillion`], if requests come in the same order.
+    pub seed: u64,
+}
+
+struct ArmedRule {
+    rule: FaultRule,
+    armed: AtomicBool,
+    matched: AtomicU64,
+    fired: AtomicU64,
+}
+
+/// The plan as it runs. Atomics only: requests consult it on every reactor.
+struct Running {
+    rules: Vec<ArmedRule>,
+    seed: u64,
+    queues_opened: AtomicU64,
+    /// Releases so far; a completion is held until there was one more.
+    releases: AtomicU64,
+    removed: AtomicBool,
+}
+
+impl Running {
+    /// The effect on a request, if a rule fires.
+    fn effect_on(&self, request: &Request, seeded: &mut Seeded) -> Option<Effect> {
+        for armed in &self.rules {
+            if !armed.armed.load(Ordering::Relaxed) || !armed.rule.matches(request) {
+                continue;
+            }
+            let count = armed.matched.fetch_add(1, Ordering::Relaxed) + 1;
+            if armed.rule.when.fires(count, seeded) {
+                armed.fired.fetch_add(1, Ordering::Relaxed);
+                return Some(armed.rule.effect);
+            }
+        }
+        None
+    }
+
+    fn is_removed(&self) -> bool {
+        self.removed.load(Ordering::Acquire)
+    }
+}
+
+/// Steers a [`FaultDevice`] while it runs.
+#[derive(Clone)]
+pub struct FaultControl(Arc<Running>);
+
+impl FaultControl {
+    /// Lets every completion go that is held now.
+    pub fn release(&self) {
+        self.0.releases.fetch_add(1, Ordering::Release);
+    }
+
+    /// Pulls the device out, for good.
+    pub fn remove(&self) {
+        self.0.removed.store(true, Ordering::Release);
+    }
+
+    /// Switches a rule on or off. All are on at first. A rule that is off counts no matches.
+    ///
+    /// # Panics
+    /// The plan has no rule of this index.
+    pub fn arm(&self, rule: usize, on: bool) {
+        self.0.rules[rule].armed.store(on, Ordering::Relaxed);
+    }
+
+    /// How often a rule has fired.
+    ///
+    /// # Panics
+    /// The plan has no rule of this index.
+    #[must_use]
+    pub fn fired(&self, rule: usize) -> u64 {
+        self.0.rules[rule].fired.load(Ordering::Relaxed)
+    }
+}
+
+/// Wraps a device and makes its requests fail by a plan. With an empty plan it changes nothing.
+pub struct FaultDevice {
+    inner: Arc<dyn Device>,
+    running: Arc<Running>,
+}
+
+impl FaultDevice {
+    /// Makes requests to `inner` fail by `plan`.
+    #[must_use]
+    pub fn new(inner: Arc<dyn Device>, plan: FaultPlan) -> Self {
+        let arm = |rule| ArmedRule {
+            rule,
+            armed: AtomicBool::new(true),
+            matched: AtomicU64::new(0),
+            fired: AtomicU64::new(0),
+        };
+        let running = Running {
+            rules: plan.rules.into_iter().map(arm).collect(),
+            seed: plan.seed,
+            queues_opened: AtomicU64::new(0),
+            releases: AtomicU64::new(0),
+            removed: AtomicBool::new(false),
+        };
+        Self {
+            inner,
+            running: Arc::new(running),
+        }
+    }
+
+    /// A handle to steer the faults with.
+    #[must_use]
+    pub fn control(&self) -> FaultControl {
+        FaultControl(Arc::clone(&self.running))
+    }
+}
+
+impl Device for FaultDevice {
+    fn name(&self) -> &str {
+        self.inner.name()
+    }
+
+    fn geometry(&self) -> Geometry {
+        self.inner.geometry()
+    }
+
+    fn identity(&self) -> &DeviceIdentity {
+        self.inner.identity()
+    }
+
+    fn health(&self) -> Health {
+        let health = self.inner.health();
+        if self.running.is_removed() {
+            Health {
+                state: HealthState::Removed,
+                ..health
+            }
+        } else {
+            health
+        }
+    }
+
+    fn open_queue(&self, options: QueueOptions) -> Result<Box<dyn DeviceQueue>, OpenError> {
+        if self.running.is_removed() {
+            return Err(OpenError::Removed);
+        }
+        let depth = options.depth;
+        let inner = self.inner.open_queue(options)?;
+        let stream = self.running.queues_opened.fetch_add(1, Ordering::Relaxed);
+        let seeded = Seeded::new(self.running.seed, stream);
+        let (running, geometry) = (Arc::clone(&self.running), self.inner.geometry());
+        Ok(Box::new(queue::FaultQueue::new(
+            inner, running, seeded, depth, geometry,
+        )))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,255 @@
+//! A device in a file, through io_uring.
+//!
+//! Owns: the open file with its lock, so that no two appliances serve it, and what was found out
+//! about the file system. Refuses: anything but regular files, and to guess a size.
+//!
+//! Durability: a completed write is in the drive's or the kernel's cache; a flush is `fdatasync(2)`,
+//! a write with FUA is a write with `RWF_DSYNC` (`pwritev2(2)`), write zeroes with FUA is followed by
+//! `fdatasync(2)`. A file that was created is on the medium, with its name, before it is served.
+
+mod direct;
+mod notice;
+mod open;
+mod queue;
+
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use hugemem::Arena;
+
+use crate::device::{Deallocate, Device, DeviceIdentity, DeviceQueue, Geometry, QueueOptions};
+use crate::error::OpenError;
+use crate::health::{Health, HealthCounters, HealthState};
+use crate::ledger::check_depth;
+use crate::shape::{ShapeError, max_transfer_blocks};
+
+pub use notice::{BufferedReason, FileNotice, FileSystem};
+
+/// Whether a [`FileDevice`] goes past the page cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DirectIo {
+    /// Where the file system can, and with a notice where it cannot.
+    #[default]
+    Auto,
+    /// Or not at all: a file system that cannot is an error.
+    Require,
+    /// Never.
+    Never,
+}
+
+/// What a [`FileDevice`] is to be.
+#[derive(Clone, Debug)]
+pub struct FileOptions {
+    /// Name from the configuration.
+    pub name: String,
+    /// The device's UUID.
+    pub uuid: [u8; 16],
+    /// The file.
+    pub path: PathBuf,
+    /// Capacity in bytes. A file that is missing or empty is made this long, without taking room;
+    /// one that has data must be exactly this long. Without it the file's own length counts.
+    pub size_bytes: Option<u64>,
+    /// Bytes per block: 512 or 4096.
+    pub block_size: u32,
+    /// Refuse everything that would change the file, and share it with other readers.
+    pub read_only: bool,
+    /// Whether to go past the page cache.
+    pub direct: DirectIo,
+    /// The arena that the queues' leases come from, to be registered with each queue's ring.
+    pub arena: Option<Arc<Arena>>,
+}
+
+impl FileOptions {
+    /// A file served for writing, with blocks of 4096 bytes and its own length.
+    #[must_use]
+    pub fn new(name: impl Into<String>, path: impl Into<PathBuf>) -> Self {
+        Self {
+            name: name.into(),
+            uuid: [0; 16],
+            path: path.into(),
+            size_bytes: None,
+            block_size: 4096,
+            read_only: false,
+            direct: DirectIo::Auto,
+            arena: None,
+        }
+    }
+}
+
+/// Why a file cannot be served.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum FileError {
+    /// The size or block size is impossible.
+    #[error("{}: {source}", path.display())]
+    Shape {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with the size.
+        source: ShapeError,
+    },
+    /// There is no file, and none can be made without a size (or for reading only).
+    #[error("{}: no such file, and nothing to create it with: give a size", path.display())]
+    Missing {
+        /// The file.
+        path: PathBuf,
+    },
+    /// Something else than a regular file.
+    #[error("{}: not a regular file", path.display())]
+    NotAFile {
+        /// The path.
+        path: PathBuf,
+    },
+    /// The file has another length than the configuration says.
+    #[error("{}: the file has {found} bytes, the configuration says {wanted}", path.display())]
+    Size {
+        /// The file.
+        path: PathBuf,
+        /// Its length in bytes.
+        found: u64,
+        /// The configured length in bytes.
+        wanted: u64,
+    },
+    /// Somebody else serves the file.
+    #[error("{}: in use by another process, or by another device of this one", path.display())]
+    InUse {
+        /// The file.
+        path: PathBuf,
+    },
+    /// Direct I/O was required and cannot be had.
+    #[error("{}: no direct I/O on {file_system}: {reason}", path.display())]
+    NoDirect {
+        /// The file.
+        path: PathBuf,
+        /// What it lies on.
+        file_system: FileSystem,
+        /// Why not.
+        reason: BufferedReason,
+    },
+    /// The kernel refused a step.
+    #[error("{}: cannot {step}", path.display())]
+    System {
+        /// The file.
+        path: PathBuf,
+        /// What was tried, as a verb.
+        step: &'static str,
+        /// What the kernel answered.
+        source: std::io::Error,
+    },
+}
+
+/// What all queues of a file share.
+struct Shared {
+    file: Arc<OwnedFd>,
+    geometry: Geometry,
+    arena: Option<Arc<Arena>>,
+    counters: Arc<HealthCounters>,
+    /// The file system said that the file is gone.
+    gone: AtomicBool,
+}
+
+impl Shared {
+    fn is_gone(&self) -> bool {
+        self.gone.load(Ordering::Relaxed)
+    }
+}
+
+/// A device in a regular file.
+pub struct FileDevice {
+    name: String,
+    identity: DeviceIdentity,
+    notices: Vec<FileNotice>,
+    direct: bool,
+    shared: Arc<Shared>,
+}
+
+impl FileDevice {
+    /// Opens (and, where a size is given, creates) the file, locks it and asks its file system what
+    /// it can do. Blocking: for the control plane.
+    ///
+    /// # Errors
+    /// [`FileError`]: nothing stays open, and a file that was created is removed again.
+    pub fn open(options: FileOptions) -> Result<Self, FileError> {
+        let opened = open::open(&options)?;
+        let geometry = Geometry {
+            block_size: options.block_size,
+            block_count: opened.block_count,
+            volatile_write_cache: true,
+            optimal_io_blocks: (opened.preferred_bytes / options.block_size).max(1),
+            deallocate: if opened.deallocates {
+                Deallocate::ReadsZero
+            } else {
+                Deallocate::Unsupported
+            },
+            max_transfer_blocks: max_transfer_blocks(options.block_size),
+            read_only: options.read_only,
+        };
+        Ok(Self {
+            name: options.name,
+            identity: DeviceIdentity {
+                uuid: options.uuid,
+                model: "Windlass file".into(),
+            },
+            notices: opened.notices,
+            direct: opened.direct,
+            shared: Arc::new(Shared {
+                file: Arc::new(opened.file),
+                geometry,
+                arena: options.arena,
+                counters: Arc::default(),
+                gone: AtomicBool::new(false),
+            }),
+        })
+    }
+
+    /// What the file system cannot do, and what that costs.
+    #[must_use]
+    pub fn notices(&self) -> &[FileNotice] {
+        &self.notices
+    }
+
+    /// Whether transfers go past the page cache.
+    #[must_use]
+    pub fn is_direct(&self) -> bool {
+        self.direct
+    }
+}
+
+impl Device for FileDevice {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn geometry(&self) -> Geometry {
+        self.shared.geometry
+    }
+
+    fn identity(&self) -> &DeviceIdentity {
+        &self.identity
+    }
+
+    fn health(&self) -> Health {
+        let state = if self.shared.is_gone() {
+            HealthState::Removed
+        } else if self.shared.geometry.read_only {
+            HealthState::ReadOnly
+        } else {
+            HealthState::Ready
+        };
+        self.shared.counters.sum(state)
+    }
+
+    fn open_queue(&self, options: QueueOptions) -> Result<Box<dyn DeviceQueue>, OpenError> {
+        check_depth(options.depth)?;
+        if self.shared.is_gone() {
+            return Err(OpenError::Removed);
+        }
+        let queue = queue::FileQueue::open(Arc::clone(&self.shared), options)?;
+        Ok(Box::new(queue))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,120 @@
+//! Whether a file can be read and written past the page cache, in units of the device's blocks.
+
+use std::os::fd::OwnedFd;
+
+use rustix::fs::{AtFlags, OFlags, StatxFlags, fcntl_getfl, fcntl_setfl, statx};
+use rustix::io::{Errno, pread};
+
+use super::notice::BufferedReason;
+
+/// Alignment of every lease in memory, in bytes.
+const LEASE_ALIGN: u32 = hugemem::UNIT_BYTES as u32;
+
+/// What `statx(2)` says about direct I/O.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Alignment {
+    memory: u32,
+    offset: u32,
+}
+
+/// Makes the file direct, or says why it stays as it is.
+pub(super) fn make_direct(
+    file: &OwnedFd,
+    bytes: u64,
+    block_size: u32,
+) -> Result<(), BufferedReason> {
+    judge(alignment(file), block_size)?;
+    let flags = fcntl_getfl(file).map_err(BufferedReason::Refused)?;
+    fcntl_setfl(file, flags | OFlags::DIRECT).map_err(|errno| match errno {
+        Errno::INVAL => BufferedReason::Unsupported,
+        _ => BufferedReason::Refused(errno),
+    })?;
+    if let Err(errno) = try_block(file, bytes - u64::from(block_size), block_size) {
+        fcntl_setfl(file, flags).map_err(BufferedReason::Refused)?;
+        return Err(BufferedReason::Refused(errno));
+    }
+    Ok(())
+}
+
+/// What the file system says about the alignment that it needs, where it says anything (`statx(2)`,
+/// `STATX_DIOALIGN`, Linux 6.1).
+fn alignment(file: &OwnedFd) -> Option<Alignment> {
+    let found = statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok()?;
+    let says = found.stx_mask & StatxFlags::DIOALIGN.bits() != 0;
+    says.then_some(Alignment {
+        memory: found.stx_dio_mem_align,
+        offset: found.stx_dio_offset_align,
+    })
+}
+
+/// A file system that wants coarser blocks than the device has would fail every odd block, so such
+/// a device goes through the page cache, which has no alignment.
+fn judge(alignment: Option<Alignment>, block_size: u32) -> Result<(), BufferedReason> {
+    match alignment {
+        Some(Alignment { memory: 0, .. } | Alignment { offset: 0, .. }) => {
+            Err(BufferedReason::Unsupported)
+        }
+        Some(Alignment { offset, .. }) if !block_size.is_multiple_of(offset) => {
+            Err(BufferedReason::Alignment {
+                unit: offset,
+                block_size,
+            })
+        }
+        Some(Alignment { memory, .. }) if !LEASE_ALIGN.is_multiple_of(memory) => {
+            Err(BufferedReason::MemoryAlignment { unit: memory })
+        }
+        // Silence is an older kernel: whether it works shows when it is tried.
+        Some(_) | None => Ok(()),
+    }
+}
+
+/// Reads one block directly: the last one, whose offset is the least aligned of all.
+fn try_block(file: &OwnedFd, offset: u64, block_size: u32) -> Result<(), Errno> {
+    let mut memory = vec![0_u8; (LEASE_ALIGN + block_size) as usize];
+    let skip = memory.as_ptr().align_offset(LEASE_ALIGN as usize);
+    let block = &mut memory[skip..skip + block_size as usize];
+    pread(file, block, offset).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn judged(memory: u32, offset: u32, block_size: u32) -> Result<(), BufferedReason> {
+        judge(Some(Alignment { memory, offset }), block_size)
+    }
+
+    #[test]
+    fn alignments_that_the_device_cannot_keep() {
+        assert_eq!(judged(0, 0, 4096), Err(BufferedReason::Unsupported));
+        assert_eq!(judged(4, 0, 4096), Err(BufferedReason::Unsupported));
+        let coarse = BufferedReason::Alignment {
+            unit: 4096,
+            block_size: 512,
+        };
+        assert_eq!(judged(512, 4096, 512), Err(coarse));
+        assert_eq!(
+            judged(8192, 512, 512),
+            Err(BufferedReason::MemoryAlignment { unit: 8192 })
+        );
+        assert!(coarse.to_string().contains("4096"));
+    }
+
+    #[test]
+    fn alignments_that_it_keeps() {
+        assert_eq!(judged(4, 512, 512), Ok(()));
+        assert_eq!(judged(4096, 4096, 4096), Ok(()));
+        assert_eq!(judged(512, 512, 4096), Ok(()));
+        assert_eq!(judge(None, 512), Ok(()));
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_direct_says_so_and_stays_usable() {
+        // Files of procfs have no direct I/O in any kernel.
+        let file: OwnedFd = std::fs::File::open("/proc/self/maps").unwrap().into();
+        let refused = make_direct(&file, 4096, 4096);
+        assert_eq!(refused, Err(BufferedReason::Unsupported));
+        assert!(!fcntl_getfl(&file).unwrap().contains(OFlags::DIRECT));
+        assert_ne!(rustix::io::read(&file, &mut [0; 16]), Ok(0));
+    }
+}

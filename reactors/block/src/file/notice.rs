@@ -1,0 +1,127 @@
+//! What a file system cannot do, in words.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use rustix::io::Errno;
+
+/// A kind of file system, by the number that `statfs(2)` gives it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct FileSystem(pub u64);
+
+impl FileSystem {
+    /// The common name, where this table has it (`statfs(2)`, `linux/magic.h`).
+    #[must_use]
+    pub fn name(self) -> Option<&'static str> {
+        Some(match self.0 {
+            0xEF53 => "ext4",
+            0x5846_5342 => "xfs",
+            0x9123_683E => "btrfs",
+            0xF2F5_2010 => "f2fs",
+            0xCA45_1A4E => "bcachefs",
+            0x2FC1_2FC1 => "zfs",
+            0x0102_1994 => "tmpfs",
+            0x8584_58F6 => "ramfs",
+            0x794C_7630 => "overlayfs",
+            0x6573_5546 => "fuse",
+            0x6969 => "nfs",
+            0xFF53_4D42 | 0xFE53_4D42 => "smb",
+            0x0102_1997 => "9p",
+            0x4D44 => "vfat",
+            0x2011_BAB0 => "exfat",
+            _ => return None,
+        })
+    }
+}
+
+impl fmt::Display for FileSystem {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.name() {
+            Some(name) => formatter.write_str(name),
+            None => write!(formatter, "a file system of type {:#x}", self.0),
+        }
+    }
+}
+
+/// Why a file goes through the page cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum BufferedReason {
+    /// The file system does not do direct I/O on this file.
+    Unsupported,
+    /// It does, in larger units than the device's blocks.
+    Alignment {
+        /// The file system's unit, in bytes.
+        unit: u32,
+        /// The device's blocks, in bytes.
+        block_size: u32,
+    },
+    /// It does, but not to the arena's memory.
+    MemoryAlignment {
+        /// The alignment that it wants, in bytes.
+        unit: u32,
+    },
+    /// It claims to, and refused when it was tried.
+    Refused(Errno),
+}
+
+impl fmt::Display for BufferedReason {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unsupported => formatter.write_str("the file system does not support it"),
+            Self::Alignment { unit, block_size } => write!(
+                formatter,
+                "it needs blocks of {unit} bytes, the device has blocks of {block_size}"
+            ),
+            Self::MemoryAlignment { unit } => {
+                write!(formatter, "it needs memory aligned to {unit} bytes")
+            }
+            Self::Refused(errno) => write!(formatter, "the file system refused it ({errno})"),
+        }
+    }
+}
+
+/// What a file device does without. Displays as one line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum FileNotice {
+    /// Data goes through the page cache.
+    Buffered {
+        /// The file.
+        path: PathBuf,
+        /// What it lies on.
+        file_system: FileSystem,
+        /// Why.
+        reason: BufferedReason,
+    },
+    /// Holes cannot be punched.
+    NoDeallocate {
+        /// The file.
+        path: PathBuf,
+        /// What it lies on.
+        file_system: FileSystem,
+    },
+}
+
+impl fmt::Display for FileNotice {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Buffered {
+                path,
+                file_system,
+                reason,
+            } => write!(
+                formatter,
+                "{}: no direct I/O on {file_system}: {reason}; data is copied through the page \
+                 cache, which costs memory and processor time",
+                path.display()
+            ),
+            Self::NoDeallocate { path, file_system } => write!(
+                formatter,
+                "{}: {file_system} cannot punch holes: deallocated blocks keep their room, and \
+                 hosts are told that deallocation is not supported",
+                path.display()
+            ),
+        }
+    }
+}
