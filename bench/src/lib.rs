@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 pub mod ceiling;
+pub mod load;
 pub mod pinning;
 pub mod random;
 pub mod report;

@@ -220,6 +220,18 @@ impl Model {
             .get_mut(start..start.checked_add(blocks as usize)?)
     }
 
+    /// Whether a request may go now: it lies in the range and overlaps nothing in flight that it would disturb.
+    #[must_use]
+    pub fn is_free(&self, read: bool, lba: u64, blocks: u32) -> bool {
+        let start = lba
+            .checked_sub(self.first_lba)
+            .and_then(|start| usize::try_from(start).ok());
+        let range = start.and_then(|start| Some(start..start.checked_add(blocks as usize)?));
+        let blocks = range.and_then(|range| self.blocks.get(range));
+        let free = |block: &Block| !block.writer && (read || block.readers == 0);
+        blocks.is_some_and(|blocks| blocks.iter().all(free))
+    }
+
     /// Takes the blocks for a write and fills `data` with their next generation. False, and nothing is changed, where
     /// the range is not the model's or overlaps a request in flight.
     pub fn begin_write(&mut self, lba: u64, data: &mut [u8]) -> bool {
@@ -241,6 +253,17 @@ impl Model {
             stamp(image, seed, lba, block.generation);
         }
         true
+    }
+
+    /// A write begun earlier was never sent: the blocks are as they were.
+    pub fn cancel_write(&mut self, lba: u64, blocks: u32) {
+        if let Some(blocks) = self.range(lba, blocks) {
+            for block in blocks {
+                debug_assert!(block.writer, "cancel follows begin");
+                block.writer = false;
+                block.generation = block.generation.wrapping_sub(1);
+            }
+        }
     }
 
     /// A write begun earlier is over. After a failed one the blocks may hold either generation: they are unknown.

@@ -158,6 +158,25 @@ fn requests_that_would_make_a_read_ambiguous_wait() {
 }
 
 #[test]
+fn a_write_that_was_never_sent_changes_nothing() {
+    let mut model = Model::new(SEED, 0, 8, 512);
+    let data = written(&mut model, 0, 4);
+    assert!(model.is_free(false, 0, 8) && !model.is_free(false, 0, 9));
+    assert!(model.begin_write(0, &mut vec![0; 4 * 512]));
+    assert!(!model.is_free(true, 3, 1));
+    model.cancel_write(0, 4);
+    assert!(model.begin_read(0, 4));
+    assert!(model.is_free(true, 0, 4) && !model.is_free(false, 3, 2));
+    assert_eq!(
+        model.finish_read(0, 4, Some(&data)),
+        Ok(Checked {
+            right: 4,
+            unknown: 0
+        })
+    );
+}
+
+#[test]
 fn ranges_outside_the_model_are_refused() {
     let mut model = Model::new(SEED, 10, 4, 512);
     assert!(!model.begin_read(9, 1));

@@ -1,0 +1,17 @@
+//! The load generator: phases of reads and writes through our own host, timed, and verified where told.
+//!
+//! One thread drives one or more I/O queues ("lanes"), each with its own part of the namespace, so that what a block
+//! must hold never depends on how two queues interleave.
+
+pub mod initiator;
+mod lane;
+pub mod options;
+pub mod phase;
+pub mod run;
+
+#[cfg(test)]
+mod tests;
+
+pub use options::{Limit, OptionsError, Pattern, Workload};
+pub use phase::{OperationStats, Phase, PhaseKind, PhaseStats, Trouble};
+pub use run::{LoadError, RunPlan, Watch, run};

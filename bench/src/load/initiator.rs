@@ -1,0 +1,96 @@
+//! The queue that a lane drives: the host's in production, a disk with planted faults in tests.
+
+use std::time::Duration;
+
+use hugemem::Lease;
+use nvme_host::{HostCompletions, HostError, IoQueue, Refused};
+
+/// What a lane asks of a queue; the meaning is that of [`IoQueue`]'s functions of the same names.
+pub trait Initiator {
+    /// Reads blocks into a lease.
+    ///
+    /// # Errors
+    /// [`Refused`] with the lease.
+    fn submit_read(
+        &mut self,
+        nsid: u32,
+        lba: u64,
+        blocks: u32,
+        data: Lease,
+        token: u64,
+    ) -> Result<(), Refused<Lease>>;
+
+    /// Writes a lease.
+    ///
+    /// # Errors
+    /// [`Refused`] with the lease.
+    fn submit_write(
+        &mut self,
+        nsid: u32,
+        lba: u64,
+        blocks: u32,
+        data: Lease,
+        token: u64,
+    ) -> Result<(), Refused<Lease>>;
+
+    /// Sends what is queued.
+    ///
+    /// # Errors
+    /// [`HostError`], final.
+    fn flush(&mut self) -> Result<(), HostError>;
+
+    /// Hands out what has ended.
+    ///
+    /// # Errors
+    /// [`HostError`], final.
+    fn poll(&mut self, completions: &mut HostCompletions) -> Result<usize, HostError>;
+
+    /// Waits for something to poll for.
+    fn wait(&self, limit: Duration);
+
+    /// Data bytes that were placed by the kernel, and copied once more.
+    fn moved_bytes(&self) -> (u64, u64) {
+        (0, 0)
+    }
+}
+
+impl Initiator for IoQueue {
+    fn submit_read(
+        &mut self,
+        nsid: u32,
+        lba: u64,
+        blocks: u32,
+        data: Lease,
+        token: u64,
+    ) -> Result<(), Refused<Lease>> {
+        self.submit_read(nsid, lba, blocks, data, token)
+    }
+
+    fn submit_write(
+        &mut self,
+        nsid: u32,
+        lba: u64,
+        blocks: u32,
+        data: Lease,
+        token: u64,
+    ) -> Result<(), Refused<Lease>> {
+        self.submit_write(nsid, (lba, blocks), false, data, token)
+    }
+
+    fn flush(&mut self) -> Result<(), HostError> {
+        self.flush()
+    }
+
+    fn poll(&mut self, completions: &mut HostCompletions) -> Result<usize, HostError> {
+        self.poll(completions)
+    }
+
+    fn wait(&self, limit: Duration) {
+        self.wait(limit);
+    }
+
+    fn moved_bytes(&self) -> (u64, u64) {
+        let counters = self.counters();
+        (counters.placed_bytes, counters.copied_bytes)
+    }
+}

@@ -1,0 +1,312 @@
+//! One queue and its part of the namespace: chooses requests, keeps the queue full, checks what comes back.
+
+use std::time::{Duration, Instant};
+
+use hugemem::Lease;
+use nvme_host::{HostCompletion, HostCompletions, Refusal};
+
+use crate::load::initiator::Initiator;
+use crate::load::options::{Pattern, Suited};
+use crate::load::phase::{PhaseKind, PhaseStats, Trouble};
+use crate::random::Random;
+use crate::verify::Model;
+
+/// Tries to find blocks that no request in flight touches.
+const CONFLICT_TRIES_MAX: usize = 16;
+
+/// A request in flight.
+#[derive(Debug, Clone, Copy)]
+struct Request {
+    in_flight: bool,
+    read: bool,
+    lba: u64,
+    blocks: u32,
+    started: Instant,
+}
+
+/// One queue and its part of the namespace.
+#[derive(Debug)]
+pub(crate) struct Lane<I> {
+    queue: I,
+    nsid: u32,
+    block_bytes: u32,
+    sizes_blocks: Vec<u32>,
+    read_percent: u64,
+    pattern: Pattern,
+    first_lba: u64,
+    blocks: u64,
+    model: Option<Model>,
+    random: Random,
+    kind: PhaseKind,
+    /// Where the next request of a sequential phase begins, relative to `first_lba`.
+    cursor: u64,
+    /// Requests issued in this phase.
+    issued: u64,
+    requests: Box<[Request]>,
+    free: Vec<u16>,
+    /// Leases of requests that are not in flight; each has room for the largest request.
+    buffers: Vec<Lease>,
+    /// `None` only while it is being read.
+    completions: Option<Box<HostCompletions>>,
+}
+
+impl<I: Initiator> Lane<I> {
+    /// The lane `index` of a workload, over `queue`, with one buffer for each request in flight.
+    pub(crate) fn new(queue: I, suited: &Suited, index: u16, buffers: Vec<Lease>) -> Self {
+        let workload = &suited.workload;
+        let first_lba = u64::from(index) * suited.blocks_per_lane;
+        let seed = workload.seed;
+        let model = workload.verify.then(|| {
+            let blocks = usize::try_from(suited.blocks_per_lane).unwrap_or(usize::MAX);
+            Model::new(seed, first_lba, blocks, suited.block_bytes as usize)
+        });
+        let idle = Request {
+            in_flight: false,
+            read: false,
+            lba: 0,
+            blocks: 0,
+            started: Instant::now(),
+        };
+        Self {
+            queue,
+            nsid: suited.nsid,
+            block_bytes: suited.block_bytes,
+            sizes_blocks: suited.sizes_blocks.clone(),
+            read_percent: u64::from(workload.read_percent),
+            pattern: workload.pattern,
+            first_lba,
+            blocks: suited.blocks_per_lane,
+            model,
+            random: Random::new(seed ^ crate::random::mix(u64::from(index) + 1)),
+            kind: PhaseKind::Main,
+            cursor: 0,
+            issued: 0,
+            requests: vec![idle; buffers.len()].into_boxed_slice(),
+            free: (0..buffers.len() as u16).rev().collect(),
+            buffers,
+            completions: Some(Box::default()),
+        }
+    }
+
+    /// Begins a phase; nothing is in flight.
+    pub(crate) fn begin(&mut self, kind: PhaseKind) {
+        self.kind = kind;
+        self.cursor = 0;
+        self.issued = 0;
+    }
+
+    /// Requests in flight.
+    pub(crate) fn in_flight(&self) -> usize {
+        self.requests.len() - self.free.len()
+    }
+
+    /// Waits for something to collect.
+    pub(crate) fn wait(&self, limit: Duration) {
+        self.queue.wait(limit);
+    }
+
+    /// Data bytes that were placed, and copied, by the queue so far.
+    pub(crate) fn moved_bytes(&self) -> (u64, u64) {
+        self.queue.moved_bytes()
+    }
+
+    /// Keeps the queue full, up to `quota` requests in this phase, and sends.
+    pub(crate) fn issue(&mut self, quota: u64, now: Instant) -> Result<(), Trouble> {
+        while self.issued < quota && !self.free.is_empty() {
+            let Some((read, lba, blocks)) = self.choose() else {
+                break;
+            };
+            if !self.submit(read, lba, blocks, now) {
+                break;
+            }
+            self.issued += 1;
+        }
+        Ok(self.queue.flush()?)
+    }
+
+    /// The next request, or `None` where the phase has none, or none that may go now. A read's blocks are taken in the
+    /// model; a write's are taken when its data is made.
+    fn choose(&mut self) -> Option<(bool, u64, u32)> {
+        match self.kind {
+            PhaseKind::Fill | PhaseKind::ReadBack => {
+                let largest = self.sizes_blocks.iter().copied().max().unwrap_or(1);
+                let left = self.blocks - self.cursor;
+                let blocks = u64::from(largest).min(left) as u32;
+                let read = self.kind == PhaseKind::ReadBack;
+                (blocks > 0).then_some((read, self.first_lba + self.cursor, blocks))
+            }
+            PhaseKind::Main => {
+                let read = self.random.below(100) < self.read_percent;
+                let pick = self.random.below(self.sizes_blocks.len() as u64) as usize;
+                let blocks = self.sizes_blocks.get(pick).copied()?;
+                (0..CONFLICT_TRIES_MAX).find_map(|_| {
+                    let lba = self.place(blocks);
+                    self.is_free(read, lba, blocks)
+                        .then_some((read, lba, blocks))
+                })
+            }
+        }
+    }
+
+    /// Where a request of the main phase goes.
+    fn place(&mut self, blocks: u32) -> u64 {
+        let blocks = u64::from(blocks);
+        match self.pattern {
+            Pattern::Sequential => {
+                if self.cursor + blocks > self.blocks {
+                    self.cursor = 0;
+                }
+                self.first_lba + self.cursor
+            }
+            // Any block boundary where data is checked, for overlaps of every kind; else as a file system would.
+            Pattern::Random if self.model.is_some() => {
+                self.first_lba + self.random.below(self.blocks - blocks + 1)
+            }
+            Pattern::Random => self.first_lba + self.random.below(self.blocks / blocks) * blocks,
+        }
+    }
+
+    fn is_free(&self, read: bool, lba: u64, blocks: u32) -> bool {
+        self.model
+            .as_ref()
+            .is_none_or(|model| model.is_free(read, lba, blocks))
+    }
+
+    /// Submits a request; false where the queue or the model does not take it now.
+    fn submit(&mut self, read: bool, lba: u64, blocks: u32, now: Instant) -> bool {
+        let (Some(&index), Some(mut data)) = (self.free.last(), self.buffers.pop()) else {
+            return false;
+        };
+        data.resize(blocks as usize * self.block_bytes as usize);
+        let taken = match &mut self.model {
+            Some(model) if read => model.begin_read(lba, blocks),
+            Some(model) => model.begin_write(lba, &mut data),
+            None => true,
+        };
+        if !taken {
+            self.buffers.push(data);
+            return false;
+        }
+        let token = u64::from(index);
+        let submitted = if read {
+            self.queue.submit_read(self.nsid, lba, blocks, data, token)
+        } else {
+            self.queue.submit_write(self.nsid, lba, blocks, data, token)
+        };
+        if let Err(refused) = submitted {
+            debug_assert!(
+                refused.refusal != Refusal::Length,
+                "sizes are checked before"
+            );
+            self.undo(read, lba, blocks);
+            self.buffers.extend(refused.data);
+            return false;
+        }
+        self.free.pop();
+        if let Some(request) = self.requests.get_mut(usize::from(index)) {
+            *request = Request {
+                in_flight: true,
+                read,
+                lba,
+                blocks,
+                started: now,
+            };
+        }
+        if self.kind != PhaseKind::Main || self.pattern == Pattern::Sequential {
+            self.cursor += u64::from(blocks);
+        }
+        true
+    }
+
+    /// Takes back what the model noted for a request that was not taken.
+    fn undo(&mut self, read: bool, lba: u64, blocks: u32) {
+        if let Some(model) = &mut self.model {
+            if read {
+                // Without data there is nothing that could mismatch.
+                let _ = model.finish_read(lba, blocks, None);
+            } else {
+                model.cancel_write(lba, blocks);
+            }
+        }
+    }
+
+    /// Takes in what has ended. Gives how many; a trouble with one request is noted in `stats`, and one with the
+    /// queue is returned.
+    pub(crate) fn collect(&mut self, stats: &mut PhaseStats) -> Result<usize, Trouble> {
+        let mut completions = self.completions.take().unwrap_or_default();
+        let polled = self.queue.poll(&mut completions);
+        let ended = completions.len();
+        if ended > 0 {
+            let now = Instant::now();
+            for completion in completions.drain(..) {
+                if let Err(trouble) = self.finish(completion, now, stats) {
+                    stats.trouble.get_or_insert(trouble);
+                }
+            }
+        }
+        self.completions = Some(completions);
+        polled?;
+        Ok(ended)
+    }
+
+    fn finish(
+        &mut self,
+        completion: HostCompletion,
+        now: Instant,
+        stats: &mut PhaseStats,
+    ) -> Result<(), Trouble> {
+        let token = completion.token;
+        let index = usize::try_from(token).unwrap_or(usize::MAX);
+        let request = match self.requests.get_mut(index) {
+            Some(request) if request.in_flight => {
+                request.in_flight = false;
+                *request
+            }
+            _ => return Err(Trouble::UnknownToken(token)),
+        };
+        self.free.push(index as u16);
+        let status = completion.status();
+        let Request {
+            read,
+            lba,
+            blocks,
+            started,
+            ..
+        } = request;
+        let good = status.is_success();
+        let mut checked = Ok(());
+        if let Some(model) = &mut self.model {
+            if read {
+                let data = completion.data.as_deref().filter(|_| good);
+                match model.finish_read(lba, blocks, data) {
+                    Ok(found) => {
+                        stats.checked.right += found.right;
+                        stats.checked.unknown += found.unknown;
+                    }
+                    Err(mismatch) => checked = Err(Trouble::Mismatch(mismatch)),
+                }
+            } else {
+                model.finish_write(lba, blocks, good);
+            }
+        }
+        self.buffers.extend(completion.data);
+        if !good {
+            let operation = if read { "read" } else { "write" };
+            return Err(Trouble::Command {
+                operation,
+                lba,
+                blocks,
+                status,
+            });
+        }
+        checked?;
+        let bytes = u64::from(blocks) * u64::from(self.block_bytes);
+        let operations = if read {
+            &mut stats.reads
+        } else {
+            &mut stats.writes
+        };
+        operations.record(bytes, now - started);
+        Ok(())
+    }
+}

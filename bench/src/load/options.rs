@@ -1,0 +1,263 @@
+//! What to do to a namespace, checked against what the namespace is.
+
+use std::time::Duration;
+
+use nvme_host::NamespaceInfo;
+
+use crate::units::format_size;
+
+/// Request sizes of a verified workload where none are given, bytes: small, page, and several pages.
+const VERIFIED_SIZES_BYTES: [u32; 5] = [512, 4096, 16 * 1024, 20 * 1024, 64 * 1024];
+
+/// Size of a request where none is given, bytes.
+const SIZE_BYTES: u32 = 4096;
+
+/// The largest request, bytes: the largest lease that memory is divided into.
+pub const SIZE_MAX_BYTES: u32 = 1 << 20;
+
+/// How much of a namespace a verified workload uses where it is not told, bytes.
+const VERIFIED_REGION_BYTES: u64 = 256 << 20;
+
+/// Blocks that a verified workload keeps a model of at most.
+const MODEL_BLOCKS_MAX: u64 = 1 << 27;
+
+/// Where requests go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pattern {
+    /// Anywhere in the region.
+    Random,
+    /// One after another, around the region's end to its start.
+    Sequential,
+}
+
+/// When the main phase ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Limit {
+    /// After a time.
+    Time(Duration),
+    /// After a number of operations, over all queues.
+    Operations(u64),
+}
+
+/// What a user asks for.
+#[derive(Debug, Clone)]
+pub struct Workload {
+    /// Request sizes, bytes, each as likely; none for what suits the workload.
+    pub sizes_bytes: Vec<u32>,
+    /// Requests in flight on each queue.
+    pub depth: u16,
+    /// I/O queues.
+    pub queues: u16,
+    /// Threads that drive the queues.
+    pub threads: u16,
+    /// Reads among the requests, percent.
+    pub read_percent: u8,
+    /// Where requests go.
+    pub pattern: Pattern,
+    /// When the main phase ends.
+    pub limit: Limit,
+    /// Write a stamp into every block, and check it on every read. What was in the region is lost.
+    pub verify: bool,
+    /// How much of the namespace is used, from its start; `None` for what suits the workload.
+    pub region_bytes: Option<u64>,
+    /// What the workload's choices follow from.
+    pub seed: u64,
+}
+
+/// A workload that does not suit its namespace, or itself.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum OptionsError {
+    /// A size is not whole blocks.
+    #[error(
+        "a block size of {} does not suit namespace {nsid}, whose blocks are {} bytes",
+        format_size(u64::from(*size)), block
+    )]
+    SizeNotWholeBlocks {
+        /// The size.
+        size: u32,
+        /// The namespace.
+        nsid: u32,
+        /// Bytes of its blocks.
+        block: u32,
+    },
+    /// A size is larger than one command carries.
+    #[error(
+        "a block size of {} is more than one command carries here ({})",
+        format_size(u64::from(*size)), format_size(*most)
+    )]
+    SizeTooLarge {
+        /// The size.
+        size: u32,
+        /// The most possible.
+        most: u64,
+    },
+    /// The region has no room for a request on each queue.
+    #[error("{} are too small for {queues} queues with requests of {}", format_size(*region), format_size(u64::from(*size)))]
+    RegionTooSmall {
+        /// The region.
+        region: u64,
+        /// Queues.
+        queues: u16,
+        /// The largest request.
+        size: u32,
+    },
+    /// The region is larger than the namespace.
+    #[error("a region of {} is more than namespace {nsid} has ({})", format_size(*region), format_size(*namespace))]
+    RegionTooLarge {
+        /// The region.
+        region: u64,
+        /// The namespace.
+        nsid: u32,
+        /// Its size, bytes.
+        namespace: u64,
+    },
+    /// More blocks than a model is kept of.
+    #[error(
+        "a verified region has at most {MODEL_BLOCKS_MAX} blocks, not {0}: give a smaller --region"
+    )]
+    ModelTooLarge(u64),
+    /// A count of nothing, or of too much.
+    #[error("{what} must be {least} to {most}, not {value}")]
+    Count {
+        /// What is counted.
+        what: &'static str,
+        /// The value given.
+        value: u64,
+        /// The least possible.
+        least: u64,
+        /// The most possible.
+        most: u64,
+    },
+    /// Writes are asked for where they are refused.
+    #[error("namespace {0} is write protected: only --mix 100/0 without --verify is possible")]
+    WriteProtected(u32),
+}
+
+/// A workload that suits its namespace.
+#[derive(Debug, Clone)]
+pub(crate) struct Suited {
+    pub(crate) nsid: u32,
+    pub(crate) block_bytes: u32,
+    pub(crate) sizes_blocks: Vec<u32>,
+    pub(crate) size_max_bytes: u32,
+    pub(crate) blocks_per_lane: u64,
+    pub(crate) workload: Workload,
+}
+
+impl Workload {
+    /// The request sizes, bytes, as they come out for blocks of `block_bytes`.
+    fn sizes(&self, block_bytes: u32, most: u64) -> Vec<u32> {
+        if !self.sizes_bytes.is_empty() {
+            return self.sizes_bytes.clone();
+        }
+        let defaults: &[u32] = if self.verify {
+            &VERIFIED_SIZES_BYTES
+        } else {
+            &[SIZE_BYTES]
+        };
+        let fits = |size: &u32| size.is_multiple_of(block_bytes) && u64::from(*size) <= most;
+        let sizes: Vec<u32> = defaults.iter().copied().filter(fits).collect();
+        if sizes.is_empty() {
+            vec![block_bytes]
+        } else {
+            sizes
+        }
+    }
+
+    /// Checks the workload against a namespace and the controller's largest transfer.
+    pub(crate) fn suit(
+        &self,
+        namespace: &NamespaceInfo,
+        transfer_max: Option<u64>,
+    ) -> Result<Suited, OptionsError> {
+        self.check_counts()?;
+        let nsid = namespace.nsid;
+        if namespace.write_protected && (self.verify || self.read_percent < 100) {
+            return Err(OptionsError::WriteProtected(nsid));
+        }
+        let block = namespace.block_bytes;
+        // NLB counts 65,536 blocks at most (NVM 1.1 §3.3.4).
+        let most = u64::from(SIZE_MAX_BYTES)
+            .min(transfer_max.unwrap_or(u64::MAX))
+            .min(u64::from(block) << 16);
+        let sizes = self.sizes(block, most);
+        for &size in &sizes {
+            if size == 0 || !size.is_multiple_of(block) {
+                return Err(OptionsError::SizeNotWholeBlocks { size, nsid, block });
+            }
+            if u64::from(size) > most {
+                return Err(OptionsError::SizeTooLarge { size, most });
+            }
+        }
+        let size_max_bytes = sizes.iter().copied().max().unwrap_or(block);
+        let blocks_per_lane = self.blocks_per_lane(namespace, size_max_bytes)?;
+        Ok(Suited {
+            nsid,
+            block_bytes: block,
+            sizes_blocks: sizes.iter().map(|size| size / block).collect(),
+            size_max_bytes,
+            blocks_per_lane,
+            workload: self.clone(),
+        })
+    }
+
+    fn check_counts(&self) -> Result<(), OptionsError> {
+        let counts = [
+            ("depth", u64::from(self.depth), 1, 1 << 13),
+            ("queues", u64::from(self.queues), 1, 128),
+            (
+                "threads",
+                u64::from(self.threads),
+                1,
+                u64::from(self.queues),
+            ),
+            ("the share of reads", u64::from(self.read_percent), 0, 100),
+        ];
+        for (what, value, least, most) in counts {
+            if !(least..=most).contains(&value) {
+                return Err(OptionsError::Count {
+                    what,
+                    value,
+                    least,
+                    most,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    fn blocks_per_lane(
+        &self,
+        namespace: &NamespaceInfo,
+        size_max_bytes: u32,
+    ) -> Result<u64, OptionsError> {
+        let whole = namespace.bytes();
+        let region = match self.region_bytes {
+            Some(region) if region > whole => {
+                let nsid = namespace.nsid;
+                return Err(OptionsError::RegionTooLarge {
+                    region,
+                    nsid,
+                    namespace: whole,
+                });
+            }
+            Some(region) => region,
+            None if self.verify => whole.min(VERIFIED_REGION_BYTES),
+            None => whole,
+        };
+        let blocks = region / u64::from(namespace.block_bytes);
+        if self.verify && blocks > MODEL_BLOCKS_MAX {
+            return Err(OptionsError::ModelTooLarge(blocks));
+        }
+        let per_lane = blocks / u64::from(self.queues);
+        if per_lane * u64::from(namespace.block_bytes) < u64::from(size_max_bytes) {
+            let (queues, size) = (self.queues, size_max_bytes);
+            return Err(OptionsError::RegionTooSmall {
+                region,
+                queues,
+                size,
+            });
+        }
+        Ok(per_lane)
+    }
+}

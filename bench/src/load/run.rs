@@ -1,0 +1,428 @@
+//! A whole run: connect, check the workload against the namespace, drive the phases on threads, collect.
+//!
+//! The calling thread drives no queue: it tends the controller, shows progress, and gathers what the threads counted.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::thread::{Scope, ScopedJoinHandle};
+use std::time::{Duration, Instant};
+
+use hugemem::{Arena, ArenaConfig, ArenaError, PagePolicy};
+use nvme_host::{ConnectOptions, Controller, HostError, IoQueue, IoQueuePlan, NamespaceInfo};
+
+use crate::load::lane::Lane;
+use crate::load::options::{Limit, OptionsError, SIZE_MAX_BYTES, Suited, Workload};
+use crate::load::phase::{Phase, PhaseKind, PhaseStats, STALL_LIMIT, Shared, Until, run_phase};
+use crate::pinning::{PinError, pin_to_core};
+use crate::random::Random;
+
+/// How often the calling thread looks.
+const WATCH_INTERVAL: Duration = Duration::from_millis(50);
+
+/// Buffers of a run take this much memory at most, bytes.
+const BUFFERS_MAX_BYTES: u64 = 1 << 30;
+
+/// Everything about a run.
+#[derive(Debug, Clone)]
+pub struct RunPlan {
+    /// The target, and who connects.
+    pub connect: ConnectOptions,
+    /// The namespace.
+    pub nsid: u32,
+    /// What to do.
+    pub workload: Workload,
+    /// Cores to pin the driving threads to, in turn; none pins none.
+    pub cores: Vec<usize>,
+}
+
+/// Why a run came to nothing. What goes wrong while data moves is in its phase's statistics instead.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// The target, or the way to it.
+    #[error(transparent)]
+    Host(#[from] HostError),
+    /// The workload does not suit the namespace.
+    #[error(transparent)]
+    Options(#[from] OptionsError),
+    /// Too little memory.
+    #[error("cannot take memory for buffers: {0}")]
+    Memory(#[from] ArenaError),
+    /// The buffers would take more than is sensible.
+    #[error("{0} queues of {1} requests of {2} bytes need more than 1 GiB of buffers")]
+    TooManyBuffers(u16, u16, u32),
+    /// The target grants fewer I/O queues.
+    #[error("the target grants {granted} I/O queues, not {wanted}")]
+    QueuesNotGranted {
+        /// What it grants.
+        granted: u16,
+        /// What was asked for.
+        wanted: u16,
+    },
+    /// A thread could not be pinned.
+    #[error(transparent)]
+    Pin(#[from] PinError),
+    /// A driving thread came to an unexpected end.
+    #[error("a driving thread panicked")]
+    ThreadLost,
+}
+
+/// Who is told how a run goes.
+pub trait Watch {
+    /// A phase begins. `total` is what it will come to: bytes for a pass over the region, else the workload's limit.
+    fn phase_begins(&mut self, phase: Phase, total: PhaseTotal);
+
+    /// So much has been done in the phase.
+    fn phase_goes_on(&mut self, operations: u64, bytes: u64, elapsed: Duration);
+
+    /// The phase is over.
+    fn phase_ends(&mut self, phase: Phase, stats: &PhaseStats);
+}
+
+/// What a phase will come to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PhaseTotal {
+    /// This many bytes.
+    Bytes(u64),
+    /// This many operations.
+    Operations(u64),
+    /// This long.
+    Time(Duration),
+}
+
+/// Nobody.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Unwatched;
+
+impl Watch for Unwatched {
+    fn phase_begins(&mut self, _: Phase, _: PhaseTotal) {}
+    fn phase_goes_on(&mut self, _: u64, _: u64, _: Duration) {}
+    fn phase_ends(&mut self, _: Phase, _: &PhaseStats) {}
+}
+
+/// What a run found.
+#[derive(Debug)]
+pub struct Outcome {
+    /// The namespace.
+    pub namespace: NamespaceInfo,
+    /// The region that was used, bytes.
+    pub region_bytes: u64,
+    /// Request sizes, bytes.
+    pub sizes_bytes: Vec<u32>,
+    /// The phases that were begun, in order.
+    pub phases: Vec<(Phase, PhaseStats)>,
+    /// Received data that the kernel put in place, bytes.
+    pub placed_bytes: u64,
+    /// Received data that was copied once more, bytes.
+    pub copied_bytes: u64,
+}
+
+/// What the threads of a run tell.
+enum Message {
+    /// The queues are open.
+    Ready(Result<(), LoadError>),
+    /// A phase is over.
+    Phase(Box<PhaseStats>),
+    /// Bytes placed and copied; the last message.
+    Moved(u64, u64),
+}
+
+/// A thread as the calling one sees it.
+struct Driver<'scope> {
+    commands: Option<Sender<PhaseKind>>,
+    messages: Receiver<Message>,
+    thread: ScopedJoinHandle<'scope, ()>,
+}
+
+/// What a thread needs.
+struct Assignment {
+    lanes: Vec<(u16, IoQueuePlan)>,
+    suited: Arc<Suited>,
+    arena: Arc<Arena>,
+    core: Option<usize>,
+    until: Until,
+    shared: Arc<Shared>,
+}
+
+/// Runs a workload.
+///
+/// # Errors
+/// [`LoadError`] where it could not begin, or a thread was lost.
+pub fn run(plan: &RunPlan, watch: &mut dyn Watch) -> Result<Outcome, LoadError> {
+    let mut controller = Controller::connect(plan.connect.clone())?;
+    let namespace = controller.namespace(plan.nsid)?;
+    let suited = Arc::new(
+        plan.workload
+            .suit(&namespace, controller.transfer_bytes_max())?,
+    );
+    let workload = &plan.workload;
+    let granted = controller.request_io_queues(workload.queues)?;
+    if granted < workload.queues {
+        return Err(LoadError::QueuesNotGranted {
+            granted,
+            wanted: workload.queues,
+        });
+    }
+    let shared = Arc::new(Shared::new(STALL_LIMIT));
+    let assignments = assign(plan, &controller, &suited, &shared)?;
+    let outcome = std::thread::scope(|scope| {
+        let mut drivers: Vec<Driver<'_>> = assignments
+            .into_iter()
+            .map(|assignment| start(scope, assignment))
+            .collect();
+        let driven = drive(&mut drivers, &mut controller, &suited, &shared, watch);
+        let moved = finish(drivers);
+        let phases = driven?;
+        let (placed_bytes, copied_bytes) = moved?;
+        let block = suited.block_bytes;
+        Ok::<_, LoadError>(Outcome {
+            namespace,
+            region_bytes: region_bytes(&suited),
+            sizes_bytes: suited
+                .sizes_blocks
+                .iter()
+                .map(|blocks| blocks * block)
+                .collect(),
+            phases,
+            placed_bytes,
+            copied_bytes,
+        })
+    })?;
+    // The measurement stands; a target that does not take leave in order has had its say in the phases.
+    let _ = controller.shut_down();
+    Ok(outcome)
+}
+
+fn region_bytes(suited: &Suited) -> u64 {
+    let lanes = u64::from(suited.workload.queues);
+    suited.blocks_per_lane * lanes * u64::from(suited.block_bytes)
+}
+
+/// Divides the queues among the threads, and takes the memory.
+fn assign(
+    plan: &RunPlan,
+    controller: &Controller,
+    suited: &Arc<Suited>,
+    shared: &Arc<Shared>,
+) -> Result<Vec<Assignment>, LoadError> {
+    let workload = &plan.workload;
+    let arena = take_arena(workload, suited.size_max_bytes)?;
+    let until = match workload.limit {
+        Limit::Time(time) => Until::Time(time),
+        Limit::Operations(operations) => {
+            Until::Operations(operations.div_ceil(u64::from(workload.queues)))
+        }
+    };
+    let mut assignments: Vec<Assignment> = (0..usize::from(workload.threads))
+        .map(|index| Assignment {
+            lanes: Vec::new(),
+            suited: Arc::clone(suited),
+            arena: Arc::clone(&arena),
+            core: plan.cores.get(index % plan.cores.len().max(1)).copied(),
+            until,
+            shared: Arc::clone(shared),
+        })
+        .collect();
+    let threads = assignments.len();
+    for lane in 0..workload.queues {
+        let queue = controller.plan_io_queue(lane + 1, workload.depth)?;
+        if let Some(assignment) = assignments.get_mut(usize::from(lane) % threads) {
+            assignment.lanes.push((lane, queue));
+        }
+    }
+    Ok(assignments)
+}
+
+/// Memory for a lease of the largest size for every request in flight, and one more for each queue's Connect.
+fn take_arena(workload: &Workload, size_max_bytes: u32) -> Result<Arc<Arena>, LoadError> {
+    let slice = size_max_bytes
+        .next_power_of_two()
+        .clamp(4096, SIZE_MAX_BYTES);
+    // Slices come in powers of four from 4 KiB.
+    let slice = if slice.trailing_zeros().is_multiple_of(2) {
+        slice
+    } else {
+        slice * 2
+    };
+    let requests = u64::from(workload.queues) * (u64::from(workload.depth) + 1);
+    if requests * u64::from(slice) > BUFFERS_MAX_BYTES {
+        let (queues, depth) = (workload.queues, workload.depth);
+        return Err(LoadError::TooManyBuffers(queues, depth, size_max_bytes));
+    }
+    // The largest slices get at least three sixteenths of an arena.
+    let bytes = usize::try_from(requests * u64::from(slice) * 6).unwrap_or(usize::MAX);
+    let bytes = bytes.max(4 << 20).next_multiple_of(4 << 20);
+    let config = ArenaConfig {
+        bytes,
+        pages: PagePolicy::Auto,
+        max_transfer: slice as usize,
+    };
+    Ok(Arena::new(config)?)
+}
+
+fn start<'scope>(scope: &'scope Scope<'scope, '_>, assignment: Assignment) -> Driver<'scope> {
+    let (commands, orders) = channel();
+    let (reports, messages) = channel();
+    let thread = scope.spawn(move || drive_lanes(&assignment, &orders, &reports));
+    Driver {
+        commands: Some(commands),
+        messages,
+        thread,
+    }
+}
+
+/// A driving thread, from its queues' opening to its last count.
+fn drive_lanes(assignment: &Assignment, orders: &Receiver<PhaseKind>, reports: &Sender<Message>) {
+    let opened = open_lanes(assignment);
+    let (mut lanes, ready) = match opened {
+        Ok(lanes) => (lanes, Ok(())),
+        Err(error) => (Vec::new(), Err(error)),
+    };
+    // Sending fails only where the calling thread has given up.
+    let _ = reports.send(Message::Ready(ready));
+    for kind in orders {
+        let stats = run_phase(&mut lanes, kind, assignment.until, &assignment.shared);
+        let _ = reports.send(Message::Phase(Box::new(stats)));
+    }
+    let moved = lanes.iter().map(Lane::moved_bytes);
+    let (placed, copied) = moved.fold((0, 0), |sum, lane| (sum.0 + lane.0, sum.1 + lane.1));
+    let _ = reports.send(Message::Moved(placed, copied));
+}
+
+fn open_lanes(assignment: &Assignment) -> Result<Vec<Lane<IoQueue>>, LoadError> {
+    if let Some(core) = assignment.core {
+        pin_to_core(core)?;
+    }
+    let suited = &assignment.suited;
+    let pool = assignment.arena.pool(0);
+    let mut random = Random::new(suited.workload.seed);
+    let mut lanes = Vec::with_capacity(assignment.lanes.len());
+    for (index, plan) in &assignment.lanes {
+        let queue = plan.clone().open(pool.clone())?;
+        let depth = usize::from(suited.workload.depth);
+        let mut buffers = Vec::with_capacity(depth);
+        for _ in 0..depth {
+            let lease = pool.take(suited.size_max_bytes as usize);
+            let mut lease = lease.ok_or(HostError::NoMemory)?;
+            // What an unverified workload writes: bytes that do not compress.
+            for chunk in lease.chunks_mut(8) {
+                let bytes = random.next_u64().to_le_bytes();
+                chunk.copy_from_slice(&bytes[..chunk.len()]);
+            }
+            buffers.push(lease);
+        }
+        lanes.push(Lane::new(queue, suited, *index, buffers));
+    }
+    Ok(lanes)
+}
+
+/// Takes the threads through the phases.
+fn drive(
+    drivers: &mut [Driver<'_>],
+    controller: &mut Controller,
+    suited: &Suited,
+    shared: &Shared,
+    watch: &mut dyn Watch,
+) -> Result<Vec<(Phase, PhaseStats)>, LoadError> {
+    for driver in drivers.iter() {
+        match await_message(driver, controller, &mut || {})? {
+            Message::Ready(ready) => ready?,
+            Message::Phase(_) | Message::Moved(..) => return Err(LoadError::ThreadLost),
+        }
+    }
+    let mut done = Vec::new();
+    for phase in phases(&suited.workload) {
+        shared.operations.store(0, Ordering::Relaxed);
+        shared.bytes.store(0, Ordering::Relaxed);
+        watch.phase_begins(phase, total(phase.kind, suited));
+        let begun = Instant::now();
+        for driver in drivers.iter() {
+            let commands = driver.commands.as_ref().ok_or(LoadError::ThreadLost)?;
+            commands
+                .send(phase.kind)
+                .map_err(|_| LoadError::ThreadLost)?;
+        }
+        let mut stats = PhaseStats::default();
+        for driver in drivers.iter() {
+            let mut look = || {
+                let operations = shared.operations.load(Ordering::Relaxed);
+                let bytes = shared.bytes.load(Ordering::Relaxed);
+                watch.phase_goes_on(operations, bytes, begun.elapsed());
+            };
+            match await_message(driver, controller, &mut look)? {
+                Message::Phase(counted) => stats.add(*counted),
+                Message::Ready(_) | Message::Moved(..) => return Err(LoadError::ThreadLost),
+            }
+        }
+        watch.phase_ends(phase, &stats);
+        let troubled = stats.trouble.is_some();
+        done.push((phase, stats));
+        if troubled {
+            break;
+        }
+    }
+    Ok(done)
+}
+
+fn phases(workload: &Workload) -> Vec<Phase> {
+    let main = Phase {
+        kind: PhaseKind::Main,
+        name: "main",
+    };
+    if workload.verify {
+        let fill = Phase {
+            kind: PhaseKind::Fill,
+            name: "fill",
+        };
+        let read_back = Phase {
+            kind: PhaseKind::ReadBack,
+            name: "read back",
+        };
+        vec![fill, main, read_back]
+    } else {
+        vec![main]
+    }
+}
+
+fn total(kind: PhaseKind, suited: &Suited) -> PhaseTotal {
+    match (kind, suited.workload.limit) {
+        (PhaseKind::Fill | PhaseKind::ReadBack, _) => PhaseTotal::Bytes(region_bytes(suited)),
+        (PhaseKind::Main, Limit::Time(time)) => PhaseTotal::Time(time),
+        (PhaseKind::Main, Limit::Operations(operations)) => PhaseTotal::Operations(operations),
+    }
+}
+
+/// Waits for a thread's next message, and tends the controller meanwhile.
+fn await_message(
+    driver: &Driver<'_>,
+    controller: &mut Controller,
+    look: &mut dyn FnMut(),
+) -> Result<Message, LoadError> {
+    loop {
+        match driver.messages.recv_timeout(WATCH_INTERVAL) {
+            Ok(message) => return Ok(message),
+            Err(RecvTimeoutError::Disconnected) => return Err(LoadError::ThreadLost),
+            Err(RecvTimeoutError::Timeout) => {
+                look();
+                // A lost admin connection takes the I/O queues with it, where it is seen with what was in flight.
+                let _ = controller.tend();
+            }
+        }
+    }
+}
+
+/// Ends the threads; gives the bytes that their queues placed and copied.
+fn finish(drivers: Vec<Driver<'_>>) -> Result<(u64, u64), LoadError> {
+    let (mut placed, mut copied) = (0, 0);
+    for mut driver in drivers {
+        driver.commands = None;
+        while let Ok(message) = driver.messages.recv() {
+            if let Message::Moved(more_placed, more_copied) = message {
+                placed += more_placed;
+                copied += more_copied;
+            }
+        }
+        driver.thread.join().map_err(|_| LoadError::ThreadLost)?;
+    }
+    Ok((placed, copied))
+}
