@@ -1,4 +1,19 @@
-//! I/O commands between admission and execution.
+//! I/O commands of the NVM command set: decoded and checked once, without touching anything.
+//!
+//! NVM 1.1 §3.3 and Base 2.1 §7. Everything here is a pure function of the command and of the
+//! published namespaces, so that bad input can be thrown at it alone.
+
+use block::Deallocate;
+use nvme_spec::command::{Fuse, IoOpcode, Psdt, ReadWrite};
+use nvme_spec::sgl::Sgl;
+use nvme_spec::{NSID_BROADCAST, Sqe, Status};
+
+use crate::interface::{DataSource, Direction, Work, WorkKind};
+use crate::status::{Fault, byte};
+use crate::view::{NamespaceView, SubsystemView};
+
+/// Largest range list of Dataset Management in bytes: 256 ranges of 16 (NVM 1.1 §3.3.3).
+const RANGE_LIST_MAX_BYTES: u32 = 4096;
 
 /// What an I/O command asks of its device or devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,13 +37,352 @@ pub(crate) enum IoOperation {
     },
 }
 
+impl IoOperation {
+    /// Whether it is refused on a read-only namespace.
+    fn changes_medium(self) -> bool {
+        match self {
+            Self::Write { .. } | Self::WriteZeroes { .. } | Self::Deallocate { .. } => true,
+            Self::Read | Self::DurableRead | Self::Compare | Self::Flush | Self::FlushAll => false,
+        }
+    }
+
+    /// Whether the host gets data.
+    #[inline]
+    pub(crate) fn is_read(self) -> bool {
+        matches!(self, Self::Read | Self::DurableRead)
+    }
+
+    /// The command's opcode.
+    pub(crate) fn opcode(self) -> IoOpcode {
+        match self {
+            Self::Read | Self::DurableRead => IoOpcode::READ,
+            Self::Write { .. } => IoOpcode::WRITE,
+            Self::Compare => IoOpcode::COMPARE,
+            Self::Flush | Self::FlushAll => IoOpcode::FLUSH,
+            Self::WriteZeroes { .. } => IoOpcode::WRITE_ZEROES,
+            Self::Deallocate { .. } => IoOpcode::DATASET_MANAGEMENT,
+        }
+    }
+}
+
 /// An I/O command that was checked against the namespace as `epoch` had it.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct IoWork {
     pub(crate) operation: IoOperation,
     pub(crate) device: u8,
     pub(crate) blocks: u32,
     pub(crate) lba: u64,
+    /// Bytes that move, 0 without data.
+    pub(crate) bytes: u32,
     pub(crate) nsid: u32,
     pub(crate) epoch: u32,
 }
+
+/// What a command is checked against.
+pub(crate) struct IoContext<'a> {
+    pub(crate) subsystem: &'a SubsystemView,
+    pub(crate) epoch: u32,
+    /// Bit per device whose reads need no lease.
+    pub(crate) lending: u128,
+    /// Whether the host switched the volatile write cache off.
+    pub(crate) write_through: bool,
+    pub(crate) data: DataContext,
+}
+
+/// How a queue's commands may point at data.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DataContext {
+    /// The transport moves data by the host's keys, instead of by its own data units.
+    pub(crate) keyed: bool,
+    pub(crate) in_capsule_max: u32,
+}
+
+/// What there is to do for a command.
+#[derive(Debug)]
+pub(crate) enum Decoded {
+    /// Nothing: it has succeeded.
+    Done,
+    /// This.
+    Work(Work),
+}
+
+/// Checks an I/O command, which is not a Fabrics command.
+#[inline]
+pub(crate) fn decode(sqe: &Sqe, context: &IoContext<'_>) -> Result<Decoded, Fault> {
+    // Base 2.1 §3.4.2: FUSES is 0, so neither part of a fused operation is known.
+    if sqe.flags.fuse() != Fuse::NORMAL {
+        return Err(Fault::field(byte::FLAGS));
+    }
+    match sqe.io_opcode() {
+        IoOpcode::READ | IoOpcode::WRITE | IoOpcode::COMPARE => transfer(sqe, context),
+        IoOpcode::FLUSH => flush(sqe, context),
+        IoOpcode::WRITE_ZEROES => write_zeroes(sqe, context),
+        IoOpcode::DATASET_MANAGEMENT => dataset_management(sqe, context),
+        _ => Err(Fault::new(Status::INVALID_OPCODE).at(byte::OPCODE)),
+    }
+}
+
+/// The namespace of a command (Base 2.1 §3.2.1.5): an identifier that is no namespace's can be is
+/// Invalid Namespace or Format, one that is not active is Invalid Field.
+#[inline]
+pub(crate) fn namespace(subsystem: &SubsystemView, nsid: u32) -> Result<&NamespaceView, Fault> {
+    match subsystem.namespace(nsid) {
+        Some(namespace) => Ok(namespace),
+        None if subsystem.is_valid(nsid) => Err(Fault::field(byte::NSID)),
+        None => Err(Fault::new(Status::INVALID_NAMESPACE_OR_FORMAT).at(byte::NSID)),
+    }
+}
+
+/// NVM 1.1 §3.2.1, LBA Out of Range: the range has to end within the namespace.
+#[inline]
+fn check_range(namespace: &NamespaceView, lba: u64, blocks: u32) -> Result<(), Fault> {
+    match lba.checked_add(u64::from(blocks)) {
+        Some(end) if end <= namespace.block_count => Ok(()),
+        _ => Err(Fault::new(Status::LBA_OUT_OF_RANGE).at(byte::CDW10)),
+    }
+}
+
+/// Base 2.1 §4.2.3.1, Namespace is Write Protected.
+#[inline]
+fn check_writable(namespace: &NamespaceView) -> Result<(), Fault> {
+    if namespace.read_only {
+        return Err(Fault::new(Status::NAMESPACE_WRITE_PROTECTED).at(byte::NSID));
+    }
+    Ok(())
+}
+
+/// Read, Write and Compare (NVM 1.1 §3.3.4, §3.3.6, §3.3.1).
+#[inline]
+fn transfer(sqe: &Sqe, context: &IoContext<'_>) -> Result<Decoded, Fault> {
+    let nsid = sqe.nsid.get();
+    let namespace = namespace(context.subsystem, nsid)?;
+    let range: ReadWrite = sqe.read_write();
+    let (lba, blocks) = (range.slba.get(), range.blocks());
+    // Base 2.1 §5.1.13.2.1, MDTS: a longer transfer is Invalid Field.
+    if blocks > namespace.transfer_max_blocks {
+        return Err(Fault::field(byte::CDW12));
+    }
+    check_range(namespace, lba, blocks)?;
+    // NVM 1.1 §3.3.4: no command extension is supported.
+    if range.control.cetype() != 0 {
+        return Err(Fault::field(byte::CDW12));
+    }
+    let fua = range.control.fua() && namespace.volatile;
+    let (operation, direction) = match sqe.io_opcode() {
+        IoOpcode::READ if fua => (IoOperation::DurableRead, Direction::ToHost),
+        IoOpcode::READ => (IoOperation::Read, Direction::ToHost),
+        IoOpcode::WRITE => {
+            check_writable(namespace)?;
+            // Base 2.1 §8.1.8: directives are not supported, so no type can be enabled.
+            if range.control.dtype() != 0 {
+                return Err(Fault::field(byte::CDW12));
+            }
+            let fua = fua || (context.write_through && namespace.volatile);
+            (IoOperation::Write { fua }, Direction::FromHost)
+        }
+        _ => (IoOperation::Compare, Direction::FromHost),
+    };
+    let bytes = blocks << namespace.block_shift;
+    let (source, length) = data_source(sqe, direction, context.data)?;
+    // Base 2.1 §4.2.3.1, Data SGL Length Invalid: an I/O command's data is exactly its range.
+    if length != bytes {
+        return Err(Fault::new(Status::DATA_SGL_LENGTH_INVALID).at(byte::SGL));
+    }
+    let lends = context.lending >> namespace.device & 1 != 0;
+    Ok(Decoded::Work(Work {
+        kind: WorkKind::Io(IoWork {
+            operation,
+            device: namespace.device,
+            blocks,
+            lba,
+            bytes,
+            nsid,
+            epoch: context.epoch,
+        }),
+        bytes,
+        command_id: sqe.cid.get(),
+        direction,
+        needs_lease: direction == Direction::FromHost || !lends,
+        source,
+    }))
+}
+
+/// Work without data.
+fn without_data(sqe: &Sqe, work: IoWork) -> Decoded {
+    Decoded::Work(Work {
+        kind: WorkKind::Io(work),
+        bytes: 0,
+        command_id: sqe.cid.get(),
+        direction: Direction::None,
+        needs_lease: false,
+        source: DataSource::TransportSgl,
+    })
+}
+
+/// Flush (Base 2.1 §7.2). Without a volatile cache there is nothing to do, and that succeeds.
+fn flush(sqe: &Sqe, context: &IoContext<'_>) -> Result<Decoded, Fault> {
+    let nsid = sqe.nsid.get();
+    let epoch = context.epoch;
+    let work = |operation, device| IoWork {
+        operation,
+        device,
+        blocks: 0,
+        lba: 0,
+        bytes: 0,
+        nsid,
+        epoch,
+    };
+    // Base 2.1 §7.2: VWC bits 2:1 are 11b, so FFFFFFFFh flushes all namespaces attached.
+    if nsid == NSID_BROADCAST {
+        if !context.subsystem.has_volatile_cache() {
+            return Ok(Decoded::Done);
+        }
+        return Ok(without_data(sqe, work(IoOperation::FlushAll, 0)));
+    }
+    let namespace = namespace(context.subsystem, nsid)?;
+    if !namespace.volatile {
+        return Ok(Decoded::Done);
+    }
+    Ok(without_data(
+        sqe,
+        work(IoOperation::Flush, namespace.device),
+    ))
+}
+
+/// Write Zeroes (NVM 1.1 §3.3.8). No data moves, so MDTS does not bound it (WZSL is 0).
+fn write_zeroes(sqe: &Sqe, context: &IoContext<'_>) -> Result<Decoded, Fault> {
+    let nsid = sqe.nsid.get();
+    let namespace = namespace(context.subsystem, nsid)?;
+    let range = sqe.write_zeroes();
+    // NVM 1.1 §3.3.8: Namespace Zeroes is not supported, nor is any command extension.
+    if range.control.nsz() || range.control.cetype() != 0 {
+        return Err(Fault::field(byte::CDW12));
+    }
+    check_writable(namespace)?;
+    let (lba, blocks) = (range.slba.get(), range.blocks());
+    check_range(namespace, lba, blocks)?;
+    let fua = namespace.volatile && (range.control.fua() || context.write_through);
+    let deallocate = range.control.deac() && namespace.deallocate != Deallocate::Unsupported;
+    Ok(without_data(
+        sqe,
+        IoWork {
+            operation: IoOperation::WriteZeroes { fua, deallocate },
+            device: namespace.device,
+            blocks,
+            lba,
+            bytes: 0,
+            nsid,
+            epoch: context.epoch,
+        },
+    ))
+}
+
+/// Dataset Management (NVM 1.1 §3.3.3). Only deallocation does anything, and it is a hint.
+fn dataset_management(sqe: &Sqe, context: &IoContext<'_>) -> Result<Decoded, Fault> {
+    let nsid = sqe.nsid.get();
+    let namespace = namespace(context.subsystem, nsid)?;
+    let command = sqe.dataset_management();
+    let (source, length) = data_source(sqe, Direction::FromHost, context.data)?;
+    // Hosts in the field always send room for 256 ranges, whatever the number of ranges.
+    if (length as usize) < command.data_length_bytes() || length > RANGE_LIST_MAX_BYTES {
+        return Err(Fault::new(Status::DATA_SGL_LENGTH_INVALID).at(byte::SGL));
+    }
+    if !command.attributes.ad() {
+        return Ok(Decoded::Done);
+    }
+    check_writable(namespace)?;
+    if namespace.deallocate == Deallocate::Unsupported {
+        return Ok(Decoded::Done);
+    }
+    // At most 256.
+    let ranges = command.ranges() as u16;
+    Ok(Decoded::Work(Work {
+        kind: WorkKind::Io(IoWork {
+            operation: IoOperation::Deallocate { ranges },
+            device: namespace.device,
+            blocks: 0,
+            lba: 0,
+            bytes: length,
+            nsid,
+            epoch: context.epoch,
+        }),
+        bytes: length,
+        command_id: sqe.cid.get(),
+        direction: Direction::FromHost,
+        needs_lease: true,
+        source,
+    }))
+}
+
+/// Where a command's data lies, and its length in bytes (Base 2.1 §4.3.2).
+#[inline]
+pub(crate) fn data_source(
+    sqe: &Sqe,
+    direction: Direction,
+    context: DataContext,
+) -> Result<(DataSource, u32), Fault> {
+    // Base 2.1 §4.1.1, PSDT: over fabrics every data pointer is an SGL; there is no metadata.
+    if sqe.flags.psdt() != Psdt::SGL {
+        return Err(Fault::field(byte::FLAGS));
+    }
+    match sqe.dptr.sgl().decode() {
+        Sgl::Transport { length } if !context.keyed => Ok((DataSource::TransportSgl, length)),
+        Sgl::Keyed {
+            address,
+            length,
+            key,
+            invalidate,
+        } if context.keyed => Ok((
+            DataSource::Keyed {
+                address,
+                key,
+                length,
+                invalidate,
+            },
+            length,
+        )),
+        Sgl::Offset { offset, length } if direction == Direction::FromHost => {
+            in_capsule(offset, length, context.in_capsule_max)
+        }
+        Sgl::DataBlock { .. }
+        | Sgl::Offset { .. }
+        | Sgl::BitBucket { .. }
+        | Sgl::Segment { .. }
+        | Sgl::LastSegment { .. }
+        | Sgl::Keyed { .. }
+        | Sgl::Transport { .. }
+        | Sgl::Unknown(_) => Err(Fault::new(Status::SGL_DESCRIPTOR_TYPE_INVALID).at(byte::SGL)),
+    }
+}
+
+/// In-capsule data: it has to lie within what IOCCSZ leaves for data (Base 2.1 §4.3.2: an offset
+/// beyond it is SGL Offset Invalid, a length Data SGL Length Invalid).
+fn in_capsule(offset: u64, length: u32, max: u32) -> Result<(DataSource, u32), Fault> {
+    let Some(offset) = u32::try_from(offset).ok().filter(|offset| *offset <= max) else {
+        return Err(Fault::new(Status::SGL_OFFSET_INVALID).at(byte::SGL));
+    };
+    if length > max - offset {
+        return Err(Fault::new(Status::DATA_SGL_LENGTH_INVALID).at(byte::SGL));
+    }
+    Ok((DataSource::InCapsule { offset }, length))
+}
+
+/// Checks work again after the configuration changed between admission and execution.
+pub(crate) fn recheck(work: &IoWork, subsystem: Option<&SubsystemView>) -> Result<(), Fault> {
+    let gone = Fault::new(Status::INVALID_NAMESPACE_OR_FORMAT).at(byte::NSID);
+    let subsystem = subsystem.ok_or(gone)?;
+    if work.operation == IoOperation::FlushAll {
+        return Ok(());
+    }
+    let namespace = namespace(subsystem, work.nsid)?;
+    if namespace.device != work.device {
+        return Err(gone);
+    }
+    if work.operation.changes_medium() {
+        check_writable(namespace)?;
+    }
+    check_range(namespace, work.lba, work.blocks)
+}
+
+#[cfg(test)]
+mod tests {}

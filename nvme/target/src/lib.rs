@@ -5,6 +5,10 @@
 //! path: it takes command capsules from transports, drives block devices, and answers, without a
 //! lock, an allocation, a socket, a thread or a clock of its own.
 //!
+//! A controller's state belongs to the core of its admin queue. Its I/O queues may be on other
+//! cores; they see it through a few atomics, and are called to attention when a reset, the end of
+//! the association or a changed configuration concerns them.
+//!
 //! Specifications: NVM Express Base 2.1 ("Base 2.1"), NVM Command Set 1.1 ("NVM 1.1"), NVMe/TCP
 //! Transport 1.1 ("TCP 1.1").
 
@@ -12,22 +16,32 @@
 
 mod admin;
 mod config;
-
+mod controller;
 mod counters;
+mod error_log;
 mod interface;
 mod io;
+mod page;
+mod registry;
+mod shared;
+mod snapshot;
+mod status;
 mod target;
 mod target_core;
+mod view;
 
 pub use config::{
     ADMIN_QUEUE_DEPTH_MAX, CONTROLLERS_MAX, CoreLimits, DEVICES_MAX, DeviceIndex, IO_QUEUES_MAX,
     NAMESPACE_ID_MAX, NamespaceConfig, PortConfig, PortId, QUEUE_DEPTH_MAX, SUBSYSTEMS_MAX,
     SubsystemConfig, TargetConfig, TargetError, TargetLimits, TransportKind,
 };
+pub use controller::ControllerKind;
+pub use controller::state::ControllerState;
 pub use counters::{CoreCounters, Counter, IoCounters, IoTotals};
 pub use interface::{
     ADMIN_IN_CAPSULE_MAX_BYTES, Admission, Arrival, Close, CloseReason, Completed, ConnectOutcome,
     DataSource, Direction, QueueId, QueueInfo, TransportId, Work,
 };
+pub use snapshot::{ControllerSnapshot, QueueSnapshot, SubsystemSnapshot, TargetSnapshot};
 pub use target::Target;
 pub use target_core::{CoreDrain, TargetCore};

@@ -1,15 +1,49 @@
 //! The part of a target that all reactors share: configuration, controllers, wake-ups.
+//!
+//! Control path only: here are locks and allocations. Cores take what they need from it when their
+//! attention number moves, which they compare once per poll.
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
+use arc_swap::ArcSwap;
 use block::Device;
 
-use crate::config::{NamespaceConfig, TargetConfig, TargetError};
+use crate::config::{
+    NamespaceConfig, PortConfig, SUBSYSTEMS_MAX, SubsystemConfig, TargetConfig, TargetError,
+    TargetLimits, check_hosts, check_namespaces, check_ports,
+};
+use crate::counters::{CoreCounters, IoTotals};
+use crate::interface::CloseReason;
+use crate::registry::Registry;
+use crate::snapshot::TargetSnapshot;
+use crate::view::{Published, SubsystemView};
+
+/// Memory page of CAP.MPSMIN 0, the unit of MDTS (Base 2.1 §3.1.4.1, §5.1.13.2.1).
+pub(crate) const PAGE_BYTES: u32 = 4096;
+
+/// Largest transfer of all: MDTS is bounded so that a keyed SGL can hold its length.
+const TRANSFER_MAX_BYTES: u32 = 1 << 23;
+
+type WakerFunction = Box<dyn Fn(usize) + Send + Sync>;
+
+/// One reactor's mail flag, alone on its cache line.
+#[derive(Default)]
+#[repr(align(64))]
+struct Attention(AtomicU64);
 
 /// One target: what is served, and which controllers there are. Control path only.
 pub struct Target {
-    pub(crate) devices: Vec<Arc<dyn Device>>,
-    pub(crate) reactors: usize,
+    attention: Box<[Attention]>,
+    epoch: AtomicU32,
+    shutting_down: AtomicBool,
+    published: ArcSwap<Published>,
+    registry: Mutex<Registry>,
+    waker: RwLock<Option<WakerFunction>>,
+    cores: Mutex<Vec<Option<Arc<CoreCounters>>>>,
+    devices: Vec<Arc<dyn Device>>,
+    limits: TargetLimits,
+    transfer_max: u32,
 }
 
 impl Target {
@@ -22,16 +56,41 @@ impl Target {
         reactors: usize,
         devices: Vec<Arc<dyn Device>>,
     ) -> Result<Arc<Self>, TargetError> {
+        if reactors == 0 {
+            return Err(TargetError::NoReactors);
+        }
         config.check(devices.len())?;
-        Ok(Arc::new(Self { devices, reactors }))
+        let transfer_max = transfer_max(&config.limits, &devices)?;
+        let views = config.subsystems.into_iter();
+        let subsystems =
+            views.map(|subsystem| Some(Arc::new(SubsystemView::new(subsystem, transfer_max))));
+        let published = Published {
+            epoch: 1,
+            generation: 1,
+            subsystems: subsystems.collect(),
+            ports: config.ports,
+        };
+        Ok(Arc::new(Self {
+            attention: (0..reactors).map(|_| Attention::default()).collect(),
+            epoch: AtomicU32::new(published.epoch),
+            shutting_down: AtomicBool::new(false),
+            published: ArcSwap::from_pointee(published),
+            registry: Mutex::new(Registry::new(&config.limits)),
+            waker: RwLock::new(None),
+            cores: Mutex::new(vec![None; reactors]),
+            devices,
+            limits: config.limits,
+            transfer_max,
+        }))
     }
 
-    /// Sets what is called, with a reactor's number, when that reactor must poll its core soon.
+    /// Sets what is called, with a reactor's number, when that reactor must poll its core soon. It is
+    /// called from any thread, also from a reactor with its own number.
     pub fn set_waker(&self, waker: Box<dyn Fn(usize) + Send + Sync>) {
-        drop(waker);
+        *self.waker.write().unwrap_or_else(PoisonError::into_inner) = Some(waker);
     }
 
-    /// Replaces the namespaces of a subsystem.
+    /// Replaces the namespaces of a subsystem. Hosts with controllers get a namespace event.
     ///
     /// # Errors
     /// [`TargetError`]; nothing changes then.
@@ -40,10 +99,8 @@ impl Target {
         nqn: &str,
         namespaces: Vec<NamespaceConfig>,
     ) -> Result<(), TargetError> {
-        drop(namespaces);
-        Err(TargetError::UnknownSubsystem {
-            nqn: nqn.to_owned(),
-        })
+        check_namespaces(nqn, &namespaces, self.devices.len())?;
+        self.change_subsystem(nqn, |config| config.namespaces = namespaces)
     }
 
     /// Replaces the allow-list of a subsystem. Hosts that are no longer in it lose their controllers.
@@ -56,14 +113,92 @@ impl Target {
         allow_any_host: bool,
         hosts: Vec<String>,
     ) -> Result<(), TargetError> {
-        drop((allow_any_host, hosts));
-        Err(TargetError::UnknownSubsystem {
-            nqn: nqn.to_owned(),
+        check_hosts(&hosts)?;
+        self.change_subsystem(nqn, |config| {
+            config.allow_any_host = allow_any_host;
+            config.hosts = hosts;
+        })
+    }
+
+    /// Adds a subsystem.
+    ///
+    /// # Errors
+    /// [`TargetError`]; nothing changes then.
+    pub fn add_subsystem(&self, config: SubsystemConfig) -> Result<(), TargetError> {
+        self.publish(|registry, published| {
+            config.check(self.devices.len(), &published.ports)?;
+            if published.find(&config.nqn).is_some() {
+                return Err(TargetError::DuplicateSubsystem { nqn: config.nqn });
+            }
+            let held = |slot: usize| {
+                registry
+                    .entries()
+                    .any(|entry| entry.shared.identity.subsystem as usize == slot)
+            };
+            let free = published.subsystems.iter().enumerate();
+            let free = free
+                .filter(|(_, view)| view.is_none())
+                .map(|(slot, _)| slot);
+            let view = Some(Arc::new(SubsystemView::new(config, self.transfer_max)));
+            match free.into_iter().find(|slot| !held(*slot)) {
+                Some(slot) => published.subsystems[slot] = view,
+                None if published.subsystems.len() < SUBSYSTEMS_MAX => {
+                    published.subsystems.push(view);
+                }
+                None => return Err(TargetError::TooManySubsystems),
+            }
+            Ok(())
+        })
+    }
+
+    /// Removes a subsystem. Its hosts lose their controllers.
+    ///
+    /// # Errors
+    /// [`TargetError::UnknownSubsystem`].
+    pub fn remove_subsystem(&self, nqn: &str) -> Result<(), TargetError> {
+        self.publish(|_, published| {
+            let slot = published.find(nqn).map(|(slot, _)| slot);
+            let slot = slot.ok_or_else(|| unknown_subsystem(nqn))?;
+            published.subsystems[slot as usize] = None;
+            Ok(())
+        })
+    }
+
+    /// Replaces the ports: what the discovery log shows.
+    ///
+    /// # Errors
+    /// [`TargetError`]; nothing changes then.
+    pub fn update_ports(&self, ports: Vec<PortConfig>) -> Result<(), TargetError> {
+        check_ports(&ports)?;
+        self.publish(|_, published| {
+            for subsystem in published.subsystems.iter().flatten() {
+                for port in &subsystem.config.ports {
+                    if !ports.iter().any(|known| known.id == *port) {
+                        return Err(TargetError::Port { port: *port });
+                    }
+                }
+            }
+            published.ports = ports;
+            Ok(())
         })
     }
 
     /// Refuses Connects from now on and has every core hand out its connections for closing.
-    pub fn shut_down(&self) {}
+    pub fn shut_down(&self) {
+        {
+            let mut registry = self.registry();
+            registry.closed = true;
+            registry.end_all(CloseReason::TargetShutdown);
+        }
+        self.shutting_down.store(true, Ordering::Release);
+        self.call_all();
+    }
+
+    /// What there is: controllers, hosts, queues, counters. Takes the control path's lock.
+    #[must_use]
+    pub fn snapshot(&self) -> TargetSnapshot {
+        TargetSnapshot::take(self)
+    }
 
     /// The devices, in the order of [`DeviceIndex`](crate::DeviceIndex).
     #[must_use]
@@ -74,6 +209,150 @@ impl Target {
     /// Number of reactors.
     #[must_use]
     pub fn reactors(&self) -> usize {
-        self.reactors
+        self.attention.len()
     }
+
+    /// The bounds that the target was made with.
+    #[must_use]
+    pub fn limits(&self) -> &TargetLimits {
+        &self.limits
+    }
+
+    /// Largest transfer of one command in bytes, a power of two: the largest lease that commands need.
+    #[must_use]
+    pub fn transfer_max(&self) -> usize {
+        self.transfer_max as usize
+    }
+
+    /// The counters of a reactor's core, once it exists.
+    #[must_use]
+    pub fn core_counters(&self, reactor: usize) -> Option<Arc<CoreCounters>> {
+        self.cores().get(reactor)?.clone()
+    }
+
+    fn change_subsystem(
+        &self,
+        nqn: &str,
+        change: impl FnOnce(&mut SubsystemConfig),
+    ) -> Result<(), TargetError> {
+        self.publish(|_, published| {
+            let found = published
+                .find(nqn)
+                .map(|(slot, view)| (slot, view.config.clone()));
+            let (slot, mut config) = found.ok_or_else(|| unknown_subsystem(nqn))?;
+            change(&mut config);
+            let view = SubsystemView::new(config, self.transfer_max);
+            published.subsystems[slot as usize] = Some(Arc::new(view));
+            Ok(())
+        })
+    }
+
+    /// Swaps in a changed configuration and calls every core to take it over. The registry's lock
+    /// orders changes among themselves and against Connects.
+    fn publish(
+        &self,
+        change: impl FnOnce(&Registry, &mut Published) -> Result<(), TargetError>,
+    ) -> Result<(), TargetError> {
+        {
+            let registry = self.registry();
+            let mut published = Published::clone(&self.published.load());
+            change(&registry, &mut published)?;
+            published.epoch = published.epoch.wrapping_add(1);
+            published.generation = published.generation.wrapping_add(1);
+            let epoch = published.epoch;
+            self.published.store(Arc::new(published));
+            self.epoch.store(epoch, Ordering::Release);
+        }
+        self.call_all();
+        Ok(())
+    }
+
+    fn call_all(&self) {
+        for reactor in 0..self.reactors() {
+            self.call(reactor);
+        }
+    }
+
+    /// Calls a reactor's core to look at what changed.
+    pub(crate) fn call(&self, reactor: usize) {
+        self.attention[reactor].0.fetch_add(1, Ordering::Release);
+        if let Some(waker) = &*self.waker.read().unwrap_or_else(PoisonError::into_inner) {
+            waker(reactor);
+        }
+    }
+
+    /// How often a reactor was called.
+    #[inline]
+    pub(crate) fn attention(&self, reactor: usize) -> u64 {
+        self.attention[reactor].0.load(Ordering::Acquire)
+    }
+
+    /// The epoch of the configuration that is published now.
+    #[inline]
+    pub(crate) fn epoch(&self) -> u32 {
+        self.epoch.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn published(&self) -> Arc<Published> {
+        self.published.load_full()
+    }
+
+    pub(crate) fn is_shutting_down(&self) -> bool {
+        self.shutting_down.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn transfer_max_bytes(&self) -> u32 {
+        self.transfer_max
+    }
+
+    pub(crate) fn registry(&self) -> MutexGuard<'_, Registry> {
+        self.registry.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn cores(&self) -> MutexGuard<'_, Vec<Option<Arc<CoreCounters>>>> {
+        self.cores.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What all cores moved into and out of the devices of a set.
+    pub(crate) fn device_totals(
+        &self,
+        devices: &(impl Iterator<Item = usize> + Clone),
+    ) -> IoTotals {
+        let mut totals = IoTotals::default();
+        for core in self.cores().iter().flatten() {
+            for device in devices.clone() {
+                if let Some(counters) = core.devices.get(device) {
+                    totals.add(counters.totals());
+                }
+            }
+        }
+        totals
+    }
+}
+
+fn unknown_subsystem(nqn: &str) -> TargetError {
+    TargetError::UnknownSubsystem {
+        nqn: nqn.to_owned(),
+    }
+}
+
+/// The largest power of two that the limit and every device allow.
+fn transfer_max(limits: &TargetLimits, devices: &[Arc<dyn Device>]) -> Result<u32, TargetError> {
+    let smallest = devices.iter().map(|device| {
+        let geometry = device.geometry();
+        u64::from(geometry.max_transfer_blocks) * u64::from(geometry.block_size)
+    });
+    let limit = u64::try_from(limits.transfer_max).unwrap_or(u64::MAX);
+    let bytes = smallest
+        .min()
+        .unwrap_or(limit)
+        .min(limit)
+        .min(u64::from(TRANSFER_MAX_BYTES));
+    if bytes < u64::from(PAGE_BYTES) {
+        // No more than 2^23, so the cast loses nothing.
+        return Err(TargetError::TransferTooSmall {
+            bytes: bytes as usize,
+        });
+    }
+    Ok(1 << bytes.ilog2())
 }

@@ -1,41 +1,84 @@
 //! One reactor's part of a target: its queues and commands. No lock and no allocation per command.
+//!
+//! The parts: `connect` makes queues, `admission` checks commands, `execution` drives devices and
+//! answers, `polling` looks at devices, timers and other reactors, `closing` ends queues and
+//! controllers, `draining` brings the whole to rest.
 
+mod admission;
+mod closing;
+mod connect;
+mod draining;
+mod execution;
+mod executions;
+mod polling;
+mod queue;
+mod slots;
+
+use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use block::DeviceQueue;
-use hugemem::Lease;
-use nvme_spec::{Cqe, Sqe, Status};
+use nvme_spec::log::{ErrorEntry, ParameterErrorLocation};
+use nvme_spec::{Cqe, Sqe, Status, U16, U32, U64};
 use reactors::Nanos;
 
 use crate::config::{CoreLimits, TransportKind};
+use crate::controller::{AdminContext, Controller};
 use crate::counters::CoreCounters;
-use crate::interface::{
-    Admission, Arrival, Close, Completed, ConnectOutcome, QueueId, TransportId, Work,
-};
+use crate::interface::{Close, Completed, QueueId, TransportId};
+use crate::io::IoWork;
+use crate::status::Fault;
 use crate::target::Target;
+use crate::view::Published;
+pub use draining::CoreDrain;
+use draining::Phase;
+use executions::Executions;
+use queue::Queue;
+use slots::Slots;
 
-/// Whether a core has come to rest.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use]
-pub enum CoreDrain {
-    /// No queue, no command, and every device queue is empty and closed.
-    Done,
-    /// What is still there.
-    Outstanding {
-        /// Queues whose connections have not been closed.
-        queues: usize,
-        /// Commands in execution.
-        executions: usize,
-        /// Requests in device queues.
-        device_requests: usize,
-    },
+/// Transports on one reactor at most.
+const TRANSPORTS_MAX: usize = 8;
+
+/// How soon a request that a device put off is tried again when nothing else wakes the reactor.
+const RETRY_INTERVAL: Nanos = Nanos::from_micros(50);
+
+/// How often a queue's allowance of logged errors is refilled.
+const LOG_REFILL_INTERVAL: Nanos = Nanos::from_millis(100);
+
+/// What waits for one transport.
+struct Inbox {
+    kind: TransportKind,
+    completions: VecDeque<(QueueId, Completed)>,
+    closes: VecDeque<Close>,
 }
 
-/// One reactor's target core. Belongs to one thread; see the crate's documentation for its use.
+/// One reactor's target core. Belongs to one thread.
+///
+/// A turn: the transport admits and executes what came in, calls [`poll`](Self::poll), takes
+/// completions and closes, sends, and calls [`flush`](Self::flush).
 pub struct TargetCore {
+    queues: Slots<Queue>,
+    executions: Executions,
+    devices: Vec<Box<dyn DeviceQueue>>,
+    inboxes: Vec<Inbox>,
+    /// Bit per device whose reads need no lease.
+    lending: u128,
+    view: Arc<Published>,
     counters: Arc<CoreCounters>,
+    controllers: Slots<Controller>,
     target: Arc<Target>,
+    reactor: usize,
+    attention_seen: u64,
+    polled_at: Nanos,
+    /// The earliest deadline of a controller.
+    timer: Option<Nanos>,
+    /// Whether a queue used up its allowance of logged errors.
+    log_refill_at: Option<Nanos>,
+    limits: CoreLimits,
+    /// Executions promised to queues: the sum of their depths.
+    reserved: usize,
+    phase: Phase,
 }
 
 impl TargetCore {
@@ -54,131 +97,137 @@ impl TargetCore {
     ) -> Self {
         assert_eq!(
             queues.len(),
-            target.devices.len(),
+            target.devices().len(),
             "one queue of every device"
         );
         assert!(
-            reactor < target.reactors,
-            "reactor {reactor} is not the target's"
+            reactor < target.reactors(),
+            "reactor {reactor} is not one of the target's"
+        );
+        assert!(
+            limits.queues_max > 0 && limits.executions_max > 0,
+            "limits of zero"
         );
         let counters = Arc::new(CoreCounters::new(queues.len(), limits.queues_max));
-        Self { counters, target }
+        target.cores()[reactor] = Some(Arc::clone(&counters));
+        let lenders = queues
+            .iter()
+            .enumerate()
+            .filter(|(_, queue)| queue.lends_reads());
+        let lending = lenders.fold(0, |set, (device, _)| set | 1 << device);
+        let attention_seen = target.attention(reactor);
+        Self {
+            queues: Slots::new(limits.queues_max),
+            executions: Executions::new(limits.executions_max, queues.len()),
+            lending,
+            devices: queues,
+            inboxes: Vec::with_capacity(TRANSPORTS_MAX),
+            view: target.published(),
+            counters,
+            controllers: Slots::new(limits.queues_max),
+            attention_seen,
+            target,
+            reactor,
+            polled_at: Nanos::ZERO,
+            timer: None,
+            log_refill_at: None,
+            limits,
+            reserved: 0,
+            phase: Phase::Serving,
+        }
     }
 
     /// Makes an inbox for a transport of this reactor.
+    ///
+    /// # Panics
+    /// When eight transports have one.
     pub fn register_transport(&mut self, kind: TransportKind) -> TransportId {
-        let _ = kind;
-        TransportId(0)
+        assert!(
+            self.inboxes.len() < TRANSPORTS_MAX,
+            "at most {TRANSPORTS_MAX} transports"
+        );
+        let id = TransportId(self.inboxes.len() as u8);
+        self.inboxes.push(Inbox {
+            kind,
+            completions: VecDeque::with_capacity(self.limits.executions_max),
+            closes: VecDeque::with_capacity(self.limits.queues_max),
+        });
+        id
     }
 
-    /// Handles the first capsule of a connection; `data` is what followed it (1024 bytes for Connect).
-    pub fn connect(
-        &mut self,
-        arrival: &Arrival,
-        sqe: &Sqe,
-        data: &[u8],
-        now: Nanos,
-    ) -> ConnectOutcome {
-        let _ = (arrival, data, now);
-        ConnectOutcome::Rejected(Cqe::new(sqe.cid.get(), Status::CONNECT_CONTROLLER_BUSY))
-    }
-
-    /// The queue's connection is gone. Commands in devices are orphaned: their leases come home when
-    /// the devices are done.
-    pub fn close_queue(&mut self, queue: QueueId, now: Nanos) {
-        let _ = (queue, now);
-    }
-
-    /// Decodes and checks one command, once. `tag` comes back when the command was held.
-    pub fn admit(&mut self, queue: QueueId, tag: u64, sqe: &Sqe, now: Nanos) -> Admission {
-        let _ = (queue, tag, now);
-        Admission::Respond(Cqe::new(sqe.cid.get(), Status::INVALID_OPCODE.with_dnr()))
-    }
-
-    /// Executes a checked command. `data` is a lease of exactly [`Work::bytes`] bytes, filled for
-    /// [`Direction::FromHost`](crate::Direction::FromHost), or `None` when
-    /// [`Work::needs_lease`] is false. `Some`: done; `None`: comes by
-    /// [`next_completion`](Self::next_completion).
-    pub fn execute(
-        &mut self,
-        queue: QueueId,
-        tag: u64,
-        work: Work,
-        data: Option<Lease>,
-        now: Nanos,
-    ) -> Option<Completed> {
-        let _ = (queue, now, data);
-        let response = Cqe::new(work.command_id, Status::INTERNAL_ERROR);
-        Some(Completed {
-            tag,
-            response,
-            data: None,
-            bytes: 0,
-        })
-    }
-
-    /// Ends a checked command without executing it, because its data could not be moved: for a
-    /// digest error, [`Status::TRANSIENT_TRANSPORT_ERROR`].
-    pub fn reject(&mut self, queue: QueueId, work: Work, status: Status) -> Cqe {
-        let _ = queue;
-        Cqe::new(work.command_id, status)
-    }
-
-    /// Polls the devices, retries what they put off, and looks at timers and at what other reactors
-    /// changed. Returns how much there was to do.
-    pub fn poll(&mut self, now: Nanos) -> usize {
-        let _ = now;
-        0
-    }
-
-    /// Ends a turn: rings the devices.
-    pub fn flush(&mut self) {}
-
-    /// The next finished command of a transport.
+    /// The next finished command of a transport. Answers for a queue that was closed in the meantime
+    /// are dropped here.
+    #[inline]
     pub fn next_completion(&mut self, transport: TransportId) -> Option<Completed> {
-        let _ = transport;
+        let inbox = self.inboxes.get_mut(usize::from(transport.0))?;
+        while let Some((queue, completed)) = inbox.completions.pop_front() {
+            if self.queues.get(queue.slot, queue.generation).is_some() {
+                return Some(completed);
+            }
+        }
         None
     }
 
     /// The next connection that a transport must end.
     pub fn next_close(&mut self, transport: TransportId) -> Option<Close> {
-        let _ = transport;
+        let inbox = self.inboxes.get_mut(usize::from(transport.0))?;
+        while let Some(close) = inbox.closes.pop_front() {
+            if self
+                .queues
+                .get(close.queue.slot, close.queue.generation)
+                .is_some()
+            {
+                return Some(close);
+            }
+        }
         None
+    }
+
+    /// Ends a turn: rings the devices.
+    pub fn flush(&mut self) {
+        for device in &mut self.devices {
+            device.flush();
+        }
     }
 
     /// When `poll` must be called at the latest.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Nanos> {
-        None
+        let retry = (self.executions.parked() > 0).then_some(self.polled_at + RETRY_INTERVAL);
+        [self.timer, self.log_refill_at, retry]
+            .into_iter()
+            .flatten()
+            .min()
     }
 
     /// Shows every descriptor that becomes readable when a device has completions.
     pub fn wake_sources(&self, visit: &mut dyn FnMut(BorrowedFd<'_>)) {
-        let _ = visit;
+        for device in &self.devices {
+            if let Some(source) = device.wake_source() {
+                visit(source);
+            }
+        }
     }
 
     /// Whether there is something to do now that no descriptor and no deadline will tell.
     #[must_use]
     pub fn has_ready(&self) -> bool {
-        false
+        let waiting = |inbox: &Inbox| !inbox.completions.is_empty() || !inbox.closes.is_empty();
+        self.target.attention(self.reactor) != self.attention_seen
+            || self.inboxes.iter().any(waiting)
+            || self.devices.iter().any(|device| device.has_ready())
     }
 
     /// Commands in execution, orphans included.
     #[must_use]
     pub fn in_flight(&self) -> usize {
-        0
+        self.executions.len()
     }
 
-    /// Begins to shut down: new Connects are refused, and every connection is handed out for closing.
-    pub fn begin_shutdown(&mut self, now: Nanos) {
-        let _ = now;
-    }
-
-    /// Goes on shutting down: once no queue and no command is left, flushes and drains the devices.
-    /// Call it between polls until it says [`CoreDrain::Done`].
-    pub fn drain(&mut self, now: Nanos) -> CoreDrain {
-        let _ = now;
-        CoreDrain::Done
+    /// Queues whose connections have not been closed, or whose last command is in a device.
+    #[must_use]
+    pub fn queues(&self) -> usize {
+        self.queues.len()
     }
 
     /// The counters, which other threads may read.
@@ -191,5 +240,105 @@ impl TargetCore {
     #[must_use]
     pub fn target(&self) -> &Arc<Target> {
         &self.target
+    }
+
+    /// The handle of the queue in a slot.
+    fn queue_id(&self, slot: u32) -> QueueId {
+        QueueId {
+            slot,
+            generation: self.queues.generation(slot),
+        }
+    }
+
+    /// A controller of this core, and what it looks at.
+    fn controller(&mut self, slot: u32, now: Nanos) -> Option<(&mut Controller, AdminContext<'_>)> {
+        let controller = self.controllers.at_mut(slot)?;
+        let context = AdminContext {
+            target: &self.target,
+            view: &self.view,
+            counters: &self.counters,
+            now,
+        };
+        Some((controller, context))
+    }
+
+    /// Moves the timer forward to a controller's deadline.
+    fn hurry(&mut self, deadline: Option<Nanos>) {
+        if let Some(deadline) = deadline {
+            self.timer = Some(self.timer.map_or(deadline, |timer| timer.min(deadline)));
+        }
+    }
+
+    /// The response to a command that failed: counted, and logged where the queue's allowance lasts
+    /// (Base 2.1 §5.1.12.1.2).
+    fn fail(&mut self, slot: u32, sqe: &FailedCommand, fault: Fault) -> Cqe {
+        self.counters.errors.add(1);
+        let Some(queue) = self.queues.at_mut(slot) else {
+            return Cqe::new(sqe.command_id, fault.status);
+        };
+        let response = queue.respond(sqe.command_id, fault.status);
+        let Some(loggable) = queue.loggable.checked_sub(1) else {
+            self.counters.errors_not_logged.add(1);
+            return response;
+        };
+        queue.loggable = loggable;
+        let location = fault
+            .location
+            .try_into()
+            .map_or(ParameterErrorLocation::NONE, |byte| {
+                ParameterErrorLocation::new().with_byte(byte)
+            });
+        let mut entry = ErrorEntry::default();
+        entry.sqid = U16::new(queue.qid);
+        entry.cid = U16::new(sqe.command_id);
+        entry.status = response.status;
+        entry.location = location;
+        entry.lba = U64::new(sqe.lba);
+        entry.nsid = U32::new(sqe.nsid);
+        entry.opcode = sqe.opcode;
+        // Base 2.1 §5.1.12.1.2, LPVER: command set and opcode are valid.
+        entry.lpver = 1;
+        queue.shared.errors.record(entry);
+        if loggable == 0 && self.log_refill_at.is_none() {
+            self.log_refill_at = Some(self.polled_at + LOG_REFILL_INTERVAL);
+        }
+        response
+    }
+
+    /// The response of a call with a stale handle: there is no queue to answer for.
+    fn stale(&mut self, command_id: u16) -> Cqe {
+        self.counters.stale_queues.add(1);
+        Cqe::new(command_id, Status::ABORTED_SQ_DELETION)
+    }
+}
+
+/// What the error log needs to know of a command.
+#[derive(Clone, Copy, Debug)]
+struct FailedCommand {
+    opcode: u8,
+    command_id: u16,
+    nsid: u32,
+    lba: u64,
+}
+
+impl FailedCommand {
+    fn of(sqe: &Sqe) -> Self {
+        let (opcode, command_id, nsid) = (sqe.opcode, sqe.cid.get(), sqe.nsid.get());
+        Self {
+            opcode,
+            command_id,
+            nsid,
+            lba: 0,
+        }
+    }
+
+    fn of_work(work: &IoWork, command_id: u16) -> Self {
+        let opcode = work.operation.opcode().0;
+        Self {
+            opcode,
+            command_id,
+            nsid: work.nsid,
+            lba: work.lba,
+        }
     }
 }

@@ -1,0 +1,297 @@
+//! One controller: what its admin queue's core owns. Configuration and status, features, events, keep-alive.
+//!
+//! Everything here is control path: it may allocate and take the registry's lock, and it touches no
+//! device. What has to happen outside of the controller is told as an [`Effect`].
+
+pub(crate) mod discovery;
+pub(crate) mod effects;
+pub(crate) mod events;
+pub(crate) mod features;
+pub(crate) mod identify;
+pub(crate) mod logs;
+pub(crate) mod property;
+pub(crate) mod smart;
+pub(crate) mod state;
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use nvme_spec::log::CriticalWarning;
+use nvme_spec::registers::Cc;
+use reactors::Nanos;
+
+use crate::config::{PortId, TransportKind};
+use crate::counters::CoreCounters;
+use crate::interface::{CloseReason, QueueId};
+use crate::shared::ControllerShared;
+use crate::target::Target;
+use crate::view::{Published, SubsystemView};
+use events::{EventKind, Events};
+use features::Features;
+use state::{ControllerEvent, ControllerState, transition};
+
+/// How long a controller may lie disabled, failed or shut down, or a discovery controller without
+/// keep-alive may be silent, before its association is ended (Base 2.1 §3.1.3.3: two minutes).
+pub(crate) const INACTIVITY_MAX: Nanos = Nanos::from_secs(120);
+
+/// How often the health of the devices is looked at while a host wants health events.
+pub(crate) const HEALTH_INTERVAL: Nanos = Nanos::from_secs(10);
+
+/// Keep Alive Support: granularity of the timer in units of 100 ms (Base 2.1 §5.1.13.2.1, KAS).
+pub(crate) const KEEP_ALIVE_GRANULARITY_100MS: u16 = 1;
+
+/// What kind of controller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ControllerKind {
+    /// Serves namespaces.
+    Io,
+    /// Serves the discovery log.
+    Discovery,
+}
+
+/// What a controller looks at.
+pub(crate) struct AdminContext<'a> {
+    pub(crate) target: &'a Target,
+    pub(crate) view: &'a Published,
+    pub(crate) counters: &'a CoreCounters,
+    pub(crate) now: Nanos,
+}
+
+/// What has to happen outside of a controller that changed its state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub(crate) enum Effect {
+    /// Nothing.
+    None,
+    /// Answer waiting event requests as aborted and end the I/O queues.
+    Reset,
+    /// Flush the caches of the subsystem, then come back with [`ControllerEvent::Flushed`].
+    Flush,
+}
+
+/// What makes a controller.
+pub(crate) struct ControllerSetup {
+    pub(crate) kind: ControllerKind,
+    pub(crate) queue: QueueId,
+    pub(crate) transport: TransportKind,
+    pub(crate) port: PortId,
+    pub(crate) in_capsule_max: u32,
+    pub(crate) keep_alive_ms: u32,
+    pub(crate) view: Arc<Published>,
+    pub(crate) now: Nanos,
+}
+
+/// One controller.
+pub(crate) struct Controller {
+    pub(crate) shared: Arc<ControllerShared>,
+    pub(crate) kind: ControllerKind,
+    pub(crate) state: ControllerState,
+    pub(crate) cc: Cc,
+    pub(crate) features: Features,
+    pub(crate) events: Events,
+    pub(crate) queue: QueueId,
+    pub(crate) transport: TransportKind,
+    pub(crate) port: PortId,
+    pub(crate) in_capsule_max: u32,
+    /// Namespaces that changed since the host last read the list.
+    pub(crate) changed_namespaces: BTreeSet<u32>,
+    /// The configuration that the host was last told of.
+    known: Arc<Published>,
+    /// Health warnings as they were when last looked at.
+    warnings: CriticalWarning,
+    silence_ends_at: Option<Nanos>,
+    health_due_at: Option<Nanos>,
+}
+
+/// Milliseconds of a keep-alive time, rounded up to the granularity.
+pub(crate) fn keep_alive_rounded_ms(milliseconds: u32) -> u64 {
+    u64::from(milliseconds).next_multiple_of(u64::from(KEEP_ALIVE_GRANULARITY_100MS) * 100)
+}
+
+impl Controller {
+    pub(crate) fn new(shared: Arc<ControllerShared>, setup: ControllerSetup) -> Self {
+        let mut controller = Self {
+            shared,
+            kind: setup.kind,
+            state: ControllerState::Disabled,
+            cc: Cc::new(),
+            features: Features::new(setup.keep_alive_ms, setup.now),
+            events: Events::default(),
+            queue: setup.queue,
+            transport: setup.transport,
+            port: setup.port,
+            in_capsule_max: setup.in_capsule_max,
+            changed_namespaces: BTreeSet::new(),
+            known: setup.view,
+            warnings: CriticalWarning::new(),
+            silence_ends_at: None,
+            health_due_at: None,
+        };
+        controller.rearm(setup.now);
+        controller
+    }
+
+    /// The subsystem, while it is configured. Discovery controllers have none.
+    pub(crate) fn subsystem<'a>(&self, view: &'a Published) -> Option<&'a SubsystemView> {
+        view.subsystem(self.shared.identity.subsystem)
+    }
+
+    /// Moves the state and says what follows from it.
+    pub(crate) fn apply(&mut self, event: ControllerEvent, now: Nanos) -> Effect {
+        let Some(state) = transition(self.state, event) else {
+            return Effect::None;
+        };
+        let before = std::mem::replace(&mut self.state, state);
+        self.shared.set_state_code(state.code());
+        let effect = match state {
+            ControllerState::Ready => {
+                self.shared.open_gate();
+                Effect::None
+            }
+            ControllerState::Resetting => {
+                self.shared.reset_gate();
+                self.features.reset(now);
+                self.shared.set_write_through(false);
+                self.warnings = CriticalWarning::new();
+                Effect::Reset
+            }
+            ControllerState::ShuttingDown => {
+                self.shared.close_gate();
+                Effect::Flush
+            }
+            ControllerState::ShutDown { .. } | ControllerState::Failed => {
+                self.shared.close_gate();
+                Effect::None
+            }
+            ControllerState::Disabled | ControllerState::Ended => Effect::None,
+        };
+        tracing::debug!(
+            cntlid = self.shared.identity.cntlid,
+            ?before,
+            after = ?state,
+            "controller state"
+        );
+        self.rearm(now);
+        effect
+    }
+
+    /// How long the host may be silent now, and what its silence means.
+    fn silence_max(&self) -> Option<(Nanos, CloseReason)> {
+        let keep_alive = Nanos::from_millis(keep_alive_rounded_ms(self.features.keep_alive_ms));
+        match self.state {
+            // Base 2.1 §3.9: the timer runs while the controller is enabled, ready and not shut down.
+            ControllerState::Ready if keep_alive > Nanos::ZERO => {
+                Some((keep_alive, CloseReason::KeepAliveExpired))
+            }
+            // Base 2.1 §3.1.3.3: without keep-alive a discovery controller goes when it is idle.
+            ControllerState::Ready if self.kind == ControllerKind::Discovery => {
+                Some((INACTIVITY_MAX, CloseReason::Inactive))
+            }
+            ControllerState::Disabled
+            | ControllerState::Failed
+            | ControllerState::ShutDown { .. } => Some((INACTIVITY_MAX, CloseReason::Inactive)),
+            ControllerState::Ready
+            | ControllerState::Resetting
+            | ControllerState::ShuttingDown
+            | ControllerState::Ended => None,
+        }
+    }
+
+    /// Starts the timers anew, for the state and the features as they are now.
+    pub(crate) fn rearm(&mut self, now: Nanos) {
+        self.restart_silence(now);
+        let watched = self.state == ControllerState::Ready && self.features.wants_health_events();
+        self.health_due_at = watched.then_some(now + HEALTH_INTERVAL);
+    }
+
+    /// A Keep Alive command: the host's silence begins anew.
+    pub(crate) fn restart_silence(&mut self, now: Nanos) {
+        self.silence_ends_at = self.silence_max().map(|(span, _)| now + span);
+    }
+
+    /// When [`check_timers`](Self::check_timers) has something to do.
+    pub(crate) fn next_deadline(&self) -> Option<Nanos> {
+        match (self.silence_ends_at, self.health_due_at) {
+            (Some(silence), Some(health)) => Some(silence.min(health)),
+            (one, other) => one.or(other),
+        }
+    }
+
+    /// Looks at the timers. A host that sent any command on any of its queues since the last look is
+    /// alive (Base 2.1 §3.9.2, traffic based keep-alive: CTRATT.TBKAS is 1).
+    pub(crate) fn check_timers(&mut self, context: &AdminContext<'_>) -> Option<CloseReason> {
+        let now = context.now;
+        if self.health_due_at.is_some_and(|due| due <= now) {
+            self.health_due_at = Some(now + HEALTH_INTERVAL);
+            self.check_health(context);
+        }
+        if self.silence_ends_at.is_none_or(|end| end > now) {
+            return None;
+        }
+        let (span, reason) = self.silence_max()?;
+        if self.shared.take_traffic() {
+            self.silence_ends_at = Some(now + span);
+            return None;
+        }
+        self.silence_ends_at = None;
+        Some(reason)
+    }
+
+    /// Raises health events for warnings that are new (Base 2.1 §5.1.2.1).
+    pub(crate) fn check_health(&mut self, context: &AdminContext<'_>) {
+        let Some(subsystem) = self.subsystem(context.view) else {
+            return;
+        };
+        let warnings = smart::warnings(subsystem, context.target, &self.features);
+        let before = std::mem::replace(&mut self.warnings, warnings);
+        let configuration = self.features.async_events;
+        if warnings.temperature() && !before.temperature() {
+            self.events.raise(EventKind::Temperature, configuration);
+        }
+        if warnings.spare() && !before.spare() {
+            self.events.raise(EventKind::Spare, configuration);
+        }
+        let reliability = warnings.reliability() && !before.reliability();
+        if reliability || (warnings.read_only() && !before.read_only()) {
+            self.events.raise(EventKind::Reliability, configuration);
+        }
+    }
+
+    /// Takes a changed configuration over: raises the events that follow from it, or says why the
+    /// association must end.
+    pub(crate) fn take_over(&mut self, view: &Arc<Published>) -> Option<CloseReason> {
+        let before = std::mem::replace(&mut self.known, Arc::clone(view));
+        let configuration = self.features.async_events;
+        if self.kind == ControllerKind::Discovery {
+            let host = &self.shared.identity.host_nqn;
+            if discovery::differs(&before, view, host, self.port) {
+                self.events.raise(EventKind::DiscoveryLog, configuration);
+            }
+            return None;
+        }
+        let Some(subsystem) = self.subsystem(view) else {
+            return Some(CloseReason::Revoked);
+        };
+        if !subsystem.allows(&self.shared.identity.host_nqn) {
+            return Some(CloseReason::Revoked);
+        }
+        let before = before.subsystem(self.shared.identity.subsystem);
+        let highest = before
+            .map_or(0, |old| old.namespaces.len())
+            .max(subsystem.namespaces.len());
+        let mut changed = false;
+        // At most NAMESPACE_ID_MAX.
+        for nsid in 1..=highest as u32 {
+            let old = before.and_then(|old| old.namespace_config(nsid));
+            if old != subsystem.namespace_config(nsid) {
+                self.changed_namespaces.insert(nsid);
+                changed = true;
+            }
+        }
+        if changed {
+            self.events
+                .raise(EventKind::NamespaceAttribute, configuration);
+        }
+        None
+    }
+}

@@ -1,0 +1,109 @@
+//! The discovery log (Base 2.1 §5.1.12.3.1): what a host may see and can reach.
+//!
+//! An entry is shown when the subsystem lets the host in, and when its port has the address family of
+//! the port that the host came in by: a host that came by IPv4 cannot be sent to an IPv6 address.
+
+use nvme_spec::U16;
+use nvme_spec::ascii::SpacePadded;
+use nvme_spec::fabrics::CNTLID_DYNAMIC;
+use nvme_spec::log::{
+    AddressFamily, DiscoveryEntry, DiscoveryHeader, RdmaCms, RdmaProvider, RdmaQpType,
+    SecureChannel, SubsystemType, TcpSecurity, TransportRequirements, TransportType,
+};
+use nvme_spec::nqn::to_field;
+use zerocopy::{FromZeros, IntoBytes};
+
+use crate::config::{ADMIN_QUEUE_DEPTH_MAX, PortConfig, PortId, TransportKind};
+use crate::page::Page;
+use crate::view::{Published, SubsystemView};
+
+/// What a host that came in by a port is shown.
+pub(crate) fn entries<'a>(
+    view: &'a Published,
+    host_nqn: &'a str,
+    arrival: PortId,
+) -> impl Iterator<Item = (&'a SubsystemView, &'a PortConfig)> {
+    let ipv6 = view.port(arrival).map(|port| port.ipv6);
+    let subsystems = view
+        .subsystems
+        .iter()
+        .flatten()
+        .filter(|view| view.allows(host_nqn));
+    subsystems.flat_map(move |subsystem| {
+        let ports = subsystem
+            .config
+            .ports
+            .iter()
+            .filter_map(|id| view.port(*id));
+        ports
+            .filter(move |port| ipv6.is_none_or(|ipv6| ipv6 == port.ipv6))
+            .map(move |port| (&**subsystem, port))
+    })
+}
+
+/// Whether a host's log is another after a change.
+pub(crate) fn differs(
+    before: &Published,
+    after: &Published,
+    host_nqn: &str,
+    arrival: PortId,
+) -> bool {
+    let shown = |(subsystem, port): (&SubsystemView, &PortConfig)| {
+        (subsystem.config.nqn.clone(), port.clone())
+    };
+    let before = entries(before, host_nqn, arrival).map(shown);
+    let after = entries(after, host_nqn, arrival).map(shown);
+    !before.eq(after)
+}
+
+/// Writes a host's log.
+pub(crate) fn write(page: &mut Page<'_>, view: &Published, host_nqn: &str, arrival: PortId) {
+    let records = entries(view, host_nqn, arrival).count() as u64;
+    page.put(DiscoveryHeader::new(view.generation, records).as_bytes());
+    for (subsystem, port) in entries(view, host_nqn, arrival) {
+        page.put(entry(&subsystem.config.nqn, port).as_bytes());
+    }
+}
+
+/// One record.
+fn entry(nqn: &str, port: &PortConfig) -> DiscoveryEntry {
+    let mut entry = DiscoveryEntry::new_zeroed();
+    entry.adrfam = if port.ipv6 {
+        AddressFamily::IPV6
+    } else {
+        AddressFamily::IPV4
+    };
+    entry.subtype = SubsystemType::NVM;
+    let channel = if port.secure {
+        SecureChannel::REQUIRED
+    } else {
+        SecureChannel::NOT_REQUIRED
+    };
+    entry.treq = TransportRequirements::new()
+        .with_secure_channel(channel)
+        .with_disable_sq_flow_control(true);
+    entry.portid = U16::new(port.id.0);
+    entry.cntlid = U16::new(CNTLID_DYNAMIC);
+    entry.asqsz = U16::new(ADMIN_QUEUE_DEPTH_MAX);
+    entry.trsvcid = SpacePadded::new(&port.service);
+    entry.subnqn = to_field(nqn).unwrap_or_default();
+    entry.traddr = SpacePadded::new(&port.address);
+    match port.transport {
+        TransportKind::Tcp => {
+            entry.trtype = TransportType::TCP;
+            entry.tcp_mut().sectype = if port.secure {
+                TcpSecurity::TLS_1_3
+            } else {
+                TcpSecurity::NONE
+            };
+        }
+        TransportKind::Rdma => {
+            entry.trtype = TransportType::RDMA;
+            let rdma = entry.rdma_mut();
+            rdma.qptype = RdmaQpType::RELIABLE_CONNECTED;
+            rdma.prtype = RdmaProvider::NONE;
+            rdma.cms = RdmaCms::RDMA_CM;
+        }
+    }
+    entry
+}

@@ -1,0 +1,379 @@
+//! Identify (Base 2.1 §5.1.13, NVM 1.1 §4.1.5).
+
+use block::Deallocate;
+use nvme_spec::ascii::SpacePadded;
+use nvme_spec::command::{Cns, CommandSet, Sqe};
+use nvme_spec::identify::{
+    Cmic, CommandSetCombinations, CommandSetVector, ControllerList, ControllerType, Ctratt,
+    DeallocatedRead, DiscoveryControllerType, Dlfeat, EntrySizes, FlushBehavior, Frmw,
+    IDENTIFY_BYTES, IdentifyController, IdentifyNamespace, IndependentIdentifyNamespace,
+    IndependentNsfeat, LbaFormat, Lpa, NamespaceId, NamespaceIdWriter, NamespaceList, Nmic, Nsattr,
+    Nsfeat, Nstat, NvmIdentifyController, NvmIdentifyNamespace, Oaes, Ofcs, Oncs, SglSupport, Sgls,
+    Vwc,
+};
+use nvme_spec::nqn::{DISCOVERY_NQN, to_field};
+use nvme_spec::registers::{IOCQES_NVM, IOSQES_NVM};
+use nvme_spec::{NSID_BROADCAST, Status, U16, U32, U64, U128};
+use zerocopy::{FromZeros, IntoBytes};
+
+use super::events::EVENT_REQUESTS_MAX;
+use super::property::VERSION;
+use super::{AdminContext, Controller, ControllerKind, KEEP_ALIVE_GRANULARITY_100MS};
+use crate::admin::{AdminStep, AdminWork, admin_work};
+use crate::config::{ADMIN_QUEUE_DEPTH_MAX, NamespaceConfig, TransportKind};
+use crate::error_log::ERROR_LOG_ENTRIES;
+use crate::interface::Direction;
+use crate::io::{DataContext, namespace};
+use crate::status::{Fault, byte};
+use crate::target::PAGE_BYTES;
+use crate::view::{NamespaceView, SubsystemView};
+
+/// Warning and critical composite temperature in kelvin (Base 2.1 §5.1.13.2.1, WCTEMP: the value that
+/// it recommends, and 10 K above).
+pub(crate) const WARNING_TEMPERATURE_KELVIN: u16 = 343;
+const CRITICAL_TEMPERATURE_KELVIN: u16 = 353;
+
+/// Aborts that may be outstanding, less one. Each is done before the next is looked at.
+const ABORT_LIMIT_Z: u8 = 3;
+
+/// Descriptors of one command: the one in the command itself.
+const SGL_DESCRIPTORS_MAX: u8 = 1;
+
+/// What an Identify command asks for, once it is known to be answerable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Question {
+    Controller,
+    Namespace(u32),
+    ActiveNamespaces { after: u32 },
+    Descriptors(u32),
+    NvmNamespace(u32),
+    NvmController,
+    OtherController,
+    IndependentNamespace(u32),
+    Controllers { from: u16 },
+    CommandSets,
+}
+
+impl Controller {
+    /// Identify: refuses it, or asks for room for its data.
+    pub(crate) fn identify(
+        &self,
+        sqe: &Sqe,
+        data: DataContext,
+        context: &AdminContext<'_>,
+    ) -> Result<AdminStep, Fault> {
+        self.question(sqe, context)?;
+        // Every structure has 4096 bytes, so this fits.
+        admin_work(sqe, Direction::ToHost, IDENTIFY_BYTES as u32, data).map(AdminStep::Work)
+    }
+
+    /// What the command asks for. An unknown structure is Invalid Field (Base 2.1 §5.1.13.1).
+    fn question(&self, sqe: &Sqe, context: &AdminContext<'_>) -> Result<Question, Fault> {
+        let command = sqe.identify();
+        let nsid = sqe.nsid.get();
+        if command.uuid.uuid_index() != 0 {
+            return Err(Fault::field(byte::CDW14));
+        }
+        let cns = command.select.cns();
+        if self.kind == ControllerKind::Discovery {
+            // Base 2.1 §3.1.3.3: a discovery controller has only Identify Controller.
+            return match cns {
+                Cns::CONTROLLER => Ok(Question::Controller),
+                _ => Err(Fault::field(byte::CDW10)),
+            };
+        }
+        let gone = Fault::new(Status::INVALID_NAMESPACE_OR_FORMAT).at(byte::NSID);
+        let subsystem = self.subsystem(context.view).ok_or(gone)?;
+        let csi = command.qualifier.csi();
+        match cns {
+            Cns::CONTROLLER => Ok(Question::Controller),
+            // Base 2.1 §5.1.13.2.2: an inactive namespace has an empty structure.
+            Cns::NAMESPACE if subsystem.is_valid(nsid) => Ok(Question::Namespace(nsid)),
+            Cns::NAMESPACE => Err(gone),
+            Cns::ACTIVE_NAMESPACE_LIST => active_list(nsid),
+            Cns::NAMESPACE_DESCRIPTORS => {
+                namespace(subsystem, nsid).map(|_| Question::Descriptors(nsid))
+            }
+            Cns::IO_NAMESPACE => {
+                check_set(csi)?;
+                if subsystem.is_valid(nsid) {
+                    Ok(Question::NvmNamespace(nsid))
+                } else {
+                    Err(gone)
+                }
+            }
+            // NVM 1.1 §4.1.5.4; of a set that is not supported the structure is empty (Base 2.1
+            // §5.1.13.2.7).
+            Cns::IO_CONTROLLER if csi == CommandSet::NVM => Ok(Question::NvmController),
+            Cns::IO_CONTROLLER => Ok(Question::OtherController),
+            Cns::IO_ACTIVE_NAMESPACE_LIST => {
+                check_set(csi)?;
+                active_list(nsid)
+            }
+            Cns::INDEPENDENT_NAMESPACE if subsystem.is_valid(nsid) => {
+                Ok(Question::IndependentNamespace(nsid))
+            }
+            Cns::INDEPENDENT_NAMESPACE => Err(gone),
+            // Base 2.1 §5.1.13.2.10: every namespace is attached to every controller.
+            Cns::NAMESPACE_CONTROLLER_LIST => {
+                let from = command.select.cntid();
+                namespace(subsystem, nsid).map(|_| Question::Controllers { from })
+            }
+            Cns::CONTROLLER_LIST => Ok(Question::Controllers {
+                from: command.select.cntid(),
+            }),
+            Cns::IO_COMMAND_SETS => Ok(Question::CommandSets),
+            _ => Err(Fault::field(byte::CDW10)),
+        }
+    }
+
+    /// Writes what the command asks for. The configuration may have changed since it was admitted.
+    pub(crate) fn write_identify(
+        &self,
+        work: &AdminWork,
+        data: &mut [u8],
+        context: &AdminContext<'_>,
+    ) -> Result<(), Fault> {
+        let question = self.question(&work.sqe(), context)?;
+        let data = data
+            .first_chunk_mut::<IDENTIFY_BYTES>()
+            .ok_or(Fault::field(byte::SGL))?;
+        data.fill(0);
+        let subsystem = self.subsystem(context.view);
+        match question {
+            Question::Controller => data.copy_from_slice(self.controller_page(context).as_bytes()),
+            Question::Namespace(nsid) => with_namespace(subsystem, nsid, |config, view| {
+                data.copy_from_slice(namespace_page(config, view).as_bytes());
+            }),
+            Question::NvmNamespace(nsid) => with_namespace(subsystem, nsid, |_, _| {
+                data.copy_from_slice(NvmIdentifyNamespace::new_zeroed().as_bytes());
+            }),
+            Question::IndependentNamespace(nsid) => with_namespace(subsystem, nsid, |_, view| {
+                data.copy_from_slice(independent_page(view).as_bytes());
+            }),
+            Question::ActiveNamespaces { after } => {
+                let mut list = NamespaceList::new_zeroed();
+                list.fill(
+                    subsystem
+                        .into_iter()
+                        .flat_map(|view| view.active_after(after)),
+                );
+                data.copy_from_slice(list.as_bytes());
+            }
+            Question::Descriptors(nsid) => with_namespace(subsystem, nsid, |config, _| {
+                write_descriptors(config, data);
+            }),
+            Question::NvmController => {
+                data.copy_from_slice(nvm_controller_page().as_bytes());
+            }
+            Question::OtherController => {}
+            Question::Controllers { from } => {
+                data.copy_from_slice(self.controller_list(from, context).as_bytes());
+            }
+            Question::CommandSets => {
+                let mut sets = CommandSetCombinations::new_zeroed();
+                sets.vectors[0] = CommandSetVector::default().with(CommandSet::NVM);
+                data.copy_from_slice(sets.as_bytes());
+            }
+        }
+        Ok(())
+    }
+
+    /// Controllers of the subsystem from an identifier on (Base 2.1 §5.1.13.2.11).
+    fn controller_list(&self, from: u16, context: &AdminContext<'_>) -> ControllerList {
+        let registry = context.target.registry();
+        let subsystem = self.shared.identity.subsystem;
+        let ours = registry.entries().map(|entry| &entry.shared.identity);
+        let ours = ours.filter(|identity| identity.subsystem == subsystem);
+        let mut list = ControllerList::new_zeroed();
+        list.fill(
+            ours.map(|identity| identity.cntlid)
+                .filter(|cntlid| *cntlid >= from),
+        );
+        list
+    }
+
+    /// Identify Controller (Base 2.1 §5.1.13.2.1).
+    fn controller_page(&self, context: &AdminContext<'_>) -> IdentifyController {
+        let mut page = IdentifyController::new_zeroed();
+        page.cntlid = U16::new(self.shared.identity.cntlid);
+        page.ver = U32::new(VERSION.into_bits());
+        page.aerl_z = (EVENT_REQUESTS_MAX - 1) as u8;
+        page.acl_z = ABORT_LIMIT_Z;
+        page.elpe_z = (ERROR_LOG_ENTRIES - 1) as u8;
+        page.mdts = (context.target.transfer_max_bytes() / PAGE_BYTES).ilog2() as u8;
+        page.kas = U16::new(KEEP_ALIVE_GRANULARITY_100MS);
+        page.ctratt = Ctratt::new().with_hids(true).with_tbkas(true);
+        page.lpa = Lpa::new()
+            .with_extended_data(true)
+            .with_supported_logs(true);
+        page.sgls = self.sgl_support();
+        page.msdbd = SGL_DESCRIPTORS_MAX;
+        page.set_in_capsule_data_bytes(self.in_capsule_max);
+        page.iorcsz = U32::new(1);
+        page.ofcs = Ofcs::new().with_disconnect(true);
+        match self.kind {
+            ControllerKind::Discovery => fill_discovery(&mut page),
+            ControllerKind::Io => {
+                if let Some(subsystem) = self.subsystem(context.view) {
+                    fill_io(&mut page, subsystem);
+                }
+            }
+        }
+        page
+    }
+
+    /// Base 2.1 §5.1.13.2.1, SGLS: what the transport can move.
+    fn sgl_support(&self) -> Sgls {
+        let sgls = Sgls::new()
+            .with_support(SglSupport::ANY_ALIGNMENT)
+            .with_offset(true);
+        match self.transport {
+            TransportKind::Tcp => sgls.with_transport(true),
+            TransportKind::Rdma => sgls.with_keyed(true),
+        }
+    }
+}
+
+/// Base 2.1 §5.1.13.2.3: identifiers above the one given; the two highest have nothing above them.
+fn active_list(nsid: u32) -> Result<Question, Fault> {
+    if nsid >= NSID_BROADCAST - 1 {
+        return Err(Fault::new(Status::INVALID_NAMESPACE_OR_FORMAT).at(byte::NSID));
+    }
+    Ok(Question::ActiveNamespaces { after: nsid })
+}
+
+/// Base 2.1 §5.1.13.2.6: a command set that the controller does not have is Invalid Field.
+fn check_set(csi: CommandSet) -> Result<(), Fault> {
+    if csi == CommandSet::NVM {
+        Ok(())
+    } else {
+        Err(Fault::field(byte::CDW11))
+    }
+}
+
+/// Runs `write` for an active namespace.
+fn with_namespace(
+    subsystem: Option<&SubsystemView>,
+    nsid: u32,
+    write: impl FnOnce(&NamespaceConfig, &NamespaceView),
+) {
+    let Some(subsystem) = subsystem else { return };
+    if let (Some(config), Some(view)) =
+        (subsystem.namespace_config(nsid), subsystem.namespace(nsid))
+    {
+        write(config, view);
+    }
+}
+
+/// What only a discovery controller says of itself.
+fn fill_discovery(page: &mut IdentifyController) {
+    page.sn = SpacePadded::new("discovery");
+    page.mn = SpacePadded::new("Windlass discovery");
+    page.fr = SpacePadded::new(env!("CARGO_PKG_VERSION"));
+    page.cntrltype = ControllerType::DISCOVERY;
+    page.dctype = DiscoveryControllerType::DIRECT;
+    page.oaes = Oaes::new().with_discovery_log(true);
+    page.maxcmd = U16::new(ADMIN_QUEUE_DEPTH_MAX);
+    page.subnqn = to_field(DISCOVERY_NQN).unwrap_or_default();
+}
+
+/// What only an I/O controller says of itself.
+fn fill_io(page: &mut IdentifyController, subsystem: &SubsystemView) {
+    let config = &subsystem.config;
+    page.sn = SpacePadded::new(&config.serial);
+    page.mn = SpacePadded::new(&config.model);
+    page.fr = SpacePadded::new(&config.firmware);
+    // Recommended Arbitration Burst 2^6: as many as a queue holds in practice.
+    page.rab = 6;
+    page.cmic = Cmic::new()
+        .with_multiple_controllers(true)
+        .with_multiple_ports(config.ports.len() > 1);
+    page.oaes = Oaes::new().with_namespace_attribute(true);
+    page.cntrltype = ControllerType::IO;
+    page.frmw = Frmw::new().with_first_slot_read_only(true).with_slots(1);
+    page.lpa = page.lpa.with_commands_effects(true);
+    page.wctemp = U16::new(WARNING_TEMPERATURE_KELVIN);
+    page.cctemp = U16::new(CRITICAL_TEMPERATURE_KELVIN);
+    page.sqes = EntrySizes::new().with_min(IOSQES_NVM).with_max(IOSQES_NVM);
+    page.cqes = EntrySizes::new().with_min(IOCQES_NVM).with_max(IOCQES_NVM);
+    page.maxcmd = U16::new(config.queue_depth_max);
+    // At most NAMESPACE_ID_MAX. Base 2.1 asks for at least 1.
+    let highest = subsystem.namespaces.len() as u32;
+    page.nn = U32::new(highest.max(1));
+    page.mnan = U32::new(highest.max(1));
+    page.oncs = Oncs::new()
+        .with_compare(true)
+        .with_dataset_management(true)
+        .with_write_zeroes(true)
+        .with_save_select(true)
+        .with_timestamp(true);
+    page.vwc = Vwc::new()
+        .with_present(subsystem.has_volatile_cache())
+        .with_flush(FlushBehavior::BROADCAST_SUPPORTED);
+    page.subnqn = to_field(&config.nqn).unwrap_or_default();
+}
+
+/// Identify Namespace (NVM 1.1 §4.1.5.1).
+fn namespace_page(config: &NamespaceConfig, view: &NamespaceView) -> IdentifyNamespace {
+    let geometry = &config.geometry;
+    let mut page = IdentifyNamespace::new_zeroed();
+    let blocks = U64::new(geometry.block_count);
+    (page.nsze, page.ncap, page.nuse) = (blocks, blocks, blocks);
+    page.nvmcap = U128::new(u128::from(geometry.bytes()));
+    page.nmic = Nmic::new().with_shared(true);
+    page.nsattr = Nsattr::new().with_write_protected(view.read_only);
+    page.dlfeat = Dlfeat::new()
+        .with_read(match geometry.deallocate {
+            Deallocate::ReadsZero => DeallocatedRead::ZEROES,
+            Deallocate::Unsupported | Deallocate::Unspecified => DeallocatedRead::NOT_REPORTED,
+        })
+        .with_write_zeroes_deallocate(geometry.deallocate != Deallocate::Unsupported);
+    page.lbaf[0] = LbaFormat::with_block_bytes(geometry.block_size).unwrap_or_default();
+    page.nguid = config.nguid;
+    page.eui64 = config.eui64;
+    let optimal = geometry.optimal_io_blocks;
+    if let Some(optimal_z) = nvme_spec::zero_based_u16(optimal).filter(|_| optimal > 1) {
+        // Bit 0 of OPTPERF: NPWG, NPWA, NPDG, NPDA and NOWS are valid.
+        page.nsfeat = Nsfeat::new().with_optperf(1);
+        let optimal_z = U16::new(optimal_z);
+        page.npwg_z = optimal_z;
+        page.npwa_z = optimal_z;
+        page.npdg_z = optimal_z;
+        page.npda_z = optimal_z;
+        page.nows_z = optimal_z;
+    }
+    page
+}
+
+/// The part of Identify Namespace that all command sets share (Base 2.1 §5.1.13.2.9).
+fn independent_page(view: &NamespaceView) -> IndependentIdentifyNamespace {
+    let mut page = IndependentIdentifyNamespace::new_zeroed();
+    page.nsfeat = IndependentNsfeat::new().with_vwcnp(!view.volatile);
+    page.nmic = Nmic::new().with_shared(true);
+    page.nsattr = Nsattr::new().with_write_protected(view.read_only);
+    page.nstat = Nstat::new().with_nrdy(true);
+    page
+}
+
+/// The NVM command set's part of Identify Controller (NVM 1.1 §4.1.5.4): 0 is no limit beside MDTS.
+fn nvm_controller_page() -> NvmIdentifyController {
+    NvmIdentifyController::new_zeroed()
+}
+
+/// Namespace identification descriptors (Base 2.1 §5.1.13.2.4): every identifier that is there, and
+/// the command set, because CAP.CSS bit 6 is set.
+fn write_descriptors(config: &NamespaceConfig, data: &mut [u8; IDENTIFY_BYTES]) {
+    let mut writer = NamespaceIdWriter::new(data);
+    let identifiers = [
+        (config.uuid != [0; 16]).then_some(NamespaceId::Uuid(config.uuid)),
+        (config.nguid != [0; 16]).then_some(NamespaceId::Nguid(config.nguid)),
+        (config.eui64 != [0; 8]).then_some(NamespaceId::Eui64(config.eui64)),
+        Some(NamespaceId::CommandSet(CommandSet::NVM)),
+    ];
+    for identifier in identifiers.iter().flatten() {
+        // Four descriptors of at most 20 bytes fit into 4096.
+        let written = writer.push(identifier);
+        debug_assert!(written.is_ok());
+    }
+}

@@ -1,0 +1,155 @@
+//! Controller properties: Property Get and Property Set (Base 2.1 §6.5, §6.6, §3.1.4).
+
+use nvme_spec::command::Sqe;
+use nvme_spec::fabrics::PropertySize;
+use nvme_spec::registers::{
+    Arbitration, Cap, Cc, CommandSetSelected, CommandSetsSupported, Crto, IOCQES_NVM, IOSQES_NVM,
+    Register, ShutdownNotification, Version,
+};
+use reactors::Nanos;
+
+use super::state::ControllerEvent;
+use super::{Controller, ControllerKind, Effect};
+use crate::config::ADMIN_QUEUE_DEPTH_MAX;
+use crate::status::{Fault, byte};
+use crate::view::SubsystemView;
+
+/// The revision that is obeyed.
+pub(crate) const VERSION: Version = Version::V2_1;
+
+/// Time for CSTS.RDY to follow CC.EN in units of 500 ms: a reset waits for requests in devices.
+const READY_TIMEOUT_500MS: u8 = 60;
+
+/// Byte of the value of Property Set in the command.
+const VALUE_BYTE: u16 = 48;
+
+/// Controller Capabilities (Base 2.1 §3.1.4.1).
+pub(crate) fn capabilities(subsystem: Option<&SubsystemView>) -> Cap {
+    let entries = subsystem.map_or(ADMIN_QUEUE_DEPTH_MAX, |view| view.config.queue_depth_max);
+    Cap::new()
+        .with_mqes_z(entries - 1)
+        // Base 2.1 §3.1.4.1: 1 over fabrics, and DSTRD 0.
+        .with_cqr(true)
+        .with_to(READY_TIMEOUT_500MS)
+        .with_css(CommandSetsSupported::new().with_nvm(true).with_profiles(true))
+        .with_crwms(true)
+}
+
+impl Controller {
+    /// Property Get: the value of a property.
+    pub(crate) fn get_property(
+        &self,
+        sqe: &Sqe,
+        subsystem: Option<&SubsystemView>,
+    ) -> Result<u64, Fault> {
+        let property = sqe.property();
+        let register = Register(property.offset.get());
+        check_size(register, property.attrib.size())?;
+        match register {
+            Register::CAP => Ok(capabilities(subsystem).into_bits()),
+            Register::VS => Ok(u64::from(VERSION.into_bits())),
+            Register::CC => Ok(u64::from(self.cc.into_bits())),
+            Register::CSTS => Ok(u64::from(self.state.csts().into_bits())),
+            Register::CRTO => {
+                let timeout = u16::from(READY_TIMEOUT_500MS);
+                Ok(u64::from(Crto::new().with_crwmt(timeout).into_bits()))
+            }
+            // Base 2.1 §6.5: NSSR and NSSD are not supported (CAP.NSSRS and CAP.NSSS are 0).
+            _ => Err(Fault::field(byte::CDW11)),
+        }
+    }
+
+    /// Property Set: CC is the only property that can be written.
+    pub(crate) fn set_property(&mut self, sqe: &Sqe, now: Nanos) -> Result<Effect, Fault> {
+        let property = sqe.property();
+        let register = Register(property.offset.get());
+        check_size(register, property.attrib.size())?;
+        if register != Register::CC {
+            // Base 2.1 §6.6: CAP, VS, CSTS and CRTO are read-only, everything else is not there.
+            return Err(Fault::field(byte::CDW11));
+        }
+        // The low half holds a property of 4 bytes.
+        let wanted = Cc::from_bits(property.sized_value() as u32);
+        self.set_configuration(wanted, now)
+    }
+
+    /// Obeys a write of CC (Base 2.1 §3.1.4.5). Of several changes in one write the reset counts.
+    fn set_configuration(&mut self, wanted: Cc, now: Nanos) -> Result<Effect, Fault> {
+        let before = self.cc;
+        if wanted.en() && before.en() && !same_when_enabled(before, wanted) {
+            // Base 2.1 §3.1.4.5: these fields may only change while the controller is disabled.
+            return Err(Fault::field(VALUE_BYTE));
+        }
+        self.cc = wanted;
+        match (before.en(), wanted.en()) {
+            (true, false) => return Ok(self.apply(ControllerEvent::Disable, now)),
+            (false, true) => return Ok(self.enable(now)),
+            (true, true) | (false, false) => {}
+        }
+        if before.shn() == wanted.shn() {
+            return Ok(Effect::None);
+        }
+        let event = match wanted.shn() {
+            ShutdownNotification::NORMAL => ControllerEvent::ShutdownNormal,
+            ShutdownNotification::ABRUPT => ControllerEvent::ShutdownAbrupt,
+            _ => return Ok(Effect::None),
+        };
+        Ok(self.apply(event, now))
+    }
+
+    /// CC.EN is 1: becomes ready, or fails, when CC asks for what CAP does not offer.
+    fn enable(&mut self, now: Nanos) -> Effect {
+        let event = if self.accepts(self.cc) {
+            ControllerEvent::Enable
+        } else {
+            ControllerEvent::EnableInvalid
+        };
+        self.apply(event, now)
+    }
+
+    /// The end of a reset: the last I/O queue is gone. A host that did not wait for CSTS.RDY before
+    /// it set CC.EN again is obeyed now.
+    pub(crate) fn reset_done(&mut self, now: Nanos) -> Effect {
+        let effect = self.apply(ControllerEvent::QueuesGone, now);
+        if self.cc.en() {
+            self.enable(now)
+        } else {
+            effect
+        }
+    }
+
+    /// Whether the controller can be enabled with this configuration (Base 2.1 §3.1.4.5).
+    fn accepts(&self, cc: Cc) -> bool {
+        let sizes = match self.kind {
+            ControllerKind::Io => cc.iosqes() == IOSQES_NVM && cc.iocqes() == IOCQES_NVM,
+            // A discovery controller has no I/O queues (Base 2.1 §3.1.3.3).
+            ControllerKind::Discovery => true,
+        };
+        let sets = matches!(
+            cc.css(),
+            CommandSetSelected::NVM | CommandSetSelected::ALL_SUPPORTED
+        );
+        // CAP.MPSMIN and MPSMAX are 0, CAP.AMS is 0, CAP.CRMS has no CRIMS.
+        sizes && sets && cc.mps() == 0 && cc.ams() == Arbitration::ROUND_ROBIN && !cc.crime()
+    }
+}
+
+/// Base 2.1 §6.5, §6.6: the size in the command must be the property's, and the property one of those
+/// that exist over fabrics.
+fn check_size(register: Register, size: PropertySize) -> Result<(), Fault> {
+    if !register.is_for_fabrics() {
+        return Err(Fault::field(byte::CDW11));
+    }
+    match register.size() {
+        Some(width) if width == size => Ok(()),
+        _ => Err(Fault::field(byte::CDW10)),
+    }
+}
+
+/// Whether a write leaves alone what may only change while disabled.
+fn same_when_enabled(before: Cc, wanted: Cc) -> bool {
+    before.css() == wanted.css()
+        && before.mps() == wanted.mps()
+        && before.ams() == wanted.ams()
+        && before.crime() == wanted.crime()
+}

@@ -1,0 +1,251 @@
+//! The states of a controller and every move between them.
+//!
+//! Base 2.1 §3.1.4.5 and §3.1.4.6 (CC, CSTS), §3.5 (initialisation), §3.6.2 (shutdown over
+//! fabrics), §3.7.2 (controller level reset).
+
+use nvme_spec::registers::{Csts, ShutdownStatus};
+
+/// Where a controller stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ControllerState {
+    /// CC.EN is 0: the host's Property Set moves it on.
+    Disabled,
+    /// Serves commands.
+    Ready,
+    /// CC.EN went to 0; the end of the last I/O queue moves it on. CSTS.RDY stays 1 until then, so
+    /// that no write of before can land after it (Base 2.1 §3.7.2).
+    Resetting,
+    /// CC.SHN was set; the end of the caches' flush moves it on.
+    ShuttingDown,
+    /// Shutdown is complete; only a reset moves it on.
+    ShutDown {
+        /// Whether it was enabled before, as CSTS.RDY still says.
+        ready: bool,
+    },
+    /// Fatal: CC was not understood when it was enabled; only a reset moves it on.
+    Failed,
+    /// The association is over; nothing moves it on.
+    Ended,
+}
+
+/// What happens to a controller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ControllerEvent {
+    /// CC.EN went to 1, and CC can be obeyed.
+    Enable,
+    /// CC.EN went to 1, but CC asks for what CAP does not offer.
+    EnableInvalid,
+    /// CC.EN went to 0.
+    Disable,
+    /// The last I/O queue from before a reset is gone.
+    QueuesGone,
+    /// CC.SHN asks for a normal shutdown.
+    ShutdownNormal,
+    /// CC.SHN asks for an abrupt shutdown: nothing is flushed.
+    ShutdownAbrupt,
+    /// The caches are flushed.
+    Flushed,
+    /// The association ends.
+    End,
+}
+
+/// The state that an event makes of another; `None`: the event changes nothing.
+pub(crate) const fn transition(
+    state: ControllerState,
+    event: ControllerEvent,
+) -> Option<ControllerState> {
+    use ControllerEvent::{
+        Disable, Enable, EnableInvalid, End, Flushed, QueuesGone, ShutdownAbrupt, ShutdownNormal,
+    };
+    use ControllerState::{Disabled, Ended, Failed, Ready, Resetting, ShutDown, ShuttingDown};
+    match (state, event) {
+        (Disabled | Ready | Resetting | ShuttingDown | ShutDown { .. } | Failed, End) => {
+            Some(Ended)
+        }
+        (Disabled, Enable) => Some(Ready),
+        (Disabled, EnableInvalid) => Some(Failed),
+        (Disabled, ShutdownNormal | ShutdownAbrupt) => Some(ShutDown { ready: false }),
+        (Ready | ShuttingDown | ShutDown { .. } | Failed, Disable) => Some(Resetting),
+        (Ready, ShutdownNormal) => Some(ShuttingDown),
+        (Ready | ShuttingDown, ShutdownAbrupt) | (ShuttingDown, Flushed) => {
+            Some(ShutDown { ready: true })
+        }
+        (Resetting, QueuesGone) => Some(Disabled),
+        (Disabled, Disable | QueuesGone | Flushed)
+        | (Ready, Enable | EnableInvalid | QueuesGone | Flushed)
+        | (
+            Resetting,
+            Enable | EnableInvalid | Disable | ShutdownNormal | ShutdownAbrupt | Flushed,
+        )
+        | (ShuttingDown, Enable | EnableInvalid | QueuesGone | ShutdownNormal)
+        | (
+            ShutDown { .. } | Failed,
+            Enable | EnableInvalid | QueuesGone | ShutdownNormal | ShutdownAbrupt | Flushed,
+        )
+        | (
+            Ended,
+            Enable | EnableInvalid | Disable | QueuesGone | ShutdownNormal | ShutdownAbrupt
+            | Flushed | End,
+        ) => None,
+    }
+}
+
+impl ControllerState {
+    /// Controller Status as the host reads it (Base 2.1 §3.1.4.6).
+    pub(crate) fn csts(self) -> Csts {
+        let (ready, fatal, shutdown) = match self {
+            Self::Disabled => (false, false, ShutdownStatus::NORMAL_OPERATION),
+            Self::Ready | Self::Resetting => (true, false, ShutdownStatus::NORMAL_OPERATION),
+            Self::ShuttingDown => (true, false, ShutdownStatus::OCCURRING),
+            Self::ShutDown { ready } => (ready, false, ShutdownStatus::COMPLETE),
+            Self::Failed | Self::Ended => (false, true, ShutdownStatus::NORMAL_OPERATION),
+        };
+        Csts::new()
+            .with_rdy(ready)
+            .with_cfs(fatal)
+            .with_shst(shutdown)
+    }
+
+    /// The state as a number, for the atomics that snapshots read.
+    pub(crate) const fn code(self) -> u8 {
+        match self {
+            Self::Disabled => 0,
+            Self::Ready => 1,
+            Self::Resetting => 2,
+            Self::ShuttingDown => 3,
+            Self::ShutDown { ready: true } => 4,
+            Self::ShutDown { ready: false } => 5,
+            Self::Failed => 6,
+            Self::Ended => 7,
+        }
+    }
+
+    /// The state of a number.
+    pub(crate) const fn from_code(code: u8) -> Self {
+        match code {
+            0 => Self::Disabled,
+            1 => Self::Ready,
+            2 => Self::Resetting,
+            3 => Self::ShuttingDown,
+            4 => Self::ShutDown { ready: true },
+            5 => Self::ShutDown { ready: false },
+            6 => Self::Failed,
+            _ => Self::Ended,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::ControllerEvent::{
+        Disable, Enable, EnableInvalid, End, Flushed, QueuesGone, ShutdownAbrupt, ShutdownNormal,
+    };
+    use super::ControllerState::{
+        Disabled, Ended, Failed, Ready, Resetting, ShutDown, ShuttingDown,
+    };
+    use super::*;
+
+    const STATES: [ControllerState; 8] = [
+        Disabled,
+        Ready,
+        Resetting,
+        ShuttingDown,
+        ShutDown { ready: true },
+        ShutDown { ready: false },
+        Failed,
+        Ended,
+    ];
+    const EVENTS: [ControllerEvent; 8] = [
+        Enable,
+        EnableInvalid,
+        Disable,
+        QueuesGone,
+        ShutdownNormal,
+        ShutdownAbrupt,
+        Flushed,
+        End,
+    ];
+
+    /// The whole table: what is not named here changes nothing.
+    #[test]
+    fn every_move() {
+        let moves = [
+            (Disabled, Enable, Ready),
+            (Disabled, EnableInvalid, Failed),
+            (Disabled, ShutdownNormal, ShutDown { ready: false }),
+            (Disabled, ShutdownAbrupt, ShutDown { ready: false }),
+            (Ready, Disable, Resetting),
+            (Ready, ShutdownNormal, ShuttingDown),
+            (Ready, ShutdownAbrupt, ShutDown { ready: true }),
+            (Resetting, QueuesGone, Disabled),
+            (ShuttingDown, Disable, Resetting),
+            (ShuttingDown, ShutdownAbrupt, ShutDown { ready: true }),
+            (ShuttingDown, Flushed, ShutDown { ready: true }),
+            (ShutDown { ready: true }, Disable, Resetting),
+            (ShutDown { ready: false }, Disable, Resetting),
+            (Failed, Disable, Resetting),
+        ];
+        for state in STATES {
+            for event in EVENTS {
+                let named = moves
+                    .iter()
+                    .find(|(from, by, _)| *from == state && *by == event);
+                let expected = match (named, event, state) {
+                    (Some((_, _, to)), _, _) => Some(*to),
+                    (None, End, Ended) => None,
+                    (None, End, _) => Some(Ended),
+                    (None, _, _) => None,
+                };
+                assert_eq!(transition(state, event), expected, "{state:?} {event:?}");
+            }
+        }
+    }
+
+    /// Base 2.1 §3.1.4.6: what CSTS says in each state.
+    #[test]
+    fn status_of_every_state() {
+        let status = |state: ControllerState| {
+            let csts = state.csts();
+            (csts.rdy(), csts.cfs(), csts.shst())
+        };
+        assert_eq!(
+            status(Disabled),
+            (false, false, ShutdownStatus::NORMAL_OPERATION)
+        );
+        assert_eq!(
+            status(Ready),
+            (true, false, ShutdownStatus::NORMAL_OPERATION)
+        );
+        assert_eq!(
+            status(Resetting),
+            (true, false, ShutdownStatus::NORMAL_OPERATION)
+        );
+        assert_eq!(
+            status(ShuttingDown),
+            (true, false, ShutdownStatus::OCCURRING)
+        );
+        assert_eq!(
+            status(ShutDown { ready: true }),
+            (true, false, ShutdownStatus::COMPLETE)
+        );
+        assert_eq!(
+            status(ShutDown { ready: false }),
+            (false, false, ShutdownStatus::COMPLETE)
+        );
+        assert_eq!(
+            status(Failed),
+            (false, true, ShutdownStatus::NORMAL_OPERATION)
+        );
+        assert_eq!(
+            status(Ended),
+            (false, true, ShutdownStatus::NORMAL_OPERATION)
+        );
+    }
+
+    #[test]
+    fn every_state_survives_its_code() {
+        for state in STATES {
+            assert_eq!(ControllerState::from_code(state.code()), state);
+        }
+    }
+}

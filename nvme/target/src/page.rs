@@ -1,0 +1,64 @@
+//! A window on a log page or data structure that is produced front to back and never held whole.
+
+/// Writes the part of a page that a host asked for: `window.len()` bytes from `offset`.
+pub(crate) struct Page<'a> {
+    window: &'a mut [u8],
+    offset: u64,
+    /// How much of the page was produced so far.
+    position: u64,
+}
+
+impl<'a> Page<'a> {
+    /// A window over a page of which nothing was produced yet. Zeroes the window, so that what lies
+    /// behind the end of the page reads as zero.
+    pub(crate) fn new(window: &'a mut [u8], offset: u64) -> Self {
+        window.fill(0);
+        Self {
+            window,
+            offset,
+            position: 0,
+        }
+    }
+
+    /// Produces the next bytes of the page.
+    pub(crate) fn put(&mut self, bytes: &[u8]) {
+        let begin = self.position;
+        self.position += bytes.len() as u64;
+        let window_end = self.offset.saturating_add(self.window.len() as u64);
+        let from = begin.max(self.offset);
+        let to = self.position.min(window_end);
+        if from < to {
+            // All four lie within slices that are in memory.
+            let source = (from - begin) as usize..(to - begin) as usize;
+            let target = (from - self.offset) as usize..(to - self.offset) as usize;
+            self.window[target].copy_from_slice(&bytes[source]);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::Page;
+
+    proptest! {
+        #[test]
+        fn a_window_shows_what_the_whole_page_holds(
+            pieces in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..40), 0..8),
+            offset in 0_usize..200,
+            length in 0_usize..200,
+        ) {
+            let whole: Vec<u8> = pieces.concat();
+            let mut window = vec![0xaa; length];
+            let mut page = Page::new(&mut window, offset as u64);
+            for piece in &pieces {
+                page.put(piece);
+            }
+            let expected: Vec<u8> = (offset..offset + length)
+                .map(|index| whole.get(index).copied().unwrap_or(0))
+                .collect();
+            prop_assert_eq!(window, expected);
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! What a target holds at one moment, for status, metrics and the dashboard.
+
+use crate::controller::ControllerKind;
+use crate::controller::state::ControllerState;
+use crate::counters::{IoCounters, IoTotals};
+use crate::registry::Entry;
+use crate::shared::DISCOVERY_SLOT;
+use crate::target::Target;
+
+/// One I/O queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QueueSnapshot {
+    /// Queue identifier.
+    pub qid: u16,
+    /// The reactor that serves it.
+    pub reactor: usize,
+    /// What moved over it.
+    pub totals: IoTotals,
+}
+
+/// One controller.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ControllerSnapshot {
+    /// Controller identifier.
+    pub controller_id: u16,
+    /// I/O or discovery.
+    pub kind: ControllerKind,
+    /// Where it stands.
+    pub state: ControllerState,
+    /// The subsystem that it is of.
+    pub subsystem_nqn: String,
+    /// The host that it is for.
+    pub host_nqn: String,
+    /// The host's identifier.
+    pub host_id: [u8; 16],
+    /// The reactor of its admin queue.
+    pub admin_reactor: usize,
+    /// Its I/O queues.
+    pub io_queues: Vec<QueueSnapshot>,
+    /// What moved over all its I/O queues, closed ones included.
+    pub totals: IoTotals,
+    /// Entries of its error log so far.
+    pub errors_logged: u64,
+}
+
+/// One subsystem.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SubsystemSnapshot {
+    /// Its name.
+    pub nqn: String,
+    /// Its active namespaces: identifier and device.
+    pub namespaces: Vec<(u32, crate::DeviceIndex)>,
+    /// How many controllers hosts have of it.
+    pub controllers: usize,
+}
+
+/// A whole target.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TargetSnapshot {
+    /// Controllers by identifier.
+    pub controllers: Vec<ControllerSnapshot>,
+    /// Subsystems.
+    pub subsystems: Vec<SubsystemSnapshot>,
+    /// What moved into and out of each device.
+    pub devices: Vec<IoTotals>,
+    /// Queues per reactor, admin queues included: what placement by load goes by.
+    pub queues_per_reactor: Vec<u64>,
+    /// Generation counter of the discovery log.
+    pub discovery_generation: u64,
+    /// Whether Connects are refused because the target shuts down.
+    pub shutting_down: bool,
+}
+
+impl TargetSnapshot {
+    pub(crate) fn take(target: &Target) -> Self {
+        let published = target.published();
+        let registry = target.registry();
+        let controllers: Vec<_> = registry
+            .entries()
+            .map(|entry| controller(target, entry))
+            .collect();
+        let subsystems = published
+            .subsystems
+            .iter()
+            .flatten()
+            .map(|view| SubsystemSnapshot {
+                nqn: view.config.nqn.clone(),
+                namespaces: view
+                    .config
+                    .namespaces
+                    .iter()
+                    .map(|it| (it.nsid, it.device))
+                    .collect(),
+                controllers: controllers
+                    .iter()
+                    .filter(|controller| controller.subsystem_nqn == view.config.nqn)
+                    .count(),
+            });
+        let devices = 0..target.devices().len();
+        let queues_per_reactor = {
+            let cores = target.cores();
+            cores
+                .iter()
+                .map(|core| core.as_ref().map_or(0, |core| core.queues.get()))
+                .collect()
+        };
+        Self {
+            subsystems: subsystems.collect(),
+            controllers,
+            devices: devices
+                .map(|device| target.device_totals(&(device..device + 1)))
+                .collect(),
+            queues_per_reactor,
+            discovery_generation: published.generation,
+            shutting_down: target.is_shutting_down(),
+        }
+    }
+}
+
+fn controller(target: &Target, entry: &Entry) -> ControllerSnapshot {
+    let shared = &entry.shared;
+    let identity = &shared.identity;
+    let mut totals = *shared.closed_queues();
+    let cores = target.cores();
+    let io_queues = entry.io_queues.iter().map(|queue| {
+        let core = cores.get(queue.reactor).and_then(Option::as_ref);
+        let counters = core.and_then(|core| core.queue_slots.get(queue.slot as usize));
+        let moved = counters.map_or_else(IoTotals::default, IoCounters::totals);
+        totals.add(moved);
+        QueueSnapshot {
+            qid: queue.qid,
+            reactor: queue.reactor,
+            totals: moved,
+        }
+    });
+    let io_queues = io_queues.collect();
+    let discovery = identity.subsystem == DISCOVERY_SLOT;
+    ControllerSnapshot {
+        controller_id: identity.cntlid,
+        kind: if discovery {
+            ControllerKind::Discovery
+        } else {
+            ControllerKind::Io
+        },
+        state: ControllerState::from_code(shared.state_code()),
+        subsystem_nqn: identity.subsystem_nqn.clone(),
+        host_nqn: identity.host_nqn.clone(),
+        host_id: identity.host_id,
+        admin_reactor: identity.admin_reactor,
+        io_queues,
+        totals,
+        errors_logged: shared.errors.count(),
+    }
+}

@@ -1,0 +1,151 @@
+//! Which status a fault gets: device errors in one table, command faults where they are found.
+
+use block::DeviceError;
+use nvme_spec::Status;
+
+/// Where in the command a fault lies, for the error log: no particular field.
+pub(crate) const LOCATION_NONE: u16 = 0xffff;
+
+/// Why a command is refused, and which byte of it is to blame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Fault {
+    pub(crate) status: Status,
+    /// Byte offset in the submission queue entry, or [`LOCATION_NONE`] (Base 2.1 §5.1.12.1.2,
+    /// Parameter Error Location).
+    pub(crate) location: u16,
+}
+
+impl Fault {
+    /// A fault that the same command would meet again.
+    pub(crate) const fn new(status: Status) -> Self {
+        Self {
+            status: status.with_dnr(),
+            location: LOCATION_NONE,
+        }
+    }
+
+    /// A fault that may be gone when the host tries again.
+    pub(crate) const fn retry(status: Status) -> Self {
+        Self {
+            status,
+            location: LOCATION_NONE,
+        }
+    }
+
+    /// The same, blaming the byte at `offset` of the command.
+    pub(crate) const fn at(self, offset: u16) -> Self {
+        Self {
+            location: offset,
+            ..self
+        }
+    }
+
+    /// Invalid Field in Command, at the byte `offset`.
+    pub(crate) const fn field(offset: u16) -> Self {
+        Self::new(Status::INVALID_FIELD).at(offset)
+    }
+}
+
+/// Bytes of the submission queue entry that faults point at (Base 2.1 §4.1.1, Figure 92).
+pub(crate) mod byte {
+    pub(crate) const OPCODE: u16 = 0;
+    pub(crate) const FLAGS: u16 = 1;
+    pub(crate) const NSID: u16 = 4;
+    pub(crate) const SGL: u16 = 24;
+    pub(crate) const CDW10: u16 = 40;
+    pub(crate) const CDW11: u16 = 44;
+    pub(crate) const CDW12: u16 = 48;
+    pub(crate) const CDW14: u16 = 56;
+}
+
+/// Every device error and its status (Base 2.1 §4.2.3, NVM 1.1 §3.2.1): the only such table.
+///
+/// Do Not Retry stands where neither time nor another path would help. A device that is gone is a
+/// path error, so that a multipath host turns to another path.
+const TABLE: [(DeviceError, Status); 11] = [
+    (DeviceError::OutOfRange, Status::LBA_OUT_OF_RANGE.with_dnr()),
+    (DeviceError::Unaligned, Status::INVALID_FIELD.with_dnr()),
+    (DeviceError::MediaRead, Status::UNRECOVERED_READ_ERROR),
+    (DeviceError::MediaWrite, Status::WRITE_FAULT),
+    (
+        DeviceError::CompareMismatch,
+        Status::COMPARE_FAILURE.with_dnr(),
+    ),
+    (DeviceError::NoSpace, Status::CAPACITY_EXCEEDED.with_dnr()),
+    (
+        DeviceError::ReadOnly,
+        Status::NAMESPACE_WRITE_PROTECTED.with_dnr(),
+    ),
+    (DeviceError::Removed, Status::INTERNAL_PATH_ERROR),
+    (DeviceError::Aborted, Status::ABORT_REQUESTED),
+    (DeviceError::Unsupported, Status::INVALID_OPCODE.with_dnr()),
+    (DeviceError::Internal, Status::INTERNAL_ERROR),
+];
+
+/// The row of an error; exhaustive, so that a new error is a compile error here.
+const fn row(error: DeviceError) -> usize {
+    match error {
+        DeviceError::OutOfRange => 0,
+        DeviceError::Unaligned => 1,
+        DeviceError::MediaRead => 2,
+        DeviceError::MediaWrite => 3,
+        DeviceError::CompareMismatch => 4,
+        DeviceError::NoSpace => 5,
+        DeviceError::ReadOnly => 6,
+        DeviceError::Removed => 7,
+        DeviceError::Aborted => 8,
+        DeviceError::Unsupported => 9,
+        DeviceError::Internal => 10,
+    }
+}
+
+/// The status that a host gets for a device's error.
+pub(crate) const fn from_device(error: DeviceError) -> Status {
+    TABLE[row(error)].1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The way back through the table.
+    fn to_device(status: Status) -> Option<DeviceError> {
+        TABLE
+            .iter()
+            .find(|(_, row)| *row == status)
+            .map(|(error, _)| *error)
+    }
+
+    #[test]
+    fn every_device_error_has_a_status_of_its_own() {
+        for (error, status) in TABLE {
+            assert_eq!(TABLE[row(error)].0, error, "row of {error:?}");
+            assert_eq!(from_device(error), status);
+            assert_eq!(to_device(status), Some(error));
+            assert!(!status.is_success());
+            assert!(status.text().is_some(), "{status} has no name");
+        }
+        assert_eq!(to_device(Status::SUCCESS), None);
+    }
+
+    /// Base 2.1 §4.2.3: Do Not Retry says that the same command would fail on any controller.
+    #[test]
+    fn what_time_or_another_path_may_mend_can_be_retried() {
+        for (error, status) in TABLE {
+            let permanent = match error {
+                DeviceError::OutOfRange
+                | DeviceError::Unaligned
+                | DeviceError::CompareMismatch
+                | DeviceError::NoSpace
+                | DeviceError::ReadOnly
+                | DeviceError::Unsupported => true,
+                DeviceError::MediaRead
+                | DeviceError::MediaWrite
+                | DeviceError::Removed
+                | DeviceError::Aborted
+                | DeviceError::Internal => false,
+            };
+            assert_eq!(status.dnr(), permanent, "{error:?}");
+        }
+    }
+}

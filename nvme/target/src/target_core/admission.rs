@@ -1,0 +1,231 @@
+//! Commands come in: checked once, answered at once or handed back as work.
+
+use nvme_spec::fabrics::FabricsType;
+use nvme_spec::{Cqe, Sqe, Status};
+use reactors::Nanos;
+
+use super::executions::Command;
+use super::queue::{Queue, QueueEvent, QueueKind, QueueState};
+use super::{FailedCommand, TargetCore};
+use crate::admin::{AdminStep, with_result};
+use crate::controller::{AdminContext, Controller};
+use crate::interface::{Admission, QueueId, Work, WorkKind};
+use crate::io::{Decoded, IoContext, IoOperation, IoWork, decode};
+use crate::status::{Fault, byte};
+
+impl TargetCore {
+    /// Decodes and checks one command, once. `tag` is the transport's own and comes back with the
+    /// answer when the command was held.
+    #[inline]
+    pub fn admit(&mut self, queue: QueueId, tag: u64, sqe: &Sqe, now: Nanos) -> Admission {
+        let Some(entry) = self.queues.get_mut(queue.slot, queue.generation) else {
+            return Admission::Respond(self.stale(sqe.cid.get()));
+        };
+        self.counters.commands.add(1);
+        entry.shared.note_traffic();
+        let admitted = match entry.kind {
+            QueueKind::Io { .. } => self.admit_io(queue.slot, tag, sqe),
+            QueueKind::Admin { controller } => {
+                self.counters.admin_commands.add(1);
+                self.admit_admin(queue.slot, controller, tag, sqe, now)
+            }
+        };
+        match admitted {
+            Ok(admission) => admission,
+            Err(fault) => Admission::Respond(self.fail(queue.slot, &FailedCommand::of(sqe), fault)),
+        }
+    }
+
+    #[inline]
+    fn admit_io(&mut self, slot: u32, tag: u64, sqe: &Sqe) -> Result<Admission, Fault> {
+        let gone = Fault::retry(Status::ABORTED_SQ_DELETION);
+        let Some(queue) = self.queues.at_mut(slot) else {
+            return Err(gone);
+        };
+        match queue.state {
+            QueueState::Live => {}
+            // Base 2.1 §6.4: nothing is processed behind a Disconnect.
+            QueueState::Disconnecting { .. } | QueueState::Ending | QueueState::Gone => {
+                return Err(gone);
+            }
+        }
+        if sqe.is_fabrics() {
+            return self.admit_io_fabrics(slot, tag, sqe);
+        }
+        // Base 2.1 §3.5.1, §3.6.2: the controller is not ready (any more); a later path may be.
+        if queue.shared.gate() != queue.gate {
+            return Err(Fault::retry(Status::COMMAND_SEQUENCE_ERROR).at(byte::OPCODE));
+        }
+        let Some(subsystem) = self.view.subsystem(queue.subsystem) else {
+            return Err(Fault::new(Status::INVALID_NAMESPACE_OR_FORMAT).at(byte::NSID));
+        };
+        let context = IoContext {
+            subsystem,
+            epoch: self.view.epoch,
+            lending: self.lending,
+            write_through: queue.shared.write_through(),
+            data: queue.data,
+        };
+        match decode(sqe, &context)? {
+            Decoded::Work(work) => {
+                queue.unanswered += 1;
+                Ok(Admission::Work(work))
+            }
+            Decoded::Done => Ok(succeed(queue, sqe, 0)),
+        }
+    }
+
+    /// Fabrics commands on an I/O queue (Base 2.1 §6): Disconnect alone.
+    fn admit_io_fabrics(&mut self, slot: u32, tag: u64, sqe: &Sqe) -> Result<Admission, Fault> {
+        match sqe.fctype() {
+            FabricsType::DISCONNECT => self.disconnect(slot, tag, sqe),
+            // Base 2.1 §6.3: the queue exists already.
+            FabricsType::CONNECT => Err(Fault::new(Status::COMMAND_SEQUENCE_ERROR).at(byte::NSID)),
+            // Base 2.1 §6.5, §6.6: properties belong to the admin queue.
+            _ => Err(Fault::new(Status::INVALID_OPCODE).at(byte::NSID)),
+        }
+    }
+
+    /// Disconnect (Base 2.1 §6.4): the queue takes nothing more; commands that are under way are
+    /// answered first, then the Disconnect, then the connection ends.
+    fn disconnect(&mut self, slot: u32, tag: u64, sqe: &Sqe) -> Result<Admission, Fault> {
+        if sqe.disconnect().recfmt.get() != 0 {
+            return Err(Fault::new(Status::CONNECT_INCOMPATIBLE_FORMAT).at(byte::CDW10));
+        }
+        let Some(queue) = self.queues.at_mut(slot) else {
+            return Err(Fault::retry(Status::ABORTED_SQ_DELETION));
+        };
+        let command_id = sqe.cid.get();
+        if queue.unanswered > 0 {
+            queue.apply(QueueEvent::Disconnect { tag, command_id });
+            return Ok(Admission::Held);
+        }
+        let admission = succeed(queue, sqe, 0);
+        self.end_queue(slot, crate::CloseReason::Disconnected);
+        Ok(admission)
+    }
+
+    fn admit_admin(
+        &mut self,
+        slot: u32,
+        controller_slot: u32,
+        tag: u64,
+        sqe: &Sqe,
+        now: Nanos,
+    ) -> Result<Admission, Fault> {
+        let gone = Fault::retry(Status::ABORTED_SQ_DELETION);
+        let Some(queue) = self.queues.at_mut(slot) else {
+            return Err(gone);
+        };
+        if queue.state != QueueState::Live {
+            return Err(gone);
+        }
+        let Some(controller) = self.controllers.at_mut(controller_slot) else {
+            return Err(gone);
+        };
+        let context = AdminContext {
+            target: &self.target,
+            view: &self.view,
+            counters: &self.counters,
+            now,
+        };
+        let step = controller.admit(tag, sqe, queue.data, &context)?;
+        match step {
+            AdminStep::Answer(result) => {
+                let admission = succeed(queue, sqe, result);
+                self.settle(controller_slot);
+                Ok(admission)
+            }
+            AdminStep::Work(work) => {
+                queue.unanswered += 1;
+                Ok(Admission::Work(work))
+            }
+            AdminStep::Held => Ok(Admission::Held),
+            AdminStep::Changed(effect) => {
+                let admission = succeed(queue, sqe, 0);
+                self.settle(controller_slot);
+                self.carry_out(controller_slot, effect, now);
+                Ok(admission)
+            }
+            AdminStep::FlushAll => Ok(self.flush_for_command(slot, tag, sqe)),
+            AdminStep::Abort { sqid, command_id } => {
+                let aborted = self.abort(controller_slot, sqid, command_id);
+                let Some(queue) = self.queues.at_mut(slot) else {
+                    return Err(gone);
+                };
+                let result = nvme_spec::command::AbortResult::new().with_not_aborted(!aborted);
+                Ok(succeed(queue, sqe, u64::from(result.into_bits())))
+            }
+        }
+    }
+
+    /// Takes over what an admin command did to the controller's timers and events.
+    pub(super) fn settle(&mut self, controller_slot: u32) {
+        let deadline = self
+            .controllers
+            .at(controller_slot)
+            .and_then(Controller::next_deadline);
+        self.hurry(deadline);
+        self.report_events(controller_slot);
+    }
+
+    /// A command that succeeds once every volatile cache of the subsystem is flushed.
+    fn flush_for_command(&mut self, slot: u32, tag: u64, sqe: &Sqe) -> Admission {
+        if let Some(queue) = self.queues.at_mut(slot) {
+            queue.unanswered += 1;
+        }
+        let work = IoWork {
+            operation: IoOperation::FlushAll,
+            device: 0,
+            blocks: 0,
+            lba: 0,
+            bytes: 0,
+            nsid: nvme_spec::NSID_BROADCAST,
+            epoch: self.view.epoch,
+        };
+        let command = Command {
+            queue: slot,
+            id: sqe.cid.get(),
+            tag,
+        };
+        match self.start_command(command, work, None) {
+            Some(completed) => Admission::Respond(completed.response),
+            None => Admission::Held,
+        }
+    }
+
+    /// Ends a checked command without executing it, because its data could not be moved: for a
+    /// digest error, [`Status::TRANSIENT_TRANSPORT_ERROR`].
+    pub fn reject(&mut self, queue: QueueId, work: Work, status: Status) -> Cqe {
+        if self.queues.get(queue.slot, queue.generation).is_none() {
+            return self.stale(work.command_id);
+        }
+        let Work {
+            kind, command_id, ..
+        } = work;
+        let failed = match &kind {
+            WorkKind::Io(io) => FailedCommand::of_work(io, command_id),
+            WorkKind::Admin(admin) => FailedCommand {
+                opcode: admin.opcode.0,
+                command_id,
+                nsid: admin.nsid,
+                lba: 0,
+            },
+        };
+        let fault = Fault {
+            status,
+            location: crate::status::LOCATION_NONE,
+        };
+        let response = self.fail(queue.slot, &failed, fault);
+        self.answered(queue.slot);
+        response
+    }
+}
+
+/// The response to a command that succeeded at once.
+fn succeed(queue: &mut Queue, sqe: &Sqe, result: u64) -> Admission {
+    Admission::Respond(with_result(
+        queue.respond(sqe.cid.get(), Status::SUCCESS),
+        result,
+    ))
+}

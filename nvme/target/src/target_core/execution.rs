@@ -1,0 +1,625 @@
+//! Commands are executed: in a device, step by step, or at once by the controller.
+
+use block::{Completion, DeviceError, Operation, Refusal, Request};
+use hugemem::{Data, Lease};
+use nvme_spec::Status;
+use nvme_spec::command::DatasetRange;
+use reactors::Nanos;
+use zerocopy::FromBytes;
+
+use super::executions::{Command, DeviceTag, Execution, ExecutionEvent, ExecutionState, Owner};
+use super::queue::{Queue, QueueEvent, QueueState};
+use super::{FailedCommand, TargetCore};
+use crate::admin::AdminWork;
+use crate::controller::state::ControllerEvent;
+use crate::counters::IoCounters;
+use crate::interface::{CloseReason, Completed, QueueId, Work, WorkKind};
+use crate::io::{IoOperation, IoWork, recheck};
+use crate::status::{Fault, byte, from_device};
+
+impl TargetCore {
+    /// Executes a checked command. `data` is a lease of exactly [`Work::bytes`] bytes, filled for
+    /// [`Direction::FromHost`](crate::Direction::FromHost), or `None` when
+    /// [`Work::needs_lease`] is false. `Some`: done; `None`: comes by
+    /// [`next_completion`](Self::next_completion).
+    #[inline]
+    pub fn execute(
+        &mut self,
+        queue: QueueId,
+        tag: u64,
+        work: Work,
+        data: Option<Lease>,
+        now: Nanos,
+    ) -> Option<Completed> {
+        let Work {
+            kind,
+            bytes,
+            command_id,
+            needs_lease,
+            ..
+        } = work;
+        if self.queues.get(queue.slot, queue.generation).is_none() {
+            let response = self.stale(command_id);
+            return Some(Completed {
+                tag,
+                response,
+                data: None,
+                bytes: 0,
+            });
+        }
+        let command = Command {
+            queue: queue.slot,
+            id: command_id,
+            tag,
+        };
+        let lease_fits = match &data {
+            Some(lease) => lease.len() == bytes as usize,
+            None => !needs_lease,
+        };
+        debug_assert!(lease_fits, "the lease holds exactly the work's bytes");
+        match kind {
+            WorkKind::Io(io) if lease_fits => self.execute_io(command, io, data),
+            WorkKind::Admin(admin) if lease_fits => {
+                Some(self.execute_admin(command, &admin, data, now))
+            }
+            WorkKind::Io(_) | WorkKind::Admin(_) => {
+                let failed = FailedCommand {
+                    opcode: 0,
+                    command_id,
+                    nsid: 0,
+                    lba: 0,
+                };
+                let fault = Fault::retry(Status::INTERNAL_ERROR);
+                Some(self.answer_failed(command, &failed, fault))
+            }
+        }
+    }
+
+    #[inline]
+    fn execute_io(
+        &mut self,
+        command: Command,
+        work: IoWork,
+        data: Option<Lease>,
+    ) -> Option<Completed> {
+        if let Err(fault) = self.check_io(command.queue, &work) {
+            let failed = FailedCommand::of_work(&work, command.id);
+            return Some(self.answer_failed(command, &failed, fault));
+        }
+        self.start_command(command, work, data)
+    }
+
+    /// What may have changed while the command's data was on its way.
+    #[inline]
+    fn check_io(&self, slot: u32, work: &IoWork) -> Result<(), Fault> {
+        let gone = Fault::retry(Status::ABORTED_SQ_DELETION);
+        let queue = self.queues.at(slot).ok_or(gone)?;
+        match queue.state {
+            QueueState::Live | QueueState::Disconnecting { .. } => {}
+            QueueState::Ending | QueueState::Gone => return Err(gone),
+        }
+        // Base 2.1 §3.7.2: after a reset no command of before may reach a device.
+        if queue.shared.gate() != queue.gate {
+            return Err(gone);
+        }
+        if work.epoch != self.view.epoch {
+            recheck(work, self.view.subsystem(queue.subsystem))?;
+        }
+        Ok(())
+    }
+
+    /// Puts a command into execution. `Some`: it is done.
+    #[inline]
+    pub(super) fn start_command(
+        &mut self,
+        command: Command,
+        work: IoWork,
+        data: Option<Lease>,
+    ) -> Option<Completed> {
+        let execution = Execution::new(Owner::Command(command), work);
+        let Some(device_tag) = self.executions.insert(execution) else {
+            // Each queue reserved its depth, so the host has more commands outstanding than it may.
+            let failed = FailedCommand::of_work(&work, command.id);
+            let fault = Fault::retry(Status::COMMAND_INTERRUPTED);
+            return Some(self.answer_failed(command, &failed, fault));
+        };
+        if let Some(queue) = self.queues.at_mut(command.queue) {
+            queue.executing += 1;
+        }
+        let over = match self.first_request(device_tag, &work, data) {
+            Ok(Some(request)) => self.submit(device_tag, request).err().map(Err),
+            Ok(None) => self.proceed(device_tag),
+            Err(fault) => Some(Err(fault)),
+        };
+        let (_, completed) = self.finish(device_tag, over?, None)?;
+        Some(completed)
+    }
+
+    /// The first device request of an execution of one; `None` when it has several or none.
+    #[inline]
+    fn first_request(
+        &mut self,
+        tag: DeviceTag,
+        work: &IoWork,
+        data: Option<Lease>,
+    ) -> Result<Option<Request>, Fault> {
+        let (operation, data) = match work.operation {
+            IoOperation::Read => (Operation::Read, data),
+            IoOperation::Write { fua } => (Operation::Write { fua }, data),
+            IoOperation::Compare => (Operation::Compare, data),
+            IoOperation::Flush => (Operation::Flush, None),
+            IoOperation::WriteZeroes { fua, deallocate } => {
+                (Operation::WriteZeroes { fua, deallocate }, None)
+            }
+            IoOperation::DurableRead => {
+                self.executions.kept(tag.slot).lease = data;
+                (Operation::Flush, None)
+            }
+            IoOperation::FlushAll => {
+                self.aim_flush(tag);
+                return Ok(None);
+            }
+            IoOperation::Deallocate { ranges } => {
+                let lease = data.ok_or(Fault::retry(Status::INTERNAL_ERROR))?;
+                self.check_ranges(work, &lease, ranges)?;
+                self.executions.kept(tag.slot).lease = Some(lease);
+                return Ok(None);
+            }
+        };
+        let IoWork { lba, blocks, .. } = *work;
+        Ok(Some(Request {
+            tag: tag.into_bits(),
+            operation,
+            lba,
+            blocks,
+            data,
+        }))
+    }
+
+    /// NVM 1.1 §3.3.3: no range is touched when one lies outside of the namespace.
+    fn check_ranges(&self, work: &IoWork, list: &[u8], ranges: u16) -> Result<(), Fault> {
+        let device = self.target.devices().get(usize::from(work.device));
+        let blocks = device.map_or(0, |device| device.geometry().block_count);
+        let fits = |range: &DatasetRange| {
+            let end = range.slba.get().checked_add(u64::from(range.length.get()));
+            end.is_some_and(|end| end <= blocks)
+        };
+        match <[DatasetRange]>::ref_from_prefix_with_elems(list, usize::from(ranges)) {
+            Ok((ranges, _)) if ranges.iter().all(fits) => Ok(()),
+            Ok(_) => Err(Fault::new(Status::LBA_OUT_OF_RANGE)),
+            Err(_) => Err(Fault::new(Status::DATA_SGL_LENGTH_INVALID).at(byte::SGL)),
+        }
+    }
+
+    /// Notes which devices a Flush of all namespaces has to reach.
+    fn aim_flush(&mut self, tag: DeviceTag) {
+        let Some(execution) = self.executions.get_mut(tag) else {
+            return;
+        };
+        let queue = match execution.owner {
+            Owner::Command(command) => self.queues.at(command.queue),
+            Owner::Shutdown { .. } | Owner::Drain => None,
+        };
+        if let Some(queue) = queue {
+            let subsystem = self.view.subsystem(queue.subsystem);
+            execution.devices = subsystem.map_or(0, |view| view.volatile_devices);
+        }
+    }
+
+    /// Hands on the next request of an execution. `Some`: it is over, and so it ended.
+    pub(super) fn proceed(&mut self, tag: DeviceTag) -> Option<Result<(), Fault>> {
+        while let Some(request) = self.next_request(tag) {
+            let Err(fault) = self.submit(tag, request) else {
+                return None;
+            };
+            if let Some(fault) = self.give_up(tag, fault) {
+                return Some(Err(fault));
+            }
+        }
+        let failed = self
+            .executions
+            .get_mut(tag)
+            .and_then(|execution| execution.failed);
+        Some(failed.map_or(Ok(()), Err))
+    }
+
+    /// A step failed: `Some` when the execution ends with it. A flush of several devices goes on,
+    /// because the others' caches are as dear.
+    fn give_up(&mut self, tag: DeviceTag, fault: Fault) -> Option<Fault> {
+        let execution = self.executions.get_mut(tag)?;
+        if execution.work.operation != IoOperation::FlushAll {
+            return Some(fault);
+        }
+        execution.failed.get_or_insert(fault);
+        None
+    }
+
+    /// The next device request of an execution of several; `None` when there is no further one.
+    fn next_request(&mut self, tag: DeviceTag) -> Option<Request> {
+        let execution = self.executions.get_mut(tag)?;
+        let bits = tag.into_bits();
+        let flush = Request {
+            tag: bits,
+            operation: Operation::Flush,
+            lba: 0,
+            blocks: 0,
+            data: None,
+        };
+        match execution.work.operation {
+            IoOperation::Read
+            | IoOperation::Write { .. }
+            | IoOperation::Compare
+            | IoOperation::Flush
+            | IoOperation::WriteZeroes { .. } => None,
+            IoOperation::DurableRead => {
+                if execution.step > 0 {
+                    return None;
+                }
+                execution.step = 1;
+                let IoWork { lba, blocks, .. } = execution.work;
+                let data = self.executions.kept(tag.slot).lease.take();
+                Some(Request {
+                    tag: bits,
+                    operation: Operation::Read,
+                    lba,
+                    blocks,
+                    data,
+                })
+            }
+            IoOperation::FlushAll => {
+                if execution.devices == 0 {
+                    return None;
+                }
+                // At most 127.
+                let device = execution.devices.trailing_zeros() as u8;
+                execution.devices &= execution.devices - 1;
+                execution.work.device = device;
+                Some(flush)
+            }
+            IoOperation::Deallocate { ranges } => {
+                let mut step = execution.step;
+                let lease = self.executions.kept(tag.slot).lease.as_deref()?;
+                let (list, _) =
+                    <[DatasetRange]>::ref_from_prefix_with_elems(lease, usize::from(ranges))
+                        .ok()?;
+                let next = list.get(usize::from(step)..)?.iter().find(|range| {
+                    step += 1;
+                    range.length.get() > 0
+                })?;
+                let (lba, blocks) = (next.slba.get(), next.length.get());
+                self.executions.get_mut(tag)?.step = step;
+                let operation = Operation::Deallocate;
+                Some(Request {
+                    tag: bits,
+                    operation,
+                    lba,
+                    blocks,
+                    data: None,
+                })
+            }
+        }
+    }
+
+    /// Hands a request to its device, or puts it in the device's line. `Err`: it is over.
+    #[inline]
+    fn submit(&mut self, tag: DeviceTag, request: Request) -> Result<(), Fault> {
+        let Some(execution) = self.executions.get_mut(tag) else {
+            return Ok(());
+        };
+        let device = execution.work.device;
+        if self.executions.has_line(device) {
+            self.counters.deferred.add(1);
+            self.executions.park(tag, request);
+            return Ok(());
+        }
+        match self.devices[usize::from(device)].submit(request) {
+            Ok(()) => Ok(()),
+            Err(Refusal::Later(request)) => {
+                self.counters.deferred.add(1);
+                self.executions.park(tag, request);
+                Ok(())
+            }
+            Err(Refusal::Never(_, error)) => Err(self.device_fault(tag, error)),
+        }
+    }
+
+    /// The fault of a device's error. An internal one is also an event (Base 2.1 §5.1.2.1).
+    #[cold]
+    fn device_fault(&mut self, tag: DeviceTag, error: DeviceError) -> Fault {
+        if error == DeviceError::Internal
+            && let Some(execution) = self.executions.get_mut(tag)
+            && let Owner::Command(command) = execution.owner
+            && let Some(queue) = self.queues.at(command.queue)
+        {
+            queue.shared.note_internal_error();
+            self.target.call(queue.shared.identity.admin_reactor);
+        }
+        Fault {
+            status: from_device(error),
+            location: crate::status::LOCATION_NONE,
+        }
+    }
+
+    /// A device completed a request: the next step, or the answer.
+    #[inline]
+    pub(super) fn device_done(&mut self, completion: Completion) {
+        let tag = DeviceTag::from_bits(completion.tag);
+        let Some(execution) = self.executions.get_mut(tag) else {
+            self.counters.stale_completions.add(1);
+            return;
+        };
+        match (execution.state, completion.result) {
+            (ExecutionState::InDevice, Ok(())) => {
+                if let Some(result) = self.proceed(tag) {
+                    self.finish_later(tag, result, completion.data);
+                }
+            }
+            (ExecutionState::InDevice, Err(error)) => self.device_failed(tag, error),
+            (ExecutionState::Orphan, _) => self.finish_orphan(tag),
+            // The device never had it.
+            (ExecutionState::Parked, _) => self.counters.stale_completions.add(1),
+        }
+    }
+
+    /// A device could not do a step.
+    #[cold]
+    fn device_failed(&mut self, tag: DeviceTag, error: DeviceError) {
+        let fault = self.device_fault(tag, error);
+        let over = match self.give_up(tag, fault) {
+            Some(fault) => Some(Err(fault)),
+            None => self.proceed(tag),
+        };
+        if let Some(result) = over {
+            self.finish_later(tag, result, None);
+        }
+    }
+
+    /// Tries the lines of requests that devices put off again. Returns how many moved.
+    pub(super) fn retry_parked(&mut self) -> usize {
+        let mut moved = 0;
+        for device in 0..self.devices.len() {
+            // Fewer than 128 devices.
+            while let Some((tag, request)) = self.executions.unpark(device as u8) {
+                match self.devices[device].submit(request) {
+                    Ok(()) => {
+                        if let Some(execution) = self.executions.get_mut(tag) {
+                            execution.apply(ExecutionEvent::Taken);
+                        }
+                    }
+                    Err(Refusal::Later(request)) => {
+                        self.executions.park_first(tag, request);
+                        break;
+                    }
+                    Err(Refusal::Never(_, error)) => {
+                        if let Some(execution) = self.executions.get_mut(tag) {
+                            execution.apply(ExecutionEvent::Taken);
+                        }
+                        self.device_failed(tag, error);
+                    }
+                }
+                moved += 1;
+            }
+        }
+        moved
+    }
+
+    /// Ends an execution whose answer goes through the inbox.
+    #[inline]
+    fn finish_later(&mut self, tag: DeviceTag, result: Result<(), Fault>, data: Option<Data>) {
+        if let Some((slot, completed)) = self.finish(tag, result, data) {
+            self.push_completion(slot, completed);
+        }
+    }
+
+    /// Ends an execution: frees its slot, counts it, and makes the answer of a command.
+    #[inline]
+    fn finish(
+        &mut self,
+        tag: DeviceTag,
+        result: Result<(), Fault>,
+        data: Option<Data>,
+    ) -> Option<(u32, Completed)> {
+        let Execution { owner, work, .. } = self.executions.remove(tag)?;
+        let Command {
+            queue: slot,
+            id: command_id,
+            tag,
+        } = match owner {
+            Owner::Command(command) => command,
+            Owner::Shutdown {
+                controller,
+                generation,
+            } => {
+                if self.controllers.get(controller, generation).is_some() {
+                    self.controller_event(controller, ControllerEvent::Flushed, self.polled_at);
+                }
+                return None;
+            }
+            Owner::Drain => return None,
+        };
+        let success = result.is_ok();
+        self.count(slot, &work, success);
+        let queue = self.queues.at_mut(slot)?;
+        queue.executing -= 1;
+        let response = match result {
+            Ok(()) => queue.respond(command_id, Status::SUCCESS),
+            Err(fault) => self.fail(slot, &FailedCommand::of_work(&work, command_id), fault),
+        };
+        let to_host = success && work.operation.is_read();
+        let (data, bytes) = if to_host {
+            (data, work.bytes)
+        } else {
+            (None, 0)
+        };
+        let completed = Completed {
+            tag,
+            response,
+            data,
+            bytes,
+        };
+        self.answered(slot);
+        Some((slot, completed))
+    }
+
+    /// Counts a finished I/O command for its queue and its device.
+    #[inline]
+    fn count(&self, slot: u32, work: &IoWork, success: bool) {
+        let device = &self.counters.devices[usize::from(work.device)];
+        count(device, work, success);
+        if let Some(queue) = self.counters.queue_slots.get(slot as usize) {
+            count(queue, work, success);
+        }
+    }
+
+    /// A device is done with a command whose queue is gone.
+    fn finish_orphan(&mut self, tag: DeviceTag) {
+        let Some(execution) = self.executions.remove(tag) else {
+            return;
+        };
+        let Owner::Command(Command { queue: slot, .. }) = execution.owner else {
+            return;
+        };
+        let Some(queue) = self.queues.at_mut(slot) else {
+            return;
+        };
+        queue.executing -= 1;
+        if queue.executing == 0 && queue.state == QueueState::Gone {
+            self.release_queue(slot);
+        }
+    }
+
+    /// A command of a queue got its answer. The last one lets a Disconnect be answered.
+    #[inline]
+    pub(super) fn answered(&mut self, slot: u32) {
+        let Some(queue) = self.queues.at_mut(slot) else {
+            return;
+        };
+        debug_assert!(queue.unanswered > 0, "an answer has a command");
+        queue.unanswered = queue.unanswered.saturating_sub(1);
+        if queue.unanswered > 0 {
+            return;
+        }
+        if let QueueState::Disconnecting { tag, command_id } = queue.state {
+            let response = queue.respond(command_id, Status::SUCCESS);
+            queue.apply(QueueEvent::Answered);
+            self.push_completion(
+                slot,
+                Completed {
+                    tag,
+                    response,
+                    data: None,
+                    bytes: 0,
+                },
+            );
+            self.push_close(slot, CloseReason::Disconnected);
+        }
+    }
+
+    /// Puts a finished command into its transport's inbox.
+    #[inline]
+    pub(super) fn push_completion(&mut self, slot: u32, completed: Completed) {
+        let id = self.queue_id(slot);
+        let Some(queue) = self.queues.at(slot) else {
+            return;
+        };
+        if let Some(inbox) = self.inboxes.get_mut(usize::from(queue.transport)) {
+            inbox.completions.push_back((id, completed));
+        }
+    }
+
+    /// The answer to a command that is not executed after all.
+    #[cold]
+    fn answer_failed(
+        &mut self,
+        command: Command,
+        failed: &FailedCommand,
+        fault: Fault,
+    ) -> Completed {
+        let response = self.fail(command.queue, failed, fault);
+        self.answered(command.queue);
+        Completed {
+            tag: command.tag,
+            response,
+            data: None,
+            bytes: 0,
+        }
+    }
+
+    fn execute_admin(
+        &mut self,
+        command: Command,
+        work: &AdminWork,
+        data: Option<Lease>,
+        now: Nanos,
+    ) -> Completed {
+        let Command {
+            queue: slot,
+            id: command_id,
+            tag,
+        } = command;
+        let opcode = work.opcode.0;
+        let failed = FailedCommand {
+            opcode,
+            command_id,
+            nsid: work.nsid,
+            lba: 0,
+        };
+        let gone = Fault::retry(Status::ABORTED_SQ_DELETION);
+        let controller_slot = self.queues.at(slot).and_then(Queue::controller);
+        let found = controller_slot.and_then(|slot| self.controller(slot, now));
+        let (Some(mut data), Some((controller, context))) = (data, found) else {
+            return self.answer_failed(command, &failed, gone);
+        };
+        let result = controller.execute(work, &mut data, &context);
+        if let Some(controller_slot) = controller_slot {
+            self.settle(controller_slot);
+        }
+        if let Err(fault) = result {
+            return self.answer_failed(command, &failed, fault);
+        }
+        let Some(queue) = self.queues.at_mut(slot) else {
+            return self.answer_failed(command, &failed, gone);
+        };
+        let response = queue.respond(command_id, Status::SUCCESS);
+        self.answered(slot);
+        if !work.is_to_host() {
+            return Completed {
+                tag,
+                response,
+                data: None,
+                bytes: 0,
+            };
+        }
+        // No more than the transfer limit.
+        let bytes = data.len() as u32;
+        Completed {
+            tag,
+            response,
+            data: Some(Data::Lease(data)),
+            bytes,
+        }
+    }
+}
+
+#[inline]
+fn count(counters: &IoCounters, work: &IoWork, success: bool) {
+    if !success {
+        counters.errors.add(1);
+        return;
+    }
+    match work.operation {
+        IoOperation::Read | IoOperation::DurableRead => {
+            counters.reads.add(1);
+            counters.bytes_read.add(u64::from(work.bytes));
+        }
+        IoOperation::Write { .. } => {
+            counters.writes.add(1);
+            counters.bytes_written.add(u64::from(work.bytes));
+        }
+        IoOperation::Compare
+        | IoOperation::Flush
+        | IoOperation::FlushAll
+        | IoOperation::WriteZeroes { .. }
+        | IoOperation::Deallocate { .. } => counters.others.add(1),
+    }
+}

@@ -1,0 +1,513 @@
+//! Commands in execution: a fixed table, its states, and the lines of those that a device put off.
+//!
+//! An execution is a chain of device requests, one at a time: one for most commands, one per range
+//! for Dataset Management, one per device for a Flush of all namespaces. The device's tag is slot
+//! and generation, so that a completion nobody waits for is recognised.
+
+use block::Request;
+use hugemem::Lease;
+
+use super::slots::Slots;
+use crate::io::IoWork;
+use crate::status::Fault;
+
+/// No slot: the end of a line.
+const NONE: u32 = u32::MAX;
+
+/// Where an execution stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ExecutionState {
+    /// A request is in the device; its completion moves the execution on.
+    InDevice,
+    /// The device put the request off; a poll after the device completed something moves it on.
+    Parked,
+    /// A request is in the device, but the queue is gone: its completion frees the slot.
+    Orphan,
+}
+
+/// What happens to an execution.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ExecutionEvent {
+    /// The device took the (next) request.
+    Taken,
+    /// The device put the (next) request off.
+    Deferred,
+    /// The last request is done, or the command was aborted in line: an answer goes out.
+    Finished,
+    /// The queue is gone.
+    Abandoned,
+}
+
+/// What an execution's next state is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Next {
+    /// It goes on in this state.
+    State(ExecutionState),
+    /// Its slot becomes free.
+    Free,
+    /// It cannot happen.
+    Never,
+}
+
+/// The move that an event makes.
+pub(crate) const fn transition(state: ExecutionState, event: ExecutionEvent) -> Next {
+    use ExecutionEvent::{Abandoned, Deferred, Finished, Taken};
+    use ExecutionState::{InDevice, Orphan, Parked};
+    match (state, event) {
+        (InDevice | Parked, Taken) => Next::State(InDevice),
+        (InDevice | Parked, Deferred) => Next::State(Parked),
+        (InDevice | Orphan, Finished) | (Parked, Finished | Abandoned) => Next::Free,
+        (InDevice, Abandoned) => Next::State(Orphan),
+        (Orphan, Taken | Deferred | Abandoned) => Next::Never,
+    }
+}
+
+/// A host's command, as it is answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Command {
+    /// Slot of its queue.
+    pub(crate) queue: u32,
+    /// The command identifier.
+    pub(crate) id: u16,
+    /// The transport's own.
+    pub(crate) tag: u64,
+}
+
+/// For whom an execution is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Owner {
+    /// A host's command.
+    Command(Command),
+    /// The flush of a controller's normal shutdown.
+    Shutdown { controller: u32, generation: u32 },
+    /// The flush before the core comes to rest.
+    Drain,
+}
+
+/// One command in execution.
+#[derive(Debug)]
+pub(crate) struct Execution {
+    pub(crate) state: ExecutionState,
+    pub(crate) owner: Owner,
+    pub(crate) work: IoWork,
+    /// Steps done: ranges of Dataset Management, the flush before a durable read.
+    pub(crate) step: u16,
+    /// Devices that a Flush of all namespaces has yet to reach.
+    pub(crate) devices: u128,
+    /// The first fault of a Flush that goes on regardless.
+    pub(crate) failed: Option<Fault>,
+    next_parked: u32,
+}
+
+impl Execution {
+    pub(crate) fn new(owner: Owner, work: IoWork) -> Self {
+        let state = ExecutionState::InDevice;
+        Self {
+            state,
+            owner,
+            work,
+            step: 0,
+            devices: 0,
+            failed: None,
+            next_parked: NONE,
+        }
+    }
+
+    /// Moves the state by an event after which the execution goes on.
+    #[inline]
+    pub(crate) fn apply(&mut self, event: ExecutionEvent) {
+        match transition(self.state, event) {
+            Next::State(state) => self.state = state,
+            Next::Free | Next::Never => debug_assert!(false, "{event:?} in {:?}", self.state),
+        }
+    }
+
+    /// Whether the execution is for a command of the queue in `slot`.
+    pub(crate) fn is_of_queue(&self, slot: u32) -> bool {
+        matches!(self.owner, Owner::Command(command) if command.queue == slot)
+    }
+}
+
+/// What an execution keeps while it waits; apart from [`Execution`], because most never need it.
+#[derive(Default)]
+pub(crate) struct Kept {
+    /// The request that the device put off.
+    pub(crate) request: Option<Request>,
+    /// The ranges of Dataset Management, or the lease of a durable read.
+    pub(crate) lease: Option<Lease>,
+}
+
+/// A line of parked executions.
+#[derive(Clone, Copy)]
+struct Line {
+    head: u32,
+    tail: u32,
+}
+
+/// All commands in execution of one core.
+pub(crate) struct Executions {
+    slots: Slots<Execution>,
+    kept: Box<[Kept]>,
+    lines: Box<[Line]>,
+    parked: usize,
+}
+
+/// Slot and generation, as a device sees them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct DeviceTag {
+    pub(crate) slot: u32,
+    pub(crate) generation: u32,
+}
+
+impl DeviceTag {
+    #[inline]
+    pub(crate) fn into_bits(self) -> u64 {
+        u64::from(self.generation) << 32 | u64::from(self.slot)
+    }
+
+    #[inline]
+    pub(crate) fn from_bits(bits: u64) -> Self {
+        Self {
+            slot: bits as u32,
+            generation: (bits >> 32) as u32,
+        }
+    }
+}
+
+impl Executions {
+    pub(crate) fn new(capacity: usize, devices: usize) -> Self {
+        Self {
+            slots: Slots::new(capacity),
+            kept: (0..capacity).map(|_| Kept::default()).collect(),
+            lines: vec![
+                Line {
+                    head: NONE,
+                    tail: NONE
+                };
+                devices
+            ]
+            .into_boxed_slice(),
+            parked: 0,
+        }
+    }
+
+    /// Executions now.
+    pub(crate) fn len(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// Executions that wait for a device.
+    pub(crate) fn parked(&self) -> usize {
+        self.parked
+    }
+
+    /// Whether a device has a line, which new requests must join at its end.
+    #[inline]
+    pub(crate) fn has_line(&self, device: u8) -> bool {
+        self.lines[usize::from(device)].head != NONE
+    }
+
+    /// Begins an execution; `None` when the table is full.
+    #[inline]
+    pub(crate) fn insert(&mut self, execution: Execution) -> Option<DeviceTag> {
+        let (slot, generation) = self.slots.insert(execution)?;
+        Some(DeviceTag { slot, generation })
+    }
+
+    /// The execution that a device's tag names.
+    #[inline]
+    pub(crate) fn get_mut(&mut self, tag: DeviceTag) -> Option<&mut Execution> {
+        self.slots.get_mut(tag.slot, tag.generation)
+    }
+
+    /// What the execution in `slot` keeps.
+    pub(crate) fn kept(&mut self, slot: u32) -> &mut Kept {
+        &mut self.kept[slot as usize]
+    }
+
+    /// Ends an execution; what it kept is dropped.
+    #[inline]
+    pub(crate) fn remove(&mut self, tag: DeviceTag) -> Option<Execution> {
+        let state = self.slots.get(tag.slot, tag.generation)?.state;
+        debug_assert_eq!(transition(state, ExecutionEvent::Finished), Next::Free);
+        debug_assert_ne!(
+            state,
+            ExecutionState::Parked,
+            "a parked execution is in line"
+        );
+        let execution = self.slots.remove(tag.slot)?;
+        let kept = &mut self.kept[tag.slot as usize];
+        if kept.request.is_some() || kept.lease.is_some() {
+            *kept = Kept::default();
+        }
+        Some(execution)
+    }
+
+    /// Puts an execution whose request the device put off at the end of the device's line.
+    pub(crate) fn park(&mut self, tag: DeviceTag, request: Request) {
+        let Some(execution) = self.slots.get_mut(tag.slot, tag.generation) else {
+            debug_assert!(false, "only a live execution is parked");
+            return;
+        };
+        execution.apply(ExecutionEvent::Deferred);
+        execution.next_parked = NONE;
+        let line = &mut self.lines[usize::from(execution.work.device)];
+        let previous = std::mem::replace(&mut line.tail, tag.slot);
+        if previous == NONE {
+            line.head = tag.slot;
+        } else if let Some(last) = self.slots.at_mut(previous) {
+            last.next_parked = tag.slot;
+        }
+        self.kept[tag.slot as usize].request = Some(request);
+        self.parked += 1;
+    }
+
+    /// Takes the first of a device's line out, with its request, to be tried again.
+    pub(crate) fn unpark(&mut self, device: u8) -> Option<(DeviceTag, Request)> {
+        let line = &mut self.lines[usize::from(device)];
+        let slot = line.head;
+        let execution = self.slots.at_mut(slot)?;
+        line.head = execution.next_parked;
+        if line.head == NONE {
+            line.tail = NONE;
+        }
+        self.parked -= 1;
+        let request = self.kept[slot as usize].request.take();
+        debug_assert!(request.is_some(), "a parked execution keeps its request");
+        Some((
+            DeviceTag {
+                slot,
+                generation: self.slots.generation(slot),
+            },
+            request?,
+        ))
+    }
+
+    /// Puts the first of a device's line back where it was.
+    pub(crate) fn park_first(&mut self, tag: DeviceTag, request: Request) {
+        let Some(execution) = self.slots.get_mut(tag.slot, tag.generation) else {
+            debug_assert!(false, "only a live execution is parked");
+            return;
+        };
+        execution.apply(ExecutionEvent::Deferred);
+        let line = &mut self.lines[usize::from(execution.work.device)];
+        execution.next_parked = std::mem::replace(&mut line.head, tag.slot);
+        if line.tail == NONE {
+            line.tail = tag.slot;
+        }
+        self.kept[tag.slot as usize].request = Some(request);
+        self.parked += 1;
+    }
+
+    /// Takes one parked execution out of its line, wherever it stands, and frees it.
+    pub(crate) fn remove_parked(&mut self, slot: u32) -> Option<Execution> {
+        let execution = self.slots.at(slot)?;
+        if execution.state != ExecutionState::Parked {
+            return None;
+        }
+        let (device, after) = (usize::from(execution.work.device), execution.next_parked);
+        let mut before = NONE;
+        let mut current = self.lines[device].head;
+        while current != slot {
+            before = current;
+            current = self.slots.at(current)?.next_parked;
+        }
+        match self.slots.at_mut(before) {
+            Some(previous) => previous.next_parked = after,
+            None => self.lines[device].head = after,
+        }
+        if after == NONE {
+            self.lines[device].tail = before;
+        }
+        self.parked -= 1;
+        self.kept[slot as usize] = Kept::default();
+        self.slots.remove(slot)
+    }
+
+    /// The slot of a command of a queue, by its identifier.
+    pub(crate) fn find(&self, queue: u32, command_id: u16) -> Option<u32> {
+        let wanted = |execution: &Execution| match execution.owner {
+            Owner::Command(command) => command.queue == queue && command.id == command_id,
+            Owner::Shutdown { .. } | Owner::Drain => false,
+        };
+        self.slots
+            .iter()
+            .find(|(_, execution)| wanted(execution))
+            .map(|(slot, _)| slot)
+    }
+
+    /// The queue of `slot` is gone: frees what is in line, orphans what is in a device. Returns how
+    /// many of either.
+    pub(crate) fn abandon(&mut self, queue: u32) -> Abandoned {
+        let mut abandoned = Abandoned::default();
+        for slot in 0..self.slots.capacity() {
+            let Some(execution) = self.slots.at_mut(slot) else {
+                continue;
+            };
+            if !execution.is_of_queue(queue) {
+                continue;
+            }
+            match transition(execution.state, ExecutionEvent::Abandoned) {
+                Next::State(state) => {
+                    execution.state = state;
+                    abandoned.orphaned += 1;
+                }
+                Next::Free => {
+                    self.remove_parked(slot);
+                    abandoned.freed += 1;
+                }
+                Next::Never => debug_assert!(false, "a queue goes once"),
+            }
+        }
+        abandoned
+    }
+}
+
+/// What became of a queue's executions when it went.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Abandoned {
+    pub(crate) freed: u32,
+    pub(crate) orphaned: u32,
+}
+
+#[cfg(test)]
+mod tests {
+    use block::Operation;
+
+    use super::*;
+    use crate::io::IoOperation;
+
+    fn execution(queue: u32, command_id: u16) -> Execution {
+        let owner = Owner::Command(Command {
+            queue,
+            id: command_id,
+            tag: u64::from(command_id),
+        });
+        let operation = IoOperation::Flush;
+        let work = IoWork {
+            operation,
+            device: 0,
+            blocks: 0,
+            lba: 0,
+            bytes: 0,
+            nsid: 1,
+            epoch: 1,
+        };
+        Execution::new(owner, work)
+    }
+
+    fn request(tag: DeviceTag) -> Request {
+        let tag = tag.into_bits();
+        Request {
+            tag,
+            operation: Operation::Flush,
+            lba: 0,
+            blocks: 0,
+            data: None,
+        }
+    }
+
+    fn parked(executions: &mut Executions, command_id: u16) -> DeviceTag {
+        let tag = executions.insert(execution(3, command_id)).expect("room");
+        executions.park(tag, request(tag));
+        tag
+    }
+
+    #[test]
+    fn tags_carry_slot_and_generation() {
+        let tag = DeviceTag {
+            slot: 0x1234_5678,
+            generation: 0x9abc_def0,
+        };
+        assert_eq!(DeviceTag::from_bits(tag.into_bits()), tag);
+    }
+
+    #[test]
+    fn a_line_is_served_in_order() {
+        let mut executions = Executions::new(8, 1);
+        assert!(!executions.has_line(0));
+        let tags = [1, 2, 3].map(|id| parked(&mut executions, id));
+        assert!(executions.has_line(0));
+        let (first, request) = executions.unpark(0).expect("in line");
+        assert_eq!(first, tags[0]);
+        executions.park_first(first, request);
+        for tag in tags {
+            assert_eq!(executions.unpark(0).map(|(tag, _)| tag), Some(tag));
+        }
+        assert!(executions.unpark(0).is_none());
+        assert_eq!(executions.parked(), 0);
+    }
+
+    #[test]
+    fn any_place_in_a_line_can_be_left() {
+        for leaving in 0..3 {
+            let mut executions = Executions::new(8, 1);
+            let tags = [1, 2, 3].map(|id| parked(&mut executions, id));
+            assert!(executions.remove_parked(tags[leaving].slot).is_some());
+            assert!(executions.remove_parked(tags[leaving].slot).is_none());
+            let fourth = parked(&mut executions, 4);
+            let mut rest: Vec<_> = tags
+                .into_iter()
+                .filter(|tag| *tag != tags[leaving])
+                .collect();
+            rest.push(fourth);
+            for tag in rest {
+                assert_eq!(executions.unpark(0).map(|(tag, _)| tag), Some(tag));
+            }
+            assert!(executions.unpark(0).is_none());
+        }
+    }
+
+    #[test]
+    fn a_queue_that_goes_leaves_orphans_only_in_devices() {
+        let mut executions = Executions::new(8, 1);
+        let in_device = executions.insert(execution(3, 1)).expect("room");
+        let in_line = parked(&mut executions, 2);
+        let other = executions.insert(execution(4, 1)).expect("room");
+        assert_eq!(executions.find(3, 2), Some(in_line.slot));
+        assert_eq!(
+            executions.abandon(3),
+            Abandoned {
+                freed: 1,
+                orphaned: 1
+            }
+        );
+        assert_eq!(
+            executions.slots.at(in_device.slot).map(|it| it.state),
+            Some(ExecutionState::Orphan)
+        );
+        assert_eq!(
+            executions.slots.at(other.slot).map(|it| it.state),
+            Some(ExecutionState::InDevice)
+        );
+        assert_eq!((executions.len(), executions.parked()), (2, 0));
+        assert!(executions.remove(in_device).is_some());
+        assert!(
+            executions.remove(in_device).is_none(),
+            "a stale tag frees nothing"
+        );
+    }
+
+    #[test]
+    fn every_move_is_decided() {
+        use ExecutionEvent::{Abandoned, Deferred, Finished, Taken};
+        use ExecutionState::{InDevice, Orphan, Parked};
+        let rows = [
+            (InDevice, Taken, Next::State(InDevice)),
+            (InDevice, Deferred, Next::State(Parked)),
+            (InDevice, Finished, Next::Free),
+            (InDevice, Abandoned, Next::State(Orphan)),
+            (Parked, Taken, Next::State(InDevice)),
+            (Parked, Deferred, Next::State(Parked)),
+            (Parked, Finished, Next::Free),
+            (Parked, Abandoned, Next::Free),
+            (Orphan, Finished, Next::Free),
+            (Orphan, Taken, Next::Never),
+            (Orphan, Deferred, Next::Never),
+            (Orphan, Abandoned, Next::Never),
+        ];
+        for (state, event, next) in rows {
+            assert_eq!(transition(state, event), next, "{state:?} {event:?}");
+        }
+    }
+}

@@ -1,0 +1,266 @@
+//! What a poll looks at: other reactors' calls, devices, lines of requests, timers.
+
+use std::sync::Arc;
+
+use block::CompletionBatch;
+use reactors::Nanos;
+
+use super::TargetCore;
+use super::executions::{Execution, Owner};
+use super::queue::LOGGED_ERRORS_MAX;
+use crate::controller::events::EventKind;
+use crate::controller::state::{ControllerEvent, ControllerState};
+use crate::controller::{Controller, Effect};
+use crate::interface::Completed;
+use crate::io::{IoOperation, IoWork};
+
+/// Batches taken from one device in one poll: a busy device does not starve the rest of the turn.
+const BATCHES_PER_POLL_MAX: usize = 4;
+
+impl TargetCore {
+    /// Polls the devices, retries what they put off, and looks at timers and at what other reactors
+    /// changed. Returns how much there was to do.
+    pub fn poll(&mut self, now: Nanos) -> usize {
+        self.polled_at = now;
+        let mut moved = 0;
+        if self.target.attention(self.reactor) != self.attention_seen {
+            self.look(now);
+            moved += 1;
+        }
+        for device in 0..self.devices.len() {
+            moved += self.poll_device(device);
+        }
+        if self.executions.parked() > 0 {
+            moved += self.retry_parked();
+        }
+        if self.timer.is_some_and(|timer| timer <= now) {
+            self.check_timers(now);
+            moved += 1;
+        }
+        if self.log_refill_at.is_some_and(|refill| refill <= now) {
+            self.refill_logs();
+        }
+        self.counters.executions.set(self.executions.len() as u64);
+        moved
+    }
+
+    #[inline]
+    fn poll_device(&mut self, device: usize) -> usize {
+        let mut moved = 0;
+        let mut batch = CompletionBatch::new();
+        for _ in 0..BATCHES_PER_POLL_MAX {
+            let count = self.devices[device].poll(&mut batch);
+            moved += count;
+            let full = batch.is_full();
+            for completion in batch.drain(..) {
+                self.device_done(completion);
+            }
+            if !full {
+                break;
+            }
+        }
+        moved
+    }
+
+    /// Looks at everything that another thread may have changed.
+    pub(super) fn look(&mut self, now: Nanos) {
+        // Read before looking, so that a change during the look is looked at again.
+        self.attention_seen = self.target.attention(self.reactor);
+        if self.target.epoch() != self.view.epoch {
+            self.view = self.target.published();
+            self.take_over(now);
+        }
+        for slot in 0..self.controllers.capacity() {
+            self.look_at_controller(slot, now);
+        }
+        for slot in 0..self.queues.capacity() {
+            let reason = self.queues.at(slot).and_then(super::Queue::must_end);
+            if let Some(reason) = reason {
+                self.end_queue(slot, reason);
+            }
+        }
+        if self.target.is_shutting_down() {
+            self.begin_shutdown(now);
+        }
+    }
+
+    /// Tells every controller of a changed configuration.
+    fn take_over(&mut self, now: Nanos) {
+        let view = Arc::clone(&self.view);
+        for slot in 0..self.controllers.capacity() {
+            let Some(controller) = self.controllers.at_mut(slot) else {
+                continue;
+            };
+            if let Some(reason) = controller.take_over(&view) {
+                self.end_controller(slot, reason, now);
+            }
+            self.report_events(slot);
+        }
+    }
+
+    fn look_at_controller(&mut self, slot: u32, now: Nanos) {
+        let Some(controller) = self.controllers.at_mut(slot) else {
+            return;
+        };
+        if controller.shared.take_internal_errors() {
+            let configuration = controller.features.async_events;
+            controller
+                .events
+                .raise(EventKind::InternalError, configuration);
+            self.report_events(slot);
+        }
+        self.check_reset(slot, now);
+        let Some(controller) = self.controllers.at_mut(slot) else {
+            return;
+        };
+        if controller.shared.ending().is_some() && controller.state != ControllerState::Ended {
+            let effect = controller.apply(ControllerEvent::End, now);
+            self.carry_out(slot, effect, now);
+        }
+    }
+
+    /// Ends a reset once the last I/O queue of before is gone.
+    fn check_reset(&mut self, slot: u32, now: Nanos) {
+        let Some(controller) = self.controllers.at_mut(slot) else {
+            return;
+        };
+        if controller.state != ControllerState::Resetting {
+            return;
+        }
+        let cntlid = controller.shared.identity.cntlid;
+        let queues_left = {
+            let registry = self.target.registry();
+            registry
+                .entry(cntlid)
+                .is_some_and(|entry| !entry.io_queues.is_empty())
+        };
+        if !queues_left {
+            let effect = controller.reset_done(now);
+            self.carry_out(slot, effect, now);
+            self.settle(slot);
+        }
+    }
+
+    /// Something happened to a controller: moves it and carries out what follows.
+    pub(super) fn controller_event(&mut self, slot: u32, event: ControllerEvent, now: Nanos) {
+        let Some(controller) = self.controllers.at_mut(slot) else {
+            return;
+        };
+        let effect = controller.apply(event, now);
+        self.carry_out(slot, effect, now);
+        self.settle(slot);
+    }
+
+    /// Does what follows from a controller's change of state.
+    pub(super) fn carry_out(&mut self, slot: u32, effect: Effect, now: Nanos) {
+        match effect {
+            Effect::None => {}
+            Effect::Reset => {
+                self.abort_event_requests(slot);
+                self.summon(slot);
+                self.check_reset(slot, now);
+            }
+            Effect::Flush => self.flush_for_shutdown(slot, now),
+        }
+        let deadline = self
+            .controllers
+            .at(slot)
+            .and_then(Controller::next_deadline);
+        self.hurry(deadline);
+    }
+
+    /// Flushes the caches of a controller's subsystem, and then tells the controller.
+    fn flush_for_shutdown(&mut self, slot: u32, now: Nanos) {
+        let generation = self.controllers.generation(slot);
+        let Some(controller) = self.controllers.at(slot) else {
+            return;
+        };
+        let devices = controller
+            .subsystem(&self.view)
+            .map_or(0, |view| view.volatile_devices);
+        if !self.start_flush(
+            Owner::Shutdown {
+                controller: slot,
+                generation,
+            },
+            devices,
+        ) {
+            self.controller_event(slot, ControllerEvent::Flushed, now);
+        }
+    }
+
+    /// Flushes a set of devices for nobody's command. False: nothing was to be done.
+    pub(super) fn start_flush(&mut self, owner: Owner, devices: u128) -> bool {
+        let work = IoWork {
+            operation: IoOperation::FlushAll,
+            device: 0,
+            blocks: 0,
+            lba: 0,
+            bytes: 0,
+            nsid: nvme_spec::NSID_BROADCAST,
+            epoch: self.view.epoch,
+        };
+        let mut execution = Execution::new(owner, work);
+        execution.devices = devices;
+        let Some(tag) = self.executions.insert(execution) else {
+            debug_assert!(
+                false,
+                "an admin queue reserves room for its controller's flush"
+            );
+            return false;
+        };
+        let over = self.proceed(tag).is_some();
+        if over {
+            self.executions.remove(tag);
+        }
+        !over
+    }
+
+    /// Answers event requests with events that are pending.
+    pub(super) fn report_events(&mut self, slot: u32) {
+        while let Some(controller) = self.controllers.at_mut(slot) {
+            let Some((request, event)) = controller.events.next_report() else {
+                return;
+            };
+            let queue_slot = controller.queue.slot;
+            let Some(queue) = self.queues.at_mut(queue_slot) else {
+                return;
+            };
+            let response = queue.respond(request.command_id, nvme_spec::Status::SUCCESS);
+            let response = response.with_dw0(event.into_bits());
+            self.counters.events.add(1);
+            let completed = Completed {
+                tag: request.tag,
+                response,
+                data: None,
+                bytes: 0,
+            };
+            self.push_completion(queue_slot, completed);
+        }
+    }
+
+    fn check_timers(&mut self, now: Nanos) {
+        self.timer = None;
+        for slot in 0..self.controllers.capacity() {
+            let Some((controller, context)) = self.controller(slot, now) else {
+                continue;
+            };
+            if let Some(reason) = controller.check_timers(&context) {
+                if reason == crate::CloseReason::KeepAliveExpired {
+                    self.counters.keep_alive_expired.add(1);
+                }
+                self.end_controller(slot, reason, now);
+            }
+            self.settle(slot);
+        }
+    }
+
+    fn refill_logs(&mut self) {
+        self.log_refill_at = None;
+        for slot in 0..self.queues.capacity() {
+            if let Some(queue) = self.queues.at_mut(slot) {
+                queue.loggable = LOGGED_ERRORS_MAX;
+            }
+        }
+    }
+}

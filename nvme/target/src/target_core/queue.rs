@@ -1,0 +1,254 @@
+//! One queue of this core: an admin or I/O submission queue with its connection.
+
+use std::sync::Arc;
+
+use nvme_spec::{Cqe, Status, U16};
+
+use crate::interface::CloseReason;
+use crate::io::DataContext;
+use crate::shared::{ControllerShared, Gate};
+
+/// Failed commands of one queue that are logged between two refills: a flood takes no lock for each.
+pub(crate) const LOGGED_ERRORS_MAX: u8 = 16;
+
+/// Which kind of queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum QueueKind {
+    /// The admin queue of the controller in this slot of the core.
+    Admin { controller: u32 },
+    /// An I/O queue, by its token in the registry.
+    Io { token: u64 },
+}
+
+/// Where a queue stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum QueueState {
+    /// Serves commands.
+    Live,
+    /// The host sent Disconnect; the answer of its last command moves it on.
+    Disconnecting { tag: u64, command_id: u16 },
+    /// A close was handed out; the transport's `close_queue` moves it on.
+    Ending,
+    /// The connection is gone; the device's last completion frees it.
+    Gone,
+}
+
+/// What happens to a queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum QueueEvent {
+    /// A Disconnect command came.
+    Disconnect { tag: u64, command_id: u16 },
+    /// No command is unanswered any more.
+    Answered,
+    /// The connection has to end.
+    End,
+    /// The connection is gone.
+    ConnectionGone,
+}
+
+/// The state that an event makes of another; `None`: the event changes nothing.
+pub(crate) const fn transition(state: QueueState, event: QueueEvent) -> Option<QueueState> {
+    use QueueEvent::{Answered, ConnectionGone, Disconnect, End};
+    use QueueState::{Disconnecting, Ending, Gone, Live};
+    match (state, event) {
+        (Live, Disconnect { tag, command_id }) => Some(Disconnecting { tag, command_id }),
+        (Disconnecting { .. }, Answered | End) | (Live, End) => Some(Ending),
+        (Live | Disconnecting { .. } | Ending, ConnectionGone) => Some(Gone),
+        (Live | Ending | Gone, Answered)
+        | (Ending | Gone, End)
+        | (Disconnecting { .. } | Ending | Gone, Disconnect { .. })
+        | (Gone, ConnectionGone) => None,
+    }
+}
+
+/// One queue.
+pub(crate) struct Queue {
+    pub(crate) shared: Arc<ControllerShared>,
+    /// The controller's gate as it was when an I/O queue was created.
+    pub(crate) gate: Gate,
+    pub(crate) kind: QueueKind,
+    pub(crate) state: QueueState,
+    pub(crate) subsystem: u32,
+    pub(crate) data: DataContext,
+    pub(crate) depth: u16,
+    pub(crate) qid: u16,
+    pub(crate) flow_control: bool,
+    pub(crate) transport: u8,
+    /// Failed commands that may still be logged before the next refill.
+    pub(crate) loggable: u8,
+    head: u16,
+    /// Commands admitted as work and not answered yet.
+    pub(crate) unanswered: u32,
+    /// Of these, in the table of executions; what counts when the connection is gone.
+    pub(crate) executing: u32,
+    pub(crate) connection: u32,
+}
+
+/// What makes a queue, beside its controller.
+pub(crate) struct QueueSetup {
+    pub(crate) kind: QueueKind,
+    pub(crate) qid: u16,
+    pub(crate) depth: u16,
+    pub(crate) flow_control: bool,
+    pub(crate) transport: u8,
+    pub(crate) connection: u32,
+    pub(crate) data: DataContext,
+}
+
+impl Queue {
+    pub(crate) fn new(shared: Arc<ControllerShared>, gate: Gate, setup: &QueueSetup) -> Self {
+        Self {
+            gate,
+            kind: setup.kind,
+            state: QueueState::Live,
+            subsystem: shared.identity.subsystem,
+            shared,
+            data: setup.data,
+            depth: setup.depth,
+            qid: setup.qid,
+            flow_control: setup.flow_control,
+            transport: setup.transport,
+            loggable: LOGGED_ERRORS_MAX,
+            head: 0,
+            unanswered: 0,
+            executing: 0,
+            connection: setup.connection,
+        }
+    }
+
+    /// A response with the submission queue head that it moves on (Base 2.1 §3.3.2.1.1: the entry is
+    /// free for the host once its response arrives). Without flow control the field is reserved.
+    #[inline]
+    pub(crate) fn respond(&mut self, command_id: u16, status: Status) -> Cqe {
+        let mut response = Cqe::new(command_id, status);
+        if self.flow_control {
+            self.head = if self.head + 1 >= self.depth {
+                0
+            } else {
+                self.head + 1
+            };
+            response.sqhd = U16::new(self.head);
+        }
+        response
+    }
+
+    /// The slot of the controller whose admin queue this is.
+    pub(crate) fn controller(&self) -> Option<u32> {
+        match self.kind {
+            QueueKind::Admin { controller } => Some(controller),
+            QueueKind::Io { .. } => None,
+        }
+    }
+
+    /// Executions that the queue may have at once: its depth, and the flush of a shutdown.
+    pub(crate) fn reservation(depth: u16, admin: bool) -> usize {
+        usize::from(depth) + usize::from(admin)
+    }
+
+    /// Moves the state; false when the event changes nothing.
+    pub(crate) fn apply(&mut self, event: QueueEvent) -> bool {
+        match transition(self.state, event) {
+            Some(state) => {
+                self.state = state;
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Why the queue has to end, if it does: its association ends, or its controller was reset.
+    pub(crate) fn must_end(&self) -> Option<CloseReason> {
+        if let Some(reason) = self.shared.ending() {
+            return Some(reason);
+        }
+        let reset = self.shared.gate().resets() != self.gate.resets();
+        match self.kind {
+            QueueKind::Io { .. } if reset => Some(CloseReason::ControllerReset),
+            QueueKind::Io { .. } | QueueKind::Admin { .. } => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shared::tests::controller;
+
+    fn queue(flow_control: bool) -> Queue {
+        let shared = Arc::new(controller());
+        shared.open_gate();
+        let gate = shared.gate();
+        let setup = QueueSetup {
+            kind: QueueKind::Io { token: 1 },
+            qid: 1,
+            depth: 3,
+            flow_control,
+            transport: 0,
+            connection: 0,
+            data: DataContext {
+                keyed: false,
+                in_capsule_max: 4096,
+            },
+        };
+        Queue::new(shared, gate, &setup)
+    }
+
+    /// Base 2.1 §3.3.2.1.1: SQHD counts modulo the size of the queue.
+    #[test]
+    fn the_head_goes_round() {
+        let mut queue = queue(true);
+        let heads: Vec<_> = (0..5)
+            .map(|id| queue.respond(id, Status::SUCCESS).sqhd.get())
+            .collect();
+        assert_eq!(heads, [1, 2, 0, 1, 2]);
+    }
+
+    /// Base 2.1 §6.3, CATTR bit 2: without flow control SQHD is reserved.
+    #[test]
+    fn without_flow_control_the_head_is_reserved() {
+        let mut queue = queue(false);
+        assert!((0..5).all(|id| queue.respond(id, Status::SUCCESS).sqhd.get() == 0));
+    }
+
+    #[test]
+    fn a_reset_or_an_end_reaches_the_queue() {
+        let queue = queue(true);
+        assert_eq!(queue.must_end(), None);
+        queue.shared.close_gate();
+        assert_eq!(queue.must_end(), None, "a shutdown leaves the queue");
+        queue.shared.reset_gate();
+        assert_eq!(queue.must_end(), Some(CloseReason::ControllerReset));
+        queue.shared.end(CloseReason::KeepAliveExpired);
+        assert_eq!(queue.must_end(), Some(CloseReason::KeepAliveExpired));
+    }
+
+    #[test]
+    fn every_move_is_decided() {
+        use QueueEvent::{Answered, ConnectionGone, Disconnect, End};
+        use QueueState::{Disconnecting, Ending, Gone, Live};
+        let (tag, command_id) = (5, 6);
+        let disconnecting = Disconnecting { tag, command_id };
+        let disconnect = Disconnect { tag, command_id };
+        let rows = [
+            (Live, disconnect, Some(disconnecting)),
+            (Live, Answered, None),
+            (Live, End, Some(Ending)),
+            (Live, ConnectionGone, Some(Gone)),
+            (disconnecting, disconnect, None),
+            (disconnecting, Answered, Some(Ending)),
+            (disconnecting, End, Some(Ending)),
+            (disconnecting, ConnectionGone, Some(Gone)),
+            (Ending, disconnect, None),
+            (Ending, Answered, None),
+            (Ending, End, None),
+            (Ending, ConnectionGone, Some(Gone)),
+            (Gone, disconnect, None),
+            (Gone, Answered, None),
+            (Gone, End, None),
+            (Gone, ConnectionGone, None),
+        ];
+        for (state, event, next) in rows {
+            assert_eq!(transition(state, event), next, "{state:?} {event:?}");
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! The published configuration, in the shape in which cores look things up.
+//!
+//! A change builds a new [`Published`] and swaps it in; a core takes it over between two polls. What
+//! a core holds never changes under its feet.
+
+use std::sync::Arc;
+
+use block::Deallocate;
+
+use crate::config::{NamespaceConfig, PortConfig, PortId, SubsystemConfig};
+
+/// Everything that is served, as one immutable value.
+#[derive(Clone)]
+pub(crate) struct Published {
+    /// Counts changes; a core that has an older one has to take this over.
+    pub(crate) epoch: u32,
+    /// Generation Counter of the discovery log (Base 2.1 §5.1.12.3.1).
+    pub(crate) generation: u64,
+    /// Subsystems by slot. A slot is not reused while a controller refers to it.
+    pub(crate) subsystems: Vec<Option<Arc<SubsystemView>>>,
+    pub(crate) ports: Vec<PortConfig>,
+}
+
+/// One subsystem.
+pub(crate) struct SubsystemView {
+    pub(crate) config: SubsystemConfig,
+    /// Index is the namespace identifier less one; the length is NN (Base 2.1 §5.1.13.2.1).
+    pub(crate) namespaces: Vec<Option<NamespaceView>>,
+    /// Bit per device that a namespace uses and that has a volatile write cache.
+    pub(crate) volatile_devices: u128,
+}
+
+/// One namespace: what an I/O command is checked against.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct NamespaceView {
+    pub(crate) block_count: u64,
+    /// Largest read, write or compare in blocks: what MDTS and the device allow.
+    pub(crate) transfer_max_blocks: u32,
+    pub(crate) device: u8,
+    /// Base-two logarithm of the block size.
+    pub(crate) block_shift: u8,
+    pub(crate) read_only: bool,
+    pub(crate) volatile: bool,
+    pub(crate) deallocate: Deallocate,
+}
+
+impl NamespaceView {
+    fn new(config: &NamespaceConfig, transfer_max_bytes: u32) -> Self {
+        let geometry = &config.geometry;
+        let transfer_max_blocks = transfer_max_bytes / geometry.block_size;
+        Self {
+            block_count: geometry.block_count,
+            transfer_max_blocks: transfer_max_blocks.min(geometry.max_transfer_blocks),
+            // Checked by the configuration: fewer than 128 devices.
+            device: config.device.0 as u8,
+            block_shift: geometry.block_size.trailing_zeros() as u8,
+            read_only: config.read_only || geometry.read_only,
+            volatile: geometry.volatile_write_cache,
+            deallocate: geometry.deallocate,
+        }
+    }
+}
+
+impl SubsystemView {
+    /// The view of a checked configuration, with transfers of at most `transfer_max_bytes`.
+    pub(crate) fn new(config: SubsystemConfig, transfer_max_bytes: u32) -> Self {
+        let highest = config
+            .namespaces
+            .iter()
+            .map(|namespace| namespace.nsid)
+            .max()
+            .unwrap_or(0);
+        let mut namespaces = vec![None; highest as usize];
+        let mut volatile_devices = 0;
+        for namespace in &config.namespaces {
+            let view = NamespaceView::new(namespace, transfer_max_bytes);
+            if view.volatile {
+                volatile_devices |= 1 << view.device;
+            }
+            namespaces[namespace.nsid as usize - 1] = Some(view);
+        }
+        Self {
+            config,
+            namespaces,
+            volatile_devices,
+        }
+    }
+
+    /// Whether `nsid` could be a namespace of this subsystem (Base 2.1 §3.2.1.2: 1 to NN).
+    #[inline]
+    pub(crate) fn is_valid(&self, nsid: u32) -> bool {
+        nsid != 0 && nsid as usize <= self.namespaces.len()
+    }
+
+    /// The active namespace `nsid`.
+    #[inline]
+    pub(crate) fn namespace(&self, nsid: u32) -> Option<&NamespaceView> {
+        self.namespaces
+            .get((nsid as usize).wrapping_sub(1))?
+            .as_ref()
+    }
+
+    /// The configuration of the active namespace `nsid`.
+    pub(crate) fn namespace_config(&self, nsid: u32) -> Option<&NamespaceConfig> {
+        self.config
+            .namespaces
+            .iter()
+            .find(|namespace| namespace.nsid == nsid)
+    }
+
+    /// Active namespace identifiers above `after`, ascending.
+    pub(crate) fn active_after(&self, after: u32) -> impl Iterator<Item = u32> + '_ {
+        (1..)
+            .zip(&self.namespaces)
+            .filter(move |(nsid, namespace)| *nsid > after && namespace.is_some())
+            .map(|(nsid, _)| nsid)
+    }
+
+    /// Whether any namespace has a volatile write cache.
+    pub(crate) fn has_volatile_cache(&self) -> bool {
+        self.volatile_devices != 0
+    }
+
+    /// Whether a host may connect.
+    pub(crate) fn allows(&self, host_nqn: &str) -> bool {
+        self.config.allow_any_host || self.config.hosts.iter().any(|host| host == host_nqn)
+    }
+}
+
+impl Published {
+    /// The live subsystem in a slot.
+    #[inline]
+    pub(crate) fn subsystem(&self, slot: u32) -> Option<&SubsystemView> {
+        self.subsystems.get(slot as usize)?.as_deref()
+    }
+
+    /// Slot and view of the subsystem with this name.
+    pub(crate) fn find(&self, nqn: &str) -> Option<(u32, &Arc<SubsystemView>)> {
+        (0..).zip(&self.subsystems).find_map(|(slot, subsystem)| {
+            let subsystem = subsystem.as_ref()?;
+            (subsystem.config.nqn == nqn).then_some((slot, subsystem))
+        })
+    }
+
+    /// The port with this number.
+    pub(crate) fn port(&self, id: PortId) -> Option<&PortConfig> {
+        self.ports.iter().find(|port| port.id == id)
+    }
+}
