@@ -182,3 +182,120 @@ impl DeviceQueue for DelayQueue {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::rc::Rc;
+
+    use hugemem::{Arena, ArenaConfig, PagePolicy};
+
+    use super::*;
+    use crate::request::Operation;
+    use crate::{NullDevice, NullOptions};
+
+    thread_local! {
+        static NOW: Rc<Cell<Nanos>> = Rc::default();
+    }
+
+    struct Told(Rc<Cell<Nanos>>);
+
+    impl Clock for Told {
+        fn now(&self) -> Nanos {
+            self.0.get()
+        }
+    }
+
+    fn queue(latency: Latency, seed: u64) -> Box<dyn DeviceQueue> {
+        NOW.with(|now| now.set(Nanos::ZERO));
+        let options = NullOptions {
+            name: "null".into(),
+            uuid: [0; 16],
+            size_bytes: 1 << 30,
+            block_size: 512,
+        };
+        let inner = Arc::new(NullDevice::new(options).unwrap());
+        let device = DelayDevice::new(inner, latency, seed, || Told(NOW.with(Rc::clone)));
+        let config = ArenaConfig {
+            bytes: 1 << 20,
+            pages: PagePolicy::Ordinary,
+            max_transfer: 4096,
+        };
+        let pool = Arena::new(config).unwrap().pool(0);
+        device
+            .open_queue(QueueOptions {
+                core: 0,
+                depth: 32,
+                pool,
+            })
+            .unwrap()
+    }
+
+    /// When each request's completion came, in microseconds, and in which order.
+    fn arrivals(latency: Latency, seed: u64) -> Vec<(u64, u64)> {
+        let mut queue = queue(latency, seed);
+        for tag in 0..32 {
+            let request = Request {
+                tag,
+                operation: Operation::Flush,
+                lba: 0,
+                blocks: 0,
+                data: None,
+            };
+            queue.submit(request).unwrap();
+        }
+        let mut arrivals = Vec::new();
+        for micros in 0..200 {
+            NOW.with(|now| now.set(Nanos::from_micros(micros)));
+            let mut batch = CompletionBatch::new();
+            queue.poll(&mut batch);
+            arrivals.extend(batch.iter().map(|completion| (micros, completion.tag)));
+            assert_eq!(queue.in_flight(), 32 - arrivals.len());
+            assert_eq!(queue.has_ready(), arrivals.len() < 32);
+        }
+        assert_eq!(arrivals.len(), 32);
+        arrivals
+    }
+
+    #[test]
+    fn a_fixed_latency_keeps_the_order() {
+        let latency = Latency::Fixed(Nanos::from_micros(50));
+        let expected: Vec<(u64, u64)> = (0..32).map(|tag| (50, tag)).collect();
+        assert_eq!(arrivals(latency, 1), expected);
+    }
+
+    #[test]
+    fn a_range_stays_within_its_bounds_and_replays() {
+        let (min, max) = (Nanos::from_micros(20), Nanos::from_micros(120));
+        let first = arrivals(Latency::Range { min, max }, 1);
+        assert!(
+            first
+                .iter()
+                .all(|&(micros, _)| (20..=120).contains(&micros))
+        );
+        assert!(
+            !first.is_sorted_by_key(|&(_, tag)| tag),
+            "none overtook another"
+        );
+        assert_eq!(first, arrivals(Latency::Range { min, max }, 1));
+        assert_ne!(first, arrivals(Latency::Range { min, max }, 2));
+    }
+
+    #[test]
+    fn a_full_queue_counts_what_it_holds() {
+        let mut queue = queue(Latency::Fixed(Nanos::MAX), 1);
+        let request = |tag| Request {
+            tag,
+            operation: Operation::Flush,
+            lba: 0,
+            blocks: 0,
+            data: None,
+        };
+        for tag in 0..32 {
+            queue.submit(request(tag)).unwrap();
+            queue.poll(&mut CompletionBatch::new());
+        }
+        assert!(matches!(queue.submit(request(32)), Err(Refusal::Later(_))));
+        assert_eq!(queue.drain(), Drain::Outstanding(32));
+    }
+}

@@ -14,10 +14,11 @@ mod queue;
 
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hugemem::Arena;
+use rustix::fs::{FlockOperation, flock};
 
 use crate::device::{Deallocate, Device, DeviceIdentity, DeviceQueue, Geometry, QueueOptions};
 use crate::error::OpenError;
@@ -148,11 +149,27 @@ struct Shared {
     counters: Arc<HealthCounters>,
     /// The file system said that the file is gone.
     gone: AtomicBool,
+    /// What the queues' rings could not have. Written when a queue opens, never by a request.
+    ring_notices: Mutex<Vec<uring::Notice>>,
 }
 
 impl Shared {
     fn is_gone(&self) -> bool {
         self.gone.load(Ordering::Relaxed)
+    }
+
+    fn ring_notices(&self) -> MutexGuard<'_, Vec<uring::Notice>> {
+        self.ring_notices
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // The kernel closes a ring's own reference to the file some time after the ring was closed, and
+        // the lock would last until then. Nothing more can be in flight here, or it was given up.
+        let _ = flock(&self.file, FlockOperation::Unlock);
     }
 }
 
@@ -200,6 +217,7 @@ impl FileDevice {
                 arena: options.arena,
                 counters: Arc::default(),
                 gone: AtomicBool::new(false),
+                ring_notices: Mutex::default(),
             }),
         })
     }
@@ -208,6 +226,12 @@ impl FileDevice {
     #[must_use]
     pub fn notices(&self) -> &[FileNotice] {
         &self.notices
+    }
+
+    /// What the rings of the queues opened so far could not have, each notice once.
+    #[must_use]
+    pub fn ring_notices(&self) -> Vec<uring::Notice> {
+        self.shared.ring_notices().clone()
     }
 
     /// Whether transfers go past the page cache.

@@ -148,3 +148,69 @@ impl DeviceQueue for NullQueue {
         self.ledger.drain()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use hugemem::{Arena, ArenaConfig};
+
+    use super::*;
+    use crate::request::Request;
+
+    #[test]
+    fn everything_completes_at_once_and_nothing_moves() {
+        let options = NullOptions {
+            name: "null".into(),
+            uuid: [0; 16],
+            size_bytes: 1 << 50,
+            block_size: 512,
+        };
+        let device = NullDevice::new(options).unwrap();
+        let config = ArenaConfig {
+            bytes: 1 << 20,
+            pages: PagePolicy::Ordinary,
+            max_transfer: 4096,
+        };
+        let pool = Arena::new(config).unwrap().pool(0);
+        let options = QueueOptions {
+            core: 0,
+            depth: 2,
+            pool: pool.clone(),
+        };
+        let mut queue = device.open_queue(options).unwrap();
+        let mut run = |operation, blocks, data| {
+            queue
+                .submit(Request {
+                    tag: 9,
+                    operation,
+                    lba: 1 << 40,
+                    blocks,
+                    data,
+                })
+                .unwrap();
+            assert!(queue.has_ready());
+            let mut batch = CompletionBatch::new();
+            assert_eq!(queue.poll(&mut batch), 1);
+            assert_eq!((batch[0].tag, batch[0].result), (9, Ok(())));
+            batch.remove(0).data
+        };
+        let longest = device.geometry().max_transfer_blocks;
+        let Some(Data::Loan(zeroes)) = run(Operation::Read, longest, None) else {
+            panic!("a read without a lease gets a loan")
+        };
+        assert!(zeroes.len() == TRANSFER_BYTES_MAX && zeroes.iter().all(|&byte| byte == 0));
+        for operation in [
+            Operation::Read,
+            Operation::Write { fua: true },
+            Operation::Compare,
+        ] {
+            let mut lease = pool.take(512).unwrap();
+            lease.fill(7);
+            let data = run(operation, 1, Some(lease));
+            assert_eq!(data.as_deref(), Some(&[7; 512][..]), "{operation:?}");
+        }
+        for operation in [Operation::Flush, Operation::Deallocate] {
+            assert!(run(operation, 0, None).is_none());
+        }
+        assert_eq!(device.health().reads, 2);
+    }
+}

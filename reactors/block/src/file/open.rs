@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{
     FallocateFlags, FlockOperation, Mode, OFlags, fallocate, flock, fstatfs, fsync, ftruncate,
@@ -94,6 +95,11 @@ fn find_or_create(options: &FileOptions) -> Result<(OwnedFd, bool), FileError> {
     Ok((file, true))
 }
 
+/// How long a lock that somebody else has is waited for: the kernel closes the files of a process that
+/// was killed with requests in its rings a moment after the process is gone.
+const LOCK_PATIENCE: Duration = Duration::from_millis(500);
+const LOCK_RETRY: Duration = Duration::from_millis(10);
+
 /// Locks the file for as long as it is open: shared if it is only read, else for us alone.
 fn lock(file: &OwnedFd, options: &FileOptions) -> Result<(), FileError> {
     let operation = if options.read_only {
@@ -101,12 +107,19 @@ fn lock(file: &OwnedFd, options: &FileOptions) -> Result<(), FileError> {
     } else {
         FlockOperation::NonBlockingLockExclusive
     };
-    flock(file, operation).map_err(|errno| match errno {
-        Errno::WOULDBLOCK => FileError::InUse {
-            path: options.path.clone(),
-        },
-        _ => failed(&options.path, "lock")(errno),
-    })
+    let deadline = Instant::now() + LOCK_PATIENCE;
+    loop {
+        match flock(file, operation) {
+            Ok(()) => return Ok(()),
+            Err(Errno::WOULDBLOCK) if Instant::now() < deadline => std::thread::sleep(LOCK_RETRY),
+            Err(Errno::WOULDBLOCK) => {
+                return Err(FileError::InUse {
+                    path: options.path.clone(),
+                });
+            }
+            Err(errno) => return Err(failed(&options.path, "lock")(errno)),
+        }
+    }
 }
 
 fn prepare(file: OwnedFd, options: &FileOptions) -> Result<Opened, FileError> {

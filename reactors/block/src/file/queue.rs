@@ -421,3 +421,6 @@ impl DeviceQueue for FileQueue {
         self.ledger.drain()
     }
 }
+
+#[cfg(test)]
+mod tests;

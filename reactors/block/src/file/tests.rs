@@ -1,1 +1,284 @@
+//! Opening files: what is made, what is refused, and what is said about it.
 
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use rustix::io::Errno;
+use tempfile::TempDir;
+
+use super::*;
+
+fn folder() -> TempDir {
+    let built_on = std::env::current_exe().unwrap();
+    TempDir::new_in(built_on.parent().unwrap()).unwrap()
+}
+
+fn options(path: &Path, size_bytes: Option<u64>) -> FileOptions {
+    FileOptions {
+        size_bytes,
+        ..FileOptions::new("file", path)
+    }
+}
+
+fn refusal(options: FileOptions) -> FileError {
+    FileDevice::open(options).err().expect("a refusal")
+}
+
+#[test]
+fn a_missing_file_is_made_sparse_and_is_there_afterwards() {
+    let folder = folder();
+    let path = folder.path().join("image");
+    let device = FileDevice::open(options(&path, Some(1 << 40))).unwrap();
+    assert_eq!(device.geometry().bytes(), 1 << 40);
+    assert!(device.geometry().volatile_write_cache);
+    let found = std::fs::metadata(&path).unwrap();
+    assert_eq!((found.len(), found.blocks()), (1 << 40, 0));
+    assert_eq!(found.mode() & 0o777, 0o600);
+    drop(device);
+    for size_bytes in [None, Some(1 << 40)] {
+        let device = FileDevice::open(options(&path, size_bytes)).unwrap();
+        assert_eq!(device.geometry().block_count, 1 << 28);
+    }
+}
+
+#[test]
+fn an_empty_file_gets_its_size() {
+    let folder = folder();
+    let path = folder.path().join("image");
+    std::fs::write(&path, []).unwrap();
+    let error = refusal(options(&path, None));
+    assert!(
+        matches!(
+            error,
+            FileError::Shape {
+                source: ShapeError::Empty,
+                ..
+            }
+        ),
+        "{error}"
+    );
+    let read_only = FileOptions {
+        read_only: true,
+        ..options(&path, Some(8192))
+    };
+    assert!(matches!(
+        refusal(read_only),
+        FileError::Size {
+            found: 0,
+            wanted: 8192,
+            ..
+        }
+    ));
+    let device = FileDevice::open(options(&path, Some(8192))).unwrap();
+    assert_eq!(device.geometry().block_count, 2);
+}
+
+#[test]
+fn a_missing_file_needs_a_size_to_be_made() {
+    let folder = folder();
+    let path = folder.path().join("image");
+    assert!(matches!(
+        refusal(options(&path, None)),
+        FileError::Missing { .. }
+    ));
+    let read_only = FileOptions {
+        read_only: true,
+        ..options(&path, Some(4096))
+    };
+    assert!(matches!(refusal(read_only), FileError::Missing { .. }));
+    let error = refusal(options(&path.join("below"), Some(4096)));
+    assert!(
+        matches!(error, FileError::System { step: "create", .. }),
+        "{error:?}"
+    );
+    assert!(!path.exists());
+}
+
+#[test]
+fn impossible_sizes_touch_nothing() {
+    let folder = folder();
+    let path = folder.path().join("image");
+    for (size_bytes, block_size) in [(4096 + 512, 4096), (513, 512), (0, 512), (8192, 1024)] {
+        let options = FileOptions {
+            block_size,
+            ..options(&path, Some(size_bytes))
+        };
+        let error = refusal(options);
+        assert!(matches!(error, FileError::Shape { .. }), "{error}");
+        assert!(error.to_string().contains("image"), "{error}");
+    }
+    assert!(!path.exists());
+}
+
+#[test]
+fn a_file_that_cannot_be_made_whole_is_removed_again() {
+    let folder = folder();
+    let path = folder.path().join("image");
+    // More than any file system's largest file, less than a file offset.
+    let error = refusal(options(&path, Some((1 << 63) - 4096)));
+    assert!(
+        matches!(
+            error,
+            FileError::System {
+                step: "set the size of",
+                ..
+            }
+        ),
+        "{error}"
+    );
+    assert!(!path.exists());
+}
+
+#[test]
+fn a_file_of_another_size_is_left_alone() {
+    let folder = folder();
+    let path = folder.path().join("image");
+    std::fs::write(&path, vec![1; 8192]).unwrap();
+    let error = refusal(options(&path, Some(4096)));
+    assert!(
+        matches!(
+            error,
+            FileError::Size {
+                found: 8192,
+                wanted: 4096,
+                ..
+            }
+        ),
+        "{error}"
+    );
+    assert_eq!(std::fs::read(&path).unwrap(), vec![1; 8192]);
+    std::fs::write(&path, vec![1; 4097]).unwrap();
+    let error = refusal(options(&path, None));
+    let uneven = ShapeError::Uneven {
+        size_bytes: 4097,
+        block_size: 4096,
+    };
+    assert!(
+        matches!(&error, FileError::Shape { source, .. } if *source == uneven),
+        "{error}"
+    );
+}
+
+#[test]
+fn only_regular_files_are_served() {
+    let folder = folder();
+    let fifo = folder.path().join("fifo");
+    let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+    let kind = rustix::fs::FileType::Fifo;
+    rustix::fs::mknodat(rustix::fs::CWD, &fifo, kind, mode, 0).unwrap();
+    for path in [folder.path(), &fifo, Path::new("/dev/null")] {
+        for read_only in [false, true] {
+            let options = FileOptions {
+                read_only,
+                ..options(path, Some(4096))
+            };
+            assert!(
+                matches!(refusal(options), FileError::NotAFile { .. }),
+                "{}",
+                path.display()
+            );
+        }
+    }
+}
+
+#[test]
+fn nobody_serves_a_file_twice() {
+    let folder = folder();
+    let path = folder.path().join("image");
+    let writer = FileDevice::open(options(&path, Some(8192))).unwrap();
+    let read_only = || FileOptions {
+        read_only: true,
+        ..options(&path, None)
+    };
+    for options in [options(&path, None), read_only()] {
+        let error = refusal(options);
+        assert!(matches!(error, FileError::InUse { .. }), "{error}");
+        assert!(error.to_string().contains("in use"), "{error}");
+    }
+    assert!(path.exists(), "a refusal does not remove what others serve");
+    drop(writer);
+    let readers = [read_only(), read_only()].map(|options| FileDevice::open(options).unwrap());
+    assert!(matches!(
+        refusal(options(&path, None)),
+        FileError::InUse { .. }
+    ));
+    drop(readers);
+    FileDevice::open(options(&path, None)).unwrap();
+}
+
+#[test]
+fn the_lock_lasts_as_long_as_a_queue() {
+    let folder = folder();
+    let path = folder.path().join("image");
+    let device = FileDevice::open(options(&path, Some(8192))).unwrap();
+    let arena = crate::conformance::arena();
+    let options_queue = QueueOptions {
+        core: 0,
+        depth: 1,
+        pool: arena.pool(0),
+    };
+    let queue = device.open_queue(options_queue).unwrap();
+    drop(device);
+    assert!(matches!(
+        refusal(options(&path, None)),
+        FileError::InUse { .. }
+    ));
+    drop(queue);
+    FileDevice::open(options(&path, None)).unwrap();
+}
+
+#[test]
+fn page_cache_by_choice_needs_no_notice() {
+    let folder = folder();
+    let never = FileOptions {
+        direct: DirectIo::Never,
+        ..options(&folder.path().join("image"), Some(8192))
+    };
+    let device = FileDevice::open(never).unwrap();
+    assert!(!device.is_direct());
+    assert!(
+        !device
+            .notices()
+            .iter()
+            .any(|n| matches!(n, FileNotice::Buffered { .. }))
+    );
+}
+
+#[test]
+fn notices_are_one_line_with_what_it_costs() {
+    let path = PathBuf::from("/srv/image");
+    let reasons = [
+        BufferedReason::Unsupported,
+        BufferedReason::Alignment {
+            unit: 4096,
+            block_size: 512,
+        },
+        BufferedReason::MemoryAlignment { unit: 8192 },
+        BufferedReason::Refused(Errno::INVAL),
+    ];
+    for reason in reasons {
+        let file_system = FileSystem(0x0102_1994);
+        let notice = FileNotice::Buffered {
+            path: path.clone(),
+            file_system,
+            reason,
+        };
+        let words = notice.to_string();
+        assert!(
+            words.starts_with("/srv/image: no direct I/O on tmpfs: "),
+            "{words}"
+        );
+        assert!(
+            words.contains("page cache") && !words.contains('\n'),
+            "{words}"
+        );
+    }
+    let notice = FileNotice::NoDeallocate {
+        path,
+        file_system: FileSystem(0xBAD),
+    };
+    assert!(
+        notice.to_string().contains("type 0xbad cannot punch holes"),
+        "{notice}"
+    );
+}

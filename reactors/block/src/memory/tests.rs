@@ -1,1 +1,242 @@
+//! What only RAM does: lending, parking what meets a loan, and zeroing in pieces.
 
+use hugemem::{Arena, ArenaConfig, Loan, Pool};
+
+use super::*;
+use crate::request::Completion;
+
+fn device(size_bytes: u64, block_size: u32) -> MemoryDevice {
+    let options = MemoryOptions {
+        name: "ram".into(),
+        uuid: [1; 16],
+        size_bytes,
+        block_size,
+        pages: PagePolicy::Ordinary,
+        read_only: false,
+    };
+    MemoryDevice::new(options).unwrap()
+}
+
+struct Bench {
+    queue: Box<dyn DeviceQueue>,
+    pool: Pool,
+    next_tag: u64,
+}
+
+impl Bench {
+    fn new(device: &MemoryDevice) -> Self {
+        let config = ArenaConfig {
+            bytes: 1 << 20,
+            pages: PagePolicy::Ordinary,
+            max_transfer: 4096,
+        };
+        let pool = Arena::new(config).unwrap().pool(0);
+        let queue = device.open_queue(QueueOptions {
+            core: 0,
+            depth: 64,
+            pool: pool.clone(),
+        });
+        Self {
+            queue: queue.unwrap(),
+            pool,
+            next_tag: 0,
+        }
+    }
+
+    fn submit(&mut self, operation: Operation, lba: u64, blocks: u32, byte: Option<u8>) -> u64 {
+        self.next_tag += 1;
+        let data = byte.map(|byte| {
+            let mut lease = self.pool.take(blocks as usize * 512).unwrap();
+            lease.fill(byte);
+            lease
+        });
+        let request = Request {
+            tag: self.next_tag,
+            operation,
+            lba,
+            blocks,
+            data,
+        };
+        self.queue.submit(request).unwrap();
+        self.next_tag
+    }
+
+    fn poll(&mut self) -> Vec<Completion> {
+        let mut batch = CompletionBatch::new();
+        self.queue.poll(&mut batch);
+        batch.into_iter().collect()
+    }
+
+    fn poll_tags(&mut self) -> Vec<u64> {
+        self.poll()
+            .iter()
+            .map(|completion| completion.tag)
+            .collect()
+    }
+
+    fn lend(&mut self, lba: u64) -> Loan {
+        let tag = self.submit(Operation::Read, lba, 1, None);
+        let mut completions = self.poll();
+        let completion = completions.pop().unwrap();
+        assert_eq!((completion.tag, completions.len()), (tag, 0));
+        let Some(Data::Loan(loan)) = completion.data else {
+            panic!("not a loan")
+        };
+        loan
+    }
+}
+
+const WRITE: Operation = Operation::Write { fua: false };
+
+#[test]
+fn sizes_that_cannot_be() {
+    let options = MemoryOptions {
+        name: "ram".into(),
+        uuid: [1; 16],
+        size_bytes: 0,
+        block_size: 4096,
+        pages: PagePolicy::Ordinary,
+        read_only: false,
+    };
+    for (size_bytes, expected) in [
+        (0, ShapeError::Empty),
+        (
+            4097,
+            ShapeError::Uneven {
+                size_bytes: 4097,
+                block_size: 4096,
+            },
+        ),
+    ] {
+        let refused = MemoryDevice::new(MemoryOptions {
+            size_bytes,
+            ..options.clone()
+        });
+        let Err(MemoryError::Shape(error)) = refused else {
+            panic!("{size_bytes} bytes")
+        };
+        assert_eq!(error, expected);
+    }
+    let refused = MemoryDevice::new(MemoryOptions {
+        size_bytes: 1 << 60,
+        ..options
+    });
+    assert!(matches!(refused, Err(MemoryError::Memory { .. })));
+}
+
+#[test]
+fn a_stream_of_reads_cannot_keep_a_write_out() {
+    let device = device(1 << 20, 512);
+    let mut bench = Bench::new(&device);
+    let loan = bench.lend(3);
+    let write = bench.submit(WRITE, 3, 1, Some(0xAB));
+    // These touch the same unit of memory, and would each lend it anew before the last is returned.
+    let reads = [3, 0, 7].map(|lba| bench.submit(Operation::Read, lba, 1, None));
+    assert_eq!(bench.poll_tags(), []);
+    assert!(
+        bench.queue.has_ready(),
+        "nothing else tells when the loan ends"
+    );
+    assert_eq!(device.health().waits, 4);
+    // What touches other memory passes.
+    let elsewhere = bench.submit(WRITE, 8, 1, Some(1));
+    let flush = bench.submit(Operation::Flush, 3, 1, None);
+    assert_eq!(bench.poll_tags(), [elsewhere, flush]);
+    drop(loan);
+    let completions = bench.poll();
+    let tags: Vec<u64> = completions
+        .iter()
+        .map(|completion| completion.tag)
+        .collect();
+    assert_eq!(
+        tags,
+        [write, reads[0], reads[1], reads[2]],
+        "in the order in which they came"
+    );
+    assert_eq!(completions[1].data.as_deref(), Some(&[0xAB; 512][..]));
+    assert_eq!(completions[2].data.as_deref(), Some(&[0; 512][..]));
+    assert!(!bench.queue.has_ready());
+}
+
+#[test]
+fn reads_share_what_is_lent() {
+    let device = device(1 << 20, 512);
+    let mut bench = Bench::new(&device);
+    let first = bench.lend(3);
+    let second = bench.lend(3);
+    let tag = bench.submit(Operation::Read, 3, 1, Some(9));
+    assert_eq!(bench.poll_tags(), [tag]);
+    drop((first, second));
+}
+
+#[test]
+fn a_loan_of_another_queue_is_waited_for_too() {
+    let device = device(1 << 20, 512);
+    let (mut reader, mut writer) = (Bench::new(&device), Bench::new(&device));
+    let loan = reader.lend(0);
+    let write = writer.submit(WRITE, 0, 8, Some(5));
+    let zeroes = Operation::WriteZeroes {
+        fua: false,
+        deallocate: true,
+    };
+    let zero = writer.submit(zeroes, 0, 1, None);
+    assert_eq!(writer.poll_tags(), []);
+    assert!(loan.iter().all(|&byte| byte == 0));
+    drop(loan);
+    assert_eq!(writer.poll_tags(), [write, zero]);
+    assert!(reader.lend(0).iter().all(|&byte| byte == 0));
+    assert!(reader.lend(1).iter().all(|&byte| byte == 5));
+}
+
+#[test]
+fn a_large_range_is_zeroed_in_pieces_while_others_are_served() {
+    const SIZE: u64 = 8 << 20;
+    let device = device(SIZE, 512);
+    let mut bench = Bench::new(&device);
+    let last = SIZE / 512 - 1;
+    for lba in [0, last] {
+        bench.submit(WRITE, lba, 1, Some(0xFF));
+    }
+    assert_eq!(bench.poll().len(), 2);
+    let zeroes = Operation::WriteZeroes {
+        fua: false,
+        deallocate: false,
+    };
+    let zero = bench.submit(zeroes, 1, last as u32, None);
+    let done_part = bench.submit(Operation::Read, 0, 1, Some(0));
+    let part_to_do = bench.submit(Operation::Read, last, 1, Some(0));
+    let mut polls = 0;
+    let mut seen = Vec::new();
+    while seen.len() < 3 {
+        seen.extend(bench.poll_tags());
+        polls += 1;
+        assert!(polls <= SIZE.div_ceil(ZERO_BYTES_PER_POLL_MAX as u64) + 1);
+    }
+    assert!(
+        polls >= SIZE / ZERO_BYTES_PER_POLL_MAX as u64,
+        "{polls} polls"
+    );
+    assert_eq!(
+        seen,
+        [done_part, zero, part_to_do],
+        "only what is still to be zeroed waits"
+    );
+    assert!(bench.lend(0).iter().all(|&byte| byte == 0xFF));
+    assert!(bench.lend(last).iter().all(|&byte| byte == 0));
+    assert_eq!(device.health().write_zeroes, 1);
+}
+
+#[test]
+fn a_dropped_queue_leaves_nothing_held() {
+    let device = device(1 << 20, 512);
+    let mut bench = Bench::new(&device);
+    let loan = bench.lend(0);
+    bench.submit(WRITE, 0, 1, Some(1));
+    bench.submit(Operation::Read, 100, 1, None);
+    assert_eq!(bench.queue.in_flight(), 2);
+    drop(bench);
+    drop(loan);
+    let mut bench = Bench::new(&device);
+    let tags = [0, 100].map(|lba| bench.submit(WRITE, lba, 1, Some(2)));
+    assert_eq!(bench.poll_tags(), tags);
+}
