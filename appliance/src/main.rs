@@ -1,2 +1,30 @@
-//! Under construction.
-fn main() {}
+//! `windlass`: storage on the network from polled, pinned cores. This file is the command line; `appliance` starts
+//! and stops what it asks for.
+
+#![forbid(unsafe_code)]
+
+mod appliance;
+mod command_line;
+mod devices;
+mod embedded;
+mod exports;
+mod reactor_setup;
+mod signals;
+mod summary;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+fn main() -> ExitCode {
+    let arguments = command_line::Arguments::parse();
+    command_line::log_to_stderr(arguments.log.as_deref());
+    match command_line::run(arguments.command) {
+        Ok(code) => code,
+        Err(error) => {
+            // Configuration problems bring their own places and carets; everything else is one line.
+            eprintln!("{}", command_line::one_line(error.as_ref()));
+            ExitCode::FAILURE
+        }
+    }
+}

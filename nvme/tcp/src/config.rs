@@ -1,5 +1,6 @@
 //! What the appliance decides about NVMe/TCP, with its limits.
 
+use nvme_target::PortId;
 use reactors::Nanos;
 
 /// Whether a digest is used, against what the host asks for in its ICReq.
@@ -20,24 +21,39 @@ pub const IN_CAPSULE_BYTES_MAX: u32 = 64 << 10;
 pub(crate) const RECEIVE_BUFFER_BYTES: usize = 64 << 10;
 /// Connections that one reactor serves at most; the token of a request has 16 bits for it.
 pub const CONNECTIONS_PER_REACTOR_MAX: usize = 4096;
-/// Entries that a submission queue may have at most.
-pub const QUEUE_DEPTH_MAX: u16 = 4096;
 
 const _: () = assert!(CONNECTIONS_PER_REACTOR_MAX <= 1 << 16);
 // The largest header with its digest and padding must fit beside what is left of the PDU before it.
 const _: () = assert!(RECEIVE_BUFFER_BYTES >= 4 * 256);
 
-/// Settings of one reactor's NVMe/TCP transport.
-#[derive(Debug, Clone)]
-pub struct TcpConfig {
+/// What hosts of one port get.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PortSettings {
     /// In-capsule data that I/O queues may carry, bytes, a multiple of 16.
     pub in_capsule_bytes: u32,
-    /// Largest data of one H2CData PDU, bytes, a multiple of 4 and at least 4,096 (MAXH2CDATA).
-    pub host_data_bytes_max: u32,
     /// Header digest.
     pub header_digest: DigestPolicy,
     /// Data digest.
     pub data_digest: DigestPolicy,
+}
+
+impl Default for PortSettings {
+    fn default() -> Self {
+        Self {
+            in_capsule_bytes: 16 << 10,
+            header_digest: DigestPolicy::default(),
+            data_digest: DigestPolicy::default(),
+        }
+    }
+}
+
+/// Settings of one reactor's NVMe/TCP transport.
+#[derive(Debug, Clone)]
+pub struct TcpConfig {
+    /// The ports that do not have the default settings.
+    pub ports: Vec<(PortId, PortSettings)>,
+    /// Largest data of one H2CData PDU, bytes, a multiple of 4 and at least 4,096 (MAXH2CDATA).
+    pub host_data_bytes_max: u32,
     /// Whether a read that succeeded ends with the C2HData PDU's SUCCESS flag in place of a response capsule.
     pub success_flag: bool,
     /// Connections at most on this reactor.
@@ -48,13 +64,20 @@ pub struct TcpConfig {
     pub close_timeout: Nanos,
 }
 
+impl TcpConfig {
+    /// What hosts of `port` get.
+    #[must_use]
+    pub fn port(&self, port: PortId) -> PortSettings {
+        let found = self.ports.iter().find(|(id, _)| *id == port);
+        found.map_or_else(PortSettings::default, |(_, settings)| *settings)
+    }
+}
+
 impl Default for TcpConfig {
     fn default() -> Self {
         Self {
-            in_capsule_bytes: 8192,
+            ports: Vec::new(),
             host_data_bytes_max: 1 << 20,
-            header_digest: DigestPolicy::default(),
-            data_digest: DigestPolicy::default(),
             success_flag: true,
             connections_max: 1024,
             setup_timeout: Nanos::from_secs(10),

@@ -19,7 +19,7 @@ use nvme_target::{
 use reactors::Nanos;
 use zerocopy::IntoBytes;
 
-use crate::config::{DigestPolicy, TcpConfig};
+use crate::config::{DigestPolicy, PortSettings, TcpConfig};
 use crate::counters::TcpCounters;
 use crate::digest::digest;
 use crate::receive::{Order, Payload, Pdu, Receiver, Rules, Violation};
@@ -128,6 +128,7 @@ pub(crate) struct Connection<S> {
     pending_connect: Option<PendingConnect>,
     held: usize,
     port: PortId,
+    settings: PortSettings,
     setup_deadline: Nanos,
     /// When bytes last arrived; a connection that was active lately is polled without asking epoll.
     pub(crate) last_arrival: Nanos,
@@ -153,6 +154,7 @@ impl<S: ByteStream> Connection<S> {
             pending_connect: None,
             held: 0,
             port,
+            settings: cx.config.port(port),
             setup_deadline: cx.now.saturating_add(cx.config.setup_timeout),
             last_arrival: cx.now,
             flush_listed: false,
@@ -475,8 +477,8 @@ impl<S: ByteStream> Connection<S> {
             return Err(wrong(FatalError::INVALID_HEADER_FIELD, offset::PDA));
         }
         let (Some(header_digest), Some(data_digest)) = (
-            choose_digest(cx.config.header_digest, request.dgst.header()),
-            choose_digest(cx.config.data_digest, request.dgst.data()),
+            choose_digest(self.settings.header_digest, request.dgst.header()),
+            choose_digest(self.settings.data_digest, request.dgst.data()),
         ) else {
             return Err(wrong(FatalError::UNSUPPORTED_PARAMETER, offset::DGST));
         };
@@ -535,7 +537,7 @@ impl<S: ByteStream> Connection<S> {
             transport: cx.transport,
             port: self.port,
             connection: u32::from(self.token.connection()),
-            in_capsule_max: cx.config.in_capsule_bytes,
+            in_capsule_max: self.settings.in_capsule_bytes,
         };
         match cx.core.connect(&arrival, &sqe, &data[..filled], cx.now) {
             ConnectOutcome::Accepted {

@@ -20,7 +20,7 @@ mod transmit;
 mod transport;
 
 pub use config::{
-    CONNECTIONS_PER_REACTOR_MAX, DigestPolicy, IN_CAPSULE_BYTES_MAX, QUEUE_DEPTH_MAX, TcpConfig,
+    CONNECTIONS_PER_REACTOR_MAX, DigestPolicy, IN_CAPSULE_BYTES_MAX, PortSettings, TcpConfig,
 };
 pub use connections::ConnectionSet;
 pub use counters::{Count, TcpCounters};

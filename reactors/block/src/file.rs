@@ -228,6 +228,14 @@ impl FileDevice {
         &self.notices
     }
 
+    /// Makes durable whatever was written, by whichever queue. Blocking: for the end of an orderly stop.
+    ///
+    /// # Errors
+    /// What fdatasync(2) answered.
+    pub fn sync(&self) -> std::io::Result<()> {
+        Ok(rustix::fs::fdatasync(&self.shared.file)?)
+    }
+
     /// What the rings of the queues opened so far could not have, each notice once.
     #[must_use]
     pub fn ring_notices(&self) -> Vec<uring::Notice> {

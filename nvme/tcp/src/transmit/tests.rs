@@ -22,7 +22,7 @@ impl ByteStream for Wire {
 
     fn send(&mut self, buffers: &[IoSlice<'_>]) -> Transferred {
         self.calls += 1;
-        if self.calls % 3 == 0 {
+        if self.calls.is_multiple_of(3) {
             return Transferred::WouldBlock;
         }
         let mut room = self.grain;

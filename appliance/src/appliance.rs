@@ -1,0 +1,287 @@
+//! The appliance's start, watch and stop, in order.
+//!
+//! Start: addresses, memory, devices, target, reactors. Stop: no new connections, what is in flight to its end or the
+//! deadline, devices flushed, files closed.
+
+use std::net::{SocketAddr, TcpListener};
+use std::process::ExitCode;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use appliance_config::{Config, Idle};
+use block::FileDevice;
+use hugemem::{Arena, ArenaConfig};
+use nvme_target::Target;
+use nvme_tcp::{Placement, TcpConfig, TcpCounters};
+use reactors::{Clock, IdlePolicy, Nanos, ReactorConfig, Reactors};
+
+use crate::command_line::Failure;
+use crate::devices::{Devices, page_policy};
+use crate::exports;
+use crate::reactor_setup::{Own, Parts, set_up};
+use crate::signals::Termination;
+
+/// Sockets that may be on their way between two reactors.
+const HANDOFFS_MAX: usize = 256;
+/// How often the reactors are looked after.
+const WATCH_INTERVAL: Duration = Duration::from_secs(1);
+/// A reactor that does not come back from one call for this long is reported.
+const STUCK_AFTER: Nanos = Nanos::from_secs(2);
+
+/// A running appliance.
+pub(crate) struct Appliance {
+    config: Config,
+    cores: Vec<usize>,
+    addresses: Vec<SocketAddr>,
+    arena: Arc<Arena>,
+    target: Arc<Target>,
+    files: Vec<Arc<FileDevice>>,
+    reactors: Reactors,
+    start_took: Duration,
+}
+
+#[derive(Debug, thiserror::Error)]
+enum StartError {
+    #[error("appliance.cores: {cause}")]
+    Cores {
+        cause: appliance_config::CoresNotAllowed,
+    },
+    #[error("listener {name} cannot listen on {address}")]
+    Listen {
+        name: String,
+        address: SocketAddr,
+        #[source]
+        cause: std::io::Error,
+    },
+    #[error("appliance.memory = {memory}")]
+    Memory {
+        memory: String,
+        #[source]
+        cause: hugemem::ArenaError,
+    },
+}
+
+impl Appliance {
+    /// Starts what `config` says; when this returns, the exports answer.
+    ///
+    /// # Errors
+    /// The first thing that cannot be had. Nothing is left running.
+    pub(crate) fn start(config: Config) -> Result<Self, Failure> {
+        let began = Instant::now();
+        for notice in config.notices() {
+            tracing::warn!("{notice}");
+        }
+        let cores = config
+            .appliance
+            .cores
+            .resolve(&allowed_cores()?)
+            .map_err(|cause| StartError::Cores { cause })?;
+        let listeners = bind(&config)?;
+        let addresses = listeners
+            .iter()
+            .map(TcpListener::local_addr)
+            .collect::<Result<Vec<_>, _>>()?;
+        let arena = take_memory(&config)?;
+        let devices = Devices::open(&config, &arena)?;
+        let target = Target::new(
+            exports::target_config(&config, &devices.all, &addresses, arena.max_transfer()),
+            cores.len(),
+            devices.all.clone(),
+        )?;
+        let parts = Parts {
+            arena: Arc::clone(&arena),
+            devices: devices.all,
+            target: Arc::clone(&target),
+            tcp: tcp_config(&config, cores.len()),
+            counters: cores
+                .iter()
+                .map(|_| Arc::new(TcpCounters::default()))
+                .collect(),
+            placement: Placement::new(cores.len()),
+            own: distribute(listeners, cores.len()),
+        };
+        let reactors = Reactors::start(reactor_configs(&config, &cores), move |index, setup| {
+            set_up(&parts, index, setup)
+        })?;
+        let handles = reactors.handles().to_vec();
+        target.set_waker(Box::new(move |reactor| handles[reactor].wake()));
+        let start_took = began.elapsed();
+        let files = devices.files;
+        Ok(Self {
+            config,
+            cores,
+            addresses,
+            arena,
+            target,
+            files,
+            reactors,
+            start_took,
+        })
+    }
+
+    /// Looks after the reactors until the process is asked to end or one of them is gone.
+    pub(crate) fn serve_until(&self, termination: &mut Termination) {
+        while !termination.wait(WATCH_INTERVAL) {
+            let now = self.reactors.clock().now();
+            for handle in self.reactors.handles() {
+                if !handle.is_running() {
+                    // Its connections are lost; a restart brings all of them back.
+                    tracing::error!("reactor {} has died: stopping", handle.index());
+                    return;
+                }
+                if let Some(stuck) = handle.stuck_in(now, STUCK_AFTER) {
+                    tracing::error!("reactor {} is stuck: {stuck:?}", handle.index());
+                }
+            }
+        }
+    }
+
+    /// Stops in phases. A second request to end cuts it short; the exit status tells whether all came to its end.
+    pub(crate) fn stop(self, termination: &mut Termination) -> ExitCode {
+        let deadline = self.config.appliance.shutdown_deadline.as_duration();
+        tracing::info!(
+            ?deadline,
+            "stopping: no new connections, finishing what is in flight"
+        );
+        self.target.shut_down();
+        let (files, reactors) = (self.files, self.reactors);
+        let stopping = std::thread::spawn(move || {
+            let within = Nanos(u64::try_from(deadline.as_nanos()).unwrap_or(u64::MAX));
+            let report = reactors.stop(within);
+            for outstanding in &report.outstanding {
+                tracing::error!("not finished at the deadline: {outstanding}");
+            }
+            let flushed = flush_files(&files);
+            report.is_clean() && flushed
+        });
+        while !stopping.is_finished() {
+            if termination.wait(Duration::from_millis(10)) {
+                tracing::error!("asked to end twice: stopping at once, without waiting");
+                return ExitCode::FAILURE;
+            }
+        }
+        match stopping.join() {
+            Ok(true) => {
+                tracing::info!("stopped");
+                ExitCode::SUCCESS
+            }
+            Ok(false) | Err(_) => ExitCode::FAILURE,
+        }
+    }
+
+    pub(crate) fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// The core of each reactor.
+    pub(crate) fn cores(&self) -> &[usize] {
+        &self.cores
+    }
+
+    /// What each listener is bound to.
+    pub(crate) fn addresses(&self) -> &[SocketAddr] {
+        &self.addresses
+    }
+
+    pub(crate) fn arena(&self) -> &Arena {
+        &self.arena
+    }
+
+    pub(crate) fn start_took(&self) -> Duration {
+        self.start_took
+    }
+}
+
+/// The cores that this process may use.
+fn allowed_cores() -> std::io::Result<Vec<usize>> {
+    let set = rustix::thread::sched_getaffinity(None)?;
+    Ok((0..rustix::thread::CpuSet::MAX_CPU)
+        .filter(|core| set.is_set(*core))
+        .collect())
+}
+
+fn bind(config: &Config) -> Result<Vec<TcpListener>, StartError> {
+    let bound = config.listeners.iter().map(|listener| {
+        let address = listener.address.socket_addr();
+        TcpListener::bind(address).map_err(|cause| StartError::Listen {
+            name: listener.name.as_str().to_owned(),
+            address,
+            cause,
+        })
+    });
+    bound.collect()
+}
+
+fn take_memory(config: &Config) -> Result<Arc<Arena>, StartError> {
+    let memory = config.appliance.memory;
+    let arena = Arena::new(ArenaConfig {
+        bytes: memory.bytes() as usize,
+        pages: page_policy(config.appliance.pages),
+        max_transfer: config.limits.max_transfer.bytes() as usize,
+    })
+    .map_err(|cause| StartError::Memory {
+        memory: memory.to_string(),
+        cause,
+    })?;
+    for notice in arena.region().notices() {
+        tracing::warn!("memory: {notice}");
+    }
+    Ok(arena)
+}
+
+fn tcp_config(config: &Config, reactors: usize) -> TcpConfig {
+    let connections = config.limits.max_connections as usize;
+    TcpConfig {
+        ports: exports::port_settings(config),
+        // Placement evens the reactors out, but one may get more than its share for a while.
+        connections_max: if reactors == 1 {
+            connections
+        } else {
+            connections.div_ceil(reactors) * 2
+        },
+        ..TcpConfig::default()
+    }
+}
+
+/// Gives each reactor its end of the mesh, and the listeners in turn.
+fn distribute(listeners: Vec<TcpListener>, reactors: usize) -> Vec<Mutex<Option<Own>>> {
+    let mut own: Vec<Own> = reactors::mesh::mesh(reactors, HANDOFFS_MAX)
+        .into_iter()
+        .map(|handoffs| Own {
+            handoffs,
+            listeners: Vec::new(),
+        })
+        .collect();
+    for (index, listener) in listeners.into_iter().enumerate() {
+        own[index % reactors]
+            .listeners
+            .push((exports::port_id(index), listener));
+    }
+    own.into_iter().map(|own| Mutex::new(Some(own))).collect()
+}
+
+fn reactor_configs(config: &Config, cores: &[usize]) -> Vec<ReactorConfig> {
+    let idle = match config.appliance.idle {
+        Idle::Adaptive => IdlePolicy::adaptive(),
+        Idle::Poll => IdlePolicy::Poll,
+        Idle::Sleep => IdlePolicy::Sleep,
+    };
+    cores
+        .iter()
+        .map(|core| ReactorConfig {
+            idle,
+            ..ReactorConfig::pinned(*core)
+        })
+        .collect()
+}
+
+fn flush_files(files: &[Arc<FileDevice>]) -> bool {
+    let mut flushed = true;
+    for file in files {
+        if let Err(error) = file.sync() {
+            tracing::error!(%error, "a file could not be flushed");
+            flushed = false;
+        }
+    }
+    flushed
+}

@@ -1,0 +1,137 @@
+//! Commands, their options, and how errors and log lines look.
+
+use std::error::Error;
+use std::io::IsTerminal;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use appliance_config::{Colour, Config, LoadError};
+use clap::{Parser, Subcommand};
+use tracing_subscriber::EnvFilter;
+
+use crate::appliance::Appliance;
+use crate::{embedded, signals, summary};
+
+/// What every command may fail with.
+pub(crate) type Failure = Box<dyn Error>;
+
+/// A polled-mode NVMe-oF storage appliance.
+#[derive(Parser, Debug)]
+#[command(name = "windlass", version, about, max_term_width = 100)]
+pub(crate) struct Arguments {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+    /// What to log, for example `info`, `debug` or `nvme_tcp=debug`; also WINDLASS_LOG.
+    #[arg(long, global = true, env = "WINDLASS_LOG", value_name = "FILTER")]
+    pub(crate) log: Option<String>,
+}
+
+#[derive(Subcommand, Debug)]
+pub(crate) enum Command {
+    /// Serve what FILE says until SIGTERM or Ctrl-C; without FILE, a RAM and a file namespace on loopback.
+    Run {
+        /// The configuration, a TOML file.
+        file: Option<PathBuf>,
+        /// Where the embedded default keeps its file namespace.
+        #[arg(long, value_name = "DIR", conflicts_with = "file")]
+        data_dir: Option<PathBuf>,
+    },
+    /// Print every problem in FILE, or what a start with it would serve.
+    Check {
+        /// The configuration, a TOML file.
+        file: PathBuf,
+    },
+}
+
+/// Runs `command` to its end.
+pub(crate) fn run(command: Command) -> Result<ExitCode, Failure> {
+    match command {
+        Command::Run { file, data_dir } => {
+            // Before anything else is set up, so that an early SIGTERM ends the start in order.
+            let mut signals = signals::Termination::install()?;
+            let config = match file {
+                Some(file) => load(&file)?,
+                None => embedded::configuration(data_dir.as_deref())?,
+            };
+            let appliance = Appliance::start(config)?;
+            summary::announce_ready(&appliance);
+            appliance.serve_until(&mut signals);
+            Ok(appliance.stop(&mut signals))
+        }
+        Command::Check { file } => {
+            let config = load(&file)?;
+            summary::print_check(&file, &config);
+            Ok(ExitCode::SUCCESS)
+        }
+    }
+}
+
+fn load(file: &Path) -> Result<Config, Failure> {
+    Config::load(file).map_err(|error| match error {
+        LoadError::Problems(problems) => {
+            let colour = if std::io::stderr().is_terminal() {
+                Colour::Always
+            } else {
+                Colour::Never
+            };
+            problems.display(colour).to_string().into()
+        }
+        other => other.into(),
+    })
+}
+
+/// Log lines go to standard error: the journal adds time and name, a terminal gets colours.
+pub(crate) fn log_to_stderr(filter: Option<&str>) {
+    let filter =
+        EnvFilter::try_new(filter.unwrap_or("info")).unwrap_or_else(|_| EnvFilter::new("info"));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_target(false)
+        .without_time()
+        .init();
+}
+
+/// An error and its causes in one line; text that has lines of its own stays as it is.
+pub(crate) fn one_line(error: &dyn Error) -> String {
+    let mut line = error.to_string();
+    if line.contains('\n') {
+        return line.trim_end().to_owned();
+    }
+    let mut cause = error.source();
+    while let Some(source) = cause {
+        let text = source.to_string();
+        // Errors that print their cause themselves would say it twice.
+        if !line.ends_with(&text) {
+            line.push_str(": ");
+            line.push_str(&text);
+        }
+        cause = source.source();
+    }
+    format!("windlass: {line}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("the arena cannot be had")]
+    struct Outer(#[source] std::io::Error);
+
+    #[test]
+    fn causes_stand_in_one_line() {
+        let outer = Outer(std::io::Error::other("no memory"));
+        assert_eq!(
+            one_line(&outer),
+            "windlass: the arena cannot be had: no memory"
+        );
+    }
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        use clap::CommandFactory;
+        Arguments::command().debug_assert();
+    }
+}

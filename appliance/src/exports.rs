@@ -1,0 +1,143 @@
+//! From the configuration's exports and listeners to what the target core serves.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use appliance_config::{Access, Config, Digest, Export, Listener, Transport};
+use block::Device;
+use nvme_target::{
+    DeviceIndex, NamespaceConfig, PortConfig, PortId, SubsystemConfig, TargetConfig, TargetLimits,
+    TransportKind,
+};
+use nvme_tcp::{DigestPolicy, PortSettings};
+
+/// The firmware revision that hosts are told: this build's version.
+const FIRMWARE: &str = env!("CARGO_PKG_VERSION");
+
+/// What the target serves, given the devices in the configuration's order and the addresses that were bound.
+pub(crate) fn target_config(
+    config: &Config,
+    devices: &[Arc<dyn Device>],
+    bound: &[SocketAddr],
+    transfer_max: usize,
+) -> TargetConfig {
+    TargetConfig {
+        subsystems: config
+            .exports
+            .iter()
+            .map(|export| subsystem(config, export, devices))
+            .collect(),
+        ports: config
+            .listeners
+            .iter()
+            .zip(bound)
+            .enumerate()
+            .map(|(index, (listener, address))| port(index, listener, *address))
+            .collect(),
+        limits: TargetLimits {
+            transfer_max,
+            ..TargetLimits::default()
+        },
+    }
+}
+
+/// The port number of the listener at `index`.
+pub(crate) fn port_id(index: usize) -> PortId {
+    PortId(index as u16)
+}
+
+/// What hosts of each listener get.
+pub(crate) fn port_settings(config: &Config) -> Vec<(PortId, PortSettings)> {
+    let settings = |listener: &Listener| PortSettings {
+        in_capsule_bytes: listener.in_capsule_data.bytes() as u32,
+        header_digest: digest_policy(listener.header_digest),
+        data_digest: digest_policy(listener.data_digest),
+    };
+    let listeners = config.listeners.iter().enumerate();
+    listeners
+        .map(|(index, listener)| (port_id(index), settings(listener)))
+        .collect()
+}
+
+fn digest_policy(digest: Digest) -> DigestPolicy {
+    match digest {
+        Digest::Off => DigestPolicy::Off,
+        Digest::Allowed => DigestPolicy::Allowed,
+        Digest::Required => DigestPolicy::Required,
+    }
+}
+
+fn port(index: usize, listener: &Listener, bound: SocketAddr) -> PortConfig {
+    PortConfig {
+        id: port_id(index),
+        transport: match listener.transport {
+            Transport::Tcp => TransportKind::Tcp,
+        },
+        address: bound.ip().to_string(),
+        service: bound.port().to_string(),
+        ipv6: bound.is_ipv6(),
+        secure: false,
+    }
+}
+
+fn subsystem(config: &Config, export: &Export, devices: &[Arc<dyn Device>]) -> SubsystemConfig {
+    let listeners = || {
+        let named = config.listeners.iter().enumerate();
+        named.filter(|(_, listener)| export.listeners.contains(&listener.name))
+    };
+    let (allow_any_host, hosts) = match &export.access {
+        Access::AnyHost => (true, Vec::new()),
+        Access::Hosts(hosts) => (
+            false,
+            hosts.iter().map(|host| host.as_str().to_owned()).collect(),
+        ),
+    };
+    SubsystemConfig {
+        nqn: export.nqn.as_str().to_owned(),
+        serial: config.serial_number(export).as_str().to_owned(),
+        model: export.model.as_str().to_owned(),
+        firmware: FIRMWARE.to_owned(),
+        allow_any_host,
+        hosts,
+        namespaces: namespaces(config, export, devices),
+        io_queues_max: export.max_io_queues,
+        // A subsystem has one queue size, so that of its strictest listener.
+        queue_depth_max: listeners()
+            .map(|(_, listener)| listener.queue_depth)
+            .min()
+            .unwrap_or(Listener::QUEUE_DEPTH_DEFAULT),
+        ports: listeners().map(|(index, _)| port_id(index)).collect(),
+    }
+}
+
+fn namespaces(
+    config: &Config,
+    export: &Export,
+    devices: &[Arc<dyn Device>],
+) -> Vec<NamespaceConfig> {
+    let mut namespaces = Vec::new();
+    for namespace in &export.namespaces {
+        // The configuration's check has seen that every namespace names a device.
+        let found = config
+            .devices
+            .iter()
+            .position(|device| device.name == namespace.device);
+        let Some((index, device)) = found.and_then(|index| Some((index, devices.get(index)?)))
+        else {
+            continue;
+        };
+        let read_only = config.devices[index].read_only;
+        let identity = config.namespace_identity(export, namespace);
+        let geometry = device.geometry();
+        namespaces.push(NamespaceConfig {
+            nsid: namespace.nsid,
+            device: DeviceIndex(index as u16),
+            geometry,
+            uuid: *identity.uuid.as_bytes(),
+            nguid: identity.nguid,
+            eui64: identity.eui64,
+            read_only: geometry.read_only || read_only,
+        });
+    }
+    namespaces
+}

@@ -1,0 +1,139 @@
+//! The binary as a user runs it: a child process that is always ended, by its id.
+
+#![expect(dead_code, reason = "each test binary uses its own part")]
+
+use std::io::{BufRead, BufReader, Read};
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+/// Nothing that a test waits for takes this long, however busy the machine.
+pub(crate) const LIMIT: Duration = Duration::from_secs(30);
+
+/// `windlass` with `arguments`, run to its end.
+pub(crate) fn run(arguments: &[&str]) -> Finished {
+    let output = Command::new(env!("CARGO_BIN_EXE_windlass"))
+        .args(arguments)
+        .stdin(Stdio::null())
+        .output()
+        .expect("the binary runs");
+    Finished {
+        status: output.status,
+        stdout: String::from_utf8(output.stdout).expect("UTF-8"),
+        stderr: String::from_utf8(output.stderr).expect("UTF-8"),
+    }
+}
+
+/// What a finished run left.
+#[derive(Debug)]
+pub(crate) struct Finished {
+    pub(crate) status: ExitStatus,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+/// A running appliance.
+pub(crate) struct Windlass {
+    child: Child,
+    stdout: BufReader<std::process::ChildStdout>,
+    /// The lines up to `windlass: ready`.
+    pub(crate) announced: Vec<String>,
+}
+
+impl Windlass {
+    /// Starts `windlass run FILE` and waits until it says that it is ready.
+    pub(crate) fn start(file: &Path) -> Self {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_windlass"))
+            .args(["--log", "warn", "run"])
+            .arg(file)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("the binary runs");
+        let stdout = BufReader::new(child.stdout.take().expect("a pipe"));
+        let mut windlass = Self {
+            child,
+            stdout,
+            announced: Vec::new(),
+        };
+        loop {
+            let mut line = String::new();
+            let bytes = windlass.stdout.read_line(&mut line).expect("readable");
+            assert!(
+                bytes > 0,
+                "it ended before it was ready: {:?}",
+                windlass.announced
+            );
+            if line.trim_end() == "windlass: ready" {
+                return windlass;
+            }
+            windlass.announced.push(line.trim_end().to_owned());
+        }
+    }
+
+    /// The address of the first listener, from the `attach:` line.
+    pub(crate) fn address(&self) -> SocketAddr {
+        let line = self
+            .announced
+            .iter()
+            .find(|line| line.starts_with("attach: "));
+        let words: Vec<&str> = line.expect("an attach line").split(' ').collect();
+        let after = |option| {
+            let at = words
+                .iter()
+                .position(|word| *word == option)
+                .expect("the option is there");
+            words[at + 1]
+        };
+        format!("{}:{}", after("-a"), after("-s"))
+            .parse()
+            .expect("an address")
+    }
+
+    pub(crate) fn pid(&self) -> Pid {
+        Pid::from_child(&self.child)
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        kill_process(self.pid(), signal).expect("it runs");
+    }
+
+    /// Processor time that the process has used, user and system.
+    pub(crate) fn cpu_time(&self) -> Duration {
+        let path = format!("/proc/{}/stat", self.child.id());
+        let stat = std::fs::read_to_string(path).expect("it runs");
+        // The command's name is in parentheses and may hold blanks; fields 14 and 15 are counted behind it (proc(5)).
+        let (_, fields) = stat.rsplit_once(')').expect("a name in parentheses");
+        let fields: Vec<&str> = fields.split_whitespace().collect();
+        let ticks: u64 = fields[11..13]
+            .iter()
+            .map(|field| field.parse::<u64>().expect("a number"))
+            .sum();
+        Duration::from_millis(ticks * 1000 / rustix::param::clock_ticks_per_second())
+    }
+
+    /// Waits for the end, which must come.
+    pub(crate) fn wait(mut self) -> (ExitStatus, String) {
+        let began = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().expect("waitable") {
+                let mut rest = String::new();
+                self.stdout.read_to_string(&mut rest).expect("readable");
+                return (status, rest);
+            }
+            assert!(began.elapsed() < LIMIT, "it did not end within {LIMIT:?}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+impl Drop for Windlass {
+    fn drop(&mut self) {
+        // Already ended, unless the test failed.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,204 @@
+//! Starting and stopping: wrong configurations, missing things, signals, rest.
+
+mod process;
+
+use std::fs;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use process::{Windlass, run};
+use rustix::process::Signal;
+use tempfile::TempDir;
+
+/// A configuration with one RAM namespace on a port that the system chooses, followed by `more`.
+fn configuration(directory: &TempDir, appliance: &str, more: &str) -> PathBuf {
+    let text = format!(
+        r#"
+[appliance]
+memory = "16MiB"
+pages = "ordinary"
+{appliance}
+
+[[device]]
+name = "ram"
+type = "memory"
+size = "8MiB"
+
+[[listener]]
+name = "loopback"
+transport = "tcp"
+address = "127.0.0.1:0"
+
+[[export]]
+nqn = "nqn.2026-11.org.windlass:test"
+devices = ["ram"]
+listeners = ["loopback"]
+allow_any_host = true
+{more}"#
+    );
+    write(directory, &text)
+}
+
+fn write(directory: &TempDir, text: &str) -> PathBuf {
+    let path = directory.path().join("windlass.toml");
+    fs::write(&path, text).expect("writable");
+    path
+}
+
+/// `windlass run` must fail with exactly one line, which has these parts.
+#[track_caller]
+fn expect_one_line(file: &Path, parts: &[&str]) {
+    let finished = run(&["--log", "off", "run", &file.display().to_string()]);
+    assert_eq!(finished.status.code(), Some(1), "{finished:?}");
+    assert_eq!(finished.stdout, "");
+    assert_eq!(finished.stderr.lines().count(), 1, "{}", finished.stderr);
+    for part in parts {
+        assert!(
+            finished.stderr.contains(part),
+            "{part:?} is not in {}",
+            finished.stderr
+        );
+    }
+}
+
+#[test]
+fn every_problem_of_a_file_is_printed_at_once_and_nothing_starts() {
+    let directory = TempDir::new().expect("a directory");
+    let file = write(
+        &directory,
+        "[appliance]\nmemroy = \"1GiB\"\n\n[[device]]\nname = \"a\"\ntype = \"memory\"\nsize = \"7 bananas\"\n\n\
+         [[device]]\nname = \"b\"\ntype = \"nvme\"\npci = \"0000:3b:00.0\"\n\n\
+         [[listener]]\nname = \"san\"\ntransport = \"rdma\"\naddress = \"192.0.2.10:4420\"\n\n\
+         [[export]]\nnqn = \"nqn.2026-11.org.windlass:x\"\ndevices = [\"c\"]\nlisteners = [\"san\"]\n",
+    );
+    for command in ["run", "check"] {
+        let finished = run(&[command, &file.display().to_string()]);
+        assert_eq!(finished.status.code(), Some(1));
+        assert_eq!(finished.stdout, "");
+        for part in [
+            "memroy",
+            "memory",
+            "2:",
+            "7:",
+            "not in this build yet",
+            "11:",
+            "16:",
+            "allow_any_host",
+        ] {
+            assert!(
+                finished.stderr.contains(part),
+                "{part:?} is not in\n{}",
+                finished.stderr
+            );
+        }
+    }
+}
+
+#[test]
+fn check_says_what_a_start_would_serve() {
+    let directory = TempDir::new().expect("a directory");
+    let file = configuration(&directory, "cores = \"0\"", "");
+    let finished = run(&["check", &file.display().to_string()]);
+    assert_eq!(finished.status.code(), Some(0), "{finished:?}");
+    for part in [
+        "valid",
+        "cores 0",
+        "nqn.2026-11.org.windlass:test",
+        "namespace 1",
+        "8MiB",
+    ] {
+        assert!(
+            finished.stdout.contains(part),
+            "{part:?} is not in\n{}",
+            finished.stdout
+        );
+    }
+}
+
+#[test]
+fn a_file_that_is_not_there_is_one_line() {
+    let directory = TempDir::new().expect("a directory");
+    let missing = directory.path().join("missing.toml");
+    expect_one_line(&missing, &["missing.toml", "No such file"]);
+}
+
+#[test]
+fn a_port_in_use_is_one_line() {
+    let directory = TempDir::new().expect("a directory");
+    let taken = TcpListener::bind("127.0.0.1:0").expect("a loopback port");
+    let address = taken.local_addr().expect("bound").to_string();
+    let file = configuration(&directory, "", "");
+    let text = fs::read_to_string(&file)
+        .expect("readable")
+        .replace("127.0.0.1:0", &address);
+    fs::write(&file, text).expect("writable");
+    expect_one_line(&file, &["listener loopback", &address, "in use"]);
+}
+
+#[test]
+fn a_device_file_that_is_not_there_is_one_line() {
+    let directory = TempDir::new().expect("a directory");
+    let file = configuration(&directory, "", "");
+    let text = fs::read_to_string(&file).expect("readable");
+    let image = directory.path().join("vol0.img");
+    let text = text.replace(
+        "type = \"memory\"\nsize = \"8MiB\"",
+        &format!("type = \"file\"\npath = \"{}\"", image.display()),
+    );
+    fs::write(&file, text).expect("writable");
+    expect_one_line(&file, &["device ram", "vol0.img", "No such file"]);
+}
+
+#[test]
+fn too_little_memory_is_one_line() {
+    let directory = TempDir::new().expect("a directory");
+    let file = configuration(&directory, "", "");
+    let text = fs::read_to_string(&file).expect("readable");
+    fs::write(&file, text.replace("16MiB", "8TiB")).expect("writable");
+    expect_one_line(&file, &["memory", "8TiB"]);
+}
+
+#[test]
+fn a_core_that_is_not_there_is_one_line() {
+    let directory = TempDir::new().expect("a directory");
+    let file = configuration(&directory, "cores = \"8000\"", "");
+    expect_one_line(&file, &["cores", "8000"]);
+}
+
+#[test]
+fn sigterm_ends_it_in_order() {
+    let directory = TempDir::new().expect("a directory");
+    for signal in [Signal::TERM, Signal::INT] {
+        let windlass = Windlass::start(&configuration(&directory, "", ""));
+        windlass.signal(signal);
+        let (status, _) = windlass.wait();
+        assert_eq!(status.code(), Some(0));
+    }
+}
+
+#[test]
+fn an_idle_appliance_uses_less_than_two_percent_of_a_core() {
+    let directory = TempDir::new().expect("a directory");
+    let windlass = Windlass::start(&configuration(&directory, "idle = \"adaptive\"", ""));
+    let before = windlass.cpu_time();
+    std::thread::sleep(Duration::from_secs(3));
+    let used = windlass.cpu_time() - before;
+    assert!(
+        used < Duration::from_millis(60),
+        "{used:?} of processor time in 3 s at rest"
+    );
+    windlass.signal(Signal::TERM);
+    assert_eq!(windlass.wait().0.code(), Some(0));
+}
+
+#[test]
+fn the_embedded_default_says_where_it_cannot_keep_its_file() {
+    let finished = run(&["run", "--data-dir", "/dev/null/nowhere"]);
+    assert_eq!(finished.status.code(), Some(1), "{finished:?}");
+    assert!(
+        finished.stderr.contains("/dev/null/nowhere"),
+        "{}",
+        finished.stderr
+    );
+}

@@ -1,0 +1,84 @@
+//! Steady-state I/O makes no heap allocation (design, section 4): 100,000 requests under a counting allocator.
+
+mod harness;
+
+use harness::ram;
+use harness::wire::{Answer, Host, Stage};
+use hugemem::allocation_counter::{CountingAllocator, allocations_on_this_thread};
+use nvme_spec::Sqe;
+use nvme_spec::sgl::SglDescriptor;
+use nvme_spec::tcp::{Framing, H2cData};
+use zerocopy::IntoBytes;
+
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator;
+
+const REQUESTS: u32 = 100_000;
+const WARM_UP: u32 = 2_000;
+const DEPTH: u16 = 32;
+const DATA: [u8; 8192] = [0x5a; 8192];
+
+/// Reads, writes in the capsule, writes by R2T and flushes, `DEPTH` at a time.
+fn send_request(host: &Host, number: u32) {
+    let cid = (number % u32::from(DEPTH)) as u16;
+    let lba = u64::from(number % 1000) * 16;
+    match number % 5 {
+        0 | 1 => {
+            let sqe = Sqe::read(1, lba, 7).with_sgl(SglDescriptor::transport(4096));
+            host.send_as(sqe.with_cid(cid), &[]);
+        }
+        2 => host.send(Sqe::write(1, lba, 7, false).with_cid(cid), &DATA[..4096]),
+        3 => {
+            let sqe = Sqe::write(1, lba, 15, false).with_sgl(SglDescriptor::transport(8192));
+            host.send_as(sqe.with_cid(cid), &[]);
+        }
+        _ => host.send(Sqe::flush(1).with_cid(cid), &[]),
+    }
+}
+
+/// Turns until `count` requests are answered, giving the data that the target asks for.
+fn collect(stage: &mut Stage, host: &Host, count: u32) {
+    let mut answered = 0;
+    for _ in 0..10_000 {
+        stage.turn(&[host]);
+        while let Some(answer) = host.take_pdu() {
+            match answer {
+                Answer::Response(cqe) => {
+                    assert!(cqe.status().is_success());
+                    answered += 1;
+                }
+                Answer::Data(_, success, _) => answered += u32::from(success),
+                Answer::Request(cid, tag) => {
+                    let header = H2cData::new(cid, tag, 0, 8192, true, Framing::default());
+                    host.send_bytes(header.as_bytes());
+                    host.send_bytes(&DATA);
+                }
+                Answer::Initialised | Answer::Terminated => panic!("out of place: {answer:?}"),
+            }
+        }
+        if answered == count {
+            return;
+        }
+    }
+    panic!("{answered} of {count} requests answered");
+}
+
+fn run(stage: &mut Stage, host: &Host, requests: u32) {
+    for batch in 0..requests / u32::from(DEPTH) {
+        for number in 0..u32::from(DEPTH) {
+            send_request(host, batch * u32::from(DEPTH) + number);
+        }
+        collect(stage, host, u32::from(DEPTH));
+    }
+}
+
+#[test]
+fn a_hundred_thousand_requests_allocate_nothing() {
+    let mut stage = Stage::new(&ram(), 16 << 20);
+    let (_admin, io) = stage.attach(DEPTH + 1);
+    run(&mut stage, &io, WARM_UP);
+    let before = allocations_on_this_thread();
+    run(&mut stage, &io, REQUESTS);
+    assert_eq!(allocations_on_this_thread() - before, 0);
+    assert_eq!(stage.leases_out(), 0);
+}

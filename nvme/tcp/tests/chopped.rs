@@ -1,0 +1,158 @@
+//! A stream has no packets: however it is cut, the same bytes mean the same; whatever it carries, no harm is done.
+
+mod harness;
+
+use harness::ram;
+use harness::wire::{Answer, Host, Stage};
+use nvme_spec::Sqe;
+use nvme_spec::sgl::SglDescriptor;
+use nvme_spec::tcp::{CapsuleCmd, Framing};
+use proptest::prelude::*;
+use zerocopy::IntoBytes;
+
+/// Turns until nothing more comes; the answers in order of their command identifiers.
+fn settle(stage: &mut Stage, host: &Host) -> Vec<Answer> {
+    let mut answers = Vec::new();
+    let (mut quiet, mut sent) = (0, 0);
+    while quiet < 50 {
+        stage.turn(&[host]);
+        quiet += 1;
+        let so_far = host.wire.borrow().to_host.len();
+        if std::mem::replace(&mut sent, so_far) != so_far {
+            quiet = 0;
+        }
+        while let Some(answer) = host.take_pdu() {
+            answers.push(answer);
+            quiet = 0;
+        }
+        if !host.wire.borrow().to_target.is_empty() {
+            quiet = 0;
+        }
+    }
+    answers
+}
+
+/// Writes distinct blocks in their capsules, then reads them.
+fn script() -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for block in 0..8_u16 {
+        let data = [block as u8 + 1; 512];
+        let sqe = Sqe::write(1, u64::from(block), 0, false).with_cid(block);
+        let sqe = sqe.with_sgl(SglDescriptor::in_capsule(0, 512));
+        bytes.extend(CapsuleCmd::new(sqe, 512, Framing::default()).as_bytes());
+        bytes.extend(data);
+    }
+    for block in 0..8_u16 {
+        let sqe = Sqe::read(1, u64::from(block), 0).with_cid(0x100 + block);
+        let sqe = sqe.with_sgl(SglDescriptor::transport(512));
+        bytes.extend(CapsuleCmd::new(sqe, 0, Framing::default()).as_bytes());
+    }
+    bytes
+}
+
+#[test]
+fn any_grain_gives_the_same_answers() {
+    for grain in [usize::MAX, 4096, 513, 73, 72, 24, 7, 1] {
+        let mut stage = Stage::new(&ram(), 16 << 20);
+        let (_admin, io) = stage.attach(32);
+        io.wire.borrow_mut().grain = grain;
+        io.send_bytes(&script());
+        let answers = settle(&mut stage, &io);
+        let written = answers
+            .iter()
+            .filter(|answer| matches!(answer, Answer::Response(cqe) if cqe.status().is_success()));
+        assert_eq!(written.count(), 8, "grain {grain}");
+        for block in 0..8_u16 {
+            let expected = Answer::Data(0x100 + block, true, block as u8 + 1);
+            assert!(
+                answers.contains(&expected),
+                "block {block}, grain {grain}: {answers:?}"
+            );
+        }
+        assert_eq!(stage.leases_out(), 0);
+    }
+}
+
+/// With two slices for all requests, some must wait, and every one is served in the end.
+#[test]
+fn an_empty_pool_makes_requests_wait_and_none_fail() {
+    let mut stage = Stage::new(&ram(), 16 << 20);
+    let (_admin, io) = stage.attach(128);
+    // Writes of 1 MiB are fetched by R2T into leases of the largest class, of which 16 MiB have three.
+    for cid in 0..64 {
+        let sqe = Sqe::write(1, 0, 2047, false).with_cid(cid);
+        io.send_as(sqe.with_sgl(SglDescriptor::transport(1 << 20)), &[]);
+    }
+    let data = vec![9; 1 << 20];
+    let mut finished = 0;
+    for _ in 0..10_000 {
+        for answer in settle(&mut stage, &io) {
+            match answer {
+                Answer::Request(cid, tag) => {
+                    let framing = Framing::default();
+                    let header = nvme_spec::tcp::H2cData::new(cid, tag, 0, 1 << 20, true, framing);
+                    io.send_bytes(header.as_bytes());
+                    io.send_bytes(&data);
+                    finished += settle_one(&mut stage, &io);
+                }
+                Answer::Response(cqe) => {
+                    assert!(cqe.status().is_success());
+                    finished += 1;
+                }
+                other => panic!("out of place: {other:?}"),
+            }
+        }
+        if finished == 64 {
+            break;
+        }
+    }
+    assert_eq!(finished, 64);
+    let waits: u64 = stage
+        .arena
+        .counters()
+        .classes
+        .iter()
+        .map(|class| class.waits)
+        .sum();
+    assert!(waits > 0, "the pool was never short, so nothing was tested");
+    assert_eq!(stage.leases_out(), 0);
+}
+
+/// Lets the target take in what was sent; the responses that came at once.
+fn settle_one(stage: &mut Stage, host: &Host) -> u32 {
+    while !host.wire.borrow().to_target.is_empty() {
+        stage.turn(&[host]);
+    }
+    0
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    /// Valid traffic with bytes changed, cut anywhere and ended anywhere: no panic, no lease left behind, and a host
+    /// beside it is served.
+    #[test]
+    fn damaged_streams_harm_nobody(
+        damage in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..6),
+        end in any::<prop::sample::Index>(),
+        grain in prop_oneof![Just(usize::MAX), 1_usize..600],
+    ) {
+        let mut stage = Stage::new(&ram(), 16 << 20);
+        let (_admin, io) = stage.attach(32);
+        let (_other_admin, other) = stage.attach(32);
+        let mut bytes = script();
+        for (at, value) in damage {
+            let at = at.index(bytes.len());
+            bytes[at] = value;
+        }
+        bytes.truncate(end.index(bytes.len() + 1));
+        io.wire.borrow_mut().grain = grain;
+        io.send_bytes(&bytes);
+        settle(&mut stage, &io);
+        io.wire.borrow_mut().closed = true;
+        settle(&mut stage, &io);
+        prop_assert_eq!(stage.leases_out(), 0);
+        let cqe = stage.command(&other, Sqe::write(1, 100, 0, false), &[1; 512]);
+        prop_assert!(cqe.status().is_success());
+    }
+}
