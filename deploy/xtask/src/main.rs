@@ -40,7 +40,7 @@ enum Command {
     Interop(interop::Options),
     /// Run deploy/lab/lab with the given arguments.
     Lab {
-        /// What deploy/lab/lab understands, `--help` included.
+        /// What deploy/lab/lab understands; put `--` before it where it begins with a dash.
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<OsString>,
     },
@@ -55,7 +55,9 @@ fn main() -> ExitCode {
         Command::Demo(options) => demo::run(&options),
         Command::Interop(options) => interop::run(&options),
         Command::Lab { arguments } => {
-            return process::become_program(process::lab().args(arguments));
+            // The guest's command starts in the directory that the user is in.
+            let here = std::env::current_dir().unwrap_or_else(|_| process::root());
+            return process::become_program(process::lab().args(arguments).current_dir(here));
         }
         Command::Deny => steps::deny(),
     };
