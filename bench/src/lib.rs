@@ -6,8 +6,10 @@
 #![forbid(unsafe_code)]
 
 pub mod ceiling;
+pub mod compare;
 pub mod load;
 pub mod pinning;
+pub mod progress;
 pub mod random;
 pub mod report;
 pub mod table;

@@ -14,4 +14,4 @@ mod tests;
 
 pub use options::{Limit, OptionsError, Pattern, Workload};
 pub use phase::{OperationStats, Phase, PhaseKind, PhaseStats, Trouble};
-pub use run::{LoadError, RunPlan, Watch, run};
+pub use run::{LoadError, Outcome, RunPlan, Watch, run};

@@ -12,6 +12,10 @@ use serde::{Deserialize, Serialize};
 use crate::table::Table;
 use crate::units::{format_count, format_nanos, format_size};
 
+mod run;
+
+pub use run::{OperationReport, PhaseReport, RunReport, RunReports};
+
 /// Latencies of one kind of request.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Latency {

@@ -135,7 +135,7 @@ impl<I: Initiator> Lane<I> {
                 let read = self.kind == PhaseKind::ReadBack;
                 (blocks > 0).then_some((read, self.first_lba + self.cursor, blocks))
             }
-            PhaseKind::Main => {
+            PhaseKind::WarmUp | PhaseKind::Main => {
                 let read = self.random.below(100) < self.read_percent;
                 let pick = self.random.below(self.sizes_blocks.len() as u64) as usize;
                 let blocks = self.sizes_blocks.get(pick).copied()?;
@@ -212,7 +212,8 @@ impl<I: Initiator> Lane<I> {
                 started: now,
             };
         }
-        if self.kind != PhaseKind::Main || self.pattern == Pattern::Sequential {
+        let in_order = matches!(self.kind, PhaseKind::Fill | PhaseKind::ReadBack);
+        if in_order || self.pattern == Pattern::Sequential {
             self.cursor += u64::from(blocks);
         }
         true

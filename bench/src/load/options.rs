@@ -56,6 +56,8 @@ pub struct Workload {
     pub pattern: Pattern,
     /// When the main phase ends.
     pub limit: Limit,
+    /// How long to do the same before anything is counted.
+    pub warm_up: Duration,
     /// Write a stamp into every block, and check it on every read. What was in the region is lost.
     pub verify: bool,
     /// How much of the namespace is used, from its start; `None` for what suits the workload.

@@ -24,6 +24,8 @@ const IDLE_POLLS_MAX: u32 = 4000;
 pub enum PhaseKind {
     /// Writes the whole region once, in order.
     Fill,
+    /// As the main phase, and not reported.
+    WarmUp,
     /// Reads and writes as the workload says, until its limit.
     Main,
     /// Reads the whole region once, in order.
@@ -163,9 +165,12 @@ impl Shared {
     }
 }
 
-/// When a thread stops issuing in the main phase.
+/// When a thread stops issuing.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Until {
+    /// At the end of the region.
+    End,
+    /// After a time.
     Time(Duration),
     /// Operations on each lane.
     Operations(u64),
@@ -186,15 +191,12 @@ pub(crate) fn run_phase<I: Initiator>(
     let (mut now, mut last_completion) = (start, start);
     let mut idle_polls = 0;
     loop {
-        let time_is_up = match (kind, until) {
-            (PhaseKind::Main, Until::Time(limit)) => now - start >= limit,
-            _ => false,
-        };
-        let halted = time_is_up || shared.stop.load(Ordering::Relaxed);
-        let quota = match (kind, until) {
+        let halted = shared.stop.load(Ordering::Relaxed);
+        let quota = match until {
             _ if halted => 0,
-            (PhaseKind::Main, Until::Operations(operations)) => operations,
-            _ => u64::MAX,
+            Until::Time(limit) if now - start >= limit => 0,
+            Until::Operations(operations) => operations,
+            Until::End | Until::Time(_) => u64::MAX,
         };
         let (before, bytes_before) = totals(&stats);
         let turned = turn(lanes, quota, now, &mut stats);

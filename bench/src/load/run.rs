@@ -117,6 +117,9 @@ pub struct Outcome {
     pub copied_bytes: u64,
 }
 
+/// What a thread is to do next.
+type Order = (PhaseKind, Until);
+
 /// What the threads of a run tell.
 enum Message {
     /// The queues are open.
@@ -129,7 +132,7 @@ enum Message {
 
 /// A thread as the calling one sees it.
 struct Driver<'scope> {
-    commands: Option<Sender<PhaseKind>>,
+    commands: Option<Sender<Order>>,
     messages: Receiver<Message>,
     thread: ScopedJoinHandle<'scope, ()>,
 }
@@ -140,7 +143,6 @@ struct Assignment {
     suited: Arc<Suited>,
     arena: Arc<Arena>,
     core: Option<usize>,
-    until: Until,
     shared: Arc<Shared>,
 }
 
@@ -207,19 +209,12 @@ fn assign(
 ) -> Result<Vec<Assignment>, LoadError> {
     let workload = &plan.workload;
     let arena = take_arena(workload, suited.size_max_bytes)?;
-    let until = match workload.limit {
-        Limit::Time(time) => Until::Time(time),
-        Limit::Operations(operations) => {
-            Until::Operations(operations.div_ceil(u64::from(workload.queues)))
-        }
-    };
     let mut assignments: Vec<Assignment> = (0..usize::from(workload.threads))
         .map(|index| Assignment {
             lanes: Vec::new(),
             suited: Arc::clone(suited),
             arena: Arc::clone(&arena),
             core: plan.cores.get(index % plan.cores.len().max(1)).copied(),
-            until,
             shared: Arc::clone(shared),
         })
         .collect();
@@ -272,7 +267,7 @@ fn start<'scope>(scope: &'scope Scope<'scope, '_>, assignment: Assignment) -> Dr
 }
 
 /// A driving thread, from its queues' opening to its last count.
-fn drive_lanes(assignment: &Assignment, orders: &Receiver<PhaseKind>, reports: &Sender<Message>) {
+fn drive_lanes(assignment: &Assignment, orders: &Receiver<Order>, reports: &Sender<Message>) {
     let opened = open_lanes(assignment);
     let (mut lanes, ready) = match opened {
         Ok(lanes) => (lanes, Ok(())),
@@ -280,8 +275,8 @@ fn drive_lanes(assignment: &Assignment, orders: &Receiver<PhaseKind>, reports: &
     };
     // Sending fails only where the calling thread has given up.
     let _ = reports.send(Message::Ready(ready));
-    for kind in orders {
-        let stats = run_phase(&mut lanes, kind, assignment.until, &assignment.shared);
+    for (kind, until) in orders {
+        let stats = run_phase(&mut lanes, kind, until, &assignment.shared);
         let _ = reports.send(Message::Phase(Box::new(stats)));
     }
     let moved = lanes.iter().map(Lane::moved_bytes);
@@ -334,12 +329,13 @@ fn drive(
     for phase in phases(&suited.workload) {
         shared.operations.store(0, Ordering::Relaxed);
         shared.bytes.store(0, Ordering::Relaxed);
+        let until = until(phase.kind, &suited.workload);
         watch.phase_begins(phase, total(phase.kind, suited));
         let begun = Instant::now();
         for driver in drivers.iter() {
             let commands = driver.commands.as_ref().ok_or(LoadError::ThreadLost)?;
             commands
-                .send(phase.kind)
+                .send((phase.kind, until))
                 .map_err(|_| LoadError::ThreadLost)?;
         }
         let mut stats = PhaseStats::default();
@@ -365,28 +361,33 @@ fn drive(
 }
 
 fn phases(workload: &Workload) -> Vec<Phase> {
-    let main = Phase {
-        kind: PhaseKind::Main,
-        name: "main",
-    };
-    if workload.verify {
-        let fill = Phase {
-            kind: PhaseKind::Fill,
-            name: "fill",
-        };
-        let read_back = Phase {
-            kind: PhaseKind::ReadBack,
-            name: "read back",
-        };
-        vec![fill, main, read_back]
-    } else {
-        vec![main]
+    let phase = |kind, name, wanted: bool| wanted.then_some(Phase { kind, name });
+    [
+        phase(PhaseKind::Fill, "fill", workload.verify),
+        phase(PhaseKind::WarmUp, "warm up", !workload.warm_up.is_zero()),
+        phase(PhaseKind::Main, "main", true),
+        phase(PhaseKind::ReadBack, "read back", workload.verify),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
+}
+
+fn until(kind: PhaseKind, workload: &Workload) -> Until {
+    match (kind, workload.limit) {
+        (PhaseKind::Fill | PhaseKind::ReadBack, _) => Until::End,
+        (PhaseKind::WarmUp, _) => Until::Time(workload.warm_up),
+        (PhaseKind::Main, Limit::Time(time)) => Until::Time(time),
+        (PhaseKind::Main, Limit::Operations(operations)) => {
+            Until::Operations(operations.div_ceil(u64::from(workload.queues)))
+        }
     }
 }
 
 fn total(kind: PhaseKind, suited: &Suited) -> PhaseTotal {
     match (kind, suited.workload.limit) {
         (PhaseKind::Fill | PhaseKind::ReadBack, _) => PhaseTotal::Bytes(region_bytes(suited)),
+        (PhaseKind::WarmUp, _) => PhaseTotal::Time(suited.workload.warm_up),
         (PhaseKind::Main, Limit::Time(time)) => PhaseTotal::Time(time),
         (PhaseKind::Main, Limit::Operations(operations)) => PhaseTotal::Operations(operations),
     }

@@ -260,6 +260,7 @@ fn workload() -> Workload {
         read_percent: 60,
         pattern: Pattern::Random,
         limit: Limit::Operations(3000),
+        warm_up: Duration::ZERO,
         verify: true,
         region_bytes: None,
         seed: 77,
@@ -291,8 +292,12 @@ fn drive(disk: Disk, workload: &Workload) -> Vec<PhaseStats> {
     let mut lanes = [lane(disk, workload)];
     let shared = Shared::new(Duration::from_millis(30));
     let mut done = Vec::new();
-    for kind in [PhaseKind::Fill, PhaseKind::Main, PhaseKind::ReadBack] {
-        let stats = run_phase(&mut lanes, kind, Until::Operations(3000), &shared);
+    for (kind, until) in [
+        (PhaseKind::Fill, Until::End),
+        (PhaseKind::Main, Until::Operations(3000)),
+        (PhaseKind::ReadBack, Until::End),
+    ] {
+        let stats = run_phase(&mut lanes, kind, until, &shared);
         let troubled = stats.trouble.is_some();
         done.push(stats);
         if troubled {

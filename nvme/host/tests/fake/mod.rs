@@ -10,14 +10,16 @@ use std::time::Duration;
 use hugemem::{Arena, ArenaConfig, PagePolicy};
 use nvme_host::raw::assemble;
 use nvme_host::{ConnectOptions, HostIdentity};
+use nvme_spec::ascii::SpacePadded;
 use nvme_spec::command::{AdminOpcode, Cns, IoOpcode, LogPageId};
 use nvme_spec::event::AsyncEvent;
 use nvme_spec::fabrics::{ConnectData, FabricsType};
+use nvme_spec::features::NumberOfQueues;
 use nvme_spec::identify::{
     IDENTIFY_BYTES, IdentifyController, IdentifyNamespace, LbaFormat, NamespaceId,
     NamespaceIdWriter, NamespaceList,
 };
-use nvme_spec::log::{DiscoveryEntry, DiscoveryHeader};
+use nvme_spec::log::{DiscoveryEntry, DiscoveryHeader, SubsystemType, TransportType};
 use nvme_spec::nqn;
 use nvme_spec::registers::{
     Cap, Cc, Csts, Register, ShutdownNotification, ShutdownStatus, Version,
@@ -47,6 +49,8 @@ pub(crate) struct Manner {
     pub(crate) in_capsule_bytes: u32,
     /// Entries of the discovery log.
     pub(crate) discovery_entries: usize,
+    /// Grant as many I/O queues as asked for; else one less, so that the answer is seen to count.
+    pub(crate) spare_queue: bool,
     /// CSTS after CC.EN was set.
     pub(crate) csts: Csts,
 }
@@ -59,6 +63,7 @@ impl Default for Manner {
             success_flag: true,
             in_capsule_bytes: 4096,
             discovery_entries: 3,
+            spare_queue: false,
             csts: Csts::new().with_rdy(true),
         }
     }
@@ -363,9 +368,12 @@ impl Peer {
             },
             AdminOpcode::GET_LOG_PAGE if self.discovery => self.discovery_log(sqe),
             AdminOpcode::SET_FEATURES => {
-                // One queue less than asked for, so that the answer is seen to count.
-                let value = sqe.set_features().cdw11.get() - 0x0001_0001;
-                self.respond(Cqe::new(sqe.cid.get(), Status::SUCCESS).with_dw0(value));
+                let asked = NumberOfQueues::from_bits(sqe.set_features().cdw11.get());
+                let less = u16::from(!self.shared.manner.spare_queue);
+                let granted_z = asked.nsq_z().saturating_sub(less);
+                let granted = asked.with_nsq_z(granted_z).with_ncq_z(granted_z);
+                let cqe = Cqe::new(sqe.cid.get(), Status::SUCCESS);
+                self.respond(cqe.with_dw0(granted.into_bits()));
             }
             AdminOpcode::KEEP_ALIVE => {
                 self.respond_status(sqe, Status::SUCCESS);
@@ -426,6 +434,10 @@ impl Peer {
         for port in 0..count {
             let mut entry = DiscoveryEntry::default();
             entry.portid = U16::new(port as u16);
+            entry.trtype = TransportType::TCP;
+            entry.subtype = SubsystemType::NVM;
+            entry.subnqn = nqn::to_field(NQN).expect("a name");
+            entry.traddr = SpacePadded::new("127.0.0.1");
             log.extend_from_slice(entry.as_bytes());
         }
         let start = request.lpo.get() as usize;

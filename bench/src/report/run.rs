@@ -1,0 +1,260 @@
+//! What a load run found.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use super::{Latency, Machine};
+use crate::load::{Limit, OperationStats, Outcome, Pattern, PhaseKind, PhaseStats, RunPlan};
+use crate::table::Table;
+use crate::units::{format_count, format_nanos, format_size, mib_per_second, per_second};
+
+/// Operations of one kind in one phase.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct OperationReport {
+    /// Operations that ended well.
+    pub operations: u64,
+    /// Their data.
+    pub bytes: u64,
+    /// Operations per second.
+    pub iops: f64,
+    /// Data per second, MiB.
+    pub mib_per_second: f64,
+    /// From submission to completion.
+    pub latency: Latency,
+}
+
+impl OperationReport {
+    fn new(stats: &OperationStats, elapsed: std::time::Duration) -> Option<Self> {
+        (stats.operations > 0).then(|| Self {
+            operations: stats.operations,
+            bytes: stats.bytes,
+            iops: per_second(stats.operations, elapsed),
+            mib_per_second: mib_per_second(stats.bytes, elapsed),
+            latency: Latency::from_histogram(&stats.latencies),
+        })
+    }
+}
+
+/// One phase.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PhaseReport {
+    /// `fill`, `main` or `read back`.
+    pub name: String,
+    /// From the first submission to the last completion.
+    pub elapsed_seconds: f64,
+    /// Reads, where there were any.
+    pub reads: Option<OperationReport>,
+    /// Writes, where there were any.
+    pub writes: Option<OperationReport>,
+    /// Blocks read that held what they must.
+    pub blocks_right: u64,
+    /// Blocks read of which nothing was known.
+    pub blocks_unknown: u64,
+}
+
+impl PhaseReport {
+    fn new(name: &str, stats: &PhaseStats) -> Self {
+        Self {
+            name: name.to_owned(),
+            elapsed_seconds: stats.elapsed.as_secs_f64(),
+            reads: OperationReport::new(&stats.reads, stats.elapsed),
+            writes: OperationReport::new(&stats.writes, stats.elapsed),
+            blocks_right: stats.checked.right,
+            blocks_unknown: stats.checked.unknown,
+        }
+    }
+}
+
+/// One namespace under load.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RunReport {
+    /// Where it was taken.
+    pub machine: Machine,
+    /// The target's listener.
+    pub address: String,
+    /// The subsystem.
+    pub nqn: String,
+    /// The namespace.
+    pub nsid: u32,
+    /// Its size.
+    pub namespace_bytes: u64,
+    /// Bytes of its blocks.
+    pub block_bytes: u32,
+    /// How much of it was used.
+    pub region_bytes: u64,
+    /// Request sizes.
+    pub sizes_bytes: Vec<u32>,
+    /// `random` or `sequential`.
+    pub pattern: String,
+    /// Reads among the requests, percent.
+    pub read_percent: u8,
+    /// Requests in flight on each queue.
+    pub depth: u16,
+    /// I/O queues.
+    pub queues: u16,
+    /// Threads that drove them.
+    pub threads: u16,
+    /// The limit of the main phase, seconds, where it was a time.
+    pub limit_seconds: Option<f64>,
+    /// The limit of the main phase, operations, where it was a number.
+    pub limit_operations: Option<u64>,
+    /// What the workload's choices followed from.
+    pub seed: u64,
+    /// Header digests were on.
+    pub header_digest: bool,
+    /// Data digests were on.
+    pub data_digest: bool,
+    /// Whether every block read was checked.
+    pub verified: bool,
+    /// What ended the run early, where something did.
+    pub trouble: Option<String>,
+    /// Received data that the kernel put in place.
+    pub placed_bytes: u64,
+    /// Received data that was copied once more.
+    pub copied_bytes: u64,
+    /// The phases, in order.
+    pub phases: Vec<PhaseReport>,
+}
+
+impl RunReport {
+    /// The report of a run.
+    #[must_use]
+    pub fn new(plan: &RunPlan, outcome: &Outcome) -> Self {
+        let workload = &plan.workload;
+        let (limit_seconds, limit_operations) = match workload.limit {
+            Limit::Time(time) => (Some(time.as_secs_f64()), None),
+            Limit::Operations(operations) => (None, Some(operations)),
+        };
+        let trouble = outcome
+            .phases
+            .iter()
+            .find_map(|(_, stats)| stats.trouble.as_ref());
+        Self {
+            machine: Machine::here(),
+            address: plan.connect.address.to_string(),
+            nqn: plan.connect.subsystem_nqn.clone(),
+            nsid: plan.nsid,
+            namespace_bytes: outcome.namespace.bytes(),
+            block_bytes: outcome.namespace.block_bytes,
+            region_bytes: outcome.region_bytes,
+            sizes_bytes: outcome.sizes_bytes.clone(),
+            pattern: match workload.pattern {
+                Pattern::Random => "random".to_owned(),
+                Pattern::Sequential => "sequential".to_owned(),
+            },
+            read_percent: workload.read_percent,
+            depth: workload.depth,
+            queues: workload.queues,
+            threads: workload.threads,
+            limit_seconds,
+            limit_operations,
+            seed: workload.seed,
+            header_digest: plan.connect.header_digest,
+            data_digest: plan.connect.data_digest,
+            verified: workload.verify,
+            trouble: trouble.map(ToString::to_string),
+            placed_bytes: outcome.placed_bytes,
+            copied_bytes: outcome.copied_bytes,
+            phases: outcome
+                .phases
+                .iter()
+                .filter(|(phase, _)| phase.kind != PhaseKind::WarmUp)
+                .map(|(phase, stats)| PhaseReport::new(phase.name, stats))
+                .collect(),
+        }
+    }
+
+    /// Blocks that were checked over all phases.
+    #[must_use]
+    pub fn blocks_right(&self) -> u64 {
+        self.phases.iter().map(|phase| phase.blocks_right).sum()
+    }
+
+    fn write_heading(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let sizes: Vec<String> = self
+            .sizes_bytes
+            .iter()
+            .map(|&size| format_size(u64::from(size)))
+            .collect();
+        let digests = match (self.header_digest, self.data_digest) {
+            (false, false) => "",
+            (true, false) => ", header digests",
+            (false, true) => ", data digests",
+            (true, true) => ", header and data digests",
+        };
+        let plural = if self.queues == 1 { "" } else { "s" };
+        writeln!(
+            f,
+            "Namespace {} of {} at {}: {}, blocks of {}",
+            self.nsid,
+            self.nqn,
+            self.address,
+            format_size(self.namespace_bytes),
+            format_size(u64::from(self.block_bytes))
+        )?;
+        writeln!(
+            f,
+            "  {} {} %, {} over {}, {} queue{plural} of depth {}{digests}, seed {}\n",
+            self.pattern,
+            match self.read_percent {
+                100 => "reads 100".to_owned(),
+                0 => "writes 100".to_owned(),
+                reads => format!("reads {reads} / writes {}", 100 - reads.min(100)),
+            },
+            sizes.join(", "),
+            format_size(self.region_bytes),
+            self.queues,
+            self.depth,
+            self.seed
+        )
+    }
+}
+
+impl fmt::Display for RunReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.write_heading(f)?;
+        let mut table = Table::new(&["phase", "IOPS", "MiB/s", "p50", "p99", "p99.9", "max"]);
+        for phase in &self.phases {
+            let kinds = [("read", &phase.reads), ("write", &phase.writes)];
+            for (kind, report) in kinds {
+                let Some(report) = report else { continue };
+                let latency = &report.latency;
+                let name = match phase.name.as_str() {
+                    "main" => format!("{} {kind}", self.pattern),
+                    name => name.to_owned(),
+                };
+                let mut cells = vec![
+                    name,
+                    format_count(report.iops as u64),
+                    format!("{:.0}", report.mib_per_second),
+                ];
+                let times = [
+                    latency.p50_ns,
+                    latency.p99_ns,
+                    latency.p999_ns,
+                    latency.max_ns,
+                ];
+                cells.extend(times.map(format_nanos));
+                table.row(cells);
+            }
+        }
+        write!(f, "{table}")?;
+        match &self.trouble {
+            Some(trouble) => writeln!(f, "\n  FAILED: {trouble}"),
+            None if self.verified => writeln!(
+                f,
+                "\n  verified: {} blocks read, every one as it was written",
+                format_count(self.blocks_right())
+            ),
+            None => Ok(()),
+        }
+    }
+}
+
+/// All runs of one command.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RunReports {
+    /// One for each namespace.
+    pub runs: Vec<RunReport>,
+}

@@ -1,0 +1,281 @@
+//! The command against a small target over real sockets: what it prints, what it keeps, and how it ends.
+
+#[path = "../../nvme/host/tests/fake/mod.rs"]
+#[expect(dead_code, reason = "the host's own tests use the rest")]
+mod fake;
+
+use std::process::{Command, Output};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use bench::report::RunReports;
+use fake::{BLOCK, BLOCKS, Fake, Manner, NQN};
+use nvme_spec::command::IoOpcode;
+use nvme_spec::tcp::C2hEnd;
+use nvme_spec::{Sqe, Status};
+
+fn bench(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_bench"))
+        .args(arguments)
+        .output()
+        .expect("the command runs")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn verify(target: &Fake, more: &[&str]) -> Output {
+    let address = target.address.to_string();
+    let mut arguments = vec![
+        "run",
+        "--address",
+        &address,
+        "--verify",
+        "--ops",
+        "600",
+        "--depth",
+        "16",
+        "--seed",
+        "5",
+    ];
+    arguments.extend(more);
+    bench(&arguments)
+}
+
+#[test]
+fn a_verified_run_prints_a_table_and_keeps_json() {
+    let target = Fake::start(Manner {
+        r2t_bytes: 5000,
+        ..Manner::default()
+    });
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("run.json");
+    let file = file.to_str().expect("a name");
+    let output = verify(&target, &["--all-namespaces", "--progress", "--json", file]);
+    let (printed, told) = (text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success(), "{printed}{told}");
+    for part in [
+        NQN,
+        "2 MiB, blocks of 512 B",
+        "fill",
+        "random read",
+        "random write",
+        "read back",
+        "every one as it was written",
+        "seed 5",
+        "p99.9",
+    ] {
+        assert!(printed.contains(part), "no {part} in:\n{printed}");
+    }
+    assert!(
+        told.contains("namespace 1, fill: done") && told.contains("read back: done"),
+        "{told}"
+    );
+    let kept = std::fs::read_to_string(file).expect("written");
+    let kept: RunReports = serde_json::from_str(&kept).expect("JSON");
+    let [run] = &kept.runs[..] else {
+        panic!("one namespace")
+    };
+    assert!(run.verified && run.trouble.is_none());
+    let names: Vec<&str> = run.phases.iter().map(|phase| phase.name.as_str()).collect();
+    assert_eq!(names, ["fill", "main", "read back"]);
+    let main = &run.phases[1];
+    let operations = |report: &Option<bench::report::OperationReport>| {
+        report.map_or(0, |report| report.operations)
+    };
+    assert_eq!(operations(&main.reads) + operations(&main.writes), 600);
+    assert_eq!(run.phases[2].blocks_right, BLOCKS);
+    assert!(run.placed_bytes + run.copied_bytes >= BLOCKS * BLOCK as u64);
+}
+
+#[test]
+fn threads_queues_and_digests_work_together() {
+    let target = Fake::start(Manner {
+        c2h_bytes: 3000,
+        success_flag: false,
+        ..Manner::default()
+    });
+    let more = [
+        "--header-digest",
+        "--data-digest",
+        "--nqn",
+        NQN,
+        "--nsid",
+        "1",
+        "--warm-up",
+        "0.01",
+    ];
+    let refused = verify(&target, &[&more[..], &["--queues", "3"]].concat());
+    let told = text(&refused.stderr);
+    assert!(
+        !refused.status.success() && told.contains("grants 2 I/O queues, not 3"),
+        "{told}"
+    );
+    let generous = Fake::start(Manner {
+        spare_queue: true,
+        ..Manner::default()
+    });
+    let output = verify(
+        &generous,
+        &[&more[..], &["--queues", "3", "--threads", "2"]].concat(),
+    );
+    let printed = text(&output.stdout);
+    assert!(output.status.success(), "{printed}{}", text(&output.stderr));
+    assert!(
+        printed.contains("3 queues of depth 16, header and data digests"),
+        "{printed}"
+    );
+    assert!(!printed.contains("warm up"), "{printed}");
+}
+
+#[test]
+fn wrong_data_ends_the_run_with_a_failure() {
+    let reads = AtomicU32::new(0);
+    let target = Fake::with_hook(Manner::default(), move |peer, sqe: &Sqe| {
+        let wrong =
+            sqe.io_opcode() == IoOpcode::READ && reads.fetch_add(1, Ordering::Relaxed) == 40;
+        if wrong {
+            let bytes = sqe.read_write().blocks() as usize * BLOCK;
+            peer.send_data(sqe.cid.get(), 0, &vec![0x55; bytes], C2hEnd::Success);
+        }
+        wrong
+    });
+    let output = verify(&target, &[]);
+    let printed = text(&output.stdout);
+    assert_eq!(output.status.code(), Some(1), "{printed}");
+    assert!(
+        printed.contains("FAILED: WRONG DATA: block ") && printed.contains("(corrupt)"),
+        "{printed}"
+    );
+    assert!(
+        !printed.contains("every one as it was written"),
+        "{printed}"
+    );
+}
+
+#[test]
+fn a_failing_command_and_a_lost_connection_are_named() {
+    let target = Fake::with_hook(Manner::default(), |peer, sqe: &Sqe| {
+        let write = sqe.io_opcode() == IoOpcode::WRITE;
+        if write {
+            peer.respond_status(sqe, Status::NAMESPACE_WRITE_PROTECTED.with_dnr());
+        }
+        write
+    });
+    let output = verify(&target, &["--block-size", "4k"]);
+    let printed = text(&output.stdout);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(
+        printed.contains("FAILED: write of 8 blocks at 0 failed: namespace is write protected"),
+        "{printed}"
+    );
+    let target = Fake::with_hook(Manner::default(), |peer, _| {
+        peer.close();
+        true
+    });
+    let output = verify(&target, &[]);
+    let printed = text(&output.stdout);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(printed.contains("FAILED: the "), "{printed}");
+}
+
+#[test]
+fn what_cannot_be_is_one_line() {
+    let target = Fake::start(Manner {
+        discovery_entries: 0,
+        ..Manner::default()
+    });
+    let address = target.address.to_string();
+    let nobody = std::net::TcpListener::bind("127.0.0.1:0").expect("loopback");
+    let absent = nobody.local_addr().expect("bound").to_string();
+    drop(nobody);
+    for (arguments, code, part) in [
+        (&["run", "--address", &absent][..], 1, "cannot connect to"),
+        (&["discover", "--address", &absent], 1, "cannot connect to"),
+        (
+            &["run", "--address", &address],
+            1,
+            "offers this host no subsystem",
+        ),
+        (
+            &[
+                "run",
+                "--address",
+                &address,
+                "--nqn",
+                "nqn.2026-11.org.windlass:no",
+            ],
+            1,
+            "invalid parameters",
+        ),
+        (
+            &["run", "--address", &address, "--nqn", NQN, "--nsid", "7"],
+            1,
+            "Identify: ",
+        ),
+        (
+            &["run", "--address", &address, "--nqn", NQN, "--depth", "500"],
+            1,
+            "must be 1 to 127",
+        ),
+        (
+            &[
+                "run",
+                "--address",
+                &address,
+                "--nqn",
+                NQN,
+                "--block-size",
+                "1000",
+            ],
+            1,
+            "does not suit",
+        ),
+        (
+            &[
+                "run",
+                "--address",
+                &address,
+                "--nqn",
+                NQN,
+                "--cores",
+                "1023",
+            ],
+            1,
+            "core 1023",
+        ),
+        (&["run", "--mix", "1/1"], 2, "do not add up to 100"),
+        (&["ceiling"], 2, "required"),
+        (
+            &["compare", "tcp", "--windlass", "/nonexistent"],
+            1,
+            "is not there",
+        ),
+    ] {
+        let output = bench(arguments);
+        let told = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {told}");
+        assert!(told.contains(part), "{arguments:?}: {told}");
+        assert_eq!(told.trim_end().lines().count(), 1, "{arguments:?}: {told}");
+        assert!(
+            told.starts_with("bench: ") && output.stdout.is_empty(),
+            "{arguments:?}: {told}"
+        );
+    }
+}
+
+#[test]
+fn what_a_target_offers_is_listed() {
+    let target = Fake::start(Manner {
+        discovery_entries: 2,
+        ..Manner::default()
+    });
+    let output = bench(&["discover", "--address", &target.address.to_string()]);
+    let printed = text(&output.stdout);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert_eq!(printed.matches(NQN).count(), 2, "{printed}");
+    assert!(
+        printed.contains("tcp") && printed.contains("127.0.0.1"),
+        "{printed}"
+    );
+}
