@@ -26,7 +26,7 @@ use crate::operation::{Done, FILES_MAX, FileId, Operation, Pending, Step, outcom
 use crate::slots::{SlotKey, SlotTable};
 
 /// The kernel takes at most 1 GiB as one registered buffer (`io_uring_register(2)`, Linux 5.1 on).
-const FIXED_BUFFER_BYTES_MAX: usize = 1 << 30;
+pub(crate) const FIXED_BUFFER_BYTES_MAX: usize = 1 << 30;
 
 /// Leases of all rings of this process that were given up, see [`leaked_leases`].
 static LEAKED_LEASES: AtomicU64 = AtomicU64::new(0);
@@ -38,25 +38,32 @@ pub fn leaked_leases() -> u64 {
     LEAKED_LEASES.load(Ordering::Relaxed)
 }
 
-/// An arena whose region the kernel has pinned as this ring's fixed buffers.
-struct FixedBuffers {
+/// A region as the kernel has pinned it: pieces of one length, numbered from the start.
+#[derive(Clone, Copy, Debug)]
+struct Pinned {
     base: usize,
     len: usize,
-    /// Keeps the region mapped for as long as the ring may name it.
-    _arena: Arc<Arena>,
+    piece: usize,
 }
 
-impl FixedBuffers {
+impl Pinned {
     /// The registered buffer that holds the whole range, or none if the range lies in another arena
     /// or across two buffers.
     fn index(&self, address: usize, len: usize) -> Option<u16> {
         let start = address.checked_sub(self.base)?;
         let last = start.checked_add(len)?.checked_sub(1)?;
-        if last >= self.len || start / FIXED_BUFFER_BYTES_MAX != last / FIXED_BUFFER_BYTES_MAX {
+        if last >= self.len || start / self.piece != last / self.piece {
             return None;
         }
-        u16::try_from(start / FIXED_BUFFER_BYTES_MAX).ok()
+        u16::try_from(start / self.piece).ok()
     }
+}
+
+/// An arena whose region the kernel has pinned as this ring's fixed buffers.
+struct FixedBuffers {
+    pinned: Pinned,
+    /// Keeps the region mapped for as long as the ring may name it.
+    _arena: Arc<Arena>,
 }
 
 /// What happened on a ring besides plain success. Plain numbers: a ring belongs to one thread.
@@ -112,24 +119,22 @@ impl Kernel {
         }
     }
 
-    /// Has the kernel pin the arena's region as fixed buffers.
-    pub(crate) fn register_arena(&mut self, arena: Arc<Arena>) -> Result<(), Errno> {
+    /// Has the kernel pin the arena's region as fixed buffers of at most `piece` bytes.
+    pub(crate) fn register_arena(&mut self, arena: Arc<Arena>, piece: usize) -> Result<(), Errno> {
         let (base, len) = (arena.region().base_address(), arena.region().len());
         let buffers: Vec<libc::iovec> = (0..len)
-            .step_by(FIXED_BUFFER_BYTES_MAX)
+            .step_by(piece)
             .map(|offset| libc::iovec {
                 iov_base: std::ptr::without_provenance_mut(base + offset),
-                iov_len: FIXED_BUFFER_BYTES_MAX.min(len - offset),
+                iov_len: piece.min(len - offset),
             })
             .collect();
-        // SAFETY: the vectors cover exactly the arena's mapping, which lives at least as long as the
-        // ring, since `arena` is kept beside it and fields drop after the ring was closed or the
-        // kernel's own pins outlive the mapping. The kernel touches the memory only on behalf of
-        // entries, which name leases in the table.
+        // SAFETY: the vectors cover exactly the arena's mapping, which stays as long as the ring:
+        // `arena` is kept beside it and dropped after it. The kernel touches the memory only on
+        // behalf of entries, and these name leases in the table.
         unsafe { self.ring.submitter().register_buffers(&buffers) }.map_err(|e| errno(&e))?;
         self.buffers = Some(FixedBuffers {
-            base,
-            len,
+            pinned: Pinned { base, len, piece },
             _arena: arena,
         });
         Ok(())
@@ -352,7 +357,7 @@ fn build(pending: &mut Pending, file: types::Fd, buffers: Option<&FixedBuffers>)
         (
             address,
             len as u32,
-            buffers.and_then(|buffers| buffers.index(address.addr(), len)),
+            buffers.and_then(|buffers| buffers.pinned.index(address.addr(), len)),
         )
     };
     match &mut pending.operation {
@@ -405,4 +410,33 @@ fn build(pending: &mut Pending, file: types::Fd, buffers: Option<&FixedBuffers>)
 
 fn errno(error: &std::io::Error) -> Errno {
     Errno::from_io_error(error).unwrap_or(Errno::IO)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_are_found_in_their_piece_or_not_at_all() {
+        let pinned = Pinned {
+            base: 1 << 40,
+            len: (5 << 30) / 2,
+            piece: 1 << 30,
+        };
+        let at = |offset: usize, len| pinned.index(pinned.base + offset, len);
+        assert_eq!(at(0, 4096), Some(0));
+        assert_eq!(at((1 << 30) - 4096, 4096), Some(0));
+        assert_eq!(at((1 << 30) - 4096, 4097), None, "across two pieces");
+        assert_eq!(at(1 << 30, 1 << 30), Some(1));
+        assert_eq!(at(2 << 30, 1 << 29), Some(2));
+        assert_eq!(at(2 << 30, (1 << 29) + 1), None, "past the end");
+        assert_eq!(at(3 << 30, 1), None);
+        assert_eq!(
+            pinned.index(pinned.base - 1, 4096),
+            None,
+            "before the start"
+        );
+        assert_eq!(pinned.index(usize::MAX, 2), None);
+        assert_eq!(at(0, 0), None);
+    }
 }

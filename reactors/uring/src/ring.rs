@@ -11,7 +11,7 @@ use hugemem::Arena;
 use io_uring::IoUring;
 use rustix::io::Errno;
 
-use crate::kernel::{Kernel, RingCounters};
+use crate::kernel::{FIXED_BUFFER_BYTES_MAX, Kernel, RingCounters};
 use crate::operation::{Done, FileId, Operation};
 
 /// The deepest ring, in operations in flight.
@@ -192,7 +192,7 @@ impl Ring {
         let mut kernel = Kernel::new(ring, config.depth, config.drop_wait);
         let mut notices: Vec<Notice> = flavour.notice().into_iter().collect();
         if let Some(arena) = arena.filter(|_| config.fixed_buffers)
-            && let Err(errno) = kernel.register_arena(Arc::clone(arena))
+            && let Err(errno) = kernel.register_arena(Arc::clone(arena), FIXED_BUFFER_BYTES_MAX)
         {
             notices.push(Notice::NoFixedBuffers {
                 bytes: arena.region().len(),

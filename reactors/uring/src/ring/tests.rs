@@ -223,6 +223,49 @@ fn stray_completions_are_counted_and_ignored() {
 }
 
 #[test]
+fn an_arena_in_several_pieces_serves_every_lease() {
+    let arena = arena();
+    let pool = arena.pool(0);
+    let config = RingConfig {
+        fixed_buffers: false,
+        ..RingConfig::new(4)
+    };
+    let mut ring = Ring::new(&config, None).unwrap();
+    // 20 KiB cuts through leases of 16 KiB: those go without a fixed buffer.
+    ring.kernel
+        .register_arena(Arc::clone(&arena), 20 * 1024)
+        .unwrap();
+    assert!(ring.has_fixed_buffers());
+    let file = std::fs::File::open("/dev/zero").unwrap();
+    let file = ring.add_file(Arc::new(file.into())).unwrap();
+    let leases: Vec<_> =
+        std::iter::from_fn(|| pool.take(4096).or_else(|| pool.take(16 * 1024))).collect();
+    assert!(leases.len() > 20);
+    for mut lease in leases {
+        lease.fill(0xFF);
+        ring.submit(
+            1,
+            Operation::Read {
+                file,
+                offset: 0,
+                lease,
+            },
+        )
+        .unwrap();
+        let done = wait_for(&mut ring, 1);
+        assert_eq!(done[0].result, Ok(()));
+        assert!(
+            done[0]
+                .lease
+                .as_ref()
+                .unwrap()
+                .iter()
+                .all(|&byte| byte == 0)
+        );
+    }
+}
+
+#[test]
 fn a_drop_cancels_and_brings_the_memory_home() {
     let arena = arena();
     let pool = arena.pool(0);

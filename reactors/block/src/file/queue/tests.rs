@@ -117,24 +117,24 @@ impl Bench {
 #[test]
 fn compares_get_through_on_the_queues_own_lease_when_the_pool_is_empty() {
     let mut bench = Bench::new(8);
-    let mut image = vec![0; BLOCKS as usize * BLOCK];
-    image[1 << 19] = 1;
+    let mut seeded = crate::seeded::Seeded::new(1, 0);
+    let image: Vec<u8> = (0..BLOCKS as usize * BLOCK)
+        .map(|_| seeded.next() as u8)
+        .collect();
     std::fs::write(bench.path(), &image).unwrap();
     // Larger than the queue's own lease, so that each takes several pieces.
     let bytes = 256 * 1024;
-    let data = [0, 0, 0].map(|byte| bench.lease(bytes, byte));
+    let mut data = [0, 1, 2].map(|_| bench.lease(bytes, 0));
+    for (lease, content) in data.iter_mut().zip(image.chunks(bytes)) {
+        lease.copy_from_slice(content);
+    }
+    data[2][bytes - 1] ^= 1;
     let rest = bench.exhaust();
     assert!(bench.pool.take(BLOCK).is_none());
     let blocks = (bytes / BLOCK) as u32;
-    for (tag, lease) in data.into_iter().enumerate() {
-        // The third one covers the odd byte.
-        bench.submit(
-            tag as u64,
-            Operation::Compare,
-            tag as u64 * u64::from(blocks),
-            blocks,
-            Some(lease),
-        );
+    for (index, lease) in data.into_iter().enumerate() {
+        let (tag, lba) = (index as u64, index as u64 * u64::from(blocks));
+        bench.submit(tag, Operation::Compare, lba, blocks, Some(lease));
     }
     assert_eq!(bench.device.health().waits, 2);
     let mut completions = bench.wait(3);
