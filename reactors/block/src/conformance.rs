@@ -1,13 +1,14 @@
 //! What every block device must do, as one suite that every implementation runs.
 //!
-//! A crate with a device of its own enables the feature `conformance` for its tests and calls [`run`]
-//! with a function that makes a fresh device. The suite panics where the device breaks the contract of
-//! [`Device`] and [`DeviceQueue`](crate::DeviceQueue), and says which case and which seed it was.
+//! A crate with a device of its own enables the feature `conformance` for its tests and calls
+//! [`run`] with a function that makes a fresh device. The suite panics where the device breaks the
+//! contract of [`Device`] and [`DeviceQueue`](crate::DeviceQueue), and says which case and which
+//! seed it was.
 //!
 //! Every case also checks that each request completes exactly once, that
-//! [`in_flight`](crate::DeviceQueue::in_flight) is exact at all times, that a queue with requests in
-//! flight always has either something ready or a descriptor that wakes, and that in the end every lease
-//! is back in the arena.
+//! [`in_flight`](crate::DeviceQueue::in_flight) is exact at all times, that a queue with requests
+//! in flight always has either something ready or a descriptor that wakes, and that in the end
+//! every lease is back in the arena.
 
 mod cases;
 mod harness;

@@ -174,7 +174,8 @@ impl DeviceQueue for DelayQueue {
 
     fn drain(&mut self) -> Drain {
         self.closing = true;
-        // Continues the inner queue's closing too; what it has delivered is still to come from here.
+        // Continues the inner queue's closing too; what it has delivered is still to come from
+        // here.
         let _ = self.inner.drain();
         match self.in_flight() {
             0 => Drain::Done,

@@ -1,15 +1,16 @@
 //! The traits that every block device implements, and what a caller may rely on.
 //!
-//! A [`Device`] is shared by all reactors; a [`DeviceQueue`] belongs to one. The contract of a queue:
+//! A [`Device`] is shared by all reactors; a [`DeviceQueue`] belongs to one. The contract of a
+//! queue:
 //!
-//! - `submit` either takes a request (which then completes exactly once, through `poll`, with the tag
-//!   and the lease it came with) or hands it back whole in a [`Refusal`].
-//! - `flush` ends a turn in which requests were submitted: nothing submitted earlier may stay behind
-//!   in the queue unseen by the back end.
+//! - `submit` either takes a request (which then completes exactly once, through `poll`, with the
+//!   tag and the lease that it came with) or hands it back whole in a [`Refusal`].
+//! - `flush` ends a turn in which requests were submitted: what the back end was too busy to take
+//!   then goes with a later poll, and [`DeviceQueue::has_ready`] says so.
 //! - `poll` delivers completions in any order, as many as the batch has room for, and never blocks.
 //! - Requests of one queue that are in flight together may be carried out in any order, as NVMe
-//!   commands of one submission queue are. A request submitted after another's completion was polled
-//!   sees that other's effect, on every queue of the device.
+//!   commands of one submission queue are. A request submitted after another's completion was
+//!   polled sees that other's effect, on every queue of the device.
 //! - Dropping a queue with requests in flight gives no completions; leases come home as soon as the
 //!   back end can no longer touch them.
 
@@ -47,11 +48,13 @@ pub struct Geometry {
     pub block_count: u64,
     /// Whether a completed write may be lost in a power cut until a flush completes.
     pub volatile_write_cache: bool,
-    /// Size and alignment, in blocks, at which the back end works best (1 where it does not matter).
+    /// Size and alignment, in blocks, at which the back end works best (1 where it does not
+    /// matter).
     pub optimal_io_blocks: u32,
     /// Whether blocks can be deallocated, and what they read as afterwards.
     pub deallocate: Deallocate,
-    /// Largest read, write or compare in blocks. Write zeroes and deallocate have no limit but the device.
+    /// Largest read, write or compare in blocks. Write zeroes and deallocate have no limit but the
+    /// device.
     pub max_transfer_blocks: u32,
     /// Whether everything that would change the medium is refused with
     /// [`DeviceError::ReadOnly`](crate::DeviceError::ReadOnly).
@@ -72,7 +75,8 @@ pub struct DeviceIdentity {
     /// The device's UUID (RFC 9562, bytes in network order), chosen by the configuration: the same
     /// device has the same one after every restart.
     pub uuid: [u8; 16],
-    /// Human-readable kind of back end, ASCII, at most 40 characters (what an NVMe model number holds).
+    /// Human-readable kind of back end, ASCII, at most 40 characters (what an NVMe model number
+    /// holds).
     pub model: String,
 }
 
@@ -123,7 +127,8 @@ pub trait Device: Send + Sync {
 
 /// One reactor's way to a device.
 pub trait DeviceQueue {
-    /// Whether a read without a lease is welcome: it completes with a loan of the device's own memory.
+    /// Whether a read without a lease is welcome: it completes with a loan of the device's own
+    /// memory.
     fn lends_reads(&self) -> bool {
         false
     }
@@ -131,8 +136,8 @@ pub trait DeviceQueue {
     /// Takes a request, or hands it back.
     ///
     /// # Errors
-    /// [`Refusal::Later`] when the queue is full, [`Refusal::Never`] when the request cannot succeed.
-    /// Both hold the request as it came.
+    /// [`Refusal::Later`] when the queue is full, [`Refusal::Never`] when the request cannot
+    /// succeed. Both hold the request as it came.
     fn submit(&mut self, request: Request) -> Result<(), Refusal>;
 
     /// Ends a turn: everything submitted so far is on its way when this returns.
@@ -144,17 +149,18 @@ pub trait DeviceQueue {
     /// Requests submitted whose completion has not been polled.
     fn in_flight(&self) -> usize;
 
-    /// A descriptor that is readable when `poll` has something to deliver, where the back end has one.
+    /// A descriptor that is readable when `poll` has something to deliver, where the back end has
+    /// one.
     fn wake_source(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 
-    /// Whether `poll` may have something to do that [`wake_source`](Self::wake_source) will not tell:
-    /// while this is true, the reactor must go on polling.
+    /// Whether `poll` may have something to do that [`wake_source`](Self::wake_source) will not
+    /// tell: while this is true, the reactor must go on polling.
     fn has_ready(&self) -> bool;
 
     /// Begins (and continues) closing: new requests are refused with
-    /// [`DeviceError::Removed`](crate::DeviceError::Removed) for good, those in flight go on to complete
-    /// through `poll`. Call it, poll, and call it again until it says [`Drain::Done`].
+    /// [`DeviceError::Removed`](crate::DeviceError::Removed) for good, those in flight go on to
+    /// complete through `poll`. Call it, poll, and call it again until it says [`Drain::Done`].
     fn drain(&mut self) -> Drain;
 }

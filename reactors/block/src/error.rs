@@ -1,7 +1,8 @@
 //! What a device answers when it does not succeed, and where each answer comes from.
 //!
-//! The kernel's error numbers become [`DeviceError`]s in exactly one place, [`DeviceError::from_errno`];
-//! whatever serves the device turns a [`DeviceError`] into its own status in exactly one table too.
+//! The kernel's error numbers become [`DeviceError`]s in exactly one place,
+//! [`DeviceError::from_errno`]; whatever serves the device turns a [`DeviceError`] into its own
+//! status in exactly one table too.
 
 use rustix::io::Errno;
 

@@ -1,9 +1,9 @@
 //! A device that fails as it is told to: by pattern, by count or by seed.
 //!
 //! A [`FaultPlan`] is a list of rules; the first rule that matches a request and fires decides what
-//! happens to it. The plan's `Debug` text and seed are what replays a failure. Rules are fixed when the
-//! device is made; [`FaultControl`] arms them, lets held completions go and pulls the device out, from
-//! any thread, while requests run.
+//! happens to it. The plan's `Debug` text and seed are what replays a failure. Rules are fixed when
+//! the device is made; [`FaultControl`] arms them, lets held completions go and pulls the device
+//! out, from any thread, while requests run.
 
 mod queue;
 

@@ -3,9 +3,10 @@
 //! Owns: the open file with its lock, so that no two appliances serve it, and what was found out
 //! about the file system. Refuses: anything but regular files, and to guess a size.
 //!
-//! Durability: a completed write is in the drive's or the kernel's cache; a flush is `fdatasync(2)`,
-//! a write with FUA is a write with `RWF_DSYNC` (`pwritev2(2)`), write zeroes with FUA is followed by
-//! `fdatasync(2)`. A file that was created is on the medium, with its name, before it is served.
+//! Durability: a completed write is in the drive's or the kernel's cache; a flush is
+//! `fdatasync(2)`, a write with FUA is a write with `RWF_DSYNC` (`pwritev2(2)`), write zeroes with
+//! FUA is followed by `fdatasync(2)`. A file that was created is on the medium, with its name,
+//! before it is served.
 
 mod direct;
 mod notice;
@@ -167,8 +168,9 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // The kernel closes a ring's own reference to the file some time after the ring was closed, and
-        // the lock would last until then. Nothing more can be in flight here, or it was given up.
+        // The kernel closes a ring's own reference to the file some time after the ring was closed,
+        // and the lock would last until then. Nothing more can be in flight here, or it was given
+        // up.
         let _ = flock(&self.file, FlockOperation::Unlock);
     }
 }
@@ -228,7 +230,8 @@ impl FileDevice {
         &self.notices
     }
 
-    /// Makes durable whatever was written, by whichever queue. Blocking: for the end of an orderly stop.
+    /// Makes durable whatever was written, by whichever queue. Blocking: for the end of an orderly
+    /// stop.
     ///
     /// # Errors
     /// What fdatasync(2) answered.

@@ -18,7 +18,8 @@ pub enum HealthState {
     Removed,
 }
 
-/// What a device did since it was opened, and how it is. All byte counts are of successful requests.
+/// What a device did since it was opened, and how it is. All byte counts are of successful
+/// requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Health {
     /// Whether the device can be used.

@@ -1,9 +1,10 @@
 //! Block devices: what every back end of the appliance looks like to the core that serves it.
 //!
-//! Owns: the [`Device`] and [`DeviceQueue`] traits; the back ends in RAM ([`MemoryDevice`]), in files
-//! ([`FileDevice`]) and nowhere ([`NullDevice`]); wrappers that fail by plan ([`FaultDevice`]) and answer
-//! late ([`DelayDevice`]); and one conformance suite that every device runs (feature `conformance`).
-//! Refuses: to know NVMe, to block, and to allocate after a queue was opened.
+//! Owns: the [`Device`] and [`DeviceQueue`] traits; the back ends in RAM ([`MemoryDevice`]), in
+//! files ([`FileDevice`]) and nowhere ([`NullDevice`]); wrappers that fail by plan
+//! ([`FaultDevice`]) and answer late ([`DelayDevice`]); and one conformance suite that every device
+//! runs (feature `conformance`). Refuses: to know NVMe, to block, and to allocate after a queue was
+//! opened.
 //!
 //! Everything that moves data does so in leases of the arena ([`hugemem::Lease`]); a device whose
 //! medium is memory lends it instead ([`DeviceQueue::lends_reads`]).

@@ -76,8 +76,9 @@ impl Request {
     /// Whether the request fits the device.
     ///
     /// # Errors
-    /// [`DeviceError::OutOfRange`] and [`DeviceError::ReadOnly`] are the peer's mistakes and answers;
-    /// [`DeviceError::Internal`] is ours (data that does not match the range): debug builds panic on it.
+    /// [`DeviceError::OutOfRange`], [`DeviceError::ReadOnly`] and [`DeviceError::Unsupported`] are
+    /// the peer's mistakes; [`DeviceError::Internal`] is ours (data that does not match the range):
+    /// debug builds panic on it.
     pub fn check(&self, geometry: &Geometry, lends_reads: bool) -> Result<(), DeviceError> {
         check(self, geometry, lends_reads)
     }
@@ -102,7 +103,8 @@ pub struct Completion {
     pub tag: u64,
     /// How it ended. After an error the content of `data` is undefined.
     pub result: Result<(), DeviceError>,
-    /// The request's lease, or, for a successful read without one, a loan of `blocks × block_size` bytes.
+    /// The request's lease, or, for a successful read without one, a loan of `blocks × block_size`
+    /// bytes.
     pub data: Option<Data>,
 }
 

@@ -1,6 +1,7 @@
 //! Numbers that look random and are the same for the same seed.
 
-/// SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014).
+/// SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA
+/// 2014).
 #[derive(Clone, Debug)]
 pub(crate) struct Seeded(u64);
 

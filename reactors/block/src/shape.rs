@@ -2,7 +2,8 @@
 
 use crate::device::BLOCK_SIZES;
 
-/// Largest read, write or compare of the devices in this crate, in bytes: the arena's largest lease.
+/// Largest read, write or compare of the devices in this crate, in bytes: the arena's largest
+/// lease.
 pub const TRANSFER_BYTES_MAX: usize = 1 << 20;
 
 /// Why a device cannot have the size that was asked for.

@@ -2,10 +2,10 @@
 //! every lease that an entry names is kept in a fixed table until its completion was seen.
 //!
 //! The argument for all of it: a lease goes into the table before its entry is pushed, nobody can
-//! reach it while it is there, and it comes out in three ways only: when the kernel's completion with
-//! the entry's own generation was reaped; never (leaked and counted), when the ring is dropped and the
-//! kernel would not say in time that it is done; or with the process. So the kernel never writes to
-//! memory that somebody else has.
+//! reach it while it is there, and it comes out in three ways only: when the kernel's completion
+//! with the entry's own generation was reaped; never (leaked and counted), when the ring is dropped
+//! and the kernel would not say in time that it is done; or with the process. So the kernel never
+//! writes to memory that somebody else has.
 #![expect(
     unsafe_code,
     reason = "the kernel reads and writes memory by the addresses given here"
@@ -169,7 +169,8 @@ impl Kernel {
         self.counters
     }
 
-    /// Takes an operation into the table and pushes its entry; gives it back when the table is full.
+    /// Takes an operation into the table and pushes its entry; gives it back when the table is
+    /// full.
     pub(crate) fn start(&mut self, tag: u64, operation: Operation) -> Result<(), Operation> {
         if self.slots.is_full() {
             return Err(operation);
@@ -304,7 +305,8 @@ impl Kernel {
         if self.uncancellable {
             return;
         }
-        // Transfers that have begun are not stopped by this: they end by themselves and are waited for.
+        // Transfers that have begun are not stopped by this: they end by themselves and are waited
+        // for.
         let all = CancelBuilder::any();
         let _ = self
             .ring

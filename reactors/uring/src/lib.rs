@@ -1,11 +1,13 @@
 //! One io_uring per queue of file operations.
 //!
-//! Owns: the ring, a fixed table of the operations in flight with the leases that they read from and
-//! write to, and the files. Refuses: to let go of memory that the kernel may still write, to allocate
-//! after start, and to block (but for a bounded wait when a ring is dropped with work in flight).
+//! Owns: the ring, a fixed table of the operations in flight with the leases that they read from
+//! and write to, and the files. Refuses: to let go of memory that the kernel may still write, to
+//! allocate after start, and to block (but for a bounded wait when a ring is dropped with work in
+//! flight).
 //!
-//! Operations are pushed by [`Ring::submit`], entered in one system call by [`Ring::flush`], and come
-//! back through [`Ring::poll`]. See `io_uring(7)`, `io_uring_setup(2)` and `io_uring_enter(2)`.
+//! Operations are pushed by [`Ring::submit`], entered in one system call by [`Ring::flush`], and
+//! come back through [`Ring::poll`]. See `io_uring(7)`, `io_uring_setup(2)` and
+//! `io_uring_enter(2)`.
 
 mod kernel;
 mod operation;

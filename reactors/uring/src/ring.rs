@@ -45,7 +45,7 @@ impl RingConfig {
 #[non_exhaustive]
 pub enum RingError {
     /// The depth is out of bounds.
-    #[error("a ring of {depth} operations was asked for: 1 to {max} are possible", max = RING_DEPTH_MAX)]
+    #[error("a ring of {depth} operations was asked for: 1 to {RING_DEPTH_MAX} are possible")]
     Depth {
         /// What was asked for.
         depth: u32,
@@ -106,7 +106,7 @@ impl fmt::Display for Notice {
                 )?;
                 match *errno {
                     Errno::NOMEM => formatter.write_str(
-                        "; mend it with LimitMEMLOCK=infinity in the unit, or `ulimit -l unlimited`",
+                        "; mend it: LimitMEMLOCK=infinity in the unit, or `ulimit -l unlimited`",
                     ),
                     _ => Ok(()),
                 }
@@ -117,9 +117,9 @@ impl fmt::Display for Notice {
 
 /// How completions get run, best first. Each needs a newer kernel than the next.
 ///
-/// `IORING_SETUP_DEFER_TASKRUN` is not among them: a thread that already sleeps in `ppoll(2)` on the
-/// ring's descriptor is not woken by completions that are deferred (found on Linux 6.18), and waking a
-/// sleeping reactor is what the descriptor is for.
+/// `IORING_SETUP_DEFER_TASKRUN` is not among them: a thread that already sleeps in `ppoll(2)` on
+/// the ring's descriptor is not woken by completions that are deferred (found on Linux 6.18), and
+/// waking a sleeping reactor is what the descriptor is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Flavour {
     /// Linux 6.0: on this thread, at its next system call, which is this ring's only user.
@@ -162,7 +162,8 @@ impl Flavour {
 /// An io_uring for files. Belongs to the thread that made it.
 ///
 /// Dropping it with operations in flight cancels them and waits for the kernel to let go of their
-/// memory; leases that it will not let go of in time are leaked and counted ([`crate::leaked_leases`]).
+/// memory; leases that it will not let go of in time are leaked and counted
+/// ([`crate::leaked_leases`]).
 #[derive(Debug)]
 pub struct Ring {
     kernel: Kernel,

@@ -1,4 +1,5 @@
-//! A fixed table whose keys carry a generation, so that a key that outlived its entry finds nothing.
+//! A fixed table whose keys carry a generation, so that a key that outlived its entry finds
+//! nothing.
 
 /// Names one entry of a [`SlotTable`]: the index in the low half, the generation in the high half.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -95,8 +95,8 @@ fn find_or_create(options: &FileOptions) -> Result<(OwnedFd, bool), FileError> {
     Ok((file, true))
 }
 
-/// How long a lock that somebody else has is waited for: the kernel closes the files of a process that
-/// was killed with requests in its rings a moment after the process is gone.
+/// How long a lock that somebody else has is waited for: the kernel closes the files of a process
+/// that was killed with requests in its rings a moment after the process is gone.
 const LOCK_PATIENCE: Duration = Duration::from_millis(500);
 const LOCK_RETRY: Duration = Duration::from_millis(10);
 

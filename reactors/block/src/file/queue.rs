@@ -1,9 +1,9 @@
 //! One reactor's ring on a file, and the steps of the requests that take more than one operation.
 //!
 //! A compare reads pieces of the file into a second lease; zeroes that the file system cannot make
-//! itself are written from one; zeroes with FUA are followed by a sync. The second lease is taken from
-//! the pool, or is the queue's own, which it keeps for itself from start to end: so such requests wait
-//! for one another when the pool is empty, but never for ever.
+//! itself are written from one; zeroes with FUA are followed by a sync. The second lease is taken
+//! from the pool, or is the queue's own, which it keeps for itself from start to end: so such
+//! requests wait for one another when the pool is empty, but never for ever.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};

@@ -1,5 +1,5 @@
-//! What needs a look inside: each way of running completions, stray completions, and a drop that the
-//! kernel does not let finish.
+//! What needs a look inside: each way of running completions, stray completions, and a drop that
+//! the kernel does not let finish.
 
 use std::os::fd::OwnedFd;
 
