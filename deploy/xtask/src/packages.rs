@@ -19,13 +19,25 @@ const PROGRAMS: [(&str, &str); 10] = [
 /// Of these the ones that tests outside the lab need as well.
 const NEEDED_WITHOUT_LAB: [&str; 2] = ["python3", "setpriv"];
 
+/// What the demo needs; what building needs is there, for this program was built.
+const NEEDED_FOR_DEMO: [&str; 1] = ["setpriv"];
+
 const APT_ATTEMPTS_MAX: usize = 3;
 
-/// The packages of the programs that are not installed.
+/// The packages of the test programs that are not installed.
 fn missing(with_lab: bool, is_installed: impl Fn(&str) -> bool) -> Vec<&'static str> {
+    if with_lab {
+        let all: Vec<&str> = PROGRAMS.iter().map(|&(program, _)| program).collect();
+        return missing_of(&all, is_installed);
+    }
+    missing_of(&NEEDED_WITHOUT_LAB, is_installed)
+}
+
+/// The packages of those of `needed` that are not installed.
+fn missing_of(needed: &[&str], is_installed: impl Fn(&str) -> bool) -> Vec<&'static str> {
     let mut packages: Vec<&str> = PROGRAMS
         .iter()
-        .filter(|(program, _)| with_lab || NEEDED_WITHOUT_LAB.contains(program))
+        .filter(|(program, _)| needed.contains(program))
         .filter(|(program, _)| !is_installed(program))
         .map(|&(_, package)| package)
         .collect();
@@ -33,10 +45,19 @@ fn missing(with_lab: bool, is_installed: impl Fn(&str) -> bool) -> Vec<&'static 
     packages
 }
 
-/// Sees to it that everything is there; says what it installs.
+/// Sees to it that everything that tests need is there; says what it installs.
 pub(crate) fn provide(with_lab: bool) -> Result<(), String> {
     provide_components()?;
-    let packages = missing(with_lab, process::is_installed);
+    install(&missing(with_lab, process::is_installed))
+}
+
+/// Sees to it that everything that the demo needs is there; says what it installs.
+pub(crate) fn provide_for_demo() -> Result<(), String> {
+    install(&missing_of(&NEEDED_FOR_DEMO, process::is_installed))
+}
+
+/// Installs these packages.
+fn install(packages: &[&str]) -> Result<(), String> {
     if packages.is_empty() {
         println!("packages: nothing is missing");
         return Ok(());
@@ -71,7 +92,7 @@ pub(crate) fn provide(with_lab: bool) -> Result<(), String> {
         if let Err(error) = apt_get(&["update"]) {
             println!("packages: {error}; going on with the lists that are there");
         }
-        result = apt_get(&[&["install", "--no-install-recommends"], packages.as_slice()].concat());
+        result = apt_get(&[&["install", "--no-install-recommends"], packages].concat());
         if result.is_ok() {
             break;
         }
