@@ -383,6 +383,3 @@ pub(crate) fn recheck(work: &IoWork, subsystem: Option<&SubsystemView>) -> Resul
     }
     check_range(namespace, work.lba, work.blocks)
 }
-
-#[cfg(test)]
-mod tests {}

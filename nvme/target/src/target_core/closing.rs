@@ -31,6 +31,11 @@ impl TargetCore {
         if let Some(controller) = controller {
             self.end_controller(controller, CloseReason::AssociationLost, now);
             self.controllers.remove(controller);
+            self.timer = self
+                .controllers
+                .iter()
+                .filter_map(|(_, it)| it.next_deadline())
+                .min();
         }
         if let Some(entry) = self.queues.at_mut(slot) {
             entry.executing -= abandoned.freed;

@@ -161,12 +161,17 @@ impl TargetCore {
             }
             IoOperation::Deallocate { ranges } => {
                 let lease = data.ok_or(Fault::retry(Status::INTERNAL_ERROR))?;
-                self.check_ranges(work, &lease, ranges)?;
+                self.check_ranges(tag, &lease, ranges)?;
                 self.executions.kept(tag.slot).lease = Some(lease);
                 return Ok(None);
             }
         };
-        let IoWork { lba, blocks, .. } = *work;
+        let flush = operation == Operation::Flush;
+        let (lba, blocks) = if flush {
+            (0, 0)
+        } else {
+            (work.lba, work.blocks)
+        };
         Ok(Some(Request {
             tag: tag.into_bits(),
             operation,
@@ -177,9 +182,8 @@ impl TargetCore {
     }
 
     /// NVM 1.1 §3.3.3: no range is touched when one lies outside of the namespace.
-    fn check_ranges(&self, work: &IoWork, list: &[u8], ranges: u16) -> Result<(), Fault> {
-        let device = self.target.devices().get(usize::from(work.device));
-        let blocks = device.map_or(0, |device| device.geometry().block_count);
+    fn check_ranges(&self, tag: DeviceTag, list: &[u8], ranges: u16) -> Result<(), Fault> {
+        let blocks = self.namespace_blocks(tag).unwrap_or(0);
         let fits = |range: &DatasetRange| {
             let end = range.slba.get().checked_add(u64::from(range.length.get()));
             end.is_some_and(|end| end <= blocks)
@@ -189,6 +193,18 @@ impl TargetCore {
             Ok(_) => Err(Fault::new(Status::LBA_OUT_OF_RANGE)),
             Err(_) => Err(Fault::new(Status::DATA_SGL_LENGTH_INVALID).at(byte::SGL)),
         }
+    }
+
+    /// Size of the namespace of an execution's command.
+    fn namespace_blocks(&self, tag: DeviceTag) -> Option<u64> {
+        let execution = self.executions.get(tag)?;
+        let Owner::Command(command) = execution.owner else {
+            return None;
+        };
+        let subsystem = self
+            .view
+            .subsystem(self.queues.at(command.queue)?.subsystem)?;
+        Some(subsystem.namespace(execution.work.nsid)?.block_count)
     }
 
     /// Notes which devices a Flush of all namespaces has to reach.

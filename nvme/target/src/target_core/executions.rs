@@ -215,6 +215,11 @@ impl Executions {
     }
 
     /// The execution that a device's tag names.
+    pub(crate) fn get(&self, tag: DeviceTag) -> Option<&Execution> {
+        self.slots.get(tag.slot, tag.generation)
+    }
+
+    /// The execution that a device's tag names.
     #[inline]
     pub(crate) fn get_mut(&mut self, tag: DeviceTag) -> Option<&mut Execution> {
         self.slots.get_mut(tag.slot, tag.generation)

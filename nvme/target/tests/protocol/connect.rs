@@ -1,0 +1,563 @@
+//! Connect and Disconnect (Base 2.1 §6.3, §6.4).
+
+use nvme_spec::command::{Cns, FeatureId};
+use nvme_spec::fabrics::{ConnectData, ConnectField};
+use nvme_spec::features::NumberOfQueues;
+use nvme_spec::nqn::DISCOVERY_NQN;
+use nvme_spec::registers::Cc;
+use nvme_spec::sgl::SglDescriptor;
+use nvme_spec::{Cqe, Sqe, Status, U16};
+use nvme_target::{Admission, CloseReason, ConnectOutcome, CoreLimits, PortId};
+use zerocopy::IntoBytes;
+
+use crate::harness::{
+    CACHED, CLOSED_SUBSYSTEM, HOLD, HOST, HostCall, IN_CAPSULE, IO_QUEUES, QUEUE_DEPTH_MAX, RAM,
+    STRANGER, World, discovery_call,
+};
+
+fn raw(world: &mut World, sqe: &Sqe, data: &[u8]) -> Cqe {
+    let arrival = world.arrival(0, &HostCall::default());
+    let now = world.now;
+    match world.nodes[0].core.connect(&arrival, sqe, data, now) {
+        ConnectOutcome::Accepted { .. } => panic!("accepted"),
+        ConnectOutcome::Rejected(cqe) => {
+            assert_eq!(cqe.cid.get(), sqe.cid.get());
+            cqe
+        }
+    }
+}
+
+#[track_caller]
+fn assert_field(cqe: &Cqe, field: ConnectField) {
+    assert_eq!(cqe.status(), Status::CONNECT_INVALID_PARAMETERS.with_dnr());
+    assert_eq!(cqe.connect_fault(), field.invalid(), "{field:?}");
+}
+
+#[track_caller]
+fn refused(world: &mut World, node: usize, call: &HostCall<'_>) -> Cqe {
+    world.try_connect(node, call).expect_err("refused")
+}
+
+/// Base 2.1 §3.3.2.2: the first command of a queue has to be Connect.
+#[test]
+fn anything_else_first_is_a_sequence_error() {
+    let mut world = World::new();
+    let call = HostCall::default();
+    let first = [
+        Sqe::identify_structure(Cns::CONTROLLER, 0),
+        Sqe::read(1, 0, 0),
+        Sqe::disconnect_queue(),
+        Sqe::keep_alive(),
+        Sqe::new(0xff, 0),
+    ];
+    for sqe in first {
+        let cqe = raw(&mut world, &sqe.with_cid(5), call.data().as_bytes());
+        assert_eq!(cqe.status(), Status::COMMAND_SEQUENCE_ERROR.with_dnr());
+    }
+    assert_eq!(world.nodes[0].core.queues(), 0);
+}
+
+/// Base 2.1 §6.3, RECFMT: only format 0 is known.
+#[test]
+fn an_unknown_record_format_is_refused() {
+    let mut world = World::new();
+    let call = HostCall::default();
+    let mut connect = call.sqe().connect();
+    connect.recfmt = U16::new(1);
+    let cqe = raw(
+        &mut world,
+        &call.sqe().with_connect(connect),
+        call.data().as_bytes(),
+    );
+    assert_eq!(cqe.status(), Status::CONNECT_INCOMPATIBLE_FORMAT.with_dnr());
+}
+
+/// Base 2.1 §6.3: Connect data has 1024 bytes.
+#[test]
+fn data_of_another_length_is_refused() {
+    let mut world = World::new();
+    let call = HostCall::default();
+    let data = [call.data().as_bytes(), &[0]].concat();
+    for length in [0, 1, 1023, 1025] {
+        let cqe = raw(&mut world, &call.sqe(), &data[..length]);
+        assert_eq!(
+            cqe.status(),
+            Status::DATA_SGL_LENGTH_INVALID.with_dnr(),
+            "{length}"
+        );
+    }
+}
+
+/// Base 2.1 §6.3: an unknown subsystem is an invalid SUBNQN.
+#[test]
+fn an_unknown_subsystem_is_refused() {
+    let mut world = World::new();
+    let call = HostCall {
+        subsystem: "nqn.2026-11.org.windlass:nowhere",
+        ..HostCall::default()
+    };
+    assert_field(&refused(&mut world, 0, &call), ConnectField::SubsystemNqn);
+}
+
+/// Base 2.1 §4.7: a name ends in a NUL, has 1 to 223 bytes, and no control characters.
+#[test]
+fn malformed_names_are_refused() {
+    let mut world = World::new();
+    let call = HostCall::default();
+    let bad: [Vec<u8>; 5] = [
+        vec![b'n'; 256],
+        vec![0; 256],
+        vec![b'n'; 224],
+        vec![0xff; 100],
+        b"nqn.\x07".to_vec(),
+    ];
+    for name in bad {
+        let mut data = call.data();
+        data.subnqn.0 = [0; 256];
+        data.subnqn.0[..name.len()].copy_from_slice(&name);
+        let cqe = raw(&mut world, &call.sqe(), data.as_bytes());
+        assert_field(&cqe, ConnectField::SubsystemNqn);
+        let mut data = call.data();
+        data.hostnqn.0 = [0; 256];
+        data.hostnqn.0[..name.len()].copy_from_slice(&name);
+        let cqe = raw(&mut world, &call.sqe(), data.as_bytes());
+        assert_field(&cqe, ConnectField::HostNqn);
+    }
+}
+
+/// Base 2.1 §6.3, Connect Invalid Host.
+#[test]
+fn a_host_that_is_not_allowed_is_refused() {
+    let mut world = World::new();
+    let call = HostCall {
+        subsystem: CLOSED_SUBSYSTEM,
+        host: STRANGER,
+        ..HostCall::default()
+    };
+    let cqe = refused(&mut world, 0, &call);
+    assert_eq!(cqe.status(), Status::CONNECT_INVALID_HOST.with_dnr());
+    world.connect(0, &HostCall { host: HOST, ..call });
+}
+
+/// Base 2.1 §6.3, CNTLID: under the dynamic model only FFFFh can be asked for.
+#[test]
+fn a_particular_controller_cannot_be_asked_for() {
+    let mut world = World::new();
+    for subsystem in [crate::harness::SUBSYSTEM, DISCOVERY_NQN] {
+        for cntlid in [0, 1, 0xffef, 0xfffe] {
+            let call = HostCall {
+                cntlid,
+                subsystem,
+                ..HostCall::default()
+            };
+            assert_field(&refused(&mut world, 0, &call), ConnectField::ControllerId);
+        }
+    }
+}
+
+/// Base 2.1 §6.3, SQSIZE: at least two entries, at most what CAP.MQES says.
+#[test]
+fn queue_sizes_are_bounded() {
+    let mut world = World::new();
+    for sqsize_z in [0, 128, 0xffff] {
+        let call = HostCall {
+            sqsize_z,
+            ..HostCall::default()
+        };
+        assert_field(&refused(&mut world, 0, &call), ConnectField::SqSize);
+    }
+    let admin = world.enabled(0);
+    let call = HostCall {
+        cntlid: admin.info.controller_id,
+        qid: 1,
+        ..HostCall::default()
+    };
+    for sqsize_z in [0, QUEUE_DEPTH_MAX, 0xffff] {
+        let call = HostCall { sqsize_z, ..call };
+        assert_field(&refused(&mut world, 0, &call), ConnectField::SqSize);
+    }
+    for (qid, sqsize_z) in [(1, 1), (2, QUEUE_DEPTH_MAX - 1)] {
+        let link = world.connect(
+            0,
+            &HostCall {
+                qid,
+                sqsize_z,
+                ..call
+            },
+        );
+        assert_eq!(link.info.depth, sqsize_z + 1);
+    }
+}
+
+/// Base 2.1 §6.3: an I/O queue belongs to the association that its controller, subsystem, host NQN
+/// and host identifier name together.
+#[test]
+fn an_io_queue_has_to_match_its_admin_queue() {
+    let mut world = World::new();
+    let admin = world.enabled(0);
+    let cntlid = admin.info.controller_id;
+    let call = HostCall {
+        cntlid,
+        qid: 1,
+        ..HostCall::default()
+    };
+    let unknown = HostCall {
+        cntlid: cntlid + 1,
+        ..call
+    };
+    assert_field(
+        &refused(&mut world, 1, &unknown),
+        ConnectField::ControllerId,
+    );
+    let dynamic = HostCall {
+        cntlid: 0xffff,
+        ..call
+    };
+    assert_field(
+        &refused(&mut world, 1, &dynamic),
+        ConnectField::ControllerId,
+    );
+    let elsewhere = HostCall {
+        subsystem: CLOSED_SUBSYSTEM,
+        ..call
+    };
+    assert_field(
+        &refused(&mut world, 1, &elsewhere),
+        ConnectField::ControllerId,
+    );
+    let other_host = HostCall {
+        host: STRANGER,
+        ..call
+    };
+    assert_field(&refused(&mut world, 1, &other_host), ConnectField::HostNqn);
+    let other_id = HostCall {
+        host_id: [9; 16],
+        ..call
+    };
+    assert_field(&refused(&mut world, 1, &other_id), ConnectField::HostId);
+    world.connect(1, &call);
+}
+
+/// Base 2.1 §6.3 and §5.1.25.2.1: identifiers go from 1 to the number of queues that was granted.
+#[test]
+fn queue_identifiers_are_bounded_by_what_was_granted() {
+    let mut world = World::new();
+    let admin = world.enabled(0);
+    let cntlid = admin.info.controller_id;
+    let call = HostCall {
+        cntlid,
+        ..HostCall::default()
+    };
+    let beyond = HostCall {
+        qid: IO_QUEUES + 1,
+        ..call
+    };
+    assert_field(&refused(&mut world, 0, &beyond), ConnectField::QueueId);
+    let wanted = NumberOfQueues::new().with_nsq_z(1).with_ncq_z(1);
+    world
+        .set_feature(admin, FeatureId::NUMBER_OF_QUEUES, wanted.into_bits())
+        .ok();
+    let beyond = HostCall { qid: 3, ..call };
+    assert_field(&refused(&mut world, 0, &beyond), ConnectField::QueueId);
+    world.connect(0, &HostCall { qid: 2, ..call });
+}
+
+/// Base 2.1 §6.3: a queue that exists cannot be connected again, by its own or another connection.
+#[test]
+fn a_queue_is_connected_once() {
+    let mut world = World::new();
+    let (admin, io) = world.ready();
+    let cntlid = admin.info.controller_id;
+    let call = HostCall {
+        cntlid,
+        qid: 1,
+        ..HostCall::default()
+    };
+    let cqe = refused(&mut world, 1, &call);
+    assert_eq!(cqe.status(), Status::COMMAND_SEQUENCE_ERROR.with_dnr());
+    for link in [admin, io] {
+        let reply = world.write(link, call.sqe(), call.data().as_bytes());
+        reply.is(Status::COMMAND_SEQUENCE_ERROR.with_dnr());
+    }
+    world.read_blocks(io, RAM, 0, 1);
+}
+
+/// Base 2.1 §3.5.1: I/O queues come after CSTS.RDY.
+#[test]
+fn an_io_queue_needs_an_enabled_controller() {
+    let mut world = World::new();
+    let admin = world.connect(0, &HostCall::default());
+    let call = HostCall {
+        cntlid: admin.info.controller_id,
+        qid: 1,
+        ..HostCall::default()
+    };
+    let cqe = refused(&mut world, 0, &call);
+    assert_eq!(cqe.status(), Status::COMMAND_SEQUENCE_ERROR.with_dnr());
+    world.set_cc(admin, Cc::enabled_nvm());
+    world.connect(0, &call);
+}
+
+/// Base 2.1 §3.1.3.3: a discovery controller has no I/O queues.
+#[test]
+fn a_discovery_controller_has_no_io_queues() {
+    let mut world = World::new();
+    let admin = world.enabled_by(0, &discovery_call());
+    let cntlid = admin.info.controller_id;
+    let call = HostCall {
+        cntlid,
+        qid: 1,
+        ..discovery_call()
+    };
+    assert_field(&refused(&mut world, 0, &call), ConnectField::QueueId);
+}
+
+/// Base 2.1 §6.3: the response names the controller, and SQHD says whether flow control is off.
+#[test]
+fn what_a_host_is_told() {
+    let mut world = World::new();
+    let call = HostCall::default();
+    let connect = |world: &mut World, call: &HostCall<'_>| {
+        let arrival = world.arrival(0, call);
+        let now = world.now;
+        let data = call.data();
+        match world.nodes[0]
+            .core
+            .connect(&arrival, &call.sqe(), data.as_bytes(), now)
+        {
+            ConnectOutcome::Accepted {
+                queue,
+                response,
+                info,
+            } => (queue, response, info),
+            ConnectOutcome::Rejected(cqe) => panic!("{}", cqe.status()),
+        }
+    };
+    let (_, response, info) = connect(&mut world, &call);
+    assert_eq!(response.sqhd.get(), 1);
+    assert_eq!(response.connect_success().authreq().into_bits(), 0);
+    assert!(info.admin);
+    assert_eq!((info.qid, info.depth, info.in_capsule_max), (0, 32, 8192));
+    let call = HostCall {
+        no_flow_control: true,
+        ..call
+    };
+    let (queue, response, info) = connect(&mut world, &call);
+    assert_eq!(response.sqhd.get(), 0xffff);
+    let link = crate::harness::Link {
+        node: 0,
+        queue,
+        info,
+    };
+    world.set_cc(link, Cc::enabled_nvm());
+    assert_eq!(world.command(link, Sqe::keep_alive()).cqe.sqhd.get(), 0);
+    let io = world.io_queue(1, link, 2);
+    assert_eq!((io.info.qid, io.info.admin), (2, false));
+    assert_eq!(io.info.in_capsule_max, IN_CAPSULE);
+    assert_eq!(io.info.controller_id, info.controller_id);
+}
+
+/// Base 2.1 §6.3, Controller Busy: what is full now may have room later, so Do Not Retry is clear.
+#[test]
+fn controllers_are_bounded() {
+    let limits = CoreLimits {
+        queues_max: 16,
+        executions_max: 1024,
+    };
+    let mut world = World::with(1, limits, |config| config.limits.controllers_max = 2);
+    let first = world.connect(0, &HostCall::default());
+    world.connect(0, &discovery_call());
+    let cqe = refused(&mut world, 0, &HostCall::default());
+    assert_eq!(cqe.status(), Status::CONNECT_CONTROLLER_BUSY);
+    world.close(first);
+    let again = world.connect(0, &HostCall::default());
+    assert_ne!(again.info.controller_id, first.info.controller_id);
+}
+
+/// The same, for the queues and the executions of one core.
+#[test]
+fn queues_and_executions_of_a_core_are_bounded() {
+    let limits = CoreLimits {
+        queues_max: 2,
+        executions_max: 1024,
+    };
+    let mut world = World::with(1, limits, |_| {});
+    world.connect(0, &HostCall::default());
+    let second = world.connect(0, &HostCall::default());
+    let cqe = refused(&mut world, 0, &HostCall::default());
+    assert_eq!(cqe.status(), Status::CONNECT_CONTROLLER_BUSY);
+    world.close(second);
+    world.connect(0, &HostCall::default());
+
+    let limits = CoreLimits {
+        queues_max: 8,
+        executions_max: 33 + 64,
+    };
+    let mut world = World::with(1, limits, |_| {});
+    let admin = world.enabled(0);
+    let cntlid = admin.info.controller_id;
+    let call = HostCall {
+        cntlid,
+        qid: 1,
+        sqsize_z: 63,
+        ..HostCall::default()
+    };
+    let io = world.connect(0, &call);
+    let call = HostCall {
+        qid: 2,
+        sqsize_z: 1,
+        ..call
+    };
+    assert_eq!(
+        refused(&mut world, 0, &call).status(),
+        Status::CONNECT_CONTROLLER_BUSY
+    );
+    world.close(io);
+    world.connect(0, &call);
+}
+
+#[test]
+fn nobody_connects_to_a_target_that_shuts_down() {
+    let mut world = World::new();
+    world.target.shut_down();
+    let cqe = refused(&mut world, 0, &HostCall::default());
+    assert_eq!(cqe.status(), Status::CONNECT_RESTART_DISCOVERY);
+    assert_eq!(world.nodes[0].core.counters().connects_refused.get(), 1);
+}
+
+#[test]
+fn an_unknown_port_is_no_reason_to_refuse() {
+    let mut world = World::new();
+    world.connect(
+        0,
+        &HostCall {
+            port: PortId(99),
+            ..HostCall::default()
+        },
+    );
+}
+
+/// Base 2.1 §6.4: RECFMT of Disconnect, and its queue type.
+#[test]
+fn a_wrong_disconnect_is_refused() {
+    let mut world = World::new();
+    let (admin, io) = world.ready();
+    let mut disconnect = Sqe::disconnect_queue().disconnect();
+    disconnect.recfmt = U16::new(1);
+    let sqe = Sqe::disconnect_queue().with_disconnect(disconnect);
+    world
+        .command(io, sqe)
+        .is(Status::CONNECT_INCOMPATIBLE_FORMAT.with_dnr());
+    let reply = world.command(admin, Sqe::disconnect_queue());
+    reply.is(Status::DISCONNECT_INVALID_QUEUE_TYPE.with_dnr());
+    assert!(world.closes(0).is_empty());
+    world.read_blocks(io, RAM, 0, 1);
+}
+
+/// Base 2.1 §6.4: an idle I/O queue is disconnected at once, and can be connected again.
+#[test]
+fn an_idle_queue_is_disconnected_at_once() {
+    let mut world = World::new();
+    let (admin, io) = world.ready();
+    world.command(io, Sqe::disconnect_queue()).ok();
+    let reply = world.command(io, Sqe::read(RAM, 0, 0));
+    reply.is(Status::ABORTED_SQ_DELETION);
+    let closes = world.closes(0);
+    assert_eq!(closes.len(), 1);
+    assert_eq!(closes[0].reason, CloseReason::Disconnected);
+    assert_eq!((closes[0].queue, closes[0].connection), (io.queue, 1001));
+    world.close(io);
+    world.io_queue(1, admin, 1);
+    world.command(admin, Sqe::keep_alive()).ok();
+}
+
+/// Base 2.1 §6.4: commands under way are answered before the Disconnect; later ones are aborted.
+#[test]
+fn a_disconnect_waits_for_what_is_under_way() {
+    let mut world = World::new();
+    let (_, io) = world.ready();
+    world.fault.arm(HOLD, true);
+    let read = Sqe::read(RAM, 0, 0).with_sgl(SglDescriptor::transport(512));
+    let in_device = world
+        .start(io, read.with_cid(1), &[])
+        .expect_err("in the device");
+    let write = Sqe::write(RAM, 0, 0, false).with_sgl(SglDescriptor::transport(512));
+    let now = world.now;
+    let admission = world.nodes[0]
+        .core
+        .admit(io.queue, 77, &write.with_cid(2), now);
+    let Admission::Work(work) = admission else {
+        panic!("{admission:?}")
+    };
+    let disconnect = world
+        .start(io, Sqe::disconnect_queue().with_cid(3), &[])
+        .expect_err("held");
+    let late = world.start(io, read.with_cid(4), &[]).expect("answered");
+    late.is(Status::ABORTED_SQ_DELETION);
+    world.settle();
+    assert!(world.answer(0, disconnect).is_none());
+    world.fault.release();
+    assert_eq!(world.wait(io, in_device).ok().len(), 512);
+    assert!(
+        world.answer(0, disconnect).is_none(),
+        "a write is still being fetched"
+    );
+    assert!(world.closes(0).is_empty());
+    assert!(world.execute(io, 77, work, &[1; 512]).is_none());
+    world.settle();
+    world.fault.release();
+    world.settle();
+    world.wait(io, 77).ok();
+    world.wait(io, disconnect).ok();
+    assert_eq!(world.close_reasons(0), [CloseReason::Disconnected]);
+    world.close(io);
+    assert_eq!(world.leases(), 0);
+}
+
+/// A command that the transport gives up is answered, logged, and lets a Disconnect go on.
+#[test]
+fn a_transport_can_give_a_command_up() {
+    let mut world = World::new();
+    let (admin, io) = world.ready();
+    let write = Sqe::write(CACHED, 7, 0, false).with_sgl(SglDescriptor::transport(4096));
+    let now = world.now;
+    let admission = world.nodes[0]
+        .core
+        .admit(io.queue, 5, &write.with_cid(9), now);
+    let Admission::Work(work) = admission else {
+        panic!("{admission:?}")
+    };
+    let disconnect = world
+        .start(io, Sqe::disconnect_queue().with_cid(10), &[])
+        .expect_err("held");
+    let status = Status::TRANSIENT_TRANSPORT_ERROR;
+    let cqe = world.nodes[0].core.reject(io.queue, work, status);
+    assert_eq!((cqe.status(), cqe.cid.get()), (status, 9));
+    world.wait(io, disconnect).ok();
+    let log = world.log(admin, nvme_spec::command::LogPageId::ERROR_INFORMATION, 64);
+    assert_eq!(
+        u16::from_le_bytes([log[10], log[11]]),
+        9,
+        "the command's identifier"
+    );
+    assert_eq!(log[16], 7, "the first block");
+}
+
+/// The data of Connect is not looked at beyond its fields.
+#[test]
+fn reserved_bytes_are_ignored() {
+    let mut world = World::new();
+    let call = HostCall::default();
+    let mut data = vec![0xff; 1024];
+    let clean = call.data();
+    let bytes = clean.as_bytes();
+    data[..18].copy_from_slice(&bytes[..18]);
+    data[256..768].copy_from_slice(&bytes[256..768]);
+    assert_eq!(data.len(), size_of::<ConnectData>());
+    let arrival = world.arrival(0, &call);
+    let now = world.now;
+    let outcome = world.nodes[0]
+        .core
+        .connect(&arrival, &call.sqe(), &data, now);
+    assert!(matches!(outcome, ConnectOutcome::Accepted { .. }));
+}

@@ -1,0 +1,83 @@
+//! A core comes to rest.
+
+use block::Operation;
+use nvme_spec::sgl::SglDescriptor;
+use nvme_spec::{Sqe, Status};
+use nvme_target::{CloseReason, CoreDrain};
+
+use crate::harness::{HOLD, RAM, World};
+
+fn drain(world: &mut World, node: usize) -> CoreDrain {
+    let now = world.now;
+    world.nodes[node].core.drain(now)
+}
+
+/// Connections are handed out for closing, commands end, caches are flushed, devices are drained.
+#[test]
+fn a_core_comes_to_rest() {
+    let mut world = World::new();
+    let admin = world.enabled(0);
+    let far = world.io_queue(1, admin, 1);
+    world.fault.arm(HOLD, true);
+    let write = Sqe::write(RAM, 0, 0, false).with_sgl(SglDescriptor::transport(512));
+    let tag = world
+        .start(far, write.with_cid(1), &[1; 512])
+        .expect_err("in the device");
+    world.target.shut_down();
+    assert!(world.target.snapshot().shutting_down);
+    world.settle();
+    assert_eq!(world.close_reasons(0), [CloseReason::TargetShutdown]);
+    assert_eq!(world.close_reasons(1), [CloseReason::TargetShutdown]);
+    world
+        .command(far, Sqe::flush(RAM))
+        .is(Status::ABORTED_SQ_DELETION);
+    let outstanding = CoreDrain::Outstanding {
+        queues: 1,
+        executions: 1,
+        device_requests: 1,
+    };
+    assert_eq!(drain(&mut world, 1), outstanding);
+    world.fault.release();
+    world.settle();
+    world.wait(far, tag).ok();
+    world.fault.arm(HOLD, false);
+    let outstanding = CoreDrain::Outstanding {
+        queues: 1,
+        executions: 0,
+        device_requests: 0,
+    };
+    assert_eq!(drain(&mut world, 1), outstanding);
+    world.close(far);
+    world.close(admin);
+    world.cached.take();
+    for node in 0..2 {
+        let outstanding = CoreDrain::Outstanding {
+            queues: 0,
+            executions: 1,
+            device_requests: 1,
+        };
+        assert_eq!(
+            drain(&mut world, node),
+            outstanding,
+            "the caches are flushed"
+        );
+        assert_eq!(world.cached.take(), [(Operation::Flush, 0, 0)]);
+        world.settle();
+        assert_eq!(drain(&mut world, node), CoreDrain::Done);
+        assert_eq!(drain(&mut world, node), CoreDrain::Done);
+    }
+    assert_eq!(world.leases(), 0);
+}
+
+/// A core that serves nobody is at rest as soon as its caches are flushed.
+#[test]
+fn an_idle_core_is_soon_at_rest() {
+    let mut world = World::new();
+    let now = world.now;
+    world.nodes[0].core.begin_shutdown(now);
+    while drain(&mut world, 0) != CoreDrain::Done {
+        world.poll();
+    }
+    assert!(world.try_connect(0, &Default::default()).is_err());
+    world.connect(1, &Default::default());
+}

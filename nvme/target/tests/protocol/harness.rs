@@ -1,0 +1,688 @@
+//! A whole target on one thread: cores, RAM devices that can fail, virtual time, and a transport that
+//! moves data by copying it.
+
+use std::cell::Cell;
+use std::sync::Arc;
+
+use block::{
+    Deallocate, Device, Effect, FaultControl, FaultDevice, FaultPlan, FaultRule, OperationKinds,
+    QueueOptions, When,
+};
+use hugemem::{Arena, ArenaConfig, PagePolicy, Pool};
+use nvme_spec::command::{FeatureId, LogPageId, LogPageSelect};
+use nvme_spec::fabrics::{CNTLID_DYNAMIC, ConnectAttributes, ConnectData, PropertySize};
+use nvme_spec::nqn::{DISCOVERY_NQN, to_field};
+use nvme_spec::registers::{Cc, Csts, Register};
+use nvme_spec::sgl::SglDescriptor;
+use nvme_spec::{Cqe, Sqe, Status};
+use nvme_target::{
+    Admission, Arrival, Close, CloseReason, Completed, ConnectOutcome, CoreLimits, DeviceIndex,
+    Direction, NamespaceConfig, PortConfig, PortId, QueueId, QueueInfo, SubsystemConfig, Target,
+    TargetConfig, TargetCore, TargetLimits, TransportId, TransportKind, Work,
+};
+use reactors::Nanos;
+use zerocopy::IntoBytes;
+
+use crate::probe::{Probe, ProbeOptions, Record};
+
+/// The subsystem that every test has.
+pub(crate) const SUBSYSTEM: &str = "nqn.2026-11.org.windlass:test";
+/// A subsystem with an allow-list.
+pub(crate) const CLOSED_SUBSYSTEM: &str = "nqn.2026-11.org.windlass:closed";
+/// The host that most tests play.
+pub(crate) const HOST: &str =
+    "nqn.2014-08.org.nvmexpress:uuid:00000000-0000-4000-8000-000000000001";
+/// Another one, which the closed subsystem does not know.
+pub(crate) const STRANGER: &str =
+    "nqn.2014-08.org.nvmexpress:uuid:00000000-0000-4000-8000-000000000002";
+pub(crate) const HOST_ID: [u8; 16] = [0x11; 16];
+
+/// Namespace 1: RAM, blocks of 512 bytes, lends reads.
+pub(crate) const RAM: u32 = 1;
+pub(crate) const RAM_BLOCKS: u64 = 2048;
+/// Namespace 2: blocks of 4096 bytes, pretends to have a volatile cache.
+pub(crate) const CACHED: u32 = 2;
+pub(crate) const CACHED_BLOCKS: u64 = 256;
+/// Namespace 4: read-only. There is no namespace 3.
+pub(crate) const READ_ONLY: u32 = 4;
+/// Namespace 5: the RAM device cannot deallocate.
+pub(crate) const PLAIN: u32 = 5;
+/// Number of namespaces, NN.
+pub(crate) const HIGHEST: u32 = 5;
+
+/// Rules of the RAM device's fault plan; all are off at first.
+pub(crate) const FAIL_INTERNAL: usize = 0;
+pub(crate) const FAIL_MEDIA: usize = 1;
+pub(crate) const HOLD: usize = 2;
+pub(crate) const LATER: usize = 3;
+
+pub(crate) const TRANSFER_MAX: usize = 128 << 10;
+pub(crate) const QUEUE_DEPTH_MAX: u16 = 64;
+pub(crate) const IO_QUEUES: u16 = 4;
+/// What I/O capsules may carry here.
+pub(crate) const IN_CAPSULE: u32 = 16 << 10;
+
+pub(crate) const TCP_PORT: PortId = PortId(1);
+pub(crate) const TCP6_PORT: PortId = PortId(2);
+
+/// One core with its pool and its transports.
+pub(crate) struct Node {
+    pub(crate) core: TargetCore,
+    pub(crate) pool: Pool,
+    pub(crate) tcp: TransportId,
+    pub(crate) rdma: TransportId,
+    done: Vec<Completed>,
+}
+
+/// The whole.
+pub(crate) struct World {
+    pub(crate) nodes: Vec<Node>,
+    pub(crate) target: Arc<Target>,
+    pub(crate) arena: Arc<Arena>,
+    pub(crate) now: Nanos,
+    /// The RAM device's faults.
+    pub(crate) fault: FaultControl,
+    /// The cached device's faults: rule 0 fails with an internal error.
+    pub(crate) cached_fault: FaultControl,
+    pub(crate) ram: Arc<Record>,
+    pub(crate) cached: Arc<Record>,
+    next_tag: Cell<u64>,
+    next_cid: Cell<u16>,
+}
+
+/// One queue, as the transport knows it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Link {
+    pub(crate) node: usize,
+    pub(crate) queue: QueueId,
+    pub(crate) info: QueueInfo,
+}
+
+/// The answer to a command.
+#[derive(Debug)]
+pub(crate) struct Reply {
+    pub(crate) cqe: Cqe,
+    pub(crate) data: Vec<u8>,
+}
+
+impl Reply {
+    pub(crate) fn status(&self) -> Status {
+        self.cqe.status()
+    }
+
+    pub(crate) fn dw0(&self) -> u32 {
+        self.cqe.dw0.get()
+    }
+
+    /// Asserts success and hands the data out.
+    #[track_caller]
+    pub(crate) fn ok(self) -> Vec<u8> {
+        assert!(self.status().is_success(), "{}", self.status());
+        self.data
+    }
+
+    /// Asserts exactly this status, flags included.
+    #[track_caller]
+    pub(crate) fn is(&self, status: Status) {
+        assert_eq!(self.status(), status);
+        assert!(self.data.is_empty(), "an error carries no data");
+    }
+}
+
+/// A host that connects.
+#[derive(Clone, Copy)]
+pub(crate) struct HostCall<'a> {
+    pub(crate) subsystem: &'a str,
+    pub(crate) host: &'a str,
+    pub(crate) host_id: [u8; 16],
+    pub(crate) cntlid: u16,
+    pub(crate) qid: u16,
+    pub(crate) sqsize_z: u16,
+    pub(crate) kato_ms: u32,
+    pub(crate) no_flow_control: bool,
+    pub(crate) port: PortId,
+    pub(crate) rdma: bool,
+}
+
+impl Default for HostCall<'_> {
+    fn default() -> Self {
+        Self {
+            subsystem: SUBSYSTEM,
+            host: HOST,
+            host_id: HOST_ID,
+            cntlid: CNTLID_DYNAMIC,
+            qid: 0,
+            sqsize_z: 31,
+            kato_ms: 0,
+            no_flow_control: false,
+            port: TCP_PORT,
+            rdma: false,
+        }
+    }
+}
+
+impl HostCall<'_> {
+    pub(crate) fn sqe(&self) -> Sqe {
+        let attributes =
+            ConnectAttributes::new().with_disable_sq_flow_control(self.no_flow_control);
+        Sqe::connect_queue(self.qid, self.sqsize_z, attributes, self.kato_ms)
+            .with_cid(0x77)
+            .with_sgl(SglDescriptor::in_capsule(0, 1024))
+    }
+
+    pub(crate) fn data(&self) -> ConnectData {
+        ConnectData::new(
+            self.host_id,
+            self.cntlid,
+            to_field(self.subsystem).unwrap(),
+            to_field(self.host).unwrap(),
+        )
+    }
+}
+
+pub(crate) fn namespace(nsid: u32, device: u16, target: &dyn Device) -> NamespaceConfig {
+    NamespaceConfig {
+        nsid,
+        device: DeviceIndex(device),
+        geometry: target.geometry(),
+        uuid: [nsid as u8; 16],
+        nguid: [0x20 + nsid as u8; 16],
+        eui64: [0x40 + nsid as u8; 8],
+        read_only: false,
+    }
+}
+
+fn rule(operations: OperationKinds, effect: Effect) -> FaultRule {
+    FaultRule::new(operations, When::Always, effect)
+}
+
+fn devices() -> (
+    Vec<Arc<dyn Device>>,
+    FaultControl,
+    FaultControl,
+    [Arc<Record>; 2],
+) {
+    let options = ProbeOptions {
+        block_size: 512,
+        block_count: RAM_BLOCKS,
+        volatile: false,
+        deallocate: Deallocate::ReadsZero,
+        read_only: false,
+        optimal_io_blocks: 8,
+    };
+    let (ram, ram_record) = Probe::new("ram", options);
+    let (cached, cached_record) = Probe::new(
+        "cached",
+        ProbeOptions {
+            block_size: 4096,
+            block_count: CACHED_BLOCKS,
+            volatile: true,
+            optimal_io_blocks: 1,
+            ..options
+        },
+    );
+    let (read_only, _) = Probe::new(
+        "read-only",
+        ProbeOptions {
+            block_count: 64,
+            read_only: true,
+            ..options
+        },
+    );
+    let deallocate = Deallocate::Unsupported;
+    let (plain, _) = Probe::new(
+        "plain",
+        ProbeOptions {
+            block_count: 64,
+            deallocate,
+            ..options
+        },
+    );
+    let rules = vec![
+        rule(
+            OperationKinds::ALL,
+            Effect::Fail(block::DeviceError::Internal),
+        ),
+        rule(
+            OperationKinds::ALL,
+            Effect::Fail(block::DeviceError::MediaRead),
+        ),
+        rule(OperationKinds::ALL, Effect::Hold),
+        rule(OperationKinds::ALL, Effect::Later),
+    ];
+    let ram = FaultDevice::new(
+        Arc::new(ram),
+        FaultPlan {
+            rules: rules.clone(),
+            seed: 1,
+        },
+    );
+    let cached = FaultDevice::new(Arc::new(cached), FaultPlan { rules, seed: 1 });
+    let (fault, cached_fault) = (ram.control(), cached.control());
+    for control in [&fault, &cached_fault] {
+        for rule in [FAIL_INTERNAL, FAIL_MEDIA, HOLD, LATER] {
+            control.arm(rule, false);
+        }
+    }
+    let devices: Vec<Arc<dyn Device>> = vec![
+        Arc::new(ram),
+        Arc::new(cached),
+        Arc::new(read_only),
+        Arc::new(plain),
+    ];
+    (devices, fault, cached_fault, [ram_record, cached_record])
+}
+
+pub(crate) fn port(id: PortId, address: &str, ipv6: bool) -> PortConfig {
+    PortConfig {
+        id,
+        transport: TransportKind::Tcp,
+        address: address.to_owned(),
+        service: "4420".to_owned(),
+        ipv6,
+        secure: false,
+    }
+}
+
+pub(crate) fn subsystem(nqn: &str, namespaces: Vec<NamespaceConfig>) -> SubsystemConfig {
+    SubsystemConfig {
+        nqn: nqn.to_owned(),
+        serial: "W-0001".to_owned(),
+        model: "Windlass".to_owned(),
+        firmware: "0.1".to_owned(),
+        allow_any_host: true,
+        hosts: Vec::new(),
+        namespaces,
+        io_queues_max: IO_QUEUES,
+        queue_depth_max: QUEUE_DEPTH_MAX,
+        ports: vec![TCP_PORT, TCP6_PORT],
+    }
+}
+
+/// The configuration that every world begins with.
+pub(crate) fn config(devices: &[Arc<dyn Device>]) -> TargetConfig {
+    let namespaces = vec![
+        namespace(RAM, 0, &*devices[0]),
+        namespace(CACHED, 1, &*devices[1]),
+        namespace(READ_ONLY, 2, &*devices[2]),
+        namespace(PLAIN, 3, &*devices[3]),
+    ];
+    let closed = SubsystemConfig {
+        allow_any_host: false,
+        hosts: vec![HOST.to_owned()],
+        ..subsystem(CLOSED_SUBSYSTEM, vec![namespace(1, 0, &*devices[0])])
+    };
+    TargetConfig {
+        subsystems: vec![subsystem(SUBSYSTEM, namespaces), closed],
+        ports: vec![
+            port(TCP_PORT, "192.0.2.1", false),
+            port(TCP6_PORT, "2001:db8::1", true),
+        ],
+        limits: TargetLimits {
+            transfer_max: TRANSFER_MAX,
+            controllers_max: 16,
+        },
+    }
+}
+
+impl World {
+    /// Two cores, and everything as it is by default.
+    pub(crate) fn new() -> Self {
+        Self::with(
+            2,
+            CoreLimits {
+                queues_max: 16,
+                executions_max: 1024,
+            },
+            |_| {},
+        )
+    }
+
+    pub(crate) fn with(
+        cores: usize,
+        limits: CoreLimits,
+        change: impl FnOnce(&mut TargetConfig),
+    ) -> Self {
+        let (devices, fault, cached_fault, [ram, cached]) = devices();
+        let mut config = config(&devices);
+        change(&mut config);
+        let target = Target::new(config, cores, devices).expect("a right configuration");
+        let arena = Arena::new(ArenaConfig {
+            bytes: 8 << 20,
+            pages: PagePolicy::Ordinary,
+            max_transfer: TRANSFER_MAX,
+        })
+        .expect("a small arena");
+        let nodes = (0..cores).map(|reactor| {
+            let pool = arena.pool(64);
+            let open = |device: &Arc<dyn Device>| {
+                let options = QueueOptions {
+                    core: reactor,
+                    depth: 128,
+                    pool: pool.clone(),
+                };
+                device.open_queue(options).expect("a queue")
+            };
+            let queues = target.devices().iter().map(open).collect();
+            let mut core = TargetCore::new(Arc::clone(&target), reactor, queues, limits);
+            let tcp = core.register_transport(TransportKind::Tcp);
+            let rdma = core.register_transport(TransportKind::Rdma);
+            Node {
+                core,
+                pool,
+                tcp,
+                rdma,
+                done: Vec::new(),
+            }
+        });
+        let nodes = nodes.collect();
+        Self {
+            nodes,
+            target,
+            arena,
+            now: Nanos::from_secs(1000),
+            fault,
+            cached_fault,
+            ram,
+            cached,
+            next_tag: Cell::new(1),
+            next_cid: Cell::new(1),
+        }
+    }
+
+    pub(crate) fn cid(&self) -> u16 {
+        self.next_cid.replace(self.next_cid.get().wrapping_add(1))
+    }
+
+    pub(crate) fn tag(&self) -> u64 {
+        self.next_tag.replace(self.next_tag.get() + 1)
+    }
+
+    /// Leases out of the arena.
+    pub(crate) fn leases(&self) -> u64 {
+        self.arena
+            .counters()
+            .classes
+            .iter()
+            .map(|class| class.taken)
+            .sum()
+    }
+
+    /// One turn of every core.
+    pub(crate) fn poll(&mut self) {
+        for node in &mut self.nodes {
+            node.core.poll(self.now);
+            node.core.flush();
+        }
+    }
+
+    /// Turns of every core, enough for anything that needs no time.
+    pub(crate) fn settle(&mut self) {
+        for _ in 0..8 {
+            self.poll();
+        }
+    }
+
+    /// Lets time pass.
+    pub(crate) fn advance(&mut self, span: Nanos) {
+        self.now = self.now + span;
+        self.settle();
+    }
+
+    pub(crate) fn arrival(&self, node: usize, call: &HostCall<'_>) -> Arrival {
+        let node = &self.nodes[node];
+        Arrival {
+            transport: if call.rdma { node.rdma } else { node.tcp },
+            port: call.port,
+            connection: 1000 + u32::from(call.qid),
+            in_capsule_max: IN_CAPSULE,
+        }
+    }
+
+    pub(crate) fn try_connect(&mut self, node: usize, call: &HostCall<'_>) -> Result<Link, Cqe> {
+        let arrival = self.arrival(node, call);
+        let (sqe, data, now) = (call.sqe(), call.data(), self.now);
+        let core = &mut self.nodes[node].core;
+        match core.connect(&arrival, &sqe, data.as_bytes(), now) {
+            ConnectOutcome::Accepted {
+                queue,
+                response,
+                info,
+            } => {
+                assert!(response.status().is_success());
+                assert_eq!(response.cid.get(), 0x77);
+                assert_eq!(response.connect_success().cntlid(), info.controller_id);
+                Ok(Link { node, queue, info })
+            }
+            ConnectOutcome::Rejected(response) => {
+                assert_eq!(response.cid.get(), 0x77);
+                assert!(!response.status().is_success());
+                Err(response)
+            }
+        }
+    }
+
+    #[track_caller]
+    pub(crate) fn connect(&mut self, node: usize, call: &HostCall<'_>) -> Link {
+        match self.try_connect(node, call) {
+            Ok(link) => link,
+            Err(cqe) => panic!("refused: {}", cqe.status()),
+        }
+    }
+
+    /// An enabled controller: its admin queue on `node`.
+    pub(crate) fn enabled(&mut self, node: usize) -> Link {
+        self.enabled_by(node, &HostCall::default())
+    }
+
+    pub(crate) fn enabled_by(&mut self, node: usize, call: &HostCall<'_>) -> Link {
+        let admin = self.connect(node, call);
+        self.set_cc(admin, Cc::enabled_nvm());
+        assert!(self.csts(admin).rdy());
+        admin
+    }
+
+    /// An I/O queue of a controller.
+    pub(crate) fn io_queue(&mut self, node: usize, admin: Link, qid: u16) -> Link {
+        let cntlid = admin.info.controller_id;
+        self.connect(
+            node,
+            &HostCall {
+                cntlid,
+                qid,
+                ..HostCall::default()
+            },
+        )
+    }
+
+    /// A whole controller: admin queue on node 0, one I/O queue on node 0.
+    pub(crate) fn ready(&mut self) -> (Link, Link) {
+        let admin = self.enabled(0);
+        let io = self.io_queue(0, admin, 1);
+        (admin, io)
+    }
+
+    #[track_caller]
+    pub(crate) fn set_cc(&mut self, admin: Link, cc: Cc) {
+        let value = u64::from(cc.into_bits());
+        let sqe = Sqe::set_property(Register::CC.0, PropertySize::BYTES_4, value);
+        self.command(admin, sqe).ok();
+    }
+
+    pub(crate) fn csts(&mut self, admin: Link) -> Csts {
+        let sqe = Sqe::get_property(Register::CSTS.0, PropertySize::BYTES_4);
+        let reply = self.command(admin, sqe);
+        assert!(reply.status().is_success());
+        Csts::from_bits(reply.dw0())
+    }
+
+    pub(crate) fn set_feature(&mut self, admin: Link, fid: FeatureId, value: u32) -> Reply {
+        self.command(admin, Sqe::set_feature(fid, 0, value))
+    }
+
+    /// A log page from its beginning.
+    pub(crate) fn log(&mut self, admin: Link, lid: LogPageId, bytes: u32) -> Vec<u8> {
+        self.log_page(admin, lid, bytes, false).ok()
+    }
+
+    pub(crate) fn log_page(&mut self, admin: Link, lid: LogPageId, bytes: u32, rae: bool) -> Reply {
+        let select = LogPageSelect::new()
+            .with_lid(lid)
+            .with_rae(rae)
+            .with_numd_z(bytes / 4 - 1);
+        self.read(
+            admin,
+            Sqe::log_page(nvme_spec::NSID_BROADCAST, select, 0),
+            bytes,
+        )
+    }
+
+    /// A command without data.
+    pub(crate) fn command(&mut self, link: Link, sqe: Sqe) -> Reply {
+        self.exchange(link, sqe, &[])
+    }
+
+    /// A command with `bytes` of data for the host.
+    pub(crate) fn read(&mut self, link: Link, sqe: Sqe, bytes: u32) -> Reply {
+        self.command(link, sqe.with_sgl(SglDescriptor::transport(bytes)))
+    }
+
+    /// A command with data from the host.
+    pub(crate) fn write(&mut self, link: Link, sqe: Sqe, data: &[u8]) -> Reply {
+        let sgl = SglDescriptor::transport(data.len() as u32);
+        self.exchange(link, sqe.with_sgl(sgl), data)
+    }
+
+    /// A command and its answer, which has to come without time passing.
+    #[track_caller]
+    pub(crate) fn exchange(&mut self, link: Link, sqe: Sqe, data: &[u8]) -> Reply {
+        let sqe = sqe.with_cid(self.cid());
+        match self.start(link, sqe, data) {
+            Ok(reply) => reply,
+            Err(tag) => self.wait(link, tag),
+        }
+    }
+
+    /// Begins a command: its answer, or the tag under which it comes.
+    pub(crate) fn start(&mut self, link: Link, sqe: Sqe, data: &[u8]) -> Result<Reply, u64> {
+        let (tag, now) = (self.tag(), self.now);
+        let core = &mut self.nodes[link.node].core;
+        match core.admit(link.queue, tag, &sqe, now) {
+            Admission::Respond(cqe) => {
+                assert_eq!(cqe.cid.get(), sqe.cid.get());
+                Ok(Reply {
+                    cqe,
+                    data: Vec::new(),
+                })
+            }
+            Admission::Held => Err(tag),
+            Admission::Work(work) => self.execute(link, tag, work, data).ok_or(tag),
+        }
+    }
+
+    /// Moves a work's data and executes it.
+    pub(crate) fn execute(
+        &mut self,
+        link: Link,
+        tag: u64,
+        work: Work,
+        data: &[u8],
+    ) -> Option<Reply> {
+        let node = &mut self.nodes[link.node];
+        let lease = work.needs_lease().then(|| {
+            let mut lease = node.pool.take(work.bytes() as usize).expect("a lease");
+            if work.direction() == Direction::FromHost {
+                lease.copy_from_slice(data);
+            }
+            lease
+        });
+        let done = node.core.execute(link.queue, tag, work, lease, self.now)?;
+        assert_eq!(done.tag, tag);
+        Some(reply(&done))
+    }
+
+    /// The answer to a command that was begun.
+    #[track_caller]
+    pub(crate) fn wait(&mut self, link: Link, tag: u64) -> Reply {
+        for _ in 0..600 {
+            if let Some(reply) = self.answer(link.node, tag) {
+                return reply;
+            }
+            self.poll();
+        }
+        panic!("no answer");
+    }
+
+    /// The answer to a command that was begun, if it is there.
+    pub(crate) fn answer(&mut self, node: usize, tag: u64) -> Option<Reply> {
+        self.gather(node);
+        let done = &mut self.nodes[node].done;
+        let index = done.iter().position(|done| done.tag == tag)?;
+        Some(reply(&done.swap_remove(index)))
+    }
+
+    fn gather(&mut self, node: usize) {
+        let node = &mut self.nodes[node];
+        for transport in [node.tcp, node.rdma] {
+            while let Some(done) = node.core.next_completion(transport) {
+                node.done.push(done);
+            }
+        }
+    }
+
+    /// Connections that a core wants ended.
+    pub(crate) fn closes(&mut self, node: usize) -> Vec<Close> {
+        let node = &mut self.nodes[node];
+        let mut closes = Vec::new();
+        for transport in [node.tcp, node.rdma] {
+            while let Some(close) = node.core.next_close(transport) {
+                closes.push(close);
+            }
+        }
+        closes
+    }
+
+    /// Why a core wants connections ended.
+    pub(crate) fn close_reasons(&mut self, node: usize) -> Vec<CloseReason> {
+        self.closes(node)
+            .into_iter()
+            .map(|close| close.reason)
+            .collect()
+    }
+
+    pub(crate) fn close(&mut self, link: Link) {
+        self.nodes[link.node].core.close_queue(link.queue, self.now);
+    }
+
+    /// Reads blocks of a namespace.
+    #[track_caller]
+    pub(crate) fn read_blocks(&mut self, io: Link, nsid: u32, lba: u64, blocks: u16) -> Vec<u8> {
+        let size = if nsid == CACHED { 4096 } else { 512 };
+        self.read(
+            io,
+            Sqe::read(nsid, lba, blocks - 1),
+            u32::from(blocks) * size,
+        )
+        .ok()
+    }
+}
+
+fn reply(done: &Completed) -> Reply {
+    let data = done
+        .data
+        .as_ref()
+        .map_or_else(Vec::new, |data| data.to_vec());
+    assert_eq!(data.len(), done.bytes as usize);
+    Reply {
+        cqe: done.response,
+        data,
+    }
+}
+
+/// An SQE for the discovery subsystem's admin queue.
+pub(crate) fn discovery_call() -> HostCall<'static> {
+    HostCall {
+        subsystem: DISCOVERY_NQN,
+        ..HostCall::default()
+    }
+}

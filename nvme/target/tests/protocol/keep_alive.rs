@@ -1,0 +1,170 @@
+//! Keep Alive (Base 2.1 §3.9, §5.1.14), and what happens to hosts that fall silent.
+
+use nvme_spec::command::{FeatureId, FeatureSelect};
+use nvme_spec::registers::Cc;
+use nvme_spec::{Sqe, Status};
+use nvme_target::{CloseReason, ControllerState};
+use reactors::Nanos;
+
+use crate::harness::{HostCall, Link, RAM, World, discovery_call};
+
+const KATO_MS: u32 = 5000;
+
+fn host() -> HostCall<'static> {
+    HostCall {
+        kato_ms: KATO_MS,
+        ..HostCall::default()
+    }
+}
+
+fn seconds(count: u64) -> Nanos {
+    Nanos::from_secs(count)
+}
+
+fn alive(world: &mut World, admin: Link) -> bool {
+    world.settle();
+    let gone = world.closes(admin.node);
+    gone.is_empty()
+        && world
+            .command(admin, Sqe::keep_alive())
+            .status()
+            .is_success()
+}
+
+/// Base 2.1 §3.9.1: without any command the association ends, with all its connections.
+#[test]
+fn a_silent_host_is_dropped() {
+    let mut world = World::new();
+    let admin = world.enabled_by(0, &host());
+    let io = world.io_queue(1, admin, 1);
+    world.advance(seconds(5));
+    assert!(
+        world.closes(0).is_empty(),
+        "commands came within the first interval"
+    );
+    world.advance(seconds(5));
+    assert_eq!(world.close_reasons(0), [CloseReason::KeepAliveExpired]);
+    assert_eq!(world.close_reasons(1), [CloseReason::KeepAliveExpired]);
+    assert_eq!(world.nodes[0].core.counters().keep_alive_expired.get(), 1);
+    world
+        .command(io, Sqe::read(RAM, 0, 0))
+        .is(Status::ABORTED_SQ_DELETION);
+    world
+        .command(admin, Sqe::keep_alive())
+        .is(Status::ABORTED_SQ_DELETION);
+    assert_eq!(
+        world.target.snapshot().controllers[0].state,
+        ControllerState::Ended
+    );
+    world.close(io);
+    world.close(admin);
+    assert!(world.target.snapshot().controllers.is_empty());
+    assert_eq!(world.nodes[0].core.next_deadline(), None);
+}
+
+/// Base 2.1 §3.9.1: Keep Alive starts the timer anew.
+#[test]
+fn keep_alive_keeps_alive() {
+    let mut world = World::new();
+    let admin = world.enabled_by(0, &host());
+    for _ in 0..10 {
+        world.advance(seconds(4));
+        world.command(admin, Sqe::keep_alive()).ok();
+    }
+    assert!(alive(&mut world, admin));
+}
+
+/// Base 2.1 §3.9.2: with traffic based keep-alive any command on any queue counts, also one on
+/// another core.
+#[test]
+fn traffic_on_another_core_keeps_alive() {
+    let mut world = World::new();
+    let admin = world.enabled_by(0, &host());
+    let io = world.io_queue(1, admin, 1);
+    for _ in 0..10 {
+        world.advance(seconds(4));
+        world.read_blocks(io, RAM, 0, 1);
+    }
+    assert!(alive(&mut world, admin));
+    world.advance(seconds(5));
+    world.advance(seconds(5));
+    assert_eq!(world.close_reasons(0), [CloseReason::KeepAliveExpired]);
+}
+
+/// Base 2.1 §5.1.25.1.8: 0 switches the timer off.
+#[test]
+fn without_a_time_nothing_expires() {
+    let mut world = World::new();
+    let admin = world.enabled_by(0, &HostCall::default());
+    world.advance(seconds(100_000));
+    assert!(alive(&mut world, admin));
+}
+
+/// Base 2.1 §5.1.25.1.8: the feature changes the time, rounded up to KAS.
+#[test]
+fn the_time_can_be_changed() {
+    let mut world = World::new();
+    let admin = world.enabled_by(0, &host());
+    world
+        .set_feature(admin, FeatureId::KEEP_ALIVE_TIMER, 60_001)
+        .ok();
+    let get = Sqe::get_feature(FeatureId::KEEP_ALIVE_TIMER, FeatureSelect::CURRENT, 0, 0);
+    assert_eq!(world.command(admin, get).dw0(), 60_100);
+    world.advance(seconds(50));
+    world.advance(seconds(50));
+    assert!(world.closes(0).is_empty());
+    world
+        .set_feature(admin, FeatureId::KEEP_ALIVE_TIMER, 0)
+        .ok();
+    world.advance(seconds(1000));
+    assert!(alive(&mut world, admin));
+}
+
+/// Base 2.1 §3.9: the timer stands still while the controller is not ready. But a controller that
+/// nobody enables is not kept for ever.
+#[test]
+fn a_controller_that_is_never_enabled_goes() {
+    let mut world = World::new();
+    let admin = world.connect(0, &host());
+    world.advance(seconds(119));
+    assert!(world.closes(0).is_empty());
+    assert_eq!(
+        world.nodes[0].core.next_deadline(),
+        Some(world.now + seconds(1))
+    );
+    world.advance(seconds(1));
+    assert_eq!(world.close_reasons(0), [CloseReason::Inactive]);
+    world.close(admin);
+    let disabled = world.enabled_by(0, &host());
+    world.set_cc(disabled, Cc::new());
+    world.advance(seconds(120));
+    assert!(world.closes(0).is_empty(), "it was reset in this interval");
+    world.advance(seconds(120));
+    assert_eq!(world.close_reasons(0), [CloseReason::Inactive]);
+}
+
+/// Base 2.1 §3.1.3.3: a discovery controller without keep-alive goes after two minutes of silence,
+/// one with keep-alive is persistent.
+#[test]
+fn discovery_controllers_do_not_linger() {
+    let mut world = World::new();
+    let admin = world.enabled_by(0, &discovery_call());
+    world.advance(seconds(100));
+    assert!(alive(&mut world, admin));
+    world.advance(seconds(120));
+    world.advance(seconds(120));
+    assert_eq!(world.close_reasons(0), [CloseReason::Inactive]);
+    world.close(admin);
+    let persistent = HostCall {
+        kato_ms: 30_000,
+        ..discovery_call()
+    };
+    let admin = world.enabled_by(0, &persistent);
+    for _ in 0..20 {
+        world.advance(seconds(29));
+        assert!(alive(&mut world, admin));
+    }
+    world.advance(seconds(30));
+    world.advance(seconds(30));
+    assert_eq!(world.close_reasons(0), [CloseReason::KeepAliveExpired]);
+}

@@ -1,0 +1,22 @@
+//! The target core as transports and hosts see it: a whole target on one thread.
+//!
+//! Each test names the section that its rule comes from: Base 2.1 is the NVM Express Base
+//! Specification 2.1, NVM 1.1 the NVM Command Set Specification 1.1.
+
+mod admin;
+mod allocations;
+mod config;
+mod connect;
+mod cores;
+mod discovery;
+mod drain;
+mod events;
+mod features;
+mod harness;
+mod identify;
+mod io;
+mod keep_alive;
+mod logs;
+mod probe;
+mod properties;
+mod random;

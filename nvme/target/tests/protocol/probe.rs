@@ -1,0 +1,167 @@
+//! A RAM device that notes what it was asked, and that can pretend: a volatile cache, a sensor, wear.
+
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
+use std::sync::{Arc, Mutex};
+
+use block::{
+    CompletionBatch, Deallocate, Device, DeviceIdentity, DeviceQueue, Drain, Geometry, Health,
+    MemoryDevice, MemoryOptions, OpenError, Operation, QueueOptions, Refusal, Request,
+};
+use hugemem::PagePolicy;
+
+/// What a request asked: operation, first block, blocks.
+pub(crate) type Asked = (Operation, u64, u32);
+
+/// What a probe shows and was told.
+#[derive(Default)]
+pub(crate) struct Record {
+    asked: Mutex<Vec<Asked>>,
+    temperature_kelvin: AtomicU16,
+    spare_percent: AtomicU16,
+    blind: AtomicBool,
+}
+
+impl Record {
+    /// Stops noting, which allocates.
+    pub(crate) fn look_away(&self) {
+        self.blind.store(true, Ordering::Relaxed);
+    }
+
+    /// What was asked since this was last taken.
+    pub(crate) fn take(&self) -> Vec<Asked> {
+        std::mem::take(&mut self.asked.lock().unwrap())
+    }
+
+    pub(crate) fn set_temperature(&self, kelvin: u16) {
+        self.temperature_kelvin.store(kelvin, Ordering::Relaxed);
+    }
+
+    /// Sets the available spare; 0 is unknown.
+    pub(crate) fn set_spare(&self, percent: u16) {
+        self.spare_percent.store(percent, Ordering::Relaxed);
+    }
+}
+
+/// The device.
+pub(crate) struct Probe {
+    inner: MemoryDevice,
+    geometry: Geometry,
+    record: Arc<Record>,
+}
+
+/// What a probe is to be.
+#[derive(Clone, Copy)]
+pub(crate) struct ProbeOptions {
+    pub(crate) block_size: u32,
+    pub(crate) block_count: u64,
+    pub(crate) volatile: bool,
+    pub(crate) deallocate: Deallocate,
+    pub(crate) read_only: bool,
+    pub(crate) optimal_io_blocks: u32,
+}
+
+impl Probe {
+    pub(crate) fn new(name: &str, options: ProbeOptions) -> (Self, Arc<Record>) {
+        let inner = MemoryDevice::new(MemoryOptions {
+            name: name.to_owned(),
+            uuid: [9; 16],
+            size_bytes: options.block_count * u64::from(options.block_size),
+            block_size: options.block_size,
+            pages: PagePolicy::Ordinary,
+            read_only: options.read_only,
+        })
+        .expect("a small RAM device");
+        let geometry = Geometry {
+            volatile_write_cache: options.volatile,
+            deallocate: options.deallocate,
+            optimal_io_blocks: options.optimal_io_blocks,
+            ..inner.geometry()
+        };
+        let record = Arc::new(Record::default());
+        (
+            Self {
+                inner,
+                geometry,
+                record: Arc::clone(&record),
+            },
+            record,
+        )
+    }
+}
+
+impl Device for Probe {
+    fn name(&self) -> &str {
+        self.inner.name()
+    }
+
+    fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    fn identity(&self) -> &DeviceIdentity {
+        self.inner.identity()
+    }
+
+    fn health(&self) -> Health {
+        let kelvin = self.record.temperature_kelvin.load(Ordering::Relaxed);
+        let spare = self.record.spare_percent.load(Ordering::Relaxed);
+        Health {
+            temperature_kelvin: (kelvin != 0).then_some(kelvin),
+            available_spare_percent: (spare != 0).then_some(spare as u8),
+            ..self.inner.health()
+        }
+    }
+
+    fn open_queue(&self, options: QueueOptions) -> Result<Box<dyn DeviceQueue>, OpenError> {
+        let inner = self.inner.open_queue(options)?;
+        Ok(Box::new(ProbeQueue {
+            inner,
+            record: Arc::clone(&self.record),
+        }))
+    }
+}
+
+struct ProbeQueue {
+    inner: Box<dyn DeviceQueue>,
+    record: Arc<Record>,
+}
+
+impl DeviceQueue for ProbeQueue {
+    fn lends_reads(&self) -> bool {
+        self.inner.lends_reads()
+    }
+
+    fn submit(&mut self, request: Request) -> Result<(), Refusal> {
+        let asked = (request.operation, request.lba, request.blocks);
+        self.inner.submit(request)?;
+        if !self.record.blind.load(Ordering::Relaxed) {
+            self.record.asked.lock().unwrap().push(asked);
+        }
+        Ok(())
+    }
+
+    fn flush(&mut self) {
+        self.inner.flush();
+    }
+
+    fn poll(&mut self, completions: &mut CompletionBatch) -> usize {
+        self.inner.poll(completions)
+    }
+
+    fn in_flight(&self) -> usize {
+        self.inner.in_flight()
+    }
+
+    fn wake_source(&self) -> Option<BorrowedFd<'_>> {
+        self.inner.wake_source()
+    }
+
+    fn has_ready(&self) -> bool {
+        self.inner.has_ready()
+    }
+
+    fn drain(&mut self) -> Drain {
+        self.inner.drain()
+    }
+}

@@ -1,0 +1,356 @@
+//! Controller properties and the states behind them (Base 2.1 §3.1.4, §3.5 to §3.7, §6.5, §6.6).
+
+use nvme_spec::command::{Cns, FeatureId};
+use nvme_spec::fabrics::PropertySize;
+use nvme_spec::registers::{
+    Arbitration, Cap, Cc, CommandSetSelected, Crto, Register, ShutdownNotification, ShutdownStatus,
+    Version,
+};
+use nvme_spec::{Sqe, Status};
+use nvme_target::CloseReason;
+
+use crate::harness::{
+    CACHED, FAIL_INTERNAL, HOLD, HostCall, Link, QUEUE_DEPTH_MAX, RAM, World, discovery_call,
+};
+
+fn get(world: &mut World, admin: Link, register: Register) -> u64 {
+    let size = register.size().expect("a register");
+    let reply = world.command(admin, Sqe::get_property(register.0, size));
+    assert!(
+        reply.status().is_success(),
+        "{register}: {}",
+        reply.status()
+    );
+    reply.cqe.result()
+}
+
+/// Base 2.1 §6.5: an offset without a property, or a size that is not the property's.
+#[test]
+fn only_whole_properties_can_be_read() {
+    let mut world = World::new();
+    let admin = world.connect(0, &HostCall::default());
+    let invalid = Status::INVALID_FIELD.with_dnr();
+    let four = PropertySize::BYTES_4;
+    for offset in [1, 4, 0x18, 0x24, 0x28, 0x30, 0x38, 0x1000, 0xffff_ffff] {
+        world
+            .command(admin, Sqe::get_property(offset, four))
+            .is(invalid);
+        world
+            .command(admin, Sqe::get_property(offset, PropertySize::BYTES_8))
+            .is(invalid);
+    }
+    world
+        .command(admin, Sqe::get_property(Register::CAP.0, four))
+        .is(invalid);
+    world
+        .command(
+            admin,
+            Sqe::get_property(Register::CC.0, PropertySize::BYTES_8),
+        )
+        .is(invalid);
+    world
+        .command(admin, Sqe::get_property(Register::CC.0, PropertySize(2)))
+        .is(invalid);
+    // CAP.NSSRS and CAP.NSSS are 0.
+    world
+        .command(admin, Sqe::get_property(Register::NSSR.0, four))
+        .is(invalid);
+    world
+        .command(admin, Sqe::get_property(Register::NSSD.0, four))
+        .is(invalid);
+}
+
+/// Base 2.1 §6.6: CC is the only property that can be written.
+#[test]
+fn read_only_properties_cannot_be_written() {
+    let mut world = World::new();
+    let admin = world.connect(0, &HostCall::default());
+    let invalid = Status::INVALID_FIELD.with_dnr();
+    for register in [
+        Register::CAP,
+        Register::VS,
+        Register::CSTS,
+        Register::NSSR,
+        Register::CRTO,
+    ] {
+        let size = register.size().expect("a register");
+        world
+            .command(admin, Sqe::set_property(register.0, size, 0x4e56_4d65))
+            .is(invalid);
+    }
+    let wide = Sqe::set_property(Register::CC.0, PropertySize::BYTES_8, 1);
+    world.command(admin, wide).is(invalid);
+    let nowhere = Sqe::set_property(0x18, PropertySize::BYTES_4, 1);
+    world.command(admin, nowhere).is(invalid);
+    assert!(!world.csts(admin).rdy());
+}
+
+/// Base 2.1 §3.1.4: what the properties say.
+#[test]
+fn what_the_properties_say() {
+    let mut world = World::new();
+    let admin = world.connect(0, &HostCall::default());
+    let cap = Cap::from_bits(get(&mut world, admin, Register::CAP));
+    assert_eq!(cap.mqes(), u32::from(QUEUE_DEPTH_MAX));
+    assert!(cap.cqr() && cap.css().nvm() && cap.css().profiles() && cap.crwms());
+    assert!(!cap.nssrs() && !cap.nsss() && !cap.crims());
+    assert_eq!((cap.mpsmin(), cap.mpsmax(), cap.dstrd()), (0, 0, 0));
+    assert_eq!(cap.timeout_ms(), 30_000);
+    let crto = Crto::from_bits(get(&mut world, admin, Register::CRTO) as u32);
+    assert_eq!(u32::from(crto.crwmt()) * 500, cap.timeout_ms());
+    let version = Version::from_bits(get(&mut world, admin, Register::VS) as u32);
+    assert_eq!(version, Version::V2_1);
+    assert_eq!(get(&mut world, admin, Register::CC), 0);
+    assert_eq!(get(&mut world, admin, Register::CSTS), 0);
+    let discovery = world.connect(0, &discovery_call());
+    let cap = Cap::from_bits(get(&mut world, discovery, Register::CAP));
+    assert!(cap.mqes() >= 32);
+}
+
+/// Base 2.1 §6.5, §6.6: properties belong to the admin queue.
+#[test]
+fn an_io_queue_has_no_properties() {
+    let mut world = World::new();
+    let (_, io) = world.ready();
+    let invalid = Status::INVALID_OPCODE.with_dnr();
+    let four = PropertySize::BYTES_4;
+    world
+        .command(io, Sqe::get_property(Register::CSTS.0, four))
+        .is(invalid);
+    world
+        .command(io, Sqe::set_property(Register::CC.0, four, 0))
+        .is(invalid);
+}
+
+/// Base 2.1 §3.5.1: before CSTS.RDY only Fabrics commands are obeyed.
+#[test]
+fn commands_wait_for_ready() {
+    let mut world = World::new();
+    let admin = world.connect(0, &HostCall::default());
+    let sequence = Status::COMMAND_SEQUENCE_ERROR.with_dnr();
+    let identify = Sqe::identify_structure(Cns::CONTROLLER, 0);
+    world.read(admin, identify, 4096).is(sequence);
+    world.command(admin, Sqe::keep_alive()).is(sequence);
+    world
+        .command(admin, Sqe::async_event_request())
+        .is(sequence);
+    world.set_cc(admin, Cc::enabled_nvm());
+    assert_eq!(
+        get(&mut world, admin, Register::CC),
+        u64::from(Cc::enabled_nvm().into_bits())
+    );
+    assert_eq!(world.read(admin, identify, 4096).ok().len(), 4096);
+}
+
+/// Base 2.1 §3.1.4.5: CC that asks for what CAP does not offer is a fatal status, and a reset mends it.
+#[test]
+fn a_configuration_that_is_not_offered_is_fatal() {
+    let good = Cc::enabled_nvm();
+    let bad = [
+        good.with_iosqes(5),
+        good.with_iosqes(0),
+        good.with_iocqes(3),
+        good.with_mps(1),
+        good.with_ams(Arbitration::WEIGHTED),
+        good.with_css(CommandSetSelected::ADMIN_ONLY),
+        good.with_css(CommandSetSelected(1)),
+        good.with_crime(true),
+    ];
+    for cc in bad {
+        let mut world = World::new();
+        let admin = world.connect(0, &HostCall::default());
+        world.set_cc(admin, cc);
+        let csts = world.csts(admin);
+        assert!(csts.cfs() && !csts.rdy(), "{cc:?}");
+        let reply = world.command(admin, Sqe::keep_alive());
+        reply.is(Status::COMMAND_SEQUENCE_ERROR.with_dnr());
+        world.set_cc(admin, good.with_en(false));
+        assert_eq!(world.csts(admin).into_bits(), 0);
+        world.set_cc(admin, good.with_css(CommandSetSelected::ALL_SUPPORTED));
+        assert!(world.csts(admin).rdy());
+    }
+}
+
+/// Base 2.1 §3.1.4.5: what may only change while disabled.
+#[test]
+fn an_enabled_controller_keeps_its_configuration() {
+    let mut world = World::new();
+    let admin = world.enabled(0);
+    let good = Cc::enabled_nvm();
+    for cc in [
+        good.with_mps(1),
+        good.with_css(CommandSetSelected::ALL_SUPPORTED),
+    ] {
+        let value = u64::from(cc.into_bits());
+        let sqe = Sqe::set_property(Register::CC.0, PropertySize::BYTES_4, value);
+        world
+            .command(admin, sqe)
+            .is(Status::INVALID_FIELD.with_dnr());
+    }
+    assert!(world.csts(admin).rdy());
+    assert_eq!(
+        get(&mut world, admin, Register::CC),
+        u64::from(good.into_bits())
+    );
+}
+
+/// Base 2.1 §3.7.2: a reset ends the I/O queues and keeps the admin queue.
+#[test]
+fn a_reset_ends_the_io_queues() {
+    let mut world = World::new();
+    let (admin, io) = world.ready();
+    world.set_feature(admin, FeatureId::ARBITRATION, 7).ok();
+    world.set_cc(admin, Cc::new());
+    assert!(world.csts(admin).rdy(), "an I/O queue is still there");
+    world
+        .command(io, Sqe::read(RAM, 0, 0))
+        .is(Status::COMMAND_SEQUENCE_ERROR);
+    world.settle();
+    assert_eq!(world.close_reasons(0), [CloseReason::ControllerReset]);
+    world
+        .command(io, Sqe::flush(RAM))
+        .is(Status::ABORTED_SQ_DELETION);
+    world.close(io);
+    world.settle();
+    assert_eq!(world.csts(admin).into_bits(), 0);
+    world.set_cc(admin, Cc::enabled_nvm());
+    assert!(world.csts(admin).rdy());
+    let again = world.io_queue(0, admin, 1);
+    world.read_blocks(again, RAM, 0, 1);
+    let feature = Sqe::get_feature(FeatureId::ARBITRATION, Default::default(), 0, 0);
+    assert_eq!(
+        world.command(admin, feature).dw0(),
+        0,
+        "features have their defaults again"
+    );
+}
+
+/// Base 2.1 §3.7.2: CSTS.RDY goes to 0 only when nothing of before can reach the medium any more.
+#[test]
+fn a_reset_waits_for_the_devices() {
+    let mut world = World::new();
+    let (admin, io) = world.ready();
+    world.fault.arm(HOLD, true);
+    let write = Sqe::write(RAM, 0, 0, false).with_cid(3);
+    let sgl = nvme_spec::sgl::SglDescriptor::transport(512);
+    world
+        .start(io, write.with_sgl(sgl), &[7; 512])
+        .expect_err("held in the device");
+    world.set_cc(admin, Cc::new());
+    world.settle();
+    world.close(io);
+    world.settle();
+    assert!(world.csts(admin).rdy(), "a write is in the device");
+    assert_eq!(world.leases(), 1);
+    world.fault.release();
+    world.settle();
+    assert!(!world.csts(admin).rdy());
+    assert_eq!(world.leases(), 0, "the orphan's lease came home");
+}
+
+/// A write whose data arrives after a reset never reaches the device.
+#[test]
+fn a_reset_overtakes_data_on_its_way() {
+    let mut world = World::new();
+    let (admin, io) = world.ready();
+    let write = Sqe::write(CACHED, 0, 0, false).with_cid(4);
+    let write = write.with_sgl(nvme_spec::sgl::SglDescriptor::transport(4096));
+    let now = world.now;
+    let admission = world.nodes[0].core.admit(io.queue, 9, &write, now);
+    let nvme_target::Admission::Work(work) = admission else {
+        panic!("{admission:?}")
+    };
+    world.set_cc(admin, Cc::new());
+    let reply = world
+        .execute(io, 9, work, &[5; 4096])
+        .expect("answered at once");
+    reply.is(Status::ABORTED_SQ_DELETION);
+    assert!(world.cached.take().is_empty());
+    assert_eq!(world.leases(), 0);
+}
+
+/// A host that enables again without waiting for CSTS.RDY is obeyed when the reset is over.
+#[test]
+fn an_impatient_host_is_obeyed_in_the_end() {
+    let mut world = World::new();
+    let (admin, io) = world.ready();
+    world.set_cc(admin, Cc::new());
+    world.set_cc(admin, Cc::enabled_nvm());
+    world
+        .command(admin, Sqe::keep_alive())
+        .is(Status::COMMAND_SEQUENCE_ERROR.with_dnr());
+    world.settle();
+    world.close(io);
+    world.settle();
+    world.command(admin, Sqe::keep_alive()).ok();
+}
+
+fn shutdown(world: &mut World, admin: Link, notification: ShutdownNotification) {
+    world.set_cc(admin, Cc::enabled_nvm().with_shn(notification));
+}
+
+/// Base 2.1 §3.6.2: a normal shutdown flushes the caches before it is complete.
+#[test]
+fn a_normal_shutdown_flushes() {
+    let mut world = World::new();
+    let (admin, io) = world.ready();
+    world.cached.take();
+    world.cached_fault.arm(HOLD, true);
+    shutdown(&mut world, admin, ShutdownNotification::NORMAL);
+    world.settle();
+    let csts = world.csts(admin);
+    assert_eq!((csts.rdy(), csts.shst()), (true, ShutdownStatus::OCCURRING));
+    assert_eq!(world.cached.take(), [(block::Operation::Flush, 0, 0)]);
+    world
+        .command(io, Sqe::read(RAM, 0, 0))
+        .is(Status::COMMAND_SEQUENCE_ERROR);
+    world.cached_fault.release();
+    world.settle();
+    assert_eq!(world.csts(admin).shst(), ShutdownStatus::COMPLETE);
+    assert!(world.closes(0).is_empty(), "the host ends the connections");
+    world
+        .command(admin, Sqe::keep_alive())
+        .is(Status::COMMAND_SEQUENCE_ERROR.with_dnr());
+}
+
+/// Base 2.1 §3.6.2: a cache that cannot be flushed does not hold the shutdown up.
+#[test]
+fn a_failing_flush_does_not_stop_a_shutdown() {
+    let mut world = World::new();
+    let admin = world.enabled(0);
+    world.cached_fault.arm(FAIL_INTERNAL, true);
+    shutdown(&mut world, admin, ShutdownNotification::NORMAL);
+    world.settle();
+    assert_eq!(world.csts(admin).shst(), ShutdownStatus::COMPLETE);
+}
+
+/// Base 2.1 §3.6.2: an abrupt shutdown is complete at once, also on top of a normal one.
+#[test]
+fn an_abrupt_shutdown_does_not_flush() {
+    let mut world = World::new();
+    let admin = world.enabled(0);
+    shutdown(&mut world, admin, ShutdownNotification::ABRUPT);
+    assert_eq!(world.csts(admin).shst(), ShutdownStatus::COMPLETE);
+    assert!(world.cached.take().is_empty());
+    let other = world.enabled(0);
+    world.cached_fault.arm(HOLD, true);
+    shutdown(&mut world, other, ShutdownNotification::NORMAL);
+    shutdown(&mut world, other, ShutdownNotification::ABRUPT);
+    assert_eq!(world.csts(other).shst(), ShutdownStatus::COMPLETE);
+}
+
+/// Base 2.1 §3.6.2: after a shutdown a reset starts the controller again.
+#[test]
+fn a_shutdown_ends_with_a_reset() {
+    let mut world = World::new();
+    let admin = world.enabled(0);
+    shutdown(&mut world, admin, ShutdownNotification::ABRUPT);
+    world.set_cc(admin, Cc::new());
+    assert_eq!(world.csts(admin).into_bits(), 0);
+    world.set_cc(admin, Cc::enabled_nvm());
+    world.command(admin, Sqe::keep_alive()).ok();
+    let disabled = world.connect(0, &HostCall::default());
+    world.set_cc(disabled, Cc::new().with_shn(ShutdownNotification::NORMAL));
+    let csts = world.csts(disabled);
+    assert_eq!((csts.rdy(), csts.shst()), (false, ShutdownStatus::COMPLETE));
+}
