@@ -11,14 +11,14 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use nvme_host::raw::RawClient;
-use nvme_host::{ConnectOptions, HostIdentity};
+use nvme_host::{ConnectOptions, ConnectionCounters, HostIdentity};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::ceiling::{CeilingError, CeilingOptions, measure_tcp, nanos};
 use crate::load::{
     Limit, LoadError, Pattern, PhaseKind, RunPlan, Trouble, Workload, run, run::Unwatched,
 };
-use crate::report::{CompareReport, CompareRound, CompareRow, Latency, Machine};
+use crate::report::{CompareReport, CompareRound, CompareRow, HostCosts, Latency, Machine};
 use crate::units::{median, per_second};
 
 /// Subsystem of the target under measurement.
@@ -224,8 +224,7 @@ pub fn windlass_beside_this_binary() -> PathBuf {
 struct Measured {
     requests_per_second: f64,
     latency: Latency,
-    placed_bytes: u64,
-    copied_bytes: u64,
+    counters: ConnectionCounters,
 }
 
 fn measure_target(
@@ -252,12 +251,10 @@ fn measure_target(
         cores: vec![options.host_core],
     };
     let outcome = run(&plan, &mut Unwatched)?;
-    let (placed_bytes, copied_bytes) = (outcome.placed_bytes, outcome.copied_bytes);
     let mut measured = Measured {
         requests_per_second: 0.0,
         latency: Latency::default(),
-        placed_bytes,
-        copied_bytes,
+        counters: outcome.counters,
     };
     for (phase, stats) in outcome.phases {
         if let Some(trouble) = stats.trouble {
@@ -290,7 +287,7 @@ pub fn compare_tcp(
     let target = Target::start(options)?;
     starts.push(nanos(target.start_to_accept) as f64);
     let mut rounds = Vec::new();
-    let (mut placed, mut copied) = (0, 0);
+    let mut counters = ConnectionCounters::default();
     for round in 0..options.rounds {
         for depth in DEPTHS {
             tell(&format!(
@@ -307,9 +304,10 @@ pub fn compare_tcp(
                 Some(ceiling) => ceiling,
                 None => measure_ceiling(options, depth)?,
             };
-            placed += measured.placed_bytes;
-            copied += measured.copied_bytes;
             let one = depth == 1;
+            if !one {
+                counters.add(&measured.counters);
+            }
             rounds.push(CompareRound {
                 depth,
                 ceiling_requests_per_second: ceiling.0,
@@ -326,7 +324,7 @@ pub fn compare_tcp(
         host_core: options.host_core,
         start_to_accept_ns: median(&starts) as u64,
         arena_bytes: ARENA_BYTES,
-        host_copied_percent: copied as f64 * 100.0 / ((placed + copied).max(1)) as f64,
+        host: HostCosts::new(&counters),
         rows: DEPTHS
             .iter()
             .map(|&depth| CompareRow::from_rounds(depth, &rounds))

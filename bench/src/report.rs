@@ -14,7 +14,7 @@ use crate::units::{format_count, format_nanos, format_size};
 
 mod run;
 
-pub use run::{OperationReport, PhaseReport, RunReport, RunReports};
+pub use run::{HostCosts, OperationReport, PhaseReport, RunReport, RunReports};
 
 /// Latencies of one kind of request.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
@@ -243,8 +243,8 @@ pub struct CompareReport {
     pub start_to_accept_ns: u64,
     /// The arena that the target took at start, bytes.
     pub arena_bytes: u64,
-    /// Share of the data that the host copied once more rather than have placed, percent.
-    pub host_copied_percent: f64,
+    /// What the host did at the greatest depth, over all rounds.
+    pub host: HostCosts,
     /// Medians for each depth.
     pub rows: Vec<CompareRow>,
     /// Every round, in the order taken.
@@ -300,8 +300,10 @@ impl fmt::Display for CompareReport {
         )?;
         writeln!(
             f,
-            "  data that the host copied once more: {:.1} %",
-            self.host_copied_percent
+            "  host at depth {}: {:.2} system calls a request, {:.1} % of the data copied once more",
+            self.rows.first().map_or(0, |row| row.depth),
+            self.host.calls_per_command(),
+            self.host.copied_percent()
         )
     }
 }

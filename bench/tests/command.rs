@@ -85,7 +85,7 @@ fn a_verified_run_prints_a_table_and_keeps_json() {
     };
     assert_eq!(operations(&main.reads) + operations(&main.writes), 600);
     assert_eq!(run.phases[2].blocks_right, BLOCKS);
-    assert!(run.placed_bytes + run.copied_bytes >= BLOCKS * BLOCK as u64);
+    assert!(run.host.placed_bytes + run.host.copied_bytes >= BLOCKS * BLOCK as u64);
 }
 
 #[test]

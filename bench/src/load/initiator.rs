@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use hugemem::Lease;
-use nvme_host::{HostCompletions, HostError, IoQueue, Refused};
+use nvme_host::{ConnectionCounters, HostCompletions, HostError, IoQueue, Refused};
 
 /// What a lane asks of a queue; the meaning is that of [`IoQueue`]'s functions of the same names.
 pub trait Initiator {
@@ -48,9 +48,9 @@ pub trait Initiator {
     /// Waits for something to poll for.
     fn wait(&self, limit: Duration);
 
-    /// Data bytes that were placed by the kernel, and copied once more.
-    fn moved_bytes(&self) -> (u64, u64) {
-        (0, 0)
+    /// What the queue counted.
+    fn counters(&self) -> ConnectionCounters {
+        ConnectionCounters::default()
     }
 }
 
@@ -89,8 +89,7 @@ impl Initiator for IoQueue {
         self.wait(limit);
     }
 
-    fn moved_bytes(&self) -> (u64, u64) {
-        let counters = self.counters();
-        (counters.placed_bytes, counters.copied_bytes)
+    fn counters(&self) -> ConnectionCounters {
+        self.counters()
     }
 }

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use hugemem::Lease;
-use nvme_host::{HostCompletion, HostCompletions, Refusal};
+use nvme_host::{ConnectionCounters, HostCompletion, HostCompletions, Refusal};
 
 use crate::load::initiator::Initiator;
 use crate::load::options::{Pattern, Suited};
@@ -105,9 +105,9 @@ impl<I: Initiator> Lane<I> {
         self.queue.wait(limit);
     }
 
-    /// Data bytes that were placed, and copied, by the queue so far.
-    pub(crate) fn moved_bytes(&self) -> (u64, u64) {
-        self.queue.moved_bytes()
+    /// What the queue counted so far.
+    pub(crate) fn counters(&self) -> ConnectionCounters {
+        self.queue.counters()
     }
 
     /// Keeps the queue full, up to `quota` requests in this phase, and sends.

@@ -9,7 +9,9 @@ use std::thread::{Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 use hugemem::{Arena, ArenaConfig, ArenaError, PagePolicy};
-use nvme_host::{ConnectOptions, Controller, HostError, IoQueue, IoQueuePlan, NamespaceInfo};
+use nvme_host::{
+    ConnectOptions, ConnectionCounters, Controller, HostError, IoQueue, IoQueuePlan, NamespaceInfo,
+};
 
 use crate::load::lane::Lane;
 use crate::load::options::{Limit, OptionsError, SIZE_MAX_BYTES, Suited, Workload};
@@ -111,10 +113,8 @@ pub struct Outcome {
     pub sizes_bytes: Vec<u32>,
     /// The phases that were begun, in order.
     pub phases: Vec<(Phase, PhaseStats)>,
-    /// Received data that the kernel put in place, bytes.
-    pub placed_bytes: u64,
-    /// Received data that was copied once more, bytes.
-    pub copied_bytes: u64,
+    /// What the host's queues counted.
+    pub counters: ConnectionCounters,
 }
 
 /// What a thread is to do next.
@@ -126,8 +126,8 @@ enum Message {
     Ready(Result<(), LoadError>),
     /// A phase is over.
     Phase(Box<PhaseStats>),
-    /// Bytes placed and copied; the last message.
-    Moved(u64, u64),
+    /// What the queues counted; the last message.
+    Counters(ConnectionCounters),
 }
 
 /// A thread as the calling one sees it.
@@ -173,9 +173,9 @@ pub fn run(plan: &RunPlan, watch: &mut dyn Watch) -> Result<Outcome, LoadError> 
             .map(|assignment| start(scope, assignment))
             .collect();
         let driven = drive(&mut drivers, &mut controller, &suited, &shared, watch);
-        let moved = finish(drivers);
+        let counted = finish(drivers);
         let phases = driven?;
-        let (placed_bytes, copied_bytes) = moved?;
+        let counters = counted?;
         let block = suited.block_bytes;
         Ok::<_, LoadError>(Outcome {
             namespace,
@@ -186,8 +186,7 @@ pub fn run(plan: &RunPlan, watch: &mut dyn Watch) -> Result<Outcome, LoadError> 
                 .map(|blocks| blocks * block)
                 .collect(),
             phases,
-            placed_bytes,
-            copied_bytes,
+            counters,
         })
     })?;
     // The measurement stands; a target that does not take leave in order has had its say in the phases.
@@ -279,9 +278,11 @@ fn drive_lanes(assignment: &Assignment, orders: &Receiver<Order>, reports: &Send
         let stats = run_phase(&mut lanes, kind, until, &assignment.shared);
         let _ = reports.send(Message::Phase(Box::new(stats)));
     }
-    let moved = lanes.iter().map(Lane::moved_bytes);
-    let (placed, copied) = moved.fold((0, 0), |sum, lane| (sum.0 + lane.0, sum.1 + lane.1));
-    let _ = reports.send(Message::Moved(placed, copied));
+    let mut counters = ConnectionCounters::default();
+    for lane in &lanes {
+        counters.add(&lane.counters());
+    }
+    let _ = reports.send(Message::Counters(counters));
 }
 
 fn open_lanes(assignment: &Assignment) -> Result<Vec<Lane<IoQueue>>, LoadError> {
@@ -322,7 +323,7 @@ fn drive(
     for driver in drivers.iter() {
         match await_message(driver, controller, &mut || {})? {
             Message::Ready(ready) => ready?,
-            Message::Phase(_) | Message::Moved(..) => return Err(LoadError::ThreadLost),
+            Message::Phase(_) | Message::Counters(_) => return Err(LoadError::ThreadLost),
         }
     }
     let mut done = Vec::new();
@@ -347,7 +348,7 @@ fn drive(
             };
             match await_message(driver, controller, &mut look)? {
                 Message::Phase(counted) => stats.add(*counted),
-                Message::Ready(_) | Message::Moved(..) => return Err(LoadError::ThreadLost),
+                Message::Ready(_) | Message::Counters(_) => return Err(LoadError::ThreadLost),
             }
         }
         watch.phase_ends(phase, &stats);
@@ -412,18 +413,17 @@ fn await_message(
     }
 }
 
-/// Ends the threads; gives the bytes that their queues placed and copied.
-fn finish(drivers: Vec<Driver<'_>>) -> Result<(u64, u64), LoadError> {
-    let (mut placed, mut copied) = (0, 0);
+/// Ends the threads; gives what their queues counted.
+fn finish(drivers: Vec<Driver<'_>>) -> Result<ConnectionCounters, LoadError> {
+    let mut counters = ConnectionCounters::default();
     for mut driver in drivers {
         driver.commands = None;
         while let Ok(message) = driver.messages.recv() {
-            if let Message::Moved(more_placed, more_copied) = message {
-                placed += more_placed;
-                copied += more_copied;
+            if let Message::Counters(more) = message {
+                counters.add(&more);
             }
         }
         driver.thread.join().map_err(|_| LoadError::ThreadLost)?;
     }
-    Ok((placed, copied))
+    Ok(counters)
 }

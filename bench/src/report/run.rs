@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use nvme_host::ConnectionCounters;
 use serde::{Deserialize, Serialize};
 
 use super::{Latency, Machine};
@@ -33,6 +34,51 @@ impl OperationReport {
             mib_per_second: mib_per_second(stats.bytes, elapsed),
             latency: Latency::from_histogram(&stats.latencies),
         })
+    }
+}
+
+/// What the host's I/O queues did over all phases: costs that do not depend on how busy the machine is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostCosts {
+    /// Commands completed.
+    pub completed: u64,
+    /// Received data that the kernel put in place.
+    pub placed_bytes: u64,
+    /// Received data that was copied once more.
+    pub copied_bytes: u64,
+    /// Receiving system calls that brought something.
+    pub receives: u64,
+    /// Receiving system calls that found nothing.
+    pub empty_receives: u64,
+    /// Sending system calls.
+    pub sends: u64,
+}
+
+impl HostCosts {
+    /// The costs out of what connections counted.
+    #[must_use]
+    pub fn new(counters: &ConnectionCounters) -> Self {
+        Self {
+            completed: counters.completed,
+            placed_bytes: counters.placed_bytes,
+            copied_bytes: counters.copied_bytes,
+            receives: counters.receives,
+            empty_receives: counters.empty_receives,
+            sends: counters.sends,
+        }
+    }
+
+    /// Share of the received data that was copied once more, percent.
+    #[must_use]
+    pub fn copied_percent(&self) -> f64 {
+        let all = (self.placed_bytes + self.copied_bytes).max(1);
+        self.copied_bytes as f64 * 100.0 / all as f64
+    }
+
+    /// System calls that moved something, for each command.
+    #[must_use]
+    pub fn calls_per_command(&self) -> f64 {
+        (self.receives + self.sends) as f64 / self.completed.max(1) as f64
     }
 }
 
@@ -109,10 +155,8 @@ pub struct RunReport {
     pub verified: bool,
     /// What ended the run early, where something did.
     pub trouble: Option<String>,
-    /// Received data that the kernel put in place.
-    pub placed_bytes: u64,
-    /// Received data that was copied once more.
-    pub copied_bytes: u64,
+    /// What the host did for it.
+    pub host: HostCosts,
     /// The phases, in order.
     pub phases: Vec<PhaseReport>,
 }
@@ -154,8 +198,7 @@ impl RunReport {
             data_digest: plan.connect.data_digest,
             verified: workload.verify,
             trouble: trouble.map(ToString::to_string),
-            placed_bytes: outcome.placed_bytes,
-            copied_bytes: outcome.copied_bytes,
+            host: HostCosts::new(&outcome.counters),
             phases: outcome
                 .phases
                 .iter()

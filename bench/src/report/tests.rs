@@ -88,7 +88,14 @@ fn a_comparison_prints_what_it_found_and_survives_json() {
         host_core: 1,
         start_to_accept_ns: 42_000_000,
         arena_bytes: 256 << 20,
-        host_copied_percent: 61.5,
+        host: HostCosts {
+            completed: 1000,
+            placed_bytes: 385,
+            copied_bytes: 615,
+            receives: 30,
+            empty_receives: 7,
+            sends: 20,
+        },
         rows: vec![
             CompareRow::from_rounds(128, &rounds),
             CompareRow::from_rounds(1, &rounds),
@@ -97,7 +104,14 @@ fn a_comparison_prints_what_it_found_and_survives_json() {
     };
     let text = report.to_string();
     for part in [
-        "400 000", "280 000", "0.70", "1.30", "42.0 ms", "256 MiB", "61.5 %",
+        "400 000",
+        "280 000",
+        "0.70",
+        "1.30",
+        "42.0 ms",
+        "256 MiB",
+        "61.5 %",
+        "0.05 system calls",
     ] {
         assert!(text.contains(part), "no {part} in:\n{text}");
     }

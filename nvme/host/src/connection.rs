@@ -111,12 +111,27 @@ pub struct ConnectionCounters {
     pub placed_bytes: u64,
     /// Received data that came with other things and was copied into place.
     pub copied_bytes: u64,
-    /// Receiving system calls.
+    /// Receiving system calls that brought something.
     pub receives: u64,
+    /// Receiving system calls that found nothing.
+    pub empty_receives: u64,
     /// Sending system calls.
     pub sends: u64,
     /// Data PDUs whose digest did not match.
     pub data_digest_errors: u64,
+}
+
+impl ConnectionCounters {
+    /// Adds what another connection counted.
+    pub fn add(&mut self, other: &Self) {
+        self.completed += other.completed;
+        self.placed_bytes += other.placed_bytes;
+        self.copied_bytes += other.copied_bytes;
+        self.receives += other.receives;
+        self.empty_receives += other.empty_receives;
+        self.sends += other.sends;
+        self.data_digest_errors += other.data_digest_errors;
+    }
 }
 
 /// A connection.
@@ -340,7 +355,6 @@ impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
 
     /// One receive: into the rest of the data that is arriving, and into the inbox behind it.
     fn receive(&mut self) -> Result<(), HostError> {
-        self.counters.receives += 1;
         let mut target = match &self.inbox.phase {
             Phase::Data(arrival) => {
                 let range = arrival.next..arrival.end;
@@ -352,10 +366,14 @@ impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
         let moved = self.inbox.receive(&mut self.stream, target.take());
         match moved {
             Ok(placed) => {
+                self.counters.receives += 1;
                 self.counters.placed_bytes += placed as u64;
                 Ok(())
             }
-            Err(Moved::Bytes(_) | Moved::Nothing) => Ok(()),
+            Err(Moved::Bytes(_) | Moved::Nothing) => {
+                self.counters.empty_receives += 1;
+                Ok(())
+            }
             Err(Moved::Ended) if self.inbox.is_between_pdus() => Err(HostError::Closed),
             Err(Moved::Ended) => Err(HostError::ClosedWithinPdu),
             Err(Moved::Failed(errno)) => Err(HostError::Socket(errno)),
