@@ -25,6 +25,9 @@ use crate::signals::Termination;
 const HANDOFFS_MAX: usize = 256;
 /// How often the reactors are looked after.
 const WATCH_INTERVAL: Duration = Duration::from_secs(1);
+/// A single poll longer than this is counted as a stall and warned of: on a core that other programs use too, the
+/// scheduler alone takes a thread away for over ten milliseconds.
+const STALL_THRESHOLD: Nanos = Nanos::from_millis(50);
 /// A reactor that does not come back from one call for this long is reported.
 const STUCK_AFTER: Nanos = Nanos::from_secs(2);
 
@@ -270,6 +273,7 @@ fn reactor_configs(config: &Config, cores: &[usize]) -> Vec<ReactorConfig> {
         .iter()
         .map(|core| ReactorConfig {
             idle,
+            stall_threshold: STALL_THRESHOLD,
             ..ReactorConfig::pinned(*core)
         })
         .collect()

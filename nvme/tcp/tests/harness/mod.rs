@@ -229,21 +229,25 @@ pub(crate) fn ram() -> Arc<dyn Device> {
     Arc::new(device)
 }
 
+/// Namespace 1 on the only device.
+pub(crate) fn namespace(geometry: block::Geometry) -> NamespaceConfig {
+    NamespaceConfig {
+        nsid: 1,
+        device: DeviceIndex(0),
+        geometry,
+        uuid: [2; 16],
+        nguid: [3; 16],
+        eui64: [4; 8],
+        read_only: false,
+    }
+}
+
 pub(crate) fn target_over(
     arena: &Arena,
     device: &Arc<dyn Device>,
     address: SocketAddr,
     reactors: usize,
 ) -> Arc<Target> {
-    let namespace = NamespaceConfig {
-        nsid: 1,
-        device: DeviceIndex(0),
-        geometry: device.geometry(),
-        uuid: [2; 16],
-        nguid: [3; 16],
-        eui64: [4; 8],
-        read_only: false,
-    };
     let subsystem = SubsystemConfig {
         nqn: NQN.to_owned(),
         serial: "TEST".to_owned(),
@@ -251,7 +255,7 @@ pub(crate) fn target_over(
         firmware: "0".to_owned(),
         allow_any_host: false,
         hosts: vec![HOST.to_owned()],
-        namespaces: vec![namespace],
+        namespaces: vec![namespace(device.geometry())],
         io_queues_max: 8,
         queue_depth_max: 128,
         ports: vec![PortId(0)],
