@@ -190,6 +190,11 @@ fn a_silent_host_is_closed_by_its_keep_alive_and_traffic_keeps_it() {
 fn a_new_namespace_is_announced_and_can_be_used() {
     let server = Server::start(Setup::default());
     let mut controller = Controller::connect(options(&server)).expect("it takes the host");
+    let notices = AsyncEventConfiguration::new().with_namespace_attribute(true);
+    let feature = FeatureId::ASYNC_EVENT_CONFIGURATION;
+    controller
+        .set_feature(feature, 0, notices.into_bits())
+        .expect("it can be set");
     controller
         .request_event()
         .expect("an event request is held");
