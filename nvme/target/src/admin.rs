@@ -108,7 +108,7 @@ impl Controller {
         if !is_supported(self.kind, opcode) {
             return Err(Fault::new(Status::INVALID_OPCODE).at(byte::OPCODE));
         }
-        // Base 2.1 §3.5.1: until CSTS.RDY is 1 only Fabrics commands are processed.
+        // Base 2.1 §3.5.2: until CSTS.RDY is 1 only Fabrics commands are processed.
         if self.state != ControllerState::Ready {
             return Err(Fault::new(Status::COMMAND_SEQUENCE_ERROR).at(byte::OPCODE));
         }

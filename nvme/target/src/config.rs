@@ -38,7 +38,7 @@ pub const QUEUE_DEPTH_MAX: u16 = 4096;
 /// asks for at least 32).
 pub const ADMIN_QUEUE_DEPTH_MAX: u16 = 128;
 
-/// Controllers of one target at most: identifiers from FFF0h on are reserved (Base 2.1 §3.1.3).
+/// Controllers of one target at most: identifiers from FFF0h on are reserved (Base 2.1 §3.1.2).
 pub const CONTROLLERS_MAX: u16 = 0x1000;
 
 /// One namespace of a subsystem.

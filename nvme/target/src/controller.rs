@@ -218,7 +218,7 @@ impl Controller {
     }
 
     /// Looks at the timers. A host that sent any command on any of its queues since the last look is
-    /// alive (Base 2.1 §3.9.2, traffic based keep-alive: CTRATT.TBKAS is 1).
+    /// alive (Base 2.1 §3.9, traffic based keep-alive: CTRATT.TBKAS is 1).
     pub(crate) fn check_timers(&mut self, context: &AdminContext<'_>) -> Option<CloseReason> {
         let now = context.now;
         if self.health_due_at.is_some_and(|due| due <= now) {

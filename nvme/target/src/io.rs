@@ -46,6 +46,19 @@ impl IoOperation {
         }
     }
 
+    /// Whether one device request is all of it.
+    #[inline]
+    pub(crate) fn is_single(self) -> bool {
+        match self {
+            Self::Read
+            | Self::Write { .. }
+            | Self::Compare
+            | Self::Flush
+            | Self::WriteZeroes { .. } => true,
+            Self::DurableRead | Self::FlushAll | Self::Deallocate { .. } => false,
+        }
+    }
+
     /// Whether the host gets data.
     #[inline]
     pub(crate) fn is_read(self) -> bool {

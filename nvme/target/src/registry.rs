@@ -304,7 +304,9 @@ mod tests {
         );
         assert_eq!(refusal(&mut registry, &connect(1, 1)), IoRefusal::Sequence);
         shared.open_gate();
-        let grant = registry.add_io(&connect(1, 1)).ok().expect("granted");
+        let Ok(grant) = registry.add_io(&connect(1, 1)) else {
+            panic!("granted")
+        };
         assert_eq!(refusal(&mut registry, &connect(1, 1)), IoRefusal::Sequence);
         registry.remove_io(1, grant.token);
         assert!(registry.add_io(&connect(1, 1)).is_ok());
@@ -315,7 +317,9 @@ mod tests {
         let mut registry = registry(8);
         let shared = registry.add(identity(), 0, 4).expect("room");
         shared.open_gate();
-        let grant = registry.add_io(&connect(1, 1)).ok().expect("granted");
+        let Ok(grant) = registry.add_io(&connect(1, 1)) else {
+            panic!("granted")
+        };
         registry.remove_admin(1);
         assert!(registry.entry(1).is_some());
         assert!(

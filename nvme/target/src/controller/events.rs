@@ -1,6 +1,6 @@
 //! Asynchronous events of one controller: what happened, what the host was told, what it waits for.
 //!
-//! Base 2.1 §5.1.2 and §3.10 of the same: an event is reported once and then masked until the host
+//! Base 2.1 §5.1.2: an event is reported once and then masked until the host
 //! reads the event's log page with Retain Asynchronous Event cleared.
 
 use arrayvec::ArrayVec;

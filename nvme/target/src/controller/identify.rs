@@ -87,7 +87,7 @@ impl Controller {
         let csi = command.qualifier.csi();
         match cns {
             Cns::CONTROLLER => Ok(Question::Controller),
-            // Base 2.1 §5.1.13.2.2: an inactive namespace has an empty structure.
+            // Base 2.1 §5.1.13, CNS 00h: an inactive namespace has an empty structure.
             Cns::NAMESPACE if subsystem.is_valid(nsid) => Ok(Question::Namespace(nsid)),
             Cns::NAMESPACE => Err(gone),
             Cns::ACTIVE_NAMESPACE_LIST => active_list(nsid),
@@ -103,7 +103,7 @@ impl Controller {
                 }
             }
             // NVM 1.1 §4.1.5.4; of a set that is not supported the structure is empty (Base 2.1
-            // §5.1.13.2.7).
+            // §5.1.13, CNS 06h).
             Cns::IO_CONTROLLER if csi == CommandSet::NVM => Ok(Question::NvmController),
             Cns::IO_CONTROLLER => Ok(Question::OtherController),
             Cns::IO_ACTIVE_NAMESPACE_LIST => {
@@ -114,7 +114,7 @@ impl Controller {
                 Ok(Question::IndependentNamespace(nsid))
             }
             Cns::INDEPENDENT_NAMESPACE => Err(gone),
-            // Base 2.1 §5.1.13.2.10: every namespace is attached to every controller.
+            // Base 2.1 §5.1.13, CNS 12h: every namespace is attached to every controller.
             Cns::NAMESPACE_CONTROLLER_LIST => {
                 let from = command.select.cntid();
                 namespace(subsystem, nsid).map(|_| Question::Controllers { from })
@@ -179,7 +179,7 @@ impl Controller {
         Ok(())
     }
 
-    /// Controllers of the subsystem from an identifier on (Base 2.1 §5.1.13.2.11).
+    /// Controllers of the subsystem from an identifier on (Base 2.1 §5.1.13, CNS 13h).
     fn controller_list(&self, from: u16, context: &AdminContext<'_>) -> ControllerList {
         let registry = context.target.registry();
         let subsystem = self.shared.identity.subsystem;
@@ -235,7 +235,7 @@ impl Controller {
     }
 }
 
-/// Base 2.1 §5.1.13.2.3: identifiers above the one given; the two highest have nothing above them.
+/// Base 2.1 §5.1.13, CNS 02h: identifiers above the one given; the two highest have nothing above them.
 fn active_list(nsid: u32) -> Result<Question, Fault> {
     if nsid >= NSID_BROADCAST - 1 {
         return Err(Fault::new(Status::INVALID_NAMESPACE_OR_FORMAT).at(byte::NSID));
@@ -243,7 +243,7 @@ fn active_list(nsid: u32) -> Result<Question, Fault> {
     Ok(Question::ActiveNamespaces { after: nsid })
 }
 
-/// Base 2.1 §5.1.13.2.6: a command set that the controller does not have is Invalid Field.
+/// Base 2.1 §5.1.13, CNS 05h: a command set that the controller does not have is Invalid Field.
 fn check_set(csi: CommandSet) -> Result<(), Fault> {
     if csi == CommandSet::NVM {
         Ok(())
@@ -346,7 +346,7 @@ fn namespace_page(config: &NamespaceConfig, view: &NamespaceView) -> IdentifyNam
     page
 }
 
-/// The part of Identify Namespace that all command sets share (Base 2.1 §5.1.13.2.9).
+/// The part of Identify Namespace that all command sets share (Base 2.1 §5.1.13, CNS 08h).
 fn independent_page(view: &NamespaceView) -> IndependentIdentifyNamespace {
     let mut page = IndependentIdentifyNamespace::new_zeroed();
     page.nsfeat = IndependentNsfeat::new().with_vwcnp(!view.volatile);
@@ -361,7 +361,7 @@ fn nvm_controller_page() -> NvmIdentifyController {
     NvmIdentifyController::new_zeroed()
 }
 
-/// Namespace identification descriptors (Base 2.1 §5.1.13.2.4): every identifier that is there, and
+/// Namespace identification descriptors (Base 2.1 §5.1.13, CNS 03h): every identifier that is there, and
 /// the command set, because CAP.CSS bit 6 is set.
 fn write_descriptors(config: &NamespaceConfig, data: &mut [u8; IDENTIFY_BYTES]) {
     let mut writer = NamespaceIdWriter::new(data);

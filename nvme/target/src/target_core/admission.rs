@@ -52,7 +52,7 @@ impl TargetCore {
         if sqe.is_fabrics() {
             return self.admit_io_fabrics(slot, tag, sqe);
         }
-        // Base 2.1 §3.5.1, §3.6.2: the controller is not ready (any more); a later path may be.
+        // Base 2.1 §3.5.2, §3.6.2: the controller is not ready (any more); a later path may be.
         if queue.shared.gate() != queue.gate {
             return Err(Fault::retry(Status::COMMAND_SEQUENCE_ERROR).at(byte::OPCODE));
         }

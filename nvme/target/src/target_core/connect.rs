@@ -149,7 +149,7 @@ impl TargetCore {
         sqe: &Sqe,
         data: &'a [u8],
     ) -> Result<Request<'a>, Refused> {
-        // Base 2.1 §3.3.2.2: the first command of a queue is Connect.
+        // Base 2.1 §6.3: the first command of a queue is Connect.
         if !sqe.is_fabrics() || sqe.fctype() != FabricsType::CONNECT {
             return Err(Refused::Status(Status::COMMAND_SEQUENCE_ERROR.with_dnr()));
         }

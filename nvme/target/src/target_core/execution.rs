@@ -131,7 +131,8 @@ impl TargetCore {
             Ok(None) => self.proceed(device_tag),
             Err(fault) => Some(Err(fault)),
         };
-        let (_, completed) = self.finish(device_tag, over?, None)?;
+        let (slot, completed) = self.finish(device_tag, over?, None)?;
+        self.answered(slot);
         Some(completed)
     }
 
@@ -209,7 +210,7 @@ impl TargetCore {
 
     /// Notes which devices a Flush of all namespaces has to reach.
     fn aim_flush(&mut self, tag: DeviceTag) {
-        let Some(execution) = self.executions.get_mut(tag) else {
+        let Some(execution) = self.executions.get(tag) else {
             return;
         };
         let queue = match execution.owner {
@@ -218,7 +219,8 @@ impl TargetCore {
         };
         if let Some(queue) = queue {
             let subsystem = self.view.subsystem(queue.subsystem);
-            execution.devices = subsystem.map_or(0, |view| view.volatile_devices);
+            let devices = subsystem.map_or(0, |view| view.volatile_devices);
+            self.executions.kept(tag.slot).devices = devices;
         }
     }
 
@@ -232,10 +234,7 @@ impl TargetCore {
                 return Some(Err(fault));
             }
         }
-        let failed = self
-            .executions
-            .get_mut(tag)
-            .and_then(|execution| execution.failed);
+        let failed = self.executions.kept(tag.slot).failed;
         Some(failed.map_or(Ok(()), Err))
     }
 
@@ -246,7 +245,7 @@ impl TargetCore {
         if execution.work.operation != IoOperation::FlushAll {
             return Some(fault);
         }
-        execution.failed.get_or_insert(fault);
+        self.executions.kept(tag.slot).failed.get_or_insert(fault);
         None
     }
 
@@ -283,13 +282,14 @@ impl TargetCore {
                 })
             }
             IoOperation::FlushAll => {
-                if execution.devices == 0 {
+                let devices = &mut self.executions.kept(tag.slot).devices;
+                if *devices == 0 {
                     return None;
                 }
                 // At most 127.
-                let device = execution.devices.trailing_zeros() as u8;
-                execution.devices &= execution.devices - 1;
-                execution.work.device = device;
+                let device = devices.trailing_zeros() as u8;
+                *devices &= *devices - 1;
+                self.executions.get_mut(tag)?.work.device = device;
                 Some(flush)
             }
             IoOperation::Deallocate { ranges } => {
@@ -366,7 +366,13 @@ impl TargetCore {
         };
         match (execution.state, completion.result) {
             (ExecutionState::InDevice, Ok(())) => {
-                if let Some(result) = self.proceed(tag) {
+                let single = execution.work.operation.is_single();
+                let over = if single {
+                    Some(Ok(()))
+                } else {
+                    self.proceed(tag)
+                };
+                if let Some(result) = over {
                     self.finish_later(tag, result, completion.data);
                 }
             }
@@ -423,11 +429,14 @@ impl TargetCore {
     #[inline]
     fn finish_later(&mut self, tag: DeviceTag, result: Result<(), Fault>, data: Option<Data>) {
         if let Some((slot, completed)) = self.finish(tag, result, data) {
+            // First this answer, then that of a Disconnect that waited for it.
             self.push_completion(slot, completed);
+            self.answered(slot);
         }
     }
 
-    /// Ends an execution: frees its slot, counts it, and makes the answer of a command.
+    /// Ends an execution: frees its slot, counts it, and makes the answer of a command. Whoever
+    /// hands the answer out says [`answered`](Self::answered) then.
     #[inline]
     fn finish(
         &mut self,
@@ -436,11 +445,7 @@ impl TargetCore {
         data: Option<Data>,
     ) -> Option<(u32, Completed)> {
         let Execution { owner, work, .. } = self.executions.remove(tag)?;
-        let Command {
-            queue: slot,
-            id: command_id,
-            tag,
-        } = match owner {
+        let command = match owner {
             Owner::Command(command) => command,
             Owner::Shutdown {
                 controller,
@@ -453,13 +458,18 @@ impl TargetCore {
             }
             Owner::Drain => return None,
         };
+        let Command {
+            queue: slot,
+            id,
+            tag,
+        } = command;
         let success = result.is_ok();
         self.count(slot, &work, success);
         let queue = self.queues.at_mut(slot)?;
         queue.executing -= 1;
         let response = match result {
-            Ok(()) => queue.respond(command_id, Status::SUCCESS),
-            Err(fault) => self.fail(slot, &FailedCommand::of_work(&work, command_id), fault),
+            Ok(()) => queue.respond(id, Status::SUCCESS),
+            Err(fault) => self.fail(slot, &FailedCommand::of_work(&work, id), fault),
         };
         let to_host = success && work.operation.is_read();
         let (data, bytes) = if to_host {
@@ -467,14 +477,15 @@ impl TargetCore {
         } else {
             (None, 0)
         };
-        let completed = Completed {
-            tag,
-            response,
-            data,
-            bytes,
-        };
-        self.answered(slot);
-        Some((slot, completed))
+        Some((
+            slot,
+            Completed {
+                tag,
+                response,
+                data,
+                bytes,
+            },
+        ))
     }
 
     /// Counts a finished I/O command for its queue and its device.
@@ -512,34 +523,44 @@ impl TargetCore {
         };
         debug_assert!(queue.unanswered > 0, "an answer has a command");
         queue.unanswered = queue.unanswered.saturating_sub(1);
-        if queue.unanswered > 0 {
+        if queue.unanswered == 0 && queue.state != QueueState::Live {
+            self.answer_disconnect(slot);
+        }
+    }
+
+    /// Answers a Disconnect that waited for the last command before it (Base 2.1 §6.4).
+    #[cold]
+    fn answer_disconnect(&mut self, slot: u32) {
+        let Some(queue) = self.queues.at_mut(slot) else {
             return;
-        }
-        if let QueueState::Disconnecting { tag, command_id } = queue.state {
-            let response = queue.respond(command_id, Status::SUCCESS);
-            queue.apply(QueueEvent::Answered);
-            self.push_completion(
-                slot,
-                Completed {
-                    tag,
-                    response,
-                    data: None,
-                    bytes: 0,
-                },
-            );
-            self.push_close(slot, CloseReason::Disconnected);
-        }
+        };
+        let QueueState::Disconnecting { tag, command_id } = queue.state else {
+            return;
+        };
+        let response = queue.respond(command_id, Status::SUCCESS);
+        queue.apply(QueueEvent::Answered);
+        self.push_completion(
+            slot,
+            Completed {
+                tag,
+                response,
+                data: None,
+                bytes: 0,
+            },
+        );
+        self.push_close(slot, CloseReason::Disconnected);
     }
 
     /// Puts a finished command into its transport's inbox.
     #[inline]
     pub(super) fn push_completion(&mut self, slot: u32, completed: Completed) {
-        let id = self.queue_id(slot);
-        let Some(queue) = self.queues.at(slot) else {
+        let Some((queue, generation)) = self.queues.entry(slot) else {
             return;
         };
         if let Some(inbox) = self.inboxes.get_mut(usize::from(queue.transport)) {
-            inbox.completions.push_back((id, completed));
+            inbox
+                .completions
+                .push_back((QueueId { slot, generation }, completed));
         }
     }
 

@@ -92,10 +92,8 @@ pub(crate) struct Execution {
     pub(crate) work: IoWork,
     /// Steps done: ranges of Dataset Management, the flush before a durable read.
     pub(crate) step: u16,
-    /// Devices that a Flush of all namespaces has yet to reach.
-    pub(crate) devices: u128,
-    /// The first fault of a Flush that goes on regardless.
-    pub(crate) failed: Option<Fault>,
+    /// Whether [`Kept`] holds anything of it.
+    keeps: bool,
     next_parked: u32,
 }
 
@@ -107,8 +105,7 @@ impl Execution {
             owner,
             work,
             step: 0,
-            devices: 0,
-            failed: None,
+            keeps: false,
             next_parked: NONE,
         }
     }
@@ -135,6 +132,10 @@ pub(crate) struct Kept {
     pub(crate) request: Option<Request>,
     /// The ranges of Dataset Management, or the lease of a durable read.
     pub(crate) lease: Option<Lease>,
+    /// Devices that a Flush of all namespaces has yet to reach.
+    pub(crate) devices: u128,
+    /// The first fault of a Flush that goes on regardless.
+    pub(crate) failed: Option<Fault>,
 }
 
 /// A line of parked executions.
@@ -227,6 +228,9 @@ impl Executions {
 
     /// What the execution in `slot` keeps.
     pub(crate) fn kept(&mut self, slot: u32) -> &mut Kept {
+        if let Some(execution) = self.slots.at_mut(slot) {
+            execution.keeps = true;
+        }
         &mut self.kept[slot as usize]
     }
 
@@ -241,9 +245,8 @@ impl Executions {
             "a parked execution is in line"
         );
         let execution = self.slots.remove(tag.slot)?;
-        let kept = &mut self.kept[tag.slot as usize];
-        if kept.request.is_some() || kept.lease.is_some() {
-            *kept = Kept::default();
+        if execution.keeps {
+            self.kept[tag.slot as usize] = Kept::default();
         }
         Some(execution)
     }
@@ -263,7 +266,7 @@ impl Executions {
         } else if let Some(last) = self.slots.at_mut(previous) {
             last.next_parked = tag.slot;
         }
-        self.kept[tag.slot as usize].request = Some(request);
+        self.kept(tag.slot).request = Some(request);
         self.parked += 1;
     }
 
@@ -300,7 +303,7 @@ impl Executions {
         if line.tail == NONE {
             line.tail = tag.slot;
         }
-        self.kept[tag.slot as usize].request = Some(request);
+        self.kept(tag.slot).request = Some(request);
         self.parked += 1;
     }
 

@@ -200,8 +200,7 @@ impl TargetCore {
             nsid: nvme_spec::NSID_BROADCAST,
             epoch: self.view.epoch,
         };
-        let mut execution = Execution::new(owner, work);
-        execution.devices = devices;
+        let execution = Execution::new(owner, work);
         let Some(tag) = self.executions.insert(execution) else {
             debug_assert!(
                 false,
@@ -209,6 +208,7 @@ impl TargetCore {
             );
             return false;
         };
+        self.executions.kept(tag.slot).devices = devices;
         let over = self.proceed(tag).is_some();
         if over {
             self.executions.remove(tag);

@@ -116,7 +116,7 @@ impl Queue {
         }
     }
 
-    /// A response with the submission queue head that it moves on (Base 2.1 §3.3.2.1.1: the entry is
+    /// A response with the submission queue head that it moves on (Base 2.1 §4.2.1, SQHD: the entry is
     /// free for the host once its response arrives). Without flow control the field is reserved.
     #[inline]
     pub(crate) fn respond(&mut self, command_id: u16, status: Status) -> Cqe {
@@ -193,7 +193,7 @@ mod tests {
         Queue::new(shared, gate, &setup)
     }
 
-    /// Base 2.1 §3.3.2.1.1: SQHD counts modulo the size of the queue.
+    /// Base 2.1 §4.2.1, SQHD: SQHD counts modulo the size of the queue.
     #[test]
     fn the_head_goes_round() {
         let mut queue = queue(true);

@@ -90,6 +90,13 @@ impl<T> Slots<T> {
         self.entries.get_mut(slot as usize)?.value.as_mut()
     }
 
+    /// Whatever is in `slot` now, and its generation.
+    #[inline]
+    pub(crate) fn entry(&self, slot: u32) -> Option<(&T, u32)> {
+        let entry = self.entries.get(slot as usize)?;
+        Some((entry.value.as_ref()?, entry.generation))
+    }
+
     /// The generation of `slot` now.
     pub(crate) fn generation(&self, slot: u32) -> u32 {
         self.entries

@@ -22,7 +22,7 @@ fn sqe(index: usize) -> Sqe {
         1 => Sqe::write(CACHED, lba, 0, true).with_sgl(SglDescriptor::in_capsule(0, 4096)),
         2 => Sqe::read(CACHED, lba, 0).with_sgl(SglDescriptor::transport(4096)),
         3 => Sqe::flush(CACHED),
-        4 if index % 5 == 0 => ranges(),
+        4 if index.is_multiple_of(5) => ranges(),
         // An error, which is logged or counted.
         5 if index % 100 == 5 => Sqe::read(99, lba, 7).with_sgl(SglDescriptor::transport(4096)),
         _ => Sqe::read(RAM, lba, 7).with_sgl(SglDescriptor::transport(4096)),

@@ -38,7 +38,7 @@ fn refused(world: &mut World, node: usize, call: &HostCall<'_>) -> Cqe {
     world.try_connect(node, call).expect_err("refused")
 }
 
-/// Base 2.1 §3.3.2.2: the first command of a queue has to be Connect.
+/// Base 2.1 §6.3: the first command of a queue has to be Connect.
 #[test]
 fn anything_else_first_is_a_sequence_error() {
     let mut world = World::new();
@@ -282,7 +282,7 @@ fn a_queue_is_connected_once() {
     world.read_blocks(io, RAM, 0, 1);
 }
 
-/// Base 2.1 §3.5.1: I/O queues come after CSTS.RDY.
+/// Base 2.1 §3.5.2: I/O queues come after CSTS.RDY.
 #[test]
 fn an_io_queue_needs_an_enabled_controller() {
     let mut world = World::new();
@@ -512,6 +512,30 @@ fn a_disconnect_waits_for_what_is_under_way() {
     assert_eq!(world.close_reasons(0), [CloseReason::Disconnected]);
     world.close(io);
     assert_eq!(world.leases(), 0);
+}
+
+/// Base 2.1 §6.4: the answer to a Disconnect is the last one of its queue.
+#[test]
+fn a_disconnect_is_answered_last() {
+    let mut world = World::new();
+    let (_, io) = world.ready();
+    let read = Sqe::read(RAM, 0, 0).with_sgl(SglDescriptor::transport(512));
+    let now = world.now;
+    for tag in 0..3 {
+        let cid = tag as u16;
+        world
+            .start(io, read.with_cid(cid), &[])
+            .expect_err("in the device");
+    }
+    world
+        .start(io, Sqe::disconnect_queue().with_cid(9), &[])
+        .expect_err("held");
+    let node = &mut world.nodes[0];
+    node.core.poll(now);
+    let cids: Vec<_> = std::iter::from_fn(|| node.core.next_completion(node.tcp))
+        .map(|done| done.response.cid.get())
+        .collect();
+    assert_eq!(cids, [0, 1, 2, 9]);
 }
 
 /// A command that the transport gives up is answered, logged, and lets a Disconnect go on.

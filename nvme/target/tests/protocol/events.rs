@@ -1,4 +1,4 @@
-//! Asynchronous events (Base 2.1 §5.1.2, §3.10).
+//! Asynchronous events (Base 2.1 §5.1.2).
 
 use nvme_spec::command::{FeatureId, LogPageId};
 use nvme_spec::event::AsyncEvent;

@@ -2,6 +2,7 @@
 //! moves data by copying it.
 
 use std::cell::Cell;
+use std::ops::Range;
 use std::sync::Arc;
 
 use block::{
@@ -196,12 +197,16 @@ fn rule(operations: OperationKinds, effect: Effect) -> FaultRule {
     FaultRule::new(operations, When::Always, effect)
 }
 
-fn devices() -> (
-    Vec<Arc<dyn Device>>,
-    FaultControl,
-    FaultControl,
-    [Arc<Record>; 2],
-) {
+/// The devices, and the ways to them.
+struct Devices {
+    all: Vec<Arc<dyn Device>>,
+    fault: FaultControl,
+    cached_fault: FaultControl,
+    ram: Arc<Record>,
+    cached: Arc<Record>,
+}
+
+fn devices() -> Devices {
     let options = ProbeOptions {
         block_size: 512,
         block_count: RAM_BLOCKS,
@@ -264,13 +269,19 @@ fn devices() -> (
             control.arm(rule, false);
         }
     }
-    let devices: Vec<Arc<dyn Device>> = vec![
+    let all: Vec<Arc<dyn Device>> = vec![
         Arc::new(ram),
         Arc::new(cached),
         Arc::new(read_only),
         Arc::new(plain),
     ];
-    (devices, fault, cached_fault, [ram_record, cached_record])
+    Devices {
+        all,
+        fault,
+        cached_fault,
+        ram: ram_record,
+        cached: cached_record,
+    }
 }
 
 pub(crate) fn port(id: PortId, address: &str, ipv6: bool) -> PortConfig {
@@ -325,6 +336,71 @@ pub(crate) fn config(devices: &[Arc<dyn Device>]) -> TargetConfig {
     }
 }
 
+/// What the cores share, and may be handed to other threads.
+#[derive(Clone)]
+pub(crate) struct Parts {
+    pub(crate) target: Arc<Target>,
+    arena: Arc<Arena>,
+    fault: FaultControl,
+    cached_fault: FaultControl,
+    ram: Arc<Record>,
+    cached: Arc<Record>,
+}
+
+impl Parts {
+    pub(crate) fn new(cores: usize, change: impl FnOnce(&mut TargetConfig)) -> Self {
+        let Devices {
+            all: devices,
+            fault,
+            cached_fault,
+            ram,
+            cached,
+        } = devices();
+        let mut config = config(&devices);
+        change(&mut config);
+        let target = Target::new(config, cores, devices).expect("a right configuration");
+        let arena = Arena::new(ArenaConfig {
+            bytes: 8 << 20,
+            pages: PagePolicy::Ordinary,
+            max_transfer: TRANSFER_MAX,
+        })
+        .expect("a small arena");
+        Self {
+            target,
+            arena,
+            fault,
+            cached_fault,
+            ram,
+            cached,
+        }
+    }
+}
+
+impl Node {
+    fn new(target: &Arc<Target>, arena: &Arc<Arena>, reactor: usize, limits: CoreLimits) -> Self {
+        let pool = arena.pool(64);
+        let open = |device: &Arc<dyn Device>| {
+            let options = QueueOptions {
+                core: reactor,
+                depth: 128,
+                pool: pool.clone(),
+            };
+            device.open_queue(options).expect("a queue")
+        };
+        let queues = target.devices().iter().map(open).collect();
+        let mut core = TargetCore::new(Arc::clone(target), reactor, queues, limits);
+        let tcp = core.register_transport(TransportKind::Tcp);
+        let rdma = core.register_transport(TransportKind::Rdma);
+        Self {
+            core,
+            pool,
+            tcp,
+            rdma,
+            done: Vec::new(),
+        }
+    }
+}
+
 impl World {
     /// Two cores, and everything as it is by default.
     pub(crate) fn new() -> Self {
@@ -343,39 +419,22 @@ impl World {
         limits: CoreLimits,
         change: impl FnOnce(&mut TargetConfig),
     ) -> Self {
-        let (devices, fault, cached_fault, [ram, cached]) = devices();
-        let mut config = config(&devices);
-        change(&mut config);
-        let target = Target::new(config, cores, devices).expect("a right configuration");
-        let arena = Arena::new(ArenaConfig {
-            bytes: 8 << 20,
-            pages: PagePolicy::Ordinary,
-            max_transfer: TRANSFER_MAX,
-        })
-        .expect("a small arena");
-        let nodes = (0..cores).map(|reactor| {
-            let pool = arena.pool(64);
-            let open = |device: &Arc<dyn Device>| {
-                let options = QueueOptions {
-                    core: reactor,
-                    depth: 128,
-                    pool: pool.clone(),
-                };
-                device.open_queue(options).expect("a queue")
-            };
-            let queues = target.devices().iter().map(open).collect();
-            let mut core = TargetCore::new(Arc::clone(&target), reactor, queues, limits);
-            let tcp = core.register_transport(TransportKind::Tcp);
-            let rdma = core.register_transport(TransportKind::Rdma);
-            Node {
-                core,
-                pool,
-                tcp,
-                rdma,
-                done: Vec::new(),
-            }
-        });
-        let nodes = nodes.collect();
+        Self::of(&Parts::new(cores, change), 0..cores, limits)
+    }
+
+    /// Some of the cores of a target, on this thread.
+    pub(crate) fn of(parts: &Parts, reactors: Range<usize>, limits: CoreLimits) -> Self {
+        let Parts {
+            target,
+            arena,
+            fault,
+            cached_fault,
+            ram,
+            cached,
+        } = parts.clone();
+        let nodes = reactors
+            .map(|reactor| Node::new(&target, &arena, reactor, limits))
+            .collect();
         Self {
             nodes,
             target,
@@ -425,7 +484,7 @@ impl World {
 
     /// Lets time pass.
     pub(crate) fn advance(&mut self, span: Nanos) {
-        self.now = self.now + span;
+        self.now += span;
         self.settle();
     }
 

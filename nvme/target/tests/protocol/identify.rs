@@ -58,7 +58,7 @@ fn a_discovery_controller_has_one_structure() {
 }
 
 /// Base 2.1 §3.2.1.5: identifiers beyond NN are invalid; inactive ones are empty in CNS 00h, 05h and
-/// 08h (Base 2.1 §5.1.13.2.2), and Invalid Field in CNS 03h.
+/// 08h (Base 2.1 §5.1.13, CNS 00h), and Invalid Field in CNS 03h.
 #[test]
 fn namespace_identifiers_are_checked() {
     let mut world = World::new();
@@ -182,7 +182,7 @@ fn namespaces_say_what_they_are() {
     assert!(!it.dlfeat.write_zeroes_deallocate());
 }
 
-/// Base 2.1 §5.1.13.2.9.
+/// Base 2.1 §5.1.13, CNS 08h.
 #[test]
 fn what_namespaces_of_all_sets_share() {
     let mut world = World::new();
@@ -202,7 +202,7 @@ fn what_namespaces_of_all_sets_share() {
     assert!(it.nsattr.write_protected());
 }
 
-/// Base 2.1 §5.1.13.2.4: every identifier that there is, and the command set.
+/// Base 2.1 §5.1.13, CNS 03h: every identifier that there is, and the command set.
 #[test]
 fn descriptors_hold_every_identifier() {
     let mut world = World::new();
@@ -218,7 +218,7 @@ fn descriptors_hold_every_identifier() {
     assert_eq!(ids, expected);
 }
 
-/// Base 2.1 §5.1.13.2.3: active identifiers above the one given, ascending.
+/// Base 2.1 §5.1.13, CNS 02h: active identifiers above the one given, ascending.
 #[test]
 fn active_namespaces_are_listed() {
     let mut world = World::new();
@@ -240,7 +240,7 @@ fn active_namespaces_are_listed() {
     }
 }
 
-/// Base 2.1 §5.1.13.2.6 and §5.1.13.2.7: structures of a command set.
+/// Base 2.1 §5.1.13, CNS 05h and 06h: structures of a command set.
 #[test]
 fn only_the_nvm_command_set_is_there() {
     let mut world = World::new();
@@ -270,7 +270,7 @@ fn only_the_nvm_command_set_is_there() {
     assert!(it.vectors[1..].iter().all(|vector| vector.0.get() == 0));
 }
 
-/// Base 2.1 §5.1.13.2.10, §5.1.13.2.11: controllers of the subsystem, from an identifier on.
+/// Base 2.1 §5.1.13, CNS 12h and 13h: controllers of the subsystem, from an identifier on.
 #[test]
 fn controllers_are_listed() {
     let mut world = World::new();

@@ -31,7 +31,7 @@ fn alive(world: &mut World, admin: Link) -> bool {
             .is_success()
 }
 
-/// Base 2.1 §3.9.1: without any command the association ends, with all its connections.
+/// Base 2.1 §3.9: without any command the association ends, with all its connections.
 #[test]
 fn a_silent_host_is_dropped() {
     let mut world = World::new();
@@ -62,7 +62,7 @@ fn a_silent_host_is_dropped() {
     assert_eq!(world.nodes[0].core.next_deadline(), None);
 }
 
-/// Base 2.1 §3.9.1: Keep Alive starts the timer anew.
+/// Base 2.1 §3.9: Keep Alive starts the timer anew.
 #[test]
 fn keep_alive_keeps_alive() {
     let mut world = World::new();
@@ -74,7 +74,7 @@ fn keep_alive_keeps_alive() {
     assert!(alive(&mut world, admin));
 }
 
-/// Base 2.1 §3.9.2: with traffic based keep-alive any command on any queue counts, also one on
+/// Base 2.1 §3.9: with traffic based keep-alive any command on any queue counts, also one on
 /// another core.
 #[test]
 fn traffic_on_another_core_keeps_alive() {

@@ -20,3 +20,4 @@ mod logs;
 mod probe;
 mod properties;
 mod random;
+mod threads;

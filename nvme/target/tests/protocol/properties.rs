@@ -122,7 +122,7 @@ fn an_io_queue_has_no_properties() {
         .is(invalid);
 }
 
-/// Base 2.1 §3.5.1: before CSTS.RDY only Fabrics commands are obeyed.
+/// Base 2.1 §3.5.2: before CSTS.RDY only Fabrics commands are obeyed.
 #[test]
 fn commands_wait_for_ready() {
     let mut world = World::new();

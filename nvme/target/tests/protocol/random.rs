@@ -162,7 +162,7 @@ impl Run {
             }
             Step::Release => self.release(),
             Step::Poll { milliseconds } => {
-                self.world.now = self.world.now + reactors::Nanos::from_millis(*milliseconds);
+                self.world.now += reactors::Nanos::from_millis(*milliseconds);
                 self.world.poll();
             }
             Step::Break { queue } => self.close(*queue),
