@@ -1,9 +1,10 @@
 //! The ceiling: what a bare socket pair on loopback does with NVMe/TCP's byte pattern and no NVMe.
 //!
-//! One thread stands in for the target, one for the host, each pinned to its own core. A request is 72 bytes (a
-//! command capsule without digests), its answer 24 + 4096 bytes (a C2HData PDU that also completes the command). Both
-//! sides poll a non-blocking socket and do one receive and one send per poll at most, exactly as the target and the
-//! host do, but they look at nothing except the number of bytes, and their buffers stay in the cache.
+//! One thread stands in for the target, one for the host, each pinned to its own core. A request is
+//! 72 bytes (a command capsule without digests), its answer 24 + 4096 bytes (a C2HData PDU that
+//! also completes the command). Both sides poll a non-blocking socket and do one receive and one
+//! send per poll at most, exactly as the target and the host do, but they look at nothing except
+//! the number of bytes, and their buffers stay in the cache.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -21,7 +22,8 @@ use crate::report::Latency;
 pub const REQUEST_BYTES: usize = 72;
 /// Bytes of a 4 KiB answer on the wire: a 24-byte C2HData header and the data.
 pub const RESPONSE_BYTES: usize = 24 + 4096;
-/// Receive buffer of either side, bytes: some tens of answers, and small enough to stay in the second-level cache.
+/// Receive buffer of either side, bytes: some tens of answers, and small enough to stay in the
+/// second-level cache.
 const RECEIVE_BUFFER_BYTES: usize = 256 * 1024;
 /// Answers in the sender's prepared buffer: one send carries up to this many.
 const PREPARED_RESPONSES: usize = 128;

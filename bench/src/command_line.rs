@@ -54,7 +54,7 @@ Examples:
   bench run --nsid 1 --block-size 4k --depth 127 --mix 100/0
 
   # A mix of sizes over four queues, two threads, with both digests.
-  bench run --block-size 4k,16k,128k --queues 4 --threads 2 --mix 50/50 --header-digest --data-digest";
+  bench run --block-size 4k,16k,128k --queues 4 --threads 2 --header-digest --data-digest";
 
 #[derive(Debug, Args)]
 struct TargetArgs {
@@ -168,10 +168,10 @@ pub(crate) struct CompareArgs {
     #[arg(value_enum)]
     transport: TransportArg,
     /// Rounds, of which medians are taken
-    #[arg(long, default_value_t = 5)]
+    #[arg(long, default_value_t = 9)]
     rounds: usize,
     /// Counted seconds of each measurement in a round
-    #[arg(long, default_value = "2", value_name = "SECONDS", value_parser = parse_seconds)]
+    #[arg(long, default_value = "1", value_name = "SECONDS", value_parser = parse_seconds)]
     time: Duration,
     /// Core of the target and of the pair's answering side
     #[arg(long, default_value_t = 0)]

@@ -1,8 +1,9 @@
 //! Our target beside its ceiling, in one run on the same two cores.
 //!
-//! The target is a child process, `windlass run` with one RAM namespace, on one core; our host is on another. Rounds
-//! of the bare socket pair and of the target take turns, and ratios are taken within a round, so that what the machine
-//! does to one it does to the other. The target sleeps while the pair runs: its idle policy is the adaptive default.
+//! The target is a child process, `windlass run` with one RAM namespace, on one core; our host is
+//! on another. Rounds of the bare socket pair and of the target take turns, and ratios are taken
+//! within a round, so that what the machine does to one it does to the other. The target sleeps
+//! while the pair runs: its idle policy is the adaptive default.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
@@ -61,7 +62,11 @@ pub struct CompareOptions {
 #[derive(Debug, thiserror::Error)]
 pub enum CompareError {
     /// The appliance's binary is not there.
-    #[error("{} is not there: build it with `cargo build --release -p appliance`, or name it with --windlass", .0.display())]
+    #[error(
+        "{} is not there: build it with `cargo build --release -p appliance`, \
+         or name it with --windlass",
+        .0.display()
+    )]
     NoBinary(PathBuf),
     /// The appliance could not be started or stopped.
     #[error("cannot run {}: {source}", path.display())]

@@ -1,7 +1,7 @@
 //! Ceilings, comparisons and a verifying load generator for NVMe/TCP targets.
 //!
-//! The load goes through `nvme_host`, the project's own initiator: this crate holds no second one. Every claim of
-//! speed is a ratio against a ceiling taken in the same run.
+//! The load goes through `nvme_host`, the project's own initiator: this crate holds no second one.
+//! Every claim of speed is a ratio against a ceiling taken in the same run.
 
 #![forbid(unsafe_code)]
 

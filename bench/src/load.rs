@@ -1,7 +1,8 @@
-//! The load generator: phases of reads and writes through our own host, timed, and verified where told.
+//! The load generator: phases of reads and writes through our own host, timed, and verified where
+//! told.
 //!
-//! One thread drives one or more I/O queues ("lanes"), each with its own part of the namespace, so that what a block
-//! must hold never depends on how two queues interleave.
+//! One thread drives one or more I/O queues ("lanes"), each with its own part of the namespace, so
+//! that what a block must hold never depends on how two queues interleave.
 
 pub mod initiator;
 mod lane;

@@ -1,4 +1,5 @@
-//! Pins the calling thread to one core, so that both ends of a measurement stay where they were put.
+//! Pins the calling thread to one core, so that both ends of a measurement stay where they were
+//! put.
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 

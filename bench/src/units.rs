@@ -6,17 +6,15 @@ use std::time::Duration;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SizeError {
     /// Not a whole number with an optional unit.
-    #[error(
-        "'{0}' is not a size: write a whole number with an optional unit, such as 4096, 4k, 64KiB, 1G"
-    )]
+    #[error("'{0}' is not a size: write a whole number with an optional unit: 4096, 4k, 64KiB, 1G")]
     Malformed(String),
     /// More than 2^64 - 1 bytes.
     #[error("'{0}' is more than 2^64 - 1 bytes")]
     TooLarge(String),
 }
 
-/// Reads a size in bytes: a whole number with an optional unit. `k`, `K`, `KiB`, `KB` all mean 1024, as storage tools
-/// have it.
+/// Reads a size in bytes: a whole number with an optional unit. `k`, `K`, `KiB`, `KB` all mean
+/// 1024, as storage tools have it.
 ///
 /// # Errors
 /// [`SizeError`] with the text that was given.
@@ -57,7 +55,8 @@ pub fn format_size(bytes: u64) -> String {
     }
 }
 
-/// Nanoseconds with a unit that leaves at most four digits before the point: `850 ns`, `12.3 µs`, `4.56 ms`, `1.20 s`.
+/// Nanoseconds with a unit that leaves at most four digits before the point: `850 ns`, `12.3 µs`,
+/// `4.56 ms`, `1.20 s`.
 #[must_use]
 pub fn format_nanos(nanos: u64) -> String {
     let value = nanos as f64;

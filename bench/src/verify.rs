@@ -1,9 +1,10 @@
-//! What every block must hold: a stamp that names its place and age, and a model that remembers which age is due.
+//! What every block must hold: a stamp that names its place and age, and a model that remembers
+//! which age is due.
 //!
-//! A block begins with a 32-byte header (mark, LBA, generation, seed) and goes on with a pattern that follows from
-//! all three, so that a block at the wrong place, a block from an earlier write, a block of another run and a damaged
-//! block are told apart. The model refuses to let a write overlap anything in flight: what a read may return is then
-//! never in doubt.
+//! A block begins with a 32-byte header (mark, LBA, generation, seed) and goes on with a pattern
+//! that follows from all three, so that a block at the wrong place, a block from an earlier write,
+//! a block of another run and a damaged block are told apart. The model refuses to let a write
+//! overlap anything in flight: what a read may return is then never in doubt.
 
 use crate::random::mix;
 
@@ -12,7 +13,8 @@ pub const HEADER_BYTES: usize = 32;
 /// First eight bytes of every stamped block.
 const MARK: u64 = u64::from_le_bytes(*b"WINDLASS");
 
-/// Fills `block` for `lba` at `generation`; its length must be a multiple of 8 and at least [`HEADER_BYTES`].
+/// Fills `block` for `lba` at `generation`; its length must be a multiple of 8 and at least
+/// [`HEADER_BYTES`].
 pub fn stamp(block: &mut [u8], seed: u64, lba: u64, generation: u32) {
     let (words, rest) = block.as_chunks_mut::<8>();
     assert!(
@@ -36,7 +38,8 @@ fn pattern_base(seed: u64, lba: u64, generation: u32) -> u64 {
     mix(mix(seed ^ lba).wrapping_add(u64::from(generation)))
 }
 
-/// Cheaper than a full mix, and each word depends on its index only, so that the compiler can do several at once.
+/// Cheaper than a full mix, and each word depends on its index only, so that the compiler can do
+/// several at once.
 fn pattern_word(base: u64, index: usize) -> u64 {
     let value = base.wrapping_add((index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15));
     value ^ (value >> 29)
@@ -160,7 +163,8 @@ fn diagnose(block: &[u8], seed: u64, lba: u64, generation: u32) -> Option<Wrong>
 struct Block {
     /// Counts writes that were begun; 0 before the first.
     generation: u32,
-    /// Whether the block must hold `generation`: not before the first write, nor after a failed one.
+    /// Whether the block must hold `generation`: not before the first write, nor after a failed
+    /// one.
     known: bool,
     writer: bool,
     readers: u16,
@@ -185,7 +189,8 @@ pub struct Checked {
 }
 
 impl Model {
-    /// A model of `blocks` blocks of `block_bytes` from `first_lba` on, of which nothing is known yet.
+    /// A model of `blocks` blocks of `block_bytes` from `first_lba` on, of which nothing is known
+    /// yet.
     #[must_use]
     pub fn new(seed: u64, first_lba: u64, blocks: usize, block_bytes: usize) -> Self {
         Self {
@@ -220,7 +225,8 @@ impl Model {
             .get_mut(start..start.checked_add(blocks as usize)?)
     }
 
-    /// Whether a request may go now: it lies in the range and overlaps nothing in flight that it would disturb.
+    /// Whether a request may go now: it lies in the range and overlaps nothing in flight that it
+    /// would disturb.
     #[must_use]
     pub fn is_free(&self, read: bool, lba: u64, blocks: u32) -> bool {
         let start = lba
@@ -232,8 +238,8 @@ impl Model {
         blocks.is_some_and(|blocks| blocks.iter().all(free))
     }
 
-    /// Takes the blocks for a write and fills `data` with their next generation. False, and nothing is changed, where
-    /// the range is not the model's or overlaps a request in flight.
+    /// Takes the blocks for a write and fills `data` with their next generation. False, and nothing
+    /// is changed, where the range is not the model's or overlaps a request in flight.
     pub fn begin_write(&mut self, lba: u64, data: &mut [u8]) -> bool {
         let (seed, block_bytes) = (self.seed, self.block_bytes);
         let count = (data.len() / block_bytes) as u32;
@@ -266,7 +272,8 @@ impl Model {
         }
     }
 
-    /// A write begun earlier is over. After a failed one the blocks may hold either generation: they are unknown.
+    /// A write begun earlier is over. After a failed one the blocks may hold either generation:
+    /// they are unknown.
     pub fn finish_write(&mut self, lba: u64, blocks: u32, acknowledged: bool) {
         if let Some(blocks) = self.range(lba, blocks) {
             for block in blocks {
@@ -277,7 +284,8 @@ impl Model {
         }
     }
 
-    /// Takes the blocks for a read. False where the range is not the model's or overlaps a write in flight.
+    /// Takes the blocks for a read. False where the range is not the model's or overlaps a write in
+    /// flight.
     pub fn begin_read(&mut self, lba: u64, blocks: u32) -> bool {
         let Some(blocks) = self.range(lba, blocks) else {
             return false;

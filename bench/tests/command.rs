@@ -1,4 +1,5 @@
-//! The command against a small target over real sockets: what it prints, what it keeps, and how it ends.
+//! The command against a small target over real sockets: what it prints, what it keeps, and how it
+//! ends.
 
 #[path = "../../nvme/host/tests/fake/mod.rs"]
 #[expect(dead_code, reason = "the host's own tests use the rest")]

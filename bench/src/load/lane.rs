@@ -1,4 +1,5 @@
-//! One queue and its part of the namespace: chooses requests, keeps the queue full, checks what comes back.
+//! One queue and its part of the namespace: chooses requests, keeps the queue full, checks what
+//! comes back.
 
 use std::time::{Duration, Instant};
 
@@ -124,8 +125,8 @@ impl<I: Initiator> Lane<I> {
         Ok(self.queue.flush()?)
     }
 
-    /// The next request, or `None` where the phase has none, or none that may go now. A read's blocks are taken in the
-    /// model; a write's are taken when its data is made.
+    /// The next request, or `None` where the phase has none, or none that may go now. A read's
+    /// blocks are taken in the model; a write's are taken when its data is made.
     fn choose(&mut self) -> Option<(bool, u64, u32)> {
         match self.kind {
             PhaseKind::Fill | PhaseKind::ReadBack => {
@@ -158,7 +159,8 @@ impl<I: Initiator> Lane<I> {
                 }
                 self.first_lba + self.cursor
             }
-            // Any block boundary where data is checked, for overlaps of every kind; else as a file system would.
+            // Any block boundary where data is checked, for overlaps of every kind; else as a file
+            // system would.
             Pattern::Random if self.model.is_some() => {
                 self.first_lba + self.random.below(self.blocks - blocks + 1)
             }
@@ -231,8 +233,8 @@ impl<I: Initiator> Lane<I> {
         }
     }
 
-    /// Takes in what has ended. Gives how many; a trouble with one request is noted in `stats`, and one with the
-    /// queue is returned.
+    /// Takes in what has ended. Gives how many; a trouble with one request is noted in `stats`, and
+    /// one with the queue is returned.
     pub(crate) fn collect(&mut self, stats: &mut PhaseStats) -> Result<usize, Trouble> {
         let mut completions = self.completions.take().unwrap_or_default();
         let polled = self.queue.poll(&mut completions);

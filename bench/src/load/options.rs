@@ -6,7 +6,8 @@ use nvme_host::NamespaceInfo;
 
 use crate::units::format_size;
 
-/// Request sizes of a verified workload where none are given, bytes: small, page, and several pages.
+/// Request sizes of a verified workload where none are given, bytes: small, page, and several
+/// pages.
 const VERIFIED_SIZES_BYTES: [u32; 5] = [512, 4096, 16 * 1024, 20 * 1024, 64 * 1024];
 
 /// Size of a request where none is given, bytes.
@@ -94,7 +95,10 @@ pub enum OptionsError {
         most: u64,
     },
     /// The region has no room for a request on each queue.
-    #[error("{} are too small for {queues} queues with requests of {}", format_size(*region), format_size(u64::from(*size)))]
+    #[error(
+        "{} are too small for {queues} queues with requests of {}",
+        format_size(*region), format_size(u64::from(*size))
+    )]
     RegionTooSmall {
         /// The region.
         region: u64,
@@ -104,7 +108,10 @@ pub enum OptionsError {
         size: u32,
     },
     /// The region is larger than the namespace.
-    #[error("a region of {} is more than namespace {nsid} has ({})", format_size(*region), format_size(*namespace))]
+    #[error(
+        "a region of {} is more than namespace {nsid} has ({})",
+        format_size(*region), format_size(*namespace)
+    )]
     RegionTooLarge {
         /// The region.
         region: u64,

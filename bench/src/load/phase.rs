@@ -15,8 +15,8 @@ use crate::verify::{Checked, Mismatch};
 /// No completion for so long means that the target hangs.
 pub(crate) const STALL_LIMIT: Duration = Duration::from_secs(30);
 
-/// Polls without a completion before the thread sleeps until something comes: long enough never to matter to what is
-/// measured, short enough that a target on the same core is not starved for long.
+/// Polls without a completion before the thread sleeps until something comes: long enough never to
+/// matter to what is measured, short enough that a target on the same core is not starved for long.
 const IDLE_POLLS_MAX: u32 = 4000;
 
 /// What a phase does.
@@ -252,7 +252,8 @@ fn totals(stats: &PhaseStats) -> (u64, u64) {
     (operations, stats.reads.bytes + stats.writes.bytes)
 }
 
-/// One turn over all lanes: issue, send, receive. Gives how many requests ended, or a trouble that is final.
+/// One turn over all lanes: issue, send, receive. Gives how many requests ended, or a trouble that
+/// is final.
 fn turn<I: Initiator>(
     lanes: &mut [Lane<I>],
     quota: u64,

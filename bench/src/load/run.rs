@@ -1,6 +1,8 @@
-//! A whole run: connect, check the workload against the namespace, drive the phases on threads, collect.
+//! A whole run: connect, check the workload against the namespace, drive the phases on threads,
+//! collect.
 //!
-//! The calling thread drives no queue: it tends the controller, shows progress, and gathers what the threads counted.
+//! The calling thread drives no queue: it tends the controller, shows progress, and gathers what
+//! the threads counted.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -38,7 +40,8 @@ pub struct RunPlan {
     pub cores: Vec<usize>,
 }
 
-/// Why a run came to nothing. What goes wrong while data moves is in its phase's statistics instead.
+/// Why a run came to nothing. What goes wrong while data moves is in its phase's statistics
+/// instead.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
     /// The target, or the way to it.
@@ -71,7 +74,8 @@ pub enum LoadError {
 
 /// Who is told how a run goes.
 pub trait Watch {
-    /// A phase begins. `total` is what it will come to: bytes for a pass over the region, else the workload's limit.
+    /// A phase begins. `total` is what it will come to: bytes for a pass over the region, else the
+    /// workload's limit.
     fn phase_begins(&mut self, phase: Phase, total: PhaseTotal);
 
     /// So much has been done in the phase.
@@ -189,7 +193,8 @@ pub fn run(plan: &RunPlan, watch: &mut dyn Watch) -> Result<Outcome, LoadError> 
             counters,
         })
     })?;
-    // The measurement stands; a target that does not take leave in order has had its say in the phases.
+    // The measurement stands; a target that does not take leave in order has had its say in the
+    // phases.
     let _ = controller.shut_down();
     Ok(outcome)
 }
@@ -227,7 +232,8 @@ fn assign(
     Ok(assignments)
 }
 
-/// Memory for a lease of the largest size for every request in flight, and one more for each queue's Connect.
+/// Memory for a lease of the largest size for every request in flight, and one more for each
+/// queue's Connect.
 fn take_arena(workload: &Workload, size_max_bytes: u32) -> Result<Arc<Arena>, LoadError> {
     let slice = size_max_bytes
         .next_power_of_two()
@@ -406,7 +412,8 @@ fn await_message(
             Err(RecvTimeoutError::Disconnected) => return Err(LoadError::ThreadLost),
             Err(RecvTimeoutError::Timeout) => {
                 look();
-                // A lost admin connection takes the I/O queues with it, where it is seen with what was in flight.
+                // A lost admin connection takes the I/O queues with it, where it is seen with what
+                // was in flight.
                 let _ = controller.tend();
             }
         }

@@ -37,7 +37,8 @@ impl OperationReport {
     }
 }
 
-/// What the host's I/O queues did over all phases: costs that do not depend on how busy the machine is.
+/// What the host's I/O queues did over all phases: costs that do not depend on how busy the machine
+/// is.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostCosts {
     /// Commands completed.

@@ -8,6 +8,7 @@ fn machine() -> Machine {
         processor: "test".into(),
         cores: 2,
         kernel: "6.1".into(),
+        congestion_control: "cubic".into(),
         optimised: true,
     }
 }
@@ -58,6 +59,8 @@ fn a_ratio_is_the_median_of_the_rounds_ratios() {
     assert_eq!(row.requests_ratio, 0.7);
     assert_eq!(row.ceiling_requests_per_second, 400_000.0);
     assert_eq!(row.latency_ratio, 0.0);
+    assert_eq!(row.best_target_requests_per_second, 284_000.0);
+    assert_eq!(row.best_requests_ratio, 0.71);
     let single = CompareRow::from_rounds(1, &rounds);
     assert_eq!(
         (single.ceiling_p50_ns, single.target_p50_ns),

@@ -199,7 +199,8 @@ proptest! {
         prop_assert!(check(&bytes, SEED, 1, 1).is_err());
     }
 
-    /// A model that is driven at random, against a plain array of blocks: nothing right is called wrong.
+    /// A model that is driven at random, against a plain array of blocks: nothing right is called
+    /// wrong.
     #[test]
     fn a_faithful_disk_is_never_accused(
         steps in proptest::collection::vec((0..20_u64, 1..5_u32, any::<bool>()), 1..200),

@@ -1,8 +1,10 @@
-//! One NVMe/TCP connection of a host after its initialisation: commands out, completions in (TCP 1.1 §3.3).
+//! One NVMe/TCP connection of a host after its initialisation: commands out, completions in (TCP
+//! 1.1 §3.3).
 //!
-//! Owns the socket, the commands in flight with their data, and both directions of framing. Knows nothing of what a
-//! command means beyond which way its data moves. Generic over the stream, so that tests drive the same code with a
-//! script, and over the memory, so that an admin queue needs no pool.
+//! Owns the socket, the commands in flight with their data, and both directions of framing. Knows
+//! nothing of what a command means beyond which way its data moves. Generic over the stream, so
+//! that tests drive the same code with a script, and over the memory, so that an admin queue needs
+//! no pool.
 
 use std::collections::VecDeque;
 use std::ops::{Deref, DerefMut};
@@ -57,7 +59,8 @@ pub enum Transfer<B> {
 pub struct Completion<B> {
     /// The number that the submitter gave.
     pub token: u64,
-    /// The completion queue entry; one with nothing but success where the target left the capsule out.
+    /// The completion queue entry; one with nothing but success where the target left the capsule
+    /// out.
     pub cqe: Cqe,
     /// Bytes that a read received.
     pub received: u32,
@@ -193,7 +196,8 @@ impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
         slot.token = token;
         slot.data = data;
         let cid = slot.cid();
-        // TCP 1.1 §3.3.2: data in the capsule is named by an offset, all other data by a transport data block.
+        // TCP 1.1 §3.3.2: data in the capsule is named by an offset, all other data by a transport
+        // data block.
         let sgl = match direction {
             Direction::InCapsule => SglDescriptor::in_capsule(0, length),
             Direction::None
@@ -317,9 +321,11 @@ impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
         }
     }
 
-    /// Hands out commands that are over, after at most one receiving system call. Gives how many were added.
+    /// Hands out commands that are over, after at most one receiving system call. Gives how many
+    /// were added.
     ///
-    /// An error is final: the connection is of no more use, and [`Self::abandon`] gives the buffers back.
+    /// An error is final: the connection is of no more use, and [`Self::abandon`] gives the buffers
+    /// back.
     pub(crate) fn poll(&mut self, completions: &mut Completions<B>) -> Result<usize, HostError> {
         self.poll_until(completions, COMPLETIONS_MAX)
     }
@@ -343,7 +349,8 @@ impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
         let added = completions.len() - before;
         self.counters.completed += added as u64;
         match result {
-            // What was completed before the fault is handed out first; the fault follows with the next poll.
+            // What was completed before the fault is handed out first; the fault follows with the
+            // next poll.
             Err(error) if added > 0 => {
                 self.fail(error);
                 Ok(added)
@@ -386,7 +393,8 @@ impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
             .map_or(Ok(()), |failure| Err(failure.duplicate()))
     }
 
-    /// Keeps `error` as what ended the connection, and tells the target where the target was at fault.
+    /// Keeps `error` as what ended the connection, and tells the target where the target was at
+    /// fault.
     fn fail(&mut self, error: HostError) -> HostError {
         if let HostError::Protocol(fault) = error {
             self.send_termination(fault);
@@ -395,8 +403,8 @@ impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
         error
     }
 
-    /// TCP 1.1 §3.5: who finds a fatal error sends a termination request, and closes. As far as possible: where the
-    /// socket is full in the middle of a PDU there is no place for it.
+    /// TCP 1.1 §3.5: who finds a fatal error sends a termination request, and closes. As far as
+    /// possible: where the socket is full in the middle of a PDU there is no place for it.
     fn send_termination(&mut self, fault: ProtocolError) {
         if self.sender.is_empty() {
             let (status, information) = fault.termination();
@@ -408,7 +416,8 @@ impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
         }
     }
 
-    /// Takes one command back from a connection that has failed: its token and buffer. `None` when none is left.
+    /// Takes one command back from a connection that has failed: its token and buffer. `None` when
+    /// none is left.
     pub(crate) fn abandon(&mut self) -> Option<(u64, Option<B>)> {
         let index = self.slots.any_in_flight()?;
         debug_assert!(self.failure.is_some(), "only what failed is abandoned");

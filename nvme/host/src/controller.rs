@@ -1,4 +1,5 @@
-//! A controller as its host sees it: the admin queue, what the controller is, and the way to its I/O queues.
+//! A controller as its host sees it: the admin queue, what the controller is, and the way to its
+//! I/O queues.
 //!
 //! Everything here waits for the target, each step for the options' timeout at most.
 
@@ -131,14 +132,15 @@ impl Controller {
             .transfer_bytes_max(self.capabilities.page_bytes_min())
     }
 
-    /// The most commands in flight on one I/O queue: one less than its entries (Base 2.1 §3.3.1.2: a queue is full
-    /// with one entry free).
+    /// The most commands in flight on one I/O queue: one less than its entries (Base 2.1 §3.3.1.2:
+    /// a queue is full with one entry free).
     #[must_use]
     pub fn queue_depth_max(&self) -> u16 {
         self.capabilities.mqes_z().min(SLOTS_MAX as u16)
     }
 
-    /// Runs any admin or Fabrics command to its end, whatever its status. Its identifier and data pointer are set here.
+    /// Runs any admin or Fabrics command to its end, whatever its status. Its identifier and data
+    /// pointer are set here.
     ///
     /// # Errors
     /// [`HostError`] where the connection fails or the command does not end in time.
@@ -185,8 +187,8 @@ impl Controller {
         self.wait_status(limit, "CSTS.RDY to be set", |csts| csts.rdy())
     }
 
-    /// Resets the controller: clears CC.EN, waits until CSTS.RDY is clear, and enables it again. Its I/O queues are
-    /// gone after that.
+    /// Resets the controller: clears CC.EN, waits until CSTS.RDY is clear, and enables it again.
+    /// Its I/O queues are gone after that.
     ///
     /// # Errors
     /// As [`Self::enable`].
@@ -393,7 +395,8 @@ impl Controller {
         Ok(completion.cqe.dw0.get())
     }
 
-    /// Asks for `wanted` I/O queues; gives how many there will be, at most as many (Base 2.1 §5.1.25.2.1).
+    /// Asks for `wanted` I/O queues; gives how many there will be, at most as many (Base 2.1
+    /// §5.1.25.2.1).
     ///
     /// # Errors
     /// [`HostError`], with the status where the controller refuses; [`HostError::Option`] for none.
@@ -426,8 +429,8 @@ impl Controller {
             .map(|_| ())
     }
 
-    /// What a host does now and then: takes in events, and sends a Keep Alive when a third of its time has passed.
-    /// Does not wait.
+    /// What a host does now and then: takes in events, and sends a Keep Alive when a third of its
+    /// time has passed. Does not wait.
     ///
     /// # Errors
     /// [`HostError`] where the connection has failed.
@@ -440,7 +443,8 @@ impl Controller {
         self.admin.poll()
     }
 
-    /// Asks to abort a command of the I/O queue `qid`, or of the admin queue (0). True where it was aborted.
+    /// Asks to abort a command of the I/O queue `qid`, or of the admin queue (0). True where it was
+    /// aborted.
     ///
     /// # Errors
     /// [`HostError`], with the status where the controller refuses.
@@ -450,8 +454,8 @@ impl Controller {
         Ok(completion.cqe.dw0.get() & 1 == 0)
     }
 
-    /// Sends an Asynchronous Event Request, which the controller answers when there is something to tell. Gives its
-    /// command identifier.
+    /// Sends an Asynchronous Event Request, which the controller answers when there is something to
+    /// tell. Gives its command identifier.
     ///
     /// # Errors
     /// [`HostError::NoSlot`] for too many, and those of the connection.
@@ -484,7 +488,8 @@ impl Controller {
         self.admin.wait_end(limit)
     }
 
-    /// The plan of I/O queue `qid` (from 1) for `depth` commands in flight, which another thread may carry out.
+    /// The plan of I/O queue `qid` (from 1) for `depth` commands in flight, which another thread
+    /// may carry out.
     ///
     /// # Errors
     /// [`HostError::Option`] for a depth that the controller does not take.

@@ -1,4 +1,5 @@
-//! CRC32C digests of PDU headers and data, by the processor's own instructions where it has them (TCP 1.1 §3.3.1.1).
+//! CRC32C digests of PDU headers and data, by the processor's own instructions where it has them
+//! (TCP 1.1 §3.3.1.1).
 
 use crc_fast::{CrcAlgorithm, checksum};
 

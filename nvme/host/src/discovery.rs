@@ -20,10 +20,12 @@ const ENTRIES_PER_READ: u64 = 16;
 
 const WHAT: &str = "discovery log";
 
-/// Reads the discovery log at the options' address; their subsystem is replaced by the discovery subsystem.
+/// Reads the discovery log at the options' address; their subsystem is replaced by the discovery
+/// subsystem.
 ///
 /// # Errors
-/// [`HostError`]; [`HostError::Malformed`] for a log without bounds or one that never stays the same.
+/// [`HostError`]; [`HostError::Malformed`] for a log without bounds or one that never stays the
+/// same.
 pub fn discover(options: ConnectOptions) -> Result<Vec<DiscoveryEntry>, HostError> {
     let options = ConnectOptions {
         subsystem_nqn: DISCOVERY_NQN.to_owned(),

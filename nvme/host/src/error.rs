@@ -322,7 +322,8 @@ pub enum ProtocolError {
 }
 
 impl ProtocolError {
-    /// What a termination request says about it: status, and information by status (TCP 1.1 §3.6.2.4).
+    /// What a termination request says about it: status, and information by status (TCP 1.1
+    /// §3.6.2.4).
     pub(crate) fn termination(self) -> (FatalError, u32) {
         let header = FatalError::INVALID_HEADER_FIELD;
         match self {

@@ -1,4 +1,5 @@
-//! Initialising a connection: ICReq out, ICResp in, and what follows from both (TCP 1.1 §3.3.1, §3.6.2.2).
+//! Initialising a connection: ICReq out, ICResp in, and what follows from both (TCP 1.1 §3.3.1,
+//! §3.6.2.2).
 
 use std::io::{IoSlice, IoSliceMut};
 use std::time::{Duration, Instant};

@@ -1,4 +1,5 @@
-//! Bytes on their way in: what has arrived but is not understood yet, and where in a PDU the connection is.
+//! Bytes on their way in: what has arrived but is not understood yet, and where in a PDU the
+//! connection is.
 
 use std::io::IoSliceMut;
 
@@ -9,8 +10,8 @@ use crate::stream::{ByteStream, Moved};
 /// Data PDUs of this size and more are worth a receive of their own.
 const LARGE_DATA_BYTES: usize = 32 * 1024;
 
-/// What is received beyond the data that is arriving while data PDUs are large: their next header, and little of the
-/// data behind it, so that most of that is placed and not copied.
+/// What is received beyond the data that is arriving while data PDUs are large: their next header,
+/// and little of the data behind it, so that most of that is placed and not copied.
 const SMALL_WINDOW_BYTES: usize = 4 * 1024;
 
 /// Least size of an inbox: the longest header, with padding and digests.

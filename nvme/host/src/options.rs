@@ -9,7 +9,8 @@ use uuid::Uuid;
 
 use crate::error::HostError;
 
-/// Receive buffer of an I/O queue, bytes: some tens of 4 KiB answers, and small enough to stay in the cache.
+/// Receive buffer of an I/O queue, bytes: some tens of 4 KiB answers, and small enough to stay in
+/// the cache.
 const RECEIVE_BYTES: usize = 128 * 1024;
 
 /// Who a host is to a target (Base 2.1 §8.1.9: both stay the same over the life of a host).

@@ -76,8 +76,8 @@ impl IoQueuePlan {
 
 /// A connected I/O queue.
 ///
-/// Commands are queued by the `submit_…` functions, leave together with [`Self::flush`], and come back, in any order,
-/// from [`Self::poll`]. A command that is not taken gives its lease back.
+/// Commands are queued by the `submit_…` functions, leave together with [`Self::flush`], and come
+/// back, in any order, from [`Self::poll`]. A command that is not taken gives its lease back.
 #[derive(Debug)]
 pub struct IoQueue {
     connection: Connection<Socket, Lease>,
@@ -117,7 +117,8 @@ impl IoQueue {
             .map(|_| ())
     }
 
-    /// Writes `data`, which must be exactly `blocks` long, from `lba` on; with Force Unit Access where told.
+    /// Writes `data`, which must be exactly `blocks` long, from `lba` on; with Force Unit Access
+    /// where told.
     ///
     /// # Errors
     /// [`Refused`] with the lease.
@@ -193,7 +194,8 @@ impl IoQueue {
         self.submit(sqe, Transfer::None, token).map(|_| ())
     }
 
-    /// Deallocates 1 to 256 ranges. Their list is put in a lease of the pool, which comes back with the completion.
+    /// Deallocates 1 to 256 ranges. Their list is put in a lease of the pool, which comes back with
+    /// the completion.
     ///
     /// # Errors
     /// [`Refused`]; [`Refusal::NoMemory`] where the pool has no lease now.
@@ -242,8 +244,8 @@ impl IoQueue {
         self.connection.flush()
     }
 
-    /// Hands out commands that are over, after at most one receiving system call; answers R2Ts. Gives how many were
-    /// added. A `completions` that is full takes nothing.
+    /// Hands out commands that are over, after at most one receiving system call; answers R2Ts.
+    /// Gives how many were added. A `completions` that is full takes nothing.
     ///
     /// # Errors
     /// [`HostError`], final: [`Self::abandon`] gives the leases back.
@@ -255,7 +257,8 @@ impl IoQueue {
         Ok(added)
     }
 
-    /// Sends everything, and waits for one command to end, `limit` at most; `what` names it in the error.
+    /// Sends everything, and waits for one command to end, `limit` at most; `what` names it in the
+    /// error.
     ///
     /// # Errors
     /// [`HostError`]; all but [`HostError::TimedOut`] are final.
@@ -277,7 +280,8 @@ impl IoQueue {
         }
     }
 
-    /// Takes one command back from a queue that has failed: its token and lease. `None` when none is left.
+    /// Takes one command back from a queue that has failed: its token and lease. `None` when none
+    /// is left.
     pub fn abandon(&mut self) -> Option<(u64, Option<Lease>)> {
         self.connection.abandon()
     }

@@ -1,7 +1,9 @@
-//! A client at the level of bytes and PDUs, without manners: for tests that are hostile to a target.
+//! A client at the level of bytes and PDUs, without manners: for tests that are hostile to a
+//! target.
 //!
-//! It sends whatever it is told to, checks nothing that it was not asked to check, and blocks with a limit. The
-//! functions that build PDUs give plain bytes, valid as they come, for the test to damage.
+//! It sends whatever it is told to, checks nothing that it was not asked to check, and blocks with
+//! a limit. The functions that build PDUs give plain bytes, valid as they come, for the test to
+//! damage.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -182,7 +184,8 @@ pub fn h2c_data(
     assemble(pdu.as_bytes(), pdu.ch, data)
 }
 
-/// A PDU from its header: header digest, padding, data and data digest as the common header has them.
+/// A PDU from its header: header digest, padding, data and data digest as the common header has
+/// them.
 #[must_use]
 pub fn assemble(header: &[u8], common: CommonHeader, data: &[u8]) -> Vec<u8> {
     let mut bytes = header.to_vec();
@@ -222,7 +225,8 @@ pub struct RawNames {
 }
 
 impl RawNames {
-    /// Connect data for any (FFFFh) or a particular controller. A name that does not fit its field leaves it empty.
+    /// Connect data for any (FFFFh) or a particular controller. A name that does not fit its field
+    /// leaves it empty.
     #[must_use]
     pub fn connect_data(&self, cntlid: u16) -> ConnectData {
         let field = |name: &str| nqn::to_field(name).unwrap_or_else(|_| NqnField::default());
@@ -281,7 +285,8 @@ impl RawClient {
     /// Receives one whole PDU, or the end of the stream.
     ///
     /// # Errors
-    /// [`RawError::TimedOut`], [`RawError::Malformed`] where the lengths cannot be right, [`RawError::Socket`].
+    /// [`RawError::TimedOut`], [`RawError::Malformed`] where the lengths cannot be right,
+    /// [`RawError::Socket`].
     pub fn receive(&mut self) -> Result<Received, RawError> {
         let deadline = Instant::now() + self.limit;
         let mut bytes = vec![0; size_of::<CommonHeader>()];
@@ -305,7 +310,8 @@ impl RawClient {
         }
     }
 
-    /// Fills `bytes`; false where the stream ends before. An end within them is an error of the target's.
+    /// Fills `bytes`; false where the stream ends before. An end within them is an error of the
+    /// target's.
     fn fill(&mut self, bytes: &mut [u8], deadline: Instant) -> Result<bool, RawError> {
         let mut filled = 0;
         while filled < bytes.len() {
@@ -346,7 +352,8 @@ impl RawClient {
         }
     }
 
-    /// Receives until the target closes the connection; gives the last termination request before that, if any.
+    /// Receives until the target closes the connection; gives the last termination request before
+    /// that, if any.
     ///
     /// # Errors
     /// As [`Self::receive`]: a target that does not close is [`RawError::TimedOut`].
@@ -423,9 +430,9 @@ impl RawClient {
         self.next_cid
     }
 
-    /// Sends a command under a fresh identifier, with in-capsule data where there is any, and waits for its
-    /// completion. The data pointer is set to fit: in-capsule for data, else a transport block of `read_bytes`.
-    /// Data that the command reads is returned.
+    /// Sends a command under a fresh identifier, with in-capsule data where there is any, and waits
+    /// for its completion. The data pointer is set to fit: in-capsule for data, else a transport
+    /// block of `read_bytes`. Data that the command reads is returned.
     ///
     /// # Errors
     /// As [`Self::expect`]; [`RawError::Malformed`] for data that is out of order or out of place.
@@ -505,11 +512,12 @@ impl RawClient {
         }
     }
 
-    /// Initialises, connects the admin queue of any controller, enables it and waits until it is ready. Gives the
-    /// controller's identifier.
+    /// Initialises, connects the admin queue of any controller, enables it and waits until it is
+    /// ready. Gives the controller's identifier.
     ///
     /// # Errors
-    /// As [`Self::command`], [`RawError::Refused`] where a step fails, [`RawError::TimedOut`] where it stays unready.
+    /// As [`Self::command`], [`RawError::Refused`] where a step fails, [`RawError::TimedOut`] where
+    /// it stays unready.
     pub fn open_admin(&mut self, names: &RawNames) -> Result<u16, RawError> {
         self.initialize(false, false)?;
         let connected = self.connect_queue(names, CNTLID_DYNAMIC, 0, 31)?;

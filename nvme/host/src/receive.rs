@@ -1,8 +1,10 @@
-//! Understanding what the target sends: each PDU is checked against the protocol and against the command it names.
+//! Understanding what the target sends: each PDU is checked against the protocol and against the
+//! command it names.
 //!
-//! Every length and identifier here is the target's word: nothing is believed before it was compared with the
-//! command in flight. What does not hold ends the connection with a [`ProtocolError`], except for a wrong data digest,
-//! which fails its command only (TCP 1.1 §3.3.1.1: a data digest error is not fatal).
+//! Every length and identifier here is the target's word: nothing is believed before it was
+//! compared with the command in flight. What does not hold ends the connection with a
+//! [`ProtocolError`], except for a wrong data digest, which fails its command only (TCP 1.1
+//! §3.3.1.1: a data digest error is not fatal).
 
 use std::ops::{Deref, DerefMut};
 
@@ -18,7 +20,8 @@ use crate::inbox::{Arrival, Phase};
 use crate::slots::{Direction, Grant};
 use crate::stream::ByteStream;
 
-/// A header that has arrived whole and fits the protocol; what it says of its command is not checked yet.
+/// A header that has arrived whole and fits the protocol; what it says of its command is not
+/// checked yet.
 #[derive(Debug, Clone, Copy)]
 enum Header {
     Response(CapsuleResp),
@@ -216,7 +219,8 @@ impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
         );
         let received = if read { slot.moved } else { 0 };
         if slot.data_damaged && cqe.status().is_success() {
-            // Base 2.1 §4.2.3.1: the status of a command whose transfer failed for the transport's sake.
+            // Base 2.1 §4.2.3.1: the status of a command whose transfer failed for the transport's
+            // sake.
             cqe = Cqe::new(slot.cid(), Status::TRANSIENT_TRANSPORT_ERROR);
         }
         let (token, data) = self.slots.release(index);

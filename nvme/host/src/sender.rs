@@ -1,4 +1,5 @@
-//! What is to be sent: headers in a staging buffer, data where it lies, all of it in one vectored send.
+//! What is to be sent: headers in a staging buffer, data where it lies, all of it in one vectored
+//! send.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -13,7 +14,8 @@ use crate::stream::{ByteStream, Moved};
 /// Pieces in one vectored send; well below the kernel's limit of 1024 (limits.h, UIO_MAXIOV).
 const PIECES_PER_SEND_MAX: usize = 256;
 
-/// Staging that one PDU needs at most: a header with digest, padded to the largest alignment, and a data digest.
+/// Staging that one PDU needs at most: a header with digest, padded to the largest alignment, and a
+/// data digest.
 pub(crate) const STAGED_PER_PDU_MAX_BYTES: usize = 256 + 4;
 
 /// Pieces that one PDU needs at most: header, data, data digest.
@@ -104,7 +106,8 @@ impl Sender {
         self.sends
     }
 
-    /// Queues a copy of `bytes`, followed by zeroes up to `padded` bytes. The caller has asked [`Self::has_room`].
+    /// Queues a copy of `bytes`, followed by zeroes up to `padded` bytes. The caller has asked
+    /// [`Self::has_room`].
     pub(crate) fn stage(&mut self, bytes: &[u8], padded: usize) {
         let start = self.staged;
         let len = padded.max(bytes.len());
@@ -131,7 +134,8 @@ impl Sender {
         self.pieces.push_back(Piece::Data { slot, start, len });
     }
 
-    /// Sends what the stream takes; one system call for everything, unless there are very many pieces.
+    /// Sends what the stream takes; one system call for everything, unless there are very many
+    /// pieces.
     pub(crate) fn send<B: Deref<Target = [u8]>>(
         &mut self,
         stream: &mut impl ByteStream,

@@ -1,7 +1,9 @@
-//! The commands in flight: one fixed slot each, named on the wire by an identifier that carries a generation.
+//! The commands in flight: one fixed slot each, named on the wire by an identifier that carries a
+//! generation.
 //!
-//! A command identifier is the slot's index in its low bits and a generation in the rest, so that a second answer to
-//! a finished command, or an answer to one that never was, is found out (STYLE.md, 13).
+//! A command identifier is the slot's index in its low bits and a generation in the rest, so that a
+//! second answer to a finished command, or an answer to one that never was, is found out (STYLE.md,
+//! 13).
 
 use crate::error::ProtocolError;
 use nvme_spec::tcp::PduType;

@@ -1,4 +1,5 @@
-//! The host against a small target over real sockets: the control path, the data path, and a target at fault.
+//! The host against a small target over real sockets: the control path, the data path, and a target
+//! at fault.
 
 mod fake;
 

@@ -409,7 +409,8 @@ fn a_full_queue_gives_the_buffer_back() {
     assert_eq!(empty.expect_err("no length").refusal, Refusal::Length);
 }
 
-/// The fault of a target that sends `bytes` to a host with a read of 4096 and a write of 10,000 bytes in flight.
+/// The fault of a target that sends `bytes` to a host with a read of 4096 and a write of 10,000
+/// bytes in flight.
 fn fault(framing: Framing, bytes: impl FnOnce(u16, u16) -> Vec<u8>) -> (HostError, Tested) {
     let mut connection = connection(framing);
     let reader = read(&mut connection, 4096, 1);

@@ -1,5 +1,5 @@
-//! A target in a thread, just large enough for a host: blocking sockets, one namespace of RAM, and a hook that lets a
-//! test answer I/O commands in its own, possibly wrong, way.
+//! A target in a thread, just large enough for a host: blocking sockets, one namespace of RAM, and
+//! a hook that lets a test answer I/O commands in its own, possibly wrong, way.
 
 use std::collections::VecDeque;
 use std::io::{Read, Write};
