@@ -250,7 +250,7 @@ fn a_silent_target_is_given_up_in_time() {
     let target = Fake::start(Manner::default());
     let options = ConnectOptions {
         address: silent.local_addr().expect("bound"),
-        timeout: Duration::from_millis(20),
+        timeout: Duration::from_millis(200),
         ..target.options()
     };
     let error = Controller::connect(options).expect_err("nothing comes");

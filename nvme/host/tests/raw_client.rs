@@ -169,7 +169,7 @@ fn ends_and_terminations_are_seen() {
 fn a_silent_peer_is_given_up() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("loopback");
     let address = listener.local_addr().expect("bound");
-    let mut client = RawClient::connect(address, Duration::from_millis(20)).expect("connected");
+    let mut client = RawClient::connect(address, Duration::from_millis(100)).expect("connected");
     assert!(matches!(client.receive(), Err(RawError::TimedOut(_))));
     assert!(matches!(
         client.initialize(false, false),
