@@ -105,6 +105,11 @@ impl<S: ByteStream> ConnectionSet<S> {
         &self.shared.core
     }
 
+    /// A connection had to be turned away before it came here.
+    pub(crate) fn count_refused(&self) {
+        self.shared.counters.connections_refused.add(1);
+    }
+
     /// Takes in a stream that was accepted on `port`; returns its place.
     ///
     /// # Errors
@@ -303,9 +308,7 @@ impl<S: ByteStream> ConnectionSet<S> {
         let mut cx = self.shared.context(&mut core, now);
         match action(connection, &mut cx) {
             Ok(value) => {
-                if !connection.awaits_writable {
-                    list_for_flush(&mut self.to_flush, index, connection);
-                }
+                list_for_flush(&mut self.to_flush, index, connection);
                 sooner(&mut self.next_deadline, connection.deadline());
                 Some(value)
             }
@@ -345,12 +348,13 @@ fn named<S: ByteStream>(
         .filter(|connection| connection.token().names_same_connection(token))
 }
 
+/// Notes that the connection has something to send, unless its stream takes nothing now.
 fn list_for_flush<S: ByteStream>(
     to_flush: &mut Vec<u16>,
     index: u16,
     connection: &mut Connection<S>,
 ) {
-    if !connection.flush_listed && connection.wants_flush() {
+    if !connection.flush_listed && !connection.awaits_writable && connection.wants_flush() {
         connection.flush_listed = true;
         to_flush.push(index);
     }

@@ -45,13 +45,15 @@ pub trait ByteStream {
 pub struct TcpSocket(TcpStream);
 
 impl TcpSocket {
-    /// Takes over `stream`: non-blocking, and without Nagle's delay, since whole batches are sent at once.
+    /// Takes over `stream`: non-blocking; without Nagle's delay, since whole batches are sent at once; with the
+    /// kernel's probes, so that a peer that vanished without a word is noticed although it has no keep-alive timer.
     ///
     /// # Errors
     /// The socket option's error.
     pub fn new(stream: TcpStream) -> std::io::Result<Self> {
         stream.set_nonblocking(true)?;
         stream.set_nodelay(true)?;
+        rustix::net::sockopt::set_socket_keepalive(&stream, true)?;
         Ok(Self(stream))
     }
 }

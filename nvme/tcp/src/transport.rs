@@ -189,6 +189,7 @@ impl TcpTransport {
         } else if self.handoffs.send(chosen, handoff).is_err() {
             // The ring is full, so that reactor has hundreds of new sockets to take in: this one is turned away.
             self.placement.release(chosen);
+            self.connections.count_refused();
         }
     }
 
