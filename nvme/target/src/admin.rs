@@ -1,5 +1,5 @@
-//! Admin commands: which there are, on which kind of controller, and what each needs before it can be
-//! executed. What they mean stands with the controller.
+//! Admin commands: which there are, on which kind of controller, and what each needs before it can
+//! be executed. What they mean stands with the controller.
 
 use nvme_spec::command::{AdminOpcode, CommandDwords, Sqe};
 use nvme_spec::fabrics::FabricsType;
@@ -194,8 +194,9 @@ impl Controller {
     }
 }
 
-/// Admin commands of a kind of controller. Discovery controllers have no namespaces, so they have no
-/// Abort of I/O to do either, but Abort of an event request is as useful there (Base 2.1 §3.1.3.3).
+/// Admin commands of a kind of controller. Discovery controllers have no namespaces, so they have
+/// no Abort of I/O to do either, but Abort of an event request is as useful there (Base 2.1
+/// §3.1.3.3).
 pub(crate) fn is_supported(kind: ControllerKind, opcode: AdminOpcode) -> bool {
     match opcode {
         AdminOpcode::GET_LOG_PAGE

@@ -34,8 +34,8 @@ pub const IO_QUEUES_MAX: u16 = 128;
 /// Entries of one I/O queue at most.
 pub const QUEUE_DEPTH_MAX: u16 = 4096;
 
-/// Entries of an admin queue at most: what the discovery log announces as ASQSZ (Base 2.1 §5.1.12.3.1
-/// asks for at least 32).
+/// Entries of an admin queue at most: what the discovery log announces as ASQSZ (Base 2.1
+/// §5.1.12.3.1 asks for at least 32).
 pub const ADMIN_QUEUE_DEPTH_MAX: u16 = 128;
 
 /// Controllers of one target at most: identifiers from FFF0h on are reserved (Base 2.1 §3.1.2).

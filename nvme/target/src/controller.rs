@@ -1,4 +1,5 @@
-//! One controller: what its admin queue's core owns. Configuration and status, features, events, keep-alive.
+//! One controller: what its admin queue's core owns. Configuration and status, features, events,
+//! keep-alive.
 //!
 //! Everything here is control path: it may allocate and take the registry's lock, and it touches no
 //! device. What has to happen outside of the controller is told as an [`Effect`].
@@ -179,7 +180,8 @@ impl Controller {
     fn silence_max(&self) -> Option<(Nanos, CloseReason)> {
         let keep_alive = Nanos::from_millis(keep_alive_rounded_ms(self.features.keep_alive_ms));
         match self.state {
-            // Base 2.1 §3.9: the timer runs while the controller is enabled, ready and not shut down.
+            // Base 2.1 §3.9: the timer runs while the controller is enabled, ready and not shut
+            // down.
             ControllerState::Ready if keep_alive > Nanos::ZERO => {
                 Some((keep_alive, CloseReason::KeepAliveExpired))
             }
@@ -217,8 +219,8 @@ impl Controller {
         }
     }
 
-    /// Looks at the timers. A host that sent any command on any of its queues since the last look is
-    /// alive (Base 2.1 §3.9, traffic based keep-alive: CTRATT.TBKAS is 1).
+    /// Looks at the timers. A host that sent any command on any of its queues since the last look
+    /// is alive (Base 2.1 §3.9, traffic based keep-alive: CTRATT.TBKAS is 1).
     pub(crate) fn check_timers(&mut self, context: &AdminContext<'_>) -> Option<CloseReason> {
         let now = context.now;
         if self.health_due_at.is_some_and(|due| due <= now) {

@@ -1,7 +1,7 @@
 //! A controller's Error Information log (Base 2.1 §5.1.12.1.2).
 //!
-//! Commands fail on any core, and the log is one, so it stands behind a lock. Errors are not the I/O
-//! path's steady state, and each queue logs only a few of a flood.
+//! Commands fail on any core, and the log is one, so it stands behind a lock. Errors are not the
+//! I/O path's steady state, and each queue logs only a few of a flood.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -1,7 +1,7 @@
 //! What the cores share of one controller: a gate that every I/O command passes, and flags.
 //!
-//! The controller's state belongs to the core of its admin queue. The other cores read the gate, set
-//! the traffic flag, and are called to attention when something has to end.
+//! The controller's state belongs to the core of its admin queue. The other cores read the gate,
+//! set the traffic flag, and are called to attention when something has to end.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -84,8 +84,8 @@ impl Target {
         }))
     }
 
-    /// Sets what is called, with a reactor's number, when that reactor must poll its core soon. It is
-    /// called from any thread, also from a reactor with its own number.
+    /// Sets what is called, with a reactor's number, when that reactor must poll its core soon. It
+    /// is called from any thread, also from a reactor with its own number.
     pub fn set_waker(&self, waker: Box<dyn Fn(usize) + Send + Sync>) {
         *self.waker.write().unwrap_or_else(PoisonError::into_inner) = Some(waker);
     }
@@ -103,7 +103,8 @@ impl Target {
         self.change_subsystem(nqn, |config| config.namespaces = namespaces)
     }
 
-    /// Replaces the allow-list of a subsystem. Hosts that are no longer in it lose their controllers.
+    /// Replaces the allow-list of a subsystem. Hosts that are no longer in it lose their
+    /// controllers.
     ///
     /// # Errors
     /// [`TargetError`]; nothing changes then.
@@ -218,7 +219,8 @@ impl Target {
         &self.limits
     }
 
-    /// Largest transfer of one command in bytes, a power of two: the largest lease that commands need.
+    /// Largest transfer of one command in bytes, a power of two: the largest lease that commands
+    /// need.
     #[must_use]
     pub fn transfer_max(&self) -> usize {
         self.transfer_max as usize

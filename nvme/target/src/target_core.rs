@@ -86,8 +86,8 @@ impl TargetCore {
     /// [`DeviceIndex`](crate::DeviceIndex).
     ///
     /// # Panics
-    /// When `queues` does not match the target's devices, `reactor` is not one of its reactors, or a
-    /// limit is zero.
+    /// When `queues` does not match the target's devices, `reactor` is not one of its reactors, or
+    /// a limit is zero.
     #[must_use]
     pub fn new(
         target: Arc<Target>,
@@ -155,8 +155,8 @@ impl TargetCore {
         id
     }
 
-    /// The next finished command of a transport. Answers for a queue that was closed in the meantime
-    /// are dropped here.
+    /// The next finished command of a transport. Answers for a queue that was closed in the
+    /// meantime are dropped here.
     #[inline]
     pub fn next_completion(&mut self, transport: TransportId) -> Option<Completed> {
         let inbox = self.inboxes.get_mut(usize::from(transport.0))?;

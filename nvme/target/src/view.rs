@@ -1,7 +1,7 @@
 //! The published configuration, in the shape in which cores look things up.
 //!
-//! A change builds a new [`Published`] and swaps it in; a core takes it over between two polls. What
-//! a core holds never changes under its feet.
+//! A change builds a new [`Published`] and swaps it in; a core takes it over between two polls.
+//! What a core holds never changes under its feet.
 
 use std::sync::Arc;
 

@@ -1,7 +1,8 @@
 //! The discovery log (Base 2.1 §5.1.12.3.1): what a host may see and can reach.
 //!
-//! An entry is shown when the subsystem lets the host in, and when its port has the address family of
-//! the port that the host came in by: a host that came by IPv4 cannot be sent to an IPv6 address.
+//! An entry is shown when the subsystem lets the host in, and when its port has the address family
+//! of the port that the host came in by: a host that came by IPv4 cannot be sent to an IPv6
+//! address.
 
 use nvme_spec::U16;
 use nvme_spec::ascii::SpacePadded;

@@ -11,8 +11,8 @@ use crate::admin;
 /// Bytes of log page 05h.
 pub(crate) const COMMANDS_BYTES: u64 = size_of::<CommandsSupported>() as u64;
 
-/// Log page 12h: per feature four bytes, of which the supported bit and the scope lie where they lie
-/// for a command.
+/// Log page 12h: per feature four bytes, of which the supported bit and the scope lie where they
+/// lie for a command.
 type FeatureEffects = [CommandEffects; 256];
 
 /// Bytes of log page 12h.

@@ -113,8 +113,8 @@ pub(crate) struct Events {
 }
 
 impl Events {
-    /// Something happened. Suppressed while an event of its kind is pending or masked: the host will
-    /// see it in the log page that it has yet to read.
+    /// Something happened. Suppressed while an event of its kind is pending or masked: the host
+    /// will see it in the log page that it has yet to read.
     pub(crate) fn raise(&mut self, kind: EventKind, configuration: AsyncEventConfiguration) {
         let state = &mut self.states[kind.index()];
         if *state == EventState::Clear && kind.is_enabled(configuration) {

@@ -1,7 +1,7 @@
 //! Features: Set Features and Get Features (Base 2.1 §5.1.25, §5.1.11; NVM 1.1 §4.1.3).
 //!
-//! No feature is saveable: what the host sets lasts until a controller level reset, and the saved value
-//! is the default.
+//! No feature is saveable: what the host sets lasts until a controller level reset, and the saved
+//! value is the default.
 
 use nvme_spec::command::{AdminOpcode, FeatureId, FeatureSelect, Sqe};
 use nvme_spec::features::{

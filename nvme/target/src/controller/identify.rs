@@ -28,8 +28,8 @@ use crate::status::{Fault, byte};
 use crate::target::PAGE_BYTES;
 use crate::view::{NamespaceView, SubsystemView};
 
-/// Warning and critical composite temperature in kelvin (Base 2.1 §5.1.13.2.1, WCTEMP: the value that
-/// it recommends, and 10 K above).
+/// Warning and critical composite temperature in kelvin (Base 2.1 §5.1.13.2.1, WCTEMP: the value
+/// that it recommends, and 10 K above).
 pub(crate) const WARNING_TEMPERATURE_KELVIN: u16 = 343;
 const CRITICAL_TEMPERATURE_KELVIN: u16 = 353;
 
@@ -235,7 +235,8 @@ impl Controller {
     }
 }
 
-/// Base 2.1 §5.1.13, CNS 02h: identifiers above the one given; the two highest have nothing above them.
+/// Base 2.1 §5.1.13, CNS 02h: identifiers above the one given; the two highest have nothing above
+/// them.
 fn active_list(nsid: u32) -> Result<Question, Fault> {
     if nsid >= NSID_BROADCAST - 1 {
         return Err(Fault::new(Status::INVALID_NAMESPACE_OR_FORMAT).at(byte::NSID));
@@ -361,8 +362,8 @@ fn nvm_controller_page() -> NvmIdentifyController {
     NvmIdentifyController::new_zeroed()
 }
 
-/// Namespace identification descriptors (Base 2.1 §5.1.13, CNS 03h): every identifier that is there, and
-/// the command set, because CAP.CSS bit 6 is set.
+/// Namespace identification descriptors (Base 2.1 §5.1.13, CNS 03h): every identifier that is
+/// there, and the command set, because CAP.CSS bit 6 is set.
 fn write_descriptors(config: &NamespaceConfig, data: &mut [u8; IDENTIFY_BYTES]) {
     let mut writer = NamespaceIdWriter::new(data);
     let identifiers = [

@@ -55,8 +55,8 @@ impl Controller {
         let Some(length) = length.filter(|it| *it <= context.target.transfer_max_bytes()) else {
             return Err(Fault::field(byte::CDW10));
         };
-        // Base 2.1 §5.1.12: the offset is a multiple of 4 within the page, counted in bytes, because
-        // no page here has an index (IOS is 0).
+        // Base 2.1 §5.1.12: the offset is a multiple of 4 within the page, counted in bytes,
+        // because no page here has an index (IOS is 0).
         let offset = command.lpo.get();
         let aligned = offset.is_multiple_of(4);
         if !aligned || command.qualifier.ot() || offset > self.page_bytes(lid, context) {

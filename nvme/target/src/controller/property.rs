@@ -134,8 +134,8 @@ impl Controller {
     }
 }
 
-/// Base 2.1 §6.5, §6.6: the size in the command must be the property's, and the property one of those
-/// that exist over fabrics.
+/// Base 2.1 §6.5, §6.6: the size in the command must be the property's, and the property one of
+/// those that exist over fabrics.
 fn check_size(register: Register, size: PropertySize) -> Result<(), Fault> {
     if !register.is_for_fabrics() {
         return Err(Fault::field(byte::CDW11));

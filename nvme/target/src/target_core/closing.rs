@@ -15,8 +15,8 @@ use crate::interface::{Close, CloseReason, Completed, QueueId};
 use crate::status::Fault;
 
 impl TargetCore {
-    /// The queue's connection is gone. Commands in devices are orphaned: their leases come home when
-    /// the devices are done. When it was an admin queue its whole association ends.
+    /// The queue's connection is gone. Commands in devices are orphaned: their leases come home
+    /// when the devices are done. When it was an admin queue its whole association ends.
     pub fn close_queue(&mut self, queue: QueueId, now: Nanos) {
         let slot = queue.slot;
         let Some(entry) = self.queues.get_mut(slot, queue.generation) else {
@@ -126,8 +126,8 @@ impl TargetCore {
         }
     }
 
-    /// Abort (Base 2.1 §5.1.1): gives up a command that waits here, an event request or one that its
-    /// device put off. What is in a device, on its way from the host, or on another core is not
+    /// Abort (Base 2.1 §5.1.1): gives up a command that waits here, an event request or one that
+    /// its device put off. What is in a device, on its way from the host, or on another core is not
     /// aborted, which the answer says.
     pub(super) fn abort(&mut self, controller_slot: u32, sqid: u16, command_id: u16) -> bool {
         if sqid == 0 {
@@ -187,7 +187,8 @@ impl TargetCore {
         true
     }
 
-    /// A reset: event requests that wait are answered as aborted, so that the host's slots are free.
+    /// A reset: event requests that wait are answered as aborted, so that the host's slots are
+    /// free.
     pub(super) fn abort_event_requests(&mut self, controller_slot: u32) {
         let Some(controller) = self.controllers.at_mut(controller_slot) else {
             return;

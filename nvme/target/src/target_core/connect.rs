@@ -53,7 +53,8 @@ struct Wanted {
 }
 
 impl TargetCore {
-    /// Handles the first capsule of a connection; `data` is what followed it (1024 bytes for Connect).
+    /// Handles the first capsule of a connection; `data` is what followed it (1024 bytes for
+    /// Connect).
     pub fn connect(
         &mut self,
         arrival: &Arrival,
@@ -88,7 +89,8 @@ impl TargetCore {
         }
     }
 
-    /// SQHD of the response to Connect: FFFFh grants that flow control is off (Base 2.1 §6.3, CATTR).
+    /// SQHD of the response to Connect: FFFFh grants that flow control is off (Base 2.1 §6.3,
+    /// CATTR).
     fn connect_head(&mut self, slot: u32) -> U16 {
         let Some(queue) = self.queues.at_mut(slot) else {
             return U16::ZERO;

@@ -40,7 +40,8 @@ pub enum CoreDrain {
 }
 
 impl TargetCore {
-    /// Begins to shut down: new Connects are refused, and every connection is handed out for closing.
+    /// Begins to shut down: new Connects are refused, and every connection is handed out for
+    /// closing.
     pub fn begin_shutdown(&mut self, _now: Nanos) {
         if self.phase != Phase::Serving {
             return;

@@ -8,7 +8,8 @@ use crate::interface::CloseReason;
 use crate::io::DataContext;
 use crate::shared::{ControllerShared, Gate};
 
-/// Failed commands of one queue that are logged between two refills: a flood takes no lock for each.
+/// Failed commands of one queue that are logged between two refills: a flood takes no lock for
+/// each.
 pub(crate) const LOGGED_ERRORS_MAX: u8 = 16;
 
 /// Which kind of queue.
@@ -116,8 +117,8 @@ impl Queue {
         }
     }
 
-    /// A response with the submission queue head that it moves on (Base 2.1 §4.2.1, SQHD: the entry is
-    /// free for the host once its response arrives). Without flow control the field is reserved.
+    /// A response with the submission queue head that it moves on (Base 2.1 §4.2.1, SQHD: the entry
+    /// is free for the host once its response arrives). Without flow control the field is reserved.
     #[inline]
     pub(crate) fn respond(&mut self, command_id: u16, status: Status) -> Cqe {
         let mut response = Cqe::new(command_id, status);

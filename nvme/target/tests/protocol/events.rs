@@ -117,7 +117,8 @@ fn changed_namespaces_are_told_once() {
     assert_eq!(changed(&mut world, admin, false), [1, 2]);
 }
 
-/// A change that does not touch the namespaces is no event, and neither is one of another subsystem.
+/// A change that does not touch the namespaces is no event, and neither is one of another
+/// subsystem.
 #[test]
 fn other_changes_are_no_namespace_events() {
     let mut world = World::new();

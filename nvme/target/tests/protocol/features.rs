@@ -237,8 +237,8 @@ fn no_cache_cannot_be_switched_off() {
     get_selected(&mut world, admin, fid, CURRENT).is(INVALID);
 }
 
-/// Base 2.1 §5.1.25.1.4: off means that what was cached is flushed, and that each later write of this
-/// controller is durable, on every core.
+/// Base 2.1 §5.1.25.1.4: off means that what was cached is flushed, and that each later write of
+/// this controller is durable, on every core.
 #[test]
 fn a_cache_that_is_off_is_off() {
     let mut world = World::new();

@@ -1,5 +1,5 @@
-//! A whole target on one thread: cores, RAM devices that can fail, virtual time, and a transport that
-//! moves data by copying it.
+//! A whole target on one thread: cores, RAM devices that can fail, virtual time, and a transport
+//! that moves data by copying it.
 
 use std::cell::Cell;
 use std::ops::Range;

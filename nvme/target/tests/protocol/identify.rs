@@ -57,8 +57,8 @@ fn a_discovery_controller_has_one_structure() {
     assert_ne!(controller.kas.get(), 0);
 }
 
-/// Base 2.1 §3.2.1.5: identifiers beyond NN are invalid; inactive ones are empty in CNS 00h, 05h and
-/// 08h (Base 2.1 §5.1.13, CNS 00h), and Invalid Field in CNS 03h.
+/// Base 2.1 §3.2.1.5: identifiers beyond NN are invalid; inactive ones are empty in CNS 00h, 05h
+/// and 08h (Base 2.1 §5.1.13, CNS 00h), and Invalid Field in CNS 03h.
 #[test]
 fn namespace_identifiers_are_checked() {
     let mut world = World::new();

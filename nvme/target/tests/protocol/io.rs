@@ -529,8 +529,8 @@ fn a_wrong_range_spares_the_others() {
     assert_eq!(world.leases(), 0);
 }
 
-/// NVM 1.1 §3.3.3: the other attributes are hints, and so is deallocation where there is none. Linux
-/// sends room for 256 ranges whatever their number.
+/// NVM 1.1 §3.3.3: the other attributes are hints, and so is deallocation where there is none.
+/// Linux sends room for 256 ranges whatever their number.
 #[test]
 fn hints_succeed() {
     let mut world = World::new();

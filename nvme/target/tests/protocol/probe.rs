@@ -1,4 +1,5 @@
-//! A RAM device that notes what it was asked, and that can pretend: a volatile cache, a sensor, wear.
+//! A RAM device that notes what it was asked, and that can pretend: a volatile cache, a sensor,
+//! wear.
 
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};

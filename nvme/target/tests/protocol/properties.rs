@@ -142,7 +142,8 @@ fn commands_wait_for_ready() {
     assert_eq!(world.read(admin, identify, 4096).ok().len(), 4096);
 }
 
-/// Base 2.1 §3.1.4.5: CC that asks for what CAP does not offer is a fatal status, and a reset mends it.
+/// Base 2.1 §3.1.4.5: CC that asks for what CAP does not offer is a fatal status, and a reset mends
+/// it.
 #[test]
 fn a_configuration_that_is_not_offered_is_fatal() {
     let good = Cc::enabled_nvm();
