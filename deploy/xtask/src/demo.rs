@@ -1,11 +1,26 @@
-//! `cargo xtask demo`: builds the appliance and the load generator, and lets the latter show both.
+//! `cargo xtask demo`: the main job on the embedded default, from building it to attaching a host.
 
-use std::ffi::OsString;
-use std::process::Command;
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use clap::Args;
+use rustix::process::{Pid, Signal, kill_process};
+use signal_hook::consts::{SIGINT, SIGTERM};
 
-use crate::process;
+use crate::{packages, process};
+
+/// What the appliance prints when its exports answer.
+const READY_LINE: &str = "windlass: ready";
+/// What it prints before each command that attaches an export.
+const ATTACH_PREFIX: &str = "attach: ";
+const STOP_TIMEOUT: Duration = Duration::from_secs(30);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// What the demo is told.
 #[derive(Debug, Args)]
@@ -13,30 +28,143 @@ pub(crate) struct Options {
     /// End after the workload instead of serving until Ctrl-C.
     #[arg(long)]
     once: bool,
-    /// Further arguments of `bench demo`.
-    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-    arguments: Vec<OsString>,
+    /// Seconds of checked reads and writes on each namespace.
+    #[arg(long, default_value_t = 5)]
+    time: u32,
 }
 
-/// Builds both, and returns what runs the demo of `bench` on the appliance that was built.
-pub(crate) fn build(options: &Options) -> Result<Command, String> {
+/// Builds the appliance and the load generator, serves, loads, and serves on.
+pub(crate) fn run(options: &Options) -> Result<(), String> {
+    packages::provide_for_demo()?;
     println!("demo: building the appliance and the load generator");
     process::run(process::cargo().args(["build", "--release", "-p", "appliance", "-p", "bench"]))?;
     let binaries = process::root().join("target/release");
-    let mut demo = process::program(binaries.join("bench"));
-    demo.arg("demo")
-        .arg("--appliance")
-        .arg(binaries.join("windlass"));
-    demo.args(options.once.then_some("--once"))
-        .args(&options.arguments);
-    Ok(demo)
+    let interrupted = interruption()?;
+    println!("demo: starting the appliance on its embedded default");
+    let mut serving = Serving::start(&binaries.join("windlass"))?;
+    println!("\ndemo: a verified workload on each namespace, by our own host over NVMe/TCP\n");
+    let mut load = process::program(binaries.join("bench"));
+    load.args(["run", "--all-namespaces", "--verify", "--progress"]);
+    load.args(["--time", &options.time.to_string()]);
+    let loaded = process::run(&mut load);
+    if interrupted.load(Ordering::Relaxed) {
+        // The load generator has been interrupted with us.
+        return serving.stop();
+    }
+    loaded?;
+    explain(&serving.attach);
+    if !options.once {
+        println!("Serving until Ctrl-C.");
+        while !interrupted.load(Ordering::Relaxed) {
+            if let Some(status) = serving.ended() {
+                return Err(format!("the appliance ended by itself: {status}"));
+            }
+            thread::sleep(POLL_INTERVAL);
+        }
+    }
+    serving.stop()
 }
 
 /// The demo as a test.
 pub(crate) fn once() -> Result<(), String> {
-    let options = Options {
+    run(&Options {
         once: true,
-        arguments: Vec::new(),
-    };
-    process::run(&mut build(&options)?)
+        time: 2,
+    })
+}
+
+/// Becomes true with SIGINT or SIGTERM, which then no longer end this process.
+fn interruption() -> Result<Arc<AtomicBool>, String> {
+    let interrupted = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        signal_hook::flag::register(signal, Arc::clone(&interrupted))
+            .map_err(|error| format!("signals cannot be handled: {error}"))?;
+    }
+    Ok(interrupted)
+}
+
+fn explain(attach: &[String]) {
+    println!("\nAttach it to a Linux machine, this one included, as root:\n");
+    println!("    modprobe nvme-tcp");
+    for command in attach {
+        println!("    {command}");
+    }
+    println!();
+}
+
+/// The demo's appliance; dropping it kills it.
+struct Serving {
+    child: Child,
+    attach: Vec<String>,
+}
+
+impl Serving {
+    /// Starts `windlass run`, shows what it prints, and waits until it is ready.
+    fn start(windlass: &Path) -> Result<Self, String> {
+        let mut command: Command = process::bound_to_us(&process::program(windlass));
+        command.args(["--log", "warn", "run", "--data-dir"]);
+        command.arg(process::root().join("target/demo"));
+        // Ctrl-C is for this process, which then stops the appliance in order.
+        command
+            .process_group(0)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped());
+        let mut child = command
+            .spawn()
+            .map_err(|error| format!("cannot start the appliance: {error}"))?;
+        let stdout = child.stdout.take().ok_or("no pipe to the appliance")?;
+        let mut serving = Self {
+            child,
+            attach: Vec::new(),
+        };
+        let mut lines = BufReader::new(stdout).lines();
+        loop {
+            match lines.next() {
+                Some(Ok(line)) if line == READY_LINE => break,
+                Some(Ok(line)) => match line.strip_prefix(ATTACH_PREFIX) {
+                    Some(command) => serving.attach.push(command.to_owned()),
+                    None => println!("{line}"),
+                },
+                Some(Err(_)) | None => {
+                    return Err("the appliance did not start: its last line says why".to_owned());
+                }
+            }
+        }
+        // Whatever it prints from here on must not fill the pipe.
+        thread::spawn(move || {
+            lines
+                .map_while(Result::ok)
+                .for_each(|line| println!("{line}"));
+        });
+        Ok(serving)
+    }
+
+    fn ended(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().ok().flatten()
+    }
+
+    /// Stops it in order, which has to succeed.
+    fn stop(mut self) -> Result<(), String> {
+        println!("demo: stopping the appliance");
+        kill_process(Pid::from_child(&self.child), Signal::TERM)
+            .map_err(|error| format!("cannot stop the appliance: {error}"))?;
+        let deadline = Instant::now() + STOP_TIMEOUT;
+        while Instant::now() < deadline {
+            match self.ended() {
+                Some(status) if status.success() => return Ok(()),
+                Some(status) => return Err(format!("the appliance stopped with {status}")),
+                None => thread::sleep(POLL_INTERVAL),
+            }
+        }
+        Err(format!(
+            "the appliance still runs {STOP_TIMEOUT:?} after SIGTERM"
+        ))
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
 }

@@ -52,11 +52,7 @@ fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         Command::Test(options) => steps::test(&options),
         Command::Layers => layers::check_workspace(),
-        Command::Demo(options) => match demo::build(&options) {
-            // Ctrl-C has to reach the demo alone, which then stops what it started.
-            Ok(mut demo) => return process::become_program(&mut demo),
-            Err(message) => Err(message),
-        },
+        Command::Demo(options) => demo::run(&options),
         Command::Interop(options) => interop::run(&options),
         Command::Lab { arguments } => {
             // The guest's command starts in the directory that the user is in.
