@@ -173,9 +173,9 @@ impl Work {
 pub enum Admission {
     /// Answered: send this response.
     Respond(Cqe),
-    /// Kept (an asynchronous event request, a Disconnect that waits for its queue): the answer
-    /// comes by [`TargetCore::next_completion`](crate::TargetCore::next_completion) with the same
-    /// tag.
+    /// Kept (an asynchronous event request, a Disconnect that waits for its queue, a feature that
+    /// needs a flush): the answer comes by
+    /// [`TargetCore::next_completion`](crate::TargetCore::next_completion) with the same tag.
     Held,
     /// To be executed.
     Work(Work),

@@ -102,6 +102,8 @@ impl TargetCore {
             return;
         };
         controller.shared.end(reason);
+        let cntlid = controller.shared.identity.cntlid;
+        tracing::debug!(cntlid, ?reason, "association ends");
         let effect = controller.apply(ControllerEvent::End, now);
         self.carry_out(slot, effect, now);
         self.summon(slot);

@@ -1,6 +1,6 @@
 //! Connect (Base 2.1 §6.3): the first command of every connection makes its queue.
 
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard};
 
 use nvme_spec::fabrics::{
     AuthenticationRequirements, CNTLID_DYNAMIC, Connect, ConnectData, ConnectField, FabricsType,
@@ -18,7 +18,7 @@ use crate::interface::{
     ADMIN_IN_CAPSULE_MAX_BYTES, Arrival, ConnectOutcome, QueueId, QueueInfo, TransportId,
 };
 use crate::io::DataContext;
-use crate::registry::{IoConnect, IoRefusal};
+use crate::registry::{IoConnect, IoRefusal, Registry};
 use crate::shared::{ControllerIdentity, DISCOVERY_SLOT};
 
 /// Why a Connect is refused.
@@ -69,6 +69,11 @@ impl TargetCore {
         match self.try_connect(arrival, sqe, data, now) {
             Ok((queue, info)) => {
                 self.counters.connects.add(1);
+                tracing::debug!(
+                    cntlid = info.controller_id,
+                    qid = info.qid,
+                    "queue connected"
+                );
                 let authreq = AuthenticationRequirements::new();
                 let mut response = Cqe::connected(sqe.cid.get(), info.controller_id, authreq);
                 response.sqhd = self.connect_head(queue.slot);
@@ -81,10 +86,12 @@ impl TargetCore {
             Err(refused) => {
                 self.counters.connects_refused.add(1);
                 let command_id = sqe.cid.get();
-                ConnectOutcome::Rejected(match refused {
+                let response = match refused {
                     Refused::Field(field) => Cqe::connect_invalid(command_id, field),
                     Refused::Status(status) => Cqe::new(command_id, status),
-                })
+                };
+                tracing::debug!(status = %response.status(), "Connect refused");
+                ConnectOutcome::Rejected(response)
             }
         }
     }
@@ -124,9 +131,6 @@ impl TargetCore {
         }
         // No more than depth_max.
         let depth = depth as u16;
-        if self.target.registry().closed || self.is_closing() {
-            return Err(Refused::Status(Status::CONNECT_RESTART_DISCOVERY));
-        }
         let reservation = self.reserved + Queue::reservation(depth, qid == 0);
         let Some(slot) = self.queues.next_slot() else {
             return Err(busy());
@@ -142,6 +146,19 @@ impl TargetCore {
         self.reserved = reservation;
         self.counters.queues.set(self.queues.len() as u64);
         Ok((queue, info))
+    }
+
+    /// The registry, locked, while new queues may be entered. A configuration that changed after it
+    /// was looked at makes the host try again: the subsystem's slot may be another's by now.
+    fn open_registry(&self) -> Result<MutexGuard<'_, Registry>, Refused> {
+        let registry = self.target.registry();
+        if registry.closed || self.is_closing() {
+            return Err(Refused::Status(Status::CONNECT_RESTART_DISCOVERY));
+        }
+        if self.target.epoch() != self.view.epoch {
+            return Err(busy());
+        }
+        Ok(registry)
     }
 
     /// Reads a Connect command and its data.
@@ -232,8 +249,7 @@ impl TargetCore {
             admin_reactor: self.reactor,
         };
         let added = self
-            .target
-            .registry()
+            .open_registry()?
             .add(identity, slot, wanted.io_queues_max);
         let shared = added.ok_or_else(busy)?;
         let queue = self.queue_id(slot);
@@ -278,7 +294,7 @@ impl TargetCore {
         if let Some(counters) = self.counters.queue_slots.get(slot as usize) {
             counters.reset();
         }
-        let granted = self.target.registry().add_io(&connect);
+        let granted = self.open_registry()?.add_io(&connect);
         let grant = granted.map_err(|refusal| match refusal {
             IoRefusal::Field(field) => Refused::Field(field),
             IoRefusal::Sequence => Refused::Status(Status::COMMAND_SEQUENCE_ERROR.with_dnr()),

@@ -20,4 +20,5 @@ mod logs;
 mod probe;
 mod properties;
 mod random;
+mod rogue;
 mod threads;
