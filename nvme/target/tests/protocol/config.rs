@@ -24,7 +24,7 @@ fn with_subsystem(change: impl FnOnce(&mut SubsystemConfig)) -> TargetError {
 }
 
 #[test]
-fn wrong_configurations_are_refused() {
+fn wrong_subsystems_are_refused() {
     let nqn = SUBSYSTEM.to_owned();
     assert!(matches!(
         with_subsystem(|it| it.nqn = "windlass".to_owned()),
@@ -60,6 +60,11 @@ fn wrong_configurations_are_refused() {
         with_subsystem(|it| it.ports = vec![unknown]),
         TargetError::Port { port: unknown }
     );
+}
+
+#[test]
+fn wrong_namespaces_are_refused() {
+    let nqn = SUBSYSTEM.to_owned();
     for nsid in [0, 1025] {
         let error = with_namespace(|it| it.nsid = nsid);
         assert_eq!(
@@ -104,6 +109,11 @@ fn wrong_configurations_are_refused() {
             }
         );
     }
+}
+
+#[test]
+fn wrong_targets_are_refused() {
+    let nqn = SUBSYSTEM.to_owned();
     let twice = refusal(|it| it.subsystems[1].nqn = nqn.clone());
     assert_eq!(twice, TargetError::DuplicateSubsystem { nqn });
     let twice = refusal(|it| it.ports[1].id = TCP_PORT);

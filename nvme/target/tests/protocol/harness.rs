@@ -206,6 +206,28 @@ struct Devices {
     cached: Arc<Record>,
 }
 
+/// A device over another that fails by rules, all of which are off.
+fn faulty(inner: Probe) -> (Arc<FaultDevice>, FaultControl) {
+    let rules = vec![
+        rule(
+            OperationKinds::ALL,
+            Effect::Fail(block::DeviceError::Internal),
+        ),
+        rule(
+            OperationKinds::ALL,
+            Effect::Fail(block::DeviceError::MediaRead),
+        ),
+        rule(OperationKinds::ALL, Effect::Hold),
+        rule(OperationKinds::ALL, Effect::Later),
+    ];
+    let device = FaultDevice::new(Arc::new(inner), FaultPlan { rules, seed: 1 });
+    let control = device.control();
+    for rule in [FAIL_INTERNAL, FAIL_MEDIA, HOLD, LATER] {
+        control.arm(rule, false);
+    }
+    (Arc::new(device), control)
+}
+
 fn devices() -> Devices {
     let options = ProbeOptions {
         block_size: 512,
@@ -243,38 +265,9 @@ fn devices() -> Devices {
             ..options
         },
     );
-    let rules = vec![
-        rule(
-            OperationKinds::ALL,
-            Effect::Fail(block::DeviceError::Internal),
-        ),
-        rule(
-            OperationKinds::ALL,
-            Effect::Fail(block::DeviceError::MediaRead),
-        ),
-        rule(OperationKinds::ALL, Effect::Hold),
-        rule(OperationKinds::ALL, Effect::Later),
-    ];
-    let ram = FaultDevice::new(
-        Arc::new(ram),
-        FaultPlan {
-            rules: rules.clone(),
-            seed: 1,
-        },
-    );
-    let cached = FaultDevice::new(Arc::new(cached), FaultPlan { rules, seed: 1 });
-    let (fault, cached_fault) = (ram.control(), cached.control());
-    for control in [&fault, &cached_fault] {
-        for rule in [FAIL_INTERNAL, FAIL_MEDIA, HOLD, LATER] {
-            control.arm(rule, false);
-        }
-    }
-    let all: Vec<Arc<dyn Device>> = vec![
-        Arc::new(ram),
-        Arc::new(cached),
-        Arc::new(read_only),
-        Arc::new(plain),
-    ];
+    let (ram, fault) = faulty(ram);
+    let (cached, cached_fault) = faulty(cached);
+    let all: Vec<Arc<dyn Device>> = vec![ram, cached, Arc::new(read_only), Arc::new(plain)];
     Devices {
         all,
         fault,
