@@ -64,7 +64,7 @@ pub struct Machine {
     /// Kernel release.
     pub kernel: String,
     /// The system's TCP congestion control: some pace their sending even on loopback, which shows
-    /// in the figures.
+    /// in the figures. (A ceiling's socket pair has its own.)
     pub congestion_control: String,
     /// Whether this build is optimised; figures of other builds say nothing.
     pub optimised: bool,
