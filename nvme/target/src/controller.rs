@@ -15,6 +15,7 @@ pub(crate) mod smart;
 pub(crate) mod state;
 
 use std::collections::BTreeSet;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use nvme_spec::log::CriticalWarning;
@@ -76,6 +77,8 @@ pub(crate) struct ControllerSetup {
     pub(crate) queue: QueueId,
     pub(crate) transport: TransportKind,
     pub(crate) port: PortId,
+    /// The target's own address that the host came in by.
+    pub(crate) reached_at: Option<IpAddr>,
     pub(crate) in_capsule_max: u32,
     pub(crate) keep_alive_ms: u32,
     pub(crate) view: Arc<Published>,
@@ -93,6 +96,8 @@ pub(crate) struct Controller {
     pub(crate) queue: QueueId,
     pub(crate) transport: TransportKind,
     pub(crate) port: PortId,
+    /// The target's own address that the host came in by.
+    pub(crate) reached_at: Option<IpAddr>,
     pub(crate) in_capsule_max: u32,
     /// Namespaces that changed since the host last read the list.
     pub(crate) changed_namespaces: BTreeSet<u32>,
@@ -121,6 +126,7 @@ impl Controller {
             queue: setup.queue,
             transport: setup.transport,
             port: setup.port,
+            reached_at: setup.reached_at,
             in_capsule_max: setup.in_capsule_max,
             changed_namespaces: BTreeSet::new(),
             known: setup.view,

@@ -5,6 +5,8 @@
 //! [`TargetCore::execute`](crate::TargetCore::execute) consumes the work; the answer comes back as
 //! [`Completed`]. `Work` is not `Clone`: it is the right to one answer.
 
+use std::net::IpAddr;
+
 use hugemem::Data;
 use nvme_spec::Cqe;
 
@@ -33,6 +35,9 @@ pub struct Arrival {
     pub port: PortId,
     /// The transport's own token; comes back in [`Close`].
     pub connection: u32,
+    /// The target's own address that the host reached, where the transport knows it: what the
+    /// discovery log says of ports that listen on every address.
+    pub local_address: Option<IpAddr>,
     /// Bytes of data that an I/O command capsule of this transport may carry: becomes IOCCSZ.
     /// Admin and Fabrics capsules may carry [`ADMIN_IN_CAPSULE_MAX_BYTES`] whatever it says.
     pub in_capsule_max: u32,

@@ -537,6 +537,7 @@ impl<S: ByteStream> Connection<S> {
             transport: cx.transport,
             port: self.port,
             connection: u32::from(self.token.connection()),
+            local_address: self.stream.local_address(),
             in_capsule_max: self.settings.in_capsule_bytes,
         };
         match cx.core.connect(&arrival, &sqe, &data[..filled], cx.now) {

@@ -4,7 +4,7 @@
 //! production code. Nothing here blocks.
 
 use std::io::{IoSlice, IoSliceMut};
-use std::net::TcpStream;
+use std::net::{IpAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::io::Errno;
@@ -33,6 +33,11 @@ pub trait ByteStream {
 
     /// Tells the peer that nothing more will be sent.
     fn finish_sending(&mut self);
+
+    /// The target's own address of the stream; `None` for streams without one.
+    fn local_address(&self) -> Option<IpAddr> {
+        None
+    }
 
     /// The descriptor that becomes readable or writable with the stream; `None` for streams without one.
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
@@ -87,6 +92,10 @@ impl ByteStream for TcpSocket {
     fn finish_sending(&mut self) {
         // A peer that is gone already needs no telling.
         let _ = self.0.shutdown(std::net::Shutdown::Write);
+    }
+
+    fn local_address(&self) -> Option<IpAddr> {
+        self.0.local_addr().ok().map(|address| address.ip())
     }
 
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {

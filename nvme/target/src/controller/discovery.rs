@@ -2,7 +2,10 @@
 //!
 //! An entry is shown when the subsystem lets the host in, and when its port has the address family
 //! of the port that the host came in by: a host that came by IPv4 cannot be sent to an IPv6
-//! address.
+//! address. Ports that listen on every address are told by the one that the host came in by.
+
+use std::borrow::Cow;
+use std::net::IpAddr;
 
 use nvme_spec::U16;
 use nvme_spec::ascii::SpacePadded;
@@ -57,19 +60,38 @@ pub(crate) fn differs(
     !before.eq(after)
 }
 
-/// Writes a host's log.
-pub(crate) fn write(page: &mut Page<'_>, view: &Published, host_nqn: &str, arrival: PortId) {
+/// Writes the log of a host that came in by a port, at one of the target's addresses.
+pub(crate) fn write(
+    page: &mut Page<'_>,
+    view: &Published,
+    host_nqn: &str,
+    (arrival, reached_at): (PortId, Option<IpAddr>),
+) {
     let records = entries(view, host_nqn, arrival).count() as u64;
     page.put(DiscoveryHeader::new(view.generation, records).as_bytes());
     for (subsystem, port) in entries(view, host_nqn, arrival) {
-        page.put(entry(&subsystem.config.nqn, port).as_bytes());
+        page.put(entry(&subsystem.config.nqn, port, reached_at).as_bytes());
+    }
+}
+
+/// The address to tell of a port. One that listens on every address is reached where the host has
+/// reached us; an IPv4 host of an IPv6 socket is told the IPv4 address.
+fn advertised(port: &PortConfig, reached_at: Option<IpAddr>) -> (Cow<'_, str>, bool) {
+    let everywhere = port
+        .address
+        .parse()
+        .is_ok_and(|address: IpAddr| address.is_unspecified());
+    match reached_at.map(|address| address.to_canonical()) {
+        Some(address) if everywhere => (address.to_string().into(), address.is_ipv6()),
+        _ => (port.address.as_str().into(), port.ipv6),
     }
 }
 
 /// One record.
-fn entry(nqn: &str, port: &PortConfig) -> DiscoveryEntry {
+fn entry(nqn: &str, port: &PortConfig, reached_at: Option<IpAddr>) -> DiscoveryEntry {
     let mut entry = DiscoveryEntry::new_zeroed();
-    entry.adrfam = if port.ipv6 {
+    let (address, ipv6) = advertised(port, reached_at);
+    entry.adrfam = if ipv6 {
         AddressFamily::IPV6
     } else {
         AddressFamily::IPV4
@@ -88,7 +110,7 @@ fn entry(nqn: &str, port: &PortConfig) -> DiscoveryEntry {
     entry.asqsz = U16::new(ADMIN_QUEUE_DEPTH_MAX);
     entry.trsvcid = SpacePadded::new(&port.service);
     entry.subnqn = to_field(nqn).unwrap_or_default();
-    entry.traddr = SpacePadded::new(&port.address);
+    entry.traddr = SpacePadded::new(&address);
     match port.transport {
         TransportKind::Tcp => {
             entry.trtype = TransportType::TCP;

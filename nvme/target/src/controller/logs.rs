@@ -126,7 +126,8 @@ impl Controller {
                 page.put(effects::features(self.kind).as_bytes());
             }
             LogPageId::DISCOVERY => {
-                discovery::write(&mut page, context.view, self.host_nqn(), self.port);
+                let arrival = (self.port, self.reached_at);
+                discovery::write(&mut page, context.view, self.host_nqn(), arrival);
             }
             _ => return Err(Fault::new(Status::INVALID_LOG_PAGE).at(byte::CDW10)),
         }

@@ -258,6 +258,7 @@ impl TargetCore {
             queue,
             transport: request.kind,
             port: request.arrival.port,
+            reached_at: request.arrival.local_address,
             in_capsule_max: request.arrival.in_capsule_max,
             keep_alive_ms: request.command.kato.get(),
             view: Arc::clone(&self.view),

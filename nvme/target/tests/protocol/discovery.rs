@@ -148,3 +148,31 @@ fn the_generation_tells_of_a_change() {
     let (_, entries) = log(&mut world, admin);
     assert_eq!(entries[0].traddr.as_str(), Some("198.51.100.7"));
 }
+
+/// A port that listens on every address is told by the address at which the host reached the target.
+#[test]
+fn a_port_on_every_address_is_told_by_the_one_that_was_reached() {
+    let mut world = World::new();
+    let everywhere = port(TCP_PORT, "0.0.0.0", false);
+    let other = port(TCP6_PORT, "2001:db8::1", true);
+    world
+        .target
+        .update_ports(vec![everywhere, other])
+        .expect("valid ports");
+    for (reached, told) in [
+        ("198.51.100.7", "198.51.100.7"),
+        // An IPv4 host of a socket that takes both families.
+        ("::ffff:198.51.100.8", "198.51.100.8"),
+    ] {
+        let call = HostCall {
+            local_address: Some(reached.parse().expect("an address")),
+            ..discovery_call()
+        };
+        for (_, address) in names(&mut world, &call) {
+            assert_eq!(address, told);
+        }
+    }
+    for (_, address) in names(&mut world, &discovery_call()) {
+        assert_eq!(address, "0.0.0.0", "a transport that cannot tell");
+    }
+}

@@ -143,6 +143,7 @@ pub(crate) struct HostCall<'a> {
     pub(crate) no_flow_control: bool,
     pub(crate) port: PortId,
     pub(crate) rdma: bool,
+    pub(crate) local_address: Option<std::net::IpAddr>,
 }
 
 impl Default for HostCall<'_> {
@@ -158,6 +159,7 @@ impl Default for HostCall<'_> {
             no_flow_control: false,
             port: TCP_PORT,
             rdma: false,
+            local_address: None,
         }
     }
 }
@@ -487,6 +489,7 @@ impl World {
             transport: if call.rdma { node.rdma } else { node.tcp },
             port: call.port,
             connection: 1000 + u32::from(call.qid),
+            local_address: call.local_address,
             in_capsule_max: IN_CAPSULE,
         }
     }
