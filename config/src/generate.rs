@@ -205,9 +205,17 @@ fn listener(number: usize, name: Name) -> impl Strategy<Value = Listener> {
         select(Digest::ALL),
         (0..=4096_u64).prop_map(|units| ByteSize::from_bytes(units * 16)),
         QUEUE_DEPTH_MIN..=QUEUE_DEPTH_MAX,
+        option::of("[a-z0-9_-]{1,15}".prop_map(|text| valid(&text))),
     )
         .prop_map(
-            move |(address, header_digest, data_digest, in_capsule_data, queue_depth)| Listener {
+            move |(
+                address,
+                header_digest,
+                data_digest,
+                in_capsule_data,
+                queue_depth,
+                congestion_control,
+            )| Listener {
                 name: name.clone(),
                 transport: Transport::Tcp,
                 address,
@@ -215,6 +223,7 @@ fn listener(number: usize, name: Name) -> impl Strategy<Value = Listener> {
                 data_digest,
                 in_capsule_data,
                 queue_depth,
+                congestion_control,
             },
         )
 }

@@ -315,6 +315,16 @@ pub(crate) const LISTENER: Section = Section {
             meaning: "Most entries of an I/O queue. Hosts learn it (MQES) and clamp what they ask \
                       for.",
         },
+        Key {
+            name: "congestion_control",
+            value: "1 to 15 characters of `a`-`z`, `0`-`9`, `_` and `-`",
+            absent: Absent::Words("the system's, `net.ipv4.tcp_congestion_control`"),
+            example: "\"reno\"",
+            meaning: "The TCP congestion control of what is sent to hosts, one of those in \
+                      `/proc/sys/net/ipv4/tcp_available_congestion_control`. One that paces its \
+                      sending, as `bbr` does, costs throughput where the network is the machine's \
+                      own or loses nothing.",
+        },
     ],
 };
 

@@ -47,8 +47,9 @@ pub use notice::Notice;
 pub use problem::{Colour, Place, Problem, ProblemKind, Problems};
 pub use uuid::Uuid;
 pub use value::{
-    AddressError, BlockSize, ByteSize, ByteSizeError, CoreList, CoreListError, ListenAddress,
-    ModelNumber, Name, NameError, Nqn, NqnError, Period, PeriodError, SerialNumber, TextFieldError,
+    AddressError, BlockSize, ByteSize, ByteSizeError, CongestionControl, CongestionControlError,
+    CoreList, CoreListError, ListenAddress, ModelNumber, Name, NameError, Nqn, NqnError, Period,
+    PeriodError, SerialNumber, TextFieldError,
 };
 
 #[cfg(test)]

@@ -67,6 +67,9 @@ pub const CONTROLLERS_MAX: u16 = 4096;
 
 /// Longest name of an appliance, device or listener, in characters.
 pub const NAME_CHARS_MAX: usize = 64;
+/// Longest name of a congestion control algorithm, in characters: Linux's TCP_CA_NAME_MAX (16) less
+/// its closing NUL.
+pub const CONGESTION_CONTROL_CHARS_MAX: usize = 15;
 /// Longest path of a file, in bytes: Linux's PATH_MAX less its closing NUL.
 pub const PATH_BYTES_MAX: usize = 4095;
 

@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use uuid::Uuid;
 
 use crate::value::{
-    BlockSize, ByteSize, CoreList, ListenAddress, ModelNumber, Name, Nqn, Period, SerialNumber,
+    BlockSize, ByteSize, CongestionControl, CoreList, ListenAddress, ModelNumber, Name, Nqn,
+    Period, SerialNumber,
 };
 
 /// A whole configuration.
@@ -252,6 +253,8 @@ pub struct Listener {
     pub in_capsule_data: ByteSize,
     /// Most entries of an I/O queue.
     pub queue_depth: u16,
+    /// The TCP congestion control of its connections; `None` for the system's.
+    pub congestion_control: Option<CongestionControl>,
 }
 
 /// An NVMe subsystem.

@@ -104,6 +104,7 @@ fn listener(out: &mut String, listener: &Listener) -> fmt::Result {
         data_digest,
         in_capsule_data,
         queue_depth,
+        congestion_control,
     } = listener;
     writeln!(
         out,
@@ -119,7 +120,11 @@ fn listener(out: &mut String, listener: &Listener) -> fmt::Result {
     writeln!(
         out,
         "in_capsule_data = \"{in_capsule_data}\"\nqueue_depth = {queue_depth}"
-    )
+    )?;
+    match congestion_control {
+        Some(name) => writeln!(out, "congestion_control = \"{name}\""),
+        None => Ok(()),
+    }
 }
 
 fn export(out: &mut String, export: &Export) -> fmt::Result {

@@ -16,7 +16,7 @@ use crate::limits::{
 use crate::model::{Appliance, Backing, Cores, Device, Limits, Listener, Transport};
 use crate::problem::{Finding, Findings, ProblemKind};
 use crate::suggest::shown;
-use crate::value::{BlockSize, ByteSize, CoreList, ListenAddress, Name};
+use crate::value::{BlockSize, ByteSize, CongestionControl, CoreList, ListenAddress, Name};
 
 /// A name as far as it is known: references to a badly written one still find it.
 #[derive(Clone, Debug, Default)]
@@ -382,6 +382,7 @@ pub(super) fn listener(table: &Reader<'_, '_>, findings: &mut Findings) -> Liste
         .filter(|size| is_capsule_size(size, findings));
     let depths = QUEUE_DEPTH_MIN..=QUEUE_DEPTH_MAX;
     let queue_depth = table.count("queue_depth", depths, findings);
+    let congestion_control = table.optional::<CongestionControl>("congestion_control", findings);
     let finish = || {
         Some(Listener {
             name: name?,
@@ -403,6 +404,7 @@ pub(super) fn listener(table: &Reader<'_, '_>, findings: &mut Findings) -> Liste
                 queue_depth,
                 Listener::QUEUE_DEPTH_DEFAULT,
             )?,
+            congestion_control: congestion_control.map(|name| name.value),
         })
     };
     let listener = finish();

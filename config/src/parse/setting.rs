@@ -10,8 +10,8 @@ use crate::model::{Digest, Idle, Pages};
 use crate::problem::ProblemKind;
 use crate::suggest::{listed, nearest, shown};
 use crate::value::{
-    BlockSize, ByteSize, CoreList, Hint, ListenAddress, ModelNumber, Name, Nqn, Period,
-    SerialNumber, hyphenated_uuid,
+    BlockSize, ByteSize, CongestionControl, CoreList, Hint, ListenAddress, ModelNumber, Name, Nqn,
+    Period, SerialNumber, hyphenated_uuid,
 };
 
 /// What is wrong with one value.
@@ -87,7 +87,14 @@ macro_rules! text_settings {
     };
 }
 
-text_settings!(ListenAddress, ModelNumber, Name, Nqn, SerialNumber);
+text_settings!(
+    CongestionControl,
+    ListenAddress,
+    ModelNumber,
+    Name,
+    Nqn,
+    SerialNumber
+);
 
 /// Reads one of several words. Those of `later` are known, and not offered.
 pub(super) fn word<T: Copy>(

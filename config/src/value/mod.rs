@@ -4,6 +4,7 @@
 
 mod address;
 mod block_size;
+mod congestion;
 mod cores;
 mod name;
 mod nqn;
@@ -12,6 +13,7 @@ mod size;
 
 pub use address::{AddressError, ListenAddress};
 pub use block_size::BlockSize;
+pub use congestion::{CongestionControl, CongestionControlError};
 pub use cores::{CoreList, CoreListError};
 pub use name::{ModelNumber, Name, NameError, SerialNumber, TextFieldError};
 pub(crate) use nqn::hyphenated_uuid;

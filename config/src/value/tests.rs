@@ -183,6 +183,26 @@ fn names_that_are_none() {
 }
 
 #[test]
+fn congestion_controls_are_named_as_the_kernel_names_them() {
+    use CongestionControlError::*;
+    for (text, error) in [
+        ("", Empty),
+        ("Reno", Character('R')),
+        ("reno ", Character(' ')),
+        ("tcp.bbr", Character('.')),
+        ("réno", Character('é')),
+        ("reno\0", Character('\0')),
+        ("abcdefghijklmnop", TooLong),
+    ] {
+        assert_eq!(text.parse::<CongestionControl>(), Err(error), "{text:?}");
+    }
+    for text in ["a", "reno", "bbr2", "my_cc-0", "abcdefghijklmno"] {
+        let name: CongestionControl = text.parse().unwrap();
+        assert_eq!((name.as_str(), name.to_string().as_str()), (text, text));
+    }
+}
+
+#[test]
 fn text_fields_are_bounded_ascii_and_padded() {
     use TextFieldError::*;
     for (text, error) in [
@@ -387,6 +407,7 @@ proptest! {
         let _ = text.parse::<Name>().map_err(|error| error.hint());
         let _ = text.parse::<Nqn>().map_err(|error| error.hint());
         let _ = text.parse::<SerialNumber>().map_err(|error| error.hint());
+        let _ = text.parse::<CongestionControl>().map_err(|error| error.hint());
         if let Ok(address) = text.parse::<ListenAddress>() {
             prop_assert_eq!(address.to_string().parse(), Ok(address));
         }
