@@ -8,12 +8,14 @@ use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use appliance_config::{Config, Idle};
+use appliance_config::{Config, Idle, Listener};
 use block::FileDevice;
 use hugemem::{Arena, ArenaConfig};
 use nvme_target::Target;
 use nvme_tcp::{Placement, TcpConfig, TcpCounters};
 use reactors::{Clock, IdlePolicy, Nanos, ReactorConfig, Reactors};
+use rustix::io::Errno;
+use rustix::net::sockopt::set_tcp_congestion;
 
 use crate::command_line::Failure;
 use crate::devices::{Devices, page_policy};
@@ -30,6 +32,9 @@ const WATCH_INTERVAL: Duration = Duration::from_secs(1);
 const STALL_THRESHOLD: Nanos = Nanos::from_millis(50);
 /// A reactor that does not come back from one call for this long is reported.
 const STUCK_AFTER: Nanos = Nanos::from_secs(2);
+
+/// The congestion control algorithms that the kernel has, between spaces.
+const CONGESTION_CONTROLS: &str = "/proc/sys/net/ipv4/tcp_available_congestion_control";
 
 /// A running appliance.
 pub(crate) struct Appliance {
@@ -53,6 +58,22 @@ enum StartError {
     Listen {
         name: String,
         address: SocketAddr,
+        #[source]
+        cause: std::io::Error,
+    },
+    #[error(
+        "listener {name}: this kernel has no congestion control {wanted}: it has {}",
+        .available.as_deref().unwrap_or("not said which")
+    )]
+    CongestionControl {
+        name: String,
+        wanted: String,
+        available: Option<String>,
+    },
+    #[error("listener {name} cannot have the congestion control {wanted}")]
+    CongestionControlRefused {
+        name: String,
+        wanted: String,
         #[source]
         cause: std::io::Error,
     },
@@ -206,13 +227,42 @@ fn allowed_cores() -> std::io::Result<Vec<usize>> {
 fn bind(config: &Config) -> Result<Vec<TcpListener>, StartError> {
     let bound = config.listeners.iter().map(|listener| {
         let address = listener.address.socket_addr();
-        TcpListener::bind(address).map_err(|cause| StartError::Listen {
+        let socket = TcpListener::bind(address).map_err(|cause| StartError::Listen {
             name: listener.name.as_str().to_owned(),
             address,
             cause,
-        })
+        })?;
+        control_congestion(listener, &socket)?;
+        Ok(socket)
     });
     bound.collect()
+}
+
+/// Gives the listening socket its congestion control, which the sockets that it accepts inherit.
+fn control_congestion(listener: &Listener, socket: &TcpListener) -> Result<(), StartError> {
+    let Some(wanted) = &listener.congestion_control else {
+        return Ok(());
+    };
+    set_tcp_congestion(socket, wanted.as_str()).map_err(|errno| {
+        let name = listener.name.as_str().to_owned();
+        let wanted = wanted.as_str().to_owned();
+        if errno == Errno::NOENT {
+            let available = std::fs::read_to_string(CONGESTION_CONTROLS).ok();
+            let available =
+                available.map(|list| list.split_whitespace().collect::<Vec<_>>().join(", "));
+            StartError::CongestionControl {
+                name,
+                wanted,
+                available,
+            }
+        } else {
+            StartError::CongestionControlRefused {
+                name,
+                wanted,
+                cause: errno.into(),
+            }
+        }
+    })
 }
 
 fn take_memory(config: &Config) -> Result<Arc<Arena>, StartError> {
@@ -288,4 +338,32 @@ fn flush_files(files: &[Arc<FileDevice>]) -> bool {
         }
     }
     flushed
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpStream;
+
+    use rustix::net::sockopt::tcp_congestion;
+
+    use super::*;
+
+    #[test]
+    fn accepted_sockets_have_the_listeners_congestion_control() {
+        let text = Config::embedded_text(std::path::Path::new("/tmp/unused.img"));
+        let mut config = Config::parse("test", &text).expect("valid");
+        config.listeners[0].address = "127.0.0.1:0".parse().expect("an address");
+        for wanted in [Some("reno"), None] {
+            config.listeners[0].congestion_control =
+                wanted.map(|name| name.parse().expect("a name"));
+            let listener = bind(&config).expect("loopback").remove(0);
+            let system =
+                tcp_congestion(TcpListener::bind("127.0.0.1:0").expect("loopback")).expect("TCP");
+            let address = listener.local_addr().expect("bound");
+            let _client = TcpStream::connect(address).expect("listening");
+            let (accepted, _) = listener.accept().expect("connected");
+            let expected = wanted.map_or(system, str::to_owned);
+            assert_eq!(tcp_congestion(&accepted), Ok(expected));
+        }
+    }
 }

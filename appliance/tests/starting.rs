@@ -137,6 +137,24 @@ fn a_port_in_use_is_one_line() {
 }
 
 #[test]
+fn a_congestion_control_that_the_kernel_has_not_got_is_one_line() {
+    let directory = TempDir::new().expect("a directory");
+    let file = configuration(&directory, "", "");
+    let wanted = "no_such_control";
+    let text = fs::read_to_string(&file).expect("readable").replace(
+        "address = \"127.0.0.1:0\"",
+        &format!("address = \"127.0.0.1:0\"\ncongestion_control = \"{wanted}\""),
+    );
+    fs::write(&file, &text).expect("writable");
+    // Reno is built into every kernel.
+    expect_one_line(&file, &["listener loopback", wanted, "it has ", "reno"]);
+    fs::write(&file, text.replace(wanted, "reno")).expect("writable");
+    let windlass = Windlass::start(&file);
+    windlass.signal(Signal::TERM);
+    assert_eq!(windlass.wait().0.code(), Some(0));
+}
+
+#[test]
 fn a_device_file_that_is_not_there_is_one_line() {
     let directory = TempDir::new().expect("a directory");
     let file = configuration(&directory, "", "");
