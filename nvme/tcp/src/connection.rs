@@ -322,8 +322,10 @@ impl<S: ByteStream> Connection<S> {
         };
         match pdu {
             Pdu::Initialise(request) => self.initialise(cx, &request)?,
-            Pdu::Command(sqe, payload) if self.queue.is_some() => self.admit(cx, &sqe, payload)?,
-            Pdu::Command(sqe, payload) => self.begin_connect(cx, sqe, payload),
+            Pdu::Command(payload) => match self.queue {
+                Some(queue) => self.admit(cx, queue, payload)?,
+                None => self.begin_connect(cx, payload),
+            },
             Pdu::HostData(header, payload) => self.begin_host_data(&header, payload)?,
             Pdu::Terminate(request) => {
                 tracing::warn!(status = %request.fatal_error(), "host terminated the connection");
@@ -500,7 +502,8 @@ impl<S: ByteStream> Connection<S> {
     }
 
     /// Takes in the first command of the connection, which must be Connect.
-    fn begin_connect(&mut self, cx: &mut Context<'_>, sqe: Sqe, payload: Option<Payload>) {
+    fn begin_connect(&mut self, cx: &mut Context<'_>, payload: Option<Payload>) {
+        let sqe = *self.receiver.command();
         let data = Box::new([0; CONNECT_DATA_BYTES]);
         self.pending_connect = Some(PendingConnect {
             sqe,

@@ -50,7 +50,8 @@ pub(crate) struct Payload {
 #[derive(Debug)]
 pub(crate) enum Pdu {
     Initialise(Box<IcReq>),
-    Command(Sqe, Option<Payload>),
+    /// The command itself is [`Receiver::command`], so that its 64 bytes are copied once.
+    Command(Option<Payload>),
     HostData(H2cData, Payload),
     Terminate(TermReq),
 }
@@ -93,6 +94,7 @@ pub(crate) struct Receiver {
     buffer: Box<[u8]>,
     start: usize,
     end: usize,
+    command: Sqe,
 }
 
 impl Receiver {
@@ -101,7 +103,13 @@ impl Receiver {
             buffer: vec![0; RECEIVE_BUFFER_BYTES].into_boxed_slice(),
             start: 0,
             end: 0,
+            command: Sqe::default(),
         }
+    }
+
+    /// The command of the last [`Pdu::Command`].
+    pub(crate) fn command(&self) -> &Sqe {
+        &self.command
     }
 
     /// Bytes received and not yet consumed.
@@ -166,6 +174,13 @@ impl Receiver {
             return Ok(None);
         }
         check.header_digest(&layout)?;
+        if layout.kind == Kind::Command {
+            let (capsule, _) =
+                CapsuleCmd::ref_from_prefix(bytes).map_err(|_| check.field(offset::HLEN))?;
+            self.command = capsule.sqe;
+            self.consume(layout.header_bytes);
+            return Ok(Some(Pdu::Command(layout.payload)));
+        }
         let pdu = check.decode(&layout)?;
         self.consume(layout.header_bytes);
         Ok(Some(pdu))
@@ -353,11 +368,7 @@ impl HeaderCheck<'_> {
                     TermReq::read_from_prefix(self.bytes).map_err(|_| self.field(offset::HLEN))?;
                 Ok(Pdu::Terminate(request))
             }
-            (Kind::Command, payload) => {
-                let (capsule, _) = CapsuleCmd::read_from_prefix(self.bytes)
-                    .map_err(|_| self.field(offset::HLEN))?;
-                Ok(Pdu::Command(capsule.sqe, payload))
-            }
+            (Kind::Command, payload) => Ok(Pdu::Command(payload)),
             (Kind::HostData, Some(payload)) => {
                 let (header, _) =
                     H2cData::read_from_prefix(self.bytes).map_err(|_| self.field(offset::HLEN))?;

@@ -99,6 +99,11 @@ impl SlotTable {
         &mut self.states[usize::from(slot)]
     }
 
+    /// Takes the state of `slot` out; it is free until it gets the next one.
+    pub(crate) fn take_state(&mut self, slot: u16) -> SlotState {
+        std::mem::replace(&mut self.states[usize::from(slot)], SlotState::Free)
+    }
+
     /// The state of `slot` as a foreign number names it.
     pub(crate) fn find(&mut self, slot: u16) -> Option<&mut SlotState> {
         self.states.get_mut(usize::from(slot))

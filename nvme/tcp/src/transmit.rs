@@ -32,8 +32,8 @@ static PADDING: [u8; PADDING_MAX] = [0; PADDING_MAX];
 #[derive(Debug)]
 struct Payload {
     data: Data,
-    bytes: usize,
-    padding: usize,
+    bytes: u32,
+    padding: u8,
     digest: Option<[u8; DIGEST_BYTES]>,
 }
 
@@ -41,7 +41,7 @@ struct Payload {
 #[derive(Debug)]
 struct Framed {
     header: [u8; HEADER_BYTES + DIGEST_BYTES],
-    header_bytes: usize,
+    header_bytes: u8,
     payload: Option<Payload>,
     finishes: Option<u16>,
 }
@@ -66,12 +66,12 @@ impl Outgoing {
         match self {
             Self::Control(bytes) => pieces.push(&bytes[..]),
             Self::Framed(framed) => {
-                pieces.push(&framed.header[..framed.header_bytes]);
+                pieces.push(&framed.header[..usize::from(framed.header_bytes)]);
                 if let Some(payload) = &framed.payload {
                     if payload.padding > 0 {
-                        pieces.push(&PADDING[..payload.padding]);
+                        pieces.push(&PADDING[..usize::from(payload.padding)]);
                     }
-                    pieces.push(&payload.data[..payload.bytes]);
+                    pieces.push(&payload.data[..payload.bytes as usize]);
                     if let Some(digest) = &payload.digest {
                         pieces.push(&digest[..]);
                     }
@@ -85,9 +85,11 @@ impl Outgoing {
 impl Framed {
     fn len(&self) -> usize {
         let payload = self.payload.as_ref().map_or(0, |payload| {
-            payload.padding + payload.bytes + payload.digest.map_or(0, |digest| digest.len())
+            usize::from(payload.padding)
+                + payload.bytes as usize
+                + payload.digest.map_or(0, |digest| digest.len())
         });
-        self.header_bytes + payload
+        usize::from(self.header_bytes) + payload
     }
 }
 
@@ -167,21 +169,20 @@ impl Transmitter {
         let payload = Payload {
             digest: self.framing.data_digest.then(|| digest(&data[..bytes])),
             data,
-            bytes,
-            padding: usize::from(self.framing.data_offset(HEADER_BYTES as u8))
-                - self.header_bytes(),
+            bytes: bytes as u32,
+            padding: self.framing.data_offset(HEADER_BYTES as u8) - self.header_bytes(),
         };
         let framed = self.frame(header, Some(payload), finishes);
         self.queue.push_back(Outgoing::Framed(framed));
     }
 
-    fn header_bytes(&self) -> usize {
-        HEADER_BYTES
-            + if self.framing.header_digest {
-                DIGEST_BYTES
-            } else {
-                0
-            }
+    fn header_bytes(&self) -> u8 {
+        let digest_bytes = if self.framing.header_digest {
+            DIGEST_BYTES
+        } else {
+            0
+        };
+        (HEADER_BYTES + digest_bytes) as u8
     }
 
     fn frame(

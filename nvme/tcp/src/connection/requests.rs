@@ -2,8 +2,8 @@
 
 use hugemem::{Data, Lease, WaiterToken};
 use nvme_spec::tcp::{C2hData, C2hEnd, CapsuleResp, FatalError, H2cData, R2t, offset};
-use nvme_spec::{Cqe, Sqe, Status};
-use nvme_target::{Admission, Completed, DataSource, Direction, Work};
+use nvme_spec::{Cqe, Status};
+use nvme_target::{Admission, Completed, DataSource, Direction, QueueId, Work};
 use zerocopy::{IntoBytes, transmute};
 
 use super::{Connection, Context, Event, Sink};
@@ -16,10 +16,11 @@ impl<S: ByteStream> Connection<S> {
     pub(super) fn admit(
         &mut self,
         cx: &mut Context<'_>,
-        sqe: &Sqe,
+        queue: QueueId,
         payload: Option<Payload>,
     ) -> Result<(), Box<Violation>> {
-        let (Some(queue), Some(slot)) = (self.queue, self.slots.take()) else {
+        let sqe = self.receiver.command();
+        let Some(slot) = self.slots.take() else {
             // More commands than the queue has entries: the host ignores its own queue size.
             return Err(Violation::new(
                 FatalError::SEQUENCE_ERROR,
@@ -89,18 +90,25 @@ impl<S: ByteStream> Connection<S> {
     }
 
     /// Every move of a request from one state to the next.
+    #[inline]
     pub(super) fn step(&mut self, cx: &mut Context<'_>, slot: u16, event: Event) {
-        let state = std::mem::replace(self.slots.state(slot), SlotState::Free);
-        match (state, event) {
+        // Looked at in place, since most states are small and their room is not.
+        match (self.slots.state(slot), event) {
             (SlotState::Free, Event::Admitted(work)) => self.find_buffer(cx, slot, work),
-            (SlotState::AwaitingBuffer(work), Event::Granted(lease)) => {
-                self.use_buffer(cx, slot, work, lease);
-            }
-            (SlotState::FetchingData(fetch), Event::Fetched) => self.fetched(cx, slot, fetch),
             (SlotState::Executing, Event::Completed(done)) => self.finish(cx, slot, done),
             (SlotState::Held, Event::Completed(done)) => {
                 self.held -= 1;
                 self.finish(cx, slot, done);
+            }
+            (SlotState::AwaitingBuffer(_), Event::Granted(lease)) => {
+                if let SlotState::AwaitingBuffer(work) = self.slots.take_state(slot) {
+                    self.use_buffer(cx, slot, work, lease);
+                }
+            }
+            (SlotState::FetchingData(_), Event::Fetched) => {
+                if let SlotState::FetchingData(fetch) = self.slots.take_state(slot) {
+                    self.fetched(cx, slot, fetch);
+                }
             }
             (
                 state,
@@ -110,11 +118,11 @@ impl<S: ByteStream> Connection<S> {
                     false,
                     "slot {slot}: an event that {state:?} does not wait for"
                 );
-                *self.slots.state(slot) = state;
             }
         }
     }
 
+    #[inline]
     fn find_buffer(&mut self, cx: &mut Context<'_>, slot: u16, work: Work) {
         if !work.needs_lease() {
             return self.execute(cx, slot, work, None);
@@ -163,6 +171,7 @@ impl<S: ByteStream> Connection<S> {
         self.execute(cx, slot, fetch.work, Some(fetch.lease));
     }
 
+    #[inline]
     fn execute(&mut self, cx: &mut Context<'_>, slot: u16, work: Work, lease: Option<Lease>) {
         let Some(queue) = self.queue else { return };
         *self.slots.state(slot) = SlotState::Executing;
@@ -172,6 +181,7 @@ impl<S: ByteStream> Connection<S> {
         }
     }
 
+    #[inline]
     fn finish(&mut self, cx: &mut Context<'_>, slot: u16, done: Completed) {
         let Completed {
             response,
@@ -183,6 +193,7 @@ impl<S: ByteStream> Connection<S> {
     }
 
     /// Queues the answer: data where there is any, and the response capsule unless the data says it all.
+    #[inline]
     fn answer(
         &mut self,
         cx: &Context<'_>,
@@ -212,6 +223,7 @@ impl<S: ByteStream> Connection<S> {
         }
     }
 
+    #[inline]
     pub(super) fn push_response(&mut self, response: &Cqe, finishes: Option<u16>) {
         let capsule = CapsuleResp::new(*response, self.rules.framing);
         self.transmitter.push_header(transmute!(capsule), finishes);
