@@ -5,8 +5,10 @@
 #[expect(dead_code, reason = "the host's own tests use the rest")]
 mod fake;
 
+use std::collections::BTreeSet;
 use std::process::{Command, Output};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
 
 use bench::report::RunReports;
 use fake::{BLOCK, BLOCKS, Fake, Manner, NQN};
@@ -178,6 +180,55 @@ fn a_failing_command_and_a_lost_connection_are_named() {
     let printed = text(&output.stdout);
     assert_eq!(output.status.code(), Some(1));
     assert!(printed.contains("FAILED: the "), "{printed}");
+}
+
+#[test]
+fn a_region_bounds_what_an_unverified_run_touches() {
+    for (pattern, queues) in [("random", "1"), ("random", "3"), ("sequential", "1")] {
+        let touched = Arc::new(Mutex::new(BTreeSet::new()));
+        let noted = Arc::clone(&touched);
+        let manner = Manner {
+            spare_queue: true,
+            ..Manner::default()
+        };
+        let target = Fake::with_hook(manner, move |_, sqe: &Sqe| {
+            if matches!(sqe.io_opcode(), IoOpcode::READ | IoOpcode::WRITE) {
+                let range = sqe.read_write();
+                let first = range.slba.get();
+                let mut noted = noted.lock().expect("whole");
+                noted.extend(first..first + u64::from(range.blocks()));
+            }
+            false
+        });
+        let address = target.address.to_string();
+        let output = bench(&[
+            "run",
+            "--address",
+            &address,
+            "--nqn",
+            NQN,
+            "--region",
+            "256k",
+            "--warm-up",
+            "0.01",
+            "--ops",
+            "3000",
+            "--pattern",
+            pattern,
+            "--queues",
+            queues,
+            "--seed",
+            "3",
+        ]);
+        let printed = text(&output.stdout);
+        assert!(output.status.success(), "{printed}{}", text(&output.stderr));
+        let touched = touched.lock().expect("whole");
+        let region = 256 * 1024 / BLOCK as u64;
+        assert!(region < BLOCKS && touched.last().is_some_and(|last| *last < region));
+        // Three queues leave out what does not divide.
+        let all = touched.len() as u64;
+        assert!(all > region - 3 * 8, "{all} of {region} blocks");
+    }
 }
 
 #[test]
