@@ -15,7 +15,7 @@ use crate::log::Log;
 use crate::process::bound_to_us;
 
 /// What the appliance prints when its exports answer.
-const READY_LINE: &str = "windlass: ready";
+pub(crate) const READY_LINE: &str = "windlass: ready";
 const READY_TIMEOUT: Duration = Duration::from_secs(60);
 const STOP_TIMEOUT: Duration = Duration::from_secs(60);
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
@@ -26,6 +26,29 @@ pub(crate) fn free_port() -> Result<u16, String> {
         .and_then(|listener| listener.local_addr())
         .map(|address| address.port())
         .map_err(|error| format!("no free port: {error}"))
+}
+
+/// Asks an appliance to end with SIGTERM, which it has to do in time and with success.
+pub(crate) fn stop_in_order(child: &mut Child) -> Result<(), String> {
+    let cannot = |error: io::Error| format!("cannot stop the appliance: {error}");
+    if let Some(status) = child.try_wait().map_err(cannot)? {
+        return Err(format!("the appliance ended by itself: {status}"));
+    }
+    // The process was not waited for, so its number is still its own.
+    kill_process(Pid::from_child(child), Signal::TERM).map_err(|errno| cannot(errno.into()))?;
+    let deadline = Instant::now() + STOP_TIMEOUT;
+    loop {
+        match child.try_wait().map_err(cannot)? {
+            Some(status) if status.success() => return Ok(()),
+            Some(status) => return Err(format!("the appliance stopped with {status}")),
+            None if Instant::now() > deadline => {
+                return Err(format!(
+                    "the appliance still runs {STOP_TIMEOUT:?} after SIGTERM"
+                ));
+            }
+            None => thread::sleep(POLL_INTERVAL),
+        }
+    }
 }
 
 /// A running appliance; dropping it kills it.
@@ -121,33 +144,9 @@ impl Appliance {
 
     /// Asks it to end, which it has to do in time and well.
     pub(crate) fn stop(mut self) -> Result<(), String> {
-        if let Some(status) = self.ended() {
-            return Err(format!("the appliance ended by itself: {status}"));
-        }
         self.log
             .line("harness", "stopping the appliance with SIGTERM");
-        self.terminate()
-            .map_err(|error| format!("cannot stop the appliance: {error}"))?;
-        let deadline = Instant::now() + STOP_TIMEOUT;
-        loop {
-            match self.ended() {
-                Some(status) if status.success() => return Ok(()),
-                Some(status) => return Err(format!("the appliance stopped with {status}")),
-                None if Instant::now() > deadline => {
-                    return Err(format!(
-                        "the appliance still runs {STOP_TIMEOUT:?} after SIGTERM"
-                    ));
-                }
-                None => thread::sleep(POLL_INTERVAL),
-            }
-        }
-    }
-
-    fn terminate(&self) -> io::Result<()> {
-        // The process was not waited for, so its number is still its own.
-        let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw);
-        let pid = pid.ok_or(io::ErrorKind::InvalidInput)?;
-        Ok(kill_process(pid, Signal::TERM)?)
+        stop_in_order(&mut self.child)
     }
 
     fn join(&mut self) {

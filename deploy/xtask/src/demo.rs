@@ -7,19 +7,16 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use clap::Args;
-use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
+use crate::appliance::{READY_LINE, stop_in_order};
 use crate::{packages, process};
 
-/// What the appliance prints when its exports answer.
-const READY_LINE: &str = "windlass: ready";
-/// What it prints before each command that attaches an export.
+/// What the appliance prints before each command that attaches an export.
 const ATTACH_PREFIX: &str = "attach: ";
-const STOP_TIMEOUT: Duration = Duration::from_secs(30);
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// What the demo is told.
@@ -146,19 +143,7 @@ impl Serving {
     /// Stops it in order, which has to succeed.
     fn stop(mut self) -> Result<(), String> {
         println!("demo: stopping the appliance");
-        kill_process(Pid::from_child(&self.child), Signal::TERM)
-            .map_err(|error| format!("cannot stop the appliance: {error}"))?;
-        let deadline = Instant::now() + STOP_TIMEOUT;
-        while Instant::now() < deadline {
-            match self.ended() {
-                Some(status) if status.success() => return Ok(()),
-                Some(status) => return Err(format!("the appliance stopped with {status}")),
-                None => thread::sleep(POLL_INTERVAL),
-            }
-        }
-        Err(format!(
-            "the appliance still runs {STOP_TIMEOUT:?} after SIGTERM"
-        ))
+        stop_in_order(&mut self.child)
     }
 }
 
