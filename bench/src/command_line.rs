@@ -6,12 +6,18 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use bench::ceiling::{CeilingError, CeilingOptions, REQUEST_BYTES, RESPONSE_BYTES, measure_tcp};
+use bench::ceiling::{
+    AnswerMemory, Answers, CONGESTION_CONTROL, CeilingError, CeilingOptions, REQUEST_BYTES,
+    RESPONSE_BYTES, measure_tcp,
+};
 use bench::compare::{CompareOptions, compare_tcp, windlass_beside_this_binary};
 use bench::load::run::Unwatched;
 use bench::load::{Limit, Pattern, RunPlan, Watch, Workload, run};
 use bench::progress;
-use bench::report::{CeilingReport, CeilingRow, Machine, RunReport, RunReports, save_json};
+use bench::report::{
+    AnswerSource, CeilingReport, CeilingRow, Machine, MemoryReport, RunReport, RunReports,
+    save_json,
+};
 use bench::table::Table;
 use bench::units::parse_size;
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -38,7 +44,7 @@ pub(crate) enum Command {
     Run(RunArgs),
     /// What a bare socket pair does with the same bytes in the same pattern
     Ceiling(CeilingArgs),
-    /// Our target beside the ceiling, in one run on the same two cores
+    /// Our target beside the ceilings, in one run on the same two cores
     Compare(CompareArgs),
     /// List the subsystems that a target offers
     Discover(DiscoverArgs),
@@ -151,6 +157,10 @@ pub(crate) struct CeilingArgs {
     /// Counted seconds for each window
     #[arg(long, default_value = "3", value_name = "SECONDS", value_parser = parse_seconds)]
     time: Duration,
+    /// Memory whose random blocks are sent; 0 for no more than one hot buffer, which is measured
+    /// always
+    #[arg(long, default_value = "64MiB", value_name = "SIZE", value_parser = parse_region)]
+    memory: u64,
     /// Core of the answering thread
     #[arg(long, default_value_t = 0)]
     target_core: usize,
@@ -179,7 +189,7 @@ pub(crate) struct CompareArgs {
     /// Core of the host and of the pair's asking side
     #[arg(long, default_value_t = 1)]
     host_core: usize,
-    /// Size of the RAM namespace
+    /// Size of the RAM namespace, and of the memory that the bare pair sends from
     #[arg(long, default_value = "64MiB", value_name = "SIZE", value_parser = parse_region)]
     namespace_size: u64,
     /// The appliance's binary; else the one beside this
@@ -388,15 +398,25 @@ fn execute_run(args: &RunArgs) -> Result<ExitCode, Failure> {
 
 fn execute_ceiling(args: &CeilingArgs) -> Result<ExitCode, Failure> {
     let TransportArg::Tcp = args.transport;
-    let rows = [128, 1]
-        .into_iter()
-        .map(|window| ceiling_row(args, window))
-        .collect::<Result<Vec<_>, CeilingError>>()?;
+    let memory = match args.memory {
+        0 => None,
+        bytes => Some(AnswerMemory::take(bytes)?),
+    };
+    let sources = memory.clone().map(Answers::Memory).into_iter();
+    let sources: Vec<Answers> = sources.chain([Answers::HotBuffer]).collect();
+    let mut rows = Vec::new();
+    for window in [128, 1] {
+        for answers in &sources {
+            rows.push(ceiling_row(args, answers.clone(), window)?);
+        }
+    }
     let report = CeilingReport {
         machine: Machine::here(),
         transport: "tcp".to_owned(),
         request_bytes: REQUEST_BYTES,
         response_bytes: RESPONSE_BYTES,
+        memory: memory.as_ref().map(MemoryReport::new),
+        congestion_control: CONGESTION_CONTROL.to_owned(),
         rows,
     };
     print!("{report}");
@@ -406,8 +426,17 @@ fn execute_ceiling(args: &CeilingArgs) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn ceiling_row(args: &CeilingArgs, window: usize) -> Result<CeilingRow, CeilingError> {
-    let measured = measure_tcp(CeilingOptions {
+fn ceiling_row(
+    args: &CeilingArgs,
+    answers: Answers,
+    window: usize,
+) -> Result<CeilingRow, CeilingError> {
+    let source = match &answers {
+        Answers::Memory(_) => AnswerSource::Memory,
+        Answers::HotBuffer => AnswerSource::OneHotBuffer,
+    };
+    let measured = measure_tcp(&CeilingOptions {
+        answers,
         window,
         server_core: Some(args.target_core),
         client_core: Some(args.host_core),
@@ -418,6 +447,7 @@ fn ceiling_row(args: &CeilingArgs, window: usize) -> Result<CeilingRow, CeilingE
     let mib_per_second = rate * 4096.0 / f64::from(1 << 20);
     let latency = measured.latency;
     Ok(CeilingRow {
+        answers: source,
         window,
         requests_per_second: rate,
         mib_per_second,
@@ -525,6 +555,7 @@ mod tests {
             (&["run", "--pattern", "zigzag"], "random, sequential"),
             (&["run", "--address", "no such host"], "no such address"),
             (&["ceiling", "carrier-pigeon"], "tcp"),
+            (&["ceiling", "tcp", "--memory", "lots"], "is not a size"),
             (&["compare", "tcp", "--namespace-size", ""], "is not a size"),
         ] {
             let text = refused(arguments);

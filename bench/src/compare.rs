@@ -1,8 +1,9 @@
-//! Our target beside its ceiling, in one run on the same two cores.
+//! Our target beside its ceilings, in one run on the same two cores.
 //!
 //! The target is a child process, `windlass run` with one RAM namespace, on one core; our host is
-//! on another. Rounds of the bare socket pair and of the target take turns, and ratios are taken
-//! within a round, so that what the machine does to one it does to the other. The target sleeps
+//! on another. Rounds of the bare socket pair, sending from as much memory and from one hot buffer,
+//! and of the target take turns, and ratios are taken within a round, so that what the machine does
+//! to one it does to the other. Pair and target have the same congestion control. The target sleeps
 //! while the pair runs: its idle policy is the adaptive default.
 
 use std::io;
@@ -15,11 +16,16 @@ use nvme_host::raw::RawClient;
 use nvme_host::{ConnectOptions, ConnectionCounters, HostIdentity};
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::ceiling::{CeilingError, CeilingOptions, measure_tcp, nanos};
+use crate::ceiling::{
+    AnswerMemory, Answers, CONGESTION_CONTROL, CeilingError, CeilingOptions, measure_tcp, nanos,
+};
 use crate::load::{
     Limit, LoadError, Pattern, PhaseKind, RunPlan, Trouble, Workload, run, run::Unwatched,
 };
-use crate::report::{CompareReport, CompareRound, CompareRow, HostCosts, Latency, Machine};
+use crate::report::{
+    CeilingRound, CompareReport, CompareRound, CompareRow, HostCosts, Latency, Machine,
+    MemoryReport,
+};
 use crate::units::{median, per_second};
 
 /// Subsystem of the target under measurement.
@@ -52,7 +58,7 @@ pub struct CompareOptions {
     pub duration: Duration,
     /// Time before that.
     pub warm_up: Duration,
-    /// Size of the RAM namespace, bytes.
+    /// Size of the RAM namespace, and of the memory that the pair's answers come from, bytes.
     pub namespace_bytes: u64,
     /// Starts of the target that are timed.
     pub starts: usize,
@@ -115,6 +121,7 @@ fn configuration(options: &CompareOptions, port: u16) -> String {
          transport = \"tcp\"\n\
          address = \"127.0.0.1:{port}\"\n\
          queue_depth = 256\n\
+         congestion_control = \"{CONGESTION_CONTROL}\"\n\
          \n\
          [[export]]\n\
          nqn = \"{NQN}\"\n\
@@ -284,6 +291,7 @@ pub fn compare_tcp(
     if !options.windlass.is_file() {
         return Err(CompareError::NoBinary(options.windlass.clone()));
     }
+    let memory = AnswerMemory::take(options.namespace_bytes)?;
     tell("starting the target");
     let mut starts = Vec::with_capacity(options.starts);
     for _ in 1..options.starts {
@@ -300,14 +308,20 @@ pub fn compare_tcp(
                 round + 1,
                 options.rounds
             ));
-            let ceiling_first = round % 2 == 0;
-            let early = ceiling_first
-                .then(|| measure_ceiling(options, depth))
-                .transpose()?;
+            // Each pair runs before the target in one round, and after it in the next.
+            let mut pairs = [Answers::Memory(memory.clone()), Answers::HotBuffer];
+            let swapped = round % 2 == 1;
+            if swapped {
+                pairs.reverse();
+            }
+            let [early, late] = pairs;
+            let early = measure_ceiling(options, depth, early)?;
             let measured = measure_target(options, target.address, depth)?;
-            let ceiling = match early {
-                Some(ceiling) => ceiling,
-                None => measure_ceiling(options, depth)?,
+            let late = measure_ceiling(options, depth, late)?;
+            let (same_memory, one_hot_buffer) = if swapped {
+                (late, early)
+            } else {
+                (early, late)
             };
             let one = depth == 1;
             if !one {
@@ -315,10 +329,10 @@ pub fn compare_tcp(
             }
             rounds.push(CompareRound {
                 depth,
-                ceiling_requests_per_second: ceiling.0,
                 target_requests_per_second: measured.requests_per_second,
-                ceiling_p50_ns: ceiling.1,
                 target_p50_ns: if one { measured.latency.p50_ns } else { 0 },
+                same_memory,
+                one_hot_buffer,
             });
         }
     }
@@ -327,6 +341,8 @@ pub fn compare_tcp(
         transport: "tcp".to_owned(),
         target_core: options.target_core,
         host_core: options.host_core,
+        memory: MemoryReport::new(&memory),
+        congestion_control: CONGESTION_CONTROL.to_owned(),
         start_to_accept_ns: median(&starts) as u64,
         arena_bytes: ARENA_BYTES,
         host: HostCosts::new(&counters),
@@ -338,17 +354,23 @@ pub fn compare_tcp(
     })
 }
 
-/// Requests per second, and the median latency at depth 1.
-fn measure_ceiling(options: &CompareOptions, depth: usize) -> Result<(f64, u64), CompareError> {
-    let measured = measure_tcp(CeilingOptions {
+fn measure_ceiling(
+    options: &CompareOptions,
+    depth: usize,
+    answers: Answers,
+) -> Result<CeilingRound, CompareError> {
+    let measured = measure_tcp(&CeilingOptions {
+        answers,
         window: depth,
         server_core: Some(options.target_core),
         client_core: Some(options.host_core),
         warm_up: options.warm_up,
         duration: options.duration,
     })?;
-    let latency = measured.latency.unwrap_or_default();
-    Ok((measured.requests_per_second(), latency.p50_ns))
+    Ok(CeilingRound {
+        requests_per_second: measured.requests_per_second(),
+        p50_ns: measured.latency.unwrap_or_default().p50_ns,
+    })
 }
 
 #[cfg(test)]
@@ -377,6 +399,15 @@ mod tests {
                 .contains("cargo build --release -p appliance"),
             "{error}"
         );
+    }
+
+    #[test]
+    fn the_target_has_the_pairs_congestion_control() {
+        let text = configuration(&options("windlass"), 4420);
+        let (_, listener) = text.split_once("[[listener]]\n").expect("a listener");
+        let (listener, _) = listener.split_once("\n\n").expect("an export after it");
+        let expected = format!("congestion_control = \"{CONGESTION_CONTROL}\"");
+        assert!(listener.lines().any(|line| line == expected), "{text}");
     }
 
     #[test]

@@ -9,11 +9,14 @@ use std::path::{Path, PathBuf};
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
+use crate::ceiling::AnswerMemory;
 use crate::table::Table;
 use crate::units::{format_count, format_nanos, format_size};
 
+mod compare;
 mod run;
 
+pub use compare::{AgainstCeiling, CeilingRound, CompareReport, CompareRound, CompareRow};
 pub use run::{HostCosts, OperationReport, PhaseReport, RunReport, RunReports};
 
 /// Latencies of one kind of request.
@@ -111,9 +114,59 @@ impl fmt::Display for Machine {
     }
 }
 
+/// Where the data of a bare pair's answers comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AnswerSource {
+    /// Random blocks of memory.
+    Memory,
+    /// One buffer that stays in the cache.
+    OneHotBuffer,
+}
+
+impl AnswerSource {
+    /// How a table names it.
+    #[must_use]
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Memory => "memory",
+            Self::OneHotBuffer => "one hot buffer",
+        }
+    }
+}
+
+/// The memory whose random blocks a bare pair sends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemoryReport {
+    /// Its size.
+    pub size_bytes: u64,
+    /// The size of its pages: huge ones where there were any.
+    pub page_bytes: u64,
+}
+
+impl MemoryReport {
+    /// What `memory` is.
+    #[must_use]
+    pub fn new(memory: &AnswerMemory) -> Self {
+        Self {
+            size_bytes: memory.bytes(),
+            page_bytes: memory.page_bytes(),
+        }
+    }
+}
+
+impl fmt::Display for MemoryReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (size, page) = (format_size(self.size_bytes), format_size(self.page_bytes));
+        write!(f, "{size} of RAM in pages of {page}")
+    }
+}
+
 /// One row of a ceiling: a window and what it came to.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CeilingRow {
+    /// Where the data of the answers came from.
+    pub answers: AnswerSource,
     /// Requests in flight.
     pub window: usize,
     /// Requests per second.
@@ -135,7 +188,11 @@ pub struct CeilingReport {
     pub request_bytes: usize,
     /// Bytes of an answer on the wire.
     pub response_bytes: usize,
-    /// One row for each window.
+    /// The memory behind the rows from memory; `None` where there are none.
+    pub memory: Option<MemoryReport>,
+    /// The pair's congestion control.
+    pub congestion_control: String,
+    /// One row for each window, from each source.
     pub rows: Vec<CeilingRow>,
 }
 
@@ -147,9 +204,18 @@ impl fmt::Display for CeilingReport {
             self.transport, self.request_bytes, self.response_bytes
         )?;
         writeln!(f, "  on {}\n", self.machine)?;
-        let mut table = Table::new(&["window", "requests/s", "MiB/s", "p50", "p99", "p99.9"]);
+        let mut table = Table::new(&[
+            "answers from",
+            "window",
+            "requests/s",
+            "MiB/s",
+            "p50",
+            "p99",
+            "p99.9",
+        ]);
         for row in &self.rows {
             let mut cells = vec![
+                row.answers.label().to_owned(),
                 row.window.to_string(),
                 format_count(row.requests_per_second as u64),
                 format!("{:.0}", row.mib_per_second),
@@ -159,181 +225,22 @@ impl fmt::Display for CeilingReport {
             }
             table.row(cells);
         }
-        write!(f, "{table}")
-    }
-}
-
-/// One round of a comparison at one depth.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct CompareRound {
-    /// Requests in flight.
-    pub depth: usize,
-    /// The bare pair's requests per second.
-    pub ceiling_requests_per_second: f64,
-    /// The target's requests per second.
-    pub target_requests_per_second: f64,
-    /// The bare pair's median latency; 0 at depths above 1.
-    pub ceiling_p50_ns: u64,
-    /// The target's median latency; 0 at depths above 1.
-    pub target_p50_ns: u64,
-}
-
-/// Medians over the rounds at one depth. Each ratio is the median of the rounds' own ratios, so
-/// that a machine that slows down between rounds does not show in it.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct CompareRow {
-    /// Requests in flight.
-    pub depth: usize,
-    /// The bare pair's requests per second.
-    pub ceiling_requests_per_second: f64,
-    /// The target's requests per second.
-    pub target_requests_per_second: f64,
-    /// Target over ceiling, requests per second.
-    pub requests_ratio: f64,
-    /// The bare pair's requests per second in its best round.
-    pub best_ceiling_requests_per_second: f64,
-    /// The target's requests per second in its best round.
-    pub best_target_requests_per_second: f64,
-    /// Best over best: what a busy machine disturbs least.
-    pub best_requests_ratio: f64,
-    /// The bare pair's median latency; 0 at depths above 1.
-    pub ceiling_p50_ns: u64,
-    /// The target's median latency; 0 at depths above 1.
-    pub target_p50_ns: u64,
-    /// Target over ceiling, median latency; 0 at depths above 1.
-    pub latency_ratio: f64,
-}
-
-impl CompareRow {
-    /// Medians of the rounds at `depth`.
-    #[must_use]
-    pub fn from_rounds(depth: usize, rounds: &[CompareRound]) -> Self {
-        let median_of = |value: fn(&CompareRound) -> f64| {
-            let values: Vec<f64> = rounds
-                .iter()
-                .filter(|round| round.depth == depth)
-                .map(value)
-                .collect();
-            crate::units::median(&values)
-        };
-        let best_of = |value: fn(&CompareRound) -> f64| {
-            let values = rounds
-                .iter()
-                .filter(|round| round.depth == depth)
-                .map(value);
-            values.fold(0.0, f64::max)
-        };
-        let best_ceiling = best_of(|round| round.ceiling_requests_per_second);
-        let best_target = best_of(|round| round.target_requests_per_second);
-        Self {
-            depth,
-            best_ceiling_requests_per_second: best_ceiling,
-            best_target_requests_per_second: best_target,
-            best_requests_ratio: ratio(best_target, best_ceiling),
-            ceiling_requests_per_second: median_of(|round| round.ceiling_requests_per_second),
-            target_requests_per_second: median_of(|round| round.target_requests_per_second),
-            requests_ratio: median_of(|round| {
-                ratio(
-                    round.target_requests_per_second,
-                    round.ceiling_requests_per_second,
-                )
-            }),
-            ceiling_p50_ns: median_of(|round| round.ceiling_p50_ns as f64) as u64,
-            target_p50_ns: median_of(|round| round.target_p50_ns as f64) as u64,
-            latency_ratio: median_of(|round| {
-                ratio(round.target_p50_ns as f64, round.ceiling_p50_ns as f64)
-            }),
+        writeln!(f, "{table}")?;
+        if let Some(memory) = &self.memory {
+            writeln!(
+                f,
+                "  memory: each answer is a header and a random 4 KiB block of {memory},\n    \
+                 which is what a target must send that reads its data"
+            )?;
         }
-    }
-}
-
-/// `value / base`; 0 where there is no base.
-fn ratio(value: f64, base: f64) -> f64 {
-    if base > 0.0 { value / base } else { 0.0 }
-}
-
-/// The target beside its ceiling, in one run.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct CompareReport {
-    /// Where it was taken.
-    pub machine: Machine,
-    /// `tcp`.
-    pub transport: String,
-    /// Core of the target and of the bare pair's answering side.
-    pub target_core: usize,
-    /// Core of the host and of the bare pair's asking side.
-    pub host_core: usize,
-    /// From starting the process to the first accepted connection; median over the starts.
-    pub start_to_accept_ns: u64,
-    /// The arena that the target took at start, bytes.
-    pub arena_bytes: u64,
-    /// What the host did at the greatest depth, over all rounds.
-    pub host: HostCosts,
-    /// Medians for each depth.
-    pub rows: Vec<CompareRow>,
-    /// Every round, in the order taken.
-    pub rounds: Vec<CompareRound>,
-}
-
-impl fmt::Display for CompareReport {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "4 KiB random reads from RAM over {}, beside a bare socket pair",
-            self.transport
-        )?;
-        writeln!(f, "  on {}", self.machine)?;
-        writeln!(
-            f,
-            "  target on core {}, host on core {}\n",
-            self.target_core, self.host_core
-        )?;
-        let mut table = Table::new(&["", "ceiling", "windlass", "ratio"]);
-        for row in &self.rows {
-            table.row([
-                format!("depth {}: requests/s", row.depth),
-                format_count(row.ceiling_requests_per_second as u64),
-                format_count(row.target_requests_per_second as u64),
-                format!("{:.2}", row.requests_ratio),
-            ]);
-            table.row([
-                "  best round".to_owned(),
-                format_count(row.best_ceiling_requests_per_second as u64),
-                format_count(row.best_target_requests_per_second as u64),
-                format!("{:.2}", row.best_requests_ratio),
-            ]);
-            if row.ceiling_p50_ns > 0 {
-                table.row([
-                    format!("depth {}: latency p50", row.depth),
-                    format_nanos(row.ceiling_p50_ns),
-                    format_nanos(row.target_p50_ns),
-                    format!("{:.2}", row.latency_ratio),
-                ]);
-            }
-        }
-        write!(f, "{table}")?;
-        let rounds = self.rows.first().map_or(0, |row| {
-            self.rounds
-                .iter()
-                .filter(|round| round.depth == row.depth)
-                .count()
-        });
-        writeln!(
-            f,
-            "\n  medians of {rounds} alternating rounds; ratios are taken within a round"
+            "  one hot buffer: the answers are one buffer, sent from the cache again and again"
         )?;
         writeln!(
             f,
-            "  start to first accepted connection, {} arena: {}",
-            format_size(self.arena_bytes),
-            format_nanos(self.start_to_accept_ns)
-        )?;
-        writeln!(
-            f,
-            "  host at depth {}: {:.2} system calls a request, {:.1} % of data copied once more",
-            self.rows.first().map_or(0, |row| row.depth),
-            self.host.calls_per_command(),
-            self.host.copied_percent()
+            "  the pair's congestion control: {}",
+            self.congestion_control
         )
     }
 }

@@ -35,14 +35,19 @@ fn no_values_are_all_zero() {
     assert_eq!(Latency::from_histogram(&histogram()), Latency::default());
 }
 
-fn round(depth: usize, ceiling: f64, target: f64) -> CompareRound {
+/// The pair does `memory` requests per second from memory, and twice that from a hot buffer.
+fn round(depth: usize, memory: f64, target: f64) -> CompareRound {
     let one = depth == 1;
+    let pair = |requests_per_second, p50_ns| CeilingRound {
+        requests_per_second,
+        p50_ns: if one { p50_ns } else { 0 },
+    };
     CompareRound {
         depth,
-        ceiling_requests_per_second: ceiling,
         target_requests_per_second: target,
-        ceiling_p50_ns: if one { 10_000 } else { 0 },
         target_p50_ns: if one { 13_000 } else { 0 },
+        same_memory: pair(memory, 10_000),
+        one_hot_buffer: pair(memory * 2.0, 5_000),
     }
 }
 
@@ -56,30 +61,35 @@ fn a_ratio_is_the_median_of_the_rounds_ratios() {
         round(128, 400_000.0, 284_000.0),
     ];
     let row = CompareRow::from_rounds(128, &rounds);
-    assert_eq!(row.requests_ratio, 0.7);
-    assert_eq!(row.ceiling_requests_per_second, 400_000.0);
-    assert_eq!(row.latency_ratio, 0.0);
+    let (memory, buffer) = (&row.same_memory, &row.one_hot_buffer);
+    assert_eq!((memory.requests_ratio, buffer.requests_ratio), (0.7, 0.35));
+    assert_eq!(memory.requests_per_second, 400_000.0);
+    assert_eq!(buffer.requests_per_second, 800_000.0);
+    assert_eq!((memory.latency_ratio, buffer.latency_ratio), (0.0, 0.0));
+    assert_eq!(row.target_requests_per_second, 280_000.0);
     assert_eq!(row.best_target_requests_per_second, 284_000.0);
-    assert_eq!(row.best_requests_ratio, 0.71);
-    let single = CompareRow::from_rounds(1, &rounds);
     assert_eq!(
-        (single.ceiling_p50_ns, single.target_p50_ns),
-        (10_000, 13_000)
+        (memory.best_requests_ratio, buffer.best_requests_ratio),
+        (0.71, 0.355)
     );
-    assert_eq!(single.latency_ratio, 1.3);
+    let single = CompareRow::from_rounds(1, &rounds);
+    assert_eq!(single.target_p50_ns, 13_000);
+    let (memory, buffer) = (&single.same_memory, &single.one_hot_buffer);
+    assert_eq!((memory.p50_ns, buffer.p50_ns), (10_000, 5_000));
+    assert_eq!((memory.latency_ratio, buffer.latency_ratio), (1.3, 2.6));
 }
 
 #[test]
 fn a_comparison_without_a_base_is_no_division_by_zero() {
-    assert_eq!(
-        CompareRow::from_rounds(128, &[round(128, 0.0, 1.0)]).requests_ratio,
-        0.0
-    );
-    assert_eq!(CompareRow::from_rounds(64, &[]).requests_ratio, 0.0);
+    let nothing = CompareRow::from_rounds(128, &[round(128, 0.0, 1.0)]);
+    assert_eq!(nothing.same_memory.requests_ratio, 0.0);
+    assert_eq!(nothing.one_hot_buffer.best_requests_ratio, 0.0);
+    let none = CompareRow::from_rounds(64, &[]);
+    assert_eq!(none.same_memory.requests_ratio, 0.0);
 }
 
 #[test]
-fn a_comparison_prints_what_it_found_and_survives_json() {
+fn a_comparison_prints_both_ratios_by_name_and_survives_json() {
     let rounds = vec![
         round(128, 400_000.0, 280_000.0),
         round(1, 50_000.0, 40_000.0),
@@ -89,6 +99,11 @@ fn a_comparison_prints_what_it_found_and_survives_json() {
         transport: "tcp".into(),
         target_core: 0,
         host_core: 1,
+        memory: MemoryReport {
+            size_bytes: 64 << 20,
+            page_bytes: 4096,
+        },
+        congestion_control: "reno".into(),
         start_to_accept_ns: 42_000_000,
         arena_bytes: 256 << 20,
         host: HostCosts {
@@ -106,11 +121,37 @@ fn a_comparison_prints_what_it_found_and_survives_json() {
         rounds,
     };
     let text = report.to_string();
+    let line = |name: &str| {
+        let line = text.lines().find(|line| line.contains(name));
+        line.unwrap_or_else(|| panic!("no {name} in:\n{text}"))
+            .split("  ")
+            .map(str::trim)
+            .filter(|cell| !cell.is_empty())
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(
+        line("windlass"),
+        [
+            "windlass",
+            "same memory",
+            "ratio",
+            "one hot buffer",
+            "ratio"
+        ]
+    );
+    assert_eq!(
+        line("depth 128: requests/s")[1..],
+        ["280 000", "400 000", "0.70", "800 000", "0.35"]
+    );
+    assert_eq!(
+        line("depth 1: latency p50")[1..],
+        ["13.0 µs", "10.0 µs", "1.30", "5.0 µs", "2.60"]
+    );
     for part in [
-        "400 000",
-        "280 000",
-        "0.70",
-        "1.30",
+        "\n  same memory: a bare pair sends",
+        "\n    64 MiB of RAM in pages of 4 KiB",
+        "\n  one hot buffer: a bare pair sends",
+        "reno for target and pairs; for the host's requests the system's (cubic)",
         "42.0 ms",
         "256 MiB",
         "61.5 %",
@@ -118,7 +159,19 @@ fn a_comparison_prints_what_it_found_and_survives_json() {
     ] {
         assert!(text.contains(part), "no {part} in:\n{text}");
     }
+    assert!(
+        text.lines().all(|line| line.chars().count() <= 100),
+        "{text}"
+    );
     let json = serde_json::to_string(&report).expect("encodes");
+    assert!(
+        json.contains(r#""same_memory":{"requests_per_second""#),
+        "{json}"
+    );
+    assert!(
+        json.contains(r#""one_hot_buffer":{"requests_per_second""#),
+        "{json}"
+    );
     assert_eq!(
         serde_json::from_str::<CompareReport>(&json).expect("decodes"),
         report
@@ -126,21 +179,48 @@ fn a_comparison_prints_what_it_found_and_survives_json() {
 }
 
 #[test]
-fn a_ceiling_prints_its_rows() {
-    let report = CeilingReport {
+fn a_ceiling_prints_its_rows_and_what_they_are() {
+    let row = |answers, requests_per_second| CeilingRow {
+        answers,
+        window: 128,
+        requests_per_second,
+        mib_per_second: 2001.35,
+        latency: None,
+    };
+    let mut report = CeilingReport {
         machine: machine(),
         transport: "tcp".into(),
         request_bytes: 72,
         response_bytes: 4120,
-        rows: vec![CeilingRow {
-            window: 128,
-            requests_per_second: 512_345.6,
-            mib_per_second: 2001.35,
-            latency: None,
-        }],
+        memory: Some(MemoryReport {
+            size_bytes: 64 << 20,
+            page_bytes: 2 << 20,
+        }),
+        congestion_control: "reno".into(),
+        rows: vec![
+            row(AnswerSource::Memory, 512_345.6),
+            row(AnswerSource::OneHotBuffer, 987_654.3),
+        ],
     };
     let text = report.to_string();
-    assert!(text.contains("512 345") && text.contains("2001"), "{text}");
+    for part in [
+        "\n  memory          ",
+        "512 345",
+        "2001",
+        "\n  one hot buffer  ",
+        "987 654",
+        "64 MiB of RAM in pages of 2 MiB",
+        "congestion control: reno",
+    ] {
+        assert!(text.contains(part), "no {part} in:\n{text}");
+    }
+    report.memory = None;
+    report.rows.remove(0);
+    let text = report.to_string();
+    assert!(
+        !text.contains("of RAM") && text.contains("987 654"),
+        "{text}"
+    );
 }
 
 #[test]
