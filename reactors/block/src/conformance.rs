@@ -75,6 +75,7 @@ const CASES: &[Case] = &[
         cases::ranges_outside_the_device,
     ),
     ("loans", cases::loans),
+    ("lending at once", cases::lending_at_once),
     ("zeroes and holes", cases::zeroes_and_holes),
     ("a whole device of zeroes", cases::a_whole_device_of_zeroes),
     ("compare", cases::compare),

@@ -88,6 +88,34 @@ impl Ledger {
         });
     }
 
+    /// The byte range of a read that could be answered without being admitted; `None` where it
+    /// would be refused.
+    #[inline]
+    pub(crate) fn range_to_lend(&self, lba: u64, blocks: u32) -> Option<(usize, usize)> {
+        let Geometry {
+            block_size,
+            block_count,
+            max_transfer_blocks,
+            ..
+        } = self.geometry;
+        let in_range = lba
+            .checked_add(u64::from(blocks))
+            .is_some_and(|end| end <= block_count);
+        if self.closing || blocks == 0 || blocks > max_transfer_blocks || !in_range {
+            return None;
+        }
+        let block_bytes = u64::from(block_size);
+        let len = usize::try_from(u64::from(blocks) * block_bytes).ok()?;
+        Some((usize::try_from(lba * block_bytes).ok()?, len))
+    }
+
+    /// Counts a read that was answered without being admitted.
+    #[inline]
+    pub(crate) fn lent(&self, bytes: usize) {
+        self.counters
+            .completed(Operation::Read, bytes as u64, Ok(()));
+    }
+
     /// Counts a request that has to wait inside the device.
     pub(crate) fn waited(&self) {
         self.counters.waited();

@@ -8,7 +8,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use hugemem::{Data, PagePolicy, RegionError, Store, StoreHandle, UNIT_BYTES};
+use hugemem::{Data, Loan, PagePolicy, RegionError, Store, StoreHandle, UNIT_BYTES};
 
 use crate::bounds::byte_range;
 use crate::device::{
@@ -273,6 +273,18 @@ impl MemoryQueue {
 impl DeviceQueue for MemoryQueue {
     fn lends_reads(&self) -> bool {
         true
+    }
+
+    #[inline]
+    fn lend(&mut self, lba: u64, blocks: u32) -> Option<Loan> {
+        // What waits may be a write that readers must not keep out.
+        if !self.parked.is_empty() {
+            return None;
+        }
+        let (offset, len) = self.ledger.range_to_lend(lba, blocks)?;
+        let loan = self.store.try_lend(offset, len)?;
+        self.ledger.lent(len);
+        Some(loan)
     }
 
     fn submit(&mut self, request: Request) -> Result<(), Refusal> {

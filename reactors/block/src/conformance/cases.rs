@@ -142,9 +142,35 @@ pub(super) fn loans(harness: &mut Harness) {
         }
         assert!(*loan == *old, "a loan changed");
     }
+    assert!(
+        harness.queue().lend(4, 3).is_none(),
+        "a read overtook a write that waits"
+    );
     drop(loan);
     assert_eq!(harness.wait(writing).result, Ok(()));
     assert!(harness.read(4, 3) == new);
+}
+
+/// What is lent at once is what a read brings; everything that a read would refuse is not lent.
+pub(super) fn lending_at_once(harness: &mut Harness) {
+    let data = pattern(3, harness.bytes(2));
+    harness.write(6, &data);
+    let in_flight = harness.queue().in_flight();
+    if let Some(loan) = harness.queue().lend(6, 2) {
+        assert!(*loan == *data);
+    }
+    assert_eq!(harness.queue().in_flight(), in_flight);
+    let geometry = harness.geometry;
+    for (lba, blocks) in [
+        (geometry.block_count, 1),
+        (geometry.block_count - 1, 2),
+        (u64::MAX, 1),
+        (0, 0),
+        (0, geometry.max_transfer_blocks + 1),
+    ] {
+        let lent = harness.queue().lend(lba, blocks);
+        assert!(lent.is_none(), "{blocks} blocks at {lba}");
+    }
 }
 
 pub(super) fn zeroes_and_holes(harness: &mut Harness) {
@@ -316,6 +342,10 @@ pub(super) fn drain(harness: &mut Harness) {
         assert_eq!(error, DeviceError::Removed);
         let error = harness.refused_for_good(Operation::Flush, 0, 0, None);
         assert_eq!(error, DeviceError::Removed);
+        assert!(
+            harness.queue().lend(0, 1).is_none(),
+            "a draining queue lends nothing"
+        );
         let ended = harness.wait_all();
         assert!(ended.iter().all(|completion| completion.result.is_ok()));
         assert_eq!(harness.queue().drain(), Drain::Done);

@@ -240,3 +240,17 @@ fn a_dropped_queue_leaves_nothing_held() {
     let tags = [0, 100].map(|lba| bench.submit(WRITE, lba, 1, Some(2)));
     assert_eq!(bench.poll_tags(), tags);
 }
+
+#[test]
+fn a_read_is_lent_at_once_and_counted() {
+    let device = device(1 << 20, 512);
+    let mut bench = Bench::new(&device);
+    let loan = bench.queue.lend(3, 2).expect("nothing is in the way");
+    assert_eq!(loan.len(), 1024);
+    assert_eq!((bench.queue.in_flight(), device.health().reads), (0, 1));
+    let held = bench.submit(WRITE, 3, 1, Some(1));
+    assert!(bench.queue.lend(100, 1).is_none(), "a write waits");
+    drop(loan);
+    assert_eq!(bench.poll_tags(), [held]);
+    assert!(bench.queue.lend(100, 1).is_some());
+}
