@@ -1,7 +1,7 @@
 //! The appliance's start, watch and stop, in order.
 //!
-//! Start: addresses, memory, devices, target, reactors. Stop: no new connections, what is in flight to its end or the
-//! deadline, devices flushed, files closed.
+//! Start: addresses, memory, devices, target, reactors. Stop: no new connections, what is in flight
+//! to its end or the deadline, devices flushed, files closed.
 
 use std::net::{SocketAddr, TcpListener};
 use std::process::ExitCode;
@@ -27,8 +27,8 @@ use crate::signals::Termination;
 const HANDOFFS_MAX: usize = 256;
 /// How often the reactors are looked after.
 const WATCH_INTERVAL: Duration = Duration::from_secs(1);
-/// A single poll longer than this is counted as a stall and warned of: on a core that other programs use too, the
-/// scheduler alone takes a thread away for over ten milliseconds.
+/// A single poll longer than this is counted as a stall and warned of: on a core that other
+/// programs use too, the scheduler alone takes a thread away for over ten milliseconds.
 const STALL_THRESHOLD: Nanos = Nanos::from_millis(50);
 /// A reactor that does not come back from one call for this long is reported.
 const STUCK_AFTER: Nanos = Nanos::from_secs(2);
@@ -160,7 +160,8 @@ impl Appliance {
         }
     }
 
-    /// Stops in phases. A second request to end cuts it short; the exit status tells whether all came to its end.
+    /// Stops in phases. A second request to end cuts it short; the exit status tells whether all
+    /// came to its end.
     pub(crate) fn stop(self, termination: &mut Termination) -> ExitCode {
         let deadline = self.config.appliance.shutdown_deadline.as_duration();
         tracing::info!(

@@ -28,7 +28,8 @@ pub(crate) struct Arguments {
 
 #[derive(Subcommand, Debug)]
 pub(crate) enum Command {
-    /// Serve what FILE says until SIGTERM or Ctrl-C; without FILE, a RAM and a file namespace on loopback.
+    /// Serve what FILE says until SIGTERM or Ctrl-C; without FILE, a RAM and a file namespace on
+    /// loopback.
     Run {
         /// The configuration, a TOML file.
         file: Option<PathBuf>,

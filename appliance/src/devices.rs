@@ -25,7 +25,8 @@ struct DeviceError {
 }
 
 impl Devices {
-    /// Takes the memory and opens the files that `config` names; files move data through leases of `arena`.
+    /// Takes the memory and opens the files that `config` names; files move data through leases of
+    /// `arena`.
     ///
     /// # Errors
     /// The first device that cannot be had, by name.

@@ -14,7 +14,8 @@ use nvme_tcp::{DigestPolicy, PortSettings};
 /// The firmware revision that hosts are told: this build's version.
 const FIRMWARE: &str = env!("CARGO_PKG_VERSION");
 
-/// What the target serves, given the devices in the configuration's order and the addresses that were bound.
+/// What the target serves, given the devices in the configuration's order and the addresses that
+/// were bound.
 pub(crate) fn target_config(
     config: &Config,
     devices: &[Arc<dyn Device>],

@@ -1,5 +1,5 @@
-//! `windlass`: storage on the network from polled, pinned cores. This file is the command line; `appliance` starts
-//! and stops what it asks for.
+//! `windlass`: storage on the network from polled, pinned cores. This file is the command line;
+//! `appliance` starts and stops what it asks for.
 
 #![forbid(unsafe_code)]
 
@@ -22,7 +22,8 @@ fn main() -> ExitCode {
     match command_line::run(arguments.command) {
         Ok(code) => code,
         Err(error) => {
-            // Configuration problems bring their own places and carets; everything else is one line.
+            // Configuration problems bring their own places and carets; everything else is one
+            // line.
             eprintln!("{}", command_line::one_line(error.as_ref()));
             ExitCode::FAILURE
         }

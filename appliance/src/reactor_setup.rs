@@ -1,4 +1,5 @@
-//! What each reactor gets on its own thread: its buffers, its device queues, its target core, its transports.
+//! What each reactor gets on its own thread: its buffers, its device queues, its target core, its
+//! transports.
 
 use std::cell::RefCell;
 use std::net::TcpListener;
@@ -14,7 +15,8 @@ use reactors::{InitError, ReactorSetup};
 
 /// Requests that one reactor may have at one device at once.
 const DEVICE_QUEUE_DEPTH: usize = 1024;
-/// Requests of one reactor that may wait for a buffer at once: more than its connections can have in flight.
+/// Requests of one reactor that may wait for a buffer at once: more than its connections can have
+/// in flight.
 const BUFFER_WAITERS_MAX: usize = 65_536;
 
 const _: () = assert!(DEVICE_QUEUE_DEPTH <= block::QUEUE_DEPTH_MAX);

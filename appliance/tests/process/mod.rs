@@ -105,7 +105,8 @@ impl Windlass {
     pub(crate) fn cpu_time(&self) -> Duration {
         let path = format!("/proc/{}/stat", self.child.id());
         let stat = std::fs::read_to_string(path).expect("it runs");
-        // The command's name is in parentheses and may hold blanks; fields 14 and 15 are counted behind it (proc(5)).
+        // The command's name is in parentheses and may hold blanks; fields 14 and 15 are counted
+        // behind it (proc(5)).
         let (_, fields) = stat.rsplit_once(')').expect("a name in parentheses");
         let fields: Vec<&str> = fields.split_whitespace().collect();
         let ticks: u64 = fields[11..13]

@@ -54,7 +54,8 @@ pub struct TcpConfig {
     pub ports: Vec<(PortId, PortSettings)>,
     /// Largest data of one H2CData PDU, bytes, a multiple of 4 and at least 4,096 (MAXH2CDATA).
     pub host_data_bytes_max: u32,
-    /// Whether a read that succeeded ends with the C2HData PDU's SUCCESS flag in place of a response capsule.
+    /// Whether a read that succeeded ends with the C2HData PDU's SUCCESS flag in place of a
+    /// response capsule.
     pub success_flag: bool,
     /// Connections at most on this reactor.
     pub connections_max: usize,

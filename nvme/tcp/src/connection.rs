@@ -1,8 +1,8 @@
 //! One NVMe/TCP connection: initialisation, Connect, commands, and its end.
 //!
-//! Owns the stream, the receive buffer, the request slots and the queue of PDUs to send. Decides where data goes and
-//! when; what a command means is the target core's business. It never blocks, and after Connect it allocates nothing.
-//! NVMe/TCP Transport 1.1, sections 3.2 to 3.6.
+//! Owns the stream, the receive buffer, the request slots and the queue of PDUs to send. Decides
+//! where data goes and when; what a command means is the target core's business. It never blocks,
+//! and after Connect it allocates nothing. NVMe/TCP Transport 1.1, sections 3.2 to 3.6.
 
 mod requests;
 
@@ -53,7 +53,8 @@ enum Phase {
     Connecting,
     /// Serves its queue.
     Serving,
-    /// Sends what is queued, then nothing more; discards what arrives until the host closes or `until`.
+    /// Sends what is queued, then nothing more; discards what arrives until the host closes or
+    /// `until`.
     Closing {
         until: Nanos,
         finished_sending: bool,
@@ -217,7 +218,8 @@ impl<S: ByteStream> Connection<S> {
         }
     }
 
-    /// Receives what is there and acts on it; returns the number of receives that brought something.
+    /// Receives what is there and acts on it; returns the number of receives that brought
+    /// something.
     pub(crate) fn receive(&mut self, cx: &mut Context<'_>) -> Result<u32, Ended> {
         let mut arrivals = 0;
         for _ in 0..RECEIVES_PER_POLL_MAX {
@@ -244,7 +246,8 @@ impl<S: ByteStream> Connection<S> {
         Ok(arrivals)
     }
 
-    /// Whether in-capsule data waits for a buffer, so that nothing behind it can be taken off the stream.
+    /// Whether in-capsule data waits for a buffer, so that nothing behind it can be taken off the
+    /// stream.
     fn is_stalled(&mut self) -> bool {
         match self.expecting {
             Expecting::Data {
@@ -257,7 +260,8 @@ impl<S: ByteStream> Connection<S> {
         }
     }
 
-    /// One vectored receive: data that is awaited straight into its lease, what follows into the buffer.
+    /// One vectored receive: data that is awaited straight into its lease, what follows into the
+    /// buffer.
     fn fill(&mut self, cx: &Context<'_>) -> (usize, Transferred) {
         if let Expecting::Data {
             sink: Sink::Slot(slot),
@@ -607,7 +611,8 @@ impl<S: ByteStream> Connection<S> {
         }
     }
 
-    /// Ends the connection because of what the host sent: C2HTermReq, then no more (section 3.6.2.5).
+    /// Ends the connection because of what the host sent: C2HTermReq, then no more (section
+    /// 3.6.2.5).
     fn terminate(&mut self, cx: &mut Context<'_>, violation: &Violation) {
         cx.counters.violations.add(1);
         if violation.status == FatalError::HEADER_DIGEST_ERROR {
@@ -619,7 +624,8 @@ impl<S: ByteStream> Connection<S> {
         self.close(cx);
     }
 
-    /// Ends the connection once what is queued has been sent. Its requests are forgotten, their buffers come home.
+    /// Ends the connection once what is queued has been sent. Its requests are forgotten, their
+    /// buffers come home.
     pub(crate) fn close(&mut self, cx: &mut Context<'_>) {
         if matches!(self.phase, Phase::Closing { .. }) {
             return;

@@ -1,6 +1,8 @@
-//! A reactor's connections: their table, and the traffic between them, the buffer pool and the target core.
+//! A reactor's connections: their table, and the traffic between them, the buffer pool and the
+//! target core.
 //!
-//! Knows no sockets: who drives it says when a stream may have something, and it works with any [`ByteStream`].
+//! Knows no sockets: who drives it says when a stream may have something, and it works with any
+//! [`ByteStream`].
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -24,7 +26,8 @@ pub struct ConnectionSet<S> {
     to_flush: Vec<u16>,
     /// Streams that have ended since the last look, for who drives the set.
     ended: Vec<u16>,
-    /// The earliest deadline of a connection that is being set up or closed; may be early, never late.
+    /// The earliest deadline of a connection that is being set up or closed; may be early, never
+    /// late.
     next_deadline: Option<Nanos>,
     shared: Shared,
 }
@@ -155,7 +158,8 @@ impl<S: ByteStream> ConnectionSet<S> {
             .map(|connection| connection.last_arrival)
     }
 
-    /// Receives what the stream at `index` has; returns the number of receives that brought something.
+    /// Receives what the stream at `index` has; returns the number of receives that brought
+    /// something.
     pub fn receive(&mut self, index: u16, now: Nanos) -> u32 {
         self.with(index, now, Connection::receive).unwrap_or(0)
     }
@@ -168,14 +172,16 @@ impl<S: ByteStream> ConnectionSet<S> {
         }
     }
 
-    /// Runs the target core and hands out what it and the pool have for the connections. Returns how much.
+    /// Runs the target core and hands out what it and the pool have for the connections. Returns
+    /// how much.
     pub fn dispatch(&mut self, now: Nanos) -> u32 {
         let mut core = self.shared.core.borrow_mut();
         let mut moved = core.poll(now) as u32;
         let mut cx = self.shared.context(&mut core, now);
         while let Some((token, lease)) = cx.pool.next_grant() {
             let token = RequestToken::from_bits(token.0);
-            // A request that was given up has cancelled its wait, so the name is always a living one.
+            // A request that was given up has cancelled its wait, so the name is always a living
+            // one.
             if let Some(connection) = named(&mut self.places, token) {
                 connection.granted(&mut cx, token.slot(), lease);
                 list_for_flush(&mut self.to_flush, token.connection(), connection);
@@ -205,7 +211,8 @@ impl<S: ByteStream> ConnectionSet<S> {
         moved
     }
 
-    /// Sends what is queued. `blocked` hears of streams to watch until they are writable. Returns how many sent.
+    /// Sends what is queued. `blocked` hears of streams to watch until they are writable. Returns
+    /// how many sent.
     pub fn flush(&mut self, now: Nanos, mut blocked: impl FnMut(u16, &S)) -> u32 {
         let mut flushed = 0;
         for position in (0..self.to_flush.len()).rev() {
@@ -266,8 +273,9 @@ impl<S: ByteStream> ConnectionSet<S> {
         }
     }
 
-    /// Closes every connection that has nothing in flight; call again until none is left. While it goes on, `receive`
-    /// is to be called only where [`awaits_host_data`](Self::awaits_host_data) says so.
+    /// Closes every connection that has nothing in flight; call again until none is left. While it
+    /// goes on, `receive` is to be called only where [`awaits_host_data`](Self::awaits_host_data)
+    /// says so.
     pub fn drain(&mut self, now: Nanos) -> usize {
         for index in 0..self.places.len() as u16 {
             let closed = self.with(index, now, |connection, cx| {
@@ -296,7 +304,8 @@ impl<S: ByteStream> ConnectionSet<S> {
         self.ended.pop()
     }
 
-    /// Runs `action` on the connection at `index`, removes it when that ends it, and lists it when it has to send.
+    /// Runs `action` on the connection at `index`, removes it when that ends it, and lists it when
+    /// it has to send.
     fn with<T>(
         &mut self,
         index: u16,

@@ -29,7 +29,8 @@ impl Count {
 
 macro_rules! counters {
     ($($(#[$meta:meta])* $name:ident,)*) => {
-        /// Counts of one reactor's NVMe/TCP connections since the start; bytes where the name says so.
+        /// Counts of one reactor's NVMe/TCP connections since the start; bytes where the name says
+        /// so.
         #[derive(Debug, Default)]
         #[repr(align(128))]
         pub struct TcpCounters {

@@ -1,4 +1,5 @@
-//! CRC32C digests of PDU headers and data (NVMe/TCP Transport 1.1, section 3.1.2: "CRC32C … as in RFC 3385").
+//! CRC32C digests of PDU headers and data (NVMe/TCP Transport 1.1, section 3.1.2: "CRC32C … as in
+//! RFC 3385").
 
 use crc_fast::{CrcAlgorithm, checksum};
 

@@ -1,7 +1,8 @@
 //! NVMe over TCP, the controller's side: listeners, connections and the movement of data.
 //!
-//! Owns sockets, receive buffers and request slots of one reactor. Refuses to decide what a command means: that is
-//! the target core's. Follows the NVM Express NVMe/TCP Transport Specification, revision 1.1.
+//! Owns sockets, receive buffers and request slots of one reactor. Refuses to decide what a command
+//! means: that is the target core's. Follows the NVM Express NVMe/TCP Transport Specification,
+//! revision 1.1.
 
 #![forbid(unsafe_code)]
 

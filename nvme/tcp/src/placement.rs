@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use reactors::{Nanos, ReactorHandle};
 
-/// What one connection weighs against the busy share in permille: 20 connections count as one busy core, so that a
-/// burst of new connections spreads although none of them has caused load yet.
+/// What one connection weighs against the busy share in permille: 20 connections count as one busy
+/// core, so that a burst of new connections spreads although none of them has caused load yet.
 const CONNECTION_WEIGHT: u32 = 50;
 
 /// The load of every reactor, as seen by who accepts connections.
@@ -24,7 +24,8 @@ impl Placement {
         }
     }
 
-    /// Chooses the least loaded reactor and counts the connection there until [`release`](Self::release).
+    /// Chooses the least loaded reactor and counts the connection there until
+    /// [`release`](Self::release).
     #[must_use]
     pub fn choose(&self, reactors: &[ReactorHandle], now: Nanos) -> usize {
         self.choose_by(|index| {

@@ -1,7 +1,8 @@
 //! From a stream of bytes to checked PDUs: framing, header checks, digests of headers.
 //!
-//! Owns the receive buffer. It decides whether bytes are a well-formed PDU for this moment of the connection; what a
-//! PDU means, and where its data goes, is the connection's business. NVMe/TCP Transport 1.1, sections 3.2 and 3.6.2.
+//! Owns the receive buffer. It decides whether bytes are a well-formed PDU for this moment of the
+//! connection; what a PDU means, and where its data goes, is the connection's business. NVMe/TCP
+//! Transport 1.1, sections 3.2 and 3.6.2.
 
 use arrayvec::ArrayVec;
 use nvme_spec::Sqe;
@@ -155,7 +156,8 @@ impl Receiver {
         Some(found)
     }
 
-    /// The next PDU, once its header is complete; data and data digest stay to be taken by the caller.
+    /// The next PDU, once its header is complete; data and data digest stay to be taken by the
+    /// caller.
     ///
     /// # Errors
     /// What the host did wrong. Nothing is consumed then.

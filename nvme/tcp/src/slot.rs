@@ -1,11 +1,12 @@
-//! The life of a request on a connection (design, section 3): a slot in a fixed table, its state one enum.
+//! The life of a request on a connection (design, section 3): a slot in a fixed table, its state
+//! one enum.
 //!
 //! ```text
 //! Free → AwaitingBuffer → FetchingData → Executing (or Held) → Answering → Free
 //! ```
 //!
-//! Data and response are queued for the wire together, so sending them is one state. The move from one state to the
-//! next is `Connection::step`; this file holds the table.
+//! Data and response are queued for the wire together, so sending them is one state. The move from
+//! one state to the next is `Connection::step`; this file holds the table.
 
 use hugemem::Lease;
 use nvme_target::Work;
@@ -21,7 +22,8 @@ pub(crate) enum SlotState {
     FetchingData(Fetch),
     /// With the target core; its completion moves it on.
     Executing,
-    /// An event request that the target core keeps until there is an event; its completion moves it on.
+    /// An event request that the target core keeps until there is an event; its completion moves it
+    /// on.
     Held,
     /// Its last PDU is queued; the transmitter moves it on.
     Answering,
@@ -36,7 +38,8 @@ pub(crate) struct Fetch {
     pub(crate) filled: usize,
     /// Asked for with an R2T, so H2CData PDUs bring it; otherwise it comes in the capsule.
     pub(crate) solicited: bool,
-    /// A data digest did not match: the command fails once all of its data has been taken off the wire.
+    /// A data digest did not match: the command fails once all of its data has been taken off the
+    /// wire.
     pub(crate) corrupt: bool,
 }
 
@@ -68,7 +71,8 @@ impl SlotTable {
         self.states.len() - self.free.len()
     }
 
-    /// Takes a free slot; `None` when the host has more commands in flight than its queue has entries.
+    /// Takes a free slot; `None` when the host has more commands in flight than its queue has
+    /// entries.
     pub(crate) fn take(&mut self) -> Option<u16> {
         self.free.pop()
     }

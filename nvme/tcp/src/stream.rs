@@ -1,7 +1,7 @@
 //! A connection's two ends of the wire: vectored, non-blocking receive and send.
 //!
-//! The connection knows only [`ByteStream`], so that a simulated network, a fuzzer and a TCP socket drive the same
-//! production code. Nothing here blocks.
+//! The connection knows only [`ByteStream`], so that a simulated network, a fuzzer and a TCP socket
+//! drive the same production code. Nothing here blocks.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::net::{IpAddr, TcpStream};
@@ -39,7 +39,8 @@ pub trait ByteStream {
         None
     }
 
-    /// The descriptor that becomes readable or writable with the stream; `None` for streams without one.
+    /// The descriptor that becomes readable or writable with the stream; `None` for streams without
+    /// one.
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         None
     }
@@ -50,8 +51,9 @@ pub trait ByteStream {
 pub struct TcpSocket(TcpStream);
 
 impl TcpSocket {
-    /// Takes over `stream`: non-blocking; without Nagle's delay, since whole batches are sent at once; with the
-    /// kernel's probes, so that a peer that vanished without a word is noticed although it has no keep-alive timer.
+    /// Takes over `stream`: non-blocking; without Nagle's delay, since whole batches are sent at
+    /// once; with the kernel's probes, so that a peer that vanished without a word is noticed
+    /// although it has no keep-alive timer.
     ///
     /// # Errors
     /// The socket option's error.

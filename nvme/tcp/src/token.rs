@@ -1,7 +1,7 @@
 //! The 64-bit name of a request: which transport, which connection, which slot.
 //!
-//! It travels through the target core and the buffer pool as an opaque number and comes back. The generation tells a
-//! connection from the one that had its place in the table before.
+//! It travels through the target core and the buffer pool as an opaque number and comes back. The
+//! generation tells a connection from the one that had its place in the table before.
 
 use bitfield_struct::bitfield;
 

@@ -1,7 +1,9 @@
-//! What a connection still has to send: a queue of PDUs whose data stays where it lies until the kernel has taken it.
+//! What a connection still has to send: a queue of PDUs whose data stays where it lies until the
+//! kernel has taken it.
 //!
-//! Everything queued during a poll leaves in one vectored send. Storage is taken when the connection is set up: a slot
-//! has at most two PDUs queued (data and response, or one R2T), so the queue never grows.
+//! Everything queued during a poll leaves in one vectored send. Storage is taken when the
+//! connection is set up: a slot has at most two PDUs queued (data and response, or one R2T), so the
+//! queue never grows.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -13,7 +15,8 @@ use nvme_spec::tcp::{DATA_ALIGNMENT_MAX_Z, Framing};
 use crate::digest::{DIGEST_BYTES, digest};
 use crate::stream::{ByteStream, Transferred};
 
-/// Bytes of the fixed headers of C2HData, R2T and CapsuleResp PDUs (NVMe/TCP Transport 1.1, section 3.6.2).
+/// Bytes of the fixed headers of C2HData, R2T and CapsuleResp PDUs (NVMe/TCP Transport 1.1, section
+/// 3.6.2).
 pub(crate) const HEADER_BYTES: usize = 24;
 /// Most padding that a host may ask for between header and data (TCP 1.1, section 3.6.2.2).
 const PADDING_MAX: usize = (DATA_ALIGNMENT_MAX_Z as usize + 1) * 4;
@@ -21,7 +24,8 @@ const PADDING_MAX: usize = (DATA_ALIGNMENT_MAX_Z as usize + 1) * 4;
 const PIECES_PER_SEND_MAX: usize = 512;
 /// Pieces that one PDU can need: header, padding, data, data digest.
 const PIECES_PER_PDU_MAX: usize = 4;
-/// Bytes after which a send is made although more is queued, so that one connection does not hold its reactor.
+/// Bytes after which a send is made although more is queued, so that one connection does not hold
+/// its reactor.
 const BYTES_PER_SEND_MAX: usize = 2 << 20;
 /// Vectored sends in one flush at most.
 const SENDS_PER_FLUSH_MAX: usize = 4;
@@ -158,7 +162,8 @@ impl Transmitter {
         self.queue.push_back(Outgoing::Framed(framed));
     }
 
-    /// Queues a data PDU with the first `bytes` of `data`, which is released once the stream has taken it all.
+    /// Queues a data PDU with the first `bytes` of `data`, which is released once the stream has
+    /// taken it all.
     pub(crate) fn push_data(
         &mut self,
         header: [u8; HEADER_BYTES],
@@ -204,7 +209,8 @@ impl Transmitter {
         }
     }
 
-    /// Gives up everything that is not already half sent, so that a termination request can follow at once.
+    /// Gives up everything that is not already half sent, so that a termination request can follow
+    /// at once.
     pub(crate) fn discard_unsent(&mut self) {
         self.queue.truncate(usize::from(self.sent > 0));
     }

@@ -1,7 +1,8 @@
 //! The poller that drives a reactor's NVMe/TCP connections over real sockets.
 //!
-//! Sockets that were active a moment ago are read without asking; the rest are asked about through epoll, which is
-//! also what a sleeping reactor waits on. Listeners live on one reactor, which hands new sockets to the least loaded.
+//! Sockets that were active a moment ago are read without asking; the rest are asked about through
+//! epoll, which is also what a sleeping reactor waits on. Listeners live on one reactor, which
+//! hands new sockets to the least loaded.
 
 use std::io;
 use std::net::{TcpListener, TcpStream};
@@ -89,8 +90,8 @@ pub struct TcpTransport {
 }
 
 impl TcpTransport {
-    /// Drives `connections` on the reactor that `handoffs` belongs to. Device descriptors of the target core are
-    /// watched from here on, so that a device wakes a sleeping reactor.
+    /// Drives `connections` on the reactor that `handoffs` belongs to. Device descriptors of the
+    /// target core are watched from here on, so that a device wakes a sleeping reactor.
     ///
     /// # Errors
     /// The system's, when no epoll instance can be had.
@@ -187,7 +188,8 @@ impl TcpTransport {
         if chosen == self.handoffs.index() {
             self.adopt(handoff, now);
         } else if self.handoffs.send(chosen, handoff).is_err() {
-            // The ring is full, so that reactor has hundreds of new sockets to take in: this one is turned away.
+            // The ring is full, so that reactor has hundreds of new sockets to take in: this one is
+            // turned away.
             self.placement.release(chosen);
             self.connections.count_refused();
         }

@@ -1,4 +1,5 @@
-//! Steady-state I/O makes no heap allocation (design, section 4): 100,000 requests under a counting allocator.
+//! Steady-state I/O makes no heap allocation (design, section 4): 100,000 requests under a counting
+//! allocator.
 
 mod harness;
 

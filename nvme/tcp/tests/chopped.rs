@@ -1,4 +1,5 @@
-//! A stream has no packets: however it is cut, the same bytes mean the same; whatever it carries, no harm is done.
+//! A stream has no packets: however it is cut, the same bytes mean the same; whatever it carries,
+//! no harm is done.
 
 mod harness;
 
@@ -78,7 +79,8 @@ fn any_grain_gives_the_same_answers() {
 fn an_empty_pool_makes_requests_wait_and_none_fail() {
     let mut stage = Stage::new(&ram(), 16 << 20);
     let (_admin, io) = stage.attach(128);
-    // Writes of 1 MiB are fetched by R2T into leases of the largest class, of which 16 MiB have three.
+    // Writes of 1 MiB are fetched by R2T into leases of the largest class, of which 16 MiB have
+    // three.
     for cid in 0..64 {
         let sqe = Sqe::write(1, 0, 2047, false).with_cid(cid);
         io.send_as(sqe.with_sgl(SglDescriptor::transport(1 << 20)), &[]);
@@ -129,8 +131,8 @@ fn settle_one(stage: &mut Stage, host: &Host) -> u32 {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// Valid traffic with bytes changed, cut anywhere and ended anywhere: no panic, no lease left behind, and a host
-    /// beside it is served.
+    /// Valid traffic with bytes changed, cut anywhere and ended anywhere: no panic, no lease left
+    /// behind, and a host beside it is served.
     #[test]
     fn damaged_streams_harm_nobody(
         damage in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..6),

@@ -1,4 +1,5 @@
-//! Data there and back over real sockets by our own host: sizes, digests, queues on several reactors, resets, events.
+//! Data there and back over real sockets by our own host: sizes, digests, queues on several
+//! reactors, resets, events.
 
 mod harness;
 

@@ -1,5 +1,5 @@
-//! What the outside world gets (design, section 10): each wrong thing is sent over a real socket, its exact answer is
-//! checked, and a second connection goes on unharmed.
+//! What the outside world gets (design, section 10): each wrong thing is sent over a real socket,
+//! its exact answer is checked, and a second connection goes on unharmed.
 
 mod harness;
 
@@ -119,7 +119,8 @@ fn a_pdu_of_another_length_than_its_type_has_is_refused_at_plen() {
             let mut client = initialised(server, false, false);
             let mut bytes = capsule(Sqe::keep_alive(), &[], client.framing);
             bytes[4..8].copy_from_slice(&plen.to_le_bytes());
-            // With a data offset of 72 there is room for data, so that only the length can be wrong.
+            // With a data offset of 72 there is room for data, so that only the length can be
+            // wrong.
             bytes[3] = 76;
             client.send(&bytes).expect("sent");
             expect_termination(&mut client, FatalError::INVALID_HEADER_FIELD, offset::PLEN);

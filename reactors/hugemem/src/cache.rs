@@ -68,7 +68,8 @@ impl Cache {
         self.slots[..level.min(self.slots.len())]
             .iter()
             .find_map(|slot| {
-                // Looking first leaves the owner's cache line shared when there is nothing to steal.
+                // Looking first leaves the owner's cache line shared when there is nothing to
+                // steal.
                 let there = slot.load(Ordering::Relaxed) != EMPTY;
                 let slice = if there {
                     slot.swap(EMPTY, Ordering::Acquire)

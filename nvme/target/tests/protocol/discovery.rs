@@ -149,7 +149,8 @@ fn the_generation_tells_of_a_change() {
     assert_eq!(entries[0].traddr.as_str(), Some("198.51.100.7"));
 }
 
-/// A port that listens on every address is told by the address at which the host reached the target.
+/// A port that listens on every address is told by the address at which the host reached the
+/// target.
 #[test]
 fn a_port_on_every_address_is_told_by_the_one_that_was_reached() {
     let mut world = World::new();

@@ -192,7 +192,8 @@ impl<S: ByteStream> Connection<S> {
         self.answer(cx, slot, &response, data, bytes as usize);
     }
 
-    /// Queues the answer: data where there is any, and the response capsule unless the data says it all.
+    /// Queues the answer: data where there is any, and the response capsule unless the data says it
+    /// all.
     #[inline]
     fn answer(
         &mut self,
@@ -230,7 +231,8 @@ impl<S: ByteStream> Connection<S> {
     }
 }
 
-/// What is wrong with the in-capsule data of a command that reads it; Base 2.1, section 4.3.2 (SGL).
+/// What is wrong with the in-capsule data of a command that reads it; Base 2.1, section 4.3.2
+/// (SGL).
 fn in_capsule_fault(work: &Work, payload: Option<Payload>) -> Option<Status> {
     match (work.direction(), work.source()) {
         (Direction::FromHost, DataSource::InCapsule { offset }) => {

@@ -1,4 +1,5 @@
-//! What a host may get wrong in a PDU header, and the status and offset it is told (TCP 1.1, section 3.6.2.4).
+//! What a host may get wrong in a PDU header, and the status and offset it is told (TCP 1.1,
+//! section 3.6.2.4).
 
 use nvme_spec::Sqe;
 use nvme_spec::tcp::{DigestFlags, PduFlags};
@@ -208,7 +209,8 @@ fn the_header_shown_to_the_host_is_the_one_it_sent() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2_000))]
 
-    /// Whatever arrives is a PDU, a wait for more, or a violation, and a PDU's data obeys the limits.
+    /// Whatever arrives is a PDU, a wait for more, or a violation, and a PDU's data obeys the
+    /// limits.
     #[test]
     fn any_bytes_are_judged_without_harm(
         mut bytes in proptest::collection::vec(any::<u8>(), 0..300),

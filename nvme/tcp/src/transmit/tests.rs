@@ -104,7 +104,8 @@ fn any_grain_gives_the_same_bytes_and_finishes_slots_in_order() {
     assert_eq!(pool.waiting(), 0);
 }
 
-/// The data PDU says where its data lies, and it lies there, aligned as the host asked, its digests right.
+/// The data PDU says where its data lies, and it lies there, aligned as the host asked, its digests
+/// right.
 fn check_layout(wire: &[u8], framing: Framing) {
     let (header, _) = C2hData::read_from_prefix(wire).expect("a header");
     let (begin, plen) = (usize::from(header.ch.pdo), header.ch.plen.get() as usize);

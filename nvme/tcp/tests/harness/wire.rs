@@ -1,4 +1,5 @@
-//! The production connections over streams in memory, on one thread, with time that only the test moves.
+//! The production connections over streams in memory, on one thread, with time that only the test
+//! moves.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
