@@ -15,9 +15,9 @@ use reactors::{InitError, ReactorSetup};
 
 /// Requests that one reactor may have at one device at once.
 const DEVICE_QUEUE_DEPTH: usize = 1024;
-/// Requests of one reactor that may wait for a buffer at once: more than its connections can have
-/// in flight.
-const BUFFER_WAITERS_MAX: usize = 65_536;
+/// Commands that the queues of one reactor may have outstanding at once, all together: 512 queues of
+/// 128 entries. A Connect beyond it is told that the controller is busy.
+const COMMANDS_MAX: usize = 65_536;
 
 const _: () = assert!(DEVICE_QUEUE_DEPTH <= block::QUEUE_DEPTH_MAX);
 
@@ -68,7 +68,7 @@ pub(crate) fn set_up(
         listeners,
     } = own.ok_or(SetupError::Twice)?;
     handoffs.attach_all(&setup.wakers());
-    let pool = parts.arena.pool(BUFFER_WAITERS_MAX);
+    let pool = parts.arena.pool(COMMANDS_MAX);
     let mut queues = Vec::new();
     for device in &parts.devices {
         let options = QueueOptions {
@@ -86,7 +86,7 @@ pub(crate) fn set_up(
     }
     let limits = CoreLimits {
         queues_max: parts.tcp.connections_max,
-        ..CoreLimits::default()
+        executions_max: COMMANDS_MAX,
     };
     let core = TargetCore::new(Arc::clone(&parts.target), index, queues, limits);
     let connections = ConnectionSet::new(
