@@ -29,6 +29,7 @@ identify() {
     fail "the SMART log has a warning"
   error_log
   show nvme fw-log "/dev/$controller"
+  show nvme effects-log "/dev/$controller"
   for device in $(namespaces); do
     show nvme id-ns "$device"
     local id bytes

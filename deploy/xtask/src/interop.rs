@@ -253,9 +253,23 @@ impl Harness {
     }
 }
 
+/// The cores that this process, and so the appliance, may use.
+fn allowed_cores() -> Vec<usize> {
+    let Ok(set) = rustix::thread::sched_getaffinity(None) else {
+        return Vec::new();
+    };
+    (0..rustix::thread::CpuSet::MAX_CPU)
+        .filter(|core| set.is_set(*core))
+        .collect()
+}
+
 /// The appliance's configuration for a scenario, with its files in `directory`.
 fn configuration_text(scenario: &Scenario, port: u16, directory: &Path) -> String {
     let mut text = String::from("[appliance]\nname = \"interop\"\nmemory = \"64MiB\"\n");
+    // With two reactors a host's queues are not all on the reactor of its admin queue.
+    if let [first, second, ..] = allowed_cores()[..] {
+        text += &format!("cores = \"{first},{second}\"\n");
+    }
     let mut names = Vec::new();
     for (index, device) in scenario.devices.iter().enumerate() {
         let name = format!("device{index}");

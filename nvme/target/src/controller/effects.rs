@@ -1,7 +1,7 @@
 //! What commands and features do beyond their own answer: log pages 05h and 12h (Base 2.1
 //! §5.1.12.1.6 and §5.1.12.1.18).
 
-use nvme_spec::command::{AdminOpcode, IoOpcode};
+use nvme_spec::command::{AdminOpcode, CommandSet, IoOpcode};
 use nvme_spec::log::{CommandEffects, CommandsSupported};
 use zerocopy::FromZeros;
 
@@ -28,8 +28,9 @@ const IO_COMMANDS: [(IoOpcode, bool); 6] = [
     (IoOpcode::DATASET_MANAGEMENT, true),
 ];
 
-/// Commands Supported and Effects.
-pub(crate) fn commands(kind: ControllerKind) -> CommandsSupported {
+/// Commands Supported and Effects. A command set that is not there has a page without I/O commands:
+/// tools ask for the zoned one as soon as CAP.CSS tells of command sets, and show nothing otherwise.
+pub(crate) fn commands(kind: ControllerKind, csi: CommandSet) -> CommandsSupported {
     let mut page = CommandsSupported::new_zeroed();
     let supported = CommandEffects::new().with_csupp(true);
     for opcode in (0..=u8::MAX).map(AdminOpcode) {
@@ -37,7 +38,7 @@ pub(crate) fn commands(kind: ControllerKind) -> CommandsSupported {
             page.set_admin(opcode, supported);
         }
     }
-    for (opcode, changes) in IO_COMMANDS {
+    for (opcode, changes) in IO_COMMANDS.into_iter().filter(|_| csi == CommandSet::NVM) {
         page.set_io(opcode, supported.with_lbcc(changes));
     }
     page

@@ -3,7 +3,7 @@
 //! A page is produced front to back into the window that the host asked for, never held whole.
 
 use nvme_spec::ascii::SpacePadded;
-use nvme_spec::command::{AdminOpcode, CommandSet, LogPageId, Sqe};
+use nvme_spec::command::{AdminOpcode, LogPageId, Sqe};
 use nvme_spec::log::{
     ActiveFirmware, ChangedNamespaces, DiscoveryEntry, DiscoveryHeader, ErrorEntry, FirmwareSlots,
     LogPageSupport, SmartHealth, SupportedLogPages,
@@ -120,7 +120,7 @@ impl Controller {
                 }
             }
             LogPageId::COMMANDS_SUPPORTED_AND_EFFECTS => {
-                page.put(effects::commands(self.kind).as_bytes());
+                page.put(effects::commands(self.kind, command.qualifier.csi()).as_bytes());
             }
             LogPageId::FEATURES_SUPPORTED_AND_EFFECTS => {
                 page.put(effects::features(self.kind).as_bytes());
@@ -155,12 +155,6 @@ fn check_page(lid: LogPageId, sqe: &Sqe) -> Result<(), Fault> {
         // Base 2.1 §5.1.12.1.3: LPA bit 0 is 0, so there is no page per namespace.
         LogPageId::SMART_HEALTH if nsid != 0 && nsid != NSID_BROADCAST => {
             Err(Fault::field(byte::NSID))
-        }
-        // Base 2.1 §5.1.12.1.6: the page is that of a command set.
-        LogPageId::COMMANDS_SUPPORTED_AND_EFFECTS
-            if sqe.get_log_page().qualifier.csi() != CommandSet::NVM =>
-        {
-            Err(Fault::field(byte::CDW14))
         }
         _ => Ok(()),
     }
