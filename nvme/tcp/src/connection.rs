@@ -22,6 +22,7 @@ use zerocopy::IntoBytes;
 use crate::config::{DigestPolicy, PortSettings, TcpConfig};
 use crate::counters::TcpCounters;
 use crate::digest::digest;
+use crate::log_limit::LogLimit;
 use crate::receive::{Order, Payload, Pdu, Receiver, Rules, Violation};
 use crate::slot::{SlotState, SlotTable};
 use crate::stream::{ByteStream, Transferred};
@@ -40,6 +41,7 @@ pub(crate) struct Context<'a> {
     pub(crate) pool: &'a Pool,
     pub(crate) config: &'a TcpConfig,
     pub(crate) counters: &'a TcpCounters,
+    pub(crate) log: &'a LogLimit,
     pub(crate) transport: TransportId,
     pub(crate) now: Nanos,
 }
@@ -332,7 +334,11 @@ impl<S: ByteStream> Connection<S> {
             },
             Pdu::HostData(header, payload) => self.begin_host_data(&header, payload)?,
             Pdu::Terminate(request) => {
-                tracing::warn!(status = %request.fatal_error(), "host terminated the connection");
+                if let Some(withheld) = cx.log.admit(cx.now) {
+                    let status = request.fatal_error();
+                    let host = self.stream.host_address();
+                    tracing::warn!(?host, %status, withheld, "a host terminated its connection");
+                }
                 self.close(cx);
             }
         }
@@ -615,6 +621,11 @@ impl<S: ByteStream> Connection<S> {
     /// 3.6.2.5).
     fn terminate(&mut self, cx: &mut Context<'_>, violation: &Violation) {
         cx.counters.violations.add(1);
+        if let Some(withheld) = cx.log.admit(cx.now) {
+            let (status, information) = (violation.status, violation.information);
+            let host = self.stream.host_address();
+            tracing::warn!(?host, %status, information, withheld, "a host broke the protocol");
+        }
         if violation.status == FatalError::HEADER_DIGEST_ERROR {
             cx.counters.header_digest_errors.add(1);
         }

@@ -15,6 +15,7 @@ use reactors::Nanos;
 use crate::config::{CONNECTIONS_PER_REACTOR_MAX, TcpConfig};
 use crate::connection::{Connection, Context, Ended};
 use crate::counters::TcpCounters;
+use crate::log_limit::LogLimit;
 use crate::stream::ByteStream;
 use crate::token::{GENERATIONS, RequestToken};
 
@@ -43,6 +44,7 @@ struct Shared {
     config: TcpConfig,
     counters: Arc<TcpCounters>,
     transport: TransportId,
+    log: LogLimit,
 }
 
 impl Shared {
@@ -52,6 +54,7 @@ impl Shared {
             pool: &self.pool,
             config: &self.config,
             counters: &self.counters,
+            log: &self.log,
             transport: self.transport,
             now,
         }
@@ -86,6 +89,7 @@ impl<S: ByteStream> ConnectionSet<S> {
                 config,
                 counters,
                 transport,
+                log: LogLimit::default(),
             },
         }
     }
@@ -201,7 +205,10 @@ impl<S: ByteStream> ConnectionSet<S> {
             if let Some(connection) = connection_at(&mut self.places, index)
                 && connection.queue() == Some(close.queue)
             {
-                tracing::info!(reason = ?close.reason, "closing a connection");
+                if let Some(withheld) = cx.log.admit(now) {
+                    let host = connection.stream().host_address();
+                    tracing::info!(?host, reason = ?close.reason, withheld, "closing a connection");
+                }
                 connection.close(&mut cx);
                 sooner(&mut self.next_deadline, connection.deadline());
                 list_for_flush(&mut self.to_flush, index, connection);

@@ -11,6 +11,7 @@ mod connection;
 mod connections;
 mod counters;
 mod digest;
+mod log_limit;
 mod placement;
 mod receive;
 mod slot;

@@ -4,7 +4,7 @@
 //! drive the same production code. Nothing here blocks.
 
 use std::io::{IoSlice, IoSliceMut};
-use std::net::{IpAddr, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::io::Errno;
@@ -36,6 +36,11 @@ pub trait ByteStream {
 
     /// The target's own address of the stream; `None` for streams without one.
     fn local_address(&self) -> Option<IpAddr> {
+        None
+    }
+
+    /// Where the host is, for log lines; `None` for streams without an address.
+    fn host_address(&self) -> Option<SocketAddr> {
         None
     }
 
@@ -98,6 +103,10 @@ impl ByteStream for TcpSocket {
 
     fn local_address(&self) -> Option<IpAddr> {
         self.0.local_addr().ok().map(|address| address.ip())
+    }
+
+    fn host_address(&self) -> Option<SocketAddr> {
+        self.0.peer_addr().ok()
     }
 
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {

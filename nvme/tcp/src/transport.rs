@@ -199,7 +199,8 @@ impl TcpTransport {
         let socket = match TcpSocket::new(handoff.stream) {
             Ok(socket) => socket,
             Err(error) => {
-                tracing::warn!(%error, "a new connection cannot be used");
+                // The host has most likely gone again.
+                tracing::debug!(%error, "a new connection cannot be used");
                 return self.placement.release(self.handoffs.index());
             }
         };
