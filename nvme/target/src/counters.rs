@@ -18,13 +18,13 @@ impl Counter {
 
     /// Adds `amount`; only the owning reactor may call it.
     #[inline]
-    pub(crate) fn add(&self, amount: u64) {
+    pub fn add(&self, amount: u64) {
         self.set(self.get().wrapping_add(amount));
     }
 
     /// Sets a gauge; only the owning reactor may call it.
     #[inline]
-    pub(crate) fn set(&self, value: u64) {
+    pub fn set(&self, value: u64) {
         self.0.store(value, Ordering::Relaxed);
     }
 }

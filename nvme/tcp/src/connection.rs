@@ -587,7 +587,7 @@ impl<S: ByteStream> Connection<S> {
 
     /// Sends what is queued. `Ok(true)`: call again when the stream is writable.
     pub(crate) fn flush(&mut self, cx: &mut Context<'_>) -> Result<bool, Ended> {
-        let mut outcome = {
+        let outcome = {
             let Self {
                 transmitter,
                 stream,
@@ -608,7 +608,6 @@ impl<S: ByteStream> Connection<S> {
                 until,
                 finished_sending: true,
             };
-            outcome = Flushed::Empty;
         }
         match outcome {
             Flushed::Empty | Flushed::Yielded => Ok(false),

@@ -224,17 +224,11 @@ impl<S: ByteStream> ConnectionSet<S> {
         let mut flushed = 0;
         for position in (0..self.to_flush.len()).rev() {
             let index = self.to_flush[position];
-            let again = match connection_at(&mut self.places, index) {
-                Some(connection) => {
-                    connection.flush_listed = false;
-                    true
-                }
-                None => false,
-            };
             self.to_flush.swap_remove(position);
-            if !again {
+            let Some(connection) = connection_at(&mut self.places, index) else {
                 continue;
-            }
+            };
+            connection.flush_listed = false;
             flushed += 1;
             let outcome = self.with(index, now, |connection, cx| {
                 let waits = connection.flush(cx)?;
@@ -274,9 +268,6 @@ impl<S: ByteStream> ConnectionSet<S> {
         self.next_deadline = None;
         for index in 0..self.places.len() as u16 {
             self.with(index, now, |connection, _| connection.check_deadline(now));
-            let deadline =
-                connection_at(&mut self.places, index).and_then(|found| found.deadline());
-            sooner(&mut self.next_deadline, deadline);
         }
     }
 
@@ -285,14 +276,13 @@ impl<S: ByteStream> ConnectionSet<S> {
     /// says so.
     pub fn drain(&mut self, now: Nanos) -> usize {
         for index in 0..self.places.len() as u16 {
-            let closed = self.with(index, now, |connection, cx| {
+            self.with(index, now, |connection, cx| {
                 let idle = connection.requests_in_flight() == 0 && !connection.awaits_host_data();
                 if idle && !connection.wants_flush() {
                     connection.close(cx);
                 }
-                Ok(connection.deadline())
+                Ok(())
             });
-            sooner(&mut self.next_deadline, closed.flatten());
         }
         self.len()
     }

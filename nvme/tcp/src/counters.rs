@@ -1,31 +1,6 @@
 //! What one reactor's NVMe/TCP connections have done, written by their owner and read by anybody.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
-/// A count with one writer; reading it from another thread is always allowed.
-#[derive(Debug, Default)]
-pub struct Count(AtomicU64);
-
-impl Count {
-    /// Adds `amount`. Only the owner calls this, so no locked instruction is needed.
-    pub(crate) fn add(&self, amount: u64) {
-        self.0.store(
-            self.0.load(Ordering::Relaxed).wrapping_add(amount),
-            Ordering::Relaxed,
-        );
-    }
-
-    /// Sets the present value, for levels.
-    pub(crate) fn set(&self, value: u64) {
-        self.0.store(value, Ordering::Relaxed);
-    }
-
-    /// The present value.
-    #[must_use]
-    pub fn get(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
-    }
-}
+use nvme_target::Counter;
 
 macro_rules! counters {
     ($($(#[$meta:meta])* $name:ident,)*) => {
@@ -34,7 +9,7 @@ macro_rules! counters {
         #[derive(Debug, Default)]
         #[repr(align(128))]
         pub struct TcpCounters {
-            $($(#[$meta])* pub $name: Count,)*
+            $($(#[$meta])* pub $name: Counter,)*
         }
 
         impl TcpCounters {

@@ -25,7 +25,7 @@ pub use config::{
     CONNECTIONS_PER_REACTOR_MAX, DigestPolicy, IN_CAPSULE_BYTES_MAX, PortSettings, TcpConfig,
 };
 pub use connections::ConnectionSet;
-pub use counters::{Count, TcpCounters};
+pub use counters::TcpCounters;
 pub use placement::Placement;
 pub use stream::{ByteStream, TcpSocket, Transferred};
 pub use transport::{Handoff, TcpTransport};
