@@ -1,0 +1,2 @@
+//! A polled driver for NVMe drives that belong to this program.
+#![forbid(unsafe_code)]

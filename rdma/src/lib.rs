@@ -1,0 +1,1 @@
+//! Verbs made safe: RDMA devices, memory, queues and connections behind one trait.
