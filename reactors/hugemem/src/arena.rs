@@ -1,9 +1,10 @@
 //! The arena: one region, divided at start into slices of fixed sizes.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::class::{CLASS_BYTES, CLASSES, Carving, class_for};
-use crate::exchange::Exchange;
+use crate::dma::DmaBuffer;
+use crate::exchange::{Exchange, Member};
 use crate::pool::Pool;
 use crate::region::{DmaMap, DmaMapError, PagePolicy, Region, RegionError};
 
@@ -80,6 +81,8 @@ pub struct Arena {
     region: Region,
     carving: Carving,
     exchange: Exchange,
+    /// Who takes slices for [`DmaBuffer`]s, from any thread.
+    control: Mutex<Member>,
     max_transfer: usize,
 }
 
@@ -115,10 +118,12 @@ impl Arena {
             return Err(too_small);
         };
         let exchange = Exchange::new(carving.counts);
+        let control = Mutex::new(exchange.join());
         Ok(Arc::new(Arena {
             region,
             carving,
             exchange,
+            control,
             max_transfer: least,
         }))
     }
@@ -147,6 +152,23 @@ impl Arena {
     #[must_use]
     pub fn pool(self: &Arc<Arena>, waiters_max: usize) -> Pool {
         Pool::new(Arc::clone(self), waiters_max)
+    }
+
+    /// A zeroed slice of `len` bytes for queues and the like, counted as taken until it is dropped;
+    /// `None` when none is free that is large enough. For the control path: takes a lock.
+    #[must_use]
+    pub fn dma_buffer(self: &Arc<Arena>, len: usize) -> Option<DmaBuffer> {
+        DmaBuffer::take(self, len)
+    }
+
+    pub(crate) fn take_slice(&self, class: usize) -> Option<u32> {
+        let member = self.control.lock().unwrap_or_else(PoisonError::into_inner);
+        self.exchange.take(&member, class)
+    }
+
+    pub(crate) fn give_slice_back(&self, class: usize, slice: u32) {
+        let member = self.control.lock().unwrap_or_else(PoisonError::into_inner);
+        self.exchange.give_back(&member, class, slice);
     }
 
     /// The counters as they are now, from any thread.

@@ -1,8 +1,9 @@
 //! One arena of memory, taken and pinned at start, lent in slices for as long as the process runs.
 //!
 //! Owns: the memory mapping ([`Region`]), the arena carved from it ([`Arena`]), each reactor's
-//! share of it ([`Pool`]), single owned slices ([`Lease`]), and the memory of RAM devices
-//! ([`Store`]), whose ranges are lent for reading without a copy ([`Loan`]).
+//! share of it ([`Pool`]), single owned slices ([`Lease`]), what devices use at the same time
+//! ([`DmaBuffer`]), and the memory of RAM devices ([`Store`]), whose ranges are lent for reading
+//! without a copy ([`Loan`]).
 //!
 //! Refuses: to allocate, to lock or to block after start. When a pool is empty a request waits in
 //! a FIFO of fixed size, and a counter says so.
@@ -16,6 +17,7 @@ mod cache;
 mod class;
 mod data;
 mod depot;
+mod dma;
 mod exchange;
 mod holds;
 mod lease;
@@ -27,6 +29,7 @@ mod waiters;
 
 pub use arena::{Arena, ArenaConfig, ArenaCounters, ArenaError, ClassCounters};
 pub use data::Data;
+pub use dma::{DmaBuffer, DmaView};
 pub use lease::Lease;
 pub use pool::{Pool, WaiterToken};
 pub use region::{DmaMap, DmaMapError, Notice, PagePolicy, PageSize, Region, RegionError};

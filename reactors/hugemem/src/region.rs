@@ -16,7 +16,7 @@ use rustix::fs::MemfdFlags;
 use rustix::io::Errno;
 
 use file::{Failure, MemoryFile};
-use mapping::Mapping;
+pub(crate) use mapping::Mapping;
 use memory::Transparent;
 pub use notice::Notice;
 
@@ -189,6 +189,10 @@ impl Region {
     /// What `map` answers.
     pub fn attach(&self, map: &dyn DmaMap) -> Result<(), DmaMapError> {
         map.attach(self)
+    }
+
+    pub(crate) fn mapping(&self) -> &Mapping {
+        &self.mapping
     }
 
     /// The byte at `offset`, for the modules that argue who may touch it.

@@ -1,4 +1,4 @@
-//! The one writable mapping of a region: system calls, and nothing that reads or writes bytes.
+//! Writable mappings of a region: system calls, and nothing that reads or writes bytes.
 #![expect(
     unsafe_code,
     reason = "mapping, advising and unmapping memory are unsafe by nature"
@@ -10,8 +10,8 @@ use std::ptr::{NonNull, null_mut};
 use std::thread;
 
 use rustix::io::Errno;
-use rustix::mm::{Advice, MapFlags, MlockFlags, ProtFlags};
-use rustix::mm::{madvise, mlock_with, mmap, mmap_anonymous, munmap};
+use rustix::mm::{Advice, MapFlags, MlockFlags, MremapFlags, ProtFlags};
+use rustix::mm::{madvise, mlock_with, mmap, mmap_anonymous, mremap, munmap};
 
 /// Threads that touch a large mapping at most; more only contend for the kernel's free lists.
 const POPULATE_THREADS_MAX: usize = 8;
@@ -20,7 +20,7 @@ const POPULATE_BYTES_PER_THREAD: usize = 32 << 20;
 
 /// A shared, writable mapping of a whole file. Unmapped on drop.
 #[derive(Debug)]
-pub(super) struct Mapping {
+pub(crate) struct Mapping {
     base: NonNull<u8>,
     len: usize,
 }
@@ -72,11 +72,22 @@ impl Mapping {
         }
     }
 
-    pub(super) fn base(&self) -> NonNull<u8> {
+    /// The same memory at one more address (`mremap(2)` with an old size of 0).
+    pub(crate) fn duplicate(&self) -> Result<Mapping, Errno> {
+        let from = self.base.as_ptr().cast();
+        // SAFETY: an old size of 0 leaves the mapping as it is and makes another one of the same
+        // shared pages, at an address of the kernel's choice that nothing else knows of.
+        let address = unsafe { mremap(from, 0, self.len, MremapFlags::MAYMOVE) }?;
+        let base = NonNull::new(address.cast::<u8>()).ok_or(Errno::FAULT)?;
+        let len = self.len;
+        Ok(Mapping { base, len })
+    }
+
+    pub(crate) fn base(&self) -> NonNull<u8> {
         self.base
     }
 
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.len
     }
 

@@ -1,0 +1,321 @@
+//! Memory that a device and this program use at the same time, and what an emulated device sees.
+//!
+//! Owns: [`DmaBuffer`], a slice of the arena for queues and lists, and [`DmaView`], a second mapping
+//! of a region. Refuses: references. A device changes bytes whenever it likes, so every access here
+//! is atomic and none outlives its call.
+//!
+//! Why a view harms no lease: for the program it is other memory, at other addresses, that happens
+//! to change what a lease holds, just as a device's access does. Whoever lets a device write into a
+//! lease keeps it out of reach until the device has said that it is done; that holds for an emulated
+//! device too.
+#![expect(unsafe_code, reason = "atomic access through addresses of a mapping")]
+
+use std::fmt;
+use std::io;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
+
+use crate::arena::Arena;
+use crate::class::{CLASS_BYTES, class_for};
+use crate::region::{Mapping, Region};
+
+/// Bytes that somebody else may write at any time: each access is atomic and checked.
+#[derive(Clone, Copy)]
+struct SharedBytes {
+    base: NonNull<u8>,
+    len: usize,
+}
+
+/// Declares the atomic load and store of one width.
+macro_rules! width {
+    ($load:ident, $store:ident, $value:ty, $atomic:ty) => {
+        #[inline]
+        fn $load(&self, offset: usize, order: Ordering) -> $value {
+            let pointer = self.at(offset, size_of::<$value>());
+            // SAFETY: `at` checked that the value lies within the mapping and is aligned, and the
+            // owner of these bytes keeps them mapped; all access is atomic.
+            unsafe { <$atomic>::from_ptr(pointer.cast().as_ptr()) }.load(order)
+        }
+
+        #[inline]
+        fn $store(&self, offset: usize, value: $value, order: Ordering) {
+            let pointer = self.at(offset, size_of::<$value>());
+            // SAFETY: as for the load.
+            unsafe { <$atomic>::from_ptr(pointer.cast().as_ptr()) }.store(value, order);
+        }
+    };
+}
+
+impl SharedBytes {
+    /// The address of `bytes` bytes at `offset`, which is a multiple of `bytes`.
+    #[inline]
+    fn at(&self, offset: usize, bytes: usize) -> NonNull<u8> {
+        assert!(
+            offset <= self.len && bytes <= self.len - offset && offset.is_multiple_of(bytes),
+            "{bytes} bytes at {offset} of {}",
+            self.len
+        );
+        // SAFETY: the offset was just checked, and mappings are aligned to their pages.
+        unsafe { self.base.add(offset) }
+    }
+
+    width!(load_u8, store_u8, u8, AtomicU8);
+    width!(load_u16, store_u16, u16, AtomicU16);
+    width!(load_u32, store_u32, u32, AtomicU32);
+    width!(load_u64, store_u64, u64, AtomicU64);
+
+    fn check(&self, offset: usize, bytes: usize) {
+        assert!(
+            offset <= self.len && bytes <= self.len - offset,
+            "{bytes} bytes at {offset} of {}",
+            self.len
+        );
+    }
+
+    /// Bytes up to the next whole word, whole words, and bytes after them.
+    fn parts(offset: usize, bytes: usize) -> (usize, usize) {
+        let head = (offset.next_multiple_of(8) - offset).min(bytes);
+        (head, head + (bytes - head) / 8 * 8)
+    }
+
+    fn read(&self, offset: usize, into: &mut [u8]) {
+        self.check(offset, into.len());
+        let (head, tail) = Self::parts(offset, into.len());
+        for (at, byte) in into[..head].iter_mut().enumerate() {
+            *byte = self.load_u8(offset + at, Ordering::Relaxed);
+        }
+        for (at, word) in into[head..tail].chunks_exact_mut(8).enumerate() {
+            let value = self.load_u64(offset + head + at * 8, Ordering::Relaxed);
+            word.copy_from_slice(&value.to_ne_bytes());
+        }
+        for (at, byte) in into[tail..].iter_mut().enumerate() {
+            *byte = self.load_u8(offset + tail + at, Ordering::Relaxed);
+        }
+    }
+
+    fn write(&self, offset: usize, from: &[u8]) {
+        self.check(offset, from.len());
+        let (head, tail) = Self::parts(offset, from.len());
+        for (at, byte) in from[..head].iter().enumerate() {
+            self.store_u8(offset + at, *byte, Ordering::Relaxed);
+        }
+        for (at, word) in from[head..tail].chunks_exact(8).enumerate() {
+            let mut value = [0; 8];
+            value.copy_from_slice(word);
+            let offset = offset + head + at * 8;
+            self.store_u64(offset, u64::from_ne_bytes(value), Ordering::Relaxed);
+        }
+        for (at, byte) in from[tail..].iter().enumerate() {
+            self.store_u8(offset + tail + at, *byte, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Declares the public loads and stores of a type that has `bytes: SharedBytes`.
+macro_rules! accessors {
+    ($($load:ident $store:ident $value:ty;)+) => {
+        $(
+            /// Loads a value.
+            ///
+            /// # Panics
+            /// When it does not lie within, or the offset is not a multiple of its size.
+            #[inline]
+            #[must_use]
+            pub fn $load(&self, offset: usize, order: Ordering) -> $value {
+                self.bytes.$load(offset, order)
+            }
+
+            /// Stores a value.
+            ///
+            /// # Panics
+            /// As the load does.
+            #[inline]
+            pub fn $store(&self, offset: usize, value: $value, order: Ordering) {
+                self.bytes.$store(offset, value, order);
+            }
+        )+
+
+        /// Copies bytes out, atomically by the word at most.
+        ///
+        /// # Panics
+        /// When they do not lie within.
+        pub fn read(&self, offset: usize, into: &mut [u8]) {
+            self.bytes.read(offset, into);
+        }
+
+        /// Copies bytes in, atomically by the word at most.
+        ///
+        /// # Panics
+        /// When they do not fit.
+        pub fn write(&self, offset: usize, from: &[u8]) {
+            self.bytes.write(offset, from);
+        }
+    };
+}
+
+/// A slice of the arena for what a device reads and writes all the time: queues, lists, shadow
+/// doorbells. Dropping it gives the slice back, so whoever told a device of it first makes sure that
+/// the device has stopped.
+///
+/// All access is atomic, by any thread, at offsets that are checked. Values are in the machine's
+/// byte order.
+pub struct DmaBuffer {
+    bytes: SharedBytes,
+    class: usize,
+    slice: u32,
+    arena: Arc<Arena>,
+}
+
+// SAFETY: the slice belongs to this value alone until drop, and all access to it is atomic.
+unsafe impl Send for DmaBuffer {}
+// SAFETY: as for Send.
+unsafe impl Sync for DmaBuffer {}
+
+impl DmaBuffer {
+    /// A zeroed slice of `len` bytes; `None` when the arena has none free that is large enough.
+    pub(crate) fn take(arena: &Arc<Arena>, len: usize) -> Option<DmaBuffer> {
+        let least = class_for(len)?;
+        let (class, slice) =
+            (least..CLASS_BYTES.len()).find_map(|class| Some((class, arena.take_slice(class)?)))?;
+        let base = arena.region().pointer(arena.carving().offset(class, slice));
+        let buffer = DmaBuffer {
+            bytes: SharedBytes { base, len },
+            class,
+            slice,
+            arena: Arc::clone(arena),
+        };
+        buffer.zero();
+        Some(buffer)
+    }
+
+    /// Bytes.
+    #[inline]
+    #[must_use]
+    #[expect(clippy::len_without_is_empty, reason = "its length never changes")]
+    pub fn len(&self) -> usize {
+        self.bytes.len
+    }
+
+    /// Offset of the first byte in the arena's region: what a device address is made of.
+    #[must_use]
+    pub fn region_offset(&self) -> usize {
+        self.arena.carving().offset(self.class, self.slice)
+    }
+
+    /// Address of the first byte in this program.
+    #[must_use]
+    pub fn address(&self) -> usize {
+        self.bytes.base.addr().get()
+    }
+
+    /// Clears all bytes.
+    pub fn zero(&self) {
+        let words = self.len() / 8;
+        for word in 0..words {
+            self.store_u64(word * 8, 0, Ordering::Relaxed);
+        }
+        for at in words * 8..self.len() {
+            self.bytes.store_u8(at, 0, Ordering::Relaxed);
+        }
+    }
+
+    accessors! {
+        load_u16 store_u16 u16;
+        load_u32 store_u32 u32;
+        load_u64 store_u64 u64;
+    }
+}
+
+impl Drop for DmaBuffer {
+    fn drop(&mut self) {
+        self.arena.give_slice_back(self.class, self.slice);
+    }
+}
+
+impl fmt::Debug for DmaBuffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DmaBuffer")
+            .field("region_offset", &self.region_offset())
+            .field("len", &self.len())
+            .finish()
+    }
+}
+
+/// A region as a device sees it: the same memory mapped once more, for emulated devices and
+/// fabrics. Shared between threads; it outlives the region that it shows.
+///
+/// All access is atomic and checked, as with [`DmaBuffer`].
+pub struct DmaView {
+    bytes: SharedBytes,
+    shows: usize,
+    _mapping: Mapping,
+}
+
+// SAFETY: the mapping lives as long as this value, and all access to it is atomic.
+unsafe impl Send for DmaView {}
+// SAFETY: as for Send.
+unsafe impl Sync for DmaView {}
+
+impl DmaView {
+    /// Maps `region` once more.
+    ///
+    /// # Errors
+    /// What the kernel answers; it duplicates no mapping of hugepages, so the region must have
+    /// ordinary ones.
+    pub fn of(region: &Region) -> io::Result<DmaView> {
+        let mapping = region.mapping().duplicate()?;
+        Ok(DmaView {
+            bytes: SharedBytes {
+                base: mapping.base(),
+                len: mapping.len(),
+            },
+            shows: region.base_address(),
+            _mapping: mapping,
+        })
+    }
+
+    /// Bytes of the region.
+    #[must_use]
+    #[expect(clippy::len_without_is_empty, reason = "a region is never empty")]
+    pub fn len(&self) -> usize {
+        self.bytes.len
+    }
+
+    /// Address of the region's own mapping: what leases of it count from.
+    #[must_use]
+    pub fn base_address(&self) -> usize {
+        self.shows
+    }
+
+    accessors! {
+        load_u16 store_u16 u16;
+        load_u32 store_u32 u32;
+        load_u64 store_u64 u64;
+    }
+
+    /// Copies `len` bytes at `offset` to `to_offset` of another view.
+    ///
+    /// # Panics
+    /// When either range does not lie within its view.
+    pub fn copy_to(&self, offset: usize, to: &DmaView, to_offset: usize, len: usize) {
+        const PIECE: usize = 512;
+        let mut piece = [0; PIECE];
+        let mut done = 0;
+        while done < len {
+            let bytes = PIECE.min(len - done);
+            self.read(offset + done, &mut piece[..bytes]);
+            to.write(to_offset + done, &piece[..bytes]);
+            done += bytes;
+        }
+    }
+}
+
+impl fmt::Debug for DmaView {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DmaView")
+            .field("shows", &format_args!("{:#x}", self.shows))
+            .field("len", &self.len())
+            .finish()
+    }
+}

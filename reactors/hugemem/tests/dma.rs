@@ -1,0 +1,151 @@
+//! Buffers shared with devices, and views of a region as a device has them.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+use hugemem::{Arena, ArenaConfig, DmaView, PagePolicy};
+use proptest::prelude::*;
+
+fn arena(bytes: usize) -> Arc<Arena> {
+    let config = ArenaConfig {
+        bytes,
+        pages: PagePolicy::Ordinary,
+        max_transfer: 64 << 10,
+    };
+    Arena::new(config).expect("memory")
+}
+
+fn free(arena: &Arena) -> u64 {
+    arena
+        .counters()
+        .classes
+        .iter()
+        .map(|class| class.free)
+        .sum()
+}
+
+#[test]
+fn a_buffer_is_zeroed_exclusive_and_comes_back() {
+    let arena = arena(1 << 20);
+    let before = free(&arena);
+    let first = arena.dma_buffer(5000).expect("a slice");
+    first.write(0, &[0xa5; 5000]);
+    assert_eq!(free(&arena), before - 1);
+    assert_eq!(first.region_offset() % 4096, 0);
+    assert_eq!(
+        first.address(),
+        arena.region().base_address() + first.region_offset()
+    );
+    let place = first.region_offset();
+    drop(first);
+    assert_eq!(free(&arena), before);
+    let again = arena.dma_buffer(5000).expect("a slice");
+    assert_eq!(
+        again.region_offset(),
+        place,
+        "the slice that was last given back"
+    );
+    let mut bytes = [1; 5000];
+    again.read(0, &mut bytes);
+    assert_eq!(bytes, [0; 5000]);
+}
+
+#[test]
+fn an_arena_without_room_gives_no_buffer() {
+    let arena = arena(256 << 10);
+    assert!(
+        arena.dma_buffer((1 << 20) + 1).is_none(),
+        "no slice is that large"
+    );
+    let mut taken = Vec::new();
+    while let Some(buffer) = arena.dma_buffer(4096) {
+        taken.push(buffer);
+    }
+    assert_eq!(free(&arena), 0);
+    let pool = arena.pool(0);
+    assert!(pool.take(4096).is_none());
+    taken.pop();
+    assert!(
+        pool.take(4096).is_some(),
+        "what came back is within a pool's reach"
+    );
+}
+
+#[test]
+fn buffers_go_between_threads() {
+    let arena = arena(1 << 20);
+    let buffer = Arc::new(arena.dma_buffer(4096).expect("a slice"));
+    let writer = Arc::clone(&buffer);
+    let thread = std::thread::spawn(move || {
+        writer.store_u64(8, 42, Relaxed);
+        writer.store_u32(0, 1, Release);
+    });
+    while buffer.load_u32(0, Acquire) == 0 {
+        std::thread::yield_now();
+    }
+    assert_eq!(buffer.load_u64(8, Relaxed), 42);
+    thread.join().expect("it ended");
+}
+
+#[test]
+fn a_view_shows_leases_and_changes_them() {
+    let arena = arena(1 << 20);
+    let view = DmaView::of(arena.region()).expect("a second mapping");
+    assert_eq!(view.len(), arena.region().len());
+    assert_eq!(view.base_address(), arena.region().base_address());
+    let mut lease = arena.pool(0).take(4096).expect("a lease");
+    lease.fill(7);
+    let mut seen = [0; 16];
+    view.read(lease.region_offset(), &mut seen);
+    assert_eq!(seen, [7; 16]);
+    view.write(lease.region_offset() + 3, b"device");
+    assert_eq!(&lease[..10], b"\x07\x07\x07device\x07");
+}
+
+#[test]
+fn a_view_outlives_the_region() {
+    let arena = arena(1 << 20);
+    let view = DmaView::of(arena.region()).expect("a second mapping");
+    drop(arena);
+    view.store_u16(2, 9, Relaxed);
+    assert_eq!(view.load_u16(2, Relaxed), 9);
+}
+
+#[test]
+fn access_outside_is_refused() {
+    let arena = arena(1 << 20);
+    let buffer = arena.dma_buffer(100).expect("a slice");
+    let view = DmaView::of(arena.region()).expect("a second mapping");
+    let end = view.len();
+    let attempts: [&dyn Fn(); 6] = [
+        &|| _ = buffer.load_u32(96, Relaxed),
+        &|| _ = buffer.load_u64(96, Relaxed),
+        &|| _ = buffer.load_u32(2, Relaxed),
+        &|| buffer.write(99, &[0; 2]),
+        &|| view.store_u16(end, 0, Relaxed),
+        &|| view.read(usize::MAX, &mut [0; 2]),
+    ];
+    let refused = attempts.map(|attempt| catch_unwind(AssertUnwindSafe(attempt)).is_err());
+    assert_eq!(refused, [false, true, true, true, true, true]);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+    #[test]
+    fn copies_are_exact_at_any_offset(
+        from in 0_usize..40, to in 0_usize..40, bytes in proptest::collection::vec(any::<u8>(), 0..1200)
+    ) {
+        let arena = arena(256 << 10);
+        let view = DmaView::of(arena.region()).expect("a second mapping");
+        let other = DmaView::of(arena.region()).expect("a third mapping");
+        view.write(from, &bytes);
+        view.copy_to(from, &other, 8192 + to, bytes.len());
+        let mut seen = vec![0; bytes.len()];
+        other.read(8192 + to, &mut seen);
+        prop_assert_eq!(&seen, &bytes);
+        let mut before = [1];
+        other.read(8192 + to + bytes.len(), &mut before);
+        prop_assert_eq!(before, [0]);
+    }
+}
