@@ -3,28 +3,24 @@
 //! Start: addresses, memory, devices, target, reactors. Stop: no new connections, what is in flight
 //! to its end or the deadline, devices flushed, files closed.
 
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::process::ExitCode;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use appliance_config::{Config, Idle, Listener};
+use appliance_config::{Config, Idle};
 use block::FileDevice;
 use hugemem::{Arena, ArenaConfig};
 use nvme_target::Target;
-use nvme_tcp::{Placement, TcpConfig, TcpCounters};
 use reactors::{Clock, IdlePolicy, Nanos, ReactorConfig, Reactors};
-use rustix::io::Errno;
-use rustix::net::sockopt::set_tcp_congestion;
 
 use crate::command_line::Failure;
 use crate::devices::{Devices, page_policy};
 use crate::exports;
-use crate::reactor_setup::{Own, Parts, set_up};
+use crate::reactor_setup::{Parts, set_up};
 use crate::signals::Termination;
+use crate::transports::Listeners;
 
-/// Sockets that may be on their way between two reactors.
-const HANDOFFS_MAX: usize = 256;
 /// How often the reactors are looked after.
 const WATCH_INTERVAL: Duration = Duration::from_secs(1);
 /// A single poll longer than this is counted as a stall and warned of: on a core that other
@@ -32,9 +28,6 @@ const WATCH_INTERVAL: Duration = Duration::from_secs(1);
 const STALL_THRESHOLD: Nanos = Nanos::from_millis(50);
 /// A reactor that does not come back from one call for this long is reported.
 const STUCK_AFTER: Nanos = Nanos::from_secs(2);
-
-/// The congestion control algorithms that the kernel has, between spaces.
-const CONGESTION_CONTROLS: &str = "/proc/sys/net/ipv4/tcp_available_congestion_control";
 
 /// A running appliance.
 pub(crate) struct Appliance {
@@ -53,29 +46,6 @@ enum StartError {
     #[error("appliance.cores: {cause}")]
     Cores {
         cause: appliance_config::CoresNotAllowed,
-    },
-    #[error("listener {name} cannot listen on {address}")]
-    Listen {
-        name: String,
-        address: SocketAddr,
-        #[source]
-        cause: std::io::Error,
-    },
-    #[error(
-        "listener {name}: this kernel has no congestion control {wanted}: it has {}",
-        .available.as_deref().unwrap_or("not said which")
-    )]
-    CongestionControl {
-        name: String,
-        wanted: String,
-        available: Option<String>,
-    },
-    #[error("listener {name} cannot have the congestion control {wanted}")]
-    CongestionControlRefused {
-        name: String,
-        wanted: String,
-        #[source]
-        cause: std::io::Error,
     },
     #[error("appliance.memory = {memory}")]
     Memory {
@@ -100,11 +70,8 @@ impl Appliance {
             .cores
             .resolve(&allowed_cores()?)
             .map_err(|cause| StartError::Cores { cause })?;
-        let listeners = bind(&config)?;
-        let addresses = listeners
-            .iter()
-            .map(TcpListener::local_addr)
-            .collect::<Result<Vec<_>, _>>()?;
+        let listeners = Listeners::bind(&config)?;
+        let addresses = listeners.addresses().to_vec();
         let arena = take_memory(&config)?;
         let devices = Devices::open(&config, &arena)?;
         let target = Target::new(
@@ -116,13 +83,7 @@ impl Appliance {
             arena: Arc::clone(&arena),
             devices: devices.all,
             target: Arc::clone(&target),
-            tcp: tcp_config(&config, cores.len()),
-            counters: cores
-                .iter()
-                .map(|_| Arc::new(TcpCounters::default()))
-                .collect(),
-            placement: Placement::new(cores.len()),
-            own: distribute(listeners, cores.len()),
+            transports: listeners.into_transports(&config, cores.len()),
         };
         let reactors = Reactors::start(reactor_configs(&config, &cores), move |index, setup| {
             set_up(&parts, index, setup)
@@ -225,47 +186,6 @@ fn allowed_cores() -> std::io::Result<Vec<usize>> {
         .collect())
 }
 
-fn bind(config: &Config) -> Result<Vec<TcpListener>, StartError> {
-    let bound = config.listeners.iter().map(|listener| {
-        let address = listener.address.socket_addr();
-        let socket = TcpListener::bind(address).map_err(|cause| StartError::Listen {
-            name: listener.name.as_str().to_owned(),
-            address,
-            cause,
-        })?;
-        control_congestion(listener, &socket)?;
-        Ok(socket)
-    });
-    bound.collect()
-}
-
-/// Gives the listening socket its congestion control, which the sockets that it accepts inherit.
-fn control_congestion(listener: &Listener, socket: &TcpListener) -> Result<(), StartError> {
-    let Some(wanted) = &listener.congestion_control else {
-        return Ok(());
-    };
-    set_tcp_congestion(socket, wanted.as_str()).map_err(|errno| {
-        let name = listener.name.as_str().to_owned();
-        let wanted = wanted.as_str().to_owned();
-        if errno == Errno::NOENT {
-            let available = std::fs::read_to_string(CONGESTION_CONTROLS).ok();
-            let available =
-                available.map(|list| list.split_whitespace().collect::<Vec<_>>().join(", "));
-            StartError::CongestionControl {
-                name,
-                wanted,
-                available,
-            }
-        } else {
-            StartError::CongestionControlRefused {
-                name,
-                wanted,
-                cause: errno.into(),
-            }
-        }
-    })
-}
-
 fn take_memory(config: &Config) -> Result<Arc<Arena>, StartError> {
     let memory = config.appliance.memory;
     let arena = Arena::new(ArenaConfig {
@@ -281,37 +201,6 @@ fn take_memory(config: &Config) -> Result<Arc<Arena>, StartError> {
         tracing::warn!("memory: {notice}");
     }
     Ok(arena)
-}
-
-fn tcp_config(config: &Config, reactors: usize) -> TcpConfig {
-    let connections = config.limits.max_connections as usize;
-    TcpConfig {
-        ports: exports::port_settings(config),
-        // Placement evens the reactors out, but one may get more than its share for a while.
-        connections_max: if reactors == 1 {
-            connections
-        } else {
-            connections.div_ceil(reactors) * 2
-        },
-        ..TcpConfig::default()
-    }
-}
-
-/// Gives each reactor its end of the mesh, and the listeners in turn.
-fn distribute(listeners: Vec<TcpListener>, reactors: usize) -> Vec<Mutex<Option<Own>>> {
-    let mut own: Vec<Own> = reactors::mesh::mesh(reactors, HANDOFFS_MAX)
-        .into_iter()
-        .map(|handoffs| Own {
-            handoffs,
-            listeners: Vec::new(),
-        })
-        .collect();
-    for (index, listener) in listeners.into_iter().enumerate() {
-        own[index % reactors]
-            .listeners
-            .push((exports::port_id(index), listener));
-    }
-    own.into_iter().map(|own| Mutex::new(Some(own))).collect()
 }
 
 fn reactor_configs(config: &Config, cores: &[usize]) -> Vec<ReactorConfig> {
@@ -339,32 +228,4 @@ fn flush_files(files: &[Arc<FileDevice>]) -> bool {
         }
     }
     flushed
-}
-
-#[cfg(test)]
-mod tests {
-    use std::net::TcpStream;
-
-    use rustix::net::sockopt::tcp_congestion;
-
-    use super::*;
-
-    #[test]
-    fn accepted_sockets_have_the_listeners_congestion_control() {
-        let text = Config::embedded_text(std::path::Path::new("/tmp/unused.img"));
-        let mut config = Config::parse("test", &text).expect("valid");
-        config.listeners[0].address = "127.0.0.1:0".parse().expect("an address");
-        for wanted in [Some("reno"), None] {
-            config.listeners[0].congestion_control =
-                wanted.map(|name| name.parse().expect("a name"));
-            let listener = bind(&config).expect("loopback").remove(0);
-            let system =
-                tcp_congestion(TcpListener::bind("127.0.0.1:0").expect("loopback")).expect("TCP");
-            let address = listener.local_addr().expect("bound");
-            let _client = TcpStream::connect(address).expect("listening");
-            let (accepted, _) = listener.accept().expect("connected");
-            let expected = wanted.map_or(system, str::to_owned);
-            assert_eq!(tcp_congestion(&accepted), Ok(expected));
-        }
-    }
 }

@@ -3,13 +3,12 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use appliance_config::{Access, Config, Digest, Export, Listener, Transport};
+use appliance_config::{Access, Config, Export, Listener, Transport};
 use block::Device;
 use nvme_target::{
     DeviceIndex, NamespaceConfig, PortConfig, PortId, SubsystemConfig, TargetConfig, TargetLimits,
     TransportKind,
 };
-use nvme_tcp::{DigestPolicy, PortSettings};
 
 /// The firmware revision that hosts are told: this build's version.
 const FIRMWARE: &str = env!("CARGO_PKG_VERSION");
@@ -45,27 +44,6 @@ pub(crate) fn target_config(
 /// The port number of the listener at `index`.
 pub(crate) fn port_id(index: usize) -> PortId {
     PortId(index as u16)
-}
-
-/// What hosts of each listener get.
-pub(crate) fn port_settings(config: &Config) -> Vec<(PortId, PortSettings)> {
-    let settings = |listener: &Listener| PortSettings {
-        in_capsule_bytes: listener.in_capsule_data.bytes() as u32,
-        header_digest: digest_policy(listener.header_digest),
-        data_digest: digest_policy(listener.data_digest),
-    };
-    let listeners = config.listeners.iter().enumerate();
-    listeners
-        .map(|(index, listener)| (port_id(index), settings(listener)))
-        .collect()
-}
-
-fn digest_policy(digest: Digest) -> DigestPolicy {
-    match digest {
-        Digest::Off => DigestPolicy::Off,
-        Digest::Allowed => DigestPolicy::Allowed,
-        Digest::Required => DigestPolicy::Required,
-    }
 }
 
 fn port(index: usize, listener: &Listener, bound: SocketAddr) -> PortConfig {

@@ -11,6 +11,7 @@ mod exports;
 mod reactor_setup;
 mod signals;
 mod summary;
+mod transports;
 
 use std::process::ExitCode;
 

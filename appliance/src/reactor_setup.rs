@@ -1,17 +1,19 @@
-//! What each reactor gets on its own thread: its buffers, its device queues, its target core, its
-//! transports.
+//! What each reactor gets on its own thread: its device queues, its target core, and a poller of
+//! every transport around that core.
+
+mod rest;
 
 use std::cell::RefCell;
-use std::net::TcpListener;
 use std::rc::Rc;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use block::{Device, QueueOptions};
 use hugemem::Arena;
-use nvme_target::{CoreLimits, PortId, Target, TargetCore};
-use nvme_tcp::{ConnectionSet, Handoff, Placement, TcpConfig, TcpCounters, TcpTransport};
-use reactors::mesh::Port;
+use nvme_target::{CoreLimits, Target, TargetCore};
 use reactors::{InitError, ReactorSetup};
+
+use crate::transports::{Shared, Transport};
+use rest::Rest;
 
 /// Requests that one reactor may have at one device at once.
 const DEVICE_QUEUE_DEPTH: usize = 1024;
@@ -26,31 +28,17 @@ pub(crate) struct Parts {
     pub(crate) arena: Arc<Arena>,
     pub(crate) devices: Vec<Arc<dyn Device>>,
     pub(crate) target: Arc<Target>,
-    pub(crate) tcp: TcpConfig,
-    pub(crate) counters: Vec<Arc<TcpCounters>>,
-    pub(crate) placement: Placement,
-    /// What only one reactor takes, by its number.
-    pub(crate) own: Vec<Mutex<Option<Own>>>,
-}
-
-/// What one reactor takes for itself.
-pub(crate) struct Own {
-    pub(crate) handoffs: Port<Handoff>,
-    pub(crate) listeners: Vec<(PortId, TcpListener)>,
+    pub(crate) transports: Vec<Box<dyn Transport>>,
 }
 
 #[derive(Debug, thiserror::Error)]
 enum SetupError {
-    #[error("it was set up before")]
-    Twice,
     #[error("device {name} gives it no queue")]
     DeviceQueue {
         name: String,
         #[source]
         cause: block::OpenError,
     },
-    #[error("its sockets cannot be watched")]
-    Sockets(#[from] std::io::Error),
 }
 
 /// Sets reactor `index` up.
@@ -59,15 +47,6 @@ pub(crate) fn set_up(
     index: usize,
     setup: &mut ReactorSetup<'_>,
 ) -> Result<(), InitError> {
-    let own = parts.own[index]
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .take();
-    let Own {
-        mut handoffs,
-        listeners,
-    } = own.ok_or(SetupError::Twice)?;
-    handoffs.attach_all(&setup.wakers());
     let pool = parts.arena.pool(COMMANDS_MAX);
     let mut queues = Vec::new();
     for device in &parts.devices {
@@ -84,25 +63,23 @@ pub(crate) fn set_up(
             })?;
         queues.push(queue);
     }
+    let transports = &parts.transports;
+    let connections: usize = transports.iter().map(|it| it.connections_max()).sum();
     let limits = CoreLimits {
-        queues_max: parts.tcp.connections_max,
+        queues_max: connections.max(1),
         executions_max: COMMANDS_MAX,
     };
     let core = TargetCore::new(Arc::clone(&parts.target), index, queues, limits);
-    let connections = ConnectionSet::new(
-        Rc::new(RefCell::new(core)),
-        pool,
-        parts.tcp.clone(),
-        Arc::clone(&parts.counters[index]),
-    );
-    let reactors = setup.handles().to_vec();
-    let mut transport = TcpTransport::new(connections, handoffs, parts.placement.clone(), reactors)
-        .map_err(SetupError::Sockets)?;
-    for (port, listener) in listeners {
-        transport
-            .listen(listener, port)
-            .map_err(SetupError::Sockets)?;
+    let shared = Shared {
+        core: Rc::new(RefCell::new(core)),
+        arena: Arc::clone(&parts.arena),
+        commands_max: COMMANDS_MAX,
+    };
+    for transport in transports {
+        let poller = transport.set_up(&shared, setup)?;
+        setup.register(poller)?;
     }
-    setup.register(Box::new(transport))?;
+    // Behind the transports, whose polls and flushes drive the core.
+    setup.register(Box::new(Rest::new(shared.core)))?;
     Ok(())
 }

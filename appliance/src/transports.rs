@@ -1,0 +1,96 @@
+//! The transports of the configuration's listeners: bound at start, then set up on every reactor
+//! around that reactor's one target core.
+//!
+//! A transport to come is one module here, one field of [`Listeners`], and one arm in its `bind`
+//! and `into_transports`.
+
+mod tcp;
+
+use std::cell::RefCell;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use appliance_config::Config;
+use hugemem::Arena;
+use nvme_target::TargetCore;
+use reactors::{InitError, Poller, ReactorSetup};
+
+use crate::command_line::Failure;
+
+/// One transport of the whole appliance. Each reactor gets a poller of it.
+pub(crate) trait Transport: Send + Sync {
+    /// Connections that one reactor may have over it: the reactor's target core makes room for as
+    /// many queues.
+    fn connections_max(&self) -> usize;
+
+    /// Makes the poller of the calling reactor. Called once on each reactor.
+    ///
+    /// # Errors
+    /// What the reactor cannot have; the appliance does not start then.
+    fn set_up(
+        &self,
+        shared: &Shared,
+        setup: &mut ReactorSetup<'_>,
+    ) -> Result<Box<dyn Poller>, InitError>;
+}
+
+/// What all transports of one reactor share.
+pub(crate) struct Shared {
+    /// The reactor's target core. A transport registers with it and so gets its own
+    /// [`TransportId`](nvme_target::TransportId), by which its completions are kept apart.
+    pub(crate) core: Rc<RefCell<TargetCore>>,
+    /// Where a transport takes its own pool: grants go to whoever waits in that pool's line.
+    pub(crate) arena: Arc<Arena>,
+    /// Commands that the reactor may have outstanding, over all transports.
+    pub(crate) commands_max: usize,
+}
+
+/// The listeners of a configuration, bound.
+pub(crate) struct Listeners {
+    tcp: Vec<tcp::Bound>,
+    addresses: Vec<SocketAddr>,
+}
+
+impl Listeners {
+    /// Binds every listener of `config`.
+    ///
+    /// # Errors
+    /// The first one that cannot be had, by name.
+    pub(crate) fn bind(config: &Config) -> Result<Self, Failure> {
+        let mut listeners = Self {
+            tcp: Vec::new(),
+            addresses: Vec::new(),
+        };
+        for (index, listener) in config.listeners.iter().enumerate() {
+            let address = match listener.transport {
+                appliance_config::Transport::Tcp => {
+                    let bound = tcp::Bound::new(index, listener)?;
+                    let address = bound.address()?;
+                    listeners.tcp.push(bound);
+                    address
+                }
+            };
+            listeners.addresses.push(address);
+        }
+        Ok(listeners)
+    }
+
+    /// What each listener is bound to, in the order of the configuration.
+    pub(crate) fn addresses(&self) -> &[SocketAddr] {
+        &self.addresses
+    }
+
+    /// The transports that the listeners need, each with its own.
+    pub(crate) fn into_transports(
+        self,
+        config: &Config,
+        reactors: usize,
+    ) -> Vec<Box<dyn Transport>> {
+        let mut transports: Vec<Box<dyn Transport>> = Vec::new();
+        if !self.tcp.is_empty() {
+            transports.push(Box::new(tcp::Tcp::new(config, self.tcp, reactors)));
+        }
+        transports
+    }
+}

@@ -1,0 +1,264 @@
+//! NVMe/TCP: its listening sockets, and what each reactor needs for its connections.
+
+use std::net::{SocketAddr, TcpListener};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use appliance_config::{Config, Digest, Listener, Transport as TransportName};
+use nvme_target::PortId;
+use nvme_tcp::{
+    ConnectionSet, DigestPolicy, Handoff, Placement, PortSettings, TcpConfig, TcpCounters,
+    TcpTransport,
+};
+use reactors::mesh::Port;
+use reactors::{InitError, Poller, ReactorSetup};
+use rustix::io::Errno;
+use rustix::net::sockopt::set_tcp_congestion;
+
+use super::{Shared, Transport};
+use crate::exports::port_id;
+
+/// Sockets that may be on their way between two reactors.
+const HANDOFFS_MAX: usize = 256;
+
+/// The congestion control algorithms that the kernel has, between spaces.
+const CONGESTION_CONTROLS: &str = "/proc/sys/net/ipv4/tcp_available_congestion_control";
+
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ListenError {
+    #[error("listener {name} cannot listen on {address}")]
+    Bind {
+        name: String,
+        address: SocketAddr,
+        #[source]
+        cause: std::io::Error,
+    },
+    #[error(
+        "listener {name}: this kernel has no congestion control {wanted}: it has {}",
+        .available.as_deref().unwrap_or("not said which")
+    )]
+    CongestionControl {
+        name: String,
+        wanted: String,
+        available: Option<String>,
+    },
+    #[error("listener {name} cannot have the congestion control {wanted}")]
+    CongestionControlRefused {
+        name: String,
+        wanted: String,
+        #[source]
+        cause: std::io::Error,
+    },
+}
+
+#[derive(Debug, thiserror::Error)]
+enum SetupError {
+    #[error("its sockets were handed out before")]
+    Twice,
+    #[error("its sockets cannot be watched")]
+    Sockets(#[from] std::io::Error),
+}
+
+/// One listening socket.
+pub(super) struct Bound {
+    port: PortId,
+    socket: TcpListener,
+}
+
+impl Bound {
+    /// Binds `listener`, the one at `index` of the configuration.
+    ///
+    /// # Errors
+    /// The address is taken or not of this machine, or the kernel lacks the congestion control.
+    pub(super) fn new(index: usize, listener: &Listener) -> Result<Self, ListenError> {
+        let address = listener.address.socket_addr();
+        let socket = TcpListener::bind(address).map_err(|cause| ListenError::Bind {
+            name: listener.name.as_str().to_owned(),
+            address,
+            cause,
+        })?;
+        control_congestion(listener, &socket)?;
+        Ok(Self {
+            port: port_id(index),
+            socket,
+        })
+    }
+
+    /// What it is bound to, with the port that the system chose.
+    pub(super) fn address(&self) -> std::io::Result<SocketAddr> {
+        self.socket.local_addr()
+    }
+}
+
+/// Gives the listening socket its congestion control, which the sockets that it accepts inherit.
+fn control_congestion(listener: &Listener, socket: &TcpListener) -> Result<(), ListenError> {
+    let Some(wanted) = &listener.congestion_control else {
+        return Ok(());
+    };
+    set_tcp_congestion(socket, wanted.as_str()).map_err(|errno| {
+        let name = listener.name.as_str().to_owned();
+        let wanted = wanted.as_str().to_owned();
+        if errno == Errno::NOENT {
+            let available = std::fs::read_to_string(CONGESTION_CONTROLS).ok();
+            let available =
+                available.map(|list| list.split_whitespace().collect::<Vec<_>>().join(", "));
+            ListenError::CongestionControl {
+                name,
+                wanted,
+                available,
+            }
+        } else {
+            ListenError::CongestionControlRefused {
+                name,
+                wanted,
+                cause: errno.into(),
+            }
+        }
+    })
+}
+
+/// NVMe/TCP of the whole appliance.
+pub(super) struct Tcp {
+    config: TcpConfig,
+    counters: Vec<Arc<TcpCounters>>,
+    placement: Placement,
+    /// What only one reactor takes, by its number.
+    own: Vec<Mutex<Option<Own>>>,
+}
+
+/// What one reactor takes for itself.
+struct Own {
+    handoffs: Port<Handoff>,
+    listeners: Vec<Bound>,
+}
+
+impl Tcp {
+    /// Shares the listeners out among `reactors` reactors.
+    pub(super) fn new(config: &Config, listeners: Vec<Bound>, reactors: usize) -> Self {
+        Self {
+            config: tcp_config(config, reactors),
+            counters: (0..reactors)
+                .map(|_| Arc::new(TcpCounters::default()))
+                .collect(),
+            placement: Placement::new(reactors),
+            own: distribute(listeners, reactors),
+        }
+    }
+}
+
+impl Transport for Tcp {
+    fn connections_max(&self) -> usize {
+        self.config.connections_max
+    }
+
+    fn set_up(
+        &self,
+        shared: &Shared,
+        setup: &mut ReactorSetup<'_>,
+    ) -> Result<Box<dyn Poller>, InitError> {
+        let index = setup.index();
+        let own = self.own[index]
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        let Own {
+            mut handoffs,
+            listeners,
+        } = own.ok_or(SetupError::Twice)?;
+        handoffs.attach_all(&setup.wakers());
+        let connections = ConnectionSet::new(
+            shared.core.clone(),
+            shared.arena.pool(shared.commands_max),
+            self.config.clone(),
+            Arc::clone(&self.counters[index]),
+        );
+        let reactors = setup.handles().to_vec();
+        let placement = self.placement.clone();
+        let mut transport = TcpTransport::new(connections, handoffs, placement, reactors)
+            .map_err(SetupError::Sockets)?;
+        for Bound { port, socket } in listeners {
+            transport
+                .listen(socket, port)
+                .map_err(SetupError::Sockets)?;
+        }
+        Ok(Box::new(transport))
+    }
+}
+
+fn tcp_config(config: &Config, reactors: usize) -> TcpConfig {
+    let connections = config.limits.max_connections as usize;
+    TcpConfig {
+        ports: port_settings(config),
+        // Placement evens the reactors out, but one may get more than its share for a while.
+        connections_max: if reactors == 1 {
+            connections
+        } else {
+            connections.div_ceil(reactors) * 2
+        },
+        ..TcpConfig::default()
+    }
+}
+
+/// What hosts of each listener get.
+fn port_settings(config: &Config) -> Vec<(PortId, PortSettings)> {
+    let settings = |listener: &Listener| PortSettings {
+        in_capsule_bytes: listener.in_capsule_data.bytes() as u32,
+        header_digest: digest_policy(listener.header_digest),
+        data_digest: digest_policy(listener.data_digest),
+    };
+    let listeners = config.listeners.iter().enumerate();
+    listeners
+        .filter(|(_, listener)| listener.transport == TransportName::Tcp)
+        .map(|(index, listener)| (port_id(index), settings(listener)))
+        .collect()
+}
+
+fn digest_policy(digest: Digest) -> DigestPolicy {
+    match digest {
+        Digest::Off => DigestPolicy::Off,
+        Digest::Allowed => DigestPolicy::Allowed,
+        Digest::Required => DigestPolicy::Required,
+    }
+}
+
+/// Gives each reactor its end of the mesh, and the listeners in turn.
+fn distribute(listeners: Vec<Bound>, reactors: usize) -> Vec<Mutex<Option<Own>>> {
+    let mut own: Vec<Own> = reactors::mesh::mesh(reactors, HANDOFFS_MAX)
+        .into_iter()
+        .map(|handoffs| Own {
+            handoffs,
+            listeners: Vec::new(),
+        })
+        .collect();
+    for (index, listener) in listeners.into_iter().enumerate() {
+        own[index % reactors].listeners.push(listener);
+    }
+    own.into_iter().map(|own| Mutex::new(Some(own))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpStream;
+
+    use rustix::net::sockopt::tcp_congestion;
+
+    use super::*;
+
+    #[test]
+    fn accepted_sockets_have_the_listeners_congestion_control() {
+        let text = Config::embedded_text(std::path::Path::new("/tmp/unused.img"));
+        let mut config = Config::parse("test", &text).expect("valid");
+        let listener = &mut config.listeners[0];
+        listener.address = "127.0.0.1:0".parse().expect("an address");
+        for wanted in [Some("reno"), None] {
+            listener.congestion_control = wanted.map(|name| name.parse().expect("a name"));
+            let bound = Bound::new(0, listener).expect("loopback");
+            let system =
+                tcp_congestion(TcpListener::bind("127.0.0.1:0").expect("loopback")).expect("TCP");
+            let address = bound.address().expect("bound");
+            let _client = TcpStream::connect(address).expect("listening");
+            let (accepted, _) = bound.socket.accept().expect("connected");
+            let expected = wanted.map_or(system, str::to_owned);
+            assert_eq!(tcp_congestion(&accepted), Ok(expected));
+        }
+    }
+}
