@@ -60,9 +60,9 @@ pub(crate) mod byte {
 
 /// Every device error and its status (Base 2.1 §4.2.3, NVM 1.1 §3.2.1): the only such table.
 ///
-/// Do Not Retry stands where neither time nor another path would help. A device that is gone is a
-/// path error, so that a multipath host turns to another path.
-const TABLE: [(DeviceError, Status); 11] = [
+/// Do Not Retry stands where neither time nor another path would help. A device that is gone or was
+/// reset is a path error, so that a multipath host turns to another path.
+const TABLE: [(DeviceError, Status); 12] = [
     (DeviceError::OutOfRange, Status::LBA_OUT_OF_RANGE.with_dnr()),
     (DeviceError::Unaligned, Status::INVALID_FIELD.with_dnr()),
     (DeviceError::MediaRead, Status::UNRECOVERED_READ_ERROR),
@@ -77,6 +77,7 @@ const TABLE: [(DeviceError, Status); 11] = [
         Status::NAMESPACE_WRITE_PROTECTED.with_dnr(),
     ),
     (DeviceError::Removed, Status::INTERNAL_PATH_ERROR),
+    (DeviceError::Interrupted, Status::CONTROLLER_PATHING_ERROR),
     (DeviceError::Aborted, Status::ABORT_REQUESTED),
     (DeviceError::Unsupported, Status::INVALID_OPCODE.with_dnr()),
     (DeviceError::Internal, Status::INTERNAL_ERROR),
@@ -93,9 +94,10 @@ const fn row(error: DeviceError) -> usize {
         DeviceError::NoSpace => 5,
         DeviceError::ReadOnly => 6,
         DeviceError::Removed => 7,
-        DeviceError::Aborted => 8,
-        DeviceError::Unsupported => 9,
-        DeviceError::Internal => 10,
+        DeviceError::Interrupted => 8,
+        DeviceError::Aborted => 9,
+        DeviceError::Unsupported => 10,
+        DeviceError::Internal => 11,
     }
 }
 
@@ -142,6 +144,7 @@ mod tests {
                 DeviceError::MediaRead
                 | DeviceError::MediaWrite
                 | DeviceError::Removed
+                | DeviceError::Interrupted
                 | DeviceError::Aborted
                 | DeviceError::Internal => false,
             };

@@ -8,7 +8,7 @@ use reactors::{Clock, Nanos};
 
 use crate::device::{Device, DeviceIdentity, DeviceQueue, Drain, Geometry, QueueOptions};
 use crate::error::OpenError;
-use crate::health::Health;
+use crate::health::{ErrorRecord, Health};
 use crate::ledger::check_depth;
 use crate::request::{Completion, CompletionBatch, Refusal, Request};
 use crate::seeded::Seeded;
@@ -85,6 +85,10 @@ impl Device for DelayDevice {
 
     fn health(&self) -> Health {
         self.inner.health()
+    }
+
+    fn error_log(&self, records: &mut Vec<ErrorRecord>) {
+        self.inner.error_log(records);
     }
 
     fn open_queue(&self, options: QueueOptions) -> Result<Box<dyn DeviceQueue>, OpenError> {
@@ -170,6 +174,10 @@ impl DeviceQueue for DelayQueue {
     fn has_ready(&self) -> bool {
         // No descriptor tells of the clock.
         !self.held.is_empty() || self.inner.has_ready()
+    }
+
+    fn prepare_sleep(&mut self) -> bool {
+        !self.has_ready() && self.inner.prepare_sleep()
     }
 
     fn drain(&mut self) -> Drain {

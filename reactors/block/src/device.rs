@@ -19,7 +19,7 @@ use std::os::fd::BorrowedFd;
 use hugemem::{Loan, Pool};
 
 use crate::error::OpenError;
-use crate::health::Health;
+use crate::health::{ErrorRecord, Health};
 use crate::request::{CompletionBatch, Refusal, Request};
 
 /// The deepest queue that a device opens, in requests.
@@ -117,6 +117,13 @@ pub trait Device: Send + Sync {
     /// Counters and state, summed over all queues. For the control plane: may take a lock.
     fn health(&self) -> Health;
 
+    /// Adds the newest errors that the back end itself keeps a log of to `records`, newest first,
+    /// [`ERROR_RECORDS_MAX`](crate::ERROR_RECORDS_MAX) at most. For the control plane: may take a
+    /// lock.
+    fn error_log(&self, records: &mut Vec<ErrorRecord>) {
+        let _ = records;
+    }
+
     /// Opens a queue for the calling thread, which is the only one that will use it.
     ///
     /// # Errors
@@ -166,6 +173,14 @@ pub trait DeviceQueue {
     /// Whether `poll` may have something to do that [`wake_source`](Self::wake_source) will not
     /// tell: while this is true, the reactor must go on polling.
     fn has_ready(&self) -> bool;
+
+    /// Called just before the reactor sleeps on [`wake_source`](Self::wake_source), after the last
+    /// flush: a back end that polls connects its interrupt here and then looks once more. `false`:
+    /// there is something to do, or no interrupt to be had, so do not sleep. The next
+    /// [`poll`](Self::poll) disconnects the interrupt again; the reactor need not have slept.
+    fn prepare_sleep(&mut self) -> bool {
+        !self.has_ready()
+    }
 
     /// Begins (and continues) closing: new requests are refused with
     /// [`DeviceError::Removed`](crate::DeviceError::Removed) for good, those in flight go on to

@@ -43,6 +43,10 @@ pub enum DeviceError {
     /// The device is gone or its queue is closing: no request will succeed again on this queue.
     #[error("the device is gone")]
     Removed,
+    /// The back end was reset with the request in flight: whether it was carried out is not known,
+    /// and it may be sent again, best by another path.
+    #[error("the device was reset while the request was in flight")]
+    Interrupted,
     /// The request was given up before it was carried out, or part of the way through.
     #[error("the request was aborted")]
     Aborted,
@@ -94,6 +98,7 @@ impl DeviceError {
             | Self::NoSpace
             | Self::ReadOnly
             | Self::Removed
+            | Self::Interrupted
             | Self::Aborted
             | Self::Unsupported
             | Self::Internal => false,

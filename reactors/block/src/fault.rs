@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::device::{Device, DeviceIdentity, DeviceQueue, Geometry, QueueOptions};
 use crate::error::{DeviceError, OpenError};
-use crate::health::{Health, HealthState};
+use crate::health::{ErrorRecord, Health, HealthState};
 use crate::request::{Operation, Request};
 use crate::seeded::Seeded;
 
@@ -274,6 +274,10 @@ impl Device for FaultDevice {
         } else {
             health
         }
+    }
+
+    fn error_log(&self, records: &mut Vec<ErrorRecord>) {
+        self.inner.error_log(records);
     }
 
     fn open_queue(&self, options: QueueOptions) -> Result<Box<dyn DeviceQueue>, OpenError> {

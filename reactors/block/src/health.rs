@@ -14,6 +14,8 @@ pub enum HealthState {
     Ready,
     /// Serving reads only.
     ReadOnly,
+    /// Being reset after a fault: requests wait for its end.
+    Resetting,
     /// Gone: every request is refused.
     Removed,
 }
@@ -52,6 +54,76 @@ pub struct Health {
     pub available_spare_percent: Option<u8>,
     /// Wear, where the back end knows: may exceed 100.
     pub used_percent: Option<u8>,
+    /// What a drive tells of itself and its whole life, where the back end is one.
+    pub drive: Option<DriveHealth>,
+}
+
+/// What a drive warns of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HealthWarnings {
+    /// The spare blocks fell below their threshold.
+    pub spare: bool,
+    /// A temperature is beyond a threshold.
+    pub temperature: bool,
+    /// Media or internal errors made the drive less reliable.
+    pub reliability: bool,
+    /// The medium takes no more writes.
+    pub read_only: bool,
+    /// What backs up the volatile memory failed.
+    pub backup: bool,
+}
+
+impl HealthWarnings {
+    /// Whether there is any warning.
+    #[must_use]
+    pub fn any(self) -> bool {
+        self != Self::default()
+    }
+}
+
+/// What a drive keeps count of over its whole life, as it last told. Counts saturate at 64 bits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DriveHealth {
+    /// What it warns of.
+    pub warnings: HealthWarnings,
+    /// The spare below which it warns, percent.
+    pub spare_threshold_percent: u8,
+    /// Data read from it, in units of 512,000 bytes.
+    pub data_units_read: u64,
+    /// Data written to it, in units of 512,000 bytes.
+    pub data_units_written: u64,
+    /// Read commands.
+    pub read_commands: u64,
+    /// Write commands.
+    pub write_commands: u64,
+    /// Minutes in which it was busy with commands.
+    pub busy_minutes: u64,
+    /// Power cycles.
+    pub power_cycles: u64,
+    /// Hours under power.
+    pub power_on_hours: u64,
+    /// Times that it lost power without being told before.
+    pub unsafe_shutdowns: u64,
+    /// Errors of the medium that it could not correct.
+    pub media_errors: u64,
+    /// Entries that its error log ever had.
+    pub error_log_entries: u64,
+}
+
+/// Records that one look at a device's error log gives at most.
+pub const ERROR_RECORDS_MAX: usize = 64;
+
+/// One entry of the log that a back end keeps of its own errors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ErrorRecord {
+    /// The entry's number in the device's life, counting from 1.
+    pub number: u64,
+    /// What went wrong.
+    pub error: DeviceError,
+    /// The same in the back end's own code.
+    pub code: u32,
+    /// The first block in trouble, where the error is one of a range.
+    pub lba: Option<u64>,
 }
 
 const COUNTERS: usize = 11;
@@ -79,6 +151,7 @@ type Totals = [u64; COUNTERS];
 struct Cells([AtomicU64; COUNTERS]);
 
 impl Cells {
+    #[inline]
     fn add(&self, counter: Counter, amount: u64) {
         let cell = &self.0[counter as usize];
         cell.store(
@@ -103,10 +176,12 @@ struct Register {
 /// All counters of a device. The lock is taken when a queue opens or closes and when somebody reads
 /// the sum, never by a request.
 #[derive(Default)]
-pub(crate) struct HealthCounters(Mutex<Register>);
+pub struct HealthCounters(Mutex<Register>);
 
 impl HealthCounters {
-    pub(crate) fn open_queue(self: &Arc<Self>) -> QueueCounters {
+    /// Counters for a queue that opens; they outlive it in the sum.
+    #[must_use]
+    pub fn open_queue(self: &Arc<Self>) -> QueueCounters {
         let cells = Arc::new(Cells::default());
         self.lock().open.push(Arc::downgrade(&cells));
         QueueCounters {
@@ -115,7 +190,9 @@ impl HealthCounters {
         }
     }
 
-    pub(crate) fn sum(&self, state: HealthState) -> Health {
+    /// All queues together, open and closed, for a device in the given state.
+    #[must_use]
+    pub fn sum(&self, state: HealthState) -> Health {
         let mut totals: Totals;
         {
             let register = self.lock();
@@ -148,19 +225,15 @@ impl HealthCounters {
 }
 
 /// One queue's share of a device's counters.
-pub(crate) struct QueueCounters {
+pub struct QueueCounters {
     cells: Arc<Cells>,
     device: Arc<HealthCounters>,
 }
 
 impl QueueCounters {
     /// Counts the end of a request over `bytes` bytes.
-    pub(crate) fn completed(
-        &self,
-        operation: Operation,
-        bytes: u64,
-        result: Result<(), DeviceError>,
-    ) {
+    #[inline]
+    pub fn completed(&self, operation: Operation, bytes: u64, result: Result<(), DeviceError>) {
         let (commands, moved) = match operation {
             Operation::Read => (Counter::Reads, Some(Counter::BytesRead)),
             Operation::Write { .. } => (Counter::Writes, Some(Counter::BytesWritten)),
@@ -183,7 +256,7 @@ impl QueueCounters {
     }
 
     /// Counts a request that has to wait inside the device.
-    pub(crate) fn waited(&self) {
+    pub fn waited(&self) {
         self.cells.add(Counter::Waits, 1);
     }
 }

@@ -36,7 +36,10 @@ pub use fault::{Effect, FaultControl, FaultDevice, FaultPlan, FaultRule, Operati
 pub use file::{
     BufferedReason, DirectIo, FileDevice, FileError, FileNotice, FileOptions, FileSystem,
 };
-pub use health::{Health, HealthState};
+pub use health::{
+    DriveHealth, ERROR_RECORDS_MAX, ErrorRecord, Health, HealthCounters, HealthState,
+    HealthWarnings, QueueCounters,
+};
 pub use memory::{MemoryDevice, MemoryError, MemoryOptions};
 pub use null::{NullDevice, NullError, NullOptions};
 pub use request::{

@@ -54,7 +54,7 @@ impl Summary {
 
     fn add(&mut self, health: &Health) {
         match health.state {
-            HealthState::Ready => {}
+            HealthState::Ready | HealthState::Resetting => {}
             HealthState::ReadOnly => self.read_only = true,
             HealthState::Removed => self.removed = true,
         }

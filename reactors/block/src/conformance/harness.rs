@@ -218,7 +218,7 @@ impl Harness {
     /// Polls; if nothing came, sleeps as a reactor would.
     pub(super) fn poll_or_sleep(&mut self) -> Vec<Completion> {
         let fresh = self.poll(CompletionBatch::new().capacity());
-        if fresh.is_empty() && !self.outstanding.is_empty() && !self.queue().has_ready() {
+        if fresh.is_empty() && !self.outstanding.is_empty() && self.queue().prepare_sleep() {
             let Some(source) = self.queue.as_ref().and_then(|queue| queue.wake_source()) else {
                 panic!("in flight, not ready, and nothing that wakes");
             };

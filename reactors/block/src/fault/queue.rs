@@ -186,6 +186,10 @@ impl DeviceQueue for FaultQueue {
         !self.ready.is_empty() || !self.held.is_empty() || self.inner.has_ready()
     }
 
+    fn prepare_sleep(&mut self) -> bool {
+        !self.has_ready() && self.inner.prepare_sleep()
+    }
+
     fn drain(&mut self) -> Drain {
         self.closing = true;
         let _ = self.inner.drain();
