@@ -1,0 +1,118 @@
+//! Memory that is to be registered.
+#![expect(
+    unsafe_code,
+    reason = "declares the promise that memory of others is to be registered under"
+)]
+
+use std::ops::Range;
+
+use hugemem::Region;
+
+/// What may be done with registered memory, beside being read by the local device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Access {
+    /// The local device may write: receives, and the data of RDMA reads.
+    pub local_write: bool,
+    /// The peer may read. Whoever registers a target's memory leaves this out.
+    pub remote_read: bool,
+    /// The peer may write; needs [`local_write`](Self::local_write).
+    pub remote_write: bool,
+    /// Memory windows may be bound to it.
+    pub bind_window: bool,
+}
+
+impl Access {
+    /// Memory of a target: only its own device touches it. Where the transport (iWARP) needs more
+    /// for the data of RDMA reads, the provider adds it.
+    pub const LOCAL: Self = Self {
+        local_write: true,
+        remote_read: false,
+        remote_write: false,
+        bind_window: false,
+    };
+
+    /// Memory of a host that hands its keys to a target.
+    pub const REMOTE: Self = Self {
+        local_write: true,
+        remote_read: true,
+        remote_write: true,
+        bind_window: false,
+    };
+
+    /// Memory of a host that opens it by memory windows only.
+    pub const WINDOWS: Self = Self {
+        local_write: true,
+        remote_read: false,
+        remote_write: false,
+        bind_window: true,
+    };
+}
+
+/// A range of this process's memory, to be registered.
+#[derive(Clone, Copy, Debug)]
+pub struct MemoryRange<'a> {
+    address: usize,
+    len: usize,
+    region: Option<&'a Region>,
+}
+
+impl<'a> MemoryRange<'a> {
+    /// Bytes of a region, by offset.
+    ///
+    /// # Panics
+    /// When the range is empty or exceeds the region.
+    #[must_use]
+    pub fn of_region(region: &'a Region, range: Range<usize>) -> Self {
+        assert!(
+            range.start < range.end && range.end <= region.len(),
+            "bytes {range:?} of a region of {}",
+            region.len()
+        );
+        Self {
+            address: region.base_address() + range.start,
+            len: range.len(),
+            region: Some(region),
+        }
+    }
+
+    /// Memory that is not a region: an application's buffer.
+    ///
+    /// # Panics
+    /// When the range is empty or wraps around.
+    ///
+    /// # Safety
+    /// While work requests name the range, and while a peer that was given its remote key may use
+    /// it, the memory stays mapped, and the program neither holds a reference to bytes that the
+    /// device may write nor writes bytes that the device may read.
+    #[must_use]
+    pub unsafe fn foreign(address: usize, len: usize) -> MemoryRange<'static> {
+        assert!(
+            len > 0 && address.checked_add(len).is_some(),
+            "{len} bytes at {address:#x}"
+        );
+        MemoryRange {
+            address,
+            len,
+            region: None,
+        }
+    }
+
+    /// Address of the first byte.
+    #[must_use]
+    pub fn address(&self) -> usize {
+        self.address
+    }
+
+    /// Bytes.
+    #[must_use]
+    #[expect(clippy::len_without_is_empty, reason = "a range is never empty")]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The region that it is a part of.
+    #[must_use]
+    pub fn region(&self) -> Option<&'a Region> {
+        self.region
+    }
+}

@@ -1,0 +1,297 @@
+//! This program's own memory in a protection domain: every region registered once, and the lookup
+//! from an address to its keys.
+//!
+//! A device that limits the size of a registration gets a region in several, which overlap by
+//! [`OVERLAP_BYTES`]: so a lease always lies in one, and needs one piece and one remote key.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use hugemem::{DmaMap, DmaMapError, Region};
+
+use crate::error::Error;
+use crate::memory::{Access, MemoryRange};
+use crate::provider::{Device, Domain, Provider, Registration};
+use crate::request::{RemoteAddress, Sge, SgeList};
+
+/// By how much the registrations of one region overlap: the largest lease, in bytes.
+pub const OVERLAP_BYTES: usize = 1 << 20;
+
+/// The least limit of a registration that is worth splitting for, in bytes.
+const SPLIT_BYTES_MIN: usize = 2 * OVERLAP_BYTES;
+
+/// The regions that are registered with one protection domain. Shared between threads.
+///
+/// Reactors look addresses up in the [`MemoryMap`] of the moment, which they keep for as long as
+/// work that was posted from it is outstanding, and renew when [`version`](Self::version) differs
+/// from [`MemoryMap::version`].
+#[derive(Debug)]
+pub struct DomainMemory<P: Provider> {
+    domain: P::Domain,
+    access: Access,
+    published: Mutex<Arc<MemoryMap<P>>>,
+    version: AtomicU64,
+}
+
+impl<P: Provider> DomainMemory<P> {
+    /// No memory yet; all of it will be registered with `access`.
+    #[must_use]
+    pub fn new(domain: P::Domain, access: Access) -> Self {
+        Self {
+            domain,
+            access,
+            published: Mutex::new(Arc::new(MemoryMap {
+                version: 0,
+                pieces: Vec::new(),
+                registrations: Vec::new(),
+            })),
+            version: AtomicU64::new(0),
+        }
+    }
+
+    /// The protection domain.
+    #[must_use]
+    pub fn domain(&self) -> &P::Domain {
+        &self.domain
+    }
+
+    /// Registers the whole region; where the device limits the size, in overlapping pieces.
+    ///
+    /// # Errors
+    /// What [`Domain::register`] answers; nothing of the region stays registered.
+    pub fn attach_region(&self, region: &Region) -> Result<(), Error> {
+        let limit = self.domain.device().limits().registration_bytes;
+        let mut added = Vec::new();
+        for range in pieces_of(region.len(), limit)? {
+            let range = MemoryRange::of_region(region, range);
+            added.push(Arc::new(self.domain.register(range, self.access)?));
+        }
+        self.publish(|registrations| registrations.append(&mut added));
+        Ok(())
+    }
+
+    /// Forgets a region. Its registrations end when the last map that has them is dropped.
+    pub fn detach_region(&self, region: &Region) {
+        let start = region.base_address();
+        let inside = start..start + region.len();
+        self.publish(|registrations| {
+            registrations.retain(|registration| !inside.contains(&registration.address()));
+        });
+    }
+
+    /// The map of the moment.
+    #[must_use]
+    pub fn map(&self) -> Arc<MemoryMap<P>> {
+        Arc::clone(&self.published())
+    }
+
+    /// Counts the changes; cheap to ask for once a turn.
+    #[inline]
+    #[must_use]
+    pub fn version(&self) -> u64 {
+        self.version.load(Ordering::Acquire)
+    }
+
+    fn published(&self) -> MutexGuard<'_, Arc<MemoryMap<P>>> {
+        // The map is replaced whole, so a panic elsewhere leaves a sound one.
+        self.published
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn publish(&self, change: impl FnOnce(&mut Vec<Arc<P::Registration>>)) {
+        let mut published = self.published();
+        let mut registrations = published.registrations.clone();
+        change(&mut registrations);
+        registrations.sort_by_key(|registration| registration.address());
+        let version = published.version + 1;
+        *published = Arc::new(MemoryMap {
+            version,
+            pieces: registrations.iter().map(|one| Piece::of(&**one)).collect(),
+            registrations,
+        });
+        self.version.store(version, Ordering::Release);
+    }
+}
+
+impl<P: Provider> DmaMap for DomainMemory<P> {
+    fn attach(&self, region: &Region) -> Result<(), DmaMapError> {
+        self.attach_region(region).map_err(|error| match error {
+            Error::Limit { wanted, limit, .. } => DmaMapError::LimitReached {
+                wanted: wanted as usize,
+                limit: limit as usize,
+            },
+            Error::System { source, .. } => DmaMapError::Refused(source),
+            other => DmaMapError::Refused(std::io::Error::other(other)),
+        })
+    }
+}
+
+/// The offsets at which a region of `len` bytes is registered.
+fn pieces_of(len: usize, limit: u64) -> Result<Vec<std::ops::Range<usize>>, Error> {
+    let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+    if len <= limit {
+        return Ok(std::iter::once(0..len).collect());
+    }
+    if limit < SPLIT_BYTES_MIN {
+        return Err(Error::Limit {
+            what: "bytes of one memory registration",
+            wanted: SPLIT_BYTES_MIN as u64,
+            limit: limit as u64,
+        });
+    }
+    let step = (limit - OVERLAP_BYTES) / hugemem::UNIT_BYTES * hugemem::UNIT_BYTES;
+    let mut pieces = Vec::new();
+    let mut start = 0;
+    loop {
+        let end = len.min(start + step + OVERLAP_BYTES);
+        pieces.push(start..end);
+        if end == len {
+            return Ok(pieces);
+        }
+        start += step;
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Piece {
+    start: usize,
+    end: usize,
+    lkey: u32,
+    rkey: u32,
+}
+
+impl Piece {
+    fn of(registration: &impl Registration) -> Self {
+        Self {
+            start: registration.address(),
+            end: registration.address() + registration.bytes(),
+            lkey: registration.lkey(),
+            rkey: registration.rkey(),
+        }
+    }
+}
+
+/// The registered memory at one moment, by address. Keeps it registered.
+#[derive(Debug)]
+pub struct MemoryMap<P: Provider> {
+    /// By start, ascending.
+    pieces: Vec<Piece>,
+    version: u64,
+    registrations: Vec<Arc<P::Registration>>,
+}
+
+impl<P: Provider> MemoryMap<P> {
+    /// Which change of [`DomainMemory`] this is.
+    #[inline]
+    #[must_use]
+    pub fn version(&self) -> u64 {
+        self.version
+    }
+
+    /// The pieces of registered memory that make up a range; one for a lease. `None` when a part is
+    /// not registered, or when it takes more than [`SGES_MAX`](crate::SGES_MAX) pieces.
+    #[inline]
+    #[must_use]
+    pub fn gather(&self, address: usize, len: usize) -> Option<SgeList> {
+        let piece = self.piece_at(address)?;
+        if len <= piece.end - address {
+            return Some(SgeList::one(Sge {
+                address: address as u64,
+                length: u32::try_from(len).ok()?,
+                lkey: piece.lkey,
+            }));
+        }
+        self.gather_several(address, len)
+    }
+
+    /// The same for bytes that are at hand: a lease's, a loan's.
+    #[inline]
+    #[must_use]
+    pub fn gather_slice(&self, bytes: &[u8]) -> Option<SgeList> {
+        self.gather(bytes.as_ptr().addr(), bytes.len())
+    }
+
+    /// How the peer names a range, when it lies in one registration.
+    #[inline]
+    #[must_use]
+    pub fn remote(&self, address: usize, len: usize) -> Option<RemoteAddress> {
+        let piece = self.piece_at(address)?;
+        (len <= piece.end - address).then_some(RemoteAddress {
+            address: address as u64,
+            rkey: piece.rkey,
+        })
+    }
+
+    /// The registration that begins last at or before `address`, when `address` is in it: it
+    /// reaches at least [`OVERLAP_BYTES`] further, or to the end of the region.
+    #[inline]
+    fn piece_at(&self, address: usize) -> Option<&Piece> {
+        let after = self.pieces.partition_point(|piece| piece.start <= address);
+        let piece = self.pieces.get(after.checked_sub(1)?)?;
+        (address < piece.end).then_some(piece)
+    }
+
+    #[cold]
+    fn gather_several(&self, mut address: usize, mut len: usize) -> Option<SgeList> {
+        let mut list = SgeList::EMPTY;
+        while len > 0 {
+            let piece = self.piece_at(address)?;
+            let here = len.min(piece.end - address).min(u32::MAX as usize);
+            let sge = Sge {
+                address: address as u64,
+                length: here as u32,
+                lkey: piece.lkey,
+            };
+            list.push(sge).ok()?;
+            address += here;
+            len -= here;
+        }
+        Some(list)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn a_region_within_the_limit_is_one_piece() {
+        assert_eq!(pieces_of(4096, 4096).unwrap(), vec![0..4096]);
+        assert_eq!(pieces_of(4096, u64::MAX).unwrap(), vec![0..4096]);
+    }
+
+    #[test]
+    fn a_limit_below_two_leases_is_an_error() {
+        let limit = SPLIT_BYTES_MIN as u64 - 1;
+        assert!(matches!(
+            pieces_of(64 << 20, limit),
+            Err(Error::Limit { .. })
+        ));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(200))]
+
+        #[test]
+        fn every_lease_lies_in_the_piece_that_begins_last_before_it(
+            len in 1usize..1 << 30,
+            limit in SPLIT_BYTES_MIN..1 << 28,
+            at in 0usize..1 << 30,
+            lease in 1usize..=OVERLAP_BYTES,
+        ) {
+            let pieces = pieces_of(len, limit as u64).unwrap();
+            prop_assert_eq!(pieces[0].start, 0);
+            prop_assert_eq!(pieces.last().unwrap().end, len);
+            for piece in &pieces {
+                prop_assert!(!piece.is_empty() && piece.len() <= limit);
+            }
+            let start = at % len;
+            let end = len.min(start + lease);
+            let piece = pieces.iter().rfind(|piece| piece.start <= start).unwrap();
+            prop_assert!(end <= piece.end, "{start}..{end} in {pieces:?}");
+        }
+    }
+}

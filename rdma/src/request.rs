@@ -1,0 +1,209 @@
+//! What is posted to queues: work requests and the memory that they name.
+
+/// Memory pieces that one work request may have. A command capsule and its data, or a lease that
+/// crosses the boundary between two registrations, need two.
+pub const SGES_MAX: usize = 4;
+
+/// One piece of registered local memory. Layout of `struct ibv_sge`.
+///
+/// A wrong key or range harms nothing: the device refuses it
+/// ([`CompletionStatus::LOCAL_PROTECTION_ERROR`](crate::CompletionStatus::LOCAL_PROTECTION_ERROR)).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Sge {
+    /// Virtual address of the first byte.
+    pub address: u64,
+    /// Bytes.
+    pub length: u32,
+    /// Local key of the registration.
+    pub lkey: u32,
+}
+
+/// Up to [`SGES_MAX`] pieces, in the order of the message's bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SgeList {
+    pieces: [Sge; SGES_MAX],
+    count: u8,
+}
+
+impl SgeList {
+    /// No memory: a message without bytes.
+    pub const EMPTY: Self = Self {
+        pieces: [Sge {
+            address: 0,
+            length: 0,
+            lkey: 0,
+        }; SGES_MAX],
+        count: 0,
+    };
+
+    /// One piece.
+    #[inline]
+    #[must_use]
+    pub fn one(piece: Sge) -> Self {
+        let mut list = Self::EMPTY;
+        list.pieces[0] = piece;
+        list.count = 1;
+        list
+    }
+
+    /// Adds a piece at the end.
+    ///
+    /// # Errors
+    /// The piece, when the list is full.
+    #[inline]
+    pub fn push(&mut self, piece: Sge) -> Result<(), Sge> {
+        let Some(place) = self.pieces.get_mut(usize::from(self.count)) else {
+            return Err(piece);
+        };
+        *place = piece;
+        self.count += 1;
+        Ok(())
+    }
+
+    /// The pieces.
+    #[inline]
+    #[must_use]
+    pub fn as_slice(&self) -> &[Sge] {
+        &self.pieces[..usize::from(self.count)]
+    }
+
+    /// Bytes of all pieces together.
+    #[inline]
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.as_slice()
+            .iter()
+            .map(|piece| u64::from(piece.length))
+            .sum()
+    }
+}
+
+impl From<Sge> for SgeList {
+    fn from(piece: Sge) -> Self {
+        Self::one(piece)
+    }
+}
+
+/// Memory of the peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RemoteAddress {
+    /// Virtual address in the peer's registration.
+    pub address: u64,
+    /// The peer's remote key.
+    pub rkey: u32,
+}
+
+/// What a send request does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SendOperation {
+    /// Sends a message, which takes one of the peer's receives.
+    Send,
+    /// Sends a message and makes a key of the peer invalid before the peer sees the message.
+    SendWithInvalidate {
+        /// The peer's remote key.
+        rkey: u32,
+    },
+    /// Writes to the peer's memory. Seen by the peer only by a later message.
+    Write(RemoteAddress),
+    /// Reads the peer's memory.
+    Read(RemoteAddress),
+    /// Makes a key of this side, that of a memory window, invalid. Without data.
+    LocalInvalidate {
+        /// The window's remote key.
+        rkey: u32,
+    },
+}
+
+/// Where a send request's bytes lie.
+#[derive(Clone, Copy, Debug)]
+pub enum Payload<'a> {
+    /// Copied out when the request is queued: the memory needs no registration and is free again
+    /// at once. At most [`QueuePairCapacity::inline_bytes`](crate::QueuePairCapacity::inline_bytes)
+    /// bytes; not for reads.
+    Inline(&'a [u8]),
+    /// Gathered (for reads: scattered to) by the device until the completion.
+    Memory(SgeList),
+}
+
+impl Payload<'_> {
+    /// Bytes of the message.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        match self {
+            Self::Inline(bytes) => bytes.len() as u64,
+            Self::Memory(list) => list.bytes(),
+        }
+    }
+}
+
+/// One work request for a send queue.
+///
+/// Requests of one queue pair are executed in order. A request without
+/// [`signalled`](Self::signalled) has no completion unless it fails or is flushed; its place in the
+/// send queue is free again once a later signalled one has completed. So at least one request in
+/// every [`QueuePairCapacity::send_requests`](crate::QueuePairCapacity::send_requests) must be
+/// signalled.
+#[derive(Clone, Copy, Debug)]
+pub struct SendRequest<'a> {
+    /// Comes back in the completion; the caller's own.
+    pub wr_id: u64,
+    /// What to do.
+    pub operation: SendOperation,
+    /// With which bytes.
+    pub payload: Payload<'a>,
+    /// Whether success has a completion.
+    pub signalled: bool,
+    /// Whether the peer's receive wakes a peer that sleeps on solicited completions only.
+    pub solicited: bool,
+    /// Whether to wait for all earlier reads of this queue pair.
+    pub fence: bool,
+}
+
+impl<'a> SendRequest<'a> {
+    /// A signalled request with the other flags clear.
+    #[must_use]
+    pub fn new(wr_id: u64, operation: SendOperation, payload: Payload<'a>) -> Self {
+        Self {
+            wr_id,
+            operation,
+            payload,
+            signalled: true,
+            solicited: false,
+            fence: false,
+        }
+    }
+
+    /// The same request with or without a completion on success.
+    #[must_use]
+    pub fn signalled(mut self, signalled: bool) -> Self {
+        self.signalled = signalled;
+        self
+    }
+}
+
+/// One work request for a receive queue or a shared receive queue.
+#[derive(Clone, Copy, Debug)]
+pub struct ReceiveRequest {
+    /// Comes back in the completion; the caller's own.
+    pub wr_id: u64,
+    /// Where a message's bytes go. Needs the right to write.
+    pub memory: SgeList,
+}
+
+/// What a memory window shall open for the peer.
+#[derive(Clone, Copy, Debug)]
+pub struct WindowBinding {
+    /// Comes back in the completion; the caller's own.
+    pub wr_id: u64,
+    /// Virtual address of the first byte, in the registration.
+    pub address: u64,
+    /// Bytes.
+    pub length: u64,
+    /// Whether the peer may read.
+    pub remote_read: bool,
+    /// Whether the peer may write.
+    pub remote_write: bool,
+    /// Whether success has a completion.
+    pub signalled: bool,
+}
