@@ -54,14 +54,13 @@ impl Devices {
     ) -> Result<(), Failure> {
         let name = device.name.as_str().to_owned();
         let uuid = device.uuid.map_or([0; 16], |uuid| *uuid.as_bytes());
-        let block_size = device.block_size.bytes();
         let opened: Arc<dyn Device> = match &device.backing {
-            Backing::Memory { size } => {
+            Backing::Memory { size, block_size } => {
                 let memory = MemoryDevice::new(MemoryOptions {
                     name: name.clone(),
                     uuid,
                     size_bytes: size.bytes(),
-                    block_size,
+                    block_size: block_size.bytes(),
                     pages: page_policy(config.appliance.pages),
                     read_only: device.read_only,
                 })?;
@@ -70,19 +69,23 @@ impl Devices {
                 }
                 Arc::new(memory)
             }
-            Backing::Null { size } => Arc::new(NullDevice::new(NullOptions {
+            Backing::Null { size, block_size } => Arc::new(NullDevice::new(NullOptions {
                 name,
                 uuid,
                 size_bytes: size.bytes(),
-                block_size,
+                block_size: block_size.bytes(),
             })?),
-            Backing::File { path, size } => {
+            Backing::File {
+                path,
+                size,
+                block_size,
+            } => {
                 let file = Arc::new(FileDevice::open(FileOptions {
                     name: name.clone(),
                     uuid,
                     path: path.clone(),
                     size_bytes: size.map(ByteSize::bytes),
-                    block_size,
+                    block_size: block_size.bytes(),
                     read_only: device.read_only,
                     direct: DirectIo::Auto,
                     arena: Some(Arc::clone(arena)),
@@ -93,6 +96,7 @@ impl Devices {
                 self.files.push(Arc::clone(&file));
                 file
             }
+            Backing::Nvme(_) => return Err("drives are not served by this build yet".into()),
         };
         self.all.push(opened);
         Ok(())

@@ -77,20 +77,24 @@ fn print_exports(config: &Config, address: impl Fn(usize, &Listener) -> String) 
 
 fn describe(device: &Device) -> String {
     let backing = match &device.backing {
-        Backing::Memory { size } => format!("memory {size}"),
-        Backing::Null { size } => format!("null {size}"),
+        Backing::Memory { size, .. } => format!("memory {size}"),
+        Backing::Null { size, .. } => format!("null {size}"),
         Backing::File {
             path,
             size: Some(size),
+            ..
         } => format!("file {} {size}", path.display()),
-        Backing::File { path, size: None } => format!("file {}", path.display()),
+        Backing::File { path, .. } => format!("file {}", path.display()),
+        Backing::Nvme(drive) => format!("nvme {} namespace {}", drive.pci, drive.namespace),
     };
+    let blocks = device
+        .backing
+        .block_size()
+        .map_or_else(String::new, |size| {
+            format!(", {}-byte blocks", size.bytes())
+        });
     let read_only = if device.read_only { ", read-only" } else { "" };
-    let block_size = device.block_size.bytes();
-    format!(
-        "{} ({backing}, {block_size}-byte blocks{read_only})",
-        device.name.as_str()
-    )
+    format!("{} ({backing}{blocks}{read_only})", device.name.as_str())
 }
 
 fn describe_access(export: &Export) -> String {

@@ -68,7 +68,7 @@ fn every_problem_of_a_file_is_printed_at_once_and_nothing_starts() {
     let file = write(
         &directory,
         "[appliance]\nmemroy = \"1GiB\"\n\n[[device]]\nname = \"a\"\ntype = \"memory\"\nsize = \"7 bananas\"\n\n\
-         [[device]]\nname = \"b\"\ntype = \"nvme\"\npci = \"0000:3b:00.0\"\n\n\
+         [[device]]\nname = \"b\"\ntype = \"nvme\"\npci = \"0000:3b\"\n\n\
          [[listener]]\nname = \"san\"\ntransport = \"rdma\"\naddress = \"192.0.2.10:4420\"\n\n\
          [[export]]\nnqn = \"nqn.2026-11.org.windlass:x\"\ndevices = [\"c\"]\nlisteners = [\"san\"]\n",
     );
@@ -82,7 +82,8 @@ fn every_problem_of_a_file_is_printed_at_once_and_nothing_starts() {
             "2:",
             "7:",
             "not in this build yet",
-            "11:",
+            "not a PCI address",
+            "12:",
             "16:",
             "allow_any_host",
         ] {

@@ -78,7 +78,8 @@ mod tests {
             config.devices[1].backing,
             Backing::File {
                 path: path.to_owned(),
-                size
+                size,
+                block_size: crate::BlockSize::default(),
             }
         );
         assert_eq!(config.exports.len(), 1);

@@ -11,15 +11,17 @@ use proptest::sample::{Index, select};
 use uuid::Uuid;
 
 use crate::limits::{
-    CONNECTIONS_MAX, CONTROLLERS_MAX, CORE_NUMBER_MAX, IO_QUEUES_MAX, MEMORY_MAX, MEMORY_MIN,
-    NSID_MAX, QUEUE_DEPTH_MAX, QUEUE_DEPTH_MIN, SHUTDOWN_DEADLINE_MAX, SHUTDOWN_DEADLINE_MIN,
+    COMMAND_DEADLINE_MAX, COMMAND_DEADLINE_MIN, CONNECTIONS_MAX, CONTROLLERS_MAX, CORE_NUMBER_MAX,
+    DRIVE_NAMESPACE_MAX, DRIVE_QUEUE_DEPTH_MAX, IO_QUEUES_MAX, MEMORY_MAX, MEMORY_MIN, NSID_MAX,
+    QUEUE_DEPTH_MAX, QUEUE_DEPTH_MIN, SHUTDOWN_DEADLINE_MAX, SHUTDOWN_DEADLINE_MIN,
 };
 use crate::model::{
-    Access, Appliance, Backing, Config, Cores, Device, Digest, Export, Idle, Limits, Listener,
-    Namespace, Pages, Transport,
+    Access, Appliance, Backing, Config, Cores, Device, Digest, DriveNamespace, Export, Idle,
+    Limits, Listener, Namespace, Pages, Transport,
 };
 use crate::value::{
-    BlockSize, ByteSize, CoreList, ListenAddress, ModelNumber, Name, Nqn, Period, SerialNumber,
+    BlockSize, ByteSize, CoreList, ListenAddress, ModelNumber, Name, Nqn, PciAddress, Period,
+    SerialNumber,
 };
 
 /// A valid value from a text that was generated to be one.
@@ -145,33 +147,76 @@ fn limits() -> impl Strategy<Value = Limits> {
     )
 }
 
-/// The device's number keeps its path and UUID apart from those of the others.
+/// Any PCI address.
+pub fn pci_address() -> impl Strategy<Value = PciAddress> {
+    let domain = prop_oneof![Just(0), 0..=0xffff_u32, any::<u32>()];
+    (domain, any::<u8>(), 0..=0x1f_u8, 0..=7_u8).prop_map(|(domain, bus, device, function)| {
+        match PciAddress::new(domain, bus, device, function) {
+            Some(address) => address,
+            None => unreachable!("device and function are in range"),
+        }
+    })
+}
+
+/// The device's number keeps its namespace apart from those of others on the same drive, of which
+/// there are two.
+fn drive_namespace(number: usize) -> impl Strategy<Value = DriveNamespace> {
+    let depth = QUEUE_DEPTH_MIN..=DRIVE_QUEUE_DEPTH_MAX;
+    let deadline = COMMAND_DEADLINE_MIN.as_millis()..=COMMAND_DEADLINE_MAX.as_millis();
+    let place = (prop_oneof![Just(0), any::<u32>()], 0..=0x1f_u8, 0..=7_u8);
+    let alone = (place, depth, deadline).prop_map(
+        move |((domain, device, function), queue_depth, deadline)| {
+            // A bus for each device, away from the shared drives'.
+            let text = format!("{domain:04x}:{:02x}:{device:02x}.{function}", number + 1);
+            let deadline = Period::from_millis(deadline);
+            (valid::<PciAddress>(&text), queue_depth, deadline)
+        },
+    );
+    let shared = select(vec!["0000:00:01.0", "ffffffff:00:1f.7"]).prop_map(|pci| {
+        let deadline = DriveNamespace::COMMAND_DEADLINE_DEFAULT;
+        let depth = DriveNamespace::QUEUE_DEPTH_DEFAULT;
+        (valid::<PciAddress>(pci), depth, deadline)
+    });
+    let namespace = prop_oneof![Just(1), 1..=8_u32, 1..=DRIVE_NAMESPACE_MAX / 8];
+    (prop_oneof![alone, shared], namespace).prop_map(
+        move |((pci, queue_depth, command_deadline), namespace)| DriveNamespace {
+            pci,
+            // Namespaces of other devices leave another remainder.
+            namespace: namespace.saturating_sub(1) * 8 + number as u32 + 1,
+            queue_depth,
+            command_deadline,
+        },
+    )
+}
+
+/// The device's number keeps its path, drive and UUID apart from those of the others.
 fn device(number: usize, name: Name) -> impl Strategy<Value = Device> {
     let sizes = || size(ByteSize::from_bytes(1), MEMORY_MAX, 4096);
     let path = "/[a-zA-Z0-9 \"'\\\\äλ語=#._-]{1,20}"
         .prop_map(move |text| PathBuf::from(format!("{}{number}", text.replace("/..", "/x"))));
+    let blocks = || select(vec![BlockSize::B512, BlockSize::B4096]);
     let backing = prop_oneof![
-        sizes().prop_map(|size| Backing::Memory { size }),
-        sizes().prop_map(|size| Backing::Null { size }),
-        (path, option::of(sizes())).prop_map(|(path, size)| Backing::File { path, size }),
+        (sizes(), blocks()).prop_map(|(size, block_size)| Backing::Memory { size, block_size }),
+        (sizes(), blocks()).prop_map(|(size, block_size)| Backing::Null { size, block_size }),
+        (path, option::of(sizes()), blocks()).prop_map(|(path, size, block_size)| {
+            Backing::File {
+                path,
+                size,
+                block_size,
+            }
+        }),
+        drive_namespace(number).prop_map(Backing::Nvme),
     ];
     let uuid = option::of(
         (1..u128::MAX / 16)
             .prop_map(move |bits| Uuid::from_u128((bits & !0xff) | (number as u128 + 1))),
     );
-    (backing, any::<bool>(), any::<bool>(), uuid).prop_map(
-        move |(backing, large_blocks, read_only, uuid)| Device {
-            name: name.clone(),
-            backing,
-            block_size: if large_blocks {
-                BlockSize::B4096
-            } else {
-                BlockSize::B512
-            },
-            read_only,
-            uuid,
-        },
-    )
+    (backing, any::<bool>(), uuid).prop_map(move |(backing, read_only, uuid)| Device {
+        name: name.clone(),
+        backing,
+        read_only,
+        uuid,
+    })
 }
 
 /// The listener's number keeps its port apart from those of the others.

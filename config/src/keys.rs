@@ -202,17 +202,21 @@ pub(crate) const DEVICE: Section = Section {
         },
         Key {
             name: "type",
-            value: "`\"memory\"`, `\"file\"` or `\"null\"`",
+            value: "`\"nvme\"`, `\"file\"`, `\"memory\"` or `\"null\"`",
             absent: Absent::Required,
             example: "\"file\"",
-            meaning: "Where the blocks are: in memory until the appliance stops; in a file; \
-                      nowhere (reads give zeroes, writes are dropped: for measurements). \
-                      `\"nvme\"`, a drive with a polled driver, is not in this build yet.",
+            meaning: "Where the blocks are: on an NVMe drive that is bound to `vfio-pci` and so \
+                      belongs to the appliance (`windlass bind`); in a file; in memory until the \
+                      appliance stops; nowhere (reads give zeroes, writes are dropped: for \
+                      measurements).",
         },
         Key {
             name: "size",
             value: "size, a multiple of the block size, to 1024TiB (`memory`: 16TiB)",
-            absent: Absent::Words("required for `memory` and `null`; for `file` the file's size"),
+            absent: Absent::Words(
+                "required for `memory` and `null`; for `file` the file's size; not allowed for \
+                 `nvme`",
+            ),
             example: "\"8GiB\"",
             meaning: "Its size. A file that is missing is created sparse with this size.",
         },
@@ -230,7 +234,8 @@ pub(crate) const DEVICE: Section = Section {
             example: "4096",
             meaning: "The unit in which hosts address it. 512 is what every host attaches; 4096 is \
                       better where the file system below works in 4 KiB and no ESXi or boot \
-                      firmware attaches. A change makes what hosts stored unreadable to them.",
+                      firmware attaches. A change makes what hosts stored unreadable to them. Not \
+                      allowed for `nvme`: the drive's format decides.",
         },
         Key {
             name: "read_only",
@@ -248,10 +253,35 @@ pub(crate) const DEVICE: Section = Section {
         },
         Key {
             name: "pci",
-            value: "PCI address",
-            absent: Absent::Words("for `nvme`, not allowed otherwise"),
+            value: "PCI address, `domain:bus:device.function`",
+            absent: Absent::Words("required for `nvme`, not allowed otherwise"),
             example: "\"0000:3b:00.0\"",
-            meaning: "The drive. Not in this build yet.",
+            meaning: "The drive, as `windlass devices` lists it. The domain may be left out (0000).",
+        },
+        Key {
+            name: "namespace",
+            value: "integer, 1 to 4294967294",
+            absent: Absent::Words("for `nvme` 1, not allowed otherwise"),
+            example: "2",
+            meaning: "Which of the drive's namespaces. A drive with several takes several devices, \
+                      which agree in the other keys of the drive.",
+        },
+        Key {
+            name: "queue_depth",
+            value: "integer, 2 to 1024",
+            absent: Absent::Words("for `nvme` 256, not allowed otherwise"),
+            example: "256",
+            meaning: "Most requests that one reactor has at the drive at once; fewer where the \
+                      drive takes fewer.",
+        },
+        Key {
+            name: "command_deadline",
+            value: "time, 100ms to 10min",
+            absent: Absent::Words("for `nvme` `10s`, not allowed otherwise"),
+            example: "\"5s\"",
+            meaning: "How long the drive may take for a command before the command is aborted; a \
+                      drive that does not abort it either is reset, and one that cannot be reset \
+                      is given up. Linux hosts give up after 30s themselves.",
         },
     ],
 };

@@ -40,16 +40,16 @@ mod value;
 
 pub use load::LoadError;
 pub use model::{
-    Access, Appliance, Backing, Config, Cores, CoresNotAllowed, Device, Digest, Export, Idle,
-    Limits, Listener, Namespace, Pages, Transport,
+    Access, Appliance, Backing, Config, Cores, CoresNotAllowed, Device, Digest, DriveNamespace,
+    Export, Idle, Limits, Listener, Namespace, Pages, Transport,
 };
 pub use notice::Notice;
 pub use problem::{Colour, Place, Problem, ProblemKind, Problems};
 pub use uuid::Uuid;
 pub use value::{
     AddressError, BlockSize, ByteSize, ByteSizeError, CongestionControl, CongestionControlError,
-    CoreList, CoreListError, ListenAddress, ModelNumber, Name, NameError, Nqn, NqnError, Period,
-    PeriodError, SerialNumber, TextFieldError,
+    CoreList, CoreListError, ListenAddress, ModelNumber, Name, NameError, Nqn, NqnError,
+    PciAddress, PciAddressError, Period, PeriodError, SerialNumber, TextFieldError,
 };
 
 #[cfg(test)]

@@ -60,6 +60,16 @@ pub const QUEUE_DEPTH_MIN: u16 = 2;
 /// Most entries of an I/O queue.
 pub const QUEUE_DEPTH_MAX: u16 = 1024;
 
+/// Most requests that one reactor may have at a drive at once.
+pub const DRIVE_QUEUE_DEPTH_MAX: u16 = 1024;
+/// Largest identifier of a drive's namespace (NVM Express Base Specification 2.1, section 3.2.1.2:
+/// FFFFFFFFh stands for all of them).
+pub const DRIVE_NAMESPACE_MAX: u32 = 0xffff_fffe;
+/// Shortest time that a drive may be given for a command.
+pub const COMMAND_DEADLINE_MIN: Period = Period::from_millis(100);
+/// Longest time that a drive may be given for a command.
+pub const COMMAND_DEADLINE_MAX: Period = Period::from_millis(10 * 60 * 1000);
+
 /// Most I/O queues of one controller.
 pub const IO_QUEUES_MAX: u16 = 128;
 /// Most controllers at once that may be allowed.

@@ -6,7 +6,7 @@ use uuid::Uuid;
 
 use crate::value::{
     BlockSize, ByteSize, CongestionControl, CoreList, ListenAddress, ModelNumber, Name, Nqn,
-    Period, SerialNumber,
+    PciAddress, Period, SerialNumber,
 };
 
 /// A whole configuration.
@@ -187,8 +187,6 @@ pub struct Device {
     pub name: Name,
     /// Where the blocks are.
     pub backing: Backing,
-    /// The unit in which hosts address it.
-    pub block_size: BlockSize,
     /// Whether hosts are kept from writing.
     pub read_only: bool,
     /// The UUID of its namespace, where it is given.
@@ -202,6 +200,8 @@ pub enum Backing {
     Memory {
         /// The device's size: whole blocks, not zero.
         size: ByteSize,
+        /// The unit in which hosts address it.
+        block_size: BlockSize,
     },
     /// In a file.
     File {
@@ -209,12 +209,41 @@ pub enum Backing {
         path: PathBuf,
         /// The device's size: whole blocks, not zero. Without it the file has to exist.
         size: Option<ByteSize>,
+        /// The unit in which hosts address it.
+        block_size: BlockSize,
     },
     /// Nowhere.
     Null {
         /// The device's size: whole blocks, not zero.
         size: ByteSize,
+        /// The unit in which hosts address it.
+        block_size: BlockSize,
     },
+    /// In a namespace of an NVMe drive, which says how large it and its blocks are.
+    Nvme(DriveNamespace),
+}
+
+/// A namespace of an NVMe drive, and how the drive is used. Devices on one drive are of different
+/// namespaces and agree in everything else.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DriveNamespace {
+    /// The drive's PCI function.
+    pub pci: PciAddress,
+    /// The namespace identifier that the drive has for it, from 1.
+    pub namespace: u32,
+    /// Most requests that one reactor has at the drive at once, as far as the drive takes them.
+    pub queue_depth: u16,
+    /// How long the drive may take for a command before the command is aborted.
+    pub command_deadline: Period,
+}
+
+impl DriveNamespace {
+    /// The namespace where the file says nothing.
+    pub const NAMESPACE_DEFAULT: u32 = 1;
+    /// The queue depth where the file says nothing.
+    pub const QUEUE_DEPTH_DEFAULT: u16 = 256;
+    /// The command deadline where the file says nothing.
+    pub const COMMAND_DEADLINE_DEFAULT: Period = Period::from_millis(10_000);
 }
 
 impl Backing {
@@ -224,14 +253,26 @@ impl Backing {
             Backing::Memory { .. } => "memory",
             Backing::File { .. } => "file",
             Backing::Null { .. } => "null",
+            Backing::Nvme(_) => "nvme",
         }
     }
 
     /// The size, where the configuration says it.
     pub const fn size(&self) -> Option<ByteSize> {
         match self {
-            Backing::Memory { size } | Backing::Null { size } => Some(*size),
+            Backing::Memory { size, .. } | Backing::Null { size, .. } => Some(*size),
             Backing::File { size, .. } => *size,
+            Backing::Nvme(_) => None,
+        }
+    }
+
+    /// The unit in which hosts address it, where the configuration says it.
+    pub const fn block_size(&self) -> Option<BlockSize> {
+        match self {
+            Backing::Memory { block_size, .. }
+            | Backing::Null { block_size, .. }
+            | Backing::File { block_size, .. } => Some(*block_size),
+            Backing::Nvme(_) => None,
         }
     }
 }

@@ -3,7 +3,8 @@
 use std::fmt::{self, Write as _};
 
 use crate::model::{
-    Access, Appliance, Backing, Config, Cores, Device, Export, Limits, Listener, Namespace,
+    Access, Appliance, Backing, Config, Cores, Device, DriveNamespace, Export, Limits, Listener,
+    Namespace,
 };
 
 impl Config {
@@ -70,7 +71,6 @@ fn device(out: &mut String, device: &Device) -> fmt::Result {
     let Device {
         name,
         backing,
-        block_size,
         read_only,
         uuid,
     } = device;
@@ -80,19 +80,39 @@ fn device(out: &mut String, device: &Device) -> fmt::Result {
         backing.word()
     )?;
     match backing {
-        Backing::Memory { size } | Backing::Null { size } => writeln!(out, "size = \"{size}\"")?,
-        Backing::File { path, size } => {
+        Backing::Memory { size, .. } | Backing::Null { size, .. } => {
+            writeln!(out, "size = \"{size}\"")?;
+        }
+        Backing::File { path, size, .. } => {
             writeln!(out, "path = {}", quoted(&path.to_string_lossy()))?;
             if let Some(size) = size {
                 writeln!(out, "size = \"{size}\"")?;
             }
         }
+        Backing::Nvme(drive) => drive_namespace(out, drive)?,
     }
-    writeln!(out, "block_size = {block_size}\nread_only = {read_only}")?;
+    if let Some(block_size) = backing.block_size() {
+        writeln!(out, "block_size = {block_size}")?;
+    }
+    writeln!(out, "read_only = {read_only}")?;
     match uuid {
         Some(uuid) => writeln!(out, "uuid = \"{uuid}\""),
         None => Ok(()),
     }
+}
+
+fn drive_namespace(out: &mut String, drive: &DriveNamespace) -> fmt::Result {
+    let DriveNamespace {
+        pci,
+        namespace,
+        queue_depth,
+        command_deadline,
+    } = drive;
+    writeln!(out, "pci = \"{pci}\"\nnamespace = {namespace}")?;
+    writeln!(
+        out,
+        "queue_depth = {queue_depth}\ncommand_deadline = \"{command_deadline}\""
+    )
 }
 
 fn listener(out: &mut String, listener: &Listener) -> fmt::Result {

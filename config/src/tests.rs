@@ -31,6 +31,15 @@ fn minimal() -> Config {
     Config::parse("minimal.toml", MINIMAL).unwrap()
 }
 
+const DRIVE_TYPE: &str = "\"nvme\"";
+const DRIVE_ADDRESS: &str = "pci = \"0000:01:00.0\"\n";
+
+/// The file with its device on a drive.
+fn with_drive(text: &str) -> String {
+    let text = text.replace("path = \"/srv/a\"\n", DRIVE_ADDRESS);
+    text.replace("type = \"file\"", &format!("type = {DRIVE_TYPE}"))
+}
+
 /// The minimal file with that key in that section, in place of what was there.
 fn with_key(section: &Section, key: &str, value: &str) -> String {
     if section.path == "export.devices" {
@@ -363,8 +372,16 @@ fn a_required_key_is_missed() {
 #[test]
 fn a_listed_example_is_read() {
     for section in tables() {
-        for key in section.keys.iter().filter(|key| key.name != "pci") {
+        for key in section.keys {
             let text = with_key(section, key.name, key.example);
+            // Some keys are those of another type than the minimal file's.
+            let of_drive = ["pci", "namespace", "queue_depth", "command_deadline"];
+            let text = match (section.path, key.name) {
+                ("device", "type") if key.example == DRIVE_TYPE => with_drive(&text),
+                ("device", "pci") => with_drive(&text).replace(DRIVE_ADDRESS, ""),
+                ("device", name) if of_drive.contains(&name) => with_drive(&text),
+                _ => text,
+            };
             // Examples of references lead to the same names, and one excludes the list of hosts.
             let text = match (section.path, key.name) {
                 ("device", "name" | "type") => text.replace("device = \"a\"", "device = \"vol0\""),
@@ -458,10 +475,28 @@ allow_any_host = true
     let problems = Config::parse("design.toml", text).unwrap_err();
     let kinds: Vec<_> = problems.iter().map(|p| (p.kind(), p.path())).collect();
     let later = ProblemKind::NotInThisBuild;
-    assert_eq!(
-        kinds,
-        [(later, "device[0].type"), (later, "listener[0].transport")]
+    assert_eq!(kinds, [(later, "listener[0].transport")]);
+}
+
+#[test]
+fn a_drive_has_defaults_and_a_short_address() {
+    use crate::{Backing, DriveNamespace};
+    let text = with_drive(MINIMAL).replace("0000:01:00.0", "01:00.0");
+    let config = Config::parse("drive.toml", &text).unwrap();
+    let drive = DriveNamespace {
+        pci: "0000:01:00.0".parse().unwrap(),
+        namespace: 1,
+        queue_depth: DriveNamespace::QUEUE_DEPTH_DEFAULT,
+        command_deadline: DriveNamespace::COMMAND_DEADLINE_DEFAULT,
+    };
+    assert_eq!(config.devices[0].backing, Backing::Nvme(drive));
+    assert_eq!(config.devices[0].backing.block_size(), None);
+    let printed = config.to_toml();
+    assert!(
+        !printed.contains("block_size") && !printed.contains("\nsize"),
+        "{printed}"
     );
+    assert!(printed.contains("command_deadline = \"10s\""), "{printed}");
 }
 
 #[test]

@@ -4,7 +4,7 @@
 use std::collections::{HashMap, HashSet};
 use std::hash::Hash;
 
-use crate::parse::{Draft, Located, NameDraft};
+use crate::parse::{Draft, DriveDraft, Located, NameDraft};
 use crate::problem::{Finding, Findings, Lines, ProblemKind};
 use crate::suggest::{listed, nearest, shown};
 
@@ -69,6 +69,7 @@ pub(crate) fn validate(draft: &Draft, text: &str, findings: &mut Findings) {
         &lines,
         findings,
     );
+    drives(draft, &lines, findings);
     addresses(draft, &lines, findings);
 
     for export in &draft.exports {
@@ -205,4 +206,54 @@ fn addresses(draft: &Draft, lines: &Lines<'_>, findings: &mut Findings) {
             )
         });
     }
+}
+
+/// Reports namespaces of drives that stand twice, and devices of one drive that would use it
+/// differently.
+fn drives(draft: &Draft, lines: &Lines<'_>, findings: &mut Findings) {
+    let known: Vec<&DriveDraft> = draft
+        .devices
+        .iter()
+        .filter_map(|device| device.drive.as_ref())
+        .collect();
+    for (index, drive) in known.iter().enumerate() {
+        let before = || {
+            let before = known.iter().take(index);
+            before.filter(|other| other.pci.value == drive.pci.value)
+        };
+        let (pci, namespace) = (drive.pci.value, drive.namespace);
+        if let Some(first) = before().find(|other| other.namespace == namespace) {
+            let line = lines.line(first.pci.span.start);
+            findings.add(|| Finding {
+                hint: Some("give the second device another `namespace`".to_owned()),
+                ..drive.pci.finding(
+                    ProblemKind::Duplicate,
+                    format!(
+                        "namespace {namespace} of the drive {pci} is taken by {} at line {line}",
+                        first.pci.path.as_str()
+                    ),
+                )
+            });
+            continue;
+        }
+        let other_use = before().find_map(|first| Some((first, difference(first, drive)?)));
+        if let Some((first, key)) = other_use {
+            let line = lines.line(first.pci.span.start);
+            findings.add(|| Finding {
+                hint: Some("write the same for each of the drive's devices".to_owned()),
+                ..drive.pci.finding(
+                    ProblemKind::Conflict,
+                    format!("the drive {pci} has another `{key}` at line {line}"),
+                )
+            });
+        }
+    }
+}
+
+/// The first key of a drive in which two of its devices differ.
+fn difference(one: &DriveDraft, other: &DriveDraft) -> Option<&'static str> {
+    if one.queue_depth != other.queue_depth {
+        return Some("queue_depth");
+    }
+    (one.command_deadline != other.command_deadline).then_some("command_deadline")
 }

@@ -1,5 +1,6 @@
 //! From text to configuration: bytes, TOML, tables, values. Each step reports all that it finds.
 
+mod device;
 mod export;
 mod reader;
 mod sections;
@@ -17,8 +18,9 @@ use crate::problem::{Finding, Findings, Path, ProblemKind, Problems};
 use crate::validate;
 use reader::Reader;
 
+pub(crate) use device::{DeviceDraft, DriveDraft};
 pub(crate) use export::ExportDraft;
-pub(crate) use sections::{DeviceDraft, ListenerDraft, NameDraft};
+pub(crate) use sections::{ListenerDraft, NameDraft};
 
 /// A value, and where it stands.
 #[derive(Clone, Debug)]
@@ -104,7 +106,7 @@ fn read_root(root: &DeTable<'_>, findings: &mut Findings) -> Draft {
     for (name, what) in [
         (
             "device",
-            "[[device]] with a name, a type, and a size or path",
+            "[[device]] with a name, a type, and a size, path or pci",
         ),
         (
             "listener",
@@ -132,7 +134,7 @@ fn read_root(root: &DeTable<'_>, findings: &mut Findings) -> Draft {
         devices: reader
             .tables("device", DEVICES_MAX, &keys::DEVICE, findings)
             .iter()
-            .map(|table| sections::device(table, findings))
+            .map(|table| device::device(table, findings))
             .collect(),
         listeners: reader
             .tables("listener", LISTENERS_MAX, &keys::LISTENER, findings)

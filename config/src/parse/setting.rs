@@ -11,7 +11,7 @@ use crate::problem::ProblemKind;
 use crate::suggest::{listed, nearest, shown};
 use crate::value::{
     BlockSize, ByteSize, CongestionControl, CoreList, Hint, ListenAddress, ModelNumber, Name, Nqn,
-    Period, SerialNumber, hyphenated_uuid,
+    PciAddress, Period, SerialNumber, hyphenated_uuid,
 };
 
 /// What is wrong with one value.
@@ -93,6 +93,7 @@ text_settings!(
     ModelNumber,
     Name,
     Nqn,
+    PciAddress,
     SerialNumber
 );
 

@@ -8,6 +8,7 @@ mod congestion;
 mod cores;
 mod name;
 mod nqn;
+mod pci;
 mod period;
 mod size;
 
@@ -18,6 +19,7 @@ pub use cores::{CoreList, CoreListError};
 pub use name::{ModelNumber, Name, NameError, SerialNumber, TextFieldError};
 pub(crate) use nqn::hyphenated_uuid;
 pub use nqn::{Nqn, NqnError};
+pub use pci::{PciAddress, PciAddressError};
 pub use period::{Period, PeriodError};
 pub use size::{ByteSize, ByteSizeError};
 

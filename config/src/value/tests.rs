@@ -413,3 +413,60 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn pci_addresses_that_are_none() {
+    use PciAddressError::*;
+    for (text, error) in [
+        ("", Shape),
+        ("3b", Shape),
+        ("3b:00", Shape),
+        ("00.0", Shape),
+        (":00.0", Shape),
+        ("3b:00.", Shape),
+        ("3b:00.00", Shape),
+        ("3b:0.0", Shape),
+        ("b:00.0", Shape),
+        ("3b.00.0", Shape),
+        ("3b:00:0", Shape),
+        ("0000-3b-00.0", Shape),
+        (" 0000:3b:00.0", Shape),
+        ("0000:3b:00.0 ", Shape),
+        ("0000:3b:00.0\n", Shape),
+        ("000:3b:00.0", Shape),
+        ("123456789:3b:00.0", Shape),
+        ("0:0:3b:00.0", Shape),
+        ("0000:3g:00.0", Shape),
+        ("0000:+b:00.0", Shape),
+        ("0000:3b:é.0", Shape),
+        ("0000:３b:00.0", Shape),
+        ("0000:3b:20.0", Device(0x20)),
+        ("3b:ff.0", Device(0xff)),
+        ("0000:3b:00.8", Function(8)),
+        ("3b:1f.f", Function(15)),
+    ] {
+        assert_eq!(text.parse::<PciAddress>(), Err(error), "{text:?}");
+    }
+    assert_eq!(PciAddress::new(0, 0, 0x20, 0), None);
+    assert_eq!(PciAddress::new(0, 0, 0, 8), None);
+}
+
+#[test]
+fn pci_addresses_print_as_the_kernel_prints_them() {
+    for (text, printed) in [
+        ("3b:00.0", "0000:3b:00.0"),
+        ("0000:3B:1F.7", "0000:3b:1f.7"),
+        ("10000:e1:00.0", "10000:e1:00.0"),
+        ("00010000:e1:00.0", "10000:e1:00.0"),
+    ] {
+        let address = text.parse::<PciAddress>().unwrap();
+        assert_eq!(address.to_string(), printed);
+    }
+}
+
+proptest! {
+    #[test]
+    fn a_printed_pci_address_is_the_same_one(address in generate::pci_address()) {
+        prop_assert_eq!(address.to_string().parse(), Ok(address));
+    }
+}

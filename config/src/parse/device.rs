@@ -1,0 +1,295 @@
+//! The table `device`.
+
+use std::path::PathBuf;
+
+use toml::de::DeValue;
+use uuid::Uuid;
+
+use super::Located;
+use super::reader::Reader;
+use super::sections::NameDraft;
+use super::setting::{Fault, Setting, word};
+use crate::limits::{
+    COMMAND_DEADLINE_MAX, COMMAND_DEADLINE_MIN, DEVICE_SIZE_MAX, DRIVE_NAMESPACE_MAX,
+    DRIVE_QUEUE_DEPTH_MAX, MEMORY_MAX, PATH_BYTES_MAX, QUEUE_DEPTH_MIN,
+};
+use crate::model::{Backing, Device, DriveNamespace};
+use crate::problem::{Finding, Findings, ProblemKind};
+use crate::suggest::shown;
+use crate::value::{BlockSize, ByteSize, PciAddress, Period};
+
+/// A device as far as it could be read.
+#[derive(Debug)]
+pub(crate) struct DeviceDraft {
+    pub(crate) name: NameDraft,
+    pub(crate) path: Option<Located<PathBuf>>,
+    pub(crate) uuid: Option<Located<Uuid>>,
+    pub(crate) drive: Option<DriveDraft>,
+    device: Option<Device>,
+}
+
+impl DeviceDraft {
+    pub(super) fn finish(self) -> Option<Device> {
+        self.device
+    }
+}
+
+/// A drive's namespace, all of which could be read.
+#[derive(Debug)]
+pub(crate) struct DriveDraft {
+    pub(crate) pci: Located<PciAddress>,
+    pub(crate) namespace: u32,
+    pub(crate) queue_depth: u16,
+    pub(crate) command_deadline: Period,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum DeviceType {
+    Nvme,
+    File,
+    Memory,
+    Null,
+}
+
+const DEVICE_TYPES: [(&str, DeviceType); 4] = [
+    ("nvme", DeviceType::Nvme),
+    ("file", DeviceType::File),
+    ("memory", DeviceType::Memory),
+    ("null", DeviceType::Null),
+];
+
+impl Setting for DeviceType {
+    fn read(value: &DeValue<'_>) -> Result<DeviceType, Fault> {
+        word(value, &DEVICE_TYPES, &[])
+    }
+}
+
+/// A key that only some types of device have.
+struct TypedKey {
+    name: &'static str,
+    /// The types that must have it.
+    required: &'static [DeviceType],
+    /// The types that may have it.
+    optional: &'static [DeviceType],
+}
+
+const TYPED_KEYS: [TypedKey; 7] = [
+    TypedKey {
+        name: "size",
+        required: &[DeviceType::Memory, DeviceType::Null],
+        optional: &[DeviceType::File],
+    },
+    TypedKey {
+        name: "path",
+        required: &[DeviceType::File],
+        optional: &[],
+    },
+    TypedKey {
+        name: "block_size",
+        required: &[],
+        optional: &[DeviceType::Memory, DeviceType::File, DeviceType::Null],
+    },
+    TypedKey {
+        name: "pci",
+        required: &[DeviceType::Nvme],
+        optional: &[],
+    },
+    TypedKey {
+        name: "namespace",
+        required: &[],
+        optional: &[DeviceType::Nvme],
+    },
+    TypedKey {
+        name: "queue_depth",
+        required: &[],
+        optional: &[DeviceType::Nvme],
+    },
+    TypedKey {
+        name: "command_deadline",
+        required: &[],
+        optional: &[DeviceType::Nvme],
+    },
+];
+
+/// Reports keys that the type lacks or does not have.
+fn keys_of_type(table: &Reader<'_, '_>, device_type: DeviceType, findings: &mut Findings) {
+    let word = DEVICE_TYPES
+        .iter()
+        .find(|(_, other)| *other == device_type)
+        .map_or("", |(word, _)| *word);
+    for key in TYPED_KEYS {
+        let required = key.required.contains(&device_type);
+        let name = key.name;
+        if table.has(name) && !required && !key.optional.contains(&device_type) {
+            let drive_decides =
+                device_type == DeviceType::Nvme && matches!(name, "size" | "block_size");
+            let hint = match drive_decides {
+                true => "remove it: the drive's namespace says how large it and its blocks are",
+                false => "remove it, or change `type`",
+            };
+            findings.add(|| Finding {
+                hint: Some(hint.to_owned()),
+                ..table.at_key(
+                    name,
+                    ProblemKind::Conflict,
+                    format!("a device of type \"{word}\" has no `{name}`"),
+                )
+            });
+        } else if !table.has(name) && required {
+            let message = format!("`{name}` is missing: a device of type \"{word}\" needs one");
+            findings.add(|| table.missing(name, message));
+        }
+    }
+}
+
+pub(super) fn device(table: &Reader<'_, '_>, findings: &mut Findings) -> DeviceDraft {
+    let (name_draft, name) = NameDraft::read(table, findings);
+    let device_type = table
+        .required::<DeviceType>("type", findings)
+        .map(|read| read.value);
+    if let Some(device_type) = device_type {
+        keys_of_type(table, device_type, findings);
+    }
+    let block_size = table.optional::<BlockSize>("block_size", findings);
+    let block_size = table.or_default("block_size", block_size, BlockSize::default());
+    let size_max = if device_type == Some(DeviceType::Memory) {
+        MEMORY_MAX
+    } else {
+        DEVICE_SIZE_MAX
+    };
+    let size = table
+        .ranged("size", ByteSize::from_bytes(512)..=size_max, findings)
+        .filter(|size| is_whole_blocks(size, block_size, findings))
+        .map(|size| size.value);
+    let path = table
+        .optional::<String>("path", findings)
+        .and_then(|text| file_path(text, findings));
+    let drive = drive(table, findings);
+    let read_only = table.optional("read_only", findings);
+    let read_only = table.or_default("read_only", read_only, false);
+    let uuid = table.optional::<Uuid>("uuid", findings);
+
+    let backing = || {
+        Some(match device_type? {
+            DeviceType::Memory => Backing::Memory {
+                size: size?,
+                block_size: block_size?,
+            },
+            DeviceType::Null => Backing::Null {
+                size: size?,
+                block_size: block_size?,
+            },
+            DeviceType::File if table.has("size") && size.is_none() => return None,
+            DeviceType::File => Backing::File {
+                path: path.as_ref()?.value.clone(),
+                size,
+                block_size: block_size?,
+            },
+            DeviceType::Nvme => {
+                let drive = drive.as_ref()?;
+                Backing::Nvme(DriveNamespace {
+                    pci: drive.pci.value,
+                    namespace: drive.namespace,
+                    queue_depth: drive.queue_depth,
+                    command_deadline: drive.command_deadline,
+                })
+            }
+        })
+    };
+    let device = match (name, backing(), read_only) {
+        (Some(name), Some(backing), Some(read_only)) => Some(Device {
+            name,
+            backing,
+            read_only,
+            uuid: uuid.as_ref().map(|uuid| uuid.value),
+        }),
+        _ => None,
+    };
+    DeviceDraft {
+        name: name_draft,
+        path,
+        uuid,
+        drive: drive.filter(|_| device_type == Some(DeviceType::Nvme)),
+        device,
+    }
+}
+
+/// The keys of a drive, whatever the type; `None` where one of them could not be read.
+fn drive(table: &Reader<'_, '_>, findings: &mut Findings) -> Option<DriveDraft> {
+    let pci = table.optional::<PciAddress>("pci", findings);
+    let namespace = table.count("namespace", 1..=DRIVE_NAMESPACE_MAX, findings);
+    let depths = QUEUE_DEPTH_MIN..=DRIVE_QUEUE_DEPTH_MAX;
+    let queue_depth = table.count("queue_depth", depths, findings);
+    let deadlines = COMMAND_DEADLINE_MIN..=COMMAND_DEADLINE_MAX;
+    let command_deadline = table.ranged("command_deadline", deadlines, findings);
+    Some(DriveDraft {
+        pci: pci?,
+        namespace: table.or_default("namespace", namespace, DriveNamespace::NAMESPACE_DEFAULT)?,
+        queue_depth: table.or_default(
+            "queue_depth",
+            queue_depth,
+            DriveNamespace::QUEUE_DEPTH_DEFAULT,
+        )?,
+        command_deadline: table.or_default(
+            "command_deadline",
+            command_deadline,
+            DriveNamespace::COMMAND_DEADLINE_DEFAULT,
+        )?,
+    })
+}
+
+fn is_whole_blocks(
+    size: &Located<ByteSize>,
+    block_size: Option<BlockSize>,
+    findings: &mut Findings,
+) -> bool {
+    let block_bytes = u64::from(block_size.unwrap_or_default().bytes());
+    let bytes = size.value.bytes();
+    if bytes.is_multiple_of(block_bytes) {
+        return true;
+    }
+    let below = bytes - bytes % block_bytes;
+    findings.add(|| Finding {
+        hint: Some(format!(
+            "write \"{}\" or \"{}\"",
+            ByteSize::from_bytes(below.max(block_bytes)),
+            ByteSize::from_bytes(below + block_bytes),
+        )),
+        ..size.finding(
+            ProblemKind::BadValue,
+            format!(
+                "{} is no multiple of the block size, {block_bytes}",
+                size.value
+            ),
+        )
+    });
+    false
+}
+
+fn file_path(text: Located<String>, findings: &mut Findings) -> Option<Located<PathBuf>> {
+    let fault = if text.value.is_empty() {
+        Some("the path is empty".to_owned())
+    } else if let Some(control) = text.value.chars().find(|c| c.is_control()) {
+        Some(format!("the path has {control:?} in it"))
+    } else if text.value.len() > PATH_BYTES_MAX {
+        Some(format!("the path has more than {PATH_BYTES_MAX} bytes"))
+    } else if !text.value.starts_with('/') {
+        Some(format!("`{}` is no absolute path", shown(&text.value)))
+    } else if text.value.ends_with('/') {
+        Some(format!("`{}` is a directory", shown(&text.value)))
+    } else {
+        None
+    };
+    if let Some(message) = fault {
+        findings.add(|| Finding {
+            hint: Some("write the whole path of the file, like \"/srv/vol0.img\"".to_owned()),
+            ..text.finding(ProblemKind::BadValue, message)
+        });
+        return None;
+    }
+    Some(Located {
+        value: PathBuf::from(text.value),
+        span: text.span,
+        path: text.path,
+    })
+}
