@@ -1,0 +1,420 @@
+//! One address space for all drives: what the arena is mapped into, once.
+//!
+//! Two kinds, chosen by what the kernel has. With type 1 (the rule) a container holds IOMMU groups;
+//! with iommufd (kernels built without groups) devices are opened one by one and given an address
+//! space. **The second kind is unproven**: no kernel at hand has it without the first.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use hugemem::{Arena, DmaMap, DmaMapError, Region};
+use vfio_bindings::bindings::vfio as abi;
+
+use crate::capabilities::IommuInfo;
+use crate::device::{Device, Handle};
+use crate::diagnosis::{Nodes, diagnose, enough_lockable, node_problem};
+use crate::function::group_number;
+use crate::placement::{NoPlace, Wanted, place};
+use crate::system::System;
+use crate::{Error, PciAddress, Problem, ioctl};
+
+/// The devices that this program has taken, and the arena that all of them reach.
+///
+/// Kept for as long as any drive may come or come back: a drive that is opened later joins, and
+/// finds the arena mapped at the same address. Opening and closing is for the control thread: it
+/// may block.
+#[derive(Debug)]
+pub struct Container {
+    system: System,
+    kind: Kind,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+enum Kind {
+    /// `/dev/vfio/vfio`.
+    Type1 { file: OwnedFd },
+    /// `/dev/iommu` and an address space in it.
+    Iommufd { file: OwnedFd, space: u32 },
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Groups in the container; each is there for as long as a device of it is open.
+    groups: Vec<Group>,
+    arena: Option<Arc<Arena>>,
+    /// Where the arena is or was.
+    address: Option<u64>,
+    /// Whether the arena is mapped now: a container without groups forgets its mappings.
+    is_mapped: bool,
+}
+
+#[derive(Debug)]
+struct Group {
+    number: u32,
+    file: OwnedFd,
+    devices: usize,
+}
+
+/// A device's place in its group; the group leaves the container with its last device.
+#[derive(Debug)]
+pub(crate) struct Membership {
+    container: Arc<Container>,
+    group: Option<u32>,
+}
+
+impl Drop for Membership {
+    fn drop(&mut self) {
+        let Some(number) = self.group else {
+            return;
+        };
+        let mut state = self.container.lock();
+        if let Some(group) = state.groups.iter_mut().find(|group| group.number == number) {
+            group.devices -= 1;
+        }
+        state.leave_empty_groups();
+    }
+}
+
+impl State {
+    fn leave_empty_groups(&mut self) {
+        self.groups.retain(|group| group.devices > 0);
+        if self.groups.is_empty() {
+            self.is_mapped = false;
+        }
+    }
+}
+
+fn open_node(node: &Path) -> io::Result<OwnedFd> {
+    let file: File = OpenOptions::new().read(true).write(true).open(node)?;
+    Ok(file.into())
+}
+
+impl Container {
+    /// Opens the kernel's VFIO for the drive at `address` and all that follow it.
+    ///
+    /// # Errors
+    /// [`Problem::NoModule`] where there is none, [`Problem::NoPermission`], or what else the
+    /// system answers; they name the drive.
+    pub fn open(system: &System, address: PciAddress) -> Result<Arc<Container>, Error> {
+        let node = system.dev("vfio/vfio");
+        let kind = match open_node(&node) {
+            Ok(file) => type1(file, address)?,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => iommufd(system, address)?,
+            Err(error) => return Err(node_problem(system, address, node, error).into()),
+        };
+        Ok(Arc::new(Container {
+            system: system.clone(),
+            kind,
+            state: Mutex::default(),
+        }))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Nobody leaves a half-made state behind: every step below ends with a whole one.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes `arena` the memory that drives reach: mapped when the first is opened, or now, where
+    /// one is. Once for a container; the same arena again is nothing to do.
+    ///
+    /// # Errors
+    /// [`Error::OtherArena`]; [`Error::PageSize`], [`Error::Room`] and [`Problem::MemoryLock`]
+    /// where a drive is open. Nothing stays mapped.
+    pub fn map_arena(&self, arena: &Arc<Arena>, address: PciAddress) -> Result<(), Error> {
+        let mut state = self.lock();
+        match &state.arena {
+            Some(other) if !Arc::ptr_eq(other, arena) => return Err(Error::OtherArena),
+            Some(_) => {}
+            None => state.arena = Some(Arc::clone(arena)),
+        }
+        let has_iommu = match &self.kind {
+            Kind::Type1 { .. } => !state.groups.is_empty(),
+            Kind::Iommufd { .. } => true,
+        };
+        if !has_iommu {
+            return Ok(());
+        }
+        let result = self.map(&mut state, address);
+        if result.is_err() {
+            state.arena = None;
+        }
+        result
+    }
+
+    /// The address by which drives reach the first byte of the arena's region; the rest follows
+    /// without gaps. `None` before an arena is mapped for an open drive.
+    #[must_use]
+    pub fn arena_address(&self) -> Option<u64> {
+        let state = self.lock();
+        state.address.filter(|_| state.is_mapped)
+    }
+
+    /// Opens the drive at `address`, with bus mastering off: it reaches nothing yet.
+    ///
+    /// At most `vectors_max` interrupt vectors are prepared, all disconnected.
+    ///
+    /// # Errors
+    /// [`Error::Problem`] where people can mend it; nothing stays open.
+    pub fn open_device(
+        self: &Arc<Self>,
+        address: PciAddress,
+        vectors_max: u16,
+    ) -> Result<Device, Error> {
+        let (file, membership) = match &self.kind {
+            Kind::Type1 { file } => self.open_by_group(file, address)?,
+            Kind::Iommufd { file, space } => self.open_by_node(file, *space, address)?,
+        };
+        Device::new(Handle::new(file, Some(membership)), address, vectors_max)
+    }
+
+    /// What a failure to open means, found out by looking: the cause if there is one to be seen.
+    fn explained(&self, address: PciAddress, error: Problem) -> Error {
+        diagnose(&self.system, address, 0)
+            .err()
+            .unwrap_or(error)
+            .into()
+    }
+
+    fn open_by_group(
+        self: &Arc<Self>,
+        container: &OwnedFd,
+        address: PciAddress,
+    ) -> Result<(OwnedFd, Membership), Error> {
+        let number = group_number(&self.system, address);
+        let number = number.ok_or_else(|| self.explained(address, Problem::NoIommu { address }))?;
+        let mut state = self.lock();
+        let result = self.join_group(&mut state, container, number, address);
+        let result = result.and_then(|()| {
+            if state.arena.is_some() {
+                self.map(&mut state, address)?;
+            }
+            let group = state.groups.iter_mut().find(|group| group.number == number);
+            let group = group.expect("the group was just joined");
+            let device = ioctl::device_of_group(group.file.as_fd(), address)
+                .map_err(refused(address, "VFIO_GROUP_GET_DEVICE_FD"))?;
+            group.devices += 1;
+            Ok(device)
+        });
+        state.leave_empty_groups();
+        let container = Arc::clone(self);
+        let group = Some(number);
+        Ok((result?, Membership { container, group }))
+    }
+
+    fn join_group(
+        &self,
+        state: &mut State,
+        container: &OwnedFd,
+        number: u32,
+        address: PciAddress,
+    ) -> Result<(), Error> {
+        if state.groups.iter().any(|group| group.number == number) {
+            return Ok(());
+        }
+        let node = self.system.dev(format!("vfio/{number}"));
+        let file = open_node(&node).map_err(|error| {
+            let problem = node_problem(&self.system, address, node, error);
+            self.explained(address, problem)
+        })?;
+        let is_viable = ioctl::group_is_viable(file.as_fd());
+        if !is_viable.map_err(refused(address, "VFIO_GROUP_GET_STATUS"))? {
+            let others = Vec::new();
+            let group = number;
+            return Err(self.explained(
+                address,
+                Problem::GroupShared {
+                    address,
+                    group,
+                    others,
+                },
+            ));
+        }
+        let is_first = state.groups.is_empty();
+        ioctl::set_container(file.as_fd(), container.as_fd())
+            .and_then(|()| {
+                if is_first {
+                    ioctl::set_iommu(container.as_fd(), abi::VFIO_TYPE1v2_IOMMU)?;
+                }
+                Ok(())
+            })
+            .map_err(|error| joining_failed(address, error))?;
+        state.groups.push(Group {
+            number,
+            file,
+            devices: 0,
+        });
+        Ok(())
+    }
+
+    fn open_by_node(
+        self: &Arc<Self>,
+        iommufd: &OwnedFd,
+        space: u32,
+        address: PciAddress,
+    ) -> Result<(OwnedFd, Membership), Error> {
+        let nodes = Nodes::of(&self.system, address);
+        let node = nodes.device.ok_or_else(|| {
+            let error = io::Error::from(io::ErrorKind::NotFound);
+            let step = "open its VFIO device node".to_owned();
+            let problem = Problem::Refused {
+                address,
+                step,
+                source: error,
+            };
+            self.explained(address, problem)
+        })?;
+        let node = self.system.dev(node);
+        let file = open_node(&node).map_err(|error| {
+            let problem = node_problem(&self.system, address, node, error);
+            self.explained(address, problem)
+        })?;
+        ioctl::attach_to_space(file.as_fd(), iommufd.as_fd(), space)
+            .map_err(|error| joining_failed(address, error))?;
+        let mut state = self.lock();
+        if state.arena.is_some() {
+            self.map(&mut state, address)?;
+        }
+        let container = Arc::clone(self);
+        let group = None;
+        Ok((file, Membership { container, group }))
+    }
+
+    /// Maps the arena, unless it is.
+    fn map(&self, state: &mut State, address: PciAddress) -> Result<(), Error> {
+        let (Some(arena), false) = (&state.arena, state.is_mapped) else {
+            return Ok(());
+        };
+        let region = arena.region();
+        let info = self.iommu(address)?;
+        let wanted = Wanted {
+            base: region.base_address() as u64,
+            len: region.len() as u64,
+            page: region.page_size().bytes() as u64,
+            before: state.address,
+        };
+        if info.mappings_left == Some(0) {
+            let error = io::Error::other("the container has no mapping left");
+            return Err(refused(address, "VFIO_IOMMU_MAP_DMA")(error));
+        }
+        let at = place(wanted, info.page_sizes, &info.ranges).map_err(|no| match no {
+            NoPlace::PageSize { smallest } => Error::PageSize {
+                address,
+                smallest,
+                page: wanted.page,
+            },
+            NoPlace::Room { largest } => Error::Room {
+                address,
+                wanted: wanted.len,
+                largest,
+            },
+        })?;
+        let mapper = Mapper {
+            kind: &self.kind,
+            at,
+        };
+        arena.attach(&mapper).map_err(|error| {
+            let DmaMapError::Refused(error) = error else {
+                return refused(address, "VFIO_IOMMU_MAP_DMA")(io::Error::other(error));
+            };
+            // The kernel says "no memory" when it means the limit.
+            if error.raw_os_error() == Some(libc::ENOMEM)
+                && let Err(problem) = enough_lockable(&self.system, address, wanted.len)
+            {
+                return problem.into();
+            }
+            refused(address, "VFIO_IOMMU_MAP_DMA")(error)
+        })?;
+        state.address = Some(at);
+        state.is_mapped = true;
+        Ok(())
+    }
+
+    fn iommu(&self, address: PciAddress) -> Result<IommuInfo, Error> {
+        match &self.kind {
+            Kind::Type1 { file } => ioctl::iommu_info(file.as_fd())
+                .map(|info| IommuInfo::of(&info))
+                .map_err(refused(address, "VFIO_IOMMU_GET_INFO")),
+            Kind::Iommufd { file, space } => ioctl::space_ranges(file.as_fd(), *space)
+                .map(|(ranges, alignment)| IommuInfo {
+                    page_sizes: alignment,
+                    ranges,
+                    mappings_left: None,
+                })
+                .map_err(refused(address, "IOMMU_IOAS_IOVA_RANGES")),
+        }
+    }
+}
+
+fn refused(address: PciAddress, step: &'static str) -> impl Fn(io::Error) -> Error {
+    move |source| Error::System {
+        address,
+        step,
+        source,
+    }
+}
+
+/// Why a group or a device did not get into the address space.
+fn joining_failed(address: PciAddress, error: io::Error) -> Error {
+    if error.kind() == io::ErrorKind::PermissionDenied {
+        return Problem::UnsafeInterrupts { address }.into();
+    }
+    let step = "its IOMMU cannot share an address space with the drives that are open";
+    refused(address, step)(error)
+}
+
+fn type1(file: OwnedFd, address: PciAddress) -> Result<Kind, Error> {
+    let version = ioctl::api_version(file.as_fd());
+    let version = version.map_err(refused(address, "VFIO_GET_API_VERSION"))?;
+    let has_type1 = ioctl::has_extension(file.as_fd(), abi::VFIO_TYPE1v2_IOMMU);
+    let has_type1 = has_type1.map_err(refused(address, "VFIO_CHECK_EXTENSION"))?;
+    if version.cast_unsigned() != abi::VFIO_API_VERSION || !has_type1 {
+        let problem = Problem::NoModule {
+            address,
+            driver: "vfio_iommu_type1",
+            module: "vfio_iommu_type1",
+        };
+        return Err(problem.into());
+    }
+    Ok(Kind::Type1 { file })
+}
+
+fn iommufd(system: &System, address: PciAddress) -> Result<Kind, Error> {
+    let node = system.dev("iommu");
+    let file = match open_node(&node) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let problem = Problem::NoModule {
+                address,
+                driver: "vfio-pci",
+                module: "vfio-pci",
+            };
+            return Err(diagnose(system, address, 0).err().unwrap_or(problem).into());
+        }
+        Err(error) => return Err(node_problem(system, address, node, error).into()),
+    };
+    let space = ioctl::allocate_space(file.as_fd());
+    let space = space.map_err(refused(address, "IOMMU_IOAS_ALLOC"))?;
+    Ok(Kind::Iommufd { file, space })
+}
+
+/// Maps the region at a place that was chosen for it.
+struct Mapper<'a> {
+    kind: &'a Kind,
+    at: u64,
+}
+
+impl DmaMap for Mapper<'_> {
+    fn attach(&self, region: &Region) -> Result<(), DmaMapError> {
+        match self.kind {
+            Kind::Type1 { file } => ioctl::map_region(file.as_fd(), region, self.at),
+            Kind::Iommufd { file, space } => {
+                ioctl::map_region_in_space(file.as_fd(), *space, region, self.at)
+            }
+        }
+        .map_err(DmaMapError::Refused)
+    }
+}

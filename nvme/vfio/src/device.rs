@@ -1,0 +1,421 @@
+//! One PCI function that belongs to this program.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::io::{pread, pwrite};
+use vfio_bindings::bindings::vfio::{self as abi, vfio_device_info};
+
+use crate::bar::Bar;
+use crate::capabilities::RegionInfo;
+use crate::container::Membership;
+use crate::{Error, PciAddress, ioctl};
+
+/// Base address registers of a function.
+const BARS: usize = 6;
+/// The command register (PCI Local Bus 3.0 §6.2.2) and the bits of it that matter here.
+const COMMAND: u64 = 0x04;
+const COMMAND_MEMORY: u16 = 1 << 1;
+const COMMAND_BUS_MASTER: u16 = 1 << 2;
+/// The first base address register, and what its low bits say (§6.2.5.1).
+const BASE_ADDRESSES: u64 = 0x10;
+const BASE_IS_PORT: u32 = 1;
+const BASE_IS_64_BITS: u32 = 1 << 2;
+const BASE_FLAGS: u32 = 0xf;
+
+/// A device's descriptor with its place in the container: closed in this order, when nothing of the
+/// device is mapped any more.
+#[derive(Debug)]
+pub(crate) struct Handle {
+    file: OwnedFd,
+    _membership: Option<Membership>,
+}
+
+impl Handle {
+    pub(crate) fn new(file: OwnedFd, membership: Option<Membership>) -> Arc<Handle> {
+        Arc::new(Handle {
+            file,
+            _membership: membership,
+        })
+    }
+}
+
+impl AsFd for Handle {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+/// A function's interrupt vectors, each with an eventfd.
+#[derive(Debug)]
+struct Interrupts {
+    /// MSI-X, or MSI for functions without.
+    index: u32,
+    vectors: Vec<OwnedFd>,
+}
+
+/// A PCI function that was opened: registers, configuration space, interrupts, reset. Shared by all
+/// threads.
+///
+/// When it is dropped, and all its [`Bar`]s are, the kernel stops the function, disconnects its
+/// interrupts and resets it.
+#[derive(Debug)]
+pub struct Device {
+    registers: Arc<Bar>,
+    regions: [RegionInfo; BARS],
+    /// Where the configuration space is in the descriptor, and its length.
+    configuration: (u64, u64),
+    interrupts: Interrupts,
+    request: Option<OwnedFd>,
+    was_requested: AtomicBool,
+    can_reset: bool,
+    /// The command register is read and written in two steps.
+    command: Mutex<()>,
+    address: PciAddress,
+    handle: Arc<Handle>,
+}
+
+fn new_eventfd() -> io::Result<OwnedFd> {
+    Ok(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)
+}
+
+/// Empties an eventfd; whether it had fired.
+fn drain(event: &OwnedFd) -> bool {
+    let mut count = [0; 8];
+    rustix::io::read(event, &mut count).is_ok()
+}
+
+impl Device {
+    pub(crate) fn new(
+        handle: Arc<Handle>,
+        address: PciAddress,
+        vectors_max: u16,
+    ) -> Result<Device, Error> {
+        let failed = |step| {
+            move |source| Error::System {
+                address,
+                step,
+                source,
+            }
+        };
+        let info = ioctl::device_info(handle.as_fd()).map_err(failed("VFIO_DEVICE_GET_INFO"))?;
+        let flags = info.u32(std::mem::offset_of!(vfio_device_info, flags));
+        if flags & abi::VFIO_DEVICE_FLAGS_PCI == 0 {
+            let what = "VFIO says that it is no PCI function";
+            return Err(Error::Unusable { address, what });
+        }
+        let region = |index: u32| match ioctl::region_info(handle.as_fd(), index) {
+            Ok(info) => Ok(RegionInfo::of(&info)),
+            // The kernel's answer for a region that this function has not.
+            Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(RegionInfo::default()),
+            Err(error) => Err(failed("VFIO_DEVICE_GET_REGION_INFO")(error)),
+        };
+        let mut regions: [RegionInfo; BARS] = std::array::from_fn(|_| RegionInfo::default());
+        for (index, entry) in regions.iter_mut().enumerate() {
+            *entry = region(index as u32)?;
+        }
+        let configuration = region(abi::VFIO_PCI_CONFIG_REGION_INDEX)?;
+        let configuration = (configuration.offset, configuration.size);
+        if regions[0].size == 0 {
+            let what = "it has no registers in BAR 0";
+            return Err(Error::Unusable { address, what });
+        }
+        write_command(&handle, configuration, |command| {
+            (command | COMMAND_MEMORY) & !COMMAND_BUS_MASTER
+        })
+        .map_err(failed("cannot write its command register"))?;
+        let registers = Bar::map(&handle, &regions[0]).map_err(failed("cannot map BAR 0"))?;
+        let interrupts = connect_vectors(handle.as_fd(), vectors_max)
+            .map_err(failed("cannot prepare its interrupts"))?;
+        let request =
+            connect_request(handle.as_fd()).map_err(failed("cannot watch for its removal"))?;
+        Ok(Device {
+            registers: Arc::new(registers),
+            regions,
+            configuration,
+            interrupts,
+            request,
+            was_requested: AtomicBool::new(false),
+            can_reset: flags & abi::VFIO_DEVICE_FLAGS_RESET != 0,
+            command: Mutex::new(()),
+            address,
+            handle,
+        })
+    }
+
+    /// Where the function is.
+    #[must_use]
+    pub fn address(&self) -> PciAddress {
+        self.address
+    }
+
+    /// BAR 0: the registers and doorbells of an NVMe controller.
+    #[inline]
+    #[must_use]
+    pub fn registers(&self) -> &Bar {
+        &self.registers
+    }
+
+    /// Maps another BAR, such as the one with a controller memory buffer.
+    ///
+    /// # Errors
+    /// `NotFound` for a BAR that the function has not, else what the kernel answers.
+    pub fn bar(&self, index: u8) -> io::Result<Arc<Bar>> {
+        let region = self.regions.get(usize::from(index));
+        match region.filter(|region| region.size > 0) {
+            Some(_) if index == 0 => Ok(Arc::clone(&self.registers)),
+            Some(region) => Bar::map(&self.handle, region).map(Arc::new),
+            None => Err(io::ErrorKind::NotFound.into()),
+        }
+    }
+
+    /// Where a memory BAR is on the bus, as the function's configuration space says.
+    ///
+    /// # Errors
+    /// `NotFound` for a BAR that the function has not, else what the kernel answers.
+    pub fn bar_bus_address(&self, index: u8) -> io::Result<u64> {
+        let region = self.regions.get(usize::from(index));
+        if region.is_none_or(|region| region.size == 0) {
+            return Err(io::ErrorKind::NotFound.into());
+        }
+        let at = BASE_ADDRESSES + u64::from(index) * 4;
+        let low = self.configuration_u32(at)?;
+        if low & BASE_IS_PORT != 0 {
+            return Err(io::ErrorKind::NotFound.into());
+        }
+        let high = if low & BASE_IS_64_BITS != 0 {
+            self.configuration_u32(at + 4)?
+        } else {
+            0
+        };
+        Ok(u64::from(high) << 32 | u64::from(low & !BASE_FLAGS))
+    }
+
+    fn configuration_u32(&self, offset: u64) -> io::Result<u32> {
+        let mut bytes = [0; 4];
+        read_configuration(&self.handle, self.configuration, offset, &mut bytes)?;
+        Ok(u32::from_le_bytes(bytes))
+    }
+
+    /// Lets the function reach memory and send interrupts, or stops it. Once this returned `Ok` for
+    /// `false`, the function reads and writes no memory, nor is anything of it on the way there: the
+    /// answer to the read that follows the write pushes it ahead.
+    ///
+    /// # Errors
+    /// The configuration space does not answer: a function that was pulled, for one.
+    pub fn set_bus_master(&self, on: bool) -> io::Result<()> {
+        let _command = self.command.lock().unwrap_or_else(PoisonError::into_inner);
+        write_command(&self.handle, self.configuration, |command| {
+            if on {
+                command | COMMAND_MEMORY | COMMAND_BUS_MASTER
+            } else {
+                command & !COMMAND_BUS_MASTER
+            }
+        })
+    }
+
+    /// Resets the function, with bus mastering off before and after. May take 100 ms and more:
+    /// never from a reactor.
+    ///
+    /// # Errors
+    /// `Unsupported` where the function knows no reset, else what the kernel answers.
+    pub fn reset(&self) -> io::Result<()> {
+        if !self.can_reset {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        // A function that no longer answers its configuration space may still come to itself by a
+        // reset.
+        let _ = self.set_bus_master(false);
+        let _command = self.command.lock().unwrap_or_else(PoisonError::into_inner);
+        ioctl::reset(self.handle.as_fd())
+    }
+
+    /// Interrupt vectors that are ready, 0 where there are none.
+    #[must_use]
+    pub fn interrupt_vectors(&self) -> u16 {
+        // Never more than were asked for, which was a u16.
+        self.interrupts.vectors.len() as u16
+    }
+
+    /// The eventfd of a vector: readable once it fired and until it is cleared. `None` beyond the
+    /// last.
+    #[must_use]
+    pub fn interrupt(&self, vector: u16) -> Option<BorrowedFd<'_>> {
+        let event = self.interrupts.vectors.get(usize::from(vector))?;
+        Some(event.as_fd())
+    }
+
+    /// Connects a vector with its eventfd, or disconnects it: one system call, which masks or
+    /// unmasks the vector. What the function signals in between may be lost.
+    ///
+    /// # Errors
+    /// `NotFound` beyond the last vector, else what the kernel answers.
+    pub fn arm_interrupt(&self, vector: u16, armed: bool) -> io::Result<()> {
+        let event = self.interrupt(vector).ok_or(io::ErrorKind::NotFound)?;
+        let target = armed.then_some(event);
+        let index = self.interrupts.index;
+        ioctl::set_interrupts(self.handle.as_fd(), index, u32::from(vector), &[target]).map(drop)
+    }
+
+    /// Makes a vector's eventfd unreadable until it fires again: one system call.
+    pub fn clear_interrupt(&self, vector: u16) {
+        if let Some(event) = self.interrupts.vectors.get(usize::from(vector)) {
+            drain(event);
+        }
+    }
+
+    /// Whether the system asked for the function back, now or before: it is about to be unplugged
+    /// or unbound, and waits until this is dropped. One system call until it has.
+    #[must_use]
+    pub fn removal_requested(&self) -> bool {
+        if self.was_requested.load(Ordering::Relaxed) {
+            return true;
+        }
+        let requested = self.request.as_ref().is_some_and(drain);
+        if requested {
+            self.was_requested.store(true, Ordering::Relaxed);
+        }
+        requested
+    }
+
+    /// The eventfd behind [`removal_requested`](Self::removal_requested), to sleep on; `None` where
+    /// the kernel has none.
+    #[must_use]
+    pub fn removal_event(&self) -> Option<BorrowedFd<'_>> {
+        self.request.as_ref().map(AsFd::as_fd)
+    }
+}
+
+/// The place of `bytes` bytes at `offset` of the configuration space.
+fn within(configuration: (u64, u64), offset: u64, bytes: usize) -> io::Result<u64> {
+    let (start, size) = configuration;
+    if offset + bytes as u64 > size {
+        return Err(io::ErrorKind::NotFound.into());
+    }
+    Ok(start + offset)
+}
+
+fn read_configuration(
+    handle: &Handle,
+    configuration: (u64, u64),
+    offset: u64,
+    into: &mut [u8],
+) -> io::Result<()> {
+    let at = within(configuration, offset, into.len())?;
+    let wanted = into.len();
+    if pread(handle, into, at)? != wanted {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    Ok(())
+}
+
+/// Changes the command register, and reads it once more so that the change has arrived.
+fn write_command(
+    handle: &Handle,
+    configuration: (u64, u64),
+    change: impl Fn(u16) -> u16,
+) -> io::Result<()> {
+    let read = || {
+        let mut bytes = [0; 2];
+        read_configuration(handle, configuration, COMMAND, &mut bytes)?;
+        match u16::from_le_bytes(bytes) {
+            // No function has all of these bits: it is the bus that answers.
+            0xffff => Err(io::Error::from(io::ErrorKind::NotConnected)),
+            command => Ok(command),
+        }
+    };
+    let wanted = change(read()?);
+    let at = within(configuration, COMMAND, 2)?;
+    if pwrite(handle, &wanted.to_le_bytes(), at)? != 2 {
+        return Err(io::ErrorKind::WriteZero.into());
+    }
+    let bits = COMMAND_MEMORY | COMMAND_BUS_MASTER;
+    if read()? & bits != wanted & bits {
+        return Err(io::Error::other(
+            "the command register did not take the change",
+        ));
+    }
+    Ok(())
+}
+
+/// Prepares at most `most` interrupt vectors, none connected.
+fn connect_vectors(device: BorrowedFd<'_>, most: u16) -> io::Result<Interrupts> {
+    for index in [abi::VFIO_PCI_MSIX_IRQ_INDEX, abi::VFIO_PCI_MSI_IRQ_INDEX] {
+        let mut count = ioctl::interrupt_count(device, index)?.min(u32::from(most));
+        while count > 0 {
+            let nothing = vec![None; count as usize];
+            match ioctl::set_interrupts(device, index, 0, &nothing)? {
+                0 => {
+                    let events = (0..count).map(|_| new_eventfd());
+                    let vectors = events.collect::<io::Result<_>>()?;
+                    return Ok(Interrupts { index, vectors });
+                }
+                // The machine has only so many left; fewer than before, so that this ends.
+                available => count = available.min(count - 1),
+            }
+        }
+    }
+    let index = abi::VFIO_PCI_MSIX_IRQ_INDEX;
+    Ok(Interrupts {
+        index,
+        vectors: Vec::new(),
+    })
+}
+
+/// Has the kernel's wish for the function signalled.
+fn connect_request(device: BorrowedFd<'_>) -> io::Result<Option<OwnedFd>> {
+    let index = abi::VFIO_PCI_REQ_IRQ_INDEX;
+    // Kernels that do not know the event refuse the question.
+    if !ioctl::interrupt_count(device, index).is_ok_and(|count| count > 0) {
+        return Ok(None);
+    }
+    let event = new_eventfd()?;
+    ioctl::set_interrupts(device, index, 0, &[Some(event.as_fd())])?;
+    Ok(Some(event))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A configuration space of 64 bytes in a file, 4096 bytes in.
+    fn space(command: u16) -> (Arc<Handle>, (u64, u64)) {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(4096 + 64).unwrap();
+        let handle = Handle::new(file.into(), None);
+        pwrite(&*handle, &command.to_le_bytes(), 4096 + COMMAND).unwrap();
+        (handle, (4096, 64))
+    }
+
+    fn command(handle: &Handle) -> u16 {
+        let mut bytes = [0; 2];
+        pread(handle, &mut bytes, 4096 + COMMAND).unwrap();
+        u16::from_le_bytes(bytes)
+    }
+
+    #[test]
+    fn a_function_that_is_gone_takes_no_command() {
+        let (handle, place) = space(0xffff);
+        let error = write_command(&handle, place, |command| command & !4).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::NotConnected);
+        assert_eq!(command(&handle), 0xffff);
+    }
+
+    #[test]
+    fn a_configuration_space_that_ends_early_is_an_error() {
+        let (handle, _) = space(0);
+        assert!(write_command(&handle, (4096, 4), |command| command).is_err());
+        assert!(write_command(&handle, (1 << 20, 64), |command| command).is_err());
+        assert!(read_configuration(&handle, (4096, 64), 62, &mut [0; 4]).is_err());
+    }
+
+    #[test]
+    fn other_bits_of_the_command_stay() {
+        let (handle, place) = space(0x0402);
+        write_command(&handle, place, |command| command | COMMAND_BUS_MASTER).unwrap();
+        assert_eq!(command(&handle), 0x0406);
+    }
+}

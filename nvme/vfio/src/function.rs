@@ -1,0 +1,300 @@
+//! NVMe functions as sysfs shows them.
+
+use std::io;
+
+use crate::system::{System, link_name, names, number, word};
+use crate::usage::{self, Usage, Use};
+use crate::{PciAddress, Problem};
+
+/// PCI class code of NVMe controllers and NVMe administrative controllers, any interface: mass
+/// storage, non-volatile memory (NVM Express PCIe Transport 1.1 §3.8.1.5).
+const NVME_CLASS: u32 = 0x0108;
+
+/// Drivers that leave a group viable: VFIO's own, the one that just keeps others away, and the one
+/// for bridges, which does no DMA of its own.
+const HARMLESS_DRIVERS: [&str; 3] = ["vfio-pci", "pci-stub", "pcieport"];
+
+/// Another function in the same IOMMU group.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GroupMember {
+    /// The function.
+    pub address: PciAddress,
+    /// Its driver, if any.
+    pub driver: Option<String>,
+    /// Its PCI class code, 24 bits; 0 where it cannot be read.
+    pub class: u32,
+}
+
+impl GroupMember {
+    /// Whether VFIO takes the group although this function is in it.
+    #[must_use]
+    pub fn is_harmless(&self) -> bool {
+        self.driver
+            .as_deref()
+            .is_none_or(|driver| HARMLESS_DRIVERS.contains(&driver))
+    }
+}
+
+/// Functions that the IOMMU cannot tell apart.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct IommuGroup {
+    /// The kernel's number of it.
+    pub number: u32,
+    /// The functions in it but this one, by address.
+    pub others: Vec<GroupMember>,
+}
+
+/// One namespace as a block device of the kernel.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Disk {
+    /// The block device: `nvme0n1`.
+    pub name: String,
+    /// Its size in bytes.
+    pub bytes: u64,
+}
+
+/// An NVMe function, as it was when it was looked at.
+#[derive(Debug)]
+pub struct Function {
+    /// Where it is.
+    pub address: PciAddress,
+    /// Vendor and device identifiers of PCI.
+    pub ids: (u16, u16),
+    /// The model, known while the kernel's driver has the function.
+    pub model: Option<String>,
+    /// The serial number, known while the kernel's driver has the function.
+    pub serial: Option<String>,
+    /// The driver that has it.
+    pub driver: Option<String>,
+    /// The driver that alone may have it.
+    pub driver_override: Option<String>,
+    /// Its IOMMU group; `None` without an IOMMU.
+    pub group: Option<IommuGroup>,
+    /// The NUMA node it is near to.
+    pub numa_node: Option<u32>,
+    /// The kernel's controller: `nvme0`.
+    pub controller: Option<String>,
+    /// Its namespaces as block devices of the kernel.
+    pub disks: Vec<Disk>,
+    /// Virtual functions that it has enabled.
+    pub virtual_functions: u64,
+}
+
+/// The addresses of all NVMe functions, sorted.
+#[must_use]
+pub fn nvme_functions(system: &System) -> Vec<PciAddress> {
+    let all = names(&system.sysfs("bus/pci/devices"));
+    let mut found: Vec<PciAddress> = all
+        .iter()
+        .filter_map(|name| name.parse().ok())
+        .filter(|address| class(system, *address).is_some_and(is_nvme))
+        .collect();
+    found.sort();
+    found
+}
+
+fn is_nvme(class: u32) -> bool {
+    class >> 8 == NVME_CLASS
+}
+
+fn attribute(system: &System, address: PciAddress, name: &str) -> std::path::PathBuf {
+    system.sysfs(format!("bus/pci/devices/{address}/{name}"))
+}
+
+fn class(system: &System, address: PciAddress) -> Option<u32> {
+    u32::try_from(number(&attribute(system, address, "class"))?).ok()
+}
+
+/// The driver that has a function now.
+pub(crate) fn driver(system: &System, address: PciAddress) -> Option<String> {
+    link_name(&attribute(system, address, "driver"))
+}
+
+/// The number of the group that a function is in.
+pub(crate) fn group_number(system: &System, address: PciAddress) -> Option<u32> {
+    link_name(&attribute(system, address, "iommu_group"))?
+        .parse()
+        .ok()
+}
+
+fn group(system: &System, address: PciAddress) -> Option<IommuGroup> {
+    let number = group_number(system, address)?;
+    let members = names(&system.sysfs(format!("kernel/iommu_groups/{number}/devices")));
+    let others = members
+        .iter()
+        .filter_map(|name| name.parse().ok())
+        .filter(|other| *other != address)
+        .map(|other| GroupMember {
+            address: other,
+            driver: driver(system, other),
+            class: class(system, other).unwrap_or_default(),
+        })
+        .collect();
+    Some(IommuGroup { number, others })
+}
+
+impl Function {
+    /// Looks at a function.
+    ///
+    /// # Errors
+    /// [`Problem::NotThere`], [`Problem::NotNvme`].
+    pub fn inspect(system: &System, address: PciAddress) -> Result<Function, Problem> {
+        let class = class(system, address).ok_or(Problem::NotThere { address })?;
+        if !is_nvme(class) {
+            return Err(Problem::NotNvme { address, class });
+        }
+        let read = |name: &str| word(&attribute(system, address, name));
+        let id = |name: &str| {
+            let number = number(&attribute(system, address, name));
+            number
+                .and_then(|number| u16::try_from(number).ok())
+                .unwrap_or_default()
+        };
+        let folder = attribute(system, address, "nvme");
+        let controller = names(&folder).into_iter().find(|name| is_controller(name));
+        let of_controller = |name: &str| {
+            let controller = controller.as_ref()?;
+            word(&folder.join(controller).join(name))
+        };
+        let disks = controller
+            .as_ref()
+            .map(|controller| disks(system, &names(&folder.join(controller))));
+        Ok(Function {
+            address,
+            ids: (id("vendor"), id("device")),
+            model: of_controller("model"),
+            serial: of_controller("serial"),
+            driver: driver(system, address),
+            driver_override: read("driver_override").filter(|name| name != "(null)"),
+            group: group(system, address),
+            numa_node: read("numa_node").and_then(|node| node.parse().ok()),
+            disks: disks.unwrap_or_default(),
+            controller,
+            virtual_functions: number(&attribute(system, address, "sriov_numvfs")).unwrap_or(0),
+        })
+    }
+
+    /// What uses the drive, as far as this process may see it.
+    #[must_use]
+    pub fn uses(&self, system: &System) -> Vec<Use> {
+        self.usage(system).uses
+    }
+
+    pub(crate) fn usage(&self, system: &System) -> Usage {
+        let disks: Vec<String> = self.disks.iter().map(|disk| disk.name.clone()).collect();
+        let mut nodes: Vec<String> = self.controller.iter().cloned().collect();
+        // The nodes for commands that bypass the block layer: ng0n1 beside nvme0n1.
+        nodes.extend(disks.iter().filter_map(|disk| {
+            let rest = disk.strip_prefix("nvme")?;
+            Some(format!("ng{rest}"))
+        }));
+        usage::of_drive(system, &disks, &nodes)
+    }
+
+    /// As [`uses`](Self::uses), as a problem; and the exclusive hold of what is in no use.
+    pub(crate) fn unused(&self, system: &System) -> Result<Usage, Problem> {
+        let address = self.address;
+        let mut usage = self.usage(system);
+        if !usage.uses.is_empty() {
+            let uses = std::mem::take(&mut usage.uses);
+            return Err(Problem::InUse { address, uses });
+        }
+        if let Some((device, source)) = usage.unknown.take() {
+            return Err(unknown_use(address, device, source));
+        }
+        Ok(usage)
+    }
+
+    /// The functions of the group, but this one and `taken`, that keep VFIO from taking it.
+    pub(crate) fn group_obstacles(&self, taken: &[PciAddress]) -> Vec<GroupMember> {
+        let others = self.group.iter().flat_map(|group| &group.others);
+        others
+            .filter(|other| !other.is_harmless() && !taken.contains(&other.address))
+            .cloned()
+            .collect()
+    }
+}
+
+fn unknown_use(address: PciAddress, device: String, source: io::Error) -> Problem {
+    Problem::UseUnknown {
+        address,
+        device,
+        source,
+    }
+}
+
+fn is_controller(name: &str) -> bool {
+    let digits = name.strip_prefix("nvme").unwrap_or_default();
+    !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+/// The block devices among the names below a controller.
+fn disks(system: &System, below: &[String]) -> Vec<Disk> {
+    let mut disks: Vec<Disk> = Vec::new();
+    for name in below.iter().filter_map(|name| disk_name(name)) {
+        let folder = system.sysfs(format!("class/block/{name}"));
+        // A path without its head is one that is just coming or going.
+        if !folder.exists() || disks.iter().any(|disk| disk.name == name) {
+            continue;
+        }
+        // Linux counts sectors of 512 bytes, whatever the format.
+        let bytes = number(&folder.join("size"))
+            .unwrap_or(0)
+            .saturating_mul(512);
+        disks.push(Disk { name, bytes });
+    }
+    disks
+}
+
+/// `nvme0n1` for itself, and for `nvme0c3n1`, one of several possible paths to it: the first number
+/// is then that of the subsystem.
+fn disk_name(name: &str) -> Option<String> {
+    let (instance, rest) = name.strip_prefix("nvme")?.split_once(['c', 'n'])?;
+    let (_, namespace) = name.rsplit_once('n')?;
+    let path = rest
+        .strip_suffix(namespace)?
+        .strip_suffix('n')
+        .unwrap_or_default();
+    let are_digits = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+    (are_digits(instance) && are_digits(namespace) && (path.is_empty() || are_digits(path)))
+        .then(|| format!("nvme{instance}n{namespace}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_disks_and_of_paths_to_them() {
+        for (name, disk) in [
+            ("nvme0n1", Some("nvme0n1")),
+            ("nvme12n34", Some("nvme12n34")),
+            ("nvme0c3n1", Some("nvme0n1")),
+            ("nvme10c0n12", Some("nvme10n12")),
+            ("nvme0", None),
+            ("nvme0n1p1", None),
+            ("nvme0n", None),
+            ("nvmen1", None),
+            ("ng0n1", None),
+            ("hwmon3", None),
+            ("power", None),
+            ("nvme", None),
+            ("n", None),
+            ("", None),
+        ] {
+            assert_eq!(disk_name(name).as_deref(), disk, "{name}");
+        }
+    }
+
+    #[test]
+    fn only_numbered_names_are_controllers() {
+        for (name, is) in [
+            ("nvme0", true),
+            ("nvme", false),
+            ("nvme0n1", false),
+            ("", false),
+        ] {
+            assert_eq!(is_controller(name), is, "{name}");
+        }
+    }
+}

@@ -1,0 +1,350 @@
+//! The system calls of VFIO and iommufd, each as a function that cannot be used wrongly.
+//!
+//! Numbers and structures: Linux `include/uapi/linux/vfio.h` and `include/uapi/linux/iommufd.h`
+//! (6.12); the structures of the first come from vfio-bindings.
+#![expect(unsafe_code, reason = "VFIO is spoken by ioctl")]
+
+use std::ffi::{CString, c_int, c_ulong};
+use std::io;
+use std::mem::offset_of;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use hugemem::Region;
+use vfio_bindings::bindings::vfio::{self as abi, vfio_device_info, vfio_iommu_type1_dma_map};
+
+use crate::PciAddress;
+use crate::capabilities::Info;
+
+/// `_IO(';', 100 + number)`: VFIO's requests carry no size, the structures do.
+const fn vfio_request(number: u32) -> libc::Ioctl {
+    ((abi::VFIO_TYPE as libc::Ioctl) << 8) | (abi::VFIO_BASE + number) as libc::Ioctl
+}
+
+const GET_API_VERSION: libc::Ioctl = vfio_request(0);
+const CHECK_EXTENSION: libc::Ioctl = vfio_request(1);
+const SET_IOMMU: libc::Ioctl = vfio_request(2);
+const GROUP_GET_STATUS: libc::Ioctl = vfio_request(3);
+const GROUP_SET_CONTAINER: libc::Ioctl = vfio_request(4);
+const GROUP_GET_DEVICE_FD: libc::Ioctl = vfio_request(6);
+const DEVICE_GET_INFO: libc::Ioctl = vfio_request(7);
+const DEVICE_GET_REGION_INFO: libc::Ioctl = vfio_request(8);
+const DEVICE_GET_IRQ_INFO: libc::Ioctl = vfio_request(9);
+const DEVICE_SET_IRQS: libc::Ioctl = vfio_request(10);
+const DEVICE_RESET: libc::Ioctl = vfio_request(11);
+const IOMMU_GET_INFO: libc::Ioctl = vfio_request(12);
+const IOMMU_MAP_DMA: libc::Ioctl = vfio_request(13);
+const DEVICE_BIND_IOMMUFD: libc::Ioctl = vfio_request(18);
+const DEVICE_ATTACH_IOMMUFD_PT: libc::Ioctl = vfio_request(19);
+
+/// `_IO(';', 0x80 + number)`.
+const fn iommufd_request(number: u32) -> libc::Ioctl {
+    ((abi::VFIO_TYPE as libc::Ioctl) << 8) | (0x80 + number) as libc::Ioctl
+}
+
+const IOAS_ALLOC: libc::Ioctl = iommufd_request(1);
+const IOAS_IOVA_RANGES: libc::Ioctl = iommufd_request(4);
+const IOAS_MAP: libc::Ioctl = iommufd_request(5);
+
+/// More bytes than any description of a device or an IOMMU has.
+const INFO_BYTES_MAX: usize = 1 << 20;
+
+fn answer(result: c_int) -> io::Result<c_int> {
+    if result < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(result)
+}
+
+/// # Safety
+/// `request` takes a number as its argument, or nothing.
+unsafe fn with_number(
+    fd: BorrowedFd<'_>,
+    request: libc::Ioctl,
+    value: c_ulong,
+) -> io::Result<c_int> {
+    // SAFETY: the caller says that the kernel does not take the argument for an address.
+    answer(unsafe { libc::ioctl(fd.as_raw_fd(), request, value) })
+}
+
+/// # Safety
+/// The kernel reads and writes at most `size_of::<T>()` bytes at the argument of `request`, and
+/// `T` has no bytes that may not take any value.
+unsafe fn with_structure<T>(
+    fd: BorrowedFd<'_>,
+    request: libc::Ioctl,
+    structure: &mut T,
+) -> io::Result<c_int> {
+    // SAFETY: the reference is to as many bytes as the caller says that the kernel uses.
+    answer(unsafe { libc::ioctl(fd.as_raw_fd(), request, std::ptr::from_mut(structure)) })
+}
+
+/// The version of VFIO that the kernel speaks.
+pub(crate) fn api_version(container: BorrowedFd<'_>) -> io::Result<c_int> {
+    // SAFETY: VFIO_GET_API_VERSION has no argument.
+    unsafe { with_number(container, GET_API_VERSION, 0) }
+}
+
+/// Whether the kernel has a kind of IOMMU.
+pub(crate) fn has_extension(container: BorrowedFd<'_>, extension: u32) -> io::Result<bool> {
+    // SAFETY: VFIO_CHECK_EXTENSION takes a number.
+    let answer = unsafe { with_number(container, CHECK_EXTENSION, c_ulong::from(extension)) };
+    Ok(answer? > 0)
+}
+
+/// Chooses the container's kind of IOMMU; it has a group already.
+pub(crate) fn set_iommu(container: BorrowedFd<'_>, kind: u32) -> io::Result<()> {
+    // SAFETY: VFIO_SET_IOMMU takes a number.
+    unsafe { with_number(container, SET_IOMMU, c_ulong::from(kind)) }.map(drop)
+}
+
+/// Whether every device of a group is in the hands of VFIO, or of nobody.
+pub(crate) fn group_is_viable(group: BorrowedFd<'_>) -> io::Result<bool> {
+    let mut status = abi::vfio_group_status {
+        argsz: size_of::<abi::vfio_group_status>() as u32,
+        flags: 0,
+    };
+    // SAFETY: VFIO_GROUP_GET_STATUS uses `argsz` bytes, those of the structure.
+    unsafe { with_structure(group, GROUP_GET_STATUS, &mut status) }?;
+    Ok(status.flags & abi::VFIO_GROUP_FLAGS_VIABLE != 0)
+}
+
+/// Puts a group into a container.
+pub(crate) fn set_container(group: BorrowedFd<'_>, container: BorrowedFd<'_>) -> io::Result<()> {
+    let mut descriptor = container.as_raw_fd();
+    // SAFETY: VFIO_GROUP_SET_CONTAINER reads one descriptor.
+    unsafe { with_structure(group, GROUP_SET_CONTAINER, &mut descriptor) }.map(drop)
+}
+
+/// Opens a device of a group.
+pub(crate) fn device_of_group(group: BorrowedFd<'_>, address: PciAddress) -> io::Result<OwnedFd> {
+    let name = CString::new(address.to_string()).map_err(io::Error::other)?;
+    // SAFETY: VFIO_GROUP_GET_DEVICE_FD reads a string, which ends with its zero.
+    let result = unsafe { libc::ioctl(group.as_raw_fd(), GROUP_GET_DEVICE_FD, name.as_ptr()) };
+    let descriptor = answer(result)?;
+    // SAFETY: the kernel just made this descriptor for us, and nobody else has it.
+    Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+}
+
+/// Asks for a description whose head is `head` (its first four bytes are its length) and gets it
+/// with the capabilities behind it.
+///
+/// # Safety
+/// `request` is one of those that use at most as many bytes as the first four say.
+unsafe fn info(fd: BorrowedFd<'_>, request: libc::Ioctl, head: &[u32]) -> io::Result<Info> {
+    let mut bytes = size_of_val(head);
+    loop {
+        let mut words = head.to_vec();
+        words.resize(bytes.div_ceil(4), 0);
+        words[0] = bytes as u32;
+        // SAFETY: the kernel uses at most `bytes` bytes, as the first four say, and the vector has
+        // as many.
+        answer(unsafe { libc::ioctl(fd.as_raw_fd(), request, words.as_mut_ptr()) })?;
+        let wanted = words[0] as usize;
+        if wanted <= bytes {
+            return Ok(Info::new(
+                words.iter().flat_map(|word| word.to_ne_bytes()).collect(),
+            ));
+        }
+        if wanted > INFO_BYTES_MAX {
+            return Err(io::Error::other("the kernel's description has no end"));
+        }
+        bytes = wanted;
+    }
+}
+
+/// A head of `T`'s size with `index` in the word at `index_offset`, where there is one.
+fn head<T>(index: Option<(usize, u32)>) -> Vec<u32> {
+    let mut words = vec![0; size_of::<T>() / 4];
+    if let Some((offset, index)) = index {
+        words[offset / 4] = index;
+    }
+    words
+}
+
+/// Describes a device: `vfio_device_info`.
+pub(crate) fn device_info(device: BorrowedFd<'_>) -> io::Result<Info> {
+    // SAFETY: VFIO_DEVICE_GET_INFO keeps to `argsz`.
+    unsafe { info(device, DEVICE_GET_INFO, &head::<vfio_device_info>(None)) }
+}
+
+/// Describes a region of a device: `vfio_region_info`.
+pub(crate) fn region_info(device: BorrowedFd<'_>, index: u32) -> io::Result<Info> {
+    let offset = offset_of!(abi::vfio_region_info, index);
+    let head = head::<abi::vfio_region_info>(Some((offset, index)));
+    // SAFETY: VFIO_DEVICE_GET_REGION_INFO keeps to `argsz`.
+    unsafe { info(device, DEVICE_GET_REGION_INFO, &head) }
+}
+
+/// How many interrupts of a kind a device has.
+pub(crate) fn interrupt_count(device: BorrowedFd<'_>, index: u32) -> io::Result<u32> {
+    let mut structure = abi::vfio_irq_info {
+        argsz: size_of::<abi::vfio_irq_info>() as u32,
+        index,
+        ..Default::default()
+    };
+    // SAFETY: VFIO_DEVICE_GET_IRQ_INFO uses `argsz` bytes, those of the structure.
+    unsafe { with_structure(device, DEVICE_GET_IRQ_INFO, &mut structure) }?;
+    Ok(structure.count)
+}
+
+/// Connects interrupts `start`… of a kind with eventfds, or disconnects those that are `None`: 0,
+/// or how many the machine has where it has fewer, and then nothing was done.
+pub(crate) fn set_interrupts(
+    device: BorrowedFd<'_>,
+    index: u32,
+    start: u32,
+    targets: &[Option<BorrowedFd<'_>>],
+) -> io::Result<u32> {
+    let flags = abi::VFIO_IRQ_SET_DATA_EVENTFD | abi::VFIO_IRQ_SET_ACTION_TRIGGER;
+    let argsz = size_of::<abi::vfio_irq_set>() + targets.len() * size_of::<c_int>();
+    let mut words = vec![argsz as u32, flags, index, start, targets.len() as u32];
+    for target in targets {
+        words.push(target.map_or(-1, |fd| fd.as_raw_fd()).cast_unsigned());
+    }
+    // SAFETY: VFIO_DEVICE_SET_IRQS reads the head's five words and `count` descriptors behind it.
+    let result = unsafe { libc::ioctl(device.as_raw_fd(), DEVICE_SET_IRQS, words.as_ptr()) };
+    answer(result).map(c_int::cast_unsigned)
+}
+
+/// Resets a device's function.
+pub(crate) fn reset(device: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: VFIO_DEVICE_RESET has no argument.
+    unsafe { with_number(device, DEVICE_RESET, 0) }.map(drop)
+}
+
+/// Describes a container's IOMMU: `vfio_iommu_type1_info`.
+pub(crate) fn iommu_info(container: BorrowedFd<'_>) -> io::Result<Info> {
+    let head = head::<abi::vfio_iommu_type1_info>(None);
+    // SAFETY: VFIO_IOMMU_GET_INFO keeps to `argsz`.
+    unsafe { info(container, IOMMU_GET_INFO, &head) }
+}
+
+/// Lets every device of a container reach a region, at `address` and on.
+///
+/// Harmless for memory: a region hands out its bytes only as leases, loans and shared buffers,
+/// which stay with whoever told the device of them; and the pages stay pinned for the container, so
+/// that they become nobody else's even when the region goes first.
+pub(crate) fn map_region(
+    container: BorrowedFd<'_>,
+    region: &Region,
+    address: u64,
+) -> io::Result<()> {
+    let mut structure = vfio_iommu_type1_dma_map {
+        argsz: size_of::<vfio_iommu_type1_dma_map>() as u32,
+        flags: abi::VFIO_DMA_MAP_FLAG_READ | abi::VFIO_DMA_MAP_FLAG_WRITE,
+        vaddr: region.base_address() as u64,
+        iova: address,
+        size: region.len() as u64,
+    };
+    // SAFETY: VFIO_IOMMU_MAP_DMA reads the structure; what it lets devices do is argued above.
+    unsafe { with_structure(container, IOMMU_MAP_DMA, &mut structure) }.map(drop)
+}
+
+/// `struct iommu_ioas_alloc`.
+#[repr(C)]
+struct IoasAlloc {
+    size: u32,
+    flags: u32,
+    out_ioas_id: u32,
+}
+
+/// `struct iommu_ioas_iova_ranges`.
+#[repr(C)]
+struct IoasIovaRanges {
+    size: u32,
+    ioas_id: u32,
+    num_iovas: u32,
+    reserved: u32,
+    allowed_iovas: u64,
+    out_iova_alignment: u64,
+}
+
+/// `struct iommu_ioas_map`.
+#[repr(C)]
+struct IoasMap {
+    size: u32,
+    flags: u32,
+    ioas_id: u32,
+    reserved: u32,
+    user_va: u64,
+    length: u64,
+    iova: u64,
+}
+
+const _: () = assert!(size_of::<IoasAlloc>() == 12);
+const _: () = assert!(size_of::<IoasIovaRanges>() == 32);
+const _: () = assert!(size_of::<IoasMap>() == 40);
+
+/// `IOMMU_IOAS_MAP_FIXED_IOVA | IOMMU_IOAS_MAP_WRITEABLE | IOMMU_IOAS_MAP_READABLE`.
+const IOAS_MAP_FLAGS: u32 = 0b111;
+
+/// Makes an address space.
+pub(crate) fn allocate_space(iommufd: BorrowedFd<'_>) -> io::Result<u32> {
+    let mut structure = IoasAlloc {
+        size: size_of::<IoasAlloc>() as u32,
+        flags: 0,
+        out_ioas_id: 0,
+    };
+    // SAFETY: IOMMU_IOAS_ALLOC uses `size` bytes, those of the structure.
+    unsafe { with_structure(iommufd, IOAS_ALLOC, &mut structure) }?;
+    Ok(structure.out_ioas_id)
+}
+
+/// The ranges of addresses of a space that may be used, first and last, and what addresses and
+/// lengths are multiples of.
+pub(crate) fn space_ranges(
+    iommufd: BorrowedFd<'_>,
+    space: u32,
+) -> io::Result<(Vec<(u64, u64)>, u64)> {
+    const RANGES_MAX: usize = 256;
+    let mut ranges = vec![[0_u64; 2]; RANGES_MAX];
+    let mut structure = IoasIovaRanges {
+        size: size_of::<IoasIovaRanges>() as u32,
+        ioas_id: space,
+        num_iovas: RANGES_MAX as u32,
+        reserved: 0,
+        allowed_iovas: ranges.as_mut_ptr() as u64,
+        out_iova_alignment: 0,
+    };
+    // SAFETY: IOMMU_IOAS_IOVA_RANGES uses `size` bytes of the structure and writes at most
+    // `num_iovas` pairs, which the vector has.
+    unsafe { with_structure(iommufd, IOAS_IOVA_RANGES, &mut structure) }?;
+    ranges.truncate(structure.num_iovas as usize);
+    let ranges = ranges.into_iter().map(|[first, last]| (first, last));
+    Ok((ranges.collect(), structure.out_iova_alignment))
+}
+
+/// As [`map_region`], and as harmless: in an address space of iommufd.
+pub(crate) fn map_region_in_space(
+    iommufd: BorrowedFd<'_>,
+    space: u32,
+    region: &Region,
+    address: u64,
+) -> io::Result<()> {
+    let mut structure = IoasMap {
+        size: size_of::<IoasMap>() as u32,
+        flags: IOAS_MAP_FLAGS,
+        ioas_id: space,
+        reserved: 0,
+        user_va: region.base_address() as u64,
+        length: region.len() as u64,
+        iova: address,
+    };
+    // SAFETY: IOMMU_IOAS_MAP uses `size` bytes, those of the structure.
+    unsafe { with_structure(iommufd, IOAS_MAP, &mut structure) }.map(drop)
+}
+
+/// Gives a device that was opened by its own node to an iommufd, and the device the address space.
+pub(crate) fn attach_to_space(
+    device: BorrowedFd<'_>,
+    iommufd: BorrowedFd<'_>,
+    space: u32,
+) -> io::Result<()> {
+    // The kernel's first form of the structure: the token behind it is for virtual functions.
+    let mut bind: [u32; 4] = [16, 0, iommufd.as_raw_fd().cast_unsigned(), 0];
+    // SAFETY: VFIO_DEVICE_BIND_IOMMUFD uses as many bytes as the first word says, sixteen.
+    unsafe { with_structure(device, DEVICE_BIND_IOMMUFD, &mut bind) }?;
+    let mut attach: [u32; 3] = [12, 0, space];
+    // SAFETY: VFIO_DEVICE_ATTACH_IOMMUFD_PT uses as many bytes as the first word says, twelve.
+    unsafe { with_structure(device, DEVICE_ATTACH_IOMMUFD_PT, &mut attach) }.map(drop)
+}

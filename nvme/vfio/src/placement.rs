@@ -1,0 +1,163 @@
+//! Where in a device's addresses a region goes.
+
+/// Addresses below this are left alone where there is room above: a stray small number, and 0
+/// above all, then reaches nothing.
+const LOW_END: u64 = 1 << 32;
+
+/// Why a region has no place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum NoPlace {
+    /// The IOMMU's smallest page is larger than the region's.
+    #[error("pages of {smallest} bytes at least")]
+    PageSize {
+        /// Bytes of the IOMMU's smallest page.
+        smallest: u64,
+    },
+    /// No range has room.
+    #[error("{largest} bytes in one piece at most")]
+    Room {
+        /// Bytes of the largest range, page-aligned.
+        largest: u64,
+    },
+}
+
+/// What a region asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Wanted {
+    /// The region's address in this program.
+    pub(crate) base: u64,
+    /// Its length in bytes.
+    pub(crate) len: u64,
+    /// Bytes of its pages.
+    pub(crate) page: u64,
+    /// Where it was before, and would best be again.
+    pub(crate) before: Option<u64>,
+}
+
+/// The address for a region, given the IOMMU's page sizes (one bit each) and its ranges of
+/// addresses (first and last).
+pub(crate) fn place(
+    wanted: Wanted,
+    page_sizes: u64,
+    ranges: &[(u64, u64)],
+) -> Result<u64, NoPlace> {
+    // No bit at all would be an IOMMU that maps nothing.
+    let smallest = if page_sizes == 0 {
+        u64::MAX
+    } else {
+        1 << page_sizes.trailing_zeros()
+    };
+    if !(wanted.base | wanted.len).is_multiple_of(smallest) || wanted.page < smallest {
+        return Err(NoPlace::PageSize { smallest });
+    }
+    // Aligned as the region's own pages are, so that the IOMMU can use its large ones too.
+    let align = wanted.page.max(smallest);
+    let fits = |at: u64, (first, last): (u64, u64)| {
+        at >= first
+            && at
+                .checked_add(wanted.len - 1)
+                .is_some_and(|end| end <= last)
+    };
+    if let Some(before) = wanted.before
+        && ranges.iter().any(|range| fits(before, *range))
+    {
+        return Ok(before);
+    }
+    for lowest in [LOW_END, align] {
+        for &(first, last) in ranges {
+            let at = first.max(lowest).checked_next_multiple_of(align);
+            if let Some(at) = at.filter(|at| fits(*at, (first, last))) {
+                return Ok(at);
+            }
+        }
+    }
+    let room = |(first, last): &(u64, u64)| {
+        let start = (*first).max(align).checked_next_multiple_of(align)?;
+        Some(last.checked_sub(start)?.saturating_add(1) / smallest * smallest)
+    };
+    let largest = ranges.iter().filter_map(room).max().unwrap_or(0);
+    Err(NoPlace::Room { largest })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const PAGES: u64 = 1 << 12 | 1 << 21 | 1 << 30;
+    /// What QEMU's virtual IOMMU has.
+    const RANGES: [(u64, u64); 2] = [(0, 0xfedf_ffff), (0xfef0_0000, (1 << 48) - 1)];
+
+    fn region(len: u64, page: u64) -> Wanted {
+        Wanted {
+            base: 0x7f00_0000_0000,
+            len,
+            page,
+            before: None,
+        }
+    }
+
+    #[test]
+    fn pages_that_are_too_small_are_refused() {
+        let result = place(region(1 << 20, 4096), 1 << 16, &RANGES);
+        assert_eq!(result, Err(NoPlace::PageSize { smallest: 65536 }));
+        let odd = Wanted {
+            base: 0x7f00_0000_1000,
+            ..region(1 << 20, 1 << 16)
+        };
+        let result = place(odd, 1 << 16, &RANGES);
+        assert_eq!(result, Err(NoPlace::PageSize { smallest: 65536 }));
+        assert!(place(region(1 << 20, 4096), 0, &RANGES).is_err());
+    }
+
+    #[test]
+    fn what_fits_nowhere_is_refused() {
+        let result = place(region(1 << 48, 1 << 30), PAGES, &RANGES);
+        assert!(matches!(result, Err(NoPlace::Room { largest }) if largest < 1 << 48));
+        assert_eq!(
+            place(region(4096, 4096), PAGES, &[]),
+            Err(NoPlace::Room { largest: 0 })
+        );
+    }
+
+    #[test]
+    fn a_region_goes_above_the_low_addresses_where_it_can() {
+        assert_eq!(place(region(1 << 21, 1 << 21), PAGES, &RANGES), Ok(1 << 32));
+        let low = [(0, 0x7fff_ffff)];
+        assert_eq!(place(region(1 << 21, 1 << 21), PAGES, &low), Ok(1 << 21));
+    }
+
+    #[test]
+    fn a_region_goes_where_it_was() {
+        let wanted = Wanted {
+            before: Some(3 << 32),
+            ..region(1 << 30, 1 << 30)
+        };
+        assert_eq!(place(wanted, PAGES, &RANGES), Ok(3 << 32));
+        let narrow = [(1 << 32, 2 << 32)];
+        assert_eq!(place(wanted, PAGES, &narrow), Ok(1 << 32));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(512))]
+        #[test]
+        fn a_place_is_aligned_and_within_a_range(
+            pages in 1u64..(1 << 20),
+            page in prop::sample::select(vec![1u64 << 12, 1 << 21, 1 << 30]),
+            ranges in prop::collection::vec((any::<u64>(), any::<u64>()), 0..6),
+        ) {
+            let len = pages * page;
+            match place(region(len, page), PAGES, &ranges) {
+                Ok(at) => {
+                    prop_assert_eq!(at % page, 0);
+                    prop_assert!(at > 0);
+                    let last = at + (len - 1);
+                    let within = |r: &(u64, u64)| r.0 <= at && last <= r.1;
+                    prop_assert!(ranges.iter().any(within));
+                }
+                Err(NoPlace::Room { largest }) => prop_assert!(largest < len),
+                Err(other) => prop_assert!(false, "{:?}", other),
+            }
+        }
+    }
+}

@@ -1,0 +1,164 @@
+//! The machine as this crate sees it: sysfs, procfs and device nodes, each at a place that tests
+//! choose.
+
+use std::fmt;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustix::fs::{Access, AtFlags, CWD, accessat};
+
+/// What is done to the machine rather than read from it; tests play a kernel behind it.
+pub(crate) trait Actions: Send + Sync {
+    /// Writes a sysfs attribute in one call.
+    fn write(&self, attribute: &Path, text: &str) -> io::Result<()>;
+
+    /// Opens a block device exclusively: what mounts, swaps or joins it has to wait or to fail.
+    /// `ResourceBusy` when somebody else has done so.
+    fn claim(&self, device: &Path) -> io::Result<File>;
+
+    /// Opens a group's node and closes it again. `ResourceBusy` when a program has it open.
+    fn probe_group(&self, node: &Path) -> io::Result<()>;
+
+    /// Whether this process may read and write a node, without opening it.
+    fn may_use(&self, node: &Path) -> io::Result<()>;
+}
+
+struct RealActions;
+
+impl Actions for RealActions {
+    fn write(&self, attribute: &Path, text: &str) -> io::Result<()> {
+        // A whole value in one system call: sysfs takes each call for one.
+        OpenOptions::new()
+            .write(true)
+            .open(attribute)?
+            .write_all(text.as_bytes())
+    }
+
+    fn claim(&self, device: &Path) -> io::Result<File> {
+        OpenOptions::new()
+            .read(true)
+            .custom_flags(libc::O_EXCL | libc::O_NONBLOCK | libc::O_CLOEXEC)
+            .open(device)
+    }
+
+    fn probe_group(&self, node: &Path) -> io::Result<()> {
+        OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(node)
+            .map(drop)
+    }
+
+    fn may_use(&self, node: &Path) -> io::Result<()> {
+        let access = Access::READ_OK | Access::WRITE_OK;
+        Ok(accessat(CWD, node, access, AtFlags::EACCESS)?)
+    }
+}
+
+/// Where sysfs, procfs and the device nodes are.
+#[derive(Clone)]
+pub struct System {
+    sysfs: PathBuf,
+    proc: PathBuf,
+    dev: PathBuf,
+    actions: Arc<dyn Actions>,
+}
+
+impl fmt::Debug for System {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let places = [&self.sysfs, &self.proc, &self.dev];
+        f.debug_tuple("System").field(&places).finish()
+    }
+}
+
+impl Default for System {
+    fn default() -> System {
+        System::at(Path::new("/"))
+    }
+}
+
+/// Most bytes that are read of one file: mount tables are long, nothing is longer.
+const FILE_BYTES_MAX: u64 = 16 << 20;
+
+impl System {
+    /// The machine whose `sys`, `proc` and `dev` are in `root`: `/`, or a tree made for a test.
+    #[must_use]
+    pub fn at(root: &Path) -> System {
+        System {
+            sysfs: root.join("sys"),
+            proc: root.join("proc"),
+            dev: root.join("dev"),
+            actions: Arc::new(RealActions),
+        }
+    }
+
+    /// The same machine, with other hands.
+    #[cfg(test)]
+    pub(crate) fn with_actions(mut self, actions: Arc<dyn Actions>) -> System {
+        self.actions = actions;
+        self
+    }
+
+    pub(crate) fn actions(&self) -> &dyn Actions {
+        &*self.actions
+    }
+
+    /// A path below sysfs.
+    pub(crate) fn sysfs(&self, path: impl AsRef<Path>) -> PathBuf {
+        self.sysfs.join(path)
+    }
+
+    /// A path below procfs.
+    pub(crate) fn proc(&self, path: impl AsRef<Path>) -> PathBuf {
+        self.proc.join(path)
+    }
+
+    /// A path below the device nodes.
+    pub(crate) fn dev(&self, path: impl AsRef<Path>) -> PathBuf {
+        self.dev.join(path)
+    }
+}
+
+/// The text of a file, without white space at its ends; `None` where there is none to read: files
+/// of sysfs vanish with what they describe.
+pub(crate) fn text(path: &Path) -> Option<String> {
+    let mut bytes = Vec::new();
+    let file = File::open(path).ok()?;
+    file.take(FILE_BYTES_MAX).read_to_end(&mut bytes).ok()?;
+    Some(String::from_utf8_lossy(&bytes).trim().to_owned())
+}
+
+/// The text of a file that says something.
+pub(crate) fn word(path: &Path) -> Option<String> {
+    text(path).filter(|text| !text.is_empty())
+}
+
+/// A number as sysfs writes it, hexadecimal with `0x` or decimal.
+pub(crate) fn number(path: &Path) -> Option<u64> {
+    let text = text(path)?;
+    match text.strip_prefix("0x") {
+        Some(digits) => u64::from_str_radix(digits, 16).ok(),
+        None => text.parse().ok(),
+    }
+}
+
+/// The last part of what a link points to.
+pub(crate) fn link_name(path: &Path) -> Option<String> {
+    let target = fs::read_link(path).ok()?;
+    Some(target.file_name()?.to_string_lossy().into_owned())
+}
+
+/// The names in a directory, sorted; none where there is no directory.
+pub(crate) fn names(path: &Path) -> Vec<String> {
+    let Ok(entries) = fs::read_dir(path) else {
+        return Vec::new();
+    };
+    let mut names: Vec<String> = entries
+        .filter_map(|entry| Some(entry.ok()?.file_name().to_string_lossy().into_owned()))
+        .collect();
+    names.sort();
+    names
+}

@@ -1,0 +1,421 @@
+//! What uses a drive: file systems, swap, stacked devices, exports, programs.
+//!
+//! Several sources are asked, since none knows all. The last word has the kernel: opening a block
+//! device exclusively fails whatever mounts, swaps, stacks or pools it, in every mount namespace.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::system::{System, link_name, names, text, word};
+
+/// One use of a drive. `device` is the name of a block device or a partition, without `/dev/`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Use {
+    /// A file system on it is mounted.
+    Mounted {
+        /// The block device.
+        device: String,
+        /// Where.
+        at: String,
+    },
+    /// The kernel swaps to it.
+    Swap {
+        /// The block device.
+        device: String,
+    },
+    /// Another block device is made of it: an LVM volume, an md RAID, a mapping.
+    Holder {
+        /// The block device.
+        device: String,
+        /// The device made of it: `md0`, `dm-3`.
+        holder: String,
+        /// What that is, in words: `LVM volume vg0-data`.
+        what: String,
+    },
+    /// A mounted btrfs file system has it as a member.
+    Btrfs {
+        /// The block device.
+        device: String,
+        /// The file system's identifier.
+        filesystem: String,
+    },
+    /// The kernel's NVMe target exports it.
+    Exported {
+        /// The block device.
+        device: String,
+        /// The subsystem's name.
+        subsystem: String,
+    },
+    /// A program has it open.
+    Program {
+        /// The node that is open.
+        device: String,
+        /// The process.
+        pid: u32,
+        /// The program's short name.
+        program: String,
+    },
+    /// Something has opened it exclusively: a ZFS pool, or what none of the others explains.
+    Exclusive {
+        /// The block device.
+        device: String,
+    },
+}
+
+impl fmt::Display for Use {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Use::Mounted { device, at } => write!(f, "/dev/{device} is mounted on {at}"),
+            Use::Swap { device } => write!(f, "/dev/{device} is swap space"),
+            Use::Holder { device, what, .. } => write!(f, "/dev/{device} is part of {what}"),
+            Use::Btrfs { device, filesystem } => {
+                write!(f, "/dev/{device} is part of btrfs {filesystem}")
+            }
+            Use::Exported { device, subsystem } => {
+                write!(f, "/dev/{device} is exported by the kernel as {subsystem}")
+            }
+            Use::Program {
+                device,
+                pid,
+                program,
+            } => write!(f, "/dev/{device} is open in {program} (process {pid})"),
+            Use::Exclusive { device } => {
+                write!(
+                    f,
+                    "/dev/{device} is taken exclusively (a ZFS pool, for example)"
+                )
+            }
+        }
+    }
+}
+
+impl Use {
+    /// How to end it, as the end of a line.
+    pub(crate) fn remedy(&self) -> &'static str {
+        match self {
+            Use::Mounted { .. } | Use::Btrfs { .. } => ": umount it first",
+            Use::Swap { .. } => ": swapoff it first",
+            Use::Holder { .. } => ": take the drive out of it first",
+            Use::Exported { .. } => ": end that export first",
+            Use::Program { .. } => ": end that first",
+            Use::Exclusive { .. } => ": find and end that use first",
+        }
+    }
+
+    /// The block device or node in use, without `/dev/`.
+    #[must_use]
+    pub fn device(&self) -> &str {
+        match self {
+            Use::Mounted { device, .. }
+            | Use::Swap { device }
+            | Use::Holder { device, .. }
+            | Use::Btrfs { device, .. }
+            | Use::Exported { device, .. }
+            | Use::Program { device, .. }
+            | Use::Exclusive { device } => device,
+        }
+    }
+}
+
+/// A block device that has been opened exclusively: nothing else can begin to use it while this
+/// lives.
+#[derive(Debug)]
+pub(crate) struct Claim {
+    _file: fs::File,
+}
+
+/// What [`of_drive`] found.
+#[derive(Debug, Default)]
+pub(crate) struct Usage {
+    pub(crate) uses: Vec<Use>,
+    /// Exclusive hold of what is in no use.
+    pub(crate) claims: Vec<Claim>,
+    /// A block device that could not be asked, and why.
+    pub(crate) unknown: Option<(String, io::Error)>,
+}
+
+/// What uses the block devices `disks` (`nvme0n1`) with their partitions, and the nodes `nodes`
+/// (`nvme0`,
+/// `ng0n1`) that are no block devices.
+pub(crate) fn of_drive(system: &System, disks: &[String], nodes: &[String]) -> Usage {
+    let mut devices = Vec::new();
+    for disk in disks {
+        devices.push(disk.clone());
+        devices.extend(partitions(system, disk));
+    }
+    let mut usage = Usage::default();
+    usage.uses.extend(mounts(system, &devices));
+    usage.uses.extend(swaps(system, &devices));
+    for device in &devices {
+        usage.uses.extend(holders(system, device));
+    }
+    usage.uses.extend(btrfs(system, &devices));
+    usage.uses.extend(exports(system, &devices, nodes));
+    usage.uses.extend(loops(system, &devices));
+    let mut all = devices.clone();
+    all.extend_from_slice(nodes);
+    usage.uses.extend(programs(system, &all));
+    for disk in disks {
+        match system.actions().claim(&system.dev(disk)) {
+            Ok(file) => usage.claims.push(Claim { _file: file }),
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
+                let explained = usage.uses.iter().any(|found| {
+                    let device = found.device();
+                    let whole =
+                        device == disk || partitions(system, disk).iter().any(|p| p == device);
+                    // A program that just has it open does not keep others out.
+                    whole && !matches!(found, Use::Program { .. })
+                });
+                if !explained {
+                    let device = disk.clone();
+                    usage.uses.push(Use::Exclusive { device });
+                }
+            }
+            // Gone between the listing and now, or without a medium: nothing can use it.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) if error.raw_os_error() == Some(libc::ENXIO) => {}
+            Err(error) => usage.unknown = Some((disk.clone(), error)),
+        }
+    }
+    usage
+}
+
+/// The partitions of a disk.
+fn partitions(system: &System, disk: &str) -> Vec<String> {
+    let folder = system.sysfs(format!("class/block/{disk}"));
+    let mut partitions = names(&folder);
+    partitions
+        .retain(|name| name.starts_with(disk) && folder.join(name).join("partition").exists());
+    partitions
+}
+
+/// `dev` of a block device: `259:0`.
+fn device_number(system: &System, device: &str) -> Option<String> {
+    word(&system.sysfs(format!("class/block/{device}/dev")))
+}
+
+/// Mounted file systems: `proc_pid_mountinfo(5)`.
+fn mounts(system: &System, devices: &[String]) -> Vec<Use> {
+    let table = text(&system.proc("self/mountinfo")).unwrap_or_default();
+    let numbers: Vec<Option<String>> = devices
+        .iter()
+        .map(|device| device_number(system, device))
+        .collect();
+    let mut uses = Vec::new();
+    for line in table.lines() {
+        let mut fields = line.split(' ');
+        let number = fields.nth(2);
+        let at = fields.nth(1).map(unescaped).unwrap_or_default();
+        // File systems on several devices have numbers of their own, but name one device.
+        let source = fields.skip_while(|field| *field != "-").nth(2);
+        let source = source.map(unescaped);
+        for (device, its_number) in devices.iter().zip(&numbers) {
+            let by_number = its_number.is_some() && its_number.as_deref() == number;
+            let by_name = source
+                .as_deref()
+                .is_some_and(|s| is_node(system, s, device));
+            if by_number || by_name {
+                let device = device.clone();
+                uses.push(Use::Mounted {
+                    device,
+                    at: at.clone(),
+                });
+            }
+        }
+    }
+    uses
+}
+
+/// Text of procfs, which writes blanks and line ends as octal numbers.
+fn unescaped(text: &str) -> String {
+    let mut out = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((&byte, tail)) = rest.split_first() {
+        let octal = (byte == b'\\').then(|| tail.get(..3)).flatten();
+        let value = octal
+            .and_then(|digits| std::str::from_utf8(digits).ok())
+            .and_then(|digits| u8::from_str_radix(digits, 8).ok());
+        match value {
+            Some(value) => {
+                out.push(value);
+                rest = &tail[3..];
+            }
+            None => {
+                out.push(byte);
+                rest = tail;
+            }
+        }
+    }
+    // What goes into an error line stays on that line.
+    let text = String::from_utf8_lossy(&out).into_owned();
+    text.replace(char::is_control, "?")
+}
+
+/// Whether `path` is the node of `device`, be it by a link such as `/dev/disk/by-id/…`.
+fn is_node(system: &System, path: &str, device: &str) -> bool {
+    let Some(below) = path.strip_prefix("/dev/") else {
+        return false;
+    };
+    if below == device {
+        return true;
+    }
+    let real = fs::canonicalize(system.dev(below)).ok();
+    real.is_some_and(|real| fs::canonicalize(system.dev(device)).is_ok_and(|node| node == real))
+}
+
+/// Swap space: `proc_swaps(5)`.
+fn swaps(system: &System, devices: &[String]) -> Vec<Use> {
+    let table = text(&system.proc("swaps")).unwrap_or_default();
+    let mut uses = Vec::new();
+    for path in table
+        .lines()
+        .skip(1)
+        .filter_map(|line| line.split_whitespace().next())
+    {
+        let path = unescaped(path);
+        let device = devices.iter().find(|device| is_node(system, &path, device));
+        uses.extend(device.cloned().map(|device| Use::Swap { device }));
+    }
+    uses
+}
+
+/// Block devices made of `device`.
+fn holders(system: &System, device: &str) -> Vec<Use> {
+    let holders = names(&system.sysfs(format!("class/block/{device}/holders")));
+    holders
+        .into_iter()
+        .map(|holder| Use::Holder {
+            device: device.to_owned(),
+            what: holder_in_words(system, &holder),
+            holder,
+        })
+        .collect()
+}
+
+fn holder_in_words(system: &System, holder: &str) -> String {
+    let folder = system.sysfs(format!("class/block/{holder}"));
+    let name = word(&folder.join("dm/name")).unwrap_or_else(|| holder.to_owned());
+    let kind = word(&folder.join("dm/uuid")).unwrap_or_default();
+    if kind.starts_with("LVM-") {
+        return format!("LVM volume {name}");
+    }
+    if kind.starts_with("CRYPT-") {
+        return format!("encrypted volume {name}");
+    }
+    if kind.starts_with("mpath-") {
+        return format!("multipath device {name}");
+    }
+    if folder.join("dm").exists() {
+        return format!("mapped device {name}");
+    }
+    if folder.join("md").exists() {
+        let level = word(&folder.join("md/level")).unwrap_or_else(|| "RAID".to_owned());
+        return format!("md array {holder} ({level})");
+    }
+    format!("block device {holder}")
+}
+
+/// Members of mounted btrfs file systems, which the mount table names one of.
+fn btrfs(system: &System, devices: &[String]) -> Vec<Use> {
+    let mut uses = Vec::new();
+    for filesystem in names(&system.sysfs("fs/btrfs")) {
+        let members = names(&system.sysfs(format!("fs/btrfs/{filesystem}/devices")));
+        for device in devices.iter().filter(|device| members.contains(device)) {
+            uses.push(Use::Btrfs {
+                device: device.clone(),
+                filesystem: filesystem.clone(),
+            });
+        }
+    }
+    uses
+}
+
+/// Namespaces and whole controllers that the kernel's NVMe target exports: it does not open them
+/// exclusively.
+fn exports(system: &System, devices: &[String], nodes: &[String]) -> Vec<Use> {
+    let mut uses = Vec::new();
+    let subsystems = system.sysfs("kernel/config/nvmet/subsystems");
+    for subsystem in names(&subsystems) {
+        let folder = subsystems.join(&subsystem);
+        let namespaces = folder.join("namespaces");
+        let mut places: Vec<PathBuf> = names(&namespaces)
+            .iter()
+            .map(|namespace| namespaces.join(namespace))
+            .collect();
+        places.push(folder.join("passthru"));
+        for place in places {
+            if word(&place.join("enable")).as_deref() != Some("1") {
+                continue;
+            }
+            let path = word(&place.join("device_path")).unwrap_or_default();
+            let mut candidates = devices.iter().chain(nodes);
+            if let Some(device) = candidates.find(|device| is_node(system, &path, device)) {
+                uses.push(Use::Exported {
+                    device: device.clone(),
+                    subsystem: subsystem.clone(),
+                });
+            }
+        }
+    }
+    uses
+}
+
+/// Loop devices over `devices`: the kernel keeps them open, and no process shows it.
+fn loops(system: &System, devices: &[String]) -> Vec<Use> {
+    let mut uses = Vec::new();
+    for holder in names(&system.sysfs("block")) {
+        let file = system.sysfs(format!("block/{holder}/loop/backing_file"));
+        let path = word(&file).unwrap_or_default();
+        if let Some(device) = devices.iter().find(|device| is_node(system, &path, device)) {
+            uses.push(Use::Holder {
+                device: device.clone(),
+                what: format!("loop device {holder}"),
+                holder,
+            });
+        }
+    }
+    uses
+}
+
+/// Programs that have one of `/dev/NAME` open, as far as this process may see it.
+pub(crate) fn programs(system: &System, nodes: &[String]) -> Vec<Use> {
+    let mut uses = Vec::new();
+    let processes = names(&system.proc(""))
+        .into_iter()
+        .filter_map(|name| name.parse::<u32>().ok());
+    for pid in processes.filter(|pid| *pid != std::process::id()) {
+        let folder = system.proc(format!("{pid}/fd"));
+        let open: BTreeSet<String> = names(&folder)
+            .iter()
+            .filter_map(|descriptor| open_node(&folder.join(descriptor)))
+            .collect();
+        for node in nodes.iter().filter(|node| open.contains(*node)) {
+            uses.push(Use::Program {
+                device: node.clone(),
+                pid,
+                program: program_name(system, pid),
+            });
+        }
+    }
+    uses
+}
+
+/// What a descriptor's link says below `/dev/`.
+fn open_node(link: &Path) -> Option<String> {
+    let target = fs::read_link(link).ok()?;
+    let below = target.strip_prefix("/dev").ok()?;
+    Some(below.to_string_lossy().into_owned())
+}
+
+fn program_name(system: &System, pid: u32) -> String {
+    let name = word(&system.proc(format!("{pid}/comm")));
+    let name = name.or_else(|| link_name(&system.proc(format!("{pid}/exe"))));
+    name.unwrap_or_else(|| "a program".to_owned())
+        .replace(char::is_control, "?")
+}
+
+#[cfg(test)]
+mod tests;
