@@ -2,3 +2,5 @@
 #![forbid(unsafe_code)]
 
 pub mod backing;
+#[cfg(any(test, feature = "emulated"))]
+pub mod emulated;

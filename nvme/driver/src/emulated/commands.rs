@@ -1,0 +1,270 @@
+//! I/O commands of the NVM command set (NVM 1.1 §3.3).
+
+use nvme_spec::command::{DatasetRange, Fuse, IoOpcode, Sqe, WriteZeroesControl};
+use nvme_spec::identify::DeallocatedRead;
+use nvme_spec::registers::page_bytes;
+use nvme_spec::{NSID_BROADCAST, Status};
+use zerocopy::{FromZeros, IntoBytes};
+
+use super::bus::Bus;
+use super::state::{Outcome, State};
+use super::transfer::{PointerRules, TRANSFER_BYTES_MAX};
+
+const FIELD: Status = Status::INVALID_FIELD.with_dnr();
+
+/// What blocks read as after they were deallocated, where nothing is promised.
+const STALE: u8 = 0xde;
+
+/// A checked range of a namespace.
+#[derive(Clone, Copy)]
+struct Blocks {
+    /// Index of the namespace.
+    namespace: usize,
+    lba: u64,
+    count: u64,
+}
+
+impl State {
+    pub(super) fn execute_io(&mut self, bus: &Bus, sqe: &Sqe) -> Outcome {
+        if sqe.flags.fuse() != Fuse::NORMAL {
+            return FIELD.into();
+        }
+        let optional = self.options.optional_commands;
+        match sqe.io_opcode() {
+            IoOpcode::READ => self.read(bus, sqe),
+            IoOpcode::WRITE => self.write(bus, sqe),
+            IoOpcode::FLUSH => self.flush(sqe),
+            IoOpcode::COMPARE if optional => self.compare(bus, sqe),
+            IoOpcode::WRITE_ZEROES if optional => self.write_zeroes(sqe),
+            IoOpcode::DATASET_MANAGEMENT if optional => self.manage_dataset(bus, sqe),
+            _ => Err(Status::INVALID_OPCODE.with_dnr()),
+        }
+        .into()
+    }
+
+    /// Largest transfer of a command, in bytes (MDTS).
+    pub(super) fn transfer_bytes_max(&self) -> usize {
+        self.limit_bytes(self.options.transfer_code)
+            .map_or(TRANSFER_BYTES_MAX, |limit| limit.min(TRANSFER_BYTES_MAX))
+    }
+
+    /// 2^code smallest pages; `None` for code 0, which sets no limit.
+    fn limit_bytes(&self, code: u8) -> Option<usize> {
+        let page = page_bytes(self.options.page_code_min) as usize;
+        (code > 0).then(|| page.checked_shl(u32::from(code)).unwrap_or(usize::MAX))
+    }
+
+    fn namespace_of(&self, sqe: &Sqe) -> Result<usize, Status> {
+        const INVALID: Status = Status::INVALID_NAMESPACE_OR_FORMAT.with_dnr();
+        let index = self.index_of_active(sqe.nsid.get()).ok_or(INVALID)?;
+        if self.namespaces[index].config.metadata_bytes > 0 {
+            return Err(INVALID);
+        }
+        Ok(index)
+    }
+
+    fn blocks(&self, namespace: usize, lba: u64, count: u64) -> Result<Blocks, Status> {
+        let total = self.namespaces[namespace].block_count;
+        if lba >= total || count > total - lba {
+            return Err(Status::LBA_OUT_OF_RANGE.with_dnr());
+        }
+        Ok(Blocks {
+            namespace,
+            lba,
+            count,
+        })
+    }
+
+    fn block_size(&self, blocks: Blocks) -> usize {
+        self.namespaces[blocks.namespace].config.block_size as usize
+    }
+
+    /// The range of a read, write or compare, with its data pointer taken apart.
+    fn prepare(&mut self, bus: &Bus, sqe: &Sqe) -> Result<Blocks, Status> {
+        let namespace = self.namespace_of(sqe)?;
+        let command = sqe.read_write();
+        let count = u64::from(command.blocks());
+        let bytes = count as usize * self.namespaces[namespace].config.block_size as usize;
+        if bytes > self.transfer_bytes_max() {
+            return Err(FIELD);
+        }
+        let blocks = self.blocks(namespace, command.slba.get(), count)?;
+        let rules = PointerRules {
+            page: self.page(),
+            sgl: self.options.sgl,
+        };
+        self.transfer.gather(bus, sqe, bytes, rules)?;
+        Ok(blocks)
+    }
+
+    fn read(&mut self, bus: &Bus, sqe: &Sqe) -> Result<(), Status> {
+        let blocks = self.prepare(bus, sqe)?;
+        let medium = &self.namespaces[blocks.namespace].medium;
+        let data = medium.read(blocks.lba, blocks.count);
+        self.transfer.send(bus, data)?;
+        self.health.reads += 1;
+        self.health.bytes_read += data.len() as u128;
+        Ok(())
+    }
+
+    fn check_writable(&self, namespace: usize) -> Result<(), Status> {
+        if self.namespaces[namespace].write_protected {
+            return Err(Status::NAMESPACE_WRITE_PROTECTED.with_dnr());
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, bus: &Bus, sqe: &Sqe) -> Result<(), Status> {
+        let blocks = self.prepare(bus, sqe)?;
+        self.check_writable(blocks.namespace)?;
+        let medium = &mut self.namespaces[blocks.namespace].medium;
+        let room = medium.write(blocks.lba, blocks.count);
+        self.transfer.fetch(bus, room)?;
+        let bytes = room.len();
+        self.health.writes += 1;
+        self.health.bytes_written += bytes as u128;
+        self.settle(blocks, sqe.read_write().control.fua());
+        Ok(())
+    }
+
+    /// What was written is durable where the host asks for it or the cache is off.
+    fn settle(&mut self, blocks: Blocks, force: bool) {
+        if force || !self.features.write_cache {
+            let medium = &mut self.namespaces[blocks.namespace].medium;
+            medium.commit(blocks.lba, blocks.count);
+        }
+    }
+
+    fn compare(&mut self, bus: &Bus, sqe: &Sqe) -> Result<(), Status> {
+        let blocks = self.prepare(bus, sqe)?;
+        let medium = &self.namespaces[blocks.namespace].medium;
+        let data = medium.read(blocks.lba, blocks.count);
+        if self.transfer.equals(bus, data)? {
+            Ok(())
+        } else {
+            Err(Status::COMPARE_FAILURE)
+        }
+    }
+
+    fn flush(&mut self, sqe: &Sqe) -> Result<(), Status> {
+        if sqe.nsid.get() == NSID_BROADCAST {
+            self.flush_all();
+            return Ok(());
+        }
+        let namespace = self.namespace_of(sqe)?;
+        self.namespaces[namespace].medium.flush();
+        Ok(())
+    }
+
+    fn write_zeroes(&mut self, sqe: &Sqe) -> Result<(), Status> {
+        let namespace = self.namespace_of(sqe)?;
+        let command = sqe.write_zeroes();
+        let control: WriteZeroesControl = command.control;
+        let count = u64::from(control.nlb_z()) + 1;
+        let blocks = self.blocks(namespace, command.slba.get(), count)?;
+        let bytes = count as usize * self.block_size(blocks);
+        let limit = self.limit_bytes(self.options.write_zeroes_code);
+        if limit.is_some_and(|limit| bytes > limit) {
+            return Err(FIELD);
+        }
+        self.check_writable(namespace)?;
+        self.fill(blocks, 0);
+        self.settle(blocks, control.fua());
+        Ok(())
+    }
+
+    fn fill(&mut self, blocks: Blocks, byte: u8) {
+        let medium = &mut self.namespaces[blocks.namespace].medium;
+        medium.write(blocks.lba, blocks.count).fill(byte);
+    }
+
+    /// Deallocate (NVM 1.1 §3.3.3); the other attributes are hints.
+    fn manage_dataset(&mut self, bus: &Bus, sqe: &Sqe) -> Result<(), Status> {
+        let namespace = self.namespace_of(sqe)?;
+        let command = sqe.dataset_management();
+        let rules = PointerRules {
+            page: self.page(),
+            sgl: self.options.sgl,
+        };
+        let mut ranges = [DatasetRange::new_zeroed(); 256];
+        let ranges = &mut ranges[..command.ranges()];
+        let bytes = ranges.as_mut_bytes();
+        self.transfer.gather(bus, sqe, bytes.len(), rules)?;
+        self.transfer.fetch(bus, bytes)?;
+        for range in ranges.iter() {
+            let (lba, count) = (range.slba.get(), u64::from(range.length.get()));
+            if count > 0 {
+                self.blocks(namespace, lba, count)?;
+            }
+        }
+        if !command.attributes.ad() {
+            return Ok(());
+        }
+        self.check_writable(namespace)?;
+        let promised = self.namespaces[namespace].config.deallocated;
+        let byte = match promised {
+            DeallocatedRead::ZEROES => 0,
+            DeallocatedRead::ONES => 0xff,
+            _ => STALE,
+        };
+        for range in ranges.iter().filter(|range| range.length.get() > 0) {
+            let blocks = Blocks {
+                namespace,
+                lba: range.slba.get(),
+                count: u64::from(range.length.get()),
+            };
+            self.fill_in_spans(blocks, byte);
+        }
+        Ok(())
+    }
+
+    /// A deallocated range may be longer than the cache takes at once.
+    fn fill_in_spans(&mut self, blocks: Blocks, byte: u8) {
+        const SPAN: u64 = 1 << 14;
+        let (mut lba, end) = (blocks.lba, blocks.lba + blocks.count);
+        while lba < end {
+            let count = SPAN.min(end - lba);
+            let span = Blocks {
+                lba,
+                count,
+                ..blocks
+            };
+            self.fill(span, byte);
+            self.settle(span, false);
+            lba += count;
+        }
+    }
+
+    /// Carries out a part of a write that power was cut under, block by block, by chance.
+    pub(super) fn tear(&mut self, bus: &Bus, sqe: &Sqe) {
+        if sqe.io_opcode() != IoOpcode::WRITE {
+            return;
+        }
+        let Ok(blocks) = self.prepare(bus, sqe) else {
+            return;
+        };
+        let atomic = u64::from(self.options.atomic_blocks);
+        let protected = self.namespaces[blocks.namespace].write_protected;
+        if protected || self.seeded.below(2) == 0 {
+            return;
+        }
+        if blocks.count <= atomic {
+            let _ = self.write(bus, sqe);
+            return;
+        }
+        let block_size = self.block_size(blocks);
+        let mut block = [0; 4096];
+        for index in 0..blocks.count {
+            if block_size > block.len() || self.seeded.below(2) == 0 {
+                continue;
+            }
+            let bytes = &mut block[..block_size];
+            let skip = index as usize * block_size;
+            if self.transfer.fetch_part(bus, skip, bytes).is_err() {
+                return;
+            }
+            let medium = &mut self.namespaces[blocks.namespace].medium;
+            medium.write(blocks.lba + index, 1).copy_from_slice(bytes);
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! One namespace's blocks, and what a power cut leaves of them.
+//!
+//! A read sees `current`. With a volatile write cache, `durable` is what the medium holds: a block
+//! that was written and not committed lies in the cache, under the number of the write that brought
+//! it. A power cut decides write by write, by seed: a write of at most the atomic unit stays or
+//! goes as a whole, of a longer one each block for itself (NVM 1.1 §2.1.4.2, AWUPF).
+
+use super::random::{Seeded, coin};
+
+/// Blocks that the cache holds: as many as one command can name. When it is full, it is emptied.
+const CACHE_BLOCKS_MAX: usize = 1 << 16;
+
+pub(super) struct Medium {
+    block_size: usize,
+    atomic_blocks: u64,
+    current: Vec<u8>,
+    /// Empty without a cache.
+    durable: Vec<u8>,
+    /// Number of the write that left a block in the cache; 0 where the medium has it.
+    cached_by: Vec<u64>,
+    /// Blocks that may be cached, in no order and some of them twice.
+    cached: Vec<u64>,
+    writes: u64,
+    seeded: Seeded,
+}
+
+impl Medium {
+    pub(super) fn new(
+        block_size: usize,
+        block_count: u64,
+        cache: bool,
+        atomic: u16,
+        seed: u64,
+    ) -> Self {
+        let blocks = block_count as usize;
+        let bytes = blocks * block_size;
+        Self {
+            block_size,
+            atomic_blocks: u64::from(atomic),
+            current: vec![0; bytes],
+            durable: vec![0; if cache { bytes } else { 0 }],
+            cached_by: vec![0; if cache { blocks } else { 0 }],
+            cached: Vec::with_capacity(if cache { CACHE_BLOCKS_MAX } else { 0 }),
+            writes: 0,
+            seeded: Seeded::new(seed),
+        }
+    }
+
+    fn bytes(&self, lba: u64, blocks: u64) -> std::ops::Range<usize> {
+        let start = lba as usize * self.block_size;
+        start..start + blocks as usize * self.block_size
+    }
+
+    /// What the blocks hold.
+    pub(super) fn read(&self, lba: u64, blocks: u64) -> &[u8] {
+        &self.current[self.bytes(lba, blocks)]
+    }
+
+    /// What the blocks hold if power is cut now and everything in the cache is lost.
+    pub(super) fn read_durable(&self, lba: u64, blocks: u64) -> &[u8] {
+        let range = self.bytes(lba, blocks);
+        if self.durable.is_empty() {
+            &self.current[range]
+        } else {
+            &self.durable[range]
+        }
+    }
+
+    /// The blocks' room, to be filled at once: they are in the cache, if there is one.
+    pub(super) fn write(&mut self, lba: u64, blocks: u64) -> &mut [u8] {
+        if !self.durable.is_empty() {
+            self.cache(lba, blocks);
+        }
+        let range = self.bytes(lba, blocks);
+        &mut self.current[range]
+    }
+
+    fn cache(&mut self, lba: u64, blocks: u64) {
+        if self.cached.len() as u64 + blocks > CACHE_BLOCKS_MAX as u64 {
+            self.flush();
+        }
+        for block in lba..lba + blocks {
+            // A cached write that is overwritten in part would be torn if it were kept later.
+            if self.cached_by[block as usize] != 0 && self.atomic_blocks > 1 {
+                self.commit_write_of(block);
+            }
+        }
+        if self.seeded.below(8) == 0 && !self.cached.is_empty() {
+            let index = self.seeded.below(self.cached.len() as u64) as usize;
+            self.commit_write_of(self.cached[index]);
+        }
+        let whole = blocks <= self.atomic_blocks;
+        self.writes += 1;
+        for block in lba..lba + blocks {
+            if self.cached_by[block as usize] == 0 {
+                self.cached.push(block);
+            }
+            self.cached_by[block as usize] = self.writes;
+            self.writes += u64::from(!whole);
+        }
+    }
+
+    /// Brings the cached write that holds a block to the medium, whole.
+    fn commit_write_of(&mut self, block: u64) {
+        let number = self.cached_by[block as usize];
+        if number == 0 {
+            return;
+        }
+        let first = block.saturating_sub(self.atomic_blocks - 1);
+        let end = (block + self.atomic_blocks).min(self.cached_by.len() as u64);
+        for block in first..end {
+            if self.cached_by[block as usize] == number {
+                self.commit_block(block);
+            }
+        }
+    }
+
+    fn commit_block(&mut self, block: u64) {
+        let range = self.bytes(block, 1);
+        self.durable[range.clone()].copy_from_slice(&self.current[range]);
+        self.cached_by[block as usize] = 0;
+    }
+
+    /// Brings blocks to the medium that were written (Force Unit Access).
+    pub(super) fn commit(&mut self, lba: u64, blocks: u64) {
+        if self.durable.is_empty() {
+            return;
+        }
+        for block in lba..lba + blocks {
+            self.commit_block(block);
+        }
+    }
+
+    /// Brings everything to the medium.
+    pub(super) fn flush(&mut self) {
+        let mut cached = std::mem::take(&mut self.cached);
+        for &block in &cached {
+            if self.cached_by[block as usize] != 0 {
+                self.commit_block(block);
+            }
+        }
+        cached.clear();
+        self.cached = cached;
+    }
+
+    /// Loses of the cache what the seed decides. Returns how many blocks changed back.
+    pub(super) fn power_cut(&mut self) -> u64 {
+        let salt = self.seeded.next();
+        let mut lost = 0;
+        for index in 0..self.cached.len() {
+            let block = self.cached[index];
+            let number = self.cached_by[block as usize];
+            if number == 0 {
+                continue;
+            }
+            if coin(salt, number) {
+                self.commit_block(block);
+            } else {
+                let range = self.bytes(block, 1);
+                self.current[range.clone()].copy_from_slice(&self.durable[range]);
+                self.cached_by[block as usize] = 0;
+                lost += 1;
+            }
+        }
+        self.cached.clear();
+        lost
+    }
+}
