@@ -1,0 +1,386 @@
+//! What a drive says of itself, and what the driver makes of it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use block::{Deallocate, Geometry};
+use nvme_spec::command::CommandSet;
+use nvme_spec::identify::{
+    DeallocatedRead, IdentifyController, IdentifyNamespace, NamespaceId, NamespaceIds,
+    NvmIdentifyController, Oaes, SglSupport,
+};
+use nvme_spec::registers::{Cap, Version, sq_tail_doorbell};
+
+use crate::error::Unusable;
+use crate::memory::{PAGE_BYTES, ZEROES_BYTES_MAX};
+use crate::options::{DriveOptions, QUEUE_DEPTH_MIN};
+
+/// Bytes of the longest command's data where PRP lists describe it: their memory is per slot, so
+/// longer requests go in parts.
+const PART_BYTES_MAX_PRP: u64 = 256 << 10;
+/// And where one SGL descriptor does.
+const PART_BYTES_MAX_SGL: u64 = 1 << 20;
+/// The least memory per slot: the range of a Dataset Management command.
+const LIST_BYTES_MIN: usize = 16;
+/// Blocks that NLB can name.
+const BLOCKS_PER_COMMAND_MAX: u64 = 1 << 16;
+/// The largest request that a device takes, bytes: what the other devices take too.
+const TRANSFER_BYTES_MAX: u32 = block::TRANSFER_BYTES_MAX as u32;
+
+/// Who a controller is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ControllerInfo {
+    pub(crate) model: String,
+    pub(crate) serial: String,
+    pub(crate) firmware: String,
+    pub(crate) version: Version,
+    pub(crate) vendor: u16,
+}
+
+/// What commands a controller has, and how long they may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Limits {
+    /// Commands in flight on one pair.
+    pub(crate) slots: u16,
+    /// Bytes of memory per slot, a power of two.
+    pub(crate) list_bytes: usize,
+    /// Data of one command, bytes: a multiple of the page size.
+    pub(crate) part_bytes: u32,
+    /// Whether data of more than two pages is described by an SGL.
+    pub(crate) sgl: bool,
+    pub(crate) compare: bool,
+    pub(crate) write_zeroes: bool,
+    /// Bytes of one Write Zeroes.
+    pub(crate) write_zeroes_bytes: u64,
+    pub(crate) deallocate: bool,
+    /// Blocks of one range to deallocate.
+    pub(crate) deallocate_blocks: u32,
+    /// Whether the controller takes doorbells in memory.
+    pub(crate) shadow: bool,
+    /// Whether it has a volatile write cache.
+    pub(crate) write_cache: bool,
+    /// Event requests that it takes, 1 to 4.
+    pub(crate) events: u8,
+    /// Aborts in flight at once, 1 to 256.
+    pub(crate) aborts: u16,
+    /// The events that it knows.
+    pub(crate) notices: Oaes,
+    /// Error log entries, 1 to 64.
+    pub(crate) error_entries: u8,
+    /// Time that a shutdown takes, microseconds; 0 where not told.
+    pub(crate) shutdown_us: u32,
+    /// The largest namespace identifier (NN).
+    pub(crate) namespaces_max: u32,
+}
+
+/// Event requests in flight at most: one kind of event each, so more would stay unused.
+const EVENTS_MAX: u8 = 4;
+
+impl Limits {
+    /// Decides how to use a controller.
+    pub(crate) fn new(
+        cap: Cap,
+        page: &IdentifyController,
+        nvm: &NvmIdentifyController,
+        options: &DriveOptions,
+        arena_bytes_max: usize,
+    ) -> Self {
+        let page_bytes_min = cap.page_bytes_min();
+        let sgl = page.sgls.support() != SglSupport::NONE;
+        let cap_bytes = if sgl {
+            PART_BYTES_MAX_SGL
+        } else {
+            PART_BYTES_MAX_PRP
+        };
+        let mdts = page.transfer_bytes_max(page_bytes_min);
+        let part_bytes = mdts.unwrap_or(cap_bytes).min(cap_bytes) as u32;
+        let listed = if sgl {
+            0
+        } else {
+            (part_bytes as usize / PAGE_BYTES - 1) * size_of::<u64>()
+        };
+        // NVM 1.1 §4.1.5.4: without WZSL there is no limit, but drives that apply MDTS to Write
+        // Zeroes exist, so it is taken for one.
+        let pages = |exponent: u8| u64::from(page_bytes_min).checked_shl(u32::from(exponent));
+        let write_zeroes_bytes = match nvm.wzsl {
+            0 => mdts.unwrap_or(u64::MAX),
+            exponent => pages(exponent).unwrap_or(u64::MAX),
+        };
+        let unlimited = |blocks: u32| if blocks == 0 { u32::MAX } else { blocks };
+        let doorbell_bytes = sq_tail_doorbell(cap, options.reactors as u16 + 1)
+            - nvme_spec::registers::DOORBELL_BASE_BYTES;
+        Self {
+            slots: slots(cap, options, arena_bytes_max),
+            list_bytes: listed.next_power_of_two().max(LIST_BYTES_MIN),
+            part_bytes,
+            sgl,
+            compare: page.oncs.compare(),
+            write_zeroes: page.oncs.write_zeroes(),
+            write_zeroes_bytes,
+            deallocate: page.oncs.dataset_management(),
+            deallocate_blocks: unlimited(nvm.dmrsl.get()),
+            shadow: options.shadow_doorbells
+                && page.oacs.doorbell_buffer()
+                && doorbell_bytes <= PAGE_BYTES as u64,
+            write_cache: page.vwc.present(),
+            events: page.aerl_z.saturating_add(1).min(EVENTS_MAX),
+            aborts: u16::from(page.acl_z) + 1,
+            notices: page.oaes,
+            error_entries: page.elpe_z.saturating_add(1).min(64),
+            shutdown_us: page.rtd3e.get(),
+            namespaces_max: page.nn.get(),
+        }
+    }
+
+    /// Bytes of zeroes that are needed for writing where there is no Write Zeroes.
+    pub(crate) fn zeroes_bytes(&self) -> Option<usize> {
+        let bytes = ZEROES_BYTES_MAX.min(self.part_bytes as usize);
+        (!self.write_zeroes).then_some(bytes)
+    }
+
+    /// Whether queues and devices made for `self` work with a controller of `other`.
+    pub(crate) fn fit(&self, other: &Self) -> bool {
+        let has = |before: bool, now: bool| now || !before;
+        self.slots <= other.slots
+            && self.part_bytes <= other.part_bytes
+            && has(self.sgl, other.sgl)
+            && has(self.compare, other.compare)
+            && has(self.write_zeroes, other.write_zeroes)
+            && self.write_zeroes_bytes <= other.write_zeroes_bytes
+            && has(self.deallocate, other.deallocate)
+            && self.deallocate_blocks <= other.deallocate_blocks
+    }
+}
+
+/// Slots of a pair: what is wanted, within the controller's queues (one entry of which stays free,
+/// Base 2.1 §3.3.1.5) and what the arena has in one piece.
+fn slots(cap: Cap, options: &DriveOptions, arena_bytes_max: usize) -> u16 {
+    let queue = cap.mqes().min(u32::from(u16::MAX)) as u16 - 1;
+    let room = (arena_bytes_max / crate::memory::SQE_BYTES - 1).min(usize::from(u16::MAX)) as u16;
+    options
+        .queue_depth_max
+        .min(queue)
+        .min(room)
+        .max(QUEUE_DEPTH_MIN)
+}
+
+/// Whether a namespace can still be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NamespaceStatus {
+    /// As it was when the drive was opened.
+    Usable,
+    /// Its size or format changed: reads and writes are refused until the drive is opened anew,
+    /// because the size of a device is constant while it is open.
+    Changed,
+    /// It was deleted or detached.
+    Removed,
+}
+
+/// A [`NamespaceStatus`] that reactors look at with every request.
+#[derive(Debug)]
+pub(crate) struct StatusCell(AtomicU8);
+
+impl StatusCell {
+    const USABLE: u8 = 0;
+    const CHANGED: u8 = 1;
+    const REMOVED: u8 = 2;
+
+    fn new() -> Self {
+        Self(AtomicU8::new(Self::USABLE))
+    }
+
+    #[inline]
+    pub(crate) fn is_usable(&self) -> bool {
+        self.0.load(Ordering::Relaxed) == Self::USABLE
+    }
+
+    pub(crate) fn get(&self) -> NamespaceStatus {
+        match self.0.load(Ordering::Relaxed) {
+            Self::USABLE => NamespaceStatus::Usable,
+            Self::CHANGED => NamespaceStatus::Changed,
+            _ => NamespaceStatus::Removed,
+        }
+    }
+
+    pub(crate) fn set(&self, status: NamespaceStatus) {
+        let value = match status {
+            NamespaceStatus::Usable => Self::USABLE,
+            NamespaceStatus::Changed => Self::CHANGED,
+            NamespaceStatus::Removed => Self::REMOVED,
+        };
+        self.0.store(value, Ordering::Relaxed);
+    }
+}
+
+/// A namespace as it was identified.
+#[derive(Clone, Debug)]
+pub(crate) struct Namespace {
+    pub(crate) nsid: u32,
+    pub(crate) geometry: Result<Geometry, Unusable>,
+    /// Whether Write Zeroes may deallocate, and the blocks still read as zeroes.
+    pub(crate) zeroes_deallocate: bool,
+    pub(crate) eui64: Option<[u8; 8]>,
+    pub(crate) nguid: Option<[u8; 16]>,
+    pub(crate) uuid: Option<[u8; 16]>,
+    pub(crate) status: Arc<StatusCell>,
+}
+
+/// An identifier of zeroes is none (NVM 1.1 §4.1.5.1).
+fn identifier<const N: usize>(bytes: [u8; N]) -> Option<[u8; N]> {
+    (bytes != [0; N]).then_some(bytes)
+}
+
+impl Namespace {
+    /// A namespace that could not be identified.
+    pub(crate) fn unusable(nsid: u32, reason: Unusable) -> Self {
+        Self {
+            nsid,
+            geometry: Err(reason),
+            zeroes_deallocate: false,
+            eui64: None,
+            nguid: None,
+            uuid: None,
+            status: Arc::new(StatusCell::new()),
+        }
+    }
+
+    pub(crate) fn new(
+        nsid: u32,
+        page: &IdentifyNamespace,
+        limits: &Limits,
+        write_cache: bool,
+    ) -> Self {
+        let dlfeat = page.dlfeat;
+        Self {
+            geometry: geometry(page, limits, write_cache),
+            zeroes_deallocate: dlfeat.write_zeroes_deallocate()
+                && dlfeat.read() == DeallocatedRead::ZEROES,
+            eui64: identifier(page.eui64),
+            nguid: identifier(page.nguid),
+            ..Self::unusable(nsid, Unusable::Empty)
+        }
+    }
+
+    /// Takes in the identification descriptors (Base 2.1 §5.1.13.2.3).
+    pub(crate) fn add_descriptors(&mut self, page: &[u8]) {
+        for id in NamespaceIds::new(page) {
+            match id {
+                NamespaceId::Eui64(id) => self.eui64 = identifier(id).or(self.eui64),
+                NamespaceId::Nguid(id) => self.nguid = identifier(id).or(self.nguid),
+                NamespaceId::Uuid(id) => self.uuid = identifier(id).or(self.uuid),
+                NamespaceId::CommandSet(CommandSet::NVM) => {}
+                NamespaceId::CommandSet(CommandSet(csi)) => {
+                    self.geometry = Err(Unusable::CommandSet { csi });
+                }
+            }
+        }
+    }
+
+    /// Whether it is the same namespace, in shape and name.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        self.geometry == other.geometry
+            && self.eui64 == other.eui64
+            && self.nguid == other.nguid
+            && self.uuid == other.uuid
+    }
+}
+
+/// The shape of a namespace as a block device, or why it cannot be one.
+fn geometry(
+    page: &IdentifyNamespace,
+    limits: &Limits,
+    write_cache: bool,
+) -> Result<Geometry, Unusable> {
+    if page.nsze.get() == 0 {
+        return Err(Unusable::Empty);
+    }
+    let format = page.format().ok_or(Unusable::NoFormat)?;
+    let block_size = format.block_bytes().ok_or(Unusable::NoFormat)?;
+    if !block::BLOCK_SIZES.contains(&block_size) {
+        return Err(Unusable::BlockSize { bytes: block_size });
+    }
+    if format.ms.get() != 0 {
+        return Err(Unusable::Metadata {
+            bytes: format.ms.get(),
+        });
+    }
+    if page.dps.protection_type() != 0 {
+        return Err(Unusable::Protection {
+            kind: page.dps.protection_type(),
+        });
+    }
+    Ok(Geometry {
+        block_size,
+        block_count: page.nsze.get(),
+        volatile_write_cache: write_cache,
+        optimal_io_blocks: optimal_io_blocks(page),
+        // Deallocate is a hint, which a drive may ignore whatever its deallocated blocks read as
+        // (NVM 1.1 §3.3.3.2.1).
+        deallocate: if limits.deallocate {
+            Deallocate::Unspecified
+        } else {
+            Deallocate::Unsupported
+        },
+        max_transfer_blocks: TRANSFER_BYTES_MAX / block_size,
+        read_only: page.nsattr.write_protected(),
+    })
+}
+
+/// The preferred write granularity where there is one, else the boundary that requests had better
+/// not cross, else the atomic unit (NVM 1.1 §5.2.2, §4.1.5.1).
+fn optimal_io_blocks(page: &IdentifyNamespace) -> u32 {
+    // 01b and 11b: NPWG is valid.
+    if page.nsfeat.optperf() == 1 || page.nsfeat.optperf() == 3 {
+        return u32::from(page.npwg_z.get()) + 1;
+    }
+    if page.noiob.get() != 0 {
+        return u32::from(page.noiob.get());
+    }
+    if page.nsfeat.nsabp() {
+        return u32::from(page.nawun_z.get()) + 1;
+    }
+    1
+}
+
+/// All that is constant while a drive is open.
+#[derive(Clone, Debug)]
+pub(crate) struct Identity {
+    pub(crate) controller: ControllerInfo,
+    pub(crate) limits: Limits,
+    pub(crate) namespaces: Vec<Namespace>,
+}
+
+impl Identity {
+    pub(crate) fn namespace(&self, nsid: u32) -> Option<&Namespace> {
+        self.namespaces.iter().find(|found| found.nsid == nsid)
+    }
+}
+
+/// Text of an identify page: printable ASCII, trimmed; what is not printable becomes `?`.
+pub(crate) fn text(bytes: &[u8]) -> String {
+    let printable = |byte: &u8| match byte {
+        0x20..=0x7e => char::from(*byte),
+        0 => ' ',
+        _ => '?',
+    };
+    let text: String = bytes.iter().map(printable).collect();
+    text.trim().to_owned()
+}
+
+impl ControllerInfo {
+    pub(crate) fn new(page: &IdentifyController) -> Self {
+        Self {
+            model: text(page.mn.bytes()),
+            serial: text(page.sn.bytes()),
+            firmware: text(page.fr.bytes()),
+            version: page.version(),
+            vendor: page.vid.get(),
+        }
+    }
+}
+
+/// Blocks of one Write Zeroes command.
+pub(crate) fn zeroes_blocks(limits: &Limits, block_size: u32) -> u32 {
+    let blocks = limits.write_zeroes_bytes / u64::from(block_size);
+    blocks.clamp(1, BLOCKS_PER_COMMAND_MAX) as u32
+}

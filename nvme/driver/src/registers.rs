@@ -1,0 +1,58 @@
+//! The controller's registers as what they mean (Base 2.1 §3.1.4).
+
+use nvme_spec::registers::{Cap, Cc, Crto, Csts, REGISTER_GONE_U32, Register, Version};
+use reactors::Nanos;
+
+use crate::backing::DeviceBacking;
+use crate::startup::offset;
+
+/// What a controller that names no time gets to become ready.
+const READY_TIMEOUT_MIN: Nanos = Nanos::from_millis(500);
+
+/// A view of a drive's registers. Reads are `None` when the drive is gone.
+#[derive(Clone, Copy)]
+pub(crate) struct Registers<'a>(&'a dyn DeviceBacking);
+
+impl<'a> Registers<'a> {
+    pub(crate) fn new(backing: &'a dyn DeviceBacking) -> Self {
+        Self(backing)
+    }
+
+    fn read(self, register: Register) -> Option<u32> {
+        let value = self.0.read_u32(offset(register));
+        (value != REGISTER_GONE_U32).then_some(value)
+    }
+
+    pub(crate) fn cap(self) -> Option<Cap> {
+        let value = self.0.read_u64(offset(Register::CAP));
+        (value != u64::MAX).then(|| Cap::from_bits(value))
+    }
+
+    pub(crate) fn version(self) -> Option<Version> {
+        self.read(Register::VS).map(Version::from_bits)
+    }
+
+    pub(crate) fn cc(self) -> Option<Cc> {
+        self.read(Register::CC).map(Cc::from_bits)
+    }
+
+    pub(crate) fn set_cc(self, cc: Cc) {
+        self.0.write_u32(offset(Register::CC), cc.into_bits());
+    }
+
+    pub(crate) fn csts(self) -> Option<Csts> {
+        self.read(Register::CSTS).map(Csts::from_bits)
+    }
+
+    /// Within which CSTS.RDY follows CC.EN: CAP.TO, or CRTO where that says more (Base 2.1
+    /// §3.1.4.21: CAP.TO saturates).
+    pub(crate) fn ready_timeout(self, cap: Cap) -> Nanos {
+        let mut units_ms = u64::from(cap.timeout_ms());
+        if cap.crwms()
+            && let Some(crto) = self.read(Register::CRTO).map(Crto::from_bits)
+        {
+            units_ms = units_ms.max(u64::from(crto.crwmt()) * 500);
+        }
+        Nanos::from_millis(units_ms).max(READY_TIMEOUT_MIN)
+    }
+}

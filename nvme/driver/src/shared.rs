@@ -1,0 +1,412 @@
+//! What the owner of a drive and its queue pairs tell each other, without a lock on the I/O path.
+//!
+//! The owner writes one word, [`Attention`]: the state of the drive and a tick of its clock. Every
+//! pair reads it once per poll and acknowledges changes of state in its [`PairShared`]; what a pair
+//! finds wrong it leaves there for the owner.
+//!
+//! **Why memory is never freed under a device.** Queues, lists and leases belong to the device from
+//! the doorbell until either the completion was seen or the device has certainly stopped: CSTS.RDY
+//! is 0 after CC.EN was cleared (Base 2.1 §3.7.2: the controller stops processing and transfers
+//! nothing any more), or bus mastering is off, or the function answers with all ones, which is only
+//! the case while it is off the bus, without power or in reset, from each of which it comes back
+//! with bus mastering off. Only then is the state [`Phase::Stopped`] or [`Phase::Gone`] published,
+//! and only these make pairs give leases back. Queue memory belongs to [`Shared`], whose drop stops
+//! the device first and, where that fails, leaks.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use bitfield_struct::bitfield;
+use block::{DriveHealth, ErrorRecord};
+use hugemem::Arena;
+
+use crate::backing::DeviceBacking;
+use crate::error::GoneReason;
+use crate::identity::Identity;
+use crate::memory::{AdminMemory, DriveMemory};
+use crate::options::DriveOptions;
+use crate::wiring::Wiring;
+
+/// What pairs may do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// Nothing yet: requests wait.
+    Starting,
+    /// Everything.
+    Active,
+    /// Finish what is in flight, take nothing new.
+    Leaving,
+    /// Ring no doorbell and look at no queue: a reset begins. Requests wait.
+    Quiesce,
+    /// The device has stopped: what was in flight ends. Requests wait.
+    Stopped,
+    /// The device has stopped for good: what was in flight ends, nothing new is taken.
+    Gone,
+}
+
+impl Phase {
+    const ALL: [Self; 6] = [
+        Self::Starting,
+        Self::Active,
+        Self::Leaving,
+        Self::Quiesce,
+        Self::Stopped,
+        Self::Gone,
+    ];
+
+    const fn from_bits(bits: u8) -> Self {
+        if (bits as usize) < Self::ALL.len() {
+            Self::ALL[bits as usize]
+        } else {
+            Self::Gone
+        }
+    }
+
+    const fn into_bits(self) -> u8 {
+        self as u8
+    }
+}
+
+/// The word that every pair reads once per poll.
+#[bitfield(u64)]
+#[derive(PartialEq, Eq)]
+pub(crate) struct Attention {
+    /// The owner's clock in [`Deadlines::tick`](crate::Deadlines) units; wraps.
+    pub(crate) tick: u32,
+    /// Counts how often the queues were created: what was in flight in another epoch is over.
+    #[bits(24)]
+    pub(crate) epoch: u32,
+    #[bits(8, default = Phase::Starting)]
+    pub(crate) phase: Phase,
+}
+
+impl Attention {
+    /// The same without the tick: what is acknowledged.
+    pub(crate) fn state(self) -> Self {
+        self.with_tick(0)
+    }
+}
+
+/// What a pair found wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FaultKind {
+    None,
+    /// A command is older than its deadline: abort it.
+    Overdue,
+    /// A command outlived its abort.
+    Stuck,
+    /// A completion names a slot that does not exist.
+    UnknownIdentifier,
+    /// A completion names a command that was over before.
+    StaleIdentifier,
+    /// A completion's submission queue head lies outside of the queue.
+    BadHead,
+}
+
+impl FaultKind {
+    const ALL: [Self; 6] = [
+        Self::None,
+        Self::Overdue,
+        Self::Stuck,
+        Self::UnknownIdentifier,
+        Self::StaleIdentifier,
+        Self::BadHead,
+    ];
+
+    const fn from_bits(bits: u8) -> Self {
+        if (bits as usize) < Self::ALL.len() {
+            Self::ALL[bits as usize]
+        } else {
+            Self::None
+        }
+    }
+
+    const fn into_bits(self) -> u8 {
+        self as u8
+    }
+}
+
+/// A fault and where.
+#[bitfield(u64)]
+#[derive(PartialEq, Eq)]
+pub(crate) struct Fault {
+    pub(crate) cid: u16,
+    #[bits(24)]
+    pub(crate) epoch: u32,
+    #[bits(8, default = FaultKind::None)]
+    pub(crate) kind: FaultKind,
+    __: u16,
+}
+
+/// What one pair and the owner share.
+#[repr(align(128))]
+#[derive(Default)]
+pub(crate) struct PairShared {
+    /// Whether a reactor polls the pair: else nobody needs to acknowledge.
+    pub(crate) attached: AtomicBool,
+    /// The state that the pair acts upon.
+    pub(crate) acknowledged: AtomicU64,
+    /// A [`Fault`] for the owner, 0 when it took the last one.
+    pub(crate) fault: AtomicU64,
+    /// Requests in flight, as of the pair's last flush or poll.
+    pub(crate) in_flight: AtomicU32,
+    /// 0 while the reactor is awake or has nothing in flight, else one more than the tick at which
+    /// its oldest command was submitted.
+    pub(crate) asleep: AtomicU64,
+    /// Doorbell registers written.
+    pub(crate) doorbells: AtomicU64,
+    /// Commands submitted.
+    pub(crate) commands: AtomicU64,
+}
+
+/// Adds to a counter that only this thread writes.
+#[inline]
+pub(crate) fn count(counter: &AtomicU64, amount: u64) {
+    let value = counter.load(Ordering::Relaxed).wrapping_add(amount);
+    counter.store(value, Ordering::Relaxed);
+}
+
+impl PairShared {
+    /// Leaves a fault for the owner; false when the last one is still there.
+    pub(crate) fn report(&self, fault: Fault) -> bool {
+        let order = (Ordering::Release, Ordering::Relaxed);
+        self.fault
+            .compare_exchange(0, fault.into_bits(), order.0, order.1)
+            .is_ok()
+    }
+
+    /// Takes the fault.
+    pub(crate) fn take_fault(&self) -> Option<Fault> {
+        if self.fault.load(Ordering::Relaxed) == 0 {
+            return None;
+        }
+        Some(Fault::from_bits(self.fault.swap(0, Ordering::Acquire)))
+    }
+}
+
+/// What happened to a drive since it was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DriveCounters {
+    /// I/O commands submitted to the drive; a request in parts counts each.
+    pub commands: u64,
+    /// Doorbell registers written by queue pairs.
+    pub doorbells: u64,
+    /// Commands that outlived their deadline.
+    pub timeouts: u64,
+    /// Abort commands sent.
+    pub aborts: u64,
+    /// Controller resets begun.
+    pub resets: u64,
+    /// Resets that ended with the drive ready again.
+    pub recoveries: u64,
+    /// Completions with an identifier that no command ever had.
+    pub unknown_identifiers: u64,
+    /// Completions of commands that were over before.
+    pub stale_identifiers: u64,
+    /// Completions with an impossible submission queue head.
+    pub bad_heads: u64,
+    /// Asynchronous events.
+    pub events: u64,
+    /// Times that the drive came back and was taken again.
+    pub reattachments: u64,
+}
+
+/// The owner's own counters.
+#[derive(Default)]
+pub(crate) struct OwnerCounters {
+    pub(crate) timeouts: AtomicU64,
+    pub(crate) aborts: AtomicU64,
+    pub(crate) resets: AtomicU64,
+    pub(crate) recoveries: AtomicU64,
+    pub(crate) unknown_identifiers: AtomicU64,
+    pub(crate) stale_identifiers: AtomicU64,
+    pub(crate) bad_heads: AtomicU64,
+    pub(crate) events: AtomicU64,
+    pub(crate) reattachments: AtomicU64,
+}
+
+/// How a blocking function reset by the control thread stands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum FunctionReset {
+    #[default]
+    NotNeeded,
+    Needed,
+    Done,
+    Failed,
+}
+
+/// The drive's own word on its health.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Smart {
+    pub(crate) health: DriveHealth,
+    pub(crate) temperature_kelvin: Option<u16>,
+    pub(crate) available_spare_percent: u8,
+    pub(crate) used_percent: u8,
+}
+
+/// What changes rarely and is read by the control plane, behind a lock.
+#[derive(Default)]
+pub(crate) struct Control {
+    /// Held while the drive is in use.
+    pub(crate) backing: Option<Arc<dyn DeviceBacking>>,
+    /// How pairs reach the drive, while it is ready.
+    pub(crate) wiring: Option<Arc<Wiring>>,
+    pub(crate) gone: Option<GoneReason>,
+    /// A drive that came back, for the owner to take.
+    pub(crate) returned: Option<Arc<dyn DeviceBacking>>,
+    pub(crate) function_reset: FunctionReset,
+    pub(crate) smart: Option<Smart>,
+    pub(crate) errors: Vec<ErrorRecord>,
+    /// Whether the owner shut the drive down at the end of its reactor.
+    pub(crate) shut_down: bool,
+}
+
+type Wake = Box<dyn Fn(usize) + Send + Sync>;
+
+/// All that a drive's parts share.
+pub(crate) struct Shared {
+    attention: AtomicU64,
+    pub(crate) pairs: Box<[PairShared]>,
+    pub(crate) options: DriveOptions,
+    pub(crate) arena: Arc<Arena>,
+    /// Tells this drive from every other in the process.
+    pub(crate) id: u64,
+    /// What the drive is, from its first identification on.
+    pub(crate) identity: OnceLock<Identity>,
+    pub(crate) admin: Arc<AdminMemory>,
+    /// The queues and lists, from the first identification on.
+    pub(crate) memory: OnceLock<DriveMemory>,
+    pub(crate) counters: OwnerCounters,
+    /// Whether the device may be reading and writing memory.
+    pub(crate) dma_running: AtomicBool,
+    control: Mutex<Control>,
+    waker: Mutex<Option<Wake>>,
+}
+
+static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+
+impl Shared {
+    pub(crate) fn new(
+        backing: Arc<dyn DeviceBacking>,
+        arena: Arc<Arena>,
+        admin: AdminMemory,
+        options: DriveOptions,
+    ) -> Arc<Self> {
+        let pairs = (0..options.reactors).map(|_| PairShared::default());
+        Arc::new(Self {
+            attention: AtomicU64::new(Attention::new().into_bits()),
+            pairs: pairs.collect(),
+            options,
+            arena,
+            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+            identity: OnceLock::new(),
+            admin: Arc::new(admin),
+            memory: OnceLock::new(),
+            counters: OwnerCounters::default(),
+            dma_running: AtomicBool::new(false),
+            control: Mutex::new(Control {
+                backing: Some(backing),
+                ..Control::default()
+            }),
+            waker: Mutex::new(None),
+        })
+    }
+
+    /// What pairs are to do, and the time.
+    #[inline]
+    pub(crate) fn attention(&self) -> Attention {
+        Attention::from_bits(self.attention.load(Ordering::Acquire))
+    }
+
+    /// The same, for a pair that has just said that it is attached: either the owner sees that, or
+    /// this sees the owner's latest word.
+    pub(crate) fn attention_ordered(&self) -> Attention {
+        Attention::from_bits(self.attention.load(Ordering::SeqCst))
+    }
+
+    /// Publishes a state; the owner alone does.
+    pub(crate) fn publish(&self, attention: Attention) {
+        self.attention
+            .store(attention.into_bits(), Ordering::SeqCst);
+    }
+
+    /// Whether every pair that a reactor polls acts upon the published state.
+    pub(crate) fn all_acknowledged(&self) -> bool {
+        let state = self.attention().state().into_bits();
+        self.pairs.iter().all(|pair| {
+            !pair.attached.load(Ordering::SeqCst)
+                || pair.acknowledged.load(Ordering::Acquire) == state
+        })
+    }
+
+    /// Requests in flight on all pairs.
+    pub(crate) fn in_flight(&self) -> u64 {
+        let counts = self
+            .pairs
+            .iter()
+            .map(|pair| u64::from(pair.in_flight.load(Ordering::Relaxed)));
+        counts.sum()
+    }
+
+    pub(crate) fn control(&self) -> MutexGuard<'_, Control> {
+        self.control.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn set_waker(&self, waker: Wake) {
+        *self.waker.lock().unwrap_or_else(PoisonError::into_inner) = Some(waker);
+    }
+
+    /// Wakes a reactor. Off the I/O path: takes a lock.
+    pub(crate) fn wake(&self, reactor: usize) {
+        let waker = self.waker.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(waker) = waker.as_ref() {
+            waker(reactor);
+        }
+    }
+
+    pub(crate) fn wake_all(&self) {
+        for reactor in 0..self.options.reactors {
+            self.wake(reactor);
+        }
+    }
+
+    pub(crate) fn wake_owner(&self) {
+        self.wake(self.options.owner);
+    }
+
+    pub(crate) fn counters(&self) -> DriveCounters {
+        let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let own = &self.counters;
+        DriveCounters {
+            commands: self.pairs.iter().map(|pair| of(&pair.commands)).sum(),
+            doorbells: self.pairs.iter().map(|pair| of(&pair.doorbells)).sum(),
+            timeouts: of(&own.timeouts),
+            aborts: of(&own.aborts),
+            resets: of(&own.resets),
+            recoveries: of(&own.recoveries),
+            unknown_identifiers: of(&own.unknown_identifiers),
+            stale_identifiers: of(&own.stale_identifiers),
+            bad_heads: of(&own.bad_heads),
+            events: of(&own.events),
+            reattachments: of(&own.reattachments),
+        }
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        if !self.dma_running.load(Ordering::Acquire) {
+            return;
+        }
+        let backing = self.control().backing.take();
+        let stopped = backing.is_some_and(|backing| backing.set_bus_master(false).is_ok());
+        if !stopped {
+            tracing::error!(
+                drive = self.options.name,
+                "the drive could not be stopped: the memory of its queues is given up"
+            );
+            std::mem::forget(self.memory.take());
+            std::mem::forget(Arc::clone(&self.admin));
+        }
+    }
+}

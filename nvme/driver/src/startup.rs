@@ -1,0 +1,385 @@
+//! Bringing a controller from whatever state it is in to one that takes I/O, as a state machine
+//! that is polled (Base 2.1 §3.5.1). Used at the start, after a reset and when a drive comes back.
+
+mod commands;
+mod controller_memory;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use nvme_spec::identify::{IdentifyController, IdentifyNamespace, NvmIdentifyController};
+use nvme_spec::registers::{Aqa, Cap, Cc, CommandSetSelected, Csts, Register, sq_tail_doorbell};
+use reactors::Nanos;
+use zerocopy::transmute;
+
+use crate::admin::{AdminEvent, AdminQueue};
+use crate::backing::DeviceBacking;
+use crate::error::{DriveError, Unusable};
+use crate::identity::{ControllerInfo, Identity, Limits, Namespace};
+use crate::memory::{ADMIN_ENTRIES, AdminPage, DriveMemory};
+use crate::registers::Registers;
+use crate::shared::Shared;
+use crate::wiring::{QueueRoom, Wiring};
+use controller_memory::Buffer;
+
+/// Namespaces of a drive that are looked at; more are reported and left alone.
+pub(crate) const NAMESPACES_MAX: usize = 128;
+
+/// A command of the start. Each is sent when the one before is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Command {
+    Controller,
+    NvmLimits,
+    Queues,
+    WriteCache,
+    List,
+    Namespace(usize),
+    Descriptors(usize),
+    Events,
+    Shadow,
+    CreateCq(usize),
+    CreateSq(usize),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    /// Look at the registers and disable.
+    Begin,
+    /// The controller moves it on: CSTS.RDY becomes 0.
+    WaitDisabled,
+    /// The controller moves it on: CSTS.RDY becomes 1.
+    WaitReady,
+    /// Send a command.
+    Send(Command),
+    /// The controller moves it on: the command completes.
+    Await(Command),
+    /// The result was given out.
+    Over,
+}
+
+/// What a start led to.
+pub(crate) enum StartupState {
+    Pending,
+    Ready(Box<Started>),
+    Failed(DriveError),
+}
+
+/// A controller that takes I/O.
+pub(crate) struct Started {
+    pub(crate) admin: AdminQueue,
+    pub(crate) identity: Identity,
+    pub(crate) wiring: Wiring,
+}
+
+/// What was found so far.
+#[derive(Default)]
+struct Found {
+    controller: Option<Box<IdentifyController>>,
+    nvm: Option<Box<NvmIdentifyController>>,
+    write_cache: bool,
+    nsids: Vec<u32>,
+    namespaces: Vec<Namespace>,
+    limits: Option<Limits>,
+    shadow: bool,
+}
+
+/// A start under way.
+pub(crate) struct Startup {
+    shared: Arc<Shared>,
+    backing: Arc<dyn DeviceBacking>,
+    step: Step,
+    cap: Cap,
+    deadline: Nanos,
+    entered: Nanos,
+    admin: Option<AdminQueue>,
+    buffer: Option<Buffer>,
+    found: Found,
+}
+
+impl Startup {
+    pub(crate) fn new(shared: Arc<Shared>, backing: Arc<dyn DeviceBacking>) -> Self {
+        Self {
+            shared,
+            backing,
+            step: Step::Begin,
+            cap: Cap::new(),
+            deadline: Nanos::ZERO,
+            entered: Nanos::ZERO,
+            admin: None,
+            buffer: None,
+            found: Found::default(),
+        }
+    }
+
+    pub(crate) fn backing(&self) -> &Arc<dyn DeviceBacking> {
+        &self.backing
+    }
+
+    /// When `poll` has something to compare at the latest.
+    pub(crate) fn deadline(&self) -> Nanos {
+        self.deadline
+    }
+
+    /// Goes as far as the controller lets it.
+    pub(crate) fn poll(&mut self, now: Nanos) -> StartupState {
+        loop {
+            match self.advance(now) {
+                Ok(true) if self.step == Step::Over => return self.result(),
+                Ok(true) => {}
+                Ok(false) => return StartupState::Pending,
+                Err(error) => {
+                    self.step = Step::Over;
+                    return StartupState::Failed(error);
+                }
+            }
+        }
+    }
+
+    fn registers(&self) -> Registers<'_> {
+        Registers::new(&*self.backing)
+    }
+
+    fn wait(&mut self, step: Step, now: Nanos, patience: Nanos) {
+        self.step = step;
+        self.entered = now;
+        self.deadline = now + patience;
+    }
+
+    /// One step; false where the controller has to do something first.
+    fn advance(&mut self, now: Nanos) -> Result<bool, DriveError> {
+        match self.step {
+            Step::Begin => self.begin(now).map(|()| true),
+            Step::WaitDisabled => {
+                let csts = self.status()?;
+                if !csts.rdy() {
+                    self.enable(now)?;
+                    return Ok(true);
+                }
+                self.patience("disabled", now)
+            }
+            Step::WaitReady => {
+                let csts = self.status()?;
+                if csts.cfs() {
+                    return Err(DriveError::Fatal);
+                }
+                if csts.rdy() {
+                    self.step = Step::Send(Command::Controller);
+                    return Ok(true);
+                }
+                self.patience("ready", now)
+            }
+            Step::Send(command) => self.send(command, now).map(|()| true),
+            Step::Await(command) => self.look_for(command, now),
+            Step::Over => Ok(false),
+        }
+    }
+
+    fn status(&self) -> Result<Csts, DriveError> {
+        self.registers().csts().ok_or(DriveError::Gone)
+    }
+
+    /// False while there is time left.
+    fn patience(&self, wanted: &'static str, now: Nanos) -> Result<bool, DriveError> {
+        if now < self.deadline {
+            return Ok(false);
+        }
+        let waited_ms = now.saturating_sub(self.entered).as_millis();
+        Err(DriveError::NotReady { wanted, waited_ms })
+    }
+
+    /// Looks at what the controller can do, and disables it.
+    fn begin(&mut self, now: Nanos) -> Result<(), DriveError> {
+        let cap = self.registers().cap().ok_or(DriveError::Gone)?;
+        check(cap, &*self.backing, self.shared.options.reactors)?;
+        self.cap = cap;
+        let cc = self.registers().cc().ok_or(DriveError::Gone)?;
+        if cc.en() {
+            self.registers().set_cc(cc.with_en(false));
+        }
+        let patience = self.registers().ready_timeout(cap);
+        self.wait(Step::WaitDisabled, now, patience);
+        Ok(())
+    }
+
+    /// Gives the disabled controller its admin queues and enables it (Base 2.1 §3.5.1).
+    fn enable(&mut self, now: Nanos) -> Result<(), DriveError> {
+        if let Some(memory) = self.shared.memory.get() {
+            memory.clear();
+        }
+        self.shared.dma_running.store(true, Ordering::Release);
+        self.backing
+            .set_bus_master(true)
+            .map_err(|source| DriveError::BusMaster { on: true, source })?;
+        if self.shared.options.controller_memory {
+            self.buffer = Buffer::find(&*self.backing, self.cap, self.shared.arena.region());
+        }
+        let memory = Arc::clone(&self.shared.admin);
+        let admin = AdminQueue::new(memory, Arc::clone(&self.backing), self.cap);
+        let (asq, acq) = admin.addresses();
+        let aqa = Aqa::new()
+            .with_asqs_z(ADMIN_ENTRIES - 1)
+            .with_acqs_z(ADMIN_ENTRIES - 1);
+        self.backing
+            .write_u32(offset(Register::AQA), aqa.into_bits());
+        self.backing.write_u64(offset(Register::ASQ), asq);
+        self.backing.write_u64(offset(Register::ACQ), acq);
+        self.admin = Some(admin);
+        let mut cc = Cc::enabled_nvm();
+        if !self.cap.css().nvm() {
+            cc = cc.with_css(CommandSetSelected::ALL_SUPPORTED);
+        }
+        self.registers().set_cc(cc);
+        let patience = self.registers().ready_timeout(self.cap);
+        self.wait(Step::WaitReady, now, patience);
+        Ok(())
+    }
+
+    fn admin(&mut self) -> &mut AdminQueue {
+        self.admin
+            .as_mut()
+            .expect("made before the controller was enabled")
+    }
+
+    /// Takes the completion of a command where it is there.
+    fn look_for(&mut self, command: Command, now: Nanos) -> Result<bool, DriveError> {
+        match self.admin().poll() {
+            Some(AdminEvent::Done(_, opcode, cqe)) => {
+                let next = self.completed(command, opcode, &cqe)?;
+                self.step = next.map_or(Step::Over, Step::Send);
+                Ok(true)
+            }
+            Some(AdminEvent::Unknown(cid)) => Err(DriveError::UnknownAdminCompletion { cid }),
+            None => match self.admin().overdue(now) {
+                None => Ok(false),
+                Some(_) if self.status()?.cfs() => Err(DriveError::Fatal),
+                Some(error) => Err(error),
+            },
+        }
+    }
+
+    /// Decides how to use the controller, and takes the memory for it.
+    fn settle_limits(&mut self) -> Result<(), DriveError> {
+        let controller = self.found.controller.get_or_insert_default();
+        let nvm = self.found.nvm.get_or_insert_default();
+        let shared = &self.shared;
+        let arena_bytes = shared.arena.max_transfer();
+        let found = Limits::new(self.cap, controller, nvm, &shared.options, arena_bytes);
+        let limits = match shared.identity.get() {
+            Some(before) => {
+                let now = ControllerInfo::new(controller);
+                if before.controller.serial != now.serial || before.controller.model != now.model {
+                    return Err(DriveError::NotTheSame("the serial or model number"));
+                }
+                if !before.limits.fit(&found) {
+                    return Err(DriveError::NotTheSame("what its commands can do"));
+                }
+                let shadow = before.limits.shadow && found.shadow;
+                Limits {
+                    shadow,
+                    ..before.limits
+                }
+            }
+            None => found,
+        };
+        if shared.memory.get().is_none() {
+            let reactors = shared.options.reactors;
+            let memory = DriveMemory::new(&shared.arena, reactors, &limits)?;
+            // Nobody else sets it: there is one start at a time.
+            let _ = shared.memory.set(memory);
+        }
+        self.found.limits = Some(limits);
+        Ok(())
+    }
+
+    fn limits(&self) -> Limits {
+        self.found
+            .limits
+            .expect("settled after Identify Controller")
+    }
+
+    fn memory(&self) -> &DriveMemory {
+        self.shared
+            .memory
+            .get()
+            .expect("taken after Identify Controller")
+    }
+
+    /// Where submission queues go on the drive.
+    fn room(&self) -> Option<QueueRoom> {
+        let entries = usize::from(self.limits().slots) + 1;
+        self.buffer.as_ref()?.room(entries)
+    }
+
+    fn read_page(&mut self) -> Box<[u8; 4096]> {
+        self.admin().memory().read(AdminPage::Step)
+    }
+
+    fn keep_controller(&mut self) {
+        self.found.controller = Some(Box::new(transmute!(*self.read_page())));
+    }
+
+    fn keep_nvm_limits(&mut self) {
+        self.found.nvm = Some(Box::new(transmute!(*self.read_page())));
+    }
+
+    fn keep_namespace(&mut self, at: usize) {
+        let page: Box<IdentifyNamespace> = Box::new(transmute!(*self.read_page()));
+        let (limits, write_cache) = (self.limits(), self.found.write_cache);
+        let namespace = Namespace::new(self.found.nsids[at], &page, &limits, write_cache);
+        self.found.namespaces.push(namespace);
+    }
+
+    fn keep_unusable(&mut self, at: usize, reason: Unusable) {
+        let namespace = Namespace::unusable(self.found.nsids[at], reason);
+        self.found.namespaces.push(namespace);
+    }
+
+    fn result(&mut self) -> StartupState {
+        let admin = self.admin.take().expect("made before it was enabled");
+        let controller = self.found.controller.get_or_insert_default();
+        let identity = Identity {
+            controller: ControllerInfo::new(controller),
+            limits: self.limits(),
+            namespaces: std::mem::take(&mut self.found.namespaces),
+        };
+        let wiring = Wiring {
+            backing: Arc::clone(&self.backing),
+            cap: self.cap,
+            dma_base: admin.dma_base(),
+            room: self.room(),
+            shadow: self.found.shadow,
+        };
+        StartupState::Ready(Box::new(Started {
+            admin,
+            identity,
+            wiring,
+        }))
+    }
+}
+
+/// The offset of a register, for the backing.
+pub(crate) fn offset(register: Register) -> usize {
+    register.0 as usize
+}
+
+/// Refuses a controller that cannot be driven.
+fn check(cap: Cap, backing: &dyn DeviceBacking, reactors: usize) -> Result<(), DriveError> {
+    if !cap.css().nvm() && !cap.css().profiles() {
+        return Err(DriveError::NoNvmCommandSet);
+    }
+    let bytes = cap.page_bytes_min();
+    if bytes > 4096 {
+        return Err(DriveError::PageSize { bytes });
+    }
+    if cap.mqes() < 3 {
+        let entries = cap.mqes();
+        return Err(DriveError::QueuesTooSmall { entries });
+    }
+    let len = backing.registers_len();
+    // Where the doorbells of the queue behind the last one would begin.
+    let needed = sq_tail_doorbell(cap, reactors as u16 + 1) as usize;
+    if len < needed {
+        return Err(DriveError::RegistersTooShort { len, needed });
+    }
+    Ok(())
+}
