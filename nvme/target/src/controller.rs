@@ -205,11 +205,15 @@ impl Controller {
         }
     }
 
+    /// Whether the host is to hear of health events now.
+    pub(crate) fn watches_health(&self) -> bool {
+        self.state == ControllerState::Ready && self.features.wants_health_events()
+    }
+
     /// Starts the timers anew, for the state and the features as they are now.
     pub(crate) fn rearm(&mut self, now: Nanos) {
         self.restart_silence(now);
-        let watched = self.state == ControllerState::Ready && self.features.wants_health_events();
-        self.health_due_at = watched.then_some(now + HEALTH_INTERVAL);
+        self.health_due_at = self.watches_health().then_some(now + HEALTH_INTERVAL);
     }
 
     /// A Keep Alive command: the host's silence begins anew.
@@ -259,8 +263,15 @@ impl Controller {
         if warnings.spare() && !before.spare() {
             self.events.raise(EventKind::Spare, configuration);
         }
+        // Base 2.1 §5.1.2.1, NVM subsystem Reliability: one event for three warnings, each of which
+        // the host asks for by itself.
         let reliability = warnings.reliability() && !before.reliability();
-        if reliability || (warnings.read_only() && !before.read_only()) {
+        let read_only = warnings.read_only() && !before.read_only();
+        let backup_failed = warnings.backup_failed() && !before.backup_failed();
+        if (reliability && configuration.reliability())
+            || (read_only && configuration.read_only())
+            || (backup_failed && configuration.backup_failed())
+        {
             self.events.raise(EventKind::Reliability, configuration);
         }
     }

@@ -3,13 +3,16 @@
 //! Commands fail on any core, and the log is one, so it stands behind a lock. Errors are not the
 //! I/O path's steady state, and each queue logs only a few of a flood.
 
+use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use nvme_spec::U64;
-use nvme_spec::log::ErrorEntry;
+use block::ErrorRecord;
+use nvme_spec::log::{ErrorEntry, ParameterErrorLocation};
+use nvme_spec::{Cqe, U16, U32, U64};
 use zerocopy::IntoBytes;
 
 use crate::page::Page;
+use crate::status::from_device;
 
 /// Entries that are kept; ELPE is one less.
 pub(crate) const ERROR_LOG_ENTRIES: usize = 64;
@@ -20,6 +23,38 @@ pub(crate) struct ErrorLog(Mutex<Ring>);
 struct Ring {
     entries: Box<[ErrorEntry; ERROR_LOG_ENTRIES]>,
     count: u64,
+    /// The newest record that was taken over from each device's own log.
+    taken_over: BTreeMap<usize, u64>,
+}
+
+impl Ring {
+    fn record(&mut self, mut entry: ErrorEntry) {
+        self.count += 1;
+        entry.error_count = U64::new(self.count);
+        self.entries[slot(self.count)] = entry;
+    }
+}
+
+/// A device's own log, as [`Device::error_log`](block::Device::error_log) gives it.
+pub(crate) struct DeviceErrors {
+    pub(crate) device: usize,
+    /// A namespace on the device.
+    pub(crate) nsid: u32,
+    /// Newest first.
+    pub(crate) records: Vec<ErrorRecord>,
+}
+
+/// An entry that belongs to no command of this controller (Base 2.1 §5.1.12.1.2: the queue and
+/// command identifiers are then FFFFh).
+fn foreign_entry(nsid: u32, record: &ErrorRecord) -> ErrorEntry {
+    let mut entry = ErrorEntry::default();
+    entry.sqid = U16::new(u16::MAX);
+    entry.cid = U16::new(u16::MAX);
+    entry.status = Cqe::new(0, from_device(record.error)).status;
+    entry.location = ParameterErrorLocation::NONE;
+    entry.lba = U64::new(record.lba.unwrap_or(0));
+    entry.nsid = U32::new(nsid);
+    entry
 }
 
 /// Slot of the entry with this number.
@@ -31,7 +66,11 @@ fn slot(number: u64) -> usize {
 impl ErrorLog {
     pub(crate) fn new() -> Self {
         let entries = Box::new([ErrorEntry::default(); ERROR_LOG_ENTRIES]);
-        Self(Mutex::new(Ring { entries, count: 0 }))
+        Self(Mutex::new(Ring {
+            entries,
+            count: 0,
+            taken_over: BTreeMap::new(),
+        }))
     }
 
     fn ring(&self) -> MutexGuard<'_, Ring> {
@@ -39,12 +78,29 @@ impl ErrorLog {
     }
 
     /// Adds an entry; its error count is set here.
-    pub(crate) fn record(&self, mut entry: ErrorEntry) {
+    pub(crate) fn record(&self, entry: ErrorEntry) {
+        self.ring().record(entry);
+    }
+
+    /// Takes over what devices logged since this was last called; the first time, all that they
+    /// still have. Namespaces of one drive show the same records, which count once.
+    pub(crate) fn take_over(&self, logs: &[DeviceErrors]) {
         let mut ring = self.ring();
-        ring.count += 1;
-        let count = ring.count;
-        entry.error_count = U64::new(count);
-        ring.entries[slot(count)] = entry;
+        let mut seen = Vec::new();
+        for log in logs {
+            let Some(newest) = log.records.first().map(|record| record.number) else {
+                continue;
+            };
+            let last = ring.taken_over.insert(log.device, newest).unwrap_or(0);
+            // A log that counts from the beginning again is another drive's.
+            let last = if newest < last { 0 } else { last };
+            for record in log.records.iter().rev() {
+                if record.number > last && !seen.contains(record) {
+                    seen.push(*record);
+                    ring.record(foreign_entry(log.nsid, record));
+                }
+            }
+        }
     }
 
     /// Entries since the controller exists.

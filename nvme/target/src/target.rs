@@ -36,6 +36,8 @@ struct Attention(AtomicU64);
 pub struct Target {
     attention: Box<[Attention]>,
     epoch: AtomicU32,
+    /// Counts the times that a device's health changed.
+    health_changes: AtomicU32,
     shutting_down: AtomicBool,
     published: ArcSwap<Published>,
     registry: Mutex<Registry>,
@@ -73,6 +75,7 @@ impl Target {
         Ok(Arc::new(Self {
             attention: (0..reactors).map(|_| Attention::default()).collect(),
             epoch: AtomicU32::new(published.epoch),
+            health_changes: AtomicU32::new(0),
             shutting_down: AtomicBool::new(false),
             published: ArcSwap::from_pointee(published),
             registry: Mutex::new(Registry::new(&config.limits)),
@@ -195,6 +198,13 @@ impl Target {
         self.call_all();
     }
 
+    /// Tells that a device's health may have changed: hosts that asked for health events get those
+    /// that are due, without waiting for the next regular look.
+    pub fn health_changed(&self) {
+        self.health_changes.fetch_add(1, Ordering::Release);
+        self.call_all();
+    }
+
     /// What there is: controllers, hosts, queues, counters. Takes the control path's lock.
     #[must_use]
     pub fn snapshot(&self) -> TargetSnapshot {
@@ -243,7 +253,10 @@ impl Target {
                 .map(|(slot, view)| (slot, view.config.clone()));
             let (slot, mut config) = found.ok_or_else(|| unknown_subsystem(nqn))?;
             change(&mut config);
-            let view = SubsystemView::new(config, self.transfer_max);
+            let highest = published
+                .subsystem(slot)
+                .map_or(0, |view| view.namespaces.len());
+            let view = SubsystemView::new(config, self.transfer_max).reaching(highest);
             published.subsystems[slot as usize] = Some(Arc::new(view));
             Ok(())
         })
@@ -293,6 +306,11 @@ impl Target {
     #[inline]
     pub(crate) fn epoch(&self) -> u32 {
         self.epoch.load(Ordering::Acquire)
+    }
+
+    /// How often a device's health changed.
+    pub(crate) fn health_changes(&self) -> u32 {
+        self.health_changes.load(Ordering::Acquire)
     }
 
     pub(crate) fn published(&self) -> Arc<Published> {

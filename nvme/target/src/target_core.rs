@@ -70,6 +70,7 @@ pub struct TargetCore {
     target: Arc<Target>,
     reactor: usize,
     attention_seen: u64,
+    health_changes_seen: u32,
     polled_at: Nanos,
     /// The earliest deadline of a controller.
     timer: Option<Nanos>,
@@ -126,6 +127,7 @@ impl TargetCore {
             counters,
             controllers: Slots::new(limits.queues_max),
             attention_seen,
+            health_changes_seen: target.health_changes(),
             target,
             reactor,
             polled_at: Nanos::ZERO,
@@ -216,6 +218,16 @@ impl TargetCore {
         self.target.attention(self.reactor) != self.attention_seen
             || self.inboxes.iter().any(waiting)
             || self.devices.iter().any(|device| device.has_ready())
+    }
+
+    /// Called just before the reactor sleeps: the devices connect their interrupts to the
+    /// descriptors of [`wake_sources`](Self::wake_sources). `false`: there is work, do not sleep.
+    /// The next [`poll`](Self::poll) disconnects them; several transports may ask one after the
+    /// other.
+    pub fn prepare_sleep(&mut self) -> bool {
+        // Interrupts first, then a last look at everything.
+        let devices_rest = self.devices.iter_mut().all(|device| device.prepare_sleep());
+        devices_rest && !self.has_ready()
     }
 
     /// Commands in execution, orphans included.

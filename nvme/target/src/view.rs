@@ -3,6 +3,7 @@
 //! A change builds a new [`Published`] and swaps it in; a core takes it over between two polls.
 //! What a core holds never changes under its feet.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use block::Deallocate;
@@ -24,7 +25,8 @@ pub(crate) struct Published {
 /// One subsystem.
 pub(crate) struct SubsystemView {
     pub(crate) config: SubsystemConfig,
-    /// Index is the namespace identifier less one; the length is NN (Base 2.1 §5.1.13.2.1).
+    /// Index is the namespace identifier less one; the length is NN (Base 2.1 §5.1.13.2.1), which
+    /// never shrinks: a namespace that goes leaves an inactive identifier.
     pub(crate) namespaces: Vec<Option<NamespaceView>>,
     /// Bit per device that a namespace uses and that has a volatile write cache.
     pub(crate) volatile_devices: u128,
@@ -84,6 +86,20 @@ impl SubsystemView {
             namespaces,
             volatile_devices,
         }
+    }
+
+    /// The same with an NN of at least `highest`.
+    pub(crate) fn reaching(mut self, highest: usize) -> Self {
+        if self.namespaces.len() < highest {
+            self.namespaces.resize(highest, None);
+        }
+        self
+    }
+
+    /// Indices of the devices behind the namespaces, each once.
+    pub(crate) fn devices(&self) -> BTreeSet<usize> {
+        let namespaces = self.namespaces.iter().flatten();
+        namespaces.map(|view| usize::from(view.device)).collect()
     }
 
     /// Whether `nsid` could be a namespace of this subsystem (Base 2.1 §3.2.1.2: 1 to NN).

@@ -66,7 +66,11 @@ impl EventKind {
     const fn is_enabled(self, configuration: AsyncEventConfiguration) -> bool {
         match self {
             Self::InternalError => true,
-            Self::Reliability => configuration.reliability() || configuration.read_only(),
+            Self::Reliability => {
+                configuration.reliability()
+                    || configuration.read_only()
+                    || configuration.backup_failed()
+            }
             Self::Temperature => configuration.temperature(),
             Self::Spare => configuration.spare(),
             Self::NamespaceAttribute => configuration.namespace_attribute(),

@@ -72,7 +72,11 @@ impl Features {
     /// Whether the host asked for any health event.
     pub(crate) fn wants_health_events(&self) -> bool {
         let wanted = self.async_events;
-        wanted.spare() || wanted.temperature() || wanted.reliability() || wanted.read_only()
+        wanted.spare()
+            || wanted.temperature()
+            || wanted.reliability()
+            || wanted.read_only()
+            || wanted.backup_failed()
     }
 
     /// Whether a composite temperature lies beyond a threshold (Base 2.1 §5.1.25.1.3).

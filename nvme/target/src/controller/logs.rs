@@ -13,11 +13,12 @@ use zerocopy::{FromZeros, IntoBytes};
 
 use super::{AdminContext, Controller, ControllerKind, discovery, effects, smart};
 use crate::admin::{AdminStep, AdminWork, admin_work};
-use crate::error_log::ERROR_LOG_ENTRIES;
+use crate::error_log::{DeviceErrors, ERROR_LOG_ENTRIES};
 use crate::interface::Direction;
 use crate::io::DataContext;
 use crate::page::Page;
 use crate::status::{Fault, byte};
+use crate::view::NamespaceView;
 
 /// Size of a page that has another size than its contents, in bytes.
 const CHANGED_NAMESPACES_BYTES: u64 = size_of::<ChangedNamespaces>() as u64;
@@ -104,6 +105,9 @@ impl Controller {
         let command = work.sqe().get_log_page();
         let lid = command.select.lid();
         let mut page = Page::new(data, command.lpo.get());
+        if matches!(lid, LogPageId::ERROR_INFORMATION | LogPageId::SMART_HEALTH) {
+            self.take_over_errors(context);
+        }
         match lid {
             LogPageId::SUPPORTED_LOG_PAGES => page.put(supported_pages(self.kind).as_bytes()),
             LogPageId::ERROR_INFORMATION => self.shared.errors.write(&mut page),
@@ -135,6 +139,32 @@ impl Controller {
             self.events.log_read(lid);
         }
         Ok(())
+    }
+
+    /// Adds what the subsystem's devices logged themselves to the controller's error log.
+    fn take_over_errors(&self, context: &AdminContext<'_>) {
+        let Some(subsystem) = self.subsystem(context.view) else {
+            return;
+        };
+        let log_of = |(nsid, view): (u32, &NamespaceView)| {
+            let device = usize::from(view.device);
+            let mut records = Vec::new();
+            context
+                .target
+                .devices()
+                .get(device)?
+                .error_log(&mut records);
+            Some(DeviceErrors {
+                device,
+                nsid,
+                records,
+            })
+        };
+        let logs: Vec<_> = (1..)
+            .zip(&subsystem.namespaces)
+            .filter_map(|(nsid, view)| log_of((nsid, view.as_ref()?)))
+            .collect();
+        self.shared.errors.take_over(&logs);
     }
 
     /// Firmware Slot Information (Base 2.1 §5.1.12.1.4): one slot, read-only.

@@ -1,9 +1,13 @@
 //! Health of a subsystem, gathered from its devices and from what the cores counted (Base 2.1
 //! §5.1.12.1.3).
+//!
+//! The page is the controller's, and its subsystem may have several devices: conditions are those
+//! of the worst one, lifetimes those of the oldest, amounts are sums. A drive knows its whole life;
+//! of other devices only what went through this target is known.
 
 use std::collections::BTreeSet;
 
-use block::{Health, HealthState};
+use block::{DriveHealth, Health, HealthState, HealthWarnings};
 use nvme_spec::log::{CriticalWarning, SmartHealth, data_units};
 use nvme_spec::{U16, U128};
 use zerocopy::FromZeros;
@@ -13,66 +17,115 @@ use super::{AdminContext, Controller};
 use crate::target::Target;
 use crate::view::SubsystemView;
 
-/// Available Spare Threshold in percent.
+/// Available Spare Threshold in percent, of devices that have none of their own.
 const SPARE_THRESHOLD_PERCENT: u8 = 10;
 
-/// The worst of several devices.
+/// What several devices are together.
 struct Summary {
-    devices: BTreeSet<usize>,
-    read_only: bool,
-    removed: bool,
+    /// Devices without a memory of their own life.
+    others: BTreeSet<usize>,
+    /// Each drive once, though several of its namespaces may be devices.
+    drives: Vec<DriveHealth>,
+    warnings: HealthWarnings,
     temperature_kelvin: Option<u16>,
+    /// Available spare and its threshold, of the device that is closest to its threshold.
     spare_percent: u8,
+    spare_threshold_percent: u8,
     used_percent: u8,
+    /// Of devices that are no drives.
     media_errors: u64,
 }
 
 impl Summary {
     fn of(subsystem: &SubsystemView, target: &Target) -> Self {
-        let namespaces = subsystem.namespaces.iter().flatten();
-        let devices: BTreeSet<_> = namespaces.map(|view| usize::from(view.device)).collect();
         let mut summary = Self {
-            devices,
-            read_only: false,
-            removed: false,
+            others: BTreeSet::new(),
+            drives: Vec::new(),
+            warnings: HealthWarnings::default(),
             temperature_kelvin: None,
             spare_percent: 100,
+            spare_threshold_percent: SPARE_THRESHOLD_PERCENT,
             used_percent: 0,
             media_errors: 0,
         };
-        let health: Vec<Health> = summary
-            .devices
-            .iter()
-            .filter_map(|device| target.devices().get(*device))
-            .map(|device| device.health())
-            .collect();
-        for health in health {
-            summary.add(&health);
+        for index in subsystem.devices() {
+            if let Some(device) = target.devices().get(index) {
+                summary.add(index, &device.health());
+            }
         }
         summary
     }
 
-    fn add(&mut self, health: &Health) {
+    fn add(&mut self, index: usize, health: &Health) {
+        let warnings = &mut self.warnings;
         match health.state {
             HealthState::Ready | HealthState::Resetting => {}
-            HealthState::ReadOnly => self.read_only = true,
-            HealthState::Removed => self.removed = true,
+            HealthState::ReadOnly => warnings.read_only = true,
+            HealthState::Removed => warnings.reliability = true,
         }
         self.temperature_kelvin = self.temperature_kelvin.max(health.temperature_kelvin);
-        self.spare_percent = self
-            .spare_percent
-            .min(health.available_spare_percent.unwrap_or(100));
         self.used_percent = self.used_percent.max(health.used_percent.unwrap_or(0));
-        self.media_errors = self.media_errors.wrapping_add(health.media_errors);
+        let threshold = health.drive.map_or(SPARE_THRESHOLD_PERCENT, |drive| {
+            drive.spare_threshold_percent
+        });
+        if let Some(spare) = health.available_spare_percent {
+            warnings.spare |= spare < threshold;
+            let margin = |spare: u8, threshold: u8| i16::from(spare) - i16::from(threshold);
+            let least = margin(self.spare_percent, self.spare_threshold_percent);
+            if margin(spare, threshold) < least {
+                (self.spare_percent, self.spare_threshold_percent) = (spare, threshold);
+            }
+        }
+        match health.drive {
+            Some(drive) => self.add_drive(drive),
+            None => {
+                self.others.insert(index);
+                self.media_errors = self.media_errors.wrapping_add(health.media_errors);
+            }
+        }
+    }
+
+    fn add_drive(&mut self, drive: DriveHealth) {
+        let HealthWarnings {
+            spare,
+            temperature,
+            reliability,
+            read_only,
+            backup,
+        } = drive.warnings;
+        self.warnings.spare |= spare;
+        self.warnings.temperature |= temperature;
+        self.warnings.reliability |= reliability;
+        self.warnings.read_only |= read_only;
+        self.warnings.backup |= backup;
+        // Namespaces of one drive tell the same; two drives with all counts equal are new ones.
+        if !self.drives.contains(&drive) {
+            self.drives.push(drive);
+        }
     }
 
     fn warnings(&self, features: &Features) -> CriticalWarning {
         let beyond = |kelvin| features.beyond_threshold(kelvin);
+        let hot = self.temperature_kelvin.is_some_and(beyond);
         CriticalWarning::new()
-            .with_spare(self.spare_percent < SPARE_THRESHOLD_PERCENT)
-            .with_temperature(self.temperature_kelvin.is_some_and(beyond))
-            .with_reliability(self.removed)
-            .with_read_only(self.read_only)
+            .with_spare(self.warnings.spare)
+            .with_temperature(self.warnings.temperature || hot)
+            .with_reliability(self.warnings.reliability)
+            .with_read_only(self.warnings.read_only)
+            .with_backup_failed(self.warnings.backup)
+    }
+
+    /// The sum of an amount over all drives.
+    fn sum(&self, amount: impl Fn(&DriveHealth) -> u64) -> u128 {
+        self.drives
+            .iter()
+            .map(|drive| u128::from(amount(drive)))
+            .sum()
+    }
+
+    /// The largest of a drive's lifetimes.
+    fn most(&self, lifetime: impl Fn(&DriveHealth) -> u64) -> u128 {
+        u128::from(self.drives.iter().map(lifetime).max().unwrap_or(0))
     }
 }
 
@@ -94,20 +147,44 @@ pub(crate) fn page(controller: &Controller, context: &AdminContext<'_>) -> Smart
     let summary = Summary::of(subsystem, context.target);
     let totals = context
         .target
-        .device_totals(&summary.devices.iter().copied());
+        .device_totals(&summary.others.iter().copied());
+    let amount = |drives: u128, counted: u128| U128::new(drives.saturating_add(counted));
     page.critical_warning = summary.warnings(&controller.features);
     // 0 where no device has a sensor.
     page.temperature = U16::new(summary.temperature_kelvin.unwrap_or(0));
     page.available_spare = summary.spare_percent;
-    page.available_spare_threshold = SPARE_THRESHOLD_PERCENT;
+    page.available_spare_threshold = summary.spare_threshold_percent;
     page.percentage_used = summary.used_percent;
-    page.data_units_read = U128::new(data_units(u128::from(totals.bytes_read)));
-    page.data_units_written = U128::new(data_units(u128::from(totals.bytes_written)));
-    page.host_read_commands = U128::new(u128::from(totals.reads));
-    page.host_write_commands = U128::new(u128::from(totals.writes));
+    page.data_units_read = amount(
+        summary.sum(|drive| drive.data_units_read),
+        data_units(u128::from(totals.bytes_read)),
+    );
+    page.data_units_written = amount(
+        summary.sum(|drive| drive.data_units_written),
+        data_units(u128::from(totals.bytes_written)),
+    );
+    page.host_read_commands = amount(
+        summary.sum(|drive| drive.read_commands),
+        u128::from(totals.reads),
+    );
+    page.host_write_commands = amount(
+        summary.sum(|drive| drive.write_commands),
+        u128::from(totals.writes),
+    );
+    page.controller_busy_time = U128::new(summary.most(|drive| drive.busy_minutes));
+    page.power_cycles = U128::new(summary.most(|drive| drive.power_cycles));
     // The clock counts from the machine's start.
-    page.power_on_hours = U128::new(u128::from(context.now.as_secs() / 3600));
-    page.media_errors = U128::new(u128::from(summary.media_errors));
+    let clock_hours = u128::from(context.now.as_secs() / 3600);
+    let drive_hours = summary.most(|drive| drive.power_on_hours);
+    page.power_on_hours = U128::new(match summary.drives[..] {
+        [] => clock_hours,
+        _ => drive_hours,
+    });
+    page.unsafe_shutdowns = U128::new(summary.most(|drive| drive.unsafe_shutdowns));
+    page.media_errors = amount(
+        summary.sum(|drive| drive.media_errors),
+        u128::from(summary.media_errors),
+    );
     page.error_log_entries = U128::new(u128::from(controller.shared.errors.count()));
     page
 }

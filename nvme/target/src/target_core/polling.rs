@@ -70,8 +70,14 @@ impl TargetCore {
             self.view = self.target.published();
             self.take_over(now);
         }
+        let health_changes = self.target.health_changes();
+        let health_changed = health_changes != self.health_changes_seen;
+        self.health_changes_seen = health_changes;
         for slot in 0..self.controllers.capacity() {
             self.look_at_controller(slot, now);
+            if health_changed {
+                self.look_at_health(slot, now);
+            }
         }
         for slot in 0..self.queues.capacity() {
             let reason = self.queues.at(slot).and_then(super::Queue::must_end);
@@ -116,6 +122,17 @@ impl TargetCore {
         if controller.shared.ending().is_some() && controller.state != ControllerState::Ended {
             let effect = controller.apply(ControllerEvent::End, now);
             self.carry_out(slot, effect, now);
+        }
+    }
+
+    /// Has a controller tell its host of health events without waiting for its next regular look.
+    fn look_at_health(&mut self, slot: u32, now: Nanos) {
+        let Some((controller, context)) = self.controller(slot, now) else {
+            return;
+        };
+        if controller.watches_health() {
+            controller.check_health(&context);
+            self.report_events(slot);
         }
     }
 

@@ -729,7 +729,7 @@ fn a_change_overtakes_data_on_its_way() {
         (vec![smaller], OUT_OF_RANGE),
         (vec![moved], gone),
         (vec![read_only], PROTECTED),
-        (vec![], gone),
+        (vec![], INVALID),
     ];
     for (namespaces, expected) in changes {
         let work = admit(&mut world, 1);

@@ -10,6 +10,7 @@ mod connect;
 mod cores;
 mod discovery;
 mod drain;
+mod drives;
 mod events;
 mod features;
 mod harness;

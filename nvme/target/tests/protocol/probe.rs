@@ -1,13 +1,14 @@
 //! A RAM device that notes what it was asked, and that can pretend: a volatile cache, a sensor,
-//! wear.
+//! wear, a drive's whole life.
 
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use std::sync::{Arc, Mutex};
 
 use block::{
-    CompletionBatch, Deallocate, Device, DeviceIdentity, DeviceQueue, Drain, Geometry, Health,
-    MemoryDevice, MemoryOptions, OpenError, Operation, QueueOptions, Refusal, Request,
+    CompletionBatch, Deallocate, Device, DeviceIdentity, DeviceQueue, Drain, DriveHealth,
+    ErrorRecord, Geometry, Health, MemoryDevice, MemoryOptions, OpenError, Operation, QueueOptions,
+    Refusal, Request,
 };
 use hugemem::PagePolicy;
 
@@ -20,6 +21,10 @@ pub(crate) struct Record {
     asked: Mutex<Vec<Asked>>,
     temperature_kelvin: AtomicU16,
     spare_percent: AtomicU16,
+    drive: Mutex<Option<DriveHealth>>,
+    errors: Mutex<Vec<ErrorRecord>>,
+    restless: AtomicBool,
+    asked_to_rest: AtomicU16,
     blind: AtomicBool,
 }
 
@@ -36,6 +41,26 @@ impl Record {
 
     pub(crate) fn set_temperature(&self, kelvin: u16) {
         self.temperature_kelvin.store(kelvin, Ordering::Relaxed);
+    }
+
+    /// Makes it a namespace of a drive that tells this of its life.
+    pub(crate) fn set_drive(&self, drive: DriveHealth) {
+        *self.drive.lock().unwrap() = Some(drive);
+    }
+
+    /// Sets the drive's error log, newest first.
+    pub(crate) fn set_errors(&self, records: &[ErrorRecord]) {
+        *self.errors.lock().unwrap() = records.to_vec();
+    }
+
+    /// Whether it finds work when it is to connect its interrupt.
+    pub(crate) fn set_restless(&self, restless: bool) {
+        self.restless.store(restless, Ordering::Relaxed);
+    }
+
+    /// How often it was to connect its interrupt.
+    pub(crate) fn asked_to_rest(&self) -> u16 {
+        self.asked_to_rest.load(Ordering::Relaxed)
     }
 
     /// Sets the available spare; 0 is unknown.
@@ -110,8 +135,13 @@ impl Device for Probe {
         Health {
             temperature_kelvin: (kelvin != 0).then_some(kelvin),
             available_spare_percent: (spare != 0).then_some(spare as u8),
+            drive: *self.record.drive.lock().unwrap(),
             ..self.inner.health()
         }
+    }
+
+    fn error_log(&self, records: &mut Vec<ErrorRecord>) {
+        records.extend_from_slice(&self.record.errors.lock().unwrap());
     }
 
     fn open_queue(&self, options: QueueOptions) -> Result<Box<dyn DeviceQueue>, OpenError> {
@@ -160,6 +190,11 @@ impl DeviceQueue for ProbeQueue {
 
     fn has_ready(&self) -> bool {
         self.inner.has_ready()
+    }
+
+    fn prepare_sleep(&mut self) -> bool {
+        self.record.asked_to_rest.fetch_add(1, Ordering::Relaxed);
+        !self.record.restless.load(Ordering::Relaxed) && self.inner.prepare_sleep()
     }
 
     fn drain(&mut self) -> Drain {
