@@ -65,6 +65,7 @@ pub(crate) fn admin_work(
     data: DataContext,
 ) -> Result<Work, Fault> {
     let (source, length) = data_source(sqe, direction, data)?;
+    let length = length.unwrap_or(needed);
     let too_long = direction == Direction::FromHost && length > ADMIN_DATA_MAX_BYTES;
     if length < needed || too_long {
         return Err(Fault::new(Status::DATA_SGL_LENGTH_INVALID).at(byte::SGL));

@@ -7,12 +7,15 @@
 
 use std::net::IpAddr;
 
+use arrayvec::ArrayVec;
 use hugemem::Data;
-use nvme_spec::Cqe;
+use nvme_spec::sgl::{Sgl, SglDescriptor};
+use nvme_spec::{Cqe, Status};
+use zerocopy::FromBytes;
 
 use crate::admin::AdminWork;
 use crate::config::PortId;
-use crate::io::IoWork;
+use crate::io::{IoOperation, IoWork};
 
 /// A transport on one reactor, as
 /// [`TargetCore::register_transport`](crate::TargetCore::register_transport) numbered it.
@@ -109,6 +112,39 @@ pub enum DataSource {
         /// Whether the host wants the key invalidated with the response.
         invalidate: bool,
     },
+    /// In several such pieces, whose descriptors lie in the command capsule (RDMA): see
+    /// [`Work::keyed_blocks`].
+    KeyedSegment {
+        /// Bytes from the start of the in-capsule data area.
+        offset: u32,
+        /// Bytes of the segment: 1 to [`KEYED_BLOCKS_MAX`] whole descriptors.
+        length: u32,
+    },
+}
+
+/// Pieces of the host's memory that one command's data may lie in; what MSDBD says (Base 2.1
+/// §5.1.13.2.1).
+pub const KEYED_BLOCKS_MAX: usize = 8;
+
+/// A piece of memory that the host registered.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KeyedBlock {
+    /// Address in the host's memory.
+    pub address: u64,
+    /// The remote key.
+    pub key: u32,
+    /// Bytes.
+    pub length: u32,
+}
+
+/// Where a command's data lies in the host's memory, in the order of its bytes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct KeyedBlocks {
+    /// The pieces.
+    pub blocks: ArrayVec<KeyedBlock, KEYED_BLOCKS_MAX>,
+    /// The key that the host wants invalidated with the response: the first that asks for it, since
+    /// a message invalidates one.
+    pub invalidate: Option<u32>,
 }
 
 /// A command that was checked and may be executed: the right to give one answer.
@@ -170,6 +206,92 @@ impl Work {
     pub fn command_id(&self) -> u16 {
         self.command_id
     }
+
+    /// Where the host's keyed data lies. `segment` holds the descriptors of
+    /// [`DataSource::KeyedSegment`]; other sources need none, and those without keys have no
+    /// blocks.
+    ///
+    /// # Errors
+    /// The status to [`reject`](crate::TargetCore::reject) the command with: a descriptor that is
+    /// no keyed data block, or blocks that do not add up to the command's data (Base 2.1 §4.3.2).
+    #[inline]
+    pub fn keyed_blocks(&self, segment: &[u8], into: &mut KeyedBlocks) -> Result<(), Status> {
+        into.blocks.clear();
+        into.invalidate = None;
+        match self.source {
+            DataSource::InCapsule { .. } | DataSource::TransportSgl => Ok(()),
+            DataSource::Keyed {
+                address,
+                key,
+                length,
+                invalidate,
+            } => {
+                into.blocks.push(KeyedBlock {
+                    address,
+                    key,
+                    length,
+                });
+                into.invalidate = invalidate.then_some(key);
+                Ok(())
+            }
+            DataSource::KeyedSegment { .. } => self.segment_blocks(segment, into),
+        }
+    }
+
+    fn segment_blocks(&self, segment: &[u8], into: &mut KeyedBlocks) -> Result<(), Status> {
+        let wrong = |status: Status| Err(status.with_dnr());
+        let Ok(descriptors) = <[SglDescriptor]>::ref_from_bytes(segment) else {
+            return wrong(Status::INVALID_SGL_SEGMENT_DESCRIPTOR);
+        };
+        let mut total = 0_u64;
+        for descriptor in descriptors {
+            let Sgl::Keyed {
+                address,
+                length,
+                key,
+                invalidate,
+            } = descriptor.decode()
+            else {
+                return wrong(Status::SGL_DESCRIPTOR_TYPE_INVALID);
+            };
+            if invalidate && into.invalidate.is_none() {
+                into.invalidate = Some(key);
+            }
+            total += u64::from(length);
+            let block = KeyedBlock {
+                address,
+                key,
+                length,
+            };
+            if length > 0 && into.blocks.try_push(block).is_err() {
+                return wrong(Status::INVALID_NUMBER_OF_SGL_DESCRIPTORS);
+            }
+        }
+        let bytes = u64::from(self.bytes);
+        if total < bytes || (self.kind.is_transfer() && total != bytes) {
+            return wrong(Status::DATA_SGL_LENGTH_INVALID);
+        }
+        Ok(())
+    }
+}
+
+impl WorkKind {
+    /// Whether the data is a range of blocks, whose length the command itself says.
+    fn is_transfer(&self) -> bool {
+        match self {
+            Self::Admin(_) => false,
+            Self::Io(io) => match io.operation {
+                IoOperation::Read
+                | IoOperation::DurableRead
+                | IoOperation::Write { .. }
+                | IoOperation::Compare => true,
+                IoOperation::Flush
+                | IoOperation::FlushAll
+                | IoOperation::WriteZeroes { .. }
+                | IoOperation::Deallocate { .. } => false,
+            },
+        }
+    }
 }
 
 /// What [`TargetCore::admit`](crate::TargetCore::admit) made of a command.
@@ -230,3 +352,6 @@ pub enum CloseReason {
     /// The appliance shuts down.
     TargetShutdown,
 }
+
+#[cfg(test)]
+mod tests;

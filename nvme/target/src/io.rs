@@ -5,10 +5,10 @@
 
 use block::Deallocate;
 use nvme_spec::command::{Fuse, IoOpcode, Psdt, ReadWrite};
-use nvme_spec::sgl::Sgl;
+use nvme_spec::sgl::{Sgl, SglDescriptor};
 use nvme_spec::{NSID_BROADCAST, Sqe, Status};
 
-use crate::interface::{DataSource, Direction, Work, WorkKind};
+use crate::interface::{DataSource, Direction, KEYED_BLOCKS_MAX, Work, WorkKind};
 use crate::status::{Fault, byte};
 use crate::view::{NamespaceView, SubsystemView};
 
@@ -197,8 +197,9 @@ fn transfer(sqe: &Sqe, context: &IoContext<'_>) -> Result<Decoded, Fault> {
     };
     let bytes = blocks << namespace.block_shift;
     let (source, length) = data_source(sqe, direction, context.data)?;
-    // Base 2.1 §4.2.3.1, Data SGL Length Invalid: an I/O command's data is exactly its range.
-    if length != bytes {
+    // Base 2.1 §4.2.3.1, Data SGL Length Invalid: an I/O command's data is exactly its range. That
+    // of descriptors in a segment is checked with them.
+    if length.is_some_and(|length| length != bytes) {
         return Err(Fault::new(Status::DATA_SGL_LENGTH_INVALID).at(byte::SGL));
     }
     let lends = context.lending >> namespace.device & 1 != 0;
@@ -296,6 +297,7 @@ fn dataset_management(sqe: &Sqe, context: &IoContext<'_>) -> Result<Decoded, Fau
     let namespace = namespace(context.subsystem, nsid)?;
     let command = sqe.dataset_management();
     let (source, length) = data_source(sqe, Direction::FromHost, context.data)?;
+    let length = length.unwrap_or(command.data_length_bytes() as u32);
     // Hosts in the field always send room for 256 ranges, whatever the number of ranges.
     if (length as usize) < command.data_length_bytes() || length > RANGE_LIST_MAX_BYTES {
         return Err(Fault::new(Status::DATA_SGL_LENGTH_INVALID).at(byte::SGL));
@@ -327,19 +329,20 @@ fn dataset_management(sqe: &Sqe, context: &IoContext<'_>) -> Result<Decoded, Fau
     }))
 }
 
-/// Where a command's data lies, and its length in bytes (Base 2.1 §4.3.2).
+/// Where a command's data lies, and its length in bytes; `None` where descriptors in a segment say
+/// it (Base 2.1 §4.3.2).
 #[inline]
 pub(crate) fn data_source(
     sqe: &Sqe,
     direction: Direction,
     context: DataContext,
-) -> Result<(DataSource, u32), Fault> {
+) -> Result<(DataSource, Option<u32>), Fault> {
     // Base 2.1 §4.1.1, PSDT: over fabrics every data pointer is an SGL; there is no metadata.
     if sqe.flags.psdt() != Psdt::SGL {
         return Err(Fault::field(byte::FLAGS));
     }
     match sqe.dptr.sgl().decode() {
-        Sgl::Transport { length } if !context.keyed => Ok((DataSource::TransportSgl, length)),
+        Sgl::Transport { length } if !context.keyed => Ok((DataSource::TransportSgl, Some(length))),
         Sgl::Keyed {
             address,
             length,
@@ -352,7 +355,15 @@ pub(crate) fn data_source(
                 length,
                 invalidate,
             },
+            Some(length),
+        )),
+        Sgl::LastSegment {
+            address,
             length,
+            in_capsule: true,
+        } if context.keyed => Ok((
+            keyed_segment(address, length, context.in_capsule_max)?,
+            None,
         )),
         Sgl::Offset { offset, length } if direction == Direction::FromHost => {
             in_capsule(offset, length, context.in_capsule_max)
@@ -370,14 +381,31 @@ pub(crate) fn data_source(
 
 /// In-capsule data: it has to lie within what IOCCSZ leaves for data (Base 2.1 §4.3.2: an offset
 /// beyond it is SGL Offset Invalid, a length Data SGL Length Invalid).
-fn in_capsule(offset: u64, length: u32, max: u32) -> Result<(DataSource, u32), Fault> {
+fn in_capsule(offset: u64, length: u32, max: u32) -> Result<(DataSource, Option<u32>), Fault> {
     let Some(offset) = u32::try_from(offset).ok().filter(|offset| *offset <= max) else {
         return Err(Fault::new(Status::SGL_OFFSET_INVALID).at(byte::SGL));
     };
     if length > max - offset {
         return Err(Fault::new(Status::DATA_SGL_LENGTH_INVALID).at(byte::SGL));
     }
-    Ok((DataSource::InCapsule { offset }, length))
+    Ok((DataSource::InCapsule { offset }, Some(length)))
+}
+
+/// A segment of keyed descriptors in the capsule (Base 2.1 §4.3.2, last segment descriptor of sub
+/// type 1h).
+fn keyed_segment(offset: u64, length: u32, max: u32) -> Result<DataSource, Fault> {
+    let Some(offset) = u32::try_from(offset).ok().filter(|offset| *offset <= max) else {
+        return Err(Fault::new(Status::SGL_OFFSET_INVALID).at(byte::SGL));
+    };
+    let whole = length > 0 && length.is_multiple_of(size_of::<SglDescriptor>() as u32);
+    if !whole || length > max - offset {
+        return Err(Fault::new(Status::INVALID_SGL_SEGMENT_DESCRIPTOR).at(byte::SGL));
+    }
+    // Base 2.1 §5.1.13.2.1, MSDBD.
+    if length as usize / size_of::<SglDescriptor>() > KEYED_BLOCKS_MAX {
+        return Err(Fault::new(Status::INVALID_NUMBER_OF_SGL_DESCRIPTORS).at(byte::SGL));
+    }
+    Ok(DataSource::KeyedSegment { offset, length })
 }
 
 /// Checks work again after the configuration changed between admission and execution.

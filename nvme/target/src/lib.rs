@@ -40,7 +40,8 @@ pub use controller::state::ControllerState;
 pub use counters::{CoreCounters, Counter, IoCounters, IoTotals};
 pub use interface::{
     ADMIN_IN_CAPSULE_MAX_BYTES, Admission, Arrival, Close, CloseReason, Completed, ConnectOutcome,
-    DataSource, Direction, QueueId, QueueInfo, TransportId, Work,
+    DataSource, Direction, KEYED_BLOCKS_MAX, KeyedBlock, KeyedBlocks, QueueId, QueueInfo,
+    TransportId, Work,
 };
 pub use snapshot::{ControllerSnapshot, QueueSnapshot, SubsystemSnapshot, TargetSnapshot};
 pub use target::Target;

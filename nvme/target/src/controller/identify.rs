@@ -13,6 +13,7 @@ use nvme_spec::identify::{
 };
 use nvme_spec::nqn::{DISCOVERY_NQN, to_field};
 use nvme_spec::registers::{IOCQES_NVM, IOSQES_NVM};
+use nvme_spec::sgl::SglDescriptor;
 use nvme_spec::{NSID_BROADCAST, Status, U16, U32, U64, U128};
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -22,7 +23,7 @@ use super::{AdminContext, Controller, ControllerKind, KEEP_ALIVE_GRANULARITY_100
 use crate::admin::{AdminStep, AdminWork, admin_work};
 use crate::config::{ADMIN_QUEUE_DEPTH_MAX, NamespaceConfig, TransportKind};
 use crate::error_log::ERROR_LOG_ENTRIES;
-use crate::interface::Direction;
+use crate::interface::{Direction, KEYED_BLOCKS_MAX};
 use crate::io::{DataContext, namespace};
 use crate::status::{Fault, byte};
 use crate::target::PAGE_BYTES;
@@ -35,9 +36,6 @@ const CRITICAL_TEMPERATURE_KELVIN: u16 = 353;
 
 /// Aborts that may be outstanding, less one. Each is done before the next is looked at.
 const ABORT_LIMIT_Z: u8 = 3;
-
-/// Descriptors of one command: the one in the command itself.
-const SGL_DESCRIPTORS_MAX: u8 = 1;
 
 /// What an Identify command asks for, once it is known to be answerable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -208,7 +206,7 @@ impl Controller {
             .with_extended_data(true)
             .with_supported_logs(true);
         page.sgls = self.sgl_support();
-        page.msdbd = SGL_DESCRIPTORS_MAX;
+        page.msdbd = self.sgl_descriptors_max();
         page.set_in_capsule_data_bytes(self.in_capsule_max);
         page.iorcsz = U32::new(1);
         page.ofcs = Ofcs::new().with_disconnect(true);
@@ -221,6 +219,18 @@ impl Controller {
             }
         }
         page
+    }
+
+    /// Base 2.1 §5.1.13.2.1, MSDBD: data block descriptors of one command. Several lie in a segment
+    /// in the capsule, and only keyed ones are moved.
+    fn sgl_descriptors_max(&self) -> u8 {
+        let segment = KEYED_BLOCKS_MAX * size_of::<SglDescriptor>();
+        match self.transport {
+            TransportKind::Rdma if self.in_capsule_max as usize >= segment => {
+                KEYED_BLOCKS_MAX as u8
+            }
+            TransportKind::Rdma | TransportKind::Tcp => 1,
+        }
     }
 
     /// Base 2.1 §5.1.13.2.1, SGLS: what the transport can move.

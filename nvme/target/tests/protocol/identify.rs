@@ -136,6 +136,7 @@ fn the_controller_says_what_it_is() {
     let sqe = Sqe::identify_structure(Cns::CONTROLLER, 0).with_sgl(keyed);
     let it: IdentifyController = page(world.command(rdma, sqe));
     assert!(it.sgls.keyed() && !it.sgls.transport());
+    assert_eq!(usize::from(it.msdbd), nvme_target::KEYED_BLOCKS_MAX);
 }
 
 /// Base 2.1 §5.1.13.2.1, VWC: without a volatile device there is no cache to speak of.
