@@ -9,7 +9,7 @@ use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use arrayvec::ArrayVec;
-use nvme_target::PortId;
+use nvme_target::{PortId, TargetCore};
 use reactors::mesh::Port;
 use reactors::{Nanos, Poller, Progress, ReactorHandle, StopState};
 use rustix::event::{Timespec, epoll};
@@ -102,13 +102,7 @@ impl TcpTransport {
         reactors: Vec<ReactorHandle>,
     ) -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        let mut outcome = Ok(());
-        connections.core().borrow().wake_sources(&mut |descriptor| {
-            let flags = epoll::EventFlags::IN;
-            let added = epoll::add(&epoll, descriptor, Source::Device.data(), flags);
-            outcome = outcome.and(added);
-        });
-        outcome?;
+        watch_devices(&epoll, &connections.core().borrow())?;
         Ok(Self {
             connections,
             recent: ArrayVec::new(),
@@ -352,7 +346,15 @@ impl Poller for TcpTransport {
     }
 
     fn prepare_sleep(&mut self) -> bool {
-        !self.connections.has_pending() && self.handoffs.is_empty()
+        if self.connections.has_pending() || !self.handoffs.is_empty() {
+            return false;
+        }
+        let mut core = self.connections.core().borrow_mut();
+        if !core.prepare_sleep() {
+            return false;
+        }
+        // A drive that was taken again interrupts by another descriptor than before.
+        watch_devices(&self.epoll, &core).is_ok()
     }
 
     fn stop(&mut self, now: Nanos) -> StopState {
@@ -363,6 +365,20 @@ impl Poller for TcpTransport {
             open => StopState::Outstanding(open as u32),
         }
     }
+}
+
+/// Has every descriptor of the core's devices watched, those included that are already.
+fn watch_devices(epoll: &OwnedFd, core: &TargetCore) -> io::Result<()> {
+    let mut outcome = Ok(());
+    core.wake_sources(&mut |descriptor| {
+        let data = Source::Device.data();
+        match epoll::add(epoll, descriptor, data, epoll::EventFlags::IN) {
+            // Devices may share one, as the namespaces of a drive do.
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(error) => outcome = Err(error.into()),
+        }
+    });
+    outcome
 }
 
 /// Whether an accept failed because of the connection that was to be accepted.

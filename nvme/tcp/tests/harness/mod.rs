@@ -22,7 +22,7 @@ use nvme_target::{
     TargetConfig, TargetCore, TargetLimits, TransportKind,
 };
 use nvme_tcp::{ConnectionSet, Placement, PortSettings, TcpConfig, TcpCounters, TcpTransport};
-use reactors::{InitError, Nanos, ReactorConfig, ReactorSetup, Reactors};
+use reactors::{IdlePolicy, InitError, Nanos, ReactorConfig, ReactorSetup, Reactors};
 
 /// Nothing that a test waits for takes this long on a working target, however busy the machine.
 pub(crate) const LIMIT: Duration = Duration::from_secs(20);
@@ -38,6 +38,8 @@ pub(crate) struct Setup {
     pub(crate) arena_bytes: usize,
     pub(crate) tcp: TcpConfig,
     pub(crate) port: PortSettings,
+    pub(crate) device: Arc<dyn Device>,
+    pub(crate) idle: IdlePolicy,
 }
 
 impl Default for Setup {
@@ -50,6 +52,8 @@ impl Default for Setup {
                 in_capsule_bytes: 4096,
                 ..PortSettings::default()
             },
+            device: ram(),
+            idle: IdlePolicy::default(),
         }
     }
 }
@@ -70,6 +74,8 @@ impl Server {
             arena_bytes,
             tcp,
             port,
+            device,
+            idle,
         } = setup;
         let listener = TcpListener::bind("127.0.0.1:0").expect("a loopback port");
         let address = listener.local_addr().expect("a bound socket");
@@ -79,7 +85,6 @@ impl Server {
             max_transfer: 1 << 20,
         })
         .expect("a small arena");
-        let device = ram();
         let target = target_over(&arena, &device, address, reactors);
         let tcp = TcpConfig {
             ports: vec![(PortId(0), port)],
@@ -103,7 +108,11 @@ impl Server {
             ),
             listener: Mutex::new(Some(listener)),
         };
-        let configs = vec![ReactorConfig::default(); reactors];
+        let config = ReactorConfig {
+            idle,
+            ..ReactorConfig::default()
+        };
+        let configs = vec![config; reactors];
         let running = Reactors::start(configs, move |index, setup| set_up(&parts, index, setup))
             .expect("unpinned reactors");
         let handles = running.handles().to_vec();
