@@ -10,7 +10,7 @@ use clap::{Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 
 use crate::appliance::Appliance;
-use crate::{embedded, signals, summary};
+use crate::{drives, embedded, signals, summary};
 
 /// What every command may fail with.
 pub(crate) type Failure = Box<dyn Error>;
@@ -37,6 +37,12 @@ pub(crate) enum Command {
         #[arg(long, value_name = "DIR", conflicts_with = "file")]
         data_dir: Option<PathBuf>,
     },
+    /// List the machine's NVMe drives: who has them, what uses them, what stands in the way.
+    Devices(drives::DevicesArguments),
+    /// Give drives that nothing uses to vfio-pci, so that `type = "nvme"` can have them.
+    Bind(drives::BindArguments),
+    /// Give drives back to the kernel's driver.
+    Unbind(drives::UnbindArguments),
     /// Print every problem in FILE, or what a start with it would serve.
     Check {
         /// The configuration, a TOML file.
@@ -59,6 +65,9 @@ pub(crate) fn run(command: Command) -> Result<ExitCode, Failure> {
             appliance.serve_until(&mut signals);
             Ok(appliance.stop(&mut signals))
         }
+        Command::Devices(arguments) => drives::devices(&arguments),
+        Command::Bind(arguments) => drives::bind(&arguments),
+        Command::Unbind(arguments) => drives::unbind(&arguments),
         Command::Check { file } => {
             let config = load(&file)?;
             summary::print_check(&file, &config);

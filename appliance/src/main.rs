@@ -6,6 +6,7 @@
 mod appliance;
 mod command_line;
 mod devices;
+mod drives;
 mod embedded;
 mod exports;
 mod reactor_setup;

@@ -258,12 +258,12 @@ impl Container {
     ) -> Result<(OwnedFd, Membership), Error> {
         let nodes = Nodes::of(&self.system, address);
         let node = nodes.device.ok_or_else(|| {
-            let error = io::Error::from(io::ErrorKind::NotFound);
+            let cause = io::Error::from(io::ErrorKind::NotFound);
             let step = "open its VFIO device node".to_owned();
             let problem = Problem::Refused {
                 address,
                 step,
-                source: error,
+                cause,
             };
             self.explained(address, problem)
         })?;

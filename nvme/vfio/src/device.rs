@@ -201,8 +201,8 @@ impl Device {
     }
 
     /// Lets the function reach memory and send interrupts, or stops it. Once this returned `Ok` for
-    /// `false`, the function reads and writes no memory, nor is anything of it on the way there: the
-    /// answer to the read that follows the write pushes it ahead.
+    /// `false`, the function reads and writes no memory, nor is anything of it on the way there:
+    /// the answer to the read that follows the write pushes it ahead.
     ///
     /// # Errors
     /// The configuration space does not answer: a function that was pulled, for one.

@@ -16,8 +16,8 @@ pub(crate) const KERNEL_DRIVER: &str = "nvme";
 /// Finds what stands between this process and the drive at `address`, without touching anything:
 /// `Ok` with what is known of the drive when it can be opened.
 ///
-/// `arena_bytes` is what will be mapped for the drive, 0 when that is not known yet; only an arena that
-/// is not mapped into the same [`crate::Container`] already counts.
+/// `arena_bytes` is what will be mapped for the drive, 0 when that is not known yet; only an arena
+/// that is not mapped into the same [`crate::Container`] already counts.
 ///
 /// # Errors
 /// The first [`Problem`] in the order in which they have to be mended.
@@ -130,9 +130,9 @@ pub(crate) fn node_problem(
     system: &System,
     address: PciAddress,
     node: PathBuf,
-    source: io::Error,
+    cause: io::Error,
 ) -> Problem {
-    match source.kind() {
+    match cause.kind() {
         io::ErrorKind::PermissionDenied => Problem::NoPermission { address, node },
         io::ErrorKind::ResourceBusy => Problem::Held {
             address,
@@ -144,7 +144,7 @@ pub(crate) fn node_problem(
         _ => Problem::Refused {
             address,
             step: format!("open {}", node.display()),
-            source,
+            cause,
         },
     }
 }

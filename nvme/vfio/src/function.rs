@@ -1,7 +1,5 @@
 //! NVMe functions as sysfs shows them.
 
-use std::io;
-
 use crate::system::{System, link_name, names, number, word};
 use crate::usage::{self, Usage, Use};
 use crate::{PciAddress, Problem};
@@ -199,8 +197,12 @@ impl Function {
             let uses = std::mem::take(&mut usage.uses);
             return Err(Problem::InUse { address, uses });
         }
-        if let Some((device, source)) = usage.unknown.take() {
-            return Err(unknown_use(address, device, source));
+        if let Some((device, cause)) = usage.unknown.take() {
+            return Err(Problem::UseUnknown {
+                address,
+                device,
+                cause,
+            });
         }
         Ok(usage)
     }
@@ -212,14 +214,6 @@ impl Function {
             .filter(|other| !other.is_harmless() && !taken.contains(&other.address))
             .cloned()
             .collect()
-    }
-}
-
-fn unknown_use(address: PciAddress, device: String, source: io::Error) -> Problem {
-    Problem::UseUnknown {
-        address,
-        device,
-        source,
     }
 }
 

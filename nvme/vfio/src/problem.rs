@@ -37,14 +37,14 @@ pub enum Problem {
         uses: Vec<Use>,
     },
     /// Whether something uses the drive could not be found out.
-    #[error("{address}: cannot tell whether /dev/{device} is in use: {source}: run this as root")]
+    #[error("{address}: cannot tell whether /dev/{device} is in use: {cause}: run this as root")]
     UseUnknown {
         /// The drive.
         address: PciAddress,
         /// The block device that could not be asked.
         device: String,
         /// Why.
-        source: io::Error,
+        cause: io::Error,
     },
     /// The drive has virtual functions, which would go with it.
     #[error(
@@ -162,14 +162,14 @@ pub enum Problem {
         address: PciAddress,
     },
     /// The system refused a step.
-    #[error("{address}: {step}: {source}{}", root_remedy(.source))]
+    #[error("{address}: {step}: {cause}{}", root_remedy(.cause))]
     Refused {
         /// The drive.
         address: PciAddress,
         /// What was tried.
         step: String,
         /// Why not.
-        source: io::Error,
+        cause: io::Error,
     },
 }
 

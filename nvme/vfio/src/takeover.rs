@@ -283,14 +283,14 @@ fn with_stranded(problem: Problem, stranded: &[PciAddress]) -> Problem {
         Problem::Refused {
             address,
             step,
-            source,
+            cause,
         } if !stranded.is_empty() => {
             let names: Vec<String> = stranded.iter().map(ToString::to_string).collect();
             let step = format!("{step} (and {} could not be put back)", names.join(", "));
             Problem::Refused {
                 address,
                 step,
-                source,
+                cause,
             }
         }
         other => other,
@@ -306,7 +306,7 @@ fn write(
     step: &str,
 ) -> Result<(), Problem> {
     let path = system.sysfs(format!("bus/pci/{attribute}"));
-    system.actions().write(&path, text).map_err(|source| {
+    system.actions().write(&path, text).map_err(|cause| {
         if !system.sysfs(format!("bus/pci/devices/{address}")).exists() {
             return Problem::NotThere { address };
         }
@@ -314,7 +314,7 @@ fn write(
         Problem::Refused {
             address,
             step,
-            source,
+            cause,
         }
     })
 }
@@ -356,12 +356,12 @@ fn move_to(
         return Ok(());
     }
     if now.as_deref() != from {
-        let source = io::Error::other("another driver got it meanwhile");
+        let cause = io::Error::other("another driver got it meanwhile");
         let step = "cannot move it".to_owned();
         return Err(Problem::Refused {
             address,
             step,
-            source,
+            cause,
         });
     }
     if let Some(from) = from {
@@ -377,11 +377,11 @@ fn move_to(
     let step = format!("cannot give it to {to}");
     write(system, address, "drivers_probe", &name, &step)?;
     if driver(system, address).as_deref() != Some(to) {
-        let source = io::Error::other(format!("{to} did not take it (the kernel's log says why)"));
+        let cause = io::Error::other(format!("{to} did not take it (the kernel's log says why)"));
         return Err(Problem::Refused {
             address,
             step,
-            source,
+            cause,
         });
     }
     Ok(())

@@ -1,0 +1,258 @@
+//! What `windlass devices` prints: a table for people, JSON for programs.
+
+use std::fmt::Write as _;
+
+use appliance_config::Appliance;
+use serde::Serialize;
+use vfio::{Function, PciAddress, System, Use};
+
+/// One drive, with what keeps it from being exported.
+#[derive(Debug)]
+pub(super) struct Drive {
+    function: Function,
+    uses: Vec<Use>,
+    problem: Option<String>,
+}
+
+/// Every NVMe function of the machine.
+///
+/// The memory to be pinned for a drive is taken to be the default arena: which configuration will be
+/// started is not known here.
+pub(super) fn look(system: &System) -> Vec<Drive> {
+    let arena_bytes = Appliance::default().memory.bytes();
+    vfio::nvme_functions(system)
+        .into_iter()
+        // One that vanishes in between is one that is not there.
+        .filter_map(|address| {
+            let function = Function::inspect(system, address).ok()?;
+            let uses = function.uses(system);
+            let problem = vfio::diagnose(system, address, arena_bytes).err();
+            Some(Drive {
+                function,
+                uses,
+                problem: problem.map(|problem| problem.to_string()),
+            })
+        })
+        .collect()
+}
+
+/// The columns of the table; the last ones may be long.
+const HEADINGS: [&str; 7] = [
+    "ADDRESS", "MODEL", "SERIAL", "DRIVER", "GROUP", "NUMA", "SIZE",
+];
+
+/// A line for each drive, and below it whether it is ready or what stands in the way.
+pub(super) fn table(drives: &[Drive]) -> String {
+    if drives.is_empty() {
+        return "no NVMe drives\n".to_owned();
+    }
+    let mut rows = vec![HEADINGS.map(str::to_owned)];
+    rows.extend(drives.iter().map(|drive| row(&drive.function)));
+    let mut widths = [0; HEADINGS.len()];
+    for row in &rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = (*width).max(cell.chars().count());
+        }
+    }
+    let states = std::iter::once(String::new()).chain(drives.iter().map(state));
+    let mut text = String::new();
+    for (row, state) in rows.iter().zip(states) {
+        let mut line = String::new();
+        for (cell, width) in row.iter().zip(widths) {
+            let _ = write!(line, "{cell:width$}  ");
+        }
+        text += line.trim_end();
+        text += "\n";
+        text += &state;
+    }
+    text
+}
+
+fn row(function: &Function) -> [String; HEADINGS.len()] {
+    let or_none = |cell: Option<String>| cell.unwrap_or_else(|| "-".to_owned());
+    let group = function.group.as_ref().map(|group| {
+        let shared = if group.others.is_empty() {
+            ""
+        } else {
+            " shared"
+        };
+        format!("{}{shared}", group.number)
+    });
+    let (vendor, device) = function.ids;
+    // Without the kernel's driver nobody asks the drive for its name.
+    let model = function.model.clone();
+    [
+        function.address.to_string(),
+        model.unwrap_or_else(|| format!("[{vendor:04x}:{device:04x}]")),
+        or_none(function.serial.clone()),
+        or_none(function.driver.clone()),
+        or_none(group),
+        or_none(function.numa_node.map(|node| node.to_string())),
+        size(function),
+    ]
+}
+
+fn size(function: &Function) -> String {
+    let disks = &function.disks;
+    if disks.is_empty() {
+        return "-".to_owned();
+    }
+    let bytes = disks
+        .iter()
+        .fold(0_u64, |sum, disk| sum.saturating_add(disk.bytes));
+    let size = bytes_in_words(bytes);
+    match disks.len() {
+        1 => size,
+        several => format!("{size} in {several} namespaces"),
+    }
+}
+
+/// Bytes in the largest unit that leaves at least one, with one decimal.
+fn bytes_in_words(bytes: u64) -> String {
+    const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+    let mut unit_bytes = 1024_u64;
+    let mut unit = 0;
+    while unit + 1 < UNITS.len() && bytes / unit_bytes >= 1024 {
+        unit_bytes *= 1024;
+        unit += 1;
+    }
+    let tenths = u128::from(bytes) * 10 / u128::from(unit_bytes);
+    let (whole, tenth) = (tenths / 10, tenths % 10);
+    if tenth == 0 {
+        format!("{whole} {}", UNITS[unit])
+    } else {
+        format!("{whole}.{tenth} {}", UNITS[unit])
+    }
+}
+
+fn state(drive: &Drive) -> String {
+    let mut text = String::new();
+    match &drive.problem {
+        None => text += "    ready to be exported\n",
+        Some(problem) => {
+            let _ = writeln!(text, "    {problem}");
+        }
+    }
+    if let Some(group) = &drive.function.group
+        && !group.others.is_empty()
+    {
+        let others = group.others.iter().map(|other| match &other.driver {
+            Some(driver) => format!("{} ({driver})", other.address),
+            None => other.address.to_string(),
+        });
+        let others = others.collect::<Vec<_>>().join(", ");
+        let _ = writeln!(text, "    IOMMU group {} also has {others}", group.number);
+    }
+    text
+}
+
+#[derive(Serialize)]
+struct DriveJson<'a> {
+    address: String,
+    vendor: String,
+    device: String,
+    model: Option<&'a str>,
+    serial: Option<&'a str>,
+    driver: Option<&'a str>,
+    driver_override: Option<&'a str>,
+    iommu_group: Option<GroupJson<'a>>,
+    numa_node: Option<u32>,
+    controller: Option<&'a str>,
+    namespaces: Vec<NamespaceJson<'a>>,
+    uses: Vec<UseJson<'a>>,
+    /// Whether `windlass run` could open it now.
+    ready: bool,
+    /// Why not, and what to do about it.
+    problem: Option<&'a str>,
+}
+
+#[derive(Serialize)]
+struct GroupJson<'a> {
+    number: u32,
+    others: Vec<MemberJson<'a>>,
+}
+
+#[derive(Serialize)]
+struct MemberJson<'a> {
+    address: String,
+    driver: Option<&'a str>,
+    class: String,
+}
+
+#[derive(Serialize)]
+struct NamespaceJson<'a> {
+    block_device: &'a str,
+    bytes: u64,
+}
+
+#[derive(Serialize)]
+struct UseJson<'a> {
+    device: &'a str,
+    kind: &'static str,
+    text: String,
+}
+
+/// The same, and more, as one JSON array.
+pub(super) fn json(drives: &[Drive]) -> serde_json::Result<String> {
+    let all: Vec<DriveJson<'_>> = drives.iter().map(drive_json).collect();
+    Ok(serde_json::to_string_pretty(&all)? + "\n")
+}
+
+fn drive_json(drive: &Drive) -> DriveJson<'_> {
+    let function = &drive.function;
+    let (vendor, device) = function.ids;
+    DriveJson {
+        address: function.address.to_string(),
+        vendor: format!("{vendor:04x}"),
+        device: format!("{device:04x}"),
+        model: function.model.as_deref(),
+        serial: function.serial.as_deref(),
+        driver: function.driver.as_deref(),
+        driver_override: function.driver_override.as_deref(),
+        iommu_group: function.group.as_ref().map(|group| GroupJson {
+            number: group.number,
+            others: group
+                .others
+                .iter()
+                .map(|other| MemberJson {
+                    address: PciAddress::to_string(&other.address),
+                    driver: other.driver.as_deref(),
+                    class: format!("{:06x}", other.class),
+                })
+                .collect(),
+        }),
+        numa_node: function.numa_node,
+        controller: function.controller.as_deref(),
+        namespaces: function
+            .disks
+            .iter()
+            .map(|disk| NamespaceJson {
+                block_device: &disk.name,
+                bytes: disk.bytes,
+            })
+            .collect(),
+        uses: drive
+            .uses
+            .iter()
+            .map(|found| UseJson {
+                device: found.device(),
+                kind: kind(found),
+                text: found.to_string(),
+            })
+            .collect(),
+        ready: drive.problem.is_none(),
+        problem: drive.problem.as_deref(),
+    }
+}
+
+fn kind(found: &Use) -> &'static str {
+    match found {
+        Use::Mounted { .. } => "mounted",
+        Use::Swap { .. } => "swap",
+        Use::Holder { .. } => "holder",
+        Use::Btrfs { .. } => "btrfs",
+        Use::Exported { .. } => "exported",
+        Use::Program { .. } => "program",
+        Use::Exclusive { .. } => "exclusive",
+    }
+}
