@@ -76,7 +76,7 @@ pub struct ConnectParameters<'a> {
     pub responder_resources: u8,
     /// How often an unanswered packet is sent again, 0 to 7. Only with a request.
     pub retries: u8,
-    /// How often a message is sent again when the peer had no receive, 0 to 7; see
+    /// How often the peer sends a message again for which this side had no receive, 0 to 7; see
     /// [`RNR_RETRY_FOREVER`].
     pub rnr_retries: u8,
 }
@@ -161,8 +161,8 @@ pub enum ConnectionEvent {
     Unreachable,
     /// The request or the accept failed here, for this reason.
     ConnectFailed(io::ErrorKind),
-    /// The peer disconnected, is gone, or has seen this side's disconnect. Work that is posted is
-    /// flushed on both sides.
+    /// The peer disconnected, is gone, or has seen this side's disconnect. Before it is told, the
+    /// provider has put this side's queue pair into the error state, so that its work is flushed.
     Disconnected,
     /// The device is being removed. Everything on it is to be dropped soon.
     DeviceRemoved,

@@ -32,6 +32,8 @@ mod completion;
 mod connection;
 mod device;
 mod error;
+#[cfg(feature = "fake")]
+pub mod fake;
 mod memory;
 mod provider;
 mod registered;

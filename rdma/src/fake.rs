@@ -1,0 +1,310 @@
+//! An in-process fabric: machines with RDMA devices, and a wire between them that breaks on demand.
+//!
+//! Bytes move between the registered regions of different protection domains by
+//! [`hugemem::DmaView`], never through a reference. Checked as hardware does: keys, bounds, rights,
+//! queue pair states, receives that are not there or too short, depths of queues, memory windows
+//! and their invalidation, inline limits, order on one connection.
+//!
+//! Time is counted in ticks. In the [`Pace::Immediate`] pace what was posted is executed when it is
+//! flushed, and while something waits (for a receive, a delay, an answer) each poll of a completion
+//! queue or of an event channel is a tick. In the [`Pace::Manual`] pace only
+//! [`Fabric::progress`] is, and chance, by the seed, chooses the order of queue pairs and how much
+//! each gets done. Either way one seed gives one sequence, on one thread; several threads may use
+//! one fabric too.
+//!
+//! Differs from hardware in this: requests of one queue pair execute one after the other, so a
+//! fence changes nothing; and a window is invalid at once when it is dropped.
+
+mod bell;
+mod connecting;
+mod counters;
+mod engine;
+mod faults;
+mod manager;
+mod memory;
+mod objects;
+mod queue_pair;
+mod random;
+mod state;
+mod table;
+
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use hugemem::Region;
+
+use crate::device::{DeviceEvent, DeviceIndex, DeviceLimits, Transport};
+use crate::error::Error;
+use crate::request::SGES_MAX;
+use bell::Bell;
+pub use connecting::{FakeConnectRequest, FakeConnection, FakeEventChannel, FakeListener};
+pub use counters::{FakeCounters, Operation, OperationCounters};
+pub use faults::{ConnectFault, Fault, Pattern};
+pub use objects::{
+    Fake, FakeCompletionQueue, FakeDevice, FakeDomain, FakeRegistration, FakeSharedReceiveQueue,
+    FakeWindow,
+};
+pub use queue_pair::FakeQueuePair;
+use state::{DeviceState, INLINE_BYTES_MAX, Machine, State};
+use table::Key;
+
+/// When the fabric moves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pace {
+    /// At once, in order of posting.
+    Immediate,
+    /// When told to, in an order of chance.
+    Manual,
+}
+
+impl Pace {
+    fn is_immediate(self) -> bool {
+        self == Self::Immediate
+    }
+}
+
+/// What a [`Fabric`] is to be.
+#[derive(Clone, Copy, Debug)]
+pub struct FabricConfig {
+    /// Where all chance comes from.
+    pub seed: u64,
+    /// When it moves.
+    pub pace: Pace,
+    /// Requests of one queue pair that one tick executes at most, in the manual pace.
+    pub burst: u64,
+}
+
+impl FabricConfig {
+    /// A fabric that moves at once.
+    pub const IMMEDIATE: Self = Self {
+        seed: 0,
+        pace: Pace::Immediate,
+        burst: u64::MAX,
+    };
+
+    /// A fabric that moves by [`Fabric::progress`], in an order that `seed` chooses.
+    #[must_use]
+    pub const fn manual(seed: u64) -> Self {
+        Self {
+            seed,
+            pace: Pace::Manual,
+            burst: 8,
+        }
+    }
+}
+
+/// One device of a machine, with one port.
+#[derive(Clone, Debug)]
+pub struct DeviceConfig {
+    /// Its name.
+    pub name: String,
+    /// The addresses that it is reached by; each belongs to one device of the whole fabric.
+    pub addresses: Vec<IpAddr>,
+    /// What it allows.
+    pub limits: DeviceLimits,
+    /// Inline bytes that it grants at most; at most 128.
+    pub inline_bytes: u32,
+}
+
+impl DeviceConfig {
+    /// A device with one address and generous limits.
+    #[must_use]
+    pub fn new(name: &str, address: IpAddr) -> Self {
+        Self {
+            name: name.to_owned(),
+            addresses: vec![address],
+            limits: Self::LIMITS,
+            inline_bytes: INLINE_BYTES_MAX as u32,
+        }
+    }
+
+    /// Generous limits.
+    pub const LIMITS: DeviceLimits = DeviceLimits {
+        transport: Transport::Roce,
+        ports: 1,
+        queue_pairs: 65_536,
+        queue_pair_requests: 16_384,
+        sges: SGES_MAX as u32,
+        read_sges: SGES_MAX as u32,
+        completion_queues: 65_536,
+        completion_queue_entries: 1 << 22,
+        shared_receive_queues: 1024,
+        shared_receive_requests: 32_768,
+        shared_receive_sges: SGES_MAX as u32,
+        reads_incoming: 16,
+        reads_outgoing: 16,
+        registrations: 1 << 20,
+        registration_bytes: 1 << 40,
+        windows: 1 << 20,
+    };
+}
+
+/// The fabric. Cheap to clone; clones are the same fabric.
+#[derive(Clone, Debug)]
+pub struct Fabric {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    state: Mutex<State>,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // A test that panicked elsewhere has its own message; this one is to say no more.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Fabric {
+    /// A fabric without machines.
+    #[must_use]
+    pub fn new(config: FabricConfig) -> Self {
+        Self {
+            shared: Arc::new(Shared {
+                state: Mutex::new(State::new(config)),
+            }),
+        }
+    }
+
+    /// Adds a machine with these devices; what its programs see of RDMA is the provider.
+    ///
+    /// # Errors
+    /// The system's, when it is out of descriptors.
+    pub fn machine(&self, devices: &[DeviceConfig]) -> Result<Fake, Error> {
+        let mut state = self.shared.lock();
+        let number = state.machines.len();
+        let mut machine = Machine::default();
+        for (index, config) in devices.iter().enumerate() {
+            let key = state.devices.insert(DeviceState {
+                machine: number,
+                index: DeviceIndex(index as u16),
+                name: config.name.as_str().into(),
+                limits: Arc::new(config.limits),
+                inline_bytes: config.inline_bytes.min(INLINE_BYTES_MAX as u32),
+                addresses: config.addresses.clone(),
+                up: true,
+                removed: false,
+                events: std::collections::VecDeque::new(),
+                bell: Arc::new(Bell::new()?),
+            });
+            machine.devices.push(key);
+        }
+        state.machines.push(machine);
+        Ok(Fake::new(Arc::clone(&self.shared), number))
+    }
+
+    /// One tick; returns whether more would change something.
+    pub fn progress(&self) -> bool {
+        let mut state = self.shared.lock();
+        state.pass_time();
+        state.is_waiting()
+    }
+
+    /// Ticks until nothing waits, or `ticks_max` of them; returns whether nothing waits.
+    pub fn settle(&self, ticks_max: u64) -> bool {
+        (0..ticks_max).any(|_| !self.progress())
+    }
+
+    /// Ticks since the beginning.
+    #[must_use]
+    pub fn ticks(&self) -> u64 {
+        self.shared.lock().tick
+    }
+
+    /// Lets requests fail from now on where `pattern` says. Of several rules that match, the one
+    /// that was added first wins.
+    pub fn add_fault(&self, pattern: Pattern, fault: Fault) {
+        self.shared.lock().faults.add(pattern, fault);
+    }
+
+    /// Lets connections fail from now on where `pattern` says.
+    pub fn add_connect_fault(&self, pattern: Pattern, fault: ConnectFault) {
+        self.shared.lock().connect_faults.add(pattern, fault);
+    }
+
+    /// Ends all faults that were added.
+    pub fn clear_faults(&self) {
+        let mut state = self.shared.lock();
+        state.faults.clear();
+        state.connect_faults.clear();
+    }
+
+    /// Makes a region's memory such that it may be registered by address, as an application's:
+    /// what real machines allow of all their memory.
+    ///
+    /// # Errors
+    /// Those of [`hugemem::DmaView::of`].
+    pub fn add_foreign_memory(&self, region: &Region) -> std::io::Result<()> {
+        self.shared.lock().views.add_foreign(region)
+    }
+
+    /// Takes the port of a device down or up. Requests over a port that is down are tried again as
+    /// often as their connection says.
+    pub fn set_port(&self, device: &FakeDevice, up: bool) {
+        let mut state = self.shared.lock();
+        let Some(device) = state.devices.get_mut(device.key()) else {
+            return;
+        };
+        if std::mem::replace(&mut device.up, up) != up {
+            device.tell(match up {
+                true => DeviceEvent::PortUp(1),
+                false => DeviceEvent::PortDown(1),
+            });
+        }
+    }
+
+    /// Pulls a device out: everything on it ends.
+    pub fn remove_device(&self, device: &FakeDevice) {
+        self.shared.lock().remove_device(device.key());
+    }
+
+    /// Breaks the connection of a queue pair, by the number that its completions have: both sides
+    /// are told.
+    pub fn drop_connection(&self, qp_number: u32) {
+        let mut state = self.shared.lock();
+        let found: Option<Key> = (state.queue_pairs.iter())
+            .find_map(|(key, one)| (one.number == qp_number).then_some(key));
+        if let Some(key) = found {
+            state.drop_connection(key);
+        }
+    }
+
+    /// Objects that exist: what a test expects to be back where it began.
+    #[must_use]
+    pub fn objects(&self) -> FabricObjects {
+        let state = self.shared.lock();
+        FabricObjects {
+            domains: state.domains.len(),
+            registrations: state.keys.len(),
+            completion_queues: state.completion_queues.len(),
+            shared_receive_queues: state.shared_receives.len(),
+            queue_pairs: state.queue_pairs.len(),
+            channels: state.channels.len(),
+            listeners: state.listeners.len(),
+            connections: state.ids.len(),
+        }
+    }
+}
+
+/// How many objects of each kind a fabric has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FabricObjects {
+    /// Protection domains.
+    pub domains: usize,
+    /// Registrations and memory windows.
+    pub registrations: usize,
+    /// Completion queues.
+    pub completion_queues: usize,
+    /// Shared receive queues.
+    pub shared_receive_queues: usize,
+    /// Queue pairs.
+    pub queue_pairs: usize,
+    /// Event channels.
+    pub channels: usize,
+    /// Listeners.
+    pub listeners: usize,
+    /// Connections, and requests that were not answered.
+    pub connections: usize,
+}

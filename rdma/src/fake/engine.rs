@@ -1,0 +1,586 @@
+//! The devices' work: requests are executed in order, checked at both ends, and completed.
+
+use crate::completion::{CompletionFlags, CompletionOpcode, CompletionStatus, WorkCompletion};
+use crate::connection::RNR_RETRY_FOREVER;
+use crate::device::{DeviceEvent, QueuePairFault, QueuePairState};
+use crate::fake::counters::Operation;
+use crate::fake::faults::Fault;
+use crate::fake::memory::{Bound, Segments};
+use crate::fake::state::{
+    Action, Armed, Entry, Head, QueuePairObject, ReceiveSource, SendEntry, State,
+};
+use crate::fake::table::Key;
+use crate::request::{ReceiveRequest, SendOperation};
+
+/// Ticks between two tries of a request that the peer did not answer or had no receive for.
+const TICKS_PER_RETRY: u64 = 1;
+
+/// What came of the first request of a send queue.
+enum Step {
+    /// It left the queue, or will without anybody's help.
+    Moved,
+    /// It waits for time, or for the peer.
+    Blocked,
+}
+
+/// What came of executing a request.
+#[derive(Clone, Copy)]
+enum Outcome {
+    /// Done with that many bytes.
+    Done(u32),
+    /// The peer did not answer.
+    Silence,
+    /// The peer has no receive.
+    NotReady,
+    /// It failed; the peer's queue pair fails too when it is the one to blame or to notice.
+    Failed(CompletionStatus, PeerFate),
+}
+
+/// What a receive's completion says.
+#[derive(Clone, Copy)]
+struct Received {
+    status: CompletionStatus,
+    bytes: u32,
+    invalidated: Option<u32>,
+    solicited: bool,
+}
+
+impl Received {
+    /// A receive that got nothing; failures wake whoever sleeps.
+    fn failed(status: CompletionStatus) -> Self {
+        Self {
+            status,
+            bytes: 0,
+            invalidated: None,
+            solicited: true,
+        }
+    }
+}
+
+/// What a failed request does to the peer's queue pair.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum PeerFate {
+    Unharmed,
+    Error(QueuePairFault),
+}
+
+impl State {
+    /// Executes what can be executed now. In fixed order, everything; else in an order and in
+    /// portions that chance chooses.
+    pub(super) fn run(&mut self, in_order: bool) {
+        let spare = std::mem::take(&mut self.active_spare);
+        let mut round = std::mem::replace(&mut self.active, spare);
+        if !in_order {
+            self.random.shuffle(&mut round);
+        }
+        for key in round.drain(..) {
+            let portion = match in_order {
+                true => u64::MAX,
+                false => 1 + self.random.below(self.config.burst.max(1)),
+            };
+            if let Some(queue_pair) = self.queue_pairs.get_mut(key) {
+                queue_pair.listed = false;
+            }
+            for _ in 0..portion {
+                match self.step(key) {
+                    Some(Step::Moved) => {}
+                    Some(Step::Blocked) | None => break,
+                }
+            }
+            self.list(key);
+        }
+        self.active_spare = round;
+    }
+
+    /// Moves the first request of a send queue on; `None` when there is none.
+    fn step(&mut self, key: Key) -> Option<Step> {
+        let tick = self.tick;
+        let queue_pair = self.queue_pairs.get(key)?;
+        if queue_pair.state == QueuePairState::Error {
+            self.flush_all(key);
+            return None;
+        }
+        queue_pair.sends.front()?;
+        let (head, state) = (queue_pair.head, queue_pair.state);
+        if state != QueuePairState::ReadyToSend || head.blocked_until > tick {
+            return Some(Step::Blocked);
+        }
+        if let Some(bytes) = head.executed {
+            self.complete_head(key, CompletionStatus::SUCCESS, bytes);
+            return Some(Step::Moved);
+        }
+        if !head.considered
+            && let Some(step) = self.consider_faults(key)
+        {
+            return Some(step);
+        }
+        let outcome = self.execute(key);
+        Some(self.settle(key, outcome))
+    }
+
+    /// Looks up what is to go wrong with the first request, once.
+    fn consider_faults(&mut self, key: Key) -> Option<Step> {
+        let tick = self.tick;
+        let queue_pair = self.queue_pairs.get_mut(key)?;
+        queue_pair.head.considered = true;
+        let operation = queue_pair.sends.front()?.action.operation();
+        let machine = queue_pair.machine;
+        let fault = self
+            .faults
+            .choose(&mut self.random, machine, Some(operation), |_| true)?;
+        let head = &mut self.queue_pairs.get_mut(key)?.head;
+        match fault {
+            Fault::Fail(status) => {
+                let fate = fate_of_peer(status);
+                return Some(self.settle(key, Outcome::Failed(status, fate)));
+            }
+            Fault::DropConnection => {
+                self.drop_connection(key);
+                return Some(Step::Moved);
+            }
+            Fault::NotReady(ticks) => head.not_ready_until = tick + u64::from(ticks),
+            Fault::DelayRequest(ticks) => {
+                head.blocked_until = tick + u64::from(ticks);
+                return Some(Step::Blocked);
+            }
+            Fault::DelayCompletion(ticks) => {
+                let bytes = match self.execute(key) {
+                    Outcome::Done(bytes) => bytes,
+                    other => return Some(self.settle(key, other)),
+                };
+                let head = &mut self.queue_pairs.get_mut(key)?.head;
+                head.executed = Some(bytes);
+                head.blocked_until = tick + u64::from(ticks);
+                return Some(Step::Blocked);
+            }
+            Fault::QueuePairFatal => {
+                self.tell_queue_pair_fault(key, QueuePairFault::Fatal);
+                self.fail_queue_pair(key);
+                return Some(Step::Moved);
+            }
+        }
+        None
+    }
+
+    /// Turns what came of a request into a completion, a wait or an error.
+    fn settle(&mut self, key: Key, outcome: Outcome) -> Step {
+        let tick = self.tick;
+        let (status, fate) = match outcome {
+            Outcome::Done(bytes) => {
+                self.complete_head(key, CompletionStatus::SUCCESS, bytes);
+                return Step::Moved;
+            }
+            Outcome::Silence => match self.retry(key, tick, false) {
+                None => return Step::Blocked,
+                Some(status) => (status, PeerFate::Unharmed),
+            },
+            Outcome::NotReady => match self.retry(key, tick, true) {
+                None => return Step::Blocked,
+                Some(status) => (status, PeerFate::Unharmed),
+            },
+            Outcome::Failed(status, fate) => (status, fate),
+        };
+        let peer = self.queue_pairs.get(key).and_then(|one| one.peer);
+        self.complete_head(key, status, 0);
+        self.fail_queue_pair(key);
+        if let (PeerFate::Error(fault), Some(peer)) = (fate, peer) {
+            self.tell_queue_pair_fault(peer, fault);
+            self.fail_queue_pair(peer);
+        }
+        Step::Moved
+    }
+
+    /// Counts a try in vain; the status when it was the last.
+    fn retry(&mut self, key: Key, tick: u64, not_ready: bool) -> Option<CompletionStatus> {
+        let queue_pair = self.queue_pairs.get_mut(key)?;
+        let head = &mut queue_pair.head;
+        if head.next_try > tick {
+            return None;
+        }
+        head.next_try = tick + TICKS_PER_RETRY;
+        let machine = queue_pair.machine;
+        if !not_ready {
+            head.retries += 1;
+            let exceeded = head.retries > u32::from(queue_pair.retries);
+            return exceeded.then_some(CompletionStatus::RETRIES_EXCEEDED);
+        }
+        head.rnr_retries += 1;
+        let limit = queue_pair.rnr_retries;
+        let exceeded = limit != RNR_RETRY_FOREVER && head.rnr_retries > u32::from(limit);
+        self.counters(machine).not_ready += 1;
+        exceeded.then_some(CompletionStatus::RNR_RETRIES_EXCEEDED)
+    }
+
+    /// Does what the first request of a send queue says.
+    fn execute(&mut self, key: Key) -> Outcome {
+        let Some(local) = self.queue_pairs.get(key) else {
+            return Outcome::Silence;
+        };
+        let Some(entry) = local.sends.front().copied() else {
+            return Outcome::Silence;
+        };
+        let (domain, device, peer_key) = (local.domain, local.device, local.peer);
+        let ready_after = local.head.not_ready_until;
+        match entry.action {
+            Action::Bind { .. } => return self.bind(key, domain, &entry.action),
+            Action::Send(SendOperation::LocalInvalidate { rkey }) => {
+                return match self.keys.invalidate(domain, rkey) {
+                    Ok(()) => Outcome::Done(0),
+                    Err(_) => Outcome::Failed(
+                        CompletionStatus::LOCAL_QP_OPERATION_ERROR,
+                        PeerFate::Unharmed,
+                    ),
+                };
+            }
+            Action::Send(_) => {}
+        }
+        let read = entry.action.operation() == Operation::Read;
+        if entry.inline_len.is_none() && self.keys.local(domain, &entry.memory, read).is_err() {
+            let status = CompletionStatus::LOCAL_PROTECTION_ERROR;
+            return Outcome::Failed(status, PeerFate::Unharmed);
+        }
+        let Some((peer_key, peer)) = peer_key.and_then(|at| Some((at, self.queue_pairs.get(at)?)))
+        else {
+            return Outcome::Silence;
+        };
+        let answers = matches!(
+            peer.state,
+            QueuePairState::ReadyToReceive | QueuePairState::ReadyToSend
+        );
+        if !answers || !self.device_works(device) || !self.device_works(peer.device) {
+            return Outcome::Silence;
+        }
+        match entry.action.remote() {
+            Some(_) => self.move_data(key, peer_key, &entry),
+            None if self.tick < ready_after => Outcome::NotReady,
+            None => self.deliver(domain, peer_key, &entry),
+        }
+    }
+
+    fn bind(&mut self, key: Key, domain: Key, action: &Action) -> Outcome {
+        let Action::Bind {
+            rkey,
+            lkey,
+            address,
+            length,
+            remote_read,
+            remote_write,
+        } = *action
+        else {
+            return Outcome::Done(0);
+        };
+        let bound = Bound {
+            queue_pair: key,
+            lkey,
+            address,
+            len: length,
+            remote_read,
+            remote_write,
+        };
+        match self.keys.bind(domain, rkey, bound) {
+            Ok(()) => Outcome::Done(0),
+            Err(_) => Outcome::Failed(CompletionStatus::WINDOW_BIND_ERROR, PeerFate::Unharmed),
+        }
+    }
+
+    /// An RDMA write or read.
+    fn move_data(&self, key: Key, peer_key: Key, entry: &SendEntry) -> Outcome {
+        let (Some(local), Some(peer)) = (self.queue_pairs.get(key), self.queue_pairs.get(peer_key))
+        else {
+            return Outcome::Silence;
+        };
+        let Some(remote) = entry.action.remote() else {
+            return Outcome::Silence;
+        };
+        let bytes = bytes_of(entry);
+        let write = entry.action.operation() == Operation::Write;
+        if !write && local.initiator_depth == 0 {
+            let status = CompletionStatus::LOCAL_QP_OPERATION_ERROR;
+            return Outcome::Failed(status, PeerFate::Unharmed);
+        }
+        if !write && peer.responder_resources == 0 {
+            let fate = PeerFate::Error(QueuePairFault::InvalidRequest);
+            return Outcome::Failed(CompletionStatus::REMOTE_INVALID_REQUEST, fate);
+        }
+        let there = self
+            .keys
+            .remote(peer.domain, peer_key, remote, bytes.into(), write);
+        let Ok(there) = there else {
+            let fate = PeerFate::Error(QueuePairFault::AccessViolation);
+            return Outcome::Failed(CompletionStatus::REMOTE_ACCESS_ERROR, fate);
+        };
+        match self.keys.local(local.domain, &entry.memory, !write) {
+            Ok(here) if write => put(entry, &here, &there),
+            Ok(here) => there.copy_to(&here),
+            Err(_) => {
+                let status = CompletionStatus::LOCAL_PROTECTION_ERROR;
+                return Outcome::Failed(status, PeerFate::Unharmed);
+            }
+        }
+        Outcome::Done(bytes)
+    }
+
+    /// A message: takes one of the peer's receives.
+    fn deliver(&mut self, domain: Key, peer_key: Key, entry: &SendEntry) -> Outcome {
+        let Some(receive) = self.take_receive(peer_key) else {
+            return Outcome::NotReady;
+        };
+        let Some(peer) = self.queue_pairs.get(peer_key) else {
+            return Outcome::Silence;
+        };
+        let (peer_domain, machine) = (peer.domain, peer.machine);
+        let bytes = bytes_of(entry);
+        let mut invalidated = None;
+        if let Action::Send(SendOperation::SendWithInvalidate { rkey }) = entry.action {
+            if self.keys.invalidate(peer_domain, rkey).is_err() {
+                let status = CompletionStatus::REMOTE_INVALID_REQUEST;
+                self.complete_receive(peer_key, &receive, Received::failed(status));
+                let fate = PeerFate::Error(QueuePairFault::AccessViolation);
+                return Outcome::Failed(CompletionStatus::REMOTE_ACCESS_ERROR, fate);
+            }
+            invalidated = Some(rkey);
+        }
+        let failed = match self.keys.local(peer_domain, &receive.memory, true) {
+            Err(_) => Some((
+                CompletionStatus::LOCAL_PROTECTION_ERROR,
+                CompletionStatus::REMOTE_OPERATION_ERROR,
+            )),
+            Ok(there) if there.bytes() < bytes as usize => Some((
+                CompletionStatus::LOCAL_LENGTH_ERROR,
+                CompletionStatus::REMOTE_INVALID_REQUEST,
+            )),
+            Ok(there) => match self.keys.local(domain, &entry.memory, false) {
+                Ok(here) => {
+                    put(entry, &here, &there);
+                    None
+                }
+                // Was checked before; nothing has changed since.
+                Err(_) => None,
+            },
+        };
+        if let Some((at_peer, here)) = failed {
+            self.complete_receive(peer_key, &receive, Received::failed(at_peer));
+            return Outcome::Failed(here, PeerFate::Error(QueuePairFault::InvalidRequest));
+        }
+        let counters = self.counters(machine).at(Operation::Receive);
+        counters.succeeded += 1;
+        counters.bytes += u64::from(bytes);
+        let received = Received {
+            status: CompletionStatus::SUCCESS,
+            bytes,
+            invalidated,
+            solicited: entry.solicited,
+        };
+        self.complete_receive(peer_key, &receive, received);
+        Outcome::Done(bytes)
+    }
+
+    /// The next receive of a queue pair.
+    fn take_receive(&mut self, key: Key) -> Option<ReceiveRequest> {
+        let queue_pair = self.queue_pairs.get_mut(key)?;
+        let shared = match queue_pair.source {
+            ReceiveSource::Own => return queue_pair.receives.posted.pop_front(),
+            ReceiveSource::Shared(shared) => shared,
+        };
+        let device = queue_pair.device;
+        let queue = self.shared_receives.get_mut(shared)?;
+        let receive = queue.receives.posted.pop_front()?;
+        if (queue.receives.posted.len() as u32) < queue.low_limit {
+            queue.low_limit = 0;
+            let token = queue.token;
+            self.tell_device(device, DeviceEvent::ReceivesLow { token });
+        }
+        Some(receive)
+    }
+
+    fn complete_receive(&mut self, key: Key, receive: &ReceiveRequest, received: Received) {
+        let Received {
+            status,
+            bytes,
+            invalidated,
+            solicited,
+        } = received;
+        let Some(queue_pair) = self.queue_pairs.get(key) else {
+            return;
+        };
+        let completion = WorkCompletion {
+            wr_id: receive.wr_id,
+            status,
+            opcode: CompletionOpcode::RECEIVE,
+            byte_len: bytes,
+            qp_number: queue_pair.number,
+            vendor_error: 0,
+            flags: match invalidated {
+                Some(_) => CompletionFlags::WITH_INVALIDATE,
+                None => CompletionFlags::default(),
+            },
+            invalidated_rkey: invalidated.unwrap_or(0),
+        };
+        let entry = Entry {
+            completion,
+            queue_pair: key,
+            sends: 0,
+            receive: Some(queue_pair.source),
+        };
+        let (queue, machine) = (queue_pair.receive_completions, queue_pair.machine);
+        self.count_failure(machine, Operation::Receive, status);
+        self.push_completion(queue, entry, solicited);
+    }
+
+    /// Takes the first request out of a send queue, with a completion where it is due one.
+    fn complete_head(&mut self, key: Key, status: CompletionStatus, bytes: u32) {
+        let Some(queue_pair) = self.queue_pairs.get_mut(key) else {
+            return;
+        };
+        let Some(entry) = queue_pair.sends.pop_front() else {
+            return;
+        };
+        queue_pair.head = Head::default();
+        queue_pair.unsignalled += 1;
+        let operation = entry.action.operation();
+        let (machine, queue) = (queue_pair.machine, queue_pair.send_completions);
+        let success = status == CompletionStatus::SUCCESS;
+        let told = (entry.signalled || !success).then(|| Entry {
+            completion: WorkCompletion {
+                wr_id: entry.wr_id,
+                status,
+                opcode: opcode_of(operation),
+                byte_len: if operation == Operation::Read {
+                    bytes
+                } else {
+                    0
+                },
+                qp_number: queue_pair.number,
+                ..WorkCompletion::default()
+            },
+            queue_pair: key,
+            sends: std::mem::take(&mut queue_pair.unsignalled),
+            receive: None,
+        });
+        if success {
+            let counters = self.counters(machine).at(operation);
+            counters.succeeded += 1;
+            counters.bytes += u64::from(bytes);
+        }
+        self.count_failure(machine, operation, status);
+        if let Some(told) = told {
+            self.push_completion(queue, told, !success);
+        }
+    }
+
+    fn count_failure(&mut self, machine: usize, operation: Operation, status: CompletionStatus) {
+        let counters = self.counters(machine).at(operation);
+        match status {
+            CompletionStatus::SUCCESS => {}
+            CompletionStatus::FLUSHED => counters.flushed += 1,
+            _ => counters.failed += 1,
+        }
+    }
+
+    /// Puts a queue pair into the error state and flushes it, receives last.
+    pub(super) fn fail_queue_pair(&mut self, key: Key) {
+        let Some(queue_pair) = self.queue_pairs.get_mut(key) else {
+            return;
+        };
+        if queue_pair.state == QueuePairState::Error {
+            return;
+        }
+        let shared = queue_pair.source != ReceiveSource::Own;
+        queue_pair.state = QueuePairState::Error;
+        self.flush_all(key);
+        if shared {
+            self.tell_queue_pair_fault(key, QueuePairFault::LastReceive);
+        }
+    }
+
+    /// Flushes what is posted to a queue pair in the error state.
+    pub(super) fn flush_all(&mut self, key: Key) {
+        while let Some(queue_pair) = self.queue_pairs.get(key)
+            && !queue_pair.sends.is_empty()
+        {
+            match queue_pair.head.executed {
+                Some(bytes) => self.complete_head(key, CompletionStatus::SUCCESS, bytes),
+                None => self.complete_head(key, CompletionStatus::FLUSHED, 0),
+            }
+        }
+        while let Some(queue_pair) = self.queue_pairs.get_mut(key)
+            && let Some(receive) = queue_pair.receives.posted.pop_front()
+        {
+            let status = CompletionStatus::FLUSHED;
+            self.complete_receive(key, &receive, Received::failed(status));
+        }
+    }
+
+    /// Adds a completion; a queue without room fails with all queue pairs on it.
+    fn push_completion(&mut self, key: Key, entry: Entry, solicited: bool) {
+        let Some(queue) = self.completion_queues.get_mut(key) else {
+            return;
+        };
+        if queue.failed {
+            return;
+        }
+        if queue.ring.len() < queue.entries {
+            queue.ring.push_back(entry);
+            let rings = match queue.armed {
+                Armed::No => false,
+                Armed::Any => true,
+                Armed::Solicited => solicited,
+            };
+            if rings {
+                queue.armed = Armed::No;
+                queue.bell.ring();
+            }
+            return;
+        }
+        queue.failed = true;
+        queue.bell.ring();
+        let (device, token) = (queue.device, queue.token);
+        self.tell_device(device, DeviceEvent::CompletionQueueFailed { token });
+        let uses =
+            |one: &QueuePairObject| one.send_completions == key || one.receive_completions == key;
+        let lost: Vec<Key> = (self.queue_pairs.iter())
+            .filter_map(|(at, one)| uses(one).then_some(at))
+            .collect();
+        for at in lost {
+            self.tell_queue_pair_fault(at, QueuePairFault::Fatal);
+            self.fail_queue_pair(at);
+        }
+    }
+}
+
+/// Puts a request's bytes into memory of the peer.
+fn put(entry: &SendEntry, here: &Segments<'_>, there: &Segments<'_>) {
+    match entry.inline_len {
+        Some(len) => there.fill(&entry.inline[..usize::from(len)]),
+        None => here.copy_to(there),
+    }
+}
+
+fn bytes_of(entry: &SendEntry) -> u32 {
+    match entry.inline_len {
+        Some(len) => len.into(),
+        None => entry.memory.bytes() as u32,
+    }
+}
+
+fn opcode_of(operation: Operation) -> CompletionOpcode {
+    match operation {
+        Operation::Send | Operation::SendWithInvalidate => CompletionOpcode::SEND,
+        Operation::Write => CompletionOpcode::WRITE,
+        Operation::Read => CompletionOpcode::READ,
+        Operation::BindWindow => CompletionOpcode::BIND_WINDOW,
+        Operation::LocalInvalidate => CompletionOpcode::LOCAL_INVALIDATE,
+        Operation::Receive => CompletionOpcode::RECEIVE,
+    }
+}
+
+/// What a failure that was asked for does to the peer.
+fn fate_of_peer(status: CompletionStatus) -> PeerFate {
+    match status {
+        CompletionStatus::REMOTE_ACCESS_ERROR => PeerFate::Error(QueuePairFault::AccessViolation),
+        CompletionStatus::REMOTE_INVALID_REQUEST | CompletionStatus::REMOTE_OPERATION_ERROR => {
+            PeerFate::Error(QueuePairFault::InvalidRequest)
+        }
+        _ => PeerFate::Unharmed,
+    }
+}
