@@ -202,7 +202,8 @@ impl TargetCore {
             .min()
     }
 
-    /// Shows every descriptor that becomes readable when a device has completions.
+    /// Shows every descriptor that becomes readable when a device has completions: the same ones as
+    /// long as the core lives, whatever becomes of the devices.
     pub fn wake_sources(&self, visit: &mut dyn FnMut(BorrowedFd<'_>)) {
         for device in &self.devices {
             if let Some(source) = device.wake_source() {

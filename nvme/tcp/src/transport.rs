@@ -346,15 +346,9 @@ impl Poller for TcpTransport {
     }
 
     fn prepare_sleep(&mut self) -> bool {
-        if self.connections.has_pending() || !self.handoffs.is_empty() {
-            return false;
-        }
-        let mut core = self.connections.core().borrow_mut();
-        if !core.prepare_sleep() {
-            return false;
-        }
-        // A drive that was taken again interrupts by another descriptor than before.
-        watch_devices(&self.epoll, &core).is_ok()
+        !self.connections.has_pending()
+            && self.handoffs.is_empty()
+            && self.connections.core().borrow_mut().prepare_sleep()
     }
 
     fn stop(&mut self, now: Nanos) -> StopState {
@@ -367,7 +361,7 @@ impl Poller for TcpTransport {
     }
 }
 
-/// Has every descriptor of the core's devices watched, those included that are already.
+/// Has every descriptor of the core's devices watched.
 fn watch_devices(epoll: &OwnedFd, core: &TargetCore) -> io::Result<()> {
     let mut outcome = Ok(());
     core.wake_sources(&mut |descriptor| {
