@@ -1,0 +1,15 @@
+//! The emulated controller, spoken to by hand: bad input first.
+
+mod commands;
+mod faults;
+mod harness;
+mod identity;
+mod pointers;
+mod power;
+mod queues;
+mod registers;
+mod shadow;
+
+#[global_allocator]
+static ALLOCATOR: hugemem::allocation_counter::CountingAllocator =
+    hugemem::allocation_counter::CountingAllocator;
