@@ -9,7 +9,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use appliance_config::{Config, Idle};
-use block::FileDevice;
 use hugemem::{Arena, ArenaConfig};
 use nvme_target::Target;
 use reactors::{Clock, IdlePolicy, Nanos, ReactorConfig, Reactors};
@@ -20,8 +19,9 @@ use crate::exports;
 use crate::reactor_setup::{Parts, set_up};
 use crate::signals::Termination;
 use crate::transports::Listeners;
+use crate::watch::Watch;
 
-/// How often the reactors are looked after.
+/// How often reactors and devices are looked after.
 const WATCH_INTERVAL: Duration = Duration::from_secs(1);
 /// A single poll longer than this is counted as a stall and warned of: on a core that other
 /// programs use too, the scheduler alone takes a thread away for over ten milliseconds.
@@ -36,7 +36,8 @@ pub(crate) struct Appliance {
     addresses: Vec<SocketAddr>,
     arena: Arc<Arena>,
     target: Arc<Target>,
-    files: Vec<Arc<FileDevice>>,
+    devices: Devices,
+    watch: Watch,
     reactors: Reactors,
     start_took: Duration,
 }
@@ -75,13 +76,13 @@ impl Appliance {
         let arena = take_memory(&config)?;
         let devices = Devices::open(&config, &arena)?;
         let target = Target::new(
-            exports::target_config(&config, &devices.all, &addresses, arena.max_transfer()),
+            exports::target_config(&config, &devices, &addresses, arena.max_transfer()),
             cores.len(),
-            devices.all.clone(),
+            devices.all().to_vec(),
         )?;
         let parts = Parts {
             arena: Arc::clone(&arena),
-            devices: devices.all,
+            devices: devices.all().to_vec(),
             target: Arc::clone(&target),
             transports: listeners.into_transports(&config, cores.len()),
         };
@@ -90,23 +91,25 @@ impl Appliance {
         })?;
         let handles = reactors.handles().to_vec();
         target.set_waker(Box::new(move |reactor| handles[reactor].wake()));
+        let watch = Watch::new(&config, &devices);
         let start_took = began.elapsed();
-        let files = devices.files;
         Ok(Self {
             config,
             cores,
             addresses,
             arena,
             target,
-            files,
+            devices,
+            watch,
             reactors,
             start_took,
         })
     }
 
-    /// Looks after the reactors until the process is asked to end or one of them is gone.
-    pub(crate) fn serve_until(&self, termination: &mut Termination) {
+    /// Looks after reactors and devices until the process is asked to end or a reactor is gone.
+    pub(crate) fn serve_until(&mut self, termination: &mut Termination) {
         while !termination.wait(WATCH_INTERVAL) {
+            self.watch.look(&self.config, &self.devices, &self.target);
             let now = self.reactors.clock().now();
             for handle in self.reactors.handles() {
                 if !handle.is_running() {
@@ -130,14 +133,14 @@ impl Appliance {
             "stopping: no new connections, finishing what is in flight"
         );
         self.target.shut_down();
-        let (files, reactors) = (self.files, self.reactors);
+        let (devices, reactors) = (self.devices, self.reactors);
         let stopping = std::thread::spawn(move || {
             let within = Nanos(u64::try_from(deadline.as_nanos()).unwrap_or(u64::MAX));
             let report = reactors.stop(within);
             for outstanding in &report.outstanding {
                 tracing::error!("not finished at the deadline: {outstanding}");
             }
-            let flushed = flush_files(&files);
+            let flushed = devices.flush_files();
             report.is_clean() && flushed
         });
         while !stopping.is_finished() {
@@ -217,15 +220,4 @@ fn reactor_configs(config: &Config, cores: &[usize]) -> Vec<ReactorConfig> {
             ..ReactorConfig::pinned(*core)
         })
         .collect()
-}
-
-fn flush_files(files: &[Arc<FileDevice>]) -> bool {
-    let mut flushed = true;
-    for file in files {
-        if let Err(error) = file.sync() {
-            tracing::error!(%error, "a file could not be flushed");
-            flushed = false;
-        }
-    }
-    flushed
 }

@@ -60,7 +60,7 @@ pub(crate) fn run(command: Command) -> Result<ExitCode, Failure> {
                 Some(file) => load(&file)?,
                 None => embedded::configuration(data_dir.as_deref())?,
             };
-            let appliance = Appliance::start(config)?;
+            let mut appliance = Appliance::start(config)?;
             summary::announce_ready(&appliance);
             appliance.serve_until(&mut signals);
             Ok(appliance.stop(&mut signals))

@@ -7,13 +7,18 @@ use block::{
     Device, DirectIo, FileDevice, FileOptions, MemoryDevice, MemoryOptions, NullDevice, NullOptions,
 };
 use hugemem::{Arena, PagePolicy};
+use nvme_target::DeviceIndex;
 
 use crate::command_line::Failure;
 
-/// The devices of a configuration, in its order, and what must be flushed at the end.
+/// The devices of a configuration that could be had, and what must be flushed at the end.
+#[derive(Clone)]
 pub(crate) struct Devices {
-    pub(crate) all: Vec<Arc<dyn Device>>,
-    pub(crate) files: Vec<Arc<FileDevice>>,
+    /// Those that could be had, in the configuration's order.
+    all: Vec<Arc<dyn Device>>,
+    /// For each device of the configuration its place among them.
+    places: Vec<Option<DeviceIndex>>,
+    files: Vec<Arc<FileDevice>>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -33,17 +38,45 @@ impl Devices {
     pub(crate) fn open(config: &Config, arena: &Arc<Arena>) -> Result<Self, Failure> {
         let mut devices = Self {
             all: Vec::new(),
+            places: Vec::new(),
             files: Vec::new(),
         };
         for device in &config.devices {
-            devices
+            let opened = devices
                 .open_one(config, arena, device)
                 .map_err(|cause| DeviceError {
                     name: device.name.as_str().to_owned(),
                     cause,
                 })?;
+            // The configuration has 128 devices at most.
+            let place = DeviceIndex(devices.all.len() as u16);
+            devices.places.push(Some(place));
+            devices.all.push(opened);
         }
         Ok(devices)
+    }
+
+    /// The devices that could be had; their places are [`DeviceIndex`]es.
+    pub(crate) fn all(&self) -> &[Arc<dyn Device>] {
+        &self.all
+    }
+
+    /// The device at `index` of the configuration, unless it could not be had.
+    pub(crate) fn get(&self, index: usize) -> Option<(DeviceIndex, &Arc<dyn Device>)> {
+        let place = (*self.places.get(index)?)?;
+        Some((place, self.all.get(usize::from(place.0))?))
+    }
+
+    /// Writes what is cached of files; says in the log which could not be.
+    pub(crate) fn flush_files(&self) -> bool {
+        let mut flushed = true;
+        for file in &self.files {
+            if let Err(error) = file.sync() {
+                tracing::error!(%error, "a file could not be flushed");
+                flushed = false;
+            }
+        }
+        flushed
     }
 
     fn open_one(
@@ -51,10 +84,10 @@ impl Devices {
         config: &Config,
         arena: &Arc<Arena>,
         device: &appliance_config::Device,
-    ) -> Result<(), Failure> {
+    ) -> Result<Arc<dyn Device>, Failure> {
         let name = device.name.as_str().to_owned();
         let uuid = device.uuid.map_or([0; 16], |uuid| *uuid.as_bytes());
-        let opened: Arc<dyn Device> = match &device.backing {
+        Ok(match &device.backing {
             Backing::Memory { size, block_size } => {
                 let memory = MemoryDevice::new(MemoryOptions {
                     name: name.clone(),
@@ -97,9 +130,7 @@ impl Devices {
                 file
             }
             Backing::Nvme(_) => return Err("drives are not served by this build yet".into()),
-        };
-        self.all.push(opened);
-        Ok(())
+        })
     }
 }
 

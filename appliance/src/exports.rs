@@ -1,23 +1,22 @@
 //! From the configuration's exports and listeners to what the target core serves.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
 
 use appliance_config::{Access, Config, Export, Listener, Transport};
-use block::Device;
+use block::HealthState;
 use nvme_target::{
-    DeviceIndex, NamespaceConfig, PortConfig, PortId, SubsystemConfig, TargetConfig, TargetLimits,
-    TransportKind,
+    NamespaceConfig, PortConfig, PortId, SubsystemConfig, TargetConfig, TargetLimits, TransportKind,
 };
+
+use crate::devices::Devices;
 
 /// The firmware revision that hosts are told: this build's version.
 const FIRMWARE: &str = env!("CARGO_PKG_VERSION");
 
-/// What the target serves, given the devices in the configuration's order and the addresses that
-/// were bound.
+/// What the target serves, given the devices that could be had and the addresses that were bound.
 pub(crate) fn target_config(
     config: &Config,
-    devices: &[Arc<dyn Device>],
+    devices: &Devices,
     bound: &[SocketAddr],
     transfer_max: usize,
 ) -> TargetConfig {
@@ -59,7 +58,7 @@ fn port(index: usize, listener: &Listener, bound: SocketAddr) -> PortConfig {
     }
 }
 
-fn subsystem(config: &Config, export: &Export, devices: &[Arc<dyn Device>]) -> SubsystemConfig {
+fn subsystem(config: &Config, export: &Export, devices: &Devices) -> SubsystemConfig {
     let listeners = || {
         let named = config.listeners.iter().enumerate();
         named.filter(|(_, listener)| export.listeners.contains(&listener.name))
@@ -89,33 +88,39 @@ fn subsystem(config: &Config, export: &Export, devices: &[Arc<dyn Device>]) -> S
     }
 }
 
-fn namespaces(
+/// The namespaces of `export` whose devices are there now. A drive that is gone takes its namespaces
+/// along until it comes back.
+pub(crate) fn namespaces(
     config: &Config,
     export: &Export,
-    devices: &[Arc<dyn Device>],
+    devices: &Devices,
 ) -> Vec<NamespaceConfig> {
     let mut namespaces = Vec::new();
     for namespace in &export.namespaces {
         // The configuration's check has seen that every namespace names a device.
-        let found = config
-            .devices
-            .iter()
-            .position(|device| device.name == namespace.device);
-        let Some((index, device)) = found.and_then(|index| Some((index, devices.get(index)?)))
-        else {
+        let configured = config.devices.iter();
+        let found = configured
+            .enumerate()
+            .find(|(_, device)| device.name == namespace.device);
+        let Some((index, configured)) = found else {
             continue;
         };
-        let read_only = config.devices[index].read_only;
+        let Some((place, device)) = devices.get(index) else {
+            continue;
+        };
+        if device.health().state == HealthState::Removed {
+            continue;
+        }
         let identity = config.namespace_identity(export, namespace);
         let geometry = device.geometry();
         namespaces.push(NamespaceConfig {
             nsid: namespace.nsid,
-            device: DeviceIndex(index as u16),
+            device: place,
             geometry,
             uuid: *identity.uuid.as_bytes(),
             nguid: identity.nguid,
             eui64: identity.eui64,
-            read_only: geometry.read_only || read_only,
+            read_only: geometry.read_only || configured.read_only,
         });
     }
     namespaces

@@ -13,6 +13,7 @@ mod reactor_setup;
 mod signals;
 mod summary;
 mod transports;
+mod watch;
 
 use std::process::ExitCode;
 
