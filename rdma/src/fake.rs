@@ -27,6 +27,8 @@ mod queue_pair;
 mod random;
 mod state;
 mod table;
+#[cfg(test)]
+mod tests;
 
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

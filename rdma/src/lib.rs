@@ -29,10 +29,12 @@
 //! pair's work flushed, everything dropped.
 
 mod completion;
+#[cfg(any(test, feature = "conformance"))]
+pub mod conformance;
 mod connection;
 mod device;
 mod error;
-#[cfg(feature = "fake")]
+#[cfg(any(test, feature = "fake"))]
 pub mod fake;
 mod memory;
 mod provider;
