@@ -79,7 +79,7 @@ pub(crate) struct AdminQueue {
     cq_doorbell: Doorbell,
     /// Shadow doorbells, once the controller has taken them.
     shadow: Option<Arc<DmaBuffer>>,
-    slots: [Slot; SLOTS],
+    slots: Box<[Slot]>,
     tail: u16,
     head: u16,
     phase: bool,
@@ -92,7 +92,7 @@ impl AdminQueue {
             memory.buffer().store_u64(word * 8, 0, Ordering::Relaxed);
         }
         let (sq, cq) = doorbells(cap, 0);
-        let mut slots = [Slot::default(); SLOTS];
+        let mut slots = vec![Slot::default(); SLOTS].into_boxed_slice();
         for (index, slot) in slots.iter_mut().enumerate() {
             slot.cid = index as u16;
         }
@@ -114,10 +114,6 @@ impl AdminQueue {
     pub(crate) fn addresses(&self) -> (u64, u64) {
         let base = self.dma_base + self.memory.buffer().region_offset() as u64;
         (base, base + AdminMemory::CQ_OFFSET as u64)
-    }
-
-    pub(crate) fn backing(&self) -> &Arc<dyn DeviceBacking> {
-        &self.backing
     }
 
     pub(crate) fn memory(&self) -> &AdminMemory {

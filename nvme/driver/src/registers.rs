@@ -1,6 +1,8 @@
 //! The controller's registers as what they mean (Base 2.1 §3.1.4).
 
-use nvme_spec::registers::{Cap, Cc, Crto, Csts, REGISTER_GONE_U32, Register, Version};
+use nvme_spec::registers::{
+    Cap, Cc, Crto, Csts, REGISTER_GONE_U32, Register, ShutdownNotification, Version,
+};
 use reactors::Nanos;
 
 use crate::backing::DeviceBacking;
@@ -38,6 +40,13 @@ impl<'a> Registers<'a> {
 
     pub(crate) fn set_cc(self, cc: Cc) {
         self.0.write_u32(offset(Register::CC), cc.into_bits());
+    }
+
+    /// Tells the controller that power may go away soon (Base 2.1 §3.6.1).
+    pub(crate) fn notify_shutdown(self) {
+        if let Some(cc) = self.cc() {
+            self.set_cc(cc.with_shn(ShutdownNotification::NORMAL));
+        }
     }
 
     pub(crate) fn csts(self) -> Option<Csts> {

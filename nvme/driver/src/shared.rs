@@ -81,6 +81,12 @@ pub(crate) struct Attention {
 }
 
 impl Attention {
+    /// The same in the next epoch; epochs wrap, and no pair sleeps through all of them.
+    pub(crate) fn with_next_epoch(self) -> Self {
+        let epoch = (self.epoch() + 1) % (1 << Self::EPOCH_BITS);
+        self.with_epoch(epoch)
+    }
+
     /// The same without the tick: what is acknowledged.
     pub(crate) fn state(self) -> Self {
         self.with_tick(0)
@@ -244,6 +250,14 @@ pub(crate) struct Smart {
     pub(crate) used_percent: u8,
 }
 
+/// An entry of the drive's error log.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DriveErrorRecord {
+    /// The namespace, 0 or FFFFFFFFh where the error is the controller's.
+    pub(crate) nsid: u32,
+    pub(crate) record: ErrorRecord,
+}
+
 /// What changes rarely and is read by the control plane, behind a lock.
 #[derive(Default)]
 pub(crate) struct Control {
@@ -256,7 +270,8 @@ pub(crate) struct Control {
     pub(crate) returned: Option<Arc<dyn DeviceBacking>>,
     pub(crate) function_reset: FunctionReset,
     pub(crate) smart: Option<Smart>,
-    pub(crate) errors: Vec<ErrorRecord>,
+    /// The drive's error log, newest first.
+    pub(crate) errors: Vec<DriveErrorRecord>,
     /// Whether the owner shut the drive down at the end of its reactor.
     pub(crate) shut_down: bool,
 }

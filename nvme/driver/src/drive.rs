@@ -1,0 +1,364 @@
+//! An open drive as the control plane sees it, and its namespaces as block devices.
+
+use std::sync::Arc;
+
+use block::{
+    Device, DeviceIdentity, DeviceQueue, ERROR_RECORDS_MAX, ErrorRecord, Geometry, Health,
+    HealthCounters, HealthState, OpenError, QueueOptions,
+};
+use nvme_spec::NSID_BROADCAST;
+
+use crate::backing::DeviceBacking;
+use crate::error::{DriveError, GoneReason, Unusable};
+use crate::identity::{Identity, Limits, Namespace, NamespaceStatus, zeroes_blocks};
+use crate::memory::ZEROES_BYTES_MAX;
+use crate::pair::{Manner, Pair};
+use crate::queue::NamespaceQueue;
+use crate::registry;
+use crate::shared::{DriveCounters, FunctionReset, Phase, Shared};
+
+/// How a drive is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum DriveState {
+    /// It is being brought up.
+    Starting,
+    /// In order.
+    Ready,
+    /// Being reset after a fault; requests wait.
+    Resetting,
+    /// Finishing what is in flight, because the system wants it back or the appliance stops.
+    Leaving,
+    /// Gone, for this reason; every request is refused until it is
+    /// [reattached](Drive::reattach).
+    Gone(GoneReason),
+    /// Shut down, at the end of its reactor.
+    Closed,
+}
+
+/// A namespace of a drive.
+#[derive(Clone, Debug)]
+pub struct NamespaceInfo {
+    /// Its identifier on this drive.
+    pub nsid: u32,
+    /// Its shape, or why it cannot be used.
+    pub geometry: Result<Geometry, Unusable>,
+    /// Whether it is what it was when the drive was opened.
+    pub status: NamespaceStatus,
+    /// IEEE Extended Unique Identifier, big-endian.
+    pub eui64: Option<[u8; 8]>,
+    /// Namespace Globally Unique Identifier, big-endian.
+    pub nguid: Option<[u8; 16]>,
+    /// UUID, RFC 9562 byte order.
+    pub uuid: Option<[u8; 16]>,
+}
+
+/// An open drive. For the control plane: methods may take a lock.
+pub struct Drive {
+    shared: Arc<Shared>,
+}
+
+impl Drive {
+    pub(crate) fn new(shared: Arc<Shared>) -> Self {
+        Self { shared }
+    }
+
+    fn identity(&self) -> &Identity {
+        self.shared
+            .identity
+            .get()
+            .expect("a drive is made once it is identified")
+    }
+
+    /// Name from the configuration.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.shared.options.name
+    }
+
+    /// Model number.
+    #[must_use]
+    pub fn model(&self) -> &str {
+        &self.identity().controller.model
+    }
+
+    /// Serial number.
+    #[must_use]
+    pub fn serial(&self) -> &str {
+        &self.identity().controller.serial
+    }
+
+    /// Firmware revision, as of the first start.
+    #[must_use]
+    pub fn firmware(&self) -> &str {
+        &self.identity().controller.firmware
+    }
+
+    /// Commands in flight on one reactor at most: what was wanted, clamped to the drive.
+    #[must_use]
+    pub fn queue_depth(&self) -> usize {
+        usize::from(self.identity().limits.slots)
+    }
+
+    /// How it is.
+    #[must_use]
+    pub fn state(&self) -> DriveState {
+        let control = self.shared.control();
+        match self.shared.attention().phase() {
+            Phase::Starting => DriveState::Starting,
+            Phase::Active => DriveState::Ready,
+            Phase::Leaving => DriveState::Leaving,
+            Phase::Quiesce | Phase::Stopped => DriveState::Resetting,
+            Phase::Gone => match control.gone {
+                Some(reason) => DriveState::Gone(reason),
+                None => DriveState::Closed,
+            },
+        }
+    }
+
+    /// Its active namespaces, as they were when it was opened; 128 at most.
+    #[must_use]
+    pub fn namespaces(&self) -> Vec<NamespaceInfo> {
+        let info = |namespace: &Namespace| NamespaceInfo {
+            nsid: namespace.nsid,
+            geometry: namespace.geometry,
+            status: namespace.status.get(),
+            eui64: namespace.eui64,
+            nguid: namespace.nguid,
+            uuid: namespace.uuid,
+        };
+        self.identity().namespaces.iter().map(info).collect()
+    }
+
+    /// A namespace as a block device. [`QueueOptions::core`] of its queues is the reactor's index.
+    ///
+    /// # Errors
+    /// [`DriveError::NoNamespace`] and [`DriveError::Namespace`].
+    pub fn device(
+        &self,
+        nsid: u32,
+        name: &str,
+        uuid: [u8; 16],
+    ) -> Result<Arc<dyn Device>, DriveError> {
+        let identity = self.identity();
+        let namespace = identity
+            .namespace(nsid)
+            .ok_or(DriveError::NoNamespace { nsid })?;
+        let geometry = namespace
+            .geometry
+            .map_err(|reason| DriveError::Namespace { nsid, reason })?;
+        let manner = manner(namespace, geometry, &identity.limits);
+        Ok(Arc::new(NamespaceDevice {
+            name: name.to_owned(),
+            identity: DeviceIdentity {
+                uuid,
+                model: self.model().to_owned(),
+            },
+            geometry,
+            manner,
+            namespace: namespace.clone(),
+            counters: Arc::default(),
+            shared: Arc::clone(&self.shared),
+        }))
+    }
+
+    /// Sets how reactors are woken, by index. Called from reactors and from the owner.
+    pub fn set_waker(&self, waker: Box<dyn Fn(usize) + Send + Sync>) {
+        self.shared.set_waker(waker);
+    }
+
+    /// What happened to it since it was opened.
+    #[must_use]
+    pub fn counters(&self) -> DriveCounters {
+        self.shared.counters()
+    }
+
+    /// Whether it is gone and nothing holds the backing any more: the control thread may open the
+    /// function anew and [`reattach`](Self::reattach) it.
+    #[must_use]
+    pub fn wants_reopen(&self) -> bool {
+        let control = self.shared.control();
+        control.gone.is_some()
+            && control.backing.is_none()
+            && control.returned.is_none()
+            && !control.shut_down
+            && self.shared.all_acknowledged()
+    }
+
+    /// Gives a gone drive a new backing. The owner starts it with its next tick; it must be the
+    /// same drive (model and serial number) with commands that do as much as before, else it is
+    /// gone again, for [`GoneReason::Changed`]. Namespaces that differ are refused one by one.
+    ///
+    /// # Errors
+    /// [`DriveError::InUse`] unless [`wants_reopen`](Self::wants_reopen).
+    pub fn reattach(&self, backing: Arc<dyn DeviceBacking>) -> Result<(), DriveError> {
+        if !self.wants_reopen() {
+            return Err(DriveError::InUse);
+        }
+        self.shared.control().returned = Some(backing);
+        self.shared.wake_owner();
+        Ok(())
+    }
+
+    /// Whether the drive does not let itself be stopped by its own registers, so that the control
+    /// thread has to call [`function_reset`](Self::function_reset).
+    #[must_use]
+    pub fn function_reset_needed(&self) -> bool {
+        self.shared.control().function_reset == FunctionReset::Needed
+    }
+
+    /// Resets the function, which may take 100 ms and more: never on a reactor.
+    ///
+    /// # Errors
+    /// [`DriveError::InUse`] when there is no need, [`DriveError::FunctionReset`].
+    pub fn function_reset(&self) -> Result<(), DriveError> {
+        let backing = {
+            let control = self.shared.control();
+            let needed = control.function_reset == FunctionReset::Needed;
+            control.backing.clone().filter(|_| needed)
+        };
+        let backing = backing.ok_or(DriveError::InUse)?;
+        let outcome = backing.reset_function();
+        {
+            let mut control = self.shared.control();
+            // The owner may have given up in the meantime.
+            if control.function_reset == FunctionReset::Needed {
+                control.function_reset = match outcome {
+                    Ok(()) => FunctionReset::Done,
+                    Err(_) => FunctionReset::Failed,
+                };
+            }
+        }
+        self.shared.wake_owner();
+        outcome.map_err(DriveError::FunctionReset)
+    }
+}
+
+/// How a namespace's requests are carried out.
+fn manner(namespace: &Namespace, geometry: Geometry, limits: &Limits) -> Manner {
+    let block_size = geometry.block_size;
+    let written = ZEROES_BYTES_MAX.min(limits.part_bytes as usize) as u32;
+    Manner {
+        nsid: namespace.nsid,
+        shift: block_size.trailing_zeros() as u8,
+        part_blocks: limits.part_bytes / block_size,
+        compare: limits.compare,
+        scratch_bytes: limits.part_bytes,
+        zeroes_blocks: limits
+            .write_zeroes
+            .then(|| zeroes_blocks(limits, block_size)),
+        written_blocks: written / block_size,
+        zeroes_deallocate: namespace.zeroes_deallocate,
+        deallocate_blocks: limits.deallocate_blocks,
+    }
+}
+
+/// One namespace as a block device.
+struct NamespaceDevice {
+    name: String,
+    identity: DeviceIdentity,
+    geometry: Geometry,
+    manner: Manner,
+    namespace: Namespace,
+    counters: Arc<HealthCounters>,
+    shared: Arc<Shared>,
+}
+
+impl NamespaceDevice {
+    fn state(&self) -> HealthState {
+        match (self.shared.attention().phase(), self.namespace.status.get()) {
+            (Phase::Gone | Phase::Leaving, _)
+            | (_, NamespaceStatus::Changed | NamespaceStatus::Removed) => HealthState::Removed,
+            (Phase::Starting | Phase::Quiesce | Phase::Stopped, NamespaceStatus::Usable) => {
+                HealthState::Resetting
+            }
+            (Phase::Active, NamespaceStatus::Usable) if self.geometry.read_only => {
+                HealthState::ReadOnly
+            }
+            (Phase::Active, NamespaceStatus::Usable) => HealthState::Ready,
+        }
+    }
+}
+
+impl Device for NamespaceDevice {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    fn identity(&self) -> &DeviceIdentity {
+        &self.identity
+    }
+
+    fn health(&self) -> Health {
+        let health = self.counters.sum(self.state());
+        let Some(smart) = self.shared.control().smart else {
+            return health;
+        };
+        Health {
+            temperature_kelvin: smart.temperature_kelvin,
+            available_spare_percent: Some(smart.available_spare_percent),
+            used_percent: Some(smart.used_percent),
+            drive: Some(smart.health),
+            ..health
+        }
+    }
+
+    fn error_log(&self, records: &mut Vec<ErrorRecord>) {
+        let control = self.shared.control();
+        let own = [self.namespace.nsid, NSID_BROADCAST, 0];
+        let entries = control.errors.iter();
+        let entries = entries.filter(|entry| own.contains(&entry.nsid));
+        records.extend(entries.map(|entry| entry.record).take(ERROR_RECORDS_MAX));
+    }
+
+    fn open_queue(&self, options: QueueOptions) -> Result<Box<dyn DeviceQueue>, OpenError> {
+        let (depth, max) = (options.depth, block::QUEUE_DEPTH_MAX);
+        if !(1..=max).contains(&depth) {
+            return Err(OpenError::Depth { depth, max });
+        }
+        let reactor = options.core;
+        assert!(
+            reactor < self.shared.options.reactors,
+            "reactor {reactor} of {}",
+            self.shared.options.reactors
+        );
+        let (Some(identity), Some(memory)) = (self.shared.identity.get(), self.shared.memory.get())
+        else {
+            return Err(OpenError::Removed);
+        };
+        let key = (self.shared.id, reactor);
+        let pair = registry::pair(key.0, reactor, || {
+            let memory = Arc::clone(&memory.pairs[reactor]);
+            Pair::new(Arc::clone(&self.shared), reactor, identity.limits, memory)
+        });
+        let bytes = (self.manner.scratch_bytes as usize).min(options.pool.max_transfer());
+        let (index, descriptor) = {
+            let mut pair = pair.borrow_mut();
+            if !pair.provide_scratch(&options.pool, bytes) {
+                return Err(OpenError::NoMemory { bytes });
+            }
+            let index = pair.join().ok_or(OpenError::Removed)?;
+            (index, pair.descriptor())
+        };
+        let manner = Manner {
+            scratch_bytes: bytes as u32,
+            ..self.manner
+        };
+        Ok(Box::new(NamespaceQueue {
+            pair,
+            geometry: self.geometry,
+            manner,
+            status: Arc::clone(&self.namespace.status),
+            counters: self.counters.open_queue(),
+            in_flight: 0,
+            depth,
+            index,
+            closing: false,
+            descriptor,
+            key,
+        }))
+    }
+}

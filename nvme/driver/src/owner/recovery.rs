@@ -1,0 +1,398 @@
+//! The way through a fault, a removal and a stop: one state after another, each bounded.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use nvme_spec::registers::{Csts, ShutdownStatus};
+use reactors::Nanos;
+
+use super::{DriveOwner, IDLE_BEFORE_CLOSE, State, Then};
+use crate::backing::DeviceBacking;
+use crate::error::{DriveError, GoneReason};
+use crate::registers::Registers;
+use crate::shared::{FunctionReset, Phase, count};
+use crate::startup::{Startup, StartupState};
+
+/// How often registers are looked at while nothing but them tells of progress.
+const LOOK_INTERVAL: Nanos = Nanos::from_millis(1);
+
+impl DriveOwner {
+    /// When registers are looked at again by a reactor that sleeps.
+    pub(super) fn look_again(&self) -> Nanos {
+        let tick = self.shared.options.deadlines.tick();
+        self.next_tick.saturating_sub(tick) + LOOK_INTERVAL
+    }
+
+    /// A fault: stops the drive and starts it anew.
+    pub(super) fn begin_reset(&mut self, now: Nanos) {
+        if !matches!(self.state, State::Running | State::Leaving { .. }) {
+            return;
+        }
+        count(&self.shared.counters.resets, 1);
+        tracing::warn!(drive = self.shared.options.name, "resetting the controller");
+        let then = match self.state {
+            // Whoever asked for it back gets it, without another start.
+            State::Leaving { then, .. } => then,
+            _ => Then::Restart,
+        };
+        self.set_reset_deadline(now);
+        self.quiesce(now, then);
+    }
+
+    fn set_reset_deadline(&mut self, now: Nanos) {
+        let ready = self.backing.as_ref().map_or(Nanos::ZERO, |backing| {
+            let registers = Registers::new(&**backing);
+            registers
+                .cap()
+                .map_or(Nanos::ZERO, |cap| registers.ready_timeout(cap))
+        });
+        self.reset_deadline = now + self.shared.options.deadlines.reset + ready + ready;
+    }
+
+    fn quiesce(&mut self, now: Nanos, then: Then) {
+        let deadline = now + self.shared.options.deadlines.quiesce;
+        self.state = State::Quiescing { deadline, then };
+        self.publish(Phase::Quiesce);
+    }
+
+    /// Lets what is in flight end, takes nothing new, and then stops the drive.
+    pub(super) fn leave(&mut self, now: Nanos, then: Then) {
+        let deadline = now + self.shared.options.deadlines.quiesce;
+        self.state = State::Leaving { deadline, then };
+        self.set_reset_deadline(now);
+        self.publish(Phase::Leaving);
+    }
+
+    /// A stop: once nothing has been in flight for a while.
+    pub(super) fn close_when_idle(&mut self, now: Nanos) {
+        if self.shared.in_flight() > 0 {
+            self.idle_since = None;
+            return;
+        }
+        let since = *self.idle_since.get_or_insert(now);
+        if now >= since + IDLE_BEFORE_CLOSE {
+            self.leave(now, Then::Close);
+        }
+    }
+
+    /// The drive's status, unless it is gone: then the way out has begun.
+    pub(super) fn status(&mut self) -> Option<Csts> {
+        let csts = self
+            .backing
+            .as_ref()
+            .and_then(|backing| Registers::new(&**backing).csts());
+        if csts.is_none() {
+            self.vanished();
+        }
+        csts
+    }
+
+    /// All ones: the function is off the bus, without power or in reset, and reaches no memory.
+    fn vanished(&mut self) {
+        tracing::error!(
+            drive = self.shared.options.name,
+            "the drive no longer answers"
+        );
+        if let Some(backing) = &self.backing {
+            // It may be back in a moment; where this fails there is nobody who could refuse.
+            let _ = backing.set_bus_master(false);
+        }
+        let then = match self.closing() {
+            Some(Then::Close) => Then::Close,
+            _ => Then::Gone(GoneReason::Vanished),
+        };
+        self.take_home(then);
+    }
+
+    /// Where a stop under way leads.
+    fn closing(&self) -> Option<Then> {
+        match self.state {
+            State::Leaving { then, .. }
+            | State::Quiescing { then, .. }
+            | State::ShuttingDown { then, .. }
+            | State::Disabling { then, .. }
+            | State::FunctionReset { then, .. }
+            | State::TakingHome { then } => Some(then),
+            State::Running | State::Restarting(_) | State::Gone | State::Closed => None,
+        }
+    }
+
+    /// The drive reaches no memory any more: everything in flight ends.
+    fn take_home(&mut self, then: Then) {
+        self.shared.dma_running.store(false, Ordering::Release);
+        self.admin = None;
+        {
+            let mut control = self.shared.control();
+            control.wiring = None;
+            control.function_reset = FunctionReset::NotNeeded;
+            match then {
+                Then::Restart => {}
+                Then::Gone(reason) => control.gone = Some(reason),
+                Then::Close => control.shut_down = true,
+            }
+        }
+        self.state = State::TakingHome { then };
+        self.publish(match then {
+            Then::Restart => Phase::Stopped,
+            Then::Gone(_) | Then::Close => Phase::Gone,
+        });
+    }
+
+    /// Moves on where the state's mover has moved. Returns how much was done.
+    pub(super) fn recover(&mut self, now: Nanos) -> u32 {
+        match self.state {
+            State::Leaving { deadline, then } => {
+                let idle = self.shared.all_acknowledged() && self.shared.in_flight() == 0;
+                if !idle && now < deadline {
+                    return 0;
+                }
+                self.quiesce(now, then);
+            }
+            State::Quiescing { deadline, then } => {
+                if !self.shared.all_acknowledged() && now < deadline {
+                    return 0;
+                }
+                self.quiesced(now, then);
+            }
+            State::ShuttingDown { deadline, then } => {
+                let Some(csts) = self.status() else { return 1 };
+                if csts.shst() != ShutdownStatus::COMPLETE && now < deadline {
+                    return 0;
+                }
+                self.disable(now, then);
+            }
+            State::Disabling { deadline, then } => return self.disabling(now, deadline, then),
+            State::FunctionReset { deadline, then } => {
+                return self.await_function_reset(now, deadline, then);
+            }
+            State::TakingHome { then } => return self.taking_home(now, then),
+            State::Restarting(_) => return self.restarting(now),
+            State::Running | State::Gone | State::Closed => return 0,
+        }
+        1
+    }
+
+    /// No pair rings any more: tells the drive to stop.
+    fn quiesced(&mut self, now: Nanos, then: Then) {
+        let Some(csts) = self.status() else { return };
+        let backing = self.backing.clone();
+        let Some(backing) = backing.filter(|_| then.shuts_down() && !csts.cfs()) else {
+            return self.disable(now, then);
+        };
+        Registers::new(&*backing).notify_shutdown();
+        let limits = self.shared.identity.get().map(|identity| identity.limits);
+        let told = limits.map_or(0, |limits| u64::from(limits.shutdown_us));
+        let deadlines = &self.shared.options.deadlines;
+        let deadline = now + Nanos::from_micros(told).max(deadlines.shutdown);
+        self.state = State::ShuttingDown { deadline, then };
+    }
+
+    fn disable(&mut self, now: Nanos, then: Then) {
+        let Some(backing) = self.backing.clone() else {
+            return;
+        };
+        let registers = Registers::new(&*backing);
+        if let Some(cc) = registers.cc() {
+            registers.set_cc(
+                cc.with_en(false)
+                    .with_shn(nvme_spec::registers::ShutdownNotification::NONE),
+            );
+        }
+        let patience = registers
+            .cap()
+            .map_or(LOOK_INTERVAL, |cap| registers.ready_timeout(cap));
+        let deadline = now + patience;
+        self.state = State::Disabling { deadline, then };
+    }
+
+    fn disabling(&mut self, now: Nanos, deadline: Nanos, then: Then) -> u32 {
+        let Some(csts) = self.status() else { return 1 };
+        if !csts.rdy() {
+            if then != Then::Restart
+                && let Some(backing) = &self.backing
+            {
+                // Belt and braces: a disabled controller transfers nothing.
+                let _ = backing.set_bus_master(false);
+            }
+            self.take_home(then);
+            return 1;
+        }
+        if now < deadline {
+            return 0;
+        }
+        tracing::error!(
+            drive = self.shared.options.name,
+            "the controller does not let itself be disabled"
+        );
+        self.need_function_reset(now, then);
+        1
+    }
+
+    /// The drive does not follow: takes the bus from it, and asks the control thread for a reset
+    /// that cannot be refused.
+    fn need_function_reset(&mut self, now: Nanos, then: Then) {
+        let stopped = self
+            .backing
+            .as_ref()
+            .is_some_and(|backing| backing.set_bus_master(false).is_ok());
+        let may_retry = then == Then::Restart && !self.function_reset_tried;
+        if stopped && !may_retry {
+            let then = match then {
+                Then::Restart => Then::Gone(GoneReason::ResetFailed),
+                other => other,
+            };
+            return self.take_home(then);
+        }
+        self.function_reset_tried = true;
+        self.shared.control().function_reset = FunctionReset::Needed;
+        if stopped {
+            // What is in flight need not wait for the reset.
+            self.shared.dma_running.store(false, Ordering::Release);
+            self.publish(Phase::Stopped);
+        }
+        let deadline = self.reset_deadline.max(now);
+        self.state = State::FunctionReset { deadline, then };
+    }
+
+    fn await_function_reset(&mut self, now: Nanos, deadline: Nanos, then: Then) -> u32 {
+        let outcome = self.shared.control().function_reset;
+        let stopped = !self.shared.dma_running.load(Ordering::Acquire);
+        let late = now >= deadline;
+        match outcome {
+            FunctionReset::Done => self.take_home(then),
+            FunctionReset::Failed if stopped => self.give_up(then),
+            _ if late && stopped => self.give_up(then),
+            // Without a reset and with its hand on our memory the drive keeps what it has: nothing
+            // in flight may end. The control thread may try again.
+            FunctionReset::Failed if !late => {
+                self.shared.control().function_reset = FunctionReset::Needed;
+            }
+            FunctionReset::Failed | FunctionReset::Needed | FunctionReset::NotNeeded => {
+                let _ = self.status();
+                return 0;
+            }
+        }
+        1
+    }
+
+    fn give_up(&mut self, then: Then) {
+        self.take_home(match then {
+            Then::Restart => Then::Gone(GoneReason::ResetFailed),
+            other => other,
+        });
+    }
+
+    fn taking_home(&mut self, now: Nanos, then: Then) -> u32 {
+        if !self.shared.all_acknowledged() {
+            if then == Then::Restart && now >= self.reset_deadline {
+                self.take_home(Then::Gone(GoneReason::ReactorStuck));
+                return 1;
+            }
+            return 0;
+        }
+        match then {
+            Then::Restart => {
+                if let Some(backing) = self.backing.clone() {
+                    let startup = Startup::new(Arc::clone(&self.shared), backing);
+                    self.state = State::Restarting(Box::new(startup));
+                }
+            }
+            Then::Gone(reason) => {
+                tracing::error!(
+                    drive = self.shared.options.name,
+                    "the drive is gone: {reason}"
+                );
+                self.release();
+                self.state = State::Gone;
+            }
+            Then::Close => {
+                self.release();
+                self.state = State::Closed;
+            }
+        }
+        1
+    }
+
+    /// Holds nothing of the drive any more.
+    fn release(&mut self) {
+        self.backing = None;
+        self.shared.control().backing = None;
+    }
+
+    fn restarting(&mut self, now: Nanos) -> u32 {
+        let State::Restarting(startup) = &mut self.state else {
+            return 0;
+        };
+        match startup.poll(now) {
+            StartupState::Pending if now < self.reset_deadline => 0,
+            StartupState::Pending => {
+                self.restart_failed(now, None);
+                1
+            }
+            StartupState::Ready(started) => {
+                let first = self.attention.phase() == Phase::Gone;
+                self.install(*started, now);
+                let counters = &self.shared.counters;
+                let counter = if first {
+                    &counters.reattachments
+                } else {
+                    &counters.recoveries
+                };
+                count(counter, 1);
+                tracing::info!(drive = self.shared.options.name, "the drive is ready again");
+                1
+            }
+            StartupState::Failed(error) => {
+                self.restart_failed(now, Some(&error));
+                1
+            }
+        }
+    }
+
+    fn restart_failed(&mut self, now: Nanos, error: Option<&DriveError>) {
+        if let Some(error) = error {
+            tracing::error!(
+                drive = self.shared.options.name,
+                error = error as &dyn std::error::Error,
+                "the drive did not start"
+            );
+        }
+        let came_back = self.attention.phase() == Phase::Gone;
+        let changed = matches!(error, Some(DriveError::NotTheSame(_)));
+        let then = if changed {
+            Then::Gone(GoneReason::Changed)
+        } else if came_back {
+            Then::Gone(GoneReason::ResetFailed)
+        } else {
+            Then::Restart
+        };
+        if self.status().is_none() {
+            return;
+        }
+        if let Some(backing) = &self.backing {
+            let registers = Registers::new(&**backing);
+            if let Some(cc) = registers.cc() {
+                registers.set_cc(cc.with_en(false));
+            }
+        }
+        self.need_function_reset(now, then);
+    }
+
+    /// Takes a drive that came back. True when there was one.
+    pub(super) fn take_returned(&mut self, now: Nanos) -> bool {
+        let Some(backing) = self.shared.control().returned.take() else {
+            return false;
+        };
+        self.hold(Arc::clone(&backing));
+        self.set_reset_deadline(now);
+        self.function_reset_tried = false;
+        let startup = Startup::new(Arc::clone(&self.shared), backing);
+        self.state = State::Restarting(Box::new(startup));
+        true
+    }
+
+    fn hold(&mut self, backing: Arc<dyn DeviceBacking>) {
+        self.shared.control().backing = Some(Arc::clone(&backing));
+        self.backing = Some(backing);
+    }
+}

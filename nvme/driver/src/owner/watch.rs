@@ -1,0 +1,134 @@
+//! What the owner looks at while the drive runs: its status with every tick, and what pairs found.
+
+use std::sync::atomic::Ordering;
+
+use nvme_spec::Sqe;
+use reactors::Nanos;
+
+use super::{DriveOwner, State, Then};
+use crate::admin::Purpose;
+use crate::error::GoneReason;
+use crate::shared::{Fault, FaultKind, count};
+use crate::wiring::queue_id;
+
+impl DriveOwner {
+    /// Once per tick: is the drive still there and well, is anything late?
+    pub(super) fn watch(&mut self, now: Nanos) {
+        let Some(csts) = self.status() else { return };
+        if csts.cfs() {
+            tracing::warn!(
+                drive = self.shared.options.name,
+                "the controller reports a fatal error"
+            );
+            return self.begin_reset(now);
+        }
+        let late = self.admin.as_ref().and_then(|admin| admin.overdue(now));
+        if let Some(error) = late {
+            count(&self.shared.counters.timeouts, 1);
+            tracing::warn!(drive = self.shared.options.name, "{error}");
+            return self.begin_reset(now);
+        }
+        let wanted_back = self
+            .backing
+            .as_ref()
+            .is_some_and(|backing| backing.removal_requested());
+        if wanted_back && matches!(self.state, State::Running) {
+            tracing::warn!(
+                drive = self.shared.options.name,
+                "the system asks for the drive back"
+            );
+            return self.leave(now, Then::Gone(GoneReason::LetGo));
+        }
+        self.wake_sleepers();
+        if now >= self.health_due {
+            self.health_due = now + self.shared.options.health_interval;
+            self.fetch_health(now);
+            self.fetch_errors(now);
+        }
+    }
+
+    /// Reactors that sleep on a command that is late are woken, to look at it.
+    fn wake_sleepers(&self) {
+        let deadlines = self.shared.options.deadlines;
+        let overdue = deadlines.ticks(deadlines.command);
+        for (reactor, pair) in self.shared.pairs.iter().enumerate() {
+            let asleep = pair.asleep.load(Ordering::Acquire);
+            let Some(oldest) = asleep.checked_sub(1) else {
+                continue;
+            };
+            // The word holds a tick, which has 32 bits.
+            if self.attention.tick().wrapping_sub(oldest as u32) >= overdue {
+                self.shared.wake(reactor);
+            }
+        }
+    }
+
+    /// Acts upon what pairs found wrong.
+    pub(super) fn take_faults(&mut self, now: Nanos) -> u32 {
+        let mut moved = 0;
+        for reactor in 0..self.shared.pairs.len() {
+            let Some(fault) = self.shared.pairs[reactor].take_fault() else {
+                continue;
+            };
+            moved += 1;
+            if fault.epoch() == self.attention.epoch() {
+                self.fault(reactor, fault, now);
+            }
+        }
+        moved
+    }
+
+    fn fault(&mut self, reactor: usize, fault: Fault, now: Nanos) {
+        let counters = &self.shared.counters;
+        let (counter, what) = match fault.kind() {
+            FaultKind::None => return,
+            FaultKind::Overdue => return self.abort(reactor, fault, now),
+            FaultKind::Stuck => (&counters.timeouts, "a command outlived its abort"),
+            FaultKind::UnknownIdentifier => (
+                &counters.unknown_identifiers,
+                "a completion names a slot that does not exist",
+            ),
+            FaultKind::StaleIdentifier => (
+                &counters.stale_identifiers,
+                "a completion names a command that was over",
+            ),
+            FaultKind::BadHead => (
+                &counters.bad_heads,
+                "a completion names a head outside of the queue",
+            ),
+        };
+        count(counter, 1);
+        tracing::warn!(
+            drive = self.shared.options.name,
+            reactor,
+            cid = fault.cid(),
+            "{what}"
+        );
+        self.begin_reset(now);
+    }
+
+    /// Asks for the end of a command that is late; where that does not help, the pair says so.
+    fn abort(&mut self, reactor: usize, fault: Fault, now: Nanos) {
+        count(&self.shared.counters.timeouts, 1);
+        tracing::warn!(
+            drive = self.shared.options.name,
+            reactor,
+            cid = fault.cid(),
+            "a command is late: aborting it"
+        );
+        let limit = self
+            .shared
+            .identity
+            .get()
+            .map_or(1, |identity| usize::from(identity.limits.aborts));
+        let deadline = now + self.shared.options.deadlines.abort;
+        let Some(admin) = &mut self.admin else { return };
+        if admin.count(Purpose::Abort) >= limit {
+            return;
+        }
+        let sqe = Sqe::abort_command(queue_id(reactor), fault.cid());
+        if admin.submit(sqe, None, Purpose::Abort, Some(deadline)) {
+            count(&self.shared.counters.aborts, 1);
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! Where a command's data lies: two PRP entries, a PRP list in the slot's own memory, or one SGL
+//! descriptor (Base 2.1 §4.3).
+//!
+//! Data is contiguous for the drive because the arena is, so an SGL is always one descriptor. It
+//! saves what a PRP list costs: writing the list, the memory for it, and the drive's reading it. Up
+//! to two pages PRP entries are in the command just like a descriptor, and are used because every
+//! drive is best at them.
+
+use std::sync::atomic::Ordering;
+
+use nvme_spec::Sqe;
+use nvme_spec::prp::PageSize;
+use nvme_spec::sgl::SglDescriptor;
+
+use crate::memory::PairMemory;
+
+const PAGE: PageSize = PageSize::from_mps(0);
+
+/// The list that a slot's memory holds: most requests of one slot use the same few leases, so it is
+/// often the right one already.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct List {
+    /// Device address of the second page.
+    second: u64,
+    /// Entries.
+    entries: u32,
+}
+
+/// How data is pointed to, and the lists that are there.
+pub(super) struct Pointers {
+    lists: Box<[List]>,
+    sgl: bool,
+    /// The device's address of the arena's first byte.
+    pub(super) dma_base: u64,
+}
+
+impl Pointers {
+    pub(super) fn new(slots: u16, sgl: bool) -> Self {
+        Self {
+            lists: (0..slots).map(|_| List::default()).collect(),
+            sgl,
+            dma_base: 0,
+        }
+    }
+
+    /// Forgets the lists: addresses are about to change.
+    pub(super) fn reset(&mut self, dma_base: u64) {
+        self.dma_base = dma_base;
+        self.lists.fill(List::default());
+    }
+
+    /// The command with its data of `bytes` bytes at the device address `address`.
+    #[inline]
+    pub(super) fn point(
+        &mut self,
+        sqe: Sqe,
+        memory: &PairMemory,
+        slot: u16,
+        address: u64,
+        bytes: u64,
+    ) -> Sqe {
+        let first = PAGE.rest(address);
+        if bytes <= first {
+            return sqe.with_prp(address, 0);
+        }
+        let second = address + first;
+        if bytes - first <= PAGE.bytes() {
+            return sqe.with_prp(address, second);
+        }
+        if self.sgl {
+            return sqe.with_sgl(SglDescriptor::data_block(address, bytes as u32));
+        }
+        let entries = (bytes - first).div_ceil(PAGE.bytes()) as u32;
+        let list = self.list(memory, slot, second, entries);
+        sqe.with_prp(address, list)
+    }
+
+    /// The device address of a list of `entries` pages from `second` on, in the slot's memory,
+    /// which no page boundary crosses (Base 2.1 §4.3.1).
+    fn list(&mut self, memory: &PairMemory, slot: u16, second: u64, entries: u32) -> u64 {
+        let (buffer, offset) = memory.list(slot);
+        let list = &mut self.lists[usize::from(slot)];
+        let right = if list.second == second {
+            list.entries
+        } else {
+            0
+        };
+        for entry in right..entries {
+            let page = second + u64::from(entry) * PAGE.bytes();
+            buffer.store_u64(offset + entry as usize * 8, page.to_le(), Ordering::Relaxed);
+        }
+        *list = List {
+            second,
+            entries: entries.max(right),
+        };
+        self.dma_base + (buffer.region_offset() + offset) as u64
+    }
+
+    /// Writes 16 bytes into the slot's memory and returns their device address.
+    pub(super) fn small(&mut self, memory: &PairMemory, slot: u16, words: [u64; 2]) -> u64 {
+        self.lists[usize::from(slot)] = List::default();
+        let (buffer, offset) = memory.list(slot);
+        buffer.store_u64(offset, words[0], Ordering::Relaxed);
+        buffer.store_u64(offset + 8, words[1], Ordering::Relaxed);
+        self.dma_base + (buffer.region_offset() + offset) as u64
+    }
+}

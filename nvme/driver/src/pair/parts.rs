@@ -1,0 +1,261 @@
+//! Requests that are more than one command: longer than the drive takes, or of a kind that it lacks.
+//!
+//! Such a request takes a slot for itself and one for each of its commands. A few commands are in
+//! flight at once, the next one takes the slot of the one that is over, so a request that began
+//! always goes on. A command that fails ends the request once the others are over. A write in parts
+//! is not atomic, which nobody was promised: the drive's atomic units are not passed on.
+
+use block::{DeviceError, Operation, Refusal, Request};
+use hugemem::Lease;
+use nvme_spec::Sqe;
+use nvme_spec::command::{DatasetRange, WriteZeroesControl};
+use zerocopy::transmute;
+
+use super::slot::{SlotState, Work, WorkKind};
+use super::{Manner, ORPHAN, Pair, last};
+
+/// Commands of one request in flight at once.
+const PARTS_AT_ONCE: u8 = 8;
+
+/// The pair's own lease for compares on a drive that has none: one compare at a time.
+pub(super) enum Scratch {
+    /// The drive compares.
+    Needless,
+    Free(Lease),
+    /// In flight, or to be read.
+    Busy,
+}
+
+impl Pair {
+    /// Takes a request that is not one command.
+    #[cold]
+    pub(super) fn submit_in_parts(
+        &mut self,
+        queue: u8,
+        manner: &Manner,
+        request: Request,
+    ) -> Result<(), Refusal> {
+        let nothing = request.blocks == 0;
+        // One for the request, and one for its first part.
+        if self.table.free.len() < 2 {
+            return Err(Refusal::Later(request));
+        }
+        let (kind, step) = plan(request.operation, manner);
+        if kind == WorkKind::ComparedHere && !matches!(self.scratch, Scratch::Free(_)) {
+            return Err(Refusal::Later(request));
+        }
+        let Some(index) = self.table.free.pop() else {
+            return Err(Refusal::Later(request));
+        };
+        self.table.works[usize::from(index)] = Work {
+            kind,
+            nsid: manner.nsid,
+            lba: request.lba,
+            left: request.blocks,
+            step,
+            offset: 0,
+            shift: manner.shift,
+            outstanding: 0,
+            result: Ok(()),
+        };
+        let slot = &mut self.table.slots[usize::from(index)];
+        slot.data = request.data;
+        slot.tag = request.tag;
+        slot.bytes = if request.operation.has_data() {
+            request.blocks << manner.shift
+        } else {
+            0
+        };
+        slot.operation = request.operation;
+        slot.state = SlotState::Parent;
+        slot.queue = queue;
+        slot.overdue = false;
+        if nothing {
+            self.finish(usize::from(index), Ok(()));
+        } else {
+            self.send_parts(index);
+        }
+        Ok(())
+    }
+
+    /// Sends as many parts of a request as may be in flight.
+    fn send_parts(&mut self, parent: u16) {
+        loop {
+            let work = self.table.works[usize::from(parent)];
+            let alone = work.kind == WorkKind::ComparedHere;
+            if work.left == 0 || work.outstanding >= if alone { 1 } else { PARTS_AT_ONCE } {
+                return;
+            }
+            let Some(index) = self.table.free.pop() else {
+                return;
+            };
+            self.send_part(parent, index, work);
+        }
+    }
+
+    fn send_part(&mut self, parent: u16, index: u16, work: Work) {
+        let blocks = work.left.min(work.step);
+        let bytes = blocks << work.shift;
+        let sqe = self.part_command(parent, index, &work, blocks);
+        let tick = self.tick;
+        let operation = self.table.slots[usize::from(parent)].operation;
+        let lease = match work.kind {
+            WorkKind::ComparedHere => self.take_scratch(),
+            _ => None,
+        };
+        let cid = self
+            .table
+            .identifiers
+            .next(self.table.slots[usize::from(index)].cid);
+        let slot = &mut self.table.slots[usize::from(index)];
+        slot.data = lease;
+        slot.tag = u64::from(work.offset);
+        slot.bytes = bytes;
+        slot.submitted = tick;
+        slot.cid = cid;
+        slot.parent = parent;
+        slot.operation = operation;
+        slot.state = SlotState::Part;
+        slot.queue = ORPHAN;
+        slot.overdue = false;
+        let work = &mut self.table.works[usize::from(parent)];
+        work.lba += u64::from(blocks);
+        work.left -= blocks;
+        work.offset = work.offset.wrapping_add(bytes);
+        work.outstanding += 1;
+        self.write(sqe.with_cid(cid));
+    }
+
+    /// The command of one part.
+    fn part_command(&mut self, parent: u16, index: u16, work: &Work, blocks: u32) -> Sqe {
+        let Work { nsid, lba, .. } = *work;
+        let bytes = u64::from(blocks) << work.shift;
+        let operation = self.table.slots[usize::from(parent)].operation;
+        let data = self.table.slots[usize::from(parent)].data.as_ref();
+        let data = data.map(|lease| self.address(lease) + u64::from(work.offset));
+        match work.kind {
+            WorkKind::Transfer => {
+                let sqe = match operation {
+                    Operation::Write { fua } => Sqe::write(nsid, lba, last(blocks), fua),
+                    Operation::Compare => Sqe::compare(nsid, lba, last(blocks)),
+                    _ => Sqe::read(nsid, lba, last(blocks)),
+                };
+                self.point_part(sqe, index, data.unwrap_or_default(), bytes)
+            }
+            WorkKind::Zeroes { fua, deallocate } => {
+                let control = WriteZeroesControl::new()
+                    .with_nlb_z(last(blocks))
+                    .with_deac(deallocate)
+                    .with_fua(fua);
+                Sqe::write_zeroes_range(nsid, lba, control)
+            }
+            WorkKind::WrittenZeroes { fua } => {
+                let zeroes = self.zeroes_address();
+                let sqe = Sqe::write(nsid, lba, last(blocks), fua);
+                self.point_part(sqe, index, zeroes, bytes)
+            }
+            WorkKind::Deallocate => {
+                let range: [u64; 2] = transmute!(DatasetRange::new(lba, blocks));
+                let address = self.pointers.small(&self.memory, index, range);
+                Sqe::deallocate(nsid, 0).with_prp(address, 0)
+            }
+            WorkKind::ComparedHere => {
+                let scratch = match &self.scratch {
+                    Scratch::Free(lease) => self.address(lease),
+                    Scratch::Needless | Scratch::Busy => 0,
+                };
+                let sqe = Sqe::read(nsid, lba, last(blocks));
+                self.point_part(sqe, index, scratch, bytes)
+            }
+        }
+    }
+
+    fn point_part(&mut self, sqe: Sqe, index: u16, address: u64, bytes: u64) -> Sqe {
+        self.pointers
+            .point(sqe, &self.memory, index, address, bytes)
+    }
+
+    fn zeroes_address(&self) -> u64 {
+        let memory = self.shared.memory.get();
+        let zeroes = memory.and_then(|memory| memory.zeroes.as_ref());
+        let zeroes = zeroes.expect("taken for drives without Write Zeroes");
+        self.pointers.dma_base + zeroes.region_offset() as u64
+    }
+
+    fn take_scratch(&mut self) -> Option<Lease> {
+        match std::mem::replace(&mut self.scratch, Scratch::Busy) {
+            Scratch::Free(lease) => Some(lease),
+            other => {
+                self.scratch = other;
+                None
+            }
+        }
+    }
+
+    /// The command of a part is over: the request goes on or ends.
+    pub(super) fn part_over(&mut self, index: usize, result: Result<(), DeviceError>) {
+        let part = &mut self.table.slots[index];
+        let (parent, offset, bytes) = (usize::from(part.parent), part.tag, part.bytes);
+        let own = part.data.take();
+        self.table.release(index);
+        let mut result = result;
+        if let Some(scratch) = own {
+            if result.is_ok() {
+                result = self.compare_part(parent, offset as usize, &scratch[..bytes as usize]);
+            }
+            self.scratch = Scratch::Free(scratch);
+        }
+        let work = &mut self.table.works[parent];
+        work.outstanding -= 1;
+        if let Err(error) = result {
+            work.left = 0;
+            work.result = work.result.and(Err(error));
+        }
+        if work.left > 0 && self.running {
+            self.send_parts(parent as u16);
+            self.followed = true;
+        }
+        let work = self.table.works[parent];
+        if work.outstanding == 0 && (work.left == 0 || !self.running) {
+            self.finish(parent, work.result);
+        }
+    }
+
+    /// Compares what was read with a part of a request's data.
+    fn compare_part(&self, parent: usize, offset: usize, found: &[u8]) -> Result<(), DeviceError> {
+        let data = self.table.slots[parent].data.as_ref();
+        let same = data
+            .and_then(|lease| lease.get(offset..offset + found.len()))
+            .is_some_and(|wanted| wanted == found);
+        if same {
+            Ok(())
+        } else {
+            Err(DeviceError::CompareMismatch)
+        }
+    }
+}
+
+/// How a request is carried out, and how many blocks one command of it has at most.
+fn plan(operation: Operation, manner: &Manner) -> (WorkKind, u32) {
+    match operation {
+        Operation::Read | Operation::Write { .. } | Operation::Flush => {
+            (WorkKind::Transfer, manner.part_blocks)
+        }
+        Operation::Compare if manner.compare => (WorkKind::Transfer, manner.part_blocks),
+        Operation::Compare => (WorkKind::ComparedHere, manner.scratch_blocks()),
+        Operation::WriteZeroes { fua, deallocate } => match manner.zeroes_blocks {
+            Some(blocks) => {
+                let deallocate = deallocate && manner.zeroes_deallocate;
+                (WorkKind::Zeroes { fua, deallocate }, blocks)
+            }
+            None => (WorkKind::WrittenZeroes { fua }, manner.written_blocks),
+        },
+        Operation::Deallocate => (WorkKind::Deallocate, manner.deallocate_blocks),
+    }
+}
+
+impl Manner {
+    fn scratch_blocks(&self) -> u32 {
+        self.scratch_bytes >> self.shift
+    }
+}

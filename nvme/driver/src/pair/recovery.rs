@@ -1,0 +1,349 @@
+//! What a pair does when the owner says something, and the only places where leases come home
+//! without a completion.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use block::DeviceError;
+use hugemem::Pool;
+
+use super::data::Pointers;
+use super::parts::Scratch;
+use super::sleep::Sleep;
+use super::slot::{ORPHAN, SlotState, SlotTable};
+use super::{Gate, Member, Pair, QUEUES_MAX, SubmissionQueue};
+use crate::doorbell::Doorbell;
+use crate::identity::Limits;
+use crate::memory::PairMemory;
+use crate::shared::{Attention, Fault, FaultKind, Phase, Shared};
+use crate::wiring::{queue_id, vector};
+
+/// How often an empty completion queue is looked at when a queue is dropped with requests in
+/// flight: well below a millisecond.
+const LAST_LOOKS: usize = 1 << 12;
+
+impl Pair {
+    /// A pair that is not attached yet.
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        reactor: usize,
+        limits: Limits,
+        memory: Arc<PairMemory>,
+    ) -> Self {
+        Self {
+            seen: Attention::new(),
+            tick: 0,
+            gate: Gate::Later,
+            running: false,
+            phase: true,
+            tail: 0,
+            rung: 0,
+            head: 0,
+            entries: limits.slots + 1,
+            table: SlotTable::new(limits.slots),
+            memory,
+            pointers: Pointers::new(limits.slots, limits.sgl),
+            delta: 0,
+            submission: SubmissionQueue::Arena,
+            backing: None,
+            shadow: None,
+            sq_doorbell: Doorbell::default(),
+            cq_doorbell: Doorbell::default(),
+            members: Vec::new(),
+            scratch: Scratch::Needless,
+            sleep: Sleep::new(),
+            followed: false,
+            epoch: 0,
+            limits,
+            reactor,
+            shared,
+        }
+    }
+
+    /// Makes room for another namespace queue. `None`: there are too many.
+    pub(crate) fn join(&mut self) -> Option<u8> {
+        if self.members.iter().all(|member| !member.open) {
+            self.attach();
+        }
+        let free = self.members.iter().position(|member| !member.open);
+        let index = match free {
+            Some(index) => index,
+            None if self.members.len() < QUEUES_MAX => {
+                self.members.push(Member {
+                    open: false,
+                    done: VecDeque::with_capacity(self.table.slots.len()),
+                });
+                self.members.len() - 1
+            }
+            None => return None,
+        };
+        self.members[index].open = true;
+        Some(index as u8)
+    }
+
+    /// Takes a lease for compares where the drive has none. False: the pool is empty.
+    pub(crate) fn provide_scratch(&mut self, pool: &Pool, bytes: usize) -> bool {
+        if self.limits.compare || !matches!(self.scratch, Scratch::Needless) {
+            return true;
+        }
+        match pool.take(bytes) {
+            Some(lease) => {
+                self.scratch = Scratch::Free(lease);
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Ends a namespace queue: what it has in flight is nobody's any more. Returns whether the pair
+    /// is of no use to anybody now, and may be dropped.
+    pub(crate) fn leave(&mut self, queue: u8) -> bool {
+        self.flush();
+        while let Some(index) = self.members[usize::from(queue)].done.pop_front() {
+            self.table.slots[usize::from(index)].data = None;
+            self.table.release(usize::from(index));
+        }
+        for (slot, work) in self.table.slots.iter_mut().zip(&mut self.table.works) {
+            if slot.queue == queue {
+                slot.queue = ORPHAN;
+                work.left = 0;
+            }
+        }
+        self.members[usize::from(queue)].open = false;
+        let orphans = |pair: &Self| {
+            let slots = pair.table.slots.iter();
+            let over = [SlotState::Free, SlotState::Part];
+            slots
+                .filter(|slot| slot.queue == ORPHAN && !over.contains(&slot.state))
+                .count()
+        };
+        let mut looks = 0;
+        while self.running && orphans(self) > 0 && looks < LAST_LOOKS {
+            looks += 1;
+            self.reap_for_nobody();
+            std::hint::spin_loop();
+        }
+        if self.members.iter().any(|member| member.open) {
+            return false;
+        }
+        if self.table.used() == 0 {
+            self.scratch = Scratch::Needless;
+        }
+        self.detach();
+        self.table.used() == 0
+    }
+
+    /// Takes completions of orphans in; what belongs to other queues waits for their polls.
+    fn reap_for_nobody(&mut self) {
+        let old = self.head;
+        while let Some(tail) = self.completion() {
+            let cid = tail.cid.get();
+            let index = self.table.identifiers.index(cid);
+            let slot = self.table.slots.get(index);
+            let known = slot.is_some_and(|slot| slot.cid == cid && slot.has_command());
+            if !known {
+                self.distrust(cid, known);
+                return;
+            }
+            self.head = self.next(self.head);
+            self.phase ^= self.head == 0;
+            self.command_over(index, tail.status.status());
+        }
+        if self.head != old {
+            self.acknowledge(old);
+        }
+        if std::mem::take(&mut self.followed) {
+            self.flush();
+        }
+    }
+
+    /// A reactor polls the pair from now on.
+    fn attach(&mut self) {
+        self.own().attached.store(true, Ordering::SeqCst);
+        let attention = self.shared.attention_ordered();
+        self.seen = attention;
+        self.tick = attention.tick();
+        self.change(attention);
+    }
+
+    /// Nobody polls the pair any more. The drive may go on with what is in flight.
+    fn detach(&mut self) {
+        if let Some(backing) = self.backing.take() {
+            self.sleep.disconnect(&*backing);
+        }
+        self.gate = Gate::Later;
+        self.running = false;
+        let own = self.own();
+        own.in_flight.store(0, Ordering::Relaxed);
+        own.asleep.store(0, Ordering::Relaxed);
+        own.attached.store(false, Ordering::SeqCst);
+    }
+
+    /// The owner's word changed.
+    #[cold]
+    pub(super) fn notice(&mut self, attention: Attention) {
+        let before = self.seen;
+        self.seen = attention;
+        self.tick = attention.tick();
+        if attention.state() != before.state() {
+            self.change(attention);
+        } else if self.table.used() > 0 && self.running {
+            self.check_ages();
+        }
+    }
+
+    /// The drive's state changed: acts upon it and says so.
+    fn change(&mut self, attention: Attention) {
+        if attention.epoch() != self.epoch {
+            // The controller was stopped in between: nothing of before is in flight.
+            self.end_all(DeviceError::Interrupted);
+        }
+        match attention.phase() {
+            Phase::Starting | Phase::Quiesce => {
+                self.gate = Gate::Later;
+                self.running = false;
+            }
+            Phase::Active => self.activate(attention.epoch(), Gate::Open),
+            Phase::Leaving => self.activate(attention.epoch(), Gate::Never),
+            Phase::Stopped => {
+                self.gate = Gate::Later;
+                self.running = false;
+                self.end_all(DeviceError::Interrupted);
+                self.let_go();
+            }
+            Phase::Gone => {
+                self.gate = Gate::Never;
+                self.running = false;
+                self.end_all(DeviceError::Removed);
+                self.let_go();
+            }
+        }
+        let state = attention.state().into_bits();
+        self.own().acknowledged.store(state, Ordering::Release);
+        if attention.phase() != Phase::Active {
+            self.shared.wake_owner();
+        }
+    }
+
+    /// Uses the queues of an epoch: new ones from their beginning, known ones where they were.
+    fn activate(&mut self, epoch: u32, gate: Gate) {
+        self.gate = gate;
+        self.running = true;
+        if self.backing.is_some() && self.epoch == epoch {
+            return;
+        }
+        let Some(wiring) = self.shared.control().wiring.clone() else {
+            self.gate = Gate::Later;
+            self.running = false;
+            return;
+        };
+        if self.epoch != epoch {
+            self.epoch = epoch;
+            (self.tail, self.rung, self.head, self.phase) = (0, 0, 0, true);
+            self.pointers.reset(wiring.dma_base);
+        }
+        let base = self.shared.arena.region().base_address() as u64;
+        self.delta = wiring.dma_base.wrapping_sub(base);
+        let (sq, cq) = wiring.doorbells(queue_id(self.reactor));
+        (self.sq_doorbell, self.cq_doorbell) = (Doorbell::at(sq), Doorbell::at(cq));
+        let memory = self.shared.memory.get();
+        let shadow = memory.and_then(|memory| memory.shadow.clone());
+        self.shadow = shadow.filter(|_| wiring.shadow);
+        self.submission = match wiring.place(self.reactor) {
+            Some((memory, offset)) => SubmissionQueue::Drive { memory, offset },
+            None => SubmissionQueue::Arena,
+        };
+        let vector = vector(&*wiring.backing, self.reactor);
+        self.sleep.connect(&*wiring.backing, vector);
+        self.backing = Some(Arc::clone(&wiring.backing));
+    }
+
+    /// Holds nothing of the drive any more, so that it can be closed.
+    fn let_go(&mut self) {
+        if let Some(backing) = self.backing.take() {
+            self.sleep.disconnect(&*backing);
+        }
+        self.submission = SubmissionQueue::Arena;
+        self.own().asleep.store(0, Ordering::Relaxed);
+    }
+
+    /// Ends everything that was in flight. Only for a controller that has stopped: leases come home.
+    fn end_all(&mut self, error: DeviceError) {
+        for index in 0..self.table.slots.len() {
+            let slot = &mut self.table.slots[index];
+            match slot.state {
+                SlotState::Free | SlotState::Done => {}
+                SlotState::Part => {
+                    if let Some(lease) = slot.data.take() {
+                        self.scratch = Scratch::Free(lease);
+                    }
+                    self.table.release(index);
+                }
+                SlotState::Whole | SlotState::Parent => self.finish(index, Err(error)),
+            }
+        }
+        let used = self.table.used() as u32;
+        self.own().in_flight.store(used, Ordering::Relaxed);
+    }
+
+    /// A tick passed: looks for commands that outlived their deadline.
+    fn check_ages(&mut self) {
+        let deadlines = self.shared.options.deadlines;
+        let overdue = deadlines.ticks(deadlines.command);
+        let stuck = overdue.saturating_add(deadlines.ticks(deadlines.abort));
+        let now = self.seen.tick();
+        for index in 0..self.table.slots.len() {
+            let slot = &self.table.slots[index];
+            if !slot.has_command() {
+                continue;
+            }
+            let age = now.wrapping_sub(slot.submitted);
+            let cid = slot.cid;
+            if age >= stuck {
+                self.report_until_heard(FaultKind::Stuck, cid);
+                return;
+            }
+            if age >= overdue && !slot.overdue {
+                // One at a time: the others are found at the next tick.
+                self.table.slots[index].overdue = self.report(FaultKind::Overdue, cid);
+                return;
+            }
+        }
+    }
+
+    fn fault(&self, kind: FaultKind, cid: u16) -> Fault {
+        Fault::new()
+            .with_kind(kind)
+            .with_cid(cid)
+            .with_epoch(self.epoch)
+    }
+
+    fn report(&self, kind: FaultKind, cid: u16) -> bool {
+        let told = self.own().report(self.fault(kind, cid));
+        self.shared.wake_owner();
+        told
+    }
+
+    /// Reports what calls for a reset, in place of anything less.
+    pub(super) fn report_until_heard(&self, kind: FaultKind, cid: u16) {
+        let fault = self.fault(kind, cid);
+        self.own().fault.store(fault.into_bits(), Ordering::Release);
+        self.shared.wake_owner();
+    }
+}
+
+impl Drop for Pair {
+    fn drop(&mut self) {
+        let stopped = !self.shared.dma_running.load(Ordering::Acquire)
+            || self.shared.attention().epoch() != self.epoch;
+        if stopped || self.table.used() == 0 {
+            return;
+        }
+        // The thread ends with commands in flight that the drive may still carry out: their leases
+        // are never given out again.
+        for slot in &mut self.table.slots {
+            std::mem::forget(slot.data.take());
+        }
+    }
+}

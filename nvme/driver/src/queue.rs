@@ -1,0 +1,117 @@
+//! One namespace's way through a queue pair: what [`block`] calls a queue.
+
+use std::cell::RefCell;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use block::{
+    CompletionBatch, DeviceError, DeviceQueue, Drain, Geometry, QueueCounters, Refusal, Request,
+};
+
+use crate::identity::{NamespaceStatus, StatusCell};
+use crate::pair::{Manner, Pair};
+use crate::registry;
+
+/// See [`DeviceQueue`].
+pub(crate) struct NamespaceQueue {
+    pub(crate) pair: Rc<RefCell<Pair>>,
+    pub(crate) geometry: Geometry,
+    pub(crate) manner: Manner,
+    pub(crate) status: Arc<StatusCell>,
+    pub(crate) counters: QueueCounters,
+    pub(crate) in_flight: usize,
+    pub(crate) depth: usize,
+    /// Index among the pair's queues.
+    pub(crate) index: u8,
+    pub(crate) closing: bool,
+    pub(crate) descriptor: Option<OwnedFd>,
+    /// Key of the pair in this thread's registry.
+    pub(crate) key: (u64, usize),
+}
+
+impl NamespaceQueue {
+    /// Why no request succeeds, where that is so.
+    #[inline]
+    fn barred(&self) -> Option<DeviceError> {
+        if self.closing {
+            return Some(DeviceError::Removed);
+        }
+        if self.status.is_usable() {
+            return None;
+        }
+        self.bar()
+    }
+
+    #[cold]
+    fn bar(&self) -> Option<DeviceError> {
+        match self.status.get() {
+            NamespaceStatus::Usable => None,
+            NamespaceStatus::Changed | NamespaceStatus::Removed => Some(DeviceError::Removed),
+        }
+    }
+}
+
+impl DeviceQueue for NamespaceQueue {
+    #[inline]
+    fn submit(&mut self, request: Request) -> Result<(), Refusal> {
+        if let Some(error) = self.barred() {
+            return Err(Refusal::Never(request, error));
+        }
+        if let Err(error) = request.check(&self.geometry, false) {
+            return Err(Refusal::Never(request, error));
+        }
+        if self.in_flight == self.depth {
+            return Err(Refusal::Later(request));
+        }
+        let mut pair = self.pair.borrow_mut();
+        pair.submit(self.index, &self.manner, request)?;
+        self.in_flight += 1;
+        Ok(())
+    }
+
+    #[inline]
+    fn flush(&mut self) {
+        self.pair.borrow_mut().flush();
+    }
+
+    #[inline]
+    fn poll(&mut self, completions: &mut CompletionBatch) -> usize {
+        let mut pair = self.pair.borrow_mut();
+        let count = pair.poll(self.index, completions, &self.counters);
+        self.in_flight -= count;
+        count
+    }
+
+    fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+
+    fn wake_source(&self) -> Option<BorrowedFd<'_>> {
+        crate::pair::borrow(self.descriptor.as_ref())
+    }
+
+    fn has_ready(&self) -> bool {
+        self.pair.borrow().has_ready(self.index)
+    }
+
+    fn prepare_sleep(&mut self) -> bool {
+        self.pair.borrow_mut().prepare_sleep(self.index)
+    }
+
+    fn drain(&mut self) -> Drain {
+        self.closing = true;
+        match self.in_flight {
+            0 => Drain::Done,
+            left => Drain::Outstanding(left),
+        }
+    }
+}
+
+impl Drop for NamespaceQueue {
+    fn drop(&mut self) {
+        if self.pair.borrow_mut().leave(self.index) {
+            registry::forget(self.key.0, self.key.1);
+        }
+    }
+}
