@@ -35,6 +35,9 @@ pub struct Subject {
     pub step: Box<dyn FnMut()>,
     /// Dropped after the device: a temporary directory, for instance.
     pub keep: Box<dyn Any>,
+    /// Whether requests of a dropped queue may go on after the drop: their leases then come home
+    /// while a later queue is polled.
+    pub ends_late: bool,
 }
 
 impl Subject {
@@ -46,6 +49,7 @@ impl Subject {
             arena,
             step: Box::new(|| {}),
             keep: Box::new(()),
+            ends_late: false,
         }
     }
 }

@@ -112,6 +112,16 @@ impl Harness {
         );
     }
 
+    /// Polls until the leases of a dropped queue are back.
+    pub(super) fn wait_for_leases(&mut self) {
+        let deadline = Instant::now() + PATIENCE;
+        while self.leases_taken() > 0 {
+            assert!(Instant::now() < deadline, "a dropped queue keeps leases");
+            let ended = self.poll(CompletionBatch::new().capacity());
+            assert!(ended.is_empty(), "a completion of a dropped queue");
+        }
+    }
+
     pub(super) fn leases_taken(&self) -> u64 {
         taken(&self.subject) - self.taken_before
     }
