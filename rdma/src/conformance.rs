@@ -7,7 +7,7 @@
 mod connections;
 mod data;
 mod failures;
-mod harness;
+pub(crate) mod harness;
 mod queues;
 
 use std::net::IpAddr;

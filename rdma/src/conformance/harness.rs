@@ -1,4 +1,6 @@
 //! Two sides, connected, with memory and queues, and waiting with a deadline.
+//!
+//! For the suite, and for what else this crate tests of its providers.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -21,29 +23,29 @@ use crate::provider::{
 use crate::request::{Payload, ReceiveRequest, RemoteAddress, SendOperation, SendRequest, Sge};
 
 /// Bytes of the memory that each side has.
-pub(super) const MEMORY_BYTES: usize = 1 << 20;
+pub(crate) const MEMORY_BYTES: usize = 1 << 20;
 /// Entries of each side's completion queue.
 const COMPLETIONS: u32 = 256;
 /// Work requests of each queue, as asked for.
-pub(super) const REQUESTS: u32 = 64;
+pub(crate) const REQUESTS: u32 = 64;
 
 /// The token of the listener.
-pub(super) const LISTENER: Token = Token(7);
+pub(crate) const LISTENER: Token = Token(7);
 
 /// What one case works with.
-pub(super) struct Harness<'a, P: Provider> {
-    pub(super) subject: &'a mut Subject<P>,
-    pub(super) name: &'static str,
+pub(crate) struct Harness<'a, P: Provider> {
+    pub(crate) subject: &'a mut Subject<P>,
+    pub(crate) name: &'static str,
 }
 
 /// Registered memory of one side.
-pub(super) struct Memory<P: Provider> {
-    pub(super) registration: P::Registration,
-    pub(super) buffer: DmaBuffer,
+pub(crate) struct Memory<P: Provider> {
+    pub(crate) registration: P::Registration,
+    pub(crate) buffer: DmaBuffer,
 }
 
 /// Memory in an arena of its own, registered.
-pub(super) fn memory<P: Provider>(domain: &P::Domain, bytes: usize, access: Access) -> Memory<P> {
+pub(crate) fn memory<P: Provider>(domain: &P::Domain, bytes: usize, access: Access) -> Memory<P> {
     let config = ArenaConfig {
         bytes: 8 << 20,
         pages: PagePolicy::Ordinary,
@@ -64,7 +66,7 @@ pub(super) fn memory<P: Provider>(domain: &P::Domain, bytes: usize, access: Acce
 
 impl<P: Provider> Memory<P> {
     /// A piece of it for a work request.
-    pub(super) fn piece(&self, offset: usize, length: usize) -> Sge {
+    pub(crate) fn piece(&self, offset: usize, length: usize) -> Sge {
         Sge {
             address: (self.registration.address() + offset) as u64,
             length: length as u32,
@@ -73,7 +75,7 @@ impl<P: Provider> Memory<P> {
     }
 
     /// How the peer names it.
-    pub(super) fn remote(&self, offset: usize) -> RemoteAddress {
+    pub(crate) fn remote(&self, offset: usize) -> RemoteAddress {
         RemoteAddress {
             address: (self.registration.address() + offset) as u64,
             rkey: self.registration.rkey(),
@@ -81,11 +83,11 @@ impl<P: Provider> Memory<P> {
     }
 
     /// Fills a part with a pattern that `seed` chooses.
-    pub(super) fn fill(&self, offset: usize, len: usize, seed: usize) {
+    pub(crate) fn fill(&self, offset: usize, len: usize, seed: usize) {
         self.buffer.write(offset, &pattern(len, seed));
     }
 
-    pub(super) fn bytes(&self, offset: usize, len: usize) -> Vec<u8> {
+    pub(crate) fn bytes(&self, offset: usize, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
         self.buffer.read(offset, &mut bytes);
         bytes
@@ -93,38 +95,38 @@ impl<P: Provider> Memory<P> {
 }
 
 /// Bytes that differ from those of other seeds and offsets.
-pub(super) fn pattern(len: usize, seed: usize) -> Vec<u8> {
+pub(crate) fn pattern(len: usize, seed: usize) -> Vec<u8> {
     (0..len)
         .map(|at| (at.wrapping_mul(31) ^ (at >> 8) ^ seed.wrapping_mul(101)) as u8)
         .collect()
 }
 
 /// One side of a connection. The queue pair is dropped first, as it must be possible.
-pub(super) struct Side<P: Provider> {
-    pub(super) queue_pair: P::QueuePair,
-    pub(super) connection: P::Connection,
-    pub(super) completions: P::CompletionQueue,
-    pub(super) memory: Memory<P>,
-    pub(super) domain: P::Domain,
-    pub(super) channel: P::EventChannel,
+pub(crate) struct Side<P: Provider> {
+    pub(crate) queue_pair: P::QueuePair,
+    pub(crate) connection: P::Connection,
+    pub(crate) completions: P::CompletionQueue,
+    pub(crate) memory: Memory<P>,
+    pub(crate) domain: P::Domain,
+    pub(crate) channel: P::EventChannel,
 }
 
 /// Both sides of a connection, and the listener.
-pub(super) struct Pair<P: Provider> {
-    pub(super) server: Side<P>,
-    pub(super) client: Side<P>,
-    pub(super) listener: P::Listener,
+pub(crate) struct Pair<P: Provider> {
+    pub(crate) server: Side<P>,
+    pub(crate) client: Side<P>,
+    pub(crate) listener: P::Listener,
 }
 
 /// What a pair is to be.
 #[derive(Clone, Copy)]
-pub(super) struct PairOptions {
-    pub(super) capacity: QueuePairCapacity,
-    pub(super) client_data: &'static [u8],
-    pub(super) server_data: &'static [u8],
-    pub(super) rnr_retries: u8,
-    pub(super) depth: u8,
-    pub(super) access: Access,
+pub(crate) struct PairOptions {
+    pub(crate) capacity: QueuePairCapacity,
+    pub(crate) client_data: &'static [u8],
+    pub(crate) server_data: &'static [u8],
+    pub(crate) rnr_retries: u8,
+    pub(crate) depth: u8,
+    pub(crate) access: Access,
 }
 
 impl Default for PairOptions {
@@ -151,7 +153,7 @@ impl Default for PairOptions {
 
 impl<P: Provider> Side<P> {
     /// Posts a receive into the memory.
-    pub(super) fn receive(&mut self, wr_id: u64, offset: usize, length: usize) {
+    pub(crate) fn receive(&mut self, wr_id: u64, offset: usize, length: usize) {
         let memory = self.memory.piece(offset, length).into();
         let request = ReceiveRequest { wr_id, memory };
         self.queue_pair.queue_receive(&request).expect("queued");
@@ -159,7 +161,7 @@ impl<P: Provider> Side<P> {
     }
 
     /// Queues a request over a part of the memory.
-    pub(super) fn queue(
+    pub(crate) fn queue(
         &mut self,
         wr_id: u64,
         operation: SendOperation,
@@ -173,19 +175,19 @@ impl<P: Provider> Side<P> {
     }
 
     /// Posts a signalled request over a part of the memory.
-    pub(super) fn post(&mut self, wr_id: u64, operation: SendOperation, part: (usize, usize)) {
+    pub(crate) fn post(&mut self, wr_id: u64, operation: SendOperation, part: (usize, usize)) {
         self.queue(wr_id, operation, part, true);
         self.queue_pair.flush().expect("posted");
     }
 }
 
 impl<'a, P: Provider> Harness<'a, P> {
-    pub(super) fn new(subject: &'a mut Subject<P>, name: &'static str) -> Self {
+    pub(crate) fn new(subject: &'a mut Subject<P>, name: &'static str) -> Self {
         Self { subject, name }
     }
 
     /// Looks until there is something.
-    pub(super) fn wait<T>(&mut self, what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    pub(crate) fn wait<T>(&mut self, what: &str, mut look: impl FnMut() -> Option<T>) -> T {
         let deadline = Instant::now() + self.subject.patience;
         loop {
             (self.subject.step)();
@@ -199,7 +201,7 @@ impl<'a, P: Provider> Harness<'a, P> {
     }
 
     /// The next completion.
-    pub(super) fn completion(
+    pub(crate) fn completion(
         &mut self,
         what: &str,
         queue: &mut P::CompletionQueue,
@@ -212,7 +214,7 @@ impl<'a, P: Provider> Harness<'a, P> {
     }
 
     /// The next completion, which is to have this identifier and status.
-    pub(super) fn expect(
+    pub(crate) fn expect(
         &mut self,
         side: &mut Side<P>,
         wr_id: u64,
@@ -227,12 +229,12 @@ impl<'a, P: Provider> Harness<'a, P> {
         completion
     }
 
-    pub(super) fn expect_success(&mut self, side: &mut Side<P>, wr_id: u64) -> WorkCompletion {
+    pub(crate) fn expect_success(&mut self, side: &mut Side<P>, wr_id: u64) -> WorkCompletion {
         self.expect(side, wr_id, CompletionStatus::SUCCESS)
     }
 
     /// Nothing completes during a while that would do for it.
-    pub(super) fn expect_nothing(&mut self, side: &mut Side<P>) {
+    pub(crate) fn expect_nothing(&mut self, side: &mut Side<P>) {
         let name = self.name;
         for _ in 0..50 {
             (self.subject.step)();
@@ -244,13 +246,13 @@ impl<'a, P: Provider> Harness<'a, P> {
     }
 
     /// The next event of a channel.
-    pub(super) fn event(&mut self, what: &str, channel: &mut P::EventChannel) -> Event<P> {
+    pub(crate) fn event(&mut self, what: &str, channel: &mut P::EventChannel) -> Event<P> {
         self.wait(what, || channel.next_event().expect("the channel works"))
     }
 
     /// The next event of a channel, which is to be one of this connection. Events that may come at
     /// any time are left out.
-    pub(super) fn connection_event(
+    pub(crate) fn connection_event(
         &mut self,
         what: &str,
         channel: &mut P::EventChannel,
@@ -273,7 +275,7 @@ impl<'a, P: Provider> Harness<'a, P> {
     }
 
     /// The next event of a channel, which is to be a request to the listener.
-    pub(super) fn request(&mut self, channel: &mut P::EventChannel) -> P::ConnectRequest {
+    pub(crate) fn request(&mut self, channel: &mut P::EventChannel) -> P::ConnectRequest {
         let name = self.name;
         loop {
             match self.event("a connection request", channel) {
@@ -291,7 +293,7 @@ impl<'a, P: Provider> Harness<'a, P> {
     }
 
     /// A channel of the server with a listener.
-    pub(super) fn listen(&mut self) -> (P::EventChannel, P::Listener) {
+    pub(crate) fn listen(&mut self) -> (P::EventChannel, P::Listener) {
         let mut channel = self.subject.server.event_channel().expect("a channel");
         let address = SocketAddr::new(self.subject.address, 0);
         let listener = channel.listen(address, 16, LISTENER).expect("a listener");
@@ -299,7 +301,7 @@ impl<'a, P: Provider> Harness<'a, P> {
     }
 
     /// A connection of the client that has found its way.
-    pub(super) fn route(
+    pub(crate) fn route(
         &mut self,
         channel: &mut P::EventChannel,
         token: Token,
@@ -321,7 +323,7 @@ impl<'a, P: Provider> Harness<'a, P> {
     }
 
     /// Domain, completion queue and memory on the device of a connection.
-    pub(super) fn outfit(
+    pub(crate) fn outfit(
         &mut self,
         device: &P::Device,
         access: Access,
@@ -337,12 +339,12 @@ impl<'a, P: Provider> Harness<'a, P> {
     }
 
     /// Both sides, connected.
-    pub(super) fn pair(&mut self) -> Pair<P> {
+    pub(crate) fn pair(&mut self) -> Pair<P> {
         self.pair_with(PairOptions::default()).0
     }
 
     /// Both sides, connected; what the client and the server learnt of the other by `Established`.
-    pub(super) fn pair_with(
+    pub(crate) fn pair_with(
         &mut self,
         options: PairOptions,
     ) -> (Pair<P>, [ConnectionEvent; 2], PrivateData) {
@@ -399,7 +401,7 @@ impl<'a, P: Provider> Harness<'a, P> {
     }
 
     /// An error that says that the address is not one of an RDMA device.
-    pub(super) fn assert_not_on_device(&self, error: &Error) {
+    pub(crate) fn assert_not_on_device(&self, error: &Error) {
         let name = self.name;
         let expected = matches!(
             error,
@@ -410,7 +412,7 @@ impl<'a, P: Provider> Harness<'a, P> {
 }
 
 /// A queue pair with both queues' completions in one place.
-pub(super) fn queue_pair<P: Provider>(
+pub(crate) fn queue_pair<P: Provider>(
     connection: &mut P::Connection,
     (domain, completions, _): &(P::Domain, P::CompletionQueue, Memory<P>),
     capacity: QueuePairCapacity,
@@ -432,7 +434,7 @@ pub(super) fn queue_pair<P: Provider>(
 }
 
 /// A second handle of an arena whose memory a case has registered elsewhere.
-pub(super) fn arena() -> Arc<Arena> {
+pub(crate) fn arena() -> Arc<Arena> {
     let config = ArenaConfig {
         bytes: 8 << 20,
         pages: PagePolicy::Ordinary,

@@ -1,3 +1,48 @@
 //! The fabric against the suite, and what only a fabric can be tested for.
 
+mod faults;
+mod foreign;
+mod limits;
 mod suite;
+mod work;
+
+use std::time::Duration;
+
+use hugemem::allocation_counter::CountingAllocator;
+
+use crate::conformance::Subject;
+use crate::conformance::harness::Harness;
+use crate::fake::{Fabric, FabricConfig, Fake};
+use suite::{SERVER, machines};
+
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator;
+
+/// Runs a test on a fabric of two machines, time passing with each look.
+fn on_fabric(config: FabricConfig, test: impl FnOnce(&Fabric, &mut Harness<'_, Fake>)) {
+    let (fabric, server, client) = machines(config);
+    let clock = fabric.clone();
+    let mut subject = Subject {
+        server,
+        client,
+        address: SERVER,
+        step: Box::new(move || {
+            clock.progress();
+        }),
+        patience: Duration::from_secs(20),
+    };
+    test(&fabric, &mut Harness::new(&mut subject, "fabric"));
+}
+
+/// The same where each poll is a tick and nothing else is.
+fn at_once(test: impl FnOnce(&Fabric, &mut Harness<'_, Fake>)) {
+    let (fabric, server, client) = machines(FabricConfig::IMMEDIATE);
+    let mut subject = Subject {
+        server,
+        client,
+        address: SERVER,
+        step: Box::new(|| {}),
+        patience: Duration::from_secs(20),
+    };
+    test(&fabric, &mut Harness::new(&mut subject, "fabric"));
+}
