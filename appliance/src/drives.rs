@@ -85,8 +85,11 @@ pub(crate) fn bind(arguments: &BindArguments) -> Result<ExitCode, Failure> {
     let system = arguments.root.system();
     let plan =
         vfio::plan_bind(&system, &arguments.addresses).map_err(|problems| all_of(&problems))?;
+    let moves = plan
+        .steps()
+        .any(|step| !matches!(step, Step::Nothing { .. }));
     let mut text = perform(plan, arguments.dry_run)?;
-    if !arguments.dry_run {
+    if moves && !arguments.dry_run {
         text += &hints(&arguments.addresses, &arguments.group);
     }
     print(&text)?;

@@ -45,6 +45,8 @@ enum Kind {
 struct State {
     /// Groups in the container; each is there for as long as a device of it is open.
     groups: Vec<Group>,
+    /// Devices that are open: the kernel would open one twice, and the two would fight.
+    open: Vec<PciAddress>,
     arena: Option<Arc<Arena>>,
     /// Where the arena is or was.
     address: Option<u64>,
@@ -56,6 +58,7 @@ struct State {
 struct Group {
     number: u32,
     file: OwnedFd,
+    /// Devices of it that are open.
     devices: usize,
 }
 
@@ -63,19 +66,21 @@ struct Group {
 #[derive(Debug)]
 pub(crate) struct Membership {
     container: Arc<Container>,
+    address: PciAddress,
     group: Option<u32>,
 }
 
 impl Drop for Membership {
     fn drop(&mut self) {
-        let Some(number) = self.group else {
-            return;
-        };
         let mut state = self.container.lock();
-        if let Some(group) = state.groups.iter_mut().find(|group| group.number == number) {
+        state.open.retain(|open| *open != self.address);
+        let mut groups = state.groups.iter_mut();
+        if let Some(group) = groups.find(|group| Some(group.number) == self.group) {
             group.devices -= 1;
         }
-        state.leave_empty_groups();
+        if self.group.is_some() {
+            state.leave_empty_groups();
+        }
     }
 }
 
@@ -158,15 +163,32 @@ impl Container {
     /// At most `vectors_max` interrupt vectors are prepared, all disconnected.
     ///
     /// # Errors
-    /// [`Error::Problem`] where people can mend it; nothing stays open.
+    /// [`Error::Problem`] where people can mend it, [`Error::AlreadyOpen`]; nothing stays open.
     pub fn open_device(
         self: &Arc<Self>,
         address: PciAddress,
         vectors_max: u16,
     ) -> Result<Device, Error> {
-        let (file, membership) = match &self.kind {
-            Kind::Type1 { file } => self.open_by_group(file, address)?,
-            Kind::Iommufd { file, space } => self.open_by_node(file, *space, address)?,
+        // Held to the end, so that no two of these are half-way at the same time.
+        let mut state = self.lock();
+        if state.open.contains(&address) {
+            return Err(Error::AlreadyOpen { address });
+        }
+        let (file, group) = match &self.kind {
+            Kind::Type1 { file } => {
+                let (file, group) = self.open_by_group(&mut state, file, address)?;
+                (file, Some(group))
+            }
+            Kind::Iommufd { file, space } => {
+                (self.open_by_node(&mut state, file, *space, address)?, None)
+            }
+        };
+        state.open.push(address);
+        drop(state);
+        let membership = Membership {
+            container: Arc::clone(self),
+            address,
+            group,
         };
         Device::new(Handle::new(file, Some(membership)), address, vectors_max)
     }
@@ -180,29 +202,27 @@ impl Container {
     }
 
     fn open_by_group(
-        self: &Arc<Self>,
+        &self,
+        state: &mut State,
         container: &OwnedFd,
         address: PciAddress,
-    ) -> Result<(OwnedFd, Membership), Error> {
+    ) -> Result<(OwnedFd, u32), Error> {
         let number = group_number(&self.system, address);
         let number = number.ok_or_else(|| self.explained(address, Problem::NoIommu { address }))?;
-        let mut state = self.lock();
-        let result = self.join_group(&mut state, container, number, address);
+        let result = self.join_group(state, container, number, address);
         let result = result.and_then(|()| {
             if state.arena.is_some() {
-                self.map(&mut state, address)?;
+                self.map(state, address)?;
             }
             let group = state.groups.iter_mut().find(|group| group.number == number);
             let group = group.expect("the group was just joined");
             let device = ioctl::device_of_group(group.file.as_fd(), address)
                 .map_err(refused(address, "VFIO_GROUP_GET_DEVICE_FD"))?;
             group.devices += 1;
-            Ok(device)
+            Ok((device, number))
         });
         state.leave_empty_groups();
-        let container = Arc::clone(self);
-        let group = Some(number);
-        Ok((result?, Membership { container, group }))
+        result
     }
 
     fn join_group(
@@ -251,11 +271,12 @@ impl Container {
     }
 
     fn open_by_node(
-        self: &Arc<Self>,
+        &self,
+        state: &mut State,
         iommufd: &OwnedFd,
         space: u32,
         address: PciAddress,
-    ) -> Result<(OwnedFd, Membership), Error> {
+    ) -> Result<OwnedFd, Error> {
         let nodes = Nodes::of(&self.system, address);
         let node = nodes.device.ok_or_else(|| {
             let cause = io::Error::from(io::ErrorKind::NotFound);
@@ -274,13 +295,10 @@ impl Container {
         })?;
         ioctl::attach_to_space(file.as_fd(), iommufd.as_fd(), space)
             .map_err(|error| joining_failed(address, error))?;
-        let mut state = self.lock();
         if state.arena.is_some() {
-            self.map(&mut state, address)?;
+            self.map(state, address)?;
         }
-        let container = Arc::clone(self);
-        let group = None;
-        Ok((file, Membership { container, group }))
+        Ok(file)
     }
 
     /// Maps the arena, unless it is.

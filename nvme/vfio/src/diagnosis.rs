@@ -27,33 +27,34 @@ pub fn diagnose(
     arena_bytes: u64,
 ) -> Result<Function, Problem> {
     let function = Function::inspect(system, address)?;
-    if function.group.is_none() {
-        // What uses the drive comes first all the same: it is the more urgent thing to know.
-        function.unused(system)?;
-        return Err(Problem::NoIommu { address });
+    let driver = function.driver.as_deref();
+    if driver != Some(VFIO_DRIVER) {
+        // What uses the drive is the most urgent thing to know. Nothing is held by a diagnosis.
+        drop(function.unused(system)?);
     }
-    match function.driver.as_deref() {
-        Some(VFIO_DRIVER) => {}
-        Some(KERNEL_DRIVER) => {
-            // Dropped at once: nothing is held by a diagnosis.
-            drop(function.unused(system)?);
-            let driver = KERNEL_DRIVER.to_owned();
-            return Err(Problem::OtherDriver { address, driver });
-        }
-        Some(other) => {
-            let driver = other.to_owned();
-            return Err(Problem::ForeignDriver { address, driver });
-        }
-        None => return Err(Problem::NoDriver { address }),
+    let Some(group) = &function.group else {
+        return Err(Problem::NoIommu { address });
+    };
+    if let Some(other) = driver.filter(|driver| ![VFIO_DRIVER, KERNEL_DRIVER].contains(driver)) {
+        let driver = other.to_owned();
+        return Err(Problem::ForeignDriver { address, driver });
     }
     let others = function.group_obstacles(&[]);
-    if let (Some(group), false) = (&function.group, others.is_empty()) {
+    if !others.is_empty() {
         let group = group.number;
         return Err(Problem::GroupShared {
             address,
             group,
             others,
         });
+    }
+    match driver {
+        Some(VFIO_DRIVER) => {}
+        Some(other) => {
+            let driver = other.to_owned();
+            return Err(Problem::OtherDriver { address, driver });
+        }
+        None => return Err(Problem::NoDriver { address }),
     }
     let nodes = Nodes::of(system, address);
     if let Some(by) = holder(system, &nodes) {

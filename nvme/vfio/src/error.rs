@@ -36,6 +36,12 @@ pub enum Error {
         /// Bytes of the largest range that is free.
         largest: u64,
     },
+    /// This program has the drive.
+    #[error("{address} is open already: it is in the configuration twice")]
+    AlreadyOpen {
+        /// The drive.
+        address: PciAddress,
+    },
     /// The container has another arena.
     #[error("the container has another arena already")]
     OtherArena,

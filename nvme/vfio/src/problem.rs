@@ -66,7 +66,7 @@ pub enum Problem {
         /// The drive.
         address: PciAddress,
     },
-    /// The kernel's driver, or one that is neither the kernel's nor VFIO's, has the drive.
+    /// The kernel's driver has the drive, and nothing uses it.
     #[error(
         "{address} belongs to the driver {driver}, and nothing uses it: `windlass bind {address}` \
          hands it over"

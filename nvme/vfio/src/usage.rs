@@ -147,7 +147,7 @@ pub(crate) fn of_drive(system: &System, disks: &[String], nodes: &[String]) -> U
         devices.extend(partitions(system, disk));
     }
     let mut usage = Usage::default();
-    usage.uses.extend(mounts(system, &devices));
+    usage.uses.extend(mounts(system, "self", &devices));
     usage.uses.extend(swaps(system, &devices));
     for device in &devices {
         usage.uses.extend(holders(system, device));
@@ -159,28 +159,38 @@ pub(crate) fn of_drive(system: &System, disks: &[String], nodes: &[String]) -> U
     all.extend_from_slice(nodes);
     usage.uses.extend(programs(system, &all));
     for disk in disks {
-        match system.actions().claim(&system.dev(disk)) {
-            Ok(file) => usage.claims.push(Claim { _file: file }),
-            Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
-                let explained = usage.uses.iter().any(|found| {
-                    let device = found.device();
-                    let whole =
-                        device == disk || partitions(system, disk).iter().any(|p| p == device);
-                    // A program that just has it open does not keep others out.
-                    whole && !matches!(found, Use::Program { .. })
-                });
-                if !explained {
-                    let device = disk.clone();
-                    usage.uses.push(Use::Exclusive { device });
-                }
-            }
-            // Gone between the listing and now, or without a medium: nothing can use it.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) if error.raw_os_error() == Some(libc::ENXIO) => {}
-            Err(error) => usage.unknown = Some((disk.clone(), error)),
-        }
+        claim(system, disk, &mut usage);
     }
     usage
+}
+
+/// Takes a disk exclusively, or finds out why that cannot be had.
+fn claim(system: &System, disk: &str, usage: &mut Usage) {
+    match system.actions().claim(&system.dev(disk)) {
+        Ok(file) => usage.claims.push(Claim { _file: file }),
+        Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
+            let mut devices = partitions(system, disk);
+            devices.push(disk.to_owned());
+            let explained = usage.uses.iter().any(|found| {
+                // A program that just has it open does not keep others out.
+                devices.iter().any(|device| device == found.device())
+                    && !matches!(found, Use::Program { .. })
+            });
+            if explained {
+                return;
+            }
+            let elsewhere = mounts_elsewhere(system, &devices);
+            if elsewhere.is_empty() {
+                let device = disk.to_owned();
+                usage.uses.push(Use::Exclusive { device });
+            }
+            usage.uses.extend(elsewhere);
+        }
+        // Gone between the listing and now, or without a medium: nothing can use it.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) if error.raw_os_error() == Some(libc::ENXIO) => {}
+        Err(error) => usage.unknown = Some((disk.to_owned(), error)),
+    }
 }
 
 /// The partitions of a disk.
@@ -197,9 +207,36 @@ fn device_number(system: &System, device: &str) -> Option<String> {
     word(&system.sysfs(format!("class/block/{device}/dev")))
 }
 
-/// Mounted file systems: `proc_pid_mountinfo(5)`.
-fn mounts(system: &System, devices: &[String]) -> Vec<Use> {
-    let table = text(&system.proc("self/mountinfo")).unwrap_or_default();
+/// Processes, by number.
+fn processes(system: &System) -> impl Iterator<Item = u32> {
+    names(&system.proc(""))
+        .into_iter()
+        .filter_map(|name| name.parse().ok())
+}
+
+/// File systems that are mounted where this process does not see them, in containers for example;
+/// each mount namespace is looked at once, as far as this process may.
+fn mounts_elsewhere(system: &System, devices: &[String]) -> Vec<Use> {
+    let namespace = |process: &str| link_name(&system.proc(format!("{process}/ns/mnt")));
+    let mut seen: BTreeSet<Option<String>> = BTreeSet::from([namespace("self")]);
+    let mut uses = Vec::new();
+    for pid in processes(system) {
+        if !seen.insert(namespace(&pid.to_string())) {
+            continue;
+        }
+        for found in mounts(system, &pid.to_string(), devices) {
+            if let Use::Mounted { device, at } = found {
+                let at = format!("{at} in the mount namespace of process {pid}");
+                uses.push(Use::Mounted { device, at });
+            }
+        }
+    }
+    uses
+}
+
+/// File systems that a process sees mounted: `proc_pid_mountinfo(5)`.
+fn mounts(system: &System, process: &str, devices: &[String]) -> Vec<Use> {
+    let table = text(&system.proc(format!("{process}/mountinfo"))).unwrap_or_default();
     let numbers: Vec<Option<String>> = devices
         .iter()
         .map(|device| device_number(system, device))
@@ -383,10 +420,7 @@ fn loops(system: &System, devices: &[String]) -> Vec<Use> {
 /// Programs that have one of `/dev/NAME` open, as far as this process may see it.
 pub(crate) fn programs(system: &System, nodes: &[String]) -> Vec<Use> {
     let mut uses = Vec::new();
-    let processes = names(&system.proc(""))
-        .into_iter()
-        .filter_map(|name| name.parse::<u32>().ok());
-    for pid in processes.filter(|pid| *pid != std::process::id()) {
+    for pid in processes(system).filter(|pid| *pid != std::process::id()) {
         let folder = system.proc(format!("{pid}/fd"));
         let open: BTreeSet<String> = names(&folder)
             .iter()
