@@ -126,6 +126,8 @@ pub(crate) struct Pair {
     cq_doorbell: Doorbell,
     members: Vec<Member>,
     scratch: Scratch,
+    /// Compares that wait for it.
+    compares: VecDeque<u16>,
     sleep: Sleep,
     /// Whether this poll wrote parts.
     followed: bool,

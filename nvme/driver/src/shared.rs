@@ -144,6 +144,15 @@ pub(crate) struct Fault {
     __: u16,
 }
 
+/// Where a pair's rings stand.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Position {
+    pub(crate) epoch: u32,
+    pub(crate) tail: u16,
+    pub(crate) head: u16,
+    pub(crate) phase: bool,
+}
+
 /// What one pair and the owner share.
 #[repr(align(128))]
 #[derive(Default)]
@@ -159,6 +168,8 @@ pub(crate) struct PairShared {
     /// 0 while the reactor is awake or has nothing in flight, else one more than the tick at which
     /// its oldest command was submitted.
     pub(crate) asleep: AtomicU64,
+    /// Where the rings stood when the last pair was detached.
+    pub(crate) position: Mutex<Position>,
     /// Doorbell registers written.
     pub(crate) doorbells: AtomicU64,
     /// Commands submitted.

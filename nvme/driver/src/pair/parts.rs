@@ -41,9 +41,6 @@ impl Pair {
             return Err(Refusal::Later(request));
         }
         let (kind, step) = plan(request.operation, manner);
-        if kind == WorkKind::ComparedHere && !matches!(self.scratch, Scratch::Free(_)) {
-            return Err(Refusal::Later(request));
-        }
         let Some(index) = self.table.free.pop() else {
             return Err(Refusal::Later(request));
         };
@@ -72,10 +69,28 @@ impl Pair {
         slot.overdue = false;
         if nothing {
             self.finish(usize::from(index), Ok(()));
+        } else if kind == WorkKind::ComparedHere && !matches!(self.scratch, Scratch::Free(_)) {
+            self.compares.push_back(index);
         } else {
             self.send_parts(index);
         }
         Ok(())
+    }
+
+    /// The scratch lease is free: the next compare begins.
+    fn next_compare(&mut self) {
+        while matches!(self.scratch, Scratch::Free(_))
+            && self.running
+            && let Some(index) = self.compares.pop_front()
+        {
+            if self.table.works[usize::from(index)].left == 0 {
+                // Its queue was dropped.
+                self.finish(usize::from(index), Ok(()));
+            } else {
+                self.send_parts(index);
+                self.followed = true;
+            }
+        }
     }
 
     /// Sends as many parts of a request as may be in flight.
@@ -218,6 +233,7 @@ impl Pair {
         let work = self.table.works[parent];
         if work.outstanding == 0 && (work.left == 0 || !self.running) {
             self.finish(parent, work.result);
+            self.next_compare();
         }
     }
 

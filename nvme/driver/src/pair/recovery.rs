@@ -2,8 +2,8 @@
 //! without a completion.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use block::DeviceError;
 use hugemem::Pool;
@@ -16,7 +16,7 @@ use super::{Gate, Member, Pair, QUEUES_MAX, SubmissionQueue};
 use crate::doorbell::Doorbell;
 use crate::identity::Limits;
 use crate::memory::PairMemory;
-use crate::shared::{Attention, Fault, FaultKind, Phase, Shared};
+use crate::shared::{Attention, Fault, FaultKind, Phase, Position, Shared};
 use crate::wiring::{queue_id, vector};
 
 /// How often an empty completion queue is looked at when a queue is dropped with requests in
@@ -52,6 +52,7 @@ impl Pair {
             cq_doorbell: Doorbell::default(),
             members: Vec::new(),
             scratch: Scratch::Needless,
+            compares: VecDeque::with_capacity(usize::from(limits.slots)),
             sleep: Sleep::new(),
             followed: false,
             epoch: 0,
@@ -175,6 +176,12 @@ impl Pair {
         self.gate = Gate::Later;
         self.running = false;
         let own = self.own();
+        *lock(&own.position) = Position {
+            epoch: self.epoch,
+            tail: self.rung,
+            head: self.head,
+            phase: self.phase,
+        };
         own.in_flight.store(0, Ordering::Relaxed);
         own.asleep.store(0, Ordering::Relaxed);
         own.attached.store(false, Ordering::SeqCst);
@@ -240,7 +247,9 @@ impl Pair {
         };
         if self.epoch != epoch {
             self.epoch = epoch;
-            (self.tail, self.rung, self.head, self.phase) = (0, 0, 0, true);
+            let position = self.position_in(epoch);
+            (self.tail, self.rung) = (position.tail, position.tail);
+            (self.head, self.phase) = (position.head, position.phase);
             self.pointers.reset(wiring.dma_base);
         }
         let base = self.shared.arena.region().base_address() as u64;
@@ -259,6 +268,21 @@ impl Pair {
         self.backing = Some(Arc::clone(&wiring.backing));
     }
 
+    /// Where the rings of an epoch stand for a pair that has not used them: where the last pair left
+    /// them, else at their beginning.
+    fn position_in(&self, epoch: u32) -> Position {
+        let left = *lock(&self.own().position);
+        if left.epoch == epoch {
+            return left;
+        }
+        Position {
+            epoch,
+            tail: 0,
+            head: 0,
+            phase: true,
+        }
+    }
+
     /// Holds nothing of the drive any more, so that it can be closed.
     fn let_go(&mut self) {
         if let Some(backing) = self.backing.take() {
@@ -270,6 +294,7 @@ impl Pair {
 
     /// Ends everything that was in flight. Only for a controller that has stopped: leases come home.
     fn end_all(&mut self, error: DeviceError) {
+        self.compares.clear();
         for index in 0..self.table.slots.len() {
             let slot = &mut self.table.slots[index];
             match slot.state {
@@ -331,6 +356,10 @@ impl Pair {
         self.own().fault.store(fault.into_bits(), Ordering::Release);
         self.shared.wake_owner();
     }
+}
+
+fn lock(position: &Mutex<Position>) -> MutexGuard<'_, Position> {
+    position.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Drop for Pair {
