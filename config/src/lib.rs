@@ -22,6 +22,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod difference;
 mod embedded;
 #[cfg(any(test, feature = "generators"))]
 pub mod generate;
@@ -38,6 +39,7 @@ mod suggest;
 mod validate;
 mod value;
 
+pub use difference::{Effect, Step};
 pub use load::LoadError;
 pub use model::{
     Access, Appliance, Backing, Config, Cores, CoresNotAllowed, Device, Digest, DriveNamespace,

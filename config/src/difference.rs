@@ -1,0 +1,456 @@
+//! What leads from one configuration to another, step by step.
+//!
+//! Steps are in the order in which they can be carried out: what goes away goes before what it
+//! stands on, what comes comes after it, and nothing is ever named by two things at once. Between
+//! any two steps every reference leads to something.
+
+use std::fmt;
+
+use crate::model::{Access, Backing, Config, Cores, Device, Export, Listener, Namespace};
+use crate::value::{ByteSize, ModelNumber, Name, Nqn, Period, SerialNumber};
+
+/// What a step does to those who are connected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Effect {
+    /// Nothing that they notice, save an event that tells them of it.
+    Live,
+    /// Requests in flight end first, up to a deadline; then those who used what goes lose it.
+    Drain,
+    /// It cannot be done while the appliance runs.
+    Restart,
+}
+
+impl Effect {
+    /// The word for it.
+    pub const fn word(self) -> &'static str {
+        match self {
+            Effect::Live => "live",
+            Effect::Drain => "drain",
+            Effect::Restart => "restart",
+        }
+    }
+}
+
+/// One step from a running configuration to a wanted one. Its `Display` is one line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// A namespace leaves an export.
+    RemoveNamespace {
+        /// The export.
+        export: Nqn,
+        /// The namespace.
+        namespace: Namespace,
+    },
+    /// An export goes, with its hosts' connections.
+    RemoveExport(Nqn),
+    /// An export can no longer be reached at a listener.
+    DetachListener {
+        /// The export.
+        export: Nqn,
+        /// The listener.
+        listener: Name,
+    },
+    /// A listener goes, with its connections.
+    RemoveListener(Name),
+    /// Others may use an export: those who no longer may are disconnected.
+    ChangeAccess {
+        /// The export.
+        export: Nqn,
+        /// Who may use it from now on.
+        access: Access,
+        /// Whether somebody who may use it now no longer may.
+        revokes: bool,
+    },
+    /// Hosts know an export by what changes: their controllers are closed, and they come back.
+    ChangeIdentity {
+        /// The export.
+        export: Nqn,
+        /// The serial number in the file from now on.
+        serial: Option<SerialNumber>,
+        /// The model number from now on.
+        model: ModelNumber,
+    },
+    /// A device is closed.
+    RemoveDevice(Name),
+    /// A device becomes larger; without a size, it stays as large as its file.
+    GrowDevice {
+        /// The device.
+        device: Name,
+        /// Its size.
+        size: Option<ByteSize>,
+    },
+    /// A device is opened.
+    AddDevice(Box<Device>),
+    /// A listener is bound.
+    AddListener(Box<Listener>),
+    /// Connections that come from now on have other settings.
+    ChangeListener(Box<Listener>),
+    /// An export can be attached.
+    AddExport(Box<Export>),
+    /// An export can be reached at one more listener.
+    AttachListener {
+        /// The export.
+        export: Nqn,
+        /// The listener.
+        listener: Name,
+    },
+    /// Controllers that come from now on may have so many I/O queues.
+    ChangeQueues {
+        /// The export.
+        export: Nqn,
+        /// Most I/O queues of one controller.
+        max_io_queues: u16,
+    },
+    /// A namespace joins an export.
+    AddNamespace {
+        /// The export.
+        export: Nqn,
+        /// The namespace.
+        namespace: Namespace,
+    },
+    /// The next stop has another deadline.
+    ChangeShutdownDeadline(Period),
+    /// A key that only a start reads.
+    Restart {
+        /// The key: `appliance.memory`.
+        key: &'static str,
+        /// What it says now, as in the file.
+        from: String,
+        /// What it is to say.
+        to: String,
+    },
+}
+
+impl Step {
+    /// What the step does to those who are connected.
+    pub fn effect(&self) -> Effect {
+        match self {
+            Step::RemoveNamespace { .. }
+            | Step::RemoveExport(_)
+            | Step::DetachListener { .. }
+            | Step::RemoveListener(_)
+            | Step::ChangeAccess { revokes: true, .. }
+            | Step::ChangeIdentity { .. }
+            | Step::RemoveDevice(_) => Effect::Drain,
+            Step::GrowDevice { .. }
+            | Step::AddDevice(_)
+            | Step::AddListener(_)
+            | Step::ChangeListener(_)
+            | Step::AddExport(_)
+            | Step::AttachListener { .. }
+            | Step::ChangeAccess { revokes: false, .. }
+            | Step::ChangeQueues { .. }
+            | Step::AddNamespace { .. }
+            | Step::ChangeShutdownDeadline(_) => Effect::Live,
+            Step::Restart { .. } => Effect::Restart,
+        }
+    }
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Step::RemoveNamespace { export, namespace } => {
+                let Namespace { nsid, device } = namespace;
+                write!(f, "remove namespace {nsid} ({device}) from {export}")
+            }
+            Step::RemoveExport(export) => {
+                write!(f, "remove {export} and disconnect its hosts")
+            }
+            Step::DetachListener { export, listener } => {
+                write!(f, "stop offering {export} at {listener}")
+            }
+            Step::RemoveListener(listener) => {
+                write!(f, "close listener {listener} and its connections")
+            }
+            Step::ChangeAccess { export, access, .. } => match access {
+                Access::AnyHost => write!(f, "let every host attach {export}"),
+                Access::Hosts(hosts) => write!(f, "let {} host(s) attach {export}", hosts.len()),
+            },
+            Step::ChangeIdentity { export, .. } => write!(
+                f,
+                "give {export} another serial or model number: its hosts are disconnected"
+            ),
+            Step::RemoveDevice(device) => write!(f, "close device {device}"),
+            Step::GrowDevice { device, size } => match size {
+                Some(size) => write!(f, "resize device {device} to {size}"),
+                None => write!(f, "leave the size of device {device} to its file"),
+            },
+            Step::AddDevice(device) => {
+                write!(f, "open device {} ({})", device.name, device.backing.word())
+            }
+            Step::AddListener(listener) => write!(
+                f,
+                "listen on {} ({}) as {}",
+                listener.address,
+                listener.transport.word(),
+                listener.name
+            ),
+            Step::ChangeListener(listener) => {
+                write!(
+                    f,
+                    "give new connections of {} other settings",
+                    listener.name
+                )
+            }
+            Step::AddExport(export) => write!(f, "offer {}", export.nqn),
+            Step::AttachListener { export, listener } => write!(f, "offer {export} at {listener}"),
+            Step::ChangeQueues {
+                export,
+                max_io_queues,
+            } => write!(
+                f,
+                "give new controllers of {export} up to {max_io_queues} I/O queue(s)"
+            ),
+            Step::AddNamespace { export, namespace } => {
+                let Namespace { nsid, device } = namespace;
+                write!(f, "add namespace {nsid} ({device}) to {export}")
+            }
+            Step::ChangeShutdownDeadline(deadline) => {
+                write!(f, "give the next stop {deadline}")
+            }
+            Step::Restart { key, from, to } => {
+                write!(
+                    f,
+                    "{key} = {from} becomes {to}, which only a restart can do"
+                )
+            }
+        }
+    }
+}
+
+impl Config {
+    /// The steps from this configuration to `wanted`, in the order in which they can be carried
+    /// out. None when both mean the same; the order of sections means nothing.
+    pub fn difference(&self, wanted: &Config) -> Vec<Step> {
+        let mut steps = restarts(self, wanted);
+        let between = Between {
+            running: self,
+            wanted,
+        };
+        for export in &self.exports {
+            between.leave(export, &mut steps);
+        }
+        for listener in &self.listeners {
+            if !between.keeps_listener(&listener.name) {
+                steps.push(Step::RemoveListener(listener.name.clone()));
+            }
+        }
+        for device in &self.devices {
+            if !between.keeps_device(&device.name) {
+                steps.push(Step::RemoveDevice(device.name.clone()));
+            }
+        }
+        for device in &wanted.devices {
+            between.come_to_device(device, &mut steps);
+        }
+        for listener in &wanted.listeners {
+            between.come_to_listener(listener, &mut steps);
+        }
+        for export in &wanted.exports {
+            between.come_to_export(export, &mut steps);
+        }
+        let deadline = wanted.appliance.shutdown_deadline;
+        if self.appliance.shutdown_deadline != deadline {
+            steps.push(Step::ChangeShutdownDeadline(deadline));
+        }
+        steps
+    }
+}
+
+/// Two configurations, and what of the first stays in the second.
+struct Between<'c> {
+    running: &'c Config,
+    wanted: &'c Config,
+}
+
+impl Between<'_> {
+    /// Whether the device stays open, though it may grow.
+    fn keeps_device(&self, name: &Name) -> bool {
+        let pair = self.running.device(name).zip(self.wanted.device(name));
+        pair.is_some_and(|(now, then)| now == then || grows(now, then))
+    }
+
+    /// Whether the listener stays bound, though its settings may change.
+    fn keeps_listener(&self, name: &Name) -> bool {
+        let pair = self.running.listener(name).zip(self.wanted.listener(name));
+        pair.is_some_and(|(now, then)| {
+            now.transport == then.transport && now.address == then.address
+        })
+    }
+
+    fn leave(&self, export: &Export, steps: &mut Vec<Step>) {
+        let nqn = || export.nqn.clone();
+        let Some(then) = self.wanted.export(&export.nqn) else {
+            steps.push(Step::RemoveExport(nqn()));
+            return;
+        };
+        for namespace in &export.namespaces {
+            if !then.namespaces.contains(namespace) || !self.keeps_device(&namespace.device) {
+                steps.push(Step::RemoveNamespace {
+                    export: nqn(),
+                    namespace: namespace.clone(),
+                });
+            }
+        }
+        for listener in &export.listeners {
+            if !then.listeners.contains(listener) || !self.keeps_listener(listener) {
+                steps.push(Step::DetachListener {
+                    export: nqn(),
+                    listener: listener.clone(),
+                });
+            }
+        }
+    }
+
+    fn come_to_device(&self, device: &Device, steps: &mut Vec<Step>) {
+        match self.running.device(&device.name) {
+            Some(now) if now == device => {}
+            Some(now) if grows(now, device) => steps.push(Step::GrowDevice {
+                device: device.name.clone(),
+                size: device.backing.size(),
+            }),
+            _ => steps.push(Step::AddDevice(Box::new(device.clone()))),
+        }
+    }
+
+    fn come_to_listener(&self, listener: &Listener, steps: &mut Vec<Step>) {
+        let step = match self.running.listener(&listener.name) {
+            Some(now) if now == listener => return,
+            Some(_) if self.keeps_listener(&listener.name) => Step::ChangeListener,
+            _ => Step::AddListener,
+        };
+        steps.push(step(Box::new(listener.clone())));
+    }
+
+    fn come_to_export(&self, export: &Export, steps: &mut Vec<Step>) {
+        let Some(now) = self.running.export(&export.nqn) else {
+            steps.push(Step::AddExport(Box::new(export.clone())));
+            return;
+        };
+        let nqn = || export.nqn.clone();
+        if (&now.serial, &now.model) != (&export.serial, &export.model) {
+            steps.push(Step::ChangeIdentity {
+                export: nqn(),
+                serial: export.serial.clone(),
+                model: export.model.clone(),
+            });
+        }
+        if !same_access(&now.access, &export.access) {
+            steps.push(Step::ChangeAccess {
+                export: nqn(),
+                access: export.access.clone(),
+                revokes: !admits_all(&export.access, &now.access),
+            });
+        }
+        if now.max_io_queues != export.max_io_queues {
+            steps.push(Step::ChangeQueues {
+                export: nqn(),
+                max_io_queues: export.max_io_queues,
+            });
+        }
+        for listener in &export.listeners {
+            if !now.listeners.contains(listener) || !self.keeps_listener(listener) {
+                steps.push(Step::AttachListener {
+                    export: nqn(),
+                    listener: listener.clone(),
+                });
+            }
+        }
+        for namespace in &export.namespaces {
+            if !now.namespaces.contains(namespace) || !self.keeps_device(&namespace.device) {
+                steps.push(Step::AddNamespace {
+                    export: nqn(),
+                    namespace: namespace.clone(),
+                });
+            }
+        }
+    }
+}
+
+/// Whether `then` is `now` with another size that loses nothing: a larger one, or one that is or is
+/// no longer in the file. What a file holds beyond a size that is only now stated stays there.
+fn grows(now: &Device, then: &Device) -> bool {
+    let (from, to) = (now.backing.size(), then.backing.size());
+    let mut resized = now.clone();
+    set_size(&mut resized.backing, to);
+    let larger = from.zip(to).is_none_or(|(from, to)| from < to);
+    now != then && resized == *then && larger
+}
+
+fn set_size(backing: &mut Backing, to: Option<ByteSize>) {
+    match (backing, to) {
+        (Backing::Memory { size, .. } | Backing::Null { size, .. }, Some(to)) => *size = to,
+        (Backing::File { size, .. }, to) => *size = to,
+        (Backing::Memory { .. } | Backing::Null { .. }, None) | (Backing::Nvme(_), _) => {}
+    }
+}
+
+/// Whether whoever `few` lets in, `many` lets in too.
+fn admits_all(many: &Access, few: &Access) -> bool {
+    match (many, few) {
+        (Access::AnyHost, _) => true,
+        (Access::Hosts(_), Access::AnyHost) => false,
+        (Access::Hosts(many), Access::Hosts(few)) => few.iter().all(|host| many.contains(host)),
+    }
+}
+
+fn same_access(one: &Access, other: &Access) -> bool {
+    admits_all(one, other) && admits_all(other, one)
+}
+
+/// Keys that the start alone reads: they size tables and memory, place threads, or are part of
+/// every identity.
+fn restarts(running: &Config, wanted: &Config) -> Vec<Step> {
+    let (now, then) = (&running.appliance, &wanted.appliance);
+    let (few, many) = (&running.limits, &wanted.limits);
+    let cores = |cores: &Cores| match cores {
+        Cores::Auto => "auto".to_owned(),
+        Cores::List(list) => list.to_string(),
+    };
+    let keys = [
+        (
+            "appliance.name",
+            now.name.to_string(),
+            then.name.to_string(),
+        ),
+        ("appliance.cores", cores(&now.cores), cores(&then.cores)),
+        (
+            "appliance.memory",
+            now.memory.to_string(),
+            then.memory.to_string(),
+        ),
+        (
+            "appliance.pages",
+            now.pages.word().to_owned(),
+            then.pages.word().to_owned(),
+        ),
+        (
+            "appliance.idle",
+            now.idle.word().to_owned(),
+            then.idle.word().to_owned(),
+        ),
+        (
+            "limits.max_connections",
+            few.max_connections.to_string(),
+            many.max_connections.to_string(),
+        ),
+        (
+            "limits.max_controllers",
+            few.max_controllers.to_string(),
+            many.max_controllers.to_string(),
+        ),
+        (
+            "limits.max_transfer",
+            few.max_transfer.to_string(),
+            many.max_transfer.to_string(),
+        ),
+    ];
+    let changed = keys.into_iter().filter(|(_, from, to)| from != to);
+    changed
+        .map(|(key, from, to)| Step::Restart { key, from, to })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,280 @@
+use std::path::Path;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::generate;
+
+fn demo() -> Config {
+    Config::default_embedded(Path::new("/tmp/x")).expect("valid")
+}
+
+fn lines(from: &Config, to: &Config) -> Vec<String> {
+    let steps = from.difference(to);
+    let line = |step: &Step| format!("{}: {step}", step.effect().word());
+    steps.iter().map(line).collect()
+}
+
+/// Carries one step out on a model of a running appliance, and checks that it could be done.
+fn carry_out(config: &mut Config, step: &Step) {
+    fn export<'c>(config: &'c mut Config, nqn: &Nqn) -> &'c mut Export {
+        let exports = &mut config.exports;
+        let found = exports.iter_mut().find(|export| export.nqn == *nqn);
+        found.expect("an export that is there")
+    }
+    fn remove<T: PartialEq + fmt::Debug>(items: &mut Vec<T>, item: &T) {
+        let at = items.iter().position(|other| other == item);
+        items.remove(at.unwrap_or_else(|| panic!("{item:?} is not there")));
+    }
+    match step {
+        Step::RemoveNamespace {
+            export: nqn,
+            namespace,
+        } => {
+            remove(&mut export(config, nqn).namespaces, namespace);
+        }
+        Step::RemoveExport(nqn) => {
+            let gone = export(config, nqn).clone();
+            remove(&mut config.exports, &gone);
+        }
+        Step::DetachListener {
+            export: nqn,
+            listener,
+        } => {
+            remove(&mut export(config, nqn).listeners, listener);
+        }
+        Step::RemoveListener(name) => {
+            let gone = config.listener(name).expect("it is there").clone();
+            remove(&mut config.listeners, &gone);
+        }
+        Step::ChangeAccess {
+            export: nqn,
+            access,
+            revokes,
+        } => {
+            let export = export(config, nqn);
+            assert_eq!(*revokes, !admits_all(access, &export.access));
+            export.access = access.clone();
+        }
+        Step::ChangeIdentity {
+            export: nqn,
+            serial,
+            model,
+        } => {
+            let export = export(config, nqn);
+            export.serial = serial.clone();
+            export.model = model.clone();
+        }
+        Step::RemoveDevice(name) => {
+            let gone = config.device(name).expect("it is there").clone();
+            remove(&mut config.devices, &gone);
+        }
+        Step::GrowDevice { device, size } => {
+            let mut devices = config.devices.iter_mut();
+            let device = devices
+                .find(|other| other.name == *device)
+                .expect("it is there");
+            set_size(&mut device.backing, *size);
+        }
+        Step::AddDevice(device) => config.devices.push((**device).clone()),
+        Step::AddListener(listener) => config.listeners.push((**listener).clone()),
+        Step::ChangeListener(listener) => {
+            let mut listeners = config.listeners.iter_mut();
+            let found = listeners.find(|other| other.name == listener.name);
+            *found.expect("it is there") = (**listener).clone();
+        }
+        Step::AddExport(export) => config.exports.push((**export).clone()),
+        Step::AttachListener {
+            export: nqn,
+            listener,
+        } => {
+            export(config, nqn).listeners.push(listener.clone());
+        }
+        Step::ChangeQueues {
+            export: nqn,
+            max_io_queues,
+        } => {
+            export(config, nqn).max_io_queues = *max_io_queues;
+        }
+        Step::AddNamespace {
+            export: nqn,
+            namespace,
+        } => {
+            export(config, nqn).namespaces.push(namespace.clone());
+        }
+        Step::ChangeShutdownDeadline(deadline) => config.appliance.shutdown_deadline = *deadline,
+        Step::Restart { .. } => panic!("a restart is not a step of a running appliance"),
+    }
+}
+
+/// What must hold between any two steps: every reference leads to something, nothing is there
+/// twice.
+fn check(config: &Config) {
+    fn once<T: PartialEq + fmt::Debug>(items: impl Iterator<Item = T>) {
+        let mut seen = Vec::new();
+        for item in items {
+            assert!(!seen.contains(&item), "{item:?} twice");
+            seen.push(item);
+        }
+    }
+    once(config.devices.iter().map(|device| &device.name));
+    once(config.listeners.iter().map(|listener| &listener.name));
+    let addresses = config.listeners.iter().map(|listener| listener.address);
+    // The system chooses a port of its own for each that asks for port 0.
+    once(addresses.filter(|address| address.socket_addr().port() != 0));
+    once(config.exports.iter().map(|export| &export.nqn));
+    let namespaces = || config.exports.iter().flat_map(|export| &export.namespaces);
+    once(namespaces().map(|namespace| &namespace.device));
+    for namespace in namespaces() {
+        assert!(config.device(&namespace.device).is_some(), "{namespace:?}");
+    }
+    for export in &config.exports {
+        once(export.namespaces.iter().map(|namespace| namespace.nsid));
+        for listener in &export.listeners {
+            assert!(config.listener(listener).is_some(), "{listener}");
+        }
+    }
+}
+
+/// The same configuration with everything whose order means nothing in one order.
+fn ordered(mut config: Config) -> Config {
+    config.devices.sort_by_key(|device| device.name.to_string());
+    config
+        .listeners
+        .sort_by_key(|listener| listener.name.to_string());
+    config.exports.sort_by_key(|export| export.nqn.to_string());
+    for export in &mut config.exports {
+        export.namespaces.sort_by_key(|namespace| namespace.nsid);
+        export.listeners.sort_by_key(ToString::to_string);
+        if let Access::Hosts(hosts) = &mut export.access {
+            hosts.sort_by_key(ToString::to_string);
+        }
+    }
+    config
+}
+
+#[test]
+fn nothing_leads_to_the_same() {
+    assert_eq!(demo().difference(&demo()), []);
+    let mut other = demo();
+    other.devices.reverse();
+    assert_eq!(demo().difference(&other), []);
+}
+
+#[test]
+fn says_what_only_a_restart_can_do() {
+    let mut wanted = demo();
+    wanted.appliance.memory = ByteSize::from_mib(512);
+    wanted.appliance.cores = Cores::List("2-3".parse().expect("valid"));
+    assert_eq!(
+        lines(&demo(), &wanted),
+        [
+            "restart: appliance.cores = auto becomes 2-3, which only a restart can do",
+            "restart: appliance.memory = 256MiB becomes 512MiB, which only a restart can do",
+        ]
+    );
+}
+
+#[test]
+fn a_larger_device_grows_and_a_smaller_one_is_replaced() {
+    let running = demo();
+    let name = running.devices[0].name.clone();
+    let size = running.devices[0].backing.size().expect("a size");
+    let mut wanted = running.clone();
+    set_size(
+        &mut wanted.devices[0].backing,
+        Some(ByteSize::from_mib(2048)),
+    );
+    assert!(size < ByteSize::from_mib(2048));
+    assert_eq!(
+        lines(&running, &wanted),
+        [format!("live: resize device {name} to 2GiB")]
+    );
+    let nqn = &running.exports[0].nqn;
+    assert_eq!(
+        lines(&wanted, &running),
+        [
+            format!("drain: remove namespace 1 ({name}) from {nqn}"),
+            format!("drain: close device {name}"),
+            format!("live: open device {name} (memory)"),
+            format!("live: add namespace 1 ({name}) to {nqn}"),
+        ]
+    );
+}
+
+#[test]
+fn who_loses_access_is_drained_and_who_gains_it_is_not() {
+    let mut few = demo();
+    let host: Nqn = "nqn.2026-11.org.example:host".parse().expect("valid");
+    few.exports[0].access = Access::Hosts(vec![host]);
+    let nqn = &few.exports[0].nqn;
+    assert_eq!(
+        lines(&demo(), &few),
+        [format!("drain: let 1 host(s) attach {nqn}")]
+    );
+    assert_eq!(
+        lines(&few, &demo()),
+        [format!("live: let every host attach {nqn}")]
+    );
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(256))]
+    #[test]
+    fn steps_lead_from_any_configuration_to_any_other(
+        running in generate::config(), wanted in generate::config()
+    ) {
+        let mut now = running.clone();
+        // What only a restart can change is as it is wanted.
+        now.appliance = crate::Appliance {
+            shutdown_deadline: running.appliance.shutdown_deadline,
+            ..wanted.appliance.clone()
+        };
+        now.limits = wanted.limits.clone();
+        let steps = now.difference(&wanted);
+        for step in &steps {
+            carry_out(&mut now, step);
+            check(&now);
+        }
+        prop_assert_eq!(ordered(now.clone()), ordered(wanted.clone()));
+        prop_assert_eq!(now.difference(&wanted), vec![]);
+    }
+
+    #[test]
+    fn small_changes_lead_back_and_forth(
+        running in generate::config(), other in generate::config(), part in 0_usize..6
+    ) {
+        let mut wanted = running.clone();
+        match part {
+            0 => { wanted.exports.pop(); }
+            1 => wanted.appliance.shutdown_deadline = other.appliance.shutdown_deadline,
+            2 => wanted.exports[0].access = other.exports[0].access.clone(),
+            3 => wanted.exports[0].model = other.exports[0].model.clone(),
+            4 => wanted.listeners[0].queue_depth = other.listeners[0].queue_depth,
+            _ => wanted.devices[0].read_only = !wanted.devices[0].read_only,
+        }
+        for (from, to) in [(&running, &wanted), (&wanted, &running)] {
+            let mut now = from.clone();
+            for step in from.difference(to) {
+                carry_out(&mut now, &step);
+                check(&now);
+            }
+            prop_assert_eq!(ordered(now), ordered(to.clone()));
+        }
+    }
+
+    #[test]
+    fn a_restart_is_said_exactly_where_a_start_reads_something_else(
+        running in generate::config(), wanted in generate::config()
+    ) {
+        let restarts = |step: &Step| step.effect() == Effect::Restart;
+        let mut same = wanted.clone();
+        same.appliance = running.appliance.clone();
+        same.limits = running.limits.clone();
+        prop_assert!(!running.difference(&same).iter().any(restarts));
+        let mut appliance = wanted.appliance.clone();
+        appliance.shutdown_deadline = running.appliance.shutdown_deadline;
+        let differs = appliance != running.appliance || wanted.limits != running.limits;
+        prop_assert_eq!(running.difference(&wanted).iter().any(restarts), differs);
+    }
+}
