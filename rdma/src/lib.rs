@@ -40,6 +40,8 @@ mod memory;
 mod provider;
 mod registered;
 mod request;
+#[cfg(feature = "verbs")]
+pub mod verbs;
 
 pub use completion::{CompletionFlags, CompletionOpcode, CompletionStatus, WorkCompletion};
 pub use connection::{
@@ -61,3 +63,5 @@ pub use request::{
     Payload, ReceiveRequest, RemoteAddress, SGES_MAX, SendOperation, SendRequest, Sge, SgeList,
     WindowBinding,
 };
+#[cfg(feature = "verbs")]
+pub use verbs::Verbs;

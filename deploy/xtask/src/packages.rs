@@ -1,9 +1,17 @@
 //! Installs the Debian packages and Rust components that the tests need, where they are missing.
 
+use std::fs;
+use std::path::{Path, PathBuf};
+
 use crate::process;
 
-/// Programs that the steps run, and the Debian packages that have them.
-const PROGRAMS: [(&str, &str); 10] = [
+/// Programs that the steps run and files that builds read, and the Debian packages that have them.
+/// Files begin with a slash; several places are separated by colons, and a place may have one star.
+const PROGRAMS: [(&str, &str); 14] = [
+    (VERBS_HEADER, "libibverbs-dev"),
+    (CONNECTION_MANAGER_HEADER, "librdmacm-dev"),
+    (CLANG_LIBRARY, "libclang-dev"),
+    ("pkg-config", "pkg-config"),
     ("cpio", "cpio"),
     ("depmod", "kmod"),
     ("git", "git"),
@@ -16,11 +24,30 @@ const PROGRAMS: [(&str, &str); 10] = [
     ("zstd", "zstd"),
 ];
 
-/// Of these the ones that tests outside the lab need as well.
-const NEEDED_WITHOUT_LAB: [&str; 2] = ["python3", "setpriv"];
+const VERBS_HEADER: &str = "/usr/include/infiniband/verbs.h";
+const CONNECTION_MANAGER_HEADER: &str = "/usr/include/rdma/rdma_cma.h";
+/// Where clang's library is, which reads the headers of verbs.
+const CLANG_LIBRARY: &str =
+    "/usr/lib/llvm-*/lib/libclang.so:/usr/lib64/libclang.so*:/usr/lib/libclang.so*";
 
-/// What the demo needs; what building needs is there, for this program was built.
-const NEEDED_FOR_DEMO: [&str; 1] = ["setpriv"];
+/// Of these the ones that tests outside the lab need as well.
+const NEEDED_WITHOUT_LAB: [&str; 6] = [
+    VERBS_HEADER,
+    CONNECTION_MANAGER_HEADER,
+    CLANG_LIBRARY,
+    "pkg-config",
+    "python3",
+    "setpriv",
+];
+
+/// What the demo needs: to build the appliance, and to start it.
+const NEEDED_FOR_DEMO: [&str; 5] = [
+    VERBS_HEADER,
+    CONNECTION_MANAGER_HEADER,
+    CLANG_LIBRARY,
+    "pkg-config",
+    "setpriv",
+];
 
 const APT_ATTEMPTS_MAX: usize = 3;
 
@@ -48,12 +75,46 @@ fn missing_of(needed: &[&str], is_installed: impl Fn(&str) -> bool) -> Vec<&'sta
 /// Sees to it that everything that tests need is there; says what it installs.
 pub(crate) fn provide(with_lab: bool) -> Result<(), String> {
     provide_components()?;
-    install(&missing(with_lab, process::is_installed))
+    install(&missing(with_lab, is_there))
 }
 
 /// Sees to it that everything that the demo needs is there; says what it installs.
 pub(crate) fn provide_for_demo() -> Result<(), String> {
-    install(&missing_of(&NEEDED_FOR_DEMO, process::is_installed))
+    install(&missing_of(&NEEDED_FOR_DEMO, is_there))
+}
+
+/// Whether a program is installed, or a file in one of its places.
+fn is_there(name: &str) -> bool {
+    if name.starts_with('/') {
+        return name.split(':').any(|place| exists(Path::new(place)));
+    }
+    process::is_installed(name)
+}
+
+/// Whether a path exists in which one component may have a star.
+fn exists(path: &Path) -> bool {
+    let components: Vec<&str> = path.iter().filter_map(|part| part.to_str()).collect();
+    let starred = components
+        .iter()
+        .enumerate()
+        .find_map(|(at, part)| Some((at, part.split_once('*')?)));
+    let Some((at, (before, after))) = starred else {
+        return path.exists();
+    };
+    let parent: PathBuf = components[..at].iter().collect();
+    let rest: PathBuf = components[at + 1..].iter().collect();
+    let Ok(entries) = fs::read_dir(parent) else {
+        return false;
+    };
+    entries.flatten().any(|entry| {
+        let name = entry.file_name();
+        let fits = name
+            .to_str()
+            .and_then(|name| name.strip_prefix(before))
+            .is_some_and(|end| end.ends_with(after));
+        // Joined only where there is a rest: an empty one would ask for a directory.
+        fits && (at + 1 == components.len() || entry.path().join(&rest).exists())
+    })
 }
 
 /// Installs these packages.
@@ -136,13 +197,49 @@ mod tests {
 
     #[test]
     fn without_the_lab_its_tools_are_not_needed() {
-        assert_eq!(missing(false, |_| false), ["python3", "util-linux"]);
+        assert_eq!(
+            missing(false, |_| false),
+            [
+                "libibverbs-dev",
+                "librdmacm-dev",
+                "libclang-dev",
+                "pkg-config",
+                "python3",
+                "util-linux"
+            ]
+        );
         assert!(missing(false, |program| program != "mmdebstrap").is_empty());
     }
 
     #[test]
-    fn everything_needed_without_the_lab_is_in_the_table() {
-        for name in NEEDED_WITHOUT_LAB {
+    fn a_star_stands_for_part_of_a_name() {
+        let scratch = tempfile::tempdir().unwrap();
+        let place = |rest: &str| scratch.path().join(rest);
+        fs::create_dir_all(place("llvm-14/lib")).unwrap();
+        fs::write(place("llvm-14/lib/libclang.so"), "").unwrap();
+        for found in ["llvm-*/lib/libclang.so", "llvm-14/lib/libclang*", "llvm*"] {
+            assert!(exists(&place(found)), "{found}");
+        }
+        for missing in [
+            "llvm-*/lib/libclang.a",
+            "gcc-*/lib",
+            "llvm-14/lib/*.a",
+            "x/*",
+        ] {
+            assert!(!exists(&place(missing)), "{missing}");
+        }
+    }
+
+    #[test]
+    fn files_are_told_from_programs() {
+        assert!(is_there("/no/such:/proc/self"));
+        assert!(!is_there("/no/such:/nor/such*"));
+        assert!(is_there("sh") && !is_there("no-such-program"));
+    }
+
+    #[test]
+    fn everything_needed_is_in_the_table() {
+        for name in NEEDED_WITHOUT_LAB.iter().chain(&NEEDED_FOR_DEMO).copied() {
             assert!(
                 PROGRAMS.iter().any(|&(program, _)| program == name),
                 "{name}"

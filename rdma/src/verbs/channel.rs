@@ -1,0 +1,327 @@
+//! Event channels, and what their events say.
+#![expect(unsafe_code, reason = "calls librdmacm")]
+
+use std::ffi::c_int;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
+use std::ptr;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rdma_sys::{
+    rdma_cm_event, rdma_cm_event_type, rdma_cm_id, rdma_conn_param, rdma_event_channel,
+};
+
+use super::Verbs;
+use super::connect_request::{Details, VerbsConnectRequest};
+use super::connection::{VerbsConnection, failure_kind};
+use super::handle::Handle;
+use super::identifier::{Identifier, Label, set};
+use super::library::Functions;
+use super::listener::{NOWHERE, VerbsListener};
+use super::system::{descriptor_of, error_of, set_nonblocking, would_block};
+use super::table::{DeviceTable, no_devices};
+use crate::connection::{ConnectionEvent, Event, PrivateData, RejectReason, Token};
+use crate::error::Error;
+use crate::provider::EventChannel;
+
+/// An event channel of librdmacm, for one owner.
+#[derive(Debug)]
+pub struct VerbsEventChannel {
+    channel: Arc<Channel>,
+    devices: Arc<DeviceTable>,
+}
+
+/// What listeners, requests and connections of a channel keep alive, and lock.
+#[derive(Debug)]
+pub(super) struct Channel {
+    functions: &'static Functions,
+    channel: Handle<rdma_event_channel>,
+    /// See the module's documentation.
+    lock: Mutex<()>,
+}
+
+impl Channel {
+    pub(super) fn functions(&self) -> &'static Functions {
+        self.functions
+    }
+
+    pub(super) fn handle(&self) -> Handle<rdma_event_channel> {
+        self.channel
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, ()> {
+        self.lock.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        // SAFETY: the channel is alive, and nobody changes this field.
+        let number = unsafe { (*self.channel.get()).fd };
+        // SAFETY: the channel lives for as long as this borrow.
+        unsafe { descriptor_of(number) }
+    }
+}
+
+impl Drop for Channel {
+    fn drop(&mut self) {
+        // SAFETY: its identifiers are gone, for they kept it alive, so this is its last use.
+        unsafe { (self.functions.rdma_destroy_event_channel)(self.channel.get()) };
+    }
+}
+
+/// What an event was, once it is acknowledged.
+enum Told {
+    Nothing,
+    Event(Event<Verbs>),
+    Request {
+        listener: Token,
+        id: Handle<rdma_cm_id>,
+        private_data: PrivateData,
+        initiator_depth: u8,
+        responder_resources: u8,
+    },
+    /// The peer ended a connection: this side's half is to be ended as well.
+    Disconnected(Token),
+}
+
+impl VerbsEventChannel {
+    pub(super) fn new(devices: Arc<DeviceTable>) -> Result<Self, Error> {
+        let functions = devices.functions();
+        // SAFETY: any thread may make a channel.
+        let channel = unsafe { (functions.rdma_create_event_channel)() };
+        let channel = Handle::new(channel).ok_or_else(|| no_devices(io::Error::last_os_error()))?;
+        let channel = Channel {
+            functions,
+            channel,
+            lock: Mutex::new(()),
+        };
+        set_nonblocking(channel.descriptor())?;
+        Ok(Self {
+            channel: Arc::new(channel),
+            devices,
+        })
+    }
+
+    pub(super) fn shared(&self) -> &Arc<Channel> {
+        &self.channel
+    }
+
+    /// Fetches one event, takes it apart and acknowledges it, all under the channel's lock.
+    fn fetch(&self) -> Result<Option<Told>, Error> {
+        let functions = self.channel.functions;
+        let _lock = self.channel.lock();
+        let mut event = ptr::null_mut();
+        let get = functions.rdma_get_cm_event;
+        // SAFETY: the channel is alive and does not block; with the lock held, nobody else touches
+        // the identifier that the event is about.
+        if unsafe { get(self.channel.channel.get(), &raw mut event) } != 0 {
+            let error = io::Error::last_os_error();
+            return match error.kind() {
+                io::ErrorKind::Interrupted => Ok(Some(Told::Nothing)),
+                _ if would_block(&error) => Ok(None),
+                _ => Err(error_of("rdma_get_cm_event", error)),
+            };
+        }
+        // SAFETY: the event is this function's until it is acknowledged.
+        let told = told_by(unsafe { &*event });
+        if let Told::Disconnected(_) = told {
+            // Has the work flushed, and answers a peer that asked. Refused where this side began.
+            // SAFETY: the event is this function's until it is acknowledged.
+            let id = unsafe { (*event).id };
+            // SAFETY: the identifier is alive, and its channel is locked.
+            let _ = unsafe { (functions.rdma_disconnect)(id) };
+        }
+        // SAFETY: the event came from the call above and is acknowledged once.
+        unsafe { (functions.rdma_ack_cm_event)(event) };
+        Ok(Some(told))
+    }
+
+    /// Makes a request of what a peer asked; `None` when its device was removed meanwhile.
+    fn request(
+        &self,
+        id: Handle<rdma_cm_id>,
+        private_data: PrivateData,
+        initiator_depth: u8,
+        responder_resources: u8,
+    ) -> Option<VerbsConnectRequest> {
+        let identifier = Identifier::of_request(Arc::clone(&self.channel), id);
+        let device = identifier
+            .verbs()
+            .map(|context| self.devices.device_of(context));
+        let Some(Ok(device)) = device else {
+            let _ = identifier.reject(&[]);
+            return None;
+        };
+        let details = Details {
+            devices: Arc::clone(&self.devices),
+            device,
+            private_data,
+            initiator_depth,
+            responder_resources,
+            local_address: identifier.local_address().unwrap_or(NOWHERE),
+            peer_address: identifier.peer_address().unwrap_or(NOWHERE),
+        };
+        Some(VerbsConnectRequest::new(identifier, details))
+    }
+}
+
+impl EventChannel for VerbsEventChannel {
+    type Provider = Verbs;
+
+    fn next_event(&mut self) -> Result<Option<Event<Verbs>>, Error> {
+        while let Some(told) = self.fetch()? {
+            match told {
+                Told::Nothing => {}
+                Told::Event(event) => return Ok(Some(event)),
+                Told::Disconnected(token) => {
+                    let event = ConnectionEvent::Disconnected;
+                    return Ok(Some(Event::Connection { token, event }));
+                }
+                Told::Request {
+                    listener,
+                    id,
+                    private_data,
+                    initiator_depth,
+                    responder_resources,
+                } => {
+                    let request =
+                        self.request(id, private_data, initiator_depth, responder_resources);
+                    if let Some(request) = request {
+                        return Ok(Some(Event::ConnectRequest { listener, request }));
+                    }
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        self.channel.descriptor()
+    }
+
+    fn listen(
+        &mut self,
+        address: SocketAddr,
+        backlog: u32,
+        token: Token,
+    ) -> Result<VerbsListener, Error> {
+        VerbsListener::new(&self.channel, address, backlog, token)
+    }
+
+    fn connection(&mut self, token: Token) -> Result<VerbsConnection, Error> {
+        VerbsConnection::active(&self.channel, token, Arc::clone(&self.devices))
+    }
+}
+
+/// Takes an event apart. Its channel is locked.
+fn told_by(event: &rdma_cm_event) -> Told {
+    if event.event == rdma_cm_event_type::RDMA_CM_EVENT_CONNECT_REQUEST {
+        return request_told_by(event);
+    }
+    // SAFETY: the caller holds the lock of the channel.
+    let Some(label) = (unsafe { Label::of_identifier(event.id) }) else {
+        return Told::Nothing;
+    };
+    let token = label.token;
+    if label.is_listener {
+        return match event.event {
+            rdma_cm_event_type::RDMA_CM_EVENT_TIMEWAIT_EXIT => Told::Nothing,
+            _ => Told::Event(Event::ListenerFailed { listener: token }),
+        };
+    }
+    if event.event == rdma_cm_event_type::RDMA_CM_EVENT_DISCONNECTED {
+        set(&label.is_ended);
+        return Told::Disconnected(token);
+    }
+    let event = connection_event(label, event);
+    Told::Event(Event::Connection { token, event })
+}
+
+fn request_told_by(event: &rdma_cm_event) -> Told {
+    let Some(id) = Handle::new(event.id) else {
+        return Told::Nothing;
+    };
+    // A request begins with its listener's context; it gets a label of its own when it is taken.
+    // SAFETY: the event hands this side a new identifier, which nobody else knows.
+    unsafe { (*id.get()).context = ptr::null_mut() };
+    // SAFETY: the caller holds the lock of the channel, and the event names its listener.
+    let Some(label) = (unsafe { Label::of_identifier(event.listen_id) }) else {
+        return Told::Nothing;
+    };
+    // SAFETY: events of reliable connections have this member.
+    let parameters = unsafe { &event.param.conn };
+    Told::Request {
+        listener: label.token,
+        id,
+        private_data: private_data_of(parameters),
+        initiator_depth: parameters.initiator_depth,
+        responder_resources: parameters.responder_resources,
+    }
+}
+
+fn connection_event(label: &Label, event: &rdma_cm_event) -> ConnectionEvent {
+    use rdma_cm_event_type as kind;
+
+    let status = event.status;
+    // SAFETY: events of reliable connections have this member; where they say nothing, the library
+    // left zeroes.
+    let parameters = unsafe { &event.param.conn };
+    match event.event {
+        kind::RDMA_CM_EVENT_ADDR_RESOLVED => ConnectionEvent::AddressResolved,
+        kind::RDMA_CM_EVENT_ADDR_ERROR => ConnectionEvent::AddressFailed(failure_kind(status)),
+        kind::RDMA_CM_EVENT_ROUTE_RESOLVED => ConnectionEvent::RouteResolved,
+        kind::RDMA_CM_EVENT_ROUTE_ERROR => ConnectionEvent::RouteFailed(failure_kind(status)),
+        kind::RDMA_CM_EVENT_CONNECT_ERROR => ConnectionEvent::ConnectFailed(failure_kind(status)),
+        // The peer accepted, but the queue pair was dropped.
+        kind::RDMA_CM_EVENT_CONNECT_RESPONSE => {
+            ConnectionEvent::ConnectFailed(io::ErrorKind::NotConnected)
+        }
+        kind::RDMA_CM_EVENT_UNREACHABLE => ConnectionEvent::Unreachable,
+        kind::RDMA_CM_EVENT_REJECTED => ConnectionEvent::Rejected {
+            reason: RejectReason(status),
+            private_data: private_data_of(parameters),
+        },
+        kind::RDMA_CM_EVENT_ESTABLISHED => {
+            set(&label.is_connected);
+            established(label, parameters)
+        }
+        kind::RDMA_CM_EVENT_DEVICE_REMOVAL => ConnectionEvent::DeviceRemoved,
+        kind::RDMA_CM_EVENT_ADDR_CHANGE => ConnectionEvent::AddressChanged,
+        kind::RDMA_CM_EVENT_TIMEWAIT_EXIT => ConnectionEvent::TimewaitExit,
+        other => ConnectionEvent::Other {
+            event: other as c_int,
+            status,
+        },
+    }
+}
+
+/// The active side's event carries the accept; the passive side's carries nothing, and what this
+/// side granted is said instead.
+fn established(label: &Label, parameters: &rdma_conn_param) -> ConnectionEvent {
+    let is_active = parameters.private_data_len != 0
+        || parameters.initiator_depth != 0
+        || parameters.responder_resources != 0;
+    let depth = |told: u8, granted: &std::sync::atomic::AtomicU8| {
+        if is_active {
+            told
+        } else {
+            granted.load(Ordering::Relaxed)
+        }
+    };
+    ConnectionEvent::Established {
+        private_data: private_data_of(parameters),
+        initiator_depth: depth(parameters.initiator_depth, &label.initiator_depth),
+        responder_resources: depth(parameters.responder_resources, &label.responder_resources),
+    }
+}
+
+fn private_data_of(parameters: &rdma_conn_param) -> PrivateData {
+    let bytes = parameters.private_data.cast::<u8>();
+    let length = usize::from(parameters.private_data_len);
+    if bytes.is_null() || length == 0 {
+        return PrivateData::EMPTY;
+    }
+    // SAFETY: the event holds so many bytes until it is acknowledged, which its borrow outlasts.
+    PrivateData::new(unsafe { std::slice::from_raw_parts(bytes, length) })
+}

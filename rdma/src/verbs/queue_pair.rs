@@ -1,0 +1,337 @@
+//! Queue pairs.
+#![expect(unsafe_code, reason = "calls libibverbs and librdmacm")]
+
+use std::ffi::c_int;
+use std::io;
+use std::mem::MaybeUninit;
+use std::ptr;
+use std::sync::Arc;
+
+use rdma_sys::{
+    ibv_post_recv, ibv_post_send, ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_cap,
+    ibv_qp_init_attr, ibv_qp_state, ibv_qp_type,
+};
+
+use super::Verbs;
+use super::completion_queue;
+use super::device::VerbsDevice;
+use super::domain::VerbsDomain;
+use super::handle::Handle;
+use super::identifier::{Identifier, Link};
+use super::library::Functions;
+use super::receive_list::ReceiveList;
+use super::registration::VerbsRegistration;
+use super::send_list::SendList;
+use super::shared_receive_queue::{self, VerbsSharedReceiveQueue};
+use super::system::{checked_code, error_of};
+use super::window::VerbsWindow;
+use crate::connection::Token;
+use crate::device::{QueuePairCapacity, QueuePairState};
+use crate::error::{Error, FlushError, PostError};
+use crate::provider::{Device, Domain, QueuePair, QueuePairOptions};
+use crate::request::{ReceiveRequest, SendRequest, WindowBinding};
+
+/// Fewer inline bytes than this are not worth a further try.
+const INLINE_BYTES_LEAST: u32 = 16;
+
+/// A queue pair of libibverbs.
+#[derive(Debug)]
+pub struct VerbsQueuePair {
+    queue_pair: Handle<ibv_qp>,
+    sends: SendList,
+    /// `None` with a shared receive queue.
+    receives: Option<ReceiveList>,
+    number: u32,
+    capacity: QueuePairCapacity,
+    link: Arc<Link>,
+    domain: VerbsDomain,
+    _send_completions: Arc<completion_queue::Queue>,
+    _receive_completions: Arc<completion_queue::Queue>,
+    _shared_receives: Option<Arc<shared_receive_queue::Queue>>,
+}
+
+impl VerbsQueuePair {
+    pub(super) fn new(
+        link: &Arc<Link>,
+        token: Token,
+        device: &VerbsDevice,
+        domain: &VerbsDomain,
+        options: &QueuePairOptions<'_, Verbs>,
+    ) -> Result<Self, Error> {
+        let sends = options.send_completions.shared();
+        let receives = options.receive_completions.shared();
+        let shared = options.shared_receives.map(VerbsSharedReceiveQueue::shared);
+        let of_one_device = domain.device().is_same(device)
+            && sends.device().is_same(device)
+            && receives.device().is_same(device)
+            && shared.is_none_or(|queue| queue.domain().is_same(domain));
+        if !of_one_device {
+            return Err(Error::Misuse(
+                "a queue pair's domain and queues must be of its connection's device",
+            ));
+        }
+        check_capacity(device, &options.capacity, shared.is_some())?;
+        let mut wanted = ibv_qp_init_attr {
+            // A number to libibverbs too, which keeps it for events.
+            qp_context: ptr::without_provenance_mut(token.0 as usize),
+            send_cq: sends.handle().get(),
+            recv_cq: receives.handle().get(),
+            srq: shared.map_or(ptr::null_mut(), |queue| queue.handle().get()),
+            cap: capacity_of(&options.capacity, shared.is_some()),
+            qp_type: ibv_qp_type::IBV_QPT_RC,
+            sq_sig_all: 0,
+        };
+        let made = link.with(|identifier| make(identifier, device, domain, &mut wanted));
+        let queue_pair = made.ok_or(Error::Misuse("the connection ended"))??;
+        let capacity = granted(&options.capacity, &wanted.cap);
+        // SAFETY: the queue pair was just made, and nobody changes this field.
+        let number = unsafe { (*queue_pair.get()).qp_num };
+        Ok(Self {
+            queue_pair,
+            sends: SendList::new(&capacity),
+            receives: shared
+                .is_none()
+                .then(|| ReceiveList::new(capacity.receive_requests, capacity.receive_sges)),
+            number,
+            capacity,
+            link: Arc::clone(link),
+            domain: domain.clone(),
+            _send_completions: Arc::clone(sends),
+            _receive_completions: Arc::clone(receives),
+            _shared_receives: shared.cloned(),
+        })
+    }
+
+    /// Has the work of an identifier's queue pair flushed, if it has one.
+    pub(super) fn fail(identifier: &Identifier) {
+        identifier.with(|functions, id| {
+            // SAFETY: the identifier is alive, and its channel is locked.
+            let queue_pair = unsafe { (*id).qp };
+            if let Some(queue_pair) = Handle::new(queue_pair) {
+                // A queue pair that cannot be moved there is one of a device that is gone.
+                let _ = set_error(functions, queue_pair);
+            }
+        });
+    }
+
+    fn functions(&self) -> &'static Functions {
+        self.domain.device().functions()
+    }
+}
+
+impl Drop for VerbsQueuePair {
+    fn drop(&mut self) {
+        self.link.with(Identifier::forget_queue_pair);
+        // SAFETY: this is its last use: its identifier has just forgotten it, or did so before.
+        unsafe { (self.functions().ibv_destroy_qp)(self.queue_pair.get()) };
+    }
+}
+
+impl QueuePair for VerbsQueuePair {
+    type Provider = Verbs;
+
+    fn number(&self) -> u32 {
+        self.number
+    }
+
+    fn capacity(&self) -> QueuePairCapacity {
+        self.capacity
+    }
+
+    fn state(&self) -> Result<QueuePairState, Error> {
+        let mut attributes = MaybeUninit::<ibv_qp_attr>::zeroed();
+        let mut initial = MaybeUninit::<ibv_qp_init_attr>::zeroed();
+        let query = self.functions().ibv_query_qp;
+        let mask = ibv_qp_attr_mask::IBV_QP_STATE.0 as c_int;
+        let (attributes, initial) = (attributes.as_mut_ptr(), initial.as_mut_ptr());
+        // SAFETY: the queue pair is alive, and the call writes both structures.
+        let result = unsafe { query(self.queue_pair.get(), attributes, mask, initial) };
+        checked_code("ibv_query_qp", result)?;
+        // SAFETY: the structure is plain data, made of zeroes or written by the call.
+        Ok(state_of(unsafe { (*attributes).qp_state }))
+    }
+
+    fn set_error(&mut self) -> Result<(), Error> {
+        set_error(self.functions(), self.queue_pair)
+    }
+
+    #[inline]
+    fn queue_send(&mut self, request: &SendRequest<'_>) -> Result<(), PostError> {
+        self.sends.push(request)
+    }
+
+    fn queue_bind(
+        &mut self,
+        window: &mut VerbsWindow,
+        registration: &VerbsRegistration,
+        binding: &WindowBinding,
+    ) -> Result<(), PostError> {
+        let registration = registration.shared();
+        if self.sends.is_full() {
+            return Err(PostError::QueueFull);
+        }
+        if !registration.domain().is_same(&self.domain) || !window.is_of(&self.domain) {
+            return Err(PostError::NotPossible);
+        }
+        let (window, key) = window.take()?;
+        self.sends.push_binding(window, key, registration, binding);
+        Ok(())
+    }
+
+    #[inline]
+    fn queue_receive(&mut self, request: &ReceiveRequest) -> Result<(), PostError> {
+        match &mut self.receives {
+            Some(receives) => receives.push(request),
+            None => Err(PostError::NotPossible),
+        }
+    }
+
+    #[inline]
+    fn flush(&mut self) -> Result<(), FlushError> {
+        let queue_pair = self.queue_pair.get();
+        let received = self.receives.as_mut().map_or(Ok(()), |receives| {
+            receives.post(|first, refused| {
+                // SAFETY: the queue pair is alive; the list is whole, ends, and stays as it is
+                // during the call, which copies what it takes.
+                unsafe { ibv_post_recv(queue_pair, first, refused) }
+            })
+        });
+        let sent = self.sends.post(|first, refused| {
+            // SAFETY: as above; windows and registrations that the list names are kept alive by it.
+            unsafe { ibv_post_send(queue_pair, first, refused) }
+        });
+        received.and(sent)
+    }
+}
+
+/// Makes the queue pair, with fewer inline bytes where the device refuses as many as wanted.
+fn make(
+    identifier: &Identifier,
+    device: &VerbsDevice,
+    domain: &VerbsDomain,
+    wanted: &mut ibv_qp_init_attr,
+) -> Result<Handle<ibv_qp>, Error> {
+    let cap = wanted.cap;
+    let mut inline_bytes = cap.max_inline_data.min(device.inline_bytes_max());
+    let mut is_limited = false;
+    loop {
+        wanted.cap = cap;
+        wanted.cap.max_inline_data = inline_bytes;
+        let pointer = &raw mut *wanted;
+        let error = identifier.with(|functions, id| {
+            // SAFETY: identifier, domain and queues are alive and of one device; the call reads
+            // the attributes and writes what it granted.
+            let result = unsafe { (functions.rdma_create_qp)(id, domain.handle().get(), pointer) };
+            if result != 0 {
+                return Err(io::Error::last_os_error());
+            }
+            // SAFETY: the identifier is alive, and its channel is locked.
+            Handle::new(unsafe { (*id).qp }).ok_or_else(io::Error::last_os_error)
+        });
+        let error = match error {
+            Ok(queue_pair) => {
+                if is_limited {
+                    device.limit_inline_bytes(inline_bytes);
+                }
+                return Ok(queue_pair);
+            }
+            Err(error) => error,
+        };
+        let may_be_inline = matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENOMEM));
+        if inline_bytes == 0 || !may_be_inline {
+            return Err(error_of("rdma_create_qp", error));
+        }
+        is_limited = true;
+        inline_bytes = match inline_bytes / 2 {
+            fewer if fewer < INLINE_BYTES_LEAST => 0,
+            fewer => fewer,
+        };
+    }
+}
+
+fn set_error(functions: &Functions, queue_pair: Handle<ibv_qp>) -> Result<(), Error> {
+    let mut attributes = MaybeUninit::<ibv_qp_attr>::zeroed();
+    let pointer = attributes.as_mut_ptr();
+    // SAFETY: the structure is this function's, and all zeroes.
+    unsafe { (*pointer).qp_state = ibv_qp_state::IBV_QPS_ERR };
+    let mask = ibv_qp_attr_mask::IBV_QP_STATE.0 as c_int;
+    // SAFETY: the queue pair is alive; the call reads what the mask names.
+    let result = unsafe { (functions.ibv_modify_qp)(queue_pair.get(), pointer, mask) };
+    checked_code("ibv_modify_qp", result)
+}
+
+fn check_capacity(
+    device: &VerbsDevice,
+    wanted: &QueuePairCapacity,
+    is_shared: bool,
+) -> Result<(), Error> {
+    let limits = device.limits();
+    let receive_requests = if is_shared {
+        0
+    } else {
+        wanted.receive_requests
+    };
+    let receive_sges = if is_shared { 0 } else { wanted.receive_sges };
+    for (what, wanted, limit) in [
+        (
+            "requests of a send queue",
+            wanted.send_requests,
+            limits.queue_pair_requests,
+        ),
+        (
+            "requests of a receive queue",
+            receive_requests,
+            limits.queue_pair_requests,
+        ),
+        ("pieces of memory in a send", wanted.send_sges, limits.sges),
+        ("pieces of memory in a receive", receive_sges, limits.sges),
+    ] {
+        if wanted > limit {
+            return Err(Error::Limit {
+                what,
+                wanted: wanted.into(),
+                limit: limit.into(),
+            });
+        }
+    }
+    Ok(())
+}
+
+fn capacity_of(wanted: &QueuePairCapacity, is_shared: bool) -> ibv_qp_cap {
+    ibv_qp_cap {
+        max_send_wr: wanted.send_requests.max(1),
+        max_recv_wr: if is_shared {
+            0
+        } else {
+            wanted.receive_requests
+        },
+        max_send_sge: wanted.send_sges.max(1),
+        max_recv_sge: if is_shared { 0 } else { wanted.receive_sges },
+        max_inline_data: wanted.inline_bytes,
+    }
+}
+
+/// What the device gave, as far as it is of use: more pieces or inline bytes than asked for would
+/// only cost storage.
+fn granted(wanted: &QueuePairCapacity, given: &ibv_qp_cap) -> QueuePairCapacity {
+    QueuePairCapacity {
+        send_requests: given.max_send_wr.max(wanted.send_requests),
+        receive_requests: given.max_recv_wr.max(wanted.receive_requests),
+        send_sges: wanted.send_sges,
+        receive_sges: wanted.receive_sges,
+        inline_bytes: given.max_inline_data.min(wanted.inline_bytes),
+    }
+}
+
+fn state_of(state: ibv_qp_state::Type) -> QueuePairState {
+    match state {
+        ibv_qp_state::IBV_QPS_RESET => QueuePairState::Reset,
+        ibv_qp_state::IBV_QPS_INIT => QueuePairState::Initialized,
+        ibv_qp_state::IBV_QPS_RTR => QueuePairState::ReadyToReceive,
+        ibv_qp_state::IBV_QPS_RTS => QueuePairState::ReadyToSend,
+        ibv_qp_state::IBV_QPS_SQD => QueuePairState::SendQueueDrained,
+        ibv_qp_state::IBV_QPS_SQE => QueuePairState::SendQueueError,
+        ibv_qp_state::IBV_QPS_ERR => QueuePairState::Error,
+        other => QueuePairState::Other(other as i32),
+    }
+}

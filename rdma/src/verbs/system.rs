@@ -1,0 +1,94 @@
+//! Error numbers made errors of this crate, and descriptors made non-blocking.
+#![expect(
+    unsafe_code,
+    reason = "borrows descriptors that structures of rdma-core name by number"
+)]
+
+use std::ffi::c_int;
+use std::io;
+use std::os::fd::BorrowedFd;
+
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+
+use crate::error::Error;
+
+/// The error of a function that sets `errno`.
+pub(super) fn last_error(step: &'static str) -> Error {
+    error_of(step, io::Error::last_os_error())
+}
+
+/// The result of a function that returns 0 or sets `errno`.
+pub(super) fn checked(step: &'static str, result: c_int) -> Result<(), Error> {
+    if result == 0 {
+        return Ok(());
+    }
+    Err(last_error(step))
+}
+
+/// The result of a verb that returns 0, an error number, or its negative.
+pub(super) fn checked_code(step: &'static str, result: c_int) -> Result<(), Error> {
+    match result {
+        0 => Ok(()),
+        // Several drivers answer -1 and set errno in place of an error number.
+        -1 => Err(last_error(step)),
+        code => {
+            let code = code.saturating_abs();
+            Err(error_of(step, io::Error::from_raw_os_error(code)))
+        }
+    }
+}
+
+/// A device that was removed answers every call with one of these two.
+pub(super) fn error_of(step: &'static str, source: io::Error) -> Error {
+    match source.raw_os_error() {
+        Some(libc::EIO | libc::ENODEV) => Error::DeviceGone,
+        _ => Error::System { step, source },
+    }
+}
+
+/// Whether the error is that of a non-blocking call that found nothing.
+pub(super) fn would_block(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::WouldBlock
+}
+
+/// Has reads of a descriptor answer at once.
+pub(super) fn set_nonblocking(descriptor: BorrowedFd<'_>) -> Result<(), Error> {
+    let set =
+        fcntl_getfl(descriptor).and_then(|flags| fcntl_setfl(descriptor, flags | OFlags::NONBLOCK));
+    set.map_err(|errno| Error::System {
+        step: "fcntl(O_NONBLOCK)",
+        source: errno.into(),
+    })
+}
+
+/// The descriptor that an object of rdma-core names by number.
+///
+/// # Safety
+/// The object, and with it the descriptor, stays open for as long as `'a`.
+pub(super) unsafe fn descriptor_of<'a>(number: c_int) -> BorrowedFd<'a> {
+    // SAFETY: the caller's promise; the libraries never make an object with descriptor -1.
+    unsafe { BorrowedFd::borrow_raw(number) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn verbs_answer_error_numbers_of_either_sign() {
+        assert!(checked_code("x", 0).is_ok());
+        for code in [libc::EINVAL, -libc::EINVAL] {
+            let Err(Error::System { step, source }) = checked_code("x", code) else {
+                panic!("{code}");
+            };
+            assert_eq!((step, source.raw_os_error()), ("x", Some(libc::EINVAL)));
+        }
+    }
+
+    #[test]
+    fn a_removed_device_is_gone_and_no_system_error() {
+        for code in [libc::EIO, libc::ENODEV] {
+            assert!(matches!(checked_code("x", code), Err(Error::DeviceGone)));
+        }
+    }
+}
