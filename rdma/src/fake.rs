@@ -49,6 +49,8 @@ pub use objects::{
 pub use queue_pair::FakeQueuePair;
 use state::{DeviceState, INLINE_BYTES_MAX, Machine, State};
 use table::Key;
+#[cfg(test)]
+pub(crate) use tests::foreign::foreign as foreign_for_tests;
 
 /// When the fabric moves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -28,6 +28,7 @@
 //! Either side: [`Connection::disconnect`], [`ConnectionEvent::Disconnected`] on both, the queue
 //! pair's work flushed, everything dropped.
 
+mod cache;
 mod completion;
 #[cfg(any(test, feature = "conformance"))]
 pub mod conformance;
@@ -43,6 +44,7 @@ mod request;
 #[cfg(feature = "verbs")]
 pub mod verbs;
 
+pub use cache::{CacheConfig, CacheCounters, Held, RegistrationCache};
 pub use completion::{CompletionFlags, CompletionOpcode, CompletionStatus, WorkCompletion};
 pub use connection::{
     ACCEPT_PRIVATE_DATA_MAX, CONNECT_PRIVATE_DATA_MAX, ConnectParameters, ConnectionEvent, Event,

@@ -97,6 +97,23 @@ impl<'a> MemoryRange<'a> {
         }
     }
 
+    /// The range from `start` to `end`, around this one, of the same memory; `None` beyond it.
+    ///
+    /// Registering more than was promised touches nothing: work requests and peers are given keys
+    /// and addresses of the promised range only.
+    pub(crate) fn expanded(&self, start: usize, end: usize) -> Option<Self> {
+        let around = start <= self.address && end >= self.address + self.len;
+        let within = self.region.is_none_or(|region| {
+            let base = region.base_address();
+            start >= base && end <= base + region.len()
+        });
+        (around && within).then_some(Self {
+            address: start,
+            len: end - start,
+            region: self.region,
+        })
+    }
+
     /// Address of the first byte.
     #[must_use]
     pub fn address(&self) -> usize {

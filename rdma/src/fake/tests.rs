@@ -1,7 +1,7 @@
 //! The fabric against the suite, and what only a fabric can be tested for.
 
 mod faults;
-mod foreign;
+pub(crate) mod foreign;
 mod limits;
 mod suite;
 mod work;
