@@ -1,0 +1,81 @@
+//! What the appliance decides about NVMe/RDMA, with its limits.
+
+use nvme_target::{PortId, QUEUE_DEPTH_MAX};
+use reactors::Nanos;
+
+/// Largest in-capsule data that an I/O queue may be given, in bytes.
+pub const IN_CAPSULE_BYTES_MAX: u32 = 64 << 10;
+/// Connections that one reactor serves at most.
+pub const CONNECTIONS_PER_REACTOR_MAX: usize = 4096;
+/// Receives that the connections of one reactor share on one device, at most.
+pub const RECEIVES_MAX: u32 = 8192;
+/// Devices that one reactor serves at most.
+pub const DEVICES_MAX: usize = 16;
+
+// A request token has 16 bits for each, and one value of each stands for something else.
+const _: () = assert!(CONNECTIONS_PER_REACTOR_MAX < u16::MAX as usize);
+const _: () = assert!(RECEIVES_MAX < u16::MAX as u32);
+const _: () = assert!(QUEUE_DEPTH_MAX < u16::MAX);
+
+/// What hosts of one port get.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PortSettings {
+    /// In-capsule data that I/O queues may carry, bytes, a multiple of 16.
+    pub in_capsule_bytes: u32,
+    /// Entries of an I/O queue at most; devices may have less.
+    pub queue_depth_max: u16,
+}
+
+impl Default for PortSettings {
+    fn default() -> Self {
+        Self {
+            in_capsule_bytes: 4096,
+            queue_depth_max: 128,
+        }
+    }
+}
+
+/// Settings of one reactor's NVMe/RDMA transport.
+#[derive(Debug, Clone)]
+pub struct RdmaConfig {
+    /// The ports that do not have the default settings.
+    pub ports: Vec<(PortId, PortSettings)>,
+    /// Receives that the connections of the reactor share on one device; devices may have less.
+    pub receives: u32,
+    /// Connections at most on this reactor.
+    pub connections_max: usize,
+    /// A host must have connected its queue within this time.
+    pub setup_timeout: Nanos,
+    /// What is queued for a host must have been taken within this time after its connection began
+    /// to close; and what is posted must have been flushed within it.
+    pub close_timeout: Nanos,
+}
+
+impl RdmaConfig {
+    /// What hosts of `port` get.
+    #[must_use]
+    pub fn port(&self, port: PortId) -> PortSettings {
+        let found = self.ports.iter().find(|(id, _)| *id == port);
+        found.map_or_else(PortSettings::default, |(_, settings)| *settings)
+    }
+
+    /// In-capsule data that the receives of a device have room for: the ports share them.
+    pub(crate) fn in_capsule_bytes(&self) -> u32 {
+        let ports = self.ports.iter().map(|(_, port)| port.in_capsule_bytes);
+        let most = ports.max();
+        most.unwrap_or(PortSettings::default().in_capsule_bytes)
+            .min(IN_CAPSULE_BYTES_MAX)
+    }
+}
+
+impl Default for RdmaConfig {
+    fn default() -> Self {
+        Self {
+            ports: Vec::new(),
+            receives: 1024,
+            connections_max: 1024,
+            setup_timeout: Nanos::from_secs(10),
+            close_timeout: Nanos::from_secs(1),
+        }
+    }
+}

@@ -1,0 +1,515 @@
+//! One NVMe/RDMA connection: a queue pair from the accept to its end.
+//!
+//! Owns the queue pair, the request slots and what is posted. Decides which work requests move a
+//! command's data, and when; what a command means is the target core's business. It never blocks,
+//! and after Connect it allocates nothing. NVMe/RDMA Transport 1.1 ("RDMA 1.1").
+
+mod connecting;
+mod requests;
+mod sending;
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+
+use hugemem::{DmaBuffer, Lease, Pool};
+use nvme_spec::Sqe;
+use nvme_target::{Completed, PortId, QueueId, TargetCore, TransportId};
+use rdma::{CompletionStatus, Connection as _, MemoryMap, Provider, QueuePair, WorkCompletion};
+use reactors::Nanos;
+
+use crate::config::RdmaConfig;
+use crate::counters::RdmaCounters;
+use crate::log_limit::LogLimit;
+use crate::posted::{PostedKind, SendQueue};
+use crate::private_data::Wish;
+use crate::receives::{COMMAND_BYTES, Receives};
+use crate::slot::SlotTable;
+use crate::token::{CONNECT_SLOT, RequestToken, WORK_GENERATION_MASK, WorkId};
+use connecting::Connecting;
+use sending::HeldBack;
+
+/// How long a queue pair whose work is flushed waits for the device's word that it has taken its
+/// last receive from the shared queue. Devices that never say it lose at most one receive each.
+const LAST_RECEIVE_GRACE: Nanos = Nanos::from_millis(100);
+
+/// What a connection works with while its reactor polls it.
+pub(crate) struct Context<'a, P: Provider> {
+    pub(crate) core: &'a mut TargetCore,
+    pub(crate) pool: &'a Pool,
+    pub(crate) config: &'a RdmaConfig,
+    pub(crate) counters: &'a RdmaCounters,
+    pub(crate) log: &'a LogLimit,
+    pub(crate) map: &'a MemoryMap<P>,
+    pub(crate) transport: TransportId,
+    /// Nothing new is taken in.
+    pub(crate) stopping: bool,
+    pub(crate) now: Nanos,
+}
+
+/// Where a connection stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    /// Accepted: waits for the connection manager's word and for the Connect command.
+    Connecting { until: Nanos },
+    /// Serves its queue.
+    Serving,
+    /// Sends what is queued, then disconnects. What arrives is dropped.
+    Closing { until: Nanos },
+    /// Disconnected: waits until what is posted is flushed and the last receive was taken.
+    Draining {
+        since: Nanos,
+        until: Nanos,
+        last_receive: bool,
+    },
+    /// The queue pair may go.
+    Over,
+}
+
+/// Why a connection breaks off.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Cause {
+    /// The host disconnected.
+    Disconnected,
+    /// The host broke the protocol.
+    Violation(&'static str),
+    /// The host did not connect its queue in time.
+    SetupTimeout,
+    /// What was queued for the host was not taken in time.
+    CloseTimeout,
+    /// A work request failed.
+    Work(CompletionStatus),
+    /// A work request could not be posted.
+    Post,
+    /// The connection manager or the device reported the end.
+    Fault(&'static str),
+}
+
+/// What a connection is made of.
+pub(crate) struct Parts<P: Provider> {
+    pub(crate) queue_pair: P::QueuePair,
+    pub(crate) connection: P::Connection,
+    /// Memory for responses where the device takes none inline.
+    pub(crate) responses: Option<DmaBuffer>,
+    pub(crate) reads: u8,
+    /// Places of the send queue that it uses, which its completion queue has room for.
+    pub(crate) send_requests: u32,
+    pub(crate) wish: Wish,
+    pub(crate) port: PortId,
+    pub(crate) in_capsule_bytes: u32,
+    pub(crate) token: RequestToken,
+    pub(crate) device: u16,
+    pub(crate) completion_queue: u16,
+}
+
+/// One host's connection: one queue pair.
+#[derive(Debug)]
+pub(crate) struct Connection<P: Provider> {
+    // Dropped before everything below that its work requests name: with it the device lets go.
+    queue_pair: P::QueuePair,
+    connection: P::Connection,
+    sends: SendQueue,
+    slots: SlotTable,
+    held_back: Option<HeldBack>,
+    connecting: Connecting,
+    responses: Option<DmaBuffer>,
+    phase: Phase,
+    queue: Option<QueueId>,
+    token: RequestToken,
+    /// Requests that wait for a read, or have further reads to post.
+    waiting_reads: VecDeque<u16>,
+    /// Requests whose answers wait for room in the send queue.
+    waiting_sends: VecDeque<u16>,
+    reads_free: u8,
+    in_capsule_max: u32,
+    held: usize,
+    /// Something was queued that has not been posted.
+    queued: bool,
+    /// A work request was refused: the connection breaks off at the next flush.
+    refused: bool,
+    /// The set has it on its list of connections to flush.
+    pub(crate) flush_listed: bool,
+    wish: Wish,
+    port: PortId,
+    in_capsule_bytes: u32,
+    pub(crate) device: u16,
+    pub(crate) completion_queue: u16,
+}
+
+impl<P: Provider> Connection<P> {
+    /// A connection that has just been accepted.
+    pub(crate) fn new(parts: Parts<P>, cx: &Context<'_, P>) -> Self {
+        let Parts {
+            queue_pair,
+            connection,
+            responses,
+            reads,
+            send_requests,
+            wish,
+            port,
+            in_capsule_bytes,
+            token,
+            device,
+            completion_queue,
+        } = parts;
+        Self {
+            queue_pair,
+            connection,
+            sends: SendQueue::new(send_requests),
+            slots: SlotTable::default(),
+            held_back: None,
+            connecting: Connecting::new(),
+            responses,
+            phase: Phase::Connecting {
+                until: cx.now.saturating_add(cx.config.setup_timeout),
+            },
+            queue: None,
+            token,
+            waiting_reads: VecDeque::new(),
+            waiting_sends: VecDeque::new(),
+            reads_free: reads,
+            in_capsule_max: 0,
+            held: 0,
+            queued: false,
+            refused: false,
+            flush_listed: false,
+            wish,
+            port,
+            in_capsule_bytes,
+            device,
+            completion_queue,
+        }
+    }
+
+    pub(crate) fn queue(&self) -> Option<QueueId> {
+        self.queue
+    }
+
+    pub(crate) fn token(&self) -> RequestToken {
+        self.token
+    }
+
+    pub(crate) fn host_address(&self) -> Option<SocketAddr> {
+        self.connection.peer_address()
+    }
+
+    pub(crate) fn queue_pair_number(&self) -> u32 {
+        self.queue_pair.number()
+    }
+
+    /// Places of its send queue.
+    pub(crate) fn send_requests(&self) -> u32 {
+        self.sends.capacity()
+    }
+
+    /// Whether the flush at the end of the turn has to look at it.
+    #[inline]
+    pub(crate) fn wants_flush(&self) -> bool {
+        self.queued || self.held_back.is_some() || self.refused || self.is_over()
+    }
+
+    /// Whether it may be dropped.
+    #[inline]
+    pub(crate) fn is_over(&self) -> bool {
+        self.phase == Phase::Over
+    }
+
+    /// Whether nothing is in flight but event requests.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.slots.in_use() == self.held && self.sends.is_empty() && self.held_back.is_none()
+    }
+
+    /// When the connection must be looked at although nothing arrives; `None` while it serves.
+    pub(crate) fn deadline(&self) -> Option<Nanos> {
+        match self.phase {
+            Phase::Connecting { until } | Phase::Closing { until } => Some(until),
+            Phase::Serving | Phase::Over => None,
+            Phase::Draining { since, until, .. } if self.sends.is_empty() => {
+                Some(until.min(since.saturating_add(LAST_RECEIVE_GRACE)))
+            }
+            Phase::Draining { until, .. } => Some(until),
+        }
+    }
+
+    /// Moves on when the deadline has passed.
+    pub(crate) fn check_deadline(&mut self, cx: &mut Context<'_, P>) {
+        if self.deadline().is_none_or(|deadline| cx.now < deadline) {
+            return;
+        }
+        match self.phase {
+            Phase::Connecting { .. } => self.break_off(cx, Cause::SetupTimeout),
+            Phase::Closing { .. } => self.break_off(cx, Cause::CloseTimeout),
+            Phase::Draining { .. } => self.phase = Phase::Over,
+            Phase::Serving | Phase::Over => {}
+        }
+    }
+
+    /// A capsule of `bytes` bytes has come into receive `index`.
+    #[inline]
+    pub(crate) fn receive(
+        &mut self,
+        cx: &mut Context<'_, P>,
+        receives: &mut Receives<P>,
+        index: u16,
+        bytes: u32,
+    ) {
+        // A device reports no more than the receive has room for.
+        let Some(carried) = bytes.checked_sub(COMMAND_BYTES as u32) else {
+            let violation = Cause::Violation("a capsule is shorter than a command");
+            return self.break_off(cx, violation);
+        };
+        match self.phase {
+            Phase::Serving if !cx.stopping => self.admit(cx, receives, Capsule { index, carried }),
+            Phase::Connecting { .. } if !cx.stopping => {
+                self.take_connect(cx, receives, Capsule { index, carried });
+            }
+            Phase::Serving
+            | Phase::Connecting { .. }
+            | Phase::Closing { .. }
+            | Phase::Draining { .. }
+            | Phase::Over => {}
+        }
+    }
+
+    /// A receive of this connection failed: the queue pair is in the error state.
+    pub(crate) fn receive_failed(&mut self, cx: &mut Context<'_, P>, status: CompletionStatus) {
+        if status != CompletionStatus::FLUSHED {
+            cx.counters.work_failures.add(1);
+        }
+        self.break_off(cx, Cause::Work(status));
+    }
+
+    /// A send request has completed, or failed.
+    #[inline]
+    pub(crate) fn sent(
+        &mut self,
+        cx: &mut Context<'_, P>,
+        id: WorkId,
+        completion: &WorkCompletion,
+    ) {
+        if !completion.is_success() {
+            self.send_failed(cx, completion.status);
+        }
+        while let Some(posted) = self.sends.pop_done(id.sequence(), id.last()) {
+            match posted.kind {
+                // With it the data goes home.
+                PostedKind::Answer { .. } => {}
+                PostedKind::Read { slot } => self.read_done(cx, slot, posted.requests),
+                PostedKind::Connect => self.connect_data_read(cx),
+            }
+        }
+        match self.phase {
+            Phase::Serving | Phase::Closing { .. } => {
+                self.pump_sends(cx);
+                self.pump_reads(cx);
+            }
+            Phase::Connecting { .. } | Phase::Draining { .. } | Phase::Over => {}
+        }
+        self.advance(cx);
+    }
+
+    #[cold]
+    fn send_failed(&mut self, cx: &mut Context<'_, P>, status: CompletionStatus) {
+        if status != CompletionStatus::FLUSHED {
+            cx.counters.work_failures.add(1);
+        }
+        // RDMA 1.1 §2: a key that is not valid, a range beyond its region or a right that is
+        // missing is the queue pair's error; there is no way left to answer.
+        if status == CompletionStatus::REMOTE_ACCESS_ERROR {
+            cx.counters.remote_access_errors.add(1);
+        }
+        self.break_off(cx, Cause::Work(status));
+    }
+
+    /// The connection manager says that the host is there.
+    pub(crate) fn established(&mut self, cx: &mut Context<'_, P>) {
+        if let Some(capsule) = self.connecting.establish()
+            && matches!(self.phase, Phase::Connecting { .. })
+        {
+            self.begin_connect(cx, capsule);
+        }
+    }
+
+    /// The device has given its last receive to this queue pair.
+    pub(crate) fn last_receive_taken(&mut self, cx: &mut Context<'_, P>) {
+        if let Phase::Draining { last_receive, .. } = &mut self.phase {
+            *last_receive = true;
+        }
+        self.advance(cx);
+    }
+
+    /// A buffer has come for a request that waited for one.
+    pub(crate) fn granted(&mut self, cx: &mut Context<'_, P>, slot: u16, lease: Lease) {
+        if slot == CONNECT_SLOT {
+            return self.connect_buffer(cx, lease);
+        }
+        if self.slots.contains(slot) {
+            self.step(cx, slot, requests::Event::Granted(lease));
+        }
+    }
+
+    /// The target core has finished a request.
+    #[inline]
+    pub(crate) fn completed(&mut self, cx: &mut Context<'_, P>, slot: u16, done: Completed) {
+        if self.slots.contains(slot) {
+            self.step(cx, slot, requests::Event::Completed(done));
+        }
+    }
+
+    /// Ends the connection once what is queued has been sent. Its requests are forgotten.
+    pub(crate) fn close(&mut self, cx: &mut Context<'_, P>) {
+        match self.phase {
+            Phase::Connecting { .. } | Phase::Serving => {}
+            Phase::Closing { .. } | Phase::Draining { .. } | Phase::Over => return,
+        }
+        self.release_queue(cx, false);
+        let until = cx.now.saturating_add(cx.config.close_timeout);
+        self.phase = Phase::Closing { until };
+        self.advance(cx);
+    }
+
+    /// Ends the connection now: what is posted is flushed.
+    #[cold]
+    pub(crate) fn break_off(&mut self, cx: &mut Context<'_, P>, cause: Cause) {
+        match self.phase {
+            Phase::Connecting { .. } | Phase::Serving | Phase::Closing { .. } => {}
+            Phase::Draining { .. } | Phase::Over => return,
+        }
+        self.report(cx, cause);
+        self.release_queue(cx, true);
+        self.disconnect(cx);
+    }
+
+    /// The device is gone or failed: nothing is waited for.
+    pub(crate) fn abandon(&mut self, cx: &mut Context<'_, P>) {
+        self.break_off(cx, Cause::Fault("the device failed or is gone"));
+        self.phase = Phase::Over;
+    }
+
+    /// Disconnects and waits for the flush.
+    fn disconnect(&mut self, cx: &mut Context<'_, P>) {
+        let until = cx.now.saturating_add(cx.config.close_timeout);
+        self.phase = Phase::Draining {
+            since: cx.now,
+            until,
+            last_receive: false,
+        };
+        // What was queued is flushed by the device, so its end is told like any other's.
+        self.post_held_back(cx, true);
+        if self.queue_pair.flush().is_err() {
+            self.refused = true;
+        }
+        self.queued = false;
+        let disconnected = self.connection.disconnect();
+        // Also where the host has not been connected: what is posted must end.
+        let stopped = self.queue_pair.set_error();
+        if disconnected.and(stopped).is_err() {
+            // The queue pair's own end does the same.
+            self.phase = Phase::Over;
+        }
+        self.advance(cx);
+    }
+
+    /// Goes on to the next phase where nothing is left to wait for.
+    fn advance(&mut self, cx: &mut Context<'_, P>) {
+        match self.phase {
+            Phase::Closing { .. } => {
+                let sent = self.waiting_sends.is_empty() && self.held_back.is_none();
+                if sent && !self.queued && self.sends.is_empty() {
+                    self.disconnect(cx);
+                }
+            }
+            Phase::Draining {
+                last_receive: true, ..
+            } if self.sends.is_empty() => self.phase = Phase::Over,
+            Phase::Connecting { .. } | Phase::Serving | Phase::Draining { .. } | Phase::Over => {}
+        }
+    }
+
+    fn report(&self, cx: &Context<'_, P>, cause: Cause) {
+        let counters = cx.counters;
+        match cause {
+            Cause::Disconnected => return,
+            Cause::Violation(_) => counters.violations.add(1),
+            Cause::SetupTimeout => counters.setup_timeouts.add(1),
+            Cause::CloseTimeout | Cause::Work(_) | Cause::Post | Cause::Fault(_) => {
+                counters.connections_broken.add(1);
+            }
+        }
+        // The host's own disconnect shows first as a flush, where the device is quicker than the
+        // connection manager.
+        if cause == Cause::Work(CompletionStatus::FLUSHED) {
+            return;
+        }
+        if let Some(withheld) = cx.log.admit(cx.now) {
+            let (host, qid) = (self.host_address(), self.wish.qid);
+            tracing::warn!(?host, qid, %cause, withheld, "a connection breaks off");
+        }
+    }
+
+    /// Parts with the target's queue and every buffer that the device does not touch.
+    fn release_queue(&mut self, cx: &mut Context<'_, P>, answered: bool) {
+        if let Some(queue) = self.queue.take() {
+            cx.core.close_queue(queue, cx.now);
+        }
+        let connection = self.token;
+        cx.pool.cancel_waits(|token| {
+            connection.names_same_connection(RequestToken::from_bits(token.0))
+        });
+        self.connecting.give_up();
+        self.waiting_reads.clear();
+        self.slots.abandon(answered);
+        if answered {
+            self.waiting_sends.clear();
+        }
+        self.held = 0;
+    }
+
+    /// The identifier of a work request.
+    #[inline]
+    fn work_id(&self, sequence: u32, last: bool) -> u64 {
+        WorkId::new()
+            .with_sequence(sequence)
+            .with_connection(self.token.connection())
+            .with_generation((self.token.generation() & WORK_GENERATION_MASK) as u16)
+            .with_last(last)
+            .into_bits()
+    }
+
+    /// Whether a work request's identifier is of this connection.
+    #[inline]
+    pub(crate) fn is_named_by(&self, id: WorkId) -> bool {
+        u32::from(id.generation()) == self.token.generation() & WORK_GENERATION_MASK
+    }
+}
+
+impl std::fmt::Display for Cause {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Disconnected => f.write_str("the host disconnected"),
+            Self::Violation(what) => write!(f, "protocol violation: {what}"),
+            Self::SetupTimeout => f.write_str("the queue was not connected in time"),
+            Self::CloseTimeout => f.write_str("the last answers were not taken in time"),
+            Self::Work(status) => write!(f, "a work request failed: {status}"),
+            Self::Post => f.write_str("a work request could not be posted"),
+            Self::Fault(what) => f.write_str(what),
+        }
+    }
+}
+
+/// A capsule in a receive.
+#[derive(Clone, Copy, Debug)]
+struct Capsule {
+    /// The receive.
+    index: u16,
+    /// Bytes behind the command.
+    carried: u32,
+}
+
+/// A capsule that came before the queue was connected.
+#[derive(Debug)]
+struct EarlyCapsule {
+    sqe: Sqe,
+    /// What came behind the command.
+    data: Option<Lease>,
+    carried: u32,
+}

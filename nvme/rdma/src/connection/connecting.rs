@@ -1,0 +1,243 @@
+//! The first command of a connection, which has to be Connect, and which has to be about the queue
+//! that the private data spoke of.
+
+use hugemem::{Lease, WaiterToken};
+use nvme_spec::fabrics::{ConnectData, ConnectField, FabricsType};
+use nvme_spec::sgl::Sgl;
+use nvme_spec::{Cqe, Sqe};
+use nvme_target::{Arrival, ConnectOutcome, KeyedBlock};
+use rdma::{
+    Connection as _, Payload, Provider, QueuePair, RemoteAddress, SendOperation, SendRequest,
+};
+use zerocopy::FromBytes;
+
+use super::{Capsule, Cause, Connection, Context, EarlyCapsule, Phase};
+use crate::posted::PostedKind;
+use crate::receives::Receives;
+use crate::slot::SlotTable;
+use crate::token::CONNECT_SLOT;
+
+/// Bytes of the data of a Connect command (Base 2.1 §6.3).
+const CONNECT_DATA_BYTES: u32 = size_of::<ConnectData>() as u32;
+
+/// What is known of the Connect command.
+#[derive(Debug)]
+pub(super) struct Connecting {
+    established: bool,
+    stage: Stage,
+}
+
+#[derive(Debug)]
+enum Stage {
+    /// None has come; a capsule moves it on.
+    Awaiting,
+    /// It came before the connection manager's word, which moves it on.
+    Early(EarlyCapsule),
+    /// It waits for a buffer; the pool moves it on.
+    AwaitingBuffer(Pending),
+    /// Its data is being read; the read's completion moves it on.
+    Reading(Pending, Lease),
+    /// It was answered, or given up.
+    Done,
+}
+
+/// A Connect command whose data lies with the host.
+#[derive(Debug)]
+struct Pending {
+    sqe: Sqe,
+    block: KeyedBlock,
+    invalidate: Option<u32>,
+}
+
+impl Connecting {
+    pub(super) fn new() -> Self {
+        Self {
+            established: false,
+            stage: Stage::Awaiting,
+        }
+    }
+
+    /// The connection manager's word has come; returns what waited for it.
+    pub(super) fn establish(&mut self) -> Option<EarlyCapsule> {
+        self.established = true;
+        match std::mem::replace(&mut self.stage, Stage::Awaiting) {
+            Stage::Early(capsule) => Some(capsule),
+            other => {
+                self.stage = other;
+                None
+            }
+        }
+    }
+
+    /// Forgets the command, save a buffer that the device may write: that goes with the queue pair.
+    pub(super) fn give_up(&mut self) {
+        if !matches!(self.stage, Stage::Reading(..)) {
+            self.stage = Stage::Done;
+        }
+    }
+}
+
+impl<P: Provider> Connection<P> {
+    /// A capsule has come to a queue that is not connected.
+    pub(super) fn take_connect(
+        &mut self,
+        cx: &mut Context<'_, P>,
+        receives: &mut Receives<P>,
+        capsule: Capsule,
+    ) {
+        if !matches!(self.connecting.stage, Stage::Awaiting) {
+            let violation = Cause::Violation("a command came before Connect was answered");
+            return self.break_off(cx, violation);
+        }
+        let capsule = EarlyCapsule {
+            sqe: receives.command(capsule.index),
+            data: receives.take_data(capsule.index),
+            carried: capsule.carried,
+        };
+        if self.connecting.established {
+            self.begin_connect(cx, capsule);
+        } else {
+            // RDMA lets a message in before the connection manager's word (IBTA, communication
+            // established), but an answer may not go out.
+            self.connecting.stage = Stage::Early(capsule);
+        }
+    }
+
+    /// Finds the data of the Connect command.
+    pub(super) fn begin_connect(&mut self, cx: &mut Context<'_, P>, capsule: EarlyCapsule) {
+        let EarlyCapsule { sqe, data, carried } = capsule;
+        match sqe.dptr.sgl().decode() {
+            Sgl::Offset { offset, length } => {
+                let data = data.as_deref().unwrap_or(&[]);
+                let data = data.get(..carried as usize).unwrap_or(&[]);
+                let begin = usize::try_from(offset).unwrap_or(usize::MAX);
+                let end = begin.saturating_add(length as usize);
+                // Data that is not there is no data, which the target core refuses.
+                self.connect(cx, &sqe, data.get(begin..end).unwrap_or(&[]), None);
+            }
+            Sgl::Keyed {
+                address,
+                length,
+                key,
+                invalidate,
+            } if length >= CONNECT_DATA_BYTES => {
+                let pending = Pending {
+                    sqe,
+                    block: KeyedBlock {
+                        address,
+                        key,
+                        length: CONNECT_DATA_BYTES,
+                    },
+                    invalidate: invalidate.then_some(key),
+                };
+                self.connecting.stage = Stage::AwaitingBuffer(pending);
+                let token = WaiterToken(self.token.with_slot(CONNECT_SLOT).into_bits());
+                let lease = cx.pool.take_or_wait(CONNECT_DATA_BYTES as usize, token);
+                match lease {
+                    Some(lease) => self.connect_buffer(cx, lease),
+                    None => cx.counters.buffer_waits.add(1),
+                }
+            }
+            _ => self.connect(cx, &sqe, &[], None),
+        }
+    }
+
+    /// There is a buffer for the data of the Connect command.
+    pub(super) fn connect_buffer(&mut self, cx: &mut Context<'_, P>, lease: Lease) {
+        let stage = std::mem::replace(&mut self.connecting.stage, Stage::Done);
+        let Stage::AwaitingBuffer(pending) = stage else {
+            self.connecting.stage = stage;
+            return;
+        };
+        let bytes = CONNECT_DATA_BYTES as usize;
+        let Some(memory) = cx.map.gather(lease.as_ptr().addr(), bytes) else {
+            return self.break_off(cx, Cause::Post);
+        };
+        let request = SendRequest::new(
+            self.work_id(self.sends.next_sequence(), true),
+            SendOperation::Read(RemoteAddress {
+                address: pending.block.address,
+                rkey: pending.block.key,
+            }),
+            Payload::Memory(memory),
+        );
+        if self.queue_pair.queue_send(&request).is_err() {
+            return self.break_off(cx, Cause::Post);
+        }
+        cx.counters.reads.add(1);
+        cx.counters.bytes_read.add(u64::from(CONNECT_DATA_BYTES));
+        self.sends.push(1, PostedKind::Connect);
+        self.queued = true;
+        self.connecting.stage = Stage::Reading(pending, lease);
+    }
+
+    /// The data of the Connect command is here.
+    pub(super) fn connect_data_read(&mut self, cx: &mut Context<'_, P>) {
+        let stage = std::mem::replace(&mut self.connecting.stage, Stage::Done);
+        if let Stage::Reading(pending, lease) = stage
+            && matches!(self.phase, Phase::Connecting { .. })
+        {
+            self.connect(cx, &pending.sqe, &lease, pending.invalidate);
+        }
+    }
+
+    fn connect(
+        &mut self,
+        cx: &mut Context<'_, P>,
+        sqe: &Sqe,
+        data: &[u8],
+        invalidate: Option<u32>,
+    ) {
+        self.connecting.stage = Stage::Done;
+        if let Some(field) = self.contradiction(sqe, data) {
+            let response = Cqe::connect_invalid(sqe.cid.get(), field);
+            self.respond(cx, response, invalidate);
+            return self.close(cx);
+        }
+        let arrival = Arrival {
+            transport: cx.transport,
+            port: self.port,
+            connection: u32::from(self.token.connection()),
+            local_address: self.connection.local_address().map(|address| address.ip()),
+            in_capsule_max: self.in_capsule_bytes,
+        };
+        match cx.core.connect(&arrival, sqe, data, cx.now) {
+            ConnectOutcome::Accepted {
+                queue,
+                response,
+                info,
+            } => {
+                let depth = usize::from(info.depth);
+                self.queue = Some(queue);
+                self.slots = SlotTable::new(info.depth);
+                self.waiting_reads.reserve(depth);
+                self.waiting_sends.reserve(depth);
+                self.in_capsule_max = info.in_capsule_max;
+                self.phase = Phase::Serving;
+                self.respond(cx, response, invalidate);
+            }
+            ConnectOutcome::Rejected(response) => {
+                self.respond(cx, response, invalidate);
+                self.close(cx);
+            }
+        }
+    }
+
+    /// The field of a Connect that is not what the private data said (RDMA 1.1 §3: QID, HSQSIZE
+    /// and CNTLID are those of the Connect command that follows).
+    fn contradiction(&self, sqe: &Sqe, data: &[u8]) -> Option<ConnectField> {
+        if !sqe.is_fabrics() || sqe.fctype() != FabricsType::CONNECT {
+            return None;
+        }
+        let connect = sqe.connect();
+        if connect.qid.get() != self.wish.qid {
+            return Some(ConnectField::QueueId);
+        }
+        if connect.sqsize() != u32::from(self.wish.depth) {
+            return Some(ConnectField::SqSize);
+        }
+        let data = ConnectData::ref_from_bytes(data).ok()?;
+        let cntlid = self.wish.cntlid?;
+        (data.cntlid.get() != cntlid).then_some(ConnectField::ControllerId)
+    }
+}

@@ -1,0 +1,334 @@
+//! A connection's requests: from a command capsule through its states to the answer.
+
+use hugemem::{Lease, WaiterToken};
+use nvme_spec::{Cqe, Sqe, Status};
+use nvme_target::{Admission, Completed, DataSource, Direction, Work};
+use rdma::{Payload, Provider, QueuePair, RemoteAddress, SendOperation, SendRequest};
+
+use super::{Capsule, Cause, Connection, Context, Phase};
+use crate::posted::PostedKind;
+use crate::receives::Receives;
+use crate::slot::{Answer, Fetch, SlotState};
+
+/// What moves a slot on.
+pub(super) enum Event {
+    /// Its data, if it sends any, is yet to be fetched.
+    Admitted(Work),
+    /// Its data came in the capsule.
+    Placed(Work, Lease),
+    Granted(Lease),
+    /// All of its data was read.
+    Fetched,
+    Completed(Completed),
+}
+
+impl<P: Provider> Connection<P> {
+    /// Takes in a command of a connected queue, with `carried` bytes behind it.
+    #[inline]
+    pub(super) fn admit(
+        &mut self,
+        cx: &mut Context<'_, P>,
+        receives: &mut Receives<P>,
+        capsule: Capsule,
+    ) {
+        let Some(queue) = self.queue else { return };
+        if capsule.carried > self.in_capsule_max {
+            let violation = Cause::Violation("a capsule is longer than its queue's capsules");
+            return self.break_off(cx, violation);
+        }
+        let Some(slot) = self.slots.take() else {
+            // The host ignores its own queue's size.
+            let violation = Cause::Violation("more commands outstanding than the queue's entries");
+            return self.break_off(cx, violation);
+        };
+        cx.counters.commands.add(1);
+        let sqe: Sqe = receives.command(capsule.index);
+        let remote = &mut self.slots.at(slot).remote;
+        remote.blocks.clear();
+        remote.invalidate = None;
+        let tag = self.token.with_slot(slot).into_bits();
+        match cx.core.admit(queue, tag, &sqe, cx.now) {
+            Admission::Respond(response) => self.answer(cx, slot, without_data(response)),
+            Admission::Held => {
+                self.held += 1;
+                *self.slots.state(slot) = SlotState::Held;
+            }
+            Admission::Work(work) => match self.locate(cx, receives, capsule, slot, &work) {
+                Ok(None) => self.step(cx, slot, Event::Admitted(work)),
+                Ok(Some(lease)) => self.step(cx, slot, Event::Placed(work, lease)),
+                Err(status) => {
+                    let response = cx.core.reject(queue, work, status);
+                    self.answer(cx, slot, without_data(response));
+                }
+            },
+        }
+    }
+
+    /// Finds a command's data: in the capsule, whose buffer then is the command's, or with the
+    /// host.
+    #[inline]
+    fn locate(
+        &mut self,
+        cx: &Context<'_, P>,
+        receives: &mut Receives<P>,
+        capsule: Capsule,
+        slot: u16,
+        work: &Work,
+    ) -> Result<Option<Lease>, Status> {
+        match (work.direction(), work.source()) {
+            (Direction::None, _) => Ok(None),
+            (_, DataSource::Keyed { .. }) => {
+                work.keyed_blocks(&[], &mut self.slots.at(slot).remote)?;
+                Ok(None)
+            }
+            (_, DataSource::KeyedSegment { offset, length }) => {
+                // Both lie within what the queue's capsules may carry; but this one carries less.
+                if capsule.carried < offset + length {
+                    return Err(Status::INVALID_SGL_SEGMENT_DESCRIPTOR.with_dnr());
+                }
+                let (begin, end) = (offset as usize, (offset + length) as usize);
+                let segment = receives.data(capsule.index).get(begin..end).unwrap_or(&[]);
+                work.keyed_blocks(segment, &mut self.slots.at(slot).remote)?;
+                Ok(None)
+            }
+            (_, DataSource::InCapsule { offset }) => {
+                place_capsule(cx, receives, capsule, offset, work.bytes()).map(Some)
+            }
+            // The core admits it on transports without keys only.
+            (_, DataSource::TransportSgl) => Err(Status::SGL_DESCRIPTOR_TYPE_INVALID.with_dnr()),
+        }
+    }
+
+    /// Every move of a request from one state to the next.
+    #[inline]
+    pub(super) fn step(&mut self, cx: &mut Context<'_, P>, slot: u16, event: Event) {
+        // Looked at in place, since most states are small and their room is not.
+        match (self.slots.state(slot), event) {
+            (SlotState::Free, Event::Admitted(work)) => self.find_buffer(cx, slot, work),
+            (SlotState::Free, Event::Placed(work, lease)) => {
+                self.execute(cx, slot, work, Some(lease));
+            }
+            (SlotState::Executing, Event::Completed(done)) => self.finish(cx, slot, done),
+            (SlotState::Held, Event::Completed(done)) => {
+                self.held -= 1;
+                self.finish(cx, slot, done);
+            }
+            (SlotState::AwaitingBuffer(_), Event::Granted(lease)) => {
+                if let SlotState::AwaitingBuffer(work) = self.slots.take_state(slot) {
+                    self.use_buffer(cx, slot, work, lease);
+                }
+            }
+            (SlotState::FetchingData(_), Event::Fetched) => {
+                if let SlotState::FetchingData(fetch) = self.slots.take_state(slot) {
+                    self.execute(cx, slot, fetch.work, Some(fetch.lease));
+                }
+            }
+            (
+                state,
+                Event::Admitted(_)
+                | Event::Placed(..)
+                | Event::Granted(_)
+                | Event::Fetched
+                | Event::Completed(_),
+            ) => {
+                debug_assert!(
+                    false,
+                    "slot {slot}: an event that {state:?} does not wait for"
+                );
+            }
+        }
+    }
+
+    #[inline]
+    fn find_buffer(&mut self, cx: &mut Context<'_, P>, slot: u16, work: Work) {
+        if !work.needs_lease() {
+            return self.execute(cx, slot, work, None);
+        }
+        let token = WaiterToken(self.token.with_slot(slot).into_bits());
+        match cx.pool.take_or_wait(work.bytes() as usize, token) {
+            Some(lease) => self.use_buffer(cx, slot, work, lease),
+            None => {
+                cx.counters.buffer_waits.add(1);
+                *self.slots.state(slot) = SlotState::AwaitingBuffer(work);
+            }
+        }
+    }
+
+    fn use_buffer(&mut self, cx: &mut Context<'_, P>, slot: u16, work: Work, lease: Lease) {
+        match work.direction() {
+            Direction::FromHost => {
+                if self.reads_free == 0 {
+                    cx.counters.read_waits.add(1);
+                }
+                *self.slots.state(slot) = SlotState::AwaitingRead(Fetch::new(work, lease));
+                self.waiting_reads.push_back(slot);
+                self.pump_reads(cx);
+            }
+            Direction::ToHost | Direction::None => self.execute(cx, slot, work, Some(lease)),
+        }
+    }
+
+    /// Posts reads for as long as the host answers more, the send queue has room, and requests wait
+    /// for them, in their order.
+    pub(super) fn pump_reads(&mut self, cx: &mut Context<'_, P>) {
+        while let Some(&slot) = self.waiting_reads.front() {
+            if self.reads_free == 0 || self.sends.vacant() == 0 || self.refused {
+                return;
+            }
+            let mut fetch = match self.slots.take_state(slot) {
+                SlotState::AwaitingRead(fetch) | SlotState::FetchingData(fetch) => fetch,
+                other => {
+                    debug_assert!(false, "slot {slot} waits for a read in {other:?}");
+                    *self.slots.state(slot) = other;
+                    self.waiting_reads.pop_front();
+                    continue;
+                }
+            };
+            self.post_reads(cx, slot, &mut fetch);
+            if fetch.is_posted() {
+                self.waiting_reads.pop_front();
+            }
+            *self.slots.state(slot) = SlotState::FetchingData(fetch);
+        }
+    }
+
+    /// Posts as many reads of one request as may be outstanding; the last of them is signalled.
+    fn post_reads(&mut self, cx: &mut Context<'_, P>, slot: u16, fetch: &mut Fetch) {
+        // Answers come home with a completion behind them, so they have to be posted before it.
+        self.post_held_back(cx, false);
+        let allowed = u32::from(self.reads_free).min(self.sends.vacant());
+        let sequence = self.sends.next_sequence();
+        let start = fetch.lease.as_mut_ptr().addr();
+        let mut requests = 0;
+        while requests < allowed && !fetch.is_posted() {
+            let block = self
+                .slots
+                .at(slot)
+                .remote
+                .blocks
+                .get(usize::from(fetch.blocks));
+            let missing = fetch.work.bytes() - fetch.posted_bytes;
+            let Some(block) = block.copied() else {
+                self.refused = true;
+                break;
+            };
+            let bytes = block.length.min(missing);
+            let begin = start + fetch.posted_bytes as usize;
+            let Some(memory) = cx.map.gather(begin, bytes as usize) else {
+                self.refused = true;
+                break;
+            };
+            let last = requests + 1 == allowed || bytes == missing;
+            let remote = RemoteAddress {
+                address: block.address,
+                rkey: block.key,
+            };
+            let request = SendRequest::new(
+                self.work_id(sequence, last),
+                SendOperation::Read(remote),
+                Payload::Memory(memory),
+            );
+            if self
+                .queue_pair
+                .queue_send(&request.signalled(last))
+                .is_err()
+            {
+                self.refused = true;
+                break;
+            }
+            requests += 1;
+            fetch.blocks += 1;
+            fetch.posted_bytes += bytes;
+            cx.counters.bytes_read.add(u64::from(bytes));
+        }
+        if requests > 0 {
+            cx.counters.reads.add(u64::from(requests));
+            self.sends.push(requests, PostedKind::Read { slot });
+            self.reads_free -= requests as u8;
+            fetch.outstanding += 1;
+            self.queued = true;
+        }
+    }
+
+    /// Reads of one request have completed, or were flushed.
+    pub(super) fn read_done(&mut self, cx: &mut Context<'_, P>, slot: u16, requests: u32) {
+        self.reads_free += requests as u8;
+        let SlotState::FetchingData(fetch) = self.slots.state(slot) else {
+            debug_assert!(false, "slot {slot} reads nothing");
+            return;
+        };
+        fetch.outstanding -= 1;
+        if fetch.outstanding > 0 {
+            return;
+        }
+        match self.phase {
+            Phase::Serving if fetch.is_posted() => self.step(cx, slot, Event::Fetched),
+            Phase::Serving => {}
+            // Nobody waits for the data any more.
+            Phase::Connecting { .. }
+            | Phase::Closing { .. }
+            | Phase::Draining { .. }
+            | Phase::Over => *self.slots.state(slot) = SlotState::Free,
+        }
+    }
+
+    #[inline]
+    fn execute(&mut self, cx: &mut Context<'_, P>, slot: u16, work: Work, lease: Option<Lease>) {
+        let Some(queue) = self.queue else { return };
+        *self.slots.state(slot) = SlotState::Executing;
+        let tag = self.token.with_slot(slot).into_bits();
+        if let Some(done) = cx.core.execute(queue, tag, work, lease, cx.now) {
+            self.step(cx, slot, Event::Completed(done));
+        }
+    }
+
+    #[inline]
+    fn finish(&mut self, cx: &mut Context<'_, P>, slot: u16, done: Completed) {
+        let Completed {
+            response,
+            data,
+            bytes,
+            ..
+        } = done;
+        let answer = Answer {
+            response,
+            data,
+            bytes,
+        };
+        self.answer(cx, slot, answer);
+    }
+}
+
+/// An answer that is a response alone.
+fn without_data(response: Cqe) -> Answer {
+    Answer {
+        response,
+        data: None,
+        bytes: 0,
+    }
+}
+
+/// Makes a capsule's buffer that of a command whose data it carries: Base 2.1 §4.3.2 for what may
+/// be wrong with it.
+fn place_capsule<P: Provider>(
+    cx: &Context<'_, P>,
+    receives: &mut Receives<P>,
+    capsule: Capsule,
+    offset: u32,
+    bytes: u32,
+) -> Result<Lease, Status> {
+    let Capsule { index, carried } = capsule;
+    if carried != offset + bytes {
+        return Err(Status::DATA_SGL_LENGTH_INVALID.with_dnr());
+    }
+    let Some(mut lease) = receives.take_data(index) else {
+        return Err(Status::DATA_SGL_LENGTH_INVALID.with_dnr());
+    };
+    if offset > 0 {
+        lease.copy_within(offset as usize..carried as usize, 0);
+        cx.counters.bytes_copied.add(u64::from(bytes));
+    }
+    lease.resize(bytes as usize);
+    cx.counters.bytes_in_capsule.add(u64::from(bytes));
+    Ok(lease)
+}

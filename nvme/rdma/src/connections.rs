@@ -1,0 +1,745 @@
+//! A reactor's connections: their table, and the traffic between their queues, the buffer pool and
+//! the target core.
+
+mod opening;
+
+use std::cell::RefCell;
+use std::os::fd::BorrowedFd;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use hugemem::{Arena, Pool};
+use nvme_target::{PortId, TargetCore, TransportId, TransportKind};
+use rdma::{
+    CompletionQueue, ConnectionEvent, DeviceEvent, DeviceIndex, Event, MemoryMap, Provider,
+    QueuePairFault, Token, WorkCompletion,
+};
+use reactors::Nanos;
+
+use crate::config::{CONNECTIONS_PER_REACTOR_MAX, DEVICES_MAX, RECEIVES_MAX, RdmaConfig};
+use crate::connection::{Cause, Connection, Context};
+use crate::counters::RdmaCounters;
+use crate::domains::Domains;
+use crate::listeners::Listeners;
+use crate::log_limit::LogLimit;
+use crate::private_data::Wish;
+use crate::queue_pairs::QueuePairTable;
+use crate::share::DeviceShare;
+use crate::token::{EventSubject, EventToken, RECEIVES, RequestToken, WorkId};
+
+/// Completions taken from a queue at once.
+const BATCH: usize = 64;
+/// Batches that one completion queue may have in one poll before the others have their turn.
+const BATCHES_PER_POLL_MAX: usize = 4;
+
+/// What a set of connections is made of.
+#[derive(Debug)]
+pub struct SetParts<P: Provider> {
+    /// Where events of its connections come from, and requests for more.
+    pub listeners: Listeners<P>,
+    /// The devices and their registered memory.
+    pub domains: Arc<Domains<P>>,
+    /// Where its buffers come from.
+    pub arena: Arc<Arena>,
+    /// Commands that it may have outstanding at once.
+    pub commands_max: usize,
+    /// Its settings.
+    pub config: RdmaConfig,
+    /// Its counters.
+    pub counters: Arc<RdmaCounters>,
+}
+
+/// A connection request that was judged fit, on its way to the reactor that will serve it.
+#[derive(Debug)]
+pub struct Handoff<P: Provider> {
+    /// The request.
+    pub(crate) request: P::ConnectRequest,
+    /// The port it came in by.
+    pub(crate) port: PortId,
+    /// What it asks for.
+    pub(crate) wish: Wish,
+}
+
+/// Connections of one reactor.
+pub struct ConnectionSet<P: Provider> {
+    // In the order of dropping: queue pairs go before the queues and the memory that they use.
+    places: Vec<Place<P>>,
+    devices: Vec<Option<DeviceShare<P>>>,
+    free: Vec<u16>,
+    queue_pairs: QueuePairTable,
+    /// Connections with something to post, each once.
+    to_flush: Vec<u16>,
+    /// Connections that have ended since the last look, for who drives the set.
+    ended: usize,
+    /// The earliest deadline of a connection; may be early, never late.
+    next_deadline: Option<Nanos>,
+    batch: Vec<WorkCompletion>,
+    any_failed: bool,
+    listeners: Listeners<P>,
+    shared: Shared<P>,
+}
+
+struct Place<P: Provider> {
+    generation: u32,
+    connection: Option<Box<Connection<P>>>,
+}
+
+struct Shared<P: Provider> {
+    core: Rc<RefCell<TargetCore>>,
+    pool: Pool,
+    arena: Arc<Arena>,
+    domains: Arc<Domains<P>>,
+    config: RdmaConfig,
+    counters: Arc<RdmaCounters>,
+    transport: TransportId,
+    log: LogLimit,
+    stopping: bool,
+}
+
+impl<P: Provider> Shared<P> {
+    fn context<'a>(
+        &'a self,
+        core: &'a mut TargetCore,
+        map: &'a MemoryMap<P>,
+        now: Nanos,
+    ) -> Context<'a, P> {
+        Context {
+            core,
+            pool: &self.pool,
+            config: &self.config,
+            counters: &self.counters,
+            log: &self.log,
+            map,
+            transport: self.transport,
+            stopping: self.stopping,
+            now,
+        }
+    }
+}
+
+impl<P: Provider> ConnectionSet<P> {
+    /// An empty set that serves `core`. Takes its storage now, save what a device's first
+    /// connection brings with it.
+    #[must_use]
+    pub fn new(core: Rc<RefCell<TargetCore>>, parts: SetParts<P>) -> Self {
+        let SetParts {
+            listeners,
+            domains,
+            arena,
+            commands_max,
+            mut config,
+            counters,
+        } = parts;
+        let transport = core.borrow_mut().register_transport(TransportKind::Rdma);
+        let places = config.connections_max.clamp(1, CONNECTIONS_PER_REACTOR_MAX);
+        config.receives = config.receives.clamp(1, RECEIVES_MAX);
+        // Every command, every Connect and every receive may wait at the same time.
+        let waiters = commands_max + places + config.receives as usize * DEVICES_MAX;
+        Self {
+            places: (0..places)
+                .map(|_| Place {
+                    generation: 0,
+                    connection: None,
+                })
+                .collect(),
+            devices: (0..DEVICES_MAX).map(|_| None).collect(),
+            free: (0..places as u16).rev().collect(),
+            queue_pairs: QueuePairTable::new(places),
+            to_flush: Vec::with_capacity(places),
+            ended: 0,
+            next_deadline: None,
+            batch: vec![WorkCompletion::default(); BATCH],
+            any_failed: false,
+            listeners,
+            shared: Shared {
+                core,
+                pool: arena.pool(waiters),
+                arena,
+                domains,
+                config,
+                counters,
+                transport,
+                log: LogLimit::default(),
+                stopping: false,
+            },
+        }
+    }
+
+    /// Connections in the table, those included that are being set up or closed.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.places.len() - self.free.len()
+    }
+
+    /// Whether there is no connection.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The target core that the connections speak to.
+    #[must_use]
+    pub fn core(&self) -> &Rc<RefCell<TargetCore>> {
+        &self.shared.core
+    }
+
+    /// The source of events, and the listeners on it.
+    pub fn listeners(&mut self) -> &mut Listeners<P> {
+        &mut self.listeners
+    }
+
+    pub(crate) fn manager_descriptor(&self) -> BorrowedFd<'_> {
+        self.listeners.descriptor()
+    }
+
+    pub(crate) fn domains(&self) -> &Domains<P> {
+        &self.shared.domains
+    }
+
+    /// The next event that is not about a connection of this set; those are taken in.
+    pub fn next_event(&mut self, now: Nanos, moved: &mut u32) -> Option<Event<P>> {
+        loop {
+            match self.listeners.next_event() {
+                Ok(Some(Event::Connection { token, event })) => {
+                    *moved += 1;
+                    self.connection_event(token, event, now);
+                }
+                Ok(other) => return other,
+                Err(error) => {
+                    if self.shared.log.admit(now).is_some() {
+                        tracing::error!(%error, "events of connections cannot be had");
+                    }
+                    return None;
+                }
+            }
+        }
+    }
+
+    fn connection_event(&mut self, token: Token, event: ConnectionEvent, now: Nanos) {
+        let token = EventToken::from(token);
+        let Some(index) = self.connection_of(token) else {
+            return;
+        };
+        match event {
+            ConnectionEvent::Established { .. } => {
+                self.with(index, now, Connection::established);
+            }
+            ConnectionEvent::Disconnected => self.break_off(index, Cause::Disconnected, now),
+            ConnectionEvent::Rejected { .. }
+            | ConnectionEvent::Unreachable
+            | ConnectionEvent::ConnectFailed(_) => {
+                self.break_off(index, Cause::Fault("the connection was not made"), now);
+            }
+            ConnectionEvent::DeviceRemoved => {
+                let connection = connection_at(&mut self.places, index);
+                if let Some(device) = connection.map(|connection| connection.device) {
+                    self.forget_device(device, "the device is being removed");
+                }
+            }
+            // The address moved away: what is on the way fails by itself, and until then the
+            // connection may as well go on.
+            ConnectionEvent::AddressChanged
+            | ConnectionEvent::TimewaitExit
+            | ConnectionEvent::AddressResolved
+            | ConnectionEvent::AddressFailed(_)
+            | ConnectionEvent::RouteResolved
+            | ConnectionEvent::RouteFailed(_)
+            | ConnectionEvent::Other { .. } => {
+                tracing::debug!(?event, "an event that changes nothing");
+            }
+        }
+        self.end_failed(now);
+    }
+
+    /// Takes in what a device reported.
+    pub fn device_event(&mut self, device: DeviceIndex, event: DeviceEvent, now: Nanos) {
+        self.shared.counters.device_events.add(1);
+        match event {
+            DeviceEvent::Fatal => {
+                self.shared.domains.remove(device);
+                if let Some(place) = self.device_place(device) {
+                    self.fail_device(place, "the device failed or is being removed");
+                }
+            }
+            DeviceEvent::QueuePair { token, fault, .. } => {
+                if let Some(index) = self.connection_of(token.into()) {
+                    self.queue_pair_fault(index, fault, now);
+                }
+            }
+            DeviceEvent::SharedReceiveQueueFailed { token }
+            | DeviceEvent::CompletionQueueFailed { token } => {
+                let token = EventToken::from(token);
+                if token.subject() == EventSubject::Device {
+                    self.fail_device(token.index(), "a queue of the device failed");
+                }
+            }
+            DeviceEvent::PortUp(_)
+            | DeviceEvent::PortDown(_)
+            | DeviceEvent::ReceivesLow { .. }
+            | DeviceEvent::PortChanged(_)
+            | DeviceEvent::Other(_) => {}
+        }
+        self.end_failed(now);
+    }
+
+    fn queue_pair_fault(&mut self, index: u16, fault: QueuePairFault, now: Nanos) {
+        let what = match fault {
+            QueuePairFault::Fatal => "the device gave up on the queue pair",
+            QueuePairFault::InvalidRequest => "the host asked for what RDMA does not allow",
+            QueuePairFault::AccessViolation => "the host asked for memory that is not its own",
+            QueuePairFault::LastReceive => {
+                self.with(index, now, |connection, cx| {
+                    connection.last_receive_taken(cx);
+                });
+                return;
+            }
+            QueuePairFault::CommunicationEstablished | QueuePairFault::Path => return,
+        };
+        self.break_off(index, Cause::Fault(what), now);
+    }
+
+    fn break_off(&mut self, index: u16, cause: Cause, now: Nanos) {
+        self.with(index, now, |connection, cx| connection.break_off(cx, cause));
+    }
+
+    /// Takes in completions; returns how many there were.
+    pub fn poll_completions(&mut self, now: Nanos) -> u32 {
+        let mut batch = std::mem::take(&mut self.batch);
+        let mut moved = 0;
+        for place in 0..self.devices.len() {
+            let Some(share) = &mut self.devices[place] else {
+                continue;
+            };
+            share.renew_map();
+            for queue in 0..share.completions.len() {
+                moved += self.poll_queue(place as u16, queue, &mut batch, now);
+            }
+            if let Some(share) = &mut self.devices[place]
+                && let Err(error) = share.receives.flush()
+            {
+                tracing::error!(%error, "receives cannot be posted");
+                self.fail_device(place as u16, "receives cannot be posted");
+            }
+        }
+        self.batch = batch;
+        self.end_failed(now);
+        moved
+    }
+
+    #[inline]
+    fn poll_queue(
+        &mut self,
+        place: u16,
+        queue: usize,
+        batch: &mut [WorkCompletion],
+        now: Nanos,
+    ) -> u32 {
+        let mut moved = 0;
+        for _ in 0..BATCHES_PER_POLL_MAX {
+            let Some(share) = &mut self.devices[usize::from(place)] else {
+                break;
+            };
+            let taken = match share.completions[queue].queue.poll(batch) {
+                Ok(0) => break,
+                Ok(taken) => taken,
+                Err(error) => {
+                    tracing::error!(%error, "a completion queue failed");
+                    self.fail_device(place, "a completion queue failed");
+                    break;
+                }
+            };
+            self.shared.counters.completions.add(taken as u64);
+            self.take_completions(place, &batch[..taken], now);
+            moved += taken as u32;
+            if taken < batch.len() {
+                break;
+            }
+        }
+        moved
+    }
+
+    #[inline]
+    fn take_completions(&mut self, place: u16, completions: &[WorkCompletion], now: Nanos) {
+        let Self {
+            places,
+            devices,
+            queue_pairs,
+            to_flush,
+            next_deadline,
+            any_failed,
+            shared,
+            ..
+        } = self;
+        let Some(share) = &mut devices[usize::from(place)] else {
+            return;
+        };
+        let mut core = shared.core.borrow_mut();
+        let DeviceShare {
+            receives,
+            map,
+            failed,
+            ..
+        } = share;
+        let mut cx = shared.context(&mut core, map, now);
+        for completion in completions {
+            let id = WorkId::from_bits(completion.wr_id);
+            let index = if id.receive() {
+                queue_pairs.find(place, completion.qp_number)
+            } else {
+                Some(id.connection())
+            };
+            let connection = index.and_then(|index| connection_at(places, index));
+            if id.receive() {
+                if !receives.contains(id.sequence()) {
+                    shared.counters.stale_completions.add(1);
+                    continue;
+                }
+                let receive = id.sequence() as u16;
+                match connection {
+                    Some(connection) => {
+                        if completion.is_success() {
+                            connection.receive(&mut cx, receives, receive, completion.byte_len);
+                        } else {
+                            connection.receive_failed(&mut cx, completion.status);
+                        }
+                        note(to_flush, next_deadline, connection);
+                    }
+                    None => shared.counters.stale_completions.add(1),
+                }
+                let posted = receives.post_again(receive, cx.pool, map, cx.counters);
+                if let Err(error) = posted {
+                    tracing::error!(%error, "a receive is lost");
+                    failed.get_or_insert("a receive was refused");
+                    *any_failed = true;
+                }
+            } else {
+                match connection.filter(|connection| connection.is_named_by(id)) {
+                    Some(connection) => {
+                        connection.sent(&mut cx, id, completion);
+                        note(to_flush, next_deadline, connection);
+                    }
+                    None => shared.counters.stale_completions.add(1),
+                }
+            }
+        }
+    }
+
+    /// Runs the target core and hands out what it and the pool have for the connections. Returns
+    /// how much.
+    pub fn dispatch(&mut self, now: Nanos) -> u32 {
+        let core = Rc::clone(&self.shared.core);
+        let mut core = core.borrow_mut();
+        let mut moved = core.poll(now) as u32;
+        while let Some((token, lease)) = self.shared.pool.next_grant() {
+            let token = RequestToken::from_bits(token.0);
+            moved += 1;
+            if token.connection() == RECEIVES {
+                self.receive_granted(token, lease);
+            } else {
+                self.for_request(&mut core, token, now, |connection, cx| {
+                    connection.granted(cx, token.slot(), lease);
+                });
+            }
+        }
+        while let Some(done) = core.next_completion(self.shared.transport) {
+            let token = RequestToken::from_bits(done.tag);
+            moved += 1;
+            self.for_request(&mut core, token, now, |connection, cx| {
+                connection.completed(cx, token.slot(), done);
+            });
+        }
+        while let Some(close) = core.next_close(self.shared.transport) {
+            let index = close.connection as u16;
+            moved += 1;
+            let Some(connection) = connection_at(&mut self.places, index) else {
+                continue;
+            };
+            if connection.queue() != Some(close.queue) {
+                continue;
+            }
+            if let Some(withheld) = self.shared.log.admit(now) {
+                let (host, reason) = (connection.host_address(), close.reason);
+                tracing::info!(?host, ?reason, withheld, "closing a connection");
+            }
+            let token = connection.token();
+            self.for_request(&mut core, token, now, Connection::close);
+        }
+        drop(core);
+        self.flush_receives(now);
+        moved
+    }
+
+    fn receive_granted(&mut self, token: RequestToken, lease: hugemem::Lease) {
+        let place = token.generation() as usize;
+        // A device that has failed meanwhile has cancelled its waits.
+        let Some(share) = self.devices.get_mut(place).and_then(Option::as_mut) else {
+            return;
+        };
+        let DeviceShare { receives, map, .. } = share;
+        if let Err(error) = receives.granted(token.slot(), lease, map) {
+            tracing::error!(%error, "a receive is lost");
+            self.fail_device(place as u16, "a receive was refused");
+        }
+    }
+
+    /// Posts receives that got their buffers outside of a poll.
+    fn flush_receives(&mut self, now: Nanos) {
+        for place in 0..self.devices.len() {
+            if let Some(share) = &mut self.devices[place]
+                && let Err(error) = share.receives.flush()
+            {
+                tracing::error!(%error, "receives cannot be posted");
+                self.fail_device(place as u16, "receives cannot be posted");
+            }
+        }
+        self.end_failed(now);
+    }
+
+    /// Posts what is queued; removes what has ended. Returns how many connections it looked at.
+    pub fn flush(&mut self, now: Nanos) -> u32 {
+        let mut flushed = 0;
+        while let Some(index) = self.to_flush.pop() {
+            flushed += 1;
+            let over = self.with(index, now, |connection, cx| {
+                connection.flush_listed = false;
+                connection.flush(cx);
+                connection.is_over()
+            });
+            if over == Some(true) {
+                self.remove(index);
+                self.to_flush.retain(|listed| *listed != index);
+            }
+        }
+        flushed
+    }
+
+    /// Whether something waits that no descriptor will announce.
+    #[must_use]
+    pub fn has_pending(&self) -> bool {
+        !self.to_flush.is_empty()
+            || self.shared.pool.waiting() > 0
+            || self.shared.core.borrow().has_ready()
+    }
+
+    /// Arms every notification, and looks once more: `false` when there was something.
+    pub fn prepare_sleep(&mut self, now: Nanos) -> bool {
+        for place in 0..self.devices.len() {
+            if let Some(share) = &mut self.devices[place]
+                && let Err(error) = share.arm()
+            {
+                tracing::error!(%error, "a completion queue cannot be armed");
+                self.fail_device(place as u16, "a completion queue cannot be armed");
+            }
+        }
+        self.poll_completions(now) == 0 && !self.has_pending()
+    }
+
+    /// Shows the descriptors of completion queues that have not been shown before.
+    pub(crate) fn show_descriptors(&mut self, mut visit: impl FnMut(BorrowedFd<'_>)) {
+        for share in self.devices.iter_mut().flatten() {
+            for completions in &mut share.completions {
+                if !std::mem::replace(&mut completions.watched, true) {
+                    visit(completions.queue.descriptor());
+                }
+            }
+        }
+    }
+
+    /// When [`expire`](Self::expire) must be called next.
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<Nanos> {
+        let mut earliest = self.next_deadline;
+        sooner(&mut earliest, self.shared.core.borrow().next_deadline());
+        sooner(&mut earliest, self.listeners.next_deadline());
+        earliest
+    }
+
+    /// Moves connections on whose time for set-up, closing or flushing is over.
+    pub fn expire(&mut self, now: Nanos) {
+        if self.next_deadline.is_none_or(|deadline| now < deadline) {
+            return;
+        }
+        self.next_deadline = None;
+        for index in 0..self.places.len() as u16 {
+            self.with(index, now, Connection::check_deadline);
+        }
+    }
+
+    /// Closes every connection that has nothing in flight; call again until none is left. Commands
+    /// that come from now on are not taken in.
+    pub fn drain(&mut self, now: Nanos) -> usize {
+        self.shared.stopping = true;
+        for index in 0..self.places.len() as u16 {
+            self.with(index, now, |connection, cx| {
+                if connection.is_idle() {
+                    connection.close(cx);
+                }
+            });
+        }
+        self.len()
+    }
+
+    /// Connections that have ended since the last call.
+    pub fn take_ended(&mut self) -> usize {
+        std::mem::take(&mut self.ended)
+    }
+
+    /// Ends everything on a device: at the end of this turn it is let go.
+    fn fail_device(&mut self, place: u16, why: &'static str) {
+        let share = self.devices.get_mut(usize::from(place));
+        if let Some(share) = share.and_then(Option::as_mut) {
+            share.failed.get_or_insert(why);
+            self.any_failed = true;
+        }
+    }
+
+    /// The same for a device that does not come back.
+    fn forget_device(&mut self, place: u16, why: &'static str) {
+        let share = self.devices.get(usize::from(place));
+        if let Some(share) = share.and_then(Option::as_ref) {
+            self.shared.domains.remove(share.index());
+        }
+        self.fail_device(place, why);
+    }
+
+    /// Lets go of devices that failed, with their connections.
+    #[inline]
+    fn end_failed(&mut self, now: Nanos) {
+        if std::mem::take(&mut self.any_failed) {
+            self.end_failed_devices(now);
+        }
+    }
+
+    #[cold]
+    fn end_failed_devices(&mut self, now: Nanos) {
+        for place in 0..self.devices.len() {
+            let Some(share) = &self.devices[place] else {
+                continue;
+            };
+            let Some(why) = share.failed else { continue };
+            let (device, connections) = (share.index(), share.connections);
+            tracing::error!(?device, connections, why, "a device is given up");
+            for index in 0..self.places.len() as u16 {
+                let connection = connection_at(&mut self.places, index);
+                if connection.is_some_and(|it| usize::from(it.device) == place) {
+                    self.with(index, now, Connection::abandon);
+                    self.remove(index);
+                    self.to_flush.retain(|listed| *listed != index);
+                }
+            }
+            self.devices[place] = None;
+            self.shared.pool.cancel_waits(|token| {
+                let token = RequestToken::from_bits(token.0);
+                token.connection() == RECEIVES && token.generation() as usize == place
+            });
+        }
+    }
+
+    fn device_place(&self, device: DeviceIndex) -> Option<u16> {
+        let found = self
+            .devices
+            .iter()
+            .position(|share| share.as_ref().is_some_and(|share| share.index() == device));
+        found.map(|place| place as u16)
+    }
+
+    /// The place of the connection that an event is about, unless it has ended since.
+    fn connection_of(&mut self, token: EventToken) -> Option<u16> {
+        if token.subject() != EventSubject::Connection {
+            return None;
+        }
+        let place = self.places.get(usize::from(token.index()))?;
+        (place.connection.is_some() && place.generation == token.generation())
+            .then_some(token.index())
+    }
+
+    /// Runs `action` on the connection at `index`, and lists it when it has to post.
+    fn with<T>(
+        &mut self,
+        index: u16,
+        now: Nanos,
+        action: impl FnOnce(&mut Connection<P>, &mut Context<'_, P>) -> T,
+    ) -> Option<T> {
+        let connection = connection_at(&mut self.places, index)?;
+        let share = self.devices[usize::from(connection.device)].as_ref()?;
+        let mut core = self.shared.core.borrow_mut();
+        let mut cx = self.shared.context(&mut core, &share.map, now);
+        let value = action(connection, &mut cx);
+        note(&mut self.to_flush, &mut self.next_deadline, connection);
+        Some(value)
+    }
+
+    /// The same for the connection that a request's token names, unless it has ended since.
+    #[inline]
+    fn for_request(
+        &mut self,
+        core: &mut TargetCore,
+        token: RequestToken,
+        now: Nanos,
+        action: impl FnOnce(&mut Connection<P>, &mut Context<'_, P>),
+    ) {
+        let Some(connection) = connection_at(&mut self.places, token.connection()) else {
+            return;
+        };
+        let named = connection.token().names_same_connection(token);
+        let Some(share) = &self.devices[usize::from(connection.device)] else {
+            return;
+        };
+        if named {
+            let mut cx = self.shared.context(core, &share.map, now);
+            action(connection, &mut cx);
+            note(&mut self.to_flush, &mut self.next_deadline, connection);
+        }
+    }
+
+    /// Drops a connection that is over. Its queue pair goes first, and with it whatever the device
+    /// had of its memory.
+    fn remove(&mut self, index: u16) {
+        let Some(connection) = self.places[usize::from(index)].connection.take() else {
+            return;
+        };
+        let device = connection.device;
+        self.queue_pairs
+            .remove(device, connection.queue_pair_number());
+        if let Some(share) = &mut self.devices[usize::from(device)] {
+            share.give_back(connection.completion_queue, connection.send_requests());
+            share.connections -= 1;
+        }
+        drop(connection);
+        self.free.push(index);
+        self.ended += 1;
+        self.shared.counters.connections.set(self.len() as u64);
+    }
+}
+
+#[inline]
+fn connection_at<P: Provider>(places: &mut [Place<P>], index: u16) -> Option<&mut Connection<P>> {
+    places
+        .get_mut(usize::from(index))?
+        .connection
+        .as_deref_mut()
+}
+
+/// Notes what a connection has to do later: post at the end of the turn, look at its deadline.
+#[inline]
+fn note<P: Provider>(
+    to_flush: &mut Vec<u16>,
+    next_deadline: &mut Option<Nanos>,
+    connection: &mut Connection<P>,
+) {
+    if !connection.flush_listed && connection.wants_flush() {
+        connection.flush_listed = true;
+        to_flush.push(connection.token().connection());
+    }
+    let deadline = connection.deadline();
+    if deadline.is_some() {
+        sooner(next_deadline, deadline);
+    }
+}
+
+fn sooner(earliest: &mut Option<Nanos>, other: Option<Nanos>) {
+    *earliest = match (*earliest, other) {
+        (Some(one), Some(two)) => Some(one.min(two)),
+        (one, two) => one.or(two),
+    };
+}

@@ -1,0 +1,309 @@
+//! Connections begin: a request is judged, and taken in by the reactor that will serve it.
+
+use std::sync::Arc;
+
+use nvme_spec::rdma::{ConnectAccept, ConnectReject, RejectReason};
+use nvme_target::PortId;
+use rdma::{
+    ConnectParameters, ConnectRequest, Connection as _, Device, DeviceIndex, Domain, Provider,
+    QueuePair, QueuePairOptions, RNR_RETRY_FOREVER,
+};
+use reactors::Nanos;
+use zerocopy::IntoBytes;
+
+use super::{ConnectionSet, Handoff};
+use crate::config::DEVICES_MAX;
+use crate::connection::{Connection, Parts};
+use crate::plan::{QueuePairPlan, RESPONSE_BYTES, queue_depth_max};
+use crate::private_data::{Terms, Wish, judge};
+use crate::share::{DeviceShare, ShareError, ShareParts};
+use crate::token::{EventSubject, EventToken, GENERATIONS, RequestToken};
+
+/// Why a connection cannot be had although its request is right.
+#[derive(Debug, thiserror::Error)]
+enum OpenError {
+    #[error("the table of connections is full")]
+    TableFull,
+    #[error(transparent)]
+    Device(#[from] ShareError),
+    #[error("the queue pair cannot be had")]
+    QueuePair(#[from] rdma::Error),
+    #[error("the arena has no memory left for responses")]
+    NoMemory,
+}
+
+impl<P: Provider> ConnectionSet<P> {
+    /// Judges a connection request that came in by `port`; one that is wrong is rejected as the
+    /// specification says (RDMA 1.1 §3).
+    pub fn examine(
+        &mut self,
+        request: P::ConnectRequest,
+        port: PortId,
+        now: Nanos,
+    ) -> Option<Handoff<P>> {
+        let shared = &self.shared;
+        let limits = request.device().limits();
+        let terms = Terms {
+            queue_depth_max: shared
+                .config
+                .port(port)
+                .queue_depth_max
+                .min(queue_depth_max(limits)),
+            reads: request.initiator_depth(),
+        };
+        match judge(request.private_data().as_slice(), terms) {
+            Ok(wish) => Some(Handoff {
+                request,
+                port,
+                wish,
+            }),
+            Err(reason) => {
+                shared.counters.requests_invalid.add(1);
+                if let Some(withheld) = shared.log.admit(now) {
+                    let host = request.peer_address();
+                    tracing::warn!(%host, %reason, withheld, "a connection request is rejected");
+                }
+                reject::<P>(request, reason);
+                None
+            }
+        }
+    }
+
+    /// Turns a request away for want of room.
+    pub(crate) fn turn_away(&self, handoff: Handoff<P>) {
+        self.shared.counters.connections_refused.add(1);
+        reject::<P>(handoff.request, RejectReason::NO_RESOURCES);
+    }
+
+    /// Takes a request in; `false` when it had to be rejected.
+    pub fn adopt(&mut self, handoff: Handoff<P>, now: Nanos) -> bool {
+        let host = handoff.request.peer_address();
+        match self.open(handoff, now) {
+            Ok(()) => true,
+            Err(error) => {
+                self.shared.counters.connections_refused.add(1);
+                if let Some(withheld) = self.shared.log.admit(now) {
+                    tracing::warn!(%host, %error, withheld, "a connection is turned away");
+                }
+                false
+            }
+        }
+    }
+
+    fn open(&mut self, handoff: Handoff<P>, now: Nanos) -> Result<(), OpenError> {
+        let Handoff {
+            request,
+            port,
+            wish,
+        } = handoff;
+        let no_room = RejectReason::NO_RESOURCES;
+        let Some(index) = self.free.last().copied() else {
+            reject::<P>(request, no_room);
+            return Err(OpenError::TableFull);
+        };
+        let device = match self.device_share(request.device()) {
+            Ok(place) => place,
+            Err(error) => {
+                reject::<P>(request, no_room);
+                return Err(error.into());
+            }
+        };
+        let generation = (self.places[usize::from(index)].generation + 1) % GENERATIONS;
+        self.places[usize::from(index)].generation = generation;
+        let subject = EventSubject::Connection;
+        let event_token = EventToken::of(subject, self.listeners.reactor(), index, generation);
+        let mut connection =
+            request.into_connection(self.listeners.channel(), event_token.into())?;
+        let token = RequestToken::new()
+            .with_transport(self.shared.transport.0)
+            .with_connection(index)
+            .with_generation(generation);
+        let parts = match self.queue_pair(&mut connection, device, &Wanted { wish, port }) {
+            Ok(made) => made.into_parts(connection, token),
+            Err(error) => {
+                // Dropping the connection rejects it too, without the reason.
+                let _ = connection.reject(ConnectReject::new(no_room).as_bytes());
+                return Err(error);
+            }
+        };
+        self.accept(index, parts, now)
+    }
+
+    /// Says yes, and enters the connection into the table.
+    fn accept(&mut self, index: u16, mut parts: Parts<P>, now: Nanos) -> Result<(), OpenError> {
+        let accept = ConnectAccept::new(parts.wish.depth);
+        let outcome = parts.connection.accept(&ConnectParameters {
+            private_data: accept.as_bytes(),
+            initiator_depth: parts.reads,
+            // No key is handed out, so hosts have nothing to read.
+            responder_resources: 0,
+            retries: 7,
+            // A host that is slow to post receives for its responses is waited for; one that never
+            // does ends with its keep-alive time.
+            rnr_retries: RNR_RETRY_FOREVER,
+        });
+        let (device, number) = (parts.device, parts.queue_pair.number());
+        if let Err(error) = outcome {
+            let requests = parts.send_requests;
+            let completion_queue = parts.completion_queue;
+            drop(parts);
+            if let Some(share) = &mut self.devices[usize::from(device)] {
+                share.give_back(completion_queue, requests);
+            }
+            return Err(error.into());
+        }
+        self.queue_pairs.insert(device, number, index);
+        let Some(share) = &mut self.devices[usize::from(device)] else {
+            return Err(ShareError::Failed.into());
+        };
+        share.connections += 1;
+        let mut core = self.shared.core.borrow_mut();
+        let cx = self.shared.context(&mut core, &share.map, now);
+        let connection = Connection::new(parts, &cx);
+        super::sooner(&mut self.next_deadline, connection.deadline());
+        self.free.pop();
+        self.places[usize::from(index)].connection = Some(Box::new(connection));
+        drop(core);
+        self.shared.counters.connections_opened.add(1);
+        self.shared.counters.connections.set(self.len() as u64);
+        Ok(())
+    }
+
+    /// Makes the queue pair of a connection on the device at `place`.
+    fn queue_pair(
+        &mut self,
+        connection: &mut P::Connection,
+        place: u16,
+        terms: &Wanted,
+    ) -> Result<Made<P>, OpenError> {
+        let Some(share) = &mut self.devices[usize::from(place)] else {
+            return Err(ShareError::Failed.into());
+        };
+        let memory = Arc::clone(&share.memory);
+        let domain = memory.domain();
+        let limits = domain.device().limits();
+        let plan = QueuePairPlan::new(terms.wish.depth, terms.wish.reads, share.queues, limits);
+        // The device may grant more; what is asked for is used, and promised to be polled.
+        let asked = plan.capacity.send_requests;
+        let completion_queue = share.promise(asked)?;
+        let completions = &share.completions[usize::from(completion_queue)].queue;
+        let options = QueuePairOptions {
+            send_completions: completions,
+            receive_completions: completions,
+            shared_receives: Some(share.receives.queue()),
+            capacity: plan.capacity,
+        };
+        let made = connection.create_queue_pair(domain, &options);
+        let made = made.map_err(OpenError::from).and_then(|queue_pair| {
+            let inline = queue_pair.capacity().inline_bytes as usize >= RESPONSE_BYTES;
+            let places = asked.next_power_of_two() as usize;
+            let responses = match inline {
+                true => None,
+                false => {
+                    let buffer = self.shared.arena.dma_buffer(places * RESPONSE_BYTES);
+                    Some(buffer.ok_or(OpenError::NoMemory)?)
+                }
+            };
+            Ok((queue_pair, responses))
+        });
+        match made {
+            Ok((queue_pair, responses)) => Ok(Made {
+                queue_pair,
+                responses,
+                reads: plan.reads,
+                wanted: *terms,
+                send_requests: asked,
+                in_capsule_bytes: self.in_capsule_bytes(place, terms.port),
+                device: place,
+                completion_queue,
+            }),
+            Err(error) => {
+                share.give_back(completion_queue, asked);
+                Err(error)
+            }
+        }
+    }
+
+    /// In-capsule data of I/O queues of a port on a device.
+    fn in_capsule_bytes(&self, place: u16, port: PortId) -> u32 {
+        let share = self.devices[usize::from(place)].as_ref();
+        let room = share.map_or(0, |share| share.receives.in_capsule_bytes() as u32);
+        self.shared.config.port(port).in_capsule_bytes.min(room)
+    }
+
+    /// The place of a device, which is set up with its first connection.
+    fn device_share(&mut self, device: &P::Device) -> Result<u16, ShareError> {
+        if let Some(place) = self.device_place(device.index()) {
+            return Ok(place);
+        }
+        let place = self.devices.iter().position(Option::is_none);
+        let place = place.ok_or(ShareError::TooManyDevices)?;
+        let share = self.new_share(device.index(), place as u16)?;
+        self.devices[place] = Some(share);
+        Ok(place as u16)
+    }
+
+    fn new_share(&self, device: DeviceIndex, place: u16) -> Result<DeviceShare<P>, ShareError> {
+        debug_assert!(usize::from(place) < DEVICES_MAX);
+        let shared = &self.shared;
+        let memory = shared.domains.memory(device);
+        DeviceShare::new(ShareParts {
+            memory: memory.ok_or(ShareError::UnknownDevice)?,
+            arena: &shared.arena,
+            pool: &shared.pool,
+            counters: &shared.counters,
+            receives: shared.config.receives,
+            in_capsule_bytes: shared.config.in_capsule_bytes(),
+            waiter: RequestToken::new()
+                .with_transport(shared.transport.0)
+                .with_generation(u32::from(place)),
+            token: EventToken::of(EventSubject::Device, self.listeners.reactor(), place, 0),
+        })
+    }
+}
+
+/// What a connection is to be.
+#[derive(Clone, Copy)]
+struct Wanted {
+    wish: Wish,
+    port: PortId,
+}
+
+/// A queue pair and what was chosen for it.
+struct Made<P: Provider> {
+    queue_pair: P::QueuePair,
+    responses: Option<hugemem::DmaBuffer>,
+    reads: u8,
+    wanted: Wanted,
+    send_requests: u32,
+    in_capsule_bytes: u32,
+    device: u16,
+    completion_queue: u16,
+}
+
+impl<P: Provider> Made<P> {
+    fn into_parts(self, connection: P::Connection, token: RequestToken) -> Parts<P> {
+        Parts {
+            queue_pair: self.queue_pair,
+            connection,
+            responses: self.responses,
+            reads: self.reads,
+            send_requests: self.send_requests,
+            wish: self.wanted.wish,
+            port: self.wanted.port,
+            in_capsule_bytes: self.in_capsule_bytes,
+            token,
+            device: self.device,
+            completion_queue: self.completion_queue,
+        }
+    }
+}
+
+/// Rejects a request with the reason that the specification has for it.
+fn reject<P: Provider>(request: P::ConnectRequest, reason: RejectReason) {
+    let private_data = ConnectReject::new(reason);
+    if let Err(error) = request.reject(private_data.as_bytes()) {
+        // The host is gone, most likely.
+        tracing::debug!(%error, "a rejection could not be sent");
+    }
+}

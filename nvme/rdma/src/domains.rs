@@ -1,0 +1,103 @@
+//! The protection domains of all devices, with all memory that data moves through registered once.
+//!
+//! Made at start, on the control path: registering gigabytes takes its time. Shared by all
+//! reactors.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use hugemem::Region;
+use rdma::{Access, Device, DeviceIndex, DomainMemory, Error, Provider};
+
+use crate::plan::{SharedQueues, Unfit};
+
+/// A device that hosts can be served by.
+#[derive(Debug)]
+struct Entry<P: Provider> {
+    device: P::Device,
+    memory: Arc<DomainMemory<P>>,
+}
+
+/// Why a device is not used.
+#[derive(Debug, thiserror::Error)]
+pub enum DeviceError {
+    /// It lacks what NVMe/RDMA needs.
+    #[error(transparent)]
+    Unfit(#[from] Unfit),
+    /// It gives no protection domain.
+    #[error("it gives no protection domain")]
+    Domain(#[source] Error),
+    /// Memory cannot be registered with it.
+    #[error("memory cannot be registered with it")]
+    Memory(#[source] Error),
+}
+
+/// One protection domain per device.
+#[derive(Debug)]
+pub struct Domains<P: Provider> {
+    entries: Mutex<Vec<Entry<P>>>,
+}
+
+impl<P: Provider> Default for Domains<P> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<P: Provider> Domains<P> {
+    /// No device yet.
+    #[must_use]
+    pub fn new() -> Self {
+        Self {
+            entries: Mutex::new(Vec::new()),
+        }
+    }
+
+    /// Makes `device` fit for use: a protection domain with `regions` registered.
+    ///
+    /// # Errors
+    /// [`DeviceError`]: it is not used then.
+    pub fn add(&self, device: &P::Device, regions: &[&Region]) -> Result<(), DeviceError> {
+        SharedQueues::new(1, device.limits())?;
+        let domain = device.create_domain().map_err(DeviceError::Domain)?;
+        // Only this side's work requests touch it: hosts are given no key.
+        let memory = DomainMemory::new(domain, Access::LOCAL);
+        for region in regions {
+            memory.attach_region(region).map_err(DeviceError::Memory)?;
+        }
+        let entry = Entry {
+            device: device.clone(),
+            memory: Arc::new(memory),
+        };
+        let mut entries = self.entries();
+        entries.retain(|other| other.device.index() != device.index());
+        entries.push(entry);
+        Ok(())
+    }
+
+    /// The devices in use.
+    #[must_use]
+    pub fn devices(&self) -> Vec<P::Device> {
+        let entries = self.entries();
+        entries.iter().map(|entry| entry.device.clone()).collect()
+    }
+
+    /// A device's registered memory. Control path.
+    #[must_use]
+    pub fn memory(&self, device: DeviceIndex) -> Option<Arc<DomainMemory<P>>> {
+        let entries = self.entries();
+        let found = entries.iter().find(|entry| entry.device.index() == device);
+        found.map(|entry| Arc::clone(&entry.memory))
+    }
+
+    /// Forgets a device that failed or is being removed. Its memory is given up when the last
+    /// reactor has let go of it.
+    pub fn remove(&self, device: DeviceIndex) {
+        self.entries()
+            .retain(|entry| entry.device.index() != device);
+    }
+
+    fn entries(&self) -> MutexGuard<'_, Vec<Entry<P>>> {
+        // Each change is one push or removal, so a panic elsewhere leaves a sound table.
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

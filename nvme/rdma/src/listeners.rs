@@ -1,0 +1,142 @@
+//! One reactor's source of events, and the addresses that it listens on.
+//!
+//! Made before the reactor runs, so that an address that cannot be had ends the start.
+
+use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
+
+use nvme_target::PortId;
+use rdma::{Error, Event, EventChannel, Listener, Provider, Token};
+use reactors::Nanos;
+
+use crate::token::{EventSubject, EventToken};
+
+/// Connection requests that wait for a listener's owner.
+const BACKLOG: u32 = 128;
+/// How soon a listener that failed is tried again.
+const LISTEN_AGAIN_AFTER: Nanos = Nanos::from_secs(5);
+
+#[derive(Debug)]
+struct Listening<P: Provider> {
+    /// `None` while it cannot be had.
+    listener: Option<P::Listener>,
+    address: SocketAddr,
+    port: PortId,
+    again_at: Option<Nanos>,
+}
+
+/// The listeners of one reactor.
+#[derive(Debug)]
+pub struct Listeners<P: Provider> {
+    listening: Vec<Listening<P>>,
+    channel: P::EventChannel,
+    reactor: usize,
+    closed: bool,
+}
+
+impl<P: Provider> Listeners<P> {
+    /// No listener yet, for the reactor of that number.
+    ///
+    /// # Errors
+    /// What [`Provider::event_channel`] answers.
+    pub fn new(provider: &P, reactor: usize) -> Result<Self, Error> {
+        Ok(Self {
+            listening: Vec::new(),
+            channel: provider.event_channel()?,
+            reactor,
+            closed: false,
+        })
+    }
+
+    /// Listens on `address` as `port`; returns the address with the port that it got.
+    ///
+    /// # Errors
+    /// What [`EventChannel::listen`] answers.
+    pub fn listen(&mut self, address: SocketAddr, port: PortId) -> Result<SocketAddr, Error> {
+        let token = self.token(self.listening.len());
+        let listener = self.channel.listen(address, BACKLOG, token)?;
+        let address = listener.local_address();
+        self.listening.push(Listening {
+            listener: Some(listener),
+            address,
+            port,
+            again_at: None,
+        });
+        Ok(address)
+    }
+
+    fn token(&self, index: usize) -> Token {
+        EventToken::of(EventSubject::Listener, self.reactor, index as u16, 0).into()
+    }
+
+    pub(crate) fn reactor(&self) -> usize {
+        self.reactor
+    }
+
+    pub(crate) fn channel(&mut self) -> &mut P::EventChannel {
+        &mut self.channel
+    }
+
+    pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
+        self.channel.descriptor()
+    }
+
+    pub(crate) fn next_event(&mut self) -> Result<Option<Event<P>>, Error> {
+        self.channel.next_event()
+    }
+
+    /// The port of the listener that an event names.
+    pub(crate) fn port(&self, listener: Token) -> Option<PortId> {
+        let index = usize::from(EventToken::from(listener).index());
+        let found = self.listening.get(index).filter(|_| !self.closed);
+        found.map(|listening| listening.port)
+    }
+
+    /// A listener's device or address has gone: it is tried again later.
+    pub(crate) fn failed(&mut self, listener: Token, now: Nanos) {
+        let index = usize::from(EventToken::from(listener).index());
+        if let Some(listening) = self.listening.get_mut(index) {
+            tracing::error!(address = %listening.address, "a listener failed, its device is gone");
+            listening.listener = None;
+            listening.again_at = Some(now.saturating_add(LISTEN_AGAIN_AFTER));
+        }
+    }
+
+    /// Tries listeners again whose time has come.
+    pub(crate) fn listen_again(&mut self, now: Nanos) {
+        for index in 0..self.listening.len() {
+            let due = self.listening[index].again_at.is_some_and(|at| at <= now);
+            if !due || self.closed {
+                continue;
+            }
+            let (address, token) = (self.listening[index].address, self.token(index));
+            let listener = self.channel.listen(address, BACKLOG, token);
+            let listening = &mut self.listening[index];
+            match listener {
+                Ok(listener) => {
+                    tracing::info!(%address, "a listener listens again");
+                    listening.listener = Some(listener);
+                    listening.again_at = None;
+                }
+                Err(error) => {
+                    tracing::debug!(%address, %error, "a listener cannot be had yet");
+                    listening.again_at = Some(now.saturating_add(LISTEN_AGAIN_AFTER));
+                }
+            }
+        }
+    }
+
+    /// When [`listen_again`](Self::listen_again) has something to do.
+    pub(crate) fn next_deadline(&self) -> Option<Nanos> {
+        let again = self.listening.iter().filter_map(|it| it.again_at);
+        again.min().filter(|_| !self.closed)
+    }
+
+    /// Listens no more.
+    pub(crate) fn close(&mut self) {
+        self.closed = true;
+        for listening in &mut self.listening {
+            listening.listener = None;
+        }
+    }
+}

@@ -1,0 +1,53 @@
+//! Log lines that the outside world can cause are counted and limited, so that it cannot make us
+//! shout.
+
+use std::cell::Cell;
+
+use reactors::Nanos;
+
+/// Lines in one second at most.
+const LINES_PER_SECOND_MAX: u32 = 10;
+
+/// Decides which lines are written; one for all that hosts of one reactor can cause.
+#[derive(Debug, Default)]
+pub(crate) struct LogLimit {
+    second_ends: Cell<Nanos>,
+    written: Cell<u32>,
+    withheld: Cell<u64>,
+}
+
+impl LogLimit {
+    /// Whether a line may be written now: the number of lines that were withheld before it.
+    pub(crate) fn admit(&self, now: Nanos) -> Option<u64> {
+        if now >= self.second_ends.get() {
+            self.second_ends
+                .set(now.saturating_add(Nanos::from_secs(1)));
+            self.written.set(0);
+        }
+        if self.written.get() == LINES_PER_SECOND_MAX {
+            self.withheld.set(self.withheld.get() + 1);
+            return None;
+        }
+        self.written.set(self.written.get() + 1);
+        Some(self.withheld.take())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flood_is_cut_and_what_was_withheld_is_told_once() {
+        let limit = LogLimit::default();
+        let now = Nanos::from_secs(5);
+        let written = (0..1000).filter(|_| limit.admit(now).is_some()).count();
+        assert_eq!(written, LINES_PER_SECOND_MAX as usize);
+        let later = now.saturating_add(Nanos::from_secs(1));
+        assert_eq!(
+            limit.admit(later),
+            Some(1000 - u64::from(LINES_PER_SECOND_MAX))
+        );
+        assert_eq!(limit.admit(later), Some(0));
+    }
+}

@@ -1,0 +1,172 @@
+//! The private data of a connection request (RDMA 1.1 §3): read and judged, without touching
+//! anything.
+
+use nvme_spec::fabrics::CNTLID_MAX;
+use nvme_spec::rdma::{ConnectRequest, RECORD_FORMAT, RejectReason};
+use nvme_target::{ADMIN_QUEUE_DEPTH_MAX, IO_QUEUES_MAX};
+use zerocopy::FromBytes;
+
+/// Entries of a submission queue at least (Base 2.1 §6.3).
+const QUEUE_DEPTH_MIN: u32 = 2;
+/// In the place of a controller identifier: none is meant. Zero means the same for hosts of
+/// revisions that had the field reserved.
+const CNTLID_NONE: u16 = 0xffff;
+
+/// What a host asks for, as far as it can be granted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Wish {
+    /// Queue identifier; 0 is the admin queue.
+    pub(crate) qid: u16,
+    /// Entries of the submission queue: capsules that the host may have outstanding.
+    pub(crate) depth: u16,
+    /// The controller that an I/O queue is meant for, where the host says it.
+    pub(crate) cntlid: Option<u16>,
+    /// RDMA reads that the host answers at once, at least 1.
+    pub(crate) reads: u8,
+}
+
+/// What a request is judged by.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Terms {
+    /// Entries of an I/O queue at most.
+    pub(crate) queue_depth_max: u16,
+    /// RDMA reads that the host answers at once, as the connection manager says.
+    pub(crate) reads: u8,
+}
+
+/// Reads `data`, whose length is no more than an upper bound of what the host sent.
+pub(crate) fn judge(data: &[u8], terms: Terms) -> Result<Wish, RejectReason> {
+    let Ok((request, _)) = ConnectRequest::read_from_prefix(data) else {
+        return Err(RejectReason::INVALID_PRIVATE_DATA_LENGTH);
+    };
+    if request.recfmt.get() != RECORD_FORMAT {
+        return Err(RejectReason::INVALID_RECORD_FORMAT);
+    }
+    let qid = request.qid.get();
+    if qid > IO_QUEUES_MAX {
+        return Err(RejectReason::INVALID_QUEUE_ID);
+    }
+    let depth_max = if qid == 0 {
+        ADMIN_QUEUE_DEPTH_MAX
+    } else {
+        terms.queue_depth_max
+    };
+    let depth = request.hsqsize();
+    if !(QUEUE_DEPTH_MIN..=u32::from(depth_max)).contains(&depth) {
+        return Err(RejectReason::INVALID_HSQSIZE);
+    }
+    // Each outstanding command needs a receive for its response.
+    if u32::from(request.hrqsize.get()) < depth {
+        return Err(RejectReason::INVALID_HRQSIZE);
+    }
+    let cntlid = match (qid, request.cntlid.get()) {
+        (_, 0 | CNTLID_NONE) => None,
+        (1.., cntlid) if cntlid <= CNTLID_MAX => Some(cntlid),
+        // The association of an admin queue is yet to be made.
+        _ => return Err(RejectReason::INVALID_CNTLID),
+    };
+    // The data of commands is fetched from the host by reading its memory.
+    if terms.reads == 0 {
+        return Err(RejectReason::INVALID_IRD);
+    }
+    Ok(Wish {
+        qid,
+        // No more than depth_max.
+        depth: depth as u16,
+        cntlid,
+        reads: terms.reads,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use nvme_spec::U16;
+    use proptest::prelude::*;
+    use zerocopy::IntoBytes;
+
+    use super::*;
+
+    const TERMS: Terms = Terms {
+        queue_depth_max: 128,
+        reads: 16,
+    };
+
+    fn io() -> ConnectRequest {
+        ConnectRequest::new(1, 128, 127, 1)
+    }
+
+    fn judged(request: ConnectRequest) -> Result<Wish, RejectReason> {
+        judge(request.as_bytes(), TERMS)
+    }
+
+    #[test]
+    fn a_right_request_is_granted() {
+        let wish = Wish {
+            qid: 1,
+            depth: 128,
+            cntlid: Some(1),
+            reads: 16,
+        };
+        assert_eq!(judged(io()), Ok(wish));
+        let mut padded = [0; 56];
+        padded[..32].copy_from_slice(io().as_bytes());
+        assert_eq!(judge(&padded, TERMS), Ok(wish));
+        let admin = ConnectRequest::new(0, 32, 31, 0);
+        let granted = judged(admin).expect("as the kernel's host asks");
+        assert_eq!((granted.depth, granted.cntlid), (32, None));
+    }
+
+    #[test]
+    fn too_little_private_data_is_rejected() {
+        for len in 0..32 {
+            let reason = RejectReason::INVALID_PRIVATE_DATA_LENGTH;
+            assert_eq!(judge(&io().as_bytes()[..len], TERMS), Err(reason), "{len}");
+        }
+    }
+
+    #[test]
+    fn each_wrong_field_has_its_reason() {
+        let wrong = |change: fn(&mut ConnectRequest)| {
+            let mut request = io();
+            change(&mut request);
+            judged(request).expect_err("a wrong field")
+        };
+        let format = wrong(|it| it.recfmt = U16::new(1));
+        assert_eq!(format, RejectReason::INVALID_RECORD_FORMAT);
+        let queue = wrong(|it| it.qid = U16::new(IO_QUEUES_MAX + 1));
+        assert_eq!(queue, RejectReason::INVALID_QUEUE_ID);
+        for size_z in [0, 128, u16::MAX] {
+            let request = ConnectRequest::new(1, u16::MAX, size_z, 1);
+            assert_eq!(judged(request), Err(RejectReason::INVALID_HSQSIZE));
+        }
+        let admin = ConnectRequest::new(0, u16::MAX, ADMIN_QUEUE_DEPTH_MAX, 0);
+        assert_eq!(judged(admin), Err(RejectReason::INVALID_HSQSIZE));
+        let receives = wrong(|it| it.hrqsize = U16::new(127));
+        assert_eq!(receives, RejectReason::INVALID_HRQSIZE);
+        let controller = wrong(|it| it.cntlid = U16::new(CNTLID_MAX + 1));
+        assert_eq!(controller, RejectReason::INVALID_CNTLID);
+        let admin = ConnectRequest::new(0, 32, 31, 5);
+        assert_eq!(judged(admin), Err(RejectReason::INVALID_CNTLID));
+        let deaf = Terms { reads: 0, ..TERMS };
+        let reads = judge(io().as_bytes(), deaf);
+        assert_eq!(reads, Err(RejectReason::INVALID_IRD));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(500))]
+
+        #[test]
+        fn whatever_is_granted_is_within_bounds(
+            data in proptest::collection::vec(any::<u8>(), 0..64),
+            narrow in proptest::collection::vec(0u8..3, 32),
+        ) {
+            for bytes in [&data, &narrow] {
+                if let Ok(wish) = judge(bytes, TERMS) {
+                    prop_assert!(wish.qid <= IO_QUEUES_MAX);
+                    prop_assert!((2..=TERMS.queue_depth_max).contains(&wish.depth));
+                    prop_assert!(wish.cntlid.is_none_or(|id| id <= CNTLID_MAX && wish.qid > 0));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,201 @@
+//! Where command capsules arrive: one shared receive queue of a device and a reactor.
+//!
+//! Each receive is two pieces of memory. The command comes into a table that program and device
+//! share, and is copied out of it, 64 bytes; the data behind it comes into a lease of its own, which
+//! becomes the command's buffer without a copy. Such a receive gets another lease before it is
+//! posted again; when there is none it waits in the pool's line, and the shared receive queue is
+//! shorter for as long: hosts are then held up by the device (RNR), and nothing is lost.
+
+use std::sync::Arc;
+
+use hugemem::{Arena, DmaBuffer, Lease, Pool, WaiterToken};
+use nvme_spec::Sqe;
+use rdma::{MemoryMap, PostError, Provider, ReceiveRequest, SgeList, SharedReceiveQueue};
+use zerocopy::FromZeros;
+
+use crate::counters::RdmaCounters;
+use crate::token::{RECEIVES, RequestToken, WorkId};
+
+/// Bytes of a command in a capsule.
+pub(crate) const COMMAND_BYTES: usize = size_of::<Sqe>();
+/// Commands in one piece of shared memory: a slice of the arena that it surely has.
+const COMMANDS_PER_TABLE: usize = 64;
+
+/// Why receives cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ReceivesError {
+    #[error("the arena has no memory left for receives")]
+    NoMemory,
+    #[error("memory of the arena is not registered")]
+    NotRegistered,
+    #[error("the shared receive queue refuses a receive: {0}")]
+    Refused(#[from] PostError),
+}
+
+#[derive(Debug)]
+struct Receive {
+    /// `None` while it is with a command, or waits for another.
+    data: Option<Lease>,
+    memory: SgeList,
+}
+
+/// The receives of one shared receive queue.
+#[derive(Debug)]
+pub(crate) struct Receives<P: Provider> {
+    // Dropped first, after which the device touches no memory.
+    queue: P::SharedReceiveQueue,
+    receives: Vec<Receive>,
+    commands: Vec<DmaBuffer>,
+    in_capsule_bytes: usize,
+    /// The name in the pool's line, but for the slot.
+    waiter: RequestToken,
+    queued: bool,
+}
+
+impl<P: Provider> Receives<P> {
+    /// Takes memory for `count` receives with up to `in_capsule_bytes` of data and queues as many
+    /// as the pool has buffers for. `waiter` names them in the pool's line.
+    pub(crate) fn new(
+        queue: P::SharedReceiveQueue,
+        count: u32,
+        in_capsule_bytes: u32,
+        waiter: RequestToken,
+        (arena, pool, map): (&Arc<Arena>, &Pool, &MemoryMap<P>),
+        counters: &RdmaCounters,
+    ) -> Result<Self, ReceivesError> {
+        let count = count as usize;
+        let tables = count.div_ceil(COMMANDS_PER_TABLE);
+        let table = || arena.dma_buffer(COMMANDS_PER_TABLE * COMMAND_BYTES);
+        let commands: Option<Vec<_>> = (0..tables).map(|_| table()).collect();
+        let mut this = Self {
+            queue,
+            receives: Vec::with_capacity(count),
+            commands: commands.ok_or(ReceivesError::NoMemory)?,
+            in_capsule_bytes: in_capsule_bytes as usize,
+            waiter: waiter.with_connection(RECEIVES),
+            queued: false,
+        };
+        for index in 0..count {
+            let memory = this.memory_of(index, None, map);
+            this.receives.push(Receive {
+                data: None,
+                memory: memory.ok_or(ReceivesError::NotRegistered)?,
+            });
+        }
+        for index in 0..count as u16 {
+            this.post_again(index, pool, map, counters)?;
+        }
+        Ok(this)
+    }
+
+    pub(crate) fn queue(&self) -> &P::SharedReceiveQueue {
+        &self.queue
+    }
+
+    /// Bytes of in-capsule data that there is room for.
+    pub(crate) fn in_capsule_bytes(&self) -> usize {
+        self.in_capsule_bytes
+    }
+
+    /// Whether `index` is one of the receives.
+    #[inline]
+    pub(crate) fn contains(&self, index: u32) -> bool {
+        (index as usize) < self.receives.len()
+    }
+
+    /// The command that came into receive `index`, whose completion was seen.
+    #[inline]
+    pub(crate) fn command(&self, index: u16) -> Sqe {
+        let index = usize::from(index);
+        let mut sqe = Sqe::new_zeroed();
+        let offset = index % COMMANDS_PER_TABLE * COMMAND_BYTES;
+        self.commands[index / COMMANDS_PER_TABLE]
+            .read(offset, zerocopy::IntoBytes::as_mut_bytes(&mut sqe));
+        sqe
+    }
+
+    /// The data that came behind it.
+    #[inline]
+    pub(crate) fn data(&self, index: u16) -> &[u8] {
+        self.receives[usize::from(index)]
+            .data
+            .as_deref()
+            .unwrap_or(&[])
+    }
+
+    /// Takes the data's buffer.
+    pub(crate) fn take_data(&mut self, index: u16) -> Option<Lease> {
+        self.receives[usize::from(index)].data.take()
+    }
+
+    /// Queues receive `index` again, with its buffer, or with a fresh one where it was taken, or
+    /// as soon as there is one.
+    #[inline]
+    pub(crate) fn post_again(
+        &mut self,
+        index: u16,
+        pool: &Pool,
+        map: &MemoryMap<P>,
+        counters: &RdmaCounters,
+    ) -> Result<(), ReceivesError> {
+        if self.receives[usize::from(index)].data.is_some() || self.in_capsule_bytes == 0 {
+            return self.post(index);
+        }
+        let token = WaiterToken(self.waiter.with_slot(index).into_bits());
+        match pool.take_or_wait(self.in_capsule_bytes, token) {
+            Some(lease) => self.granted(index, lease, map),
+            None => {
+                counters.receive_waits.add(1);
+                Ok(())
+            }
+        }
+    }
+
+    /// A buffer has come for receive `index`.
+    pub(crate) fn granted(
+        &mut self,
+        index: u16,
+        lease: Lease,
+        map: &MemoryMap<P>,
+    ) -> Result<(), ReceivesError> {
+        let memory = self.memory_of(usize::from(index), Some(&lease), map);
+        let receive = &mut self.receives[usize::from(index)];
+        receive.memory = memory.ok_or(ReceivesError::NotRegistered)?;
+        receive.data = Some(lease);
+        self.post(index)
+    }
+
+    fn memory_of(&self, index: usize, data: Option<&Lease>, map: &MemoryMap<P>) -> Option<SgeList> {
+        let table = &self.commands[index / COMMANDS_PER_TABLE];
+        let address = table.address() + index % COMMANDS_PER_TABLE * COMMAND_BYTES;
+        let mut memory = map.gather(address, COMMAND_BYTES)?;
+        if let Some(data) = data {
+            for piece in map.gather(data.as_ptr().addr(), data.len())?.as_slice() {
+                memory.push(*piece).ok()?;
+            }
+        }
+        Some(memory)
+    }
+
+    #[inline]
+    fn post(&mut self, index: u16) -> Result<(), ReceivesError> {
+        let id = WorkId::new()
+            .with_receive(true)
+            .with_sequence(u32::from(index));
+        self.queued = true;
+        self.queue.queue_receive(&ReceiveRequest {
+            wr_id: id.into_bits(),
+            memory: self.receives[usize::from(index)].memory,
+        })?;
+        Ok(())
+    }
+
+    /// Posts what was queued.
+    #[inline]
+    pub(crate) fn flush(&mut self) -> Result<(), rdma::FlushError> {
+        if !std::mem::take(&mut self.queued) {
+            return Ok(());
+        }
+        self.queue.flush()
+    }
+}

@@ -1,0 +1,175 @@
+//! What the connections of one reactor share on one device: registered memory, completion queues
+//! and the shared receive queue.
+
+use std::sync::Arc;
+
+use hugemem::{Arena, Pool};
+use rdma::{CompletionQueue, Device, DeviceIndex, Domain, DomainMemory, MemoryMap, Provider};
+
+use crate::counters::RdmaCounters;
+use crate::plan::{SharedQueues, Unfit};
+use crate::receives::{Receives, ReceivesError};
+use crate::token::{EventToken, RequestToken};
+
+/// Completion queues of one device at most.
+const COMPLETION_QUEUES_MAX: usize = 256;
+
+/// Why a device cannot be had on this reactor.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ShareError {
+    #[error("the device was not there at the start")]
+    UnknownDevice,
+    #[error("more devices than a reactor serves")]
+    TooManyDevices,
+    #[error("the device has just failed")]
+    Failed,
+    #[error("the device is not fit for NVMe/RDMA: {0}")]
+    Unfit(#[from] Unfit),
+    #[error("its queues cannot be had")]
+    Queues(#[from] rdma::Error),
+    #[error(transparent)]
+    Receives(#[from] ReceivesError),
+    #[error("its receives cannot be posted: {0}")]
+    Flush(#[from] rdma::FlushError),
+    #[error("its completion queues are full")]
+    NoCompletions,
+}
+
+/// A completion queue, and how many of its entries send queues may fill.
+#[derive(Debug)]
+pub(crate) struct CompletionShare<P: Provider> {
+    pub(crate) queue: P::CompletionQueue,
+    promised: u32,
+    /// Whether its descriptor is watched.
+    pub(crate) watched: bool,
+}
+
+/// One device on one reactor.
+#[derive(Debug)]
+pub(crate) struct DeviceShare<P: Provider> {
+    pub(crate) receives: Receives<P>,
+    pub(crate) completions: Vec<CompletionShare<P>>,
+    pub(crate) map: Arc<MemoryMap<P>>,
+    pub(crate) memory: Arc<DomainMemory<P>>,
+    pub(crate) queues: SharedQueues,
+    pub(crate) connections: usize,
+    /// Why it takes no more connections, and loses those that it has.
+    pub(crate) failed: Option<&'static str>,
+    token: EventToken,
+}
+
+/// What a share is made of.
+pub(crate) struct ShareParts<'a, P: Provider> {
+    pub(crate) memory: Arc<DomainMemory<P>>,
+    pub(crate) arena: &'a Arc<Arena>,
+    pub(crate) pool: &'a Pool,
+    pub(crate) counters: &'a RdmaCounters,
+    pub(crate) receives: u32,
+    pub(crate) in_capsule_bytes: u32,
+    pub(crate) waiter: RequestToken,
+    pub(crate) token: EventToken,
+}
+
+impl<P: Provider> DeviceShare<P> {
+    /// Makes the shared queues of a device and posts the receives.
+    pub(crate) fn new(parts: ShareParts<'_, P>) -> Result<Self, ShareError> {
+        let ShareParts {
+            memory,
+            arena,
+            pool,
+            counters,
+            receives,
+            in_capsule_bytes,
+            waiter,
+            token,
+        } = parts;
+        let domain = memory.domain();
+        let limits = domain.device().limits();
+        let queues = SharedQueues::new(receives, limits)?;
+        if queues.receives < receives {
+            tracing::warn!(
+                device = domain.device().name(),
+                wanted = receives,
+                granted = queues.receives,
+                "the device allows fewer receives than configured"
+            );
+        }
+        let map = memory.map();
+        let queue = domain.create_shared_receive_queue(
+            queues.receives,
+            SharedQueues::RECEIVE_SGES,
+            token.into(),
+        )?;
+        let mut receives = Receives::new(
+            queue,
+            queues.receives,
+            in_capsule_bytes,
+            waiter,
+            (arena, pool, &map),
+            counters,
+        )?;
+        receives.flush()?;
+        Ok(Self {
+            receives,
+            completions: Vec::new(),
+            map,
+            memory,
+            queues,
+            connections: 0,
+            failed: None,
+            token,
+        })
+    }
+
+    pub(crate) fn index(&self) -> DeviceIndex {
+        self.memory.domain().device().index()
+    }
+
+    /// A completion queue with room for `requests` of a send queue, which are promised then.
+    pub(crate) fn promise(&mut self, requests: u32) -> Result<u16, ShareError> {
+        let sends_max = self.queues.sends_max();
+        let fits = |share: &CompletionShare<P>| share.promised + requests <= sends_max;
+        let found = self.completions.iter().position(fits);
+        let place = match found {
+            Some(place) => place,
+            None if self.completions.len() == COMPLETION_QUEUES_MAX || requests > sends_max => {
+                return Err(ShareError::NoCompletions);
+            }
+            None => {
+                let domain = self.memory.domain();
+                let queue =
+                    domain.create_completion_queue(self.queues.completions, self.token.into())?;
+                self.completions.push(CompletionShare {
+                    queue,
+                    promised: 0,
+                    watched: false,
+                });
+                self.completions.len() - 1
+            }
+        };
+        self.completions[place].promised += requests;
+        Ok(place as u16)
+    }
+
+    /// A promise ends.
+    pub(crate) fn give_back(&mut self, place: u16, requests: u32) {
+        self.completions[usize::from(place)].promised -= requests;
+    }
+
+    /// Takes over what has been registered since.
+    #[inline]
+    pub(crate) fn renew_map(&mut self) {
+        if self.memory.version() != self.map.version() {
+            self.map = self.memory.map();
+        }
+    }
+
+    /// Asks every completion queue for a notification of what comes from now on.
+    pub(crate) fn arm(&mut self) -> Result<(), rdma::Error> {
+        for share in &mut self.completions {
+            share.queue.acknowledge()?;
+            share.queue.arm(false)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,359 @@
+//! The poller that drives a reactor's NVMe/RDMA connections.
+//!
+//! While there is work, completion queues are polled and nothing else is asked; the connection
+//! manager's and the devices' events are looked for now and then through one epoll instance, which
+//! is also what a sleeping reactor waits on. Listeners live on one reactor, which hands connection
+//! requests to the least loaded; queue pair and queues are then made by the reactor that serves
+//! them, and the connection's events come to it.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use nvme_target::TargetCore;
+use rdma::{ConnectRequest as _, Device, DeviceEvent, DeviceIndex, Event, Provider, Token};
+use reactors::mesh::Port;
+use reactors::{Nanos, Poller, Progress, ReactorHandle, StopState};
+use rustix::event::{Timespec, epoll};
+use rustix::io::Errno;
+
+use crate::connections::{ConnectionSet, Handoff};
+use crate::placement::Placement;
+use crate::token::EventToken;
+
+/// Busy turns between two looks at epoll.
+const TURNS_PER_EPOLL: u32 = 64;
+/// Events taken from epoll at once.
+const EVENTS_MAX: usize = 64;
+/// Connection requests taken in one poll.
+const REQUESTS_PER_POLL_MAX: usize = 32;
+
+/// What one reactor's transport tells another's.
+#[derive(Debug)]
+pub enum Message<P: Provider> {
+    /// A connection to serve.
+    Connect(Handoff<P>),
+    /// A device reported something that concerns the receiver.
+    Device(DeviceIndex, DeviceEvent),
+}
+
+/// What an epoll event is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Source {
+    /// The connection manager.
+    Manager,
+    /// An RDMA device.
+    Device,
+    /// A completion queue, a block device's ring or interrupt: polled anyway.
+    Polled,
+}
+
+impl Source {
+    fn data(self) -> epoll::EventData {
+        epoll::EventData::new_u64(match self {
+            Self::Manager => 0,
+            Self::Device => 1,
+            Self::Polled => 2,
+        })
+    }
+
+    fn from_data(data: epoll::EventData) -> Self {
+        match data.u64() {
+            0 => Self::Manager,
+            1 => Self::Device,
+            _ => Self::Polled,
+        }
+    }
+}
+
+/// One reactor's NVMe/RDMA: a [`Poller`].
+pub struct RdmaTransport<P: Provider> {
+    connections: ConnectionSet<P>,
+    /// The devices whose events this reactor takes in for all.
+    watched: Vec<P::Device>,
+    turns_since_epoll: u32,
+    epoll: OwnedFd,
+    events: Vec<epoll::Event>,
+    messages: Port<Message<P>>,
+    placement: Placement,
+    reactors: Vec<ReactorHandle>,
+    polled_at: Nanos,
+    stopping: bool,
+}
+
+impl<P: Provider> RdmaTransport<P> {
+    /// Drives `connections` on the reactor that `messages` belongs to. The first reactor takes in
+    /// the events of all devices, and passes on what concerns others.
+    ///
+    /// # Errors
+    /// The system's, when descriptors cannot be watched.
+    pub fn new(
+        connections: ConnectionSet<P>,
+        messages: Port<Message<P>>,
+        placement: Placement,
+        reactors: Vec<ReactorHandle>,
+    ) -> io::Result<Self> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let flags = epoll::EventFlags::IN;
+        let manager = connections.manager_descriptor();
+        epoll::add(&epoll, manager, Source::Manager.data(), flags)?;
+        let watched = match messages.index() {
+            0 => connections.domains().devices(),
+            _ => Vec::new(),
+        };
+        for device in &watched {
+            epoll::add(&epoll, device.descriptor(), Source::Device.data(), flags)?;
+        }
+        watch_polled(&epoll, &connections.core().borrow())?;
+        Ok(Self {
+            connections,
+            watched,
+            turns_since_epoll: 0,
+            epoll,
+            events: Vec::with_capacity(EVENTS_MAX),
+            messages,
+            placement,
+            reactors,
+            polled_at: Nanos::ZERO,
+            stopping: false,
+        })
+    }
+
+    /// Takes in what the connection manager has.
+    fn poll_manager(&mut self, now: Nanos) -> u32 {
+        let mut moved = 0;
+        for _ in 0..REQUESTS_PER_POLL_MAX {
+            match self.connections.next_event(now, &mut moved) {
+                Some(Event::ConnectRequest { listener, request }) => {
+                    moved += 1;
+                    self.request(listener, request, now);
+                }
+                Some(Event::ListenerFailed { listener }) => {
+                    self.connections.listeners().failed(listener, now);
+                }
+                // Taken in by the set.
+                Some(Event::Connection { .. }) => {}
+                None => break,
+            }
+        }
+        moved
+    }
+
+    fn request(&mut self, listener: Token, request: P::ConnectRequest, now: Nanos) {
+        let Some(port) = self.connections.listeners().port(listener) else {
+            // Dropping it rejects it.
+            tracing::debug!(host = %request.peer_address(), "a request comes too late");
+            return;
+        };
+        let Some(handoff) = self.connections.examine(request, port, now) else {
+            return;
+        };
+        let chosen = self.placement.choose(&self.reactors, now);
+        if chosen == self.messages.index() {
+            return self.adopt(handoff, now);
+        }
+        if let Err(message) = self.messages.send(chosen, Message::Connect(handoff)) {
+            // The ring is full, so that reactor has hundreds of requests to take in.
+            self.placement.release(chosen);
+            if let Message::Connect(handoff) = message {
+                self.connections.turn_away(handoff);
+            }
+        }
+    }
+
+    fn adopt(&mut self, handoff: Handoff<P>, now: Nanos) {
+        if self.stopping {
+            self.placement.release(self.messages.index());
+            return self.connections.turn_away(handoff);
+        }
+        if !self.connections.adopt(handoff, now) {
+            return self.placement.release(self.messages.index());
+        }
+        let epoll = &self.epoll;
+        self.connections.show_descriptors(|descriptor| {
+            let flags = epoll::EventFlags::IN;
+            if let Err(error) = epoll::add(epoll, descriptor, Source::Polled.data(), flags) {
+                tracing::error!(%error, "a completion queue can not be watched");
+            }
+        });
+    }
+
+    /// Takes in what the devices report, and passes it on.
+    fn poll_devices(&mut self, now: Nanos) -> u32 {
+        let mut moved = 0;
+        for index in 0..self.watched.len() {
+            while let Some(event) = self.watched[index].next_event() {
+                moved += 1;
+                self.device_event(index, event, now);
+            }
+        }
+        moved
+    }
+
+    fn device_event(&mut self, index: usize, event: DeviceEvent, now: Nanos) {
+        let device = &self.watched[index];
+        let (name, number) = (device.name(), device.index());
+        match event {
+            DeviceEvent::PortUp(port) => tracing::info!(device = name, port, "a port is up"),
+            DeviceEvent::PortDown(port) => tracing::warn!(device = name, port, "a port is down"),
+            DeviceEvent::Fatal => tracing::error!(device = name, "a device failed"),
+            DeviceEvent::QueuePair { .. }
+            | DeviceEvent::ReceivesLow { .. }
+            | DeviceEvent::SharedReceiveQueueFailed { .. }
+            | DeviceEvent::CompletionQueueFailed { .. }
+            | DeviceEvent::PortChanged(_)
+            | DeviceEvent::Other(_) => tracing::debug!(device = name, ?event, "a device event"),
+        }
+        match event {
+            DeviceEvent::QueuePair { token, .. }
+            | DeviceEvent::ReceivesLow { token }
+            | DeviceEvent::SharedReceiveQueueFailed { token }
+            | DeviceEvent::CompletionQueueFailed { token } => {
+                let reactor = usize::from(EventToken::from(token).reactor());
+                self.tell(reactor, number, event, now);
+            }
+            DeviceEvent::PortUp(_)
+            | DeviceEvent::PortDown(_)
+            | DeviceEvent::Fatal
+            | DeviceEvent::PortChanged(_)
+            | DeviceEvent::Other(_) => {
+                for reactor in 0..self.messages.reactors() {
+                    self.tell(reactor, number, event, now);
+                }
+            }
+        }
+    }
+
+    fn tell(&mut self, reactor: usize, device: DeviceIndex, event: DeviceEvent, now: Nanos) {
+        if reactor == self.messages.index() {
+            return self.connections.device_event(device, event, now);
+        }
+        if reactor >= self.messages.reactors() {
+            return;
+        }
+        if self
+            .messages
+            .send(reactor, Message::Device(device, event))
+            .is_err()
+        {
+            // What is lost shows in completions too, or in a time-out.
+            tracing::error!(
+                reactor,
+                ?event,
+                "an event of a device could not be passed on"
+            );
+        }
+    }
+
+    /// Looks at what epoll has.
+    fn poll_epoll(&mut self, now: Nanos) -> u32 {
+        self.turns_since_epoll = 0;
+        let mut events = std::mem::take(&mut self.events);
+        events.clear();
+        let at_once = Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        let buffer = rustix::buffer::spare_capacity(&mut events);
+        match epoll::wait(&self.epoll, buffer, Some(&at_once)) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => tracing::error!(%error, "epoll failed"),
+        }
+        let has = |source| {
+            let mut sources = events.iter().map(|event| Source::from_data(event.data));
+            sources.any(|found| found == source)
+        };
+        let (manager, device) = (has(Source::Manager), has(Source::Device));
+        self.events = events;
+        let mut moved = 0;
+        if device {
+            moved += self.poll_devices(now);
+        }
+        if manager {
+            moved += self.poll_manager(now);
+        }
+        moved
+    }
+
+    fn take_messages(&mut self, now: Nanos) -> u32 {
+        let mut moved = 0;
+        while let Some((_, message)) = self.messages.recv() {
+            moved += 1;
+            match message {
+                Message::Connect(handoff) => self.adopt(handoff, now),
+                Message::Device(device, event) => self.connections.device_event(device, event, now),
+            }
+        }
+        moved
+    }
+}
+
+impl<P: Provider> Poller for RdmaTransport<P> {
+    fn name(&self) -> &str {
+        "nvme-rdma"
+    }
+
+    fn poll(&mut self, now: Nanos, _budget: u32) -> Progress {
+        self.polled_at = now;
+        let mut moved = self.take_messages(now);
+        moved += self.connections.poll_completions(now);
+        moved += self.connections.dispatch(now);
+        self.turns_since_epoll += 1;
+        if moved == 0 || self.turns_since_epoll >= TURNS_PER_EPOLL {
+            moved += self.poll_epoll(now);
+        }
+        self.connections.expire(now);
+        self.connections.listeners().listen_again(now);
+        Progress::from_count(moved as usize)
+    }
+
+    fn flush(&mut self, now: Nanos) {
+        self.connections.flush(now);
+        self.connections.core().borrow_mut().flush();
+        for _ in 0..self.connections.take_ended() {
+            self.placement.release(self.messages.index());
+        }
+    }
+
+    fn next_deadline(&self) -> Option<Nanos> {
+        self.connections.next_deadline()
+    }
+
+    fn wake_source(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.epoll.as_fd())
+    }
+
+    fn prepare_sleep(&mut self) -> bool {
+        if self.connections.has_pending() || !self.messages.is_empty() {
+            return false;
+        }
+        if !self.connections.prepare_sleep(self.polled_at) {
+            return false;
+        }
+        let mut core = self.connections.core().borrow_mut();
+        // A drive that was taken again interrupts by another descriptor than before.
+        core.prepare_sleep() && watch_polled(&self.epoll, &core).is_ok()
+    }
+
+    fn stop(&mut self, now: Nanos) -> StopState {
+        self.stopping = true;
+        self.connections.listeners().close();
+        match self.connections.drain(now) {
+            0 => StopState::Stopped,
+            open => StopState::Outstanding(open as u32),
+        }
+    }
+}
+
+/// Has every descriptor of the core's devices watched, those included that are already.
+fn watch_polled(epoll: &OwnedFd, core: &TargetCore) -> io::Result<()> {
+    let mut outcome = Ok(());
+    core.wake_sources(&mut |descriptor| {
+        let data = Source::Polled.data();
+        match epoll::add(epoll, descriptor, data, epoll::EventFlags::IN) {
+            // Devices may share one, as the namespaces of a drive do.
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(error) => outcome = Err(error.into()),
+        }
+    });
+    outcome
+}

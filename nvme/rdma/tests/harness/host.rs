@@ -1,0 +1,395 @@
+//! A raw NVMe/RDMA host on the fabric: it sends what it is told to, right or wrong.
+
+use std::time::Duration;
+
+use hugemem::{DmaView, PagePolicy, Region};
+use nvme_spec::fabrics::{CNTLID_DYNAMIC, ConnectAttributes, ConnectData, PropertySize};
+use nvme_spec::nqn::to_field;
+use nvme_spec::rdma::{ConnectAccept, ConnectReject, ConnectRequest, RejectReason};
+use nvme_spec::registers::{Cc, Register};
+use nvme_spec::sgl::SglDescriptor;
+use nvme_spec::{Cqe, Sqe, Status};
+use rdma::fake::Fake;
+use rdma::{
+    Access, CompletionQueue, CompletionStatus, ConnectParameters, Connection, ConnectionEvent,
+    Device, Domain, Event, EventChannel, MemoryRange, Payload, Provider, QueuePair,
+    QueuePairCapacity, QueuePairOptions, ReceiveRequest, Registration, SendOperation, SendRequest,
+    Sge, SgeList, Token, WorkCompletion,
+};
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
+
+use super::{HOST, NQN, Stage};
+
+/// Bytes of one command capsule's place.
+const CAPSULE_BYTES: usize = 16 << 10;
+/// Command capsules that may be on their way at once.
+const CAPSULES: usize = 64;
+/// Bytes of one response's place.
+const RESPONSE_BYTES: usize = 64;
+/// Responses that there is room for.
+const RESPONSES: usize = 512;
+const RESPONSES_AT: usize = CAPSULES * CAPSULE_BYTES;
+const MEMORY_BYTES: usize = 16 << 20;
+/// Where a host's data lies in its memory.
+pub(crate) const DATA_AT: usize = 2 << 20;
+
+/// Marks the identifiers of receives.
+const RECEIVE: u64 = 1 << 63;
+
+/// How a host asks for a connection.
+#[derive(Clone)]
+pub(crate) struct Call {
+    pub(crate) private_data: Vec<u8>,
+    /// RDMA reads that it answers at once.
+    pub(crate) reads: u8,
+    /// Responses that it posts receives for.
+    pub(crate) receives: usize,
+    pub(crate) retries: u8,
+}
+
+impl Call {
+    pub(crate) fn queue(qid: u16, depth: u16, cntlid: u16) -> Self {
+        let request = ConnectRequest::new(qid, depth, depth - 1, cntlid);
+        Self::with(request.as_bytes())
+    }
+
+    pub(crate) fn with(private_data: &[u8]) -> Self {
+        Self {
+            private_data: private_data.to_vec(),
+            reads: 8,
+            receives: 256,
+            retries: 7,
+        }
+    }
+}
+
+/// How an attempt to connect ended.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Refused {
+    /// By the target, with its reason.
+    Rejected(RejectReason),
+    /// Otherwise.
+    Failed,
+}
+
+/// One connection of a host.
+pub(crate) struct Host {
+    pub(crate) queue_pair: <Fake as Provider>::QueuePair,
+    pub(crate) connection: <Fake as Provider>::Connection,
+    completions: <Fake as Provider>::CompletionQueue,
+    channel: <Fake as Provider>::EventChannel,
+    registration: <Fake as Provider>::Registration,
+    memory: DmaView,
+    _region: Region,
+    pub(crate) accept: ConnectAccept,
+    next_capsule: usize,
+    /// Responses that came, with the key that each invalidated.
+    pub(crate) responses: Vec<(Cqe, Option<u32>)>,
+    /// How the connection ended, if it has.
+    pub(crate) disconnected: bool,
+    /// What failed, apart from flushes.
+    pub(crate) failures: Vec<CompletionStatus>,
+}
+
+impl Host {
+    /// Connects to the target, which is turned meanwhile.
+    pub(crate) fn connect(stage: &mut Stage, call: &Call) -> Result<Self, Refused> {
+        let provider = stage.host_machine.clone();
+        let device = provider.devices().expect("one device").remove(0);
+        let domain = device.create_domain().expect("a domain");
+        let region = Region::map(MEMORY_BYTES, PagePolicy::Ordinary).expect("memory");
+        let range = MemoryRange::of_region(&region, 0..region.len());
+        let registration = domain.register(range, Access::REMOTE).expect("registered");
+        let completions = domain
+            .create_completion_queue(2048, Token(0))
+            .expect("a queue");
+        let mut channel = provider.event_channel().expect("a channel");
+        let mut connection = channel.connection(Token(1)).expect("a connection");
+        let timeout = Duration::from_secs(1);
+        connection
+            .resolve_address(None, stage.address, timeout)
+            .expect("begun");
+        await_event(stage, &mut channel)?;
+        connection.resolve_route(timeout).expect("begun");
+        await_event(stage, &mut channel)?;
+        let options = QueuePairOptions::<Fake> {
+            send_completions: &completions,
+            receive_completions: &completions,
+            shared_receives: None,
+            capacity: QueuePairCapacity {
+                send_requests: 512,
+                receive_requests: RESPONSES as u32,
+                send_sges: 2,
+                receive_sges: 1,
+                inline_bytes: 0,
+            },
+        };
+        let mut queue_pair = connection
+            .create_queue_pair(&domain, &options)
+            .expect("made");
+        let memory = DmaView::of(&region).expect("a view");
+        for index in 0..call.receives {
+            queue_pair
+                .queue_receive(&receive(index, &registration))
+                .expect("room");
+        }
+        queue_pair.flush().expect("posted");
+        let parameters = ConnectParameters {
+            private_data: &call.private_data,
+            initiator_depth: 0,
+            responder_resources: call.reads,
+            retries: call.retries,
+            rnr_retries: 7,
+        };
+        connection.connect(&parameters).expect("begun");
+        let accept = await_event(stage, &mut channel)?;
+        Ok(Self {
+            queue_pair,
+            connection,
+            completions,
+            channel,
+            registration,
+            memory,
+            _region: region,
+            accept,
+            next_capsule: 0,
+            responses: Vec::new(),
+            disconnected: false,
+            failures: Vec::new(),
+        })
+    }
+
+    /// Connects an admin queue, and enables the controller; returns its identifier.
+    pub(crate) fn admin(stage: &mut Stage) -> (Self, u16) {
+        let mut host = Self::connect(stage, &Call::queue(0, 32, 0)).expect("accepted");
+        let cqe = host.open_queue(stage, 0, 32, CNTLID_DYNAMIC);
+        assert_eq!(cqe.status(), Status::SUCCESS);
+        let enable = Cc::new()
+            .with_en(true)
+            .with_iosqes(6)
+            .with_iocqes(4);
+        let sqe = Sqe::set_property(
+            Register::CC.0,
+            PropertySize::BYTES_4,
+            u64::from(enable.into_bits()),
+        );
+        assert_eq!(host.command(stage, sqe).status(), Status::SUCCESS);
+        (host, cqe.connect_success().cntlid())
+    }
+
+    /// Connects I/O queue `qid`.
+    pub(crate) fn io(stage: &mut Stage, cntlid: u16, qid: u16, depth: u16) -> Self {
+        let call = Call::queue(qid, depth, cntlid);
+        let mut host = Self::connect(stage, &call).expect("accepted");
+        let cqe = host.open_queue(stage, qid, depth, cntlid);
+        assert_eq!(cqe.status(), Status::SUCCESS);
+        host
+    }
+
+    /// Both, ready for I/O.
+    pub(crate) fn attach(stage: &mut Stage, depth: u16) -> (Self, Self) {
+        let (admin, cntlid) = Self::admin(stage);
+        let io = Self::io(stage, cntlid, 1, depth);
+        (admin, io)
+    }
+
+    /// Sends Connect with its data in the host's memory, and awaits the response.
+    pub(crate) fn open_queue(
+        &mut self,
+        stage: &mut Stage,
+        qid: u16,
+        depth: u16,
+        cntlid: u16,
+    ) -> Cqe {
+        let data = connect_data(cntlid);
+        self.write(0, data.as_bytes());
+        let attributes = ConnectAttributes::new();
+        let sqe = Sqe::connect_queue(qid, depth - 1, attributes, 0).with_cid(0x77);
+        let sqe = sqe.with_sgl(self.keyed(0, 1024));
+        self.send(sqe, &[]);
+        self.await_response(stage).0
+    }
+
+    /// Writes to this host's data.
+    pub(crate) fn write(&self, offset: usize, bytes: &[u8]) {
+        self.memory.write(DATA_AT + offset, bytes);
+    }
+
+    /// Reads this host's data.
+    pub(crate) fn read(&self, offset: usize, bytes: usize) -> Vec<u8> {
+        let mut into = vec![0; bytes];
+        self.memory.read(DATA_AT + offset, &mut into);
+        into
+    }
+
+    pub(crate) fn key(&self) -> u32 {
+        self.registration.rkey()
+    }
+
+    /// The address of this host's data.
+    pub(crate) fn address(&self, offset: usize) -> u64 {
+        (self.registration.address() + DATA_AT + offset) as u64
+    }
+
+    /// A descriptor for this host's data.
+    pub(crate) fn keyed(&self, offset: usize, bytes: u32) -> SglDescriptor {
+        SglDescriptor::keyed(self.address(offset), bytes, self.key(), false).expect("short")
+    }
+
+    /// Posts a command capsule with `data` behind the command.
+    pub(crate) fn send(&mut self, sqe: Sqe, data: &[u8]) {
+        let mut capsule = sqe.as_bytes().to_vec();
+        capsule.extend_from_slice(data);
+        self.send_bytes(&capsule);
+    }
+
+    /// Posts a message of any kind.
+    pub(crate) fn send_bytes(&mut self, bytes: &[u8]) {
+        assert!(bytes.len() <= CAPSULE_BYTES);
+        let at = self.next_capsule % CAPSULES * CAPSULE_BYTES;
+        self.next_capsule += 1;
+        self.memory.write(at, bytes);
+        let memory = SgeList::one(Sge {
+            address: (self.registration.address() + at) as u64,
+            length: bytes.len() as u32,
+            lkey: self.registration.lkey(),
+        });
+        let request = SendRequest::new(1, SendOperation::Send, Payload::Memory(memory));
+        // A queue pair that has failed takes nothing more.
+        let _ = self.queue_pair.queue_send(&request);
+        let _ = self.queue_pair.flush();
+    }
+
+    /// Takes in what has come.
+    pub(crate) fn poll(&mut self) {
+        let mut batch = [WorkCompletion::default(); 32];
+        loop {
+            let taken = self.completions.poll(&mut batch).expect("never overflows");
+            for completion in &batch[..taken] {
+                self.complete(completion);
+            }
+            if taken == 0 {
+                break;
+            }
+        }
+        while let Ok(Some(event)) = self.channel.next_event() {
+            if let Event::Connection {
+                event: ConnectionEvent::Disconnected,
+                ..
+            } = event
+            {
+                self.disconnected = true;
+            }
+        }
+    }
+
+    fn complete(&mut self, completion: &WorkCompletion) {
+        if !completion.is_success() {
+            if completion.status != CompletionStatus::FLUSHED {
+                self.failures.push(completion.status);
+            }
+            return;
+        }
+        if completion.wr_id & RECEIVE == 0 {
+            return;
+        }
+        assert_eq!(completion.byte_len, 16, "a response capsule");
+        let index = (completion.wr_id & !RECEIVE) as usize;
+        let mut cqe = Cqe::new_zeroed();
+        let at = RESPONSES_AT + index * RESPONSE_BYTES;
+        self.memory.read(at, cqe.as_mut_bytes());
+        self.responses.push((cqe, completion.invalidated()));
+        let _ = self
+            .queue_pair
+            .queue_receive(&receive(index, &self.registration));
+        let _ = self.queue_pair.flush();
+    }
+
+    /// The next response, for which the target is turned.
+    #[track_caller]
+    pub(crate) fn await_response(&mut self, stage: &mut Stage) -> (Cqe, Option<u32>) {
+        stage.turn_until("a response", |_| {
+            self.poll();
+            !self.responses.is_empty()
+        });
+        self.responses.remove(0)
+    }
+
+    /// Sends a command without data behind it, and awaits its response.
+    #[track_caller]
+    pub(crate) fn command(&mut self, stage: &mut Stage, sqe: Sqe) -> Cqe {
+        self.send(sqe, &[]);
+        self.await_response(stage).0
+    }
+
+    /// Awaits the end of the connection.
+    #[track_caller]
+    pub(crate) fn await_end(&mut self, stage: &mut Stage) {
+        stage.turn_until("a disconnect", |_| {
+            self.poll();
+            self.disconnected
+        });
+    }
+
+    /// Proves that this connection works: writes a block and reads it back.
+    #[track_caller]
+    pub(crate) fn prove_alive(&mut self, stage: &mut Stage, lba: u64, fill: u8) {
+        self.write(0, &[fill; 512]);
+        let write = Sqe::write(1, lba, 0, false).with_cid(1);
+        let cqe = self.command(stage, write.with_sgl(self.keyed(0, 512)));
+        assert_eq!(cqe.status(), Status::SUCCESS);
+        let read = Sqe::read(1, lba, 0).with_cid(2);
+        let cqe = self.command(stage, read.with_sgl(self.keyed(4096, 512)));
+        assert_eq!(cqe.status(), Status::SUCCESS);
+        assert_eq!(self.read(4096, 512), [fill; 512]);
+    }
+}
+
+pub(crate) fn connect_data(cntlid: u16) -> ConnectData {
+    let subsystem = to_field(NQN).expect("a name");
+    let host = to_field(HOST).expect("a name");
+    ConnectData::new([7; 16], cntlid, subsystem, host)
+}
+
+fn receive(index: usize, registration: &<Fake as Provider>::Registration) -> ReceiveRequest {
+    let address = registration.address() + RESPONSES_AT + index * RESPONSE_BYTES;
+    ReceiveRequest {
+        wr_id: RECEIVE | index as u64,
+        memory: SgeList::one(Sge {
+            address: address as u64,
+            length: RESPONSE_BYTES as u32,
+            lkey: registration.lkey(),
+        }),
+    }
+}
+
+/// Turns the target until the host has an event; the accept's private data where it was one.
+fn await_event(
+    stage: &mut Stage,
+    channel: &mut <Fake as Provider>::EventChannel,
+) -> Result<ConnectAccept, Refused> {
+    let mut found = None;
+    stage.turn_until("an event", |_| {
+        found = channel.next_event().expect("it works");
+        found.is_some()
+    });
+    let Some(Event::Connection { event, .. }) = found else {
+        return Err(Refused::Failed);
+    };
+    match event {
+        ConnectionEvent::AddressResolved | ConnectionEvent::RouteResolved => {
+            Ok(ConnectAccept::new_zeroed())
+        }
+        ConnectionEvent::Established { private_data, .. } => {
+            let (accept, _) = ConnectAccept::read_from_prefix(private_data.as_slice())
+                .expect("an accept's private data");
+            Ok(accept)
+        }
+        ConnectionEvent::Rejected { private_data, .. } => {
+            let reject = ConnectReject::read_from_prefix(private_data.as_slice());
+            let (reject, _) = reject.map_err(|_| Refused::Failed)?;
+            Err(Refused::Rejected(reject.reason()))
+        }
+        _ => Err(Refused::Failed),
+    }
+}

@@ -1,0 +1,263 @@
+//! A target on the in-process fabric, on one thread and in virtual time: one RAM namespace of
+//! 512-byte blocks, one export; and a raw host that may misbehave.
+
+#![expect(
+    dead_code,
+    reason = "each test binary uses its own part of the harness"
+)]
+
+pub(crate) mod host;
+
+use std::cell::RefCell;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use block::{Device as _, MemoryDevice, MemoryOptions, QueueOptions};
+use hugemem::{Arena, ArenaConfig, PagePolicy};
+use nvme_rdma::{
+    ConnectionSet, Domains, Listeners, PortSettings, RdmaConfig, RdmaCounters, SetParts,
+};
+use nvme_target::{
+    CoreLimits, DeviceIndex, NamespaceConfig, PortConfig, PortId, SubsystemConfig, Target,
+    TargetConfig, TargetCore, TargetLimits, TransportKind,
+};
+use rdma::fake::{DeviceConfig, Fabric, FabricConfig, Fake};
+use rdma::{Device as _, Event, Provider};
+use reactors::Nanos;
+
+pub(crate) const NQN: &str = "nqn.2026-11.org.windlass:test";
+pub(crate) const HOST: &str = "nqn.2026-11.org.windlass:host";
+pub(crate) const BLOCK_BYTES: usize = 512;
+pub(crate) const NAMESPACE_BYTES: u64 = 16 << 20;
+pub(crate) const IN_CAPSULE_BYTES: u32 = 4096;
+/// Turns after which something that should have happened has not.
+pub(crate) const TURNS_MAX: usize = 20_000;
+/// The target's machine on the fabric, and the host's.
+pub(crate) const TARGET_MACHINE: usize = 0;
+pub(crate) const HOST_MACHINE: usize = 1;
+
+pub(crate) const TARGET_IP: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
+pub(crate) const HOST_IP: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 2));
+
+/// What a test may want otherwise.
+pub(crate) struct Setup {
+    pub(crate) fabric: FabricConfig,
+    pub(crate) device: DeviceConfig,
+    pub(crate) arena_bytes: usize,
+    pub(crate) rdma: RdmaConfig,
+    pub(crate) queues_max: usize,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        Self {
+            fabric: FabricConfig::IMMEDIATE,
+            device: DeviceConfig::new("target0", TARGET_IP),
+            arena_bytes: 16 << 20,
+            rdma: RdmaConfig {
+                ports: vec![(PortId(0), port_settings())],
+                receives: 64,
+                connections_max: 16,
+                ..RdmaConfig::default()
+            },
+            queues_max: 32,
+        }
+    }
+}
+
+pub(crate) fn port_settings() -> PortSettings {
+    PortSettings {
+        in_capsule_bytes: IN_CAPSULE_BYTES,
+        queue_depth_max: 128,
+    }
+}
+
+/// A target and the wire to it.
+pub(crate) struct Stage {
+    pub(crate) set: ConnectionSet<Fake>,
+    pub(crate) fabric: Fabric,
+    pub(crate) target_machine: Fake,
+    pub(crate) host_machine: Fake,
+    pub(crate) target: Arc<Target>,
+    pub(crate) core: Rc<RefCell<TargetCore>>,
+    pub(crate) arena: Arc<Arena>,
+    pub(crate) device: Arc<MemoryDevice>,
+    pub(crate) domains: Arc<Domains<Fake>>,
+    pub(crate) counters: Arc<RdmaCounters>,
+    pub(crate) address: SocketAddr,
+    pub(crate) now: Nanos,
+}
+
+impl Stage {
+    pub(crate) fn new() -> Self {
+        Self::with(Setup::default())
+    }
+
+    pub(crate) fn with(setup: Setup) -> Self {
+        let fabric = Fabric::new(setup.fabric);
+        let target_machine = fabric.machine(&[setup.device]).expect("descriptors");
+        let host_device = DeviceConfig::new("host0", HOST_IP);
+        let host_machine = fabric.machine(&[host_device]).expect("descriptors");
+        let arena = Arena::new(ArenaConfig {
+            bytes: setup.arena_bytes,
+            pages: PagePolicy::Ordinary,
+            max_transfer: 1 << 20,
+        })
+        .expect("a small arena");
+        let device = Arc::new(ram());
+        let domains = Arc::new(Domains::new());
+        for rdma_device in target_machine.devices().expect("one device") {
+            let regions = [arena.region(), device.store().region()];
+            domains.add(&rdma_device, &regions).expect("a fit device");
+        }
+        let mut listeners = Listeners::new(&target_machine, 0).expect("a channel");
+        let any = SocketAddr::new(TARGET_IP, 0);
+        let address = listeners.listen(any, PortId(0)).expect("a free port");
+        let target = target_over(&arena, &device, address);
+        let pool = arena.pool(4096);
+        let options = QueueOptions {
+            core: 0,
+            depth: 256,
+            pool,
+        };
+        let queue = device.open_queue(options).expect("a queue");
+        let limits = CoreLimits {
+            queues_max: setup.queues_max,
+            executions_max: 1 << 16,
+        };
+        let core = TargetCore::new(Arc::clone(&target), 0, vec![queue], limits);
+        let core = Rc::new(RefCell::new(core));
+        let counters = Arc::new(RdmaCounters::default());
+        let parts = SetParts {
+            listeners,
+            domains: Arc::clone(&domains),
+            arena: Arc::clone(&arena),
+            commands_max: 1 << 16,
+            config: setup.rdma,
+            counters: Arc::clone(&counters),
+        };
+        Self {
+            set: ConnectionSet::new(Rc::clone(&core), parts),
+            fabric,
+            target_machine,
+            host_machine,
+            target,
+            core,
+            arena,
+            device,
+            domains,
+            counters,
+            address,
+            now: Nanos::from_secs(1000),
+        }
+    }
+
+    /// One turn of the target's reactor.
+    pub(crate) fn turn(&mut self) {
+        self.now = self.now.saturating_add(Nanos::from_micros(10));
+        self.fabric.progress();
+        self.take_requests();
+        for device in self.target_machine.devices().unwrap_or_default() {
+            while let Some(event) = device.next_event() {
+                self.set.device_event(device.index(), event, self.now);
+            }
+        }
+        self.set.poll_completions(self.now);
+        self.set.dispatch(self.now);
+        self.set.expire(self.now);
+        self.set.flush(self.now);
+        self.core.borrow_mut().flush();
+    }
+
+    fn take_requests(&mut self) {
+        let mut moved = 0;
+        while let Some(event) = self.set.next_event(self.now, &mut moved) {
+            match event {
+                Event::ConnectRequest { request, .. } => {
+                    if let Some(handoff) = self.set.examine(request, PortId(0), self.now) {
+                        self.set.adopt(handoff, self.now);
+                    }
+                }
+                Event::ListenerFailed { .. } | Event::Connection { .. } => {}
+            }
+        }
+    }
+
+    /// Turns until `done` holds.
+    #[track_caller]
+    pub(crate) fn turn_until(&mut self, what: &str, mut done: impl FnMut(&mut Self) -> bool) {
+        for _ in 0..TURNS_MAX {
+            if done(self) {
+                return;
+            }
+            self.turn();
+        }
+        panic!("{what} did not come true in {TURNS_MAX} turns");
+    }
+
+    pub(crate) fn pass(&mut self, time: Nanos) {
+        self.now = self.now.saturating_add(time);
+        self.turn();
+    }
+
+    /// Every slice of the arena that is out on lease, save what receives hold.
+    pub(crate) fn leases_out(&self) -> u64 {
+        let classes = self.arena.counters().classes;
+        classes.iter().map(|class| class.taken).sum()
+    }
+}
+
+pub(crate) fn ram() -> MemoryDevice {
+    MemoryDevice::new(MemoryOptions {
+        name: "ram".to_owned(),
+        uuid: [1; 16],
+        size_bytes: NAMESPACE_BYTES,
+        block_size: BLOCK_BYTES as u32,
+        pages: PagePolicy::Ordinary,
+        read_only: false,
+    })
+    .expect("a small RAM device")
+}
+
+fn target_over(arena: &Arena, device: &Arc<MemoryDevice>, address: SocketAddr) -> Arc<Target> {
+    let namespace = NamespaceConfig {
+        nsid: 1,
+        device: DeviceIndex(0),
+        geometry: device.geometry(),
+        uuid: [2; 16],
+        nguid: [3; 16],
+        eui64: [4; 8],
+        read_only: false,
+    };
+    let subsystem = SubsystemConfig {
+        nqn: NQN.to_owned(),
+        serial: "TEST".to_owned(),
+        model: "Windlass".to_owned(),
+        firmware: "0".to_owned(),
+        allow_any_host: false,
+        hosts: vec![HOST.to_owned()],
+        namespaces: vec![namespace],
+        io_queues_max: 8,
+        queue_depth_max: 128,
+        ports: vec![PortId(0)],
+    };
+    let port = PortConfig {
+        id: PortId(0),
+        transport: TransportKind::Rdma,
+        address: address.ip().to_string(),
+        service: address.port().to_string(),
+        ipv6: false,
+        secure: false,
+    };
+    let config = TargetConfig {
+        subsystems: vec![subsystem],
+        ports: vec![port],
+        limits: TargetLimits {
+            transfer_max: arena.max_transfer(),
+            controllers_max: 4096,
+        },
+    };
+    let device: Arc<dyn block::Device> = Arc::<MemoryDevice>::clone(device);
+    Target::new(config, 1, vec![device]).expect("a valid configuration")
+}
