@@ -196,3 +196,6 @@ pub(crate) fn enough_lockable(
         limit,
     })
 }
+
+#[cfg(test)]
+mod tests;

@@ -43,6 +43,8 @@ mod diagnosis;
 mod error;
 mod function;
 mod ioctl;
+#[cfg(test)]
+mod machine;
 mod mapping;
 mod placement;
 mod problem;

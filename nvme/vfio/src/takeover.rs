@@ -389,14 +389,20 @@ fn move_to(
 
 /// Puts a function back; whether it is with its old driver, or without one as before.
 fn undo(system: &System, step: &Step) -> bool {
-    let (address, from) = match step {
+    let (address, from, to) = match step {
         Step::Nothing { .. } => return true,
         Step::ClearOverride { address } => {
             return set_override(system, *address, Some(VFIO_DRIVER)).is_ok();
         }
-        Step::Move { address, from, .. } => (*address, from),
+        Step::Move {
+            address, from, to, ..
+        } => (*address, from, *to),
     };
     let now = driver(system, address);
+    if now.is_some() && now != *from && now.as_deref() != Some(to) {
+        // Somebody else gave it to another driver: it is theirs to decide.
+        return set_override(system, address, None).is_ok();
+    }
     let result = match from {
         Some(from) => move_to(system, address, now.as_deref(), from),
         // It had no driver: it gets none back, and nothing that would choose one.

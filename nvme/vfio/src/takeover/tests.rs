@@ -1,1 +1,295 @@
-//! Tests.
+//! Handing over: what is refused, what is done, and what is left after each step that can fail.
+
+use super::*;
+use crate::machine::{Machine, address, line};
+
+const A: &str = "0000:01:00.0";
+const B: &str = "0000:02:00.0";
+
+fn plan_for(machine: &Machine, names: &[&str]) -> Result<Takeover, Vec<Problem>> {
+    let addresses: Vec<PciAddress> = names.iter().map(|name| address(name)).collect();
+    plan_bind(&machine.system(), &addresses)
+}
+
+fn back_plan_for(machine: &Machine, names: &[&str]) -> Result<Takeover, Vec<Problem>> {
+    let addresses: Vec<PciAddress> = names.iter().map(|name| address(name)).collect();
+    plan_unbind(&machine.system(), &addresses)
+}
+
+/// The one line of a refusal, which has changed nothing.
+fn refusal(machine: &Machine, result: Result<Takeover, Vec<Problem>>) -> String {
+    let problems = result.unwrap_err();
+    assert_eq!(problems.len(), 1, "{problems:?}");
+    assert_eq!(machine.plan().written, []);
+    line(&problems[0])
+}
+
+fn state(driver: Option<&str>, only: &str) -> (Option<String>, Option<String>) {
+    (driver.map(str::to_owned), Some(only.to_owned()))
+}
+
+#[test]
+fn what_is_not_there_is_refused() {
+    let machine = Machine::with_drives();
+    let text = refusal(&machine, plan_for(&machine, &["0000:09:00.0"]));
+    assert!(text.contains("no PCI function has this address"), "{text}");
+    let text = refusal(&machine, back_plan_for(&machine, &["0000:09:00.0"]));
+    assert!(text.contains("no PCI function has this address"), "{text}");
+}
+
+#[test]
+fn what_is_no_drive_is_refused() {
+    let machine = Machine::with_drives();
+    machine.add_function("0000:03:00.0", "0x020000\n", 9);
+    machine.add_function("0000:04:00.0", "0x0108zz\n", 9);
+    let text = refusal(&machine, plan_for(&machine, &["0000:03:00.0"]));
+    assert!(text.contains("its PCI class is 020000"), "{text}");
+    refusal(&machine, plan_for(&machine, &["0000:04:00.0"]));
+    refusal(&machine, back_plan_for(&machine, &["0000:03:00.0"]));
+}
+
+#[test]
+fn one_drive_in_use_keeps_all_where_they_are() {
+    let machine = Machine::with_drives();
+    machine.file("proc/swaps", "Filename\n/dev/nvme1n1 partition\n");
+    let text = refusal(&machine, plan_for(&machine, &[A, B]));
+    assert_eq!(
+        text,
+        format!("{B} is in use: /dev/nvme1n1 is swap space: swapoff it first")
+    );
+    machine.plan().busy.insert("nvme0n1".to_owned());
+    let problems = plan_for(&machine, &[A, B]).unwrap_err();
+    assert_eq!(problems.len(), 2, "every problem at once");
+}
+
+#[test]
+fn a_use_that_cannot_be_ruled_out_is_one() {
+    let machine = Machine::with_drives();
+    machine.plan().forbidden.insert("nvme0n1".to_owned());
+    let text = refusal(&machine, plan_for(&machine, &[A]));
+    assert!(
+        text.contains("cannot tell") && text.ends_with("run this as root"),
+        "{text}"
+    );
+}
+
+#[test]
+fn without_an_iommu_nothing_is_taken() {
+    let machine = Machine::with_drives();
+    std::fs::remove_file(machine.path(&format!("sys/bus/pci/devices/{A}/iommu_group"))).unwrap();
+    let text = refusal(&machine, plan_for(&machine, &[A]));
+    assert!(text.contains("behind no IOMMU"), "{text}");
+}
+
+#[test]
+fn neighbours_with_drivers_of_the_kernel_are_in_the_way() {
+    let machine = Machine::with_drives();
+    machine.add_function("0000:01:00.1", "0x020000\n", 7);
+    machine.give("0000:01:00.1", Some("e1000e"));
+    let text = refusal(&machine, plan_for(&machine, &[A]));
+    assert!(
+        text.contains("shares IOMMU group 7 with 0000:01:00.1 (e1000e)"),
+        "{text}"
+    );
+    // Bridges, functions without a driver and those of VFIO are not.
+    for harmless in [None, Some("vfio-pci"), Some("pcieport"), Some("pci-stub")] {
+        machine.give("0000:01:00.1", harmless);
+        assert!(plan_for(&machine, &[A]).is_ok(), "{harmless:?}");
+    }
+}
+
+#[test]
+fn two_drives_of_one_group_go_together() {
+    let machine = Machine::with_drives();
+    machine.add_drive("0000:01:00.1", 7, "nvme2", "nvme2n1");
+    refusal(&machine, plan_for(&machine, &[A]));
+    plan_for(&machine, &[A, "0000:01:00.1"])
+        .unwrap()
+        .perform()
+        .unwrap();
+    assert_eq!(
+        machine.state("0000:01:00.1"),
+        state(Some("vfio-pci"), "vfio-pci")
+    );
+}
+
+#[test]
+fn virtual_functions_and_other_drivers_are_not_swept_away() {
+    let machine = Machine::with_drives();
+    machine.file(&format!("sys/bus/pci/devices/{A}/sriov_numvfs"), "4\n");
+    let text = refusal(&machine, plan_for(&machine, &[A]));
+    assert!(text.contains("4 virtual functions"), "{text}");
+    machine.give(B, Some("uio_pci_generic"));
+    let text = refusal(&machine, plan_for(&machine, &[B]));
+    assert!(
+        text.contains("uio_pci_generic, neither nvme nor vfio-pci"),
+        "{text}"
+    );
+    refusal(&machine, back_plan_for(&machine, &[B]));
+}
+
+#[test]
+fn a_missing_module_is_named() {
+    let machine = Machine::with_drives();
+    std::fs::remove_dir(machine.path("sys/bus/pci/drivers/vfio-pci")).unwrap();
+    let text = refusal(&machine, plan_for(&machine, &[A]));
+    assert!(text.ends_with("modprobe vfio-pci"), "{text}");
+    let machine = Machine::with_taken_drive();
+    std::fs::remove_dir(machine.path("sys/bus/pci/drivers/nvme")).unwrap();
+    let text = refusal(&machine, back_plan_for(&machine, &[A]));
+    assert!(text.ends_with("modprobe nvme"), "{text}");
+}
+
+#[test]
+fn there_and_back_and_each_again() {
+    let machine = Machine::with_drives();
+    let plan = plan_for(&machine, &[A, B, A]).unwrap();
+    let steps: Vec<String> = plan.steps().map(ToString::to_string).collect();
+    assert_eq!(
+        steps,
+        [
+            format!("{A} from nvme to vfio-pci (IOMMU group 7)"),
+            format!("{B} from nvme to vfio-pci (IOMMU group 8)"),
+        ]
+    );
+    plan.perform().unwrap();
+    for name in [A, B] {
+        assert_eq!(machine.state(name), state(Some("vfio-pci"), "vfio-pci"));
+    }
+    machine.plan().written.clear();
+    let again = plan_for(&machine, &[A]).unwrap();
+    assert_eq!(
+        again.steps().next().unwrap().to_string(),
+        format!("{A} already belongs to vfio-pci")
+    );
+    again.perform().unwrap();
+    assert_eq!(machine.plan().written, [], "nothing to do");
+
+    back_plan_for(&machine, &[A]).unwrap().perform().unwrap();
+    assert_eq!(machine.state(A), state(Some("nvme"), "(null)"));
+    assert_eq!(machine.state(B), state(Some("vfio-pci"), "vfio-pci"));
+    machine.plan().written.clear();
+    back_plan_for(&machine, &[A]).unwrap().perform().unwrap();
+    assert_eq!(machine.plan().written, [], "nothing to do");
+}
+
+#[test]
+fn a_drive_without_a_driver_can_go_both_ways() {
+    let machine = Machine::with_drives();
+    machine.give(A, None);
+    plan_for(&machine, &[A]).unwrap().perform().unwrap();
+    assert_eq!(machine.state(A), state(Some("vfio-pci"), "vfio-pci"));
+    machine.give(A, None);
+    back_plan_for(&machine, &[A]).unwrap().perform().unwrap();
+    assert_eq!(machine.state(A), state(Some("nvme"), "(null)"));
+}
+
+#[test]
+fn an_override_that_was_left_behind_is_cleared() {
+    let machine = Machine::with_drives();
+    machine.file(
+        &format!("sys/bus/pci/devices/{A}/driver_override"),
+        "vfio-pci\n",
+    );
+    let plan = back_plan_for(&machine, &[A]).unwrap();
+    plan.perform().unwrap();
+    assert_eq!(machine.state(A), state(Some("nvme"), "(null)"));
+}
+
+#[test]
+fn every_step_that_fails_is_undone() {
+    for step in ["driver_override", "nvme/unbind", "drivers_probe"] {
+        let machine = Machine::with_drives();
+        machine.plan().failure = Some((step, 0, libc::EIO));
+        let problem = plan_for(&machine, &[A]).unwrap().perform().unwrap_err();
+        let text = line(&problem);
+        assert!(text.contains("os error 5"), "{text}");
+        if step != "drivers_probe" {
+            assert_eq!(machine.state(A), state(Some("nvme"), "(null)"), "{step}");
+            assert!(!text.contains("put back"), "{text}");
+        } else {
+            // Nothing can be bound any more, so nothing can be put back: the line says so.
+            assert_eq!(machine.state(A).0, None);
+            assert!(
+                text.contains(&format!("{A} could not be put back")),
+                "{text}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_driver_that_does_not_take_it_is_undone() {
+    let machine = Machine::with_drives();
+    machine.plan().unwilling = Some("vfio-pci");
+    let problem = plan_for(&machine, &[B, A]).unwrap().perform().unwrap_err();
+    let text = line(&problem);
+    assert!(text.contains("vfio-pci did not take it"), "{text}");
+    for name in [A, B] {
+        assert_eq!(machine.state(name), state(Some("nvme"), "(null)"));
+    }
+    let machine = Machine::with_taken_drive();
+    machine.plan().unwilling = Some("nvme");
+    let plan = back_plan_for(&machine, &[A]).unwrap();
+    plan.perform().unwrap_err();
+    assert_eq!(machine.state(A), state(Some("vfio-pci"), "vfio-pci"));
+}
+
+#[test]
+fn a_later_failure_brings_the_first_drive_back() {
+    let machine = Machine::with_drives();
+    // The second drive's release fails, after the first one's.
+    machine.plan().failure = Some(("nvme/unbind", 1, libc::EBUSY));
+    plan_for(&machine, &[A, B]).unwrap().perform().unwrap_err();
+    for name in [A, B] {
+        assert_eq!(machine.state(name), state(Some("nvme"), "(null)"));
+    }
+}
+
+#[test]
+fn a_drive_that_is_pulled_meanwhile_is_not_there() {
+    for end in ["driver_override", "nvme/unbind", "drivers_probe"] {
+        let machine = Machine::with_drives();
+        let plan = plan_for(&machine, &[B, A]).unwrap();
+        machine.plan().pulled_at = Some((end, A));
+        let problem = plan.perform().unwrap_err();
+        assert!(
+            matches!(problem, Problem::NotThere { .. }),
+            "{end}: {problem:?}"
+        );
+        assert_eq!(machine.state(B), state(Some("nvme"), "(null)"), "{end}");
+    }
+}
+
+#[test]
+fn a_drive_that_another_driver_got_meanwhile_is_left_alone() {
+    let machine = Machine::with_drives();
+    let plan = plan_for(&machine, &[A]).unwrap();
+    machine.give(A, Some("uio_pci_generic"));
+    let text = line(&plan.perform().unwrap_err());
+    assert!(text.contains("another driver got it meanwhile"), "{text}");
+    assert_eq!(machine.state(A).0.as_deref(), Some("uio_pci_generic"));
+}
+
+#[test]
+fn a_drive_that_a_program_holds_stays() {
+    let machine = Machine::with_taken_drive();
+    machine.plan().busy.insert("vfio/7".to_owned());
+    let text = refusal(&machine, back_plan_for(&machine, &[A]));
+    assert_eq!(
+        text,
+        format!("{A} is held by another program: end that first")
+    );
+    machine.link("proc/77/fd/5", "/dev/vfio/7");
+    machine.file("proc/77/comm", "windlass\n");
+    let text = refusal(&machine, back_plan_for(&machine, &[A]));
+    assert_eq!(
+        text,
+        format!("{A} is held by windlass (process 77): end that first")
+    );
+    // With iommufd a device is held by a node of its own, which can be opened twice.
+    let machine = Machine::with_taken_drive();
+    machine.folder(&format!("sys/bus/pci/devices/{A}/vfio-dev/vfio3"));
+    machine.link("proc/77/fd/5", "/dev/vfio/devices/vfio3");
+    refusal(&machine, back_plan_for(&machine, &[A]));
+}
