@@ -25,6 +25,7 @@ use reactors::{Nanos, Poller, Progress, StopState};
 use crate::admin::{AdminEvent, AdminQueue};
 use crate::backing::DeviceBacking;
 use crate::error::GoneReason;
+use crate::registers::Registers;
 use crate::shared::{Attention, Phase, Shared, count};
 use crate::startup::{Started, Startup};
 
@@ -309,8 +310,9 @@ impl Drop for DriveOwner {
         };
         // The reactor ends without a stop: the drive is told to make its cache safe, which needs
         // none of our memory, and is kept from our memory at once.
-        crate::registers::Registers::new(&*backing).notify_shutdown();
-        match backing.set_bus_master(false) {
+        let registers = Registers::new(&*backing);
+        registers.notify_shutdown();
+        match registers.stop_dma() {
             Ok(()) => {
                 self.shared.dma_running.store(false, Ordering::Release);
                 self.shared.control().shut_down = true;

@@ -1,5 +1,7 @@
 //! The controller's registers as what they mean (Base 2.1 §3.1.4).
 
+use std::io;
+
 use nvme_spec::registers::{
     Cap, Cc, Crto, Csts, REGISTER_GONE_U32, Register, ShutdownNotification, Version,
 };
@@ -40,6 +42,16 @@ impl<'a> Registers<'a> {
 
     pub(crate) fn set_cc(self, cc: Cc) {
         self.0.write_u32(offset(Register::CC), cc.into_bits());
+    }
+
+    /// Keeps the function from our memory for certain. One that answers with all ones is off the bus
+    /// and needs no more for it (see [`crate::shared`]).
+    pub(crate) fn stop_dma(self) -> io::Result<()> {
+        let stopped = self.0.set_bus_master(false);
+        match self.csts() {
+            Some(_) => stopped,
+            None => Ok(()),
+        }
     }
 
     /// Tells the controller that power may go away soon (Base 2.1 §3.6.1).

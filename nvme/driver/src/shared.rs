@@ -25,6 +25,7 @@ use crate::error::GoneReason;
 use crate::identity::Identity;
 use crate::memory::{AdminMemory, DriveMemory};
 use crate::options::DriveOptions;
+use crate::registers::Registers;
 use crate::wiring::Wiring;
 
 /// What pairs may do.
@@ -425,7 +426,7 @@ impl Drop for Shared {
             return;
         }
         let backing = self.control().backing.take();
-        let stopped = backing.is_some_and(|backing| backing.set_bus_master(false).is_ok());
+        let stopped = backing.is_some_and(|backing| Registers::new(&*backing).stop_dma().is_ok());
         if !stopped {
             tracing::error!(
                 drive = self.options.name,
