@@ -1,0 +1,346 @@
+//! A drive on an emulated controller, on virtual time, and one reactor's requests to it.
+#![expect(dead_code, reason = "each test binary uses its own part")]
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use block::{
+    CompletionBatch, Device, DeviceError, DeviceQueue, Operation, QueueOptions, Refusal, Request,
+};
+use hugemem::{Arena, ArenaConfig, Lease, PagePolicy, Pool};
+use nvme_driver::backing::DeviceBacking;
+use nvme_driver::emulated::{EmulatedController, EmulatedOptions, EmulatorControl};
+use nvme_driver::{
+    BringUp, BringUpState, Deadlines, Drive, DriveError, DriveOptions, DriveOwner, DriveState,
+};
+use reactors::{Nanos, Poller};
+
+/// What one step of virtual time is, unless told otherwise.
+pub(crate) const MS: Nanos = Nanos::from_millis(1);
+
+/// SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA
+/// 2014).
+#[derive(Clone, Debug)]
+pub(crate) struct Seeded(u64);
+
+impl Seeded {
+    pub(crate) fn new(seed: u64) -> Self {
+        let mut seeded = Self(seed.wrapping_mul(0xD1B5_4A32_D192_ED03));
+        seeded.next();
+        seeded
+    }
+
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+
+    /// A number below `bound`.
+    pub(crate) fn below(&mut self, bound: u64) -> u64 {
+        ((u128::from(self.next()) * u128::from(bound)) >> 64) as u64
+    }
+
+    /// Whether one of so many.
+    pub(crate) fn one_in(&mut self, many: u64) -> bool {
+        self.below(many) == 0
+    }
+
+    pub(crate) fn pick<T: Copy>(&mut self, from: &[T]) -> T {
+        from[self.below(from.len() as u64) as usize]
+    }
+}
+
+pub(crate) fn arena() -> Arc<Arena> {
+    let config = ArenaConfig {
+        bytes: 32 << 20,
+        pages: PagePolicy::Ordinary,
+        max_transfer: 1 << 20,
+    };
+    Arena::new(config).expect("32 MiB")
+}
+
+/// Slices of the arena that are out.
+pub(crate) fn taken(arena: &Arena) -> u64 {
+    let classes = arena.counters().classes;
+    classes.iter().map(|class| class.taken).sum()
+}
+
+/// Deadlines that end within a second of virtual time.
+pub(crate) const DEADLINES: Deadlines = Deadlines {
+    command: Nanos::from_millis(40),
+    abort: Nanos::from_millis(20),
+    reset: Nanos::from_millis(200),
+    quiesce: Nanos::from_millis(20),
+    shutdown: Nanos::from_millis(20),
+};
+
+/// No request takes longer than this of virtual time, whatever happens: deadline, abort, noticing,
+/// and a reset that needs the whole of its time, with CAP.TO twice.
+pub(crate) const PATIENCE: Nanos = Nanos::from_secs(3);
+
+pub(crate) fn drive_options(reactors: usize) -> DriveOptions {
+    DriveOptions {
+        reactors,
+        deadlines: DEADLINES,
+        ..DriveOptions::new("drive")
+    }
+}
+
+/// A drive that is up, with its owner, on virtual time.
+pub(crate) struct Rig {
+    pub(crate) arena: Arc<Arena>,
+    pub(crate) controller: Arc<EmulatedController>,
+    pub(crate) control: EmulatorControl,
+    pub(crate) drive: Arc<Drive>,
+    pub(crate) owner: DriveOwner,
+    pub(crate) now: Nanos,
+}
+
+impl Rig {
+    pub(crate) fn new(emulated: EmulatedOptions, options: DriveOptions) -> Self {
+        Self::try_new(&arena(), emulated, options).expect("a drive")
+    }
+
+    /// Brings a drive up; fails as it does.
+    pub(crate) fn try_new(
+        arena: &Arc<Arena>,
+        emulated: EmulatedOptions,
+        options: DriveOptions,
+    ) -> Result<Self, DriveError> {
+        let controller = EmulatedController::new(arena.region(), emulated).expect("a controller");
+        let controller = Arc::new(controller);
+        Self::on(arena, controller, options)
+    }
+
+    /// Brings a drive up on a controller that is there already.
+    pub(crate) fn on(
+        arena: &Arc<Arena>,
+        controller: Arc<EmulatedController>,
+        options: DriveOptions,
+    ) -> Result<Self, DriveError> {
+        let backing = Arc::clone(&controller) as Arc<dyn DeviceBacking>;
+        let mut bring_up = BringUp::new(backing, arena, options)?;
+        let mut now = Nanos::ZERO;
+        loop {
+            controller.tick(now);
+            match bring_up.poll(now) {
+                BringUpState::Pending => now += MS,
+                BringUpState::Ready((drive, owner)) => {
+                    return Ok(Self {
+                        arena: Arc::clone(arena),
+                        control: controller.control(),
+                        controller,
+                        drive,
+                        owner,
+                        now,
+                    });
+                }
+                BringUpState::Failed(error) => return Err(error),
+            }
+            assert!(now < Nanos::from_secs(300), "the start does not end");
+        }
+    }
+
+    /// Moves time, controller, owner and control thread on.
+    pub(crate) fn step(&mut self, span: Nanos) {
+        self.now += span;
+        self.controller.tick(self.now);
+        self.owner.poll(self.now, 64);
+        self.owner.flush(self.now);
+        if self.drive.function_reset_needed() {
+            // A failure is what some tests are about: the driver has to live with it.
+            let _ = self.drive.function_reset();
+        }
+    }
+
+    pub(crate) fn is_ready(&self) -> bool {
+        self.drive.state() == DriveState::Ready
+    }
+
+    pub(crate) fn is_gone(&self) -> bool {
+        matches!(self.drive.state(), DriveState::Gone(_))
+    }
+
+    /// A namespace as a device.
+    pub(crate) fn device(&self, nsid: u32) -> Arc<dyn Device> {
+        let device = self.drive.device(nsid, "ns", [nsid as u8; 16]);
+        device.expect("a usable namespace")
+    }
+
+    pub(crate) fn client(&self, nsid: u32, reactor: usize, depth: usize) -> Client {
+        Client::new(&*self.device(nsid), &self.arena, reactor, depth)
+    }
+}
+
+/// How a request ended.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    pub(crate) tag: u64,
+    pub(crate) result: Result<(), DeviceError>,
+    /// What the lease holds, for reads.
+    pub(crate) data: Option<Vec<u8>>,
+}
+
+/// One reactor's queue to one namespace.
+pub(crate) struct Client {
+    pub(crate) queue: Box<dyn DeviceQueue>,
+    pub(crate) pool: Pool,
+    pub(crate) block_size: usize,
+    reads: HashMap<u64, bool>,
+    next_tag: u64,
+}
+
+impl Client {
+    pub(crate) fn new(
+        device: &dyn Device,
+        arena: &Arc<Arena>,
+        reactor: usize,
+        depth: usize,
+    ) -> Self {
+        let pool = arena.pool(0);
+        let options = QueueOptions {
+            core: reactor,
+            depth,
+            pool: pool.clone(),
+        };
+        let queue = device.open_queue(options).expect("a queue");
+        Self {
+            queue,
+            pool,
+            block_size: device.geometry().block_size as usize,
+            reads: HashMap::new(),
+            next_tag: 0,
+        }
+    }
+
+    pub(crate) fn lease(&self, data: &[u8]) -> Lease {
+        let mut lease = self.pool.take(data.len()).expect("a large arena");
+        lease.copy_from_slice(data);
+        lease
+    }
+
+    /// Submits; the tag, or why not.
+    pub(crate) fn submit(
+        &mut self,
+        operation: Operation,
+        lba: u64,
+        blocks: u32,
+        data: Option<&[u8]>,
+    ) -> Result<u64, Option<DeviceError>> {
+        self.next_tag += 1;
+        let garbage;
+        let data = match (operation, data) {
+            (Operation::Read, _) => {
+                garbage = vec![0xEE; blocks as usize * self.block_size];
+                Some(&garbage[..])
+            }
+            (_, data) => data,
+        };
+        let request = Request {
+            tag: self.next_tag,
+            operation,
+            lba,
+            blocks,
+            data: data.map(|data| self.lease(data)),
+        };
+        match self.queue.submit(request) {
+            Ok(()) => {
+                let is_read = operation == Operation::Read;
+                self.reads.insert(self.next_tag, is_read);
+                Ok(self.next_tag)
+            }
+            Err(Refusal::Later(_)) => Err(None),
+            Err(Refusal::Never(_, error)) => Err(Some(error)),
+        }
+    }
+
+    pub(crate) fn in_flight(&self) -> usize {
+        self.reads.len()
+    }
+
+    /// One turn: doorbells, then completions.
+    pub(crate) fn turn(&mut self) -> Vec<Ended> {
+        self.queue.flush();
+        let mut batch = CompletionBatch::new();
+        self.queue.poll(&mut batch);
+        let ended = batch.drain(..).map(|completion| {
+            let read = self.reads.remove(&completion.tag);
+            let read = read.expect("a completion of a request in flight, once");
+            let whole = read && completion.result.is_ok();
+            Ended {
+                tag: completion.tag,
+                result: completion.result,
+                data: completion.data.filter(|_| whole).map(|data| data.to_vec()),
+            }
+        });
+        let ended: Vec<_> = ended.collect();
+        assert_eq!(
+            self.queue.in_flight(),
+            self.reads.len(),
+            "in_flight is exact"
+        );
+        ended
+    }
+
+    /// Moves the rig on until everything is over, within [`PATIENCE`].
+    pub(crate) fn finish(&mut self, rig: &mut Rig) -> Vec<Ended> {
+        let deadline = rig.now + PATIENCE;
+        let mut all = self.turn();
+        while self.in_flight() > 0 {
+            assert!(rig.now < deadline, "{} requests are lost", self.in_flight());
+            rig.step(MS);
+            all.extend(self.turn());
+        }
+        all
+    }
+
+    /// One request from start to end. While the drive says "later", time goes on.
+    pub(crate) fn run(
+        &mut self,
+        rig: &mut Rig,
+        operation: Operation,
+        lba: u64,
+        data: &[u8],
+    ) -> Result<Option<Vec<u8>>, DeviceError> {
+        let blocks = (data.len() / self.block_size) as u32;
+        let deadline = rig.now + PATIENCE;
+        let wanted = operation.has_data().then_some(data);
+        let tag = loop {
+            match self.submit(operation, lba, blocks, wanted) {
+                Ok(tag) => break tag,
+                Err(Some(error)) => return Err(error),
+                Err(None) => {
+                    assert!(rig.now < deadline, "refused for too long");
+                    rig.step(MS);
+                    self.turn();
+                }
+            }
+        };
+        let ended = self.finish(rig);
+        let ended = ended.into_iter().find(|ended| ended.tag == tag);
+        let ended = ended.expect("the request");
+        ended.result.map(|()| ended.data)
+    }
+
+    pub(crate) fn write(&mut self, rig: &mut Rig, lba: u64, byte: u8) -> Result<(), DeviceError> {
+        let data = vec![byte; self.block_size];
+        self.run(rig, Operation::Write { fua: false }, lba, &data)?;
+        Ok(())
+    }
+
+    /// The first byte of a block, all of whose bytes are the same.
+    pub(crate) fn read(&mut self, rig: &mut Rig, lba: u64) -> Result<u8, DeviceError> {
+        let room = vec![0; self.block_size];
+        let data = self.run(rig, Operation::Read, lba, &room)?;
+        let data = data.expect("a read's data");
+        assert!(data.iter().all(|byte| *byte == data[0]), "torn in a block");
+        Ok(data[0])
+    }
+
+    pub(crate) fn flush(&mut self, rig: &mut Rig) -> Result<(), DeviceError> {
+        self.run(rig, Operation::Flush, 0, &[])?;
+        Ok(())
+    }
+}
