@@ -39,35 +39,19 @@ impl FakeQueuePair {
         options: &QueuePairOptions<'_, Fake>,
     ) -> Result<Self, Error> {
         let device = domain.device();
-        let shared_receives = options.shared_receives.is_some();
+        let limits = device.limits();
         let mut capacity = options.capacity;
-        if shared_receives {
+        if options.shared_receives.is_some() {
             capacity.receive_requests = 0;
         }
         check(&capacity, device)?;
-        let mut parents = vec![
-            Arc::clone(domain.owned()),
-            Arc::clone(options.send_completions.owned()),
-            Arc::clone(options.receive_completions.owned()),
-        ];
-        let source = match options.shared_receives {
-            None => ReceiveSource::Own,
-            Some(queue) => {
-                parents.push(Arc::clone(queue.owned()));
-                ReceiveSource::Shared(queue.owned().key)
-            }
-        };
+        let (source, parents) = family(domain, options);
         let mut state = id.shared.lock();
         let (send_completions, receive_completions) = (parents[1].key, parents[2].key);
-        state.check_family(
-            device.key(),
-            domain.owned().key,
-            source,
-            &[send_completions, receive_completions],
-        )?;
-        let limits = device.limits();
-        let granted = state.devices.get(device.key());
-        let granted = granted.map_or(0, |device| device.inline_bytes);
+        let queues = [send_completions, receive_completions];
+        state.check_family(device.key(), domain.owned().key, source, &queues)?;
+        let device_state = state.devices.get(device.key());
+        let granted = device_state.map_or(0, |device| device.inline_bytes);
         capacity.inline_bytes = capacity.inline_bytes.min(granted);
         let count = state.queue_pairs.len() as u64 + 1;
         limit("queue pairs", count, limits.queue_pairs.into())?;
@@ -101,7 +85,7 @@ impl FakeQueuePair {
             owned: Owned::new(&id.shared, key, State::drop_queue_pair, parents),
             number,
             capacity,
-            shared_receives,
+            shared_receives: options.shared_receives.is_some(),
             read_sges: limits.read_sges,
             sends: Vec::with_capacity(capacity.send_requests as usize),
             receives: Vec::with_capacity(capacity.receive_requests as usize),
@@ -115,6 +99,24 @@ impl FakeQueuePair {
         self.sends.push(entry);
         Ok(())
     }
+}
+
+/// Where a queue pair's receives come from, and what it keeps alive: the domain, the queues of its
+/// sends and receives, and the shared receives.
+fn family(
+    domain: &FakeDomain,
+    options: &QueuePairOptions<'_, Fake>,
+) -> (ReceiveSource, Vec<Arc<Owned>>) {
+    let mut parents = vec![
+        Arc::clone(domain.owned()),
+        Arc::clone(options.send_completions.owned()),
+        Arc::clone(options.receive_completions.owned()),
+    ];
+    let Some(queue) = options.shared_receives else {
+        return (ReceiveSource::Own, parents);
+    };
+    parents.push(Arc::clone(queue.owned()));
+    (ReceiveSource::Shared(queue.owned().key), parents)
 }
 
 /// Whether a device grants this much.
@@ -239,6 +241,8 @@ impl QueuePair for FakeQueuePair {
         Ok(())
     }
 
+    // Never inlined, so that profiles tell the fabric from its users.
+    #[inline(never)]
     fn queue_send(&mut self, request: &SendRequest<'_>) -> Result<(), PostError> {
         let mut entry = SendEntry {
             wr_id: request.wr_id,
@@ -302,6 +306,8 @@ impl QueuePair for FakeQueuePair {
         Ok(())
     }
 
+    // Never inlined, so that profiles tell the fabric from its users.
+    #[inline(never)]
     fn queue_receive(&mut self, request: &ReceiveRequest) -> Result<(), PostError> {
         if self.shared_receives {
             return Err(PostError::NotPossible);
@@ -316,6 +322,8 @@ impl QueuePair for FakeQueuePair {
         Ok(())
     }
 
+    // Never inlined, so that profiles tell the fabric from its users.
+    #[inline(never)]
     fn flush(&mut self) -> Result<(), FlushError> {
         if self.sends.is_empty() && self.receives.is_empty() {
             return Ok(());
