@@ -320,7 +320,8 @@ pub(super) fn a_disconnect_is_told_to_both_and_flushes<P: Provider>(harness: &mu
     client.receive(2, 0, 4096);
     client.connection.disconnect().expect("disconnecting");
     harness.expect(&mut client, 2, CompletionStatus::FLUSHED);
-    for (side, token) in [(&mut client, Token(2002)), (&mut server, Token(1001))] {
+    // The peer first: a connection manager tells the side that began once the peer has answered.
+    for (side, token) in [(&mut server, Token(1001)), (&mut client, Token(2002))] {
         let event = harness.connection_event("the end", &mut side.channel, token);
         assert_eq!(event, ConnectionEvent::Disconnected);
     }

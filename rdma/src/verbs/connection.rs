@@ -207,8 +207,7 @@ impl Connection for VerbsConnection {
             return Err(Error::Misuse("the connection has a queue pair already"));
         }
         let device = self.bound_device()?;
-        let token = self.label.token;
-        let queue_pair = VerbsQueuePair::new(&self.link, token, &device, domain, options)?;
+        let queue_pair = VerbsQueuePair::new(&self.link, &self.label, &device, domain, options)?;
         self.has_queue_pair = true;
         Ok(queue_pair)
     }

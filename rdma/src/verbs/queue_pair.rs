@@ -17,7 +17,7 @@ use super::completion_queue;
 use super::device::VerbsDevice;
 use super::domain::VerbsDomain;
 use super::handle::Handle;
-use super::identifier::{Identifier, Link};
+use super::identifier::{Identifier, Label, Link, is_set};
 use super::library::Functions;
 use super::receive_list::ReceiveList;
 use super::registration::VerbsRegistration;
@@ -25,7 +25,6 @@ use super::send_list::SendList;
 use super::shared_receive_queue::{self, VerbsSharedReceiveQueue};
 use super::system::{checked_code, error_of};
 use super::window::VerbsWindow;
-use crate::connection::Token;
 use crate::device::{QueuePairCapacity, QueuePairState};
 use crate::error::{Error, FlushError, PostError};
 use crate::provider::{Device, Domain, QueuePair, QueuePairOptions};
@@ -43,7 +42,10 @@ pub struct VerbsQueuePair {
     receives: Option<ReceiveList>,
     number: u32,
     capacity: QueuePairCapacity,
+    /// Whether it was put into the error state from here.
+    has_failed: bool,
     link: Arc<Link>,
+    label: Arc<Label>,
     domain: VerbsDomain,
     _send_completions: Arc<completion_queue::Queue>,
     _receive_completions: Arc<completion_queue::Queue>,
@@ -53,7 +55,7 @@ pub struct VerbsQueuePair {
 impl VerbsQueuePair {
     pub(super) fn new(
         link: &Arc<Link>,
-        token: Token,
+        label: &Arc<Label>,
         device: &VerbsDevice,
         domain: &VerbsDomain,
         options: &QueuePairOptions<'_, Verbs>,
@@ -73,7 +75,7 @@ impl VerbsQueuePair {
         check_capacity(device, &options.capacity, shared.is_some())?;
         let mut wanted = ibv_qp_init_attr {
             // A number to libibverbs too, which keeps it for events.
-            qp_context: ptr::without_provenance_mut(token.0 as usize),
+            qp_context: ptr::without_provenance_mut(label.token.0 as usize),
             send_cq: sends.handle().get(),
             recv_cq: receives.handle().get(),
             srq: shared.map_or(ptr::null_mut(), |queue| queue.handle().get()),
@@ -94,7 +96,9 @@ impl VerbsQueuePair {
                 .then(|| ReceiveList::new(capacity.receive_requests, capacity.receive_sges)),
             number,
             capacity,
+            has_failed: false,
             link: Arc::clone(link),
+            label: Arc::clone(label),
             domain: domain.clone(),
             _send_completions: Arc::clone(sends),
             _receive_completions: Arc::clone(receives),
@@ -112,6 +116,13 @@ impl VerbsQueuePair {
                 let _ = set_error(functions, queue_pair);
             }
         });
+    }
+
+    /// Receives that are posted in the error state are flushed by the device; soft RoCE does not
+    /// look at its receive queue again until it is told to.
+    #[cold]
+    fn flush_late_receives(&self) {
+        let _ = set_error(self.functions(), self.queue_pair);
     }
 
     fn functions(&self) -> &'static Functions {
@@ -152,6 +163,7 @@ impl QueuePair for VerbsQueuePair {
     }
 
     fn set_error(&mut self) -> Result<(), Error> {
+        self.has_failed = true;
         set_error(self.functions(), self.queue_pair)
     }
 
@@ -189,13 +201,18 @@ impl QueuePair for VerbsQueuePair {
     #[inline]
     fn flush(&mut self) -> Result<(), FlushError> {
         let queue_pair = self.queue_pair.get();
+        let mut receives_posted = false;
         let received = self.receives.as_mut().map_or(Ok(()), |receives| {
             receives.post(|first, refused| {
+                receives_posted = true;
                 // SAFETY: the queue pair is alive; the list is whole, ends, and stays as it is
                 // during the call, which copies what it takes.
                 unsafe { ibv_post_recv(queue_pair, first, refused) }
             })
         });
+        if receives_posted && (self.has_failed || is_set(&self.label.is_ended)) {
+            self.flush_late_receives();
+        }
         let sent = self.sends.post(|first, refused| {
             // SAFETY: as above; windows and registrations that the list names are kept alive by it.
             unsafe { ibv_post_send(queue_pair, first, refused) }
