@@ -46,7 +46,7 @@ pub trait Initiator {
     fn poll(&mut self, completions: &mut HostCompletions) -> Result<usize, HostError>;
 
     /// Waits for something to poll for.
-    fn wait(&self, limit: Duration);
+    fn wait(&mut self, limit: Duration);
 
     /// What the queue counted.
     fn counters(&self) -> ConnectionCounters {
@@ -85,7 +85,7 @@ impl Initiator for IoQueue {
         self.poll(completions)
     }
 
-    fn wait(&self, limit: Duration) {
+    fn wait(&mut self, limit: Duration) {
         self.wait(limit);
     }
 

@@ -102,7 +102,7 @@ impl<I: Initiator> Lane<I> {
     }
 
     /// Waits for something to collect.
-    pub(crate) fn wait(&self, limit: Duration) {
+    pub(crate) fn wait(&mut self, limit: Duration) {
         self.queue.wait(limit);
     }
 

@@ -230,7 +230,7 @@ pub(crate) fn run_phase<I: Initiator>(
         idle_polls += 1;
         if idle_polls >= IDLE_POLLS_MAX {
             idle_polls = 0;
-            if let Some(lane) = lanes.iter().find(|lane| lane.in_flight() > 0) {
+            if let Some(lane) = lanes.iter_mut().find(|lane| lane.in_flight() > 0) {
                 lane.wait(Duration::from_millis(1));
             }
             let limit = shared.stall_limit;

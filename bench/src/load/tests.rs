@@ -236,7 +236,7 @@ impl Initiator for Disk {
         Ok(added)
     }
 
-    fn wait(&self, _: Duration) {}
+    fn wait(&mut self, _: Duration) {}
 }
 
 fn namespace(blocks: u64) -> NamespaceInfo {

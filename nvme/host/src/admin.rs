@@ -6,36 +6,22 @@ use std::time::Duration;
 use nvme_spec::Sqe;
 use nvme_spec::event::AsyncEvent;
 use nvme_spec::fabrics::{CNTLID_DYNAMIC, ConnectAttributes};
-use nvme_spec::tcp::{ADMIN_IN_CAPSULE_DATA_BYTES, DigestFlags};
 use zerocopy::IntoBytes;
 
-use crate::connection::{Completion, Completions, Connection, Settled, Transfer};
+use crate::deadline::Deadline;
 use crate::error::{CommandStatus, HostError};
-use crate::handshake::{Deadline, Initialized, initialize};
+use crate::link::{COMPLETIONS_MAX, Completion, Completions, Transfer};
 use crate::options::ConnectOptions;
-use crate::stream::Socket;
+use crate::transport::{AdminLink, QueueParameters};
 
 /// Entries of an admin queue (Base 2.1 §6.3: 32 at least), one more than commands in flight.
 const ADMIN_QUEUE_ENTRIES: u16 = 32;
-
-/// Receive buffer of an admin queue, bytes.
-const ADMIN_RECEIVE_BYTES: usize = 64 * 1024;
 
 /// Tokens from here on are asynchronous event requests.
 const EVENT_TOKENS: u64 = 1 << 63;
 
 /// Token of a keep-alive that nobody waits for.
 const KEEP_ALIVE_TOKEN: u64 = 1 << 62;
-
-/// Opens a socket and initialises it.
-pub(crate) fn open(options: &ConnectOptions) -> Result<(Socket, Initialized), HostError> {
-    let mut stream = Socket::connect(options.address, options.timeout)?;
-    let digests = DigestFlags::new()
-        .with_header(options.header_digest)
-        .with_data(options.data_digest);
-    let initialized = initialize(&mut stream, digests, options.timeout)?;
-    Ok((stream, initialized))
-}
 
 /// The error for a status that is not success.
 pub(crate) fn require_success<B>(
@@ -59,7 +45,7 @@ pub(crate) fn require_success<B>(
 /// An admin queue.
 #[derive(Debug)]
 pub(crate) struct AdminQueue {
-    connection: Connection<Socket, Vec<u8>>,
+    connection: AdminLink,
     timeout: Duration,
     next_token: u64,
     events: VecDeque<AsyncEvent>,
@@ -70,15 +56,15 @@ impl AdminQueue {
     /// Connects the admin queue of a controller; gives it and the controller's identifier.
     pub(crate) fn connect(options: &ConnectOptions) -> Result<(Self, u16), HostError> {
         let data = options.connect_data(CNTLID_DYNAMIC)?.as_bytes().to_vec();
-        let (stream, initialized) = open(options)?;
-        let settled = Settled {
-            framing: initialized.framing,
-            h2c_data_max_bytes: initialized.h2c_data_max_bytes,
-            in_capsule_max_bytes: ADMIN_IN_CAPSULE_DATA_BYTES,
+        let parameters = QueueParameters {
+            qid: 0,
+            depth: ADMIN_QUEUE_ENTRIES - 1,
+            cntlid: 0,
+            in_capsule_max_bytes: 0,
+            descriptors_max: 1,
         };
-        let depth = usize::from(ADMIN_QUEUE_ENTRIES - 1);
         let mut queue = Self {
-            connection: Connection::new(stream, settled, depth, ADMIN_RECEIVE_BYTES),
+            connection: options.transport.0.connect_admin(options, &parameters)?,
             timeout: options.timeout,
             next_token: 0,
             events: VecDeque::new(),
@@ -149,7 +135,8 @@ impl AdminQueue {
     fn turn(&mut self, wanted: Option<u64>) -> Result<Option<Completion<Vec<u8>>>, HostError> {
         let mut completions = Completions::new();
         self.connection.flush()?;
-        self.connection.poll(&mut completions)?;
+        self.connection
+            .poll_until(&mut completions, COMPLETIONS_MAX)?;
         let mut found = None;
         for completion in completions {
             if Some(completion.token) == wanted {

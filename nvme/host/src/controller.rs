@@ -14,18 +14,20 @@ use nvme_spec::features::NumberOfQueues;
 use nvme_spec::identify::{
     IDENTIFY_BYTES, IdentifyController, IdentifyNamespace, NamespaceId, NamespaceIds, NamespaceList,
 };
+use nvme_spec::log::TransportType;
 use nvme_spec::registers::{
     Cap, Cc, Csts, Register, ShutdownNotification, ShutdownStatus, Version,
 };
 use zerocopy::FromBytes;
 
 use crate::admin::AdminQueue;
-use crate::connection::{Completion, Transfer};
+use crate::deadline::Deadline;
 use crate::error::HostError;
-use crate::handshake::Deadline;
+use crate::link::{Completion, Transfer};
 use crate::options::ConnectOptions;
 use crate::queue::{IoQueue, IoQueuePlan};
 use crate::slots::SLOTS_MAX;
+use crate::transport::QueueParameters;
 
 /// Most namespaces that are listed: a target that claims more is not followed.
 const NAMESPACES_MAX: usize = 64 * 1024;
@@ -505,18 +507,23 @@ impl Controller {
             });
         }
         let in_capsule = self.identity.in_capsule_data_bytes();
-        // Data behind an offset is not what this host sends: then everything goes by R2T.
-        let in_capsule = if self.identity.icdoff.get() == 0 {
+        // Data behind an offset is not what this host sends: then the target fetches everything.
+        let placed_by_offset =
+            self.options.transport.kind() != TransportType::RDMA || self.identity.sgls.offset();
+        let in_capsule = if self.identity.icdoff.get() == 0 && placed_by_offset {
             in_capsule
         } else {
             0
         };
         Ok(IoQueuePlan {
             options: self.options.clone(),
-            cntlid: self.cntlid,
-            qid,
-            depth,
-            in_capsule_max_bytes: u32::try_from(in_capsule).unwrap_or(u32::MAX),
+            parameters: QueueParameters {
+                qid,
+                depth,
+                cntlid: self.cntlid,
+                in_capsule_max_bytes: u32::try_from(in_capsule).unwrap_or(u32::MAX),
+                descriptors_max: self.identity.msdbd,
+            },
         })
     }
 

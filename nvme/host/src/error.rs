@@ -97,6 +97,70 @@ pub enum HostError {
     /// The pool has no memory free for a queue's own needs.
     #[error("no memory is free in the pool")]
     NoMemory,
+    /// Data lies in memory that the transport was not told of.
+    #[error("the data's memory is not registered with the transport")]
+    NotRegistered,
+    /// The memory for capsules and admin data cannot be had.
+    #[error("no memory for capsules: {0}")]
+    StagingMemory(hugemem::ArenaError),
+    /// RDMA cannot do a step of the control path.
+    #[error("{step}: {source}")]
+    Rdma {
+        /// The step.
+        step: &'static str,
+        /// Why.
+        source: rdma::Error,
+    },
+    /// No way leads to the target by RDMA.
+    #[error("cannot reach {address} by RDMA: {step} failed ({kind})")]
+    Unreachable {
+        /// Where to.
+        address: SocketAddr,
+        /// The step that failed.
+        step: &'static str,
+        /// Why.
+        kind: io::ErrorKind,
+    },
+    /// The target, or its connection manager, turned the connection down (RDMA 1.1 §3).
+    #[error("{address} rejects the connection: {status}")]
+    Rejected {
+        /// Where to.
+        address: SocketAddr,
+        /// Why.
+        status: Rejection,
+    },
+    /// A work request failed, and its queue pair with it.
+    #[error("the connection failed: {what}: {status}")]
+    WorkRequest {
+        /// What it was to do.
+        what: &'static str,
+        /// How it ended.
+        status: rdma::CompletionStatus,
+    },
+    /// The RDMA device takes no more work.
+    #[error("the connection failed: {0}")]
+    Post(#[from] rdma::PostError),
+    /// The RDMA device is gone.
+    #[error("the RDMA device was removed")]
+    DeviceRemoved,
+}
+
+/// Why a connection was turned down.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rejection {
+    /// By the target, with its own words.
+    ByTarget(nvme_spec::rdma::RejectReason),
+    /// By the connection manager, or without a reason.
+    ByConnectionManager(rdma::RejectReason),
+}
+
+impl std::fmt::Display for Rejection {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::ByTarget(reason) => write!(f, "{reason}"),
+            Self::ByConnectionManager(reason) => write!(f, "{reason}"),
+        }
+    }
 }
 
 /// A command's status, printed by the names of Fabrics commands where it was one.
@@ -151,7 +215,15 @@ impl HostError {
             | Self::Malformed { .. }
             | Self::Option { .. }
             | Self::NoSlot
-            | Self::NoMemory => None,
+            | Self::NoMemory
+            | Self::NotRegistered
+            | Self::StagingMemory(_)
+            | Self::Rdma { .. }
+            | Self::Unreachable { .. }
+            | Self::Rejected { .. }
+            | Self::WorkRequest { .. }
+            | Self::Post(_)
+            | Self::DeviceRemoved => None,
         }
     }
 
@@ -169,13 +241,19 @@ impl HostError {
                 information: *information,
             },
             Self::Protocol(error) => Self::Protocol(*error),
+            Self::WorkRequest { what, status } => Self::WorkRequest {
+                what,
+                status: *status,
+            },
+            Self::Post(error) => Self::Post(*error),
+            Self::DeviceRemoved => Self::DeviceRemoved,
             // A connection fails only with the kinds above.
             _ => Self::Closed,
         }
     }
 }
 
-/// How the target broke NVMe/TCP. Identifiers are command identifiers, lengths bytes.
+/// How the target broke the transport's protocol. Identifiers are command identifiers, lengths bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ProtocolError {
     /// A PDU type that a controller never sends, or not now.
@@ -297,6 +375,26 @@ pub enum ProtocolError {
         /// Command Identifier.
         cid: u16,
     },
+    /// A response capsule of another length than a completion queue entry (RDMA).
+    #[error("a response capsule of {found} bytes")]
+    ResponseLength {
+        /// Bytes received.
+        found: u32,
+    },
+    /// A response that invalidated a key other than its command's (RDMA).
+    #[error("the response to command {cid:#06x} invalidated the key {found:#010x}, not its own")]
+    InvalidatedKey {
+        /// Command Identifier.
+        cid: u16,
+        /// The key.
+        found: u32,
+    },
+    /// The accept's private data is not NVMe/RDMA's (RDMA 1.1 §3).
+    #[error("the accept's private data has the record format {found}")]
+    AcceptFormat {
+        /// Record Format; a length instead where it is too short.
+        found: u16,
+    },
     /// A second R2T while one is outstanding; this host allows one (TCP 1.1 §3.6.2.2, MAXR2T).
     #[error("R2T for command {cid:#06x} while another is outstanding")]
     R2tLimit {
@@ -344,6 +442,10 @@ impl ProtocolError {
             | Self::ShortData { .. } => (FatalError::SEQUENCE_ERROR, 0),
             Self::DataLength { .. } | Self::R2tRange { .. } => (FatalError::DATA_OUT_OF_RANGE, 0),
             Self::R2tLimit { .. } => (FatalError::DATA_LIMIT_EXCEEDED, 0),
+            // RDMA has no termination request: the queue pair ends instead.
+            Self::ResponseLength { .. }
+            | Self::InvalidatedKey { .. }
+            | Self::AcceptFormat { .. } => (header, 0),
         }
     }
 }

@@ -1,41 +1,45 @@
-//! The NVMe/TCP initiator: the base of measurements, of end-to-end tests, and of a later client
-//! library.
+//! The NVMe over Fabrics initiator, over TCP and RDMA: the base of measurements, of end-to-end
+//! tests, and of a later client library.
 //!
 //! Owns connections, the commands in flight on them and their data. Polled: nothing here starts a
 //! thread, and only the control path ([`Controller`], [`discover`]) waits. The I/O path
-//! ([`IoQueue`]) allocates nothing, sends everything that is ready in one system call and receives
-//! straight into the reader's memory as far as it can.
+//! ([`IoQueue`]) allocates nothing. Which [`Transport`] carries it is one of [`ConnectOptions`];
+//! everything else is the same. Over TCP, everything that is ready leaves in one system call, and
+//! data is received straight into the reader's memory as far as it can; over RDMA, generic over
+//! [`rdma::Provider`](::rdma::Provider), everything leaves with one doorbell, and the target moves
+//! data to and from the reader's memory itself.
 //!
 //! The target is part of the outside world: whatever it sends, the answer is a [`HostError`] that
-//! says what was wrong. [`raw`] is a client without these manners, for tests that are hostile to a
-//! target.
+//! says what was wrong. [`raw`] and [`raw_rdma`] are clients without these manners, for tests that
+//! are hostile to a target.
 //!
 //! Sources: NVM Express Base Specification 2.1 ("Base 2.1"), NVM Command Set 1.1 ("NVM 1.1"),
-//! NVMe/TCP Transport 1.1 ("TCP 1.1").
+//! NVMe/TCP Transport 1.1 ("TCP 1.1"), NVMe/RDMA Transport 1.1 ("RDMA 1.1").
 
 #![forbid(unsafe_code)]
 
 mod admin;
-mod connection;
 mod controller;
-mod digest;
+mod deadline;
 mod discovery;
 mod error;
-mod handshake;
-mod inbox;
+mod link;
 mod options;
 mod queue;
-pub mod raw;
-mod receive;
-mod sender;
+mod rdma;
 mod slots;
-mod stream;
+mod steps;
+mod tcp;
+mod transport;
 
-pub use connection::{
-    COMPLETIONS_MAX, Completion, Completions, ConnectionCounters, Refusal, Refused, Transfer,
-};
+pub use crate::rdma::{KeyUse, RdmaOptions, raw as raw_rdma};
 pub use controller::{Controller, NamespaceInfo};
 pub use discovery::{discover, read_log};
-pub use error::{CommandStatus, HostError, ProtocolError};
+pub use error::{CommandStatus, HostError, ProtocolError, Rejection};
+pub use link::{
+    COMPLETIONS_MAX, Completion, Completions, ConnectionCounters, Refusal, Refused, Transfer,
+};
 pub use options::{ConnectOptions, HostIdentity};
 pub use queue::{HostCompletion, HostCompletions, IoQueue, IoQueuePlan};
+pub use tcp::raw;
+pub use transport::Transport;

@@ -8,6 +8,7 @@ use nvme_spec::nqn::{self, UUID_NQN_PREFIX};
 use uuid::Uuid;
 
 use crate::error::HostError;
+use crate::transport::Transport;
 
 /// Receive buffer of an I/O queue, bytes: some tens of 4 KiB answers, and small enough to stay in
 /// the cache.
@@ -49,26 +50,29 @@ pub struct ConnectOptions {
     pub subsystem_nqn: String,
     /// Who connects.
     pub identity: HostIdentity,
-    /// Protect PDU headers by CRC32C. A target that does not is an error.
+    /// By which transport.
+    pub transport: Transport,
+    /// Protect PDU headers by CRC32C (TCP). A target that does not is an error.
     pub header_digest: bool,
-    /// Protect data by CRC32C. A target that does not is an error.
+    /// Protect data by CRC32C (TCP). A target that does not is an error.
     pub data_digest: bool,
     /// Keep Alive Timeout; zero switches it off. [`crate::Controller::tend`] keeps it.
     pub keep_alive: Duration,
     /// How long one step of the control path may take.
     pub timeout: Duration,
-    /// Receive buffer of an I/O queue, bytes.
+    /// Receive buffer of an I/O queue, bytes (TCP).
     pub receive_bytes: usize,
 }
 
 impl ConnectOptions {
-    /// No digests, a keep-alive of 15 s, 10 s for each step.
+    /// TCP without digests, a keep-alive of 15 s, 10 s for each step.
     #[must_use]
     pub fn new(address: SocketAddr, subsystem_nqn: &str, identity: HostIdentity) -> Self {
         Self {
             address,
             subsystem_nqn: subsystem_nqn.to_owned(),
             identity,
+            transport: Transport::tcp(),
             header_digest: false,
             data_digest: false,
             keep_alive: Duration::from_secs(15),

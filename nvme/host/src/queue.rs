@@ -1,4 +1,5 @@
-//! An I/O queue: polled, without allocation, with data in leases of the reader's pool.
+//! An I/O queue over any transport: polled, without allocation, with data in leases of the reader's
+//! pool.
 
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
@@ -9,14 +10,14 @@ use nvme_spec::fabrics::ConnectAttributes;
 use nvme_spec::{Sqe, zero_based_u16};
 use zerocopy::IntoBytes;
 
-use crate::admin::{open, require_success};
-use crate::connection::{
-    Completion, Completions, Connection, ConnectionCounters, Refusal, Refused, Settled, Transfer,
-};
+use crate::admin::require_success;
+use crate::deadline::Deadline;
 use crate::error::HostError;
-use crate::handshake::Deadline;
+use crate::link::{
+    COMPLETIONS_MAX, Completion, Completions, ConnectionCounters, Refusal, Refused, Transfer,
+};
 use crate::options::ConnectOptions;
-use crate::stream::Socket;
+use crate::transport::{IoLink, QueueParameters};
 
 /// A command of an I/O queue that is over; reads have their data in `data`.
 pub type HostCompletion = Completion<Lease>;
@@ -31,10 +32,7 @@ const CONNECT_TOKEN: u64 = u64::MAX;
 #[derive(Debug, Clone)]
 pub struct IoQueuePlan {
     pub(crate) options: ConnectOptions,
-    pub(crate) cntlid: u16,
-    pub(crate) qid: u16,
-    pub(crate) depth: u16,
-    pub(crate) in_capsule_max_bytes: u32,
+    pub(crate) parameters: QueueParameters,
 }
 
 impl IoQueuePlan {
@@ -43,33 +41,35 @@ impl IoQueuePlan {
     /// # Errors
     /// [`HostError`]; nothing stays open.
     pub fn open(self, pool: Pool) -> Result<IoQueue, HostError> {
-        let data = self.options.connect_data(self.cntlid)?;
+        let QueueParameters {
+            qid,
+            depth,
+            cntlid,
+            in_capsule_max_bytes,
+            ..
+        } = self.parameters;
+        let data = self.options.connect_data(cntlid)?;
         let mut lease = pool.take(size_of_val(&data)).ok_or(HostError::NoMemory)?;
         lease.copy_from_slice(data.as_bytes());
-        let (stream, initialized) = open(&self.options)?;
-        // TCP 1.1 §3.3.2: the data of Connect goes in the capsule whatever IOCCSZ says.
-        let connect_bytes = size_of_val(&data) as u32;
-        let settled = Settled {
-            framing: initialized.framing,
-            h2c_data_max_bytes: initialized.h2c_data_max_bytes,
-            in_capsule_max_bytes: self.in_capsule_max_bytes.max(connect_bytes),
-        };
-        let depth = usize::from(self.depth);
+        let fabric = &self.options.transport.0;
         let mut queue = IoQueue {
-            connection: Connection::new(stream, settled, depth, self.options.receive_bytes),
+            connection: fabric.connect_io(&self.options, &self.parameters)?,
             pool,
-            qid: self.qid,
+            qid,
         };
         let attributes = ConnectAttributes::new();
         // A depth of n takes n + 1 entries (Base 2.1 §3.3.1.2), which is n as a zero-based value.
-        let sqe = Sqe::connect_queue(self.qid, self.depth, attributes, 0);
+        let sqe = Sqe::connect_queue(qid, depth, attributes, 0);
         let refused = queue
             .connection
             .submit(sqe, Transfer::Write(lease), CONNECT_TOKEN);
-        refused.map_err(|_| HostError::NoSlot)?;
+        refused.map_err(|refused| match refused.refusal {
+            Refusal::NotRegistered => HostError::NotRegistered,
+            _ => HostError::NoSlot,
+        })?;
         let completion = queue.wait_completion(self.options.timeout, "Connect")?;
         require_success("Connect", &sqe, completion)?;
-        queue.connection.settled.in_capsule_max_bytes = self.in_capsule_max_bytes;
+        queue.connection.connected(in_capsule_max_bytes);
         Ok(queue)
     }
 }
@@ -80,7 +80,7 @@ impl IoQueuePlan {
 /// back, in any order, from [`Self::poll`]. A command that is not taken gives its lease back.
 #[derive(Debug)]
 pub struct IoQueue {
-    connection: Connection<Socket, Lease>,
+    connection: IoLink,
     pool: Pool,
     qid: u16,
 }
@@ -236,7 +236,7 @@ impl IoQueue {
         self.connection.submit(sqe, transfer, token)
     }
 
-    /// Sends everything that is queued, in one system call where the socket takes it.
+    /// Sends everything that is queued: by one system call where a socket takes it, or one doorbell.
     ///
     /// # Errors
     /// [`HostError`], final.
@@ -244,13 +244,14 @@ impl IoQueue {
         self.connection.flush()
     }
 
-    /// Hands out commands that are over, after at most one receiving system call; answers R2Ts.
+    /// Hands out commands that are over, after at most one receiving system call or look at the
+    /// completion queue; answers R2Ts.
     /// Gives how many were added. A `completions` that is full takes nothing.
     ///
     /// # Errors
     /// [`HostError`], final: [`Self::abandon`] gives the leases back.
     pub fn poll(&mut self, completions: &mut HostCompletions) -> Result<usize, HostError> {
-        let added = self.connection.poll(completions)?;
+        let added = self.connection.poll_until(completions, COMPLETIONS_MAX)?;
         if self.connection.has_unsent() {
             self.connection.flush()?;
         }
@@ -289,27 +290,27 @@ impl IoQueue {
     /// Commands in flight.
     #[must_use]
     pub fn in_flight(&self) -> usize {
-        self.connection.slots.in_flight()
+        self.connection.in_flight()
     }
 
     /// Commands that can be in flight.
     #[must_use]
     pub fn depth(&self) -> usize {
-        self.connection.slots.depth()
+        self.connection.depth()
     }
 
     /// What the queue counted.
     #[must_use]
     pub fn counters(&self) -> ConnectionCounters {
-        self.connection.counters
+        self.connection.counters()
     }
 
     /// Waits until there is something to poll for, `limit` at most.
-    pub fn wait(&self, limit: Duration) {
+    pub fn wait(&mut self, limit: Duration) {
         self.connection.wait(limit);
     }
 
-    /// The socket to sleep on.
+    /// The descriptor to sleep on, where one is enough: a TCP socket.
     #[must_use]
     pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         self.connection.descriptor()

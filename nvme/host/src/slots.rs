@@ -5,8 +5,7 @@
 //! second answer to a finished command, or an answer to one that never was, is found out (STYLE.md,
 //! 13).
 
-use crate::error::ProtocolError;
-use nvme_spec::tcp::PduType;
+use std::ops::{Deref, DerefMut};
 
 /// Most commands in flight on one queue: leaves the generation at least two bits.
 pub(crate) const SLOTS_MAX: usize = 1 << 14;
@@ -14,82 +13,44 @@ pub(crate) const SLOTS_MAX: usize = 1 << 14;
 /// An identifier that error log entries reserve for "no command" (Base 2.1 §4.1.1, CID).
 const CID_RESERVED: u16 = 0xffff;
 
-/// Which way a command's data moves.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Direction {
-    /// No data.
-    None,
-    /// Read: the target sends all of it.
-    FromTarget,
-    /// Read: the target may send less.
-    FromTargetUpTo,
-    /// Write: the host sends, with the capsule.
-    InCapsule,
-    /// Write: the host sends what R2Ts ask for.
-    OnRequest,
-}
-
-/// An R2T of which not everything has been queued for sending yet.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Grant {
-    pub(crate) ttag: u16,
-    pub(crate) offset: u32,
-    pub(crate) remaining: u32,
-}
-
-/// One command in flight.
+/// One command in flight; `T` is what the transport keeps of it.
 #[derive(Debug)]
-pub(crate) struct Slot<B> {
+pub(crate) struct Slot<T> {
     cid: u16,
     in_flight: bool,
-    pub(crate) direction: Direction,
-    /// LAST_PDU was seen.
-    pub(crate) last_seen: bool,
-    /// A data digest did not match: the command fails when it ends.
-    pub(crate) data_damaged: bool,
-    /// Bytes of `data` to move.
-    pub(crate) expected: u32,
-    /// Bytes that data PDUs brought so far, or that R2Ts asked for so far.
-    pub(crate) moved: u32,
-    pub(crate) grant: Option<Grant>,
-    /// Position in the outgoing stream behind the last byte that was queued for this command.
-    pub(crate) send_end: u64,
-    pub(crate) token: u64,
-    pub(crate) data: Option<B>,
+    command: T,
 }
 
-impl<B> Slot<B> {
-    fn free(cid: u16) -> Self {
-        Self {
-            cid,
-            in_flight: false,
-            direction: Direction::None,
-            last_seen: false,
-            data_damaged: false,
-            expected: 0,
-            moved: 0,
-            grant: None,
-            send_end: 0,
-            token: 0,
-            data: None,
-        }
-    }
-
+impl<T> Slot<T> {
     /// The identifier on the wire.
     pub(crate) fn cid(&self) -> u16 {
         self.cid
     }
 }
 
+impl<T> Deref for Slot<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.command
+    }
+}
+
+impl<T> DerefMut for Slot<T> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.command
+    }
+}
+
 /// The table of a queue's commands.
 #[derive(Debug)]
-pub(crate) struct Slots<B> {
-    slots: Box<[Slot<B>]>,
+pub(crate) struct Slots<T> {
+    slots: Box<[Slot<T>]>,
     free: Vec<u16>,
     index_bits: u32,
 }
 
-impl<B> Slots<B> {
+impl<T: Default> Slots<T> {
     /// A table for `depth` commands, 1 to [`SLOTS_MAX`].
     pub(crate) fn new(depth: usize) -> Self {
         assert!(
@@ -98,7 +59,13 @@ impl<B> Slots<B> {
         );
         let index_bits = depth.next_power_of_two().trailing_zeros();
         Self {
-            slots: (0..depth as u16).map(Slot::free).collect(),
+            slots: (0..depth as u16)
+                .map(|cid| Slot {
+                    cid,
+                    in_flight: false,
+                    command: T::default(),
+                })
+                .collect(),
             free: (0..depth as u16).rev().collect(),
             index_bits,
         }
@@ -123,38 +90,36 @@ impl<B> Slots<B> {
         if cid == CID_RESERVED {
             cid = u32::from(cid).wrapping_add(step) as u16;
         }
-        *slot = Slot {
-            in_flight: true,
-            ..Slot::free(cid)
-        };
+        slot.cid = cid;
+        slot.in_flight = true;
         Some(index)
     }
 
-    /// Gives a slot back, with what its command owned.
-    pub(crate) fn release(&mut self, index: u16) -> (u64, Option<B>) {
+    /// Gives a slot back; what the transport kept of its command is handed out.
+    pub(crate) fn release(&mut self, index: u16) -> T {
         let slot = &mut self.slots[usize::from(index)];
         debug_assert!(slot.in_flight, "released twice");
         slot.in_flight = false;
         self.free.push(index);
-        (slot.token, slot.data.take())
+        std::mem::take(&mut slot.command)
     }
 
-    /// The index of the command in flight that `kind` names.
-    pub(crate) fn find(&self, kind: PduType, cid: u16) -> Result<u16, ProtocolError> {
+    /// The index of the command in flight with this identifier.
+    pub(crate) fn find(&self, cid: u16) -> Option<u16> {
         let index = u32::from(cid) & ((1 << self.index_bits) - 1);
         match self.slots.get(index as usize) {
-            Some(slot) if slot.in_flight && slot.cid == cid => Ok(index as u16),
-            _ => Err(ProtocolError::UnknownCommand { kind, cid }),
+            Some(slot) if slot.in_flight && slot.cid == cid => Some(index as u16),
+            _ => None,
         }
     }
 
     /// The slot of a command in flight.
-    pub(crate) fn get(&self, index: u16) -> &Slot<B> {
+    pub(crate) fn get(&self, index: u16) -> &Slot<T> {
         &self.slots[usize::from(index)]
     }
 
     /// The slot of a command in flight.
-    pub(crate) fn get_mut(&mut self, index: u16) -> &mut Slot<B> {
+    pub(crate) fn get_mut(&mut self, index: u16) -> &mut Slot<T> {
         &mut self.slots[usize::from(index)]
     }
 
@@ -176,7 +141,7 @@ mod tests {
     #[test]
     fn an_identifier_is_not_reused_at_once_and_never_the_reserved_one() {
         for depth in [1, 2, 3, 128, 1000, SLOTS_MAX] {
-            let mut slots = Slots::<Vec<u8>>::new(depth);
+            let mut slots = Slots::<()>::new(depth);
             let mut last = None;
             for _ in 0..70_000 {
                 let index = slots.take().expect("a slot is free");
@@ -184,21 +149,16 @@ mod tests {
                 assert_ne!(cid, CID_RESERVED);
                 assert_ne!(Some(cid), last, "depth {depth}");
                 last = Some(cid);
-                assert_eq!(slots.find(PduType::CAPSULE_RESP, cid), Ok(index));
+                assert_eq!(slots.find(cid), Some(index));
                 slots.release(index);
-                let stale = slots.find(PduType::CAPSULE_RESP, cid);
-                let expected = ProtocolError::UnknownCommand {
-                    kind: PduType::CAPSULE_RESP,
-                    cid,
-                };
-                assert_eq!(stale, Err(expected));
+                assert_eq!(slots.find(cid), None, "it is stale");
             }
         }
     }
 
     #[test]
     fn every_slot_is_taken_once() {
-        let mut slots = Slots::<Vec<u8>>::new(100);
+        let mut slots = Slots::<()>::new(100);
         let taken: HashSet<u16> = std::iter::from_fn(|| slots.take()).collect();
         assert_eq!(
             (taken.len(), slots.in_flight(), slots.depth()),
@@ -211,10 +171,10 @@ mod tests {
 
     #[test]
     fn any_foreign_identifier_is_refused() {
-        let mut slots = Slots::<Vec<u8>>::new(5);
+        let mut slots = Slots::<()>::new(5);
         let mine = slots.take().map(|index| slots.get(index).cid());
         let known = (0..=u16::MAX)
-            .filter(|&cid| slots.find(PduType::R2T, cid).is_ok())
+            .filter(|&cid| slots.find(cid).is_some())
             .collect::<Vec<_>>();
         assert_eq!(Some(known), mine.map(|cid| vec![cid]));
     }

@@ -3,12 +3,13 @@
 use std::io::{IoSlice, IoSliceMut};
 
 use nvme_spec::tcp::{C2hData, C2hEnd, CapsuleResp, CommonHeader, FatalError, PduType, R2t};
-use nvme_spec::{U16, U32};
+use nvme_spec::{Cqe, Status, U16, U32};
 use proptest::prelude::*;
 use zerocopy::FromBytes;
 
 use super::*;
-use crate::raw::assemble;
+use crate::link::Completion;
+use crate::tcp::raw::assemble;
 
 /// A stream whose receives follow a script, one chunk each, and whose sends are kept.
 #[derive(Debug, Default)]

@@ -2,7 +2,7 @@
 //! §3.6.2.2).
 
 use std::io::{IoSlice, IoSliceMut};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nvme_spec::tcp::{
     CommonHeader, DATA_ALIGNMENT_MAX_Z, DigestFlags, Framing, IcReq, IcResp, MAXH2CDATA_MIN_BYTES,
@@ -10,42 +10,10 @@ use nvme_spec::tcp::{
 };
 use zerocopy::{FromBytes, IntoBytes};
 
+use crate::deadline::Deadline;
 use crate::error::{HostError, ProtocolError};
-use crate::receive::check_common;
-use crate::stream::{ByteStream, Moved};
-
-/// A moment until which something must have happened.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Deadline {
-    at: Instant,
-    limit: Duration,
-    what: &'static str,
-}
-
-impl Deadline {
-    /// `limit` from now; `what` is what will not have come.
-    pub(crate) fn after(limit: Duration, what: &'static str) -> Self {
-        let now = Instant::now();
-        // A limit beyond what the clock can count is a year.
-        let at = now
-            .checked_add(limit)
-            .unwrap_or(now + Duration::from_secs(31_536_000));
-        Self { at, limit, what }
-    }
-
-    /// What is left of it.
-    pub(crate) fn left(&self) -> Result<Duration, HostError> {
-        let left = self.at.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            Err(HostError::TimedOut {
-                what: self.what,
-                limit: self.limit,
-            })
-        } else {
-            Ok(left)
-        }
-    }
-}
+use crate::tcp::receive::check_common;
+use crate::tcp::stream::{ByteStream, Moved};
 
 /// What both sides agreed on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

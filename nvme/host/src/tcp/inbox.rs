@@ -5,7 +5,7 @@ use std::io::IoSliceMut;
 
 use nvme_spec::tcp::HEADER_MAX_BYTES;
 
-use crate::stream::{ByteStream, Moved};
+use crate::tcp::stream::{ByteStream, Moved};
 
 /// Data PDUs of this size and more are worth a receive of their own.
 const LARGE_DATA_BYTES: usize = 32 * 1024;

@@ -13,12 +13,12 @@ use nvme_spec::tcp::{Framing, TERM_PDU_MAX_BYTES};
 use nvme_spec::{Cqe, Status};
 use zerocopy::FromBytes;
 
-use crate::connection::{Completion, Completions, Connection};
-use crate::digest::digest;
 use crate::error::{HostError, ProtocolError};
-use crate::inbox::{Arrival, Phase};
-use crate::slots::{Direction, Grant};
-use crate::stream::ByteStream;
+use crate::link::{Completion, Completions};
+use crate::tcp::connection::{Connection, Direction, Grant};
+use crate::tcp::digest::digest;
+use crate::tcp::inbox::{Arrival, Phase};
+use crate::tcp::stream::ByteStream;
 
 /// A header that has arrived whole and fits the protocol; what it says of its command is not
 /// checked yet.
@@ -186,13 +186,19 @@ impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
         Ok(true)
     }
 
+    /// The index of the command in flight that a PDU names.
+    fn find(&self, kind: PduType, cid: u16) -> Result<u16, ProtocolError> {
+        let found = self.slots.find(cid);
+        found.ok_or(ProtocolError::UnknownCommand { kind, cid })
+    }
+
     fn take_response(
         &mut self,
         cqe: Cqe,
         completions: &mut Completions<B>,
     ) -> Result<(), ProtocolError> {
         let cid = cqe.cid.get();
-        let index = self.slots.find(PduType::CAPSULE_RESP, cid)?;
+        let index = self.find(PduType::CAPSULE_RESP, cid)?;
         if !self.is_sent(index) {
             return Err(ProtocolError::CompletedTooSoon { cid });
         }
@@ -223,12 +229,12 @@ impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
             // sake.
             cqe = Cqe::new(slot.cid(), Status::TRANSIENT_TRANSPORT_ERROR);
         }
-        let (token, data) = self.slots.release(index);
+        let command = self.slots.release(index);
         completions.push(Completion {
-            token,
+            token: command.token,
             cqe,
             received,
-            data,
+            data: command.data,
         });
     }
 
@@ -236,7 +242,7 @@ impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
     fn begin_data(&mut self, pdu: &C2hData) -> Result<(), ProtocolError> {
         let kind = PduType::C2H_DATA;
         let cid = pdu.cccid.get();
-        let index = self.slots.find(kind, cid)?;
+        let index = self.find(kind, cid)?;
         if !self.is_sent(index) {
             return Err(ProtocolError::CompletedTooSoon { cid });
         }
@@ -378,7 +384,7 @@ impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
     /// Checks an R2T against its command (TCP 1.1 §3.3.2.2, §3.6.2.10).
     fn take_request(&mut self, pdu: &R2t) -> Result<(), ProtocolError> {
         let cid = pdu.cccid.get();
-        let index = self.slots.find(PduType::R2T, cid)?;
+        let index = self.find(PduType::R2T, cid)?;
         if self.slots.get(index).direction != Direction::OnRequest {
             return Err(ProtocolError::NoDataToSend { cid });
         }

@@ -12,20 +12,80 @@ use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use arrayvec::ArrayVec;
+use nvme_spec::Sqe;
 use nvme_spec::sgl::SglDescriptor;
 use nvme_spec::tcp::{CapsuleCmd, Framing, H2cData, TermReq};
-use nvme_spec::{Cqe, Sqe, Status};
 use zerocopy::IntoBytes;
 
-use crate::digest::digest;
 use crate::error::{HostError, ProtocolError};
-use crate::inbox::{Inbox, Phase};
-use crate::sender::Sender;
-use crate::slots::{Direction, Grant, Slots};
-use crate::stream::{ByteStream, Moved};
+use crate::link::{COMPLETIONS_MAX, Completions, ConnectionCounters, Refusal, Refused, Transfer};
+use crate::slots::Slots;
+use crate::tcp::digest::digest;
+use crate::tcp::inbox::{Inbox, Phase};
+use crate::tcp::sender::Sender;
+use crate::tcp::stream::{ByteStream, Moved};
 
-/// Completions that one poll hands out at most.
-pub const COMPLETIONS_MAX: usize = 128;
+/// Which way a command's data moves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) enum Direction {
+    /// No data.
+    #[default]
+    None,
+    /// Read: the target sends all of it.
+    FromTarget,
+    /// Read: the target may send less.
+    FromTargetUpTo,
+    /// Write: the host sends, with the capsule.
+    InCapsule,
+    /// Write: the host sends what R2Ts ask for.
+    OnRequest,
+}
+
+/// An R2T of which not everything has been queued for sending yet.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Grant {
+    pub(crate) ttag: u16,
+    pub(crate) offset: u32,
+    pub(crate) remaining: u32,
+}
+
+/// A command in flight.
+#[derive(Debug)]
+pub(crate) struct Command<B> {
+    pub(crate) direction: Direction,
+    /// LAST_PDU was seen.
+    pub(crate) last_seen: bool,
+    /// A data digest did not match: the command fails when it ends.
+    pub(crate) data_damaged: bool,
+    /// Bytes of `data` to move.
+    pub(crate) expected: u32,
+    /// Bytes that data PDUs brought so far, or that R2Ts asked for so far.
+    pub(crate) moved: u32,
+    pub(crate) grant: Option<Grant>,
+    /// Position in the outgoing stream behind the last byte that was queued for this command.
+    pub(crate) send_end: u64,
+    pub(crate) token: u64,
+    pub(crate) data: Option<B>,
+}
+
+impl<B> Default for Command<B> {
+    fn default() -> Self {
+        Self {
+            direction: Direction::None,
+            last_seen: false,
+            data_damaged: false,
+            expected: 0,
+            moved: 0,
+            grant: None,
+            send_end: 0,
+            token: 0,
+            data: None,
+        }
+    }
+}
+
+/// The commands in flight on a TCP connection.
+pub(crate) type Commands<B> = Slots<Command<B>>;
 
 /// PDUs beyond one for each command that may wait for room in the socket.
 const SPARE_PDUS: usize = 64;
@@ -41,108 +101,12 @@ pub(crate) struct Settled {
     pub(crate) in_capsule_max_bytes: u32,
 }
 
-/// What a command moves.
-#[derive(Debug)]
-pub enum Transfer<B> {
-    /// Nothing.
-    None,
-    /// The target fills the buffer, whole.
-    Read(B),
-    /// The target fills the buffer, or a part of it from its start.
-    ReadUpTo(B),
-    /// The target gets the buffer.
-    Write(B),
-}
-
-/// A command that is over.
-#[derive(Debug)]
-pub struct Completion<B> {
-    /// The number that the submitter gave.
-    pub token: u64,
-    /// The completion queue entry; one with nothing but success where the target left the capsule
-    /// out.
-    pub cqe: Cqe,
-    /// Bytes that a read received.
-    pub received: u32,
-    /// The buffer, back again.
-    pub data: Option<B>,
-}
-
-impl<B> Completion<B> {
-    /// How the command ended.
-    #[must_use]
-    pub fn status(&self) -> Status {
-        self.cqe.status()
-    }
-}
-
-/// A batch of completions.
-pub type Completions<B> = ArrayVec<Completion<B>, COMPLETIONS_MAX>;
-
-/// Why a command was not taken.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
-    /// All slots are in use, or the socket takes nothing: later.
-    #[error("the queue is full")]
-    Full,
-    /// The connection has failed: never.
-    #[error("the connection has failed")]
-    Failed,
-    /// The buffer is empty or too large for a command: never.
-    #[error("the buffer's length does not fit the command")]
-    Length,
-    /// The pool has no memory for the command's own list: later.
-    #[error("no memory is free in the pool")]
-    NoMemory,
-}
-
-/// A command that was not taken, and its buffer back.
-#[derive(Debug)]
-pub struct Refused<B> {
-    /// Why.
-    pub refusal: Refusal,
-    /// The buffer.
-    pub data: Option<B>,
-}
-
-/// What a connection counted. Bytes are bytes of data, not of headers.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct ConnectionCounters {
-    /// Commands completed.
-    pub completed: u64,
-    /// Received data that the kernel put in place.
-    pub placed_bytes: u64,
-    /// Received data that came with other things and was copied into place.
-    pub copied_bytes: u64,
-    /// Receiving system calls that brought something.
-    pub receives: u64,
-    /// Receiving system calls that found nothing.
-    pub empty_receives: u64,
-    /// Sending system calls.
-    pub sends: u64,
-    /// Data PDUs whose digest did not match.
-    pub data_digest_errors: u64,
-}
-
-impl ConnectionCounters {
-    /// Adds what another connection counted.
-    pub fn add(&mut self, other: &Self) {
-        self.completed += other.completed;
-        self.placed_bytes += other.placed_bytes;
-        self.copied_bytes += other.copied_bytes;
-        self.receives += other.receives;
-        self.empty_receives += other.empty_receives;
-        self.sends += other.sends;
-        self.data_digest_errors += other.data_digest_errors;
-    }
-}
-
 /// A connection.
 #[derive(Debug)]
 pub(crate) struct Connection<S, B> {
     stream: S,
     pub(crate) settled: Settled,
-    pub(crate) slots: Slots<B>,
+    pub(crate) slots: Commands<B>,
     sender: Sender,
     /// Commands whose R2T is not answered in full, in the order of their R2Ts.
     granted: VecDeque<u16>,
@@ -321,16 +285,17 @@ impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
         }
     }
 
-    /// Hands out commands that are over, after at most one receiving system call. Gives how many
-    /// were added.
-    ///
-    /// An error is final: the connection is of no more use, and [`Self::abandon`] gives the buffers
-    /// back.
+    /// As [`Self::poll_until`], as long as `completions` has room.
+    #[cfg(test)]
     pub(crate) fn poll(&mut self, completions: &mut Completions<B>) -> Result<usize, HostError> {
         self.poll_until(completions, COMPLETIONS_MAX)
     }
 
-    /// As [`Self::poll`], but hands out nothing more once `completions` holds `most`.
+    /// Hands out commands that are over until `completions` holds `most`, after at most one
+    /// receiving system call. Gives how many were added.
+    ///
+    /// An error is final: the connection is of no more use, and [`Self::abandon`] gives the buffers
+    /// back.
     pub(crate) fn poll_until(
         &mut self,
         completions: &mut Completions<B>,
@@ -421,7 +386,8 @@ impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
     pub(crate) fn abandon(&mut self) -> Option<(u64, Option<B>)> {
         let index = self.slots.any_in_flight()?;
         debug_assert!(self.failure.is_some(), "only what failed is abandoned");
-        Some(self.slots.release(index))
+        let command = self.slots.release(index);
+        Some((command.token, command.data))
     }
 
     /// Waits for the target, `limit` at most.

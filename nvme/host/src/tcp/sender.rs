@@ -8,8 +8,8 @@ use std::ops::Deref;
 use arrayvec::ArrayVec;
 
 use crate::error::HostError;
-use crate::slots::Slots;
-use crate::stream::{ByteStream, Moved};
+use crate::tcp::connection::Commands;
+use crate::tcp::stream::{ByteStream, Moved};
 
 /// Pieces in one vectored send; well below the kernel's limit of 1024 (limits.h, UIO_MAXIOV).
 const PIECES_PER_SEND_MAX: usize = 256;
@@ -139,7 +139,7 @@ impl Sender {
     pub(crate) fn send<B: Deref<Target = [u8]>>(
         &mut self,
         stream: &mut impl ByteStream,
-        slots: &Slots<B>,
+        slots: &Commands<B>,
     ) -> Result<(), HostError> {
         while !self.pieces.is_empty() {
             self.sends += 1;
@@ -163,7 +163,7 @@ impl Sender {
     fn offer<B: Deref<Target = [u8]>>(
         &self,
         stream: &mut impl ByteStream,
-        slots: &Slots<B>,
+        slots: &Commands<B>,
     ) -> (Moved, usize) {
         let mut offered = 0;
         let buffers: ArrayVec<IoSlice<'_>, PIECES_PER_SEND_MAX> = self
@@ -178,7 +178,11 @@ impl Sender {
         (stream.send(&buffers), offered)
     }
 
-    fn bytes<'a, B: Deref<Target = [u8]>>(&'a self, piece: Piece, slots: &'a Slots<B>) -> &'a [u8] {
+    fn bytes<'a, B: Deref<Target = [u8]>>(
+        &'a self,
+        piece: Piece,
+        slots: &'a Commands<B>,
+    ) -> &'a [u8] {
         match piece {
             Piece::Staged { start, len } => &self.staging[start..start + len],
             // A command keeps its data until all of it was sent: an earlier completion is refused.
@@ -271,7 +275,7 @@ mod tests {
     #[test]
     fn headers_in_a_row_leave_as_one_piece() {
         let mut sender = Sender::new(8);
-        let slots = Slots::<Vec<u8>>::new(1);
+        let slots = Commands::<Vec<u8>>::new(1);
         for value in 0..8_u8 {
             assert!(sender.has_room());
             sender.stage(&[value; 72], 72);
@@ -293,7 +297,7 @@ mod tests {
     fn whatever_the_stream_takes_the_bytes_keep_their_order() {
         for quota in [1, 7, 100, 1000] {
             let mut sender = Sender::new(4);
-            let mut slots = Slots::<Vec<u8>>::new(1);
+            let mut slots = Commands::<Vec<u8>>::new(1);
             let slot = slots.take().expect("free");
             slots.get_mut(slot).data = Some((0..=255).collect());
             let mut sink = sink(quota);
@@ -324,7 +328,7 @@ mod tests {
     #[test]
     fn a_stream_that_takes_nothing_fills_the_sender_and_no_more() {
         let mut sender = Sender::new(4);
-        let slots = Slots::<Vec<u8>>::new(1);
+        let slots = Commands::<Vec<u8>>::new(1);
         let mut sink = sink(0);
         let mut queued = 0;
         while sender.has_room() {

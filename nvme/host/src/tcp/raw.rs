@@ -9,25 +9,23 @@ use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
+use nvme_spec::Sqe;
 use nvme_spec::completion::Cqe;
-use nvme_spec::fabrics::{CNTLID_DYNAMIC, ConnectAttributes, ConnectData, PropertySize};
-use nvme_spec::nqn::NqnField;
+use nvme_spec::fabrics::PropertySize;
 use nvme_spec::sgl::SglDescriptor;
 use nvme_spec::tcp::{
     C2hData, CapsuleCmd, CapsuleResp, CommonHeader, DigestFlags, FatalError, Framing, H2cData,
     IcReq, IcResp, PduType, R2t, TERM_PDU_MAX_BYTES, TermReq,
 };
-use nvme_spec::{Sqe, nqn};
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::digest::digest;
+use crate::steps::{self, Steps};
+use crate::tcp::digest::digest;
+
+pub use crate::steps::RawNames;
 
 /// The longest PDU that is taken in, bytes: a target that announces more is not believed.
 const PDU_MAX_BYTES: usize = 16 << 20;
-
-/// Offset of CSTS and CC (Base 2.1 §3.1.4), which enabling a controller needs.
-const CC_OFFSET: u32 = 0x14;
-const CSTS_OFFSET: u32 = 0x1c;
 
 /// Why the client could not go on. Each is a test's failure, unless the test waits for it.
 #[derive(Debug, thiserror::Error)]
@@ -210,32 +208,6 @@ pub fn fix_header_digest(pdu: &mut [u8]) {
             let value = digest(&pdu[..hlen]);
             pdu[hlen..hlen + 4].copy_from_slice(&value);
         }
-    }
-}
-
-/// Who connects to what.
-#[derive(Debug, Clone)]
-pub struct RawNames {
-    /// Host NQN.
-    pub host: String,
-    /// Host Identifier.
-    pub host_id: [u8; 16],
-    /// Subsystem NQN.
-    pub subsystem: String,
-}
-
-impl RawNames {
-    /// Connect data for any (FFFFh) or a particular controller. A name that does not fit its field
-    /// leaves it empty.
-    #[must_use]
-    pub fn connect_data(&self, cntlid: u16) -> ConnectData {
-        let field = |name: &str| nqn::to_field(name).unwrap_or_else(|_| NqnField::default());
-        ConnectData::new(
-            self.host_id,
-            cntlid,
-            field(&self.subsystem),
-            field(&self.host),
-        )
     }
 }
 
@@ -494,9 +466,7 @@ impl RawClient {
         qid: u16,
         sqsize_z: u16,
     ) -> Result<Cqe, RawError> {
-        let sqe = Sqe::connect_queue(qid, sqsize_z, ConnectAttributes::new(), 0);
-        let data = names.connect_data(cntlid);
-        self.command(sqe, data.as_bytes(), 0).map(|(cqe, _)| cqe)
+        steps::connect_queue(self, names, cntlid, qid, sqsize_z)
     }
 
     /// Reads a property of the controller.
@@ -504,12 +474,7 @@ impl RawClient {
     /// # Errors
     /// As [`Self::command`], and [`RawError::Refused`].
     pub fn get_property(&mut self, offset: u32, size: PropertySize) -> Result<u64, RawError> {
-        let (cqe, _) = self.command(Sqe::get_property(offset, size), &[], 0)?;
-        if cqe.status().is_success() {
-            Ok(cqe.result())
-        } else {
-            Err(RawError::Refused(cqe.status()))
-        }
+        steps::get_property(self, offset, size)
     }
 
     /// Initialises, connects the admin queue of any controller, enables it and waits until it is
@@ -520,23 +485,7 @@ impl RawClient {
     /// it stays unready.
     pub fn open_admin(&mut self, names: &RawNames) -> Result<u16, RawError> {
         self.initialize(false, false)?;
-        let connected = self.connect_queue(names, CNTLID_DYNAMIC, 0, 31)?;
-        if !connected.status().is_success() {
-            return Err(RawError::Refused(connected.status()));
-        }
-        // Base 2.1 §3.1.4.5: 16-byte completions (2^4), 64-byte commands (2^6), enable.
-        let enable = Sqe::set_property(CC_OFFSET, PropertySize::BYTES_4, 0x0046_0001);
-        let (cqe, _) = self.command(enable, &[], 0)?;
-        if !cqe.status().is_success() {
-            return Err(RawError::Refused(cqe.status()));
-        }
-        let deadline = Instant::now() + self.limit;
-        while self.get_property(CSTS_OFFSET, PropertySize::BYTES_4)? & 1 == 0 {
-            if Instant::now() > deadline {
-                return Err(RawError::TimedOut(self.limit));
-            }
-        }
-        Ok(connected.connect_success().cntlid())
+        steps::open_admin(self, names)
     }
 
     /// Initialises and connects I/O queue `qid` of the controller `cntlid`.
@@ -545,12 +494,26 @@ impl RawClient {
     /// As [`Self::command`], and [`RawError::Refused`].
     pub fn open_io(&mut self, names: &RawNames, cntlid: u16, qid: u16) -> Result<(), RawError> {
         self.initialize(false, false)?;
-        let connected = self.connect_queue(names, cntlid, qid, 31)?;
-        let status = connected.status();
-        if status.is_success() {
-            Ok(())
-        } else {
-            Err(RawError::Refused(status))
-        }
+        steps::open_io(self, names, cntlid, qid)
+    }
+}
+
+impl Steps for RawClient {
+    type Error = RawError;
+
+    fn run(&mut self, sqe: Sqe, data: &[u8]) -> Result<Cqe, RawError> {
+        self.command(sqe, data, 0).map(|(cqe, _)| cqe)
+    }
+
+    fn refused(status: nvme_spec::Status) -> RawError {
+        RawError::Refused(status)
+    }
+
+    fn timed_out(limit: Duration) -> RawError {
+        RawError::TimedOut(limit)
+    }
+
+    fn limit(&self) -> Duration {
+        self.limit
     }
 }

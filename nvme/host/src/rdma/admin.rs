@@ -1,0 +1,156 @@
+//! Admin commands, whose data is bytes of anybody's: it passes through staging memory that the
+//! device knows.
+
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hugemem::{Arena, DmaBuffer};
+use nvme_spec::Sqe;
+use rdma::Provider;
+
+use crate::error::HostError;
+use crate::link::{Completion, Completions, ConnectionCounters, Link, Refusal, Refused, Transfer};
+use crate::rdma::connection::RdmaConnection;
+use crate::rdma::memory::Placed;
+
+/// A command's bytes and their place in staging memory.
+#[derive(Debug)]
+pub(crate) struct Bounce {
+    bytes: Vec<u8>,
+    staged: DmaBuffer,
+    reads: bool,
+}
+
+impl Placed for Bounce {
+    fn address(&self) -> usize {
+        self.staged.address()
+    }
+
+    fn bytes(&self) -> usize {
+        self.bytes.len()
+    }
+}
+
+/// An admin connection.
+#[derive(Debug)]
+pub(crate) struct Bounced<P: Provider> {
+    connection: RdmaConnection<P, Bounce>,
+    staging: Arc<Arena>,
+}
+
+impl<P: Provider> Bounced<P> {
+    pub(crate) fn new(connection: RdmaConnection<P, Bounce>, staging: Arc<Arena>) -> Self {
+        Self {
+            connection,
+            staging,
+        }
+    }
+
+    fn stage(&self, bytes: Vec<u8>, reads: bool) -> Result<Bounce, Refused<Vec<u8>>> {
+        let refuse = |refusal, bytes| {
+            Err(Refused {
+                refusal,
+                data: Some(bytes),
+            })
+        };
+        if bytes.is_empty() || bytes.len() > self.staging.max_transfer() {
+            return refuse(Refusal::Length, bytes);
+        }
+        let Some(staged) = self.staging.dma_buffer(bytes.len()) else {
+            return refuse(Refusal::NoMemory, bytes);
+        };
+        if !reads {
+            staged.write(0, &bytes);
+        }
+        Ok(Bounce {
+            bytes,
+            staged,
+            reads,
+        })
+    }
+}
+
+impl<P: Provider> Link<Vec<u8>> for Bounced<P> {
+    fn connected(&mut self, in_capsule_max_bytes: u32) {
+        Link::connected(&mut self.connection, in_capsule_max_bytes);
+    }
+
+    fn submit(
+        &mut self,
+        sqe: Sqe,
+        transfer: Transfer<Vec<u8>>,
+        token: u64,
+    ) -> Result<u16, Refused<Vec<u8>>> {
+        let transfer = match transfer {
+            Transfer::None => Transfer::None,
+            Transfer::Read(bytes) => Transfer::Read(self.stage(bytes, true)?),
+            Transfer::ReadUpTo(bytes) => Transfer::ReadUpTo(self.stage(bytes, true)?),
+            Transfer::Write(bytes) => Transfer::Write(self.stage(bytes, false)?),
+        };
+        self.connection
+            .submit(sqe, transfer, token)
+            .map_err(|refused| Refused {
+                refusal: refused.refusal,
+                data: refused.data.map(|bounce| bounce.bytes),
+            })
+    }
+
+    fn flush(&mut self) -> Result<(), HostError> {
+        self.connection.flush()
+    }
+
+    fn poll_until(
+        &mut self,
+        completions: &mut Completions<Vec<u8>>,
+        most: usize,
+    ) -> Result<usize, HostError> {
+        let mut staged = Completions::new();
+        let room = most.saturating_sub(completions.len());
+        let added = self.connection.poll_until(&mut staged, room)?;
+        for completion in staged {
+            let good = completion.status().is_success();
+            completions.push(Completion {
+                token: completion.token,
+                cqe: completion.cqe,
+                received: completion.received,
+                data: completion.data.map(|mut bounce| {
+                    if bounce.reads && good {
+                        bounce.staged.read(0, &mut bounce.bytes);
+                    }
+                    bounce.bytes
+                }),
+            });
+        }
+        Ok(added)
+    }
+
+    fn has_unsent(&self) -> bool {
+        self.connection.has_unsent()
+    }
+
+    fn abandon(&mut self) -> Option<(u64, Option<Vec<u8>>)> {
+        let (token, bounce) = self.connection.abandon()?;
+        Some((token, bounce.map(|bounce| bounce.bytes)))
+    }
+
+    fn in_flight(&self) -> usize {
+        self.connection.in_flight()
+    }
+
+    fn depth(&self) -> usize {
+        self.connection.depth()
+    }
+
+    fn counters(&self) -> ConnectionCounters {
+        self.connection.counters()
+    }
+
+    fn wait(&mut self, limit: Duration) {
+        self.connection.wait(limit);
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.connection.descriptor()
+    }
+}

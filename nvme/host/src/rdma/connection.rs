@@ -1,0 +1,645 @@
+//! One NVMe/RDMA connection of a host after its establishment: command capsules out, response
+//! capsules in (RDMA 1.1 §2).
+//!
+//! Owns the queue pair, its completion queue and the commands in flight with their data. A command
+//! is over when its response came, when its capsule was sent if that lies in memory, and when the
+//! key that was made for it is invalid again, whether the target did that or this side.
+
+use std::collections::VecDeque;
+use std::fmt::Debug;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use arrayvec::ArrayVec;
+use hugemem::DmaBuffer;
+use nvme_spec::sgl::{KEYED_LENGTH_MAX_BYTES, SglDescriptor};
+use nvme_spec::tcp::PduType;
+use nvme_spec::{Cqe, Sqe};
+use rdma::{
+    CompletionQueue, CompletionStatus, Connection as _, ConnectionEvent, Event, EventChannel,
+    MemoryMap, Payload, PostError, Provider, QueuePair, ReceiveRequest, SendOperation, SendRequest,
+    SgeList, WindowBinding, WorkCompletion,
+};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use zerocopy::IntoBytes;
+
+use crate::error::{HostError, ProtocolError};
+use crate::link::{
+    COMPLETIONS_MAX, Completion, Completions, ConnectionCounters, Link, Refusal, Refused, Transfer,
+};
+use crate::rdma::keys::{DESCRIPTORS_MAX, Descriptors, Windows, describe, no_data};
+use crate::rdma::memory::Placed;
+use crate::rdma::work::{SendPlaces, Work};
+use crate::slots::Slots;
+
+/// Completions taken from the completion queue at once.
+const BATCH: usize = 32;
+
+/// Looks at the completion queue without a completion between two looks for connection events:
+/// those enter the kernel.
+const EMPTY_POLLS_PER_EVENT_CHECK: u32 = 1024;
+
+/// Bytes of a response capsule.
+pub(crate) const RESPONSE_BYTES: usize = size_of::<Cqe>();
+
+/// Bytes of a command capsule without data.
+pub(crate) const COMMAND_BYTES: usize = size_of::<Sqe>();
+
+/// The longest capsule without data: a command and its descriptors.
+const CAPSULE_MAX_BYTES: usize = COMMAND_BYTES + DESCRIPTORS_MAX * size_of::<SglDescriptor>();
+
+/// How far the window of a command is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+enum WindowState {
+    /// It has none, or the key is invalid again.
+    #[default]
+    Closed,
+    /// The target may use it.
+    Open,
+    /// This side waits for a place to invalidate it.
+    Closing,
+    /// This side invalidates it.
+    Invalidating,
+}
+
+/// A command in flight.
+#[derive(Debug)]
+pub(crate) struct Command<B> {
+    token: u64,
+    data: Option<B>,
+    /// Bytes that the target was asked for.
+    expected: u32,
+    /// Its capsule lies in memory, and was not sent yet.
+    sending: bool,
+    window: WindowState,
+    response: Option<Cqe>,
+}
+
+impl<B> Default for Command<B> {
+    fn default() -> Self {
+        Self {
+            token: 0,
+            data: None,
+            expected: 0,
+            sending: false,
+            window: WindowState::Closed,
+            response: None,
+        }
+    }
+}
+
+/// What establishment settled.
+#[derive(Debug)]
+pub(crate) struct Settled<P: Provider> {
+    pub(crate) map: Arc<MemoryMap<P>>,
+    /// Commands in flight at most.
+    pub(crate) depth: u16,
+    pub(crate) send_places: u16,
+    pub(crate) inline_bytes: usize,
+    pub(crate) windows: Option<Windows<P>>,
+    /// Data descriptors of one command.
+    pub(crate) descriptors: usize,
+    /// Responses received into, [`RESPONSE_BYTES`] each.
+    pub(crate) responses: DmaBuffer,
+    /// Capsules sent from, `capsule_stride` bytes each, one for each slot.
+    pub(crate) capsules: DmaBuffer,
+    pub(crate) capsule_stride: usize,
+    /// Writes of up to so many bytes go with their command once Connect is over.
+    pub(crate) in_capsule_max_bytes: u32,
+}
+
+/// The verbs objects, in the order in which they are given up.
+#[derive(Debug)]
+pub(crate) struct Verbs<P: Provider> {
+    pub(crate) queue_pair: P::QueuePair,
+    pub(crate) connection: P::Connection,
+    pub(crate) completions: P::CompletionQueue,
+    pub(crate) events: P::EventChannel,
+}
+
+/// A connection.
+#[derive(Debug)]
+pub(crate) struct RdmaConnection<P: Provider, B> {
+    /// `None` once the connection has failed: then no device touches what commands own.
+    queue_pair: Option<P::QueuePair>,
+    settled: Settled<P>,
+    connection: P::Connection,
+    completion_queue: P::CompletionQueue,
+    events: P::EventChannel,
+    commands: Slots<Command<B>>,
+    places: SendPlaces,
+    /// Windows that wait for a place in the send queue to be closed.
+    closing: VecDeque<u16>,
+    /// Completions that were there when the caller was about to sleep.
+    early: ArrayVec<WorkCompletion, BATCH>,
+    in_capsule_max_bytes: u32,
+    has_unsent: bool,
+    empty_polls: u32,
+    counters: ConnectionCounters,
+    failure: Option<HostError>,
+}
+
+impl<P: Provider, B: Placed> RdmaConnection<P, B> {
+    /// A connection over an established queue pair with all its receives posted.
+    pub(crate) fn new(verbs: Verbs<P>, settled: Settled<P>) -> Self {
+        let depth = usize::from(settled.depth);
+        Self {
+            queue_pair: Some(verbs.queue_pair),
+            connection: verbs.connection,
+            completion_queue: verbs.completions,
+            events: verbs.events,
+            commands: Slots::new(depth),
+            places: SendPlaces::new(settled.send_places),
+            closing: VecDeque::with_capacity(depth),
+            early: ArrayVec::new(),
+            in_capsule_max_bytes: 0,
+            has_unsent: false,
+            empty_polls: 0,
+            counters: ConnectionCounters::default(),
+            failure: None,
+            settled,
+        }
+    }
+
+    /// Checks what can be checked before a slot is taken: the data's length and direction.
+    fn admit(&self, transfer: Transfer<B>) -> Result<(bool, u32, Option<B>), Refused<B>> {
+        let (reads, data) = match transfer {
+            Transfer::None => (false, None),
+            Transfer::Read(data) | Transfer::ReadUpTo(data) => (true, Some(data)),
+            Transfer::Write(data) => (false, Some(data)),
+        };
+        let length = data.as_ref().map_or(0, Placed::bytes);
+        let refusal = if self.failure.is_some() {
+            Refusal::Failed
+        } else if data.is_some() && length == 0 || length > KEYED_LENGTH_MAX_BYTES as usize {
+            Refusal::Length
+        } else if !self.places.have_room(2) {
+            Refusal::Full
+        } else {
+            return Ok((reads, length as u32, data));
+        };
+        Err(Refused { refusal, data })
+    }
+
+    /// Names the data of slot `index`: what goes into the capsule behind the command, and the
+    /// memory that follows. `None` where the memory is not registered.
+    fn name_data(&mut self, index: u16, reads: bool, data: &B) -> Option<(Descriptors, SgeList)> {
+        let length = data.bytes();
+        if !reads && length <= self.in_capsule_max_bytes as usize {
+            let inside = SglDescriptor::in_capsule(0, length as u32);
+            let memory = self.settled.map.gather(data.address(), length)?;
+            return Some((Descriptors::from_iter([inside]), memory));
+        }
+        let key = match &mut self.settled.windows {
+            None => None,
+            Some(windows) => {
+                let (window, whole) = windows.binding(index, data)?;
+                let signalled = self.places.take(false);
+                let binding = WindowBinding {
+                    wr_id: Work::Binding(index).id(signalled.unwrap_or(0)),
+                    address: data.address() as u64,
+                    length: length as u64,
+                    remote_read: !reads,
+                    remote_write: reads,
+                    signalled: signalled.is_some(),
+                };
+                let queue_pair = self.queue_pair.as_mut()?;
+                queue_pair.queue_bind(window, whole, &binding).ok()?;
+                self.counters.work_requests += 1;
+                self.commands.get_mut(index).window = WindowState::Open;
+                windows.key(index)
+            }
+        };
+        let list = describe(&self.settled.map, key, data, self.settled.descriptors)?;
+        Some((list, SgeList::EMPTY))
+    }
+
+    /// Queues the capsule of slot `index`: copied out where that fits, else from memory.
+    fn queue_capsule(
+        &mut self,
+        index: u16,
+        sqe: &Sqe,
+        descriptors: &[SglDescriptor],
+        data: SgeList,
+    ) -> Result<(), PostError> {
+        let mut capsule = ArrayVec::<u8, CAPSULE_MAX_BYTES>::new();
+        // Both fit: the array has room for the longest of each.
+        capsule.extend(sqe.as_bytes().iter().copied());
+        if descriptors.len() > 1 {
+            capsule.extend(descriptors.as_bytes().iter().copied());
+        }
+        let inline = data.as_slice().is_empty() && capsule.len() <= self.settled.inline_bytes;
+        let signalled = self.places.take(!inline);
+        let work = if inline {
+            Work::Copied(index)
+        } else {
+            Work::Command(index)
+        };
+        let payload = if inline {
+            Payload::Inline(&capsule)
+        } else {
+            self.commands.get_mut(index).sending = true;
+            let start = usize::from(index) * self.settled.capsule_stride;
+            self.settled.capsules.write(start, &capsule);
+            let address = self.settled.capsules.address() + start;
+            let staged = self.settled.map.gather(address, capsule.len());
+            let mut memory = staged.ok_or(PostError::NotPossible)?;
+            for piece in data.as_slice() {
+                memory.push(*piece).map_err(|_| PostError::TooManyPieces)?;
+            }
+            Payload::Memory(memory)
+        };
+        let id = work.id(signalled.unwrap_or(0));
+        let request =
+            SendRequest::new(id, SendOperation::Send, payload).signalled(signalled.is_some());
+        let queue_pair = self.queue_pair.as_mut().ok_or(PostError::NotPossible)?;
+        queue_pair.queue_send(&request)?;
+        self.counters.work_requests += 1;
+        self.has_unsent = true;
+        Ok(())
+    }
+
+    /// Takes a completion in; at most one command is handed out for it.
+    fn take_in(
+        &mut self,
+        completion: &WorkCompletion,
+        completions: &mut Completions<B>,
+    ) -> Result<(), HostError> {
+        let (work, retires) = Work::of(completion.wr_id);
+        self.counters.work_completions += 1;
+        if !completion.is_success() {
+            return Err(self.explain(work, completion.status));
+        }
+        self.places.retire(retires);
+        match work {
+            Work::Response(buffer) => {
+                let index = self.take_response(buffer, completion)?;
+                self.finish(index, completions);
+            }
+            Work::Command(index) => {
+                self.commands.get_mut(index).sending = false;
+                self.finish(index, completions);
+            }
+            Work::Invalidation(index) => {
+                self.commands.get_mut(index).window = WindowState::Closed;
+                self.finish(index, completions);
+            }
+            Work::Copied(_) | Work::Binding(_) => {}
+        }
+        Ok(())
+    }
+
+    /// Why a work request failed: what the connection manager knows of it first.
+    fn explain(&mut self, work: Work, status: CompletionStatus) -> HostError {
+        if let Err(error) = self.check_events() {
+            return error;
+        }
+        if status == CompletionStatus::FLUSHED {
+            return HostError::Closed;
+        }
+        let what = work.what();
+        HostError::WorkRequest { what, status }
+    }
+
+    /// Takes a response capsule out of its buffer, which is posted again, and gives it to its
+    /// command, whose slot is returned.
+    fn take_response(
+        &mut self,
+        buffer: u16,
+        completion: &WorkCompletion,
+    ) -> Result<u16, HostError> {
+        if completion.byte_len as usize != RESPONSE_BYTES {
+            let found = completion.byte_len;
+            return Err(ProtocolError::ResponseLength { found }.into());
+        }
+        let mut bytes = [0; RESPONSE_BYTES];
+        self.settled
+            .responses
+            .read(usize::from(buffer) * RESPONSE_BYTES, &mut bytes);
+        let cqe: Cqe = zerocopy::transmute!(bytes);
+        let request = receive_request(&self.settled.map, &self.settled.responses, buffer)
+            .ok_or(PostError::NotPossible)?;
+        if let Some(queue_pair) = &mut self.queue_pair {
+            queue_pair.queue_receive(&request)?;
+            self.counters.work_requests += 1;
+        }
+        let cid = cqe.cid.get();
+        let kind = PduType::CAPSULE_RESP;
+        let index = self
+            .commands
+            .find(cid)
+            .filter(|&index| self.commands.get(index).response.is_none())
+            .ok_or(ProtocolError::UnknownCommand { kind, cid })?;
+        let command = self.commands.get_mut(index);
+        if let Some(found) = completion.invalidated() {
+            let own = self.settled.windows.as_ref().and_then(|all| all.key(index));
+            if command.window != WindowState::Open || own != Some(found) {
+                return Err(ProtocolError::InvalidatedKey { cid, found }.into());
+            }
+            command.window = WindowState::Closed;
+            self.counters.invalidations += 1;
+        }
+        command.response = Some(cqe);
+        Ok(index)
+    }
+
+    /// Hands a command out if it is over, or does what is left to do.
+    fn finish(&mut self, index: u16, completions: &mut Completions<B>) {
+        let command = self.commands.get_mut(index);
+        let Some(cqe) = command.response.filter(|_| !command.sending) else {
+            return;
+        };
+        match command.window {
+            WindowState::Closed => {}
+            WindowState::Open => {
+                command.window = WindowState::Closing;
+                self.closing.push_back(index);
+                return;
+            }
+            WindowState::Closing | WindowState::Invalidating => return,
+        }
+        let Command {
+            token,
+            data,
+            expected,
+            ..
+        } = self.commands.release(index);
+        let received = if cqe.status().is_success() {
+            expected
+        } else {
+            0
+        };
+        self.counters.placed_bytes += u64::from(received);
+        completions.push(Completion {
+            token,
+            cqe,
+            received,
+            data,
+        });
+    }
+
+    /// Invalidates the windows that the target left open.
+    fn close_windows(&mut self) -> Result<(), PostError> {
+        while let Some(&index) = self.closing.front() {
+            let key = self.settled.windows.as_ref().and_then(|all| all.key(index));
+            let (Some(rkey), Some(queue_pair)) = (key, self.queue_pair.as_mut()) else {
+                return Err(PostError::NotPossible);
+            };
+            if !self.places.have_room(1) {
+                return Ok(());
+            }
+            let retires = self.places.take(true).unwrap_or(1);
+            let request = SendRequest::new(
+                Work::Invalidation(index).id(retires),
+                SendOperation::LocalInvalidate { rkey },
+                Payload::Memory(SgeList::EMPTY),
+            );
+            queue_pair.queue_send(&request)?;
+            self.counters.work_requests += 1;
+            self.has_unsent = true;
+            self.commands.get_mut(index).window = WindowState::Invalidating;
+            self.closing.pop_front();
+        }
+        Ok(())
+    }
+
+    /// Asks the completion queue, and hands out what is over.
+    fn collect(&mut self, completions: &mut Completions<B>, most: usize) -> Result<(), HostError> {
+        while completions.len() < most {
+            let room = (most - completions.len()).min(BATCH);
+            let mut batch = [WorkCompletion::default(); BATCH];
+            let found = if self.early.is_empty() {
+                self.completion_queue
+                    .poll(&mut batch[..room])
+                    .map_err(|_| HostError::DeviceRemoved)?
+            } else {
+                let found = room.min(self.early.len());
+                for (place, early) in batch.iter_mut().zip(self.early.drain(..found)) {
+                    *place = early;
+                }
+                found
+            };
+            if found == 0 {
+                self.counters.empty_receives += 1;
+                self.empty_polls += 1;
+                if self.empty_polls >= EMPTY_POLLS_PER_EVENT_CHECK {
+                    self.empty_polls = 0;
+                    self.check_events()?;
+                }
+                return Ok(());
+            }
+            self.empty_polls = 0;
+            self.counters.receives += 1;
+            for completion in &batch[..found] {
+                self.take_in(completion, completions)?;
+            }
+            if found < room {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes in what the connection manager says.
+    fn check_events(&mut self) -> Result<(), HostError> {
+        loop {
+            match self.events.next_event() {
+                Ok(None) => return Ok(()),
+                Ok(Some(Event::Connection { event, .. })) => match event {
+                    ConnectionEvent::Disconnected => return Err(HostError::Closed),
+                    ConnectionEvent::DeviceRemoved => return Err(HostError::DeviceRemoved),
+                    _ => {}
+                },
+                Ok(Some(_)) => {}
+                Err(_) => return Err(HostError::DeviceRemoved),
+            }
+        }
+    }
+
+    fn check_failure(&self) -> Result<(), HostError> {
+        self.failure
+            .as_ref()
+            .map_or(Ok(()), |failure| Err(failure.duplicate()))
+    }
+
+    /// Keeps `error` as what ended the connection, and takes all memory from the device.
+    fn fail(&mut self, error: HostError) -> HostError {
+        if self.failure.is_none() {
+            // The connection is over whether or not the peer can be told.
+            let _ = self.connection.disconnect();
+            self.queue_pair = None;
+            self.failure = Some(error.duplicate());
+        }
+        error
+    }
+}
+
+/// The receive of a response buffer.
+pub(crate) fn receive_request<P: Provider>(
+    map: &MemoryMap<P>,
+    responses: &DmaBuffer,
+    buffer: u16,
+) -> Option<ReceiveRequest> {
+    let address = responses.address() + usize::from(buffer) * RESPONSE_BYTES;
+    Some(ReceiveRequest {
+        wr_id: Work::Response(buffer).id(0),
+        memory: map.gather(address, RESPONSE_BYTES)?,
+    })
+}
+
+impl<P: Provider, B: Placed + Debug> Link<B> for RdmaConnection<P, B> {
+    fn connected(&mut self, in_capsule_max_bytes: u32) {
+        self.in_capsule_max_bytes = in_capsule_max_bytes.min(self.settled.in_capsule_max_bytes);
+    }
+
+    fn submit(&mut self, sqe: Sqe, transfer: Transfer<B>, token: u64) -> Result<u16, Refused<B>> {
+        let (reads, length, data) = self.admit(transfer)?;
+        let Some(index) = self.commands.take() else {
+            return Err(Refused {
+                refusal: Refusal::Full,
+                data,
+            });
+        };
+        let named = match &data {
+            None => Some((Descriptors::from_iter([no_data()]), SgeList::EMPTY)),
+            Some(data) => self.name_data(index, reads, data),
+        };
+        let Some((descriptors, memory)) = named else {
+            self.commands.release(index);
+            return Err(Refused {
+                refusal: Refusal::NotRegistered,
+                data,
+            });
+        };
+        let sgl = match *descriptors {
+            [ref one] => *one,
+            // Base 2.1 §4.3.2: several descriptors are a segment, which lies behind the command.
+            ref several => SglDescriptor::last_segment_in_capsule(0, size_of_val(several) as u32),
+        };
+        let command = self.commands.get_mut(index);
+        command.token = token;
+        command.expected = if reads { length } else { 0 };
+        command.data = data;
+        let cid = command.cid();
+        let sqe = sqe.with_cid(cid).with_sgl(sgl);
+        if let Err(error) = self.queue_capsule(index, &sqe, &descriptors, memory) {
+            self.fail(HostError::Post(error));
+            let data = self.commands.release(index).data;
+            return Err(Refused {
+                refusal: Refusal::Failed,
+                data,
+            });
+        }
+        Ok(cid)
+    }
+
+    fn flush(&mut self) -> Result<(), HostError> {
+        self.check_failure()?;
+        if let Err(error) = self.close_windows() {
+            return Err(self.fail(error.into()));
+        }
+        let Some(queue_pair) = &mut self.queue_pair else {
+            return Err(HostError::Closed);
+        };
+        if std::mem::take(&mut self.has_unsent) {
+            self.counters.sends += 1;
+        }
+        match queue_pair.flush() {
+            Ok(()) => Ok(()),
+            Err(error) => Err(self.fail(error.cause.into())),
+        }
+    }
+
+    fn poll_until(
+        &mut self,
+        completions: &mut Completions<B>,
+        most: usize,
+    ) -> Result<usize, HostError> {
+        self.check_failure()?;
+        let before = completions.len();
+        let mut result = self.collect(completions, most.min(COMPLETIONS_MAX));
+        if result.is_ok() && !self.closing.is_empty() {
+            // A command whose window the target left open is over only when this is done.
+            result = self.flush();
+        }
+        let added = completions.len() - before;
+        self.counters.completed += added as u64;
+        match result {
+            // What was completed before the fault is handed out first; the fault follows with the
+            // next poll.
+            Err(error) if added > 0 => {
+                self.fail(error);
+                Ok(added)
+            }
+            Err(error) => Err(self.fail(error)),
+            Ok(()) => Ok(added),
+        }
+    }
+
+    fn has_unsent(&self) -> bool {
+        self.has_unsent || !self.closing.is_empty()
+    }
+
+    fn abandon(&mut self) -> Option<(u64, Option<B>)> {
+        debug_assert!(self.failure.is_some(), "only what failed is abandoned");
+        let index = self.commands.any_in_flight()?;
+        let command = self.commands.release(index);
+        Some((command.token, command.data))
+    }
+
+    fn in_flight(&self) -> usize {
+        self.commands.in_flight()
+    }
+
+    fn depth(&self) -> usize {
+        self.commands.depth()
+    }
+
+    fn counters(&self) -> ConnectionCounters {
+        self.counters
+    }
+
+    fn wait(&mut self, limit: Duration) {
+        if self.failure.is_some() || !self.early.is_empty() {
+            return;
+        }
+        // A failure here is seen again, with its cause, by the next poll.
+        let _ = self.completion_queue.acknowledge();
+        let _ = self.completion_queue.arm(false);
+        let mut batch = [WorkCompletion::default(); BATCH];
+        let found = self.completion_queue.poll(&mut batch).unwrap_or(0);
+        self.early.extend(batch.into_iter().take(found));
+        if found > 0 {
+            return;
+        }
+        let limit = Timespec::try_from(limit).unwrap_or(Timespec {
+            tv_sec: 1,
+            tv_nsec: 0,
+        });
+        let (completed, happened) = (self.completion_queue.descriptor(), self.events.descriptor());
+        let mut descriptors = [
+            PollFd::from_borrowed_fd(completed, PollFlags::IN),
+            PollFd::from_borrowed_fd(happened, PollFlags::IN),
+        ];
+        let _ = poll(&mut descriptors, Some(&limit));
+        if !descriptors[1].revents().is_empty() {
+            // The next poll looks at the events.
+            self.empty_polls = EMPTY_POLLS_PER_EVENT_CHECK;
+        }
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+}
+
+impl<P: Provider, B> Drop for RdmaConnection<P, B> {
+    fn drop(&mut self) {
+        if self.queue_pair.is_some() {
+            // In order: the target learns it, then the device lets go of all memory.
+            let _ = self.connection.disconnect();
+            self.queue_pair = None;
+        }
+    }
+}

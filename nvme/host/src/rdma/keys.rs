@@ -1,0 +1,73 @@
+//! How a command's memory is opened for the target, and closed again.
+
+use std::sync::Arc;
+
+use arrayvec::ArrayVec;
+use nvme_spec::sgl::SglDescriptor;
+use rdma::{MemoryMap, MemoryWindow, Provider, RemoteAddress};
+
+use crate::rdma::memory::{Placed, registration_of};
+
+/// Descriptors of one command at most.
+pub(crate) const DESCRIPTORS_MAX: usize = 16;
+
+/// The descriptors of one command.
+pub(crate) type Descriptors = ArrayVec<SglDescriptor, DESCRIPTORS_MAX>;
+
+/// Memory windows, one for each slot.
+#[derive(Debug)]
+pub(crate) struct Windows<P: Provider> {
+    pub(crate) windows: Box<[P::Window]>,
+    pub(crate) registrations: Vec<Arc<P::Registration>>,
+}
+
+impl<P: Provider> Windows<P> {
+    /// The key of a slot's window.
+    pub(crate) fn key(&self, index: u16) -> Option<u32> {
+        self.windows.get(usize::from(index)).map(MemoryWindow::rkey)
+    }
+
+    /// The slot's window and the registration that it is to be bound to.
+    pub(crate) fn binding(
+        &mut self,
+        index: u16,
+        data: &impl Placed,
+    ) -> Option<(&mut P::Window, &P::Registration)> {
+        let window = self.windows.get_mut(usize::from(index))?;
+        let whole = registration_of(&self.registrations, data.address(), data.bytes())?;
+        Some((window, whole))
+    }
+}
+
+/// A command without data names none (as a keyed descriptor of no length, which targets expect).
+pub(crate) fn no_data() -> SglDescriptor {
+    SglDescriptor::keyed(0, 0, 0, false).unwrap_or_default()
+}
+
+/// Names all of `data` in `count` descriptors, of which the first asks for invalidation where told.
+/// `None` where the memory is not registered, or a piece too long.
+pub(crate) fn describe<P: Provider>(
+    map: &MemoryMap<P>,
+    window_key: Option<u32>,
+    data: &impl Placed,
+    count: usize,
+) -> Option<Descriptors> {
+    let (start, len) = (data.address(), data.bytes());
+    let step = len.div_ceil(count.clamp(1, DESCRIPTORS_MAX)).max(1);
+    let mut list = Descriptors::new();
+    for offset in (0..len).step_by(step) {
+        let here = step.min(len - offset);
+        let remote = match window_key {
+            Some(rkey) => RemoteAddress {
+                address: (start + offset) as u64,
+                rkey,
+            },
+            None => map.remote(start + offset, here)?,
+        };
+        let invalidate = window_key.is_some() && offset == 0;
+        let length = u32::try_from(here).ok()?;
+        let one = SglDescriptor::keyed(remote.address, length, remote.rkey, invalidate)?;
+        list.try_push(one).ok()?;
+    }
+    Some(list)
+}

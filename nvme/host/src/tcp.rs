@@ -1,0 +1,149 @@
+//! NVMe/TCP: PDUs over a socket (TCP 1.1).
+
+mod connection;
+mod digest;
+mod handshake;
+mod inbox;
+pub mod raw;
+mod receive;
+mod sender;
+mod stream;
+
+use std::fmt::Debug;
+use std::ops::{Deref, DerefMut};
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hugemem::{Arena, Lease};
+use nvme_spec::Sqe;
+use nvme_spec::fabrics::ConnectData;
+use nvme_spec::log::TransportType;
+use nvme_spec::tcp::{ADMIN_IN_CAPSULE_DATA_BYTES, DigestFlags};
+
+use crate::error::HostError;
+use crate::link::{Completions, ConnectionCounters, Link, Refused, Transfer};
+use crate::options::ConnectOptions;
+use crate::tcp::connection::{Connection, Settled};
+use crate::tcp::handshake::initialize;
+use crate::tcp::stream::{ByteStream, Socket};
+use crate::transport::{AdminLink, Fabric, IoLink, QueueParameters};
+
+/// Receive buffer of an admin queue, bytes.
+const ADMIN_RECEIVE_BYTES: usize = 64 * 1024;
+
+/// The transport: it keeps nothing between connections.
+#[derive(Debug)]
+pub(crate) struct Tcp;
+
+impl Fabric for Tcp {
+    fn kind(&self) -> TransportType {
+        TransportType::TCP
+    }
+
+    fn attach(&self, _: &Arc<Arena>) -> Result<(), HostError> {
+        Ok(())
+    }
+
+    fn connect_admin(
+        &self,
+        options: &ConnectOptions,
+        parameters: &QueueParameters,
+    ) -> Result<AdminLink, HostError> {
+        let connection = open(
+            options,
+            parameters,
+            ADMIN_IN_CAPSULE_DATA_BYTES,
+            ADMIN_RECEIVE_BYTES,
+        )?;
+        Ok(Box::new(connection))
+    }
+
+    fn connect_io(
+        &self,
+        options: &ConnectOptions,
+        parameters: &QueueParameters,
+    ) -> Result<IoLink, HostError> {
+        // TCP 1.1 §3.3.2: the data of Connect goes in the capsule whatever IOCCSZ says.
+        let connect_bytes = size_of::<ConnectData>() as u32;
+        let in_capsule = parameters.in_capsule_max_bytes.max(connect_bytes);
+        let connection: Connection<Socket, Lease> =
+            open(options, parameters, in_capsule, options.receive_bytes)?;
+        Ok(Box::new(connection))
+    }
+}
+
+/// Opens a socket and initialises it.
+fn open<B: Deref<Target = [u8]> + DerefMut>(
+    options: &ConnectOptions,
+    parameters: &QueueParameters,
+    in_capsule_max_bytes: u32,
+    receive_bytes: usize,
+) -> Result<Connection<Socket, B>, HostError> {
+    let mut stream = Socket::connect(options.address, options.timeout)?;
+    let digests = DigestFlags::new()
+        .with_header(options.header_digest)
+        .with_data(options.data_digest);
+    let initialized = initialize(&mut stream, digests, options.timeout)?;
+    let settled = Settled {
+        framing: initialized.framing,
+        h2c_data_max_bytes: initialized.h2c_data_max_bytes,
+        in_capsule_max_bytes,
+    };
+    let depth = usize::from(parameters.depth);
+    Ok(Connection::new(stream, settled, depth, receive_bytes))
+}
+
+impl<S, B> Link<B> for Connection<S, B>
+where
+    S: ByteStream + Debug,
+    B: Deref<Target = [u8]> + DerefMut + Debug,
+{
+    fn connected(&mut self, in_capsule_max_bytes: u32) {
+        self.settled.in_capsule_max_bytes = in_capsule_max_bytes;
+    }
+
+    fn submit(&mut self, sqe: Sqe, transfer: Transfer<B>, token: u64) -> Result<u16, Refused<B>> {
+        self.submit(sqe, transfer, token)
+    }
+
+    fn flush(&mut self) -> Result<(), HostError> {
+        self.flush()
+    }
+
+    fn poll_until(
+        &mut self,
+        completions: &mut Completions<B>,
+        most: usize,
+    ) -> Result<usize, HostError> {
+        self.poll_until(completions, most)
+    }
+
+    fn has_unsent(&self) -> bool {
+        self.has_unsent()
+    }
+
+    fn abandon(&mut self) -> Option<(u64, Option<B>)> {
+        self.abandon()
+    }
+
+    fn in_flight(&self) -> usize {
+        self.slots.in_flight()
+    }
+
+    fn depth(&self) -> usize {
+        self.slots.depth()
+    }
+
+    fn counters(&self) -> ConnectionCounters {
+        self.counters
+    }
+
+    fn wait(&mut self, limit: Duration) {
+        Connection::wait(self, limit);
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.descriptor()
+    }
+}
