@@ -447,6 +447,10 @@ impl Pair {
             });
             self.table.release(usize::from(index));
         }
+        // Another queue's poll may have been the last to count, and these were still among them.
+        let own = self.own();
+        own.in_flight
+            .store(self.table.used() as u32, Ordering::Relaxed);
     }
 
     /// Whether a poll for `queue` has something to do that no descriptor will tell.
