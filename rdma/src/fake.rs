@@ -35,6 +35,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hugemem::Region;
 
+use crate::connection::ConnectionEvent;
 use crate::device::{DeviceEvent, DeviceIndex, DeviceLimits, Transport};
 use crate::error::Error;
 use crate::request::SGES_MAX;
@@ -262,6 +263,17 @@ impl Fabric {
     /// Pulls a device out: everything on it ends.
     pub fn remove_device(&self, device: &FakeDevice) {
         self.shared.lock().remove_device(device.key());
+    }
+
+    /// Tells the owner of a device what happens to it, without more consequences.
+    pub fn tell_device(&self, device: &FakeDevice, event: DeviceEvent) {
+        self.shared.lock().tell_device(device.key(), event);
+    }
+
+    /// Tells every connection on a device that its address moved elsewhere.
+    pub fn change_address(&self, device: &FakeDevice) {
+        let event = ConnectionEvent::AddressChanged;
+        self.shared.lock().tell_connections(device.key(), event);
     }
 
     /// Breaks the connection of a queue pair, by the number that its completions have: both sides

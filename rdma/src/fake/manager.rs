@@ -627,6 +627,15 @@ impl State {
         self.ids.remove(id);
     }
 
+    pub(super) fn tell_connections(&mut self, device: Key, event: ConnectionEvent) {
+        let ids: Vec<Key> = (self.ids.iter())
+            .filter_map(|(key, id)| (id.device == Some(device)).then_some(key))
+            .collect();
+        for id in ids {
+            self.send_event(id, event);
+        }
+    }
+
     pub(super) fn remove_device(&mut self, device: Key) {
         let Some(state) = self.devices.get_mut(device) else {
             return;
@@ -642,12 +651,7 @@ impl State {
         for queue_pair in on_device {
             self.fail_queue_pair(queue_pair);
         }
-        let ids: Vec<Key> = (self.ids.iter())
-            .filter_map(|(key, id)| (id.device == Some(device)).then_some(key))
-            .collect();
-        for id in ids {
-            self.send_event(id, ConnectionEvent::DeviceRemoved);
-        }
+        self.tell_connections(device, ConnectionEvent::DeviceRemoved);
         let listeners: Vec<Key> = (self.listeners.iter())
             .filter_map(|(key, one)| {
                 let here = one.machine == machine && addresses.contains(&one.address.ip());

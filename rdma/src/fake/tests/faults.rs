@@ -401,3 +401,21 @@ fn an_address_that_nobody_has_is_not_resolved() {
         assert_eq!(event, failed);
     });
 }
+
+#[test]
+fn other_news_is_told_without_consequences() {
+    at_once(|fabric, harness| {
+        let mut pair = harness.pair();
+        let Pair { server, client, .. } = &mut pair;
+        let device = server.domain.device().clone();
+        fabric.change_address(&device);
+        let event = harness.connection_event("the news", &mut server.channel, Token(1001));
+        assert_eq!(event, ConnectionEvent::AddressChanged);
+        assert!(client.channel.next_event().expect("works").is_none());
+        fabric.tell_device(&device, DeviceEvent::Other(77));
+        assert_eq!(device.next_event(), Some(DeviceEvent::Other(77)));
+        server.receive(1, 0, 64);
+        client.post(2, SendOperation::Send, (0, 64));
+        harness.expect_success(server, 1);
+    });
+}
