@@ -21,6 +21,8 @@ pub(crate) struct Plan {
     pub(crate) failure: Option<(&'static str, u32, i32)>,
     /// The end of an attribute's path at whose write the function is pulled.
     pub(crate) pulled_at: Option<(&'static str, &'static str)>,
+    /// After how many claims a file or folder vanishes, and which.
+    pub(crate) ends_at_claim: Option<(u32, &'static str)>,
     /// A driver that takes no function.
     pub(crate) unwilling: Option<&'static str>,
     /// What was written: the end of the path, and the text.
@@ -119,6 +121,14 @@ impl Actions for Kernel {
     }
 
     fn claim(&self, device: &Path) -> io::Result<File> {
+        let mut plan = self.plan.lock().unwrap();
+        if let Some((left, end)) = &mut plan.ends_at_claim {
+            *left = left.saturating_sub(1);
+            if *left == 0 {
+                let _ = fs::remove_dir_all(self.root.join(end));
+            }
+        }
+        drop(plan);
         self.open(device)?;
         File::open(device)
     }

@@ -6,12 +6,18 @@
 
 use std::fmt;
 use std::io;
+use std::thread;
+use std::time::Duration;
 
 use crate::diagnosis::{KERNEL_DRIVER, Nodes, VFIO_DRIVER, holder};
 use crate::function::{Function, driver};
 use crate::system::System;
-use crate::usage::Usage;
+use crate::usage::{Usage, Use};
 use crate::{PciAddress, Problem};
+
+/// How often a disk is looked at again that only udev has open, and how far apart.
+const UDEV_LOOKS_MAX: u32 = 40;
+const UDEV_PAUSE: Duration = Duration::from_millis(if cfg!(test) { 1 } else { 50 });
 
 /// What will be done to one drive.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -149,7 +155,7 @@ fn plan_one_bind(
         return Ok((Step::Nothing { address, driver }, Usage::default()));
     }
     let usage = match function.driver.as_deref() {
-        Some(KERNEL_DRIVER) | None => function.unused(system)?,
+        Some(KERNEL_DRIVER) | None => unused_in_the_end(&function, system)?,
         Some(other) => {
             let driver = other.to_owned();
             return Err(Problem::ForeignDriver { address, driver });
@@ -185,6 +191,19 @@ fn plan_one_bind(
         group: Some(group),
     };
     Ok((step, usage))
+}
+
+/// As [`Function::unused`], once udev has looked at the disks.
+fn unused_in_the_end(function: &Function, system: &System) -> Result<Usage, Problem> {
+    for _ in 0..UDEV_LOOKS_MAX {
+        match function.unused(system) {
+            Err(Problem::InUse { uses, .. }) if uses.iter().all(Use::is_passing) => {
+                thread::sleep(UDEV_PAUSE);
+            }
+            result => return result,
+        }
+    }
+    function.unused(system)
 }
 
 fn plan_one_unbind(system: &System, address: PciAddress) -> Result<(Step, Usage), Problem> {

@@ -105,6 +105,12 @@ impl Use {
         }
     }
 
+    /// Whether it ends by itself within moments: udev looks at every disk that appears.
+    pub(crate) fn is_passing(&self) -> bool {
+        const NAMES: [&str; 3] = ["(udev-worker)", "systemd-udevd", "udevd"];
+        matches!(self, Use::Program { program, .. } if NAMES.contains(&program.as_str()))
+    }
+
     /// The block device or node in use, without `/dev/`.
     #[must_use]
     pub fn device(&self) -> &str {

@@ -63,6 +63,23 @@ fn one_drive_in_use_keeps_all_where_they_are() {
 }
 
 #[test]
+fn udev_is_waited_for_but_not_for_ever() {
+    let machine = Machine::with_drives();
+    machine.link("proc/50/fd/9", "/dev/nvme0n1");
+    machine.file("proc/50/comm", "(udev-worker)\n");
+    machine.plan().ends_at_claim = Some((5, "proc/50"));
+    assert!(plan_for(&machine, &[A]).is_ok());
+    machine.plan().ends_at_claim = None;
+    machine.link("proc/50/fd/9", "/dev/nvme0n1");
+    machine.file("proc/50/comm", "(udev-worker)\n");
+    let text = refusal(&machine, plan_for(&machine, &[A]));
+    assert!(
+        text.contains("open in (udev-worker) (process 50)"),
+        "{text}"
+    );
+}
+
+#[test]
 fn a_use_that_cannot_be_ruled_out_is_one() {
     let machine = Machine::with_drives();
     machine.plan().forbidden.insert("nvme0n1".to_owned());
