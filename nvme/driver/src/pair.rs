@@ -238,11 +238,13 @@ impl Pair {
         let start = usize::from(self.tail) * SQE_BYTES;
         match &self.submission {
             SubmissionQueue::Arena => {
-                for (at, word) in words.into_iter().enumerate() {
+                for at in WORDS_USED {
+                    let offset = start + at * size_of::<u64>();
                     self.memory
                         .sq
-                        .store_u64(start + at * 8, word, Ordering::Relaxed);
+                        .store_u64(offset, words[at], Ordering::Relaxed);
                 }
+                debug_assert!(is_sparse(&words));
             }
             SubmissionQueue::Drive { memory, offset } => {
                 for (at, word) in words.into_iter().enumerate() {
@@ -463,6 +465,15 @@ impl Pair {
             || (self.running && self.completion().is_some())
             || self.shared.attention().state() != self.seen.state()
     }
+}
+
+/// The words of an entry that I/O commands of ours use. The others (dwords 2 to 5, 14 and 15) are
+/// zero in all of them, and so they are in the queue, which begins as zeroes.
+const WORDS_USED: [usize; 5] = [0, 3, 4, 5, 6];
+
+fn is_sparse(words: &[u64; SQE_BYTES / 8]) -> bool {
+    let unused = (0..words.len()).filter(|at| !WORDS_USED.contains(at));
+    unused.map(|at| words[at]).all(|word| word == 0)
 }
 
 /// NLB counts from zero; requests are at most a part long, and never empty.
