@@ -21,17 +21,13 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 use super::{HOST, NQN, Stage};
 
 /// Bytes of one command capsule's place.
-const CAPSULE_BYTES: usize = 16 << 10;
-/// Command capsules that may be on their way at once.
-const CAPSULES: usize = 64;
+const CAPSULE_BYTES: usize = 12 << 10;
 /// Bytes of one response's place.
 const RESPONSE_BYTES: usize = 64;
 /// Responses that there is room for.
 const RESPONSES: usize = 512;
-const RESPONSES_AT: usize = CAPSULES * CAPSULE_BYTES;
-const MEMORY_BYTES: usize = 16 << 20;
-/// Where a host's data lies in its memory.
-pub(crate) const DATA_AT: usize = 2 << 20;
+/// Where a host's command capsules lie in its memory, behind the responses.
+const CAPSULES_AT: usize = RESPONSES * RESPONSE_BYTES;
 
 /// Marks the identifiers of receives.
 const RECEIVE: u64 = 1 << 63;
@@ -45,6 +41,10 @@ pub(crate) struct Call {
     /// Responses that it posts receives for.
     pub(crate) receives: usize,
     pub(crate) retries: u8,
+    /// Command capsules that may be on their way at once.
+    pub(crate) capsules: usize,
+    /// Bytes of data.
+    pub(crate) data_bytes: usize,
 }
 
 impl Call {
@@ -59,7 +59,15 @@ impl Call {
             reads: 8,
             receives: 256,
             retries: 7,
+            capsules: 64,
+            data_bytes: 14 << 20,
         }
+    }
+
+    /// The same for a host with little memory.
+    pub(crate) fn small(mut self) -> Self {
+        (self.capsules, self.data_bytes) = (2, 16 << 10);
+        self
     }
 }
 
@@ -82,6 +90,7 @@ pub(crate) struct Host {
     memory: DmaView,
     _region: Region,
     pub(crate) accept: ConnectAccept,
+    capsules: usize,
     next_capsule: usize,
     /// Responses that came, with the key that each invalidated.
     pub(crate) responses: Vec<(Cqe, Option<u32>)>,
@@ -94,10 +103,11 @@ pub(crate) struct Host {
 impl Host {
     /// Connects to the target, which is turned meanwhile.
     pub(crate) fn connect(stage: &mut Stage, call: &Call) -> Result<Self, Refused> {
+        let data_at = CAPSULES_AT + call.capsules * CAPSULE_BYTES;
         let provider = stage.host_machine.clone();
         let device = provider.devices().expect("one device").remove(0);
         let domain = device.create_domain().expect("a domain");
-        let region = Region::map(MEMORY_BYTES, PagePolicy::Ordinary).expect("memory");
+        let region = Region::map(data_at + call.data_bytes, PagePolicy::Ordinary).expect("memory");
         let range = MemoryRange::of_region(&region, 0..region.len());
         let registration = domain.register(range, Access::REMOTE).expect("registered");
         let completions = domain
@@ -152,6 +162,7 @@ impl Host {
             memory,
             _region: region,
             accept,
+            capsules: call.capsules,
             next_capsule: 0,
             responses: Vec::new(),
             disconnected: false,
@@ -161,13 +172,24 @@ impl Host {
 
     /// Connects an admin queue, and enables the controller; returns its identifier.
     pub(crate) fn admin(stage: &mut Stage) -> (Self, u16) {
-        let mut host = Self::connect(stage, &Call::queue(0, 32, 0)).expect("accepted");
-        let cqe = host.open_queue(stage, 0, 32, CNTLID_DYNAMIC);
+        Self::admin_with(stage, 0)
+    }
+
+    /// The same with a keep-alive time.
+    pub(crate) fn admin_with(stage: &mut Stage, keep_alive_ms: u32) -> (Self, u16) {
+        Self::admin_by(stage, &Call::queue(0, 32, 0), keep_alive_ms)
+    }
+
+    /// The same by a certain call.
+    pub(crate) fn admin_by(stage: &mut Stage, call: &Call, keep_alive_ms: u32) -> (Self, u16) {
+        let mut host = Self::connect(stage, call).expect("accepted");
+        let data = connect_data(CNTLID_DYNAMIC);
+        host.write(0, data.as_bytes());
+        let attributes = ConnectAttributes::new();
+        let sqe = Sqe::connect_queue(0, 31, attributes, keep_alive_ms);
+        let cqe = host.command(stage, sqe.with_sgl(host.keyed(0, 1024)));
         assert_eq!(cqe.status(), Status::SUCCESS);
-        let enable = Cc::new()
-            .with_en(true)
-            .with_iosqes(6)
-            .with_iocqes(4);
+        let enable = Cc::new().with_en(true).with_iosqes(6).with_iocqes(4);
         let sqe = Sqe::set_property(
             Register::CC.0,
             PropertySize::BYTES_4,
@@ -210,15 +232,20 @@ impl Host {
         self.await_response(stage).0
     }
 
+    /// Where its data lies in its memory.
+    fn data_at(&self) -> usize {
+        CAPSULES_AT + self.capsules * CAPSULE_BYTES
+    }
+
     /// Writes to this host's data.
     pub(crate) fn write(&self, offset: usize, bytes: &[u8]) {
-        self.memory.write(DATA_AT + offset, bytes);
+        self.memory.write(self.data_at() + offset, bytes);
     }
 
     /// Reads this host's data.
     pub(crate) fn read(&self, offset: usize, bytes: usize) -> Vec<u8> {
         let mut into = vec![0; bytes];
-        self.memory.read(DATA_AT + offset, &mut into);
+        self.memory.read(self.data_at() + offset, &mut into);
         into
     }
 
@@ -228,7 +255,7 @@ impl Host {
 
     /// The address of this host's data.
     pub(crate) fn address(&self, offset: usize) -> u64 {
-        (self.registration.address() + DATA_AT + offset) as u64
+        (self.registration.address() + self.data_at() + offset) as u64
     }
 
     /// A descriptor for this host's data.
@@ -246,7 +273,7 @@ impl Host {
     /// Posts a message of any kind.
     pub(crate) fn send_bytes(&mut self, bytes: &[u8]) {
         assert!(bytes.len() <= CAPSULE_BYTES);
-        let at = self.next_capsule % CAPSULES * CAPSULE_BYTES;
+        let at = CAPSULES_AT + self.next_capsule % self.capsules * CAPSULE_BYTES;
         self.next_capsule += 1;
         self.memory.write(at, bytes);
         let memory = SgeList::one(Sge {
@@ -296,7 +323,7 @@ impl Host {
         assert_eq!(completion.byte_len, 16, "a response capsule");
         let index = (completion.wr_id & !RECEIVE) as usize;
         let mut cqe = Cqe::new_zeroed();
-        let at = RESPONSES_AT + index * RESPONSE_BYTES;
+        let at = index * RESPONSE_BYTES;
         self.memory.read(at, cqe.as_mut_bytes());
         self.responses.push((cqe, completion.invalidated()));
         let _ = self
@@ -352,7 +379,7 @@ pub(crate) fn connect_data(cntlid: u16) -> ConnectData {
 }
 
 fn receive(index: usize, registration: &<Fake as Provider>::Registration) -> ReceiveRequest {
-    let address = registration.address() + RESPONSES_AT + index * RESPONSE_BYTES;
+    let address = registration.address() + index * RESPONSE_BYTES;
     ReceiveRequest {
         wr_id: RECEIVE | index as u64,
         memory: SgeList::one(Sge {
