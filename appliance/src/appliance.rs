@@ -1,21 +1,24 @@
 //! The appliance's start, watch and stop, in order.
 //!
-//! Start: addresses, memory, devices, target, reactors. Stop: no new connections, what is in flight
-//! to its end or the deadline, devices flushed, files closed.
+//! Start: addresses, memory, drives and other devices, target, reactors. Stop: no new connections,
+//! what is in flight to its end or the deadline, devices flushed, drives shut down, files closed.
 
 use std::net::SocketAddr;
 use std::process::ExitCode;
-use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use appliance_config::{Config, Idle};
 use hugemem::{Arena, ArenaConfig};
+use nvme_driver::DriveOwner;
 use nvme_target::Target;
 use reactors::{Clock, IdlePolicy, Nanos, ReactorConfig, Reactors};
 
 use crate::command_line::Failure;
 use crate::devices::{Devices, page_policy};
 use crate::exports;
+use crate::nvme::{self, Bus, Drives, Vfio};
 use crate::reactor_setup::{Parts, set_up};
 use crate::signals::Termination;
 use crate::transports::Listeners;
@@ -23,6 +26,8 @@ use crate::watch::Watch;
 
 /// How often reactors and devices are looked after.
 const WATCH_INTERVAL: Duration = Duration::from_secs(1);
+/// How often a stop under way is looked after.
+const STOP_LOOK_INTERVAL: Duration = Duration::from_millis(10);
 /// A single poll longer than this is counted as a stall and warned of: on a core that other
 /// programs use too, the scheduler alone takes a thread away for over ten milliseconds.
 const STALL_THRESHOLD: Nanos = Nanos::from_millis(50);
@@ -37,6 +42,7 @@ pub(crate) struct Appliance {
     arena: Arc<Arena>,
     target: Arc<Target>,
     devices: Devices,
+    drives: Drives,
     watch: Watch,
     reactors: Reactors,
     start_took: Duration,
@@ -62,6 +68,17 @@ impl Appliance {
     /// # Errors
     /// The first thing that cannot be had. Nothing is left running.
     pub(crate) fn start(config: Config) -> Result<Self, Failure> {
+        Self::start_with(config, |arena, reactors| {
+            let system = vfio::System::default();
+            Box::new(Vfio::new(system, Arc::clone(arena), reactors))
+        })
+    }
+
+    /// The same with drives from the bus that `bus` makes for an arena and a number of reactors.
+    pub(crate) fn start_with(
+        config: Config,
+        bus: impl FnOnce(&Arc<Arena>, usize) -> Box<dyn Bus>,
+    ) -> Result<Self, Failure> {
         let began = Instant::now();
         for notice in config.notices() {
             tracing::warn!("{notice}");
@@ -74,7 +91,10 @@ impl Appliance {
         let listeners = Listeners::bind(&config)?;
         let addresses = listeners.addresses().to_vec();
         let arena = take_memory(&config)?;
-        let devices = Devices::open(&config, &arena)?;
+        let bus = bus(&arena, cores.len());
+        let started = nvme::start(bus, &config, &arena, cores.len());
+        let drives = started.drives;
+        let devices = Devices::open(&config, &arena, started.devices)?;
         let target = Target::new(
             exports::target_config(&config, &devices, &addresses, arena.max_transfer()),
             cores.len(),
@@ -85,10 +105,13 @@ impl Appliance {
             devices: devices.all().to_vec(),
             target: Arc::clone(&target),
             transports: listeners.into_transports(&config, cores.len()),
+            owners: owners_by_reactor(started.owners, cores.len()),
+            undrained: Arc::new(AtomicUsize::new(cores.len())),
         };
         let reactors = Reactors::start(reactor_configs(&config, &cores), move |index, setup| {
             set_up(&parts, index, setup)
         })?;
+        drives.set_wakers(reactors.handles());
         let handles = reactors.handles().to_vec();
         target.set_waker(Box::new(move |reactor| handles[reactor].wake()));
         let watch = Watch::new(&config, &devices);
@@ -100,16 +123,23 @@ impl Appliance {
             arena,
             target,
             devices,
+            drives,
             watch,
             reactors,
             start_took,
         })
     }
 
+    /// Looks after the devices once, and tells hosts what changed.
+    pub(crate) fn look(&mut self, now: Instant) {
+        self.drives.look(now);
+        self.watch.look(&self.config, &self.devices, &self.target);
+    }
+
     /// Looks after reactors and devices until the process is asked to end or a reactor is gone.
     pub(crate) fn serve_until(&mut self, termination: &mut Termination) {
         while !termination.wait(WATCH_INTERVAL) {
-            self.watch.look(&self.config, &self.devices, &self.target);
+            self.look(Instant::now());
             let now = self.reactors.clock().now();
             for handle in self.reactors.handles() {
                 if !handle.is_running() {
@@ -127,13 +157,24 @@ impl Appliance {
     /// Stops in phases. A second request to end cuts it short; the exit status tells whether all
     /// came to its end.
     pub(crate) fn stop(self, termination: &mut Termination) -> ExitCode {
+        let is_clean = self.stop_unless(|| termination.wait(STOP_LOOK_INTERVAL));
+        if is_clean {
+            tracing::info!("stopped");
+            return ExitCode::SUCCESS;
+        }
+        ExitCode::FAILURE
+    }
+
+    /// Stops in phases, unless `is_cut_short`, which is asked again and again and rests a little
+    /// each time. Whether all came to its end.
+    fn stop_unless(self, mut is_cut_short: impl FnMut() -> bool) -> bool {
         let deadline = self.config.appliance.shutdown_deadline.as_duration();
         tracing::info!(
             ?deadline,
             "stopping: no new connections, finishing what is in flight"
         );
         self.target.shut_down();
-        let (devices, reactors) = (self.devices, self.reactors);
+        let (devices, drives, reactors) = (self.devices, self.drives, self.reactors);
         let stopping = std::thread::spawn(move || {
             let within = Nanos(u64::try_from(deadline.as_nanos()).unwrap_or(u64::MAX));
             let report = reactors.stop(within);
@@ -144,18 +185,22 @@ impl Appliance {
             report.is_clean() && flushed
         });
         while !stopping.is_finished() {
-            if termination.wait(Duration::from_millis(10)) {
+            drives.reset_functions();
+            if is_cut_short() {
                 tracing::error!("asked to end twice: stopping at once, without waiting");
-                return ExitCode::FAILURE;
+                return false;
             }
         }
-        match stopping.join() {
-            Ok(true) => {
-                tracing::info!("stopped");
-                ExitCode::SUCCESS
-            }
-            Ok(false) | Err(_) => ExitCode::FAILURE,
-        }
+        stopping.join().unwrap_or(false)
+    }
+
+    /// Stops as at the end of the process. Whether all came to its end.
+    #[cfg(test)]
+    pub(crate) fn stop_quietly(self) -> bool {
+        self.stop_unless(|| {
+            std::thread::sleep(STOP_LOOK_INTERVAL);
+            false
+        })
     }
 
     pub(crate) fn config(&self) -> &Config {
@@ -165,6 +210,11 @@ impl Appliance {
     /// The core of each reactor.
     pub(crate) fn cores(&self) -> &[usize] {
         &self.cores
+    }
+
+    /// Whether the device at `index` of the configuration could be had.
+    pub(crate) fn has_device(&self, index: usize) -> bool {
+        self.devices.get(index).is_some()
     }
 
     /// What each listener is bound to.
@@ -204,6 +254,18 @@ fn take_memory(config: &Config) -> Result<Arc<Arena>, StartError> {
         tracing::warn!("memory: {notice}");
     }
     Ok(arena)
+}
+
+/// The owners of drives by the reactor that they belong to.
+fn owners_by_reactor(
+    owners: Vec<(usize, DriveOwner)>,
+    reactors: usize,
+) -> Vec<Mutex<Vec<DriveOwner>>> {
+    let mut all: Vec<Vec<DriveOwner>> = (0..reactors).map(|_| Vec::new()).collect();
+    for (reactor, owner) in owners {
+        all[reactor].push(owner);
+    }
+    all.into_iter().map(Mutex::new).collect()
 }
 
 fn reactor_configs(config: &Config, cores: &[usize]) -> Vec<ReactorConfig> {

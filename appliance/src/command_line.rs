@@ -1,7 +1,7 @@
 //! Commands, their options, and how errors and log lines look.
 
 use std::error::Error;
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -61,7 +61,7 @@ pub(crate) fn run(command: Command) -> Result<ExitCode, Failure> {
                 None => embedded::configuration(data_dir.as_deref())?,
             };
             let mut appliance = Appliance::start(config)?;
-            summary::announce_ready(&appliance);
+            print(&summary::ready_text(&appliance));
             appliance.serve_until(&mut signals);
             Ok(appliance.stop(&mut signals))
         }
@@ -70,9 +70,16 @@ pub(crate) fn run(command: Command) -> Result<ExitCode, Failure> {
         Command::Unbind(arguments) => drives::unbind(&arguments),
         Command::Check { file } => {
             let config = load(&file)?;
-            summary::print_check(&file, &config);
+            print(&summary::check_text(&file, &config));
             Ok(ExitCode::SUCCESS)
         }
+    }
+}
+
+/// Prints text; a reader that has gone is no reason to end.
+fn print(text: &str) {
+    if let Err(error) = std::io::stdout().lock().write_all(text.as_bytes()) {
+        tracing::debug!(%error, "nobody reads the output");
     }
 }
 
@@ -105,10 +112,16 @@ pub(crate) fn log_to_stderr(filter: Option<&str>) {
 
 /// An error and its causes in one line; text that has lines of its own stays as it is.
 pub(crate) fn one_line(error: &dyn Error) -> String {
-    let mut line = error.to_string();
-    if line.contains('\n') {
-        return line.trim_end().to_owned();
+    let text = error.to_string();
+    if text.contains('\n') {
+        return text.trim_end().to_owned();
     }
+    format!("windlass: {}", with_causes(error))
+}
+
+/// An error and its causes, each behind a colon.
+pub(crate) fn with_causes(error: &dyn Error) -> String {
+    let mut line = error.to_string();
     let mut cause = error.source();
     while let Some(source) = cause {
         let text = source.to_string();
@@ -119,7 +132,7 @@ pub(crate) fn one_line(error: &dyn Error) -> String {
         }
         cause = source.source();
     }
-    format!("windlass: {line}")
+    line
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! From the configuration's devices to block devices that can be opened.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use appliance_config::{Backing, ByteSize, Config, Pages};
@@ -31,27 +32,34 @@ struct DeviceError {
 
 impl Devices {
     /// Takes the memory and opens the files that `config` names; files move data through leases of
-    /// `arena`.
+    /// `arena`. The namespaces of drives are `drives`, each with its place in the configuration;
+    /// those that could not be had are left out.
     ///
     /// # Errors
-    /// The first device that cannot be had, by name.
-    pub(crate) fn open(config: &Config, arena: &Arc<Arena>) -> Result<Self, Failure> {
+    /// The first other device that cannot be had, by name.
+    pub(crate) fn open(
+        config: &Config,
+        arena: &Arc<Arena>,
+        drives: Vec<(usize, Arc<dyn Device>)>,
+    ) -> Result<Self, Failure> {
+        let mut drives: BTreeMap<usize, Arc<dyn Device>> = drives.into_iter().collect();
         let mut devices = Self {
             all: Vec::new(),
             places: Vec::new(),
             files: Vec::new(),
         };
-        for device in &config.devices {
+        for (index, device) in config.devices.iter().enumerate() {
+            let drive = drives.remove(&index);
             let opened = devices
-                .open_one(config, arena, device)
+                .open_one(config, arena, device, drive)
                 .map_err(|cause| DeviceError {
                     name: device.name.as_str().to_owned(),
                     cause,
                 })?;
             // The configuration has 128 devices at most.
             let place = DeviceIndex(devices.all.len() as u16);
-            devices.places.push(Some(place));
-            devices.all.push(opened);
+            devices.places.push(opened.is_some().then_some(place));
+            devices.all.extend(opened);
         }
         Ok(devices)
     }
@@ -84,10 +92,11 @@ impl Devices {
         config: &Config,
         arena: &Arc<Arena>,
         device: &appliance_config::Device,
-    ) -> Result<Arc<dyn Device>, Failure> {
+        drive: Option<Arc<dyn Device>>,
+    ) -> Result<Option<Arc<dyn Device>>, Failure> {
         let name = device.name.as_str().to_owned();
         let uuid = device.uuid.map_or([0; 16], |uuid| *uuid.as_bytes());
-        Ok(match &device.backing {
+        let opened: Arc<dyn Device> = match &device.backing {
             Backing::Memory { size, block_size } => {
                 let memory = MemoryDevice::new(MemoryOptions {
                     name: name.clone(),
@@ -129,8 +138,9 @@ impl Devices {
                 self.files.push(Arc::clone(&file));
                 file
             }
-            Backing::Nvme(_) => return Err("drives are not served by this build yet".into()),
-        })
+            Backing::Nvme(_) => return Ok(drive),
+        };
+        Ok(Some(opened))
     }
 }
 

@@ -88,8 +88,8 @@ fn subsystem(config: &Config, export: &Export, devices: &Devices) -> SubsystemCo
     }
 }
 
-/// The namespaces of `export` whose devices are there now. A drive that is gone takes its namespaces
-/// along until it comes back.
+/// The namespaces of `export` whose devices are there now. A drive that is gone takes its
+/// namespaces along until it comes back.
 pub(crate) fn namespaces(
     config: &Config,
     export: &Export,

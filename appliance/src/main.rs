@@ -9,6 +9,7 @@ mod devices;
 mod drives;
 mod embedded;
 mod exports;
+mod nvme;
 mod reactor_setup;
 mod signals;
 mod summary;

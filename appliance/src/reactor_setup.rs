@@ -1,19 +1,21 @@
-//! What each reactor gets on its own thread: its device queues, its target core, and a poller of
-//! every transport around that core.
+//! What each reactor gets on its own thread: its device queues, its target core, a poller of every
+//! transport around that core, and the drives that it owns.
 
 mod rest;
 
 use std::cell::RefCell;
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use block::{Device, QueueOptions};
 use hugemem::Arena;
+use nvme_driver::DriveOwner;
 use nvme_target::{CoreLimits, Target, TargetCore};
 use reactors::{InitError, ReactorSetup};
 
 use crate::transports::{Shared, Transport};
-use rest::Rest;
+use rest::{Last, Rest};
 
 /// Requests that one reactor may have at one device at once.
 const DEVICE_QUEUE_DEPTH: usize = 1024;
@@ -29,6 +31,10 @@ pub(crate) struct Parts {
     pub(crate) devices: Vec<Arc<dyn Device>>,
     pub(crate) target: Arc<Target>,
     pub(crate) transports: Vec<Box<dyn Transport>>,
+    /// The owners of drives, for each reactor those that it polls.
+    pub(crate) owners: Vec<Mutex<Vec<DriveOwner>>>,
+    /// Reactors whose target cores have not come to rest.
+    pub(crate) undrained: Arc<AtomicUsize>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -80,6 +86,14 @@ pub(crate) fn set_up(
         setup.register(poller)?;
     }
     // Behind the transports, whose polls and flushes drive the core.
-    setup.register(Box::new(Rest::new(shared.core)))?;
+    let undrained = &parts.undrained;
+    setup.register(Box::new(Rest::new(shared.core, Arc::clone(undrained))))?;
+    let owners = parts.owners[index]
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .split_off(0);
+    for owner in owners {
+        setup.register(Box::new(Last::new(owner, Arc::clone(undrained))))?;
+    }
     Ok(())
 }

@@ -1,78 +1,148 @@
 //! What a person sees at start and from `check`: what is served, where, by what.
 
+use std::fmt::{self, Write as _};
 use std::net::SocketAddr;
 use std::path::Path;
 
 use appliance_config::{Access, Backing, Config, Cores, Device, Export, Listener};
 
 use crate::appliance::Appliance;
+use crate::nvme::{self, Wanted};
 
-/// Prints what is served and the line `windlass: ready`, which scripts wait for.
-pub(crate) fn announce_ready(appliance: &Appliance) {
+/// What is served and the line `windlass: ready`, which scripts wait for.
+pub(crate) fn ready_text(appliance: &Appliance) -> String {
+    let mut text = String::new();
+    // Writing to a String cannot fail.
+    let _ = write_ready(&mut text, appliance);
+    text
+}
+
+fn write_ready(out: &mut String, appliance: &Appliance) -> fmt::Result {
     let config = appliance.config();
     let region = appliance.arena().region();
-    println!(
+    writeln!(
+        out,
         "windlass {}: reactors on cores {}, {} of memory in {}, started in {} ms",
         env!("CARGO_PKG_VERSION"),
         join(appliance.cores()),
         config.appliance.memory,
         region.page_size(),
         appliance.start_took().as_millis(),
-    );
-    print_exports(config, |index, listener| {
-        match appliance.addresses().get(index) {
+    )?;
+    let is_left_out = |index| !appliance.has_device(index);
+    write_exports(
+        out,
+        config,
+        is_left_out,
+        |index, listener| match appliance.addresses().get(index) {
             Some(bound) => bound.to_string(),
             None => listener.address.to_string(),
-        }
-    });
+        },
+    )?;
     for export in &config.exports {
         for (listener, bound) in config.listeners.iter().zip(appliance.addresses()) {
             if export.listeners.contains(&listener.name) {
-                println!("attach: {}", attach_command(export.nqn.as_str(), *bound));
+                writeln!(
+                    out,
+                    "attach: {}",
+                    attach_command(export.nqn.as_str(), *bound)
+                )?;
             }
         }
     }
-    println!("windlass: ready");
+    writeln!(out, "windlass: ready")
 }
 
-/// Prints what a start with this configuration would serve, and what to know before it.
-pub(crate) fn print_check(file: &Path, config: &Config) {
+/// What a start with this configuration would serve, and what to know before it. Touches nothing.
+pub(crate) fn check_text(file: &Path, config: &Config) -> String {
+    let mut text = String::new();
+    let _ = write_check(&mut text, file, config);
+    text
+}
+
+fn write_check(out: &mut String, file: &Path, config: &Config) -> fmt::Result {
     let cores = match &config.appliance.cores {
         Cores::Auto => "auto (the last one allowed)".to_owned(),
         Cores::List(list) => list.to_string(),
     };
-    println!("{}: valid", file.display());
-    println!(
+    writeln!(out, "{}: valid", file.display())?;
+    writeln!(
+        out,
         "cores {cores}, memory {}, pages {}, idle {}",
         config.appliance.memory,
         config.appliance.pages.word(),
         config.appliance.idle.word(),
-    );
-    print_exports(config, |_, listener| listener.address.to_string());
+    )?;
+    let drives = look_at_drives(config);
+    let in_the_way = |index| {
+        let mut left_out = drives.iter().filter(|(_, problem)| problem.is_some());
+        left_out.any(|(wanted, _)| wanted.has(index))
+    };
+    write_exports(out, config, in_the_way, |_, listener| {
+        listener.address.to_string()
+    })?;
+    write_drives(out, &drives)?;
     for notice in config.notices() {
-        println!("notice: {notice}");
+        writeln!(out, "notice: {notice}")?;
     }
+    Ok(())
 }
 
-fn print_exports(config: &Config, address: impl Fn(usize, &Listener) -> String) {
+/// A drive of the configuration, with what stands in its way.
+type Looked = (Wanted, Option<vfio::Problem>);
+
+/// Looks at the drives that `config` names, without touching any.
+fn look_at_drives(config: &Config) -> Vec<Looked> {
+    let system = vfio::System::default();
+    let arena_bytes = config.appliance.memory.bytes();
+    let look = |wanted: Wanted| {
+        let problem = vfio::diagnose(&system, wanted.address, arena_bytes).err();
+        (wanted, problem)
+    };
+    nvme::wanted(config).into_iter().map(look).collect()
+}
+
+fn write_drives(out: &mut String, drives: &[Looked]) -> fmt::Result {
+    for (wanted, problem) in drives {
+        let (address, names) = (wanted.address, &wanted.names);
+        match problem {
+            None => writeln!(out, "drive {address} ({names}): ready")?,
+            Some(problem) => writeln!(out, "problem: {names} left out: {problem}")?,
+        }
+    }
+    Ok(())
+}
+
+fn write_exports(
+    out: &mut String,
+    config: &Config,
+    is_left_out: impl Fn(usize) -> bool,
+    address: impl Fn(usize, &Listener) -> String,
+) -> fmt::Result {
     for export in &config.exports {
-        println!("{}", export.nqn.as_str());
+        writeln!(out, "{}", export.nqn.as_str())?;
         for namespace in &export.namespaces {
-            if let Some(device) = config.device(&namespace.device) {
-                println!("  namespace {}  {}", namespace.nsid, describe(device));
+            let mut devices = config.devices.iter().enumerate();
+            let found = devices.find(|(_, device)| device.name == namespace.device);
+            if let Some((index, device)) = found {
+                let left_out = if is_left_out(index) { ": left out" } else { "" };
+                let (nsid, device) = (namespace.nsid, describe(device));
+                writeln!(out, "  namespace {nsid}  {device}{left_out}")?;
             }
         }
         for (index, listener) in config.listeners.iter().enumerate() {
             if export.listeners.contains(&listener.name) {
-                println!(
+                writeln!(
+                    out,
                     "  {} {}",
                     listener.transport.word(),
                     address(index, listener)
-                );
+                )?;
             }
         }
-        println!("  {}", describe_access(export));
+        writeln!(out, "  {}", describe_access(export))?;
     }
+    Ok(())
 }
 
 fn describe(device: &Device) -> String {

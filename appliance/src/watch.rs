@@ -58,8 +58,10 @@ impl Watch {
             }
             changed = true;
             let name = device.name();
-            if now.0 != before.0 {
-                tracing::warn!("device {name} is {}", state(now.0));
+            match now.0 {
+                state if state == before.0 => {}
+                HealthState::Ready => tracing::info!("device {name} is ready"),
+                state => tracing::warn!("device {name} is {}", in_words(state)),
             }
             if now.1 != before.1 && now.1.any() {
                 tracing::warn!("device {name} warns: {}", warnings(now.1));
@@ -76,7 +78,7 @@ fn condition(device: &Arc<dyn Device>) -> (HealthState, HealthWarnings) {
     (state, drive.map(|drive| drive.warnings).unwrap_or_default())
 }
 
-fn state(state: HealthState) -> &'static str {
+fn in_words(state: HealthState) -> &'static str {
     match state {
         HealthState::Ready => "ready",
         HealthState::ReadOnly => "read-only",

@@ -1,0 +1,80 @@
+//! Where drives come from: this machine's PCI functions by VFIO, or whatever tests put in their
+//! place.
+
+use std::cell::OnceCell;
+use std::sync::Arc;
+
+use hugemem::Arena;
+use nvme_driver::VfioBacking;
+use nvme_driver::backing::DeviceBacking;
+use vfio::{Container, PciAddress, Problem, System, diagnose};
+
+use crate::command_line::Failure;
+
+/// What drives are taken from. For the control thread: everything may block.
+pub(crate) trait Bus {
+    /// Opens the drive at `address`, which can reach the arena from then on.
+    ///
+    /// # Errors
+    /// One line with its remedy. A drive that cannot be had was not touched.
+    fn open(&self, address: PciAddress) -> Result<Arc<dyn DeviceBacking>, Failure>;
+
+    /// Whether the drive at `address` can be opened, as far as looking tells.
+    ///
+    /// # Errors
+    /// What stands in the way.
+    fn look(&self, address: PciAddress) -> Result<(), Problem>;
+}
+
+/// The machine's own bus. The arena is mapped into one container, once, with the first drive.
+pub(crate) struct Vfio {
+    system: System,
+    container: OnceCell<Arc<Container>>,
+    arena: Arc<Arena>,
+    vectors_max: u16,
+}
+
+impl Vfio {
+    /// The drives that `system` shows, reaching `arena`, with an interrupt for each of `reactors`
+    /// reactors. Opens nothing yet.
+    pub(crate) fn new(system: System, arena: Arc<Arena>, reactors: usize) -> Self {
+        Self {
+            system,
+            container: OnceCell::new(),
+            arena,
+            // One for the admin queue.
+            vectors_max: u16::try_from(reactors + 1).unwrap_or(u16::MAX),
+        }
+    }
+
+    /// The container, opened for `address` if it is not yet.
+    fn container(&self, address: PciAddress) -> Result<&Arc<Container>, vfio::Error> {
+        if let Some(container) = self.container.get() {
+            return Ok(container);
+        }
+        let container = Container::open(&self.system, address)?;
+        Ok(self.container.get_or_init(|| container))
+    }
+
+    /// Bytes that have yet to be pinned for the first drive.
+    fn bytes_to_pin(&self) -> u64 {
+        let mapped = self.container.get().and_then(|it| it.arena_address());
+        match mapped {
+            Some(_) => 0,
+            None => self.arena.region().len() as u64,
+        }
+    }
+}
+
+impl Bus for Vfio {
+    fn open(&self, address: PciAddress) -> Result<Arc<dyn DeviceBacking>, Failure> {
+        self.look(address)?;
+        let container = self.container(address)?;
+        let backing = VfioBacking::open(container, address, &self.arena, self.vectors_max)?;
+        Ok(Arc::new(backing))
+    }
+
+    fn look(&self, address: PciAddress) -> Result<(), Problem> {
+        diagnose(&self.system, address, self.bytes_to_pin()).map(drop)
+    }
+}

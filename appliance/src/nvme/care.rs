@@ -1,0 +1,155 @@
+//! What the control thread does for the drives while the appliance serves: resets that block, and
+//! drives that come back.
+
+use std::time::{Duration, Instant};
+
+use nvme_driver::{DriveCounters, DriveState, GoneReason};
+use reactors::ReactorHandle;
+use vfio::Problem;
+
+use super::{Bus, Drives, Taken};
+use crate::command_line::with_causes;
+
+/// How long a drive that the system asked for is left to it, unless it was seen to be away: whoever
+/// asked needs a moment to take it.
+const LEFT_FOR: Duration = Duration::from_secs(5);
+/// The longest rest between two attempts to take a drive that does not come up.
+const REST_MAX: Duration = Duration::from_secs(64);
+
+/// What is remembered of a drive between two looks.
+#[derive(Default)]
+pub(super) struct Notes {
+    counters: DriveCounters,
+    absence: Option<Absence>,
+}
+
+/// A drive's time away.
+struct Absence {
+    since: Instant,
+    /// Whether it was seen to be away, or with another driver.
+    seen: bool,
+    /// What was last said to stand in the way.
+    complaint: String,
+    attempts: u32,
+    /// No attempt before this.
+    rests_until: Instant,
+}
+
+impl Drives {
+    /// Lets the drives wake the reactors.
+    pub(crate) fn set_wakers(&self, handles: &[ReactorHandle]) {
+        for taken in &self.taken {
+            let handles = handles.to_vec();
+            let wake = move |reactor: usize| handles[reactor].wake();
+            taken.drive.set_waker(Box::new(wake));
+        }
+    }
+
+    /// Looks at every drive once: tells what it went through, resets what has to be, takes what
+    /// came back. Blocks for as long as a function's reset takes.
+    pub(crate) fn look(&mut self, now: Instant) {
+        self.reset_functions();
+        for taken in &mut self.taken {
+            taken.report();
+            match taken.drive.state() {
+                DriveState::Ready => taken.notes.absence = None,
+                DriveState::Gone(reason) => taken.seek(&*self.bus, reason, now),
+                DriveState::Starting
+                | DriveState::Resetting
+                | DriveState::Leaving
+                | DriveState::Closed => {}
+            }
+        }
+    }
+
+    /// Resets the functions of drives that do not let themselves be stopped otherwise.
+    pub(crate) fn reset_functions(&self) {
+        for taken in &self.taken {
+            if !taken.drive.function_reset_needed() {
+                continue;
+            }
+            let Taken { address, names, .. } = taken;
+            tracing::warn!("{names}: resetting the function {address}");
+            if let Err(error) = taken.drive.function_reset() {
+                tracing::error!("{names}: {address}: {}", with_causes(&error));
+            }
+        }
+    }
+}
+
+impl Taken {
+    /// Says what the drive went through since the last look.
+    fn report(&mut self) {
+        let now = self.drive.counters();
+        let before = std::mem::replace(&mut self.notes.counters, now);
+        let counts = [
+            (now.timeouts - before.timeouts, "past the deadline"),
+            (now.aborts - before.aborts, "aborted"),
+            (
+                now.unknown_identifiers - before.unknown_identifiers,
+                "completed that were never sent",
+            ),
+            (
+                now.stale_identifiers - before.stale_identifiers,
+                "completed twice",
+            ),
+        ];
+        let told = counts.iter().filter(|(count, _)| *count > 0);
+        let told: Vec<String> = told
+            .map(|(count, what)| format!("{count} command(s) {what}"))
+            .collect();
+        if !told.is_empty() {
+            let (names, address) = (&self.names, self.address);
+            tracing::warn!("{names}: {address}: {}", told.join(", "));
+        }
+    }
+
+    /// Takes a drive that is gone again, once it is there and may be had.
+    fn seek(&mut self, bus: &dyn Bus, reason: GoneReason, now: Instant) {
+        let absence = self.notes.absence.get_or_insert_with(|| Absence {
+            since: now,
+            seen: false,
+            complaint: String::new(),
+            attempts: 0,
+            rests_until: now,
+        });
+        if !self.drive.wants_reopen() {
+            return;
+        }
+        if let Err(problem) = bus.look(self.address) {
+            absence.seen = true;
+            let is_told = matches!(problem, Problem::NotThere { .. });
+            absence.complain(&self.names, problem.to_string(), is_told);
+            return;
+        }
+        let is_left =
+            reason == GoneReason::LetGo && !absence.seen && now < absence.since + LEFT_FOR;
+        if is_left || now < absence.rests_until {
+            return;
+        }
+        absence.attempts = absence.attempts.saturating_add(1);
+        let rest = Duration::from_secs(1 << absence.attempts.min(6));
+        absence.rests_until = now + rest.min(REST_MAX);
+        match bus.open(self.address) {
+            Ok(backing) => {
+                tracing::info!("{}: {} is back", self.names, self.address);
+                if let Err(error) = self.drive.reattach(backing) {
+                    absence.complain(&self.names, error.to_string(), false);
+                }
+            }
+            Err(error) => absence.complain(&self.names, with_causes(error.as_ref()), false),
+        }
+    }
+}
+
+impl Absence {
+    /// Says once what stands in the way, unless people know it.
+    fn complain(&mut self, names: &str, complaint: String, is_told: bool) {
+        if complaint != self.complaint {
+            if !is_told {
+                tracing::warn!("{names} left out: {complaint}");
+            }
+            self.complaint = complaint;
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! Bringing all drives up at once, before anything is served.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use appliance_config::Config;
+use block::Device;
+use hugemem::Arena;
+use nvme_driver::{BringUp, BringUpState, Deadlines, Drive, DriveOptions, DriveOwner};
+use reactors::{Clock, Nanos, TscClock};
+
+use super::care::Notes;
+use super::{Bus, Drives, Taken, Wanted, wanted};
+use crate::command_line::{Failure, with_causes};
+
+/// How often drives on their way up are looked at.
+const LOOK_INTERVAL: Duration = Duration::from_millis(1);
+
+/// The drives that could be brought up, and their parts that belong elsewhere.
+pub(crate) struct Started {
+    pub(crate) drives: Drives,
+    /// The owner of each drive, and the reactor that it belongs to.
+    pub(crate) owners: Vec<(usize, DriveOwner)>,
+    /// A block device for each namespace, and its place among the configuration's devices.
+    pub(crate) devices: Vec<(usize, Arc<dyn Device>)>,
+}
+
+/// A drive on its way up.
+struct Rising {
+    wanted: Wanted,
+    /// The reactor that its owner belongs to.
+    reactor: usize,
+    bring_up: BringUp,
+}
+
+/// Takes the drives that `config` names from `bus` and brings all of them up, each bounded by the
+/// time that it claims for itself (CAP.TO). What cannot be had is one line in the log.
+pub(crate) fn start(
+    bus: Box<dyn Bus>,
+    config: &Config,
+    arena: &Arc<Arena>,
+    reactors: usize,
+) -> Started {
+    let mut rising = Vec::new();
+    for (index, wanted) in wanted(config).into_iter().enumerate() {
+        // Owners are spread over the reactors.
+        let reactor = index % reactors;
+        match open(&*bus, &wanted, arena, options(&wanted, reactors, reactor)) {
+            Ok(bring_up) => rising.push(Rising {
+                wanted,
+                reactor,
+                bring_up,
+            }),
+            Err(error) => left_out(&wanted, &with_causes(error.as_ref())),
+        }
+    }
+    let mut started = Started {
+        drives: Drives {
+            bus,
+            taken: Vec::new(),
+        },
+        owners: Vec::new(),
+        devices: Vec::new(),
+    };
+    let clock = TscClock::new();
+    while !rising.is_empty() {
+        let now = clock.now();
+        rising.retain_mut(|one| match one.bring_up.poll(now) {
+            BringUpState::Pending => true,
+            BringUpState::Ready((drive, owner)) => {
+                if started.add(config, &one.wanted, drive) {
+                    started.owners.push((one.reactor, owner));
+                }
+                false
+            }
+            BringUpState::Failed(error) => {
+                let cause = with_causes(&error);
+                left_out(&one.wanted, &format!("{}: {cause}", one.wanted.address));
+                false
+            }
+        });
+        if !rising.is_empty() {
+            std::thread::sleep(LOOK_INTERVAL);
+        }
+    }
+    started
+}
+
+fn left_out(wanted: &Wanted, why: &str) {
+    tracing::error!("{} left out: {why}", wanted.names);
+}
+
+fn options(wanted: &Wanted, reactors: usize, owner: usize) -> DriveOptions {
+    let deadline = wanted.settings.command_deadline;
+    DriveOptions {
+        reactors,
+        owner,
+        queue_depth_max: wanted.settings.queue_depth,
+        deadlines: Deadlines {
+            command: Nanos::from_millis(deadline.as_millis()),
+            ..Deadlines::default()
+        },
+        ..DriveOptions::new(&format!("{} ({})", wanted.address, wanted.names))
+    }
+}
+
+fn open(
+    bus: &dyn Bus,
+    wanted: &Wanted,
+    arena: &Arc<Arena>,
+    options: DriveOptions,
+) -> Result<BringUp, Failure> {
+    let backing = bus.open(wanted.address)?;
+    Ok(BringUp::new(backing, arena, options)?)
+}
+
+impl Started {
+    /// Takes in a drive that is ready, with those of its namespaces that can be used. False: there
+    /// is none, and the drive is let go.
+    fn add(&mut self, config: &Config, wanted: &Wanted, drive: Arc<Drive>) -> bool {
+        let Wanted { address, names, .. } = wanted;
+        tracing::info!(
+            "{names}: {address} is {}, serial {}, firmware {}, queue depth {}",
+            drive.model(),
+            drive.serial(),
+            drive.firmware(),
+            drive.queue_depth(),
+        );
+        let before = self.devices.len();
+        for (index, nsid) in &wanted.namespaces {
+            let device = &config.devices[*index];
+            let name = device.name.as_str();
+            let uuid = device.uuid.map_or([0; 16], |uuid| *uuid.as_bytes());
+            match drive.device(*nsid, name, uuid) {
+                Ok(device) => self.devices.push((*index, device)),
+                Err(error) => tracing::error!("{name} left out: {address}: {error}"),
+            }
+        }
+        if self.devices.len() == before {
+            return false;
+        }
+        self.drives.taken.push(Taken {
+            address: *address,
+            names: names.clone(),
+            drive,
+            notes: Notes::default(),
+        });
+        true
+    }
+}

@@ -1,0 +1,458 @@
+//! A whole appliance on emulated drives that fail, go and come back, with a host on its loopback.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use appliance_config::Config;
+use hugemem::Arena;
+use nvme_driver::backing::DeviceBacking;
+use nvme_driver::emulated::{
+    EmulatedController, EmulatedNamespace, EmulatedOptions, EmulatorControl, Fault, FaultMatch,
+    FaultRule, When,
+};
+use nvme_host::raw::{RawClient, RawNames};
+use nvme_spec::command::{IoOpcode, LogPageId, LogPageSelect};
+use nvme_spec::log::CriticalWarning;
+use nvme_spec::{Sqe, Status};
+use reactors::Nanos;
+use vfio::{PciAddress, Problem};
+
+use super::Bus;
+use crate::appliance::Appliance;
+use crate::command_line::Failure;
+
+const NQN: &str = "nqn.2026-11.org.windlass:test";
+/// Nothing that a test waits for takes this long, however busy the machine.
+const LIMIT: Duration = Duration::from_secs(30);
+const BLOCK_BYTES: usize = 512;
+
+/// A slot with a drive.
+#[derive(Clone)]
+struct Slot {
+    drive: Arc<EmulatedController>,
+    is_there: bool,
+}
+
+/// Drives by their address; shared with the test, which pulls them.
+#[derive(Clone, Default)]
+struct Slots(Arc<Mutex<BTreeMap<PciAddress, Slot>>>);
+
+impl Slots {
+    fn control(&self, address: &str) -> EmulatorControl {
+        self.with(address, |slot| slot.drive.control())
+    }
+
+    fn with<T>(&self, address: &str, action: impl FnOnce(&mut Slot) -> T) -> T {
+        let mut slots = self.0.lock().expect("no panic holds it");
+        let address = address.parse().expect("an address");
+        action(slots.get_mut(&address).expect("a slot with a drive"))
+    }
+}
+
+impl Bus for Slots {
+    fn open(&self, address: PciAddress) -> Result<Arc<dyn DeviceBacking>, Failure> {
+        self.look(address)?;
+        let slots = self.0.lock().expect("no panic holds it");
+        Ok(slots[&address].drive.clone())
+    }
+
+    fn look(&self, address: PciAddress) -> Result<(), Problem> {
+        let slots = self.0.lock().expect("no panic holds it");
+        match slots.get(&address) {
+            Some(slot) if slot.is_there => Ok(()),
+            Some(_) | None => Err(Problem::NotThere { address }),
+        }
+    }
+}
+
+/// A drive with two namespaces of 1 MiB behind a volatile cache.
+fn options(serial: &str) -> EmulatedOptions {
+    EmulatedOptions {
+        serial: serial.to_owned(),
+        namespaces: (1..=2)
+            .map(|nsid| EmulatedNamespace::new(nsid, BLOCK_BYTES as u32, 2048))
+            .collect(),
+        ..EmulatedOptions::default()
+    }
+}
+
+/// Both drives with both namespaces in one export on `cores`.
+fn configuration(cores: &str, more: &str) -> Config {
+    let mut text = format!(
+        r#"
+[appliance]
+cores = "{cores}"
+memory = "32MiB"
+pages = "ordinary"
+shutdown_deadline = "20s"
+
+[[listener]]
+name = "loopback"
+transport = "tcp"
+address = "127.0.0.1:0"
+
+[[export]]
+nqn = "{NQN}"
+devices = ["a1", "a2", "b1", "b2"]
+listeners = ["loopback"]
+allow_any_host = true
+"#
+    );
+    for (name, bus, namespace) in [("a1", 1, 1), ("a2", 1, 2), ("b1", 2, 1), ("b2", 2, 2)] {
+        text += &format!(
+            "\n[[device]]\nname = \"{name}\"\ntype = \"nvme\"\npci = \"0{bus}:00.0\"\n\
+             namespace = {namespace}\n{more}\n"
+        );
+    }
+    Config::parse("test", &text).expect("a right configuration")
+}
+
+/// What commands to a namespace get that is not there (Base 2.1 §3.2.1.5).
+const INACTIVE: Status = Status::INVALID_FIELD.with_dnr();
+
+const A: &str = "0000:01:00.0";
+const B: &str = "0000:02:00.0";
+
+/// The first cores that this process may use, `count` of them where there are as many.
+fn cores(count: usize) -> String {
+    let set = rustix::thread::sched_getaffinity(None).expect("a process has cores");
+    let all = (0..rustix::thread::CpuSet::MAX_CPU).filter(|core| set.is_set(*core));
+    let some: Vec<String> = all.take(count).map(|core| core.to_string()).collect();
+    some.join(",")
+}
+
+/// An appliance on two emulated drives, changed by `change` before anything starts, with a further
+/// line for each device.
+fn started_with(
+    cores: &str,
+    more: &str,
+    change: impl Fn(&str, &mut EmulatedOptions),
+) -> (Appliance, Slots) {
+    let slots = Slots::default();
+    let bus = slots.clone();
+    let make = |arena: &Arc<Arena>, _| -> Box<dyn Bus> {
+        for (address, serial) in [(A, "DRIVE-A"), (B, "DRIVE-B")] {
+            let mut options = options(serial);
+            change(address, &mut options);
+            let drive = EmulatedController::new(arena.region(), options).expect("a small drive");
+            let slot = Slot {
+                drive: Arc::new(drive),
+                is_there: true,
+            };
+            let address = address.parse().expect("an address");
+            let mut slots = bus.0.lock().expect("no panic holds it");
+            slots.insert(address, slot);
+        }
+        Box::new(bus)
+    };
+    let appliance = Appliance::start_with(configuration(cores, more), make).expect("it starts");
+    (appliance, slots)
+}
+
+fn started() -> (Appliance, Slots) {
+    started_with(&cores(1), "", |_, _| {})
+}
+
+/// A host with one I/O queue.
+struct Host {
+    admin: RawClient,
+    io: RawClient,
+}
+
+impl Host {
+    fn attach(appliance: &Appliance) -> Self {
+        let names = RawNames {
+            host: "nqn.2026-11.org.windlass:host".to_owned(),
+            host_id: [9; 16],
+            subsystem: NQN.to_owned(),
+        };
+        let address = appliance.addresses()[0];
+        let connect = || RawClient::connect(address, LIMIT).expect("it listens");
+        let (mut admin, mut io) = (connect(), connect());
+        let cntlid = admin.open_admin(&names).expect("any host may attach");
+        io.open_io(&names, cntlid, 1).expect("queue 1 is free");
+        Self { admin, io }
+    }
+
+    fn write(&mut self, nsid: u32, lba: u64, fill: u8) -> Status {
+        let sqe = Sqe::write(nsid, lba, 0, false);
+        let (cqe, _) = self
+            .io
+            .command(sqe, &[fill; BLOCK_BYTES], 0)
+            .expect("an answer");
+        cqe.status()
+    }
+
+    /// The health log's critical warning.
+    fn warning(&mut self) -> u8 {
+        let select = LogPageSelect::new()
+            .with_lid(LogPageId::SMART_HEALTH)
+            .with_numd_z(127);
+        let sqe = Sqe::log_page(0, select, 0);
+        let (cqe, page) = self.admin.command(sqe, &[], 512).expect("an answer");
+        assert!(cqe.status().is_success(), "{}", cqe.status());
+        page[0]
+    }
+
+    fn flush(&mut self, nsid: u32) -> Status {
+        let (cqe, _) = self
+            .io
+            .command(Sqe::flush(nsid), &[], 0)
+            .expect("an answer");
+        cqe.status()
+    }
+
+    fn read(&mut self, nsid: u32, lba: u64) -> Result<Vec<u8>, Status> {
+        let sqe = Sqe::read(nsid, lba, 0);
+        let (cqe, data) = self
+            .io
+            .command(sqe, &[], BLOCK_BYTES as u32)
+            .expect("an answer");
+        if cqe.status().is_success() {
+            Ok(data)
+        } else {
+            Err(cqe.status())
+        }
+    }
+}
+
+/// Has the appliance look after its drives until `holds`, as if `later` had passed.
+#[track_caller]
+fn look_until(
+    appliance: &mut Appliance,
+    later: Duration,
+    what: &str,
+    mut holds: impl FnMut() -> bool,
+) {
+    let began = Instant::now();
+    while !holds() {
+        assert!(began.elapsed() < LIMIT, "{what} did not come true");
+        appliance.look(Instant::now() + later);
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Until the host is told that namespace 1 is there, or that it is not.
+#[track_caller]
+fn look_until_served(appliance: &mut Appliance, host: &mut Host, served: bool) {
+    let what = format!("served is {served}");
+    look_until(appliance, Duration::ZERO, &what, || match host.read(1, 0) {
+        Ok(_) => served,
+        Err(status) => !served && status == INACTIVE,
+    });
+}
+
+#[test]
+fn drives_are_served_and_shut_down_in_order() {
+    for count in [1, 2] {
+        let (appliance, slots) = started_with(&cores(count), "", |_, _| {});
+        let mut host = Host::attach(&appliance);
+        for nsid in 1..=4 {
+            assert_eq!(host.write(nsid, 7, nsid as u8), Status::SUCCESS);
+            assert_eq!(host.read(nsid, 7), Ok(vec![nsid as u8; BLOCK_BYTES]));
+        }
+        let mut block = [0; BLOCK_BYTES];
+        let durable = |block: &mut [u8]| slots.control(B).read_durable(2, 7, block);
+        assert!(durable(&mut block) && block[0] == 0, "it is in the cache");
+        drop(host);
+        assert!(appliance.stop_quietly(), "with {count} reactors");
+        for (address, nsid, fill) in [(A, 1, 1), (A, 2, 2), (B, 1, 3), (B, 2, 4)] {
+            let control = slots.control(address);
+            assert!(control.read_durable(nsid, 7, &mut block));
+            assert_eq!(block, [fill; BLOCK_BYTES], "the cache was flushed");
+            assert!(!control.is_bus_master());
+        }
+    }
+}
+
+/// A drive that never becomes ready costs the time that it claims (CAP.TO), and nothing else.
+#[test]
+fn a_drive_that_never_becomes_ready_is_left_out() {
+    let began = Instant::now();
+    let (appliance, _slots) = started_with(&cores(1), "", |address, options| {
+        if address == A {
+            options.timeout_units = 1;
+            options.ready_after = Nanos::from_secs(3600);
+        }
+    });
+    assert!(began.elapsed() < LIMIT);
+    assert_eq!(
+        [0, 1, 2, 3].map(|index| appliance.has_device(index)),
+        [false, false, true, true]
+    );
+    let mut host = Host::attach(&appliance);
+    assert_eq!(host.read(1, 0), Err(INACTIVE));
+    assert_eq!(host.write(3, 0, 1), Status::SUCCESS);
+    drop(host);
+    assert!(appliance.stop_quietly());
+}
+
+/// Of a drive whose one namespace has metadata the other one is served.
+#[test]
+fn a_namespace_that_cannot_be_used_is_left_out() {
+    let (appliance, slots) = started_with(&cores(1), "", |address, options| {
+        options.namespaces[0].metadata_bytes = 8;
+        if address == B {
+            options.namespaces[1].block_size = 1024;
+        }
+    });
+    assert_eq!(
+        [0, 1, 2, 3].map(|index| appliance.has_device(index)),
+        [false, true, false, false]
+    );
+    assert!(
+        !slots.control(B).is_bus_master(),
+        "nothing of it is served, so it was let go"
+    );
+    let mut host = Host::attach(&appliance);
+    assert_eq!(host.write(2, 0, 1), Status::SUCCESS);
+    drop(host);
+    assert!(appliance.stop_quietly());
+}
+
+/// Pulled without a word: the namespaces go, the other drive stays, and what was safe is there when
+/// the drive is back.
+#[test]
+fn a_drive_that_is_pulled_comes_back() {
+    let (mut appliance, slots) = started();
+    let mut host = Host::attach(&appliance);
+    assert_eq!(host.write(1, 0, 5), Status::SUCCESS);
+    assert_eq!(host.flush(1), Status::SUCCESS);
+    for _ in 0..2 {
+        slots.with(A, |slot| slot.is_there = false);
+        slots.control(A).remove();
+        look_until_served(&mut appliance, &mut host, false);
+        assert_eq!(host.read(2, 0), Err(INACTIVE));
+        assert_eq!(host.write(3, 0, 6), Status::SUCCESS);
+        slots.control(A).reappear();
+        slots.with(A, |slot| slot.is_there = true);
+        look_until_served(&mut appliance, &mut host, true);
+        assert_eq!(host.read(1, 0), Ok(vec![5; BLOCK_BYTES]));
+    }
+    drop(host);
+    assert!(appliance.stop_quietly());
+}
+
+/// Asked for by the system: the drive is told to make its cache safe, is let go, and is not taken
+/// again before it was away, or left alone for some seconds.
+#[test]
+fn a_drive_that_is_asked_for_is_let_go() {
+    let (mut appliance, slots) = started();
+    let mut host = Host::attach(&appliance);
+    assert_eq!(host.write(1, 0, 5), Status::SUCCESS);
+    slots.control(A).request_removal(true);
+    look_until_served(&mut appliance, &mut host, false);
+    assert!(!slots.control(A).is_bus_master());
+    let mut block = [0; BLOCK_BYTES];
+    assert!(slots.control(A).read_durable(1, 0, &mut block));
+    assert_eq!(block, [5; BLOCK_BYTES]);
+    slots.control(A).request_removal(false);
+    for _ in 0..20 {
+        appliance.look(Instant::now());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(
+        host.read(1, 0),
+        Err(INACTIVE),
+        "nobody took it, so it is still left alone"
+    );
+    let later = Duration::from_secs(60);
+    look_until(&mut appliance, later, "taken again", || {
+        host.read(1, 0).is_ok()
+    });
+    assert_eq!(host.read(1, 0), Ok(vec![5; BLOCK_BYTES]));
+    drop(host);
+    assert!(appliance.stop_quietly());
+}
+
+/// Another drive in the slot is not served in the place of the first one.
+#[test]
+fn another_drive_does_not_take_its_place() {
+    let (mut appliance, slots) = started();
+    let mut host = Host::attach(&appliance);
+    slots.with(A, |slot| slot.is_there = false);
+    slots.control(A).remove();
+    look_until_served(&mut appliance, &mut host, false);
+    let plug_in = |serial: &str| {
+        slots.control(A).replace_serial(serial);
+        slots.control(A).reappear();
+        slots.with(A, |slot| slot.is_there = true);
+    };
+    plug_in("ANOTHER");
+    for _ in 0..100 {
+        appliance.look(Instant::now());
+        assert!(host.read(1, 0).is_err());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    slots.with(A, |slot| slot.is_there = false);
+    slots.control(A).remove();
+    plug_in("DRIVE-A");
+    // It rests between attempts, since each one costs the drive a reset.
+    let later = Duration::from_secs(600);
+    look_until(&mut appliance, later, "served again", || {
+        host.read(1, 0).is_ok()
+    });
+    drop(host);
+    assert!(appliance.stop_quietly());
+}
+
+/// The medium's errors get their status (NVM 1.1 §3.2.1); a command that hangs is a path error once
+/// the drive was reset for it, and the drive is in order then.
+#[test]
+fn faults_of_a_drive_reach_hosts_as_the_right_status() {
+    let (mut appliance, slots) = started_with(&cores(1), "command_deadline = \"100ms\"", |_, _| {});
+    let mut host = Host::attach(&appliance);
+    let control = slots.control(A);
+    let inject = |opcode: IoOpcode, fault| {
+        let matching = FaultMatch::io().with_opcode(opcode.0).with_namespace(1);
+        control.inject(FaultRule::new(matching, When::First(1), fault));
+    };
+    inject(
+        IoOpcode::READ,
+        Fault::Status(Status::UNRECOVERED_READ_ERROR),
+    );
+    assert_eq!(host.read(1, 0), Err(Status::UNRECOVERED_READ_ERROR));
+    inject(IoOpcode::WRITE, Fault::Status(Status::WRITE_FAULT));
+    assert_eq!(host.write(1, 0, 1), Status::WRITE_FAULT);
+    inject(IoOpcode::READ, Fault::Hang { abortable: true });
+    assert_eq!(host.read(1, 0), Err(Status::ABORT_REQUESTED));
+    control.disarm_all();
+    inject(IoOpcode::READ, Fault::Hang { abortable: false });
+    assert_eq!(host.read(1, 0), Err(Status::CONTROLLER_PATHING_ERROR));
+    look_until(&mut appliance, Duration::ZERO, "in order", || {
+        host.read(1, 0).is_ok()
+    });
+    assert_eq!(host.write(3, 0, 1), Status::SUCCESS);
+    drop(host);
+    assert!(appliance.stop_quietly());
+}
+
+/// A drive's warning is in the hosts' health log.
+#[test]
+fn a_drives_warning_reaches_hosts() {
+    let (mut appliance, slots) = started();
+    let mut host = Host::attach(&appliance);
+    assert_eq!(host.warning(), 0);
+    let warning = CriticalWarning::new().with_reliability(true);
+    slots.control(B).set_critical_warning(warning);
+    let bits = warning.into_bits();
+    look_until(&mut appliance, Duration::ZERO, "told", || {
+        host.warning() == bits
+    });
+    drop(host);
+    assert!(appliance.stop_quietly());
+}
+
+#[test]
+fn devices_on_one_drive_are_one_drive() {
+    let wanted = super::wanted(&configuration("0", "queue_depth = 7"));
+    let seen: Vec<_> = wanted
+        .iter()
+        .map(|drive| (drive.address.to_string(), drive.names.as_str()))
+        .collect();
+    assert_eq!(seen, [(A.to_owned(), "a1, a2"), (B.to_owned(), "b1, b2")]);
+    assert_eq!(wanted[1].namespaces, [(2, 1), (3, 2)]);
+    assert_eq!(wanted[0].settings.queue_depth, 7);
+    assert!(wanted[1].has(3) && !wanted[1].has(0));
+}
