@@ -263,8 +263,8 @@ impl Controller {
         if warnings.spare() && !before.spare() {
             self.events.raise(EventKind::Spare, configuration);
         }
-        // Base 2.1 §5.1.2.1, NVM subsystem Reliability: one event for three warnings, each of which
-        // the host asks for by itself.
+        // Base 2.1 §5.1.2.1, NVM subsystem Reliability: one event for three warnings, each of
+        // which the host asks for by itself.
         let reliability = warnings.reliability() && !before.reliability();
         let read_only = warnings.read_only() && !before.read_only();
         let backup_failed = warnings.backup_failed() && !before.backup_failed();
