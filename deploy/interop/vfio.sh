@@ -31,9 +31,8 @@ listed() {
 disk_of() {
   local disk=
   for _ in $(seq 100); do
-    disk=$(windlass devices --json |
-      jq -r --arg a "$1" --arg n "n$2" '.[] | select(.address == $a) | .namespaces[].block_device
-        | select(endswith($n))')
+    disk=$(windlass devices --json | jq -r --arg a "$1" --argjson n "$2" \
+      '.[] | select(.address == $a) | .namespaces[] | select(.nsid == $n) | .block_device')
     [ -n "$disk" ] && [ -b "/dev/$disk" ] && break
     sleep 0.1
   done

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use appliance_config::Appliance;
 use serde::Serialize;
-use vfio::{Function, PciAddress, System, Use};
+use vfio::{Function, PciAddress, Problem, System, Use};
 
 /// One drive, with what keeps it from being exported.
 #[derive(Debug)]
@@ -25,12 +25,16 @@ pub(super) fn look(system: &System) -> Vec<Drive> {
         // One that vanishes in between is one that is not there.
         .filter_map(|address| {
             let function = Function::inspect(system, address).ok()?;
-            let uses = function.uses(system);
             let problem = vfio::diagnose(system, address, arena_bytes).err();
+            let line = problem.as_ref().map(ToString::to_string);
+            let uses = match problem {
+                Some(Problem::InUse { uses, .. }) => uses,
+                _ => Vec::new(),
+            };
             Some(Drive {
                 function,
                 uses,
-                problem: problem.map(|problem| problem.to_string()),
+                problem: line,
             })
         })
         .collect()
@@ -181,6 +185,7 @@ struct MemberJson<'a> {
 
 #[derive(Serialize)]
 struct NamespaceJson<'a> {
+    nsid: Option<u32>,
     block_device: &'a str,
     bytes: u64,
 }
@@ -227,6 +232,7 @@ fn drive_json(drive: &Drive) -> DriveJson<'_> {
             .disks
             .iter()
             .map(|disk| NamespaceJson {
+                nsid: disk.nsid,
                 block_device: &disk.name,
                 bytes: disk.bytes,
             })

@@ -26,6 +26,7 @@ fn machine() -> tempfile::TempDir {
     let block = root.path().join("sys/class/block/nvme0n1");
     write(&block.join("dev"), "259:0\n");
     write(&block.join("size"), "2097152\n");
+    write(&block.join("nsid"), "3\n");
     write(&root.path().join("dev/nvme0n1"), "");
     fs::create_dir_all(pci.join("drivers/nvme")).unwrap();
     fs::create_dir_all(pci.join("drivers/vfio-pci")).unwrap();
@@ -67,6 +68,7 @@ fn a_drive_is_shown_with_what_uses_it() {
     assert_eq!(drive["iommu_group"]["number"], 7);
     assert_eq!(drive["uses"][0]["kind"], "mounted");
     assert_eq!(drive["namespaces"][0]["bytes"], 1 << 30);
+    assert_eq!(drive["namespaces"][0]["nsid"], 3);
     assert_eq!(drive["ready"], false);
 }
 

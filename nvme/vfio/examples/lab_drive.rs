@@ -145,7 +145,14 @@ fn examine(device: &Device, arena: &Arc<Arena>, arena_address: u64) -> Outcome {
     device.reset()?;
     assert_eq!(registers.read_u32(CSTS) & 1, 0, "ready after a reset");
     assert_eq!(registers.read_u32(VS), version);
-    println!("{address}: reset");
+    device.set_bus_master(true)?;
+    let mut queues = Queues::new(arena, arena_address)?;
+    queues.enable(device)?;
+    device.arm_interrupt(0, true)?;
+    queues.identify(device)?;
+    let event = device.interrupt(0).ok_or("no vector")?;
+    assert!(is_readable(event)?, "vector 0 did not fire after the reset");
+    println!("{address}: reset, and back with its interrupts");
     controller_memory(device, cap)
 }
 

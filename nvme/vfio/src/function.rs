@@ -47,6 +47,8 @@ pub struct IommuGroup {
 pub struct Disk {
     /// The block device: `nvme0n1`.
     pub name: String,
+    /// The namespace's identifier: Linux numbers block devices as it finds them.
+    pub nsid: Option<u32>,
     /// Its size in bytes.
     pub bytes: u64,
 }
@@ -108,11 +110,17 @@ pub(crate) fn driver(system: &System, address: PciAddress) -> Option<String> {
     link_name(&attribute(system, address, "driver"))
 }
 
+/// What the kernel calls groups that it invents where there is no IOMMU (`vfio_noiommu`): a
+/// function in one reaches all memory.
+const INVENTED_GROUP: &str = "vfio-noiommu";
+
 /// The number of the group that a function is in.
 pub(crate) fn group_number(system: &System, address: PciAddress) -> Option<u32> {
-    link_name(&attribute(system, address, "iommu_group"))?
+    let number: u32 = link_name(&attribute(system, address, "iommu_group"))?
         .parse()
-        .ok()
+        .ok()?;
+    let name = word(&system.sysfs(format!("kernel/iommu_groups/{number}/name")));
+    (name.as_deref() != Some(INVENTED_GROUP)).then_some(number)
 }
 
 fn group(system: &System, address: PciAddress) -> Option<IommuGroup> {
@@ -235,7 +243,8 @@ fn disks(system: &System, below: &[String]) -> Vec<Disk> {
         let bytes = number(&folder.join("size"))
             .unwrap_or(0)
             .saturating_mul(512);
-        disks.push(Disk { name, bytes });
+        let nsid = number(&folder.join("nsid")).and_then(|nsid| u32::try_from(nsid).ok());
+        disks.push(Disk { name, nsid, bytes });
     }
     disks
 }

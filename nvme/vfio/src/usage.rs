@@ -426,6 +426,9 @@ fn loops(system: &System, devices: &[String]) -> Vec<Use> {
 /// Programs that have one of `/dev/NAME` open, as far as this process may see it.
 pub(crate) fn programs(system: &System, nodes: &[String]) -> Vec<Use> {
     let mut uses = Vec::new();
+    if nodes.is_empty() {
+        return uses;
+    }
     for pid in processes(system).filter(|pid| *pid != std::process::id()) {
         let folder = system.proc(format!("{pid}/fd"));
         let open: BTreeSet<String> = names(&folder)

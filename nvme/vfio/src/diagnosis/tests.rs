@@ -30,6 +30,13 @@ fn in_use_comes_before_everything_else() {
 }
 
 #[test]
+fn a_group_that_the_kernel_invented_is_no_iommu() {
+    let machine = Machine::with_taken_drive();
+    machine.file("sys/kernel/iommu_groups/7/name", "vfio-noiommu\n");
+    assert!(found(&machine).contains("behind no IOMMU"));
+}
+
+#[test]
 fn a_drive_of_the_kernels_is_offered_unless_its_group_is_shared() {
     let machine = Machine::with_drives();
     assert!(found(&machine).ends_with("`windlass bind 0000:01:00.0` hands it over"));
