@@ -20,6 +20,7 @@ use super::handle::Handle;
 use super::identifier::{Identifier, Label, set};
 use super::library::Functions;
 use super::listener::{NOWHERE, VerbsListener};
+use super::queue_pair::set_patience;
 use super::system::{descriptor_of, error_of, set_nonblocking, would_block};
 use super::table::{DeviceTable, no_devices};
 use crate::connection::{ConnectionEvent, Event, PrivateData, RejectReason, Token};
@@ -81,8 +82,6 @@ enum Told {
         initiator_depth: u8,
         responder_resources: u8,
     },
-    /// The peer ended a connection: this side's half is to be ended as well.
-    Disconnected(Token),
 }
 
 impl VerbsEventChannel {
@@ -124,17 +123,42 @@ impl VerbsEventChannel {
             };
         }
         // SAFETY: the event is this function's until it is acknowledged.
-        let told = told_by(unsafe { &*event });
-        if let Told::Disconnected(_) = told {
-            // Has the work flushed, and answers a peer that asked. Refused where this side began.
-            // SAFETY: the event is this function's until it is acknowledged.
-            let id = unsafe { (*event).id };
-            // SAFETY: the identifier is alive, and its channel is locked.
-            let _ = unsafe { (functions.rdma_disconnect)(id) };
+        let fetched = unsafe { &*event };
+        let told = told_by(fetched);
+        if let Told::Event(_) = told {
+            self.follow(fetched.event, fetched.id);
         }
         // SAFETY: the event came from the call above and is acknowledged once.
         unsafe { (functions.rdma_ack_cm_event)(event) };
         Ok(Some(told))
+    }
+
+    /// Does what an event asks of this side, for its owner need not. The channel is locked.
+    fn follow(&self, kind: rdma_cm_event_type::Type, id: *mut rdma_cm_id) {
+        let functions = self.channel.functions;
+        match kind {
+            rdma_cm_event_type::RDMA_CM_EVENT_DISCONNECTED => {
+                // Has the work flushed, and answers a peer that asked. Refused where this side
+                // began.
+                // SAFETY: the identifier is alive, and its channel is locked.
+                let _ = unsafe { (functions.rdma_disconnect)(id) };
+            }
+            rdma_cm_event_type::RDMA_CM_EVENT_ESTABLISHED => {
+                // SAFETY: the identifier is alive, and its channel is locked.
+                let queue_pair = unsafe { (*id).qp };
+                if let Some(queue_pair) = Handle::new(queue_pair) {
+                    set_patience(functions, queue_pair);
+                }
+            }
+            rdma_cm_event_type::RDMA_CM_EVENT_DEVICE_REMOVAL => {
+                // SAFETY: the identifier is alive, and its channel is locked.
+                let context = unsafe { (*id).verbs };
+                if let Some(context) = Handle::new(context) {
+                    self.devices.remove(context);
+                }
+            }
+            _ => {}
+        }
     }
 
     /// Makes a request of what a peer asked; `None` when its device was removed meanwhile.
@@ -174,10 +198,6 @@ impl EventChannel for VerbsEventChannel {
             match told {
                 Told::Nothing => {}
                 Told::Event(event) => return Ok(Some(event)),
-                Told::Disconnected(token) => {
-                    let event = ConnectionEvent::Disconnected;
-                    return Ok(Some(Event::Connection { token, event }));
-                }
                 Told::Request {
                     listener,
                     id,
@@ -230,10 +250,6 @@ fn told_by(event: &rdma_cm_event) -> Told {
             _ => Told::Event(Event::ListenerFailed { listener: token }),
         };
     }
-    if event.event == rdma_cm_event_type::RDMA_CM_EVENT_DISCONNECTED {
-        set(&label.is_ended);
-        return Told::Disconnected(token);
-    }
     let event = connection_event(label, event);
     Told::Event(Event::Connection { token, event })
 }
@@ -285,6 +301,10 @@ fn connection_event(label: &Label, event: &rdma_cm_event) -> ConnectionEvent {
         kind::RDMA_CM_EVENT_ESTABLISHED => {
             set(&label.is_connected);
             established(label, parameters)
+        }
+        kind::RDMA_CM_EVENT_DISCONNECTED => {
+            set(&label.is_ended);
+            ConnectionEvent::Disconnected
         }
         kind::RDMA_CM_EVENT_DEVICE_REMOVAL => ConnectionEvent::DeviceRemoved,
         kind::RDMA_CM_EVENT_ADDR_CHANGE => ConnectionEvent::AddressChanged,

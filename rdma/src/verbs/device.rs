@@ -5,8 +5,8 @@ use std::ffi::{CStr, c_int, c_uint};
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::BorrowedFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Weak};
 
 use rdma_sys::{
     ibv_context, ibv_cq, ibv_device_attr, ibv_device_cap_flags, ibv_event_type, ibv_port_attr,
@@ -45,7 +45,7 @@ pub struct VerbsDevice {
 #[derive(Debug)]
 struct Inner {
     functions: &'static Functions,
-    /// Open until the program ends.
+    /// Open while this lives.
     context: Handle<ibv_context>,
     index: DeviceIndex,
     name: String,
@@ -53,8 +53,36 @@ struct Inner {
     flags_invalidated: c_uint,
     /// The most inline bytes that a queue pair may ask for, as far as refusals have shown.
     inline_bytes: AtomicU32,
+    /// Whether the connection manager said that it is being removed.
+    is_removed: AtomicBool,
     /// Whether its end was told.
     is_gone: AtomicBool,
+}
+
+/// A device that may be gone by now.
+#[derive(Debug)]
+pub(super) struct WeakDevice(Weak<Inner>);
+
+impl WeakDevice {
+    pub(super) fn upgrade(&self) -> Option<VerbsDevice> {
+        self.0.upgrade().map(|inner| VerbsDevice { inner })
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // SAFETY: any thread may take memory.
+        let list = unsafe { libc::calloc(2, size_of::<*mut ibv_context>()) };
+        let list: *mut *mut ibv_context = list.cast();
+        if list.is_null() {
+            return;
+        }
+        // SAFETY: the list has room for two entries, of which the second stays null.
+        unsafe { *list = self.context.get() };
+        // SAFETY: the list is as librdmacm makes them; the reference in it is this device's, which
+        // was its last user.
+        unsafe { (self.functions.rdma_free_devices)(list) };
+    }
 }
 
 /// `struct ibv_async_event`, with a number where `rdma_sys` has an enumeration: a library that is
@@ -76,7 +104,7 @@ union Element {
 }
 
 impl VerbsDevice {
-    /// The device of a context, which stays open until the program ends.
+    /// The device of a context; takes over a reference to it that a list of librdmacm gave.
     pub(super) fn new(
         functions: &'static Functions,
         context: Handle<ibv_context>,
@@ -101,7 +129,7 @@ impl VerbsDevice {
             .into_owned();
         // SAFETY: the context is open, and nobody changes this field.
         let descriptor = unsafe { (*context.get()).async_fd };
-        // SAFETY: the context stays open.
+        // SAFETY: the context is open during the call.
         set_nonblocking(unsafe { descriptor_of(descriptor) })?;
         let link_layer = query_port(functions, context, 1)?.link_layer;
         let transport = transport_of(transport, link_layer);
@@ -118,6 +146,7 @@ impl VerbsDevice {
                     FLAG_INVALIDATED
                 },
                 inline_bytes: AtomicU32::new(u32::MAX),
+                is_removed: AtomicBool::new(false),
                 is_gone: AtomicBool::new(false),
             }),
         })
@@ -129,6 +158,21 @@ impl VerbsDevice {
 
     pub(super) fn context(&self) -> Handle<ibv_context> {
         self.inner.context
+    }
+
+    pub(super) fn downgrade(&self) -> WeakDevice {
+        WeakDevice(Arc::downgrade(&self.inner))
+    }
+
+    /// Takes note that it is being removed, for drivers whose devices do not tell it themselves.
+    pub(super) fn mark_removed(&self) {
+        self.inner.is_removed.store(true, Ordering::Relaxed);
+    }
+
+    /// The news that the device is gone, once.
+    fn end(&self) -> Option<DeviceEvent> {
+        let is_news = !self.inner.is_gone.swap(true, Ordering::Relaxed);
+        is_news.then_some(DeviceEvent::Fatal)
     }
 
     pub(super) fn is_same(&self, other: &Self) -> bool {
@@ -171,7 +215,7 @@ impl VerbsDevice {
                 token: receive_queue_token(event),
             },
             IS_DEVICE_FATAL => {
-                self.inner.is_gone.store(true, Ordering::Relaxed);
+                let _ = self.end();
                 DeviceEvent::Fatal
             }
             IS_PORT_ACTIVE => DeviceEvent::PortUp(port),
@@ -219,9 +263,9 @@ impl Device for VerbsDevice {
         // layout of what the call writes.
         let result = unsafe { (functions.ibv_get_async_event)(self.inner.context.get(), pointer) };
         if result != 0 {
-            let is_gone = io::Error::last_os_error().raw_os_error() == Some(libc::EIO);
-            let is_news = is_gone && !self.inner.is_gone.swap(true, Ordering::Relaxed);
-            return is_news.then_some(DeviceEvent::Fatal);
+            let is_gone = io::Error::last_os_error().raw_os_error() == Some(libc::EIO)
+                || self.inner.is_removed.load(Ordering::Relaxed);
+            return if is_gone { self.end() } else { None };
         }
         // Until the event is acknowledged, what it names is not destroyed.
         let told = self.event_of(&event);
@@ -234,7 +278,7 @@ impl Device for VerbsDevice {
     fn descriptor(&self) -> BorrowedFd<'_> {
         // SAFETY: the context is open, and nobody changes this field.
         let number = unsafe { (*self.inner.context.get()).async_fd };
-        // SAFETY: the context stays open.
+        // SAFETY: the context stays open for as long as this borrow.
         unsafe { descriptor_of(number) }
     }
 }

@@ -2,7 +2,10 @@
 //!
 //! The libraries are loaded when [`Verbs::open`] is called, so a program with this module in it
 //! starts without them. Devices are those of the connection manager: queues are made in the very
-//! contexts that its connections use, and a context, once seen, stays open until the program ends.
+//! contexts that its connections use. A device that is removed is told by the events of connections
+//! on it and by [`Device::next_event`](crate::Device::next_event), though not every driver makes
+//! the descriptor readable for it. Whoever then drops all that is on it, and asks for
+//! [`Provider::devices`] now and then, lets the removal finish, and finds it when it returns.
 //!
 //! Who may touch what at once: the libraries guard their objects against use from several threads,
 //! with one gap, which is a connection manager's identifier whose event is being fetched. Fetching

@@ -33,6 +33,10 @@ use crate::request::{ReceiveRequest, SendRequest, WindowBinding};
 /// Fewer inline bytes than this are not worth a further try.
 const INLINE_BYTES_LEAST: u32 = 16;
 
+/// 0.64 ms in the code of RNR NAK timers (InfiniBand Architecture Specification, volume 1, table
+/// 45).
+const RNR_PAUSE: u8 = 12;
+
 /// A queue pair of libibverbs.
 #[derive(Debug)]
 pub struct VerbsQueuePair {
@@ -264,6 +268,20 @@ fn make(
             fewer => fewer,
         };
     }
+}
+
+/// Has a peer that found no receive try again soon. The connection manager leaves the pause at its
+/// longest, 655 ms. What a device says to it does not matter: it is no more than slower.
+pub(super) fn set_patience(functions: &Functions, queue_pair: Handle<ibv_qp>) {
+    let mut attributes = MaybeUninit::<ibv_qp_attr>::zeroed();
+    let pointer = attributes.as_mut_ptr();
+    // SAFETY: the structure is this function's, and all zeroes.
+    unsafe { (*pointer).qp_state = ibv_qp_state::IBV_QPS_RTS };
+    // SAFETY: as above.
+    unsafe { (*pointer).min_rnr_timer = RNR_PAUSE };
+    let mask = ibv_qp_attr_mask::IBV_QP_STATE.0 | ibv_qp_attr_mask::IBV_QP_MIN_RNR_TIMER.0;
+    // SAFETY: the queue pair is alive; the call reads what the mask names.
+    let _ = unsafe { (functions.ibv_modify_qp)(queue_pair.get(), pointer, mask as c_int) };
 }
 
 fn set_error(functions: &Functions, queue_pair: Handle<ibv_qp>) -> Result<(), Error> {

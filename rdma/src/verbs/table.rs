@@ -1,4 +1,9 @@
 //! The devices of the connection manager.
+//!
+//! Each device in the table holds the reference that a list of librdmacm gives, which keeps its
+//! context open. One that is removed is let go, so that it ends when its last user does: some
+//! drivers, soft RoCE's among them, cannot be removed while a context is open. librdmacm itself
+//! closes it when it looks for devices the next time, and only while there is another device.
 #![expect(
     unsafe_code,
     reason = "walks the list of devices that librdmacm returns"
@@ -6,29 +11,47 @@
 
 use std::ffi::c_int;
 use std::io;
-use std::sync::{Mutex, PoisonError};
+use std::ptr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rdma_sys::ibv_context;
 
-use super::device::VerbsDevice;
+use super::device::{VerbsDevice, WeakDevice};
 use super::handle::Handle;
 use super::library::Functions;
 use crate::device::DeviceIndex;
 use crate::error::{Error, Unavailable};
 
-/// Every device that was ever seen, by index. A device that was removed keeps its place; when it
-/// returns it is another one.
+/// The devices that there are, and those that were removed and are still used.
 #[derive(Debug)]
 pub(super) struct DeviceTable {
     functions: &'static Functions,
-    devices: Mutex<Vec<VerbsDevice>>,
+    known: Mutex<Known>,
+}
+
+#[derive(Debug)]
+struct Known {
+    entries: Vec<Entry>,
+    /// Never given twice: a device that returns is another one.
+    next_index: u16,
+}
+
+#[derive(Debug)]
+struct Entry {
+    context: Handle<ibv_context>,
+    device: WeakDevice,
+    /// `None` once it was removed.
+    held: Option<VerbsDevice>,
 }
 
 impl DeviceTable {
     pub(super) fn new(functions: &'static Functions) -> Self {
         Self {
             functions,
-            devices: Mutex::new(Vec::new()),
+            known: Mutex::new(Known {
+                entries: Vec::new(),
+                next_index: 0,
+            }),
         }
     }
 
@@ -36,73 +59,127 @@ impl DeviceTable {
         self.functions
     }
 
-    /// Looks for devices, takes new ones into the table, and returns those that are there.
+    /// Looks for devices, takes new ones into the table, lets removed ones go, and returns those
+    /// that are there.
     pub(super) fn refresh(&self) -> Result<Vec<VerbsDevice>, Error> {
-        let mut devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.lock();
         let mut count: c_int = 0;
         // SAFETY: the call writes the count, and any thread may make it.
         let list = unsafe { (self.functions.rdma_get_devices)(&raw mut count) };
         if list.is_null() {
-            return Err(no_devices(io::Error::last_os_error()).into());
-        }
-        let mut present = Vec::new();
-        let mut failed = None;
-        let known = devices.len();
-        for at in 0..usize::try_from(count).unwrap_or(0) {
-            // SAFETY: the list has as many entries as the call counted.
-            let entry = unsafe { list.add(at) };
-            // SAFETY: the entry is in the list, which is freed below.
-            let Some(context) = Handle::new(unsafe { *entry }) else {
-                continue;
-            };
-            match known_or_new(self.functions, &mut devices, context) {
-                Ok(device) => present.push(device),
-                // One broken device does not hide the others.
-                Err(error) => failed = Some(error),
+            let error = no_devices(io::Error::last_os_error());
+            if matches!(error, Unavailable::NoDevice) {
+                known.keep_present(&[]);
             }
+            return Err(error.into());
         }
-        // The list holds a reference to each of its devices; it is kept, for good, where it is
-        // what keeps the context of a device in the table open.
-        if devices.len() == known {
-            // SAFETY: the list came from the function that goes with this one, and is not used
-            // again.
-            unsafe { (self.functions.rdma_free_devices)(list) };
-        }
+        let count = usize::try_from(count).unwrap_or(0);
+        // SAFETY: the list has as many entries as the call counted, and is this function's.
+        let list_entries = unsafe { std::slice::from_raw_parts_mut(list, count) };
+        let present: Vec<_> = list_entries
+            .iter()
+            .copied()
+            .filter_map(Handle::new)
+            .collect();
+        known.keep_present(&present);
+        let (devices, returned, failed) = known.take_in(self.functions, &present);
+        // What the table keeps is taken off the list, so that it is not let go with it.
+        list_entries[..returned.len()].copy_from_slice(&returned);
+        // SAFETY: the list ends with a null pointer, behind as many entries as were counted.
+        let end = unsafe { list.add(returned.len()) };
+        // SAFETY: as above.
+        unsafe { *end = ptr::null_mut() };
+        // SAFETY: the list came from the function that goes with this one, each entry in it holds
+        // a reference, and it is not used again.
+        unsafe { (self.functions.rdma_free_devices)(list) };
         match failed {
-            Some(error) if present.is_empty() => Err(error),
-            _ if present.is_empty() => Err(Unavailable::NoDevice.into()),
-            _ => Ok(present),
+            _ if !devices.is_empty() => Ok(devices),
+            Some(error) => Err(error),
+            None => Err(Unavailable::NoDevice.into()),
         }
     }
 
     /// The device of a context that the connection manager named.
     pub(super) fn device_of(&self, context: Handle<ibv_context>) -> Result<VerbsDevice, Error> {
-        if let Some(device) = self.known(context) {
+        if let Some(device) = self.lock().find(context) {
             return Ok(device);
         }
         self.refresh()?;
         // A device that was removed in the meantime is in no list any more.
-        self.known(context).ok_or(Error::DeviceGone)
+        self.lock().find(context).ok_or(Error::DeviceGone)
     }
 
-    fn known(&self, context: Handle<ibv_context>) -> Option<VerbsDevice> {
-        let devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
-        devices.iter().find(|one| one.context() == context).cloned()
+    /// Lets a device go that the connection manager said is being removed.
+    pub(super) fn remove(&self, context: Handle<ibv_context>) {
+        let mut known = self.lock();
+        if let Some(device) = known.find(context) {
+            device.mark_removed();
+        }
+        for entry in &mut known.entries {
+            if entry.context == context {
+                entry.held = None;
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn known_or_new(
-    functions: &'static Functions,
-    devices: &mut Vec<VerbsDevice>,
-    context: Handle<ibv_context>,
-) -> Result<VerbsDevice, Error> {
-    if let Some(device) = devices.iter().find(|one| one.context() == context) {
-        return Ok(device.clone());
+impl Known {
+    /// Lets those go that are not in a list, and forgets those that nobody uses.
+    fn keep_present(&mut self, present: &[Handle<ibv_context>]) {
+        for entry in &mut self.entries {
+            if !present.contains(&entry.context)
+                && let Some(device) = entry.held.take()
+            {
+                device.mark_removed();
+            }
+        }
+        self.entries
+            .retain(|entry| entry.device.upgrade().is_some());
     }
-    let index = DeviceIndex(u16::try_from(devices.len()).unwrap_or(u16::MAX));
-    let device = VerbsDevice::new(functions, context, index)?;
-    devices.push(device.clone());
-    Ok(device)
+
+    /// Adds what is new of a list. Returns the devices, what of the list is to be given back, and
+    /// why a device could not be opened: one broken device does not hide the others.
+    fn take_in(
+        &mut self,
+        functions: &'static Functions,
+        present: &[Handle<ibv_context>],
+    ) -> (Vec<VerbsDevice>, Vec<*mut ibv_context>, Option<Error>) {
+        let (mut devices, mut returned, mut failed) = (Vec::new(), Vec::new(), None);
+        for &context in present {
+            if let Some(entry) = self.entries.iter().find(|one| one.context == context) {
+                devices.extend(entry.held.clone());
+                returned.push(context.get());
+                continue;
+            }
+            match VerbsDevice::new(functions, context, DeviceIndex(self.next_index)) {
+                Ok(device) => {
+                    self.next_index = self.next_index.saturating_add(1);
+                    self.entries.push(Entry {
+                        context,
+                        device: device.downgrade(),
+                        held: Some(device.clone()),
+                    });
+                    devices.push(device);
+                }
+                Err(error) => {
+                    returned.push(context.get());
+                    failed = Some(error);
+                }
+            }
+        }
+        (devices, returned, failed)
+    }
+
+    fn find(&self, context: Handle<ibv_context>) -> Option<VerbsDevice> {
+        let mut entries = self.entries.iter();
+        entries
+            .find(|one| one.context == context)
+            .and_then(|one| one.device.upgrade())
+    }
 }
 
 /// Why the connection manager has no devices to show.

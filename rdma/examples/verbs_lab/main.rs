@@ -1,0 +1,391 @@
+//! What real verbs do when the world around them changes: for the lab, on soft RoCE. Needs root,
+//! and takes the devices of the machine away and back.
+//!
+//!     verbs_lab ADDRESS INTERFACE DEVICE [CASE…]
+//!
+//! ADDRESS is that of INTERFACE, on which the soft RoCE device DEVICE is; there is another device
+//! beside it. Prints a line for every
+//! case and exits with 1 when one failed.
+
+mod ends;
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::{IpAddr, SocketAddr};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::{Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+use ends::{BYTES, End, Ends, REQUESTS, next, told, wait};
+use hugemem::{PagePolicy, PageSize};
+use rdma::{
+    Access, CompletionStatus, Connection, ConnectionEvent, Device, DeviceEvent, Domain, Event,
+    EventChannel, Listener, MemoryRange, MemoryWindow, Payload, Provider, QueuePair,
+    QueuePairState, Registration, RemoteAddress, SendOperation, SendRequest, Sge, Token, Verbs,
+    WindowBinding,
+};
+
+struct Place {
+    verbs: Verbs,
+    address: SocketAddr,
+    interface: String,
+    device: String,
+}
+
+type Case = (&'static str, fn(&Place));
+
+const CASES: [Case; 7] = [
+    (
+        "hugepages_carry_long_transfers",
+        hugepages_carry_long_transfers,
+    ),
+    (
+        "a_killed_peer_is_a_disconnect",
+        a_killed_peer_is_a_disconnect,
+    ),
+    (
+        "a_window_outlives_its_registration",
+        a_window_outlives_its_registration,
+    ),
+    (
+        "one_binding_of_a_window_in_a_batch",
+        one_binding_of_a_window_in_a_batch,
+    ),
+    ("queues_that_overflow_refuse", queues_that_overflow_refuse),
+    ("a_port_goes_down_and_up", a_port_goes_down_and_up),
+    (
+        "a_device_is_removed_and_returns",
+        a_device_is_removed_and_returns,
+    ),
+];
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let address = arguments
+        .first()
+        .and_then(|text| text.parse::<IpAddr>().ok());
+    let (Some(address), [_, interface, device, wanted @ ..]) = (address, &arguments[..]) else {
+        eprintln!("usage: verbs_lab ADDRESS INTERFACE DEVICE [CASE…]");
+        return ExitCode::from(2);
+    };
+    let place = Place {
+        verbs: match Verbs::open() {
+            Ok(verbs) => verbs,
+            Err(error) => {
+                eprintln!("{error}\n{}", error.remedy());
+                return ExitCode::FAILURE;
+            }
+        },
+        address: SocketAddr::new(address, 0),
+        interface: interface.clone(),
+        device: device.clone(),
+    };
+    if wanted == ["serve"] {
+        serve(&place);
+        return ExitCode::SUCCESS;
+    }
+    let mut failed = 0;
+    for (name, case) in CASES {
+        if !wanted.is_empty() && !wanted.iter().any(|one| one == name) {
+            continue;
+        }
+        let began = Instant::now();
+        let outcome = catch_unwind(AssertUnwindSafe(|| case(&place)));
+        failed += usize::from(outcome.is_err());
+        let word = if outcome.is_ok() { "ok" } else { "FAILED" };
+        println!("{name} {word} {:.3} s", began.elapsed().as_secs_f64());
+    }
+    println!("{failed} failed");
+    ExitCode::from(u8::from(failed > 0))
+}
+
+fn run(words: &[&str]) {
+    let status = Command::new(words[0]).args(&words[1..]).status();
+    assert!(
+        status.as_ref().is_ok_and(std::process::ExitStatus::success),
+        "{words:?}: {status:?}"
+    );
+}
+
+fn hugepages_carry_long_transfers(place: &Place) {
+    let mut ends = Ends::new(
+        &place.verbs,
+        place.address,
+        PagePolicy::HugeOnly,
+        Access::REMOTE,
+    );
+    let Ends { client, server, .. } = &mut ends;
+    for (round, length) in [4096, 64 << 10, BYTES].into_iter().enumerate() {
+        let seed = round as u8;
+        client.memory.fill(length, seed);
+        let remote = server.memory.remote(0);
+        client.post(1, SendOperation::Write(remote), length);
+        client.expect(1, CompletionStatus::SUCCESS);
+        server.memory.expect_filled(length, seed);
+        server.memory.fill(length, seed + 100);
+        client.post(2, SendOperation::Read(remote), length);
+        let read = client.expect(2, CompletionStatus::SUCCESS);
+        assert_eq!(read.byte_len as usize, length);
+        client.memory.expect_filled(length, seed + 100);
+    }
+    assert_ne!(page_size(), Some(PageSize::Ordinary));
+}
+
+/// The page size that arenas of this machine get when they insist on large ones.
+fn page_size() -> Option<PageSize> {
+    let region = hugemem::Region::map(2 << 20, PagePolicy::HugeOnly).ok()?;
+    Some(region.page_size())
+}
+
+/// The other process of [`a_killed_peer_is_a_disconnect`]: takes one connection, and sits.
+fn serve(place: &Place) {
+    let mut listening = place.verbs.event_channel().expect("a channel");
+    let listener = listening
+        .listen(place.address, 4, Token(9))
+        .expect("listening");
+    println!("{}", listener.local_address());
+    std::io::stdout().flush().expect("telling the address");
+    let mut end = End::accept(
+        &place.verbs,
+        &mut listening,
+        PagePolicy::Ordinary,
+        Access::REMOTE,
+    );
+    end.expect_established();
+    end.post(1, SendOperation::Send, 64);
+    end.expect(1, CompletionStatus::SUCCESS);
+    std::thread::sleep(Duration::from_secs(60));
+}
+
+fn a_killed_peer_is_a_disconnect(place: &Place) {
+    let mut peer = Command::new("/proc/self/exe")
+        .arg(place.address.ip().to_string())
+        .args([&place.interface, &place.device, "serve"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("another process");
+    let mut line = String::new();
+    let output = peer.stdout.take().expect("its output");
+    BufReader::new(output)
+        .read_line(&mut line)
+        .expect("its address");
+    let address = line.trim().parse().expect("its address");
+    let mut client = End::connect(&place.verbs, address, Access::REMOTE);
+    for wr_id in 1..=4 {
+        client.receive(wr_id);
+    }
+    client.expect(1, CompletionStatus::SUCCESS);
+    peer.kill().expect("killing it");
+    peer.wait().expect("its end");
+    let event = told(&mut client.channel, "the end");
+    assert_eq!(event, ConnectionEvent::Disconnected);
+    for wr_id in 2..=4 {
+        client.expect(wr_id, CompletionStatus::FLUSHED);
+    }
+    assert_eq!(
+        client.queue_pair.state().expect("a state"),
+        QueuePairState::Error
+    );
+}
+
+/// A window bound to the first page of a registration of its own, and that registration.
+fn bound_window(
+    end: &mut End,
+) -> (
+    <Verbs as Provider>::Window,
+    <Verbs as Provider>::Registration,
+    RemoteAddress,
+) {
+    let domain = end.memory.registered.domain().clone();
+    let arena = hugemem::Arena::new(hugemem::ArenaConfig {
+        bytes: 8 << 20,
+        pages: PagePolicy::Ordinary,
+        max_transfer: BYTES,
+    })
+    .expect("an arena");
+    let range = MemoryRange::of_region(arena.region(), 0..BYTES);
+    let registration = domain
+        .register(range, Access::WINDOWS)
+        .expect("registering");
+    let mut window = domain.create_window().expect("a window");
+    let binding = binding_of(&registration, 50);
+    end.queue_pair
+        .queue_bind(&mut window, &registration, &binding)
+        .expect("queued");
+    end.queue_pair.flush().expect("posted");
+    end.expect(50, CompletionStatus::SUCCESS);
+    let remote = RemoteAddress {
+        address: registration.address() as u64,
+        rkey: window.rkey(),
+    };
+    (window, registration, remote)
+}
+
+fn binding_of(registration: &impl Registration, wr_id: u64) -> WindowBinding {
+    WindowBinding {
+        wr_id,
+        address: registration.address() as u64,
+        length: 4096,
+        remote_read: true,
+        remote_write: true,
+        signalled: true,
+    }
+}
+
+fn a_window_outlives_its_registration(place: &Place) {
+    let mut ends = ordinary_ends(place);
+    let (window, registration, remote) = bound_window(&mut ends.server);
+    drop(registration);
+    let client = &mut ends.client;
+    // The device refuses to end what a window is bound to, and nothing moved underneath it.
+    client.post(1, SendOperation::Write(remote), 64);
+    client.expect(1, CompletionStatus::SUCCESS);
+    drop(window);
+    client.post(2, SendOperation::Write(remote), 64);
+    client.expect(2, CompletionStatus::REMOTE_ACCESS_ERROR);
+}
+
+fn ordinary_ends(place: &Place) -> Ends {
+    Ends::new(
+        &place.verbs,
+        place.address,
+        PagePolicy::Ordinary,
+        Access::REMOTE,
+    )
+}
+
+fn one_binding_of_a_window_in_a_batch(place: &Place) {
+    let mut ends = ordinary_ends(place);
+    let (mut window, registration, remote) = bound_window(&mut ends.server);
+    let server = &mut ends.server;
+    let queue_pair = &mut server.queue_pair;
+    // As the specification has it, a window of type 2 is bound anew only once it is invalid.
+    let invalidate = SendOperation::LocalInvalidate { rkey: remote.rkey };
+    let nothing = Payload::Memory(rdma::SgeList::EMPTY);
+    let request = SendRequest::new(60, invalidate, nothing).signalled(false);
+    queue_pair.queue_send(&request).expect("queued");
+    let binding = binding_of(&registration, 61);
+    queue_pair
+        .queue_bind(&mut window, &registration, &binding)
+        .expect("queued");
+    let key = window.rkey();
+    assert_ne!(key, remote.rkey);
+    let again = queue_pair.queue_bind(&mut window, &registration, &binding);
+    assert_eq!(again, Err(rdma::PostError::NotPossible));
+    assert_eq!(window.rkey(), key, "as it was");
+    queue_pair.flush().expect("posted");
+    server.expect(61, CompletionStatus::SUCCESS);
+    let client = &mut ends.client;
+    let renewed = RemoteAddress {
+        rkey: key,
+        ..remote
+    };
+    client.post(1, SendOperation::Write(renewed), 64);
+    client.expect(1, CompletionStatus::SUCCESS);
+    client.post(2, SendOperation::Write(remote), 64);
+    client.expect(2, CompletionStatus::REMOTE_ACCESS_ERROR);
+}
+
+fn queues_that_overflow_refuse(place: &Place) {
+    let mut ends = ordinary_ends(place);
+    let client = &mut ends.client;
+    // The peer has no receive, so all of these stay in the queue.
+    let mut posted = 0_u64;
+    let error = loop {
+        let piece: Sge = client.memory.piece(0, 64);
+        let request = SendRequest::new(posted, SendOperation::Send, Payload::Memory(piece.into()));
+        client.queue_pair.queue_send(&request).expect("queued");
+        if let Err(error) = client.queue_pair.flush() {
+            break error;
+        }
+        posted += 1;
+        assert!(posted < 100_000, "no queue is so long");
+    };
+    assert!(posted >= u64::from(REQUESTS), "{posted}");
+    assert_eq!(error.cause, rdma::PostError::QueueFull, "{error}");
+    assert_eq!((error.first_wr_id, error.refused), (posted, 1));
+    // Nothing is lost by it.
+    for wr_id in 0..posted {
+        ends.server.receive(wr_id);
+        ends.server.expect(wr_id, CompletionStatus::SUCCESS);
+        ends.client.expect(wr_id, CompletionStatus::SUCCESS);
+    }
+}
+
+fn device_of(place: &Place) -> <Verbs as Provider>::Device {
+    let devices = place.verbs.devices().expect("devices");
+    let device = devices.iter().find(|one| one.name() == place.device);
+    device.expect("the device").clone()
+}
+
+fn port_event(device: &<Verbs as Provider>::Device, expected: DeviceEvent) {
+    wait(&format!("{expected:?}"), || {
+        device.next_event().filter(|event| *event == expected)
+    });
+}
+
+fn a_port_goes_down_and_up(place: &Place) {
+    let device = device_of(place);
+    while device.next_event().is_some() {}
+    assert!(device.port_is_up(1).expect("a port"));
+    run(&["ip", "link", "set", &place.interface, "down"]);
+    port_event(&device, DeviceEvent::PortDown(1));
+    assert!(!device.port_is_up(1).expect("a port"));
+    run(&["ip", "link", "set", &place.interface, "up"]);
+    port_event(&device, DeviceEvent::PortUp(1));
+    assert!(device.port_is_up(1).expect("a port"));
+    drop(ordinary_ends(place));
+}
+
+fn a_device_is_removed_and_returns(place: &Place) {
+    let device = device_of(place);
+    while device.next_event().is_some() {}
+    let mut ends = ordinary_ends(place);
+    ends.client.receive(1);
+    let (window, registration, _) = bound_window(&mut ends.server);
+    let device_name = place.device.clone();
+    // The kernel waits until everybody let go, so somebody else has to ask for it.
+    let removal = std::thread::spawn(move || run(&["rdma", "link", "delete", &device_name]));
+    for end in [&mut ends.client, &mut ends.server] {
+        let event = told(&mut end.channel, "the removal");
+        assert_eq!(event, ConnectionEvent::DeviceRemoved);
+    }
+    match next(&mut ends.listening, "the listener's end") {
+        Event::ListenerFailed { listener } => assert_eq!(listener, Token(9)),
+        other => panic!("{other:?}"),
+    }
+    wait("the device's end", || {
+        device
+            .next_event()
+            .filter(|event| *event == DeviceEvent::Fatal)
+    });
+    assert_eq!(device.next_event(), None, "told once");
+    ends.client.connection.disconnect().ok();
+    drop(registration);
+    drop(window);
+    drop(ends);
+    let index = device.index();
+    drop(device);
+    // Another device is there, so the list never is empty.
+    wait("the removal", || {
+        let devices = place.verbs.devices().expect("devices");
+        assert!(devices.iter().all(|one| one.index() != index));
+        removal.is_finished().then_some(())
+    });
+    removal.join().expect("the removal");
+    run(&[
+        "rdma",
+        "link",
+        "add",
+        &place.device,
+        "type",
+        "rxe",
+        "netdev",
+        &place.interface,
+    ]);
+    let returned = device_of(place);
+    assert_ne!(returned.index(), index, "another device");
+    let mut ends = ordinary_ends(place);
+    let remote = ends.server.memory.remote(0);
+    ends.client.post(1, SendOperation::Write(remote), 4096);
+    ends.client.expect(1, CompletionStatus::SUCCESS);
+}
