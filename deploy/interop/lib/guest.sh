@@ -136,7 +136,7 @@ expect_quiet_kernel() {
 
 # verify NAME FILE MIB OPTION…: writes random data in random mixed sizes, and reads it all back.
 verify() {
-  local name=$1 file=$2 bytes=$(($3 << 20)) result=/tmp/fio.json
+  local name=$1 file=$2 bytes=$(($3 << 20)) result=/tmp/fio.$BASHPID.json
   shift 3
   say "fio: $name, $bytes bytes $*"
   fio --name="$name" --filename="$file" --size="$bytes" --rw=randwrite --bsrange=4k-128k \

@@ -1,8 +1,9 @@
-//! Interoperability: the appliance runs here, the kernel host of a lab guest attaches to it.
+//! Interoperability: the kernel host of a lab guest attaches to the appliance, which runs here, or
+//! in the guest where it has drives to take.
 //!
 //! A scenario is a script of deploy/interop that runs in the guest, and an appliance for it. The
-//! script can ask for the appliance's death and return: it makes a file `N.kill` or `N.start`
-//! (N counts from 1) in the signals directory, and `N.done` answers it.
+//! script can ask for the death and return of one that runs here: it makes a file `N.kill` or
+//! `N.start` (N counts from 1) in the signals directory, and `N.done` answers it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -20,6 +21,8 @@ use crate::process::{self, bound_to_us};
 const NQN: &str = "nqn.2026-11.org.windlass:interop";
 /// This machine's loopback as a guest on QEMU's user network sees it.
 const ADDRESS_IN_GUEST: &str = "10.0.2.2";
+/// Where a target in the guest listens.
+const GUEST_PORT: u16 = 4420;
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// One scenario: a script for the guest, and what surrounds it.
@@ -29,9 +32,26 @@ pub(crate) struct Scenario {
     script: &'static str,
     /// Further options of `nvme connect`.
     connect: &'static str,
-    /// The exported devices; what only RAM holds does not outlive the appliance.
-    devices: &'static [Device],
+    place: Place,
     timeout_s: u32,
+}
+
+/// Where the appliance runs.
+#[derive(Debug)]
+enum Place {
+    /// On this machine, exporting these devices; what only RAM holds does not outlive it.
+    Here(&'static [Device]),
+    /// In the guest: the script starts it, on drives of the guest.
+    Guest(Machine),
+}
+
+/// A guest with drives.
+#[derive(Debug)]
+struct Machine {
+    /// Options of `lab run`.
+    options: &'static [&'static str],
+    /// Namespaces of all drives together.
+    namespaces: usize,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,30 +60,113 @@ enum Device {
     File,
 }
 
+/// Two drives of two namespaces behind an IOMMU, and memory to keep an arena in.
+const TWO_DRIVES: Place = Place::Guest(Machine {
+    options: &["--nvme", "2", "--ns", "2", "--size", "64M", "--huge", "96"],
+    namespaces: 4,
+});
+
 /// Every scenario, in the order they are run.
-pub(crate) const SCENARIOS: [Scenario; 3] = [
+pub(crate) const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "discover-connect-fs",
         script: "discover-connect-fs.sh",
         connect: "",
-        devices: &[Device::Memory, Device::File],
+        place: Place::Here(&[Device::Memory, Device::File]),
         timeout_s: 600,
     },
     Scenario {
         name: "discover-connect-fs-digests",
         script: "discover-connect-fs.sh",
         connect: "--hdr-digest --data-digest",
-        devices: &[Device::Memory, Device::File],
+        place: Place::Here(&[Device::Memory, Device::File]),
         timeout_s: 600,
     },
     Scenario {
         name: "kill-restart",
         script: "kill-restart.sh",
         connect: "",
-        devices: &[Device::File],
+        place: Place::Here(&[Device::File]),
         timeout_s: 600,
     },
+    Scenario {
+        name: "vfio",
+        script: "vfio.sh",
+        connect: "",
+        place: Place::Guest(Machine {
+            options: &["--nvme", "2", "--ns", "2", "--cmb", "16", "--huge", "64"],
+            namespaces: 4,
+        }),
+        timeout_s: 300,
+    },
+    Scenario {
+        name: "drive-file-system",
+        script: "drive-file-system.sh",
+        connect: "",
+        place: TWO_DRIVES,
+        timeout_s: 300,
+    },
+    Scenario {
+        name: "drive-unplug",
+        script: "drive-unplug.sh",
+        connect: "",
+        place: TWO_DRIVES,
+        timeout_s: 300,
+    },
+    Scenario {
+        name: "drive-faults",
+        script: "drive-faults.sh",
+        connect: "",
+        place: TWO_DRIVES,
+        timeout_s: 300,
+    },
+    Scenario {
+        name: "drive-refused",
+        script: "drive-refused.sh",
+        connect: "",
+        place: Place::Guest(Machine {
+            options: &[
+                "--nvme", "1", "--ns", "1", "--nsopt", "ms=8", "--huge", "32",
+            ],
+            namespaces: 1,
+        }),
+        timeout_s: 300,
+    },
+    Scenario {
+        name: "drive-without-iommu",
+        script: "drive-without-iommu.sh",
+        connect: "",
+        place: Place::Guest(Machine {
+            options: &["--nvme", "1", "--append", "intel_iommu=off"],
+            namespaces: 1,
+        }),
+        timeout_s: 300,
+    },
+    Scenario {
+        name: "rdma-verbs",
+        script: "rdma-verbs.sh",
+        connect: "",
+        place: Place::Guest(Machine {
+            options: &["--huge", "64"],
+            namespaces: 0,
+        }),
+        timeout_s: 300,
+    },
 ];
+
+impl Scenario {
+    /// Whether the guest's own kernel target can stand in for the appliance.
+    fn has_self_check(&self) -> bool {
+        matches!(self.place, Place::Here(_))
+    }
+
+    fn namespaces(&self) -> usize {
+        match &self.place {
+            Place::Here(devices) => devices.len(),
+            Place::Guest(machine) => machine.namespaces,
+        }
+    }
+}
 
 /// Which scenarios, and against what.
 #[derive(Debug, Args)]
@@ -80,7 +183,8 @@ pub(crate) struct Options {
 }
 
 fn scenario_names() -> clap::builder::PossibleValuesParser {
-    SCENARIOS.map(|scenario| scenario.name).into()
+    let names = SCENARIOS.iter().map(|scenario| scenario.name);
+    names.collect::<Vec<_>>().into()
 }
 
 /// Builds the appliance and runs the chosen scenarios.
@@ -91,7 +195,10 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
     process::run(process::lab().arg("build"))?;
     let harness = Harness::of_repository(options.release, options.self_check);
     let mut failures = Vec::new();
-    for scenario in &SCENARIOS {
+    for scenario in SCENARIOS {
+        if options.self_check && !scenario.has_self_check() {
+            continue;
+        }
         if options.scenarios.is_empty() || options.scenarios.iter().any(|n| n == scenario.name) {
             let result = harness.run(scenario);
             println!(
@@ -112,7 +219,13 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
 /// What builds the appliance. The same features as the tests have, so that nothing is built twice.
 pub(crate) fn build(release: bool) -> Command {
     let mut cargo = process::cargo();
-    cargo.args(["build", "--workspace", "--all-features", "--bins"]);
+    cargo.args([
+        "build",
+        "--workspace",
+        "--all-features",
+        "--bins",
+        "--examples",
+    ]);
     cargo.args(release.then_some("--release"));
     cargo
 }
@@ -170,9 +283,20 @@ impl Harness {
         directory: &Path,
         log: &Arc<Log>,
     ) -> Result<(), String> {
-        let port = if self.self_check { 4420 } else { free_port()? };
+        let devices = match scenario.place {
+            Place::Here(devices) => devices,
+            Place::Guest(_) => {
+                let guest = Guest::start(self.lab_command(scenario, GUEST_PORT, directory), log)?;
+                return verdict(scenario, guest.wait()?);
+            }
+        };
+        let port = if self.self_check {
+            GUEST_PORT
+        } else {
+            free_port()?
+        };
         let configuration = directory.join("windlass.toml");
-        let text = configuration_text(scenario, port, directory);
+        let text = configuration_text(devices, port, directory);
         fs::write(&configuration, text).map_err(|e| format!("{}: {e}", configuration.display()))?;
         let start = || Appliance::start(&self.appliance, &configuration, port, log);
         let mut appliance = if self.self_check {
@@ -210,36 +334,36 @@ impl Harness {
                 return Err(format!("the appliance ended by itself: {status}"));
             }
         };
-        match status {
-            0 => appliance.map_or(Ok(()), Appliance::stop),
-            124 => Err(format!(
-                "the guest was not done after {} s",
-                scenario.timeout_s
-            )),
-            125 => Err("the guest died".into()),
-            status => Err(format!("the script in the guest exited with {status}")),
-        }
+        verdict(scenario, status)?;
+        appliance.map_or(Ok(()), Appliance::stop)
     }
 
     fn lab_command(&self, scenario: &Scenario, port: u16, directory: &Path) -> Command {
-        let address = if self.self_check {
+        let is_in_guest = matches!(scenario.place, Place::Guest(_));
+        let address = if self.self_check || is_in_guest {
             "127.0.0.1"
         } else {
             ADDRESS_IN_GUEST
         };
         let mut command = bound_to_us(&self.lab);
-        command
-            .arg("run")
-            .arg("--net")
-            .arg("--share")
-            .arg(&self.share);
+        command.arg("run");
+        match &scenario.place {
+            Place::Here(_) => command.arg("--net"),
+            Place::Guest(machine) => command.args(machine.options),
+        };
+        command.arg("--share").arg(&self.share);
         command.arg("--timeout").arg(scenario.timeout_s.to_string());
+        let programs = Path::new(self.appliance.get_program()).parent();
         for (name, value) in [
             ("ADDRESS", address.to_string()),
             ("PORT", port.to_string()),
             ("NQN", NQN.to_string()),
             ("CONNECT", scenario.connect.to_string()),
-            ("NAMESPACES", scenario.devices.len().to_string()),
+            ("NAMESPACES", scenario.namespaces().to_string()),
+            (
+                "PROGRAMS",
+                programs.map_or_else(String::new, |path| path.display().to_string()),
+            ),
             ("SIGNALS", directory.join("signals").display().to_string()),
             ("SELF", u8::from(self.self_check).to_string()),
         ] {
@@ -253,6 +377,19 @@ impl Harness {
     }
 }
 
+/// What the exit status of a guest's script means.
+fn verdict(scenario: &Scenario, status: i32) -> Result<(), String> {
+    match status {
+        0 => Ok(()),
+        124 => Err(format!(
+            "the guest was not done after {} s",
+            scenario.timeout_s
+        )),
+        125 => Err("the guest died".into()),
+        status => Err(format!("the script in the guest exited with {status}")),
+    }
+}
+
 /// The cores that this process, and so the appliance, may use.
 fn allowed_cores() -> Vec<usize> {
     let Ok(set) = rustix::thread::sched_getaffinity(None) else {
@@ -263,15 +400,15 @@ fn allowed_cores() -> Vec<usize> {
         .collect()
 }
 
-/// The appliance's configuration for a scenario, with its files in `directory`.
-fn configuration_text(scenario: &Scenario, port: u16, directory: &Path) -> String {
+/// The appliance's configuration with these devices, its files in `directory`.
+fn configuration_text(devices: &[Device], port: u16, directory: &Path) -> String {
     let mut text = String::from("[appliance]\nname = \"interop\"\nmemory = \"64MiB\"\n");
     // With two reactors a host's queues are not all on the reactor of its admin queue.
     if let [first, second, ..] = allowed_cores()[..] {
         text += &format!("cores = \"{first},{second}\"\n");
     }
     let mut names = Vec::new();
-    for (index, device) in scenario.devices.iter().enumerate() {
+    for (index, device) in devices.iter().enumerate() {
         let name = format!("device{index}");
         let kind = match device {
             Device::Memory => "type = \"memory\"".to_string(),
@@ -321,6 +458,16 @@ impl Guest {
                 .map(|stream| log.follow("guest", stream, |_| {})),
         );
         Ok(Guest { child, readers })
+    }
+
+    /// Waits for the end, which the lab's own time limit brings about.
+    fn wait(mut self) -> Result<i32, String> {
+        loop {
+            match self.ended()? {
+                Some(status) => return Ok(status),
+                None => thread::sleep(POLL_INTERVAL),
+            }
+        }
     }
 
     /// The exit status of the lab when it has ended; 125, a death, where a signal ended it.

@@ -24,13 +24,17 @@ fn harness(plan: &str) -> (Harness, tempfile::TempDir) {
 
 /// What comes of a guest's script with an appliance that behaves as `plan` says, and the log.
 fn outcome(plan: &str, script: &str) -> (Result<(), String>, String) {
+    outcome_at(plan, script, Place::Here(&[Device::Memory, Device::File]))
+}
+
+fn outcome_at(plan: &str, script: &str, place: Place) -> (Result<(), String>, String) {
     let (harness, scratch) = harness(plan);
     fs::write(scratch.path().join("script.sh"), script).unwrap();
     let scenario = Scenario {
         name: "invented",
         script: "script.sh",
         connect: "--hdr-digest",
-        devices: &[Device::Memory, Device::File],
+        place,
         timeout_s: 60,
     };
     let result = harness.run(&scenario);
@@ -59,6 +63,25 @@ fn a_scenario_passes_and_leaves_its_log() {
     ] {
         assert!(log.contains(line), "{line} in {log}");
     }
+}
+
+#[test]
+fn an_appliance_in_the_guest_is_the_scripts_own() {
+    let machine = || {
+        Place::Guest(Machine {
+            options: &["--nvme", "2"],
+            namespaces: 4,
+        })
+    };
+    let script = "echo \"$INTEROP_ADDRESS:$INTEROP_PORT $INTEROP_NAMESPACES\"
+        test -x \"$INTEROP_PROGRAMS/fake_appliance.py\"";
+    let (result, log) = outcome_at("dies at start", script, machine());
+    assert_eq!(result, Ok(()), "{log}");
+    assert!(log.contains("guest: 127.0.0.1:4420 4"), "{log}");
+    assert!(log.contains("run --nvme 2 --share"), "{log}");
+    assert!(!log.contains("appliance: "), "{log}");
+    let (result, _) = outcome_at("serves", "exit 7", machine());
+    assert!(result.unwrap_err().contains("exited with 7"));
 }
 
 #[test]
@@ -159,7 +182,8 @@ fn a_free_port_can_be_listened_on() {
 
 #[test]
 fn the_configuration_names_every_device_once() {
-    let text = configuration_text(&SCENARIOS[0], 4420, Path::new("/a \"quoted\" place"));
+    let devices = [Device::Memory, Device::File];
+    let text = configuration_text(&devices, 4420, Path::new("/a \"quoted\" place"));
     assert_eq!(text.matches("[[device]]").count(), 2);
     assert!(text.contains("devices = [\"device0\", \"device1\"]"));
     assert!(text.contains("path = \"/a \\\"quoted\\\" place/device1.img\""));
@@ -168,17 +192,14 @@ fn the_configuration_names_every_device_once() {
 
 #[test]
 fn every_scenario_has_its_script() {
-    for scenario in &SCENARIOS {
+    for scenario in SCENARIOS {
         let path = process::root().join("deploy/interop").join(scenario.script);
         assert!(path.is_file(), "{}", path.display());
-        assert!(!scenario.devices.is_empty());
+        assert!(scenario.namespaces() > 0);
         let restarts = fs::read_to_string(&path)
             .unwrap()
             .contains("appliance kill");
-        assert!(
-            !restarts || scenario.devices == [Device::File],
-            "{}",
-            scenario.name
-        );
+        let outlives = matches!(scenario.place, Place::Here([Device::File]));
+        assert!(!restarts || outlives, "{}", scenario.name);
     }
 }

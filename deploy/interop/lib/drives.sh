@@ -1,0 +1,136 @@
+# What the scenarios share in which the appliance runs in the guest, on the guest's drives; sourced
+# after guest.sh. Two drives, A and B, have the namespaces a1 a2 b1 b2, which are 1 to 4 of the export.
+#   INTEROP_PROGRAMS   the directory with windlass
+# shellcheck shell=bash
+
+A=0000:01:00.0
+B=0000:02:00.0
+PATH=$INTEROP_PROGRAMS:$PATH
+config=/tmp/windlass.toml
+windlass=
+
+# The end of the appliance's log says why a scenario failed.
+at_end() {
+  local status=$?
+  [ "$status" = 0 ] && return
+  if [ -e /tmp/windlass.log ]; then
+    echo "--- the appliance said"
+    tail -n 60 /tmp/windlass.log
+  fi
+}
+trap at_end EXIT
+
+# configure CORES LINE…: an export of both drives, with further lines for each of the devices.
+configure() {
+  local cores=$1 name
+  shift
+  cat > $config <<END
+[appliance]
+name = "interop"
+cores = "$cores"
+memory = "64MiB"
+idle = "adaptive"
+
+[[listener]]
+name = "loopback"
+transport = "tcp"
+address = "$INTEROP_ADDRESS:$INTEROP_PORT"
+
+[[export]]
+nqn = "$INTEROP_NQN"
+devices = ["a1", "a2", "b1", "b2"]
+listeners = ["loopback"]
+allow_any_host = true
+END
+  for name in a1 a2 b1 b2; do
+    printf '\n[[device]]\nname = "%s"\ntype = "nvme"\n' "$name"
+    case $name in a*) echo "pci = \"$A\"" ;; *) echo "pci = \"${B#0000:}\"" ;; esac
+    echo "namespace = ${name#?}"
+    printf '%s\n' "$@"
+  done >> $config
+  show cat $config
+}
+
+is_ready() {
+  kill -0 "$windlass" 2> /dev/null || fail "the appliance did not start"
+  grep -q '^windlass: ready' /tmp/windlass.out
+}
+
+# start: the appliance, until it says that it is ready.
+start() {
+  say "starting the appliance"
+  windlass run $config > /tmp/windlass.out 2> /tmp/windlass.log &
+  windlass=$!
+  eventually 60 is_ready
+  cat /tmp/windlass.out /tmp/windlass.log
+}
+
+is_alive() { kill -0 "$windlass" 2> /dev/null; }
+
+# stop: the appliance has to end in order.
+stop() {
+  say "stopping the appliance"
+  kill "$windlass"
+  wait "$windlass" || fail "the appliance ended with $?"
+  windlass=
+  cat /tmp/windlass.log
+}
+
+# said TEXT: whether the appliance has said so since its start.
+said() { grep -qF -- "$1" /tmp/windlass.log; }
+
+# is_served NSID: whether the kernel host has that namespace of the export.
+is_served() { device_of "$1" > /dev/null; }
+is_not_served() { ! is_served "$1"; }
+
+# device_of NSID: the block device of that namespace of the export.
+device_of() {
+  local device
+  for device in $(namespaces); do
+    if [ "$(cat "/sys/block/${device##*/}/nsid" 2> /dev/null)" = "$1" ]; then
+      echo "$device"
+      return
+    fi
+  done
+  return 1
+}
+
+# disk_of ADDRESS NSID: the block device that the kernel's own driver makes of it. The number in its
+# name is not the namespace's.
+disk_of() {
+  local path disk
+  for path in "/sys/bus/pci/devices/$1"/nvme/nvme*/nvme*n*; do
+    # With multipath the path below the controller is nvme0c0n1, and the disk nvme0n1.
+    disk=$(sed -E 's/c[0-9]+n/n/' <<< "${path##*/}")
+    if [ -b "/dev/$disk" ] && [ "$(cat "/sys/block/$disk/nsid" 2> /dev/null)" = "$2" ]; then
+      echo "/dev/$disk"
+      return
+    fi
+  done
+  return 1
+}
+
+driver_of() { basename "$(readlink -f "/sys/bus/pci/devices/$1/driver")"; }
+
+# What no drive of ours may make the IOMMU say.
+expect_quiet_iommu() {
+  if dmesg | grep -iE 'DMAR:.*fault'; then fail "a drive reached for memory that is not its own"; fi
+}
+
+# begin_with_drives: both drives are the appliance's afterwards.
+begin_with_drives() {
+  modprobe -a nvme-tcp
+  cd /tmp
+  show uname -r
+  show windlass bind $A $B
+  show windlass devices
+}
+
+# machine JSON: has QEMU do it; the text may have several lines.
+machine() { qmp "$(tr -d '\n' <<< "$1")" > /dev/null || fail "QEMU did not: $1"; }
+
+# under DISK NODE: slides a block node of QEMU's under a namespace of an emulated drive.
+under() {
+  machine "{\"execute\":\"blockdev-reopen\",\"arguments\":{\"options\":[{\"driver\":\"raw\",
+    \"node-name\":\"$1\",\"file\":\"$2\",\"discard\":\"unmap\"}]}}"
+}
