@@ -172,8 +172,12 @@ impl Startup {
                 Command::List
             }
             Command::List => self.listed(status),
-            Command::Namespace(at) => self.identified(at, status),
+            Command::Namespace(at) => {
+                self.check_known(at, opcode, status)?;
+                self.identified(at, status)
+            }
             Command::Descriptors(at) => {
+                self.check_known(at, opcode, status)?;
                 if status.is_success() {
                     let page = self.read_page();
                     if let Some(namespace) = self.found.namespaces.last_mut() {
@@ -247,6 +251,24 @@ impl Startup {
             self.found.nsids.extend(1..=count);
         }
         self.namespace(0)
+    }
+
+    /// A namespace that was in use is not given up for a command that might succeed another time:
+    /// the start is tried again as a whole. That it does not exist any more is an answer.
+    fn check_known(
+        &self,
+        at: usize,
+        opcode: AdminOpcode,
+        status: Status,
+    ) -> Result<(), DriveError> {
+        let answers = [Status::INVALID_NAMESPACE_OR_FORMAT, Status::INVALID_FIELD];
+        let is_answer = status.is_success() || answers.iter().any(|answer| status.is(*answer));
+        let known = self.shared.identity.get();
+        let known = known.and_then(|identity| identity.namespace(self.found.nsids[at]));
+        if is_answer || !known.is_some_and(|namespace| namespace.geometry.is_ok()) {
+            return Ok(());
+        }
+        Err(DriveError::Command { opcode, status })
     }
 
     fn identified(&mut self, at: usize, status: Status) -> Command {
