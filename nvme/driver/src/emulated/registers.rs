@@ -278,6 +278,7 @@ impl State {
         self.registers
             .csts
             .set_shst(ShutdownStatus::NORMAL_OPERATION);
+        self.registers.shut_down_at = None;
         self.registers.transition = Some(Transition {
             at: self.now + wait,
             ready: true,
