@@ -384,3 +384,6 @@ pub(crate) fn zeroes_blocks(limits: &Limits, block_size: u32) -> u32 {
     let blocks = limits.write_zeroes_bytes / u64::from(block_size);
     blocks.clamp(1, BLOCKS_PER_COMMAND_MAX) as u32
 }
+
+#[cfg(test)]
+mod tests;

@@ -114,6 +114,7 @@ pub(crate) struct Pair {
     rung: u16,
     head: u16,
     entries: u16,
+    qid: u16,
     table: SlotTable,
     memory: Arc<PairMemory>,
     pointers: Pointers,
@@ -349,7 +350,7 @@ impl Pair {
                 .slots
                 .get(index)
                 .is_some_and(|slot| slot.cid == cid && slot.has_command());
-            if !known || tail.sqhd.get() >= self.entries {
+            if !known || tail.sqhd.get() >= self.entries || tail.sqid.get() != self.qid {
                 self.distrust(cid, known);
                 return;
             }

@@ -106,7 +106,7 @@ pub(crate) enum FaultKind {
     UnknownIdentifier,
     /// A completion names a command that was over before.
     StaleIdentifier,
-    /// A completion's submission queue head lies outside of the queue.
+    /// A completion names another submission queue, or a head outside of it.
     BadHead,
 }
 
@@ -221,7 +221,7 @@ pub struct DriveCounters {
     pub unknown_identifiers: u64,
     /// Completions of commands that were over before.
     pub stale_identifiers: u64,
-    /// Completions with an impossible submission queue head.
+    /// Completions that name another submission queue, or a head outside of it.
     pub bad_heads: u64,
     /// Asynchronous events.
     pub events: u64,

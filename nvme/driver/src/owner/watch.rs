@@ -94,7 +94,7 @@ impl DriveOwner {
             ),
             FaultKind::BadHead => (
                 &counters.bad_heads,
-                "a completion names a head outside of the queue",
+                "a completion names another queue, or a head outside of it",
             ),
         };
         count(counter, 1);

@@ -105,3 +105,6 @@ impl Pointers {
         self.dma_base + (buffer.region_offset() + offset) as u64
     }
 }
+
+#[cfg(test)]
+mod tests;

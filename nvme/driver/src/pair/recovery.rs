@@ -41,6 +41,7 @@ impl Pair {
             rung: 0,
             head: 0,
             entries: limits.slots + 1,
+            qid: queue_id(reactor),
             table: SlotTable::new(limits.slots),
             memory,
             pointers: Pointers::new(limits.slots, limits.sgl),

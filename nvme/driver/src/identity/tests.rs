@@ -1,0 +1,156 @@
+//! What is made of identify pages.
+
+use nvme_spec::identify::{DeallocatedRead, Dlfeat, Dps, Flbas, LbaFormat, Nsfeat, Oncs, Sgls};
+use nvme_spec::{U16, U32, U64};
+
+use super::*;
+
+fn cap(mqes_z: u16) -> Cap {
+    Cap::new().with_mqes_z(mqes_z)
+}
+
+fn limits_of(change: impl FnOnce(&mut IdentifyController, &mut NvmIdentifyController)) -> Limits {
+    let mut page = IdentifyController::default();
+    let mut nvm = NvmIdentifyController::default();
+    change(&mut page, &mut nvm);
+    Limits::new(cap(1023), &page, &nvm, &DriveOptions::new("test"), 1 << 20)
+}
+
+fn page(block_size: u32, blocks: u64) -> IdentifyNamespace {
+    let mut page = IdentifyNamespace::default();
+    page.nsze = U64::new(blocks);
+    page.lbaf[0] = LbaFormat::with_block_bytes(block_size).unwrap();
+    page
+}
+
+fn shape(page: &IdentifyNamespace) -> Result<Geometry, Unusable> {
+    let limits = limits_of(|page, _| page.oncs = Oncs::new().with_dataset_management(true));
+    Namespace::new(1, page, &limits, true).geometry
+}
+
+#[test]
+fn depths_stay_within_options_queues_and_arena() {
+    let options = |depth| DriveOptions {
+        queue_depth_max: depth,
+        ..DriveOptions::new("test")
+    };
+    assert_eq!(slots(cap(1023), &options(256), 1 << 20), 256);
+    // MQES + 1 entries, one of which stays free (Base 2.1 §3.3.1.5).
+    assert_eq!(slots(cap(63), &options(256), 1 << 20), 63);
+    assert_eq!(slots(cap(u16::MAX), &options(4096), 1 << 20), 4096);
+    assert_eq!(slots(cap(1023), &options(256), 4096), 63);
+    assert_eq!(slots(cap(2), &options(256), 1 << 20), 2);
+}
+
+#[test]
+fn parts_are_as_long_as_the_drive_and_the_lists_allow() {
+    let mdts = |mdts| limits_of(|page, _| page.mdts = mdts);
+    assert_eq!((mdts(0).part_bytes, mdts(0).list_bytes), (256 << 10, 512));
+    assert_eq!((mdts(5).part_bytes, mdts(5).list_bytes), (128 << 10, 256));
+    assert_eq!((mdts(1).part_bytes, mdts(1).list_bytes), (8 << 10, 16));
+    assert_eq!(mdts(63).part_bytes, 256 << 10);
+    assert_eq!(mdts(255).part_bytes, 256 << 10);
+    let sgl = limits_of(|page, _| {
+        page.sgls = Sgls::new().with_support(SglSupport::DWORD);
+    });
+    assert_eq!(
+        (sgl.part_bytes, sgl.list_bytes, sgl.sgl),
+        (1 << 20, 16, true)
+    );
+}
+
+/// NVM 1.1 §4.1.5.4: WZSL counts like MDTS, which stands in for it where there is none.
+#[test]
+fn zeroes_are_limited_by_the_drive() {
+    let wzsl = |mdts, wzsl| {
+        limits_of(|page, nvm| {
+            page.mdts = mdts;
+            nvm.wzsl = wzsl;
+        })
+    };
+    assert_eq!(zeroes_blocks(&wzsl(5, 0), 4096), 32);
+    assert_eq!(zeroes_blocks(&wzsl(5, 8), 4096), 256);
+    assert_eq!(zeroes_blocks(&wzsl(0, 0), 512), 1 << 16);
+    assert_eq!(zeroes_blocks(&wzsl(0, 255), 512), 1 << 16);
+    let unlimited = limits_of(|_, _| {});
+    assert_eq!(unlimited.deallocate_blocks, u32::MAX);
+    let limited = limits_of(|_, nvm| nvm.dmrsl = U32::new(100));
+    assert_eq!(limited.deallocate_blocks, 100);
+}
+
+#[test]
+fn a_namespace_is_shaped_as_it_says() {
+    for block_size in [512, 4096] {
+        let geometry = shape(&page(block_size, 1000)).unwrap();
+        assert_eq!(
+            (geometry.block_size, geometry.block_count),
+            (block_size, 1000)
+        );
+        assert!(geometry.volatile_write_cache && !geometry.read_only);
+        assert_eq!(geometry.max_transfer_blocks, (1 << 20) / block_size);
+        assert_eq!(geometry.deallocate, Deallocate::Unspecified);
+        assert_eq!(geometry.optimal_io_blocks, 1);
+    }
+}
+
+#[test]
+fn optimal_sizes_by_what_the_drive_prefers() {
+    let mut page = page(512, 1000);
+    page.nsfeat = Nsfeat::new().with_nsabp(true);
+    page.nawun_z = U16::new(7);
+    assert_eq!(shape(&page).unwrap().optimal_io_blocks, 8);
+    page.noiob = U16::new(256);
+    assert_eq!(shape(&page).unwrap().optimal_io_blocks, 256);
+    page.nsfeat = page.nsfeat.with_optperf(1);
+    page.npwg_z = U16::new(31);
+    assert_eq!(shape(&page).unwrap().optimal_io_blocks, 32);
+}
+
+#[test]
+fn formats_that_cannot_be_served_are_named() {
+    let mut odd = page(512, 1000);
+    odd.lbaf[0].lbads = 13;
+    assert_eq!(shape(&odd), Err(Unusable::BlockSize { bytes: 8192 }));
+    odd.lbaf[0].lbads = 3;
+    assert_eq!(shape(&odd), Err(Unusable::NoFormat));
+    let mut metadata = page(4096, 1000);
+    metadata.lbaf[0].ms = U16::new(8);
+    assert_eq!(shape(&metadata), Err(Unusable::Metadata { bytes: 8 }));
+    let mut protected = page(4096, 1000);
+    protected.dps = Dps::new().with_protection_type(1);
+    assert_eq!(shape(&protected), Err(Unusable::Protection { kind: 1 }));
+    let mut beyond = page(4096, 1000);
+    beyond.flbas = Flbas::new().with_index_low(3);
+    assert_eq!(shape(&beyond), Err(Unusable::NoFormat));
+    assert_eq!(shape(&page(4096, 0)), Err(Unusable::Empty));
+}
+
+#[test]
+fn zeroes_deallocate_only_where_blocks_read_as_zeroes() {
+    let limits = limits_of(|_, _| {});
+    let with = |read, deallocates| {
+        let mut page = page(512, 8);
+        page.dlfeat = Dlfeat::new()
+            .with_read(read)
+            .with_write_zeroes_deallocate(deallocates);
+        Namespace::new(1, &page, &limits, false).zeroes_deallocate
+    };
+    assert!(with(DeallocatedRead::ZEROES, true));
+    assert!(!with(DeallocatedRead::ZEROES, false));
+    assert!(!with(DeallocatedRead::ONES, true));
+    assert!(!with(DeallocatedRead::NOT_REPORTED, true));
+}
+
+#[test]
+fn text_from_a_drive_is_made_printable() {
+    assert_eq!(text(b"  drive\x1b[2J\xff  "), "drive?[2J?");
+    assert_eq!(text(b"\0\0"), "");
+}
+
+#[test]
+fn a_drive_fits_when_it_does_no_less_than_before() {
+    let small = limits_of(|page, _| page.mdts = 3);
+    let large = limits_of(|page, _| page.oncs = Oncs::new().with_compare(true));
+    assert!(small.fit(&large) && small.fit(&small));
+    assert!(!large.fit(&small));
+}
