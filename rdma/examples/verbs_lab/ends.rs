@@ -122,11 +122,12 @@ impl End {
         mut connection: <Verbs as Provider>::Connection,
         pages: PagePolicy,
         access: Access,
+        domain: Option<<Verbs as Provider>::Domain>,
     ) -> Self {
         use rdma::{Device, Domain};
 
         let device = connection.device().expect("a device");
-        let domain = device.create_domain().expect("a domain");
+        let domain = domain.unwrap_or_else(|| device.create_domain().expect("a domain"));
         let completions = domain
             .create_completion_queue(4 * REQUESTS, Token(3))
             .expect("a completion queue");
@@ -157,12 +158,18 @@ impl End {
 
     /// The end that asks.
     pub(crate) fn connect(verbs: &Verbs, peer: SocketAddr, access: Access) -> Self {
-        let mut end = Self::ask(verbs, peer, PagePolicy::Ordinary, access);
+        let mut end = Self::ask(verbs, peer, PagePolicy::Ordinary, access, None);
         end.expect_established();
         end
     }
 
-    fn ask(verbs: &Verbs, peer: SocketAddr, pages: PagePolicy, access: Access) -> Self {
+    fn ask(
+        verbs: &Verbs,
+        peer: SocketAddr,
+        pages: PagePolicy,
+        access: Access,
+        domain: Option<<Verbs as Provider>::Domain>,
+    ) -> Self {
         let mut channel = verbs.event_channel().expect("a channel");
         let mut connection = channel.connection(Token(1)).expect("a connection");
         connection
@@ -177,7 +184,7 @@ impl End {
             told(&mut channel, "the route"),
             ConnectionEvent::RouteResolved
         );
-        let mut end = Self::new(channel, connection, pages, access);
+        let mut end = Self::new(channel, connection, pages, access, domain);
         end.connection.connect(&PARAMETERS).expect("connecting");
         end
     }
@@ -195,7 +202,7 @@ impl End {
         };
         let mut own = verbs.event_channel().expect("a channel");
         let connection = request.into_connection(&mut own, Token(2)).expect("moving");
-        let mut end = Self::new(own, connection, pages, access);
+        let mut end = Self::new(own, connection, pages, access, None);
         end.connection.accept(&PARAMETERS).expect("accepting");
         end
     }
@@ -267,12 +274,23 @@ impl Ends {
         pages: PagePolicy,
         access: Access,
     ) -> Self {
+        Self::in_domain(verbs, address, pages, access, None)
+    }
+
+    /// With a domain that there is already for the client.
+    pub(crate) fn in_domain(
+        verbs: &Verbs,
+        address: SocketAddr,
+        pages: PagePolicy,
+        access: Access,
+        domain: Option<<Verbs as Provider>::Domain>,
+    ) -> Self {
         use rdma::Listener;
 
         let mut listening = verbs.event_channel().expect("a channel");
         let listener = listening.listen(address, 4, Token(9)).expect("listening");
         let peer = listener.local_address();
-        let mut client = End::ask(verbs, peer, pages, access);
+        let mut client = End::ask(verbs, peer, pages, access, domain);
         let mut server = End::accept(verbs, &mut listening, pages, access);
         client.expect_established();
         server.expect_established();

@@ -16,13 +16,17 @@ use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use ends::{BYTES, End, Ends, REQUESTS, next, told, wait};
+use hugemem::allocation_counter::{CountingAllocator, allocations_on_this_thread};
 use hugemem::{PagePolicy, PageSize};
 use rdma::{
-    Access, CompletionStatus, Connection, ConnectionEvent, Device, DeviceEvent, Domain, Event,
-    EventChannel, Listener, MemoryRange, MemoryWindow, Payload, Provider, QueuePair,
-    QueuePairState, Registration, RemoteAddress, SendOperation, SendRequest, Sge, Token, Verbs,
-    WindowBinding,
+    Access, CompletionQueue, CompletionStatus, Connection, ConnectionEvent, Device, DeviceEvent,
+    Domain, Event, EventChannel, Listener, MemoryRange, MemoryWindow, Payload, Provider, QueuePair,
+    QueuePairState, ReceiveRequest, Registration, RemoteAddress, SendOperation, SendRequest, Sge,
+    Token, Verbs, WindowBinding, WorkCompletion,
 };
+
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 struct Place {
     verbs: Verbs,
@@ -33,7 +37,7 @@ struct Place {
 
 type Case = (&'static str, fn(&Place));
 
-const CASES: [Case; 7] = [
+const CASES: [Case; 9] = [
     (
         "hugepages_carry_long_transfers",
         hugepages_carry_long_transfers,
@@ -42,9 +46,14 @@ const CASES: [Case; 7] = [
         "a_killed_peer_is_a_disconnect",
         a_killed_peer_is_a_disconnect,
     ),
+    ("requests_take_no_memory", requests_take_no_memory),
     (
         "a_window_outlives_its_registration",
         a_window_outlives_its_registration,
+    ),
+    (
+        "a_window_outlives_its_queue_pair",
+        a_window_outlives_its_queue_pair,
     ),
     (
         "one_binding_of_a_window_in_a_batch",
@@ -187,6 +196,43 @@ fn a_killed_peer_is_a_disconnect(place: &Place) {
     );
 }
 
+fn requests_take_no_memory(place: &Place) {
+    let mut ends = ordinary_ends(place);
+    let Ends { client, server, .. } = &mut ends;
+    let remote = server.memory.remote(0);
+    let data = Payload::Memory(client.memory.piece(0, 4096).into());
+    let incoming = ReceiveRequest {
+        wr_id: 3,
+        memory: server.memory.piece(8192, 64).into(),
+    };
+    let mut completions = [WorkCompletion::default(); 8];
+    let mut round = |wr_id: u64| {
+        server.queue_pair.queue_receive(&incoming).expect("queued");
+        server.queue_pair.flush().expect("posted");
+        let write = SendRequest::new(wr_id, SendOperation::Write(remote), data).signalled(false);
+        client.queue_pair.queue_send(&write).expect("queued");
+        let answer = SendRequest::new(wr_id, SendOperation::Send, Payload::Inline(&[7; 16]));
+        client.queue_pair.queue_send(&answer).expect("queued");
+        client.queue_pair.flush().expect("posted");
+        for queue in [&mut client.completions, &mut server.completions] {
+            let deadline = Instant::now() + Duration::from_secs(20);
+            while queue.poll(&mut completions).expect("polling") == 0 {
+                assert!(
+                    Instant::now() < deadline,
+                    "request {wr_id} did not complete"
+                );
+            }
+            assert!(completions[0].is_success(), "{}", completions[0].status);
+        }
+    };
+    round(0);
+    let before = allocations_on_this_thread();
+    for wr_id in 1..200 {
+        round(wr_id);
+    }
+    assert_eq!(allocations_on_this_thread(), before);
+}
+
 /// A window bound to the first page of a registration of its own, and that registration.
 fn bound_window(
     end: &mut End,
@@ -242,6 +288,43 @@ fn a_window_outlives_its_registration(place: &Place) {
     drop(window);
     client.post(2, SendOperation::Write(remote), 64);
     client.expect(2, CompletionStatus::REMOTE_ACCESS_ERROR);
+}
+
+fn a_window_outlives_its_queue_pair(place: &Place) {
+    let began = Instant::now();
+    let Ends {
+        mut client, server, ..
+    } = ordinary_ends(place);
+    let (mut window, registration, remote) = bound_window(&mut client);
+    let domain = client.memory.registered.domain().clone();
+    drop((client, server));
+    // Soft RoCE would wait 50 s for a window that is bound on a queue pair that goes.
+    assert!(began.elapsed() < Duration::from_secs(20));
+    // It is unbound now, and can be bound on another queue pair of the domain.
+    let mut other = Ends::in_domain(
+        &place.verbs,
+        place.address,
+        PagePolicy::Ordinary,
+        Access::REMOTE,
+        Some(domain),
+    );
+    let binding = binding_of(&registration, 70);
+    let queue_pair = &mut other.client.queue_pair;
+    queue_pair
+        .queue_bind(&mut window, &registration, &binding)
+        .expect("queued");
+    queue_pair.flush().expect("posted");
+    other.client.expect(70, CompletionStatus::SUCCESS);
+    let renewed = RemoteAddress {
+        rkey: window.rkey(),
+        ..remote
+    };
+    other.server.post(1, SendOperation::Write(renewed), 64);
+    other.server.expect(1, CompletionStatus::SUCCESS);
+    other.server.post(2, SendOperation::Write(remote), 64);
+    other
+        .server
+        .expect(2, CompletionStatus::REMOTE_ACCESS_ERROR);
 }
 
 fn ordinary_ends(place: &Place) -> Ends {
@@ -361,8 +444,8 @@ fn a_device_is_removed_and_returns(place: &Place) {
     assert_eq!(device.next_event(), None, "told once");
     ends.client.connection.disconnect().ok();
     drop(registration);
-    drop(window);
     drop(ends);
+    drop(window);
     let index = device.index();
     drop(device);
     // Another device is there, so the list never is empty.

@@ -28,6 +28,9 @@ use crate::error::Error;
 use crate::provider::EventChannel;
 
 /// An event channel of librdmacm, for one owner.
+///
+/// Each look for an event is a system call: worth it when the descriptor is readable, or now and
+/// then.
 #[derive(Debug)]
 pub struct VerbsEventChannel {
     channel: Arc<Channel>,
@@ -319,20 +322,17 @@ fn connection_event(label: &Label, event: &rdma_cm_event) -> ConnectionEvent {
 /// The active side's event carries the accept; the passive side's carries nothing, and what this
 /// side granted is said instead.
 fn established(label: &Label, parameters: &rdma_conn_param) -> ConnectionEvent {
-    let is_active = parameters.private_data_len != 0
-        || parameters.initiator_depth != 0
-        || parameters.responder_resources != 0;
-    let depth = |told: u8, granted: &std::sync::atomic::AtomicU8| {
-        if is_active {
-            told
-        } else {
-            granted.load(Ordering::Relaxed)
-        }
-    };
+    if label.is_passive {
+        return ConnectionEvent::Established {
+            private_data: PrivateData::EMPTY,
+            initiator_depth: label.initiator_depth.load(Ordering::Relaxed),
+            responder_resources: label.responder_resources.load(Ordering::Relaxed),
+        };
+    }
     ConnectionEvent::Established {
         private_data: private_data_of(parameters),
-        initiator_depth: depth(parameters.initiator_depth, &label.initiator_depth),
-        responder_resources: depth(parameters.responder_resources, &label.responder_resources),
+        initiator_depth: parameters.initiator_depth,
+        responder_resources: parameters.responder_resources,
     }
 }
 

@@ -83,7 +83,7 @@ impl ConnectRequest for VerbsConnectRequest {
         channel: &mut VerbsEventChannel,
         token: Token,
     ) -> Result<VerbsConnection, Error> {
-        let label = Label::of_connection(token);
+        let label = Label::of_connection(token, true);
         let Some(identifier) = &mut self.identifier else {
             return Err(Error::Misuse("the request was answered"));
         };

@@ -50,7 +50,7 @@ impl VerbsConnection {
         token: Token,
         devices: Arc<DeviceTable>,
     ) -> Result<Self, Error> {
-        let label = Label::of_connection(token);
+        let label = Label::of_connection(token, false);
         let identifier = Identifier::new(channel, &label)?;
         Ok(Self::new(identifier, label, devices, false))
     }

@@ -21,6 +21,8 @@ use crate::error::Error;
 pub(super) struct Label {
     pub(super) token: Token,
     pub(super) is_listener: bool,
+    /// Whether the peer asked for the connection.
+    pub(super) is_passive: bool,
     /// Whether the connection was established.
     pub(super) is_connected: AtomicBool,
     /// Whether either side has ended it.
@@ -32,17 +34,18 @@ pub(super) struct Label {
 
 impl Label {
     pub(super) fn of_listener(token: Token) -> Arc<Self> {
-        Self::new(token, true)
+        Self::new(token, true, true)
     }
 
-    pub(super) fn of_connection(token: Token) -> Arc<Self> {
-        Self::new(token, false)
+    pub(super) fn of_connection(token: Token, is_passive: bool) -> Arc<Self> {
+        Self::new(token, false, is_passive)
     }
 
-    fn new(token: Token, is_listener: bool) -> Arc<Self> {
+    fn new(token: Token, is_listener: bool, is_passive: bool) -> Arc<Self> {
         Arc::new(Self {
             token,
             is_listener,
+            is_passive,
             is_connected: AtomicBool::new(false),
             is_ended: AtomicBool::new(false),
             initiator_depth: AtomicU8::new(0),

@@ -14,9 +14,14 @@
 //! channel's identifiers. No event is ever left unacknowledged outside of that lock, which is what
 //! lets an identifier be destroyed without waiting.
 //!
-//! Differs from the in-process fabric: a memory window can be bound once in a batch
-//! ([`PostError::NotPossible`](crate::PostError::NotPossible) beyond that), and a registration that
-//! is dropped with a window still bound to it ends when the window does.
+//! What differs from the in-process fabric:
+//! - The side that disconnects is told so when the peer has answered, which a peer that hangs does
+//!   not do for about a minute. Its work is flushed at once; it need not wait to drop everything.
+//! - A memory window can be bound once in a batch
+//!   ([`PostError::NotPossible`](crate::PostError::NotPossible) beyond that).
+//! - A registration that is dropped with a window still bound to it ends when the window is
+//!   invalidated and another registration or window goes, or when the window goes.
+//! - A request that the peer gave up is noticed when it is accepted.
 
 mod address;
 mod channel;

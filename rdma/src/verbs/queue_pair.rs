@@ -137,6 +137,7 @@ impl VerbsQueuePair {
 impl Drop for VerbsQueuePair {
     fn drop(&mut self) {
         self.link.with(Identifier::forget_queue_pair);
+        self.sends.end(self.queue_pair);
         // SAFETY: this is its last use: its identifier has just forgotten it, or did so before.
         unsafe { (self.functions().ibv_destroy_qp)(self.queue_pair.get()) };
     }
@@ -189,8 +190,8 @@ impl QueuePair for VerbsQueuePair {
         if !registration.domain().is_same(&self.domain) || !window.is_of(&self.domain) {
             return Err(PostError::NotPossible);
         }
-        let (window, key) = window.take()?;
-        self.sends.push_binding(window, key, registration, binding);
+        let window = window.take()?;
+        self.sends.push_binding(window, registration, binding);
         Ok(())
     }
 
@@ -217,7 +218,7 @@ impl QueuePair for VerbsQueuePair {
         if receives_posted && (self.has_failed || is_set(&self.label.is_ended)) {
             self.flush_late_receives();
         }
-        let sent = self.sends.post(|first, refused| {
+        let sent = self.sends.post(self.queue_pair, |first, refused| {
             // SAFETY: as above; windows and registrations that the list names are kept alive by it.
             unsafe { ibv_post_send(queue_pair, first, refused) }
         });

@@ -3,17 +3,18 @@
 
 use std::ffi::{c_int, c_uint};
 use std::ptr;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use rdma_sys::{
-    bind_mw_t, bind_mw_tso_union_t, ibv_access_flags, ibv_mw_bind_info, ibv_send_flags,
+    bind_mw_t, bind_mw_tso_union_t, ibv_access_flags, ibv_mw_bind_info, ibv_qp, ibv_send_flags,
     ibv_send_wr, ibv_sge, ibv_wr_opcode, imm_data_invalidated_rkey_union_t, qp_type_t, rdma_t,
     tso_t, wr_t, xrc_t,
 };
 
+use super::handle::Handle;
 use super::receive_list::{empty_sges, flush_error, index_of, put_sges};
 use super::registration::Registered;
-use super::window::Window;
+use super::window::{Taken, Window};
 use crate::device::QueuePairCapacity;
 use crate::error::{FlushError, PostError};
 use crate::request::{Payload, SendOperation, SendRequest, WindowBinding};
@@ -30,12 +31,13 @@ pub(super) struct SendList {
     queued: usize,
     /// Bindings among the requests, with what they name, in order. Never grows beyond its start.
     bindings: Vec<Binding>,
+    /// Windows that are, or were, bound by requests that were posted.
+    bound: Vec<Weak<Window>>,
 }
 
 struct Binding {
     at: usize,
-    window: Arc<Window>,
-    key: u32,
+    window: Taken,
     /// Keeps what the request points to alive.
     _registration: Arc<Registered>,
 }
@@ -97,6 +99,7 @@ impl SendList {
             inline_each,
             queued: 0,
             bindings: Vec::with_capacity(requests),
+            bound: Vec::with_capacity(requests),
         }
     }
 
@@ -146,11 +149,10 @@ impl SendList {
         Ok(())
     }
 
-    /// Adds a binding of a window, which was taken for it, and which gets `key`.
+    /// Adds a binding of a window, which was taken for it.
     pub(super) fn push_binding(
         &mut self,
-        window: Arc<Window>,
-        key: u32,
+        window: Taken,
         registration: &Arc<Registered>,
         binding: &WindowBinding,
     ) {
@@ -168,8 +170,8 @@ impl SendList {
             send_flags: flag(binding.signalled, ibv_send_flags::IBV_SEND_SIGNALED),
             bind_mw_tso_union: bind_mw_tso_union_t {
                 bind_mw: bind_mw_t {
-                    mw: window.handle().get(),
-                    rkey: key,
+                    mw: window.handle.get(),
+                    rkey: window.key,
                     bind_info: ibv_mw_bind_info {
                         mr: registration.handle().get(),
                         addr: binding.address,
@@ -183,10 +185,41 @@ impl SendList {
         self.bindings.push(Binding {
             at,
             window,
-            key,
             _registration: Arc::clone(registration),
         });
         self.queued += 1;
+    }
+
+    /// Gives the windows back of which the bindings are posted, as far as they were.
+    #[cold]
+    fn settle(&mut self, queue_pair: Handle<ibv_qp>, posted: usize) {
+        for binding in self.bindings.drain(..) {
+            if binding.at >= posted {
+                binding.window.abandoned();
+            } else if let Some(window) = binding.window.posted(queue_pair) {
+                if self.bound.len() == self.bound.capacity() {
+                    self.bound.retain(|window| window.strong_count() > 0);
+                }
+                self.bound.push(window);
+            }
+        }
+    }
+
+    fn abandon_bindings(&mut self) {
+        for binding in self.bindings.drain(..) {
+            binding.window.abandoned();
+        }
+    }
+
+    /// The queue pair is going to be destroyed: nothing is posted any more, and windows that are
+    /// bound on it leave it.
+    pub(super) fn end(&mut self, queue_pair: Handle<ibv_qp>) {
+        self.abandon_bindings();
+        for window in self.bound.drain(..) {
+            if let Some(window) = window.upgrade() {
+                window.leave(queue_pair);
+            }
+        }
     }
 
     /// Whether there is no room for a further request.
@@ -199,6 +232,7 @@ impl SendList {
     #[inline]
     pub(super) fn post(
         &mut self,
+        queue_pair: Handle<ibv_qp>,
         post: impl FnOnce(*mut ibv_send_wr, *mut *mut ibv_send_wr) -> c_int,
     ) -> Result<(), FlushError> {
         let queued = std::mem::take(&mut self.queued);
@@ -225,9 +259,8 @@ impl SendList {
         } else {
             index_of(first, refused, queued)
         };
-        for binding in self.bindings.drain(..) {
-            let key = (binding.at < posted).then_some(binding.key);
-            binding.window.give_back(key);
+        if !self.bindings.is_empty() {
+            self.settle(queue_pair, posted);
         }
         if code == 0 {
             return Ok(());
@@ -239,9 +272,7 @@ impl SendList {
 
 impl Drop for SendList {
     fn drop(&mut self) {
-        for binding in self.bindings.drain(..) {
-            binding.window.give_back(None);
-        }
+        self.abandon_bindings();
     }
 }
 
@@ -305,6 +336,11 @@ mod tests {
         inline_bytes: 8,
     };
 
+    /// One that is never touched.
+    fn queue_pair() -> Handle<ibv_qp> {
+        Handle::new(ptr::dangling_mut()).unwrap()
+    }
+
     const REMOTE: RemoteAddress = RemoteAddress {
         address: 0x1000,
         rkey: 0x22,
@@ -328,7 +364,7 @@ mod tests {
 
     /// Posts, and hands every request of the list to `check`.
     fn post(list: &mut SendList, mut check: impl FnMut(&ibv_send_wr)) {
-        let outcome = list.post(|mut request, _| {
+        let outcome = list.post(queue_pair(), |mut request, _| {
             while !request.is_null() {
                 // SAFETY: the list is whole and ends.
                 let one = unsafe { &*request };
@@ -443,13 +479,16 @@ mod tests {
         for wr_id in 10..13 {
             list.push(&send(wr_id, SendOperation::Send)).unwrap();
         }
-        let error = list.post(|first, refused| {
+        let error = list.post(queue_pair(), |first, refused| {
             // SAFETY: the place is there for this, and the list has a second request.
             unsafe { *refused = first.wrapping_add(1) };
             libc::ENOMEM
         });
         let error = error.unwrap_err();
         assert_eq!((error.first_wr_id, error.refused), (11, 2));
-        assert_eq!(list.post(|_, _| panic!("nothing is left")), Ok(()));
+        assert_eq!(
+            list.post(queue_pair(), |_, _| panic!("nothing is left")),
+            Ok(())
+        );
     }
 }

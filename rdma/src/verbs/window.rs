@@ -1,10 +1,9 @@
 //! Memory windows of type 2.
 #![expect(unsafe_code, reason = "calls libibverbs")]
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use rdma_sys::{ibv_alloc_mw, ibv_dealloc_mw, ibv_mw, ibv_mw_type};
+use rdma_sys::{ibv_alloc_mw, ibv_dealloc_mw, ibv_mw, ibv_mw_type, ibv_qp};
 
 use super::domain::VerbsDomain;
 use super::handle::Handle;
@@ -27,10 +26,18 @@ pub struct VerbsWindow {
 #[derive(Debug)]
 pub(super) struct Window {
     domain: VerbsDomain,
-    window: Handle<ibv_mw>,
-    /// Whether a binding is queued and not posted. While it is, the queue pair that it is queued
-    /// on is the only one to touch the window's key.
-    is_queued: AtomicBool,
+    state: Mutex<State>,
+}
+
+/// Two owners meet here: that of the window, and that of the queue pair it is bound on.
+#[derive(Debug)]
+struct State {
+    /// `None` when the device gave no other one in its place.
+    window: Option<Handle<ibv_mw>>,
+    /// Whether a binding is queued and not posted, which names the window by address.
+    is_queued: bool,
+    /// The queue pair that the last binding was posted on.
+    bound_on: Option<Handle<ibv_qp>>,
 }
 
 impl VerbsWindow {
@@ -42,17 +49,17 @@ impl VerbsWindow {
                 limit: 0,
             });
         }
-        // SAFETY: the domain is alive.
-        let window = unsafe { ibv_alloc_mw(domain.handle().get(), ibv_mw_type::IBV_MW_TYPE_2) };
-        let window = window.and_then(Handle::new);
-        let window = window.ok_or_else(|| last_error("ibv_alloc_mw"))?;
+        let window = allocate(domain).ok_or_else(|| last_error("ibv_alloc_mw"))?;
         // SAFETY: the window was just made.
         let rkey = unsafe { (*window.get()).rkey };
         Ok(Self {
             inner: Arc::new(Window {
                 domain: domain.clone(),
-                window,
-                is_queued: AtomicBool::new(false),
+                state: Mutex::new(State {
+                    window: Some(window),
+                    is_queued: false,
+                    bound_on: None,
+                }),
             }),
             rkey,
         })
@@ -62,43 +69,88 @@ impl VerbsWindow {
         self.inner.domain.is_same(domain)
     }
 
-    /// Takes the window for one binding that is going to be queued; returns the window and the key
-    /// that it gets.
-    pub(super) fn take(&mut self) -> Result<(Arc<Window>, u32), PostError> {
+    /// Takes the window for one binding that is going to be queued.
+    pub(super) fn take(&mut self) -> Result<Taken, PostError> {
+        let mut state = self.inner.state();
         // Drivers read the key of before from the window when they post, so there can be no second
         // binding in the same list.
-        if self.inner.is_queued.swap(true, Ordering::Acquire) {
-            return Err(PostError::NotPossible);
-        }
-        // SAFETY: the window is alive, and with no other binding queued nobody changes its key.
-        let current = unsafe { (*self.inner.window.get()).rkey };
+        let free = state.window.filter(|_| !state.is_queued);
+        let handle = free.ok_or(PostError::NotPossible)?;
+        state.is_queued = true;
+        // SAFETY: the window is alive, and only whoever holds the lock touches its key.
+        let current = unsafe { (*handle.get()).rkey };
         self.rkey = next_key(current);
-        Ok((Arc::clone(&self.inner), self.rkey))
+        Ok(Taken {
+            window: Arc::clone(&self.inner),
+            handle,
+            key: self.rkey,
+        })
+    }
+}
+
+/// A window that a binding is queued for.
+#[derive(Debug)]
+pub(super) struct Taken {
+    window: Arc<Window>,
+    pub(super) handle: Handle<ibv_mw>,
+    /// What its key is going to be.
+    pub(super) key: u32,
+}
+
+impl Taken {
+    /// The binding was posted. Returns the window when it was not bound on this queue pair before.
+    pub(super) fn posted(self, queue_pair: Handle<ibv_qp>) -> Option<Weak<Window>> {
+        let mut state = self.window.state();
+        // SAFETY: the window is alive, and only whoever holds the lock touches its key.
+        unsafe { (*self.handle.get()).rkey = self.key };
+        state.is_queued = false;
+        let before = state.bound_on.replace(queue_pair);
+        (before != Some(queue_pair)).then(|| Arc::downgrade(&self.window))
+    }
+
+    /// The binding will not be posted.
+    pub(super) fn abandoned(self) {
+        self.window.state().is_queued = false;
     }
 }
 
 impl Window {
-    pub(super) fn handle(&self) -> Handle<ibv_mw> {
-        self.window
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives the window back when its binding was posted, or will not be.
-    pub(super) fn give_back(&self, posted_key: Option<u32>) {
-        if let Some(key) = posted_key {
-            // SAFETY: the window is alive, and the binding that was queued made its queue pair the
-            // only one to touch the key.
-            unsafe { (*self.window.get()).rkey = key };
+    /// The queue pair goes. A window that is bound on it dies with it, and has to go before: soft
+    /// RoCE waits 50 s for it to let the queue pair go. Another one takes its place.
+    pub(super) fn leave(&self, queue_pair: Handle<ibv_qp>) {
+        let mut state = self.state();
+        if state.bound_on != Some(queue_pair) || state.is_queued {
+            return;
         }
-        self.is_queued.store(false, Ordering::Release);
+        state.bound_on = None;
+        if let Some(window) = state.window.take() {
+            // SAFETY: the window is used under the lock only, save by queued bindings, of which
+            // there is none.
+            unsafe { ibv_dealloc_mw(window.get()) };
+            self.domain.end_unbound_registrations();
+        }
+        state.window = allocate(&self.domain);
     }
 }
 
 impl Drop for Window {
     fn drop(&mut self) {
-        // SAFETY: queued bindings keep the window alive, so this is its last use.
-        unsafe { ibv_dealloc_mw(self.window.get()) };
-        self.domain.end_unbound_registrations();
+        if let Some(window) = self.state().window.take() {
+            // SAFETY: queued bindings keep the window alive, so this is its last use.
+            unsafe { ibv_dealloc_mw(window.get()) };
+            self.domain.end_unbound_registrations();
+        }
     }
+}
+
+fn allocate(domain: &VerbsDomain) -> Option<Handle<ibv_mw>> {
+    // SAFETY: the domain is alive.
+    let window = unsafe { ibv_alloc_mw(domain.handle().get(), ibv_mw_type::IBV_MW_TYPE_2) };
+    window.and_then(Handle::new)
 }
 
 impl MemoryWindow for VerbsWindow {
