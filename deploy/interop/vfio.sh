@@ -134,6 +134,12 @@ chmod 660 "$node"
 refused "have to be pinned" unprivileged 65536 lab_drive open $A 33554432
 show unprivileged unlimited lab_drive open $A 33554432
 show unprivileged 134217728 lab_drive open $A 33554432
+# Ordinary pages are locked by the arena and pinned for the drive: each counts.
+pages=$(cat /proc/sys/vm/nr_hugepages)
+echo 0 > /proc/sys/vm/nr_hugepages
+refused "67108864 bytes have to be pinned" unprivileged 34000000 lab_drive open $A 33554432
+show unprivileged 70000000 lab_drive open $A 33554432
+echo "$pages" > /proc/sys/vm/nr_hugepages
 refused "run this as root" unprivileged unlimited windlass unbind $A
 [ "$(driver_of $A)" = vfio-pci ] || fail "the drive was moved without root"
 

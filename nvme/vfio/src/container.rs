@@ -261,7 +261,7 @@ impl Container {
                 }
                 Ok(())
             })
-            .map_err(|error| joining_failed(address, error))?;
+            .map_err(|error| joining_failed(address, error, is_first))?;
         state.groups.push(Group {
             number,
             file,
@@ -293,8 +293,9 @@ impl Container {
             let problem = node_problem(&self.system, address, node, error);
             self.explained(address, problem)
         })?;
+        let is_first = state.open.is_empty();
         ioctl::attach_to_space(file.as_fd(), iommufd.as_fd(), space)
-            .map_err(|error| joining_failed(address, error))?;
+            .map_err(|error| joining_failed(address, error, is_first))?;
         if state.arena.is_some() {
             self.map(state, address)?;
         }
@@ -376,11 +377,15 @@ fn refused(address: PciAddress, step: &'static str) -> impl Fn(io::Error) -> Err
 }
 
 /// Why a group or a device did not get into the address space.
-fn joining_failed(address: PciAddress, error: io::Error) -> Error {
+fn joining_failed(address: PciAddress, error: io::Error, is_first: bool) -> Error {
     if error.kind() == io::ErrorKind::PermissionDenied {
         return Problem::UnsafeInterrupts { address }.into();
     }
-    let step = "its IOMMU cannot share an address space with the drives that are open";
+    let step = if is_first {
+        "its IOMMU cannot be used"
+    } else {
+        "its IOMMU cannot share an address space with the drives that are open"
+    };
     refused(address, step)(error)
 }
 
@@ -434,5 +439,57 @@ impl DmaMap for Mapper<'_> {
             }
         }
         .map_err(DmaMapError::Refused)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::machine::{Machine, address, line};
+
+    const A: &str = "0000:01:00.0";
+
+    fn opened(machine: &Machine) -> Result<(), Error> {
+        let container = Container::open(&machine.system(), address(A))?;
+        container.open_device(address(A), 1).map(drop)
+    }
+
+    #[test]
+    fn without_vfio_the_module_is_named() {
+        let machine = Machine::with_taken_drive();
+        std::fs::remove_dir_all(machine.path("dev/vfio")).unwrap();
+        let Err(Error::Problem(problem)) = opened(&machine) else {
+            panic!("opened what is not there");
+        };
+        assert!(line(&problem).ends_with("modprobe vfio-pci"));
+        // The first thing to mend is said first.
+        machine.give(A, Some("nvme"));
+        let Err(Error::Problem(problem)) = opened(&machine) else {
+            panic!("opened what is not there");
+        };
+        assert!(line(&problem).contains("windlass bind"));
+    }
+
+    #[test]
+    fn nodes_that_are_no_nodes_are_errors() {
+        let machine = Machine::with_taken_drive();
+        let error = opened(&machine).unwrap_err().to_string();
+        assert!(error.contains("VFIO_GET_API_VERSION"), "{error}");
+        std::fs::remove_file(machine.path("dev/vfio/vfio")).unwrap();
+        machine.file("dev/iommu", "");
+        let error = opened(&machine).unwrap_err().to_string();
+        assert!(error.contains("IOMMU_IOAS_ALLOC"), "{error}");
+    }
+
+    #[test]
+    fn refusals_of_the_iommu_say_whose_they_are() {
+        let error = || io::Error::from_raw_os_error(libc::EPERM);
+        let text = joining_failed(address(A), error(), true).to_string();
+        assert!(text.contains("does not remap interrupts"), "{text}");
+        let error = || io::Error::from_raw_os_error(libc::EINVAL);
+        let text = joining_failed(address(A), error(), false).to_string();
+        assert!(text.contains("with the drives that are open"), "{text}");
+        let text = joining_failed(address(A), error(), true).to_string();
+        assert!(text.contains("cannot be used"), "{text}");
     }
 }

@@ -1,7 +1,7 @@
 //! NVMe functions as sysfs shows them.
 
 use crate::system::{System, link_name, names, number, word};
-use crate::usage::{self, Usage, Use};
+use crate::usage::{self, Usage};
 use crate::{PciAddress, Problem};
 
 /// PCI class code of NVMe controllers and NVMe administrative controllers, any interface: mass
@@ -181,12 +181,7 @@ impl Function {
     }
 
     /// What uses the drive, as far as this process may see it.
-    #[must_use]
-    pub fn uses(&self, system: &System) -> Vec<Use> {
-        self.usage(system).uses
-    }
-
-    pub(crate) fn usage(&self, system: &System) -> Usage {
+    fn usage(&self, system: &System) -> Usage {
         let disks: Vec<String> = self.disks.iter().map(|disk| disk.name.clone()).collect();
         let mut nodes: Vec<String> = self.controller.iter().cloned().collect();
         // The nodes for commands that bypass the block layer: ng0n1 beside nvme0n1.
@@ -197,7 +192,7 @@ impl Function {
         usage::of_drive(system, &disks, &nodes)
     }
 
-    /// As [`uses`](Self::uses), as a problem; and the exclusive hold of what is in no use.
+    /// What uses the drive, as a problem; else the exclusive hold of what is in no use.
     pub(crate) fn unused(&self, system: &System) -> Result<Usage, Problem> {
         let address = self.address;
         let mut usage = self.usage(system);
