@@ -296,8 +296,7 @@ impl<P: Provider> RegistrationCache<P> {
         rounded.unwrap_or(*range)
     }
 
-    /// The rounded range together with the entries that it overlaps, as far as its memory goes and
-    /// the cap allows.
+    /// The rounded range together with the entries that it overlaps, as far as its memory goes.
     fn united<'a>(&self, rounded: &MemoryRange<'a>) -> Option<MemoryRange<'a>> {
         let (address, end) = (rounded.address(), rounded.address() + rounded.len());
         let first = self.by_start.range(..=address).next_back();
@@ -307,8 +306,7 @@ impl<P: Provider> RegistrationCache<P> {
         };
         let last = self.overlapping(address, end)?;
         let end = end.max(self.entry(last).end);
-        let united = rounded.expanded(start, end)?;
-        (united.len() <= self.config.pinned_bytes_max).then_some(united)
+        rounded.expanded(start, end)
     }
 
     /// Registers what is not there yet; returns its place.
@@ -327,7 +325,7 @@ impl<P: Provider> RegistrationCache<P> {
                 self.counters.merges += gone;
                 registered
             }
-            // What was beside the range may be unmapped by now.
+            // All together may be more than the cap, or what was beside the range unmapped by now.
             Some(Err(_)) | None => {
                 self.counters.evictions += gone;
                 self.register(&rounded)?

@@ -376,3 +376,67 @@ impl Views {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use hugemem::PagePolicy;
+
+    use super::*;
+    use crate::fake::table::Table;
+
+    #[test]
+    fn a_window_serves_the_queue_pair_that_bound_it_and_no_other() {
+        let region = Region::map(8192, PagePolicy::Ordinary).expect("memory");
+        let range = MemoryRange::of_region(&region, 0..8192);
+        let mut names = Table::default();
+        let (domain, other_domain) = (names.insert(()), names.insert(()));
+        let (mine, other) = (names.insert(()), names.insert(()));
+        let mut keys = Keys::default();
+        let view = Views::default().of(&range).expect("a second mapping");
+        let lkey = keys.register(domain, &range, Access::WINDOWS, view);
+        let rkey = Keys::next_window_key(keys.create_window(domain));
+        let start = range.address() as u64;
+        let bound = || Bound {
+            queue_pair: mine,
+            lkey,
+            address: start + 100,
+            len: 1000,
+            remote_read: true,
+            remote_write: false,
+        };
+        assert_eq!(keys.bind(other_domain, rkey, bound()), Err(Refused));
+        let too_long = Bound {
+            len: 8093,
+            ..bound()
+        };
+        assert_eq!(keys.bind(domain, rkey, too_long), Err(Refused));
+        assert_eq!(keys.bind(domain, rkey, bound()), Ok(()));
+        let next = Keys::next_window_key(rkey);
+        assert_eq!(
+            keys.bind(domain, next, bound()),
+            Err(Refused),
+            "it is bound"
+        );
+        let allowed = |keys: &Keys, queue_pair, offset, len, write, rkey| {
+            let address = start + offset;
+            let remote = RemoteAddress { address, rkey };
+            keys.remote(domain, queue_pair, remote, len, write).is_ok()
+        };
+        assert!(allowed(&keys, mine, 100, 1000, false, rkey));
+        assert!(!allowed(&keys, other, 100, 1000, false, rkey));
+        assert!(!allowed(&keys, mine, 100, 1000, true, rkey));
+        assert!(!allowed(&keys, mine, 99, 1000, false, rkey));
+        assert!(!allowed(&keys, mine, 101, 1000, false, rkey));
+        assert!(!allowed(&keys, mine, 100, 1000, false, next));
+        assert!(!allowed(&keys, mine, 100, 1000, false, lkey));
+        assert_eq!(keys.invalidate(other_domain, rkey), Err(Refused));
+        assert_eq!(keys.invalidate(domain, lkey | 1), Err(Refused), "no window");
+        assert_eq!(keys.invalidate(domain, rkey), Ok(()));
+        assert_eq!(keys.invalidate(domain, rkey), Err(Refused));
+        assert!(!allowed(&keys, mine, 100, 1000, false, rkey));
+        keys.remove(lkey);
+        assert_eq!(keys.bind(domain, next, bound()), Err(Refused));
+        keys.remove(rkey);
+        assert_eq!(keys.len(), 0);
+    }
+}

@@ -252,6 +252,23 @@ fn a_port_that_comes_back_in_time_loses_nothing() {
 }
 
 #[test]
+fn retries_count_time_and_not_posts() {
+    at_once(|fabric, harness| {
+        let mut pair = harness.pair();
+        let Pair { server, client, .. } = &mut pair;
+        fabric.set_port(server.domain.device(), false);
+        let write = SendOperation::Write(server.memory.remote(0));
+        for wr_id in 0..20 {
+            client.post(wr_id, write, (0, 64));
+        }
+        fabric.set_port(server.domain.device(), true);
+        for wr_id in 0..20 {
+            harness.expect_success(client, wr_id);
+        }
+    });
+}
+
+#[test]
 fn a_port_that_stays_down_exceeds_the_retries() {
     at_once(|fabric, harness| {
         let mut pair = harness.pair();

@@ -7,7 +7,7 @@ use hugemem::{Arena, ArenaConfig, PagePolicy, Region};
 use super::at_once;
 use super::foreign::foreign;
 use crate::completion::{CompletionStatus, WorkCompletion};
-use crate::conformance::harness::{Pair, PairOptions, REQUESTS, queue_pair};
+use crate::conformance::harness::{Pair, PairOptions, REQUESTS, memory, queue_pair};
 use crate::connection::{ConnectParameters, ConnectionEvent, Token};
 use crate::device::{DeviceEvent, DeviceLimits, QueuePairCapacity, QueuePairState};
 use crate::error::{Error, FlushError, PostError};
@@ -159,6 +159,46 @@ fn reads_need_a_depth() {
         pair.client.post(1, read, (0, 64));
         let status = CompletionStatus::LOCAL_QP_OPERATION_ERROR;
         harness.expect(&mut pair.client, 1, status);
+    });
+}
+
+#[test]
+fn keys_of_another_domain_are_wrong() {
+    at_once(|_, harness| {
+        let mut pair = harness.pair();
+        let elsewhere = pair.client.domain.device().create_domain();
+        let other = memory::<Fake>(&elsewhere.expect("a domain"), 4096, Access::REMOTE);
+        pair.server.receive(1, 0, 64);
+        let payload = crate::Payload::Memory(other.piece(0, 64).into());
+        let send = crate::SendRequest::new(2, SendOperation::Send, payload);
+        pair.client.queue_pair.queue_send(&send).expect("queued");
+        pair.client.queue_pair.flush().expect("posted");
+        let status = CompletionStatus::LOCAL_PROTECTION_ERROR;
+        harness.expect(&mut pair.client, 2, status);
+
+        let mut pair = harness.pair();
+        let elsewhere = pair.server.domain.device().create_domain();
+        let other = memory::<Fake>(&elsewhere.expect("a domain"), 4096, Access::REMOTE);
+        let write = SendOperation::Write(other.remote(0));
+        pair.client.post(3, write, (0, 64));
+        let status = CompletionStatus::REMOTE_ACCESS_ERROR;
+        harness.expect(&mut pair.client, 3, status);
+
+        let mut pair = harness.pair();
+        let elsewhere = pair.server.domain.device().create_domain();
+        let other = memory::<Fake>(&elsewhere.expect("a domain"), 4096, Access::REMOTE);
+        let request = ReceiveRequest {
+            wr_id: 4,
+            memory: other.piece(0, 64).into(),
+        };
+        let server = &mut pair.server;
+        server.queue_pair.queue_receive(&request).expect("queued");
+        server.queue_pair.flush().expect("posted");
+        pair.client.post(5, SendOperation::Send, (0, 64));
+        let status = CompletionStatus::REMOTE_OPERATION_ERROR;
+        harness.expect(&mut pair.client, 5, status);
+        let status = CompletionStatus::LOCAL_PROTECTION_ERROR;
+        harness.expect(&mut pair.server, 4, status);
     });
 }
 
