@@ -1,6 +1,8 @@
 //! Where drives come from: this machine's PCI functions by VFIO, or whatever tests put in their
 //! place.
 
+mod borrowed;
+
 use std::cell::OnceCell;
 use std::sync::Arc;
 
@@ -10,6 +12,7 @@ use nvme_driver::backing::DeviceBacking;
 use vfio::{Container, PciAddress, Problem, System, diagnose};
 
 use crate::command_line::Failure;
+use borrowed::{Borrowed, Returned};
 
 /// What drives are taken from. For the control thread: everything may block.
 pub(crate) trait Bus {
@@ -24,6 +27,9 @@ pub(crate) trait Bus {
     /// # Errors
     /// What stands in the way.
     fn look(&self, address: PciAddress) -> Result<(), Problem>;
+
+    /// Closes drives that were let go since the last call.
+    fn close_returned(&self) {}
 }
 
 /// The machine's own bus. The arena is mapped into one container, once, with the first drive.
@@ -32,6 +38,7 @@ pub(crate) struct Vfio {
     container: OnceCell<Arc<Container>>,
     arena: Arc<Arena>,
     vectors_max: u16,
+    returned: Arc<Returned>,
 }
 
 impl Vfio {
@@ -44,6 +51,7 @@ impl Vfio {
             arena,
             // One for the admin queue.
             vectors_max: u16::try_from(reactors + 1).unwrap_or(u16::MAX),
+            returned: Arc::default(),
         }
     }
 
@@ -71,10 +79,17 @@ impl Bus for Vfio {
         self.look(address)?;
         let container = self.container(address)?;
         let backing = VfioBacking::open(container, address, &self.arena, self.vectors_max)?;
-        Ok(Arc::new(backing))
+        Ok(Arc::new(Borrowed {
+            drive: Arc::new(backing),
+            returned: Arc::clone(&self.returned),
+        }))
     }
 
     fn look(&self, address: PciAddress) -> Result<(), Problem> {
         diagnose(&self.system, address, self.bytes_to_pin()).map(drop)
+    }
+
+    fn close_returned(&self) {
+        self.returned.close();
     }
 }

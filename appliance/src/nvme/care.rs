@@ -48,6 +48,7 @@ impl Drives {
     /// Looks at every drive once: tells what it went through, resets what has to be, takes what
     /// came back. Blocks for as long as a function's reset takes.
     pub(crate) fn look(&mut self, now: Instant) {
+        self.bus.close_returned();
         self.reset_functions();
         for taken in &mut self.taken {
             taken.report();

@@ -1,0 +1,189 @@
+//! Drives that are let go anywhere and closed on the control thread: the kernel resets a function
+//! that is closed, which takes 100 ms and more, and no reactor may wait for that.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use nvme_driver::backing::{ControllerMemory, DeviceBacking};
+
+/// Drives that nobody uses any more, for the control thread to close.
+#[derive(Default)]
+pub(super) struct Returned(Mutex<Vec<Arc<dyn DeviceBacking>>>);
+
+impl Returned {
+    fn take_in(&self, drive: Arc<dyn DeviceBacking>) {
+        let mut drives = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        drives.push(drive);
+    }
+
+    /// Closes them. May block.
+    pub(super) fn close(&self) {
+        let drives = {
+            let mut drives = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            std::mem::take(&mut *drives)
+        };
+        // Not under the lock, which a reactor may want.
+        drop(drives);
+    }
+}
+
+/// A drive in use. Dropping it returns it.
+pub(super) struct Borrowed {
+    pub(super) drive: Arc<dyn DeviceBacking>,
+    pub(super) returned: Arc<Returned>,
+}
+
+impl Drop for Borrowed {
+    fn drop(&mut self) {
+        self.returned.take_in(Arc::clone(&self.drive));
+    }
+}
+
+impl DeviceBacking for Borrowed {
+    fn registers_len(&self) -> usize {
+        self.drive.registers_len()
+    }
+
+    fn read_u32(&self, offset: usize) -> u32 {
+        self.drive.read_u32(offset)
+    }
+
+    fn read_u64(&self, offset: usize) -> u64 {
+        self.drive.read_u64(offset)
+    }
+
+    fn write_u32(&self, offset: usize, value: u32) {
+        self.drive.write_u32(offset, value);
+    }
+
+    fn write_u64(&self, offset: usize, value: u64) {
+        self.drive.write_u64(offset, value);
+    }
+
+    fn dma_address(&self, region_offset: usize) -> u64 {
+        self.drive.dma_address(region_offset)
+    }
+
+    fn controller_memory(
+        &self,
+        bar: u8,
+        offset: u64,
+        len: u64,
+    ) -> Option<Arc<dyn ControllerMemory>> {
+        self.drive.controller_memory(bar, offset, len)
+    }
+
+    fn set_bus_master(&self, on: bool) -> io::Result<()> {
+        self.drive.set_bus_master(on)
+    }
+
+    fn reset_function(&self) -> io::Result<()> {
+        self.drive.reset_function()
+    }
+
+    fn interrupt_vectors(&self) -> u16 {
+        self.drive.interrupt_vectors()
+    }
+
+    fn interrupt(&self, vector: u16) -> Option<BorrowedFd<'_>> {
+        self.drive.interrupt(vector)
+    }
+
+    fn arm_interrupt(&self, vector: u16, armed: bool) -> io::Result<()> {
+        self.drive.arm_interrupt(vector, armed)
+    }
+
+    fn clear_interrupt(&self, vector: u16) {
+        self.drive.clear_interrupt(vector);
+    }
+
+    fn removal_requested(&self) -> bool {
+        self.drive.removal_requested()
+    }
+
+    fn describe(&self) -> String {
+        self.drive.describe()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Only what is asked of it here.
+    struct Drive;
+
+    impl DeviceBacking for Drive {
+        fn registers_len(&self) -> usize {
+            4096
+        }
+
+        fn read_u32(&self, _offset: usize) -> u32 {
+            u32::MAX
+        }
+
+        fn read_u64(&self, _offset: usize) -> u64 {
+            u64::MAX
+        }
+
+        fn write_u32(&self, _offset: usize, _value: u32) {}
+
+        fn write_u64(&self, _offset: usize, _value: u64) {}
+
+        fn dma_address(&self, region_offset: usize) -> u64 {
+            region_offset as u64
+        }
+
+        fn set_bus_master(&self, _on: bool) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn reset_function(&self) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn interrupt_vectors(&self) -> u16 {
+            0
+        }
+
+        fn interrupt(&self, _vector: u16) -> Option<BorrowedFd<'_>> {
+            None
+        }
+
+        fn arm_interrupt(&self, _vector: u16, _armed: bool) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn clear_interrupt(&self, _vector: u16) {}
+
+        fn removal_requested(&self) -> bool {
+            false
+        }
+
+        fn describe(&self) -> String {
+            "a drive".to_owned()
+        }
+    }
+
+    #[test]
+    fn what_a_reactor_drops_is_closed_by_the_control_thread() {
+        let drive: Arc<dyn DeviceBacking> = Arc::new(Drive);
+        let returned: Arc<Returned> = Arc::default();
+        let borrowed: Arc<dyn DeviceBacking> = Arc::new(Borrowed {
+            drive: Arc::clone(&drive),
+            returned: Arc::clone(&returned),
+        });
+        let reactor = std::thread::spawn({
+            let borrowed = Arc::clone(&borrowed);
+            move || assert_eq!(borrowed.describe(), "a drive")
+        });
+        reactor.join().expect("no panic");
+        returned.close();
+        drop(borrowed);
+        assert_eq!(Arc::strong_count(&drive), 2, "it is still open");
+        returned.close();
+        assert_eq!(Arc::strong_count(&drive), 1);
+        returned.close();
+    }
+}
