@@ -1,22 +1,38 @@
 # Real verbs on soft RoCE: the suite that every RDMA provider runs, and what becomes of connections when
 # a peer is killed, a port goes down and a device is removed.
-#   INTEROP_PROGRAMS   the directory with examples/verbs_conformance and examples/verbs_lab
+#   INTEROP_PROGRAMS   the directory with windlass, examples/verbs_conformance and examples/verbs_lab
 . "$(dirname "${BASH_SOURCE[0]}")/lib/guest.sh"
 
-PATH=$INTEROP_PROGRAMS/examples:$PATH
+PATH=$INTEROP_PROGRAMS:$INTEROP_PROGRAMS/examples:$PATH
 address=192.0.2.1
 
 cd /tmp
 show uname -r
+
+# without TEXT: verbs are refused with one line that says TEXT.
+without() {
+  local output
+  if output=$(verbs_conformance $address 2>&1); then fail "there are verbs: $output"; fi
+  echo "$output"
+  [ "$(wc -l <<< "$output")" = 1 ] || fail "not one line"
+  grep -qF "no RDMA here: $1" <<< "$output" || fail "does not say: $1"
+}
+
+say "no libraries"
+for name in libibverbs librdmacm; do
+  library=/usr/lib/$(uname -m)-linux-gnu/$name.so.1
+  mv "$library" "$library.away"
+  without "the library $name.so.1 cannot be loaded"
+  show windlass --version
+  mv "$library.away" "$library"
+done
 
 say "no device"
 # In this order: what was loaded last is told first that a device goes, and soft RoCE's driver would
 # have user space close everything before the connection manager says why.
 modprobe rdma_rxe
 modprobe rdma_ucm
-if verbs_conformance $address > no-device.log 2>&1; then fail "a machine without devices has some"; fi
-cat no-device.log
-grep -qF "no RDMA here: this machine has no RDMA device" no-device.log || fail "not one clear line"
+without "this machine has no RDMA device"
 
 say "soft RoCE"
 for index in 0 1; do

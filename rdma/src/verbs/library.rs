@@ -8,6 +8,7 @@
     reason = "loads the libraries of rdma-core and holds pointers to their functions"
 )]
 
+use std::error::Error;
 use std::ffi::{c_int, c_void};
 use std::sync::OnceLock;
 
@@ -134,7 +135,8 @@ fn find(library: &'static str, function: &'static str) -> Result<*const c_void, 
     let loaded = unsafe { Library::new(library) };
     let loaded = loaded.map_err(|error| Unavailable::LibraryMissing {
         library,
-        cause: error.to_string(),
+        // The loader's own words are one level down.
+        cause: error.source().unwrap_or(&error).to_string(),
     })?;
     // SAFETY: the type only says that this is an address; the caller gives it its signature.
     let symbol = unsafe { loaded.get::<*const c_void>(function.as_bytes()) };
@@ -156,7 +158,12 @@ mod tests {
         let error = find("libno-such-thing.so.1", "f").unwrap_err();
         assert!(matches!(&error, Unavailable::LibraryMissing { library, .. }
                 if *library == "libno-such-thing.so.1"));
-        assert!(error.to_string().starts_with("no RDMA here: "), "{error}");
+        let text = error.to_string();
+        assert!(
+            text.starts_with("no RDMA here: ") && !text.contains('\n'),
+            "{text}"
+        );
+        assert!(text.contains("cannot open shared object file"), "{text}");
         assert!(error.remedy().contains("libibverbs1"));
     }
 
