@@ -1,7 +1,7 @@
 //! `windlass devices`, `bind` and `unbind`: the machine's NVMe drives, and who has them.
 //!
-//! Finds nothing out itself and moves nothing itself: `vfio` does. Refuses to keep anything: what shall
-//! be so after the next start of the machine is for systemd or udev, and `bind` says how.
+//! Finds nothing out itself and moves nothing itself: `vfio` does. Refuses to keep anything: what
+//! shall be so after the next start of the machine is for systemd or udev, and `bind` says how.
 
 mod listing;
 

@@ -16,8 +16,8 @@ pub(super) struct Drive {
 
 /// Every NVMe function of the machine.
 ///
-/// The memory to be pinned for a drive is taken to be the default arena: which configuration will be
-/// started is not known here.
+/// The memory to be pinned for a drive is taken to be the default arena: which configuration will
+/// be started is not known here.
 pub(super) fn look(system: &System) -> Vec<Drive> {
     let arena_bytes = Appliance::default().memory.bytes();
     vfio::nvme_functions(system)
