@@ -86,7 +86,7 @@ impl Limits {
         arena_bytes_max: usize,
     ) -> Self {
         let page_bytes_min = cap.page_bytes_min();
-        let sgl = page.sgls.support() != SglSupport::NONE;
+        let sgl = [SglSupport::ANY_ALIGNMENT, SglSupport::DWORD].contains(&page.sgls.support());
         let cap_bytes = if sgl {
             PART_BYTES_MAX_SGL
         } else {

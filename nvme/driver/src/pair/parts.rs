@@ -226,12 +226,14 @@ impl Pair {
             work.left = 0;
             work.result = work.result.and(Err(error));
         }
-        if work.left > 0 && self.running {
+        if work.left > 0 {
+            // The slot that just came free is there for the next part.
             self.send_parts(parent as u16);
             self.followed = true;
         }
         let work = self.table.works[parent];
-        if work.outstanding == 0 && (work.left == 0 || !self.running) {
+        if work.outstanding == 0 {
+            debug_assert_eq!(work.left, 0, "a request without a part in flight is over");
             self.finish(parent, work.result);
             self.next_compare();
         }

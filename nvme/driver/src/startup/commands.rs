@@ -265,7 +265,7 @@ impl Startup {
         let is_answer = status.is_success() || answers.iter().any(|answer| status.is(*answer));
         let known = self.shared.identity.get();
         let known = known.and_then(|identity| identity.namespace(self.found.nsids[at]));
-        if is_answer || !known.is_some_and(|namespace| namespace.geometry.is_ok()) {
+        if is_answer || known.is_none_or(|namespace| namespace.geometry.is_err()) {
             return Ok(());
         }
         Err(DriveError::Command { opcode, status })
