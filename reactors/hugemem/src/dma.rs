@@ -16,6 +16,8 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
+use rustix::io::Errno;
+
 use crate::arena::Arena;
 use crate::class::{CLASS_BYTES, class_for};
 use crate::region::{Mapping, Region};
@@ -249,7 +251,7 @@ impl fmt::Debug for DmaBuffer {
 pub struct DmaView {
     bytes: SharedBytes,
     shows: usize,
-    _mapping: Mapping,
+    _mapping: Arc<Mapping>,
 }
 
 // SAFETY: the mapping lives as long as this value, and all access to it is atomic.
@@ -258,13 +260,18 @@ unsafe impl Send for DmaView {}
 unsafe impl Sync for DmaView {}
 
 impl DmaView {
-    /// Maps `region` once more.
+    /// Maps `region` once more. Where mappings cannot be duplicated, which is so for hugepages and
+    /// for any under valgrind, the view shares the region's own mapping: then a reference into a
+    /// lease must not be alive while the view is used.
     ///
     /// # Errors
-    /// What the kernel answers; it duplicates no mapping of hugepages, so the region must have
-    /// ordinary ones.
+    /// What the kernel answers.
     pub fn of(region: &Region) -> io::Result<DmaView> {
-        let mapping = region.mapping().duplicate()?;
+        let mapping = match region.mapping().duplicate() {
+            Ok(another) => Arc::new(another),
+            Err(Errno::INVAL) => Arc::clone(region.mapping()),
+            Err(errno) => return Err(errno.into()),
+        };
         Ok(DmaView {
             bytes: SharedBytes {
                 base: mapping.base(),

@@ -11,6 +11,7 @@ mod notice;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 use rustix::fs::MemfdFlags;
 use rustix::io::Errno;
@@ -94,7 +95,7 @@ pub enum RegionError {
 /// out no bytes itself: [`crate::Arena`] and [`crate::Store`] do.
 #[derive(Debug)]
 pub struct Region {
-    mapping: Mapping,
+    mapping: Arc<Mapping>,
     descriptor: OwnedFd,
     page_size: PageSize,
     notices: Vec<Notice>,
@@ -132,7 +133,7 @@ impl Region {
                 match map_huge(len, page_size, policy) {
                     Ok((mapping, descriptor)) => {
                         return Ok(Region {
-                            mapping,
+                            mapping: Arc::new(mapping),
                             descriptor,
                             page_size,
                             notices,
@@ -151,7 +152,7 @@ impl Region {
         }
         let (mapping, descriptor) = map_ordinary(len, &mut notices)?;
         Ok(Region {
-            mapping,
+            mapping: Arc::new(mapping),
             descriptor,
             page_size: PageSize::Ordinary,
             notices,
@@ -191,7 +192,7 @@ impl Region {
         map.attach(self)
     }
 
-    pub(crate) fn mapping(&self) -> &Mapping {
+    pub(crate) fn mapping(&self) -> &Arc<Mapping> {
         &self.mapping
     }
 
