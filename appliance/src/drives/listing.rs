@@ -12,6 +12,8 @@ pub(super) struct Drive {
     function: Function,
     uses: Vec<Use>,
     problem: Option<String>,
+    /// Whether the problem is that of its neighbours.
+    names_neighbours: bool,
 }
 
 /// Every NVMe function of the machine.
@@ -26,6 +28,7 @@ pub(super) fn look(system: &System) -> Vec<Drive> {
         .filter_map(|address| {
             let function = Function::inspect(system, address).ok()?;
             let problem = vfio::diagnose(system, address, arena_bytes).err();
+            let names_neighbours = matches!(problem, Some(Problem::GroupShared { .. }));
             let line = problem.as_ref().map(ToString::to_string);
             let uses = match problem {
                 Some(Problem::InUse { uses, .. }) => uses,
@@ -35,6 +38,7 @@ pub(super) fn look(system: &System) -> Vec<Drive> {
                 function,
                 uses,
                 problem: line,
+                names_neighbours,
             })
         })
         .collect()
@@ -139,6 +143,7 @@ fn state(drive: &Drive) -> String {
     }
     if let Some(group) = &drive.function.group
         && !group.others.is_empty()
+        && !drive.names_neighbours
     {
         let others = group.others.iter().map(|other| match &other.driver {
             Some(driver) => format!("{} ({driver})", other.address),

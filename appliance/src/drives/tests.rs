@@ -77,17 +77,21 @@ fn a_free_drive_is_offered_and_its_neighbours_named() {
     let root = machine();
     let other = root.path().join("sys/bus/pci/devices/0000:00:1f.3");
     write(&other.join("class"), "0x040300\n");
-    symlink("../../drivers/snd_hda_intel", other.join("driver")).unwrap();
     let group = root.path().join("sys/kernel/iommu_groups/7/devices");
     symlink("x", group.join("0000:00:1f.3")).unwrap();
-    let text = listing::table(&listing::look(&System::at(root.path())));
+    let system = System::at(root.path());
+    let text = listing::table(&listing::look(&system));
     assert!(text.contains("7 shared"), "{text}");
-    assert!(
-        text.contains("`windlass bind 0000:01:00.0` hands it over"),
-        "{text}"
-    );
-    let also = "IOMMU group 7 also has 0000:00:1f.3 (snd_hda_intel)\n";
+    let offer = "`windlass bind 0000:01:00.0` hands it over";
+    assert!(text.contains(offer), "{text}");
+    let also = "IOMMU group 7 also has 0000:00:1f.3\n";
     assert!(text.contains(also), "{text}");
+
+    symlink("../../drivers/snd_hda_intel", other.join("driver")).unwrap();
+    let text = listing::table(&listing::look(&system));
+    let shares = "0000:01:00.0 shares IOMMU group 7 with 0000:00:1f.3 (snd_hda_intel)";
+    assert!(text.contains(shares) && !text.contains(offer), "{text}");
+    assert_eq!(text.lines().count(), 3, "{text}");
 }
 
 #[test]
