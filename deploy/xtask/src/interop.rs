@@ -60,12 +60,6 @@ enum Device {
     File,
 }
 
-/// Two drives of two namespaces behind an IOMMU, and memory to keep an arena in.
-const TWO_DRIVES: Place = Place::Guest(Machine {
-    options: &["--nvme", "2", "--ns", "2", "--size", "64M", "--huge", "96"],
-    namespaces: 4,
-});
-
 /// Every scenario, in the order they are run.
 pub(crate) const SCENARIOS: &[Scenario] = &[
     Scenario {
@@ -103,21 +97,43 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         name: "drive-file-system",
         script: "drive-file-system.sh",
         connect: "",
-        place: TWO_DRIVES,
+        place: Place::Guest(Machine {
+            options: &["--nvme", "2", "--ns", "2", "--size", "64M", "--huge", "96"],
+            namespaces: 4,
+        }),
         timeout_s: 300,
     },
     Scenario {
         name: "drive-unplug",
         script: "drive-unplug.sh",
         connect: "",
-        place: TWO_DRIVES,
+        place: Place::Guest(Machine {
+            options: &[
+                "--nvme",
+                "2",
+                "--ns",
+                "2",
+                "--size",
+                "64M",
+                "--huge",
+                "96",
+                "--nsopt",
+                "logical_block_size=4096,physical_block_size=4096",
+            ],
+            namespaces: 4,
+        }),
         timeout_s: 300,
     },
     Scenario {
         name: "drive-faults",
         script: "drive-faults.sh",
         connect: "",
-        place: TWO_DRIVES,
+        place: Place::Guest(Machine {
+            options: &[
+                "--nvme", "2", "--ns", "2", "--size", "64M", "--huge", "96", "--cmb", "16",
+            ],
+            namespaces: 4,
+        }),
         timeout_s: 300,
     },
     Scenario {
