@@ -88,7 +88,7 @@ impl Appliance {
             .cores
             .resolve(&allowed_cores()?)
             .map_err(|cause| StartError::Cores { cause })?;
-        let listeners = Listeners::bind(&config)?;
+        let listeners = Listeners::bind(&config, cores.len())?;
         let addresses = listeners.addresses().to_vec();
         let arena = take_memory(&config)?;
         let bus = bus(&arena, cores.len());
@@ -96,7 +96,12 @@ impl Appliance {
         let drives = started.drives;
         let devices = Devices::open(&config, &arena, started.devices)?;
         let target = Target::new(
-            exports::target_config(&config, &devices, &addresses, arena.max_transfer()),
+            exports::target_config(
+                &listeners.lower_limits(&config),
+                &devices,
+                &addresses,
+                arena.max_transfer(),
+            ),
             cores.len(),
             devices.all().to_vec(),
         )?;
@@ -104,7 +109,11 @@ impl Appliance {
             arena: Arc::clone(&arena),
             devices: devices.all().to_vec(),
             target: Arc::clone(&target),
-            transports: listeners.into_transports(&config, cores.len()),
+            transports: listeners.into_transports(
+                &config,
+                cores.len(),
+                &devices.regions(&arena),
+            )?,
             owners: owners_by_reactor(started.owners, cores.len()),
             undrained: Arc::new(AtomicUsize::new(cores.len())),
         };
@@ -201,6 +210,11 @@ impl Appliance {
             std::thread::sleep(STOP_LOOK_INTERVAL);
             false
         })
+    }
+
+    #[cfg(test)]
+    pub(crate) fn set_shutdown_deadline(&mut self, deadline: &str) {
+        self.config.appliance.shutdown_deadline = deadline.parse().expect("a time");
     }
 
     pub(crate) fn config(&self) -> &Config {

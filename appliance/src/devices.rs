@@ -7,7 +7,7 @@ use appliance_config::{Backing, ByteSize, Config, Pages};
 use block::{
     Device, DirectIo, FileDevice, FileOptions, MemoryDevice, MemoryOptions, NullDevice, NullOptions,
 };
-use hugemem::{Arena, PagePolicy};
+use hugemem::{Arena, PagePolicy, Region, Store};
 use nvme_target::DeviceIndex;
 
 use crate::command_line::Failure;
@@ -20,6 +20,8 @@ pub(crate) struct Devices {
     /// For each device of the configuration its place among them.
     places: Vec<Option<DeviceIndex>>,
     files: Vec<Arc<FileDevice>>,
+    /// The memory of RAM devices, which data is sent from.
+    stores: Vec<Arc<Store>>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -47,6 +49,7 @@ impl Devices {
             all: Vec::new(),
             places: Vec::new(),
             files: Vec::new(),
+            stores: Vec::new(),
         };
         for (index, device) in config.devices.iter().enumerate() {
             let drive = drives.remove(&index);
@@ -73,6 +76,12 @@ impl Devices {
     pub(crate) fn get(&self, index: usize) -> Option<(DeviceIndex, &Arc<dyn Device>)> {
         let place = (*self.places.get(index)?)?;
         Some((place, self.all.get(usize::from(place.0))?))
+    }
+
+    /// All memory that data moves through: the arena's and that of RAM devices.
+    pub(crate) fn regions<'a>(&'a self, arena: &'a Arena) -> Vec<&'a Region> {
+        let stores = self.stores.iter().map(|store| store.region());
+        std::iter::once(arena.region()).chain(stores).collect()
     }
 
     /// Writes what is cached of files; says in the log which could not be.
@@ -109,6 +118,7 @@ impl Devices {
                 for notice in memory.store().region().notices() {
                     tracing::warn!("device {name}: {notice}");
                 }
+                self.stores.push(Arc::clone(memory.store()));
                 Arc::new(memory)
             }
             Backing::Null { size, block_size } => Arc::new(NullDevice::new(NullOptions {

@@ -50,6 +50,7 @@ fn port(index: usize, listener: &Listener, bound: SocketAddr) -> PortConfig {
         id: port_id(index),
         transport: match listener.transport {
             Transport::Tcp => TransportKind::Tcp,
+            Transport::Rdma => TransportKind::Rdma,
         },
         address: bound.ip().to_string(),
         service: bound.port().to_string(),

@@ -8,6 +8,7 @@ use appliance_config::{Access, Backing, Config, Cores, Device, Export, Listener}
 
 use crate::appliance::Appliance;
 use crate::nvme::{self, Wanted};
+use crate::transports;
 
 /// What is served and the line `windlass: ready`, which scripts wait for.
 pub(crate) fn ready_text(appliance: &Appliance) -> String {
@@ -42,10 +43,11 @@ fn write_ready(out: &mut String, appliance: &Appliance) -> fmt::Result {
     for export in &config.exports {
         for (listener, bound) in config.listeners.iter().zip(appliance.addresses()) {
             if export.listeners.contains(&listener.name) {
+                let transport = listener.transport.word();
                 writeln!(
                     out,
                     "attach: {}",
-                    attach_command(export.nqn.as_str(), *bound)
+                    attach_command(transport, export.nqn.as_str(), *bound)
                 )?;
             }
         }
@@ -82,6 +84,9 @@ fn write_check(out: &mut String, file: &Path, config: &Config) -> fmt::Result {
         listener.address.to_string()
     })?;
     write_drives(out, &drives)?;
+    if let Some(problem) = transports::rdma_problem(config) {
+        writeln!(out, "problem: {problem}")?;
+    }
     for notice in config.notices() {
         writeln!(out, "notice: {notice}")?;
     }
@@ -175,9 +180,9 @@ fn describe_access(export: &Export) -> String {
 }
 
 /// The command that attaches an export with the kernel's host.
-fn attach_command(nqn: &str, address: SocketAddr) -> String {
+fn attach_command(transport: &str, nqn: &str, address: SocketAddr) -> String {
     let (ip, port) = (address.ip(), address.port());
-    format!("nvme connect -t tcp -a {ip} -s {port} -n {nqn}")
+    format!("nvme connect -t {transport} -a {ip} -s {port} -n {nqn}")
 }
 
 fn join(cores: &[usize]) -> String {

@@ -4,6 +4,7 @@
 //! A transport to come is one module here, one field of [`Listeners`], and one arm in its `bind`
 //! and `into_transports`.
 
+mod rdma;
 mod tcp;
 
 use std::cell::RefCell;
@@ -12,7 +13,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use appliance_config::Config;
-use hugemem::Arena;
+use hugemem::{Arena, Region};
 use nvme_target::TargetCore;
 use reactors::{InitError, Poller, ReactorSetup};
 
@@ -49,17 +50,19 @@ pub(crate) struct Shared {
 /// The listeners of a configuration, bound.
 pub(crate) struct Listeners {
     tcp: Vec<tcp::Bound>,
+    rdma: Option<rdma::Bound>,
     addresses: Vec<SocketAddr>,
 }
 
 impl Listeners {
-    /// Binds every listener of `config`.
+    /// Binds every listener of `config`, for `reactors` reactors.
     ///
     /// # Errors
     /// The first one that cannot be had, by name.
-    pub(crate) fn bind(config: &Config) -> Result<Self, Failure> {
+    pub(crate) fn bind(config: &Config, reactors: usize) -> Result<Self, Failure> {
         let mut listeners = Self {
             tcp: Vec::new(),
+            rdma: None,
             addresses: Vec::new(),
         };
         for (index, listener) in config.listeners.iter().enumerate() {
@@ -69,6 +72,13 @@ impl Listeners {
                     let address = bound.address()?;
                     listeners.tcp.push(bound);
                     address
+                }
+                appliance_config::Transport::Rdma => {
+                    let bound = match &mut listeners.rdma {
+                        Some(bound) => bound,
+                        none => none.insert(rdma::Bound::new(listener, reactors)?),
+                    };
+                    bound.listen(index, listener)?
                 }
             };
             listeners.addresses.push(address);
@@ -81,16 +91,38 @@ impl Listeners {
         &self.addresses
     }
 
-    /// The transports that the listeners need, each with its own.
+    /// `config` with what the network cards of its listeners allow, where that is less.
+    pub(crate) fn lower_limits(&self, config: &Config) -> Config {
+        let mut config = config.clone();
+        if let Some(rdma) = &self.rdma {
+            rdma.lower_queue_depths(&mut config);
+        }
+        config
+    }
+
+    /// The transports that the listeners need, each with its own. Data moves through `regions`.
+    ///
+    /// # Errors
+    /// A network card does not take the memory.
     pub(crate) fn into_transports(
         self,
         config: &Config,
         reactors: usize,
-    ) -> Vec<Box<dyn Transport>> {
+        regions: &[&Region],
+    ) -> Result<Vec<Box<dyn Transport>>, Failure> {
         let mut transports: Vec<Box<dyn Transport>> = Vec::new();
         if !self.tcp.is_empty() {
             transports.push(Box::new(tcp::Tcp::new(config, self.tcp, reactors)));
         }
-        transports
+        if let Some(bound) = self.rdma {
+            transports.push(Box::new(rdma::Rdma::new(config, bound, reactors, regions)?));
+        }
+        Ok(transports)
     }
+}
+
+/// Why an RDMA listener of `config` cannot be had here, if one is wanted and so it is: what `check`
+/// says. Touches nothing.
+pub(crate) fn rdma_problem(config: &Config) -> Option<String> {
+    rdma::problem(config)
 }

@@ -69,7 +69,7 @@ fn every_problem_of_a_file_is_printed_at_once_and_nothing_starts() {
         &directory,
         "[appliance]\nmemroy = \"1GiB\"\n\n[[device]]\nname = \"a\"\ntype = \"memory\"\nsize = \"7 bananas\"\n\n\
          [[device]]\nname = \"b\"\ntype = \"nvme\"\npci = \"0000:3b\"\n\n\
-         [[listener]]\nname = \"san\"\ntransport = \"rdma\"\naddress = \"192.0.2.10:4420\"\n\n\
+         [[listener]]\nname = \"san\"\ntransport = \"fc\"\naddress = \"192.0.2.10:4420\"\n\n\
          [[export]]\nnqn = \"nqn.2026-11.org.windlass:x\"\ndevices = [\"c\"]\nlisteners = [\"san\"]\n",
     );
     for command in ["run", "check"] {
@@ -81,7 +81,7 @@ fn every_problem_of_a_file_is_printed_at_once_and_nothing_starts() {
             "memory",
             "2:",
             "7:",
-            "not in this build yet",
+            "the values are \"tcp\" and \"rdma\"",
             "not a PCI address",
             "12:",
             "16:",
@@ -220,4 +220,28 @@ fn the_embedded_default_says_where_it_cannot_keep_its_file() {
         "{}",
         finished.stderr
     );
+}
+
+/// One binary serves with and without RDMA: where there is none, the listener is what fails, in one
+/// line with its remedy; and `check` says so beforehand.
+#[test]
+fn an_rdma_listener_without_rdma_is_one_clear_line() {
+    let devices = fs::read_dir("/sys/class/infiniband");
+    if devices.is_ok_and(|mut devices| devices.next().is_some()) {
+        eprintln!("skipped: this machine has RDMA devices");
+        return;
+    }
+    let directory = TempDir::new().expect("a directory");
+    let listener = r#"
+[[listener]]
+name = "fabric"
+transport = "rdma"
+address = "127.0.0.1:0"
+"#;
+    let file = configuration(&directory, "", listener);
+    expect_one_line(&file, &["listener fabric: no RDMA here: ", "install "]);
+    let checked = run(&["check", &file.display().to_string()]);
+    assert_eq!(checked.status.code(), Some(0), "{checked:?}");
+    let problem = "problem: listener fabric: no RDMA here: ";
+    assert!(checked.stdout.contains(problem), "{}", checked.stdout);
 }

@@ -244,31 +244,40 @@ fn listener(number: usize, name: Name) -> impl Strategy<Value = Listener> {
         };
         valid::<ListenAddress>(&format!("{ip}:{port}"))
     });
+    let digests = (select(Digest::ALL), select(Digest::ALL));
+    let congestion_control = option::of("[a-z0-9_-]{1,15}".prop_map(|text| valid(&text)));
     (
         address,
-        select(Digest::ALL),
-        select(Digest::ALL),
+        select(Transport::ALL),
+        digests,
         (0..=4096_u64).prop_map(|units| ByteSize::from_bytes(units * 16)),
         QUEUE_DEPTH_MIN..=QUEUE_DEPTH_MAX,
-        option::of("[a-z0-9_-]{1,15}".prop_map(|text| valid(&text))),
+        congestion_control,
     )
         .prop_map(
             move |(
                 address,
-                header_digest,
-                data_digest,
+                transport,
+                digests,
                 in_capsule_data,
                 queue_depth,
                 congestion_control,
-            )| Listener {
-                name: name.clone(),
-                transport: Transport::Tcp,
-                address,
-                header_digest,
-                data_digest,
-                in_capsule_data,
-                queue_depth,
-                congestion_control,
+            )| {
+                let default = (Listener::DIGEST_DEFAULT, Listener::DIGEST_DEFAULT);
+                let ((header_digest, data_digest), congestion_control) = match transport {
+                    Transport::Tcp => (digests, congestion_control),
+                    Transport::Rdma => (default, None),
+                };
+                Listener {
+                    name: name.clone(),
+                    transport,
+                    address,
+                    header_digest,
+                    data_digest,
+                    in_capsule_data,
+                    queue_depth,
+                    congestion_control,
+                }
             },
         )
 }

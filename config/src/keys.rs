@@ -256,7 +256,8 @@ pub(crate) const DEVICE: Section = Section {
             value: "PCI address, `domain:bus:device.function`",
             absent: Absent::Words("required for `nvme`, not allowed otherwise"),
             example: "\"0000:3b:00.0\"",
-            meaning: "The drive, as `windlass devices` lists it. The domain may be left out (0000).",
+            meaning: "The drive, as `windlass devices` lists it. The domain may be left out \
+                      (0000).",
         },
         Key {
             name: "namespace",
@@ -300,10 +301,11 @@ pub(crate) const LISTENER: Section = Section {
         },
         Key {
             name: "transport",
-            value: "`\"tcp\"`",
+            value: "`\"tcp\"` or `\"rdma\"`",
             absent: Absent::Required,
             example: "\"tcp\"",
-            meaning: "The transport: NVMe/TCP. `\"rdma\"` is not in this build yet.",
+            meaning: "The transport: NVMe/TCP, or NVMe/RDMA over a network card that has it. Both may \
+                      have one address and port.",
         },
         Key {
             name: "address",
@@ -320,22 +322,24 @@ pub(crate) const LISTENER: Section = Section {
             absent: Absent::Value("\"allowed\""),
             example: "\"allowed\"",
             meaning: "The CRC32C over PDU headers: never, where the host asks for it, or hosts \
-                      without it are turned away.",
+                      without it are turned away. Not with RDMA.",
         },
         Key {
             name: "data_digest",
             value: "`\"off\"`, `\"allowed\"` or `\"required\"`",
             absent: Absent::Value("\"allowed\""),
             example: "\"allowed\"",
-            meaning: "The CRC32C over PDU data, likewise.",
+            meaning: "The CRC32C over PDU data, likewise. Not with RDMA.",
         },
         Key {
             name: "in_capsule_data",
             value: "size, a multiple of 16 bytes, 0B to 64KiB",
-            absent: Absent::Value("\"16KiB\""),
+            absent: Absent::Words("`\"16KiB\"` with TCP, `\"4KiB\"` with RDMA"),
             example: "\"8KiB\"",
             meaning: "Most data that a write may carry inside its command, saving a round trip. \
-                      Admin queues always take 8KiB.",
+                      Admin queues always take 8KiB with TCP. With RDMA each of the receives that \
+                      wait for commands, 1024 per reactor and device, holds so much memory, that of \
+                      the listener with the most.",
         },
         Key {
             name: "queue_depth",
@@ -343,7 +347,8 @@ pub(crate) const LISTENER: Section = Section {
             absent: Absent::Value("128"),
             example: "256",
             meaning: "Most entries of an I/O queue. Hosts learn it (MQES) and clamp what they ask \
-                      for.",
+                      for. With RDMA it is lowered to what the network card allows, which the log \
+                      says.",
         },
         Key {
             name: "congestion_control",
@@ -353,7 +358,7 @@ pub(crate) const LISTENER: Section = Section {
             meaning: "The TCP congestion control of what is sent to hosts, one of those in \
                       `/proc/sys/net/ipv4/tcp_available_congestion_control`. One that paces its \
                       sending, as `bbr` does, costs throughput where the network is the machine's \
-                      own or loses nothing.",
+                      own or loses nothing. Not with RDMA.",
         },
     ],
 };

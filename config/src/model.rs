@@ -166,6 +166,8 @@ words! {
     Transport {
         /// NVMe/TCP.
         Tcp = "tcp",
+        /// NVMe/RDMA.
+        Rdma = "rdma",
     }
 }
 
@@ -286,9 +288,9 @@ pub struct Listener {
     pub transport: Transport,
     /// The address and port that it binds.
     pub address: ListenAddress,
-    /// The digest over PDU headers.
+    /// The digest over PDU headers. RDMA has none.
     pub header_digest: Digest,
-    /// The digest over PDU data.
+    /// The digest over PDU data. RDMA has none.
     pub data_digest: Digest,
     /// Most data inside a command of an I/O queue: a multiple of 16 bytes.
     pub in_capsule_data: ByteSize,
@@ -372,7 +374,14 @@ impl Listener {
     /// Header and data digest where the file says nothing.
     pub const DIGEST_DEFAULT: Digest = Digest::Allowed;
     /// In-capsule data where the file says nothing.
-    pub const IN_CAPSULE_DATA_DEFAULT: ByteSize = ByteSize::from_kib(16);
+    pub const fn in_capsule_data_default(transport: Transport) -> ByteSize {
+        match transport {
+            Transport::Tcp => ByteSize::from_kib(16),
+            // Each receive that waits for a command holds so much memory.
+            Transport::Rdma => ByteSize::from_kib(4),
+        }
+    }
+
     /// Queue depth where the file says nothing.
     pub const QUEUE_DEPTH_DEFAULT: u16 = 128;
 }

@@ -4,7 +4,7 @@ use std::fmt::{self, Write as _};
 
 use crate::model::{
     Access, Appliance, Backing, Config, Cores, Device, DriveNamespace, Export, Limits, Listener,
-    Namespace,
+    Namespace, Transport,
 };
 
 impl Config {
@@ -131,12 +131,11 @@ fn listener(out: &mut String, listener: &Listener) -> fmt::Result {
         "\n[[listener]]\nname = \"{name}\"\ntransport = \"{}\"",
         transport.word()
     )?;
-    writeln!(
-        out,
-        "address = \"{address}\"\nheader_digest = \"{}\"",
-        header_digest.word()
-    )?;
-    writeln!(out, "data_digest = \"{}\"", data_digest.word())?;
+    writeln!(out, "address = \"{address}\"")?;
+    if *transport == Transport::Tcp {
+        writeln!(out, "header_digest = \"{}\"", header_digest.word())?;
+        writeln!(out, "data_digest = \"{}\"", data_digest.word())?;
+    }
     writeln!(
         out,
         "in_capsule_data = \"{in_capsule_data}\"\nqueue_depth = {queue_depth}"

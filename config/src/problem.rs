@@ -35,8 +35,6 @@ pub enum ProblemKind {
     UnknownName,
     /// Keys or values that exclude each other.
     Conflict,
-    /// Something that a later build will have.
-    NotInThisBuild,
 }
 
 impl ProblemKind {

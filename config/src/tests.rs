@@ -438,7 +438,7 @@ fn the_reference_lists_every_key() {
 }
 
 #[test]
-fn the_example_of_the_design_is_read_but_for_what_is_not_built() {
+fn the_example_of_the_design_is_read() {
     let text = r#"
 [appliance]
 name = "rack7-a"
@@ -472,10 +472,21 @@ devices = ["fast0"]           # namespaces 1, 2, ...
 listeners = ["san"]
 allow_any_host = true
 "#;
-    let problems = Config::parse("design.toml", text).unwrap_err();
-    let kinds: Vec<_> = problems.iter().map(|p| (p.kind(), p.path())).collect();
-    let later = ProblemKind::NotInThisBuild;
-    assert_eq!(kinds, [(later, "listener[0].transport")]);
+    let config = Config::parse("design.toml", text).unwrap();
+    let listener = &config.listeners[0];
+    assert_eq!(listener.transport, crate::Transport::Rdma);
+    assert_eq!(listener.in_capsule_data, crate::ByteSize::from_kib(4));
+}
+
+#[test]
+fn tcp_and_rdma_may_have_one_address() {
+    let both = MINIMAL.replace(
+        "[[export]]",
+        "[[listener]]\nname = \"fabric\"\ntransport = \"rdma\"\naddress = \"192.0.2.1\"\n\n\
+         [[export]]",
+    );
+    let config = Config::parse("both.toml", &both).unwrap();
+    assert_eq!(config.listeners.len(), 2);
 }
 
 #[test]

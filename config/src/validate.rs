@@ -182,14 +182,13 @@ fn addresses(draft: &Draft, lines: &Lines<'_>, findings: &mut Findings) {
     let known: Vec<_> = draft
         .listeners
         .iter()
-        .filter_map(|listener| listener.address.as_ref())
+        .filter_map(|listener| Some((listener.transport, listener.address.as_ref()?)))
         .collect();
-    for (index, address) in known.iter().enumerate() {
+    for (index, (transport, address)) in known.iter().enumerate() {
+        // TCP and RDMA have ports of their own.
         let before = known.iter().take(index);
-        let Some(first) = before
-            .copied()
-            .find(|other| other.value.overlaps(address.value))
-        else {
+        let mut alike = before.filter(|(other, _)| other == transport);
+        let Some((_, first)) = alike.find(|(_, other)| other.value.overlaps(address.value)) else {
             continue;
         };
         let line = lines.line(first.span.start);

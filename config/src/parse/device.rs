@@ -60,7 +60,7 @@ const DEVICE_TYPES: [(&str, DeviceType); 4] = [
 
 impl Setting for DeviceType {
     fn read(value: &DeValue<'_>) -> Result<DeviceType, Fault> {
-        word(value, &DEVICE_TYPES, &[])
+        word(value, &DEVICE_TYPES)
     }
 }
 

@@ -4,7 +4,7 @@ use toml::de::DeValue;
 
 use super::Located;
 use super::reader::Reader;
-use super::setting::{Fault, Setting, word};
+use super::setting::{Fault, Setting};
 use crate::limits::{
     CONNECTIONS_MAX, CONTROLLERS_MAX, IN_CAPSULE_DATA_MAX, IN_CAPSULE_DATA_UNIT_BYTES, MEMORY_MAX,
     MEMORY_MIN, QUEUE_DEPTH_MAX, QUEUE_DEPTH_MIN, SHUTDOWN_DEADLINE_MAX, SHUTDOWN_DEADLINE_MIN,
@@ -120,6 +120,7 @@ fn is_power_of_two(size: &Located<ByteSize>, findings: &mut Findings) -> bool {
 #[derive(Debug)]
 pub(crate) struct ListenerDraft {
     pub(crate) name: NameDraft,
+    pub(crate) transport: Option<Transport>,
     pub(crate) address: Option<Located<ListenAddress>>,
     listener: Option<Listener>,
 }
@@ -130,19 +131,37 @@ impl ListenerDraft {
     }
 }
 
-impl Setting for Transport {
-    fn read(value: &DeValue<'_>) -> Result<Transport, Fault> {
-        word(value, &[("tcp", Some(Transport::Tcp))], &[("rdma", None)])?.ok_or_else(|| Fault {
-            kind: ProblemKind::NotInThisBuild,
-            message: "the transport \"rdma\" is not in this build yet".to_owned(),
-            hint: Some("this build has the transport \"tcp\"".to_owned()),
-        })
+/// Reports keys that NVMe/RDMA has no use for, and why.
+fn keys_of_tcp(table: &Reader<'_, '_>, findings: &mut Findings) {
+    let checksums = "remove it: RDMA networks check what they carry";
+    for (name, hint) in [
+        ("header_digest", checksums),
+        ("data_digest", checksums),
+        (
+            "congestion_control",
+            "remove it: RDMA networks have their own",
+        ),
+    ] {
+        if table.has(name) {
+            findings.add(|| Finding {
+                hint: Some(hint.to_owned()),
+                ..table.at_key(
+                    name,
+                    ProblemKind::Conflict,
+                    format!("a listener of transport \"rdma\" has no `{name}`"),
+                )
+            });
+        }
     }
 }
 
 pub(super) fn listener(table: &Reader<'_, '_>, findings: &mut Findings) -> ListenerDraft {
     let (name_draft, name) = NameDraft::read(table, findings);
     let transport = table.required::<Transport>("transport", findings);
+    let transport = transport.map(|transport| transport.value);
+    if transport == Some(Transport::Rdma) {
+        keys_of_tcp(table, findings);
+    }
     let address = table.required::<ListenAddress>("address", findings);
     let header_digest = table.optional("header_digest", findings);
     let data_digest = table.optional("data_digest", findings);
@@ -156,7 +175,7 @@ pub(super) fn listener(table: &Reader<'_, '_>, findings: &mut Findings) -> Liste
     let finish = || {
         Some(Listener {
             name: name?,
-            transport: transport?.value,
+            transport: transport?,
             address: address.as_ref()?.value,
             header_digest: table.or_default(
                 "header_digest",
@@ -167,7 +186,7 @@ pub(super) fn listener(table: &Reader<'_, '_>, findings: &mut Findings) -> Liste
             in_capsule_data: table.or_default(
                 "in_capsule_data",
                 in_capsule_data,
-                Listener::IN_CAPSULE_DATA_DEFAULT,
+                Listener::in_capsule_data_default(transport?),
             )?,
             queue_depth: table.or_default(
                 "queue_depth",
@@ -180,6 +199,7 @@ pub(super) fn listener(table: &Reader<'_, '_>, findings: &mut Findings) -> Liste
     let listener = finish();
     ListenerDraft {
         name: name_draft,
+        transport,
         address,
         listener,
     }

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use toml::de::DeValue;
 use uuid::Uuid;
 
-use crate::model::{Digest, Idle, Pages};
+use crate::model::{Digest, Idle, Pages, Transport};
 use crate::problem::ProblemKind;
 use crate::suggest::{listed, nearest, shown};
 use crate::value::{
@@ -97,18 +97,14 @@ text_settings!(
     SerialNumber
 );
 
-/// Reads one of several words. Those of `later` are known, and not offered.
-pub(super) fn word<T: Copy>(
-    value: &DeValue<'_>,
-    words: &[(&'static str, T)],
-    later: &[(&'static str, T)],
-) -> Result<T, Fault> {
+/// Reads one of several words.
+pub(super) fn word<T: Copy>(value: &DeValue<'_>, words: &[(&'static str, T)]) -> Result<T, Fault> {
     let names = || words.iter().map(|(word, _)| *word);
     let all = format!("the values are {}", quoted(names()));
     let Some(text) = value.as_str() else {
         return Err(Fault::wrong_type("a string", value).hinted(all));
     };
-    let found = words.iter().chain(later).find(|(word, _)| *word == text);
+    let found = words.iter().find(|(word, _)| *word == text);
     found.map(|(_, meaning)| *meaning).ok_or_else(|| Fault {
         kind: ProblemKind::BadValue,
         message: format!("unknown value `{}`", shown(text)),
@@ -128,13 +124,13 @@ macro_rules! word_settings {
         $(impl Setting for $name {
             fn read(value: &DeValue<'_>) -> Result<$name, Fault> {
                 let words: Vec<_> = <$name>::ALL.iter().map(|item| (item.word(), *item)).collect();
-                word(value, &words, &[])
+                word(value, &words)
             }
         })+
     };
 }
 
-word_settings!(Digest, Idle, Pages);
+word_settings!(Digest, Idle, Pages, Transport);
 
 impl Setting for bool {
     fn read(value: &DeValue<'_>) -> Result<bool, Fault> {

@@ -1,0 +1,275 @@
+//! NVMe/RDMA: its listeners, the network cards with the memory that is registered with them, and
+//! what each reactor needs for its connections.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use appliance_config::{Config, Listener, Transport as TransportName};
+use hugemem::Region;
+use nvme_rdma::{
+    ConnectionSet, Domains, Listeners, Message, Placement, PortSettings, RdmaConfig, RdmaCounters,
+    RdmaTransport, SetParts, queue_depth_max,
+};
+use nvme_target::PortId;
+use rdma::{Device, Provider, Unavailable, Verbs};
+use reactors::mesh::Port;
+use reactors::{InitError, Poller, ReactorSetup};
+
+use super::{Shared, Transport};
+use crate::exports::port_id;
+
+/// Connection requests and events that may be on their way between two reactors.
+const MESSAGES_MAX: usize = 256;
+
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ListenError {
+    #[error("listener {name}: {cause}: {}", .cause.remedy())]
+    NoRdma { name: String, cause: Unavailable },
+    #[error("listener {name} cannot listen on {address}")]
+    Bind {
+        name: String,
+        address: SocketAddr,
+        #[source]
+        cause: rdma::Error,
+    },
+    #[error("no RDMA device can be used: {reasons}")]
+    NoFitDevice { reasons: String },
+}
+
+#[derive(Debug, thiserror::Error)]
+enum SetupError {
+    #[error("its listeners were handed out before")]
+    Twice,
+    #[error("its queues cannot be watched")]
+    Descriptors(#[from] std::io::Error),
+}
+
+/// Listening addresses of all reactors, each with its reactor.
+pub(super) struct Bound {
+    provider: Verbs,
+    listeners: Vec<Listeners<Verbs>>,
+    /// Listeners so far: they go to the reactors in turn.
+    count: usize,
+}
+
+impl Bound {
+    /// Finds out whether there is RDMA, for the first listener that needs it.
+    ///
+    /// # Errors
+    /// [`ListenError::NoRdma`], with what to do about it.
+    pub(super) fn new(listener: &Listener, reactors: usize) -> Result<Self, ListenError> {
+        let failed = |cause| no_rdma(listener, cause);
+        let provider = Verbs::open().map_err(|cause| failed(cause.into()))?;
+        let listeners = (0..reactors).map(|reactor| Listeners::new(&provider, reactor));
+        let listeners: Result<Vec<_>, _> = listeners.collect();
+        Ok(Self {
+            listeners: listeners.map_err(failed)?,
+            provider,
+            count: 0,
+        })
+    }
+
+    /// Binds `listener`, the one at `index` of the configuration; returns its address with the port
+    /// that it got.
+    ///
+    /// # Errors
+    /// The address is taken, or belongs to no RDMA device.
+    pub(super) fn listen(
+        &mut self,
+        index: usize,
+        listener: &Listener,
+    ) -> Result<SocketAddr, ListenError> {
+        let reactor = self.count % self.listeners.len();
+        self.count += 1;
+        let address = listener.address.socket_addr();
+        let bound = self.listeners[reactor].listen(address, port_id(index));
+        bound.map_err(|cause| no_rdma(listener, cause))
+    }
+
+    /// Lowers the queue depth of listeners to what every network card manages: hosts take the
+    /// announced depth at its word.
+    pub(super) fn lower_queue_depths(&self, config: &mut Config) {
+        let devices = self.provider.devices().unwrap_or_default();
+        let depths = devices.iter().map(|device| {
+            let depth = queue_depth_max(device.limits());
+            (depth, device.name().to_owned())
+        });
+        let Some((depth_max, device)) = depths.filter(|(depth, _)| *depth >= 2).min() else {
+            return;
+        };
+        for listener in &mut config.listeners {
+            if listener.transport == TransportName::Rdma && listener.queue_depth > depth_max {
+                tracing::warn!(
+                    "listener {}: queues of {depth_max} entries, not {}: {device} has no more",
+                    listener.name.as_str(),
+                    listener.queue_depth
+                );
+                listener.queue_depth = depth_max;
+            }
+        }
+    }
+}
+
+fn no_rdma(listener: &Listener, cause: rdma::Error) -> ListenError {
+    let name = listener.name.as_str().to_owned();
+    match cause {
+        rdma::Error::Unavailable(cause) => ListenError::NoRdma { name, cause },
+        cause => ListenError::Bind {
+            name,
+            address: listener.address.socket_addr(),
+            cause,
+        },
+    }
+}
+
+/// Why the RDMA listeners of `config` cannot be had on this machine as it is.
+pub(super) fn problem(config: &Config) -> Option<String> {
+    let mut listeners = config.listeners.iter();
+    let listener = listeners.find(|listener| listener.transport == TransportName::Rdma)?;
+    let found = Verbs::open()
+        .map_err(rdma::Error::from)
+        .and_then(|provider| provider.devices());
+    let cause = found.err()?;
+    Some(no_rdma(listener, cause).to_string())
+}
+
+/// NVMe/RDMA of the whole appliance.
+pub(super) struct Rdma {
+    config: RdmaConfig,
+    domains: Arc<Domains<Verbs>>,
+    counters: Vec<Arc<RdmaCounters>>,
+    placement: Placement,
+    /// What only one reactor takes, by its number.
+    own: Vec<Mutex<Option<Own>>>,
+}
+
+/// What one reactor takes for itself.
+struct Own {
+    messages: Port<Message<Verbs>>,
+    listeners: Listeners<Verbs>,
+}
+
+impl Rdma {
+    /// Registers `regions` with every network card, and shares the listeners out.
+    ///
+    /// # Errors
+    /// No network card is fit, with each one's reason.
+    pub(super) fn new(
+        config: &Config,
+        bound: Bound,
+        reactors: usize,
+        regions: &[&Region],
+    ) -> Result<Self, ListenError> {
+        let domains = Arc::new(register(&bound.provider, regions)?);
+        let ports = reactors::mesh::mesh(reactors, MESSAGES_MAX);
+        let own = ports.into_iter().zip(bound.listeners);
+        Ok(Self {
+            config: rdma_config(config, reactors),
+            domains,
+            counters: (0..reactors)
+                .map(|_| Arc::new(RdmaCounters::default()))
+                .collect(),
+            placement: Placement::new(reactors),
+            own: own
+                .map(|(messages, listeners)| {
+                    Mutex::new(Some(Own {
+                        messages,
+                        listeners,
+                    }))
+                })
+                .collect(),
+        })
+    }
+}
+
+/// Registers all memory with every network card that is fit; the others are named in the log.
+fn register(provider: &Verbs, regions: &[&Region]) -> Result<Domains<Verbs>, ListenError> {
+    let domains = Domains::new();
+    let mut reasons = BTreeSet::new();
+    let devices = provider.devices().unwrap_or_default();
+    for device in &devices {
+        let name = device.name();
+        match domains.add(device, regions) {
+            Ok(()) => tracing::info!("RDMA device {name}: memory registered"),
+            Err(error) => {
+                let reason = crate::command_line::with_causes(&error);
+                tracing::warn!("RDMA device {name} is not used: {reason}");
+                reasons.insert(format!("{name}: {reason}"));
+            }
+        }
+    }
+    if domains.devices().is_empty() {
+        let mut reasons: Vec<String> = reasons.into_iter().collect();
+        if reasons.is_empty() {
+            reasons.push("this machine has none".to_owned());
+        }
+        let reasons = reasons.join("; ");
+        return Err(ListenError::NoFitDevice { reasons });
+    }
+    Ok(domains)
+}
+
+impl Transport for Rdma {
+    fn connections_max(&self) -> usize {
+        self.config.connections_max
+    }
+
+    fn set_up(
+        &self,
+        shared: &Shared,
+        setup: &mut ReactorSetup<'_>,
+    ) -> Result<Box<dyn Poller>, InitError> {
+        let index = setup.index();
+        let own = self.own[index]
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        let Own {
+            mut messages,
+            listeners,
+        } = own.ok_or(SetupError::Twice)?;
+        messages.attach_all(&setup.wakers());
+        let parts = SetParts {
+            listeners,
+            domains: Arc::clone(&self.domains),
+            arena: Arc::clone(&shared.arena),
+            commands_max: shared.commands_max,
+            config: self.config.clone(),
+            counters: Arc::clone(&self.counters[index]),
+        };
+        let connections = ConnectionSet::new(shared.core.clone(), parts);
+        let reactors = setup.handles().to_vec();
+        let placement = self.placement.clone();
+        let transport = RdmaTransport::new(connections, messages, placement, reactors)
+            .map_err(SetupError::Descriptors)?;
+        Ok(Box::new(transport))
+    }
+}
+
+fn rdma_config(config: &Config, reactors: usize) -> RdmaConfig {
+    let connections = config.limits.max_connections as usize;
+    RdmaConfig {
+        ports: port_settings(config),
+        // Placement evens the reactors out, but one may get more than its share for a while.
+        connections_max: if reactors == 1 {
+            connections
+        } else {
+            connections.div_ceil(reactors) * 2
+        },
+        ..RdmaConfig::default()
+    }
+}
+
+/// What hosts of each listener get.
+fn port_settings(config: &Config) -> Vec<(PortId, PortSettings)> {
+    let settings = |listener: &Listener| PortSettings {
+        in_capsule_bytes: listener.in_capsule_data.bytes() as u32,
+        queue_depth_max: listener.queue_depth,
+    };
+    let listeners = config.listeners.iter().enumerate();
+    listeners
+        .filter(|(_, listener)| listener.transport == TransportName::Rdma)
+        .map(|(index, listener)| (port_id(index), settings(listener)))
+        .collect()
+}
