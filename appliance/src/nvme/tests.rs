@@ -428,6 +428,24 @@ fn faults_of_a_drive_reach_hosts_as_the_right_status() {
     assert!(appliance.stop_quietly());
 }
 
+/// A drive that no longer answers costs a stop its deadline, and is kept from memory all the same.
+#[test]
+fn a_stop_does_not_wait_for_a_drive_that_hangs() {
+    let (mut appliance, slots) = started();
+    appliance.set_shutdown_deadline("500ms");
+    let mut host = Host::attach(&appliance);
+    assert_eq!(host.write(1, 0, 1), Status::SUCCESS);
+    let control = slots.control(A);
+    let flushes = FaultMatch::io().with_opcode(IoOpcode::FLUSH.0);
+    let hang = Fault::Hang { abortable: false };
+    control.inject(FaultRule::new(flushes, When::Always, hang));
+    drop(host);
+    let began = Instant::now();
+    assert!(!appliance.stop_quietly(), "the cache was not flushed");
+    assert!(began.elapsed() < LIMIT / 2, "{:?}", began.elapsed());
+    assert!(!control.is_bus_master() && !slots.control(B).is_bus_master());
+}
+
 /// A drive's warning is in the hosts' health log.
 #[test]
 fn a_drives_warning_reaches_hosts() {
