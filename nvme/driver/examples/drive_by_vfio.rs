@@ -13,6 +13,7 @@ use block::{CompletionBatch, Device, DeviceQueue, Operation, QueueOptions, Refus
 use hugemem::{Arena, ArenaConfig, Data, PagePolicy, Pool};
 use nvme_driver::{BringUp, BringUpState, Drive, DriveOptions, DriveOwner, VfioBacking};
 use reactors::{Clock, Nanos, Poller, StopState, TscClock};
+use rustix::event::{PollFd, PollFlags, Timespec};
 use vfio::{Container, PciAddress, System};
 
 const SECONDS: u64 = 2;
@@ -128,6 +129,45 @@ fn load(
     Ok(completed)
 }
 
+/// Reads one after the other and sleeps on the drive's interrupt in between. Returns how often it
+/// slept.
+fn sleep(
+    queue: &mut dyn DeviceQueue,
+    owner: &mut DriveOwner,
+    pool: &Pool,
+    block_size: usize,
+) -> Result<usize, Box<dyn Error>> {
+    let clock = TscClock::new();
+    let second = Timespec {
+        tv_sec: 1,
+        tv_nsec: 0,
+    };
+    let mut batch = CompletionBatch::new();
+    let mut slept = 0;
+    for lba in 0..200 {
+        let read = request(Operation::Read, lba, 1, pool, block_size);
+        queue
+            .submit(read)
+            .map_err(|refusal| format!("{refusal:?}"))?;
+        queue.flush();
+        while queue.poll(&mut batch) == 0 {
+            owner.poll(clock.now(), 64);
+            if queue.prepare_sleep() {
+                let source = queue.wake_source().ok_or("no interrupt")?;
+                let mut polled = [PollFd::from_borrowed_fd(source, PollFlags::IN)];
+                if rustix::event::poll(&mut polled, Some(&second))? == 0 {
+                    return Err("the drive does not interrupt".into());
+                }
+                slept += 1;
+            }
+        }
+        for completion in batch.drain(..) {
+            completion.result?;
+        }
+    }
+    Ok(slept)
+}
+
 fn open(
     address: PciAddress,
     arena: &Arc<Arena>,
@@ -192,6 +232,9 @@ fn main() -> Result<(), Box<dyn Error>> {
             "{} reads/s, {doorbells} doorbells for {reads}",
             reads / SECONDS
         );
+        let block_size = device.geometry().block_size as usize;
+        let slept = sleep(&mut *queue, &mut owner, &pool, block_size)?;
+        println!("slept {slept} times in 200 reads");
         println!("{:?}", device.health());
     }
     println!("{:?}", drive.counters());

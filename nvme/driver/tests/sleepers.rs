@@ -1,0 +1,152 @@
+//! Reactors that sleep while their drive fails: somebody wakes them, or their requests are lost.
+
+mod emulated_support;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use block::{DeviceError, Operation};
+use nvme_driver::emulated::{
+    EmulatedNamespace, EmulatedOptions, Fault, FaultMatch, FaultRule, When,
+};
+
+use emulated_support::{Client, DEADLINES, MS, PATIENCE, Rig, drive_options, taken};
+
+const WRITE: Operation = Operation::Write { fua: false };
+
+/// A drive of two reactors, whose second one sleeps, and how often that was woken.
+struct Sleeper {
+    rig: Rig,
+    client: Client,
+    woken: Arc<AtomicU64>,
+    taken: u64,
+}
+
+impl Sleeper {
+    fn new() -> Self {
+        let emulated = EmulatedOptions {
+            namespaces: vec![EmulatedNamespace::new(1, 4096, 100)],
+            timeout_units: 1,
+            ..EmulatedOptions::default()
+        };
+        let rig = Rig::new(emulated, drive_options(2));
+        let client = rig.client(1, 1, 8);
+        let woken = Arc::new(AtomicU64::new(0));
+        let counts = Arc::clone(&woken);
+        rig.drive.set_waker(Box::new(move |reactor| {
+            counts.fetch_add(u64::from(reactor == 1), Ordering::Relaxed);
+        }));
+        let taken = taken(&rig.arena);
+        Self {
+            rig,
+            client,
+            woken,
+            taken,
+        }
+    }
+
+    /// Submits a write that never completes, and goes to sleep.
+    fn sleep_on(&mut self, fault: Fault) {
+        let rule = FaultRule::new(FaultMatch::io(), When::First(1), fault);
+        self.rig.control.inject(rule);
+        let data = vec![1; 4096];
+        self.client.submit(WRITE, 0, 1, Some(&data)).expect("taken");
+        assert!(self.client.turn().is_empty());
+        self.sleep();
+    }
+
+    fn sleep(&mut self) {
+        assert!(self.client.queue.prepare_sleep());
+        self.woken.store(0, Ordering::Relaxed);
+    }
+
+    /// Lets time pass until the reactor is woken: polls, and sleeps again, as one does. Returns how
+    /// the write ended.
+    fn until_it_ends(&mut self) -> Result<(), DeviceError> {
+        let deadline = self.rig.now + PATIENCE;
+        loop {
+            while self.woken.load(Ordering::Relaxed) == 0 {
+                assert!(self.rig.now < deadline, "nobody wakes the reactor");
+                self.rig.step(MS);
+            }
+            if let Some(ended) = self.client.turn().pop() {
+                return ended.result;
+            }
+            self.sleep();
+        }
+    }
+}
+
+#[test]
+fn a_late_command_wakes_its_reactor_and_is_aborted() {
+    let mut sleeper = Sleeper::new();
+    sleeper.sleep_on(Fault::Hang { abortable: true });
+    let before = sleeper.rig.now;
+    // Long before the deadline nobody is disturbed.
+    while sleeper.rig.now + MS < before + DEADLINES.command {
+        sleeper.rig.step(MS);
+        assert_eq!(sleeper.woken.load(Ordering::Relaxed), 0);
+    }
+    // The pair asks for the abort; its completion interrupts.
+    while sleeper.woken.load(Ordering::Relaxed) == 0 {
+        sleeper.rig.step(MS);
+    }
+    assert!(sleeper.client.turn().is_empty());
+    let ended = sleeper.client.finish(&mut sleeper.rig);
+    assert_eq!(ended[0].result, Err(DeviceError::Aborted));
+    let counters = sleeper.rig.drive.counters();
+    assert_eq!((counters.aborts, counters.resets), (1, 0));
+}
+
+#[test]
+fn a_lost_command_ends_with_a_reset_that_wakes_its_reactor() {
+    let mut sleeper = Sleeper::new();
+    sleeper.sleep_on(Fault::DropCompletion);
+    assert_eq!(sleeper.until_it_ends(), Err(DeviceError::Interrupted));
+    let counters = sleeper.rig.drive.counters();
+    assert_eq!((counters.aborts, counters.resets), (1, 1));
+    assert_eq!(taken(&sleeper.rig.arena), sleeper.taken);
+}
+
+#[test]
+fn a_removal_wakes_the_reactor() {
+    let mut sleeper = Sleeper::new();
+    sleeper.sleep_on(Fault::Hang { abortable: true });
+    sleeper.rig.control.remove();
+    assert_eq!(sleeper.until_it_ends(), Err(DeviceError::Removed));
+    assert_eq!(taken(&sleeper.rig.arena), sleeper.taken);
+}
+
+/// Nothing in flight, nothing to wait for: no interrupt is connected and nobody is woken.
+#[test]
+fn an_idle_reactor_sleeps_through() {
+    let mut sleeper = Sleeper::new();
+    sleeper.sleep();
+    for _ in 0..1000 {
+        sleeper.rig.step(MS);
+    }
+    assert_eq!(sleeper.woken.load(Ordering::Relaxed), 0);
+    assert_eq!(sleeper.rig.control.counters().interrupts, 0);
+}
+
+/// A queue that is dropped on a thread that ends, with a command in flight that the drive never
+/// completes: its lease is not given out again while the drive could still write there.
+#[test]
+fn a_thread_that_ends_gives_no_memory_away() {
+    let sleeper = Sleeper::new();
+    let rule = FaultRule::new(
+        FaultMatch::io(),
+        When::First(1),
+        Fault::Hang { abortable: true },
+    );
+    sleeper.rig.control.inject(rule);
+    let (device, arena) = (sleeper.rig.device(1), Arc::clone(&sleeper.rig.arena));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut client = Client::new(&*device, &arena, 0, 8);
+            client.submit(Operation::Read, 0, 1, None).expect("taken");
+            assert!(client.turn().is_empty());
+        });
+    });
+    assert_eq!(taken(&arena), sleeper.taken + 1);
+}
