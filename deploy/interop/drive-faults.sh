@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # A drive fails in every way that QEMU knows: its medium, its health, its speed. Hosts get the right
-# status, health comes through, deadlines are met, and the other drive never notices.
+# status, health comes through, deadlines are met, and the other drive never notices. The appliance
+# runs without root here.
 . "$(dirname "$0")/lib/guest.sh"
 . "$(dirname "$0")/lib/drives.sh"
 
@@ -26,7 +27,11 @@ has_warning() {
 
 begin_with_drives
 configure 0 'command_deadline = "2s"'
+chmod 666 "$(node_of $A)" "$(node_of $B)"
+# The arena, and room for what is locked besides.
+without_root $((96 << 20))
 start
+[ "$(stat -c %U "/proc/$windlass")" = nobody ] || fail "the appliance is root"
 connect
 a=$(device_of 1)
 

@@ -38,9 +38,6 @@ listeners = ["loopback"]
 allow_any_host = true
 END
 
-# as COMMAND…: what runs the appliance; without words, root does.
-as=()
-
 # left_out TEXT: the drive is left out with one line that has TEXT, and the rest is served.
 left_out() {
   local lines
@@ -80,12 +77,12 @@ eventually 20 test -e /sys/bus/pci/drivers/nvme/$A
 left_out "\`windlass bind $A\` hands it over"
 [ "$(driver_of $A)" = nvme ] || fail "the drive was touched"
 show windlass bind $A
-as=(setpriv --reuid=nobody --regid=nogroup --clear-groups)
-node=/dev/vfio/$(basename "$(readlink "/sys/bus/pci/devices/$A/iommu_group")")
+without_root unlimited
+node=$(node_of $A)
 chmod 600 "$node"
 left_out "no permission for $node"
 chmod 666 "$node"
-as=(prlimit --memlock=65536 "${as[@]}")
+without_root 65536
 left_out "have to be pinned"
 as=()
 # Only now anything is done to the drive: it is asked what it is.

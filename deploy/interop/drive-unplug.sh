@@ -5,9 +5,18 @@
 . "$(dirname "$0")/lib/drives.sh"
 
 begin_with_drives
-configure 0
+configure 0-1
 start
 connect
+
+say "at rest"
+cpu_before=$(cut -d' ' -f14,15 "/proc/$windlass/stat" | tr ' ' +)
+sleep 2
+cpu_after=$(cut -d' ' -f14,15 "/proc/$windlass/stat" | tr ' ' +)
+# Two reactors for two seconds are 400 ticks.
+used=$(((cpu_after) - (cpu_before)))
+say "$used ticks of 400 at rest"
+[ "$used" -lt 60 ] || fail "the appliance does not rest"
 
 say "data that has to outlive the removal"
 head -c 4M /dev/urandom > /tmp/data

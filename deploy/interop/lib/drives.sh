@@ -8,6 +8,8 @@ B=0000:02:00.0
 PATH=$INTEROP_PROGRAMS:$PATH
 config=/tmp/windlass.toml
 windlass=
+# What runs the appliance; without words, root does.
+as=()
 
 # The end of the appliance's log says why a scenario failed.
 at_end() {
@@ -59,7 +61,7 @@ is_ready() {
 # start: the appliance, until it says that it is ready.
 start() {
   say "starting the appliance"
-  windlass run $config > /tmp/windlass.out 2> /tmp/windlass.log &
+  "${as[@]}" windlass run $config > /tmp/windlass.out 2> /tmp/windlass.log &
   windlass=$!
   eventually 60 is_ready
   cat /tmp/windlass.out /tmp/windlass.log
@@ -111,6 +113,14 @@ disk_of() {
 }
 
 driver_of() { basename "$(readlink -f "/sys/bus/pci/devices/$1/driver")"; }
+
+# without_root MEMLOCK: the appliance runs as nobody from now on, and may lock so many bytes.
+without_root() {
+  as=(prlimit --memlock="$1" setpriv --reuid=nobody --regid=nogroup --clear-groups)
+}
+
+# node_of ADDRESS: the node of the drive's IOMMU group.
+node_of() { echo "/dev/vfio/$(basename "$(readlink "/sys/bus/pci/devices/$1/iommu_group")")"; }
 
 # What no drive of ours may make the IOMMU say.
 expect_quiet_iommu() {
