@@ -69,7 +69,7 @@ impl BringUp {
             }
             StartupState::Ready(started) => {
                 self.over = true;
-                let owner = DriveOwner::new(Arc::clone(&self.shared), *started, now);
+                let owner = DriveOwner::new(Arc::clone(&self.shared), *started);
                 let drive = Arc::new(Drive::new(Arc::clone(&self.shared)));
                 BringUpState::Ready((drive, owner))
             }

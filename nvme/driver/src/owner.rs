@@ -105,8 +105,9 @@ pub struct DriveOwner {
 const IDLE_BEFORE_CLOSE: Nanos = Nanos::from_millis(20);
 
 impl DriveOwner {
-    /// Takes over a drive that was brought up.
-    pub(crate) fn new(shared: Arc<Shared>, started: Started, now: Nanos) -> Self {
+    /// Takes over a drive that was brought up. Time begins with the first poll: the reactor's clock
+    /// need not be the one that the start was polled with.
+    pub(crate) fn new(shared: Arc<Shared>, started: Started) -> Self {
         let name = format!("nvme {}", shared.options.name);
         let mut owner = Self {
             shared,
@@ -115,15 +116,15 @@ impl DriveOwner {
             admin: None,
             backing: None,
             attention: Attention::new(),
-            next_tick: now,
-            health_due: now,
+            next_tick: Nanos::ZERO,
+            health_due: Nanos::ZERO,
             reset_deadline: Nanos::ZERO,
             function_reset_tried: false,
             rechecks: Vec::new(),
             idle_since: None,
             stopping: false,
         };
-        owner.install(started, now);
+        owner.install(started, Nanos::ZERO);
         owner
     }
 

@@ -281,7 +281,8 @@ impl DriveOwner {
     }
 
     fn taking_home(&mut self, now: Nanos, then: Then) -> u32 {
-        if !self.shared.all_acknowledged() {
+        // A stop needs nobody's word: whatever pairs still hold comes home with their next poll.
+        if then != Then::Close && !self.shared.all_acknowledged() {
             if then == Then::Restart && now >= self.reset_deadline {
                 self.take_home(Then::Gone(GoneReason::ReactorStuck));
                 return 1;

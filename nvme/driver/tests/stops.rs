@@ -1,0 +1,98 @@
+//! How a drive is stopped, and that its owner keeps its own time.
+
+mod emulated_support;
+
+use std::sync::Arc;
+
+use block::{DeviceError, Operation};
+use nvme_driver::DriveState;
+use nvme_driver::emulated::{
+    EmulatedNamespace, EmulatedOptions, Fault, FaultMatch, FaultRule, When,
+};
+use nvme_spec::Status;
+use reactors::{Nanos, Poller, StopState};
+
+use emulated_support::{MS, PATIENCE, Rig, arena, drive_options, taken};
+
+fn emulated() -> EmulatedOptions {
+    EmulatedOptions {
+        namespaces: vec![EmulatedNamespace::new(1, 4096, 100)],
+        ..EmulatedOptions::default()
+    }
+}
+
+fn stop(rig: &mut Rig) {
+    let deadline = rig.now + PATIENCE;
+    while rig.owner.stop(rig.now) != StopState::Stopped {
+        assert!(rig.now < deadline, "the owner does not stop");
+        rig.step(MS);
+    }
+    assert_eq!(rig.drive.state(), DriveState::Closed);
+    assert!(!rig.control.is_bus_master());
+}
+
+/// A request that failed counts as over once it was polled, like any other.
+#[test]
+fn a_failed_request_does_not_hold_a_stop_up() {
+    let mut rig = Rig::new(emulated(), drive_options(1));
+    let mut client = rig.client(1, 0, 8);
+    let fault = Fault::Status(Status::UNRECOVERED_READ_ERROR);
+    rig.control
+        .inject(FaultRule::new(FaultMatch::io(), When::First(1), fault));
+    assert_eq!(client.read(&mut rig, 3), Err(DeviceError::MediaRead));
+    stop(&mut rig);
+    client.turn();
+    let refused = client.submit(Operation::Flush, 0, 0, None);
+    assert_eq!(refused, Err(Some(DeviceError::Removed)));
+}
+
+#[test]
+fn a_stop_waits_for_what_is_in_flight() {
+    let mut rig = Rig::new(
+        EmulatedOptions {
+            latency: block::Latency::Fixed(Nanos::from_millis(30)),
+            ..emulated()
+        },
+        drive_options(1),
+    );
+    let mut client = rig.client(1, 0, 8);
+    let data = vec![7; 4096];
+    let write = Operation::Write { fua: false };
+    client.submit(write, 1, 1, Some(&data)).expect("taken");
+    client.turn();
+    assert_eq!(rig.owner.stop(rig.now), StopState::Outstanding(1));
+    let ended = client.finish(&mut rig);
+    assert_eq!(ended[0].result, Ok(()));
+    stop(&mut rig);
+    let mut durable = vec![0; 4096];
+    assert!(rig.control.read_durable(1, 1, &mut durable));
+    assert_eq!(durable, data, "the cache was made safe");
+}
+
+/// The start is polled with one clock, the owner with its reactor's, which begins at zero.
+#[test]
+fn an_owner_keeps_the_time_of_its_reactor() {
+    let mut rig = Rig::new(emulated(), drive_options(1));
+    rig.now = Nanos::ZERO;
+    rig.control.fail();
+    for _ in 0..200 {
+        rig.now += MS;
+        rig.owner.poll(rig.now, 64);
+    }
+    assert_eq!(rig.drive.counters().resets, 1);
+}
+
+/// Everything dropped without a stop: the drive reaches no memory any more, and all of it is back.
+#[test]
+fn a_drive_that_is_dropped_is_stopped() {
+    let arena = arena();
+    let before = taken(&arena);
+    let rig = Rig::try_new(&arena, emulated(), drive_options(1)).expect("a drive");
+    assert!(taken(&arena) > before && rig.control.is_bus_master());
+    let control = rig.control.clone();
+    let controller = Arc::clone(&rig.controller);
+    drop(rig);
+    assert!(!control.is_bus_master());
+    assert_eq!(taken(&arena), before);
+    drop(controller);
+}
