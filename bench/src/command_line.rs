@@ -21,15 +21,19 @@ use bench::report::{
 use bench::table::Table;
 use bench::units::parse_size;
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use nvme_host::{ConnectOptions, Controller, HostIdentity, discover};
+use nvme_host::{
+    ConnectOptions, Controller, HostIdentity, KeyUse, RdmaOptions, Transport, discover,
+};
 use nvme_spec::log::{DiscoveryEntry, SubsystemType, TransportType};
+
+mod cost;
 
 type Failure = Box<dyn Error>;
 
 /// The port of an address that names none (TCP 1.1 §3.1).
 const PORT: u16 = nvme_spec::tcp::IO_PORT;
 
-/// Measures and verifies NVMe/TCP targets.
+/// Measures and verifies NVMe over Fabrics targets, and what stands behind ours.
 #[derive(Debug, Parser)]
 #[command(name = "bench", version, about, max_term_width = 100)]
 pub(crate) struct Arguments {
@@ -48,6 +52,8 @@ pub(crate) enum Command {
     Compare(CompareArgs),
     /// List the subsystems that a target offers
     Discover(DiscoverArgs),
+    /// What one request costs us, counted exactly: instructions by stage, system calls, allocations
+    Cost(cost::CostArgs),
 }
 
 const RUN_EXAMPLES: &str = "\
@@ -59,6 +65,9 @@ Examples:
   # How fast are random 4 KiB reads from namespace 1?
   bench run --nsid 1 --block-size 4k --depth 127 --mix 100/0
 
+  # The same over RDMA, by a bench that was built with the feature verbs.
+  bench run --transport rdma --address 192.0.2.10 --block-size 4k --depth 127 --mix 100/0
+
   # A mix of sizes over four queues, two threads, with both digests.
   bench run --block-size 4k,16k,128k --queues 4 --threads 2 --header-digest --data-digest";
 
@@ -67,13 +76,20 @@ struct TargetArgs {
     /// The target's listener, HOST or HOST:PORT
     #[arg(long, default_value = "127.0.0.1:4420", value_parser = parse_address)]
     address: SocketAddr,
+    /// What carries it
+    #[arg(long, value_enum, default_value = "tcp")]
+    transport: CarrierArg,
+    /// Over RDMA, open a memory window for each request and let the target close it, instead of all
+    /// memory for all of the time
+    #[arg(long)]
+    memory_windows: bool,
     /// Host NQN to connect with, where the target has a list of hosts; a random one otherwise
     #[arg(long, value_name = "NQN")]
     host_nqn: Option<String>,
-    /// Protect PDU headers by CRC32C
+    /// Protect PDU headers by CRC32C (TCP)
     #[arg(long)]
     header_digest: bool,
-    /// Protect data by CRC32C
+    /// Protect data by CRC32C (TCP)
     #[arg(long)]
     data_digest: bool,
 }
@@ -144,9 +160,17 @@ enum PatternArg {
     Sequential,
 }
 
+/// What a measurement of ceilings knows.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum TransportArg {
     Tcp,
+}
+
+/// What a host connects by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum CarrierArg {
+    Tcp,
+    Rdma,
 }
 
 #[derive(Debug, Args)]
@@ -213,6 +237,7 @@ pub(crate) fn execute(command: Command) -> Result<ExitCode, Failure> {
         Command::Ceiling(args) => execute_ceiling(&args),
         Command::Compare(args) => execute_compare(&args),
         Command::Discover(args) => execute_discover(&args),
+        Command::Cost(args) => cost::execute(&args),
     }
 }
 
@@ -264,13 +289,54 @@ fn parse_seconds_or_none(text: &str) -> Result<Duration, String> {
     Duration::try_from_secs_f64(seconds).map_err(|_| malformed())
 }
 
-impl TargetArgs {
-    /// How to connect to `nqn`; one identity for all connections of a command.
-    fn options(&self, nqn: &str, identity: &HostIdentity) -> ConnectOptions {
+/// How to reach a target: one identity and one transport for all connections of a command.
+#[derive(Debug)]
+struct Way {
+    options: ConnectOptions,
+}
+
+impl Way {
+    /// How to connect to `nqn`.
+    fn to(&self, nqn: &str) -> ConnectOptions {
         ConnectOptions {
-            header_digest: self.header_digest,
-            data_digest: self.data_digest,
-            ..ConnectOptions::new(self.address, nqn, identity.clone())
+            subsystem_nqn: nqn.to_owned(),
+            ..self.options.clone()
+        }
+    }
+
+    fn discover(&self) -> Result<Vec<DiscoveryEntry>, Failure> {
+        Ok(discover(self.options.clone())?)
+    }
+}
+
+impl TargetArgs {
+    fn way(&self) -> Result<Way, Failure> {
+        let nqn = nvme_spec::nqn::DISCOVERY_NQN;
+        Ok(Way {
+            options: ConnectOptions {
+                transport: self.transport()?,
+                header_digest: self.header_digest,
+                data_digest: self.data_digest,
+                ..ConnectOptions::new(self.address, nqn, self.identity())
+            },
+        })
+    }
+
+    fn transport(&self) -> Result<Transport, Failure> {
+        let keys = if self.memory_windows {
+            KeyUse::Windows
+        } else {
+            KeyUse::Arena
+        };
+        match self.transport {
+            CarrierArg::Tcp if self.memory_windows => {
+                Err("--memory-windows needs --transport rdma".into())
+            }
+            CarrierArg::Tcp => Ok(Transport::tcp()),
+            CarrierArg::Rdma => over_verbs(RdmaOptions {
+                keys,
+                ..RdmaOptions::default()
+            }),
         }
     }
 
@@ -284,12 +350,23 @@ impl TargetArgs {
             None => random,
         }
     }
+}
 
-    fn discover(&self, identity: &HostIdentity) -> Result<Vec<DiscoveryEntry>, Failure> {
-        Ok(discover(
-            self.options(nvme_spec::nqn::DISCOVERY_NQN, identity),
-        )?)
-    }
+#[cfg(feature = "verbs")]
+fn over_verbs(options: RdmaOptions) -> Result<Transport, Failure> {
+    let verbs = rdma::verbs::Verbs::open().map_err(|error| {
+        let remedy = error.remedy();
+        format!("{error}: {remedy}")
+    })?;
+    Ok(Transport::rdma(verbs, options)?)
+}
+
+#[cfg(not(feature = "verbs"))]
+fn over_verbs(_: RdmaOptions) -> Result<Transport, Failure> {
+    Err(
+        "no RDMA here: this program was built without it (cargo build -p bench --features verbs)"
+            .into(),
+    )
 }
 
 impl RunArgs {
@@ -320,13 +397,12 @@ impl RunArgs {
     }
 
     /// The subsystem that was named, or the only one there is.
-    fn subsystem(&self, identity: &HostIdentity) -> Result<String, Failure> {
+    fn subsystem(&self, way: &Way) -> Result<String, Failure> {
         if let Some(nqn) = &self.nqn {
             return Ok(nqn.clone());
         }
-        let mut names: Vec<String> = self
-            .target
-            .discover(identity)?
+        let mut names: Vec<String> = way
+            .discover()?
             .iter()
             .filter(|entry| entry.subtype == SubsystemType::NVM)
             .map(|entry| entry.subnqn.to_string())
@@ -347,11 +423,11 @@ impl RunArgs {
         }
     }
 
-    fn namespaces(&self, nqn: &str, identity: &HostIdentity) -> Result<Vec<u32>, Failure> {
+    fn namespaces(&self, nqn: &str, way: &Way) -> Result<Vec<u32>, Failure> {
         if let Some(nsid) = self.nsid {
             return Ok(vec![nsid]);
         }
-        let mut controller = Controller::connect(self.target.options(nqn, identity))?;
+        let mut controller = Controller::connect(way.to(nqn))?;
         let mut nsids = controller.active_namespaces()?;
         controller.shut_down()?;
         if nsids.is_empty() {
@@ -365,13 +441,13 @@ impl RunArgs {
 }
 
 fn execute_run(args: &RunArgs) -> Result<ExitCode, Failure> {
-    let identity = args.target.identity();
-    let nqn = args.subsystem(&identity)?;
-    let nsids = args.namespaces(&nqn, &identity)?;
+    let way = args.target.way()?;
+    let nqn = args.subsystem(&way)?;
+    let nsids = args.namespaces(&nqn, &way)?;
     let mut runs = Vec::with_capacity(nsids.len());
     for nsid in nsids {
         let plan = RunPlan {
-            connect: args.target.options(&nqn, &identity),
+            connect: way.to(&nqn),
             nsid,
             workload: args.workload(),
             cores: args.cores.clone(),
@@ -482,7 +558,7 @@ fn execute_compare(args: &CompareArgs) -> Result<ExitCode, Failure> {
 }
 
 fn execute_discover(args: &DiscoverArgs) -> Result<ExitCode, Failure> {
-    let entries = args.target.discover(&args.target.identity())?;
+    let entries = args.target.way()?.discover()?;
     let mut table = Table::new(&["subsystem", "kind", "transport", "address", "port"]);
     for entry in &entries {
         let transport = match entry.trtype {
@@ -519,9 +595,7 @@ mod tests {
         let all = ["bench", "run"].iter().chain(arguments);
         match Arguments::try_parse_from(all).expect("accepted").command {
             Command::Run(args) => args,
-            Command::Ceiling(_) | Command::Compare(_) | Command::Discover(_) => {
-                panic!("another command")
-            }
+            _ => panic!("another command"),
         }
     }
 

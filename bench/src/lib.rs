@@ -1,4 +1,4 @@
-//! Ceilings, comparisons and a verifying load generator for NVMe/TCP targets.
+//! Ceilings, comparisons, exact costs, and a verifying load generator for NVMe over Fabrics targets.
 //!
 //! The load goes through `nvme_host`, the project's own initiator: this crate holds no second one.
 //! Every claim of speed is a ratio against a ceiling taken in the same run.
@@ -7,6 +7,7 @@
 
 pub mod ceiling;
 pub mod compare;
+pub mod cost;
 pub mod load;
 pub mod pinning;
 pub mod progress;

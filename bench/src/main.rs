@@ -8,6 +8,11 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use clap::error::ErrorKind;
+use hugemem::allocation_counter::CountingAllocator;
+
+/// What `bench cost` says of allocations is counted here.
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 /// Exit code of arguments that make no sense, as is usual.
 const EXIT_USAGE: u8 = 2;

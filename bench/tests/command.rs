@@ -10,6 +10,7 @@ use std::process::{Command, Output};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
+use bench::cost::LoopCounts;
 use bench::report::RunReports;
 use fake::{BLOCK, BLOCKS, Fake, Manner, NQN};
 use nvme_spec::command::IoOpcode;
@@ -330,4 +331,34 @@ fn what_a_target_offers_is_listed() {
         printed.contains("tcp") && printed.contains("127.0.0.1"),
         "{printed}"
     );
+}
+
+fn counts(subject: &str) -> LoopCounts {
+    let output = bench(&["cost", subject, "--loop", "4000"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    serde_json::from_slice(&output.stdout).expect("counts")
+}
+
+fn each(counts: &LoopCounts, name: &str) -> f64 {
+    let found = counts.counted.iter().find(|(one, _)| one == name);
+    found.expect("counted").1 as f64 / counts.requests as f64
+}
+
+#[test]
+fn the_drivers_loop_allocates_nothing_and_rings_seldom() {
+    let counts = counts("driver");
+    assert!(counts.requests >= 4000);
+    assert_eq!(counts.allocations, 0);
+    assert!(each(&counts, "doorbells") < 1.0 / 8.0);
+    assert_eq!(each(&counts, "commands"), 1.0);
+}
+
+#[test]
+fn the_targets_loop_over_rdma_allocates_and_copies_nothing() {
+    let counts = counts("rdma");
+    assert!(counts.requests >= 4000);
+    assert_eq!(counts.allocations, 0);
+    assert_eq!(each(&counts, "work requests"), 2.0);
+    assert!(each(&counts, "completions") < 1.1);
+    assert_eq!(each(&counts, "bytes copied"), 0.0);
 }

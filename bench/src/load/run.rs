@@ -213,6 +213,7 @@ fn assign(
 ) -> Result<Vec<Assignment>, LoadError> {
     let workload = &plan.workload;
     let arena = take_arena(workload, suited.size_max_bytes)?;
+    plan.connect.transport.attach(&arena)?;
     let mut assignments: Vec<Assignment> = (0..usize::from(workload.threads))
         .map(|index| Assignment {
             lanes: Vec::new(),

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use nvme_host::ConnectionCounters;
+use nvme_spec::log::TransportType;
 use serde::{Deserialize, Serialize};
 
 use super::{Latency, Machine};
@@ -43,15 +44,15 @@ impl OperationReport {
 pub struct HostCosts {
     /// Commands completed.
     pub completed: u64,
-    /// Received data that the kernel put in place.
+    /// Received data that the kernel or the RDMA device put in place.
     pub placed_bytes: u64,
     /// Received data that was copied once more.
     pub copied_bytes: u64,
-    /// Receiving system calls that brought something.
+    /// Receiving system calls, or polls of a completion queue, that brought something.
     pub receives: u64,
-    /// Receiving system calls that found nothing.
+    /// Receiving system calls, or polls of a completion queue, that found nothing.
     pub empty_receives: u64,
-    /// Sending system calls.
+    /// Sending system calls, or posts to a send queue.
     pub sends: u64,
 }
 
@@ -113,11 +114,19 @@ impl PhaseReport {
     }
 }
 
+/// What reports without the field were taken over.
+fn tcp() -> String {
+    "tcp".to_owned()
+}
+
 /// One namespace under load.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RunReport {
     /// Where it was taken.
     pub machine: Machine,
+    /// `tcp` or `rdma`.
+    #[serde(default = "tcp")]
+    pub transport: String,
     /// The target's listener.
     pub address: String,
     /// The subsystem.
@@ -177,6 +186,10 @@ impl RunReport {
             .find_map(|(_, stats)| stats.trouble.as_ref());
         Self {
             machine: Machine::here(),
+            transport: match plan.connect.transport.kind() {
+                TransportType::RDMA => "rdma".to_owned(),
+                _ => tcp(),
+            },
             address: plan.connect.address.to_string(),
             nqn: plan.connect.subsystem_nqn.clone(),
             nsid: plan.nsid,
@@ -230,10 +243,11 @@ impl RunReport {
         let plural = if self.queues == 1 { "" } else { "s" };
         writeln!(
             f,
-            "Namespace {} of {} at {}: {}, blocks of {}",
+            "Namespace {} of {} at {} over {}: {}, blocks of {}",
             self.nsid,
             self.nqn,
             self.address,
+            self.transport,
             format_size(self.namespace_bytes),
             format_size(u64::from(self.block_bytes))
         )?;

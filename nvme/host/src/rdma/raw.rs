@@ -368,6 +368,17 @@ impl<P: Provider> RawRdmaClient<P> {
         self.flush()
     }
 
+    /// The next message, or the end, if it is there.
+    ///
+    /// # Errors
+    /// [`RawRdmaError::Host`] where the device is gone.
+    pub fn try_receive(&mut self) -> Result<Option<RawReceived>, RawRdmaError> {
+        if self.arrived.is_empty() {
+            self.take_in()?;
+        }
+        Ok(self.arrived.pop_front())
+    }
+
     /// The next message, or the end.
     ///
     /// # Errors

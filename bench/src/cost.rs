@@ -1,0 +1,38 @@
+//! Exact costs of one request: instructions by stage, system calls, allocations, doorbells.
+//!
+//! A plain loop ([`driver_loop`], [`rdma_loop`]) is run twice under callgrind, the second time with
+//! twice the requests: the difference is what the additional requests cost, without start and end.
+//! The other end of the loop (the emulated controller, the in-process fabric and the host on it) is
+//! told apart by the source file that each instruction came from, which holds for what was inlined
+//! too, and is subtracted. Nothing here depends on how busy the machine is.
+
+pub mod baseline;
+pub mod callgrind;
+pub mod driver_loop;
+pub mod measure;
+pub mod rdma_loop;
+pub mod report;
+pub mod stages;
+
+use serde::{Deserialize, Serialize};
+
+/// What a loop counted by itself, from its first counted request to its last.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LoopCounts {
+    /// Requests submitted and completed.
+    pub requests: u64,
+    /// Allocations of the loop's thread, both ends together.
+    pub allocations: u64,
+    /// Everything else, by name.
+    pub counted: Vec<(String, u64)>,
+}
+
+/// Requests in flight in every loop, as the issues have it.
+pub const DEPTH: usize = 128;
+
+/// Bytes of every request.
+pub const REQUEST_BYTES: usize = 4096;
+
+/// Requests before anything is counted: everything has been touched once, and every table has the
+/// size that it keeps.
+pub const WARM_UP_REQUESTS: u64 = 4 * DEPTH as u64;

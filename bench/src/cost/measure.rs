@@ -1,0 +1,185 @@
+//! Running a loop under callgrind, twice, and dividing the difference.
+
+use std::io;
+use std::path::Path;
+use std::process::Command;
+
+use crate::cost::LoopCounts;
+use crate::cost::callgrind::{Cost, Profile, ProfileError};
+use crate::cost::report::{CostReport, StageCost};
+use crate::cost::stages::{self, Map, Place};
+use crate::report::Machine;
+
+/// The program that counts.
+const VALGRIND: &str = "valgrind";
+
+/// Stages and functions below this many instructions are not listed.
+const NEGLIGIBLE: f64 = 0.05;
+
+/// Functions listed at most.
+const FUNCTIONS_MAX: usize = 24;
+
+/// Why there is no figure.
+#[derive(Debug, thiserror::Error)]
+pub enum CostError {
+    /// There is no valgrind.
+    #[error("valgrind is not installed: apt-get install valgrind")]
+    NoValgrind,
+    /// A program could not be started, or a file not be used.
+    #[error("{what}: {source}")]
+    System {
+        /// What was tried.
+        what: String,
+        /// The system's answer.
+        source: io::Error,
+    },
+    /// The loop failed.
+    #[error("the loop failed under valgrind: {0}")]
+    Loop(String),
+    /// Callgrind's file is not as expected.
+    #[error(transparent)]
+    Profile(#[from] ProfileError),
+    /// The loop's own counts are not as expected.
+    #[error("the loop's counts are not understood: {0}")]
+    Counts(#[from] serde_json::Error),
+    /// The loop could not be built.
+    #[error("the loop cannot begin: {0}")]
+    Setup(String),
+}
+
+/// A loop that can be measured.
+#[derive(Debug, Clone, Copy)]
+pub struct Subject {
+    /// `driver` or `rdma`: what the command is called.
+    pub name: &'static str,
+    /// What it does, for people.
+    pub what: &'static str,
+    /// Which files are what.
+    pub map: &'static Map,
+    /// The most instructions of one request.
+    pub instructions_max: f64,
+    /// What is limited beside: a counter of the loop, and the most per request.
+    pub limits: &'static [(&'static str, f64)],
+}
+
+/// The driver on the emulated controller (issue 3).
+pub const DRIVER: Subject = Subject {
+    name: "driver",
+    what: "nvme_driver, 4 KiB reads at depth 128 from an emulated controller that answers at once",
+    map: &stages::DRIVER,
+    instructions_max: 450.0,
+    limits: &[("doorbells", 1.0 / 8.0)],
+};
+
+/// The target on the in-process fabric (issue 4).
+pub const RDMA: Subject = Subject {
+    name: "rdma",
+    what: "nvme_rdma and nvme_target, 4 KiB reads at depth 128 of a RAM device over the in-process \
+           fabric",
+    map: &stages::RDMA,
+    instructions_max: 600.0,
+    limits: &[
+        ("work requests", 2.0),
+        // One for each command that comes in, and few for what is sent.
+        ("completions", 1.1),
+        ("bytes copied", 0.0),
+    ],
+};
+
+/// Measures a subject by running `program cost NAME --loop N` under callgrind.
+///
+/// # Errors
+/// [`CostError`].
+pub fn measure(program: &Path, subject: &Subject, requests: u64) -> Result<CostReport, CostError> {
+    let folder = tempfile::tempdir().map_err(|source| CostError::System {
+        what: "a temporary folder".to_owned(),
+        source,
+    })?;
+    let (less, _) = run(program, subject, requests, &folder.path().join("less"))?;
+    let (more, counts) = run(program, subject, 2 * requests, &folder.path().join("more"))?;
+    let divided = stages::divide(&more.beyond(&less), subject.map);
+    let per_request = 1.0 / requests as f64;
+    let mut report = CostReport {
+        machine: Machine::here(),
+        subject: subject.name.to_owned(),
+        what: subject.what.to_owned(),
+        requests,
+        instructions: 0.0,
+        system_calls: 0.0,
+        allocations: counts.allocations as f64 / counts.requests as f64,
+        counted: counts
+            .counted
+            .iter()
+            .map(|(name, count)| (name.clone(), *count as f64 / counts.requests as f64))
+            .collect(),
+        stages: Vec::new(),
+        functions: Vec::new(),
+        subtracted: Vec::new(),
+    };
+    let each = |name: String, cost: Cost| StageCost {
+        name,
+        instructions: cost.instructions * per_request,
+        system_calls: cost.system_calls * per_request,
+    };
+    for (place, cost) in divided.places {
+        let mut stage = each(String::new(), cost);
+        match place {
+            Place::Ours(name) => {
+                report.instructions += stage.instructions;
+                report.system_calls += stage.system_calls;
+                stage.name = name;
+                report.stages.push(stage);
+            }
+            Place::Other(name) => {
+                stage.name = name.to_owned();
+                report.subtracted.push(stage);
+            }
+            Place::Shared(_) | Place::Unknown => unreachable!("divided among callers"),
+        }
+    }
+    let dearest = |a: &StageCost, b: &StageCost| b.instructions.total_cmp(&a.instructions);
+    let functions = divided.functions.into_iter();
+    report.functions = functions.map(|(name, cost)| each(name, cost)).collect();
+    for list in [
+        &mut report.stages,
+        &mut report.functions,
+        &mut report.subtracted,
+    ] {
+        list.sort_by(dearest);
+        list.retain(|stage| stage.instructions.abs() >= NEGLIGIBLE);
+    }
+    report.functions.truncate(FUNCTIONS_MAX);
+    Ok(report)
+}
+
+fn run(
+    program: &Path,
+    subject: &Subject,
+    requests: u64,
+    file: &Path,
+) -> Result<(Profile, LoopCounts), CostError> {
+    let output = Command::new(VALGRIND)
+        .args(["--tool=callgrind", "--collect-systime=yes"])
+        .args(["--compress-strings=no", "--compress-pos=no"])
+        .arg(format!("--callgrind-out-file={}", file.display()))
+        .arg(program)
+        .args(["cost", subject.name, "--loop", &requests.to_string()])
+        .output()
+        .map_err(|source| match source.kind() {
+            io::ErrorKind::NotFound => CostError::NoValgrind,
+            _ => CostError::System {
+                what: VALGRIND.to_owned(),
+                source,
+            },
+        })?;
+    if !output.status.success() {
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        return Err(CostError::Loop(error));
+    }
+    let counts: LoopCounts = serde_json::from_slice(&output.stdout)?;
+    let text = std::fs::read(file).map_err(|source| CostError::System {
+        what: file.display().to_string(),
+        source,
+    })?;
+    Ok((Profile::parse(&String::from_utf8_lossy(&text))?, counts))
+}

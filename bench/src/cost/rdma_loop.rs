@@ -1,0 +1,320 @@
+//! The target and its RDMA transport at one end, a host at the other, with the in-process fabric
+//! between them, on one thread.
+
+use std::cell::RefCell;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use block::{Device as _, MemoryDevice, MemoryOptions, QueueOptions};
+use hugemem::allocation_counter::allocations_on_this_thread;
+use hugemem::{Arena, ArenaConfig, PagePolicy};
+use nvme_host::raw_rdma::{RawNames, RawOptions, RawRdmaClient, RawReceived};
+use nvme_rdma::{
+    ConnectionSet, Domains, Listeners, Placement, PortSettings, RdmaConfig, RdmaCounters,
+    RdmaTransport, SetParts,
+};
+use nvme_spec::{Cqe, Sqe};
+use nvme_target::{
+    CoreLimits, DeviceIndex, NamespaceConfig, PortConfig, PortId, SubsystemConfig, Target,
+    TargetConfig, TargetCore, TargetLimits, TransportKind,
+};
+use rdma::Provider;
+use rdma::fake::{DeviceConfig, Fabric, FabricConfig, Fake};
+use reactors::{Nanos, Poller};
+use zerocopy::{FromBytes, IntoBytes};
+
+use crate::cost::measure::CostError;
+use crate::cost::{DEPTH, LoopCounts, REQUEST_BYTES, WARM_UP_REQUESTS};
+use crate::random::Random;
+
+const NQN: &str = "nqn.2026-11.org.windlass:cost";
+const TARGET: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
+const HOST: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 2));
+
+/// Bytes of the RAM device.
+const DEVICE_BYTES: u64 = 16 << 20;
+
+/// Bytes of its blocks.
+const BLOCK_BYTES: u32 = 512;
+
+/// Entries of the I/O queue: one more than requests in flight.
+const ENTRIES: u16 = DEPTH as u16 + 1;
+
+/// Virtual time of one turn.
+const TURN: Nanos = Nanos::from_micros(50);
+
+struct Rig {
+    transport: Box<dyn Poller>,
+    counters: Arc<RdmaCounters>,
+    address: SocketAddr,
+    host: Fake,
+    now: Nanos,
+    allocations: u64,
+}
+
+fn setup(what: &'static str, error: &dyn std::fmt::Display) -> CostError {
+    CostError::Setup(format!("{what}: {error}"))
+}
+
+fn rig() -> Result<Rig, CostError> {
+    let fabric = Fabric::new(FabricConfig::IMMEDIATE);
+    let machine = |name, address| {
+        fabric
+            .machine(&[DeviceConfig::new(name, address)])
+            .map_err(|error| setup("the fabric", &error))
+    };
+    let (here, host) = (machine("target0", TARGET)?, machine("host0", HOST)?);
+    let arena = Arena::new(ArenaConfig {
+        bytes: 32 << 20,
+        pages: PagePolicy::Ordinary,
+        max_transfer: 1 << 20,
+    })
+    .map_err(|error| setup("memory", &error))?;
+    let device = MemoryDevice::new(MemoryOptions {
+        name: "ram".to_owned(),
+        uuid: [1; 16],
+        size_bytes: DEVICE_BYTES,
+        block_size: BLOCK_BYTES,
+        pages: PagePolicy::Ordinary,
+        read_only: false,
+    })
+    .map_err(|error| setup("the RAM device", &error))?;
+    let device = Arc::new(device);
+    let domains = Arc::new(Domains::new());
+    for one in here.devices().map_err(|error| setup("devices", &error))? {
+        let regions = [arena.region(), device.store().region()];
+        domains
+            .add(&one, &regions)
+            .map_err(|error| setup("the device", &error))?;
+    }
+    let mut listeners = Listeners::new(&here, 0).map_err(|error| setup("the listener", &error))?;
+    let address = listeners
+        .listen(SocketAddr::new(TARGET, 0), PortId(0))
+        .map_err(|error| setup("the listener", &error))?;
+    let target = target(&arena, &device, address)?;
+    let queue = device
+        .open_queue(QueueOptions {
+            core: 0,
+            depth: 2 * DEPTH,
+            pool: arena.pool(4096),
+        })
+        .map_err(|error| setup("the device's queue", &error))?;
+    let limits = CoreLimits {
+        queues_max: 8,
+        executions_max: 4096,
+    };
+    let core = Rc::new(RefCell::new(TargetCore::new(
+        target,
+        0,
+        vec![queue],
+        limits,
+    )));
+    let counters = Arc::new(RdmaCounters::default());
+    let set = ConnectionSet::new(
+        core,
+        SetParts {
+            listeners,
+            domains,
+            arena,
+            commands_max: 4096,
+            config: RdmaConfig {
+                ports: vec![(PortId(0), port_settings())],
+                ..RdmaConfig::default()
+            },
+            counters: Arc::clone(&counters),
+        },
+    );
+    let messages = reactors::mesh::mesh(1, 64).remove(0);
+    let transport = RdmaTransport::new(set, messages, Placement::new(1), Vec::new())
+        .map_err(|error| setup("the transport", &error))?;
+    Ok(Rig {
+        transport: Box::new(transport),
+        counters,
+        address,
+        host,
+        now: Nanos::from_secs(1),
+        allocations: 0,
+    })
+}
+
+fn port_settings() -> PortSettings {
+    PortSettings {
+        in_capsule_bytes: 4096,
+        queue_depth_max: 2 * ENTRIES,
+    }
+}
+
+fn target(
+    arena: &Arc<Arena>,
+    device: &Arc<MemoryDevice>,
+    address: SocketAddr,
+) -> Result<Arc<Target>, CostError> {
+    let config = TargetConfig {
+        subsystems: vec![SubsystemConfig {
+            nqn: NQN.to_owned(),
+            serial: "COST".to_owned(),
+            model: "Windlass".to_owned(),
+            firmware: "0".to_owned(),
+            allow_any_host: true,
+            hosts: Vec::new(),
+            namespaces: vec![NamespaceConfig {
+                nsid: 1,
+                device: DeviceIndex(0),
+                geometry: device.geometry(),
+                uuid: [2; 16],
+                nguid: [3; 16],
+                eui64: [4; 8],
+                read_only: false,
+            }],
+            io_queues_max: 2,
+            queue_depth_max: 2 * ENTRIES,
+            ports: vec![PortId(0)],
+        }],
+        ports: vec![PortConfig {
+            id: PortId(0),
+            transport: TransportKind::Rdma,
+            address: address.ip().to_string(),
+            service: address.port().to_string(),
+            ipv6: false,
+            secure: false,
+        }],
+        limits: TargetLimits {
+            transfer_max: arena.max_transfer(),
+            controllers_max: 4,
+        },
+    };
+    let device: Arc<dyn block::Device> = Arc::<MemoryDevice>::clone(device);
+    Target::new(config, 1, vec![device]).map_err(|error| setup("the target", &error))
+}
+
+/// Both connections of the host.
+struct Host {
+    _admin: RawRdmaClient<Fake>,
+    io: RawRdmaClient<Fake>,
+    free: Vec<u16>,
+}
+
+impl Rig {
+    /// One turn of a reactor.
+    fn turn(&mut self) {
+        self.now += TURN;
+        let before = allocations_on_this_thread();
+        self.transport.poll(self.now, 64);
+        self.transport.flush(self.now);
+        self.allocations += allocations_on_this_thread() - before;
+    }
+
+    /// Attaches a host, which waits for its answers on a thread of its own meanwhile.
+    fn attach(&mut self) -> Result<Host, CostError> {
+        let (provider, address) = (self.host.clone(), self.address);
+        let opening = std::thread::spawn(move || {
+            let names = RawNames {
+                host: "nqn.2026-11.org.windlass:cost-host".to_owned(),
+                host_id: [5; 16],
+                subsystem: NQN.to_owned(),
+            };
+            let (admin, cntlid) = RawRdmaClient::open_admin(&provider, address, &names)?;
+            let options = RawOptions::queue(1, ENTRIES, cntlid);
+            let mut io = RawRdmaClient::connect(&provider, address, &options)?;
+            let connected = io.connect_queue(&names, cntlid, 1, ENTRIES - 1)?;
+            Ok((admin, io, connected.status()))
+        });
+        while !opening.is_finished() {
+            self.turn();
+            std::thread::yield_now();
+        }
+        let opened: Result<_, nvme_host::raw_rdma::RawRdmaError> = opening
+            .join()
+            .map_err(|_| CostError::Setup("the host panicked".to_owned()))?;
+        let (admin, io, status) = opened.map_err(|error| setup("the host", &error))?;
+        if !status.is_success() {
+            return Err(setup("Connect", &status));
+        }
+        Ok(Host {
+            _admin: admin,
+            io,
+            free: (0..DEPTH as u16).collect(),
+        })
+    }
+}
+
+impl Host {
+    /// Sends until the queue is full.
+    fn submit(&mut self, random: &mut Random) -> Result<(), CostError> {
+        let blocks = REQUEST_BYTES as u64 / u64::from(BLOCK_BYTES);
+        while let Some(cid) = self.free.pop() {
+            let lba = random.below(DEVICE_BYTES / REQUEST_BYTES as u64) * blocks;
+            let place = usize::from(cid) * REQUEST_BYTES;
+            let sgl = self.io.describe(place, REQUEST_BYTES, false);
+            let sqe = Sqe::read(1, lba, blocks as u16 - 1)
+                .with_cid(cid)
+                .with_sgl(sgl);
+            let sent = self.io.send(sqe.as_bytes());
+            sent.map_err(|error| setup("a read", &error))?;
+        }
+        Ok(())
+    }
+
+    /// Takes in the answers that are there.
+    fn collect(&mut self) -> Result<u64, CostError> {
+        let mut ended = 0;
+        while let Some(next) = self
+            .io
+            .try_receive()
+            .map_err(|error| setup("an answer", &error))?
+        {
+            let RawReceived::Message { bytes, .. } = next else {
+                return Err(CostError::Setup("the connection ended".to_owned()));
+            };
+            match Cqe::read_from_bytes(&bytes) {
+                Ok(cqe) if cqe.status().is_success() => self.free.push(cqe.cid.get()),
+                _ => return Err(CostError::Setup(format!("an answer: {bytes:02x?}"))),
+            }
+            ended += 1;
+        }
+        Ok(ended)
+    }
+}
+
+/// Runs `requests` requests after a warm-up.
+///
+/// # Errors
+/// [`CostError::Setup`].
+pub fn run(requests: u64) -> Result<LoopCounts, CostError> {
+    let mut rig = rig()?;
+    let mut host = rig.attach()?;
+    let mut random = Random::new(1);
+    let mut drive = |rig: &mut Rig, requests: u64| {
+        let mut ended = 0;
+        while ended < requests {
+            host.submit(&mut random)?;
+            rig.turn();
+            ended += host.collect()?;
+        }
+        Ok::<u64, CostError>(ended)
+    };
+    drive(&mut rig, WARM_UP_REQUESTS)?;
+    let before: Vec<(&str, u64)> = rig.counters.each().collect();
+    rig.allocations = 0;
+    let counted = drive(&mut rig, requests)?;
+    let after: Vec<(&str, u64)> = rig.counters.each().collect();
+    let beyond = |name: &str| {
+        let value = |list: &[(&str, u64)]| {
+            let found = list.iter().find(|(one, _)| *one == name);
+            found.map_or(0, |(_, value)| *value)
+        };
+        value(&after) - value(&before)
+    };
+    let work_requests = beyond("reads") + beyond("writes") + beyond("sends");
+    Ok(LoopCounts {
+        requests: counted,
+        allocations: rig.allocations,
+        counted: vec![
+            ("work requests".to_owned(), work_requests),
+            ("completions".to_owned(), beyond("completions")),
+            ("doorbells".to_owned(), beyond("doorbells")),
+            ("bytes copied".to_owned(), beyond("bytes_copied")),
+        ],
+    })
+}

@@ -1,0 +1,89 @@
+//! What one request costs, as JSON for machines and as a table for people.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::report::Machine;
+use crate::table::Table;
+
+/// Characters of a function's name that the table shows.
+const NAME_MAX_CHARACTERS: usize = 90;
+
+/// What one stage costs one request.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct StageCost {
+    /// Crate and module.
+    pub name: String,
+    /// Instructions.
+    pub instructions: f64,
+    /// System calls.
+    pub system_calls: f64,
+}
+
+/// What one request costs.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct CostReport {
+    /// Where it was taken.
+    pub machine: Machine,
+    /// `driver` or `rdma`.
+    pub subject: String,
+    /// What was done.
+    pub what: String,
+    /// Requests that the figures are the mean of.
+    pub requests: u64,
+    /// Instructions of all stages.
+    pub instructions: f64,
+    /// System calls of all stages.
+    pub system_calls: f64,
+    /// Allocations, both ends of the loop together.
+    pub allocations: f64,
+    /// What the loop counted, by name.
+    pub counted: Vec<(String, f64)>,
+    /// The measured path, the dearest first.
+    pub stages: Vec<StageCost>,
+    /// The dearest functions of the measured path, with what is inlined into them.
+    pub functions: Vec<StageCost>,
+    /// The other end of the loop and the loop itself, which are not part of the figures above.
+    pub subtracted: Vec<StageCost>,
+}
+
+impl fmt::Display for CostReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "One request of {}", self.what)?;
+        writeln!(f, "  mean of {}, counted by callgrind\n", self.requests)?;
+        let mut table = Table::new(&["stage", "instructions", "system calls"]);
+        let row = |stage: &StageCost| {
+            [
+                stage.name.clone(),
+                format!("{:.1}", stage.instructions),
+                format!("{:.4}", stage.system_calls),
+            ]
+        };
+        for stage in &self.stages {
+            table.row(row(stage));
+        }
+        table.row(row(&StageCost {
+            name: "all stages".to_owned(),
+            instructions: self.instructions,
+            system_calls: self.system_calls,
+        }));
+        for stage in &self.subtracted {
+            let [name, instructions, calls] = row(stage);
+            table.row([format!("(subtracted: {name})"), instructions, calls]);
+        }
+        write!(f, "{table}")?;
+        let mut functions =
+            Table::new(&["dearest functions, with what is inlined", "instructions"]);
+        for function in &self.functions {
+            let name: String = function.name.chars().take(NAME_MAX_CHARACTERS).collect();
+            functions.row([name, format!("{:.1}", function.instructions)]);
+        }
+        write!(f, "\n{functions}")?;
+        writeln!(f, "\n  allocations: {:.4}", self.allocations)?;
+        for (name, count) in &self.counted {
+            writeln!(f, "  {name}: {count:.4}")?;
+        }
+        Ok(())
+    }
+}
