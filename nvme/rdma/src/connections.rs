@@ -192,6 +192,10 @@ impl<P: Provider> ConnectionSet<P> {
         self.listeners.descriptor()
     }
 
+    pub(crate) fn counters(&self) -> &RdmaCounters {
+        &self.shared.counters
+    }
+
     pub(crate) fn domains(&self) -> &Domains<P> {
         &self.shared.domains
     }

@@ -78,20 +78,25 @@ pub struct RdmaTransport<P: Provider> {
     reactors: Vec<ReactorHandle>,
     polled_at: Nanos,
     stopping: bool,
+    /// The log has the totals.
+    told: bool,
 }
 
 impl<P: Provider> RdmaTransport<P> {
     /// Drives `connections` on the reactor that `messages` belongs to. The first reactor takes in
-    /// the events of all devices, and passes on what concerns others.
+    /// the events of all devices, and passes on what concerns others. The shared queues of every
+    /// device are made now; one that gives none is named in the log, and tried again when a host
+    /// comes by it.
     ///
     /// # Errors
     /// The system's, when descriptors cannot be watched.
     pub fn new(
-        connections: ConnectionSet<P>,
+        mut connections: ConnectionSet<P>,
         messages: Port<Message<P>>,
         placement: Placement,
         reactors: Vec<ReactorHandle>,
     ) -> io::Result<Self> {
+        connections.prepare_devices();
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let flags = epoll::EventFlags::IN;
         let manager = connections.manager_descriptor();
@@ -115,6 +120,7 @@ impl<P: Provider> RdmaTransport<P> {
             reactors,
             polled_at: Nanos::ZERO,
             stopping: false,
+            told: false,
         })
     }
 
@@ -274,6 +280,26 @@ impl<P: Provider> RdmaTransport<P> {
         moved
     }
 
+    /// Says once, at the end, what was moved and how.
+    fn tell_totals(&mut self) {
+        let counters = self.connections.counters();
+        if std::mem::replace(&mut self.told, true) || counters.commands.get() == 0 {
+            return;
+        }
+        tracing::info!(
+            reactor = self.messages.index(),
+            commands = counters.commands.get(),
+            completions = counters.completions.get(),
+            writes = counters.writes.get(),
+            bytes_written = counters.bytes_written.get(),
+            reads = counters.reads.get(),
+            bytes_read = counters.bytes_read.get(),
+            bytes_in_capsule = counters.bytes_in_capsule.get(),
+            bytes_copied = counters.bytes_copied.get(),
+            "NVMe/RDMA moved"
+        );
+    }
+
     fn take_messages(&mut self, now: Nanos) -> u32 {
         let mut moved = 0;
         while let Some((_, message)) = self.messages.recv() {
@@ -338,7 +364,10 @@ impl<P: Provider> Poller for RdmaTransport<P> {
         self.stopping = true;
         self.connections.listeners().close();
         match self.connections.drain(now) {
-            0 => StopState::Stopped,
+            0 => {
+                self.tell_totals();
+                StopState::Stopped
+            }
             open => StopState::Outstanding(open as u32),
         }
     }

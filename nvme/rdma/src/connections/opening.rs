@@ -231,7 +231,16 @@ impl<P: Provider> ConnectionSet<P> {
         self.shared.config.port(port).in_capsule_bytes.min(room)
     }
 
-    /// The place of a device, which is set up with its first connection.
+    /// Makes the shared queues of every device.
+    pub(crate) fn prepare_devices(&mut self) {
+        for device in self.shared.domains.devices() {
+            if let Err(error) = self.device_share(&device) {
+                tracing::error!(device = device.name(), %error, "no host can be served by a device");
+            }
+        }
+    }
+
+    /// The place of a device, which is set up when it is not yet.
     fn device_share(&mut self, device: &P::Device) -> Result<u16, ShareError> {
         if let Some(place) = self.device_place(device.index()) {
             return Ok(place);

@@ -18,7 +18,7 @@ use rdma::{
 };
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-use super::{HOST, NQN, Stage};
+use super::{HOST, NQN, World};
 
 /// Bytes of one command capsule's place.
 const CAPSULE_BYTES: usize = 12 << 10;
@@ -102,9 +102,9 @@ pub(crate) struct Host {
 
 impl Host {
     /// Connects to the target, which is turned meanwhile.
-    pub(crate) fn connect(stage: &mut Stage, call: &Call) -> Result<Self, Refused> {
+    pub(crate) fn connect(stage: &mut impl World, call: &Call) -> Result<Self, Refused> {
         let data_at = CAPSULES_AT + call.capsules * CAPSULE_BYTES;
-        let provider = stage.host_machine.clone();
+        let provider = stage.host_machine();
         let device = provider.devices().expect("one device").remove(0);
         let domain = device.create_domain().expect("a domain");
         let region = Region::map(data_at + call.data_bytes, PagePolicy::Ordinary).expect("memory");
@@ -117,7 +117,7 @@ impl Host {
         let mut connection = channel.connection(Token(1)).expect("a connection");
         let timeout = Duration::from_secs(1);
         connection
-            .resolve_address(None, stage.address, timeout)
+            .resolve_address(None, stage.address(), timeout)
             .expect("begun");
         await_event(stage, &mut channel)?;
         connection.resolve_route(timeout).expect("begun");
@@ -171,17 +171,17 @@ impl Host {
     }
 
     /// Connects an admin queue, and enables the controller; returns its identifier.
-    pub(crate) fn admin(stage: &mut Stage) -> (Self, u16) {
+    pub(crate) fn admin(stage: &mut impl World) -> (Self, u16) {
         Self::admin_with(stage, 0)
     }
 
     /// The same with a keep-alive time.
-    pub(crate) fn admin_with(stage: &mut Stage, keep_alive_ms: u32) -> (Self, u16) {
+    pub(crate) fn admin_with(stage: &mut impl World, keep_alive_ms: u32) -> (Self, u16) {
         Self::admin_by(stage, &Call::queue(0, 32, 0), keep_alive_ms)
     }
 
     /// The same by a certain call.
-    pub(crate) fn admin_by(stage: &mut Stage, call: &Call, keep_alive_ms: u32) -> (Self, u16) {
+    pub(crate) fn admin_by(stage: &mut impl World, call: &Call, keep_alive_ms: u32) -> (Self, u16) {
         let mut host = Self::connect(stage, call).expect("accepted");
         let data = connect_data(CNTLID_DYNAMIC);
         host.write(0, data.as_bytes());
@@ -200,7 +200,7 @@ impl Host {
     }
 
     /// Connects I/O queue `qid`.
-    pub(crate) fn io(stage: &mut Stage, cntlid: u16, qid: u16, depth: u16) -> Self {
+    pub(crate) fn io(stage: &mut impl World, cntlid: u16, qid: u16, depth: u16) -> Self {
         let call = Call::queue(qid, depth, cntlid);
         let mut host = Self::connect(stage, &call).expect("accepted");
         let cqe = host.open_queue(stage, qid, depth, cntlid);
@@ -209,7 +209,7 @@ impl Host {
     }
 
     /// Both, ready for I/O.
-    pub(crate) fn attach(stage: &mut Stage, depth: u16) -> (Self, Self) {
+    pub(crate) fn attach(stage: &mut impl World, depth: u16) -> (Self, Self) {
         let (admin, cntlid) = Self::admin(stage);
         let io = Self::io(stage, cntlid, 1, depth);
         (admin, io)
@@ -218,7 +218,7 @@ impl Host {
     /// Sends Connect with its data in the host's memory, and awaits the response.
     pub(crate) fn open_queue(
         &mut self,
-        stage: &mut Stage,
+        stage: &mut impl World,
         qid: u16,
         depth: u16,
         cntlid: u16,
@@ -334,7 +334,7 @@ impl Host {
 
     /// The next response, for which the target is turned.
     #[track_caller]
-    pub(crate) fn await_response(&mut self, stage: &mut Stage) -> (Cqe, Option<u32>) {
+    pub(crate) fn await_response(&mut self, stage: &mut impl World) -> (Cqe, Option<u32>) {
         stage.turn_until("a response", |_| {
             self.poll();
             !self.responses.is_empty()
@@ -344,14 +344,14 @@ impl Host {
 
     /// Sends a command without data behind it, and awaits its response.
     #[track_caller]
-    pub(crate) fn command(&mut self, stage: &mut Stage, sqe: Sqe) -> Cqe {
+    pub(crate) fn command(&mut self, stage: &mut impl World, sqe: Sqe) -> Cqe {
         self.send(sqe, &[]);
         self.await_response(stage).0
     }
 
     /// Awaits the end of the connection.
     #[track_caller]
-    pub(crate) fn await_end(&mut self, stage: &mut Stage) {
+    pub(crate) fn await_end(&mut self, stage: &mut impl World) {
         stage.turn_until("a disconnect", |_| {
             self.poll();
             self.disconnected
@@ -360,7 +360,7 @@ impl Host {
 
     /// Proves that this connection works: writes a block and reads it back.
     #[track_caller]
-    pub(crate) fn prove_alive(&mut self, stage: &mut Stage, lba: u64, fill: u8) {
+    pub(crate) fn prove_alive(&mut self, stage: &mut impl World, lba: u64, fill: u8) {
         self.write(0, &[fill; 512]);
         let write = Sqe::write(1, lba, 0, false).with_cid(1);
         let cqe = self.command(stage, write.with_sgl(self.keyed(0, 512)));
@@ -392,7 +392,7 @@ fn receive(index: usize, registration: &<Fake as Provider>::Registration) -> Rec
 
 /// Turns the target until the host has an event; the accept's private data where it was one.
 fn await_event(
-    stage: &mut Stage,
+    stage: &mut impl World,
     channel: &mut <Fake as Provider>::EventChannel,
 ) -> Result<ConnectAccept, Refused> {
     let mut found = None;

@@ -40,6 +40,49 @@ pub(crate) const HOST_MACHINE: usize = 1;
 pub(crate) const TARGET_IP: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
 pub(crate) const HOST_IP: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 2));
 
+/// What a host needs of the target that it speaks to.
+pub(crate) trait World: Sized {
+    /// Turns after which something that should have happened has not.
+    const TURNS: usize;
+
+    /// The host's side of the fabric.
+    fn host_machine(&self) -> Fake;
+
+    /// Where the target listens.
+    fn address(&self) -> SocketAddr;
+
+    /// Lets the target go on.
+    fn turn(&mut self);
+
+    /// Turns until `done` holds.
+    #[track_caller]
+    fn turn_until(&mut self, what: &str, mut done: impl FnMut(&mut Self) -> bool) {
+        for _ in 0..Self::TURNS {
+            if done(self) {
+                return;
+            }
+            self.turn();
+        }
+        panic!("{what} did not come true in {} turns", Self::TURNS);
+    }
+}
+
+impl World for Stage {
+    const TURNS: usize = TURNS_MAX;
+
+    fn host_machine(&self) -> Fake {
+        self.host_machine.clone()
+    }
+
+    fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    fn turn(&mut self) {
+        Stage::turn(self);
+    }
+}
+
 /// What a test may want otherwise.
 pub(crate) struct Setup {
     pub(crate) fabric: FabricConfig,
@@ -114,7 +157,7 @@ impl Stage {
         let mut listeners = Listeners::new(&target_machine, 0).expect("a channel");
         let any = SocketAddr::new(TARGET_IP, 0);
         let address = listeners.listen(any, PortId(0)).expect("a free port");
-        let target = target_over(&arena, &device, address);
+        let target = target_over(&arena, &device, address, 1);
         let pool = arena.pool(4096);
         let options = QueueOptions {
             core: 0,
@@ -186,14 +229,8 @@ impl Stage {
 
     /// Turns until `done` holds.
     #[track_caller]
-    pub(crate) fn turn_until(&mut self, what: &str, mut done: impl FnMut(&mut Self) -> bool) {
-        for _ in 0..TURNS_MAX {
-            if done(self) {
-                return;
-            }
-            self.turn();
-        }
-        panic!("{what} did not come true in {TURNS_MAX} turns");
+    pub(crate) fn turn_until(&mut self, what: &str, done: impl FnMut(&mut Self) -> bool) {
+        World::turn_until(self, what, done);
     }
 
     pub(crate) fn pass(&mut self, time: Nanos) {
@@ -220,7 +257,12 @@ pub(crate) fn ram() -> MemoryDevice {
     .expect("a small RAM device")
 }
 
-fn target_over(arena: &Arena, device: &Arc<MemoryDevice>, address: SocketAddr) -> Arc<Target> {
+pub(crate) fn target_over(
+    arena: &Arena,
+    device: &Arc<MemoryDevice>,
+    address: SocketAddr,
+    reactors: usize,
+) -> Arc<Target> {
     let namespace = NamespaceConfig {
         nsid: 1,
         device: DeviceIndex(0),
@@ -259,5 +301,5 @@ fn target_over(arena: &Arena, device: &Arc<MemoryDevice>, address: SocketAddr) -
         },
     };
     let device: Arc<dyn block::Device> = Arc::<MemoryDevice>::clone(device);
-    Target::new(config, 1, vec![device]).expect("a valid configuration")
+    Target::new(config, reactors, vec![device]).expect("a valid configuration")
 }

@@ -1,0 +1,226 @@
+//! Real reactors on their own threads: requests go to the least loaded, each reactor serves its own
+//! connections, a sleeping one is woken, and all of it stops in order.
+
+mod harness;
+
+use std::cell::RefCell;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use block::{Device as _, MemoryDevice, QueueOptions};
+use harness::host::Host;
+use harness::{HOST_IP, TARGET_IP, World, port_settings, ram, target_over};
+use hugemem::{Arena, ArenaConfig, PagePolicy};
+use nvme_rdma::{
+    ConnectionSet, Domains, Listeners, Message, Placement, RdmaConfig, RdmaCounters, RdmaTransport,
+    SetParts,
+};
+use nvme_target::{CoreLimits, PortId, Target, TargetCore};
+use rdma::Provider;
+use rdma::fake::{DeviceConfig, Fabric, FabricConfig, Fake};
+use reactors::mesh::Port;
+use reactors::{IdlePolicy, InitError, Nanos, ReactorConfig, ReactorSetup, Reactors};
+
+/// What one reactor takes for itself.
+type Own = (Port<Message<Fake>>, Listeners<Fake>);
+
+struct Server {
+    fabric: Fabric,
+    target_machine: Fake,
+    host_machine: Fake,
+    address: SocketAddr,
+    arena: Arc<Arena>,
+    target: Arc<Target>,
+    counters: Vec<Arc<RdmaCounters>>,
+    reactors: Option<Reactors>,
+}
+
+struct Parts {
+    arena: Arc<Arena>,
+    device: Arc<MemoryDevice>,
+    target: Arc<Target>,
+    domains: Arc<Domains<Fake>>,
+    counters: Vec<Arc<RdmaCounters>>,
+    placement: Placement,
+    own: Mutex<Vec<Option<Own>>>,
+}
+
+impl Server {
+    fn start(reactors: usize, idle: IdlePolicy) -> Self {
+        let fabric = Fabric::new(FabricConfig::IMMEDIATE);
+        let machine = |name, ip| fabric.machine(&[DeviceConfig::new(name, ip)]);
+        let target_machine = machine("target0", TARGET_IP).expect("descriptors");
+        let host_machine = machine("host0", HOST_IP).expect("descriptors");
+        let arena = Arena::new(ArenaConfig {
+            bytes: 32 << 20,
+            pages: PagePolicy::Ordinary,
+            max_transfer: 1 << 20,
+        })
+        .expect("a small arena");
+        let device = Arc::new(ram());
+        let domains = Arc::new(Domains::new());
+        for rdma_device in target_machine.devices().expect("one device") {
+            let regions = [arena.region(), device.store().region()];
+            domains.add(&rdma_device, &regions).expect("a fit device");
+        }
+        let listeners = (0..reactors).map(|it| Listeners::new(&target_machine, it));
+        let mut listeners: Vec<_> = listeners.map(|it| it.expect("a channel")).collect();
+        let any = SocketAddr::new(TARGET_IP, 0);
+        let address = listeners[0].listen(any, PortId(0)).expect("a free port");
+        let target = target_over(&arena, &device, address, reactors);
+        let counters: Vec<_> = (0..reactors)
+            .map(|_| Arc::new(RdmaCounters::default()))
+            .collect();
+        let meshes = reactors::mesh::mesh(reactors, 64);
+        let parts = Parts {
+            arena: Arc::clone(&arena),
+            device,
+            target: Arc::clone(&target),
+            domains,
+            counters: counters.clone(),
+            placement: Placement::new(reactors),
+            own: Mutex::new(meshes.into_iter().zip(listeners).map(Some).collect()),
+        };
+        let config = ReactorConfig {
+            idle,
+            ..ReactorConfig::default()
+        };
+        let running = Reactors::start(vec![config; reactors], move |index, setup| {
+            set_up(&parts, index, setup)
+        })
+        .expect("unpinned reactors");
+        let handles = running.handles().to_vec();
+        target.set_waker(Box::new(move |reactor| handles[reactor].wake()));
+        Self {
+            fabric,
+            target_machine,
+            host_machine,
+            address,
+            arena,
+            target,
+            counters,
+            reactors: Some(running),
+        }
+    }
+
+    /// Stops; everything must have ended in order, and nothing be left on the fabric.
+    fn stop(mut self) {
+        self.target.shut_down();
+        let reactors = self.reactors.take().expect("stopped once");
+        let report = reactors.stop(Nanos::from_secs(20));
+        assert!(report.is_clean(), "{report:?}");
+        let classes = self.arena.counters().classes;
+        assert_eq!(classes.iter().map(|class| class.taken).sum::<u64>(), 0);
+        let objects = self.fabric.objects();
+        assert_eq!((objects.queue_pairs, objects.listeners), (0, 0));
+    }
+}
+
+impl World for Server {
+    const TURNS: usize = 200_000;
+
+    fn host_machine(&self) -> Fake {
+        self.host_machine.clone()
+    }
+
+    fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    fn turn(&mut self) {
+        self.fabric.progress();
+        std::thread::sleep(Duration::from_micros(100));
+    }
+}
+
+fn set_up(parts: &Parts, index: usize, setup: &mut ReactorSetup<'_>) -> Result<(), InitError> {
+    let options = QueueOptions {
+        core: index,
+        depth: 256,
+        pool: parts.arena.pool(4096),
+    };
+    let queue = parts.device.open_queue(options)?;
+    let limits = CoreLimits::default();
+    let core = TargetCore::new(Arc::clone(&parts.target), index, vec![queue], limits);
+    let own = parts.own.lock().expect("no panic holds it")[index].take();
+    let (mut messages, listeners) = own.expect("each reactor is set up once");
+    messages.attach_all(&setup.wakers());
+    let config = RdmaConfig {
+        ports: vec![(PortId(0), port_settings())],
+        receives: 64,
+        connections_max: 16,
+        ..RdmaConfig::default()
+    };
+    let set_parts = SetParts {
+        listeners,
+        domains: Arc::clone(&parts.domains),
+        arena: Arc::clone(&parts.arena),
+        commands_max: 4096,
+        config,
+        counters: Arc::clone(&parts.counters[index]),
+    };
+    let connections = ConnectionSet::new(Rc::new(RefCell::new(core)), set_parts);
+    let reactors = setup.handles().to_vec();
+    let placement = parts.placement.clone();
+    let transport = RdmaTransport::new(connections, messages, placement, reactors)?;
+    setup.register(Box::new(transport))?;
+    Ok(())
+}
+
+#[test]
+fn queues_spread_over_the_reactors_and_work_on_each() {
+    let mut server = Server::start(2, IdlePolicy::default());
+    let (admin, cntlid) = Host::admin(&mut server);
+    let mut queues: Vec<Host> = (1..=4)
+        .map(|qid| Host::io(&mut server, cntlid, qid, 16))
+        .collect();
+    for round in 0..8 {
+        for (number, queue) in queues.iter_mut().enumerate() {
+            queue.prove_alive(&mut server, number as u64, round);
+        }
+    }
+    for counters in &server.counters {
+        assert!(counters.connections.get() >= 2, "both serve some");
+        assert!(counters.commands.get() > 0);
+    }
+    drop((admin, queues));
+    server.stop();
+}
+
+#[test]
+fn a_sleeping_reactor_is_woken_by_capsules_requests_and_disconnects() {
+    let mut server = Server::start(2, IdlePolicy::Sleep);
+    for round in 0..3 {
+        let (admin, cntlid) = Host::admin(&mut server);
+        let mut io = Host::io(&mut server, cntlid, 1, 16);
+        io.prove_alive(&mut server, 7, round);
+        drop((admin, io));
+        server.turn_until("the end of both connections", |server| {
+            let open = server.counters.iter().map(|it| it.connections.get());
+            open.sum::<u64>() == 0
+        });
+    }
+    server.stop();
+}
+
+#[test]
+fn a_stop_closes_what_is_open() {
+    let mut server = Server::start(2, IdlePolicy::default());
+    let (mut admin, mut io) = Host::attach(&mut server, 16);
+    io.prove_alive(&mut server, 1, 1);
+    let fabric = server.fabric.clone();
+    let machine = server.target_machine.clone();
+    drop(machine);
+    server.target.shut_down();
+    let reactors = server.reactors.take().expect("stopped once");
+    let report = reactors.stop(Nanos::from_secs(20));
+    assert!(report.is_clean(), "{report:?}");
+    for _ in 0..100 {
+        fabric.progress();
+        admin.poll();
+        io.poll();
+    }
+    assert!(admin.disconnected && io.disconnected);
+}
