@@ -428,6 +428,42 @@ fn faults_of_a_drive_reach_hosts_as_the_right_status() {
     assert!(appliance.stop_quietly());
 }
 
+/// A stop in the middle of writes ends in order, and what was acknowledged is on the medium.
+#[test]
+fn a_stop_under_load_keeps_every_acknowledged_write() {
+    let (appliance, slots) = started_with(&cores(2), "", |_, _| {});
+    let mut host = Host::attach(&appliance);
+    let (tell, told) = std::sync::mpsc::channel();
+    let writer = std::thread::spawn(move || {
+        let mut written = 0;
+        for lba in 0..2048_u64 {
+            let sqe = Sqe::write(2, lba, 0, false);
+            match host.io.command(sqe, &[lba as u8 | 1; BLOCK_BYTES], 0) {
+                Ok((cqe, _)) if cqe.status().is_success() => written = lba + 1,
+                // The stop: a status that says so, or the end of the connection.
+                Ok(_) | Err(_) => break,
+            }
+            if lba == 100 {
+                tell.send(()).expect("somebody waits");
+            }
+        }
+        written
+    });
+    told.recv().expect("a hundred writes succeed");
+    assert!(appliance.stop_quietly());
+    let written = writer.join().expect("no panic");
+    assert!(written > 100);
+    let mut block = [0; BLOCK_BYTES];
+    for lba in 0..written {
+        assert!(slots.control(A).read_durable(2, lba, &mut block));
+        assert_eq!(
+            block,
+            [lba as u8 | 1; BLOCK_BYTES],
+            "block {lba} of {written}"
+        );
+    }
+}
+
 /// A drive that no longer answers costs a stop its deadline, and is kept from memory all the same.
 #[test]
 fn a_stop_does_not_wait_for_a_drive_that_hangs() {
