@@ -117,6 +117,39 @@ fn check_says_what_a_start_would_serve() {
     }
 }
 
+/// A drive that is not there is one line with its remedy, from `check` and from `run`; everything
+/// else is served.
+#[test]
+fn a_drive_that_is_not_there_is_left_out() {
+    let directory = TempDir::new().expect("a directory");
+    let more = "\n[[device]]\nname = \"fast0\"\ntype = \"nvme\"\npci = \"ffff:7f:1f.7\"\n\n\
+                [[export]]\nnqn = \"nqn.2026-11.org.windlass:drive\"\ndevices = [\"fast0\"]\n\
+                listeners = [\"loopback\"]\nallow_any_host = true\n";
+    let file = configuration(&directory, "", more);
+    let line = "fast0 left out: ffff:7f:1f.7: no PCI function has this address: `windlass devices`";
+    let finished = run(&["check", &file.display().to_string()]);
+    assert_eq!(finished.status.code(), Some(0), "{finished:?}");
+    let told = finished.stdout.lines().filter(|told| told.contains(line));
+    assert_eq!(told.count(), 1, "{}", finished.stdout);
+    assert!(
+        finished.stdout.contains("namespace 1): left out"),
+        "{}",
+        finished.stdout
+    );
+    let windlass = Windlass::start(&file);
+    let announced = windlass.announced.join("\n");
+    assert!(
+        announced.contains("fast0 (nvme ffff:7f:1f.7 namespace 1): left out"),
+        "{announced}"
+    );
+    assert!(
+        announced.contains("-n nqn.2026-11.org.windlass:drive"),
+        "{announced}"
+    );
+    windlass.signal(Signal::TERM);
+    assert_eq!(windlass.wait().0.code(), Some(0));
+}
+
 #[test]
 fn a_file_that_is_not_there_is_one_line() {
     let directory = TempDir::new().expect("a directory");
