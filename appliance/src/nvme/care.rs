@@ -119,6 +119,8 @@ impl Taken {
         }
         if let Err(problem) = bus.look(self.address) {
             absence.seen = true;
+            // Whatever comes next is looked at afresh.
+            (absence.attempts, absence.rests_until) = (0, now);
             let is_told = matches!(problem, Problem::NotThere { .. });
             absence.complain(&self.names, problem.to_string(), is_told);
             return;
