@@ -6,7 +6,7 @@
 
 use std::fmt;
 
-use crate::model::{Access, Backing, Config, Cores, Device, Export, Listener, Namespace};
+use crate::model::{Access, Backing, Config, Control, Cores, Device, Export, Listener, Namespace};
 use crate::value::{ByteSize, ModelNumber, Name, Nqn, Period, SerialNumber};
 
 /// What a step does to those who are connected.
@@ -404,6 +404,7 @@ fn same_access(one: &Access, other: &Access) -> bool {
 fn restarts(running: &Config, wanted: &Config) -> Vec<Step> {
     let (now, then) = (&running.appliance, &wanted.appliance);
     let (few, many) = (&running.limits, &wanted.limits);
+    let (here, there) = (control_values(running), control_values(wanted));
     let cores = |cores: &Cores| match cores {
         Cores::Auto => "auto".to_owned(),
         Cores::List(list) => list.to_string(),
@@ -446,10 +447,36 @@ fn restarts(running: &Config, wanted: &Config) -> Vec<Step> {
             many.max_transfer.to_string(),
         ),
     ];
-    let changed = keys.into_iter().filter(|(_, from, to)| from != to);
+    let control = here.into_iter().zip(there);
+    let control = control.map(|((key, from), (_, to))| (key, from, to));
+    let keys = keys.into_iter().chain(control);
+    let changed = keys.filter(|(_, from, to)| from != to);
     changed
         .map(|(key, from, to)| Step::Restart { key, from, to })
         .collect()
+}
+
+/// The keys of the control plane. It cannot be replaced by a request that comes through it, and is
+/// up again at once after a restart.
+fn control_values(config: &Config) -> [(&'static str, String); 4] {
+    let Control {
+        socket,
+        group,
+        http,
+        token_file,
+    } = &config.control;
+    let or_none = |text: Option<String>| text.unwrap_or_else(|| "none".to_owned());
+    let token_file = token_file.as_ref().map(|path| path.display().to_string());
+    [
+        ("control.socket", socket.to_string()),
+        // No group is called so, for the file quotes names.
+        (
+            "control.group",
+            or_none(group.as_ref().map(|group| format!("\"{group}\""))),
+        ),
+        ("control.http", http.to_string()),
+        ("control.token_file", or_none(token_file)),
+    ]
 }
 
 #[cfg(test)]

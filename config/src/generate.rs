@@ -16,12 +16,12 @@ use crate::limits::{
     QUEUE_DEPTH_MAX, QUEUE_DEPTH_MIN, SHUTDOWN_DEADLINE_MAX, SHUTDOWN_DEADLINE_MIN,
 };
 use crate::model::{
-    Access, Appliance, Backing, Config, Cores, Device, Digest, DriveNamespace, Export, Idle,
-    Limits, Listener, Namespace, Pages, Transport,
+    Access, Appliance, Backing, Config, Control, Cores, Device, Digest, DriveNamespace, Export,
+    Idle, Limits, Listener, Namespace, Pages, Transport,
 };
 use crate::value::{
-    BlockSize, ByteSize, CoreList, ListenAddress, ModelNumber, Name, Nqn, PciAddress, Period,
-    SerialNumber,
+    BlockSize, ByteSize, ControlSocket, CoreList, HttpAddress, ListenAddress, ModelNumber, Name,
+    Nqn, PciAddress, Period, SerialNumber,
 };
 
 /// A valid value from a text that was generated to be one.
@@ -52,21 +52,25 @@ pub fn config() -> impl Strategy<Value = Config> {
     (
         appliance(),
         limits(),
+        control(),
         devices,
         listeners,
         seeds,
         vec(export_rest(), 4),
     )
-        .prop_map(|(appliance, limits, devices, listeners, seeds, rests)| {
-            let exports = exports(&devices, &listeners, &seeds, rests);
-            Config {
-                appliance,
-                limits,
-                devices,
-                listeners,
-                exports,
-            }
-        })
+        .prop_map(
+            |(appliance, limits, control, devices, listeners, seeds, rests)| {
+                let exports = exports(&devices, &listeners, &seeds, rests);
+                Config {
+                    appliance,
+                    limits,
+                    control,
+                    devices,
+                    listeners,
+                    exports,
+                }
+            },
+        )
 }
 
 /// Any name.
@@ -135,6 +139,38 @@ fn appliance() -> impl Strategy<Value = Appliance> {
                 shutdown_deadline,
             },
         )
+}
+
+fn control() -> impl Strategy<Value = Control> {
+    let socket = prop_oneof![
+        Just(ControlSocket::Auto),
+        Just(ControlSocket::Off),
+        "/[a-zA-Z0-9 \"'\\\\äλ語=#._-]{1,20}x".prop_map(|text| valid(&text)),
+    ];
+    let group = option::of("[a-z0-9_][a-zA-Z0-9_.-]{0,8}".prop_map(|text| valid(&text)));
+    let http = select(vec![
+        "off",
+        "127.0.0.1:9808",
+        "[::1]:0",
+        "192.0.2.7:0",
+        "[::]:0",
+    ]);
+    let token = option::of("/[a-z \"\\\\]{1,9}x".prop_map(PathBuf::from));
+    (socket, group, http, token).prop_map(|(socket, group, http, token)| {
+        let http: HttpAddress = valid(http);
+        Control {
+            group: group.filter(|_| socket != ControlSocket::Off),
+            socket,
+            http,
+            token_file: match http {
+                HttpAddress::Off => None,
+                HttpAddress::At(_) if http.is_beyond_this_machine() => {
+                    Some(token.unwrap_or_else(|| PathBuf::from("/etc/token")))
+                }
+                HttpAddress::At(_) => token,
+            },
+        }
+    })
 }
 
 fn limits() -> impl Strategy<Value = Limits> {

@@ -53,7 +53,9 @@ impl Section {
 }
 
 /// Every table of the file. The first is the file itself.
-pub const SECTIONS: &[Section] = &[ROOT, APPLIANCE, LIMITS, DEVICE, LISTENER, EXPORT, NAMESPACE];
+pub const SECTIONS: &[Section] = &[
+    ROOT, APPLIANCE, LIMITS, CONTROL, DEVICE, LISTENER, EXPORT, NAMESPACE,
+];
 
 pub(crate) const ROOT: Section = Section {
     path: "",
@@ -73,6 +75,13 @@ pub(crate) const ROOT: Section = Section {
             absent: Absent::Words("each key's default"),
             example: "[limits]",
             meaning: "Bounds on what all hosts together may take.",
+        },
+        Key {
+            name: "control",
+            value: "table",
+            absent: Absent::Words("each key's default"),
+            example: "[control]",
+            meaning: "How people and programs look after the appliance.",
         },
         Key {
             name: "device",
@@ -183,6 +192,53 @@ pub(crate) const LIMITS: Section = Section {
             absent: Absent::Value("\"1MiB\""),
             example: "\"256KiB\"",
             meaning: "Most data of one command. Hosts learn it (MDTS) and split what is larger.",
+        },
+    ],
+};
+
+pub(crate) const CONTROL: Section = Section {
+    path: "control",
+    header: "[control]",
+    meaning: "The control plane: a Unix socket for `windlass status` and its like, and HTTP for the \
+              dashboard, `/metrics` and `/api/v1`. What cannot be had of it is a line in the log, \
+              and the exports are served all the same. Only a restart changes these keys.",
+    keys: &[
+        Key {
+            name: "socket",
+            value: "absolute path of at most 107 bytes, `\"auto\"` or `\"off\"`",
+            absent: Absent::Value("\"auto\""),
+            example: "\"/run/windlass/control.sock\"",
+            meaning: "The Unix socket, which root and the user that the appliance runs as may use. \
+                      `\"auto\"` is `control.sock` in systemd's runtime directory of the service, \
+                      else, for root, in `/run/windlass`, else in `$XDG_RUNTIME_DIR/windlass`.",
+        },
+        Key {
+            name: "group",
+            value: "name or number of a group",
+            absent: Absent::Words("nobody else may use the socket"),
+            example: "\"windlass\"",
+            meaning: "A group whose members may use the socket too.",
+        },
+        Key {
+            name: "http",
+            value: "`IPv4:port`, `[IPv6]:port` or `\"off\"`",
+            absent: Absent::Value("\"127.0.0.1:9808\""),
+            example: "\"127.0.0.1:9808\"",
+            meaning: "Where HTTP is answered; port 0 takes any free one, which the log then names. \
+                      An address that other machines reach takes a `token_file`.",
+        },
+        Key {
+            name: "token_file",
+            value: "absolute path",
+            absent: Absent::Words(
+                "whoever reaches `http` may read, and nobody may change anything \
+                                   there",
+            ),
+            example: "\"/etc/windlass/token\"",
+            meaning: "A file with a token of 16 to 1024 printable characters. HTTP requests, those \
+                      for `/healthz` and the dashboard's page itself excepted, must bring it \
+                      (`Authorization: Bearer …`). Without HTTPS it can be read on its way: beyond \
+                      this machine, put a proxy in front.",
         },
     ],
 };

@@ -42,15 +42,16 @@ mod value;
 pub use difference::{Effect, Step};
 pub use load::LoadError;
 pub use model::{
-    Access, Appliance, Backing, Config, Cores, CoresNotAllowed, Device, Digest, DriveNamespace,
-    Export, Idle, Limits, Listener, Namespace, Pages, Transport,
+    Access, Appliance, Backing, Config, Control, Cores, CoresNotAllowed, Device, Digest,
+    DriveNamespace, Export, Idle, Limits, Listener, Namespace, Pages, Transport,
 };
 pub use notice::Notice;
 pub use problem::{Colour, Place, Problem, ProblemKind, Problems};
 pub use uuid::Uuid;
 pub use value::{
     AddressError, BlockSize, ByteSize, ByteSizeError, CongestionControl, CongestionControlError,
-    CoreList, CoreListError, ListenAddress, ModelNumber, Name, NameError, Nqn, NqnError,
+    ControlSocket, ControlSocketError, CoreList, CoreListError, GroupName, GroupNameError,
+    HttpAddress, HttpAddressError, ListenAddress, ModelNumber, Name, NameError, Nqn, NqnError,
     PciAddress, PciAddressError, Period, PeriodError, SerialNumber, TextFieldError,
 };
 

@@ -80,6 +80,10 @@ pub const NAME_CHARS_MAX: usize = 64;
 /// Longest name of a congestion control algorithm, in characters: Linux's TCP_CA_NAME_MAX (16) less
 /// its closing NUL.
 pub const CONGESTION_CONTROL_CHARS_MAX: usize = 15;
+/// Longest name of a group of users, in characters: what useradd and groupadd take.
+pub const GROUP_CHARS_MAX: usize = 32;
+/// Longest path of a socket, in bytes: Linux's UNIX_PATH_MAX (108) less its closing NUL.
+pub const SOCKET_PATH_BYTES_MAX: usize = 107;
 /// Longest path of a file, in bytes: Linux's PATH_MAX less its closing NUL.
 pub const PATH_BYTES_MAX: usize = 4095;
 

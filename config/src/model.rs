@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use uuid::Uuid;
 
 use crate::value::{
-    BlockSize, ByteSize, CongestionControl, CoreList, ListenAddress, ModelNumber, Name, Nqn,
-    PciAddress, Period, SerialNumber,
+    BlockSize, ByteSize, CongestionControl, ControlSocket, CoreList, GroupName, HttpAddress,
+    ListenAddress, ModelNumber, Name, Nqn, PciAddress, Period, SerialNumber,
 };
 
 /// A whole configuration.
@@ -19,6 +19,8 @@ pub struct Config {
     pub appliance: Appliance,
     /// Bounds on what all hosts together may take.
     pub limits: Limits,
+    /// How it is looked after.
+    pub control: Control,
     /// The devices, in the order of the file.
     pub devices: Vec<Device>,
     /// The listeners, in the order of the file.
@@ -61,6 +63,19 @@ pub struct Appliance {
     pub idle: Idle,
     /// How long an orderly stop may take.
     pub shutdown_deadline: Period,
+}
+
+/// The control plane: how people and programs look after the appliance.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Control {
+    /// Where its Unix socket is.
+    pub socket: ControlSocket,
+    /// Whose members may use the socket, beside root and the user that the appliance runs as.
+    pub group: Option<GroupName>,
+    /// Where it answers HTTP.
+    pub http: HttpAddress,
+    /// The file with the token that HTTP requests must bring.
+    pub token_file: Option<PathBuf>,
 }
 
 /// The cores that the appliance runs on, one reactor each.

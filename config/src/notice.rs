@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::model::{Access, Config, Cores, Idle};
-use crate::value::{ListenAddress, Name, Nqn};
+use crate::value::{HttpAddress, ListenAddress, Name, Nqn};
 
 /// Something that a start does not refuse but a person should know. Its `Display` is one line.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,6 +20,8 @@ pub enum Notice {
         /// An address of it beyond this machine.
         address: ListenAddress,
     },
+    /// The token of the control plane can be read on its way.
+    TokenInClear(HttpAddress),
     /// So many cores will be busy for ever.
     CoresBurn(usize),
 }
@@ -37,6 +39,11 @@ impl fmt::Display for Notice {
             Notice::OpenToTheNetwork { export, address } => write!(
                 f,
                 "any host that reaches {address} may read and write {export}: list its `hosts`"
+            ),
+            Notice::TokenInClear(address) => write!(
+                f,
+                "the control plane's token crosses the network to {address} in clear: put a proxy \
+                 with HTTPS in front"
             ),
             Notice::CoresBurn(cores) => write!(
                 f,
@@ -84,6 +91,9 @@ impl Config {
                 });
             }
         }
+        if self.control.http.is_beyond_this_machine() {
+            notices.push(Notice::TokenInClear(self.control.http));
+        }
         if self.appliance.idle == Idle::Poll {
             notices.push(Notice::CoresBurn(match &self.appliance.cores {
                 Cores::Auto => 1,
@@ -108,6 +118,7 @@ mod tests {
         config.appliance.idle = Idle::Poll;
         config.appliance.cores = Cores::List("2-4".parse().unwrap());
         config.listeners[0].address = "192.0.2.1:4420".parse().unwrap();
+        config.control.http = "192.0.2.1:9808".parse().unwrap();
         let mut unused = config.listeners[0].clone();
         unused.name = "spare".parse().unwrap();
         config.listeners.push(unused);
@@ -119,6 +130,8 @@ mod tests {
                 "listener spare is in no export: it will answer discovery only",
                 "any host that reaches 192.0.2.1:4420 may read and write \
                  nqn.2026-11.org.windlass:demo: list its `hosts`",
+                "the control plane's token crosses the network to 192.0.2.1:9808 in clear: put a \
+                 proxy with HTTPS in front",
                 "idle = \"poll\" keeps 3 core(s) at 100 %, idle or not: \"adaptive\" does not",
             ]
         );

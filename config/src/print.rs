@@ -3,8 +3,8 @@
 use std::fmt::{self, Write as _};
 
 use crate::model::{
-    Access, Appliance, Backing, Config, Cores, Device, DriveNamespace, Export, Limits, Listener,
-    Namespace, Transport,
+    Access, Appliance, Backing, Config, Control, Cores, Device, DriveNamespace, Export, Limits,
+    Listener, Namespace, Transport,
 };
 
 impl Config {
@@ -19,6 +19,7 @@ impl Config {
     fn write(&self, out: &mut String) -> fmt::Result {
         appliance(out, &self.appliance)?;
         limits(out, &self.limits)?;
+        control(out, &self.control)?;
         for item in &self.devices {
             device(out, item)?;
         }
@@ -65,6 +66,25 @@ fn limits(out: &mut String, limits: &Limits) -> fmt::Result {
         out,
         "max_controllers = {max_controllers}\nmax_transfer = \"{max_transfer}\""
     )
+}
+
+fn control(out: &mut String, control: &Control) -> fmt::Result {
+    let Control {
+        socket,
+        group,
+        http,
+        token_file,
+    } = control;
+    let socket = quoted(&socket.to_string());
+    writeln!(out, "\n[control]\nsocket = {socket}")?;
+    if let Some(group) = group {
+        writeln!(out, "group = \"{group}\"")?;
+    }
+    writeln!(out, "http = \"{http}\"")?;
+    match token_file {
+        Some(path) => writeln!(out, "token_file = {}", quoted(&path.to_string_lossy())),
+        None => Ok(()),
+    }
 }
 
 fn device(out: &mut String, device: &Device) -> fmt::Result {

@@ -12,6 +12,7 @@ use crate::{Config, Problem, ProblemKind, Problems, generate};
 const MINIMAL: &str = r#"
 [appliance]
 [limits]
+[control]
 [[device]]
 name = "a"
 type = "file"

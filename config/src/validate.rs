@@ -4,9 +4,11 @@
 use std::collections::{HashMap, HashSet};
 use std::hash::Hash;
 
+use crate::model::Transport;
 use crate::parse::{Draft, DriveDraft, Located, NameDraft};
 use crate::problem::{Finding, Findings, Lines, ProblemKind};
 use crate::suggest::{listed, nearest, shown};
+use crate::value::HttpAddress;
 
 /// Most names that a hint lists.
 const NAMES_LISTED_MAX: usize = 8;
@@ -71,6 +73,7 @@ pub(crate) fn validate(draft: &Draft, text: &str, findings: &mut Findings) {
     );
     drives(draft, &lines, findings);
     addresses(draft, &lines, findings);
+    control_address(draft, findings);
 
     for export in &draft.exports {
         for namespace in &export.namespaces {
@@ -204,6 +207,30 @@ fn addresses(draft: &Draft, lines: &Lines<'_>, findings: &mut Findings) {
                 ),
             )
         });
+    }
+}
+
+/// Reports listeners whose port the control plane's HTTP takes.
+fn control_address(draft: &Draft, findings: &mut Findings) {
+    let Some(http) = draft.control.http.and_then(HttpAddress::address) else {
+        return;
+    };
+    for listener in &draft.listeners {
+        let Some(address) = &listener.address else {
+            continue;
+        };
+        if listener.transport == Some(Transport::Tcp) && address.value.overlaps(http) {
+            findings.add(|| Finding {
+                hint: Some("take another port here or as `http` of [control]".to_owned()),
+                ..address.finding(
+                    ProblemKind::Duplicate,
+                    format!(
+                        "{} overlaps {http}, the control plane's HTTP",
+                        address.value
+                    ),
+                )
+            });
+        }
     }
 }
 

@@ -166,11 +166,15 @@ fn says_what_only_a_restart_can_do() {
     let mut wanted = demo();
     wanted.appliance.memory = ByteSize::from_mib(512);
     wanted.appliance.cores = Cores::List("2-3".parse().expect("valid"));
+    wanted.control.group = Some("none".parse().expect("valid"));
+    wanted.control.http = crate::HttpAddress::Off;
     assert_eq!(
         lines(&demo(), &wanted),
         [
             "restart: appliance.cores = auto becomes 2-3, which only a restart can do",
             "restart: appliance.memory = 256MiB becomes 512MiB, which only a restart can do",
+            "restart: control.group = none becomes \"none\", which only a restart can do",
+            "restart: control.http = 127.0.0.1:9808 becomes off, which only a restart can do",
         ]
     );
 }
@@ -231,6 +235,7 @@ proptest! {
             ..wanted.appliance.clone()
         };
         now.limits = wanted.limits.clone();
+        now.control = wanted.control.clone();
         let steps = now.difference(&wanted);
         for step in &steps {
             carry_out(&mut now, step);
@@ -271,10 +276,12 @@ proptest! {
         let mut same = wanted.clone();
         same.appliance = running.appliance.clone();
         same.limits = running.limits.clone();
+        same.control = running.control.clone();
         prop_assert!(!running.difference(&same).iter().any(restarts));
         let mut appliance = wanted.appliance.clone();
         appliance.shutdown_deadline = running.appliance.shutdown_deadline;
-        let differs = appliance != running.appliance || wanted.limits != running.limits;
+        let differs = appliance != running.appliance || wanted.limits != running.limits
+            || wanted.control != running.control;
         prop_assert_eq!(running.difference(&wanted).iter().any(restarts), differs);
     }
 }

@@ -266,7 +266,11 @@ fn is_whole_blocks(
     false
 }
 
-fn file_path(text: Located<String>, findings: &mut Findings) -> Option<Located<PathBuf>> {
+/// The path of a file, which need not exist.
+pub(super) fn file_path(
+    text: Located<String>,
+    findings: &mut Findings,
+) -> Option<Located<PathBuf>> {
     let fault = if text.value.is_empty() {
         Some("the path is empty".to_owned())
     } else if let Some(control) = text.value.chars().find(|c| c.is_control()) {

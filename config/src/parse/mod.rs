@@ -1,5 +1,6 @@
 //! From text to configuration: bytes, TOML, tables, values. Each step reports all that it finds.
 
+mod control;
 mod device;
 mod export;
 mod reader;
@@ -18,6 +19,7 @@ use crate::problem::{Finding, Findings, Path, ProblemKind, Problems};
 use crate::validate;
 use reader::Reader;
 
+pub(crate) use control::ControlDraft;
 pub(crate) use device::{DeviceDraft, DriveDraft};
 pub(crate) use export::ExportDraft;
 pub(crate) use sections::{ListenerDraft, NameDraft};
@@ -47,6 +49,7 @@ impl<T> Located<T> {
 pub(crate) struct Draft {
     pub(crate) appliance: Option<Appliance>,
     pub(crate) limits: Option<Limits>,
+    pub(crate) control: ControlDraft,
     pub(crate) devices: Vec<DeviceDraft>,
     pub(crate) listeners: Vec<ListenerDraft>,
     pub(crate) exports: Vec<ExportDraft>,
@@ -103,6 +106,10 @@ fn read_root(root: &DeTable<'_>, findings: &mut Findings) -> Draft {
         Some(table) => sections::limits(&table, findings),
         None => Some(Limits::default()),
     };
+    let control = match reader.table("control", &keys::CONTROL, findings) {
+        Some(table) => control::control(&table, findings),
+        None => ControlDraft::default(),
+    };
     for (name, what) in [
         (
             "device",
@@ -131,6 +138,7 @@ fn read_root(root: &DeTable<'_>, findings: &mut Findings) -> Draft {
     Draft {
         appliance,
         limits,
+        control,
         devices: reader
             .tables("device", DEVICES_MAX, &keys::DEVICE, findings)
             .iter()
@@ -154,6 +162,7 @@ fn finish(draft: Draft) -> Option<Config> {
     Some(Config {
         appliance: draft.appliance?,
         limits: draft.limits?,
+        control: draft.control.finish()?,
         devices: draft
             .devices
             .into_iter()

@@ -10,8 +10,8 @@ use crate::model::{Digest, Idle, Pages, Transport};
 use crate::problem::ProblemKind;
 use crate::suggest::{listed, nearest, shown};
 use crate::value::{
-    BlockSize, ByteSize, CongestionControl, CoreList, Hint, ListenAddress, ModelNumber, Name, Nqn,
-    PciAddress, Period, SerialNumber, hyphenated_uuid,
+    BlockSize, ByteSize, CongestionControl, ControlSocket, CoreList, GroupName, Hint, HttpAddress,
+    ListenAddress, ModelNumber, Name, Nqn, PciAddress, Period, SerialNumber, hyphenated_uuid,
 };
 
 /// What is wrong with one value.
@@ -89,6 +89,9 @@ macro_rules! text_settings {
 
 text_settings!(
     CongestionControl,
+    ControlSocket,
+    GroupName,
+    HttpAddress,
     ListenAddress,
     ModelNumber,
     Name,

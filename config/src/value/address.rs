@@ -15,6 +15,11 @@ pub(crate) const PORT_DEFAULT: u16 = 4420;
 pub struct ListenAddress(SocketAddr);
 
 impl ListenAddress {
+    /// An address that is known to be one that a socket can be bound to.
+    pub(super) const fn from_unicast(address: SocketAddr) -> ListenAddress {
+        ListenAddress(address)
+    }
+
     /// The address and port.
     pub const fn socket_addr(self) -> SocketAddr {
         self.0

@@ -5,6 +5,7 @@
 mod address;
 mod block_size;
 mod congestion;
+mod control;
 mod cores;
 mod name;
 mod nqn;
@@ -15,6 +16,9 @@ mod size;
 pub use address::{AddressError, ListenAddress};
 pub use block_size::BlockSize;
 pub use congestion::{CongestionControl, CongestionControlError};
+pub use control::{
+    ControlSocket, ControlSocketError, GroupName, GroupNameError, HttpAddress, HttpAddressError,
+};
 pub use cores::{CoreList, CoreListError};
 pub use name::{ModelNumber, Name, NameError, SerialNumber, TextFieldError};
 pub(crate) use nqn::hyphenated_uuid;
