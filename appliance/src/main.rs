@@ -10,6 +10,7 @@ mod drives;
 mod embedded;
 mod exports;
 mod nvme;
+mod observe;
 mod reactor_setup;
 mod signals;
 mod summary;

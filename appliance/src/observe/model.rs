@@ -1,0 +1,421 @@
+//! What the control plane tells, as it stands in its JSON: the types of `/api/v1`.
+//!
+//! Counters are totals since the start; a client takes differences. Times are in nanoseconds unless
+//! a name says otherwise. What is not known is `null`, never zero.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+/// Everything at one moment: `GET /api/v1/status`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Status {
+    /// When the counters were read, milliseconds since 1970.
+    pub(crate) now_unix_ms: u64,
+    pub(crate) appliance: ApplianceStatus,
+    pub(crate) reactors: Vec<ReactorStatus>,
+    pub(crate) memory: MemoryStatus,
+    /// In the configuration's order.
+    pub(crate) devices: Vec<DeviceStatus>,
+    /// In the configuration's order.
+    pub(crate) exports: Vec<ExportStatus>,
+    /// In the configuration's order.
+    pub(crate) listeners: Vec<ListenerStatus>,
+    /// One entry for each controller that a host has, discovery controllers included.
+    pub(crate) hosts: Vec<HostStatus>,
+    pub(crate) target: TargetStatus,
+    /// Counters by name, of each transport that is in use (`tcp`, `rdma`), all reactors together.
+    pub(crate) transports: BTreeMap<String, BTreeMap<String, u64>>,
+}
+
+/// The process.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct ApplianceStatus {
+    /// Its name in the configuration.
+    pub(crate) name: String,
+    pub(crate) version: String,
+    pub(crate) pid: u32,
+    /// Whole seconds since the start.
+    pub(crate) uptime_s: u64,
+    /// From the beginning of the start to exports that answer.
+    pub(crate) start_took_ms: u64,
+    /// The configuration file; none with the embedded default.
+    pub(crate) config_path: Option<String>,
+    pub(crate) state: RunState,
+}
+
+/// Whether an appliance serves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum RunState {
+    /// Hosts may connect.
+    Running,
+    /// Connects are refused; what is in flight comes to its end.
+    Stopping,
+}
+
+/// One reactor.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct ReactorStatus {
+    pub(crate) index: usize,
+    /// The core that it is pinned to.
+    pub(crate) core: usize,
+    /// Whether its thread lives.
+    pub(crate) running: bool,
+    /// Share of busy time over about the last 100 ms, in thousandths.
+    pub(crate) busy_permille: u32,
+    /// Whether it is blocked in the kernel, waiting for work.
+    pub(crate) asleep: bool,
+    pub(crate) turns: u64,
+    pub(crate) busy_ns: u64,
+    pub(crate) idle_ns: u64,
+    pub(crate) sleeps: u64,
+    pub(crate) wakeups: u64,
+    /// Polls that took longer than the threshold of a stall.
+    pub(crate) stalls: u64,
+    /// Queues that it serves, admin queues included.
+    pub(crate) queues: u64,
+    /// Commands in execution.
+    pub(crate) depth: u64,
+    pub(crate) longest_poll: Option<NamedTime>,
+    /// What it is in at this moment and has been in for more than two seconds.
+    pub(crate) stuck: Option<NamedTime>,
+}
+
+/// A poller and a time.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct NamedTime {
+    pub(crate) name: String,
+    pub(crate) ns: u64,
+}
+
+/// The arena.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct MemoryStatus {
+    pub(crate) bytes: u64,
+    pub(crate) page_bytes: u64,
+    /// What its pages cost, and what mends it.
+    pub(crate) notices: Vec<String>,
+    /// The size classes that it has, smallest first.
+    pub(crate) classes: Vec<ClassStatus>,
+}
+
+/// The buffers of one size.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct ClassStatus {
+    pub(crate) slice_bytes: u64,
+    pub(crate) total: u64,
+    pub(crate) free: u64,
+    pub(crate) taken: u64,
+    /// Requests that had to wait for one so far.
+    pub(crate) waits: u64,
+    /// Requests that wait now.
+    pub(crate) waiting: u64,
+}
+
+/// What moved. Bytes and requests are of successful commands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Totals {
+    pub(crate) reads: u64,
+    pub(crate) bytes_read: u64,
+    pub(crate) writes: u64,
+    pub(crate) bytes_written: u64,
+    /// Flush, Compare, Write Zeroes, Dataset Management.
+    pub(crate) others: u64,
+    pub(crate) errors: u64,
+}
+
+/// One device of the configuration.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct DeviceStatus {
+    pub(crate) name: String,
+    /// `nvme`, `file`, `memory` or `null`.
+    #[serde(rename = "type")]
+    pub(crate) device_type: String,
+    pub(crate) state: DeviceState,
+    /// In bytes; none where the device could not be had.
+    pub(crate) block_size: Option<u32>,
+    pub(crate) block_count: Option<u64>,
+    /// Errors of the medium among the errors.
+    pub(crate) media_errors: u64,
+    /// Requests that had to wait inside the device.
+    pub(crate) waits: u64,
+    pub(crate) temperature_celsius: Option<i32>,
+    /// 100 is as new.
+    pub(crate) available_spare_percent: Option<u8>,
+    /// Wear; may exceed 100.
+    pub(crate) used_percent: Option<u8>,
+    /// What a drive warns of, in words.
+    pub(crate) warnings: Vec<String>,
+    pub(crate) totals: Totals,
+    /// What the driver counts of the drive that the device is on, by name; none for other types.
+    pub(crate) drive: Option<BTreeMap<String, u64>>,
+}
+
+/// How a device stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum DeviceState {
+    Ready,
+    ReadOnly,
+    /// A drive is being reset; requests wait.
+    Resetting,
+    /// It was there and is gone.
+    Removed,
+    /// It could not be had at the start.
+    Absent,
+}
+
+/// One export.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct ExportStatus {
+    pub(crate) nqn: String,
+    /// Those that hosts see now.
+    pub(crate) namespaces: Vec<NamespaceStatus>,
+    /// Names of listeners.
+    pub(crate) listeners: Vec<String>,
+    /// Controllers that hosts have of it now.
+    pub(crate) controllers: u64,
+    /// Of all its devices.
+    pub(crate) totals: Totals,
+    /// None until the data path measures it.
+    pub(crate) latency: Option<Latency>,
+}
+
+/// One namespace.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct NamespaceStatus {
+    pub(crate) nsid: u32,
+    /// The device's name.
+    pub(crate) device: String,
+    pub(crate) bytes: u64,
+    pub(crate) uuid: String,
+}
+
+/// How long commands took, reads and writes apart.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Latency {
+    pub(crate) read: Percentiles,
+    pub(crate) write: Percentiles,
+}
+
+/// Percentiles of the last seconds.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Percentiles {
+    /// Commands that were measured.
+    pub(crate) count: u64,
+    pub(crate) p50_ns: u64,
+    pub(crate) p99_ns: u64,
+    pub(crate) p999_ns: u64,
+}
+
+/// One listener.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct ListenerStatus {
+    pub(crate) name: String,
+    /// `tcp` or `rdma`.
+    pub(crate) transport: String,
+    /// What it is bound to.
+    pub(crate) address: String,
+    /// Connections now; none where several listeners share a transport, which counts for all.
+    pub(crate) connections: Option<u64>,
+}
+
+/// One controller of a host.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct HostStatus {
+    /// The host's.
+    pub(crate) nqn: String,
+    /// The host's identifier, hexadecimal.
+    pub(crate) host_id: String,
+    /// The subsystem's name.
+    pub(crate) export: String,
+    pub(crate) controller_id: u16,
+    pub(crate) kind: ControllerKind,
+    /// Where the controller stands, in one word.
+    pub(crate) state: String,
+    /// None where it is not known.
+    pub(crate) transport: Option<String>,
+    /// The host's address; none where it is not known.
+    pub(crate) address: Option<String>,
+    /// I/O queues.
+    pub(crate) queues: Vec<QueueStatus>,
+    /// Over all its I/O queues, closed ones included.
+    pub(crate) totals: Totals,
+    /// Entries of its error log so far.
+    pub(crate) errors_logged: u64,
+}
+
+/// What a controller is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum ControllerKind {
+    Io,
+    Discovery,
+}
+
+/// One I/O queue.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct QueueStatus {
+    pub(crate) qid: u16,
+    /// The reactor that serves it.
+    pub(crate) reactor: usize,
+    pub(crate) totals: Totals,
+}
+
+/// Counters of the target, all reactors together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct TargetStatus {
+    pub(crate) commands: u64,
+    pub(crate) admin_commands: u64,
+    pub(crate) errors: u64,
+    /// Errors that were counted but not logged, because there were too many at once.
+    pub(crate) errors_not_logged: u64,
+    pub(crate) connects: u64,
+    pub(crate) connects_refused: u64,
+    pub(crate) keep_alive_expired: u64,
+    /// Asynchronous events that hosts were told of.
+    pub(crate) events: u64,
+    /// Requests that a device put off.
+    pub(crate) deferred: u64,
+    /// Commands that were in a device when their queue went away.
+    pub(crate) orphaned: u64,
+    pub(crate) stale_completions: u64,
+    pub(crate) stale_queues: u64,
+    /// Generation of the discovery log.
+    pub(crate) discovery_generation: u64,
+}
+
+/// The last seconds or the last hour: `GET /api/v1/history`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct History {
+    /// The time of the last value, milliseconds since 1970.
+    pub(crate) now_unix_ms: u64,
+    pub(crate) step_ms: u64,
+    /// What there are series of.
+    pub(crate) keys: Vec<HistoryKey>,
+    /// Things that had no room: see the limit of keys.
+    pub(crate) left_out: u64,
+    /// By `<kind>/<name>/<what>`, the oldest value first, all of one length; `null`: not known.
+    pub(crate) series: BTreeMap<String, Vec<Option<f32>>>,
+}
+
+/// One thing that series are kept of.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub(crate) struct HistoryKey {
+    pub(crate) kind: HistoryKind,
+    /// As in the configuration; a number for a reactor, bytes of a slice for a pool, empty for the
+    /// total.
+    pub(crate) name: String,
+}
+
+/// Kinds of things that series are kept of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum HistoryKind {
+    Total,
+    Reactor,
+    Pool,
+    Export,
+    Device,
+    Host,
+}
+
+impl HistoryKind {
+    /// The word in keys of series.
+    pub(crate) const fn word(self) -> &'static str {
+        match self {
+            HistoryKind::Total => "total",
+            HistoryKind::Reactor => "reactor",
+            HistoryKind::Pool => "pool",
+            HistoryKind::Export => "export",
+            HistoryKind::Device => "device",
+            HistoryKind::Host => "host",
+        }
+    }
+}
+
+/// A latency heat map: `GET /api/v1/heatmap`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Heatmap {
+    pub(crate) step_ms: u64,
+    /// Upper bounds of the buckets.
+    pub(crate) bounds_ns: Vec<u64>,
+    /// For each step, oldest first, the commands in each bucket.
+    pub(crate) counts: Vec<Vec<u64>>,
+}
+
+/// Something that happened: `GET /api/v1/events` answers with a list of these, oldest first.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Event {
+    /// Counts from 1 since the start.
+    pub(crate) id: u64,
+    /// Milliseconds since 1970.
+    pub(crate) unix_ms: u64,
+    pub(crate) severity: Severity,
+    /// Of what kind, in one word: `host`, `device`, `reactor`, `memory`, `export`, `control`.
+    pub(crate) what: String,
+    /// What it happened to, by its name.
+    pub(crate) subject: String,
+    /// What happened, for people.
+    pub(crate) text: String,
+}
+
+/// How much an event matters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Severity {
+    Info,
+    Warning,
+    Error,
+}
+
+/// What `POST /api/v1/apply` takes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ApplyRequest {
+    /// Only list the steps.
+    #[serde(default)]
+    pub(crate) dry_run: bool,
+    /// The wanted configuration; without it, the file that the appliance was started with.
+    #[serde(default)]
+    pub(crate) text: Option<String>,
+}
+
+/// What `POST /api/v1/apply` answers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct ApplyAnswer {
+    pub(crate) steps: Vec<ApplyStep>,
+    /// Whether every step was carried out.
+    pub(crate) applied: bool,
+}
+
+/// One step from the running configuration to the wanted one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct ApplyStep {
+    /// `live`, `drain` or `restart`.
+    pub(crate) effect: String,
+    /// What it does, for people.
+    pub(crate) text: String,
+    pub(crate) state: StepState,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) error: Option<String>,
+}
+
+/// How far a step is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum StepState {
+    Planned,
+    Done,
+    Failed,
+    /// Not tried, because one before it failed or a restart is needed.
+    Skipped,
+}
+
+/// What every refusal says.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Refusal {
+    /// What is wrong and what to do about it, for people.
+    pub(crate) error: String,
+}
