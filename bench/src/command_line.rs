@@ -27,6 +27,7 @@ use nvme_host::{
 use nvme_spec::log::{DiscoveryEntry, SubsystemType, TransportType};
 
 mod cost;
+mod transfers;
 
 type Failure = Box<dyn Error>;
 
@@ -54,6 +55,8 @@ pub(crate) enum Command {
     Discover(DiscoverArgs),
     /// What one request costs us, counted exactly: instructions by stage, system calls, allocations
     Cost(cost::CostArgs),
+    /// How data is best moved by RDMA: by WRITE, by READ, within messages; and what registering costs
+    Transfers(transfers::TransfersArgs),
 }
 
 const RUN_EXAMPLES: &str = "\
@@ -238,6 +241,7 @@ pub(crate) fn execute(command: Command) -> Result<ExitCode, Failure> {
         Command::Compare(args) => execute_compare(&args),
         Command::Discover(args) => execute_discover(&args),
         Command::Cost(args) => cost::execute(&args),
+        Command::Transfers(args) => transfers::execute(&args),
     }
 }
 
@@ -354,19 +358,24 @@ impl TargetArgs {
 
 #[cfg(feature = "verbs")]
 fn over_verbs(options: RdmaOptions) -> Result<Transport, Failure> {
-    let verbs = rdma::verbs::Verbs::open().map_err(|error| {
+    Ok(Transport::rdma(open_verbs()?, options)?)
+}
+
+#[cfg(feature = "verbs")]
+fn open_verbs() -> Result<rdma::Verbs, Failure> {
+    rdma::Verbs::open().map_err(|error| {
         let remedy = error.remedy();
-        format!("{error}: {remedy}")
-    })?;
-    Ok(Transport::rdma(verbs, options)?)
+        format!("{error}: {remedy}").into()
+    })
 }
 
 #[cfg(not(feature = "verbs"))]
+const WITHOUT_VERBS: &str =
+    "no RDMA here: this program was built without it (cargo build -p bench --features verbs)";
+
+#[cfg(not(feature = "verbs"))]
 fn over_verbs(_: RdmaOptions) -> Result<Transport, Failure> {
-    Err(
-        "no RDMA here: this program was built without it (cargo build -p bench --features verbs)"
-            .into(),
-    )
+    Err(WITHOUT_VERBS.into())
 }
 
 impl RunArgs {

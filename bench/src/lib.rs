@@ -14,5 +14,6 @@ pub mod progress;
 pub mod random;
 pub mod report;
 pub mod table;
+pub mod transfers;
 pub mod units;
 pub mod verify;

@@ -1,0 +1,315 @@
+//! How data is best moved by RDMA: who issues it, what goes within a message, and what registering
+//! memory costs.
+//!
+//! Two ends on one thread, over any provider: a server that has the data, and a client that wants
+//! it. In the WRITE-based way the client names its memory, and the server writes to it and says so
+//! behind it (what NVMe/RDMA does). In the READ-based way the server names its memory, the client
+//! reads it and says when it is done, until when the server's memory is taken. Within a message the
+//! data itself is sent, and the client copies it out of its receive. Figures are to be compared
+//! with each other, taken in one run: both ends share a core here.
+
+mod ends;
+mod memory;
+mod report;
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use hdrhistogram::Histogram;
+use rdma::{Provider, SendOperation};
+
+pub use memory::registration_costs;
+pub use report::{
+    MessageRow, MovementRow, RegistrationRow, TransfersReport, inline_threshold_bytes,
+};
+
+use crate::ceiling::{histogram, nanos};
+use ends::{Ends, Side};
+
+/// Why a measurement came to nothing.
+#[derive(Debug, thiserror::Error)]
+pub enum TransferError {
+    /// A step of the set-up.
+    #[error("{step}: {source}")]
+    Rdma {
+        /// The step.
+        step: &'static str,
+        /// Why.
+        source: rdma::Error,
+    },
+    /// Memory.
+    #[error("no memory: {0}")]
+    Memory(String),
+    /// A work request failed.
+    #[error("a work request failed: {0}")]
+    Work(String),
+    /// The ends never met.
+    #[error("the two ends do not come together: {0}")]
+    Apart(String),
+    /// What arrived is not what was sent.
+    #[error("{0} bytes arrived wrong")]
+    WrongData(usize),
+}
+
+pub(crate) fn step(step: &'static str) -> impl Fn(rdma::Error) -> TransferError {
+    move |source| TransferError::Rdma { step, source }
+}
+
+/// How data gets from the server to the client.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    /// The server writes to the client's memory.
+    Write,
+    /// The client reads the server's memory.
+    Read,
+    /// In the message, from registered memory.
+    Message,
+    /// In the message, copied into the work request.
+    Inline,
+}
+
+/// What is measured.
+#[derive(Debug, Clone)]
+pub struct TransferOptions {
+    /// Sizes of WRITE-based and READ-based transfers, bytes.
+    pub sizes: Vec<usize>,
+    /// Sizes of data within messages, bytes.
+    pub message_sizes: Vec<usize>,
+    /// Transfers in flight.
+    pub depths: Vec<usize>,
+    /// How long each measurement takes.
+    pub duration: Duration,
+}
+
+impl Default for TransferOptions {
+    fn default() -> Self {
+        let kib = |count: usize| count << 10;
+        Self {
+            sizes: vec![kib(4), kib(16), kib(64), kib(128), kib(512), kib(1024)],
+            message_sizes: vec![16, 64, 128, 256, 512, kib(1), kib(2), kib(4)],
+            depths: vec![1, 16],
+            duration: Duration::from_millis(300),
+        }
+    }
+}
+
+/// What one way did.
+#[derive(Debug, Clone)]
+pub struct Measured {
+    /// Transfers each second.
+    pub per_second: f64,
+    /// Work requests of both ends for each transfer.
+    pub work_requests: f64,
+    /// Bytes that this program copied for each transfer.
+    pub copied_bytes: f64,
+    /// From the request to the data's arrival, nanoseconds.
+    pub latencies: Histogram<u64>,
+}
+
+/// Measures everything, between `server` and `client`, which may be the same provider.
+///
+/// # Errors
+/// [`TransferError`].
+pub fn measure<P: Provider>(
+    server: &P,
+    client: &P,
+    address: SocketAddr,
+    options: &TransferOptions,
+    mut step: impl FnMut(&str),
+) -> Result<TransfersReport, TransferError> {
+    let mut ends = Ends::connect(server, client, address)?;
+    let mut report = TransfersReport::new(&ends.device_name());
+    report.inline_bytes = ends.inline_bytes();
+    for &depth in &options.depths {
+        for &bytes in &options.sizes {
+            step(&format!("{bytes} bytes, {depth} in flight"));
+            let write = run(&mut ends, Way::Write, bytes, depth, options.duration)?;
+            let read = run(&mut ends, Way::Read, bytes, depth, options.duration)?;
+            report
+                .movements
+                .push(MovementRow::new(bytes, depth, &write, &read));
+        }
+        for &bytes in &options.message_sizes {
+            step(&format!("{bytes} bytes in messages, {depth} in flight"));
+            let write = run(&mut ends, Way::Write, bytes, depth, options.duration)?;
+            let message = run(&mut ends, Way::Message, bytes, depth, options.duration)?;
+            let inline = (bytes <= ends.inline_bytes())
+                .then(|| run(&mut ends, Way::Inline, bytes, depth, options.duration))
+                .transpose()?;
+            report.messages.push(MessageRow::new(
+                bytes,
+                depth,
+                &write,
+                &message,
+                inline.as_ref(),
+            ));
+        }
+    }
+    step("registrations");
+    report.registrations = registration_costs::<P>(ends.domain(), &options.sizes)?;
+    Ok(report)
+}
+
+/// What the server's and the client's messages say, in their first bytes.
+const REQUEST: u8 = 1;
+const ANSWER: u8 = 2;
+const DONE: u8 = 3;
+
+/// Bytes of every message without data.
+const MESSAGE_BYTES: usize = 16;
+
+fn message(kind: u8, slot: usize) -> [u8; MESSAGE_BYTES] {
+    let mut bytes = [0; MESSAGE_BYTES];
+    bytes[0] = kind;
+    bytes[1..9].copy_from_slice(&(slot as u64).to_le_bytes());
+    bytes
+}
+
+fn slot_of(bytes: &[u8]) -> usize {
+    let mut slot = [0; 8];
+    slot.copy_from_slice(&bytes[1..9]);
+    u64::from_le_bytes(slot) as usize
+}
+
+/// Transfers in one way for a time.
+fn run<P: Provider>(
+    ends: &mut Ends<P>,
+    way: Way,
+    bytes: usize,
+    depth: usize,
+    duration: Duration,
+) -> Result<Measured, TransferError> {
+    ends.prepare(bytes, depth);
+    let mut started = vec![None; depth];
+    let (mut ended, mut copied) = (0_u64, 0_u64);
+    let mut latencies = histogram();
+    let begun = Instant::now();
+    let requests_before = ends.work_requests();
+    loop {
+        let now = Instant::now();
+        let over = now - begun >= duration;
+        for (slot, start) in started.iter_mut().enumerate() {
+            if start.is_none() && !over {
+                *start = Some(now);
+                ends.send(Side::Client, &message(REQUEST, slot))?;
+            }
+        }
+        if over && started.iter().all(Option::is_none) {
+            break;
+        }
+        ends.flush(Side::Client)?;
+        serve(ends, way, bytes)?;
+        ends.flush(Side::Server)?;
+        for slot in collect(ends, way, bytes, &mut copied)? {
+            if let Some(start) = started[slot].take() {
+                ended += 1;
+                latencies.saturating_record(nanos(start.elapsed()));
+            }
+        }
+    }
+    let elapsed = begun.elapsed();
+    ends.check(way, bytes)?;
+    Ok(Measured {
+        per_second: ended as f64 / elapsed.as_secs_f64(),
+        work_requests: (ends.work_requests() - requests_before) as f64 / ended.max(1) as f64,
+        copied_bytes: copied as f64 / ended.max(1) as f64,
+        latencies,
+    })
+}
+
+/// The server's turn.
+fn serve<P: Provider>(ends: &mut Ends<P>, way: Way, bytes: usize) -> Result<(), TransferError> {
+    for arrived in ends.poll(Side::Server)?.messages {
+        let slot = slot_of(&arrived);
+        if arrived[0] != REQUEST {
+            // The client has read: the server's memory is free.
+            continue;
+        }
+        match way {
+            Way::Write => {
+                let to = ends.remote(Side::Client, slot);
+                ends.move_data(Side::Server, SendOperation::Write(to), slot, bytes)?;
+                ends.send(Side::Server, &message(ANSWER, slot))?;
+            }
+            Way::Read => ends.send(Side::Server, &message(ANSWER, slot))?,
+            Way::Message | Way::Inline => {
+                ends.send_data(slot, bytes, way == Way::Inline, &message(ANSWER, slot))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The client's turn: which transfers have ended.
+fn collect<P: Provider>(
+    ends: &mut Ends<P>,
+    way: Way,
+    bytes: usize,
+    copied: &mut u64,
+) -> Result<Vec<usize>, TransferError> {
+    let polled = ends.poll(Side::Client)?;
+    let mut ended = Vec::new();
+    for arrived in polled.messages {
+        let slot = slot_of(&arrived);
+        match way {
+            Way::Write => ended.push(slot),
+            Way::Read => {
+                let from = ends.remote(Side::Server, slot);
+                ends.move_data(Side::Client, SendOperation::Read(from), slot, bytes)?;
+            }
+            Way::Message | Way::Inline => {
+                let data = &arrived[arrived.len() - bytes.min(arrived.len())..];
+                ends.place(slot, data);
+                *copied += data.len() as u64;
+                ended.push(slot);
+            }
+        }
+    }
+    for slot in polled.reads {
+        ends.send(Side::Client, &message(DONE, slot))?;
+        ended.push(slot);
+    }
+    if way == Way::Read {
+        ends.flush(Side::Client)?;
+    }
+    Ok(ended)
+}
+
+#[cfg(test)]
+mod tests {
+    use rdma::fake::{DeviceConfig, Fabric, FabricConfig};
+
+    use super::*;
+
+    #[test]
+    fn every_way_moves_the_data_and_counts_its_work() {
+        let fabric = Fabric::new(FabricConfig::IMMEDIATE);
+        let machine = |name, address: [u8; 4]| {
+            let device = DeviceConfig::new(name, address.into());
+            fabric.machine(&[device]).expect("a machine")
+        };
+        let (server, client) = (machine("a", [10, 0, 0, 1]), machine("b", [10, 0, 0, 2]));
+        let options = TransferOptions {
+            sizes: vec![4096, 1 << 20],
+            message_sizes: vec![64, 4096],
+            depths: vec![1, 4],
+            duration: Duration::from_millis(5),
+        };
+        let address = SocketAddr::from(([10, 0, 0, 1], 0));
+        let report = measure(&server, &client, address, &options, |_| {}).expect("measured");
+        assert_eq!((report.movements.len(), report.messages.len()), (4, 4));
+        for row in &report.movements {
+            // A request, the data, an answer; a READ needs one word more.
+            assert!((row.write.work_requests - 3.0).abs() < 0.01, "{row:?}");
+            assert!((row.read.work_requests - 4.0).abs() < 0.01, "{row:?}");
+            assert_eq!((row.write.copied_bytes, row.read.copied_bytes), (0.0, 0.0));
+        }
+        for row in &report.messages {
+            assert!((row.message.work_requests - 2.0).abs() < 0.01, "{row:?}");
+            assert_eq!(row.message.copied_bytes, row.bytes as f64);
+            assert_eq!(row.inline.is_some(), row.bytes == 64);
+        }
+        assert_eq!(report.registrations.len(), 2);
+        assert!(report.to_string().contains("WRITE-based"));
+    }
+}

@@ -1,0 +1,446 @@
+//! Two ends of one connection on one thread.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use hugemem::{Arena, ArenaConfig, DmaBuffer, PagePolicy};
+use rdma::{
+    Access, CompletionOpcode, CompletionQueue as _, ConnectParameters, ConnectRequest as _,
+    Connection as _, ConnectionEvent, Device, Domain, DomainMemory, Event, EventChannel, Listener,
+    MemoryMap, Payload, Provider, QueuePair, QueuePairCapacity, QueuePairOptions,
+    RNR_RETRY_FOREVER, ReceiveRequest, RemoteAddress, SGES_MAX, SendOperation, SendRequest, Token,
+    WorkCompletion,
+};
+
+use super::{MESSAGE_BYTES, TransferError, Way, step};
+
+/// Transfers in flight at most.
+const SLOTS_MAX: usize = 16;
+
+/// Bytes of one slot's data.
+const SLOT_BYTES: usize = 1 << 20;
+
+/// Bytes of one receive: a message with data behind it.
+const RECEIVE_BYTES: usize = 8192;
+
+/// Receives posted on each side.
+const RECEIVES: usize = 64;
+
+/// Work requests of a send queue.
+const SENDS: u32 = 256;
+
+/// Inline bytes asked for.
+const INLINE_BYTES: u32 = 512;
+
+/// Nothing here takes this long.
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// Identifiers of reads begin here; receives and sends are below.
+const READS_FROM: u64 = 1 << 32;
+
+/// Identifiers of sends begin here.
+const SENDS_FROM: u64 = 1 << 31;
+
+/// Which end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Side {
+    Server,
+    Client,
+}
+
+/// What a poll brought.
+#[derive(Debug, Default)]
+pub(crate) struct Polled {
+    pub(crate) messages: Vec<Vec<u8>>,
+    /// Slots whose read is over.
+    pub(crate) reads: Vec<usize>,
+}
+
+#[derive(Debug)]
+struct End<P: Provider> {
+    queue_pair: P::QueuePair,
+    _connection: P::Connection,
+    _events: P::EventChannel,
+    completions: P::CompletionQueue,
+    domain: P::Domain,
+    map: Arc<MemoryMap<P>>,
+    data: Vec<DmaBuffer>,
+    incoming: DmaBuffer,
+    staged: DmaBuffer,
+    work_requests: u64,
+}
+
+/// Both ends.
+#[derive(Debug)]
+pub(crate) struct Ends<P: Provider> {
+    server: End<P>,
+    client: End<P>,
+    device: String,
+    inline_bytes: usize,
+}
+
+/// One end's objects before it is connected.
+struct Parts<P: Provider> {
+    completions: P::CompletionQueue,
+    domain: P::Domain,
+    map: Arc<MemoryMap<P>>,
+    arena: Arc<Arena>,
+}
+
+fn parts<P: Provider>(device: &P::Device) -> Result<Parts<P>, TransferError> {
+    let arena = Arena::new(ArenaConfig {
+        bytes: 128 << 20,
+        pages: PagePolicy::Auto,
+        max_transfer: SLOT_BYTES,
+    })
+    .map_err(|error| TransferError::Memory(error.to_string()))?;
+    let domain = device.create_domain().map_err(step("a domain"))?;
+    let memory = DomainMemory::new(domain.clone(), Access::REMOTE);
+    memory
+        .attach_region(arena.region())
+        .map_err(step("registering memory"))?;
+    let completions = domain
+        .create_completion_queue(SENDS + RECEIVES as u32 + 16, Token(0))
+        .map_err(step("a completion queue"))?;
+    Ok(Parts {
+        completions,
+        domain,
+        map: memory.map(),
+        arena,
+    })
+}
+
+impl<P: Provider> Parts<P> {
+    fn queue_pair(
+        &self,
+        connection: &mut P::Connection,
+        device: &P::Device,
+    ) -> Result<P::QueuePair, TransferError> {
+        let capacity = QueuePairCapacity {
+            send_requests: SENDS,
+            receive_requests: RECEIVES as u32,
+            send_sges: SGES_MAX as u32,
+            receive_sges: 1,
+            inline_bytes: INLINE_BYTES,
+        };
+        let options = QueuePairOptions {
+            send_completions: &self.completions,
+            receive_completions: &self.completions,
+            shared_receives: None,
+            capacity: capacity.clamped(device.limits()),
+        };
+        connection
+            .create_queue_pair(&self.domain, &options)
+            .map_err(step("a queue pair"))
+    }
+
+    fn end(
+        self,
+        queue_pair: P::QueuePair,
+        connection: P::Connection,
+        events: P::EventChannel,
+    ) -> Result<End<P>, TransferError> {
+        let take = |bytes| {
+            let taken = self.arena.dma_buffer(bytes);
+            taken.ok_or_else(|| TransferError::Memory("the arena is empty".to_owned()))
+        };
+        let data: Result<Vec<DmaBuffer>, TransferError> =
+            (0..SLOTS_MAX).map(|_| take(SLOT_BYTES)).collect();
+        let mut end = End {
+            queue_pair,
+            _connection: connection,
+            _events: events,
+            completions: self.completions,
+            domain: self.domain,
+            map: self.map,
+            data: data?,
+            incoming: take(RECEIVES * RECEIVE_BYTES)?,
+            staged: take(SLOTS_MAX * MESSAGE_BYTES)?,
+            work_requests: 0,
+        };
+        for buffer in 0..RECEIVES {
+            end.post_receive(buffer)?;
+        }
+        end.flush()?;
+        Ok(end)
+    }
+}
+
+fn posted<T, E: std::fmt::Display>(result: Result<T, E>) -> Result<T, TransferError> {
+    result.map_err(|error| TransferError::Work(error.to_string()))
+}
+
+impl<P: Provider> End<P> {
+    fn post_receive(&mut self, buffer: usize) -> Result<(), TransferError> {
+        let address = self.incoming.address() + buffer * RECEIVE_BYTES;
+        let memory = self.map.gather(address, RECEIVE_BYTES);
+        posted(self.queue_pair.queue_receive(&ReceiveRequest {
+            wr_id: buffer as u64,
+            memory: memory.unwrap_or_default(),
+        }))
+    }
+
+    fn post(&mut self, request: &SendRequest<'_>) -> Result<(), TransferError> {
+        self.work_requests += 1;
+        posted(self.queue_pair.queue_send(request))
+    }
+
+    fn flush(&mut self) -> Result<(), TransferError> {
+        posted(self.queue_pair.flush())
+    }
+
+    fn poll(&mut self) -> Result<Polled, TransferError> {
+        let mut batch = [WorkCompletion::default(); 64];
+        let found = self.completions.poll(&mut batch).map_err(step("polling"))?;
+        let mut polled = Polled::default();
+        for done in &batch[..found] {
+            if !done.is_success() {
+                return Err(TransferError::Work(done.status.to_string()));
+            }
+            if done.is_receive() {
+                let buffer = done.wr_id as usize;
+                let mut bytes = vec![0; done.byte_len as usize];
+                self.incoming.read(buffer * RECEIVE_BYTES, &mut bytes);
+                polled.messages.push(bytes);
+                self.post_receive(buffer)?;
+            } else if done.opcode == CompletionOpcode::READ {
+                polled.reads.push((done.wr_id - READS_FROM) as usize);
+            }
+        }
+        Ok(polled)
+    }
+}
+
+/// Where the accepting side stands.
+enum Accepting<P: Provider> {
+    Waiting,
+    Accepted(P::QueuePair, P::Connection),
+}
+
+impl<P: Provider> Ends<P> {
+    /// Connects `client` to `server`, which listens on `address`.
+    pub(crate) fn connect(
+        server: &P,
+        client: &P,
+        address: SocketAddr,
+    ) -> Result<Self, TransferError> {
+        let mut server_events = server.event_channel().map_err(step("RDMA"))?;
+        let mut client_events = client.event_channel().map_err(step("RDMA"))?;
+        let listener = server_events
+            .listen(address, 1, Token(1))
+            .map_err(step("listening"))?;
+        let peer = SocketAddr::new(address.ip(), listener.local_address().port());
+        let mut connection = client_events
+            .connection(Token(2))
+            .map_err(step("connecting"))?;
+        let resolved = connection.resolve_address(None, peer, LIMIT);
+        resolved.map_err(step("resolving the address"))?;
+        let mut accepting = Accepting::<P>::Waiting;
+        let (mut server_parts, mut client_parts) = (None, None);
+        let mut client_pair = None;
+        let deadline = Instant::now() + LIMIT;
+        let (mut here, mut there) = (false, false);
+        while !(here && there) {
+            if Instant::now() > deadline {
+                return Err(TransferError::Apart("no answer".to_owned()));
+            }
+            let event = client_events.next_event().map_err(step("an event"))?;
+            if let Some(Event::Connection { event, .. }) = event {
+                match event {
+                    ConnectionEvent::AddressResolved => {
+                        let routed = connection.resolve_route(LIMIT);
+                        routed.map_err(step("resolving the route"))?;
+                    }
+                    ConnectionEvent::RouteResolved => {
+                        let device = connection.device();
+                        let device =
+                            device.ok_or_else(|| TransferError::Apart("no device".to_owned()))?;
+                        let made: Parts<P> = parts(&device)?;
+                        client_pair = Some(made.queue_pair(&mut connection, &device)?);
+                        client_parts = Some(made);
+                        let asked = connection.connect(&parameters(&device));
+                        asked.map_err(step("connecting"))?;
+                    }
+                    ConnectionEvent::Established { .. } => here = true,
+                    other => return Err(TransferError::Apart(format!("{other:?}"))),
+                }
+            }
+            match server_events.next_event().map_err(step("an event"))? {
+                Some(Event::ConnectRequest { request, .. }) => {
+                    let device = request.device().clone();
+                    let made: Parts<P> = parts(&device)?;
+                    let mut connection = request
+                        .into_connection(&mut server_events, Token(3))
+                        .map_err(step("a request"))?;
+                    let pair = made.queue_pair(&mut connection, &device)?;
+                    let accepted = connection.accept(&parameters(&device));
+                    accepted.map_err(step("accepting"))?;
+                    accepting = Accepting::Accepted(pair, connection);
+                    server_parts = Some(made);
+                }
+                Some(Event::Connection { event, .. }) => match event {
+                    ConnectionEvent::Established { .. } => there = true,
+                    other => return Err(TransferError::Apart(format!("{other:?}"))),
+                },
+                Some(Event::ListenerFailed { .. }) | None => {}
+            }
+        }
+        let (Accepting::Accepted(pair, accepted), Some(server_parts)) = (accepting, server_parts)
+        else {
+            return Err(TransferError::Apart("no request".to_owned()));
+        };
+        let (Some(client_pair), Some(client_parts)) = (client_pair, client_parts) else {
+            return Err(TransferError::Apart("no route".to_owned()));
+        };
+        let capacity: QueuePairCapacity = P::QueuePair::capacity(&pair);
+        let inline_bytes = capacity.inline_bytes.min(INLINE_BYTES) as usize;
+        let device = server_parts.domain.device().name().to_owned();
+        Ok(Self {
+            server: server_parts.end(pair, accepted, server_events)?,
+            client: client_parts.end(client_pair, connection, client_events)?,
+            device,
+            inline_bytes,
+        })
+    }
+
+    fn end(&mut self, side: Side) -> &mut End<P> {
+        match side {
+            Side::Server => &mut self.server,
+            Side::Client => &mut self.client,
+        }
+    }
+
+    pub(crate) fn device_name(&self) -> String {
+        self.device.clone()
+    }
+
+    /// The most data that a message can carry in the work request, beside what it says itself.
+    pub(crate) fn inline_bytes(&self) -> usize {
+        self.inline_bytes.saturating_sub(MESSAGE_BYTES)
+    }
+
+    pub(crate) fn domain(&self) -> &P::Domain {
+        &self.server.domain
+    }
+
+    pub(crate) fn work_requests(&self) -> u64 {
+        self.server.work_requests + self.client.work_requests
+    }
+
+    /// Puts a pattern into the server's memory and zeroes into the client's.
+    pub(crate) fn prepare(&mut self, bytes: usize, depth: usize) {
+        let pattern: Vec<u8> = (0..bytes).map(|index| (index % 251) as u8 + 1).collect();
+        for slot in 0..depth {
+            self.server.data[slot].write(0, &pattern);
+            self.client.data[slot].zero();
+        }
+    }
+
+    /// Whether the client has the pattern: its first slot at least.
+    pub(crate) fn check(&self, _: Way, bytes: usize) -> Result<(), TransferError> {
+        let mut found = vec![0; bytes];
+        self.client.data[0].read(0, &mut found);
+        let wrong = found
+            .iter()
+            .enumerate()
+            .filter(|&(index, byte)| *byte != (index % 251) as u8 + 1);
+        match wrong.count() {
+            0 => Ok(()),
+            wrong => Err(TransferError::WrongData(wrong)),
+        }
+    }
+
+    /// How the other side names a slot's memory.
+    pub(crate) fn remote(&mut self, side: Side, slot: usize) -> RemoteAddress {
+        let end = self.end(side);
+        let address = end.data[slot].address();
+        let remote = end.map.remote(address, SLOT_BYTES);
+        remote.unwrap_or(RemoteAddress {
+            address: 0,
+            rkey: 0,
+        })
+    }
+
+    pub(crate) fn send(&mut self, side: Side, message: &[u8]) -> Result<(), TransferError> {
+        let inline = self.inline_bytes >= message.len();
+        let end = self.end(side);
+        if inline {
+            let payload = Payload::Inline(message);
+            return end.post(&SendRequest::new(SENDS_FROM, SendOperation::Send, payload));
+        }
+        // Each slot has one message under way at a time, so its place is free again.
+        let slot = super::slot_of(message);
+        end.staged.write(slot * MESSAGE_BYTES, message);
+        let address = end.staged.address() + slot * MESSAGE_BYTES;
+        let memory = end.map.gather(address, message.len()).unwrap_or_default();
+        let payload = Payload::Memory(memory);
+        end.post(&SendRequest::new(SENDS_FROM, SendOperation::Send, payload))
+    }
+
+    /// Writes a slot's data to the other side, or reads it from there.
+    pub(crate) fn move_data(
+        &mut self,
+        side: Side,
+        operation: SendOperation,
+        slot: usize,
+        bytes: usize,
+    ) -> Result<(), TransferError> {
+        let end = self.end(side);
+        let memory = end.map.gather(end.data[slot].address(), bytes);
+        let payload = Payload::Memory(memory.unwrap_or_default());
+        let id = READS_FROM + slot as u64;
+        end.post(&SendRequest::new(id, operation, payload))
+    }
+
+    /// Sends a message with a slot's data behind it.
+    pub(crate) fn send_data(
+        &mut self,
+        slot: usize,
+        bytes: usize,
+        inline: bool,
+        message: &[u8],
+    ) -> Result<(), TransferError> {
+        let end = &mut self.server;
+        if inline {
+            let mut all = message.to_vec();
+            all.resize(message.len() + bytes, 0);
+            end.data[slot].read(0, &mut all[message.len()..]);
+            let payload = Payload::Inline(&all);
+            return end.post(&SendRequest::new(SENDS_FROM, SendOperation::Send, payload));
+        }
+        end.staged.write(slot * MESSAGE_BYTES, message);
+        let address = end.staged.address() + slot * MESSAGE_BYTES;
+        let mut memory = end.map.gather(address, message.len()).unwrap_or_default();
+        let data = end.map.gather(end.data[slot].address(), bytes);
+        for piece in data.unwrap_or_default().as_slice() {
+            posted(memory.push(*piece).map_err(|_| "too many pieces"))?;
+        }
+        let payload = Payload::Memory(memory);
+        end.post(&SendRequest::new(SENDS_FROM, SendOperation::Send, payload))
+    }
+
+    /// Copies what came in a message to where the client wants it.
+    pub(crate) fn place(&mut self, slot: usize, data: &[u8]) {
+        self.client.data[slot].write(0, data);
+    }
+
+    pub(crate) fn poll(&mut self, side: Side) -> Result<Polled, TransferError> {
+        self.end(side).poll()
+    }
+
+    pub(crate) fn flush(&mut self, side: Side) -> Result<(), TransferError> {
+        self.end(side).flush()
+    }
+}
+
+fn parameters(device: &impl Device) -> ConnectParameters<'static> {
+    let limits = device.limits();
+    ConnectParameters {
+        private_data: &[],
+        initiator_depth: limits.reads_outgoing.min(limits.reads_incoming),
+        responder_resources: limits.reads_incoming,
+        retries: 7,
+        rnr_retries: RNR_RETRY_FOREVER,
+    }
+}
