@@ -168,6 +168,26 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         }),
         timeout_s: 300,
     },
+    Scenario {
+        name: "rdma-host",
+        script: "rdma-host.sh",
+        connect: "",
+        place: Place::Guest(Machine {
+            options: &["--smp", "4", "--huge", "160"],
+            namespaces: 2,
+        }),
+        timeout_s: 600,
+    },
+    Scenario {
+        name: "rdma-compare",
+        script: "rdma-compare.sh",
+        connect: "",
+        place: Place::Guest(Machine {
+            options: &["--smp", "4", "--huge", "160"],
+            namespaces: 1,
+        }),
+        timeout_s: 300,
+    },
 ];
 
 impl Scenario {

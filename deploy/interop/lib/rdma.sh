@@ -1,0 +1,115 @@
+# What the scenarios share in which the appliance runs in the guest, over soft RoCE; sourced after
+# guest.sh. INTEROP_ADDRESS is of no use for RDMA, which does not work over the loopback.
+#   INTEROP_PROGRAMS   the directory with windlass
+# shellcheck shell=bash
+
+PATH=$INTEROP_PROGRAMS:$PATH
+fabric=192.0.2.1
+config=/tmp/windlass.toml
+windlass=
+
+# The end of the appliance's log says why a scenario failed.
+at_end() {
+  local status=$?
+  [ "$status" = 0 ] && return
+  if [ -e /tmp/windlass.log ]; then
+    echo "--- the appliance said"
+    tail -n 60 /tmp/windlass.log
+  fi
+}
+trap at_end EXIT
+
+# soft_roce: an RDMA device on a network of this guest alone. The connection manager is loaded behind
+# soft RoCE, so that it is told first when a device goes.
+soft_roce() {
+  modprobe rdma_rxe
+  modprobe -a rdma_ucm nvme-rdma nvme-tcp
+  ip link add d0 type dummy
+  ip addr add $fabric/24 dev d0
+  ip link set d0 mtu 9000 up
+  show rdma link add rxe0 type rxe netdev d0
+  eventually 10 test -e /dev/infiniband/uverbs0
+}
+
+# configure CORES DEVICES: an export over TCP and RDMA at one address; the devices' tables come from
+# standard input.
+configure() {
+  cat > $config <<END
+[appliance]
+name = "interop"
+cores = "$1"
+memory = "64MiB"
+idle = "adaptive"
+
+[[listener]]
+name = "san"
+transport = "rdma"
+address = "$fabric:$INTEROP_PORT"
+
+[[listener]]
+name = "lan"
+transport = "tcp"
+address = "$fabric:$INTEROP_PORT"
+
+[[export]]
+nqn = "$INTEROP_NQN"
+devices = [$2]
+listeners = ["san", "lan"]
+allow_any_host = true
+END
+  cat >> $config
+  show cat $config
+}
+
+is_ready() {
+  kill -0 "$windlass" 2> /dev/null || fail "the appliance did not start"
+  grep -q '^windlass: ready' /tmp/windlass.out
+}
+
+# start: the appliance, until it says that it is ready.
+start() {
+  say "starting the appliance"
+  : > /tmp/windlass.out
+  windlass run $config > /tmp/windlass.out 2>> /tmp/windlass.log &
+  windlass=$!
+  eventually 60 is_ready
+  cat /tmp/windlass.out
+}
+
+# stop: the appliance has to end in order.
+stop() {
+  say "stopping the appliance"
+  kill "$windlass"
+  wait "$windlass" || fail "the appliance ended with $?"
+  windlass=
+  cat /tmp/windlass.log
+}
+
+# die: the appliance is killed.
+die() {
+  say "killing the appliance"
+  kill -9 "$windlass"
+  wait "$windlass" 2> /dev/null || true
+  windlass=
+}
+
+over_rdma() { at_target=(-t rdma -a $fabric -s "$INTEROP_PORT"); }
+over_tcp() { at_target=(-t tcp -a $fabric -s "$INTEROP_PORT"); }
+
+# discover_both: the log has the subsystem once for each transport, whichever one it was asked by.
+discover_both() {
+  local log
+  show nvme discover "${at_target[@]}"
+  log=$(nvme discover "${at_target[@]}" -o json)
+  jq -e --arg nqn "$INTEROP_NQN" --arg address $fabric --arg port "$INTEROP_PORT" \
+    '[.records[] | select(.subnqn == $nqn and .traddr == $address and .trsvcid == $port
+      and .adrfam == "ipv4") | .trtype] | sort == ["rdma", "tcp"]' <<< "$log" > /dev/null ||
+    fail "the discovery log does not name $INTEROP_NQN over both transports"
+}
+
+# moved NAME: what the appliance said at its end of one of its counters, over all reactors.
+moved() {
+  sed -E 's/\x1b\[[0-9;]*m//g' /tmp/windlass.log |
+    awk -v name="$1=" '/NVMe\/RDMA moved/ { for (i = 1; i <= NF; i++)
+      if (index($i, name) == 1) sum += substr($i, length(name) + 1) } END { print sum + 0 }'
+}
