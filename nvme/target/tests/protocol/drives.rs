@@ -201,7 +201,7 @@ fn health_of_drives_is_merged() {
         two.controller_busy_time,
         two.power_cycles,
     ];
-    assert_eq!(lifetimes.map(|it| it.get()), [7_001, 5, 6]);
+    assert_eq!(lifetimes.map(nvme_spec::U128::get), [7_001, 5, 6]);
     assert_eq!(two.unsafe_shutdowns.get(), 11);
     assert!(two.critical_warning.backup_failed());
     assert!(!two.critical_warning.reliability());
