@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # A drive fails in every way that QEMU knows: its medium, its health, its speed. Hosts get the right
-# status, health comes through, deadlines are met, and the other drive never notices. The appliance
-# runs without root here.
+# status, health comes through, deadlines are met, and the other drive never notices. Then it is the
+# appliance that dies, and takes its drives again. It runs without root here.
 . "$(dirname "$0")/lib/guest.sh"
 . "$(dirname "$0")/lib/drives.sh"
 
@@ -32,7 +32,7 @@ chmod 666 "$(node_of $A)" "$(node_of $B)"
 without_root $((96 << 20))
 start
 [ "$(stat -c %U "/proc/$windlass")" = nobody ] || fail "the appliance is root"
-connect
+connect --reconnect-delay=1 --ctrl-loss-tmo=120
 a=$(device_of 1)
 
 say "errors of the medium"
@@ -83,6 +83,17 @@ cat /tmp/other.log
 eventually 30 is_served 1
 verify "the drive that was slow" "$(device_of 1)" 4
 is_alive || fail "the appliance is gone"
+
+say "the appliance is killed in the middle of its I/O"
+verify "across a death" "$(device_of 3)" 8 --rate=1m,2m > /tmp/death.log 2>&1 &
+writer=$!
+sleep 2
+kill -9 "$windlass"
+wait "$windlass" || true
+kill -0 $writer || fail "fio ended too early: $(cat /tmp/death.log)"
+start
+wait $writer || fail "fio: $(cat /tmp/death.log)"
+cat /tmp/death.log
 disconnect
 stop
 expect_quiet_iommu
