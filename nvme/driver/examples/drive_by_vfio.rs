@@ -5,6 +5,7 @@
 //! deploy/lab/lab run --nvme 1 -- 'pcibind 0000:01:00.0 vfio-pci;
 //!     target/debug/examples/drive_by_vfio 0000:01:00.0 32'
 //! ```
+#![forbid(unsafe_code)]
 
 use std::error::Error;
 use std::sync::Arc;
