@@ -27,6 +27,7 @@ use nvme_host::{
 use nvme_spec::log::{DiscoveryEntry, SubsystemType, TransportType};
 
 mod cost;
+mod drive;
 mod transfers;
 
 type Failure = Box<dyn Error>;
@@ -57,6 +58,8 @@ pub(crate) enum Command {
     Cost(cost::CostArgs),
     /// How data is best moved by RDMA: by WRITE, by READ, within messages; and what registering costs
     Transfers(transfers::TransfersArgs),
+    /// Random reads from a real drive by our own driver
+    Drive(drive::DriveArgs),
 }
 
 const RUN_EXAMPLES: &str = "\
@@ -242,6 +245,7 @@ pub(crate) fn execute(command: Command) -> Result<ExitCode, Failure> {
         Command::Discover(args) => execute_discover(&args),
         Command::Cost(args) => cost::execute(&args),
         Command::Transfers(args) => transfers::execute(&args),
+        Command::Drive(args) => drive::execute(&args),
     }
 }
 

@@ -8,6 +8,7 @@
 pub mod ceiling;
 pub mod compare;
 pub mod cost;
+pub mod drive;
 pub mod load;
 pub mod pinning;
 pub mod progress;

@@ -7,7 +7,7 @@ use crate::process;
 
 /// Programs that the steps run and files that builds read, and the Debian packages that have them.
 /// Files begin with a slash; several places are separated by colons, and a place may have one star.
-const PROGRAMS: [(&str, &str); 14] = [
+const PROGRAMS: [(&str, &str); 15] = [
     (VERBS_HEADER, "libibverbs-dev"),
     (CONNECTION_MANAGER_HEADER, "librdmacm-dev"),
     (CLANG_LIBRARY, "libclang-dev"),
@@ -20,6 +20,7 @@ const PROGRAMS: [(&str, &str); 14] = [
     ("python3", "python3"),
     ("setpriv", "util-linux"),
     ("unshare", "util-linux"),
+    ("valgrind", "valgrind"),
     ("xz", "xz-utils"),
     ("zstd", "zstd"),
 ];
@@ -31,13 +32,14 @@ const CLANG_LIBRARY: &str =
     "/usr/lib/llvm-*/lib/libclang.so:/usr/lib64/libclang.so*:/usr/lib/libclang.so*";
 
 /// Of these the ones that tests outside the lab need as well.
-const NEEDED_WITHOUT_LAB: [&str; 6] = [
+const NEEDED_WITHOUT_LAB: [&str; 7] = [
     VERBS_HEADER,
     CONNECTION_MANAGER_HEADER,
     CLANG_LIBRARY,
     "pkg-config",
     "python3",
     "setpriv",
+    "valgrind",
 ];
 
 /// What the demo needs: to build the appliance, and to start it.
@@ -205,7 +207,8 @@ mod tests {
                 "libclang-dev",
                 "pkg-config",
                 "python3",
-                "util-linux"
+                "util-linux",
+                "valgrind"
             ]
         );
         assert!(missing(false, |program| program != "mmdebstrap").is_empty());

@@ -1,0 +1,215 @@
+//! What no host does, to a target over real verbs: each offence gets the answer that the
+//! specification names, and a well-behaved queue beside it goes on.
+//!
+//!     hostile_rdma ADDRESS:PORT NQN
+//!
+//! The subsystem has a namespace 1 and takes any host. Prints a line for each offence; exits with 1
+//! at the first wrong answer.
+
+use std::net::SocketAddr;
+use std::process::ExitCode;
+
+use nvme_host::raw_rdma::{Ending, RawNames, RawOptions, RawRdmaClient, RawRdmaError};
+use nvme_host::{HostError, Rejection};
+use nvme_spec::rdma::RejectReason;
+use nvme_spec::sgl::SglDescriptor;
+use nvme_spec::{Sqe, Status};
+use rdma::Verbs;
+use zerocopy::IntoBytes;
+
+type Client = RawRdmaClient<Verbs>;
+
+struct Victim {
+    verbs: Verbs,
+    address: SocketAddr,
+    names: RawNames,
+    /// A controller and a queue of its own, which nothing may disturb.
+    _admin: Client,
+    witness: Client,
+    cntlid: u16,
+}
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let [address, nqn] = &arguments[..] else {
+        eprintln!("hostile_rdma ADDRESS:PORT NQN");
+        return ExitCode::from(2);
+    };
+    match attack(address, nqn) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("FAILED: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn attack(address: &str, nqn: &str) -> Result<(), String> {
+    let mut victim = Victim::meet(address, nqn)?;
+    victim.private_data()?;
+    victim.keys()?;
+    victim.lengths()?;
+    victim.capsules()?;
+    victim.depth()
+}
+
+fn said(error: impl std::fmt::Display) -> String {
+    error.to_string()
+}
+
+impl Victim {
+    fn meet(address: &str, nqn: &str) -> Result<Self, String> {
+        let address: SocketAddr = address.parse().map_err(said)?;
+        let verbs = Verbs::open().map_err(said)?;
+        let names = RawNames {
+            host: "nqn.2026-11.org.windlass:hostile".to_owned(),
+            host_id: [7; 16],
+            subsystem: nqn.to_owned(),
+        };
+        let (admin, cntlid) = Client::open_admin(&verbs, address, &names).map_err(said)?;
+        let witness = Client::open_io(&verbs, address, &names, cntlid, 1).map_err(said)?;
+        Ok(Self {
+            verbs,
+            address,
+            names,
+            _admin: admin,
+            witness,
+            cntlid,
+        })
+    }
+
+    /// The queue beside all this reads a block.
+    fn witness(&mut self, offence: &str) -> Result<(), String> {
+        let read = self.witness.command(Sqe::read(1, 0, 0), 512);
+        match read {
+            Ok(cqe) if cqe.status().is_success() => {
+                println!("{offence}");
+                Ok(())
+            }
+            Ok(cqe) => Err(format!("{offence}, and the witness got {}", cqe.status())),
+            Err(error) => Err(format!("{offence}, and the witness lost: {error}")),
+        }
+    }
+
+    /// Another controller's I/O queue, to be misused.
+    fn queue(&self) -> Result<(Client, Client), String> {
+        let admin = Client::open_admin(&self.verbs, self.address, &self.names);
+        let (admin, cntlid) = admin.map_err(said)?;
+        let io = Client::open_io(&self.verbs, self.address, &self.names, cntlid, 1);
+        Ok((admin, io.map_err(said)?))
+    }
+
+    fn private_data(&mut self) -> Result<(), String> {
+        let good = RawOptions::queue(1, 32, self.cntlid).private_data;
+        let with = |change: &dyn Fn(&mut Vec<u8>)| {
+            let mut bytes = good.clone();
+            change(&mut bytes);
+            bytes
+        };
+        let cases = [
+            (
+                "a record format that is not there",
+                with(&|it| it[0] = 9),
+                RejectReason::INVALID_RECORD_FORMAT,
+            ),
+            (
+                "a queue of one entry",
+                with(&|it| it[6] = 0),
+                RejectReason::INVALID_HSQSIZE,
+            ),
+            (
+                "fewer receives than commands",
+                with(&|it| it[4] = 31),
+                RejectReason::INVALID_HRQSIZE,
+            ),
+        ];
+        for (what, private_data, expected) in cases {
+            let options = RawOptions {
+                private_data,
+                ..RawOptions::queue(1, 32, self.cntlid)
+            };
+            let answer = Client::connect(&self.verbs, self.address, &options);
+            let status = match answer {
+                Err(RawRdmaError::Host(HostError::Rejected { status, .. })) => status,
+                Err(error) => return Err(format!("{what}: {error}")),
+                Ok(_) => return Err(format!("{what}: accepted")),
+            };
+            if status != Rejection::ByTarget(expected) {
+                return Err(format!("{what}: {status}, not {expected}"));
+            }
+            self.witness(&format!("{what}: rejected, {status}"))?;
+        }
+        Ok(())
+    }
+
+    fn keys(&mut self) -> Result<(), String> {
+        for (what, write) in [
+            ("a key that nothing has, to read to", false),
+            ("to write from", true),
+        ] {
+            let (_admin, mut io) = self.queue()?;
+            let sgl = SglDescriptor::keyed(io.memory_address(), 4096, io.no_key(), false);
+            let sqe = if write {
+                Sqe::write(1, 0, 7, false)
+            } else {
+                Sqe::read(1, 0, 7)
+            };
+            let sqe = sqe
+                .with_cid(io.next_cid())
+                .with_sgl(sgl.unwrap_or_default());
+            io.send(sqe.as_bytes()).map_err(said)?;
+            let ending = io.wait_end().map_err(said)?;
+            self.witness(&format!("{what}: the connection ended, {ending}"))?;
+        }
+        Ok(())
+    }
+
+    fn lengths(&mut self) -> Result<(), String> {
+        let (_admin, mut io) = self.queue()?;
+        for (what, len) in [("too short", 2048), ("empty", 0)] {
+            let sqe = Sqe::read(1, 0, 7)
+                .with_cid(io.next_cid())
+                .with_sgl(io.describe(0, len, false));
+            let cqe = io.exchange(&sqe, &[]).map_err(said)?;
+            let expected = Status::DATA_SGL_LENGTH_INVALID.with_dnr();
+            if cqe.status() != expected {
+                let found = cqe.status();
+                return Err(format!(
+                    "a descriptor that is {what}: {found}, not {expected}"
+                ));
+            }
+            self.witness(&format!("a descriptor that is {what}: {expected}"))?;
+        }
+        let cqe = io.command(Sqe::read(1, 0, 7), 4096).map_err(said)?;
+        if !cqe.status().is_success() {
+            return Err(format!("the connection did not live on: {}", cqe.status()));
+        }
+        Ok(())
+    }
+
+    fn capsules(&mut self) -> Result<(), String> {
+        for (what, bytes) in [("of 32 bytes", 32), ("of 100,000 bytes", 100_000)] {
+            let (_admin, mut io) = self.queue()?;
+            io.send(&vec![0; bytes]).map_err(said)?;
+            let ending = io.wait_end().map_err(said)?;
+            self.witness(&format!("a capsule {what}: the connection ended, {ending}"))?;
+        }
+        Ok(())
+    }
+
+    fn depth(&mut self) -> Result<(), String> {
+        let (_admin, mut io) = self.queue()?;
+        let sgl = io.describe(0, 65_536, false);
+        let sqe = Sqe::read(1, 0, 127).with_cid(1).with_sgl(sgl);
+        io.send(sqe.as_bytes()).map_err(said)?;
+        // Far more than the 31 that the queue holds, all under one identifier.
+        let sent = io.send_again(size_of::<Sqe>(), 200);
+        let ending = match sent {
+            Ok(()) => io.wait_end().map_err(said)?,
+            Err(_) => Ending::Flushed,
+        };
+        self.witness(&format!(
+            "more commands than entries: the connection ended, {ending}"
+        ))
+    }
+}
