@@ -20,7 +20,9 @@ use crate::devices::{Devices, page_policy};
 use crate::exports;
 use crate::nvme::{self, Bus, Drives, Vfio};
 use crate::reactor_setup::{Parts, set_up};
+use crate::service::{self, Heartbeat};
 use crate::signals::Termination;
+use crate::summary;
 use crate::transports::Listeners;
 use crate::watch::Watch;
 
@@ -145,22 +147,32 @@ impl Appliance {
         self.watch.look(&self.config, &self.devices, &self.target);
     }
 
-    /// Looks after reactors and devices until the process is asked to end or a reactor is gone.
-    pub(crate) fn serve_until(&mut self, termination: &mut Termination) {
-        while !termination.wait(WATCH_INTERVAL) {
+    /// Says that all is ready, and looks after reactors and devices until the process is asked to
+    /// end or a reactor is gone.
+    ///
+    /// # Errors
+    /// A test hook that was asked for cannot be had.
+    pub(crate) fn serve_until(&mut self, termination: &mut Termination) -> Result<(), Failure> {
+        let status = summary::status_line(&self.config);
+        service::offer_to_stick(self.reactors.handles())?;
+        service::ready(&status);
+        let mut heartbeat = Heartbeat::from_environment(self.cores.len(), status);
+        while !termination.wait(heartbeat.pause(WATCH_INTERVAL)) {
             self.look(Instant::now());
             let now = self.reactors.clock().now();
             for handle in self.reactors.handles() {
                 if !handle.is_running() {
                     // Its connections are lost; a restart brings all of them back.
                     tracing::error!("reactor {} has died: stopping", handle.index());
-                    return;
+                    return Ok(());
                 }
                 if let Some(stuck) = handle.stuck_in(now, STUCK_AFTER) {
                     tracing::error!("reactor {} is stuck: {stuck:?}", handle.index());
                 }
             }
+            heartbeat.beat(self.reactors.handles(), now, STUCK_AFTER);
         }
+        Ok(())
     }
 
     /// Stops in phases. A second request to end cuts it short; the exit status tells whether all
@@ -182,6 +194,7 @@ impl Appliance {
             ?deadline,
             "stopping: no new connections, finishing what is in flight"
         );
+        service::stopping(deadline);
         self.target.shut_down();
         let (devices, drives, reactors) = (self.devices, self.drives, self.reactors);
         let stopping = std::thread::spawn(move || {

@@ -4,13 +4,21 @@ use std::error::Error;
 use std::io::{IsTerminal, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use appliance_config::{Colour, Config, LoadError};
 use clap::{Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
 
 use crate::appliance::Appliance;
-use crate::{drives, embedded, signals, summary};
+use crate::service::BadConfiguration;
+use crate::signals::Termination;
+use crate::{drives, embedded, service, signals, summary};
+
+/// How long the listeners of an appliance that has started may take to answer.
+const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 
 /// What every command may fail with.
 pub(crate) type Failure = Box<dyn Error>;
@@ -60,10 +68,8 @@ pub(crate) fn run(command: Command) -> Result<ExitCode, Failure> {
                 Some(file) => load(&file)?,
                 None => embedded::configuration(data_dir.as_deref())?,
             };
-            let mut appliance = Appliance::start(config)?;
-            print(&summary::ready_text(&appliance));
-            appliance.serve_until(&mut signals);
-            Ok(appliance.stop(&mut signals))
+            service::status("starting");
+            serve(Appliance::start(config)?, &mut signals)
         }
         Command::Devices(arguments) => drives::devices(&arguments),
         Command::Bind(arguments) => drives::bind(&arguments),
@@ -74,6 +80,18 @@ pub(crate) fn run(command: Command) -> Result<ExitCode, Failure> {
             Ok(ExitCode::SUCCESS)
         }
     }
+}
+
+/// Serves until the process is asked to end. That an export answers is seen before it is said.
+fn serve(mut appliance: Appliance, signals: &mut Termination) -> Result<ExitCode, Failure> {
+    let (config, addresses) = (appliance.config(), appliance.addresses());
+    if let Err(error) = service::wait_until_answering(config, addresses, ANSWER_WITHIN) {
+        appliance.stop(signals);
+        return Err(error.into());
+    }
+    print(&summary::ready_text(&appliance));
+    appliance.serve_until(signals)?;
+    Ok(appliance.stop(signals))
 }
 
 /// Prints text; a reader that has gone is no reason to end.
@@ -91,23 +109,27 @@ fn load(file: &Path) -> Result<Config, Failure> {
             } else {
                 Colour::Never
             };
-            problems.display(colour).to_string().into()
+            BadConfiguration(problems.display(colour).to_string()).into()
         }
         other => other.into(),
     })
 }
 
-/// Log lines go to standard error: the journal adds time and name, a terminal gets colours.
+/// Log lines go to standard error, where a terminal gets colours; as a service, with their fields
+/// to the journal.
 pub(crate) fn log_to_stderr(filter: Option<&str>) {
     let filter =
         EnvFilter::try_new(filter.unwrap_or("info")).unwrap_or_else(|_| EnvFilter::new("info"));
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
+    let log = tracing_subscriber::registry().with(filter);
+    if let Some(journal) = service::journal() {
+        return log.with(journal).init();
+    }
+    let lines = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
         .with_target(false)
-        .without_time()
-        .init();
+        .without_time();
+    log.with(lines).init();
 }
 
 /// An error and its causes in one line; text that has lines of its own stays as it is.

@@ -12,6 +12,7 @@ mod exports;
 mod nvme;
 mod observe;
 mod reactor_setup;
+mod service;
 mod signals;
 mod summary;
 mod transports;
@@ -29,7 +30,10 @@ fn main() -> ExitCode {
         Err(error) => {
             // Configuration problems bring their own places and carets; everything else is one
             // line.
-            eprintln!("{}", command_line::one_line(error.as_ref()));
+            service::report_failure(&command_line::one_line(error.as_ref()));
+            if error.is::<service::BadConfiguration>() {
+                return ExitCode::from(service::EXIT_CONFIGURATION);
+            }
             ExitCode::FAILURE
         }
     }

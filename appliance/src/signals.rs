@@ -7,6 +7,8 @@ use std::time::Duration;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
+use crate::service;
+
 /// Tells when the process has been asked to end.
 pub(crate) struct Termination {
     requests: Receiver<i32>,
@@ -22,9 +24,12 @@ impl Termination {
             .spawn(move || {
                 for signal in signals.forever() {
                     if signal == SIGHUP {
-                        tracing::warn!(
-                            "SIGHUP: reloading the configuration is not in this build yet"
-                        );
+                        service::reload(|| {
+                            Err(
+                                "SIGHUP: reloading the configuration is not in this build yet"
+                                    .into(),
+                            )
+                        });
                     } else if send.send(signal).is_err() {
                         return;
                     }

@@ -46,9 +46,15 @@ pub(crate) struct Windlass {
 impl Windlass {
     /// Starts `windlass run FILE` and waits until it says that it is ready.
     pub(crate) fn start(file: &Path) -> Self {
+        Self::start_in(file, &[])
+    }
+
+    /// The same with these variables in its environment.
+    pub(crate) fn start_in(file: &Path, environment: &[(&str, &str)]) -> Self {
         let mut child = Command::new(env!("CARGO_BIN_EXE_windlass"))
             .args(["--log", "warn", "run"])
             .arg(file)
+            .envs(environment.iter().copied())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .spawn()

@@ -1,0 +1,159 @@
+//! Whether exports answer: a connection to each listener, answered by a reactor.
+
+use std::io::{self, Read as _, Write as _};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+use appliance_config::{Config, Transport};
+use nvme_spec::tcp::{DigestFlags, IcReq, IcResp, PduType};
+use zerocopy::{FromBytes as _, IntoBytes as _};
+
+const RETRY_INTERVAL: Duration = Duration::from_millis(20);
+
+/// A listener that does not answer.
+#[derive(Debug, thiserror::Error)]
+#[error("listener {name} at {address} does not answer within {within:?}")]
+pub(crate) struct NoAnswer {
+    name: String,
+    address: SocketAddr,
+    within: Duration,
+    #[source]
+    cause: io::Error,
+}
+
+/// Returns when each listener of `config`, bound to the address at its place in `addresses`, has
+/// answered. A listener of TCP has to answer an ICReq, which a reactor does; one of RDMA listens
+/// once it is bound, and takes no connection from here.
+///
+/// # Errors
+/// The first listener that has not answered `within` that time.
+pub(crate) fn wait_until_answering(
+    config: &Config,
+    addresses: &[SocketAddr],
+    within: Duration,
+) -> Result<(), NoAnswer> {
+    let deadline = Instant::now() + within;
+    for (listener, address) in config.listeners.iter().zip(addresses) {
+        if listener.transport != Transport::Tcp {
+            continue;
+        }
+        let address = reachable(*address);
+        while let Err(cause) = ask(address, deadline) {
+            if Instant::now() + RETRY_INTERVAL >= deadline {
+                return Err(NoAnswer {
+                    name: listener.name.to_string(),
+                    address,
+                    within,
+                    cause,
+                });
+            }
+            std::thread::sleep(RETRY_INTERVAL);
+        }
+    }
+    Ok(())
+}
+
+/// An address of this machine at which a listener bound to `address` takes connections.
+fn reachable(mut address: SocketAddr) -> SocketAddr {
+    match address.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => address.set_ip(Ipv4Addr::LOCALHOST.into()),
+        IpAddr::V6(ip) if ip.is_unspecified() => address.set_ip(Ipv6Addr::LOCALHOST.into()),
+        IpAddr::V4(_) | IpAddr::V6(_) => {}
+    }
+    address
+}
+
+/// Connects and has the connection initialized (NVMe TCP Transport Specification 1.1, 3.4.1).
+fn ask(address: SocketAddr, deadline: Instant) -> io::Result<()> {
+    let left = |deadline: Instant| {
+        let left = deadline.saturating_duration_since(Instant::now());
+        left.max(Duration::from_millis(1))
+    };
+    let mut stream = TcpStream::connect_timeout(&address, left(deadline))?;
+    stream.set_read_timeout(Some(left(deadline)))?;
+    stream.set_write_timeout(Some(left(deadline)))?;
+    stream.write_all(IcReq::new(0, DigestFlags::new(), 0).as_bytes())?;
+    let mut bytes = [0; size_of::<IcResp>()];
+    stream.read_exact(&mut bytes)?;
+    match IcResp::read_from_bytes(&bytes) {
+        Ok(response) if response.ch.pdu_type == PduType::IC_RESP => Ok(()),
+        _ => Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            "something that does not speak NVMe/TCP answers",
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+    use std::thread;
+
+    use super::*;
+
+    const SOON: Duration = Duration::from_millis(200);
+    const LONG: Duration = Duration::from_secs(30);
+
+    fn config(transport: &str) -> Config {
+        let text = format!(
+            "[[device]]\nname = \"a\"\ntype = \"memory\"\nsize = \"1MiB\"\n\
+             [[listener]]\nname = \"san\"\ntransport = \"{transport}\"\naddress = \"127.0.0.1:4420\"\n\
+             [[export]]\nnqn = \"nqn.2026-11.org.windlass:x\"\ndevices = [\"a\"]\n\
+             listeners = [\"san\"]\nallow_any_host = true\n"
+        );
+        Config::parse("test.toml", &text).expect("valid")
+    }
+
+    /// A server that reads an ICReq from each connection and gives `answer`.
+    fn server(answer: Vec<u8>) -> SocketAddr {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = listener.local_addr().expect("bound");
+        thread::spawn(move || {
+            for stream in listener.incoming() {
+                let mut stream = stream.expect("a connection");
+                let mut request = [0; size_of::<IcReq>()];
+                if stream.read_exact(&mut request).is_ok() {
+                    let _ = stream.write_all(&answer);
+                }
+            }
+        });
+        address
+    }
+
+    #[test]
+    fn an_initialized_connection_is_an_answer() {
+        let address = server(IcResp::new(0, DigestFlags::new(), 4096).as_bytes().to_vec());
+        wait_until_answering(&config("tcp"), &[address], LONG).expect("answers");
+    }
+
+    #[test]
+    fn silence_refusal_and_other_servers_are_none() {
+        let silent = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let silent_address = silent.local_addr().expect("bound");
+        let refused = TcpListener::bind("127.0.0.1:0").and_then(|it| it.local_addr());
+        let other = server(vec![b'x'; size_of::<IcResp>()]);
+        for address in [silent_address, refused.expect("bound"), other] {
+            let error = wait_until_answering(&config("tcp"), &[address], SOON).unwrap_err();
+            let text = error.to_string();
+            assert!(text.starts_with("listener san at 127.0.0.1:"), "{text}");
+        }
+    }
+
+    #[test]
+    fn rdma_listeners_are_not_asked_over_tcp() {
+        let nobody = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
+        wait_until_answering(&config("rdma"), &[nobody], SOON).expect("not asked");
+    }
+
+    #[test]
+    fn every_address_of_the_machine_is_asked_on_its_loopback() {
+        for (bound, asked) in [
+            ("0.0.0.0:4420", "127.0.0.1:4420"),
+            ("[::]:4420", "[::1]:4420"),
+            ("192.0.2.10:8009", "192.0.2.10:8009"),
+        ] {
+            let bound: SocketAddr = bound.parse().expect("an address");
+            assert_eq!(reachable(bound).to_string(), asked);
+        }
+    }
+}

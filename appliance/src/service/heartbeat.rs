@@ -1,0 +1,207 @@
+//! The watchdog's food: given only while every reactor makes turns.
+//!
+//! A reactor that sleeps is woken for one turn at every other look, so that a lost wake-up is
+//! found too; one that is stuck in a call, or answers no wake-up, stops the feeding, and the service
+//! manager restarts us when its time is over.
+
+use std::time::Duration;
+
+use reactors::{Nanos, ReactorHandle};
+use sd_notify::NotifyState;
+
+/// What one look sees of one reactor.
+#[derive(Clone, Copy, Debug)]
+struct Seen {
+    /// It takes jobs: it has not ended.
+    is_running: bool,
+    /// It has been in one call for too long.
+    is_stuck: bool,
+    turns: u64,
+}
+
+/// What is known of one reactor from look to look.
+#[derive(Clone, Copy, Debug, Default)]
+struct Pulse {
+    turns: u64,
+    /// Woken at the last look, so that a turn is owed by now.
+    owes_a_turn: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Verdict {
+    /// It has made turns since the last look.
+    Turns,
+    /// It rests: to be woken, for the next look to see.
+    Rests,
+    /// No turn although one was owed, or stuck, or ended.
+    Silent,
+}
+
+impl Pulse {
+    fn look(&mut self, seen: Seen) -> Verdict {
+        let has_turned = seen.turns != self.turns;
+        self.turns = seen.turns;
+        if !seen.is_running || seen.is_stuck {
+            return Verdict::Silent;
+        }
+        if has_turned {
+            self.owes_a_turn = false;
+            return Verdict::Turns;
+        }
+        if std::mem::replace(&mut self.owes_a_turn, true) {
+            return Verdict::Silent;
+        }
+        Verdict::Rests
+    }
+}
+
+/// Feeds the service manager's watchdog, where there is one.
+#[derive(Debug)]
+pub(crate) struct Heartbeat {
+    /// Within which time the watchdog wants to be fed.
+    within: Option<Duration>,
+    pulses: Vec<Pulse>,
+    /// What `systemctl status` shows while all is well.
+    status: String,
+    is_well: bool,
+}
+
+impl Heartbeat {
+    /// As this process's environment asks for (sd_watchdog_enabled(3)).
+    pub(crate) fn from_environment(reactors: usize, status: String) -> Self {
+        Self::new(sd_notify::watchdog_enabled(), reactors, status)
+    }
+
+    fn new(within: Option<Duration>, reactors: usize, status: String) -> Self {
+        Self {
+            within,
+            pulses: vec![Pulse::default(); reactors],
+            status,
+            is_well: true,
+        }
+    }
+
+    /// How long the caller may rest between two beats, at most `most`: a third of the watchdog's
+    /// time, as one beat may come late and one look finds a sleeper.
+    pub(crate) fn pause(&self, most: Duration) -> Duration {
+        self.within.map_or(most, |within| most.min(within / 3))
+    }
+
+    /// Looks at every reactor and feeds the watchdog if all of them are alive.
+    pub(crate) fn beat(&mut self, reactors: &[ReactorHandle], now: Nanos, stuck_after: Nanos) {
+        if self.within.is_none() {
+            return;
+        }
+        let mut silent = None;
+        for (handle, pulse) in reactors.iter().zip(&mut self.pulses) {
+            let stuck = handle.stuck_in(now, stuck_after);
+            let seen = Seen {
+                is_running: handle.is_running(),
+                is_stuck: stuck.is_some(),
+                turns: handle.stats().turns(),
+            };
+            match pulse.look(seen) {
+                Verdict::Turns => {}
+                Verdict::Rests => handle.wake(),
+                Verdict::Silent => {
+                    let place =
+                        stuck.map_or_else(String::new, |stuck| format!(" in {}", stuck.name));
+                    silent.get_or_insert(format!("reactor {} is stuck{place}", handle.index()));
+                }
+            }
+        }
+        self.feed_unless(silent);
+    }
+
+    fn feed_unless(&mut self, silent: Option<String>) {
+        let was_well = std::mem::replace(&mut self.is_well, silent.is_none());
+        match silent {
+            None => {
+                super::tell(&[NotifyState::Watchdog]);
+                if !was_well {
+                    tracing::info!("every reactor makes turns again");
+                    super::status(&self.status);
+                }
+            }
+            Some(silent) => {
+                if was_well {
+                    tracing::error!("{silent}: the watchdog is no longer fed");
+                    super::status(&format!("{silent}: a restart follows unless it goes on"));
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RESTING: Seen = Seen {
+        is_running: true,
+        is_stuck: false,
+        turns: 7,
+    };
+
+    fn turned(turns: u64) -> Seen {
+        Seen { turns, ..RESTING }
+    }
+
+    #[test]
+    fn a_reactor_that_turns_is_alive_at_every_look() {
+        let mut pulse = Pulse::default();
+        for turns in 1..10 {
+            assert_eq!(pulse.look(turned(turns)), Verdict::Turns);
+        }
+    }
+
+    #[test]
+    fn a_sleeper_that_answers_its_wakeups_is_alive() {
+        let mut pulse = Pulse::default();
+        let mut turns = 1;
+        assert_eq!(pulse.look(turned(turns)), Verdict::Turns);
+        for _ in 0..10 {
+            assert_eq!(pulse.look(turned(turns)), Verdict::Rests);
+            turns += 1;
+            assert_eq!(pulse.look(turned(turns)), Verdict::Turns);
+        }
+    }
+
+    #[test]
+    fn a_sleeper_that_answers_no_wakeup_is_silent_from_then_on() {
+        let mut pulse = Pulse::default();
+        assert_eq!(pulse.look(RESTING), Verdict::Turns);
+        assert_eq!(pulse.look(RESTING), Verdict::Rests);
+        for _ in 0..3 {
+            assert_eq!(pulse.look(RESTING), Verdict::Silent);
+        }
+        assert_eq!(pulse.look(turned(8)), Verdict::Turns);
+    }
+
+    #[test]
+    fn stuck_and_ended_reactors_are_silent_whatever_they_count() {
+        let mut pulse = Pulse::default();
+        let stuck = Seen {
+            is_stuck: true,
+            ..RESTING
+        };
+        let ended = Seen {
+            is_running: false,
+            ..turned(9)
+        };
+        assert_eq!(pulse.look(stuck), Verdict::Silent);
+        assert_eq!(pulse.look(ended), Verdict::Silent);
+        assert_eq!(pulse.look(turned(10)), Verdict::Turns);
+    }
+
+    #[test]
+    fn three_beats_fit_into_the_watchdogs_time() {
+        let pause = |within| Heartbeat::new(within, 1, String::new()).pause(Duration::from_secs(1));
+        assert_eq!(pause(None), Duration::from_secs(1));
+        assert_eq!(pause(Some(Duration::from_secs(60))), Duration::from_secs(1));
+        assert_eq!(
+            pause(Some(Duration::from_millis(1500))),
+            Duration::from_millis(500)
+        );
+    }
+}

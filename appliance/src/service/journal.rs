@@ -1,0 +1,83 @@
+//! Lines for systemd's journal: structured where the journal takes them, with a priority before
+//! each line where it only reads our standard error.
+
+use std::io;
+use std::os::unix::fs::MetadataExt as _;
+
+use tracing_journald::{Priority, PriorityMappings};
+
+/// What names our records, and the prefix of our fields: `journalctl WINDLASS_EXPORT=…`.
+const IDENTIFIER: &str = "windlass";
+const FIELD_PREFIX: &str = "WINDLASS";
+/// `LOG_ERR` of syslog(3), as sd-daemon(3) wants it at the beginning of a line.
+const ERROR_PREFIX: &str = "<3>";
+
+/// The journal's layer, where our standard error goes to the journal and it can be reached.
+pub(crate) fn journal() -> Option<tracing_journald::Layer> {
+    if !stderr_is_the_journal() {
+        return None;
+    }
+    let priorities = PriorityMappings {
+        info: Priority::Informational,
+        debug: Priority::Debug,
+        ..PriorityMappings::new()
+    };
+    let layer = tracing_journald::layer().ok()?;
+    Some(
+        layer
+            .with_syslog_identifier(IDENTIFIER.to_owned())
+            .with_field_prefix(Some(FIELD_PREFIX.to_owned()))
+            .with_priority_mappings(priorities),
+    )
+}
+
+/// Prints why we end. Text of several lines stays so; in the journal each of them is an error.
+pub(crate) fn report_failure(text: &str) {
+    if stderr_is_the_journal() {
+        eprintln!("{}", with_priority(text));
+    } else {
+        eprintln!("{text}");
+    }
+}
+
+fn with_priority(text: &str) -> String {
+    let lines = text.lines().map(|line| format!("{ERROR_PREFIX}{line}"));
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+/// systemd.exec(5), `$JOURNAL_STREAM`: the device and inode of the stream to the journal. Somebody
+/// may have sent our standard error elsewhere since, so they are compared.
+fn stderr_is_the_journal() -> bool {
+    let Ok(stream) = std::env::var("JOURNAL_STREAM") else {
+        return false;
+    };
+    stderr_identity().is_ok_and(|identity| stream_is(&stream, identity))
+}
+
+fn stderr_identity() -> io::Result<(u64, u64)> {
+    let metadata = std::fs::metadata("/proc/self/fd/2")?;
+    Ok((metadata.dev(), metadata.ino()))
+}
+
+fn stream_is(stream: &str, (device, inode): (u64, u64)) -> bool {
+    stream == format!("{device}:{inode}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_very_stream_is_the_journal() {
+        assert!(stream_is("9:38277", (9, 38277)));
+        for other in ["9:38278", "8:38277", "9", "", "9:38277:1", "x:y"] {
+            assert!(!stream_is(other, (9, 38277)), "{other}");
+        }
+    }
+
+    #[test]
+    fn every_line_of_a_failure_has_its_priority() {
+        assert_eq!(with_priority("one"), "<3>one");
+        assert_eq!(with_priority("a:1: x\n  |\n"), "<3>a:1: x\n<3>  |");
+    }
+}

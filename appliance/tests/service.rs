@@ -1,0 +1,190 @@
+//! What a service manager hears: a socket in the place of systemd's.
+
+mod process;
+
+use std::fs;
+use std::io::ErrorKind;
+use std::net::TcpStream;
+use std::os::unix::net::UnixDatagram;
+use std::time::{Duration, Instant};
+
+use process::{LIMIT, Windlass};
+use rustix::process::Signal;
+use tempfile::TempDir;
+
+/// Short enough that a test sees it stop, long enough for a busy machine.
+const WATCHDOG: Duration = Duration::from_secs(3);
+
+struct Manager {
+    socket: UnixDatagram,
+    directory: TempDir,
+}
+
+impl Manager {
+    fn new() -> Self {
+        let directory = TempDir::new().expect("a directory");
+        let socket = UnixDatagram::bind(directory.path().join("notify")).expect("a socket");
+        socket.set_read_timeout(Some(LIMIT)).expect("settable");
+        Self { socket, directory }
+    }
+
+    /// Starts the appliance as a service, with further variables.
+    fn start(&self, more: &[(&str, &str)]) -> Windlass {
+        let file = self.directory.path().join("windlass.toml");
+        let text = r#"
+[appliance]
+memory = "16MiB"
+pages = "ordinary"
+[[device]]
+name = "ram"
+type = "memory"
+size = "8MiB"
+[[listener]]
+name = "loopback"
+transport = "tcp"
+address = "127.0.0.1:0"
+[[export]]
+nqn = "nqn.2026-11.org.windlass:test"
+devices = ["ram"]
+listeners = ["loopback"]
+allow_any_host = true
+"#;
+        fs::write(&file, text).expect("writable");
+        let socket = self.directory.path().join("notify");
+        let mut environment = vec![("NOTIFY_SOCKET", socket.to_str().expect("UTF-8"))];
+        environment.extend(more);
+        Windlass::start_in(&file, &environment)
+    }
+
+    /// The next message, as its lines.
+    fn hear(&self) -> Vec<String> {
+        let mut bytes = [0; 4096];
+        let length = self.socket.recv(&mut bytes).expect("a message in time");
+        let text = std::str::from_utf8(&bytes[..length]).expect("UTF-8");
+        text.lines().map(ToOwned::to_owned).collect()
+    }
+
+    /// Reads messages until one has a line that begins so; what that message says.
+    fn hear_until(&self, beginning: &str) -> Vec<String> {
+        let began = Instant::now();
+        loop {
+            let message = self.hear();
+            if message.iter().any(|line| line.starts_with(beginning)) {
+                return message;
+            }
+            assert!(began.elapsed() < LIMIT, "{beginning} did not come");
+        }
+    }
+}
+
+#[track_caller]
+fn expect_line(message: &[String], line: &str) {
+    assert!(
+        message.iter().any(|it| it == line),
+        "{line} is not in {message:?}"
+    );
+}
+
+#[test]
+fn a_service_says_when_it_is_ready_and_when_it_ends() {
+    let manager = Manager::new();
+    let windlass = manager.start(&[]);
+    expect_line(&manager.hear(), "STATUS=starting");
+    let ready = manager.hear();
+    expect_line(&ready, "READY=1");
+    expect_line(&ready, "STATUS=serving 1 export(s) on 1 listener(s)");
+    TcpStream::connect(windlass.address()).expect("what is ready takes connections");
+    windlass.signal(Signal::TERM);
+    let stopping = manager.hear_until("STOPPING=1");
+    assert!(
+        stopping
+            .iter()
+            .any(|line| line.starts_with("EXTEND_TIMEOUT_USEC=")),
+        "{stopping:?}"
+    );
+    assert_eq!(windlass.wait().0.code(), Some(0));
+}
+
+#[test]
+fn without_a_watchdog_nothing_is_said_between() {
+    let manager = Manager::new();
+    let windlass = manager.start(&[]);
+    manager.hear_until("READY=1");
+    let rest = Duration::from_secs(2);
+    manager
+        .socket
+        .set_read_timeout(Some(rest))
+        .expect("settable");
+    let error = manager.socket.recv(&mut [0; 64]).unwrap_err();
+    assert!(
+        matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut),
+        "{error}"
+    );
+    windlass.signal(Signal::TERM);
+    assert_eq!(windlass.wait().0.code(), Some(0));
+}
+
+#[test]
+fn a_reload_that_is_refused_ends_with_the_reason() {
+    let manager = Manager::new();
+    let windlass = manager.start(&[]);
+    manager.hear_until("READY=1");
+    windlass.signal(Signal::HUP);
+    let reloading = manager.hear();
+    expect_line(&reloading, "RELOADING=1");
+    assert!(
+        reloading
+            .iter()
+            .any(|line| line.starts_with("MONOTONIC_USEC=")),
+        "{reloading:?}"
+    );
+    let over = manager.hear();
+    expect_line(&over, "READY=1");
+    assert!(
+        over.iter().any(|line| line.contains("not in this build")),
+        "{over:?}"
+    );
+    windlass.signal(Signal::TERM);
+    assert_eq!(windlass.wait().0.code(), Some(0));
+}
+
+#[test]
+fn the_watchdog_is_fed_at_rest_and_no_longer_when_a_reactor_sticks() {
+    let manager = Manager::new();
+    let microseconds = WATCHDOG.as_micros().to_string();
+    let windlass = manager.start(&[
+        ("WATCHDOG_USEC", &microseconds),
+        ("WINDLASS_TEST_HOOKS", "stick-on-usr1"),
+    ]);
+    manager.hear_until("READY=1");
+    // Nobody is connected, so the reactor sleeps, and is fed for all the same.
+    for _ in 0..4 {
+        assert_eq!(manager.hear(), ["WATCHDOG=1"]);
+    }
+    windlass.signal(Signal::USR1);
+    let stuck = manager.hear_until("STATUS=");
+    assert!(
+        stuck[0].contains("reactor 0 is stuck in inbox"),
+        "{stuck:?}"
+    );
+    manager
+        .socket
+        .set_read_timeout(Some(WATCHDOG))
+        .expect("settable");
+    let fed = manager.socket.recv(&mut [0; 64]);
+    assert!(
+        fed.is_err(),
+        "the watchdog was fed although a reactor is stuck"
+    );
+}
+
+#[test]
+fn the_test_hook_is_not_there_unless_asked_for() {
+    let manager = Manager::new();
+    let windlass = manager.start(&[]);
+    manager.hear_until("READY=1");
+    windlass.signal(Signal::USR1);
+    // Its default action: nothing of ours handles it.
+    let (status, _) = windlass.wait();
+    assert!(!status.success() && status.code().is_none(), "{status}");
+}
