@@ -20,8 +20,9 @@ use crate::connections::{ConnectionSet, Handoff};
 use crate::placement::Placement;
 use crate::token::EventToken;
 
-/// Busy turns between two looks at epoll.
-const TURNS_PER_EPOLL: u32 = 64;
+/// Turns between two looks at epoll, which is a system call: few enough that connections are made
+/// and ended at once, many enough that polling for capsules is not held up by it.
+const TURNS_PER_EPOLL: u32 = 32;
 /// Events taken from epoll at once.
 const EVENTS_MAX: usize = 64;
 /// Connection requests taken in one poll.
@@ -71,6 +72,8 @@ pub struct RdmaTransport<P: Provider> {
     /// The devices whose events this reactor takes in for all.
     watched: Vec<P::Device>,
     turns_since_epoll: u32,
+    /// Whatever woke the reactor is to be looked at.
+    may_have_slept: bool,
     epoll: OwnedFd,
     events: Vec<epoll::Event>,
     messages: Port<Message<P>>,
@@ -113,6 +116,7 @@ impl<P: Provider> RdmaTransport<P> {
             connections,
             watched,
             turns_since_epoll: 0,
+            may_have_slept: false,
             epoll,
             events: Vec::with_capacity(EVENTS_MAX),
             messages,
@@ -324,7 +328,7 @@ impl<P: Provider> Poller for RdmaTransport<P> {
         moved += self.connections.poll_completions(now);
         moved += self.connections.dispatch(now);
         self.turns_since_epoll += 1;
-        if moved == 0 || self.turns_since_epoll >= TURNS_PER_EPOLL {
+        if std::mem::take(&mut self.may_have_slept) || self.turns_since_epoll >= TURNS_PER_EPOLL {
             moved += self.poll_epoll(now);
         }
         self.connections.expire(now);
@@ -355,6 +359,7 @@ impl<P: Provider> Poller for RdmaTransport<P> {
         if !self.connections.prepare_sleep(self.polled_at) {
             return false;
         }
+        self.may_have_slept = true;
         let mut core = self.connections.core().borrow_mut();
         // A drive that was taken again interrupts by another descriptor than before.
         core.prepare_sleep() && watch_polled(&self.epoll, &core).is_ok()

@@ -3,8 +3,8 @@
 
 mod harness;
 
+use harness::FakeHost as Host;
 use harness::Stage;
-use harness::host::Host;
 use hugemem::allocation_counter::{CountingAllocator, allocations_on_this_thread};
 use nvme_spec::Sqe;
 use nvme_spec::sgl::SglDescriptor;

@@ -2,7 +2,7 @@
 
 mod harness;
 
-use harness::host::Host;
+use harness::FakeHost as Host;
 use harness::{IN_CAPSULE_BYTES, Setup, Stage, TARGET_MACHINE};
 use nvme_spec::command::Cns;
 use nvme_spec::sgl::SglDescriptor;

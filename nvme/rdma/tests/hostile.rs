@@ -3,7 +3,8 @@
 
 mod harness;
 
-use harness::host::{Call, Host, Refused, connect_data};
+use harness::FakeHost as Host;
+use harness::host::{Call, Refused, connect_data};
 use harness::{HOST_MACHINE, Setup, Stage, TARGET_MACHINE};
 use nvme_spec::fabrics::{CNTLID_DYNAMIC, ConnectAttributes, ConnectField};
 use nvme_spec::rdma::{ConnectRequest, RejectReason};

@@ -5,7 +5,8 @@ mod harness;
 
 use std::collections::HashMap;
 
-use harness::host::{Call, Host};
+use harness::FakeHost as Host;
+use harness::host::Call;
 use harness::{BLOCK_BYTES, Setup, Stage, TARGET_MACHINE};
 use nvme_spec::sgl::SglDescriptor;
 use nvme_spec::{Sqe, Status};

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use block::{Device as _, MemoryDevice, QueueOptions};
-use harness::host::Host;
+use harness::FakeHost as Host;
 use harness::{HOST_IP, TARGET_IP, World, port_settings, ram, target_over};
 use hugemem::{Arena, ArenaConfig, PagePolicy};
 use nvme_rdma::{
@@ -119,6 +119,8 @@ impl Server {
 }
 
 impl World for Server {
+    type Provider = Fake;
+
     const TURNS: usize = 200_000;
 
     fn host_machine(&self) -> Fake {

@@ -1,4 +1,4 @@
-//! A raw NVMe/RDMA host on the fabric: it sends what it is told to, right or wrong.
+//! A raw NVMe/RDMA host: it sends what it is told to, right or wrong.
 
 use std::time::Duration;
 
@@ -9,7 +9,6 @@ use nvme_spec::rdma::{ConnectAccept, ConnectReject, ConnectRequest, RejectReason
 use nvme_spec::registers::{Cc, Register};
 use nvme_spec::sgl::SglDescriptor;
 use nvme_spec::{Cqe, Sqe, Status};
-use rdma::fake::Fake;
 use rdma::{
     Access, CompletionQueue, CompletionStatus, ConnectParameters, Connection, ConnectionEvent,
     Device, Domain, Event, EventChannel, MemoryRange, Payload, Provider, QueuePair,
@@ -18,7 +17,7 @@ use rdma::{
 };
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-use super::{HOST, NQN, World};
+use super::world::{HOST, NQN, World};
 
 /// Bytes of one command capsule's place.
 const CAPSULE_BYTES: usize = 12 << 10;
@@ -81,12 +80,12 @@ pub(crate) enum Refused {
 }
 
 /// One connection of a host.
-pub(crate) struct Host {
-    pub(crate) queue_pair: <Fake as Provider>::QueuePair,
-    pub(crate) connection: <Fake as Provider>::Connection,
-    completions: <Fake as Provider>::CompletionQueue,
-    channel: <Fake as Provider>::EventChannel,
-    registration: <Fake as Provider>::Registration,
+pub(crate) struct Host<P: Provider> {
+    pub(crate) queue_pair: P::QueuePair,
+    pub(crate) connection: P::Connection,
+    completions: P::CompletionQueue,
+    channel: P::EventChannel,
+    registration: P::Registration,
     memory: DmaView,
     _region: Region,
     pub(crate) accept: ConnectAccept,
@@ -100,9 +99,12 @@ pub(crate) struct Host {
     pub(crate) failures: Vec<CompletionStatus>,
 }
 
-impl Host {
+impl<P: Provider> Host<P> {
     /// Connects to the target, which is turned meanwhile.
-    pub(crate) fn connect(stage: &mut impl World, call: &Call) -> Result<Self, Refused> {
+    pub(crate) fn connect(
+        stage: &mut impl World<Provider = P>,
+        call: &Call,
+    ) -> Result<Self, Refused> {
         let data_at = CAPSULES_AT + call.capsules * CAPSULE_BYTES;
         let provider = stage.host_machine();
         let device = provider.devices().expect("one device").remove(0);
@@ -122,7 +124,7 @@ impl Host {
         await_event(stage, &mut channel)?;
         connection.resolve_route(timeout).expect("begun");
         await_event(stage, &mut channel)?;
-        let options = QueuePairOptions::<Fake> {
+        let options = QueuePairOptions::<P> {
             send_completions: &completions,
             receive_completions: &completions,
             shared_receives: None,
@@ -171,19 +173,26 @@ impl Host {
     }
 
     /// Connects an admin queue, and enables the controller; returns its identifier.
-    pub(crate) fn admin(stage: &mut impl World) -> (Self, u16) {
+    pub(crate) fn admin(stage: &mut impl World<Provider = P>) -> (Self, u16) {
         Self::admin_with(stage, 0)
     }
 
     /// The same with a keep-alive time.
-    pub(crate) fn admin_with(stage: &mut impl World, keep_alive_ms: u32) -> (Self, u16) {
+    pub(crate) fn admin_with(
+        stage: &mut impl World<Provider = P>,
+        keep_alive_ms: u32,
+    ) -> (Self, u16) {
         Self::admin_by(stage, &Call::queue(0, 32, 0), keep_alive_ms)
     }
 
     /// The same by a certain call.
-    pub(crate) fn admin_by(stage: &mut impl World, call: &Call, keep_alive_ms: u32) -> (Self, u16) {
+    pub(crate) fn admin_by(
+        stage: &mut impl World<Provider = P>,
+        call: &Call,
+        keep_alive_ms: u32,
+    ) -> (Self, u16) {
         let mut host = Self::connect(stage, call).expect("accepted");
-        let data = connect_data(CNTLID_DYNAMIC);
+        let data = connect_data_for(stage.subsystem(), CNTLID_DYNAMIC);
         host.write(0, data.as_bytes());
         let attributes = ConnectAttributes::new();
         let sqe = Sqe::connect_queue(0, 31, attributes, keep_alive_ms);
@@ -200,7 +209,12 @@ impl Host {
     }
 
     /// Connects I/O queue `qid`.
-    pub(crate) fn io(stage: &mut impl World, cntlid: u16, qid: u16, depth: u16) -> Self {
+    pub(crate) fn io(
+        stage: &mut impl World<Provider = P>,
+        cntlid: u16,
+        qid: u16,
+        depth: u16,
+    ) -> Self {
         let call = Call::queue(qid, depth, cntlid);
         let mut host = Self::connect(stage, &call).expect("accepted");
         let cqe = host.open_queue(stage, qid, depth, cntlid);
@@ -209,7 +223,7 @@ impl Host {
     }
 
     /// Both, ready for I/O.
-    pub(crate) fn attach(stage: &mut impl World, depth: u16) -> (Self, Self) {
+    pub(crate) fn attach(stage: &mut impl World<Provider = P>, depth: u16) -> (Self, Self) {
         let (admin, cntlid) = Self::admin(stage);
         let io = Self::io(stage, cntlid, 1, depth);
         (admin, io)
@@ -218,12 +232,12 @@ impl Host {
     /// Sends Connect with its data in the host's memory, and awaits the response.
     pub(crate) fn open_queue(
         &mut self,
-        stage: &mut impl World,
+        stage: &mut impl World<Provider = P>,
         qid: u16,
         depth: u16,
         cntlid: u16,
     ) -> Cqe {
-        let data = connect_data(cntlid);
+        let data = connect_data_for(stage.subsystem(), cntlid);
         self.write(0, data.as_bytes());
         let attributes = ConnectAttributes::new();
         let sqe = Sqe::connect_queue(qid, depth - 1, attributes, 0).with_cid(0x77);
@@ -334,7 +348,10 @@ impl Host {
 
     /// The next response, for which the target is turned.
     #[track_caller]
-    pub(crate) fn await_response(&mut self, stage: &mut impl World) -> (Cqe, Option<u32>) {
+    pub(crate) fn await_response(
+        &mut self,
+        stage: &mut impl World<Provider = P>,
+    ) -> (Cqe, Option<u32>) {
         stage.turn_until("a response", |_| {
             self.poll();
             !self.responses.is_empty()
@@ -344,14 +361,14 @@ impl Host {
 
     /// Sends a command without data behind it, and awaits its response.
     #[track_caller]
-    pub(crate) fn command(&mut self, stage: &mut impl World, sqe: Sqe) -> Cqe {
+    pub(crate) fn command(&mut self, stage: &mut impl World<Provider = P>, sqe: Sqe) -> Cqe {
         self.send(sqe, &[]);
         self.await_response(stage).0
     }
 
     /// Awaits the end of the connection.
     #[track_caller]
-    pub(crate) fn await_end(&mut self, stage: &mut impl World) {
+    pub(crate) fn await_end(&mut self, stage: &mut impl World<Provider = P>) {
         stage.turn_until("a disconnect", |_| {
             self.poll();
             self.disconnected
@@ -360,7 +377,7 @@ impl Host {
 
     /// Proves that this connection works: writes a block and reads it back.
     #[track_caller]
-    pub(crate) fn prove_alive(&mut self, stage: &mut impl World, lba: u64, fill: u8) {
+    pub(crate) fn prove_alive(&mut self, stage: &mut impl World<Provider = P>, lba: u64, fill: u8) {
         self.write(0, &[fill; 512]);
         let write = Sqe::write(1, lba, 0, false).with_cid(1);
         let cqe = self.command(stage, write.with_sgl(self.keyed(0, 512)));
@@ -373,12 +390,16 @@ impl Host {
 }
 
 pub(crate) fn connect_data(cntlid: u16) -> ConnectData {
-    let subsystem = to_field(NQN).expect("a name");
+    connect_data_for(NQN, cntlid)
+}
+
+fn connect_data_for(subsystem: &str, cntlid: u16) -> ConnectData {
+    let subsystem = to_field(subsystem).expect("a name");
     let host = to_field(HOST).expect("a name");
     ConnectData::new([7; 16], cntlid, subsystem, host)
 }
 
-fn receive(index: usize, registration: &<Fake as Provider>::Registration) -> ReceiveRequest {
+fn receive(index: usize, registration: &impl Registration) -> ReceiveRequest {
     let address = registration.address() + index * RESPONSE_BYTES;
     ReceiveRequest {
         wr_id: RECEIVE | index as u64,
@@ -391,9 +412,9 @@ fn receive(index: usize, registration: &<Fake as Provider>::Registration) -> Rec
 }
 
 /// Turns the target until the host has an event; the accept's private data where it was one.
-fn await_event(
-    stage: &mut impl World,
-    channel: &mut <Fake as Provider>::EventChannel,
+fn await_event<P: Provider>(
+    stage: &mut impl World<Provider = P>,
+    channel: &mut P::EventChannel,
 ) -> Result<ConnectAccept, Refused> {
     let mut found = None;
     stage.turn_until("an event", |_| {

@@ -7,6 +7,7 @@
 )]
 
 pub(crate) mod host;
+pub(crate) mod world;
 
 use std::cell::RefCell;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -25,9 +26,8 @@ use nvme_target::{
 use rdma::fake::{DeviceConfig, Fabric, FabricConfig, Fake};
 use rdma::{Device as _, Event, Provider};
 use reactors::Nanos;
+pub(crate) use world::{HOST, NQN, World};
 
-pub(crate) const NQN: &str = "nqn.2026-11.org.windlass:test";
-pub(crate) const HOST: &str = "nqn.2026-11.org.windlass:host";
 pub(crate) const BLOCK_BYTES: usize = 512;
 pub(crate) const NAMESPACE_BYTES: u64 = 16 << 20;
 pub(crate) const IN_CAPSULE_BYTES: u32 = 4096;
@@ -40,34 +40,9 @@ pub(crate) const HOST_MACHINE: usize = 1;
 pub(crate) const TARGET_IP: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
 pub(crate) const HOST_IP: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 2));
 
-/// What a host needs of the target that it speaks to.
-pub(crate) trait World: Sized {
-    /// Turns after which something that should have happened has not.
-    const TURNS: usize;
-
-    /// The host's side of the fabric.
-    fn host_machine(&self) -> Fake;
-
-    /// Where the target listens.
-    fn address(&self) -> SocketAddr;
-
-    /// Lets the target go on.
-    fn turn(&mut self);
-
-    /// Turns until `done` holds.
-    #[track_caller]
-    fn turn_until(&mut self, what: &str, mut done: impl FnMut(&mut Self) -> bool) {
-        for _ in 0..Self::TURNS {
-            if done(self) {
-                return;
-            }
-            self.turn();
-        }
-        panic!("{what} did not come true in {} turns", Self::TURNS);
-    }
-}
-
 impl World for Stage {
+    type Provider = Fake;
+
     const TURNS: usize = TURNS_MAX;
 
     fn host_machine(&self) -> Fake {
@@ -115,6 +90,9 @@ pub(crate) fn port_settings() -> PortSettings {
         queue_depth_max: 128,
     }
 }
+
+/// A host on the fabric.
+pub(crate) type FakeHost = host::Host<Fake>;
 
 /// A target and the wire to it.
 pub(crate) struct Stage {
