@@ -39,7 +39,7 @@ configure() {
 name = "interop"
 cores = "$1"
 memory = "64MiB"
-idle = "adaptive"
+idle = "${INTEROP_IDLE:-adaptive}"
 
 [[listener]]
 name = "san"

@@ -189,6 +189,16 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         timeout_s: 300,
     },
     Scenario {
+        name: "rdma-hostile",
+        script: "rdma-hostile.sh",
+        connect: "",
+        place: Place::Guest(Machine {
+            options: &["--smp", "4", "--huge", "160"],
+            namespaces: 1,
+        }),
+        timeout_s: 300,
+    },
+    Scenario {
         name: "rdma-compare",
         script: "rdma-compare.sh",
         connect: "",
