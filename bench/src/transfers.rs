@@ -77,7 +77,9 @@ pub struct TransferOptions {
     pub message_sizes: Vec<usize>,
     /// Transfers in flight.
     pub depths: Vec<usize>,
-    /// How long each measurement takes.
+    /// Rounds in which the ways take turns, and of which medians are taken.
+    pub rounds: usize,
+    /// How long each measurement of a round takes.
     pub duration: Duration,
 }
 
@@ -88,7 +90,8 @@ impl Default for TransferOptions {
             sizes: vec![kib(4), kib(16), kib(64), kib(128), kib(512), kib(1024)],
             message_sizes: vec![16, 64, 128, 256, 512, kib(1), kib(2), kib(4)],
             depths: vec![1, 16],
-            duration: Duration::from_millis(300),
+            rounds: 5,
+            duration: Duration::from_millis(100),
         }
     }
 }
@@ -123,19 +126,23 @@ pub fn measure<P: Provider>(
     for &depth in &options.depths {
         for &bytes in &options.sizes {
             step(&format!("{bytes} bytes, {depth} in flight"));
-            let write = run(&mut ends, Way::Write, bytes, depth, options.duration)?;
-            let read = run(&mut ends, Way::Read, bytes, depth, options.duration)?;
+            let ways = [Way::Write, Way::Read];
+            let [write, read] = in_turn(&mut ends, ways, bytes, depth, options)?;
             report
                 .movements
                 .push(MovementRow::new(bytes, depth, &write, &read));
         }
         for &bytes in &options.message_sizes {
             step(&format!("{bytes} bytes in messages, {depth} in flight"));
-            let write = run(&mut ends, Way::Write, bytes, depth, options.duration)?;
-            let message = run(&mut ends, Way::Message, bytes, depth, options.duration)?;
-            let inline = (bytes <= ends.inline_bytes())
-                .then(|| run(&mut ends, Way::Inline, bytes, depth, options.duration))
-                .transpose()?;
+            let ways = [Way::Write, Way::Message];
+            let (write, message, inline) = if bytes <= ends.inline_bytes() {
+                let ways = [Way::Write, Way::Message, Way::Inline];
+                let [write, message, inline] = in_turn(&mut ends, ways, bytes, depth, options)?;
+                (write, message, Some(inline))
+            } else {
+                let [write, message] = in_turn(&mut ends, ways, bytes, depth, options)?;
+                (write, message, None)
+            };
             report.messages.push(MessageRow::new(
                 bytes,
                 depth,
@@ -169,6 +176,27 @@ fn slot_of(bytes: &[u8]) -> usize {
     let mut slot = [0; 8];
     slot.copy_from_slice(&bytes[1..9]);
     u64::from_le_bytes(slot) as usize
+}
+
+/// The median of each way over rounds in which they take turns, so that what else the machine does
+/// falls on all of them.
+fn in_turn<P: Provider, const N: usize>(
+    ends: &mut Ends<P>,
+    ways: [Way; N],
+    bytes: usize,
+    depth: usize,
+    options: &TransferOptions,
+) -> Result<[Measured; N], TransferError> {
+    let mut rounds = [const { Vec::new() }; N];
+    for _ in 0..options.rounds.max(1) {
+        for (way, measured) in ways.iter().zip(&mut rounds) {
+            measured.push(run(ends, *way, bytes, depth, options.duration)?);
+        }
+    }
+    Ok(rounds.map(|mut measured: Vec<Measured>| {
+        measured.sort_by(|a, b| a.per_second.total_cmp(&b.per_second));
+        measured.swap_remove(measured.len() / 2)
+    }))
 }
 
 /// Transfers in one way for a time.
@@ -300,6 +328,7 @@ mod tests {
             sizes: vec![4096, 1 << 20],
             message_sizes: vec![64, 4096],
             depths: vec![1, 4],
+            rounds: 1,
             duration: Duration::from_millis(5),
         };
         let address = SocketAddr::from(([10, 0, 0, 1], 0));

@@ -18,8 +18,11 @@ pub(crate) struct TransfersArgs {
     /// in-process fabric, whose times say nothing but whose counts do
     #[arg(long, value_name = "IP")]
     address: Option<IpAddr>,
-    /// Seconds of each measurement
-    #[arg(long, default_value = "0.3", value_name = "SECONDS", value_parser = parse_seconds)]
+    /// Rounds, of which medians are taken
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+    /// Seconds of each measurement in a round
+    #[arg(long, default_value = "0.1", value_name = "SECONDS", value_parser = parse_seconds)]
     time: Duration,
     /// Also write the report as JSON
     #[arg(long, value_name = "FILE")]
@@ -28,6 +31,7 @@ pub(crate) struct TransfersArgs {
 
 pub(crate) fn execute(args: &TransfersArgs) -> Result<ExitCode, Failure> {
     let options = TransferOptions {
+        rounds: args.rounds,
         duration: args.time,
         ..TransferOptions::default()
     };

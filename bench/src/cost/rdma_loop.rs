@@ -71,16 +71,7 @@ fn rig() -> Result<Rig, CostError> {
         max_transfer: 1 << 20,
     })
     .map_err(|error| setup("memory", &error))?;
-    let device = MemoryDevice::new(MemoryOptions {
-        name: "ram".to_owned(),
-        uuid: [1; 16],
-        size_bytes: DEVICE_BYTES,
-        block_size: BLOCK_BYTES,
-        pages: PagePolicy::Ordinary,
-        read_only: false,
-    })
-    .map_err(|error| setup("the RAM device", &error))?;
-    let device = Arc::new(device);
+    let device = ram()?;
     let domains = Arc::new(Domains::new());
     for one in here.devices().map_err(|error| setup("devices", &error))? {
         let regions = [arena.region(), device.store().region()];
@@ -136,6 +127,20 @@ fn rig() -> Result<Rig, CostError> {
         now: Nanos::from_secs(1),
         allocations: 0,
     })
+}
+
+fn ram() -> Result<Arc<MemoryDevice>, CostError> {
+    let device = MemoryDevice::new(MemoryOptions {
+        name: "ram".to_owned(),
+        uuid: [1; 16],
+        size_bytes: DEVICE_BYTES,
+        block_size: BLOCK_BYTES,
+        pages: PagePolicy::Ordinary,
+        read_only: false,
+    });
+    device
+        .map(Arc::new)
+        .map_err(|error| setup("the RAM device", &error))
 }
 
 fn port_settings() -> PortSettings {

@@ -212,10 +212,82 @@ impl<P: Provider> End<P> {
     }
 }
 
-/// Where the accepting side stands.
-enum Accepting<P: Provider> {
-    Waiting,
-    Accepted(P::QueuePair, P::Connection),
+/// One side while the two meet.
+struct Meeting<P: Provider> {
+    events: P::EventChannel,
+    connection: Option<P::Connection>,
+    made: Option<(Parts<P>, P::QueuePair)>,
+    is_established: bool,
+}
+
+impl<P: Provider> Meeting<P> {
+    fn new(provider: &P) -> Result<Self, TransferError> {
+        Ok(Self {
+            events: provider.event_channel().map_err(step("RDMA"))?,
+            connection: None,
+            made: None,
+            is_established: false,
+        })
+    }
+
+    /// Takes in one event; what is asked for by it is done.
+    fn advance(&mut self) -> Result<(), TransferError> {
+        match self.events.next_event().map_err(step("an event"))? {
+            Some(Event::ConnectRequest { request, .. }) => {
+                let device = request.device().clone();
+                let connection = request
+                    .into_connection(&mut self.events, Token(3))
+                    .map_err(step("a request"))?;
+                let connection = self.connection.insert(connection);
+                self.made = Some(make(connection, &device)?);
+                let accepted = connection.accept(&parameters(&device));
+                accepted.map_err(step("accepting"))
+            }
+            Some(Event::Connection { event, .. }) => self.connection_event(event),
+            Some(Event::ListenerFailed { .. }) | None => Ok(()),
+        }
+    }
+
+    fn connection_event(&mut self, event: ConnectionEvent) -> Result<(), TransferError> {
+        let apart = |what: &str| TransferError::Apart(what.to_owned());
+        let connection = self.connection.as_mut();
+        let connection = connection.ok_or_else(|| apart("an event of no connection"))?;
+        match event {
+            ConnectionEvent::AddressResolved => {
+                let routed = connection.resolve_route(LIMIT);
+                routed.map_err(step("resolving the route"))
+            }
+            ConnectionEvent::RouteResolved => {
+                let device = connection.device().ok_or_else(|| apart("no device"))?;
+                self.made = Some(make(connection, &device)?);
+                let asked = connection.connect(&parameters(&device));
+                asked.map_err(step("connecting"))
+            }
+            ConnectionEvent::Established { .. } => {
+                self.is_established = true;
+                Ok(())
+            }
+            other => Err(apart(&format!("{other:?}"))),
+        }
+    }
+
+    fn end(self) -> Result<End<P>, TransferError> {
+        match (self.made, self.connection) {
+            (Some((parts, queue_pair)), Some(connection)) => {
+                parts.end(queue_pair, connection, self.events)
+            }
+            _ => Err(TransferError::Apart("no connection".to_owned())),
+        }
+    }
+}
+
+fn make<P: Provider>(
+    connection: &mut P::Connection,
+    device: &P::Device,
+) -> Result<(Parts<P>, P::QueuePair), TransferError> {
+    let made: Parts<P> = parts(device)?;
+    let queue_pair = made.queue_pair(connection, device)?;
+    Ok((made, queue_pair))
 }
 
 impl<P: Provider> Ends<P> {
@@ -225,82 +297,33 @@ impl<P: Provider> Ends<P> {
         client: &P,
         address: SocketAddr,
     ) -> Result<Self, TransferError> {
-        let mut server_events = server.event_channel().map_err(step("RDMA"))?;
-        let mut client_events = client.event_channel().map_err(step("RDMA"))?;
-        let listener = server_events
+        let (mut server, mut client) = (Meeting::new(server)?, Meeting::new(client)?);
+        let listener = server
+            .events
             .listen(address, 1, Token(1))
             .map_err(step("listening"))?;
         let peer = SocketAddr::new(address.ip(), listener.local_address().port());
-        let mut connection = client_events
-            .connection(Token(2))
-            .map_err(step("connecting"))?;
-        let resolved = connection.resolve_address(None, peer, LIMIT);
+        let asking = client.events.connection(Token(2));
+        let asking = client
+            .connection
+            .insert(asking.map_err(step("connecting"))?);
+        let resolved = asking.resolve_address(None, peer, LIMIT);
         resolved.map_err(step("resolving the address"))?;
-        let mut accepting = Accepting::<P>::Waiting;
-        let (mut server_parts, mut client_parts) = (None, None);
-        let mut client_pair = None;
         let deadline = Instant::now() + LIMIT;
-        let (mut here, mut there) = (false, false);
-        while !(here && there) {
+        while !(server.is_established && client.is_established) {
             if Instant::now() > deadline {
                 return Err(TransferError::Apart("no answer".to_owned()));
             }
-            let event = client_events.next_event().map_err(step("an event"))?;
-            if let Some(Event::Connection { event, .. }) = event {
-                match event {
-                    ConnectionEvent::AddressResolved => {
-                        let routed = connection.resolve_route(LIMIT);
-                        routed.map_err(step("resolving the route"))?;
-                    }
-                    ConnectionEvent::RouteResolved => {
-                        let device = connection.device();
-                        let device =
-                            device.ok_or_else(|| TransferError::Apart("no device".to_owned()))?;
-                        let made: Parts<P> = parts(&device)?;
-                        client_pair = Some(made.queue_pair(&mut connection, &device)?);
-                        client_parts = Some(made);
-                        let asked = connection.connect(&parameters(&device));
-                        asked.map_err(step("connecting"))?;
-                    }
-                    ConnectionEvent::Established { .. } => here = true,
-                    other => return Err(TransferError::Apart(format!("{other:?}"))),
-                }
-            }
-            match server_events.next_event().map_err(step("an event"))? {
-                Some(Event::ConnectRequest { request, .. }) => {
-                    let device = request.device().clone();
-                    let made: Parts<P> = parts(&device)?;
-                    let mut connection = request
-                        .into_connection(&mut server_events, Token(3))
-                        .map_err(step("a request"))?;
-                    let pair = made.queue_pair(&mut connection, &device)?;
-                    let accepted = connection.accept(&parameters(&device));
-                    accepted.map_err(step("accepting"))?;
-                    accepting = Accepting::Accepted(pair, connection);
-                    server_parts = Some(made);
-                }
-                Some(Event::Connection { event, .. }) => match event {
-                    ConnectionEvent::Established { .. } => there = true,
-                    other => return Err(TransferError::Apart(format!("{other:?}"))),
-                },
-                Some(Event::ListenerFailed { .. }) | None => {}
-            }
+            client.advance()?;
+            server.advance()?;
         }
-        let (Accepting::Accepted(pair, accepted), Some(server_parts)) = (accepting, server_parts)
-        else {
-            return Err(TransferError::Apart("no request".to_owned()));
-        };
-        let (Some(client_pair), Some(client_parts)) = (client_pair, client_parts) else {
-            return Err(TransferError::Apart("no route".to_owned()));
-        };
-        let capacity: QueuePairCapacity = P::QueuePair::capacity(&pair);
-        let inline_bytes = capacity.inline_bytes.min(INLINE_BYTES) as usize;
-        let device = server_parts.domain.device().name().to_owned();
+        let (server, client) = (server.end()?, client.end()?);
+        let capacity = server.queue_pair.capacity();
         Ok(Self {
-            server: server_parts.end(pair, accepted, server_events)?,
-            client: client_parts.end(client_pair, connection, client_events)?,
-            device,
-            inline_bytes,
+            device: server.domain.device().name().to_owned(),
+            inline_bytes: capacity.inline_bytes.min(INLINE_BYTES) as usize,
+            server,
+            client,
         })
     }
 

@@ -6,6 +6,8 @@
 //! The subsystem has a namespace 1 and takes any host. Prints a line for each offence; exits with 1
 //! at the first wrong answer.
 
+#![forbid(unsafe_code)]
+
 use std::net::SocketAddr;
 use std::process::ExitCode;
 
