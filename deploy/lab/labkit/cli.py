@@ -72,6 +72,7 @@ def _add_machine(verb):
     add("--qemu", action="append", default=[], metavar="ARGUMENTS", help="more QEMU arguments")
     add("--append", default="", metavar="WORDS", help="more kernel command line (its own template)")
     add("--cold", action="store_true", help="boot instead of resuming a template")
+    add("--systemd", action="store_true", help="start systemd beside the command")
 
 
 def _add_surroundings(verb):

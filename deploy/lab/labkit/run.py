@@ -154,6 +154,9 @@ class Run:
             handle.write(script)
         with open(f"{directory}/guest/end", "wb") as handle:
             handle.write(self.end)
+        if options.systemd:
+            with open(f"{directory}/guest/systemd", "wb"):
+                pass
         self.plan = qemu.nvme_plan(options, directory)
         for path in self.plan.files:
             if not os.path.exists(path):

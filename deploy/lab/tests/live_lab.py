@@ -197,6 +197,16 @@ class Surroundings(Live):
         self.assertEqual(self.passed("--", "ls /sys/class/net"), "lo\n")
 
 
+class Systemd(Live):
+    def test_systemd_is_process_1(self):
+        out = self.passed(
+            *["--systemd", "--"],
+            "until [ -S /run/systemd/private ]; do sleep 0.1; done; "
+            "systemctl is-system-running --wait; cat /proc/1/comm",
+        )
+        self.assertEqual(out, "running\nsystemd\n")
+
+
 class Devices(Live):
     def test_drives_are_seen(self):
         out = self.passed(
