@@ -1,6 +1,7 @@
 # What the scenarios share in which the appliance runs in the guest, over soft RoCE; sourced after
 # guest.sh. INTEROP_ADDRESS is of no use for RDMA, which does not work over the loopback.
 #   INTEROP_PROGRAMS   the directory with windlass
+#   INTEROP_IDLE       the appliance's idle policy; adaptive by default
 # shellcheck shell=bash
 
 PATH=$INTEROP_PROGRAMS:$PATH
@@ -19,8 +20,8 @@ at_end() {
 }
 trap at_end EXIT
 
-# soft_roce: an RDMA device on a network of this guest alone. The connection manager is loaded behind
-# soft RoCE, so that it is told first when a device goes.
+# soft_roce: an RDMA device on a network of this guest alone. The connection manager is loaded
+# behind soft RoCE, so that it is told first when a device goes.
 soft_roce() {
   modprobe rdma_rxe
   modprobe -a rdma_ucm nvme-rdma nvme-tcp

@@ -1,5 +1,5 @@
-//! What an appliance answers to a host that is wrong, over real verbs: bad private data, wrong queue
-//! sizes, a key that is not valid, lengths that do not match, capsules that are too short.
+//! What an appliance answers to a host that is wrong, over real verbs: bad private data, wrong
+//! queue sizes, a key that is not valid, lengths that do not match, capsules that are too short.
 //!
 //! `nvme_rdma_hostile ADDRESS:PORT NQN`: writes to the first blocks of namespace 1. Ends with
 //! "passed", or with the first answer that is another.

@@ -1,7 +1,7 @@
 //! NVMe over RDMA, the controller's side: listeners, connections and the movement of data.
 //!
-//! Owns queue pairs, shared receive queues, completion queues and request slots of one reactor, over
-//! any [`rdma::Provider`]. Refuses to decide what a command means: that is the target core's.
+//! Owns queue pairs, shared receive queues, completion queues and request slots of one reactor,
+//! over any [`rdma::Provider`]. Refuses to decide what a command means: that is the target core's.
 //! Follows the NVM Express RDMA Transport Specification, revision 1.1 ("RDMA 1.1"), and NVM Express
 //! Base, revision 2.1 ("Base 2.1").
 //!
@@ -16,6 +16,12 @@
 //! 1.1 names, descriptors with their NVMe status, and what leaves no way to answer (a capsule that
 //! is too short or too long, more commands than entries, a key that the host's device refuses) ends
 //! the connection, counted, with the others unharmed.
+//!
+//! Differs from the design's life of a request (section 3) in this: data and response are posted
+//! together, and with that the request's slot is free, since the host may reuse the command's place
+//! as soon as it has the response; what the device still reads is kept with what is posted. Serves
+//! the devices that were there at the start and that have shared receive queues: one that comes or
+//! returns later is served after a restart.
 
 #![forbid(unsafe_code)]
 

@@ -101,7 +101,9 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(200))]
 
         #[test]
-        fn it_is_a_map(steps in proptest::collection::vec((0u16..2, 0u32..40, any::<bool>()), 0..300)) {
+        fn it_is_a_map(
+            steps in proptest::collection::vec((0u16..2, 0u32..40, any::<bool>()), 0..300),
+        ) {
             let mut table = QueuePairTable::new(80);
             let mut model = HashMap::new();
             for (place, (device, number, insert)) in steps.into_iter().enumerate() {

@@ -235,7 +235,7 @@ impl<P: Provider> ConnectionSet<P> {
     pub(crate) fn prepare_devices(&mut self) {
         for device in self.shared.domains.devices() {
             if let Err(error) = self.device_share(&device) {
-                tracing::error!(device = device.name(), %error, "no host can be served by a device");
+                tracing::error!(device = device.name(), %error, "a device serves no host");
             }
         }
     }
