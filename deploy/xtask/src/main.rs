@@ -10,6 +10,7 @@ mod interop;
 mod layers;
 mod log;
 mod metadata;
+mod package;
 mod packages;
 mod process;
 mod rust_source;
@@ -38,6 +39,8 @@ enum Command {
     Demo(demo::Options),
     /// Let the guest's kernel host attach to the appliance: the scenarios of deploy/interop.
     Interop(interop::Options),
+    /// Make the Debian package.
+    Package(package::Options),
     /// Run deploy/lab/lab with the given arguments.
     Lab {
         /// What deploy/lab/lab understands; put `--` before it where it begins with a dash.
@@ -54,6 +57,7 @@ fn main() -> ExitCode {
         Command::Layers => layers::check_workspace(),
         Command::Demo(options) => demo::run(&options),
         Command::Interop(options) => interop::run(&options),
+        Command::Package(options) => package::run(&options),
         Command::Lab { arguments } => {
             // The guest's command starts in the directory that the user is in.
             let here = std::env::current_dir().unwrap_or_else(|_| process::root());

@@ -8,7 +8,7 @@ use clap::{Args, ValueEnum};
 use crate::interop::{self, Harness, SCENARIOS};
 use crate::metadata::{self, Metadata};
 use crate::process::{self, cargo};
-use crate::{demo, layers, packages};
+use crate::{demo, layers, package, packages};
 
 /// Which steps to run.
 #[derive(Debug, Args)]
@@ -42,6 +42,8 @@ enum Step {
     Doc,
     /// Every order of atomic operations of the lock-free modules.
     Loom,
+    /// The Debian package and the units in it, without installing them.
+    Package,
     /// The lab's tests without a guest.
     LabUnit,
     /// The lab's guest is made.
@@ -160,6 +162,9 @@ fn run_step(step: Step, with_lab: bool) -> Vec<Row> {
         Step::Cost => costs(),
         Step::Doc => vec![timed(name, doc)],
         Step::Loom => vec![timed(name, loom)],
+        Step::Package => vec![timed(name, || {
+            package::check(&process::root().join("target/debug/windlass"))
+        })],
         Step::LabUnit => vec![timed(name, || process::run(&mut lab_tests("test_*.py")))],
         Step::LabBuild => vec![timed(name, || process::run(process::lab().arg("build")))],
         Step::LabLive => vec![timed(name, || process::run(&mut lab_tests("live_*.py")))],

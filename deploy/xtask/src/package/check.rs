@@ -1,0 +1,135 @@
+//! Whether units and package are as systemd and Debian want them, as far as that shows without
+//! installing anything: the lab's scenario `service` does.
+
+use std::fs;
+use std::path::Path;
+
+use super::{FILES, at, build, contents};
+use crate::process;
+
+const UNITS: [&str; 3] = [
+    "windlass.service",
+    "windlass-hugepages.service",
+    "windlass-bind@.service",
+];
+/// Most exposure that `systemd-analyze security` may find in the service, in tenths.
+const EXPOSURE_MAX_TENTHS: u32 = 25;
+/// What lintian says that is so on purpose: users are asked for by sysusers.d, and their removal
+/// is up to the purge.
+const LINTIAN_SUPPRESSED: &str = "no-manual-page,initial-upload-closes-no-bugs";
+
+/// Builds the package of `binary` and checks it.
+pub(crate) fn check(binary: &Path) -> Result<(), String> {
+    if !process::is_installed("dpkg-deb") {
+        println!("package: without dpkg-deb nothing was checked");
+        return Ok(());
+    }
+    let out = process::root().join("target/package-check");
+    let package = build(binary, env!("CARGO_PKG_VERSION"), &out)?;
+    check_contents(&package)?;
+    check_configuration(binary)?;
+    check_units(binary, &out.join("units"))?;
+    lint(&package)
+}
+
+/// Every file is in the package, belongs to root and is nobody else's to write.
+fn check_contents(package: &Path) -> Result<(), String> {
+    let listing = process::output(&mut contents(package))?;
+    let listing = String::from_utf8_lossy(&listing);
+    print!("{listing}");
+    let places = FILES
+        .iter()
+        .map(|&(_, to, _)| to)
+        .chain(["usr/bin/windlass"]);
+    for place in places {
+        if !listing
+            .lines()
+            .any(|line| line.ends_with(&format!(" ./{place}")))
+        {
+            return Err(format!("{place} is not in the package"));
+        }
+    }
+    listing.lines().try_for_each(check_line)
+}
+
+/// One line of dpkg-deb's listing: `-rw-r--r-- root/root 123 2026-11-21 02:00 ./etc/x`.
+fn check_line(line: &str) -> Result<(), String> {
+    let mut words = line.split_whitespace();
+    let (mode, owner) = (words.next().unwrap_or(""), words.next().unwrap_or(""));
+    if owner != "root/root" {
+        return Err(format!("not root's: {line}"));
+    }
+    match mode {
+        "drwxr-xr-x" | "-rwxr-xr-x" | "-rw-r--r--" => Ok(()),
+        _ => Err(format!("an unusual mode: {line}")),
+    }
+}
+
+/// What the package serves as it is installed is a right configuration.
+fn check_configuration(binary: &Path) -> Result<(), String> {
+    let mut windlass = process::program(binary);
+    windlass.arg("check").arg("deploy/systemd/windlass.toml");
+    process::run(&mut windlass)
+}
+
+/// `systemd-analyze verify` wants the programs that units start, so copies name ours.
+fn check_units(binary: &Path, scratch: &Path) -> Result<(), String> {
+    if !process::is_installed("systemd-analyze") {
+        println!("package: without systemd-analyze the units were not checked");
+        return Ok(());
+    }
+    let deploy = process::root().join("deploy/systemd");
+    let binary = binary.display().to_string();
+    let mut verify = process::program("systemd-analyze");
+    verify.args(["verify", "--man=no", "--recursive-errors=no"]);
+    for unit in UNITS {
+        let path = deploy.join(unit);
+        let text = fs::read_to_string(&path).map_err(|e| at(&path, &e))?;
+        let text = text
+            .replace("/usr/bin/windlass", &binary)
+            .replace("/usr/lib/windlass/", &format!("{}/", deploy.display()));
+        let copied = scratch.join(unit);
+        super::write(&copied, text.as_bytes(), false)?;
+        verify.arg(copied);
+    }
+    process::run(&mut verify)?;
+    let mut security = process::program("systemd-analyze");
+    security.args(["security", "--offline=true", "--no-pager"]);
+    security.arg(format!("--threshold={EXPOSURE_MAX_TENTHS}"));
+    let report = process::output(security.arg(deploy.join(UNITS[0])))
+        .map_err(|error| format!("the service is too exposed: {error}"))?;
+    let report = String::from_utf8_lossy(&report);
+    println!("{}", report.lines().last().unwrap_or("").trim());
+    Ok(())
+}
+
+fn lint(package: &Path) -> Result<(), String> {
+    if !process::is_installed("lintian") {
+        println!("package: without lintian Debian's own checks were not made");
+        return Ok(());
+    }
+    let mut lintian = process::program("lintian");
+    lintian.args(["--fail-on", "error,warning", "--allow-root"]);
+    lintian.args(["--suppress-tags", LINTIAN_SUPPRESSED]);
+    process::run(lintian.arg(package))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_of_others_and_for_others_are_refused() {
+        let line = |mode: &str, owner: &str| format!("{mode} {owner} 1 2026-11-21 02:00 ./x");
+        assert_eq!(check_line(&line("-rw-r--r--", "root/root")), Ok(()));
+        assert_eq!(check_line(&line("drwxr-xr-x", "root/root")), Ok(()));
+        for (mode, owner) in [
+            ("-rw-rw-r--", "root/root"),
+            ("-rwsr-xr-x", "root/root"),
+            ("-rw-r--r--", "user/root"),
+            ("lrwxrwxrwx", "root/root"),
+        ] {
+            assert!(check_line(&line(mode, owner)).is_err(), "{mode} {owner}");
+        }
+    }
+}
