@@ -43,6 +43,11 @@ has_written() { [ $(($(awk '{ print $7 }' "/sys/block/${ram##*/}/stat") - start)
 said() { grep -qF -- "$1" /tmp/windlass.log; }
 note_start() { start=$(awk '{ print $7 }' "/sys/block/${ram##*/}/stat"); }
 
+find_disks() {
+  ram=$(device_of 1) vol=$(device_of 2)
+  say "the memory is $ram, the file $vol"
+}
+
 survived() {
   eventually 60 is_live
   say "the controller is live again"
@@ -79,7 +84,7 @@ connect -i 4
 queues=$(dmesg | grep -oE "creating [0-9]+ I/O queues" | tail -1)
 say "$queues"
 [ "$queues" = "creating 4 I/O queues" ] || fail "not four I/O queues"
-read -r ram vol <<< "$(namespaces | tr '\n' ' ')"
+find_disks
 file_system "$ram"
 large "$vol"
 expect_quiet_kernel
@@ -98,11 +103,11 @@ say "both transports at once"
 start
 over_tcp
 connect
-verify "over TCP" "$(namespaces | head -1)" 8
+verify "over TCP" "$(device_of 1)" 8
 disconnect
 over_rdma
 connect -i 4 "${patience[@]}"
-read -r ram vol <<< "$(namespaces | tr '\n' ' ')"
+find_disks
 
 say "the host leaves during I/O"
 fio --name=left --filename="$vol" --rw=randrw --bs=16k --direct=1 --ioengine=io_uring --iodepth=32 \
@@ -113,7 +118,7 @@ disconnect
 wait "$left" && fail "fio did not notice that the host left"
 kill -0 "$windlass" || fail "the appliance is gone"
 connect -i 4 "${patience[@]}"
-read -r ram vol <<< "$(namespaces | tr '\n' ' ')"
+find_disks
 
 say "the link goes down and comes back during I/O"
 note_start

@@ -114,3 +114,16 @@ moved() {
     awk -v name="$1=" '/NVMe\/RDMA moved/ { for (i = 1; i <= NF; i++)
       if (index($i, name) == 1) sum += substr($i, length(name) + 1) } END { print sum + 0 }'
 }
+
+# device_of NSID: the block device of that namespace of the export. The number in its name may be
+# another one.
+device_of() {
+  local device
+  for device in $(namespaces); do
+    if [ "$(cat "/sys/block/${device##*/}/nsid")" = "$1" ]; then
+      echo "$device"
+      return
+    fi
+  done
+  return 1
+}
