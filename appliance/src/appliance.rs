@@ -4,21 +4,25 @@
 //! what is in flight to its end or the deadline, devices flushed, drives shut down, files closed.
 
 use std::net::SocketAddr;
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use appliance_config::{Config, Idle};
+use arc_swap::ArcSwap;
 use hugemem::{Arena, ArenaConfig};
 use nvme_driver::DriveOwner;
 use nvme_target::Target;
 use reactors::{Clock, IdlePolicy, Nanos, ReactorConfig, Reactors};
 
 use crate::command_line::Failure;
+use crate::control::ControlPlane;
 use crate::devices::{Devices, page_policy};
 use crate::exports;
 use crate::nvme::{self, Bus, Drives, Vfio};
+use crate::observe::sources::{Sources, TransportCounters};
 use crate::reactor_setup::{Parts, set_up};
 use crate::service::{self, Heartbeat};
 use crate::signals::Termination;
@@ -47,6 +51,9 @@ pub(crate) struct Appliance {
     drives: Drives,
     watch: Watch,
     reactors: Reactors,
+    counters: Vec<TransportCounters>,
+    /// Behind the reactors: it tells how they stop.
+    control: Option<ControlPlane>,
     start_took: Duration,
 }
 
@@ -107,15 +114,14 @@ impl Appliance {
             cores.len(),
             devices.all().to_vec(),
         )?;
+        let transports =
+            listeners.into_transports(&config, cores.len(), &devices.regions(&arena))?;
+        let counters = transports.iter().map(|it| it.counters()).collect();
         let parts = Parts {
             arena: Arc::clone(&arena),
             devices: devices.all().to_vec(),
             target: Arc::clone(&target),
-            transports: listeners.into_transports(
-                &config,
-                cores.len(),
-                &devices.regions(&arena),
-            )?,
+            transports,
             owners: owners_by_reactor(started.owners, cores.len()),
             undrained: Arc::new(AtomicUsize::new(cores.len())),
         };
@@ -137,8 +143,34 @@ impl Appliance {
             drives,
             watch,
             reactors,
+            counters,
+            control: None,
             start_took,
         })
+    }
+
+    /// Begins to answer people and programs; `file` is where the configuration came from.
+    pub(crate) fn open_control(&mut self, file: Option<&Path>) {
+        let sources = Sources {
+            config: Arc::new(ArcSwap::from_pointee(self.config.clone())),
+            config_path: file.map(Path::to_owned),
+            addresses: self.addresses.clone(),
+            cores: self.cores.clone(),
+            target: Arc::clone(&self.target),
+            arena: Arc::clone(&self.arena),
+            reactors: self.reactors.handles().to_vec(),
+            clock: self.reactors.clock(),
+            transports: std::mem::take(&mut self.counters),
+            drives: self.drives.sources(),
+            started: Instant::now(),
+            start_took: self.start_took,
+        };
+        self.control = Some(ControlPlane::start(&self.config.control, sources));
+    }
+
+    /// Where people and programs get answers, once it is open.
+    pub(crate) fn control(&self) -> Option<&ControlPlane> {
+        self.control.as_ref()
     }
 
     /// Looks after the devices once, and tells hosts what changed.

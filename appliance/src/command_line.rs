@@ -64,12 +64,14 @@ pub(crate) fn run(command: Command) -> Result<ExitCode, Failure> {
         Command::Run { file, data_dir } => {
             // Before anything else is set up, so that an early SIGTERM ends the start in order.
             let mut signals = signals::Termination::install()?;
-            let config = match file {
-                Some(file) => load(&file)?,
+            let config = match &file {
+                Some(file) => load(file)?,
                 None => embedded::configuration(data_dir.as_deref())?,
             };
             service::status("starting");
-            serve(Appliance::start(config)?, &mut signals)
+            let mut appliance = Appliance::start(config)?;
+            appliance.open_control(file.as_deref());
+            serve(appliance, &mut signals)
         }
         Command::Devices(arguments) => drives::devices(&arguments),
         Command::Bind(arguments) => drives::bind(&arguments),

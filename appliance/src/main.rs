@@ -5,6 +5,7 @@
 
 mod appliance;
 mod command_line;
+mod control;
 mod devices;
 mod drives;
 mod embedded;

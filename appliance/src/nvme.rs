@@ -15,6 +15,7 @@ use appliance_config::{Backing, Config, DriveNamespace};
 use nvme_driver::Drive;
 use vfio::PciAddress;
 
+use crate::observe::sources::DriveSource;
 pub(crate) use bus::{Bus, Vfio};
 use care::Notes;
 pub(crate) use start::start;
@@ -78,4 +79,17 @@ struct Taken {
 pub(crate) struct Drives {
     bus: Box<dyn Bus>,
     taken: Vec<Taken>,
+}
+
+impl Drives {
+    /// What can be seen of each.
+    pub(crate) fn sources(&self) -> Vec<DriveSource> {
+        let taken = self.taken.iter();
+        taken
+            .map(|taken| DriveSource {
+                names: taken.names.clone(),
+                drive: Arc::clone(&taken.drive),
+            })
+            .collect()
+    }
 }

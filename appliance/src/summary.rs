@@ -52,6 +52,14 @@ fn write_ready(out: &mut String, appliance: &Appliance) -> fmt::Result {
             }
         }
     }
+    if let Some(control) = appliance.control() {
+        if let Some(address) = control.http() {
+            writeln!(out, "control: http://{address}")?;
+        }
+        if let Some(path) = control.socket() {
+            writeln!(out, "control: {}", path.display())?;
+        }
+    }
     writeln!(out, "windlass: ready")
 }
 

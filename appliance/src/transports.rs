@@ -18,12 +18,16 @@ use nvme_target::TargetCore;
 use reactors::{InitError, Poller, ReactorSetup};
 
 use crate::command_line::Failure;
+use crate::observe::sources::TransportCounters;
 
 /// One transport of the whole appliance. Each reactor gets a poller of it.
 pub(crate) trait Transport: Send + Sync {
     /// Connections that one reactor may have over it: the reactor's target core makes room for as
     /// many queues.
     fn connections_max(&self) -> usize;
+
+    /// What it counts, for whoever wants to know.
+    fn counters(&self) -> TransportCounters;
 
     /// Makes the poller of the calling reactor. Called once on each reactor.
     ///

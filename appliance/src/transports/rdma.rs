@@ -18,6 +18,7 @@ use reactors::{InitError, Poller, ReactorSetup};
 
 use super::{Shared, Transport};
 use crate::exports::port_id;
+use crate::observe::sources::{Counts, TransportCounters};
 
 /// Connection requests and events that may be on their way between two reactors.
 const MESSAGES_MAX: usize = 256;
@@ -213,6 +214,16 @@ fn register(provider: &Verbs, regions: &[&Region]) -> Result<Domains<Verbs>, Lis
 impl Transport for Rdma {
     fn connections_max(&self) -> usize {
         self.config.connections_max
+    }
+
+    fn counters(&self) -> TransportCounters {
+        let counters = self.counters.iter();
+        TransportCounters {
+            name: "rdma",
+            reactors: counters
+                .map(|it| Arc::clone(it) as Arc<dyn Counts>)
+                .collect(),
+        }
     }
 
     fn set_up(

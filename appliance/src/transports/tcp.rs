@@ -16,6 +16,7 @@ use rustix::net::sockopt::set_tcp_congestion;
 
 use super::{Shared, Transport};
 use crate::exports::port_id;
+use crate::observe::sources::{Counts, TransportCounters};
 
 /// Sockets that may be on their way between two reactors.
 const HANDOFFS_MAX: usize = 256;
@@ -148,6 +149,16 @@ impl Tcp {
 impl Transport for Tcp {
     fn connections_max(&self) -> usize {
         self.config.connections_max
+    }
+
+    fn counters(&self) -> TransportCounters {
+        let counters = self.counters.iter();
+        TransportCounters {
+            name: "tcp",
+            reactors: counters
+                .map(|it| Arc::clone(it) as Arc<dyn Counts>)
+                .collect(),
+        }
     }
 
     fn set_up(

@@ -1,0 +1,102 @@
+//! The control plane: one ordinary thread that answers people and programs over a Unix socket and
+//! over HTTP, off the reactors' cores where there are others.
+//!
+//! It owns the observatory, its sockets and every limit on those who connect. It refuses to touch
+//! the data path: it reads counters. What it cannot have is a notice, never a failed start.
+//!
+//! | who | gets |
+//! |---|---|
+//! | more connections than [`limits`] allow | 503 and the end of the connection |
+//! | headers, a body or an answer that take too long | the end of the connection, or 408 |
+//! | headers or a body that are too large | 431 or 413 |
+//! | another user at the socket | 403 |
+//! | no token or a wrong one over HTTP | 401 |
+//! | a name in `Host` that is no address, without a token | 403: a page of another site asks |
+
+mod answers;
+mod limits;
+mod listen;
+mod metrics;
+mod peer;
+mod routes;
+mod serve;
+mod socket;
+mod token;
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use appliance_config::Control;
+use tokio::sync::oneshot;
+
+use crate::observe::Observatory;
+use crate::observe::events::Events;
+use crate::observe::model::Severity;
+use crate::observe::sources::Sources;
+use listen::Sockets;
+
+/// The running control plane. Dropping it ends it.
+pub(crate) struct ControlPlane {
+    socket: Option<PathBuf>,
+    http: Option<SocketAddr>,
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl ControlPlane {
+    /// Binds what `control` asks for and begins to answer from `sources`.
+    pub(crate) fn start(control: &Control, sources: Sources) -> Self {
+        let sockets = Sockets::bind(control);
+        let events = Arc::new(Events::default());
+        events.add(Severity::Info, "control", "", "the appliance has started");
+        let (socket, http) = (sockets.socket_path(), sockets.http_address());
+        let cores = sources.cores.clone();
+        // Before anybody is told that all is ready, so that whatever follows is a change.
+        let observatory = Observatory::new(sources, events);
+        let (stop, stopped) = oneshot::channel();
+        let thread = std::thread::Builder::new()
+            .name("control".to_owned())
+            .spawn(move || serve::run(sockets, observatory, &cores, stopped));
+        let thread = match thread {
+            Ok(thread) => Some(thread),
+            Err(error) => {
+                tracing::warn!(%error, "no control plane: its thread cannot be had");
+                None
+            }
+        };
+        Self {
+            socket: socket.filter(|_| thread.is_some()),
+            http: http.filter(|_| thread.is_some()),
+            stop: Some(stop),
+            thread,
+        }
+    }
+
+    /// The path of the socket, if there is one.
+    pub(crate) fn socket(&self) -> Option<&PathBuf> {
+        self.socket.as_ref()
+    }
+
+    /// Where HTTP is answered, if it is.
+    pub(crate) fn http(&self) -> Option<SocketAddr> {
+        self.http
+    }
+}
+
+impl Drop for ControlPlane {
+    /// Ends the connections, the thread and the socket.
+    fn drop(&mut self) {
+        if let Some(stop) = self.stop.take() {
+            // The thread may be gone already.
+            let _ = stop.send(());
+        }
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

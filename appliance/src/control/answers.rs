@@ -1,0 +1,73 @@
+//! Answers: JSON and text, of bounded size all together.
+
+use std::sync::Arc;
+
+use axum::body::{Body, Bytes};
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse as _, Response};
+use serde::Serialize;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use super::limits::LARGE_ANSWERS_MAX;
+use crate::observe::model::Refusal;
+
+/// An answer beyond this many bytes is large.
+const LARGE_BYTES: usize = 256 * 1024;
+
+/// Room for large answers: clients that do not take theirs do not fill the memory.
+pub(super) struct Room(Arc<Semaphore>);
+
+/// A large answer's bytes, with their room until the last of them is sent.
+struct Held {
+    bytes: Vec<u8>,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl AsRef<[u8]> for Held {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl Room {
+    pub(super) fn new() -> Self {
+        Self(Arc::new(Semaphore::new(LARGE_ANSWERS_MAX)))
+    }
+
+    /// `value` as JSON.
+    pub(super) fn json(&self, value: &impl Serialize) -> Response {
+        match serde_json::to_vec(value) {
+            Ok(bytes) => self.bytes(bytes, "application/json"),
+            Err(error) => {
+                let text = format!("the answer cannot be written: {error}");
+                refusal(StatusCode::INTERNAL_SERVER_ERROR, text)
+            }
+        }
+    }
+
+    /// `bytes` of that type.
+    pub(super) fn bytes(&self, bytes: Vec<u8>, media_type: &'static str) -> Response {
+        let body = if bytes.len() <= LARGE_BYTES {
+            Bytes::from(bytes)
+        } else {
+            let Ok(permit) = Arc::clone(&self.0).try_acquire_owned() else {
+                let text = "as many large answers as there may be are on their way: try again";
+                return refusal(StatusCode::SERVICE_UNAVAILABLE, text.to_owned());
+            };
+            Bytes::from_owner(Held {
+                bytes,
+                _permit: permit,
+            })
+        };
+        let mut response = Response::new(Body::from(body));
+        let headers = response.headers_mut();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(media_type));
+        headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        response
+    }
+}
+
+/// A refusal that says why and what to do.
+pub(super) fn refusal(status: StatusCode, error: String) -> Response {
+    (status, axum::Json(Refusal { error })).into_response()
+}

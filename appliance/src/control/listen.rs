@@ -1,0 +1,79 @@
+//! What the control plane is reached at: each part is had or is a notice.
+
+use std::net::{SocketAddr, TcpListener};
+use std::path::PathBuf;
+
+use appliance_config::Control;
+
+use super::socket::Socket;
+use super::token::Token;
+use crate::command_line::with_causes;
+
+/// The HTTP side.
+pub(super) struct Http {
+    pub(super) listener: TcpListener,
+    pub(super) address: SocketAddr,
+    pub(super) token: Option<Token>,
+}
+
+/// What could be had.
+pub(super) struct Sockets {
+    pub(super) socket: Option<Socket>,
+    pub(super) http: Option<Http>,
+}
+
+impl Sockets {
+    /// Binds what `control` asks for. What cannot be had is a line in the log.
+    pub(super) fn bind(control: &Control) -> Self {
+        let socket = Socket::bind(control).unwrap_or_else(|error| {
+            tracing::warn!("no control socket: {}", with_causes(&error));
+            None
+        });
+        Self {
+            socket,
+            http: bind_http(control),
+        }
+    }
+
+    pub(super) fn socket_path(&self) -> Option<PathBuf> {
+        self.socket.as_ref().map(|socket| socket.path.clone())
+    }
+
+    pub(super) fn http_address(&self) -> Option<SocketAddr> {
+        self.http.as_ref().map(|http| http.address)
+    }
+}
+
+fn bind_http(control: &Control) -> Option<Http> {
+    let wanted = control.http.address()?.socket_addr();
+    let token = match &control.token_file {
+        None => None,
+        // Without the token that was asked for, nobody gets in.
+        Some(path) => match Token::load(path) {
+            Ok(token) => Some(token),
+            Err(error) => {
+                let (path, error) = (path.display(), with_causes(&error));
+                tracing::warn!("no HTTP: token_file {path}: {error}");
+                return None;
+            }
+        },
+    };
+    let bound = TcpListener::bind(wanted).and_then(|listener| {
+        listener.set_nonblocking(true)?;
+        let address = listener.local_addr()?;
+        Ok(Http {
+            listener,
+            address,
+            token,
+        })
+    });
+    match bound {
+        Ok(http) => Some(http),
+        Err(error) => {
+            tracing::warn!(
+                "no HTTP at {wanted}: {error}: give `http` in [control] another address or \"off\""
+            );
+            None
+        }
+    }
+}

@@ -1,0 +1,321 @@
+//! What is answered where, and to whom.
+
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use axum::Router;
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{DefaultBodyLimit, Query, Request, State};
+use axum::http::{HeaderValue, Method, StatusCode, header};
+use axum::middleware::{Next, from_fn, from_fn_with_state};
+use axum::response::{IntoResponse as _, Response};
+use axum::routing::{get, post};
+use serde::Deserialize;
+use tokio::time::timeout;
+
+use super::answers::{Room, refusal};
+use super::limits::{BODY_BYTES_MAX, REQUEST_TIME_MAX};
+use super::metrics;
+use super::token::Token;
+use crate::observe::Observatory;
+use crate::observe::history::STEPS;
+use crate::observe::model::{ApplyRequest, HistoryKind};
+
+/// Every path, as the documentation lists them.
+#[cfg(test)]
+pub(super) const PATHS: [(&str, &str); 8] = [
+    ("get", "/healthz"),
+    ("get", "/metrics"),
+    ("get", "/api/v1/status"),
+    ("get", "/api/v1/history"),
+    ("get", "/api/v1/heatmap"),
+    ("get", "/api/v1/events"),
+    ("get", "/api/v1/openapi.json"),
+    ("post", "/api/v1/apply"),
+];
+
+/// The documentation of the API.
+pub(super) const OPENAPI: &str = include_str!("openapi.json");
+
+/// What all requests share.
+pub(super) struct Shared {
+    observatory: Mutex<Observatory>,
+    room: Room,
+}
+
+impl Shared {
+    pub(super) fn new(observatory: Mutex<Observatory>) -> Self {
+        Self {
+            observatory,
+            room: Room::new(),
+        }
+    }
+
+    /// Only the control thread asks, so nobody ever waits.
+    pub(super) fn observatory(&self) -> MutexGuard<'_, Observatory> {
+        self.observatory
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Which way requests come in.
+#[derive(Clone, Debug)]
+pub(super) enum Door {
+    /// Over the Unix socket, whose peers were looked at.
+    Socket,
+    /// Over HTTP, with the token that they must bring.
+    Http(Option<Token>),
+}
+
+/// Everything that is answered to those who come through `door`.
+pub(super) fn router(shared: &Arc<Shared>, door: Door) -> Router {
+    Router::new()
+        .route("/healthz", get(healthz))
+        .route("/metrics", get(metrics))
+        .route("/api/v1/status", get(status))
+        .route("/api/v1/history", get(history))
+        .route("/api/v1/heatmap", get(heatmap))
+        .route("/api/v1/events", get(events))
+        .route("/api/v1/openapi.json", get(openapi))
+        .route("/api/v1/apply", post(apply))
+        .fallback(unknown)
+        .method_not_allowed_fallback(wrong_method)
+        .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
+        .layer(from_fn(bounded))
+        .layer(from_fn_with_state(Arc::new(door), guard))
+        .with_state(Arc::clone(shared))
+}
+
+/// Lets in who may come in.
+async fn guard(State(door): State<Arc<Door>>, request: Request, next: Next) -> Response {
+    match refuse_at(&door, &request) {
+        Some(refused) => refused,
+        None => next.run(request).await,
+    }
+}
+
+fn refuse_at(door: &Door, request: &Request) -> Option<Response> {
+    let Door::Http(token) = door else {
+        return None;
+    };
+    let header = |name| request.headers().get(name).map(HeaderValue::as_bytes);
+    // Probes have no token, and the dashboard's page asks for it.
+    let is_open = matches!(request.uri().path(), "/healthz" | "/");
+    if let Some(token) = token {
+        if is_open || token.is_in(header(header::AUTHORIZATION)) {
+            return None;
+        }
+        let text = "the token is missing or wrong: send `Authorization: Bearer …` with what the \
+                    token_file of [control] holds";
+        let mut refused = refusal(StatusCode::UNAUTHORIZED, text.to_owned());
+        let scheme = HeaderValue::from_static("Bearer");
+        refused
+            .headers_mut()
+            .insert(header::WWW_AUTHENTICATE, scheme);
+        return Some(refused);
+    }
+    if !is_open && !header(header::HOST).is_some_and(is_address) {
+        // A page of another site may have its own name lead here.
+        let text = "without a token, ask by address or as `localhost`";
+        return Some(refusal(StatusCode::FORBIDDEN, text.to_owned()));
+    }
+    if request.method() != Method::GET && request.method() != Method::HEAD {
+        let text = "without a token, HTTP only reads: use the control socket, or set token_file \
+                    in [control]";
+        return Some(refusal(StatusCode::FORBIDDEN, text.to_owned()));
+    }
+    None
+}
+
+/// Whether a `Host` header names an address, or this machine by its usual name.
+fn is_address(host: &[u8]) -> bool {
+    let Ok(host) = std::str::from_utf8(host) else {
+        return false;
+    };
+    if let Ok(address) = host.parse::<std::net::SocketAddr>() {
+        return address.port() != 0;
+    }
+    let name = host.rsplit_once(':').map_or(host, |(name, port)| {
+        if port.parse::<u16>().is_ok() {
+            name
+        } else {
+            host
+        }
+    });
+    let bare = name
+        .strip_prefix('[')
+        .and_then(|name| name.strip_suffix(']'));
+    name.eq_ignore_ascii_case("localhost") || bare.unwrap_or(name).parse::<IpAddr>().is_ok()
+}
+
+/// Bounds a request's body and its time. A body that says that it is too large is refused at once,
+/// one that turns out to be by whoever reads it.
+async fn bounded(request: Request, next: Next) -> Response {
+    let announced = request.headers().get(header::CONTENT_LENGTH);
+    let announced = announced.and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
+    if announced.is_some_and(|bytes| bytes > BODY_BYTES_MAX as u64) {
+        let text = format!("a body has at most {BODY_BYTES_MAX} bytes");
+        return refusal(StatusCode::PAYLOAD_TOO_LARGE, text);
+    }
+    match timeout(REQUEST_TIME_MAX, next.run(request)).await {
+        Ok(response) => response,
+        Err(_) => {
+            let text = format!("the request took longer than {REQUEST_TIME_MAX:?}");
+            refusal(StatusCode::REQUEST_TIMEOUT, text)
+        }
+    }
+}
+
+async fn healthz(State(shared): State<Arc<Shared>>) -> Response {
+    let seen = shared.observatory().look();
+    match seen.ailment() {
+        None => "ok".into_response(),
+        Some(ailment) => (StatusCode::SERVICE_UNAVAILABLE, ailment).into_response(),
+    }
+}
+
+async fn metrics(State(shared): State<Arc<Shared>>) -> Response {
+    let seen = shared.observatory().look();
+    match metrics::text(&seen) {
+        Ok(text) => shared.room.bytes(text.into_bytes(), metrics::MEDIA_TYPE),
+        Err(error) => {
+            let text = format!("the metrics cannot be written: {error}");
+            refusal(StatusCode::INTERNAL_SERVER_ERROR, text)
+        }
+    }
+}
+
+async fn status(State(shared): State<Arc<Shared>>) -> Response {
+    let seen = shared.observatory().look();
+    shared.room.json(&seen.status())
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct HistoryQuery {
+    seconds: Option<usize>,
+    kind: Option<HistoryKind>,
+}
+
+async fn history(
+    State(shared): State<Arc<Shared>>,
+    query: Result<Query<HistoryQuery>, QueryRejection>,
+) -> Response {
+    let query = match query {
+        Ok(Query(query)) => query,
+        Err(error) => return refusal(StatusCode::BAD_REQUEST, error.body_text()),
+    };
+    let seconds = query.seconds.unwrap_or(60);
+    if !(1..=STEPS).contains(&seconds) {
+        let text = format!("seconds is 1 to {STEPS}");
+        return refusal(StatusCode::BAD_REQUEST, text);
+    }
+    let found = shared.observatory().recorder().history(seconds, query.kind);
+    match found {
+        Ok(history) => shared.room.json(&history),
+        Err(error) => refusal(StatusCode::BAD_REQUEST, error.to_string()),
+    }
+}
+
+async fn heatmap() -> Response {
+    let text = "latencies are not measured yet";
+    refusal(StatusCode::NOT_FOUND, text.to_owned())
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct EventsQuery {
+    after: Option<u64>,
+}
+
+async fn events(
+    State(shared): State<Arc<Shared>>,
+    query: Result<Query<EventsQuery>, QueryRejection>,
+) -> Response {
+    match query {
+        Ok(Query(query)) => {
+            let found = shared
+                .observatory()
+                .events()
+                .after(query.after.unwrap_or(0));
+            shared.room.json(&found)
+        }
+        Err(error) => refusal(StatusCode::BAD_REQUEST, error.body_text()),
+    }
+}
+
+async fn openapi(State(shared): State<Arc<Shared>>) -> Response {
+    shared.room.bytes(OPENAPI.into(), "application/json")
+}
+
+async fn apply(
+    request: Result<axum::Json<ApplyRequest>, axum::extract::rejection::JsonRejection>,
+) -> Response {
+    match request {
+        Ok(_) => {
+            let text = "this build cannot change a running appliance yet: edit the file and \
+                        restart; `windlass check` says what a start would serve";
+            refusal(StatusCode::NOT_IMPLEMENTED, text.to_owned())
+        }
+        Err(error) => refusal(error.status(), error.body_text()),
+    }
+}
+
+async fn unknown() -> Response {
+    let text = "there is nothing at this path: /api/v1/openapi.json lists what there is";
+    refusal(StatusCode::NOT_FOUND, text.to_owned())
+}
+
+async fn wrong_method() -> Response {
+    let text = "this path takes another method: /api/v1/openapi.json says which";
+    refusal(StatusCode::METHOD_NOT_ALLOWED, text.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hosts_that_are_names_are_told_from_addresses() {
+        for name in [
+            "",
+            "example.org",
+            "example.org:9808",
+            "localhost.evil:1",
+            ":9808",
+            "127.0.0.1.nip.io",
+            "[::1",
+        ] {
+            assert!(!is_address(name.as_bytes()), "{name}");
+        }
+        assert!(!is_address(b"\xff"));
+        for address in [
+            "localhost",
+            "LocalHost:9808",
+            "127.0.0.1",
+            "127.0.0.1:9808",
+            "[::1]",
+            "[::1]:9808",
+        ] {
+            assert!(is_address(address.as_bytes()), "{address}");
+        }
+    }
+
+    #[test]
+    fn the_documentation_lists_every_path_and_no_other() {
+        let document: serde_json::Value = serde_json::from_str(OPENAPI).expect("JSON");
+        let mut listed = Vec::new();
+        for (path, methods) in document["paths"].as_object().expect("paths") {
+            for method in methods.as_object().expect("methods").keys() {
+                listed.push((method.clone(), path.clone()));
+            }
+        }
+        let mut known: Vec<_> = PATHS
+            .map(|(method, path)| (method.to_owned(), path.to_owned()))
+            .into();
+        listed.sort();
+        known.sort();
+        assert_eq!(listed, known);
+    }
+}

@@ -1,0 +1,225 @@
+//! The control thread: its loop, the connections, and the time and room that each gets.
+
+use std::future::Future;
+use std::pin::pin;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use axum::Router;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::time::{MissedTickBehavior, timeout};
+
+use super::limits::{
+    CONNECTION_TIME_MAX, HEADER_BYTES_MAX, HEADER_TIME_MAX, HEADERS_MAX, HTTP_CONNECTIONS_MAX,
+    SOCKET_CONNECTIONS_MAX,
+};
+use super::listen::{Http, Sockets};
+use super::routes::{self, Door, Shared};
+use super::socket::Socket;
+use crate::observe::{Observatory, STEP};
+
+/// How much later than others the control thread is served on a core that it shares with them.
+const NICENESS: i32 = 10;
+/// For a refusal to be written: it fits into any socket's buffer.
+const REFUSAL_TIME_MAX: Duration = Duration::from_millis(50);
+/// Before the next attempt where a connection could not be accepted.
+const ACCEPT_REST: Duration = Duration::from_millis(100);
+
+const FULL: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\n\
+Content-Type: application/json\r\nContent-Length: 67\r\n\r\n\
+{\"error\":\"as many connections as there may be: try again, or less\"}";
+const STRANGER: &[u8] = b"HTTP/1.1 403 Forbidden\r\nConnection: close\r\n\
+Content-Type: application/json\r\nContent-Length: 95\r\n\r\n\
+{\"error\":\"this socket is for root, the user that windlass runs as, \
+and the group of [control]\"}";
+
+/// Answers until `stopped` says so or its sender is gone.
+pub(super) fn run(
+    sockets: Sockets,
+    observatory: Observatory,
+    cores: &[usize],
+    stopped: oneshot::Receiver<()>,
+) {
+    keep_off(cores);
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_io()
+        .enable_time()
+        .build();
+    let runtime = match runtime {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            tracing::warn!(%error, "no control plane");
+            return;
+        }
+    };
+    let shared = Arc::new(Shared::new(Mutex::new(observatory)));
+    runtime.block_on(async {
+        tokio::select! {
+            _ = stopped => {}
+            () = sample(&shared) => {}
+            () = serve_socket(sockets.socket, &shared) => {}
+            () = serve_http(sockets.http, &shared) => {}
+        }
+    });
+    // Ends every connection where it stands.
+    drop(runtime);
+}
+
+/// Keeps this thread off the reactors' cores where there are others, and behind them elsewhere.
+fn keep_off(cores: &[usize]) {
+    if let Ok(mut allowed) = sched_getaffinity(None) {
+        for core in cores {
+            allowed.unset(*core);
+        }
+        let is_free = (0..CpuSet::MAX_CPU).any(|core| allowed.is_set(core));
+        if is_free && let Err(error) = sched_setaffinity(None, &allowed) {
+            tracing::debug!(%error, "the control thread stays on all cores");
+        }
+    }
+    // Linux: of the calling thread alone (setpriority(2)).
+    if let Err(error) = rustix::process::setpriority_process(None, NICENESS) {
+        tracing::debug!(%error, "the control thread keeps its priority");
+    }
+}
+
+async fn sample(shared: &Shared) {
+    let mut ticks = tokio::time::interval(STEP);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
+    // The first one is at once, and nothing has happened since the start.
+    ticks.tick().await;
+    loop {
+        ticks.tick().await;
+        shared.observatory().tick();
+    }
+}
+
+async fn serve_socket(socket: Option<Socket>, shared: &Arc<Shared>) {
+    let Some(socket) = socket else {
+        return std::future::pending().await;
+    };
+    let listener = socket.listener.try_clone();
+    let listener = listener.and_then(tokio::net::UnixListener::from_std);
+    let listener = match listener {
+        Ok(listener) => listener,
+        Err(error) => {
+            tracing::warn!(%error, "no control socket");
+            return std::future::pending().await;
+        }
+    };
+    let router = routes::router(shared, Door::Socket);
+    let room = Arc::new(Semaphore::new(SOCKET_CONNECTIONS_MAX));
+    loop {
+        let Some((stream, _)) = accepted(listener.accept()).await else {
+            continue;
+        };
+        let is_admitted = stream
+            .peer_cred()
+            .is_ok_and(|peer| socket.allowed.admits(&peer));
+        if is_admitted {
+            admit(stream, &room, &router).await;
+        } else {
+            refuse(stream, STRANGER).await;
+        }
+    }
+}
+
+async fn serve_http(http: Option<Http>, shared: &Arc<Shared>) {
+    let Some(http) = http else {
+        return std::future::pending().await;
+    };
+    let listener = match tokio::net::TcpListener::from_std(http.listener) {
+        Ok(listener) => listener,
+        Err(error) => {
+            tracing::warn!(%error, "no HTTP");
+            return std::future::pending().await;
+        }
+    };
+    let router = routes::router(shared, Door::Http(http.token));
+    let room = Arc::new(Semaphore::new(HTTP_CONNECTIONS_MAX));
+    loop {
+        if let Some((stream, _)) = accepted(listener.accept()).await {
+            admit(stream, &room, &router).await;
+        }
+    }
+}
+
+/// A connection; none after a failure and a little rest.
+async fn accepted<C>(accept: impl Future<Output = std::io::Result<C>>) -> Option<C> {
+    match accept.await {
+        Ok(connection) => Some(connection),
+        Err(error) => {
+            tracing::debug!(%error, "a control connection was not accepted");
+            tokio::time::sleep(ACCEPT_REST).await;
+            None
+        }
+    }
+}
+
+async fn admit<S>(stream: S, room: &Arc<Semaphore>, router: &Router)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    match Arc::clone(room).try_acquire_owned() {
+        Ok(permit) => {
+            tokio::spawn(connection(stream, router.clone(), permit));
+        }
+        Err(_) => refuse(stream, FULL).await,
+    }
+}
+
+async fn refuse(mut stream: impl AsyncWrite + Unpin, answer: &[u8]) {
+    let written = async {
+        stream.write_all(answer).await?;
+        stream.shutdown().await
+    };
+    // A peer that has gone needs no answer.
+    let _ = timeout(REFUSAL_TIME_MAX, written).await;
+}
+
+/// One connection to its end.
+async fn connection<S>(stream: S, router: Router, permit: OwnedSemaphorePermit)
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let service = TowerToHyperService::new(router);
+    let mut server = http1::Builder::new();
+    server
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEADER_TIME_MAX)
+        .max_buf_size(HEADER_BYTES_MAX)
+        .max_headers(HEADERS_MAX);
+    let mut connection = pin!(server.serve_connection(TokioIo::new(stream), service));
+    if timeout(CONNECTION_TIME_MAX, connection.as_mut())
+        .await
+        .is_err()
+    {
+        connection.as_mut().graceful_shutdown();
+        let _ = timeout(CONNECTION_TIME_MAX, connection).await;
+    }
+    drop(permit);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refusals_are_as_long_as_they_say() {
+        for answer in [FULL, STRANGER] {
+            let text = std::str::from_utf8(answer).expect("ASCII");
+            let (head, body) = text.split_once("\r\n\r\n").expect("a head");
+            let length = head
+                .lines()
+                .find_map(|line| line.strip_prefix("Content-Length: "));
+            assert_eq!(length, Some(body.len().to_string().as_str()), "{body}");
+            let refusal: crate::observe::model::Refusal =
+                serde_json::from_str(body).expect("a refusal");
+            assert!(!refusal.error.is_empty());
+        }
+    }
+}

@@ -1,0 +1,250 @@
+//! The Unix socket: where it is, who gets through to it, and what was left of an earlier one.
+
+use std::fs::{self, DirBuilder, Permissions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt as _, FileTypeExt as _, PermissionsExt as _};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+
+use appliance_config::{Control, ControlSocket, GroupName};
+use rustix::process::geteuid;
+
+use super::peer::Allowed;
+
+const FILE_NAME: &str = "control.sock";
+
+/// The bound socket. Its file goes with it.
+#[derive(Debug)]
+pub(super) struct Socket {
+    pub(super) listener: UnixListener,
+    pub(super) path: PathBuf,
+    pub(super) allowed: Allowed,
+}
+
+/// Why there is no socket.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum SocketError {
+    #[error("no directory for it: set XDG_RUNTIME_DIR, or `socket` of [control]")]
+    NoDirectory,
+    #[error("another appliance answers at {0}: give one of them another `socket` in [control]")]
+    Taken(PathBuf),
+    #[error("{0} is there and is no socket")]
+    NotASocket(PathBuf),
+    #[error("{path}")]
+    System {
+        path: PathBuf,
+        #[source]
+        cause: io::Error,
+    },
+}
+
+impl Socket {
+    /// Binds the socket that `control` asks for; `None`: it asks for none.
+    ///
+    /// # Errors
+    /// It cannot be had.
+    pub(super) fn bind(control: &Control) -> Result<Option<Self>, SocketError> {
+        let path = match &control.socket {
+            ControlSocket::Off => return Ok(None),
+            ControlSocket::At(path) => path.clone(),
+            ControlSocket::Auto => automatic(
+                |name| std::env::var_os(name).map(PathBuf::from),
+                geteuid().is_root(),
+            )
+            .ok_or(SocketError::NoDirectory)?,
+        };
+        let system = |cause| SocketError::System {
+            path: path.clone(),
+            cause,
+        };
+        make_directory(&path).map_err(system)?;
+        clear_away(&path)?;
+        let listener = UnixListener::bind(&path).map_err(system)?;
+        let allowed = Allowed {
+            own_user: geteuid().as_raw(),
+            group: open_to_group(control.group.as_ref(), &path),
+        };
+        let mode = if allowed.group.is_some() {
+            0o660
+        } else {
+            0o600
+        };
+        fs::set_permissions(&path, Permissions::from_mode(mode)).map_err(system)?;
+        listener.set_nonblocking(true).map_err(system)?;
+        Ok(Some(Self {
+            listener,
+            path,
+            allowed,
+        }))
+    }
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        // Somebody may have removed it, which is as good.
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+/// Where the socket is if nothing else is said. systemd.exec(5) names the runtime directories of a
+/// service in RUNTIME_DIRECTORY, between colons.
+fn automatic(variable: impl Fn(&str) -> Option<PathBuf>, is_root: bool) -> Option<PathBuf> {
+    let absolute = |path: PathBuf| Some(path).filter(|path| path.is_absolute());
+    if let Some(given) = variable("RUNTIME_DIRECTORY") {
+        let given = given.to_string_lossy().into_owned();
+        let first = given.split(':').next().map(PathBuf::from);
+        if let Some(first) = first.and_then(absolute) {
+            return Some(first.join(FILE_NAME));
+        }
+    }
+    if is_root {
+        return Some(Path::new("/run/windlass").join(FILE_NAME));
+    }
+    let runtime = variable("XDG_RUNTIME_DIR").and_then(absolute)?;
+    Some(runtime.join("windlass").join(FILE_NAME))
+}
+
+/// Makes the socket's directory, for all to enter; what is above it has to be there.
+fn make_directory(path: &Path) -> io::Result<()> {
+    let Some(directory) = path.parent() else {
+        return Ok(());
+    };
+    match DirBuilder::new().mode(0o755).create(directory) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Removes a socket that nobody listens at: an appliance that was killed leaves it.
+fn clear_away(path: &Path) -> Result<(), SocketError> {
+    let Ok(found) = fs::symlink_metadata(path) else {
+        return Ok(());
+    };
+    if !found.file_type().is_socket() {
+        return Err(SocketError::NotASocket(path.to_owned()));
+    }
+    match UnixStream::connect(path) {
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => fs::remove_file(path)
+            .map_err(|cause| SocketError::System {
+                path: path.to_owned(),
+                cause,
+            }),
+        _ => Err(SocketError::Taken(path.to_owned())),
+    }
+}
+
+/// Gives the socket to a group; the group's number if that worked.
+fn open_to_group(group: Option<&GroupName>, path: &Path) -> Option<u32> {
+    let name = group?.as_str();
+    let groups = fs::read_to_string("/etc/group").unwrap_or_default();
+    let Some(number) = group_number(name, &groups) else {
+        tracing::warn!(
+            "control socket: there is no group {name} here: only root and this user get in"
+        );
+        return None;
+    };
+    match std::os::unix::fs::chown(path, None, Some(number)) {
+        Ok(()) => Some(number),
+        Err(error) => {
+            tracing::warn!(
+                %error,
+                "control socket: group {name} cannot have it: only root and this user get in"
+            );
+            None
+        }
+    }
+}
+
+/// The number of a group that is named in `groups` (group(5)), or is a number itself.
+fn group_number(name: &str, groups: &str) -> Option<u32> {
+    let named = groups.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        (fields.next() == Some(name)).then(|| fields.nth(1)?.parse().ok())?
+    });
+    named.or_else(|| name.parse().ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn control(path: &Path) -> Control {
+        Control {
+            socket: ControlSocket::At(path.to_owned()),
+            ..Control::default()
+        }
+    }
+
+    #[test]
+    fn what_is_no_socket_or_answers_is_left_alone() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let file = directory.path().join("file");
+        fs::write(&file, "precious").expect("writable");
+        let refused = Socket::bind(&control(&file));
+        assert!(
+            matches!(refused, Err(SocketError::NotASocket(_))),
+            "{refused:?}"
+        );
+        assert_eq!(fs::read_to_string(&file).expect("there"), "precious");
+        let path = directory.path().join("control.sock");
+        let first = Socket::bind(&control(&path))
+            .expect("free")
+            .expect("wanted");
+        let refused = Socket::bind(&control(&path));
+        assert!(matches!(refused, Err(SocketError::Taken(_))), "{refused:?}");
+        drop(first);
+        assert!(!path.exists());
+        let nowhere = directory.path().join("a/b/control.sock");
+        assert!(Socket::bind(&control(&nowhere)).is_err());
+    }
+
+    #[test]
+    fn what_a_killed_one_left_is_replaced_and_only_this_user_gets_in() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("new/control.sock");
+        fs::create_dir(directory.path().join("new")).expect("writable");
+        drop(UnixListener::bind(&path).expect("free"));
+        assert!(path.exists());
+        let bound = Socket::bind(&control(&path))
+            .expect("stale")
+            .expect("wanted");
+        let mode = fs::metadata(&bound.path)
+            .expect("there")
+            .permissions()
+            .mode();
+        assert_eq!(mode & 0o777, 0o600);
+        assert_eq!(bound.allowed.group, None);
+    }
+
+    #[test]
+    fn the_directory_is_found_in_order() {
+        let none = |_: &str| None;
+        assert_eq!(automatic(none, false), None);
+        assert_eq!(
+            automatic(none, true),
+            Some("/run/windlass/control.sock".into())
+        );
+        let user = |name: &str| (name == "XDG_RUNTIME_DIR").then(|| "/run/user/7".into());
+        assert_eq!(
+            automatic(user, false),
+            Some("/run/user/7/windlass/control.sock".into())
+        );
+        let relative = |name: &str| (name == "XDG_RUNTIME_DIR").then(|| "tmp".into());
+        assert_eq!(automatic(relative, false), None);
+        let service = |name: &str| (name == "RUNTIME_DIRECTORY").then(|| "/run/a:/run/b".into());
+        assert_eq!(
+            automatic(service, false),
+            Some("/run/a/control.sock".into())
+        );
+    }
+
+    #[test]
+    fn groups_have_names_and_numbers() {
+        let groups = "root:x:0:\nstorage:x:44:alice,bob\nbroken\n44x:x:7:\n";
+        assert_eq!(group_number("storage", groups), Some(44));
+        assert_eq!(group_number("stor", groups), None);
+        assert_eq!(group_number("broken", groups), None);
+        assert_eq!(group_number("1000", groups), Some(1000));
+        assert_eq!(group_number("44x", groups), Some(7));
+    }
+}

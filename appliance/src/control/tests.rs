@@ -1,0 +1,463 @@
+//! A whole appliance, asked by clients that are wrong, slow, many, and at last right.
+
+mod client;
+mod openmetrics;
+mod schema;
+
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use appliance_config::Config;
+use nvme_host::raw::{RawClient, RawNames};
+use nvme_spec::Sqe;
+use tempfile::TempDir;
+
+use super::limits::{BODY_BYTES_MAX, HEADER_BYTES_MAX, HTTP_CONNECTIONS_MAX};
+use super::routes::PATHS;
+use crate::appliance::Appliance;
+use crate::observe::model::{Event, History, Refusal, Severity, Status};
+use client::{Answer, ask, get, read_answer};
+
+const NQN: &str = "nqn.2026-11.org.windlass:test";
+const HOST: &str = "nqn.2026-11.org.example:a \"host\" \\ of λ";
+/// Nothing that a test waits for takes this long, however busy the machine.
+const LIMIT: Duration = Duration::from_secs(60);
+const TOKEN: &str = "0123456789abcdef-token";
+
+/// An appliance of one RAM device, its control plane at a socket of its own and `http`.
+struct Lab {
+    appliance: Appliance,
+    directory: TempDir,
+}
+
+impl Lab {
+    fn new(control: &str) -> Self {
+        let directory = TempDir::new().expect("a directory");
+        std::fs::write(directory.path().join("token"), TOKEN).expect("writable");
+        let socket = directory.path().join("control.sock");
+        let control = control.replace("DIRECTORY", &directory.path().display().to_string());
+        let text = format!(
+            r#"
+[appliance]
+memory = "16MiB"
+pages = "ordinary"
+[control]
+socket = "{}"
+{control}
+[[device]]
+name = "ram"
+type = "memory"
+size = "8MiB"
+[[listener]]
+name = "loopback"
+transport = "tcp"
+address = "127.0.0.1:0"
+[[export]]
+nqn = "{NQN}"
+devices = ["ram"]
+listeners = ["loopback"]
+allow_any_host = true
+"#,
+            socket.display()
+        );
+        let config = Config::parse("test", &text).expect("a right configuration");
+        let mut appliance = Appliance::start(config).expect("it starts");
+        appliance.open_control(None);
+        Self {
+            appliance,
+            directory,
+        }
+    }
+
+    fn http(&self) -> SocketAddr {
+        let control = self.appliance.control().expect("open");
+        control.http().expect("a free port")
+    }
+
+    fn socket(&self) -> UnixStream {
+        let path = self.directory.path().join("control.sock");
+        let stream = UnixStream::connect(path).expect("it listens");
+        stream.set_read_timeout(Some(LIMIT)).expect("a socket");
+        stream
+    }
+
+    fn connect(&self) -> TcpStream {
+        let stream = TcpStream::connect(self.http()).expect("it listens");
+        stream.set_read_timeout(Some(LIMIT)).expect("a socket");
+        stream
+    }
+
+    fn get(&self, path: &str) -> Answer {
+        get(self.connect(), path)
+    }
+
+    fn status(&self) -> Status {
+        let answer = self.get("/api/v1/status");
+        assert_eq!(answer.status, 200, "{answer:?}");
+        serde_json::from_slice(&answer.body).expect("a status")
+    }
+
+    /// A host's admin and I/O queue.
+    fn attach(&self) -> (RawClient, RawClient) {
+        let names = RawNames {
+            host: HOST.to_owned(),
+            host_id: [9; 16],
+            subsystem: NQN.to_owned(),
+        };
+        let connect =
+            || RawClient::connect(self.appliance.addresses()[0], LIMIT).expect("it listens");
+        let (mut admin, mut io) = (connect(), connect());
+        let cntlid = admin.open_admin(&names).expect("any host may attach");
+        io.open_io(&names, cntlid, 1).expect("queue 1 is free");
+        (admin, io)
+    }
+}
+
+fn write(io: &mut RawClient, lba: u64, blocks: u16) {
+    let data = vec![7; usize::from(blocks) * 512];
+    let sqe = Sqe::write(1, lba, blocks - 1, false);
+    let (cqe, _) = io.command(sqe, &data, 0).expect("an answer");
+    assert!(cqe.status().is_success(), "{}", cqe.status());
+}
+
+#[track_caller]
+fn expect_refusal(answer: &Answer, status: u16) {
+    assert_eq!(answer.status, status, "{answer:?}");
+    let refusal: Refusal = serde_json::from_slice(&answer.body).expect("a refusal");
+    assert!(!refusal.error.is_empty());
+}
+
+#[test]
+fn what_is_not_there_or_not_understood_is_refused() {
+    let lab = Lab::new("http = \"127.0.0.1:0\"");
+    for path in [
+        "/",
+        "/api",
+        "/api/v1/",
+        "/api/v2/status",
+        "/../etc/passwd",
+        "/metrics/x",
+    ] {
+        expect_refusal(&lab.get(path), 404);
+    }
+    expect_refusal(&lab.get("/api/v1/heatmap?seconds=60"), 404);
+    for path in [
+        "/api/v1/history?seconds=0",
+        "/api/v1/history?seconds=3601",
+        "/api/v1/history?seconds=-1",
+        "/api/v1/history?seconds=99999999999999999999999",
+        "/api/v1/history?kind=unknown",
+        "/api/v1/history?second=1",
+        "/api/v1/events?after=x",
+    ] {
+        expect_refusal(&lab.get(path), 400);
+    }
+    for (_, path) in PATHS.iter().filter(|(method, _)| *method == "get") {
+        let request = format!("DELETE {path} HTTP/1.1\r\nHost: localhost\r\n\r\n");
+        expect_refusal(&ask(lab.socket(), request.as_bytes()), 405);
+    }
+    let mut garbage = lab.connect();
+    garbage
+        .write_all(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\r\n\r\n")
+        .expect("open");
+    let mut rest = Vec::new();
+    let _ = garbage.read_to_end(&mut rest);
+    assert!(
+        rest.is_empty() || rest.starts_with(b"HTTP/1.1 400"),
+        "{rest:?}"
+    );
+}
+
+#[test]
+fn without_the_token_only_health_is_told() {
+    let lab = Lab::new("http = \"127.0.0.1:0\"\ntoken_file = \"DIRECTORY/token\"");
+    for authorization in [
+        "",
+        "Authorization: Bearer\r\n",
+        "Authorization: Bearer 0123456789abcdef-toker\r\n",
+        "Authorization: Basic 0123456789abcdef-token\r\n",
+        "X-Token: 0123456789abcdef-token\r\n",
+    ] {
+        for (method, path) in PATHS.iter().filter(|(_, path)| *path != "/healthz") {
+            let method = method.to_uppercase();
+            let request =
+                format!("{method} {path} HTTP/1.1\r\nHost: localhost\r\n{authorization}\r\n");
+            let answer = ask(lab.connect(), request.as_bytes());
+            expect_refusal(&answer, 401);
+            assert!(
+                answer
+                    .head
+                    .to_lowercase()
+                    .contains("www-authenticate: bearer")
+            );
+        }
+    }
+    assert_eq!(lab.get("/healthz").status, 200);
+    // Over the socket the credentials are enough.
+    assert_eq!(get(lab.socket(), "/api/v1/status").status, 200);
+    let right = format!(
+        "GET /metrics HTTP/1.1\r\nHost: any.example\r\nAuthorization: Bearer {TOKEN}\r\n\r\n"
+    );
+    assert_eq!(ask(lab.connect(), right.as_bytes()).status, 200);
+}
+
+#[test]
+fn a_token_that_cannot_be_read_leaves_http_off() {
+    for file in ["DIRECTORY/none", "/dev/null"] {
+        let lab = Lab::new(&format!("http = \"127.0.0.1:0\"\ntoken_file = \"{file}\""));
+        assert_eq!(lab.appliance.control().expect("open").http(), None);
+        assert_eq!(get(lab.socket(), "/healthz").status, 200);
+    }
+}
+
+#[test]
+fn pages_of_other_sites_get_nothing_and_nobody_changes_anything_without_a_token() {
+    let lab = Lab::new("http = \"127.0.0.1:0\"");
+    for host in ["Host: evil.example\r\n", "Host: evil.example:9808\r\n", ""] {
+        let request = format!("GET /api/v1/status HTTP/1.1\r\n{host}\r\n");
+        expect_refusal(&ask(lab.connect(), request.as_bytes()), 403);
+    }
+    let post = |more: &str, body: &str| {
+        let length = body.len();
+        format!(
+            "POST /api/v1/apply HTTP/1.1\r\nHost: localhost\r\n{more}\
+             Content-Length: {length}\r\n\r\n{body}"
+        )
+    };
+    let json = "Content-Type: application/json\r\n";
+    let right = post(json, "{\"dry_run\":true}");
+    expect_refusal(&ask(lab.connect(), right.as_bytes()), 403);
+    // The socket goes on to what can be said about the request.
+    let answer = ask(lab.socket(), right.as_bytes());
+    expect_refusal(&answer, 501);
+    for (more, body, status) in [
+        ("", "{}", 415),
+        ("Content-Type: text/plain\r\n", "{}", 415),
+        (json, "{", 400),
+        (json, "{\"dry_run\":1}", 422),
+        (json, "{\"dry-run\":true}", 422),
+    ] {
+        expect_refusal(&ask(lab.socket(), post(more, body).as_bytes()), status);
+    }
+}
+
+#[test]
+fn requests_that_are_too_large_are_refused() {
+    let lab = Lab::new("http = \"127.0.0.1:0\"");
+    let filler = "x".repeat(HEADER_BYTES_MAX);
+    let request = format!("GET /healthz HTTP/1.1\r\nHost: localhost\r\nX: {filler}\r\n\r\n");
+    assert_eq!(ask(lab.connect(), request.as_bytes()).status, 431);
+    let headers: String = (0..100)
+        .map(|number| format!("X-{number}: 1\r\n"))
+        .collect();
+    let request = format!("GET /healthz HTTP/1.1\r\nHost: localhost\r\n{headers}\r\n");
+    assert_eq!(ask(lab.connect(), request.as_bytes()).status, 431);
+    // Refused by what is announced, before it is sent.
+    let length = BODY_BYTES_MAX + 1;
+    let request = format!(
+        "POST /api/v1/apply HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n\
+         Content-Length: {length}\r\n\r\n"
+    );
+    expect_refusal(&ask(lab.socket(), request.as_bytes()), 413);
+}
+
+#[test]
+fn slow_requests_are_ended() {
+    let lab = Lab::new("http = \"127.0.0.1:0\"");
+    let mut slow_head = lab.connect();
+    slow_head
+        .write_all(b"GET /healthz HTTP/1.1\r\nHost: loc")
+        .expect("open");
+    let mut slow_body = lab.socket();
+    let head =
+        b"POST /api/v1/apply HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n\
+                 Content-Length: 1000\r\n\r\n{\"text\":";
+    slow_body.write_all(head).expect("open");
+    let mut rest = Vec::new();
+    // Either a plain end or one with an answer; a hang would end in the client's own time-out.
+    let ended = slow_head.read_to_end(&mut rest);
+    assert!(ended.is_ok(), "{ended:?}");
+    assert!(
+        rest.is_empty() || rest.starts_with(b"HTTP/1.1 408"),
+        "{rest:?}"
+    );
+    expect_refusal(&read_answer(&mut slow_body), 408);
+}
+
+#[test]
+fn hung_and_flooding_clients_delay_nobody() {
+    let lab = Lab::new("http = \"127.0.0.1:0\"");
+    let (_admin, mut io) = lab.attach();
+    // As many as there may be, each with a request whose answer it never takes.
+    let mut hung: Vec<TcpStream> = Vec::new();
+    for _ in 0..HTTP_CONNECTIONS_MAX {
+        let mut stream = lab.connect();
+        let request = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n";
+        stream.write_all(request).expect("open");
+        hung.push(stream);
+    }
+    // Accepted in order, so each one of these is one too many.
+    for _ in 0..100 {
+        let mut stream = lab.connect();
+        let answer = read_answer(&mut stream);
+        expect_refusal(&answer, 503);
+    }
+    let first: History = history(&lab);
+    for lba in 0..256 {
+        write(&mut io, lba, 1);
+    }
+    let began = Instant::now();
+    loop {
+        let now = history(&lab);
+        let writes = now.series.get("device/ram/write_iops");
+        let seen: f32 = writes.into_iter().flatten().flatten().sum();
+        if now.now_unix_ms >= first.now_unix_ms + 1000 && seen > 0.0 {
+            break;
+        }
+        assert!(began.elapsed() < LIMIT, "the history stands still");
+        write(&mut io, 0, 1);
+    }
+    drop(hung);
+    let began = Instant::now();
+    while lab.get("/healthz").status != 200 {
+        assert!(began.elapsed() < LIMIT, "no room comes back");
+    }
+    let (status, _) = (lab.status(), lab);
+    assert!(
+        status
+            .reactors
+            .iter()
+            .all(|reactor| reactor.stuck.is_none())
+    );
+}
+
+fn history(lab: &Lab) -> History {
+    let answer = get(lab.socket(), "/api/v1/history?seconds=3600");
+    serde_json::from_slice(&answer.body).expect("a history")
+}
+
+#[test]
+fn a_taken_port_is_a_notice() {
+    let taken = TcpListener::bind("127.0.0.1:0").expect("loopback");
+    let address = taken.local_addr().expect("bound");
+    let lab = Lab::new(&format!("http = \"{address}\""));
+    assert_eq!(lab.appliance.control().expect("open").http(), None);
+    assert_eq!(get(lab.socket(), "/healthz").body, b"ok");
+    lab.attach();
+}
+
+#[test]
+fn what_is_told_is_what_hosts_did() {
+    let lab = Lab::new("http = \"127.0.0.1:0\"");
+    let before = lab.status();
+    assert_eq!(
+        (before.hosts.len(), before.devices[0].totals.writes),
+        (0, 0)
+    );
+    let (_admin, mut io) = lab.attach();
+    for lba in 0..10 {
+        write(&mut io, lba, 2);
+    }
+    for lba in 0..5 {
+        let (cqe, data) = io
+            .command(Sqe::read(1, lba, 0), &[], 512)
+            .expect("an answer");
+        assert!(cqe.status().is_success() && data == [7; 512]);
+    }
+    let beyond = Sqe::read(1, 1 << 40, 0);
+    let (cqe, _) = io.command(beyond, &[], 512).expect("an answer");
+    assert!(!cqe.status().is_success());
+    // What is told is a tenth of a second old at most.
+    std::thread::sleep(Duration::from_millis(150));
+    let status = lab.status();
+    let totals = status.devices[0].totals;
+    assert_eq!((totals.writes, totals.bytes_written), (10, 10 * 1024));
+    assert_eq!((totals.reads, totals.bytes_read), (5, 5 * 512));
+    assert_eq!(status.exports[0].totals, totals);
+    let host = &status.hosts[0];
+    assert_eq!((host.nqn.as_str(), host.export.as_str()), (HOST, NQN));
+    // What is refused before a device is the target's count.
+    assert_eq!((host.totals.errors, host.errors_logged), (0, 1));
+    assert_eq!(status.target.errors, 1);
+    assert_eq!((host.totals.writes, host.queues.len()), (10, 1));
+    assert_eq!(status.listeners[0].connections, Some(2));
+    assert_eq!(status.target.connects, 2);
+    assert_eq!(status.exports[0].namespaces[0].bytes, 8 << 20);
+    let answer = lab.get("/metrics");
+    assert!(
+        answer.head.contains("application/openmetrics-text"),
+        "{}",
+        answer.head
+    );
+    let text = std::str::from_utf8(&answer.body).expect("UTF-8");
+    let metrics = openmetrics::parse(text);
+    let of = |name: &str, labels: &[(&str, &str)]| metrics.value(name, labels);
+    let device = [("device", "ram"), ("operation", "write")];
+    assert_eq!(of("windlass_device_requests_total", &device), 10.0);
+    assert_eq!(of("windlass_device_bytes_total", &device), 10_240.0);
+    let host = [("host", HOST), ("export", NQN)];
+    assert_eq!(of("windlass_host_errors_total", &host), 0.0);
+    let reactor = [("reactor", "0")];
+    assert_eq!(of("windlass_command_errors_total", &reactor), 1.0);
+    assert_eq!(of("windlass_host_controllers", &host), 1.0);
+    assert_eq!(of("windlass_up", &[]), 1.0);
+    assert_eq!(of("windlass_tcp_connections", &[("reactor", "0")]), 2.0);
+    let commands = status.transports["tcp"]["commands"] as f64;
+    assert!(of("windlass_tcp_commands_total", &[("reactor", "0")]) >= commands);
+}
+
+#[test]
+fn answers_are_as_documented() {
+    let lab = Lab::new("http = \"127.0.0.1:0\"");
+    let (_admin, mut io) = lab.attach();
+    write(&mut io, 0, 1);
+    let began = Instant::now();
+    loop {
+        let answer = lab.get("/api/v1/events");
+        let events: Vec<Event> = serde_json::from_slice(&answer.body).expect("events");
+        let attached = events.iter().find(|event| event.what == "host");
+        if let Some(event) = attached {
+            assert_eq!(
+                (event.severity, event.subject.as_str()),
+                (Severity::Info, HOST)
+            );
+            assert!(event.text.contains(NQN), "{event:?}");
+            let later = lab.get(&format!("/api/v1/events?after={}", event.id));
+            assert!(!String::from_utf8_lossy(&later.body).contains("attached"));
+            break;
+        }
+        assert!(
+            began.elapsed() < LIMIT,
+            "no event tells that a host attached"
+        );
+    }
+    for path in [
+        "/api/v1/status",
+        "/api/v1/history?seconds=5",
+        "/api/v1/events",
+    ] {
+        let answer = lab.get(path);
+        let value: serde_json::Value = serde_json::from_slice(&answer.body).expect("JSON");
+        schema::check(path, &value);
+    }
+    assert_eq!(lab.get("/api/v1/openapi.json").status, 200);
+}
+
+#[test]
+fn the_end_takes_sockets_and_connections_along() {
+    let lab = Lab::new("http = \"127.0.0.1:0\"");
+    let address = lab.http();
+    let mut open = lab.connect();
+    let Lab {
+        appliance,
+        directory,
+    } = lab;
+    assert!(appliance.stop_quietly());
+    let mut rest = Vec::new();
+    let _ = open.read_to_end(&mut rest);
+    assert!(rest.is_empty());
+    assert!(TcpStream::connect(address).is_err());
+    assert!(!directory.path().join("control.sock").exists());
+}

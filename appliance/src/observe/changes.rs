@@ -1,0 +1,181 @@
+//! What differs between two looks, as events. What comes and goes between two looks is in the
+//! counters alone.
+
+use std::collections::BTreeMap;
+
+use super::events::Events;
+use super::model::Severity;
+use super::observation::Observation;
+use super::status::{state, warnings};
+
+/// Events that one look makes of one kind: a storm does not wash everything else away.
+const OF_A_KIND_MAX: usize = 16;
+
+/// A controller: its host, its subsystem.
+type Controllers = BTreeMap<u16, (String, String)>;
+
+/// What the last look saw.
+pub(crate) struct Changes {
+    controllers: Controllers,
+    devices: BTreeMap<String, (String, String)>,
+    counts: BTreeMap<(&'static str, String), u64>,
+    ailment: Option<String>,
+}
+
+impl Changes {
+    pub(crate) fn new(seen: &Observation) -> Self {
+        Self {
+            controllers: controllers(seen),
+            devices: devices(seen),
+            counts: counts(seen),
+            ailment: seen.ailment(),
+        }
+    }
+
+    /// Tells what changed since the last look.
+    pub(crate) fn look(&mut self, seen: &Observation, events: &Events) {
+        self.look_at_hosts(seen, events);
+        let devices = devices(seen);
+        for (name, (condition, warned)) in &devices {
+            let before = self.devices.get(name);
+            if before.is_none_or(|(then, _)| then != condition) {
+                let good = condition == "ready";
+                let severity = if good {
+                    Severity::Info
+                } else {
+                    Severity::Warning
+                };
+                events.add(severity, "device", name, &format!("is {condition}"));
+            }
+            if !warned.is_empty() && before.is_none_or(|(_, then)| then != warned) {
+                events.add(Severity::Warning, "device", name, warned);
+            }
+        }
+        self.devices = devices;
+        let counts = counts(seen);
+        for ((what, subject), now) in &counts {
+            let then = self
+                .counts
+                .get(&(*what, subject.clone()))
+                .copied()
+                .unwrap_or(0);
+            if *now > then {
+                let (kind, text) = what.split_once(": ").unwrap_or((what, what));
+                let kind = KINDS.iter().find(|known| **known == kind);
+                let text = format!("{} {text}", now - then);
+                events.add(
+                    Severity::Warning,
+                    kind.unwrap_or(&"reactor"),
+                    subject,
+                    &text,
+                );
+            }
+        }
+        self.counts = counts;
+        let ailment = seen.ailment();
+        if ailment != self.ailment {
+            match &ailment {
+                Some(text) => events.add(Severity::Error, "reactor", "", text),
+                None => events.add(Severity::Info, "reactor", "", "the exports answer again"),
+            }
+            self.ailment = ailment;
+        }
+    }
+
+    fn look_at_hosts(&mut self, seen: &Observation, events: &Events) {
+        let now = controllers(seen);
+        let tell = |from: &Controllers, to: &Controllers, text: &str| {
+            let changed = from.iter().filter(|(id, who)| to.get(id) != Some(who));
+            let changed: Vec<_> = changed.collect();
+            for (id, (host, subsystem)) in changed.iter().take(OF_A_KIND_MAX) {
+                let text = format!("{text} {subsystem} (controller {id})");
+                events.add(Severity::Info, "host", host, &text);
+            }
+            if let Some(more) = changed
+                .len()
+                .checked_sub(OF_A_KIND_MAX)
+                .filter(|more| *more > 0)
+            {
+                let text = format!("{text} something, {more} more times in this second");
+                events.add(Severity::Info, "host", "", &text);
+            }
+        };
+        tell(&self.controllers, &now, "left");
+        tell(&now, &self.controllers, "attached");
+        self.controllers = now;
+    }
+}
+
+const KINDS: [&str; 4] = ["host", "reactor", "memory", "device"];
+
+fn controllers(seen: &Observation) -> Controllers {
+    let controllers = seen.target.controllers.iter();
+    controllers
+        .map(|it| {
+            (
+                it.controller_id,
+                (it.host_nqn.clone(), it.subsystem_nqn.clone()),
+            )
+        })
+        .collect()
+}
+
+fn devices(seen: &Observation) -> BTreeMap<String, (String, String)> {
+    let devices = seen.devices.iter();
+    devices
+        .map(|device| {
+            let word = serde_json::to_value(state(device.health.state));
+            let word = word.ok().and_then(|word| word.as_str().map(str::to_owned));
+            let drive = device.health.drive;
+            let warned = drive.map_or_else(Vec::new, |drive| warnings(drive.warnings));
+            (
+                device.name.clone(),
+                (word.unwrap_or_default(), warned.join(", ")),
+            )
+        })
+        .collect()
+}
+
+/// Counts that are worth an event when they rise, each with what it counts and of what.
+fn counts(seen: &Observation) -> BTreeMap<(&'static str, String), u64> {
+    let mut counts = BTreeMap::new();
+    let totals = seen.target_totals();
+    let mut add = |what, subject: &str, value| {
+        counts.insert((what, subject.to_owned()), value);
+    };
+    add(
+        "host: keep-alive time(s) ran out",
+        "",
+        totals.keep_alive_expired,
+    );
+    add("host: Connect(s) refused", "", totals.connects_refused);
+    for (index, reactor) in seen.reactors.iter().enumerate() {
+        let subject = index.to_string();
+        add(
+            "reactor: poll(s) took too long",
+            &subject,
+            reactor.stats.stalls,
+        );
+    }
+    for class in &seen.memory.counters.classes {
+        let subject = format!("{} bytes", class.slice_bytes);
+        add(
+            "memory: request(s) had to wait for a buffer",
+            &subject,
+            class.waits,
+        );
+    }
+    for device in &seen.devices {
+        for (name, what) in [
+            ("timeouts", "device: command(s) past the deadline"),
+            ("resets", "device: reset(s) begun"),
+            ("reattachments", "device: time(s) the drive came back"),
+        ] {
+            let value = device.drive.as_ref().and_then(|drive| drive.get(name));
+            if let Some(value) = value {
+                add(what, &device.name, *value);
+            }
+        }
+    }
+    counts
+}

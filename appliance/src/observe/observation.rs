@@ -1,0 +1,217 @@
+//! One look at every counter.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use appliance_config::Config;
+use block::Health;
+use hugemem::ArenaCounters;
+use nvme_target::TargetSnapshot;
+use reactors::{Clock, Nanos, ReactorSnapshot, StuckPoller};
+
+use super::model::TargetStatus;
+use super::sources::Sources;
+
+/// A reactor that does not come back from one call for this long is stuck.
+pub(crate) const STUCK_AFTER: Nanos = Nanos::from_secs(2);
+
+/// The counters of one reactor's part of a transport, by name.
+pub(crate) type CountsSeen = Vec<(&'static str, u64)>;
+
+/// Everything that was counted at one moment, not atomically together.
+pub(crate) struct Observation {
+    pub(crate) at: Instant,
+    pub(crate) unix_ms: u64,
+    pub(crate) uptime: Duration,
+    pub(crate) start_took: Duration,
+    pub(crate) config: Arc<Config>,
+    pub(crate) config_path: Option<PathBuf>,
+    pub(crate) addresses: Vec<String>,
+    pub(crate) target: TargetSnapshot,
+    pub(crate) reactors: Vec<ReactorSeen>,
+    pub(crate) memory: MemorySeen,
+    /// By name; those of the target, in its order.
+    pub(crate) devices: Vec<DeviceSeen>,
+    /// By transport, one set for each reactor.
+    pub(crate) transports: Vec<(&'static str, Vec<CountsSeen>)>,
+}
+
+/// One reactor.
+pub(crate) struct ReactorSeen {
+    pub(crate) core: usize,
+    pub(crate) is_running: bool,
+    pub(crate) stuck: Option<StuckPoller>,
+    pub(crate) stats: ReactorSnapshot,
+    pub(crate) counters: CoreSeen,
+}
+
+/// The counters of one reactor's target core.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct CoreSeen {
+    pub(crate) totals: TargetStatus,
+    /// Queues now.
+    pub(crate) queues: u64,
+    /// Commands in execution now.
+    pub(crate) executions: u64,
+}
+
+/// The arena.
+pub(crate) struct MemorySeen {
+    pub(crate) bytes: u64,
+    pub(crate) page_bytes: u64,
+    pub(crate) notices: Vec<String>,
+    pub(crate) counters: ArenaCounters,
+}
+
+/// One device.
+pub(crate) struct DeviceSeen {
+    pub(crate) name: String,
+    pub(crate) block_size: u32,
+    pub(crate) block_count: u64,
+    pub(crate) uuid: Option<String>,
+    pub(crate) health: Health,
+    /// The counters of the driver, for a device on a drive.
+    pub(crate) drive: Option<BTreeMap<&'static str, u64>>,
+}
+
+impl Observation {
+    /// Reads all counters.
+    pub(crate) fn take(sources: &Sources) -> Self {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        let config = sources.config.load_full();
+        let region = sources.arena.region();
+        Self {
+            at: Instant::now(),
+            unix_ms: now.map_or(0, |now| u64::try_from(now.as_millis()).unwrap_or(u64::MAX)),
+            uptime: sources.started.elapsed(),
+            start_took: sources.start_took,
+            config_path: sources.config_path.clone(),
+            addresses: sources.addresses.iter().map(ToString::to_string).collect(),
+            target: sources.target.snapshot(),
+            reactors: reactors(sources),
+            memory: MemorySeen {
+                bytes: region.len() as u64,
+                page_bytes: region.page_size().bytes() as u64,
+                notices: region.notices().iter().map(ToString::to_string).collect(),
+                counters: sources.arena.counters(),
+            },
+            devices: devices(sources, &config),
+            transports: sources
+                .transports
+                .iter()
+                .map(|transport| {
+                    let each = transport.reactors.iter();
+                    (transport.name, each.map(|counts| counts.values()).collect())
+                })
+                .collect(),
+            config,
+        }
+    }
+
+    /// The device of that name, if it could be had.
+    pub(crate) fn device(&self, name: &str) -> Option<(usize, &DeviceSeen)> {
+        let mut devices = self.devices.iter().enumerate();
+        devices.find(|(_, device)| device.name == name)
+    }
+
+    /// Why the exports do not answer, if they do not.
+    pub(crate) fn ailment(&self) -> Option<String> {
+        if self.target.shutting_down {
+            return Some("stopping".to_owned());
+        }
+        self.reactors
+            .iter()
+            .enumerate()
+            .find_map(|(index, reactor)| {
+                if !reactor.is_running {
+                    return Some(format!("reactor {index} has died"));
+                }
+                let stuck = reactor.stuck.as_ref()?;
+                let seconds = stuck.lasted.0 / 1_000_000_000;
+                Some(format!(
+                    "reactor {index} is stuck in {} for {seconds} s",
+                    stuck.name
+                ))
+            })
+    }
+
+    /// The connections of a transport now, all reactors together.
+    pub(crate) fn connections(&self, transport: &str) -> Option<u64> {
+        let (_, reactors) = self
+            .transports
+            .iter()
+            .find(|(name, _)| *name == transport)?;
+        let levels = reactors.iter().flatten();
+        let levels = levels.filter(|(name, _)| *name == "connections");
+        Some(levels.map(|(_, value)| value).sum())
+    }
+}
+
+fn reactors(sources: &Sources) -> Vec<ReactorSeen> {
+    let now = sources.clock.now();
+    let handles = sources.reactors.iter();
+    handles
+        .map(|handle| ReactorSeen {
+            core: sources.cores.get(handle.index()).copied().unwrap_or(0),
+            is_running: handle.is_running(),
+            stuck: handle.stuck_in(now, STUCK_AFTER),
+            stats: handle.stats().snapshot(now),
+            counters: core(sources, handle.index()),
+        })
+        .collect()
+}
+
+fn core(sources: &Sources, reactor: usize) -> CoreSeen {
+    let Some(counters) = sources.target.core_counters(reactor) else {
+        return CoreSeen::default();
+    };
+    CoreSeen {
+        totals: TargetStatus {
+            commands: counters.commands.get(),
+            admin_commands: counters.admin_commands.get(),
+            errors: counters.errors.get(),
+            errors_not_logged: counters.errors_not_logged.get(),
+            connects: counters.connects.get(),
+            connects_refused: counters.connects_refused.get(),
+            keep_alive_expired: counters.keep_alive_expired.get(),
+            events: counters.events.get(),
+            deferred: counters.deferred.get(),
+            orphaned: counters.orphaned.get(),
+            stale_completions: counters.stale_completions.get(),
+            stale_queues: counters.stale_queues.get(),
+            discovery_generation: 0,
+        },
+        queues: counters.queues.get(),
+        executions: counters.executions.get(),
+    }
+}
+
+fn devices(sources: &Sources, config: &Config) -> Vec<DeviceSeen> {
+    let devices = sources.target.devices().iter();
+    devices
+        .map(|device| {
+            let geometry = device.geometry();
+            let drive = sources.drives.iter().find(|drive| drive.has(device.name()));
+            DeviceSeen {
+                name: device.name().to_owned(),
+                block_size: geometry.block_size,
+                block_count: geometry.block_count,
+                uuid: uuid(config, device.name()),
+                health: device.health(),
+                drive: drive.map(|drive| drive.counters().into_iter().collect()),
+            }
+        })
+        .collect()
+}
+
+/// The UUID that hosts know the device's namespace by.
+fn uuid(config: &Config, device: &str) -> Option<String> {
+    config.exports.iter().find_map(|export| {
+        let mut namespaces = export.namespaces.iter();
+        let namespace = namespaces.find(|it| it.device.as_str() == device)?;
+        let identity = config.namespace_identity(export, namespace);
+        Some(identity.uuid.hyphenated().to_string())
+    })
+}

@@ -1,0 +1,103 @@
+//! What observations are made from: shared ends of everything that counts.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use appliance_config::Config;
+use arc_swap::ArcSwap;
+use hugemem::Arena;
+use nvme_driver::{Drive, DriveCounters};
+use nvme_rdma::RdmaCounters;
+use nvme_target::Target;
+use nvme_tcp::TcpCounters;
+use reactors::{ReactorHandle, TscClock};
+
+/// Every counter of one reactor's part of a transport, by name.
+pub(crate) trait Counts: Send + Sync {
+    /// Names and values; the level `connections` among them.
+    fn values(&self) -> Vec<(&'static str, u64)>;
+}
+
+impl Counts for TcpCounters {
+    fn values(&self) -> Vec<(&'static str, u64)> {
+        self.each().collect()
+    }
+}
+
+impl Counts for RdmaCounters {
+    fn values(&self) -> Vec<(&'static str, u64)> {
+        self.each().collect()
+    }
+}
+
+/// The counters of one transport, one set for each reactor.
+pub(crate) struct TransportCounters {
+    /// `tcp` or `rdma`.
+    pub(crate) name: &'static str,
+    pub(crate) reactors: Vec<Arc<dyn Counts>>,
+}
+
+/// A drive, and the names of the devices on it.
+pub(crate) struct DriveSource {
+    pub(crate) names: String,
+    pub(crate) drive: Arc<Drive>,
+}
+
+impl DriveSource {
+    /// Whether the device of that name is on it.
+    pub(crate) fn has(&self, device: &str) -> bool {
+        self.names.split(", ").any(|name| name == device)
+    }
+
+    /// Every counter of the driver, by name.
+    pub(crate) fn counters(&self) -> Vec<(&'static str, u64)> {
+        let DriveCounters {
+            commands,
+            doorbells,
+            timeouts,
+            aborts,
+            resets,
+            recoveries,
+            unknown_identifiers,
+            stale_identifiers,
+            bad_heads,
+            events,
+            reattachments,
+        } = self.drive.counters();
+        vec![
+            ("commands", commands),
+            ("doorbells", doorbells),
+            ("timeouts", timeouts),
+            ("aborts", aborts),
+            ("resets", resets),
+            ("recoveries", recoveries),
+            ("unknown_identifiers", unknown_identifiers),
+            ("stale_identifiers", stale_identifiers),
+            ("bad_heads", bad_heads),
+            ("events", events),
+            ("reattachments", reattachments),
+        ]
+    }
+}
+
+/// Shared ends of a running appliance.
+pub(crate) struct Sources {
+    /// The configuration that runs now.
+    pub(crate) config: Arc<ArcSwap<Config>>,
+    pub(crate) config_path: Option<PathBuf>,
+    /// What each listener is bound to, in the configuration's order.
+    pub(crate) addresses: Vec<SocketAddr>,
+    /// The core of each reactor.
+    pub(crate) cores: Vec<usize>,
+    pub(crate) target: Arc<Target>,
+    pub(crate) arena: Arc<Arena>,
+    pub(crate) reactors: Vec<ReactorHandle>,
+    /// The clock of the reactors.
+    pub(crate) clock: TscClock,
+    pub(crate) transports: Vec<TransportCounters>,
+    pub(crate) drives: Vec<DriveSource>,
+    pub(crate) started: Instant,
+    pub(crate) start_took: Duration,
+}
