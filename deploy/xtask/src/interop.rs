@@ -16,6 +16,7 @@ use clap::Args;
 
 use crate::appliance::{Appliance, free_port};
 use crate::log::Log;
+use crate::package;
 use crate::process::{self, bound_to_us};
 
 const NQN: &str = "nqn.2026-11.org.windlass:interop";
@@ -208,7 +209,24 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         }),
         timeout_s: 300,
     },
+    Scenario {
+        name: "service",
+        script: "service.sh",
+        connect: "",
+        place: Place::Guest(Machine {
+            options: &["--systemd", "--nvme", "1", "--ns", "1", "--size", "64M"],
+            namespaces: 2,
+        }),
+        timeout_s: 300,
+    },
 ];
+
+impl Machine {
+    /// Whether the script installs our package: there is no other use for systemd.
+    fn installs_packages(&self) -> bool {
+        self.options.contains(&"--systemd")
+    }
+}
 
 impl Scenario {
     /// Whether the guest's own kernel target can stand in for the appliance.
@@ -341,7 +359,10 @@ impl Harness {
     ) -> Result<(), String> {
         let devices = match scenario.place {
             Place::Here(devices) => devices,
-            Place::Guest(_) => {
+            Place::Guest(ref machine) => {
+                if machine.installs_packages() {
+                    self.make_packages(&directory.join("packages"))?;
+                }
                 let guest = Guest::start(self.lab_command(scenario, GUEST_PORT, directory), log)?;
                 return verdict(scenario, guest.wait()?);
             }
@@ -394,6 +415,15 @@ impl Harness {
         appliance.map_or(Ok(()), Appliance::stop)
     }
 
+    /// The appliance's package in two versions, one to upgrade from and one to upgrade to.
+    fn make_packages(&self, directory: &Path) -> Result<(), String> {
+        let appliance = Path::new(self.appliance.get_program());
+        for version in ["0.1.0", "0.1.1"] {
+            package::build(appliance, version, directory)?;
+        }
+        Ok(())
+    }
+
     fn lab_command(&self, scenario: &Scenario, port: u16, directory: &Path) -> Command {
         let is_in_guest = matches!(scenario.place, Place::Guest(_));
         let address = if self.self_check || is_in_guest {
@@ -420,6 +450,7 @@ impl Harness {
                 "PROGRAMS",
                 programs.map_or_else(String::new, |path| path.display().to_string()),
             ),
+            ("PACKAGES", directory.join("packages").display().to_string()),
             ("SIGNALS", directory.join("signals").display().to_string()),
             ("SELF", u8::from(self.self_check).to_string()),
         ] {

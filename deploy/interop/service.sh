@@ -1,0 +1,199 @@
+#!/usr/bin/env bash
+# An administrator's life with the Debian package, under systemd: install, configure, attach, a
+# reactor that sticks, upgrade, removal, purge. The packages are in INTEROP_PACKAGES, the older first.
+. "$(dirname "$0")/lib/guest.sh"
+. "$(dirname "$0")/lib/drives.sh"
+
+mapfile -t packages < <(ls -v "$INTEROP_PACKAGES"/*.deb)
+export DEBIAN_FRONTEND=noninteractive
+file=/etc/windlass/windlass.toml
+volume=/var/lib/windlass/volume0.img
+# Enough for the arena and what a reactor takes beside it.
+huge_pages=48
+
+at_end() {
+  local status=$?
+  [ "$status" = 0 ] && return
+  echo "--- the units said"
+  systemctl status --no-pager --lines=0 'windlass*' || true
+  journalctl --no-pager -o short-monotonic -u 'windlass*' | tail -n 60
+}
+
+is_running() { systemctl --quiet is-active windlass; }
+property() { systemctl show --value -p "$1" windlass; }
+# journal TEXT OPTION…: whether the service, or systemd about it, has said so. All is read, or the
+# journal's reader would end by a broken pipe.
+journal() {
+  local text=$1
+  shift
+  journalctl -q --no-pager -u windlass "$@" | grep -F -- "$text" > /dev/null
+}
+is_held_in_huge_pages() { [ "$(awk '/HugePages_Free/ { print $2 }' /proc/meminfo)" -lt $huge_pages ]; }
+
+# What a machine has, without what package managers and the journal keep for themselves.
+inventory() {
+  find /etc /usr /var /opt /root -xdev \
+    \( -path /var/lib/dpkg -o -path /var/lib/apt -o -path /var/cache -o -path /var/log \) -prune \
+    -o \( -name 'passwd*' -o -name 'shadow*' -o -name 'group*' -o -name 'gshadow*' -o -name 'sub?id*' \
+    -o -name .pwd.lock -o -path '/var/lib/systemd/*' -a ! -name '*windlass*' \) -o -print | sort
+  getent passwd | cut -d: -f1
+  getent group | cut -d: -f1
+}
+
+install() {
+  cp "$1" /tmp/windlass.deb
+  show apt-get install -q -y --no-install-recommends /tmp/windlass.deb
+}
+
+begin_under_systemd() {
+  modprobe -a nvme-tcp vfio-pci
+  cd /tmp
+  eventually 60 test -S /run/systemd/private
+  say "systemd is $(systemctl is-system-running --wait)"
+  inventory > before
+}
+
+as_it_comes() {
+  say "as it comes"
+  install "${packages[0]}"
+  eventually 30 is_running
+  systemctl is-enabled windlass windlass-hugepages || fail "a unit is not enabled"
+  [ "$(property StatusText)" = "serving 1 export(s) on 1 listener(s)" ] || fail "no status"
+  nvme discover "${at_target[@]}" | grep 'nqn.2026-11.org.windlass:example' ||
+    fail "the example is not served"
+  local process status
+  process=$(property MainPID)
+  status=$(cat "/proc/$process/status")
+  [ "$(stat -c %U "/proc/$process")" = windlass ] || fail "it does not run as its own user"
+  grep -E '^(Cap(Prm|Eff|Bnd|Amb)|NoNewPrivs|Seccomp):' <<< "$status"
+  if grep -E '^Cap(Prm|Eff|Bnd|Amb):' <<< "$status" | grep -v 0000000000000000; then
+    fail "it has capabilities"
+  fi
+  [ "$(stat -c %U:%G:%a $file)" = root:windlass:640 ] || fail "$file is not the service's to read"
+}
+
+# A file and a drive are exported, huge pages hold the arena.
+configure_the_service() {
+  say "a configuration of the administrator's"
+  cat > $file <<END
+[appliance]
+name = "interop"
+memory = "64MiB"
+pages = "huge"
+[[device]]
+name = "volume0"
+type = "file"
+path = "$volume"
+size = "64MiB"
+[[device]]
+name = "drive"
+type = "nvme"
+pci = "$A"
+[[listener]]
+name = "loopback"
+transport = "tcp"
+address = "$INTEROP_ADDRESS:$INTEROP_PORT"
+[[export]]
+nqn = "$INTEROP_NQN"
+devices = ["volume0", "drive"]
+listeners = ["loopback"]
+allow_any_host = true
+END
+  echo HUGEPAGES_2M=$huge_pages > /etc/default/windlass-hugepages
+  mkdir -p /run/systemd/system/windlass.service.d
+  printf '[Service]\nEnvironment=WINDLASS_TEST_HOOKS=stick-on-usr1\n' \
+    > /run/systemd/system/windlass.service.d/hook.conf
+  systemctl daemon-reload
+  show systemctl restart windlass-hugepages
+  show systemctl enable --now windlass-bind@$A
+  [ "$(driver_of $A)" = vfio-pci ] || fail "the drive was not bound"
+  eventually 30 sh -c "[ \"\$(stat -c %G:%a '$(node_of $A)')\" = windlass:660 ]"
+  show systemctl restart windlass
+  is_running || fail "not running after its restart"
+  is_held_in_huge_pages || fail "the arena is not in huge pages"
+}
+
+a_wrong_configuration_is_not_tried_again() {
+  say "a wrong configuration"
+  cp $file right
+  echo 'memroy = "1GiB"' >> $file
+  if systemctl restart windlass; then fail "started with a wrong configuration"; fi
+  [ "$(property ExecMainStatus)" = 78 ] || fail "exit status $(property ExecMainStatus)"
+  [ "$(property SubState)" = failed ] || fail "state $(property SubState)"
+  journal memroy || fail "the journal does not say what is wrong"
+  cat right > $file
+  show systemctl restart windlass
+}
+
+a_stuck_reactor_is_ended() {
+  say "a stuck reactor"
+  local restarts began
+  restarts=$(property NRestarts)
+  began=$(date +%s)
+  verify "a volume while the service is restarted" "$(device_of 1)" 16 --rate=2m,2m > writes.log 2>&1 &
+  local writer=$!
+  sleep 2
+  show systemctl kill --kill-whom=main -s USR1 windlass
+  has_restarted() { [ "$(property NRestarts)" -gt "$restarts" ] && is_running; }
+  eventually 60 has_restarted
+  say "restarted by the watchdog after $(($(date +%s) - began)) s"
+  # With its priority and the place in the source, which only the journal's own protocol carries.
+  journal "reactor 0 is stuck in inbox: the watchdog is no longer fed" -p err -o verbose \
+    CODE_FILE=appliance/src/service/heartbeat.rs || fail "nothing said why"
+  journal "Watchdog timeout" || fail "it was not the watchdog"
+  wait $writer || fail "fio saw it: $(cat writes.log)"
+  cat writes.log
+  eventually 60 is_live
+}
+
+upgrade() {
+  say "upgrade"
+  local process
+  process=$(property MainPID)
+  cp $file /etc/default/windlass-hugepages /tmp
+  cp "${packages[1]}" /tmp/windlass.deb
+  show dpkg -i /tmp/windlass.deb
+  [ "$(property MainPID)" = "$process" ] || fail "the upgrade interrupted the service"
+  is_live || fail "the host lost its controller"
+  cmp $file /tmp/windlass.toml || fail "the configuration was changed"
+  cmp /etc/default/windlass-hugepages /tmp/windlass-hugepages || fail "the variables were changed"
+  show systemctl restart windlass
+  eventually 60 is_live
+  verify "a drive after the upgrade" "$(device_of 2)" 8
+}
+
+purge() {
+  say "removal and purge"
+  disconnect
+  show dpkg --remove windlass
+  [ "$(driver_of $A)" = nvme ] || fail "the drive was not given back"
+  [ -s $file ] || fail "a removal took the configuration away"
+  dpkg --purge windlass > purge.log || fail "purge: $(cat purge.log)"
+  cat purge.log
+  grep -q '/var/lib/windlass and its owner' purge.log || fail "nothing was said of the volume"
+  [ "$(stat -c %U $volume)" = windlass ] || fail "the volume has no owner"
+  say "installed and purged once more, without volumes"
+  install "${packages[1]}"
+  eventually 30 is_running
+  rm $volume
+  show apt-get purge -q -y windlass
+  inventory > after
+  diff before after || fail "the purge left something"
+  [ ! -e /run/windlass ] || fail "/run/windlass is left"
+  if systemctl cat windlass.service 2> /dev/null; then fail "the unit is left"; fi
+  rm -r /run/systemd/system/windlass.service.d
+}
+
+begin_under_systemd
+as_it_comes
+configure_the_service
+connect --reconnect-delay=1
+verify "a file as it is installed" "$(device_of 1)" 8
+verify "a drive as it is installed" "$(device_of 2)" 8
+a_wrong_configuration_is_not_tried_again
+eventually 60 is_live
+a_stuck_reactor_is_ended
+upgrade
+purge
+expect_quiet_iommu
+say passed
