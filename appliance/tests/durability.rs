@@ -27,6 +27,10 @@ memory = "16MiB"
 pages = "ordinary"
 shutdown_deadline = "20s"
 
+[control]
+socket = "off"
+http = "off"
+
 [[device]]
 name = "vol0"
 type = "file"

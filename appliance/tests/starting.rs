@@ -20,6 +20,10 @@ memory = "16MiB"
 pages = "ordinary"
 {appliance}
 
+[control]
+socket = "off"
+http = "off"
+
 [[device]]
 name = "ram"
 type = "memory"
