@@ -94,6 +94,9 @@ struct World {
     block_sizes: Vec<usize>,
     write_cache: bool,
     in_flight: HashMap<(usize, u64), Request>,
+    /// Requests of queues that were dropped: carried out at some time, or never. Their blocks are
+    /// left alone until the end.
+    forgotten: Vec<Request>,
     versions: u32,
     removals: u64,
     rules: usize,
@@ -203,6 +206,7 @@ impl World {
                 .collect(),
             write_cache,
             in_flight: HashMap::new(),
+            forgotten: Vec::new(),
             versions: 0,
             removals: 0,
             rules: 0,
@@ -339,6 +343,11 @@ impl World {
     }
 
     fn turn(&mut self, index: usize) {
+        if self.seeded.one_in(8) {
+            // As before a sleep that did not come about, which must be harmless.
+            let _ = self.clients[index].1.queue.prepare_sleep();
+            self.notice_removal();
+        }
         let ended = self.clients[index].1.turn();
         self.notice_removal();
         for ended in ended {
@@ -518,17 +527,34 @@ impl World {
         }
     }
 
-    /// Another queue takes the place of one that is idle.
+    /// Another queue takes the place of one, which may have requests in flight.
     fn reopen_a_queue(&mut self) {
         let index = self.seeded.below(self.clients.len() as u64) as usize;
-        if self.clients[index].1.in_flight() > 0 {
+        if self.clients[index].1.in_flight() > 0 && self.forgotten.len() > 6 {
             return;
         }
-        let namespace = self.clients[index].0;
-        let reactors = self.clients.len() / self.blocks.len();
+        let keys: Vec<_> = self.in_flight.keys().copied().collect();
+        for key in keys.into_iter().filter(|key| key.0 == index) {
+            self.forgotten.extend(self.in_flight.remove(&key));
+        }
+        let (namespace, _) = self.clients.remove(index);
+        let reactors = (self.clients.len() + 1) / self.blocks.len();
         let nsid = self.rig.drive.namespaces()[namespace].nsid;
         let fresh = self.rig.client(nsid, index % reactors, 16);
-        self.clients[index].1 = fresh;
+        self.clients.insert(index, (namespace, fresh));
+        self.notice_removal();
+    }
+
+    /// Once nothing can be on its way any more: what dropped queues asked for was done, or not.
+    fn settle_the_forgotten(&mut self) {
+        for request in std::mem::take(&mut self.forgotten) {
+            if request.operation != Operation::Flush {
+                self.set_busy(&request, false);
+            }
+            if request.operation.changes_medium() {
+                self.change(&request, false, false);
+            }
+        }
     }
 
     fn reattach(&mut self) {
@@ -582,6 +608,7 @@ impl World {
             self.rig.step(MS);
             self.notice_removal();
         }
+        self.settle_the_forgotten();
     }
 
     fn one(&mut self, index: usize, operation: Operation, lba: u64, blocks: u64) {
@@ -629,6 +656,8 @@ impl World {
 
 /// What happened in one run.
 type Happened = (EmulatorCounters, DriveCounters);
+/// One number of that.
+type Count = fn(&Happened) -> u64;
 
 fn run(seed: u64) -> Happened {
     let mut world = World::new(seed);
@@ -672,10 +701,10 @@ fn nothing_acknowledged_is_lost() {
         return;
     }
     let all: Vec<Happened> = (0..SEEDS).map(run_or_say_how_to_replay).collect();
-    let sum = |count: fn(&Happened) -> u64| all.iter().map(count).sum::<u64>();
+    let sum = |count: Count| all.iter().map(count).sum::<u64>();
     // Everything that can go wrong went wrong many times over.
     assert!(sum(|(_, drive)| drive.commands) > 100 * SEEDS);
-    let often: [(&str, fn(&Happened) -> u64); 11] = [
+    let often: [(&str, Count); 11] = [
         ("timeouts", |(_, drive)| drive.timeouts),
         ("aborts", |(_, drive)| drive.aborts),
         ("resets", |(_, drive)| drive.resets),
