@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # A raw host over real verbs does what is wrong, and gets what the specification says: rejections with
 # their reasons, statuses, the end of its connection; the others go on.
-#   INTEROP_PROGRAMS   the directory with windlass and examples/nvme_rdma_hostile
+#   INTEROP_PROGRAMS   the directory with windlass and examples/hostile_rdma
 . "$(dirname "${BASH_SOURCE[0]}")/lib/guest.sh"
 . "$(dirname "${BASH_SOURCE[0]}")/lib/rdma.sh"
 
@@ -16,7 +16,7 @@ type = "memory"
 size = "16MiB"
 END
 start
-show "$INTEROP_PROGRAMS/examples/nvme_rdma_hostile" "$fabric:$INTEROP_PORT" "$INTEROP_NQN"
+show "$INTEROP_PROGRAMS/examples/hostile_rdma" "$fabric:$INTEROP_PORT" "$INTEROP_NQN"
 stop
 for line in "a connection request is rejected" "remote access error" "shorter than a command"; do
   grep -qF -- "$line" /tmp/windlass.log || fail "the log does not say: $line"

@@ -184,16 +184,6 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         script: "rdma-hostile.sh",
         connect: "",
         place: Place::Guest(Machine {
-            options: &["--huge", "64"],
-            namespaces: 1,
-        }),
-        timeout_s: 300,
-    },
-    Scenario {
-        name: "rdma-hostile",
-        script: "rdma-hostile.sh",
-        connect: "",
-        place: Place::Guest(Machine {
             options: &["--smp", "4", "--huge", "160"],
             namespaces: 1,
         }),
