@@ -25,5 +25,9 @@ pub(super) const LARGE_ANSWERS_MAX: usize = 4;
 /// Hosts that metrics are told of, each with one export: the first by name. All other labels are
 /// bounded by the configuration.
 pub(super) const HOST_LABELS_MAX: usize = 256;
+/// Refused connections that are kept at once until the peer has taken its answer in.
+pub(super) const REFUSALS_MAX: usize = 32;
+/// For how long such a connection is kept.
+pub(super) const LINGER_TIME_MAX: Duration = Duration::from_secs(1);
 /// Bytes of a token.
 pub(super) const TOKEN_BYTES: std::ops::RangeInclusive<usize> = 16..=1024;

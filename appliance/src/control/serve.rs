@@ -10,13 +10,13 @@ use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
-use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::time::{MissedTickBehavior, timeout};
 
 use super::limits::{
     CONNECTION_TIME_MAX, HEADER_BYTES_MAX, HEADER_TIME_MAX, HEADERS_MAX, HTTP_CONNECTIONS_MAX,
-    SOCKET_CONNECTIONS_MAX,
+    LINGER_TIME_MAX, REFUSALS_MAX, SOCKET_CONNECTIONS_MAX,
 };
 use super::listen::{Http, Sockets};
 use super::routes::{self, Door, Shared};
@@ -113,6 +113,7 @@ async fn serve_socket(socket: Option<Socket>, shared: &Arc<Shared>) {
     };
     let router = routes::router(shared, Door::Socket);
     let room = Arc::new(Semaphore::new(SOCKET_CONNECTIONS_MAX));
+    let lingering = Arc::new(Semaphore::new(REFUSALS_MAX));
     loop {
         let Some((stream, _)) = accepted(listener.accept()).await else {
             continue;
@@ -121,9 +122,9 @@ async fn serve_socket(socket: Option<Socket>, shared: &Arc<Shared>) {
             .peer_cred()
             .is_ok_and(|peer| socket.allowed.admits(&peer));
         if is_admitted {
-            admit(stream, &room, &router).await;
+            admit(stream, &room, &lingering, &router).await;
         } else {
-            refuse(stream, STRANGER).await;
+            refuse(stream, STRANGER, &lingering).await;
         }
     }
 }
@@ -141,9 +142,10 @@ async fn serve_http(http: Option<Http>, shared: &Arc<Shared>) {
     };
     let router = routes::router(shared, Door::Http(http.token));
     let room = Arc::new(Semaphore::new(HTTP_CONNECTIONS_MAX));
+    let lingering = Arc::new(Semaphore::new(REFUSALS_MAX));
     loop {
         if let Some((stream, _)) = accepted(listener.accept()).await {
-            admit(stream, &room, &router).await;
+            admit(stream, &room, &lingering, &router).await;
         }
     }
 }
@@ -160,7 +162,7 @@ async fn accepted<C>(accept: impl Future<Output = std::io::Result<C>>) -> Option
     }
 }
 
-async fn admit<S>(stream: S, room: &Arc<Semaphore>, router: &Router)
+async fn admit<S>(stream: S, room: &Arc<Semaphore>, lingering: &Arc<Semaphore>, router: &Router)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
@@ -168,17 +170,32 @@ where
         Ok(permit) => {
             tokio::spawn(connection(stream, router.clone(), permit));
         }
-        Err(_) => refuse(stream, FULL).await,
+        Err(_) => refuse(stream, FULL, lingering).await,
     }
 }
 
-async fn refuse(mut stream: impl AsyncWrite + Unpin, answer: &[u8]) {
+/// Refuses, and waits a little for the peer to take the answer in: what it has sent and nobody read
+/// would otherwise cut the answer off. Beyond so many at once it is cut off.
+async fn refuse<S>(mut stream: S, answer: &[u8], lingering: &Arc<Semaphore>)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
     let written = async {
         stream.write_all(answer).await?;
         stream.shutdown().await
     };
-    // A peer that has gone needs no answer.
-    let _ = timeout(REFUSAL_TIME_MAX, written).await;
+    let written = timeout(REFUSAL_TIME_MAX, written).await;
+    let permit = Arc::clone(lingering).try_acquire_owned();
+    let (Ok(Ok(())), Ok(permit)) = (written, permit) else {
+        return;
+    };
+    tokio::spawn(async move {
+        let mut bytes = [0; 1024];
+        let until_its_end = async { while stream.read(&mut bytes).await.is_ok_and(|n| n > 0) {} };
+        // Whoever stays longer is cut off.
+        let _ = timeout(LINGER_TIME_MAX, until_its_end).await;
+        drop(permit);
+    });
 }
 
 /// One connection to its end.

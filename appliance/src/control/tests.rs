@@ -301,7 +301,8 @@ fn hung_and_flooding_clients_delay_nobody() {
     // Accepted in order, so each one of these is one too many.
     for _ in 0..100 {
         let mut stream = lab.connect();
-        let answer = read_answer(&mut stream);
+        let request = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n";
+        let answer = ask(&mut stream, request);
         expect_refusal(&answer, 503);
     }
     let first: History = history(&lab);
