@@ -4,6 +4,7 @@
 //! A transport to come is one module here, one field of [`Listeners`], and one arm in its `bind`
 //! and `into_transports`.
 
+#[cfg_attr(not(feature = "verbs"), path = "transports/without_rdma.rs")]
 mod rdma;
 mod tcp;
 

@@ -32,9 +32,14 @@ pub(crate) struct Options {
 
 /// Builds the appliance and the load generator, serves, loads, and serves on.
 pub(crate) fn run(options: &Options) -> Result<(), String> {
-    packages::provide_for_demo()?;
+    let with_rdma = packages::provide_for_demo()?;
     println!("demo: building the appliance and the load generator");
-    process::run(process::cargo().args(["build", "--release", "-p", "appliance", "-p", "bench"]))?;
+    let mut build = process::cargo();
+    build.args(["build", "--release", "-p", "appliance", "-p", "bench"]);
+    if !with_rdma {
+        build.arg("--no-default-features");
+    }
+    process::run(&mut build)?;
     let binaries = process::root().join("target/release");
     let interrupted = interruption()?;
     println!("demo: starting the appliance on its embedded default");

@@ -32,7 +32,7 @@ pub(crate) struct Options {
 }
 
 /// Where files of deploy/ lie in the package, and whether they are programs.
-const FILES: [(&str, &str, bool); 13] = [
+const FILES: [(&str, &str, bool); 14] = [
     (
         "systemd/windlass.service",
         "usr/lib/systemd/system/windlass.service",
@@ -88,6 +88,11 @@ const FILES: [(&str, &str, bool); 13] = [
     (
         "debian/copyright",
         "usr/share/doc/windlass/copyright",
+        false,
+    ),
+    (
+        "debian/lintian-overrides",
+        "usr/share/lintian/overrides/windlass",
         false,
     ),
 ];

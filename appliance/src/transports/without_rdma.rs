@@ -1,0 +1,85 @@
+//! In place of NVMe/RDMA where the program was built without it: its listeners cannot be had.
+
+use std::net::SocketAddr;
+
+use appliance_config::{Config, Listener, Transport as TransportName};
+use hugemem::Region;
+use reactors::{InitError, Poller, ReactorSetup};
+
+use super::{Shared, Transport};
+use crate::observe::sources::TransportCounters;
+
+/// What was asked for and is not there.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "listener {name}: no RDMA here: this program was built without it: build it with the feature \
+     verbs, or take the packaged one"
+)]
+pub(super) struct BuiltWithout {
+    name: String,
+}
+
+/// There is none.
+pub(super) enum Bound {}
+
+impl Bound {
+    /// Says that there is none.
+    ///
+    /// # Errors
+    /// [`BuiltWithout`], always.
+    pub(super) fn new(listener: &Listener, _reactors: usize) -> Result<Self, BuiltWithout> {
+        let name = listener.name.as_str().to_owned();
+        Err(BuiltWithout { name })
+    }
+
+    pub(super) fn listen(
+        &mut self,
+        _index: usize,
+        _listener: &Listener,
+    ) -> Result<SocketAddr, BuiltWithout> {
+        match *self {}
+    }
+
+    pub(super) fn lower_queue_depths(&self, _config: &mut Config) {
+        match *self {}
+    }
+}
+
+/// Why the RDMA listeners of `config` cannot be had.
+pub(super) fn problem(config: &Config) -> Option<String> {
+    let mut listeners = config.listeners.iter();
+    let listener = listeners.find(|listener| listener.transport == TransportName::Rdma)?;
+    Bound::new(listener, 1).err().map(|cause| cause.to_string())
+}
+
+/// There is none.
+pub(super) struct Rdma(Bound);
+
+impl Rdma {
+    pub(super) fn new(
+        _config: &Config,
+        bound: Bound,
+        _reactors: usize,
+        _regions: &[&Region],
+    ) -> Result<Self, BuiltWithout> {
+        Ok(Self(bound))
+    }
+}
+
+impl Transport for Rdma {
+    fn connections_max(&self) -> usize {
+        match self.0 {}
+    }
+
+    fn counters(&self) -> TransportCounters {
+        match self.0 {}
+    }
+
+    fn set_up(
+        &self,
+        _shared: &Shared,
+        _setup: &mut ReactorSetup<'_>,
+    ) -> Result<Box<dyn Poller>, InitError> {
+        match self.0 {}
+    }
+}
