@@ -238,15 +238,7 @@ impl Pair {
         let words: [u64; SQE_BYTES / 8] = transmute!(sqe);
         let start = usize::from(self.tail) * SQE_BYTES;
         match &self.submission {
-            SubmissionQueue::Arena => {
-                for at in WORDS_USED {
-                    let offset = start + at * size_of::<u64>();
-                    self.memory
-                        .sq
-                        .store_u64(offset, words[at], Ordering::Relaxed);
-                }
-                debug_assert!(is_sparse(&words));
-            }
+            SubmissionQueue::Arena => self.memory.sq.store_words(start, &words),
             SubmissionQueue::Drive { memory, offset } => {
                 for (at, word) in words.into_iter().enumerate() {
                     memory.write_u64(offset + start + at * 8, word);
@@ -466,15 +458,6 @@ impl Pair {
             || (self.running && self.completion().is_some())
             || self.shared.attention().state() != self.seen.state()
     }
-}
-
-/// The words of an entry that I/O commands of ours use. The others (dwords 2 to 5, 14 and 15) are
-/// zero in all of them, and so they are in the queue, which begins as zeroes.
-const WORDS_USED: [usize; 5] = [0, 3, 4, 5, 6];
-
-fn is_sparse(words: &[u64; SQE_BYTES / 8]) -> bool {
-    let unused = (0..words.len()).filter(|at| !WORDS_USED.contains(at));
-    unused.map(|at| words[at]).all(|word| word == 0)
 }
 
 /// NLB counts from zero; requests are at most a part long, and never empty.

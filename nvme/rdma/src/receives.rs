@@ -11,7 +11,7 @@ use std::sync::Arc;
 use hugemem::{Arena, DmaBuffer, Lease, Pool, WaiterToken};
 use nvme_spec::Sqe;
 use rdma::{MemoryMap, PostError, Provider, ReceiveRequest, SgeList, SharedReceiveQueue};
-use zerocopy::FromZeros;
+use zerocopy::transmute;
 
 use crate::counters::RdmaCounters;
 use crate::token::{RECEIVES, RequestToken, WorkId};
@@ -107,11 +107,9 @@ impl<P: Provider> Receives<P> {
     #[inline]
     pub(crate) fn command(&self, index: u16) -> Sqe {
         let index = usize::from(index);
-        let mut sqe = Sqe::new_zeroed();
         let offset = index % COMMANDS_PER_TABLE * COMMAND_BYTES;
-        self.commands[index / COMMANDS_PER_TABLE]
-            .read(offset, zerocopy::IntoBytes::as_mut_bytes(&mut sqe));
-        sqe
+        let table = &self.commands[index / COMMANDS_PER_TABLE];
+        transmute!(table.load_words::<{ COMMAND_BYTES / 8 }>(offset))
     }
 
     /// The data that came behind it.

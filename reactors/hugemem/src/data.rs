@@ -16,6 +16,7 @@ pub enum Data {
 impl Deref for Data {
     type Target = [u8];
 
+    #[inline]
     fn deref(&self) -> &[u8] {
         match self {
             Data::Lease(lease) => lease,

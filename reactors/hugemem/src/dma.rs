@@ -10,9 +10,11 @@
 //! device too.
 #![expect(unsafe_code, reason = "atomic access through addresses of a mapping")]
 
+use std::array;
 use std::fmt;
 use std::io;
 use std::ptr::NonNull;
+use std::slice;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
@@ -81,15 +83,47 @@ impl SharedBytes {
         (head, head + (bytes - head) / 8 * 8)
     }
 
+    /// `count` words at `offset`, which is a multiple of 8. The reference stays in this module's
+    /// calls.
+    #[inline]
+    fn words(&self, offset: usize, count: usize) -> &[AtomicU64] {
+        let bytes = count * size_of::<u64>();
+        assert!(
+            offset <= self.len && bytes <= self.len - offset && offset.is_multiple_of(8),
+            "{count} words at {offset} of {}",
+            self.len
+        );
+        // SAFETY: the offset was just checked, and mappings are aligned to their pages.
+        let first = unsafe { self.base.add(offset) };
+        // SAFETY: the words lie within the mapping, which the owner of these bytes keeps, and are
+        // aligned; all access is atomic.
+        unsafe { slice::from_raw_parts(first.cast().as_ptr(), count) }
+    }
+
+    #[inline]
+    fn load_words<const N: usize>(&self, offset: usize) -> [u64; N] {
+        let words = self.words(offset, N);
+        array::from_fn(|at| words[at].load(Ordering::Relaxed))
+    }
+
+    #[inline]
+    fn store_words<const N: usize>(&self, offset: usize, values: &[u64; N]) {
+        for (word, value) in self.words(offset, N).iter().zip(values) {
+            word.store(*value, Ordering::Relaxed);
+        }
+    }
+
     fn read(&self, offset: usize, into: &mut [u8]) {
         self.check(offset, into.len());
         let (head, tail) = Self::parts(offset, into.len());
         for (at, byte) in into[..head].iter_mut().enumerate() {
             *byte = self.load_u8(offset + at, Ordering::Relaxed);
         }
-        for (at, word) in into[head..tail].chunks_exact_mut(8).enumerate() {
-            let value = self.load_u64(offset + head + at * 8, Ordering::Relaxed);
-            word.copy_from_slice(&value.to_ne_bytes());
+        if head < tail {
+            let words = self.words(offset + head, (tail - head) / 8);
+            for (to, word) in into[head..tail].chunks_exact_mut(8).zip(words) {
+                to.copy_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes());
+            }
         }
         for (at, byte) in into[tail..].iter_mut().enumerate() {
             *byte = self.load_u8(offset + tail + at, Ordering::Relaxed);
@@ -102,11 +136,13 @@ impl SharedBytes {
         for (at, byte) in from[..head].iter().enumerate() {
             self.store_u8(offset + at, *byte, Ordering::Relaxed);
         }
-        for (at, word) in from[head..tail].chunks_exact(8).enumerate() {
-            let mut value = [0; 8];
-            value.copy_from_slice(word);
-            let offset = offset + head + at * 8;
-            self.store_u64(offset, u64::from_ne_bytes(value), Ordering::Relaxed);
+        if head < tail {
+            let words = self.words(offset + head, (tail - head) / 8);
+            for (word, bytes) in words.iter().zip(from[head..tail].chunks_exact(8)) {
+                let mut value = [0; 8];
+                value.copy_from_slice(bytes);
+                word.store(u64::from_ne_bytes(value), Ordering::Relaxed);
+            }
         }
         for (at, byte) in from[tail..].iter().enumerate() {
             self.store_u8(offset + tail + at, *byte, Ordering::Relaxed);
@@ -137,6 +173,25 @@ macro_rules! accessors {
                 self.bytes.$store(offset, value, order);
             }
         )+
+
+        /// Loads `N` words with one check, each atomically (relaxed), not all together.
+        ///
+        /// # Panics
+        /// When they do not lie within, or the offset is not a multiple of 8.
+        #[inline]
+        #[must_use]
+        pub fn load_words<const N: usize>(&self, offset: usize) -> [u64; N] {
+            self.bytes.load_words(offset)
+        }
+
+        /// Stores `N` words with one check, each atomically (relaxed), in no certain order.
+        ///
+        /// # Panics
+        /// As the load does.
+        #[inline]
+        pub fn store_words<const N: usize>(&self, offset: usize, values: &[u64; N]) {
+            self.bytes.store_words(offset, values);
+        }
 
         /// Copies bytes out, atomically by the word at most.
         ///

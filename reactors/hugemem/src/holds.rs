@@ -41,7 +41,15 @@ impl Holds {
     }
 
     /// Holds units `first..first + count` for reading, all or none.
+    #[inline]
     pub(crate) fn try_share(&self, first: usize, count: usize) -> bool {
+        if count == 1 {
+            return share(&self.words[first]);
+        }
+        self.try_share_all(first, count)
+    }
+
+    fn try_share_all(&self, first: usize, count: usize) -> bool {
         let refused = self.words[first..first + count]
             .iter()
             .position(|word| !share(word));
@@ -52,6 +60,7 @@ impl Holds {
     }
 
     /// Ends a hold that `try_share` gave.
+    #[inline]
     pub(crate) fn unshare(&self, first: usize, count: usize) {
         for word in &self.words[first..first + count] {
             let before = word.fetch_sub(1, Ordering::Release);
@@ -83,6 +92,7 @@ impl Holds {
     }
 }
 
+#[inline]
 fn share(word: &AtomicU32) -> bool {
     let mut value = word.load(Ordering::Relaxed);
     loop {

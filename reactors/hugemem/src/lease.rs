@@ -58,9 +58,29 @@ pub struct Lease {
     pointer: NonNull<u8>,
     len: u32,
     slice: u32,
-    class: u8,
+    class: Class,
     pool: Rc<PoolInner>,
 }
+
+/// Places in [`CLASS_BYTES`]; an enum for what its unused values are worth: `Data` needs no room to
+/// tell leases from loans.
+#[derive(Clone, Copy, Debug)]
+#[repr(u8)]
+enum Class {
+    First,
+    Second,
+    Third,
+    Fourth,
+    Fifth,
+}
+
+const CLASSES_BY_PLACE: [Class; CLASS_BYTES.len()] = [
+    Class::First,
+    Class::Second,
+    Class::Third,
+    Class::Fourth,
+    Class::Fifth,
+];
 
 impl Lease {
     /// Wraps a slice number that was just taken out of the pool's arena.
@@ -76,18 +96,20 @@ impl Lease {
             pointer,
             len: len as u32,
             slice,
-            class: class as u8,
+            class: CLASSES_BY_PLACE[class],
             pool,
         }
     }
 
     /// Bytes in use.
+    #[inline]
     #[must_use]
     pub fn len(&self) -> usize {
         self.len as usize
     }
 
     /// Whether no byte is in use.
+    #[inline]
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
@@ -96,7 +118,7 @@ impl Lease {
     /// Bytes there are: the size of the slice.
     #[must_use]
     pub fn capacity(&self) -> usize {
-        CLASS_BYTES[usize::from(self.class)]
+        CLASS_BYTES[self.class as usize]
     }
 
     /// Uses `len` bytes from the start of the slice from now on; bytes are not cleared.
@@ -113,12 +135,14 @@ impl Lease {
     }
 
     /// Address of the first byte; it stays the same wherever the lease is moved.
+    #[inline]
     #[must_use]
     pub fn as_ptr(&self) -> *const u8 {
         self.pointer.as_ptr()
     }
 
     /// Address of the first byte, for a device that will write there while it owns the lease.
+    #[inline]
     #[must_use]
     pub fn as_mut_ptr(&mut self) -> *mut u8 {
         self.pointer.as_ptr()
@@ -130,13 +154,14 @@ impl Lease {
         self.pool
             .arena()
             .carving()
-            .offset(usize::from(self.class), self.slice)
+            .offset(self.class as usize, self.slice)
     }
 }
 
 impl Deref for Lease {
     type Target = [u8];
 
+    #[inline]
     fn deref(&self) -> &[u8] {
         // SAFETY: the slice lies in the region, which the pool's arena keeps mapped and populated
         // (zeroed by the kernel, so initialised), and this lease is its only owner (see above).
@@ -145,6 +170,7 @@ impl Deref for Lease {
 }
 
 impl DerefMut for Lease {
+    #[inline]
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: as in `deref`; `&mut self` is the only path to the only owner.
         unsafe { slice::from_raw_parts_mut(self.pointer.as_ptr(), self.len as usize) }
@@ -153,7 +179,7 @@ impl DerefMut for Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        self.pool.give_back(usize::from(self.class), self.slice);
+        self.pool.give_back(self.class as usize, self.slice);
     }
 }
 

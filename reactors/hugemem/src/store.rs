@@ -57,29 +57,34 @@ impl Store {
     pub fn handle(self: &Arc<Store>) -> StoreHandle {
         StoreHandle {
             inner: Rc::new(HandleInner {
+                base: self.region.pointer(0),
                 store: Arc::clone(self),
             }),
         }
     }
 
     /// First unit and number of units that a range touches.
+    #[inline]
     fn units(&self, offset: usize, len: usize) -> (usize, usize) {
-        let end = offset.checked_add(len);
         assert!(
-            end.is_some_and(|end| end <= self.len),
+            offset <= self.len && len <= self.len - offset,
             "{len} bytes at {offset} of {}",
             self.len
         );
-        let first = offset / UNIT_BYTES;
-        (
-            first,
-            if len == 0 {
-                0
-            } else {
-                (offset + len).div_ceil(UNIT_BYTES) - first
-            },
-        )
+        touched(offset, len)
     }
+}
+
+/// First unit and number of units that a range touches which lies within the store.
+#[inline]
+fn touched(offset: usize, len: usize) -> (usize, usize) {
+    let first = offset / UNIT_BYTES;
+    let end = if len == 0 {
+        first
+    } else {
+        (offset + len).div_ceil(UNIT_BYTES)
+    };
+    (first, end - first)
 }
 
 /// One reactor's access to a [`Store`]: cheap to clone, bound to its thread.
@@ -101,6 +106,8 @@ pub struct StoreHandle {
 /// What loans keep alive with a count that only their own thread touches.
 #[derive(Debug)]
 struct HandleInner {
+    /// First byte of the store.
+    base: NonNull<u8>,
     store: Arc<Store>,
 }
 
@@ -109,15 +116,15 @@ impl StoreHandle {
     ///
     /// # Panics
     /// When the range exceeds the store.
+    #[inline]
     #[must_use]
     pub fn try_lend(&self, offset: usize, len: usize) -> Option<Loan> {
         let store = &self.inner.store;
         let (first, count) = store.units(offset, len);
         store.holds.try_share(first, count).then(|| Loan {
-            pointer: store.region.pointer(offset),
+            // SAFETY: `units` checked that the range lies within the store.
+            pointer: unsafe { self.inner.base.add(offset) },
             len,
-            first,
-            count,
             handle: Rc::clone(&self.inner),
         })
     }
@@ -223,22 +230,25 @@ impl StoreHandle {
 pub struct Loan {
     pointer: NonNull<u8>,
     len: usize,
-    first: usize,
-    count: usize,
     handle: Rc<HandleInner>,
 }
 
+// Loans move from the device to the transport by value.
+const _: () = assert!(size_of::<Loan>() == 24 && size_of::<Option<crate::Data>>() == 32);
+
 impl Loan {
     /// Offset of the first byte in the store's region, in bytes.
+    #[inline]
     #[must_use]
     pub fn region_offset(&self) -> usize {
-        self.pointer.as_ptr().addr() - self.handle.store.region.base_address()
+        self.pointer.addr().get() - self.handle.base.addr().get()
     }
 }
 
 impl Deref for Loan {
     type Target = [u8];
 
+    #[inline]
     fn deref(&self) -> &[u8] {
         // SAFETY: the range lies in the region, which the store keeps mapped and populated, and its
         // units are held shared until `drop`, so nobody writes these bytes.
@@ -247,8 +257,10 @@ impl Deref for Loan {
 }
 
 impl Drop for Loan {
+    #[inline]
     fn drop(&mut self) {
-        self.handle.store.holds.unshare(self.first, self.count);
+        let (first, count) = touched(self.region_offset(), self.len);
+        self.handle.store.holds.unshare(first, count);
     }
 }
 

@@ -113,6 +113,43 @@ fn a_view_outlives_the_region() {
 }
 
 #[test]
+fn words_are_those_that_single_access_sees() {
+    let arena = arena(1 << 20);
+    let buffer = arena.dma_buffer(4096).expect("a slice");
+    let view = DmaView::of(arena.region()).expect("a second mapping");
+    let words = [1, 2, 3, u64::MAX, 5, 6, 7, 8];
+    buffer.store_words(64, &words);
+    assert_eq!(buffer.load_words(64), words);
+    for (at, word) in words.into_iter().enumerate() {
+        assert_eq!(buffer.load_u64(64 + 8 * at, Relaxed), word);
+    }
+    assert_eq!(view.load_words(buffer.region_offset() + 64), words);
+    assert_eq!(
+        (buffer.load_words(56), buffer.load_words(128)),
+        ([0], [0]),
+        "nothing beside them changed"
+    );
+    view.store_words(buffer.region_offset() + 4088, &[9]);
+    assert_eq!(buffer.load_words(4088), [9]);
+}
+
+#[test]
+fn words_outside_are_refused() {
+    let arena = arena(1 << 20);
+    let buffer = arena.dma_buffer(100).expect("a slice");
+    let attempts: [&dyn Fn(); 6] = [
+        &|| _ = buffer.load_words::<12>(0),
+        &|| _ = buffer.load_words::<1>(96),
+        &|| _ = buffer.load_words::<1>(4),
+        &|| _ = buffer.load_words::<13>(0),
+        &|| _ = buffer.load_words::<1>(usize::MAX - 7),
+        &|| buffer.store_words(96, &[0]),
+    ];
+    let refused = attempts.map(|attempt| catch_unwind(AssertUnwindSafe(attempt)).is_err());
+    assert_eq!(refused, [false, true, true, true, true, true]);
+}
+
+#[test]
 fn access_outside_is_refused() {
     let arena = arena(1 << 20);
     let buffer = arena.dma_buffer(100).expect("a slice");
