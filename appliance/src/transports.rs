@@ -16,7 +16,7 @@ use std::sync::Arc;
 use appliance_config::Config;
 use hugemem::{Arena, Region};
 use nvme_target::TargetCore;
-use reactors::{InitError, Poller, ReactorSetup};
+use reactors::{InitError, Placement, Poller, ReactorSetup};
 
 use crate::command_line::Failure;
 use crate::observe::sources::TransportCounters;
@@ -116,11 +116,20 @@ impl Listeners {
         regions: &[&Region],
     ) -> Result<Vec<Box<dyn Transport>>, Failure> {
         let mut transports: Vec<Box<dyn Transport>> = Vec::new();
+        // One for all, so that connections of one transport count when another places its own.
+        let placement = Placement::new(reactors);
         if !self.tcp.is_empty() {
-            transports.push(Box::new(tcp::Tcp::new(config, self.tcp, reactors)));
+            transports.push(Box::new(tcp::Tcp::new(
+                config,
+                self.tcp,
+                reactors,
+                placement.clone(),
+            )));
         }
         if let Some(bound) = self.rdma {
-            transports.push(Box::new(rdma::Rdma::new(config, bound, reactors, regions)?));
+            transports.push(Box::new(rdma::Rdma::new(
+                config, bound, reactors, placement, regions,
+            )?));
         }
         Ok(transports)
     }

@@ -8,13 +8,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use appliance_config::{Config, Listener, Transport as TransportName};
 use hugemem::Region;
 use nvme_rdma::{
-    ConnectionSet, Domains, Listeners, Message, Placement, PortSettings, RdmaConfig, RdmaCounters,
+    ConnectionSet, Domains, Listeners, Message, PortSettings, RdmaConfig, RdmaCounters,
     RdmaTransport, SetParts, queue_depth_max,
 };
 use nvme_target::PortId;
 use rdma::{Device, Provider, Unavailable, Verbs};
 use reactors::mesh::Port;
-use reactors::{InitError, Poller, ReactorSetup};
+use reactors::{InitError, Placement, Poller, ReactorSetup};
 
 use super::{Shared, Transport};
 use crate::exports::port_id;
@@ -152,7 +152,8 @@ struct Own {
 }
 
 impl Rdma {
-    /// Registers `regions` with every network card, and shares the listeners out.
+    /// Registers `regions` with every network card, and shares the listeners out; `placement` does
+    /// so with connections.
     ///
     /// # Errors
     /// No network card is fit, with each one's reason.
@@ -160,6 +161,7 @@ impl Rdma {
         config: &Config,
         bound: Bound,
         reactors: usize,
+        placement: Placement,
         regions: &[&Region],
     ) -> Result<Self, ListenError> {
         let domains = Arc::new(register(&bound.provider, regions)?);
@@ -171,7 +173,7 @@ impl Rdma {
             counters: (0..reactors)
                 .map(|_| Arc::new(RdmaCounters::default()))
                 .collect(),
-            placement: Placement::new(reactors),
+            placement,
             own: own
                 .map(|(messages, listeners)| {
                     Mutex::new(Some(Own {

@@ -6,11 +6,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use appliance_config::{Config, Digest, Listener, Transport as TransportName};
 use nvme_target::PortId;
 use nvme_tcp::{
-    ConnectionSet, DigestPolicy, Handoff, Placement, PortSettings, TcpConfig, TcpCounters,
-    TcpTransport,
+    ConnectionSet, DigestPolicy, Handoff, PortSettings, TcpConfig, TcpCounters, TcpTransport,
 };
 use reactors::mesh::Port;
-use reactors::{InitError, Poller, ReactorSetup};
+use reactors::{InitError, Placement, Poller, ReactorSetup};
 use rustix::io::Errno;
 use rustix::net::sockopt::set_tcp_congestion;
 
@@ -133,14 +132,19 @@ struct Own {
 }
 
 impl Tcp {
-    /// Shares the listeners out among `reactors` reactors.
-    pub(super) fn new(config: &Config, listeners: Vec<Bound>, reactors: usize) -> Self {
+    /// Shares the listeners out among `reactors` reactors; `placement` does so with connections.
+    pub(super) fn new(
+        config: &Config,
+        listeners: Vec<Bound>,
+        reactors: usize,
+        placement: Placement,
+    ) -> Self {
         Self {
             config: tcp_config(config, reactors),
             counters: (0..reactors)
                 .map(|_| Arc::new(TcpCounters::default()))
                 .collect(),
-            placement: Placement::new(reactors),
+            placement,
             own: distribute(listeners, reactors),
         }
     }

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use appliance_config::{Config, Listener, Transport as TransportName};
 use hugemem::Region;
-use reactors::{InitError, Poller, ReactorSetup};
+use reactors::{InitError, Placement, Poller, ReactorSetup};
 
 use super::{Shared, Transport};
 use crate::observe::sources::TransportCounters;
@@ -60,6 +60,7 @@ impl Rdma {
         _config: &Config,
         bound: Bound,
         _reactors: usize,
+        _placement: Placement,
         _regions: &[&Region],
     ) -> Result<Self, BuiltWithout> {
         Ok(Self(bound))

@@ -11,8 +11,8 @@ use hugemem::allocation_counter::allocations_on_this_thread;
 use hugemem::{Arena, ArenaConfig, PagePolicy};
 use nvme_host::raw_rdma::{RawNames, RawOptions, RawRdmaClient, RawReceived};
 use nvme_rdma::{
-    ConnectionSet, Domains, Listeners, Placement, PortSettings, RdmaConfig, RdmaCounters,
-    RdmaTransport, SetParts,
+    ConnectionSet, Domains, Listeners, PortSettings, RdmaConfig, RdmaCounters, RdmaTransport,
+    SetParts,
 };
 use nvme_spec::{Cqe, Sqe};
 use nvme_target::{
@@ -21,7 +21,7 @@ use nvme_target::{
 };
 use rdma::Provider;
 use rdma::fake::{DeviceConfig, Fabric, FabricConfig, Fake};
-use reactors::{Nanos, Poller};
+use reactors::{Nanos, Placement, Poller};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::cost::measure::CostError;

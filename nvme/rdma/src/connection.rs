@@ -15,11 +15,10 @@ use hugemem::{DmaBuffer, Lease, Pool};
 use nvme_spec::Sqe;
 use nvme_target::{Completed, PortId, QueueId, TargetCore, TransportId};
 use rdma::{CompletionStatus, Connection as _, MemoryMap, Provider, QueuePair, WorkCompletion};
-use reactors::Nanos;
+use reactors::{LogLimit, Nanos};
 
 use crate::config::RdmaConfig;
 use crate::counters::RdmaCounters;
-use crate::log_limit::LogLimit;
 use crate::posted::{PostedKind, SendQueue};
 use crate::private_data::Wish;
 use crate::receives::{COMMAND_BYTES, Receives};

@@ -14,14 +14,13 @@ use rdma::{
     CompletionQueue, ConnectionEvent, DeviceEvent, DeviceIndex, Event, MemoryMap, Provider,
     QueuePairFault, Token, WorkCompletion,
 };
-use reactors::Nanos;
+use reactors::{LogLimit, Nanos};
 
 use crate::config::{CONNECTIONS_PER_REACTOR_MAX, DEVICES_MAX, RECEIVES_MAX, RdmaConfig};
 use crate::connection::{Cause, Connection, Context};
 use crate::counters::RdmaCounters;
 use crate::domains::Domains;
 use crate::listeners::Listeners;
-use crate::log_limit::LogLimit;
 use crate::private_data::Wish;
 use crate::queue_pairs::QueuePairTable;
 use crate::share::DeviceShare;

@@ -12,12 +12,11 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use nvme_target::TargetCore;
 use rdma::{ConnectRequest as _, Device, DeviceEvent, DeviceIndex, Event, Provider, Token};
 use reactors::mesh::Port;
-use reactors::{Nanos, Poller, Progress, ReactorHandle, StopState};
+use reactors::{Nanos, Placement, Poller, Progress, ReactorHandle, StopState};
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 
 use crate::connections::{ConnectionSet, Handoff};
-use crate::placement::Placement;
 use crate::token::EventToken;
 
 /// Turns between two looks at epoll, which is a system call: few enough that connections are made

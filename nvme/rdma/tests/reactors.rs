@@ -14,14 +14,14 @@ use harness::FakeHost as Host;
 use harness::{HOST_IP, TARGET_IP, World, port_settings, ram, target_over};
 use hugemem::{Arena, ArenaConfig, PagePolicy};
 use nvme_rdma::{
-    ConnectionSet, Domains, Listeners, Message, Placement, RdmaConfig, RdmaCounters, RdmaTransport,
+    ConnectionSet, Domains, Listeners, Message, RdmaConfig, RdmaCounters, RdmaTransport,
     SetParts,
 };
 use nvme_target::{CoreLimits, PortId, Target, TargetCore};
 use rdma::Provider;
 use rdma::fake::{DeviceConfig, Fabric, FabricConfig, Fake};
 use reactors::mesh::Port;
-use reactors::{IdlePolicy, InitError, Nanos, ReactorConfig, ReactorSetup, Reactors};
+use reactors::{IdlePolicy, InitError, Nanos, Placement, ReactorConfig, ReactorSetup, Reactors};
 
 /// What one reactor takes for itself.
 type Own = (Port<Message<Fake>>, Listeners<Fake>);

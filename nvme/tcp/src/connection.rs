@@ -16,13 +16,12 @@ use nvme_spec::{Cqe, Sqe, Status};
 use nvme_target::{
     Arrival, Completed, ConnectOutcome, PortId, QueueId, TargetCore, TransportId, Work,
 };
-use reactors::Nanos;
+use reactors::{LogLimit, Nanos};
 use zerocopy::IntoBytes;
 
 use crate::config::{DigestPolicy, PortSettings, TcpConfig};
 use crate::counters::TcpCounters;
 use crate::digest::digest;
-use crate::log_limit::LogLimit;
 use crate::receive::{Order, Payload, Pdu, Receiver, Rules, Violation};
 use crate::slot::{SlotState, SlotTable};
 use crate::stream::{ByteStream, Transferred};

@@ -10,12 +10,11 @@ use std::sync::Arc;
 
 use hugemem::Pool;
 use nvme_target::{PortId, TargetCore, TransportId, TransportKind};
-use reactors::Nanos;
+use reactors::{LogLimit, Nanos};
 
 use crate::config::{CONNECTIONS_PER_REACTOR_MAX, TcpConfig};
 use crate::connection::{Connection, Context, Ended};
 use crate::counters::TcpCounters;
-use crate::log_limit::LogLimit;
 use crate::stream::ByteStream;
 use crate::token::{GENERATIONS, RequestToken};
 

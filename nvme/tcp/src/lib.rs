@@ -11,8 +11,6 @@ mod connection;
 mod connections;
 mod counters;
 mod digest;
-mod log_limit;
-mod placement;
 mod receive;
 mod slot;
 mod stream;
@@ -26,6 +24,5 @@ pub use config::{
 };
 pub use connections::ConnectionSet;
 pub use counters::TcpCounters;
-pub use placement::Placement;
 pub use stream::{ByteStream, TcpSocket, Transferred};
 pub use transport::{Handoff, TcpTransport};

@@ -11,12 +11,11 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use arrayvec::ArrayVec;
 use nvme_target::{PortId, TargetCore};
 use reactors::mesh::Port;
-use reactors::{Nanos, Poller, Progress, ReactorHandle, StopState};
+use reactors::{Nanos, Placement, Poller, Progress, ReactorHandle, StopState};
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 
 use crate::connections::ConnectionSet;
-use crate::placement::Placement;
 use crate::stream::{ByteStream, TcpSocket};
 
 /// Sockets that are read without asking epoll first.

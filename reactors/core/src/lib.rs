@@ -39,6 +39,8 @@ pub mod timer;
 
 mod clock;
 mod config;
+mod log_limit;
+mod placement;
 mod poller;
 mod reactor;
 mod reactors;
@@ -50,6 +52,8 @@ mod wake;
 
 pub use clock::{Clock, TscClock, VirtualClock};
 pub use config::{IdlePolicy, ReactorConfig};
+pub use log_limit::LogLimit;
+pub use placement::Placement;
 pub use poller::{Poller, Progress, StopState};
 pub use reactor::{POLLERS_MAX, PollerId, Reactor, RegisterError, TimerJob};
 pub use reactors::{

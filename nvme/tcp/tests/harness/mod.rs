@@ -21,8 +21,8 @@ use nvme_target::{
     CoreLimits, DeviceIndex, NamespaceConfig, PortConfig, PortId, SubsystemConfig, Target,
     TargetConfig, TargetCore, TargetLimits, TransportKind,
 };
-use nvme_tcp::{ConnectionSet, Placement, PortSettings, TcpConfig, TcpCounters, TcpTransport};
-use reactors::{IdlePolicy, InitError, Nanos, ReactorConfig, ReactorSetup, Reactors};
+use nvme_tcp::{ConnectionSet, PortSettings, TcpConfig, TcpCounters, TcpTransport};
+use reactors::{IdlePolicy, InitError, Nanos, Placement, ReactorConfig, ReactorSetup, Reactors};
 
 /// Nothing that a test waits for takes this long on a working target, however busy the machine.
 pub(crate) const LIMIT: Duration = Duration::from_secs(20);

@@ -3,14 +3,14 @@
 
 use std::cell::Cell;
 
-use reactors::Nanos;
+use crate::time::Nanos;
 
 /// Lines in one second at most.
 const LINES_PER_SECOND_MAX: u32 = 10;
 
 /// Decides which lines are written; one for all that hosts of one reactor can cause.
 #[derive(Debug, Default)]
-pub(crate) struct LogLimit {
+pub struct LogLimit {
     second_ends: Cell<Nanos>,
     written: Cell<u32>,
     withheld: Cell<u64>,
@@ -18,7 +18,8 @@ pub(crate) struct LogLimit {
 
 impl LogLimit {
     /// Whether a line may be written now: the number of lines that were withheld before it.
-    pub(crate) fn admit(&self, now: Nanos) -> Option<u64> {
+    #[must_use]
+    pub fn admit(&self, now: Nanos) -> Option<u64> {
         if now >= self.second_ends.get() {
             self.second_ends
                 .set(now.saturating_add(Nanos::from_secs(1)));

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use reactors::{Nanos, ReactorHandle};
+use crate::shared::ReactorHandle;
+use crate::time::Nanos;
 
 /// What one connection weighs against the busy share in permille: 20 connections count as one busy
 /// core, so that a burst of new connections spreads although none of them has caused load yet.
