@@ -77,6 +77,13 @@ impl IoTotals {
 }
 
 impl IoCounters {
+    /// Counts a read of so many bytes that succeeded; only the owning reactor may call it.
+    #[inline]
+    pub(crate) fn read(&self, bytes: u32) {
+        self.reads.add(1);
+        self.bytes_read.add(u64::from(bytes));
+    }
+
     /// The values now, not atomically together.
     #[must_use]
     pub fn totals(&self) -> IoTotals {

@@ -95,8 +95,8 @@ pub(crate) struct IoWork {
 pub(crate) struct IoContext<'a> {
     pub(crate) subsystem: &'a SubsystemView,
     pub(crate) epoch: u32,
-    /// Bit per device whose reads need no lease.
-    pub(crate) lending: u128,
+    /// By device: whether its reads need no lease.
+    pub(crate) lending: &'a [bool],
     /// Whether the host switched the volatile write cache off.
     pub(crate) write_through: bool,
     pub(crate) data: DataContext,
@@ -202,7 +202,7 @@ fn transfer(sqe: &Sqe, context: &IoContext<'_>) -> Result<Decoded, Fault> {
     if length.is_some_and(|length| length != bytes) {
         return Err(Fault::new(Status::DATA_SGL_LENGTH_INVALID).at(byte::SGL));
     }
-    let lends = context.lending >> namespace.device & 1 != 0;
+    let lends = context.lending.get(usize::from(namespace.device)) == Some(&true);
     Ok(Decoded::Work(Work {
         kind: WorkKind::Io(IoWork {
             operation,

@@ -62,8 +62,8 @@ pub struct TargetCore {
     executions: Executions,
     devices: Vec<Box<dyn DeviceQueue>>,
     inboxes: Vec<Inbox>,
-    /// Bit per device whose reads need no lease.
-    lending: u128,
+    /// By device: whether its reads need no lease.
+    lending: Box<[bool]>,
     view: Arc<Published>,
     counters: Arc<CoreCounters>,
     controllers: Slots<Controller>,
@@ -111,11 +111,7 @@ impl TargetCore {
         );
         let counters = Arc::new(CoreCounters::new(queues.len(), limits.queues_max));
         target.cores()[reactor] = Some(Arc::clone(&counters));
-        let lenders = queues
-            .iter()
-            .enumerate()
-            .filter(|(_, queue)| queue.lends_reads());
-        let lending = lenders.fold(0, |set, (device, _)| set | 1 << device);
+        let lending = queues.iter().map(|queue| queue.lends_reads()).collect();
         let attention_seen = target.attention(reactor);
         Self {
             queues: Slots::new(limits.queues_max),

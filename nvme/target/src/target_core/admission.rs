@@ -12,6 +12,7 @@ use crate::controller::{AdminContext, Controller};
 use crate::interface::{Admission, QueueId, Work, WorkKind};
 use crate::io::{Decoded, IoContext, IoOperation, IoWork, decode};
 use crate::status::{Fault, byte};
+use crate::view::Published;
 
 impl TargetCore {
     /// Decodes and checks one command, once. `tag` is the transport's own and comes back with the
@@ -23,56 +24,46 @@ impl TargetCore {
         };
         self.counters.commands.add(1);
         entry.shared.note_traffic();
-        let admitted = match entry.kind {
-            QueueKind::Io { .. } => self.admit_io(queue.slot, tag, sqe),
-            QueueKind::Admin { controller } => {
+        if entry.takes_io() && !sqe.is_fabrics() {
+            return match admit_io(entry, &self.view, &self.lending, sqe) {
+                Ok(admission) => admission,
+                Err(fault) => self.refuse(queue.slot, sqe, fault),
+            };
+        }
+        self.admit_special(queue.slot, tag, sqe, now)
+    }
+
+    /// Everything but I/O commands on a live I/O queue.
+    #[inline(never)]
+    fn admit_special(&mut self, slot: u32, tag: u64, sqe: &Sqe, now: Nanos) -> Admission {
+        let kind = self.queues.at(slot).map(|queue| queue.kind);
+        let admitted = match kind {
+            Some(QueueKind::Io { .. }) => self.admit_io_special(slot, tag, sqe),
+            Some(QueueKind::Admin { controller }) => {
                 self.counters.admin_commands.add(1);
-                self.admit_admin(queue.slot, controller, tag, sqe, now)
+                self.admit_admin(slot, controller, tag, sqe, now)
             }
+            None => Err(Fault::retry(Status::ABORTED_SQ_DELETION)),
         };
         match admitted {
             Ok(admission) => admission,
-            Err(fault) => Admission::Respond(self.fail(queue.slot, &FailedCommand::of(sqe), fault)),
+            Err(fault) => self.refuse(slot, sqe, fault),
         }
     }
 
-    #[inline]
-    fn admit_io(&mut self, slot: u32, tag: u64, sqe: &Sqe) -> Result<Admission, Fault> {
-        let gone = Fault::retry(Status::ABORTED_SQ_DELETION);
-        let Some(queue) = self.queues.at_mut(slot) else {
-            return Err(gone);
-        };
-        match queue.state {
-            QueueState::Live => {}
-            // Base 2.1 §6.4: nothing is processed behind a Disconnect.
-            QueueState::Disconnecting { .. } | QueueState::Ending | QueueState::Gone => {
-                return Err(gone);
-            }
+    #[cold]
+    fn refuse(&mut self, slot: u32, sqe: &Sqe, fault: Fault) -> Admission {
+        Admission::Respond(self.fail(slot, &FailedCommand::of(sqe), fault))
+    }
+
+    /// A Fabrics command on an I/O queue, or any command on one that is not live.
+    fn admit_io_special(&mut self, slot: u32, tag: u64, sqe: &Sqe) -> Result<Admission, Fault> {
+        let live = self.queues.at(slot).is_some_and(Queue::takes_io);
+        // Base 2.1 §6.4: nothing is processed behind a Disconnect.
+        if !live || !sqe.is_fabrics() {
+            return Err(Fault::retry(Status::ABORTED_SQ_DELETION));
         }
-        if sqe.is_fabrics() {
-            return self.admit_io_fabrics(slot, tag, sqe);
-        }
-        // Base 2.1 §3.5.2, §3.6.2: the controller is not ready (any more); a later path may be.
-        if queue.shared.gate() != queue.gate {
-            return Err(Fault::retry(Status::COMMAND_SEQUENCE_ERROR).at(byte::OPCODE));
-        }
-        let Some(subsystem) = self.view.subsystem(queue.subsystem) else {
-            return Err(Fault::new(Status::INVALID_NAMESPACE_OR_FORMAT).at(byte::NSID));
-        };
-        let context = IoContext {
-            subsystem,
-            epoch: self.view.epoch,
-            lending: self.lending,
-            write_through: queue.shared.write_through(),
-            data: queue.data,
-        };
-        match decode(sqe, &context)? {
-            Decoded::Work(work) => {
-                queue.unanswered += 1;
-                Ok(Admission::Work(work))
-            }
-            Decoded::Done => Ok(succeed(queue, sqe, 0)),
-        }
+        self.admit_io_fabrics(slot, tag, sqe)
     }
 
     /// Fabrics commands on an I/O queue (Base 2.1 §6): Disconnect alone.
@@ -219,6 +210,37 @@ impl TargetCore {
         let response = self.fail(queue.slot, &failed, fault);
         self.answered(queue.slot);
         response
+    }
+}
+
+/// Checks an I/O command of a live queue.
+#[inline]
+fn admit_io(
+    queue: &mut Queue,
+    view: &Published,
+    lending: &[bool],
+    sqe: &Sqe,
+) -> Result<Admission, Fault> {
+    // Base 2.1 §3.5.2, §3.6.2: the controller is not ready (any more); a later path may be.
+    if queue.shared.gate() != queue.gate {
+        return Err(Fault::retry(Status::COMMAND_SEQUENCE_ERROR).at(byte::OPCODE));
+    }
+    let Some(subsystem) = view.subsystem(queue.subsystem) else {
+        return Err(Fault::new(Status::INVALID_NAMESPACE_OR_FORMAT).at(byte::NSID));
+    };
+    let context = IoContext {
+        subsystem,
+        epoch: view.epoch,
+        lending,
+        write_through: queue.shared.write_through(),
+        data: queue.data,
+    };
+    match decode(sqe, &context)? {
+        Decoded::Work(work) => {
+            queue.unanswered += 1;
+            Ok(Admission::Work(work))
+        }
+        Decoded::Done => Ok(succeed(queue, sqe, 0)),
     }
 }
 

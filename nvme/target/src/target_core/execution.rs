@@ -1,7 +1,7 @@
 //! Commands are executed: in a device, step by step, or at once by the controller.
 
 use block::{Completion, DeviceError, Operation, Refusal, Request};
-use hugemem::{Data, Lease, Loan};
+use hugemem::{Data, Lease};
 use nvme_spec::Status;
 use nvme_spec::command::DatasetRange;
 use reactors::Nanos;
@@ -24,6 +24,60 @@ impl TargetCore {
     /// [`next_completion`](Self::next_completion).
     #[inline]
     pub fn execute(
+        &mut self,
+        queue: QueueId,
+        tag: u64,
+        work: Work,
+        data: Option<Lease>,
+        now: Nanos,
+    ) -> Option<Completed> {
+        if let WorkKind::Io(io) = &work.kind
+            && io.operation == IoOperation::Read
+            && data.is_none()
+            && let Some(done) = self.execute_lent(queue, tag, work.command_id, io)
+        {
+            return Some(done);
+        }
+        self.execute_any(queue, tag, work, data, now)
+    }
+
+    /// Answers a read whose data the device lends at once: it never is in execution. `None`: there
+    /// is more to it.
+    #[inline]
+    fn execute_lent(
+        &mut self,
+        id: QueueId,
+        tag: u64,
+        command_id: u16,
+        work: &IoWork,
+    ) -> Option<Completed> {
+        let queue = self.queues.get_mut(id.slot, id.generation)?;
+        let device = usize::from(work.device);
+        let serves = queue.state == QueueState::Live && queue.shared.gate() == queue.gate;
+        if !serves || work.epoch != self.view.epoch {
+            return None;
+        }
+        let loan = self.devices.get_mut(device)?.lend(work.lba, work.blocks)?;
+        let bytes = work.bytes;
+        if let Some(counters) = self.counters.devices.get(device) {
+            counters.read(bytes);
+        }
+        if let Some(counters) = self.counters.queue_slots.get(id.slot as usize) {
+            counters.read(bytes);
+        }
+        debug_assert!(queue.unanswered > 0, "an answer has a command");
+        // A live queue has no Disconnect that waits for its last answer.
+        queue.unanswered = queue.unanswered.saturating_sub(1);
+        Some(Completed {
+            tag,
+            response: queue.respond(command_id, Status::SUCCESS),
+            data: Some(Data::Loan(loan)),
+            bytes,
+        })
+    }
+
+    #[inline(never)]
+    fn execute_any(
         &mut self,
         queue: QueueId,
         tag: u64,
@@ -86,31 +140,7 @@ impl TargetCore {
             let failed = FailedCommand::of_work(&work, command.id);
             return Some(self.answer_failed(command, &failed, fault));
         }
-        if work.operation == IoOperation::Read && data.is_none() {
-            let device = usize::from(work.device);
-            if let Some(loan) = self.devices[device].lend(work.lba, work.blocks) {
-                return self.lent(command, &work, loan);
-            }
-        }
         self.start_command(command, work, data)
-    }
-
-    /// Answers a read whose data the device has lent at once: it never was in execution.
-    #[inline]
-    fn lent(&mut self, command: Command, work: &IoWork, loan: Loan) -> Option<Completed> {
-        let slot = command.queue;
-        self.count(slot, work, true);
-        let response = self
-            .queues
-            .at_mut(slot)?
-            .respond(command.id, Status::SUCCESS);
-        self.answered(slot);
-        Some(Completed {
-            tag: command.tag,
-            response,
-            data: Some(Data::Loan(loan)),
-            bytes: work.bytes,
-        })
     }
 
     /// What may have changed while the command's data was on its way.
@@ -669,10 +699,7 @@ fn count(counters: &IoCounters, work: &IoWork, success: bool) {
         return;
     }
     match work.operation {
-        IoOperation::Read | IoOperation::DurableRead => {
-            counters.reads.add(1);
-            counters.bytes_read.add(u64::from(work.bytes));
-        }
+        IoOperation::Read | IoOperation::DurableRead => counters.read(work.bytes),
         IoOperation::Write { .. } => {
             counters.writes.add(1);
             counters.bytes_written.add(u64::from(work.bytes));

@@ -117,6 +117,19 @@ impl Queue {
         }
     }
 
+    /// Whether I/O commands may come in.
+    #[inline]
+    pub(crate) fn takes_io(&self) -> bool {
+        match (self.kind, self.state) {
+            (QueueKind::Io { .. }, QueueState::Live) => true,
+            (
+                QueueKind::Io { .. },
+                QueueState::Disconnecting { .. } | QueueState::Ending | QueueState::Gone,
+            )
+            | (QueueKind::Admin { .. }, _) => false,
+        }
+    }
+
     /// A response with the submission queue head that it moves on (Base 2.1 §4.2.1, SQHD: the entry
     /// is free for the host once its response arrives). Without flow control the field is reserved.
     #[inline]
