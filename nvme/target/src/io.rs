@@ -119,15 +119,26 @@ pub(crate) enum Decoded {
     Work(Work),
 }
 
-/// Checks an I/O command, which is not a Fabrics command.
+/// Whether a command is what [`transfer`] checks: Read, Write or Compare, and no part of a fused
+/// operation.
 #[inline]
+pub(crate) fn is_transfer(sqe: &Sqe) -> bool {
+    let opcode = sqe.io_opcode();
+    let transfers =
+        opcode == IoOpcode::READ || opcode == IoOpcode::WRITE || opcode == IoOpcode::COMPARE;
+    transfers && sqe.flags.fuse() == Fuse::NORMAL
+}
+
+/// Checks an I/O command, which is not a Fabrics command.
 pub(crate) fn decode(sqe: &Sqe, context: &IoContext<'_>) -> Result<Decoded, Fault> {
     // Base 2.1 §3.4.2: FUSES is 0, so neither part of a fused operation is known.
     if sqe.flags.fuse() != Fuse::NORMAL {
         return Err(Fault::field(byte::FLAGS));
     }
     match sqe.io_opcode() {
-        IoOpcode::READ | IoOpcode::WRITE | IoOpcode::COMPARE => transfer(sqe, context),
+        IoOpcode::READ | IoOpcode::WRITE | IoOpcode::COMPARE => {
+            transfer(sqe, context).map(Decoded::Work)
+        }
         IoOpcode::FLUSH => flush(sqe, context),
         IoOpcode::WRITE_ZEROES => write_zeroes(sqe, context),
         IoOpcode::DATASET_MANAGEMENT => dataset_management(sqe, context),
@@ -166,7 +177,7 @@ fn check_writable(namespace: &NamespaceView) -> Result<(), Fault> {
 
 /// Read, Write and Compare (NVM 1.1 §3.3.4, §3.3.6, §3.3.1).
 #[inline]
-fn transfer(sqe: &Sqe, context: &IoContext<'_>) -> Result<Decoded, Fault> {
+pub(crate) fn transfer(sqe: &Sqe, context: &IoContext<'_>) -> Result<Work, Fault> {
     let nsid = sqe.nsid.get();
     let namespace = namespace(context.subsystem, nsid)?;
     let range: ReadWrite = sqe.read_write();
@@ -203,7 +214,7 @@ fn transfer(sqe: &Sqe, context: &IoContext<'_>) -> Result<Decoded, Fault> {
         return Err(Fault::new(Status::DATA_SGL_LENGTH_INVALID).at(byte::SGL));
     }
     let lends = context.lending.get(usize::from(namespace.device)) == Some(&true);
-    Ok(Decoded::Work(Work {
+    Ok(Work {
         kind: WorkKind::Io(IoWork {
             operation,
             device: namespace.device,
@@ -218,7 +229,7 @@ fn transfer(sqe: &Sqe, context: &IoContext<'_>) -> Result<Decoded, Fault> {
         direction,
         needs_lease: direction == Direction::FromHost || !lends,
         source,
-    }))
+    })
 }
 
 /// Work without data.

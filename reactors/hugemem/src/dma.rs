@@ -22,7 +22,7 @@ use rustix::io::Errno;
 
 use crate::arena::Arena;
 use crate::class::{CLASS_BYTES, class_for};
-use crate::region::{Mapping, Region};
+use crate::region::{Mapping, Region, outside};
 
 /// Bytes that somebody else may write at any time: each access is atomic and checked.
 #[derive(Clone, Copy)]
@@ -55,11 +55,9 @@ impl SharedBytes {
     /// The address of `bytes` bytes at `offset`, which is a multiple of `bytes`.
     #[inline]
     fn at(&self, offset: usize, bytes: usize) -> NonNull<u8> {
-        assert!(
-            offset <= self.len && bytes <= self.len - offset && offset.is_multiple_of(bytes),
-            "{bytes} bytes at {offset} of {}",
-            self.len
-        );
+        if offset > self.len || bytes > self.len - offset || !offset.is_multiple_of(bytes) {
+            outside(offset, bytes, self.len);
+        }
         // SAFETY: the offset was just checked, and mappings are aligned to their pages.
         unsafe { self.base.add(offset) }
     }
@@ -70,11 +68,9 @@ impl SharedBytes {
     width!(load_u64, store_u64, u64, AtomicU64);
 
     fn check(&self, offset: usize, bytes: usize) {
-        assert!(
-            offset <= self.len && bytes <= self.len - offset,
-            "{bytes} bytes at {offset} of {}",
-            self.len
-        );
+        if offset > self.len || bytes > self.len - offset {
+            outside(offset, bytes, self.len);
+        }
     }
 
     /// Bytes up to the next whole word, whole words, and bytes after them.
@@ -88,11 +84,9 @@ impl SharedBytes {
     #[inline]
     fn words(&self, offset: usize, count: usize) -> &[AtomicU64] {
         let bytes = count * size_of::<u64>();
-        assert!(
-            offset <= self.len && bytes <= self.len - offset && offset.is_multiple_of(8),
-            "{count} words at {offset} of {}",
-            self.len
-        );
+        if offset > self.len || bytes > self.len - offset || !offset.is_multiple_of(8) {
+            outside(offset, bytes, self.len);
+        }
         // SAFETY: the offset was just checked, and mappings are aligned to their pages.
         let first = unsafe { self.base.add(offset) };
         // SAFETY: the words lie within the mapping, which the owner of these bytes keeps, and are

@@ -202,6 +202,14 @@ impl Region {
     }
 }
 
+/// A range that ends outside of the memory it is meant for. Out of line, so that checks cost what
+/// they compare.
+#[cold]
+#[inline(never)]
+pub(crate) fn outside(offset: usize, bytes: usize, len: usize) -> ! {
+    panic!("{bytes} bytes at {offset} of {len}")
+}
+
 /// The memory file, which can be read and mapped by whoever gets it, but not written.
 impl AsFd for Region {
     fn as_fd(&self) -> BorrowedFd<'_> {

@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use crate::UNIT_BYTES;
 use crate::holds::Holds;
-use crate::region::{PagePolicy, Region, RegionError};
+use crate::region::{PagePolicy, Region, RegionError, outside};
 
 /// Memory of a RAM device, shared between reactors through their [`StoreHandle`]s. All zero at
 /// first.
@@ -66,11 +66,9 @@ impl Store {
     /// First unit and number of units that a range touches.
     #[inline]
     fn units(&self, offset: usize, len: usize) -> (usize, usize) {
-        assert!(
-            offset <= self.len && len <= self.len - offset,
-            "{len} bytes at {offset} of {}",
-            self.len
-        );
+        if offset > self.len || len > self.len - offset {
+            outside(offset, len, self.len);
+        }
         touched(offset, len)
     }
 }
@@ -116,7 +114,7 @@ impl StoreHandle {
     ///
     /// # Panics
     /// When the range exceeds the store.
-    #[inline]
+    #[inline(always)]
     #[must_use]
     pub fn try_lend(&self, offset: usize, len: usize) -> Option<Loan> {
         let store = &self.inner.store;

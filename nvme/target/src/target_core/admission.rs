@@ -10,7 +10,7 @@ use super::{FailedCommand, TargetCore};
 use crate::admin::{AdminStep, with_result};
 use crate::controller::{AdminContext, Controller};
 use crate::interface::{Admission, QueueId, Work, WorkKind};
-use crate::io::{Decoded, IoContext, IoOperation, IoWork, decode};
+use crate::io::{Decoded, IoContext, IoOperation, IoWork, decode, is_transfer, transfer};
 use crate::status::{Fault, byte};
 use crate::view::Published;
 
@@ -24,16 +24,22 @@ impl TargetCore {
         };
         self.counters.commands.add(1);
         entry.shared.note_traffic();
-        if entry.takes_io() && !sqe.is_fabrics() {
-            return match admit_io(entry, &self.view, &self.lending, sqe) {
-                Ok(admission) => admission,
+        // Apart from the rest, so that the work is built where the caller wants it.
+        if is_transfer(sqe) && entry.takes_io() {
+            let checked = context(entry, &self.view, &self.lending)
+                .and_then(|context| transfer(sqe, &context));
+            return match checked {
+                Ok(work) => {
+                    entry.unanswered += 1;
+                    Admission::Work(work)
+                }
                 Err(fault) => self.refuse(queue.slot, sqe, fault),
             };
         }
         self.admit_special(queue.slot, tag, sqe, now)
     }
 
-    /// Everything but I/O commands on a live I/O queue.
+    /// Everything but reads, writes and compares on a live I/O queue.
     #[inline(never)]
     fn admit_special(&mut self, slot: u32, tag: u64, sqe: &Sqe, now: Nanos) -> Admission {
         let kind = self.queues.at(slot).map(|queue| queue.kind);
@@ -56,14 +62,22 @@ impl TargetCore {
         Admission::Respond(self.fail(slot, &FailedCommand::of(sqe), fault))
     }
 
-    /// A Fabrics command on an I/O queue, or any command on one that is not live.
     fn admit_io_special(&mut self, slot: u32, tag: u64, sqe: &Sqe) -> Result<Admission, Fault> {
-        let live = self.queues.at(slot).is_some_and(Queue::takes_io);
+        let live = self.queues.at_mut(slot).filter(|queue| queue.takes_io());
         // Base 2.1 §6.4: nothing is processed behind a Disconnect.
-        if !live || !sqe.is_fabrics() {
+        let Some(queue) = live else {
             return Err(Fault::retry(Status::ABORTED_SQ_DELETION));
+        };
+        if sqe.is_fabrics() {
+            return self.admit_io_fabrics(slot, tag, sqe);
         }
-        self.admit_io_fabrics(slot, tag, sqe)
+        match decode(sqe, &context(queue, &self.view, &self.lending)?)? {
+            Decoded::Work(work) => {
+                queue.unanswered += 1;
+                Ok(Admission::Work(work))
+            }
+            Decoded::Done => Ok(succeed(queue, sqe, 0)),
+        }
     }
 
     /// Fabrics commands on an I/O queue (Base 2.1 §6): Disconnect alone.
@@ -213,14 +227,13 @@ impl TargetCore {
     }
 }
 
-/// Checks an I/O command of a live queue.
+/// What I/O commands of a live queue are checked against.
 #[inline]
-fn admit_io(
-    queue: &mut Queue,
-    view: &Published,
-    lending: &[bool],
-    sqe: &Sqe,
-) -> Result<Admission, Fault> {
+fn context<'a>(
+    queue: &Queue,
+    view: &'a Published,
+    lending: &'a [bool],
+) -> Result<IoContext<'a>, Fault> {
     // Base 2.1 §3.5.2, §3.6.2: the controller is not ready (any more); a later path may be.
     if queue.shared.gate() != queue.gate {
         return Err(Fault::retry(Status::COMMAND_SEQUENCE_ERROR).at(byte::OPCODE));
@@ -228,20 +241,13 @@ fn admit_io(
     let Some(subsystem) = view.subsystem(queue.subsystem) else {
         return Err(Fault::new(Status::INVALID_NAMESPACE_OR_FORMAT).at(byte::NSID));
     };
-    let context = IoContext {
+    Ok(IoContext {
         subsystem,
         epoch: view.epoch,
         lending,
         write_through: queue.shared.write_through(),
         data: queue.data,
-    };
-    match decode(sqe, &context)? {
-        Decoded::Work(work) => {
-            queue.unanswered += 1;
-            Ok(Admission::Work(work))
-        }
-        Decoded::Done => Ok(succeed(queue, sqe, 0)),
-    }
+    })
 }
 
 /// The response to a command that succeeded at once.
