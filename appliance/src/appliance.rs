@@ -189,6 +189,7 @@ impl Appliance {
         service::offer_to_stick(self.reactors.handles())?;
         service::ready(&status);
         let mut heartbeat = Heartbeat::from_environment(self.cores.len(), status);
+        let mut told = vec![false; self.cores.len()];
         while !termination.wait(heartbeat.pause(WATCH_INTERVAL)) {
             self.look(Instant::now());
             let now = self.reactors.clock().now();
@@ -198,9 +199,18 @@ impl Appliance {
                     tracing::error!("reactor {} has died: stopping", handle.index());
                     return Ok(());
                 }
-                if let Some(stuck) = handle.stuck_in(now, STUCK_AFTER) {
-                    tracing::error!("reactor {} is stuck: {stuck:?}", handle.index());
+                let stuck = handle.stuck_in(now, STUCK_AFTER);
+                let told = &mut told[handle.index()];
+                if let Some(stuck) = stuck.as_ref().filter(|_| !*told) {
+                    let (name, seconds) = (&stuck.name, stuck.lasted.as_secs_f64());
+                    tracing::error!(
+                        "reactor {} is stuck in {name}: {seconds:.1} s",
+                        handle.index()
+                    );
+                } else if *told && stuck.is_none() {
+                    tracing::warn!("reactor {} makes turns again", handle.index());
                 }
+                *told = stuck.is_some();
             }
             heartbeat.beat(self.reactors.handles(), now, STUCK_AFTER);
         }

@@ -104,8 +104,10 @@ impl Heartbeat {
                 Verdict::Turns => {}
                 Verdict::Rests => handle.wake(),
                 Verdict::Silent => {
-                    let place =
-                        stuck.map_or_else(String::new, |stuck| format!(" in {}", stuck.name));
+                    // Two looks without a turn may come before `stuck_after`.
+                    let place = handle
+                        .stuck_in(now, Nanos(0))
+                        .map_or_else(String::new, |stuck| format!(" in {}", stuck.name));
                     silent.get_or_insert(format!("reactor {} is stuck{place}", handle.index()));
                 }
             }
