@@ -170,6 +170,12 @@ impl Piece {
             rkey: registration.rkey(),
         }
     }
+
+    /// Whether the whole range lies in it.
+    #[inline]
+    fn has(&self, address: usize, len: usize) -> bool {
+        address >= self.start && address <= self.end && len <= self.end - address
+    }
 }
 
 /// The registered memory at one moment, by address. Keeps it registered.
@@ -210,6 +216,30 @@ impl<P: Provider> MemoryMap<P> {
     #[must_use]
     pub fn gather_slice(&self, bytes: &[u8]) -> Option<SgeList> {
         self.gather(bytes.as_ptr().addr(), bytes.len())
+    }
+
+    /// The local key of a range that lies in one registration. `near` remembers where the last one
+    /// was found, so that ranges of the same registration need no search; begin with 0. `None` when
+    /// no single registration has all of the range: then [`gather`](Self::gather) may.
+    #[inline(always)]
+    #[must_use]
+    pub fn local_key(&self, near: &mut usize, address: usize, len: usize) -> Option<u32> {
+        match self.pieces.get(*near) {
+            Some(piece) if piece.has(address, len) => Some(piece.lkey),
+            _ => self.search_key(near, address, len),
+        }
+    }
+
+    #[inline(never)]
+    fn search_key(&self, near: &mut usize, address: usize, len: usize) -> Option<u32> {
+        let after = self.pieces.partition_point(|piece| piece.start <= address);
+        let at = after.checked_sub(1)?;
+        let piece = self.pieces[at];
+        if !piece.has(address, len) {
+            return None;
+        }
+        *near = at;
+        Some(piece.lkey)
     }
 
     /// How the peer names a range, when it lies in one registration.

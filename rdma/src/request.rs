@@ -162,6 +162,7 @@ pub struct SendRequest<'a> {
 
 impl<'a> SendRequest<'a> {
     /// A signalled request with the other flags clear.
+    #[inline]
     #[must_use]
     pub fn new(wr_id: u64, operation: SendOperation, payload: Payload<'a>) -> Self {
         Self {
@@ -175,6 +176,7 @@ impl<'a> SendRequest<'a> {
     }
 
     /// The same request with or without a completion on success.
+    #[inline]
     #[must_use]
     pub fn signalled(mut self, signalled: bool) -> Self {
         self.signalled = signalled;

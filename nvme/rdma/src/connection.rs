@@ -114,6 +114,10 @@ pub(crate) struct Connection<P: Provider> {
     phase: Phase,
     queue: Option<QueueId>,
     token: RequestToken,
+    /// What the identifiers of its work requests have in common.
+    work: WorkId,
+    /// Where data was found among the registrations last.
+    near: usize,
     /// Requests that wait for a read, or have further reads to post.
     waiting_reads: VecDeque<u16>,
     /// Requests whose answers wait for room in the send queue.
@@ -163,6 +167,10 @@ impl<P: Provider> Connection<P> {
             },
             queue: None,
             token,
+            work: WorkId::new()
+                .with_connection(token.connection())
+                .with_generation((token.generation() & WORK_GENERATION_MASK) as u16),
+            near: 0,
             waiting_reads: VecDeque::new(),
             waiting_sends: VecDeque::new(),
             reads_free: reads,
@@ -466,10 +474,8 @@ impl<P: Provider> Connection<P> {
     /// The identifier of a work request.
     #[inline]
     fn work_id(&self, sequence: u32, last: bool) -> u64 {
-        WorkId::new()
+        self.work
             .with_sequence(sequence)
-            .with_connection(self.token.connection())
-            .with_generation((self.token.generation() & WORK_GENERATION_MASK) as u16)
             .with_last(last)
             .into_bits()
     }
@@ -477,7 +483,7 @@ impl<P: Provider> Connection<P> {
     /// Whether a work request's identifier is of this connection.
     #[inline]
     pub(crate) fn is_named_by(&self, id: WorkId) -> bool {
-        u32::from(id.generation()) == self.token.generation() & WORK_GENERATION_MASK
+        id.connection() == self.work.connection() && id.generation() == self.work.generation()
     }
 }
 

@@ -384,45 +384,41 @@ impl<P: Provider> ConnectionSet<P> {
             ..
         } = share;
         let mut cx = shared.context(&mut core, map, now);
-        for completion in completions {
-            let id = WorkId::from_bits(completion.wr_id);
-            let index = if id.receive() {
-                queue_pairs.find(place, completion.qp_number)
-            } else {
-                Some(id.connection())
-            };
-            let connection = index.and_then(|index| connection_at(places, index));
-            if id.receive() {
+        // Completions of one queue pair mostly come in a row, and share its lookup.
+        for run in completions.chunk_by(|one, next| one.qp_number == next.qp_number) {
+            let index = queue_pairs.find(place, run[0].qp_number);
+            let mut connection = index.and_then(|index| connection_at(places, index));
+            for completion in run {
+                let id = WorkId::from_bits(completion.wr_id);
+                if !id.receive() {
+                    match &mut connection {
+                        Some(connection) if connection.is_named_by(id) => {
+                            connection.sent(&mut cx, id, completion);
+                        }
+                        _ => shared.counters.stale_completions.add(1),
+                    }
+                    continue;
+                }
                 if !receives.contains(id.sequence()) {
                     shared.counters.stale_completions.add(1);
                     continue;
                 }
                 let receive = id.sequence() as u16;
-                match connection {
-                    Some(connection) => {
-                        if completion.is_success() {
-                            connection.receive(&mut cx, receives, receive, completion.byte_len);
-                        } else {
-                            connection.receive_failed(&mut cx, completion.status);
-                        }
-                        note(to_flush, next_deadline, connection);
+                match &mut connection {
+                    Some(connection) if completion.is_success() => {
+                        connection.receive(&mut cx, receives, receive, completion.byte_len);
                     }
+                    Some(connection) => connection.receive_failed(&mut cx, completion.status),
                     None => shared.counters.stale_completions.add(1),
                 }
-                let posted = receives.post_again(receive, cx.pool, map, cx.counters);
-                if let Err(error) = posted {
+                if let Err(error) = receives.post_again(receive, cx.pool, map, cx.counters) {
                     tracing::error!(%error, "a receive is lost");
                     failed.get_or_insert("a receive was refused");
                     *any_failed = true;
                 }
-            } else {
-                match connection.filter(|connection| connection.is_named_by(id)) {
-                    Some(connection) => {
-                        connection.sent(&mut cx, id, completion);
-                        note(to_flush, next_deadline, connection);
-                    }
-                    None => shared.counters.stale_completions.add(1),
-                }
+            }
+            if let Some(connection) = connection {
+                note(to_flush, next_deadline, connection);
             }
         }
     }

@@ -83,7 +83,7 @@ impl SendQueue {
     ///
     /// # Panics
     /// When there are not so many places: the caller looks first.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn push(&mut self, requests: u32, kind: PostedKind) {
         self.vacant = self
             .vacant

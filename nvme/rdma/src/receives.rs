@@ -36,7 +36,8 @@ pub(crate) enum ReceivesError {
 struct Receive {
     /// `None` while it is with a command, or waits for another.
     data: Option<Lease>,
-    memory: SgeList,
+    /// As it is posted: the same each time, for as long as the data's buffer is the same.
+    request: ReceiveRequest,
 }
 
 /// The receives of one shared receive queue.
@@ -77,9 +78,13 @@ impl<P: Provider> Receives<P> {
         };
         for index in 0..count {
             let memory = this.memory_of(index, None, map);
+            let id = WorkId::new().with_receive(true).with_sequence(index as u32);
             this.receives.push(Receive {
                 data: None,
-                memory: memory.ok_or(ReceivesError::NotRegistered)?,
+                request: ReceiveRequest {
+                    wr_id: id.into_bits(),
+                    memory: memory.ok_or(ReceivesError::NotRegistered)?,
+                },
             });
         }
         for index in 0..count as u16 {
@@ -139,6 +144,17 @@ impl<P: Provider> Receives<P> {
         if self.receives[usize::from(index)].data.is_some() || self.in_capsule_bytes == 0 {
             return self.post(index);
         }
+        self.post_with_buffer(index, pool, map, counters)
+    }
+
+    #[inline(never)]
+    fn post_with_buffer(
+        &mut self,
+        index: u16,
+        pool: &Pool,
+        map: &MemoryMap<P>,
+        counters: &RdmaCounters,
+    ) -> Result<(), ReceivesError> {
         let token = WaiterToken(self.waiter.with_slot(index).into_bits());
         match pool.take_or_wait(self.in_capsule_bytes, token) {
             Some(lease) => self.granted(index, lease, map),
@@ -158,7 +174,7 @@ impl<P: Provider> Receives<P> {
     ) -> Result<(), ReceivesError> {
         let memory = self.memory_of(usize::from(index), Some(&lease), map);
         let receive = &mut self.receives[usize::from(index)];
-        receive.memory = memory.ok_or(ReceivesError::NotRegistered)?;
+        receive.request.memory = memory.ok_or(ReceivesError::NotRegistered)?;
         receive.data = Some(lease);
         self.post(index)
     }
@@ -177,15 +193,9 @@ impl<P: Provider> Receives<P> {
 
     #[inline]
     fn post(&mut self, index: u16) -> Result<(), ReceivesError> {
-        let id = WorkId::new()
-            .with_receive(true)
-            .with_sequence(u32::from(index));
         self.queued = true;
-        self.queue.queue_receive(&ReceiveRequest {
-            wr_id: id.into_bits(),
-            memory: self.receives[usize::from(index)].memory,
-        })?;
-        Ok(())
+        let request = &self.receives[usize::from(index)].request;
+        Ok(self.queue.queue_receive(request)?)
     }
 
     /// Posts what was queued.

@@ -116,10 +116,10 @@ impl SlotTable {
         self.free.pop()
     }
 
-    /// Gives a slot back.
+    /// Gives a slot back, whose state nobody needs any more.
     #[inline]
     pub(crate) fn release(&mut self, slot: u16) {
-        self.slots[usize::from(slot)].state = SlotState::Free;
+        debug_assert!(matches!(self.state(slot), SlotState::Free));
         debug_assert!(!self.free.contains(&slot), "slot {slot} released twice");
         self.free.push(slot);
     }

@@ -14,8 +14,7 @@ use harness::FakeHost as Host;
 use harness::{HOST_IP, TARGET_IP, World, port_settings, ram, target_over};
 use hugemem::{Arena, ArenaConfig, PagePolicy};
 use nvme_rdma::{
-    ConnectionSet, Domains, Listeners, Message, RdmaConfig, RdmaCounters, RdmaTransport,
-    SetParts,
+    ConnectionSet, Domains, Listeners, Message, RdmaConfig, RdmaCounters, RdmaTransport, SetParts,
 };
 use nvme_target::{CoreLimits, PortId, Target, TargetCore};
 use rdma::Provider;

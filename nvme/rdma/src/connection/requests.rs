@@ -12,7 +12,7 @@ use crate::slot::{Answer, Fetch, SlotState};
 
 /// What moves a slot on.
 pub(super) enum Event {
-    /// Its data, if it sends any, is yet to be fetched.
+    /// It needs a buffer; its data, if it sends any, is yet to be fetched.
     Admitted(Work),
     /// Its data came in the capsule.
     Placed(Work, Lease),
@@ -24,7 +24,7 @@ pub(super) enum Event {
 
 impl<P: Provider> Connection<P> {
     /// Takes in a command of a connected queue, with `carried` bytes behind it.
-    #[inline]
+    #[inline(always)]
     pub(super) fn admit(
         &mut self,
         cx: &mut Context<'_, P>,
@@ -48,17 +48,20 @@ impl<P: Provider> Connection<P> {
         remote.invalidate = None;
         let tag = self.token.with_slot(slot).into_bits();
         match cx.core.admit(queue, tag, &sqe, cx.now) {
-            Admission::Respond(response) => self.answer(cx, slot, without_data(response)),
+            Admission::Respond(response) => self.answer_without_data(cx, slot, response),
             Admission::Held => {
                 self.held += 1;
                 *self.slots.state(slot) = SlotState::Held;
             }
             Admission::Work(work) => match self.locate(cx, receives, capsule, slot, &work) {
+                // What waits for nothing needs no event: `step` would do the same, and carry the
+                // work about.
+                Ok(None) if !work.needs_lease() => self.execute(cx, slot, work, None),
                 Ok(None) => self.step(cx, slot, Event::Admitted(work)),
                 Ok(Some(lease)) => self.step(cx, slot, Event::Placed(work, lease)),
                 Err(status) => {
                     let response = cx.core.reject(queue, work, status);
-                    self.answer(cx, slot, without_data(response));
+                    self.answer_without_data(cx, slot, response);
                 }
             },
         }
@@ -99,18 +102,20 @@ impl<P: Provider> Connection<P> {
         }
     }
 
-    /// Every move of a request from one state to the next.
-    #[inline]
+    /// Every move of a request from one state to the next. Inlined, because a caller knows its
+    /// event, and then little of this is left.
+    #[inline(always)]
     pub(super) fn step(&mut self, cx: &mut Context<'_, P>, slot: u16, event: Event) {
         // Looked at in place, since most states are small and their room is not.
         match (self.slots.state(slot), event) {
-            (SlotState::Free, Event::Admitted(work)) => self.find_buffer(cx, slot, work),
+            (SlotState::Free, Event::Admitted(work)) => self.await_buffer(cx, slot, work),
             (SlotState::Free, Event::Placed(work, lease)) => {
-                self.execute(cx, slot, work, Some(lease));
+                self.execute_with(cx, slot, work, lease);
             }
-            (SlotState::Executing, Event::Completed(done)) => self.finish(cx, slot, done),
-            (SlotState::Held, Event::Completed(done)) => {
-                self.held -= 1;
+            (state @ (SlotState::Executing | SlotState::Held), Event::Completed(done)) => {
+                let held = matches!(state, SlotState::Held);
+                *state = SlotState::Free;
+                self.held -= usize::from(held);
                 self.finish(cx, slot, done);
             }
             (SlotState::AwaitingBuffer(_), Event::Granted(lease)) => {
@@ -120,7 +125,7 @@ impl<P: Provider> Connection<P> {
             }
             (SlotState::FetchingData(_), Event::Fetched) => {
                 if let SlotState::FetchingData(fetch) = self.slots.take_state(slot) {
-                    self.execute(cx, slot, fetch.work, Some(fetch.lease));
+                    self.execute_with(cx, slot, fetch.work, fetch.lease);
                 }
             }
             (
@@ -139,11 +144,8 @@ impl<P: Provider> Connection<P> {
         }
     }
 
-    #[inline]
-    fn find_buffer(&mut self, cx: &mut Context<'_, P>, slot: u16, work: Work) {
-        if !work.needs_lease() {
-            return self.execute(cx, slot, work, None);
-        }
+    #[inline(never)]
+    fn await_buffer(&mut self, cx: &mut Context<'_, P>, slot: u16, work: Work) {
         let token = WaiterToken(self.token.with_slot(slot).into_bits());
         match cx.pool.take_or_wait(work.bytes() as usize, token) {
             Some(lease) => self.use_buffer(cx, slot, work, lease),
@@ -164,7 +166,7 @@ impl<P: Provider> Connection<P> {
                 self.waiting_reads.push_back(slot);
                 self.pump_reads(cx);
             }
-            Direction::ToHost | Direction::None => self.execute(cx, slot, work, Some(lease)),
+            Direction::ToHost | Direction::None => self.execute_with(cx, slot, work, lease),
         }
     }
 
@@ -272,17 +274,24 @@ impl<P: Provider> Connection<P> {
         }
     }
 
-    #[inline]
+    #[inline(never)]
+    fn execute_with(&mut self, cx: &mut Context<'_, P>, slot: u16, work: Work, lease: Lease) {
+        self.execute(cx, slot, work, Some(lease));
+    }
+
+    /// Executes the request of a slot that is in no other state. What is done at once is answered
+    /// at once, without a state between.
+    #[inline(always)]
     fn execute(&mut self, cx: &mut Context<'_, P>, slot: u16, work: Work, lease: Option<Lease>) {
         let Some(queue) = self.queue else { return };
-        *self.slots.state(slot) = SlotState::Executing;
         let tag = self.token.with_slot(slot).into_bits();
-        if let Some(done) = cx.core.execute(queue, tag, work, lease, cx.now) {
-            self.step(cx, slot, Event::Completed(done));
+        match cx.core.execute(queue, tag, work, lease, cx.now) {
+            Some(done) => self.finish(cx, slot, done),
+            None => *self.slots.state(slot) = SlotState::Executing,
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn finish(&mut self, cx: &mut Context<'_, P>, slot: u16, done: Completed) {
         let Completed {
             response,
@@ -297,14 +306,16 @@ impl<P: Provider> Connection<P> {
         };
         self.answer(cx, slot, answer);
     }
-}
 
-/// An answer that is a response alone.
-fn without_data(response: Cqe) -> Answer {
-    Answer {
-        response,
-        data: None,
-        bytes: 0,
+    /// Answers with a response alone.
+    #[inline(never)]
+    fn answer_without_data(&mut self, cx: &mut Context<'_, P>, slot: u16, response: Cqe) {
+        let answer = Answer {
+            response,
+            data: None,
+            bytes: 0,
+        };
+        self.answer(cx, slot, answer);
     }
 }
 

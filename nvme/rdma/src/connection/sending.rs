@@ -4,10 +4,14 @@
 //! the last of a turn, and no other, has a completion, and every answer of the turn comes home with
 //! it (see [`posted`](crate::posted)).
 
+use hugemem::DmaBuffer;
 use nvme_spec::completion::StatusField;
 use nvme_spec::{Cqe, Status};
-use nvme_target::{KeyedBlock, KeyedBlocks};
-use rdma::{Payload, Provider, QueuePair, RemoteAddress, SendOperation, SendRequest, Sge, SgeList};
+use nvme_target::KeyedBlocks;
+use rdma::{
+    MemoryMap, Payload, Provider, QueuePair, RemoteAddress, SendOperation, SendRequest, Sge,
+    SgeList,
+};
 use zerocopy::IntoBytes;
 
 use super::{Cause, Connection, Context};
@@ -24,17 +28,21 @@ pub(super) struct HeldBack {
 }
 
 impl<P: Provider> Connection<P> {
-    /// Answers the request in `slot`, at once or as soon as the send queue has room.
-    #[inline]
+    /// Answers the request in `slot`, which is in no state, at once or as soon as the send queue
+    /// has room.
+    #[inline(always)]
     pub(super) fn answer(&mut self, cx: &mut Context<'_, P>, slot: u16, answer: Answer) {
-        if self.waiting_sends.is_empty() {
-            match self.try_answer(cx, slot, answer) {
-                None => return self.slots.release(slot),
-                Some(answer) => *self.slots.state(slot) = SlotState::AwaitingSend(answer),
-            }
-        } else {
-            *self.slots.state(slot) = SlotState::AwaitingSend(answer);
+        let writes = self.writes_of(slot, &answer);
+        if self.sends.vacant() <= writes || !self.waiting_sends.is_empty() {
+            return self.await_send(cx, slot, answer);
         }
+        self.post_answer(cx, slot, writes, answer);
+        self.slots.release(slot);
+    }
+
+    #[cold]
+    fn await_send(&mut self, cx: &mut Context<'_, P>, slot: u16, answer: Answer) {
+        *self.slots.state(slot) = SlotState::AwaitingSend(answer);
         cx.counters.send_waits.add(1);
         self.waiting_sends.push_back(slot);
     }
@@ -51,38 +59,35 @@ impl<P: Provider> Connection<P> {
                     continue;
                 }
             };
-            if let Some(answer) = self.try_answer(cx, slot, answer) {
+            let writes = self.writes_of(slot, &answer);
+            if self.sends.vacant() <= writes {
                 *self.slots.state(slot) = SlotState::AwaitingSend(answer);
                 return;
             }
             self.waiting_sends.pop_front();
+            self.post_answer(cx, slot, writes, answer);
             self.slots.release(slot);
         }
     }
 
-    /// Answers, or gives the answer back when there is no room.
-    #[inline]
-    fn try_answer(&mut self, cx: &mut Context<'_, P>, slot: u16, answer: Answer) -> Option<Answer> {
+    /// Writes that an answer takes, beside its response.
+    #[inline(always)]
+    fn writes_of(&mut self, slot: u16, answer: &Answer) -> u32 {
+        match answer.data {
+            Some(_) => blocks_for(&self.slots.at(slot).remote, answer.bytes),
+            None => 0,
+        }
+    }
+
+    /// Queues an answer that there is room for.
+    #[inline(always)]
+    fn post_answer(&mut self, cx: &mut Context<'_, P>, slot: u16, writes: u32, answer: Answer) {
         let Answer {
             response,
             data,
             bytes,
         } = answer;
-        let remote = &self.slots.at(slot).remote;
-        let invalidate = remote.invalidate;
-        let data = data.filter(|_| bytes > 0 && response.status().is_success());
-        let writes = match &data {
-            Some(_) => blocks_for(remote, bytes),
-            None => 0,
-        };
-        if self.sends.vacant() < writes + 1 {
-            return Some(Answer {
-                response,
-                data,
-                bytes,
-            });
-        }
-        self.post_held_back(cx, false);
+        self.queue_held_back(cx, false);
         let sequence = self.sends.next_sequence();
         let mut outcome = response;
         if let Some(data) = &data
@@ -94,14 +99,13 @@ impl<P: Provider> Connection<P> {
         self.held_back = Some(HeldBack {
             sequence,
             response: outcome,
-            invalidate,
+            invalidate: self.slots.at(slot).remote.invalidate,
         });
-        None
     }
 
     /// Queues the writes of an answer's data; `false` when its memory is not the device's to read,
     /// which is this program's mistake.
-    #[inline]
+    #[inline(always)]
     fn write_data(
         &mut self,
         cx: &Context<'_, P>,
@@ -112,28 +116,43 @@ impl<P: Provider> Connection<P> {
     ) -> bool {
         let start = data.as_ptr().addr();
         debug_assert!(bytes as usize <= data.len());
-        let id = self.work_id(sequence, false);
+        let wr_id = self.work_id(sequence, false);
         let Self {
-            slots, queue_pair, ..
+            slots,
+            queue_pair,
+            near,
+            ..
         } = self;
         let mut written = 0;
         for block in &slots.at(slot).remote.blocks {
-            let KeyedBlock {
-                address,
-                key,
-                length,
-            } = *block;
-            let length = length.min(bytes - written);
-            if length == 0 {
+            if written == bytes {
                 break;
             }
-            let Some(memory) = cx.map.gather(start + written as usize, length as usize) else {
-                tracing::error!("memory of a device is not registered");
-                return false;
+            let length = block.length.min(bytes - written);
+            let begin = start + written as usize;
+            let memory = match cx.map.local_key(near, begin, length as usize) {
+                Some(lkey) => SgeList::one(Sge {
+                    address: begin as u64,
+                    length,
+                    lkey,
+                }),
+                None => match cx.map.gather(begin, length as usize) {
+                    Some(memory) => memory,
+                    None => return not_registered(),
+                },
             };
-            let remote = RemoteAddress { address, rkey: key };
-            let write = SendOperation::Write(remote);
-            let request = SendRequest::new(id, write, Payload::Memory(memory)).signalled(false);
+            // In place, since a request is too large to be handed on.
+            let request = SendRequest {
+                wr_id,
+                operation: SendOperation::Write(RemoteAddress {
+                    address: block.address,
+                    rkey: block.key,
+                }),
+                payload: Payload::Memory(memory),
+                signalled: false,
+                solicited: false,
+                fence: false,
+            };
             if queue_pair.queue_send(&request).is_err() {
                 self.refused = true;
                 return false;
@@ -146,16 +165,21 @@ impl<P: Provider> Connection<P> {
     }
 
     /// Queues the response that is held back.
-    #[inline]
     pub(super) fn post_held_back(&mut self, cx: &Context<'_, P>, signalled: bool) {
-        let Some(held_back) = self.held_back.take() else {
-            return;
-        };
-        let HeldBack {
+        self.queue_held_back(cx, signalled);
+    }
+
+    #[inline(always)]
+    fn queue_held_back(&mut self, cx: &Context<'_, P>, signalled: bool) {
+        let Some(HeldBack {
             sequence,
             response,
             invalidate,
-        } = held_back;
+        }) = &self.held_back
+        else {
+            return;
+        };
+        let (sequence, invalidate) = (*sequence, *invalidate);
         let operation = match invalidate {
             Some(rkey) => {
                 cx.counters.invalidations.add(1);
@@ -163,24 +187,26 @@ impl<P: Provider> Connection<P> {
             }
             None => SendOperation::Send,
         };
-        let id = self.work_id(sequence, true);
         let payload = match &self.responses {
             None => Payload::Inline(response.as_bytes()),
             Some(responses) => {
                 let places = self.sends.capacity().next_power_of_two();
                 let place = (sequence & (places - 1)) as usize * RESPONSE_BYTES;
-                responses.write(place, response.as_bytes());
-                let address = responses.address() + place;
-                match cx.map.gather(address, RESPONSE_BYTES) {
-                    Some(memory) => Payload::Memory(memory),
-                    None => Payload::Memory(unregistered(address)),
-                }
+                Payload::Memory(put_response(responses, place, response, cx.map))
             }
         };
-        let request = SendRequest::new(id, operation, payload).signalled(signalled);
+        let request = SendRequest {
+            wr_id: self.work_id(sequence, true),
+            operation,
+            payload,
+            signalled,
+            solicited: false,
+            fence: false,
+        };
         if self.queue_pair.queue_send(&request).is_err() {
             self.refused = true;
         }
+        self.held_back = None;
         cx.counters.sends.add(1);
         self.queued = true;
     }
@@ -225,6 +251,14 @@ impl<P: Provider> Connection<P> {
 /// Pieces of the host's memory that `bytes` bytes take.
 #[inline]
 fn blocks_for(remote: &KeyedBlocks, bytes: u32) -> u32 {
+    match remote.blocks.first() {
+        Some(first) if first.length >= bytes => u32::from(bytes > 0),
+        _ => several_blocks_for(remote, bytes),
+    }
+}
+
+#[inline(never)]
+fn several_blocks_for(remote: &KeyedBlocks, bytes: u32) -> u32 {
     let mut left = bytes;
     let mut blocks = 0;
     for block in &remote.blocks {
@@ -237,11 +271,28 @@ fn blocks_for(remote: &KeyedBlocks, bytes: u32) -> u32 {
     blocks
 }
 
-/// Memory that the device will refuse, which then ends the connection.
-fn unregistered(address: usize) -> SgeList {
-    SgeList::one(Sge {
-        address: address as u64,
-        length: RESPONSE_BYTES as u32,
-        lkey: 0,
+#[cold]
+fn not_registered() -> bool {
+    tracing::error!("memory of a device is not registered");
+    false
+}
+
+/// Copies a response to where the device fetches it, for devices that take none inline.
+#[inline(never)]
+fn put_response<P: Provider>(
+    responses: &DmaBuffer,
+    place: usize,
+    response: &Cqe,
+    map: &MemoryMap<P>,
+) -> SgeList {
+    responses.write(place, response.as_bytes());
+    let address = responses.address() + place;
+    // Without a key the device refuses it, which then ends the connection.
+    map.gather(address, RESPONSE_BYTES).unwrap_or_else(|| {
+        SgeList::one(Sge {
+            address: address as u64,
+            length: RESPONSE_BYTES as u32,
+            lkey: 0,
+        })
     })
 }

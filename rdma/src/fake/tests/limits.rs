@@ -327,6 +327,18 @@ fn a_region_longer_than_a_registration_is_registered_in_pieces() {
     assert_eq!(map.gather(base + (16 << 20), 1), None);
     assert!(map.gather(base, OVERLAP_BYTES).is_some());
 
+    let mut near = usize::MAX;
+    for lease in leases.iter().chain(leases.iter().rev()) {
+        let key = map.local_key(&mut near, lease.as_ptr().addr(), lease.len());
+        // Registrations overlap: that of the last range is as good as the one that a search finds.
+        assert!(key.is_some(), "registered, wherever the last one was");
+    }
+    let found = near;
+    for (address, len) in [(base, 8 << 20), (base - 1, 1), (base + (16 << 20), 1)] {
+        assert_eq!(map.local_key(&mut near, address, len), None);
+    }
+    assert_eq!(near, found, "what is not found is not remembered");
+
     memory.detach_region(arena.region());
     assert_eq!(memory.version(), 2);
     assert_eq!(memory.map().gather(base, 1), None);
