@@ -17,6 +17,7 @@ mod harness;
 mod identify;
 mod io;
 mod keep_alive;
+mod lent;
 mod logs;
 mod probe;
 mod properties;

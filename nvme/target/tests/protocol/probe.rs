@@ -10,7 +10,7 @@ use block::{
     ErrorRecord, Geometry, Health, MemoryDevice, MemoryOptions, OpenError, Operation, QueueOptions,
     Refusal, Request,
 };
-use hugemem::PagePolicy;
+use hugemem::{Loan, PagePolicy};
 
 /// What a request asked: operation, first block, blocks.
 pub(crate) type Asked = (Operation, u64, u32);
@@ -161,6 +161,10 @@ struct ProbeQueue {
 impl DeviceQueue for ProbeQueue {
     fn lends_reads(&self) -> bool {
         self.inner.lends_reads()
+    }
+
+    fn lend(&mut self, lba: u64, blocks: u32) -> Option<Loan> {
+        self.inner.lend(lba, blocks)
     }
 
     fn submit(&mut self, request: Request) -> Result<(), Refusal> {
