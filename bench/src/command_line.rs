@@ -56,7 +56,8 @@ pub(crate) enum Command {
     Discover(DiscoverArgs),
     /// What one request costs us, counted exactly: instructions by stage, system calls, allocations
     Cost(cost::CostArgs),
-    /// How data is best moved by RDMA: by WRITE, by READ, within messages; and what registering costs
+    /// How data is best moved by RDMA: by WRITE, by READ, within messages; and what registering
+    /// costs
     Transfers(transfers::TransfersArgs),
     /// Random reads from a real drive by our own driver
     Drive(drive::DriveArgs),

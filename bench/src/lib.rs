@@ -1,4 +1,5 @@
-//! Ceilings, comparisons, exact costs, and a verifying load generator for NVMe over Fabrics targets.
+//! Ceilings, comparisons, exact costs, and a verifying load generator for NVMe over Fabrics
+//! targets.
 //!
 //! The load goes through `nvme_host`, the project's own initiator: this crate holds no second one.
 //! Every claim of speed is a ratio against a ceiling taken in the same run.

@@ -1,8 +1,8 @@
 //! The watchdog's food: given only while every reactor makes turns.
 //!
 //! A reactor that sleeps is woken for one turn at every other look, so that a lost wake-up is
-//! found too; one that is stuck in a call, or answers no wake-up, stops the feeding, and the service
-//! manager restarts us when its time is over.
+//! found too; one that is stuck in a call, or answers no wake-up, stops the feeding, and the
+//! service manager restarts us when its time is over.
 
 use std::time::Duration;
 

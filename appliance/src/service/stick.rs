@@ -30,7 +30,8 @@ pub(crate) fn offer_to_stick(reactors: &[ReactorHandle]) -> io::Result<()> {
                 tracing::warn!("test hook: reactor {} sticks from now on", victim.index());
                 let accepted = victim.run(Box::new(|_| {
                     loop {
-                        // Stuck without load: what is tested is that nobody else takes turns for it.
+                        // Stuck without load: what is tested is that nobody else takes turns for
+                        // it.
                         std::thread::sleep(Duration::from_secs(1));
                     }
                 }));

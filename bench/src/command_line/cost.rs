@@ -52,7 +52,8 @@ pub(crate) struct CostArgs {
     /// Also write the report as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Only run the loop, and print what it counts by itself: what this command runs under callgrind
+    /// Only run the loop, and print what it counts by itself: what this command runs under
+    /// callgrind
     #[arg(long = "loop", value_name = "REQUESTS", hide = true)]
     only_loop: Option<u64>,
 }

@@ -14,8 +14,8 @@ use super::{Failure, parse_seconds};
 
 #[derive(Debug, Args)]
 pub(crate) struct TransfersArgs {
-    /// An address of an RDMA device of this machine, which both ends use; without it, they are on an
-    /// in-process fabric, whose times say nothing but whose counts do
+    /// An address of an RDMA device of this machine, which both ends use; without it, they are on
+    /// an in-process fabric, whose times say nothing but whose counts do
     #[arg(long, value_name = "IP")]
     address: Option<IpAddr>,
     /// Rounds, of which medians are taken

@@ -201,8 +201,8 @@ fn clippy() -> Result<(), String> {
     process::run(cargo().args(bare).args(["--", "-D", "warnings"]))
 }
 
-/// What `bench cost` can measure, and how it is judged: the target over RDMA has yet to reach its aim
-/// of 600 instructions, and until then must not become dearer.
+/// What `bench cost` can measure, and how it is judged: the target over RDMA has yet to reach its
+/// aim of 600 instructions, and until then must not become dearer.
 const COSTS: [(&str, &[&str]); 2] = [
     ("driver", &["--check"]),
     ("rdma", &["--check", "--growth-only"]),

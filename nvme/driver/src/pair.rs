@@ -232,7 +232,8 @@ impl Pair {
         self.tick = self.shared.attention().tick();
     }
 
-    /// Writes a command behind the last one. Always inlined, so that the entry is built in registers.
+    /// Writes a command behind the last one. Always inlined, so that the entry is built in
+    /// registers.
     #[inline(always)]
     fn write(&mut self, sqe: Sqe) {
         let words: [u64; SQE_BYTES / 8] = transmute!(sqe);

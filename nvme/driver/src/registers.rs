@@ -44,8 +44,8 @@ impl<'a> Registers<'a> {
         self.0.write_u32(offset(Register::CC), cc.into_bits());
     }
 
-    /// Keeps the function from our memory for certain. One that answers with all ones is off the bus
-    /// and needs no more for it (see [`crate::shared`]).
+    /// Keeps the function from our memory for certain. One that answers with all ones is off the
+    /// bus and needs no more for it (see [`crate::shared`]).
     pub(crate) fn stop_dma(self) -> io::Result<()> {
         let stopped = self.0.set_bus_master(false);
         match self.csts() {

@@ -1,6 +1,6 @@
 //! Every fault that the emulated controller knows, and what the driver makes of it: requests end
-//! with the right error in bounded time, leases come home, the drive serves again or says that it is
-//! gone, and another drive of the same arena never notices.
+//! with the right error in bounded time, leases come home, the drive serves again or says that it
+//! is gone, and another drive of the same arena never notices.
 
 mod emulated_support;
 

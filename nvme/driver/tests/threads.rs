@@ -153,7 +153,8 @@ fn controllers_that_fail_under_load_are_reset() {
             rig.controller.tick(now);
             rig.owner.poll(now, 64);
             let completed = world.completed.load(Ordering::Relaxed);
-            // One failure at a time: a second one of a controller that has failed counts for nothing.
+            // One failure at a time: a second one of a controller that has failed counts for
+            // nothing.
             let recovered = rig.drive.counters().recoveries == failures;
             if recovered && completed > seen + 500 && failures < 20 {
                 rig.control.fail();

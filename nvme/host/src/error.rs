@@ -253,7 +253,8 @@ impl HostError {
     }
 }
 
-/// How the target broke the transport's protocol. Identifiers are command identifiers, lengths bytes.
+/// How the target broke the transport's protocol. Identifiers are command identifiers, lengths
+/// bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ProtocolError {
     /// A PDU type that a controller never sends, or not now.

@@ -124,8 +124,8 @@ impl ConnectionCounters {
 
 /// A connected queue of any transport; `B` is the memory that commands move.
 ///
-/// A failure is final: whatever is asked after it gives the same error, and [`abandon`](Self::abandon)
-/// gives the buffers back.
+/// A failure is final: whatever is asked after it gives the same error, and
+/// [`abandon`](Self::abandon) gives the buffers back.
 pub(crate) trait Link<B>: Debug {
     /// Connect has succeeded: from now on `in_capsule_max_bytes` go with a command.
     fn connected(&mut self, in_capsule_max_bytes: u32);

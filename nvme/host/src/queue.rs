@@ -236,7 +236,8 @@ impl IoQueue {
         self.connection.submit(sqe, transfer, token)
     }
 
-    /// Sends everything that is queued: by one system call where a socket takes it, or one doorbell.
+    /// Sends everything that is queued: by one system call where a socket takes it, or one
+    /// doorbell.
     ///
     /// # Errors
     /// [`HostError`], final.

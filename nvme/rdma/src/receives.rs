@@ -2,8 +2,8 @@
 //!
 //! Each receive is two pieces of memory. The command comes into a table that program and device
 //! share, and is copied out of it, 64 bytes; the data behind it comes into a lease of its own,
-//! which becomes the command's buffer without a copy. Such a receive gets another lease before it is
-//! posted again; when there is none it waits in the pool's line, and the shared receive queue is
+//! which becomes the command's buffer without a copy. Such a receive gets another lease before it
+//! is posted again; when there is none it waits in the pool's line, and the shared receive queue is
 //! shorter for as long: hosts are then held up by the device (RNR), and nothing is lost.
 
 use std::sync::Arc;

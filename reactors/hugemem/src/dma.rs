@@ -1,13 +1,13 @@
 //! Memory that a device and this program use at the same time, and what an emulated device sees.
 //!
-//! Owns: [`DmaBuffer`], a slice of the arena for queues and lists, and [`DmaView`], a second mapping
-//! of a region. Refuses: references. A device changes bytes whenever it likes, so every access here
-//! is atomic and none outlives its call.
+//! Owns: [`DmaBuffer`], a slice of the arena for queues and lists, and [`DmaView`], a second
+//! mapping of a region. Refuses: references. A device changes bytes whenever it likes, so every
+//! access here is atomic and none outlives its call.
 //!
 //! Why a view harms no lease: for the program it is other memory, at other addresses, that happens
 //! to change what a lease holds, just as a device's access does. Whoever lets a device write into a
-//! lease keeps it out of reach until the device has said that it is done; that holds for an emulated
-//! device too.
+//! lease keeps it out of reach until the device has said that it is done; that holds for an
+//! emulated device too.
 #![expect(unsafe_code, reason = "atomic access through addresses of a mapping")]
 
 use std::array;
@@ -206,8 +206,8 @@ macro_rules! accessors {
 }
 
 /// A slice of the arena for what a device reads and writes all the time: queues, lists, shadow
-/// doorbells. Dropping it gives the slice back, so whoever told a device of it first makes sure that
-/// the device has stopped.
+/// doorbells. Dropping it gives the slice back, so whoever told a device of it first makes sure
+/// that the device has stopped.
 ///
 /// All access is atomic, by any thread, at offsets that are checked. Values are in the machine's
 /// byte order.

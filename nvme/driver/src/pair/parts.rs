@@ -1,4 +1,5 @@
-//! Requests that are more than one command: longer than the drive takes, or of a kind that it lacks.
+//! Requests that are more than one command: longer than the drive takes, or of a kind that it
+//! lacks.
 //!
 //! Such a request takes a slot for itself and one for each of its commands. A few commands are in
 //! flight at once, the next one takes the slot of the one that is over, so a request that began

@@ -269,8 +269,8 @@ impl Pair {
         self.backing = Some(Arc::clone(&wiring.backing));
     }
 
-    /// Where the rings of an epoch stand for a pair that has not used them: where the last pair left
-    /// them, else at their beginning.
+    /// Where the rings of an epoch stand for a pair that has not used them: where the last pair
+    /// left them, else at their beginning.
     fn position_in(&self, epoch: u32) -> Position {
         let left = *lock(&self.own().position);
         if left.epoch == epoch {
@@ -293,7 +293,8 @@ impl Pair {
         self.own().asleep.store(0, Ordering::Relaxed);
     }
 
-    /// Ends everything that was in flight. Only for a controller that has stopped: leases come home.
+    /// Ends everything that was in flight. Only for a controller that has stopped: leases come
+    /// home.
     fn end_all(&mut self, error: DeviceError) {
         self.compares.clear();
         for index in 0..self.table.slots.len() {

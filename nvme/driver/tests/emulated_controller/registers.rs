@@ -169,7 +169,8 @@ fn accesses_that_no_bus_makes() {
     }
 }
 
-/// Base 2.1 §3.7.2: a controller reset leaves the admin queue's registers, a function reset nothing.
+/// Base 2.1 §3.7.2: a controller reset leaves the admin queue's registers, a function reset
+/// nothing.
 #[test]
 fn what_each_reset_leaves() {
     let host = Host::new(EmulatedOptions::default());

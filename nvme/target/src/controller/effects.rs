@@ -29,7 +29,8 @@ const IO_COMMANDS: [(IoOpcode, bool); 6] = [
 ];
 
 /// Commands Supported and Effects. A command set that is not there has a page without I/O commands:
-/// tools ask for the zoned one as soon as CAP.CSS tells of command sets, and show nothing otherwise.
+/// tools ask for the zoned one as soon as CAP.CSS tells of command sets, and show nothing
+/// otherwise.
 pub(crate) fn commands(kind: ControllerKind, csi: CommandSet) -> CommandsSupported {
     let mut page = CommandsSupported::new_zeroed();
     let supported = CommandEffects::new().with_csupp(true);

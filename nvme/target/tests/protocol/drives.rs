@@ -235,8 +235,8 @@ fn the_spare_is_that_of_the_drive_closest_to_its_threshold() {
     assert!(smart(&mut world, admin).critical_warning.spare());
 }
 
-/// Base 2.1 §5.1.2.1 and §5.1.25.1.5: a drive's warning reaches the hosts that asked for it, at once
-/// when the control plane says that something changed.
+/// Base 2.1 §5.1.2.1 and §5.1.25.1.5: a drive's warning reaches the hosts that asked for it, at
+/// once when the control plane says that something changed.
 #[test]
 fn a_drives_warning_is_told_at_once() {
     let mut world = World::new();
