@@ -2,7 +2,7 @@
 //!
 //! Labels and how many series they make at most: `reactor` 256; `device`, `export` and `namespace`
 //! 128 each; `slice_bytes` 5; `host` with `export`
-//! [`HOST_LABELS_MAX`](super::limits::HOST_LABELS_MAX) and the rest counted in
+//! [`HOST_LABELS_MAX`] and the rest counted in
 //! `windlass_hosts_left_out`; `listener` 64. A reactor has some 70 series with both transports, a
 //! device some 30 with a drive. Names of hosts come from the network and are escaped.
 
