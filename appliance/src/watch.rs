@@ -9,6 +9,7 @@ use nvme_target::{NamespaceConfig, Target};
 
 use crate::devices::Devices;
 use crate::exports;
+use crate::observe::status::warnings;
 
 /// What the target and people were last told.
 pub(crate) struct Watch {
@@ -64,7 +65,7 @@ impl Watch {
                 state => tracing::warn!("device {name} is {}", in_words(state)),
             }
             if now.1 != before.1 && now.1.any() {
-                tracing::warn!("device {name} warns: {}", warnings(now.1));
+                tracing::warn!("device {name} warns: {}", warnings(now.1).join(", "));
             }
         }
         if changed {
@@ -85,25 +86,6 @@ fn in_words(state: HealthState) -> &'static str {
         HealthState::Resetting => "being reset",
         HealthState::Removed => "gone",
     }
-}
-
-fn warnings(warnings: HealthWarnings) -> String {
-    let HealthWarnings {
-        spare,
-        temperature,
-        reliability,
-        read_only,
-        backup,
-    } = warnings;
-    let all = [
-        (spare, "its spare blocks are below their threshold"),
-        (temperature, "its temperature is beyond a threshold"),
-        (reliability, "it has become unreliable"),
-        (read_only, "it takes no more writes"),
-        (backup, "the backup of its volatile memory has failed"),
-    ];
-    let given = all.iter().filter(|(on, _)| *on).map(|(_, text)| *text);
-    given.collect::<Vec<_>>().join(", ")
 }
 
 fn identifiers(namespaces: &[NamespaceConfig]) -> String {

@@ -44,9 +44,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use hugemem::{DmaView, Region};
 use reactors::Nanos;
 
+pub use block::When;
 pub use control::EmulatorControl;
 pub use counters::EmulatorCounters;
-pub use fault::{FAULT_RULES_MAX, Fault, FaultId, FaultMatch, FaultRule, Queues, When};
+pub use fault::{FAULT_RULES_MAX, Fault, FaultId, FaultMatch, FaultRule, Queues};
 pub use options::{
     ControllerMemoryOptions, EmulatedNamespace, EmulatedOptions, SglRules, ShadowDoorbells,
 };

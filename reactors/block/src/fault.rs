@@ -60,30 +60,31 @@ impl BitOr for OperationKinds {
     }
 }
 
-/// Which of the requests that a rule matches it fires on.
+/// Which of its matches a rule fires on. A [`FaultPlan`] counts over all queues, and draws by its
+/// seed and the queue's number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum When {
     /// All of them.
     Always,
-    /// One of them, counted from 1 over all queues.
+    /// One of them, counted from 1.
     Nth(u64),
     /// The first so many.
     First(u64),
-    /// Every so-manieth, counted from 1 over all queues; never for 0.
+    /// Every so-manieth, counted from 1; never for 0.
     Every(u64),
-    /// So many of a million, by the plan's seed and the queue's number.
+    /// So many of a million, by the seed of who asks.
     PerMillion(u32),
 }
 
 impl When {
-    /// Whether to fire on a match, the `count`th one.
-    fn fires(self, count: u64, seeded: &mut Seeded) -> bool {
+    /// Whether to fire on a match, the `count`th one. `below` draws a number below its argument.
+    pub fn fires(self, count: u64, below: impl FnOnce(u64) -> u64) -> bool {
         match self {
             Self::Always => true,
             Self::Nth(nth) => count == nth,
             Self::First(first) => count <= first,
             Self::Every(every) => every > 0 && count.is_multiple_of(every),
-            Self::PerMillion(share) => seeded.below(1_000_000) < u64::from(share),
+            Self::PerMillion(share) => below(1_000_000) < u64::from(share),
         }
     }
 }
@@ -169,7 +170,7 @@ impl Running {
                 continue;
             }
             let count = armed.matched.fetch_add(1, Ordering::Relaxed) + 1;
-            if armed.rule.when.fires(count, seeded) {
+            if armed.rule.when.fires(count, |bound| seeded.below(bound)) {
                 armed.fired.fetch_add(1, Ordering::Relaxed);
                 return Some(armed.rule.effect);
             }

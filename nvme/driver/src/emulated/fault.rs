@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use block::When;
 use nvme_spec::Status;
 use nvme_spec::command::{IoOpcode, Sqe};
 use reactors::Nanos;
@@ -124,33 +125,6 @@ fn touches(sqe: &Sqe, blocks: &Range<u64>) -> bool {
     let start = range.slba.get();
     let end = start.saturating_add(u64::from(range.blocks()));
     ranged && start < blocks.end && blocks.start < end
-}
-
-/// Which of its matches a rule fires on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum When {
-    /// All of them.
-    Always,
-    /// One of them, counted from 1.
-    Nth(u64),
-    /// The first so many.
-    First(u64),
-    /// Every so-manieth, counted from 1; never for 0.
-    Every(u64),
-    /// So many of a million, by the drive's seed.
-    PerMillion(u32),
-}
-
-impl When {
-    fn fires(self, count: u64, seeded: &mut Seeded) -> bool {
-        match self {
-            Self::Always => true,
-            Self::Nth(nth) => count == nth,
-            Self::First(first) => count <= first,
-            Self::Every(every) => every > 0 && count.is_multiple_of(every),
-            Self::PerMillion(share) => seeded.below(1_000_000) < u64::from(share),
-        }
-    }
 }
 
 /// What goes wrong.
@@ -333,7 +307,10 @@ impl Faults {
                 continue;
             }
             running.matched += 1;
-            if rule.when.fires(running.matched, &mut self.seeded) {
+            if rule
+                .when
+                .fires(running.matched, |bound| self.seeded.below(bound))
+            {
                 running.fired += 1;
                 return Some(rule.fault);
             }
