@@ -11,7 +11,7 @@ mod tcp;
 use std::cell::RefCell;
 use std::net::SocketAddr;
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use appliance_config::Config;
 use hugemem::{Arena, Region};
@@ -50,6 +50,23 @@ pub(crate) struct Shared {
     pub(crate) arena: Arc<Arena>,
     /// Commands that the reactor may have outstanding, over all transports.
     pub(crate) commands_max: usize,
+}
+
+/// What only one reactor takes, once, by its number.
+struct Portions<T>(Vec<Mutex<Option<T>>>);
+
+impl<T> Portions<T> {
+    /// In the order of the reactors.
+    fn new(portions: impl IntoIterator<Item = T>) -> Self {
+        let portions = portions.into_iter();
+        Self(portions.map(|it| Mutex::new(Some(it))).collect())
+    }
+
+    /// The portion of this reactor, unless it was taken before.
+    fn take(&self, reactor: usize) -> Option<T> {
+        let portion = self.0[reactor].lock();
+        portion.unwrap_or_else(PoisonError::into_inner).take()
+    }
 }
 
 /// The listeners of a configuration, bound.

@@ -39,6 +39,16 @@ pub(crate) struct TransportCounters {
     pub(crate) reactors: Vec<Arc<dyn Counts>>,
 }
 
+impl TransportCounters {
+    pub(crate) fn new<C: Counts + 'static>(name: &'static str, reactors: &[Arc<C>]) -> Self {
+        let shared = |counters: &Arc<C>| Arc::clone(counters) as Arc<dyn Counts>;
+        Self {
+            name,
+            reactors: reactors.iter().map(shared).collect(),
+        }
+    }
+}
+
 /// A drive, and the names of the devices on it.
 pub(crate) struct DriveSource {
     pub(crate) names: String,

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use appliance_config::{Config, Listener, Transport as TransportName};
 use hugemem::Region;
@@ -16,9 +16,9 @@ use rdma::{Device, Provider, Unavailable, Verbs};
 use reactors::mesh::Port;
 use reactors::{InitError, Placement, Poller, ReactorSetup};
 
-use super::{Shared, Transport};
+use super::{Portions, Shared, Transport};
 use crate::exports::port_id;
-use crate::observe::sources::{Counts, TransportCounters};
+use crate::observe::sources::TransportCounters;
 
 /// Connection requests and events that may be on their way between two reactors.
 const MESSAGES_MAX: usize = 256;
@@ -141,8 +141,7 @@ pub(super) struct Rdma {
     domains: Arc<Domains<Verbs>>,
     counters: Vec<Arc<RdmaCounters>>,
     placement: Placement,
-    /// What only one reactor takes, by its number.
-    own: Vec<Mutex<Option<Own>>>,
+    own: Portions<Own>,
 }
 
 /// What one reactor takes for itself.
@@ -174,14 +173,10 @@ impl Rdma {
                 .map(|_| Arc::new(RdmaCounters::default()))
                 .collect(),
             placement,
-            own: own
-                .map(|(messages, listeners)| {
-                    Mutex::new(Some(Own {
-                        messages,
-                        listeners,
-                    }))
-                })
-                .collect(),
+            own: Portions::new(own.map(|(messages, listeners)| Own {
+                messages,
+                listeners,
+            })),
         })
     }
 }
@@ -219,13 +214,7 @@ impl Transport for Rdma {
     }
 
     fn counters(&self) -> TransportCounters {
-        let counters = self.counters.iter();
-        TransportCounters {
-            name: "rdma",
-            reactors: counters
-                .map(|it| Arc::clone(it) as Arc<dyn Counts>)
-                .collect(),
-        }
+        TransportCounters::new("rdma", &self.counters)
     }
 
     fn set_up(
@@ -234,14 +223,10 @@ impl Transport for Rdma {
         setup: &mut ReactorSetup<'_>,
     ) -> Result<Box<dyn Poller>, InitError> {
         let index = setup.index();
-        let own = self.own[index]
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
         let Own {
             mut messages,
             listeners,
-        } = own.ok_or(SetupError::Twice)?;
+        } = self.own.take(index).ok_or(SetupError::Twice)?;
         messages.attach_all(&setup.wakers());
         let parts = SetParts {
             listeners,

@@ -1,7 +1,7 @@
 //! NVMe/TCP: its listening sockets, and what each reactor needs for its connections.
 
 use std::net::{SocketAddr, TcpListener};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use appliance_config::{Config, Digest, Listener, Transport as TransportName};
 use nvme_target::PortId;
@@ -13,9 +13,9 @@ use reactors::{InitError, Placement, Poller, ReactorSetup};
 use rustix::io::Errno;
 use rustix::net::sockopt::set_tcp_congestion;
 
-use super::{Shared, Transport};
+use super::{Portions, Shared, Transport};
 use crate::exports::port_id;
-use crate::observe::sources::{Counts, TransportCounters};
+use crate::observe::sources::TransportCounters;
 
 /// Sockets that may be on their way between two reactors.
 const HANDOFFS_MAX: usize = 256;
@@ -121,8 +121,7 @@ pub(super) struct Tcp {
     config: TcpConfig,
     counters: Vec<Arc<TcpCounters>>,
     placement: Placement,
-    /// What only one reactor takes, by its number.
-    own: Vec<Mutex<Option<Own>>>,
+    own: Portions<Own>,
 }
 
 /// What one reactor takes for itself.
@@ -156,13 +155,7 @@ impl Transport for Tcp {
     }
 
     fn counters(&self) -> TransportCounters {
-        let counters = self.counters.iter();
-        TransportCounters {
-            name: "tcp",
-            reactors: counters
-                .map(|it| Arc::clone(it) as Arc<dyn Counts>)
-                .collect(),
-        }
+        TransportCounters::new("tcp", &self.counters)
     }
 
     fn set_up(
@@ -171,14 +164,10 @@ impl Transport for Tcp {
         setup: &mut ReactorSetup<'_>,
     ) -> Result<Box<dyn Poller>, InitError> {
         let index = setup.index();
-        let own = self.own[index]
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
         let Own {
             mut handoffs,
             listeners,
-        } = own.ok_or(SetupError::Twice)?;
+        } = self.own.take(index).ok_or(SetupError::Twice)?;
         handoffs.attach_all(&setup.wakers());
         let connections = ConnectionSet::new(
             shared.core.clone(),
@@ -236,7 +225,7 @@ fn digest_policy(digest: Digest) -> DigestPolicy {
 }
 
 /// Gives each reactor its end of the mesh, and the listeners in turn.
-fn distribute(listeners: Vec<Bound>, reactors: usize) -> Vec<Mutex<Option<Own>>> {
+fn distribute(listeners: Vec<Bound>, reactors: usize) -> Portions<Own> {
     let mut own: Vec<Own> = reactors::mesh::mesh(reactors, HANDOFFS_MAX)
         .into_iter()
         .map(|handoffs| Own {
@@ -247,7 +236,7 @@ fn distribute(listeners: Vec<Bound>, reactors: usize) -> Vec<Mutex<Option<Own>>>
     for (index, listener) in listeners.into_iter().enumerate() {
         own[index % reactors].listeners.push(listener);
     }
-    own.into_iter().map(|own| Mutex::new(Some(own))).collect()
+    Portions::new(own)
 }
 
 #[cfg(test)]
