@@ -11,6 +11,7 @@ mod connection;
 mod connections;
 mod counters;
 mod digest;
+mod network;
 mod receive;
 mod slot;
 mod stream;
@@ -24,5 +25,6 @@ pub use config::{
 };
 pub use connections::ConnectionSet;
 pub use counters::TcpCounters;
+pub use network::{Interest, Network, Ready, Sockets, Source};
 pub use stream::{ByteStream, TcpSocket, Transferred};
 pub use transport::{Handoff, TcpTransport};

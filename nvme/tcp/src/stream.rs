@@ -43,12 +43,6 @@ pub trait ByteStream {
     fn host_address(&self) -> Option<SocketAddr> {
         None
     }
-
-    /// The descriptor that becomes readable or writable with the stream; `None` for streams without
-    /// one.
-    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        None
-    }
 }
 
 /// A connected, non-blocking TCP socket.
@@ -108,8 +102,10 @@ impl ByteStream for TcpSocket {
     fn host_address(&self) -> Option<SocketAddr> {
         self.0.peer_addr().ok()
     }
+}
 
-    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.0.as_fd())
+impl AsFd for TcpSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
     }
 }

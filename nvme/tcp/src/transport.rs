@@ -1,22 +1,20 @@
-//! The poller that drives a reactor's NVMe/TCP connections over real sockets.
+//! The poller that drives a reactor's NVMe/TCP connections over a [`Network`].
 //!
 //! Sockets that were active a moment ago are read without asking; the rest are asked about through
 //! epoll, which is also what a sleeping reactor waits on. Listeners live on one reactor, which
 //! hands new sockets to the least loaded.
 
 use std::io;
-use std::net::{TcpListener, TcpStream};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 
 use arrayvec::ArrayVec;
-use nvme_target::{PortId, TargetCore};
+use nvme_target::PortId;
 use reactors::mesh::Port;
 use reactors::{Nanos, Placement, Poller, Progress, ReactorHandle, StopState};
-use rustix::event::{Timespec, epoll};
-use rustix::io::Errno;
 
 use crate::connections::ConnectionSet;
-use crate::stream::{ByteStream, TcpSocket};
+use crate::network::{Interest, Network, Sockets, Source};
+use crate::stream::TcpSocket;
 
 /// Sockets that are read without asking epoll first.
 const RECENT_MAX: usize = 8;
@@ -24,8 +22,6 @@ const RECENT_MAX: usize = 8;
 const RECENT_FOR: Nanos = Nanos::from_millis(1);
 /// Turns between two looks at epoll while there are recently active sockets.
 const TURNS_PER_EPOLL: u32 = 16;
-/// Events taken from epoll at once.
-const EVENTS_MAX: usize = 64;
 /// Connections accepted in one poll.
 const ACCEPTS_PER_POLL_MAX: usize = 16;
 /// Rest after a failed accept (no descriptors left), so that it does not become a busy loop.
@@ -33,62 +29,33 @@ const ACCEPT_PAUSE: Nanos = Nanos::from_millis(100);
 
 /// A socket on its way to the reactor that will serve it.
 #[derive(Debug)]
-pub struct Handoff {
+pub struct Handoff<A = std::net::TcpStream> {
     /// The connected socket.
-    pub stream: TcpStream,
+    pub stream: A,
     /// The port it was accepted on.
     pub port: PortId,
 }
 
-struct Listening {
-    listener: TcpListener,
+struct Listening<L> {
+    listener: L,
     port: PortId,
     paused_until: Option<Nanos>,
 }
 
-/// What an epoll event is about, as its 64 bits of data.
-#[derive(Clone, Copy)]
-enum Source {
-    Connection(u16),
-    Listener(u16),
-    /// A device's ring or interrupt: the target core's poll takes care of it.
-    Device,
-}
-
-impl Source {
-    fn data(self) -> epoll::EventData {
-        epoll::EventData::new_u64(match self {
-            Self::Connection(index) => u64::from(index),
-            Self::Listener(index) => 1 << 32 | u64::from(index),
-            Self::Device => 2 << 32,
-        })
-    }
-
-    fn from_data(data: epoll::EventData) -> Self {
-        let data = data.u64();
-        match data >> 32 {
-            0 => Self::Connection(data as u16),
-            1 => Self::Listener(data as u16),
-            _ => Self::Device,
-        }
-    }
-}
-
 /// One reactor's NVMe/TCP: a [`Poller`].
-pub struct TcpTransport {
-    connections: ConnectionSet<TcpSocket>,
+pub struct TcpTransport<N: Network = Sockets> {
+    connections: ConnectionSet<N::Stream>,
     recent: ArrayVec<u16, RECENT_MAX>,
     turns_since_epoll: u32,
-    epoll: OwnedFd,
-    events: Vec<epoll::Event>,
-    listeners: Vec<Listening>,
-    handoffs: Port<Handoff>,
+    network: N,
+    listeners: Vec<Listening<N::Listener>>,
+    handoffs: Port<Handoff<N::Accepted>>,
     placement: Placement,
     reactors: Vec<ReactorHandle>,
     stopping: bool,
 }
 
-impl TcpTransport {
+impl TcpTransport<Sockets> {
     /// Drives `connections` on the reactor that `handoffs` belongs to. Device descriptors of the
     /// target core are watched from here on, so that a device wakes a sleeping reactor.
     ///
@@ -100,30 +67,47 @@ impl TcpTransport {
         placement: Placement,
         reactors: Vec<ReactorHandle>,
     ) -> io::Result<Self> {
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        watch_devices(&epoll, &connections.core().borrow())?;
-        Ok(Self {
+        let sockets = Sockets::new(&connections.core().borrow())?;
+        Ok(Self::over(
+            sockets,
+            connections,
+            handoffs,
+            placement,
+            reactors,
+        ))
+    }
+}
+
+impl<N: Network> TcpTransport<N> {
+    /// Drives `connections`, which come by `network`, on the reactor that `handoffs` belongs to.
+    #[must_use]
+    pub fn over(
+        network: N,
+        connections: ConnectionSet<N::Stream>,
+        handoffs: Port<Handoff<N::Accepted>>,
+        placement: Placement,
+        reactors: Vec<ReactorHandle>,
+    ) -> Self {
+        Self {
             connections,
             recent: ArrayVec::new(),
             turns_since_epoll: 0,
-            epoll,
-            events: Vec::with_capacity(EVENTS_MAX),
+            network,
             listeners: Vec::new(),
             handoffs,
             placement,
             reactors,
             stopping: false,
-        })
+        }
     }
 
     /// Accepts connections from `listener` as those of `port`.
     ///
     /// # Errors
     /// The system's, when the listener cannot be watched.
-    pub fn listen(&mut self, listener: TcpListener, port: PortId) -> io::Result<()> {
-        listener.set_nonblocking(true)?;
-        let source = Source::Listener(self.listeners.len() as u16);
-        epoll::add(&self.epoll, &listener, source.data(), epoll::EventFlags::IN)?;
+    pub fn listen(&mut self, listener: N::Listener, port: PortId) -> io::Result<()> {
+        self.network
+            .add_listener(self.listeners.len() as u16, &listener)?;
         self.listeners.push(Listening {
             listener,
             port,
@@ -138,8 +122,8 @@ impl TcpTransport {
             let Some(listening) = self.listeners.get_mut(usize::from(index)) else {
                 return accepted;
             };
-            match listening.listener.accept() {
-                Ok((stream, _)) => {
+            match N::accept(&listening.listener) {
+                Ok(stream) => {
                     accepted += 1;
                     let port = listening.port;
                     self.place(Handoff { stream, port }, now);
@@ -149,7 +133,7 @@ impl TcpTransport {
                 Err(error) => {
                     tracing::warn!(%error, "cannot accept connections for now");
                     listening.paused_until = Some(now.saturating_add(ACCEPT_PAUSE));
-                    self.watch_listener(index, epoll::EventFlags::empty());
+                    self.watch_listener(index, Interest::Nothing);
                     return accepted;
                 }
             }
@@ -157,10 +141,9 @@ impl TcpTransport {
         accepted
     }
 
-    fn watch_listener(&self, index: u16, flags: epoll::EventFlags) {
-        let source = Source::Listener(index).data();
+    fn watch_listener(&self, index: u16, interest: Interest) {
         let listener = &self.listeners[usize::from(index)].listener;
-        if let Err(error) = epoll::modify(&self.epoll, listener, source, flags) {
+        if let Err(error) = self.network.watch_listener(index, listener, interest) {
             tracing::error!(%error, "a listener can no longer be watched");
         }
     }
@@ -170,13 +153,13 @@ impl TcpTransport {
             let paused = &mut self.listeners[index].paused_until;
             if paused.is_some_and(|until| until <= now) {
                 *paused = None;
-                self.watch_listener(index as u16, epoll::EventFlags::IN);
+                self.watch_listener(index as u16, Interest::Readable);
             }
         }
     }
 
     /// Gives a new socket to the least loaded reactor.
-    fn place(&mut self, handoff: Handoff, now: Nanos) {
+    fn place(&mut self, handoff: Handoff<N::Accepted>, now: Nanos) {
         let chosen = self.placement.choose(&self.reactors, now);
         if chosen == self.handoffs.index() {
             self.adopt(handoff, now);
@@ -188,34 +171,22 @@ impl TcpTransport {
         }
     }
 
-    fn adopt(&mut self, handoff: Handoff, now: Nanos) {
-        let socket = match TcpSocket::new(handoff.stream) {
-            Ok(socket) => socket,
+    fn adopt(&mut self, handoff: Handoff<N::Accepted>, now: Nanos) {
+        let stream = match N::adopt(handoff.stream) {
+            Ok(stream) => stream,
             Err(error) => {
                 // The host has most likely gone again.
                 tracing::debug!(%error, "a new connection cannot be used");
                 return self.placement.release(self.handoffs.index());
             }
         };
-        let Ok(index) = self.connections.insert(socket, handoff.port, now) else {
+        let Ok(index) = self.connections.insert(stream, handoff.port, now) else {
             return self.placement.release(self.handoffs.index());
         };
-        self.watch_connection(index, epoll::EventFlags::IN, true);
-    }
-
-    fn watch_connection(&self, index: u16, flags: epoll::EventFlags, new: bool) {
-        let stream = self.connections.stream(index);
-        let Some(descriptor) = stream.and_then(ByteStream::descriptor) else {
-            return;
-        };
-        let source = Source::Connection(index).data();
-        let watched = if new {
-            epoll::add(&self.epoll, descriptor, source, flags)
-        } else {
-            epoll::modify(&self.epoll, descriptor, source, flags)
-        };
-        if let Err(error) = watched {
-            tracing::error!(%error, "a connection can not be watched");
+        if let Some(stream) = self.connections.stream(index)
+            && let Err(error) = self.network.add_stream(index, stream)
+        {
+            tracing::error!(%error, "a connection cannot be watched");
         }
     }
 
@@ -249,26 +220,17 @@ impl TcpTransport {
 
     fn poll_epoll(&mut self, now: Nanos) -> u32 {
         self.turns_since_epoll = 0;
-        let mut events = std::mem::take(&mut self.events);
-        events.clear();
-        let at_once = Timespec {
-            tv_sec: 0,
-            tv_nsec: 0,
-        };
-        let buffer = rustix::buffer::spare_capacity(&mut events);
-        match epoll::wait(&self.epoll, buffer, Some(&at_once)) {
-            Ok(_) | Err(Errno::INTR) => {}
-            Err(error) => tracing::error!(%error, "epoll failed"),
-        }
         let mut moved = 0;
-        for event in &events {
-            let flags = event.flags;
-            match Source::from_data(event.data) {
+        for position in 0..self.network.look() {
+            let ready = self.network.ready(position);
+            match ready.source {
                 Source::Listener(index) => moved += self.accept(index, now),
                 Source::Connection(index) => {
-                    if flags.contains(epoll::EventFlags::OUT) {
+                    if ready.writable {
                         self.connections.writable(index);
-                        self.watch_connection(index, epoll::EventFlags::IN, false);
+                        if let Some(stream) = self.connections.stream(index) {
+                            watch(&self.network, index, stream, Interest::Readable);
+                        }
                     }
                     if !self.recent.contains(&index) {
                         moved += self.receive(index, now);
@@ -277,7 +239,6 @@ impl TcpTransport {
                 Source::Device => {}
             }
         }
-        self.events = events;
         moved
     }
 
@@ -289,7 +250,7 @@ impl TcpTransport {
     }
 }
 
-impl Poller for TcpTransport {
+impl<N: Network> Poller for TcpTransport<N> {
     fn name(&self) -> &str {
         "nvme-tcp"
     }
@@ -313,16 +274,12 @@ impl Poller for TcpTransport {
 
     fn flush(&mut self, now: Nanos) {
         let Self {
-            connections, epoll, ..
+            connections,
+            network,
+            ..
         } = self;
         connections.flush(now, |index, stream| {
-            let source = Source::Connection(index).data();
-            let flags = epoll::EventFlags::IN | epoll::EventFlags::OUT;
-            if let Some(descriptor) = stream.descriptor()
-                && let Err(error) = epoll::modify(&*epoll, descriptor, source, flags)
-            {
-                tracing::error!(%error, "a connection can not be watched");
-            }
+            watch(network, index, stream, Interest::ReadableOrWritable);
         });
         connections.core().borrow_mut().flush();
         self.forget_ended();
@@ -341,7 +298,7 @@ impl Poller for TcpTransport {
     }
 
     fn wake_source(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.epoll.as_fd())
+        self.network.wake_source()
     }
 
     fn prepare_sleep(&mut self) -> bool {
@@ -360,18 +317,10 @@ impl Poller for TcpTransport {
     }
 }
 
-/// Has every descriptor of the core's devices watched.
-fn watch_devices(epoll: &OwnedFd, core: &TargetCore) -> io::Result<()> {
-    let mut outcome = Ok(());
-    core.wake_sources(&mut |descriptor| {
-        let data = Source::Device.data();
-        match epoll::add(epoll, descriptor, data, epoll::EventFlags::IN) {
-            // Devices may share one, as the namespaces of a drive do.
-            Ok(()) | Err(Errno::EXIST) => {}
-            Err(error) => outcome = Err(error.into()),
-        }
-    });
-    outcome
+fn watch<N: Network>(network: &N, index: u16, stream: &N::Stream, interest: Interest) {
+    if let Err(error) = network.watch_stream(index, stream, interest) {
+        tracing::error!(%error, "a connection cannot be watched");
+    }
 }
 
 /// Whether an accept failed because of the connection that was to be accepted.
