@@ -11,7 +11,7 @@ use crate::error::OpenError;
 use crate::health::{ErrorRecord, Health};
 use crate::ledger::check_depth;
 use crate::request::{Completion, CompletionBatch, Refusal, Request};
-use crate::seeded::Seeded;
+use reactors::sim::Seeded;
 
 /// What is added to each completion's time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

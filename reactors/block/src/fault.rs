@@ -15,7 +15,7 @@ use crate::device::{Device, DeviceIdentity, DeviceQueue, Geometry, QueueOptions}
 use crate::error::{DeviceError, OpenError};
 use crate::health::{ErrorRecord, Health, HealthState};
 use crate::request::{Operation, Request};
-use crate::seeded::Seeded;
+use reactors::sim::Seeded;
 
 /// A set of kinds of operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

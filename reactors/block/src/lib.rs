@@ -23,7 +23,6 @@ mod ledger;
 mod memory;
 mod null;
 mod request;
-mod seeded;
 mod shape;
 
 pub use delay::{DelayDevice, Latency};

@@ -1,5 +1,7 @@
 //! Many reactors on one thread and on virtual time: one seed, one run.
 
+mod seeded;
+
 use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -10,6 +12,7 @@ use crate::poller::Progress;
 use crate::reactor::Reactor;
 use crate::shared::{Group, Shared};
 use crate::time::Nanos;
+pub use seeded::Seeded;
 
 /// How far time moves in a round of turns, so that even reactors that are always busy come to an
 /// end.
@@ -22,7 +25,7 @@ pub struct Simulation {
     clock: VirtualClock,
     reactors: Vec<Reactor>,
     order: Vec<usize>,
-    random: u64,
+    random: Seeded,
 }
 
 impl Simulation {
@@ -43,7 +46,7 @@ impl Simulation {
             clock,
             reactors,
             order,
-            random: seed,
+            random: Seeded::new(seed, 0),
         })
     }
 
@@ -77,7 +80,7 @@ impl Simulation {
     /// One turn of every reactor that has not ended, in an order of the seed's choice.
     pub fn round(&mut self) -> Progress {
         for last in (1..self.order.len()).rev() {
-            let other = self.draw() % (last as u64 + 1);
+            let other = self.random.below(last as u64 + 1);
             self.order.swap(last, other as usize);
         }
         let mut progress = Progress::Idle;
@@ -91,6 +94,13 @@ impl Simulation {
         progress
     }
 
+    /// The earliest time at which a reactor wants a turn without anything else happening.
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<Nanos> {
+        let deadlines = self.reactors.iter().filter_map(Reactor::next_deadline);
+        deadlines.min()
+    }
+
     /// Takes rounds until `done` says so or `until` is reached or every reactor has ended; returns
     /// whether it was done. `done` is asked before every round.
     pub fn run_until(&mut self, until: Nanos, mut done: impl FnMut() -> bool) -> bool {
@@ -99,22 +109,11 @@ impl Simulation {
                 return false;
             }
             if !self.round().is_busy() {
-                let deadlines = self.reactors.iter().filter_map(Reactor::next_deadline);
                 self.clock
-                    .advance_to(deadlines.min().unwrap_or(until).min(until));
+                    .advance_to(self.next_deadline().unwrap_or(until).min(until));
             }
         }
         true
-    }
-
-    /// splitmix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", OOPSLA
-    /// 2014, figure 17).
-    fn draw(&mut self) -> u64 {
-        self.random = self.random.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut word = self.random;
-        word = (word ^ (word >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        word = (word ^ (word >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        word ^ (word >> 31)
     }
 }
 

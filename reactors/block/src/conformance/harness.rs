@@ -359,10 +359,10 @@ fn taken(subject: &Subject) -> u64 {
 
 /// Data that differs from block to block and from one number to the next.
 pub(super) fn pattern(number: u64, bytes: usize) -> Vec<u8> {
-    let mut seeded = crate::seeded::Seeded::new(number, 0);
+    let mut seeded = reactors::sim::Seeded::new(number, 0);
     let mut data = Vec::with_capacity(bytes + 8);
     while data.len() < bytes {
-        data.extend_from_slice(&seeded.next().to_le_bytes());
+        data.extend_from_slice(&seeded.draw().to_le_bytes());
     }
     data.truncate(bytes);
     data

@@ -7,7 +7,7 @@ use super::harness::{DEPTH, Harness, pattern};
 use crate::device::Deallocate;
 use crate::error::DeviceError;
 use crate::request::{Completion, Operation};
-use crate::seeded::Seeded;
+use reactors::sim::Seeded;
 
 /// Requests per seed.
 const STEPS: u64 = 600;
@@ -134,7 +134,7 @@ impl Run<'_> {
                 (!lend).then(|| vec![0xEE; bytes])
             }
             Operation::Write { .. } => {
-                let data = pattern(self.seeded.next(), bytes);
+                let data = pattern(self.seeded.draw(), bytes);
                 self.model.set(&range, Some(&data));
                 Some(data)
             }
@@ -162,7 +162,7 @@ impl Run<'_> {
     fn comparand(&mut self, range: &Range<u64>, bytes: usize, expected: &mut Expected) -> Vec<u8> {
         let right = self.model.bytes(range);
         let wrong = right.is_none() || self.seeded.below(2) == 0;
-        let mut data = right.unwrap_or_else(|| pattern(self.seeded.next(), bytes));
+        let mut data = right.unwrap_or_else(|| pattern(self.seeded.draw(), bytes));
         if wrong {
             let index = self.seeded.below(bytes as u64) as usize;
             data[index] ^= 1 << self.seeded.below(8);

@@ -11,7 +11,7 @@ use super::{Effect, Running};
 use crate::device::{DeviceQueue, Drain, Geometry};
 use crate::error::DeviceError;
 use crate::request::{Completion, CompletionBatch, Refusal, Request};
-use crate::seeded::Seeded;
+use reactors::sim::Seeded;
 
 /// A request in the inner queue, which knows it by its slot.
 #[derive(Clone, Copy)]

@@ -117,9 +117,9 @@ impl Bench {
 #[test]
 fn compares_get_through_on_the_queues_own_lease_when_the_pool_is_empty() {
     let mut bench = Bench::new(8);
-    let mut seeded = crate::seeded::Seeded::new(1, 0);
+    let mut seeded = reactors::sim::Seeded::new(1, 0);
     let image: Vec<u8> = (0..BLOCKS as usize * BLOCK)
-        .map(|_| seeded.next() as u8)
+        .map(|_| seeded.draw() as u8)
         .collect();
     std::fs::write(bench.path(), &image).unwrap();
     // Larger than the queue's own lease, so that each takes several pieces.

@@ -3,16 +3,18 @@
 /// SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA
 /// 2014).
 #[derive(Clone, Debug)]
-pub(crate) struct Seeded(u64);
+pub struct Seeded(u64);
 
 impl Seeded {
     /// The stream of this number from a seed: the streams of one seed do not repeat each other.
-    pub(crate) fn new(seed: u64, stream: u64) -> Self {
+    #[must_use]
+    pub fn new(seed: u64, stream: u64) -> Self {
         let mut mixed = Self(seed ^ stream.wrapping_mul(0xD1B5_4A32_D192_ED03));
-        Self(mixed.next())
+        Self(mixed.draw())
     }
 
-    pub(crate) fn next(&mut self) -> u64 {
+    /// The next number: any of 64 bits.
+    pub fn draw(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -21,8 +23,8 @@ impl Seeded {
     }
 
     /// A number below `bound`, which is not 0; the bias is below 2⁻⁶⁴ × `bound`.
-    pub(crate) fn below(&mut self, bound: u64) -> u64 {
-        ((u128::from(self.next()) * u128::from(bound)) >> 64) as u64
+    pub fn below(&mut self, bound: u64) -> u64 {
+        ((u128::from(self.draw()) * u128::from(bound)) >> 64) as u64
     }
 }
 
@@ -34,7 +36,7 @@ mod tests {
     fn a_seed_replays_and_streams_differ() {
         let numbers = |seed, stream| {
             let mut seeded = Seeded::new(seed, stream);
-            [(); 8].map(|()| seeded.next())
+            [(); 8].map(|()| seeded.draw())
         };
         assert_eq!(numbers(1, 0), numbers(1, 0));
         assert_ne!(numbers(1, 0), numbers(1, 1));
