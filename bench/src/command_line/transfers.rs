@@ -59,12 +59,12 @@ fn on_fabric(options: &TransferOptions) -> Result<TransfersReport, Failure> {
 
 #[cfg(feature = "verbs")]
 fn on_verbs(address: SocketAddr, options: &TransferOptions) -> Result<TransfersReport, Failure> {
-    let verbs = super::open_verbs()?;
+    let verbs = super::target::open_verbs()?;
     let watch = |step: &str| eprintln!("  {step}");
     Ok(measure(&verbs, &verbs, address, options, watch)?)
 }
 
 #[cfg(not(feature = "verbs"))]
 fn on_verbs(_: SocketAddr, _: &TransferOptions) -> Result<TransfersReport, Failure> {
-    Err(super::WITHOUT_VERBS.into())
+    Err(super::target::WITHOUT_VERBS.into())
 }

@@ -1,0 +1,166 @@
+//! How the commands reach a target, and `bench discover`.
+
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::process::ExitCode;
+
+use bench::table::Table;
+use clap::{Args, ValueEnum};
+use nvme_host::{ConnectOptions, HostIdentity, KeyUse, RdmaOptions, Transport, discover};
+use nvme_spec::log::{DiscoveryEntry, TransportType};
+
+use super::Failure;
+
+/// The port of an address that names none (TCP 1.1 §3.1).
+const PORT: u16 = nvme_spec::tcp::IO_PORT;
+
+#[derive(Debug, Args)]
+pub(super) struct TargetArgs {
+    /// The target's listener, HOST or HOST:PORT
+    #[arg(long, default_value = "127.0.0.1:4420", value_parser = parse_address)]
+    pub(super) address: SocketAddr,
+    /// What carries it
+    #[arg(long, value_enum, default_value = "tcp")]
+    transport: CarrierArg,
+    /// Over RDMA, open a memory window for each request and let the target close it, instead of all
+    /// memory for all of the time
+    #[arg(long)]
+    memory_windows: bool,
+    /// Host NQN to connect with, where the target has a list of hosts; a random one otherwise
+    #[arg(long, value_name = "NQN")]
+    host_nqn: Option<String>,
+    /// Protect PDU headers by CRC32C (TCP)
+    #[arg(long)]
+    header_digest: bool,
+    /// Protect data by CRC32C (TCP)
+    #[arg(long)]
+    data_digest: bool,
+}
+
+/// What a host connects by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum CarrierArg {
+    Tcp,
+    Rdma,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DiscoverArgs {
+    #[command(flatten)]
+    target: TargetArgs,
+}
+
+fn parse_address(text: &str) -> Result<SocketAddr, String> {
+    let mut candidates = text
+        .to_socket_addrs()
+        .or_else(|_| (text, PORT).to_socket_addrs())
+        .map_err(|error| format!("no such address: {error}"))?;
+    candidates
+        .next()
+        .ok_or_else(|| "the name has no address".to_owned())
+}
+
+/// How to reach a target: one identity and one transport for all connections of a command.
+#[derive(Debug)]
+pub(super) struct Way {
+    options: ConnectOptions,
+}
+
+impl Way {
+    /// How to connect to `nqn`.
+    pub(super) fn to(&self, nqn: &str) -> ConnectOptions {
+        ConnectOptions {
+            subsystem_nqn: nqn.to_owned(),
+            ..self.options.clone()
+        }
+    }
+
+    pub(super) fn discover(&self) -> Result<Vec<DiscoveryEntry>, Failure> {
+        Ok(discover(self.options.clone())?)
+    }
+}
+
+impl TargetArgs {
+    pub(super) fn way(&self) -> Result<Way, Failure> {
+        let nqn = nvme_spec::nqn::DISCOVERY_NQN;
+        Ok(Way {
+            options: ConnectOptions {
+                transport: self.transport()?,
+                header_digest: self.header_digest,
+                data_digest: self.data_digest,
+                ..ConnectOptions::new(self.address, nqn, self.identity())
+            },
+        })
+    }
+
+    fn transport(&self) -> Result<Transport, Failure> {
+        let keys = if self.memory_windows {
+            KeyUse::Windows
+        } else {
+            KeyUse::Arena
+        };
+        match self.transport {
+            CarrierArg::Tcp if self.memory_windows => {
+                Err("--memory-windows needs --transport rdma".into())
+            }
+            CarrierArg::Tcp => Ok(Transport::tcp()),
+            CarrierArg::Rdma => over_verbs(RdmaOptions {
+                keys,
+                ..RdmaOptions::default()
+            }),
+        }
+    }
+
+    fn identity(&self) -> HostIdentity {
+        let random = HostIdentity::random();
+        match &self.host_nqn {
+            Some(nqn) => HostIdentity {
+                nqn: nqn.clone(),
+                id: random.id,
+            },
+            None => random,
+        }
+    }
+}
+
+#[cfg(feature = "verbs")]
+fn over_verbs(options: RdmaOptions) -> Result<Transport, Failure> {
+    Ok(Transport::rdma(open_verbs()?, options)?)
+}
+
+#[cfg(feature = "verbs")]
+pub(super) fn open_verbs() -> Result<rdma::Verbs, Failure> {
+    rdma::Verbs::open().map_err(|error| {
+        let remedy = error.remedy();
+        format!("{error}: {remedy}").into()
+    })
+}
+
+#[cfg(not(feature = "verbs"))]
+pub(super) const WITHOUT_VERBS: &str =
+    "no RDMA here: this program was built without it (cargo build -p bench --features verbs)";
+
+#[cfg(not(feature = "verbs"))]
+fn over_verbs(_: RdmaOptions) -> Result<Transport, Failure> {
+    Err(WITHOUT_VERBS.into())
+}
+
+pub(super) fn execute_discover(args: &DiscoverArgs) -> Result<ExitCode, Failure> {
+    let entries = args.target.way()?.discover()?;
+    let mut table = Table::new(&["subsystem", "kind", "transport", "address", "port"]);
+    for entry in &entries {
+        let transport = match entry.trtype {
+            TransportType::TCP => "tcp".to_owned(),
+            TransportType::RDMA => "rdma".to_owned(),
+            other => other.to_string(),
+        };
+        table.row([
+            entry.subnqn.to_string(),
+            entry.subtype.to_string(),
+            transport,
+            entry.traddr.to_string(),
+            entry.trsvcid.to_string(),
+        ]);
+    }
+    print!("{table}");
+    Ok(ExitCode::SUCCESS)
+}
