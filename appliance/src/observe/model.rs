@@ -293,6 +293,9 @@ pub(crate) struct TargetStatus {
 pub(crate) struct History {
     /// The time of the last value, milliseconds since 1970.
     pub(crate) now_unix_ms: u64,
+    /// The number of the last value's step, counted since the start: who asks again knows by it how
+    /// many values are new.
+    pub(crate) step: u64,
     pub(crate) step_ms: u64,
     /// What there are series of.
     pub(crate) keys: Vec<HistoryKey>,
@@ -341,6 +344,8 @@ impl HistoryKind {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[expect(dead_code, reason = "the data path does not measure latencies yet")]
 pub(crate) struct Heatmap {
+    /// The number of the last step, as in the history.
+    pub(crate) step: u64,
     pub(crate) step_ms: u64,
     /// Upper bounds of the buckets.
     pub(crate) bounds_ns: Vec<u64>,

@@ -29,6 +29,7 @@ fn steps_without_a_look_are_unknown_and_old_ones_fall_off() {
     // The second look in a step replaces the first.
     recorder.put(5, 6, device(6.0));
     let some = [None, Some(1.0), Some(2.0), None, None, Some(6.0)];
+    assert_eq!(recorder.history(1, None).expect("small").step, 5);
     assert_eq!(of(&recorder, 6), some);
     assert_eq!(of(&recorder, 2), [None, Some(6.0)]);
     let hour = STEPS as u64;
