@@ -14,6 +14,7 @@
 //! | a name in `Host` that is no address, without a token | 403: a page of another site asks |
 
 mod answers;
+mod dashboard;
 mod limits;
 mod listen;
 mod metrics;

@@ -14,6 +14,7 @@ use serde::Deserialize;
 use tokio::time::timeout;
 
 use super::answers::{Room, refusal};
+use super::dashboard;
 use super::limits::{BODY_BYTES_MAX, REQUEST_TIME_MAX};
 use super::metrics;
 use super::token::Token;
@@ -21,7 +22,7 @@ use crate::observe::Observatory;
 use crate::observe::history::STEPS;
 use crate::observe::model::{ApplyRequest, HistoryKind};
 
-/// Every path, as the documentation lists them.
+/// Every path of the API, as the documentation lists them.
 #[cfg(test)]
 pub(super) const PATHS: [(&str, &str); 8] = [
     ("get", "/healthz"),
@@ -71,6 +72,8 @@ pub(super) enum Door {
 /// Everything that is answered to those who come through `door`.
 pub(super) fn router(shared: &Arc<Shared>, door: Door) -> Router {
     Router::new()
+        .route("/", get(dashboard::page))
+        .route("/dashboard/{*name}", get(dashboard::file))
         .route("/healthz", get(healthz))
         .route("/metrics", get(metrics))
         .route("/api/v1/status", get(status))
@@ -101,7 +104,8 @@ fn refuse_at(door: &Door, request: &Request) -> Option<Response> {
     };
     let header = |name| request.headers().get(name).map(HeaderValue::as_bytes);
     // Probes have no token, and the dashboard's page asks for it.
-    let is_open = matches!(request.uri().path(), "/healthz" | "/");
+    let path = request.uri().path();
+    let is_open = matches!(path, "/healthz" | "/") || path.starts_with(dashboard::PREFIX);
     if let Some(token) = token {
         if is_open || token.is_in(header(header::AUTHORIZATION)) {
             return None;

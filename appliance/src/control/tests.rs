@@ -133,7 +133,10 @@ fn expect_refusal(answer: &Answer, status: u16) {
 fn what_is_not_there_or_not_understood_is_refused() {
     let lab = Lab::new("http = \"127.0.0.1:0\"");
     for path in [
-        "/",
+        "/dashboard",
+        "/dashboard/",
+        "/dashboard/none.js",
+        "/dashboard/../../Cargo.toml",
         "/api",
         "/api/v1/",
         "/api/v2/status",
@@ -201,6 +204,27 @@ fn without_the_token_only_health_is_told() {
         "GET /metrics HTTP/1.1\r\nHost: any.example\r\nAuthorization: Bearer {TOKEN}\r\n\r\n"
     );
     assert_eq!(ask(lab.connect(), right.as_bytes()).status, 200);
+}
+
+#[test]
+fn the_page_is_open_to_all_and_bound_by_its_policy() {
+    let lab = Lab::new("http = \"127.0.0.1:0\"\ntoken_file = \"DIRECTORY/token\"");
+    for (path, media_type) in [
+        ("/", "text/html"),
+        ("/dashboard/main.js", "text/javascript"),
+        ("/dashboard/vendor/uPlot.esm.js", "text/javascript"),
+        ("/dashboard/style.css", "text/css"),
+    ] {
+        let answer = lab.get(path);
+        assert_eq!(answer.status, 200, "{path}");
+        let head = answer.head.to_lowercase();
+        let expected = format!("content-type: {media_type}; charset=utf-8");
+        assert!(head.contains(&expected), "{path}: {head}");
+        assert!(head.contains("content-security-policy: default-src 'none'; script-src 'self';"));
+        assert!(head.contains("x-content-type-options: nosniff"));
+    }
+    expect_refusal(&lab.get("/dashboard/none.js"), 404);
+    expect_refusal(&lab.get("/dashboard"), 401);
 }
 
 #[test]
@@ -315,6 +339,8 @@ fn hung_and_flooding_clients_delay_nobody() {
         let writes = now.series.get("device/ram/write_iops");
         let seen: f32 = writes.into_iter().flatten().flatten().sum();
         if now.now_unix_ms >= first.now_unix_ms + 1000 && seen > 0.0 {
+            // One host on one reactor: both moved the same.
+            assert_eq!(now.series.get("reactor/0/write_iops"), writes);
             break;
         }
         assert!(began.elapsed() < LIMIT, "the history stands still");

@@ -1,0 +1,123 @@
+// The last hour as the appliance told it: one ring of numbers for each series, placed by the
+// number of the step, so that answers may overlap, arrive in any order or leave gaps.
+
+export const STEPS = 3600;
+
+/** A ring of one value per step; a step that nothing was put at holds `empty`. */
+class Ring {
+  #values;
+  #empty;
+
+  constructor(values, empty) {
+    this.#values = values.fill(empty);
+    this.#empty = empty;
+  }
+
+  put(step, value) {
+    this.#values[step % STEPS] = value;
+  }
+
+  clear(step) {
+    this.#values[step % STEPS] = this.#empty;
+  }
+
+  at(step) {
+    return step < 0 ? this.#empty : this.#values[step % STEPS];
+  }
+}
+
+export class History {
+  /** The number of the last step; none yet: -1. */
+  step = -1;
+  /** The time of the last step, milliseconds since 1970. */
+  unixMs = 0;
+  /** What there are series of, as {kind, name}. */
+  keys = [];
+  /** Things that the appliance has no room for. */
+  leftOut = 0;
+  #series = new Map();
+
+  /** Takes in an answer of /api/v1/history. */
+  absorb(answer) {
+    this.#advance(answer.step, answer.now_unix_ms);
+    this.leftOut = answer.left_out;
+    for (const key of answer.keys) {
+      if (!this.keys.some((known) => known.kind === key.kind && known.name === key.name)) {
+        this.keys.push(key);
+      }
+    }
+    for (const [name, values] of Object.entries(answer.series)) {
+      let ring = this.#series.get(name);
+      if (ring === undefined) {
+        ring = new Ring(new Float64Array(STEPS), NaN);
+        this.#series.set(name, ring);
+      }
+      const first = answer.step - values.length + 1;
+      values.forEach((value, place) => {
+        const step = first + place;
+        if (step >= 0 && step > this.step - STEPS) ring.put(step, value ?? NaN);
+      });
+    }
+  }
+
+  #advance(step, unixMs) {
+    if (step <= this.step) return;
+    const passed = Math.min(step - this.step, STEPS);
+    for (let age = 0; age < passed; age += 1) {
+      for (const ring of this.#series.values()) ring.clear(step - age);
+    }
+    this.step = step;
+    this.unixMs = unixMs;
+  }
+
+  /** The times of the last `length` steps, seconds since 1970. */
+  times(length) {
+    const last = Math.round(this.unixMs / 1000);
+    return Array.from({ length }, (_, place) => last - (length - 1 - place));
+  }
+
+  /** The last `length` values of a series, null where not known; null when there is no series. */
+  values(key, what, length) {
+    const ring = this.#series.get(`${key.kind}/${key.name}/${what}`);
+    if (ring === undefined) return null;
+    const first = this.step - length + 1;
+    return Array.from({ length }, (_, place) => {
+      const value = ring.at(first + place);
+      return Number.isNaN(value) ? null : value;
+    });
+  }
+
+  /** The last value of a series; null when it is not known. */
+  latest(key, what) {
+    return this.values(key, what, 1)?.[0] ?? null;
+  }
+}
+
+/** The columns of a latency heat map. */
+export class Heat {
+  step = -1;
+  boundsNs = [];
+  #columns = new Ring(new Array(STEPS), null);
+
+  /** Takes in an answer of /api/v1/heatmap. */
+  absorb(answer) {
+    const passed = Math.min(Math.max(answer.step - this.step, 0), STEPS);
+    for (let age = 0; age < passed; age += 1) this.#columns.clear(answer.step - age);
+    this.step = Math.max(this.step, answer.step);
+    this.boundsNs = answer.bounds_ns;
+    const first = answer.step - answer.counts.length + 1;
+    answer.counts.forEach((column, place) => {
+      if (first + place >= 0) this.#columns.put(first + place, column);
+    });
+  }
+
+  /** The last `length` columns that end with `step`, null where nothing is known. */
+  columns(step, length) {
+    const isThere = (at) => at <= this.step && at > this.step - STEPS;
+    const first = step - length + 1;
+    return Array.from({ length }, (_, place) => {
+      const at = first + place;
+      return isThere(at) ? this.#columns.at(at) : null;
+    });
+  }
+}

@@ -1,0 +1,276 @@
+// What is below the charts: tiles, what needs attention, tables, events.
+
+import { element, resize, setData, setText, Table } from "./dom.js";
+import * as format from "./format.js";
+
+const EVENTS_SHOWN = 200;
+
+/** The figures of this moment. */
+export class Tiles {
+  #tiles = new Map();
+
+  constructor(list) {
+    for (const [name, title] of [
+      ["read_bytes", "Read"],
+      ["write_bytes", "Written"],
+      ["read_iops", "Reads"],
+      ["write_iops", "Writes"],
+      ["p99_ns", "99 % below"],
+      ["errors", "Errors"],
+      ["busy", "Busiest core"],
+      ["hosts", "Hosts"],
+    ]) {
+      const value = element("data", { id: `now-${name}` });
+      list.append(element("div", {}, element("dt", { text: title }), element("dd", {}, value)));
+      this.#tiles.set(name, value);
+    }
+  }
+
+  show(history, scope, status) {
+    const put = (name, value, text) => setData(this.#tiles.get(name), value, text);
+    const latest = (what) => history.latest(scope, what);
+    const rate = (value, told) => (value === null ? format.UNKNOWN : told(value));
+    for (const what of ["read_bytes", "write_bytes"]) {
+      put(what, latest(what), rate(latest(what), format.bytesPerSecond));
+    }
+    for (const what of ["read_iops", "write_iops", "errors"]) {
+      put(what, latest(what), rate(latest(what), (value) => `${format.count(value)}/s`));
+    }
+    put("p99_ns", latest("p99_ns"), rate(latest("p99_ns"), format.nanoseconds));
+    const cores = status.reactors.map((one) => history.latest({ kind: "reactor", name: String(one.index) }, "busy_permille"));
+    const busy = cores.includes(null) ? null : Math.max(...cores);
+    put("busy", busy, rate(busy, format.permille));
+    const hosts = new Set(status.hosts.filter((one) => one.kind === "io").map((one) => one.nqn)).size;
+    put("hosts", hosts, String(hosts));
+  }
+}
+
+/** What somebody should look at, in sentences. */
+export function troubles(status, history) {
+  const found = [];
+  if (status.appliance.state === "stopping") found.push("The appliance is stopping: hosts cannot connect.");
+  for (const one of status.reactors) {
+    if (!one.running) found.push(`Reactor ${one.index} on core ${one.core} has died: restart the appliance.`);
+    else if (one.stuck) {
+      found.push(`Reactor ${one.index} has been in ${one.stuck.name} for ${format.nanoseconds(one.stuck.ns)}.`);
+    }
+  }
+  for (const one of status.devices) {
+    if (one.state !== "ready" && one.state !== "read_only") found.push(`Device ${one.name} is ${words(one.state)}.`);
+    for (const warning of one.warnings) found.push(`Device ${one.name}: ${warning}.`);
+    if (one.media_errors > 0) found.push(`Device ${one.name} has had ${format.whole(one.media_errors)} errors of its medium.`);
+  }
+  for (const one of status.memory.classes) {
+    if (one.waiting > 0) {
+      const size = format.bytes(one.slice_bytes);
+      found.push(`${format.whole(one.waiting)} requests wait for a buffer of ${size}: a larger memory would help.`);
+    }
+  }
+  found.push(...status.memory.notices);
+  if (history.leftOut > 0) found.push(`${history.leftOut} things are left out of the history: it has no room for more.`);
+  return found;
+}
+
+export function showTroubles(list, found) {
+  resize(list, Math.max(found.length, 1), () => element("li"));
+  list.classList.toggle("fine", found.length === 0);
+  if (found.length === 0) setText(list.firstElementChild, "Nothing.");
+  found.forEach((text, place) => setText(list.children[place], text));
+}
+
+const words = (name) => name.replaceAll("_", " ");
+
+const column = (title) => ({ title });
+const numeric = (title) => ({ title, numeric: true });
+const chosen = (title) => ({ title, button: true });
+
+const number = (value, text) => ({ value, text });
+const MOVED = [numeric("reads"), numeric("read"), numeric("writes"), numeric("written"), numeric("errors")];
+
+/** What moved since the start. */
+function moved(totals) {
+  return [
+    number(totals.reads, format.count(totals.reads)),
+    number(totals.bytes_read, format.bytes(totals.bytes_read)),
+    number(totals.writes, format.count(totals.writes)),
+    number(totals.bytes_written, format.bytes(totals.bytes_written)),
+    { ...number(totals.errors, format.whole(totals.errors)), tone: totals.errors > 0 ? "warning" : "" },
+  ];
+}
+
+/** All tables. A name that can be chosen becomes what the charts are of. */
+export class Tables {
+  #choose;
+  #cores = new Table(
+    "Reactors",
+    [chosen("reactor"), numeric("core"), numeric("busy"), column("state"), numeric("queues"), numeric("in execution"), numeric("stalls"), column("longest poll")],
+    "No reactors.",
+  );
+  #pools = new Table(
+    "Buffers by size",
+    [column("buffers of"), numeric("free"), numeric("of"), numeric("waiting now"), numeric("waits so far")],
+    "No buffers.",
+  );
+  #exports = new Table(
+    "Exports",
+    [chosen("export"), column("namespaces"), column("listeners"), numeric("controllers"), ...MOVED],
+    "Nothing is exported.",
+  );
+  #hosts = new Table(
+    "Connected hosts",
+    [chosen("host"), column("attached to"), column("controller"), column("by"), numeric("queues"), ...MOVED],
+    "No host is connected.",
+  );
+  #devices = new Table(
+    "Devices",
+    [chosen("device"), column("type"), column("state"), numeric("size"), column("health"), numeric("temperature"), numeric("wear"), numeric("spare"), ...MOVED],
+    "No devices.",
+  );
+  #listeners = new Table(
+    "Listeners",
+    [column("listener"), column("transport"), column("address"), numeric("connections")],
+    "No listeners.",
+  );
+
+  constructor(choose) {
+    this.#choose = choose;
+    const put = (id, ...tables) => document.getElementById(id).append(...tables.map((table) => table.root));
+    put("machine-tables", this.#cores, this.#pools);
+    put("exports", this.#exports);
+    put("hosts", this.#hosts);
+    put("devices", this.#devices);
+    put("listeners", this.#listeners);
+  }
+
+  show(status, history) {
+    this.#cores.show(status.reactors.map((one) => this.#core(one, history)));
+    this.#pools.show(status.memory.classes.map(pool));
+    this.#exports.show(status.exports.map((one) => this.#export(one)));
+    this.#hosts.show(status.hosts.map((one) => this.#host(one)));
+    this.#devices.show(status.devices.map((one) => this.#device(one)));
+    this.#listeners.show(status.listeners.map(listener));
+  }
+
+  #name(kind, name, text = name) {
+    return { text, choose: () => this.#choose({ kind, name }) };
+  }
+
+  #core(one, history) {
+    const busy = history.latest({ kind: "reactor", name: String(one.index) }, "busy_permille");
+    const state = !one.running ? "died" : one.stuck ? `stuck in ${one.stuck.name}` : one.asleep ? "asleep" : "awake";
+    const longest = one.longest_poll;
+    return [
+      this.#name("reactor", String(one.index)),
+      number(one.core, String(one.core)),
+      number(busy, format.permille(busy)),
+      { text: state, tone: one.running && !one.stuck ? "" : "error" },
+      number(one.queues, format.whole(one.queues)),
+      number(one.depth, format.whole(one.depth)),
+      { ...number(one.stalls, format.whole(one.stalls)), tone: one.stalls > 0 ? "warning" : "" },
+      longest ? `${longest.name}, ${format.nanoseconds(longest.ns)}` : "none yet",
+    ];
+  }
+
+  #export(one) {
+    const namespaces = one.namespaces.map((it) => `${it.nsid}: ${it.device}, ${format.bytes(it.bytes)}`);
+    return [
+      this.#name("export", one.nqn),
+      namespaces.join("; ") || "none",
+      one.listeners.join(", "),
+      number(one.controllers, format.whole(one.controllers)),
+      ...moved(one.totals),
+    ];
+  }
+
+  #host(one) {
+    const by = [one.transport, one.address].filter((known) => known !== null).join(" ");
+    return [
+      this.#name("host", one.nqn),
+      one.kind === "discovery" ? "discovery" : one.export,
+      `${one.controller_id}, ${one.state}`,
+      by || "not known",
+      number(one.queues.length, format.whole(one.queues.length)),
+      ...moved(one.totals),
+    ];
+  }
+
+  #device(one) {
+    const size = one.block_count === null || one.block_size === null ? null : one.block_count * one.block_size;
+    const ailing = one.warnings.length > 0 || one.media_errors > 0;
+    const health = one.warnings.join("; ") || (one.media_errors > 0 ? `${format.whole(one.media_errors)} errors of the medium` : "no warning");
+    const isUsable = one.state === "ready" || one.state === "read_only";
+    const known = (value, unit) => number(value, value === null ? "none" : `${value} ${unit}`);
+    return [
+      this.#name("device", one.name),
+      one.type,
+      { text: words(one.state), tone: isUsable ? "good" : "error" },
+      number(size, format.bytes(size)),
+      { text: health, tone: ailing ? "warning" : "" },
+      known(one.temperature_celsius, "°C"),
+      known(one.used_percent, "%"),
+      known(one.available_spare_percent, "%"),
+      ...moved(one.totals),
+    ];
+  }
+}
+
+function pool(one) {
+  return [
+    format.bytes(one.slice_bytes),
+    number(one.free, format.whole(one.free)),
+    number(one.total, format.whole(one.total)),
+    { ...number(one.waiting, format.whole(one.waiting)), tone: one.waiting > 0 ? "warning" : "" },
+    number(one.waits, format.whole(one.waits)),
+  ];
+}
+
+function listener(one) {
+  return [one.name, one.transport, one.address, number(one.connections, format.whole(one.connections))];
+}
+
+/** What happened, the newest first. */
+export class Events {
+  #list = document.getElementById("events");
+  #onlyTrouble = document.getElementById("only-trouble");
+  #events = [];
+
+  constructor() {
+    this.#onlyTrouble.addEventListener("change", () => this.#draw());
+  }
+
+  /** The number of the last one. */
+  get last() {
+    return this.#events.at(-1)?.id ?? 0;
+  }
+
+  clear() {
+    this.#events = [];
+    this.#draw();
+  }
+
+  add(events) {
+    const later = events.filter((one) => one.id > this.last);
+    if (later.length === 0) return;
+    this.#events = [...this.#events, ...later].slice(-1024);
+    this.#draw();
+  }
+
+  #draw() {
+    const shown = this.#events.filter((one) => !this.#onlyTrouble.checked || one.severity !== "info");
+    const newest = shown.slice(-EVENTS_SHOWN).reverse();
+    resize(this.#list, Math.max(newest.length, 1), () => element("li"));
+    if (newest.length === 0) this.#list.firstElementChild.replaceChildren("None.");
+    newest.forEach((one, place) => {
+      const item = this.#list.children[place];
+      if (item.dataset.id === String(one.id)) return;
+      item.dataset.id = one.id;
+      item.value = one.id;
+      item.replaceChildren(
+        element("time", { datetime: new Date(one.unix_ms).toISOString(), text: format.moment(one.unix_ms) }),
+        element("strong", { class: one.severity, text: one.severity }),
+        element("span", { class: "what", text: [one.what, one.subject].filter(Boolean).join(" ") }),
+        element("span", { text: one.text }),
+      );
+    });
+  }
+}
