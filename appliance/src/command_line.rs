@@ -15,7 +15,7 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 use crate::appliance::Appliance;
 use crate::service::BadConfiguration;
 use crate::signals::Termination;
-use crate::{drives, embedded, service, signals, summary};
+use crate::{drives, embedded, service, signals, status, summary};
 
 /// How long the listeners of an appliance that has started may take to answer.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
@@ -56,6 +56,8 @@ pub(crate) enum Command {
         /// The configuration, a TOML file.
         file: PathBuf,
     },
+    /// Show how a running appliance stands, on one screen or as JSON.
+    Status(status::StatusArguments),
 }
 
 /// Runs `command` to its end.
@@ -76,6 +78,7 @@ pub(crate) fn run(command: Command) -> Result<ExitCode, Failure> {
         Command::Devices(arguments) => drives::devices(&arguments),
         Command::Bind(arguments) => drives::bind(&arguments),
         Command::Unbind(arguments) => drives::unbind(&arguments),
+        Command::Status(arguments) => status::status(&arguments),
         Command::Check { file } => {
             let config = load(&file)?;
             print(&summary::check_text(&file, &config));
@@ -97,7 +100,7 @@ fn serve(mut appliance: Appliance, signals: &mut Termination) -> Result<ExitCode
 }
 
 /// Prints text; a reader that has gone is no reason to end.
-fn print(text: &str) {
+pub(crate) fn print(text: &str) {
     if let Err(error) = std::io::stdout().lock().write_all(text.as_bytes()) {
         tracing::debug!(%error, "nobody reads the output");
     }

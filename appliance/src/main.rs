@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 mod appliance;
+mod client;
 mod command_line;
 mod control;
 mod devices;
@@ -15,6 +16,7 @@ mod observe;
 mod reactor_setup;
 mod service;
 mod signals;
+mod status;
 mod summary;
 mod transports;
 mod watch;

@@ -12,6 +12,8 @@ use rustix::process::geteuid;
 use super::peer::Allowed;
 
 const FILE_NAME: &str = "control.sock";
+/// The directory of root's appliance, and of the service.
+const SYSTEM_DIRECTORY: &str = "/run/windlass";
 
 /// The bound socket. Its file goes with it.
 #[derive(Debug)]
@@ -47,11 +49,9 @@ impl Socket {
         let path = match &control.socket {
             ControlSocket::Off => return Ok(None),
             ControlSocket::At(path) => path.clone(),
-            ControlSocket::Auto => automatic(
-                |name| std::env::var_os(name).map(PathBuf::from),
-                geteuid().is_root(),
-            )
-            .ok_or(SocketError::NoDirectory)?,
+            ControlSocket::Auto => {
+                automatic(variable, geteuid().is_root()).ok_or(SocketError::NoDirectory)?
+            }
         };
         let system = |cause| SocketError::System {
             path: path.clone(),
@@ -98,10 +98,27 @@ fn automatic(variable: impl Fn(&str) -> Option<PathBuf>, is_root: bool) -> Optio
         }
     }
     if is_root {
-        return Some(Path::new("/run/windlass").join(FILE_NAME));
+        return Some(Path::new(SYSTEM_DIRECTORY).join(FILE_NAME));
     }
     let runtime = variable("XDG_RUNTIME_DIR").and_then(absolute)?;
     Some(runtime.join("windlass").join(FILE_NAME))
+}
+
+/// Where an appliance whose configuration does not say may have its socket: one of this user, and
+/// the service's.
+pub(crate) fn usual_sockets() -> Vec<PathBuf> {
+    let mut places: Vec<PathBuf> = automatic(variable, geteuid().is_root())
+        .into_iter()
+        .collect();
+    let service = Path::new(SYSTEM_DIRECTORY).join(FILE_NAME);
+    if !places.contains(&service) {
+        places.push(service);
+    }
+    places
+}
+
+fn variable(name: &str) -> Option<PathBuf> {
+    std::env::var_os(name).map(PathBuf::from)
 }
 
 /// Makes the socket's directory, for all to enter; what is above it has to be there.
@@ -162,6 +179,18 @@ fn group_number(name: &str, groups: &str) -> Option<u32> {
         (fields.next() == Some(name)).then(|| fields.nth(1)?.parse().ok())?
     });
     named.or_else(|| name.parse().ok())
+}
+
+/// The name of the group of this number in `/etc/group`, else the number.
+pub(crate) fn group_name(number: u32) -> String {
+    let groups = fs::read_to_string("/etc/group").unwrap_or_default();
+    let mut lines = groups.lines();
+    let named = lines.find_map(|line| {
+        let mut fields = line.split(':');
+        let name = fields.next()?;
+        (fields.nth(1)?.parse() == Ok(number)).then(|| name.to_owned())
+    });
+    named.unwrap_or_else(|| number.to_string())
 }
 
 #[cfg(test)]
@@ -246,5 +275,7 @@ mod tests {
         assert_eq!(group_number("broken", groups), None);
         assert_eq!(group_number("1000", groups), Some(1000));
         assert_eq!(group_number("44x", groups), Some(7));
+        assert_eq!(group_name(0), "root");
+        assert_eq!(group_name(u32::MAX - 1), (u32::MAX - 1).to_string());
     }
 }

@@ -1,0 +1,115 @@
+//! One request and its answer.
+
+use std::io;
+use std::path::Path;
+use std::time::Duration;
+
+use axum::body::{Body, to_bytes};
+use axum::http::{Method, Request, StatusCode, header};
+use hyper::client::conn::http1::handshake;
+use hyper_util::rt::TokioIo;
+use tokio::net::UnixStream;
+use tokio::time::timeout;
+
+use super::{ANSWER_BYTES_MAX, ClientError, socket};
+use crate::observe::model::Refusal;
+
+/// Sends a request to the appliance at `socket` and takes the body of its answer, all within
+/// `within`.
+pub(super) fn exchange(
+    socket: &Path,
+    within: Duration,
+    method: Method,
+    path: &str,
+    body: Vec<u8>,
+) -> Result<Vec<u8>, ClientError> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|cause| system(socket, cause))?;
+    let answer = async {
+        match timeout(within, ask(socket, method, path, body)).await {
+            Ok(answer) => answer,
+            Err(_) => Err(ClientError::TooSlow {
+                socket: socket.to_owned(),
+                within,
+            }),
+        }
+    };
+    let (status, body) = runtime.block_on(answer)?;
+    if status.is_success() {
+        return Ok(body);
+    }
+    Err(refused(socket, path, status, &body))
+}
+
+async fn ask(
+    at: &Path,
+    method: Method,
+    path: &str,
+    body: Vec<u8>,
+) -> Result<(StatusCode, Vec<u8>), ClientError> {
+    let stream = UnixStream::connect(at)
+        .await
+        .map_err(|error| socket::explain(at, error))?;
+    let other = |reason: &dyn std::fmt::Display| ClientError::NotWindlass {
+        socket: at.to_owned(),
+        reason: reason.to_string(),
+    };
+    let (mut sender, connection) = handshake(TokioIo::new(stream))
+        .await
+        .map_err(|error| other(&error))?;
+    let request = Request::builder()
+        .method(method)
+        .uri(path)
+        .header(header::HOST, "localhost")
+        .header(header::CONTENT_TYPE, "application/json")
+        .body(Body::from(body))
+        .map_err(|error| other(&error))?;
+    let answer = async move {
+        let answer = sender.send_request(request).await;
+        let (head, body) = answer.map_err(|error| other(&error))?.into_parts();
+        let body = to_bytes(Body::new(body), ANSWER_BYTES_MAX).await;
+        let body = body.map_err(|cause| system(at, io::Error::other(cause)))?;
+        Ok((head.status, body.to_vec()))
+    };
+    // The connection moves the bytes of both; its own end tells nothing more.
+    tokio::pin!(answer);
+    tokio::select! {
+        biased;
+        answer = &mut answer => answer,
+        _ = connection => answer.await,
+    }
+}
+
+/// What an answer without success means.
+fn refused(socket: &Path, path: &str, status: StatusCode, body: &[u8]) -> ClientError {
+    let socket = socket.to_owned();
+    let Ok(Refusal { error }) = serde_json::from_slice(body) else {
+        return ClientError::NotWindlass {
+            socket,
+            reason: format!("it says {status} at {path}"),
+        };
+    };
+    match status {
+        StatusCode::FORBIDDEN => ClientError::NotPermitted {
+            socket,
+            remedy: error,
+        },
+        StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED => ClientError::OtherVersion {
+            socket,
+            what: format!("at {path} it says `{error}`"),
+        },
+        _ => ClientError::Refused {
+            status: status.as_u16(),
+            error,
+        },
+    }
+}
+
+fn system(socket: &Path, cause: io::Error) -> ClientError {
+    ClientError::System {
+        socket: socket.to_owned(),
+        cause,
+    }
+}

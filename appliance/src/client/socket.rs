@@ -1,0 +1,72 @@
+//! Which socket to ask at.
+
+use std::io::ErrorKind;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::{fs, io};
+
+use super::ClientError;
+use crate::control;
+
+/// The socket that is given, else the first of the usual ones that lets this user in.
+///
+/// # Errors
+/// None does: the most telling reason.
+pub(super) fn find(given: Option<&Path>) -> Result<PathBuf, ClientError> {
+    let places = match given {
+        Some(path) => vec![path.to_owned()],
+        None => control::usual_sockets(),
+    };
+    first_that_answers(places)
+}
+
+pub(super) fn first_that_answers(places: Vec<PathBuf>) -> Result<PathBuf, ClientError> {
+    let mut reason = None;
+    for path in &places {
+        match UnixStream::connect(path) {
+            Ok(_) => return Ok(path.clone()),
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            // A place that is there tells more than those that are not.
+            Err(error) => reason = reason.or(Some(explain(path, error))),
+        }
+    }
+    Err(reason.unwrap_or(ClientError::NotRunning { looked_at: places }))
+}
+
+/// Why nobody can be asked at a path that exists.
+pub(super) fn explain(path: &Path, error: io::Error) -> ClientError {
+    let socket = path.to_owned();
+    match error.kind() {
+        ErrorKind::NotFound => ClientError::NotRunning {
+            looked_at: vec![socket],
+        },
+        ErrorKind::PermissionDenied => ClientError::NotPermitted {
+            remedy: remedy(path),
+            socket,
+        },
+        ErrorKind::ConnectionRefused if !is_socket(path) => ClientError::NotASocket { socket },
+        ErrorKind::ConnectionRefused => ClientError::Abandoned { socket },
+        _ => ClientError::System {
+            socket,
+            cause: error,
+        },
+    }
+}
+
+fn is_socket(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|found| found.file_type().is_socket())
+}
+
+/// How this user gets in: by the group that the socket belongs to, where it is open to one.
+fn remedy(path: &Path) -> String {
+    const AS_ROOT: &str = "use sudo, or name a `group` in [control] and join it";
+    let Ok(found) = fs::metadata(path) else {
+        return AS_ROOT.to_owned();
+    };
+    if found.permissions().mode() & 0o060 != 0o060 {
+        return AS_ROOT.to_owned();
+    }
+    let group = control::group_name(found.gid());
+    format!("use sudo, or join its group with `sudo usermod -aG {group} $USER` and log in again")
+}

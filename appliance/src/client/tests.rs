@@ -1,0 +1,165 @@
+//! What commands say when there is no answer, or a wrong one.
+
+use std::io::{Read as _, Write as _};
+use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use super::*;
+
+/// Answers one request at a path with these bytes, and tells what was asked.
+fn answering(path: &Path, answer: impl Into<Vec<u8>>) -> JoinHandle<String> {
+    let answer = answer.into();
+    let listener = UnixListener::bind(path).expect("free");
+    std::thread::spawn(move || {
+        // `find` only connects.
+        drop(listener.accept().expect("a look"));
+        let (mut stream, _) = listener.accept().expect("a request");
+        let mut asked = Vec::new();
+        let mut part = [0; 1024];
+        while !asked.windows(4).any(|four| four == b"\r\n\r\n") {
+            let count = stream.read(&mut part).expect("a request");
+            assert!(count > 0);
+            asked.extend_from_slice(&part[..count]);
+        }
+        stream.write_all(&answer).expect("it reads");
+        String::from_utf8_lossy(&asked).into_owned()
+    })
+}
+
+fn http(status: &str, body: &str) -> String {
+    format!(
+        "HTTP/1.1 {status}\r\nContent-Length: {}\r\n\r\n{body}",
+        body.len()
+    )
+}
+
+fn at(path: &Path) -> SocketArguments {
+    SocketArguments {
+        socket: Some(path.to_owned()),
+    }
+}
+
+struct Place {
+    _directory: TempDir,
+    path: PathBuf,
+}
+
+fn place() -> Place {
+    let directory = TempDir::new().expect("a directory");
+    Place {
+        path: directory.path().join("control.sock"),
+        _directory: directory,
+    }
+}
+
+#[track_caller]
+fn failure_with(answer: impl Into<Vec<u8>>) -> String {
+    let place = place();
+    let server = answering(&place.path, answer);
+    let client = Client::find(&at(&place.path)).expect("it listens");
+    let error = client.get::<Value>("/api/v1/status").expect_err("wrong");
+    server.join().expect("it answers");
+    error.to_string()
+}
+
+#[test]
+fn nobody_there_says_how_to_start() {
+    let place = place();
+    let error = Client::find(&at(&place.path)).expect_err("nobody");
+    assert!(matches!(error, ClientError::NotRunning { .. }), "{error:?}");
+    let text = error.to_string();
+    assert!(text.contains(&place.path.display().to_string()), "{text}");
+    assert!(text.contains("systemctl start windlass"), "{text}");
+}
+
+#[test]
+fn what_a_killed_one_left_is_told_from_no_socket() {
+    let place = place();
+    drop(UnixListener::bind(&place.path).expect("free"));
+    let error = Client::find(&at(&place.path)).expect_err("nobody");
+    assert!(matches!(error, ClientError::Abandoned { .. }), "{error:?}");
+    std::fs::remove_file(&place.path).expect("there");
+    std::fs::write(&place.path, "").expect("writable");
+    let error = Client::find(&at(&place.path)).expect_err("a file");
+    assert!(matches!(error, ClientError::NotASocket { .. }), "{error:?}");
+}
+
+#[test]
+fn the_first_usual_place_that_answers_is_taken() {
+    let (first, second, third) = (place(), place(), place());
+    drop(UnixListener::bind(&second.path).expect("free"));
+    let places = || vec![first.path.clone(), second.path.clone(), third.path.clone()];
+    let error = socket::first_that_answers(places()).expect_err("nobody");
+    // The one that is there says more than those that are not.
+    assert!(
+        matches!(&error, ClientError::Abandoned { socket } if *socket == second.path),
+        "{error:?}"
+    );
+    let _listener = UnixListener::bind(&third.path).expect("free");
+    assert_eq!(
+        socket::first_that_answers(places()).expect("it listens"),
+        third.path
+    );
+}
+
+#[test]
+fn no_permission_names_the_way_in() {
+    let place = place();
+    std::fs::write(&place.path, "").expect("writable");
+    let denied = || std::io::Error::from(std::io::ErrorKind::PermissionDenied);
+    let open_to = |mode| {
+        use std::os::unix::fs::PermissionsExt as _;
+        let mode = std::fs::Permissions::from_mode(mode);
+        std::fs::set_permissions(&place.path, mode).expect("ours");
+        socket::explain(&place.path, denied()).to_string()
+    };
+    assert!(open_to(0o660).contains("usermod -aG"));
+    assert!(open_to(0o600).contains("`group` in [control]"));
+}
+
+#[test]
+fn other_programs_and_other_versions_are_told_apart() {
+    let text = failure_with("SSH-2.0-OpenSSH_9.2\r\n");
+    assert!(text.contains("is no Windlass"), "{text}");
+    let text = failure_with("");
+    assert!(text.contains("is no Windlass"), "{text}");
+    let text = failure_with(http("200 OK", "<html>"));
+    assert!(text.contains("another version"), "{text}");
+    let text = failure_with(http("404 Not Found", "<html>"));
+    assert!(text.contains("is no Windlass (it says 404"), "{text}");
+    let text = failure_with(http("404 Not Found", "{\"error\": \"not here\"}"));
+    assert!(text.contains("another version"), "{text}");
+    assert!(text.contains("not here"), "{text}");
+    let text = failure_with(http("403 Forbidden", "{\"error\": \"join windlass\"}"));
+    assert!(text.contains("may not use"), "{text}");
+    assert!(text.contains("join windlass"), "{text}");
+    let text = failure_with(http("409 Conflict", "{\"error\": \"another apply runs\"}"));
+    assert_eq!(text, "another apply runs");
+}
+
+#[test]
+fn one_that_does_not_answer_is_given_up() {
+    let place = place();
+    let _listener = UnixListener::bind(&place.path).expect("free");
+    let client = Client::find(&at(&place.path)).expect("it listens");
+    let client = client.with_answer_time_max(Duration::from_millis(50));
+    let error = client.get_bytes("/").expect_err("nobody answers");
+    assert!(matches!(error, ClientError::TooSlow { .. }), "{error:?}");
+}
+
+#[test]
+fn what_is_sent_arrives_and_answers_come_back() {
+    let place = place();
+    let server = answering(&place.path, http("200 OK", "[7]"));
+    let client = Client::find(&at(&place.path)).expect("it listens");
+    let answer: Vec<u32> = client.post("/api/v1/apply", &[1, 2]).expect("an answer");
+    assert_eq!(answer, [7]);
+    assert_eq!(client.socket(), place.path);
+    let asked = server.join().expect("it answers");
+    assert!(asked.starts_with("POST /api/v1/apply HTTP/1.1"), "{asked}");
+}
