@@ -33,6 +33,7 @@
 //! ```
 
 pub mod mesh;
+pub mod recorder;
 pub mod ring;
 pub mod sim;
 pub mod timer;

@@ -11,6 +11,7 @@ use crate::clock::Clock;
 use crate::config::ReactorConfig;
 use crate::poller::{Poller, Progress, StopState};
 use crate::reactors::Outstanding;
+use crate::recorder::{Note, Recorder};
 use crate::shared::{Group, ReactorHandle, Shared};
 use crate::stats::{Accounts, SLOT_INBOX, SLOT_TIMERS};
 use crate::time::Nanos;
@@ -67,6 +68,7 @@ pub struct Reactor {
     slots: Vec<Slot>,
     timers: TimerWheel<TimerJob>,
     accounts: Accounts,
+    recorder: Recorder,
     longest: Nanos,
     /// Since when there has been no progress, while that lasts.
     idle_since: Option<Nanos>,
@@ -98,6 +100,8 @@ impl Reactor {
             timers: TimerWheel::new(config.timers_max, config.timer_tick, now),
             clock,
             config,
+            // The only one of this ring: clones stay on this thread.
+            recorder: shared.recording.recorder(),
             shared,
             slots: Vec::with_capacity(POLLERS_MAX),
             accounts: Accounts::new(now),
@@ -126,6 +130,12 @@ impl Reactor {
     #[must_use]
     pub fn clock(&self) -> Rc<dyn Clock> {
         Rc::clone(&self.clock)
+    }
+
+    /// Where this reactor's pollers note down what they do.
+    #[must_use]
+    pub fn recorder(&self) -> Recorder {
+        self.recorder.clone()
     }
 
     /// The present time.
@@ -360,6 +370,7 @@ impl Reactor {
     #[cold]
     fn note_stall(&mut self, slot: u16, now: Nanos, lasted: Nanos) {
         self.shared.stats.note_stall(slot, lasted);
+        self.recorder.note(now, Note::stall(slot, lasted));
         if now < self.next_warning {
             self.warnings_withheld += 1;
             return;

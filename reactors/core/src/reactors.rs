@@ -16,6 +16,7 @@ use crate::clock::{Clock, TscClock};
 use crate::config::ReactorConfig;
 use crate::poller::Poller;
 use crate::reactor::{PollerId, Reactor, RegisterError};
+use crate::recorder::Recorder;
 use crate::shared::{Group, ReactorHandle, Shared};
 use crate::time::Nanos;
 use crate::wake::Waker;
@@ -167,6 +168,12 @@ impl ReactorSetup<'_> {
     /// There are [`POLLERS_MAX`](crate::POLLERS_MAX) already; the poller is dropped.
     pub fn register(&mut self, poller: Box<dyn Poller>) -> Result<PollerId, RegisterError> {
         self.reactor.register(poller)
+    }
+
+    /// Where this reactor's pollers note down what they do.
+    #[must_use]
+    pub fn recorder(&self) -> Recorder {
+        self.reactor.recorder()
     }
 
     /// The clock that all reactors share.

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 use crossbeam_queue::ArrayQueue;
 
 use crate::reactor::Reactor;
+use crate::recorder::Recording;
 use crate::stats::{ReactorStats, StuckPoller};
 use crate::time::Nanos;
 use crate::wake::Waker;
@@ -61,6 +62,7 @@ const RUNNING: u64 = u64::MAX;
 pub(crate) struct Shared {
     pub(crate) index: usize,
     pub(crate) stats: ReactorStats,
+    pub(crate) recording: Recording,
     pub(crate) waker: Waker,
     pub(crate) inbox: ArrayQueue<Job>,
     pub(crate) group: Arc<Group>,
@@ -77,6 +79,7 @@ impl Shared {
         Ok(Arc::new(Shared {
             index,
             stats: ReactorStats::new(),
+            recording: Recording::new(),
             waker: Waker::new()?,
             inbox: ArrayQueue::new(inbox_capacity.max(1)),
             group,
@@ -153,6 +156,12 @@ impl ReactorHandle {
     #[must_use]
     pub fn stats(&self) -> &ReactorStats {
         &self.shared.stats
+    }
+
+    /// What the reactor noted down last.
+    #[must_use]
+    pub fn recording(&self) -> &Recording {
+        &self.shared.recording
     }
 
     /// What the reactor is in at this moment and has been in for at least `threshold` before `now`

@@ -244,6 +244,13 @@ impl ReactorStats {
         Some(StuckPoller { name, lasted })
     }
 
+    /// The name of the poller of that number, or `inbox` or `timers` for control messages and the
+    /// reactor's own timers; `None` once the poller is gone.
+    #[must_use]
+    pub fn poller_name(&self, poller: u16) -> Option<Arc<str>> {
+        self.name(poller)
+    }
+
     /// Everything at once, as of `now` of the reactor's clock.
     #[must_use]
     pub fn snapshot(&self, now: Nanos) -> ReactorSnapshot {

@@ -6,7 +6,7 @@
 pub(crate) use std::sync::Arc;
 
 pub(crate) mod atomic {
-    pub(crate) use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
+    pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 }
 
 /// `std::cell::UnsafeCell` with loom's access methods.

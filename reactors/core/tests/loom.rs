@@ -5,13 +5,15 @@
 mod flag;
 #[path = "../src/ring/raw.rs"]
 mod raw;
+#[path = "../src/recorder/raw.rs"]
+mod recorder;
 
 mod sync {
     pub(crate) use loom::cell::UnsafeCell;
     pub(crate) use loom::sync::Arc;
 
     pub(crate) mod atomic {
-        pub(crate) use loom::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
+        pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
     }
 }
 
@@ -134,6 +136,25 @@ fn abandoned_ring_still_gives_everything_that_was_sent() {
             assert_eq!(consumer.pop(), Some(7));
         }
         sender.join().expect("no panic");
+    });
+}
+
+#[test]
+fn a_reader_of_the_recorder_sees_whole_notes_only() {
+    bounded(|| {
+        let ring = Arc::new(recorder::Ring::<2>::new());
+        let written = Arc::clone(&ring);
+        let writer = thread::spawn(move || {
+            for number in 0..4 {
+                written.push([number, 100 + number]);
+            }
+        });
+        let (first, words) = ring.read(0);
+        for (number, entry) in (first..).zip(words) {
+            assert_eq!(entry, [number, 100 + number]);
+        }
+        writer.join().expect("no panic");
+        assert_eq!(ring.read(0), (3, vec![[3, 103]]));
     });
 }
 

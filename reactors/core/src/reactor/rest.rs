@@ -7,6 +7,7 @@ use rustix::time::Timespec;
 
 use super::{POLLERS_MAX, Reactor, WARN_EVERY};
 use crate::config::IdlePolicy;
+use crate::recorder::{Note, NoteKind};
 use crate::time::Nanos;
 
 /// Pause instructions between two turns of the pausing step: about a microsecond, so that a
@@ -74,6 +75,7 @@ impl Reactor {
             span => Timespec::try_from(std::time::Duration::from(span)).ok(),
         };
         self.accounts.sleep(now, &self.shared.stats);
+        self.recorder.note(now, Note::new(NoteKind::SLEEP, 0, 0, 0));
         let mut fds = ArrayVec::<PollFd<'_>, { POLLERS_MAX + 1 }>::new();
         fds.push(PollFd::new(&self.shared.waker, PollFlags::IN));
         let sources = self
@@ -88,6 +90,9 @@ impl Reactor {
         drop(fds);
         let now = self.clock.now();
         self.accounts.wake(now, &self.shared.stats);
+        let woken = u32::from(matches!(ready, Ok(1..)));
+        self.recorder
+            .note(now, Note::new(NoteKind::WAKE, woken, 0, 0));
         match ready {
             Ok(0) | Err(Errno::INTR) => {}
             Ok(_) => self.shared.stats.note_wakeup(),

@@ -1,0 +1,212 @@
+//! A flight recorder: what a reactor did last, always on, in a ring of fixed size.
+//!
+//! The reactor's thread notes down a time and a few small numbers with plain stores; any thread
+//! reads, without ever holding it up. Nothing here knows what the numbers mean, beyond what the
+//! reactor itself notes: sleeps and stalls.
+
+mod raw;
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use crate::time::Nanos;
+
+/// Notes that a recorder keeps, 16 bytes each.
+pub const NOTES_MAX: usize = 32_768;
+
+type Ring = raw::Ring<NOTES_MAX>;
+
+/// What a note is about. The first numbers are the reactor's; from
+/// [`FIRST_FREE`](NoteKind::FIRST_FREE) on they belong to those who note.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct NoteKind(pub u8);
+
+impl NoteKind {
+    /// The thread blocks in the kernel.
+    pub const SLEEP: NoteKind = NoteKind(1);
+    /// It is awake again. Argument: 1 when a message or a descriptor woke it, 0 for a deadline.
+    pub const WAKE: NoteKind = NoteKind(2);
+    /// Something took longer than the threshold of a stall, and is over now. Argument: the poller's
+    /// number, see [`poller_name`](crate::ReactorStats::poller_name). Queue and command: how long,
+    /// see [`stalled_for`](Note::stalled_for).
+    pub const STALL: NoteKind = NoteKind(3);
+    /// The first number that is free for others.
+    pub const FIRST_FREE: NoteKind = NoteKind(16);
+}
+
+/// What happened, in one word: a kind, 24 bits of an argument, and two numbers of 16 bits, by
+/// custom a queue and a command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Note(u64);
+
+impl Note {
+    /// A note; bits of `argument` beyond the 24th are dropped.
+    #[inline]
+    #[must_use]
+    pub const fn new(kind: NoteKind, argument: u32, queue: u16, command: u16) -> Note {
+        let argument = (argument & 0xFF_FFFF) as u64;
+        Note((kind.0 as u64) << 56 | argument << 32 | (queue as u64) << 16 | command as u64)
+    }
+
+    /// The same of another command. For a note whose command is 0: all else was put together
+    /// before.
+    #[inline]
+    #[must_use]
+    pub const fn with_command(self, command: u16) -> Note {
+        Note(self.0 | command as u64)
+    }
+
+    /// The same of another kind. For a note whose kind is 0.
+    #[inline]
+    #[must_use]
+    pub const fn with_kind(self, kind: NoteKind) -> Note {
+        Note(self.0 | (kind.0 as u64) << 56)
+    }
+
+    /// The same with more bits of the argument set.
+    #[inline]
+    #[must_use]
+    pub const fn with_argument(self, argument: u32) -> Note {
+        Note(self.0 | ((argument & 0xFF_FFFF) as u64) << 32)
+    }
+
+    pub(crate) const fn stall(poller: u16, lasted: Nanos) -> Note {
+        let us = lasted.as_micros();
+        let us = if us > u32::MAX as u64 {
+            u32::MAX
+        } else {
+            us as u32
+        };
+        Note::new(NoteKind::STALL, poller as u32, (us >> 16) as u16, us as u16)
+    }
+
+    /// What it is about.
+    #[must_use]
+    pub const fn kind(self) -> NoteKind {
+        NoteKind((self.0 >> 56) as u8)
+    }
+
+    /// The argument.
+    #[inline]
+    #[must_use]
+    pub const fn argument(self) -> u32 {
+        (self.0 >> 32) as u32 & 0xFF_FFFF
+    }
+
+    /// The queue.
+    #[must_use]
+    pub const fn queue(self) -> u16 {
+        (self.0 >> 16) as u16
+    }
+
+    /// The command.
+    #[must_use]
+    pub const fn command(self) -> u16 {
+        self.0 as u16
+    }
+
+    /// Of a [`NoteKind::STALL`]: how long it lasted, in whole microseconds, an hour at most.
+    #[must_use]
+    pub const fn stalled_for(self) -> Nanos {
+        Nanos::from_micros(self.0 & 0xFFFF_FFFF)
+    }
+}
+
+/// The writing end. All its clones stay on one thread.
+///
+/// ```compile_fail
+/// fn send<T: Send>() {}
+/// send::<reactors::recorder::Recorder>();
+/// ```
+#[derive(Clone)]
+pub struct Recorder {
+    ring: Arc<Ring>,
+    /// Two threads must not write.
+    stays: PhantomData<Rc<()>>,
+}
+
+impl Recorder {
+    /// A recorder of its own, apart from any reactor.
+    #[must_use]
+    pub fn new() -> Recorder {
+        Recording::new().recorder()
+    }
+
+    /// Notes what happened at `now`. A note may be of an earlier time than the one before it.
+    #[inline]
+    pub fn note(&self, now: Nanos, note: Note) {
+        if !cfg!(uncounted) {
+            self.ring.push([now.0, note.0]);
+        }
+    }
+
+    /// The reading end.
+    #[must_use]
+    pub fn recording(&self) -> Recording {
+        Recording(Arc::clone(&self.ring))
+    }
+}
+
+impl Default for Recorder {
+    fn default() -> Recorder {
+        Recorder::new()
+    }
+}
+
+impl fmt::Debug for Recorder {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("Recorder").finish_non_exhaustive()
+    }
+}
+
+/// The reading end, for any thread.
+#[derive(Clone)]
+pub struct Recording(Arc<Ring>);
+
+/// Notes as they stood in the ring.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Notes {
+    /// How many were noted before the first of these, since the beginning.
+    pub before: u64,
+    /// Times and notes, in the order of their writing.
+    pub notes: Vec<(Nanos, Note)>,
+}
+
+impl Recording {
+    pub(crate) fn new() -> Recording {
+        Recording(Arc::new(Ring::new()))
+    }
+
+    /// The writing end: of one thread only.
+    pub(crate) fn recorder(&self) -> Recorder {
+        Recorder {
+            ring: Arc::clone(&self.0),
+            stays: PhantomData,
+        }
+    }
+
+    /// The notes from number `from` on, counted since the beginning, as far as the ring still has
+    /// them.
+    #[must_use]
+    pub fn read(&self, from: u64) -> Notes {
+        let (before, words) = self.0.read(from);
+        let notes = words.into_iter();
+        Notes {
+            before,
+            notes: notes
+                .map(|[time, note]| (Nanos(time), Note(note)))
+                .collect(),
+        }
+    }
+}
+
+impl fmt::Debug for Recording {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("Recording").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests;
