@@ -6,19 +6,23 @@
 
 pub(crate) mod changes;
 pub(crate) mod events;
+pub(crate) mod heatmap;
 pub(crate) mod history;
+pub(crate) mod latency;
 pub(crate) mod model;
 pub(crate) mod observation;
 pub(crate) mod sources;
 pub(crate) mod status;
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use changes::Changes;
 use events::Events;
+use heatmap::Heatmaps;
 use history::Recorder;
-use observation::Observation;
+use observation::{LatencyBefore, Observation};
 use sources::Sources;
 
 /// The time between two values of the history.
@@ -26,6 +30,8 @@ pub(crate) const STEP: Duration = Duration::from_secs(1);
 /// An observation that is younger serves whoever asks: however many ask, the counters, and with
 /// them the target's control lock, are read no more often.
 const FRESH_FOR: Duration = Duration::from_millis(100);
+/// Regular looks that latencies are kept of: those of the status are of so many seconds.
+const LATENCY_LOOKS: usize = 5;
 
 /// What was seen so far. Belongs to the control thread.
 pub(crate) struct Observatory {
@@ -35,15 +41,20 @@ pub(crate) struct Observatory {
     /// The observation that the history's last value was made from.
     recorded: Arc<Observation>,
     recorder: Recorder,
+    heatmaps: Heatmaps,
+    /// The latencies of the last regular looks, oldest first.
+    before: VecDeque<LatencyBefore>,
     changes: Changes,
 }
 
 impl Observatory {
     pub(crate) fn new(sources: Sources, events: Arc<Events>) -> Self {
-        let first = Arc::new(Observation::take(&sources));
+        let first = Arc::new(Observation::take(&sources, None));
         Self {
             changes: Changes::new(&first),
             recorder: Recorder::new(first.at),
+            heatmaps: Heatmaps::new(),
+            before: VecDeque::with_capacity(LATENCY_LOOKS),
             recorded: Arc::clone(&first),
             latest: first,
             sources,
@@ -53,8 +64,18 @@ impl Observatory {
 
     /// The regular look: one value for each series, and what changed since the last one.
     pub(crate) fn tick(&mut self) {
-        self.latest = Arc::new(Observation::take(&self.sources));
-        self.recorder.record(&self.recorded, &self.latest);
+        self.latest = self.take();
+        let (before, after) = (&self.recorded, &self.latest);
+        let step = self.recorder.record(before, after);
+        let (then, now) = (&before.latency, &after.latency);
+        self.heatmaps.record(step, after.unix_ms, then, now);
+        if self.before.len() == LATENCY_LOOKS {
+            self.before.pop_front();
+        }
+        self.before.push_back(LatencyBefore {
+            at: after.at,
+            latency: Arc::clone(&after.latency),
+        });
         self.changes.look(&self.latest, &self.events);
         self.recorded = Arc::clone(&self.latest);
     }
@@ -62,13 +83,21 @@ impl Observatory {
     /// What there is now, at most [`FRESH_FOR`] old.
     pub(crate) fn look(&mut self) -> Arc<Observation> {
         if Instant::now().duration_since(self.latest.at) > FRESH_FOR {
-            self.latest = Arc::new(Observation::take(&self.sources));
+            self.latest = self.take();
         }
         Arc::clone(&self.latest)
     }
 
+    fn take(&self) -> Arc<Observation> {
+        Arc::new(Observation::take(&self.sources, self.before.front()))
+    }
+
     pub(crate) fn recorder(&self) -> &Recorder {
         &self.recorder
+    }
+
+    pub(crate) fn heatmaps(&self) -> &Heatmaps {
+        &self.heatmaps
     }
 
     pub(crate) fn events(&self) -> &Events {

@@ -76,7 +76,8 @@ pub(crate) fn set_up(
         queues_max: connections.max(1),
         executions_max: COMMANDS_MAX,
     };
-    let core = TargetCore::new(Arc::clone(&parts.target), index, queues, limits);
+    let mut core = TargetCore::new(Arc::clone(&parts.target), index, queues, limits);
+    core.set_recorder(setup.recorder());
     let shared = Shared {
         core: Rc::new(RefCell::new(core)),
         arena: Arc::clone(&parts.arena),

@@ -210,11 +210,10 @@ async fn history(
         Ok(Query(query)) => query,
         Err(error) => return refusal(StatusCode::BAD_REQUEST, error.body_text()),
     };
-    let seconds = query.seconds.unwrap_or(60);
-    if !(1..=STEPS).contains(&seconds) {
-        let text = format!("seconds is 1 to {STEPS}");
-        return refusal(StatusCode::BAD_REQUEST, text);
-    }
+    let seconds = match within_an_hour(query.seconds) {
+        Ok(seconds) => seconds,
+        Err(text) => return refusal(StatusCode::BAD_REQUEST, text),
+    };
     let found = shared.observatory().recorder().history(seconds, query.kind);
     match found {
         Ok(history) => shared.room.json(&history),
@@ -222,9 +221,42 @@ async fn history(
     }
 }
 
-async fn heatmap() -> Response {
-    let text = "latencies are not measured yet";
-    refusal(StatusCode::NOT_FOUND, text.to_owned())
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct HeatmapQuery {
+    seconds: Option<usize>,
+    export: Option<String>,
+}
+
+async fn heatmap(
+    State(shared): State<Arc<Shared>>,
+    query: Result<Query<HeatmapQuery>, QueryRejection>,
+) -> Response {
+    let HeatmapQuery { seconds, export } = match query {
+        Ok(Query(query)) => query,
+        Err(error) => return refusal(StatusCode::BAD_REQUEST, error.body_text()),
+    };
+    let seconds = match within_an_hour(seconds) {
+        Ok(seconds) => seconds,
+        Err(text) => return refusal(StatusCode::BAD_REQUEST, text),
+    };
+    let found = shared
+        .observatory()
+        .heatmaps()
+        .last(seconds, export.as_deref());
+    match found {
+        Ok(heatmap) => shared.room.json(&heatmap),
+        Err(error) => refusal(StatusCode::NOT_FOUND, error.to_string()),
+    }
+}
+
+/// The seconds of a query, a minute where it has none.
+fn within_an_hour(seconds: Option<usize>) -> Result<usize, String> {
+    let seconds = seconds.unwrap_or(60);
+    if (1..=STEPS).contains(&seconds) {
+        return Ok(seconds);
+    }
+    Err(format!("seconds is 1 to {STEPS}"))
 }
 
 #[derive(Deserialize)]

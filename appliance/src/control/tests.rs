@@ -145,7 +145,7 @@ fn what_is_not_there_or_not_understood_is_refused() {
     ] {
         expect_refusal(&lab.get(path), 404);
     }
-    expect_refusal(&lab.get("/api/v1/heatmap?seconds=60"), 404);
+    expect_refusal(&lab.get("/api/v1/heatmap?export=unknown"), 404);
     for path in [
         "/api/v1/history?seconds=0",
         "/api/v1/history?seconds=3601",
@@ -153,6 +153,9 @@ fn what_is_not_there_or_not_understood_is_refused() {
         "/api/v1/history?seconds=99999999999999999999999",
         "/api/v1/history?kind=unknown",
         "/api/v1/history?second=1",
+        "/api/v1/heatmap?seconds=0",
+        "/api/v1/heatmap?seconds=3601",
+        "/api/v1/heatmap?kind=export",
         "/api/v1/events?after=x",
     ] {
         expect_refusal(&lab.get(path), 400);
@@ -412,6 +415,19 @@ fn what_is_told_is_what_hosts_did() {
     assert_eq!(status.listeners[0].connections, Some(2));
     assert_eq!(status.target.connects, 2);
     assert_eq!(status.exports[0].namespaces[0].bytes, 8 << 20);
+    // Since the start, so the window has all of them.
+    let latency = status.exports[0].latency.expect("it runs");
+    assert_eq!((latency.read.count, latency.write.count), (5, 10));
+    assert!(latency.write.p50_ns <= latency.write.p999_ns && latency.write.p50_ns.is_some());
+    assert_eq!(status.latency, latency);
+    assert_eq!(status.reactors[0].latency, latency);
+    let device = status.devices[0].latency.expect("it is there");
+    // Reads come from memory that the device lends.
+    assert_eq!((device.read.count, device.write.count), (0, 10));
+    let stages = &status.exports[0].stages;
+    assert_eq!(stages["device"], device);
+    assert_eq!(stages["send"].write.count, 10);
+    assert_eq!(stages["buffer"].write.count, 0);
     let answer = lab.get("/metrics");
     assert!(
         answer.head.contains("application/openmetrics-text"),
@@ -463,6 +479,7 @@ fn answers_are_as_documented() {
     for path in [
         "/api/v1/status",
         "/api/v1/history?seconds=5",
+        "/api/v1/heatmap?seconds=5",
         "/api/v1/events",
     ] {
         let answer = lab.get(path);

@@ -1,11 +1,14 @@
 //! One value per second and series, for the last hour, in memory that is bounded: a series is a
 //! ring of [`STEPS`] four-byte numbers (14,400 bytes), and there are [`SERIES_MAX`] at most
-//! (14,745,600 bytes together). One export of two devices on one reactor takes 37 series, 533 kB.
+//! (14,745,600 bytes together). One export of two devices on one reactor takes 53 series, 763 kB.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
 
+use nvme_target::Stage;
+
 use super::STEP;
+use super::latency;
 use super::model::{History, HistoryKey, HistoryKind, Totals};
 use super::observation::Observation;
 
@@ -16,7 +19,7 @@ pub(crate) const SERIES_MAX: usize = 1024;
 /// Values that one answer holds at most, some ten bytes each.
 pub(crate) const VALUES_MAX: usize = 1_000_000;
 /// Series of one thing at most.
-const SERIES_OF_KEY_MAX: usize = 7;
+const SERIES_OF_KEY_MAX: usize = 10;
 /// Bytes of all rings together at most.
 const BYTES_MAX: usize = SERIES_MAX * STEPS * size_of::<f32>();
 
@@ -98,9 +101,9 @@ impl Recorder {
         }
     }
 
-    /// Takes the values of the step that ends with `after`. Steps that nobody looked in stay
-    /// unknown.
-    pub(crate) fn record(&mut self, before: &Observation, after: &Observation) {
+    /// Takes the values of the step that ends with `after`, and returns that step. Steps that
+    /// nobody looked in stay unknown.
+    pub(crate) fn record(&mut self, before: &Observation, after: &Observation) -> u64 {
         let values = rates(before, after);
         let elapsed = after.at.duration_since(self.began);
         self.put(
@@ -108,6 +111,7 @@ impl Recorder {
             after.unix_ms,
             values,
         );
+        self.step
     }
 
     fn put(&mut self, step: u64, unix_ms: u64, values: Vec<(HistoryKey, Values)>) {
@@ -208,6 +212,11 @@ fn rates(before: &Observation, after: &Observation) -> Vec<(HistoryKey, Values)>
         .iter()
         .map(|reactor| reactor.counters.executions);
     total.push(("depth", depths.sum::<u64>() as f32));
+    let (then, now) = (
+        latency::of_all(&before.latency),
+        latency::of_all(&after.latency),
+    );
+    total.extend(latency::series(Some(&then), Some(&now)));
     add(HistoryKind::Total, "", total);
     let moved_by = moved_by_reactors(before, after);
     for (index, (then, now)) in before.reactors.iter().zip(&after.reactors).enumerate() {
@@ -217,6 +226,8 @@ fn rates(before: &Observation, after: &Observation) -> Vec<(HistoryKey, Values)>
         let mut values = moved(totals_then, totals_now, seconds);
         values.push(("busy_permille", permille as f32));
         values.push(("depth", now.counters.executions as f32));
+        let of = |seen: &Observation| seen.latency.reactors.get(index).cloned();
+        values.extend(latency::series(of(before).as_ref(), of(after).as_ref()));
         add(HistoryKind::Reactor, &index.to_string(), values);
     }
     for class in after
@@ -236,15 +247,20 @@ fn rates(before: &Observation, after: &Observation) -> Vec<(HistoryKey, Values)>
     }
     for export in &after.config.exports {
         let (then, now) = (before.export_totals(export), after.export_totals(export));
-        add(
-            HistoryKind::Export,
-            export.nqn.as_str(),
-            moved(then, now, seconds),
-        );
+        let mut values = moved(then, now, seconds);
+        let nqn = export.nqn.as_str();
+        let of = |seen: &Observation| Some(seen.latency.subsystem(nqn)?[Stage::Total].clone());
+        let (then, now) = (of(before), of(after));
+        let depth = latency::depth(then.as_ref(), now.as_ref(), seconds);
+        values.push(("depth", depth));
+        values.extend(latency::series(then.as_ref(), now.as_ref()));
+        add(HistoryKind::Export, nqn, values);
     }
     for device in &after.devices {
         let totals = |seen: &Observation| seen.device_totals(&device.name);
-        let values = moved(totals(before), totals(after), seconds);
+        let mut values = moved(totals(before), totals(after), seconds);
+        let of = |seen: &Observation| seen.device_latency(&device.name);
+        values.extend(latency::series(of(before).as_ref(), of(after).as_ref()));
         add(HistoryKind::Device, &device.name, values);
     }
     let (then, now) = (hosts(before), hosts(after));

@@ -24,6 +24,8 @@ pub(crate) struct Status {
     /// One entry for each controller that a host has, discovery controllers included.
     pub(crate) hosts: Vec<HostStatus>,
     pub(crate) target: TargetStatus,
+    /// How long reads and writes took, over all exports.
+    pub(crate) latency: Latency,
     /// Counters by name, of each transport that is in use (`tcp`, `rdma`), all reactors together.
     pub(crate) transports: BTreeMap<String, BTreeMap<String, u64>>,
 }
@@ -78,6 +80,8 @@ pub(crate) struct ReactorStatus {
     /// Commands in execution.
     pub(crate) depth: u64,
     pub(crate) longest_poll: Option<NamedTime>,
+    /// How long the reads and writes of its queues took.
+    pub(crate) latency: Latency,
     /// What it is in at this moment and has been in for more than two seconds.
     pub(crate) stuck: Option<NamedTime>,
 }
@@ -150,6 +154,9 @@ pub(crate) struct DeviceStatus {
     /// What a drive warns of, in words.
     pub(crate) warnings: Vec<String>,
     pub(crate) totals: Totals,
+    /// How long reads and writes were in the device; those that it answers from memory that it
+    /// lends are not counted. None where the device could not be had.
+    pub(crate) latency: Option<Latency>,
     /// What the driver counts of the drive that the device is on, by name; none for other types.
     pub(crate) drive: Option<BTreeMap<String, u64>>,
 }
@@ -180,8 +187,13 @@ pub(crate) struct ExportStatus {
     pub(crate) controllers: u64,
     /// Of all its devices.
     pub(crate) totals: Totals,
-    /// None until the data path measures it.
+    /// From the turn in which a command came to the end of the one in which its answer went. None
+    /// when the export does not run.
     pub(crate) latency: Option<Latency>,
+    /// Parts of it, counted only for commands that waited in them: `buffer` (for a buffer), `fetch`
+    /// (for the host's data), `device`, `send` (from the result to the end of the turn in which the
+    /// whole answer was handed to the network).
+    pub(crate) stages: BTreeMap<String, Latency>,
 }
 
 /// One namespace.
@@ -194,21 +206,23 @@ pub(crate) struct NamespaceStatus {
     pub(crate) uuid: String,
 }
 
-/// How long commands took, reads and writes apart.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+/// How long commands took in the last seconds, reads and writes apart.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Latency {
+    /// The time that this is of: a few seconds before `now_unix_ms`.
+    pub(crate) window_ms: u64,
     pub(crate) read: Percentiles,
     pub(crate) write: Percentiles,
 }
 
-/// Percentiles of the last seconds.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+/// Percentiles, to 6 %; `null` when there was no command.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Percentiles {
     /// Commands that were measured.
     pub(crate) count: u64,
-    pub(crate) p50_ns: u64,
-    pub(crate) p99_ns: u64,
-    pub(crate) p999_ns: u64,
+    pub(crate) p50_ns: Option<u64>,
+    pub(crate) p99_ns: Option<u64>,
+    pub(crate) p999_ns: Option<u64>,
 }
 
 /// One listener.
@@ -342,15 +356,16 @@ impl HistoryKind {
 
 /// A latency heat map: `GET /api/v1/heatmap`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[expect(dead_code, reason = "the data path does not measure latencies yet")]
 pub(crate) struct Heatmap {
     /// The number of the last step, as in the history.
     pub(crate) step: u64,
+    /// The time of the last step, milliseconds since 1970.
+    pub(crate) now_unix_ms: u64,
     pub(crate) step_ms: u64,
-    /// Upper bounds of the buckets.
+    /// What the buckets end before, ascending; what took longer than the last is in it too.
     pub(crate) bounds_ns: Vec<u64>,
-    /// For each step, oldest first, the commands in each bucket.
-    pub(crate) counts: Vec<Vec<u64>>,
+    /// For each step, oldest first, the reads and writes in each bucket; `null`: not known.
+    pub(crate) counts: Vec<Option<Vec<u32>>>,
 }
 
 /// Something that happened: `GET /api/v1/events` answers with a list of these, oldest first.

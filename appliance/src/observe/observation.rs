@@ -8,7 +8,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use appliance_config::Config;
 use block::Health;
 use hugemem::ArenaCounters;
-use nvme_target::TargetSnapshot;
+use nvme_target::{TargetLatency, TargetSnapshot};
 use reactors::{Clock, Nanos, ReactorSnapshot, StuckPoller};
 
 use super::model::TargetStatus;
@@ -30,12 +30,23 @@ pub(crate) struct Observation {
     pub(crate) config_path: Option<PathBuf>,
     pub(crate) addresses: Vec<String>,
     pub(crate) target: TargetSnapshot,
+    /// How long commands took since the start.
+    pub(crate) latency: Arc<TargetLatency>,
+    /// An earlier look at that, a few seconds ago where there is one.
+    pub(crate) before: LatencyBefore,
     pub(crate) reactors: Vec<ReactorSeen>,
     pub(crate) memory: MemorySeen,
     /// By name; those of the target, in its order.
     pub(crate) devices: Vec<DeviceSeen>,
     /// By transport, one set for each reactor.
     pub(crate) transports: Vec<(&'static str, Vec<CountsSeen>)>,
+}
+
+/// Latencies at an earlier moment.
+#[derive(Clone)]
+pub(crate) struct LatencyBefore {
+    pub(crate) at: Instant,
+    pub(crate) latency: Arc<TargetLatency>,
 }
 
 /// One reactor.
@@ -77,8 +88,9 @@ pub(crate) struct DeviceSeen {
 }
 
 impl Observation {
-    /// Reads all counters.
-    pub(crate) fn take(sources: &Sources) -> Self {
+    /// Reads all counters. `before` is what latencies of the last seconds are taken against; without
+    /// it, the start.
+    pub(crate) fn take(sources: &Sources, before: Option<&LatencyBefore>) -> Self {
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         let config = sources.config.load_full();
         let region = sources.arena.region();
@@ -90,6 +102,11 @@ impl Observation {
             config_path: sources.config_path.clone(),
             addresses: sources.addresses.iter().map(ToString::to_string).collect(),
             target: sources.target.snapshot(),
+            latency: Arc::new(sources.target.latency()),
+            before: before.cloned().unwrap_or_else(|| LatencyBefore {
+                at: sources.started,
+                latency: Arc::default(),
+            }),
             reactors: reactors(sources),
             memory: MemorySeen {
                 bytes: region.len() as u64,

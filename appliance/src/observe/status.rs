@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 
 use appliance_config::{Device, Export, Listener};
 use block::{Health, HealthState, HealthWarnings};
-use nvme_target::{ControllerSnapshot, ControllerState, IoTotals};
+use nvme_target::{ControllerSnapshot, ControllerState, IoTotals, Stage};
 use reactors::Nanos;
 
+use super::latency;
 use super::model::{
     ApplianceStatus, ClassStatus, ControllerKind, DeviceState, DeviceStatus, ExportStatus,
     HostStatus, ListenerStatus, MemoryStatus, NamedTime, NamespaceStatus, QueueStatus,
@@ -52,7 +53,9 @@ impl Observation {
         Status {
             now_unix_ms: self.unix_ms,
             appliance: self.appliance_status(),
-            reactors: self.reactors.iter().enumerate().map(reactor).collect(),
+            reactors: (0..self.reactors.len())
+                .map(|index| self.reactor(index))
+                .collect(),
             memory: self.memory_status(),
             devices: self
                 .config
@@ -74,6 +77,9 @@ impl Observation {
                 .map(|it| self.host(it))
                 .collect(),
             target: self.target_totals(),
+            latency: self
+                .latency_of(|all| Some(latency::of_all(all)))
+                .unwrap_or_default(),
             transports: self.transport_totals(),
         }
     }
@@ -94,6 +100,43 @@ impl Observation {
             } else {
                 RunState::Running
             },
+        }
+    }
+
+    fn reactor(&self, index: usize) -> ReactorStatus {
+        let ReactorSeen {
+            core,
+            is_running,
+            stuck,
+            stats,
+            counters,
+        } = &self.reactors[index];
+        let named = |name: &str, Nanos(ns)| NamedTime {
+            name: name.to_owned(),
+            ns,
+        };
+        ReactorStatus {
+            index,
+            core: *core,
+            running: *is_running,
+            busy_permille: stats.busy_permille,
+            asleep: stats.asleep,
+            turns: stats.turns,
+            busy_ns: stats.busy.0,
+            idle_ns: stats.idle.0,
+            sleeps: stats.sleeps,
+            wakeups: stats.wakeups,
+            stalls: stats.stalls,
+            queues: counters.queues,
+            depth: counters.executions,
+            longest_poll: stats
+                .longest_poll
+                .as_ref()
+                .map(|it| named(&it.name, it.lasted)),
+            latency: self
+                .latency_of(|all| all.reactors.get(index).cloned())
+                .unwrap_or_default(),
+            stuck: stuck.as_ref().map(|it| named(&it.name, it.lasted)),
         }
     }
 
@@ -144,6 +187,8 @@ impl Observation {
                 .drive
                 .map_or_else(Vec::new, |drive| warnings(drive.warnings)),
             totals: self.device_totals(device.name.as_str()),
+            latency: found
+                .and_then(|(place, _)| self.latency_of(|all| all.devices.get(place).cloned())),
             drive: drive.map(named),
         }
     }
@@ -183,7 +228,14 @@ impl Observation {
             listeners: export.listeners.iter().map(ToString::to_string).collect(),
             controllers: subsystem.map_or(0, |it| it.controllers as u64),
             totals: self.export_totals(export),
-            latency: None,
+            latency: self.export_latency(nqn, Stage::Total),
+            stages: Stage::ALL
+                .into_iter()
+                .filter(|stage| *stage != Stage::Total)
+                .filter_map(|stage| {
+                    Some((stage.word().to_owned(), self.export_latency(nqn, stage)?))
+                })
+                .collect(),
         }
     }
 
@@ -275,40 +327,6 @@ impl Observation {
             }
         }
         all
-    }
-}
-
-fn reactor((index, seen): (usize, &ReactorSeen)) -> ReactorStatus {
-    let ReactorSeen {
-        core,
-        is_running,
-        stuck,
-        stats,
-        counters,
-    } = seen;
-    let named = |name: &str, Nanos(ns)| NamedTime {
-        name: name.to_owned(),
-        ns,
-    };
-    ReactorStatus {
-        index,
-        core: *core,
-        running: *is_running,
-        busy_permille: stats.busy_permille,
-        asleep: stats.asleep,
-        turns: stats.turns,
-        busy_ns: stats.busy.0,
-        idle_ns: stats.idle.0,
-        sleeps: stats.sleeps,
-        wakeups: stats.wakeups,
-        stalls: stats.stalls,
-        queues: counters.queues,
-        depth: counters.executions,
-        longest_poll: stats
-            .longest_poll
-            .as_ref()
-            .map(|it| named(&it.name, it.lasted)),
-        stuck: stuck.as_ref().map(|it| named(&it.name, it.lasted)),
     }
 }
 

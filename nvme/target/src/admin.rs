@@ -86,6 +86,8 @@ pub(crate) fn admin_work(
         direction,
         needs_lease: true,
         source,
+        came: Nanos::ZERO,
+        since: Nanos::ZERO,
     })
 }
 

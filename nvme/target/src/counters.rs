@@ -5,6 +5,9 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::stages::Histograms;
+use crate::statuses::StatusTable;
+
 /// One counter with a single writer.
 #[derive(Debug, Default)]
 pub struct Counter(AtomicU64);
@@ -146,6 +149,10 @@ pub struct CoreCounters {
     pub executions: Counter,
     /// By device, in the order of the target's list.
     pub devices: Box<[IoCounters]>,
+    /// Errors of commands that are of no subsystem.
+    pub(crate) statuses: StatusTable,
+    /// How long commands are in each device.
+    pub(crate) device_latency: Box<[Histograms]>,
     /// By queue slot; a slot counts from zero when a new queue takes it.
     pub(crate) queue_slots: Box<[IoCounters]>,
 }
@@ -154,6 +161,7 @@ impl CoreCounters {
     pub(crate) fn new(devices: usize, queues: usize) -> Self {
         Self {
             devices: (0..devices).map(|_| IoCounters::default()).collect(),
+            device_latency: (0..devices).map(|_| Histograms::default()).collect(),
             queue_slots: (0..queues).map(|_| IoCounters::default()).collect(),
             ..Self::default()
         }

@@ -11,8 +11,10 @@ use arrayvec::ArrayVec;
 use hugemem::Data;
 use nvme_spec::sgl::{Sgl, SglDescriptor};
 use nvme_spec::{Cqe, Status};
+use reactors::Nanos;
 use zerocopy::FromBytes;
 
+use crate::Timing;
 use crate::admin::AdminWork;
 use crate::config::PortId;
 use crate::io::{IoOperation, IoWork};
@@ -161,6 +163,10 @@ pub struct Work {
     pub(crate) direction: Direction,
     pub(crate) needs_lease: bool,
     pub(crate) source: DataSource,
+    /// The turn in which the command came; set when it is admitted.
+    pub(crate) came: Nanos,
+    /// When its last wait ended: when it came, or got its buffer.
+    pub(crate) since: Nanos,
 }
 
 /// What a [`Work`] does.
@@ -320,6 +326,8 @@ pub struct Completed {
     pub data: Option<Data>,
     /// Bytes of data for the host, 0 when there are none.
     pub bytes: u32,
+    /// For [`TargetCore::sent`](crate::TargetCore::sent).
+    pub timing: Timing,
 }
 
 /// A connection that the transport must end: send what is queued for it, close it, and then call

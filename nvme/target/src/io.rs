@@ -7,6 +7,7 @@ use block::Deallocate;
 use nvme_spec::command::{Fuse, IoOpcode, Psdt, ReadWrite};
 use nvme_spec::sgl::{Sgl, SglDescriptor};
 use nvme_spec::{NSID_BROADCAST, Sqe, Status};
+use reactors::Nanos;
 
 use crate::interface::{DataSource, Direction, KEYED_BLOCKS_MAX, Work, WorkKind};
 use crate::status::{Fault, byte};
@@ -229,6 +230,8 @@ pub(crate) fn transfer(sqe: &Sqe, context: &IoContext<'_>) -> Result<Work, Fault
         direction,
         needs_lease: direction == Direction::FromHost || !lends,
         source,
+        came: Nanos::ZERO,
+        since: Nanos::ZERO,
     })
 }
 
@@ -241,6 +244,8 @@ fn without_data(sqe: &Sqe, work: IoWork) -> Decoded {
         direction: Direction::None,
         needs_lease: false,
         source: DataSource::TransportSgl,
+        came: Nanos::ZERO,
+        since: Nanos::ZERO,
     })
 }
 
@@ -337,6 +342,8 @@ fn dataset_management(sqe: &Sqe, context: &IoContext<'_>) -> Result<Decoded, Fau
         direction: Direction::FromHost,
         needs_lease: true,
         source,
+        came: Nanos::ZERO,
+        since: Nanos::ZERO,
     }))
 }
 

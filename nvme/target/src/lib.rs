@@ -21,11 +21,15 @@ mod counters;
 mod error_log;
 mod interface;
 mod io;
+mod latency;
+pub mod notes;
 mod page;
 mod registry;
 mod shared;
 mod snapshot;
+mod stages;
 mod status;
+mod statuses;
 mod target;
 mod target_core;
 mod view;
@@ -43,6 +47,9 @@ pub use interface::{
     DataSource, Direction, KEYED_BLOCKS_MAX, KeyedBlock, KeyedBlocks, QueueId, QueueInfo,
     TransportId, Work,
 };
+pub use latency::{LATENCY_BUCKETS, LatencyCounts, latency_bucket_start};
 pub use snapshot::{ControllerSnapshot, QueueSnapshot, SubsystemSnapshot, TargetSnapshot};
+pub use stages::{ByOperation, Measured, OperationCounts, Stage, StageCounts, TargetLatency};
+pub use statuses::{STATUSES_MAX, StatusCounts, TargetStatuses};
 pub use target::Target;
-pub use target_core::{CoreDrain, TargetCore};
+pub use target_core::{CoreDrain, TargetCore, Timing};

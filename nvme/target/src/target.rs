@@ -17,6 +17,8 @@ use crate::counters::{CoreCounters, IoTotals};
 use crate::interface::CloseReason;
 use crate::registry::Registry;
 use crate::snapshot::TargetSnapshot;
+use crate::stages::{SubsystemMeasures, TargetLatency};
+use crate::statuses::TargetStatuses;
 use crate::view::{Published, SubsystemView};
 
 /// Memory page of CAP.MPSMIN 0, the unit of MDTS (Base 2.1 §3.1.4.1, §5.1.13.2.1).
@@ -64,8 +66,14 @@ impl Target {
         config.check(devices.len())?;
         let transfer_max = transfer_max(&config.limits, &devices)?;
         let views = config.subsystems.into_iter();
-        let subsystems =
-            views.map(|subsystem| Some(Arc::new(SubsystemView::new(subsystem, transfer_max))));
+        let subsystems = views.map(|subsystem| {
+            let measures = Arc::new(SubsystemMeasures::new(reactors));
+            Some(Arc::new(SubsystemView::new(
+                subsystem,
+                transfer_max,
+                measures,
+            )))
+        });
         let published = Published {
             epoch: 1,
             generation: 1,
@@ -143,7 +151,12 @@ impl Target {
             let free = free
                 .filter(|(_, view)| view.is_none())
                 .map(|(slot, _)| slot);
-            let view = Some(Arc::new(SubsystemView::new(config, self.transfer_max)));
+            let measures = Arc::new(SubsystemMeasures::new(self.reactors()));
+            let view = Some(Arc::new(SubsystemView::new(
+                config,
+                self.transfer_max,
+                measures,
+            )));
             match free.into_iter().find(|slot| !held(*slot)) {
                 Some(slot) => published.subsystems[slot] = view,
                 None if published.subsystems.len() < SUBSYSTEMS_MAX => {
@@ -211,6 +224,18 @@ impl Target {
         TargetSnapshot::take(self)
     }
 
+    /// How long reads and writes took so far. Copies 2 KiB for each stage of each subsystem.
+    #[must_use]
+    pub fn latency(&self) -> TargetLatency {
+        TargetLatency::take(self)
+    }
+
+    /// Which errors commands ended with so far.
+    #[must_use]
+    pub fn statuses(&self) -> TargetStatuses {
+        TargetStatuses::take(self)
+    }
+
     /// The devices, in the order of [`DeviceIndex`](crate::DeviceIndex).
     #[must_use]
     pub fn devices(&self) -> &[Arc<dyn Device>] {
@@ -250,13 +275,13 @@ impl Target {
         self.publish(|_, published| {
             let found = published
                 .find(nqn)
-                .map(|(slot, view)| (slot, view.config.clone()));
-            let (slot, mut config) = found.ok_or_else(|| unknown_subsystem(nqn))?;
+                .map(|(slot, view)| (slot, view.config.clone(), Arc::clone(&view.measures)));
+            let (slot, mut config, measures) = found.ok_or_else(|| unknown_subsystem(nqn))?;
             change(&mut config);
             let highest = published
                 .subsystem(slot)
                 .map_or(0, |view| view.namespaces.len());
-            let view = SubsystemView::new(config, self.transfer_max).reaching(highest);
+            let view = SubsystemView::new(config, self.transfer_max, measures).reaching(highest);
             published.subsystems[slot as usize] = Some(Arc::new(view));
             Ok(())
         })

@@ -13,6 +13,7 @@ mod executions;
 mod polling;
 mod queue;
 mod slots;
+mod timing;
 
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
@@ -22,12 +23,14 @@ use block::DeviceQueue;
 use nvme_spec::log::{ErrorEntry, ParameterErrorLocation};
 use nvme_spec::{Cqe, Sqe, Status, U16, U32, U64};
 use reactors::Nanos;
+use reactors::recorder::Recorder;
 
 use crate::config::{CoreLimits, TransportKind};
 use crate::controller::{AdminContext, Controller};
 use crate::counters::CoreCounters;
 use crate::interface::{Close, Completed, QueueId, TransportId};
 use crate::io::IoWork;
+use crate::notes::{Moment, status_key};
 use crate::status::Fault;
 use crate::target::Target;
 use crate::view::Published;
@@ -36,6 +39,8 @@ use draining::Phase;
 use executions::Executions;
 use queue::Queue;
 use slots::Slots;
+use timing::Departures;
+pub use timing::Timing;
 
 /// Transports on one reactor at most.
 const TRANSPORTS_MAX: usize = 8;
@@ -66,6 +71,8 @@ pub struct TargetCore {
     lending: Box<[bool]>,
     view: Arc<Published>,
     counters: Arc<CoreCounters>,
+    recorder: Recorder,
+    departures: Departures,
     controllers: Slots<Controller>,
     target: Arc<Target>,
     reactor: usize,
@@ -121,6 +128,8 @@ impl TargetCore {
             inboxes: Vec::with_capacity(TRANSPORTS_MAX),
             view: target.published(),
             counters,
+            recorder: Recorder::new(),
+            departures: Departures::new(),
             controllers: Slots::new(limits.queues_max),
             attention_seen,
             health_changes_seen: target.health_changes(),
@@ -186,6 +195,7 @@ impl TargetCore {
         for device in &mut self.devices {
             device.flush();
         }
+        self.departures.flushed();
     }
 
     /// When `poll` must be called at the latest.
@@ -213,6 +223,7 @@ impl TargetCore {
     pub fn has_ready(&self) -> bool {
         let waiting = |inbox: &Inbox| !inbox.completions.is_empty() || !inbox.closes.is_empty();
         self.target.attention(self.reactor) != self.attention_seen
+            || self.departures.is_pending()
             || self.inboxes.iter().any(waiting)
             || self.devices.iter().any(|device| device.has_ready())
     }
@@ -283,8 +294,21 @@ impl TargetCore {
     fn fail(&mut self, slot: u32, sqe: &FailedCommand, fault: Fault) -> Cqe {
         self.counters.errors.add(1);
         let Some(queue) = self.queues.at_mut(slot) else {
+            self.counters.statuses.count(fault.status);
             return Cqe::new(sqe.command_id, fault.status);
         };
+        let measures = self
+            .view
+            .subsystem(queue.subsystem)
+            .and_then(|view| view.measures.of(self.reactor));
+        measures
+            .map_or(&self.counters.statuses, |it| &it.statuses)
+            .count(fault.status);
+        let note = queue
+            .note
+            .with_detail(status_key(fault.status))
+            .with_command(sqe.command_id);
+        self.recorder.note(self.polled_at, Moment::Failed.of(note));
         let response = queue.respond(sqe.command_id, fault.status);
         let Some(loggable) = queue.loggable.checked_sub(1) else {
             self.counters.errors_not_logged.add(1);

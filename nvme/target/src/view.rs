@@ -9,6 +9,7 @@ use std::sync::Arc;
 use block::Deallocate;
 
 use crate::config::{NamespaceConfig, PortConfig, PortId, SubsystemConfig};
+use crate::stages::SubsystemMeasures;
 
 /// Everything that is served, as one immutable value.
 #[derive(Clone)]
@@ -30,6 +31,8 @@ pub(crate) struct SubsystemView {
     pub(crate) namespaces: Vec<Option<NamespaceView>>,
     /// Bit per device that a namespace uses and that has a volatile write cache.
     pub(crate) volatile_devices: u128,
+    /// How long its commands take and how they fail.
+    pub(crate) measures: Arc<SubsystemMeasures>,
 }
 
 /// One namespace: what an I/O command is checked against.
@@ -65,7 +68,11 @@ impl NamespaceView {
 
 impl SubsystemView {
     /// The view of a checked configuration, with transfers of at most `transfer_max_bytes`.
-    pub(crate) fn new(config: SubsystemConfig, transfer_max_bytes: u32) -> Self {
+    pub(crate) fn new(
+        config: SubsystemConfig,
+        transfer_max_bytes: u32,
+        measures: Arc<SubsystemMeasures>,
+    ) -> Self {
         let highest = config
             .namespaces
             .iter()
@@ -85,6 +92,7 @@ impl SubsystemView {
             config,
             namespaces,
             volatile_devices,
+            measures,
         }
     }
 

@@ -392,7 +392,10 @@ impl<S: ByteStream> Connection<S> {
                     copied
                 }
                 SlotState::AwaitingBuffer(_) => return Ok(false),
-                SlotState::Free | SlotState::Executing | SlotState::Held | SlotState::Answering => {
+                SlotState::Free
+                | SlotState::Executing
+                | SlotState::Held
+                | SlotState::Answering(_) => {
                     unreachable!("a slot stays with its data until all has arrived")
                 }
             },
@@ -445,7 +448,7 @@ impl<S: ByteStream> Connection<S> {
                 | SlotState::AwaitingBuffer(_)
                 | SlotState::Executing
                 | SlotState::Held
-                | SlotState::Answering => {
+                | SlotState::Answering(_) => {
                     unreachable!("a slot stays with its data until its digest has arrived")
                 }
             },
@@ -469,7 +472,7 @@ impl<S: ByteStream> Connection<S> {
                     | SlotState::AwaitingBuffer(_)
                     | SlotState::Executing
                     | SlotState::Held
-                    | SlotState::Answering => false,
+                    | SlotState::Answering(_) => false,
                 };
                 if complete {
                     self.step(cx, slot, Event::Fetched);
@@ -593,7 +596,8 @@ impl<S: ByteStream> Connection<S> {
                 slots,
                 ..
             } = self;
-            transmitter.flush(stream, |slot| slots.release(slot))
+            let (core, now) = (&mut *cx.core, cx.now);
+            transmitter.flush(stream, |slot| core.sent(slots.release(slot), now))
         };
         cx.counters.sends.add(self.transmitter.take_sends());
         if let Phase::Closing {

@@ -9,7 +9,7 @@
 //! one state to the next is `Connection::step`; this file holds the table.
 
 use hugemem::Lease;
-use nvme_target::Work;
+use nvme_target::{Timing, Work};
 
 /// Where a request stands, and who moves it on.
 #[derive(Debug)]
@@ -26,7 +26,7 @@ pub(crate) enum SlotState {
     /// on.
     Held,
     /// Its last PDU is queued; the transmitter moves it on.
-    Answering,
+    Answering(Timing),
 }
 
 /// Host data on its way into a lease.
@@ -77,13 +77,19 @@ impl SlotTable {
         self.free.pop()
     }
 
-    /// Gives a slot back. A slot of a table that was abandoned meanwhile is gone already.
-    pub(crate) fn release(&mut self, slot: u16) {
+    /// Gives a slot back, whose answer went; its timing. A slot of a table that was abandoned
+    /// meanwhile is gone already.
+    pub(crate) fn release(&mut self, slot: u16) -> Timing {
+        let mut timing = Timing::NONE;
         if let Some(state) = self.states.get_mut(usize::from(slot)) {
+            if let SlotState::Answering(of_answer) = *state {
+                timing = of_answer;
+            }
             *state = SlotState::Free;
             debug_assert!(!self.free.contains(&slot), "slot {slot} released twice");
             self.free.push(slot);
         }
+        timing
     }
 
     /// Forgets every request; their buffers come home.

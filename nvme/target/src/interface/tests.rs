@@ -31,6 +31,8 @@ fn read(descriptors: usize) -> Work {
         direction: Direction::ToHost,
         needs_lease: true,
         source: DataSource::KeyedSegment { offset, length },
+        came: Nanos::ZERO,
+        since: Nanos::ZERO,
     }
 }
 

@@ -29,7 +29,8 @@ impl TargetCore {
             let checked = context(entry, &self.view, &self.lending)
                 .and_then(|context| transfer(sqe, &context));
             return match checked {
-                Ok(work) => {
+                Ok(mut work) => {
+                    (work.came, work.since) = (now, now);
                     entry.unanswered += 1;
                     Admission::Work(work)
                 }
@@ -47,11 +48,16 @@ impl TargetCore {
             Some(QueueKind::Io { .. }) => self.admit_io_special(slot, tag, sqe),
             Some(QueueKind::Admin { controller }) => {
                 self.counters.admin_commands.add(1);
+                self.note_admin(slot, sqe, now);
                 self.admit_admin(slot, controller, tag, sqe, now)
             }
             None => Err(Fault::retry(Status::ABORTED_SQ_DELETION)),
         };
         match admitted {
+            Ok(Admission::Work(mut work)) => {
+                (work.came, work.since) = (now, now);
+                Admission::Work(work)
+            }
             Ok(admission) => admission,
             Err(fault) => self.refuse(slot, sqe, fault),
         }
@@ -152,7 +158,7 @@ impl TargetCore {
                 self.carry_out(controller_slot, effect, now);
                 Ok(admission)
             }
-            AdminStep::FlushAll => Ok(self.flush_for_command(slot, tag, sqe)),
+            AdminStep::FlushAll => Ok(self.flush_for_command(slot, tag, sqe, now)),
             AdminStep::Abort { sqid, command_id } => {
                 let aborted = self.abort(controller_slot, sqid, command_id);
                 let Some(queue) = self.queues.at_mut(slot) else {
@@ -175,7 +181,7 @@ impl TargetCore {
     }
 
     /// A command that succeeds once every volatile cache of the subsystem is flushed.
-    fn flush_for_command(&mut self, slot: u32, tag: u64, sqe: &Sqe) -> Admission {
+    fn flush_for_command(&mut self, slot: u32, tag: u64, sqe: &Sqe, now: Nanos) -> Admission {
         if let Some(queue) = self.queues.at_mut(slot) {
             queue.unanswered += 1;
         }
@@ -193,7 +199,7 @@ impl TargetCore {
             id: sqe.cid.get(),
             tag,
         };
-        match self.start_command(command, work, None) {
+        match self.start_command(command, work, None, now, now) {
             Some(completed) => Admission::Respond(completed.response),
             None => Admission::Held,
         }

@@ -9,7 +9,7 @@ use reactors::Nanos;
 
 use super::executions::{Command, Owner};
 use super::queue::{Queue, QueueEvent, QueueKind};
-use super::{FailedCommand, TargetCore};
+use super::{FailedCommand, TargetCore, Timing};
 use crate::controller::state::ControllerEvent;
 use crate::interface::{Close, CloseReason, Completed, QueueId};
 use crate::status::Fault;
@@ -171,6 +171,7 @@ impl TargetCore {
                 response,
                 data: None,
                 bytes: 0,
+                timing: Timing::NONE,
             },
         );
         self.answered(slot);
@@ -214,6 +215,7 @@ impl TargetCore {
                 response,
                 data: None,
                 bytes: 0,
+                timing: Timing::NONE,
             },
         );
     }

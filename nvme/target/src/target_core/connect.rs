@@ -18,6 +18,7 @@ use crate::interface::{
     ADMIN_IN_CAPSULE_MAX_BYTES, Arrival, ConnectOutcome, QueueId, QueueInfo, TransportId,
 };
 use crate::io::DataContext;
+use crate::notes::CommandNote;
 use crate::registry::{IoConnect, IoRefusal, Registry};
 use crate::shared::{ControllerIdentity, DISCOVERY_SLOT};
 
@@ -90,6 +91,7 @@ impl TargetCore {
                     Refused::Field(field) => Cqe::connect_invalid(command_id, field),
                     Refused::Status(status) => Cqe::new(command_id, status),
                 };
+                self.counters.statuses.count(response.status());
                 tracing::debug!(status = %response.status(), "Connect refused");
                 ConnectOutcome::Rejected(response)
             }
@@ -307,7 +309,7 @@ impl TargetCore {
 
     fn insert_queue(
         &mut self,
-        queue: Queue,
+        mut queue: Queue,
         setup: &QueueSetup,
     ) -> Result<(QueueId, QueueInfo), Refused> {
         let info = QueueInfo {
@@ -317,6 +319,8 @@ impl TargetCore {
             controller_id: queue.shared.identity.cntlid,
             in_capsule_max: setup.data.in_capsule_max,
         };
+        let slot = self.queues.next_slot().ok_or_else(busy)?;
+        queue.note = CommandNote::of_queue(queue.subsystem, slot);
         let (slot, generation) = self.queues.insert(queue).ok_or_else(busy)?;
         Ok((QueueId { slot, generation }, info))
     }

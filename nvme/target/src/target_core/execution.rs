@@ -9,7 +9,7 @@ use zerocopy::FromBytes;
 
 use super::executions::{Command, DeviceTag, Execution, ExecutionEvent, ExecutionState, Owner};
 use super::queue::{Queue, QueueEvent, QueueState};
-use super::{FailedCommand, TargetCore};
+use super::{FailedCommand, TargetCore, Timing};
 use crate::admin::AdminWork;
 use crate::controller::state::ControllerEvent;
 use crate::counters::IoCounters;
@@ -34,7 +34,7 @@ impl TargetCore {
         if let WorkKind::Io(io) = &work.kind
             && io.operation == IoOperation::Read
             && data.is_none()
-            && let Some(done) = self.execute_lent(queue, tag, work.command_id, io)
+            && let Some(done) = self.execute_lent(queue, tag, work.command_id, io, now)
         {
             return Some(done);
         }
@@ -50,6 +50,7 @@ impl TargetCore {
         tag: u64,
         command_id: u16,
         work: &IoWork,
+        now: Nanos,
     ) -> Option<Completed> {
         let queue = self.queues.get_mut(id.slot, id.generation)?;
         let device = usize::from(work.device);
@@ -73,6 +74,7 @@ impl TargetCore {
             response: queue.respond(command_id, Status::SUCCESS),
             data: Some(Data::Loan(loan)),
             bytes,
+            timing: queue.served(command_id, now),
         })
     }
 
@@ -85,11 +87,13 @@ impl TargetCore {
         data: Option<Lease>,
         now: Nanos,
     ) -> Option<Completed> {
+        self.count_fetch(queue, &work, now);
         let Work {
             kind,
             bytes,
             command_id,
             needs_lease,
+            came,
             ..
         } = work;
         if self.queues.get(queue.slot, queue.generation).is_none() {
@@ -99,6 +103,7 @@ impl TargetCore {
                 response,
                 data: None,
                 bytes: 0,
+                timing: Timing::NONE,
             });
         }
         let command = Command {
@@ -112,7 +117,7 @@ impl TargetCore {
         };
         debug_assert!(lease_fits, "the lease holds exactly the work's bytes");
         match kind {
-            WorkKind::Io(io) if lease_fits => self.execute_io(command, io, data),
+            WorkKind::Io(io) if lease_fits => self.execute_io(command, io, data, came, now),
             WorkKind::Admin(admin) if lease_fits => {
                 Some(self.execute_admin(command, &admin, data, now))
             }
@@ -135,12 +140,14 @@ impl TargetCore {
         command: Command,
         work: IoWork,
         data: Option<Lease>,
+        came: Nanos,
+        now: Nanos,
     ) -> Option<Completed> {
         if let Err(fault) = self.check_io(command.queue, &work) {
             let failed = FailedCommand::of_work(&work, command.id);
             return Some(self.answer_failed(command, &failed, fault));
         }
-        self.start_command(command, work, data)
+        self.start_command(command, work, data, came, now)
     }
 
     /// What may have changed while the command's data was on its way.
@@ -162,15 +169,17 @@ impl TargetCore {
         Ok(())
     }
 
-    /// Puts a command into execution. `Some`: it is done.
+    /// Puts a command that came in the turn of `came` into execution. `Some`: it is done.
     #[inline]
     pub(super) fn start_command(
         &mut self,
         command: Command,
         work: IoWork,
         data: Option<Lease>,
+        came: Nanos,
+        now: Nanos,
     ) -> Option<Completed> {
-        let execution = Execution::new(Owner::Command(command), work);
+        let execution = Execution::new(Owner::Command(command), work, came, now);
         let Some(device_tag) = self.executions.insert(execution) else {
             // Each queue reserved its depth, so the host has more commands outstanding than it may.
             let failed = FailedCommand::of_work(&work, command.id);
@@ -180,6 +189,7 @@ impl TargetCore {
         if let Some(queue) = self.queues.at_mut(command.queue) {
             queue.executing += 1;
         }
+        self.note_start(command.queue, &work, command.id, now);
         let over = match self.first_request(device_tag, &work, data) {
             Ok(Some(request)) => self.submit(device_tag, request).err().map(Err),
             Ok(None) => self.proceed(device_tag),
@@ -498,8 +508,9 @@ impl TargetCore {
         result: Result<(), Fault>,
         data: Option<Data>,
     ) -> Option<(u32, Completed)> {
-        let Execution { owner, work, .. } = self.executions.remove(tag)?;
-        let command = match owner {
+        let execution = self.executions.remove(tag)?;
+        let work = execution.work;
+        let command = match execution.owner {
             Owner::Command(command) => command,
             Owner::Shutdown {
                 controller,
@@ -519,6 +530,7 @@ impl TargetCore {
         } = command;
         let success = result.is_ok();
         self.count(slot, &work, success);
+        let timing = self.time(&execution, self.queues.at(slot)?, id);
         let queue = self.queues.at_mut(slot)?;
         queue.executing -= 1;
         let response = match result {
@@ -538,6 +550,7 @@ impl TargetCore {
                 response,
                 data,
                 bytes,
+                timing,
             },
         ))
     }
@@ -600,6 +613,7 @@ impl TargetCore {
                 response,
                 data: None,
                 bytes: 0,
+                timing: Timing::NONE,
             },
         );
         self.push_close(slot, CloseReason::Disconnected);
@@ -633,6 +647,7 @@ impl TargetCore {
             response,
             data: None,
             bytes: 0,
+            timing: Timing::NONE,
         }
     }
 
@@ -679,6 +694,7 @@ impl TargetCore {
                 response,
                 data: None,
                 bytes: 0,
+                timing: Timing::NONE,
             };
         }
         // No more than the transfer limit.
@@ -688,6 +704,7 @@ impl TargetCore {
             response,
             data: Some(Data::Lease(data)),
             bytes,
+            timing: Timing::NONE,
         }
     }
 }

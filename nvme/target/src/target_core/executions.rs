@@ -6,6 +6,7 @@
 
 use block::Request;
 use hugemem::Lease;
+use reactors::Nanos;
 
 use super::slots::Slots;
 use crate::io::IoWork;
@@ -90,6 +91,10 @@ pub(crate) struct Execution {
     pub(crate) state: ExecutionState,
     pub(crate) owner: Owner,
     pub(crate) work: IoWork,
+    /// The turn in which the command came.
+    pub(crate) came: Nanos,
+    /// When it was put into execution.
+    pub(crate) started: Nanos,
     /// Steps done: ranges of Dataset Management, the flush before a durable read.
     pub(crate) step: u16,
     /// Whether [`Kept`] holds anything of it.
@@ -98,12 +103,14 @@ pub(crate) struct Execution {
 }
 
 impl Execution {
-    pub(crate) fn new(owner: Owner, work: IoWork) -> Self {
+    pub(crate) fn new(owner: Owner, work: IoWork, came: Nanos, started: Nanos) -> Self {
         let state = ExecutionState::InDevice;
         Self {
             state,
             owner,
             work,
+            came,
+            started,
             step: 0,
             keeps: false,
             next_parked: NONE,
@@ -401,7 +408,7 @@ mod tests {
             nsid: 1,
             epoch: 1,
         };
-        Execution::new(owner, work)
+        Execution::new(owner, work, Nanos::ZERO, Nanos::ZERO)
     }
 
     fn request(tag: DeviceTag) -> Request {

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use block::CompletionBatch;
 use reactors::Nanos;
 
-use super::TargetCore;
 use super::executions::{Execution, Owner};
 use super::queue::LOGGED_ERRORS_MAX;
+use super::{TargetCore, Timing};
 use crate::controller::events::EventKind;
 use crate::controller::state::{ControllerEvent, ControllerState};
 use crate::controller::{Controller, Effect};
@@ -21,6 +21,7 @@ impl TargetCore {
     /// Polls the devices, retries what they put off, and looks at timers and at what other reactors
     /// changed. Returns how much there was to do.
     pub fn poll(&mut self, now: Nanos) -> usize {
+        self.begin_turn(now);
         self.polled_at = now;
         let mut moved = 0;
         if self.target.attention(self.reactor) != self.attention_seen {
@@ -217,7 +218,7 @@ impl TargetCore {
             nsid: nvme_spec::NSID_BROADCAST,
             epoch: self.view.epoch,
         };
-        let execution = Execution::new(owner, work);
+        let execution = Execution::new(owner, work, self.polled_at, self.polled_at);
         let Some(tag) = self.executions.insert(execution) else {
             debug_assert!(
                 false,
@@ -251,6 +252,7 @@ impl TargetCore {
                 response,
                 data: None,
                 bytes: 0,
+                timing: Timing::NONE,
             };
             self.push_completion(queue_slot, completed);
         }

@@ -6,6 +6,7 @@ use nvme_spec::{Cqe, Status, U16};
 
 use crate::interface::CloseReason;
 use crate::io::DataContext;
+use crate::notes::CommandNote;
 use crate::shared::{ControllerShared, Gate};
 
 /// Failed commands of one queue that are logged between two refills: a flood takes no lock for
@@ -83,6 +84,8 @@ pub(crate) struct Queue {
     /// Of these, in the table of executions; what counts when the connection is gone.
     pub(crate) executing: u32,
     pub(crate) connection: u32,
+    /// How its commands are noted down, once it has a slot.
+    pub(crate) note: CommandNote,
 }
 
 /// What makes a queue, beside its controller.
@@ -103,6 +106,7 @@ impl Queue {
             kind: setup.kind,
             state: QueueState::Live,
             subsystem: shared.identity.subsystem,
+            note: CommandNote::of_queue(shared.identity.subsystem, 0),
             shared,
             data: setup.data,
             depth: setup.depth,

@@ -3,7 +3,7 @@
 use hugemem::{Data, Lease, WaiterToken};
 use nvme_spec::tcp::{C2hData, C2hEnd, CapsuleResp, FatalError, H2cData, R2t, offset};
 use nvme_spec::{Cqe, Status};
-use nvme_target::{Admission, Completed, DataSource, Direction, QueueId, Work};
+use nvme_target::{Admission, Completed, DataSource, Direction, QueueId, Timing, Work};
 use zerocopy::{IntoBytes, transmute};
 
 use super::{Connection, Context, Event, Sink};
@@ -33,7 +33,7 @@ impl<S: ByteStream> Connection<S> {
         match cx.core.admit(queue, tag, sqe, cx.now) {
             Admission::Respond(response) => {
                 self.expect_payload(Sink::Discard, payload);
-                self.answer(cx, slot, &response, None, 0);
+                self.answer(cx, slot, &response, Timing::NONE, None);
             }
             Admission::Held => {
                 self.expect_payload(Sink::Discard, payload);
@@ -44,7 +44,7 @@ impl<S: ByteStream> Connection<S> {
                 Some(status) => {
                     self.expect_payload(Sink::Discard, payload);
                     let response = cx.core.reject(queue, work, status);
-                    self.answer(cx, slot, &response, None, 0);
+                    self.answer(cx, slot, &response, Timing::NONE, None);
                 }
                 None => {
                     let sink = match (work.direction(), work.source()) {
@@ -101,7 +101,10 @@ impl<S: ByteStream> Connection<S> {
                 self.finish(cx, slot, done);
             }
             (SlotState::AwaitingBuffer(_), Event::Granted(lease)) => {
-                if let SlotState::AwaitingBuffer(work) = self.slots.take_state(slot) {
+                if let SlotState::AwaitingBuffer(mut work) = self.slots.take_state(slot)
+                    && let Some(queue) = self.queue
+                {
+                    cx.core.got_buffer(queue, &mut work, cx.now);
                     self.use_buffer(cx, slot, work, lease);
                 }
             }
@@ -132,6 +135,9 @@ impl<S: ByteStream> Connection<S> {
             Some(lease) => self.use_buffer(cx, slot, work, lease),
             None => {
                 cx.counters.buffer_waits.add(1);
+                if let Some(queue) = self.queue {
+                    cx.core.awaits_buffer(queue, &work, cx.now);
+                }
                 *self.slots.state(slot) = SlotState::AwaitingBuffer(work);
             }
         }
@@ -141,6 +147,9 @@ impl<S: ByteStream> Connection<S> {
         match (work.direction(), work.source()) {
             (Direction::FromHost, source) => {
                 let solicited = !matches!(source, DataSource::InCapsule { .. });
+                if let Some(queue) = self.queue {
+                    cx.core.fetches(queue, &work, cx.now);
+                }
                 if solicited {
                     let framing = self.rules.framing;
                     let request = R2t::new(work.command_id(), slot, 0, work.bytes(), framing);
@@ -166,7 +175,7 @@ impl<S: ByteStream> Connection<S> {
         if fetch.corrupt {
             let status = Status::TRANSIENT_TRANSPORT_ERROR;
             let response = cx.core.reject(queue, fetch.work, status);
-            return self.answer(cx, slot, &response, None, 0);
+            return self.answer(cx, slot, &response, Timing::NONE, None);
         }
         self.execute(cx, slot, fetch.work, Some(fetch.lease));
     }
@@ -187,9 +196,11 @@ impl<S: ByteStream> Connection<S> {
             response,
             data,
             bytes,
+            timing,
             ..
         } = done;
-        self.answer(cx, slot, &response, data, bytes as usize);
+        let data = data.map(|data| (data, bytes as usize));
+        self.answer(cx, slot, &response, timing, data);
     }
 
     /// Queues the answer: data where there is any, and the response capsule unless the data says it
@@ -200,11 +211,12 @@ impl<S: ByteStream> Connection<S> {
         cx: &Context<'_>,
         slot: u16,
         response: &Cqe,
-        data: Option<Data>,
-        bytes: usize,
+        timing: Timing,
+        data: Option<(Data, usize)>,
     ) {
-        *self.slots.state(slot) = SlotState::Answering;
-        let Some(data) = data.filter(|_| response.status().is_success() && bytes > 0) else {
+        *self.slots.state(slot) = SlotState::Answering(timing);
+        let wanted = |(_, bytes): &(Data, usize)| response.status().is_success() && *bytes > 0;
+        let Some((data, bytes)) = data.filter(wanted) else {
             return self.push_response(response, Some(slot));
         };
         // SUCCESS stands for a response without a result (section 3.6.2.8).

@@ -1,0 +1,82 @@
+//! From histograms to percentiles, of the last seconds and of the history's steps.
+
+use nvme_target::{LatencyCounts, OperationCounts, Stage, StageCounts, TargetLatency};
+
+use super::model::{Latency, Percentiles};
+use super::observation::Observation;
+
+/// The names of the history's percentiles, and how many of a thousand each is.
+const SERIES: [(&str, u32); 3] = [("p50_ns", 500), ("p99_ns", 990), ("p999_ns", 999)];
+
+/// Percentiles of what came between two looks, for the history; unknown where nothing came.
+pub(crate) fn series(
+    before: Option<&OperationCounts>,
+    after: Option<&OperationCounts>,
+) -> impl Iterator<Item = (&'static str, f32)> {
+    let moved = after.map(|after| since(before, after).together());
+    SERIES.into_iter().map(move |(what, permille)| {
+        let found = moved.as_ref().and_then(|it| it.percentile(permille));
+        (what, found.map_or(f32::NAN, |nanos| nanos.0 as f32))
+    })
+}
+
+/// The time that commands of all exports took together.
+pub(crate) fn of_all(latency: &TargetLatency) -> OperationCounts {
+    let mut sum = OperationCounts::default();
+    let reactors = latency.reactors.iter();
+    reactors.for_each(|reactor| sum.add(reactor));
+    sum
+}
+
+/// The mean number of commands under way between two looks: their times together, in proportion.
+pub(crate) fn depth(
+    before: Option<&OperationCounts>,
+    after: Option<&OperationCounts>,
+    seconds: f64,
+) -> f32 {
+    let taken = after.map_or(0, |after| since(before, after).together().sum_ns);
+    (taken as f64 / (seconds * 1e9)) as f32
+}
+
+fn since(before: Option<&OperationCounts>, after: &OperationCounts) -> OperationCounts {
+    before.map_or_else(|| after.clone(), |before| after.since(before))
+}
+
+impl Observation {
+    /// Percentiles of what came in the last seconds, of whatever `of` finds in all that there is.
+    pub(crate) fn latency_of(
+        &self,
+        of: impl Fn(&TargetLatency) -> Option<OperationCounts>,
+    ) -> Option<Latency> {
+        let after = of(&self.latency)?;
+        let moved = since(of(&self.before.latency).as_ref(), &after);
+        let window = self.at.saturating_duration_since(self.before.at);
+        Some(Latency {
+            window_ms: u64::try_from(window.as_millis()).unwrap_or(u64::MAX),
+            read: percentiles(&moved.read),
+            write: percentiles(&moved.write),
+        })
+    }
+
+    /// The same of one stage of an export's commands.
+    pub(crate) fn export_latency(&self, nqn: &str, stage: Stage) -> Option<Latency> {
+        let counts = |stages: &StageCounts| stages[stage].clone();
+        self.latency_of(|latency| latency.subsystem(nqn).map(counts))
+    }
+
+    /// How long commands were in the device of that name so far.
+    pub(crate) fn device_latency(&self, name: &str) -> Option<OperationCounts> {
+        let (place, _) = self.device(name)?;
+        self.latency.devices.get(place).cloned()
+    }
+}
+
+fn percentiles(counts: &LatencyCounts) -> Percentiles {
+    let ns = |permille| counts.percentile(permille).map(|nanos| nanos.0);
+    Percentiles {
+        count: counts.count(),
+        p50_ns: ns(500),
+        p99_ns: ns(990),
+        p999_ns: ns(999),
+    }
+}

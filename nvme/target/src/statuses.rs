@@ -1,0 +1,163 @@
+//! Which errors commands ended with: a small table of each reactor for each subsystem.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use nvme_spec::Status;
+
+use crate::counters::Counter;
+use crate::notes::{status_key, status_of_key};
+use crate::target::Target;
+
+/// Statuses that one table tells apart; those that come first. Others are counted together.
+pub const STATUSES_MAX: usize = 32;
+
+/// Set in a key that is in use.
+const USED: u32 = 1 << 16;
+
+/// Counts of statuses, with one writer.
+#[derive(Debug, Default)]
+pub(crate) struct StatusTable {
+    rows: [Row; STATUSES_MAX],
+    others: Counter,
+}
+
+#[derive(Debug, Default)]
+struct Row {
+    key: AtomicU32,
+    count: Counter,
+}
+
+impl StatusTable {
+    /// Counts a command that ended with `status`; only the owning reactor may call it.
+    #[cold]
+    pub(crate) fn count(&self, status: Status) {
+        let key = USED | u32::from(status_key(status));
+        for row in &self.rows {
+            let found = row.key.load(Ordering::Relaxed);
+            if found == 0 {
+                row.key.store(key, Ordering::Relaxed);
+            }
+            if found == 0 || found == key {
+                return row.count.add(1);
+            }
+        }
+        self.others.add(1);
+    }
+
+    fn add_to(&self, counts: &mut StatusCounts) {
+        for row in &self.rows {
+            let key = row.key.load(Ordering::Relaxed);
+            if key != 0 {
+                let sum = counts.by_key.entry(key as u16).or_default();
+                *sum = sum.wrapping_add(row.count.get());
+            }
+        }
+        counts.others = counts.others.wrapping_add(self.others.get());
+    }
+}
+
+/// How many commands ended with which error.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StatusCounts {
+    by_key: BTreeMap<u16, u64>,
+    /// Those for whose status there was no room in a reactor's table.
+    pub others: u64,
+}
+
+impl StatusCounts {
+    /// Statuses without their flags, by type and code, and how often each came.
+    pub fn each(&self) -> impl Iterator<Item = (Status, u64)> {
+        let counts = self.by_key.iter();
+        counts.map(|(key, count)| (status_of_key(*key), *count))
+    }
+
+    /// All together.
+    #[must_use]
+    pub fn sum(&self) -> u64 {
+        let counts = self.by_key.values();
+        counts.fold(self.others, |sum, count| sum.wrapping_add(*count))
+    }
+}
+
+/// Which errors commands ended with since the start, all reactors together.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TargetStatuses {
+    /// By subsystem, with its name: commands on queues of its controllers.
+    pub subsystems: Vec<(String, StatusCounts)>,
+    /// Of discovery controllers, of subsystems that are gone, and of Connect.
+    pub elsewhere: StatusCounts,
+}
+
+impl TargetStatuses {
+    pub(crate) fn take(target: &Target) -> Self {
+        let mut elsewhere = StatusCounts::default();
+        for core in target.cores().iter().flatten() {
+            core.statuses.add_to(&mut elsewhere);
+        }
+        let published = target.published();
+        let subsystems = published.subsystems.iter().flatten().map(|view| {
+            let mut counts = StatusCounts::default();
+            for measures in view.measures.each() {
+                measures.statuses.add_to(&mut counts);
+            }
+            (view.config.nqn.clone(), counts)
+        });
+        Self {
+            subsystems: subsystems.collect(),
+            elsewhere,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nvme_spec::status::StatusCodeType;
+
+    use super::*;
+
+    fn counts(table: &StatusTable) -> StatusCounts {
+        let mut counts = StatusCounts::default();
+        table.add_to(&mut counts);
+        counts
+    }
+
+    #[test]
+    fn statuses_are_told_apart_by_type_and_code_and_not_by_flags() {
+        let table = StatusTable::default();
+        assert_eq!(counts(&table).each().count(), 0);
+        table.count(Status::LBA_OUT_OF_RANGE);
+        table.count(Status::LBA_OUT_OF_RANGE.with_dnr());
+        table.count(Status::new(
+            StatusCodeType::VENDOR,
+            Status::LBA_OUT_OF_RANGE.sc(),
+        ));
+        // The key of success is zero, which is none the less a key.
+        table.count(Status::SUCCESS);
+        let seen: Vec<_> = counts(&table).each().collect();
+        let vendor = Status::new(StatusCodeType::VENDOR, Status::LBA_OUT_OF_RANGE.sc());
+        let wanted = [
+            (Status::SUCCESS, 1),
+            (Status::LBA_OUT_OF_RANGE, 2),
+            (vendor, 1),
+        ];
+        assert_eq!(seen, wanted);
+    }
+
+    #[test]
+    fn what_does_not_fit_is_counted_together() {
+        let table = StatusTable::default();
+        for code in 0..=255 {
+            table.count(Status::new(StatusCodeType::MEDIA, code));
+        }
+        table.count(Status::new(StatusCodeType::MEDIA, 0));
+        let seen = counts(&table);
+        assert_eq!(seen.each().count(), STATUSES_MAX);
+        assert_eq!(seen.others, 256 - STATUSES_MAX as u64);
+        assert_eq!(seen.sum(), 257);
+        assert!(
+            seen.each()
+                .any(|(status, count)| status.sc() == 0 && count == 2)
+        );
+    }
+}

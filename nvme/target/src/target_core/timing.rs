@@ -1,0 +1,335 @@
+//! When commands came, were done and went: noted down, and counted by how long it took.
+//!
+//! Nothing here reads a clock. Answers that went in one turn and began together are counted
+//! together, once the next turn tells when theirs ended.
+
+use arrayvec::ArrayVec;
+use nvme_spec::Sqe;
+use reactors::Nanos;
+use reactors::recorder::{Note, Recorder};
+
+use super::TargetCore;
+use super::executions::Execution;
+use super::queue::Queue;
+use crate::interface::{Direction, QueueId, Work, WorkKind};
+use crate::io::{IoOperation, IoWork};
+use crate::notes::{CommandNote, Moment};
+use crate::stages::{Measured, StageHistograms};
+
+/// Kinds of answers of one turn that are told apart: what comes beyond counts as gone at once.
+const RUNS_MAX: usize = 256;
+
+/// When a command came and was done. Comes with its answer and goes back to the core when the
+/// answer went: [`TargetCore::sent`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub struct Timing {
+    came: Nanos,
+    done: Nanos,
+    /// What will be noted down; kind 0 for commands that are not measured.
+    note: Note,
+}
+
+impl Timing {
+    /// Of an answer that is not measured.
+    pub const NONE: Self = Self {
+        came: Nanos::ZERO,
+        done: Nanos::ZERO,
+        note: Note::new(reactors::recorder::NoteKind(0), 0, 0, 0),
+    };
+}
+
+/// Answers that went in one turn, of commands of one kind that came together and were done
+/// together.
+#[derive(Clone, Copy, Debug)]
+struct Run {
+    came: Nanos,
+    done: Nanos,
+    /// Argument of their notes: subsystem and operation.
+    class: u32,
+    count: u32,
+}
+
+/// Answers that went in this turn.
+pub(super) struct Departures {
+    latest: Run,
+    others: ArrayVec<Run, RUNS_MAX>,
+    /// Whether the turn's sends are over: the next poll's time is when they were.
+    flushed: bool,
+    turn_began: Nanos,
+}
+
+impl Departures {
+    pub(super) fn new() -> Self {
+        Self {
+            latest: Run {
+                came: Nanos::ZERO,
+                done: Nanos::ZERO,
+                class: 0,
+                count: 0,
+            },
+            others: ArrayVec::new(),
+            flushed: false,
+            turn_began: Nanos::ZERO,
+        }
+    }
+
+    /// Whether a poll has something to count.
+    #[inline]
+    pub(super) fn is_pending(&self) -> bool {
+        self.latest.count > 0
+    }
+
+    /// The turn's sends are over.
+    #[inline]
+    pub(super) fn flushed(&mut self) {
+        self.flushed = true;
+    }
+
+    /// Counts one more. `Some`: there was no room for another run, which went at once.
+    #[inline]
+    fn add(&mut self, came: Nanos, done: Nanos, class: u32) -> Option<Run> {
+        let latest = &mut self.latest;
+        if latest.class == class && latest.came == came && latest.done == done {
+            latest.count += 1;
+            return None;
+        }
+        self.begin(Run {
+            came,
+            done,
+            class,
+            count: 1,
+        })
+    }
+
+    #[inline(never)]
+    fn begin(&mut self, run: Run) -> Option<Run> {
+        let before = std::mem::replace(&mut self.latest, run);
+        if before.count == 0 {
+            return None;
+        }
+        self.others
+            .try_push(before)
+            .err()
+            .map(arrayvec::CapacityError::element)
+    }
+}
+
+impl TargetCore {
+    /// Notes down from now on with `recorder`, which is this thread's.
+    pub fn set_recorder(&mut self, recorder: Recorder) {
+        self.recorder = recorder;
+    }
+
+    /// The whole answer of a command was handed to the network, in the turn that goes on.
+    #[inline]
+    pub fn sent(&mut self, timing: Timing, now: Nanos) {
+        if cfg!(uncounted) || timing.note.kind().0 == 0 {
+            return;
+        }
+        let Timing { came, done, note } = timing;
+        if done < self.departures.turn_began {
+            self.sent_late(timing, now);
+        } else if note.kind() == Moment::Served.kind() {
+            self.recorder.note(came, note);
+        } else {
+            self.recorder.note(now, note);
+        }
+        if let Some(run) = self.departures.add(came, done, note.argument()) {
+            self.count_departure(&run, now);
+        }
+    }
+
+    /// An answer that had to wait for the network: what one note would have said takes several.
+    #[cold]
+    fn sent_late(&mut self, timing: Timing, now: Nanos) {
+        let Timing { came, done, note } = timing;
+        if note.kind() == Moment::Served.kind() {
+            self.recorder.note(came, Moment::Came.instead(note));
+        }
+        self.recorder.note(done, Moment::Done.instead(note));
+        self.recorder.note(now, Moment::Sent.instead(note));
+    }
+
+    /// Counts what went in the turn that ended at `now`.
+    #[inline]
+    pub(super) fn begin_turn(&mut self, now: Nanos) {
+        let departures = &mut self.departures;
+        if !departures.flushed {
+            return;
+        }
+        departures.flushed = false;
+        departures.turn_began = now;
+        if departures.is_pending() {
+            self.count_departures(now);
+        }
+    }
+
+    fn count_departures(&mut self, now: Nanos) {
+        let latest = self.departures.latest;
+        self.departures.latest.count = 0;
+        self.count_departure(&latest, now);
+        for place in 0..self.departures.others.len() {
+            let run = self.departures.others[place];
+            self.count_departure(&run, now);
+        }
+        self.departures.others.clear();
+        self.recorder
+            .note(now, Note::new(Moment::TurnEnded.kind(), 0, 0, 0));
+    }
+
+    fn count_departure(&self, run: &Run, now: Nanos) {
+        let note = CommandNote::of_argument(run.class);
+        if let Some(measured) = note.measured()
+            && let Some(stages) = self.stages(note.subsystem())
+        {
+            let count = u64::from(run.count);
+            stages.total[measured].record(now - run.came, count);
+            stages.send[measured].record(now - run.done, count);
+        }
+    }
+
+    /// This reactor's histograms of a subsystem.
+    fn stages(&self, subsystem: u32) -> Option<&StageHistograms> {
+        let view = self.view.subsystem(subsystem)?;
+        Some(&view.measures.of(self.reactor)?.stages)
+    }
+
+    /// A command waits for a buffer from now on.
+    pub fn awaits_buffer(&mut self, queue: QueueId, work: &Work, now: Nanos) {
+        self.note_wait(queue, work, Moment::AwaitsBuffer, now);
+    }
+
+    /// The buffer that a command waited for has come.
+    pub fn got_buffer(&mut self, queue: QueueId, work: &mut Work, now: Nanos) {
+        if let Some((queue, measured)) = self.measured(queue, work)
+            && let Some(stages) = self.stages(queue.subsystem)
+            && !cfg!(uncounted)
+        {
+            stages.buffer[measured].record(now - work.since, 1);
+        }
+        work.since = now;
+    }
+
+    /// A command's data is on its way from the host from now on.
+    pub fn fetches(&mut self, queue: QueueId, work: &Work, now: Nanos) {
+        self.note_wait(queue, work, Moment::Fetches, now);
+    }
+
+    fn note_wait(&self, queue: QueueId, work: &Work, moment: Moment, now: Nanos) {
+        if let WorkKind::Io(io) = &work.kind
+            && let Some(queue) = self.queues.get(queue.slot, queue.generation)
+        {
+            let note = note_of(queue, io, work.command_id);
+            self.recorder.note(now, moment.of(note));
+        }
+    }
+
+    fn measured(&self, queue: QueueId, work: &Work) -> Option<(&Queue, Measured)> {
+        let WorkKind::Io(io) = &work.kind else {
+            return None;
+        };
+        let queue = self.queues.get(queue.slot, queue.generation)?;
+        Some((queue, measured(io.operation)?))
+    }
+
+    /// Counts how long a command's data took to come, where it took more than a turn.
+    #[inline]
+    pub(super) fn count_fetch(&mut self, queue: QueueId, work: &Work, now: Nanos) {
+        if now > work.since && work.direction == Direction::FromHost {
+            self.count_fetched(queue, work, now);
+        }
+    }
+
+    #[inline(never)]
+    fn count_fetched(&mut self, queue: QueueId, work: &Work, now: Nanos) {
+        if let Some((queue, measured)) = self.measured(queue, work)
+            && let Some(stages) = self.stages(queue.subsystem)
+            && !cfg!(uncounted)
+        {
+            stages.fetch[measured].record(now - work.since, 1);
+        }
+    }
+
+    /// A command on an admin queue has come.
+    pub(super) fn note_admin(&self, slot: u32, sqe: &Sqe, now: Nanos) {
+        if let Some(queue) = self.queues.at(slot) {
+            let note = queue.note.with_detail(u16::from(sqe.opcode));
+            let note = note.with_command(sqe.cid.get());
+            self.recorder.note(now, Moment::Admin.of(note));
+        }
+    }
+
+    /// A command goes to its device.
+    #[inline]
+    pub(super) fn note_start(&self, slot: u32, work: &IoWork, command_id: u16, now: Nanos) {
+        if let Some(queue) = self.queues.at(slot) {
+            let note = note_of(queue, work, command_id).with_detail(u16::from(work.device));
+            self.recorder.note(now, Moment::InDevice.of(note));
+        }
+    }
+
+    /// Counts how long a command was in its device, and makes the timing of its answer.
+    #[inline]
+    pub(super) fn time(&self, execution: &Execution, queue: &Queue, command_id: u16) -> Timing {
+        if cfg!(uncounted) {
+            return Timing::NONE;
+        }
+        let Execution {
+            came,
+            started,
+            work,
+            ..
+        } = execution;
+        // A command that is done as soon as it is started is done in the turn that goes on, whose
+        // time may be later than the last poll's.
+        let done = self.polled_at.max(*started);
+        if let Some(measured) = measured(work.operation)
+            && let Some(device) = self.counters.device_latency.get(usize::from(work.device))
+        {
+            device[measured].record(done - *started, 1);
+        }
+        Timing {
+            came: *came,
+            done,
+            note: Moment::Sent.of(note_of(queue, work, command_id)),
+        }
+    }
+}
+
+impl Queue {
+    /// The timing of a read that came, was executed and is answered in the turn of `now`.
+    #[inline]
+    pub(super) fn served(&self, command_id: u16, now: Nanos) -> Timing {
+        Timing {
+            came: now,
+            done: now,
+            note: Moment::Served.of(self
+                .note
+                .with_operation(Some(Measured::Read))
+                .with_command(command_id)),
+        }
+    }
+}
+
+#[inline]
+fn note_of(queue: &Queue, work: &IoWork, command_id: u16) -> CommandNote {
+    queue
+        .note
+        .with_operation(measured(work.operation))
+        .with_command(command_id)
+}
+
+/// As what an operation is measured.
+#[inline]
+fn measured(operation: IoOperation) -> Option<Measured> {
+    match operation {
+        IoOperation::Read | IoOperation::DurableRead => Some(Measured::Read),
+        IoOperation::Write { .. } => Some(Measured::Write),
+        IoOperation::Compare
+        | IoOperation::Flush
+        | IoOperation::FlushAll
+        | IoOperation::WriteZeroes { .. }
+        | IoOperation::Deallocate { .. } => None,
+    }
+}
