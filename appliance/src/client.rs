@@ -54,7 +54,6 @@ impl Client {
     }
 
     /// The same with so much time for each answer.
-    #[cfg_attr(not(test), expect(dead_code, reason = "apply, trace and top ask so"))]
     pub(crate) fn with_answer_time_max(self, answer_time_max: Duration) -> Self {
         Self {
             answer_time_max,
@@ -81,7 +80,6 @@ impl Client {
     ///
     /// # Errors
     /// As for [`get`](Self::get).
-    #[cfg_attr(not(test), expect(dead_code, reason = "apply, trace and top ask so"))]
     pub(crate) fn get_bytes(&self, path: &str) -> Result<Vec<u8>, ClientError> {
         self.exchange(Method::GET, path, Vec::new())
     }

@@ -15,7 +15,7 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 use crate::appliance::Appliance;
 use crate::service::BadConfiguration;
 use crate::signals::Termination;
-use crate::{drives, embedded, service, signals, status, summary};
+use crate::{drives, embedded, service, signals, status, summary, trace};
 
 /// How long the listeners of an appliance that has started may take to answer.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
@@ -58,6 +58,8 @@ pub(crate) enum Command {
     },
     /// Show how a running appliance stands, on one screen or as JSON.
     Status(status::StatusArguments),
+    /// Write down what the reactors of a running appliance did last, for Perfetto or Chrome.
+    Trace(trace::TraceArguments),
 }
 
 /// Runs `command` to its end.
@@ -79,6 +81,7 @@ pub(crate) fn run(command: Command) -> Result<ExitCode, Failure> {
         Command::Bind(arguments) => drives::bind(&arguments),
         Command::Unbind(arguments) => drives::unbind(&arguments),
         Command::Status(arguments) => status::status(&arguments),
+        Command::Trace(arguments) => trace::trace(&arguments),
         Command::Check { file } => {
             let config = load(&file)?;
             print(&summary::check_text(&file, &config));

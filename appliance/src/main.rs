@@ -18,6 +18,7 @@ mod service;
 mod signals;
 mod status;
 mod summary;
+mod trace;
 mod transports;
 mod watch;
 

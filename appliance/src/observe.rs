@@ -25,6 +25,8 @@ use history::Recorder;
 use observation::{LatencyBefore, Observation};
 use sources::Sources;
 
+use crate::trace::gather::Material;
+
 /// The time between two values of the history.
 pub(crate) const STEP: Duration = Duration::from_secs(1);
 /// An observation that is younger serves whoever asks: however many ask, the counters, and with
@@ -94,6 +96,11 @@ impl Observatory {
 
     pub(crate) fn recorder(&self) -> &Recorder {
         &self.recorder
+    }
+
+    /// What a trace of the last moments is made from.
+    pub(crate) fn material(&self) -> Material {
+        Material::gather(&self.sources)
     }
 
     pub(crate) fn heatmaps(&self) -> &Heatmaps {

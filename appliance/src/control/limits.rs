@@ -25,6 +25,10 @@ pub(super) const LARGE_ANSWERS_MAX: usize = 4;
 /// Hosts that metrics are told of, each with one export: the first by name. All other labels are
 /// bounded by the configuration.
 pub(super) const HOST_LABELS_MAX: usize = 256;
+/// Series of errors by export and status: those first in order.
+pub(super) const STATUS_LABELS_MAX: usize = 256;
+/// Traces that are written at once: each may take as much memory as a few large answers.
+pub(super) const TRACES_MAX: usize = 1;
 /// Refused connections that are kept at once until the peer has taken its answer in.
 pub(super) const REFUSALS_MAX: usize = 32;
 /// For how long such a connection is kept.

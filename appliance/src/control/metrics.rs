@@ -6,6 +6,8 @@
 //! `windlass_hosts_left_out`; `listener` 64. A reactor has some 70 series with both transports, a
 //! device some 30 with a drive. Names of hosts come from the network and are escaped.
 
+mod latency;
+
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
@@ -160,6 +162,8 @@ impl Collector for Scrape {
         self.memory(&mut families)?;
         self.devices(&mut families)?;
         self.exports(&mut families)?;
+        self.latency(&mut families)?;
+        self.statuses(&mut families)?;
         self.hosts(&mut families)?;
         self.transports(&mut families)
     }

@@ -11,11 +11,13 @@ use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::{get, post};
 use serde::Deserialize;
+use tokio::sync::Semaphore;
+use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
 use super::answers::{Room, refusal};
 use super::dashboard;
-use super::limits::{BODY_BYTES_MAX, REQUEST_TIME_MAX};
+use super::limits::{BODY_BYTES_MAX, REQUEST_TIME_MAX, TRACES_MAX};
 use super::metrics;
 use super::token::Token;
 use crate::observe::Observatory;
@@ -24,13 +26,14 @@ use crate::observe::model::{ApplyRequest, HistoryKind};
 
 /// Every path of the API, as the documentation lists them.
 #[cfg(test)]
-pub(super) const PATHS: [(&str, &str); 8] = [
+pub(super) const PATHS: [(&str, &str); 9] = [
     ("get", "/healthz"),
     ("get", "/metrics"),
     ("get", "/api/v1/status"),
     ("get", "/api/v1/history"),
     ("get", "/api/v1/heatmap"),
     ("get", "/api/v1/events"),
+    ("get", "/api/v1/trace"),
     ("get", "/api/v1/openapi.json"),
     ("post", "/api/v1/apply"),
 ];
@@ -42,6 +45,8 @@ pub(super) const OPENAPI: &str = include_str!("openapi.json");
 pub(super) struct Shared {
     observatory: Mutex<Observatory>,
     room: Room,
+    /// Traces that may be written at once.
+    traces: Semaphore,
 }
 
 impl Shared {
@@ -49,6 +54,7 @@ impl Shared {
         Self {
             observatory,
             room: Room::new(),
+            traces: Semaphore::new(TRACES_MAX),
         }
     }
 
@@ -80,6 +86,7 @@ pub(super) fn router(shared: &Arc<Shared>, door: Door) -> Router {
         .route("/api/v1/history", get(history))
         .route("/api/v1/heatmap", get(heatmap))
         .route("/api/v1/events", get(events))
+        .route("/api/v1/trace", get(trace))
         .route("/api/v1/openapi.json", get(openapi))
         .route("/api/v1/apply", post(apply))
         .fallback(unknown)
@@ -257,6 +264,44 @@ fn within_an_hour(seconds: Option<usize>) -> Result<usize, String> {
         return Ok(seconds);
     }
     Err(format!("seconds is 1 to {STEPS}"))
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TraceQuery {
+    seconds: Option<usize>,
+}
+
+async fn trace(
+    State(shared): State<Arc<Shared>>,
+    query: Result<Query<TraceQuery>, QueryRejection>,
+) -> Response {
+    let seconds = match query {
+        Ok(Query(TraceQuery { seconds })) => within_an_hour(seconds),
+        Err(error) => return refusal(StatusCode::BAD_REQUEST, error.body_text()),
+    };
+    let seconds = match seconds {
+        Ok(seconds) => seconds as u64,
+        Err(text) => return refusal(StatusCode::BAD_REQUEST, text),
+    };
+    let Ok(_turn) = shared.traces.try_acquire() else {
+        let text = "another trace is being written: try again";
+        return refusal(StatusCode::SERVICE_UNAVAILABLE, text.to_owned());
+    };
+    let material = shared.observatory().material();
+    // Writing down some hundred thousand events takes long for the one control thread.
+    let written = spawn_blocking(move || serde_json::to_vec(&material.trace(seconds)));
+    match written.await {
+        Ok(Ok(bytes)) => shared.room.bytes(bytes, "application/json"),
+        Ok(Err(error)) => {
+            let text = format!("the trace cannot be written: {error}");
+            refusal(StatusCode::INTERNAL_SERVER_ERROR, text)
+        }
+        Err(error) => {
+            let text = format!("the trace was given up: {error}");
+            refusal(StatusCode::INTERNAL_SERVER_ERROR, text)
+        }
+    }
 }
 
 #[derive(Deserialize)]

@@ -3,6 +3,7 @@
 mod client;
 mod openmetrics;
 mod schema;
+mod traces;
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -11,13 +12,13 @@ use std::time::{Duration, Instant};
 
 use appliance_config::Config;
 use nvme_host::raw::{RawClient, RawNames};
-use nvme_spec::Sqe;
+use nvme_spec::{Sqe, Status};
 use tempfile::TempDir;
 
 use super::limits::{BODY_BYTES_MAX, HEADER_BYTES_MAX, HTTP_CONNECTIONS_MAX};
 use super::routes::PATHS;
 use crate::appliance::Appliance;
-use crate::observe::model::{Event, History, Refusal, Severity, Status};
+use crate::observe::model::{self, Event, History, Refusal, Severity};
 use client::{Answer, ask, get, read_answer};
 
 const NQN: &str = "nqn.2026-11.org.windlass:test";
@@ -93,7 +94,7 @@ allow_any_host = true
         get(self.connect(), path)
     }
 
-    fn status(&self) -> Status {
+    fn status(&self) -> model::Status {
         let answer = self.get("/api/v1/status");
         assert_eq!(answer.status, 200, "{answer:?}");
         serde_json::from_slice(&answer.body).expect("a status")
@@ -157,6 +158,8 @@ fn what_is_not_there_or_not_understood_is_refused() {
         "/api/v1/heatmap?seconds=3601",
         "/api/v1/heatmap?kind=export",
         "/api/v1/events?after=x",
+        "/api/v1/trace?seconds=0",
+        "/api/v1/trace?second=1",
     ] {
         expect_refusal(&lab.get(path), 400);
     }
@@ -415,19 +418,23 @@ fn what_is_told_is_what_hosts_did() {
     assert_eq!(status.listeners[0].connections, Some(2));
     assert_eq!(status.target.connects, 2);
     assert_eq!(status.exports[0].namespaces[0].bytes, 8 << 20);
-    // Since the start, so the window has all of them.
+    // Of the last seconds only, and that may be less than all.
     let latency = status.exports[0].latency.expect("it runs");
-    assert_eq!((latency.read.count, latency.write.count), (5, 10));
-    assert!(latency.write.p50_ns <= latency.write.p999_ns && latency.write.p50_ns.is_some());
-    assert_eq!(status.latency, latency);
-    assert_eq!(status.reactors[0].latency, latency);
-    let device = status.devices[0].latency.expect("it is there");
+    let told = |percentiles: model::Percentiles, sent: u64| {
+        assert!(percentiles.count <= sent);
+        assert_eq!(percentiles.p50_ns.is_some(), percentiles.count > 0);
+        assert!(percentiles.p50_ns <= percentiles.p999_ns);
+    };
+    told(latency.read, 5);
+    told(latency.write, 10);
+    assert_eq!(
+        (status.latency, status.reactors[0].latency),
+        (latency, latency)
+    );
     // Reads come from memory that the device lends.
-    assert_eq!((device.read.count, device.write.count), (0, 10));
-    let stages = &status.exports[0].stages;
-    assert_eq!(stages["device"], device);
-    assert_eq!(stages["send"].write.count, 10);
-    assert_eq!(stages["buffer"].write.count, 0);
+    told(status.devices[0].latency.expect("it is there").read, 0);
+    let stages: Vec<_> = status.exports[0].stages.keys().collect();
+    assert_eq!(stages, ["buffer", "device", "fetch", "send"]);
     let answer = lab.get("/metrics");
     assert!(
         answer.head.contains("application/openmetrics-text"),
@@ -438,6 +445,29 @@ fn what_is_told_is_what_hosts_did() {
     let metrics = openmetrics::parse(text);
     let of = |name: &str, labels: &[(&str, &str)]| metrics.value(name, labels);
     let device = [("device", "ram"), ("operation", "write")];
+    assert_eq!(of("windlass_device_latency_seconds_count", &device), 10.0);
+    for (operation, count) in [("read", 5.0), ("write", 10.0)] {
+        let labels = [("export", NQN), ("operation", operation)];
+        assert_eq!(of("windlass_export_latency_seconds_count", &labels), count);
+        let labels = [("reactor", "0"), ("operation", operation)];
+        assert_eq!(of("windlass_reactor_latency_seconds_count", &labels), count);
+        let send = [("export", NQN), ("stage", "send"), ("operation", operation)];
+        assert_eq!(of("windlass_export_stage_seconds_count", &send), count);
+    }
+    let stage = [("export", NQN), ("stage", "device"), ("operation", "write")];
+    assert_eq!(of("windlass_export_stage_seconds_count", &stage), 10.0);
+    let beyond = Status::LBA_OUT_OF_RANGE;
+    let labels = [
+        ("export", NQN),
+        ("sct", "0h"),
+        ("sc", "80h"),
+        ("status", beyond.text().expect("a name")),
+    ];
+    assert_eq!(of("windlass_command_statuses_total", &labels), 1.0);
+    let told = &status.statuses[0];
+    let code = told.code.as_ref().expect("told apart");
+    assert_eq!((told.export.as_deref(), told.count), (Some(NQN), 1));
+    assert_eq!((code.sct, code.sc), (0, beyond.sc()));
     assert_eq!(of("windlass_device_requests_total", &device), 10.0);
     assert_eq!(of("windlass_device_bytes_total", &device), 10_240.0);
     let host = [("host", HOST), ("export", NQN)];
@@ -481,6 +511,7 @@ fn answers_are_as_documented() {
         "/api/v1/history?seconds=5",
         "/api/v1/heatmap?seconds=5",
         "/api/v1/events",
+        "/api/v1/trace?seconds=3600",
     ] {
         let answer = lab.get(path);
         let value: serde_json::Value = serde_json::from_slice(&answer.body).expect("JSON");

@@ -26,6 +26,8 @@ pub(crate) struct Status {
     pub(crate) target: TargetStatus,
     /// How long reads and writes took, over all exports.
     pub(crate) latency: Latency,
+    /// Commands that ended with an error, by export and status.
+    pub(crate) statuses: Vec<StatusCount>,
     /// Counters by name, of each transport that is in use (`tcp`, `rdma`), all reactors together.
     pub(crate) transports: BTreeMap<String, BTreeMap<String, u64>>,
 }
@@ -300,6 +302,26 @@ pub(crate) struct TargetStatus {
     pub(crate) stale_queues: u64,
     /// Generation of the discovery log.
     pub(crate) discovery_generation: u64,
+}
+
+/// Commands that ended with one status.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct StatusCount {
+    /// The export's name; none for discovery, Connect, and exports that are gone.
+    pub(crate) export: Option<String>,
+    /// Status Code Type and Status Code; none for statuses beyond the bound of those that are told
+    /// apart.
+    pub(crate) code: Option<StatusCode>,
+    pub(crate) count: u64,
+}
+
+/// A completion status without its flags (Base 2.1 §4.2.3).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct StatusCode {
+    pub(crate) sct: u8,
+    pub(crate) sc: u8,
+    /// What it means, for people.
+    pub(crate) text: String,
 }
 
 /// The last seconds or the last hour: `GET /api/v1/history`.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use appliance_config::Config;
 use block::Health;
 use hugemem::ArenaCounters;
-use nvme_target::{TargetLatency, TargetSnapshot};
+use nvme_target::{TargetLatency, TargetSnapshot, TargetStatuses};
 use reactors::{Clock, Nanos, ReactorSnapshot, StuckPoller};
 
 use super::model::TargetStatus;
@@ -34,6 +34,8 @@ pub(crate) struct Observation {
     pub(crate) latency: Arc<TargetLatency>,
     /// An earlier look at that, a few seconds ago where there is one.
     pub(crate) before: LatencyBefore,
+    /// Which errors commands ended with since the start.
+    pub(crate) statuses: TargetStatuses,
     pub(crate) reactors: Vec<ReactorSeen>,
     pub(crate) memory: MemorySeen,
     /// By name; those of the target, in its order.
@@ -103,6 +105,7 @@ impl Observation {
             addresses: sources.addresses.iter().map(ToString::to_string).collect(),
             target: sources.target.snapshot(),
             latency: Arc::new(sources.target.latency()),
+            statuses: sources.target.statuses(),
             before: before.cloned().unwrap_or_else(|| LatencyBefore {
                 at: sources.started,
                 latency: Arc::default(),

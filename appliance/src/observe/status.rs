@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 
 use appliance_config::{Device, Export, Listener};
 use block::{Health, HealthState, HealthWarnings};
-use nvme_target::{ControllerSnapshot, ControllerState, IoTotals, Stage};
+use nvme_target::{ControllerSnapshot, ControllerState, IoTotals, Stage, StatusCounts};
 use reactors::Nanos;
 
 use super::latency;
 use super::model::{
     ApplianceStatus, ClassStatus, ControllerKind, DeviceState, DeviceStatus, ExportStatus,
     HostStatus, ListenerStatus, MemoryStatus, NamedTime, NamespaceStatus, QueueStatus,
-    ReactorStatus, RunState, Status, TargetStatus, Totals,
+    ReactorStatus, RunState, Status, StatusCode, StatusCount, TargetStatus, Totals,
 };
 use super::observation::{Observation, ReactorSeen};
 
@@ -80,6 +80,7 @@ impl Observation {
             latency: self
                 .latency_of(|all| Some(latency::of_all(all)))
                 .unwrap_or_default(),
+            statuses: self.status_counts(),
             transports: self.transport_totals(),
         }
     }
@@ -316,6 +317,32 @@ impl Observation {
             sum.stale_queues += one.stale_queues;
         }
         sum
+    }
+
+    fn status_counts(&self) -> Vec<StatusCount> {
+        let mut all = Vec::new();
+        let mut add = |export: Option<&str>, counts: &StatusCounts| {
+            let each = counts.each().map(|(status, count)| {
+                let code = StatusCode {
+                    sct: status.sct().0,
+                    sc: status.sc(),
+                    text: status.text().unwrap_or("unknown").to_owned(),
+                };
+                (Some(code), count)
+            });
+            let others = std::iter::once((None, counts.others));
+            let seen = each.chain(others).filter(|(_, count)| *count > 0);
+            all.extend(seen.map(|(code, count)| StatusCount {
+                export: export.map(str::to_owned),
+                code,
+                count,
+            }));
+        };
+        for (nqn, counts) in &self.statuses.subsystems {
+            add(Some(nqn), counts);
+        }
+        add(None, &self.statuses.elsewhere);
+        all
     }
 
     fn transport_totals(&self) -> BTreeMap<String, BTreeMap<String, u64>> {

@@ -51,9 +51,11 @@ impl Moment {
         NoteKind(self as u8)
     }
 
-    /// The note of this moment of a command.
+    /// The note of this moment of a command. What the command's identifier, operation and detail
+    /// are must be said before.
     #[inline]
-    pub(crate) const fn of(self, command: CommandNote) -> Note {
+    #[must_use]
+    pub const fn of(self, command: CommandNote) -> Note {
         command.0.with_kind(self.kind())
     }
 
@@ -79,8 +81,9 @@ const _: () = assert!(crate::config::DEVICES_MAX <= DETAIL_MASK as usize);
 pub struct CommandNote(Note);
 
 impl CommandNote {
-    /// Of the queue in `slot` of its core, for a subsystem.
-    pub(crate) const fn of_queue(subsystem: u32, slot: u32) -> Self {
+    /// Of the queue in `slot` of its core, for the subsystem in a slot.
+    #[must_use]
+    pub const fn of_queue(subsystem: u32, slot: u32) -> Self {
         let argument = subsystem << SUBSYSTEM_SHIFT;
         // A core has far fewer queues than 2^16.
         Self(Note::new(NoteKind(0), argument, slot as u16, 0))
@@ -88,7 +91,8 @@ impl CommandNote {
 
     /// The same with its operation, which must not be set yet.
     #[inline]
-    pub(crate) const fn with_operation(self, measured: Option<Measured>) -> Self {
+    #[must_use]
+    pub const fn with_operation(self, measured: Option<Measured>) -> Self {
         let operation = match measured {
             None => 0,
             Some(Measured::Read) => READ,
@@ -99,13 +103,15 @@ impl CommandNote {
 
     /// The same with a detail, which must not be set yet.
     #[inline]
-    pub(crate) const fn with_detail(self, detail: u16) -> Self {
+    #[must_use]
+    pub const fn with_detail(self, detail: u16) -> Self {
         Self(self.0.with_argument(detail as u32 & DETAIL_MASK))
     }
 
     /// The same with its identifier, which must not be set yet.
     #[inline]
-    pub(crate) const fn with_command(self, command: u16) -> Self {
+    #[must_use]
+    pub const fn with_command(self, command: u16) -> Self {
         Self(self.0.with_command(command))
     }
 

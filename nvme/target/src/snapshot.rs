@@ -14,6 +14,8 @@ pub struct QueueSnapshot {
     pub qid: u16,
     /// The reactor that serves it.
     pub reactor: usize,
+    /// Its slot in that reactor's core: what notes name it by.
+    pub slot: u32,
     /// What moved over it.
     pub totals: IoTotals,
 }
@@ -46,6 +48,8 @@ pub struct ControllerSnapshot {
 /// One subsystem.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SubsystemSnapshot {
+    /// Its slot: what notes name it by.
+    pub slot: u32,
     /// Its name.
     pub nqn: String,
     /// Its active namespaces: identifier and device.
@@ -79,11 +83,11 @@ impl TargetSnapshot {
             .entries()
             .map(|entry| controller(target, entry))
             .collect();
-        let subsystems = published
-            .subsystems
-            .iter()
-            .flatten()
-            .map(|view| SubsystemSnapshot {
+        let subsystems = (0..)
+            .zip(&published.subsystems)
+            .filter_map(|(slot, view)| Some((slot, view.as_ref()?)))
+            .map(|(slot, view)| SubsystemSnapshot {
+                slot,
                 nqn: view.config.nqn.clone(),
                 namespaces: view
                     .config
@@ -130,6 +134,7 @@ fn controller(target: &Target, entry: &Entry) -> ControllerSnapshot {
         QueueSnapshot {
             qid: queue.qid,
             reactor: queue.reactor,
+            slot: queue.slot,
             totals: moved,
         }
     });

@@ -43,7 +43,7 @@ pub(super) fn parse(text: &str) -> Metrics {
         } else if let Some(rest) = line.strip_prefix("# TYPE ") {
             let (name, kind) = rest.split_once(' ').expect("a type");
             assert_eq!(name, helped);
-            assert!(["counter", "gauge"].contains(&kind), "{line}");
+            assert!(["counter", "gauge", "histogram"].contains(&kind), "{line}");
             assert!(!name.ends_with("_total"), "{line}");
             family = Some((name.to_owned(), kind.to_owned()));
         } else if let Some(rest) = line.strip_prefix("# UNIT ") {
@@ -55,11 +55,18 @@ pub(super) fn parse(text: &str) -> Metrics {
         } else {
             let (name, labels, value) = sample(line);
             let (family, kind) = family.as_ref().expect("a type before the sample");
-            let expected = match kind.as_str() {
-                "counter" => format!("{family}_total"),
-                _ => family.clone(),
+            let expected: &[&str] = match kind.as_str() {
+                "counter" => &["_total"],
+                "histogram" => &["_sum", "_count", "_bucket"],
+                _ => &[""],
             };
-            assert_eq!(name, expected, "{line}");
+            let suffix = name.strip_prefix(family.as_str());
+            assert!(suffix.is_some_and(|it| expected.contains(&it)), "{line}");
+            assert_eq!(
+                suffix == Some("_bucket"),
+                labels.contains_key("le"),
+                "{line}"
+            );
             assert!(value >= 0.0, "{line}");
             assert!(
                 samples.insert((name, labels), value).is_none(),
@@ -67,7 +74,34 @@ pub(super) fn parse(text: &str) -> Metrics {
             );
         }
     }
+    check_histograms(&samples);
     Metrics(samples)
+}
+
+/// Buckets add up: each holds those below it, and the last one all.
+fn check_histograms(samples: &BTreeMap<(String, Labels), f64>) {
+    let counts = samples.keys().filter_map(|(name, labels)| {
+        let family = name.strip_suffix("_count")?;
+        Some((family, labels))
+    });
+    for (family, labels) in counts {
+        let bucket = format!("{family}_bucket");
+        let buckets = samples.iter().filter_map(|((name, found), value)| {
+            let mut found = found.clone();
+            let bound = (*name == bucket).then(|| found.remove("le"))??;
+            let bound = bound.replace("+Inf", "inf").parse::<f64>();
+            (found == *labels).then_some((bound.expect("a number"), *value))
+        });
+        let mut buckets: Vec<_> = buckets.collect();
+        buckets.sort_by(|one, other| one.0.total_cmp(&other.0));
+        assert!(
+            buckets.is_sorted_by(|one, next| one.1 <= next.1),
+            "{buckets:?}"
+        );
+        let last = buckets.last().expect("a histogram has buckets");
+        let count = samples[&(format!("{family}_count"), labels.clone())];
+        assert_eq!(*last, (f64::INFINITY, count), "{family} {labels:?}");
+    }
 }
 
 fn is_name(name: &str) -> bool {

@@ -1,0 +1,287 @@
+//! From the notes of one reactor to requests, the states that they were in, and what else happened.
+
+use std::collections::HashMap;
+
+use nvme_spec::Status;
+use nvme_target::Measured;
+use nvme_target::notes::{CommandNote, Moment};
+use reactors::Nanos;
+use reactors::recorder::{Note, NoteKind};
+
+/// What a request was in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum State {
+    /// Waiting for a buffer.
+    Buffer,
+    /// Waiting for the host's data.
+    Fetch,
+    /// In a device, by its place in the target's list.
+    Device(u16),
+    /// Waiting for its answer to leave.
+    Send,
+}
+
+/// A state and when it began. It ends where the next one begins, the last one with the request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Stay {
+    pub(crate) state: State,
+    pub(crate) began: Nanos,
+}
+
+/// How a request ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    /// Its answer left.
+    Answered,
+    /// Its queue went away before.
+    Abandoned,
+    /// It has not ended.
+    UnderWay,
+}
+
+/// One request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Request {
+    /// Slot of its queue.
+    pub(crate) queue: u16,
+    pub(crate) command_id: u16,
+    /// Slot of its subsystem.
+    pub(crate) subsystem: u32,
+    /// None: neither a read nor a write.
+    pub(crate) measured: Option<Measured>,
+    pub(crate) began: Nanos,
+    pub(crate) ended: Nanos,
+    pub(crate) stays: Vec<Stay>,
+    /// The error that it ended with.
+    pub(crate) failed: Option<Status>,
+    pub(crate) end: End,
+}
+
+/// Something else.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Incident {
+    /// The reactor was blocked in the kernel.
+    Slept { until: Nanos, woken: bool },
+    /// A poller, by its number, took too long.
+    Stalled { poller: u16, until: Nanos },
+    /// An admin command came.
+    Admin { queue: u16, opcode: u8 },
+    /// A command was refused before it was anywhere.
+    Refused {
+        queue: u16,
+        command_id: u16,
+        status: Status,
+    },
+}
+
+/// All that the notes of one reactor say.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Account {
+    pub(crate) requests: Vec<Request>,
+    /// With their times.
+    pub(crate) incidents: Vec<(Nanos, Incident)>,
+}
+
+/// Puts notes, in the order of their writing, together. What is under way ends at `now`. Of a
+/// request whose first notes are gone nothing is told.
+pub(crate) fn account(notes: &[(Nanos, Note)], now: Nanos) -> Account {
+    let mut reader = Reader::default();
+    for (time, note) in notes {
+        reader.take(*time, *note);
+    }
+    reader.finish(now)
+}
+
+#[derive(Default)]
+struct Reader {
+    account: Account,
+    /// By queue and command identifier.
+    open: HashMap<(u16, u16), Request>,
+    /// Sent, and to be gone with the end of the turn.
+    departing: Vec<Request>,
+    asleep_since: Option<Nanos>,
+}
+
+impl Reader {
+    fn take(&mut self, time: Nanos, note: Note) {
+        match CommandNote::read(note) {
+            Some((moment, command)) => self.take_moment(time, moment, command),
+            None => self.take_reactors(time, note),
+        }
+    }
+
+    fn take_reactors(&mut self, time: Nanos, note: Note) {
+        let incidents = &mut self.account.incidents;
+        match note.kind() {
+            NoteKind::SLEEP => self.asleep_since = Some(time),
+            NoteKind::WAKE => {
+                if let Some(since) = self.asleep_since.take() {
+                    let woken = note.argument() != 0;
+                    incidents.push((since, Incident::Slept { until: time, woken }));
+                }
+            }
+            NoteKind::STALL => {
+                // Poller numbers have 16 bits.
+                let poller = note.argument() as u16;
+                let stalled = Incident::Stalled {
+                    poller,
+                    until: time,
+                };
+                incidents.push((time - note.stalled_for(), stalled));
+            }
+            // Written by a later version.
+            _ => {}
+        }
+    }
+
+    fn take_moment(&mut self, time: Nanos, moment: Moment, command: CommandNote) {
+        let key = (command.queue(), command.command_id());
+        match moment {
+            Moment::Came => {
+                self.begin(time, command);
+            }
+            Moment::AwaitsBuffer => self.begin(time, command).enter(State::Buffer, time),
+            Moment::Fetches => {
+                let waited = |last| matches!(last, Some(State::Buffer));
+                self.begin_unless(time, command, waited)
+                    .enter(State::Fetch, time);
+            }
+            Moment::InDevice => {
+                let waited = |last| matches!(last, Some(State::Buffer | State::Fetch));
+                self.begin_unless(time, command, waited)
+                    .enter(State::Device(command.detail()), time);
+            }
+            Moment::Failed => match self.open.get_mut(&key) {
+                Some(request) => {
+                    request.failed = Some(command.status());
+                    request.enter(State::Send, time);
+                }
+                None => {
+                    let refused = Incident::Refused {
+                        queue: command.queue(),
+                        command_id: command.command_id(),
+                        status: command.status(),
+                    };
+                    self.account.incidents.push((time, refused));
+                }
+            },
+            Moment::Done => {
+                if let Some(request) = self.open.get_mut(&key) {
+                    request.enter(State::Send, time);
+                }
+            }
+            Moment::Sent => {
+                if let Some(mut request) = self.open.remove(&key) {
+                    if request.state() != Some(State::Send) {
+                        request.enter(State::Send, time);
+                    }
+                    self.departing.push(request);
+                }
+            }
+            Moment::Served => {
+                self.begin(time, command).enter(State::Send, time);
+                self.departing.extend(self.open.remove(&key));
+            }
+            Moment::TurnEnded => {
+                let gone = self.departing.drain(..);
+                let gone = gone.map(|request| request.ended(time, End::Answered));
+                self.account.requests.extend(gone);
+            }
+            Moment::Admin => {
+                let incident = Incident::Admin {
+                    queue: command.queue(),
+                    // Eight bits.
+                    opcode: command.detail() as u8,
+                };
+                self.account.incidents.push((time, incident));
+            }
+        }
+    }
+
+    /// A new request. One with the same identifier that has not ended lost its queue.
+    fn begin(&mut self, time: Nanos, command: CommandNote) -> &mut Request {
+        let key = (command.queue(), command.command_id());
+        if let Some(lost) = self.open.remove(&key) {
+            let last = lost.stays.last().map_or(lost.began, |stay| stay.began);
+            let lost = lost.ended(last.max(time), End::Abandoned);
+            self.account.requests.push(lost);
+        }
+        let new = || Request::new(time, command);
+        self.open.entry(key).or_insert_with(new)
+    }
+
+    /// The request that is in a state that `is_before` the moment, or a new one.
+    fn begin_unless(
+        &mut self,
+        time: Nanos,
+        command: CommandNote,
+        is_before: impl Fn(Option<State>) -> bool,
+    ) -> &mut Request {
+        let key = (command.queue(), command.command_id());
+        let known = self.open.get(&key);
+        if !known.is_some_and(|request| is_before(request.state())) {
+            self.begin(time, command);
+        }
+        let new = || Request::new(time, command);
+        self.open.entry(key).or_insert_with(new)
+    }
+
+    fn finish(mut self, now: Nanos) -> Account {
+        let under_way = self.departing.into_iter().chain(self.open.into_values());
+        let under_way = under_way.map(|request| request.ended(now, End::UnderWay));
+        self.account.requests.extend(under_way);
+        if let Some(since) = self.asleep_since {
+            let asleep = Incident::Slept {
+                until: now.max(since),
+                woken: false,
+            };
+            self.account.incidents.push((since, asleep));
+        }
+        let by_time = |request: &Request| (request.began, request.queue, request.command_id);
+        self.account.requests.sort_by_key(by_time);
+        self.account.incidents.sort_by_key(|(time, _)| *time);
+        self.account
+    }
+}
+
+impl Request {
+    fn new(began: Nanos, command: CommandNote) -> Self {
+        Self {
+            queue: command.queue(),
+            command_id: command.command_id(),
+            subsystem: command.subsystem(),
+            measured: command.measured(),
+            began,
+            ended: began,
+            stays: Vec::new(),
+            failed: None,
+            end: End::UnderWay,
+        }
+    }
+
+    fn state(&self) -> Option<State> {
+        self.stays.last().map(|stay| stay.state)
+    }
+
+    fn enter(&mut self, state: State, time: Nanos) {
+        // Times of two looks at one turn may differ by a little; states do not overlap.
+        let before = self.stays.last().map_or(self.began, |stay| stay.began);
+        let began = time.max(before);
+        self.stays.push(Stay { state, began });
+    }
+
+    fn ended(mut self, time: Nanos, end: End) -> Self {
+        let before = self.stays.last().map_or(self.began, |stay| stay.began);
+        self.ended = time.max(before);
+        self.end = end;
+        self
+    }
+
+    /// The states with their beginnings and ends.
+    pub(crate) fn states(&self) -> impl Iterator<Item = (State, Nanos, Nanos)> {
+        let ends = self.stays.iter().skip(1).map(|stay| stay.began);
+        let ends = ends.chain(std::iter::once(self.ended));
+        let stays = self.stays.iter().zip(ends);
+        stays.map(|(stay, end)| (stay.state, stay.began, end))
+    }
+}

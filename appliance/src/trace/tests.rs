@@ -1,0 +1,193 @@
+use nvme_spec::Status;
+use nvme_target::Measured;
+use nvme_target::notes::{CommandNote, Moment};
+use proptest::prelude::*;
+use reactors::Nanos;
+use reactors::recorder::{Note, NoteKind};
+
+use super::spans::{End, Incident, Request, State, account};
+
+const QUEUE: u16 = 3;
+
+fn at(time: u64, moment: Moment, command: u16) -> (Nanos, Note) {
+    let detail = match moment {
+        Moment::InDevice => 5,
+        Moment::Failed => 0x281,
+        _ => 0,
+    };
+    let note = CommandNote::of_queue(2, u32::from(QUEUE))
+        .with_operation(Some(Measured::Read))
+        .with_detail(detail)
+        .with_command(command);
+    (Nanos(time), moment.of(note))
+}
+
+fn turn_ended(time: u64) -> (Nanos, Note) {
+    (
+        Nanos(time),
+        Note::new(
+            Moment::TurnEnded.of(CommandNote::of_queue(0, 0)).kind(),
+            0,
+            0,
+            0,
+        ),
+    )
+}
+
+fn states(request: &Request) -> Vec<(State, u64, u64)> {
+    let states = request.states();
+    states
+        .map(|(state, began, ended)| (state, began.0, ended.0))
+        .collect()
+}
+
+/// The states of the only request, and how it ended.
+fn only(notes: &[(Nanos, Note)], now: u64) -> (Vec<(State, u64, u64)>, End) {
+    let account = account(notes, Nanos(now));
+    let [request] = &account.requests[..] else {
+        panic!("{account:?}");
+    };
+    assert_eq!((request.queue, request.subsystem), (QUEUE, 2));
+    (states(request), request.end)
+}
+
+#[test]
+fn a_request_goes_through_its_states() {
+    use Moment::{AwaitsBuffer, Fetches, InDevice, Sent};
+    let notes = [
+        at(10, AwaitsBuffer, 1),
+        at(20, Fetches, 1),
+        at(35, InDevice, 1),
+        at(50, Sent, 1),
+        turn_ended(60),
+    ];
+    let wanted = vec![
+        (State::Buffer, 10, 20),
+        (State::Fetch, 20, 35),
+        (State::Device(5), 35, 50),
+        (State::Send, 50, 60),
+    ];
+    assert_eq!(only(&notes, 99), (wanted, End::Answered));
+}
+
+#[test]
+fn what_is_served_in_one_turn_is_sent_until_its_end() {
+    let notes = [at(10, Moment::Served, 1), turn_ended(14)];
+    let wanted = vec![(State::Send, 10, 14)];
+    assert_eq!(only(&notes, 99), (wanted, End::Answered));
+}
+
+#[test]
+fn what_waits_for_the_network_is_told_afterwards() {
+    use Moment::{Came, Done, Sent};
+    let notes = [
+        at(10, Came, 1),
+        at(10, Done, 1),
+        at(50, Sent, 1),
+        turn_ended(60),
+    ];
+    let wanted = vec![(State::Send, 10, 60)];
+    assert_eq!(only(&notes, 99), (wanted, End::Answered));
+}
+
+#[test]
+fn what_has_not_ended_is_under_way() {
+    let notes = [at(10, Moment::AwaitsBuffer, 1)];
+    let wanted = vec![(State::Buffer, 10, 99)];
+    assert_eq!(only(&notes, 99), (wanted, End::UnderWay));
+    // Sent, but nobody has seen the end of the turn.
+    let notes = [at(10, Moment::InDevice, 1), at(20, Moment::Sent, 1)];
+    let wanted = vec![(State::Device(5), 10, 20), (State::Send, 20, 99)];
+    assert_eq!(only(&notes, 99), (wanted, End::UnderWay));
+}
+
+#[test]
+fn an_identifier_that_comes_again_belongs_to_another_queue() {
+    let notes = [
+        at(10, Moment::InDevice, 1),
+        at(50, Moment::InDevice, 1),
+        at(60, Moment::Sent, 1),
+        turn_ended(70),
+    ];
+    let requests = account(&notes, Nanos(99)).requests;
+    let ends: Vec<_> = requests.iter().map(|it| (it.ended.0, it.end)).collect();
+    assert_eq!(ends, [(50, End::Abandoned), (70, End::Answered)]);
+}
+
+#[test]
+fn errors_are_told_with_their_status() {
+    let status = Status::UNRECOVERED_READ_ERROR;
+    let notes = [
+        at(10, Moment::InDevice, 1),
+        at(20, Moment::Failed, 1),
+        at(20, Moment::Sent, 1),
+        turn_ended(30),
+        at(40, Moment::Failed, 2),
+    ];
+    let account = account(&notes, Nanos(99));
+    assert_eq!(account.requests[0].failed, Some(status));
+    let wanted = [(State::Device(5), 10, 20), (State::Send, 20, 30)];
+    assert_eq!(states(&account.requests[0]), wanted);
+    let refused = Incident::Refused {
+        queue: QUEUE,
+        command_id: 2,
+        status,
+    };
+    assert_eq!(account.incidents, [(Nanos(40), refused)]);
+}
+
+#[test]
+fn sleeps_are_told_and_notes_of_nobody_knows_what_are_not() {
+    let note = |time, kind, argument| (Nanos(time), Note::new(kind, argument, 0, 0));
+    let notes = [
+        note(5, NoteKind::WAKE, 1),
+        note(10, NoteKind::SLEEP, 0),
+        note(20, NoteKind::WAKE, 1),
+        note(21, NoteKind(255), 1),
+        at(22, Moment::Sent, 7),
+        note(30, NoteKind::SLEEP, 0),
+    ];
+    let account = account(&notes, Nanos(99));
+    assert_eq!(account.requests, []);
+    let slept = |until, woken| Incident::Slept {
+        until: Nanos(until),
+        woken,
+    };
+    let wanted = [(Nanos(10), slept(20, true)), (Nanos(30), slept(99, false))];
+    assert_eq!(account.incidents, wanted);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(256))]
+
+    /// Whatever was noted, and however much of it the ring lost: states follow each other without
+    /// gap from the first on, and lie within their request.
+    #[test]
+    fn states_nest_and_add_up(
+        kinds in prop::collection::vec((0_usize..9, 0_u16..4, 0_u64..50), 0..60),
+        cut in 0_usize..60,
+    ) {
+        use Moment::{AwaitsBuffer, Came, Done, Failed, Fetches, InDevice, Sent, Served};
+        let moments = [Came, AwaitsBuffer, Fetches, InDevice, Failed, Done, Sent, Served];
+        let mut time = 0;
+        let notes = kinds.iter().map(|(kind, command, later)| {
+            time += later;
+            moments.get(*kind).map_or_else(
+                || turn_ended(time),
+                |moment| at(time, *moment, *command),
+            )
+        });
+        let notes: Vec<_> = notes.collect();
+        let all = account(&notes[cut.min(notes.len())..], Nanos(time + 10));
+        for request in &all.requests {
+            let mut end = request.stays.first().map_or(request.ended, |stay| stay.began);
+            prop_assert!(request.began <= end);
+            for (_, began, ended) in request.states() {
+                prop_assert_eq!(began, end);
+                prop_assert!(began <= ended);
+                end = ended;
+            }
+            prop_assert_eq!(end, request.ended);
+        }
+    }
+}
