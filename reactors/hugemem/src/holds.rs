@@ -41,15 +41,7 @@ impl Holds {
     }
 
     /// Holds units `first..first + count` for reading, all or none.
-    #[inline]
     pub(crate) fn try_share(&self, first: usize, count: usize) -> bool {
-        if count == 1 {
-            return share(&self.words[first]);
-        }
-        self.try_share_all(first, count)
-    }
-
-    fn try_share_all(&self, first: usize, count: usize) -> bool {
         let refused = self.words[first..first + count]
             .iter()
             .position(|word| !share(word));
@@ -59,13 +51,30 @@ impl Holds {
         refused.is_none()
     }
 
-    /// Ends a hold that `try_share` gave.
+    /// Holds one unit for reading that no writer has or waits for, which is how most are found.
+    /// `false`: [`try_share`](Self::try_share) has to look closer.
     #[inline]
+    pub(crate) fn try_share_idle(&self, unit: usize) -> bool {
+        let word = &self.words[unit];
+        let value = word.load(Ordering::Relaxed);
+        // What writers do is in the higher bits.
+        let is_idle = value < READERS;
+        let after = value.wrapping_add(1);
+        is_idle
+            && word
+                .compare_exchange_weak(value, after, Ordering::Acquire, Ordering::Relaxed)
+                .is_ok()
+    }
+
+    /// Ends a hold that `try_share` gave.
     pub(crate) fn unshare(&self, first: usize, count: usize) {
-        for word in &self.words[first..first + count] {
-            let before = word.fetch_sub(1, Ordering::Release);
-            debug_assert!(before & READERS > 0, "a hold ends once");
-        }
+        self.words[first..first + count].iter().for_each(unshare);
+    }
+
+    /// The same of one unit.
+    #[inline]
+    pub(crate) fn unshare_one(&self, unit: usize) {
+        unshare(&self.words[unit]);
     }
 
     /// Holds units `first..first + count` for writing, all or none.
@@ -92,7 +101,6 @@ impl Holds {
     }
 }
 
-#[inline]
 fn share(word: &AtomicU32) -> bool {
     let mut value = word.load(Ordering::Relaxed);
     loop {
@@ -110,6 +118,12 @@ fn share(word: &AtomicU32) -> bool {
             Err(now) => value = now,
         }
     }
+}
+
+#[inline]
+fn unshare(word: &AtomicU32) {
+    let before = word.fetch_sub(1, Ordering::Release);
+    debug_assert!(before & READERS > 0, "a hold ends once");
 }
 
 fn own(word: &AtomicU32) -> bool {

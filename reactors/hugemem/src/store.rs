@@ -63,13 +63,12 @@ impl Store {
         }
     }
 
-    /// First unit and number of units that a range touches.
+    /// Panics when the range exceeds the store.
     #[inline]
-    fn units(&self, offset: usize, len: usize) -> (usize, usize) {
+    fn check(&self, offset: usize, len: usize) {
         if offset > self.len || len > self.len - offset {
             outside(offset, len, self.len);
         }
-        touched(offset, len)
     }
 }
 
@@ -83,6 +82,14 @@ fn touched(offset: usize, len: usize) -> (usize, usize) {
         (offset + len).div_ceil(UNIT_BYTES)
     };
     (first, end - first)
+}
+
+/// The unit of a range that touches no other.
+#[inline(always)]
+fn only_unit(offset: usize, len: usize) -> Option<usize> {
+    // An empty range wraps around, and touches none.
+    let within = len.wrapping_sub(1) < UNIT_BYTES - offset % UNIT_BYTES;
+    within.then_some(offset / UNIT_BYTES)
 }
 
 /// One reactor's access to a [`Store`]: cheap to clone, bound to its thread.
@@ -118,13 +125,31 @@ impl StoreHandle {
     #[must_use]
     pub fn try_lend(&self, offset: usize, len: usize) -> Option<Loan> {
         let store = &self.inner.store;
-        let (first, count) = store.units(offset, len);
-        store.holds.try_share(first, count).then(|| Loan {
-            // SAFETY: `units` checked that the range lies within the store.
+        store.check(offset, len);
+        match only_unit(offset, len) {
+            Some(unit) if store.holds.try_share_idle(unit) => Some(self.loan(offset, len)),
+            _ => self.try_lend_any(offset, len),
+        }
+    }
+
+    /// Lends a range of several units, or one that others hold.
+    #[inline(never)]
+    fn try_lend_any(&self, offset: usize, len: usize) -> Option<Loan> {
+        let (first, count) = touched(offset, len);
+        let is_held = self.inner.store.holds.try_share(first, count);
+        is_held.then(|| self.loan(offset, len))
+    }
+
+    /// A loan of a range that lies within the store, and whose units are held for it.
+    #[inline(always)]
+    fn loan(&self, offset: usize, len: usize) -> Loan {
+        debug_assert!(offset + len <= self.inner.store.len);
+        Loan {
+            // SAFETY: the range was checked to lie within the store.
             pointer: unsafe { self.inner.base.add(offset) },
             len,
             handle: Rc::clone(&self.inner),
-        })
+        }
     }
 
     /// Copies a range out of the store.
@@ -180,7 +205,8 @@ impl StoreHandle {
     /// Runs `change` on a range that is held exclusively for its duration.
     fn with_owned(&self, offset: usize, len: usize, change: impl FnOnce(&mut [u8])) -> bool {
         let store = &self.inner.store;
-        let (first, count) = store.units(offset, len);
+        store.check(offset, len);
+        let (first, count) = touched(offset, len);
         if !store.holds.try_own(first, count) {
             return false;
         }
@@ -257,8 +283,14 @@ impl Deref for Loan {
 impl Drop for Loan {
     #[inline]
     fn drop(&mut self) {
-        let (first, count) = touched(self.region_offset(), self.len);
-        self.handle.store.holds.unshare(first, count);
+        let (offset, holds) = (self.region_offset(), &self.handle.store.holds);
+        match only_unit(offset, self.len) {
+            Some(unit) => holds.unshare_one(unit),
+            None => {
+                let (first, count) = touched(offset, self.len);
+                holds.unshare(first, count);
+            }
+        }
     }
 }
 
