@@ -79,11 +79,22 @@ const _: () = assert!(size_of::<Plain>() == 16);
 #[repr(C)]
 struct Keyed {
     address: U64,
-    length: [u8; 3],
-    key: U32,
-    identifier: SglIdentifier,
+    rest: KeyedRest,
 }
 const _: () = assert!(size_of::<Keyed>() == 16);
+
+#[bitfield(u64, repr = U64, from = U64::new, into = U64::get)]
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+struct KeyedRest {
+    #[bits(24)]
+    length: u32,
+    #[bits(32)]
+    key: u32,
+    #[bits(4)]
+    subtype: SglSubtype,
+    #[bits(4)]
+    kind: SglType,
+}
 
 /// What a descriptor says. Lengths are bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -155,6 +166,7 @@ impl SglDescriptor {
     }
 
     /// What the descriptor says; total over all bytes.
+    #[inline(always)]
     pub const fn decode(&self) -> Sgl {
         let plain: Plain = transmute!(*self);
         let keyed: Keyed = transmute!(*self);
@@ -183,15 +195,12 @@ impl SglDescriptor {
             (
                 SglType::KEYED_DATA_BLOCK,
                 subtype @ (SglSubtype::ADDRESS | SglSubtype::INVALIDATE_KEY),
-            ) => {
-                let [low, middle, high] = keyed.length;
-                Sgl::Keyed {
-                    address,
-                    length: u32::from_le_bytes([low, middle, high, 0]),
-                    key: keyed.key.get(),
-                    invalidate: subtype.0 == SglSubtype::INVALIDATE_KEY.0,
-                }
-            }
+            ) => Sgl::Keyed {
+                address,
+                length: keyed.rest.length(),
+                key: keyed.rest.key(),
+                invalidate: subtype.0 == SglSubtype::INVALIDATE_KEY.0,
+            },
             (SglType::TRANSPORT_DATA_BLOCK, SglSubtype::TRANSPORT_A) => Sgl::Transport { length },
             _ => Sgl::Unknown(self.identifier),
         }
@@ -248,9 +257,9 @@ impl SglDescriptor {
 
     /// A keyed data block; `None` when the length exceeds [`KEYED_LENGTH_MAX_BYTES`].
     pub const fn keyed(address: u64, length: u32, key: u32, invalidate: bool) -> Option<Self> {
-        let [low, middle, high, 0] = length.to_le_bytes() else {
+        if length > KEYED_LENGTH_MAX_BYTES {
             return None;
-        };
+        }
         let subtype = if invalidate {
             SglSubtype::INVALIDATE_KEY
         } else {
@@ -258,11 +267,11 @@ impl SglDescriptor {
         };
         Some(transmute!(Keyed {
             address: U64::new(address),
-            length: [low, middle, high],
-            key: U32::new(key),
-            identifier: SglIdentifier::new()
-                .with_kind(SglType::KEYED_DATA_BLOCK)
-                .with_subtype(subtype),
+            rest: KeyedRest::new()
+                .with_length(length)
+                .with_key(key)
+                .with_subtype(subtype)
+                .with_kind(SglType::KEYED_DATA_BLOCK),
         }))
     }
 }
