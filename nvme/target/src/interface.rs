@@ -8,7 +8,7 @@
 use std::net::IpAddr;
 
 use arrayvec::ArrayVec;
-use hugemem::Data;
+use hugemem::{Data, Loan};
 use nvme_spec::sgl::{Sgl, SglDescriptor};
 use nvme_spec::{Cqe, Status};
 use reactors::Nanos;
@@ -326,6 +326,21 @@ pub struct Completed {
     pub data: Option<Data>,
     /// Bytes of data for the host, 0 when there are none.
     pub bytes: u32,
+    /// For [`TargetCore::sent`](crate::TargetCore::sent).
+    pub timing: Timing,
+}
+
+/// A read that is done, and never was in execution: its data is lent by the device.
+#[derive(Debug)]
+#[must_use]
+pub struct LentRead {
+    /// The response capsule, complete.
+    pub response: Cqe,
+    /// Data for the host, all of it.
+    pub data: Loan,
+    /// Where the data goes in the host's memory, and whether the host wants the key invalidated
+    /// with the response; `None` on transports without keys. The block holds exactly the data.
+    pub keyed: Option<(KeyedBlock, bool)>,
     /// For [`TargetCore::sent`](crate::TargetCore::sent).
     pub timing: Timing,
 }

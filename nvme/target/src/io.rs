@@ -9,7 +9,7 @@ use nvme_spec::sgl::{Sgl, SglDescriptor};
 use nvme_spec::{NSID_BROADCAST, Sqe, Status};
 use reactors::Nanos;
 
-use crate::interface::{DataSource, Direction, KEYED_BLOCKS_MAX, Work, WorkKind};
+use crate::interface::{DataSource, Direction, KEYED_BLOCKS_MAX, KeyedBlock, Work, WorkKind};
 use crate::status::{Fault, byte};
 use crate::view::{NamespaceView, SubsystemView};
 
@@ -176,12 +176,9 @@ fn check_writable(namespace: &NamespaceView) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Read, Write and Compare (NVM 1.1 §3.3.4, §3.3.6, §3.3.1).
-#[inline]
-pub(crate) fn transfer(sqe: &Sqe, context: &IoContext<'_>) -> Result<Work, Fault> {
-    let nsid = sqe.nsid.get();
-    let namespace = namespace(context.subsystem, nsid)?;
-    let range: ReadWrite = sqe.read_write();
+/// Blocks of a transfer, which are all there: the first, and how many.
+#[inline(always)]
+fn extent(namespace: &NamespaceView, range: &ReadWrite) -> Result<(u64, u32), Fault> {
     let (lba, blocks) = (range.slba.get(), range.blocks());
     // Base 2.1 §5.1.13.2.1, MDTS: a longer transfer is Invalid Field.
     if blocks > namespace.transfer_max_blocks {
@@ -192,6 +189,65 @@ pub(crate) fn transfer(sqe: &Sqe, context: &IoContext<'_>) -> Result<Work, Fault
     if range.control.cetype() != 0 {
         return Err(Fault::field(byte::CDW12));
     }
+    Ok((lba, blocks))
+}
+
+/// A read of a device that lends, with nothing to be done before it.
+pub(crate) struct LendableRead {
+    pub(crate) device: u8,
+    pub(crate) blocks: u32,
+    pub(crate) lba: u64,
+    pub(crate) bytes: u32,
+    /// As in [`LentRead`](crate::LentRead).
+    pub(crate) keyed: Option<(KeyedBlock, bool)>,
+}
+
+/// Checks a Read (NVM 1.1 §3.3.4) by the rules of [`transfer`]. `None`: it is not such a read, or
+/// is in error, and [`transfer`] says which.
+#[inline(always)]
+pub(crate) fn lendable_read(sqe: &Sqe, context: &IoContext<'_>) -> Option<LendableRead> {
+    let namespace = namespace(context.subsystem, sqe.nsid.get()).ok()?;
+    let range = sqe.read_write();
+    let lends = context.lending.get(usize::from(namespace.device)) == Some(&true);
+    if !lends || (range.control.fua() && namespace.volatile) {
+        return None;
+    }
+    let (lba, blocks) = extent(namespace, &range).ok()?;
+    let bytes = blocks << namespace.block_shift;
+    let (source, length) = data_source(sqe, Direction::ToHost, context.data).ok()?;
+    let keyed = match source {
+        DataSource::TransportSgl => None,
+        DataSource::Keyed {
+            address,
+            key,
+            length,
+            invalidate,
+        } => {
+            let block = KeyedBlock {
+                address,
+                key,
+                length,
+            };
+            Some((block, invalidate))
+        }
+        DataSource::InCapsule { .. } | DataSource::KeyedSegment { .. } => return None,
+    };
+    (length == Some(bytes)).then_some(LendableRead {
+        device: namespace.device,
+        blocks,
+        lba,
+        bytes,
+        keyed,
+    })
+}
+
+/// Read, Write and Compare (NVM 1.1 §3.3.4, §3.3.6, §3.3.1).
+#[inline]
+pub(crate) fn transfer(sqe: &Sqe, context: &IoContext<'_>) -> Result<Work, Fault> {
+    let nsid = sqe.nsid.get();
+    let namespace = namespace(context.subsystem, nsid)?;
+    let range: ReadWrite = sqe.read_write();
+    let (lba, blocks) = extent(namespace, &range)?;
     let fua = range.control.fua() && namespace.volatile;
     let (operation, direction) = match sqe.io_opcode() {
         IoOpcode::READ if fua => (IoOperation::DurableRead, Direction::ToHost),
@@ -349,7 +405,7 @@ fn dataset_management(sqe: &Sqe, context: &IoContext<'_>) -> Result<Decoded, Fau
 
 /// Where a command's data lies, and its length in bytes; `None` where descriptors in a segment say
 /// it (Base 2.1 §4.3.2).
-#[inline]
+#[inline(always)]
 pub(crate) fn data_source(
     sqe: &Sqe,
     direction: Direction,
@@ -399,6 +455,7 @@ pub(crate) fn data_source(
 
 /// In-capsule data: it has to lie within what IOCCSZ leaves for data (Base 2.1 §4.3.2: an offset
 /// beyond it is SGL Offset Invalid, a length Data SGL Length Invalid).
+#[inline(never)]
 fn in_capsule(offset: u64, length: u32, max: u32) -> Result<(DataSource, Option<u32>), Fault> {
     let Some(offset) = u32::try_from(offset).ok().filter(|offset| *offset <= max) else {
         return Err(Fault::new(Status::SGL_OFFSET_INVALID).at(byte::SGL));
@@ -411,6 +468,7 @@ fn in_capsule(offset: u64, length: u32, max: u32) -> Result<(DataSource, Option<
 
 /// A segment of keyed descriptors in the capsule (Base 2.1 §4.3.2, last segment descriptor of sub
 /// type 1h).
+#[inline(never)]
 fn keyed_segment(offset: u64, length: u32, max: u32) -> Result<DataSource, Fault> {
     let Some(offset) = u32::try_from(offset).ok().filter(|offset| *offset <= max) else {
         return Err(Fault::new(Status::SGL_OFFSET_INVALID).at(byte::SGL));

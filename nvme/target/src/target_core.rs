@@ -10,6 +10,7 @@ mod connect;
 mod draining;
 mod execution;
 mod executions;
+mod lending;
 mod polling;
 mod queue;
 mod slots;

@@ -235,7 +235,7 @@ impl TargetCore {
 
 /// What I/O commands of a live queue are checked against.
 #[inline]
-fn context<'a>(
+pub(super) fn context<'a>(
     queue: &Queue,
     view: &'a Published,
     lending: &'a [bool],

@@ -41,43 +41,6 @@ impl TargetCore {
         self.execute_any(queue, tag, work, data, now)
     }
 
-    /// Answers a read whose data the device lends at once: it never is in execution. `None`: there
-    /// is more to it.
-    #[inline]
-    fn execute_lent(
-        &mut self,
-        id: QueueId,
-        tag: u64,
-        command_id: u16,
-        work: &IoWork,
-        now: Nanos,
-    ) -> Option<Completed> {
-        let queue = self.queues.get_mut(id.slot, id.generation)?;
-        let device = usize::from(work.device);
-        let serves = queue.state == QueueState::Live && queue.shared.gate() == queue.gate;
-        if !serves || work.epoch != self.view.epoch {
-            return None;
-        }
-        let loan = self.devices.get_mut(device)?.lend(work.lba, work.blocks)?;
-        let bytes = work.bytes;
-        if let Some(counters) = self.counters.devices.get(device) {
-            counters.read(bytes);
-        }
-        if let Some(counters) = self.counters.queue_slots.get(id.slot as usize) {
-            counters.read(bytes);
-        }
-        debug_assert!(queue.unanswered > 0, "an answer has a command");
-        // A live queue has no Disconnect that waits for its last answer.
-        queue.unanswered = queue.unanswered.saturating_sub(1);
-        Some(Completed {
-            tag,
-            response: queue.respond(command_id, Status::SUCCESS),
-            data: Some(Data::Loan(loan)),
-            bytes,
-            timing: queue.served(command_id, now),
-        })
-    }
-
     #[inline(never)]
     fn execute_any(
         &mut self,

@@ -1,10 +1,13 @@
 //! Reads whose data the device lends at once: answered without being executed.
 
-use nvme_spec::Sqe;
+use nvme_spec::command::{Fuse, ReadWrite, ReadWriteControl};
 use nvme_spec::sgl::SglDescriptor;
-use nvme_target::{Admission, CloseReason};
+use nvme_spec::{NSID_BROADCAST, Sqe, Status};
+use nvme_target::{Admission, CloseReason, DataSource, IoCounters, IoTotals};
 
-use crate::harness::{PLAIN, World};
+use crate::harness::{
+    CACHED, HIGHEST, HostCall, PLAIN, RAM, RAM_BLOCKS, READ_ONLY, TRANSFER_MAX, World,
+};
 
 /// A read that the device lends at once is answered at once, and counted like any other.
 #[test]
@@ -47,4 +50,140 @@ fn a_lent_read_lets_the_disconnect_behind_it_go() {
     world.wait(io, disconnect).ok();
     assert_eq!(world.close_reasons(0), [CloseReason::Disconnected]);
     world.close(io);
+}
+
+/// What a read may be like, right and wrong: every combination of these.
+fn reads() -> impl Iterator<Item = Sqe> {
+    let namespaces = [
+        0,
+        RAM,
+        CACHED,
+        3,
+        READ_ONLY,
+        PLAIN,
+        HIGHEST + 1,
+        NSID_BROADCAST,
+    ];
+    let most = (TRANSFER_MAX / 512) as u16;
+    let ranges = [0, 7, RAM_BLOCKS - 1, RAM_BLOCKS, u64::MAX]
+        .into_iter()
+        .flat_map(move |lba| [0, 7, most - 1, most].map(|nlb_z| (lba, nlb_z)));
+    let ranges: Vec<_> = ranges.collect();
+    let controls = [
+        ReadWriteControl::new(),
+        ReadWriteControl::new().with_fua(true),
+        ReadWriteControl::new().with_cetype(1),
+    ];
+    let all = namespaces.into_iter().flat_map(move |nsid| {
+        let ranges = ranges.clone();
+        ranges.into_iter().map(move |range| (nsid, range))
+    });
+    all.flat_map(move |(nsid, (lba, nlb_z))| {
+        controls.into_iter().flat_map(move |control| {
+            let mut range = ReadWrite::new(lba, nlb_z);
+            range.control = control.with_nlb_z(nlb_z);
+            let read = Sqe::read(nsid, lba, nlb_z).with_read_write(range);
+            let block = if nsid == CACHED { 4096 } else { 512 };
+            let bytes = (u32::from(nlb_z) + 1) * block;
+            let keyed = |length| SglDescriptor::keyed(0x5000, length, 9, true).expect("short");
+            [
+                read.with_sgl(SglDescriptor::transport(bytes)),
+                read.with_sgl(SglDescriptor::transport(bytes - 1)),
+                read.with_sgl(SglDescriptor::in_capsule(0, bytes)),
+                read.with_sgl(keyed(bytes)),
+                read.with_sgl(keyed(bytes + 1)),
+                read.with_sgl(SglDescriptor::last_segment_in_capsule(0, 32)),
+                read.with_sgl(SglDescriptor::transport(bytes))
+                    .with_fuse(Fuse::FIRST),
+                read.with_prp(0x1000, 0),
+            ]
+        })
+    })
+}
+
+/// The short way takes no read that the long way refuses, gives the same answer, and does nothing
+/// with a read that it leaves to the long way.
+#[test]
+fn the_short_way_agrees_with_the_long_way() {
+    for rdma in [false, true] {
+        let mut world = World::new();
+        let call = HostCall {
+            rdma,
+            ..HostCall::default()
+        };
+        let admin = world.enabled_by(0, &call);
+        let cntlid = admin.info.controller_id;
+        let queue = HostCall {
+            cntlid,
+            qid: 1,
+            no_flow_control: true,
+            ..call
+        };
+        let io = world.connect(0, &queue);
+        let mut taken = 0;
+        for sqe in reads() {
+            let sqe = sqe.with_cid(world.cid());
+            let counted = |world: &World| {
+                let counters = world.nodes[0].core.counters();
+                let totals = counters.devices.iter().map(IoCounters::totals);
+                let sum = |of: fn(IoTotals) -> u64| totals.clone().map(of).sum::<u64>();
+                let bytes = sum(|totals| totals.bytes_read);
+                (counters.commands.get(), sum(|totals| totals.reads), bytes)
+            };
+            let before = counted(&world);
+            let now = world.now;
+            let lent = world.nodes[0].core.read_lent(io.queue, &sqe, now);
+            let after = counted(&world);
+            let Some(lent) = lent else {
+                assert_eq!(before, after, "{sqe:?}");
+                continue;
+            };
+            taken += 1;
+            let bytes = lent.data.len() as u64;
+            assert_eq!(after, (before.0 + 1, before.1 + 1, before.2 + bytes));
+            let admission = world.nodes[0].core.admit(io.queue, 1, &sqe, now);
+            let Admission::Work(work) = admission else {
+                panic!("{sqe:?}: {admission:?}")
+            };
+            let named = lent.keyed.map(|(block, invalidate)| DataSource::Keyed {
+                address: block.address,
+                key: block.key,
+                length: block.length,
+                invalidate,
+            });
+            assert_eq!(named.unwrap_or(DataSource::TransportSgl), work.source());
+            let reply = world.execute(io, 1, work, &[]).expect("at once");
+            assert_eq!(reply.cqe, lent.response);
+            assert_eq!(reply.ok(), *lent.data);
+        }
+        // The right ones of the two namespaces that lend: two ranges from two blocks on, each with
+        // and without Force Unit Access, which without a cache asks for nothing.
+        assert_eq!(taken, 2 * 2 * 2 * 2, "rdma: {rdma}");
+        assert_eq!(world.nodes[0].core.in_flight(), 0);
+    }
+}
+
+/// A queue that is not live is left to the long way, which says why.
+#[test]
+fn no_read_is_taken_on_a_queue_that_ends() {
+    let mut world = World::new();
+    let (_, io) = world.ready();
+    let read = Sqe::read(PLAIN, 0, 0).with_sgl(SglDescriptor::transport(512));
+    world.command(io, Sqe::disconnect_queue()).ok();
+    let now = world.now;
+    assert!(
+        world.nodes[0]
+            .core
+            .read_lent(io.queue, &read, now)
+            .is_none()
+    );
+    let aborted = world.command(io, read).status();
+    assert_eq!(aborted, Status::ABORTED_SQ_DELETION);
+    world.close(io);
+    assert!(
+        world.nodes[0]
+            .core
+            .read_lent(io.queue, &read, now)
+            .is_none()
+    );
 }
