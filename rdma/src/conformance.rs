@@ -96,6 +96,7 @@ cases! {
         writes_are_there_before_the_message_behind_them
         reads_bring_what_is_there
         unsignalled_requests_complete_in_silence
+        the_last_of_a_turn_is_signalled_when_it_is_posted
         both_directions_at_once_keep_their_order
         a_window_opens_and_is_invalidated_by_the_peer
         a_window_is_invalidated_by_its_owner;

@@ -271,6 +271,11 @@ pub trait QueuePair: Debug + Send + 'static {
     /// [`PostError`]: this request was not added; what was added before stays.
     fn queue_send(&mut self, request: &SendRequest<'_>) -> Result<(), PostError>;
 
+    /// Gives the newest request that is queued and not posted a completion on success, whatever it
+    /// said of itself: so whoever queues need not know which one ends the turn. Nothing queued,
+    /// nothing done.
+    fn signal_last(&mut self);
+
     /// Adds a request that binds `window` to a part of `registration`, and gives the window a new
     /// key. The order is that of sends: a message behind it may carry the key.
     ///

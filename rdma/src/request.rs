@@ -72,11 +72,13 @@ impl SgeList {
     #[inline]
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        self.as_slice()
-            .iter()
-            .map(|piece| u64::from(piece.length))
-            .sum()
+        bytes_of(self.as_slice())
     }
+}
+
+#[inline]
+fn bytes_of(pieces: &[Sge]) -> u64 {
+    pieces.iter().map(|piece| u64::from(piece.length)).sum()
 }
 
 impl From<Sge> for SgeList {
@@ -122,8 +124,10 @@ pub enum Payload<'a> {
     /// at once. At most [`QueuePairCapacity::inline_bytes`](crate::QueuePairCapacity::inline_bytes)
     /// bytes; not for reads.
     Inline(&'a [u8]),
-    /// Gathered (for reads: scattered to) by the device until the completion.
-    Memory(SgeList),
+    /// Gathered (for reads: scattered to) by the device until the completion: up to
+    /// [`QueuePairCapacity::send_sges`](crate::QueuePairCapacity::send_sges) pieces. The list
+    /// itself is copied out when the request is queued.
+    Memory(&'a [Sge]),
 }
 
 impl Payload<'_> {
@@ -132,7 +136,7 @@ impl Payload<'_> {
     pub fn bytes(&self) -> u64 {
         match self {
             Self::Inline(bytes) => bytes.len() as u64,
-            Self::Memory(list) => list.bytes(),
+            Self::Memory(pieces) => bytes_of(pieces),
         }
     }
 }

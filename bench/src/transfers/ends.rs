@@ -397,7 +397,7 @@ impl<P: Provider> Ends<P> {
         end.staged.write(slot * MESSAGE_BYTES, message);
         let address = end.staged.address() + slot * MESSAGE_BYTES;
         let memory = end.map.gather(address, message.len()).unwrap_or_default();
-        let payload = Payload::Memory(memory);
+        let payload = Payload::Memory(memory.as_slice());
         end.post(&SendRequest::new(SENDS_FROM, SendOperation::Send, payload))
     }
 
@@ -411,7 +411,8 @@ impl<P: Provider> Ends<P> {
     ) -> Result<(), TransferError> {
         let end = self.end(side);
         let memory = end.map.gather(end.data[slot].address(), bytes);
-        let payload = Payload::Memory(memory.unwrap_or_default());
+        let memory = memory.unwrap_or_default();
+        let payload = Payload::Memory(memory.as_slice());
         let id = READS_FROM + slot as u64;
         end.post(&SendRequest::new(id, operation, payload))
     }
@@ -439,7 +440,7 @@ impl<P: Provider> Ends<P> {
         for piece in data.unwrap_or_default().as_slice() {
             posted(memory.push(*piece).map_err(|_| "too many pieces"))?;
         }
-        let payload = Payload::Memory(memory);
+        let payload = Payload::Memory(memory.as_slice());
         end.post(&SendRequest::new(SENDS_FROM, SendOperation::Send, payload))
     }
 

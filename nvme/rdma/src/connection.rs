@@ -25,7 +25,6 @@ use crate::receives::{COMMAND_BYTES, Receives};
 use crate::slot::SlotTable;
 use crate::token::{CONNECT_SLOT, RequestToken, WORK_GENERATION_MASK, WorkId};
 use connecting::Connecting;
-use sending::HeldBack;
 
 /// How long a queue pair whose work is flushed waits for the device's word that it has taken its
 /// last receive from the shared queue. Devices that never say it lose at most one receive each.
@@ -108,7 +107,6 @@ pub(crate) struct Connection<P: Provider> {
     connection: P::Connection,
     sends: SendQueue,
     slots: SlotTable,
-    held_back: Option<HeldBack>,
     connecting: Connecting,
     responses: Option<DmaBuffer>,
     phase: Phase,
@@ -159,7 +157,6 @@ impl<P: Provider> Connection<P> {
             connection,
             sends: SendQueue::new(send_requests),
             slots: SlotTable::default(),
-            held_back: None,
             connecting: Connecting::new(),
             responses,
             phase: Phase::Connecting {
@@ -211,7 +208,7 @@ impl<P: Provider> Connection<P> {
     /// Whether the flush at the end of the turn has to look at it.
     #[inline]
     pub(crate) fn wants_flush(&self) -> bool {
-        self.queued || self.held_back.is_some() || self.refused || self.is_over()
+        self.queued || self.refused || self.is_over()
     }
 
     /// Whether it may be dropped.
@@ -222,7 +219,7 @@ impl<P: Provider> Connection<P> {
 
     /// Whether nothing is in flight but event requests.
     pub(crate) fn is_idle(&self) -> bool {
-        self.slots.in_use() == self.held && self.sends.is_empty() && self.held_back.is_none()
+        self.slots.in_use() == self.held && self.sends.is_empty()
     }
 
     /// When the connection must be looked at although nothing arrives; `None` while it serves.
@@ -296,11 +293,14 @@ impl<P: Provider> Connection<P> {
         if !completion.is_success() {
             self.send_failed(cx, completion.status);
         }
-        while let Some(posted) = self.sends.pop_done(id.sequence(), id.last()) {
-            match posted.kind {
-                // With it the data goes home.
-                PostedKind::Answer { .. } => {}
-                PostedKind::Read { slot } => self.read_done(cx, slot, posted.requests),
+        while let Some(kind) = self.sends.end_next(id.sequence(), id.last()) {
+            // Most are answers, of which nothing is left to do.
+            if kind == PostedKind::Answer {
+                continue;
+            }
+            match kind {
+                PostedKind::Answer => {}
+                PostedKind::Read { slot, requests } => self.read_done(cx, slot, requests),
                 PostedKind::Connect => self.connect_data_read(cx),
             }
         }
@@ -401,11 +401,7 @@ impl<P: Provider> Connection<P> {
             last_receive: false,
         };
         // What was queued is flushed by the device, so its end is told like any other's.
-        self.post_held_back(cx, true);
-        if self.queue_pair.flush().is_err() {
-            self.refused = true;
-        }
-        self.queued = false;
+        self.post_queued();
         let disconnected = self.connection.disconnect();
         // Also where the host has not been connected: what is posted must end.
         let stopped = self.queue_pair.set_error();
@@ -420,8 +416,8 @@ impl<P: Provider> Connection<P> {
     fn advance(&mut self, cx: &mut Context<'_, P>) {
         match self.phase {
             Phase::Closing { .. } => {
-                let sent = self.waiting_sends.is_empty() && self.held_back.is_none();
-                if sent && !self.queued && self.sends.is_empty() {
+                let sent = self.waiting_sends.is_empty() && !self.queued;
+                if sent && self.sends.is_empty() {
                     self.disconnect(cx);
                 }
             }

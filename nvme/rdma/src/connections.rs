@@ -385,41 +385,47 @@ impl<P: Provider> ConnectionSet<P> {
         } = share;
         let mut cx = shared.context(&mut core, map, now);
         // Completions of one queue pair mostly come in a row, and share its lookup.
-        for run in completions.chunk_by(|one, next| one.qp_number == next.qp_number) {
-            let index = queue_pairs.find(place, run[0].qp_number);
-            let mut connection = index.and_then(|index| connection_at(places, index));
-            for completion in run {
-                let id = WorkId::from_bits(completion.wr_id);
-                if !id.receive() {
-                    match &mut connection {
-                        Some(connection) if connection.is_named_by(id) => {
-                            connection.sent(&mut cx, id, completion);
-                        }
-                        _ => shared.counters.stale_completions.add(1),
-                    }
-                    continue;
+        let mut number = None;
+        let mut connection: Option<&mut Connection<P>> = None;
+        for completion in completions {
+            if number != Some(completion.qp_number) {
+                if let Some(connection) = connection {
+                    note(to_flush, next_deadline, connection);
                 }
-                if !receives.contains(id.sequence()) {
-                    shared.counters.stale_completions.add(1);
-                    continue;
-                }
-                let receive = id.sequence() as u16;
+                number = Some(completion.qp_number);
+                let index = queue_pairs.find(place, completion.qp_number);
+                connection = index.and_then(|index| connection_at(places, index));
+            }
+            let id = WorkId::from_bits(completion.wr_id);
+            if !id.receive() {
                 match &mut connection {
-                    Some(connection) if completion.is_success() => {
-                        connection.receive(&mut cx, receives, receive, completion.byte_len);
+                    Some(connection) if connection.is_named_by(id) => {
+                        connection.sent(&mut cx, id, completion);
                     }
-                    Some(connection) => connection.receive_failed(&mut cx, completion.status),
-                    None => shared.counters.stale_completions.add(1),
+                    _ => shared.counters.stale_completions.add(1),
                 }
-                if let Err(error) = receives.post_again(receive, cx.pool, map, cx.counters) {
-                    tracing::error!(%error, "a receive is lost");
-                    failed.get_or_insert("a receive was refused");
-                    *any_failed = true;
+                continue;
+            }
+            if !receives.contains(id.sequence()) {
+                shared.counters.stale_completions.add(1);
+                continue;
+            }
+            let receive = id.sequence() as u16;
+            match &mut connection {
+                Some(connection) if completion.is_success() => {
+                    connection.receive(&mut cx, receives, receive, completion.byte_len);
                 }
+                Some(connection) => connection.receive_failed(&mut cx, completion.status),
+                None => shared.counters.stale_completions.add(1),
             }
-            if let Some(connection) = connection {
-                note(to_flush, next_deadline, connection);
+            if let Err(error) = receives.post_again(receive, cx.pool, map, cx.counters) {
+                tracing::error!(%error, "a receive is lost");
+                failed.get_or_insert("a receive was refused");
+                *any_failed = true;
             }
+        }
+        if let Some(connection) = connection {
+            note(to_flush, next_deadline, connection);
         }
     }
 

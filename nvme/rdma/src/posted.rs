@@ -6,31 +6,29 @@
 //! later one. Nothing else frees it but the queue pair's own end. So only the last answer of a turn
 //! has to be signalled, and nothing is given back on a guess.
 
-use std::collections::VecDeque;
-
 use hugemem::Data;
 
 /// What was posted together.
 #[derive(Debug)]
-pub(crate) struct Posted {
+struct Posted {
+    /// What an answer sends, kept until the device is done with it.
+    data: Option<Data>,
     /// Places in the send queue.
-    pub(crate) requests: u32,
-    pub(crate) kind: PostedKind,
+    requests: u32,
+    kind: PostedKind,
 }
 
 /// What it does.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PostedKind {
     /// Writes data to the host, and sends the response.
-    Answer {
-        /// Kept until the device is done with it.
-        #[expect(dead_code, reason = "held, not looked at")]
-        data: Option<Data>,
-    },
+    Answer,
     /// Reads some of the host's data into the lease of a slot.
     Read {
         /// The slot.
         slot: u16,
+        /// Reads.
+        requests: u8,
     },
     /// Reads the data of the Connect command.
     Connect,
@@ -39,9 +37,14 @@ pub(crate) enum PostedKind {
 /// A send queue as its owner knows it. Its storage is taken once.
 #[derive(Debug)]
 pub(crate) struct SendQueue {
-    posted: VecDeque<Posted>,
-    /// Sequence number of the first of them.
+    /// By sequence number, modulo their count: a power of two, and at least the capacity.
+    posted: Box<[Posted]>,
+    /// Their count less one.
+    mask: u32,
+    /// Sequence number of the first that is not done.
     first: u32,
+    /// Sequence number of the next to be posted.
+    next: u32,
     capacity: u32,
     vacant: u32,
 }
@@ -49,9 +52,17 @@ pub(crate) struct SendQueue {
 impl SendQueue {
     /// An empty queue of `capacity` places.
     pub(crate) fn new(capacity: u32) -> Self {
+        let unused = || Posted {
+            data: None,
+            requests: 0,
+            kind: PostedKind::Answer,
+        };
+        let count = capacity.next_power_of_two();
         Self {
-            posted: VecDeque::with_capacity(capacity as usize),
+            posted: (0..count).map(|_| unused()).collect(),
+            mask: count - 1,
             first: 0,
+            next: 0,
             capacity,
             vacant: capacity,
         }
@@ -70,62 +81,74 @@ impl SendQueue {
 
     /// Whether nothing is outstanding.
     pub(crate) fn is_empty(&self) -> bool {
-        self.posted.is_empty()
+        self.first == self.next
     }
 
     /// Sequence number of what is posted next.
     #[inline]
     pub(crate) fn next_sequence(&self) -> u32 {
-        self.first.wrapping_add(self.posted.len() as u32)
+        self.next
     }
 
-    /// Notes what has been posted with [`next_sequence`](Self::next_sequence).
+    /// Notes what has been posted with [`next_sequence`](Self::next_sequence), and keeps its data.
     ///
     /// # Panics
     /// When there are not so many places: the caller looks first.
     #[inline(always)]
-    pub(crate) fn push(&mut self, requests: u32, kind: PostedKind) {
-        self.vacant = self
-            .vacant
-            .checked_sub(requests)
-            .unwrap_or_else(|| panic!("{requests} work requests for fewer places"));
-        self.posted.push_back(Posted { requests, kind });
+    pub(crate) fn push(&mut self, requests: u32, kind: PostedKind, data: Option<Data>) {
+        debug_assert!(requests > 0, "what takes no place cannot be counted");
+        assert!(self.vacant >= requests, "more work requests than places");
+        let posted = &mut self.posted[(self.next & self.mask) as usize];
+        assert!(
+            posted.data.is_none(),
+            "a place is used again before its end"
+        );
+        *posted = Posted {
+            data,
+            requests,
+            kind,
+        };
+        self.vacant -= requests;
+        self.next = self.next.wrapping_add(1);
     }
 
     /// The next of what a completion ends: all before `sequence`, and with `last` that itself. Call
-    /// until `None`. A number of something long done ends nothing.
-    #[inline]
-    pub(crate) fn pop_done(&mut self, sequence: u32, last: bool) -> Option<Posted> {
+    /// until `None`. A number of something long done ends nothing. Data that it kept goes home.
+    #[inline(always)]
+    pub(crate) fn end_next(&mut self, sequence: u32, last: bool) -> Option<PostedKind> {
         let ahead = sequence.wrapping_sub(self.first);
-        let known = (ahead as usize) < self.posted.len();
+        let known = ahead < self.next.wrapping_sub(self.first);
         if !known || (ahead == 0 && !last) {
             return None;
         }
-        let posted = self.posted.pop_front()?;
+        let posted = &mut self.posted[(self.first & self.mask) as usize];
         self.first = self.first.wrapping_add(1);
+        posted.data = None;
         self.vacant += posted.requests;
-        Some(posted)
+        Some(posted.kind)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use hugemem::{Arena, ArenaConfig, Lease, PagePolicy};
+
     use super::*;
 
     fn queue(entries: u16) -> SendQueue {
         let mut queue = SendQueue::new(64);
-        queue.first = u32::MAX - 1;
+        (queue.first, queue.next) = (u32::MAX - 1, u32::MAX - 1);
         for slot in 0..entries {
-            queue.push(2, PostedKind::Read { slot });
+            queue.push(2, PostedKind::Read { slot, requests: 2 }, None);
         }
         queue
     }
 
     fn done(queue: &mut SendQueue, sequence: u32, last: bool) -> Vec<u16> {
-        std::iter::from_fn(|| queue.pop_done(sequence, last))
-            .map(|posted| match posted.kind {
-                PostedKind::Read { slot } => slot,
-                PostedKind::Answer { .. } | PostedKind::Connect => unreachable!(),
+        std::iter::from_fn(|| queue.end_next(sequence, last))
+            .map(|kind| match kind {
+                PostedKind::Read { slot, .. } => slot,
+                PostedKind::Answer | PostedKind::Connect => unreachable!(),
             })
             .collect()
     }
@@ -145,6 +168,33 @@ mod tests {
         assert_eq!(done(&mut queue, u32::MAX, false), vec![0]);
         assert_eq!(done(&mut queue, u32::MAX, false), vec![]);
         assert_eq!(done(&mut queue, u32::MAX, true), vec![1]);
+    }
+
+    #[test]
+    fn data_goes_home_with_the_end_of_its_answer() {
+        let config = ArenaConfig {
+            bytes: 1 << 20,
+            pages: PagePolicy::Ordinary,
+            max_transfer: 4096,
+        };
+        let pool = Arena::new(config).expect("memory").pool(0);
+        let take_all = || -> Vec<Lease> { std::iter::from_fn(|| pool.take(4096)).collect() };
+        let mut queue = SendQueue::new(64);
+        let mut all = take_all();
+        for lease in all.split_off(all.len() - 8) {
+            queue.push(2, PostedKind::Answer, Some(Data::Lease(lease)));
+        }
+        assert!(take_all().is_empty());
+        while queue.end_next(2, true).is_some() {}
+        assert_eq!(take_all().len(), 3);
+        drop(queue);
+        assert_eq!(take_all().len(), 8);
+    }
+
+    #[test]
+    #[should_panic(expected = "more work requests than places")]
+    fn more_than_there_is_room_for_is_our_own_mistake() {
+        queue(33);
     }
 
     #[test]

@@ -109,6 +109,12 @@ impl SlotTable {
         self.slots.len() - self.free.len()
     }
 
+    /// Whether another command may come in.
+    #[inline]
+    pub(crate) fn has_free(&self) -> bool {
+        !self.free.is_empty()
+    }
+
     /// Takes a free slot; `None` when the host has more commands outstanding than its queue has
     /// entries.
     #[inline]

@@ -2,6 +2,7 @@
 
 use std::fmt::Debug;
 use std::net::SocketAddr;
+use std::slice;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -229,7 +230,8 @@ impl End {
     }
 
     pub(crate) fn post(&mut self, wr_id: u64, operation: SendOperation, length: usize) {
-        let payload = Payload::Memory(self.memory.piece(0, length).into());
+        let piece = self.memory.piece(0, length);
+        let payload = Payload::Memory(slice::from_ref(&piece));
         let request = SendRequest::new(wr_id, operation, payload);
         self.queue_pair.queue_send(&request).expect("queued");
         self.queue_pair.flush().expect("posted");

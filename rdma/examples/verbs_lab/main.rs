@@ -13,6 +13,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::{IpAddr, SocketAddr};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::{Command, ExitCode, Stdio};
+use std::slice;
 use std::time::{Duration, Instant};
 
 use ends::{BYTES, End, Ends, REQUESTS, next, told, wait};
@@ -200,7 +201,8 @@ fn requests_take_no_memory(place: &Place) {
     let mut ends = ordinary_ends(place);
     let Ends { client, server, .. } = &mut ends;
     let remote = server.memory.remote(0);
-    let data = Payload::Memory(client.memory.piece(0, 4096).into());
+    let piece = client.memory.piece(0, 4096);
+    let data = Payload::Memory(slice::from_ref(&piece));
     let incoming = ReceiveRequest {
         wr_id: 3,
         memory: server.memory.piece(8192, 64).into(),
@@ -343,7 +345,7 @@ fn one_binding_of_a_window_in_a_batch(place: &Place) {
     let queue_pair = &mut server.queue_pair;
     // As the specification has it, a window of type 2 is bound anew only once it is invalid.
     let invalidate = SendOperation::LocalInvalidate { rkey: remote.rkey };
-    let nothing = Payload::Memory(rdma::SgeList::EMPTY);
+    let nothing = Payload::Memory(&[]);
     let request = SendRequest::new(60, invalidate, nothing).signalled(false);
     queue_pair.queue_send(&request).expect("queued");
     let binding = binding_of(&registration, 61);
@@ -375,7 +377,11 @@ fn queues_that_overflow_refuse(place: &Place) {
     let mut posted = 0_u64;
     let error = loop {
         let piece: Sge = client.memory.piece(0, 64);
-        let request = SendRequest::new(posted, SendOperation::Send, Payload::Memory(piece.into()));
+        let request = SendRequest::new(
+            posted,
+            SendOperation::Send,
+            Payload::Memory(slice::from_ref(&piece)),
+        );
         client.queue_pair.queue_send(&request).expect("queued");
         if let Err(error) = client.queue_pair.flush() {
             break error;

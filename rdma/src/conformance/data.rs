@@ -49,7 +49,7 @@ pub(super) fn messages_gather_and_scatter<P: Provider>(harness: &mut Harness<'_,
     let mut from = SgeList::one(client.memory.piece(0, 1000));
     from.push(client.memory.piece(HALF, 3000))
         .expect("room for two");
-    let send = SendRequest::new(2, SendOperation::Send, Payload::Memory(from));
+    let send = SendRequest::new(2, SendOperation::Send, Payload::Memory(from.as_slice()));
     client.queue_pair.queue_send(&send).expect("queued");
     client.queue_pair.flush().expect("posted");
     let received = harness.expect_success(server, 1);
@@ -152,6 +152,24 @@ pub(super) fn unsignalled_requests_complete_in_silence<P: Provider>(harness: &mu
     harness.expect_nothing(client);
     let last = client.memory.bytes(0, depth * 64);
     assert_eq!(server.memory.bytes(0, depth * 64), last);
+}
+
+pub(super) fn the_last_of_a_turn_is_signalled_when_it_is_posted<P: Provider>(
+    harness: &mut Harness<'_, P>,
+) {
+    let mut pair = harness.pair();
+    let Pair { server, client, .. } = &mut pair;
+    let write = SendOperation::Write(server.memory.remote(0));
+    for turn in 0..3 {
+        for at in 0..4 {
+            client.queue(10 * turn + at, write, (0, 64), false);
+        }
+        client.queue_pair.signal_last();
+        client.queue_pair.flush().expect("posted");
+        // Nothing is queued any more, so this has no effect on what is.
+        client.queue_pair.signal_last();
+        harness.expect_success(client, 10 * turn + 3);
+    }
 }
 
 pub(super) fn both_directions_at_once_keep_their_order<P: Provider>(harness: &mut Harness<'_, P>) {
@@ -297,7 +315,7 @@ pub(super) fn a_window_is_invalidated_by_its_owner<P: Provider>(harness: &mut Ha
     pair.client.post(1, write, (HALF, 64));
     harness.expect_success(&mut pair.client, 1);
     let invalidate = SendOperation::LocalInvalidate { rkey: remote.rkey };
-    let request = SendRequest::new(2, invalidate, Payload::Memory(SgeList::EMPTY));
+    let request = SendRequest::new(2, invalidate, Payload::Memory(&[]));
     pair.server.queue_pair.queue_send(&request).expect("queued");
     pair.server.queue_pair.flush().expect("posted");
     let done = harness.expect_success(&mut pair.server, 2);

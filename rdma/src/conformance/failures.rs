@@ -1,5 +1,7 @@
 //! Cases about requests that fail, and what becomes of those behind them.
 
+use std::slice;
+
 use super::harness::{Harness, MEMORY_BYTES, Pair, PairOptions, REQUESTS, arena, memory, pattern};
 use crate::completion::CompletionStatus;
 use crate::connection::Token;
@@ -112,7 +114,11 @@ pub(super) fn a_wrong_local_key_is_a_protection_error<P: Provider>(harness: &mut
         lkey: client.memory.piece(0, 64).lkey ^ 0x00ff_ff00,
         ..client.memory.piece(0, 64)
     };
-    let send = SendRequest::new(2, SendOperation::Send, Payload::Memory(piece.into()));
+    let send = SendRequest::new(
+        2,
+        SendOperation::Send,
+        Payload::Memory(slice::from_ref(&piece)),
+    );
     client.queue_pair.queue_send(&send).expect("queued");
     let refused_at_once = client.queue_pair.flush();
     match refused_at_once {

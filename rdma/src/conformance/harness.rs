@@ -3,6 +3,7 @@
 //! For the suite, and for what else this crate tests of its providers.
 
 use std::net::SocketAddr;
+use std::slice;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -169,7 +170,7 @@ impl<P: Provider> Side<P> {
         signalled: bool,
     ) {
         let piece = self.memory.piece(offset, length);
-        let request = SendRequest::new(wr_id, operation, Payload::Memory(piece.into()));
+        let request = SendRequest::new(wr_id, operation, Payload::Memory(slice::from_ref(&piece)));
         let request = request.signalled(signalled);
         self.queue_pair.queue_send(&request).expect("queued");
     }

@@ -1,5 +1,7 @@
 //! Cases about completion queues, shared receive queues, and who keeps what alive.
 
+use std::slice;
+
 use super::connections::is_readable;
 use super::harness::{Harness, Memory, Pair, PairOptions, REQUESTS, pattern};
 use crate::completion::{CompletionStatus, WorkCompletion};
@@ -115,7 +117,11 @@ impl<P: Provider> Shared<P> {
         let at = wr_id as usize * 64;
         self.client_memory.fill(at, 64, wr_id as usize);
         let piece = self.client_memory.piece(at, 64);
-        let request = SendRequest::new(wr_id, SendOperation::Send, Payload::Memory(piece.into()));
+        let request = SendRequest::new(
+            wr_id,
+            SendOperation::Send,
+            Payload::Memory(slice::from_ref(&piece)),
+        );
         let queue_pair = &mut self.clients[client].0;
         queue_pair.queue_send(&request).expect("queued");
         queue_pair.flush().expect("posted");
@@ -235,7 +241,11 @@ pub(super) fn solicited_completions_wake_and_others_do_not<P: Provider>(
     harness.expect_success(server, 1);
     assert!(!is_readable(server.completions.descriptor()));
     let piece = client.memory.piece(0, 64);
-    let mut request = SendRequest::new(12, SendOperation::Send, Payload::Memory(piece.into()));
+    let mut request = SendRequest::new(
+        12,
+        SendOperation::Send,
+        Payload::Memory(slice::from_ref(&piece)),
+    );
     request.solicited = true;
     client.queue_pair.queue_send(&request).expect("queued");
     client.queue_pair.flush().expect("posted");
@@ -310,7 +320,11 @@ pub(super) fn children_keep_their_parents<P: Provider>(harness: &mut Harness<'_,
     server_pair.flush().expect("posted");
     client.memory.fill(0, 64, 1);
     let piece = client.memory.piece(0, 64);
-    let send = SendRequest::new(2, SendOperation::Send, Payload::Memory(piece.into()));
+    let send = SendRequest::new(
+        2,
+        SendOperation::Send,
+        Payload::Memory(slice::from_ref(&piece)),
+    );
     client_pair.queue_send(&send).expect("queued");
     client_pair.flush().expect("posted");
     let received = harness.completion("the message", &mut server_completions);

@@ -262,21 +262,31 @@ impl QueuePair for FakeQueuePair {
                 entry.inline[..bytes.len()].copy_from_slice(bytes);
                 entry.inline_len = Some(bytes.len() as u8);
             }
-            Payload::Memory(list) => {
+            Payload::Memory(pieces) => {
                 let most = match read {
                     true => self.capacity.send_sges.min(self.read_sges),
                     false => self.capacity.send_sges,
                 };
-                if list.as_slice().len() > most as usize {
+                if pieces.len() > most as usize {
                     return Err(PostError::TooManyPieces);
                 }
-                if list.bytes() > 1 << 31 {
+                if request.payload.bytes() > 1 << 31 {
                     return Err(PostError::NotPossible);
                 }
-                entry.memory = list;
+                for piece in pieces {
+                    let added = entry.memory.push(*piece);
+                    added.map_err(|_| PostError::TooManyPieces)?;
+                }
             }
         }
         self.add(entry)
+    }
+
+    #[inline]
+    fn signal_last(&mut self) {
+        if let Some(last) = self.sends.last_mut() {
+            last.signalled = true;
+        }
     }
 
     fn queue_bind(

@@ -177,6 +177,11 @@ impl QueuePair for VerbsQueuePair {
         self.sends.push(request)
     }
 
+    #[inline]
+    fn signal_last(&mut self) {
+        self.sends.signal_last();
+    }
+
     fn queue_bind(
         &mut self,
         window: &mut VerbsWindow,

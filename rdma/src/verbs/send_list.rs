@@ -115,8 +115,7 @@ impl SendList {
             | flag(request.fence, ibv_send_flags::IBV_SEND_FENCE);
         let sges = &mut self.sges[at * self.sges_each..];
         place.num_sge = match request.payload {
-            Payload::Memory(ref list) => {
-                let pieces = list.as_slice();
+            Payload::Memory(pieces) => {
                 if pieces.len() > self.sges_each {
                     return Err(PostError::TooManyPieces);
                 }
@@ -147,6 +146,14 @@ impl SendList {
         place.send_flags = flags;
         self.queued += 1;
         Ok(())
+    }
+
+    /// Has the newest request signalled.
+    #[inline]
+    pub(super) fn signal_last(&mut self) {
+        if let Some(last) = self.requests[..self.queued].last_mut() {
+            last.send_flags |= ibv_send_flags::IBV_SEND_SIGNALED.0;
+        }
     }
 
     /// Adds a binding of a window, which was taken for it.
@@ -326,7 +333,7 @@ fn set_operation(place: &mut ibv_send_wr, operation: SendOperation) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::request::{RemoteAddress, Sge, SgeList};
+    use crate::request::{RemoteAddress, Sge};
 
     const CAPACITY: QueuePairCapacity = QueuePairCapacity {
         send_requests: 4,
@@ -346,20 +353,14 @@ mod tests {
         rkey: 0x22,
     };
 
-    fn piece(address: u64) -> Sge {
-        Sge {
-            address,
-            length: 16,
-            lkey: 9,
-        }
-    }
+    const PIECES: [Sge; 3] = [Sge {
+        address: 0x2000,
+        length: 16,
+        lkey: 9,
+    }; 3];
 
     fn send(wr_id: u64, operation: SendOperation) -> SendRequest<'static> {
-        SendRequest::new(
-            wr_id,
-            operation,
-            Payload::Memory(SgeList::one(piece(wr_id))),
-        )
+        SendRequest::new(wr_id, operation, Payload::Memory(&PIECES[..1]))
     }
 
     /// Posts, and hands every request of the list to `check`.
@@ -386,7 +387,7 @@ mod tests {
         second.solicited = true;
         list.push(&second).unwrap();
         list.push(&send(3, SendOperation::Read(REMOTE))).unwrap();
-        let nothing = Payload::Memory(SgeList::EMPTY);
+        let nothing = Payload::Memory(&[]);
         let local = SendOperation::LocalInvalidate { rkey: 0x88 };
         list.push(&SendRequest::new(4, local, nothing)).unwrap();
         assert!(list.is_full());
@@ -406,6 +407,20 @@ mod tests {
         assert_eq!(seen[1], (2, 9, 6, 1, 0x77));
         assert_eq!((seen[2].1, seen[2].2, seen[2].3), (4, 2, 1));
         assert_eq!(seen[3], (4, 7, 2, 0, 0x88));
+    }
+
+    #[test]
+    fn the_last_request_can_be_signalled_afterwards() {
+        let mut list = SendList::new(&CAPACITY);
+        list.signal_last();
+        for wr_id in 1..=3 {
+            let request = send(wr_id, SendOperation::Write(REMOTE)).signalled(false);
+            list.push(&request).unwrap();
+        }
+        list.signal_last();
+        let mut flags = Vec::new();
+        post(&mut list, |one| flags.push(one.send_flags));
+        assert_eq!(flags, [0, 0, 2]);
     }
 
     #[test]
@@ -456,10 +471,7 @@ mod tests {
         for (request, error) in refusals {
             assert_eq!(list.push(&request), Err(error));
         }
-        let mut three = SgeList::one(piece(1));
-        three.push(piece(2)).unwrap();
-        three.push(piece(3)).unwrap();
-        let request = SendRequest::new(2, SendOperation::Send, Payload::Memory(three));
+        let request = SendRequest::new(2, SendOperation::Send, Payload::Memory(&PIECES));
         assert_eq!(list.push(&request), Err(PostError::TooManyPieces));
         for wr_id in 2..=4 {
             list.push(&send(wr_id, SendOperation::Send)).unwrap();

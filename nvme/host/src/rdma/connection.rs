@@ -236,6 +236,7 @@ impl<P: Provider, B: Placed> RdmaConnection<P, B> {
         } else {
             Work::Command(index)
         };
+        let mut memory;
         let payload = if inline {
             Payload::Inline(&capsule)
         } else {
@@ -244,11 +245,11 @@ impl<P: Provider, B: Placed> RdmaConnection<P, B> {
             self.settled.capsules.write(start, &capsule);
             let address = self.settled.capsules.address() + start;
             let staged = self.settled.map.gather(address, capsule.len());
-            let mut memory = staged.ok_or(PostError::NotPossible)?;
+            memory = staged.ok_or(PostError::NotPossible)?;
             for piece in data.as_slice() {
                 memory.push(*piece).map_err(|_| PostError::TooManyPieces)?;
             }
-            Payload::Memory(memory)
+            Payload::Memory(memory.as_slice())
         };
         let id = work.id(signalled.unwrap_or(0));
         let request =
@@ -393,7 +394,7 @@ impl<P: Provider, B: Placed> RdmaConnection<P, B> {
             let request = SendRequest::new(
                 Work::Invalidation(index).id(retires),
                 SendOperation::LocalInvalidate { rkey },
-                Payload::Memory(SgeList::EMPTY),
+                Payload::Memory(&[]),
             );
             queue_pair.queue_send(&request)?;
             self.counters.work_requests += 1;

@@ -350,7 +350,8 @@ impl<P: Provider> RawRdmaClient<P> {
         let memory = self.map.gather(address, len);
         let memory = memory.ok_or(HostError::NotRegistered)?;
         for _ in 0..times {
-            let request = SendRequest::new(0, SendOperation::Send, Payload::Memory(memory));
+            let request =
+                SendRequest::new(0, SendOperation::Send, Payload::Memory(memory.as_slice()));
             let queued = self.queue_pair.queue_send(&request);
             queued.map_err(HostError::Post)?;
             self.sends_pending += 1;

@@ -384,7 +384,8 @@ impl<'a> Peer<'a> {
                 rkey: key,
             };
             let local = self.map.gather(self.data.address() + offset, here);
-            let payload = Payload::Memory(local.expect("registered"));
+            let local = local.expect("registered");
+            let payload = Payload::Memory(local.as_slice());
             let operation = if to_host {
                 SendOperation::Write(remote)
             } else {

@@ -159,14 +159,14 @@ impl<P: Provider> Connection<P> {
                 address: pending.block.address,
                 rkey: pending.block.key,
             }),
-            Payload::Memory(memory),
+            Payload::Memory(memory.as_slice()),
         );
         if self.queue_pair.queue_send(&request).is_err() {
             return self.break_off(cx, Cause::Post);
         }
         cx.counters.reads.add(1);
         cx.counters.bytes_read.add(u64::from(CONNECT_DATA_BYTES));
-        self.sends.push(1, PostedKind::Connect);
+        self.sends.push(1, PostedKind::Connect, None);
         self.queued = true;
         self.connecting.stage = Stage::Reading(pending, lease);
     }

@@ -1,8 +1,8 @@
 //! A connection's requests: from a command capsule through its states to the answer.
 
 use hugemem::{Lease, WaiterToken};
-use nvme_spec::{Cqe, Sqe, Status};
-use nvme_target::{Admission, Completed, DataSource, Direction, Work};
+use nvme_spec::{Cqe, Status};
+use nvme_target::{Admission, Completed, DataSource, Direction, QueueId, Work};
 use rdma::{Payload, Provider, QueuePair, RemoteAddress, SendOperation, SendRequest};
 
 use super::{Capsule, Cause, Connection, Context, Phase};
@@ -36,13 +36,30 @@ impl<P: Provider> Connection<P> {
             let violation = Cause::Violation("a capsule is longer than its queue's capsules");
             return self.break_off(cx, violation);
         }
+        // Each way takes a copy of its own and checks that: in this one little of it is looked at.
+        if self.answer_lent(cx, queue, receives.command(capsule.index)) {
+            cx.counters.commands.add(1);
+            return;
+        }
+        self.admit_any(cx, receives, capsule, queue);
+    }
+
+    /// The same for commands that need a slot.
+    #[inline(never)]
+    fn admit_any(
+        &mut self,
+        cx: &mut Context<'_, P>,
+        receives: &mut Receives<P>,
+        capsule: Capsule,
+        queue: QueueId,
+    ) {
         let Some(slot) = self.slots.take() else {
             // The host ignores its own queue's size.
             let violation = Cause::Violation("more commands outstanding than the queue's entries");
             return self.break_off(cx, violation);
         };
         cx.counters.commands.add(1);
-        let sqe: Sqe = receives.command(capsule.index);
+        let sqe = receives.command(capsule.index);
         let remote = &mut self.slots.at(slot).remote;
         remote.blocks.clear();
         remote.invalidate = None;
@@ -196,8 +213,6 @@ impl<P: Provider> Connection<P> {
 
     /// Posts as many reads of one request as may be outstanding; the last of them is signalled.
     fn post_reads(&mut self, cx: &mut Context<'_, P>, slot: u16, fetch: &mut Fetch) {
-        // Answers come home with a completion behind them, so they have to be posted before it.
-        self.post_held_back(cx, false);
         let allowed = u32::from(self.reads_free).min(self.sends.vacant());
         let sequence = self.sends.next_sequence();
         let start = fetch.lease.as_mut_ptr().addr();
@@ -228,7 +243,7 @@ impl<P: Provider> Connection<P> {
             let request = SendRequest::new(
                 self.work_id(sequence, last),
                 SendOperation::Read(remote),
-                Payload::Memory(memory),
+                Payload::Memory(memory.as_slice()),
             );
             if self
                 .queue_pair
@@ -245,16 +260,22 @@ impl<P: Provider> Connection<P> {
         }
         if requests > 0 {
             cx.counters.reads.add(u64::from(requests));
-            self.sends.push(requests, PostedKind::Read { slot });
-            self.reads_free -= requests as u8;
+            // No more than there were free.
+            let taken = requests as u8;
+            let read = PostedKind::Read {
+                slot,
+                requests: taken,
+            };
+            self.sends.push(requests, read, None);
+            self.reads_free -= taken;
             fetch.outstanding += 1;
             self.queued = true;
         }
     }
 
     /// Reads of one request have completed, or were flushed.
-    pub(super) fn read_done(&mut self, cx: &mut Context<'_, P>, slot: u16, requests: u32) {
-        self.reads_free += requests as u8;
+    pub(super) fn read_done(&mut self, cx: &mut Context<'_, P>, slot: u16, requests: u8) {
+        self.reads_free += requests;
         let SlotState::FetchingData(fetch) = self.slots.state(slot) else {
             debug_assert!(false, "slot {slot} reads nothing");
             return;

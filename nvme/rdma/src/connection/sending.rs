@@ -1,13 +1,14 @@
 //! Answers on their way: data to the host's memory, and the response behind it in the same post.
 //!
-//! The response of the newest answer is held back until another one follows or the turn ends. So
-//! the last of a turn, and no other, has a completion, and every answer of the turn comes home with
-//! it (see [`posted`](crate::posted)).
+//! Nothing that is queued has a completion of its own: the last of a turn gets one when the turn is
+//! posted, and every answer of the turn comes home with it (see [`posted`](crate::posted)).
 
-use hugemem::DmaBuffer;
+use std::slice;
+
+use hugemem::{Data, DmaBuffer};
 use nvme_spec::completion::StatusField;
-use nvme_spec::{Cqe, Status};
-use nvme_target::KeyedBlocks;
+use nvme_spec::{Cqe, Sqe, Status};
+use nvme_target::{KeyedBlocks, LentRead, QueueId};
 use rdma::{
     MemoryMap, Payload, Provider, QueuePair, RemoteAddress, SendOperation, SendRequest, Sge,
     SgeList,
@@ -19,13 +20,8 @@ use crate::plan::RESPONSE_BYTES;
 use crate::posted::PostedKind;
 use crate::slot::{Answer, SlotState};
 
-/// A response that is not queued yet. Its place in the send queue is taken.
-#[derive(Debug)]
-pub(super) struct HeldBack {
-    sequence: u32,
-    response: Cqe,
-    invalidate: Option<u32>,
-}
+/// Places of the send queue that the answer to a lent read takes: its write and its response.
+const LENT_ANSWER_REQUESTS: u32 = 2;
 
 impl<P: Provider> Connection<P> {
     /// Answers the request in `slot`, which is in no state, at once or as soon as the send queue
@@ -80,32 +76,25 @@ impl<P: Provider> Connection<P> {
     }
 
     /// Queues an answer that there is room for.
-    #[inline(always)]
+    #[inline]
     fn post_answer(&mut self, cx: &mut Context<'_, P>, slot: u16, writes: u32, answer: Answer) {
         let Answer {
-            response,
+            mut response,
             data,
             bytes,
         } = answer;
-        self.queue_held_back(cx, false);
         let sequence = self.sends.next_sequence();
-        let mut outcome = response;
         if let Some(data) = &data
             && !self.write_data(cx, slot, sequence, data, bytes)
         {
-            outcome.status = StatusField::from_status(Status::DATA_TRANSFER_ERROR);
+            response.status = StatusField::from_status(Status::DATA_TRANSFER_ERROR);
         }
-        self.sends.push(writes + 1, PostedKind::Answer { data });
-        self.held_back = Some(HeldBack {
-            sequence,
-            response: outcome,
-            invalidate: self.slots.at(slot).remote.invalidate,
-        });
+        let invalidate = self.slots.at(slot).remote.invalidate;
+        self.post_response(cx, sequence, &response, invalidate);
+        self.sends.push(writes + 1, PostedKind::Answer, data);
     }
 
-    /// Queues the writes of an answer's data; `false` when its memory is not the device's to read,
-    /// which is this program's mistake.
-    #[inline(always)]
+    /// Queues the writes of an answer's data; `false` as [`write`](Self::write) says.
     fn write_data(
         &mut self,
         cx: &Context<'_, P>,
@@ -114,72 +103,111 @@ impl<P: Provider> Connection<P> {
         data: &[u8],
         bytes: u32,
     ) -> bool {
-        let start = data.as_ptr().addr();
         debug_assert!(bytes as usize <= data.len());
-        let wr_id = self.work_id(sequence, false);
-        let Self {
-            slots,
-            queue_pair,
-            near,
-            ..
-        } = self;
         let mut written = 0;
-        for block in &slots.at(slot).remote.blocks {
+        for place in 0..self.slots.at(slot).remote.blocks.len() {
+            let block = self.slots.at(slot).remote.blocks[place];
             if written == bytes {
                 break;
             }
             let length = block.length.min(bytes - written);
-            let begin = start + written as usize;
-            let memory = match cx.map.local_key(near, begin, length as usize) {
-                Some(lkey) => SgeList::one(Sge {
-                    address: begin as u64,
-                    length,
-                    lkey,
-                }),
-                None => match cx.map.gather(begin, length as usize) {
-                    Some(memory) => memory,
-                    None => return not_registered(),
-                },
+            let begin = data.as_ptr().addr() + written as usize;
+            let remote = RemoteAddress {
+                address: block.address,
+                rkey: block.key,
             };
-            // In place, since a request is too large to be handed on.
-            let request = SendRequest {
-                wr_id,
-                operation: SendOperation::Write(RemoteAddress {
-                    address: block.address,
-                    rkey: block.key,
-                }),
-                payload: Payload::Memory(memory),
-                signalled: false,
-                solicited: false,
-                fence: false,
-            };
-            if queue_pair.queue_send(&request).is_err() {
-                self.refused = true;
+            if !self.write(cx, sequence, remote, begin, length) {
                 return false;
             }
-            cx.counters.writes.add(1);
             written += length;
         }
-        cx.counters.bytes_written.add(u64::from(written));
         true
     }
 
-    /// Queues the response that is held back.
-    pub(super) fn post_held_back(&mut self, cx: &Context<'_, P>, signalled: bool) {
-        self.queue_held_back(cx, signalled);
+    /// Queues one write of memory that stays as it is until its sequence number is done; `false`
+    /// when that memory is not the device's to read, which is this program's mistake.
+    #[inline(always)]
+    fn write(
+        &mut self,
+        cx: &Context<'_, P>,
+        sequence: u32,
+        remote: RemoteAddress,
+        begin: usize,
+        length: u32,
+    ) -> bool {
+        let Some(lkey) = cx.map.local_key(&mut self.near, begin, length as usize) else {
+            return self.write_gathered(cx, sequence, remote, begin, length);
+        };
+        let piece = Sge {
+            address: begin as u64,
+            length,
+            lkey,
+        };
+        self.queue_write(cx, sequence, remote, slice::from_ref(&piece), length)
+    }
+
+    /// The same across registrations.
+    #[cold]
+    fn write_gathered(
+        &mut self,
+        cx: &Context<'_, P>,
+        sequence: u32,
+        remote: RemoteAddress,
+        begin: usize,
+        length: u32,
+    ) -> bool {
+        let Some(pieces) = cx.map.gather(begin, length as usize) else {
+            tracing::error!("memory of a device is not registered");
+            return false;
+        };
+        self.queue_write(cx, sequence, remote, pieces.as_slice(), length)
     }
 
     #[inline(always)]
-    fn queue_held_back(&mut self, cx: &Context<'_, P>, signalled: bool) {
-        let Some(HeldBack {
-            sequence,
-            response,
-            invalidate,
-        }) = &self.held_back
-        else {
-            return;
+    fn queue_write(
+        &mut self,
+        cx: &Context<'_, P>,
+        sequence: u32,
+        remote: RemoteAddress,
+        pieces: &[Sge],
+        length: u32,
+    ) -> bool {
+        let request = SendRequest {
+            wr_id: self.work_id(sequence, false),
+            operation: SendOperation::Write(remote),
+            payload: Payload::Memory(pieces),
+            signalled: false,
+            solicited: false,
+            fence: false,
         };
-        let (sequence, invalidate) = (*sequence, *invalidate);
+        if self.queue_pair.queue_send(&request).is_err() {
+            self.refused = true;
+            return false;
+        }
+        cx.counters.writes.add(1);
+        cx.counters.bytes_written.add(u64::from(length));
+        true
+    }
+
+    /// Queues a response, behind the data.
+    #[inline(always)]
+    fn post_response(
+        &mut self,
+        cx: &Context<'_, P>,
+        sequence: u32,
+        response: &Cqe,
+        invalidate: Option<u32>,
+    ) {
+        let staged;
+        let payload = match &self.responses {
+            None => Payload::Inline(response.as_bytes()),
+            Some(responses) => {
+                let places = self.sends.capacity().next_power_of_two();
+                let place = (sequence & (places - 1)) as usize * RESPONSE_BYTES;
+                staged = put_response(responses, place, response, cx.map);
+                Payload::Memory(staged.as_slice())
+            }
+        };
         let operation = match invalidate {
             Some(rkey) => {
                 cx.counters.invalidations.add(1);
@@ -187,28 +215,63 @@ impl<P: Provider> Connection<P> {
             }
             None => SendOperation::Send,
         };
-        let payload = match &self.responses {
-            None => Payload::Inline(response.as_bytes()),
-            Some(responses) => {
-                let places = self.sends.capacity().next_power_of_two();
-                let place = (sequence & (places - 1)) as usize * RESPONSE_BYTES;
-                Payload::Memory(put_response(responses, place, response, cx.map))
-            }
-        };
         let request = SendRequest {
             wr_id: self.work_id(sequence, true),
             operation,
             payload,
-            signalled,
+            // The last of the turn will be.
+            signalled: false,
             solicited: false,
             fence: false,
         };
         if self.queue_pair.queue_send(&request).is_err() {
             self.refused = true;
         }
-        self.held_back = None;
         cx.counters.sends.add(1);
         self.queued = true;
+    }
+
+    /// Answers a read whose data the device lends: at once, and without a slot, since nothing of it
+    /// has to wait. `false`: there is more to the command, and nothing has happened.
+    #[inline]
+    pub(super) fn answer_lent(
+        &mut self,
+        cx: &mut Context<'_, P>,
+        queue: QueueId,
+        sqe: Sqe,
+    ) -> bool {
+        let goes_now = self.sends.vacant() >= LENT_ANSWER_REQUESTS && self.waiting_sends.is_empty();
+        // A slot that it does not take must be there all the same: the queue's size is the limit.
+        if !goes_now || !self.slots.has_free() {
+            return false;
+        }
+        let Some(read) = cx.core.read_lent(queue, &sqe, cx.now) else {
+            return false;
+        };
+        let LentRead {
+            mut response,
+            data,
+            keyed,
+            ..
+        } = read;
+        let sequence = self.sends.next_sequence();
+        let begin = data.as_ptr().addr();
+        let data = Some(Data::Loan(data));
+        self.sends
+            .push(LENT_ANSWER_REQUESTS, PostedKind::Answer, data);
+        let is_written = keyed.is_some_and(|(block, _)| {
+            let remote = RemoteAddress {
+                address: block.address,
+                rkey: block.key,
+            };
+            self.write(cx, sequence, remote, begin, block.length)
+        });
+        if !is_written {
+            response.status = StatusField::from_status(Status::DATA_TRANSFER_ERROR);
+        }
+        let invalidate = keyed.and_then(|(block, invalidate)| invalidate.then_some(block.key));
+        self.post_response(cx, sequence, &response, invalidate);
+        true
     }
 
     /// Sends a response that belongs to no slot: that of Connect, before which nothing is posted.
@@ -222,25 +285,27 @@ impl<P: Provider> Connection<P> {
             self.refused = true;
             return;
         }
-        self.post_held_back(cx, false);
         let sequence = self.sends.next_sequence();
-        self.sends.push(1, PostedKind::Answer { data: None });
-        self.held_back = Some(HeldBack {
-            sequence,
-            response,
-            invalidate,
-        });
+        self.post_response(cx, sequence, &response, invalidate);
+        self.sends.push(1, PostedKind::Answer, None);
     }
 
-    /// Ends a turn: posts what is queued, the last answer signalled.
+    /// Posts what is queued, the last of it signalled: with its completion all of it comes home.
+    #[inline]
+    pub(super) fn post_queued(&mut self) {
+        self.queue_pair.signal_last();
+        if self.queue_pair.flush().is_err() {
+            self.refused = true;
+        }
+        self.queued = false;
+    }
+
+    /// Ends a turn: posts what is queued.
     #[inline]
     pub(crate) fn flush(&mut self, cx: &mut Context<'_, P>) {
-        self.post_held_back(cx, true);
-        if std::mem::take(&mut self.queued) {
+        if self.queued {
             cx.counters.doorbells.add(1);
-            if self.queue_pair.flush().is_err() {
-                self.refused = true;
-            }
+            self.post_queued();
         }
         if std::mem::take(&mut self.refused) {
             self.break_off(cx, Cause::Post);
@@ -269,12 +334,6 @@ fn several_blocks_for(remote: &KeyedBlocks, bytes: u32) -> u32 {
         blocks += 1;
     }
     blocks
-}
-
-#[cold]
-fn not_registered() -> bool {
-    tracing::error!("memory of a device is not registered");
-    false
 }
 
 /// Copies a response to where the device fetches it, for devices that take none inline.

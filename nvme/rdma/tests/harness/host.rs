@@ -295,7 +295,7 @@ impl<P: Provider> Host<P> {
             length: bytes.len() as u32,
             lkey: self.registration.lkey(),
         });
-        let request = SendRequest::new(1, SendOperation::Send, Payload::Memory(memory));
+        let request = SendRequest::new(1, SendOperation::Send, Payload::Memory(memory.as_slice()));
         // A queue pair that has failed takes nothing more.
         let _ = self.queue_pair.queue_send(&request);
         let _ = self.queue_pair.flush();

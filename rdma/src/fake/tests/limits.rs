@@ -1,6 +1,7 @@
 //! Queues that are full, calls at the wrong time, and memory in pieces.
 
 use std::net::{IpAddr, Ipv4Addr};
+use std::slice;
 
 use hugemem::{Arena, ArenaConfig, PagePolicy, Region};
 
@@ -122,11 +123,9 @@ fn sends_are_refused_before_the_connection_is_established() {
         let capacity = PairOptions::default().capacity;
         let mut pair = queue_pair::<Fake>(&mut connection, &outfit, capacity);
         assert_eq!(pair.state().expect("one"), QueuePairState::Initialized);
-        let request = crate::SendRequest::new(
-            8,
-            SendOperation::Send,
-            crate::Payload::Memory(outfit.2.piece(0, 64).into()),
-        );
+        let piece = outfit.2.piece(0, 64);
+        let payload = crate::Payload::Memory(slice::from_ref(&piece));
+        let request = crate::SendRequest::new(8, SendOperation::Send, payload);
         pair.queue_send(&request).expect("queued");
         let refused = FlushError {
             first_wr_id: 8,
@@ -169,7 +168,8 @@ fn keys_of_another_domain_are_wrong() {
         let elsewhere = pair.client.domain.device().create_domain();
         let other = memory::<Fake>(&elsewhere.expect("a domain"), 4096, Access::REMOTE);
         pair.server.receive(1, 0, 64);
-        let payload = crate::Payload::Memory(other.piece(0, 64).into());
+        let piece = other.piece(0, 64);
+        let payload = crate::Payload::Memory(slice::from_ref(&piece));
         let send = crate::SendRequest::new(2, SendOperation::Send, payload);
         pair.client.queue_pair.queue_send(&send).expect("queued");
         pair.client.queue_pair.flush().expect("posted");

@@ -1,5 +1,7 @@
 //! Random work with random faults: whatever happens, every request ends once and in order.
 
+use std::slice;
+
 use super::on_fabric;
 use crate::completion::{CompletionStatus, WorkCompletion};
 use crate::conformance::harness::{Pair, REQUESTS, Side, pattern};
@@ -73,7 +75,7 @@ impl End {
         let inline = pattern(32, wr_id as usize);
         let payload = match (operation, random.below(2)) {
             (SendOperation::Send, 0) => Payload::Inline(&inline),
-            _ => Payload::Memory(piece.into()),
+            _ => Payload::Memory(slice::from_ref(&piece)),
         };
         let signalled = wr_id % 8 == 7 || random.below(2) == 0;
         let request = SendRequest::new(wr_id, operation, payload).signalled(signalled);
