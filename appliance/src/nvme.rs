@@ -7,7 +7,7 @@ mod bus;
 mod care;
 mod start;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::sync::Arc;
 

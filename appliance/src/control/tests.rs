@@ -1,6 +1,7 @@
 //! A whole appliance, asked by clients that are wrong, slow, many, and at last right.
 
 mod client;
+mod dashboards;
 mod openmetrics;
 mod schema;
 mod traces;

@@ -36,7 +36,7 @@ struct Slot {
 
 /// Drives by their address; shared with the test, which pulls them.
 #[derive(Clone, Default)]
-struct Slots(Arc<Mutex<BTreeMap<PciAddress, Slot>>>);
+pub(crate) struct Slots(Arc<Mutex<BTreeMap<PciAddress, Slot>>>);
 
 impl Slots {
     fn control(&self, address: &str) -> EmulatorControl {
@@ -86,6 +86,10 @@ cores = "{cores}"
 memory = "32MiB"
 pages = "ordinary"
 shutdown_deadline = "20s"
+
+[control]
+socket = "off"
+http = "127.0.0.1:0"
 
 [[listener]]
 name = "loopback"
@@ -150,18 +154,18 @@ fn started_with(
     (appliance, slots)
 }
 
-fn started() -> (Appliance, Slots) {
+pub(crate) fn started() -> (Appliance, Slots) {
     started_with(&cores(1), "", |_, _| {})
 }
 
 /// A host with one I/O queue.
-struct Host {
+pub(crate) struct Host {
     admin: RawClient,
     io: RawClient,
 }
 
 impl Host {
-    fn attach(appliance: &Appliance) -> Self {
+    pub(crate) fn attach(appliance: &Appliance) -> Self {
         let names = RawNames {
             host: "nqn.2026-11.org.windlass:host".to_owned(),
             host_id: [9; 16],

@@ -32,7 +32,7 @@ pub(crate) struct Options {
 }
 
 /// Where files of deploy/ lie in the package, and whether they are programs.
-const FILES: [(&str, &str, bool); 14] = [
+const FILES: [(&str, &str, bool); 16] = [
     (
         "systemd/windlass.service",
         "usr/lib/systemd/system/windlass.service",
@@ -83,6 +83,16 @@ const FILES: [(&str, &str, bool); 14] = [
     (
         "systemd/README.md",
         "usr/share/doc/windlass/README.md",
+        false,
+    ),
+    (
+        "dashboards/grafana.json",
+        "usr/share/windlass/grafana.json",
+        false,
+    ),
+    (
+        "dashboards/alerts.yml",
+        "usr/share/windlass/alerts.yml",
         false,
     ),
     (

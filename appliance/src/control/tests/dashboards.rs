@@ -1,0 +1,65 @@
+//! What `deploy/dashboards` asks Prometheus for.
+
+use std::collections::BTreeSet;
+use std::net::{SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+use super::LIMIT;
+use super::client::get;
+use crate::control::ControlPlane;
+use crate::nvme::tests::{Host, started};
+
+const GRAFANA: &str = include_str!("../../../../deploy/dashboards/grafana.json");
+const ALERTS: &str = include_str!("../../../../deploy/dashboards/alerts.yml");
+
+/// The names of metrics in a text.
+fn named(text: &str) -> BTreeSet<&str> {
+    let is_part = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_';
+    let at = |(start, _)| {
+        let rest: &str = &text[start..];
+        let end = rest.bytes().position(|byte| !is_part(byte));
+        &rest[..end.unwrap_or(rest.len())]
+    };
+    text.match_indices("windlass_").map(at).collect()
+}
+
+/// The names of samples in an answer of `/metrics`.
+fn measured(http: SocketAddr) -> BTreeSet<String> {
+    let answer = get(TcpStream::connect(http).expect("it listens"), "/metrics");
+    let text = std::str::from_utf8(&answer.body).expect("UTF-8");
+    let samples = text.lines().filter(|line| !line.starts_with('#'));
+    samples
+        .filter_map(|line| Some(line.split(['{', ' ']).next()?.to_owned()))
+        .collect()
+}
+
+#[test]
+fn what_dashboards_and_alerts_ask_for_is_measured() {
+    serde_json::from_str::<serde_json::Value>(GRAFANA).expect("JSON");
+    // With drives and a host, because some of it is of them alone.
+    let (mut appliance, _slots) = started();
+    let _host = Host::attach(&appliance);
+    appliance.open_control(None);
+    let http = appliance.control().and_then(ControlPlane::http);
+    let http = http.expect("a free port");
+    for (file, text, least) in [("grafana.json", GRAFANA, 25), ("alerts.yml", ALERTS, 12)] {
+        let asked = named(text);
+        assert!(asked.len() >= least, "{file}: {asked:?}");
+        let began = Instant::now();
+        loop {
+            // What drives say of their health comes with the first look at it.
+            appliance.look(Instant::now());
+            let measured = measured(http);
+            let unknown: Vec<_> = asked.iter().filter(|it| !measured.contains(**it)).collect();
+            if unknown.is_empty() {
+                break;
+            }
+            assert!(
+                began.elapsed() < LIMIT,
+                "{file}: {unknown:?} of {measured:?}"
+            );
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+    assert!(appliance.stop_quietly());
+}
