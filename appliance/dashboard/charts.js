@@ -83,6 +83,8 @@ class Chart {
     return {
       width: Math.max(this.area.clientWidth, 100),
       height: HEIGHT,
+      // Room for half a label at the right.
+      padding: [8, 30, 0, 0],
       legend: { show: false },
       cursor: { sync: { key: "windlass" }, drag: { x: false, y: false }, points: { size: 6 }, y: false },
       scales: { x: { time: true, range: () => this.span() }, y: scale },

@@ -97,6 +97,8 @@ export class History {
 export class Heat {
   step = -1;
   boundsNs = [];
+  /** Whether the appliance has none of this. */
+  isRefused = false;
   #columns = new Ring(new Array(STEPS), null);
 
   /** Takes in an answer of /api/v1/heatmap. */

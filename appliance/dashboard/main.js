@@ -144,12 +144,15 @@ async function askHeat() {
   if (scope.kind !== "total" && scope.kind !== "export") return;
   const heat = heats.get(scope.name) ?? new Heat();
   heats.set(scope.name, heat);
+  if (heat.isRefused) return;
   const missed = heat.step < 0 ? STEPS : Math.max(history.step - heat.step, 0) + SPARE_STEPS;
   const of = scope.kind === "export" ? `&export=${encodeURIComponent(scope.name)}` : "";
   try {
     heat.absorb(await api.get(`heatmap?seconds=${Math.min(missed, STEPS)}${of}`));
   } catch (error) {
+    // 404: it does not measure this, and will not as long as it runs.
     if (!(error instanceof Refused)) throw error;
+    heat.isRefused = error.status === 404;
   }
 }
 

@@ -15,7 +15,7 @@ export class Tiles {
       ["write_bytes", "Written"],
       ["read_iops", "Reads"],
       ["write_iops", "Writes"],
-      ["p99_ns", "99 % below"],
+      ["p99_ns", "Latency, 99 %"],
       ["errors", "Errors"],
       ["busy", "Busiest core"],
       ["hosts", "Hosts"],
@@ -116,6 +116,11 @@ export class Tables {
     [chosen("export"), column("namespaces"), column("listeners"), numeric("controllers"), ...MOVED],
     "Nothing is exported.",
   );
+  #stages = new Table(
+    "Where the time of requests goes",
+    [column("export"), column("stage"), ...["reads", "writes"].flatMap((of) => [numeric(of), numeric(`${of}, 50 %`), numeric(`${of}, 99 %`)])],
+    "Not measured.",
+  );
   #hosts = new Table(
     "Connected hosts",
     [chosen("host"), column("attached to"), column("controller"), column("by"), numeric("queues"), ...MOVED],
@@ -137,6 +142,7 @@ export class Tables {
     const put = (id, ...tables) => document.getElementById(id).append(...tables.map((table) => table.root));
     put("machine-tables", this.#cores, this.#pools);
     put("exports", this.#exports);
+    put("stages", this.#stages);
     put("hosts", this.#hosts);
     put("devices", this.#devices);
     put("listeners", this.#listeners);
@@ -146,6 +152,7 @@ export class Tables {
     this.#cores.show(status.reactors.map((one) => this.#core(one, history)));
     this.#pools.show(status.memory.classes.map(pool));
     this.#exports.show(status.exports.map((one) => this.#export(one)));
+    this.#stages.show(status.exports.flatMap(stages));
     this.#hosts.show(status.hosts.map((one) => this.#host(one)));
     this.#devices.show(status.devices.map((one) => this.#device(one)));
     this.#listeners.show(status.listeners.map(listener));
@@ -212,6 +219,18 @@ export class Tables {
       ...moved(one.totals),
     ];
   }
+}
+
+/** A row for the whole time of an export's requests, and one for each stage of it. */
+function stages(one) {
+  const rows = [["all", one.latency], ...Object.entries(one.stages ?? {})];
+  const told = ({ count, p50_ns, p99_ns }) => [
+    number(count, format.count(count)),
+    ...[p50_ns, p99_ns].map((time) => number(time, time === null ? "none" : format.nanoseconds(time))),
+  ];
+  return rows
+    .filter(([, latency]) => latency !== null)
+    .map(([stage, latency]) => [one.nqn, stage, ...told(latency.read), ...told(latency.write)]);
 }
 
 function pool(one) {
