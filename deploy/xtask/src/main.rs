@@ -5,11 +5,13 @@
 #![forbid(unsafe_code)]
 
 mod appliance;
+mod browser;
 mod demo;
 mod interop;
 mod layers;
 mod log;
 mod metadata;
+mod monitoring;
 mod package;
 mod packages;
 mod process;
@@ -39,6 +41,8 @@ enum Command {
     Demo(demo::Options),
     /// Let the guest's kernel host attach to the appliance: the scenarios of deploy/interop.
     Interop(interop::Options),
+    /// Take the README's pictures of the dashboard anew.
+    Screenshots(browser::Options),
     /// Make the Debian package.
     Package(package::Options),
     /// Run deploy/lab/lab with the given arguments.
@@ -57,6 +61,7 @@ fn main() -> ExitCode {
         Command::Layers => layers::check_workspace(),
         Command::Demo(options) => demo::run(&options),
         Command::Interop(options) => interop::run(&options),
+        Command::Screenshots(options) => browser::take_screenshots(&options),
         Command::Package(options) => package::run(&options),
         Command::Lab { arguments } => {
             // The guest's command starts in the directory that the user is in.

@@ -3,15 +3,17 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::process;
+use crate::{monitoring, process};
 
 /// Programs that the steps run and files that builds read, and the Debian packages that have them.
 /// Files begin with a slash; several places are separated by colons, and a place may have one star.
-const PROGRAMS: [(&str, &str); 15] = [
+const PROGRAMS: [(&str, &str); 17] = [
     (VERBS_HEADER, "libibverbs-dev"),
     (CONNECTION_MANAGER_HEADER, "librdmacm-dev"),
     (CLANG_LIBRARY, "libclang-dev"),
     ("pkg-config", "pkg-config"),
+    ("chromium", "chromium"),
+    ("chromedriver", "chromium-driver"),
     ("cpio", "cpio"),
     ("depmod", "kmod"),
     ("git", "git"),
@@ -32,11 +34,13 @@ const CLANG_LIBRARY: &str =
     "/usr/lib/llvm-*/lib/libclang.so:/usr/lib64/libclang.so*:/usr/lib/libclang.so*";
 
 /// Of these the ones that tests outside the lab need as well.
-const NEEDED_WITHOUT_LAB: [&str; 7] = [
+const NEEDED_WITHOUT_LAB: [&str; 9] = [
     VERBS_HEADER,
     CONNECTION_MANAGER_HEADER,
     CLANG_LIBRARY,
     "pkg-config",
+    "chromium",
+    "chromedriver",
     "python3",
     "setpriv",
     "valgrind",
@@ -76,7 +80,9 @@ fn missing_of(needed: &[&str], is_installed: impl Fn(&str) -> bool) -> Vec<&'sta
 /// Sees to it that everything that tests need is there; says what it installs.
 pub(crate) fn provide(with_lab: bool) -> Result<(), String> {
     provide_components()?;
-    install(&missing(with_lab, is_there))
+    install(&missing(with_lab, is_there))?;
+    monitoring::provide();
+    Ok(())
 }
 
 /// Sees to it that everything that the demo needs is there; says what it installs. Returns whether
@@ -88,6 +94,11 @@ pub(crate) fn provide_for_demo() -> Result<bool, String> {
         return Ok(false);
     }
     Ok(true)
+}
+
+/// Sees to it that the browser is there; says what it installs.
+pub(crate) fn provide_browser() -> Result<(), String> {
+    install(&missing_of(&["chromium", "chromedriver"], is_there))
 }
 
 /// Whether a program is installed, or a file in one of its places.
@@ -211,6 +222,8 @@ mod tests {
                 "librdmacm-dev",
                 "libclang-dev",
                 "pkg-config",
+                "chromium",
+                "chromium-driver",
                 "python3",
                 "util-linux",
                 "valgrind"

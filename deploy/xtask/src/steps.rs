@@ -8,7 +8,7 @@ use clap::{Args, ValueEnum};
 use crate::interop::{self, Harness, SCENARIOS};
 use crate::metadata::{self, Metadata};
 use crate::process::{self, cargo};
-use crate::{demo, layers, package, packages};
+use crate::{browser, demo, layers, package, packages};
 
 /// Which steps to run.
 #[derive(Debug, Args)]
@@ -44,6 +44,8 @@ enum Step {
     Loom,
     /// The Debian package and the units in it, without installing them.
     Package,
+    /// The dashboard in headless Chromium, and what Prometheus' tool says of the metrics.
+    Browser,
     /// The lab's tests without a guest.
     LabUnit,
     /// The lab's guest is made.
@@ -165,6 +167,9 @@ fn run_step(step: Step, with_lab: bool) -> Vec<Row> {
         Step::Loom => vec![timed(name, loom)],
         Step::Package => vec![timed(name, || {
             package::check(&process::root().join("target/debug/windlass"))
+        })],
+        Step::Browser => vec![timed(name, || {
+            browser::test(&process::root().join("target/debug"))
         })],
         Step::LabUnit => vec![timed(name, || process::run(&mut lab_tests("test_*.py")))],
         Step::LabBuild => vec![timed(name, || process::run(process::lab().arg("build")))],

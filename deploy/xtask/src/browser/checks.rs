@@ -1,0 +1,481 @@
+//! What the page has to do, each as one check.
+
+use std::collections::BTreeSet;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use super::site::{HOST, NQN, Site, TOKEN};
+use super::webdriver::{Browser, DESKTOP, PHONE, key};
+
+/// Steps of history that are there before the page is opened.
+const EARLIER_STEPS: usize = 8;
+const LIMIT: Duration = Duration::from_secs(60);
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
+
+/// Says whether the page shows what the appliance says now.
+const IS_LIVE: &str = "document.documentElement.dataset.state === 'live'";
+
+/// What the page shows of a moment: the number of its step and its tiles.
+const TILES: &str = "const tiles = {}; \
+    for (const tile of document.querySelectorAll('#tiles data')) \
+        tiles[tile.id.slice(4)] = tile.value === '' ? null : Number(tile.value); \
+    return { step: Number(document.getElementById('tiles').dataset.step), tiles };";
+
+fn ensure(holds: bool, otherwise: impl FnOnce() -> String) -> Result<(), String> {
+    if holds { Ok(()) } else { Err(otherwise()) }
+}
+
+fn is_number(value: &Value) -> bool {
+    value.is_number()
+}
+
+/// A page that is opened late shows what was before.
+pub(super) fn shows_what_was_before(site: &Site, browser: &Browser) -> Result<(), String> {
+    let began = Instant::now();
+    loop {
+        let history = site.api("history?seconds=60&kind=export")?;
+        let iops = &history["series"][format!("export/{NQN}/read_iops")];
+        let busy = |value: &&Value| value.as_f64().is_some_and(|value| value > 0.0);
+        let steps = iops
+            .as_array()
+            .map_or(0, |values| values.iter().filter(busy).count());
+        if steps >= EARLIER_STEPS {
+            break;
+        }
+        ensure(began.elapsed() < LIMIT, || {
+            format!("{steps} busy steps in {LIMIT:?}")
+        })?;
+        thread::sleep(POLL_INTERVAL);
+    }
+    browser.pretend(DESKTOP, "light")?;
+    browser.open(&format!("{}/#range=60", site.origin))?;
+    browser.wait("the page is live", IS_LIVE)?;
+    // At once, so that all of it comes from before.
+    let rows = browser.run(
+        "document.querySelector('#chart-iops details').open = true; \
+         return new Promise((done) => requestAnimationFrame(() => setTimeout(() => done( \
+            [...document.querySelectorAll('#chart-iops tbody tr')] \
+                .map((row) => [...row.children].map((cell) => cell.textContent))), 50)));",
+    )?;
+    let rows = rows.as_array().ok_or("no table")?;
+    let known = rows.iter().filter(|row| row[1] != "–").count();
+    ensure(known >= 2, || {
+        format!("of the time before, the table shows {rows:?}")
+    })?;
+    let picture = browser.run("return document.querySelector('#chart-iops .plot').ariaLabel;")?;
+    let told = picture.as_str().unwrap_or("");
+    ensure(
+        told.starts_with("Requests now: read ") && told.contains("at most"),
+        || format!("the picture's name is {told:?}"),
+    )
+}
+
+/// Every figure is the API's, of whatever the page is asked to show.
+pub(super) fn figures_are_the_apis(site: &Site, browser: &Browser) -> Result<(), String> {
+    for (kind, name) in [
+        ("total", ""),
+        ("export", NQN),
+        ("host", HOST),
+        ("device", "scratch"),
+        ("device", "vol0"),
+        ("reactor", "0"),
+    ] {
+        let value = format!("{kind}/{name}");
+        browser.run(&format!(
+            "const select = document.getElementById('scope'); select.value = '{value}'; \
+             select.dispatchEvent(new Event('change'));"
+        ))?;
+        let shown = browser.run(TILES)?;
+        let step = shown["step"].as_u64().ok_or("the tiles have no step")?;
+        let history = site.api("history?seconds=60")?;
+        let last = history["step"].as_u64().ok_or("the history has no step")?;
+        let age = last
+            .checked_sub(step)
+            .ok_or("the page is ahead of the appliance")? as usize;
+        let at = |key: &str| {
+            let values = history["series"][key].as_array()?;
+            values.get(values.len().checked_sub(age + 1)?).cloned()
+        };
+        let same = |tile: &str, key: &str| {
+            let (shown, told) = (&shown["tiles"][tile], at(key).unwrap_or(Value::Null));
+            ensure(shown.as_f64() == told.as_f64(), || {
+                format!("{value}: {tile} is {shown} on the page and {told} in {key}")
+            })
+        };
+        for what in [
+            "read_bytes",
+            "write_bytes",
+            "read_iops",
+            "write_iops",
+            "errors",
+            "p99_ns",
+        ] {
+            same(what, &format!("{value}/{what}"))?;
+        }
+        same("busy", "reactor/0/busy_permille")?;
+        ensure(is_number(&shown["tiles"]["read_iops"]), || {
+            format!("{value}: {shown}")
+        })?;
+        ensure(shown["tiles"]["hosts"] == 1, || format!("hosts: {shown}"))?;
+    }
+    Ok(())
+}
+
+/// With the load gone, nothing moves, and every total is the API's.
+pub(super) fn totals_are_the_apis(site: &mut Site, browser: &Browser) -> Result<(), String> {
+    site.unload();
+    browser.wait(
+        "no host is connected",
+        "document.querySelector('#hosts table').hidden && \
+         document.getElementById('now-hosts').value === '0'",
+    )?;
+    // One more turn, for what was counted last.
+    let step = browser.run(TILES)?["step"].as_u64().unwrap_or(0);
+    let later = format!("Number(document.getElementById('tiles').dataset.step) > {step}");
+    browser.wait("a further step", &later)?;
+    let status = site.api("status")?;
+    let cells = |table: &str| {
+        browser.run(&format!(
+            "return [...document.querySelectorAll('#{table} tbody tr')].map((row) => \
+                Object.fromEntries([...row.children].map((cell) => [cell.dataset.title, \
+                    cell.firstElementChild.value || cell.textContent])));"
+        ))
+    };
+    for (table, list, name) in [
+        ("exports", "exports", "nqn"),
+        ("devices", "devices", "name"),
+    ] {
+        let rows = cells(table)?;
+        let told = status[list].as_array().ok_or("no list")?;
+        ensure(rows.as_array().map(Vec::len) == Some(told.len()), || {
+            format!("{rows}")
+        })?;
+        for (place, one) in told.iter().enumerate() {
+            let row = &rows[place];
+            ensure(row[list.trim_end_matches('s')] == one[name], || {
+                format!("{row}")
+            })?;
+            for (column, counter) in [
+                ("reads", "reads"),
+                ("read", "bytes_read"),
+                ("writes", "writes"),
+                ("written", "bytes_written"),
+                ("errors", "errors"),
+            ] {
+                let (shown, told) = (&row[column], one["totals"][counter].to_string());
+                ensure(shown.as_str() == Some(&told), || {
+                    format!("{table} {place}: {column} is {shown} on the page, {told} in the API")
+                })?;
+            }
+        }
+    }
+    let pools = browser.run(
+        "return [...document.querySelectorAll('#machine-tables > :last-child tbody tr')] \
+            .map((row) => [...row.querySelectorAll('td.number data')].map((cell) => Number(cell.value)));",
+    )?;
+    let classes = status["memory"]["classes"].as_array().ok_or("no classes")?;
+    let told: Vec<Value> = classes
+        .iter()
+        .map(|one| json!([one["free"], one["total"], one["waiting"], one["waits"]]))
+        .collect();
+    ensure(pools == Value::Array(told.clone()), || {
+        format!("pools: {pools} is not {told:?}")
+    })?;
+    let events = site.api("events")?;
+    let shown = browser.run("return document.querySelectorAll('#events li time').length;")?;
+    ensure(
+        shown.as_u64() == events.as_array().map(|all| all.len() as u64),
+        || format!("{shown} events on the page, {events}"),
+    )
+}
+
+/// What has the focus, by its identifier or its text.
+fn focused(browser: &Browser) -> Result<String, String> {
+    let focused = browser.run(
+        "const at = document.activeElement; \
+         return at.id || at.name || at.className || at.tagName;",
+    )?;
+    Ok(focused.as_str().unwrap_or("").to_owned())
+}
+
+/// Everything is reached and used by keys alone, in the order of the page.
+pub(super) fn keys_are_enough(_: &Site, browser: &Browser) -> Result<(), String> {
+    browser.run("document.activeElement.blur(); window.scrollTo(0, 0);")?;
+    let mut order = Vec::new();
+    for _ in 0..6 {
+        browser.press([key::TAB])?;
+        order.push(focused(browser)?);
+        let is_marked = browser.run(
+            "const style = getComputedStyle(document.activeElement); \
+             return style.outlineStyle !== 'none' && document.activeElement.checkVisibility();",
+        )?;
+        ensure(is_marked == true, || {
+            format!("one does not see the focus on {order:?}")
+        })?;
+    }
+    let expected = ["skip", "theme", "pause", "scope", "range", "choose"];
+    // Between the choices and the first table are the tables of the charts.
+    ensure(order[..5] == expected[..5], || {
+        format!("the order is {order:?}")
+    })?;
+    let reached = browser.run(
+        "const tabbable = [...document.querySelectorAll('a[href], button, select, input, summary, [tabindex=\"0\"]')] \
+            .filter((node) => node.checkVisibility() && !node.disabled); \
+         return tabbable.filter((node) => node.tabIndex < 0).length;",
+    )?;
+    ensure(reached == 0, || {
+        format!("{reached} controls are out of reach")
+    })?;
+    let focus = |id: &str| browser.run(&format!("document.getElementById('{id}').focus();"));
+    focus("scope")?;
+    browser.run("document.getElementById('scope').value = 'total/'; document.getElementById('scope').dispatchEvent(new Event('change'));")?;
+    browser.press([key::DOWN])?;
+    browser.wait(
+        "an arrow chooses the next thing",
+        "document.getElementById('scope').value.startsWith('export/') && \
+         location.hash.includes('of=export')",
+    )?;
+    focus("pause")?;
+    browser.press([key::SPACE])?;
+    browser.wait(
+        "it pauses",
+        "document.getElementById('state').textContent === 'Paused.'",
+    )?;
+    browser.press([key::SPACE])?;
+    browser.wait(
+        "it goes on",
+        "document.getElementById('state').textContent === 'Live.'",
+    )?;
+    browser.run("document.querySelector('.skip').focus();")?;
+    browser.press([key::ENTER])?;
+    ensure(focused(browser)? == "figures", || {
+        "the skip link leads nowhere".to_owned()
+    })?;
+    browser.run("document.querySelector('#chart-bytes summary').focus();")?;
+    browser.press([key::ENTER])?;
+    browser.wait(
+        "a table opens",
+        "document.querySelector('#chart-bytes details').open",
+    )?;
+    browser.wait(
+        "it has rows",
+        "document.querySelectorAll('#chart-bytes tbody tr').length > 5",
+    )?;
+    Ok(())
+}
+
+/// What assistive technology is told, by the browser's own reckoning.
+pub(super) fn everything_has_a_name(_: &Site, browser: &Browser) -> Result<(), String> {
+    const NAMED: [&str; 13] = [
+        "button",
+        "checkbox",
+        "combobox",
+        "figure",
+        "form",
+        "image",
+        "link",
+        "navigation",
+        "radio",
+        "region",
+        "table",
+        "textbox",
+        "DisclosureTriangle",
+    ];
+    browser.tools("Accessibility.enable", &json!({}))?;
+    let tree = browser.tools("Accessibility.getFullAXTree", &json!({}))?;
+    let nodes = tree["nodes"].as_array().ok_or("no tree")?;
+    let mut roles = BTreeSet::new();
+    for node in nodes.iter().filter(|node| node["ignored"] == false) {
+        let role = node["role"]["value"].as_str().unwrap_or("");
+        let name = node["name"]["value"].as_str().unwrap_or("").trim();
+        ensure(!name.is_empty() || !NAMED.contains(&role), || {
+            format!("a {role} has no name: {node}")
+        })?;
+        roles.insert(role);
+    }
+    for role in [
+        "banner",
+        "navigation",
+        "main",
+        "contentinfo",
+        "status",
+        "table",
+        "columnheader",
+        "image",
+    ] {
+        ensure(roles.contains(role), || {
+            format!("no {role} among {roles:?}")
+        })?;
+    }
+    let levels = browser.run(
+        "return [...document.querySelectorAll('h1, h2, h3, h4')] \
+            .filter((node) => node.checkVisibility()).map((node) => Number(node.tagName[1]));",
+    )?;
+    let levels: Vec<u64> = levels
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(Value::as_u64)
+        .collect();
+    let steps = levels.windows(2).all(|pair| pair[1] <= pair[0] + 1);
+    ensure(levels.first() == Some(&1) && steps, || {
+        format!("headings: {levels:?}")
+    })
+}
+
+/// Nothing is hard to read or cut off, in either theme, on a desk and in a hand.
+pub(super) fn reads_well_everywhere(_: &Site, browser: &Browser) -> Result<(), String> {
+    let look = |what: &str| {
+        let found = browser.run(include_str!("audit.js"))?;
+        let found = found.as_array().cloned().unwrap_or_default();
+        ensure(found.is_empty(), || {
+            format!("{what}: {}", Value::Array(found))
+        })
+    };
+    for (name, screen) in [("desktop", DESKTOP), ("phone", PHONE)] {
+        for scheme in ["light", "dark"] {
+            browser.pretend(screen, scheme)?;
+            browser.wait(
+                "its size is the screen's",
+                &format!("innerWidth === {}", screen.width),
+            )?;
+            let ground = browser.run("return getComputedStyle(document.body).backgroundColor;")?;
+            let is_dark = ground.as_str().is_some_and(|it| it.starts_with("rgb(16,"));
+            ensure(is_dark == (scheme == "dark"), || {
+                format!("{scheme}: the ground is {ground}")
+            })?;
+            look(&format!("{name}, {scheme}"))?;
+        }
+    }
+    // The audit would have found something.
+    browser.run(
+        "const bad = document.createElement('p'); bad.id = 'bad'; bad.textContent = 'faint'; \
+         bad.style.color = '#555'; bad.style.width = '3000px'; document.body.append(bad);",
+    )?;
+    let found = look("bad").err().unwrap_or_default();
+    ensure(
+        found.contains("contrast") && found.contains("reaches beyond"),
+        || format!("what is bad is not found: {found}"),
+    )?;
+    browser.run("document.getElementById('bad').remove();")?;
+    // The page's own choice goes before the system's.
+    let choose = |theme: &str| {
+        browser.run(&format!(
+            "const theme = document.getElementById('theme'); theme.value = '{theme}'; \
+             theme.dispatchEvent(new Event('change')); \
+             return getComputedStyle(document.body).backgroundColor;"
+        ))
+    };
+    let ground = choose("light")?;
+    ensure(ground == "rgb(244, 246, 248)", || {
+        format!("light: the ground is {ground}")
+    })?;
+    choose("auto")?;
+    browser.pretend(DESKTOP, "light")
+}
+
+/// The page asks for the token, says when it is wrong, and forgets it when told to.
+pub(super) fn asks_for_the_token(site: &Site, browser: &Browser) -> Result<(), String> {
+    let wanted = "document.documentElement.dataset.state === 'token'";
+    browser.open(&site.origin)?;
+    browser.wait("the page wants a token", wanted)?;
+    ensure(focused(browser)? == "token-text", || {
+        "the token's field has no focus".to_owned()
+    })?;
+    let hidden = browser.run("return document.getElementById('figures').hidden;")?;
+    ensure(hidden == true, || {
+        "there are figures without a token".to_owned()
+    })?;
+    browser.press("0123456789abcdef-wrong".chars().chain([key::ENTER]))?;
+    browser.wait(
+        "the wrong token is named so",
+        "document.getElementById('token-error').textContent.startsWith('That was not it')",
+    )?;
+    browser.press(TOKEN.chars().chain([key::ENTER]))?;
+    browser.wait("the right token opens", IS_LIVE)?;
+    browser.run("location.reload();")?;
+    browser.wait(
+        "the tab keeps it",
+        &format!("document.readyState === 'complete' && {IS_LIVE}"),
+    )?;
+    browser.run("document.getElementById('forget').click();")?;
+    browser.wait("it is forgotten", wanted).map(drop)
+}
+
+/// A killed appliance is told, what was last known stays, and a new one is taken up.
+pub(super) fn says_when_it_is_lost(site: &mut Site, browser: &Browser) -> Result<(), String> {
+    browser.open(&site.origin)?;
+    browser.wait("the page is live", IS_LIVE)?;
+    let step = browser.run(TILES)?["step"].as_u64();
+    site.kill()?;
+    let told = browser.wait(
+        "the loss is told",
+        "document.documentElement.dataset.state === 'lost' && \
+         document.getElementById('state').textContent",
+    )?;
+    let told = told.as_str().unwrap_or("");
+    ensure(
+        told.starts_with("Lost the appliance: what is below is of "),
+        || told.to_owned(),
+    )?;
+    let after = browser.run(TILES)?["step"].as_u64();
+    ensure(after >= step && step.is_some(), || {
+        format!("the figures are gone: {after:?}")
+    })?;
+    site.serve()?;
+    browser.wait("the page finds it again", IS_LIVE)?;
+    let pid = site.api("status")?["appliance"]["pid"].as_u64();
+    let events = browser.wait(
+        "its own events are shown",
+        "document.querySelectorAll('#events li time').length === 1 && \
+         document.getElementById('events').textContent",
+    )?;
+    let is_new = events
+        .as_str()
+        .is_some_and(|text| text.contains("the appliance has started"));
+    ensure(is_new && pid.is_some(), || format!("events: {events}"))
+}
+
+/// No script failed, and the policy had nothing to forbid.
+pub(super) fn nothing_went_wrong(browser: &Browser, expected: &[&str]) -> Result<(), String> {
+    for entry in browser.logged("browser")? {
+        let message = entry["message"].as_str().unwrap_or("");
+        let is_expected = expected.iter().any(|part| message.contains(part));
+        ensure(entry["level"] != "SEVERE" || is_expected, || {
+            format!("the console says {message}")
+        })?;
+    }
+    Ok(())
+}
+
+/// Every request was to one of these origins.
+pub(super) fn nothing_leaves(browser: &Browser, origins: &[&str]) -> Result<(), String> {
+    let mut requests = 0;
+    for entry in browser.logged("performance")? {
+        let message = entry["message"].as_str().unwrap_or("");
+        let event: Value =
+            serde_json::from_str(message).map_err(|error| format!("{message}: {error}"))?;
+        let event = &event["message"];
+        if event["method"] != "Network.requestWillBeSent" {
+            continue;
+        }
+        let text = |value: &Value| value.as_str().unwrap_or("").to_owned();
+        // What the browser itself opens with.
+        if text(&event["params"]["documentURL"]).starts_with("chrome:") {
+            continue;
+        }
+        let url = text(&event["params"]["request"]["url"]);
+        let is_ours = origins
+            .iter()
+            .any(|origin| url.starts_with(&format!("{origin}/")));
+        ensure(is_ours || url.starts_with("data:"), || {
+            format!("the page asked for {url}")
+        })?;
+        requests += 1;
+    }
+    ensure(requests > 20, || {
+        format!("only {requests} requests were seen")
+    })
+}

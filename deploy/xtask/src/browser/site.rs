@@ -1,0 +1,175 @@
+//! The appliance whose page is looked at, with load on it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use crate::appliance::{Appliance, free_port};
+use crate::log::Log;
+use crate::process;
+
+pub(super) const NQN: &str = "nqn.2026-11.org.windlass:rack7-a.fast";
+pub(super) const HOST: &str =
+    "nqn.2014-08.org.nvmexpress:uuid:5c1f2d5e-6a0b-4b6e-9a57-0c9e0f3c8d11";
+pub(super) const TOKEN: &str = "0123456789abcdef-token";
+
+/// An appliance with two devices in one export, and what its page is asked by.
+pub(super) struct Site {
+    appliance: Option<Appliance>,
+    load: Option<Child>,
+    binaries: PathBuf,
+    configuration: PathBuf,
+    log: Arc<Log>,
+    /// Of the exports.
+    port: u16,
+    /// Of the page.
+    pub(super) origin: String,
+    token: Option<&'static str>,
+}
+
+impl Site {
+    /// Starts the appliance of `binaries`; its files go to `directory`.
+    pub(super) fn start(
+        binaries: &Path,
+        directory: &Path,
+        log: &Arc<Log>,
+        token: Option<&'static str>,
+    ) -> Result<Self, String> {
+        fs::create_dir_all(directory).map_err(|e| format!("{}: {e}", directory.display()))?;
+        let (port, http) = (free_port()?, free_port()?);
+        let configuration = directory.join("windlass.toml");
+        let mut site = Self {
+            appliance: None,
+            load: None,
+            binaries: binaries.to_owned(),
+            log: Arc::clone(log),
+            port,
+            origin: format!("http://127.0.0.1:{http}"),
+            token,
+            configuration: configuration.clone(),
+        };
+        let write = |path: &Path, text: &str| {
+            fs::write(path, text).map_err(|e| format!("{}: {e}", path.display()))
+        };
+        if let Some(token) = token {
+            write(&directory.join("token"), token)?;
+        }
+        write(&configuration, &site.text(http, directory))?;
+        site.serve()?;
+        Ok(site)
+    }
+
+    fn text(&self, http: u16, directory: &Path) -> String {
+        let directory = directory.display();
+        let token = self.token.map_or(String::new(), |_| {
+            format!("token_file = \"{directory}/token\"")
+        });
+        format!(
+            r#"
+[appliance]
+name = "rack7-a"
+memory = "64MiB"
+pages = "ordinary"
+idle = "sleep"
+[control]
+socket = "off"
+http = "{}"
+{token}
+[[device]]
+name = "scratch"
+type = "memory"
+size = "64MiB"
+[[device]]
+name = "vol0"
+type = "file"
+path = "{directory}/vol0.img"
+size = "64MiB"
+block_size = 4096
+[[listener]]
+name = "san"
+transport = "tcp"
+address = "127.0.0.1:{}"
+[[export]]
+nqn = "{NQN}"
+devices = ["scratch", "vol0"]
+listeners = ["san"]
+allow_any_host = true
+"#,
+            format_args!("127.0.0.1:{http}"),
+            self.port
+        )
+    }
+
+    /// Starts the appliance where none runs.
+    pub(super) fn serve(&mut self) -> Result<(), String> {
+        let windlass = process::program(self.binaries.join("windlass"));
+        // Programs are run from the root, and the page shows what it was started with.
+        let root = process::root();
+        let configuration = self.configuration.strip_prefix(&root);
+        let configuration = configuration.unwrap_or(&self.configuration);
+        let appliance = Appliance::start(&windlass, configuration, self.port, &self.log)?;
+        self.appliance = Some(appliance);
+        Ok(())
+    }
+
+    /// Kills the appliance, as a crash would.
+    pub(super) fn kill(&mut self) -> Result<(), String> {
+        self.unload();
+        self.appliance.take().ok_or("no appliance runs")?.kill()
+    }
+
+    /// Puts load on the first device until told to stop: gentle, because the browser shares the
+    /// machine's cores.
+    pub(super) fn load(&mut self) -> Result<(), String> {
+        let mut bench = process::program(self.binaries.join("bench"));
+        bench.args(["run", "--nqn", NQN, "--host-nqn", HOST, "--nsid", "1"]);
+        bench.args(["--address", &format!("127.0.0.1:{}", self.port)]);
+        bench.args(["--depth", "2", "--block-size", "4k,16k", "--time", "3600"]);
+        let mut bench = process::bound_to_us(&bench);
+        bench
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        let load = bench
+            .spawn()
+            .map_err(|error| format!("cannot start bench: {error}"))?;
+        self.load = Some(load);
+        Ok(())
+    }
+
+    /// Ends the load at once.
+    pub(super) fn unload(&mut self) {
+        if let Some(mut load) = self.load.take() {
+            let _ = load.kill();
+            let _ = load.wait();
+        }
+    }
+
+    /// The text at a path.
+    pub(super) fn get(&self, path: &str) -> Result<String, String> {
+        let url = format!("{}{path}", self.origin);
+        let failed = |error: ureq::Error| format!("{url}: {error}");
+        let mut request = ureq::get(&url);
+        if let Some(token) = self.token {
+            request = request.header("authorization", format!("Bearer {token}"));
+        }
+        let mut answer = request.call().map_err(failed)?;
+        let body = answer.body_mut().with_config().limit(64 << 20);
+        body.read_to_string().map_err(failed)
+    }
+
+    /// The JSON at a path below `/api/v1/`.
+    pub(super) fn api(&self, path: &str) -> Result<Value, String> {
+        let text = self.get(&format!("/api/v1/{path}"))?;
+        serde_json::from_str(&text).map_err(|error| format!("{path}: {error}"))
+    }
+}
+
+impl Drop for Site {
+    fn drop(&mut self) {
+        self.unload();
+    }
+}
