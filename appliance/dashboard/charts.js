@@ -380,7 +380,7 @@ export class HeatChart extends Chart {
     resize(this.body, rows.length, () => element("tr", {}, element("th", { scope: "row" })));
     rows.forEach(([from, to], place) => {
       const row = this.body.children[place];
-      resize(row, titles.length, () => element("td"));
+      resize(row, titles.length, () => element("td", {}, element("data")));
       setText(row.firstElementChild, clock(this.times[from] * 1000));
       const sums = bands.map(() => 0);
       for (const column of this.#columns.slice(from, to)) {
@@ -389,7 +389,7 @@ export class HeatChart extends Chart {
           if (at >= 0) sums[at] += value;
         });
       }
-      sums.forEach((sum, at) => setText(row.children[at + 1], count(sum)));
+      sums.forEach((sum, at) => setData(row.children[at + 1].firstElementChild, sum, count(sum)));
     });
   }
 }

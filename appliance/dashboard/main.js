@@ -214,10 +214,13 @@ function drawWork() {
   charts.iops.show(times, iops.map(of), why(...iops));
   const latency = ["p50_ns", "p99_ns", "p999_ns"];
   charts.latency.show(times, latency.map(of), why(...latency));
+  const isKept = scope.kind === "total" || scope.kind === "export";
   const heat = heats.get(scope.name);
-  const isMeasured = heat !== undefined && heat.step >= 0 && (scope.kind === "total" || scope.kind === "export");
+  const isMeasured = isKept && heat !== undefined && heat.step >= 0;
   const columns = isMeasured ? heat.columns(history.step, range) : [];
-  charts.heat.show(times, heat?.boundsNs ?? [], columns, isMeasured ? nothing : `${upper(format.UNKNOWN)} for ${label(scope)}.`);
+  const isComing = isKept && !heat?.isRefused;
+  const otherwise = !isKept ? "Kept for the whole appliance and for exports." : isComing ? "Asking the appliance …" : `${upper(format.UNKNOWN)} for ${label(scope)}.`;
+  charts.heat.show(times, heat?.boundsNs ?? [], columns, isMeasured ? nothing : otherwise);
 }
 
 function drawMachine() {

@@ -72,6 +72,15 @@ pub(super) fn shows_what_was_before(site: &Site, browser: &Browser) -> Result<()
     )
 }
 
+/// Makes the page show that thing: `kind/name`.
+fn choose(browser: &Browser, thing: &str) -> Result<(), String> {
+    let choice = format!(
+        "const select = document.getElementById('scope'); select.value = '{thing}'; \
+         select.dispatchEvent(new Event('change'));"
+    );
+    browser.run(&choice).map(drop)
+}
+
 /// Every figure is the API's, of whatever the page is asked to show.
 pub(super) fn figures_are_the_apis(site: &Site, browser: &Browser) -> Result<(), String> {
     for (kind, name) in [
@@ -83,10 +92,7 @@ pub(super) fn figures_are_the_apis(site: &Site, browser: &Browser) -> Result<(),
         ("reactor", "0"),
     ] {
         let value = format!("{kind}/{name}");
-        browser.run(&format!(
-            "const select = document.getElementById('scope'); select.value = '{value}'; \
-             select.dispatchEvent(new Event('change'));"
-        ))?;
+        choose(browser, &value)?;
         let shown = browser.run(TILES)?;
         let step = shown["step"].as_u64().ok_or("the tiles have no step")?;
         let history = site.api("history?seconds=60")?;
@@ -121,6 +127,44 @@ pub(super) fn figures_are_the_apis(site: &Site, browser: &Browser) -> Result<(),
         ensure(shown["tiles"]["hosts"] == 1, || format!("hosts: {shown}"))?;
     }
     Ok(())
+}
+
+/// The heat map has the API's counts, told by its table.
+pub(super) fn heat_is_the_apis(site: &Site, browser: &Browser) -> Result<(), String> {
+    /// A row of the table joins so many steps of the minute that is shown.
+    const ROW_STEPS: usize = 5;
+    choose(browser, "total/")?;
+    browser.run("document.querySelector('#chart-heat details').open = true;")?;
+    browser.wait(
+        "the heat map is told in numbers",
+        "document.querySelectorAll('#chart-heat tbody data').length > 0",
+    )?;
+    let shown = browser.run(
+        "return { step: Number(document.getElementById('tiles').dataset.step), \
+            rows: [...document.querySelectorAll('#chart-heat tbody tr')].map((row) => \
+                [...row.querySelectorAll('data')].reduce((sum, it) => sum + Number(it.value), 0)) };",
+    )?;
+    let heat = site.api("heatmap?seconds=120")?;
+    let age = heat["step"].as_u64().zip(shown["step"].as_u64());
+    let age = age.and_then(|(last, step)| last.checked_sub(step));
+    let age = age.ok_or("the page is ahead of the appliance")? as usize;
+    let columns = heat["counts"].as_array().ok_or("no counts")?;
+    let count = |column: &Value| {
+        let counts = column.as_array().into_iter().flatten();
+        counts.filter_map(Value::as_u64).sum::<u64>()
+    };
+    let rows = shown["rows"].as_array().ok_or("no rows")?;
+    let mut all = 0;
+    // The newest row may lack a step that was not told yet.
+    for (row, sum) in rows.iter().enumerate().skip(1) {
+        let end = columns.len() - age - row * ROW_STEPS;
+        let told: u64 = columns[end - ROW_STEPS..end].iter().map(count).sum();
+        ensure(sum.as_u64() == Some(told), || {
+            format!("row {row} has {sum} commands on the page, {told} in the API")
+        })?;
+        all += told;
+    }
+    ensure(rows.len() == 12 && all > 0, || format!("{rows:?}"))
 }
 
 /// With the load gone, nothing moves, and every total is the API's.
@@ -230,7 +274,7 @@ pub(super) fn keys_are_enough(_: &Site, browser: &Browser) -> Result<(), String>
     })?;
     let focus = |id: &str| browser.run(&format!("document.getElementById('{id}').focus();"));
     focus("scope")?;
-    browser.run("document.getElementById('scope').value = 'total/'; document.getElementById('scope').dispatchEvent(new Event('change'));")?;
+    choose(browser, "total/")?;
     browser.press([key::DOWN])?;
     browser.wait(
         "an arrow chooses the next thing",
