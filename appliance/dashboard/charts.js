@@ -78,6 +78,7 @@ class Chart {
   options(y, scale, format) {
     const stroke = () => colourOf(this.unit, "color");
     const grid = { stroke: () => colourOf(this.area, "borderTopColor"), width: 1 };
+    const lines = scale.distr === 3 ? { ...grid, filter: decadesOnly } : grid;
     const times = (_, splits, __, ___, step) =>
       splits.map((time) => (step < 60 ? clock(time * 1000) : clock(time * 1000).slice(0, 5)));
     return {
@@ -92,8 +93,8 @@ class Chart {
         { stroke, grid, ticks: grid, font: FONT, size: 28, space: (_, __, ___, ____, width) => (width > 400 ? 70 : 56), values: times },
         {
           stroke,
-          grid,
-          ticks: grid,
+          grid: lines,
+          ticks: lines,
           font: FONT,
           size: 76,
           space: 32,
@@ -256,6 +257,9 @@ function axes(kind) {
       return [{}, { range: upTo(4) }];
   }
 }
+
+/** Lines at whole powers of ten alone. */
+const decadesOnly = (_, splits) => splits.map((value) => (Number.isInteger(Math.round(Math.log10(value) * 1e6) / 1e6) ? value : null));
 
 /** Whole powers of ten around two values. */
 function decades(least, most) {

@@ -63,7 +63,7 @@ const charts = {
     format: format.permille,
     scale: "percent",
   }),
-  depth: new LineChart("chart-depth", "Commands in execution", "at the end of each second", {
+  depth: new LineChart("chart-depth", "Commands under way", "mean over each second, by the exports' latencies", {
     format: format.count,
     series: [{ label: "commands", colour: "c-read" }],
   }),
@@ -238,8 +238,17 @@ function drawMachine() {
     values: history.values({ kind: "pool", name: String(one.slice_bytes) }, "free_permille", range),
   }));
   charts.pools.show(times, pools.map((one) => one.values), nothing, series(pools));
-  const depth = history.values(scope, "depth", range) ?? history.values(TOTAL, "depth", range);
-  charts.depth.show(times, [depth], nothing);
+  charts.depth.show(times, [underWay()], nothing);
+}
+
+/** The mean number of commands under way: of the export that is chosen, else of all together. */
+function underWay() {
+  const exports = scope.kind === "export" ? [scope] : history.keys.filter((key) => key.kind === "export");
+  const depths = exports.map((key) => history.values(key, "depth", range)).filter((values) => values !== null);
+  return Array.from({ length: range }, (_, place) => {
+    const known = depths.map((values) => values[place]).filter((value) => value !== null);
+    return known.length === 0 ? null : known.reduce((sum, value) => sum + value, 0);
+  });
 }
 
 const STYLES = [

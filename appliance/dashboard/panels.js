@@ -221,9 +221,14 @@ export class Tables {
   }
 }
 
+/** In the order that a request goes through them. */
+const STAGES = ["buffer", "fetch", "device", "send"];
+
 /** A row for the whole time of an export's requests, and one for each stage of it. */
 function stages(one) {
-  const rows = [["all", one.latency], ...Object.entries(one.stages ?? {})];
+  const parts = one.stages ?? {};
+  const names = Object.keys(parts).sort((one, other) => STAGES.indexOf(one) - STAGES.indexOf(other));
+  const rows = [["all", one.latency], ...names.map((name) => [name, parts[name]])];
   const told = ({ count, p50_ns, p99_ns }) => [
     number(count, format.count(count)),
     ...[p50_ns, p99_ns].map((time) => number(time, time === null ? "none" : format.nanoseconds(time))),

@@ -179,7 +179,7 @@ impl Host {
         Self { admin, io }
     }
 
-    fn write(&mut self, nsid: u32, lba: u64, fill: u8) -> Status {
+    pub(crate) fn write(&mut self, nsid: u32, lba: u64, fill: u8) -> Status {
         let sqe = Sqe::write(nsid, lba, 0, false);
         let (cqe, _) = self
             .io
@@ -207,7 +207,7 @@ impl Host {
         cqe.status()
     }
 
-    fn read(&mut self, nsid: u32, lba: u64) -> Result<Vec<u8>, Status> {
+    pub(crate) fn read(&mut self, nsid: u32, lba: u64) -> Result<Vec<u8>, Status> {
         let sqe = Sqe::read(nsid, lba, 0);
         let (cqe, data) = self
             .io

@@ -36,9 +36,11 @@ fn measured(http: SocketAddr) -> BTreeSet<String> {
 #[test]
 fn what_dashboards_and_alerts_ask_for_is_measured() {
     serde_json::from_str::<serde_json::Value>(GRAFANA).expect("JSON");
-    // With drives and a host, because some of it is of them alone.
+    // With drives, a host, what it wrote and an error, because some of it is of them alone.
     let (mut appliance, _slots) = started();
-    let _host = Host::attach(&appliance);
+    let mut host = Host::attach(&appliance);
+    assert!(host.write(1, 0, 7).is_success());
+    assert!(host.read(1, 1 << 40).is_err());
     appliance.open_control(None);
     let http = appliance.control().and_then(ControlPlane::http);
     let http = http.expect("a free port");
