@@ -87,10 +87,23 @@ class Chart {
       // Room for half a label at the right.
       padding: [8, 30, 0, 0],
       legend: { show: false },
-      cursor: { sync: { key: "windlass" }, drag: { x: false, y: false }, points: { size: 6 }, y: false },
+      cursor: {
+        sync: { key: "windlass" },
+        drag: { x: false, y: false },
+        points: { size: 6 },
+        y: false,
+      },
       scales: { x: { time: true, range: () => this.span() }, y: scale },
       axes: [
-        { stroke, grid, ticks: grid, font: FONT, size: 28, space: (_, __, ___, ____, width) => (width > 400 ? 70 : 56), values: times },
+        {
+          stroke,
+          grid,
+          ticks: grid,
+          font: FONT,
+          size: 28,
+          space: (_, __, ___, ____, width) => (width > 400 ? 70 : 56),
+          values: times,
+        },
         {
           stroke,
           grid: lines,
@@ -167,7 +180,9 @@ export class LineChart extends Chart {
     resize(this.key, 0);
     for (const one of series) {
       const swatch = element("span", { class: `swatch ${one.colour} ${one.dash ? "dashed" : ""}` });
-      this.key.append(element("li", {}, swatch, element("span", { text: one.label }), element("data")));
+      this.key.append(
+        element("li", {}, swatch, element("span", { text: one.label }), element("data")),
+      );
     }
     this.plot?.destroy();
     this.plot = null;
@@ -190,16 +205,22 @@ export class LineChart extends Chart {
 
   /** `columns`: the values of each series, null where they are not measured at all. */
   show(times, columns, why, series = null) {
-    const isOther = series !== null && series.map((one) => one.label).join() !== this.#series.map((one) => one.label).join();
+    const isOther =
+      series !== null &&
+      series.map((one) => one.label).join() !== this.#series.map((one) => one.label).join();
     if (isOther) this.#define(series);
-    const hasValues = columns.some((column) => column !== null && column.some((value) => value !== null));
+    const hasValues = columns.some(
+      (column) => column !== null && column.some((value) => value !== null),
+    );
     this.blank(hasValues ? null : why);
     if (!hasValues) return;
     this.times = times;
     const nothing = times.map(() => null);
     this.#columns = columns.map((column) => column ?? nothing);
     if (this.#scale === "log") {
-      this.#columns = this.#columns.map((column) => column.map((value) => (value > 0 ? value : null)));
+      this.#columns = this.#columns.map((column) =>
+        column.map((value) => (value > 0 ? value : null)),
+      );
     }
     if (this.plot === null) this.#make();
     else this.plot.setData([times, ...this.#columns]);
@@ -215,11 +236,16 @@ export class LineChart extends Chart {
       const text = value === null ? "–" : this.#format(value);
       setData(this.key.children[row].lastElementChild, value, text);
       const most = Math.max(...known(this.#columns[row] ?? []));
-      said.push(`${one.label} ${text}, at most ${Number.isFinite(most) ? this.#format(most) : "–"}`);
+      said.push(
+        `${one.label} ${text}, at most ${Number.isFinite(most) ? this.#format(most) : "–"}`,
+      );
     });
     // Who points somewhere sees it; the picture's name tells of now.
     if (this.place === null) {
-      this.area.setAttribute("aria-label", `${this.title} now: ${said.join("; ")}. The table below has the values.`);
+      this.area.setAttribute(
+        "aria-label",
+        `${this.title} now: ${said.join("; ")}. The table below has the values.`,
+      );
     }
   }
 
@@ -250,7 +276,10 @@ function axes(kind) {
     case "percent":
       return [{}, { range: [0, 1000] }];
     case "binary":
-      return [{ incrs: Array.from({ length: 50 }, (_, power) => 2 ** power) }, { range: upTo(1024) }];
+      return [
+        { incrs: Array.from({ length: 50 }, (_, power) => 2 ** power) },
+        { range: upTo(1024) },
+      ];
     case "log":
       return [{}, { distr: 3, range: (_, least, most) => decades(least ?? 1e3, most ?? 1e6) }];
     default:
@@ -259,7 +288,10 @@ function axes(kind) {
 }
 
 /** Lines at whole powers of ten alone. */
-const decadesOnly = (_, splits) => splits.map((value) => (Number.isInteger(Math.round(Math.log10(value) * 1e6) / 1e6) ? value : null));
+const decadesOnly = (_, splits) =>
+  splits.map((value) =>
+    Number.isInteger(Math.round(Math.log10(value) * 1e6) / 1e6) ? value : null,
+  );
 
 /** Whole powers of ten around two values. */
 function decades(least, most) {
@@ -275,7 +307,9 @@ export class HeatChart extends Chart {
 
   constructor(id, title, unit) {
     super(id, title, unit);
-    this.steps = Array.from({ length: 8 }, (_, place) => element("span", { class: `heat heat-${place}` }));
+    this.steps = Array.from({ length: 8 }, (_, place) =>
+      element("span", { class: `heat heat-${place}` }),
+    );
     this.legend = element("data");
     this.key.append(element("li", {}, element("span", { text: "1" }), ...this.steps, this.legend));
     this.pointed = element("data");
@@ -284,7 +318,9 @@ export class HeatChart extends Chart {
 
   /** `columns`: for each time the counts below each of `bounds`, or null. */
   show(times, bounds, columns, why) {
-    const hasCounts = columns.some((column) => column !== null && column.some((value) => value > 0));
+    const hasCounts = columns.some(
+      (column) => column !== null && column.some((value) => value > 0),
+    );
     this.blank(hasCounts ? null : why);
     if (!hasCounts) return;
     this.times = times;
@@ -350,7 +386,9 @@ export class HeatChart extends Chart {
       const right = Math.ceil(plot.valToPos(this.times[to - 1] + 0.5, "x", true));
       for (const [bucket, value] of sums) {
         const bottom = Math.ceil(plot.valToPos(this.#lower(bucket), "y", true));
-        const top = Math.floor(plot.valToPos(this.#bounds[bucket] ?? this.#lower(bucket) * 2, "y", true));
+        const top = Math.floor(
+          plot.valToPos(this.#bounds[bucket] ?? this.#lower(bucket) * 2, "y", true),
+        );
         const share = Math.log(value + 1) / last;
         ctx.fillStyle = colours[Math.min(colours.length - 1, Math.floor(share * colours.length))];
         ctx.fillRect(left, top, right - left, bottom - top);
@@ -363,12 +401,14 @@ export class HeatChart extends Chart {
     setData(this.legend, this.#most, `${count(this.#most)} commands in a cell`);
     const column = this.place === null ? null : (this.#columns[this.place] ?? null);
     const total = column === null ? 0 : column.reduce((sum, value) => sum + value, 0);
-    const text = column === null ? "" : `${clock(this.times[this.place] * 1000)}: ${count(total)} commands`;
+    const text =
+      column === null ? "" : `${clock(this.times[this.place] * 1000)}: ${count(total)} commands`;
     setData(this.pointed, column === null ? null : total, text);
     if (this.place === null) {
       const [low, high] = this.#range();
-      const text = `${this.title}: latencies between ${nanoseconds(low)} and ${nanoseconds(high)}.`;
-      this.area.setAttribute("aria-label", `${text} The table below has the counts.`);
+      const span = `between ${nanoseconds(low)} and ${nanoseconds(high)}`;
+      const text = `${this.title}: latencies ${span}. The table below has the counts.`;
+      this.area.setAttribute("aria-label", text);
     }
   }
 

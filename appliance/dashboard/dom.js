@@ -89,7 +89,12 @@ export class Table {
 }
 
 function fill(content, cell) {
-  const { text, value = null, tone = "", choose = null } = typeof cell === "string" ? { text: cell } : cell;
+  const {
+    text,
+    value = null,
+    tone = "",
+    choose = null,
+  } = typeof cell === "string" ? { text: cell } : cell;
   if (content.tagName === "BUTTON") {
     setText(content, text);
     content.onclick = choose;

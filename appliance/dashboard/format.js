@@ -30,7 +30,9 @@ export function count(value) {
 
 /** A whole number, all digits. */
 export function whole(value) {
-  return isKnown(value) ? Math.round(value).toLocaleString("en").replaceAll(",", "\u202f") : UNKNOWN;
+  return isKnown(value)
+    ? Math.round(value).toLocaleString("en").replaceAll(",", "\u202f")
+    : UNKNOWN;
 }
 
 /** Bytes in binary units, as the configuration has them: 64 MiB. */

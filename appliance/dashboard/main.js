@@ -47,7 +47,10 @@ const charts = {
     scale: "binary",
     series: PAIR,
   }),
-  iops: new LineChart("chart-iops", "Requests", "per second", { format: format.count, series: PAIR }),
+  iops: new LineChart("chart-iops", "Requests", "per second", {
+    format: format.count,
+    series: PAIR,
+  }),
   latency: new LineChart("chart-latency", "Latency", "share of requests that took at most", {
     format: format.nanoseconds,
     scale: "log",
@@ -63,10 +66,15 @@ const charts = {
     format: format.permille,
     scale: "percent",
   }),
-  depth: new LineChart("chart-depth", "Commands under way", "mean over each second, by the exports' latencies", {
-    format: format.count,
-    series: [{ label: "commands", colour: "c-read" }],
-  }),
+  depth: new LineChart(
+    "chart-depth",
+    "Commands under way",
+    "mean over each second, by the exports' latencies",
+    {
+      format: format.count,
+      series: [{ label: "commands", colour: "c-read" }],
+    },
+  ),
   pools: new LineChart("chart-pools", "Pool levels", "share of free buffers, by their size", {
     format: format.permille,
     scale: "percent",
@@ -108,7 +116,10 @@ async function ask() {
     events.clear();
   }
   status = now;
-  const missed = seenAt === null || history.step < 0 ? STEPS : Math.ceil((Date.now() - seenAt) / 1000) + SPARE_STEPS;
+  const missed =
+    seenAt === null || history.step < 0
+      ? STEPS
+      : Math.ceil((Date.now() - seenAt) / 1000) + SPARE_STEPS;
   await Promise.all([
     askHistory(missed),
     askHeat(),
@@ -170,7 +181,8 @@ function say(state, text) {
 
 function lost() {
   const again = `It is asked again every ${RETRY_MS / 1000} seconds.`;
-  if (seenAt === null) return `No answer from the appliance. ${again} On its machine, \`windlass status\` says more.`;
+  if (seenAt === null)
+    return `No answer from the appliance. ${again} On its machine, \`windlass status\` says more.`;
   return `Lost the appliance: what is below is of ${format.clock(seenAt)}. ${again}`;
 }
 
@@ -192,7 +204,12 @@ function wantToken(why) {
 function draw() {
   const { appliance } = status;
   setText($("name"), appliance.name);
-  setText($("about"), `${appliance.version} · up ${format.span(appliance.uptime_s)} · ${appliance.config_path ?? "embedded default"}`);
+  const about = [
+    appliance.version,
+    `up ${format.span(appliance.uptime_s)}`,
+    appliance.config_path ?? "embedded default",
+  ];
+  setText($("about"), about.join(" · "));
   document.title = `${appliance.name} · Windlass`;
   offerScopes();
   $("tiles").dataset.step = history.step;
@@ -206,8 +223,14 @@ function draw() {
 function drawWork() {
   const times = history.times(range);
   const of = (what) => history.values(scope, what, range);
-  const nothing = history.step < 1 ? "No data yet: the first second has not passed." : "No data yet in this time.";
-  const why = (...whats) => (whats.some((what) => of(what) !== null) ? nothing : `${upper(format.UNKNOWN)} for ${label(scope)}.`);
+  const nothing =
+    history.step < 1
+      ? "No data yet: the first second has not passed."
+      : "No data yet in this time.";
+  const why = (...whats) =>
+    whats.some((what) => of(what) !== null)
+      ? nothing
+      : `${upper(format.UNKNOWN)} for ${label(scope)}.`;
   const bytes = ["read_bytes", "write_bytes"];
   charts.bytes.show(times, bytes.map(of), why(...bytes));
   const iops = ["read_iops", "write_iops"];
@@ -219,7 +242,11 @@ function drawWork() {
   const isMeasured = isKept && heat !== undefined && heat.step >= 0;
   const columns = isMeasured ? heat.columns(history.step, range) : [];
   const isComing = isKept && !heat?.isRefused;
-  const otherwise = !isKept ? "Kept for the whole appliance and for exports." : isComing ? "Asking the appliance …" : `${upper(format.UNKNOWN)} for ${label(scope)}.`;
+  const otherwise = !isKept
+    ? "Kept for the whole appliance and for exports."
+    : isComing
+      ? "Asking the appliance …"
+      : `${upper(format.UNKNOWN)} for ${label(scope)}.`;
   charts.heat.show(times, heat?.boundsNs ?? [], columns, isMeasured ? nothing : otherwise);
 }
 
@@ -230,21 +257,35 @@ function drawMachine() {
     values: history.values({ kind: "reactor", name: String(one.index) }, "busy_permille", range),
   }));
   const lines = cores.length > CORE_LINES_MAX ? joinedCores(cores) : cores;
-  const series = (all) => all.map((one, place) => ({ label: one.label, ...STYLES[place % STYLES.length] }));
+  const series = (all) =>
+    all.map((one, place) => ({ label: one.label, ...STYLES[place % STYLES.length] }));
   const nothing = "No data yet.";
-  charts.cores.show(times, lines.map((one) => one.values), nothing, series(lines));
+  charts.cores.show(
+    times,
+    lines.map((one) => one.values),
+    nothing,
+    series(lines),
+  );
   const pools = status.memory.classes.map((one) => ({
     label: format.bytes(one.slice_bytes),
     values: history.values({ kind: "pool", name: String(one.slice_bytes) }, "free_permille", range),
   }));
-  charts.pools.show(times, pools.map((one) => one.values), nothing, series(pools));
+  charts.pools.show(
+    times,
+    pools.map((one) => one.values),
+    nothing,
+    series(pools),
+  );
   charts.depth.show(times, [underWay()], nothing);
 }
 
 /** The mean number of commands under way: of the export that is chosen, else of all together. */
 function underWay() {
-  const exports = scope.kind === "export" ? [scope] : history.keys.filter((key) => key.kind === "export");
-  const depths = exports.map((key) => history.values(key, "depth", range)).filter((values) => values !== null);
+  const exports =
+    scope.kind === "export" ? [scope] : history.keys.filter((key) => key.kind === "export");
+  const depths = exports
+    .map((key) => history.values(key, "depth", range))
+    .filter((values) => values !== null);
   return Array.from({ length: range }, (_, place) => {
     const known = depths.map((values) => values[place]).filter((value) => value !== null);
     return known.length === 0 ? null : known.reduce((sum, value) => sum + value, 0);
@@ -264,7 +305,9 @@ function joinedCores(cores) {
   const join = (label, of) => ({
     label,
     values: Array.from({ length: range }, (_, place) => {
-      const values = cores.map((one) => one.values?.[place] ?? null).filter((value) => value !== null);
+      const values = cores
+        .map((one) => one.values?.[place] ?? null)
+        .filter((value) => value !== null);
       return values.length === 0 ? null : of(values);
     }),
   });
@@ -288,11 +331,20 @@ const optionValue = (key) => `${key.kind}/${key.name}`;
 
 function offerScopes() {
   const select = $("scope");
-  const wanted = [TOTAL, ...KINDS.flatMap(([kind]) => history.keys.filter((key) => key.kind === kind))];
+  const wanted = [
+    TOTAL,
+    ...KINDS.flatMap(([kind]) => history.keys.filter((key) => key.kind === kind)),
+  ];
   if (!wanted.some((key) => optionValue(key) === optionValue(scope))) wanted.push(scope);
-  const isSame = select.options.length === wanted.length && wanted.every((key, place) => select.options[place].value === optionValue(key));
+  const isSame =
+    select.options.length === wanted.length &&
+    wanted.every((key, place) => select.options[place].value === optionValue(key));
   if (isSame) return;
-  const option = (key) => element("option", { value: optionValue(key), text: key.kind === "reactor" ? label(key) : key.name || upper(label(key)) });
+  const option = (key) =>
+    element("option", {
+      value: optionValue(key),
+      text: key.kind === "reactor" ? label(key) : key.name || upper(label(key)),
+    });
   const groups = KINDS.map(([kind, title]) =>
     element("optgroup", { label: title }, ...wanted.filter((key) => key.kind === kind).map(option)),
   );
@@ -351,7 +403,9 @@ $("theme").addEventListener("change", (event) => {
   localStorage.setItem("windlass-theme", event.target.value);
   setTheme(event.target.value);
 });
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => setTheme($("theme").value));
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () =>
+  setTheme($("theme").value),
+);
 $("pause").addEventListener("click", () => {
   isPaused = !isPaused;
   $("pause").setAttribute("aria-pressed", String(isPaused));

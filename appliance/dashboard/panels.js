@@ -34,13 +34,20 @@ export class Tiles {
       put(what, latest(what), rate(latest(what), format.bytesPerSecond));
     }
     for (const what of ["read_iops", "write_iops", "errors"]) {
-      put(what, latest(what), rate(latest(what), (value) => `${format.count(value)}/s`));
+      put(
+        what,
+        latest(what),
+        rate(latest(what), (value) => `${format.count(value)}/s`),
+      );
     }
     put("p99_ns", latest("p99_ns"), rate(latest("p99_ns"), format.nanoseconds));
-    const cores = status.reactors.map((one) => history.latest({ kind: "reactor", name: String(one.index) }, "busy_permille"));
+    const cores = status.reactors.map((one) =>
+      history.latest({ kind: "reactor", name: String(one.index) }, "busy_permille"),
+    );
     const busy = cores.includes(null) ? null : Math.max(...cores);
     put("busy", busy, rate(busy, format.permille));
-    const hosts = new Set(status.hosts.filter((one) => one.kind === "io").map((one) => one.nqn)).size;
+    const hosts = new Set(status.hosts.filter((one) => one.kind === "io").map((one) => one.nqn))
+      .size;
     put("hosts", hosts, String(hosts));
   }
 }
@@ -48,26 +55,35 @@ export class Tiles {
 /** What somebody should look at, in sentences. */
 export function troubles(status, history) {
   const found = [];
-  if (status.appliance.state === "stopping") found.push("The appliance is stopping: hosts cannot connect.");
+  if (status.appliance.state === "stopping")
+    found.push("The appliance is stopping: hosts cannot connect.");
   for (const one of status.reactors) {
-    if (!one.running) found.push(`Reactor ${one.index} on core ${one.core} has died: restart the appliance.`);
+    if (!one.running)
+      found.push(`Reactor ${one.index} on core ${one.core} has died: restart the appliance.`);
     else if (one.stuck) {
-      found.push(`Reactor ${one.index} has been in ${one.stuck.name} for ${format.nanoseconds(one.stuck.ns)}.`);
+      const time = format.nanoseconds(one.stuck.ns);
+      found.push(`Reactor ${one.index} has been in ${one.stuck.name} for ${time}.`);
     }
   }
   for (const one of status.devices) {
-    if (one.state !== "ready" && one.state !== "read_only") found.push(`Device ${one.name} is ${words(one.state)}.`);
+    if (one.state !== "ready" && one.state !== "read_only")
+      found.push(`Device ${one.name} is ${words(one.state)}.`);
     for (const warning of one.warnings) found.push(`Device ${one.name}: ${warning}.`);
-    if (one.media_errors > 0) found.push(`Device ${one.name} has had ${format.whole(one.media_errors)} errors of its medium.`);
+    if (one.media_errors > 0)
+      found.push(
+        `Device ${one.name} has had ${format.whole(one.media_errors)} errors of its medium.`,
+      );
   }
   for (const one of status.memory.classes) {
     if (one.waiting > 0) {
       const size = format.bytes(one.slice_bytes);
-      found.push(`${format.whole(one.waiting)} requests wait for a buffer of ${size}: a larger memory would help.`);
+      const wait = `${format.whole(one.waiting)} requests wait for a buffer of ${size}`;
+      found.push(`${wait}: a larger memory would help.`);
     }
   }
   found.push(...status.memory.notices);
-  if (history.leftOut > 0) found.push(`${history.leftOut} things are left out of the history: it has no room for more.`);
+  if (history.leftOut > 0)
+    found.push(`${history.leftOut} things are left out of the history: it has no room for more.`);
   return found;
 }
 
@@ -85,7 +101,13 @@ const numeric = (title) => ({ title, numeric: true });
 const chosen = (title) => ({ title, button: true });
 
 const number = (value, text) => ({ value, text });
-const MOVED = [numeric("reads"), numeric("read"), numeric("writes"), numeric("written"), numeric("errors")];
+const MOVED = [
+  numeric("reads"),
+  numeric("read"),
+  numeric("writes"),
+  numeric("written"),
+  numeric("errors"),
+];
 
 /** What moved since the start. */
 function moved(totals) {
@@ -94,7 +116,10 @@ function moved(totals) {
     number(totals.bytes_read, format.bytes(totals.bytes_read)),
     number(totals.writes, format.count(totals.writes)),
     number(totals.bytes_written, format.bytes(totals.bytes_written)),
-    { ...number(totals.errors, format.whole(totals.errors)), tone: totals.errors > 0 ? "warning" : "" },
+    {
+      ...number(totals.errors, format.whole(totals.errors)),
+      tone: totals.errors > 0 ? "warning" : "",
+    },
   ];
 }
 
@@ -103,12 +128,27 @@ export class Tables {
   #choose;
   #cores = new Table(
     "Reactors",
-    [chosen("reactor"), numeric("core"), numeric("busy"), column("state"), numeric("queues"), numeric("in execution"), numeric("stalls"), column("longest poll")],
+    [
+      chosen("reactor"),
+      numeric("core"),
+      numeric("busy"),
+      column("state"),
+      numeric("queues"),
+      numeric("in execution"),
+      numeric("stalls"),
+      column("longest poll"),
+    ],
     "No reactors.",
   );
   #pools = new Table(
     "Buffers by size",
-    [column("buffers of"), numeric("free"), numeric("of"), numeric("waiting now"), numeric("waits so far")],
+    [
+      column("buffers of"),
+      numeric("free"),
+      numeric("of"),
+      numeric("waiting now"),
+      numeric("waits so far"),
+    ],
     "No buffers.",
   );
   #exports = new Table(
@@ -118,17 +158,42 @@ export class Tables {
   );
   #stages = new Table(
     "Where the time of requests goes",
-    [column("export"), column("stage"), ...["reads", "writes"].flatMap((of) => [numeric(of), numeric(`${of}, 50 %`), numeric(`${of}, 99 %`)])],
+    [
+      column("export"),
+      column("stage"),
+      ...["reads", "writes"].flatMap((of) => [
+        numeric(of),
+        numeric(`${of}, 50 %`),
+        numeric(`${of}, 99 %`),
+      ]),
+    ],
     "Not measured.",
   );
   #hosts = new Table(
     "Connected hosts",
-    [chosen("host"), column("attached to"), column("controller"), column("by"), numeric("queues"), ...MOVED],
+    [
+      chosen("host"),
+      column("attached to"),
+      column("controller"),
+      column("by"),
+      numeric("queues"),
+      ...MOVED,
+    ],
     "No host is connected.",
   );
   #devices = new Table(
     "Devices",
-    [chosen("device"), column("type"), column("state"), numeric("size"), column("health"), numeric("temperature"), numeric("wear"), numeric("spare"), ...MOVED],
+    [
+      chosen("device"),
+      column("type"),
+      column("state"),
+      numeric("size"),
+      column("health"),
+      numeric("temperature"),
+      numeric("wear"),
+      numeric("spare"),
+      ...MOVED,
+    ],
     "No devices.",
   );
   #listeners = new Table(
@@ -139,7 +204,8 @@ export class Tables {
 
   constructor(choose) {
     this.#choose = choose;
-    const put = (id, ...tables) => document.getElementById(id).append(...tables.map((table) => table.root));
+    const put = (id, ...tables) =>
+      document.getElementById(id).append(...tables.map((table) => table.root));
     put("machine-tables", this.#cores, this.#pools);
     put("exports", this.#exports);
     put("stages", this.#stages);
@@ -164,7 +230,13 @@ export class Tables {
 
   #core(one, history) {
     const busy = history.latest({ kind: "reactor", name: String(one.index) }, "busy_permille");
-    const state = !one.running ? "died" : one.stuck ? `stuck in ${one.stuck.name}` : one.asleep ? "asleep" : "awake";
+    const state = !one.running
+      ? "died"
+      : one.stuck
+        ? `stuck in ${one.stuck.name}`
+        : one.asleep
+          ? "asleep"
+          : "awake";
     const longest = one.longest_poll;
     return [
       this.#name("reactor", String(one.index)),
@@ -179,7 +251,9 @@ export class Tables {
   }
 
   #export(one) {
-    const namespaces = one.namespaces.map((it) => `${it.nsid}: ${it.device}, ${format.bytes(it.bytes)}`);
+    const namespaces = one.namespaces.map(
+      (it) => `${it.nsid}: ${it.device}, ${format.bytes(it.bytes)}`,
+    );
     return [
       this.#name("export", one.nqn),
       namespaces.join("; ") || "none",
@@ -202,9 +276,14 @@ export class Tables {
   }
 
   #device(one) {
-    const size = one.block_count === null || one.block_size === null ? null : one.block_count * one.block_size;
+    const size =
+      one.block_count === null || one.block_size === null ? null : one.block_count * one.block_size;
     const ailing = one.warnings.length > 0 || one.media_errors > 0;
-    const health = one.warnings.join("; ") || (one.media_errors > 0 ? `${format.whole(one.media_errors)} errors of the medium` : "no warning");
+    const health =
+      one.warnings.join("; ") ||
+      (one.media_errors > 0
+        ? `${format.whole(one.media_errors)} errors of the medium`
+        : "no warning");
     const isUsable = one.state === "ready" || one.state === "read_only";
     const known = (value, unit) => number(value, value === null ? "none" : `${value} ${unit}`);
     return [
@@ -227,11 +306,15 @@ const STAGES = ["buffer", "fetch", "device", "send"];
 /** A row for the whole time of an export's requests, and one for each stage of it. */
 function stages(one) {
   const parts = one.stages ?? {};
-  const names = Object.keys(parts).sort((one, other) => STAGES.indexOf(one) - STAGES.indexOf(other));
+  const names = Object.keys(parts).sort(
+    (one, other) => STAGES.indexOf(one) - STAGES.indexOf(other),
+  );
   const rows = [["all", one.latency], ...names.map((name) => [name, parts[name]])];
   const told = ({ count, p50_ns, p99_ns }) => [
     number(count, format.count(count)),
-    ...[p50_ns, p99_ns].map((time) => number(time, time === null ? "none" : format.nanoseconds(time))),
+    ...[p50_ns, p99_ns].map((time) =>
+      number(time, time === null ? "none" : format.nanoseconds(time)),
+    ),
   ];
   return rows
     .filter(([, latency]) => latency !== null)
@@ -249,7 +332,12 @@ function pool(one) {
 }
 
 function listener(one) {
-  return [one.name, one.transport, one.address, number(one.connections, format.whole(one.connections))];
+  return [
+    one.name,
+    one.transport,
+    one.address,
+    number(one.connections, format.whole(one.connections)),
+  ];
 }
 
 /** What happened, the newest first. */
@@ -280,7 +368,9 @@ export class Events {
   }
 
   #draw() {
-    const shown = this.#events.filter((one) => !this.#onlyTrouble.checked || one.severity !== "info");
+    const shown = this.#events.filter(
+      (one) => !this.#onlyTrouble.checked || one.severity !== "info",
+    );
     const newest = shown.slice(-EVENTS_SHOWN).reverse();
     resize(this.#list, Math.max(newest.length, 1), () => element("li"));
     if (newest.length === 0) this.#list.firstElementChild.replaceChildren("None.");
@@ -290,7 +380,10 @@ export class Events {
       item.dataset.id = one.id;
       item.value = one.id;
       item.replaceChildren(
-        element("time", { datetime: new Date(one.unix_ms).toISOString(), text: format.moment(one.unix_ms) }),
+        element("time", {
+          datetime: new Date(one.unix_ms).toISOString(),
+          text: format.moment(one.unix_ms),
+        }),
         element("strong", { class: one.severity, text: one.severity }),
         element("span", { class: "what", text: [one.what, one.subject].filter(Boolean).join(" ") }),
         element("span", { text: one.text }),

@@ -1,4 +1,5 @@
-//! The dashboard in a real browser: `cargo xtask test --only browser` and `cargo xtask screenshots`.
+//! The dashboard in a real browser: `cargo xtask test --only browser` and `cargo xtask
+//! screenshots`.
 
 mod checks;
 mod screenshots;

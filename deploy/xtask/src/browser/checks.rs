@@ -142,7 +142,8 @@ pub(super) fn heat_is_the_apis(site: &Site, browser: &Browser) -> Result<(), Str
     let shown = browser.run(
         "return { step: Number(document.getElementById('tiles').dataset.step), \
             rows: [...document.querySelectorAll('#chart-heat tbody tr')].map((row) => \
-                [...row.querySelectorAll('data')].reduce((sum, it) => sum + Number(it.value), 0)) };",
+                [...row.querySelectorAll('data')].reduce( \
+                    (sum, it) => sum + Number(it.value), 0)) };",
     )?;
     let heat = site.api("heatmap?seconds=120")?;
     let age = heat["step"].as_u64().zip(shown["step"].as_u64());
@@ -217,7 +218,8 @@ pub(super) fn totals_are_the_apis(site: &mut Site, browser: &Browser) -> Result<
     }
     let pools = browser.run(
         "return [...document.querySelectorAll('#machine-tables > :last-child tbody tr')] \
-            .map((row) => [...row.querySelectorAll('td.number data')].map((cell) => Number(cell.value)));",
+            .map((row) => [...row.querySelectorAll('td.number data')] \
+                .map((cell) => Number(cell.value)));",
     )?;
     let classes = status["memory"]["classes"].as_array().ok_or("no classes")?;
     let told: Vec<Value> = classes
@@ -265,7 +267,8 @@ pub(super) fn keys_are_enough(_: &Site, browser: &Browser) -> Result<(), String>
         format!("the order is {order:?}")
     })?;
     let reached = browser.run(
-        "const tabbable = [...document.querySelectorAll('a[href], button, select, input, summary, [tabindex=\"0\"]')] \
+        "const tabbable = [...document.querySelectorAll( \
+                'a[href], button, select, input, summary, [tabindex=\"0\"]')] \
             .filter((node) => node.checkVisibility() && !node.disabled); \
          return tabbable.filter((node) => node.tabIndex < 0).length;",
     )?;
