@@ -7,9 +7,9 @@ mod inbox;
 pub mod raw;
 mod receive;
 mod sender;
-mod stream;
+pub(crate) mod stream;
 
-use std::fmt::Debug;
+use std::fmt::{self, Debug};
 use std::ops::{Deref, DerefMut};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -32,11 +32,25 @@ use crate::transport::{AdminLink, Fabric, IoLink, QueueParameters};
 /// Receive buffer of an admin queue, bytes.
 const ADMIN_RECEIVE_BYTES: usize = 64 * 1024;
 
-/// The transport: it keeps nothing between connections.
-#[derive(Debug)]
-pub(crate) struct Tcp;
+/// The transport: how to come by a stream. It keeps nothing between connections.
+pub(crate) struct Tcp<D>(pub(crate) D);
 
-impl Fabric for Tcp {
+/// Connects a socket, as NVMe/TCP usually does.
+pub(crate) fn dial_socket(options: &ConnectOptions) -> Result<Socket, HostError> {
+    Socket::connect(options.address, options.timeout)
+}
+
+impl<D> Debug for Tcp<D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Tcp")
+    }
+}
+
+impl<S, D> Fabric for Tcp<D>
+where
+    S: ByteStream + Send + 'static,
+    D: Fn(&ConnectOptions) -> Result<S, HostError> + Send + Sync,
+{
     fn kind(&self) -> TransportType {
         TransportType::TCP
     }
@@ -51,6 +65,7 @@ impl Fabric for Tcp {
         parameters: &QueueParameters,
     ) -> Result<AdminLink, HostError> {
         let connection = open(
+            (self.0)(options)?,
             options,
             parameters,
             ADMIN_IN_CAPSULE_DATA_BYTES,
@@ -67,20 +82,22 @@ impl Fabric for Tcp {
         // TCP 1.1 §3.3.2: the data of Connect goes in the capsule whatever IOCCSZ says.
         let connect_bytes = size_of::<ConnectData>() as u32;
         let in_capsule = parameters.in_capsule_max_bytes.max(connect_bytes);
-        let connection: Connection<Socket, Lease> =
-            open(options, parameters, in_capsule, options.receive_bytes)?;
+        let stream = (self.0)(options)?;
+        let receive_bytes = options.receive_bytes;
+        let connection: Connection<S, Lease> =
+            open(stream, options, parameters, in_capsule, receive_bytes)?;
         Ok(Box::new(connection))
     }
 }
 
-/// Opens a socket and initialises it.
-fn open<B: Deref<Target = [u8]> + DerefMut>(
+/// Initialises a stream.
+fn open<S: ByteStream, B: Deref<Target = [u8]> + DerefMut>(
+    mut stream: S,
     options: &ConnectOptions,
     parameters: &QueueParameters,
     in_capsule_max_bytes: u32,
     receive_bytes: usize,
-) -> Result<Connection<Socket, B>, HostError> {
-    let mut stream = Socket::connect(options.address, options.timeout)?;
+) -> Result<Connection<S, B>, HostError> {
     let digests = DigestFlags::new()
         .with_header(options.header_digest)
         .with_data(options.data_digest);
@@ -96,7 +113,7 @@ fn open<B: Deref<Target = [u8]> + DerefMut>(
 
 impl<S, B> Link<B> for Connection<S, B>
 where
-    S: ByteStream + Debug,
+    S: ByteStream,
     B: Deref<Target = [u8]> + DerefMut + Debug,
 {
     fn connected(&mut self, in_capsule_max_bytes: u32) {

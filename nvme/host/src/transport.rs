@@ -9,7 +9,8 @@ use nvme_spec::log::TransportType;
 use crate::error::HostError;
 use crate::link::Link;
 use crate::options::ConnectOptions;
-use crate::tcp::Tcp;
+use crate::tcp::stream::ByteStream;
+use crate::tcp::{Tcp, dial_socket};
 
 /// The queue of an admin connection.
 pub(crate) type AdminLink = Box<dyn Link<Vec<u8>> + Send>;
@@ -63,7 +64,16 @@ impl Transport {
     /// NVMe/TCP.
     #[must_use]
     pub fn tcp() -> Self {
-        Self(Arc::new(Tcp))
+        Self(Arc::new(Tcp(dial_socket)))
+    }
+
+    /// NVMe/TCP over streams that `dial` makes, one for each connection, in place of sockets: for
+    /// targets in the same process, well-behaved or not.
+    #[must_use]
+    pub fn tcp_over<S: ByteStream + Send + 'static>(
+        dial: impl Fn(&ConnectOptions) -> Result<S, HostError> + Send + Sync + 'static,
+    ) -> Self {
+        Self(Arc::new(Tcp(dial)))
     }
 
     /// Which transport it is.

@@ -236,6 +236,7 @@ mod tests {
     use super::*;
 
     /// Takes at most `quota` bytes of each send.
+    #[derive(Debug)]
     struct Sink {
         taken: Vec<u8>,
         quota: usize,

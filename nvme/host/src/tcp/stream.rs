@@ -1,5 +1,6 @@
 //! The bytes under a connection: a socket in production, a script in tests.
 
+use std::fmt::Debug;
 use std::io::{IoSlice, IoSliceMut};
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -13,7 +14,7 @@ use crate::error::HostError;
 
 /// What came of one attempt to move bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Moved {
+pub enum Moved {
     /// So many, at least one.
     Bytes(usize),
     /// None now.
@@ -25,7 +26,7 @@ pub(crate) enum Moved {
 }
 
 /// A stream of bytes in both directions that never blocks.
-pub(crate) trait ByteStream {
+pub trait ByteStream: Debug {
     /// Fills `buffers` in order from what has arrived.
     fn receive(&mut self, buffers: &mut [IoSliceMut<'_>]) -> Moved;
 
