@@ -7,6 +7,7 @@
 mod appliance;
 mod browser;
 mod demo;
+mod fuzz;
 mod interop;
 mod layers;
 mod log;
@@ -43,6 +44,8 @@ enum Command {
     Interop(interop::Options),
     /// Take the README's pictures of the dashboard anew.
     Screenshots(browser::Options),
+    /// Look for inputs that break decoders and connections.
+    Fuzz(fuzz::Options),
     /// Make the Debian package.
     Package(package::Options),
     /// Run deploy/lab/lab with the given arguments.
@@ -62,6 +65,7 @@ fn main() -> ExitCode {
         Command::Demo(options) => demo::run(&options),
         Command::Interop(options) => interop::run(&options),
         Command::Screenshots(options) => browser::take_screenshots(&options),
+        Command::Fuzz(options) => fuzz::run(&options),
         Command::Package(options) => package::run(&options),
         Command::Lab { arguments } => {
             // The guest's command starts in the directory that the user is in.

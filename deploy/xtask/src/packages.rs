@@ -7,7 +7,7 @@ use crate::{monitoring, process};
 
 /// Programs that the steps run and files that builds read, and the Debian packages that have them.
 /// Files begin with a slash; several places are separated by colons, and a place may have one star.
-const PROGRAMS: [(&str, &str); 17] = [
+const PROGRAMS: [(&str, &str); 18] = [
     (VERBS_HEADER, "libibverbs-dev"),
     (CONNECTION_MANAGER_HEADER, "librdmacm-dev"),
     (CLANG_LIBRARY, "libclang-dev"),
@@ -16,6 +16,7 @@ const PROGRAMS: [(&str, &str); 17] = [
     ("chromedriver", "chromium-driver"),
     ("cpio", "cpio"),
     ("depmod", "kmod"),
+    ("g++", "g++"),
     ("git", "git"),
     ("mke2fs", "e2fsprogs"),
     ("mmdebstrap", "mmdebstrap"),
@@ -34,13 +35,14 @@ const CLANG_LIBRARY: &str =
     "/usr/lib/llvm-*/lib/libclang.so:/usr/lib64/libclang.so*:/usr/lib/libclang.so*";
 
 /// Of these the ones that tests outside the lab need as well.
-const NEEDED_WITHOUT_LAB: [&str; 9] = [
+const NEEDED_WITHOUT_LAB: [&str; 10] = [
     VERBS_HEADER,
     CONNECTION_MANAGER_HEADER,
     CLANG_LIBRARY,
     "pkg-config",
     "chromium",
     "chromedriver",
+    "g++",
     "python3",
     "setpriv",
     "valgrind",
@@ -224,6 +226,7 @@ mod tests {
                 "pkg-config",
                 "chromium",
                 "chromium-driver",
+                "g++",
                 "python3",
                 "util-linux",
                 "valgrind"

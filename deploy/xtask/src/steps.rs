@@ -8,7 +8,7 @@ use clap::{Args, ValueEnum};
 use crate::interop::{self, Harness, SCENARIOS};
 use crate::metadata::{self, Metadata};
 use crate::process::{self, cargo};
-use crate::{browser, demo, layers, package, packages};
+use crate::{browser, demo, fuzz, layers, package, packages};
 
 /// Which steps to run.
 #[derive(Debug, Args)]
@@ -42,6 +42,8 @@ enum Step {
     Doc,
     /// Every order of atomic operations of the lock-free modules.
     Loom,
+    /// Inputs that break decoders and connections are looked for, for a while.
+    Fuzz,
     /// The Debian package and the units in it, without installing them.
     Package,
     /// The dashboard in headless Chromium, and what Prometheus' tool says of the metrics.
@@ -165,6 +167,7 @@ fn run_step(step: Step, with_lab: bool) -> Vec<Row> {
         Step::Cost => costs(),
         Step::Doc => vec![timed(name, doc)],
         Step::Loom => vec![timed(name, loom)],
+        Step::Fuzz => fuzzing(),
         Step::Package => vec![timed(name, || {
             package::check(&process::root().join("target/debug/windlass"))
         })],
@@ -271,6 +274,22 @@ fn loom() -> Result<(), String> {
         .env("CARGO_PROFILE_RELEASE_LTO", "off");
     cargo.env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16");
     process::run(cargo.args(crates.iter().flat_map(|name| ["-p", name])))
+}
+
+/// One row for the build and one for each target.
+fn fuzzing() -> Vec<Row> {
+    let mut fuzzer = None;
+    let built = timed("fuzz build".to_string(), || {
+        fuzzer = Some(fuzz::Fuzzer::build()?);
+        Ok(())
+    });
+    let Some(fuzzer) = fuzzer else {
+        return vec![built];
+    };
+    let test = |target: &&str| timed(format!("fuzz {target}"), || fuzzer.test(target));
+    std::iter::once(built)
+        .chain(fuzz::TARGETS.iter().map(test))
+        .collect()
 }
 
 fn lab_tests(pattern: &str) -> std::process::Command {

@@ -87,7 +87,11 @@ pub(crate) fn arena() -> Arc<Arena> {
 impl Host {
     /// A drive as it is after power on.
     pub(crate) fn cold(options: EmulatedOptions) -> Self {
-        let arena = arena();
+        Self::cold_on(arena(), options)
+    }
+
+    /// The same with memory that is there already.
+    pub(crate) fn cold_on(arena: Arc<Arena>, options: EmulatedOptions) -> Self {
         let drive = EmulatedController::new(arena.region(), options).expect("a drive");
         let control = drive.control();
         let admin = Pair::new(&arena, 0, 8, 8);

@@ -63,6 +63,8 @@ pub(crate) struct Setup {
     pub(crate) fabric: FabricConfig,
     pub(crate) device: DeviceConfig,
     pub(crate) arena_bytes: usize,
+    /// Memory that is there already, for those who begin anew very often.
+    pub(crate) memory: Option<(Arc<Arena>, Arc<MemoryDevice>)>,
     pub(crate) rdma: RdmaConfig,
     pub(crate) queues_max: usize,
 }
@@ -73,6 +75,7 @@ impl Default for Setup {
             fabric: FabricConfig::IMMEDIATE,
             device: DeviceConfig::new("target0", TARGET_IP),
             arena_bytes: 16 << 20,
+            memory: None,
             rdma: RdmaConfig {
                 ports: vec![(PortId(0), port_settings())],
                 receives: 64,
@@ -120,13 +123,15 @@ impl Stage {
         let target_machine = fabric.machine(&[setup.device]).expect("descriptors");
         let host_device = DeviceConfig::new("host0", HOST_IP);
         let host_machine = fabric.machine(&[host_device]).expect("descriptors");
-        let arena = Arena::new(ArenaConfig {
-            bytes: setup.arena_bytes,
-            pages: PagePolicy::Ordinary,
-            max_transfer: 1 << 20,
-        })
-        .expect("a small arena");
-        let device = Arc::new(ram());
+        let (arena, device) = setup.memory.unwrap_or_else(|| {
+            let config = ArenaConfig {
+                bytes: setup.arena_bytes,
+                pages: PagePolicy::Ordinary,
+                max_transfer: 1 << 20,
+            };
+            let arena = Arena::new(config).expect("a small arena");
+            (arena, Arc::new(ram()))
+        });
         let domains = Arc::new(Domains::new());
         for rdma_device in target_machine.devices().expect("one device") {
             let regions = [arena.region(), device.store().region()];

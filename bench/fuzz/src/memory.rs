@@ -1,0 +1,103 @@
+//! Memory that outlives an input: mapping and zeroing it for each would take longer than all the
+//! rest. Every run gives all of it back, and the next one begins with nothing taken.
+
+use std::sync::Arc;
+
+use block::{
+    Device, DeviceError, Effect, FaultControl, FaultDevice, FaultPlan, FaultRule, MemoryDevice,
+    MemoryOptions, OperationKinds, When,
+};
+use hugemem::{Arena, ArenaConfig, PagePolicy};
+
+/// Bytes of a logical block.
+pub(crate) const BLOCK_BYTES: usize = 512;
+/// Largest transfer: the arena has few slices of that size, so that requests wait for them.
+pub(crate) const TRANSFER_MAX_BYTES: usize = 128 << 10;
+
+const ARENA_BYTES: usize = 8 << 20;
+const DEVICE_BYTES: u64 = 1 << 20;
+
+/// An arena and a RAM device.
+#[derive(Clone)]
+pub(crate) struct Memory {
+    pub(crate) arena: Arc<Arena>,
+    pub(crate) device: Arc<MemoryDevice>,
+}
+
+impl Memory {
+    /// This thread's.
+    pub(crate) fn of_thread() -> Self {
+        thread_local! {
+            static MEMORY: Memory = Memory::new();
+        }
+        MEMORY.with(Self::clone)
+    }
+
+    fn new() -> Self {
+        let arena = Arena::new(ArenaConfig {
+            bytes: ARENA_BYTES,
+            pages: PagePolicy::Ordinary,
+            max_transfer: TRANSFER_MAX_BYTES,
+        })
+        .expect("a small arena");
+        let device = MemoryDevice::new(MemoryOptions {
+            name: "ram".to_owned(),
+            uuid: [1; 16],
+            size_bytes: DEVICE_BYTES,
+            block_size: BLOCK_BYTES as u32,
+            pages: PagePolicy::Ordinary,
+            read_only: false,
+        })
+        .expect("a small RAM device");
+        Self {
+            arena,
+            device: Arc::new(device),
+        }
+    }
+
+    /// Slices of the arena that are out.
+    pub(crate) fn taken(&self) -> u64 {
+        let classes = self.arena.counters().classes;
+        classes.iter().map(|class| class.taken).sum()
+    }
+
+    /// The device behind one that holds, refuses and fails requests as long as it is told to.
+    pub(crate) fn moody(&self) -> (Arc<dyn Device>, Moods) {
+        let rule = |effect| FaultRule::new(OperationKinds::ALL, When::Always, effect);
+        let rules = vec![
+            rule(Effect::Hold),
+            rule(Effect::Later),
+            rule(Effect::Fail(DeviceError::Internal)),
+        ];
+        let inner = Arc::<MemoryDevice>::clone(&self.device);
+        let device = FaultDevice::new(inner, FaultPlan { rules, seed: 1 });
+        let moods = Moods(device.control());
+        moods.end();
+        (Arc::new(device), moods)
+    }
+}
+
+/// What a device is made to do for a while.
+pub(crate) struct Moods(FaultControl);
+
+impl Moods {
+    const COUNT: usize = 3;
+
+    /// Switches one of the moods.
+    pub(crate) fn switch(&self, mood: u8, on: bool) {
+        self.0.arm(usize::from(mood) % Self::COUNT, on);
+    }
+
+    /// Lets go what is held.
+    pub(crate) fn release(&self) {
+        self.0.release();
+    }
+
+    /// All is well again.
+    pub(crate) fn end(&self) {
+        for mood in 0..Self::COUNT {
+            self.0.arm(mood, false);
+        }
+        self.release();
+    }
+}

@@ -1,0 +1,366 @@
+//! The host against a target that does anything: between the two, the right target's PDUs are
+//! damaged, doubled, left out, and mixed with others.
+//!
+//! What must hold: every step of the host ends, in a value or an error; every command that was
+//! taken comes back once, completed or abandoned; no lease is kept.
+
+use std::cell::RefCell;
+use std::collections::{HashSet, VecDeque};
+use std::io::{IoSlice, IoSliceMut};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use nvme_host::raw::{assemble, fix_header_digest};
+use nvme_host::{
+    ByteStream, ConnectOptions, Controller, HostCompletions, HostError, HostIdentity, IoQueue,
+    Moved, Transport, discover, read_log,
+};
+use nvme_spec::command::{FeatureId, LogPageId};
+use nvme_spec::tcp::{CommonHeader, PduFlags, PduType};
+use zerocopy::{FromBytes, IntoBytes};
+
+use crate::input::Input;
+use crate::memory::{BLOCK_BYTES, Memory};
+use crate::tcp_stage::{HOST, NQN, Stage, Wire};
+
+/// PDUs that the target sends at most in one run; then it closes every connection.
+const PDUS_MAX: u32 = 256;
+/// Bytes waiting for the host at most.
+const ARRIVED_MAX: usize = 1 << 20;
+
+/// Runs one input.
+pub(crate) fn run(input: &[u8]) {
+    let mut input = Input::new(input);
+    let errand = input.u8();
+    let header_digest = errand & 0x40 != 0;
+    let data_digest = errand & 0x80 != 0;
+    let interference: VecDeque<u8> = input.take(4096).iter().copied().collect();
+    SCENE.set(Some(Scene {
+        stage: Stage::new(),
+        links: Vec::new(),
+        interference,
+        pdus: 0,
+    }));
+    let options = ConnectOptions {
+        header_digest,
+        data_digest,
+        transport: Transport::tcp_over(|_| Ok(dial())),
+        // Far longer than a run; what the target never says, the end of the stream says.
+        timeout: Duration::from_secs(30),
+        ..ConnectOptions::new(
+            SocketAddr::from(([127, 0, 0, 1], 4420)),
+            NQN,
+            HostIdentity {
+                nqn: HOST.to_owned(),
+                id: [7; 16],
+            },
+        )
+    };
+    // Whatever the errand ends with is right, as long as it ends.
+    let _ = match errand & 3 {
+        0 => discover(options).map(|_| ()),
+        1 => look_around(options),
+        _ => use_queue(options),
+    };
+    let scene = SCENE.take().expect("set above");
+    scene.stage.finish();
+}
+
+/// Asks for everything that a host can ask a controller.
+fn look_around(options: ConnectOptions) -> Result<(), HostError> {
+    let mut controller = Controller::connect(options)?;
+    let _ = controller.transfer_bytes_max();
+    for namespace in controller.namespaces()? {
+        let _ = (namespace.bytes(), format!("{namespace:?}"));
+        for id in controller.namespace_ids(namespace.nsid)? {
+            let _ = format!("{id:?}");
+        }
+    }
+    let _ = format!("{:?}", controller.identity());
+    for page in [LogPageId::SMART_HEALTH, LogPageId::ERROR_INFORMATION] {
+        controller.log_page(0, page, 0, 512)?;
+    }
+    let _ = read_log(&mut controller)?;
+    controller.get_feature(FeatureId::NUMBER_OF_QUEUES, 0)?;
+    controller.request_event()?;
+    controller.abort(0, 1)?;
+    controller.keep_alive()?;
+    while let Some(event) = controller.poll_event()? {
+        let _ = format!("{event:?}");
+    }
+    controller.reset()?;
+    controller.shut_down()
+}
+
+/// Reads and writes, and gets everything back whatever happens.
+fn use_queue(options: ConnectOptions) -> Result<(), HostError> {
+    let pool = Memory::of_thread().arena.pool(0);
+    let mut controller = Controller::connect(options)?;
+    controller.request_io_queues(1)?;
+    let depth = controller.queue_depth_max().min(8);
+    let mut queue = controller.open_io_queue(1, depth, pool)?;
+    let mut open = HashSet::new();
+    let result = exchange(&mut queue, &mut open);
+    if result.is_err() {
+        while let Some((token, _)) = queue.abandon() {
+            assert!(open.remove(&token), "command {token} was over already");
+        }
+    }
+    assert!(open.is_empty(), "commands are lost: {open:?}");
+    assert_eq!(queue.in_flight(), 0);
+    result
+}
+
+fn exchange(queue: &mut IoQueue, open: &mut HashSet<u64>) -> Result<(), HostError> {
+    let mut token = 0;
+    for round in 0..4_u64 {
+        for blocks in [1, 8, 32] {
+            let lease = |bytes: usize| queue.pool().take(bytes).expect("the arena is large");
+            let bytes = blocks as usize * BLOCK_BYTES;
+            let (read, write) = (lease(bytes), lease(bytes));
+            let taken = [
+                queue.submit_read(1, round, blocks, read, token).is_ok(),
+                queue
+                    .submit_write(1, (round, blocks), false, write, token + 1)
+                    .is_ok(),
+                queue.submit_flush(1, token + 2).is_ok(),
+            ];
+            for is_taken in taken {
+                if is_taken {
+                    open.insert(token);
+                }
+                token += 1;
+            }
+            queue.flush()?;
+        }
+        while queue.in_flight() > 0 {
+            let mut completions = HostCompletions::new();
+            queue.flush()?;
+            // What is handed out before a failure counts.
+            let polled = queue.poll(&mut completions);
+            for completion in &completions {
+                assert!(open.remove(&completion.token), "completed twice");
+            }
+            polled?;
+            if completions.is_empty() {
+                queue.wait(Duration::from_secs(30));
+            }
+        }
+    }
+    Ok(())
+}
+
+thread_local! {
+    /// What the streams of this run lead to. Streams must be able to move between threads, so they
+    /// only name their place here.
+    static SCENE: RefCell<Option<Scene>> = const { RefCell::new(None) };
+}
+
+/// A target and what is done to what it says.
+struct Scene {
+    stage: Stage,
+    links: Vec<Link>,
+    interference: VecDeque<u8>,
+    pdus: u32,
+}
+
+/// One connection.
+struct Link {
+    wire: Option<Wire>,
+    arrived: VecDeque<u8>,
+    /// The host has waited, and nothing has come.
+    waited: bool,
+}
+
+/// A new connection to the target.
+fn dial() -> Stream {
+    with_scene(|scene| {
+        let wire = scene.stage.connect(usize::MAX);
+        scene.links.push(Link {
+            wire,
+            arrived: VecDeque::new(),
+            waited: false,
+        });
+        Stream(scene.links.len() - 1)
+    })
+}
+
+fn with_scene<T>(action: impl FnOnce(&mut Scene) -> T) -> T {
+    SCENE.with_borrow_mut(|scene| action(scene.as_mut().expect("a run goes on")))
+}
+
+/// The host's end of a connection: its place in the scene.
+#[derive(Debug)]
+struct Stream(usize);
+
+impl ByteStream for Stream {
+    fn receive(&mut self, buffers: &mut [IoSliceMut<'_>]) -> Moved {
+        with_scene(|scene| {
+            scene.advance(self.0);
+            let link = &mut scene.links[self.0];
+            let mut moved = 0;
+            for buffer in buffers {
+                let bytes = buffer.len().min(link.arrived.len());
+                for (to, from) in buffer.iter_mut().zip(link.arrived.drain(..bytes)) {
+                    *to = from;
+                }
+                moved += bytes;
+            }
+            let is_over = link.waited || link.wire.as_ref().is_none_or(Wire::ended);
+            match moved {
+                0 if is_over => Moved::Ended,
+                0 => Moved::Nothing,
+                bytes => Moved::Bytes(bytes),
+            }
+        })
+    }
+
+    fn send(&mut self, buffers: &[IoSlice<'_>]) -> Moved {
+        with_scene(|scene| {
+            let link = &scene.links[self.0];
+            let Some(wire) = link.wire.as_ref().filter(|wire| !wire.ended()) else {
+                return Moved::Failed(rustix::io::Errno::PIPE);
+            };
+            let mut moved = 0;
+            for buffer in buffers {
+                wire.send(buffer);
+                moved += buffer.len();
+            }
+            match moved {
+                0 => Moved::Nothing,
+                bytes => Moved::Bytes(bytes),
+            }
+        })
+    }
+
+    fn wait(&self, _to_send: bool, _limit: Duration) {
+        with_scene(|scene| {
+            scene.advance(self.0);
+            let link = &mut scene.links[self.0];
+            // A target that has nothing to say will have nothing later: time stands still.
+            link.waited = link.arrived.is_empty();
+        });
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        with_scene(|scene| {
+            if let Some(wire) = &scene.links[self.0].wire {
+                wire.close();
+            }
+        });
+    }
+}
+
+impl Scene {
+    /// Lets the target go on, and damages what it says.
+    fn advance(&mut self, link: usize) {
+        self.stage.settle(|| {});
+        while let Some(pdu) = self.next_pdu(link) {
+            self.pdus += 1;
+            if self.pdus > PDUS_MAX {
+                self.links[link].wire = None;
+                return;
+            }
+            self.pass_on(link, pdu);
+        }
+    }
+
+    fn next_pdu(&self, link: usize) -> Option<Vec<u8>> {
+        let wire = self.links[link].wire.as_ref()?;
+        let line = &mut wire.line.borrow_mut().to_host;
+        let mut head = [0; size_of::<CommonHeader>()];
+        if line.len() < head.len() {
+            return None;
+        }
+        head.iter_mut()
+            .zip(line.iter())
+            .for_each(|(to, from)| *to = *from);
+        let common = CommonHeader::read_from_bytes(&head).ok()?;
+        let bytes = common.plen.get() as usize;
+        (line.len() >= bytes).then(|| line.drain(..bytes).collect())
+    }
+
+    fn byte(&mut self) -> u8 {
+        self.interference.pop_front().unwrap_or(0)
+    }
+
+    fn bytes(&mut self, most: usize) -> Vec<u8> {
+        let most = most.min(self.interference.len());
+        self.interference.drain(..most).collect()
+    }
+
+    /// Gives the host a PDU, or something else for it.
+    fn pass_on(&mut self, link: usize, mut pdu: Vec<u8>) {
+        let choice = self.byte();
+        match choice & 15 {
+            1 => self.damage(&mut pdu, 24),
+            2 => {
+                let bytes = pdu.len();
+                self.damage(&mut pdu, bytes);
+            }
+            3 => self.overwrite(&mut pdu),
+            4 => self.arrive(link, &pdu.clone()),
+            5 => pdu.clear(),
+            6 => {
+                let kept = usize::from(self.byte()) % pdu.len();
+                pdu.truncate(kept);
+            }
+            7 => {
+                let other = self.other_pdu();
+                self.arrive(link, &other);
+            }
+            8 => {
+                let junk = usize::from(self.byte());
+                let junk = self.bytes(junk);
+                self.arrive(link, &junk);
+            }
+            _ => {}
+        }
+        if choice & 0x80 != 0 {
+            fix_header_digest(&mut pdu);
+        }
+        self.arrive(link, &pdu);
+    }
+
+    fn arrive(&mut self, link: usize, bytes: &[u8]) {
+        let arrived = &mut self.links[link].arrived;
+        if arrived.len() + bytes.len() <= ARRIVED_MAX {
+            arrived.extend(bytes);
+        }
+    }
+
+    /// Changes a byte among the first `range`.
+    fn damage(&mut self, pdu: &mut [u8], range: usize) {
+        let at = usize::from(u16::from_le_bytes([self.byte(), self.byte()]));
+        let at = at % range.min(pdu.len());
+        pdu[at] = self.byte();
+    }
+
+    /// Replaces a part of what a data PDU brings, behind its header.
+    fn overwrite(&mut self, pdu: &mut [u8]) {
+        let at = 24 + usize::from(u16::from_le_bytes([self.byte(), self.byte()])) % 4096;
+        let bytes = usize::from(self.byte());
+        let bytes = self.bytes(bytes);
+        if let Some(part) = pdu.get_mut(at..at + bytes.len()) {
+            part.copy_from_slice(&bytes);
+        }
+    }
+
+    /// A PDU of the input's making.
+    fn other_pdu(&mut self) -> Vec<u8> {
+        let common = CommonHeader {
+            pdu_type: PduType(self.byte() % 16),
+            flags: PduFlags::from_bits(self.byte()),
+            hlen: [8, 24, 72, 128][usize::from(self.byte()) % 4],
+            pdo: [0, 24, 28, 128][usize::from(self.byte()) % 4],
+            plen: u32::from(u16::from_le_bytes([self.byte(), self.byte()]) % 2048).into(),
+        };
+        let mut header = common.as_bytes().to_vec();
+        header.extend(self.bytes(usize::from(common.hlen) - 8));
+        let data = usize::from(self.byte());
+        let data = self.bytes(data);
+        assemble(&header, common, &data)
+    }
+}

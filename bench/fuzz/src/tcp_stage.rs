@@ -1,0 +1,305 @@
+//! The production NVMe/TCP target over streams in memory, on one thread and in virtual time.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::io::{IoSlice, IoSliceMut};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use block::{Device, QueueOptions};
+use nvme_host::raw::RawNames;
+use nvme_target::{
+    CoreLimits, DeviceIndex, NamespaceConfig, PortConfig, PortId, SubsystemConfig, Target,
+    TargetConfig, TargetCore, TargetLimits, TransportKind,
+};
+use nvme_tcp::{ByteStream, ConnectionSet, PortSettings, TcpConfig, TcpCounters, Transferred};
+use reactors::Nanos;
+
+use crate::memory::{Memory, Moods, TRANSFER_MAX_BYTES};
+
+pub(crate) const NQN: &str = "nqn.2026-11.org.windlass:fuzz";
+pub(crate) const HOST: &str = "nqn.2026-11.org.windlass:host";
+/// Connections at once.
+const CONNECTIONS_MAX: usize = 8;
+/// Bytes that wait for a host at most: then it is a slow reader, and the target has to wait.
+const TO_HOST_MAX: usize = 512 << 10;
+/// Turns after which whatever can happen without further input has.
+const TURNS_MAX: usize = 1_000_000;
+
+/// Both directions of one connection, and how it ended.
+#[derive(Debug)]
+pub(crate) struct Line {
+    to_target: VecDeque<u8>,
+    pub(crate) to_host: VecDeque<u8>,
+    /// Bytes that one receive or send of the target moves at most.
+    pub(crate) grain: usize,
+    /// The host has closed its end.
+    pub(crate) closed: bool,
+    /// The target will send nothing more.
+    finished: bool,
+    /// The target has forgotten the connection.
+    dropped: bool,
+    /// Bytes that went to the host so far.
+    pub(crate) sent: u64,
+}
+
+/// The target's end.
+pub(crate) struct End(Rc<RefCell<Line>>);
+
+impl Drop for End {
+    fn drop(&mut self) {
+        self.0.borrow_mut().dropped = true;
+    }
+}
+
+impl ByteStream for End {
+    fn receive(&mut self, buffers: &mut [IoSliceMut<'_>]) -> Transferred {
+        let mut line = self.0.borrow_mut();
+        let (mut room, mut moved) = (line.grain, 0);
+        for buffer in buffers {
+            let bytes = room.min(buffer.len()).min(line.to_target.len());
+            for (to, from) in buffer.iter_mut().zip(line.to_target.drain(..bytes)) {
+                *to = from;
+            }
+            (room, moved) = (room - bytes, moved + bytes);
+        }
+        match moved {
+            0 if line.closed => Transferred::Closed,
+            0 => Transferred::WouldBlock,
+            bytes => Transferred::Bytes(bytes),
+        }
+    }
+
+    fn send(&mut self, buffers: &[IoSlice<'_>]) -> Transferred {
+        let mut line = self.0.borrow_mut();
+        let room = TO_HOST_MAX.saturating_sub(line.to_host.len());
+        let (mut room, mut moved) = (line.grain.min(room), 0);
+        for buffer in buffers {
+            let bytes = room.min(buffer.len());
+            line.to_host.extend(&buffer[..bytes]);
+            (room, moved) = (room - bytes, moved + bytes);
+        }
+        line.sent += moved as u64;
+        match moved {
+            0 => Transferred::WouldBlock,
+            bytes => Transferred::Bytes(bytes),
+        }
+    }
+
+    fn finish_sending(&mut self) {
+        self.0.borrow_mut().finished = true;
+    }
+}
+
+/// The host's end of a connection.
+#[derive(Clone, Debug)]
+pub(crate) struct Wire {
+    pub(crate) line: Rc<RefCell<Line>>,
+    index: u16,
+}
+
+impl Wire {
+    pub(crate) fn send(&self, bytes: &[u8]) {
+        self.line.borrow_mut().to_target.extend(bytes);
+    }
+
+    pub(crate) fn close(&self) {
+        self.line.borrow_mut().closed = true;
+    }
+
+    /// Whether the target sends nothing more.
+    pub(crate) fn ended(&self) -> bool {
+        let line = self.line.borrow();
+        line.finished || line.dropped
+    }
+
+    /// Grows with every byte that moves.
+    fn progress(&self) -> u64 {
+        let line = self.line.borrow();
+        line.sent + u64::from(line.finished) + (1 << 32) - line.to_target.len() as u64
+    }
+}
+
+/// A target core with its connections.
+pub(crate) struct Stage {
+    set: ConnectionSet<End>,
+    memory: Memory,
+    pub(crate) moods: Moods,
+    pub(crate) now: Nanos,
+    wires: Vec<Wire>,
+}
+
+impl Stage {
+    pub(crate) fn new() -> Self {
+        let memory = Memory::of_thread();
+        assert_eq!(memory.taken(), 0, "the run before left leases");
+        let (device, moods) = memory.moody();
+        let target = target(&device, TransportKind::Tcp);
+        let pool = memory.arena.pool(64);
+        let options = QueueOptions {
+            core: 0,
+            depth: 64,
+            pool: pool.clone(),
+        };
+        let queue = device.open_queue(options).expect("a queue");
+        let limits = CoreLimits {
+            queues_max: 2 * CONNECTIONS_MAX,
+            executions_max: 1024,
+        };
+        let core = TargetCore::new(target, 0, vec![queue], limits);
+        let settings = PortSettings {
+            in_capsule_bytes: 4096,
+            ..PortSettings::default()
+        };
+        let config = TcpConfig {
+            ports: vec![(PortId(0), settings)],
+            host_data_bytes_max: 16 << 10,
+            connections_max: CONNECTIONS_MAX,
+            ..TcpConfig::default()
+        };
+        let core = Rc::new(RefCell::new(core));
+        let counters = Arc::new(TcpCounters::default());
+        Self {
+            set: ConnectionSet::new(core, pool, config, counters),
+            memory,
+            moods,
+            now: Nanos::from_secs(1),
+            wires: Vec::new(),
+        }
+    }
+
+    /// A new connection; none while there are as many as there may be.
+    pub(crate) fn connect(&mut self, grain: usize) -> Option<Wire> {
+        let line = Rc::new(RefCell::new(Line {
+            to_target: VecDeque::new(),
+            to_host: VecDeque::new(),
+            grain,
+            closed: false,
+            finished: false,
+            dropped: false,
+            sent: 0,
+        }));
+        let end = End(Rc::clone(&line));
+        let index = self.set.insert(end, PortId(0), self.now).ok()?;
+        let wire = Wire { line, index };
+        self.wires.push(wire.clone());
+        Some(wire)
+    }
+
+    /// One turn of the reactor.
+    pub(crate) fn turn(&mut self) {
+        for wire in &self.wires {
+            self.set.receive(wire.index, self.now);
+        }
+        self.set.dispatch(self.now);
+        self.set.expire(self.now);
+        self.set.flush(self.now, |_, _| {});
+        self.set.core().borrow_mut().flush();
+        for wire in &self.wires {
+            self.set.writable(wire.index);
+        }
+        while self.set.take_ended().is_some() {}
+        // Before their places are given to others.
+        self.wires.retain(|wire| !wire.line.borrow().dropped);
+        self.now = self.now.saturating_add(Nanos::from_micros(10));
+    }
+
+    /// Turns until nothing moves any more. `take` is asked each time to take in what came.
+    pub(crate) fn settle(&mut self, mut take: impl FnMut()) {
+        let mut quiet = 0;
+        let mut seen = 0;
+        for _ in 0..TURNS_MAX {
+            self.turn();
+            take();
+            let moved: u64 = self.wires.iter().map(Wire::progress).sum();
+            quiet = if moved == seen { quiet + 1 } else { 0 };
+            seen = moved;
+            if quiet == 8 {
+                return;
+            }
+        }
+        panic!("the target is never done");
+    }
+
+    pub(crate) fn pass(&mut self, time: Nanos) {
+        self.now = self.now.saturating_add(time);
+    }
+
+    /// Closes everything, and checks that nothing is left of it.
+    pub(crate) fn finish(mut self) {
+        self.moods.end();
+        for wire in &self.wires {
+            wire.close();
+            // A host that has closed takes nothing any more, but makes nobody wait either.
+            wire.line.borrow_mut().grain = usize::MAX;
+        }
+        let wires = self.wires.clone();
+        for _ in 0..200 {
+            self.turn();
+            for wire in &wires {
+                wire.line.borrow_mut().to_host.clear();
+            }
+            if self.set.is_empty() {
+                break;
+            }
+            self.pass(Nanos::from_millis(50));
+        }
+        assert!(self.set.is_empty(), "a connection stays open: {wires:?}");
+        // What a device still had is given back as it ends.
+        for _ in 0..8 {
+            self.turn();
+        }
+        assert_eq!(self.memory.taken(), 0, "leases are still out");
+    }
+}
+
+pub(crate) fn names() -> RawNames {
+    RawNames {
+        host: HOST.to_owned(),
+        host_id: [7; 16],
+        subsystem: NQN.to_owned(),
+    }
+}
+
+/// One subsystem with one namespace on `device`.
+fn target(device: &Arc<dyn Device>, transport: TransportKind) -> Arc<Target> {
+    let namespace = NamespaceConfig {
+        nsid: 1,
+        device: DeviceIndex(0),
+        geometry: device.geometry(),
+        uuid: [2; 16],
+        nguid: [3; 16],
+        eui64: [4; 8],
+        read_only: false,
+    };
+    let subsystem = SubsystemConfig {
+        nqn: NQN.to_owned(),
+        serial: "FUZZ".to_owned(),
+        model: "Windlass".to_owned(),
+        firmware: "0".to_owned(),
+        allow_any_host: false,
+        hosts: vec![HOST.to_owned()],
+        namespaces: vec![namespace],
+        io_queues_max: 4,
+        queue_depth_max: 32,
+        ports: vec![PortId(0)],
+    };
+    let port = PortConfig {
+        id: PortId(0),
+        transport,
+        address: "192.0.2.1".to_owned(),
+        service: "4420".to_owned(),
+        ipv6: false,
+        secure: false,
+    };
+    let limits = TargetLimits {
+        transfer_max: TRANSFER_MAX_BYTES,
+        controllers_max: 16,
+    };
+    let config = TargetConfig {
+        subsystems: vec![subsystem],
+        ports: vec![port],
+        limits,
+    };
+    Target::new(config, 1, vec![Arc::clone(device)]).expect("a right configuration")
+}

@@ -1,0 +1,461 @@
+//! Whole NVMe/TCP connections of hosts that do anything: well-formed commands and data in any order,
+//! PDUs with wrong fields, plain bytes, ends at any moment, beside a device that holds and fails
+//! requests.
+//!
+//! What must hold: the target's own PDUs are right; a host that has sent nothing but well-formed
+//! capsules gets each command answered once, or its connection closed; a witness beside it is
+//! served; in the end nothing is left.
+
+use std::collections::HashMap;
+
+use nvme_host::raw::{Pdu, assemble, capsule, fix_header_digest, h2c_data};
+use nvme_spec::command::{AdminOpcode, IoOpcode};
+use nvme_spec::fabrics::{CNTLID_DYNAMIC, ConnectAttributes, PropertySize};
+use nvme_spec::registers::{Cc, Register};
+use nvme_spec::sgl::SglDescriptor;
+use nvme_spec::tcp::{
+    CommonHeader, DigestFlags, Framing, IcReq, PduFlags, PduType, R2t, TERM_PDU_MAX_BYTES,
+};
+use nvme_spec::{Cqe, Sqe};
+use reactors::Nanos;
+use zerocopy::{FromBytes, IntoBytes};
+
+use crate::input::Input;
+use crate::memory::BLOCK_BYTES;
+use crate::tcp_stage::{Stage, Wire, names};
+
+/// Longer inputs find nothing that shorter ones do not.
+const STEPS_MAX: usize = 64;
+/// Data of one H2CData PDU here; the target takes 16 KiB.
+const HOST_DATA_BYTES_MAX: u32 = 8 << 10;
+/// Commands that a host keeps count of; identifiers are below.
+const IDENTIFIERS: u16 = 24;
+
+/// Runs one input.
+pub(crate) fn run(input: &[u8]) {
+    let mut input = Input::new(input);
+    let mut stage = Stage::new();
+    let mut witness = Association::open(&mut stage, DigestFlags::new(), usize::MAX);
+    let digests = DigestFlags::from_bits(input.u8() & 3);
+    let grain = input.pick(&[usize::MAX, usize::MAX, 600, 73, 24]);
+    let mut hosts = Association::open(&mut stage, digests, grain).into_hosts();
+    for _ in 0..STEPS_MAX {
+        if input.is_empty() {
+            break;
+        }
+        step(&mut stage, &mut hosts, &mut input);
+        hosts.iter_mut().for_each(Host::take_all);
+    }
+    stage.moods.end();
+    for _ in 0..4 {
+        stage.settle(|| hosts.iter_mut().for_each(Host::take_all));
+        for host in &mut hosts {
+            host.send_what_is_asked();
+        }
+    }
+    stage.settle(|| hosts.iter_mut().for_each(Host::take_all));
+    hosts.iter().for_each(Host::check_answered);
+    witness.prove_alive(&mut stage);
+    stage.finish();
+}
+
+/// One thing that happens.
+fn step(stage: &mut Stage, hosts: &mut Vec<Host>, input: &mut Input<'_>) {
+    let choice = input.u8();
+    let which = usize::from(choice >> 5) % hosts.len();
+    let host = &mut hosts[which];
+    match choice & 31 {
+        0..=9 => host.send_likely(input),
+        10..=11 => host.send_any_command(input),
+        12..=14 => host.answer_request(input),
+        15 => host.send_damaged(input),
+        16 => host.send_any_pdu(input),
+        17 => host.send_bytes(input.bytes()),
+        18 => host.wire.close(),
+        19 => stage.moods.switch(choice >> 5, true),
+        20 => stage.moods.switch(choice >> 5, false),
+        21 => stage.moods.release(),
+        22 => stage.pass(Nanos::from_millis(u64::from(input.u8()) * 50)),
+        23 => {
+            let digests = DigestFlags::from_bits(choice >> 5);
+            if let Some(host) = Host::dial(stage, digests, usize::MAX) {
+                hosts.push(host);
+            }
+        }
+        24 => host.connect_somehow(input),
+        25 => host.set_configuration(input),
+        _ => {
+            for _ in 0..=choice & 7 {
+                stage.turn();
+            }
+        }
+    }
+}
+
+/// One connection of a host.
+struct Host {
+    wire: Wire,
+    framing: Framing,
+    asked: DigestFlags,
+    /// Nothing but well-formed commands has been sent, so that answers can be expected.
+    is_right: bool,
+    /// Commands sent and not answered, by identifier: how many, and how many of these may wait for
+    /// an event.
+    unanswered: HashMap<u16, (u32, u32)>,
+    /// Requests for data, with how much of each was sent.
+    requests: Vec<(R2t, u32)>,
+    /// The target ended the connection by a termination request.
+    terminated: bool,
+    last: Option<Cqe>,
+}
+
+impl Host {
+    /// A connection that is initialised.
+    fn dial(stage: &mut Stage, asked: DigestFlags, grain: usize) -> Option<Self> {
+        let wire = stage.connect(grain)?;
+        wire.send(IcReq::new(0, asked, 0).as_bytes());
+        let mut host = Self {
+            wire,
+            framing: Framing::default(),
+            asked,
+            is_right: true,
+            unanswered: HashMap::new(),
+            requests: Vec::new(),
+            terminated: false,
+            last: None,
+        };
+        stage.settle(|| host.take_all());
+        Some(host)
+    }
+
+    fn send_command(&mut self, sqe: Sqe, data: &[u8]) {
+        let waits = sqe.opcode == AdminOpcode::ASYNC_EVENT_REQUEST.0;
+        let counts = self.unanswered.entry(sqe.cid.get()).or_default();
+        counts.0 += 1;
+        counts.1 += u32::from(waits);
+        self.wire.send(&capsule(sqe, data, self.framing));
+    }
+
+    /// Whatever this is, commands can no longer be counted.
+    fn send_bytes(&mut self, bytes: &[u8]) {
+        self.is_right = false;
+        self.wire.send(bytes);
+    }
+
+    /// A command as hosts send them, or nearly.
+    fn send_likely(&mut self, input: &mut Input<'_>) {
+        let (sqe, bytes) = likely_command(input);
+        let cid = u16::from(input.u8()) % IDENTIFIERS;
+        let sqe = sqe.with_cid(cid);
+        let data = vec![input.u8(); bytes];
+        match input.u8() % 8 {
+            0..=2 if bytes <= 4096 => {
+                let sgl = SglDescriptor::in_capsule(0, bytes as u32);
+                self.send_command(sqe.with_sgl(sgl), &data);
+            }
+            6 => {
+                let (offset, length) = (u64::from(input.u16()), input.u32());
+                let sgl = SglDescriptor::in_capsule(offset, length);
+                self.send_command(sqe.with_sgl(sgl), input.bytes());
+            }
+            7 => self.send_command(sqe.with_sgl(SglDescriptor::transport(input.u32())), &[]),
+            _ => self.send_command(sqe.with_sgl(SglDescriptor::transport(bytes as u32)), &[]),
+        }
+    }
+
+    /// 64 bytes as they are, in a capsule that is right.
+    fn send_any_command(&mut self, input: &mut Input<'_>) {
+        let sqe = any_command(input);
+        let cid = sqe.cid.get() % IDENTIFIERS;
+        self.send_command(sqe.with_cid(cid), input.bytes());
+    }
+
+    /// Data for one of the requests; with luck what it asks for.
+    fn answer_request(&mut self, input: &mut Input<'_>) {
+        let deviation = input.u8();
+        if self.requests.is_empty() {
+            return;
+        }
+        let which = usize::from(deviation >> 4) % self.requests.len();
+        if deviation & 15 < 12 {
+            self.send_part(which);
+            return;
+        }
+        self.is_right = false;
+        let (request, _) = self.requests[which];
+        let tags = (
+            request.cccid.get() ^ u16::from(input.u8() & 3),
+            request.ttag.get() ^ u16::from(input.u8() & 3),
+        );
+        let offset = input.u32() % (256 << 10);
+        let data = vec![0; usize::from(input.u16())];
+        let is_last = input.one_in(2);
+        let pdu = h2c_data(tags, offset, &data, is_last, self.framing);
+        self.wire.send(&pdu);
+    }
+
+    /// The next data of a request, as it must be.
+    fn send_part(&mut self, which: usize) {
+        let (request, sent) = &mut self.requests[which];
+        let left = request.r2tl.get() - *sent;
+        let bytes = left.min(HOST_DATA_BYTES_MAX);
+        let tags = (request.cccid.get(), request.ttag.get());
+        let offset = request.r2to.get() + *sent;
+        *sent += bytes;
+        let data = vec![0x5a; bytes as usize];
+        let is_last = left == bytes;
+        if is_last {
+            self.requests.swap_remove(which);
+        }
+        let pdu = h2c_data(tags, offset, &data, is_last, self.framing);
+        self.wire.send(&pdu);
+    }
+
+    /// Everything that requests still ask for.
+    fn send_what_is_asked(&mut self) {
+        while !self.requests.is_empty() {
+            self.send_part(0);
+        }
+    }
+
+    /// A right capsule with some bytes changed.
+    fn send_damaged(&mut self, input: &mut Input<'_>) {
+        let (sqe, bytes) = likely_command(input);
+        let data = vec![1; bytes.min(4096)];
+        let sgl = SglDescriptor::in_capsule(0, data.len() as u32);
+        let mut pdu = capsule(sqe.with_sgl(sgl), &data, self.framing);
+        for _ in 0..=input.below(3) {
+            let at = usize::from(input.u8()) % pdu.len().min(96);
+            pdu[at] = input.u8();
+        }
+        if self.framing.header_digest && input.one_in(2) {
+            fix_header_digest(&mut pdu);
+        }
+        self.send_bytes(&pdu);
+    }
+
+    /// A PDU whose every field is chance.
+    fn send_any_pdu(&mut self, input: &mut Input<'_>) {
+        let common = CommonHeader {
+            pdu_type: PduType(input.u8() % 16),
+            flags: PduFlags::from_bits(input.u8()),
+            hlen: input.pick(&[8, 24, 72, 128, 0]),
+            pdo: input.pick(&[0, 24, 28, 72, 76, 128]),
+            plen: u32::from(input.u16()).into(),
+        };
+        let mut header = common.as_bytes().to_vec();
+        header.extend(input.take(usize::from(common.hlen).saturating_sub(8)));
+        let pdu = assemble(&header, common, input.bytes());
+        self.send_bytes(&pdu);
+    }
+
+    /// Connect with fields of the input's choice.
+    fn connect_somehow(&mut self, input: &mut Input<'_>) {
+        let attributes = ConnectAttributes::from_bits(input.u8());
+        let (qid, entries_z) = (u16::from(input.u8() % 6), u16::from(input.u8()));
+        let keep_alive_ms = u32::from(input.u16());
+        let cntlid = input.pick(&[CNTLID_DYNAMIC, 0, 1, 2, 3, 0xfffe]);
+        let mut data = names().connect_data(cntlid).as_bytes().to_vec();
+        for _ in 0..input.below(4) {
+            let at = usize::from(input.u16()) % data.len();
+            data[at] = input.u8();
+        }
+        let sqe = Sqe::connect_queue(qid, entries_z, attributes, keep_alive_ms);
+        let sgl = SglDescriptor::in_capsule(0, data.len() as u32);
+        let cid = u16::from(input.u8()) % IDENTIFIERS;
+        self.send_command(sqe.with_cid(cid).with_sgl(sgl), &data);
+    }
+
+    fn set_configuration(&mut self, input: &mut Input<'_>) {
+        let enabled = Cc::enabled_nvm().into_bits();
+        let value = input.pick(&[0, enabled, enabled | 1 << 14, enabled | 2 << 14, u32::MAX]);
+        let sqe = Sqe::set_property(Register::CC.0, PropertySize::BYTES_4, u64::from(value));
+        self.send_command(sqe.with_cid(3), &[]);
+    }
+
+    /// Takes in every whole PDU that has come.
+    fn take_all(&mut self) {
+        while let Some(pdu) = self.take_pdu() {
+            self.take(&pdu);
+        }
+    }
+
+    fn take_pdu(&self) -> Option<Pdu> {
+        let line = &mut self.wire.line.borrow_mut().to_host;
+        let mut head = [0; size_of::<CommonHeader>()];
+        if line.len() < head.len() {
+            return None;
+        }
+        head.iter_mut()
+            .zip(line.iter())
+            .for_each(|(to, from)| *to = *from);
+        let common = CommonHeader::read_from_bytes(&head).expect("eight bytes");
+        let bytes = common.plen.get() as usize;
+        assert!(bytes >= usize::from(common.hlen), "{common:?}");
+        // The header that a termination request quotes is no data (TCP 1.1, section 3.6.2.4).
+        let is_end = common.pdu_type == PduType::C2H_TERM_REQ;
+        assert!(is_end || common.data_bytes().is_some(), "{common:?}");
+        (line.len() >= bytes).then(|| Pdu {
+            bytes: line.drain(..bytes).collect(),
+        })
+    }
+
+    fn take(&mut self, pdu: &Pdu) {
+        assert!(pdu.digests_match(), "the target's digests are wrong");
+        assert!(!self.terminated, "a PDU behind a termination request");
+        if let Some(answer) = pdu.initialization() {
+            assert!(!answer.dgst.header() || self.asked.header() || !self.is_right);
+            self.framing = Framing {
+                header_digest: answer.dgst.header(),
+                data_digest: answer.dgst.data(),
+                alignment_z: answer.cpda_z,
+            };
+        } else if let Some(cqe) = pdu.completion() {
+            self.answered(cqe.cid.get());
+            self.last = Some(cqe);
+        } else if let Some((header, _)) = pdu.data() {
+            if header.ch.flags.success() {
+                self.answered(header.cccid.get());
+            }
+        } else if let Some(request) = pdu.request() {
+            self.requests.push((request, 0));
+        } else {
+            assert!(
+                pdu.termination().is_some(),
+                "{:?} from a target",
+                pdu.kind()
+            );
+            assert!(pdu.bytes.len() <= TERM_PDU_MAX_BYTES);
+            self.terminated = true;
+        }
+    }
+
+    fn answered(&mut self, cid: u16) {
+        if !self.is_right {
+            return;
+        }
+        let counts = self.unanswered.get_mut(&cid);
+        let counts = counts.unwrap_or_else(|| panic!("an answer to no command: {cid}"));
+        assert!(counts.0 > 0, "command {cid} was answered twice");
+        counts.0 -= 1;
+        if counts.0 == 0 {
+            counts.1 = 0;
+        }
+    }
+
+    /// Each command must have been answered, unless it waits for an event.
+    fn check_answered(&self) {
+        let is_over = self.wire.ended() || self.wire.line.borrow().closed;
+        if !self.is_right || self.terminated || is_over {
+            return;
+        }
+        for (cid, &(open, waiting)) in &self.unanswered {
+            assert!(open <= waiting, "command {cid} is never answered");
+        }
+    }
+}
+
+/// 64 bytes of an input as a command.
+fn any_command(input: &mut Input<'_>) -> Sqe {
+    let mut bytes = [0; size_of::<Sqe>()];
+    let there = input.take(bytes.len());
+    bytes[..there.len()].copy_from_slice(there);
+    Sqe::read_from_bytes(&bytes).expect("64 bytes")
+}
+
+/// A command that a host may well send, and how many bytes it moves.
+pub(crate) fn likely_command(input: &mut Input<'_>) -> (Sqe, usize) {
+    let lba = u64::from(input.u8());
+    let nlb_z = u16::from(input.pick(&[0, 0, 0, 1, 7, 31, 255]) as u8);
+    let bytes = (usize::from(nlb_z) + 1) * BLOCK_BYTES;
+    let opcode = input.pick(&[
+        IoOpcode::READ.0,
+        IoOpcode::WRITE.0,
+        IoOpcode::READ.0,
+        IoOpcode::WRITE.0,
+        IoOpcode::FLUSH.0,
+        IoOpcode::COMPARE.0,
+        IoOpcode::WRITE_ZEROES.0,
+        IoOpcode::DATASET_MANAGEMENT.0,
+        AdminOpcode::IDENTIFY.0,
+        AdminOpcode::GET_LOG_PAGE.0,
+        AdminOpcode::GET_FEATURES.0,
+        AdminOpcode::SET_FEATURES.0,
+        AdminOpcode::ABORT.0,
+        AdminOpcode::ASYNC_EVENT_REQUEST.0,
+        AdminOpcode::KEEP_ALIVE.0,
+        0x7f,
+    ]);
+    let nsid = input.pick(&[1, 1, 1, 1, 0, 2, u32::MAX]);
+    let mut sqe = Sqe::read(nsid, lba, nlb_z);
+    sqe.opcode = opcode;
+    if opcode == IoOpcode::DATASET_MANAGEMENT.0 {
+        let ranges_z = input.u8() & 3;
+        let command = Sqe::deallocate(nsid, ranges_z).dataset_management();
+        let bytes = command.data_length_bytes();
+        return (sqe.with_dataset_management(command), bytes);
+    }
+    if opcode >= 0x7f || nsid == u32::MAX {
+        // Fields of its own, of which the first dwords matter most.
+        sqe.nsid = input.u32().into();
+        sqe.specific.cdw10 = input.u32().into();
+        sqe.specific.cdw11 = input.u32().into();
+    } else if !matches!(opcode, 0..=2) {
+        sqe.specific.cdw10 = u32::from(input.u16()).into();
+        sqe.specific.cdw11 = u32::from(input.u8()).into();
+    }
+    (sqe, bytes)
+}
+
+/// An admin queue and an I/O queue of one host.
+struct Association {
+    admin: Host,
+    io: Host,
+}
+
+impl Association {
+    fn open(stage: &mut Stage, digests: DigestFlags, grain: usize) -> Self {
+        let mut admin = Host::dial(stage, digests, grain).expect("room");
+        let cqe = admin.connect(stage, 0, CNTLID_DYNAMIC);
+        let cntlid = cqe.connect_success().cntlid();
+        let cc = u64::from(Cc::enabled_nvm().into_bits());
+        let enable = Sqe::set_property(Register::CC.0, PropertySize::BYTES_4, cc);
+        assert!(admin.command(stage, enable, &[]).status().is_success());
+        let mut io = Host::dial(stage, digests, grain).expect("room");
+        io.connect(stage, 1, cntlid);
+        Self { admin, io }
+    }
+
+    fn into_hosts(self) -> Vec<Host> {
+        vec![self.admin, self.io]
+    }
+
+    fn prove_alive(&mut self, stage: &mut Stage) {
+        let write = Sqe::write(1, 40, 0, false);
+        let cqe = self.io.command(stage, write, &[9; BLOCK_BYTES]);
+        assert!(cqe.status().is_success(), "{}", cqe.status());
+        let keep_alive = self.admin.command(stage, Sqe::keep_alive(), &[]);
+        assert!(keep_alive.status().is_success(), "{}", keep_alive.status());
+    }
+}
+
+impl Host {
+    fn connect(&mut self, stage: &mut Stage, qid: u16, cntlid: u16) -> Cqe {
+        let connect = Sqe::connect_queue(qid, 31, ConnectAttributes::new(), 0);
+        let cqe = self.command(stage, connect, names().connect_data(cntlid).as_bytes());
+        assert!(cqe.status().is_success(), "{}", cqe.status());
+        cqe
+    }
+
+    /// Sends one command with data in its capsule, and waits for its answer.
+    fn command(&mut self, stage: &mut Stage, sqe: Sqe, data: &[u8]) -> Cqe {
+        let sgl = match data.len() {
+            0 => SglDescriptor::transport(0),
+            bytes => SglDescriptor::in_capsule(0, bytes as u32),
+        };
+        self.last = None;
+        self.send_command(sqe.with_cid(0).with_sgl(sgl), data);
+        stage.settle(|| self.take_all());
+        self.last.take().expect("a right command is answered")
+    }
+}

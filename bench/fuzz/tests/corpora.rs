@@ -1,0 +1,72 @@
+//! Every input that was worth keeping still runs, defects that were found among them.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// What the corpora may weigh in the repository, bytes.
+const CORPORA_BYTES_MAX: u64 = 400 << 10;
+
+fn corpora() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("corpora")
+}
+
+fn inputs_of(target: &str) -> Vec<PathBuf> {
+    let folder = corpora().join(target);
+    let entries = fs::read_dir(&folder).unwrap_or_else(|e| panic!("{}: {e}", folder.display()));
+    let mut paths: Vec<_> = entries
+        .map(|entry| entry.expect("readable").path())
+        .collect();
+    paths.sort();
+    paths
+}
+
+#[track_caller]
+fn replay(target: &str) {
+    let target = fuzz::target(target).expect("a target");
+    let inputs = inputs_of(target.name);
+    assert!(!inputs.is_empty(), "nothing is kept for {}", target.name);
+    for path in inputs {
+        println!("{}", path.display());
+        (target.run)(&fs::read(&path).expect("readable"));
+    }
+}
+
+/// One test for each target, so that they run side by side.
+macro_rules! replays {
+    ($($test:ident: $target:literal,)*) => {
+        $(
+            #[test]
+            fn $test() {
+                replay($target);
+            }
+        )*
+
+        #[test]
+        fn no_target_is_left_out() {
+            let replayed = [$($target),*];
+            for target in &fuzz::TARGETS {
+                assert!(replayed.contains(&target.name), "{}", target.name);
+            }
+        }
+    };
+}
+
+replays! {
+    connections_to_the_tcp_target: "tcp-target",
+    connections_of_the_tcp_host: "tcp-host",
+    connections_to_the_rdma_target: "rdma-target",
+    drives_that_lie: "drive",
+    hosts_of_the_emulated_controller: "emulator",
+    pages_of_peers: "pages",
+    configurations: "config",
+}
+
+#[test]
+fn the_corpora_are_small() {
+    let targets = fuzz::TARGETS.iter().map(|target| target.name);
+    let files = targets.flat_map(inputs_of);
+    let bytes: u64 = files
+        .map(|path| fs::metadata(path).expect("readable").len())
+        .sum();
+    assert!(bytes <= CORPORA_BYTES_MAX, "{bytes} bytes of inputs");
+}

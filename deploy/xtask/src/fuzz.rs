@@ -1,0 +1,230 @@
+//! `cargo xtask fuzz`: the targets of bench/fuzz under libFuzzer, on the pinned toolchain.
+//!
+//! Every crate is compiled with the coverage that libFuzzer is guided by, so these builds have a
+//! folder of their own. What is found lies in target/fuzz: inputs that reach something new in
+//! `corpora`, inputs that show a defect in `findings`.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use clap::Args;
+
+use crate::process::{self, cargo};
+
+/// How a program is built such that libFuzzer sees which edges and comparisons an input reaches.
+const COVERAGE: &str = "--cfg fuzzing -Cpasses=sancov-module \
+    -Cllvm-args=-sanitizer-coverage-level=4 \
+    -Cllvm-args=-sanitizer-coverage-inline-8bit-counters \
+    -Cllvm-args=-sanitizer-coverage-pc-table \
+    -Cllvm-args=-sanitizer-coverage-trace-compares \
+    -Cllvm-args=-simplifycfg-branch-fold-threshold=0";
+
+/// Everything that can be fuzzed; a test compares it with what bench/fuzz has.
+pub(crate) const TARGETS: [&str; 7] = [
+    "tcp-target",
+    "tcp-host",
+    "rdma-target",
+    "drive",
+    "emulator",
+    "pages",
+    "config",
+];
+
+/// Names the target to the program, as bench/fuzz reads it.
+const CHOICE: &str = "WINDLASS_FUZZ_TARGET";
+/// Longer inputs find nothing that shorter ones do not.
+const INPUT_BYTES_MAX: u32 = 2048;
+/// An input that takes longer than this is a finding.
+const INPUT_SECONDS_MAX: u32 = 25;
+/// Memory that a target may take, MiB.
+const MEMORY_MIB_MAX: u32 = 1024;
+/// Longest input that is kept in the repository.
+const KEPT_BYTES_MAX: u32 = 512;
+/// How long each target is fuzzed in the tests.
+const TEST_SECONDS: u32 = 8;
+
+/// What to fuzz, and for how long.
+#[derive(Debug, Args)]
+pub(crate) struct Options {
+    /// Only this target.
+    #[arg(value_parser = clap::builder::PossibleValuesParser::new(TARGETS))]
+    target: Option<String>,
+    /// For so long, each target.
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 60,
+        conflicts_with = "minutes"
+    )]
+    seconds: u32,
+    /// The same in minutes.
+    #[arg(long, value_name = "N")]
+    minutes: Option<u32>,
+    /// Put what was found before among the inputs of the repository, as few as have the same
+    /// coverage, instead of looking for more.
+    #[arg(long)]
+    keep: bool,
+}
+
+/// Fuzzes what the options say; an error when a defect was found.
+pub(crate) fn run(options: &Options) -> Result<(), String> {
+    let fuzzer = Fuzzer::build()?;
+    let seconds = match options.minutes {
+        Some(minutes) => minutes.saturating_mul(60),
+        None => options.seconds,
+    };
+    for target in TARGETS {
+        if options.target.as_deref().is_some_and(|only| only != target) {
+            continue;
+        }
+        if options.keep {
+            fuzzer.keep(target)?;
+        } else {
+            fuzzer.fuzz(target, seconds)?;
+        }
+    }
+    Ok(())
+}
+
+/// The built program, and where it keeps what it finds.
+pub(crate) struct Fuzzer {
+    program: PathBuf,
+    found: PathBuf,
+}
+
+impl Fuzzer {
+    /// Builds it.
+    pub(crate) fn build() -> Result<Self, String> {
+        let host = host_triple()?;
+        let mut build = cargo();
+        // With a target named, flags reach neither build scripts nor macros.
+        build.args(["build", "-p", "fuzz", "--target", &host]);
+        build.args(["--target-dir", "target/fuzz"]);
+        build.env("RUSTFLAGS", COVERAGE);
+        process::run(&mut build)?;
+        let found = process::root().join("target/fuzz");
+        Ok(Self {
+            program: found.join(host).join("debug/fuzz"),
+            found,
+        })
+    }
+
+    /// Runs the inputs that are kept, and a few seconds of others.
+    pub(crate) fn test(&self, target: &str) -> Result<(), String> {
+        self.fuzz(target, TEST_SECONDS)
+    }
+
+    fn fuzz(&self, target: &str, seconds: u32) -> Result<(), String> {
+        let corpus = self.folder("corpora", target)?;
+        let findings = self.folder("findings", target)?;
+        let mut command = self.command(target);
+        command.arg(&corpus).arg(committed(target));
+        command.arg(format!("-artifact_prefix={}/", findings.display()));
+        command.arg(format!("-max_total_time={seconds}"));
+        command.arg(format!("-max_len={INPUT_BYTES_MAX}"));
+        // Inputs are sequences of choices: short ones alone reach little.
+        command.args(["-len_control=20", "-print_final_stats=1", "-verbosity=1"]);
+        process::run(&mut command).map_err(|error| {
+            let findings = findings.display();
+            format!(
+                "{error}\nthe input is in {findings}; with cargo run -p fuzz {target} INPUT it \
+                 shows the defect again"
+            )
+        })
+    }
+
+    /// Replaces the inputs of the repository by as few as cover what they and those found do.
+    fn keep(&self, target: &str) -> Result<(), String> {
+        let fresh = self.folder("kept", target)?;
+        let error = |error| format!("{}: {error}", fresh.display());
+        fs::remove_dir_all(&fresh).map_err(error)?;
+        fs::create_dir_all(&fresh).map_err(error)?;
+        let mut command = self.command(target);
+        command.args(["-set_cover_merge=1", &format!("-max_len={KEPT_BYTES_MAX}")]);
+        // By edges alone: how often each is passed would ask for many times as many inputs.
+        command.arg("-use_counters=0");
+        command.arg(&fresh).arg(committed(target));
+        command.arg(self.folder("corpora", target)?);
+        process::run(&mut command)?;
+        let kept = committed(target);
+        replace_files(&fresh, &kept).map_err(|error| format!("{}: {error}", kept.display()))
+    }
+
+    fn command(&self, target: &str) -> Command {
+        let mut command = process::bound_to_us(&process::program(&self.program));
+        command.env(CHOICE, target);
+        command.arg(format!("-timeout={INPUT_SECONDS_MAX}"));
+        command.arg(format!("-rss_limit_mb={MEMORY_MIB_MAX}"));
+        command
+    }
+
+    fn folder(&self, kind: &str, target: &str) -> Result<PathBuf, String> {
+        let folder = self.found.join(kind).join(target);
+        fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+        Ok(folder)
+    }
+}
+
+/// Where the repository keeps a target's inputs.
+fn committed(target: &str) -> PathBuf {
+    process::root().join("bench/fuzz/corpora").join(target)
+}
+
+/// Inputs of defects, which stay whatever they cover.
+fn is_regression(name: &str) -> bool {
+    name.starts_with("defect-")
+}
+
+fn replace_files(from: &Path, to: &Path) -> std::io::Result<()> {
+    for entry in fs::read_dir(to)? {
+        let entry = entry?;
+        if !is_regression(&entry.file_name().to_string_lossy()) {
+            fs::remove_file(entry.path())?;
+        }
+    }
+    for entry in fs::read_dir(from)? {
+        let entry = entry?;
+        fs::copy(entry.path(), to.join(entry.file_name()))?;
+    }
+    Ok(())
+}
+
+/// The machine that the toolchain runs on.
+fn host_triple() -> Result<String, String> {
+    let output = process::output(process::program("rustc").arg("-vV"))?;
+    let text = String::from_utf8_lossy(&output);
+    let host = text.lines().find_map(|line| line.strip_prefix("host: "));
+    host.map(str::to_owned)
+        .ok_or_else(|| "rustc -vV does not say what it runs on".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_target_has_inputs_in_the_repository() {
+        for target in TARGETS {
+            let inputs = fs::read_dir(committed(target)).expect(target).count();
+            assert!(inputs > 0, "{target}");
+        }
+        let folders = fs::read_dir(process::root().join("bench/fuzz/corpora")).expect("corpora");
+        assert_eq!(folders.count(), TARGETS.len(), "a target is missing here");
+    }
+
+    #[test]
+    fn inputs_of_defects_outlive_a_merge() {
+        let scratch = tempfile::tempdir().expect("a folder");
+        let (from, to) = (scratch.path().join("from"), scratch.path().join("to"));
+        for folder in [&from, &to] {
+            fs::create_dir(folder).expect("fresh");
+        }
+        fs::write(from.join("new"), "n").expect("written");
+        fs::write(to.join("old"), "o").expect("written");
+        fs::write(to.join("defect-1"), "d").expect("written");
+        replace_files(&from, &to).expect("replaced");
+        let there = |name: &str| to.join(name).exists();
+        assert!(there("new") && there("defect-1") && !there("old"));
+    }
+}
