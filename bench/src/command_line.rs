@@ -15,7 +15,9 @@ use bench::units::parse_size;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 mod cost;
+mod diff;
 mod drive;
+mod job;
 mod run;
 mod target;
 mod transfers;
@@ -34,7 +36,7 @@ pub(crate) struct Arguments {
 pub(crate) enum Command {
     /// Put load on a target, and verify it where told
     #[command(after_help = run::EXAMPLES)]
-    Run(run::RunArgs),
+    Run(Box<run::RunArgs>),
     /// What a bare socket pair does with the same bytes in the same pattern
     Ceiling(CeilingArgs),
     /// Our target beside the ceilings, in one run on the same two cores
@@ -48,6 +50,8 @@ pub(crate) enum Command {
     Transfers(transfers::TransfersArgs),
     /// Random reads from a real drive by our own driver
     Drive(drive::DriveArgs),
+    /// What differs between two reports
+    Diff(diff::DiffArgs),
 }
 
 /// What a measurement of ceilings knows.
@@ -117,6 +121,7 @@ pub(crate) fn execute(command: Command) -> Result<ExitCode, Failure> {
         Command::Cost(args) => cost::execute(&args),
         Command::Transfers(args) => transfers::execute(&args),
         Command::Drive(args) => drive::execute(&args),
+        Command::Diff(args) => diff::execute(&args),
     }
 }
 
@@ -266,7 +271,10 @@ mod tests {
                 &["run", "--nsid", "1", "--all-namespaces"],
                 "cannot be used with",
             ),
-            (&["run", "--pattern", "zigzag"], "random, sequential"),
+            (
+                &["run", "--pattern", "zigzag"],
+                "random, sequential or zipf",
+            ),
             (&["run", "--address", "no such host"], "no such address"),
             (&["ceiling", "carrier-pigeon"], "tcp"),
             (&["ceiling", "tcp", "--memory", "lots"], "is not a size"),

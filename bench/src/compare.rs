@@ -254,6 +254,7 @@ fn measure_target(
             threads: 1,
             read_percent: 100,
             pattern: Pattern::Random,
+            rate: None,
             limit: Limit::Time(options.duration),
             warm_up: options.warm_up,
             verify: false,

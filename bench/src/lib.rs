@@ -9,6 +9,7 @@
 pub mod ceiling;
 pub mod compare;
 pub mod cost;
+pub mod difference;
 pub mod drive;
 pub mod load;
 pub mod pinning;
@@ -19,3 +20,4 @@ pub mod table;
 pub mod transfers;
 pub mod units;
 pub mod verify;
+pub mod workload_file;

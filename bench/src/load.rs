@@ -6,9 +6,12 @@
 
 pub mod initiator;
 mod lane;
+pub mod local;
 pub mod options;
+mod pacing;
 pub mod phase;
 pub mod run;
+pub mod zipf;
 
 #[cfg(test)]
 mod tests;

@@ -21,8 +21,14 @@ pub fn for_standard_error(label: &str) -> Box<dyn Watch> {
     if std::io::stderr().is_terminal() {
         Box::new(Bar::new(label))
     } else {
-        Box::new(Lines::new(label))
+        lines(label)
     }
+}
+
+/// A watch that writes lines, for several runs at once.
+#[must_use]
+pub fn lines(label: &str) -> Box<dyn Watch> {
+    Box::new(Lines::new(label))
 }
 
 /// How far a phase is, 0 to 1.

@@ -1,5 +1,9 @@
 //! A small seeded generator: the same seed gives the same workload.
 
+use std::convert::Infallible;
+
+use rand::TryRng;
+
 /// splitmix64: one 64-bit state, good enough to choose addresses, and fast.
 #[derive(Debug, Clone)]
 pub struct Random(u64);
@@ -21,6 +25,27 @@ impl Random {
     pub fn below(&mut self, bound: u64) -> u64 {
         // The high half of a 128-bit product is even enough for any bound below 2^48.
         ((u128::from(self.next_u64()) * u128::from(bound)) >> 64) as u64
+    }
+}
+
+/// For distributions of the `rand` family.
+impl TryRng for Random {
+    type Error = Infallible;
+
+    fn try_next_u32(&mut self) -> Result<u32, Infallible> {
+        Ok((Random::next_u64(self) >> 32) as u32)
+    }
+
+    fn try_next_u64(&mut self) -> Result<u64, Infallible> {
+        Ok(Random::next_u64(self))
+    }
+
+    fn try_fill_bytes(&mut self, bytes: &mut [u8]) -> Result<(), Infallible> {
+        for chunk in bytes.chunks_mut(8) {
+            let word = Random::next_u64(self).to_le_bytes();
+            chunk.copy_from_slice(&word[..chunk.len()]);
+        }
+        Ok(())
     }
 }
 

@@ -30,10 +30,16 @@ pub struct Latency {
     pub mean_ns: f64,
     /// Half were at most this.
     pub p50_ns: u64,
+    /// 90 % were at most this; 0 in reports from before it was kept.
+    #[serde(default)]
+    pub p90_ns: u64,
     /// 99 % were at most this.
     pub p99_ns: u64,
     /// 99.9 % were at most this.
     pub p999_ns: u64,
+    /// 99.99 % were at most this; 0 in reports from before it was kept.
+    #[serde(default)]
+    pub p9999_ns: u64,
     /// The longest.
     pub max_ns: u64,
 }
@@ -50,8 +56,10 @@ impl Latency {
             min_ns: histogram.min(),
             mean_ns: histogram.mean(),
             p50_ns: histogram.value_at_quantile(0.5),
+            p90_ns: histogram.value_at_quantile(0.9),
             p99_ns: histogram.value_at_quantile(0.99),
             p999_ns: histogram.value_at_quantile(0.999),
+            p9999_ns: histogram.value_at_quantile(0.9999),
             max_ns: histogram.max(),
         }
     }

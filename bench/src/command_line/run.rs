@@ -1,20 +1,17 @@
-//! `bench run`: load on a target's namespaces.
+//! `bench run`: one job as typed, or the jobs of a workload file.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use bench::load::Watch;
 use bench::load::run::Unwatched;
-use bench::load::{Limit, Pattern, RunPlan, Watch, Workload, run};
 use bench::progress;
 use bench::report::{RunReport, RunReports, save_json};
-use bench::units::parse_size;
-use clap::{Args, ValueEnum};
-use nvme_host::Controller;
-use nvme_spec::log::SubsystemType;
+use bench::workload_file::{self, Job};
+use clap::{Args, Parser};
 
-use super::target::{TargetArgs, Way};
-use super::{Failure, parse_region, parse_seconds, parse_seconds_or_none};
+use super::Failure;
+use super::job::{JobArgs, JobPlan};
 
 pub(super) const EXAMPLES: &str = "\
 Examples:
@@ -29,60 +26,24 @@ Examples:
   bench run --transport rdma --address 192.0.2.10 --block-size 4k --depth 127 --mix 100/0
 
   # A mix of sizes over four queues, two threads, with both digests.
-  bench run --block-size 4k,16k,128k --queues 4 --threads 2 --header-digest --data-digest";
+  bench run --block-size 4k,16k,128k --queues 4 --threads 2 --header-digest --data-digest
+
+  # 50,000 requests a second on few hot places, each timed from when it was due.
+  bench run --rate 50k --pattern zipf:1.1
+
+  # The jobs of a file; what is typed beside it holds for all of them.
+  bench run --workload mixed.toml --address 192.0.2.10
+
+  # The same load on a file of this machine, with no target between.
+  bench run --device file:/srv/vol0.img --block-size 4k --depth 128 --mix 100/0";
 
 #[derive(Debug, Args)]
 pub(crate) struct RunArgs {
+    /// Jobs from a file (see bench/README.md); other options hold for all of them
+    #[arg(long, value_name = "FILE")]
+    workload: Option<PathBuf>,
     #[command(flatten)]
-    pub(super) target: TargetArgs,
-    /// The subsystem; where the target offers just one, that one
-    #[arg(long)]
-    nqn: Option<String>,
-    /// The namespace; else the first
-    #[arg(long, conflicts_with = "all_namespaces")]
-    nsid: Option<u32>,
-    /// Every namespace, one after the other
-    #[arg(long)]
-    all_namespaces: bool,
-    /// Request size, or several, each as likely: 4k or 4k,16k,64k
-    #[arg(long, value_name = "SIZE,…", value_delimiter = ',', value_parser = parse_request_size)]
-    block_size: Vec<u32>,
-    /// Requests in flight on each queue
-    #[arg(long, default_value_t = 32)]
-    depth: u16,
-    /// I/O queues, each with its own part of the namespace
-    #[arg(long, default_value_t = 1)]
-    queues: u16,
-    /// Threads that drive the queues
-    #[arg(long, default_value_t = 1)]
-    threads: u16,
-    /// Cores to pin the threads to
-    #[arg(long, value_name = "CORE,…", value_delimiter = ',')]
-    cores: Vec<usize>,
-    /// Reads and writes in percent: 70/30
-    #[arg(long, value_name = "READ/WRITE", default_value = "70/30", value_parser = parse_mix)]
-    mix: u8,
-    /// Where requests go
-    #[arg(long, value_enum, default_value = "random")]
-    pattern: PatternArg,
-    /// Seconds of the main phase
-    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds, conflicts_with = "ops")]
-    time: Option<Duration>,
-    /// Operations of the main phase, instead of a time
-    #[arg(long, value_name = "COUNT")]
-    ops: Option<u64>,
-    /// Seconds of the same load before anything is counted
-    #[arg(long, value_name = "SECONDS", default_value = "0", value_parser = parse_seconds_or_none)]
-    warm_up: Duration,
-    /// Fill the region, check every block that is read, and read it all back at the end
-    #[arg(long)]
-    verify: bool,
-    /// How much of each namespace to use, from its start; with --verify at most 256 MiB unless told
-    #[arg(long, value_name = "SIZE", value_parser = parse_region)]
-    region: Option<u64>,
-    /// What the workload's choices follow from; else the time of day, which the report names
-    #[arg(long)]
-    seed: Option<u64>,
+    pub(super) job: JobArgs,
     /// Show how it goes: a bar on a terminal, else lines
     #[arg(long)]
     progress: bool,
@@ -91,121 +52,83 @@ pub(crate) struct RunArgs {
     json: Option<PathBuf>,
 }
 
-#[derive(Debug, Clone, Copy, ValueEnum)]
-enum PatternArg {
-    Random,
-    Sequential,
+/// The arguments of one job of a file.
+#[derive(Debug, Parser)]
+#[command(no_binary_name = true)]
+struct FileJob {
+    #[command(flatten)]
+    job: JobArgs,
 }
 
-fn parse_request_size(text: &str) -> Result<u32, String> {
-    let bytes = parse_size(text).map_err(|error| error.to_string())?;
-    u32::try_from(bytes).map_err(|_| format!("{text} is more than one request carries"))
-}
+/// Options of the command that are not a job's, with whether a value follows.
+const OWN_OPTIONS: [(&str, bool); 3] = [
+    ("--workload", true),
+    ("--json", true),
+    ("--progress", false),
+];
 
-fn parse_mix(text: &str) -> Result<u8, String> {
-    let malformed = || format!("'{text}' is not READ/WRITE in percent, such as 70/30");
-    let (read, write) = text.split_once('/').ok_or_else(malformed)?;
-    let parse = |part: &str| part.trim().parse::<u8>().map_err(|_| malformed());
-    let (read, write) = (parse(read)?, parse(write)?);
-    if u32::from(read) + u32::from(write) == 100 {
-        Ok(read)
-    } else {
-        Err(format!("{read} and {write} do not add up to 100"))
-    }
-}
-
-impl RunArgs {
-    pub(super) fn workload(&self) -> Workload {
-        let limit = match (self.ops, self.time) {
-            (Some(operations), _) => Limit::Operations(operations),
-            (None, time) => Limit::Time(time.unwrap_or(Duration::from_secs(10))),
-        };
-        let now = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .unwrap_or_default();
-        Workload {
-            sizes_bytes: self.block_size.clone(),
-            depth: self.depth,
-            queues: self.queues,
-            threads: self.threads,
-            read_percent: self.mix,
-            pattern: match self.pattern {
-                PatternArg::Random => Pattern::Random,
-                PatternArg::Sequential => Pattern::Sequential,
-            },
-            limit,
-            warm_up: self.warm_up,
-            verify: self.verify,
-            region_bytes: self.region,
-            seed: self.seed.unwrap_or(now.as_secs()),
-        }
-    }
-
-    /// The subsystem that was named, or the only one there is.
-    fn subsystem(&self, way: &Way) -> Result<String, Failure> {
-        if let Some(nqn) = &self.nqn {
-            return Ok(nqn.clone());
-        }
-        let mut names: Vec<String> = way
-            .discover()?
-            .iter()
-            .filter(|entry| entry.subtype == SubsystemType::NVM)
-            .map(|entry| entry.subnqn.to_string())
-            .collect();
-        names.sort();
-        names.dedup();
-        match &names[..] {
-            [only] => Ok(only.clone()),
-            [] => Err(format!("{} offers this host no subsystem", self.target.address).into()),
-            several => {
-                let list = several.join(", ");
-                Err(format!(
-                    "{} offers several subsystems, name one with --nqn: {list}",
-                    self.target.address
-                )
-                .into())
+/// Of what was typed behind `bench run`, what holds for each job.
+fn options_for_jobs(typed: impl IntoIterator<Item = String>) -> Vec<String> {
+    let mut typed = typed.into_iter();
+    let mut kept = Vec::new();
+    while let Some(argument) = typed.next() {
+        let own = OWN_OPTIONS.iter().find(|(name, _)| {
+            let rest = argument.strip_prefix(name);
+            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('='))
+        });
+        match own {
+            Some((_, true)) if !argument.contains('=') => {
+                typed.next();
             }
+            Some(_) => {}
+            None => kept.push(argument),
         }
     }
+    kept
+}
 
-    fn namespaces(&self, nqn: &str, way: &Way) -> Result<Vec<u32>, Failure> {
-        if let Some(nsid) = self.nsid {
-            return Ok(vec![nsid]);
-        }
-        let mut controller = Controller::connect(way.to(nqn))?;
-        let mut nsids = controller.active_namespaces()?;
-        controller.shut_down()?;
-        if nsids.is_empty() {
-            return Err(format!("{nqn} has no namespaces").into());
-        }
-        if !self.all_namespaces {
-            nsids.truncate(1);
-        }
-        Ok(nsids)
+/// The option that an argument sets.
+fn option(argument: &str) -> &str {
+    argument.split('=').next().unwrap_or(argument)
+}
+
+/// A job with its name, ready to run.
+type Named = (Option<String>, JobPlan);
+
+fn jobs_of_file(jobs: &[Job], path: &Path, typed: &[String]) -> Result<Vec<Named>, Failure> {
+    let mut plans = Vec::with_capacity(jobs.len());
+    for job in jobs {
+        let is_typed =
+            |argument: &&String| typed.iter().any(|typed| option(typed) == option(argument));
+        let of_file = job.arguments.iter().filter(|argument| !is_typed(argument));
+        let arguments = of_file.chain(typed);
+        let of_job = |error: String| format!("{}, job '{}': {error}", path.display(), job.name);
+        let parsed = FileJob::try_parse_from(arguments)
+            .map_err(|error| of_job(crate::one_line(&error.to_string())))?;
+        let plan = parsed
+            .job
+            .plan()
+            .map_err(|error| of_job(error.to_string()))?;
+        plans.push((Some(job.name.clone()), plan));
     }
+    Ok(plans)
 }
 
 pub(super) fn execute(args: &RunArgs) -> Result<ExitCode, Failure> {
-    let way = args.target.way()?;
-    let nqn = args.subsystem(&way)?;
-    let nsids = args.namespaces(&nqn, &way)?;
-    let mut runs = Vec::with_capacity(nsids.len());
-    for nsid in nsids {
-        let plan = RunPlan {
-            connect: way.to(&nqn),
-            nsid,
-            workload: args.workload(),
-            cores: args.cores.clone(),
-        };
-        let mut watch: Box<dyn Watch> = if args.progress {
-            progress::for_standard_error(&format!("namespace {nsid}"))
-        } else {
-            Box::new(Unwatched)
-        };
-        let report = RunReport::new(&plan, &run(&plan, watch.as_mut())?);
-        println!("{report}");
-        runs.push(report);
-    }
+    let (jobs, together) = match &args.workload {
+        None => (vec![(None, args.job.plan()?)], false),
+        Some(path) => {
+            let file = workload_file::load(path)?;
+            // The command's name and `run` are not a job's.
+            let typed = options_for_jobs(std::env::args().skip(2));
+            (jobs_of_file(&file.jobs, path, &typed)?, file.together)
+        }
+    };
+    let runs = if together {
+        run_together(&jobs, args.progress)?
+    } else {
+        run_in_turn(&jobs, args.progress)?
+    };
     let failed = runs.iter().any(|report| report.trouble.is_some());
     if let Some(path) = &args.json {
         save_json(&RunReports { runs }, path)?;
@@ -217,56 +140,109 @@ pub(super) fn execute(args: &RunArgs) -> Result<ExitCode, Failure> {
     })
 }
 
+/// A job's reports, under its name.
+fn run_job(
+    (name, plan): &Named,
+    watch: &mut dyn FnMut(&str) -> Box<dyn Watch>,
+) -> Result<Vec<RunReport>, Failure> {
+    let of_job = |text: &str| match name {
+        Some(name) => format!("{name}, {text}"),
+        None => text.to_owned(),
+    };
+    let mut reports = plan
+        .run(&mut |label| watch(&of_job(label)))
+        .map_err(|error| of_job(&error.to_string()))?;
+    for report in &mut reports {
+        report.job.clone_from(name);
+    }
+    Ok(reports)
+}
+
+fn run_in_turn(jobs: &[Named], progress: bool) -> Result<Vec<RunReport>, Failure> {
+    let mut runs = Vec::new();
+    for job in jobs {
+        let reports = run_job(job, &mut |label| {
+            if progress {
+                progress::for_standard_error(label)
+            } else {
+                Box::new(Unwatched)
+            }
+        })?;
+        for report in &reports {
+            println!("{report}");
+        }
+        runs.extend(reports);
+    }
+    Ok(runs)
+}
+
+/// All jobs at once, each with its own connections and threads.
+fn run_together(jobs: &[Named], progress: bool) -> Result<Vec<RunReport>, Failure> {
+    let run = |job: &Named| {
+        let mut watch = |label: &str| -> Box<dyn Watch> {
+            if progress {
+                progress::lines(label)
+            } else {
+                Box::new(Unwatched)
+            }
+        };
+        run_job(job, &mut watch).map_err(|error| error.to_string())
+    };
+    let ended: Vec<Result<Vec<RunReport>, String>> = std::thread::scope(|scope| {
+        let threads: Vec<_> = jobs.iter().map(|job| scope.spawn(|| run(job))).collect();
+        let lost = |_| Err("a job's thread panicked".to_owned());
+        threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap_or_else(lost))
+            .collect()
+    });
+    let mut runs = Vec::new();
+    for reports in ended {
+        runs.extend(reports?);
+    }
+    for report in &runs {
+        println!("{report}");
+    }
+    Ok(runs)
+}
+
 #[cfg(test)]
 mod tests {
-    use std::net::SocketAddr;
-
-    use clap::Parser;
-
-    use super::super::{Arguments, Command};
     use super::*;
 
-    fn run_args(arguments: &[&str]) -> RunArgs {
-        let all = ["bench", "run"].iter().chain(arguments);
-        match Arguments::try_parse_from(all).expect("accepted").command {
-            Command::Run(args) => args,
-            _ => panic!("another command"),
-        }
+    fn strings(words: &str) -> Vec<String> {
+        words.split_whitespace().map(str::to_owned).collect()
     }
 
     #[test]
-    fn arguments_become_a_workload() {
-        let args = run_args(&[
-            "--address",
-            "127.0.0.1",
-            "--block-size",
-            "4k,64KiB",
-            "--mix",
-            "25/75",
-            "--ops",
-            "7",
-            "--verify",
-            "--region",
-            "1M",
-            "--seed",
-            "9",
-            "--warm-up",
-            "0.5",
-        ]);
-        assert_eq!(
-            args.target.address,
-            SocketAddr::from(([127, 0, 0, 1], 4420))
+    fn what_is_typed_beside_a_file_holds_for_each_job() {
+        let typed =
+            strings("--workload w.toml --depth 4 --json=x --progress --workload=y --verify");
+        assert_eq!(options_for_jobs(typed), strings("--depth 4 --verify"));
+    }
+
+    #[test]
+    fn what_is_typed_goes_before_the_file_and_mistakes_name_the_job() {
+        let job = |arguments: &str| Job {
+            name: "oltp".to_owned(),
+            arguments: strings(arguments),
+        };
+        let file = Path::new("w.toml");
+        let device = strings("--device memory:1M --block-size=8k --depth=2");
+        let jobs = [job("--block-size=4k,16k --depth=64")];
+        let plans = jobs_of_file(&jobs, file, &device).expect("accepted");
+        let JobPlan::Local(plan) = &plans[0].1 else {
+            panic!("a local device");
+        };
+        assert_eq!(plan.workload.sizes_bytes, [8192]);
+        assert_eq!(plan.workload.depth, 2);
+        let error = jobs_of_file(&[job("--blok-size=4k")], file, &[])
+            .err()
+            .expect("refused");
+        let text = error.to_string();
+        assert!(
+            text.starts_with("w.toml, job 'oltp': ") && text.contains("--block-size"),
+            "{text}"
         );
-        let workload = args.workload();
-        assert_eq!(workload.sizes_bytes, [4096, 65_536]);
-        assert_eq!(
-            (workload.read_percent, workload.limit),
-            (25, Limit::Operations(7))
-        );
-        assert_eq!((workload.region_bytes, workload.seed), (Some(1 << 20), 9));
-        assert_eq!(workload.warm_up, Duration::from_millis(500));
-        let plain = run_args(&["--time", "2.5s"]).workload();
-        assert_eq!(plain.limit, Limit::Time(Duration::from_millis(2500)));
-        assert!(!plain.verify && plain.sizes_bytes.is_empty());
     }
 }

@@ -8,7 +8,9 @@ use nvme_host::{ConnectionCounters, HostCompletion, HostCompletions, Refusal};
 
 use crate::load::initiator::Initiator;
 use crate::load::options::{Pattern, Suited};
+use crate::load::pacing::Pacer;
 use crate::load::phase::{PhaseKind, PhaseStats, Trouble};
+use crate::load::zipf::ZipfPlaces;
 use crate::random::Random;
 use crate::verify::Model;
 
@@ -34,6 +36,10 @@ pub(crate) struct Lane<I> {
     sizes_blocks: Vec<u32>,
     read_percent: u64,
     pattern: Pattern,
+    /// For Zipf's law, the places for each of `sizes_blocks`.
+    popular: Vec<ZipfPlaces>,
+    /// For a limited rate.
+    pacer: Option<Pacer>,
     first_lba: u64,
     blocks: u64,
     model: Option<Model>,
@@ -49,6 +55,17 @@ pub(crate) struct Lane<I> {
     buffers: Vec<Lease>,
     /// `None` only while it is being read.
     completions: Option<Box<HostCompletions>>,
+}
+
+fn popular_places(suited: &Suited) -> Vec<ZipfPlaces> {
+    let Pattern::Zipf(exponent) = suited.workload.pattern else {
+        return Vec::new();
+    };
+    let places = |&blocks: &u32| suited.blocks_per_lane / u64::from(blocks.max(1));
+    let sizes = suited.sizes_blocks.iter();
+    sizes
+        .filter_map(|blocks| ZipfPlaces::new(places(blocks), exponent))
+        .collect()
 }
 
 impl<I: Initiator> Lane<I> {
@@ -75,6 +92,10 @@ impl<I: Initiator> Lane<I> {
             sizes_blocks: suited.sizes_blocks.clone(),
             read_percent: u64::from(workload.read_percent),
             pattern: workload.pattern,
+            popular: popular_places(suited),
+            pacer: workload
+                .rate
+                .map(|rate| Pacer::new(rate, index, workload.queues)),
             first_lba,
             blocks: suited.blocks_per_lane,
             model,
@@ -90,10 +111,30 @@ impl<I: Initiator> Lane<I> {
     }
 
     /// Begins a phase; nothing is in flight.
-    pub(crate) fn begin(&mut self, kind: PhaseKind) {
+    pub(crate) fn begin(&mut self, kind: PhaseKind, now: Instant) {
+        if let Some(pacer) = &mut self.pacer {
+            pacer.restart(now);
+        }
         self.kind = kind;
         self.cursor = 0;
         self.issued = 0;
+    }
+
+    /// The pacer, where it is heeded: filling and reading back are as fast as they can be.
+    fn pacer(&self) -> Option<&Pacer> {
+        let paced = matches!(self.kind, PhaseKind::WarmUp | PhaseKind::Main);
+        self.pacer.as_ref().filter(|_| paced)
+    }
+
+    /// When the lane has its next request, where it has one under `quota` that is yet to come due.
+    pub(crate) fn next_due(&self, quota: u64) -> Option<Instant> {
+        let pacer = self.pacer()?;
+        (self.issued < quota).then(|| pacer.due())
+    }
+
+    /// Requests that were due before `end` and were not sent.
+    pub(crate) fn overdue(&self, end: Instant) -> u64 {
+        self.pacer().map_or(0, |pacer| pacer.overdue(end))
     }
 
     /// Requests in flight.
@@ -114,13 +155,20 @@ impl<I: Initiator> Lane<I> {
     /// Keeps the queue full, up to `quota` requests in this phase, and sends.
     pub(crate) fn issue(&mut self, quota: u64, now: Instant) -> Result<(), Trouble> {
         while self.issued < quota && !self.free.is_empty() {
+            let due = self.pacer().map_or(now, Pacer::due);
+            if due > now {
+                break;
+            }
             let Some((read, lba, blocks)) = self.choose() else {
                 break;
             };
-            if !self.submit(read, lba, blocks, now) {
+            if !self.submit(read, lba, blocks, due) {
                 break;
             }
             self.issued += 1;
+            if let Some(pacer) = &mut self.pacer {
+                pacer.advance();
+            }
         }
         Ok(self.queue.flush()?)
     }
@@ -141,7 +189,7 @@ impl<I: Initiator> Lane<I> {
                 let pick = self.random.below(self.sizes_blocks.len() as u64) as usize;
                 let blocks = self.sizes_blocks.get(pick).copied()?;
                 (0..CONFLICT_TRIES_MAX).find_map(|_| {
-                    let lba = self.place(blocks);
+                    let lba = self.place(pick, blocks);
                     self.is_free(read, lba, blocks)
                         .then_some((read, lba, blocks))
                 })
@@ -150,9 +198,14 @@ impl<I: Initiator> Lane<I> {
     }
 
     /// Where a request of the main phase goes.
-    fn place(&mut self, blocks: u32) -> u64 {
+    fn place(&mut self, size: usize, blocks: u32) -> u64 {
         let blocks = u64::from(blocks);
         match self.pattern {
+            Pattern::Zipf(_) => {
+                let places = self.popular.get(size);
+                let place = places.map_or(0, |places| places.draw(&mut self.random));
+                self.first_lba + place * blocks
+            }
             Pattern::Sequential => {
                 if self.cursor + blocks > self.blocks {
                     self.cursor = 0;

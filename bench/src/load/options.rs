@@ -1,9 +1,11 @@
 //! What to do to a namespace, checked against what the namespace is.
 
+use std::fmt;
 use std::time::Duration;
 
 use nvme_host::NamespaceInfo;
 
+use crate::load::zipf::EXPONENT_PERCENT;
 use crate::units::format_size;
 
 /// Request sizes of a verified workload where none are given, bytes: small, page, and several
@@ -22,6 +24,13 @@ const VERIFIED_REGION_BYTES: u64 = 256 << 20;
 /// Blocks that a verified workload keeps a model of at most.
 const MODEL_BLOCKS_MAX: u64 = 1 << 27;
 
+/// More requests a second than any machine sends.
+const RATE_MAX: f64 = 1e9;
+
+fn whole(hundredths: u16) -> f64 {
+    f64::from(hundredths) / 100.0
+}
+
 /// Where requests go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pattern {
@@ -29,6 +38,18 @@ pub enum Pattern {
     Random,
     /// One after another, around the region's end to its start.
     Sequential,
+    /// Some places far more often than others: Zipf's law with this exponent, in hundredths.
+    Zipf(u16),
+}
+
+impl fmt::Display for Pattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Random => write!(f, "random"),
+            Self::Sequential => write!(f, "sequential"),
+            Self::Zipf(exponent) => write!(f, "zipf:{}", whole(*exponent)),
+        }
+    }
 }
 
 /// When the main phase ends.
@@ -55,6 +76,9 @@ pub struct Workload {
     pub read_percent: u8,
     /// Where requests go.
     pub pattern: Pattern,
+    /// Requests a second over all queues, where there is a limit. Latencies then count from the
+    /// time at which a request was due.
+    pub rate: Option<f64>,
     /// When the main phase ends.
     pub limit: Limit,
     /// How long to do the same before anything is counted.
@@ -68,7 +92,7 @@ pub struct Workload {
 }
 
 /// A workload that does not suit its namespace, or itself.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum OptionsError {
     /// A size is not whole blocks.
     #[error(
@@ -137,6 +161,18 @@ pub enum OptionsError {
         /// The most possible.
         most: u64,
     },
+    /// A rate that is no rate.
+    #[error("a rate must be more than 0 and at most {RATE_MAX:e} requests a second, not {0}")]
+    Rate(f64),
+    /// An exponent of Zipf's law that leaves nothing to choose.
+    #[error(
+        "an exponent of Zipf's law must be {} to {}, not {}",
+        whole(*EXPONENT_PERCENT.start()), whole(*EXPONENT_PERCENT.end()), whole(*percent)
+    )]
+    Exponent {
+        /// The exponent, hundredths.
+        percent: u16,
+    },
     /// Writes are asked for where they are refused.
     #[error("namespace {0} is write protected: only --mix 100/0 without --verify is possible")]
     WriteProtected(u32),
@@ -180,6 +216,16 @@ impl Workload {
         transfer_max: Option<u64>,
     ) -> Result<Suited, OptionsError> {
         self.check_counts()?;
+        if let Some(rate) = self.rate
+            && !(rate > 0.0 && rate <= RATE_MAX)
+        {
+            return Err(OptionsError::Rate(rate));
+        }
+        if let Pattern::Zipf(exponent) = self.pattern
+            && !EXPONENT_PERCENT.contains(&exponent)
+        {
+            return Err(OptionsError::Exponent { percent: exponent });
+        }
         let nsid = namespace.nsid;
         if namespace.write_protected && (self.verify || self.read_percent < 100) {
             return Err(OptionsError::WriteProtected(nsid));

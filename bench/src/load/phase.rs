@@ -19,6 +19,12 @@ pub(crate) const STALL_LIMIT: Duration = Duration::from_secs(30);
 /// matter to what is measured, short enough that a target on the same core is not starved for long.
 const IDLE_POLLS_MAX: u32 = 4000;
 
+/// The longest sleep.
+const SLEEP_MAX: Duration = Duration::from_millis(1);
+
+/// A sleeping thread may be back this much late.
+const WAKE_UP_MARGIN: Duration = Duration::from_micros(200);
+
 /// What a phase does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PhaseKind {
@@ -122,6 +128,8 @@ pub struct PhaseStats {
     pub elapsed: Duration,
     /// Blocks checked.
     pub checked: Checked,
+    /// Requests that a limited rate made due, and that the target left no room to send in time.
+    pub unsent: u64,
     /// The first thing that went wrong.
     pub trouble: Option<Trouble>,
 }
@@ -132,6 +140,7 @@ impl PhaseStats {
         self.reads.add(&other.reads);
         self.writes.add(&other.writes);
         self.elapsed = self.elapsed.max(other.elapsed);
+        self.unsent += other.unsent;
         self.checked.right += other.checked.right;
         self.checked.unknown += other.checked.unknown;
         if self.trouble.is_none() {
@@ -184,10 +193,10 @@ pub(crate) fn run_phase<I: Initiator>(
     shared: &Shared,
 ) -> PhaseStats {
     let mut stats = PhaseStats::default();
-    for lane in lanes.iter_mut() {
-        lane.begin(kind);
-    }
     let start = Instant::now();
+    for lane in lanes.iter_mut() {
+        lane.begin(kind, start);
+    }
     let (mut now, mut last_completion) = (start, start);
     let mut idle_polls = 0;
     loop {
@@ -224,14 +233,22 @@ pub(crate) fn run_phase<I: Initiator>(
             continue;
         }
         let outstanding: usize = lanes.iter().map(Lane::in_flight).sum();
-        if outstanding == 0 {
-            break;
+        let due = lanes.iter().filter_map(|lane| lane.next_due(quota)).min();
+        match due {
+            None if outstanding == 0 => break,
+            Some(due) if outstanding == 0 => {
+                last_completion = now;
+                sleep_until_nearly(due, now);
+                continue;
+            }
+            _ => {}
         }
         idle_polls += 1;
         if idle_polls >= IDLE_POLLS_MAX {
             idle_polls = 0;
             if let Some(lane) = lanes.iter_mut().find(|lane| lane.in_flight() > 0) {
-                lane.wait(Duration::from_millis(1));
+                let until = due.map_or(SLEEP_MAX, |due| due.saturating_duration_since(now));
+                lane.wait(until.min(SLEEP_MAX));
             }
             let limit = shared.stall_limit;
             if last_completion.elapsed() >= limit {
@@ -244,7 +261,18 @@ pub(crate) fn run_phase<I: Initiator>(
         }
     }
     stats.elapsed = start.elapsed();
+    if let Until::Time(limit) = until {
+        stats.unsent = lanes.iter().map(|lane| lane.overdue(start + limit)).sum();
+    }
     stats
+}
+
+/// Sleeps where the next request is far off, and is back before it is due.
+fn sleep_until_nearly(due: Instant, now: Instant) {
+    let ahead = due.saturating_duration_since(now);
+    if ahead > WAKE_UP_MARGIN {
+        std::thread::sleep((ahead - WAKE_UP_MARGIN).min(SLEEP_MAX));
+    }
 }
 
 fn totals(stats: &PhaseStats) -> (u64, u64) {

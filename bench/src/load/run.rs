@@ -10,12 +10,14 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::{Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
-use hugemem::{Arena, ArenaConfig, ArenaError, PagePolicy};
+use hugemem::{Arena, ArenaConfig, ArenaError, PagePolicy, Pool};
 use nvme_host::{
     ConnectOptions, ConnectionCounters, Controller, HostError, IoQueue, IoQueuePlan, NamespaceInfo,
 };
 
+use crate::load::initiator::Initiator;
 use crate::load::lane::Lane;
+use crate::load::local::LocalError;
 use crate::load::options::{Limit, OptionsError, SIZE_MAX_BYTES, Suited, Workload};
 use crate::load::phase::{Phase, PhaseKind, PhaseStats, STALL_LIMIT, Shared, Until, run_phase};
 use crate::pinning::{PinError, pin_to_core};
@@ -64,6 +66,9 @@ pub enum LoadError {
         /// What was asked for.
         wanted: u16,
     },
+    /// A local device.
+    #[error(transparent)]
+    Local(#[from] LocalError),
     /// A thread could not be pinned.
     #[error(transparent)]
     Pin(#[from] PinError),
@@ -121,6 +126,28 @@ pub struct Outcome {
     pub counters: ConnectionCounters,
 }
 
+impl Outcome {
+    pub(crate) fn new(
+        namespace: NamespaceInfo,
+        suited: &Suited,
+        phases: Vec<(Phase, PhaseStats)>,
+        counters: ConnectionCounters,
+    ) -> Self {
+        let block = suited.block_bytes;
+        Self {
+            namespace,
+            region_bytes: region_bytes(suited),
+            sizes_bytes: suited
+                .sizes_blocks
+                .iter()
+                .map(|blocks| blocks * block)
+                .collect(),
+            phases,
+            counters,
+        }
+    }
+}
+
 /// What a thread is to do next.
 type Order = (PhaseKind, Until);
 
@@ -141,9 +168,26 @@ struct Driver<'scope> {
     thread: ScopedJoinHandle<'scope, ()>,
 }
 
+/// How a driving thread comes to a queue of its own.
+pub(crate) trait OpenQueue: Send {
+    /// What it opens.
+    type Queue: Initiator;
+
+    /// Opens the queue, on the thread that will drive it.
+    fn open(&self, pool: Pool) -> Result<Self::Queue, LoadError>;
+}
+
+impl OpenQueue for IoQueuePlan {
+    type Queue = IoQueue;
+
+    fn open(&self, pool: Pool) -> Result<IoQueue, LoadError> {
+        Ok(self.clone().open(pool)?)
+    }
+}
+
 /// What a thread needs.
-struct Assignment {
-    lanes: Vec<(u16, IoQueuePlan)>,
+struct Assignment<O> {
+    lanes: Vec<(u16, O)>,
     suited: Arc<Suited>,
     arena: Arc<Arena>,
     core: Option<usize>,
@@ -169,34 +213,50 @@ pub fn run(plan: &RunPlan, watch: &mut dyn Watch) -> Result<Outcome, LoadError> 
             wanted: workload.queues,
         });
     }
+    let arena = take_arena(workload, suited.size_max_bytes)?;
+    plan.connect.transport.attach(&arena)?;
+    let mut queues = Vec::with_capacity(usize::from(workload.queues));
+    for lane in 0..workload.queues {
+        queues.push(controller.plan_io_queue(lane + 1, workload.depth)?);
+    }
+    let (phases, counters) = {
+        // A lost admin connection takes the I/O queues with it, where it is seen with what was in
+        // flight.
+        let mut tend = || {
+            let _ = controller.tend();
+        };
+        drive_queues(queues, &suited, &arena, &plan.cores, &mut tend, watch)?
+    };
+    // The measurement stands; a target that does not take leave in order has had its say in the
+    // phases.
+    let _ = controller.shut_down();
+    Ok(Outcome::new(namespace, &suited, phases, counters))
+}
+
+/// The phases of a run, and what its queues counted.
+pub(crate) type Driven = (Vec<(Phase, PhaseStats)>, ConnectionCounters);
+
+/// Drives the workload's queues through its phases, on threads of their own; the calling one tends
+/// what needs tending, and watches.
+pub(crate) fn drive_queues<O: OpenQueue>(
+    queues: Vec<O>,
+    suited: &Arc<Suited>,
+    arena: &Arc<Arena>,
+    cores: &[usize],
+    tend: &mut dyn FnMut(),
+    watch: &mut dyn Watch,
+) -> Result<Driven, LoadError> {
     let shared = Arc::new(Shared::new(STALL_LIMIT));
-    let assignments = assign(plan, &controller, &suited, &shared)?;
-    let outcome = std::thread::scope(|scope| {
+    let assignments = assign(queues, suited, arena, cores, &shared);
+    std::thread::scope(|scope| {
         let mut drivers: Vec<Driver<'_>> = assignments
             .into_iter()
             .map(|assignment| start(scope, assignment))
             .collect();
-        let driven = drive(&mut drivers, &mut controller, &suited, &shared, watch);
+        let driven = drive(&mut drivers, tend, suited, &shared, watch);
         let counted = finish(drivers);
-        let phases = driven?;
-        let counters = counted?;
-        let block = suited.block_bytes;
-        Ok::<_, LoadError>(Outcome {
-            namespace,
-            region_bytes: region_bytes(&suited),
-            sizes_bytes: suited
-                .sizes_blocks
-                .iter()
-                .map(|blocks| blocks * block)
-                .collect(),
-            phases,
-            counters,
-        })
-    })?;
-    // The measurement stands; a target that does not take leave in order has had its say in the
-    // phases.
-    let _ = controller.shut_down();
-    Ok(outcome)
+        Ok((driven?, counted?))
+    })
 }
 
 fn region_bytes(suited: &Suited) -> u64 {
@@ -204,38 +264,38 @@ fn region_bytes(suited: &Suited) -> u64 {
     suited.blocks_per_lane * lanes * u64::from(suited.block_bytes)
 }
 
-/// Divides the queues among the threads, and takes the memory.
-fn assign(
-    plan: &RunPlan,
-    controller: &Controller,
+/// Divides the queues among the threads.
+fn assign<O>(
+    queues: Vec<O>,
     suited: &Arc<Suited>,
+    arena: &Arc<Arena>,
+    cores: &[usize],
     shared: &Arc<Shared>,
-) -> Result<Vec<Assignment>, LoadError> {
-    let workload = &plan.workload;
-    let arena = take_arena(workload, suited.size_max_bytes)?;
-    plan.connect.transport.attach(&arena)?;
-    let mut assignments: Vec<Assignment> = (0..usize::from(workload.threads))
+) -> Vec<Assignment<O>> {
+    let mut assignments: Vec<Assignment<O>> = (0..usize::from(suited.workload.threads))
         .map(|index| Assignment {
             lanes: Vec::new(),
             suited: Arc::clone(suited),
-            arena: Arc::clone(&arena),
-            core: plan.cores.get(index % plan.cores.len().max(1)).copied(),
+            arena: Arc::clone(arena),
+            core: cores.get(index % cores.len().max(1)).copied(),
             shared: Arc::clone(shared),
         })
         .collect();
     let threads = assignments.len();
-    for lane in 0..workload.queues {
-        let queue = controller.plan_io_queue(lane + 1, workload.depth)?;
+    for (lane, queue) in (0_u16..).zip(queues) {
         if let Some(assignment) = assignments.get_mut(usize::from(lane) % threads) {
             assignment.lanes.push((lane, queue));
         }
     }
-    Ok(assignments)
+    assignments
 }
 
 /// Memory for a lease of the largest size for every request in flight, and one more for each
 /// queue's Connect.
-fn take_arena(workload: &Workload, size_max_bytes: u32) -> Result<Arc<Arena>, LoadError> {
+pub(crate) fn take_arena(
+    workload: &Workload,
+    size_max_bytes: u32,
+) -> Result<Arc<Arena>, LoadError> {
     let slice = size_max_bytes
         .next_power_of_two()
         .clamp(4096, SIZE_MAX_BYTES);
@@ -261,7 +321,10 @@ fn take_arena(workload: &Workload, size_max_bytes: u32) -> Result<Arc<Arena>, Lo
     Ok(Arena::new(config)?)
 }
 
-fn start<'scope>(scope: &'scope Scope<'scope, '_>, assignment: Assignment) -> Driver<'scope> {
+fn start<'scope, O: OpenQueue + 'scope>(
+    scope: &'scope Scope<'scope, '_>,
+    assignment: Assignment<O>,
+) -> Driver<'scope> {
     let (commands, orders) = channel();
     let (reports, messages) = channel();
     let thread = scope.spawn(move || drive_lanes(&assignment, &orders, &reports));
@@ -273,7 +336,11 @@ fn start<'scope>(scope: &'scope Scope<'scope, '_>, assignment: Assignment) -> Dr
 }
 
 /// A driving thread, from its queues' opening to its last count.
-fn drive_lanes(assignment: &Assignment, orders: &Receiver<Order>, reports: &Sender<Message>) {
+fn drive_lanes<O: OpenQueue>(
+    assignment: &Assignment<O>,
+    orders: &Receiver<Order>,
+    reports: &Sender<Message>,
+) {
     let opened = open_lanes(assignment);
     let (mut lanes, ready) = match opened {
         Ok(lanes) => (lanes, Ok(())),
@@ -292,7 +359,7 @@ fn drive_lanes(assignment: &Assignment, orders: &Receiver<Order>, reports: &Send
     let _ = reports.send(Message::Counters(counters));
 }
 
-fn open_lanes(assignment: &Assignment) -> Result<Vec<Lane<IoQueue>>, LoadError> {
+fn open_lanes<O: OpenQueue>(assignment: &Assignment<O>) -> Result<Vec<Lane<O::Queue>>, LoadError> {
     if let Some(core) = assignment.core {
         pin_to_core(core)?;
     }
@@ -301,7 +368,7 @@ fn open_lanes(assignment: &Assignment) -> Result<Vec<Lane<IoQueue>>, LoadError> 
     let mut random = Random::new(suited.workload.seed);
     let mut lanes = Vec::with_capacity(assignment.lanes.len());
     for (index, plan) in &assignment.lanes {
-        let queue = plan.clone().open(pool.clone())?;
+        let queue = plan.open(pool.clone())?;
         let depth = usize::from(suited.workload.depth);
         let mut buffers = Vec::with_capacity(depth);
         for _ in 0..depth {
@@ -322,13 +389,13 @@ fn open_lanes(assignment: &Assignment) -> Result<Vec<Lane<IoQueue>>, LoadError> 
 /// Takes the threads through the phases.
 fn drive(
     drivers: &mut [Driver<'_>],
-    controller: &mut Controller,
+    tend: &mut dyn FnMut(),
     suited: &Suited,
     shared: &Shared,
     watch: &mut dyn Watch,
 ) -> Result<Vec<(Phase, PhaseStats)>, LoadError> {
     for driver in drivers.iter() {
-        match await_message(driver, controller, &mut || {})? {
+        match await_message(driver, tend, &mut || {})? {
             Message::Ready(ready) => ready?,
             Message::Phase(_) | Message::Counters(_) => return Err(LoadError::ThreadLost),
         }
@@ -353,7 +420,7 @@ fn drive(
                 let bytes = shared.bytes.load(Ordering::Relaxed);
                 watch.phase_goes_on(operations, bytes, begun.elapsed());
             };
-            match await_message(driver, controller, &mut look)? {
+            match await_message(driver, tend, &mut look)? {
                 Message::Phase(counted) => stats.add(*counted),
                 Message::Ready(_) | Message::Counters(_) => return Err(LoadError::ThreadLost),
             }
@@ -401,10 +468,10 @@ fn total(kind: PhaseKind, suited: &Suited) -> PhaseTotal {
     }
 }
 
-/// Waits for a thread's next message, and tends the controller meanwhile.
+/// Waits for a thread's next message, and tends what needs it meanwhile.
 fn await_message(
     driver: &Driver<'_>,
-    controller: &mut Controller,
+    tend: &mut dyn FnMut(),
     look: &mut dyn FnMut(),
 ) -> Result<Message, LoadError> {
     loop {
@@ -413,9 +480,7 @@ fn await_message(
             Err(RecvTimeoutError::Disconnected) => return Err(LoadError::ThreadLost),
             Err(RecvTimeoutError::Timeout) => {
                 look();
-                // A lost admin connection takes the I/O queues with it, where it is seen with what
-                // was in flight.
-                let _ = controller.tend();
+                tend();
             }
         }
     }

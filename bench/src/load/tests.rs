@@ -41,6 +41,8 @@ enum Fault {
     Disconnect,
     /// Nothing comes back any more.
     Hang,
+    /// Nothing comes back for 20 ms.
+    Pause,
 }
 
 /// A disk that completes out of order.
@@ -223,6 +225,10 @@ impl Initiator for Disk {
         if self.failed {
             return Err(HostError::Closed);
         }
+        if self.fault == Fault::Pause && self.reads + self.writes >= self.at {
+            self.fault = Fault::None;
+            std::thread::sleep(Duration::from_millis(20));
+        }
         let mut added = 0;
         while !self.hung && !self.done.is_empty() && !completions.is_full() {
             // A part at a time, from anywhere: requests overlap, and end out of order.
@@ -259,6 +265,7 @@ fn workload() -> Workload {
         threads: 1,
         read_percent: 60,
         pattern: Pattern::Random,
+        rate: None,
         limit: Limit::Operations(3000),
         warm_up: Duration::ZERO,
         verify: true,
@@ -305,6 +312,33 @@ fn drive(disk: Disk, workload: &Workload) -> Vec<PhaseStats> {
         }
     }
     done
+}
+
+/// Of 2,000 requests a second, 30 come due in the first 15 ms of a pause of 20 ms, and none of them
+/// can be answered before 5 ms more: a host that waits with its next request until the target is
+/// back would have seen that of the 16 in flight alone.
+#[test]
+fn a_pause_is_charged_to_every_request_that_was_due_in_it() {
+    let workload = Workload {
+        rate: Some(2000.0),
+        verify: false,
+        ..workload()
+    };
+    let mut lanes = [lane(Disk::new(300, Fault::Pause, 50), &workload)];
+    let shared = Shared::new(Duration::from_secs(10));
+    let until = Until::Operations(200);
+    let stats = run_phase(&mut lanes, PhaseKind::Main, until, &shared);
+    assert!(stats.trouble.is_none(), "{:?}", stats.trouble);
+    let mut latencies = stats.reads.latencies;
+    latencies.add(&stats.writes.latencies).expect("same bounds");
+    let late = latencies.count_between(5_000_000, u64::MAX);
+    assert_eq!(latencies.len(), 200);
+    assert!(late >= 30, "{late} requests were late by 5 ms");
+    assert!(
+        stats.elapsed >= Duration::from_micros(99_500),
+        "{:?}",
+        stats.elapsed
+    );
 }
 
 fn trouble(fault: Fault, at: u32) -> Trouble {

@@ -7,7 +7,8 @@ use nvme_spec::log::TransportType;
 use serde::{Deserialize, Serialize};
 
 use super::{Latency, Machine};
-use crate::load::{Limit, OperationStats, Outcome, Pattern, PhaseKind, PhaseStats, RunPlan};
+use crate::load::local::LocalPlan;
+use crate::load::{Limit, OperationStats, Outcome, PhaseKind, PhaseStats, RunPlan, Workload};
 use crate::table::Table;
 use crate::units::{format_count, format_nanos, format_size, mib_per_second, per_second};
 
@@ -95,6 +96,9 @@ pub struct PhaseReport {
     pub reads: Option<OperationReport>,
     /// Writes, where there were any.
     pub writes: Option<OperationReport>,
+    /// Requests that were due in time at the rate asked for, and could not be sent.
+    #[serde(default)]
+    pub unsent: u64,
     /// Blocks read that held what they must.
     pub blocks_right: u64,
     /// Blocks read of which nothing was known.
@@ -108,6 +112,7 @@ impl PhaseReport {
             elapsed_seconds: stats.elapsed.as_secs_f64(),
             reads: OperationReport::new(&stats.reads, stats.elapsed),
             writes: OperationReport::new(&stats.writes, stats.elapsed),
+            unsent: stats.unsent,
             blocks_right: stats.checked.right,
             blocks_unknown: stats.checked.unknown,
         }
@@ -119,17 +124,23 @@ fn tcp() -> String {
     "tcp".to_owned()
 }
 
+/// How reports name the way to a device of this machine.
+const LOCAL: &str = "local";
+
 /// One namespace under load.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RunReport {
+    /// The job of a workload file, where it was one.
+    #[serde(default)]
+    pub job: Option<String>,
     /// Where it was taken.
     pub machine: Machine,
-    /// `tcp` or `rdma`.
+    /// `tcp` or `rdma`, or `local` for a device of this machine.
     #[serde(default = "tcp")]
     pub transport: String,
-    /// The target's listener.
+    /// The target's listener, or the device.
     pub address: String,
-    /// The subsystem.
+    /// The subsystem; empty for a device of this machine.
     pub nqn: String,
     /// The namespace.
     pub nsid: u32,
@@ -141,7 +152,7 @@ pub struct RunReport {
     pub region_bytes: u64,
     /// Request sizes.
     pub sizes_bytes: Vec<u32>,
-    /// `random` or `sequential`.
+    /// `random`, `sequential` or `zipf:` with its exponent.
     pub pattern: String,
     /// Reads among the requests, percent.
     pub read_percent: u8,
@@ -151,6 +162,10 @@ pub struct RunReport {
     pub queues: u16,
     /// Threads that drove them.
     pub threads: u16,
+    /// Requests a second that were asked for, where they were limited: latencies then count from
+    /// when a request was due.
+    #[serde(default)]
+    pub rate: Option<f64>,
     /// The limit of the main phase, seconds, where it was a time.
     pub limit_seconds: Option<f64>,
     /// The limit of the main phase, operations, where it was a number.
@@ -175,7 +190,30 @@ impl RunReport {
     /// The report of a run.
     #[must_use]
     pub fn new(plan: &RunPlan, outcome: &Outcome) -> Self {
-        let workload = &plan.workload;
+        let connect = &plan.connect;
+        Self {
+            transport: match connect.transport.kind() {
+                TransportType::RDMA => "rdma".to_owned(),
+                _ => tcp(),
+            },
+            nqn: connect.subsystem_nqn.clone(),
+            header_digest: connect.header_digest,
+            data_digest: connect.data_digest,
+            ..Self::of(&plan.workload, connect.address.to_string(), outcome)
+        }
+    }
+
+    /// The report of a run on a device of this machine.
+    #[must_use]
+    pub fn local(plan: &LocalPlan, outcome: &Outcome) -> Self {
+        Self {
+            transport: LOCAL.to_owned(),
+            ..Self::of(&plan.workload, plan.device.to_string(), outcome)
+        }
+    }
+
+    /// What reports of both kinds have in common.
+    fn of(workload: &Workload, address: String, outcome: &Outcome) -> Self {
         let (limit_seconds, limit_operations) = match workload.limit {
             Limit::Time(time) => (Some(time.as_secs_f64()), None),
             Limit::Operations(operations) => (None, Some(operations)),
@@ -186,30 +224,26 @@ impl RunReport {
             .find_map(|(_, stats)| stats.trouble.as_ref());
         Self {
             machine: Machine::here(),
-            transport: match plan.connect.transport.kind() {
-                TransportType::RDMA => "rdma".to_owned(),
-                _ => tcp(),
-            },
-            address: plan.connect.address.to_string(),
-            nqn: plan.connect.subsystem_nqn.clone(),
-            nsid: plan.nsid,
+            job: None,
+            transport: tcp(),
+            address,
+            nqn: String::new(),
+            nsid: outcome.namespace.nsid,
             namespace_bytes: outcome.namespace.bytes(),
             block_bytes: outcome.namespace.block_bytes,
             region_bytes: outcome.region_bytes,
             sizes_bytes: outcome.sizes_bytes.clone(),
-            pattern: match workload.pattern {
-                Pattern::Random => "random".to_owned(),
-                Pattern::Sequential => "sequential".to_owned(),
-            },
+            pattern: workload.pattern.to_string(),
             read_percent: workload.read_percent,
             depth: workload.depth,
             queues: workload.queues,
             threads: workload.threads,
+            rate: workload.rate,
             limit_seconds,
             limit_operations,
             seed: workload.seed,
-            header_digest: plan.connect.header_digest,
-            data_digest: plan.connect.data_digest,
+            header_digest: false,
+            data_digest: false,
             verified: workload.verify,
             trouble: trouble.map(ToString::to_string),
             host: HostCosts::new(&outcome.counters),
@@ -240,20 +274,31 @@ impl RunReport {
             (false, true) => ", data digests",
             (true, true) => ", header and data digests",
         };
+        let rate = self.rate.map_or_else(String::new, |rate| {
+            format!(", at {} a second", format_count(rate as u64))
+        });
         let plural = if self.queues == 1 { "" } else { "s" };
+        if let Some(job) = &self.job {
+            write!(f, "{job}: ")?;
+        }
+        if self.transport == LOCAL {
+            write!(f, "{}", self.address)?;
+        } else {
+            let Self {
+                nsid,
+                nqn,
+                address,
+                transport,
+                ..
+            } = self;
+            write!(f, "namespace {nsid} of {nqn} at {address} over {transport}")?;
+        }
+        let size = format_size(self.namespace_bytes);
+        let block = format_size(u64::from(self.block_bytes));
+        writeln!(f, ": {size}, blocks of {block}")?;
         writeln!(
             f,
-            "Namespace {} of {} at {} over {}: {}, blocks of {}",
-            self.nsid,
-            self.nqn,
-            self.address,
-            self.transport,
-            format_size(self.namespace_bytes),
-            format_size(u64::from(self.block_bytes))
-        )?;
-        writeln!(
-            f,
-            "  {} {} %, {} over {}, {} queue{plural} of depth {}{digests}, seed {}\n",
+            "  {} {} %, {} over {}, {} queue{plural} of depth {}{rate}{digests}, seed {}\n",
             self.pattern,
             match self.read_percent {
                 100 => "reads 100".to_owned(),
@@ -272,7 +317,9 @@ impl RunReport {
 impl fmt::Display for RunReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.write_heading(f)?;
-        let mut table = Table::new(&["phase", "IOPS", "MiB/s", "p50", "p99", "p99.9", "max"]);
+        let mut table = Table::new(&[
+            "phase", "IOPS", "MiB/s", "p50", "p90", "p99", "p99.9", "p99.99", "max",
+        ]);
         for phase in &self.phases {
             let kinds = [("read", &phase.reads), ("write", &phase.writes)];
             for (kind, report) in kinds {
@@ -289,8 +336,10 @@ impl fmt::Display for RunReport {
                 ];
                 let times = [
                     latency.p50_ns,
+                    latency.p90_ns,
                     latency.p99_ns,
                     latency.p999_ns,
+                    latency.p9999_ns,
                     latency.max_ns,
                 ];
                 cells.extend(times.map(format_nanos));
@@ -298,6 +347,14 @@ impl fmt::Display for RunReport {
             }
         }
         write!(f, "{table}")?;
+        let unsent: u64 = self.phases.iter().map(|phase| phase.unsent).sum();
+        if unsent > 0 {
+            writeln!(
+                f,
+                "\n  {} requests were due and not sent: the target did not keep up with the rate",
+                format_count(unsent)
+            )?;
+        }
         match &self.trouble {
             Some(trouble) => writeln!(f, "\n  FAILED: {trouble}"),
             None if self.verified => writeln!(

@@ -102,7 +102,8 @@ const fn row(error: DeviceError) -> usize {
 }
 
 /// The status that a host gets for a device's error.
-pub(crate) const fn from_device(error: DeviceError) -> Status {
+#[must_use]
+pub const fn from_device(error: DeviceError) -> Status {
     TABLE[row(error)].1
 }
 

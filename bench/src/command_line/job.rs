@@ -1,0 +1,301 @@
+//! One load: which target or device, and what to do to it.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use bench::load::local::{LocalDevice, LocalPlan, run_local};
+use bench::load::{Limit, Pattern, RunPlan, Watch, Workload, run};
+use bench::report::RunReport;
+use bench::units::parse_size;
+use clap::Args;
+use nvme_host::Controller;
+use nvme_spec::log::SubsystemType;
+
+use super::target::{TargetArgs, Way};
+use super::{Failure, parse_region, parse_seconds, parse_seconds_or_none};
+
+#[derive(Debug, Args)]
+pub(super) struct JobArgs {
+    #[command(flatten)]
+    pub(super) target: TargetArgs,
+    /// A device of this machine instead of a target: file:PATH, memory:SIZE or null:SIZE
+    #[arg(
+        long,
+        value_name = "DEVICE",
+        conflicts_with_all = ["address", "nqn", "nsid", "all_namespaces"]
+    )]
+    device: Option<LocalDevice>,
+    /// The subsystem; where the target offers just one, that one
+    #[arg(long)]
+    nqn: Option<String>,
+    /// The namespace; else the first
+    #[arg(long, conflicts_with = "all_namespaces")]
+    nsid: Option<u32>,
+    /// Every namespace, one after the other
+    #[arg(long)]
+    all_namespaces: bool,
+    /// Request size, or several, each as likely: 4k or 4k,16k,64k
+    #[arg(long, value_name = "SIZE,…", value_delimiter = ',', value_parser = parse_request_size)]
+    block_size: Vec<u32>,
+    /// Requests in flight on each queue
+    #[arg(long, default_value_t = 32)]
+    depth: u16,
+    /// I/O queues, each with its own part of the namespace
+    #[arg(long, default_value_t = 1)]
+    queues: u16,
+    /// Threads that drive the queues
+    #[arg(long, default_value_t = 1)]
+    threads: u16,
+    /// Cores to pin the threads to
+    #[arg(long, value_name = "CORE,…", value_delimiter = ',')]
+    cores: Vec<usize>,
+    /// Reads and writes in percent: 70/30
+    #[arg(long, value_name = "READ/WRITE", default_value = "70/30", value_parser = parse_mix)]
+    mix: u8,
+    /// Where requests go: random, sequential, or zipf:EXPONENT for places of which few are hot
+    #[arg(long, default_value = "random", value_parser = parse_pattern)]
+    pattern: Pattern,
+    /// Requests a second over all queues: each is due at its time, and its latency counts from then
+    #[arg(long, value_name = "IOPS", value_parser = parse_rate)]
+    rate: Option<f64>,
+    /// Seconds of the main phase
+    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds, conflicts_with = "ops")]
+    time: Option<Duration>,
+    /// Operations of the main phase, instead of a time
+    #[arg(long, value_name = "COUNT")]
+    ops: Option<u64>,
+    /// Seconds of the same load before anything is counted
+    #[arg(long, value_name = "SECONDS", default_value = "0", value_parser = parse_seconds_or_none)]
+    warm_up: Duration,
+    /// Fill the region, check every block that is read, and read it all back at the end
+    #[arg(long)]
+    verify: bool,
+    /// How much of each namespace to use, from its start; with --verify at most 256 MiB unless told
+    #[arg(long, value_name = "SIZE", value_parser = parse_region)]
+    region: Option<u64>,
+    /// What the workload's choices follow from; else the time of day, which the report names
+    #[arg(long)]
+    seed: Option<u64>,
+}
+
+fn parse_request_size(text: &str) -> Result<u32, String> {
+    let bytes = parse_size(text).map_err(|error| error.to_string())?;
+    u32::try_from(bytes).map_err(|_| format!("{text} is more than one request carries"))
+}
+
+fn parse_pattern(text: &str) -> Result<Pattern, String> {
+    let unknown = || format!("'{text}' is not random, sequential or zipf:EXPONENT");
+    match text.split_once(':') {
+        None if text == "random" => Ok(Pattern::Random),
+        None if text == "sequential" => Ok(Pattern::Sequential),
+        Some(("zipf", exponent)) => {
+            let exponent: f64 = exponent.parse().map_err(|_| unknown())?;
+            // Out of bounds saturates, and is refused by name with the rest of the workload.
+            Ok(Pattern::Zipf((exponent * 100.0).round() as u16))
+        }
+        _ => Err(unknown()),
+    }
+}
+
+fn parse_rate(text: &str) -> Result<f64, String> {
+    let (number, factor) = match text.strip_suffix(['k', 'K']) {
+        Some(thousands) => (thousands, 1e3),
+        None => (text, 1.0),
+    };
+    let rate: f64 = number
+        .parse()
+        .map_err(|_| format!("'{text}' is not a number of requests a second"))?;
+    Ok(rate * factor)
+}
+
+fn parse_mix(text: &str) -> Result<u8, String> {
+    let malformed = || format!("'{text}' is not READ/WRITE in percent, such as 70/30");
+    let (read, write) = text.split_once('/').ok_or_else(malformed)?;
+    let parse = |part: &str| part.trim().parse::<u8>().map_err(|_| malformed());
+    let (read, write) = (parse(read)?, parse(write)?);
+    if u32::from(read) + u32::from(write) == 100 {
+        Ok(read)
+    } else {
+        Err(format!("{read} and {write} do not add up to 100"))
+    }
+}
+
+impl JobArgs {
+    pub(super) fn workload(&self) -> Workload {
+        let limit = match (self.ops, self.time) {
+            (Some(operations), _) => Limit::Operations(operations),
+            (None, time) => Limit::Time(time.unwrap_or(Duration::from_secs(10))),
+        };
+        let now = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default();
+        Workload {
+            sizes_bytes: self.block_size.clone(),
+            depth: self.depth,
+            queues: self.queues,
+            threads: self.threads,
+            read_percent: self.mix,
+            pattern: self.pattern,
+            rate: self.rate,
+            limit,
+            warm_up: self.warm_up,
+            verify: self.verify,
+            region_bytes: self.region,
+            seed: self.seed.unwrap_or(now.as_secs()),
+        }
+    }
+
+    /// The subsystem that was named, or the only one there is.
+    fn subsystem(&self, way: &Way) -> Result<String, Failure> {
+        if let Some(nqn) = &self.nqn {
+            return Ok(nqn.clone());
+        }
+        let mut names: Vec<String> = way
+            .discover()?
+            .iter()
+            .filter(|entry| entry.subtype == SubsystemType::NVM)
+            .map(|entry| entry.subnqn.to_string())
+            .collect();
+        names.sort();
+        names.dedup();
+        match &names[..] {
+            [only] => Ok(only.clone()),
+            [] => Err(format!("{} offers this host no subsystem", self.target.address).into()),
+            several => {
+                let list = several.join(", ");
+                Err(format!(
+                    "{} offers several subsystems, name one with --nqn: {list}",
+                    self.target.address
+                )
+                .into())
+            }
+        }
+    }
+
+    fn namespaces(&self, nqn: &str, way: &Way) -> Result<Vec<u32>, Failure> {
+        if let Some(nsid) = self.nsid {
+            return Ok(vec![nsid]);
+        }
+        let mut controller = Controller::connect(way.to(nqn))?;
+        let mut nsids = controller.active_namespaces()?;
+        controller.shut_down()?;
+        if nsids.is_empty() {
+            return Err(format!("{nqn} has no namespaces").into());
+        }
+        if !self.all_namespaces {
+            nsids.truncate(1);
+        }
+        Ok(nsids)
+    }
+}
+
+/// What a job comes to once it is known what the target has.
+pub(super) enum JobPlan {
+    /// A run for each namespace.
+    Target(Vec<RunPlan>),
+    /// A run on a device of this machine.
+    Local(LocalPlan),
+}
+
+impl JobArgs {
+    /// What is to be run.
+    pub(super) fn plan(&self) -> Result<JobPlan, Failure> {
+        let (workload, cores) = (self.workload(), self.cores.clone());
+        if let Some(device) = self.device.clone() {
+            return Ok(JobPlan::Local(LocalPlan {
+                device,
+                workload,
+                cores,
+            }));
+        }
+        let way = self.target.way()?;
+        let nqn = self.subsystem(&way)?;
+        let plans = self
+            .namespaces(&nqn, &way)?
+            .into_iter()
+            .map(|nsid| RunPlan {
+                connect: way.to(&nqn),
+                nsid,
+                workload: workload.clone(),
+                cores: cores.clone(),
+            });
+        Ok(JobPlan::Target(plans.collect()))
+    }
+}
+
+impl JobPlan {
+    /// Runs all of it; `watch` makes who watches the run of that name.
+    pub(super) fn run(
+        &self,
+        watch: &mut dyn FnMut(&str) -> Box<dyn Watch>,
+    ) -> Result<Vec<RunReport>, Failure> {
+        match self {
+            Self::Local(plan) => {
+                let outcome = run_local(plan, watch(&plan.device.to_string()).as_mut())?;
+                Ok(vec![RunReport::local(plan, &outcome)])
+            }
+            Self::Target(plans) => {
+                let mut reports = Vec::with_capacity(plans.len());
+                for plan in plans {
+                    let label = format!("namespace {}", plan.nsid);
+                    let outcome = run(plan, watch(&label).as_mut())?;
+                    reports.push(RunReport::new(plan, &outcome));
+                }
+                Ok(reports)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddr;
+
+    use clap::Parser;
+
+    use super::super::{Arguments, Command};
+    use super::*;
+
+    fn job_args(arguments: &[&str]) -> JobArgs {
+        let all = ["bench", "run"].iter().chain(arguments);
+        match Arguments::try_parse_from(all).expect("accepted").command {
+            Command::Run(args) => args.job,
+            _ => panic!("another command"),
+        }
+    }
+
+    #[test]
+    fn arguments_become_a_workload() {
+        let args = job_args(&[
+            "--address",
+            "127.0.0.1",
+            "--block-size",
+            "4k,64KiB",
+            "--mix",
+            "25/75",
+            "--ops",
+            "7",
+            "--verify",
+            "--region",
+            "1M",
+            "--seed",
+            "9",
+            "--warm-up",
+            "0.5",
+        ]);
+        assert_eq!(
+            args.target.address,
+            SocketAddr::from(([127, 0, 0, 1], 4420))
+        );
+        let workload = args.workload();
+        assert_eq!(workload.sizes_bytes, [4096, 65_536]);
+        assert_eq!(
+            (workload.read_percent, workload.limit),
+            (25, Limit::Operations(7))
+        );
+        assert_eq!((workload.region_bytes, workload.seed), (Some(1 << 20), 9));
+        assert_eq!(workload.warm_up, Duration::from_millis(500));
+        let plain = job_args(&["--time", "2.5s"]).workload();
+        assert_eq!(plain.limit, Limit::Time(Duration::from_millis(2500)));
+        assert!(!plain.verify && plain.sizes_bytes.is_empty());
+    }
+}

@@ -1,0 +1,379 @@
+//! Load on a device of this machine, without NVMe over Fabrics between: what a target's figures on
+//! the same device stand beside.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use block::{
+    CompletionBatch, Device, DeviceQueue, FileDevice, FileOptions, MemoryDevice, MemoryOptions,
+    NullDevice, NullOptions, Operation, QueueOptions, Request,
+};
+use hugemem::{Arena, Data, Lease, PagePolicy, Pool};
+use nvme_host::{HostCompletion, HostCompletions, HostError, NamespaceInfo, Refusal, Refused};
+use nvme_spec::{Cqe, Status};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::load::initiator::Initiator;
+use crate::load::options::{SIZE_MAX_BYTES, Workload};
+use crate::load::run::{LoadError, OpenQueue, Outcome, Watch, drive_queues, take_arena};
+use crate::units::{format_size, parse_size};
+
+/// Block size of the device, bytes.
+const BLOCK_BYTES: u32 = 4096;
+
+/// The UUID of a device that nobody attaches.
+const UUID: [u8; 16] = [0; 16];
+
+/// A device of this machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum LocalDevice {
+    /// A file, by io_uring and past the page cache where its file system can.
+    File(PathBuf),
+    /// Memory of the process, bytes.
+    Memory(u64),
+    /// A device that stores nothing, with this size in bytes.
+    Null(u64),
+}
+
+impl FromStr for LocalDevice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let malformed = || format!("'{text}' is not file:PATH, memory:SIZE or null:SIZE");
+        let size = |size: &str| parse_size(size).map_err(|error| error.to_string());
+        match text.split_once(':').ok_or_else(malformed)? {
+            ("file", path) if !path.is_empty() => Ok(Self::File(path.into())),
+            ("memory", bytes) => Ok(Self::Memory(size(bytes)?)),
+            ("null", bytes) => Ok(Self::Null(size(bytes)?)),
+            _ => Err(malformed()),
+        }
+    }
+}
+
+impl fmt::Display for LocalDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::File(path) => write!(f, "file:{}", path.display()),
+            Self::Memory(bytes) => write!(f, "memory:{}", format_size(*bytes)),
+            Self::Null(bytes) => write!(f, "null:{}", format_size(*bytes)),
+        }
+    }
+}
+
+/// Why a local device cannot be driven.
+#[derive(Debug, thiserror::Error)]
+pub enum LocalError {
+    /// The file.
+    #[error(transparent)]
+    File(#[from] block::FileError),
+    /// The memory.
+    #[error(transparent)]
+    Memory(#[from] block::MemoryError),
+    /// The null device.
+    #[error(transparent)]
+    Null(#[from] block::NullError),
+    /// A queue.
+    #[error("the device's queue cannot be opened: {0}")]
+    Open(#[from] block::OpenError),
+}
+
+impl LocalDevice {
+    fn open(&self, arena: &Arc<Arena>, read_only: bool) -> Result<Arc<dyn Device>, LocalError> {
+        let name = "bench".to_owned();
+        Ok(match self {
+            Self::File(path) => Arc::new(FileDevice::open(FileOptions {
+                read_only,
+                arena: Some(Arc::clone(arena)),
+                ..FileOptions::new(name, path)
+            })?),
+            Self::Memory(size_bytes) => Arc::new(MemoryDevice::new(MemoryOptions {
+                name,
+                uuid: UUID,
+                size_bytes: *size_bytes,
+                block_size: BLOCK_BYTES,
+                pages: PagePolicy::Auto,
+                read_only,
+            })?),
+            Self::Null(size_bytes) => Arc::new(NullDevice::new(NullOptions {
+                name,
+                uuid: UUID,
+                size_bytes: *size_bytes,
+                block_size: BLOCK_BYTES,
+            })?),
+        })
+    }
+}
+
+/// A run on a local device.
+#[derive(Debug, Clone)]
+pub struct LocalPlan {
+    /// The device.
+    pub device: LocalDevice,
+    /// What to do.
+    pub workload: Workload,
+    /// Cores to pin the driving threads to, in turn; none pins none.
+    pub cores: Vec<usize>,
+}
+
+/// Runs a workload on a local device.
+///
+/// # Errors
+/// [`LoadError`] where it could not begin, or a thread was lost.
+pub fn run_local(plan: &LocalPlan, watch: &mut dyn Watch) -> Result<Outcome, LoadError> {
+    let workload = &plan.workload;
+    let largest = workload.sizes_bytes.iter().copied().max();
+    let largest = largest.unwrap_or(SIZE_MAX_BYTES).min(SIZE_MAX_BYTES);
+    let arena = take_arena(workload, largest)?;
+    let only_reads = workload.read_percent == 100 && !workload.verify;
+    let device = plan.device.open(&arena, only_reads)?;
+    let geometry = device.geometry();
+    let namespace = NamespaceInfo {
+        nsid: 1,
+        block_bytes: geometry.block_size,
+        blocks: geometry.block_count,
+        write_protected: geometry.read_only,
+        nguid: [0; 16],
+        eui64: [0; 8],
+        uuid: None,
+    };
+    let most = u64::from(geometry.max_transfer_blocks) * u64::from(geometry.block_size);
+    let suited = Arc::new(workload.suit(&namespace, Some(most))?);
+    let queues: Vec<LocalQueuePlan> = (0..workload.queues)
+        .map(|_| LocalQueuePlan {
+            device: Arc::clone(&device),
+            depth: usize::from(workload.depth),
+        })
+        .collect();
+    let (phases, counters) = drive_queues(queues, &suited, &arena, &plan.cores, &mut || {}, watch)?;
+    Ok(Outcome::new(namespace, &suited, phases, counters))
+}
+
+/// A queue to be opened.
+struct LocalQueuePlan {
+    device: Arc<dyn Device>,
+    depth: usize,
+}
+
+impl OpenQueue for LocalQueuePlan {
+    type Queue = LocalQueue;
+
+    fn open(&self, pool: Pool) -> Result<LocalQueue, LoadError> {
+        let options = QueueOptions {
+            core: 0,
+            depth: self.depth,
+            pool,
+        };
+        let queue = self.device.open_queue(options).map_err(LocalError::from)?;
+        Ok(LocalQueue {
+            lends: queue.lends_reads(),
+            queue,
+            set_aside: (0..self.depth).map(|_| None).collect(),
+            batch: CompletionBatch::new(),
+        })
+    }
+}
+
+/// A device's queue, driven as a host's queue is.
+struct LocalQueue {
+    queue: Box<dyn DeviceQueue>,
+    lends: bool,
+    /// By token: the lease that lent data is copied into, so that a read brings its data here as
+    /// everywhere.
+    set_aside: Box<[Option<Lease>]>,
+    batch: CompletionBatch,
+}
+
+impl LocalQueue {
+    fn submit(&mut self, request: Request) -> Result<(), Refused<Lease>> {
+        let token = request.tag;
+        self.queue.submit(request).map_err(|refusal| {
+            let kind = match refusal {
+                block::Refusal::Later(_) => Refusal::Full,
+                block::Refusal::Never(..) => Refusal::Failed,
+            };
+            let data = refusal.into_request().data;
+            Refused {
+                refusal: kind,
+                data: data.or_else(|| self.take_aside(token)),
+            }
+        })
+    }
+
+    fn take_aside(&mut self, token: u64) -> Option<Lease> {
+        let index = usize::try_from(token).ok()?;
+        self.set_aside.get_mut(index)?.take()
+    }
+
+    /// The lease of a request that has ended, with what was read.
+    fn lease(&mut self, token: u64, data: Option<Data>) -> Option<Lease> {
+        match data {
+            Some(Data::Lease(lease)) => Some(lease),
+            Some(Data::Loan(loan)) => {
+                let mut lease = self.take_aside(token)?;
+                lease.copy_from_slice(&loan);
+                Some(lease)
+            }
+            None => self.take_aside(token),
+        }
+    }
+}
+
+impl Initiator for LocalQueue {
+    fn submit_read(
+        &mut self,
+        _nsid: u32,
+        lba: u64,
+        blocks: u32,
+        data: Lease,
+        token: u64,
+    ) -> Result<(), Refused<Lease>> {
+        let mut data = Some(data);
+        let place = usize::try_from(token).ok();
+        if self.lends
+            && let Some(aside) = place.and_then(|index| self.set_aside.get_mut(index))
+        {
+            *aside = data.take();
+        }
+        self.submit(Request {
+            tag: token,
+            operation: Operation::Read,
+            lba,
+            blocks,
+            data,
+        })
+    }
+
+    fn submit_write(
+        &mut self,
+        _nsid: u32,
+        lba: u64,
+        blocks: u32,
+        data: Lease,
+        token: u64,
+    ) -> Result<(), Refused<Lease>> {
+        self.submit(Request {
+            tag: token,
+            operation: Operation::Write { fua: false },
+            lba,
+            blocks,
+            data: Some(data),
+        })
+    }
+
+    fn flush(&mut self) -> Result<(), HostError> {
+        self.queue.flush();
+        Ok(())
+    }
+
+    fn poll(&mut self, completions: &mut HostCompletions) -> Result<usize, HostError> {
+        let mut batch = std::mem::take(&mut self.batch);
+        let ended = self.queue.poll(&mut batch);
+        for completion in batch.drain(..) {
+            let status = match completion.result {
+                Ok(()) => Status::SUCCESS,
+                Err(error) => nvme_target::device_status(error),
+            };
+            let data = self.lease(completion.tag, completion.data);
+            completions.push(HostCompletion {
+                token: completion.tag,
+                cqe: Cqe::new(0, status),
+                received: data.as_ref().map_or(0, |lease| lease.len() as u32),
+                data,
+            });
+        }
+        self.batch = batch;
+        Ok(ended)
+    }
+
+    fn wait(&mut self, limit: Duration) {
+        if !self.queue.prepare_sleep() {
+            return;
+        }
+        let Some(source) = self.queue.wake_source() else {
+            return;
+        };
+        let limit = Timespec {
+            tv_sec: 0,
+            tv_nsec: limit.subsec_nanos().into(),
+        };
+        // Waking early, for whatever reason, costs one more poll.
+        let _ = poll(
+            &mut [PollFd::from_borrowed_fd(source, PollFlags::IN)],
+            Some(&limit),
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::load::run::Unwatched;
+    use crate::load::{Limit, Pattern};
+
+    fn workload() -> Workload {
+        Workload {
+            sizes_bytes: vec![4096, 20_480],
+            depth: 8,
+            queues: 2,
+            threads: 2,
+            read_percent: 50,
+            pattern: Pattern::Zipf(110),
+            rate: None,
+            limit: Limit::Operations(2000),
+            warm_up: Duration::ZERO,
+            verify: true,
+            region_bytes: None,
+            seed: 4,
+        }
+    }
+
+    fn verified(device: LocalDevice) -> Outcome {
+        let plan = LocalPlan {
+            device,
+            workload: workload(),
+            cores: Vec::new(),
+        };
+        run_local(&plan, &mut Unwatched).expect("it runs")
+    }
+
+    #[test]
+    fn what_memory_and_a_file_hold_is_verified() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("device");
+        let file = std::fs::File::create(&path).expect("a file");
+        file.set_len(2 << 20).expect("a length");
+        drop(file);
+        for device in [LocalDevice::Memory(2 << 20), LocalDevice::File(path)] {
+            let outcome = verified(device);
+            assert_eq!(outcome.phases.len(), 3);
+            for (_, stats) in &outcome.phases {
+                assert!(stats.trouble.is_none(), "{:?}", stats.trouble);
+            }
+            let (_, main) = &outcome.phases[1];
+            assert_eq!(main.reads.operations + main.writes.operations, 2000);
+            assert!(main.checked.right > 0);
+        }
+    }
+
+    /// A device that stores nothing must not pass verification.
+    #[test]
+    fn what_a_null_device_forgets_is_seen() {
+        let outcome = verified(LocalDevice::Null(2 << 20));
+        let troubled = |(_, stats): &(_, crate::load::PhaseStats)| stats.trouble.is_some();
+        assert!(outcome.phases.iter().any(troubled));
+    }
+
+    #[test]
+    fn devices_are_named_as_they_are_shown() {
+        for text in ["memory:2 MiB", "null:1 GiB", "file:/srv/x"] {
+            let device: LocalDevice = text.parse().expect(text);
+            assert_eq!(device.to_string(), text);
+        }
+        for text in ["", "file", "file:", "disk:/dev/sda", "memory:lots"] {
+            assert!(text.parse::<LocalDevice>().is_err(), "{text}");
+        }
+    }
+}

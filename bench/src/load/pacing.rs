@@ -1,0 +1,91 @@
+//! When the requests of a rate-limited workload are due.
+//!
+//! A request is due at its time whether the target keeps up or not, and its latency counts from
+//! then: a target that stalls is charged for every request that it held up, not only for the ones
+//! that happened to be in flight (without that, a stall hides most of itself: "coordinated
+//! omission").
+
+use std::time::{Duration, Instant};
+
+/// The requests of one lane, evenly spaced.
+#[derive(Debug, Clone)]
+pub(crate) struct Pacer {
+    interval_ns: f64,
+    /// Where in an interval this lane's first request is, so that lanes do not all go at once.
+    offset_ns: f64,
+    start: Instant,
+    begun: u64,
+}
+
+impl Pacer {
+    /// The pacer of lane `index` of `lanes` that together come to `per_second` requests a second.
+    pub(crate) fn new(per_second: f64, index: u16, lanes: u16) -> Self {
+        let interval_ns = 1e9 * f64::from(lanes) / per_second;
+        Self {
+            interval_ns,
+            offset_ns: interval_ns * f64::from(index) / f64::from(lanes),
+            start: Instant::now(),
+            begun: 0,
+        }
+    }
+
+    /// Begins again at `start`.
+    pub(crate) fn restart(&mut self, start: Instant) {
+        (self.start, self.begun) = (start, 0);
+    }
+
+    /// When the next request is due.
+    pub(crate) fn due(&self) -> Instant {
+        let after = self.offset_ns + self.interval_ns * self.begun as f64;
+        self.start + Duration::from_nanos(after as u64)
+    }
+
+    /// The request that was due has been sent.
+    pub(crate) fn advance(&mut self) {
+        self.begun += 1;
+    }
+
+    /// Requests that were due before `end` and have not been sent.
+    pub(crate) fn overdue(&self, end: Instant) -> u64 {
+        let span = end.saturating_duration_since(self.start).as_nanos() as f64;
+        let due = ((span - self.offset_ns) / self.interval_ns).ceil().max(0.0);
+        (due as u64).saturating_sub(self.begun)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lanes_share_a_rate_and_take_turns() {
+        let start = Instant::now();
+        let mut dues = Vec::new();
+        for lane in 0..4 {
+            let mut pacer = Pacer::new(1000.0, lane, 4);
+            pacer.restart(start);
+            for _ in 0..250 {
+                dues.push(pacer.due() - start);
+                pacer.advance();
+            }
+            assert_eq!(pacer.overdue(start + Duration::from_secs(1)), 0);
+        }
+        dues.sort();
+        let expected: Vec<Duration> = (0..1000).map(Duration::from_millis).collect();
+        assert_eq!(dues, expected);
+    }
+
+    #[test]
+    fn what_was_due_and_not_sent_is_counted() {
+        let start = Instant::now();
+        let mut pacer = Pacer::new(100.0, 0, 1);
+        pacer.restart(start);
+        assert_eq!(pacer.overdue(start), 0);
+        assert_eq!(pacer.overdue(start + Duration::from_secs(1)), 100);
+        for _ in 0..30 {
+            pacer.advance();
+        }
+        assert_eq!(pacer.overdue(start + Duration::from_secs(1)), 70);
+        assert_eq!(pacer.due(), start + Duration::from_millis(300));
+    }
+}
