@@ -50,7 +50,7 @@ pub use interface::{
 pub use latency::{LATENCY_BUCKETS, LatencyCounts, latency_bucket_start};
 pub use snapshot::{ControllerSnapshot, QueueSnapshot, SubsystemSnapshot, TargetSnapshot};
 pub use stages::{ByOperation, Measured, OperationCounts, Stage, StageCounts, TargetLatency};
-pub use statuses::{STATUSES_MAX, StatusCounts, TargetStatuses};
 pub use status::from_device as device_status;
+pub use statuses::{STATUSES_MAX, StatusCounts, TargetStatuses};
 pub use target::Target;
 pub use target_core::{CoreDrain, TargetCore, Timing};
