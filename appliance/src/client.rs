@@ -7,7 +7,9 @@
 
 mod error;
 mod exchange;
+pub(crate) mod look;
 mod socket;
+pub(crate) mod views;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -112,4 +114,4 @@ impl Client {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

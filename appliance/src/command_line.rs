@@ -15,7 +15,7 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 use crate::appliance::Appliance;
 use crate::service::BadConfiguration;
 use crate::signals::Termination;
-use crate::{drives, embedded, service, signals, status, summary, trace};
+use crate::{doctor, drives, embedded, service, signals, status, summary, top, trace};
 
 /// How long the listeners of an appliance that has started may take to answer.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
@@ -56,8 +56,13 @@ pub(crate) enum Command {
         /// The configuration, a TOML file.
         file: PathBuf,
     },
+    /// Say what on this machine is fine for a configuration, what costs speed, what is broken, and
+    /// what mends it.
+    Doctor(doctor::DoctorArguments),
     /// Show how a running appliance stands, on one screen or as JSON.
     Status(status::StatusArguments),
+    /// Watch what a running appliance does: rates, latencies, reactors, hosts, events.
+    Top(top::TopArguments),
     /// Write down what the reactors of a running appliance did last, for Perfetto or Chrome.
     Trace(trace::TraceArguments),
 }
@@ -80,7 +85,9 @@ pub(crate) fn run(command: Command) -> Result<ExitCode, Failure> {
         Command::Devices(arguments) => drives::devices(&arguments),
         Command::Bind(arguments) => drives::bind(&arguments),
         Command::Unbind(arguments) => drives::unbind(&arguments),
+        Command::Doctor(arguments) => doctor::doctor(&arguments),
         Command::Status(arguments) => status::status(&arguments),
+        Command::Top(arguments) => top::top(&arguments),
         Command::Trace(arguments) => trace::trace(&arguments),
         Command::Check { file } => {
             let config = load(&file)?;

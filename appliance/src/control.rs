@@ -37,7 +37,7 @@ use crate::observe::events::Events;
 use crate::observe::model::Severity;
 use crate::observe::sources::Sources;
 use listen::Sockets;
-pub(crate) use socket::{group_name, usual_sockets};
+pub(crate) use socket::{group_name, group_number, usual_sockets};
 
 /// The running control plane. Dropping it ends it.
 pub(crate) struct ControlPlane {

@@ -33,6 +33,11 @@ pub(crate) struct Wanted {
 }
 
 impl Wanted {
+    /// Most requests that one reactor has at it at once.
+    pub(crate) fn queue_depth(&self) -> u16 {
+        self.settings.queue_depth
+    }
+
     /// Whether the device at `index` of the configuration is on it.
     pub(crate) fn has(&self, index: usize) -> bool {
         self.namespaces.iter().any(|(device, _)| *device == index)

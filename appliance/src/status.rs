@@ -1,33 +1,60 @@
 //! `windlass status`: a running appliance on one screen, or as JSON.
 
+use std::fmt::{self, Write as _};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::Args;
 
-use crate::client::{Client, ClientError, SocketArguments};
+use crate::client::look::Look;
+use crate::client::{Client, ClientError, SocketArguments, views};
 use crate::command_line::{Failure, one_line, print};
+use crate::observe::model::{RunState, Status};
+use crate::quantity;
+use crate::table::Table;
 
+/// It runs, and something wants a person.
+const EXIT_AILING: u8 = 1;
 /// No appliance answers: as systemctl(1) and the LSB have it.
 const EXIT_NOT_RUNNING: u8 = 3;
 /// Whether one runs cannot be found out.
 const EXIT_UNKNOWN: u8 = 4;
 
+/// The time that rates are taken over.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// The exit codes, for the help and the manual page.
+pub(crate) const EXIT_CODES: &str = "Exit codes:\n  0  it serves, and nothing wants a person\n  \
+    1  it runs, and what is listed as a problem wants a person\n  2  the command line is wrong\n  \
+    3  no appliance runs here\n  4  it cannot be found out: no permission, no answer, another \
+    version";
+
 /// What `status` takes.
 #[derive(Args, Debug)]
+#[command(after_help = EXIT_CODES)]
 pub(crate) struct StatusArguments {
-    /// Print what the appliance tells as JSON: counters since its start, as GET /api/v1/status.
+    /// Print what the appliance tells as JSON, as GET /api/v1/status: counters are totals since its
+    /// start.
     #[arg(long)]
     json: bool,
+    /// Show averages since the start instead of what moves within one second.
+    #[arg(long, conflicts_with = "json")]
+    since_start: bool,
     #[command(flatten)]
     socket: SocketArguments,
 }
 
 /// Prints how the appliance stands.
 pub(crate) fn status(arguments: &StatusArguments) -> Result<ExitCode, Failure> {
-    match look(arguments) {
-        Ok(text) => {
+    match ask(arguments) {
+        Ok((text, status)) => {
             print(&text);
-            Ok(ExitCode::SUCCESS)
+            let is_well = views::ailments(&status).is_empty();
+            Ok(if is_well {
+                ExitCode::SUCCESS
+            } else {
+                ExitCode::from(EXIT_AILING)
+            })
         }
         Err(error) => {
             eprintln!("{}", one_line(&error));
@@ -39,8 +66,140 @@ pub(crate) fn status(arguments: &StatusArguments) -> Result<ExitCode, Failure> {
     }
 }
 
-fn look(arguments: &StatusArguments) -> Result<String, ClientError> {
+fn ask(arguments: &StatusArguments) -> Result<(String, Status), ClientError> {
     let client = Client::find(&arguments.socket)?;
-    let answer: serde_json::Value = client.get("/api/v1/status")?;
-    Ok(format!("{answer:#}\n"))
+    let status: Status = client.get(views::STATUS)?;
+    if arguments.json {
+        let json = serde_json::to_string_pretty(&status);
+        let json = json.map_err(|cause| ClientError::Request { cause })?;
+        return Ok((json + "\n", status));
+    }
+    let look = if arguments.since_start {
+        Look::new(None, status)
+    } else {
+        std::thread::sleep(LOOK);
+        Look::new(Some(status), client.get(views::STATUS)?)
+    };
+    let mut text = String::new();
+    // Writing to a String cannot fail.
+    let _ = write(&mut text, &look);
+    Ok((text, look.now))
+}
+
+fn write(out: &mut String, look: &Look) -> fmt::Result {
+    let appliance = &look.now.appliance;
+    writeln!(
+        out,
+        "{} is {}: windlass {}, process {}, up {}, started in {} ms",
+        appliance.name,
+        match appliance.state {
+            RunState::Running => "running",
+            RunState::Stopping => "stopping",
+        },
+        appliance.version,
+        appliance.pid,
+        quantity::duration(Duration::from_secs(appliance.uptime_s)),
+        appliance.start_took_ms,
+    )?;
+    let file = appliance.config_path.as_deref();
+    writeln!(
+        out,
+        "configuration: {}",
+        file.unwrap_or("the embedded default")
+    )?;
+    let memory = &look.now.memory;
+    writeln!(
+        out,
+        "memory: {} in pages of {}",
+        quantity::bytes(memory.bytes),
+        quantity::bytes(memory.page_bytes)
+    )?;
+    writeln!(out, "over {:.1} s: {}", look.seconds(), views::moving(look))?;
+    for table in [
+        views::exports(look),
+        views::listeners(look),
+        views::devices(look),
+        views::hosts(look),
+        views::reactors(look),
+        views::pools(look),
+    ] {
+        write_table(out, &table)?;
+    }
+    writeln!(out)?;
+    for notice in &memory.notices {
+        writeln!(out, "notice: memory: {notice}")?;
+    }
+    let ailments = views::ailments(&look.now);
+    for ailment in &ailments {
+        writeln!(out, "problem: {ailment}")?;
+    }
+    if ailments.is_empty() {
+        writeln!(out, "no problems")?;
+    }
+    Ok(())
+}
+
+fn write_table(out: &mut String, table: &Table) -> fmt::Result {
+    if table.rows.is_empty() {
+        return Ok(());
+    }
+    writeln!(out)?;
+    for line in table.lines() {
+        writeln!(out, "{line}")?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::client::tests::status;
+    use crate::observe::model::DeviceState;
+
+    fn text(status: Status) -> String {
+        let mut text = String::new();
+        write(&mut text, &Look::new(None, status)).expect("it is a String");
+        text
+    }
+
+    #[test]
+    fn everything_is_on_the_screen() {
+        let text = text(status());
+        for part in [
+            "rack7-a is running: windlass",
+            "configuration: /etc/windlass/windlass.toml",
+            "nqn.2026-11.org.windlass:rack7-a.fast",
+            "192.0.2.10:4420",
+            "nqn.2014-08.org.nvmexpress:uuid:1",
+            "fast0",
+            "41 °C, 3 % used",
+            "REACTOR",
+            "4 KiB",
+            "no problems",
+        ] {
+            assert!(text.contains(part), "{part} is not in\n{text}");
+        }
+    }
+
+    #[test]
+    fn what_ails_is_said_last() {
+        let mut status = status();
+        status.devices[0].state = DeviceState::Removed;
+        status.devices[0].warnings = vec!["it has become unreliable".to_owned()];
+        status.reactors[0].running = false;
+        status.memory.classes[0].waiting = 3;
+        let text = text(status);
+        let problems: Vec<&str> = text
+            .lines()
+            .filter_map(|line| line.strip_prefix("problem: "))
+            .collect();
+        assert_eq!(problems[0], "reactor 0 has died");
+        assert_eq!(problems[1], "device fast0 is removed");
+        assert_eq!(problems[2], "device fast0: it has become unreliable");
+        assert!(
+            problems[3].starts_with("3 requests wait for a buffer of 4 KiB"),
+            "{problems:?}"
+        );
+        assert_eq!(problems.len(), 4);
+    }
 }

@@ -157,3 +157,19 @@ impl Listeners {
 pub(crate) fn rdma_problem(config: &Config) -> Option<String> {
     rdma::problem(config)
 }
+
+/// What a network card with RDMA allows.
+pub(crate) struct RdmaCard {
+    pub(crate) name: String,
+    /// Entries of an I/O queue.
+    pub(crate) queue_depth_max: u16,
+    /// Pieces of memory that it registers.
+    pub(crate) registrations: u32,
+    /// Bytes of one such piece.
+    pub(crate) registration_bytes: u64,
+}
+
+/// The network cards with RDMA that this process may use. Touches nothing.
+pub(crate) fn rdma_cards() -> Vec<RdmaCard> {
+    rdma::cards()
+}

@@ -10,6 +10,44 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use super::*;
+use crate::observe::model::Status;
+
+/// An appliance of one export, one device and one reactor, as it tells of itself.
+pub(crate) fn status() -> Status {
+    let text = r#"{
+        "now_unix_ms": 1800000000000,
+        "appliance": {"name": "rack7-a", "version": "0.1.0", "pid": 4711, "uptime_s": 11520,
+            "start_took_ms": 34, "config_path": "/etc/windlass/windlass.toml", "state": "running"},
+        "reactors": [{"index": 0, "core": 2, "running": true, "busy_permille": 120,
+            "asleep": false, "turns": 5000, "busy_ns": 1000000000, "idle_ns": 9000000000,
+            "sleeps": 20, "wakeups": 20, "stalls": 0, "queues": 3, "depth": 16,
+            "longest_poll": {"name": "tcp", "ns": 120000}, "stuck": null}],
+        "memory": {"bytes": 268435456, "page_bytes": 2097152, "notices": [], "classes": [
+            {"slice_bytes": 4096, "total": 16384, "free": 16300, "taken": 84, "waits": 0,
+                "waiting": 0}]},
+        "devices": [{"name": "fast0", "type": "nvme", "state": "ready", "block_size": 512,
+            "block_count": 2097152, "media_errors": 0, "waits": 0, "temperature_celsius": 41,
+            "available_spare_percent": 100, "used_percent": 3, "warnings": [],
+            "totals": TOTALS, "drive": {"commands": 7}}],
+        "exports": [{"nqn": "nqn.2026-11.org.windlass:rack7-a.fast", "namespaces": [
+            {"nsid": 1, "device": "fast0", "bytes": 1073741824, "uuid": ""}],
+            "listeners": ["san"], "controllers": 1, "totals": TOTALS, "latency": null}],
+        "listeners": [{"name": "san", "transport": "tcp", "address": "192.0.2.10:4420",
+            "connections": 3}],
+        "hosts": [{"nqn": "nqn.2014-08.org.nvmexpress:uuid:1", "host_id": "09",
+            "export": "nqn.2026-11.org.windlass:rack7-a.fast", "controller_id": 1, "kind": "io",
+            "state": "ready", "transport": "tcp", "address": null, "queues": [
+            {"qid": 1, "reactor": 0, "totals": TOTALS}], "totals": TOTALS, "errors_logged": 0}],
+        "target": {"commands": 9, "admin_commands": 3, "errors": 0, "errors_not_logged": 0,
+            "connects": 2, "connects_refused": 0, "keep_alive_expired": 0, "events": 0,
+            "deferred": 0, "orphaned": 0, "stale_completions": 0, "stale_queues": 0,
+            "discovery_generation": 1},
+        "transports": {"tcp": {"connections": 3}}
+    }"#;
+    let totals = r#"{"reads": 1152000, "bytes_read": 4718592000, "writes": 11520,
+        "bytes_written": 47185920, "others": 3, "errors": 0}"#;
+    serde_json::from_str(&text.replace("TOTALS", totals)).expect("a status")
+}
 
 /// Answers one request at a path with these bytes, and tells what was asked.
 fn answering(path: &Path, answer: impl Into<Vec<u8>>) -> JoinHandle<String> {

@@ -173,7 +173,7 @@ fn open_to_group(group: Option<&GroupName>, path: &Path) -> Option<u32> {
 }
 
 /// The number of a group that is named in `groups` (group(5)), or is a number itself.
-fn group_number(name: &str, groups: &str) -> Option<u32> {
+pub(crate) fn group_number(name: &str, groups: &str) -> Option<u32> {
     let named = groups.lines().find_map(|line| {
         let mut fields = line.split(':');
         (fields.next() == Some(name)).then(|| fields.nth(1)?.parse().ok())?

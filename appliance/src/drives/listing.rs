@@ -6,6 +6,20 @@ use appliance_config::Appliance;
 use serde::Serialize;
 use vfio::{Function, PciAddress, Problem, System, Use};
 
+use crate::quantity;
+use crate::table::{Cell, Column, Table, name};
+
+/// The last ones may be long.
+const COLUMNS: [Column; 7] = [
+    name("ADDRESS"),
+    name("MODEL"),
+    name("SERIAL"),
+    name("DRIVER"),
+    name("GROUP"),
+    name("NUMA"),
+    name("SIZE"),
+];
+
 /// One drive, with what keeps it from being exported.
 #[derive(Debug)]
 pub(super) struct Drive {
@@ -44,39 +58,21 @@ pub(super) fn look(system: &System) -> Vec<Drive> {
         .collect()
 }
 
-/// The columns of the table; the last ones may be long.
-const HEADINGS: [&str; 7] = [
-    "ADDRESS", "MODEL", "SERIAL", "DRIVER", "GROUP", "NUMA", "SIZE",
-];
-
 /// A line for each drive, and below it whether it is ready or what stands in the way.
 pub(super) fn table(drives: &[Drive]) -> String {
     if drives.is_empty() {
         return "no NVMe drives\n".to_owned();
     }
-    let mut rows = vec![HEADINGS.map(str::to_owned)];
-    rows.extend(drives.iter().map(|drive| row(&drive.function)));
-    let mut widths = [0; HEADINGS.len()];
-    for row in &rows {
-        for (width, cell) in widths.iter_mut().zip(row) {
-            *width = (*width).max(cell.chars().count());
-        }
+    let mut table = Table::new(&COLUMNS);
+    for drive in drives {
+        table.push(row(&drive.function).map(Cell::text).to_vec());
     }
     let states = std::iter::once(String::new()).chain(drives.iter().map(state));
-    let mut text = String::new();
-    for (row, state) in rows.iter().zip(states) {
-        let mut line = String::new();
-        for (cell, width) in row.iter().zip(widths) {
-            let _ = write!(line, "{cell:width$}  ");
-        }
-        text += line.trim_end();
-        text += "\n";
-        text += &state;
-    }
-    text
+    let lines = table.lines().into_iter().zip(states);
+    lines.map(|(line, state)| line + "\n" + &state).collect()
 }
 
-fn row(function: &Function) -> [String; HEADINGS.len()] {
+fn row(function: &Function) -> [String; COLUMNS.len()] {
     let or_none = |cell: Option<String>| cell.unwrap_or_else(|| "-".to_owned());
     let group = function.group.as_ref().map(|group| {
         let shared = if group.others.is_empty() {
@@ -108,28 +104,10 @@ fn size(function: &Function) -> String {
     let bytes = disks
         .iter()
         .fold(0_u64, |sum, disk| sum.saturating_add(disk.bytes));
-    let size = bytes_in_words(bytes);
+    let size = quantity::bytes(bytes);
     match disks.len() {
         1 => size,
         several => format!("{size} in {several} namespaces"),
-    }
-}
-
-/// Bytes in the largest unit that leaves at least one, with one decimal.
-fn bytes_in_words(bytes: u64) -> String {
-    const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
-    let mut unit_bytes = 1024_u64;
-    let mut unit = 0;
-    while unit + 1 < UNITS.len() && bytes / unit_bytes >= 1024 {
-        unit_bytes *= 1024;
-        unit += 1;
-    }
-    let tenths = u128::from(bytes) * 10 / u128::from(unit_bytes);
-    let (whole, tenth) = (tenths / 10, tenths % 10);
-    if tenth == 0 {
-        format!("{whole} {}", UNITS[unit])
-    } else {
-        format!("{whole}.{tenth} {}", UNITS[unit])
     }
 }
 

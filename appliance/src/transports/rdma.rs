@@ -16,7 +16,7 @@ use rdma::{Device, Provider, Unavailable, Verbs};
 use reactors::mesh::Port;
 use reactors::{InitError, Placement, Poller, ReactorSetup};
 
-use super::{Portions, Shared, Transport};
+use super::{Portions, RdmaCard, Shared, Transport};
 use crate::exports::port_id;
 use crate::observe::sources::TransportCounters;
 
@@ -133,6 +133,22 @@ pub(super) fn problem(config: &Config) -> Option<String> {
         .and_then(|provider| provider.devices());
     let cause = found.err()?;
     Some(no_rdma(listener, cause).to_string())
+}
+
+/// What the network cards allow, as far as there are any.
+pub(super) fn cards() -> Vec<RdmaCard> {
+    let devices = Verbs::open().ok().and_then(|it| it.devices().ok());
+    let devices = devices.unwrap_or_default();
+    let card = |device: &<Verbs as Provider>::Device| {
+        let limits = device.limits();
+        RdmaCard {
+            name: device.name().to_owned(),
+            queue_depth_max: queue_depth_max(limits),
+            registrations: limits.registrations,
+            registration_bytes: limits.registration_bytes,
+        }
+    };
+    devices.iter().map(card).collect()
 }
 
 /// NVMe/RDMA of the whole appliance.

@@ -6,7 +6,7 @@ use appliance_config::{Config, Listener, Transport as TransportName};
 use hugemem::Region;
 use reactors::{InitError, Placement, Poller, ReactorSetup};
 
-use super::{Shared, Transport};
+use super::{RdmaCard, Shared, Transport};
 use crate::observe::sources::TransportCounters;
 
 /// What was asked for and is not there.
@@ -50,6 +50,11 @@ pub(super) fn problem(config: &Config) -> Option<String> {
     let mut listeners = config.listeners.iter();
     let listener = listeners.find(|listener| listener.transport == TransportName::Rdma)?;
     Bound::new(listener, 1).err().map(|cause| cause.to_string())
+}
+
+/// None can be used.
+pub(super) fn cards() -> Vec<RdmaCard> {
+    Vec::new()
 }
 
 /// There is none.

@@ -17,7 +17,7 @@ use crate::options::{DriveOptions, QUEUE_DEPTH_MIN};
 
 /// Bytes of the longest command's data where PRP lists describe it: their memory is per slot, so
 /// longer requests go in parts.
-const PART_BYTES_MAX_PRP: u64 = 256 << 10;
+pub(crate) const PART_BYTES_MAX_PRP: u64 = 256 << 10;
 /// And where one SGL descriptor does.
 const PART_BYTES_MAX_SGL: u64 = 1 << 20;
 /// The least memory per slot: the range of a Dataset Management command.

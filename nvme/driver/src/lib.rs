@@ -59,6 +59,7 @@ pub use bring_up::{BringUp, BringUpState};
 pub use drive::{Drive, DriveState, NamespaceInfo};
 pub use error::{DriveError, GoneReason, Unusable};
 pub use identity::NamespaceStatus;
+pub use memory::arena_pieces;
 pub use options::{Deadlines, DriveOptions, QUEUE_DEPTH_MAX, REACTORS_MAX};
 pub use owner::DriveOwner;
 pub use shared::DriveCounters;

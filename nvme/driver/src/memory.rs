@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use hugemem::{Arena, DmaBuffer};
 
 use crate::error::DriveError;
-use crate::identity::Limits;
+use crate::identity::{Limits, PART_BYTES_MAX_PRP};
 
 /// Bytes of a memory page, as CC.MPS = 0 says.
 pub(crate) const PAGE_BYTES: usize = 4096;
@@ -17,6 +17,8 @@ pub(crate) const SQE_BYTES: usize = size_of::<nvme_spec::Sqe>();
 /// Bytes of a completion queue entry.
 pub(crate) const CQE_BYTES: usize = size_of::<nvme_spec::Cqe>();
 
+/// The list of one slot at most.
+const LIST_BYTES_MAX: usize = PART_BYTES_MAX_PRP as usize / PAGE_BYTES * size_of::<u64>();
 /// Lists are taken in pieces of this size at most, so that a small arena has them.
 const LIST_PIECE_BYTES: usize = 64 << 10;
 
@@ -141,6 +143,21 @@ pub(crate) struct DriveMemory {
 
 /// Zeroes that one write takes, bytes.
 pub(crate) const ZEROES_BYTES_MAX: usize = 64 << 10;
+
+/// Bytes of each piece of the arena that a drive takes for itself, whatever the drive offers: queues
+/// and lists of pages for each of `reactors`, admin pages, shadow doorbells, zeroes.
+#[must_use]
+pub fn arena_pieces(reactors: usize, queue_depth: u16) -> Vec<usize> {
+    let slots = usize::from(queue_depth);
+    let entries = slots + 1;
+    let lists = (slots * LIST_BYTES_MAX).div_ceil(LIST_PIECE_BYTES);
+    let mut pieces = vec![ADMIN_BYTES, 2 * PAGE_BYTES, ZEROES_BYTES_MAX];
+    for _ in 0..reactors {
+        pieces.extend([entries * SQE_BYTES, entries * CQE_BYTES]);
+        pieces.extend(std::iter::repeat_n(LIST_PIECE_BYTES, lists));
+    }
+    pieces
+}
 
 impl DriveMemory {
     /// Takes what a drive of these limits needs.

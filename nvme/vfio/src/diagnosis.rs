@@ -153,9 +153,29 @@ pub(crate) fn node_problem(
 /// The bit of `CapEff` that frees a process of the limit: `capabilities(7)`.
 const CAP_IPC_LOCK: u32 = 14;
 
-/// How many bytes this process may pin, those that it has pinned, and whether it may ignore the
-/// limit; see `proc_pid_limits(5)` and `proc_pid_status(5)`.
-fn lockable(system: &System) -> Option<(u64, u64, bool)> {
+/// How much memory this process may pin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LockLimit {
+    /// Bytes that it may pin.
+    pub limit: u64,
+    /// Bytes that it has pinned.
+    pub locked: u64,
+    /// Whether it may ignore the limit (`capabilities(7)`, CAP_IPC_LOCK).
+    pub is_free: bool,
+}
+
+impl LockLimit {
+    /// Whether `bytes` more may be pinned.
+    #[must_use]
+    pub fn allows(&self, bytes: u64) -> bool {
+        self.is_free || bytes == 0 || bytes.saturating_add(self.locked) <= self.limit
+    }
+}
+
+/// How much memory this process may pin; see `proc_pid_limits(5)` and `proc_pid_status(5)`. `None`
+/// where that cannot be read.
+#[must_use]
+pub fn lock_limit(system: &System) -> Option<LockLimit> {
     let limits = text(&system.proc("self/limits"))?;
     let line = limits
         .lines()
@@ -174,7 +194,11 @@ fn lockable(system: &System) -> Option<(u64, u64, bool)> {
         .unwrap_or(0);
     let capabilities = value("CapEff:").and_then(|bits| u64::from_str_radix(bits, 16).ok());
     let is_free = capabilities.is_some_and(|bits| bits & (1 << CAP_IPC_LOCK) != 0);
-    Some((limit, locked.saturating_mul(1024), is_free))
+    Some(LockLimit {
+        limit,
+        locked: locked.saturating_mul(1024),
+        is_free,
+    })
 }
 
 /// Whether `bytes` more may be pinned. Where the limit cannot be read, the mapping will tell.
@@ -183,18 +207,14 @@ pub(crate) fn enough_lockable(
     address: PciAddress,
     bytes: u64,
 ) -> Result<(), Problem> {
-    let Some((limit, locked, is_free)) = lockable(system) else {
-        return Ok(());
-    };
-    let needed = bytes.saturating_add(locked);
-    if is_free || bytes == 0 || needed <= limit {
-        return Ok(());
+    match lock_limit(system) {
+        Some(lock) if !lock.allows(bytes) => Err(Problem::MemoryLock {
+            address,
+            needed: bytes.saturating_add(lock.locked),
+            limit: lock.limit,
+        }),
+        _ => Ok(()),
     }
-    Err(Problem::MemoryLock {
-        address,
-        needed,
-        limit,
-    })
 }
 
 #[cfg(test)]

@@ -56,7 +56,7 @@ pub use address::{AddressError, PciAddress};
 pub use bar::Bar;
 pub use container::Container;
 pub use device::Device;
-pub use diagnosis::diagnose;
+pub use diagnosis::{LockLimit, diagnose, lock_limit};
 pub use error::Error;
 pub use function::{Disk, Function, GroupMember, IommuGroup, nvme_functions};
 pub use problem::Problem;

@@ -128,6 +128,16 @@ impl Arena {
         }))
     }
 
+    /// The slices that an arena of `bytes` and transfers of `max_transfer` bytes would have: bytes of
+    /// one, and how many, smallest class first. `None` when there would be no arena.
+    #[must_use]
+    pub fn slices(bytes: usize, max_transfer: usize) -> Option<[(usize, u32); CLASSES]> {
+        let carving = Carving::new(bytes, max_transfer)?;
+        Some(std::array::from_fn(|class| {
+            (CLASS_BYTES[class], carving.counts[class])
+        }))
+    }
+
     /// The memory.
     #[must_use]
     pub fn region(&self) -> &Region {

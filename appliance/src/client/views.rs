@@ -1,0 +1,477 @@
+//! What `status` and `top` show of an appliance, each view a table.
+
+use super::look::{Look, Rates};
+use crate::observe::model::{
+    ControllerKind, DeviceState, DeviceStatus, Event, HostStatus, Latency, Percentiles,
+    ReactorStatus, Severity, Status,
+};
+use crate::quantity;
+use crate::table::{Cell, Column, Mark, Table, name, number};
+
+/// Where all of it comes from.
+pub(crate) const STATUS: &str = "/api/v1/status";
+
+/// Rates of reads and writes, which most views end with.
+const RATES: [Column; 5] = [
+    number("READ/S"),
+    number("READ"),
+    number("WRITE/S"),
+    number("WRITE"),
+    number("ERR/S"),
+];
+/// Latency percentiles of reads and writes.
+const LATENCIES: [Column; 4] = [
+    number("R-P50"),
+    number("R-P99"),
+    number("W-P50"),
+    number("W-P99"),
+];
+
+/// Columns of [`exports`].
+pub(crate) const EXPORTS: &[&[Column]] = &[
+    &[
+        name("EXPORT"),
+        number("NS"),
+        number("SIZE"),
+        number("HOSTS"),
+    ],
+    &RATES,
+    &LATENCIES,
+];
+
+/// Columns of [`listeners`].
+pub(crate) const LISTENERS: &[&[Column]] = &[&[
+    name("LISTENER"),
+    name("TRANSPORT"),
+    name("ADDRESS"),
+    number("CONNECTIONS"),
+    name("EXPORTS"),
+]];
+
+/// Columns of [`devices`].
+pub(crate) const DEVICES: &[&[Column]] = &[
+    &[
+        name("DEVICE"),
+        name("TYPE"),
+        name("STATE"),
+        number("SIZE"),
+        name("HEALTH"),
+    ],
+    &RATES,
+];
+
+/// Columns of [`hosts`].
+pub(crate) const HOSTS: &[&[Column]] = &[
+    &[
+        name("HOST"),
+        name("EXPORT"),
+        number("ID"),
+        name("STATE"),
+        name("FROM"),
+        number("QUEUES"),
+    ],
+    &RATES,
+];
+
+/// Columns of [`reactors`].
+pub(crate) const REACTORS: &[&[Column]] = &[&[
+    number("REACTOR"),
+    number("CORE"),
+    name("STATE"),
+    number("BUSY"),
+    number("QUEUES"),
+    number("DEPTH"),
+    number("TURNS/S"),
+    number("SLEEPS/S"),
+    number("STALLS"),
+    number("LONGEST"),
+]];
+
+/// Columns of [`pools`].
+pub(crate) const POOLS: &[&[Column]] = &[&[
+    number("BUFFER"),
+    number("TOTAL"),
+    number("TAKEN"),
+    number("FREE"),
+    number("FREE %"),
+    number("WAITS"),
+    number("WAITS/S"),
+    number("WAITING"),
+]];
+
+/// Columns of [`events`].
+pub(crate) const EVENTS: &[&[Column]] = &[&[
+    number("AGO"),
+    name("SEVERITY"),
+    name("WHAT"),
+    name("SUBJECT"),
+    name("EVENT"),
+]];
+
+/// The exports, with what they hold and who uses them.
+pub(crate) fn exports(look: &Look) -> Table {
+    let mut table = table(EXPORTS);
+    for export in &look.now.exports {
+        let bytes = export.namespaces.iter().map(|it| it.bytes).sum();
+        let rates = look.rates(export.totals, |then| {
+            let same = then.exports.iter().find(|it| it.nqn == export.nqn);
+            same.map(|it| it.totals)
+        });
+        let mut row = vec![
+            Cell::text(&*export.nqn),
+            count(export.namespaces.len() as u64),
+            size(bytes),
+            count(export.controllers),
+        ];
+        row.extend(rate_cells(rates));
+        row.extend(latency_cells(export.latency.as_ref()));
+        table.push(row);
+    }
+    table
+}
+
+/// Where hosts connect, and to what.
+pub(crate) fn listeners(look: &Look) -> Table {
+    let mut table = table(LISTENERS);
+    for listener in &look.now.listeners {
+        let exports = look.now.exports.iter();
+        let here = exports.filter(|export| export.listeners.contains(&listener.name));
+        let names: Vec<&str> = here.map(|export| short(&export.nqn)).collect();
+        table.push(vec![
+            Cell::text(&*listener.name),
+            Cell::text(&*listener.transport),
+            Cell::text(&*listener.address),
+            Cell::known(listener.connections, count),
+            if names.is_empty() {
+                Cell::text("discovery only")
+            } else {
+                Cell::text(names.join(" "))
+            },
+        ]);
+    }
+    table
+}
+
+/// The devices, with their health.
+pub(crate) fn devices(look: &Look) -> Table {
+    let mut table = table(DEVICES);
+    for device in &look.now.devices {
+        let rates = look.rates(device.totals, |then| {
+            let same = then.devices.iter().find(|it| it.name == device.name);
+            same.map(|it| it.totals)
+        });
+        let bytes = device
+            .block_size
+            .zip(device.block_count)
+            .map(|(size, count)| u64::from(size).saturating_mul(count));
+        let mut row = vec![
+            Cell::text(&*device.name),
+            Cell::text(&*device.device_type),
+            state(device.state),
+            Cell::known(bytes, size),
+            health(device),
+        ];
+        row.extend(rate_cells(rates));
+        table.push(row);
+    }
+    table
+}
+
+/// The controllers that hosts have.
+pub(crate) fn hosts(look: &Look) -> Table {
+    let mut table = table(HOSTS);
+    for host in &look.now.hosts {
+        let is_same = |other: &&HostStatus| {
+            (&other.nqn, &other.export, other.controller_id)
+                == (&host.nqn, &host.export, host.controller_id)
+        };
+        let rates = look.rates(host.totals, |then| {
+            then.hosts.iter().find(is_same).map(|it| it.totals)
+        });
+        let export = match host.kind {
+            ControllerKind::Io => short(&host.export),
+            ControllerKind::Discovery => "discovery",
+        };
+        let from = host.address.as_ref().or(host.transport.as_ref());
+        let mut row = vec![
+            Cell::text(&*host.nqn),
+            Cell::text(export),
+            count(u64::from(host.controller_id)),
+            controller_state(&host.state),
+            Cell::known(from, Cell::text),
+            count(host.queues.len() as u64),
+        ];
+        row.extend(rate_cells(rates));
+        table.push(row);
+    }
+    table
+}
+
+/// The reactors, with how busy they were.
+pub(crate) fn reactors(look: &Look) -> Table {
+    let mut table = table(REACTORS);
+    for reactor in &look.now.reactors {
+        let of = |field: fn(&ReactorStatus) -> u64| {
+            let rate = look.rate_of(|it| it.reactors.get(reactor.index).map_or(0, field));
+            Cell::number(rate, quantity::rate(rate))
+        };
+        let longest = reactor.longest_poll.as_ref();
+        table.push(vec![
+            count(reactor.index as u64),
+            count(reactor.core as u64),
+            reactor_state(reactor),
+            Cell::known(look.busy_permille(reactor.index), busy),
+            count(reactor.queues),
+            count(reactor.depth),
+            of(|it| it.turns),
+            of(|it| it.sleeps),
+            nonzero(reactor.stalls),
+            Cell::known(longest.map(|it| it.ns), latency),
+        ]);
+    }
+    table
+}
+
+/// The arena's buffers, by size.
+pub(crate) fn pools(look: &Look) -> Table {
+    let mut table = table(POOLS);
+    for (index, class) in look.now.memory.classes.iter().enumerate() {
+        let free = class.free as f64 / class.total.max(1) as f64 * 100.0;
+        let waits = look.rate_of(|it| it.memory.classes.get(index).map_or(0, |it| it.waits));
+        let is_low = class.free * 10 < class.total;
+        table.push(vec![
+            size(class.slice_bytes),
+            count(class.total),
+            count(class.taken),
+            count(class.free),
+            Cell::number(free, format!("{free:.0} %")).marked(if is_low {
+                Mark::Warning
+            } else {
+                Mark::Plain
+            }),
+            count(class.waits),
+            Cell::number(waits, quantity::rate(waits)),
+            nonzero(class.waiting),
+        ]);
+    }
+    table
+}
+
+/// What happened, the latest first.
+pub(crate) fn events(events: &[Event], now_unix_ms: u64) -> Table {
+    let mut table = table(EVENTS);
+    for event in events.iter().rev() {
+        let ago_ms = now_unix_ms.saturating_sub(event.unix_ms);
+        let ago = quantity::duration(std::time::Duration::from_millis(ago_ms));
+        table.push(vec![
+            // By its number: many have the same time.
+            Cell::number(event.id as f64, ago),
+            severity(event.severity),
+            Cell::text(&*event.what),
+            Cell::text(&*event.subject),
+            Cell::text(&*event.text),
+        ]);
+    }
+    table
+}
+
+/// What the appliance as a whole moves, in one line.
+pub(crate) fn moving(look: &Look) -> String {
+    let rates = look.total_rates();
+    let rate = |per_second: f64| {
+        if per_second > 0.0 {
+            quantity::rate(per_second)
+        } else {
+            "0".to_owned()
+        }
+    };
+    let (reads, writes) = (rate(rates.reads), rate(rates.writes));
+    let read = quantity::bytes(rates.bytes_read as u64);
+    let written = quantity::bytes(rates.bytes_written as u64);
+    let errors = rate(rates.errors);
+    format!("{reads} reads/s ({read}/s), {writes} writes/s ({written}/s), {errors} errors/s")
+}
+
+/// Everything that a person should look after, worst first.
+pub(crate) fn ailments(status: &Status) -> Vec<String> {
+    let mut ailments = Vec::new();
+    for reactor in &status.reactors {
+        if !reactor.running {
+            ailments.push(format!("reactor {} has died", reactor.index));
+        } else if let Some(stuck) = &reactor.stuck {
+            let (name, ns) = (&stuck.name, quantity::latency(stuck.ns));
+            ailments.push(format!(
+                "reactor {} is stuck in {name}: {ns}",
+                reactor.index
+            ));
+        }
+    }
+    for device in &status.devices {
+        if device.state != DeviceState::Ready && device.state != DeviceState::ReadOnly {
+            let state = state_word(device.state);
+            ailments.push(format!("device {} is {state}", device.name));
+        }
+        let warnings = device.warnings.iter();
+        ailments.extend(warnings.map(|text| format!("device {}: {text}", device.name)));
+    }
+    for class in status.memory.classes.iter().filter(|it| it.waiting > 0) {
+        ailments.push(format!(
+            "{} requests wait for a buffer of {}: raise `memory` in [appliance], `windlass doctor` \
+             says to what",
+            class.waiting,
+            quantity::bytes(class.slice_bytes)
+        ));
+    }
+    ailments
+}
+
+fn table(columns: &[&[Column]]) -> Table {
+    Table::new(&columns.concat())
+}
+
+fn count(number: u64) -> Cell {
+    Cell::number(number as f64, quantity::count(number))
+}
+
+/// A number that should be zero.
+fn nonzero(number: u64) -> Cell {
+    let mark = if number == 0 {
+        Mark::Plain
+    } else {
+        Mark::Warning
+    };
+    count(number).marked(mark)
+}
+
+fn size(bytes: u64) -> Cell {
+    Cell::number(bytes as f64, quantity::bytes(bytes))
+}
+
+fn latency(ns: u64) -> Cell {
+    Cell::number(ns as f64, quantity::latency(ns))
+}
+
+fn rate_cells(rates: Rates) -> [Cell; RATES.len()] {
+    let rate = |value| Cell::number(value, quantity::rate(value));
+    let bytes = |value| Cell::number(value, quantity::byte_rate(value));
+    let errors = if rates.errors > 0.0 {
+        Mark::Bad
+    } else {
+        Mark::Plain
+    };
+    [
+        rate(rates.reads),
+        bytes(rates.bytes_read),
+        rate(rates.writes),
+        bytes(rates.bytes_written),
+        rate(rates.errors).marked(errors),
+    ]
+}
+
+fn latency_cells(measured: Option<&Latency>) -> [Cell; LATENCIES.len()] {
+    let cell = |of: fn(&Latency) -> &Percentiles, which: fn(&Percentiles) -> u64| {
+        let percentiles = measured.map(of).filter(|it| it.count > 0);
+        Cell::known(percentiles.map(which), latency)
+    };
+    [
+        cell(|it| &it.read, |it| it.p50_ns),
+        cell(|it| &it.read, |it| it.p99_ns),
+        cell(|it| &it.write, |it| it.p50_ns),
+        cell(|it| &it.write, |it| it.p99_ns),
+    ]
+}
+
+/// The part of a name that tells exports of one appliance apart: what follows the last colon.
+fn short(nqn: &str) -> &str {
+    match nqn.rsplit_once(':') {
+        Some((_, rest)) if !rest.is_empty() => rest,
+        _ => nqn,
+    }
+}
+
+fn busy(permille: u32) -> Cell {
+    let mark = if permille >= 950 {
+        Mark::Warning
+    } else {
+        Mark::Plain
+    };
+    Cell::number(f64::from(permille), quantity::percent(permille)).marked(mark)
+}
+
+fn reactor_state(reactor: &ReactorStatus) -> Cell {
+    let (text, mark) = if !reactor.running {
+        ("dead", Mark::Bad)
+    } else if reactor.stuck.is_some() {
+        ("stuck", Mark::Bad)
+    } else if reactor.asleep {
+        ("asleep", Mark::Plain)
+    } else {
+        ("polling", Mark::Good)
+    };
+    Cell::text(text).marked(mark)
+}
+
+fn state_word(state: DeviceState) -> &'static str {
+    match state {
+        DeviceState::Ready => "ready",
+        DeviceState::ReadOnly => "read-only",
+        DeviceState::Resetting => "resetting",
+        DeviceState::Removed => "removed",
+        DeviceState::Absent => "absent",
+    }
+}
+
+fn state(state: DeviceState) -> Cell {
+    let mark = match state {
+        DeviceState::Ready => Mark::Good,
+        DeviceState::ReadOnly | DeviceState::Resetting => Mark::Warning,
+        DeviceState::Removed | DeviceState::Absent => Mark::Bad,
+    };
+    Cell::text(state_word(state)).marked(mark)
+}
+
+fn controller_state(state: &str) -> Cell {
+    let mark = match state {
+        "ready" => Mark::Good,
+        "failed" => Mark::Bad,
+        _ => Mark::Plain,
+    };
+    Cell::text(state).marked(mark)
+}
+
+/// What a drive says of itself, and errors of its medium.
+fn health(device: &DeviceStatus) -> Cell {
+    let mut parts = Vec::new();
+    if let Some(celsius) = device.temperature_celsius {
+        parts.push(format!("{celsius} °C"));
+    }
+    if let Some(percent) = device.used_percent {
+        parts.push(format!("{percent} % used"));
+    }
+    if let Some(percent) = device.available_spare_percent {
+        parts.push(format!("{percent} % spare"));
+    }
+    if device.media_errors > 0 {
+        parts.push(format!("{} media errors", device.media_errors));
+    }
+    let mark = if !device.warnings.is_empty() {
+        Mark::Bad
+    } else if device.media_errors > 0 {
+        Mark::Warning
+    } else {
+        Mark::Plain
+    };
+    if parts.is_empty() {
+        parts.push(quantity::NOTHING.to_owned());
+    }
+    Cell::text(parts.join(", ")).marked(mark)
+}
+
+fn severity(severity: Severity) -> Cell {
+    let (text, mark) = match severity {
+        Severity::Info => ("info", Mark::Plain),
+        Severity::Warning => ("warning", Mark::Warning),
+        Severity::Error => ("error", Mark::Bad),
+    };
+    Cell::text(text).marked(mark)
+}

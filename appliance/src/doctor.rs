@@ -1,0 +1,228 @@
+//! `windlass doctor`: what on this machine is fine for a configuration, what costs speed, what is
+//! broken, and the command that mends it.
+//!
+//! Looks at files of sysfs, procfs and `/dev`, below a root that tests choose, and at what the
+//! configuration names; needs no running appliance. It refuses to change anything.
+
+mod cores;
+mod drives;
+mod files;
+mod kernel;
+mod limits;
+mod machine;
+mod memory;
+mod network;
+mod pages;
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use appliance_config::{Colour, Config, LoadError};
+use clap::Args;
+use serde::Serialize;
+
+use crate::command_line::{Failure, print};
+use machine::Machine;
+
+/// Where the service has its configuration.
+const SERVICE_FILE: &str = "etc/windlass/windlass.toml";
+
+/// Something costs speed.
+const EXIT_SLOW: u8 = 3;
+/// Something is broken.
+const EXIT_BROKEN: u8 = 4;
+
+const EXIT_CODES: &str = "Exit codes:\n  0  everything is fine\n  1  nothing could be examined\n  \
+    2  the command line is wrong\n  3  something costs speed\n  4  something is broken";
+
+/// What `doctor` takes.
+#[derive(Args, Debug)]
+#[command(after_help = EXIT_CODES)]
+pub(crate) struct DoctorArguments {
+    /// The configuration to examine the machine for: that of the service unless told, else the
+    /// embedded default.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+    /// A tree with `sys`, `proc`, `dev` and `etc` in the place of this machine's: for tests.
+    #[arg(long, hide = true, value_name = "DIR", default_value = "/")]
+    root: PathBuf,
+}
+
+/// How something stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Verdict {
+    Fine,
+    /// It works, slower than it could.
+    Slow,
+    Broken,
+}
+
+impl Verdict {
+    fn word(self) -> &'static str {
+        match self {
+            Verdict::Fine => "fine",
+            Verdict::Slow => "SLOW",
+            Verdict::Broken => "BROKEN",
+        }
+    }
+}
+
+/// One thing that was looked at.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+struct Finding {
+    /// Of what: `memory`, `pages`, `limits`, `cores`, `kernel`, `drives`, `network`, `files`,
+    /// `configuration`.
+    area: &'static str,
+    verdict: Verdict,
+    /// What there is, and what it costs where it is not fine.
+    text: String,
+    /// The command that mends it, or what to do where no command does.
+    mend: Option<String>,
+}
+
+impl Finding {
+    fn fine(area: &'static str, text: impl Into<String>) -> Self {
+        Self {
+            area,
+            verdict: Verdict::Fine,
+            text: text.into(),
+            mend: None,
+        }
+    }
+
+    fn slow(area: &'static str, text: impl Into<String>, mend: impl Into<String>) -> Self {
+        Self {
+            verdict: Verdict::Slow,
+            mend: Some(mend.into()),
+            ..Self::fine(area, text)
+        }
+    }
+
+    fn broken(area: &'static str, text: impl Into<String>, mend: impl Into<String>) -> Self {
+        Self {
+            verdict: Verdict::Broken,
+            ..Self::slow(area, text, mend)
+        }
+    }
+}
+
+/// All that was found.
+#[derive(Debug, Serialize)]
+struct Report {
+    /// The file that the machine was examined for; none with the embedded default.
+    config: Option<String>,
+    worst: Verdict,
+    /// How large `memory` has to be.
+    memory: memory::Needs,
+    findings: Vec<Finding>,
+}
+
+/// Examines the machine; the exit code tells the worst that was found.
+pub(crate) fn doctor(arguments: &DoctorArguments) -> Result<ExitCode, Failure> {
+    let machine = Machine::at(&arguments.root);
+    let file = match &arguments.config {
+        Some(file) => Some(file.clone()),
+        None => Some(arguments.root.join(SERVICE_FILE)).filter(|file| file.exists()),
+    };
+    let (config, problems) = configuration(file.as_deref())?;
+    let report = examine(&machine, &config, file.as_deref(), problems);
+    if arguments.json {
+        print(&(serde_json::to_string_pretty(&report)? + "\n"));
+    } else {
+        print(&text(&report));
+    }
+    Ok(match report.worst {
+        Verdict::Fine => ExitCode::SUCCESS,
+        Verdict::Slow => ExitCode::from(EXIT_SLOW),
+        Verdict::Broken => ExitCode::from(EXIT_BROKEN),
+    })
+}
+
+/// The configuration to examine for, and what is wrong with the file; one that is wrong is replaced
+/// by the embedded default, so that the machine is examined all the same.
+fn configuration(file: Option<&Path>) -> Result<(Config, Vec<Finding>), Failure> {
+    let embedded = || Config::default_embedded(Path::new("/var/lib/windlass/demo.img"));
+    let Some(file) = file else {
+        return Ok((embedded()?, Vec::new()));
+    };
+    match Config::load(file) {
+        Ok(config) => Ok((config, Vec::new())),
+        Err(LoadError::Problems(problems)) => {
+            let text = problems.display(Colour::Never).to_string();
+            let text = format!(
+                "{}\nwhat follows is for the embedded default",
+                text.trim_end()
+            );
+            let mend = format!("$EDITOR {0} && windlass check {0}", file.display());
+            let finding = Finding::broken("configuration", text, mend);
+            Ok((embedded()?, vec![finding]))
+        }
+        Err(other) => Err(other.into()),
+    }
+}
+
+fn examine(
+    machine: &Machine,
+    config: &Config,
+    file: Option<&Path>,
+    problems: Vec<Finding>,
+) -> Report {
+    let cores = cores::resolve(machine, config);
+    let needs = memory::needs(machine, config, cores.len());
+    let mut findings = problems;
+    let notices = config.notices();
+    findings.extend(notices.iter().map(|notice| {
+        let mend = file.map_or_else(
+            || "nothing: it is the embedded default".to_owned(),
+            |file| format!("$EDITOR {}", file.display()),
+        );
+        Finding::slow("configuration", notice.to_string(), mend)
+    }));
+    findings.extend(memory::look(config, &needs));
+    findings.extend(pages::look(machine, config, &cores));
+    findings.extend(limits::look(machine, config));
+    findings.extend(cores::look(machine, config));
+    findings.extend(kernel::look(machine, config));
+    findings.extend(drives::look(machine, config, &cores));
+    findings.extend(network::look(machine, config, &cores));
+    findings.extend(files::look(machine, config));
+    let verdicts = findings.iter().map(|finding| finding.verdict);
+    Report {
+        config: file.map(|file| file.display().to_string()),
+        worst: verdicts.max().unwrap_or(Verdict::Fine),
+        memory: needs,
+        findings,
+    }
+}
+
+fn text(report: &Report) -> String {
+    let examined = report.config.as_deref().unwrap_or("the embedded default");
+    let mut text = format!("examined for {examined}\n\n");
+    for finding in &report.findings {
+        let (verdict, area) = (finding.verdict.word(), finding.area);
+        let indented = finding.text.replace('\n', "\n                       ");
+        // Writing to a String cannot fail.
+        let _ = writeln!(text, "{verdict:7} {area:13}  {indented}");
+        if let Some(mend) = &finding.mend {
+            let _ = writeln!(text, "{:23}mend: {mend}", "");
+        }
+    }
+    let count = |verdict| {
+        let all = report.findings.iter();
+        all.filter(|finding| finding.verdict == verdict).count()
+    };
+    let (broken, slow) = (count(Verdict::Broken), count(Verdict::Slow));
+    let _ = match (broken, slow) {
+        (0, 0) => writeln!(text, "\neverything is fine"),
+        _ => writeln!(text, "\n{broken} broken, {slow} cost speed"),
+    };
+    text
+}
+
+#[cfg(test)]
+mod tests;

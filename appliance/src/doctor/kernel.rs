@@ -1,0 +1,90 @@
+//! The kernel: its version, and what it lets programs use.
+
+use appliance_config::{Backing, Config};
+
+use super::Finding;
+use super::machine::Machine;
+
+const AREA: &str = "kernel";
+/// Since when memory can be populated without writing to it: madvise(2), MADV_POPULATE_WRITE.
+const VERSION_LEAST: (u32, u32) = (5, 14);
+
+/// Looks at what a start needs of the kernel.
+pub(super) fn look(machine: &Machine, config: &Config) -> Vec<Finding> {
+    let mut findings = vec![version(machine)];
+    findings.extend(io_uring(machine, config));
+    findings.extend(memory_files(machine));
+    findings
+}
+
+fn version(machine: &Machine) -> Finding {
+    let release = machine
+        .text("proc/sys/kernel/osrelease")
+        .unwrap_or_default();
+    let mut numbers = release
+        .split(['.', '-'])
+        .map_while(|part| part.parse::<u32>().ok());
+    let (major, minor) = VERSION_LEAST;
+    match numbers.next().zip(numbers.next()) {
+        Some(found) if found >= VERSION_LEAST => Finding::fine(AREA, format!("Linux {release}")),
+        Some(_) => Finding::broken(
+            AREA,
+            format!("Linux {release} cannot populate memory as the arena needs it"),
+            format!("a kernel of version {major}.{minor} or later"),
+        ),
+        None => Finding::slow(
+            AREA,
+            format!("the kernel's version cannot be told from {release:?}"),
+            "cat /proc/sys/kernel/osrelease",
+        ),
+    }
+}
+
+/// Files are read and written through it: kernel documentation, admin-guide/sysctl/kernel.
+fn io_uring(machine: &Machine, config: &Config) -> Option<Finding> {
+    let mut devices = config.devices.iter();
+    if !devices.any(|device| matches!(device.backing, Backing::File { .. })) {
+        return None;
+    }
+    // Kernels before 6.6 have no such switch.
+    let setting = machine
+        .number("proc/sys/kernel/io_uring_disabled")
+        .unwrap_or(0);
+    let refused = |who: &str| {
+        let text = format!("io_uring is refused to {who}: devices of type \"file\" cannot be had");
+        Finding::broken(AREA, text, "sysctl kernel.io_uring_disabled=0")
+    };
+    Some(match setting {
+        0 => Finding::fine(AREA, "io_uring is allowed"),
+        1 => {
+            let group = machine
+                .text("proc/sys/kernel/io_uring_group")
+                .unwrap_or_default();
+            if is_member(machine, &group) {
+                Finding::fine(AREA, format!("io_uring is allowed to group {group}"))
+            } else {
+                refused("users outside of kernel.io_uring_group")
+            }
+        }
+        _ => refused("everybody"),
+    })
+}
+
+/// Whether this process is in a group, or may do without: capabilities(7), CAP_SYS_ADMIN.
+fn is_member(machine: &Machine, group: &str) -> bool {
+    const CAP_SYS_ADMIN: u32 = 21;
+    let field = |name: &str| machine.field("proc/self/status", name).unwrap_or_default();
+    let capabilities = u64::from_str_radix(&field("CapEff"), 16).unwrap_or(0);
+    let groups = field("Groups") + " " + &field("Gid");
+    capabilities & (1 << CAP_SYS_ADMIN) != 0 || groups.split_whitespace().any(|it| it == group)
+}
+
+/// The arena is one: kernel documentation, admin-guide/sysctl/vm.
+fn memory_files(machine: &Machine) -> Option<Finding> {
+    let setting = machine.number("proc/sys/vm/memfd_noexec")?;
+    (setting == 2).then(|| {
+        let text = "memory files that are not sealed against execution are refused: there is no \
+                    arena";
+        Finding::broken(AREA, text, "sysctl vm.memfd_noexec=1")
+    })
+}

@@ -1,0 +1,278 @@
+//! How large `memory` has to be for a configuration.
+//!
+//! Two things take slices of the arena. What is taken at the start stays taken: the queues and
+//! lists of each drive for each reactor, and the receives of each RDMA device for each reactor.
+//! What is left is for requests: each that moves data has one slice of the smallest class that
+//! holds it, or of a larger one when those are out, from its arrival to its answer. As many are in
+//! flight as devices take at once, and no more than hosts may send: further ones wait in their
+//! queues whatever `memory` is.
+//!
+//! `recommended` is the least arena in which so many requests of up to [`USUAL_BYTES`] have a slice
+//! each, `without_waits` the same for requests of `max_transfer`; `least` is what a start needs.
+
+use appliance_config::{Backing, Config, Listener, Transport, limits};
+use hugemem::Arena;
+use nvme_rdma::RdmaConfig;
+use serde::Serialize;
+
+use super::Finding;
+use super::machine::Machine;
+use crate::quantity::bytes;
+use crate::reactor_setup::{COMMANDS_MAX, DEVICE_QUEUE_DEPTH};
+
+/// Data of requests that come in numbers; larger ones are few at once.
+const USUAL_BYTES: usize = 16 << 10;
+/// An arena is rounded up to this: a page of 2 MiB.
+const STEP_BYTES: u64 = 2 << 20;
+
+/// How large `memory` has to be, in bytes, and what that follows from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(super) struct Needs {
+    /// What the configuration has.
+    configured: u64,
+    /// Below it a start fails.
+    least: u64,
+    /// No request of usual size waits.
+    recommended: u64,
+    /// No request whatsoever waits; none: no arena may be that large.
+    without_waits: Option<u64>,
+    /// Requests that may be in flight at once.
+    in_flight: u64,
+    /// What devices take of them at once.
+    devices: u64,
+    /// What hosts may send at once.
+    hosts: u64,
+    /// Taken at the start, in bytes.
+    fixed: u64,
+    /// Requests of each size that have a slice in the configured arena.
+    room: Vec<Room>,
+}
+
+/// Requests of one size that an arena holds.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+struct Room {
+    request_bytes: u64,
+    requests: u64,
+}
+
+/// Computes what `config` needs with so many reactors.
+pub(super) fn needs(machine: &Machine, config: &Config, reactors: usize) -> Needs {
+    let fixed = fixed_pieces(machine, config, reactors);
+    let hosts = from_hosts(config, reactors);
+    let devices = in_devices(config, reactors);
+    let in_flight = hosts.min(devices);
+    let max_transfer = config.limits.max_transfer.bytes() as usize;
+    let usual = USUAL_BYTES.min(max_transfer);
+    let configured = config.appliance.memory.bytes();
+    let holds = |request: usize, count: u64| {
+        least(|arena| room(arena, max_transfer, &fixed, request).is_some_and(|it| it >= count))
+    };
+    let least = holds(max_transfer, 1).unwrap_or(limits::MEMORY_MAX.bytes());
+    Needs {
+        configured,
+        least,
+        recommended: holds(usual, in_flight).unwrap_or(least).max(least),
+        without_waits: holds(max_transfer, in_flight),
+        in_flight,
+        devices,
+        hosts,
+        fixed: fixed.iter().map(|piece| *piece as u64).sum(),
+        room: rooms(configured, max_transfer, &fixed),
+    }
+}
+
+/// What a person should know of it.
+pub(super) fn look(config: &Config, needs: &Needs) -> Vec<Finding> {
+    const AREA: &str = "memory";
+    let memory = config.appliance.memory;
+    let room: Vec<String> = needs
+        .room
+        .iter()
+        .map(|room| format!("{} of {}", room.requests, bytes(room.request_bytes)))
+        .collect();
+    let set = |wanted: u64| format!("memory = \"{}MiB\" in [appliance]", wanted >> 20);
+    let how = format!(
+        "{} requests may be in flight (hosts may send {}, devices take {}), {} are taken at the \
+         start; {memory} has room for {} at once",
+        needs.in_flight,
+        needs.hosts,
+        needs.devices,
+        bytes(needs.fixed),
+        room.join(", or ")
+    );
+    let always = match needs.without_waits {
+        Some(wanted) => format!("; nothing would ever wait in {}", bytes(wanted)),
+        None => String::new(),
+    };
+    vec![if needs.configured < needs.least {
+        let text = format!(
+            "memory = \"{memory}\" is too little to start with: {how}; {} is the least",
+            bytes(needs.least)
+        );
+        Finding::broken(AREA, text, set(needs.recommended))
+    } else if needs.configured < needs.recommended {
+        let text = format!(
+            "memory = \"{memory}\": {how}; requests of up to {} will wait for each other below {}\
+             {always}",
+            bytes(USUAL_BYTES as u64),
+            bytes(needs.recommended)
+        );
+        Finding::slow(AREA, text, set(needs.recommended))
+    } else {
+        Finding::fine(AREA, format!("memory = \"{memory}\": {how}{always}"))
+    }]
+}
+
+/// The pieces of the arena that are taken at the start.
+fn fixed_pieces(machine: &Machine, config: &Config, reactors: usize) -> Vec<usize> {
+    let mut pieces = Vec::new();
+    for drive in crate::nvme::wanted(config) {
+        pieces.extend(nvme_driver::arena_pieces(reactors, drive.queue_depth()));
+    }
+    let rdma = || {
+        let all = config.listeners.iter();
+        all.filter(|listener| listener.transport == Transport::Rdma)
+    };
+    let in_capsule = rdma().map(|listener| listener.in_capsule_data.bytes() as usize);
+    if let Some(in_capsule) = in_capsule.max() {
+        let cards = machine.names("sys/class/infiniband").len().max(1);
+        let receives = RdmaConfig::default().receives as usize;
+        pieces.extend(std::iter::repeat_n(in_capsule, cards * reactors * receives));
+    }
+    pieces
+}
+
+/// Commands that hosts may have sent and not got an answer to.
+fn from_hosts(config: &Config, reactors: usize) -> u64 {
+    let depths = config.listeners.iter().map(|it| it.queue_depth);
+    let depth = depths.max().unwrap_or(Listener::QUEUE_DEPTH_DEFAULT);
+    let queues = u64::from(config.limits.max_connections);
+    let by_queues = queues * u64::from(depth);
+    by_queues.min((reactors * COMMANDS_MAX) as u64)
+}
+
+/// Requests that all devices together take at once. One that answers at once, from memory, has
+/// requests in flight only while their data comes: a queue of a host for each reactor.
+fn in_devices(config: &Config, reactors: usize) -> u64 {
+    let at_once = u64::from(Listener::QUEUE_DEPTH_DEFAULT);
+    let drives = crate::nvme::wanted(config).into_iter();
+    let drives: u64 = drives.map(|drive| u64::from(drive.queue_depth())).sum();
+    let others = config.devices.iter().map(|device| match device.backing {
+        Backing::File { .. } => DEVICE_QUEUE_DEPTH as u64,
+        Backing::Memory { .. } | Backing::Null { .. } => at_once,
+        Backing::Nvme(_) => 0,
+    });
+    (drives + others.sum::<u64>()) * reactors as u64
+}
+
+/// Requests of `request` bytes that have a slice each in an arena from which `fixed` was taken;
+/// none: there is no such arena, or `fixed` does not fit into it.
+fn room(arena: u64, max_transfer: usize, fixed: &[usize], request: usize) -> Option<u64> {
+    let mut slices = Arena::slices(usize::try_from(arena).ok()?, max_transfer)?;
+    for piece in fixed {
+        let fit = slices.iter_mut();
+        let slice = { fit }.find(|(bytes, left)| bytes >= piece && *left > 0);
+        slice?.1 -= 1;
+    }
+    let large = slices.iter().filter(|(bytes, _)| *bytes >= request);
+    Some(large.map(|(_, left)| u64::from(*left)).sum())
+}
+
+fn rooms(arena: u64, max_transfer: usize, fixed: &[usize]) -> Vec<Room> {
+    let slices = usize::try_from(arena).ok();
+    let slices = slices.and_then(|bytes| Arena::slices(bytes, max_transfer));
+    let sizes = slices.into_iter().flatten().filter(|(_, count)| *count > 0);
+    let rooms = sizes.map(|(bytes, _)| Room {
+        request_bytes: bytes as u64,
+        requests: room(arena, max_transfer, fixed, bytes).unwrap_or(0),
+    });
+    rooms.collect()
+}
+
+/// The least arena of whole steps that is enough; more is never less.
+fn least(is_enough: impl Fn(u64) -> bool) -> Option<u64> {
+    let (mut low, mut high) = (
+        limits::MEMORY_MIN.bytes() / STEP_BYTES,
+        limits::MEMORY_MAX.bytes() / STEP_BYTES,
+    );
+    if !is_enough(high * STEP_BYTES) {
+        return None;
+    }
+    while low < high {
+        let middle = low.midpoint(high);
+        if is_enough(middle * STEP_BYTES) {
+            high = middle;
+        } else {
+            low = middle + 1;
+        }
+    }
+    Some(low * STEP_BYTES)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    fn config(text: &str) -> Config {
+        let text = format!(
+            "{text}\n[[listener]]\nname = \"l\"\ntransport = \"tcp\"\naddress = \"127.0.0.1:0\"\n\
+             [[export]]\nnqn = \"nqn.2026-11.org.windlass:x\"\ndevices = [\"d\"]\n\
+             listeners = [\"l\"]\nallow_any_host = true\n"
+        );
+        Config::parse("test", &text).expect("a right configuration")
+    }
+
+    fn needs_of(config: &Config, reactors: usize) -> Needs {
+        needs(&Machine::at(Path::new("/nowhere")), config, reactors)
+    }
+
+    const DRIVE: &str = "[[device]]\nname = \"d\"\ntype = \"nvme\"\npci = \"0000:01:00.0\"\n";
+
+    #[test]
+    fn devices_and_hosts_bound_what_is_in_flight() {
+        let one = needs_of(&config(DRIVE), 1);
+        assert_eq!((one.devices, one.hosts, one.in_flight), (256, 65_536, 256));
+        let four = needs_of(&config(DRIVE), 4);
+        assert_eq!((four.devices, four.hosts), (1024, 131_072));
+        let few = config(&format!("[limits]\nmax_connections = 1\n{DRIVE}"));
+        assert_eq!(needs_of(&few, 4).in_flight, 128);
+    }
+
+    #[test]
+    fn what_is_recommended_holds_all_in_flight_and_nothing_less_does() {
+        let config = config(DRIVE);
+        let needs = needs_of(&config, 4);
+        let fixed = fixed_pieces(&Machine::at(Path::new("/nowhere")), &config, 4);
+        let holds = |arena, request| room(arena, 1 << 20, &fixed, request).unwrap_or(0);
+        assert!(holds(needs.recommended, USUAL_BYTES) >= needs.in_flight);
+        assert!(holds(needs.recommended - STEP_BYTES, USUAL_BYTES) < needs.in_flight);
+        let always = needs.without_waits.expect("it can be had");
+        assert!(holds(always, 1 << 20) >= needs.in_flight);
+        assert!(needs.least <= needs.recommended && needs.recommended <= always);
+    }
+
+    #[test]
+    fn what_is_taken_at_the_start_is_counted() {
+        let drive = needs_of(&config(DRIVE), 2);
+        // Two queue pairs of 257 entries with 128 KiB of lists each, and what all drives have.
+        let pair = 257 * (64 + 16) + (128 << 10);
+        assert_eq!(drive.fixed, 2 * pair + (24 << 10) + (8 << 10) + (64 << 10));
+        let null = "[[device]]\nname = \"d\"\ntype = \"null\"\nsize = \"1GiB\"\n";
+        assert_eq!(needs_of(&config(null), 2).fixed, 0);
+    }
+
+    #[test]
+    fn too_little_is_broken_little_is_slow_and_enough_is_fine() {
+        use super::super::Verdict;
+        let verdict = |memory: &str| {
+            let config = config(&format!("[appliance]\nmemory = \"{memory}\"\n{DRIVE}"));
+            let needs = needs_of(&config, 128);
+            look(&config, &needs)[0].verdict
+        };
+        assert_eq!(verdict("16MiB"), Verdict::Broken);
+        assert_eq!(verdict("1GiB"), Verdict::Slow);
+        assert_eq!(verdict("16GiB"), Verdict::Fine);
+    }
+}

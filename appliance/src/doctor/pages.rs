@@ -1,0 +1,157 @@
+//! Hugepages, by size and memory node, beside what the configuration would take.
+
+use appliance_config::{Backing, Config, Pages};
+
+use super::Finding;
+use super::machine::{Machine, joined};
+use crate::quantity::bytes;
+
+const AREA: &str = "pages";
+const HUGE_BYTES: u64 = 2 << 20;
+
+/// The pages of one size, on one node or on all.
+#[derive(Clone, Copy, Debug, Default)]
+struct Pool {
+    total: u64,
+    free: u64,
+}
+
+/// Looks at the reservation, and at where it is.
+pub(super) fn look(machine: &Machine, config: &Config, cores: &[usize]) -> Vec<Finding> {
+    if config.appliance.pages == Pages::Ordinary {
+        let text = "pages = \"ordinary\": more TLB misses, and a slower start";
+        return vec![Finding::slow(AREA, text, "pages = \"auto\" in [appliance]")];
+    }
+    let mut findings = vec![two_mebibytes(machine, config)];
+    findings.extend(nodes(machine, config, cores));
+    for kib in sizes(machine) {
+        let pool = pool(
+            machine,
+            &format!("sys/kernel/mm/hugepages/hugepages-{kib}kB"),
+        );
+        if kib * 1024 != HUGE_BYTES && pool.total > 0 {
+            findings.push(Finding::fine(AREA, told(kib * 1024, pool)));
+        }
+    }
+    findings
+}
+
+fn told(page: u64, pool: Pool) -> String {
+    let Pool { total, free } = pool;
+    format!("{total} pages of {} are reserved, {free} free", bytes(page))
+}
+
+/// Pages of 2 MiB that the arena and the devices in memory take.
+fn wanted(config: &Config) -> u64 {
+    let devices = config
+        .devices
+        .iter()
+        .filter_map(|device| match device.backing {
+            Backing::Memory { size, .. } => Some(size.bytes()),
+            _ => None,
+        });
+    let all = devices.chain([config.appliance.memory.bytes()]);
+    all.map(|bytes| bytes.div_ceil(HUGE_BYTES)).sum()
+}
+
+fn two_mebibytes(machine: &Machine, config: &Config) -> Finding {
+    let folder = "sys/kernel/mm/hugepages/hugepages-2048kB";
+    let wanted = wanted(config);
+    let must = config.appliance.pages == Pages::Huge;
+    let judge = if must { Finding::broken } else { Finding::slow };
+    let Some(total) = machine.number(format!("{folder}/nr_hugepages")) else {
+        let text = "this kernel has no pages of 2 MiB: more TLB misses, and a slower start";
+        return judge(
+            AREA,
+            text.to_owned(),
+            "a kernel with CONFIG_HUGETLBFS".to_owned(),
+        );
+    };
+    let pool = Pool {
+        total,
+        ..pool(machine, folder)
+    };
+    let told = told(HUGE_BYTES, pool);
+    if pool.free >= wanted {
+        return Finding::fine(AREA, format!("{told}, {wanted} wanted"));
+    }
+    if pool.total >= wanted && pool.free < pool.total {
+        let text = format!("{told}, {wanted} wanted: a running appliance may have the others");
+        return Finding::fine(AREA, text);
+    }
+    let reserve = pool.total + (wanted - pool.free);
+    let text = format!("{told}, {wanted} wanted: without them more TLB misses, and a slower start");
+    judge(AREA, text, reserve_command(machine, reserve))
+}
+
+/// `vm.nr_hugepages` counts pages of the default size alone.
+fn reserve_command(machine: &Machine, pages: u64) -> String {
+    let default = machine.field("proc/meminfo", "Hugepagesize");
+    let command = if default.as_deref() == Some("2048 kB") {
+        format!("sysctl vm.nr_hugepages={pages}")
+    } else {
+        let file = "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages";
+        format!("echo {pages} > {file}")
+    };
+    format!(
+        "{command}; for good: HUGEPAGES_2M={pages} in /etc/default/windlass-hugepages, systemctl \
+         enable windlass-hugepages"
+    )
+}
+
+/// The nodes of the reactors, where there are several and another one has the pages.
+fn nodes(machine: &Machine, config: &Config, cores: &[usize]) -> Option<Finding> {
+    let nodes = machine.nodes();
+    if nodes.len() < 2 {
+        return None;
+    }
+    let pool_of = |node: u32| {
+        let folder = format!("sys/devices/system/node/node{node}/hugepages/hugepages-2048kB");
+        pool(machine, &folder)
+    };
+    let told = nodes.iter().map(|node| {
+        let Pool { total, free } = pool_of(*node);
+        format!("node {node}: {total} pages of 2 MiB, {free} free")
+    });
+    let told = told.collect::<Vec<_>>().join("; ");
+    let near = machine.nodes_of_cores(cores);
+    let here: u64 = near.iter().map(|node| pool_of(*node).total).sum();
+    let wanted = wanted(config);
+    let Some(first) = near.first().filter(|_| here < wanted) else {
+        return Some(Finding::fine(AREA, told));
+    };
+    let text = format!(
+        "{told}; the reactors are on node {}, where {wanted} are wanted: data crosses between nodes",
+        joined(&near)
+    );
+    let pages = pool_of(*first).total + (wanted - here);
+    let file =
+        format!("/sys/devices/system/node/node{first}/hugepages/hugepages-2048kB/nr_hugepages");
+    Some(Finding::slow(
+        AREA,
+        text,
+        format!(
+            "echo {pages} > {file}; for good: HUGEPAGES_2M_NODE{first}={pages} in \
+             /etc/default/windlass-hugepages"
+        ),
+    ))
+}
+
+/// KiB of each size that the kernel has.
+fn sizes(machine: &Machine) -> Vec<u64> {
+    let names = machine.names("sys/kernel/mm/hugepages");
+    let sizes = names.iter().filter_map(|name| {
+        let size = name.strip_prefix("hugepages-")?.strip_suffix("kB")?;
+        size.parse().ok()
+    });
+    sizes.collect()
+}
+
+fn pool(machine: &Machine, folder: &str) -> Pool {
+    let number = |name: &str| machine.number(format!("{folder}/{name}")).unwrap_or(0);
+    Pool {
+        total: number("nr_hugepages"),
+        // Those that a mapping has a claim on are as good as taken.
+        free: number("free_hugepages").saturating_sub(number("resv_hugepages")),
+    }
+}

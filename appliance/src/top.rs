@@ -1,0 +1,189 @@
+//! `windlass top`: what a running appliance does, second by second, on a terminal, or as text one
+//! look after another.
+//!
+//! It asks on a thread of its own, so that keys are answered whatever the appliance does. However
+//! it ends, by a key, a signal or a fault of its own, the terminal is as it was before.
+
+mod draw;
+mod sampler;
+mod screen;
+
+use std::io::{self, IsTerminal as _};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use clap::Args;
+use ratatui::DefaultTerminal;
+use ratatui::crossterm::event::{self, Event};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+
+use crate::client::{Client, SocketArguments};
+use crate::command_line::{Failure, print};
+use sampler::{Sample, Sampler};
+use screen::{Action, Screen, View};
+
+/// How often keys and signals are looked for.
+const KEY_INTERVAL: Duration = Duration::from_millis(100);
+/// The shortest and the longest time between two looks, in seconds.
+const DELAY_SECONDS: std::ops::RangeInclusive<f64> = 0.1..=3600.0;
+
+const _: () = assert!(KEY_INTERVAL.as_millis() <= 100);
+
+/// What `top` takes.
+#[derive(Args, Debug)]
+pub(crate) struct TopArguments {
+    /// Seconds between two looks.
+    #[arg(short, long, value_name = "SECONDS", default_value = "1", value_parser = delay)]
+    delay: Duration,
+    /// Print text instead of using the terminal, one look after another.
+    #[arg(short, long)]
+    batch: bool,
+    /// End after so many looks; with --batch.
+    #[arg(short = 'n', long, value_name = "LOOKS", requires = "batch")]
+    iterations: Option<u64>,
+    /// Print one look as text, as --batch -n 1.
+    #[arg(long, conflicts_with_all = ["batch", "iterations"])]
+    once: bool,
+    /// What to begin with.
+    #[arg(long, value_name = "VIEW", default_value = "exports")]
+    view: View,
+    /// Sort by the column of this heading.
+    #[arg(long, value_name = "COLUMN")]
+    sort: Option<String>,
+    /// Turn the order of rows around.
+    #[arg(long, requires = "sort")]
+    reverse: bool,
+    #[command(flatten)]
+    socket: SocketArguments,
+}
+
+fn delay(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text.parse().map_err(|_| "no number".to_owned())?;
+    if !DELAY_SECONDS.contains(&seconds) {
+        let (least, most) = (DELAY_SECONDS.start(), DELAY_SECONDS.end());
+        return Err(format!("{least} to {most} seconds"));
+    }
+    Ok(Duration::from_secs_f64(seconds))
+}
+
+/// Why `top` does not begin.
+#[derive(Debug, thiserror::Error)]
+enum TopError {
+    #[error(
+        "this is no terminal: `windlass top --once` or `--batch` prints text, and `windlass \
+         status --json` is for programs"
+    )]
+    NoTerminal,
+    #[error("there is no column {wanted:?} in {view}: there are {known}")]
+    NoColumn {
+        wanted: String,
+        view: String,
+        known: String,
+    },
+}
+
+/// Shows what an appliance does, until somebody has seen enough.
+pub(crate) fn top(arguments: &TopArguments) -> Result<ExitCode, Failure> {
+    let mut screen = Screen::new(arguments.view, arguments.delay);
+    if let Some(heading) = &arguments.sort {
+        sort_by(&mut screen, heading, arguments.reverse)?;
+    }
+    if arguments.batch || arguments.once {
+        let looks = match arguments.once {
+            true => Some(1),
+            false => arguments.iterations,
+        };
+        let client = Client::find(&arguments.socket)?;
+        return in_text(&client, screen, looks);
+    }
+    let is_dumb = std::env::var_os("TERM").is_none_or(|term| term.is_empty() || term == "dumb");
+    if is_dumb || !io::stdout().is_terminal() {
+        return Err(TopError::NoTerminal.into());
+    }
+    let client = Client::find(&arguments.socket)?;
+    let ended = Arc::new(AtomicBool::new(false));
+    for signal in [SIGTERM, SIGINT, SIGHUP] {
+        signal_hook::flag::register(signal, Arc::clone(&ended))?;
+    }
+    // From here on a panic, too, gives the terminal back first.
+    let mut terminal = ratatui::try_init()?;
+    let outcome = on_terminal(&mut terminal, client, screen, &ended);
+    ratatui::try_restore()?;
+    outcome?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn sort_by(screen: &mut Screen, heading: &str, is_reversed: bool) -> Result<(), TopError> {
+    let columns = screen.view().columns();
+    let Some(column) = columns
+        .iter()
+        .position(|known| known.eq_ignore_ascii_case(heading))
+    else {
+        return Err(TopError::NoColumn {
+            wanted: heading.to_owned(),
+            view: screen.view().word().to_owned(),
+            known: columns.join(", "),
+        });
+    };
+    screen.sort(column, is_reversed);
+    Ok(())
+}
+
+/// Prints `looks` looks, or looks until the reader has gone.
+fn in_text(client: &Client, mut screen: Screen, looks: Option<u64>) -> Result<ExitCode, Failure> {
+    // Rates need a look before the first one.
+    screen.take(Sample::take(client)?);
+    let mut seen = 0;
+    while looks.is_none_or(|looks| seen < looks) {
+        std::thread::sleep(screen.delay());
+        screen.take(Sample::take(client)?);
+        let mut text = draw::text(&screen);
+        if looks != Some(1) {
+            text.push('\n');
+        }
+        print(&text);
+        seen += 1;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn on_terminal(
+    terminal: &mut DefaultTerminal,
+    client: Client,
+    mut screen: Screen,
+    ended: &AtomicBool,
+) -> Result<(), Failure> {
+    let sampler = Sampler::start(client, screen.delay())?;
+    terminal.draw(|frame| draw::screen(frame, &screen))?;
+    while !ended.load(Ordering::Relaxed) {
+        let mut is_changed = false;
+        // A terminal that has been resized is an event too.
+        if event::poll(KEY_INTERVAL)? {
+            is_changed = true;
+            if let Event::Key(key) = event::read()? {
+                match screen.key(key) {
+                    Action::None => {}
+                    Action::Look => sampler.look_now(),
+                    Action::Delay => sampler.set_delay(screen.delay()),
+                    Action::Quit => break,
+                }
+            }
+        }
+        while let Some(answer) = sampler.next() {
+            is_changed = true;
+            match answer {
+                Ok(sample) => screen.take(sample),
+                Err(error) => screen.fail(&error),
+            }
+        }
+        if is_changed {
+            terminal.draw(|frame| draw::screen(frame, &screen))?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

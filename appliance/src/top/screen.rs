@@ -1,0 +1,282 @@
+//! What is on the screen, and what keys do to it.
+
+use std::time::Duration;
+
+use clap::ValueEnum;
+use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+
+use super::DELAY_SECONDS;
+use super::sampler::Sample;
+use crate::client::look::Look;
+use crate::client::{ClientError, views};
+use crate::command_line::with_causes;
+use crate::observe::model::{Event, History, Status};
+use crate::table::Table;
+
+/// Rows that a page moves.
+const PAGE: usize = 10;
+
+/// What the table shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum View {
+    Exports,
+    Devices,
+    Hosts,
+    Reactors,
+    Pools,
+    Listeners,
+    Events,
+}
+
+impl View {
+    pub(super) fn word(self) -> &'static str {
+        match self {
+            View::Exports => "exports",
+            View::Devices => "devices",
+            View::Hosts => "hosts",
+            View::Reactors => "reactors",
+            View::Pools => "pools",
+            View::Listeners => "listeners",
+            View::Events => "events",
+        }
+    }
+
+    fn table(self, look: &Look, events: &[Event]) -> Table {
+        match self {
+            View::Exports => views::exports(look),
+            View::Devices => views::devices(look),
+            View::Hosts => views::hosts(look),
+            View::Reactors => views::reactors(look),
+            View::Pools => views::pools(look),
+            View::Listeners => views::listeners(look),
+            View::Events => views::events(events, look.now.now_unix_ms),
+        }
+    }
+
+    /// The headings, which do not depend on what there is.
+    pub(super) fn columns(self) -> Vec<&'static str> {
+        let columns = match self {
+            View::Exports => views::EXPORTS,
+            View::Devices => views::DEVICES,
+            View::Hosts => views::HOSTS,
+            View::Reactors => views::REACTORS,
+            View::Pools => views::POOLS,
+            View::Listeners => views::LISTENERS,
+            View::Events => views::EVENTS,
+        };
+        let columns = columns.iter().flat_map(|part| part.iter());
+        columns.map(|column| column.heading).collect()
+    }
+
+    fn index(self) -> usize {
+        self as usize
+    }
+}
+
+/// How rows are sorted; none: as the appliance tells them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Order {
+    pub(super) column: Option<usize>,
+    pub(super) is_reversed: bool,
+}
+
+/// What a key asks of others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Action {
+    None,
+    /// Look at once.
+    Look,
+    /// The delay has changed.
+    Delay,
+    Quit,
+}
+
+/// All that is drawn.
+#[derive(Debug)]
+pub(super) struct Screen {
+    view: View,
+    orders: Vec<Order>,
+    /// The first row that is shown.
+    first_row: usize,
+    delay: Duration,
+    is_paused: bool,
+    shows_help: bool,
+    latest: Option<Status>,
+    look: Option<Look>,
+    history: Option<History>,
+    events: Vec<Event>,
+    problem: Option<String>,
+}
+
+impl Screen {
+    pub(super) fn new(view: View, delay: Duration) -> Self {
+        Self {
+            view,
+            orders: vec![Order::default(); View::value_variants().len()],
+            first_row: 0,
+            delay,
+            is_paused: false,
+            shows_help: false,
+            latest: None,
+            look: None,
+            history: None,
+            events: Vec::new(),
+            problem: None,
+        }
+    }
+
+    /// Takes what a look saw, unless the screen stands still.
+    pub(super) fn take(&mut self, sample: Sample) {
+        if self.is_paused {
+            return;
+        }
+        self.problem = None;
+        let before = self.latest.replace(sample.status.clone());
+        self.look = Some(Look::new(before, sample.status));
+        self.history = Some(sample.history);
+        self.events = sample.events;
+    }
+
+    /// Says why there is nothing new; what was seen last stays.
+    pub(super) fn fail(&mut self, error: &ClientError) {
+        // What comes after a restart is compared with nothing.
+        self.latest = None;
+        self.problem = Some(with_causes(error));
+    }
+
+    pub(super) fn view(&self) -> View {
+        self.view
+    }
+
+    pub(super) fn delay(&self) -> Duration {
+        self.delay
+    }
+
+    pub(super) fn look(&self) -> Option<&Look> {
+        self.look.as_ref()
+    }
+
+    pub(super) fn history(&self) -> Option<&History> {
+        self.history.as_ref()
+    }
+
+    pub(super) fn problem(&self) -> Option<&str> {
+        self.problem.as_deref()
+    }
+
+    pub(super) fn is_paused(&self) -> bool {
+        self.is_paused
+    }
+
+    pub(super) fn shows_help(&self) -> bool {
+        self.shows_help
+    }
+
+    pub(super) fn order(&self) -> Order {
+        self.orders[self.view.index()]
+    }
+
+    /// The rows of the view in their order, from the first one that is shown.
+    pub(super) fn table(&self) -> Option<Table> {
+        let mut table = self.view.table(self.look.as_ref()?, &self.events);
+        let order = self.order();
+        match order.column {
+            Some(column) => table.sort(column, order.is_reversed),
+            None if order.is_reversed => table.rows.reverse(),
+            None => {}
+        }
+        let hidden = self.first_row.min(table.rows.len().saturating_sub(1));
+        table.rows.drain(..hidden);
+        Some(table)
+    }
+
+    /// Sorts the present view.
+    pub(super) fn sort(&mut self, column: usize, is_reversed: bool) {
+        self.orders[self.view.index()] = Order {
+            column: Some(column),
+            is_reversed,
+        };
+    }
+
+    /// Does what a key stands for.
+    pub(super) fn key(&mut self, key: KeyEvent) -> Action {
+        if key.kind == KeyEventKind::Release {
+            return Action::None;
+        }
+        let has_control = key.modifiers.contains(KeyModifiers::CONTROL);
+        match key.code {
+            KeyCode::Char('c') if has_control => return Action::Quit,
+            KeyCode::Char('q') => return Action::Quit,
+            // Whatever else is typed closes the help.
+            _ if self.shows_help => self.shows_help = false,
+            KeyCode::Char('h' | '?') | KeyCode::F(1) => self.shows_help = true,
+            KeyCode::Char(digit @ '1'..='7') => {
+                let index = digit as usize - '1' as usize;
+                self.show(View::value_variants()[index]);
+            }
+            KeyCode::Tab => self.turn(1),
+            KeyCode::BackTab => self.turn(View::value_variants().len() - 1),
+            KeyCode::Right | KeyCode::Char('>') => self.next_column(true),
+            KeyCode::Left | KeyCode::Char('<') => self.next_column(false),
+            KeyCode::Char('r' | 'R') => {
+                let order = &mut self.orders[self.view.index()];
+                order.is_reversed = !order.is_reversed;
+            }
+            KeyCode::Char('o') => self.orders[self.view.index()] = Order::default(),
+            KeyCode::Char('p') => self.is_paused = !self.is_paused,
+            KeyCode::Char(' ') => {
+                self.is_paused = false;
+                return Action::Look;
+            }
+            KeyCode::Char('+') => return self.change_delay(2.0),
+            KeyCode::Char('-') => return self.change_delay(0.5),
+            KeyCode::Down | KeyCode::Char('j') => self.scroll(1),
+            KeyCode::Up | KeyCode::Char('k') => self.scroll_back(1),
+            KeyCode::PageDown => self.scroll(PAGE),
+            KeyCode::PageUp => self.scroll_back(PAGE),
+            KeyCode::Home => self.first_row = 0,
+            KeyCode::End => self.scroll(usize::MAX),
+            _ => {}
+        }
+        Action::None
+    }
+
+    fn show(&mut self, view: View) {
+        self.view = view;
+        self.first_row = 0;
+    }
+
+    fn turn(&mut self, by: usize) {
+        let all = View::value_variants();
+        self.show(all[(self.view.index() + by) % all.len()]);
+    }
+
+    /// Goes through the appliance's own order and the columns.
+    fn next_column(&mut self, is_forward: bool) {
+        let places = self.view.columns().len() + 1;
+        let order = &mut self.orders[self.view.index()];
+        let place = order.column.map_or(0, |column| column + 1);
+        let by = if is_forward { 1 } else { places - 1 };
+        order.column = ((place + by) % places).checked_sub(1);
+    }
+
+    fn change_delay(&mut self, factor: f64) -> Action {
+        let seconds = self.delay.as_secs_f64() * factor;
+        let seconds = seconds.clamp(*DELAY_SECONDS.start(), *DELAY_SECONDS.end());
+        self.delay = Duration::from_secs_f64(seconds);
+        Action::Delay
+    }
+
+    fn scroll(&mut self, rows: usize) {
+        let all = match &self.look {
+            Some(look) => self.view.table(look, &self.events).rows.len(),
+            None => 0,
+        };
+        let last = all.saturating_sub(1);
+        self.first_row = self.first_row.saturating_add(rows).min(last);
+    }
+
+    fn scroll_back(&mut self, rows: usize) {
+        self.first_row = self.first_row.saturating_sub(rows);
+    }
+}

@@ -1,0 +1,252 @@
+//! What is drawn, at all sizes, and what keys change.
+
+use std::collections::BTreeMap;
+
+use ratatui::Terminal;
+use ratatui::backend::TestBackend;
+use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
+
+use super::*;
+use crate::client::tests::status;
+use crate::observe::model::{self, DeviceState, History, Severity};
+
+fn history() -> History {
+    let values = |value: f32| vec![Some(value); 60];
+    let series: BTreeMap<String, Vec<Option<f32>>> = [
+        ("total//read_iops", values(1000.0)),
+        ("total//write_iops", values(10.0)),
+        ("total//p99_ns", vec![Some(1_234_567.0), None]),
+    ]
+    .into_iter()
+    .map(|(name, values)| (name.to_owned(), values))
+    .collect();
+    History {
+        now_unix_ms: 0,
+        step: 60,
+        step_ms: 1000,
+        keys: Vec::new(),
+        left_out: 0,
+        series,
+    }
+}
+
+/// Two looks two seconds apart, between which the device did 2000 reads of 4 KiB.
+fn samples() -> [Sample; 2] {
+    let event = model::Event {
+        id: 1,
+        unix_ms: status().now_unix_ms - 90_000,
+        severity: Severity::Warning,
+        what: "device".to_owned(),
+        subject: "fast0".to_owned(),
+        text: "is resetting".to_owned(),
+    };
+    let before = Sample {
+        status: status(),
+        history: history(),
+        events: vec![event],
+    };
+    let mut after = before.clone();
+    after.status.now_unix_ms += 2000;
+    let totals = |totals: &mut model::Totals| {
+        totals.reads += 2000;
+        totals.bytes_read += 2000 * 4096;
+    };
+    totals(&mut after.status.devices[0].totals);
+    totals(&mut after.status.exports[0].totals);
+    [before, after]
+}
+
+fn screen() -> Screen {
+    let mut screen = Screen::new(View::Exports, Duration::from_secs(1));
+    samples().into_iter().for_each(|sample| screen.take(sample));
+    screen
+}
+
+fn drawn(screen: &Screen, width: u16, height: u16) -> String {
+    let mut terminal = Terminal::new(TestBackend::new(width, height)).expect("it has room");
+    let draw = |frame: &mut ratatui::Frame<'_>| draw::screen(frame, screen);
+    terminal.draw(draw).expect("it cannot fail");
+    terminal.backend().to_string()
+}
+
+fn press(screen: &mut Screen, code: KeyCode) -> Action {
+    screen.key(KeyEvent::new(code, KeyModifiers::NONE))
+}
+
+#[track_caller]
+fn expect(text: &str, parts: &[&str]) {
+    for part in parts {
+        assert!(text.contains(part), "{part:?} is not in\n{text}");
+    }
+}
+
+#[test]
+fn rates_and_latencies_are_on_the_screen() {
+    let text = drawn(&screen(), 140, 30);
+    expect(
+        &text,
+        &[
+            "rack7-a: up 3 h 12 min",
+            "1000 reads/s (3.9 MiB/s)",
+            "p50 -  p99 1.23 ms  p99.9 -",
+            "core 2 0.0 %",
+            "R-P99",
+            "nqn.2026-11.org.windlass:rack7-a.fast",
+            " 1 exports ",
+            "q quit",
+        ],
+    );
+}
+
+#[test]
+fn every_view_has_its_rows() {
+    let mut screen = screen();
+    let expected = [
+        "HOSTS",
+        "41 °C",
+        "uuid:1",
+        "STALLS",
+        "FREE %",
+        "192.0.2.10",
+        "is resetting",
+    ];
+    for (digit, part) in ('1'..='7').zip(expected) {
+        press(&mut screen, KeyCode::Char(digit));
+        expect(&drawn(&screen, 160, 30), &[part]);
+        let table = screen.table().expect("there is a look");
+        let headings: Vec<&str> = table.columns.iter().map(|it| it.heading).collect();
+        assert_eq!(headings, screen.view().columns());
+        assert_eq!(table.rows.len(), 1);
+    }
+    press(&mut screen, KeyCode::Tab);
+    assert_eq!(screen.view(), View::Exports);
+    press(&mut screen, KeyCode::BackTab);
+    assert_eq!(screen.view(), View::Events);
+    expect(&drawn(&screen, 100, 30), &["1 min 32 s", "warning"]);
+}
+
+#[test]
+fn any_size_of_terminal_will_do() {
+    let mut screen = screen();
+    for sample in &mut samples() {
+        sample.status.devices[0].state = DeviceState::Removed;
+        screen.take(sample.clone());
+    }
+    for (width, height) in [(1, 1), (7, 3), (20, 5), (40, 10), (80, 24), (500, 200)] {
+        for view in ['1', '2', '3', '4', '5', '6', '7', 'h'] {
+            press(&mut screen, KeyCode::Char(view));
+            drawn(&screen, width, height);
+        }
+        press(&mut screen, KeyCode::Esc);
+    }
+    let empty = Screen::new(View::Hosts, Duration::from_secs(1));
+    expect(&drawn(&empty, 60, 5), &["waiting for the appliance"]);
+}
+
+#[test]
+fn names_give_way_to_numbers_and_keep_their_telling_end() {
+    for (width, has_all) in [(140, true), (80, false), (60, false)] {
+        let text = drawn(&screen(), width, 30);
+        expect(&text, &["rack7-a.fast ", "READ/S", "1000 "]);
+        assert_eq!(text.contains("W-P99"), has_all, "{text}");
+    }
+}
+
+#[test]
+fn a_long_list_is_sorted_and_scrolled() {
+    let mut sample = samples()[1].clone();
+    let one = sample.status.devices[0].clone();
+    sample.status.devices = (0..30)
+        .map(|index| model::DeviceStatus {
+            name: format!("device{index:02}"),
+            block_count: Some(1000 + (index * 7) % 30),
+            ..one.clone()
+        })
+        .collect();
+    let mut screen = Screen::new(View::Devices, Duration::from_secs(1));
+    screen.take(sample);
+    let first = |screen: &Screen| screen.table().expect("a look").rows[0][0].text.clone();
+    assert_eq!(first(&screen), "device00");
+    // The fourth column is the size: 7 × 17 % 30 = 29.
+    for _ in 0..4 {
+        press(&mut screen, KeyCode::Char('>'));
+    }
+    assert_eq!(first(&screen), "device17");
+    press(&mut screen, KeyCode::Char('r'));
+    assert_eq!(first(&screen), "device00");
+    press(&mut screen, KeyCode::Down);
+    assert_eq!(first(&screen), "device13");
+    press(&mut screen, KeyCode::End);
+    assert_eq!(first(&screen), "device17");
+    press(&mut screen, KeyCode::PageDown);
+    assert_eq!(first(&screen), "device17");
+    press(&mut screen, KeyCode::Home);
+    press(&mut screen, KeyCode::Char('o'));
+    assert_eq!(first(&screen), "device00");
+    // From the first column back is the appliance's own order, then the last column.
+    press(&mut screen, KeyCode::Left);
+    assert_eq!(
+        screen.order().column,
+        Some(View::Devices.columns().len() - 1)
+    );
+}
+
+#[test]
+fn a_held_screen_stands_still_and_help_closes_with_any_key() {
+    let [before, after] = samples();
+    let mut screen = Screen::new(View::Exports, Duration::from_secs(1));
+    screen.take(before);
+    press(&mut screen, KeyCode::Char('p'));
+    screen.take(after);
+    expect(&drawn(&screen, 100, 30), &["held", "100 reads/s"]);
+    assert_eq!(press(&mut screen, KeyCode::Char(' ')), Action::Look);
+    press(&mut screen, KeyCode::Char('?'));
+    expect(&drawn(&screen, 100, 30), &["Ctrl-C", "median latency"]);
+    press(&mut screen, KeyCode::Char('3'));
+    assert_eq!(screen.view(), View::Exports);
+    assert!(!drawn(&screen, 100, 30).contains("median latency"));
+}
+
+#[test]
+fn keys_end_it_and_change_the_delay_within_bounds() {
+    let mut screen = screen();
+    assert_eq!(press(&mut screen, KeyCode::Char('q')), Action::Quit);
+    let control_c = KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL);
+    assert_eq!(screen.key(control_c), Action::Quit);
+    for _ in 0..20 {
+        assert_eq!(press(&mut screen, KeyCode::Char('-')), Action::Delay);
+    }
+    assert_eq!(screen.delay(), Duration::from_millis(100));
+    for _ in 0..20 {
+        press(&mut screen, KeyCode::Char('+'));
+    }
+    assert_eq!(screen.delay(), Duration::from_secs(3600));
+    assert!(delay("0").is_err() && delay("x").is_err() && delay("NaN").is_err());
+    assert_eq!(delay("0.5"), Ok(Duration::from_millis(500)));
+}
+
+#[test]
+fn what_is_in_the_way_is_shown_and_what_was_seen_stays() {
+    let mut screen = screen();
+    screen.fail(&crate::client::ClientError::NotRunning {
+        looked_at: vec!["/run/windlass/control.sock".into()],
+    });
+    let text = drawn(&screen, 140, 30);
+    expect(&text, &["no appliance runs here", "rack7-a"]);
+}
+
+#[test]
+fn columns_are_named_whatever_the_case() {
+    let mut screen = screen();
+    sort_by(&mut screen, "read/s", true).expect("there is one");
+    assert_eq!(screen.order().column, Some(4));
+    let error = sort_by(&mut screen, "speed", false).expect_err("there is none");
+    assert!(error.to_string().contains("READ/S"), "{error}");
+}
+
+#[test]
+fn text_has_the_same_as_the_screen() {
+    let text = draw::text(&screen());
+    expect(&text, &["rack7-a: up", "1000 reads/s", "EXPORT", "3.9 MiB"]);
+    assert!(text.ends_with('\n'));
+}
