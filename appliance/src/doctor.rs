@@ -18,7 +18,7 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use appliance_config::{Colour, Config, LoadError};
+use appliance_config::{Backing, Colour, Config, Device, LoadError};
 use clap::Args;
 use serde::Serialize;
 
@@ -146,7 +146,6 @@ pub(crate) fn doctor(arguments: &DoctorArguments) -> Result<ExitCode, Failure> {
 /// The configuration to examine for, and what is wrong with the file; one that is wrong is replaced
 /// by the embedded default, so that the machine is examined all the same.
 fn configuration(file: Option<&Path>) -> Result<(Config, Vec<Finding>), Failure> {
-    let embedded = || Config::default_embedded(Path::new("/var/lib/windlass/demo.img"));
     let Some(file) = file else {
         return Ok((embedded()?, Vec::new()));
     };
@@ -164,6 +163,20 @@ fn configuration(file: Option<&Path>) -> Result<(Config, Vec<Finding>), Failure>
         }
         Err(other) => Err(other.into()),
     }
+}
+
+/// The embedded default, without its file: a start makes that, and its directory.
+fn embedded() -> Result<Config, Failure> {
+    let mut config = Config::default_embedded(Path::new("/demo.img"))?;
+    let is_file = |device: &Device| matches!(device.backing, Backing::File { .. });
+    let files: Vec<Device> = config.devices.extract_if(.., |it| is_file(it)).collect();
+    for export in &mut config.exports {
+        let mut files = files.iter();
+        export
+            .namespaces
+            .retain(|namespace| !files.any(|file| file.name == namespace.device));
+    }
+    Ok(config)
 }
 
 fn examine(

@@ -92,8 +92,8 @@ pub(super) fn look(config: &Config, needs: &Needs) -> Vec<Finding> {
         .collect();
     let set = |wanted: u64| format!("memory = \"{}MiB\" in [appliance]", wanted >> 20);
     let how = format!(
-        "{} requests may be in flight (hosts may send {}, devices take {}), {} are taken at the \
-         start; {memory} has room for {} at once",
+        "\n{} requests may be in flight: hosts may send {}, devices take {}\n{} are taken at the \
+         start; what is left has room for {} at once",
         needs.in_flight,
         needs.hosts,
         needs.devices,
@@ -101,25 +101,28 @@ pub(super) fn look(config: &Config, needs: &Needs) -> Vec<Finding> {
         room.join(", or ")
     );
     let always = match needs.without_waits {
-        Some(wanted) => format!("; nothing would ever wait in {}", bytes(wanted)),
+        Some(wanted) => format!("\nnothing would ever wait in {}", bytes(wanted)),
         None => String::new(),
     };
     vec![if needs.configured < needs.least {
         let text = format!(
-            "memory = \"{memory}\" is too little to start with: {how}; {} is the least",
+            "memory = \"{memory}\" is too little to start with, {} is the least{how}",
             bytes(needs.least)
         );
         Finding::broken(AREA, text, set(needs.recommended))
     } else if needs.configured < needs.recommended {
         let text = format!(
-            "memory = \"{memory}\": {how}; requests of up to {} will wait for each other below {}\
+            "memory = \"{memory}\": below {1} requests of up to {0} will wait for each other{how}\
              {always}",
             bytes(USUAL_BYTES as u64),
             bytes(needs.recommended)
         );
         Finding::slow(AREA, text, set(needs.recommended))
     } else {
-        Finding::fine(AREA, format!("memory = \"{memory}\": {how}{always}"))
+        Finding::fine(
+            AREA,
+            format!("memory = \"{memory}\" is enough{how}{always}"),
+        )
     }]
 }
 

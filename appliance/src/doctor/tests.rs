@@ -514,7 +514,7 @@ fn the_service_s_file_is_taken_unless_another_is_given() {
     std::fs::create_dir_all(file.parent().expect("in the tree")).expect("writable");
     std::fs::write(&file, CONFIG.replace("cores", "coers")).expect("writable");
     let (config, problems) = configuration(Some(&file)).expect("it can be read");
-    assert_eq!(config.devices.len(), 2);
+    assert_eq!(config.devices.len(), 1);
     assert_eq!(problems.len(), 1);
     assert!(
         problems[0].text.contains("did you mean `cores`?"),

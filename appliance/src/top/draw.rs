@@ -8,7 +8,7 @@ use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style, Stylize as _};
 use ratatui::text::{Line, Span};
-use ratatui::widgets::{Block, Clear, Paragraph, Row, Sparkline, Table as Rows};
+use ratatui::widgets::{Block, Clear, Padding, Paragraph, Row, Sparkline, Table as Rows};
 
 use super::screen::{Screen, View};
 use crate::client::look::Look;
@@ -29,20 +29,22 @@ const PROBLEMS_MAX: usize = 3;
 const NAME_CHARS_MIN: usize = 20;
 
 const HELP: &str = "\
- 1-7  Tab  Shift-Tab   exports devices hosts reactors pools listeners events
- < >  ← →              sort by the column before, after
- r                     turn the order around
- o                     the configuration's order
- ↑ ↓ PgUp PgDn Home End  scroll
- + -                   look half as often, twice as often
- Space                 look now
- p                     hold the screen, go on
- h ?                   this help
- q  Ctrl-C             end
+1-7  Tab  Shift-Tab  the views: exports, devices, hosts, …
+< >  ← →             sort by the column before, after
+r                    turn the order around
+o                    the configuration's order
+↑ ↓ PgUp PgDn Home End  scroll
++ -                  look half as often, twice as often
+Space                look now
+p                    hold the screen, go on
+h  ?                 this help
+q  Ctrl-C            end
 
- R-P50 is the median latency of reads in the last seconds, W-P99 what one of a hundred
- writes exceeds. BUSY is a reactor's share of time in work; WAITS are requests that had to
- wait for a buffer: `windlass doctor` says how large `memory` should be.";
+R-P50 is the median latency of reads in the last seconds,
+W-P99 what one write in a hundred exceeds. BUSY is a
+reactor's share of time in work. WAITS are requests that had
+to wait for a buffer: `windlass doctor` says how large
+`memory` should be.";
 
 /// Draws everything into whatever room there is.
 pub(super) fn screen(frame: &mut Frame<'_>, screen: &Screen) {
@@ -262,7 +264,7 @@ fn shortened(text: &str, width: usize) -> String {
 fn draw_help(frame: &mut Frame<'_>) {
     let area = frame.area();
     let width = HELP.lines().map(|line| line.chars().count()).max();
-    let width = (width.unwrap_or(0) as u16 + 3).min(area.width);
+    let width = (width.unwrap_or(0) as u16 + 4).min(area.width);
     let height = (HELP.lines().count() as u16 + 2).min(area.height);
     let place = Rect {
         x: (area.width - width) / 2,
@@ -271,6 +273,10 @@ fn draw_help(frame: &mut Frame<'_>) {
         height,
     };
     frame.render_widget(Clear, place);
-    let help = Paragraph::new(HELP).block(Block::bordered().title(" windlass top "));
+    let help = Paragraph::new(HELP).block(
+        Block::bordered()
+            .title(" windlass top ")
+            .padding(Padding::horizontal(1)),
+    );
     frame.render_widget(help, place);
 }

@@ -1,0 +1,109 @@
+//! Commands that ask a running appliance, as a user runs them: what they print, and what they exit
+//! with.
+
+mod process;
+
+use std::fs;
+use std::path::Path;
+
+use process::{Windlass, run};
+use rustix::process::Signal;
+use tempfile::TempDir;
+
+const NQN: &str = "nqn.2026-11.org.windlass:commands";
+
+/// An appliance with its socket in a directory of its own.
+fn appliance(directory: &Path) -> Windlass {
+    let file = directory.join("windlass.toml");
+    let socket = directory.join("control.sock");
+    let text = format!(
+        r#"
+[appliance]
+name = "tested"
+memory = "16MiB"
+pages = "ordinary"
+[control]
+socket = "{}"
+http = "off"
+[[device]]
+name = "ram"
+type = "memory"
+size = "8MiB"
+[[listener]]
+name = "loopback"
+transport = "tcp"
+address = "127.0.0.1:0"
+[[export]]
+nqn = "{NQN}"
+devices = ["ram"]
+listeners = ["loopback"]
+allow_any_host = true
+"#,
+        socket.display()
+    );
+    fs::write(&file, text).expect("writable");
+    Windlass::start(&file)
+}
+
+#[track_caller]
+fn exit_code(finished: &process::Finished) -> i32 {
+    finished.status.code().expect("it exited")
+}
+
+#[test]
+fn a_running_appliance_is_shown_and_one_that_has_ended_is_missed() {
+    let directory = TempDir::new().expect("a directory");
+    let socket = directory.path().join("control.sock");
+    let socket = socket.to_str().expect("UTF-8");
+    let missing = run(&["status", "--socket", socket]);
+    assert_eq!(exit_code(&missing), 3, "{missing:?}");
+    assert!(missing.stderr.contains("no appliance runs here"));
+
+    let windlass = appliance(directory.path());
+    let shown = run(&["status", "--since-start", "--socket", socket]);
+    assert_eq!(exit_code(&shown), 0, "{shown:?}");
+    for part in ["tested is running", NQN, "no problems"] {
+        assert!(shown.stdout.contains(part), "{shown:?}");
+    }
+    let json = run(&["status", "--json", "--socket", socket]);
+    let status: serde_json::Value = serde_json::from_str(&json.stdout).expect("JSON");
+    assert_eq!(status["exports"][0]["nqn"], NQN);
+
+    let once = ["top", "--once", "--delay", "0.1", "--view", "devices"];
+    let top = run(&[&once[..], &["--socket", socket]].concat());
+    assert_eq!(exit_code(&top), 0, "{top:?}");
+    assert!(top.stdout.contains("tested: up"), "{top:?}");
+    assert!(top.stdout.contains("ram"), "{top:?}");
+    // Standard output is a pipe here.
+    let refused = run(&["top", "--socket", socket]);
+    assert_eq!(exit_code(&refused), 1, "{refused:?}");
+    assert!(
+        refused.stderr.contains("this is no terminal"),
+        "{refused:?}"
+    );
+
+    windlass.signal(Signal::KILL);
+    windlass.wait();
+    let abandoned = run(&["status", "--socket", socket]);
+    assert_eq!(exit_code(&abandoned), 3, "{abandoned:?}");
+    assert!(
+        abandoned.stderr.contains("nobody answers at"),
+        "{abandoned:?}"
+    );
+}
+
+#[test]
+fn the_doctor_needs_no_appliance_and_tells_the_worst() {
+    let directory = TempDir::new().expect("a directory");
+    let root = directory.path().to_str().expect("UTF-8");
+    // A machine of which nothing is known.
+    let report = run(&["doctor", "--json", "--root", root]);
+    assert_eq!(exit_code(&report), 4, "{report:?}");
+    let json: serde_json::Value = serde_json::from_str(&report.stdout).expect("JSON");
+    assert_eq!(json["worst"], "broken");
+    let here = run(&["doctor"]);
+    assert!([0, 3, 4].contains(&exit_code(&here)), "{here:?}");
+    assert!(here.stdout.contains("memory"), "{here:?}");
+    let nowhere = run(&["doctor", "--config", "/nowhere.toml"]);
+    assert_eq!(exit_code(&nowhere), 1, "{nowhere:?}");
+}
