@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use appliance_config::{Colour, Config, LoadError};
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
@@ -15,7 +15,7 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 use crate::appliance::Appliance;
 use crate::service::BadConfiguration;
 use crate::signals::Termination;
-use crate::{doctor, drives, embedded, service, signals, status, summary, top, trace};
+use crate::{doctor, drives, embedded, manual, service, signals, status, summary, top, trace};
 
 /// How long the listeners of an appliance that has started may take to answer.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
@@ -26,6 +26,7 @@ pub(crate) type Failure = Box<dyn Error>;
 /// A polled-mode NVMe-oF storage appliance.
 #[derive(Parser, Debug)]
 #[command(name = "windlass", version, about, max_term_width = 100)]
+#[command(after_long_help = manual::FILES_AND_VARIABLES)]
 pub(crate) struct Arguments {
     #[command(subcommand)]
     pub(crate) command: Command,
@@ -65,6 +66,12 @@ pub(crate) enum Command {
     Top(top::TopArguments),
     /// Write down what the reactors of a running appliance did last, for Perfetto or Chrome.
     Trace(trace::TraceArguments),
+    /// Write manual pages and completions below DIR, for packages.
+    #[command(hide = true)]
+    GenerateManual {
+        /// Gets `man` and `completions`.
+        directory: PathBuf,
+    },
 }
 
 /// Runs `command` to its end.
@@ -89,6 +96,10 @@ pub(crate) fn run(command: Command) -> Result<ExitCode, Failure> {
         Command::Status(arguments) => status::status(&arguments),
         Command::Top(arguments) => top::top(&arguments),
         Command::Trace(arguments) => trace::trace(&arguments),
+        Command::GenerateManual { directory } => {
+            manual::generate(&Arguments::command(), &directory)?;
+            Ok(ExitCode::SUCCESS)
+        }
         Command::Check { file } => {
             let config = load(&file)?;
             print(&summary::check_text(&file, &config));
@@ -191,7 +202,6 @@ mod tests {
 
     #[test]
     fn the_command_line_is_consistent() {
-        use clap::CommandFactory;
         Arguments::command().debug_assert();
     }
 }

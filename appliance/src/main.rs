@@ -12,6 +12,7 @@ mod doctor;
 mod drives;
 mod embedded;
 mod exports;
+mod manual;
 mod nvme;
 mod observe;
 mod quantity;

@@ -1,8 +1,8 @@
 //! `cargo xtask package`: the Debian package, from a built appliance and the files of deploy/, by
 //! dpkg-deb alone.
 //!
-//! Man pages and completions come along from `target/man` and `target/completions` where something
-//! has generated them there.
+//! The program itself writes its manual pages and completions, so they are never those of another
+//! version.
 
 mod check;
 
@@ -171,18 +171,32 @@ fn lay_out(binary: &Path, stage: &Path) -> Result<(), String> {
     let mut strip = process::program("strip");
     strip.args(["--strip-all", "--remove-section=.comment"]);
     process::run(strip.arg(&program))?;
-    let target = process::root().join("target");
-    for page in files_in(&target.join("man")) {
-        let to = stage.join("usr/share/man/man1").join(file_name(&page));
+    lay_out_manual(binary, stage)
+}
+
+/// Manual pages and completions, as the program writes them.
+fn lay_out_manual(binary: &Path, stage: &Path) -> Result<(), String> {
+    let generated = stage.with_extension("generated");
+    remove_if_there(&generated)?;
+    let mut windlass = process::program(binary);
+    process::run(windlass.arg("generate-manual").arg(&generated))?;
+    for page in files_in(&generated.join("man")) {
+        let to = stage.join(place_of_page(&file_name(&page)));
         copy(&page, &to, false)?;
         compress(&to)?;
     }
-    for completion in files_in(&target.join("completions")) {
-        if let Some(to) = place_of_completion(&file_name(&completion)) {
-            copy(&completion, &stage.join(to), false)?;
-        }
+    for completion in files_in(&generated.join("completions")) {
+        let name = file_name(&completion);
+        let to = place_of_completion(&name);
+        let to = to.ok_or_else(|| format!("nobody looks for the completion {name}"))?;
+        copy(&completion, &stage.join(to), false)?;
     }
-    Ok(())
+    remove_if_there(&generated)
+}
+
+/// Where man(1) looks for a page, before it is compressed.
+fn place_of_page(name: &str) -> String {
+    format!("usr/share/man/man1/{name}")
 }
 
 /// Where a shell looks for a completion of this file name.

@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::Path;
 
-use super::{FILES, at, build, contents};
+use super::{FILES, at, build, contents, place_of_completion, place_of_page};
 use crate::process;
 
 const UNITS: [&str; 3] = [
@@ -14,8 +14,9 @@ const UNITS: [&str; 3] = [
 ];
 /// Most exposure that `systemd-analyze security` may find in the service, in tenths.
 const EXPOSURE_MAX_TENTHS: u32 = 25;
-/// What lintian may say: manual pages are generated elsewhere and may not be there yet.
-const LINTIAN_SUPPRESSED: &str = "no-manual-page";
+/// Commands whose pages have to be in the package; lintian looks at how they are written.
+const PAGES: [&str; 5] = ["", "-run", "-status", "-top", "-doctor"];
+const COMPLETIONS: [&str; 3] = ["windlass.bash", "windlass.fish", "_windlass"];
 
 /// Builds the package of `binary` and checks it.
 pub(crate) fn check(binary: &Path) -> Result<(), String> {
@@ -36,10 +37,16 @@ fn check_contents(package: &Path) -> Result<(), String> {
     let listing = process::output(&mut contents(package))?;
     let listing = String::from_utf8_lossy(&listing);
     print!("{listing}");
+    let pages = PAGES.map(|name| place_of_page(&format!("windlass{name}.1.gz")));
+    let completions = COMPLETIONS
+        .iter()
+        .filter_map(|name| place_of_completion(name));
     let places = FILES
         .iter()
-        .map(|&(_, to, _)| to)
-        .chain(["usr/bin/windlass"]);
+        .map(|&(_, to, _)| to.to_owned())
+        .chain(["usr/bin/windlass".to_owned()])
+        .chain(pages)
+        .chain(completions);
     for place in places {
         if !listing
             .lines()
@@ -109,7 +116,6 @@ fn lint(package: &Path) -> Result<(), String> {
     }
     let mut lintian = process::program("lintian");
     lintian.args(["--fail-on", "error,warning", "--allow-root"]);
-    lintian.args(["--suppress-tags", LINTIAN_SUPPRESSED]);
     process::run(lintian.arg(package))
 }
 
