@@ -115,6 +115,8 @@ fn write(out: &mut String, look: &Look) -> fmt::Result {
         quantity::bytes(memory.page_bytes)
     )?;
     writeln!(out, "over {:.1} s: {}", look.seconds(), views::moving(look))?;
+
+    writeln!(out, "latency: {}", views::latencies(look))?;
     for table in [
         views::exports(look),
         views::listeners(look),
@@ -122,6 +124,7 @@ fn write(out: &mut String, look: &Look) -> fmt::Result {
         views::hosts(look),
         views::reactors(look),
         views::pools(look),
+        views::errors(look),
     ] {
         write_table(out, &table)?;
     }
@@ -175,6 +178,8 @@ mod tests {
             "41 °C, 3 % used",
             "REACTOR",
             "4 KiB",
+            "reads p50 80.0 µs",
+            "Unrecovered Read Error",
             "no problems",
         ] {
             assert!(text.contains(part), "{part} is not in\n{text}");

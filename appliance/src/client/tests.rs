@@ -21,17 +21,18 @@ pub(crate) fn status() -> Status {
         "reactors": [{"index": 0, "core": 2, "running": true, "busy_permille": 120,
             "asleep": false, "turns": 5000, "busy_ns": 1000000000, "idle_ns": 9000000000,
             "sleeps": 20, "wakeups": 20, "stalls": 0, "queues": 3, "depth": 16,
-            "longest_poll": {"name": "tcp", "ns": 120000}, "stuck": null}],
+            "longest_poll": {"name": "tcp", "ns": 120000}, "latency": LATENCY, "stuck": null}],
         "memory": {"bytes": 268435456, "page_bytes": 2097152, "notices": [], "classes": [
             {"slice_bytes": 4096, "total": 16384, "free": 16300, "taken": 84, "waits": 0,
                 "waiting": 0}]},
         "devices": [{"name": "fast0", "type": "nvme", "state": "ready", "block_size": 512,
             "block_count": 2097152, "media_errors": 0, "waits": 0, "temperature_celsius": 41,
             "available_spare_percent": 100, "used_percent": 3, "warnings": [],
-            "totals": TOTALS, "drive": {"commands": 7}}],
+            "totals": TOTALS, "latency": null, "drive": {"commands": 7}}],
         "exports": [{"nqn": "nqn.2026-11.org.windlass:rack7-a.fast", "namespaces": [
             {"nsid": 1, "device": "fast0", "bytes": 1073741824, "uuid": ""}],
-            "listeners": ["san"], "controllers": 1, "totals": TOTALS, "latency": null}],
+            "listeners": ["san"], "controllers": 1, "totals": TOTALS, "latency": LATENCY,
+            "stages": {}}],
         "listeners": [{"name": "san", "transport": "tcp", "address": "192.0.2.10:4420",
             "connections": 3}],
         "hosts": [{"nqn": "nqn.2014-08.org.nvmexpress:uuid:1", "host_id": "09",
@@ -42,11 +43,18 @@ pub(crate) fn status() -> Status {
             "connects": 2, "connects_refused": 0, "keep_alive_expired": 0, "events": 0,
             "deferred": 0, "orphaned": 0, "stale_completions": 0, "stale_queues": 0,
             "discovery_generation": 1},
+        "latency": LATENCY,
+        "statuses": [{"export": "nqn.2026-11.org.windlass:rack7-a.fast", "count": 4,
+            "code": {"sct": 2, "sc": 129, "text": "Unrecovered Read Error"}}],
         "transports": {"tcp": {"connections": 3}}
     }"#;
     let totals = r#"{"reads": 1152000, "bytes_read": 4718592000, "writes": 11520,
         "bytes_written": 47185920, "others": 3, "errors": 0}"#;
-    serde_json::from_str(&text.replace("TOTALS", totals)).expect("a status")
+    let latency = r#"{"window_ms": 4000, "read": {"count": 9, "p50_ns": 80000,
+        "p99_ns": 1234567, "p999_ns": 2000000}, "write": {"count": 0, "p50_ns": null,
+        "p99_ns": null, "p999_ns": null}}"#;
+    let text = text.replace("TOTALS", totals).replace("LATENCY", latency);
+    serde_json::from_str(&text).expect("a status")
 }
 
 /// Answers one request at a path with these bytes, and tells what was asked.

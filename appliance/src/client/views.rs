@@ -58,6 +58,7 @@ pub(crate) const DEVICES: &[&[Column]] = &[
         name("HEALTH"),
     ],
     &RATES,
+    &LATENCIES,
 ];
 
 /// Columns of [`hosts`].
@@ -74,17 +75,28 @@ pub(crate) const HOSTS: &[&[Column]] = &[
 ];
 
 /// Columns of [`reactors`].
-pub(crate) const REACTORS: &[&[Column]] = &[&[
-    number("REACTOR"),
-    number("CORE"),
-    name("STATE"),
-    number("BUSY"),
-    number("QUEUES"),
-    number("DEPTH"),
-    number("TURNS/S"),
-    number("SLEEPS/S"),
-    number("STALLS"),
-    number("LONGEST"),
+pub(crate) const REACTORS: &[&[Column]] = &[
+    &[
+        number("REACTOR"),
+        number("CORE"),
+        name("STATE"),
+        number("BUSY"),
+        number("QUEUES"),
+        number("DEPTH"),
+        number("TURNS/S"),
+        number("SLEEPS/S"),
+        number("STALLS"),
+        number("LONGEST"),
+    ],
+    &LATENCIES,
+];
+
+/// Columns of [`errors`].
+pub(crate) const ERRORS: &[&[Column]] = &[&[
+    name("EXPORT"),
+    name("STATUS"),
+    number("ERRORS"),
+    number("ERR/S"),
 ]];
 
 /// Columns of [`pools`].
@@ -172,6 +184,7 @@ pub(crate) fn devices(look: &Look) -> Table {
             health(device),
         ];
         row.extend(rate_cells(rates));
+        row.extend(latency_cells(device.latency.as_ref()));
         table.push(row);
     }
     table
@@ -216,7 +229,7 @@ pub(crate) fn reactors(look: &Look) -> Table {
             Cell::number(rate, quantity::rate(rate))
         };
         let longest = reactor.longest_poll.as_ref();
-        table.push(vec![
+        let mut row = vec![
             count(reactor.index as u64),
             count(reactor.core as u64),
             reactor_state(reactor),
@@ -227,6 +240,28 @@ pub(crate) fn reactors(look: &Look) -> Table {
             of(|it| it.sleeps),
             nonzero(reactor.stalls),
             Cell::known(longest.map(|it| it.ns), latency),
+        ];
+        row.extend(latency_cells(Some(&reactor.latency)));
+        table.push(row);
+    }
+    table
+}
+
+/// Commands that ended with an error, by what hosts were told.
+pub(crate) fn errors(look: &Look) -> Table {
+    let mut table = table(ERRORS);
+    for errors in &look.now.statuses {
+        let rate = look.rate_of(|then| {
+            let mut all = then.statuses.iter();
+            let same = all.find(|it| (&it.export, &it.code) == (&errors.export, &errors.code));
+            same.map_or(0, |it| it.count)
+        });
+        let code = errors.code.as_ref();
+        table.push(vec![
+            Cell::known(errors.export.as_deref(), Cell::text),
+            Cell::text(code.map_or("others", |it| &it.text)),
+            count(errors.count),
+            Cell::number(rate, quantity::rate(rate)),
         ]);
     }
     table
@@ -290,6 +325,17 @@ pub(crate) fn moving(look: &Look) -> String {
     let written = quantity::bytes(rates.bytes_written as u64);
     let errors = rate(rates.errors);
     format!("{reads} reads/s ({read}/s), {writes} writes/s ({written}/s), {errors} errors/s")
+}
+
+/// How long the commands of all exports took, in one line.
+pub(crate) fn latencies(look: &Look) -> String {
+    let told = |of: &Percentiles| {
+        let told = |ns: Option<u64>| ns.map_or(quantity::NOTHING.to_owned(), quantity::latency);
+        let (p50, p99, p999) = (told(of.p50_ns), told(of.p99_ns), told(of.p999_ns));
+        format!("p50 {p50}, p99 {p99}, p99.9 {p999}")
+    };
+    let Latency { read, write, .. } = &look.now.latency;
+    format!("reads {}; writes {}", told(read), told(write))
 }
 
 /// Everything that a person should look after, worst first.
@@ -369,9 +415,8 @@ fn rate_cells(rates: Rates) -> [Cell; RATES.len()] {
 }
 
 fn latency_cells(measured: Option<&Latency>) -> [Cell; LATENCIES.len()] {
-    let cell = |of: fn(&Latency) -> &Percentiles, which: fn(&Percentiles) -> u64| {
-        let percentiles = measured.map(of).filter(|it| it.count > 0);
-        Cell::known(percentiles.map(which), latency)
+    let cell = |of: fn(&Latency) -> &Percentiles, which: fn(&Percentiles) -> Option<u64>| {
+        Cell::known(measured.map(of).and_then(which), latency)
     };
     [
         cell(|it| &it.read, |it| it.p50_ns),

@@ -29,7 +29,7 @@ const PROBLEMS_MAX: usize = 3;
 const NAME_CHARS_MIN: usize = 20;
 
 const HELP: &str = "\
-1-7  Tab  Shift-Tab  the views: exports, devices, hosts, …
+1-8  Tab  Shift-Tab  the views: exports, devices, hosts, …
 < >  ← →             sort by the column before, after
 r                    turn the order around
 o                    the configuration's order
@@ -72,7 +72,7 @@ pub(super) fn screen(frame: &mut Frame<'_>, screen: &Screen) {
     if let Some(rows) = screen.table() {
         draw_table(frame, screen, &rows, table);
     }
-    let keys = "h help  1-7 view  <> sort  r reverse  p hold  q quit";
+    let keys = "h help  1-8 view  <> sort  r reverse  p hold  q quit";
     frame.render_widget(Paragraph::new(keys).dim(), foot);
     if screen.shows_help() {
         draw_help(frame);
@@ -107,27 +107,9 @@ fn head_lines(screen: &Screen) -> Vec<String> {
             appliance.name, appliance.version
         ),
         views::moving(look),
-        latencies(screen.history()),
+        format!("latency: {}", views::latencies(look)),
         reactors(look),
     ]
-}
-
-/// The latencies of all commands in the last second that has any.
-fn latencies(history: Option<&History>) -> String {
-    let last = |what: &str| {
-        let series = history?.series.get(&format!("total//{what}"))?;
-        series.iter().rev().copied().find(Option::is_some).flatten()
-    };
-    let of = |what| match last(what) {
-        Some(ns) => quantity::latency(ns as u64),
-        None => quantity::NOTHING.to_owned(),
-    };
-    format!(
-        "latency: p50 {}  p99 {}  p99.9 {}",
-        of("p50_ns"),
-        of("p99_ns"),
-        of("p999_ns")
-    )
 }
 
 fn reactors(look: &Look) -> String {

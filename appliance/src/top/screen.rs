@@ -25,6 +25,7 @@ pub(super) enum View {
     Reactors,
     Pools,
     Listeners,
+    Errors,
     Events,
 }
 
@@ -37,6 +38,7 @@ impl View {
             View::Reactors => "reactors",
             View::Pools => "pools",
             View::Listeners => "listeners",
+            View::Errors => "errors",
             View::Events => "events",
         }
     }
@@ -49,6 +51,7 @@ impl View {
             View::Reactors => views::reactors(look),
             View::Pools => views::pools(look),
             View::Listeners => views::listeners(look),
+            View::Errors => views::errors(look),
             View::Events => views::events(events, look.now.now_unix_ms),
         }
     }
@@ -62,6 +65,7 @@ impl View {
             View::Reactors => views::REACTORS,
             View::Pools => views::POOLS,
             View::Listeners => views::LISTENERS,
+            View::Errors => views::ERRORS,
             View::Events => views::EVENTS,
         };
         let columns = columns.iter().flat_map(|part| part.iter());
@@ -210,7 +214,7 @@ impl Screen {
             // Whatever else is typed closes the help.
             _ if self.shows_help => self.shows_help = false,
             KeyCode::Char('h' | '?') | KeyCode::F(1) => self.shows_help = true,
-            KeyCode::Char(digit @ '1'..='7') => {
+            KeyCode::Char(digit @ '1'..='8') => {
                 let index = digit as usize - '1' as usize;
                 self.show(View::value_variants()[index]);
             }
