@@ -195,6 +195,19 @@ impl<P: Provider> MemoryMap<P> {
         self.version
     }
 
+    /// How many registrations there are.
+    #[must_use]
+    pub fn registrations(&self) -> usize {
+        self.registrations.len()
+    }
+
+    /// Bytes that they hold; where they overlap, each counts.
+    #[must_use]
+    pub fn registered_bytes(&self) -> u64 {
+        let pieces = self.pieces.iter();
+        pieces.map(|piece| (piece.end - piece.start) as u64).sum()
+    }
+
     /// The pieces of registered memory that make up a range; one for a lease. `None` when a part is
     /// not registered, or when it takes more than [`SGES_MAX`](crate::SGES_MAX) pieces.
     #[inline]

@@ -31,6 +31,15 @@ pub enum DeviceError {
     Memory(#[source] Error),
 }
 
+/// Memory that is registered.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Registered {
+    /// Registrations, over all devices.
+    pub count: u64,
+    /// What they hold; a device that limits their size has some of it twice.
+    pub bytes: u64,
+}
+
 /// One protection domain per device.
 #[derive(Debug)]
 pub struct Domains<P: Provider> {
@@ -87,6 +96,18 @@ impl<P: Provider> Domains<P> {
         let entries = self.entries();
         let found = entries.iter().find(|entry| entry.device.index() == device);
         found.map(|entry| Arc::clone(&entry.memory))
+    }
+
+    /// What is registered with all devices. Control path.
+    #[must_use]
+    pub fn registered(&self) -> Registered {
+        let mut registered = Registered::default();
+        for entry in self.entries().iter() {
+            let map = entry.memory.map();
+            registered.count += map.registrations() as u64;
+            registered.bytes += map.registered_bytes();
+        }
+        registered
     }
 
     /// Forgets a device that failed or is being removed. Its memory is given up when the last

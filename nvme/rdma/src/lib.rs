@@ -47,7 +47,7 @@ pub use config::{
 };
 pub use connections::{ConnectionSet, Handoff, SetParts};
 pub use counters::RdmaCounters;
-pub use domains::{DeviceError, Domains};
+pub use domains::{DeviceError, Domains, Registered};
 pub use listeners::Listeners;
 pub use plan::{Unfit, queue_depth_max};
 pub use transport::{Message, RdmaTransport};

@@ -12,7 +12,7 @@
 
 use hugemem::{Data, Lease};
 use nvme_spec::Cqe;
-use nvme_target::{KeyedBlocks, Work};
+use nvme_target::{KeyedBlocks, Timing, Work};
 
 /// Where a request stands, and who moves it on.
 #[derive(Debug)]
@@ -73,6 +73,7 @@ pub(crate) struct Answer {
     /// `data[..bytes]` goes to the host's memory before the response.
     pub(crate) data: Option<Data>,
     pub(crate) bytes: u32,
+    pub(crate) timing: Timing,
 }
 
 /// A request's place.

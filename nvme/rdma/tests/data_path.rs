@@ -7,7 +7,7 @@ use harness::{IN_CAPSULE_BYTES, Setup, Stage, TARGET_MACHINE};
 use nvme_spec::command::Cns;
 use nvme_spec::sgl::SglDescriptor;
 use nvme_spec::{Cqe, Sqe, Status};
-use nvme_target::KEYED_BLOCKS_MAX;
+use nvme_target::{KEYED_BLOCKS_MAX, Stage as Part};
 use rdma::DeviceLimits;
 use rdma::fake::{DeviceConfig, Fault, Operation, Pattern};
 use reactors::Nanos;
@@ -276,6 +276,10 @@ fn a_short_send_queue_makes_answers_wait() {
         io.responses.len() == 60
     });
     assert!(stage.counters.send_waits.get() > 0);
+    for part in [Part::Send, Part::Total] {
+        assert_eq!(stage.measured(part), (60, 0), "{part:?}");
+    }
+    assert_eq!(stage.measured(Part::Device), (0, 0));
     io.responses.clear();
     io.prove_alive(&mut stage, 1, 7);
 }
@@ -337,6 +341,13 @@ fn an_empty_arena_makes_requests_and_receives_wait() {
             .iter()
             .all(|(cqe, _)| cqe.status().is_success())
     );
+    for part in [Part::Device, Part::Send, Part::Total] {
+        assert_eq!(stage.measured(part), (0, 16), "{part:?}");
+    }
+    let waits = stage.counters.buffer_waits.get();
+    assert_eq!(stage.measured(Part::Buffer), (0, waits));
+    // The others came in their capsules.
+    assert_eq!(stage.measured(Part::Fetch), (0, 8));
     io.responses.clear();
     for cid in 0..16_u64 {
         assert!(read(&mut stage, &mut io, cid * 8, 4096) == data);

@@ -163,6 +163,7 @@ impl Controller {
                 Effect::Reset
             }
             ControllerState::ShuttingDown => {
+                self.shared.part();
                 self.shared.close_gate();
                 Effect::Flush
             }

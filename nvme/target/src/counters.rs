@@ -131,6 +131,10 @@ pub struct CoreCounters {
     pub connects: Counter,
     /// Connects that were refused.
     pub connects_refused: Counter,
+    /// Associations of hosts that had lost one with the same subsystem.
+    pub reconnects: Counter,
+    /// Resets of controllers that hosts asked for.
+    pub controller_resets: Counter,
     /// Keep-alive times that ran out.
     pub keep_alive_expired: Counter,
     /// Asynchronous events that hosts were told of.

@@ -341,8 +341,6 @@ pub struct LentRead {
     /// Where the data goes in the host's memory, and whether the host wants the key invalidated
     /// with the response; `None` on transports without keys. The block holds exactly the data.
     pub keyed: Option<(KeyedBlock, bool)>,
-    /// For [`TargetCore::sent`](crate::TargetCore::sent).
-    pub timing: Timing,
 }
 
 /// A connection that the transport must end: send what is queued for it, close it, and then call

@@ -1,13 +1,17 @@
 //! Which controllers there are, and which I/O queues each has on which core. Control path only.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use nvme_spec::fabrics::{CNTLID_MAX, ConnectField};
 
 use crate::config::TargetLimits;
 use crate::interface::CloseReason;
-use crate::shared::{ControllerIdentity, ControllerShared, Gate};
+use crate::shared::{ControllerIdentity, ControllerShared, DISCOVERY_SLOT, Gate};
+
+/// Lost associations that are remembered, to tell a host that comes back from a new one.
+const LOST_MAX: usize = 1024;
 
 /// One I/O queue of a controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,6 +66,8 @@ pub(crate) struct Registry {
     controllers_max: usize,
     next_cntlid: u16,
     next_token: u64,
+    /// Who lost an association without having shut it down, as hashes, the latest last.
+    lost: VecDeque<u64>,
     /// No Connect is accepted any more.
     pub(crate) closed: bool,
 }
@@ -73,6 +79,7 @@ impl Registry {
             controllers_max: usize::from(limits.controllers_max),
             next_cntlid: 1,
             next_token: 1,
+            lost: VecDeque::with_capacity(LOST_MAX),
             closed: false,
         }
     }
@@ -185,9 +192,23 @@ impl Registry {
 
     fn remove_if_empty(&mut self, cntlid: u16) {
         let empty = |entry: &Entry| entry.admin_slot.is_none() && entry.io_queues.is_empty();
-        if self.controllers.get(&cntlid).is_some_and(empty) {
-            self.controllers.remove(&cntlid);
+        if self.controllers.get(&cntlid).is_some_and(empty)
+            && let Some(entry) = self.controllers.remove(&cntlid)
+            && !entry.shared.has_parted()
+            && entry.shared.identity.subsystem != DISCOVERY_SLOT
+        {
+            if self.lost.len() == LOST_MAX {
+                self.lost.pop_front();
+            }
+            self.lost.push_back(hash_of(&entry.shared.identity));
         }
+    }
+
+    /// Whether who connects has lost an association with the same subsystem. Told once for each.
+    pub(crate) fn comes_back(&mut self, identity: &ControllerIdentity) -> bool {
+        let hash = hash_of(identity);
+        let place = self.lost.iter().rposition(|lost| *lost == hash);
+        place.is_some_and(|place| self.lost.remove(place).is_some())
     }
 
     /// Ends every association.
@@ -196,6 +217,15 @@ impl Registry {
             entry.shared.end(reason);
         }
     }
+}
+
+/// Who is associated with what. Two that share a hash cost one wrong count.
+fn hash_of(identity: &ControllerIdentity) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    identity.subsystem_nqn.hash(&mut hasher);
+    identity.host_nqn.hash(&mut hasher);
+    identity.host_id.hash(&mut hasher);
+    hasher.finish()
 }
 
 #[cfg(test)]
@@ -310,6 +340,31 @@ mod tests {
         assert_eq!(refusal(&mut registry, &connect(1, 1)), IoRefusal::Sequence);
         registry.remove_io(1, grant.token);
         assert!(registry.add_io(&connect(1, 1)).is_ok());
+    }
+
+    #[test]
+    fn who_lost_an_association_comes_back_once() {
+        let mut registry = registry(2);
+        let other = || ControllerIdentity {
+            host_id: [8; 16],
+            ..identity()
+        };
+        assert!(!registry.comes_back(&identity()));
+        registry.add(identity(), 0, 4).expect("room");
+        assert!(!registry.comes_back(&identity()), "it is there");
+        registry.remove_admin(1);
+        assert!(!registry.comes_back(&other()));
+        assert!(registry.comes_back(&identity()));
+        assert!(!registry.comes_back(&identity()), "told already");
+        // Who shut down in order is new when it comes again.
+        registry.add(identity(), 0, 4).expect("room").part();
+        registry.remove_admin(2);
+        assert!(!registry.comes_back(&identity()));
+        for _ in 0..2 * LOST_MAX {
+            let lost = registry.add(other(), 0, 4).expect("room");
+            registry.remove_admin(lost.identity.cntlid);
+        }
+        assert_eq!(registry.lost.len(), LOST_MAX);
     }
 
     #[test]

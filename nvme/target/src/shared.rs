@@ -53,6 +53,8 @@ pub(crate) struct ControllerShared {
     gate: AtomicU64,
     traffic: AtomicBool,
     write_through: AtomicBool,
+    /// Whether the host has shut the controller down.
+    parted: AtomicBool,
     ending: AtomicU8,
     state: AtomicU8,
     io_queues_granted: AtomicU16,
@@ -69,6 +71,7 @@ impl ControllerShared {
             gate: AtomicU64::new(Gate::closed(0).0),
             traffic: AtomicBool::new(false),
             write_through: AtomicBool::new(false),
+            parted: AtomicBool::new(false),
             ending: AtomicU8::new(0),
             state: AtomicU8::new(0),
             io_queues_granted: AtomicU16::new(io_queues_granted),
@@ -122,6 +125,16 @@ impl ControllerShared {
 
     pub(crate) fn set_write_through(&self, on: bool) {
         self.write_through.store(on, Ordering::Relaxed);
+    }
+
+    /// The host shuts the controller down: it parts in order.
+    pub(crate) fn part(&self) {
+        self.parted.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the host has shut the controller down.
+    pub(crate) fn has_parted(&self) -> bool {
+        self.parted.load(Ordering::Relaxed)
     }
 
     /// Why the whole association ends, once it does.

@@ -130,7 +130,7 @@ impl TargetCore {
             view: target.published(),
             counters,
             recorder: Recorder::new(),
-            departures: Departures::new(),
+            departures: Departures::new(limits.queues_max),
             controllers: Slots::new(limits.queues_max),
             attention_seen,
             health_changes_seen: target.health_changes(),
@@ -196,7 +196,7 @@ impl TargetCore {
         for device in &mut self.devices {
             device.flush();
         }
-        self.departures.flushed();
+        self.departures.flushed(&mut self.queues);
     }
 
     /// When `poll` must be called at the latest.

@@ -600,6 +600,10 @@ impl<S: ByteStream> Connection<S> {
             transmitter.flush(stream, |slot| core.sent(slots.release(slot), now))
         };
         cx.counters.sends.add(self.transmitter.take_sends());
+        if matches!(outcome, Flushed::Blocked | Flushed::Yielded) {
+            let answers = self.slots.answers();
+            answers.for_each(|timing| cx.core.waits_to_send(timing));
+        }
         if let Phase::Closing {
             until,
             finished_sending: false,

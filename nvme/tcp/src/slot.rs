@@ -92,6 +92,18 @@ impl SlotTable {
         timing
     }
 
+    /// The timings of answers that have not gone.
+    pub(crate) fn answers(&mut self) -> impl Iterator<Item = &mut Timing> {
+        self.states.iter_mut().filter_map(|state| match state {
+            SlotState::Answering(timing) => Some(timing),
+            SlotState::Free
+            | SlotState::AwaitingBuffer(_)
+            | SlotState::FetchingData(_)
+            | SlotState::Executing
+            | SlotState::Held => None,
+        })
+    }
+
     /// Forgets every request; their buffers come home.
     pub(crate) fn abandon(&mut self) {
         *self = Self::default();

@@ -2,7 +2,7 @@
 
 use hugemem::{Lease, WaiterToken};
 use nvme_spec::{Cqe, Status};
-use nvme_target::{Admission, Completed, DataSource, Direction, QueueId, Work};
+use nvme_target::{Admission, Completed, DataSource, Direction, QueueId, Timing, Work};
 use rdma::{Payload, Provider, QueuePair, RemoteAddress, SendOperation, SendRequest};
 
 use super::{Capsule, Cause, Connection, Context, Phase};
@@ -136,7 +136,10 @@ impl<P: Provider> Connection<P> {
                 self.finish(cx, slot, done);
             }
             (SlotState::AwaitingBuffer(_), Event::Granted(lease)) => {
-                if let SlotState::AwaitingBuffer(work) = self.slots.take_state(slot) {
+                if let SlotState::AwaitingBuffer(mut work) = self.slots.take_state(slot)
+                    && let Some(queue) = self.queue
+                {
+                    cx.core.got_buffer(queue, &mut work, cx.now);
                     self.use_buffer(cx, slot, work, lease);
                 }
             }
@@ -168,6 +171,9 @@ impl<P: Provider> Connection<P> {
             Some(lease) => self.use_buffer(cx, slot, work, lease),
             None => {
                 cx.counters.buffer_waits.add(1);
+                if let Some(queue) = self.queue {
+                    cx.core.awaits_buffer(queue, &work, cx.now);
+                }
                 *self.slots.state(slot) = SlotState::AwaitingBuffer(work);
             }
         }
@@ -178,6 +184,9 @@ impl<P: Provider> Connection<P> {
             Direction::FromHost => {
                 if self.reads_free == 0 {
                     cx.counters.read_waits.add(1);
+                }
+                if let Some(queue) = self.queue {
+                    cx.core.fetches(queue, &work, cx.now);
                 }
                 *self.slots.state(slot) = SlotState::AwaitingRead(Fetch::new(work, lease));
                 self.waiting_reads.push_back(slot);
@@ -318,12 +327,14 @@ impl<P: Provider> Connection<P> {
             response,
             data,
             bytes,
+            timing,
             ..
         } = done;
         let answer = Answer {
             response,
             data,
             bytes,
+            timing,
         };
         self.answer(cx, slot, answer);
     }
@@ -335,6 +346,7 @@ impl<P: Provider> Connection<P> {
             response,
             data: None,
             bytes: 0,
+            timing: Timing::NONE,
         };
         self.answer(cx, slot, answer);
     }

@@ -37,7 +37,8 @@ impl<P: Provider> Connection<P> {
     }
 
     #[cold]
-    fn await_send(&mut self, cx: &mut Context<'_, P>, slot: u16, answer: Answer) {
+    fn await_send(&mut self, cx: &mut Context<'_, P>, slot: u16, mut answer: Answer) {
+        cx.core.waits_to_send(&mut answer.timing);
         *self.slots.state(slot) = SlotState::AwaitingSend(answer);
         cx.counters.send_waits.add(1);
         self.waiting_sends.push_back(slot);
@@ -82,6 +83,7 @@ impl<P: Provider> Connection<P> {
             mut response,
             data,
             bytes,
+            timing,
         } = answer;
         let sequence = self.sends.next_sequence();
         if let Some(data) = &data
@@ -92,6 +94,7 @@ impl<P: Provider> Connection<P> {
         let invalidate = self.slots.at(slot).remote.invalidate;
         self.post_response(cx, sequence, &response, invalidate);
         self.sends.push(writes + 1, PostedKind::Answer, data);
+        cx.core.sent(timing, cx.now);
     }
 
     /// Queues the writes of an answer's data; `false` as [`write`](Self::write) says.
@@ -252,7 +255,6 @@ impl<P: Provider> Connection<P> {
             mut response,
             data,
             keyed,
-            ..
         } = read;
         let sequence = self.sends.next_sequence();
         let begin = data.as_ptr().addr();

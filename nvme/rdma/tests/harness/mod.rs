@@ -221,6 +221,14 @@ impl Stage {
         self.turn();
     }
 
+    /// Reads and writes that were measured in a stage, those of the turn before included.
+    pub(crate) fn measured(&mut self, stage: nvme_target::Stage) -> (u64, u64) {
+        self.turn();
+        let latency = self.target.latency();
+        let counts = &latency.subsystem(NQN).expect("the one there is")[stage];
+        (counts.read.count(), counts.write.count())
+    }
+
     /// Every slice of the arena that is out on lease, save what receives hold.
     pub(crate) fn leases_out(&self) -> u64 {
         let classes = self.arena.counters().classes;

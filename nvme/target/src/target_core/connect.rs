@@ -18,7 +18,6 @@ use crate::interface::{
     ADMIN_IN_CAPSULE_MAX_BYTES, Arrival, ConnectOutcome, QueueId, QueueInfo, TransportId,
 };
 use crate::io::DataContext;
-use crate::notes::CommandNote;
 use crate::registry::{IoConnect, IoRefusal, Registry};
 use crate::shared::{ControllerIdentity, DISCOVERY_SLOT};
 
@@ -250,10 +249,18 @@ impl TargetCore {
             host_id: request.host_id,
             admin_reactor: self.reactor,
         };
-        let added = self
-            .open_registry()?
-            .add(identity, slot, wanted.io_queues_max);
+        let (added, came_back) = {
+            let mut registry = self.open_registry()?;
+            let came_back = registry.comes_back(&identity);
+            (
+                registry.add(identity, slot, wanted.io_queues_max),
+                came_back,
+            )
+        };
         let shared = added.ok_or_else(busy)?;
+        if came_back {
+            self.counters.reconnects.add(1);
+        }
         let queue = self.queue_id(slot);
         let setup = ControllerSetup {
             kind: wanted.kind,
@@ -320,7 +327,7 @@ impl TargetCore {
             in_capsule_max: setup.data.in_capsule_max,
         };
         let slot = self.queues.next_slot().ok_or_else(busy)?;
-        queue.note = CommandNote::of_queue(queue.subsystem, slot);
+        queue.take_slot(slot);
         let (slot, generation) = self.queues.insert(queue).ok_or_else(busy)?;
         Ok((QueueId { slot, generation }, info))
     }

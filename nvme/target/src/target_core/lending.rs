@@ -15,7 +15,8 @@ use crate::io::{IoWork, is_transfer, lendable_read};
 impl TargetCore {
     /// Admits and executes a read in one look, where its device lends the data and nothing is in
     /// the way: such a command needs neither a tag nor a [`Work`](crate::Work). `None`: nothing has
-    /// happened, and [`admit`](Self::admit) says what is to be done.
+    /// happened, and [`admit`](Self::admit) says what is to be done. The answer is counted as
+    /// handed to the network in this turn.
     #[inline(always)]
     pub fn read_lent(&mut self, id: QueueId, sqe: &Sqe, now: Nanos) -> Option<LentRead> {
         let queue = self.queues.get_mut(id.slot, id.generation)?;
@@ -30,11 +31,18 @@ impl TargetCore {
         queue.shared.note_traffic();
         count(&self.counters, id, device, read.bytes);
         let command_id = sqe.cid.get();
+        self.recorder
+            .note(now, queue.served_note.with_command(command_id));
+        if !cfg!(uncounted) {
+            if queue.served == 0 {
+                self.departures.serves(id.slot, now);
+            }
+            queue.served += 1;
+        }
         Some(LentRead {
             response: queue.respond(command_id, Status::SUCCESS),
             data,
             keyed: read.keyed,
-            timing: queue.served(command_id, now),
         })
     }
 

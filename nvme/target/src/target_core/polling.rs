@@ -174,6 +174,7 @@ impl TargetCore {
         match effect {
             Effect::None => {}
             Effect::Reset => {
+                self.counters.controller_resets.add(1);
                 self.abort_event_requests(slot);
                 self.summon(slot);
                 self.check_reset(slot, now);

@@ -8,9 +8,10 @@ use nvme_spec::Sqe;
 use reactors::Nanos;
 use reactors::recorder::{Note, Recorder};
 
-use super::TargetCore;
 use super::executions::Execution;
 use super::queue::Queue;
+use super::slots::Slots;
+use super::{TRANSPORTS_MAX, TargetCore};
 use crate::interface::{Direction, QueueId, Work, WorkKind};
 use crate::io::{IoOperation, IoWork};
 use crate::notes::{CommandNote, Moment};
@@ -18,6 +19,8 @@ use crate::stages::{Measured, StageHistograms};
 
 /// Kinds of answers of one turn that are told apart: what comes beyond counts as gone at once.
 const RUNS_MAX: usize = 256;
+/// Detail of a note of an answer that was told to wait.
+const WAITED: u16 = 1;
 
 /// When a command came and was done. Comes with its answer and goes back to the core when the
 /// answer went: [`TargetCore::sent`].
@@ -50,18 +53,27 @@ struct Run {
     count: u32,
 }
 
-/// Answers that went in this turn.
+/// Answers that went in this turn, and before them those of the turn that has ended.
 pub(super) struct Departures {
     latest: Run,
-    others: ArrayVec<Run, RUNS_MAX>,
-    /// Whether the turn's sends are over: the next poll's time is when they were.
-    flushed: bool,
-    turn_began: Nanos,
+    /// The flush of each transport adds one to what there is room for.
+    others: ArrayVec<Run, { RUNS_MAX + TRANSPORTS_MAX }>,
+    /// Of the others, those of turns whose sends are over: the next poll's time is when they were.
+    gone: usize,
+    /// Queues that served reads in this turn, and its time. How many is with the queue: counting
+    /// one more there is all that a lent read costs.
+    serving: Vec<(u32, Nanos)>,
+    /// Runs of these, of turns whose sends are over.
+    served: Vec<Run>,
 }
 
 impl Departures {
-    pub(super) fn new() -> Self {
+    /// For a core with at most so many queues.
+    pub(super) fn new(queues_max: usize) -> Self {
         Self {
+            // Twice, since a queue may take the slot of one that closes in the same turn.
+            serving: Vec::with_capacity(2 * queues_max),
+            served: Vec::with_capacity(2 * queues_max),
             latest: Run {
                 came: Nanos::ZERO,
                 done: Nanos::ZERO,
@@ -69,24 +81,47 @@ impl Departures {
                 count: 0,
             },
             others: ArrayVec::new(),
-            flushed: false,
-            turn_began: Nanos::ZERO,
+            gone: 0,
         }
     }
 
     /// Whether a poll has something to count.
     #[inline]
     pub(super) fn is_pending(&self) -> bool {
-        self.latest.count > 0
+        let none = self.others.is_empty() && self.serving.is_empty() && self.served.is_empty();
+        !none || self.latest.count > 0
+    }
+
+    /// A queue serves its first read of the turn. A turn has fewer of these than there are queues.
+    #[inline(never)]
+    pub(super) fn serves(&mut self, slot: u32, now: Nanos) {
+        if self.serving.len() < self.serving.capacity() {
+            self.serving.push((slot, now));
+        }
     }
 
     /// The turn's sends are over.
     #[inline]
-    pub(super) fn flushed(&mut self) {
-        self.flushed = true;
+    pub(super) fn flushed(&mut self, queues: &mut Slots<Queue>) {
+        // What does not fit is counted with the next turn.
+        let room = self.served.capacity() - self.served.len();
+        for (slot, came) in self.serving.drain(..room.min(self.serving.len())) {
+            if let Some(queue) = queues.at_mut(slot) {
+                self.served.push(Run {
+                    came,
+                    done: came,
+                    class: queue.served_note.argument(),
+                    count: std::mem::take(&mut queue.served),
+                });
+            }
+        }
+        if self.latest.count > 0 && self.others.try_push(self.latest).is_ok() {
+            self.latest.count = 0;
+        }
+        self.gone = self.others.len();
     }
 
-    /// Counts one more. `Some`: there was no room for another run, which went at once.
+    /// Counts one more. `Some`: there is no room for another run, which is over at once.
     #[inline]
     fn add(&mut self, came: Nanos, done: Nanos, class: u32) -> Option<Run> {
         let latest = &mut self.latest;
@@ -108,10 +143,11 @@ impl Departures {
         if before.count == 0 {
             return None;
         }
-        self.others
-            .try_push(before)
-            .err()
-            .map(arrayvec::CapacityError::element)
+        if self.others.len() >= RUNS_MAX {
+            return Some(before);
+        }
+        self.others.push(before);
+        None
     }
 }
 
@@ -128,52 +164,48 @@ impl TargetCore {
             return;
         }
         let Timing { came, done, note } = timing;
-        if done < self.departures.turn_began {
-            self.sent_late(timing, now);
-        } else if note.kind() == Moment::Served.kind() {
-            self.recorder.note(came, note);
-        } else {
-            self.recorder.note(now, note);
-        }
+        let is_served = note.kind() == Moment::Served.kind();
+        self.recorder.note(if is_served { came } else { now }, note);
         if let Some(run) = self.departures.add(came, done, note.argument()) {
             self.count_departure(&run, now);
         }
     }
 
-    /// An answer that had to wait for the network: what one note would have said takes several.
+    /// An answer is not handed to the network in the turn in which it was made. Says so once; what
+    /// one note would have said of its command takes several.
     #[cold]
-    fn sent_late(&mut self, timing: Timing, now: Nanos) {
-        let Timing { came, done, note } = timing;
+    pub fn waits_to_send(&self, timing: &mut Timing) {
+        let Timing { came, done, note } = *timing;
+        if note.kind().0 == 0 || CommandNote::of_argument(note.argument()).detail() == WAITED {
+            return;
+        }
         if note.kind() == Moment::Served.kind() {
             self.recorder.note(came, Moment::Came.instead(note));
         }
         self.recorder.note(done, Moment::Done.instead(note));
-        self.recorder.note(now, Moment::Sent.instead(note));
+        timing.note = Moment::Sent.instead(note).with_argument(u32::from(WAITED));
     }
 
     /// Counts what went in the turn that ended at `now`.
     #[inline]
     pub(super) fn begin_turn(&mut self, now: Nanos) {
-        let departures = &mut self.departures;
-        if !departures.flushed {
-            return;
-        }
-        departures.flushed = false;
-        departures.turn_began = now;
-        if departures.is_pending() {
+        if self.departures.gone > 0 || !self.departures.served.is_empty() {
             self.count_departures(now);
         }
     }
 
     fn count_departures(&mut self, now: Nanos) {
-        let latest = self.departures.latest;
-        self.departures.latest.count = 0;
-        self.count_departure(&latest, now);
-        for place in 0..self.departures.others.len() {
+        for place in 0..self.departures.gone {
             let run = self.departures.others[place];
             self.count_departure(&run, now);
         }
-        self.departures.others.clear();
+        self.departures.others.drain(..self.departures.gone);
+        self.departures.gone = 0;
+        for place in 0..self.departures.served.len() {
+            let run = self.departures.served[place];
+            self.count_departure(&run, now);
+        }
+        self.departures.served.clear();
         self.recorder
             .note(now, Note::new(Moment::TurnEnded.kind(), 0, 0, 0));
     }
@@ -304,10 +336,7 @@ impl Queue {
         Timing {
             came: now,
             done: now,
-            note: Moment::Served.of(self
-                .note
-                .with_operation(Some(Measured::Read))
-                .with_command(command_id)),
+            note: self.served_note.with_command(command_id),
         }
     }
 }

@@ -24,3 +24,4 @@ mod properties;
 mod random;
 mod rogue;
 mod threads;
+mod timing;

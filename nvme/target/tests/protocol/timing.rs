@@ -1,0 +1,336 @@
+//! How long commands take is counted by stage, and what they go through is noted down.
+
+use nvme_spec::registers::{Cc, ShutdownNotification};
+use nvme_spec::sgl::SglDescriptor;
+use nvme_spec::{Sqe, Status};
+use nvme_target::notes::{CommandNote, Moment};
+use nvme_target::{Admission, Completed, Measured, Stage, Timing, Work};
+use reactors::Nanos;
+use reactors::recorder::Recorder;
+
+use crate::harness::{HostCall, Link, PLAIN, RAM, SUBSYSTEM, World};
+
+/// A world whose turns are taken by hand, with what it notes down.
+struct Turns {
+    world: World,
+    io: Link,
+    recorder: Recorder,
+    began: Nanos,
+}
+
+impl Turns {
+    fn new() -> Self {
+        let mut world = World::new();
+        let (_, io) = world.ready();
+        // What went before is over.
+        world.settle();
+        let recorder = Recorder::new();
+        world.nodes[0].core.set_recorder(recorder.clone());
+        let began = world.now;
+        Self {
+            world,
+            io,
+            recorder,
+            began,
+        }
+    }
+
+    /// Moves time on to so many microseconds from the beginning.
+    fn at(&mut self, us: u64) {
+        self.world.now = self.began + Nanos::from_micros(us);
+    }
+
+    fn admit(&mut self, sqe: Sqe, bytes: u32) -> Work {
+        let sqe = sqe.with_sgl(SglDescriptor::transport(bytes));
+        let (core, now) = (&mut self.world.nodes[0].core, self.world.now);
+        let admission = core.admit(self.io.queue, 7, &sqe.with_cid(9), now);
+        let Admission::Work(work) = admission else {
+            panic!("{admission:?}")
+        };
+        work
+    }
+
+    fn execute(&mut self, work: Work) -> Option<Completed> {
+        let (node, now) = (&mut self.world.nodes[0], self.world.now);
+        let bytes = work.bytes() as usize;
+        let lease = work.needs_lease().then(|| node.pool.take(bytes));
+        let lease = lease.map(|lease| lease.expect("room"));
+        node.core.execute(self.io.queue, 7, work, lease, now)
+    }
+
+    /// Polls, and takes the completion.
+    fn poll(&mut self) -> Option<Completed> {
+        let node = &mut self.world.nodes[0];
+        node.core.poll(self.world.now);
+        node.core.next_completion(node.tcp)
+    }
+
+    fn sent(&mut self, timing: Timing) {
+        self.world.nodes[0].core.sent(timing, self.world.now);
+    }
+
+    fn end_turn(&mut self) {
+        self.world.nodes[0].core.flush();
+    }
+
+    /// Commands of a stage, and the microseconds that they took together.
+    fn counted(&self, stage: Stage, measured: Measured) -> (u64, u64) {
+        let latency = self.world.target.latency();
+        let counts = &latency.subsystem(SUBSYSTEM).expect("it is there")[stage][measured];
+        (counts.count(), counts.sum_ns / 1000)
+    }
+
+    /// Moments with their times in microseconds.
+    fn noted(&self) -> Vec<(u64, Moment)> {
+        let notes = self.recorder.recording().read(0).notes;
+        let notes = notes.into_iter().map(|(time, note)| {
+            let (moment, command) = CommandNote::read(note).expect("a command's");
+            if moment != Moment::TurnEnded {
+                assert_eq!(command.command_id(), 9);
+                assert_ne!(command.measured(), None);
+            }
+            ((time - self.began).as_micros(), moment)
+        });
+        notes.collect()
+    }
+}
+
+#[test]
+fn each_stage_of_a_write_is_counted() {
+    let mut turns = Turns::new();
+    let mut work = turns.admit(Sqe::write(RAM, 0, 0, false), 512);
+    let queue = turns.io.queue;
+    let (core, now) = (&mut turns.world.nodes[0].core, turns.world.now);
+    core.awaits_buffer(queue, &work, now);
+    turns.at(10);
+    let (core, now) = (&mut turns.world.nodes[0].core, turns.world.now);
+    core.got_buffer(queue, &mut work, now);
+    core.fetches(queue, &work, now);
+    turns.at(30);
+    assert!(turns.execute(work).is_none());
+    turns.at(45);
+    let done = turns.poll().expect("it is done");
+    turns.sent(done.timing);
+    turns.end_turn();
+    // Counted once it is known when the turn was over.
+    assert_eq!(turns.counted(Stage::Total, Measured::Write), (0, 0));
+    turns.at(50);
+    assert!(turns.poll().is_none());
+    for (stage, took) in [
+        (Stage::Buffer, 10),
+        (Stage::Fetch, 20),
+        (Stage::Device, 15),
+        (Stage::Send, 5),
+        (Stage::Total, 50),
+    ] {
+        let counted = turns.counted(stage, Measured::Write);
+        assert_eq!(counted, (1, took), "{stage:?}");
+        assert_eq!(turns.counted(stage, Measured::Read), (0, 0));
+    }
+    let wanted = [
+        (0, Moment::AwaitsBuffer),
+        (10, Moment::Fetches),
+        (30, Moment::InDevice),
+        (45, Moment::Sent),
+        (50, Moment::TurnEnded),
+    ];
+    assert_eq!(turns.noted(), wanted);
+    let latency = turns.world.target.latency();
+    assert_eq!(latency.reactors[0].write.count(), 1);
+    assert_eq!(latency.reactors[1].write.count(), 0);
+    assert_eq!(latency.devices[0].write.count(), 1);
+}
+
+#[test]
+fn what_is_lent_and_sent_in_one_turn_took_that_turn() {
+    let mut turns = Turns::new();
+    for _ in 0..3 {
+        let work = turns.admit(Sqe::read(PLAIN, 0, 0), 512);
+        let done = turns.execute(work).expect("lent");
+        turns.sent(done.timing);
+    }
+    turns.end_turn();
+    turns.at(4);
+    turns.poll();
+    assert_eq!(turns.counted(Stage::Total, Measured::Read), (3, 12));
+    assert_eq!(turns.counted(Stage::Send, Measured::Read), (3, 12));
+    assert_eq!(turns.counted(Stage::Device, Measured::Read), (0, 0));
+    let served = (0, Moment::Served);
+    let wanted = [served, served, served, (4, Moment::TurnEnded)];
+    assert_eq!(turns.noted(), wanted);
+    // Nothing more to count.
+    turns.end_turn();
+    turns.at(9);
+    turns.poll();
+    assert_eq!(turns.counted(Stage::Total, Measured::Read), (3, 12));
+}
+
+/// The way of transports that answer a lent read as they take it in.
+#[test]
+fn what_is_read_in_one_look_is_counted_the_same() {
+    let mut turns = Turns::new();
+    let read = Sqe::read(PLAIN, 0, 0).with_sgl(SglDescriptor::transport(512));
+    for turn in 0..2 {
+        turns.at(10 * turn);
+        for _ in 0..3 {
+            let (core, now) = (&mut turns.world.nodes[0].core, turns.world.now);
+            let lent = core.read_lent(turns.io.queue, &read.with_cid(9), now);
+            assert_eq!(lent.expect("lent").data.len(), 512);
+        }
+        // Those of the turn before are counted here, these are not.
+        turns.poll();
+        let counted = turns.counted(Stage::Total, Measured::Read);
+        assert_eq!(counted, (3 * turn, 30 * turn));
+        assert!(turns.world.nodes[0].core.has_ready());
+        turns.end_turn();
+    }
+    turns.at(14);
+    turns.poll();
+    assert_eq!(turns.counted(Stage::Total, Measured::Read), (6, 42));
+    assert!(!turns.world.nodes[0].core.has_ready());
+    let noted = turns.noted();
+    let served = |(_, moment): &&(u64, Moment)| *moment == Moment::Served;
+    assert_eq!(noted.iter().filter(served).count(), 6);
+}
+
+#[test]
+fn an_answer_that_waits_for_the_network_is_counted_when_it_leaves() {
+    let mut turns = Turns::new();
+    let work = turns.admit(Sqe::read(PLAIN, 0, 0), 512);
+    let mut timing = turns.execute(work).expect("lent").timing;
+    for turn in 0..3 {
+        turns.at(10 * turn);
+        turns.poll();
+        // Said in every turn, noted once.
+        turns.world.nodes[0].core.waits_to_send(&mut timing);
+        turns.end_turn();
+    }
+    turns.at(30);
+    turns.poll();
+    turns.sent(timing);
+    turns.end_turn();
+    turns.at(32);
+    turns.poll();
+    assert_eq!(turns.counted(Stage::Total, Measured::Read), (1, 32));
+    let wanted = [
+        (0, Moment::Came),
+        (0, Moment::Done),
+        (30, Moment::Sent),
+        (32, Moment::TurnEnded),
+    ];
+    assert_eq!(turns.noted(), wanted);
+}
+
+#[test]
+fn what_is_sent_before_the_turn_was_flushed_waits_for_its_end() {
+    let mut turns = Turns::new();
+    let work = turns.admit(Sqe::read(PLAIN, 0, 0), 512);
+    let done = turns.execute(work).expect("lent");
+    turns.sent(done.timing);
+    assert!(turns.world.nodes[0].core.has_ready(), "it is not counted");
+    // Another transport of the same turn polls the core too, and the turn before was flushed.
+    turns.at(1);
+    turns.poll();
+    assert_eq!(turns.counted(Stage::Total, Measured::Read), (0, 0));
+    turns.end_turn();
+    turns.end_turn();
+    turns.at(5);
+    turns.poll();
+    assert_eq!(turns.counted(Stage::Total, Measured::Read), (1, 5));
+    assert!(!turns.world.nodes[0].core.has_ready());
+}
+
+#[test]
+fn however_different_the_answers_of_a_turn_all_are_counted() {
+    const ANSWERS: u64 = 1000;
+    let mut turns = Turns::new();
+    let mut waiting = Vec::new();
+    for turn in 0..ANSWERS {
+        turns.at(turn);
+        let work = turns.admit(Sqe::read(PLAIN, 0, 0), 512);
+        waiting.push(turns.execute(work).expect("lent").timing);
+        turns.poll();
+        turns.end_turn();
+    }
+    turns.at(ANSWERS);
+    turns.poll();
+    // Each came at another time: more than one turn tells apart.
+    for timing in waiting {
+        turns.sent(timing);
+    }
+    turns.sent(Timing::NONE);
+    turns.end_turn();
+    turns.at(ANSWERS);
+    turns.poll();
+    let sum = (1..=ANSWERS).sum();
+    assert_eq!(turns.counted(Stage::Total, Measured::Read), (ANSWERS, sum));
+}
+
+/// What goes with a subsystem stays when its namespaces change, and goes with it.
+#[test]
+fn counts_belong_to_their_subsystem() {
+    let mut turns = Turns::new();
+    let work = turns.admit(Sqe::read(PLAIN, 0, 0), 512);
+    let done = turns.execute(work).expect("lent");
+    turns.sent(done.timing);
+    turns.end_turn();
+    turns.poll();
+    let target = turns.world.target.clone();
+    target
+        .update_namespaces(SUBSYSTEM, Vec::new())
+        .expect("it is there");
+    assert_eq!(turns.counted(Stage::Total, Measured::Read).0, 1);
+    target.remove_subsystem(SUBSYSTEM).expect("it is there");
+    assert!(target.latency().subsystem(SUBSYSTEM).is_none());
+}
+
+#[test]
+fn errors_are_counted_by_subsystem_and_status() {
+    let mut world = World::new();
+    let (_, io) = world.ready();
+    for _ in 0..2 {
+        world.read(io, Sqe::read(RAM, 1 << 40, 0), 512);
+    }
+    let stranger = HostCall {
+        subsystem: "nqn.2026-11.org.windlass:none",
+        ..HostCall::default()
+    };
+    assert!(world.try_connect(0, &stranger).is_err());
+    let statuses = world.target.statuses();
+    let (_, counts) = statuses
+        .subsystems
+        .iter()
+        .find(|(nqn, _)| nqn == SUBSYSTEM)
+        .expect("it is there");
+    let seen: Vec<_> = counts.each().collect();
+    assert_eq!(seen, [(Status::LBA_OUT_OF_RANGE, 2)]);
+    assert_eq!((counts.sum(), statuses.elsewhere.sum()), (2, 1));
+}
+
+#[test]
+fn resets_and_hosts_that_come_back_are_counted() {
+    let mut world = World::new();
+    let seen = |world: &World| {
+        let counters = world.nodes[0].core.counters();
+        (counters.controller_resets.get(), counters.reconnects.get())
+    };
+    let admin = world.enabled(0);
+    world.set_cc(admin, Cc::new());
+    world.settle();
+    assert_eq!(seen(&world), (1, 0));
+    // The connection breaks, and the host makes another association.
+    world.close(admin);
+    world.settle();
+    let admin = world.enabled(0);
+    assert_eq!(seen(&world), (1, 1));
+    // It shuts down in order and comes again later.
+    world.set_cc(
+        admin,
+        Cc::enabled_nvm().with_shn(ShutdownNotification::NORMAL),
+    );
+    world.settle();
+    world.close(admin);
+    world.settle();
+    world.enabled(0);
+    assert_eq!(seen(&world), (1, 1));
+}
