@@ -25,6 +25,8 @@ pub(super) const LARGE_ANSWERS_MAX: usize = 4;
 /// Hosts that metrics are told of, each with one export: the first by name. All other labels are
 /// bounded by the configuration.
 pub(super) const HOST_LABELS_MAX: usize = 256;
+/// I/O connections that metrics are told of, six series each: the first by controller.
+pub(super) const CONNECTION_LABELS_MAX: usize = 256;
 /// Series of errors by export and status: those first in order.
 pub(super) const STATUS_LABELS_MAX: usize = 256;
 /// Traces that are written at once: each may take as much memory as a few large answers.

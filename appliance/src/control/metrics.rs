@@ -1,10 +1,18 @@
 //! `GET /metrics`: the same counters in Prometheus' own format (OpenMetrics 1.0 text).
 //!
-//! Labels and how many series they make at most: `reactor` 256; `device`, `export` and `namespace`
-//! 128 each; `slice_bytes` 5; `host` with `export`
-//! [`HOST_LABELS_MAX`] and the rest counted in
-//! `windlass_hosts_left_out`; `listener` 64. A reactor has some 70 series with both transports, a
-//! device some 30 with a drive. Names of hosts come from the network and are escaped.
+//! Labels, and how many values each has at most: `reactor` 256; `device`, `export` and the
+//! namespaces of `windlass_namespace` 128 each; `listener` 64; `slice_bytes` 5. Names of hosts come
+//! from the network, so they are escaped, and what they make is bounded by number, in the order of
+//! names, with the rest counted in a metric whose name ends in `_left_out`:
+//!
+//! | series | bound | per thing |
+//! |---|---|---|
+//! | `host` with `export` | [`HOST_LABELS_MAX`] pairs | 7 |
+//! | `controller` with `queue`: an I/O connection | [`CONNECTION_LABELS_MAX`] | 6 |
+//! | errors: `export` with `sct`, `sc`, `status` | [`STATUS_LABELS_MAX`] | 1 |
+//!
+//! A histogram has 24 series, and is left out while it has counted nothing. So a reactor has some
+//! 120 series with both transports, a device some 80 with a drive, an export at most 250.
 
 mod latency;
 
@@ -19,7 +27,7 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::{Registry, Unit};
 
-use super::limits::HOST_LABELS_MAX;
+use super::limits::{CONNECTION_LABELS_MAX, HOST_LABELS_MAX};
 use crate::observe::model::{DeviceState, DeviceStatus, Status, Totals};
 use crate::observe::observation::Observation;
 
@@ -286,6 +294,16 @@ impl Scrape {
                 of(|it| it.connects_refused),
             ),
             (
+                "reconnects",
+                "Hosts that had lost their association without a shutdown and made it anew.",
+                of(|it| it.reconnects),
+            ),
+            (
+                "controller_resets",
+                "Resets of controllers that hosts asked for.",
+                of(|it| it.controller_resets),
+            ),
+            (
                 "keep_alive_expired",
                 "Keep-alive times that ran out.",
                 of(|it| it.keep_alive_expired),
@@ -477,7 +495,8 @@ impl Scrape {
             .iter()
             .map(|(labels, _, totals)| (labels.clone(), *totals))
             .collect();
-        out.totals("host", "a host's present controllers", &totals)?;
+        let of = format!("a host's present controllers, of {HOST_LABELS_MAX} pairs at most");
+        out.totals("host", &of, &totals)?;
         let controllers = told
             .iter()
             .map(|(labels, controllers, _)| (labels.clone(), *controllers));
@@ -486,12 +505,43 @@ impl Scrape {
             "Controllers that a host has.",
             controllers.collect(),
         )?;
+        self.connections(out)?;
         let left_out = (hosts.len() - told.len()) as u64;
         let help = "Pairs of host and export beyond the bound of labels.";
         out.gauge("hosts_left_out", help, vec![(Vec::new(), left_out)])
     }
 
+    /// I/O queues, each of which is a connection, by controller and queue identifier.
+    fn connections(&self, out: &mut Families<'_, '_>) -> fmt::Result {
+        let queues = self.status.hosts.iter().flat_map(|host| {
+            host.queues.iter().map(move |queue| {
+                let labels = vec![
+                    ("host", host.nqn.clone()),
+                    ("export", host.export.clone()),
+                    ("controller", host.controller_id.to_string()),
+                    ("queue", queue.qid.to_string()),
+                    ("reactor", queue.reactor.to_string()),
+                ];
+                (labels, queue.totals)
+            })
+        });
+        let mut all: Vec<_> = queues.collect();
+        let left_out = all.len().saturating_sub(CONNECTION_LABELS_MAX) as u64;
+        all.truncate(CONNECTION_LABELS_MAX);
+        let of = format!("a present I/O connection, of {CONNECTION_LABELS_MAX} at most");
+        out.totals("connection", &of, &all)?;
+        let help = "I/O connections beyond the bound of labels.";
+        out.gauge("connections_left_out", help, vec![(Vec::new(), left_out)])
+    }
+
     fn transports(&self, out: &mut Families<'_, '_>) -> fmt::Result {
+        for (transport, levels) in &self.seen.transport_levels {
+            for (name, value) in levels {
+                let family = format!("{transport}_{name}");
+                let help = "A level of the whole transport.";
+                out.gauge(&family, help, vec![(Vec::new(), *value)])?;
+            }
+        }
         for (transport, reactors) in &self.seen.transports {
             let names = reactors
                 .first()

@@ -291,6 +291,10 @@ pub(crate) struct TargetStatus {
     pub(crate) errors_not_logged: u64,
     pub(crate) connects: u64,
     pub(crate) connects_refused: u64,
+    /// Associations of hosts that had lost one with the same subsystem without a shutdown.
+    pub(crate) reconnects: u64,
+    /// Resets of controllers that hosts asked for.
+    pub(crate) controller_resets: u64,
     pub(crate) keep_alive_expired: u64,
     /// Asynchronous events that hosts were told of.
     pub(crate) events: u64,

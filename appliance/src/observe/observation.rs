@@ -42,6 +42,8 @@ pub(crate) struct Observation {
     pub(crate) devices: Vec<DeviceSeen>,
     /// By transport, one set for each reactor.
     pub(crate) transports: Vec<(&'static str, Vec<CountsSeen>)>,
+    /// By transport, what it has as a whole.
+    pub(crate) transport_levels: Vec<(&'static str, CountsSeen)>,
 }
 
 /// Latencies at an earlier moment.
@@ -126,6 +128,11 @@ impl Observation {
                     (transport.name, each.map(|counts| counts.values()).collect())
                 })
                 .collect(),
+            transport_levels: sources
+                .transports
+                .iter()
+                .filter_map(|transport| Some((transport.name, transport.whole.as_ref()?.values())))
+                .collect(),
             config,
         }
     }
@@ -195,6 +202,8 @@ fn core(sources: &Sources, reactor: usize) -> CoreSeen {
             errors_not_logged: counters.errors_not_logged.get(),
             connects: counters.connects.get(),
             connects_refused: counters.connects_refused.get(),
+            reconnects: counters.reconnects.get(),
+            controller_resets: counters.controller_resets.get(),
             keep_alive_expired: counters.keep_alive_expired.get(),
             events: counters.events.get(),
             deferred: counters.deferred.get(),

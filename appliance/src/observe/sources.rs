@@ -9,9 +9,10 @@ use appliance_config::Config;
 use arc_swap::ArcSwap;
 use hugemem::Arena;
 use nvme_driver::{Drive, DriveCounters};
-use nvme_rdma::RdmaCounters;
+use nvme_rdma::{Domains, RdmaCounters};
 use nvme_target::Target;
 use nvme_tcp::TcpCounters;
+use rdma::Provider;
 use reactors::{ReactorHandle, TscClock};
 
 /// Every counter of one reactor's part of a transport, by name.
@@ -32,11 +33,24 @@ impl Counts for RdmaCounters {
     }
 }
 
+/// The memory that is registered with the network cards.
+impl<P: Provider> Counts for Domains<P> {
+    fn values(&self) -> Vec<(&'static str, u64)> {
+        let registered = self.registered();
+        vec![
+            ("memory_registrations", registered.count),
+            ("memory_registered_bytes", registered.bytes),
+        ]
+    }
+}
+
 /// The counters of one transport, one set for each reactor.
 pub(crate) struct TransportCounters {
     /// `tcp` or `rdma`.
     pub(crate) name: &'static str,
     pub(crate) reactors: Vec<Arc<dyn Counts>>,
+    /// Levels of the transport as a whole.
+    pub(crate) whole: Option<Arc<dyn Counts>>,
 }
 
 impl TransportCounters {
@@ -45,6 +59,15 @@ impl TransportCounters {
         Self {
             name,
             reactors: reactors.iter().map(shared).collect(),
+            whole: None,
+        }
+    }
+
+    /// The same with levels of the transport as a whole.
+    pub(crate) fn with_whole(self, whole: Arc<dyn Counts>) -> Self {
+        Self {
+            whole: Some(whole),
+            ..self
         }
     }
 }

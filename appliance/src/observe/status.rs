@@ -309,6 +309,8 @@ impl Observation {
             sum.errors_not_logged += one.errors_not_logged;
             sum.connects += one.connects;
             sum.connects_refused += one.connects_refused;
+            sum.reconnects += one.reconnects;
+            sum.controller_resets += one.controller_resets;
             sum.keep_alive_expired += one.keep_alive_expired;
             sum.events += one.events;
             sum.deferred += one.deferred;
@@ -352,6 +354,13 @@ impl Observation {
             for (name, value) in reactors.iter().flatten() {
                 *sums.entry((*name).to_owned()).or_default() += value;
             }
+        }
+        for (transport, levels) in &self.transport_levels {
+            let sums = all.entry((*transport).to_owned()).or_default();
+            let levels = levels
+                .iter()
+                .map(|(name, value)| ((*name).to_owned(), *value));
+            sums.extend(levels);
         }
         all
     }

@@ -18,7 +18,7 @@ use reactors::{InitError, Placement, Poller, ReactorSetup};
 
 use super::{Portions, RdmaCard, Shared, Transport};
 use crate::exports::port_id;
-use crate::observe::sources::TransportCounters;
+use crate::observe::sources::{Counts, TransportCounters};
 
 /// Connection requests and events that may be on their way between two reactors.
 const MESSAGES_MAX: usize = 256;
@@ -230,7 +230,8 @@ impl Transport for Rdma {
     }
 
     fn counters(&self) -> TransportCounters {
-        TransportCounters::new("rdma", &self.counters)
+        let domains = Arc::clone(&self.domains) as Arc<dyn Counts>;
+        TransportCounters::new("rdma", &self.counters).with_whole(domains)
     }
 
     fn set_up(
