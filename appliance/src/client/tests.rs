@@ -40,7 +40,8 @@ pub(crate) fn status() -> Status {
             "state": "ready", "transport": "tcp", "address": null, "queues": [
             {"qid": 1, "reactor": 0, "totals": TOTALS}], "totals": TOTALS, "errors_logged": 0}],
         "target": {"commands": 9, "admin_commands": 3, "errors": 0, "errors_not_logged": 0,
-            "connects": 2, "connects_refused": 0, "keep_alive_expired": 0, "events": 0,
+            "connects": 2, "connects_refused": 0, "keep_alive_expired": 0,
+            "reconnects": 0, "controller_resets": 0, "events": 0,
             "deferred": 0, "orphaned": 0, "stale_completions": 0, "stale_queues": 0,
             "discovery_generation": 1},
         "latency": LATENCY,
