@@ -30,7 +30,7 @@ const ANSWER_BYTES_MAX: usize = 256 << 20;
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct SocketArguments {
     /// The control socket of the appliance, where it is not the usual one of this user or of the
-    /// service: what `socket` of [control] names.
+    /// service: what `socket` of `[control]` names.
     #[arg(long, value_name = "PATH", env = "WINDLASS_SOCKET")]
     pub(crate) socket: Option<PathBuf>,
 }

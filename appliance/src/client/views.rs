@@ -74,7 +74,7 @@ pub(crate) const HOSTS: &[&[Column]] = &[
     &RATES,
 ];
 
-/// Columns of [`reactors`].
+/// Columns of [`reactors()`].
 pub(crate) const REACTORS: &[&[Column]] = &[
     &[
         number("REACTOR"),

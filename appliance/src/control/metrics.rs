@@ -13,6 +13,8 @@
 //!
 //! A histogram has 24 series, and is left out while it has counted nothing. So a reactor has some
 //! 120 series with both transports, a device some 80 with a drive, an export at most 250.
+//!
+//! [`STATUS_LABELS_MAX`]: super::limits::STATUS_LABELS_MAX
 
 mod latency;
 

@@ -64,6 +64,7 @@ impl TransportCounters {
     }
 
     /// The same with levels of the transport as a whole.
+    #[cfg(feature = "verbs")]
     pub(crate) fn with_whole(self, whole: Arc<dyn Counts>) -> Self {
         Self {
             whole: Some(whole),
