@@ -16,7 +16,7 @@ const LEVELS: [&[&str]; 7] = [
     &["block"],
     &["nvme_driver", "nvme_target"],
     &["nvme_tcp", "nvme_rdma", "nvme_host"],
-    &["bench", "fuzz"],
+    &["bench", "fuzz", "simulation"],
     &["appliance"],
 ];
 

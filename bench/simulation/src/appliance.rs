@@ -1,0 +1,332 @@
+//! The production appliance on virtual time: target, cores and transports on reactors that all turn
+//! on one thread.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use block::{Device, QueueOptions};
+use hugemem::{Arena, ArenaConfig, PagePolicy};
+use nvme_target::{
+    CoreDrain, CoreLimits, DeviceIndex, NamespaceConfig, PortConfig, PortId, SubsystemConfig,
+    Target, TargetConfig, TargetCore, TargetLimits, TransportKind,
+};
+use nvme_tcp::{ConnectionSet, PortSettings, TcpConfig, TcpCounters, TcpTransport};
+use reactors::sim::Simulation;
+use reactors::{Clock, Nanos, Placement, Poller, Progress, ReactorConfig, StopState};
+
+use crate::network::{Listener, SimNetwork};
+use crate::swarm::Swarm;
+use crate::time::SharedTime;
+
+/// The subsystem that is exported.
+pub const SUBSYSTEM: &str = "nqn.2026-11.org.windlass:simulated";
+/// The port that hosts come by.
+const PORT: PortId = PortId(1);
+/// Entries of an I/O queue at most.
+pub const QUEUE_DEPTH_MAX: u16 = 64;
+/// I/O queues of a controller at most.
+pub const IO_QUEUES_MAX: u16 = 4;
+/// Requests that one reactor may have at one disk.
+const DEVICE_QUEUE_DEPTH: usize = 64;
+/// Commands that one reactor may have outstanding.
+const COMMANDS_MAX: usize = 2048;
+/// Connections of one reactor.
+const CONNECTIONS_MAX: usize = 64;
+
+/// The name of host `number`.
+#[must_use]
+pub fn host_name(number: usize) -> String {
+    format!("nqn.2026-11.org.windlass:host{number}")
+}
+
+/// What of the configuration changes during a run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Serving {
+    /// By disk: whether its namespace is there.
+    pub namespaces: Vec<bool>,
+    /// By host: whether it may connect.
+    pub hosts: Vec<bool>,
+}
+
+impl Serving {
+    fn hosts(&self) -> Vec<String> {
+        let allowed = self
+            .hosts
+            .iter()
+            .enumerate()
+            .filter(|(_, allowed)| **allowed);
+        allowed.map(|(number, _)| host_name(number)).collect()
+    }
+
+    fn namespaces(&self, devices: &[Arc<dyn Device>]) -> Vec<NamespaceConfig> {
+        let present = self.namespaces.iter().enumerate().filter(|(_, on)| **on);
+        present
+            .map(|(disk, _)| NamespaceConfig {
+                nsid: disk as u32 + 1,
+                device: DeviceIndex(disk as u16),
+                geometry: devices[disk].geometry(),
+                uuid: [disk as u8 + 1; 16],
+                nguid: [disk as u8 + 0x21; 16],
+                eui64: [disk as u8 + 0x41; 8],
+                read_only: false,
+            })
+            .collect()
+    }
+}
+
+/// A running appliance.
+pub struct Appliance {
+    simulation: Simulation,
+    target: Arc<Target>,
+    arena: Arc<Arena>,
+    devices: Vec<Arc<dyn Device>>,
+    time: SharedTime,
+}
+
+impl Appliance {
+    /// Starts it over `devices`, at the present time.
+    ///
+    /// # Errors
+    /// What could not be had, in words.
+    pub fn start(
+        seed: u64,
+        swarm: &Swarm,
+        serving: &Serving,
+        devices: Vec<Arc<dyn Device>>,
+        listener: &Listener,
+        time: &SharedTime,
+    ) -> Result<Self, String> {
+        let told = |error: &dyn std::error::Error| error.to_string();
+        let arena = Arena::new(ArenaConfig {
+            bytes: swarm.arena_bytes,
+            pages: PagePolicy::Ordinary,
+            max_transfer: swarm.transfer_max,
+        })
+        .map_err(|error| told(&error))?;
+        let target = Target::new(
+            target_config(swarm, serving, &devices, arena.max_transfer()),
+            swarm.reactors,
+            devices.clone(),
+        )
+        .map_err(|error| told(&error))?;
+        let configs = vec![ReactorConfig::default(); swarm.reactors];
+        let mut simulation = Simulation::new(seed, configs).map_err(|error| told(&error))?;
+        simulation.clock().advance_to(time.now());
+        let handles: Vec<_> = (0..swarm.reactors)
+            .map(|index| simulation.reactor(index).handle())
+            .collect();
+        let placement = Placement::new(swarm.reactors);
+        let ports = reactors::mesh::mesh(swarm.reactors, 64);
+        for (index, port) in ports.into_iter().enumerate() {
+            let core = core(&target, &arena, index).map_err(|error| told(&error))?;
+            let core = Rc::new(RefCell::new(core));
+            let connections = ConnectionSet::new(
+                Rc::clone(&core),
+                arena.pool(COMMANDS_MAX),
+                tcp_config(swarm),
+                Arc::new(TcpCounters::default()),
+            );
+            let network = SimNetwork::new();
+            let mut transport = TcpTransport::over(
+                network,
+                connections,
+                port,
+                placement.clone(),
+                handles.clone(),
+            );
+            if index == 0 {
+                let listening = transport.listen(listener.clone(), PORT);
+                listening.map_err(|error| told(&error))?;
+            }
+            let reactor = simulation.reactor(index);
+            for poller in [
+                Box::new(transport) as Box<dyn Poller>,
+                Box::new(Rest { core }),
+            ] {
+                reactor.register(poller).map_err(|error| told(&error))?;
+            }
+        }
+        Ok(Self {
+            simulation,
+            target,
+            arena,
+            devices,
+            time: time.clone(),
+        })
+    }
+
+    /// One turn of every reactor.
+    pub fn round(&mut self) -> Progress {
+        let progress = self.simulation.round();
+        self.time.set(self.simulation.clock().now());
+        progress
+    }
+
+    /// Moves time on to `to`.
+    pub fn advance_to(&mut self, to: Nanos) {
+        self.simulation.clock().advance_to(to);
+        self.time.set(self.simulation.clock().now());
+    }
+
+    /// When a reactor wants a turn although nothing happens.
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<Nanos> {
+        self.simulation.next_deadline()
+    }
+
+    /// Begins an orderly stop, to be over by `deadline`.
+    pub fn begin_stop(&mut self, deadline: Nanos) {
+        self.target.shut_down();
+        self.simulation.request_stop(deadline);
+    }
+
+    /// Whether the stop is over.
+    #[must_use]
+    pub fn is_stopped(&self) -> bool {
+        self.simulation.is_finished()
+    }
+
+    /// What did not end, after a stop.
+    pub fn outstanding(&mut self) -> Vec<String> {
+        let reactors = self.target.reactors();
+        (0..reactors)
+            .flat_map(|index| self.simulation.reactor(index).outstanding())
+            .map(|outstanding| outstanding.to_string())
+            .collect()
+    }
+
+    /// Takes over a changed configuration.
+    ///
+    /// # Errors
+    /// The target's, in words.
+    pub fn reconfigure(&self, serving: &Serving) -> Result<(), String> {
+        let namespaces = serving.namespaces(&self.devices);
+        self.target
+            .update_namespaces(SUBSYSTEM, namespaces)
+            .and_then(|()| self.target.update_hosts(SUBSYSTEM, false, serving.hosts()))
+            .map_err(|error| error.to_string())
+    }
+
+    /// Ends it at once, whatever is in flight; returns how many slices of the arena are out when
+    /// nobody is left to hold them.
+    #[must_use]
+    pub fn end(self) -> u64 {
+        let Self {
+            simulation, arena, ..
+        } = self;
+        drop(simulation);
+        let classes = arena.counters().classes;
+        classes.iter().map(|class| class.taken).sum()
+    }
+
+    /// How often a request has had to wait for memory.
+    #[must_use]
+    pub fn waits_for_memory(&self) -> u64 {
+        let classes = self.arena.counters().classes;
+        classes.iter().map(|class| class.waits).sum()
+    }
+
+    /// Answers of devices that nobody waited for, and uses of queues that were gone: mistakes.
+    #[must_use]
+    pub fn stale_completions(&self) -> u64 {
+        let cores = (0..self.target.reactors()).filter_map(|it| self.target.core_counters(it));
+        cores.map(|core| core.stale_completions.get()).sum()
+    }
+
+    /// Controllers that hosts have.
+    #[must_use]
+    pub fn controllers(&self) -> usize {
+        self.target.snapshot().controllers.len()
+    }
+}
+
+fn core(
+    target: &Arc<Target>,
+    arena: &Arc<Arena>,
+    index: usize,
+) -> Result<TargetCore, block::OpenError> {
+    let mut queues = Vec::new();
+    for device in target.devices() {
+        queues.push(device.open_queue(QueueOptions {
+            core: index,
+            depth: DEVICE_QUEUE_DEPTH,
+            pool: arena.pool(COMMANDS_MAX),
+        })?);
+    }
+    let limits = CoreLimits {
+        queues_max: CONNECTIONS_MAX,
+        executions_max: COMMANDS_MAX,
+    };
+    Ok(TargetCore::new(Arc::clone(target), index, queues, limits))
+}
+
+fn target_config(
+    swarm: &Swarm,
+    serving: &Serving,
+    devices: &[Arc<dyn Device>],
+    transfer_max: usize,
+) -> TargetConfig {
+    TargetConfig {
+        subsystems: vec![SubsystemConfig {
+            nqn: SUBSYSTEM.to_owned(),
+            serial: "SIM".to_owned(),
+            model: "Windlass".to_owned(),
+            firmware: "0".to_owned(),
+            allow_any_host: false,
+            hosts: serving.hosts(),
+            namespaces: serving.namespaces(devices),
+            io_queues_max: IO_QUEUES_MAX,
+            queue_depth_max: QUEUE_DEPTH_MAX,
+            ports: vec![PORT],
+        }],
+        ports: vec![PortConfig {
+            id: PORT,
+            transport: TransportKind::Tcp,
+            address: "127.0.0.1".to_owned(),
+            service: "4420".to_owned(),
+            ipv6: false,
+            secure: false,
+        }],
+        limits: TargetLimits {
+            transfer_max: transfer_max.min(swarm.transfer_max),
+            ..TargetLimits::default()
+        },
+    }
+}
+
+fn tcp_config(swarm: &Swarm) -> TcpConfig {
+    let settings = PortSettings {
+        in_capsule_bytes: swarm.in_capsule_bytes,
+        ..PortSettings::default()
+    };
+    TcpConfig {
+        ports: vec![(PORT, settings)],
+        host_data_bytes_max: swarm.host_data_bytes_max,
+        success_flag: swarm.success_flag,
+        connections_max: CONNECTIONS_MAX,
+        ..TcpConfig::default()
+    }
+}
+
+/// Brings a core to rest when its reactor stops, as the appliance's own poller does.
+struct Rest {
+    core: Rc<RefCell<TargetCore>>,
+}
+
+impl Poller for Rest {
+    fn name(&self) -> &str {
+        "target"
+    }
+
+    fn poll(&mut self, _now: Nanos, _budget: u32) -> Progress {
+        Progress::Idle
+    }
+
+    fn stop(&mut self, now: Nanos) -> StopState {
+        match self.core.borrow_mut().drain(now) {
+            CoreDrain::Done => StopState::Stopped,
+            CoreDrain::Outstanding { .. } => StopState::Outstanding(1),
+        }
+    }
+}

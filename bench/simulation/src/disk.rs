@@ -1,0 +1,509 @@
+//! A drive on virtual time: it has a volatile cache and a medium, is slow, fails, is pulled out,
+//! and keeps over a power cut only what was durable and some of the rest.
+//!
+//! Its atomic unit is one block, as every namespace of the target promises: a longer write that a
+//! power cut or an error meets may be there in part.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use block::{
+    Completion, CompletionBatch, Deallocate, Device, DeviceError, DeviceIdentity, DeviceQueue,
+    Drain, Geometry, Health, HealthState, OpenError, Operation, QueueOptions, Refusal, Request,
+};
+use hugemem::Data;
+use reactors::Nanos;
+
+use crate::random::Random;
+use crate::time::SharedTime;
+
+/// What a disk is like.
+#[derive(Clone, Copy, Debug)]
+pub struct DiskShape {
+    /// Bytes of a block.
+    pub block_size: u32,
+    /// Blocks.
+    pub block_count: u64,
+    /// Whether completed writes may be lost in a power cut.
+    pub volatile: bool,
+    /// What it makes of deallocations.
+    pub deallocate: Deallocate,
+    /// Largest transfer in blocks.
+    pub transfer_blocks_max: u32,
+}
+
+/// How a disk behaves. All shares are of a thousand requests.
+#[derive(Clone, Copy, Debug)]
+pub struct DiskTemper {
+    /// A request takes at least this long.
+    pub latency_min: Nanos,
+    /// And, most of the time, at most this long.
+    pub latency_max: Nanos,
+    /// Requests that take up to [`slow_max`](Self::slow_max) instead.
+    pub slow_permille: u32,
+    /// The longest that a slow request takes.
+    pub slow_max: Nanos,
+    /// Requests that fail.
+    pub error_permille: u32,
+    /// Requests that are put off.
+    pub later_permille: u32,
+    /// Requests after which the cache writes a block back on its own.
+    pub write_back_permille: u32,
+}
+
+/// What a disk did, for the figures.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DiskFigures {
+    /// Requests that failed.
+    pub errors: u64,
+    /// Requests that were put off.
+    pub later: u64,
+    /// Requests that were slow.
+    pub slow: u64,
+    /// Blocks that a power cut took from the cache.
+    pub lost_blocks: u64,
+}
+
+struct State {
+    shape: DiskShape,
+    temper: DiskTemper,
+    random: Random,
+    medium: Vec<u8>,
+    /// By block: what was written since the medium last got it, oldest first.
+    cache: BTreeMap<u64, Vec<Box<[u8]>>>,
+    removed: bool,
+    held_until: Nanos,
+    /// When each request in flight is answered, with its number.
+    dues: BTreeSet<(Nanos, u64)>,
+    next_number: u64,
+    figures: DiskFigures,
+}
+
+impl State {
+    fn bytes_of(&self, lba: u64) -> std::ops::Range<usize> {
+        let size = self.shape.block_size as usize;
+        let start = lba as usize * size;
+        start..start + size
+    }
+
+    fn read(&self, lba: u64, into: &mut [u8]) {
+        match self.cache.get(&lba).and_then(|chain| chain.last()) {
+            Some(newest) => into.copy_from_slice(newest),
+            None => into.copy_from_slice(&self.medium[self.bytes_of(lba)]),
+        }
+    }
+
+    fn write(&mut self, lba: u64, data: &[u8], durable: bool) {
+        if durable || !self.shape.volatile {
+            let range = self.bytes_of(lba);
+            self.medium[range].copy_from_slice(data);
+            self.cache.remove(&lba);
+        } else {
+            self.cache.entry(lba).or_default().push(data.into());
+        }
+    }
+
+    fn write_back(&mut self, lba: u64) {
+        if let Some(chain) = self.cache.remove(&lba)
+            && let Some(newest) = chain.last()
+        {
+            let range = self.bytes_of(lba);
+            self.medium[range].copy_from_slice(newest);
+        }
+    }
+
+    fn write_all_back(&mut self) {
+        while let Some((&lba, _)) = self.cache.first_key_value() {
+            self.write_back(lba);
+        }
+    }
+
+    /// Carries a request out; with `parts`, only as much of it as chance decides.
+    fn apply(&mut self, request: &mut Request, parts: bool) -> Result<(), DeviceError> {
+        let size = self.shape.block_size as usize;
+        let zeroes = vec![0; size];
+        for block in 0..u64::from(request.blocks) {
+            let lba = request.lba + block;
+            if parts && self.random.coin() {
+                continue;
+            }
+            let at = block as usize * size..(block as usize + 1) * size;
+            let data = request.data.as_deref_mut().map(|data| &mut data[at]);
+            match (request.operation, data) {
+                (Operation::Read, Some(data)) => self.read(lba, data),
+                (Operation::Write { fua }, Some(data)) => self.write(lba, data, fua),
+                (Operation::WriteZeroes { fua, .. }, _) => self.write(lba, &zeroes, fua),
+                (Operation::Deallocate, _) => self.write(lba, &zeroes, false),
+                (Operation::Compare, Some(data)) => {
+                    let mut found = zeroes.clone();
+                    self.read(lba, &mut found);
+                    if *data != found[..] {
+                        return Err(DeviceError::CompareMismatch);
+                    }
+                }
+                (Operation::Flush | Operation::Read | Operation::Write { .. }, _)
+                | (Operation::Compare, None) => {}
+            }
+        }
+        if request.operation == Operation::Flush && !parts {
+            self.write_all_back();
+        }
+        if self.random.permille(self.temper.write_back_permille) {
+            let cached = self.cache.len() as u64;
+            if cached > 0 {
+                let chosen = self.random.below(cached) as usize;
+                if let Some(&lba) = self.cache.keys().nth(chosen) {
+                    self.write_back(lba);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn draw_error(&mut self, operation: Operation) -> DeviceError {
+        let media = match operation {
+            Operation::Read | Operation::Compare => DeviceError::MediaRead,
+            Operation::Write { .. }
+            | Operation::Flush
+            | Operation::WriteZeroes { .. }
+            | Operation::Deallocate => DeviceError::MediaWrite,
+        };
+        let others = [
+            media,
+            media,
+            DeviceError::Interrupted,
+            DeviceError::Aborted,
+            DeviceError::Internal,
+        ];
+        self.random.pick(&others)
+    }
+
+    fn draw_latency(&mut self) -> Nanos {
+        let (least, most) = if self.random.permille(self.temper.slow_permille) {
+            self.figures.slow += 1;
+            (self.temper.latency_max, self.temper.slow_max)
+        } else {
+            (self.temper.latency_min, self.temper.latency_max)
+        };
+        Nanos(self.random.between(least.as_nanos(), most.as_nanos()))
+    }
+}
+
+/// A disk. Outlives the appliances that use it.
+#[derive(Clone)]
+pub struct Disk {
+    state: Arc<Mutex<State>>,
+    time: SharedTime,
+    name: String,
+    identity: DeviceIdentity,
+}
+
+impl Disk {
+    /// A disk full of zeroes.
+    #[must_use]
+    pub fn new(
+        number: u32,
+        shape: DiskShape,
+        temper: DiskTemper,
+        random: Random,
+        time: SharedTime,
+    ) -> Self {
+        let bytes = shape.block_count as usize * shape.block_size as usize;
+        let state = State {
+            shape,
+            temper,
+            random,
+            medium: vec![0; bytes],
+            cache: BTreeMap::new(),
+            removed: false,
+            held_until: Nanos::ZERO,
+            dues: BTreeSet::new(),
+            next_number: 0,
+            figures: DiskFigures::default(),
+        };
+        Self {
+            state: Arc::new(Mutex::new(state)),
+            time,
+            name: format!("disk{number}"),
+            identity: DeviceIdentity {
+                uuid: [number as u8 + 1; 16],
+                model: "simulated disk".to_owned(),
+            },
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What it is like.
+    #[must_use]
+    pub fn shape(&self) -> DiskShape {
+        self.state().shape
+    }
+
+    /// Changes how it behaves from now on.
+    pub fn set_temper(&self, temper: DiskTemper) {
+        self.state().temper = temper;
+    }
+
+    /// Answers nothing before `until`.
+    pub fn hold(&self, until: Nanos) {
+        self.state().held_until = until;
+    }
+
+    /// Pulls it out: everything fails until [`put_back`](Self::put_back).
+    pub fn remove(&self) {
+        self.state().removed = true;
+    }
+
+    /// Puts it back: an appliance that starts finds it.
+    pub fn put_back(&self) {
+        self.state().removed = false;
+    }
+
+    /// Whether it was pulled out.
+    #[must_use]
+    pub fn is_removed(&self) -> bool {
+        self.state().removed
+    }
+
+    /// Cuts its power: of what is in the cache, each block keeps any state that it had since the
+    /// medium last got it.
+    pub fn cut_power(&self) {
+        let mut state = self.state();
+        while let Some((lba, chain)) = state.cache.pop_first() {
+            let kept = state.random.below(chain.len() as u64 + 1) as usize;
+            state.figures.lost_blocks += u64::from(kept < chain.len());
+            if let Some(index) = kept.checked_sub(1) {
+                let range = state.bytes_of(lba);
+                state.medium[range].copy_from_slice(&chain[index]);
+            }
+        }
+    }
+
+    /// Requests in its queues.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        self.state().dues.len()
+    }
+
+    /// When it answers next.
+    #[must_use]
+    pub fn next_due(&self) -> Option<Nanos> {
+        let state = self.state();
+        let (due, _) = state.dues.first()?;
+        Some((*due).max(state.held_until))
+    }
+
+    /// What it did.
+    #[must_use]
+    pub fn figures(&self) -> DiskFigures {
+        self.state().figures
+    }
+}
+
+impl Device for Disk {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn geometry(&self) -> Geometry {
+        let shape = self.shape();
+        Geometry {
+            block_size: shape.block_size,
+            block_count: shape.block_count,
+            volatile_write_cache: shape.volatile,
+            optimal_io_blocks: 1,
+            deallocate: shape.deallocate,
+            max_transfer_blocks: shape.transfer_blocks_max,
+            read_only: false,
+        }
+    }
+
+    fn identity(&self) -> &DeviceIdentity {
+        &self.identity
+    }
+
+    fn health(&self) -> Health {
+        Health {
+            state: if self.state().removed {
+                HealthState::Removed
+            } else {
+                HealthState::Ready
+            },
+            ..Health::default()
+        }
+    }
+
+    fn open_queue(&self, options: QueueOptions) -> Result<Box<dyn DeviceQueue>, OpenError> {
+        if self.is_removed() {
+            return Err(OpenError::Removed);
+        }
+        Ok(Box::new(DiskQueue {
+            disk: self.clone(),
+            depth: options.depth,
+            pending: Vec::new(),
+            closing: false,
+        }))
+    }
+}
+
+struct Pending {
+    number: u64,
+    request: Request,
+    /// When it takes effect.
+    effect_at: Nanos,
+    /// When it is answered.
+    due: Nanos,
+    result: Option<Result<(), DeviceError>>,
+}
+
+struct DiskQueue {
+    disk: Disk,
+    depth: usize,
+    pending: Vec<Pending>,
+    closing: bool,
+}
+
+impl DiskQueue {
+    /// Lets requests take effect whose time has come, in the order of their times.
+    fn take_effect(&mut self, state: &mut State, now: Nanos) {
+        let removed = state.removed;
+        let mut due: Vec<usize> = (0..self.pending.len())
+            .filter(|index| {
+                let pending = &self.pending[*index];
+                pending.result.is_none() && (pending.effect_at <= now || removed)
+            })
+            .collect();
+        due.sort_by_key(|index| self.pending[*index].effect_at);
+        for index in due {
+            let pending = &mut self.pending[index];
+            let operation = pending.request.operation;
+            let fails = removed || state.random.permille(state.temper.error_permille);
+            let result = if fails {
+                // Part of it may have been carried out, but a read's data is worth nothing.
+                let applied = if operation == Operation::Read {
+                    if let Some(data) = &mut pending.request.data {
+                        data.fill(0xEE);
+                    }
+                    Ok(())
+                } else {
+                    state.apply(&mut pending.request, true)
+                };
+                state.figures.errors += 1;
+                match applied {
+                    _ if removed => Err(DeviceError::Removed),
+                    _ => Err(state.draw_error(operation)),
+                }
+            } else {
+                state.apply(&mut pending.request, false)
+            };
+            pending.result = Some(result);
+        }
+    }
+}
+
+impl DeviceQueue for DiskQueue {
+    fn submit(&mut self, request: Request) -> Result<(), Refusal> {
+        let geometry = self.disk.geometry();
+        let now = self.disk.time.now();
+        let mut state = self.disk.state();
+        if state.removed || self.closing {
+            return Err(Refusal::Never(request, DeviceError::Removed));
+        }
+        if let Err(error) = request.check(&geometry, false) {
+            return Err(Refusal::Never(request, error));
+        }
+        let later = state.temper.later_permille;
+        if self.pending.len() >= self.depth || state.random.permille(later) {
+            state.figures.later += 1;
+            return Err(Refusal::Later(request));
+        }
+        let latency = state.draw_latency();
+        let effect = state.random.below(latency.as_nanos() + 1);
+        let number = state.next_number;
+        state.next_number += 1;
+        let due = now + latency;
+        state.dues.insert((due, number));
+        drop(state);
+        self.pending.push(Pending {
+            number,
+            request,
+            effect_at: now + Nanos(effect),
+            due,
+            result: None,
+        });
+        Ok(())
+    }
+
+    fn flush(&mut self) {}
+
+    fn poll(&mut self, completions: &mut CompletionBatch) -> usize {
+        let disk = self.disk.clone();
+        let now = disk.time.now();
+        let mut state = disk.state();
+        if now < state.held_until && !state.removed {
+            return 0;
+        }
+        self.take_effect(&mut state, now);
+        let (removed, mut count) = (state.removed, 0);
+        let mut index = 0;
+        while index < self.pending.len() && !completions.is_full() {
+            let pending = &self.pending[index];
+            if pending.result.is_none() || (pending.due > now && !removed) {
+                index += 1;
+                continue;
+            }
+            let Pending {
+                number,
+                request,
+                due,
+                result,
+                ..
+            } = self.pending.remove(index);
+            state.dues.remove(&(due, number));
+            completions.push(Completion {
+                tag: request.tag,
+                result: result.unwrap_or(Err(DeviceError::Internal)),
+                data: request.data.map(Data::Lease),
+            });
+            count += 1;
+        }
+        count
+    }
+
+    fn in_flight(&self) -> usize {
+        self.pending.len()
+    }
+
+    fn has_ready(&self) -> bool {
+        !self.pending.is_empty()
+    }
+
+    fn drain(&mut self) -> Drain {
+        self.closing = true;
+        match self.pending.len() {
+            0 => Drain::Done,
+            outstanding => Drain::Outstanding(outstanding),
+        }
+    }
+}
+
+impl Drop for DiskQueue {
+    /// The appliance went down: what was in flight has taken effect, or not, or in part.
+    fn drop(&mut self) {
+        let mut state = self.disk.state();
+        for pending in &mut self.pending {
+            state.dues.remove(&(pending.due, pending.number));
+            let changes = pending.request.operation.changes_medium();
+            if pending.result.is_none() && changes && state.random.coin() {
+                // Nobody is left to hear how it went.
+                let _ = state.apply(&mut pending.request, true);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,83 @@
+//! What runs did, counted.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use reactors::Nanos;
+
+use crate::swarm::Fault;
+
+/// Counts of one run or of many.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Figures {
+    /// Runs.
+    pub seeds: u64,
+    /// Events.
+    pub events: u64,
+    /// I/O commands that were answered.
+    pub ios: u64,
+    /// Of these, with success.
+    pub ios_succeeded: u64,
+    /// Blocks that were judged.
+    pub blocks_judged: u64,
+    /// Commands whose connection ended first.
+    pub abandoned: u64,
+    /// Connections that were opened.
+    pub connections: u64,
+    /// Virtual time.
+    pub time: Nanos,
+    /// How often each fault struck.
+    pub faults: BTreeMap<Fault, u64>,
+}
+
+impl Figures {
+    /// A fault struck.
+    pub fn fault(&mut self, fault: Fault) {
+        self.faults(fault, 1);
+    }
+
+    /// A fault struck so many times.
+    pub fn faults(&mut self, fault: Fault, times: u64) {
+        if times > 0 {
+            *self.faults.entry(fault).or_default() += times;
+        }
+    }
+
+    /// Adds those of another run.
+    pub fn add(&mut self, other: &Figures) {
+        self.seeds += other.seeds;
+        self.events += other.events;
+        self.ios += other.ios;
+        self.ios_succeeded += other.ios_succeeded;
+        self.blocks_judged += other.blocks_judged;
+        self.abandoned += other.abandoned;
+        self.connections += other.connections;
+        self.time += other.time;
+        for (fault, times) in &other.faults {
+            self.faults(*fault, *times);
+        }
+    }
+}
+
+impl fmt::Display for Figures {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "{} seeds, {} events, {:.0} s of virtual time",
+            self.seeds,
+            self.events,
+            self.time.as_secs_f64()
+        )?;
+        writeln!(
+            f,
+            "{} I/Os answered ({} with success), {} given up with their connections, {} blocks \
+             judged, {} connections",
+            self.ios, self.ios_succeeded, self.abandoned, self.blocks_judged, self.connections
+        )?;
+        write!(f, "faults:")?;
+        for (fault, times) in &self.faults {
+            write!(f, " {fault} {times}")?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,150 @@
+use super::*;
+
+const DURABLE: WriteEnd = WriteEnd::Done { durable: true };
+const VOLATILE: WriteEnd = WriteEnd::Done { durable: false };
+
+fn at(moment: u64) -> Moment {
+    Moment(moment)
+}
+
+/// A history with writes `(version, began, ended)` that were done without FUA.
+fn history(writes: &[(u64, u64, u64)]) -> BlockHistory {
+    let mut history = BlockHistory::default();
+    for &(version, _, _) in writes {
+        history.begin(version, false);
+    }
+    for &(version, began, ended) in writes {
+        history.end(version, at(began), at(ended), VOLATILE);
+    }
+    history
+}
+
+fn read(history: &mut BlockHistory, version: u64, began: u64) -> Result<(), Mistake> {
+    history.read(Some(version), at(began), at(began + 1), false)
+}
+
+#[test]
+fn a_done_write_hides_what_was_before() {
+    let mut history = history(&[(1, 10, 20)]);
+    assert_eq!(
+        history.read(None, at(30), at(31), false),
+        Err(Mistake::Stale)
+    );
+    assert_eq!(read(&mut history, 1, 30), Ok(()));
+    assert_eq!(read(&mut history, 2, 40), Err(Mistake::NeverWritten));
+}
+
+#[test]
+fn a_read_beside_a_write_may_see_either_and_then_only_forward() {
+    let mut history = history(&[(1, 10, 20)]);
+    history.begin(2, false);
+    assert_eq!(read(&mut history, 1, 30), Ok(()));
+    assert_eq!(read(&mut history, 2, 40), Ok(()));
+    assert_eq!(read(&mut history, 1, 50), Err(Mistake::Stale));
+}
+
+#[test]
+fn a_read_that_began_before_the_end_of_a_write_may_see_the_old() {
+    let mut history = history(&[(1, 10, 20), (2, 30, 40)]);
+    assert_eq!(read(&mut history, 1, 35), Ok(()));
+    let mut late = self::history(&[(1, 10, 20), (2, 30, 40)]);
+    assert_eq!(read(&mut late, 1, 41), Err(Mistake::Stale));
+}
+
+#[test]
+fn writes_beside_each_other_come_in_any_order() {
+    for last in [1, 2] {
+        let mut history = history(&[(1, 10, 40), (2, 20, 30)]);
+        assert_eq!(read(&mut history, last, 50), Ok(()));
+        assert_eq!(read(&mut history, 3 - last, 60), Err(Mistake::Stale));
+    }
+}
+
+#[test]
+fn a_refused_write_never_shows_and_a_failed_one_may() {
+    let mut history = history(&[(1, 10, 20)]);
+    history.begin(2, false);
+    history.end(2, at(30), at(31), WriteEnd::Refused);
+    assert_eq!(read(&mut history, 2, 40), Err(Mistake::NeverWritten));
+    history.begin(3, false);
+    history.end(3, at(50), at(51), WriteEnd::Undecided);
+    assert_eq!(read(&mut history, 1, 60), Ok(()));
+    assert_eq!(read(&mut history, 3, 70), Err(Mistake::Stale));
+}
+
+#[test]
+fn without_a_flush_a_power_cut_may_bring_back_anything_but_only_one_thing() {
+    for survivor in [1, 2] {
+        let mut history = history(&[(1, 10, 20), (2, 30, 40)]);
+        history.power_cut(at(50));
+        assert_eq!(read(&mut history, survivor, 60), Ok(()));
+        history.power_cut(at(70));
+        assert_eq!(
+            read(&mut history, 3 - survivor, 80),
+            Err(Mistake::NeverWritten)
+        );
+    }
+}
+
+#[test]
+fn what_was_flushed_or_forced_stays() {
+    let mut flushed = history(&[(1, 10, 20), (2, 30, 40)]);
+    flushed.flushed(at(50));
+    flushed.power_cut(at(60));
+    assert_eq!(read(&mut flushed, 1, 70), Err(Mistake::Resurrected));
+    assert_eq!(read(&mut flushed, 2, 80), Ok(()));
+
+    let mut forced = history(&[(1, 10, 20)]);
+    forced.begin(2, false);
+    forced.end(2, at(30), at(40), DURABLE);
+    forced.begin(3, false);
+    forced.power_cut(at(60));
+    assert_eq!(read(&mut forced, 1, 70), Err(Mistake::Resurrected));
+    assert_eq!(read(&mut forced, 3, 80), Ok(()));
+}
+
+#[test]
+fn a_flush_covers_only_what_was_done_before_it_began() {
+    let mut history = history(&[(1, 10, 20), (2, 30, 60)]);
+    history.flushed(at(50));
+    history.power_cut(at(70));
+    assert_eq!(read(&mut history, 1, 80), Ok(()));
+}
+
+#[test]
+fn a_durable_read_holds_over_a_power_cut() {
+    let mut history = history(&[(1, 10, 20), (2, 30, 40)]);
+    assert_eq!(history.read(Some(2), at(50), at(51), true), Ok(()));
+    history.power_cut(at(60));
+    assert_eq!(read(&mut history, 1, 70), Err(Mistake::Resurrected));
+}
+
+#[test]
+fn a_restart_without_a_power_cut_loses_nothing() {
+    let mut history = history(&[(1, 10, 20), (2, 30, 40)]);
+    history.begin(3, false);
+    history.settled(at(50));
+    assert_eq!(read(&mut history, 1, 60), Err(Mistake::Stale));
+    assert_eq!(read(&mut history, 2, 70), Ok(()));
+    assert_eq!(read(&mut history, 3, 80), Err(Mistake::Stale));
+}
+
+#[test]
+fn pruning_changes_no_answer() {
+    let mut history = history(&[(1, 10, 20), (2, 30, 40), (3, 50, 60)]);
+    history.flushed(at(65));
+    history.prune(at(70));
+    assert_eq!(history.candidates.len(), 1);
+    assert_eq!(read(&mut history, 2, 80), Err(Mistake::Stale));
+    assert_eq!(read(&mut history, 3, 80), Ok(()));
+}
+
+#[test]
+fn certainty_is_only_where_nothing_is_in_flight() {
+    let mut history = history(&[(1, 10, 20)]);
+    assert!(history.is_certainly(Some(1), at(30)));
+    assert_eq!(history.only(at(30)), Some(Some(1)));
+    history.begin(2, false);
+    assert!(!history.is_certainly(Some(1), at(30)));
+    assert_eq!(history.only(at(30)), None);
+}

@@ -1,0 +1,291 @@
+//! Is this the right answer?
+
+use nvme_spec::Sqe;
+use nvme_spec::command::{LogPageId, LogPageSelect};
+use nvme_spec::event::{AsyncEvent, EventType};
+use nvme_spec::registers::Csts;
+use nvme_spec::{Cqe, Status};
+use reactors::Nanos;
+
+use super::connection::{Connection, Outstanding};
+use super::{Command, Ground, Host, Io, IoKind, Phase, READY_POLL};
+use crate::history::WriteEnd;
+use crate::judge::{Extent, Violation};
+
+/// Bytes of a log page that are read to clear an event.
+const LOG_BYTES: usize = 4096;
+
+impl Host {
+    pub(super) fn answered(
+        &mut self,
+        ground: &mut Ground<'_>,
+        qid: u16,
+        outstanding: &Outstanding,
+        cqe: &Cqe,
+    ) -> Result<(), Violation> {
+        let status = cqe.status();
+        let (number, cid) = (self.number, cqe.cid.get());
+        ground.trace.note(
+            ground.now,
+            format_args!("host {number} queue {qid} command {cid}: {status}"),
+        );
+        match &outstanding.command {
+            Command::Io(io) => return self.io_answered(ground, qid, io, outstanding, cqe),
+            Command::Connect => return self.connected(ground, qid, cqe),
+            Command::Invalid(expected) => {
+                return if status.is(*expected) || self.is_excused(ground, qid) {
+                    Ok(())
+                } else {
+                    let what = format!("a command was answered {status}, not {expected}");
+                    Err(self.violation(ground, &what))
+                };
+            }
+            Command::EventRequest => return self.event(ground, cqe),
+            // That the command was not found, or could not be aborted, is in dword 0.
+            Command::Enable
+            | Command::Disable
+            | Command::Status
+            | Command::Queues
+            | Command::EventMask
+            | Command::ReadLog
+            | Command::KeepAlive
+            | Command::Abort
+            | Command::Disconnect => {}
+        }
+        if !status.is_success() {
+            // Base 2.1 §3.5: a controller that is not ready takes no such command.
+            let unready = matches!(self.phase, Phase::AwaitingReady { .. } | Phase::Starting)
+                && status.is(Status::COMMAND_SEQUENCE_ERROR);
+            if unready || self.is_excused(ground, qid) {
+                return Ok(());
+            }
+            let what = format!("{:?} was answered {status}", outstanding.command);
+            return Err(self.violation(ground, &what));
+        }
+        match outstanding.command {
+            Command::Enable => {
+                self.phase = Phase::AwaitingReady { ready: true };
+                self.ask_for_status(ground);
+            }
+            Command::Disable => {
+                self.phase = Phase::AwaitingReady { ready: false };
+                self.poll_status_at = Some(ground.now + READY_POLL);
+            }
+            Command::Status => self.status_read(ground, Csts::from_bits(cqe.dw0.get())),
+            Command::Queues if self.phase == (Phase::AwaitingReady { ready: true }) => {
+                self.open_queues(ground);
+            }
+            Command::ReadLog => self.event_unread = false,
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// An event was reported, or its request given up.
+    fn event(&mut self, ground: &mut Ground<'_>, cqe: &Cqe) -> Result<(), Violation> {
+        if !cqe.status().is_success() {
+            let reset = cqe.status().is(Status::ABORT_REQUESTED)
+                || cqe.status().is(Status::COMMAND_SEQUENCE_ERROR);
+            return if reset || self.is_excused(ground, 0) {
+                Ok(())
+            } else {
+                let what = format!("an event request was answered {}", cqe.status());
+                Err(self.violation(ground, &what))
+            };
+        }
+        let event = AsyncEvent::from_bits(cqe.dw0.get());
+        let (kind, page) = (event.event_type(), event.log_page());
+        if kind == EventType::NOTICE && page == LogPageId::CHANGED_ATTACHED_NAMESPACES {
+            self.event_due = None;
+        } else if kind == EventType::ERROR && !ground.disk_fails.contains(&true) {
+            return Err(self.violation(ground, "an error event without an error"));
+        }
+        self.event_unread = true;
+        let select = LogPageSelect::new()
+            .with_lid(page)
+            .with_numd_z((LOG_BYTES / 4 - 1) as u32);
+        let sqe = Sqe::log_page(nvme_spec::NSID_BROADCAST, select, 0);
+        self.send_admin_reading(ground, sqe, Command::ReadLog, LOG_BYTES);
+        self.ask_for_events(ground);
+        Ok(())
+    }
+
+    /// A namespace came or went: hosts in service must hear of it.
+    pub fn expect_namespace_event(&mut self, by: Nanos) {
+        let waits = self.admin.as_ref().is_some_and(|admin| {
+            admin.disturbed_until == Nanos::ZERO
+                && admin
+                    .outstanding()
+                    .any(|(_, it)| matches!(it.command, Command::EventRequest))
+        });
+        if self.is_serving() && waits && !self.event_unread {
+            self.event_due.get_or_insert(by);
+        }
+    }
+
+    fn io_answered(
+        &mut self,
+        ground: &mut Ground<'_>,
+        qid: u16,
+        io: &Io,
+        outstanding: &Outstanding,
+        cqe: &Cqe,
+    ) -> Result<(), Violation> {
+        ground.figures.ios += 1;
+        let issued_at = outstanding.issued_at;
+        let status = cqe.status();
+        if status.is_success() {
+            ground.figures.ios_succeeded += 1;
+            if io.damaged {
+                return Err(self.violation(ground, "data that was damaged on its way was taken"));
+            }
+            let judged = succeeded(ground, io, &outstanding.data, issued_at);
+            return judged.inspect_err(|violation| {
+                ground
+                    .trace
+                    .note(ground.now, format_args!("VIOLATION {violation}"));
+            });
+        }
+        let mismatch = status.is(Status::COMPARE_FAILURE) && io.kind == IoKind::Compare;
+        let refused = self.refusal(ground, io, status, issued_at);
+        if !mismatch && refused.is_none() && !self.may_fail(ground, qid, io, status) {
+            let what = format!("{:?} of {:?} was answered {status}", io.kind, io.extents);
+            return Err(self.violation(ground, &what));
+        }
+        if io.version > 0 {
+            let end = refused.unwrap_or(WriteEnd::Undecided);
+            ground
+                .judge
+                .end_write(&io.extents, io.version, io.began, end);
+            return Ok(());
+        }
+        let judged = match io.extents.first() {
+            Some(extent) if mismatch => {
+                ground
+                    .judge
+                    .judge_comparison(*extent, io.began, &io.expected, false)
+            }
+            _ => Ok(()),
+        };
+        ground.judge.end_read(io.began);
+        judged
+    }
+
+    /// How a write ended that failed for a reason by which it has changed nothing; `None` for other
+    /// reasons.
+    fn refusal(
+        &self,
+        ground: &Ground<'_>,
+        io: &Io,
+        status: Status,
+        issued_at: Nanos,
+    ) -> Option<WriteEnd> {
+        let damaged = io.damaged && status.is(Status::TRANSIENT_TRANSPORT_ERROR);
+        let no_namespace =
+            status.is(Status::INVALID_FIELD) || status.is(Status::INVALID_NAMESPACE_OR_FORMAT);
+        let absent = io.extents.iter().any(|extent| {
+            !ground.serving.namespaces[extent.disk]
+                || ground.namespace_changed[extent.disk] >= issued_at
+        });
+        (damaged || (no_namespace && absent)).then_some(WriteEnd::Refused)
+    }
+
+    /// Whether something explains that a command failed.
+    fn may_fail(&mut self, ground: &Ground<'_>, qid: u16, io: &Io, status: Status) -> bool {
+        let is = |statuses: &[Status]| statuses.iter().any(|it| status.is(*it));
+        let disk_fails = io.extents.iter().any(|it| ground.disk_fails[it.disk]);
+        let of_disks = is(&[
+            Status::UNRECOVERED_READ_ERROR,
+            Status::WRITE_FAULT,
+            Status::INTERNAL_PATH_ERROR,
+            Status::CONTROLLER_PATHING_ERROR,
+            Status::ABORT_REQUESTED,
+            Status::INTERNAL_ERROR,
+        ]);
+        let of_ends = is(&[Status::ABORTED_SQ_DELETION, Status::COMMAND_SEQUENCE_ERROR]);
+        let aborted = io.aborted && is(&[Status::ABORT_REQUESTED]);
+        aborted || (disk_fails && of_disks) || (of_ends && self.is_excused(ground, qid))
+    }
+
+    /// Since when nothing has delayed an answer; `None` while something does.
+    pub(super) fn undisturbed_since(
+        &self,
+        ground: &Ground<'_>,
+        connection: &Connection,
+        outstanding: &Outstanding,
+    ) -> Option<Nanos> {
+        let mut since = outstanding.issued_at.max(connection.disturbed_until);
+        match &outstanding.command {
+            // It waits for an event.
+            Command::EventRequest => return None,
+            Command::Io(io) => {
+                for extent in &io.extents {
+                    since = since.max(ground.disk_disturbed[extent.disk]);
+                }
+                since = since.max(ground.memory_disturbed);
+            }
+            // These wait for what is in disks.
+            Command::Disconnect | Command::Queues => {
+                let latest = ground.disk_disturbed.iter().max();
+                since = since.max(latest.copied().unwrap_or_default());
+                since = since.max(ground.memory_disturbed);
+            }
+            Command::Connect
+            | Command::Enable
+            | Command::Disable
+            | Command::Status
+            | Command::EventMask
+            | Command::ReadLog
+            | Command::KeepAlive
+            | Command::Abort
+            | Command::Invalid(_) => since = since.max(ground.memory_disturbed),
+        }
+        let gone = self.silent_until.is_some() || ground.stopping;
+        (!gone && since <= ground.now).then_some(since)
+    }
+}
+
+/// An I/O command succeeded: what follows from it, and whether that can be.
+fn succeeded(
+    ground: &mut Ground<'_>,
+    io: &Io,
+    data: &[u8],
+    issued_at: Nanos,
+) -> Result<(), Violation> {
+    let judge = &mut *ground.judge;
+    let blocks: u64 = io.extents.iter().map(|it| u64::from(it.blocks)).sum();
+    match (io.kind, io.extents.first()) {
+        (IoKind::Deallocate, _) if io.version == 0 => {
+            judge.end_read(io.began);
+            Ok(())
+        }
+        (IoKind::Write | IoKind::WriteZeroes | IoKind::Deallocate, _) => {
+            let end = WriteEnd::Done { durable: io.fua };
+            judge.end_write(&io.extents, io.version, io.began, end);
+            Ok(())
+        }
+        (IoKind::Flush, _) => {
+            for Extent { disk, .. } in &io.extents {
+                // A Flush of all namespaces is one of those that are there.
+                if ground.serving.namespaces[*disk] && ground.namespace_changed[*disk] < issued_at {
+                    judge.flushed(*disk, io.began);
+                }
+            }
+            judge.end_read(io.began);
+            Ok(())
+        }
+        (IoKind::Read, Some(extent)) => {
+            ground.figures.blocks_judged += blocks;
+            let judged = judge.judge_read(*extent, io.began, data, io.fua);
+            judge.end_read(io.began);
+            judged
+        }
+        (IoKind::Compare, Some(extent)) => {
+            ground.figures.blocks_judged += blocks;
+            let judged = judge.judge_comparison(*extent, io.began, &io.expected, true);
+            judge.end_read(io.began);
+            judged
+        }
+        (IoKind::Read | IoKind::Compare, None) => Ok(()),
+    }
+}

@@ -1,0 +1,296 @@
+//! How a host comes into service, stays there, and loses it.
+
+use nvme_spec::Sqe;
+use nvme_spec::command::FeatureId;
+use nvme_spec::fabrics::PropertySize;
+use nvme_spec::features::AsyncEventConfiguration;
+use nvme_spec::registers::{Csts, Register};
+use nvme_spec::{Cqe, Status};
+use reactors::Nanos;
+
+use super::connection::Incoming;
+use super::{Command, DEADLINE_CHECK, Ground, Host, LATENCY_MAX, Phase, READY_POLL, RETRY_MAX};
+use crate::judge::Violation;
+use crate::network::HostEnd;
+
+impl Host {
+    /// Takes in what has come, and does what is due; whether something had come.
+    ///
+    /// # Errors
+    /// What the target did wrong.
+    pub fn poll(&mut self, ground: &mut Ground<'_>) -> Result<bool, Violation> {
+        if let Phase::Down { until } = self.phase
+            && until <= ground.now
+        {
+            let admin = self.open(ground, 0);
+            self.admin = Some(admin);
+            self.phase = Phase::Starting;
+        }
+        let moved = self.poll_connections(ground)?;
+        if self.poll_status_at.is_some_and(|at| at <= ground.now) {
+            self.poll_status_at = None;
+            self.ask_for_status(ground);
+        }
+        let keeps_alive = self.shape.keep_alive > Nanos::ZERO && self.silent_until.is_none();
+        if keeps_alive && self.keep_alive_at.is_some_and(|at| at <= ground.now) {
+            self.keep_alive_at = None;
+            self.send_admin(ground, Sqe::keep_alive(), Command::KeepAlive);
+        }
+        if self.deadlines_checked_at + DEADLINE_CHECK <= ground.now {
+            self.deadlines_checked_at = ground.now;
+            self.check_deadlines(ground)?;
+        }
+        Ok(moved)
+    }
+
+    fn poll_connections(&mut self, ground: &mut Ground<'_>) -> Result<bool, Violation> {
+        let mut moved = false;
+        let mut incoming = Vec::new();
+        let connections = 1 + self.io.len();
+        for index in 0..connections {
+            let connection = match index {
+                0 => self.admin.as_mut(),
+                _ => self.io.get_mut(index - 1),
+            };
+            let Some(connection) = connection else {
+                continue;
+            };
+            let qid = connection.shape.qid;
+            let polled = connection.poll(ground.now, &mut incoming);
+            moved |= polled.map_err(|what| self.violation(ground, &what))?;
+            for event in incoming.drain(..) {
+                self.take(ground, qid, event)?;
+            }
+        }
+        Ok(moved)
+    }
+
+    fn take(
+        &mut self,
+        ground: &mut Ground<'_>,
+        qid: u16,
+        event: Incoming,
+    ) -> Result<(), Violation> {
+        match event {
+            Incoming::Initialised => {
+                let number = self.number;
+                ground.trace.note(
+                    ground.now,
+                    format_args!("host {number} queue {qid} initialised"),
+                );
+                self.connect(ground, qid);
+                Ok(())
+            }
+            Incoming::Answered { outstanding, cqe } => {
+                self.answered(ground, qid, &outstanding, &cqe)
+            }
+            Incoming::Terminated(status) => {
+                if !self.is_excused(ground, qid) {
+                    let what = format!("queue {qid} was terminated with status {status}");
+                    return Err(self.violation(ground, &what));
+                }
+                Ok(())
+            }
+            Incoming::Ended(end) => self.ended(ground, qid, end),
+        }
+    }
+
+    /// Whether the target has a reason to end a connection.
+    pub(super) fn is_excused(&mut self, ground: &Ground<'_>, qid: u16) -> bool {
+        let allowed = ground.serving.hosts.get(self.number) == Some(&true);
+        let silent = self.silent_until.is_some();
+        let admin_excused = self.admin.as_ref().is_none_or(|it| it.excused);
+        let excused = self
+            .connections()
+            .any(|it| it.shape.qid == qid && it.excused);
+        ground.stopping || !allowed || silent || admin_excused || excused
+    }
+
+    fn connect(&mut self, ground: &mut Ground<'_>, qid: u16) {
+        let depth = self.connections().find(|it| it.shape.qid == qid);
+        let Some(depth) = depth.map(|it| it.shape.depth) else {
+            return;
+        };
+        let (sqe, data) = self.connect_command(qid, depth);
+        let now = ground.now;
+        if let Some(connection) = self.connections().find(|it| it.shape.qid == qid) {
+            connection.submit_connect(sqe, data, now);
+        }
+    }
+
+    pub(super) fn ask_for_status(&mut self, ground: &mut Ground<'_>) {
+        let sqe = Sqe::get_property(Register::CSTS.0, PropertySize::BYTES_4);
+        self.send_admin(ground, sqe, Command::Status);
+    }
+
+    /// A Connect was answered.
+    pub(super) fn connected(
+        &mut self,
+        ground: &mut Ground<'_>,
+        qid: u16,
+        cqe: &Cqe,
+    ) -> Result<(), Violation> {
+        let status = cqe.status();
+        if !status.is_success() {
+            // Whoever may connect and is not answered for good is told to try again.
+            let hopeless = [
+                Status::CONNECT_INVALID_HOST,
+                Status::CONNECT_INCOMPATIBLE_FORMAT,
+            ];
+            let allowed = ground.serving.hosts.get(self.number) == Some(&true);
+            if qid == 0 && allowed && !ground.stopping && hopeless.iter().any(|it| status.is(*it)) {
+                return Err(self.violation(ground, &format!("Connect was refused: {status}")));
+            }
+            let number = self.number;
+            ground.trace.note(
+                ground.now,
+                format_args!("host {number} queue {qid}: Connect refused, {status}"),
+            );
+            self.lose(ground);
+            return Ok(());
+        }
+        if let Some(connection) = self.connections().find(|it| it.shape.qid == qid) {
+            connection.live = true;
+        }
+        if qid == 0 {
+            self.cntlid = cqe.connect_success().cntlid();
+            self.set_configuration(ground, true);
+        } else if self.phase == Phase::Opening && self.io.iter().all(|it| it.live) {
+            self.phase = Phase::Serving;
+        }
+        Ok(())
+    }
+
+    /// CSTS was read.
+    pub(super) fn status_read(&mut self, ground: &mut Ground<'_>, csts: Csts) {
+        let Phase::AwaitingReady { ready } = self.phase else {
+            return;
+        };
+        if csts.rdy() != ready {
+            self.poll_status_at = Some(ground.now + READY_POLL);
+        } else if ready {
+            self.configure(ground);
+        } else {
+            // Base 2.1 §3.7.2: no command from before the reset takes effect from now on.
+            for io in std::mem::take(&mut self.ending_writes) {
+                ground.judge.end_write(
+                    &io.extents,
+                    io.version,
+                    io.began,
+                    crate::history::WriteEnd::Undecided,
+                );
+            }
+            self.set_configuration(ground, true);
+        }
+    }
+
+    fn configure(&mut self, ground: &mut Ground<'_>) {
+        let queues = u32::from(self.shape.io_queues - 1);
+        let count = queues | queues << 16;
+        let sqe = Sqe::set_feature(FeatureId::NUMBER_OF_QUEUES, 0, count);
+        self.send_admin(ground, sqe, Command::Queues);
+        let mask = AsyncEventConfiguration::new().with_namespace_attribute(true);
+        let sqe = Sqe::set_feature(FeatureId::ASYNC_EVENT_CONFIGURATION, 0, mask.into_bits());
+        self.send_admin(ground, sqe, Command::EventMask);
+        self.ask_for_events(ground);
+    }
+
+    /// The number of queues was granted: they are connected now.
+    pub(super) fn open_queues(&mut self, ground: &mut Ground<'_>) {
+        self.phase = Phase::Opening;
+        for qid in 1..=self.shape.io_queues {
+            let connection = self.open(ground, qid);
+            self.io.push(connection);
+        }
+    }
+
+    /// A connection is over.
+    fn ended(&mut self, ground: &mut Ground<'_>, qid: u16, end: HostEnd) -> Result<(), Violation> {
+        let number = self.number;
+        ground.trace.note(
+            ground.now,
+            format_args!("host {number} queue {qid} ended: {end:?}"),
+        );
+        if end != HostEnd::Cut && !self.is_excused(ground, qid) {
+            let what = format!("queue {qid} was closed without a reason");
+            return Err(self.violation(ground, &what));
+        }
+        if qid > 0 && self.phase == (Phase::AwaitingReady { ready: false }) {
+            // A reset ends the I/O queues; the admin queue stays.
+            self.drop_io(ground);
+        } else {
+            self.lose(ground);
+        }
+        Ok(())
+    }
+
+    /// Lets go of the I/O queues.
+    pub(super) fn drop_io(&mut self, ground: &mut Ground<'_>) {
+        for mut connection in std::mem::take(&mut self.io) {
+            for outstanding in connection.take_outstanding() {
+                ground.figures.abandoned += 1;
+                if let Command::Io(io) = outstanding.command {
+                    if io.version > 0 {
+                        self.ending_writes.push(io);
+                    } else {
+                        ground.judge.end_read(io.began);
+                    }
+                }
+            }
+            connection.wire.finish();
+        }
+    }
+
+    /// The appliance went down.
+    pub fn crash(&mut self, ground: &mut Ground<'_>) {
+        for connection in self.connections() {
+            connection.wire.cut();
+        }
+        self.lose(ground);
+    }
+
+    /// Lets go of everything and tries again later.
+    pub(super) fn lose(&mut self, ground: &mut Ground<'_>) {
+        self.drop_io(ground);
+        // Nobody can tell when these take effect, if ever.
+        self.ending_writes.clear();
+        if let Some(admin) = self.admin.take() {
+            admin.wire.finish();
+        }
+        self.poll_status_at = None;
+        self.keep_alive_at = None;
+        self.silent_until = None;
+        self.event_unread = false;
+        self.event_due = None;
+        let pause = Nanos(self.random.below(RETRY_MAX.as_nanos()));
+        self.phase = Phase::Down {
+            until: ground.now + pause,
+        };
+    }
+
+    /// Everything that has to have happened by now.
+    fn check_deadlines(&mut self, ground: &mut Ground<'_>) -> Result<(), Violation> {
+        if self.silent_until.is_some_and(|until| until <= ground.now) {
+            return Err(self.violation(ground, "the target keeps a host that sends nothing"));
+        }
+        let connections = self.admin.iter().chain(&self.io);
+        let mut late = None;
+        for connection in connections {
+            for (cid, outstanding) in connection.outstanding() {
+                let since = self.undisturbed_since(ground, connection, outstanding);
+                if since.is_some_and(|since| since + LATENCY_MAX < ground.now) {
+                    let (command, wire) = (&outstanding.command, connection.wire.state());
+                    late = Some((connection.shape.qid, cid, format!("{command:?} ({wire})")));
+                }
+            }
+        }
+        if let Some((qid, cid, command)) = late {
+            let what = format!("queue {qid}, command {cid}: no answer in time: {command}");
+            return Err(self.violation(ground, &what));
+        }
+        if self.event_due.is_some_and(|due| due < ground.now) {
+            return Err(self.violation(ground, "no event tells of a changed namespace"));
+        }
+        Ok(())
+    }
+}

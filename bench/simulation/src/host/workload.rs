@@ -1,0 +1,488 @@
+//! What a host sends: I/O of every kind and size, and, when told to, what it should not.
+
+use nvme_spec::Sqe;
+use nvme_spec::Status;
+use nvme_spec::command::{DatasetRange, WriteZeroesControl};
+use reactors::Nanos;
+use zerocopy::IntoBytes;
+
+use super::connection::{Damage, Sending, Transfer};
+use super::{Command, Ground, Host, Io, IoKind};
+use crate::content::Stamp;
+use crate::disk::DiskShape;
+use crate::judge::Extent;
+use crate::network::Wire;
+use crate::swarm::Fault;
+
+/// A host that keeps silent must have lost its association after twice its Keep Alive Timeout
+/// (Base 2.1 §3.9.3, §3.9.4: traffic just before the timer's end grants it once more).
+const SILENCE_GRACE: Nanos = Nanos::from_secs(3);
+/// Ranges of a deallocation at most.
+const RANGES_MAX: u64 = 4;
+
+impl Host {
+    /// Sends up to `count` I/O commands; returns how many.
+    pub fn send_io(&mut self, ground: &mut Ground<'_>, count: u64) -> u64 {
+        let mut sent = 0;
+        while sent < count && self.is_serving() {
+            let open: Vec<usize> = (0..self.io.len())
+                .filter(|index| self.io[*index].room() > 0 && !self.io[*index].closing)
+                .collect();
+            if open.is_empty() {
+                break;
+            }
+            let chosen = self.random.pick(&open);
+            self.send_one(ground, chosen);
+            sent += 1;
+        }
+        sent
+    }
+
+    fn send_one(&mut self, ground: &mut Ground<'_>, index: usize) {
+        let disk = self.random.below(ground.swarm.disks.len() as u64) as usize;
+        let shape = ground.swarm.disks[disk];
+        let kind = self.random.pick(&[
+            IoKind::Read,
+            IoKind::Read,
+            IoKind::Read,
+            IoKind::Write,
+            IoKind::Write,
+            IoKind::Write,
+            IoKind::WriteZeroes,
+            IoKind::Deallocate,
+            IoKind::Compare,
+            IoKind::Flush,
+        ]);
+        let fua = self.random.permille(250);
+        let extent = self.choose_extent(ground, disk, shape);
+        self.send_kind(ground, index, kind, extent, fua);
+    }
+
+    /// Reads a range, wherever there is room; false when there is none.
+    pub fn read(&mut self, ground: &mut Ground<'_>, extent: Extent) -> bool {
+        let open = self.io.iter().position(|it| it.room() > 0 && !it.closing);
+        match open {
+            Some(index) if self.is_serving() => {
+                self.send_kind(ground, index, IoKind::Read, extent, false);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    fn choose_extent(&mut self, ground: &Ground<'_>, disk: usize, shape: DiskShape) -> Extent {
+        // Streams of single bytes make long transfers take for ever.
+        let bytes_max = if ground.network.grain < 64 || ground.network.window < 1024 {
+            8 << 10
+        } else {
+            ground.swarm.transfer_max as u64
+        };
+        let most = (bytes_max / u64::from(shape.block_size)).clamp(1, shape.block_count);
+        let blocks = if self.random.permille(700) {
+            self.random.between(1, most.min(8))
+        } else {
+            self.random.between(1, most)
+        };
+        // Some blocks are more wanted than others.
+        let hot = self.random.permille(400);
+        let last = shape.block_count - blocks;
+        let lba = self.random.between(0, if hot { last.min(4) } else { last });
+        Extent {
+            disk,
+            lba,
+            blocks: blocks as u32,
+        }
+    }
+
+    fn send_kind(
+        &mut self,
+        ground: &mut Ground<'_>,
+        index: usize,
+        kind: IoKind,
+        extent: Extent,
+        fua: bool,
+    ) {
+        let nsid = extent.disk as u32 + 1;
+        let nlb_z = (extent.blocks - 1) as u16;
+        let bytes = extent.blocks as usize * self.block_size(ground, extent);
+        let (io, sqe, transfer) = match kind {
+            IoKind::Read => {
+                let io = Io::reading(ground, kind, vec![extent], fua);
+                let mut sqe = Sqe::read(nsid, extent.lba, nlb_z);
+                let mut range = sqe.read_write();
+                range.control = range.control.with_fua(fua);
+                sqe = sqe.with_read_write(range);
+                (io, sqe, Transfer::In(bytes))
+            }
+            IoKind::Write => {
+                let io = Io::writing(ground, kind, vec![extent], fua);
+                let data = self.stamped(ground, extent, io.version);
+                let sqe = Sqe::write(nsid, extent.lba, nlb_z, fua);
+                (io, sqe, Transfer::Out(data))
+            }
+            IoKind::WriteZeroes => {
+                let control = WriteZeroesControl::new()
+                    .with_nlb_z(nlb_z)
+                    .with_fua(fua)
+                    .with_deac(self.random.coin());
+                let io = Io::writing(ground, kind, vec![extent], fua);
+                let sqe = Sqe::write_zeroes_range(nsid, extent.lba, control);
+                (io, sqe, Transfer::None)
+            }
+            IoKind::Deallocate => self.deallocation(ground, extent),
+            IoKind::Compare => match self.comparison(ground, extent) {
+                Some(comparison) => comparison,
+                None => return self.send_kind(ground, index, IoKind::Read, extent, fua),
+            },
+            IoKind::Flush => self.flush(ground, extent.disk),
+        };
+        self.submit_io(ground, index, io, sqe, transfer);
+    }
+
+    fn submit_io(
+        &mut self,
+        ground: &mut Ground<'_>,
+        index: usize,
+        mut io: Io,
+        sqe: Sqe,
+        transfer: Transfer,
+    ) {
+        let damages = ground.swarm.faults.has(Fault::Damage) && self.random.permille(30);
+        // What is ignored may be damaged.
+        let ignored = io.kind == IoKind::Deallocate && io.version == 0;
+        let has_data = matches!(&transfer, Transfer::Out(data) if !data.is_empty()) && !ignored;
+        let damage = if damages && has_data && self.shape.data_digest {
+            ground.figures.fault(Fault::Damage);
+            io.damaged = true;
+            Damage::Data
+        } else {
+            Damage::None
+        };
+        let (number, kind, version) = (self.number, io.kind, io.version);
+        let (fua, extents) = (io.fua, io.extents.clone());
+        let connection = &mut self.io[index];
+        let qid = connection.shape.qid;
+        let sending = Sending {
+            sqe,
+            command: Command::Io(io),
+            transfer,
+            damage,
+        };
+        let cid = connection.submit(sending, ground.now);
+        ground.trace.note(
+            ground.now,
+            format_args!(
+                "host {number} queue {qid} command {cid}: {kind:?}{} version {version} {extents:?}",
+                if fua { " FUA" } else { "" },
+            ),
+        );
+    }
+
+    fn block_size(&self, ground: &Ground<'_>, extent: Extent) -> usize {
+        ground.swarm.disks[extent.disk].block_size as usize
+    }
+
+    fn stamped(&self, ground: &Ground<'_>, extent: Extent, version: u64) -> Vec<u8> {
+        let size = self.block_size(ground, extent);
+        let mut data = vec![0; size * extent.blocks as usize];
+        for (lba, block) in (extent.lba..).zip(data.chunks_exact_mut(size)) {
+            let device = extent.disk as u32;
+            Stamp {
+                device,
+                lba,
+                version,
+            }
+            .write(block);
+        }
+        data
+    }
+
+    fn flush(&mut self, ground: &mut Ground<'_>, disk: usize) -> (Io, Sqe, Transfer) {
+        let all = self.random.permille(200);
+        let disks = if all {
+            0..ground.swarm.disks.len()
+        } else {
+            disk..disk + 1
+        };
+        let extents = disks.map(|disk| Extent {
+            disk,
+            lba: 0,
+            blocks: 0,
+        });
+        let extents = extents.collect();
+        let io = Io::reading(ground, IoKind::Flush, extents, false);
+        let nsid = if all {
+            nvme_spec::NSID_BROADCAST
+        } else {
+            disk as u32 + 1
+        };
+        (io, Sqe::flush(nsid), Transfer::None)
+    }
+
+    fn deallocation(&mut self, ground: &mut Ground<'_>, first: Extent) -> (Io, Sqe, Transfer) {
+        let shape = ground.swarm.disks[first.disk];
+        let mut extents = vec![first];
+        for _ in 1..self.random.between(1, RANGES_MAX) {
+            let end = extents.last().map_or(0, |it| it.lba + u64::from(it.blocks));
+            if end >= shape.block_count {
+                break;
+            }
+            let lba = self.random.between(end, shape.block_count - 1);
+            let blocks = self.random.between(1, (shape.block_count - lba).min(8)) as u32;
+            extents.push(Extent {
+                disk: first.disk,
+                lba,
+                blocks,
+            });
+        }
+        let ranges: Vec<DatasetRange> = extents
+            .iter()
+            .map(|it| DatasetRange::new(it.lba, it.blocks))
+            .collect();
+        let data = ranges.as_slice().as_bytes().to_vec();
+        let sqe = Sqe::deallocate(first.disk as u32 + 1, (ranges.len() - 1) as u8);
+        let io = if shape.deallocate == block::Deallocate::ReadsZero {
+            Io::writing(ground, IoKind::Deallocate, extents, false)
+        } else {
+            // It succeeds and changes nothing.
+            Io::reading(ground, IoKind::Deallocate, extents, false)
+        };
+        (io, sqe, Transfer::Out(data))
+    }
+
+    /// A comparison with what is certainly there, or with what certainly is not.
+    fn comparison(
+        &mut self,
+        ground: &mut Ground<'_>,
+        extent: Extent,
+    ) -> Option<(Io, Sqe, Transfer)> {
+        let mut expected = ground.judge.certain(extent)?;
+        let size = self.block_size(ground, extent);
+        let mut data = vec![0; size * expected.len()];
+        if self.random.permille(200) {
+            let wrong = self.random.below(expected.len() as u64) as usize;
+            expected[wrong] = Some(u64::MAX);
+        }
+        let blocks = data.chunks_exact_mut(size).zip(&expected);
+        for (lba, (block, version)) in (extent.lba..).zip(blocks) {
+            if let Some(version) = version {
+                Stamp {
+                    device: extent.disk as u32,
+                    lba,
+                    version: *version,
+                }
+                .write(block);
+            }
+        }
+        let mut io = Io::reading(ground, IoKind::Compare, vec![extent], false);
+        io.expected = expected;
+        let sqe = Sqe::compare(
+            extent.disk as u32 + 1,
+            extent.lba,
+            (extent.blocks - 1) as u16,
+        );
+        Some((io, sqe, Transfer::Out(data)))
+    }
+
+    /// Misbehaves once, if it can just now; returns until when others may feel a shortage of memory
+    /// from it, and the wires of a host that vanished.
+    pub fn misbehave(&mut self, ground: &mut Ground<'_>, fault: Fault) -> Option<Aftermath> {
+        let serving = self.is_serving();
+        let mut aftermath = Aftermath::default();
+        let number = self.number;
+        match fault {
+            Fault::Cut => self.a_connection()?.wire.cut(),
+            Fault::Stall => aftermath.memory_until = self.stall(ground.now)?,
+            Fault::Vanish => {
+                aftermath.vanished = self.connections().map(|it| it.wire.clone()).collect();
+                for wire in &aftermath.vanished {
+                    wire.vanish();
+                }
+                if aftermath.vanished.is_empty() {
+                    return None;
+                }
+                self.lose(ground);
+            }
+            Fault::Silence if serving && self.shape.keep_alive > Nanos::ZERO => {
+                let patience = self.shape.keep_alive + self.shape.keep_alive + SILENCE_GRACE;
+                self.silent_until = Some(ground.now + patience);
+            }
+            Fault::Malformed if serving => self.send_garbage(),
+            Fault::Damage if serving && self.shape.header_digest => self.damage_header(ground),
+            Fault::Invalid if serving => self.send_invalid(ground)?,
+            Fault::Abort if serving => self.abort(ground)?,
+            Fault::Reset if serving => {
+                for connection in &mut self.io {
+                    connection.excused = true;
+                    connection.closing = true;
+                }
+                if let Some(admin) = &mut self.admin {
+                    admin.answers_may_overtake();
+                }
+                self.phase = super::Phase::AwaitingReady { ready: false };
+                self.set_configuration(ground, false);
+            }
+            Fault::Disconnect if serving => self.disconnect(ground)?,
+            _ => return None,
+        }
+        ground
+            .trace
+            .note(ground.now, format_args!("host {number} suffers {fault}"));
+        ground.figures.fault(fault);
+        Some(aftermath)
+    }
+
+    fn a_connection(&mut self) -> Option<&mut super::Connection> {
+        let count = self.connections().count();
+        let chosen = self.random.below(count.max(1) as u64) as usize;
+        self.connections().nth(chosen)
+    }
+
+    /// One direction of a connection stands still for a while.
+    fn stall(&mut self, now: Nanos) -> Option<Nanos> {
+        let (to_target, lasts) = (self.random.coin(), self.random.between(50, 20_000));
+        let until = now + Nanos::from_millis(lasts);
+        let connection = self.a_connection()?;
+        connection.wire.stall(to_target, until);
+        connection.disturbed_until = connection.disturbed_until.max(until);
+        // Keep Alive, and the time that the set-up of a connection may take, run on.
+        connection.excused |= connection.shape.qid == 0 || !connection.live;
+        self.event_due = None;
+        Some(until)
+    }
+
+    fn send_garbage(&mut self) {
+        let kind = self.random.between(0x10, 0xFF) as u8;
+        let word = self.random.bits().to_le_bytes();
+        if let Some(connection) = self.a_connection() {
+            let mut bytes = vec![kind, 0, 72, 0, 72, 0, 0, 0];
+            bytes.extend([word; 16].concat());
+            connection.wire.send(&bytes);
+            connection.excused = true;
+            connection.closing = true;
+        }
+    }
+
+    fn damage_header(&mut self, ground: &Ground<'_>) {
+        let chosen = self.random.below(self.io.len() as u64) as usize;
+        let connection = &mut self.io[chosen];
+        if connection.room() > 0 && !connection.closing {
+            connection.excused = true;
+            connection.closing = true;
+            let (sqe, command) = (Sqe::flush(1), Command::Invalid(Status::SUCCESS));
+            let sending = Sending {
+                damage: Damage::Header,
+                ..Sending::plain(sqe, command)
+            };
+            connection.submit(sending, ground.now);
+        }
+    }
+
+    fn send_invalid(&mut self, ground: &Ground<'_>) -> Option<()> {
+        let disk = self.random.below(ground.swarm.disks.len() as u64) as usize;
+        if !ground.serving.namespaces[disk] {
+            return None;
+        }
+        let (nsid, shape) = (disk as u32 + 1, ground.swarm.disks[disk]);
+        let (end, size) = (shape.block_count, shape.block_size as usize);
+        let recently = ground.namespace_changed[disk] + Nanos::from_secs(1) > ground.now;
+        let (sqe, transfer, status) = match self.random.below(5) {
+            0 => (
+                Sqe::read(nsid, end, 0),
+                Transfer::In(size),
+                Status::LBA_OUT_OF_RANGE,
+            ),
+            1 => (
+                Sqe::write(nsid, end - 1, 1, false),
+                Transfer::Out(vec![0xAB; 2 * size]),
+                Status::LBA_OUT_OF_RANGE,
+            ),
+            2 => (
+                Sqe::write(77, 0, 0, false),
+                Transfer::Out(vec![0xAB; size]),
+                Status::INVALID_NAMESPACE_OR_FORMAT,
+            ),
+            3 => (Sqe::new(0x7E, nsid), Transfer::None, Status::INVALID_OPCODE),
+            // The data is shorter than the range.
+            _ => (
+                Sqe::write(nsid, 0, 1, false),
+                Transfer::Out(vec![0xAB; size]),
+                Status::DATA_SGL_LENGTH_INVALID,
+            ),
+        };
+        let index = self.io.iter().position(|it| it.room() > 0 && !it.closing)?;
+        if recently {
+            return None;
+        }
+        let command = Command::Invalid(status);
+        let sending = Sending {
+            transfer,
+            ..Sending::plain(sqe, command)
+        };
+        self.io[index].submit(sending, ground.now);
+        Some(())
+    }
+
+    fn abort(&mut self, ground: &mut Ground<'_>) -> Option<()> {
+        let chosen = self.random.below(self.io.len() as u64) as usize;
+        let (qid, cid) = {
+            let connection = self.io.get_mut(chosen)?;
+            (connection.shape.qid, connection.abort_any()?)
+        };
+        if let Some(admin) = &mut self.admin {
+            admin.answers_may_overtake();
+        }
+        self.send_admin(ground, Sqe::abort_command(qid, cid), Command::Abort);
+        Some(())
+    }
+
+    fn disconnect(&mut self, ground: &Ground<'_>) -> Option<()> {
+        let index = self.io.iter().position(|it| it.room() > 0 && !it.closing)?;
+        let connection = &mut self.io[index];
+        connection.excused = true;
+        connection.closing = true;
+        let sending = Sending::plain(Sqe::disconnect_queue(), Command::Disconnect);
+        connection.submit(sending, ground.now);
+        Some(())
+    }
+}
+
+/// What a host's misbehaviour leaves behind.
+#[derive(Default)]
+pub struct Aftermath {
+    /// Memory may be held until then.
+    pub memory_until: Nanos,
+    /// Wires that lead nowhere, until a kernel's probes notice.
+    pub vanished: Vec<Wire>,
+}
+
+impl Io {
+    fn new(kind: IoKind, extents: Vec<Extent>, fua: bool) -> Self {
+        Self {
+            kind,
+            extents,
+            fua,
+            version: 0,
+            began: crate::history::Moment::default(),
+            expected: Vec::new(),
+            damaged: false,
+            aborted: false,
+        }
+    }
+
+    fn reading(ground: &mut Ground<'_>, kind: IoKind, extents: Vec<Extent>, fua: bool) -> Self {
+        Self {
+            began: ground.judge.begin_read(),
+            ..Self::new(kind, extents, fua)
+        }
+    }
+
+    fn writing(ground: &mut Ground<'_>, kind: IoKind, extents: Vec<Extent>, fua: bool) -> Self {
+        let (version, began) = ground.judge.begin_write(&extents, kind != IoKind::Write);
+        Self {
+            version,
+            began,
+            ..Self::new(kind, extents, fua)
+        }
+    }
+}

@@ -1,0 +1,294 @@
+//! Decides whether what hosts saw is right: one history for each block of each disk.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use crate::content::{self, Content};
+use crate::history::{BlockHistory, Mistake, Moment, WriteEnd};
+
+/// What the judge objects to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Violation {
+    /// A read returned what it must not.
+    Data {
+        /// The disk.
+        disk: usize,
+        /// The block.
+        lba: u64,
+        /// What was found.
+        found: Content,
+        /// Why that is wrong, where the content itself is whole.
+        mistake: Option<Mistake>,
+        /// What would have been right.
+        expected: String,
+    },
+    /// A comparison found a difference where there is none.
+    Comparison {
+        /// The disk.
+        disk: usize,
+        /// First block of the range.
+        lba: u64,
+    },
+    /// Anything else: a broken rule of the protocol, a deadline, a leak.
+    Rule(String),
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Data {
+                disk,
+                lba,
+                found,
+                mistake,
+                expected,
+            } => {
+                write!(f, "disk {disk} block {lba}: read {found:?}")?;
+                if let Some(mistake) = mistake {
+                    write!(f, " ({mistake:?})")?;
+                }
+                write!(f, ", may be {expected}")
+            }
+            Self::Comparison { disk, lba } => {
+                write!(
+                    f,
+                    "disk {disk} block {lba}: a comparison with what is there failed"
+                )
+            }
+            Self::Rule(what) => f.write_str(what),
+        }
+    }
+}
+
+/// A range of blocks of a disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// The disk.
+    pub disk: usize,
+    /// The first block.
+    pub lba: u64,
+    /// Blocks.
+    pub blocks: u32,
+}
+
+impl Extent {
+    fn blocks(self) -> std::ops::Range<usize> {
+        let start = self.lba as usize;
+        start..start + self.blocks as usize
+    }
+}
+
+struct DiskModel {
+    blocks: Vec<BlockHistory>,
+    block_size: usize,
+    volatile: bool,
+}
+
+/// The judge.
+pub struct Judge {
+    disks: Vec<DiskModel>,
+    now: Moment,
+    next_version: u64,
+    /// When the reads that are in flight began, and how many began then.
+    reads: BTreeMap<Moment, u32>,
+}
+
+impl Judge {
+    /// A judge of disks of these sizes: blocks, bytes of a block, whether the cache is volatile.
+    #[must_use]
+    pub fn new(disks: &[(u64, u32, bool)]) -> Self {
+        let model = |&(blocks, block_size, volatile): &(u64, u32, bool)| DiskModel {
+            blocks: vec![BlockHistory::default(); blocks as usize],
+            block_size: block_size as usize,
+            volatile,
+        };
+        Self {
+            disks: disks.iter().map(model).collect(),
+            now: Moment(0),
+            next_version: 1,
+            reads: BTreeMap::new(),
+        }
+    }
+
+    fn next_moment(&mut self) -> Moment {
+        self.now.0 += 1;
+        self.now
+    }
+
+    fn over(&mut self, extent: Extent) -> impl Iterator<Item = &mut BlockHistory> {
+        let disk = self.disks.get_mut(extent.disk);
+        let blocks = disk.and_then(|disk| disk.blocks.get_mut(extent.blocks()));
+        blocks.into_iter().flatten()
+    }
+
+    /// A write goes out; returns its version and when it began.
+    pub fn begin_write(&mut self, extents: &[Extent], zero: bool) -> (u64, Moment) {
+        let version = self.next_version;
+        self.next_version += 1;
+        let began = self.next_moment();
+        for extent in extents {
+            for history in self.over(*extent) {
+                history.begin(version, zero);
+            }
+        }
+        (version, began)
+    }
+
+    /// A write was answered. `durable`: it had FUA.
+    pub fn end_write(&mut self, extents: &[Extent], version: u64, began: Moment, end: WriteEnd) {
+        let now = self.next_moment();
+        let oldest = self.oldest_read();
+        for extent in extents {
+            let volatile = self.disks.get(extent.disk).is_none_or(|disk| disk.volatile);
+            let end = match end {
+                WriteEnd::Done { durable } => WriteEnd::Done {
+                    durable: durable || !volatile,
+                },
+                WriteEnd::Undecided | WriteEnd::Refused => end,
+            };
+            for history in self.over(*extent) {
+                history.end(version, began, now, end);
+                history.prune(oldest);
+            }
+        }
+    }
+
+    /// A read, a comparison or a Flush goes out.
+    pub fn begin_read(&mut self) -> Moment {
+        let began = self.next_moment();
+        *self.reads.entry(began).or_default() += 1;
+        began
+    }
+
+    /// A read, a comparison or a Flush came to nothing, or its data was judged.
+    pub fn end_read(&mut self, began: Moment) {
+        if let Some(count) = self.reads.get_mut(&began) {
+            *count -= 1;
+            if *count == 0 {
+                self.reads.remove(&began);
+            }
+        }
+    }
+
+    fn oldest_read(&self) -> Moment {
+        let oldest = self.reads.first_key_value();
+        oldest.map_or(self.now, |(began, _)| *began)
+    }
+
+    /// A read that began at `began` returned `data`. `durable`: it had FUA.
+    ///
+    /// # Errors
+    /// The first block that is wrong.
+    pub fn judge_read(
+        &mut self,
+        extent: Extent,
+        began: Moment,
+        data: &[u8],
+        durable: bool,
+    ) -> Result<(), Violation> {
+        let now = self.next_moment();
+        let Extent { disk, lba, .. } = extent;
+        let model = &mut self.disks[disk];
+        let durable = durable || !model.volatile;
+        let found = data.chunks_exact(model.block_size);
+        for (lba, found) in (lba..).zip(found) {
+            let history = &mut model.blocks[lba as usize];
+            let content = content::read(found, disk as u32, lba);
+            let judged = match content {
+                Content::Zero => history.read(None, began, now, durable),
+                Content::Written(version) => history.read(Some(version), began, now, durable),
+                Content::Misplaced(_) | Content::Torn(..) | Content::Garbage(_) => {
+                    return Err(wrong(disk, lba, content, None, history));
+                }
+            };
+            judged.map_err(|mistake| wrong(disk, lba, content, Some(mistake), history))?;
+        }
+        Ok(())
+    }
+
+    /// A comparison that began at `began` with `expected` versions (`None`: zeroes) ended.
+    ///
+    /// # Errors
+    /// It must have come out otherwise.
+    pub fn judge_comparison(
+        &mut self,
+        extent: Extent,
+        began: Moment,
+        expected: &[Option<u64>],
+        equal: bool,
+    ) -> Result<(), Violation> {
+        let now = self.next_moment();
+        let Extent { disk, lba, .. } = extent;
+        let model = &mut self.disks[disk];
+        let durable = !model.volatile;
+        let mut certain = true;
+        for (lba, version) in (lba..).zip(expected) {
+            let history = &mut model.blocks[lba as usize];
+            certain &= history.is_certainly(*version, began);
+            if equal {
+                let judged = history.read(*version, began, now, durable);
+                let content = version.map_or(Content::Zero, Content::Written);
+                judged.map_err(|mistake| wrong(disk, lba, content, Some(mistake), history))?;
+            }
+        }
+        if certain && !equal {
+            return Err(Violation::Comparison { disk, lba });
+        }
+        Ok(())
+    }
+
+    /// What the blocks certainly hold now, if all of them do; `None` inside: zeroes.
+    #[must_use]
+    pub fn certain(&self, extent: Extent) -> Option<Vec<Option<u64>>> {
+        let blocks = self.disks.get(extent.disk)?.blocks.get(extent.blocks())?;
+        blocks.iter().map(|it| it.only(self.now)).collect()
+    }
+
+    /// A Flush of a disk that began at `began` succeeded.
+    pub fn flushed(&mut self, disk: usize, began: Moment) {
+        let oldest = self.oldest_read();
+        for history in &mut self.disks[disk].blocks {
+            history.flushed(began);
+            history.prune(oldest);
+        }
+    }
+
+    /// The appliance went down, or came to rest: nothing is in flight any more.
+    pub fn settled(&mut self) {
+        let now = self.next_moment();
+        for history in self.disks.iter_mut().flat_map(|disk| &mut disk.blocks) {
+            history.settled(now);
+        }
+    }
+
+    /// The disks lost power, after the appliance went down.
+    pub fn power_cut(&mut self) {
+        let now = self.next_moment();
+        for history in self.disks.iter_mut().flat_map(|disk| &mut disk.blocks) {
+            history.power_cut(now);
+        }
+    }
+}
+
+fn wrong(
+    disk: usize,
+    lba: u64,
+    found: Content,
+    mistake: Option<Mistake>,
+    history: &BlockHistory,
+) -> Violation {
+    let expected: Vec<String> = history
+        .versions()
+        .map(|(version, zero)| {
+            let zeroes = if zero { " (zeroes)" } else { "" };
+            format!("{version}{zeroes}")
+        })
+        .collect();
+    Violation::Data {
+        disk,
+        lba,
+        found,
+        mistake,
+        expected: expected.join(", "),
+    }
+}

@@ -1,0 +1,24 @@
+//! Deterministic simulation of the appliance: the production target, transports and reactors on one
+//! thread and on virtual time, among simulated hosts, networks and disks that fail.
+//!
+//! One seed decides everything: which faults are on ([`swarm`]), what happens when ([`world`]), and
+//! so replays it exactly. A model of every block ([`history`], [`judge`]) decides what a read may
+//! return; hosts hold every answer, close and delay against the rules ([`host`]).
+
+#![forbid(unsafe_code)]
+
+pub mod appliance;
+pub mod content;
+pub mod disk;
+pub mod figures;
+pub mod history;
+pub mod host;
+pub mod judge;
+pub mod network;
+pub mod random;
+pub mod run;
+pub mod scene;
+pub mod swarm;
+pub mod time;
+pub mod trace;
+pub mod world;

@@ -1,0 +1,170 @@
+//! Runs seeds and says how they went; `cargo xtask sim` builds and starts it.
+
+#![forbid(unsafe_code)]
+
+use std::num::NonZeroUsize;
+use std::ops::Range;
+use std::process::ExitCode;
+use std::str::FromStr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use clap::Parser;
+use simulation::figures::Figures;
+use simulation::run::{self, Failure};
+use simulation::swarm::{Fault, Limits};
+use simulation::trace::LINES_DEFAULT;
+
+/// Seeds that are run when nothing else is asked for.
+const SEEDS_DEFAULT: u64 = 100;
+
+/// Simulate the appliance among faults, seed by seed, and judge all that its hosts see.
+#[derive(Parser)]
+struct Arguments {
+    /// Run this seed alone, and tell its story.
+    #[arg(long, conflicts_with_all = ["seeds", "minutes", "hours"])]
+    seed: Option<u64>,
+    /// Run these seeds.
+    #[arg(long, value_name = "A..B")]
+    seeds: Option<Seeds>,
+    /// Run random seeds for so long, after those of --seeds.
+    #[arg(long, value_name = "N")]
+    minutes: Option<f64>,
+    /// The same in hours.
+    #[arg(long, value_name = "N", conflicts_with = "minutes")]
+    hours: Option<f64>,
+    /// Cut every run to this many events.
+    #[arg(long)]
+    events: Option<u64>,
+    /// Cut every run to this many hosts.
+    #[arg(long)]
+    hosts: Option<usize>,
+    /// Tell so many of the last lines of a failing seed's story.
+    #[arg(long, value_name = "LINES", default_value_t = LINES_DEFAULT)]
+    story: usize,
+    /// Leave these faults off.
+    #[arg(long, value_delimiter = ',')]
+    without: Vec<Fault>,
+}
+
+#[derive(Clone)]
+struct Seeds(Range<u64>);
+
+impl FromStr for Seeds {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let range = || {
+            let (first, end) = text.split_once("..")?;
+            Some(first.parse().ok()?..end.parse().ok()?)
+        };
+        range()
+            .map(Seeds)
+            .ok_or_else(|| format!("{text:?} is not like 0..100"))
+    }
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let limits = Limits {
+        events: arguments.events,
+        hosts: arguments.hosts,
+        without: arguments.without.iter().copied().collect(),
+    };
+    run::note_panics();
+    if let Some(seed) = arguments.seed {
+        return one(seed, &limits, arguments.story);
+    }
+    let minutes = arguments
+        .hours
+        .map(|hours| hours * 60.0)
+        .or(arguments.minutes);
+    let span = minutes.map(|minutes| Duration::from_secs_f64(minutes.max(0.0) * 60.0));
+    many(arguments.seeds, span, &limits)
+}
+
+fn one(seed: u64, limits: &Limits, lines: usize) -> ExitCode {
+    let outcome = run::run_telling(seed, limits, lines);
+    match outcome.failure {
+        None => {
+            println!("seed {seed}: nothing wrong, hash {:016x}", outcome.hash);
+            println!("{}", outcome.figures);
+            ExitCode::SUCCESS
+        }
+        Some(failure) => {
+            println!("{failure}");
+            println!("hash {:016x}, commit {}", outcome.hash, commit());
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Seeds that differ from run to run.
+fn random_seeds() -> impl Iterator<Item = u64> {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    let first = now.map_or(0, |now| now.as_nanos() as u64);
+    let mut random = simulation::random::Random::new(first, 0);
+    std::iter::repeat_with(move || random.bits() >> 24)
+}
+
+/// Runs seeds on every core until one fails or there are no more.
+fn many(seeds: Option<Seeds>, span: Option<Duration>, limits: &Limits) -> ExitCode {
+    let began = Instant::now();
+    let fixed = match (seeds, span) {
+        (Some(Seeds(range)), _) => range,
+        (None, Some(_)) => 0..0,
+        (None, None) => 0..SEEDS_DEFAULT,
+    };
+    let random = random_seeds().take_while(|_| span.is_some_and(|span| began.elapsed() < span));
+    let next = Mutex::new(fixed.chain(random));
+    let found = Mutex::new((Figures::default(), None::<Failure>));
+    let work = || {
+        loop {
+            let seed = lock(&next).next();
+            let Some(seed) = seed.filter(|_| lock(&found).1.is_none()) else {
+                return;
+            };
+            let outcome = run::run(seed, limits);
+            let (figures, failure) = &mut *lock(&found);
+            figures.add(&outcome.figures);
+            if failure.is_none() {
+                *failure = outcome.failure;
+            }
+        }
+    };
+    let threads = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(work);
+        }
+    });
+    let (figures, failure) = found.into_inner().unwrap_or_else(PoisonError::into_inner);
+    println!("{figures}");
+    println!("{:.1} s on {threads} cores", began.elapsed().as_secs_f64());
+    let Some(failure) = failure else {
+        println!("nothing wrong");
+        return ExitCode::SUCCESS;
+    };
+    println!("seed {} fails: {}", failure.seed, failure.violation);
+    println!("replay: {}", failure.command());
+    println!("making it smaller …");
+    println!("{}", run::shrink(failure));
+    println!("commit {}", commit());
+    ExitCode::FAILURE
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The commit that is simulated, as far as git knows it.
+fn commit() -> String {
+    let mut git = std::process::Command::new("git");
+    let asked = git
+        .args(["describe", "--always", "--dirty", "--abbrev=40"])
+        .output();
+    let told = asked.map(|told| String::from_utf8_lossy(&told.stdout).trim().to_owned());
+    told.ok()
+        .filter(|told| !told.is_empty())
+        .unwrap_or_else(|| "unknown".to_owned())
+}

@@ -1,0 +1,492 @@
+//! A network in memory: streams that are cut, stall, arrive a byte at a time, or lead nowhere.
+//!
+//! One [`Wire`] is one TCP connection with a direction each way. What is sent flies for some time
+//! and arrives in pieces of the network's choice; what the receiver has not taken keeps the sender
+//! waiting. The target's end is a [`TargetStream`], found through [`SimNetwork`] as production
+//! finds sockets through epoll.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, VecDeque};
+use std::io::{self, IoSlice, IoSliceMut};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::os::fd::BorrowedFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use nvme_tcp::{ByteStream, Interest, Network, Ready, Source, Transferred};
+use reactors::Nanos;
+use rustix::io::Errno;
+
+use crate::random::Random;
+use crate::time::SharedTime;
+
+/// How a network treats its streams.
+#[derive(Clone, Copy, Debug)]
+pub struct NetworkTemper {
+    /// A byte is on its way for at least this long.
+    pub latency_min: Nanos,
+    /// And at most this long, stalls apart.
+    pub latency_max: Nanos,
+    /// Bytes of one piece at most: what one receive gives.
+    pub grain: usize,
+    /// Bytes that are sent and not yet taken, at most.
+    pub window: usize,
+}
+
+/// Bytes on their way in one direction.
+struct Direction {
+    flying: VecDeque<(Nanos, Vec<u8>)>,
+    flying_bytes: usize,
+    arrived: VecDeque<u8>,
+    /// The sender has said that nothing more comes.
+    finished: bool,
+    stalled_until: Nanos,
+    last_due: Nanos,
+    /// What is sent vanishes, and the receiver hears nothing.
+    swallows: bool,
+}
+
+impl Direction {
+    fn new() -> Self {
+        Self {
+            flying: VecDeque::new(),
+            flying_bytes: 0,
+            arrived: VecDeque::new(),
+            finished: false,
+            stalled_until: Nanos::ZERO,
+            last_due: Nanos::ZERO,
+            swallows: false,
+        }
+    }
+
+    fn deliver(&mut self, now: Nanos) {
+        if now < self.stalled_until || self.swallows {
+            return;
+        }
+        while let Some((due, _)) = self.flying.front()
+            && *due <= now
+        {
+            if let Some((_, bytes)) = self.flying.pop_front() {
+                self.flying_bytes -= bytes.len();
+                self.arrived.extend(bytes);
+            }
+        }
+    }
+
+    fn held(&self) -> usize {
+        self.flying_bytes + self.arrived.len()
+    }
+
+    fn at_end(&self) -> bool {
+        self.finished && self.flying.is_empty() && self.arrived.is_empty() && !self.swallows
+    }
+
+    /// When something arrives that has not arrived by now.
+    fn next_due(&self, now: Nanos) -> Option<Nanos> {
+        if self.swallows {
+            return None;
+        }
+        let (due, _) = self.flying.front()?;
+        Some((*due).max(self.stalled_until)).filter(|due| *due > now)
+    }
+}
+
+/// Both directions of a connection.
+struct Link {
+    temper: NetworkTemper,
+    random: Random,
+    to_target: Direction,
+    to_host: Direction,
+    /// Neither end can use it any more.
+    reset: bool,
+    /// That is the network's doing.
+    cut: bool,
+    /// The target found no room when it last sent.
+    target_blocked: bool,
+    target_gone: bool,
+}
+
+impl Link {
+    fn send(&mut self, to_target: bool, bytes: &[u8], now: Nanos) {
+        let (least, most) = (
+            self.temper.latency_min.as_nanos(),
+            self.temper.latency_max.as_nanos(),
+        );
+        let flight = Nanos(self.random.between(least, most));
+        let direction = if to_target {
+            &mut self.to_target
+        } else {
+            &mut self.to_host
+        };
+        let due = (now + flight).max(direction.last_due);
+        direction.last_due = due;
+        direction.flying_bytes += bytes.len();
+        direction.flying.push_back((due, bytes.to_vec()));
+    }
+}
+
+/// A connection, as the host and the world hold it.
+#[derive(Clone)]
+pub struct Wire {
+    link: Arc<Mutex<Link>>,
+    time: SharedTime,
+}
+
+/// What a host finds at its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HostEnd {
+    /// More may come.
+    Open,
+    /// The target has closed it in order.
+    Finished,
+    /// The target has closed it with something unread.
+    Reset,
+    /// The network broke it.
+    Cut,
+}
+
+impl Wire {
+    fn link(&self) -> MutexGuard<'_, Link> {
+        self.link.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The host sends; it never waits.
+    pub fn send(&self, bytes: &[u8]) {
+        let now = self.time.now();
+        let mut link = self.link();
+        if !link.reset {
+            link.send(true, bytes, now);
+        }
+    }
+
+    /// The host takes what has arrived.
+    pub fn receive(&self, into: &mut Vec<u8>) -> HostEnd {
+        let now = self.time.now();
+        let mut link = self.link();
+        if link.cut {
+            return HostEnd::Cut;
+        }
+        if link.reset {
+            // What arrived before the reset may still be read.
+            into.extend(link.to_host.arrived.drain(..));
+            return HostEnd::Reset;
+        }
+        link.to_host.deliver(now);
+        into.extend(link.to_host.arrived.drain(..));
+        if link.to_host.at_end() {
+            HostEnd::Finished
+        } else {
+            HostEnd::Open
+        }
+    }
+
+    /// The host closes its end in order.
+    pub fn finish(&self) {
+        self.link().to_target.finished = true;
+    }
+
+    /// Breaks the connection for both ends.
+    pub fn cut(&self) {
+        let mut link = self.link();
+        (link.reset, link.cut) = (true, true);
+    }
+
+    /// Nothing arrives before `until` in the given direction.
+    pub fn stall(&self, to_target: bool, until: Nanos) {
+        let mut link = self.link();
+        let direction = if to_target {
+            &mut link.to_target
+        } else {
+            &mut link.to_host
+        };
+        direction.stalled_until = direction.stalled_until.max(until);
+    }
+
+    /// The host is gone without a word: nothing arrives in either direction any more.
+    pub fn vanish(&self) {
+        let mut link = self.link();
+        link.to_target.swallows = true;
+        link.to_host.swallows = true;
+    }
+
+    /// The target has let go of its end.
+    #[must_use]
+    pub fn is_closed_by_target(&self) -> bool {
+        self.link().target_gone
+    }
+
+    /// How it stands, for messages.
+    #[must_use]
+    pub fn state(&self) -> String {
+        let link = self.link();
+        let told = |direction: &Direction| {
+            format!(
+                "{} flying, {} arrived, stalled until {}",
+                direction.flying_bytes,
+                direction.arrived.len(),
+                direction.stalled_until
+            )
+        };
+        format!(
+            "to the target {}; to the host {}; window {}; target blocked {}, gone {}",
+            told(&link.to_target),
+            told(&link.to_host),
+            link.temper.window,
+            link.target_blocked,
+            link.target_gone
+        )
+    }
+
+    /// Whether the target could receive or send something and has not yet.
+    #[must_use]
+    pub fn waits_for_target(&self) -> bool {
+        let now = self.time.now();
+        let mut link = self.link();
+        link.to_target.deliver(now);
+        let readable = !link.to_target.arrived.is_empty() || link.to_target.at_end();
+        let writable = link.target_blocked && link.to_host.held() < link.temper.window;
+        !link.target_gone && (readable || writable || link.reset)
+    }
+
+    /// When something arrives next at either end.
+    #[must_use]
+    pub fn next_due(&self) -> Option<Nanos> {
+        let link = self.link();
+        if link.reset {
+            return None;
+        }
+        let now = self.time.now();
+        let dues = [link.to_target.next_due(now), link.to_host.next_due(now)];
+        dues.into_iter().flatten().min()
+    }
+}
+
+/// Makes connections, and holds those that wait to be accepted.
+#[derive(Clone)]
+pub struct Listener {
+    backlog: Arc<Mutex<VecDeque<Wire>>>,
+    time: SharedTime,
+}
+
+impl Listener {
+    /// A listener without connections.
+    #[must_use]
+    pub fn new(time: SharedTime) -> Self {
+        Self {
+            backlog: Arc::default(),
+            time,
+        }
+    }
+
+    /// A new connection, which waits to be accepted; its host's end.
+    #[must_use]
+    pub fn connect(&self, temper: NetworkTemper, random: Random) -> Wire {
+        let link = Link {
+            temper,
+            random,
+            to_target: Direction::new(),
+            to_host: Direction::new(),
+            reset: false,
+            cut: false,
+            target_blocked: false,
+            target_gone: false,
+        };
+        let wire = Wire {
+            link: Arc::new(Mutex::new(link)),
+            time: self.time.clone(),
+        };
+        self.waiting().push_back(wire.clone());
+        wire
+    }
+
+    /// Whether a connection waits to be accepted.
+    #[must_use]
+    pub fn is_waited_for(&self) -> bool {
+        !self.waiting().is_empty()
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, VecDeque<Wire>> {
+        self.backlog.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The target's end of a connection.
+pub struct TargetStream(Wire);
+
+impl ByteStream for TargetStream {
+    fn receive(&mut self, buffers: &mut [IoSliceMut<'_>]) -> Transferred {
+        let now = self.0.time.now();
+        let mut link = self.0.link();
+        if link.reset {
+            return Transferred::Failed(Errno::CONNRESET);
+        }
+        link.to_target.deliver(now);
+        let grain = link.temper.grain;
+        let mut room = if grain > 1 && link.random.permille(200) {
+            link.random.between(1, grain as u64) as usize
+        } else {
+            grain
+        };
+        let mut moved = 0;
+        for buffer in buffers {
+            let bytes = room.min(buffer.len()).min(link.to_target.arrived.len());
+            for (to, from) in buffer.iter_mut().zip(link.to_target.arrived.drain(..bytes)) {
+                *to = from;
+            }
+            (room, moved) = (room - bytes, moved + bytes);
+        }
+        match moved {
+            0 if link.to_target.at_end() => Transferred::Closed,
+            0 => Transferred::WouldBlock,
+            bytes => Transferred::Bytes(bytes),
+        }
+    }
+
+    fn send(&mut self, buffers: &[IoSlice<'_>]) -> Transferred {
+        let now = self.0.time.now();
+        let mut link = self.0.link();
+        if link.reset {
+            return Transferred::Failed(Errno::CONNRESET);
+        }
+        let free = link.temper.window.saturating_sub(link.to_host.held());
+        let mut room = free;
+        let mut bytes = Vec::new();
+        for buffer in buffers {
+            let taken = room.min(buffer.len());
+            bytes.extend_from_slice(&buffer[..taken]);
+            room -= taken;
+        }
+        link.target_blocked = bytes.is_empty();
+        if bytes.is_empty() {
+            return Transferred::WouldBlock;
+        }
+        link.send(false, &bytes, now);
+        Transferred::Bytes(bytes.len())
+    }
+
+    fn finish_sending(&mut self) {
+        self.0.link().to_host.finished = true;
+    }
+
+    fn local_address(&self) -> Option<IpAddr> {
+        Some(IpAddr::V4(Ipv4Addr::LOCALHOST))
+    }
+
+    fn host_address(&self) -> Option<SocketAddr> {
+        None
+    }
+}
+
+impl Drop for TargetStream {
+    fn drop(&mut self) {
+        let mut link = self.0.link();
+        link.target_gone = true;
+        link.to_host.finished = true;
+        // As a kernel does: what was not read makes the close a reset.
+        if link.to_target.held() > 0 {
+            link.reset = true;
+        }
+    }
+}
+
+/// One reactor's way to the streams.
+pub struct SimNetwork {
+    listeners: Vec<(u16, Listener)>,
+    streams: RefCell<BTreeMap<u16, (Wire, Interest)>>,
+    ready: Vec<Ready>,
+}
+
+impl SimNetwork {
+    /// A way to streams that come by listeners to be added.
+    #[must_use]
+    pub fn new() -> Self {
+        Self {
+            listeners: Vec::new(),
+            streams: RefCell::new(BTreeMap::new()),
+            ready: Vec::new(),
+        }
+    }
+}
+
+impl Default for SimNetwork {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Network for SimNetwork {
+    type Listener = Listener;
+    type Accepted = Wire;
+    type Stream = TargetStream;
+
+    fn add_listener(&mut self, index: u16, listener: &Listener) -> io::Result<()> {
+        self.listeners.push((index, listener.clone()));
+        Ok(())
+    }
+
+    fn watch_listener(&self, _: u16, _: &Listener, _: Interest) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn accept(listener: &Listener) -> io::Result<Wire> {
+        let wire = listener.waiting().pop_front();
+        wire.ok_or_else(|| io::ErrorKind::WouldBlock.into())
+    }
+
+    fn adopt(accepted: Wire) -> io::Result<TargetStream> {
+        Ok(TargetStream(accepted))
+    }
+
+    fn add_stream(&self, index: u16, stream: &TargetStream) -> io::Result<()> {
+        let entry = (stream.0.clone(), Interest::Readable);
+        self.streams.borrow_mut().insert(index, entry);
+        Ok(())
+    }
+
+    fn watch_stream(&self, index: u16, _: &TargetStream, interest: Interest) -> io::Result<()> {
+        if let Some((_, watched)) = self.streams.borrow_mut().get_mut(&index) {
+            *watched = interest;
+        }
+        Ok(())
+    }
+
+    fn look(&mut self) -> usize {
+        self.ready.clear();
+        for (index, listener) in &self.listeners {
+            if !listener.waiting().is_empty() {
+                self.ready.push(Ready {
+                    source: Source::Listener(*index),
+                    writable: false,
+                });
+            }
+        }
+        let streams = self.streams.get_mut();
+        streams.retain(|_, (wire, _)| !wire.is_closed_by_target());
+        for (index, (wire, interest)) in streams {
+            let now = wire.time.now();
+            let mut link = wire.link();
+            link.to_target.deliver(now);
+            let readable =
+                link.reset || !link.to_target.arrived.is_empty() || link.to_target.at_end();
+            let room = link.to_host.held() < link.temper.window;
+            let writable = *interest == Interest::ReadableOrWritable && (room || link.reset);
+            if writable || (readable && *interest != Interest::Nothing) {
+                self.ready.push(Ready {
+                    source: Source::Connection(*index),
+                    writable,
+                });
+            }
+        }
+        self.ready.len()
+    }
+
+    fn ready(&self, position: usize) -> Ready {
+        self.ready[position]
+    }
+
+    fn wake_source(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests;

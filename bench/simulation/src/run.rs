@@ -1,0 +1,188 @@
+//! Runs a seed, tells how it went, and makes a failure smaller.
+
+use std::cell::RefCell;
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use reactors::Nanos;
+
+use crate::figures::Figures;
+use crate::judge::Violation;
+use crate::swarm::{Fault, Faults, Limits, Swarm};
+use crate::trace::LINES_DEFAULT;
+use crate::world::World;
+
+thread_local! {
+    /// The last panic of this thread, with its place.
+    static PANIC: RefCell<Option<String>> = const { RefCell::new(None) };
+}
+
+/// What went wrong in a run.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    /// The seed.
+    pub seed: u64,
+    /// What the run was cut down to.
+    pub limits: Limits,
+    /// What is wrong.
+    pub violation: Violation,
+    /// The event that it came to light in.
+    pub event: u64,
+    /// When.
+    pub at: Nanos,
+    /// The faults that were on.
+    pub faults: Faults,
+    /// The last things that happened.
+    pub story: Vec<String>,
+}
+
+impl Failure {
+    /// The command that replays it.
+    #[must_use]
+    pub fn command(&self) -> String {
+        let mut command = format!("cargo xtask sim --seed {}", self.seed);
+        if let Some(events) = self.limits.events {
+            command += &format!(" --events {events}");
+        }
+        if let Some(hosts) = self.limits.hosts {
+            command += &format!(" --hosts {hosts}");
+        }
+        let without: Vec<&str> = self.limits.without.iter().map(Fault::name).collect();
+        if !without.is_empty() {
+            command += &format!(" --without {}", without.join(","));
+        }
+        command
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for line in &self.story {
+            writeln!(f, "{line}")?;
+        }
+        writeln!(
+            f,
+            "seed {} fails at event {}, after {}: {}",
+            self.seed, self.event, self.at, self.violation
+        )?;
+        let faults: Vec<&str> = self.faults.iter().map(Fault::name).collect();
+        writeln!(f, "faults that were on: {}", faults.join(" "))?;
+        write!(f, "replay: {}", self.command())
+    }
+}
+
+/// How a run went.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// What it did.
+    pub figures: Figures,
+    /// The same for the same run.
+    pub hash: u64,
+    /// What was wrong, if anything.
+    pub failure: Option<Failure>,
+}
+
+/// Has panics noted in place of printed, since they are a run's result.
+pub fn note_panics() {
+    std::panic::set_hook(Box::new(|panic| {
+        PANIC.with(|last| *last.borrow_mut() = Some(panic.to_string()));
+    }));
+}
+
+/// Runs a seed.
+#[must_use]
+pub fn run(seed: u64, limits: &Limits) -> Outcome {
+    run_telling(seed, limits, LINES_DEFAULT)
+}
+
+/// Runs a seed; a failure tells its last `lines` of the story.
+#[must_use]
+pub fn run_telling(seed: u64, limits: &Limits, lines: usize) -> Outcome {
+    let mut world = World::new(seed, limits);
+    world.scene.trace.keep(lines);
+    let ended = catch_unwind(AssertUnwindSafe(|| {
+        let ended = world.run();
+        world.end();
+        ended
+    }));
+    let violation = match &ended {
+        Ok(Ok(())) => None,
+        Ok(Err(violation)) => Some(violation.clone()),
+        Err(_) => {
+            let told = PANIC.with(|last| last.borrow_mut().take());
+            let told = told.unwrap_or_else(|| "a panic".to_owned());
+            Some(Violation::Rule(told.replace('\n', " ")))
+        }
+    };
+    let failure = violation.map(|violation| Failure {
+        seed,
+        limits: limits.clone(),
+        violation,
+        event: world.event,
+        at: world.scene.time.now(),
+        faults: Swarm::of(seed, limits).faults,
+        story: world.scene.trace.last_lines(),
+    });
+    let outcome = Outcome {
+        figures: world.scene.figures.clone(),
+        hash: world.scene.trace.hash(),
+        failure,
+    };
+    if ended.is_err() {
+        // What panicked may be in any state, and must not be asked to end in order.
+        std::mem::forget(world);
+    }
+    outcome
+}
+
+/// Makes a failure smaller: fewer faults, fewer hosts, fewer events. What remains still fails,
+/// though it may be in another way.
+#[must_use]
+pub fn shrink(failure: Failure) -> Failure {
+    let mut smallest = failure;
+    let try_limits = |smallest: &mut Failure, limits: Limits| {
+        let failure = run(smallest.seed, &limits).failure;
+        let fails = failure.is_some();
+        if let Some(failure) = failure {
+            *smallest = failure;
+        }
+        fails
+    };
+    let events = smallest.event.max(1);
+    let limits = Limits {
+        events: Some(events),
+        ..smallest.limits.clone()
+    };
+    try_limits(&mut smallest, limits);
+    let swarm = Swarm::of(smallest.seed, &smallest.limits);
+    for hosts in 1..swarm.hosts.len() {
+        let limits = Limits {
+            hosts: Some(hosts),
+            ..smallest.limits.clone()
+        };
+        if try_limits(&mut smallest, limits) {
+            break;
+        }
+    }
+    for fault in swarm.faults.iter() {
+        let limits = Limits {
+            without: smallest.limits.without.with(fault),
+            ..smallest.limits.clone()
+        };
+        try_limits(&mut smallest, limits);
+    }
+    let (mut low, mut high) = (0, smallest.limits.events.unwrap_or(smallest.event));
+    while low + 1 < high {
+        let middle = low + (high - low) / 2;
+        let limits = Limits {
+            events: Some(middle),
+            ..smallest.limits.clone()
+        };
+        if try_limits(&mut smallest, limits) {
+            high = middle.min(smallest.event.max(1));
+        } else {
+            low = middle;
+        }
+    }
+    smallest
+}

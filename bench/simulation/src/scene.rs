@@ -1,0 +1,193 @@
+//! All of the world but the appliance and the hosts: disks, network, configuration, judge.
+
+use std::sync::Arc;
+
+use block::Device;
+use reactors::Nanos;
+
+use crate::appliance::Serving;
+use crate::disk::{Disk, DiskTemper};
+use crate::figures::Figures;
+use crate::host::Ground;
+use crate::judge::Judge;
+use crate::network::{Listener, NetworkTemper, Wire};
+use crate::random::Random;
+use crate::swarm::{Fault, Swarm};
+use crate::time::SharedTime;
+use crate::trace::Trace;
+
+/// Arenas below this size run dry, so that one connection's trouble may be everyone's.
+const ROOMY_ARENA_BYTES: usize = 32 << 20;
+
+/// What the hosts and the appliance stand in.
+pub struct Scene {
+    /// What the seed turned on.
+    pub swarm: Swarm,
+    /// The present time.
+    pub time: SharedTime,
+    /// Where connections are made.
+    pub listener: Listener,
+    /// How new connections behave.
+    pub network: NetworkTemper,
+    /// The disks.
+    pub disks: Vec<Disk>,
+    /// The judge of data.
+    pub judge: Judge,
+    /// What is configured.
+    pub serving: Serving,
+    /// By disk: when its namespace last came or went.
+    pub namespace_changed: Vec<Nanos>,
+    /// By disk: until when its answers may be late.
+    pub disk_disturbed: Vec<Nanos>,
+    /// By disk: whether its requests may fail.
+    pub disk_fails: Vec<bool>,
+    /// Until when memory may be short.
+    pub memory_disturbed: Nanos,
+    /// Until when a connection may be in trouble.
+    pub network_disturbed: Nanos,
+    /// The appliance is on its way down.
+    pub stopping: bool,
+    /// Connections of hosts that vanished, and when a kernel's probes notice it.
+    pub vanished: Vec<(Nanos, Wire)>,
+    /// What is counted.
+    pub figures: Figures,
+    /// What is told.
+    pub trace: Trace,
+}
+
+impl Scene {
+    /// The scene of a seed.
+    #[must_use]
+    pub fn new(seed: u64, swarm: Swarm) -> Self {
+        let time = SharedTime::default();
+        let disks: Vec<Disk> = (0_u32..)
+            .zip(&swarm.disks)
+            .map(|(number, shape)| {
+                let random = Random::new(seed, 0x200 + u64::from(number));
+                Disk::new(number, *shape, swarm.disk_temper, random, time.clone())
+            })
+            .collect();
+        let shapes = swarm.disks.iter();
+        let sizes: Vec<_> = shapes
+            .map(|it| (it.block_count, it.block_size, it.volatile))
+            .collect();
+        let count = disks.len();
+        let fails = swarm.disk_temper.error_permille > 0;
+        Self {
+            listener: Listener::new(time.clone()),
+            network: swarm.network,
+            judge: Judge::new(&sizes),
+            serving: Serving {
+                namespaces: vec![true; count],
+                hosts: vec![true; swarm.hosts.len()],
+            },
+            namespace_changed: vec![Nanos::ZERO; count],
+            disk_disturbed: vec![Nanos::ZERO; count],
+            disk_fails: vec![fails; count],
+            memory_disturbed: Nanos::ZERO,
+            network_disturbed: Nanos::ZERO,
+            stopping: false,
+            vanished: Vec::new(),
+            figures: Figures::default(),
+            trace: Trace::default(),
+            swarm,
+            time,
+            disks,
+        }
+    }
+
+    /// What hosts see of it.
+    pub fn ground(&mut self) -> Ground<'_> {
+        Ground {
+            judge: &mut self.judge,
+            now: self.time.now(),
+            listener: &self.listener,
+            network: self.network,
+            swarm: &self.swarm,
+            serving: &self.serving,
+            namespace_changed: &self.namespace_changed,
+            disk_fails: &self.disk_fails,
+            disk_disturbed: &self.disk_disturbed,
+            memory_disturbed: self.memory_disturbed,
+            stopping: self.stopping,
+            figures: &mut self.figures,
+            trace: &mut self.trace,
+        }
+    }
+
+    /// The disks as an appliance takes them.
+    #[must_use]
+    pub fn devices(&self) -> Vec<Arc<dyn Device>> {
+        let disks = self.disks.iter();
+        disks
+            .map(|disk| Arc::new(disk.clone()) as Arc<dyn Device>)
+            .collect()
+    }
+
+    /// Notes something that happened now.
+    pub fn note(&mut self, what: std::fmt::Arguments<'_>) {
+        let now = self.time.now();
+        self.trace.note(now, what);
+    }
+
+    /// Whoever needs memory may have to wait until `until`, where memory is scarce.
+    pub fn disturb_memory(&mut self, until: Nanos) {
+        if self.swarm.arena_bytes < ROOMY_ARENA_BYTES {
+            self.memory_disturbed = self.memory_disturbed.max(until);
+        }
+    }
+
+    /// Ends connections of vanished hosts whose time has come.
+    pub fn probe_vanished(&mut self) {
+        let now = self.time.now();
+        let (over, left) = std::mem::take(&mut self.vanished)
+            .into_iter()
+            .partition(|(at, _)| *at <= now);
+        self.vanished = left;
+        for (_, wire) in over {
+            let wire: Wire = wire;
+            wire.cut();
+        }
+    }
+
+    /// When something happens that no host and no reactor knows of.
+    #[must_use]
+    pub fn next_due(&self) -> Option<Nanos> {
+        let disks = self.disks.iter().filter_map(Disk::next_due);
+        disks.chain(self.vanished.iter().map(|(at, _)| *at)).min()
+    }
+
+    /// From now on nothing new goes wrong.
+    pub fn heal(&mut self) {
+        let temper = DiskTemper {
+            slow_permille: 0,
+            error_permille: 0,
+            later_permille: 0,
+            ..self.swarm.disk_temper
+        };
+        for disk in &self.disks {
+            disk.set_temper(temper);
+        }
+        self.swarm.faults = self
+            .swarm
+            .faults
+            .without(Fault::Damage)
+            .without(Fault::SlowWriter);
+        self.network.grain = usize::MAX;
+        self.network.window = 1 << 20;
+    }
+
+    /// Counts what ambient faults did.
+    pub fn count_ambient(&mut self) {
+        for disk in &self.disks {
+            let figures = disk.figures();
+            self.figures.faults(Fault::Error, figures.errors);
+            self.figures.faults(Fault::Later, figures.later);
+            self.figures.faults(Fault::Slow, figures.slow);
+        }
+        for fault in [Fault::Grain, Fault::Window, Fault::SlowWriter] {
+            self.figures
+                .faults(fault, u64::from(self.swarm.faults.has(fault)));
+        }
+    }
+}

@@ -1,0 +1,358 @@
+//! What a seed turns on: each run has its own mixture of faults and sizes, so that a fault that
+//! would hide another is absent from half of the runs.
+
+use std::fmt;
+use std::str::FromStr;
+
+use reactors::Nanos;
+
+use crate::disk::{DiskShape, DiskTemper};
+use crate::network::NetworkTemper;
+use crate::random::Random;
+
+/// Declares the faults with their names.
+macro_rules! faults {
+    ($($(#[$doc:meta])* $fault:ident = $name:literal;)*) => {
+        /// Something that can go wrong, or that makes what goes wrong harder.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+        pub enum Fault {
+            $($(#[$doc])* $fault,)*
+        }
+
+        impl Fault {
+            /// All of them.
+            pub const ALL: &[Fault] = &[$(Fault::$fault,)*];
+
+            /// Its name on the command line.
+            #[must_use]
+            pub fn name(self) -> &'static str {
+                match self {
+                    $(Fault::$fault => $name,)*
+                }
+            }
+        }
+    };
+}
+
+faults! {
+    /// Connections break.
+    Cut = "cut";
+    /// Nothing arrives for seconds.
+    Stall = "stall";
+    /// Streams arrive in small pieces, down to a byte.
+    Grain = "grain";
+    /// Hosts read slowly: little fits between the ends.
+    Window = "window";
+    /// Hosts vanish without a word.
+    Vanish = "vanish";
+    /// Hosts stop sending Keep Alive.
+    Silence = "silence";
+    /// Hosts are slow with the data that they were asked for.
+    SlowWriter = "slow-writer";
+    /// Data or headers are damaged on the wire.
+    Damage = "damage";
+    /// Hosts send what is no PDU.
+    Malformed = "malformed";
+    /// Hosts send commands that must be refused.
+    Invalid = "invalid";
+    /// Hosts abort commands.
+    Abort = "abort";
+    /// Hosts reset their controllers.
+    Reset = "reset";
+    /// Hosts disconnect queues in order.
+    Disconnect = "disconnect";
+    /// Disks are slow at times.
+    Slow = "slow";
+    /// Disks fail requests.
+    Error = "error";
+    /// Disks put requests off.
+    Later = "later";
+    /// Disks answer nothing for a while.
+    Hold = "hold";
+    /// Disks are pulled out, and are back after the next start.
+    Removal = "removal";
+    /// The appliance is killed.
+    Crash = "crash";
+    /// The power fails.
+    Power = "power";
+    /// The appliance is stopped in order and started again.
+    Restart = "restart";
+    /// The arena holds a few requests' data.
+    Arena = "arena";
+    /// Namespaces come and go.
+    Namespaces = "namespaces";
+    /// Hosts lose their permission and get it back.
+    Revoke = "revoke";
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Fault {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        let found = Fault::ALL.iter().find(|fault| fault.name() == name);
+        found.copied().ok_or_else(|| format!("no fault {name:?}"))
+    }
+}
+
+/// A set of faults.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Faults(u64);
+
+const _: () = assert!(Fault::ALL.len() <= 64);
+
+impl Faults {
+    /// Whether the fault is in the set.
+    #[must_use]
+    pub fn has(self, fault: Fault) -> bool {
+        self.0 & 1 << fault as u32 != 0
+    }
+
+    /// The set with one more.
+    #[must_use]
+    pub fn with(self, fault: Fault) -> Self {
+        Self(self.0 | 1 << fault as u32)
+    }
+
+    /// The set without one.
+    #[must_use]
+    pub fn without(self, fault: Fault) -> Self {
+        Self(self.0 & !(1 << fault as u32))
+    }
+
+    /// Those in the set.
+    pub fn iter(self) -> impl Iterator<Item = Fault> {
+        Fault::ALL.iter().copied().filter(move |it| self.has(*it))
+    }
+}
+
+impl FromIterator<Fault> for Faults {
+    fn from_iter<I: IntoIterator<Item = Fault>>(faults: I) -> Self {
+        faults.into_iter().fold(Self::default(), Self::with)
+    }
+}
+
+/// How a run's hosts are.
+#[derive(Clone, Copy, Debug)]
+pub struct HostShape {
+    /// I/O queues of each.
+    pub io_queues: u16,
+    /// Entries of an I/O queue.
+    pub depth: u16,
+    /// Header digests.
+    pub header_digest: bool,
+    /// Data digests.
+    pub data_digest: bool,
+    /// The alignment that they ask for, in dwords, zero-based.
+    pub alignment_z: u8,
+    /// Submission queue flow control.
+    pub flow_control: bool,
+    /// Keep Alive Timeout; zero is none.
+    pub keep_alive: Nanos,
+}
+
+/// All that a seed decides before the first event.
+#[derive(Clone, Debug)]
+pub struct Swarm {
+    /// The faults that are on.
+    pub faults: Faults,
+    /// Events.
+    pub events: u64,
+    /// Reactors of the appliance.
+    pub reactors: usize,
+    /// Bytes of the arena.
+    pub arena_bytes: usize,
+    /// Largest transfer in bytes.
+    pub transfer_max: usize,
+    /// Data that a capsule may carry, bytes.
+    pub in_capsule_bytes: u32,
+    /// Largest data of one H2CData PDU, bytes.
+    pub host_data_bytes_max: u32,
+    /// Whether reads may end with the SUCCESS flag.
+    pub success_flag: bool,
+    /// The disks; namespace `n + 1` is disk `n`.
+    pub disks: Vec<DiskShape>,
+    /// How disks behave.
+    pub disk_temper: DiskTemper,
+    /// How the network behaves.
+    pub network: NetworkTemper,
+    /// The hosts.
+    pub hosts: Vec<HostShape>,
+    /// Commands that are issued at once, at most.
+    pub burst_max: u64,
+    /// Time between events at most.
+    pub pace_max: Nanos,
+}
+
+/// What a run is cut down to when it is shrunk.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Limits {
+    /// Events at most.
+    pub events: Option<u64>,
+    /// Hosts at most.
+    pub hosts: Option<usize>,
+    /// Faults that stay off.
+    pub without: Faults,
+}
+
+/// Events of a run.
+const EVENTS_MIN: u64 = 300;
+const EVENTS_MAX: u64 = 1500;
+
+impl Swarm {
+    /// What a seed turns on, within `limits`.
+    #[must_use]
+    pub fn of(seed: u64, limits: &Limits) -> Self {
+        let mut random = Random::new(seed, 1);
+        let share = random.pick(&[150, 300, 500]);
+        let chosen: Faults = Fault::ALL
+            .iter()
+            .copied()
+            .filter(|_| random.permille(share))
+            .collect();
+        let faults = chosen
+            .iter()
+            .filter(|it| !limits.without.has(*it))
+            .collect::<Faults>();
+        let transfer_max = random.pick(&[16 << 10, 64 << 10, 128 << 10]);
+        let disks = disks(&mut random, transfer_max);
+        let disk_temper = disk_temper(&mut random, faults);
+        let mut network = network_temper(&mut random, faults);
+        if network.grain < 64 {
+            network.latency_max = Nanos::from_micros(5);
+        }
+        let events = random.between(EVENTS_MIN, EVENTS_MAX);
+        let mut hosts: Vec<HostShape> = (0..random.between(1, 4))
+            .map(|_| host_shape(&mut random))
+            .collect();
+        hosts.truncate(limits.hosts.unwrap_or(usize::MAX).max(1));
+        let small = random.pick(&[1_usize, 2]) * (1 << 20);
+        Self {
+            faults,
+            events: events.min(limits.events.unwrap_or(u64::MAX)),
+            reactors: random.between(1, 3) as usize,
+            arena_bytes: if faults.has(Fault::Arena) {
+                small
+            } else {
+                64 << 20
+            },
+            transfer_max,
+            in_capsule_bytes: random.pick(&[0, 4096, 8192, 16 << 10]),
+            host_data_bytes_max: random.pick(&[4096, 8192, 1 << 20]),
+            success_flag: random.coin(),
+            disks,
+            disk_temper,
+            network,
+            hosts,
+            burst_max: random.pick(&[1, 4, 16]),
+            pace_max: Nanos::from_micros(random.pick(&[5, 50, 300])),
+        }
+    }
+}
+
+fn disks(random: &mut Random, transfer_max: usize) -> Vec<DiskShape> {
+    let count = random.between(1, 3);
+    (0..count)
+        .map(|_| {
+            let block_size = random.pick(&[512_u32, 512, 4096]);
+            DiskShape {
+                block_size,
+                block_count: random.pick(&[16, 64, 256]),
+                volatile: random.permille(750),
+                deallocate: random
+                    .pick(&[block::Deallocate::ReadsZero, block::Deallocate::Unsupported]),
+                transfer_blocks_max: (transfer_max / block_size as usize) as u32,
+            }
+        })
+        .collect()
+}
+
+fn disk_temper(random: &mut Random, faults: Faults) -> DiskTemper {
+    let share = |fault, permille| if faults.has(fault) { permille } else { 0 };
+    DiskTemper {
+        latency_min: Nanos::from_micros(random.pick(&[0, 5])),
+        latency_max: Nanos::from_micros(random.pick(&[10, 80, 400])),
+        slow_permille: share(Fault::Slow, random.pick(&[5, 50])),
+        slow_max: Nanos::from_millis(random.pick(&[5, 200])),
+        error_permille: share(Fault::Error, random.pick(&[5, 50])),
+        later_permille: share(Fault::Later, random.pick(&[20, 300])),
+        write_back_permille: random.pick(&[0, 100, 500]),
+    }
+}
+
+fn network_temper(random: &mut Random, faults: Faults) -> NetworkTemper {
+    let grain = random.pick(&[1, 7, 24, 73, 600, 4096]);
+    let window = random.pick(&[200, 3000, 30_000]);
+    NetworkTemper {
+        latency_min: Nanos::from_micros(1),
+        latency_max: Nanos::from_micros(random.pick(&[2, 20, 200])),
+        grain: if faults.has(Fault::Grain) {
+            grain
+        } else {
+            usize::MAX
+        },
+        window: if faults.has(Fault::Window) {
+            window
+        } else {
+            1 << 20
+        },
+    }
+}
+
+fn host_shape(random: &mut Random) -> HostShape {
+    HostShape {
+        io_queues: random.between(1, 3) as u16,
+        depth: random.pick(&[2, 3, 8, 32]),
+        header_digest: random.coin(),
+        data_digest: random.coin(),
+        alignment_z: random.pick(&[0, 0, 1, 7, 31]),
+        flow_control: random.permille(700),
+        keep_alive: Nanos::from_secs(random.pick(&[0, 2, 5, 15])),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn faults_have_names_that_are_read_back() {
+        for fault in Fault::ALL {
+            assert_eq!(fault.name().parse(), Ok(*fault));
+        }
+        assert!("nothing".parse::<Fault>().is_err());
+    }
+
+    #[test]
+    fn every_fault_is_on_in_some_seeds_and_off_in_others() {
+        let limits = Limits::default();
+        let on = |fault| {
+            let seeds = (0..200).filter(|seed| Swarm::of(*seed, &limits).faults.has(fault));
+            seeds.count()
+        };
+        for fault in Fault::ALL {
+            assert!((20..180).contains(&on(*fault)), "{fault}: {}", on(*fault));
+        }
+    }
+
+    #[test]
+    fn limits_take_away_and_change_nothing_else() {
+        let whole = Swarm::of(7, &Limits::default());
+        let limits = Limits {
+            events: Some(10),
+            hosts: Some(1),
+            without: Faults::default().with(Fault::Slow),
+        };
+        let less = Swarm::of(7, &limits);
+        assert_eq!((less.events, less.hosts.len()), (10, 1));
+        assert_eq!(less.faults, whole.faults.without(Fault::Slow));
+        assert_eq!(less.transfer_max, whole.transfer_max);
+        assert_eq!(less.disks.len(), whole.disks.len());
+        assert_eq!(less.reactors, whole.reactors);
+    }
+}

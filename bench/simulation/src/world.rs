@@ -1,0 +1,415 @@
+//! One seed's run: events, one after the other, on an appliance, its hosts and all that can go
+//! wrong; then healing, and a last look at everything.
+
+use reactors::Nanos;
+
+use crate::appliance::Appliance;
+use crate::host::{Aftermath, Host};
+use crate::judge::{Extent, Violation};
+use crate::random::Random;
+use crate::scene::Scene;
+use crate::swarm::{Fault, Limits, Swarm};
+
+/// Events of a thousand that are faults.
+const FAULTS_PERMILLE: u32 = 120;
+/// Events of a thousand in which time passes and nothing is sent.
+const PAUSES_PERMILLE: u32 = 15;
+/// A fault that takes the whole appliance strikes so many times of a thousand that it could.
+const HEAVY_PERMILLE: u32 = 150;
+/// An orderly stop is over by then.
+const STOP_MAX: Nanos = Nanos::from_secs(30);
+/// When nothing goes wrong any more, every host is in service again after this: the longest stall,
+/// Keep Alive time-out or probe of a kernel, one after the other.
+const RECOVERY_MAX: Nanos = Nanos::from_secs(180);
+/// A namespace event comes within this.
+const EVENT_MAX: Nanos = Nanos::from_secs(2);
+/// Turns without progress before time leaps, while something waits to be found by the transport:
+/// it looks at quiet connections only every 16th turn while others are busy.
+const IDLE_TURNS: u32 = 18;
+/// Blocks of one read of the last look.
+const LAST_READ_BLOCKS: u32 = 8;
+
+/// A run.
+pub struct World {
+    seed: u64,
+    random: Random,
+    /// All but the appliance and the hosts.
+    pub scene: Scene,
+    hosts: Vec<Host>,
+    appliance: Option<Appliance>,
+    starts: u64,
+    /// The event that is happening.
+    pub event: u64,
+}
+
+impl World {
+    /// The world of a seed, before its first event.
+    #[must_use]
+    pub fn new(seed: u64, limits: &Limits) -> Self {
+        let swarm = Swarm::of(seed, limits);
+        let hosts = swarm.hosts.iter().enumerate();
+        Self {
+            seed,
+            random: Random::new(seed, 2),
+            hosts: hosts
+                .map(|(number, shape)| Host::new(number, *shape, seed))
+                .collect(),
+            scene: Scene::new(seed, swarm),
+            appliance: None,
+            starts: 0,
+            event: 0,
+        }
+    }
+
+    /// Runs it to its end.
+    ///
+    /// # Errors
+    /// The first thing that is wrong.
+    pub fn run(&mut self) -> Result<(), Violation> {
+        self.start()?;
+        self.pass(Nanos::from_millis(5))?;
+        while self.event < self.scene.swarm.events {
+            self.event += 1;
+            self.scene.figures.events += 1;
+            self.one_event()?;
+        }
+        self.recover()?;
+        self.read_everything()?;
+        self.stop()?;
+        self.scene.count_ambient();
+        self.scene.figures.seeds += 1;
+        self.scene.figures.time = self.scene.time.now();
+        Ok(())
+    }
+
+    /// Ends what runs, wherever it stands.
+    pub fn end(&mut self) {
+        self.appliance = None;
+    }
+
+    fn one_event(&mut self) -> Result<(), Violation> {
+        if self.random.permille(PAUSES_PERMILLE) {
+            let pause = Nanos::from_millis(self.random.between(1, 4000));
+            return self.pass(pause);
+        }
+        if self.random.permille(FAULTS_PERMILLE) {
+            let faults: Vec<Fault> = self.scene.swarm.faults.iter().collect();
+            if !faults.is_empty() {
+                let fault = self.random.pick(&faults);
+                self.strike(fault)?;
+            }
+        } else {
+            let count = self.random.between(1, self.scene.swarm.burst_max);
+            let chosen = self.random.below(self.hosts.len() as u64) as usize;
+            self.hosts[chosen].send_io(&mut self.scene.ground(), count);
+        }
+        let pace = self.random.below(self.scene.swarm.pace_max.as_nanos());
+        self.pass(Nanos(pace))
+    }
+
+    fn strike(&mut self, fault: Fault) -> Result<(), Violation> {
+        let now = self.scene.time.now();
+        let disk = self.random.below(self.scene.disks.len() as u64) as usize;
+        let host = self.random.below(self.hosts.len() as u64) as usize;
+        let heavy = self.random.permille(HEAVY_PERMILLE);
+        match fault {
+            Fault::Cut
+            | Fault::Stall
+            | Fault::Vanish
+            | Fault::Silence
+            | Fault::Damage
+            | Fault::Malformed
+            | Fault::Invalid
+            | Fault::Abort
+            | Fault::Reset
+            | Fault::Disconnect => {
+                let aftermath = self.hosts[host].misbehave(&mut self.scene.ground(), fault);
+                self.clean_up(aftermath);
+                return Ok(());
+            }
+            // These are how disks, the network and hosts are all the time.
+            Fault::Grain
+            | Fault::Window
+            | Fault::SlowWriter
+            | Fault::Slow
+            | Fault::Error
+            | Fault::Later
+            | Fault::Arena => return Ok(()),
+            Fault::Hold => {
+                // Requests that are put off are tried again all the time.
+                let retried = self.scene.swarm.faults.has(Fault::Later);
+                let longest = if retried { 100 } else { 15_000 };
+                let until = now + Nanos::from_millis(self.random.between(1, longest));
+                self.scene.disks[disk].hold(until);
+                self.scene.disk_disturbed[disk] = until;
+                self.scene.disturb_memory(until);
+            }
+            Fault::Namespaces => {
+                self.scene.serving.namespaces[disk] ^= true;
+                self.reconfigure(Some(disk))?;
+            }
+            Fault::Revoke => {
+                self.scene.serving.hosts[host] ^= true;
+                self.reconfigure(None)?;
+            }
+            Fault::Removal | Fault::Crash | Fault::Power | Fault::Restart if !heavy => {
+                return Ok(());
+            }
+            Fault::Removal => {
+                self.scene.disks[disk].remove();
+                self.scene.disk_fails[disk] = true;
+            }
+            Fault::Crash => self.kill(false)?,
+            Fault::Power => self.kill(true)?,
+            Fault::Restart => {
+                self.stop()?;
+                let power = self.random.coin();
+                self.fall(power);
+                self.start()?;
+            }
+        }
+        self.scene
+            .note(format_args!("{fault} strikes disk {disk} or host {host}"));
+        self.scene.figures.fault(fault);
+        Ok(())
+    }
+
+    fn clean_up(&mut self, aftermath: Option<Aftermath>) {
+        let Some(Aftermath {
+            memory_until,
+            vanished,
+        }) = aftermath
+        else {
+            return;
+        };
+        self.scene.disturb_memory(memory_until);
+        let mut disturbed = memory_until;
+        for wire in vanished {
+            let noticed =
+                self.scene.time.now() + Nanos::from_millis(self.random.between(1, 40_000));
+            self.scene.disturb_memory(noticed);
+            disturbed = disturbed.max(noticed);
+            self.scene.vanished.push((noticed, wire));
+        }
+        self.scene.network_disturbed = self.scene.network_disturbed.max(disturbed);
+    }
+
+    fn reconfigure(&mut self, disk: Option<usize>) -> Result<(), Violation> {
+        let now = self.scene.time.now();
+        if let Some(appliance) = &self.appliance {
+            let done = appliance.reconfigure(&self.scene.serving);
+            done.map_err(|error| Violation::Rule(format!("reconfiguration: {error}")))?;
+        }
+        if let Some(disk) = disk {
+            self.scene.namespace_changed[disk] = now;
+            for host in &mut self.hosts {
+                host.expect_namespace_event(now + EVENT_MAX);
+            }
+        }
+        Ok(())
+    }
+
+    /// Starts the appliance; disks that were pulled out are back.
+    fn start(&mut self) -> Result<(), Violation> {
+        for disk in &self.scene.disks {
+            disk.put_back();
+        }
+        let fails = self.scene.swarm.disk_temper.error_permille > 0;
+        self.scene.disk_fails.fill(fails);
+        self.scene.stopping = false;
+        self.starts += 1;
+        let seed = self.seed.wrapping_add(self.starts << 32);
+        let Scene {
+            swarm,
+            serving,
+            listener,
+            time,
+            ..
+        } = &self.scene;
+        let devices = self.scene.devices();
+        let started = Appliance::start(seed, swarm, serving, devices, listener, time);
+        let appliance = started.map_err(|error| Violation::Rule(format!("start: {error}")))?;
+        self.appliance = Some(appliance);
+        Ok(())
+    }
+
+    /// Kills the appliance in the midst of everything, and starts it again.
+    fn kill(&mut self, power: bool) -> Result<(), Violation> {
+        if let Some(appliance) = self.appliance.take() {
+            let leases = appliance.end();
+            if leases > 0 {
+                let what = format!("{leases} leases are held by nobody");
+                return Err(Violation::Rule(what));
+            }
+        }
+        self.fall(power);
+        self.start()
+    }
+
+    /// The appliance is gone: so are its connections and what it had in flight.
+    fn fall(&mut self, power: bool) {
+        self.appliance = None;
+        for disk in &self.scene.disks {
+            disk.hold(Nanos::ZERO);
+        }
+        self.scene.disk_disturbed.fill(Nanos::ZERO);
+        for host in &mut self.hosts {
+            host.crash(&mut self.scene.ground());
+        }
+        self.scene.judge.settled();
+        if power {
+            for disk in &self.scene.disks {
+                disk.cut_power();
+            }
+            self.scene.judge.power_cut();
+        }
+        self.scene.listener = crate::network::Listener::new(self.scene.time.clone());
+        self.scene.vanished.clear();
+        self.scene.note(format_args!(
+            "the appliance is down{}",
+            if power { ", without power" } else { "" }
+        ));
+    }
+
+    /// Stops the appliance in order: everything in flight is answered, everything written is
+    /// durable, every lease is home.
+    fn stop(&mut self) -> Result<(), Violation> {
+        let now = self.scene.time.now();
+        let latest = self.scene.disk_disturbed.iter().max().copied();
+        let disturbed = self
+            .scene
+            .network_disturbed
+            .max(latest.unwrap_or_default())
+            .max(self.scene.memory_disturbed);
+        let calm = disturbed <= now && !self.scene.swarm.faults.has(Fault::SlowWriter);
+        let fails = self.scene.disk_fails.contains(&true);
+        let began = self.scene.judge.begin_read();
+        self.scene.stopping = true;
+        self.scene
+            .note(format_args!("the appliance is told to stop"));
+        if let Some(appliance) = &mut self.appliance {
+            appliance.begin_stop(now + STOP_MAX);
+        }
+        self.run_until(now + STOP_MAX, |world| {
+            world.appliance.as_ref().is_none_or(Appliance::is_stopped)
+        })?;
+        self.scene.judge.end_read(began);
+        let Some(mut appliance) = self.appliance.take() else {
+            return Ok(());
+        };
+        let outstanding = appliance.outstanding();
+        let stale = appliance.stale_completions();
+        self.scene
+            .figures
+            .faults(Fault::Arena, appliance.waits_for_memory());
+        if calm && !outstanding.is_empty() {
+            let what = format!("the appliance does not stop: {}", outstanding.join(", "));
+            return Err(Violation::Rule(what));
+        }
+        if calm && !fails && outstanding.is_empty() {
+            for disk in 0..self.scene.disks.len() {
+                self.scene.judge.flushed(disk, began);
+            }
+        }
+        let leases = appliance.end();
+        if leases > 0 || stale > 0 {
+            let what = format!("{leases} leases held by nobody, {stale} answers for nobody");
+            return Err(Violation::Rule(what));
+        }
+        Ok(())
+    }
+
+    /// Nothing goes wrong any more: every host must come back into service.
+    fn recover(&mut self) -> Result<(), Violation> {
+        self.scene.note(format_args!("everything is healed"));
+        self.scene.heal();
+        self.scene.serving.namespaces.fill(true);
+        self.scene.serving.hosts.fill(true);
+        if self.scene.disks.iter().any(crate::disk::Disk::is_removed) {
+            self.kill(false)?;
+        } else {
+            self.reconfigure(None)?;
+        }
+        self.scene.namespace_changed.fill(self.scene.time.now());
+        let by = self.scene.time.now() + RECOVERY_MAX;
+        let at_rest = |world: &mut Self| {
+            let hosts = world.hosts.iter().all(|it| it.is_serving() && it.is_idle());
+            hosts && world.scene.disks.iter().all(|it| it.in_flight() == 0)
+        };
+        if !self.run_until(by, at_rest)? {
+            let what = "not every host comes back into service".to_owned();
+            return Err(Violation::Rule(what));
+        }
+        self.scene.judge.settled();
+        Ok(())
+    }
+
+    /// Reads every block of every disk.
+    fn read_everything(&mut self) -> Result<(), Violation> {
+        for disk in 0..self.scene.disks.len() {
+            let shape = self.scene.swarm.disks[disk];
+            let step = LAST_READ_BLOCKS.min(shape.transfer_blocks_max);
+            for lba in (0..shape.block_count).step_by(step as usize) {
+                let left = shape.block_count - lba;
+                let blocks = u64::from(step).min(left) as u32;
+                let extent = Extent { disk, lba, blocks };
+                let by = self.scene.time.now() + RECOVERY_MAX;
+                let mut sent = false;
+                self.run_until(by, |world| {
+                    sent = sent || world.hosts[0].read(&mut world.scene.ground(), extent);
+                    sent
+                })?;
+            }
+        }
+        let by = self.scene.time.now() + RECOVERY_MAX;
+        if !self.run_until(by, |world| world.hosts.iter().all(Host::is_idle))? {
+            return Err(Violation::Rule(
+                "the last reads are not answered".to_owned(),
+            ));
+        }
+        Ok(())
+    }
+
+    fn pass(&mut self, span: Nanos) -> Result<(), Violation> {
+        let until = self.scene.time.now() + span;
+        self.run_until(until, |_| false)?;
+        Ok(())
+    }
+
+    /// Lets everything go on until `done` or `until`; whether it was done.
+    fn run_until(
+        &mut self,
+        until: Nanos,
+        mut done: impl FnMut(&mut Self) -> bool,
+    ) -> Result<bool, Violation> {
+        let mut idle_turns = 0;
+        loop {
+            if done(self) {
+                return Ok(true);
+            }
+            if self.scene.time.now() >= until {
+                return Ok(false);
+            }
+            let Some(appliance) = &mut self.appliance else {
+                return Ok(false);
+            };
+            // Sending alone is no progress to a reactor, so what arrives at hosts counts too.
+            let mut busy = appliance.round().is_busy();
+            self.scene.probe_vanished();
+            for host in &mut self.hosts {
+                busy |= host.poll(&mut self.scene.ground())?;
+            }
+            idle_turns = if busy { 0 } else { idle_turns + 1 };
+            let waiting = self.scene.listener.is_waited_for()
+                || self.hosts.iter().any(Host::waits_for_target);
+            if busy || (waiting && idle_turns < IDLE_TURNS) {
+                continue;
+            }
+            let deadlines = [appliance.next_deadline(), self.scene.next_due()];
+            let hosts = self.hosts.iter().map(Host::next_deadline);
+            let next = deadlines.into_iter().chain(hosts).flatten().min();
+            appliance.advance_to(next.unwrap_or(until).min(until));
+            idle_turns = 0;
+        }
+    }
+}

@@ -1,0 +1,25 @@
+//! A seed decides everything, and a cut run is a prefix of the whole one.
+
+use simulation::run::run;
+use simulation::swarm::Limits;
+
+#[test]
+fn a_seed_replays_to_the_same_number() {
+    let limits = Limits::default();
+    for seed in [3, 26, 37, 98] {
+        let (one, two) = (run(seed, &limits), run(seed, &limits));
+        assert!(one.failure.is_none(), "{}", one.failure.expect("some"));
+        assert_eq!(one.hash, two.hash, "seed {seed}");
+        assert_eq!(one.figures, two.figures, "seed {seed}");
+        assert!(one.figures.ios > 0 && one.figures.blocks_judged > 0);
+    }
+}
+
+#[test]
+fn seeds_differ() {
+    let limits = Limits {
+        events: Some(20),
+        ..Limits::default()
+    };
+    assert_ne!(run(1, &limits).hash, run(2, &limits).hash);
+}
