@@ -17,6 +17,7 @@ mod package;
 mod packages;
 mod process;
 mod rust_source;
+mod sim;
 mod steps;
 
 use std::ffi::OsString;
@@ -46,6 +47,8 @@ enum Command {
     Screenshots(browser::Options),
     /// Look for inputs that break decoders and connections.
     Fuzz(fuzz::Options),
+    /// Simulate the appliance among faults, seed by seed; `-- --help` says what can be chosen.
+    Sim(sim::Options),
     /// Make the Debian package.
     Package(package::Options),
     /// Run deploy/lab/lab with the given arguments.
@@ -66,6 +69,7 @@ fn main() -> ExitCode {
         Command::Interop(options) => interop::run(&options),
         Command::Screenshots(options) => browser::take_screenshots(&options),
         Command::Fuzz(options) => fuzz::run(&options),
+        Command::Sim(options) => sim::run(&options),
         Command::Package(options) => package::run(&options),
         Command::Lab { arguments } => {
             // The guest's command starts in the directory that the user is in.

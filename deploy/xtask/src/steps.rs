@@ -8,7 +8,7 @@ use clap::{Args, ValueEnum};
 use crate::interop::{self, Harness, SCENARIOS};
 use crate::metadata::{self, Metadata};
 use crate::process::{self, cargo};
-use crate::{browser, demo, fuzz, layers, package, packages};
+use crate::{browser, demo, fuzz, layers, package, packages, sim};
 
 /// Which steps to run.
 #[derive(Debug, Args)]
@@ -38,6 +38,8 @@ enum Step {
     Test,
     /// What one request costs, counted exactly, against its limits.
     Cost,
+    /// The appliance among simulated faults.
+    Sim,
     /// The documentation's links and code.
     Doc,
     /// Every order of atomic operations of the lock-free modules.
@@ -165,6 +167,7 @@ fn run_step(step: Step, with_lab: bool) -> Vec<Row> {
             process::run(cargo().args(["test", "--workspace", "--all-features", "--no-fail-fast"]))
         })],
         Step::Cost => costs(),
+        Step::Sim => vec![timed(name, sim::test)],
         Step::Doc => vec![timed(name, doc)],
         Step::Loom => vec![timed(name, loom)],
         Step::Fuzz => fuzzing(),
