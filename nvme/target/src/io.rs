@@ -20,7 +20,8 @@ const RANGE_LIST_MAX_BYTES: u32 = 4096;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum IoOperation {
     Read,
-    /// A read with Force Unit Access from a device with a volatile cache: flushed first.
+    /// A read with Force Unit Access from a device with a volatile cache: a flush
+    /// follows, so that what was found is durable although others write meanwhile.
     DurableRead,
     Write {
         fua: bool,

@@ -172,16 +172,13 @@ impl TargetCore {
         data: Option<Lease>,
     ) -> Result<Option<Request>, Fault> {
         let (operation, data) = match work.operation {
-            IoOperation::Read => (Operation::Read, data),
+            // A flush follows: it covers all that the read found, even what came while it went on.
+            IoOperation::Read | IoOperation::DurableRead => (Operation::Read, data),
             IoOperation::Write { fua } => (Operation::Write { fua }, data),
             IoOperation::Compare => (Operation::Compare, data),
             IoOperation::Flush => (Operation::Flush, None),
             IoOperation::WriteZeroes { fua, deallocate } => {
                 (Operation::WriteZeroes { fua, deallocate }, None)
-            }
-            IoOperation::DurableRead => {
-                self.executions.kept(tag.slot).lease = data;
-                (Operation::Flush, None)
             }
             IoOperation::FlushAll => {
                 self.aim_flush(tag);
@@ -190,7 +187,7 @@ impl TargetCore {
             IoOperation::Deallocate { ranges } => {
                 let lease = data.ok_or(Fault::retry(Status::INTERNAL_ERROR))?;
                 self.check_ranges(tag, &lease, ranges)?;
-                self.executions.kept(tag.slot).lease = Some(lease);
+                self.executions.kept(tag.slot).data = Some(lease.into());
                 return Ok(None);
             }
         };
@@ -298,15 +295,7 @@ impl TargetCore {
                     return None;
                 }
                 execution.step = 1;
-                let IoWork { lba, blocks, .. } = execution.work;
-                let data = self.executions.kept(tag.slot).lease.take();
-                Some(Request {
-                    tag: bits,
-                    operation: Operation::Read,
-                    lba,
-                    blocks,
-                    data,
-                })
+                Some(flush)
             }
             IoOperation::FlushAll => {
                 let devices = &mut self.executions.kept(tag.slot).devices;
@@ -321,7 +310,7 @@ impl TargetCore {
             }
             IoOperation::Deallocate { ranges } => {
                 let mut step = execution.step;
-                let lease = self.executions.kept(tag.slot).lease.as_deref()?;
+                let lease = self.executions.kept(tag.slot).data.as_deref()?;
                 let (list, _) =
                     <[DatasetRange]>::ref_from_prefix_with_elems(lease, usize::from(ranges))
                         .ok()?;
@@ -393,20 +382,27 @@ impl TargetCore {
         };
         match (execution.state, completion.result) {
             (ExecutionState::InDevice, Ok(())) => {
-                let single = execution.work.operation.is_single();
-                let over = if single {
-                    Some(Ok(()))
+                if execution.work.operation.is_single() {
+                    self.finish_later(tag, Ok(()), completion.data);
                 } else {
-                    self.proceed(tag)
-                };
-                if let Some(result) = over {
-                    self.finish_later(tag, result, completion.data);
+                    self.step_done(tag, completion.data);
                 }
             }
             (ExecutionState::InDevice, Err(error)) => self.device_failed(tag, error),
             (ExecutionState::Orphan, _) => self.finish_orphan(tag),
             // The device never had it.
             (ExecutionState::Parked, _) => self.counters.stale_completions.add(1),
+        }
+    }
+
+    /// A step of an execution of several is done: the next one, or the answer.
+    fn step_done(&mut self, tag: DeviceTag, data: Option<Data>) {
+        if data.is_some() {
+            self.executions.kept(tag.slot).data = data;
+        }
+        if let Some(result) = self.proceed(tag) {
+            let data = self.executions.kept(tag.slot).data.take();
+            self.finish_later(tag, result, data);
         }
     }
 

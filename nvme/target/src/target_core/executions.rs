@@ -5,7 +5,7 @@
 //! and generation, so that a completion nobody waits for is recognised.
 
 use block::Request;
-use hugemem::Lease;
+use hugemem::Data;
 use reactors::Nanos;
 
 use super::slots::Slots;
@@ -95,7 +95,7 @@ pub(crate) struct Execution {
     pub(crate) came: Nanos,
     /// When it was put into execution.
     pub(crate) started: Nanos,
-    /// Steps done: ranges of Dataset Management, the flush before a durable read.
+    /// Steps done: ranges of Dataset Management, the read before a durable read's flush.
     pub(crate) step: u16,
     /// Whether [`Kept`] holds anything of it.
     keeps: bool,
@@ -137,8 +137,8 @@ impl Execution {
 pub(crate) struct Kept {
     /// The request that the device put off.
     pub(crate) request: Option<Request>,
-    /// The ranges of Dataset Management, or the lease of a durable read.
-    pub(crate) lease: Option<Lease>,
+    /// The ranges of Dataset Management, or what a durable read found.
+    pub(crate) data: Option<Data>,
     /// Devices that a Flush of all namespaces has yet to reach.
     pub(crate) devices: u128,
     /// The first fault of a Flush that goes on regardless.

@@ -467,7 +467,8 @@ fn force_unit_access_reaches_the_device() {
     assert_eq!(world.read(io, read, 4096).ok(), [1; 4096]);
     assert_eq!(
         world.cached.take(),
-        [(Operation::Flush, 0, 0), (Operation::Read, 1, 1)]
+        [(Operation::Read, 1, 1), (Operation::Flush, 0, 0)],
+        "a write that comes between the two is not answered as durable"
     );
     let read = Sqe::read(RAM, 1, 0).with_read_write(view);
     world.read(io, read, 512).ok();
@@ -477,7 +478,7 @@ fn force_unit_access_reaches_the_device() {
     world.read(io, read, 4096).is(Status::INTERNAL_ERROR);
     assert!(
         world.cached.take().is_empty(),
-        "without the flush there is no read"
+        "after a failed read there is no flush"
     );
 }
 

@@ -1,0 +1,16 @@
+//! What the simulation found in the appliance: its seeds stay quiet.
+
+use simulation::run::run;
+use simulation::swarm::Limits;
+
+/// A read with FUA flushed before it read: what came between the two was answered and then lost in
+/// a power cut.
+#[test]
+fn what_a_read_with_fua_returned_outlives_a_power_cut() {
+    quiet(137_236_983_743);
+}
+
+fn quiet(seed: u64) {
+    let failure = run(seed, &Limits::default()).failure;
+    assert!(failure.is_none(), "{}", failure.expect("some"));
+}
