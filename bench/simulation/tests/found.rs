@@ -14,3 +14,10 @@ fn quiet(seed: u64) {
     let failure = run(seed, &Limits::default()).failure;
     assert!(failure.is_none(), "{}", failure.expect("some"));
 }
+
+/// A command that had waited for memory, and failed as soon as it got some, was answered before
+/// commands that had been done earlier: SQHD went back.
+#[test]
+fn answers_leave_in_the_order_of_their_queue_heads() {
+    quiet(363_739_657_514);
+}

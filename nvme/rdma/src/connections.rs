@@ -435,7 +435,19 @@ impl<P: Provider> ConnectionSet<P> {
         let core = Rc::clone(&self.shared.core);
         let mut core = core.borrow_mut();
         let mut moved = core.poll(now) as u32;
-        while let Some((token, lease)) = self.shared.pool.next_grant() {
+        loop {
+            // Answers leave in the order in which they were made, as SQHD promises (Base 2.1
+            // §4.2.1), so those that wait go before any that a grant makes.
+            while let Some(done) = core.next_completion(self.shared.transport) {
+                let token = RequestToken::from_bits(done.tag);
+                moved += 1;
+                self.for_request(&mut core, token, now, |connection, cx| {
+                    connection.completed(cx, token.slot(), done);
+                });
+            }
+            let Some((token, lease)) = self.shared.pool.next_grant() else {
+                break;
+            };
             let token = RequestToken::from_bits(token.0);
             moved += 1;
             if token.connection() == RECEIVES {
@@ -445,13 +457,6 @@ impl<P: Provider> ConnectionSet<P> {
                     connection.granted(cx, token.slot(), lease);
                 });
             }
-        }
-        while let Some(done) = core.next_completion(self.shared.transport) {
-            let token = RequestToken::from_bits(done.tag);
-            moved += 1;
-            self.for_request(&mut core, token, now, |connection, cx| {
-                connection.completed(cx, token.slot(), done);
-            });
         }
         while let Some(close) = core.next_close(self.shared.transport) {
             let index = close.connection as u16;

@@ -181,20 +181,25 @@ impl<S: ByteStream> ConnectionSet<S> {
         let mut core = self.shared.core.borrow_mut();
         let mut moved = core.poll(now) as u32;
         let mut cx = self.shared.context(&mut core, now);
-        while let Some((token, lease)) = cx.pool.next_grant() {
+        loop {
+            // Answers leave in the order in which they were made, as SQHD promises (Base 2.1
+            // §4.2.1), so those that wait go before any that a grant makes.
+            while let Some(done) = cx.core.next_completion(cx.transport) {
+                let token = RequestToken::from_bits(done.tag);
+                if let Some(connection) = named(&mut self.places, token) {
+                    connection.completed(&mut cx, token.slot(), done);
+                    list_for_flush(&mut self.to_flush, token.connection(), connection);
+                    moved += 1;
+                }
+            }
+            let Some((token, lease)) = cx.pool.next_grant() else {
+                break;
+            };
             let token = RequestToken::from_bits(token.0);
             // A request that was given up has cancelled its wait, so the name is always a living
             // one.
             if let Some(connection) = named(&mut self.places, token) {
                 connection.granted(&mut cx, token.slot(), lease);
-                list_for_flush(&mut self.to_flush, token.connection(), connection);
-                moved += 1;
-            }
-        }
-        while let Some(done) = cx.core.next_completion(cx.transport) {
-            let token = RequestToken::from_bits(done.tag);
-            if let Some(connection) = named(&mut self.places, token) {
-                connection.completed(&mut cx, token.slot(), done);
                 list_for_flush(&mut self.to_flush, token.connection(), connection);
                 moved += 1;
             }
