@@ -41,6 +41,7 @@ mod drive;
 #[cfg(any(test, feature = "emulated"))]
 pub mod emulated;
 mod error;
+mod handshake;
 mod identity;
 mod memory;
 mod options;
@@ -52,6 +53,7 @@ mod registry;
 mod shared;
 mod startup;
 mod status;
+mod sync;
 mod vfio_backing;
 mod wiring;
 

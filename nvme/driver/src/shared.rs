@@ -22,6 +22,7 @@ use hugemem::Arena;
 
 use crate::backing::DeviceBacking;
 use crate::error::GoneReason;
+use crate::handshake::{Presence, Word};
 use crate::identity::Identity;
 use crate::memory::{AdminMemory, DriveMemory};
 use crate::options::DriveOptions;
@@ -158,10 +159,8 @@ pub(crate) struct Position {
 #[repr(align(128))]
 #[derive(Default)]
 pub(crate) struct PairShared {
-    /// Whether a reactor polls the pair: else nobody needs to acknowledge.
-    pub(crate) attached: AtomicBool,
-    /// The state that the pair acts upon.
-    pub(crate) acknowledged: AtomicU64,
+    /// Whether a reactor polls the pair, and the state that it acts upon.
+    pub(crate) presence: Presence,
     /// A [`Fault`] for the owner, 0 when it took the last one.
     pub(crate) fault: AtomicU64,
     /// Requests in flight, as of the pair's last flush or poll.
@@ -292,7 +291,7 @@ type Wake = Box<dyn Fn(usize) + Send + Sync>;
 
 /// All that a drive's parts share.
 pub(crate) struct Shared {
-    attention: AtomicU64,
+    attention: Word,
     pub(crate) pairs: Box<[PairShared]>,
     pub(crate) options: DriveOptions,
     pub(crate) arena: Arc<Arena>,
@@ -321,7 +320,7 @@ impl Shared {
     ) -> Arc<Self> {
         let pairs = (0..options.reactors).map(|_| PairShared::default());
         Arc::new(Self {
-            attention: AtomicU64::new(Attention::new().into_bits()),
+            attention: Word::new(Attention::new().into_bits()),
             pairs: pairs.collect(),
             options,
             arena,
@@ -342,28 +341,23 @@ impl Shared {
     /// What pairs are to do, and the time.
     #[inline]
     pub(crate) fn attention(&self) -> Attention {
-        Attention::from_bits(self.attention.load(Ordering::Acquire))
+        Attention::from_bits(self.attention.load())
     }
 
-    /// The same, for a pair that has just said that it is attached: either the owner sees that, or
-    /// this sees the owner's latest word.
-    pub(crate) fn attention_ordered(&self) -> Attention {
-        Attention::from_bits(self.attention.load(Ordering::SeqCst))
+    /// The same for a pair that is polled from now on.
+    pub(crate) fn attach(&self, pair: &PairShared) -> Attention {
+        Attention::from_bits(pair.presence.attach(&self.attention))
     }
 
     /// Publishes a state; the owner alone does.
     pub(crate) fn publish(&self, attention: Attention) {
-        self.attention
-            .store(attention.into_bits(), Ordering::SeqCst);
+        self.attention.publish(attention.into_bits());
     }
 
     /// Whether every pair that a reactor polls acts upon the published state.
     pub(crate) fn all_acknowledged(&self) -> bool {
         let state = self.attention().state().into_bits();
-        self.pairs.iter().all(|pair| {
-            !pair.attached.load(Ordering::SeqCst)
-                || pair.acknowledged.load(Ordering::Acquire) == state
-        })
+        self.pairs.iter().all(|pair| pair.presence.follows(state))
     }
 
     /// Requests in flight on all pairs.

@@ -41,6 +41,7 @@ pub mod timer;
 mod clock;
 mod config;
 mod log_limit;
+mod mailbox;
 mod placement;
 mod poller;
 mod reactor;

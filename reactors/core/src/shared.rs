@@ -3,10 +3,9 @@
 use std::fmt;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
-use crossbeam_queue::ArrayQueue;
-
+use crate::mailbox::{Mailbox, PushError};
 use crate::reactor::Reactor;
 use crate::recorder::Recording;
 use crate::stats::{ReactorStats, StuckPoller};
@@ -64,10 +63,9 @@ pub(crate) struct Shared {
     pub(crate) stats: ReactorStats,
     pub(crate) recording: Recording,
     pub(crate) waker: Waker,
-    pub(crate) inbox: ArrayQueue<Job>,
+    pub(crate) inbox: Mailbox<Job>,
     pub(crate) group: Arc<Group>,
     stop_at: AtomicU64,
-    closed: AtomicBool,
 }
 
 impl Shared {
@@ -81,19 +79,16 @@ impl Shared {
             stats: ReactorStats::new(),
             recording: Recording::new(),
             waker: Waker::new()?,
-            inbox: ArrayQueue::new(inbox_capacity.max(1)),
+            inbox: Mailbox::new(inbox_capacity.max(1)),
             group,
             stop_at: AtomicU64::new(RUNNING),
-            closed: AtomicBool::new(false),
         }))
     }
 
     /// The reactor will run no more jobs: those that wait are dropped, so that whoever waits for
     /// their effect learns it.
     pub(crate) fn close(&self) {
-        self.closed.store(true, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
-        while self.inbox.pop().is_some() {}
+        self.inbox.close();
     }
 
     /// Until when the stop that was asked for may take.
@@ -126,17 +121,10 @@ impl ReactorHandle {
     /// # Errors
     /// [`RunError::Full`] gives the job back, [`RunError::Stopped`] drops it.
     pub fn run(&self, job: Job) -> Result<(), RunError> {
-        if !self.is_running() {
-            return Err(RunError::Stopped);
-        }
-        self.shared.inbox.push(job).map_err(RunError::Full)?;
-        // Pairs with the fence in `close`: either the reactor's last look sees the job or this sees
-        // the closing.
-        fence(Ordering::SeqCst);
-        if !self.is_running() {
-            self.shared.close();
-            return Err(RunError::Stopped);
-        }
+        self.shared.inbox.push(job).map_err(|error| match error {
+            PushError::Full(job) => RunError::Full(job),
+            PushError::Closed => RunError::Stopped,
+        })?;
         self.shared.waker.wake();
         Ok(())
     }
@@ -174,7 +162,7 @@ impl ReactorHandle {
     /// Whether the reactor takes jobs: false once it has ended, for whatever reason.
     #[must_use]
     pub fn is_running(&self) -> bool {
-        !self.shared.closed.load(Ordering::Relaxed)
+        !self.shared.inbox.is_closed()
     }
 
     /// Asks the reactor to stop its pollers, and to end when they have stopped or at `deadline` of

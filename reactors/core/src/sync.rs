@@ -3,6 +3,7 @@
 //! `tests/loom.rs` compiles those modules a second time against a module of the same name that
 //! holds loom's types.
 
+pub(crate) use crossbeam_queue::ArrayQueue as Queue;
 pub(crate) use std::sync::Arc;
 
 pub(crate) mod atomic {

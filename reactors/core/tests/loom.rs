@@ -3,14 +3,56 @@
 
 #[path = "../src/wake/flag.rs"]
 mod flag;
+#[path = "../src/mailbox.rs"]
+mod mailbox;
 #[path = "../src/ring/raw.rs"]
 mod raw;
 #[path = "../src/recorder/raw.rs"]
 mod recorder;
 
 mod sync {
+    use std::collections::VecDeque;
+
     pub(crate) use loom::cell::UnsafeCell;
     pub(crate) use loom::sync::Arc;
+    use loom::sync::Mutex;
+
+    /// A bounded queue under a lock, in place of crossbeam's: what is explored is what goes on
+    /// around it.
+    pub(crate) struct Queue<T> {
+        values: Mutex<VecDeque<T>>,
+        capacity: usize,
+    }
+
+    impl<T> Queue<T> {
+        pub(crate) fn new(capacity: usize) -> Self {
+            Self {
+                values: Mutex::new(VecDeque::new()),
+                capacity,
+            }
+        }
+
+        pub(crate) fn push(&self, value: T) -> Result<(), T> {
+            let mut values = self.values.lock().expect("not poisoned");
+            if values.len() == self.capacity {
+                return Err(value);
+            }
+            values.push_back(value);
+            Ok(())
+        }
+
+        pub(crate) fn pop(&self) -> Option<T> {
+            self.values.lock().expect("not poisoned").pop_front()
+        }
+
+        pub(crate) fn len(&self) -> usize {
+            self.values.lock().expect("not poisoned").len()
+        }
+
+        pub(crate) fn is_empty(&self) -> bool {
+            self.len() == 0
+        }
+    }
 
     pub(crate) mod atomic {
         pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
@@ -21,6 +63,7 @@ use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
 
 use flag::SleepFlag;
+use mailbox::{Mailbox, PushError};
 
 /// The eventfd: a token that stays until it is taken.
 struct Doorbell {
@@ -214,5 +257,52 @@ fn two_senders_of_one_sleep_lose_nothing() {
         }
         a.join().expect("no panic");
         b.join().expect("no panic");
+    });
+}
+
+/// What happened to a message: nothing, taken out, or dropped.
+struct Message(Arc<Mutex<u32>>);
+
+impl Drop for Message {
+    fn drop(&mut self) {
+        *self.0.lock().expect("not poisoned") += 1;
+    }
+}
+
+#[test]
+fn a_closed_mailbox_keeps_nothing() {
+    bounded(|| {
+        let mailbox = Arc::new(Mailbox::new(2));
+        let ended = Arc::new(Mutex::new(0));
+        let senders = [(), ()].map(|()| {
+            let (mailbox, ended) = (Arc::clone(&mailbox), Arc::clone(&ended));
+            thread::spawn(move || match mailbox.push(Message(ended)) {
+                Ok(()) | Err(PushError::Closed) => {}
+                Err(PushError::Full(_)) => panic!("there is room for both"),
+            })
+        });
+        drop(mailbox.pop());
+        mailbox.close();
+        for sender in senders {
+            sender.join().expect("no panic");
+        }
+        assert!(mailbox.is_closed() && mailbox.is_empty());
+        // Run or dropped, both are over.
+        assert_eq!(*ended.lock().expect("not poisoned"), 2);
+    });
+}
+
+#[test]
+fn a_full_mailbox_gives_the_message_back() {
+    loom::model(|| {
+        let mailbox = Arc::new(Mailbox::new(1));
+        let sender = {
+            let mailbox = Arc::clone(&mailbox);
+            thread::spawn(move || mailbox.push(1).is_ok())
+        };
+        let second = mailbox.push(2).is_ok();
+        let first = sender.join().expect("no panic");
+        assert!(first != second, "there is room for one");
+        assert_eq!(mailbox.len(), 1);
     });
 }

@@ -162,8 +162,7 @@ impl Pair {
 
     /// A reactor polls the pair from now on.
     fn attach(&mut self) {
-        self.own().attached.store(true, Ordering::SeqCst);
-        let attention = self.shared.attention_ordered();
+        let attention = self.shared.attach(self.own());
         self.seen = attention;
         self.tick = attention.tick();
         self.change(attention);
@@ -185,7 +184,7 @@ impl Pair {
         };
         own.in_flight.store(0, Ordering::Relaxed);
         own.asleep.store(0, Ordering::Relaxed);
-        own.attached.store(false, Ordering::SeqCst);
+        own.presence.detach();
     }
 
     /// The owner's word changed.
@@ -228,7 +227,7 @@ impl Pair {
             }
         }
         let state = attention.state().into_bits();
-        self.own().acknowledged.store(state, Ordering::Release);
+        self.own().presence.acknowledge(state);
         if attention.phase() != Phase::Active {
             self.shared.wake_owner();
         }

@@ -1,0 +1,120 @@
+//! Explores every interleaving of the handshake between a drive's owner and a queue pair with loom:
+//! it is compiled here a second time, against loom's atomics in place of those of `src/sync.rs`.
+//! The queues are a cell: loom fails when the owner meets a pair there, or either sees too little
+//! of what the other did before.
+
+#[path = "../src/handshake.rs"]
+mod handshake;
+
+mod sync {
+    pub(crate) mod atomic {
+        pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+    }
+}
+
+use handshake::{Presence, Word};
+use loom::cell::UnsafeCell;
+use loom::sync::Arc;
+use loom::thread;
+
+const ACTIVE: u64 = 1;
+const QUIESCED: u64 = 2;
+const ACTIVE_AGAIN: u64 = 3;
+
+struct Drive {
+    word: Word,
+    pairs: [Presence; 2],
+    queues: [UnsafeCell<u32>; 2],
+}
+
+fn drive() -> Arc<Drive> {
+    Arc::new(Drive {
+        word: Word::new(ACTIVE),
+        pairs: [Presence::default(), Presence::default()],
+        queues: [UnsafeCell::new(0), UnsafeCell::new(0)],
+    })
+}
+
+impl Drive {
+    /// A pair's life: it is attached, polled some times, and detached.
+    fn poll_pair(&self, index: usize, polls: usize) {
+        let pair = &self.pairs[index];
+        let mut seen = pair.attach(&self.word);
+        pair.acknowledge(seen);
+        for _ in 0..polls {
+            if seen != QUIESCED {
+                self.queues[index].with_mut(|_| ());
+            }
+            let now = self.word.load();
+            if now != seen {
+                seen = now;
+                pair.acknowledge(now);
+            }
+        }
+        pair.detach();
+    }
+
+    /// The owner stops the pairs, has the queues for itself, and lets them go on.
+    fn reset(&self, pairs: usize) {
+        self.word.publish(QUIESCED);
+        for pair in &self.pairs[..pairs] {
+            while !pair.follows(QUIESCED) {
+                thread::yield_now();
+            }
+        }
+        for queue in &self.queues[..pairs] {
+            queue.with_mut(|_| ());
+        }
+        self.word.publish(ACTIVE_AGAIN);
+    }
+}
+
+/// Without a bound these models take minutes; three switches at bad moments show what can go wrong.
+fn bounded(model: impl Fn() + Send + Sync + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(model);
+}
+
+#[test]
+fn a_reset_has_the_queue_for_itself() {
+    bounded(|| {
+        let drive = drive();
+        let owner = {
+            let drive = Arc::clone(&drive);
+            thread::spawn(move || drive.reset(1))
+        };
+        drive.poll_pair(0, 3);
+        owner.join().expect("no panic");
+    });
+}
+
+#[test]
+fn a_pair_that_is_attached_anew_sees_the_reset() {
+    bounded(|| {
+        let drive = drive();
+        let owner = {
+            let drive = Arc::clone(&drive);
+            thread::spawn(move || drive.reset(1))
+        };
+        drive.poll_pair(0, 1);
+        drive.poll_pair(0, 1);
+        owner.join().expect("no panic");
+    });
+}
+
+#[test]
+fn a_reset_waits_for_every_pair() {
+    bounded(|| {
+        let drive = drive();
+        let spawn = |run: fn(&Drive)| {
+            let drive = Arc::clone(&drive);
+            thread::spawn(move || run(&drive))
+        };
+        let first = spawn(|drive| drive.poll_pair(0, 1));
+        let owner = spawn(|drive| drive.reset(2));
+        drive.poll_pair(1, 1);
+        first.join().expect("no panic");
+        owner.join().expect("no panic");
+    });
+}
