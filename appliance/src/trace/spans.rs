@@ -165,11 +165,16 @@ impl Reader {
                     self.account.incidents.push((time, refused));
                 }
             },
-            Moment::Done => {
-                if let Some(request) = self.open.get_mut(&key) {
-                    request.enter(State::Send, time);
+            Moment::Done => match self.open.get_mut(&key) {
+                Some(request) => request.enter(State::Send, time),
+                // Served, and its answer does not go in that turn.
+                None => {
+                    let is_it = |gone: &Request| (gone.queue, gone.command_id) == key;
+                    if let Some(place) = self.departing.iter().rposition(is_it) {
+                        self.open.insert(key, self.departing.remove(place));
+                    }
                 }
-            }
+            },
             Moment::Sent => {
                 if let Some(mut request) = self.open.remove(&key) {
                     if request.state() != Some(State::Send) {

@@ -87,6 +87,15 @@ fn what_waits_for_the_network_is_told_afterwards() {
         turn_ended(60),
     ];
     let wanted = vec![(State::Send, 10, 60)];
+    assert_eq!(only(&notes, 99), (wanted.clone(), End::Answered));
+    // The way of transports that note first and try to send then.
+    let notes = [
+        at(10, Moment::Served, 1),
+        at(10, Done, 1),
+        turn_ended(30),
+        at(50, Sent, 1),
+        turn_ended(60),
+    ];
     assert_eq!(only(&notes, 99), (wanted, End::Answered));
 }
 

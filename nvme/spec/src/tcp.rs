@@ -179,6 +179,7 @@ impl Framing {
     ///
     /// Panics where `alignment_z` exceeds [`DATA_ALIGNMENT_MAX_Z`], which a peer's value must be
     /// checked against.
+    #[inline]
     pub const fn data_offset(self, header_bytes: u8) -> u8 {
         assert!(self.alignment_z <= DATA_ALIGNMENT_MAX_Z);
         let end = header_bytes as u32 + self.header_digest_bytes();
@@ -191,6 +192,7 @@ impl Framing {
     /// data digest).
     ///
     /// Panics where `data_bytes` exceeds [`PDU_DATA_MAX_BYTES`]: lengths are ours to bound.
+    #[inline]
     pub const fn header(
         self,
         pdu_type: PduType,
@@ -499,6 +501,7 @@ const _: () = assert!(size_of::<CapsuleResp>() == 24);
 
 impl CapsuleResp {
     /// A capsule.
+    #[inline]
     pub const fn new(cqe: Cqe, framing: Framing) -> Self {
         Self {
             ch: framing.header(PduType::CAPSULE_RESP, size_of::<Self>() as u8, 0),
@@ -583,6 +586,7 @@ pub enum C2hEnd {
 
 impl C2hData {
     /// A part of a command's data (see [`Framing::header`] for the limit on `datal`).
+    #[inline]
     pub const fn new(cccid: u16, datao: u32, datal: u32, end: C2hEnd, framing: Framing) -> Self {
         let mut ch = framing.header(PduType::C2H_DATA, size_of::<Self>() as u8, datal);
         ch.flags = ch
@@ -597,6 +601,19 @@ impl C2hData {
             datal: U32::new(datal),
             reserved20: [0; 4],
         }
+    }
+
+    /// The same PDU with `datal` bytes of another command: what the data PDUs of a connection have
+    /// in common is computed once. `self` has data, and `datal` is 1 to [`PDU_DATA_MAX_BYTES`].
+    #[inline]
+    #[must_use]
+    pub const fn for_command(mut self, cccid: u16, datal: u32) -> Self {
+        assert!(datal > 0 && datal <= PDU_DATA_MAX_BYTES);
+        let around = self.ch.plen.get() - self.datal.get();
+        self.ch.plen = U32::new(around + datal);
+        self.cccid = U16::new(cccid);
+        self.datal = U32::new(datal);
+        self
     }
 }
 

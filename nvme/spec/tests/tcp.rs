@@ -90,6 +90,11 @@ fn data() {
         7, 0x0f, 24, 28, 0x20, 2, 0, 0, 2, 1, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0,
     ];
     assert_eq!(c2h.as_bytes(), expected);
+    for framing in [PLAIN, DIGESTS] {
+        let one = C2hData::new(0, 0, 1, C2hEnd::Success, framing);
+        let whole = C2hData::new(7, 0, 65_536, C2hEnd::Success, framing);
+        assert_eq!(one.for_command(7, 65_536), whole);
+    }
     let flags = |end| C2hData::new(0, 0, 1, end, PLAIN).ch.flags;
     assert_eq!(flags(C2hEnd::More), PduFlags::new());
     assert_eq!(flags(C2hEnd::Last), PduFlags::LAST_PDU);

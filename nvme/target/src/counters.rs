@@ -87,6 +87,13 @@ impl IoCounters {
         self.bytes_read.add(u64::from(bytes));
     }
 
+    /// Counts a write of so many bytes that succeeded; only the owning reactor may call it.
+    #[inline]
+    pub(crate) fn wrote(&self, bytes: u32) {
+        self.writes.add(1);
+        self.bytes_written.add(u64::from(bytes));
+    }
+
     /// The values now, not atomically together.
     #[must_use]
     pub fn totals(&self) -> IoTotals {

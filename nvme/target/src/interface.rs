@@ -14,10 +14,10 @@ use nvme_spec::{Cqe, Status};
 use reactors::Nanos;
 use zerocopy::FromBytes;
 
-use crate::Timing;
 use crate::admin::AdminWork;
 use crate::config::PortId;
 use crate::io::{IoOperation, IoWork};
+use crate::{Served, Timing};
 
 /// A transport on one reactor, as
 /// [`TargetCore::register_transport`](crate::TargetCore::register_transport) numbered it.
@@ -341,6 +341,9 @@ pub struct LentRead {
     /// Where the data goes in the host's memory, and whether the host wants the key invalidated
     /// with the response; `None` on transports without keys. The block holds exactly the data.
     pub keyed: Option<(KeyedBlock, bool)>,
+    /// For an answer that does not go in this turn:
+    /// [`TargetCore::served_waits`](crate::TargetCore::served_waits).
+    pub served: Served,
 }
 
 /// A connection that the transport must end: send what is queued for it, close it, and then call

@@ -242,6 +242,28 @@ pub(crate) fn lendable_read(sqe: &Sqe, context: &IoContext<'_>) -> Option<Lendab
     })
 }
 
+/// Checks a Write (NVM 1.1 §3.3.6) of `bytes` bytes that came in its capsule, by the rules of
+/// [`transfer`]; its device and first block. `None`: it is not such a write, has to reach the medium
+/// before it is answered, or is in error, and [`transfer`] says which.
+#[inline(always)]
+pub(crate) fn write_in_capsule(
+    sqe: &Sqe,
+    bytes: usize,
+    context: &IoContext<'_>,
+) -> Option<(u8, u64)> {
+    let namespace = namespace(context.subsystem, sqe.nsid.get()).ok()?;
+    let range = sqe.read_write();
+    let through = (range.control.fua() || context.write_through) && namespace.volatile;
+    if namespace.read_only || through || range.control.dtype() != 0 {
+        return None;
+    }
+    let (lba, blocks) = extent(namespace, &range).ok()?;
+    let length = blocks << namespace.block_shift;
+    let (source, described) = data_source(sqe, Direction::FromHost, context.data).ok()?;
+    let fits = length as usize == bytes && described == Some(length);
+    (fits && source == DataSource::InCapsule { offset: 0 }).then_some((namespace.device, lba))
+}
+
 /// Read, Write and Compare (NVM 1.1 §3.3.4, §3.3.6, §3.3.1).
 #[inline]
 pub(crate) fn transfer(sqe: &Sqe, context: &IoContext<'_>) -> Result<Work, Fault> {

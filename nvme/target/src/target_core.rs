@@ -41,7 +41,7 @@ use executions::Executions;
 use queue::Queue;
 use slots::Slots;
 use timing::Departures;
-pub use timing::Timing;
+pub use timing::{Served, Timing};
 
 /// Transports on one reactor at most.
 const TRANSPORTS_MAX: usize = 8;

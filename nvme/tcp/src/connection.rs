@@ -6,6 +6,7 @@
 
 mod requests;
 
+use std::collections::VecDeque;
 use std::io::IoSliceMut;
 
 use hugemem::{Lease, Pool};
@@ -14,7 +15,7 @@ use nvme_spec::tcp::{
 };
 use nvme_spec::{Cqe, Sqe, Status};
 use nvme_target::{
-    Arrival, Completed, ConnectOutcome, PortId, QueueId, TargetCore, TransportId, Work,
+    Arrival, Completed, ConnectOutcome, PortId, QueueId, TargetCore, Timing, TransportId,
 };
 use reactors::{LogLimit, Nanos};
 use zerocopy::IntoBytes;
@@ -22,17 +23,20 @@ use zerocopy::IntoBytes;
 use crate::config::{DigestPolicy, PortSettings, TcpConfig};
 use crate::counters::TcpCounters;
 use crate::digest::digest;
-use crate::receive::{Order, Payload, Pdu, Receiver, Rules, Violation};
+use crate::receive::{Payload, Pdu, Receiver, Rules, Violation};
 use crate::slot::{SlotState, SlotTable};
 use crate::stream::{ByteStream, Transferred};
 use crate::termination::termination_request;
 use crate::token::RequestToken;
-use crate::transmit::{Flushed, Transmitter};
+use crate::transmit::{Finishes, Flushed, Transmitter};
 
 /// Bytes of the data of a Connect command (NVMe-oF, Base 2.1 section 6.3).
 const CONNECT_DATA_BYTES: usize = 1024;
 /// Receives that one connection may make in one poll before the others have their turn.
 const RECEIVES_PER_POLL_MAX: usize = 4;
+
+/// Room for what follows while data that was asked for is awaited: some headers.
+const ROOM_BEFORE_DATA_BYTES: usize = 512;
 
 /// What a connection works with while its reactor polls it.
 pub(crate) struct Context<'a> {
@@ -75,7 +79,6 @@ pub(crate) enum Ended {
 
 /// What moves a slot on.
 enum Event {
-    Admitted(Work),
     Granted(Lease),
     Fetched,
     Completed(Completed),
@@ -129,6 +132,12 @@ pub(crate) struct Connection<S> {
     rules: Rules,
     pending_connect: Option<PendingConnect>,
     held: usize,
+    /// Commands that were answered at once, in no slot, and whose answers are not sent yet.
+    at_once: usize,
+    /// The first of these, as far as their answers did not leave in the turn they were made in.
+    late: VecDeque<Timing>,
+    /// Requests whose data was asked for by R2T and has not all come.
+    solicited: usize,
     port: PortId,
     settings: PortSettings,
     setup_deadline: Nanos,
@@ -155,6 +164,9 @@ impl<S: ByteStream> Connection<S> {
             rules: Rules::before_initialisation(cx.config.host_data_bytes_max),
             pending_connect: None,
             held: 0,
+            at_once: 0,
+            late: VecDeque::new(),
+            solicited: 0,
             port,
             settings: cx.config.port(port),
             setup_deadline: cx.now.saturating_add(cx.config.setup_timeout),
@@ -190,7 +202,7 @@ impl<S: ByteStream> Connection<S> {
 
     /// Requests that are not merely held until there is an event.
     pub(crate) fn requests_in_flight(&self) -> usize {
-        self.slots.in_use() - self.held
+        self.slots.in_use() - self.held + self.at_once
     }
 
     /// Whether the host still owes data for a request that has begun.
@@ -264,6 +276,13 @@ impl<S: ByteStream> Connection<S> {
     /// One vectored receive: data that is awaited straight into its lease, what follows into the
     /// buffer.
     fn fill(&mut self, cx: &Context<'_>) -> (usize, Transferred) {
+        // What comes next is most likely data that was asked for, and all of it that is received
+        // behind its header has to be copied.
+        let room_bytes = if self.solicited > 0 {
+            ROOM_BEFORE_DATA_BYTES
+        } else {
+            usize::MAX
+        };
         if let Expecting::Data {
             sink: Sink::Slot(slot),
             remaining,
@@ -273,7 +292,7 @@ impl<S: ByteStream> Connection<S> {
             && self.receiver.buffered().is_empty()
         {
             let lease = &mut fetch.lease[fetch.filled..fetch.filled + *remaining];
-            let room = self.receiver.room();
+            let room = first(self.receiver.room(), room_bytes);
             let (lease_bytes, offered) = (lease.len(), lease.len() + room.len());
             let mut buffers = [IoSliceMut::new(lease), IoSliceMut::new(room)];
             let outcome = self.stream.receive(&mut buffers);
@@ -286,7 +305,7 @@ impl<S: ByteStream> Connection<S> {
             }
             return (offered, outcome);
         }
-        let room = self.receiver.room();
+        let room = first(self.receiver.room(), room_bytes);
         let offered = room.len();
         let outcome = self.stream.receive(&mut [IoSliceMut::new(room)]);
         if let Transferred::Bytes(bytes) = outcome {
@@ -507,8 +526,7 @@ impl<S: ByteStream> Connection<S> {
             alignment_z: request.hpda_z,
         };
         self.transmitter.negotiate(framing);
-        self.rules.framing = framing;
-        self.rules.order = Order::Operate;
+        self.rules.operate(framing);
         self.phase = Phase::Connecting;
         Ok(())
     }
@@ -546,7 +564,7 @@ impl<S: ByteStream> Connection<S> {
         };
         if corrupt {
             let status = Status::TRANSIENT_TRANSPORT_ERROR;
-            return self.push_response(&Cqe::new(sqe.cid.get(), status), None);
+            return self.push_response(&Cqe::new(sqe.cid.get(), status), Finishes::Nothing);
         }
         let arrival = Arrival {
             transport: cx.transport,
@@ -563,13 +581,14 @@ impl<S: ByteStream> Connection<S> {
             } => {
                 self.queue = Some(queue);
                 self.slots = SlotTable::new(info.depth);
+                self.late.reserve(usize::from(info.depth));
                 self.transmitter.reserve(usize::from(info.depth));
                 self.rules.in_capsule_bytes_max = info.in_capsule_max;
                 self.phase = Phase::Serving;
-                self.push_response(&response, None);
+                self.push_response(&response, Finishes::Nothing);
             }
             ConnectOutcome::Rejected(response) => {
-                self.push_response(&response, None);
+                self.push_response(&response, Finishes::Nothing);
                 self.close(cx);
             }
         }
@@ -594,15 +613,27 @@ impl<S: ByteStream> Connection<S> {
                 transmitter,
                 stream,
                 slots,
+                at_once,
+                late,
                 ..
             } = self;
             let (core, now) = (&mut *cx.core, cx.now);
-            transmitter.flush(stream, |slot| core.sent(slots.release(slot), now))
+            transmitter.flush(stream, |over| match over {
+                Finishes::Slot(slot) => core.sent(slots.release(slot), now),
+                Finishes::AtOnce(_) => {
+                    *at_once -= 1;
+                    if let Some(timing) = late.pop_front() {
+                        core.sent(timing, now);
+                    }
+                }
+                Finishes::Nothing => {}
+            })
         };
         cx.counters.sends.add(self.transmitter.take_sends());
         if matches!(outcome, Flushed::Blocked | Flushed::Yielded) {
             let answers = self.slots.answers();
             answers.for_each(|timing| cx.core.waits_to_send(timing));
+            self.served_wait(cx);
         }
         if let Phase::Closing {
             until,
@@ -623,6 +654,17 @@ impl<S: ByteStream> Connection<S> {
         }
     }
 
+    /// Tells the core of commands that were answered at once and whose answers do not leave in this
+    /// turn.
+    #[cold]
+    fn served_wait(&mut self, cx: &mut Context<'_>) {
+        let Some(queue) = self.queue else { return };
+        let known = self.late.len();
+        let late = self.transmitter.served().skip(known);
+        self.late
+            .extend(late.map(|served| cx.core.served_waits(queue, served)));
+    }
+
     /// Ends the connection because of what the host sent: C2HTermReq, then no more (section
     /// 3.6.2.5).
     fn terminate(&mut self, cx: &mut Context<'_>, violation: &Violation) {
@@ -636,6 +678,8 @@ impl<S: ByteStream> Connection<S> {
             cx.counters.header_digest_errors.add(1);
         }
         self.transmitter.discard_unsent();
+        self.at_once = self.transmitter.served().count();
+        self.late.truncate(self.at_once);
         self.transmitter
             .push_control(&termination_request(violation));
         self.close(cx);
@@ -667,7 +711,14 @@ impl<S: ByteStream> Connection<S> {
         });
         self.slots.abandon();
         self.held = 0;
+        self.solicited = 0;
     }
+}
+
+/// The first `bytes` of `room`, or all of it.
+fn first(room: &mut [u8], bytes: usize) -> &mut [u8] {
+    let bytes = room.len().min(bytes);
+    &mut room[..bytes]
 }
 
 /// Whether a digest is used; `None` when the host's wish cannot be met.

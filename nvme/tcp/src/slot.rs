@@ -71,6 +71,11 @@ impl SlotTable {
         self.states.len() - self.free.len()
     }
 
+    /// Slots that are free.
+    pub(crate) fn vacant(&self) -> usize {
+        self.free.len()
+    }
+
     /// Takes a free slot; `None` when the host has more commands in flight than its queue has
     /// entries.
     pub(crate) fn take(&mut self) -> Option<u16> {

@@ -10,7 +10,8 @@ use std::io::IoSlice;
 
 use arrayvec::ArrayVec;
 use hugemem::Data;
-use nvme_spec::tcp::{DATA_ALIGNMENT_MAX_Z, Framing};
+use nvme_spec::tcp::{C2hData, C2hEnd, DATA_ALIGNMENT_MAX_Z, Framing};
+use nvme_target::Served;
 
 use crate::digest::{DIGEST_BYTES, digest};
 use crate::stream::{ByteStream, Transferred};
@@ -30,6 +31,9 @@ const BYTES_PER_SEND_MAX: usize = 2 << 20;
 /// Vectored sends in one flush at most.
 const SENDS_PER_FLUSH_MAX: usize = 4;
 
+/// What one vectored send is given.
+type Pieces<'a> = ArrayVec<IoSlice<'a>, PIECES_PER_SEND_MAX>;
+
 static PADDING: [u8; PADDING_MAX] = [0; PADDING_MAX];
 
 /// Data behind a header, sent from where it lies.
@@ -47,7 +51,18 @@ struct Framed {
     header: [u8; HEADER_BYTES + DIGEST_BYTES],
     header_bytes: u8,
     payload: Option<Payload>,
-    finishes: Option<u16>,
+    finishes: Finishes,
+}
+
+/// What is over once a PDU is sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Finishes {
+    /// Nothing: more follows, or it was never a request.
+    Nothing,
+    /// The request in this slot.
+    Slot(u16),
+    /// A command that was answered at once and has no slot.
+    AtOnce(Served),
 }
 
 #[derive(Debug)]
@@ -58,6 +73,7 @@ enum Outgoing {
 }
 
 impl Outgoing {
+    #[inline]
     fn len(&self) -> usize {
         match self {
             Self::Control(bytes) => bytes.len(),
@@ -65,28 +81,40 @@ impl Outgoing {
         }
     }
 
-    fn pieces(&self) -> ArrayVec<&[u8], PIECES_PER_PDU_MAX> {
-        let mut pieces = ArrayVec::new();
+    /// Adds the PDU's pieces, [`PIECES_PER_PDU_MAX`] at most; returns its bytes.
+    #[inline]
+    fn add_to<'a>(&'a self, pieces: &mut Pieces<'a>) -> usize {
         match self {
-            Self::Control(bytes) => pieces.push(&bytes[..]),
-            Self::Framed(framed) => {
-                pieces.push(&framed.header[..usize::from(framed.header_bytes)]);
-                if let Some(payload) = &framed.payload {
-                    if payload.padding > 0 {
-                        pieces.push(&PADDING[..usize::from(payload.padding)]);
-                    }
-                    pieces.push(&payload.data[..payload.bytes as usize]);
-                    if let Some(digest) = &payload.digest {
-                        pieces.push(&digest[..]);
-                    }
-                }
+            Self::Control(bytes) => {
+                pieces.push(IoSlice::new(bytes));
+                bytes.len()
             }
+            Self::Framed(framed) => framed.add_to(pieces),
         }
-        pieces
     }
 }
 
 impl Framed {
+    #[inline]
+    fn add_to<'a>(&'a self, pieces: &mut Pieces<'a>) -> usize {
+        let mut bytes = usize::from(self.header_bytes);
+        pieces.push(IoSlice::new(&self.header[..bytes]));
+        let mut add = |piece: &'a [u8]| {
+            bytes += piece.len();
+            pieces.push(IoSlice::new(piece));
+        };
+        if let Some(payload) = &self.payload {
+            if payload.padding > 0 {
+                add(&PADDING[..usize::from(payload.padding)]);
+            }
+            add(&payload.data[..payload.bytes as usize]);
+            if let Some(digest) = &payload.digest {
+                add(digest);
+            }
+        }
+        bytes
+    }
+
     fn len(&self) -> usize {
         let payload = self.payload.as_ref().map_or(0, |payload| {
             usize::from(payload.padding)
@@ -117,6 +145,12 @@ pub(crate) struct Transmitter {
     /// Bytes of the foremost PDU that the stream has taken.
     sent: usize,
     framing: Framing,
+    /// Of every PDU but control ones, with the header digest.
+    header_bytes: u8,
+    /// Between header and data.
+    padding: u8,
+    /// A PDU with data that ends its command, as this connection's framing makes it.
+    success: C2hData,
     sends: u64,
 }
 
@@ -127,13 +161,30 @@ impl Transmitter {
             queue: VecDeque::with_capacity(4),
             sent: 0,
             framing: Framing::default(),
+            header_bytes: HEADER_BYTES as u8,
+            padding: 0,
+            success: C2hData::new(0, 0, 1, C2hEnd::Success, Framing::default()),
             sends: 0,
         }
     }
 
     /// Sets the digests and the host's alignment as the initialisation negotiated them.
     pub(crate) fn negotiate(&mut self, framing: Framing) {
+        let digest_bytes = if framing.header_digest {
+            DIGEST_BYTES
+        } else {
+            0
+        };
         self.framing = framing;
+        self.header_bytes = (HEADER_BYTES + digest_bytes) as u8;
+        self.padding = framing.data_offset(HEADER_BYTES as u8) - self.header_bytes;
+        self.success = C2hData::new(0, 0, 1, C2hEnd::Success, framing);
+    }
+
+    /// The header of a PDU with all data of a command that succeeded.
+    #[inline]
+    pub(crate) fn success_header(&self, command_id: u16, bytes: u32) -> C2hData {
+        self.success.for_command(command_id, bytes)
     }
 
     /// Takes the storage for a connection with `slots` request slots.
@@ -156,45 +207,39 @@ impl Transmitter {
         self.queue.push_back(Outgoing::Control(bytes.into()));
     }
 
-    /// Queues a PDU of a header alone. When it is sent, the slot `finishes` is free again.
-    pub(crate) fn push_header(&mut self, header: [u8; HEADER_BYTES], finishes: Option<u16>) {
+    /// Queues a PDU of a header alone. When it is sent, what it `finishes` is over.
+    #[inline]
+    pub(crate) fn push_header(&mut self, header: [u8; HEADER_BYTES], finishes: Finishes) {
         let framed = self.frame(header, None, finishes);
         self.queue.push_back(Outgoing::Framed(framed));
     }
 
     /// Queues a data PDU with the first `bytes` of `data`, which is released once the stream has
     /// taken it all.
+    #[inline]
     pub(crate) fn push_data(
         &mut self,
         header: [u8; HEADER_BYTES],
         data: Data,
         bytes: usize,
-        finishes: Option<u16>,
+        finishes: Finishes,
     ) {
         let payload = Payload {
             digest: self.framing.data_digest.then(|| digest(&data[..bytes])),
             data,
             bytes: bytes as u32,
-            padding: self.framing.data_offset(HEADER_BYTES as u8) - self.header_bytes(),
+            padding: self.padding,
         };
         let framed = self.frame(header, Some(payload), finishes);
         self.queue.push_back(Outgoing::Framed(framed));
     }
 
-    fn header_bytes(&self) -> u8 {
-        let digest_bytes = if self.framing.header_digest {
-            DIGEST_BYTES
-        } else {
-            0
-        };
-        (HEADER_BYTES + digest_bytes) as u8
-    }
-
+    #[inline]
     fn frame(
         &self,
         header: [u8; HEADER_BYTES],
         payload: Option<Payload>,
-        finishes: Option<u16>,
+        finishes: Finishes,
     ) -> Framed {
         let mut storage = [0; HEADER_BYTES + DIGEST_BYTES];
         storage[..HEADER_BYTES].copy_from_slice(&header);
@@ -203,10 +248,21 @@ impl Transmitter {
         }
         Framed {
             header: storage,
-            header_bytes: self.header_bytes(),
+            header_bytes: self.header_bytes,
             payload,
             finishes,
         }
+    }
+
+    /// Commands that were answered at once, as far as their answers are not sent; the oldest first.
+    pub(crate) fn served(&self) -> impl Iterator<Item = Served> {
+        self.queue.iter().filter_map(|outgoing| match outgoing {
+            Outgoing::Framed(framed) => match framed.finishes {
+                Finishes::AtOnce(served) => Some(served),
+                Finishes::Slot(_) | Finishes::Nothing => None,
+            },
+            Outgoing::Control(_) => None,
+        })
     }
 
     /// Gives up everything that is not already half sent, so that a termination request can follow
@@ -215,11 +271,11 @@ impl Transmitter {
         self.queue.truncate(usize::from(self.sent > 0));
     }
 
-    /// Sends what is queued. `finished` hears of every slot whose last PDU has been taken.
+    /// Sends what is queued. `finished` hears of all that is over with PDUs that have been taken.
     pub(crate) fn flush(
         &mut self,
         stream: &mut impl ByteStream,
-        mut finished: impl FnMut(u16),
+        mut finished: impl FnMut(Finishes),
     ) -> Flushed {
         for _ in 0..SENDS_PER_FLUSH_MAX {
             if self.queue.is_empty() {
@@ -240,46 +296,41 @@ impl Transmitter {
     }
 
     fn send_batch(&self, stream: &mut impl ByteStream) -> Transferred {
-        let mut pieces = ArrayVec::<IoSlice<'_>, PIECES_PER_SEND_MAX>::new();
-        let mut skip = self.sent;
+        let mut pieces = Pieces::new();
         let mut bytes = 0;
         for outgoing in &self.queue {
             if pieces.remaining_capacity() < PIECES_PER_PDU_MAX || bytes >= BYTES_PER_SEND_MAX {
                 break;
             }
-            for piece in outgoing.pieces() {
-                let taken = skip.min(piece.len());
-                skip -= taken;
-                if taken < piece.len() {
-                    bytes += piece.len() - taken;
-                    pieces.push(IoSlice::new(&piece[taken..]));
-                }
-            }
+            bytes += outgoing.add_to(&mut pieces);
         }
-        stream.send(&pieces)
+        let mut unsent = &mut pieces[..];
+        IoSlice::advance_slices(&mut unsent, self.sent);
+        stream.send(unsent)
     }
 
-    fn retire(&mut self, mut bytes: usize, finished: &mut impl FnMut(u16)) {
-        while bytes > 0 {
-            let Some(front) = self.queue.front() else {
-                debug_assert!(false, "the stream took more than it was given");
-                return;
-            };
-            let left = front.len() - self.sent;
-            if bytes < left {
-                self.sent += bytes;
-                return;
+    /// Drops the PDUs that are wholly among the next `bytes`, all at once and where they lie.
+    fn retire(&mut self, bytes: usize, finished: &mut impl FnMut(Finishes)) {
+        let mut taken = self.sent + bytes;
+        let mut gone = 0;
+        for outgoing in &self.queue {
+            let len = outgoing.len();
+            if taken < len {
+                break;
             }
-            bytes -= left;
-            self.sent = 0;
-            if let Some(Outgoing::Framed(Framed {
-                finishes: Some(slot),
-                ..
-            })) = self.queue.pop_front()
-            {
-                finished(slot);
+            taken -= len;
+            gone += 1;
+            match outgoing {
+                Outgoing::Framed(framed) => finished(framed.finishes),
+                Outgoing::Control(_) => {}
             }
         }
+        debug_assert!(
+            taken == 0 || gone < self.queue.len(),
+            "the stream took more than it was given"
+        );
+        self.sent = taken;
+        self.queue.drain(..gone);
     }
 }
 

@@ -148,6 +148,15 @@ pub trait DeviceQueue {
         None
     }
 
+    /// Writes `data`, whole blocks from `lba` on, at once, where the device keeps them in memory of
+    /// its own and nothing is in the way: the whole request, counted as one, with no completion to
+    /// poll. `false` tells nothing of the range or the device, and nothing has happened: submit the
+    /// write.
+    fn write_at_once(&mut self, lba: u64, data: &[u8]) -> bool {
+        let _ = (lba, data);
+        false
+    }
+
     /// Takes a request, or hands it back.
     ///
     /// # Errors

@@ -116,6 +116,22 @@ impl Ledger {
             .completed(Operation::Read, bytes as u64, Ok(()));
     }
 
+    /// The first byte of a write that could be done without being admitted; `None` where it would be
+    /// refused.
+    #[inline]
+    pub(crate) fn offset_to_write(&self, lba: u64, bytes: usize) -> Option<usize> {
+        let blocks = u32::try_from(bytes).ok()? / self.geometry.block_size;
+        let (offset, len) = self.range_to_lend(lba, blocks)?;
+        (len == bytes && !self.geometry.read_only).then_some(offset)
+    }
+
+    /// Counts a write that was done without being admitted.
+    #[inline]
+    pub(crate) fn written(&self, bytes: usize) {
+        let operation = Operation::Write { fua: false };
+        self.counters.completed(operation, bytes as u64, Ok(()));
+    }
+
     /// Counts a request that has to wait inside the device.
     pub(crate) fn waited(&self) {
         self.counters.waited();

@@ -287,6 +287,23 @@ impl DeviceQueue for MemoryQueue {
         Some(loan)
     }
 
+    #[inline]
+    fn write_at_once(&mut self, lba: u64, data: &[u8]) -> bool {
+        let free = self.parked.is_empty();
+        let Some(offset) = self
+            .ledger
+            .offset_to_write(lba, data.len())
+            .filter(|_| free)
+        else {
+            return false;
+        };
+        let written = self.store.try_write(offset, data);
+        if written {
+            self.ledger.written(data.len());
+        }
+        written
+    }
+
     fn submit(&mut self, request: Request) -> Result<(), Refusal> {
         let request = self.ledger.admit(request)?;
         let ended = Ended::of(&request, self.ledger.geometry());

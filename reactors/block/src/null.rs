@@ -123,6 +123,15 @@ impl DeviceQueue for NullQueue {
         Some(loan)
     }
 
+    #[inline]
+    fn write_at_once(&mut self, lba: u64, data: &[u8]) -> bool {
+        let taken = self.ledger.offset_to_write(lba, data.len()).is_some();
+        if taken {
+            self.ledger.written(data.len());
+        }
+        taken
+    }
+
     fn submit(&mut self, request: Request) -> Result<(), Refusal> {
         let request = self.ledger.admit(request)?;
         let ended = Ended::of(&request, self.ledger.geometry());

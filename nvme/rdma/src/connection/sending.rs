@@ -255,6 +255,7 @@ impl<P: Provider> Connection<P> {
             mut response,
             data,
             keyed,
+            ..
         } = read;
         let sequence = self.sends.next_sequence();
         let begin = data.as_ptr().addr();

@@ -677,8 +677,7 @@ fn count(counters: &IoCounters, work: &IoWork, success: bool) {
     match work.operation {
         IoOperation::Read | IoOperation::DurableRead => counters.read(work.bytes),
         IoOperation::Write { .. } => {
-            counters.writes.add(1);
-            counters.bytes_written.add(u64::from(work.bytes));
+            counters.wrote(work.bytes);
         }
         IoOperation::Compare
         | IoOperation::Flush

@@ -1,16 +1,20 @@
-//! Reads whose data the device lends at once: they never are in execution.
+//! Reads whose data the device lends at once, and writes that it takes at once: they never are in
+//! execution.
 
 use hugemem::Data;
 use nvme_spec::command::IoOpcode;
-use nvme_spec::{Sqe, Status};
+use nvme_spec::{Cqe, Sqe, Status};
 use reactors::Nanos;
+use reactors::recorder::Recorder;
 
 use super::TargetCore;
 use super::admission::context;
-use super::queue::QueueState;
-use crate::counters::CoreCounters;
+use super::queue::{Queue, QueueState};
+use super::timing::{Departures, Served};
+use crate::counters::{CoreCounters, IoCounters};
 use crate::interface::{Completed, LentRead, QueueId};
-use crate::io::{IoWork, is_transfer, lendable_read};
+use crate::io::{IoWork, is_transfer, lendable_read, write_in_capsule};
+use crate::stages::Measured;
 
 impl TargetCore {
     /// Admits and executes a read in one look, where its device lends the data and nothing is in
@@ -29,21 +33,49 @@ impl TargetCore {
         let data = self.devices.get_mut(device)?.lend(read.lba, read.blocks)?;
         self.counters.commands.add(1);
         queue.shared.note_traffic();
-        count(&self.counters, id, device, read.bytes);
-        let command_id = sqe.cid.get();
-        self.recorder
-            .note(now, queue.served_note.with_command(command_id));
-        if !cfg!(uncounted) {
-            if queue.served == 0 {
-                self.departures.serves(id.slot, now);
-            }
-            queue.served += 1;
-        }
+        count(&self.counters, id, device, |counters| {
+            counters.read(read.bytes);
+        });
+        let served = Served::new(Measured::Read, sqe, now);
+        note_served(&self.recorder, &mut self.departures, queue, id.slot, served);
         Some(LentRead {
-            response: queue.respond(command_id, Status::SUCCESS),
+            response: queue.respond(sqe.cid.get(), Status::SUCCESS),
             data,
             keyed: read.keyed,
+            served,
         })
+    }
+
+    /// Admits and executes a write whose data came in its capsule, in one look, where its device
+    /// takes the data at once and nothing is in the way: its response. `None`: nothing
+    /// has happened, and [`admit`](Self::admit) says what is to be done. The answer is counted as
+    /// handed to the network in this turn.
+    #[inline]
+    pub fn write_at_once(
+        &mut self,
+        id: QueueId,
+        sqe: &Sqe,
+        data: &[u8],
+        now: Nanos,
+    ) -> Option<(Cqe, Served)> {
+        let queue = self.queues.get_mut(id.slot, id.generation)?;
+        if sqe.io_opcode() != IoOpcode::WRITE || !is_transfer(sqe) || !queue.takes_io() {
+            return None;
+        }
+        let context = context(queue, &self.view, &self.lending).ok()?;
+        let (device, lba) = write_in_capsule(sqe, data.len(), &context)?;
+        let device = usize::from(device);
+        if !self.devices.get_mut(device)?.write_at_once(lba, data) {
+            return None;
+        }
+        self.counters.commands.add(1);
+        queue.shared.note_traffic();
+        // No more than a capsule carries.
+        let bytes = data.len() as u32;
+        count(&self.counters, id, device, |counters| counters.wrote(bytes));
+        let served = Served::new(Measured::Write, sqe, now);
+        note_served(&self.recorder, &mut self.departures, queue, id.slot, served);
+        Some((queue.respond(sqe.cid.get(), Status::SUCCESS), served))
     }
 
     /// The same for a read that was admitted. `None`: there is more to it.
@@ -63,7 +95,9 @@ impl TargetCore {
         }
         let device = usize::from(work.device);
         let loan = self.devices.get_mut(device)?.lend(work.lba, work.blocks)?;
-        count(&self.counters, id, device, work.bytes);
+        count(&self.counters, id, device, |counters| {
+            counters.read(work.bytes);
+        });
         debug_assert!(queue.unanswered > 0, "an answer has a command");
         // A live queue has no Disconnect that waits for its last answer.
         queue.unanswered = queue.unanswered.saturating_sub(1);
@@ -77,13 +111,34 @@ impl TargetCore {
     }
 }
 
-/// Counts a read that was answered.
+/// Notes down and counts a command as served: answered, with its answer gone in the turn that goes
+/// on.
 #[inline(always)]
-fn count(counters: &CoreCounters, queue: QueueId, device: usize, bytes: u32) {
+fn note_served(
+    recorder: &Recorder,
+    departures: &mut Departures,
+    queue: &mut Queue,
+    slot: u32,
+    served: Served,
+) {
+    let note = queue.served_note[served.operation];
+    recorder.note(served.came, note.with_command(served.command_id));
+    if !cfg!(uncounted) {
+        let count = &mut queue.served[served.operation];
+        if *count == 0 {
+            departures.serves(slot, served);
+        }
+        *count += 1;
+    }
+}
+
+/// Counts a command that was answered, for its device and its queue.
+#[inline(always)]
+fn count(counters: &CoreCounters, queue: QueueId, device: usize, add: impl Fn(&IoCounters)) {
     if let Some(counters) = counters.devices.get(device) {
-        counters.read(bytes);
+        add(counters);
     }
     if let Some(counters) = counters.queue_slots.get(queue.slot as usize) {
-        counters.read(bytes);
+        add(counters);
     }
 }

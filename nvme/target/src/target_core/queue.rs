@@ -9,7 +9,7 @@ use crate::interface::CloseReason;
 use crate::io::DataContext;
 use crate::notes::{CommandNote, Moment};
 use crate::shared::{ControllerShared, Gate};
-use crate::stages::Measured;
+use crate::stages::{ByOperation, Measured};
 
 /// Failed commands of one queue that are logged between two refills: a flood takes no lock for
 /// each.
@@ -86,12 +86,12 @@ pub(crate) struct Queue {
     /// Of these, in the table of executions; what counts when the connection is gone.
     pub(crate) executing: u32,
     pub(crate) connection: u32,
-    /// Reads lent and answered in this turn.
-    pub(crate) served: u32,
+    /// Commands answered as soon as they came, in this turn.
+    pub(crate) served: ByOperation<u32>,
     /// How its commands are noted down, once it has a slot.
     pub(crate) note: CommandNote,
-    /// The same of reads that are served in one turn, put together beforehand.
-    pub(crate) served_note: Note,
+    /// The same of those that are served in one turn, put together beforehand.
+    pub(crate) served_note: ByOperation<Note>,
 }
 
 /// What makes a queue, beside its controller.
@@ -113,7 +113,10 @@ impl Queue {
             state: QueueState::Live,
             subsystem: shared.identity.subsystem,
             note: CommandNote::of_queue(shared.identity.subsystem, 0),
-            served_note: Note::new(NoteKind(0), 0, 0, 0),
+            served_note: ByOperation {
+                read: Note::new(NoteKind(0), 0, 0, 0),
+                write: Note::new(NoteKind(0), 0, 0, 0),
+            },
             shared,
             data: setup.data,
             depth: setup.depth,
@@ -125,15 +128,18 @@ impl Queue {
             unanswered: 0,
             executing: 0,
             connection: setup.connection,
-            served: 0,
+            served: ByOperation::default(),
         }
     }
 
     /// It is going to be in this slot.
     pub(crate) fn take_slot(&mut self, slot: u32) {
         self.note = CommandNote::of_queue(self.subsystem, slot);
-        let read = self.note.with_operation(Some(Measured::Read));
-        self.served_note = Moment::Served.of(read);
+        let served = |operation| Moment::Served.of(self.note.with_operation(Some(operation)));
+        self.served_note = ByOperation {
+            read: served(Measured::Read),
+            write: served(Measured::Write),
+        };
     }
 
     /// Whether I/O commands may come in.

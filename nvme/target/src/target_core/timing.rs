@@ -42,6 +42,26 @@ impl Timing {
     };
 }
 
+/// A command that was executed and answered as soon as it came, and counted as gone in that turn.
+/// Where its answer does not go then: [`TargetCore::served_waits`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Served {
+    pub(super) came: Nanos,
+    pub(super) command_id: u16,
+    pub(super) operation: Measured,
+}
+
+impl Served {
+    #[inline(always)]
+    pub(super) fn new(operation: Measured, sqe: &Sqe, now: Nanos) -> Self {
+        Self {
+            came: now,
+            command_id: sqe.cid.get(),
+            operation,
+        }
+    }
+}
+
 /// Answers that went in one turn, of commands of one kind that came together and were done
 /// together.
 #[derive(Clone, Copy, Debug)]
@@ -60,9 +80,9 @@ pub(super) struct Departures {
     others: ArrayVec<Run, { RUNS_MAX + TRANSPORTS_MAX }>,
     /// Of the others, those of turns whose sends are over: the next poll's time is when they were.
     gone: usize,
-    /// Queues that served reads in this turn, and its time. How many is with the queue: counting
-    /// one more there is all that a lent read costs.
-    serving: Vec<(u32, Nanos)>,
+    /// Queues that served reads or writes in this turn, with the first of them. How many is with
+    /// the queue: counting one more there is all that a served command costs.
+    serving: Vec<(u32, Served)>,
     /// Runs of these, of turns whose sends are over.
     served: Vec<Run>,
 }
@@ -71,9 +91,10 @@ impl Departures {
     /// For a core with at most so many queues.
     pub(super) fn new(queues_max: usize) -> Self {
         Self {
-            // Twice, since a queue may take the slot of one that closes in the same turn.
-            serving: Vec::with_capacity(2 * queues_max),
-            served: Vec::with_capacity(2 * queues_max),
+            // Reads and writes; twice, since a queue may take the slot of one that closes in the
+            // same turn.
+            serving: Vec::with_capacity(4 * queues_max),
+            served: Vec::with_capacity(4 * queues_max),
             latest: Run {
                 came: Nanos::ZERO,
                 done: Nanos::ZERO,
@@ -92,11 +113,12 @@ impl Departures {
         !none || self.latest.count > 0
     }
 
-    /// A queue serves its first read of the turn. A turn has fewer of these than there are queues.
+    /// A queue serves its first read or write of the turn. A turn has fewer of these than there is
+    /// room for.
     #[inline(never)]
-    pub(super) fn serves(&mut self, slot: u32, now: Nanos) {
+    pub(super) fn serves(&mut self, slot: u32, first: Served) {
         if self.serving.len() < self.serving.capacity() {
-            self.serving.push((slot, now));
+            self.serving.push((slot, first));
         }
     }
 
@@ -105,13 +127,13 @@ impl Departures {
     pub(super) fn flushed(&mut self, queues: &mut Slots<Queue>) {
         // What does not fit is counted with the next turn.
         let room = self.served.capacity() - self.served.len();
-        for (slot, came) in self.serving.drain(..room.min(self.serving.len())) {
+        for (slot, first) in self.serving.drain(..room.min(self.serving.len())) {
             if let Some(queue) = queues.at_mut(slot) {
                 self.served.push(Run {
-                    came,
-                    done: came,
-                    class: queue.served_note.argument(),
-                    count: std::mem::take(&mut queue.served),
+                    came: first.came,
+                    done: first.came,
+                    class: queue.served_note[first.operation].argument(),
+                    count: std::mem::take(&mut queue.served[first.operation]),
                 });
             }
         }
@@ -184,6 +206,32 @@ impl TargetCore {
         }
         self.recorder.note(done, Moment::Done.instead(note));
         timing.note = Moment::Sent.instead(note).with_argument(u32::from(WAITED));
+    }
+
+    /// The answer of a command that was counted as served in the turn that goes on is not handed to
+    /// the network in it: not counted after all. [`sent`](Self::sent) counts it when it has gone.
+    #[cold]
+    pub fn served_waits(&mut self, queue: QueueId, served: Served) -> Timing {
+        let Some(queue) = self.queues.get_mut(queue.slot, queue.generation) else {
+            return Timing::NONE;
+        };
+        let Served {
+            came,
+            command_id,
+            operation,
+        } = served;
+        let count = &mut queue.served[operation];
+        if cfg!(uncounted) || *count == 0 {
+            return Timing::NONE;
+        }
+        *count -= 1;
+        let note = queue.served_note[operation].with_command(command_id);
+        self.recorder.note(came, Moment::Done.instead(note));
+        Timing {
+            came,
+            done: came,
+            note: Moment::Sent.instead(note).with_argument(u32::from(WAITED)),
+        }
     }
 
     /// Counts what went in the turn that ended at `now`.
@@ -336,7 +384,7 @@ impl Queue {
         Timing {
             came: now,
             done: now,
-            note: self.served_note.with_command(command_id),
+            note: self.served_note.read.with_command(command_id),
         }
     }
 }

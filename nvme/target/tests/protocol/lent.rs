@@ -1,4 +1,5 @@
-//! Reads whose data the device lends at once: answered without being executed.
+//! Reads whose data the device lends at once, and writes that it takes at once: answered without being
+//! executed.
 
 use nvme_spec::command::{Fuse, ReadWrite, ReadWriteControl};
 use nvme_spec::sgl::SglDescriptor;
@@ -184,6 +185,150 @@ fn no_read_is_taken_on_a_queue_that_ends() {
         world.nodes[0]
             .core
             .read_lent(io.queue, &read, now)
+            .is_none()
+    );
+}
+
+/// A write that the device takes at once is answered at once, counted like any other, and read back.
+#[test]
+fn a_write_that_is_taken_is_answered_at_once() {
+    let mut world = World::new();
+    let (_, io) = world.ready();
+    let write = Sqe::write(PLAIN, 3, 0, false)
+        .with_cid(9)
+        .with_sgl(SglDescriptor::in_capsule(0, 512));
+    let now = world.now;
+    let taken = world.nodes[0]
+        .core
+        .write_at_once(io.queue, &write, &[7; 512], now);
+    let (response, _) = taken.expect("nothing is in the way");
+    assert_eq!(
+        (response.cid.get(), response.status()),
+        (9, Status::SUCCESS)
+    );
+    let core = &world.nodes[0].core;
+    let totals = core.counters().devices[3].totals();
+    assert_eq!((totals.writes, totals.bytes_written), (1, 512));
+    assert_eq!((core.in_flight(), totals.errors), (0, 0));
+    let read = Sqe::read(PLAIN, 3, 0).with_sgl(SglDescriptor::transport(512));
+    assert_eq!(world.start(io, read, &[]).expect("at once").ok(), [7; 512]);
+}
+
+/// What a write may be like, right and wrong, with 512 bytes of data in its capsule.
+fn writes() -> impl Iterator<Item = Sqe> {
+    let namespaces = [
+        0,
+        RAM,
+        CACHED,
+        READ_ONLY,
+        PLAIN,
+        HIGHEST + 1,
+        NSID_BROADCAST,
+    ];
+    let ranges = [
+        (0, 0),
+        (7, 0),
+        (RAM_BLOCKS - 1, 0),
+        (RAM_BLOCKS, 0),
+        (u64::MAX, 0),
+        (0, 1),
+    ];
+    let controls = [
+        ReadWriteControl::new(),
+        ReadWriteControl::new().with_fua(true),
+        ReadWriteControl::new().with_dtype(1),
+        ReadWriteControl::new().with_cetype(1),
+    ];
+    namespaces.into_iter().flat_map(move |nsid| {
+        ranges.into_iter().flat_map(move |(lba, nlb_z)| {
+            controls.into_iter().flat_map(move |control| {
+                let mut range = ReadWrite::new(lba, nlb_z);
+                range.control = control.with_nlb_z(nlb_z);
+                let write = Sqe::write(nsid, lba, nlb_z, false).with_read_write(range);
+                let keyed = SglDescriptor::keyed(0x5000, 512, 9, true).expect("short");
+                [
+                    write.with_sgl(SglDescriptor::in_capsule(0, 512)),
+                    write.with_sgl(SglDescriptor::in_capsule(0, 511)),
+                    write.with_sgl(SglDescriptor::in_capsule(4, 512)),
+                    write.with_sgl(SglDescriptor::transport(512)),
+                    write.with_sgl(keyed),
+                    write
+                        .with_sgl(SglDescriptor::in_capsule(0, 512))
+                        .with_fuse(Fuse::FIRST),
+                    write.with_prp(0x1000, 0),
+                ]
+            })
+        })
+    })
+}
+
+/// The short way takes no write that the long way refuses or would make durable, and does nothing
+/// with one that it leaves to the long way.
+#[test]
+fn the_short_way_of_writes_agrees_with_the_long_way() {
+    let mut world = World::new();
+    let (_, io) = world.ready();
+    let mut taken = 0;
+    for (number, sqe) in writes().enumerate() {
+        let sqe = sqe.with_cid(world.cid());
+        let data = [number as u8; 512];
+        let counted = |world: &World| {
+            let counters = world.nodes[0].core.counters();
+            let totals = counters.devices.iter().map(IoCounters::totals);
+            let writes: u64 = totals.map(|totals| totals.writes).sum();
+            (counters.commands.get(), writes)
+        };
+        let before = counted(&world);
+        let now = world.now;
+        let core = &mut world.nodes[0].core;
+        let written = core.write_at_once(io.queue, &sqe, &data, now);
+        let after = counted(&world);
+        if written.is_none() {
+            assert_eq!(before, after, "{sqe:?}");
+            continue;
+        }
+        taken += 1;
+        assert_eq!(after, (before.0 + 1, before.1 + 1));
+        let core = &mut world.nodes[0].core;
+        let Admission::Work(work) = core.admit(io.queue, 1, &sqe, now) else {
+            panic!("{sqe:?}")
+        };
+        assert_eq!(work.source(), DataSource::InCapsule { offset: 0 });
+        let lba = sqe.read_write().slba.get();
+        let _ = core.reject(io.queue, work, Status::TRANSIENT_TRANSPORT_ERROR);
+        let read = Sqe::read(sqe.nsid.get(), lba, 0).with_sgl(SglDescriptor::transport(512));
+        let reply = world.start(io, read, &[]).expect("lent at once");
+        assert_eq!(reply.ok(), data);
+    }
+    // The right ones of the namespace that takes them: two ranges, each with and without Force Unit
+    // Access.
+    assert_eq!(taken, 2 * 2);
+}
+
+/// A queue that is not live, or data that is lent, is left to the long way.
+#[test]
+fn no_write_is_taken_while_something_is_in_the_way() {
+    let mut world = World::new();
+    let (_, io) = world.ready();
+    let write = Sqe::write(PLAIN, 0, 0, false).with_sgl(SglDescriptor::in_capsule(0, 512));
+    let read = Sqe::read(PLAIN, 0, 0).with_sgl(SglDescriptor::transport(512));
+    let now = world.now;
+    let core = &mut world.nodes[0].core;
+    let lent = core.read_lent(io.queue, &read, now).expect("lent");
+    assert!(
+        core.write_at_once(io.queue, &write, &[1; 512], now)
+            .is_none()
+    );
+    assert_eq!(*lent.data, [0; 512]);
+    drop(lent);
+    assert!(
+        core.write_at_once(io.queue, &write, &[1; 512], now)
+            .is_some()
+    );
+    world.command(io, Sqe::disconnect_queue()).ok();
+    let core = &mut world.nodes[0].core;
+    assert!(
+        core.write_at_once(io.queue, &write, &[2; 512], now)
             .is_none()
     );
 }

@@ -167,6 +167,10 @@ impl DeviceQueue for ProbeQueue {
         self.inner.lend(lba, blocks)
     }
 
+    fn write_at_once(&mut self, lba: u64, data: &[u8]) -> bool {
+        self.inner.write_at_once(lba, data)
+    }
+
     fn submit(&mut self, request: Request) -> Result<(), Refusal> {
         let asked = (request.operation, request.lba, request.blocks);
         self.inner.submit(request)?;

@@ -194,6 +194,40 @@ fn what_is_read_in_one_look_is_counted_the_same() {
 }
 
 #[test]
+fn what_is_read_in_one_look_and_waits_for_the_network_is_counted_when_it_leaves() {
+    let mut turns = Turns::new();
+    let read = Sqe::read(PLAIN, 0, 0).with_sgl(SglDescriptor::transport(512));
+    let (core, now) = (&mut turns.world.nodes[0].core, turns.world.now);
+    for _ in 0..2 {
+        let read = read.with_cid(9);
+        assert!(core.read_lent(turns.io.queue, &read, now).is_some());
+    }
+    let lent = core.read_lent(turns.io.queue, &read.with_cid(9), now);
+    let timing = core.served_waits(turns.io.queue, lent.expect("lent").served);
+    turns.end_turn();
+    turns.at(10);
+    turns.poll();
+    assert_eq!(turns.counted(Stage::Total, Measured::Read), (2, 20));
+    turns.at(30);
+    turns.sent(timing);
+    turns.end_turn();
+    turns.at(32);
+    turns.poll();
+    assert_eq!(turns.counted(Stage::Total, Measured::Read), (3, 20 + 32));
+    let served = (0, Moment::Served);
+    let wanted = [
+        served,
+        served,
+        served,
+        (0, Moment::Done),
+        (10, Moment::TurnEnded),
+        (30, Moment::Sent),
+        (32, Moment::TurnEnded),
+    ];
+    assert_eq!(turns.noted(), wanted);
+}
+
+#[test]
 fn an_answer_that_waits_for_the_network_is_counted_when_it_leaves() {
     let mut turns = Turns::new();
     let work = turns.admit(Sqe::read(PLAIN, 0, 0), 512);

@@ -3,24 +3,97 @@
 use hugemem::{Data, Lease, WaiterToken};
 use nvme_spec::tcp::{C2hData, C2hEnd, CapsuleResp, FatalError, H2cData, R2t, offset};
 use nvme_spec::{Cqe, Status};
-use nvme_target::{Admission, Completed, DataSource, Direction, QueueId, Timing, Work};
+use nvme_target::{Admission, Completed, DataSource, Direction, LentRead, QueueId, Timing, Work};
 use zerocopy::{IntoBytes, transmute};
 
 use super::{Connection, Context, Event, Sink};
 use crate::receive::{Payload, Violation};
 use crate::slot::{Fetch, SlotState};
 use crate::stream::ByteStream;
+use crate::transmit::Finishes;
 
 impl<S: ByteStream> Connection<S> {
     /// Takes in a command of a connected queue.
+    #[inline]
     pub(super) fn admit(
         &mut self,
         cx: &mut Context<'_>,
         queue: QueueId,
         payload: Option<Payload>,
     ) -> Result<(), Box<Violation>> {
+        // A slot that such a command does not take must be there all the same.
+        let answered = self.slots.vacant() > self.at_once
+            && match payload {
+                None => self.read_at_once(cx, queue),
+                Some(payload) => self.write_at_once(cx, queue, payload),
+            };
+        if answered {
+            return Ok(());
+        }
+        self.admit_any(cx, queue, payload)
+    }
+
+    /// Answers a read whose data is lent at once. `false`: nothing has happened.
+    #[inline]
+    fn read_at_once(&mut self, cx: &mut Context<'_>, queue: QueueId) -> bool {
+        let read = cx.core.read_lent(queue, self.receiver.command(), cx.now);
+        let Some(read) = read else {
+            return false;
+        };
+        let LentRead {
+            response,
+            data,
+            served,
+            ..
+        } = read;
+        cx.counters.commands.add(1);
+        self.at_once += 1;
+        let bytes = data.len();
+        let finishes = Finishes::AtOnce(served);
+        self.push_answer(cx, &response, Data::Loan(data), bytes, finishes);
+        if self.awaits_writable {
+            self.served_wait(cx);
+        }
+        true
+    }
+
+    /// Carries out a write whose data is all in the receive buffer, from there. `false`: nothing has
+    /// happened.
+    #[inline]
+    fn write_at_once(&mut self, cx: &mut Context<'_>, queue: QueueId, payload: Payload) -> bool {
+        let bytes = payload.bytes as usize;
+        let data = self.receiver.buffered().get(..bytes);
+        // A digest is checked where the data is collected.
+        let Some(data) = data.filter(|_| !payload.digest) else {
+            return false;
+        };
+        let written = cx
+            .core
+            .write_at_once(queue, self.receiver.command(), data, cx.now);
+        let Some((response, served)) = written else {
+            return false;
+        };
+        self.receiver.consume(bytes);
+        cx.counters.commands.add(1);
+        self.at_once += 1;
+        self.push_response(&response, Finishes::AtOnce(served));
+        if self.awaits_writable {
+            self.served_wait(cx);
+        }
+        true
+    }
+
+    /// Takes in a command that may have to wait for something.
+    #[inline(never)]
+    fn admit_any(
+        &mut self,
+        cx: &mut Context<'_>,
+        queue: QueueId,
+        payload: Option<Payload>,
+    ) -> Result<(), Box<Violation>> {
         let sqe = self.receiver.command();
-        let Some(slot) = self.slots.take() else {
+        let free = self.slots.vacant() > self.at_once;
+        let Some(slot) = free.then(|| self.slots.take()).flatten() else {
             // More commands than the queue has entries: the host ignores its own queue size.
             return Err(Violation::new(
                 FatalError::SEQUENCE_ERROR,
@@ -52,7 +125,7 @@ impl<S: ByteStream> Connection<S> {
                         _ => Sink::Discard,
                     };
                     self.expect_payload(sink, payload);
-                    self.step(cx, slot, Event::Admitted(work));
+                    self.find_buffer(cx, slot, work);
                 }
             },
         }
@@ -89,12 +162,10 @@ impl<S: ByteStream> Connection<S> {
         Ok(())
     }
 
-    /// Every move of a request from one state to the next.
-    #[inline]
+    /// Every move of a request that waited from its state to the next.
     pub(super) fn step(&mut self, cx: &mut Context<'_>, slot: u16, event: Event) {
         // Looked at in place, since most states are small and their room is not.
         match (self.slots.state(slot), event) {
-            (SlotState::Free, Event::Admitted(work)) => self.find_buffer(cx, slot, work),
             (SlotState::Executing, Event::Completed(done)) => self.finish(cx, slot, done),
             (SlotState::Held, Event::Completed(done)) => {
                 self.held -= 1;
@@ -113,10 +184,7 @@ impl<S: ByteStream> Connection<S> {
                     self.fetched(cx, slot, fetch);
                 }
             }
-            (
-                state,
-                Event::Admitted(_) | Event::Granted(_) | Event::Fetched | Event::Completed(_),
-            ) => {
+            (state, Event::Granted(_) | Event::Fetched | Event::Completed(_)) => {
                 debug_assert!(
                     false,
                     "slot {slot}: an event that {state:?} does not wait for"
@@ -151,9 +219,11 @@ impl<S: ByteStream> Connection<S> {
                     cx.core.fetches(queue, &work, cx.now);
                 }
                 if solicited {
+                    self.solicited += 1;
                     let framing = self.rules.framing;
                     let request = R2t::new(work.command_id(), slot, 0, work.bytes(), framing);
-                    self.transmitter.push_header(transmute!(request), None);
+                    self.transmitter
+                        .push_header(transmute!(request), Finishes::Nothing);
                 }
                 let fetch = Fetch {
                     work,
@@ -171,6 +241,7 @@ impl<S: ByteStream> Connection<S> {
     }
 
     fn fetched(&mut self, cx: &mut Context<'_>, slot: u16, fetch: Fetch) {
+        self.solicited -= usize::from(fetch.solicited);
         let Some(queue) = self.queue else { return };
         if fetch.corrupt {
             let status = Status::TRANSIENT_TRANSPORT_ERROR;
@@ -183,10 +254,11 @@ impl<S: ByteStream> Connection<S> {
     #[inline]
     fn execute(&mut self, cx: &mut Context<'_>, slot: u16, work: Work, lease: Option<Lease>) {
         let Some(queue) = self.queue else { return };
-        *self.slots.state(slot) = SlotState::Executing;
         let tag = self.token.with_slot(slot).into_bits();
-        if let Some(done) = cx.core.execute(queue, tag, work, lease, cx.now) {
-            self.step(cx, slot, Event::Completed(done));
+        match cx.core.execute(queue, tag, work, lease, cx.now) {
+            // What is done at once never waits in a state.
+            Some(done) => self.finish(cx, slot, done),
+            None => *self.slots.state(slot) = SlotState::Executing,
         }
     }
 
@@ -215,29 +287,42 @@ impl<S: ByteStream> Connection<S> {
         data: Option<(Data, usize)>,
     ) {
         *self.slots.state(slot) = SlotState::Answering(timing);
-        let wanted = |(_, bytes): &(Data, usize)| response.status().is_success() && *bytes > 0;
-        let Some((data, bytes)) = data.filter(wanted) else {
-            return self.push_response(response, Some(slot));
+        let Some((data, bytes)) = data else {
+            return self.push_response(response, Finishes::Slot(slot));
         };
-        // SUCCESS stands for a response without a result (section 3.6.2.8).
-        let says_it_all = cx.config.success_flag && response.result() == 0;
-        let end = if says_it_all {
-            C2hEnd::Success
-        } else {
-            C2hEnd::Last
-        };
-        let header = C2hData::new(response.cid.get(), 0, bytes as u32, end, self.rules.framing);
+        if bytes == 0 || !response.status().is_success() {
+            return self.push_response(response, Finishes::Slot(slot));
+        }
+        self.push_answer(cx, response, data, bytes, Finishes::Slot(slot));
+    }
+
+    /// Queues data, and the response capsule unless the data says it all.
+    #[inline]
+    fn push_answer(
+        &mut self,
+        cx: &Context<'_>,
+        response: &Cqe,
+        data: Data,
+        bytes: usize,
+        finishes: Finishes,
+    ) {
         cx.counters.bytes_sent.add(bytes as u64);
-        let finishes = says_it_all.then_some(slot);
-        self.transmitter
-            .push_data(transmute!(header), data, bytes, finishes);
-        if !says_it_all {
-            self.push_response(response, Some(slot));
+        let (command_id, length) = (response.cid.get(), bytes as u32);
+        // SUCCESS stands for a response without a result (section 3.6.2.8).
+        if cx.config.success_flag && response.result() == 0 {
+            let header = self.transmitter.success_header(command_id, length);
+            self.transmitter
+                .push_data(transmute!(header), data, bytes, finishes);
+        } else {
+            let header = C2hData::new(command_id, 0, length, C2hEnd::Last, self.rules.framing);
+            self.transmitter
+                .push_data(transmute!(header), data, bytes, Finishes::Nothing);
+            self.push_response(response, finishes);
         }
     }
 
     #[inline]
-    pub(super) fn push_response(&mut self, response: &Cqe, finishes: Option<u16>) {
+    pub(super) fn push_response(&mut self, response: &Cqe, finishes: Finishes) {
         let capsule = CapsuleResp::new(*response, self.rules.framing);
         self.transmitter.push_header(transmute!(capsule), finishes);
     }

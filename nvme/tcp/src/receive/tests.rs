@@ -9,16 +9,15 @@ use zerocopy::IntoBytes;
 use super::*;
 
 fn rules(order: Order, header_digest: bool, data_digest: bool) -> Rules {
-    Rules {
-        order,
-        framing: Framing {
+    let mut rules = Rules::before_initialisation(65_536);
+    if order == Order::Operate {
+        rules.operate(Framing {
             header_digest,
             data_digest,
             alignment_z: 0,
-        },
-        in_capsule_bytes_max: 8192,
-        host_data_bytes_max: 65_536,
+        });
     }
+    rules
 }
 
 fn operating() -> Rules {

@@ -53,17 +53,27 @@ fn queue_three(transmitter: &mut Transmitter, framing: Framing, pool: &Pool) {
         *byte = position as u8;
     }
     let data = C2hData::new(7, 0, 5000, C2hEnd::Last, framing);
-    transmitter.push_data(transmute!(data), Data::Lease(lease), 5000, None);
+    transmitter.push_data(
+        transmute!(data),
+        Data::Lease(lease),
+        5000,
+        Finishes::Nothing,
+    );
     let response = CapsuleResp::new(Cqe::new(7, Status::SUCCESS), framing);
-    transmitter.push_header(transmute!(response), Some(3));
+    transmitter.push_header(transmute!(response), Finishes::Slot(3));
     let other = CapsuleResp::new(Cqe::new(8, Status::LBA_OUT_OF_RANGE), framing);
-    transmitter.push_header(transmute!(other), Some(4));
+    transmitter.push_header(transmute!(other), Finishes::Slot(4));
 }
 
 fn drain(transmitter: &mut Transmitter, wire: &mut Wire) -> Vec<u16> {
     let mut finished = Vec::new();
     for _ in 0..100_000 {
-        if transmitter.flush(wire, |slot| finished.push(slot)) == Flushed::Empty {
+        let flushed = transmitter.flush(wire, |over| match over {
+            Finishes::Slot(slot) => finished.push(slot),
+            Finishes::Nothing => {}
+            Finishes::AtOnce(_) => panic!("everything here has a slot"),
+        });
+        if flushed == Flushed::Empty {
             return finished;
         }
     }
@@ -161,7 +171,12 @@ fn a_full_queue_leaves_in_batches_that_the_kernel_takes() {
     for slot in 0..400 {
         let data = C2hData::new(slot, 0, 16, C2hEnd::Success, framing);
         let lease = pool.take(16).expect("4 KiB leases in plenty");
-        transmitter.push_data(transmute!(data), Data::Lease(lease), 16, Some(slot));
+        transmitter.push_data(
+            transmute!(data),
+            Data::Lease(lease),
+            16,
+            Finishes::Slot(slot),
+        );
     }
     let mut wire = Wire {
         bytes: Vec::new(),

@@ -173,6 +173,35 @@ pub(super) fn lending_at_once(harness: &mut Harness) {
     }
 }
 
+/// What was written at once is read; everything that a write would refuse, or that is lent, is not
+/// written.
+pub(super) fn writing_at_once(harness: &mut Harness) {
+    let (old, new) = (pattern(5, harness.bytes(2)), pattern(6, harness.bytes(2)));
+    harness.write(6, &old);
+    let one_block = &old[..harness.bytes(1)];
+    let in_flight = harness.queue().in_flight();
+    let written = harness.queue().write_at_once(6, &new);
+    assert_eq!(harness.queue().in_flight(), in_flight);
+    let expected = if written { &new } else { &old };
+    assert!(harness.read(6, 2) == *expected);
+    if let Some(loan) = harness.queue().lend(6, 2) {
+        assert!(!harness.queue().write_at_once(7, one_block));
+        assert!(*loan == **expected, "a loan changed");
+    }
+    let geometry = harness.geometry;
+    for (lba, data) in [
+        (geometry.block_count, one_block),
+        (geometry.block_count - 1, &old[..]),
+        (u64::MAX, &old[..]),
+        (0, &old[..0]),
+        (0, &old[1..]),
+    ] {
+        let written = harness.queue().write_at_once(lba, data);
+        assert!(!written, "{} bytes at {lba}", data.len());
+    }
+    assert!(harness.read(6, 2) == *expected);
+}
+
 pub(super) fn zeroes_and_holes(harness: &mut Harness) {
     let around = pattern(9, harness.bytes(20));
     for (lba, blocks) in [(10, 1), (11, 7), (9, 18)] {
@@ -345,6 +374,10 @@ pub(super) fn drain(harness: &mut Harness) {
         assert!(
             harness.queue().lend(0, 1).is_none(),
             "a draining queue lends nothing"
+        );
+        assert!(
+            !harness.queue().write_at_once(0, &data),
+            "a draining queue takes nothing"
         );
         let ended = harness.wait_all();
         assert!(ended.iter().all(|completion| completion.result.is_ok()));
