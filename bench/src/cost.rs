@@ -2,6 +2,7 @@
 //!
 //! A plain loop ([`driver_loop`], [`rdma_loop`]) is run twice under callgrind, the second time with
 //! twice the requests: the difference is what the additional requests cost, without start and end.
+//! A loop of many cases ([`tcp_loop`]) is run once, and callgrind counts between two marks in it.
 //! The other end of the loop (the emulated controller, the in-process fabric and the host on it) is
 //! told apart by the source file that each instruction came from, which holds for what was inlined
 //! too, and is subtracted. Nothing here depends on how busy the machine is.
@@ -12,7 +13,10 @@ pub mod driver_loop;
 pub mod measure;
 pub mod rdma_loop;
 pub mod report;
+mod rig;
 pub mod stages;
+pub mod tcp_cases;
+pub mod tcp_loop;
 
 use serde::{Deserialize, Serialize};
 
@@ -27,10 +31,10 @@ pub struct LoopCounts {
     pub counted: Vec<(String, u64)>,
 }
 
-/// Requests in flight in every loop, as the issues have it.
+/// Requests in flight in a loop of one case, as the issues have it.
 pub const DEPTH: usize = 128;
 
-/// Bytes of every request.
+/// Bytes of every request of a loop of one case.
 pub const REQUEST_BYTES: usize = 4096;
 
 /// Requests before anything is counted: everything has been touched once, and every table has the

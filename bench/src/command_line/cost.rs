@@ -3,12 +3,14 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use bench::cost::baseline::{Baseline, excesses};
-use bench::cost::measure::{self, Subject, measure};
+use bench::cost::baseline::{Baseline, CaseBaselines, case_excesses, excesses};
+use bench::cost::measure::{self, Subject, measure, measure_cases};
 use bench::cost::report::CostReport;
-use bench::cost::{driver_loop, rdma_loop};
-use bench::report::save_json;
+use bench::cost::tcp_cases::{CHIEF, Case};
+use bench::cost::{driver_loop, rdma_loop, tcp_loop};
+use bench::report::{Machine, save_json};
 use clap::{Args, ValueEnum};
+use serde::de::DeserializeOwned;
 
 use super::Failure;
 
@@ -18,6 +20,8 @@ enum SubjectArg {
     Driver,
     /// Our target over RDMA, on an in-process fabric
     Rdma,
+    /// Our target over TCP, on the loopback interface: many cases
+    Tcp,
 }
 
 impl SubjectArg {
@@ -25,6 +29,7 @@ impl SubjectArg {
         match self {
             Self::Driver => &measure::DRIVER,
             Self::Rdma => &measure::RDMA,
+            Self::Tcp => &measure::TCP,
         }
     }
 }
@@ -34,7 +39,10 @@ pub(crate) struct CostArgs {
     /// What is measured
     #[arg(value_enum)]
     subject: SubjectArg,
-    /// Requests that the mean is taken of
+    /// Over TCP, this case alone, such as ram-read-4k-128
+    #[arg(long, value_name = "NAME")]
+    case: Option<String>,
+    /// Requests that the mean is taken of; the cases of TCP have their own
     #[arg(long, default_value_t = 20_000, value_parser = clap::value_parser!(u64).range(1000..))]
     requests: u64,
     /// Fail where a limit is exceeded, or the baseline by more than 3 %
@@ -60,12 +68,10 @@ pub(crate) struct CostArgs {
 
 pub(crate) fn execute(args: &CostArgs) -> Result<ExitCode, Failure> {
     if let Some(requests) = args.only_loop {
-        let counts = match args.subject {
-            SubjectArg::Driver => driver_loop::run(requests)?,
-            SubjectArg::Rdma => rdma_loop::run(requests)?,
-        };
-        println!("{}", serde_json::to_string(&counts)?);
-        return Ok(ExitCode::SUCCESS);
+        return only_loop(args, requests);
+    }
+    if let SubjectArg::Tcp = args.subject {
+        return execute_cases(args);
     }
     let subject = args.subject.subject();
     let report = measure(&std::env::current_exe()?, subject, args.requests)?;
@@ -74,43 +80,78 @@ pub(crate) fn execute(args: &CostArgs) -> Result<ExitCode, Failure> {
         save_json(&report, path)?;
     }
     if let Some(path) = &args.save_baseline {
-        // A tenth of an instruction is as exact as it is worth.
-        let instructions = (report.instructions * 10.0).round() / 10.0;
-        save_json(&Baseline { instructions }, path)?;
+        save_json(&Baseline::from(&report), path)?;
     }
-    if args.check {
-        let aim = if args.growth_only {
-            f64::INFINITY
-        } else {
-            subject.instructions_max
-        };
-        let subject = Subject {
-            instructions_max: aim,
-            ..*subject
-        };
-        return check(args.baseline.as_deref(), &subject, &report);
+    if !args.check {
+        return Ok(ExitCode::SUCCESS);
     }
+    let aim = if args.growth_only {
+        f64::INFINITY
+    } else {
+        subject.instructions_max
+    };
+    let subject = Subject {
+        instructions_max: aim,
+        ..*subject
+    };
+    let baseline = read_baseline(args.baseline.as_deref())?;
+    judge(&report.machine, &excesses(&report, &subject, baseline))
+}
+
+fn only_loop(args: &CostArgs, requests: u64) -> Result<ExitCode, Failure> {
+    let counts = match args.subject {
+        SubjectArg::Driver => serde_json::to_string(&driver_loop::run(requests)?),
+        SubjectArg::Rdma => serde_json::to_string(&rdma_loop::run(requests)?),
+        SubjectArg::Tcp => serde_json::to_string(&tcp_loop::run(args.case.as_deref())?),
+    };
+    println!("{}", counts?);
     Ok(ExitCode::SUCCESS)
 }
 
-fn check(
-    baseline: Option<&Path>,
-    subject: &Subject,
-    report: &CostReport,
-) -> Result<ExitCode, Failure> {
-    if !report.machine.optimised {
+/// All cases of NVMe/TCP, with the chief one in detail, or the one that is named.
+fn execute_cases(args: &CostArgs) -> Result<ExitCode, Failure> {
+    if let Some(name) = &args.case
+        && !Case::all().any(|case| case.name() == *name)
+    {
+        let names: Vec<String> = Case::all().map(|case| case.name()).collect();
+        return Err(format!("there is no case {name}: {}", names.join(", ")).into());
+    }
+    let reports = measure_cases(&std::env::current_exe()?, args.case.as_deref())?;
+    let detailed = args.case.as_deref().unwrap_or(CHIEF);
+    if let Some(report) = reports.case(detailed) {
+        println!("{report}");
+    }
+    print!("{reports}");
+    if let Some(path) = &args.json {
+        save_json(&reports, path)?;
+    }
+    if let Some(path) = &args.save_baseline {
+        let each = |report: &CostReport| (report.what.clone(), Baseline::from(report));
+        let baselines: CaseBaselines = reports.cases.iter().map(each).collect();
+        save_json(&baselines, path)?;
+    }
+    if !args.check {
+        return Ok(ExitCode::SUCCESS);
+    }
+    let baselines: Option<CaseBaselines> = read_baseline(args.baseline.as_deref())?;
+    let excesses = case_excesses(&reports, baselines.as_ref(), args.growth_only);
+    judge(&reports.machine, &excesses)
+}
+
+fn read_baseline<T: DeserializeOwned>(path: Option<&Path>) -> Result<Option<T>, Failure> {
+    let Some(path) = path else {
+        return Ok(None);
+    };
+    let text = std::fs::read_to_string(path);
+    let text = text.map_err(|error| format!("{}: {error}", path.display()))?;
+    Ok(Some(serde_json::from_str(&text)?))
+}
+
+fn judge(machine: &Machine, excesses: &[String]) -> Result<ExitCode, Failure> {
+    if !machine.optimised {
         return Err("only an optimised build can be checked: cargo build --release".into());
     }
-    let baseline: Option<Baseline> = match baseline {
-        Some(path) => {
-            let text = std::fs::read_to_string(path)
-                .map_err(|error| format!("{}: {error}", path.display()))?;
-            Some(serde_json::from_str(&text)?)
-        }
-        None => None,
-    };
-    let excesses = excesses(report, subject, baseline);
-    for line in &excesses {
+    for line in excesses {
         println!("\n  TOO MUCH: {line}");
     }
     if excesses.is_empty() {

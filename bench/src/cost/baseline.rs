@@ -1,9 +1,11 @@
 //! The limits: what the issues promise, and what was reached before.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
-use crate::cost::measure::Subject;
-use crate::cost::report::CostReport;
+use crate::cost::measure::{self, Subject};
+use crate::cost::report::{CaseReports, CostReport};
 
 /// How much more than the baseline a request may cost, percent: what another compiler version or
 /// another processor's choice of memcpy may come to.
@@ -14,6 +16,41 @@ pub const GROWTH_MAX_PERCENT: f64 = 3.0;
 pub struct Baseline {
     /// Instructions of one request.
     pub instructions: f64,
+}
+
+impl From<&CostReport> for Baseline {
+    fn from(report: &CostReport) -> Self {
+        Self {
+            // A tenth of an instruction is as exact as it is worth.
+            instructions: (report.instructions * 10.0).round() / 10.0,
+        }
+    }
+}
+
+/// What was reached before in each of several cases, by name.
+pub type CaseBaselines = BTreeMap<String, Baseline>;
+
+/// What of the cases of NVMe/TCP is beyond its limits, one line each. `growth_only` judges
+/// instructions by the baselines alone.
+#[must_use]
+pub fn case_excesses(
+    reports: &CaseReports,
+    baselines: Option<&CaseBaselines>,
+    growth_only: bool,
+) -> Vec<String> {
+    let excesses_of = |report: &CostReport| {
+        let subject = measure::tcp_case(&report.what, growth_only);
+        let baseline = baselines.and_then(|all| all.get(&report.what));
+        let missing = (baselines.is_some() && baseline.is_none())
+            .then(|| "there is no baseline: --save-baseline makes one".to_owned());
+        let mut lines = excesses(report, &subject, baseline.copied());
+        lines.extend(missing);
+        lines
+            .into_iter()
+            .map(|line| format!("{}: {line}", report.what))
+            .collect::<Vec<_>>()
+    };
+    reports.cases.iter().flat_map(excesses_of).collect()
 }
 
 /// Rounding of the division by callers may give and take this much.
@@ -37,8 +74,8 @@ pub fn excesses(report: &CostReport, subject: &Subject, baseline: Option<Baselin
         limit("instructions", report.instructions, most, why);
     }
     limit("allocations", report.allocations, 0.0, "none");
-    // The connection manager's descriptor is looked at once in many turns.
-    limit("system calls", report.system_calls, 0.001, "none");
+    let most = subject.system_calls_max;
+    limit("system calls", report.system_calls, most, "the aim");
     for (name, most) in subject.limits {
         let found = report.counted.iter().find(|(found, _)| found == name);
         // What was not counted is beyond any limit.
@@ -52,6 +89,7 @@ pub fn excesses(report: &CostReport, subject: &Subject, baseline: Option<Baselin
 mod tests {
     use super::*;
     use crate::cost::measure::DRIVER;
+    use crate::cost::tcp_cases::CHIEF;
     use crate::report::Machine;
 
     fn report(instructions: f64, doorbells: f64) -> CostReport {
@@ -83,5 +121,36 @@ mod tests {
         without.counted.clear();
         without.allocations = 1.0;
         assert_eq!(excesses(&without, &DRIVER, None).len(), 2);
+    }
+
+    #[test]
+    fn only_the_chief_case_has_an_aim_and_each_case_a_baseline() {
+        let case = |name: &str, instructions| CostReport {
+            what: name.to_owned(),
+            counted: vec![("bytes copied".to_owned(), 0.0)],
+            ..report(instructions, 0.0)
+        };
+        let reports = CaseReports {
+            machine: Machine::here(),
+            cases: vec![case(CHIEF, 901.0), case("file-read-4k-1", 5000.0)],
+        };
+        assert_eq!(case_excesses(&reports, None, false).len(), 1);
+        assert!(case_excesses(&reports, None, true).is_empty());
+        let mut baselines: CaseBaselines = reports
+            .cases
+            .iter()
+            .map(|case| (case.what.clone(), Baseline::from(case)))
+            .collect();
+        assert!(case_excesses(&reports, Some(&baselines), true).is_empty());
+        baselines.insert(
+            CHIEF.to_owned(),
+            Baseline {
+                instructions: 800.0,
+            },
+        );
+        let found = case_excesses(&reports, Some(&baselines), true);
+        assert!(found.len() == 1 && found[0].starts_with(CHIEF), "{found:?}");
+        baselines.remove("file-read-4k-1");
+        assert_eq!(case_excesses(&reports, Some(&baselines), true).len(), 2);
     }
 }

@@ -6,8 +6,9 @@ use std::process::Command;
 
 use crate::cost::LoopCounts;
 use crate::cost::callgrind::{Cost, Profile, ProfileError};
-use crate::cost::report::{CostReport, StageCost};
+use crate::cost::report::{CaseReports, CostReport, StageCost};
 use crate::cost::stages::{self, Map, Place};
+use crate::cost::tcp_cases;
 use crate::report::Machine;
 
 /// The program that counts.
@@ -58,6 +59,8 @@ pub struct Subject {
     pub map: &'static Map,
     /// The most instructions of one request.
     pub instructions_max: f64,
+    /// The most system calls of one request.
+    pub system_calls_max: f64,
     /// What is limited beside: a counter of the loop, and the most per request.
     pub limits: &'static [(&'static str, f64)],
 }
@@ -68,6 +71,7 @@ pub const DRIVER: Subject = Subject {
     what: "nvme_driver, 4 KiB reads at depth 128 from an emulated controller that answers at once",
     map: &stages::DRIVER,
     instructions_max: 450.0,
+    system_calls_max: 0.0,
     limits: &[("doorbells", 1.0 / 8.0)],
 };
 
@@ -78,6 +82,8 @@ pub const RDMA: Subject = Subject {
            fabric",
     map: &stages::RDMA,
     instructions_max: 600.0,
+    // The connection manager's descriptor is looked at once in many turns.
+    system_calls_max: 0.001,
     limits: &[
         ("work requests", 2.0),
         // One for each command that comes in, and few for what is sent.
@@ -86,23 +92,111 @@ pub const RDMA: Subject = Subject {
     ],
 };
 
+/// The chief case of the target over TCP (issue 7).
+pub const TCP: Subject = Subject {
+    name: "tcp",
+    what: "nvme_tcp and nvme_target over the loopback interface, requests in batches",
+    map: &stages::TCP,
+    instructions_max: 900.0,
+    system_calls_max: 0.1,
+    limits: &[("bytes copied", 0.0)],
+};
+
+/// What a case of NVMe/TCP is held to: the aims of the issue are the chief case's.
+#[must_use]
+pub fn tcp_case(name: &str, growth_only: bool) -> Subject {
+    let is_chief = name == tcp_cases::CHIEF;
+    Subject {
+        instructions_max: if is_chief && !growth_only {
+            TCP.instructions_max
+        } else {
+            f64::INFINITY
+        },
+        system_calls_max: if is_chief {
+            TCP.system_calls_max
+        } else {
+            f64::INFINITY
+        },
+        limits: if is_chief { TCP.limits } else { &[] },
+        ..TCP
+    }
+}
+
 /// Measures a subject by running `program cost NAME --loop N` under callgrind.
 ///
 /// # Errors
 /// [`CostError`].
 pub fn measure(program: &Path, subject: &Subject, requests: u64) -> Result<CostReport, CostError> {
-    let folder = tempfile::tempdir().map_err(|source| CostError::System {
+    let folder = temporary_folder()?;
+    let count = |requests: u64, name: &str| {
+        let file = folder.path().join(name);
+        let loops = ["--loop", &requests.to_string()];
+        let counted = under_callgrind(program, subject, &[], &loops, &file)?;
+        let counts: LoopCounts = serde_json::from_slice(&counted)?;
+        Ok::<_, CostError>((read_profile(&file)?, counts))
+    };
+    let (less, _) = count(requests, "less")?;
+    let (more, counts) = count(2 * requests, "more")?;
+    let what = subject.what.to_owned();
+    Ok(report(
+        subject,
+        what,
+        requests,
+        &more.beyond(&less),
+        &counts,
+    ))
+}
+
+/// Measures every case of NVMe/TCP, or the one named `only`.
+///
+/// # Errors
+/// [`CostError`].
+pub fn measure_cases(program: &Path, only: Option<&str>) -> Result<CaseReports, CostError> {
+    let folder = temporary_folder()?;
+    let file = folder.path().join("profile");
+    // Each end of counting writes what was counted since its beginning, as `profile.1` and so on.
+    let marks = [
+        "--zero-before=*counting_begins*",
+        "--dump-before=*counting_ends*",
+    ];
+    let mut loops = vec!["--loop", "1"];
+    loops.extend(only.iter().flat_map(|only| ["--case", only]));
+    let counted = under_callgrind(program, &TCP, &marks, &loops, &file)?;
+    let counted: Vec<(String, LoopCounts)> = serde_json::from_slice(&counted)?;
+    let cases = counted
+        .into_iter()
+        .enumerate()
+        .map(|(index, (name, counts))| {
+            let profile = read_profile(&folder.path().join(format!("profile.{}", index + 1)))?;
+            Ok(report(&TCP, name, counts.requests, &profile, &counts))
+        });
+    Ok(CaseReports {
+        machine: Machine::here(),
+        cases: cases.collect::<Result<_, CostError>>()?,
+    })
+}
+
+fn temporary_folder() -> Result<tempfile::TempDir, CostError> {
+    tempfile::tempdir().map_err(|source| CostError::System {
         what: "a temporary folder".to_owned(),
         source,
-    })?;
-    let (less, _) = run(program, subject, requests, &folder.path().join("less"))?;
-    let (more, counts) = run(program, subject, 2 * requests, &folder.path().join("more"))?;
-    let divided = stages::divide(&more.beyond(&less), subject.map);
+    })
+}
+
+/// Divides what `requests` requests cost.
+fn report(
+    subject: &Subject,
+    what: String,
+    requests: u64,
+    profile: &Profile,
+    counts: &LoopCounts,
+) -> CostReport {
+    let divided = stages::divide(profile, subject.map);
     let per_request = 1.0 / requests as f64;
     let mut report = CostReport {
         machine: Machine::here(),
         subject: subject.name.to_owned(),
-        what: subject.what.to_owned(),
+        what,
         requests,
         instructions: 0.0,
         system_calls: 0.0,
@@ -149,21 +243,25 @@ pub fn measure(program: &Path, subject: &Subject, requests: u64) -> Result<CostR
         list.retain(|stage| stage.instructions.abs() >= NEGLIGIBLE);
     }
     report.functions.truncate(FUNCTIONS_MAX);
-    Ok(report)
+    report
 }
 
-fn run(
+/// Runs `program cost NAME` with `loops` under callgrind with `marks`; gives what it prints.
+fn under_callgrind(
     program: &Path,
     subject: &Subject,
-    requests: u64,
+    marks: &[&str],
+    loops: &[&str],
     file: &Path,
-) -> Result<(Profile, LoopCounts), CostError> {
+) -> Result<Vec<u8>, CostError> {
     let output = Command::new(VALGRIND)
         .args(["--tool=callgrind", "--collect-systime=yes"])
         .args(["--compress-strings=no", "--compress-pos=no"])
+        .args(marks)
         .arg(format!("--callgrind-out-file={}", file.display()))
         .arg(program)
-        .args(["cost", subject.name, "--loop", &requests.to_string()])
+        .args(["cost", subject.name])
+        .args(loops)
         .output()
         .map_err(|source| match source.kind() {
             io::ErrorKind::NotFound => CostError::NoValgrind,
@@ -172,14 +270,18 @@ fn run(
                 source,
             },
         })?;
-    if !output.status.success() {
+    if output.status.success() {
+        Ok(output.stdout)
+    } else {
         let error = String::from_utf8_lossy(&output.stderr).into_owned();
-        return Err(CostError::Loop(error));
+        Err(CostError::Loop(error))
     }
-    let counts: LoopCounts = serde_json::from_slice(&output.stdout)?;
+}
+
+fn read_profile(file: &Path) -> Result<Profile, CostError> {
     let text = std::fs::read(file).map_err(|source| CostError::System {
         what: file.display().to_string(),
         source,
     })?;
-    Ok((Profile::parse(&String::from_utf8_lossy(&text))?, counts))
+    Ok(Profile::parse(&String::from_utf8_lossy(&text))?)
 }

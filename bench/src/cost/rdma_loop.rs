@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use block::{Device as _, MemoryDevice, MemoryOptions, QueueOptions};
+use block::{Device as _, MemoryDevice, QueueOptions};
 use hugemem::allocation_counter::allocations_on_this_thread;
 use hugemem::{Arena, ArenaConfig, PagePolicy};
 use nvme_host::raw_rdma::{RawNames, RawOptions, RawRdmaClient, RawReceived};
@@ -16,28 +16,19 @@ use nvme_rdma::{
     SetParts,
 };
 use nvme_spec::{Cqe, Sqe};
-use nvme_target::{
-    CoreLimits, DeviceIndex, NamespaceConfig, PortConfig, PortId, SubsystemConfig, Target,
-    TargetConfig, TargetCore, TargetLimits, TransportKind,
-};
+use nvme_target::{CoreLimits, PortId, TargetCore, TransportKind};
 use rdma::Provider;
 use rdma::fake::{DeviceConfig, Fabric, FabricConfig, Fake};
 use reactors::{Nanos, Placement, Poller};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::cost::measure::CostError;
+use crate::cost::rig::{BLOCK_BYTES, DEVICE_BYTES, HOST_NQN, NQN, ram, setup, target};
 use crate::cost::{DEPTH, LoopCounts, REQUEST_BYTES, WARM_UP_REQUESTS};
 use crate::random::Random;
 
-const NQN: &str = "nqn.2026-11.org.windlass:cost";
 const TARGET: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
 const HOST: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 2));
-
-/// Bytes of the RAM device.
-const DEVICE_BYTES: u64 = 16 << 20;
-
-/// Bytes of its blocks.
-const BLOCK_BYTES: u32 = 512;
 
 /// Entries of the I/O queue: one more than requests in flight.
 const ENTRIES: u16 = DEPTH as u16 + 1;
@@ -55,10 +46,6 @@ struct Rig {
     host: Fake,
     now: Nanos,
     allocations: u64,
-}
-
-fn setup(what: &'static str, error: &dyn std::fmt::Display) -> CostError {
-    CostError::Setup(format!("{what}: {error}"))
 }
 
 fn rig() -> Result<Rig, CostError> {
@@ -87,7 +74,8 @@ fn rig() -> Result<Rig, CostError> {
     let address = listeners
         .listen(SocketAddr::new(TARGET, 0), PortId(0))
         .map_err(|error| setup("the listener", &error))?;
-    let target = target(&arena, &device, address)?;
+    let devices: Vec<Arc<dyn block::Device>> = vec![Arc::<MemoryDevice>::clone(&device)];
+    let target = target(&arena, devices, TransportKind::Rdma, address, 2 * ENTRIES)?;
     let queue = device
         .open_queue(QueueOptions {
             core: 0,
@@ -133,68 +121,11 @@ fn rig() -> Result<Rig, CostError> {
     })
 }
 
-fn ram() -> Result<Arc<MemoryDevice>, CostError> {
-    let device = MemoryDevice::new(MemoryOptions {
-        name: "ram".to_owned(),
-        uuid: [1; 16],
-        size_bytes: DEVICE_BYTES,
-        block_size: BLOCK_BYTES,
-        pages: PagePolicy::Ordinary,
-        read_only: false,
-    });
-    device
-        .map(Arc::new)
-        .map_err(|error| setup("the RAM device", &error))
-}
-
 fn port_settings() -> PortSettings {
     PortSettings {
         in_capsule_bytes: 4096,
         queue_depth_max: 2 * ENTRIES,
     }
-}
-
-fn target(
-    arena: &Arc<Arena>,
-    device: &Arc<MemoryDevice>,
-    address: SocketAddr,
-) -> Result<Arc<Target>, CostError> {
-    let config = TargetConfig {
-        subsystems: vec![SubsystemConfig {
-            nqn: NQN.to_owned(),
-            serial: "COST".to_owned(),
-            model: "Windlass".to_owned(),
-            firmware: "0".to_owned(),
-            allow_any_host: true,
-            hosts: Vec::new(),
-            namespaces: vec![NamespaceConfig {
-                nsid: 1,
-                device: DeviceIndex(0),
-                geometry: device.geometry(),
-                uuid: [2; 16],
-                nguid: [3; 16],
-                eui64: [4; 8],
-                read_only: false,
-            }],
-            io_queues_max: 2,
-            queue_depth_max: 2 * ENTRIES,
-            ports: vec![PortId(0)],
-        }],
-        ports: vec![PortConfig {
-            id: PortId(0),
-            transport: TransportKind::Rdma,
-            address: address.ip().to_string(),
-            service: address.port().to_string(),
-            ipv6: false,
-            secure: false,
-        }],
-        limits: TargetLimits {
-            transfer_max: arena.max_transfer(),
-            controllers_max: 4,
-        },
-    };
-    let device: Arc<dyn block::Device> = Arc::<MemoryDevice>::clone(device);
-    Target::new(config, 1, vec![device]).map_err(|error| setup("the target", &error))
 }
 
 /// Both connections of the host.
@@ -219,7 +150,7 @@ impl Rig {
         let (provider, address) = (self.host.clone(), self.address);
         let opening = std::thread::spawn(move || {
             let names = RawNames {
-                host: "nqn.2026-11.org.windlass:cost-host".to_owned(),
+                host: HOST_NQN.to_owned(),
                 host_id: [5; 16],
                 subsystem: NQN.to_owned(),
             };

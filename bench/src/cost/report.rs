@@ -87,3 +87,58 @@ impl fmt::Display for CostReport {
         Ok(())
     }
 }
+
+/// What one request costs in each of several cases.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct CaseReports {
+    /// Where it was taken.
+    pub machine: Machine,
+    /// The cases.
+    pub cases: Vec<CostReport>,
+}
+
+impl CaseReports {
+    /// The case of this name.
+    #[must_use]
+    pub fn case(&self, name: &str) -> Option<&CostReport> {
+        self.cases.iter().find(|case| case.what == name)
+    }
+}
+
+/// The columns of the table of cases that loops count: heading, name of the count.
+const CASE_COUNTS: [(&str, &str); 5] = [
+    ("receives", "receives"),
+    ("sends", "sends"),
+    ("placed", "bytes placed"),
+    ("copied", "bytes copied"),
+    ("copied by device", "bytes copied by the device"),
+];
+
+impl fmt::Display for CaseReports {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "Each request, counted by callgrind\n")?;
+        let mut headings = vec!["case", "instructions", "system calls", "allocations"];
+        headings.extend(CASE_COUNTS.map(|(heading, _)| heading));
+        let mut table = Table::new(&headings);
+        for case in &self.cases {
+            let mut row = vec![
+                case.what.clone(),
+                format!("{:.1}", case.instructions),
+                format!("{:.3}", case.system_calls),
+                format!("{:.3}", case.allocations),
+            ];
+            for (_, name) in CASE_COUNTS {
+                let found = case.counted.iter().find(|(found, _)| found == name);
+                row.push(found.map_or_else(String::new, |(_, count)| {
+                    if name.starts_with("bytes") {
+                        format!("{count:.0}")
+                    } else {
+                        format!("{count:.3}")
+                    }
+                }));
+            }
+            table.row(row);
+        }
+        write!(f, "{table}")
+    }
+}

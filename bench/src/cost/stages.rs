@@ -63,6 +63,21 @@ pub const RDMA: Map = Map {
     ],
 };
 
+/// What `bench cost tcp` measures.
+pub const TCP: Map = Map {
+    other: &[("nvme/host/src/", "host"), ("bench/src", "loop")],
+    ours: &[
+        ("nvme/tcp/src/", "nvme_tcp"),
+        ("nvme/target/src/", "nvme_target"),
+        ("reactors/block/src/", "block"),
+        ("reactors/uring/src/", "uring"),
+    ],
+    shared: &[
+        ("reactors/hugemem/src/", "hugemem"),
+        ("reactors/core/src/", "reactors"),
+    ],
+};
+
 impl Map {
     /// What a file belongs to.
     #[must_use]

@@ -213,7 +213,11 @@ fn clippy() -> Result<(), String> {
 }
 
 /// What `bench cost` can measure, and how it is judged.
-const COSTS: [(&str, &[&str]); 2] = [("driver", &["--check"]), ("rdma", &["--check"])];
+const COSTS: [(&str, &[&str]); 3] = [
+    ("driver", &["--check"]),
+    ("rdma", &["--check"]),
+    ("tcp", &["--check"]),
+];
 
 /// One row for each subject: its instructions, allocations and so on, against the aims and the
 /// committed baselines.

@@ -238,6 +238,12 @@ impl RawClient {
         })
     }
 
+    /// The socket, for who goes on without this client's manners of waiting.
+    #[must_use]
+    pub fn into_stream(self) -> TcpStream {
+        self.stream
+    }
+
     /// Sends any bytes.
     ///
     /// # Errors
