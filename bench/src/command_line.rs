@@ -1,18 +1,21 @@
 //! The commands and their options, and what they print.
 
 use std::error::Error;
-use std::path::PathBuf;
+use std::fmt::Display;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use bench::ceiling::{
-    AnswerMemory, Answers, CONGESTION_CONTROL, CeilingError, CeilingOptions, REQUEST_BYTES,
-    RESPONSE_BYTES, measure_tcp,
+    AnswerMemory, Answers, CONGESTION_CONTROL, CeilingError, CeilingOptions, Exchange,
+    REQUEST_BYTES, RESPONSE_BYTES, measure_tcp,
 };
+use bench::compare::suite::{self, SuiteOptions, compare_all};
 use bench::compare::{CompareOptions, compare_tcp, windlass_beside_this_binary};
 use bench::report::{AnswerSource, CeilingReport, CeilingRow, Machine, MemoryReport, save_json};
 use bench::units::parse_size;
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use serde::Serialize;
 
 mod cost;
 mod diff;
@@ -83,14 +86,31 @@ pub(crate) struct CeilingArgs {
     json: Option<PathBuf>,
 }
 
+/// What can be compared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum ComparedArg {
+    /// 4 KiB reads over TCP, deep and one at a time, in detail
+    Tcp,
+    /// Every figure over TCP that there is a goal for
+    All,
+}
+
 #[derive(Debug, Args)]
 pub(crate) struct CompareArgs {
-    /// The transport
+    /// What is compared
     #[arg(value_enum)]
-    transport: TransportArg,
-    /// Rounds, of which medians are taken
-    #[arg(long, default_value_t = 9)]
-    rounds: usize,
+    compared: ComparedArg,
+    /// Rounds, of which medians are taken; else 9 for tcp, 5 for all
+    #[arg(long)]
+    rounds: Option<usize>,
+    /// With all, these rows alone
+    #[arg(long, value_name = "ROW,…", value_delimiter = ',',
+        value_parser = clap::builder::PossibleValuesParser::new(suite::row_names()))]
+    rows: Vec<String>,
+    /// With all, where a file of 256 MiB is made for a while, on the file system to be measured;
+    /// else where temporary files go
+    #[arg(long, value_name = "FOLDER")]
+    folder: Option<PathBuf>,
     /// Counted seconds of each measurement in a round
     #[arg(long, default_value = "1", value_name = "SECONDS", value_parser = parse_seconds)]
     time: Duration,
@@ -186,7 +206,9 @@ fn ceiling_row(
         Answers::HotBuffer => AnswerSource::OneHotBuffer,
     };
     let measured = measure_tcp(&CeilingOptions {
+        exchange: Exchange::READ_4K,
         answers,
+        connections: 1,
         window,
         server_core: Some(args.target_core),
         client_core: Some(args.host_core),
@@ -206,27 +228,45 @@ fn ceiling_row(
 }
 
 fn execute_compare(args: &CompareArgs) -> Result<ExitCode, Failure> {
-    let TransportArg::Tcp = args.transport;
-    if args.rounds == 0 {
+    let rounds = args.rounds.unwrap_or(match args.compared {
+        ComparedArg::Tcp => 9,
+        ComparedArg::All => 5,
+    });
+    if rounds == 0 {
         return Err("give at least one round".into());
     }
-    let options = CompareOptions {
+    let common = CompareOptions {
         windlass: args
             .windlass
             .clone()
             .unwrap_or_else(windlass_beside_this_binary),
         target_core: args.target_core,
         host_core: args.host_core,
-        rounds: args.rounds,
+        rounds,
         duration: args.time,
         warm_up: Duration::from_millis(300),
         namespace_bytes: args.namespace_size,
         starts: 5,
     };
-    let report = compare_tcp(&options, |step| eprintln!("  {step}"))?;
+    let tell = |step: &str| eprintln!("  {step}");
+    match args.compared {
+        ComparedArg::Tcp => show(&compare_tcp(&common, tell)?, args.json.as_deref()),
+        ComparedArg::All => {
+            let options = SuiteOptions {
+                common,
+                folder: args.folder.clone().unwrap_or_else(std::env::temp_dir),
+                only: args.rows.clone(),
+            };
+            show(&compare_all(&options, tell)?, args.json.as_deref())
+        }
+    }
+}
+
+/// Prints a report and keeps it where told.
+fn show<R: Display + Serialize>(report: &R, json: Option<&Path>) -> Result<ExitCode, Failure> {
     print!("{report}");
-    if let Some(path) = &args.json {
-        save_json(&report, path)?;
+    if let Some(path) = json {
+        save_json(report, path)?;
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -6,18 +6,20 @@
 //! to one it does to the other. Pair and target have the same congestion control. The target sleeps
 //! while the pair runs: its idle policy is the adaptive default.
 
+pub mod suite;
+mod target;
+
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use nvme_host::raw::RawClient;
 use nvme_host::{ConnectOptions, ConnectionCounters, HostIdentity};
-use rustix::process::{Pid, Signal, kill_process};
 
+use self::target::{ARENA_BYTES, NQN, START_LIMIT, Target, TargetOptions};
 use crate::ceiling::{
-    AnswerMemory, Answers, CONGESTION_CONTROL, CeilingError, CeilingOptions, measure_tcp, nanos,
+    AnswerMemory, Answers, CONGESTION_CONTROL, CeilingError, CeilingOptions, Exchange, measure_tcp,
+    nanos,
 };
 use crate::load::{
     Limit, LoadError, Pattern, PhaseKind, RunPlan, Trouble, Workload, run, run::Unwatched,
@@ -28,17 +30,8 @@ use crate::report::{
 };
 use crate::units::{median, per_second};
 
-/// Subsystem of the target under measurement.
-const NQN: &str = "nqn.2026-11.org.windlass:compare";
-
-/// The arena of the target, bytes.
-const ARENA_BYTES: u64 = 256 << 20;
-
 /// Size of a read, bytes.
 const READ_BYTES: u32 = 4096;
-
-/// How long the target may take to start or to end.
-const START_LIMIT: Duration = Duration::from_secs(20);
 
 /// Depths that are compared: throughput, and latency.
 const DEPTHS: [usize; 2] = [128, 1];
@@ -100,129 +93,9 @@ pub enum CompareError {
     /// A file of our own.
     #[error("cannot write the target's configuration: {0}")]
     Configuration(io::Error),
-}
-
-/// The configuration of the target under measurement.
-fn configuration(options: &CompareOptions, port: u16) -> String {
-    format!(
-        "[appliance]\n\
-         name = \"compare\"\n\
-         cores = \"{core}\"\n\
-         memory = {ARENA_BYTES}\n\
-         \n\
-         [[device]]\n\
-         name = \"ram0\"\n\
-         type = \"memory\"\n\
-         size = {size}\n\
-         block_size = {READ_BYTES}\n\
-         \n\
-         [[listener]]\n\
-         name = \"loopback\"\n\
-         transport = \"tcp\"\n\
-         address = \"127.0.0.1:{port}\"\n\
-         queue_depth = 256\n\
-         congestion_control = \"{CONGESTION_CONTROL}\"\n\
-         \n\
-         [[export]]\n\
-         nqn = \"{NQN}\"\n\
-         devices = [\"ram0\"]\n\
-         listeners = [\"loopback\"]\n\
-         allow_any_host = true\n",
-        core = options.target_core,
-        size = options.namespace_bytes,
-    )
-}
-
-/// A running target; ended when dropped.
-struct Target {
-    child: Child,
-    address: SocketAddr,
-    start_to_accept: Duration,
-    directory: tempfile::TempDir,
-}
-
-impl Target {
-    /// Starts the target and waits until it has initialised a connection.
-    fn start(options: &CompareOptions) -> Result<Self, CompareError> {
-        let directory = tempfile::tempdir().map_err(CompareError::Configuration)?;
-        let port = free_port().map_err(CompareError::Configuration)?;
-        let file = directory.path().join("compare.toml");
-        let text = configuration(options, port);
-        std::fs::write(&file, text).map_err(CompareError::Configuration)?;
-        let output = std::fs::File::create(directory.path().join("output"));
-        let output = output.map_err(CompareError::Configuration)?;
-        let started = Instant::now();
-        let spawned = Command::new(&options.windlass)
-            .arg("run")
-            .arg(&file)
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(output)
-            .spawn();
-        let path = options.windlass.clone();
-        let child = spawned.map_err(|source| CompareError::Process { path, source })?;
-        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-        let mut target = Self {
-            child,
-            address,
-            start_to_accept: Duration::ZERO,
-            directory,
-        };
-        target.await_connection(started)?;
-        Ok(target)
-    }
-
-    fn await_connection(&mut self, started: Instant) -> Result<(), CompareError> {
-        loop {
-            if let Ok(Some(_)) = self.child.try_wait() {
-                return Err(CompareError::Ended(self.last_words()));
-            }
-            let initialized = RawClient::connect(self.address, START_LIMIT)
-                .and_then(|mut client| client.initialize(false, false));
-            self.start_to_accept = started.elapsed();
-            if initialized.is_ok() {
-                return Ok(());
-            }
-            if self.start_to_accept > START_LIMIT {
-                return Err(CompareError::NotServing(self.last_words()));
-            }
-            std::thread::sleep(Duration::from_micros(200));
-        }
-    }
-
-    /// What the target said last.
-    fn last_words(&self) -> String {
-        let output = std::fs::read_to_string(self.directory.path().join("output"));
-        let output = output.unwrap_or_default();
-        output
-            .lines()
-            .next_back()
-            .unwrap_or("it said nothing")
-            .trim()
-            .to_owned()
-    }
-}
-
-impl Drop for Target {
-    fn drop(&mut self) {
-        let pid = Pid::from_raw(self.child.id().cast_signed());
-        let asked = pid.is_some_and(|pid| kill_process(pid, Signal::TERM).is_ok());
-        let deadline = Instant::now() + START_LIMIT;
-        while asked && Instant::now() < deadline {
-            match self.child.try_wait() {
-                Ok(None) => std::thread::sleep(Duration::from_millis(5)),
-                Ok(Some(_)) | Err(_) => return,
-            }
-        }
-        // A child that does not end in order must not outlive the measurement.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-fn free_port() -> io::Result<u16> {
-    let listener = TcpListener::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?;
-    Ok(listener.local_addr()?.port())
+    /// The file of the file device.
+    #[error("cannot make a file for the file device: {0}")]
+    File(io::Error),
 }
 
 /// The appliance's binary beside this one.
@@ -230,6 +103,46 @@ fn free_port() -> io::Result<u16> {
 pub fn windlass_beside_this_binary() -> PathBuf {
     let this = std::env::current_exe().unwrap_or_default();
     this.parent().unwrap_or(Path::new(".")).join("windlass")
+}
+
+impl CompareOptions {
+    /// The target that serves RAM with the default idle policy.
+    fn target(&self) -> TargetOptions {
+        TargetOptions {
+            windlass: self.windlass.clone(),
+            core: self.target_core,
+            memory_bytes: self.namespace_bytes,
+            file: None,
+            idle: "adaptive",
+        }
+    }
+}
+
+/// What our host asks of the target.
+#[derive(Debug, Clone, Copy)]
+struct Load {
+    nsid: u32,
+    write: bool,
+    bytes: u32,
+    connections: u16,
+    /// Requests in flight on each connection.
+    depth: u16,
+    /// With both digests.
+    digests: bool,
+}
+
+impl Load {
+    /// 4 KiB reads of the RAM namespace over one connection.
+    fn reads(depth: usize) -> Self {
+        Self {
+            nsid: 1,
+            write: false,
+            bytes: READ_BYTES,
+            connections: 1,
+            depth: depth as u16,
+            digests: false,
+        }
+    }
 }
 
 /// What our target and host did in one measurement.
@@ -242,17 +155,21 @@ struct Measured {
 fn measure_target(
     options: &CompareOptions,
     address: SocketAddr,
-    depth: usize,
+    load: &Load,
 ) -> Result<Measured, CompareError> {
     let plan = RunPlan {
-        connect: ConnectOptions::new(address, NQN, HostIdentity::random()),
-        nsid: 1,
+        connect: ConnectOptions {
+            header_digest: load.digests,
+            data_digest: load.digests,
+            ..ConnectOptions::new(address, NQN, HostIdentity::random())
+        },
+        nsid: load.nsid,
         workload: Workload {
-            sizes_bytes: vec![READ_BYTES],
-            depth: depth as u16,
-            queues: 1,
+            sizes_bytes: vec![load.bytes],
+            depth: load.depth,
+            queues: load.connections,
             threads: 1,
-            read_percent: 100,
+            read_percent: if load.write { 0 } else { 100 },
             pattern: Pattern::Random,
             rate: None,
             limit: Limit::Time(options.duration),
@@ -274,8 +191,13 @@ fn measure_target(
             return Err(trouble.into());
         }
         if phase.kind == PhaseKind::Main {
-            measured.requests_per_second = per_second(stats.reads.operations, stats.elapsed);
-            measured.latency = Latency::from_histogram(&stats.reads.latencies);
+            let operations = if load.write {
+                &stats.writes
+            } else {
+                &stats.reads
+            };
+            measured.requests_per_second = per_second(operations.operations, stats.elapsed);
+            measured.latency = Latency::from_histogram(&operations.latencies);
         }
     }
     Ok(measured)
@@ -296,9 +218,9 @@ pub fn compare_tcp(
     tell("starting the target");
     let mut starts = Vec::with_capacity(options.starts);
     for _ in 1..options.starts {
-        starts.push(nanos(Target::start(options)?.start_to_accept) as f64);
+        starts.push(nanos(Target::start(&options.target())?.start_to_accept) as f64);
     }
-    let target = Target::start(options)?;
+    let target = Target::start(&options.target())?;
     starts.push(nanos(target.start_to_accept) as f64);
     let mut rounds = Vec::new();
     let mut counters = ConnectionCounters::default();
@@ -317,7 +239,7 @@ pub fn compare_tcp(
             }
             let [early, late] = pairs;
             let early = measure_ceiling(options, depth, early)?;
-            let measured = measure_target(options, target.address, depth)?;
+            let measured = measure_target(options, target.address, &Load::reads(depth))?;
             let late = measure_ceiling(options, depth, late)?;
             let (same_memory, one_hot_buffer) = if swapped {
                 (late, early)
@@ -361,7 +283,9 @@ fn measure_ceiling(
     answers: Answers,
 ) -> Result<CeilingRound, CompareError> {
     let measured = measure_tcp(&CeilingOptions {
+        exchange: Exchange::READ_4K,
         answers,
+        connections: 1,
         window: depth,
         server_core: Some(options.target_core),
         client_core: Some(options.host_core),
@@ -400,15 +324,6 @@ mod tests {
                 .contains("cargo build --release -p appliance"),
             "{error}"
         );
-    }
-
-    #[test]
-    fn the_target_has_the_pairs_congestion_control() {
-        let text = configuration(&options("windlass"), 4420);
-        let (_, listener) = text.split_once("[[listener]]\n").expect("a listener");
-        let (listener, _) = listener.split_once("\n\n").expect("an export after it");
-        let expected = format!("congestion_control = \"{CONGESTION_CONTROL}\"");
-        assert!(listener.lines().any(|line| line == expected), "{text}");
     }
 
     #[test]

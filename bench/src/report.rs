@@ -15,6 +15,7 @@ use crate::units::{format_count, format_nanos, format_size};
 
 mod compare;
 mod run;
+pub mod suite;
 
 pub use compare::{AgainstCeiling, CeilingRound, CompareReport, CompareRound, CompareRow};
 pub use run::{HostCosts, OperationReport, PhaseReport, RunReport, RunReports};

@@ -1,0 +1,467 @@
+//! Both ends of the bare pairs: they follow the order of messages and their sizes, and read none.
+//!
+//! Every message is answered by one, and both directions keep their order, so that the sizes of the
+//! messages on a connection come in a cycle that both ends know.
+
+use std::collections::VecDeque;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::net::TcpStream;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use arrayvec::ArrayVec;
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags};
+
+use super::{
+    AnswerMemory, Answers, CeilingError, CeilingMeasurement, CeilingOptions, Exchange,
+    HEADER_BYTES, IN_CAPSULE_BYTES, REQUEST_BYTES, WINDOW_MAX, histogram, nanos,
+};
+use crate::random::Random;
+use crate::report::Latency;
+
+/// Receive buffer of either side, bytes, and what one receive into blocks takes about: some tens of
+/// small messages, and small enough to stay in the second-level cache.
+const RECEIVE_BYTES: usize = 128 * 1024;
+/// Pieces of one receive into blocks at most.
+const PIECES_MAX: usize = 128;
+
+// One vectored send takes a header and a block for each answer, IOV_MAX (1024) pieces at most.
+const _: () = assert!(WINDOW_MAX * 2 <= 1024);
+
+/// A message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Message {
+    pub(super) header: usize,
+    pub(super) data: usize,
+}
+
+impl Message {
+    const fn new(header: usize, data: usize) -> Self {
+        Self { header, data }
+    }
+
+    fn bytes(self) -> usize {
+        self.header + self.data
+    }
+}
+
+/// The cycle of a connection: what the host sends, and what the target answers to each.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Cycle {
+    pub(super) asked: Vec<Message>,
+    pub(super) answered: Vec<Message>,
+    /// What the host sends when it gets each of `answered`.
+    next: Vec<Message>,
+    /// Which of `answered` ends a request.
+    ends: Vec<bool>,
+}
+
+impl Cycle {
+    pub(super) fn of(exchange: Exchange, window: usize) -> Self {
+        let Exchange { write, data_bytes } = exchange;
+        let (capsule, response) = (
+            Message::new(REQUEST_BYTES, 0),
+            Message::new(HEADER_BYTES, 0),
+        );
+        let simple = |asked, answered| Self {
+            asked: vec![asked],
+            answered: vec![answered],
+            next: vec![asked],
+            ends: vec![true],
+        };
+        if !write {
+            return simple(capsule, Message::new(HEADER_BYTES, data_bytes));
+        }
+        if data_bytes <= IN_CAPSULE_BYTES {
+            return simple(Message::new(REQUEST_BYTES, data_bytes), response);
+        }
+        // Commands and their R2Ts, then data and its responses, each as many as are in flight.
+        let data = Message::new(HEADER_BYTES, data_bytes);
+        let twice = |first, second| [vec![first; window], vec![second; window]].concat();
+        Self {
+            asked: twice(capsule, data),
+            answered: vec![response; 2 * window],
+            next: twice(data, capsule),
+            ends: [vec![false; window], vec![true; window]].concat(),
+        }
+    }
+}
+
+/// How far a stream of messages has come.
+#[derive(Debug, Clone, Copy, Default)]
+struct Progress {
+    /// Place in the cycle.
+    at: usize,
+    /// Bytes of the message there.
+    have: usize,
+}
+
+impl Progress {
+    /// Goes on by `bytes`; `complete` hears of the place of each message that is whole.
+    fn advance(&mut self, cycle: &[Message], bytes: usize, mut complete: impl FnMut(usize)) {
+        self.have += bytes;
+        while self.have >= cycle[self.at].bytes() {
+            self.have -= cycle[self.at].bytes();
+            complete(self.at);
+            self.at = (self.at + 1) % cycle.len();
+        }
+    }
+}
+
+/// What came of a system call; 0 where nothing could move.
+fn moved(result: Result<usize, Errno>) -> io::Result<usize> {
+    match result {
+        Err(Errno::AGAIN | Errno::INTR) => Ok(0),
+        other => Ok(other?),
+    }
+}
+
+fn received(result: Result<usize, Errno>) -> io::Result<usize> {
+    match result {
+        Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
+        other => moved(other),
+    }
+}
+
+/// Receives what is there; 0 where nothing is.
+fn receive(socket: &TcpStream, buffer: &mut [u8]) -> io::Result<usize> {
+    received(rustix::net::recv(socket, &mut *buffer, RecvFlags::DONTWAIT).map(|(_, bytes)| bytes))
+}
+
+/// Sends what the socket takes of `owed` bytes, whatever they are; 0 where it takes nothing.
+fn send(socket: &TcpStream, bytes: &[u8], owed: usize) -> io::Result<usize> {
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    moved(rustix::net::send(
+        socket,
+        &bytes[..owed.min(bytes.len())],
+        flags,
+    ))
+}
+
+/// Sends what the socket takes of `parts`; 0 where it takes nothing.
+fn send_parts(socket: &TcpStream, parts: &[IoSlice<'_>]) -> io::Result<usize> {
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    moved(rustix::net::sendmsg(
+        socket,
+        parts,
+        &mut SendAncillaryBuffer::default(),
+        flags,
+    ))
+}
+
+/// The target's part, until told to stop.
+pub(super) fn answer(
+    sockets: &[TcpStream],
+    options: &CeilingOptions,
+    stop: &AtomicBool,
+) -> Result<(), CeilingError> {
+    let cycle = Cycle::of(options.exchange, options.window);
+    match &options.answers {
+        Answers::Memory(memory) if options.exchange.write => {
+            take_into_memory(sockets, &cycle, options.exchange, memory, stop)
+        }
+        Answers::Memory(memory) => answer_from_memory(sockets, &cycle, memory, stop),
+        Answers::HotBuffer => Ok(answer_from_buffer(sockets, &cycle, options.window, stop)?),
+    }
+}
+
+/// For each request a header and a random block of `memory`.
+pub(super) fn answer_from_memory(
+    sockets: &[TcpStream],
+    cycle: &Cycle,
+    memory: &AnswerMemory,
+    stop: &AtomicBool,
+) -> Result<(), CeilingError> {
+    let mut requests = vec![0_u8; RECEIVE_BYTES];
+    let header = [0x5a_u8; HEADER_BYTES];
+    // One loan for the whole run: the loop is to cost no more than its sockets.
+    let loan = memory.0.handle().try_lend(0, memory.0.len());
+    let loan = loan.expect("the store is ours, and nobody writes to it");
+    let block_bytes = cycle.answered[0].data;
+    let blocks: Vec<&[u8]> = loan.chunks_exact(block_bytes).collect();
+    if blocks.is_empty() {
+        return Err(CeilingError::MemoryTooSmall(memory.bytes()));
+    }
+    let mut random = Random::new(1);
+    let mut ends: Vec<_> = sockets
+        .iter()
+        .map(|socket| {
+            (
+                socket,
+                Progress::default(),
+                Vec::with_capacity(2 * WINDOW_MAX),
+            )
+        })
+        .collect();
+    while !stop.load(Ordering::Relaxed) {
+        for (socket, progress, unsent) in &mut ends {
+            let bytes = receive(socket, &mut requests)?;
+            progress.advance(&cycle.asked, bytes, |_| {
+                let block = blocks[random.below(blocks.len() as u64) as usize];
+                unsent.extend([IoSlice::new(&header), IoSlice::new(block)]);
+            });
+            if !unsent.is_empty() {
+                let sent = send_parts(socket, unsent)?;
+                forget_sent(unsent, sent);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Takes what was sent off the front of `parts`.
+pub(super) fn forget_sent(parts: &mut Vec<IoSlice<'_>>, sent: usize) {
+    let before = parts.len();
+    let mut left = parts.as_mut_slice();
+    IoSlice::advance_slices(&mut left, sent);
+    let gone = before - left.len();
+    parts.drain(..gone);
+}
+
+/// With one buffer for all that comes and one for all that goes.
+fn answer_from_buffer(
+    sockets: &[TcpStream],
+    cycle: &Cycle,
+    window: usize,
+    stop: &AtomicBool,
+) -> io::Result<()> {
+    let mut requests = vec![0_u8; RECEIVE_BYTES];
+    let responses = vec![0x5a_u8; window * cycle.answered[0].bytes()];
+    let mut ends: Vec<_> = sockets
+        .iter()
+        .map(|socket| (socket, Progress::default(), 0))
+        .collect();
+    while !stop.load(Ordering::Relaxed) {
+        for (socket, progress, owed) in &mut ends {
+            let bytes = receive(socket, &mut requests)?;
+            progress.advance(&cycle.asked, bytes, |at| {
+                *owed += cycle.answered[at].bytes();
+            });
+            if *owed > 0 {
+                *owed -= send(socket, &responses, *owed)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A connection whose data goes straight to random blocks of memory.
+struct Taker<'a, 'm> {
+    socket: &'a TcpStream,
+    progress: Progress,
+    /// Blocks for the data that comes next, the foremost perhaps half filled, by their numbers.
+    landing: VecDeque<(usize, &'m mut [u8])>,
+    owed: usize,
+}
+
+/// Each request's data into a random block of as much memory as `memory`.
+fn take_into_memory(
+    sockets: &[TcpStream],
+    cycle: &Cycle,
+    exchange: Exchange,
+    memory: &AnswerMemory,
+    stop: &AtomicBool,
+) -> Result<(), CeilingError> {
+    // What is touched now costs no page fault later.
+    let mut bytes = vec![0x5a_u8; memory.0.len()];
+    let mut blocks: Vec<&mut [u8]> = bytes.chunks_exact_mut(exchange.data_bytes).collect();
+    let ahead = (RECEIVE_BYTES / exchange.data_bytes).max(2);
+    if blocks.len() < 2 * ahead * sockets.len() {
+        return Err(CeilingError::MemoryTooSmall(memory.bytes()));
+    }
+    let mut random = Random::new(1);
+    let mut takers = Vec::with_capacity(sockets.len());
+    for socket in sockets {
+        takers.push(Taker {
+            socket,
+            progress: Progress::default(),
+            landing: (0..ahead)
+                .map(|_| take_block(&mut blocks, &mut random))
+                .collect(),
+            owed: 0,
+        });
+    }
+    let responses = vec![0x5a_u8; WINDOW_MAX * HEADER_BYTES];
+    let mut headers = vec![0_u8; PIECES_MAX * REQUEST_BYTES];
+    while !stop.load(Ordering::Relaxed) {
+        for taker in &mut takers {
+            let received = taker.receive(&cycle.asked, &mut headers)?;
+            let Taker {
+                progress,
+                landing,
+                owed,
+                ..
+            } = taker;
+            progress.advance(&cycle.asked, received, |at| {
+                *owed += cycle.answered[at].bytes();
+                if cycle.asked[at].data > 0
+                    && let Some((number, block)) = landing.pop_front()
+                {
+                    blocks[number] = block;
+                    landing.push_back(take_block(&mut blocks, &mut random));
+                }
+            });
+            if *owed > 0 {
+                *owed -= send(taker.socket, &responses, *owed)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A random one of those blocks that no data is on its way to.
+fn take_block<'m>(blocks: &mut [&'m mut [u8]], random: &mut Random) -> (usize, &'m mut [u8]) {
+    loop {
+        let number = random.below(blocks.len() as u64) as usize;
+        let block = std::mem::take(&mut blocks[number]);
+        if !block.is_empty() {
+            return (number, block);
+        }
+    }
+}
+
+impl Taker<'_, '_> {
+    /// Receives headers to `room`, where nobody looks, and data to its blocks.
+    fn receive(&mut self, asked: &[Message], mut room: &mut [u8]) -> io::Result<usize> {
+        let mut pieces = ArrayVec::<IoSliceMut<'_>, PIECES_MAX>::new();
+        let mut blocks = self.landing.iter_mut();
+        let Progress { mut at, mut have } = self.progress;
+        while pieces.remaining_capacity() >= 2 {
+            let message = asked[at];
+            let header = message.header.saturating_sub(have);
+            if header > 0 {
+                let (piece, rest) = room.split_at_mut(header);
+                pieces.push(IoSliceMut::new(piece));
+                room = rest;
+            }
+            if message.data > 0 {
+                let Some((_, block)) = blocks.next() else {
+                    break;
+                };
+                let filled = have.saturating_sub(message.header);
+                pieces.push(IoSliceMut::new(&mut block[filled..]));
+            }
+            (at, have) = ((at + 1) % asked.len(), 0);
+        }
+        received(rustix::io::readv(self.socket, &mut pieces))
+    }
+}
+
+/// One connection of the host.
+struct Asker<'a> {
+    socket: &'a TcpStream,
+    progress: Progress,
+    unsent: usize,
+}
+
+/// The host's part: keeps the window full on every connection and counts what is answered.
+pub(super) fn ask(
+    sockets: &[TcpStream],
+    options: &CeilingOptions,
+) -> io::Result<CeilingMeasurement> {
+    let cycle = Cycle::of(options.exchange, options.window);
+    let largest = cycle.asked.iter().map(|message| message.bytes()).max();
+    let requests = vec![0xa5_u8; options.window * largest.unwrap_or(0)];
+    let mut responses = vec![0_u8; RECEIVE_BYTES];
+    let first = options.window * cycle.asked[0].bytes();
+    let mut askers: Vec<Asker<'_>> = sockets
+        .iter()
+        .map(|socket| Asker {
+            socket,
+            progress: Progress::default(),
+            unsent: first,
+        })
+        .collect();
+    let mut clock = Counting::new(options, options.window * sockets.len() == 1);
+    loop {
+        for asker in &mut askers {
+            if asker.unsent > 0 {
+                if asker.unsent == first {
+                    clock.asked();
+                }
+                asker.unsent -= send(asker.socket, &requests, asker.unsent)?;
+            }
+            let bytes = receive(asker.socket, &mut responses)?;
+            let Asker {
+                progress, unsent, ..
+            } = asker;
+            progress.advance(&cycle.answered, bytes, |at| {
+                *unsent += cycle.next[at].bytes();
+                if cycle.ends[at] {
+                    clock.answered();
+                }
+            });
+        }
+        if let Some(measured) = clock.tick() {
+            return Ok(measured);
+        }
+    }
+}
+
+/// What the host counts, and since when.
+struct Counting<'a> {
+    options: &'a CeilingOptions,
+    histogram: hdrhistogram::Histogram<u64>,
+    one_at_a_time: bool,
+    asked_at: Instant,
+    warm_from: Instant,
+    counting_from: Option<Instant>,
+    counted: u64,
+    polls: u32,
+}
+
+impl<'a> Counting<'a> {
+    fn new(options: &'a CeilingOptions, one_at_a_time: bool) -> Self {
+        let now = Instant::now();
+        Self {
+            options,
+            histogram: histogram(),
+            one_at_a_time,
+            asked_at: now,
+            warm_from: now,
+            counting_from: None,
+            counted: 0,
+            polls: 0,
+        }
+    }
+
+    fn asked(&mut self) {
+        if self.one_at_a_time {
+            self.asked_at = Instant::now();
+        }
+    }
+
+    fn answered(&mut self) {
+        self.counted += 1;
+        if self.one_at_a_time && self.counting_from.is_some() {
+            let taken = nanos(self.asked_at.elapsed());
+            self.histogram.saturating_record(taken);
+        }
+    }
+
+    /// Looks at the clock now and then; the outcome, once the time is over.
+    fn tick(&mut self) -> Option<CeilingMeasurement> {
+        self.polls += 1;
+        if self.polls < 64 {
+            return None;
+        }
+        self.polls = 0;
+        let now = Instant::now();
+        match self.counting_from {
+            None if now - self.warm_from >= self.options.warm_up => {
+                self.counting_from = Some(now);
+                self.counted = 0;
+                None
+            }
+            Some(start) if now - start >= self.options.duration => Some(CeilingMeasurement {
+                requests: self.counted,
+                elapsed: now - start,
+                latency: self
+                    .one_at_a_time
+                    .then(|| Latency::from_histogram(&self.histogram)),
+            }),
+            _ => None,
+        }
+    }
+}

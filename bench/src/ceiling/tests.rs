@@ -1,0 +1,187 @@
+use std::io::{IoSlice, Read, Write};
+
+use super::ends::{Cycle, answer_from_memory, forget_sent};
+use super::*;
+
+fn memory() -> Answers {
+    Answers::Memory(AnswerMemory::take(1 << 20).expect("1 MiB of memory"))
+}
+
+fn short(window: usize, answers: Answers) -> CeilingOptions {
+    CeilingOptions {
+        exchange: Exchange::READ_4K,
+        answers,
+        connections: 1,
+        window,
+        server_core: None,
+        client_core: None,
+        warm_up: Duration::from_millis(5),
+        duration: Duration::from_millis(50),
+    }
+}
+
+#[test]
+fn a_window_is_answered_and_counted() {
+    for (window, answers) in [
+        (16, Answers::HotBuffer),
+        (16, memory()),
+        (WINDOW_MAX, memory()),
+    ] {
+        let measured = measure_tcp(&short(window, answers)).expect("loopback is there");
+        assert!(measured.requests > 0);
+        assert!(measured.elapsed >= Duration::from_millis(50));
+        assert!(measured.latency.is_none());
+    }
+}
+
+#[test]
+fn one_at_a_time_gives_latencies() {
+    for answers in [Answers::HotBuffer, memory()] {
+        let measured = measure_tcp(&short(1, answers)).expect("loopback is there");
+        let latency = measured.latency.expect("exact for a window of one");
+        assert!(latency.p50_ns > 0 && latency.p50_ns <= latency.max_ns);
+        // A request whose answer straddles the end of counting is the only one without one.
+        assert!(latency.count <= measured.requests && latency.count + 1 >= measured.requests);
+    }
+}
+
+#[test]
+fn windows_that_cannot_be_driven_are_refused() {
+    for window in [0, WINDOW_MAX + 1] {
+        let error = measure_tcp(&short(window, Answers::HotBuffer)).expect_err("refused");
+        assert!(matches!(error, CeilingError::Window(w) if w == window));
+    }
+}
+
+#[test]
+fn memory_without_a_block_or_beyond_the_machine_is_refused() {
+    let error = AnswerMemory::take(4095).expect_err("refused");
+    assert!(error.to_string().contains("4095 bytes"), "{error}");
+    let error = AnswerMemory::take(u64::MAX).expect_err("refused");
+    assert!(matches!(error, CeilingError::Memory(_)), "{error}");
+    // What is no whole block at the end is never sent.
+    assert_eq!(AnswerMemory::take(5000).expect("small").bytes(), 5000);
+}
+
+#[test]
+fn answers_from_memory_are_a_header_and_a_block_each_in_whatever_pieces_they_go() {
+    const BLOCKS: usize = 16;
+    let memory = AnswerMemory::take((BLOCKS * DATA_BYTES) as u64).expect("64 KiB");
+    for block in 0..BLOCKS {
+        let bytes = [block as u8; DATA_BYTES];
+        assert!(memory.0.handle().try_write(block * DATA_BYTES, &bytes));
+    }
+    let (mut client, server) = socket_pair().expect("loopback");
+    // So small that answers go out in pieces.
+    rustix::net::sockopt::set_socket_send_buffer_size(&server, 4096).expect("a socket option");
+    client.set_nonblocking(false).expect("a socket option");
+    let stop = AtomicBool::new(false);
+    let mut answers = vec![0; WINDOW_MAX * RESPONSE_BYTES];
+    std::thread::scope(|scope| {
+        let answering = scope.spawn(|| {
+            let servers = std::slice::from_ref(&server);
+            let cycle = Cycle::of(Exchange::READ_4K, WINDOW_MAX);
+            answer_from_memory(servers, &cycle, &memory, &stop)
+        });
+        let requests = [0; WINDOW_MAX * REQUEST_BYTES];
+        client.write_all(&requests).expect("sent");
+        client.read_exact(&mut answers).expect("answered");
+        stop.store(true, Ordering::Relaxed);
+        answering.join().expect("no panic").expect("no failure");
+    });
+    let mut seen = [false; BLOCKS];
+    for answer in answers.chunks(RESPONSE_BYTES) {
+        let (header, data) = answer.split_at(HEADER_BYTES);
+        assert_eq!(header, [0x5a; HEADER_BYTES]);
+        assert_eq!(data, [data[0]; DATA_BYTES]);
+        seen[usize::from(data[0])] = true;
+    }
+    assert_eq!(seen, [true; BLOCKS]);
+}
+
+#[test]
+fn what_was_sent_is_taken_off_the_front() {
+    let (header, data) = ([1; HEADER_BYTES], [2; DATA_BYTES]);
+    let parts = || {
+        vec![
+            IoSlice::new(&header),
+            IoSlice::new(&data),
+            IoSlice::new(&header),
+        ]
+    };
+    for (sent, lengths) in [
+        (0, &[24, 4096, 24][..]),
+        (23, &[1, 4096, 24]),
+        (24, &[4096, 24]),
+        (25, &[4095, 24]),
+        (4143, &[1]),
+        (4144, &[]),
+    ] {
+        let mut parts = parts();
+        forget_sent(&mut parts, sent);
+        let left: Vec<usize> = parts.iter().map(|part| part.len()).collect();
+        assert_eq!(left, lengths, "{sent} sent");
+    }
+}
+
+#[test]
+fn a_core_that_is_not_there_ends_the_run_with_its_name() {
+    let options = CeilingOptions {
+        server_core: Some(1023),
+        ..short(4, Answers::HotBuffer)
+    };
+    let error = measure_tcp(&options).expect_err("refused");
+    assert!(error.to_string().contains("core 1023"), "{error}");
+}
+
+/// Whether a request is answered; on a busy machine that may take a while.
+fn is_answered(options: &CeilingOptions) -> bool {
+    [50, 500, 5000, 20_000].into_iter().any(|milliseconds| {
+        let measured = measure_tcp(&CeilingOptions {
+            duration: Duration::from_millis(milliseconds),
+            ..options.clone()
+        });
+        measured.expect("loopback is there").requests > 0
+    })
+}
+
+#[test]
+fn every_pattern_is_answered_over_one_connection_and_over_several() {
+    for write in [false, true] {
+        for data_bytes in [DATA_BYTES, 128 << 10] {
+            for answers in [Answers::HotBuffer, memory()] {
+                for connections in [1, 2] {
+                    let exchange = Exchange { write, data_bytes };
+                    let options = CeilingOptions {
+                        exchange,
+                        connections,
+                        ..short(2, answers.clone())
+                    };
+                    assert!(is_answered(&options), "{exchange:?} over {connections}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn data_that_is_asked_for_comes_behind_all_commands_in_flight() {
+    let exchange = Exchange {
+        write: true,
+        data_bytes: 128 << 10,
+    };
+    let cycle = Cycle::of(exchange, 2);
+    let bytes: Vec<usize> = cycle
+        .asked
+        .iter()
+        .map(|one| one.header + one.data)
+        .collect();
+    let data = HEADER_BYTES + (128 << 10);
+    assert_eq!(bytes, [REQUEST_BYTES, REQUEST_BYTES, data, data]);
+    assert!(
+        cycle
+            .answered
+            .iter()
+            .all(|one| (one.header, one.data) == (HEADER_BYTES, 0))
+    );
+}

@@ -1,0 +1,468 @@
+//! Every figure that the issue of speed has a goal for, in one run of alternating rounds.
+//!
+//! Each row is our target and what it is held against: bare socket pairs with the same bytes in the
+//! same pattern, fio on the same file, or our target with another setting. Ratios are taken within a
+//! round.
+
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::target::{Target, TargetOptions};
+use super::{CompareError, CompareOptions, Load, READ_BYTES, measure_target};
+use crate::ceiling::{
+    AnswerMemory, Answers, CONGESTION_CONTROL, CeilingMeasurement, CeilingOptions, Exchange,
+    measure_tcp,
+};
+use crate::random::Random;
+use crate::report::suite::{Figures, Goal, SuiteReport, Unit};
+use crate::report::{Machine, MemoryReport};
+
+/// Bytes of the file that the file device serves: real data, which no file system leaves out.
+const FILE_BYTES: usize = 256 << 20;
+
+/// Namespace of the file.
+const FILE_NSID: u32 = 2;
+
+/// How long the target is left alone to see what it takes at rest.
+const REST: Duration = Duration::from_secs(1);
+
+/// The same bytes and pattern by a bare pair whose target's data lies in as much memory.
+const SAME_MEMORY: &str = "bare pair, same memory";
+/// The same from and to one buffer.
+const HOT_BUFFER: &str = "bare pair, one hot buffer";
+
+/// A row against bare pairs.
+#[derive(Debug, Clone, Copy)]
+struct PairRow {
+    name: &'static str,
+    what: &'static str,
+    write: bool,
+    bytes: u32,
+    connections: u16,
+    depth: u16,
+    goal: f64,
+}
+
+const PAIR_ROWS: [PairRow; 5] = [
+    PairRow {
+        name: "read-128",
+        what: "4 KiB random read, 1 × 128 in flight",
+        write: false,
+        bytes: READ_BYTES,
+        connections: 1,
+        depth: 128,
+        goal: 0.85,
+    },
+    PairRow {
+        name: "read-4x32",
+        what: "4 KiB random read, 4 × 32 in flight",
+        write: false,
+        bytes: READ_BYTES,
+        connections: 4,
+        depth: 32,
+        goal: 0.85,
+    },
+    PairRow {
+        name: "write-128",
+        what: "4 KiB random write, 1 × 128 in flight",
+        write: true,
+        bytes: READ_BYTES,
+        connections: 1,
+        depth: 128,
+        goal: 0.85,
+    },
+    PairRow {
+        name: "read-128k",
+        what: "128 KiB random read, 1 × 8 in flight",
+        write: false,
+        bytes: 128 << 10,
+        connections: 1,
+        depth: 8,
+        goal: 0.90,
+    },
+    PairRow {
+        name: "write-128k",
+        what: "128 KiB random write, 1 × 8 in flight",
+        write: true,
+        bytes: 128 << 10,
+        connections: 1,
+        depth: 8,
+        goal: 0.90,
+    },
+];
+
+/// The other rows.
+const LATENCY: &str = "latency";
+const FILE: &str = "file";
+const IDLE: &str = "idle";
+const DIGESTS: &str = "digests";
+
+/// Every row's name, in order.
+#[must_use]
+pub fn row_names() -> Vec<&'static str> {
+    let pairs = PAIR_ROWS.iter().map(|row| row.name);
+    pairs.chain([LATENCY, FILE, IDLE, DIGESTS]).collect()
+}
+
+/// How to compare everything.
+#[derive(Debug, Clone)]
+pub struct SuiteOptions {
+    /// Binary, cores, times, rounds.
+    pub common: CompareOptions,
+    /// Where the file of the file device is made, and removed again.
+    pub folder: PathBuf,
+    /// The rows to take, by name; all where there is none.
+    pub only: Vec<String>,
+}
+
+/// A suite as it goes.
+struct Suite<'a> {
+    options: &'a SuiteOptions,
+    memory: AnswerMemory,
+    target: Target,
+    /// The file, where the file row is taken.
+    file: Option<tempfile::NamedTempFile>,
+    figures: Figures,
+    notes: Vec<String>,
+}
+
+/// Compares, round by round; `tell` is called before each row.
+///
+/// # Errors
+/// [`CompareError`].
+pub fn compare_all(
+    options: &SuiteOptions,
+    mut tell: impl FnMut(&str),
+) -> Result<SuiteReport, CompareError> {
+    if !options.common.windlass.is_file() {
+        return Err(CompareError::NoBinary(options.common.windlass.clone()));
+    }
+    let file = options
+        .takes(FILE)
+        .then(|| make_file(&options.folder))
+        .transpose()
+        .map_err(CompareError::File)?;
+    let target = Target::start(&TargetOptions {
+        file: file.as_ref().map(|file| file.path().to_owned()),
+        ..options.common.target()
+    })?;
+    let mut suite = Suite {
+        options,
+        memory: AnswerMemory::take(options.common.namespace_bytes)?,
+        target,
+        file,
+        figures: Figures::default(),
+        notes: Vec::new(),
+    };
+    for round in 0..options.common.rounds {
+        for row in row_names() {
+            if options.takes(row) {
+                tell(&format!(
+                    "round {} of {}: {row}",
+                    round + 1,
+                    options.common.rounds
+                ));
+                suite.take(row, round % 2 == 1)?;
+            }
+        }
+    }
+    Ok(SuiteReport {
+        machine: Machine::here(),
+        target_core: options.common.target_core,
+        host_core: options.common.host_core,
+        memory: MemoryReport::new(&suite.memory),
+        congestion_control: CONGESTION_CONTROL.to_owned(),
+        rounds: options.common.rounds,
+        seconds: options.common.duration.as_secs_f64(),
+        figures: suite.figures.into(),
+        notes: suite.notes,
+    })
+}
+
+impl SuiteOptions {
+    fn takes(&self, row: &str) -> bool {
+        self.only.is_empty() || self.only.iter().any(|only| only == row)
+    }
+}
+
+/// A file of data that nothing can compress or leave out.
+fn make_file(folder: &Path) -> io::Result<tempfile::NamedTempFile> {
+    let mut file = tempfile::Builder::new()
+        .prefix("windlass-compare-")
+        .tempfile_in(folder)?;
+    let mut random = Random::new(1);
+    let mut piece = vec![0; 1 << 20];
+    for _ in 0..FILE_BYTES / piece.len() {
+        for word in piece.chunks_exact_mut(8) {
+            word.copy_from_slice(&random.next_u64().to_le_bytes());
+        }
+        file.write_all(&piece)?;
+    }
+    file.as_file().sync_all()?;
+    Ok(file)
+}
+
+/// Takes both, the second first where `swapped`.
+fn in_turn<A, B>(
+    swapped: bool,
+    one: impl FnOnce() -> Result<A, CompareError>,
+    other: impl FnOnce() -> Result<B, CompareError>,
+) -> Result<(A, B), CompareError> {
+    if swapped {
+        let second = other()?;
+        Ok((one()?, second))
+    } else {
+        Ok((one()?, other()?))
+    }
+}
+
+impl Suite<'_> {
+    fn take(&mut self, row: &str, swapped: bool) -> Result<(), CompareError> {
+        if let Some(pair) = PAIR_ROWS.iter().find(|pair| pair.name == row) {
+            return self.against_pairs(pair, swapped);
+        }
+        match row {
+            LATENCY => self.latency(swapped),
+            FILE => self.file(swapped),
+            IDLE => self.idle(swapped),
+            _ => self.digests(swapped),
+        }
+    }
+
+    fn requests(&self, target: &Target, load: &Load) -> Result<f64, CompareError> {
+        let measured = measure_target(&self.options.common, target.address, load)?;
+        Ok(measured.requests_per_second)
+    }
+
+    fn pair(
+        &self,
+        exchange: Exchange,
+        connections: u16,
+        depth: u16,
+        answers: Answers,
+    ) -> Result<CeilingMeasurement, CompareError> {
+        let common = &self.options.common;
+        Ok(measure_tcp(&CeilingOptions {
+            exchange,
+            answers,
+            connections: usize::from(connections),
+            window: usize::from(depth),
+            server_core: Some(common.target_core),
+            client_core: Some(common.host_core),
+            warm_up: common.warm_up,
+            duration: common.duration,
+        })?)
+    }
+
+    /// Both pairs.
+    fn pairs(
+        &self,
+        row: &PairRow,
+        swapped: bool,
+    ) -> Result<(CeilingMeasurement, CeilingMeasurement), CompareError> {
+        let exchange = Exchange {
+            write: row.write,
+            data_bytes: row.bytes as usize,
+        };
+        let pair = |answers| self.pair(exchange, row.connections, row.depth, answers);
+        in_turn(
+            swapped,
+            || pair(Answers::Memory(self.memory.clone())),
+            || pair(Answers::HotBuffer),
+        )
+    }
+
+    fn against_pairs(&mut self, row: &PairRow, swapped: bool) -> Result<(), CompareError> {
+        let load = Load {
+            nsid: 1,
+            write: row.write,
+            bytes: row.bytes,
+            connections: row.connections,
+            depth: row.depth,
+            digests: false,
+        };
+        let (ours, (memory, buffer)) = in_turn(
+            swapped,
+            || self.requests(&self.target, &load),
+            || self.pairs(row, swapped),
+        )?;
+        let goal = Some(Goal::AtLeast(row.goal));
+        self.figures.add(
+            row.name,
+            row.what,
+            Unit::RequestsPerSecond,
+            ours,
+            &[
+                (SAME_MEMORY, memory.requests_per_second(), goal),
+                (HOT_BUFFER, buffer.requests_per_second(), None),
+            ],
+        );
+        Ok(())
+    }
+
+    fn latency(&mut self, swapped: bool) -> Result<(), CompareError> {
+        let row = PairRow {
+            depth: 1,
+            ..PAIR_ROWS[0]
+        };
+        let (ours, (memory, buffer)) = in_turn(
+            swapped,
+            || measure_target(&self.options.common, self.target.address, &Load::reads(1)),
+            || self.pairs(&row, swapped),
+        )?;
+        let (ours, memory, buffer) = (
+            ours.latency,
+            memory.latency.unwrap_or_default(),
+            buffer.latency.unwrap_or_default(),
+        );
+        let goal = Some(Goal::AtMost(1.15));
+        for (name, what, of) in [
+            (
+                "latency-p50",
+                "4 KiB random read, 1 in flight, median",
+                (|latency| latency.p50_ns) as fn(crate::report::Latency) -> u64,
+            ),
+            (
+                "latency-p99",
+                "4 KiB random read, 1 in flight, 99th percentile",
+                |latency| latency.p99_ns,
+            ),
+        ] {
+            self.figures.add(
+                name,
+                what,
+                Unit::Nanoseconds,
+                of(ours) as f64,
+                &[
+                    (SAME_MEMORY, of(memory) as f64, goal),
+                    (HOT_BUFFER, of(buffer) as f64, None),
+                ],
+            );
+        }
+        Ok(())
+    }
+
+    /// The file over the network, against fio's io_uring on the same file from the same core.
+    fn file(&mut self, swapped: bool) -> Result<(), CompareError> {
+        let Some(path) = self.file.as_ref().map(|file| file.path().to_owned()) else {
+            return Ok(());
+        };
+        let load = Load {
+            nsid: FILE_NSID,
+            ..Load::reads(128)
+        };
+        let common = &self.options.common;
+        let (ours, fio) = in_turn(
+            swapped,
+            || self.requests(&self.target, &load),
+            || Ok(fio(&path, common)),
+        )?;
+        let fio = match fio {
+            Ok(requests) => requests,
+            Err(reason) => {
+                if !self.notes.contains(&reason) {
+                    self.notes.push(reason);
+                }
+                return Ok(());
+            }
+        };
+        self.figures.add(
+            FILE,
+            "4 KiB random read of a file, 128 in flight",
+            Unit::RequestsPerSecond,
+            ours,
+            &[("fio io_uring, local", fio, Some(Goal::AtLeast(0.9)))],
+        );
+        Ok(())
+    }
+
+    /// The default idle policy under load against pure polling, and at rest.
+    fn idle(&mut self, swapped: bool) -> Result<(), CompareError> {
+        let load = Load::reads(128);
+        let polling = TargetOptions {
+            idle: "poll",
+            ..self.options.common.target()
+        };
+        let (adaptive, poll) = in_turn(
+            swapped,
+            || self.requests(&self.target, &load),
+            // Ended at once: at rest it would take the core from the others.
+            || self.requests(&Target::start(&polling)?, &load),
+        )?;
+        self.figures.add(
+            "idle-load",
+            "adaptive idle policy, 4 KiB random read, 128 in flight",
+            Unit::RequestsPerSecond,
+            adaptive,
+            &[("poll", poll, Some(Goal::AtLeast(0.97)))],
+        );
+        let before = self.target.cpu_time();
+        std::thread::sleep(REST);
+        if let (Some(before), Some(after)) = (before, self.target.cpu_time()) {
+            let share = (after - before).as_secs_f64() / REST.as_secs_f64();
+            self.figures.add(
+                "idle-rest",
+                "adaptive idle policy, at rest",
+                Unit::Cores,
+                share,
+                &[("a core", 1.0, Some(Goal::AtMost(0.02)))],
+            );
+        }
+        Ok(())
+    }
+
+    fn digests(&mut self, swapped: bool) -> Result<(), CompareError> {
+        let load = |digests| Load {
+            digests,
+            ..Load::reads(128)
+        };
+        let (with, without) = in_turn(
+            swapped,
+            || self.requests(&self.target, &load(true)),
+            || self.requests(&self.target, &load(false)),
+        )?;
+        self.figures.add(
+            DIGESTS,
+            "4 KiB random read with both digests, 128 in flight",
+            Unit::RequestsPerSecond,
+            with,
+            &[("without digests", without, Some(Goal::AtLeast(0.8)))],
+        );
+        Ok(())
+    }
+}
+
+/// What fio reads from the file in a second, or why that is not known.
+fn fio(path: &Path, common: &CompareOptions) -> Result<f64, String> {
+    let output = Command::new("fio")
+        .args(["--name=compare", "--rw=randread", "--bs=4k"])
+        .args(["--ioengine=io_uring", "--direct=1", "--iodepth=128"])
+        .args(["--registerfiles", "--fixedbufs", "--norandommap"])
+        .args(["--time_based", "--output-format=json", "--readonly"])
+        .arg(format!("--filename={}", path.display()))
+        .arg(format!("--cpus_allowed={}", common.target_core))
+        .arg(format!("--ramp_time={}ms", common.warm_up.as_millis()))
+        .arg(format!("--runtime={}ms", common.duration.as_millis()))
+        .stdin(Stdio::null())
+        .stderr(Stdio::null())
+        .output();
+    let output = match output {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            return Err("fio is not installed (apt-get install fio): no file row".to_owned());
+        }
+        other => other.map_err(|error| format!("fio: {error}"))?,
+    };
+    let report = String::from_utf8_lossy(&output.stdout);
+    // fio may say something before its report.
+    let begin = report.find('{').unwrap_or(0);
+    let report: Value = serde_json::from_str(&report[begin..])
+        .map_err(|error| format!("fio's report is not understood: {error}"))?;
+    let requests = report["jobs"][0]["read"]["iops"].as_f64();
+    requests
+        .filter(|requests| *requests > 0.0)
+        .ok_or_else(|| "fio's report has no reads".to_owned())
+}

@@ -1,0 +1,266 @@
+//! Figures with goals: rounds, medians of ratios, and the table.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use super::{Machine, MemoryReport};
+use crate::table::Table;
+use crate::units::{format_count, format_nanos, median};
+
+/// What a ratio is to reach.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Goal {
+    /// This much or more.
+    AtLeast(f64),
+    /// This much or less.
+    AtMost(f64),
+}
+
+impl Goal {
+    /// Whether `ratio` reaches it.
+    #[must_use]
+    pub fn is_met(self, ratio: f64) -> bool {
+        match self {
+            Self::AtLeast(least) => ratio >= least,
+            Self::AtMost(most) => ratio <= most,
+        }
+    }
+}
+
+impl fmt::Display for Goal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::AtLeast(least) => write!(f, "≥ {least:.2}"),
+            Self::AtMost(most) => write!(f, "≤ {most:.2}"),
+        }
+    }
+}
+
+/// What a figure counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Unit {
+    /// Requests per second.
+    RequestsPerSecond,
+    /// Nanoseconds.
+    Nanoseconds,
+    /// Processor cores.
+    Cores,
+}
+
+impl Unit {
+    fn format(self, value: f64) -> String {
+        match self {
+            Self::RequestsPerSecond => format!("{}/s", format_count(value as u64)),
+            Self::Nanoseconds => format_nanos(value as u64),
+            Self::Cores => format!("{value:.3}"),
+        }
+    }
+}
+
+/// What a figure is held against.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Against {
+    /// What it is.
+    pub what: String,
+    /// Its value in each round.
+    pub rounds: Vec<f64>,
+    /// The median of the ratios, ours over this, each taken within a round.
+    pub ratio: f64,
+    /// What the ratio is to reach; none for what is only shown.
+    pub goal: Option<Goal>,
+}
+
+/// A figure of ours.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Figure {
+    /// Its short name.
+    pub name: String,
+    /// What it is, for people.
+    pub what: String,
+    /// What it counts.
+    pub unit: Unit,
+    /// Its value in each round.
+    pub rounds: Vec<f64>,
+    /// What it is held against.
+    pub against: Vec<Against>,
+}
+
+/// Figures as their rounds come in.
+#[derive(Debug, Default)]
+pub struct Figures(Vec<Figure>);
+
+impl Figures {
+    /// Adds a round of the figure `name`: its value, and what it is held against by name, value and
+    /// goal.
+    pub fn add(
+        &mut self,
+        name: &str,
+        what: &str,
+        unit: Unit,
+        ours: f64,
+        against: &[(&str, f64, Option<Goal>)],
+    ) {
+        let found = self.0.iter().position(|figure| figure.name == name);
+        let index = found.unwrap_or_else(|| {
+            let begin = |(what, _, goal): &(&str, f64, Option<Goal>)| Against {
+                what: (*what).to_owned(),
+                rounds: Vec::new(),
+                ratio: 0.0,
+                goal: *goal,
+            };
+            self.0.push(Figure {
+                name: name.to_owned(),
+                what: what.to_owned(),
+                unit,
+                rounds: Vec::new(),
+                against: against.iter().map(begin).collect(),
+            });
+            self.0.len() - 1
+        });
+        let figure = &mut self.0[index];
+        figure.rounds.push(ours);
+        for (one, (_, value, _)) in figure.against.iter_mut().zip(against) {
+            one.rounds.push(*value);
+            let ratios: Vec<f64> = figure
+                .rounds
+                .iter()
+                .zip(&one.rounds)
+                .filter(|(_, base)| **base > 0.0)
+                .map(|(ours, base)| ours / base)
+                .collect();
+            one.ratio = median(&ratios);
+        }
+    }
+}
+
+impl From<Figures> for Vec<Figure> {
+    fn from(figures: Figures) -> Self {
+        figures.0
+    }
+}
+
+/// Every figure of a run.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct SuiteReport {
+    /// Where it was taken.
+    pub machine: Machine,
+    /// Core of the target and of the bare pairs' answering side.
+    pub target_core: usize,
+    /// Core of the host and of the bare pairs' asking side.
+    pub host_core: usize,
+    /// The memory of the target and of the bare pairs.
+    pub memory: MemoryReport,
+    /// Congestion control of target and pairs.
+    pub congestion_control: String,
+    /// Rounds.
+    pub rounds: usize,
+    /// Counted seconds of each measurement.
+    pub seconds: f64,
+    /// The figures.
+    pub figures: Vec<Figure>,
+    /// What could not be taken, and why.
+    pub notes: Vec<String>,
+}
+
+impl SuiteReport {
+    /// Figures that miss their goal, by name.
+    #[must_use]
+    pub fn missed(&self) -> Vec<&str> {
+        let misses = |figure: &&Figure| {
+            let mut held = figure.against.iter();
+            held.any(|one| one.goal.is_some_and(|goal| !goal.is_met(one.ratio)))
+        };
+        let missed = self.figures.iter().filter(misses);
+        missed.map(|figure| figure.name.as_str()).collect()
+    }
+
+    fn table(&self) -> Table {
+        let mut table = Table::new(&["", "windlass", "against", "", "ratio", "goal", ""]);
+        for figure in &self.figures {
+            for (index, one) in figure.against.iter().enumerate() {
+                let first = |text: String| if index == 0 { text } else { String::new() };
+                table.row([
+                    first(figure.what.clone()),
+                    first(figure.unit.format(median(&figure.rounds))),
+                    one.what.clone(),
+                    figure.unit.format(median(&one.rounds)),
+                    format!("{:.2}", one.ratio),
+                    one.goal.map_or_else(String::new, |goal| goal.to_string()),
+                    match one.goal {
+                        Some(goal) if goal.is_met(one.ratio) => "reached".to_owned(),
+                        Some(_) => "missed".to_owned(),
+                        None => String::new(),
+                    },
+                ]);
+            }
+        }
+        table
+    }
+}
+
+impl fmt::Display for SuiteReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "Our target over TCP, and what it is held against")?;
+        writeln!(f, "  on {}", self.machine)?;
+        writeln!(
+            f,
+            "  target on core {}, host on core {}\n",
+            self.target_core, self.host_core
+        )?;
+        writeln!(f, "{}", self.table())?;
+        writeln!(
+            f,
+            "  medians of {} alternating rounds of {} s; ratios are taken within a round",
+            self.rounds, self.seconds
+        )?;
+        writeln!(
+            f,
+            "  same memory: the pair's target side sends from, or receives to, random blocks of\n    \
+             {}; one hot buffer: always the same",
+            self.memory
+        )?;
+        writeln!(
+            f,
+            "  congestion control: {} for target and pairs; for the host's requests the system's \
+             ({})",
+            self.congestion_control, self.machine.congestion_control
+        )?;
+        for note in &self.notes {
+            writeln!(f, "  {note}")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ratios_are_medians_of_the_rounds_own() {
+        let mut figures = Figures::default();
+        for (ours, base) in [(90.0, 100.0), (50.0, 50.0), (160.0, 200.0)] {
+            let against = [
+                ("base", base, Some(Goal::AtLeast(0.9))),
+                ("nothing", 0.0, Some(Goal::AtMost(0.5))),
+            ];
+            figures.add("a", "An a", Unit::RequestsPerSecond, ours, &against);
+        }
+        let figures: Vec<Figure> = figures.into();
+        let [figure] = &figures[..] else {
+            panic!("one figure, not {figures:?}")
+        };
+        assert_eq!(figure.rounds, [90.0, 50.0, 160.0]);
+        assert_eq!(figure.against[0].ratio, 0.9);
+        assert_eq!(figure.against[1].ratio, 0.0);
+    }
+
+    #[test]
+    fn goals_have_a_direction() {
+        assert!(Goal::AtLeast(0.85).is_met(0.85) && !Goal::AtLeast(0.85).is_met(0.84));
+        assert!(Goal::AtMost(1.15).is_met(1.15) && !Goal::AtMost(1.15).is_met(1.16));
+    }
+}
