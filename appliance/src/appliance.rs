@@ -12,15 +12,16 @@ use std::time::{Duration, Instant};
 
 use appliance_config::{Config, Idle};
 use arc_swap::ArcSwap;
-use hugemem::{Arena, ArenaConfig};
+use hugemem::Arena;
 use nvme_driver::DriveOwner;
 use nvme_target::Target;
 use reactors::{Clock, IdlePolicy, Nanos, ReactorConfig, Reactors};
 
 use crate::command_line::Failure;
 use crate::control::ControlPlane;
-use crate::devices::{Devices, page_policy};
+use crate::devices::Devices;
 use crate::exports;
+use crate::memory;
 use crate::nvme::{self, Bus, Drives, Vfio};
 use crate::observe::sources::{Sources, TransportCounters};
 use crate::reactor_setup::{Parts, set_up};
@@ -63,12 +64,6 @@ enum StartError {
     Cores {
         cause: appliance_config::CoresNotAllowed,
     },
-    #[error("appliance.memory = {memory}")]
-    Memory {
-        memory: String,
-        #[source]
-        cause: hugemem::ArenaError,
-    },
 }
 
 impl Appliance {
@@ -99,7 +94,7 @@ impl Appliance {
             .map_err(|cause| StartError::Cores { cause })?;
         let listeners = Listeners::bind(&config, cores.len())?;
         let addresses = listeners.addresses().to_vec();
-        let arena = take_memory(&config)?;
+        let (arena, rest) = memory::take(&config)?;
         let bus = bus(&arena, cores.len());
         let started = nvme::start(bus, &config, &arena, cores.len());
         let drives = started.drives;
@@ -132,6 +127,7 @@ impl Appliance {
         let handles = reactors.handles().to_vec();
         target.set_waker(Box::new(move |reactor| handles[reactor].wake()));
         let watch = Watch::new(&config, &devices);
+        memory::populate_behind(rest);
         let start_took = began.elapsed();
         Ok(Self {
             config,
@@ -306,23 +302,6 @@ fn allowed_cores() -> std::io::Result<Vec<usize>> {
     Ok((0..rustix::thread::CpuSet::MAX_CPU)
         .filter(|core| set.is_set(*core))
         .collect())
-}
-
-fn take_memory(config: &Config) -> Result<Arc<Arena>, StartError> {
-    let memory = config.appliance.memory;
-    let arena = Arena::new(ArenaConfig {
-        bytes: memory.bytes() as usize,
-        pages: page_policy(config.appliance.pages),
-        max_transfer: config.limits.max_transfer.bytes() as usize,
-    })
-    .map_err(|cause| StartError::Memory {
-        memory: memory.to_string(),
-        cause,
-    })?;
-    for notice in arena.region().notices() {
-        tracing::warn!("memory: {notice}");
-    }
-    Ok(arena)
 }
 
 /// The owners of drives by the reactor that they belong to.

@@ -13,6 +13,7 @@ mod drives;
 mod embedded;
 mod exports;
 mod manual;
+mod memory;
 mod nvme;
 mod observe;
 mod quantity;

@@ -1,5 +1,7 @@
 //! The fixed sizes of leases, and how an arena is divided among them.
 
+use std::ops::Range;
+
 use crate::UNIT_BYTES;
 
 /// How many sizes of slices there are.
@@ -60,6 +62,29 @@ impl Carving {
             shares -= CLASS_SHARES[class];
         }
         Some(carving)
+    }
+
+    /// Slices of each class that make up about `bytes`, in the proportion of all, and one at least.
+    pub(crate) fn part(&self, bytes: usize) -> [u32; CLASSES] {
+        let slices = |class: usize| u128::from(self.counts[class]) * CLASS_BYTES[class] as u128;
+        let all: u128 = (0..CLASSES).map(slices).sum();
+        self.counts.map(|count| {
+            let share = u128::from(count) * bytes as u128 / all.max(1);
+            let share = u32::try_from(share).unwrap_or(u32::MAX);
+            share.clamp(count.min(1), count)
+        })
+    }
+
+    /// Where the first `slices` of each class lie, as bytes of the region.
+    pub(crate) fn ranges(&self, slices: [u32; CLASSES]) -> Vec<Range<usize>> {
+        let range = |class: usize| {
+            let start = self.offsets[class];
+            start..start + slices[class] as usize * CLASS_BYTES[class]
+        };
+        (0..CLASSES)
+            .map(range)
+            .filter(|it| !it.is_empty())
+            .collect()
     }
 
     /// Offset of one slice in the region, in bytes.

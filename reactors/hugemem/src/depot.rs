@@ -32,11 +32,11 @@ fn unpack(head: u64) -> (u32, u32) {
 }
 
 impl Depot {
-    /// All of `total` slices in it, the lowest on top.
-    pub(crate) fn new(total: u32) -> Depot {
-        assert!(total < NONE, "{total} slices");
-        let next = (1..=total).map(|n| AtomicU32::new(if n == total { NONE } else { n }));
-        let top = if total == 0 { NONE } else { 0 };
+    /// Room for `total` slices, the first `open` of them in it, the lowest on top.
+    pub(crate) fn new(total: u32, open: u32) -> Depot {
+        assert!(open <= total && total < NONE, "{open} of {total} slices");
+        let next = (1..=total).map(|n| AtomicU32::new(if n >= open { NONE } else { n }));
+        let top = if open == 0 { NONE } else { 0 };
         Depot {
             head: AtomicU64::new(pack(top, 0)),
             next: next.collect(),

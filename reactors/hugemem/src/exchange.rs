@@ -12,6 +12,7 @@
 mod models;
 
 use std::cell::Cell;
+use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 use crossbeam_utils::CachePadded;
@@ -52,7 +53,8 @@ pub(crate) struct Exchange {
 #[derive(Debug)]
 struct Class {
     depot: Depot,
-    total: u32,
+    /// Slices that there are so far.
+    total: AtomicU32,
     /// Slices that a reactor with an empty cache fetches at once.
     batch: usize,
     /// Requests for this class that wait, in all reactors.
@@ -88,16 +90,16 @@ pub(crate) struct Tally {
 }
 
 impl Exchange {
-    /// All slices free, `counts` of each class.
-    pub(crate) fn new(counts: [u32; CLASSES]) -> Exchange {
+    /// Slices of each class: `counts` in the end, and the first `open` now, which are free.
+    pub(crate) fn new(counts: [u32; CLASSES], open: [u32; CLASSES]) -> Exchange {
         let mut class = 0;
         let classes = counts.map(|total| {
             let batch = (total as usize / BATCH_PART).clamp(1, CACHE_SLICES[class] / 2);
             class += 1;
             let waiting = AtomicU32::new(0);
             CachePadded::new(Class {
-                depot: Depot::new(total),
-                total,
+                depot: Depot::new(total, open[class - 1]),
+                total: AtomicU32::new(open[class - 1]),
                 batch,
                 waiting,
             })
@@ -106,6 +108,21 @@ impl Exchange {
             classes,
             waiting: CachePadded::new(AtomicU32::new(0)),
             seats: OnceLock::new(),
+        }
+    }
+
+    /// Adds the slices of `new`, in order and each once, to those that there are.
+    pub(crate) fn open(&self, class: usize, new: Range<u32>) {
+        let Class { depot, total, .. } = &*self.classes[class];
+        total.fetch_add(new.end - new.start, Ordering::Relaxed);
+        let mut slices = [0; BATCH_MAX];
+        for first in new.clone().step_by(BATCH_MAX) {
+            let batch = first..new.end.min(first + BATCH_MAX as u32);
+            let count = batch.len();
+            for (entry, slice) in slices.iter_mut().zip(batch) {
+                *entry = slice;
+            }
+            depot.push_batch(&slices[..count]);
         }
     }
 
@@ -187,7 +204,7 @@ impl Exchange {
     pub(crate) fn tally(&self, class: usize) -> Tally {
         let Class { total, waiting, .. } = &*self.classes[class];
         let mut tally = Tally {
-            total: *total,
+            total: total.load(Ordering::Relaxed),
             taken: 0,
             waits: 0,
             waiting: waiting.load(Ordering::Relaxed),

@@ -27,7 +27,7 @@ mod store;
 mod sync;
 mod waiters;
 
-pub use arena::{Arena, ArenaConfig, ArenaCounters, ArenaError, ClassCounters};
+pub use arena::{Arena, ArenaConfig, ArenaCounters, ArenaError, ArenaRest, ClassCounters};
 pub use data::Data;
 pub use dma::{DmaBuffer, DmaView};
 pub use lease::Lease;

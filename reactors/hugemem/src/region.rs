@@ -1,16 +1,19 @@
 //! One mapping of a memory file: taken whole at start, pinned, never grown, shrunk or punched.
 //!
 //! Owns: the memory file, its mapping, and the notices of what could not be had. Refuses: partial
-//! success. Pages are touched before `map` returns, so a shortage is an error at start and never
-//! a SIGBUS on the I/O path.
+//! success. Pages are touched before `map` returns, or, of an arena that grows into its region,
+//! before slices of them exist, so a shortage is an error and never a SIGBUS on the I/O path.
 
 mod file;
 mod mapping;
 mod memory;
 mod notice;
 
+use std::iter;
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
+use std::slice;
 use std::sync::Arc;
 
 use rustix::fs::MemfdFlags;
@@ -54,6 +57,11 @@ impl PageSize {
             PageSize::Huge2MiB => 1 << 21,
             PageSize::Ordinary => rustix::param::page_size(),
         }
+    }
+
+    /// Where populating begins and ends: at pages, and at transparent hugepages of ordinary memory.
+    fn populate_step(self) -> usize {
+        self.bytes().max(PageSize::Huge2MiB.bytes())
     }
 }
 
@@ -104,6 +112,9 @@ pub struct Region {
 /// More than this no machine maps, and rounding up stays within `usize`.
 const LEN_MAX: usize = 1 << 46;
 
+/// The step that touches pages.
+const POPULATE: &str = "madvise(MADV_POPULATE_WRITE)";
+
 /// Why one page size was not had, the next one being worth a try.
 enum Miss {
     NotApplicable,
@@ -118,6 +129,16 @@ impl Region {
     /// # Errors
     /// [`RegionError`]: nothing stays mapped.
     pub fn map(len: usize, policy: PagePolicy) -> Result<Region, RegionError> {
+        Self::map_and_populate(len, policy, |len| iter::once(0..len).collect())
+    }
+
+    /// The same, but only the parts of it populated that `parts` names for the bytes mapped; the
+    /// others are left to [`Region::populate`].
+    pub(crate) fn map_and_populate(
+        len: usize,
+        policy: PagePolicy,
+        parts: impl Fn(usize) -> Vec<Range<usize>>,
+    ) -> Result<Region, RegionError> {
         if len == 0 {
             return Err(RegionError::Empty);
         }
@@ -130,7 +151,7 @@ impl Region {
         let mut notices = Vec::new();
         if policy != PagePolicy::Ordinary {
             for page_size in [PageSize::Huge1GiB, PageSize::Huge2MiB] {
-                match map_huge(len, page_size, policy) {
+                match map_huge(len, page_size, policy, &parts) {
                     Ok((mapping, descriptor)) => {
                         return Ok(Region {
                             mapping: Arc::new(mapping),
@@ -150,12 +171,26 @@ impl Region {
                 });
             }
         }
-        let (mapping, descriptor) = map_ordinary(len, &mut notices)?;
+        let (mapping, descriptor) = map_ordinary(len, &mut notices, &parts)?;
         Ok(Region {
             mapping: Arc::new(mapping),
             descriptor,
             page_size: PageSize::Ordinary,
             notices,
+        })
+    }
+
+    /// Touches the pages of a part that was left out when the region was mapped.
+    ///
+    /// # Errors
+    /// [`RegionError::System`]: the machine or the control group has no more memory.
+    pub(crate) fn populate(&self, part: Range<usize>) -> Result<(), RegionError> {
+        let step = self.page_size.populate_step();
+        let outcome = self.mapping.populate(slice::from_ref(&part), step);
+        outcome.map_err(|errno| RegionError::System {
+            step: POPULATE,
+            wanted: part.len(),
+            source: errno.into(),
         })
     }
 
@@ -243,7 +278,12 @@ pub enum DmaMapError {
     Refused(#[source] std::io::Error),
 }
 
-fn map_huge(len: usize, size: PageSize, policy: PagePolicy) -> Result<(Mapping, OwnedFd), Miss> {
+fn map_huge(
+    len: usize,
+    size: PageSize,
+    policy: PagePolicy,
+    parts: impl Fn(usize) -> Vec<Range<usize>>,
+) -> Result<(Mapping, OwnedFd), Miss> {
     let page = size.bytes();
     let (flag, round_up) = match size {
         PageSize::Huge1GiB => (MemfdFlags::HUGE_1GB, false),
@@ -277,11 +317,17 @@ fn map_huge(len: usize, size: PageSize, policy: PagePolicy) -> Result<(Mapping, 
     let file = MemoryFile::sealable(bytes, MemfdFlags::HUGETLB | flag).map_err(failed)?;
     let mapping = Mapping::new(file.as_fd(), bytes, page).map_err(refused)?;
     mapping.keep_from_forks().map_err(refused)?;
-    mapping.populate(page).map_err(refused)?;
+    mapping
+        .populate(&parts(bytes), size.populate_step())
+        .map_err(refused)?;
     Ok((mapping, file.freeze().map_err(failed)?))
 }
 
-fn map_ordinary(len: usize, notices: &mut Vec<Notice>) -> Result<(Mapping, OwnedFd), RegionError> {
+fn map_ordinary(
+    len: usize,
+    notices: &mut Vec<Notice>,
+    parts: impl Fn(usize) -> Vec<Range<usize>>,
+) -> Result<(Mapping, OwnedFd), RegionError> {
     let available = memory::available();
     if len > available {
         return Err(RegionError::Shortage {
@@ -297,7 +343,7 @@ fn map_ordinary(len: usize, notices: &mut Vec<Notice>) -> Result<(Mapping, Owned
     let at = |step| move |errno| failed((step, errno));
     let rounded = len.next_multiple_of(PageSize::Ordinary.bytes());
     // Aligned to a hugepage, so that transparent ones fit.
-    let align = PageSize::Huge2MiB.bytes();
+    let align = PageSize::Ordinary.populate_step();
     let file = ordinary_file(rounded, notices).map_err(failed)?;
     let mapping = Mapping::new(file.as_fd(), rounded, align).map_err(at("mmap"))?;
     mapping
@@ -314,8 +360,8 @@ fn map_ordinary(len: usize, notices: &mut Vec<Notice>) -> Result<(Mapping, Owned
         });
     }
     mapping
-        .populate(align)
-        .map_err(at("madvise(MADV_POPULATE_WRITE)"))?;
+        .populate(&parts(rounded), align)
+        .map_err(at(POPULATE))?;
     Ok((mapping, file.freeze().map_err(failed)?))
 }
 

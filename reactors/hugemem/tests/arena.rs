@@ -326,3 +326,53 @@ fn a_lease_outlives_its_pool_and_arena() {
     lease.fill(9);
     assert!(lease.iter().all(|&byte| byte == 9));
 }
+
+#[test]
+fn an_arena_that_begins_small_grows_to_all_its_slices() {
+    let config = ArenaConfig {
+        bytes: 64 << 20,
+        pages: PagePolicy::Ordinary,
+        max_transfer: 1 << 20,
+    };
+    let totals = |arena: &Arena| arena.counters().classes.map(|class| class.total);
+    let (arena, mut rest) = Arena::begin(config, 8 << 20).unwrap();
+    let whole = Arena::slices(64 << 20, 1 << 20)
+        .unwrap()
+        .map(|(_, count)| u64::from(count));
+    let begun = (8_usize << 20).abs_diff((64 << 20) - rest.bytes());
+    assert!(begun < 2 << 20, "{begun} bytes beside what was asked for");
+    assert!(totals(&arena).into_iter().all(|total| total > 0));
+    let pool = arena.pool(4);
+    let all = |totals: [u64; 5]| totals.iter().sum::<u64>();
+    let mut held = drain(&pool, 4096);
+    assert_eq!(held.len() as u64, all(totals(&arena)));
+
+    rest.populate().unwrap();
+
+    assert_eq!(rest.bytes(), 0);
+    assert_eq!(totals(&arena), whole);
+    held.extend(drain(&pool, 4096));
+    assert_eq!(held.len() as u64, all(whole));
+    let mut starts: Vec<_> = held.iter().map(Lease::region_offset).collect();
+    starts.sort_unstable();
+    starts.dedup();
+    assert_eq!(starts.len(), held.len(), "no slice twice");
+}
+
+#[test]
+fn a_request_that_waits_gets_a_slice_that_is_added() {
+    let config = ArenaConfig {
+        bytes: 16 << 20,
+        pages: PagePolicy::Ordinary,
+        max_transfer: 1 << 20,
+    };
+    let (arena, mut rest) = Arena::begin(config, 0).unwrap();
+    let pool = arena.pool(4);
+    let first = pool.take(1 << 20).expect("one is there at once");
+    assert!(pool.take_or_wait(1 << 20, WaiterToken(7)).is_none());
+    assert!(pool.next_grant().is_none());
+    std::thread::scope(|scope| scope.spawn(|| rest.populate()).join().unwrap()).unwrap();
+    let (token, second) = pool.next_grant().expect("another one has come");
+    assert_eq!(token, WaiterToken(7));
+    assert_ne!(first.region_offset(), second.region_offset());
+}

@@ -176,3 +176,22 @@ fn a_device_map_sees_the_whole_region_once() {
     region.attach(&map).unwrap();
     assert_eq!(*map.seen.borrow(), [(region.base_address(), 8192)]);
 }
+
+#[test]
+fn a_region_that_is_dropped_gives_its_memory_back() {
+    // No other test maps as much, so an address that is mapped anew would be of a smaller mapping.
+    let len = 96 << 20;
+    let region = Region::map(len, PagePolicy::Ordinary).unwrap();
+    let range = format!(
+        "{:x}-{:x}",
+        region.base_address(),
+        region.base_address() + len
+    );
+    let is_mapped = || {
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        maps.lines().any(|line| line.starts_with(&range))
+    };
+    assert!(is_mapped());
+    drop(region);
+    assert!(!is_mapped());
+}

@@ -17,7 +17,7 @@ impl Bench {
     fn new(slices: u32) -> Arc<Bench> {
         let cells = (0..slices).map(|_| UnsafeCell::new(0)).collect();
         Arc::new(Bench {
-            depot: Depot::new(slices),
+            depot: Depot::new(slices, slices),
             slices: cells,
         })
     }

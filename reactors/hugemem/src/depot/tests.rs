@@ -4,15 +4,15 @@ use super::Depot;
 
 #[test]
 fn an_empty_depot_gives_nothing() {
-    let depot = Depot::new(0);
+    let depot = Depot::new(0, 0);
     assert_eq!(depot.pop_batch(&mut [0; 4]), 0);
     depot.push_batch(&[]);
-    assert_eq!(Depot::new(3).pop_batch(&mut []), 0);
+    assert_eq!(Depot::new(3, 3).pop_batch(&mut []), 0);
 }
 
 #[test]
 fn a_batch_goes_and_comes_whole() {
-    let depot = Depot::new(5);
+    let depot = Depot::new(5, 5);
     let mut slices = [9; 4];
     assert_eq!(depot.pop_batch(&mut slices), 4);
     assert_eq!(slices, [0, 1, 2, 3]);
@@ -26,7 +26,7 @@ fn a_batch_goes_and_comes_whole() {
 
 #[test]
 fn the_tag_wraps() {
-    let depot = Depot::new(2);
+    let depot = Depot::new(2, 2);
     depot.head.store(
         super::pack(0, u32::MAX),
         std::sync::atomic::Ordering::Relaxed,

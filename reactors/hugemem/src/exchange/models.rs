@@ -16,7 +16,7 @@ struct Bench {
 
 fn bench(slices: u32) -> Arc<Bench> {
     Arc::new(Bench {
-        exchange: Exchange::new([slices, 0, 0, 0, 0]),
+        exchange: Exchange::new([slices, 0, 0, 0, 0], [slices, 0, 0, 0, 0]),
         slices: (0..slices).map(|_| UnsafeCell::new(0)).collect(),
     })
 }

@@ -8,7 +8,7 @@ fn drain(exchange: &Exchange, member: &Member, class: usize) -> Vec<u32> {
 
 #[test]
 fn what_sleeps_in_a_cache_is_within_reach_of_others() {
-    let exchange = Exchange::new([8, 0, 0, 0, 2]);
+    let exchange = Exchange::new([8, 0, 0, 0, 2], [8, 0, 0, 0, 2]);
     let (here, there) = (exchange.join(), exchange.join());
     for slice in drain(&exchange, &there, 0) {
         exchange.give_back(&there, 0, slice);
@@ -23,7 +23,7 @@ fn what_sleeps_in_a_cache_is_within_reach_of_others() {
 #[test]
 fn a_full_cache_spills_and_loses_nothing() {
     let total = 4 * CACHE_SLICES[0] as u32;
-    let exchange = Exchange::new([total, 0, 0, 0, 0]);
+    let exchange = Exchange::new([total, 0, 0, 0, 0], [total, 0, 0, 0, 0]);
     let member = exchange.join();
     for _ in 0..3 {
         let slices = drain(&exchange, &member, 0);
@@ -38,7 +38,7 @@ fn a_full_cache_spills_and_loses_nothing() {
 
 #[test]
 fn a_slice_goes_to_the_depot_while_another_reactor_waits() {
-    let exchange = Exchange::new([2, 0, 0, 0, 0]);
+    let exchange = Exchange::new([2, 0, 0, 0, 0], [2, 0, 0, 0, 0]);
     let (here, there) = (exchange.join(), exchange.join());
     let slices = drain(&exchange, &here, 0);
     exchange.begin_wait(&here, 0);
@@ -67,7 +67,7 @@ fn a_slice_goes_to_the_depot_while_another_reactor_waits() {
 
 #[test]
 fn a_seat_that_was_left_is_taken_again() {
-    let exchange = Exchange::new([4, 0, 0, 0, 0]);
+    let exchange = Exchange::new([4, 0, 0, 0, 0], [4, 0, 0, 0, 0]);
     let first = exchange.join();
     let second = exchange.join();
     assert_eq!(exchange.seats().count(), 2);

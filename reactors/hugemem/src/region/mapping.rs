@@ -5,8 +5,10 @@
 )]
 
 use std::ffi::c_void;
+use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::ptr::{NonNull, null_mut};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use rustix::io::Errno;
@@ -17,6 +19,8 @@ use rustix::mm::{madvise, mlock_with, mmap, mmap_anonymous, mremap, munmap};
 const POPULATE_THREADS_MAX: usize = 8;
 /// Bytes that make one more thread worth its start.
 const POPULATE_BYTES_PER_THREAD: usize = 32 << 20;
+/// Bytes that are populated in one call, or one page where that is larger.
+const POPULATE_PIECE_BYTES: usize = 16 << 20;
 
 /// A shared, writable mapping of a whole file. Unmapped on drop.
 #[derive(Debug)]
@@ -129,23 +133,28 @@ impl Mapping {
         unsafe { mlock_with(self.base.as_ptr().cast(), self.len, MlockFlags::ONFAULT) }
     }
 
-    /// Touches every page, on several threads when there are many; `step` is the page size.
-    pub(super) fn populate(&self, step: usize) -> Result<(), Errno> {
+    /// Touches every page of `parts`, on several threads when there are many; `step` is the page
+    /// size.
+    ///
+    /// Piece by piece: whoever else maps memory in this process meanwhile, and be it for the stack
+    /// of one more of these threads, waits for one piece.
+    pub(super) fn populate(&self, parts: &[Range<usize>], step: usize) -> Result<(), Errno> {
+        let pieces: Vec<_> = parts.iter().flat_map(|part| cut(part, step)).collect();
+        let bytes: usize = pieces.iter().map(Range::len).sum();
         let cores = thread::available_parallelism().map_or(1, usize::from);
-        let worth = self.len / POPULATE_BYTES_PER_THREAD;
-        let threads = cores.min(worth).clamp(1, POPULATE_THREADS_MAX);
-        let share = self.len.div_ceil(threads).next_multiple_of(step);
-        thread::scope(|scope| {
-            let mut helpers = Vec::with_capacity(threads);
-            let mut outcome = Ok(());
-            for start in (share..self.len).step_by(share) {
-                let work = move || self.populate_range(start, share.min(self.len - start));
-                match thread::Builder::new().spawn_scoped(scope, work) {
-                    Ok(helper) => helpers.push(helper),
-                    Err(_) => outcome = outcome.and(work()),
-                }
+        let threads = cores.min(bytes / POPULATE_BYTES_PER_THREAD);
+        let threads = threads.clamp(1, POPULATE_THREADS_MAX);
+        let next = AtomicUsize::new(0);
+        let work = || {
+            while let Some(piece) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) {
+                self.populate_piece(piece)?;
             }
-            outcome = outcome.and(self.populate_range(0, share.min(self.len)));
+            Ok(())
+        };
+        thread::scope(|scope| {
+            let spawn = |_| thread::Builder::new().spawn_scoped(scope, work).ok();
+            let helpers: Vec<_> = (1..threads).filter_map(spawn).collect();
+            let mut outcome = work();
             for helper in helpers {
                 outcome = outcome.and(helper.join().unwrap_or(Err(Errno::FAULT)));
             }
@@ -153,9 +162,9 @@ impl Mapping {
         })
     }
 
-    fn populate_range(&self, offset: usize, len: usize) -> Result<(), Errno> {
+    fn populate_piece(&self, piece: &Range<usize>) -> Result<(), Errno> {
         loop {
-            match self.advise(offset, len, Advice::LinuxPopulateWrite) {
+            match self.advise(piece.start, piece.len(), Advice::LinuxPopulateWrite) {
                 Err(Errno::INTR | Errno::AGAIN) => {}
                 outcome => return outcome,
             }
@@ -170,4 +179,12 @@ impl Drop for Mapping {
         let outcome = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
         debug_assert!(outcome.is_ok(), "{outcome:?}");
     }
+}
+
+/// A part in pieces that begin and, but for the last, end at a page.
+fn cut(part: &Range<usize>, page: usize) -> impl Iterator<Item = Range<usize>> + use<> {
+    let piece = POPULATE_PIECE_BYTES.next_multiple_of(page);
+    let (start, end) = (part.start / page * page, part.end);
+    let starts = (start..end).step_by(piece);
+    starts.map(move |start| start..end.min(start + piece))
 }

@@ -1,0 +1,108 @@
+//! The arena: taken at start, and where nothing maps it for a device, touched while hosts connect
+//! already.
+
+use std::sync::Arc;
+use std::thread;
+
+use appliance_config::{Backing, Config, Transport};
+use hugemem::{Arena, ArenaConfig, ArenaError, ArenaRest};
+
+use crate::devices::page_policy;
+
+/// Bytes of the arena that are touched before hosts may connect: a few milliseconds' worth, and
+/// enough for the first connections.
+const AT_ONCE: usize = 64 << 20;
+
+#[derive(Debug, thiserror::Error)]
+#[error("appliance.memory = {memory}")]
+pub(crate) struct NoMemory {
+    memory: String,
+    #[source]
+    cause: ArenaError,
+}
+
+/// Takes the arena, and what of it is to be populated once hosts may connect.
+///
+/// # Errors
+/// The machine does not have that much.
+pub(crate) fn take(config: &Config) -> Result<(Arc<Arena>, ArenaRest), NoMemory> {
+    let memory = config.appliance.memory;
+    let arena = ArenaConfig {
+        bytes: memory.bytes() as usize,
+        pages: page_policy(config.appliance.pages),
+        max_transfer: config.limits.max_transfer.bytes() as usize,
+    };
+    let at_once = if is_mapped_for_devices(config) {
+        usize::MAX
+    } else {
+        AT_ONCE
+    };
+    let (arena, rest) = Arena::begin(arena, at_once).map_err(|cause| NoMemory {
+        memory: memory.to_string(),
+        cause,
+    })?;
+    for notice in arena.region().notices() {
+        tracing::warn!("memory: {notice}");
+    }
+    Ok((arena, rest))
+}
+
+/// Whether a drive, a NIC or a ring of files maps the arena at start, which touches all of it, one
+/// page after another and slower than we do.
+fn is_mapped_for_devices(config: &Config) -> bool {
+    let devices = config.devices.iter();
+    let mapped = |backing: &Backing| matches!(backing, Backing::Nvme(_) | Backing::File { .. });
+    devices.map(|device| &device.backing).any(mapped)
+        || config
+            .listeners
+            .iter()
+            .any(|listener| listener.transport == Transport::Rdma)
+}
+
+/// Populates the rest of the arena on a thread of its own, which ends with that.
+pub(crate) fn populate_behind(mut rest: ArenaRest) {
+    if rest.bytes() == 0 {
+        return;
+    }
+    let populate = move || {
+        if let Err(error) = rest.populate() {
+            let missing = rest.bytes();
+            tracing::error!(
+                error = &error as &dyn std::error::Error,
+                missing,
+                "the machine has less memory than `memory` asks for: going on with what there is"
+            );
+        }
+    };
+    let spawned = thread::Builder::new()
+        .name("memory".to_owned())
+        .spawn(populate);
+    if let Err(error) = spawned {
+        tracing::error!(%error, "the arena stays small: no thread to populate it");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(device: &str, transport: &str) -> Config {
+        let text = format!(
+            "[[device]]\nname = \"one\"\n{device}\n\
+             [[listener]]\nname = \"at\"\ntransport = \"{transport}\"\n\
+             address = \"127.0.0.1:4420\"\n\
+             [[export]]\nnqn = \"nqn.2026-11.org.windlass:one\"\ndevices = [\"one\"]\n\
+             listeners = [\"at\"]\nallow_any_host = true\n"
+        );
+        Config::parse("test", &text).expect("a valid configuration")
+    }
+
+    #[test]
+    fn only_memory_that_nothing_maps_is_left_for_later() {
+        let memory = "type = \"memory\"\nsize = \"1MiB\"";
+        let file = "type = \"file\"\npath = \"/dev/null\"\nsize = \"1MiB\"";
+        assert!(!is_mapped_for_devices(&config(memory, "tcp")));
+        assert!(is_mapped_for_devices(&config(file, "tcp")));
+        assert!(is_mapped_for_devices(&config(memory, "rdma")));
+    }
+}
