@@ -22,6 +22,7 @@ mod diff;
 mod drive;
 mod job;
 mod run;
+mod start;
 mod target;
 mod transfers;
 
@@ -51,6 +52,8 @@ pub(crate) enum Command {
     /// How data is best moved by RDMA: by WRITE, by READ, within messages; and what registering
     /// costs
     Transfers(transfers::TransfersArgs),
+    /// How long the appliance takes from exec to its first connection, beside touching its memory
+    Start(start::StartArgs),
     /// Random reads from a real drive by our own driver
     Drive(drive::DriveArgs),
     /// What differs between two reports
@@ -140,6 +143,7 @@ pub(crate) fn execute(command: Command) -> Result<ExitCode, Failure> {
         Command::Discover(args) => target::execute_discover(&args),
         Command::Cost(args) => cost::execute(&args),
         Command::Transfers(args) => transfers::execute(&args),
+        Command::Start(args) => start::execute(&args),
         Command::Drive(args) => drive::execute(&args),
         Command::Diff(args) => diff::execute(&args),
     }

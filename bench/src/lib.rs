@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod appliance_process;
 pub mod ceiling;
 pub mod compare;
 pub mod cost;
@@ -16,6 +17,7 @@ pub mod pinning;
 pub mod progress;
 pub mod random;
 pub mod report;
+pub mod start;
 pub mod table;
 pub mod transfers;
 pub mod units;

@@ -1,0 +1,171 @@
+//! The appliance as a child process: started with a configuration, ended when dropped.
+
+use std::io::{self, BufRead as _, BufReader};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use nvme_host::raw::RawClient;
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+/// How long the appliance may take to start or to end.
+pub const START_LIMIT: Duration = Duration::from_secs(20);
+/// Between two tries to connect: short beside what a start takes, long enough that the tries leave
+/// the start its core.
+const RETRY_INTERVAL: Duration = Duration::from_micros(100);
+/// What the appliance prints when its exports answer.
+const READY: &str = "windlass: ready";
+
+/// Why the appliance does not run.
+#[derive(Debug, thiserror::Error)]
+pub enum ProcessError {
+    /// The binary is not there.
+    #[error(
+        "{} is not there: build it with `cargo build --release -p appliance`, \
+         or name it with --windlass",
+        .0.display()
+    )]
+    NoBinary(PathBuf),
+    /// It could not be started.
+    #[error("cannot run {}: {source}", path.display())]
+    Process {
+        /// The binary.
+        path: PathBuf,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+    /// It ended instead of serving.
+    #[error("the appliance ended at its start: {0}")]
+    Ended(String),
+    /// It does not serve.
+    #[error("the appliance accepts no connection within {START_LIMIT:?}: {0}")]
+    NotServing(String),
+    /// A file of our own.
+    #[error("cannot write the appliance's configuration: {0}")]
+    Configuration(io::Error),
+}
+
+/// A running appliance.
+#[derive(Debug)]
+pub struct ApplianceProcess {
+    child: Child,
+    output: BufReader<ChildStdout>,
+    address: SocketAddr,
+    started: Instant,
+    directory: TempDir,
+}
+
+impl ApplianceProcess {
+    /// Starts `binary` with the configuration that `text` makes of a directory for its files and of
+    /// the address that its listener is to have. The time from exec on begins here.
+    ///
+    /// # Errors
+    /// [`ProcessError`]: it cannot be run.
+    pub fn start(
+        binary: &Path,
+        text: impl FnOnce(&Path, SocketAddr) -> String,
+    ) -> Result<Self, ProcessError> {
+        if !binary.is_file() {
+            return Err(ProcessError::NoBinary(binary.to_owned()));
+        }
+        let directory = tempfile::tempdir().map_err(ProcessError::Configuration)?;
+        let address = free_address().map_err(ProcessError::Configuration)?;
+        let file = directory.path().join("windlass.toml");
+        std::fs::write(&file, text(directory.path(), address))
+            .map_err(ProcessError::Configuration)?;
+        let log = std::fs::File::create(directory.path().join("log"));
+        let log = log.map_err(ProcessError::Configuration)?;
+        let failed = |source| ProcessError::Process {
+            path: binary.to_owned(),
+            source,
+        };
+        let started = Instant::now();
+        let mut child = Command::new(binary)
+            .arg("run")
+            .arg(&file)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(log)
+            .spawn()
+            .map_err(failed)?;
+        let output = child.stdout.take();
+        let output = output.ok_or_else(|| failed(io::ErrorKind::BrokenPipe.into()))?;
+        Ok(Self {
+            child,
+            output: BufReader::new(output),
+            address,
+            started,
+            directory,
+        })
+    }
+
+    /// Waits until it has initialised a connection, which a reactor does; the time since exec.
+    ///
+    /// # Errors
+    /// [`ProcessError`]: it ended, or does not serve.
+    pub fn await_connection(&mut self) -> Result<Duration, ProcessError> {
+        loop {
+            if let Ok(Some(_)) = self.child.try_wait() {
+                return Err(ProcessError::Ended(self.last_words()));
+            }
+            let initialized = RawClient::connect(self.address, START_LIMIT)
+                .and_then(|mut client| client.initialize(false, false));
+            let elapsed = self.started.elapsed();
+            if initialized.is_ok() {
+                return Ok(elapsed);
+            }
+            if elapsed > START_LIMIT {
+                return Err(ProcessError::NotServing(self.last_words()));
+            }
+            std::thread::sleep(RETRY_INTERVAL);
+        }
+    }
+
+    /// Waits until it says that it is ready; the time since exec.
+    ///
+    /// # Errors
+    /// [`ProcessError`]: it ended before.
+    pub fn await_ready(&mut self) -> Result<Duration, ProcessError> {
+        let mut line = String::new();
+        while line.trim_end() != READY {
+            line.clear();
+            match self.output.read_line(&mut line) {
+                Ok(bytes) if bytes > 0 => {}
+                _ => return Err(ProcessError::Ended(self.last_words())),
+            }
+        }
+        Ok(self.started.elapsed())
+    }
+
+    /// The last line of its log.
+    fn last_words(&self) -> String {
+        let log = std::fs::read_to_string(self.directory.path().join("log"));
+        let log = log.unwrap_or_default();
+        let last = log.lines().next_back();
+        last.unwrap_or("it said nothing").trim().to_owned()
+    }
+}
+
+impl Drop for ApplianceProcess {
+    fn drop(&mut self) {
+        let pid = Pid::from_raw(self.child.id().cast_signed());
+        let asked = pid.is_some_and(|pid| kill_process(pid, Signal::TERM).is_ok());
+        let deadline = Instant::now() + START_LIMIT;
+        while asked && Instant::now() < deadline {
+            match self.child.try_wait() {
+                Ok(None) => std::thread::sleep(Duration::from_millis(5)),
+                Ok(Some(_)) | Err(_) => return,
+            }
+        }
+        // A child that does not end in order must not outlive the measurement.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn free_address() -> io::Result<SocketAddr> {
+    let listener = TcpListener::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?;
+    listener.local_addr()
+}

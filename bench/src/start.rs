@@ -1,0 +1,252 @@
+//! How long the appliance takes from exec to its first connection.
+//!
+//! Rounds of two take turns: the appliance, started as a child with an arena of 2 MiB pages and as
+//! many exports as asked for, until a reactor has answered the initialisation of a connection; and
+//! this process mapping and touching as much memory and nothing else, which is what no appliance
+//! with such an arena can avoid at some time.
+
+use std::fmt::{self, Write as _};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use hugemem::{PagePolicy, Region, RegionError};
+use serde::{Deserialize, Serialize};
+
+use crate::appliance_process::{ApplianceProcess, ProcessError};
+use crate::ceiling::nanos;
+use crate::report::Machine;
+use crate::table::Table;
+use crate::units::{format_nanos, format_size, median};
+
+/// The time to the first connection that is aimed at, nanoseconds.
+pub const FIRST_CONNECTION_AIM_NS: u64 = 50_000_000;
+
+/// Size of each export's RAM namespace, bytes.
+const NAMESPACE_BYTES: u64 = 2 << 20;
+
+/// How to measure starts.
+#[derive(Debug, Clone)]
+pub struct StartOptions {
+    /// The appliance's binary.
+    pub windlass: PathBuf,
+    /// The arena, bytes.
+    pub memory_bytes: u64,
+    /// Exports, each with a RAM namespace of its own.
+    pub exports: usize,
+    /// Rounds that count.
+    pub rounds: usize,
+    /// Rounds before those.
+    pub warm_ups: usize,
+}
+
+/// Why no start could be measured.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The appliance.
+    #[error(transparent)]
+    Process(#[from] ProcessError),
+    /// The memory of the bare measurement, which the appliance needs as well.
+    #[error("cannot map the arena: {0}")]
+    Memory(#[from] RegionError),
+}
+
+/// What one round took, nanoseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StartRound {
+    /// From exec to an initialised connection.
+    pub first_connection_ns: u64,
+    /// From exec until it says that it is ready.
+    pub ready_ns: u64,
+    /// Mapping and touching an arena of that size, alone.
+    pub memory_alone_ns: u64,
+}
+
+/// What was measured of starts.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct StartReport {
+    /// The machine.
+    pub machine: Machine,
+    /// The arena, bytes.
+    pub memory_bytes: u64,
+    /// Exports.
+    pub exports: usize,
+    /// Every round.
+    pub rounds: Vec<StartRound>,
+}
+
+impl StartReport {
+    fn median_of(&self, value: impl Fn(&StartRound) -> u64) -> u64 {
+        let values: Vec<f64> = self.rounds.iter().map(|it| value(it) as f64).collect();
+        median(&values) as u64
+    }
+
+    /// Whether the median to the first connection is below [`FIRST_CONNECTION_AIM_NS`].
+    #[must_use]
+    pub fn meets_aim(&self) -> bool {
+        self.median_of(|round| round.first_connection_ns) < FIRST_CONNECTION_AIM_NS
+    }
+}
+
+impl fmt::Display for StartReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "start with {} of memory in 2 MiB pages and {} exports, {} rounds in turn\n",
+            format_size(self.memory_bytes),
+            self.exports,
+            self.rounds.len(),
+        )?;
+        let mut table = Table::new(&["", "median", "fastest", "slowest"]);
+        let mut row = |name: &str, value: fn(&StartRound) -> u64| {
+            let all = self.rounds.iter().map(value);
+            let (fastest, slowest) = (all.clone().min(), all.max());
+            let times = [Some(self.median_of(value)), fastest, slowest];
+            let cells = times.map(|time| format_nanos(time.unwrap_or_default()));
+            table.row([name.to_owned()].into_iter().chain(cells));
+        };
+        row("exec to first connection", |it| it.first_connection_ns);
+        row("exec to ready", |it| it.ready_ns);
+        row("mapping and touching the arena alone", |it| {
+            it.memory_alone_ns
+        });
+        write!(f, "{table}")
+    }
+}
+
+/// The configuration of an appliance with that many exports on one listener.
+fn configuration(options: &StartOptions, directory: &Path, address: SocketAddr) -> String {
+    let mut text = format!(
+        "[appliance]\n\
+         name = \"start\"\n\
+         memory = {memory}\n\
+         pages = \"huge\"\n\
+         \n\
+         [control]\n\
+         socket = \"{socket}\"\n\
+         http = \"off\"\n\
+         \n\
+         [[listener]]\n\
+         name = \"loopback\"\n\
+         transport = \"tcp\"\n\
+         address = \"{address}\"\n",
+        memory = options.memory_bytes,
+        socket = directory.join("control.sock").display(),
+    );
+    for number in 0..options.exports {
+        // Writing to a string does not fail.
+        let _ = write!(
+            text,
+            "\n\
+             [[device]]\n\
+             name = \"ram{number}\"\n\
+             type = \"memory\"\n\
+             size = {NAMESPACE_BYTES}\n\
+             \n\
+             [[export]]\n\
+             nqn = \"nqn.2026-11.org.windlass:start-{number}\"\n\
+             devices = [\"ram{number}\"]\n\
+             listeners = [\"loopback\"]\n\
+             allow_any_host = true\n"
+        );
+    }
+    text
+}
+
+/// One start, from exec on.
+fn start_once(options: &StartOptions) -> Result<(u64, u64), ProcessError> {
+    let mut appliance = ApplianceProcess::start(&options.windlass, |directory, address| {
+        configuration(options, directory, address)
+    })?;
+    let first_connection = appliance.await_connection()?;
+    let ready = appliance.await_ready()?;
+    Ok((nanos(first_connection), nanos(ready)))
+}
+
+/// Measures starts beside what memory alone takes; `tell` hears of each step.
+///
+/// # Errors
+/// [`StartError`]: the appliance does not start, or there are not enough hugepages.
+pub fn measure(
+    options: &StartOptions,
+    mut tell: impl FnMut(&str),
+) -> Result<StartReport, StartError> {
+    let bytes = usize::try_from(options.memory_bytes).unwrap_or(usize::MAX);
+    let mut rounds = Vec::with_capacity(options.rounds);
+    for round in 0..options.warm_ups + options.rounds {
+        let began = Instant::now();
+        let region = Region::map(bytes, PagePolicy::HugeOnly)?;
+        let memory_alone_ns = nanos(began.elapsed());
+        drop(region);
+        let (first_connection_ns, ready_ns) = start_once(options)?;
+        match round.checked_sub(options.warm_ups) {
+            None => tell("a start to warm up"),
+            Some(counted) => {
+                tell(&format!("round {} of {}", counted + 1, options.rounds));
+                rounds.push(StartRound {
+                    first_connection_ns,
+                    ready_ns,
+                    memory_alone_ns,
+                });
+            }
+        }
+    }
+    Ok(StartReport {
+        machine: Machine::here(),
+        memory_bytes: options.memory_bytes,
+        exports: options.exports,
+        rounds,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn options() -> StartOptions {
+        StartOptions {
+            windlass: "/nonexistent/windlass".into(),
+            memory_bytes: 64 << 20,
+            exports: 2,
+            rounds: 1,
+            warm_ups: 0,
+        }
+    }
+
+    #[test]
+    fn the_configuration_is_one_that_the_appliance_takes() {
+        let address = SocketAddr::from(([127, 0, 0, 1], 4420));
+        let text = configuration(&options(), Path::new("/run"), address);
+        let table: toml::Table = text.parse().expect("TOML");
+        assert_eq!(table["export"].as_array().map(Vec::len), Some(2));
+        assert_eq!(table["device"].as_array().map(Vec::len), Some(2));
+    }
+
+    #[test]
+    fn a_missing_binary_says_how_to_build_it() {
+        let error = start_once(&options()).expect_err("missing");
+        let text = error.to_string();
+        assert!(
+            text.contains("cargo build --release -p appliance"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn the_median_decides_whether_the_aim_is_met() {
+        let round = |first_connection_ns| StartRound {
+            first_connection_ns,
+            ready_ns: first_connection_ns,
+            memory_alone_ns: 1,
+        };
+        let report = |times: [u64; 3]| StartReport {
+            machine: Machine::here(),
+            memory_bytes: 1 << 30,
+            exports: 16,
+            rounds: times.map(round).to_vec(),
+        };
+        let aim = FIRST_CONNECTION_AIM_NS;
+        assert!(report([aim - 1, aim - 1, 9 * aim]).meets_aim());
+        assert!(!report([aim, aim - 1, aim]).meets_aim());
+    }
+}
