@@ -27,8 +27,6 @@ const PORT: PortId = PortId(1);
 pub const QUEUE_DEPTH_MAX: u16 = 64;
 /// I/O queues of a controller at most.
 pub const IO_QUEUES_MAX: u16 = 4;
-/// Requests that one reactor may have at one disk.
-const DEVICE_QUEUE_DEPTH: usize = 64;
 /// Commands that one reactor may have outstanding.
 const COMMANDS_MAX: usize = 2048;
 /// Connections of one reactor.
@@ -119,7 +117,7 @@ impl Appliance {
         let placement = Placement::new(swarm.reactors);
         let ports = reactors::mesh::mesh(swarm.reactors, 64);
         for (index, port) in ports.into_iter().enumerate() {
-            let core = core(&target, &arena, index).map_err(|error| told(&error))?;
+            let core = core(swarm, &target, &arena, index).map_err(|error| told(&error))?;
             let core = Rc::new(RefCell::new(core));
             let connections = ConnectionSet::new(
                 Rc::clone(&core),
@@ -242,6 +240,7 @@ impl Appliance {
 }
 
 fn core(
+    swarm: &Swarm,
     target: &Arc<Target>,
     arena: &Arc<Arena>,
     index: usize,
@@ -250,7 +249,7 @@ fn core(
     for device in target.devices() {
         queues.push(device.open_queue(QueueOptions {
             core: index,
-            depth: DEVICE_QUEUE_DEPTH,
+            depth: swarm.device_queue_depth,
             pool: arena.pool(COMMANDS_MAX),
         })?);
     }

@@ -57,6 +57,8 @@ pub struct Ground<'a> {
     pub serving: &'a Serving,
     /// By disk: when its namespace last came or went.
     pub namespace_changed: &'a [Nanos],
+    /// By host: when it last lost or got its permission.
+    pub permission_changed: &'a [Nanos],
     /// By disk: whether its requests may fail.
     pub disk_fails: &'a [bool],
     /// By disk: its answers may be late until then, and for the usual time after.
@@ -111,8 +113,10 @@ enum Command {
     KeepAlive,
     Abort,
     Disconnect,
-    /// Must be refused with this status.
-    Invalid(nvme_spec::Status),
+    /// To a disk's namespace, and must be refused with this status.
+    Invalid(usize, nvme_spec::Status),
+    /// Its header was damaged on the way: there is no answer to it.
+    Damaged,
     Io(Io),
 }
 

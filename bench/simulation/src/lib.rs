@@ -9,6 +9,7 @@
 
 pub mod appliance;
 pub mod content;
+pub mod defects;
 pub mod disk;
 pub mod figures;
 pub mod history;

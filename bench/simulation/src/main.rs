@@ -4,6 +4,7 @@
 
 use std::num::NonZeroUsize;
 use std::ops::Range;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::str::FromStr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -33,6 +34,10 @@ struct Arguments {
     /// The same in hours.
     #[arg(long, value_name = "N", conflicts_with = "minutes")]
     hours: Option<f64>,
+    /// Look for every planted defect, and write what was found to this file; needs a build with
+    /// `--cfg planted`.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["seed", "seeds", "minutes", "hours"])]
+    defects: Option<PathBuf>,
     /// Cut every run to this many events.
     #[arg(long)]
     events: Option<u64>,
@@ -72,6 +77,9 @@ fn main() -> ExitCode {
         without: arguments.without.iter().copied().collect(),
     };
     run::note_panics();
+    if let Some(page) = &arguments.defects {
+        return defects(page);
+    }
     if let Some(seed) = arguments.seed {
         return one(seed, &limits, arguments.story);
     }
@@ -99,6 +107,53 @@ fn one(seed: u64, limits: &Limits, lines: usize) -> ExitCode {
     }
 }
 
+/// Looks for every planted defect, on every core.
+#[cfg(planted)]
+fn defects(page: &Path) -> ExitCode {
+    use simulation::defects::{DEFECTS, look_for, page as page_of};
+    let next = Mutex::new(DEFECTS.iter());
+    let found = Mutex::new(Vec::new());
+    on_every_core(|| {
+        loop {
+            let Some(defect) = lock(&next).next() else {
+                return;
+            };
+            let finding = look_for(*defect);
+            let told = finding.failure.as_ref();
+            let told = told.map(|it| format!("seed {}: {}", it.seed, it.violation));
+            let told = told.unwrap_or_else(|| "NOT FOUND".to_owned());
+            println!("{}: {told}", defect.name);
+            lock(&found).push(finding);
+        }
+    });
+    let mut findings = found.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let place = |name: &str| DEFECTS.iter().position(|it| it.name == name);
+    findings.sort_by_key(|it| place(it.defect.name));
+    if let Err(error) = std::fs::write(page, page_of(&findings)) {
+        println!("{}: {error}", page.display());
+        return ExitCode::FAILURE;
+    }
+    let missed = findings.iter().filter(|it| it.failure.is_none()).count();
+    println!("{} defects, {missed} not found", findings.len());
+    ExitCode::from(u8::from(missed > 0))
+}
+
+#[cfg(not(planted))]
+fn defects(_: &Path) -> ExitCode {
+    println!("nothing is planted in this build: use cargo xtask sim --defects");
+    ExitCode::FAILURE
+}
+
+fn on_every_core(work: impl Fn() + Sync) -> usize {
+    let threads = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(&work);
+        }
+    });
+    threads
+}
+
 /// Seeds that differ from run to run.
 fn random_seeds() -> impl Iterator<Item = u64> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
@@ -118,7 +173,7 @@ fn many(seeds: Option<Seeds>, span: Option<Duration>, limits: &Limits) -> ExitCo
     let random = random_seeds().take_while(|_| span.is_some_and(|span| began.elapsed() < span));
     let next = Mutex::new(fixed.chain(random));
     let found = Mutex::new((Figures::default(), None::<Failure>));
-    let work = || {
+    let threads = on_every_core(|| {
         loop {
             let seed = lock(&next).next();
             let Some(seed) = seed.filter(|_| lock(&found).1.is_none()) else {
@@ -130,12 +185,6 @@ fn many(seeds: Option<Seeds>, span: Option<Duration>, limits: &Limits) -> ExitCo
             if failure.is_none() {
                 *failure = outcome.failure;
             }
-        }
-    };
-    let threads = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
-    std::thread::scope(|scope| {
-        for _ in 0..threads {
-            scope.spawn(work);
         }
     });
     let (figures, failure) = found.into_inner().unwrap_or_else(PoisonError::into_inner);

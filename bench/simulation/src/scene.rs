@@ -37,6 +37,8 @@ pub struct Scene {
     pub serving: Serving,
     /// By disk: when its namespace last came or went.
     pub namespace_changed: Vec<Nanos>,
+    /// By host: when it last lost or got its permission.
+    pub permission_changed: Vec<Nanos>,
     /// By disk: until when its answers may be late.
     pub disk_disturbed: Vec<Nanos>,
     /// By disk: whether its requests may fail.
@@ -82,6 +84,7 @@ impl Scene {
                 hosts: vec![true; swarm.hosts.len()],
             },
             namespace_changed: vec![Nanos::ZERO; count],
+            permission_changed: vec![Nanos::ZERO; swarm.hosts.len()],
             disk_disturbed: vec![Nanos::ZERO; count],
             disk_fails: vec![fails; count],
             memory_disturbed: Nanos::ZERO,
@@ -106,6 +109,7 @@ impl Scene {
             swarm: &self.swarm,
             serving: &self.serving,
             namespace_changed: &self.namespace_changed,
+            permission_changed: &self.permission_changed,
             disk_fails: &self.disk_fails,
             disk_disturbed: &self.disk_disturbed,
             memory_disturbed: self.memory_disturbed,

@@ -177,6 +177,8 @@ pub struct Swarm {
     pub success_flag: bool,
     /// The disks; namespace `n + 1` is disk `n`.
     pub disks: Vec<DiskShape>,
+    /// Requests that one reactor may have at one disk; the rest waits.
+    pub device_queue_depth: usize,
     /// How disks behave.
     pub disk_temper: DiskTemper,
     /// How the network behaves.
@@ -246,6 +248,7 @@ impl Swarm {
             host_data_bytes_max: random.pick(&[4096, 8192, 1 << 20]),
             success_flag: random.coin(),
             disks,
+            device_queue_depth: Random::new(seed, 3).pick(&[2, 16, 64]),
             disk_temper,
             network,
             hosts,

@@ -150,6 +150,7 @@ impl World {
             }
             Fault::Revoke => {
                 self.scene.serving.hosts[host] ^= true;
+                self.scene.permission_changed[host] = now;
                 self.reconfigure(None)?;
             }
             Fault::Removal | Fault::Crash | Fault::Power | Fault::Restart if !heavy => {
@@ -325,6 +326,7 @@ impl World {
         self.scene.heal();
         self.scene.serving.namespaces.fill(true);
         self.scene.serving.hosts.fill(true);
+        self.scene.permission_changed.fill(self.scene.time.now());
         if self.scene.disks.iter().any(crate::disk::Disk::is_removed) {
             self.kill(false)?;
         } else {

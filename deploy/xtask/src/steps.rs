@@ -40,6 +40,8 @@ enum Step {
     Cost,
     /// The appliance among simulated faults.
     Sim,
+    /// Defects that are planted in the appliance, all of which the simulation must find.
+    Defects,
     /// The documentation's links and code.
     Doc,
     /// Every order of atomic operations of the lock-free modules.
@@ -168,6 +170,7 @@ fn run_step(step: Step, with_lab: bool) -> Vec<Row> {
         })],
         Step::Cost => costs(),
         Step::Sim => vec![timed(name, sim::test)],
+        Step::Defects => vec![timed(name, sim::test_defects)],
         Step::Doc => vec![timed(name, doc)],
         Step::Loom => vec![timed(name, loom)],
         Step::Fuzz => fuzzing(),

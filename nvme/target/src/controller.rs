@@ -21,6 +21,7 @@ use std::sync::Arc;
 use nvme_spec::log::CriticalWarning;
 use nvme_spec::registers::Cc;
 use reactors::Nanos;
+use reactors::sim::planted;
 
 use crate::config::{PortId, TransportKind};
 use crate::counters::CoreCounters;
@@ -242,7 +243,7 @@ impl Controller {
             return None;
         }
         let (span, reason) = self.silence_max()?;
-        if self.shared.take_traffic() {
+        if self.shared.take_traffic() && !planted("traffic-ignored") {
             self.silence_ends_at = Some(now + span);
             return None;
         }
@@ -292,7 +293,7 @@ impl Controller {
         let Some(subsystem) = self.subsystem(view) else {
             return Some(CloseReason::Revoked);
         };
-        if !subsystem.allows(&self.shared.identity.host_nqn) {
+        if !subsystem.allows(&self.shared.identity.host_nqn) && !planted("revocation-ignored") {
             return Some(CloseReason::Revoked);
         }
         let before = before.subsystem(self.shared.identity.subsystem);
@@ -308,7 +309,7 @@ impl Controller {
                 changed = true;
             }
         }
-        if changed {
+        if changed && !planted("event-lost") {
             self.events
                 .raise(EventKind::NamespaceAttribute, configuration);
         }

@@ -8,6 +8,7 @@ use nvme_spec::command::{Fuse, IoOpcode, Psdt, ReadWrite};
 use nvme_spec::sgl::{Sgl, SglDescriptor};
 use nvme_spec::{NSID_BROADCAST, Sqe, Status};
 use reactors::Nanos;
+use reactors::sim::planted;
 
 use crate::interface::{DataSource, Direction, KEYED_BLOCKS_MAX, KeyedBlock, Work, WorkKind};
 use crate::status::{Fault, byte};
@@ -271,7 +272,7 @@ pub(crate) fn transfer(sqe: &Sqe, context: &IoContext<'_>) -> Result<Work, Fault
     let namespace = namespace(context.subsystem, nsid)?;
     let range: ReadWrite = sqe.read_write();
     let (lba, blocks) = extent(namespace, &range)?;
-    let fua = range.control.fua() && namespace.volatile;
+    let fua = range.control.fua() && namespace.volatile && !planted("fua-ignored");
     let (operation, direction) = match sqe.io_opcode() {
         IoOpcode::READ if fua => (IoOperation::DurableRead, Direction::ToHost),
         IoOpcode::READ => (IoOperation::Read, Direction::ToHost),
@@ -349,7 +350,7 @@ fn flush(sqe: &Sqe, context: &IoContext<'_>) -> Result<Decoded, Fault> {
         return Ok(without_data(sqe, work(IoOperation::FlushAll, 0)));
     }
     let namespace = namespace(context.subsystem, nsid)?;
-    if !namespace.volatile {
+    if !namespace.volatile || planted("flush-skipped") {
         return Ok(Decoded::Done);
     }
     Ok(without_data(

@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use hugemem::Pool;
 use nvme_target::{PortId, TargetCore, TransportId, TransportKind};
+use reactors::sim::planted;
 use reactors::{LogLimit, Nanos};
 
 use crate::config::{CONNECTIONS_PER_REACTOR_MAX, TcpConfig};
@@ -240,6 +241,7 @@ impl<S: ByteStream> ConnectionSet<S> {
                 Ok(waits)
             });
             if outcome == Some(true)
+                && !planted("blocked-forgotten")
                 && let Some(stream) = self.stream(index)
             {
                 blocked(index, stream);
@@ -323,7 +325,9 @@ impl<S: ByteStream> ConnectionSet<S> {
                 Some(value)
             }
             Err(ended) => {
-                connection.release_queue(&mut cx);
+                if !planted("queue-never-closed") {
+                    connection.release_queue(&mut cx);
+                }
                 drop(core);
                 self.remove(index, ended);
                 None

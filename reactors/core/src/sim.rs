@@ -1,5 +1,6 @@
 //! Many reactors on one thread and on virtual time: one seed, one run.
 
+mod planted;
 mod seeded;
 
 use std::io;
@@ -12,6 +13,9 @@ use crate::poller::Progress;
 use crate::reactor::Reactor;
 use crate::shared::{Group, Shared};
 use crate::time::Nanos;
+#[cfg(planted)]
+pub use planted::plant;
+pub use planted::planted;
 pub use seeded::Seeded;
 
 /// How far time moves in a round of turns, so that even reactors that are always busy come to an

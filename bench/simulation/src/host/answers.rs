@@ -31,14 +31,23 @@ impl Host {
         );
         match &outstanding.command {
             Command::Io(io) => return self.io_answered(ground, qid, io, outstanding, cqe),
-            Command::Connect => return self.connected(ground, qid, cqe),
-            Command::Invalid(expected) => {
-                return if status.is(*expected) || self.is_excused(ground, qid) {
+            Command::Connect => return self.connected(ground, qid, outstanding.issued_at, cqe),
+            Command::Invalid(disk, expected) => {
+                let changed = ground.namespace_changed[*disk] >= outstanding.issued_at;
+                let absent = changed && is_absence(status);
+                return if status.is(*expected) || absent || self.is_excused(ground, qid) {
                     Ok(())
                 } else {
                     let what = format!("a command was answered {status}, not {expected}");
                     Err(self.violation(ground, &what))
                 };
+            }
+            Command::Damaged => {
+                return Err(self.violation(ground, "a damaged header was taken for a command"));
+            }
+            Command::Disconnect if status.is_success() && self.awaits_io(qid) => {
+                let what = "Disconnect was answered before the commands in front of it";
+                return Err(self.violation(ground, what));
             }
             Command::EventRequest => return self.event(ground, cqe),
             // That the command was not found, or could not be aborted, is in dword 0.
@@ -123,6 +132,15 @@ impl Host {
         }
     }
 
+    /// Whether I/O commands of a queue wait for their answers.
+    fn awaits_io(&mut self, qid: u16) -> bool {
+        let connection = self.connections().find(|it| it.shape.qid == qid);
+        connection.is_some_and(|connection| {
+            let mut outstanding = connection.outstanding();
+            outstanding.any(|(_, it)| matches!(it.command, Command::Io(_)))
+        })
+    }
+
     fn io_answered(
         &mut self,
         ground: &mut Ground<'_>,
@@ -181,13 +199,11 @@ impl Host {
         issued_at: Nanos,
     ) -> Option<WriteEnd> {
         let damaged = io.damaged && status.is(Status::TRANSIENT_TRANSPORT_ERROR);
-        let no_namespace =
-            status.is(Status::INVALID_FIELD) || status.is(Status::INVALID_NAMESPACE_OR_FORMAT);
         let absent = io.extents.iter().any(|extent| {
             !ground.serving.namespaces[extent.disk]
                 || ground.namespace_changed[extent.disk] >= issued_at
         });
-        (damaged || (no_namespace && absent)).then_some(WriteEnd::Refused)
+        (damaged || (is_absence(status) && absent)).then_some(WriteEnd::Refused)
     }
 
     /// Whether something explains that a command failed.
@@ -238,11 +254,17 @@ impl Host {
             | Command::ReadLog
             | Command::KeepAlive
             | Command::Abort
-            | Command::Invalid(_) => since = since.max(ground.memory_disturbed),
+            | Command::Invalid(..)
+            | Command::Damaged => since = since.max(ground.memory_disturbed),
         }
         let gone = self.silent_until.is_some() || ground.stopping;
         (!gone && since <= ground.now).then_some(since)
     }
+}
+
+/// Whether a command was refused because its namespace is not there.
+fn is_absence(status: Status) -> bool {
+    status.is(Status::INVALID_FIELD) || status.is(Status::INVALID_NAMESPACE_OR_FORMAT)
 }
 
 /// An I/O command succeeded: what follows from it, and whether that can be.

@@ -128,9 +128,14 @@ impl Host {
         &mut self,
         ground: &mut Ground<'_>,
         qid: u16,
+        issued_at: Nanos,
         cqe: &Cqe,
     ) -> Result<(), Violation> {
         let status = cqe.status();
+        let forbidden = !ground.serving.hosts[self.number];
+        if status.is_success() && forbidden && ground.permission_changed[self.number] < issued_at {
+            return Err(self.violation(ground, "a host without permission may connect"));
+        }
         if !status.is_success() {
             // Whoever may connect and is not answered for good is told to try again.
             let hopeless = [
@@ -268,10 +273,23 @@ impl Host {
         };
     }
 
+    /// Whether the target still serves it although its permission is gone for long.
+    fn is_wrongly_served(&self, ground: &Ground<'_>) -> bool {
+        let Some(admin) = self.admin.as_ref().filter(|admin| admin.live) else {
+            return false;
+        };
+        let since = ground.permission_changed[self.number].max(admin.disturbed_until);
+        !ground.serving.hosts[self.number] && !ground.stopping && since + LATENCY_MAX < ground.now
+    }
+
     /// Everything that has to have happened by now.
     fn check_deadlines(&mut self, ground: &mut Ground<'_>) -> Result<(), Violation> {
         if self.silent_until.is_some_and(|until| until <= ground.now) {
             return Err(self.violation(ground, "the target keeps a host that sends nothing"));
+        }
+        if self.is_wrongly_served(ground) {
+            let what = "a host that lost its permission keeps its controller";
+            return Err(self.violation(ground, what));
         }
         let connections = self.admin.iter().chain(&self.io);
         let mut late = None;

@@ -369,7 +369,7 @@ impl Host {
         if connection.room() > 0 && !connection.closing {
             connection.excused = true;
             connection.closing = true;
-            let (sqe, command) = (Sqe::flush(1), Command::Invalid(Status::SUCCESS));
+            let (sqe, command) = (Sqe::flush(1), Command::Damaged);
             let sending = Sending {
                 damage: Damage::Header,
                 ..Sending::plain(sqe, command)
@@ -414,7 +414,7 @@ impl Host {
         if recently {
             return None;
         }
-        let command = Command::Invalid(status);
+        let command = Command::Invalid(disk, status);
         let sending = Sending {
             transfer,
             ..Sending::plain(sqe, command)

@@ -3,6 +3,7 @@
 use nvme_spec::fabrics::FabricsType;
 use nvme_spec::{Cqe, Sqe, Status};
 use reactors::Nanos;
+use reactors::sim::planted;
 
 use super::executions::Command;
 use super::queue::{Queue, QueueEvent, QueueKind, QueueState};
@@ -107,7 +108,7 @@ impl TargetCore {
             return Err(Fault::retry(Status::ABORTED_SQ_DELETION));
         };
         let command_id = sqe.cid.get();
-        if queue.unanswered > 0 {
+        if queue.unanswered > 0 && !planted("disconnect-overtakes") {
             queue.apply(QueueEvent::Disconnect { tag, command_id });
             return Ok(Admission::Held);
         }

@@ -6,6 +6,7 @@
 
 use nvme_spec::Status;
 use reactors::Nanos;
+use reactors::sim::planted;
 
 use super::executions::{Command, Owner};
 use super::queue::{Queue, QueueEvent, QueueKind};
@@ -28,6 +29,9 @@ impl TargetCore {
         self.queues.retire(slot);
         let abandoned = self.executions.abandon(slot);
         self.counters.orphaned.add(u64::from(abandoned.orphaned));
+        if planted("neighbour-closed") {
+            self.end_queue(slot ^ 1, CloseReason::AssociationLost);
+        }
         if let Some(controller) = controller {
             self.end_controller(controller, CloseReason::AssociationLost, now);
             self.controllers.remove(controller);
@@ -39,7 +43,7 @@ impl TargetCore {
         }
         if let Some(entry) = self.queues.at_mut(slot) {
             entry.executing -= abandoned.freed;
-            if entry.executing == 0 {
+            if entry.executing == 0 || planted("queue-freed-early") {
                 self.release_queue(slot);
             }
         }
@@ -150,19 +154,20 @@ impl TargetCore {
             .find(|(_, queue)| wanted(queue))
             .map(|(slot, _)| slot);
         let Some(slot) = found else { return false };
-        let Some(execution) = self.executions.find(slot, command_id) else {
+        let wanted = command_id ^ u16::from(planted("abort-of-another"));
+        let Some(execution) = self.executions.find(slot, wanted) else {
             return false;
         };
         let Some(execution) = self.executions.remove_parked(execution) else {
             return false;
         };
-        let Owner::Command(Command { tag, .. }) = execution.owner else {
+        let Owner::Command(Command { tag, id, .. }) = execution.owner else {
             return false;
         };
         if let Some(queue) = self.queues.at_mut(slot) {
             queue.executing -= 1;
         }
-        let failed = FailedCommand::of_work(&execution.work, command_id);
+        let failed = FailedCommand::of_work(&execution.work, id);
         let response = self.fail(slot, &failed, Fault::retry(Status::ABORT_REQUESTED));
         self.push_completion(
             slot,

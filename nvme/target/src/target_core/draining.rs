@@ -2,6 +2,7 @@
 
 use block::Drain;
 use reactors::Nanos;
+use reactors::sim::planted;
 
 use super::TargetCore;
 use super::executions::Owner;
@@ -64,7 +65,9 @@ impl TargetCore {
         if self.phase == Phase::Closing && self.queues.len() == 0 && self.executions.len() == 0 {
             self.phase = Phase::Flushing;
             let volatile = self.volatile_devices();
-            self.start_flush(Owner::Drain, volatile);
+            if !planted("stop-without-flush") {
+                self.start_flush(Owner::Drain, volatile);
+            }
         }
         if self.phase == Phase::Flushing && self.executions.len() == 0 {
             self.phase = Phase::Draining;

@@ -5,6 +5,7 @@ use hugemem::{Data, Lease};
 use nvme_spec::Status;
 use nvme_spec::command::DatasetRange;
 use reactors::Nanos;
+use reactors::sim::planted;
 use zerocopy::FromBytes;
 
 use super::executions::{Command, DeviceTag, Execution, ExecutionEvent, ExecutionState, Owner};
@@ -154,7 +155,12 @@ impl TargetCore {
         }
         self.note_start(command.queue, &work, command.id, now);
         let over = match self.first_request(device_tag, &work, data) {
-            Ok(Some(request)) => self.submit(device_tag, request).err().map(Err),
+            Ok(Some(request)) => match self.submit(device_tag, request) {
+                Ok(()) if planted("answer-before-device") && !work.operation.is_read() => {
+                    Some(Ok(()))
+                }
+                submitted => submitted.err().map(Err),
+            },
             Ok(None) => self.proceed(device_tag),
             Err(fault) => Some(Err(fault)),
         };
@@ -192,11 +198,7 @@ impl TargetCore {
             }
         };
         let flush = operation == Operation::Flush;
-        let (lba, blocks) = if flush {
-            (0, 0)
-        } else {
-            (work.lba, work.blocks)
-        };
+        let (lba, blocks) = if flush { (0, 0) } else { range(work) };
         Ok(Some(Request {
             tag: tag.into_bits(),
             operation,
@@ -244,7 +246,11 @@ impl TargetCore {
         if let Some(queue) = queue {
             let subsystem = self.view.subsystem(queue.subsystem);
             let devices = subsystem.map_or(0, |view| view.volatile_devices);
-            self.executions.kept(tag.slot).devices = devices;
+            self.executions.kept(tag.slot).devices = if planted("flush-of-all-short") {
+                devices & devices.saturating_sub(1)
+            } else {
+                devices
+            };
         }
     }
 
@@ -291,7 +297,7 @@ impl TargetCore {
             | IoOperation::Flush
             | IoOperation::WriteZeroes { .. } => None,
             IoOperation::DurableRead => {
-                if execution.step > 0 {
+                if execution.step > 0 || planted("fua-read-not-flushed") {
                     return None;
                 }
                 execution.step = 1;
@@ -314,7 +320,8 @@ impl TargetCore {
                 let (list, _) =
                     <[DatasetRange]>::ref_from_prefix_with_elems(lease, usize::from(ranges))
                         .ok()?;
-                let next = list.get(usize::from(step)..)?.iter().find(|range| {
+                let end = list.len() - usize::from(planted("last-range-forgotten"));
+                let next = list.get(usize::from(step)..end)?.iter().find(|range| {
                     step += 1;
                     range.length.get() > 0
                 })?;
@@ -380,6 +387,9 @@ impl TargetCore {
             self.counters.stale_completions.add(1);
             return;
         };
+        if planted("completion-lost") && tag.generation % 16 == 7 {
+            return;
+        }
         match (execution.state, completion.result) {
             (ExecutionState::InDevice, Ok(())) => {
                 if execution.work.operation.is_single() {
@@ -387,6 +397,9 @@ impl TargetCore {
                 } else {
                     self.step_done(tag, completion.data);
                 }
+            }
+            (ExecutionState::InDevice, Err(error)) if hides_error(error) => {
+                self.finish_later(tag, Ok(()), completion.data);
             }
             (ExecutionState::InDevice, Err(error)) => self.device_failed(tag, error),
             (ExecutionState::Orphan, _) => self.finish_orphan(tag),
@@ -432,7 +445,9 @@ impl TargetCore {
                         }
                     }
                     Err(Refusal::Later(request)) => {
-                        self.executions.park_first(tag, request);
+                        if !planted("deferred-lost") {
+                            self.executions.park_first(tag, request);
+                        }
                         break;
                     }
                     Err(Refusal::Never(_, error)) => {
@@ -536,7 +551,8 @@ impl TargetCore {
             return;
         };
         queue.executing -= 1;
-        if queue.executing == 0 && queue.state == QueueState::Gone {
+        let forgotten = planted("orphan-forgotten");
+        if queue.executing == 0 && queue.state == QueueState::Gone && !forgotten {
             self.release_queue(slot);
         }
     }
@@ -665,6 +681,30 @@ impl TargetCore {
             bytes,
             timing: Timing::NONE,
         }
+    }
+}
+
+/// The range that a command has of its device, unless a planted defect moves it.
+#[inline]
+fn range(work: &IoWork) -> (u64, u32) {
+    let zeroes = matches!(work.operation, IoOperation::WriteZeroes { .. });
+    if planted("lba-off-by-one") && work.blocks > 8 {
+        (work.lba.saturating_sub(1), work.blocks)
+    } else if planted("zeroes-short") && zeroes && work.blocks > 1 {
+        (work.lba, work.blocks - 1)
+    } else {
+        (work.lba, work.blocks)
+    }
+}
+
+/// Whether a planted defect hides what went wrong in a device.
+#[inline]
+fn hides_error(error: DeviceError) -> bool {
+    match error {
+        DeviceError::MediaWrite => planted("write-error-hidden"),
+        DeviceError::MediaRead => planted("read-error-hidden"),
+        DeviceError::CompareMismatch => planted("mismatch-hidden"),
+        _ => false,
     }
 }
 

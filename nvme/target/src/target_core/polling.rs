@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use block::CompletionBatch;
 use reactors::Nanos;
+use reactors::sim::planted;
 
 use super::executions::{Execution, Owner};
 use super::queue::LOGGED_ERRORS_MAX;
@@ -152,7 +153,7 @@ impl TargetCore {
                 .entry(cntlid)
                 .is_some_and(|entry| !entry.io_queues.is_empty())
         };
-        if !queues_left {
+        if !queues_left || planted("reset-does-not-wait") {
             let effect = controller.reset_done(now);
             self.carry_out(slot, effect, now);
             self.settle(slot);
@@ -265,7 +266,9 @@ impl TargetCore {
             let Some((controller, context)) = self.controller(slot, now) else {
                 continue;
             };
-            if let Some(reason) = controller.check_timers(&context) {
+            if let Some(reason) = controller.check_timers(&context)
+                && !planted("silence-ignored")
+            {
                 if reason == crate::CloseReason::KeepAliveExpired {
                     self.counters.keep_alive_expired.add(1);
                 }

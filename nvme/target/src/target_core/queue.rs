@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use nvme_spec::{Cqe, Status, U16};
 use reactors::recorder::{Note, NoteKind};
+use reactors::sim::planted;
 
 use crate::interface::CloseReason;
 use crate::io::DataContext;
@@ -161,7 +162,7 @@ impl Queue {
     pub(crate) fn respond(&mut self, command_id: u16, status: Status) -> Cqe {
         let mut response = Cqe::new(command_id, status);
         if self.flow_control {
-            self.head = if self.head + 1 >= self.depth {
+            self.head = if self.head + 1 >= self.depth && !planted("head-beyond-queue") {
                 0
             } else {
                 self.head + 1

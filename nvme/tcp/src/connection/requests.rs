@@ -4,6 +4,7 @@ use hugemem::{Data, Lease, WaiterToken};
 use nvme_spec::tcp::{C2hData, C2hEnd, CapsuleResp, FatalError, H2cData, R2t, offset};
 use nvme_spec::{Cqe, Status};
 use nvme_target::{Admission, Completed, DataSource, Direction, LentRead, QueueId, Timing, Work};
+use reactors::sim::planted;
 use zerocopy::{IntoBytes, transmute};
 
 use super::{Connection, Context, Event, Sink};
@@ -244,6 +245,9 @@ impl<S: ByteStream> Connection<S> {
         self.solicited -= usize::from(fetch.solicited);
         let Some(queue) = self.queue else { return };
         if fetch.corrupt {
+            if planted("lease-leaked") {
+                std::mem::forget(fetch.lease);
+            }
             let status = Status::TRANSIENT_TRANSPORT_ERROR;
             let response = cx.core.reject(queue, fetch.work, status);
             return self.answer(cx, slot, &response, Timing::NONE, None);
@@ -306,6 +310,8 @@ impl<S: ByteStream> Connection<S> {
         bytes: usize,
         finishes: Finishes,
     ) {
+        let short = planted("read-short") && bytes > 4096;
+        let bytes = if short { bytes - 512 } else { bytes };
         cx.counters.bytes_sent.add(bytes as u64);
         let (command_id, length) = (response.cid.get(), bytes as u32);
         // SUCCESS stands for a response without a result (section 3.6.2.8).
@@ -324,6 +330,10 @@ impl<S: ByteStream> Connection<S> {
     #[inline]
     pub(super) fn push_response(&mut self, response: &Cqe, finishes: Finishes) {
         let capsule = CapsuleResp::new(*response, self.rules.framing);
+        if planted("answer-twice") && response.cid.get() % 64 == 63 {
+            self.transmitter
+                .push_header(transmute!(capsule), Finishes::Nothing);
+        }
         self.transmitter.push_header(transmute!(capsule), finishes);
     }
 }
