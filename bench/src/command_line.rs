@@ -23,6 +23,7 @@ mod drive;
 mod job;
 mod run;
 mod start;
+mod sweep;
 mod target;
 mod transfers;
 
@@ -41,6 +42,9 @@ pub(crate) enum Command {
     /// Put load on a target, and verify it where told
     #[command(after_help = run::EXAMPLES)]
     Run(Box<run::RunArgs>),
+    /// One load at several strengths: throughput over depth, or latency over load
+    #[command(after_help = sweep::EXAMPLES)]
+    Sweep(Box<sweep::SweepArgs>),
     /// What a bare socket pair does with the same bytes in the same pattern
     Ceiling(CeilingArgs),
     /// Our target beside the ceilings, in one run on the same two cores
@@ -143,6 +147,7 @@ pub(crate) fn execute(command: Command) -> Result<ExitCode, Failure> {
         Command::Discover(args) => target::execute_discover(&args),
         Command::Cost(args) => cost::execute(&args),
         Command::Transfers(args) => transfers::execute(&args),
+        Command::Sweep(args) => sweep::execute(&args),
         Command::Start(args) => start::execute(&args),
         Command::Drive(args) => drive::execute(&args),
         Command::Diff(args) => diff::execute(&args),

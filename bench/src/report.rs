@@ -277,6 +277,14 @@ pub enum SaveError {
 pub fn save_json(report: &impl Serialize, path: &Path) -> Result<(), SaveError> {
     let mut text = serde_json::to_string_pretty(report)?;
     text.push('\n');
+    save_text(&text, path)
+}
+
+/// Writes `text` to `path`.
+///
+/// # Errors
+/// [`SaveError::Write`].
+pub fn save_text(text: &str, path: &Path) -> Result<(), SaveError> {
     std::fs::write(path, text).map_err(|source| SaveError::Write {
         path: path.to_owned(),
         source,

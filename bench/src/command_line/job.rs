@@ -223,6 +223,14 @@ impl JobArgs {
 }
 
 impl JobPlan {
+    /// Changes what is to be done in every run.
+    pub(super) fn change(&mut self, change: impl Fn(&mut Workload)) {
+        match self {
+            Self::Target(plans) => plans.iter_mut().for_each(|plan| change(&mut plan.workload)),
+            Self::Local(plan) => change(&mut plan.workload),
+        }
+    }
+
     /// Runs all of it; `watch` makes who watches the run of that name.
     pub(super) fn run(
         &self,

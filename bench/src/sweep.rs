@@ -1,0 +1,126 @@
+//! One load at several strengths: over the depth of its queues, or over the rate that is asked for.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::report::{Latency, RunReport};
+use crate::table::Table;
+use crate::units::{format_count, format_nanos};
+
+/// What changes from point to point.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "snake_case")]
+pub enum Over {
+    /// Requests in flight on each queue.
+    Depth,
+    /// Requests a second that are asked for, up to what the target gave when it was not limited.
+    Load,
+}
+
+/// What one strength came to.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct SweepPoint {
+    /// Requests in flight on each queue at most.
+    pub depth: u16,
+    /// Requests a second that were asked for, where they were limited.
+    pub rate: Option<f64>,
+    /// Requests a second that were answered.
+    pub iops: f64,
+    /// Data a second, MiB.
+    pub mib_per_second: f64,
+    /// Requests that were due and could not be sent.
+    pub unsent: u64,
+    /// Of reads, where there were any; of a limited rate from when they were due.
+    pub reads: Option<Latency>,
+    /// Of writes, where there were any.
+    pub writes: Option<Latency>,
+}
+
+/// A load at several strengths.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct SweepReport {
+    /// What changed from point to point.
+    pub over: Over,
+    /// The load at its first point: machine, target, sizes and pattern hold for all of them.
+    pub load: RunReport,
+    /// The points, weakest first.
+    pub points: Vec<SweepPoint>,
+}
+
+impl SweepPoint {
+    /// What a run's main phase came to; `None` where it has none.
+    #[must_use]
+    pub fn of(report: &RunReport) -> Option<Self> {
+        let main = report.phases.iter().find(|phase| phase.name == "main")?;
+        let kinds = || [&main.reads, &main.writes].into_iter().flatten();
+        Some(Self {
+            depth: report.depth,
+            rate: report.rate,
+            iops: kinds().map(|kind| kind.iops).sum(),
+            mib_per_second: kinds().map(|kind| kind.mib_per_second).sum(),
+            unsent: main.unsent,
+            reads: main.reads.map(|kind| kind.latency),
+            writes: main.writes.map(|kind| kind.latency),
+        })
+    }
+}
+
+impl SweepReport {
+    /// The most requests a second of any point.
+    #[must_use]
+    pub fn most_iops(&self) -> f64 {
+        self.points.iter().map(|it| it.iops).fold(0.0, f64::max)
+    }
+}
+
+impl fmt::Display for SweepReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let load = &self.load;
+        let plural = if load.queues == 1 { "" } else { "s" };
+        writeln!(
+            f,
+            "{} {}/{} % reads and writes on {} over {}, {} queue{plural}",
+            load.pattern,
+            load.read_percent,
+            100 - load.read_percent.min(100),
+            load.address,
+            load.transport,
+            load.queues,
+        )?;
+        writeln!(f, "{}\n", load.machine)?;
+        let strength = match self.over {
+            Over::Depth => "depth",
+            Over::Load => "asked for",
+        };
+        let mut table = Table::new(&[
+            strength, "IOPS", "MiB/s", "", "p50", "p90", "p99", "p99.9", "p99.99", "unsent",
+        ]);
+        for point in &self.points {
+            let kinds = [("read", &point.reads), ("write", &point.writes)];
+            for (kind, latency) in kinds {
+                let Some(latency) = latency else { continue };
+                let mut cells = vec![
+                    match (self.over, point.rate) {
+                        (Over::Load, Some(rate)) => format_count(rate as u64),
+                        _ => point.depth.to_string(),
+                    },
+                    format_count(point.iops as u64),
+                    format!("{:.0}", point.mib_per_second),
+                    kind.to_owned(),
+                ];
+                let times = [
+                    latency.p50_ns,
+                    latency.p90_ns,
+                    latency.p99_ns,
+                    latency.p999_ns,
+                    latency.p9999_ns,
+                ];
+                cells.extend(times.map(format_nanos));
+                cells.push(format_count(point.unsent));
+                table.row(cells);
+            }
+        }
+        write!(f, "{table}")
+    }
+}
