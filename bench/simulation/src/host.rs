@@ -144,6 +144,8 @@ pub struct Host {
     admin: Option<Connection>,
     io: Vec<Connection>,
     cntlid: u16,
+    /// When its admin queue was opened.
+    opened_at: Nanos,
     poll_status_at: Option<Nanos>,
     keep_alive_at: Option<Nanos>,
     /// Sends nothing any more: by then the target must have ended the association.
@@ -169,6 +171,7 @@ impl Host {
             admin: None,
             io: Vec::new(),
             cntlid: 0,
+            opened_at: Nanos::ZERO,
             poll_status_at: None,
             keep_alive_at: None,
             silent_until: None,

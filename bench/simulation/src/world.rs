@@ -325,8 +325,12 @@ impl World {
         self.scene.note(format_args!("everything is healed"));
         self.scene.heal();
         self.scene.serving.namespaces.fill(true);
-        self.scene.serving.hosts.fill(true);
-        self.scene.permission_changed.fill(self.scene.time.now());
+        let hosts = self.scene.serving.hosts.iter_mut();
+        for (allowed, changed) in hosts.zip(&mut self.scene.permission_changed) {
+            if !std::mem::replace(allowed, true) {
+                *changed = self.scene.time.now();
+            }
+        }
         if self.scene.disks.iter().any(crate::disk::Disk::is_removed) {
             self.kill(false)?;
         } else {

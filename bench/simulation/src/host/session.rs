@@ -24,6 +24,7 @@ impl Host {
         {
             let admin = self.open(ground, 0);
             self.admin = Some(admin);
+            self.opened_at = ground.now;
             self.phase = Phase::Starting;
         }
         let moved = self.poll_connections(ground)?;
@@ -97,7 +98,8 @@ impl Host {
 
     /// Whether the target has a reason to end a connection.
     pub(super) fn is_excused(&mut self, ground: &Ground<'_>, qid: u16) -> bool {
-        let allowed = ground.serving.hosts.get(self.number) == Some(&true);
+        let allowed = ground.permission_changed[self.number] < self.opened_at.max(Nanos(1))
+            && ground.serving.hosts[self.number];
         let silent = self.silent_until.is_some();
         let admin_excused = self.admin.as_ref().is_none_or(|it| it.excused);
         let excused = self
@@ -142,7 +144,7 @@ impl Host {
                 Status::CONNECT_INVALID_HOST,
                 Status::CONNECT_INCOMPATIBLE_FORMAT,
             ];
-            let allowed = ground.serving.hosts.get(self.number) == Some(&true);
+            let allowed = !forbidden && ground.permission_changed[self.number] < issued_at;
             if qid == 0 && allowed && !ground.stopping && hopeless.iter().any(|it| status.is(*it)) {
                 return Err(self.violation(ground, &format!("Connect was refused: {status}")));
             }
