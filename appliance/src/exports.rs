@@ -35,7 +35,7 @@ pub(crate) fn target_config(
             .collect(),
         limits: TargetLimits {
             transfer_max,
-            ..TargetLimits::default()
+            controllers_max: config.limits.max_controllers,
         },
     }
 }

@@ -1,0 +1,335 @@
+//! Storms on real sockets: hosts that come and go by the thousand, that stay and say nothing, that
+//! never read or never send what they owe, that ignore flow control. A witness is served all the
+//! time, and afterwards the process has the descriptors and about the memory that it had before.
+//!
+//! Nothing here depends on how fast anything is; rates are `bench storm`'s.
+
+mod process;
+
+use std::fs;
+use std::net::{SocketAddr, TcpStream};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use nvme_host::raw::{RawClient, RawNames, Received, capsule};
+use nvme_spec::Sqe;
+use nvme_spec::sgl::SglDescriptor;
+use nvme_spec::tcp::{DigestFlags, FatalError, IcReq};
+use process::{LIMIT, Windlass};
+use rustix::process::{Resource, Signal, getrlimit, setrlimit};
+use tempfile::TempDir;
+use zerocopy::IntoBytes;
+
+const NQN: &str = "nqn.2026-11.org.windlass:storm";
+const BLOCK_BYTES: usize = 512;
+/// Hosts that only stay, with two connections each.
+const IDLE_HOSTS: usize = 1000;
+/// How often one storm comes.
+const STORMS: usize = 5;
+/// Memory that may differ between two moments at which the same is connected: the allocator keeps
+/// some of what it was given back.
+const MEMORY_SLACK_BYTES: u64 = 16 << 20;
+
+fn configuration(directory: &TempDir) -> PathBuf {
+    let text = format!(
+        r#"
+[appliance]
+name = "storm"
+memory = "64MiB"
+pages = "ordinary"
+[control]
+socket = "off"
+http = "off"
+[limits]
+max_connections = 4096
+max_controllers = 2048
+[[device]]
+name = "ram"
+type = "memory"
+size = "8MiB"
+[[listener]]
+name = "loopback"
+transport = "tcp"
+address = "127.0.0.1:0"
+[[export]]
+nqn = "{NQN}"
+devices = ["ram"]
+listeners = ["loopback"]
+allow_any_host = true
+"#
+    );
+    let path = directory.path().join("windlass.toml");
+    fs::write(&path, text).expect("writable");
+    path
+}
+
+fn names(host: usize) -> RawNames {
+    RawNames {
+        host: format!("nqn.2026-11.org.windlass:host{host}"),
+        host_id: [host as u8 | 1; 16],
+        subsystem: NQN.to_owned(),
+    }
+}
+
+fn connect(address: SocketAddr) -> RawClient {
+    RawClient::connect(address, LIMIT).expect("it listens")
+}
+
+/// An admin connection and an I/O queue of 32 entries.
+fn attach(address: SocketAddr, host: usize) -> (RawClient, RawClient) {
+    let mut admin = connect(address);
+    let cntlid = admin
+        .open_admin(&names(host))
+        .expect("any host may connect");
+    let mut io = connect(address);
+    io.open_io(&names(host), cntlid, 1)
+        .expect("queue 1 is free");
+    (admin, io)
+}
+
+/// A host that writes blocks and reads them back.
+struct Witness {
+    _admin: RawClient,
+    io: RawClient,
+    turn: u64,
+}
+
+impl Witness {
+    fn new(address: SocketAddr) -> Self {
+        let (admin, io) = attach(address, 0);
+        Self {
+            _admin: admin,
+            io,
+            turn: 0,
+        }
+    }
+
+    fn is_served(&mut self) {
+        self.turn += 1;
+        let (lba, data) = (self.turn % 1024, [self.turn as u8; BLOCK_BYTES]);
+        let write = Sqe::write(1, lba, 0, false);
+        let (cqe, _) = self.io.command(write, &data, 0).expect("an answer");
+        assert!(cqe.status().is_success(), "{}", cqe.status());
+        let read = Sqe::read(1, lba, 0);
+        let (cqe, found) = self
+            .io
+            .command(read, &[], BLOCK_BYTES as u32)
+            .expect("an answer");
+        assert!(cqe.status().is_success(), "{}", cqe.status());
+        assert_eq!(found, data);
+    }
+}
+
+/// What a process has.
+#[derive(Clone, Copy, Debug)]
+struct Usage {
+    descriptors: usize,
+    resident_bytes: u64,
+}
+
+fn usage(windlass: &Windlass) -> Usage {
+    let place = format!("/proc/{}", windlass.pid().as_raw_nonzero());
+    let descriptors = fs::read_dir(format!("{place}/fd"))
+        .expect("it runs")
+        .count();
+    let statm = fs::read_to_string(format!("{place}/statm")).expect("it runs");
+    let pages = statm.split(' ').nth(1).expect("proc(5)").parse::<u64>();
+    Usage {
+        descriptors,
+        resident_bytes: pages.expect("a number") * rustix::param::page_size() as u64,
+    }
+}
+
+/// Waits until there are as many descriptors as before.
+#[track_caller]
+fn await_descriptors(windlass: &Windlass, before: Usage) -> Usage {
+    let began = Instant::now();
+    loop {
+        let now = usage(windlass);
+        if now.descriptors == before.descriptors {
+            return now;
+        }
+        assert!(began.elapsed() < LIMIT, "{now:?}, and before {before:?}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Runs `storm` again and again beside a witness. After each, what it took is given back, and once
+/// the tables that are there from the start have been touched, memory no longer grows.
+fn repeat(storm: impl Fn(&Windlass, SocketAddr) + Sync) {
+    let directory = TempDir::new().expect("a directory");
+    let windlass = Windlass::start(&configuration(&directory));
+    let address = windlass.address();
+    let mut witness = Witness::new(address);
+    witness.is_served();
+    let before = usage(&windlass);
+    let mut after = Vec::new();
+    let over = AtomicBool::new(false);
+    let served = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !over.load(Ordering::Acquire) {
+                witness.is_served();
+                served.fetch_add(1, Ordering::Release);
+            }
+        });
+        // Ends the witness also where the storm fails.
+        let _ended = Ended(&over);
+        for _ in 0..STORMS {
+            let served_before = served.load(Ordering::Acquire);
+            storm(&windlass, address);
+            while served.load(Ordering::Acquire) == served_before {
+                std::thread::yield_now();
+            }
+            after.push(await_descriptors(&windlass, before));
+        }
+    });
+    let settled = after[STORMS / 2].resident_bytes;
+    let growth = after[STORMS - 1].resident_bytes.saturating_sub(settled);
+    assert!(growth <= MEMORY_SLACK_BYTES, "{before:?} became {after:?}");
+    println!("{before:?} became {after:?}");
+    windlass.signal(Signal::TERM);
+    assert_eq!(windlass.wait().0.code(), Some(0));
+}
+
+struct Ended<'a>(&'a AtomicBool);
+
+impl Drop for Ended<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
+#[test]
+fn a_thousand_hosts_that_come_and_go_leave_nothing() {
+    repeat(|_, address| {
+        std::thread::scope(|scope| {
+            for thread in 1..=4 {
+                scope.spawn(move || {
+                    for cycle in 0..250 {
+                        come_and_go(address, thread, cycle);
+                    }
+                });
+            }
+        });
+    });
+}
+
+/// One host, which leaves at one of the places where one can.
+fn come_and_go(address: SocketAddr, thread: usize, cycle: usize) {
+    let mut client = connect(address);
+    match cycle % 5 {
+        0 => {}
+        1 => client.send(b"GET / HTTP/1.1\r\n\r\n").expect("sent"),
+        2 => client
+            .send(IcReq::new(0, DigestFlags::new(), 0).as_bytes())
+            .expect("sent"),
+        3 => {
+            client
+                .open_admin(&names(thread))
+                .expect("any host may connect");
+        }
+        _ => {
+            let (_admin, mut io) = attach(address, thread);
+            let write = Sqe::write(1, 2000, 0, false);
+            // Gone before the answer.
+            let sgl = SglDescriptor::in_capsule(0, BLOCK_BYTES as u32);
+            io.send_capsule(write.with_sgl(sgl), &[1; BLOCK_BYTES])
+                .expect("sent");
+        }
+    }
+}
+
+#[test]
+fn two_thousand_idle_connections_cost_only_themselves() {
+    let limit = getrlimit(Resource::Nofile);
+    setrlimit(
+        Resource::Nofile,
+        rustix::process::Rlimit {
+            current: limit.maximum,
+            ..limit
+        },
+    )
+    .expect("up to the hard limit");
+    repeat(|windlass, address| {
+        let idle: Vec<_> = (1..=IDLE_HOSTS).map(|host| attach(address, host)).collect();
+        assert!(usage(windlass).descriptors >= 2 * IDLE_HOSTS);
+        drop(idle);
+    });
+}
+
+#[test]
+fn hosts_that_never_read_or_never_send_hold_only_what_is_theirs() {
+    repeat(|_, address| {
+        let mut stuck = Vec::new();
+        for host in 1..=8 {
+            let (admin, mut io) = attach(address, host);
+            for cid in 0..30 {
+                // Readers that take no data, and writers that bring none.
+                let (lba, blocks) = (0, 255);
+                let sqe = match host % 2 {
+                    0 => Sqe::read(1, lba, blocks),
+                    _ => Sqe::write(1, lba, blocks, false),
+                };
+                let sgl = SglDescriptor::transport((u32::from(blocks) + 1) * BLOCK_BYTES as u32);
+                io.send_capsule(sqe.with_cid(cid).with_sgl(sgl), &[])
+                    .expect("sent");
+            }
+            stuck.push((admin, io));
+        }
+        // Beside them a host with modest wishes is served, for as long as they are there.
+        let mut witness = Witness::new(address);
+        (0..20).for_each(|_| witness.is_served());
+        drop(stuck);
+    });
+}
+
+#[test]
+fn hosts_that_ignore_flow_control_are_turned_out() {
+    repeat(|_, address| {
+        for host in 1..=50 {
+            let (_admin, mut io) = attach(address, host);
+            // Writes whose data never comes stay in the queue, which has 32 entries.
+            let sgl = SglDescriptor::transport(4096);
+            let mut bytes = Vec::new();
+            for cid in 0..40 {
+                let write = Sqe::write(1, 0, 7, false).with_cid(cid).with_sgl(sgl);
+                bytes.extend(capsule(write, &[], io.framing));
+            }
+            io.send(&bytes).expect("sent");
+            let ended = io
+                .expect_close()
+                .expect("the target closes")
+                .expect("and says why");
+            let (status, _, _) = ended.termination().expect("a C2HTermReq");
+            assert_eq!(status, FatalError::SEQUENCE_ERROR);
+        }
+    });
+}
+
+/// A host that never finishes its set-up is closed after ten seconds of waiting.
+#[test]
+fn half_open_hosts_are_closed_in_time() {
+    let directory = TempDir::new().expect("a directory");
+    let windlass = Windlass::start(&configuration(&directory));
+    let address = windlass.address();
+    let mut witness = Witness::new(address);
+    let before = usage(&windlass);
+    let silent: Vec<TcpStream> = (0..100)
+        .map(|_| TcpStream::connect(address).expect("it listens"))
+        .collect();
+    let mut initialised: Vec<RawClient> = (0..100).map(|_| connect(address)).collect();
+    for client in &mut initialised {
+        client.initialize(false, false).expect("an ICResp");
+    }
+    assert!(usage(&windlass).descriptors >= before.descriptors + 100);
+    await_descriptors(&windlass, before);
+    witness.is_served();
+    for client in &mut initialised {
+        assert!(matches!(client.receive(), Ok(Received::Closed)));
+    }
+    drop(silent);
+    windlass.signal(Signal::TERM);
+    assert_eq!(windlass.wait().0.code(), Some(0));
+}
