@@ -139,6 +139,26 @@ impl ApplianceProcess {
         Ok(self.started.elapsed())
     }
 
+    /// Where its listener is.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Processor time that it has taken so far, all threads and the kernel's part together; `None`
+    /// once it has ended.
+    #[must_use]
+    pub fn cpu_time(&self) -> Option<Duration> {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).ok()?;
+        // proc_pid_stat(5): the name may hold anything but the last parenthesis; utime and stime
+        // are the 14th and 15th fields, so the 12th and 13th behind it.
+        let (_, fields) = stat.rsplit_once(')')?;
+        let mut times = fields.split_whitespace().skip(11);
+        let ticks: u64 = times.next()?.parse::<u64>().ok()? + times.next()?.parse::<u64>().ok()?;
+        let per_second = rustix::param::clock_ticks_per_second();
+        Some(Duration::from_secs_f64(ticks as f64 / per_second as f64))
+    }
+
     /// The last line of its log.
     fn last_words(&self) -> String {
         let log = std::fs::read_to_string(self.directory.path().join("log"));

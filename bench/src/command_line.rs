@@ -22,6 +22,7 @@ mod diff;
 mod drive;
 mod job;
 mod run;
+mod scale;
 mod start;
 mod sweep;
 mod target;
@@ -45,6 +46,8 @@ pub(crate) enum Command {
     /// One load at several strengths: throughput over depth, or latency over load
     #[command(after_help = sweep::EXAMPLES)]
     Sweep(Box<sweep::SweepArgs>),
+    /// Requests a second over the target's reactors, or over connections
+    Scale(scale::ScaleArgs),
     /// What a bare socket pair does with the same bytes in the same pattern
     Ceiling(CeilingArgs),
     /// Our target beside the ceilings, in one run on the same two cores
@@ -148,6 +151,7 @@ pub(crate) fn execute(command: Command) -> Result<ExitCode, Failure> {
         Command::Cost(args) => cost::execute(&args),
         Command::Transfers(args) => transfers::execute(&args),
         Command::Sweep(args) => sweep::execute(&args),
+        Command::Scale(args) => scale::execute(&args),
         Command::Start(args) => start::execute(&args),
         Command::Drive(args) => drive::execute(&args),
         Command::Diff(args) => diff::execute(&args),

@@ -18,6 +18,7 @@ pub mod plot;
 pub mod progress;
 pub mod random;
 pub mod report;
+pub mod scale;
 pub mod start;
 pub mod sweep;
 pub mod table;

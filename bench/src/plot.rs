@@ -7,6 +7,7 @@ use plotters::coord::Shift;
 use plotters::prelude::*;
 
 use crate::report::Latency;
+use crate::scale::{Dimension, ScalePoint, ScaleReport};
 use crate::sweep::{Over, SweepPoint, SweepReport};
 use crate::units::{format_count, format_nanos};
 
@@ -225,6 +226,47 @@ fn over_load(area: &Area<'_>, report: &SweepReport) -> Result<(), PlotError> {
     Ok(())
 }
 
+fn over_number(area: &Area<'_>, report: &ScaleReport) -> Result<(), PlotError> {
+    type Number = fn(&ScalePoint) -> f64;
+    let (number, of): (Number, &str) = match report.over {
+        Dimension::Reactors => (|point| point.reactors as f64, "reactors"),
+        Dimension::Connections => (|point| point.connections as f64, "connections"),
+    };
+    let curve = |name: &str, value: Number| {
+        let points = report.points.iter();
+        [Curve {
+            name: name.to_owned(),
+            points: points.map(|point| (number(point), value(point))).collect(),
+        }]
+    };
+    let (above, below) = area.split_vertically(SIZE.1 / 2);
+    let rates = curve("requests a second", |point| point.iops);
+    let costs = curve("target's time", |point| point.target_ns_per_request);
+    let x = logarithmic_range(xs(&rates)).log_scale().base(2.0);
+    let mut chart = ChartBuilder::on(&above)
+        .caption("4 KiB random reads from RAM over TCP", ("sans-serif", 17))
+        .margin(12)
+        .x_label_area_size(38)
+        .y_label_area_size(84)
+        .build_cartesian_2d(x, linear_range(ys(&rates)))?;
+    draw!(chart, rates, of, "requests a second", count, count);
+    let x = logarithmic_range(xs(&costs)).log_scale().base(2.0);
+    let mut chart = ChartBuilder::on(&below)
+        .margin(12)
+        .x_label_area_size(38)
+        .y_label_area_size(84)
+        .build_cartesian_2d(x, linear_range(ys(&costs)))?;
+    draw!(
+        chart,
+        costs,
+        of,
+        "target's processor time for a request",
+        count,
+        time
+    );
+    Ok(())
+}
+
 fn title(report: &SweepReport) -> String {
     let load = &report.load;
     let sizes: Vec<String> = load
@@ -248,15 +290,26 @@ fn title(report: &SweepReport) -> String {
 /// # Errors
 /// [`PlotError`], which no report brings about.
 pub fn sweep(report: &SweepReport) -> Result<String, PlotError> {
+    picture(|area| match report.over {
+        Over::Depth => over_depth(area, report),
+        Over::Load => over_load(area, report),
+    })
+}
+
+/// Throughput and the target's time for a request over reactors or connections, as SVG.
+///
+/// # Errors
+/// [`PlotError`], which no report brings about.
+pub fn scale(report: &ScaleReport) -> Result<String, PlotError> {
+    picture(|area| over_number(area, report))
+}
+
+fn picture(draw: impl FnOnce(&Area<'_>) -> Result<(), PlotError>) -> Result<String, PlotError> {
     let mut svg = String::new();
-    {
-        let area = SVGBackend::with_string(&mut svg, SIZE).into_drawing_area();
-        area.fill(&WHITE)?;
-        match report.over {
-            Over::Depth => over_depth(&area, report)?,
-            Over::Load => over_load(&area, report)?,
-        }
-        area.present()?;
-    }
+    let area = SVGBackend::with_string(&mut svg, SIZE).into_drawing_area();
+    area.fill(&WHITE)?;
+    draw(&area)?;
+    area.present()?;
+    drop(area);
     Ok(svg)
 }
