@@ -16,7 +16,8 @@ use std::time::Duration;
 
 use nvme_host::{ConnectOptions, ConnectionCounters, HostIdentity};
 
-use self::target::{ARENA_BYTES, NQN, START_LIMIT, Target, TargetOptions};
+use self::target::{ARENA_BYTES, NQN, Target, TargetOptions};
+use crate::appliance_process::ProcessError;
 use crate::ceiling::{
     AnswerMemory, Answers, CONGESTION_CONTROL, CeilingError, CeilingOptions, Exchange, measure_tcp,
     nanos,
@@ -60,27 +61,9 @@ pub struct CompareOptions {
 /// Why nothing could be compared.
 #[derive(Debug, thiserror::Error)]
 pub enum CompareError {
-    /// The appliance's binary is not there.
-    #[error(
-        "{} is not there: build it with `cargo build --release -p appliance`, \
-         or name it with --windlass",
-        .0.display()
-    )]
-    NoBinary(PathBuf),
-    /// The appliance could not be started or stopped.
-    #[error("cannot run {}: {source}", path.display())]
-    Process {
-        /// The binary.
-        path: PathBuf,
-        /// The kernel's answer.
-        source: io::Error,
-    },
-    /// The appliance ended instead of serving.
-    #[error("the target ended at its start: {0}")]
-    Ended(String),
-    /// The appliance does not serve.
-    #[error("the target accepts no connection within {START_LIMIT:?}: {0}")]
-    NotServing(String),
+    /// The appliance.
+    #[error(transparent)]
+    Process(#[from] ProcessError),
     /// The ceiling.
     #[error(transparent)]
     Ceiling(#[from] CeilingError),
@@ -90,9 +73,6 @@ pub enum CompareError {
     /// Something went wrong while data moved.
     #[error(transparent)]
     Trouble(#[from] Trouble),
-    /// A file of our own.
-    #[error("cannot write the target's configuration: {0}")]
-    Configuration(io::Error),
     /// The file of the file device.
     #[error("cannot make a file for the file device: {0}")]
     File(io::Error),
@@ -212,7 +192,7 @@ pub fn compare_tcp(
     mut tell: impl FnMut(&str),
 ) -> Result<CompareReport, CompareError> {
     if !options.windlass.is_file() {
-        return Err(CompareError::NoBinary(options.windlass.clone()));
+        return Err(ProcessError::NoBinary(options.windlass.clone()).into());
     }
     let memory = AnswerMemory::take(options.namespace_bytes)?;
     tell("starting the target");
@@ -329,7 +309,10 @@ mod tests {
     #[test]
     fn a_target_that_ends_at_once_is_reported() {
         let error = compare_tcp(&options("/bin/false"), |_| {}).expect_err("it ends");
-        assert!(matches!(error, CompareError::Ended(_)), "{error}");
+        assert!(
+            matches!(error, CompareError::Process(ProcessError::Ended(_))),
+            "{error}"
+        );
         assert!(error.to_string().contains("it said nothing"), "{error}");
     }
 }

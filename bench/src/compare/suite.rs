@@ -13,6 +13,7 @@ use serde_json::Value;
 
 use super::target::{Target, TargetOptions};
 use super::{CompareError, CompareOptions, Load, READ_BYTES, measure_target};
+use crate::appliance_process::ProcessError;
 use crate::ceiling::{
     AnswerMemory, Answers, CONGESTION_CONTROL, CeilingMeasurement, CeilingOptions, Exchange,
     measure_tcp,
@@ -139,7 +140,7 @@ pub fn compare_all(
     mut tell: impl FnMut(&str),
 ) -> Result<SuiteReport, CompareError> {
     if !options.common.windlass.is_file() {
-        return Err(CompareError::NoBinary(options.common.windlass.clone()));
+        return Err(ProcessError::NoBinary(options.common.windlass.clone()).into());
     }
     let file = options
         .takes(FILE)

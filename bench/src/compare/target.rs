@@ -1,22 +1,15 @@
 //! The target under measurement: a child process with the configuration that a comparison needs.
 
-use std::io;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
-use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use nvme_host::raw::RawClient;
-use rustix::process::{Pid, Signal, kill_process};
-
-use super::{CompareError, READ_BYTES};
+use super::READ_BYTES;
+use crate::appliance_process::{ApplianceProcess, ProcessError};
 use crate::ceiling::CONGESTION_CONTROL;
 
 /// The arena of the target, bytes.
 pub(super) const ARENA_BYTES: u64 = 256 << 20;
-
-/// How long the target may take to start or to end.
-pub(super) const START_LIMIT: Duration = Duration::from_secs(20);
 
 /// Subsystem of the target under measurement.
 pub(super) const NQN: &str = "nqn.2026-11.org.windlass:compare";
@@ -37,7 +30,7 @@ pub(super) struct TargetOptions {
 }
 
 /// The configuration file.
-fn configuration(options: &TargetOptions, port: u16) -> String {
+fn configuration(options: &TargetOptions, directory: &Path, address: SocketAddr) -> String {
     let (file, devices) = match &options.file {
         Some(path) => (
             format!(
@@ -59,6 +52,10 @@ fn configuration(options: &TargetOptions, port: u16) -> String {
          memory = {ARENA_BYTES}\n\
          idle = \"{idle}\"\n\
          \n\
+         [control]\n\
+         socket = {socket:?}\n\
+         http = \"off\"\n\
+         \n\
          [[device]]\n\
          name = \"ram0\"\n\
          type = \"memory\"\n\
@@ -69,7 +66,7 @@ fn configuration(options: &TargetOptions, port: u16) -> String {
          [[listener]]\n\
          name = \"loopback\"\n\
          transport = \"tcp\"\n\
-         address = \"127.0.0.1:{port}\"\n\
+         address = \"{address}\"\n\
          queue_depth = 256\n\
          congestion_control = \"{CONGESTION_CONTROL}\"\n\
          \n\
@@ -81,130 +78,56 @@ fn configuration(options: &TargetOptions, port: u16) -> String {
         core = options.core,
         idle = options.idle,
         size = options.memory_bytes,
+        socket = directory.join("control.sock"),
     )
 }
 
 /// A running target; ended when dropped.
 pub(super) struct Target {
-    child: Child,
+    process: ApplianceProcess,
     pub(super) address: SocketAddr,
     pub(super) start_to_accept: Duration,
-    directory: tempfile::TempDir,
 }
 
 impl Target {
     /// Starts the target and waits until it has initialised a connection.
-    pub(super) fn start(options: &TargetOptions) -> Result<Self, CompareError> {
-        let directory = tempfile::tempdir().map_err(CompareError::Configuration)?;
-        let port = free_port().map_err(CompareError::Configuration)?;
-        let file = directory.path().join("compare.toml");
-        let text = configuration(options, port);
-        std::fs::write(&file, text).map_err(CompareError::Configuration)?;
-        let output = std::fs::File::create(directory.path().join("output"));
-        let output = output.map_err(CompareError::Configuration)?;
-        let started = Instant::now();
-        let spawned = Command::new(&options.windlass)
-            .arg("run")
-            .arg(&file)
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(output)
-            .spawn();
-        let path = options.windlass.clone();
-        let child = spawned.map_err(|source| CompareError::Process { path, source })?;
-        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-        let mut target = Self {
-            child,
-            address,
-            start_to_accept: Duration::ZERO,
-            directory,
-        };
-        target.await_connection(started)?;
-        Ok(target)
-    }
-
-    fn await_connection(&mut self, started: Instant) -> Result<(), CompareError> {
-        loop {
-            if let Ok(Some(_)) = self.child.try_wait() {
-                return Err(CompareError::Ended(self.last_words()));
-            }
-            let initialized = RawClient::connect(self.address, START_LIMIT)
-                .and_then(|mut client| client.initialize(false, false));
-            self.start_to_accept = started.elapsed();
-            if initialized.is_ok() {
-                return Ok(());
-            }
-            if self.start_to_accept > START_LIMIT {
-                return Err(CompareError::NotServing(self.last_words()));
-            }
-            std::thread::sleep(Duration::from_micros(200));
-        }
+    pub(super) fn start(options: &TargetOptions) -> Result<Self, ProcessError> {
+        let mut process = ApplianceProcess::start(&options.windlass, |directory, address| {
+            configuration(options, directory, address)
+        })?;
+        let start_to_accept = process.await_connection()?;
+        Ok(Self {
+            address: process.address(),
+            start_to_accept,
+            process,
+        })
     }
 
     /// Processor time that the target has taken so far.
     pub(super) fn cpu_time(&self) -> Option<Duration> {
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).ok()?;
-        // proc_pid_stat(5): the name may hold anything but the last parenthesis; utime and stime
-        // are the 14th and 15th fields, so the 12th and 13th behind it.
-        let (_, fields) = stat.rsplit_once(')')?;
-        let mut times = fields.split_whitespace().skip(11);
-        let ticks: u64 = times.next()?.parse::<u64>().ok()? + times.next()?.parse::<u64>().ok()?;
-        let per_second = rustix::param::clock_ticks_per_second();
-        Some(Duration::from_secs_f64(ticks as f64 / per_second as f64))
+        self.process.cpu_time()
     }
-
-    /// What the target said last.
-    fn last_words(&self) -> String {
-        let output = std::fs::read_to_string(self.directory.path().join("output"));
-        let output = output.unwrap_or_default();
-        output
-            .lines()
-            .next_back()
-            .unwrap_or("it said nothing")
-            .trim()
-            .to_owned()
-    }
-}
-
-impl Drop for Target {
-    fn drop(&mut self) {
-        let pid = Pid::from_raw(self.child.id().cast_signed());
-        let asked = pid.is_some_and(|pid| kill_process(pid, Signal::TERM).is_ok());
-        let deadline = Instant::now() + START_LIMIT;
-        while asked && Instant::now() < deadline {
-            match self.child.try_wait() {
-                Ok(None) => std::thread::sleep(Duration::from_millis(5)),
-                Ok(Some(_)) | Err(_) => return,
-            }
-        }
-        // A child that does not end in order must not outlive the measurement.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-fn free_port() -> io::Result<u16> {
-    let listener = TcpListener::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?;
-    Ok(listener.local_addr()?.port())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn options(file: Option<PathBuf>) -> TargetOptions {
-        TargetOptions {
+    fn text(file: Option<PathBuf>) -> String {
+        let options = TargetOptions {
             windlass: PathBuf::from("windlass"),
             core: 0,
             memory_bytes: 16 << 20,
             file,
             idle: "adaptive",
-        }
+        };
+        let address = SocketAddr::from(([127, 0, 0, 1], 4420));
+        configuration(&options, Path::new("/run"), address)
     }
 
     #[test]
     fn the_target_has_the_pairs_congestion_control() {
-        let text = configuration(&options(None), 4420);
+        let text = text(None);
         let (_, listener) = text.split_once("[[listener]]\n").expect("a listener");
         let (listener, _) = listener.split_once("\n\n").expect("an export after it");
         let expected = format!("congestion_control = \"{CONGESTION_CONTROL}\"");
@@ -214,7 +137,7 @@ mod tests {
 
     #[test]
     fn a_file_is_the_second_namespace() {
-        let text = configuration(&options(Some(PathBuf::from("/tmp/a \"b\""))), 4420);
+        let text = text(Some(PathBuf::from("/tmp/a \"b\"")));
         assert!(text.contains("path = \"/tmp/a \\\"b\\\"\""), "{text}");
         assert!(text.contains("devices = [\"ram0\", \"file0\"]"), "{text}");
     }
