@@ -80,13 +80,14 @@ enum State {
 /// Dropping it stops the drive's access to memory.
 pub struct DriveOwner {
     shared: Arc<Shared>,
-    name: String,
+    name: Box<str>,
     state: State,
     admin: Option<AdminQueue>,
     backing: Option<Arc<dyn DeviceBacking>>,
     /// What is published.
     attention: Attention,
     next_tick: Nanos,
+    polled_at: Nanos,
     /// When health is fetched next.
     health_due: Nanos,
     /// When a reset under way has failed.
@@ -108,7 +109,7 @@ impl DriveOwner {
     /// Takes over a drive that was brought up. Time begins with the first poll: the reactor's clock
     /// need not be the one that the start was polled with.
     pub(crate) fn new(shared: Arc<Shared>, started: Started) -> Self {
-        let name = format!("nvme {}", shared.options.name);
+        let name = format!("nvme {}", shared.options.name).into_boxed_str();
         let mut owner = Self {
             shared,
             name,
@@ -117,6 +118,7 @@ impl DriveOwner {
             backing: None,
             attention: Attention::new(),
             next_tick: Nanos::ZERO,
+            polled_at: Nanos::ZERO,
             health_due: Nanos::ZERO,
             reset_deadline: Nanos::ZERO,
             function_reset_tried: false,
@@ -229,6 +231,7 @@ impl Poller for DriveOwner {
     }
 
     fn poll(&mut self, now: Nanos, _budget: u32) -> Progress {
+        self.polled_at = now;
         let ticked = self.tick(now);
         let moved = match self.state {
             State::Running => self.run(now, ticked),

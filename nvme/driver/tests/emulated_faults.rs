@@ -265,6 +265,22 @@ fn what_no_abort_ends_is_ended_by_a_reset() {
     }
 }
 
+/// A drive that lost its power and has it back takes no command: that is seen with the next tick, not
+/// when the first command is late.
+#[test]
+fn a_drive_that_lost_power_for_a_moment_is_started_anew() {
+    let mut two = Two::new(small());
+    two.rig.control.power_cut();
+    two.rig.control.reappear();
+    let deadline = two.rig.now + DEADLINES.command;
+    while two.rig.drive.counters().recoveries == 0 {
+        assert!(two.rig.now < deadline, "{:?}", two.rig.drive.state());
+        two.rig.step(MS);
+        two.client.turn();
+    }
+    two.check_well();
+}
+
 #[test]
 fn a_reset_may_take_long_but_not_for_ever() {
     let mut two = Two::new(EmulatedOptions {

@@ -19,8 +19,7 @@ const LOOK_INTERVAL: Nanos = Nanos::from_millis(1);
 impl DriveOwner {
     /// When registers are looked at again by a reactor that sleeps.
     pub(super) fn look_again(&self) -> Nanos {
-        let tick = self.shared.options.deadlines.tick();
-        self.next_tick.saturating_sub(tick) + LOOK_INTERVAL
+        self.polled_at + LOOK_INTERVAL
     }
 
     /// A fault: stops the drive and starts it anew.

@@ -22,6 +22,13 @@ impl DriveOwner {
             );
             return self.begin_reset(now);
         }
+        if !csts.rdy() {
+            tracing::warn!(
+                drive = self.shared.options.name,
+                "the controller was reset, or without power, behind our back"
+            );
+            return self.begin_reset(now);
+        }
         let late = self.admin.as_ref().and_then(|admin| admin.overdue(now));
         if let Some(error) = late {
             count(&self.shared.counters.timeouts, 1);
