@@ -6,7 +6,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use block::{Device, QueueOptions};
-use hugemem::{Arena, ArenaConfig, PagePolicy};
+use hugemem::Arena;
+use nvme_driver::emulated::end_of_process;
+use nvme_driver::{DriveOwner, DriveState};
 use nvme_target::{
     CoreDrain, CoreLimits, DeviceIndex, NamespaceConfig, PortConfig, PortId, SubsystemConfig,
     Target, TargetConfig, TargetCore, TargetLimits, TransportKind,
@@ -15,7 +17,10 @@ use nvme_tcp::{ConnectionSet, PortSettings, TcpConfig, TcpCounters, TcpTransport
 use reactors::sim::Simulation;
 use reactors::{Clock, Nanos, Placement, Poller, Progress, ReactorConfig, StopState};
 
-use crate::network::{Listener, SimNetwork};
+use crate::drive::Opened;
+use crate::network::SimNetwork;
+use crate::scene::{self, Scene};
+use crate::storage::Storage;
 use crate::swarm::Swarm;
 use crate::time::SharedTime;
 
@@ -79,29 +84,30 @@ pub struct Appliance {
     target: Arc<Target>,
     arena: Arc<Arena>,
     devices: Vec<Arc<dyn Device>>,
+    drives: Vec<Opened>,
     time: SharedTime,
 }
 
 impl Appliance {
-    /// Starts it over `devices`, at the present time.
+    /// Starts it in a scene, at the present time.
     ///
     /// # Errors
     /// What could not be had, in words.
-    pub fn start(
-        seed: u64,
-        swarm: &Swarm,
-        serving: &Serving,
-        devices: Vec<Arc<dyn Device>>,
-        listener: &Listener,
-        time: &SharedTime,
-    ) -> Result<Self, String> {
+    pub fn start(seed: u64, scene: &Scene) -> Result<Self, String> {
+        let Scene {
+            swarm,
+            serving,
+            listener,
+            time,
+            disks,
+            ..
+        } = scene;
         let told = |error: &dyn std::error::Error| error.to_string();
-        let arena = Arena::new(ArenaConfig {
-            bytes: swarm.arena_bytes,
-            pages: PagePolicy::Ordinary,
-            max_transfer: swarm.transfer_max,
-        })
-        .map_err(|error| told(&error))?;
+        let arena = match &scene.arena {
+            Some(arena) => Arc::clone(arena),
+            None => scene::arena(swarm).map_err(|error| told(&error))?,
+        };
+        let (devices, opened) = open(swarm, disks, &arena, time)?;
         let target = Target::new(
             target_config(swarm, serving, &devices, arena.max_transfer()),
             swarm.reactors,
@@ -111,6 +117,13 @@ impl Appliance {
         let configs = vec![ReactorConfig::default(); swarm.reactors];
         let mut simulation = Simulation::new(seed, configs).map_err(|error| told(&error))?;
         simulation.clock().advance_to(time.now());
+        let mut drives = Vec::new();
+        for (drive, owner) in opened {
+            let reactor = simulation.reactor(drive.owner);
+            let registered = reactor.register(Box::new(owner));
+            registered.map_err(|error| told(&error))?;
+            drives.push(drive);
+        }
         let handles: Vec<_> = (0..swarm.reactors)
             .map(|index| simulation.reactor(index).handle())
             .collect();
@@ -150,12 +163,16 @@ impl Appliance {
             target,
             arena,
             devices,
+            drives,
             time: time.clone(),
         })
     }
 
     /// One turn of every reactor.
     pub fn round(&mut self) -> Progress {
+        for drive in &self.drives {
+            drive.tend(self.time.now());
+        }
         let progress = self.simulation.round();
         self.time.set(self.simulation.clock().now());
         progress
@@ -211,9 +228,15 @@ impl Appliance {
     #[must_use]
     pub fn end(self) -> u64 {
         let Self {
-            simulation, arena, ..
+            simulation,
+            arena,
+            target,
+            devices,
+            drives,
+            ..
         } = self;
-        drop(simulation);
+        drop((simulation, target, devices, drives));
+        end_of_process();
         let classes = arena.counters().classes;
         classes.iter().map(|class| class.taken).sum()
     }
@@ -232,11 +255,43 @@ impl Appliance {
         cores.map(|core| core.stale_completions.get()).sum()
     }
 
+    /// The states of the drives.
+    pub fn drive_states(&self) -> impl Iterator<Item = DriveState> {
+        self.drives.iter().map(Opened::state)
+    }
+
     /// Controllers that hosts have.
     #[must_use]
     pub fn controllers(&self) -> usize {
         self.target.snapshot().controllers.len()
     }
+}
+
+type Devices = (Vec<Arc<dyn Device>>, Vec<(Opened, DriveOwner)>);
+
+/// Opens every disk and drive; time goes on while drives start.
+fn open(
+    swarm: &Swarm,
+    storages: &[Storage],
+    arena: &Arc<Arena>,
+    time: &SharedTime,
+) -> Result<Devices, String> {
+    let (mut devices, mut drives) = (Vec::new(), Vec::new());
+    let mut now = time.now();
+    for storage in storages {
+        devices.push(match storage {
+            Storage::Disk(disk) => Arc::new(disk.clone()) as Arc<dyn Device>,
+            Storage::Drive(drive) => {
+                let depth = swarm.device_queue_depth;
+                let (opened, owner) = drive.open(arena, swarm.reactors, depth, &mut now)?;
+                let device = Arc::clone(&opened.device);
+                drives.push((opened, owner));
+                device
+            }
+        });
+    }
+    time.set(now);
+    Ok((devices, drives))
 }
 
 fn core(

@@ -129,6 +129,24 @@ impl BlockHistory {
         }
     }
 
+    /// Whether a read that began at `began` may return the content of `version`, or zeroes for
+    /// `None`; nothing follows from it.
+    ///
+    /// # Errors
+    /// Why it must not have.
+    pub fn may_return(&self, version: Option<u64>, began: Moment) -> Result<(), Mistake> {
+        let is_it = |candidate: &Candidate| match version {
+            Some(version) => candidate.version == version && !candidate.zero,
+            None => candidate.zero,
+        };
+        let mut possible = self.candidates.iter().filter(|it| it.overwritten > began);
+        if possible.any(is_it) {
+            Ok(())
+        } else {
+            Err(Mistake::Stale)
+        }
+    }
+
     /// A read that began at `began` returned, at `now`, the content of `version`, or zeroes for
     /// `None`. `durable`: and that is on the medium.
     ///
@@ -212,6 +230,16 @@ impl BlockHistory {
             candidate.done = None;
             candidate.overwritten = Moment::NEVER;
             candidate.survivor = true;
+        }
+    }
+
+    /// The device lost power while the appliance went on: what was done may be undone, and what is
+    /// in flight may still come.
+    pub fn lost_power(&mut self) {
+        let undone = |it: &&mut Candidate| !it.durably_overwritten;
+        for candidate in self.candidates.iter_mut().filter(undone) {
+            candidate.overwritten = Moment::NEVER;
+            candidate.done = None;
         }
     }
 

@@ -82,6 +82,15 @@ struct DiskModel {
     blocks: Vec<BlockHistory>,
     block_size: usize,
     volatile: bool,
+    /// When it last lost power although the appliance went on.
+    power_lost: Moment,
+}
+
+impl DiskModel {
+    /// Whether what began at `began` saw the disk lose power: nothing follows from its success.
+    fn straddles(&self, began: Moment) -> bool {
+        began < self.power_lost
+    }
 }
 
 /// The judge.
@@ -101,6 +110,7 @@ impl Judge {
             blocks: vec![BlockHistory::default(); blocks as usize],
             block_size: block_size as usize,
             volatile,
+            power_lost: Moment(0),
         };
         Self {
             disks: disks.iter().map(model).collect(),
@@ -139,8 +149,11 @@ impl Judge {
         let now = self.next_moment();
         let oldest = self.oldest_read();
         for extent in extents {
-            let volatile = self.disks.get(extent.disk).is_none_or(|disk| disk.volatile);
+            let disk = self.disks.get(extent.disk);
+            let volatile = disk.is_none_or(|disk| disk.volatile);
+            let straddles = disk.is_some_and(|disk| disk.straddles(began));
             let end = match end {
+                WriteEnd::Done { .. } if straddles => WriteEnd::Undecided,
                 WriteEnd::Done { durable } => WriteEnd::Done {
                     durable: durable || !volatile,
                 },
@@ -190,11 +203,14 @@ impl Judge {
         let Extent { disk, lba, .. } = extent;
         let model = &mut self.disks[disk];
         let durable = durable || !model.volatile;
+        let straddles = model.straddles(began);
         let found = data.chunks_exact(model.block_size);
         for (lba, found) in (lba..).zip(found) {
             let history = &mut model.blocks[lba as usize];
             let content = content::read(found, disk as u32, lba);
             let judged = match content {
+                Content::Zero if straddles => history.may_return(None, began),
+                Content::Written(version) if straddles => history.may_return(Some(version), began),
                 Content::Zero => history.read(None, began, now, durable),
                 Content::Written(version) => history.read(Some(version), began, now, durable),
                 Content::Misplaced(_) | Content::Torn(..) | Content::Garbage(_) => {
@@ -220,6 +236,9 @@ impl Judge {
         let now = self.next_moment();
         let Extent { disk, lba, .. } = extent;
         let model = &mut self.disks[disk];
+        if model.straddles(began) {
+            return Ok(());
+        }
         let durable = !model.volatile;
         let mut certain = true;
         for (lba, version) in (lba..).zip(expected) {
@@ -247,6 +266,9 @@ impl Judge {
     /// A Flush of a disk that began at `began` succeeded.
     pub fn flushed(&mut self, disk: usize, began: Moment) {
         let oldest = self.oldest_read();
+        if self.disks[disk].straddles(began) {
+            return;
+        }
         for history in &mut self.disks[disk].blocks {
             history.flushed(began);
             history.prune(oldest);
@@ -258,6 +280,16 @@ impl Judge {
         let now = self.next_moment();
         for history in self.disks.iter_mut().flat_map(|disk| &mut disk.blocks) {
             history.settled(now);
+        }
+    }
+
+    /// One disk lost power, and the appliance goes on.
+    pub fn disk_lost_power(&mut self, disk: usize) {
+        let now = self.next_moment();
+        let model = &mut self.disks[disk];
+        model.power_lost = now;
+        for history in &mut model.blocks {
+            history.lost_power();
         }
     }
 

@@ -2,22 +2,27 @@
 
 use std::sync::Arc;
 
-use block::Device;
+use hugemem::{Arena, ArenaConfig, PagePolicy};
 use reactors::Nanos;
 
 use crate::appliance::Serving;
-use crate::disk::{Disk, DiskTemper};
+use crate::disk::Disk;
+use crate::drive::Drive;
 use crate::figures::Figures;
 use crate::host::Ground;
 use crate::judge::Judge;
 use crate::network::{Listener, NetworkTemper, Wire};
 use crate::random::Random;
+use crate::storage::Storage;
 use crate::swarm::{Fault, Swarm};
 use crate::time::SharedTime;
 use crate::trace::Trace;
 
 /// Arenas below this size run dry, so that one connection's trouble may be everyone's.
 const ROOMY_ARENA_BYTES: usize = 32 << 20;
+
+/// Memory that a driver takes in one piece, at most.
+const DRIVE_PIECE_BYTES: usize = 64 << 10;
 
 /// What the hosts and the appliance stand in.
 pub struct Scene {
@@ -29,8 +34,10 @@ pub struct Scene {
     pub listener: Listener,
     /// How new connections behave.
     pub network: NetworkTemper,
-    /// The disks.
-    pub disks: Vec<Disk>,
+    /// The disks and drives.
+    pub disks: Vec<Storage>,
+    /// The memory of drives' host, which outlives the appliances.
+    pub arena: Option<Arc<Arena>>,
     /// The judge of data.
     pub judge: Judge,
     /// What is configured.
@@ -59,16 +66,15 @@ pub struct Scene {
 
 impl Scene {
     /// The scene of a seed.
+    ///
+    /// # Panics
+    /// The memory for drives cannot be had.
     #[must_use]
-    pub fn new(seed: u64, swarm: Swarm) -> Self {
+    pub fn new(seed: u64, mut swarm: Swarm) -> Self {
         let time = SharedTime::default();
-        let disks: Vec<Disk> = (0_u32..)
-            .zip(&swarm.disks)
-            .map(|(number, shape)| {
-                let random = Random::new(seed, 0x200 + u64::from(number));
-                Disk::new(number, *shape, swarm.disk_temper, random, time.clone())
-            })
-            .collect();
+        let has_drives = swarm.faults.has(Fault::Drive);
+        let arena = has_drives.then(|| arena(&swarm).expect("memory of this size"));
+        let disks = storages(seed, &mut swarm, arena.as_deref(), &time);
         let shapes = swarm.disks.iter();
         let sizes: Vec<_> = shapes
             .map(|it| (it.block_count, it.block_size, it.volatile))
@@ -96,6 +102,7 @@ impl Scene {
             swarm,
             time,
             disks,
+            arena,
         }
     }
 
@@ -117,15 +124,6 @@ impl Scene {
             figures: &mut self.figures,
             trace: &mut self.trace,
         }
-    }
-
-    /// The disks as an appliance takes them.
-    #[must_use]
-    pub fn devices(&self) -> Vec<Arc<dyn Device>> {
-        let disks = self.disks.iter();
-        disks
-            .map(|disk| Arc::new(disk.clone()) as Arc<dyn Device>)
-            .collect()
     }
 
     /// Notes something that happened now.
@@ -154,23 +152,25 @@ impl Scene {
         }
     }
 
+    /// Time goes on for disks and drives.
+    pub fn tend_disks(&mut self) {
+        let now = self.time.now();
+        for disk in &mut self.disks {
+            disk.tend(now);
+        }
+    }
+
     /// When something happens that no host and no reactor knows of.
     #[must_use]
     pub fn next_due(&self) -> Option<Nanos> {
-        let disks = self.disks.iter().filter_map(Disk::next_due);
+        let disks = self.disks.iter().filter_map(Storage::next_due);
         disks.chain(self.vanished.iter().map(|(at, _)| *at)).min()
     }
 
     /// From now on nothing new goes wrong.
     pub fn heal(&mut self) {
-        let temper = DiskTemper {
-            slow_permille: 0,
-            error_permille: 0,
-            later_permille: 0,
-            ..self.swarm.disk_temper
-        };
-        for disk in &self.disks {
-            disk.set_temper(temper);
+        for disk in &mut self.disks {
+            disk.heal(self.swarm.disk_temper);
         }
         self.swarm.faults = self
             .swarm
@@ -189,9 +189,53 @@ impl Scene {
             self.figures.faults(Fault::Later, figures.later);
             self.figures.faults(Fault::Slow, figures.slow);
         }
-        for fault in [Fault::Grain, Fault::Window, Fault::SlowWriter] {
+        for fault in [Fault::Grain, Fault::Window, Fault::SlowWriter, Fault::Drive] {
             self.figures
                 .faults(fault, u64::from(self.swarm.faults.has(fault)));
         }
     }
+}
+
+/// The memory of an appliance.
+///
+/// # Errors
+/// That of the arena.
+pub fn arena(swarm: &Swarm) -> Result<Arc<Arena>, hugemem::ArenaError> {
+    let least = if swarm.faults.has(Fault::Drive) {
+        DRIVE_PIECE_BYTES
+    } else {
+        0
+    };
+    Arena::new(ArenaConfig {
+        bytes: swarm.arena_bytes,
+        pages: PagePolicy::Ordinary,
+        max_transfer: swarm.transfer_max.max(least),
+    })
+}
+
+/// The disks of a seed, or the drives where there is memory for them.
+fn storages(
+    seed: u64,
+    swarm: &mut Swarm,
+    arena: Option<&Arena>,
+    time: &SharedTime,
+) -> Vec<Storage> {
+    let mut storages = Vec::new();
+    for (number, shape) in swarm.disks.iter_mut().enumerate() {
+        storages.push(match arena {
+            None => {
+                let random = Random::new(seed, 0x200 + number as u64);
+                let number = number as u32;
+                let disk = Disk::new(number, *shape, swarm.disk_temper, random, time.clone());
+                Storage::Disk(disk)
+            }
+            Some(arena) => {
+                let drive = Drive::new(number, seed, *shape, swarm.disk_temper, arena);
+                let drive = drive.expect("another mapping of the memory");
+                *shape = drive.shape();
+                Storage::Drive(Box::new(drive))
+            }
+        });
+    }
+    storages
 }

@@ -83,6 +83,14 @@ faults! {
     Namespaces = "namespaces";
     /// Hosts lose their permission and get it back.
     Revoke = "revoke";
+    /// Disks are NVMe drives behind our own driver.
+    Drive = "drive";
+    /// Drives do not answer commands.
+    Hang = "hang";
+    /// Drives complete what nobody waits for, and do not see doorbells.
+    Confusion = "confusion";
+    /// Drives stop with a fatal status.
+    Failure = "failure";
 }
 
 impl fmt::Display for Fault {
@@ -97,6 +105,16 @@ impl FromStr for Fault {
     fn from_str(name: &str) -> Result<Self, String> {
         let found = Fault::ALL.iter().find(|fault| fault.name() == name);
         found.copied().ok_or_else(|| format!("no fault {name:?}"))
+    }
+}
+
+impl Fault {
+    /// Whether it needs drives.
+    fn is_of_drives(self) -> bool {
+        matches!(
+            self,
+            Fault::Drive | Fault::Hang | Fault::Confusion | Fault::Failure
+        )
     }
 }
 
@@ -206,6 +224,19 @@ pub struct Limits {
 const EVENTS_MIN: u64 = 300;
 const EVENTS_MAX: u64 = 1500;
 
+/// Bytes of a small arena that the queues of drives take.
+const DRIVE_ARENA_BYTES: usize = 8 << 20;
+
+/// The faults that need drives, and whether there are any: drawn apart.
+fn of_drives(seed: u64) -> Vec<Fault> {
+    let mut random = Random::new(seed, 4);
+    let there = random.permille(400);
+    let drawn = Fault::ALL.iter().copied().filter(|it| it.is_of_drives());
+    drawn
+        .filter(|fault| there && (*fault == Fault::Drive || random.permille(400)))
+        .collect()
+}
+
 impl Swarm {
     /// What a seed turns on, within `limits`.
     #[must_use]
@@ -215,7 +246,8 @@ impl Swarm {
         let chosen: Faults = Fault::ALL
             .iter()
             .copied()
-            .filter(|_| random.permille(share))
+            .filter(|fault| !fault.is_of_drives() && random.permille(share))
+            .chain(of_drives(seed))
             .collect();
         let faults = chosen
             .iter()
@@ -238,10 +270,10 @@ impl Swarm {
             faults,
             events: events.min(limits.events.unwrap_or(u64::MAX)),
             reactors: random.between(1, 3) as usize,
-            arena_bytes: if faults.has(Fault::Arena) {
-                small
-            } else {
-                64 << 20
+            arena_bytes: match (faults.has(Fault::Arena), faults.has(Fault::Drive)) {
+                (true, false) => small,
+                (true, true) => small + DRIVE_ARENA_BYTES,
+                (false, _) => 64 << 20,
             },
             transfer_max,
             in_capsule_bytes: random.pick(&[0, 4096, 8192, 16 << 10]),

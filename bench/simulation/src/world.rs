@@ -1,13 +1,16 @@
 //! One seed's run: events, one after the other, on an appliance, its hosts and all that can go
 //! wrong; then healing, and a last look at everything.
 
+use nvme_driver::DriveState;
 use reactors::Nanos;
 
 use crate::appliance::Appliance;
+use crate::drive::Mishap;
 use crate::host::{Aftermath, Host};
 use crate::judge::{Extent, Violation};
 use crate::random::Random;
 use crate::scene::Scene;
+use crate::storage::Storage;
 use crate::swarm::{Fault, Limits, Swarm};
 
 /// Events of a thousand that are faults.
@@ -21,6 +24,8 @@ const STOP_MAX: Nanos = Nanos::from_secs(30);
 /// When nothing goes wrong any more, every host is in service again after this: the longest stall,
 /// Keep Alive time-out or probe of a kernel, one after the other.
 const RECOVERY_MAX: Nanos = Nanos::from_secs(180);
+/// By then a driver has noticed what was done to its drive.
+const DRIVE_NOTICES_WITHIN: Nanos = Nanos::from_secs(1);
 /// A namespace event comes within this.
 const EVENT_MAX: Nanos = Nanos::from_secs(2);
 /// Turns without progress before time leaps, while something waits to be found by the transport:
@@ -131,16 +136,27 @@ impl World {
             Fault::Grain
             | Fault::Window
             | Fault::SlowWriter
+            | Fault::Drive
             | Fault::Slow
             | Fault::Error
             | Fault::Later
             | Fault::Arena => return Ok(()),
+            Fault::Hang => self.strike_drive(disk, Mishap::Hang),
+            Fault::Confusion => self.strike_drive(disk, Mishap::Confusion),
+            Fault::Failure => self.strike_drive(disk, Mishap::Failure),
+            Fault::Removal if matches!(self.scene.disks[disk], Storage::Drive(_)) => {
+                self.strike_drive(disk, Mishap::Removal);
+                self.scene.judge.disk_lost_power(disk);
+            }
             Fault::Hold => {
+                let Storage::Disk(held) = &self.scene.disks[disk] else {
+                    return Ok(());
+                };
                 // Requests that are put off are tried again all the time.
                 let retried = self.scene.swarm.faults.has(Fault::Later);
                 let longest = if retried { 100 } else { 15_000 };
                 let until = now + Nanos::from_millis(self.random.between(1, longest));
-                self.scene.disks[disk].hold(until);
+                held.hold(until);
                 self.scene.disk_disturbed[disk] = until;
                 self.scene.disturb_memory(until);
             }
@@ -157,7 +173,9 @@ impl World {
                 return Ok(());
             }
             Fault::Removal => {
-                self.scene.disks[disk].remove();
+                if let Storage::Disk(disk) = &self.scene.disks[disk] {
+                    disk.remove();
+                }
                 self.scene.disk_fails[disk] = true;
             }
             Fault::Crash => self.kill(false)?,
@@ -173,6 +191,16 @@ impl World {
             .note(format_args!("{fault} strikes disk {disk} or host {host}"));
         self.scene.figures.fault(fault);
         Ok(())
+    }
+
+    fn strike_drive(&mut self, disk: usize, mishap: Mishap) {
+        let now = self.scene.time.now();
+        if let Some(until) = self.scene.disks[disk].suffer(mishap, now) {
+            let disturbed = &mut self.scene.disk_disturbed[disk];
+            *disturbed = until.max(*disturbed);
+            self.scene.disk_fails[disk] = true;
+            self.scene.disturb_memory(until);
+        }
     }
 
     fn clean_up(&mut self, aftermath: Option<Aftermath>) {
@@ -212,7 +240,7 @@ impl World {
 
     /// Starts the appliance; disks that were pulled out are back.
     fn start(&mut self) -> Result<(), Violation> {
-        for disk in &self.scene.disks {
+        for disk in &mut self.scene.disks {
             disk.put_back();
         }
         let fails = self.scene.swarm.disk_temper.error_permille > 0;
@@ -220,15 +248,7 @@ impl World {
         self.scene.stopping = false;
         self.starts += 1;
         let seed = self.seed.wrapping_add(self.starts << 32);
-        let Scene {
-            swarm,
-            serving,
-            listener,
-            time,
-            ..
-        } = &self.scene;
-        let devices = self.scene.devices();
-        let started = Appliance::start(seed, swarm, serving, devices, listener, time);
+        let started = Appliance::start(seed, &self.scene);
         let appliance = started.map_err(|error| Violation::Rule(format!("start: {error}")))?;
         self.appliance = Some(appliance);
         Ok(())
@@ -237,6 +257,9 @@ impl World {
     /// Kills the appliance in the midst of everything, and starts it again.
     fn kill(&mut self, power: bool) -> Result<(), Violation> {
         if let Some(appliance) = self.appliance.take() {
+            for disk in &self.scene.disks {
+                disk.cut_off(power);
+            }
             let leases = appliance.end();
             if leases > 0 {
                 let what = format!("{leases} leases are held by nobody");
@@ -251,7 +274,7 @@ impl World {
     fn fall(&mut self, power: bool) {
         self.appliance = None;
         for disk in &self.scene.disks {
-            disk.hold(Nanos::ZERO);
+            disk.let_go();
         }
         self.scene.disk_disturbed.fill(Nanos::ZERO);
         for host in &mut self.hosts {
@@ -331,20 +354,32 @@ impl World {
                 *changed = self.scene.time.now();
             }
         }
-        if self.scene.disks.iter().any(crate::disk::Disk::is_removed) {
+        if self.scene.disks.iter().any(Storage::needs_restart) {
             self.kill(false)?;
         } else {
             self.reconfigure(None)?;
         }
         self.scene.namespace_changed.fill(self.scene.time.now());
-        let by = self.scene.time.now() + RECOVERY_MAX;
+        let healed = self.scene.time.now();
+        let by = healed + RECOVERY_MAX;
         let at_rest = |world: &mut Self| {
             let hosts = world.hosts.iter().all(|it| it.is_serving() && it.is_idle());
-            hosts && world.scene.disks.iter().all(|it| it.in_flight() == 0)
+            let appliance = world.appliance.as_ref();
+            let ready = appliance
+                .is_some_and(|it| it.drive_states().all(|state| state == DriveState::Ready));
+            let ready = ready && healed + DRIVE_NOTICES_WITHIN <= world.scene.time.now();
+            hosts && ready && world.scene.disks.iter().all(|it| it.in_flight() == 0)
         };
         if !self.run_until(by, at_rest)? {
-            let what = "not every host comes back into service".to_owned();
+            let hosts = self.hosts.iter().map(Host::is_serving);
+            let hosts: Vec<bool> = hosts.collect();
+            let drives = self.appliance.iter().flat_map(Appliance::drive_states);
+            let drives: Vec<DriveState> = drives.collect();
+            let what = format!("not all is in service again: hosts {hosts:?}, drives {drives:?}");
             return Err(Violation::Rule(what));
+        }
+        for (storage, fails) in self.scene.disks.iter().zip(&mut self.scene.disk_fails) {
+            *fails &= matches!(storage, Storage::Disk(_));
         }
         self.scene.judge.settled();
         Ok(())
@@ -402,6 +437,7 @@ impl World {
             // Sending alone is no progress to a reactor, so what arrives at hosts counts too.
             let mut busy = appliance.round().is_busy();
             self.scene.probe_vanished();
+            self.scene.tend_disks();
             for host in &mut self.hosts {
                 busy |= host.poll(&mut self.scene.ground())?;
             }

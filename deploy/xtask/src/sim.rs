@@ -7,7 +7,7 @@ use clap::Args;
 use crate::process::{self, cargo};
 
 /// What is run in the tests: always the same seeds, and random ones for the rest of the time.
-const TESTED: [&str; 4] = ["--seeds", "0..600", "--minutes", "2"];
+const TESTED: [&str; 4] = ["--seeds", "0..300", "--minutes", "2"];
 /// What became of the planted defects.
 const DEFECTS_PAGE: &str = "bench/simulation/DEFECTS.md";
 

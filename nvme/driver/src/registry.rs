@@ -47,3 +47,9 @@ pub(crate) fn forget(drive: u64, reactor: usize) {
     });
     drop(forgotten);
 }
+
+/// Forgets every pair of this thread.
+#[cfg(any(test, feature = "emulated"))]
+pub(crate) fn forget_all() {
+    drop(PAIRS.take());
+}

@@ -281,8 +281,14 @@ fn succeeded(
             judge.end_read(io.began);
             Ok(())
         }
-        (IoKind::Write | IoKind::WriteZeroes | IoKind::Deallocate, _) => {
-            let end = WriteEnd::Done { durable: io.fua };
+        (IoKind::Write | IoKind::WriteZeroes | IoKind::Deallocate, extent) => {
+            let shape = extent.map(|extent| ground.swarm.disks[extent.disk]);
+            let hint = shape.is_some_and(|it| it.deallocate == block::Deallocate::Unspecified);
+            let end = if hint && io.kind == IoKind::Deallocate {
+                WriteEnd::Undecided
+            } else {
+                WriteEnd::Done { durable: io.fua }
+            };
             judge.end_write(&io.extents, io.version, io.began, end);
             Ok(())
         }

@@ -241,7 +241,7 @@ impl Host {
             .collect();
         let data = ranges.as_slice().as_bytes().to_vec();
         let sqe = Sqe::deallocate(first.disk as u32 + 1, (ranges.len() - 1) as u8);
-        let io = if shape.deallocate == block::Deallocate::ReadsZero {
+        let io = if shape.deallocate != block::Deallocate::Unsupported {
             Io::writing(ground, IoKind::Deallocate, extents, false)
         } else {
             // It succeeds and changes nothing.
@@ -304,8 +304,10 @@ impl Host {
                 self.lose(ground);
             }
             Fault::Silence if serving && self.shape.keep_alive > Nanos::ZERO => {
-                let patience = self.shape.keep_alive + self.shape.keep_alive + SILENCE_GRACE;
-                self.silent_until = Some(ground.now + patience);
+                // What is on its way counts as traffic when it arrives.
+                let arrivals = self.connections().map(|it| it.disturbed_until);
+                let last = arrivals.max().unwrap_or_default().max(ground.now);
+                self.silent_until = Some(last + self.patience());
             }
             Fault::Malformed if serving => self.send_garbage(),
             Fault::Damage if serving && self.shape.header_digest => self.damage_header(ground),
@@ -338,6 +340,11 @@ impl Host {
         self.connections().nth(chosen)
     }
 
+    /// How long the target may keep it when nothing arrives any more.
+    fn patience(&self) -> Nanos {
+        self.shape.keep_alive + self.shape.keep_alive + SILENCE_GRACE
+    }
+
     /// One direction of a connection stands still for a while.
     fn stall(&mut self, now: Nanos) -> Option<Nanos> {
         let (to_target, lasts) = (self.random.coin(), self.random.between(50, 20_000));
@@ -348,6 +355,10 @@ impl Host {
         // Keep Alive, and the time that the set-up of a connection may take, run on.
         connection.excused |= connection.shape.qid == 0 || !connection.live;
         self.event_due = None;
+        let patience = self.patience();
+        if let Some(silent_until) = &mut self.silent_until {
+            *silent_until = (*silent_until).max(until + patience);
+        }
         Some(until)
     }
 

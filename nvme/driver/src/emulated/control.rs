@@ -162,6 +162,19 @@ impl EmulatorControl {
         self.0.lock().pending.len()
     }
 
+    /// When the next command of those that take their time is carried out, if time is
+    /// [told](Self::tick) by then.
+    #[must_use]
+    pub fn next_due(&self) -> Option<Nanos> {
+        self.0.lock().next_due()
+    }
+
+    /// Whether the drive is in its slot and has power.
+    #[must_use]
+    pub fn is_present(&self) -> bool {
+        self.0.lock().present
+    }
+
     /// Asynchronous Event Requests that wait for an event.
     #[must_use]
     pub fn event_requests(&self) -> usize {

@@ -411,6 +411,14 @@ impl State {
         any
     }
 
+    /// When the next command is to be carried out, of those that wait for nothing but time.
+    pub(super) fn next_due(&self) -> Option<Nanos> {
+        let timed = |pending: &&Pending| matches!(pending.stage, Stage::Execute(_));
+        let dues = self.pending.iter().filter(timed).map(|pending| pending.due);
+        // What was due and is still there waits for the controller.
+        dues.filter(|due| *due > self.now).min()
+    }
+
     /// Ends a command that was not carried out yet. Returns whether there was one.
     pub(super) fn abort(&mut self, bus: &Bus, queue_id: u16, cid: u16) -> bool {
         let abortable = |pending: &Pending| {

@@ -1,0 +1,396 @@
+//! An NVMe drive in its slot, behind the production driver: the driver's emulated controller, with
+//! faults of every kind, and what the appliance's control thread does for it.
+//!
+//! The drive outlives the appliances, and so does the memory that it reaches.
+
+use std::sync::Arc;
+
+use block::{Deallocate, Device, Latency, When};
+use hugemem::Arena;
+use nvme_driver::backing::DeviceBacking;
+use nvme_driver::emulated::{
+    ControllerMemoryOptions, EmulatedController, EmulatedNamespace, EmulatedOptions,
+    EmulatorControl, Fault, FaultId, FaultMatch, FaultRule, SglRules, ShadowDoorbells,
+};
+use nvme_driver::{BringUp, BringUpState, Deadlines, DriveOptions, DriveOwner, DriveState};
+use nvme_spec::Status;
+use nvme_spec::command::IoOpcode;
+use reactors::Nanos;
+
+use crate::disk::{DiskFigures, DiskShape, DiskTemper};
+use crate::random::Random;
+
+/// The one namespace of a drive.
+const NSID: u32 = 1;
+/// A command that waits longer than this is aborted, and so on: short, so that runs are.
+const DEADLINES: Deadlines = Deadlines {
+    command: Nanos::from_secs(1),
+    abort: Nanos::from_millis(300),
+    reset: Nanos::from_secs(3),
+    quiesce: Nanos::from_millis(100),
+    shutdown: Nanos::from_millis(500),
+};
+/// A mishap waits so long for a command to meet.
+const MISHAP_WAITS: Nanos = Nanos::from_millis(100);
+/// After a mishap everything is answered again by then: the deadlines, one after the other.
+const MISHAP_LASTS: Nanos = Nanos::from_secs(8);
+/// A drive that was pulled out is back after this at most.
+const ABSENCE_MAX: Nanos = Nanos::from_secs(4);
+/// A drive that is in order is ready within this.
+const BRING_UP_MAX: Nanos = Nanos::from_secs(10);
+const BRING_UP_STEP: Nanos = Nanos::from_millis(1);
+
+/// What can happen to a drive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mishap {
+    /// Commands are not answered.
+    Hang,
+    /// Completions and doorbells are wrong.
+    Confusion,
+    /// The controller stops with a fatal status.
+    Failure,
+    /// It is pulled out, and put back.
+    Removal,
+}
+
+/// Commands that do not come back.
+const HANGS: [Fault; 3] = [
+    Fault::Hang { abortable: true },
+    Fault::Hang { abortable: false },
+    Fault::DropCompletion,
+];
+/// Completions that name what they must not, doorbells that do not arrive as they were rung.
+const CONFUSIONS: [Fault; 8] = [
+    Fault::Duplicate,
+    Fault::WrongIdentifier(0x8000),
+    Fault::StaleIdentifier,
+    Fault::WrongQueue(77),
+    Fault::WrongHead(u16::MAX),
+    Fault::DoorbellLost,
+    Fault::DoorbellLate,
+    Fault::DoorbellTorn,
+];
+
+/// A rule that is armed now and then.
+#[derive(Clone, Copy)]
+struct Armed {
+    rule: FaultId,
+    fired_before: u64,
+    until: Nanos,
+}
+
+/// A drive in its slot.
+pub struct Drive {
+    name: String,
+    number: usize,
+    shape: DiskShape,
+    controller: Arc<EmulatedController>,
+    control: EmulatorControl,
+    errors: Vec<FaultId>,
+    slow: FaultId,
+    hangs: Vec<FaultId>,
+    confusions: Vec<FaultId>,
+    armed: Option<Armed>,
+    returns_at: Option<Nanos>,
+    random: Random,
+}
+
+impl Drive {
+    /// A drive full of zeroes, whose host's memory is `arena`.
+    ///
+    /// # Errors
+    /// What the kernel answers to another mapping of the memory.
+    pub fn new(
+        number: usize,
+        seed: u64,
+        shape: DiskShape,
+        temper: DiskTemper,
+        arena: &Arena,
+    ) -> std::io::Result<Self> {
+        let mut random = Random::new(seed, 0x300 + number as u64);
+        let options = options(&mut random, number, shape, temper);
+        let deallocate = if options.optional_commands {
+            Deallocate::Unspecified
+        } else {
+            Deallocate::Unsupported
+        };
+        let shape = DiskShape {
+            deallocate,
+            ..shape
+        };
+        let controller = Arc::new(EmulatedController::new(arena.region(), options)?);
+        let control = controller.control();
+        let inject = |matching, when, fault| control.inject(FaultRule::new(matching, when, fault));
+        let share = |permille| When::PerMillion(permille * 1000);
+        let errors = [
+            (IoOpcode::READ, Status::UNRECOVERED_READ_ERROR),
+            (IoOpcode::WRITE, Status::WRITE_FAULT),
+            (IoOpcode::FLUSH, Status::INTERNAL_ERROR),
+        ];
+        let errors = errors.map(|(opcode, status)| {
+            let matching = FaultMatch::io().with_opcode(opcode.0);
+            inject(
+                matching,
+                share(temper.error_permille),
+                Fault::Status(status),
+            )
+        });
+        let slow = inject(
+            FaultMatch::io(),
+            share(temper.slow_permille),
+            Fault::Delay(temper.slow_max),
+        );
+        let asleep = |fault: &Fault| {
+            let rule = inject(FaultMatch::io(), When::Always, *fault);
+            control.arm(rule, false);
+            rule
+        };
+        Ok(Self {
+            name: format!("drive{number}"),
+            number,
+            shape,
+            errors: errors.to_vec(),
+            slow,
+            hangs: HANGS.iter().map(asleep).collect(),
+            confusions: CONFUSIONS.iter().map(asleep).collect(),
+            armed: None,
+            returns_at: None,
+            random,
+            control,
+            controller,
+        })
+    }
+
+    /// Opens it for an appliance of so many reactors, as a drive of one of them; `now` goes on
+    /// meanwhile.
+    ///
+    /// # Errors
+    /// Why it does not start, in words.
+    pub fn open(
+        &self,
+        arena: &Arc<Arena>,
+        reactors: usize,
+        queue_depth: usize,
+        now: &mut Nanos,
+    ) -> Result<(Opened, DriveOwner), String> {
+        let options = DriveOptions {
+            reactors,
+            owner: self.number % reactors,
+            queue_depth_max: queue_depth as u16,
+            deadlines: DEADLINES,
+            ..DriveOptions::new(&self.name)
+        };
+        let backing = Arc::clone(&self.controller) as Arc<dyn DeviceBacking>;
+        let mut bring_up = BringUp::new(backing, arena, options).map_err(|it| it.to_string())?;
+        let latest = *now + BRING_UP_MAX;
+        while *now < latest {
+            self.control.tick(*now);
+            match bring_up.poll(*now) {
+                BringUpState::Pending => *now += BRING_UP_STEP,
+                BringUpState::Failed(error) => return Err(error.to_string()),
+                BringUpState::Ready((drive, owner)) => {
+                    let uuid = [self.number as u8 + 1; 16];
+                    let device = drive.device(NSID, &self.name, uuid);
+                    let opened = Opened {
+                        device: device.map_err(|error| error.to_string())?,
+                        owner: self.number % reactors,
+                        controller: Arc::clone(&self.controller),
+                        control: self.control.clone(),
+                        drive,
+                    };
+                    return Ok((opened, owner));
+                }
+            }
+        }
+        Err(format!("{} does not become ready", self.name))
+    }
+
+    /// What it is like: what it makes of deallocations is its own.
+    #[must_use]
+    pub fn shape(&self) -> DiskShape {
+        self.shape
+    }
+
+    /// Something happens to it; returns until when its answers may be late.
+    pub fn suffer(&mut self, mishap: Mishap, now: Nanos) -> Nanos {
+        self.disarm();
+        match mishap {
+            Mishap::Hang | Mishap::Confusion => {
+                let rules = match mishap {
+                    Mishap::Hang => &self.hangs,
+                    _ => &self.confusions,
+                };
+                let rule = self.random.pick(rules);
+                self.control.arm(rule, true);
+                self.armed = Some(Armed {
+                    rule,
+                    fired_before: self.control.fired(rule),
+                    until: now + MISHAP_WAITS,
+                });
+            }
+            Mishap::Failure if self.control.is_present() => self.control.fail(),
+            Mishap::Failure => {}
+            Mishap::Removal => {
+                self.control.remove();
+                let absence = self.random.between(1, ABSENCE_MAX.as_nanos());
+                let back = now + Nanos(absence);
+                self.returns_at = Some(back);
+                return back + MISHAP_LASTS;
+            }
+        }
+        now + MISHAP_LASTS
+    }
+
+    fn disarm(&mut self) {
+        if let Some(Armed { rule, .. }) = self.armed.take() {
+            self.control.arm(rule, false);
+        }
+    }
+
+    /// Time goes on: mishaps pass, and the drive comes back.
+    pub fn tend(&mut self, now: Nanos) {
+        if let Some(armed) = self.armed
+            && (armed.until <= now || self.control.fired(armed.rule) > armed.fired_before)
+        {
+            self.disarm();
+        }
+        if self.returns_at.is_some_and(|at| at <= now) {
+            self.put_back();
+        }
+    }
+
+    /// It is in its slot, has power, and nothing is about to happen to it.
+    pub fn put_back(&mut self) {
+        self.disarm();
+        self.returns_at = None;
+        self.control.reappear();
+    }
+
+    /// From now on nothing new goes wrong.
+    pub fn heal(&mut self) {
+        for rule in self.errors.iter().chain([&self.slow]) {
+            self.control.arm(*rule, false);
+        }
+        self.put_back();
+    }
+
+    /// The appliance is being killed: the drive reaches its memory no more.
+    pub fn cut_off(&self) {
+        // A drive that is not there reaches nothing.
+        let _ = self.controller.set_bus_master(false);
+    }
+
+    /// The appliance is gone: the kernel resets what it had open.
+    pub fn let_go(&self) {
+        // A drive that is not there is not reset.
+        let _ = self.controller.reset_function();
+    }
+
+    /// Cuts its power.
+    pub fn cut_power(&self) {
+        self.control.power_cut();
+    }
+
+    /// Commands that it has.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        self.control.outstanding()
+    }
+
+    /// When something happens to it of which no reactor knows.
+    #[must_use]
+    pub fn next_due(&self) -> Option<Nanos> {
+        let armed = self.armed.map(|armed| armed.until);
+        let dues = [self.control.next_due(), armed, self.returns_at];
+        dues.into_iter().flatten().min()
+    }
+
+    /// What it did.
+    #[must_use]
+    pub fn figures(&self) -> DiskFigures {
+        DiskFigures {
+            errors: self.errors.iter().map(|it| self.control.fired(*it)).sum(),
+            slow: self.control.fired(self.slow),
+            lost_blocks: self.control.counters().blocks_lost,
+            ..DiskFigures::default()
+        }
+    }
+}
+
+/// A drive that an appliance has opened, as its control thread sees it.
+pub struct Opened {
+    /// Its namespace.
+    pub device: Arc<dyn Device>,
+    /// The reactor that looks after it.
+    pub owner: usize,
+    drive: Arc<nvme_driver::Drive>,
+    controller: Arc<EmulatedController>,
+    control: EmulatorControl,
+}
+
+impl Opened {
+    /// Tells the drive the time, and does what the control thread does for it.
+    pub fn tend(&self, now: Nanos) {
+        self.control.tick(now);
+        if self.drive.function_reset_needed() {
+            // Whether it worked is the owner's to see.
+            let _ = self.drive.function_reset();
+        }
+        if self.control.is_present() && self.drive.wants_reopen() {
+            // The kernel resets a function that nobody has open any more.
+            let _ = self.controller.reset_function();
+            let backing = Arc::clone(&self.controller) as Arc<dyn DeviceBacking>;
+            // It is refused only to a drive that does not want it.
+            let _ = self.drive.reattach(backing);
+        }
+    }
+
+    /// How it is.
+    #[must_use]
+    pub fn state(&self) -> DriveState {
+        self.drive.state()
+    }
+}
+
+fn options(
+    random: &mut Random,
+    number: usize,
+    shape: DiskShape,
+    temper: DiskTemper,
+) -> EmulatedOptions {
+    let span = |random: &mut Random| Nanos::from_millis(random.between(0, 50));
+    EmulatedOptions {
+        name: format!("drive{number}"),
+        serial: format!("SIM{number}"),
+        queue_entries_max: random.pick(&[8, 64, 1024]),
+        timeout_units: 2,
+        transfer_code: random.pick(&[0, 1, 3, 8]),
+        ready_after: span(random),
+        disabled_after: span(random),
+        shutdown_after: span(random),
+        latency: Latency::Range {
+            min: temper.latency_min,
+            max: temper.latency_max,
+        },
+        write_cache: shape.volatile,
+        shadow_doorbells: random.pick(&[
+            ShadowDoorbells::Unsupported,
+            ShadowDoorbells::Ring,
+            ShadowDoorbells::Poll,
+        ]),
+        sgl: random.pick(&[SglRules::Unsupported, SglRules::Any, SglRules::Dword]),
+        controller_memory: random.coin().then_some(ControllerMemoryOptions {
+            bytes: 64 << 10,
+            placed_by_host: true,
+        }),
+        optional_commands: random.permille(700),
+        write_zeroes_code: random.pick(&[0, 1, 4]),
+        namespaces: vec![EmulatedNamespace::new(
+            NSID,
+            shape.block_size,
+            shape.block_count,
+        )],
+        seed: random.bits(),
+        ..EmulatedOptions::default()
+    }
+}
