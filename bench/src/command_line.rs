@@ -24,6 +24,7 @@ mod job;
 mod run;
 mod scale;
 mod start;
+mod storm;
 mod sweep;
 mod target;
 mod transfers;
@@ -61,6 +62,8 @@ pub(crate) enum Command {
     Transfers(transfers::TransfersArgs),
     /// How long the appliance takes from exec to its first connection, beside touching its memory
     Start(start::StartArgs),
+    /// Reads over one connection beside thousands that are idle, or that come and go
+    Storm(storm::StormArgs),
     /// Random reads from a real drive by our own driver
     Drive(drive::DriveArgs),
     /// What differs between two reports
@@ -153,6 +156,7 @@ pub(crate) fn execute(command: Command) -> Result<ExitCode, Failure> {
         Command::Sweep(args) => sweep::execute(&args),
         Command::Scale(args) => scale::execute(&args),
         Command::Start(args) => start::execute(&args),
+        Command::Storm(args) => storm::execute(&args),
         Command::Drive(args) => drive::execute(&args),
         Command::Diff(args) => diff::execute(&args),
     }

@@ -7,7 +7,7 @@
 //! while the pair runs: its idle policy is the adaptive default.
 
 pub mod suite;
-mod target;
+pub(crate) mod target;
 
 use std::io;
 use std::net::SocketAddr;
@@ -87,20 +87,21 @@ pub fn windlass_beside_this_binary() -> PathBuf {
 
 impl CompareOptions {
     /// The target that serves RAM with the default idle policy.
-    fn target(&self) -> TargetOptions {
+    pub(crate) fn target(&self) -> TargetOptions {
         TargetOptions {
             windlass: self.windlass.clone(),
             core: self.target_core,
             memory_bytes: self.namespace_bytes,
             file: None,
             idle: "adaptive",
+            more: "",
         }
     }
 }
 
 /// What our host asks of the target.
 #[derive(Debug, Clone, Copy)]
-struct Load {
+pub(crate) struct Load {
     nsid: u32,
     write: bool,
     bytes: u32,
@@ -113,7 +114,7 @@ struct Load {
 
 impl Load {
     /// 4 KiB reads of the RAM namespace over one connection.
-    fn reads(depth: usize) -> Self {
+    pub(crate) fn reads(depth: usize) -> Self {
         Self {
             nsid: 1,
             write: false,
@@ -126,13 +127,13 @@ impl Load {
 }
 
 /// What our target and host did in one measurement.
-struct Measured {
-    requests_per_second: f64,
+pub(crate) struct Measured {
+    pub(crate) requests_per_second: f64,
     latency: Latency,
     counters: ConnectionCounters,
 }
 
-fn measure_target(
+pub(crate) fn measure_target(
     options: &CompareOptions,
     address: SocketAddr,
     load: &Load,

@@ -20,6 +20,7 @@ pub mod random;
 pub mod report;
 pub mod scale;
 pub mod start;
+pub mod storm;
 pub mod sweep;
 pub mod table;
 pub mod transfers;

@@ -9,24 +9,26 @@ use crate::appliance_process::{ApplianceProcess, ProcessError};
 use crate::ceiling::CONGESTION_CONTROL;
 
 /// The arena of the target, bytes.
-pub(super) const ARENA_BYTES: u64 = 256 << 20;
+pub(crate) const ARENA_BYTES: u64 = 256 << 20;
 
 /// Subsystem of the target under measurement.
-pub(super) const NQN: &str = "nqn.2026-11.org.windlass:compare";
+pub(crate) const NQN: &str = "nqn.2026-11.org.windlass:compare";
 
 /// What the target under measurement is to be.
 #[derive(Debug, Clone)]
-pub(super) struct TargetOptions {
+pub(crate) struct TargetOptions {
     /// The appliance's binary.
-    pub(super) windlass: PathBuf,
+    pub(crate) windlass: PathBuf,
     /// Its only core.
-    pub(super) core: usize,
+    pub(crate) core: usize,
     /// Size of namespace 1, in RAM, bytes.
-    pub(super) memory_bytes: u64,
+    pub(crate) memory_bytes: u64,
     /// What namespace 2 is, where there is one: a file.
-    pub(super) file: Option<PathBuf>,
+    pub(crate) file: Option<PathBuf>,
     /// The idle policy.
-    pub(super) idle: &'static str,
+    pub(crate) idle: &'static str,
+    /// Further tables of the configuration.
+    pub(crate) more: &'static str,
 }
 
 /// The configuration file.
@@ -74,7 +76,9 @@ fn configuration(options: &TargetOptions, directory: &Path, address: SocketAddr)
          nqn = \"{NQN}\"\n\
          devices = [{devices}]\n\
          listeners = [\"loopback\"]\n\
-         allow_any_host = true\n",
+         allow_any_host = true\n\
+         {more}",
+        more = options.more,
         core = options.core,
         idle = options.idle,
         size = options.memory_bytes,
@@ -83,15 +87,15 @@ fn configuration(options: &TargetOptions, directory: &Path, address: SocketAddr)
 }
 
 /// A running target; ended when dropped.
-pub(super) struct Target {
+pub(crate) struct Target {
     process: ApplianceProcess,
-    pub(super) address: SocketAddr,
-    pub(super) start_to_accept: Duration,
+    pub(crate) address: SocketAddr,
+    pub(crate) start_to_accept: Duration,
 }
 
 impl Target {
     /// Starts the target and waits until it has initialised a connection.
-    pub(super) fn start(options: &TargetOptions) -> Result<Self, ProcessError> {
+    pub(crate) fn start(options: &TargetOptions) -> Result<Self, ProcessError> {
         let mut process = ApplianceProcess::start(&options.windlass, |directory, address| {
             configuration(options, directory, address)
         })?;
@@ -104,7 +108,7 @@ impl Target {
     }
 
     /// Processor time that the target has taken so far.
-    pub(super) fn cpu_time(&self) -> Option<Duration> {
+    pub(crate) fn cpu_time(&self) -> Option<Duration> {
         self.process.cpu_time()
     }
 }
@@ -120,6 +124,7 @@ mod tests {
             memory_bytes: 16 << 20,
             file,
             idle: "adaptive",
+            more: "",
         };
         let address = SocketAddr::from(([127, 0, 0, 1], 4420));
         configuration(&options, Path::new("/run"), address)

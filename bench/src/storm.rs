@@ -1,0 +1,272 @@
+//! One busy connection beside many others: idle ones, and ones that come and go.
+//!
+//! Each measurement beside others has one without them right before it, in the same run and on the
+//! same cores, and only their ratio is told: what the machine does to one it does to the other. What
+//! comes and goes runs on the busy host's own core, so that ratio is a lower bound.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use nvme_host::raw::{RawClient, RawError, RawNames};
+use serde::Serialize;
+
+use crate::compare::target::{NQN, Target, TargetOptions};
+use crate::compare::{CompareError, CompareOptions, Load, measure_target};
+use crate::table::Table;
+use crate::units::{median, per_second};
+
+/// Requests in flight on the busy connection.
+const DEPTH: usize = 128;
+/// Hosts that come and go are on so many threads.
+const STORM_THREADS: u32 = 4;
+/// How long one step of a host may take.
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// What to measure.
+#[derive(Debug, Clone)]
+pub struct StormOptions {
+    /// The appliance's binary.
+    pub windlass: PathBuf,
+    /// Core of the target.
+    pub target_core: usize,
+    /// Core of the busy host.
+    pub host_core: usize,
+    /// Rounds, of which medians are taken.
+    pub rounds: usize,
+    /// Counted time of one measurement.
+    pub duration: Duration,
+    /// Connections that are open and idle: two for each host.
+    pub idle: u16,
+    /// Connections that come and go in a second.
+    pub connects_per_second: u32,
+}
+
+/// Why nothing could be measured.
+#[derive(Debug, thiserror::Error)]
+pub enum StormError {
+    /// The target or the load.
+    #[error(transparent)]
+    Compare(#[from] CompareError),
+    /// A host that is idle, or that comes and goes.
+    #[error("a connection beside the busy one: {0}")]
+    Beside(#[from] RawError),
+}
+
+/// One round: requests per second over the busy connection.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct StormRound {
+    /// Alone, before the next one.
+    pub before_idle: f64,
+    /// Beside the idle ones.
+    pub beside_idle: f64,
+    /// Alone, before the next one.
+    pub before_storm: f64,
+    /// Beside those that come and go.
+    pub beside_storm: f64,
+    /// Of which so many came and went in a second.
+    pub connects_per_second: f64,
+}
+
+/// All rounds.
+#[derive(Debug, Clone, Serialize)]
+pub struct StormReport {
+    /// Idle connections.
+    pub idle: u16,
+    /// Each round.
+    pub rounds: Vec<StormRound>,
+}
+
+impl StormReport {
+    /// The busy connection's rate beside the idle ones, as a part of its rate alone: the median.
+    #[must_use]
+    pub fn idle_ratio(&self) -> f64 {
+        self.median_of(|round| round.beside_idle / round.before_idle)
+    }
+
+    /// The same beside those that come and go.
+    #[must_use]
+    pub fn storm_ratio(&self) -> f64 {
+        self.median_of(|round| round.beside_storm / round.before_storm)
+    }
+
+    fn median_of(&self, value: impl Fn(&StormRound) -> f64) -> f64 {
+        median(&self.rounds.iter().map(value).collect::<Vec<_>>())
+    }
+}
+
+impl std::fmt::Display for StormReport {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut table = Table::new(&["beside", "alone/s", "beside them/s", "ratio"]);
+        let rate = |value: f64| format!("{value:.0}");
+        table.row([
+            format!("{} idle connections", self.idle),
+            rate(self.median_of(|round| round.before_idle)),
+            rate(self.median_of(|round| round.beside_idle)),
+            format!("{:.3}", self.idle_ratio()),
+        ]);
+        let connects = self.median_of(|round| round.connects_per_second);
+        table.row([
+            format!("{connects:.0} connects and disconnects a second"),
+            rate(self.median_of(|round| round.before_storm)),
+            rate(self.median_of(|round| round.beside_storm)),
+            format!("{:.3}", self.storm_ratio()),
+        ]);
+        write!(f, "{table}")
+    }
+}
+
+/// Measures, round by round; `tell` is called before each.
+///
+/// # Errors
+/// [`StormError`].
+pub fn measure(
+    options: &StormOptions,
+    mut tell: impl FnMut(&str),
+) -> Result<StormReport, StormError> {
+    let compare = CompareOptions {
+        windlass: options.windlass.clone(),
+        target_core: options.target_core,
+        host_core: options.host_core,
+        rounds: options.rounds,
+        duration: options.duration,
+        warm_up: Duration::from_millis(300),
+        namespace_bytes: 64 << 20,
+        starts: 1,
+    };
+    let target = Target::start(&TargetOptions {
+        more: "[limits]\nmax_connections = 8192\nmax_controllers = 4096\n",
+        ..compare.target()
+    })
+    .map_err(CompareError::from)?;
+    let busy = || -> Result<f64, StormError> {
+        Ok(measure_target(&compare, target.address, &Load::reads(DEPTH))?.requests_per_second)
+    };
+    let mut rounds = Vec::new();
+    for round in 0..options.rounds {
+        tell(&format!("round {} of {}", round + 1, options.rounds));
+        let before_idle = busy()?;
+        let idle = stay(target.address, options.idle)?;
+        let beside_idle = busy()?;
+        drop(idle);
+        let before_storm = busy()?;
+        let (beside_storm, connects_per_second) =
+            beside_a_storm(target.address, options.connects_per_second, busy)?;
+        rounds.push(StormRound {
+            before_idle,
+            beside_idle,
+            before_storm,
+            beside_storm,
+            connects_per_second,
+        });
+    }
+    Ok(StormReport {
+        idle: options.idle,
+        rounds,
+    })
+}
+
+fn names(host: u16) -> RawNames {
+    RawNames {
+        host: format!("nqn.2026-11.org.windlass:host{host}"),
+        host_id: [host as u8 | 1; 16],
+        subsystem: NQN.to_owned(),
+    }
+}
+
+/// Hosts that connect an admin queue and an I/O queue and say nothing more.
+fn stay(address: SocketAddr, connections: u16) -> Result<Vec<(RawClient, RawClient)>, RawError> {
+    (0..connections / 2)
+        .map(|host| {
+            let mut admin = RawClient::connect(address, LIMIT)?;
+            let cntlid = admin.open_admin(&names(host))?;
+            let mut io = RawClient::connect(address, LIMIT)?;
+            io.open_io(&names(host), cntlid, 1)?;
+            Ok((admin, io))
+        })
+        .collect()
+}
+
+/// Runs `busy` while hosts connect their admin queue and leave, so many a second. Gives what it
+/// gives, and how many came and went.
+fn beside_a_storm(
+    address: SocketAddr,
+    connects_per_second: u32,
+    busy: impl Fn() -> Result<f64, StormError>,
+) -> Result<(f64, f64), StormError> {
+    let over = AtomicBool::new(false);
+    let connects = AtomicU64::new(0);
+    let between = Duration::from_secs(1) * STORM_THREADS / connects_per_second.max(1);
+    let began = Instant::now();
+    std::thread::scope(|scope| {
+        let come_and_go = |thread: u32| -> Result<(), RawError> {
+            let mut due = began;
+            while !over.load(Ordering::Acquire) {
+                std::thread::sleep(due.saturating_duration_since(Instant::now()));
+                due += between;
+                let mut admin = RawClient::connect(address, LIMIT)?;
+                admin.open_admin(&names(u16::MAX - thread as u16))?;
+                connects.fetch_add(1, Ordering::Relaxed);
+            }
+            Ok(())
+        };
+        let threads: Vec<_> = (0..STORM_THREADS)
+            .map(|thread| scope.spawn(move || come_and_go(thread)))
+            .collect();
+        let measured = busy();
+        let rate = per_second(connects.load(Ordering::Relaxed), began.elapsed());
+        over.store(true, Ordering::Release);
+        for thread in threads {
+            if let Ok(result) = thread.join() {
+                result?;
+            }
+        }
+        Ok((measured?, rate))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ratios_are_taken_within_a_round() {
+        let round = |alone: f64, beside: f64| StormRound {
+            before_idle: alone,
+            beside_idle: beside,
+            before_storm: alone,
+            beside_storm: beside / 2.0,
+            connects_per_second: 1000.0,
+        };
+        let report = StormReport {
+            idle: 2000,
+            rounds: vec![round(100.0, 95.0), round(10.0, 9.9), round(200.0, 100.0)],
+        };
+        assert!((report.idle_ratio() - 0.95).abs() < 1e-9);
+        assert!((report.storm_ratio() - 0.475).abs() < 1e-9);
+        let text = report.to_string();
+        assert!(
+            text.contains("2000 idle connections") && text.contains("0.950"),
+            "{text}"
+        );
+        assert!(
+            text.contains("1000 connects and disconnects a second"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn a_missing_binary_is_an_error() {
+        let options = StormOptions {
+            windlass: PathBuf::from("/nonexistent/windlass"),
+            target_core: 0,
+            host_core: 0,
+            rounds: 1,
+            duration: Duration::from_millis(10),
+            idle: 1,
+            connects_per_second: 1,
+        };
+        assert!(measure(&options, |_| {}).is_err());
+    }
+}
