@@ -61,6 +61,8 @@ is_ready() {
 # start: the appliance, until it says that it is ready.
 start() {
   say "starting the appliance"
+  # What an appliance before this one said is no sign of this one.
+  : > /tmp/windlass.out
   "${as[@]}" windlass run $config > /tmp/windlass.out 2> /tmp/windlass.log &
   windlass=$!
   eventually 60 is_ready

@@ -3,6 +3,7 @@
 #   NAMESPACES         how many
 #   CONNECT            further options of nvme connect
 #   SIGNALS            the directory in which the appliance's death and return are asked for
+#   ROUNDS             how often a scenario repeats what it repeats
 #   SELF               1: there is no appliance; the guest's kernel serves itself
 # shellcheck shell=bash
 

@@ -85,6 +85,23 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         timeout_s: 600,
     },
     Scenario {
+        name: "kill-file-system",
+        script: "kill-file-system.sh",
+        connect: "",
+        place: Place::Here(&[Device::File]),
+        timeout_s: 300,
+    },
+    Scenario {
+        name: "file-faults",
+        script: "file-faults.sh",
+        connect: "",
+        place: Place::Guest(Machine {
+            options: &[],
+            namespaces: 3,
+        }),
+        timeout_s: 300,
+    },
+    Scenario {
         name: "vfio",
         script: "vfio.sh",
         connect: "",
@@ -232,6 +249,9 @@ impl Scenario {
     }
 }
 
+/// How often a script that repeats what it does does so in the tests.
+const ROUNDS_DEFAULT: u32 = 3;
+
 /// Which scenarios, and against what.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
@@ -280,6 +300,16 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
     }
 }
 
+/// Builds the appliance and runs one scenario, which repeats what it does `rounds` times.
+pub(crate) fn run_repeatedly(name: &str, rounds: u32) -> Result<(), String> {
+    process::run(&mut build(false))?;
+    process::run(process::lab().arg("build"))?;
+    let mut harness = Harness::of_repository(false, false);
+    harness.rounds = rounds;
+    let scenario = SCENARIOS.iter().find(|scenario| scenario.name == name);
+    harness.run(scenario.ok_or_else(|| format!("there is no scenario {name}"))?)
+}
+
 /// What builds the appliance. The same features as the tests have, so that nothing is built twice.
 pub(crate) fn build(release: bool) -> Command {
     let mut cargo = process::cargo();
@@ -306,6 +336,8 @@ pub(crate) struct Harness {
     /// A directory that holds both of the above and that the guest sees.
     share: PathBuf,
     self_check: bool,
+    /// How often a script that repeats what it does does so.
+    rounds: u32,
 }
 
 impl Harness {
@@ -320,6 +352,7 @@ impl Harness {
             results: root.join("target/interop"),
             share: root,
             self_check,
+            rounds: ROUNDS_DEFAULT,
         }
     }
 
@@ -428,7 +461,8 @@ impl Harness {
             Place::Guest(machine) => command.args(machine.options),
         };
         command.arg("--share").arg(&self.share);
-        command.arg("--timeout").arg(scenario.timeout_s.to_string());
+        let timeout_s = scenario.timeout_s * self.rounds.div_ceil(ROUNDS_DEFAULT);
+        command.arg("--timeout").arg(timeout_s.to_string());
         let programs = Path::new(self.appliance.get_program()).parent();
         for (name, value) in [
             ("ADDRESS", address.to_string()),
@@ -442,6 +476,7 @@ impl Harness {
             ),
             ("PACKAGES", directory.join("packages").display().to_string()),
             ("SIGNALS", directory.join("signals").display().to_string()),
+            ("ROUNDS", self.rounds.to_string()),
             ("SELF", u8::from(self.self_check).to_string()),
         ] {
             command.arg("--env").arg(format!("INTEROP_{name}={value}"));

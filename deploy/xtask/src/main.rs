@@ -6,6 +6,7 @@
 
 mod appliance;
 mod browser;
+mod crash;
 mod demo;
 mod fuzz;
 mod interop;
@@ -45,6 +46,8 @@ enum Command {
     Interop(interop::Options),
     /// Take the README's pictures of the dashboard anew.
     Screenshots(browser::Options),
+    /// Kill the appliance under load again and again, and see that nothing is lost.
+    Crash(crash::Options),
     /// Look for inputs that break decoders and connections.
     Fuzz(fuzz::Options),
     /// Simulate the appliance among faults, seed by seed; `-- --help` says what can be chosen.
@@ -68,6 +71,7 @@ fn main() -> ExitCode {
         Command::Demo(options) => demo::run(&options),
         Command::Interop(options) => interop::run(&options),
         Command::Screenshots(options) => browser::take_screenshots(&options),
+        Command::Crash(options) => crash::run(&options),
         Command::Fuzz(options) => fuzz::run(&options),
         Command::Sim(options) => sim::run(&options),
         Command::Package(options) => package::run(&options),

@@ -18,6 +18,7 @@ fn harness(plan: &str) -> (Harness, tempfile::TempDir) {
         results: scratch.path().join("results"),
         share: scratch.path().to_path_buf(),
         self_check: false,
+        rounds: 1,
     };
     (harness, scratch)
 }
