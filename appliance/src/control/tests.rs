@@ -13,6 +13,8 @@ use std::time::{Duration, Instant};
 
 use appliance_config::Config;
 use nvme_host::raw::{RawClient, RawNames};
+use nvme_spec::sgl::SglDescriptor;
+use nvme_spec::tcp::PduType;
 use nvme_spec::{Sqe, Status};
 use tempfile::TempDir;
 
@@ -117,10 +119,21 @@ allow_any_host = true
     }
 }
 
+/// Writes with data that is asked for, so that it goes by way of a device's queue: what comes in the
+/// capsule is written to a RAM device at once.
 fn write(io: &mut RawClient, lba: u64, blocks: u16) {
     let data = vec![7; usize::from(blocks) * 512];
-    let sqe = Sqe::write(1, lba, blocks - 1, false);
-    let (cqe, _) = io.command(sqe, &data, 0).expect("an answer");
+    let sgl = SglDescriptor::transport(data.len() as u32);
+    let sqe = Sqe::write(1, lba, blocks - 1, false)
+        .with_cid(io.next_cid())
+        .with_sgl(sgl);
+    io.send_capsule(sqe, &[]).expect("it is connected");
+    let asked = io.expect(PduType::R2T).expect("data is asked for");
+    let request = asked.request().expect("it is one");
+    io.send_data(&request, 0, &data, true)
+        .expect("it is connected");
+    let answer = io.expect(PduType::CAPSULE_RESP).expect("an answer");
+    let cqe = answer.completion().expect("it is one");
     assert!(cqe.status().is_success(), "{}", cqe.status());
 }
 
