@@ -18,7 +18,7 @@ pub enum DigestPolicy {
 /// Largest in-capsule data that an I/O queue may be given, in bytes.
 pub const IN_CAPSULE_BYTES_MAX: u32 = 64 << 10;
 /// Bytes of a connection's receive buffer.
-pub(crate) const RECEIVE_BUFFER_BYTES: usize = 64 << 10;
+pub(crate) const RECEIVE_BUFFER_BYTES: usize = 128 << 10;
 /// Connections that one reactor serves at most; the token of a request has 16 bits for it.
 pub const CONNECTIONS_PER_REACTOR_MAX: usize = 4096;
 
