@@ -1,6 +1,7 @@
 //! Commands, their options, and how errors and log lines look.
 
 use std::error::Error;
+use std::ffi::OsString;
 use std::io::{IsTerminal, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -15,7 +16,9 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 use crate::appliance::Appliance;
 use crate::service::BadConfiguration;
 use crate::signals::Termination;
-use crate::{doctor, drives, embedded, manual, service, signals, status, summary, top, trace};
+use crate::{
+    doctor, drives, embedded, load, manual, service, signals, status, summary, top, trace,
+};
 
 /// How long the listeners of an appliance that has started may take to answer.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
@@ -66,6 +69,14 @@ pub(crate) enum Command {
     Top(top::TopArguments),
     /// Write down what the reactors of a running appliance did last, for Perfetto or Chrome.
     Trace(trace::TraceArguments),
+    /// Put load on a target and verify it, find its ceilings, compare: the program `bench`, whose
+    /// commands `windlass bench --help` lists.
+    #[command(disable_help_flag = true)]
+    Bench {
+        /// What `bench` is to do.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<OsString>,
+    },
     /// Write manual pages and completions below DIR, for packages.
     #[command(hide = true)]
     GenerateManual {
@@ -96,6 +107,7 @@ pub(crate) fn run(command: Command) -> Result<ExitCode, Failure> {
         Command::Status(arguments) => status::status(&arguments),
         Command::Top(arguments) => top::top(&arguments),
         Command::Trace(arguments) => trace::trace(&arguments),
+        Command::Bench { arguments } => Err(load::become_bench(&arguments)),
         Command::GenerateManual { directory } => {
             manual::generate(&Arguments::command(), &directory)?;
             Ok(ExitCode::SUCCESS)

@@ -12,6 +12,7 @@ mod doctor;
 mod drives;
 mod embedded;
 mod exports;
+mod load;
 mod manual;
 mod memory;
 mod nvme;

@@ -20,7 +20,7 @@ pub(crate) use check::check;
 /// What to package.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
-    /// Package this program instead of building a release.
+    /// Package this program, and `bench` beside it, instead of building a release.
     #[arg(long, value_name = "FILE")]
     binary: Option<PathBuf>,
     /// The package's version; the workspace's by default.
@@ -107,6 +107,10 @@ const FILES: [(&str, &str, bool); 16] = [
     ),
 ];
 
+/// Where the program lies in the package, and where the load generator does, which was built into
+/// the same directory.
+const PROGRAMS: [&str; 2] = ["usr/bin/windlass", "usr/lib/windlass/bench"];
+
 /// The scripts that dpkg runs, and lists that it reads.
 const CONTROL_FILES: [(&str, bool); 5] = [
     ("conffiles", false),
@@ -124,7 +128,9 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
     let binary = match &options.binary {
         Some(binary) => binary.clone(),
         None => {
-            process::run(process::cargo().args(["build", "--release", "-p", "appliance"]))?;
+            let mut cargo = process::cargo();
+            cargo.args(["build", "--release", "-p", "appliance", "-p", "bench"]);
+            process::run(&mut cargo)?;
             process::root().join("target/release/windlass")
         }
     };
@@ -166,11 +172,14 @@ fn lay_out(binary: &Path, stage: &Path) -> Result<(), String> {
     for (from, to, is_program) in FILES {
         copy(&deploy.join(from), &stage.join(to), is_program)?;
     }
-    let program = stage.join("usr/bin/windlass");
-    copy(binary, &program, true)?;
-    let mut strip = process::program("strip");
-    strip.args(["--strip-all", "--remove-section=.comment"]);
-    process::run(strip.arg(&program))?;
+    let built = [binary, &binary.with_file_name("bench")];
+    for (from, to) in built.into_iter().zip(PROGRAMS) {
+        let program = stage.join(to);
+        copy(from, &program, true)?;
+        let mut strip = process::program("strip");
+        strip.args(["--strip-all", "--remove-section=.comment"]);
+        process::run(strip.arg(&program))?;
+    }
     lay_out_manual(binary, stage)
 }
 

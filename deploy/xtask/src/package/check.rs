@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::Path;
 
-use super::{FILES, at, build, contents, place_of_completion, place_of_page};
+use super::{FILES, PROGRAMS, at, build, contents, place_of_completion, place_of_page};
 use crate::process;
 
 const UNITS: [&str; 3] = [
@@ -44,7 +44,7 @@ fn check_contents(package: &Path) -> Result<(), String> {
     let places = FILES
         .iter()
         .map(|&(_, to, _)| to.to_owned())
-        .chain(["usr/bin/windlass".to_owned()])
+        .chain(PROGRAMS.map(str::to_owned))
         .chain(pages)
         .chain(completions);
     for place in places {

@@ -1,0 +1,66 @@
+//! `windlass bench`: the load generator that comes with the appliance, in this process's place.
+
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::command_line::Failure;
+
+/// Its places as seen from the directory of this program: beside it, where a build leaves it, and
+/// where the package has it.
+const PLACES: [&str; 2] = ["bench", "../lib/windlass/bench"];
+
+/// There is no load generator.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "no load generator at {}: build it with `cargo build --release -p bench`, or install the \
+     package",
+    places.iter().map(|place| place.display().to_string()).collect::<Vec<_>>().join(" or ")
+)]
+struct Missing {
+    places: Vec<PathBuf>,
+}
+
+fn find(directory: &Path) -> Result<PathBuf, Missing> {
+    let places = PLACES.map(|place| directory.join(place)).to_vec();
+    let found = places.iter().find(|place| place.is_file()).cloned();
+    found.ok_or(Missing { places })
+}
+
+/// Becomes the load generator; returns only where that fails, with the reason.
+pub(crate) fn become_bench(arguments: &[OsString]) -> Failure {
+    let found = std::env::current_exe()
+        .map_err(Failure::from)
+        .and_then(|this| Ok(find(this.parent().unwrap_or(Path::new("/")))?));
+    match found {
+        Ok(bench) => {
+            let error = Command::new(&bench).args(arguments).exec();
+            format!("cannot run {}: {error}", bench.display()).into()
+        }
+        Err(missing) => missing,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn it_is_beside_the_program_or_where_the_package_has_it() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let programs = directory.path().join("bin");
+        let packaged = directory.path().join("lib/windlass");
+        fs::create_dir_all(&programs).expect("made");
+        fs::create_dir_all(&packaged).expect("made");
+        let text = find(&programs).expect_err("missing").to_string();
+        assert!(text.contains("cargo build --release -p bench"), "{text}");
+        fs::write(packaged.join("bench"), "").expect("written");
+        let found = find(&programs).expect("packaged");
+        assert_eq!(found, programs.join("../lib/windlass/bench"));
+        fs::write(programs.join("bench"), "").expect("written");
+        assert_eq!(find(&programs).expect("beside"), programs.join("bench"));
+    }
+}
