@@ -15,7 +15,7 @@ const UNITS: [&str; 3] = [
 /// Most exposure that `systemd-analyze security` may find in the service, in tenths.
 const EXPOSURE_MAX_TENTHS: u32 = 25;
 /// Commands whose pages have to be in the package; lintian looks at how they are written.
-const PAGES: [&str; 5] = ["", "-run", "-status", "-top", "-doctor"];
+const PAGES: [&str; 6] = ["", "-run", "-status", "-top", "-doctor", "-bench"];
 const COMPLETIONS: [&str; 3] = ["windlass.bash", "windlass.fish", "_windlass"];
 
 /// Builds the package of `binary` and checks it.
