@@ -3,10 +3,9 @@
 //! Control path only: here are locks and allocations. Cores take what they need from it when their
 //! attention number moves, which they compare once per poll.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
-use arc_swap::ArcSwap;
 use block::Device;
 
 use crate::config::{
@@ -15,6 +14,7 @@ use crate::config::{
 };
 use crate::counters::{CoreCounters, IoTotals};
 use crate::interface::CloseReason;
+use crate::publication::{Calls, Publication};
 use crate::registry::Registry;
 use crate::snapshot::TargetSnapshot;
 use crate::stages::{SubsystemMeasures, TargetLatency};
@@ -27,21 +27,18 @@ pub(crate) const PAGE_BYTES: u32 = 4096;
 /// Largest transfer of all: MDTS is bounded so that a keyed SGL can hold its length.
 const TRANSFER_MAX_BYTES: u32 = 1 << 23;
 
-type WakerFunction = Box<dyn Fn(usize) + Send + Sync>;
+/// The epoch of the configuration that a target is made with.
+const EPOCH_FIRST: u32 = 1;
 
-/// One reactor's mail flag, alone on its cache line.
-#[derive(Default)]
-#[repr(align(64))]
-struct Attention(AtomicU64);
+type WakerFunction = Box<dyn Fn(usize) + Send + Sync>;
 
 /// One target: what is served, and which controllers there are. Control path only.
 pub struct Target {
-    attention: Box<[Attention]>,
-    epoch: AtomicU32,
+    attention: Box<[Calls]>,
     /// Counts the times that a device's health changed.
     health_changes: AtomicU32,
     shutting_down: AtomicBool,
-    published: ArcSwap<Published>,
+    published: Publication<Published>,
     registry: Mutex<Registry>,
     waker: RwLock<Option<WakerFunction>>,
     cores: Mutex<Vec<Option<Arc<CoreCounters>>>>,
@@ -75,17 +72,16 @@ impl Target {
             )))
         });
         let published = Published {
-            epoch: 1,
+            epoch: EPOCH_FIRST,
             generation: 1,
             subsystems: subsystems.collect(),
             ports: config.ports,
         };
         Ok(Arc::new(Self {
-            attention: (0..reactors).map(|_| Attention::default()).collect(),
-            epoch: AtomicU32::new(published.epoch),
+            attention: (0..reactors).map(|_| Calls::default()).collect(),
             health_changes: AtomicU32::new(0),
             shutting_down: AtomicBool::new(false),
-            published: ArcSwap::from_pointee(published),
+            published: Publication::new(published, EPOCH_FIRST),
             registry: Mutex::new(Registry::new(&config.limits)),
             waker: RwLock::new(None),
             cores: Mutex::new(vec![None; reactors]),
@@ -295,13 +291,12 @@ impl Target {
     ) -> Result<(), TargetError> {
         {
             let registry = self.registry();
-            let mut published = Published::clone(&self.published.load());
+            let mut published = Published::clone(&self.published.value());
             change(&registry, &mut published)?;
             published.epoch = published.epoch.wrapping_add(1);
             published.generation = published.generation.wrapping_add(1);
             let epoch = published.epoch;
-            self.published.store(Arc::new(published));
-            self.epoch.store(epoch, Ordering::Release);
+            self.published.publish(published, epoch);
         }
         self.call_all();
         Ok(())
@@ -315,7 +310,7 @@ impl Target {
 
     /// Calls a reactor's core to look at what changed.
     pub(crate) fn call(&self, reactor: usize) {
-        self.attention[reactor].0.fetch_add(1, Ordering::Release);
+        self.attention[reactor].call();
         if let Some(waker) = &*self.waker.read().unwrap_or_else(PoisonError::into_inner) {
             waker(reactor);
         }
@@ -324,13 +319,13 @@ impl Target {
     /// How often a reactor was called.
     #[inline]
     pub(crate) fn attention(&self, reactor: usize) -> u64 {
-        self.attention[reactor].0.load(Ordering::Acquire)
+        self.attention[reactor].count()
     }
 
     /// The epoch of the configuration that is published now.
     #[inline]
     pub(crate) fn epoch(&self) -> u32 {
-        self.epoch.load(Ordering::Acquire)
+        self.published.epoch()
     }
 
     /// How often a device's health changed.
@@ -339,7 +334,7 @@ impl Target {
     }
 
     pub(crate) fn published(&self) -> Arc<Published> {
-        self.published.load_full()
+        self.published.value()
     }
 
     pub(crate) fn is_shutting_down(&self) -> bool {

@@ -1,0 +1,8 @@
+//! What the publication is made of; `tests/loom.rs` compiles that a second time against loom's
+//! atomics.
+
+pub(crate) use arc_swap::ArcSwap as Swap;
+
+pub(crate) mod atomic {
+    pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+}

@@ -1,0 +1,145 @@
+//! Explores every interleaving of a change of configuration and the cores that take it over with
+//! loom: the publication is compiled here a second time, against loom's atomics in place of those
+//! of `src/sync.rs`.
+
+#[path = "../src/publication.rs"]
+mod publication;
+
+mod sync {
+    use std::sync::Arc;
+
+    use loom::sync::Mutex;
+
+    /// A value under a lock, in place of arc-swap's: what is explored is what goes on around it.
+    pub(crate) struct Swap<T>(Mutex<Arc<T>>);
+
+    impl<T> Swap<T> {
+        pub(crate) fn from_pointee(value: T) -> Self {
+            Self(Mutex::new(Arc::new(value)))
+        }
+
+        pub(crate) fn store(&self, value: Arc<T>) {
+            *self.0.lock().expect("not poisoned") = value;
+        }
+
+        pub(crate) fn load_full(&self) -> Arc<T> {
+            Arc::clone(&self.0.lock().expect("not poisoned"))
+        }
+    }
+
+    pub(crate) mod atomic {
+        pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+    }
+}
+
+use loom::sync::Arc;
+use loom::thread;
+use publication::{Calls, Publication};
+
+/// A configuration, in which the number of its epoch stands.
+struct Configuration(u32);
+
+struct Target {
+    publication: Publication<Configuration>,
+    calls: [Calls; 2],
+}
+
+impl Target {
+    fn change(&self, epoch: u32) {
+        self.publication.publish(Configuration(epoch), epoch);
+        self.calls.iter().for_each(Calls::call);
+    }
+}
+
+/// One core: what it has seen, and what it works by.
+struct Core {
+    target: Arc<Target>,
+    index: usize,
+    calls_seen: u64,
+    view: u32,
+}
+
+impl Core {
+    fn new(target: &Arc<Target>, index: usize) -> Self {
+        let calls_seen = target.calls[index].count();
+        Self {
+            target: Arc::clone(target),
+            index,
+            calls_seen,
+            view: target.publication.value().0,
+        }
+    }
+
+    fn poll(&mut self) {
+        let calls = self.target.calls[self.index].count();
+        if calls == self.calls_seen {
+            return;
+        }
+        self.calls_seen = calls;
+        let epoch = self.target.publication.epoch();
+        if epoch != self.view {
+            let view = self.target.publication.value().0;
+            assert!(view >= epoch, "an older value than the epoch promised");
+            self.view = view;
+        }
+        // Each change calls once, and the first epoch is 1.
+        assert!(
+            u64::from(self.view) > calls,
+            "called for a change and saw none"
+        );
+    }
+}
+
+fn target() -> Arc<Target> {
+    Arc::new(Target {
+        publication: Publication::new(Configuration(1), 1),
+        calls: [Calls::default(), Calls::default()],
+    })
+}
+
+/// Three switches at bad moments show what can go wrong, in seconds.
+fn bounded(model: impl Fn() + Send + Sync + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(model);
+}
+
+#[test]
+fn a_called_core_has_what_it_was_called_for() {
+    bounded(|| {
+        let target = target();
+        let changing = Arc::clone(&target);
+        let mut core = Core::new(&target, 0);
+        let control = thread::spawn(move || {
+            changing.change(2);
+            changing.change(3);
+        });
+        core.poll();
+        core.poll();
+        control.join().expect("no panic");
+        core.poll();
+        assert_eq!(core.view, 3);
+    });
+}
+
+#[test]
+fn two_cores_come_to_the_same() {
+    bounded(|| {
+        let target = target();
+        let changing = Arc::clone(&target);
+        let control = thread::spawn(move || changing.change(2));
+        let there = Arc::clone(&target);
+        let other = thread::spawn(move || {
+            let mut core = Core::new(&there, 1);
+            core.poll();
+            core
+        });
+        let mut core = Core::new(&target, 0);
+        core.poll();
+        control.join().expect("no panic");
+        let mut other = other.join().expect("no panic");
+        core.poll();
+        other.poll();
+        assert_eq!((core.view, other.view), (2, 2));
+    });
+}
