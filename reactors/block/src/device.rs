@@ -39,7 +39,7 @@ pub enum Deallocate {
     Unspecified,
 }
 
-/// Shape of a device. Constant while the device is open.
+/// Shape of a device. While the device is open, it may grow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
     /// Bytes per logical block: 512 or 4096.
@@ -135,7 +135,7 @@ pub trait Device: Send + Sync {
 /// One reactor's way to a device.
 pub trait DeviceQueue {
     /// Whether a read without a lease is welcome: it completes with a loan of the device's own
-    /// memory.
+    /// memory, or, where that is not in one piece, with a lease of the queue's pool.
     fn lends_reads(&self) -> bool {
         false
     }
@@ -190,6 +190,10 @@ pub trait DeviceQueue {
     fn prepare_sleep(&mut self) -> bool {
         !self.has_ready()
     }
+
+    /// The device has grown: requests may reach its new end from now on. A queue that was not told
+    /// goes on to refuse them.
+    fn device_grew(&mut self) {}
 
     /// Begins (and continues) closing: new requests are refused with
     /// [`DeviceError::Removed`](crate::DeviceError::Removed) for good, those in flight go on to

@@ -25,7 +25,7 @@ use crate::device::{Deallocate, Device, DeviceIdentity, DeviceQueue, Geometry, Q
 use crate::error::OpenError;
 use crate::health::{Health, HealthCounters, HealthState};
 use crate::ledger::check_depth;
-use crate::shape::{ShapeError, max_transfer_blocks};
+use crate::shape::{GrowingGeometry, ShapeError, max_transfer_blocks};
 
 pub use notice::{BufferedReason, FileNotice, FileSystem};
 
@@ -145,7 +145,7 @@ pub enum FileError {
 /// What all queues of a file share.
 struct Shared {
     file: Arc<OwnedFd>,
-    geometry: Geometry,
+    geometry: GrowingGeometry,
     arena: Option<Arc<Arena>>,
     counters: Arc<HealthCounters>,
     /// The file system said that the file is gone.
@@ -179,6 +179,7 @@ impl Drop for Shared {
 pub struct FileDevice {
     name: String,
     identity: DeviceIdentity,
+    path: PathBuf,
     notices: Vec<FileNotice>,
     direct: bool,
     shared: Arc<Shared>,
@@ -211,17 +212,39 @@ impl FileDevice {
                 uuid: options.uuid,
                 model: "Windlass file".into(),
             },
+            path: options.path,
             notices: opened.notices,
             direct: opened.direct,
             shared: Arc::new(Shared {
                 file: Arc::new(opened.file),
-                geometry,
+                geometry: GrowingGeometry::new(geometry),
                 arena: options.arena,
                 counters: Arc::default(),
                 gone: AtomicBool::new(false),
                 ring_notices: Mutex::default(),
             }),
         })
+    }
+
+    /// Makes the file `size_bytes` long, or takes the length that somebody else gave it. Queues hear
+    /// of it by [`DeviceQueue::device_grew`]. Blocking: for the control plane.
+    ///
+    /// # Errors
+    /// [`FileError`]: the size is impossible or less than there is, or the file cannot grow. The
+    /// device stays as it is.
+    pub fn grow(&self, size_bytes: Option<u64>) -> Result<(), FileError> {
+        let shape = |source| FileError::Shape {
+            path: self.path.clone(),
+            source,
+        };
+        let geometry = &self.shared.geometry;
+        if let Some(wanted) = size_bytes {
+            geometry.larger(wanted).map_err(shape)?;
+        }
+        let read_only = geometry.now().read_only;
+        let size_bytes = open::grow(&self.shared.file, &self.path, size_bytes, read_only)?;
+        geometry.grow(geometry.larger(size_bytes).map_err(shape)?);
+        Ok(())
     }
 
     /// What the file system cannot do, and what that costs.
@@ -258,7 +281,7 @@ impl Device for FileDevice {
     }
 
     fn geometry(&self) -> Geometry {
-        self.shared.geometry
+        self.shared.geometry.now()
     }
 
     fn identity(&self) -> &DeviceIdentity {
@@ -268,7 +291,7 @@ impl Device for FileDevice {
     fn health(&self) -> Health {
         let state = if self.shared.is_gone() {
             HealthState::Removed
-        } else if self.shared.geometry.read_only {
+        } else if self.shared.geometry.now().read_only {
             HealthState::ReadOnly
         } else {
             HealthState::Ready

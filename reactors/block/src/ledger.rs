@@ -56,6 +56,11 @@ impl Ledger {
         &self.geometry
     }
 
+    /// The device has this shape from now on.
+    pub(crate) fn set_geometry(&mut self, geometry: Geometry) {
+        self.geometry = geometry;
+    }
+
     /// Takes a request in, which must then come to an [`end`](Self::end), or refuses it.
     pub(crate) fn admit(&mut self, request: Request) -> Result<Request, Refusal> {
         if self.closing {

@@ -1,14 +1,17 @@
-//! A device in RAM. Reads are lent without a copy; writes are one copy.
+//! A device in RAM. Reads are lent without a copy; writes are one copy. A device that grew has
+//! its memory in several extents; a read over the edge of one is a copy too.
 //!
 //! A range that is lent cannot be written until the loan is dropped, and the other way round. A
 //! request that meets such a hold waits in the queue's own line, is tried again at each poll, and
 //! holds back later requests of the queue that touch the same memory, so that a stream of reads
 //! cannot keep a write out for ever. Requests that touch other memory pass it.
 
+mod extents;
+
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use hugemem::{Data, Loan, PagePolicy, RegionError, Store, StoreHandle, UNIT_BYTES};
+use hugemem::{Data, Loan, PagePolicy, Pool, RegionError, Store, UNIT_BYTES};
 
 use crate::bounds::byte_range;
 use crate::device::{
@@ -18,7 +21,8 @@ use crate::error::{DeviceError, OpenError};
 use crate::health::{Health, HealthCounters, HealthState};
 use crate::ledger::{Ended, Ledger};
 use crate::request::{CompletionBatch, Operation, Refusal, Request};
-use crate::shape::{ShapeError, block_count, max_transfer_blocks};
+use crate::shape::{GrowingGeometry, ShapeError, block_count, max_transfer_blocks};
+use extents::{Extents, ExtentsHandle};
 
 /// Bytes that one poll zeroes at most, so that clearing a whole device does not stall its reactor.
 const ZERO_BYTES_PER_POLL_MAX: usize = 1 << 20;
@@ -61,8 +65,9 @@ pub enum MemoryError {
 pub struct MemoryDevice {
     name: String,
     identity: DeviceIdentity,
-    geometry: Geometry,
-    store: Arc<Store>,
+    pages: PagePolicy,
+    shape: Arc<GrowingGeometry>,
+    extents: Arc<Extents>,
     counters: Arc<HealthCounters>,
 }
 
@@ -92,16 +97,45 @@ impl MemoryDevice {
                 uuid: options.uuid,
                 model: "Windlass memory".into(),
             },
-            geometry,
-            store,
+            pages: options.pages,
+            shape: Arc::new(GrowingGeometry::new(geometry)),
+            extents: Arc::new(Extents::new(store)),
             counters: Arc::default(),
         })
     }
 
-    /// The memory, for its notices and for whoever maps it for a network card.
+    /// The memory that it began with, for its notices and for whoever maps it for a network card.
     #[must_use]
     pub fn store(&self) -> &Arc<Store> {
-        &self.store
+        self.extents.first()
+    }
+
+    /// Takes the memory that is missing to `size_bytes`, for [`grow`](Self::grow) once network cards
+    /// reach it; `None`: none is. Blocking: for the control plane.
+    ///
+    /// # Errors
+    /// [`MemoryError`]: the device stays as it is.
+    pub fn take_missing(&self, size_bytes: u64) -> Result<Option<Arc<Store>>, MemoryError> {
+        self.shape.larger(size_bytes)?;
+        let missing = size_bytes - self.shape.now().bytes();
+        if missing == 0 {
+            return Ok(None);
+        }
+        let too_large = |_| ShapeError::TooLarge { size_bytes };
+        let len = usize::try_from(missing).map_err(too_large)?;
+        let store = Store::new(len, self.pages);
+        store
+            .map(Some)
+            .map_err(|source| MemoryError::Memory { size_bytes, source })
+    }
+
+    /// Has `more` memory, which [`take_missing`](Self::take_missing) took, at its end; queues hear
+    /// of it by [`DeviceQueue::device_grew`].
+    pub fn grow(&self, more: Arc<Store>) {
+        let now = self.shape.now();
+        let blocks = more.len() as u64 / u64::from(now.block_size);
+        self.extents.add(more);
+        self.shape.grow(now.block_count + blocks);
     }
 }
 
@@ -111,7 +145,7 @@ impl Device for MemoryDevice {
     }
 
     fn geometry(&self) -> Geometry {
-        self.geometry
+        self.shape.now()
     }
 
     fn identity(&self) -> &DeviceIdentity {
@@ -119,7 +153,7 @@ impl Device for MemoryDevice {
     }
 
     fn health(&self) -> Health {
-        let read_only = self.geometry.read_only;
+        let read_only = self.shape.now().read_only;
         self.counters.sum(if read_only {
             HealthState::ReadOnly
         } else {
@@ -130,8 +164,11 @@ impl Device for MemoryDevice {
     fn open_queue(&self, options: QueueOptions) -> Result<Box<dyn DeviceQueue>, OpenError> {
         let counters = self.counters.open_queue();
         Ok(Box::new(MemoryQueue {
-            ledger: Ledger::new(options.depth, self.geometry, true, counters)?,
-            store: self.store.handle(),
+            ledger: Ledger::new(options.depth, self.shape.now(), true, counters)?,
+            memory: self.extents.handle(),
+            extents: Arc::clone(&self.extents),
+            shape: Arc::clone(&self.shape),
+            pool: options.pool,
             parked: VecDeque::with_capacity(options.depth),
         }))
     }
@@ -175,11 +212,21 @@ impl Attempt {
         self.len > 0 && other.len > 0 && one.start < two.end && two.start < one.end
     }
 
-    fn go_on(&mut self, store: &StoreHandle, zero_budget: &mut usize) -> Tried {
+    fn go_on(&mut self, store: &ExtentsHandle, pool: &Pool, zero_budget: &mut usize) -> Tried {
         let data = &mut self.request.data;
         let done = match (self.request.operation, data.as_mut()) {
-            (Operation::Read, None) => match store.try_lend(self.offset, self.len) {
-                Some(loan) => return Tried::Ended(Ok(()), Some(Data::Loan(loan))),
+            (Operation::Read, None) if store.is_whole(self.offset, self.len) => {
+                match store.try_lend(self.offset, self.len) {
+                    Some(loan) => return Tried::Ended(Ok(()), Some(Data::Loan(loan))),
+                    None => false,
+                }
+            }
+            (Operation::Read, None) => match pool.take(self.len) {
+                Some(mut lease) => {
+                    let done = store.try_read(self.offset, &mut lease);
+                    *data = done.then_some(lease);
+                    done
+                }
                 None => false,
             },
             (Operation::Read, Some(lease)) => store.try_read(self.offset, lease),
@@ -208,7 +255,7 @@ impl Attempt {
         }
     }
 
-    fn zero(&mut self, store: &StoreHandle, discard: bool, budget: &mut usize) -> Tried {
+    fn zero(&mut self, store: &ExtentsHandle, discard: bool, budget: &mut usize) -> Tried {
         while self.len > 0 {
             // Pieces end at unit boundaries, so that no unit is taken twice.
             let piece_end = (self.offset + ZERO_PIECE_BYTES) / ZERO_PIECE_BYTES * ZERO_PIECE_BYTES;
@@ -239,7 +286,11 @@ const _: () = assert!(ZERO_PIECE_BYTES <= ZERO_BYTES_PER_POLL_MAX);
 
 struct MemoryQueue {
     ledger: Ledger,
-    store: StoreHandle,
+    memory: ExtentsHandle,
+    extents: Arc<Extents>,
+    shape: Arc<GrowingGeometry>,
+    /// For reads over the edge of an extent.
+    pool: Pool,
     /// Requests that met a hold or are not finished, oldest first.
     parked: VecDeque<Attempt>,
 }
@@ -258,7 +309,7 @@ impl MemoryQueue {
                 index += 1;
                 continue;
             }
-            match attempt.go_on(&self.store, &mut zero_budget) {
+            match attempt.go_on(&self.memory, &self.pool, &mut zero_budget) {
                 Tried::Held | Tried::Unfinished => index += 1,
                 Tried::Ended(result, data) => {
                     let ended = Ended::of(&attempt.request, self.ledger.geometry());
@@ -282,7 +333,7 @@ impl DeviceQueue for MemoryQueue {
             return None;
         }
         let (offset, len) = self.ledger.range_to_lend(lba, blocks)?;
-        let loan = self.store.try_lend(offset, len)?;
+        let loan = self.memory.try_lend(offset, len)?;
         self.ledger.lent(len);
         Some(loan)
     }
@@ -313,7 +364,7 @@ impl DeviceQueue for MemoryQueue {
         let tried = if self.parked.iter().any(|other| other.meets(&attempt)) {
             Tried::Held
         } else {
-            attempt.go_on(&self.store, &mut zero_budget)
+            attempt.go_on(&self.memory, &self.pool, &mut zero_budget)
         };
         match tried {
             Tried::Ended(result, data) => self.ledger.end(ended, result, data),
@@ -342,6 +393,11 @@ impl DeviceQueue for MemoryQueue {
 
     fn has_ready(&self) -> bool {
         self.ledger.has_ready() || !self.parked.is_empty()
+    }
+
+    fn device_grew(&mut self) {
+        self.memory = self.extents.handle();
+        self.ledger.set_geometry(self.shape.now());
     }
 
     fn drain(&mut self) -> Drain {

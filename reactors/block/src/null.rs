@@ -12,7 +12,9 @@ use crate::error::OpenError;
 use crate::health::{Health, HealthCounters, HealthState};
 use crate::ledger::{Ended, Ledger};
 use crate::request::{CompletionBatch, Operation, Refusal, Request};
-use crate::shape::{ShapeError, TRANSFER_BYTES_MAX, block_count, max_transfer_blocks};
+use crate::shape::{
+    GrowingGeometry, ShapeError, TRANSFER_BYTES_MAX, block_count, max_transfer_blocks,
+};
 
 /// What a [`NullDevice`] is to be.
 #[derive(Clone, Debug)]
@@ -44,7 +46,7 @@ pub enum NullError {
 pub struct NullDevice {
     name: String,
     identity: DeviceIdentity,
-    geometry: Geometry,
+    geometry: Arc<GrowingGeometry>,
     zeroes: Arc<Store>,
     counters: Arc<HealthCounters>,
 }
@@ -70,10 +72,22 @@ impl NullDevice {
                 uuid: options.uuid,
                 model: "Windlass null".into(),
             },
-            geometry,
+            geometry: Arc::new(GrowingGeometry::new(geometry)),
             zeroes: Store::new(TRANSFER_BYTES_MAX, PagePolicy::Ordinary)?,
             counters: Arc::default(),
         })
+    }
+}
+
+impl NullDevice {
+    /// Has room for `size_bytes` from now on; queues hear of it by
+    /// [`DeviceQueue::device_grew`].
+    ///
+    /// # Errors
+    /// The size is impossible, or less than there is.
+    pub fn grow(&self, size_bytes: u64) -> Result<(), ShapeError> {
+        self.geometry.grow(self.geometry.larger(size_bytes)?);
+        Ok(())
     }
 }
 
@@ -83,7 +97,7 @@ impl Device for NullDevice {
     }
 
     fn geometry(&self) -> Geometry {
-        self.geometry
+        self.geometry.now()
     }
 
     fn identity(&self) -> &DeviceIdentity {
@@ -96,9 +110,10 @@ impl Device for NullDevice {
 
     fn open_queue(&self, options: QueueOptions) -> Result<Box<dyn DeviceQueue>, OpenError> {
         let counters = self.counters.open_queue();
-        let ledger = Ledger::new(options.depth, self.geometry, true, counters)?;
+        let ledger = Ledger::new(options.depth, self.geometry.now(), true, counters)?;
         Ok(Box::new(NullQueue {
             ledger,
+            shape: Arc::clone(&self.geometry),
             zeroes: self.zeroes.handle(),
         }))
     }
@@ -106,6 +121,7 @@ impl Device for NullDevice {
 
 struct NullQueue {
     ledger: Ledger,
+    shape: Arc<GrowingGeometry>,
     zeroes: StoreHandle,
 }
 
@@ -160,6 +176,10 @@ impl DeviceQueue for NullQueue {
 
     fn has_ready(&self) -> bool {
         self.ledger.has_ready()
+    }
+
+    fn device_grew(&mut self) {
+        self.ledger.set_geometry(self.shape.now());
     }
 
     fn drain(&mut self) -> Drain {

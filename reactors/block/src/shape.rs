@@ -1,6 +1,8 @@
 //! Sizes that a device may have.
 
-use crate::device::BLOCK_SIZES;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::device::{BLOCK_SIZES, Geometry};
 
 /// Largest read, write or compare of the devices in this crate, in bytes: the arena's largest
 /// lease.
@@ -27,12 +29,63 @@ pub enum ShapeError {
         /// Bytes per block.
         block_size: u32,
     },
+    /// An open device would lose blocks.
+    #[error("{size_bytes} bytes are less than the {now_bytes} that hosts know")]
+    Shrinks {
+        /// What was asked for, in bytes.
+        size_bytes: u64,
+        /// What there is, in bytes.
+        now_bytes: u64,
+    },
     /// The size is beyond what the back end can address.
     #[error("{size_bytes} bytes are more than a device of this kind can have")]
     TooLarge {
         /// What was asked for, in bytes.
         size_bytes: u64,
     },
+}
+
+/// The shape of a device that may grow while it is open.
+#[derive(Debug)]
+pub(crate) struct GrowingGeometry {
+    at_first: Geometry,
+    block_count: AtomicU64,
+}
+
+impl GrowingGeometry {
+    pub(crate) fn new(geometry: Geometry) -> Self {
+        Self {
+            at_first: geometry,
+            block_count: AtomicU64::new(geometry.block_count),
+        }
+    }
+
+    /// The shape now.
+    pub(crate) fn now(&self) -> Geometry {
+        Geometry {
+            block_count: self.block_count.load(Ordering::Acquire),
+            ..self.at_first
+        }
+    }
+
+    /// The number of blocks in `size_bytes`, which must not be less than there are.
+    pub(crate) fn larger(&self, size_bytes: u64) -> Result<u64, ShapeError> {
+        let now = self.now();
+        let wanted = block_count(size_bytes, now.block_size)?;
+        if wanted < now.block_count {
+            let now_bytes = now.bytes();
+            return Err(ShapeError::Shrinks {
+                size_bytes,
+                now_bytes,
+            });
+        }
+        Ok(wanted)
+    }
+
+    /// There are so many blocks from now on. Release: whoever sees them sees what is behind them.
+    pub(crate) fn grow(&self, block_count: u64) {
+        self.block_count.fetch_max(block_count, Ordering::Release);
+    }
 }
 
 /// Number of blocks of a device, none of which lies beyond what a file offset can name.

@@ -176,6 +176,32 @@ fn settle_size(file: &OwnedFd, found: u64, options: &FileOptions) -> Result<u64,
     }
 }
 
+/// Gives an open file the length that is wanted, and brings that to the medium; without one, finds
+/// out how long it is now. Never makes it shorter.
+pub(super) fn grow(
+    file: &OwnedFd,
+    path: &Path,
+    wanted: Option<u64>,
+    read_only: bool,
+) -> Result<u64, FileError> {
+    let found = rustix::fs::fstat(file).map_err(failed(path, "examine"))?;
+    let found = u64::try_from(found.st_size).unwrap_or(0);
+    match wanted {
+        None => Ok(found),
+        Some(wanted) if found == wanted => Ok(found),
+        Some(wanted) if found < wanted && !read_only => {
+            ftruncate(file, wanted).map_err(failed(path, "set the size of"))?;
+            fsync(file).map_err(failed(path, "write out"))?;
+            Ok(wanted)
+        }
+        Some(wanted) => Err(FileError::Size {
+            path: path.into(),
+            found,
+            wanted,
+        }),
+    }
+}
+
 fn sync_directory(path: &Path) -> Result<(), FileError> {
     let parent = path
         .parent()

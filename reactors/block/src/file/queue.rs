@@ -80,7 +80,8 @@ impl FileQueue {
     pub(super) fn open(shared: Arc<Shared>, options: QueueOptions) -> Result<Self, OpenError> {
         let QueueOptions { depth, pool, .. } = options;
         let counters = shared.counters.open_queue();
-        let ledger = Ledger::new(depth, shared.geometry, false, counters)?;
+        let geometry = shared.geometry.now();
+        let ledger = Ledger::new(depth, geometry, false, counters)?;
         let bytes = RESERVE_BYTES.min(pool.max_transfer());
         let reserve = pool.take(bytes).ok_or(OpenError::NoMemory { bytes })?;
         let config = RingConfig::new(depth as u32);
@@ -97,7 +98,7 @@ impl FileQueue {
             waiting: VecDeque::with_capacity(depth),
             reserve: Some(reserve),
             pool,
-            can_punch: shared.geometry.deallocate != Deallocate::Unsupported,
+            can_punch: geometry.deallocate != Deallocate::Unsupported,
             can_zero: true,
             sent: false,
             unflushed: false,
@@ -415,6 +416,10 @@ impl DeviceQueue for FileQueue {
 
     fn has_ready(&self) -> bool {
         self.ledger.has_ready() || self.ring.has_unflushed()
+    }
+
+    fn device_grew(&mut self) {
+        self.ledger.set_geometry(self.shared.geometry.now());
     }
 
     fn drain(&mut self) -> Drain {

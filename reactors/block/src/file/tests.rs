@@ -282,3 +282,38 @@ fn notices_are_one_line_with_what_it_costs() {
         "{notice}"
     );
 }
+
+#[test]
+fn a_file_grows_and_never_shrinks() {
+    let folder = folder();
+    let path = folder.path().join("image");
+    let device = FileDevice::open(options(&path, Some(1 << 20))).unwrap();
+    for wrong in [0, 4096, (1 << 20) + 1, u64::MAX - 4095] {
+        let error = device.grow(Some(wrong)).expect_err("a wrong size");
+        assert!(matches!(error, FileError::Shape { .. }), "{error}");
+    }
+    device.grow(Some(2 << 20)).unwrap();
+    assert_eq!(device.geometry().bytes(), 2 << 20);
+    assert_eq!(std::fs::metadata(&path).unwrap().len(), 2 << 20);
+    device.grow(Some(2 << 20)).unwrap();
+    // Somebody else made it longer, or shorter.
+    let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+    file.set_len(3 << 20).unwrap();
+    let error = device
+        .grow(Some((2 << 20) + 4096))
+        .expect_err("it is longer");
+    assert!(matches!(error, FileError::Size { .. }), "{error}");
+    device.grow(None).unwrap();
+    assert_eq!(device.geometry().bytes(), 3 << 20);
+    file.set_len(1 << 20).unwrap();
+    let error = device.grow(None).expect_err("blocks are lost");
+    assert!(matches!(error, FileError::Shape { .. }), "{error}");
+    drop(device);
+    let read_only = FileOptions {
+        read_only: true,
+        ..options(&path, None)
+    };
+    let device = FileDevice::open(read_only).unwrap();
+    let error = device.grow(Some(4 << 20)).expect_err("it is only read");
+    assert!(matches!(error, FileError::Size { .. }), "{error}");
+}

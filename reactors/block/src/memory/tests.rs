@@ -254,3 +254,85 @@ fn a_read_is_lent_at_once_and_counted() {
     assert_eq!(bench.poll_tags(), [held]);
     assert!(bench.queue.lend(100, 1).is_some());
 }
+
+fn grow(device: &MemoryDevice, size_bytes: u64) {
+    let missing = device.take_missing(size_bytes).expect("memory");
+    device.grow(missing.expect("it grows"));
+}
+
+#[test]
+fn a_device_does_not_shrink_or_grow_to_what_cannot_be() {
+    let device = device(1 << 20, 4096);
+    for size_bytes in [0, 4096, (1 << 20) + 1, (1 << 20) - 4096, 1 << 60] {
+        assert!(device.take_missing(size_bytes).is_err(), "{size_bytes}");
+    }
+    let missing = device.take_missing(1 << 20).expect("it is as large");
+    assert!(missing.is_none());
+    assert_eq!(device.geometry().bytes(), 1 << 20);
+}
+
+/// What was written stays, the new end is zero, and a queue that was not told refuses it.
+#[test]
+fn a_device_grows_under_its_queues() {
+    // The edge lies within a unit, and within a block of the request over it.
+    let device = device((1 << 20) - 512, 512);
+    let edge = (1 << 20) / 512 - 1;
+    let (mut told, mut untold) = (Bench::new(&device), Bench::new(&device));
+    told.submit(WRITE, edge - 1, 1, Some(3));
+    assert_eq!(told.poll().len(), 1);
+    let held = told.lend(edge - 1);
+    for more in [512, 1 << 20] {
+        let size_bytes = device.geometry().bytes() + more;
+        grow(&device, size_bytes);
+        assert_eq!(device.geometry().bytes(), size_bytes);
+    }
+    told.queue.device_grew();
+    assert_eq!(*held, [3; 512]);
+    drop(held);
+    let request = |lba| Request {
+        tag: 1,
+        operation: Operation::Read,
+        lba,
+        blocks: 1,
+        data: None,
+    };
+    let refused = untold.queue.submit(request(edge));
+    let Err(Refusal::Never(_, DeviceError::OutOfRange)) = refused else {
+        panic!("{refused:?}");
+    };
+    assert!(untold.queue.lend(edge, 1).is_none());
+    // Three stores: the first, one of a block, and the rest.
+    for lba in [edge, edge + 1, edge + 100] {
+        assert_eq!(*told.lend(lba), [0; 512], "{lba}");
+    }
+    told.submit(WRITE, edge - 2, 5, Some(8));
+    assert_eq!(told.poll().len(), 1);
+    assert!(told.queue.lend(edge - 1, 3).is_none(), "not in one piece");
+    told.submit(Operation::Read, edge - 2, 5, None);
+    let read = told.poll().pop().expect("at once");
+    assert!(matches!(read.data, Some(Data::Lease(_))));
+    assert_eq!(read.data.as_deref(), Some(&[8; 5 * 512][..]));
+    drop(read);
+    for (byte, result) in [(8, Ok(())), (9, Err(DeviceError::CompareMismatch))] {
+        told.submit(Operation::Compare, edge - 2, 5, Some(byte));
+        assert_eq!(told.poll().pop().expect("at once").result, result);
+    }
+    let held = told.lend(edge);
+    told.submit(Operation::Deallocate, edge - 2, 5, None);
+    assert_eq!(told.poll().len(), 0, "a piece of it is lent");
+    drop(held);
+    assert_eq!(told.poll().len(), 1);
+    assert!((edge - 2..edge + 3).all(|lba| *told.lend(lba) == [0; 512]));
+}
+
+#[test]
+fn a_device_that_grew_is_as_any_other() {
+    use crate::conformance::{Subject, arena, run};
+    run(|| {
+        let device = device(300 * 512, 512);
+        for size in [301, 417, 2000] {
+            grow(&device, size * 512);
+        }
+        Subject::new(device, arena())
+    });
+}

@@ -1,0 +1,170 @@
+//! The memory of a RAM device that may have grown: one store after the other.
+//!
+//! Almost every range lies in one store, and mostly in the first. What reaches over an edge is done
+//! piece by piece: a piece that meets a hold has the whole tried again, which does the earlier
+//! pieces once more and changes nothing by that.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use hugemem::{Loan, Store, StoreHandle};
+
+/// All stores of a device, shared by its queues.
+#[derive(Debug)]
+pub(super) struct Extents {
+    first: Arc<Store>,
+    /// What it grew by, in order.
+    more: Mutex<Vec<Arc<Store>>>,
+}
+
+impl Extents {
+    pub(super) fn new(first: Arc<Store>) -> Self {
+        Self {
+            first,
+            more: Mutex::default(),
+        }
+    }
+
+    pub(super) fn first(&self) -> &Arc<Store> {
+        &self.first
+    }
+
+    pub(super) fn add(&self, store: Arc<Store>) {
+        let more = self.more.lock();
+        more.unwrap_or_else(PoisonError::into_inner).push(store);
+    }
+
+    /// One reactor's access to all that there is now.
+    pub(super) fn handle(&self) -> ExtentsHandle {
+        let more = self.more.lock();
+        let more = more.unwrap_or_else(PoisonError::into_inner);
+        let mut end = self.first.len();
+        let more = more.iter().map(|store| {
+            let start = end;
+            end += store.len();
+            Extent {
+                start,
+                end,
+                store: store.handle(),
+            }
+        });
+        ExtentsHandle {
+            first_end: self.first.len(),
+            first: self.first.handle(),
+            more: more.collect(),
+        }
+    }
+}
+
+/// A store behind the first.
+#[derive(Debug)]
+struct Extent {
+    start: usize,
+    end: usize,
+    store: StoreHandle,
+}
+
+/// One reactor's access to a device's memory. As [`StoreHandle`], whose calls these are: try-only,
+/// and a range beyond the device is the caller's bug.
+#[derive(Debug)]
+pub(super) struct ExtentsHandle {
+    first: StoreHandle,
+    first_end: usize,
+    more: Box<[Extent]>,
+}
+
+impl ExtentsHandle {
+    /// Lends a range that lies in one store; `None` also where it does not.
+    #[inline(always)]
+    pub(super) fn try_lend(&self, offset: usize, len: usize) -> Option<Loan> {
+        // Both lie within the device, so the sum is one too.
+        if offset + len <= self.first_end {
+            return self.first.try_lend(offset, len);
+        }
+        self.try_lend_behind(offset, len)
+    }
+
+    #[cold]
+    fn try_lend_behind(&self, offset: usize, len: usize) -> Option<Loan> {
+        if !self.is_whole(offset, len) {
+            return None;
+        }
+        let (store, start, _) = self.at(offset);
+        store.try_lend(start, len)
+    }
+
+    /// Whether a range lies in one store.
+    pub(super) fn is_whole(&self, offset: usize, len: usize) -> bool {
+        offset + len <= self.first_end || len <= self.at(offset).2
+    }
+
+    pub(super) fn try_read(&self, offset: usize, bytes: &mut [u8]) -> bool {
+        self.pieces(offset, bytes.len(), |store, start, range| {
+            store.try_read(start, &mut bytes[range])
+        })
+    }
+
+    pub(super) fn try_write(&self, offset: usize, bytes: &[u8]) -> bool {
+        self.pieces(offset, bytes.len(), |store, start, range| {
+            store.try_write(start, &bytes[range])
+        })
+    }
+
+    pub(super) fn try_equal(&self, offset: usize, bytes: &[u8]) -> Option<bool> {
+        let mut equal = true;
+        let all = self.pieces(offset, bytes.len(), |store, start, range| {
+            let same = store.try_equal(start, &bytes[range]);
+            equal &= same.unwrap_or(true);
+            same.is_some()
+        });
+        all.then_some(equal)
+    }
+
+    pub(super) fn try_zero(&self, offset: usize, len: usize) -> bool {
+        self.pieces(offset, len, |store, start, range| {
+            store.try_zero(start, range.len())
+        })
+    }
+
+    pub(super) fn try_discard(&self, offset: usize, len: usize) -> bool {
+        self.pieces(offset, len, |store, start, range| {
+            store.try_discard(start, range.len())
+        })
+    }
+
+    /// The store at `offset`, where in it that is, and how many bytes it has from there on.
+    fn at(&self, offset: usize) -> (&StoreHandle, usize, usize) {
+        if offset < self.first_end {
+            return (&self.first, offset, self.first_end - offset);
+        }
+        let mut behind = self.more.iter();
+        match behind.find(|extent| offset < extent.end) {
+            Some(extent) => (&extent.store, offset - extent.start, extent.end - offset),
+            // Beyond the device: the store says so.
+            None => (&self.first, offset, usize::MAX),
+        }
+    }
+
+    /// Does something to each store that a range touches, with the part of the range in it, until
+    /// one refuses.
+    #[inline]
+    fn pieces(
+        &self,
+        offset: usize,
+        len: usize,
+        mut each: impl FnMut(&StoreHandle, usize, std::ops::Range<usize>) -> bool,
+    ) -> bool {
+        if offset + len <= self.first_end {
+            return each(&self.first, offset, 0..len);
+        }
+        let mut done = 0;
+        while done < len {
+            let (store, start, room) = self.at(offset + done);
+            let piece = room.min(len - done);
+            if !each(store, start, done..done + piece) {
+                return false;
+            }
+            done += piece;
+        }
+        true
+    }
+}
