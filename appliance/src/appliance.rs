@@ -4,53 +4,51 @@
 //! what is in flight to its end or the deadline, devices flushed, drives shut down, files closed.
 
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use appliance_config::{Config, Idle};
-use arc_swap::ArcSwap;
+use appliance_config::{Config, Idle, LoadError, Name};
 use hugemem::Arena;
 use nvme_driver::DriveOwner;
-use nvme_target::Target;
-use reactors::{Clock, IdlePolicy, Nanos, ReactorConfig, Reactors};
+use nvme_target::{Target, TargetConfig, TargetLimits};
+use reactors::{IdlePolicy, Nanos, ReactorConfig, Reactors};
 
-use crate::command_line::Failure;
+use crate::command_line::{Failure, with_causes};
 use crate::control::ControlPlane;
 use crate::devices::Devices;
-use crate::exports;
+use crate::exports::{self, Ports};
+use crate::live::{How, Live, Orders, Started};
 use crate::memory;
 use crate::nvme::{self, Bus, Drives, Vfio};
+use crate::observe::model::ApplyAnswer;
 use crate::observe::sources::{Sources, TransportCounters};
 use crate::reactor_setup::{Parts, set_up};
+use crate::requests::{ApplyOrder, ApplyRefusal, Mailbox, Request};
+use crate::rounds::Rounds;
 use crate::service::{self, Heartbeat};
 use crate::signals::Termination;
 use crate::summary;
-use crate::transports::Listeners;
-use crate::watch::Watch;
+use crate::transports::{Listeners, Portions};
 
-/// How often reactors and devices are looked after.
-const WATCH_INTERVAL: Duration = Duration::from_secs(1);
 /// How often a stop under way is looked after.
 const STOP_LOOK_INTERVAL: Duration = Duration::from_millis(10);
 /// A single poll longer than this is counted as a stall and warned of: on a core that other
 /// programs use too, the scheduler alone takes a thread away for over ten milliseconds.
 const STALL_THRESHOLD: Nanos = Nanos::from_millis(50);
-/// A reactor that does not come back from one call for this long is reported.
-const STUCK_AFTER: Nanos = Nanos::from_secs(2);
 
 /// A running appliance.
 pub(crate) struct Appliance {
-    config: Config,
+    live: Live,
+    /// Where the configuration came from.
+    file: Option<PathBuf>,
+    mailbox: Option<Mailbox>,
     cores: Vec<usize>,
-    addresses: Vec<SocketAddr>,
     arena: Arc<Arena>,
     target: Arc<Target>,
-    devices: Devices,
     drives: Drives,
-    watch: Watch,
     reactors: Reactors,
     counters: Vec<TransportCounters>,
     /// Behind the reactors: it tells how they stop.
@@ -93,30 +91,35 @@ impl Appliance {
             .resolve(&allowed_cores()?)
             .map_err(|cause| StartError::Cores { cause })?;
         let listeners = Listeners::bind(&config, cores.len())?;
-        let addresses = listeners.addresses().to_vec();
+        let ports = Ports::new(&config, listeners.addresses());
         let (arena, rest) = memory::take(&config)?;
         let bus = bus(&arena, cores.len());
         let started = nvme::start(bus, &config, &arena, cores.len());
         let drives = started.drives;
         let devices = Devices::open(&config, &arena, started.devices)?;
+        let lowered = listeners.lower_limits(&config);
         let target = Target::new(
-            exports::target_config(
-                &listeners.lower_limits(&config),
-                &devices,
-                &addresses,
-                arena.max_transfer(),
-            ),
+            TargetConfig {
+                subsystems: exports::subsystems(&lowered, &devices, &ports),
+                ports: ports.configs(&lowered),
+                limits: TargetLimits {
+                    transfer_max: arena.max_transfer(),
+                    controllers_max: config.limits.max_controllers,
+                },
+            },
             cores.len(),
-            devices.all().to_vec(),
+            devices.in_order(),
         )?;
         let transports =
             listeners.into_transports(&config, cores.len(), &devices.regions(&arena))?;
         let counters = transports.iter().map(|it| it.counters()).collect();
+        let (desks, orders) = Orders::new(cores.len());
         let parts = Parts {
             arena: Arc::clone(&arena),
-            devices: devices.all().to_vec(),
+            devices: devices.in_order(),
             target: Arc::clone(&target),
-            transports,
+            transports: transports.clone(),
+            orders: Portions::new(orders),
             owners: owners_by_reactor(started.owners, cores.len()),
             undrained: Arc::new(AtomicUsize::new(cores.len())),
         };
@@ -126,18 +129,26 @@ impl Appliance {
         drives.set_wakers(reactors.handles());
         let handles = reactors.handles().to_vec();
         target.set_waker(Box::new(move |reactor| handles[reactor].wake()));
-        let watch = Watch::new(&config, &devices);
+        let started = Started {
+            config,
+            arena: Arc::clone(&arena),
+            target: Arc::clone(&target),
+            devices,
+            ports,
+            transports,
+            desks,
+        };
+        let live = Live::new(started, reactors.handles());
         memory::populate_behind(rest);
         let start_took = began.elapsed();
         Ok(Self {
-            config,
+            live,
+            file: None,
+            mailbox: None,
             cores,
-            addresses,
             arena,
             target,
-            devices,
             drives,
-            watch,
             reactors,
             counters,
             control: None,
@@ -145,23 +156,41 @@ impl Appliance {
         })
     }
 
+    /// Takes requests from `mailbox` while it serves.
+    pub(crate) fn attend(&mut self, mailbox: Mailbox) {
+        self.mailbox = Some(mailbox);
+    }
+
     /// Begins to answer people and programs; `file` is where the configuration came from.
     pub(crate) fn open_control(&mut self, file: Option<&Path>) {
-        let sources = Sources {
-            config: Arc::new(ArcSwap::from_pointee(self.config.clone())),
-            config_path: file.map(Path::to_owned),
-            addresses: self.addresses.clone(),
+        self.file = file.map(Path::to_owned);
+        let counters = std::mem::take(&mut self.counters);
+        let sources = self.sources(counters);
+        let control = &self.live.config().control;
+        let mailbox = self.mailbox.clone();
+        self.control = Some(ControlPlane::start(control, sources, mailbox));
+    }
+
+    /// What observations are made from.
+    fn sources(&self, transports: Vec<TransportCounters>) -> Sources {
+        Sources {
+            running: self.live.running(),
+            config_path: self.file.clone(),
             cores: self.cores.clone(),
             target: Arc::clone(&self.target),
             arena: Arc::clone(&self.arena),
             reactors: self.reactors.handles().to_vec(),
             clock: self.reactors.clock(),
-            transports: std::mem::take(&mut self.counters),
+            transports,
             drives: self.drives.sources(),
             started: Instant::now(),
             start_took: self.start_took,
-        };
-        self.control = Some(ControlPlane::start(&self.config.control, sources));
+        }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn status(&self) -> crate::observe::model::Status {
+        crate::observe::observation::Observation::take(&self.sources(Vec::new()), None).status()
     }
 
     /// Where people and programs get answers, once it is open.
@@ -172,7 +201,7 @@ impl Appliance {
     /// Looks after the devices once, and tells hosts what changed.
     pub(crate) fn look(&mut self, now: Instant) {
         self.drives.look(now);
-        self.watch.look(&self.config, &self.devices, &self.target);
+        self.live.look();
     }
 
     /// Says that all is ready, and looks after reactors and devices until the process is asked to
@@ -181,36 +210,81 @@ impl Appliance {
     /// # Errors
     /// A test hook that was asked for cannot be had.
     pub(crate) fn serve_until(&mut self, termination: &mut Termination) -> Result<(), Failure> {
-        let status = summary::status_line(&self.config);
+        let status = summary::status_line(self.live.config());
         service::offer_to_stick(self.reactors.handles())?;
         service::ready(&status);
-        let mut heartbeat = Heartbeat::from_environment(self.cores.len(), status);
-        let mut told = vec![false; self.cores.len()];
-        while !termination.wait(heartbeat.pause(WATCH_INTERVAL)) {
-            self.look(Instant::now());
-            let now = self.reactors.clock().now();
-            for handle in self.reactors.handles() {
-                if !handle.is_running() {
-                    // Its connections are lost; a restart brings all of them back.
-                    tracing::error!("reactor {} has died: stopping", handle.index());
-                    return Ok(());
-                }
-                let stuck = handle.stuck_in(now, STUCK_AFTER);
-                let told = &mut told[handle.index()];
-                if let Some(stuck) = stuck.as_ref().filter(|_| !*told) {
-                    let (name, seconds) = (&stuck.name, stuck.lasted.as_secs_f64());
-                    tracing::error!(
-                        "reactor {} is stuck in {name}: {seconds:.1} s",
-                        handle.index()
-                    );
-                } else if *told && stuck.is_none() {
-                    tracing::warn!("reactor {} makes turns again", handle.index());
-                }
-                *told = stuck.is_some();
+        let mut rounds = Rounds::new(Heartbeat::from_environment(self.cores.len(), status));
+        loop {
+            match termination.next(rounds.pause()) {
+                Some(Request::End) => return Ok(()),
+                Some(Request::Reload) => service::reload(|| self.reload(&mut rounds)),
+                Some(Request::Apply(order)) => self.carry_out(order, &mut rounds),
+                None => {}
             }
-            heartbeat.beat(self.reactors.handles(), now, STUCK_AFTER);
+            self.look(Instant::now());
+            if !rounds.make(&self.reactors) {
+                return Ok(());
+            }
         }
-        Ok(())
+    }
+
+    /// Makes the appliance what `wanted` says, while `rounds` go on.
+    pub(crate) fn apply(&mut self, wanted: &Config, how: How, rounds: &mut Rounds) -> ApplyAnswer {
+        let Self {
+            live,
+            drives,
+            reactors,
+            ..
+        } = self;
+        let answer = live.apply(wanted, how, &mut |now| {
+            if rounds.is_due(now) {
+                drives.look(now);
+                // A reactor that has died is found again once this is over.
+                let _ = rounds.make(reactors);
+            }
+        });
+        rounds.set_status(summary::status_line(self.live.config()));
+        answer
+    }
+
+    fn carry_out(&mut self, order: ApplyOrder, rounds: &mut Rounds) {
+        let ApplyOrder {
+            text,
+            how,
+            answer,
+            turn,
+        } = order;
+        let wanted = match text {
+            Some(text) => Config::parse("the configuration", &text).map_err(ApplyRefusal::Wrong),
+            None => self.load_again(),
+        };
+        let done = wanted.map(|wanted| self.apply(&wanted, how, rounds));
+        drop(turn);
+        // Whoever asked may have gone.
+        drop(answer.send(done));
+    }
+
+    /// Applies the configuration's file as it is now; tells in one line what came of it.
+    fn reload(&mut self, rounds: &mut Rounds) -> Result<String, String> {
+        // Requests are taken one at a time, so only what has yet to be taken can have the turn.
+        let turn = self.mailbox.as_ref().and_then(Mailbox::take_turn);
+        let wanted = self.load_again().map_err(|error| error.to_string())?;
+        let answer = self.apply(&wanted, How::default(), rounds);
+        drop(turn);
+        let status = summary::status_line(self.live.config());
+        match answer.trouble() {
+            None => Ok(format!("{status}; {} step(s) applied", answer.steps.len())),
+            Some(trouble) => Err(format!("{status}; the file is not applied: {trouble}")),
+        }
+    }
+
+    /// The configuration's file as it is now.
+    fn load_again(&self) -> Result<Config, ApplyRefusal> {
+        let file = self.file.as_ref().ok_or(ApplyRefusal::NoFile)?;
+        Config::load(file).map_err(|error| match error {
+            LoadError::Problems(problems) => ApplyRefusal::Wrong(problems),
+            other => ApplyRefusal::Unreadable(with_causes(&other)),
+        })
     }
 
     /// Stops in phases. A second request to end cuts it short; the exit status tells whether all
@@ -227,21 +301,21 @@ impl Appliance {
     /// Stops in phases, unless `is_cut_short`, which is asked again and again and rests a little
     /// each time. Whether all came to its end.
     fn stop_unless(self, mut is_cut_short: impl FnMut() -> bool) -> bool {
-        let deadline = self.config.appliance.shutdown_deadline.as_duration();
+        let deadline = self.live.config().appliance.shutdown_deadline.as_duration();
         tracing::info!(
             ?deadline,
             "stopping: no new connections, finishing what is in flight"
         );
         service::stopping(deadline);
         self.target.shut_down();
-        let (devices, drives, reactors) = (self.devices, self.drives, self.reactors);
+        let (live, drives, reactors) = (self.live, self.drives, self.reactors);
         let stopping = std::thread::spawn(move || {
             let within = Nanos(u64::try_from(deadline.as_nanos()).unwrap_or(u64::MAX));
             let report = reactors.stop(within);
             for outstanding in &report.outstanding {
                 tracing::error!("not finished at the deadline: {outstanding}");
             }
-            let flushed = devices.flush_files();
+            let flushed = live.devices().flush_files();
             report.is_clean() && flushed
         });
         while !stopping.is_finished() {
@@ -265,11 +339,19 @@ impl Appliance {
 
     #[cfg(test)]
     pub(crate) fn set_shutdown_deadline(&mut self, deadline: &str) {
-        self.config.appliance.shutdown_deadline = deadline.parse().expect("a time");
+        let mut wanted = self.config().clone();
+        wanted.appliance.shutdown_deadline = deadline.parse().expect("a time");
+        let answer = self.live.apply(&wanted, How::default(), &mut |_| {});
+        assert!(answer.applied, "{answer:?}");
+    }
+
+    #[cfg(test)]
+    pub(crate) fn live(&mut self) -> &mut Live {
+        &mut self.live
     }
 
     pub(crate) fn config(&self) -> &Config {
-        &self.config
+        self.live.config()
     }
 
     /// The core of each reactor.
@@ -277,14 +359,16 @@ impl Appliance {
         &self.cores
     }
 
-    /// Whether the device at `index` of the configuration could be had.
-    pub(crate) fn has_device(&self, index: usize) -> bool {
-        self.devices.get(index).is_some()
+    /// Whether the device of that name could be had.
+    pub(crate) fn has_device(&self, name: &Name) -> bool {
+        self.live.devices().get(name).is_some()
     }
 
-    /// What each listener is bound to.
-    pub(crate) fn addresses(&self) -> &[SocketAddr] {
-        &self.addresses
+    /// What each listener of the configuration is bound to.
+    pub(crate) fn addresses(&self) -> Vec<SocketAddr> {
+        let listeners = self.config().listeners.iter();
+        let bound = listeners.filter_map(|it| self.live.ports().get(&it.name));
+        bound.map(|port| port.address).collect()
     }
 
     pub(crate) fn arena(&self) -> &Arena {

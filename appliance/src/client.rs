@@ -90,7 +90,6 @@ impl Client {
     ///
     /// # Errors
     /// As for [`get`](Self::get).
-    #[cfg_attr(not(test), expect(dead_code, reason = "apply, trace and top ask so"))]
     pub(crate) fn post<T: DeserializeOwned>(
         &self,
         path: &str,

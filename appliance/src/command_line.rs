@@ -17,7 +17,7 @@ use crate::appliance::Appliance;
 use crate::service::BadConfiguration;
 use crate::signals::Termination;
 use crate::{
-    doctor, drives, embedded, load, manual, service, signals, status, summary, top, trace,
+    apply, doctor, drives, embedded, load, manual, service, signals, status, summary, top, trace,
 };
 
 /// How long the listeners of an appliance that has started may take to answer.
@@ -63,6 +63,8 @@ pub(crate) enum Command {
     /// Say what on this machine is fine for a configuration, what costs speed, what is broken, and
     /// what mends it.
     Doctor(doctor::DoctorArguments),
+    /// Make a running appliance what FILE says, under I/O; or list what that would take.
+    Apply(apply::ApplyArguments),
     /// Show how a running appliance stands, on one screen or as JSON.
     Status(status::StatusArguments),
     /// Watch what a running appliance does: rates, latencies, reactors, hosts, events.
@@ -97,6 +99,7 @@ pub(crate) fn run(command: Command) -> Result<ExitCode, Failure> {
             };
             service::status("starting");
             let mut appliance = Appliance::start(config)?;
+            appliance.attend(signals.mailbox());
             appliance.open_control(file.as_deref());
             serve(appliance, &mut signals)
         }
@@ -104,6 +107,7 @@ pub(crate) fn run(command: Command) -> Result<ExitCode, Failure> {
         Command::Bind(arguments) => drives::bind(&arguments),
         Command::Unbind(arguments) => drives::unbind(&arguments),
         Command::Doctor(arguments) => doctor::doctor(&arguments),
+        Command::Apply(arguments) => apply::apply(&arguments),
         Command::Status(arguments) => status::status(&arguments),
         Command::Top(arguments) => top::top(&arguments),
         Command::Trace(arguments) => trace::trace(&arguments),
@@ -123,7 +127,7 @@ pub(crate) fn run(command: Command) -> Result<ExitCode, Failure> {
 /// Serves until the process is asked to end. That an export answers is seen before it is said.
 fn serve(mut appliance: Appliance, signals: &mut Termination) -> Result<ExitCode, Failure> {
     let (config, addresses) = (appliance.config(), appliance.addresses());
-    if let Err(error) = service::wait_until_answering(config, addresses, ANSWER_WITHIN) {
+    if let Err(error) = service::wait_until_answering(config, &addresses, ANSWER_WITHIN) {
         appliance.stop(signals);
         return Err(error.into());
     }

@@ -10,10 +10,13 @@
 //! | headers, a body or an answer that take too long | the end of the connection, or 408 |
 //! | headers or a body that are too large | 431 or 413 |
 //! | another user at the socket | 403 |
+//! | a configuration to apply while another is applied | 409 |
+//! | a wrong configuration to apply | 422 with all its problems; nothing is changed |
 //! | no token or a wrong one over HTTP | 401 |
 //! | a name in `Host` that is no address, without a token | 403: a page of another site asks |
 
 mod answers;
+mod apply;
 mod dashboard;
 mod limits;
 mod listen;
@@ -36,6 +39,7 @@ use crate::observe::Observatory;
 use crate::observe::events::Events;
 use crate::observe::model::Severity;
 use crate::observe::sources::Sources;
+use crate::requests::Mailbox;
 use listen::Sockets;
 pub(crate) use socket::{group_name, group_number, usual_sockets};
 
@@ -49,7 +53,8 @@ pub(crate) struct ControlPlane {
 
 impl ControlPlane {
     /// Binds what `control` asks for and begins to answer from `sources`.
-    pub(crate) fn start(control: &Control, sources: Sources) -> Self {
+    /// Configurations to apply go to `mailbox`; without one none is applied.
+    pub(crate) fn start(control: &Control, sources: Sources, mailbox: Option<Mailbox>) -> Self {
         let sockets = Sockets::bind(control);
         let events = Arc::new(Events::default());
         events.add(Severity::Info, "control", "", "the appliance has started");
@@ -60,7 +65,7 @@ impl ControlPlane {
         let (stop, stopped) = oneshot::channel();
         let thread = std::thread::Builder::new()
             .name("control".to_owned())
-            .spawn(move || serve::run(sockets, observatory, &cores, stopped));
+            .spawn(move || serve::run(sockets, observatory, mailbox, &cores, stopped));
         let thread = match thread {
             Ok(thread) => Some(thread),
             Err(error) => {

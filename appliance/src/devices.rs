@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use appliance_config::{Backing, ByteSize, Config, Pages};
+use appliance_config::{Backing, ByteSize, Config, Name, Pages};
 use block::{
     Device, DirectIo, FileDevice, FileOptions, MemoryDevice, MemoryOptions, NullDevice, NullOptions,
 };
@@ -12,24 +12,43 @@ use nvme_target::DeviceIndex;
 
 use crate::command_line::Failure;
 
-/// The devices of a configuration that could be had, and what must be flushed at the end.
-#[derive(Clone)]
+/// The devices that could be had, each with its place in the target.
+#[derive(Default)]
 pub(crate) struct Devices {
-    /// Those that could be had, in the configuration's order.
-    all: Vec<Arc<dyn Device>>,
-    /// For each device of the configuration its place among them.
-    places: Vec<Option<DeviceIndex>>,
-    files: Vec<Arc<FileDevice>>,
-    /// The memory of RAM devices, which data is sent from.
+    all: BTreeMap<Name, (DeviceIndex, Opened)>,
+}
+
+/// An open device.
+pub(crate) struct Opened {
+    pub(crate) device: Arc<dyn Device>,
+    kind: Kind,
+    /// The memory of a RAM device, which data is sent from.
     stores: Vec<Arc<Store>>,
+}
+
+/// What the device is, for what only some can do.
+enum Kind {
+    Memory(Arc<MemoryDevice>),
+    File(Arc<FileDevice>),
+    Null(Arc<NullDevice>),
+    Drive,
 }
 
 #[derive(Debug, thiserror::Error)]
 #[error("device {name}")]
-struct DeviceError {
+pub(crate) struct DeviceError {
     name: String,
     #[source]
     cause: Failure,
+}
+
+impl DeviceError {
+    pub(crate) fn new(device: &appliance_config::Device, cause: Failure) -> Self {
+        Self {
+            name: device.name.as_str().to_owned(),
+            cause,
+        }
+    }
 }
 
 impl Devices {
@@ -45,88 +64,129 @@ impl Devices {
         drives: Vec<(usize, Arc<dyn Device>)>,
     ) -> Result<Self, Failure> {
         let mut drives: BTreeMap<usize, Arc<dyn Device>> = drives.into_iter().collect();
-        let mut devices = Self {
-            all: Vec::new(),
-            places: Vec::new(),
-            files: Vec::new(),
-            stores: Vec::new(),
-        };
+        let mut devices = Self::default();
+        let mut places = (0..).map(DeviceIndex);
         for (index, device) in config.devices.iter().enumerate() {
-            let drive = drives.remove(&index);
-            let opened = devices
-                .open_one(config, arena, device, drive)
-                .map_err(|cause| DeviceError {
-                    name: device.name.as_str().to_owned(),
-                    cause,
-                })?;
-            // The configuration has 128 devices at most.
-            let place = DeviceIndex(devices.all.len() as u16);
-            devices.places.push(opened.is_some().then_some(place));
-            devices.all.extend(opened);
+            let opened = match drives.remove(&index) {
+                Some(drive) => Some(Opened::drive(drive)),
+                None => Opened::new(config.appliance.pages, arena, device)
+                    .map_err(|cause| DeviceError::new(device, cause))?,
+            };
+            if let Some(opened) = opened
+                && let Some(place) = places.next()
+            {
+                devices.insert(device.name.clone(), place, opened);
+            }
         }
         Ok(devices)
     }
 
-    /// The devices that could be had; their places are [`DeviceIndex`]es.
-    pub(crate) fn all(&self) -> &[Arc<dyn Device>] {
-        &self.all
+    /// Takes in a device that has a place in the target.
+    pub(crate) fn insert(&mut self, name: Name, place: DeviceIndex, opened: Opened) {
+        self.all.insert(name, (place, opened));
     }
 
-    /// The device at `index` of the configuration, unless it could not be had.
-    pub(crate) fn get(&self, index: usize) -> Option<(DeviceIndex, &Arc<dyn Device>)> {
-        let place = (*self.places.get(index)?)?;
-        Some((place, self.all.get(usize::from(place.0))?))
+    /// Forgets a device.
+    pub(crate) fn remove(&mut self, name: &Name) -> Option<Opened> {
+        self.all.remove(name).map(|(_, opened)| opened)
+    }
+
+    /// The devices, in the order of their places at start.
+    pub(crate) fn in_order(&self) -> Vec<Arc<dyn Device>> {
+        let mut all: Vec<_> = self.all.values().collect();
+        all.sort_by_key(|(place, _)| *place);
+        let devices = all.iter().map(|(_, opened)| &opened.device);
+        devices.cloned().collect()
+    }
+
+    /// All devices with their names.
+    pub(crate) fn all(&self) -> impl Iterator<Item = (&Name, &Arc<dyn Device>)> {
+        let all = self.all.iter();
+        all.map(|(name, (_, opened))| (name, &opened.device))
+    }
+
+    /// The device of that name, unless it could not be had.
+    pub(crate) fn get(&self, name: &Name) -> Option<(DeviceIndex, &Arc<dyn Device>)> {
+        let (place, opened) = self.all.get(name)?;
+        Some((*place, &opened.device))
+    }
+
+    /// The same to be changed.
+    pub(crate) fn opened_mut(&mut self, name: &Name) -> Option<(DeviceIndex, &mut Opened)> {
+        let (place, opened) = self.all.get_mut(name)?;
+        Some((*place, opened))
     }
 
     /// All memory that data moves through: the arena's and that of RAM devices.
     pub(crate) fn regions<'a>(&'a self, arena: &'a Arena) -> Vec<&'a Region> {
-        let stores = self.stores.iter().map(|store| store.region());
+        let all = self.all.values();
+        let stores = all.flat_map(|(_, opened)| opened.regions());
         std::iter::once(arena.region()).chain(stores).collect()
     }
 
     /// Writes what is cached of files; says in the log which could not be.
     pub(crate) fn flush_files(&self) -> bool {
         let mut flushed = true;
-        for file in &self.files {
-            if let Err(error) = file.sync() {
-                tracing::error!(%error, "a file could not be flushed");
-                flushed = false;
-            }
+        for (_, opened) in self.all.values() {
+            flushed &= opened.flush();
         }
         flushed
     }
+}
 
-    fn open_one(
-        &mut self,
-        config: &Config,
+impl Opened {
+    /// The namespace of a drive.
+    fn drive(device: Arc<dyn Device>) -> Self {
+        Self {
+            device,
+            kind: Kind::Drive,
+            stores: Vec::new(),
+        }
+    }
+
+    /// Opens what `device` says; `None` for the namespace of a drive, which comes with its drive.
+    ///
+    /// # Errors
+    /// It cannot be had.
+    pub(crate) fn new(
+        pages: Pages,
         arena: &Arc<Arena>,
         device: &appliance_config::Device,
-        drive: Option<Arc<dyn Device>>,
-    ) -> Result<Option<Arc<dyn Device>>, Failure> {
+    ) -> Result<Option<Self>, Failure> {
         let name = device.name.as_str().to_owned();
         let uuid = device.uuid.map_or([0; 16], |uuid| *uuid.as_bytes());
-        let opened: Arc<dyn Device> = match &device.backing {
+        Ok(Some(match &device.backing {
             Backing::Memory { size, block_size } => {
-                let memory = MemoryDevice::new(MemoryOptions {
+                let memory = Arc::new(MemoryDevice::new(MemoryOptions {
                     name: name.clone(),
                     uuid,
                     size_bytes: size.bytes(),
                     block_size: block_size.bytes(),
-                    pages: page_policy(config.appliance.pages),
+                    pages: page_policy(pages),
                     read_only: device.read_only,
-                })?;
+                })?);
                 for notice in memory.store().region().notices() {
                     tracing::warn!("device {name}: {notice}");
                 }
-                self.stores.push(Arc::clone(memory.store()));
-                Arc::new(memory)
+                Self {
+                    stores: vec![Arc::clone(memory.store())],
+                    device: memory.clone(),
+                    kind: Kind::Memory(memory),
+                }
             }
-            Backing::Null { size, block_size } => Arc::new(NullDevice::new(NullOptions {
-                name,
-                uuid,
-                size_bytes: size.bytes(),
-                block_size: block_size.bytes(),
-            })?),
+            Backing::Null { size, block_size } => {
+                let null = Arc::new(NullDevice::new(NullOptions {
+                    name,
+                    uuid,
+                    size_bytes: size.bytes(),
+                    block_size: block_size.bytes(),
+                })?);
+                Self {
+                    device: null.clone(),
+                    kind: Kind::Null(null),
+                    stores: Vec::new(),
+                }
+            }
             Backing::File {
                 path,
                 size,
@@ -145,12 +205,67 @@ impl Devices {
                 for notice in file.notices() {
                     tracing::warn!("device {name}: {notice}");
                 }
-                self.files.push(Arc::clone(&file));
-                file
+                Self {
+                    device: file.clone(),
+                    kind: Kind::File(file),
+                    stores: Vec::new(),
+                }
             }
-            Backing::Nvme(_) => return Ok(drive),
+            Backing::Nvme(_) => return Ok(None),
+        }))
+    }
+
+    /// Makes the device as large as `size` says, or a file's device as large as the file; queues
+    /// have yet to be told. Memory that comes to a RAM device is only taken: see
+    /// [`grow_by`](Self::grow_by).
+    ///
+    /// # Errors
+    /// It stays as it is.
+    pub(crate) fn grow(&self, size: Option<ByteSize>) -> Result<Option<Arc<Store>>, Failure> {
+        match (&self.kind, size) {
+            (Kind::Memory(memory), Some(size)) => return Ok(memory.take_missing(size.bytes())?),
+            (Kind::Null(null), Some(size)) => null.grow(size.bytes())?,
+            (Kind::File(file), size) => file.grow(size.map(ByteSize::bytes))?,
+            (Kind::Memory(_) | Kind::Null(_), None) | (Kind::Drive, _) => {}
+        }
+        Ok(None)
+    }
+
+    /// Gives a RAM device the memory that was taken for it, which network cards reach by now.
+    pub(crate) fn grow_by(&mut self, store: Arc<Store>) {
+        if let Kind::Memory(memory) = &self.kind {
+            memory.grow(Arc::clone(&store));
+            self.stores.push(store);
+        }
+    }
+
+    /// The memory that network cards reach.
+    pub(crate) fn regions(&self) -> impl Iterator<Item = &Region> {
+        self.stores.iter().map(|store| store.region())
+    }
+
+    /// Whether nobody else has the device or holds a loan of its memory.
+    pub(crate) fn is_alone(&self) -> bool {
+        let (own, kept) = match &self.kind {
+            // Here twice; each store here, with its device, and, the first, in neither twice.
+            Kind::Memory(memory) => (Arc::strong_count(memory) == 2, 2),
+            Kind::File(file) => (Arc::strong_count(file) == 2, 0),
+            Kind::Null(null) => (Arc::strong_count(null) == 2, 0),
+            Kind::Drive => (Arc::strong_count(&self.device) == 1, 0),
         };
-        Ok(Some(opened))
+        own && self.stores.iter().all(|it| Arc::strong_count(it) <= kept)
+    }
+
+    /// Writes what is cached of a file; says in the log when it could not be.
+    pub(crate) fn flush(&self) -> bool {
+        let Kind::File(file) = &self.kind else {
+            return true;
+        };
+        let flushed = file.sync();
+        if let Err(error) = &flushed {
+            tracing::error!(%error, "a file could not be flushed");
+        }
+        flushed.is_ok()
     }
 }
 

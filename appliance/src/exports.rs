@@ -1,68 +1,124 @@
 //! From the configuration's exports and listeners to what the target core serves.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
-use appliance_config::{Access, Config, Export, Listener, Transport};
+use appliance_config::{Access, Config, Export, Listener, Name, Transport};
 use block::HealthState;
-use nvme_target::{
-    NamespaceConfig, PortConfig, PortId, SubsystemConfig, TargetConfig, TargetLimits, TransportKind,
-};
+use nvme_target::{NamespaceConfig, PortConfig, PortId, SubsystemConfig, TransportKind};
 
 use crate::devices::Devices;
 
 /// The firmware revision that hosts are told: this build's version.
 const FIRMWARE: &str = env!("CARGO_PKG_VERSION");
 
-/// What the target serves, given the devices that could be had and the addresses that were bound.
-pub(crate) fn target_config(
-    config: &Config,
-    devices: &Devices,
-    bound: &[SocketAddr],
-    transfer_max: usize,
-) -> TargetConfig {
-    TargetConfig {
-        subsystems: config
-            .exports
-            .iter()
-            .map(|export| subsystem(config, export, devices))
-            .collect(),
-        ports: config
-            .listeners
-            .iter()
-            .zip(bound)
-            .enumerate()
-            .map(|(index, (listener, address))| port(index, listener, *address))
-            .collect(),
-        limits: TargetLimits {
-            transfer_max,
-            controllers_max: config.limits.max_controllers,
-        },
-    }
-}
-
-/// The port number of the listener at `index`.
+/// The port number of the listener at `index` of the configuration at start.
 pub(crate) fn port_id(index: usize) -> PortId {
     PortId(index as u16)
 }
 
-fn port(index: usize, listener: &Listener, bound: SocketAddr) -> PortConfig {
-    PortConfig {
-        id: port_id(index),
-        transport: match listener.transport {
-            Transport::Tcp => TransportKind::Tcp,
-            Transport::Rdma => TransportKind::Rdma,
-        },
-        address: bound.ip().to_string(),
-        service: bound.port().to_string(),
-        ipv6: bound.is_ipv6(),
-        secure: false,
+/// The listeners of the configuration at start with their port numbers.
+pub(crate) fn numbered(config: &Config) -> impl Iterator<Item = (PortId, &Listener)> {
+    let listeners = config.listeners.iter().enumerate();
+    listeners.map(|(index, listener)| (port_id(index), listener))
+}
+
+/// A listener that is bound.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BoundPort {
+    pub(crate) id: PortId,
+    /// With the port that the system chose.
+    pub(crate) address: SocketAddr,
+}
+
+/// The bound listeners by name.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Ports(BTreeMap<Name, BoundPort>);
+
+impl Ports {
+    /// Those of a start.
+    pub(crate) fn new(config: &Config, bound: &[SocketAddr]) -> Self {
+        let ports = numbered(config).zip(bound);
+        let named = ports.map(|((id, listener), address)| {
+            let port = BoundPort {
+                id,
+                address: *address,
+            };
+            (listener.name.clone(), port)
+        });
+        Self(named.collect())
+    }
+
+    pub(crate) fn get(&self, name: &Name) -> Option<BoundPort> {
+        self.0.get(name).copied()
+    }
+
+    /// A number that no port has, nor one of `taken`.
+    pub(crate) fn free_id(&self, taken: &[PortId]) -> PortId {
+        let has = |id: &PortId| self.0.values().any(|port| port.id == *id);
+        let is_free = |id: &PortId| !has(id) && !taken.contains(id);
+        let mut ids = (0..=u16::MAX).map(PortId);
+        // The configuration bounds the number of listeners far below that of numbers.
+        ids.find(is_free).unwrap_or(PortId(u16::MAX))
+    }
+
+    pub(crate) fn insert(&mut self, name: Name, port: BoundPort) {
+        self.0.insert(name, port);
+    }
+
+    pub(crate) fn remove(&mut self, name: &Name) -> Option<BoundPort> {
+        self.0.remove(name)
+    }
+
+    /// The listeners of `config` that are bound, with their numbers.
+    pub(crate) fn of<'c>(&self, config: &'c Config) -> Vec<(PortId, &'c Listener)> {
+        let listeners = config.listeners.iter();
+        let bound = listeners.filter_map(|it| Some((self.get(&it.name)?.id, it)));
+        bound.collect()
+    }
+
+    /// What the discovery log says of them.
+    pub(crate) fn configs(&self, config: &Config) -> Vec<PortConfig> {
+        let listeners = config.listeners.iter();
+        let bound = listeners.filter_map(|it| Some((it, self.get(&it.name)?)));
+        bound
+            .map(|(listener, BoundPort { id, address })| PortConfig {
+                id,
+                transport: match listener.transport {
+                    Transport::Tcp => TransportKind::Tcp,
+                    Transport::Rdma => TransportKind::Rdma,
+                },
+                address: address.ip().to_string(),
+                service: address.port().to_string(),
+                ipv6: address.is_ipv6(),
+                secure: false,
+            })
+            .collect()
     }
 }
 
-fn subsystem(config: &Config, export: &Export, devices: &Devices) -> SubsystemConfig {
+/// What the target serves of each export, given the devices that could be had and the listeners
+/// that are bound.
+pub(crate) fn subsystems(
+    config: &Config,
+    devices: &Devices,
+    ports: &Ports,
+) -> Vec<SubsystemConfig> {
+    let exports = config.exports.iter();
+    exports
+        .map(|export| subsystem(config, export, devices, ports))
+        .collect()
+}
+
+fn subsystem(
+    config: &Config,
+    export: &Export,
+    devices: &Devices,
+    ports: &Ports,
+) -> SubsystemConfig {
     let listeners = || {
-        let named = config.listeners.iter().enumerate();
-        named.filter(|(_, listener)| export.listeners.contains(&listener.name))
+        let bound = ports.of(config).into_iter();
+        bound.filter(|(_, listener)| export.listeners.contains(&listener.name))
     };
     let (allow_any_host, hosts) = match &export.access {
         Access::AnyHost => (true, Vec::new()),
@@ -85,28 +141,20 @@ fn subsystem(config: &Config, export: &Export, devices: &Devices) -> SubsystemCo
             .map(|(_, listener)| listener.queue_depth)
             .min()
             .unwrap_or(Listener::QUEUE_DEPTH_DEFAULT),
-        ports: listeners().map(|(index, _)| port_id(index)).collect(),
+        ports: listeners().map(|(port, _)| port).collect(),
     }
 }
 
 /// The namespaces of `export` whose devices are there now. A drive that is gone takes its
 /// namespaces along until it comes back.
-pub(crate) fn namespaces(
-    config: &Config,
-    export: &Export,
-    devices: &Devices,
-) -> Vec<NamespaceConfig> {
+fn namespaces(config: &Config, export: &Export, devices: &Devices) -> Vec<NamespaceConfig> {
     let mut namespaces = Vec::new();
     for namespace in &export.namespaces {
         // The configuration's check has seen that every namespace names a device.
-        let configured = config.devices.iter();
-        let found = configured
-            .enumerate()
-            .find(|(_, device)| device.name == namespace.device);
-        let Some((index, configured)) = found else {
+        let Some(configured) = config.device(&namespace.device) else {
             continue;
         };
-        let Some((place, device)) = devices.get(index) else {
+        let Some((place, device)) = devices.get(&namespace.device) else {
             continue;
         };
         if device.health().state == HealthState::Removed {

@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 mod appliance;
+mod apply;
 mod client;
 mod command_line;
 mod control;
@@ -12,6 +13,7 @@ mod doctor;
 mod drives;
 mod embedded;
 mod exports;
+mod live;
 mod load;
 mod manual;
 mod memory;
@@ -19,6 +21,8 @@ mod nvme;
 mod observe;
 mod quantity;
 mod reactor_setup;
+mod requests;
+mod rounds;
 mod service;
 mod signals;
 mod status;

@@ -1,6 +1,7 @@
 //! What each reactor gets on its own thread: its device queues, its target core, a poller of every
 //! transport around that core, and the drives that it owns.
 
+mod desk;
 mod rest;
 
 use std::cell::RefCell;
@@ -12,9 +13,12 @@ use block::{Device, QueueOptions};
 use hugemem::Arena;
 use nvme_driver::DriveOwner;
 use nvme_target::{CoreLimits, Target, TargetCore};
+use reactors::ring::Receiver;
 use reactors::{InitError, ReactorSetup};
 
-use crate::transports::{Shared, Transport};
+use crate::transports::{Portions, Shared, Transport};
+use desk::Desk;
+pub(crate) use desk::DeskOrder;
 use rest::{Last, Rest};
 
 /// Requests that one reactor may have at one device at once.
@@ -29,9 +33,12 @@ const _: () = assert!(DEVICE_QUEUE_DEPTH <= block::QUEUE_DEPTH_MAX);
 /// What can be handed to any reactor's thread.
 pub(crate) struct Parts {
     pub(crate) arena: Arc<Arena>,
+    /// In the order of their places.
     pub(crate) devices: Vec<Arc<dyn Device>>,
     pub(crate) target: Arc<Target>,
-    pub(crate) transports: Vec<Box<dyn Transport>>,
+    pub(crate) transports: Vec<Arc<dyn Transport>>,
+    /// Orders for the target cores.
+    pub(crate) orders: Portions<Receiver<DeskOrder>>,
     /// The owners of drives, for each reactor those that it polls.
     pub(crate) owners: Vec<Mutex<Vec<DriveOwner>>>,
     /// Reactors whose target cores have not come to rest.
@@ -40,6 +47,8 @@ pub(crate) struct Parts {
 
 #[derive(Debug, thiserror::Error)]
 enum SetupError {
+    #[error("its orders were handed out before")]
+    Twice,
     #[error("device {name} gives it no queue")]
     DeviceQueue {
         name: String,
@@ -89,7 +98,10 @@ pub(crate) fn set_up(
     }
     // Behind the transports, whose polls and flushes drive the core.
     let undrained = &parts.undrained;
-    setup.register(Box::new(Rest::new(shared.core, Arc::clone(undrained))))?;
+    let orders = parts.orders.take(index).ok_or(SetupError::Twice)?;
+    let desk = Desk::new(Rc::clone(&shared.core), orders, pool, index);
+    let rest = Rest::new(shared.core, Arc::clone(undrained), desk);
+    setup.register(Box::new(rest))?;
     let owners = parts.owners[index]
         .lock()
         .unwrap_or_else(PoisonError::into_inner)

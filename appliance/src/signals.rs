@@ -1,48 +1,69 @@
-//! SIGTERM and SIGINT: the first asks for an orderly stop, the second for a stop now.
+//! SIGTERM and SIGINT: the first asks for an orderly stop, the second for a stop now. SIGHUP asks for
+//! the configuration to be read again.
 
 use std::io;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::time::Duration;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use crate::service;
+use crate::requests::{Mailbox, Request};
 
-/// Tells when the process has been asked to end.
+/// Tells what the process has been asked to do.
 pub(crate) struct Termination {
-    requests: Receiver<i32>,
+    mailbox: Mailbox,
+    requests: Receiver<Request>,
 }
 
 impl Termination {
     /// Takes the signals over from here on.
     pub(crate) fn install() -> io::Result<Self> {
         let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP])?;
-        let (send, requests) = channel();
+        let (mailbox, requests) = Mailbox::new();
+        let sender = mailbox.clone();
         std::thread::Builder::new()
             .name("signals".to_owned())
             .spawn(move || {
                 for signal in signals.forever() {
-                    if signal == SIGHUP {
-                        service::reload(|| {
-                            Err(
-                                "SIGHUP: reloading the configuration is not in this build yet"
-                                    .into(),
-                            )
-                        });
-                    } else if send.send(signal).is_err() {
+                    let request = match signal {
+                        SIGHUP => Request::Reload,
+                        _ => Request::End,
+                    };
+                    if !sender.ask(request) {
                         return;
                     }
                 }
             })?;
-        Ok(Self { requests })
+        Ok(Self { mailbox, requests })
     }
 
-    /// Waits for a request to end, at most `within`; returns whether one has come.
-    pub(crate) fn wait(&mut self, within: Duration) -> bool {
+    /// Where others may ask.
+    pub(crate) fn mailbox(&self) -> Mailbox {
+        self.mailbox.clone()
+    }
+
+    /// Waits for a request, at most `within`.
+    pub(crate) fn next(&mut self, within: Duration) -> Option<Request> {
         match self.requests.recv_timeout(within) {
-            Ok(_) | Err(RecvTimeoutError::Disconnected) => true,
-            Err(RecvTimeoutError::Timeout) => false,
+            Ok(request) => Some(request),
+            Err(RecvTimeoutError::Disconnected) => Some(Request::End),
+            Err(RecvTimeoutError::Timeout) => None,
         }
+    }
+
+    /// Waits for a request to end, at most `within`; returns whether one has come. There is no time
+    /// for others any more.
+    pub(crate) fn wait(&mut self, within: Duration) -> bool {
+        let deadline = Instant::now() + within;
+        while let Some(request) = self.next(deadline.saturating_duration_since(Instant::now())) {
+            match request {
+                Request::End => return true,
+                Request::Reload => tracing::warn!("stopping: the configuration is not read again"),
+                // Whoever asked hears that by the end of the order.
+                Request::Apply(_) => {}
+            }
+        }
+        false
     }
 }

@@ -30,18 +30,19 @@ fn write_ready(out: &mut String, appliance: &Appliance) -> fmt::Result {
         region.page_size(),
         appliance.start_took().as_millis(),
     )?;
-    let is_left_out = |index| !appliance.has_device(index);
+    let addresses = appliance.addresses();
+    let is_left_out = |device: &Device| !appliance.has_device(&device.name);
     write_exports(
         out,
         config,
         is_left_out,
-        |index, listener| match appliance.addresses().get(index) {
+        |index, listener| match addresses.get(index) {
             Some(bound) => bound.to_string(),
             None => listener.address.to_string(),
         },
     )?;
     for export in &config.exports {
-        for (listener, bound) in config.listeners.iter().zip(appliance.addresses()) {
+        for (listener, bound) in config.listeners.iter().zip(&addresses) {
             if export.listeners.contains(&listener.name) {
                 let transport = listener.transport.word();
                 writeln!(
@@ -90,9 +91,10 @@ fn write_check(out: &mut String, file: &Path, config: &Config) -> fmt::Result {
         config.appliance.idle.word(),
     )?;
     let drives = look_at_drives(config);
-    let in_the_way = |index| {
+    let in_the_way = |device: &Device| {
+        let index = config.devices.iter().position(|it| it.name == device.name);
         let mut left_out = drives.iter().filter(|(_, problem)| problem.is_some());
-        left_out.any(|(wanted, _)| wanted.has(index))
+        left_out.any(|(wanted, _)| index.is_some_and(|index| wanted.has(index)))
     };
     write_exports(out, config, in_the_way, |_, listener| {
         listener.address.to_string()
@@ -135,16 +137,18 @@ fn write_drives(out: &mut String, drives: &[Looked]) -> fmt::Result {
 fn write_exports(
     out: &mut String,
     config: &Config,
-    is_left_out: impl Fn(usize) -> bool,
+    is_left_out: impl Fn(&Device) -> bool,
     address: impl Fn(usize, &Listener) -> String,
 ) -> fmt::Result {
     for export in &config.exports {
         writeln!(out, "{}", export.nqn.as_str())?;
         for namespace in &export.namespaces {
-            let mut devices = config.devices.iter().enumerate();
-            let found = devices.find(|(_, device)| device.name == namespace.device);
-            if let Some((index, device)) = found {
-                let left_out = if is_left_out(index) { ": left out" } else { "" };
+            if let Some(device) = config.device(&namespace.device) {
+                let left_out = if is_left_out(device) {
+                    ": left out"
+                } else {
+                    ""
+                };
                 let (nsid, device) = (namespace.nsid, describe(device));
                 writeln!(out, "  namespace {nsid}  {device}{left_out}")?;
             }

@@ -2,7 +2,8 @@
 //! around that reactor's one target core.
 //!
 //! A transport to come is one module here, one field of [`Listeners`], and one arm in its `bind`
-//! and `into_transports`.
+//! and `into_transports`. NVMe/TCP is always set up, so that a listener can be added while the
+//! appliance runs; NVMe/RDMA only where a listener asked for it at start.
 
 #[cfg_attr(not(feature = "verbs"), path = "transports/without_rdma.rs")]
 mod rdma;
@@ -13,12 +14,14 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use appliance_config::Config;
+use appliance_config::{Config, Listener, Transport as TransportName};
 use hugemem::{Arena, Region};
-use nvme_target::TargetCore;
-use reactors::{InitError, Placement, Poller, ReactorSetup};
+use nvme_target::{PortId, TargetCore};
+use reactors::{InitError, Placement, Poller, ReactorHandle, ReactorSetup};
 
 use crate::command_line::Failure;
+use crate::exports::port_id;
+use crate::live::Answers;
 use crate::observe::sources::TransportCounters;
 
 /// One transport of the whole appliance. Each reactor gets a poller of it.
@@ -39,6 +42,49 @@ pub(crate) trait Transport: Send + Sync {
         shared: &Shared,
         setup: &mut ReactorSetup<'_>,
     ) -> Result<Box<dyn Poller>, InitError>;
+
+    /// Which one it is.
+    fn name(&self) -> TransportName;
+
+    /// From now on orders wake the reactors that they are for.
+    fn set_wakers(&self, handles: &[ReactorHandle]);
+
+    /// Lowers what a listener asks for to what the network cards allow.
+    fn lower_limits(&self, listener: &mut Listener) {
+        let _ = listener;
+    }
+
+    /// Binds a listener, whose connections come in by `port` at once; returns what it is bound to.
+    ///
+    /// # Errors
+    /// It cannot be bound; nothing is left of it.
+    fn listen(&self, port: PortId, listener: &Listener) -> Result<SocketAddr, Failure>;
+
+    /// What hosts of each port get that connect from now on.
+    ///
+    /// # Errors
+    /// A reactor does not answer, or a setting cannot be had.
+    fn settle(&self, ports: &[(PortId, &Listener)]) -> Result<(), Failure>;
+
+    /// Closes a listener and ends its connections; each reactor answers when it has none left.
+    ///
+    /// # Errors
+    /// A reactor takes no orders.
+    fn close(&self, port: PortId) -> Result<Answers<()>, Failure>;
+
+    /// Lets network cards reach more memory.
+    ///
+    /// # Errors
+    /// One cannot; none can then.
+    fn attach_memory(&self, region: &Region) -> Result<(), Failure> {
+        let _ = region;
+        Ok(())
+    }
+
+    /// Takes memory back from network cards, of which nothing is on its way any more.
+    fn detach_memory(&self, region: &Region) {
+        let _ = region;
+    }
 }
 
 /// What all transports of one reactor share.
@@ -53,17 +99,17 @@ pub(crate) struct Shared {
 }
 
 /// What only one reactor takes, once, by its number.
-struct Portions<T>(Vec<Mutex<Option<T>>>);
+pub(crate) struct Portions<T>(Vec<Mutex<Option<T>>>);
 
 impl<T> Portions<T> {
     /// In the order of the reactors.
-    fn new(portions: impl IntoIterator<Item = T>) -> Self {
+    pub(crate) fn new(portions: impl IntoIterator<Item = T>) -> Self {
         let portions = portions.into_iter();
         Self(portions.map(|it| Mutex::new(Some(it))).collect())
     }
 
     /// The portion of this reactor, unless it was taken before.
-    fn take(&self, reactor: usize) -> Option<T> {
+    pub(crate) fn take(&self, reactor: usize) -> Option<T> {
         let portion = self.0[reactor].lock();
         portion.unwrap_or_else(PoisonError::into_inner).take()
     }
@@ -90,7 +136,7 @@ impl Listeners {
         for (index, listener) in config.listeners.iter().enumerate() {
             let address = match listener.transport {
                 appliance_config::Transport::Tcp => {
-                    let bound = tcp::Bound::new(index, listener)?;
+                    let bound = tcp::Bound::new(port_id(index), listener)?;
                     let address = bound.address()?;
                     listeners.tcp.push(bound);
                     address
@@ -100,7 +146,7 @@ impl Listeners {
                         Some(bound) => bound,
                         none => none.insert(rdma::Bound::new(listener, reactors)?),
                     };
-                    bound.listen(index, listener)?
+                    bound.listen(port_id(index), listener)?
                 }
             };
             listeners.addresses.push(address);
@@ -131,20 +177,13 @@ impl Listeners {
         config: &Config,
         reactors: usize,
         regions: &[&Region],
-    ) -> Result<Vec<Box<dyn Transport>>, Failure> {
-        let mut transports: Vec<Box<dyn Transport>> = Vec::new();
+    ) -> Result<Vec<Arc<dyn Transport>>, Failure> {
         // One for all, so that connections of one transport count when another places its own.
         let placement = Placement::new(reactors);
-        if !self.tcp.is_empty() {
-            transports.push(Box::new(tcp::Tcp::new(
-                config,
-                self.tcp,
-                reactors,
-                placement.clone(),
-            )));
-        }
+        let tcp = tcp::Tcp::new(config, self.tcp, reactors, placement.clone());
+        let mut transports: Vec<Arc<dyn Transport>> = vec![Arc::new(tcp)];
         if let Some(bound) = self.rdma {
-            transports.push(Box::new(rdma::Rdma::new(
+            transports.push(Arc::new(rdma::Rdma::new(
                 config, bound, reactors, placement, regions,
             )?));
         }

@@ -1,64 +1,45 @@
-//! What changes while the appliance serves: devices that go, come back or grow, and what they warn
-//! of. Looked at once per round of the control thread, so that hosts are told.
+//! What the devices go through while the appliance serves: told to people, and to hosts that want to
+//! know. Looked at once per round of the control thread.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use appliance_config::Config;
+use appliance_config::Name;
 use block::{Device, Health, HealthState, HealthWarnings};
-use nvme_target::{NamespaceConfig, Target};
+use nvme_target::Target;
 
 use crate::devices::Devices;
-use crate::exports;
 use crate::observe::status::warnings;
 
-/// What the target and people were last told.
-pub(crate) struct Watch {
-    /// The namespaces of each export.
-    served: Vec<Vec<NamespaceConfig>>,
-    /// The state and the warnings of each device.
-    seen: Vec<(HealthState, HealthWarnings)>,
-}
+/// What people were last told of a device.
+type Condition = (HealthState, HealthWarnings);
+
+/// The state and the warnings of each device, as they were told.
+pub(crate) struct Watch(BTreeMap<Name, Condition>);
 
 impl Watch {
-    /// Takes what the target was made with as told.
-    pub(crate) fn new(config: &Config, devices: &Devices) -> Self {
-        let exports = config.exports.iter();
-        Self {
-            served: exports
-                .map(|export| exports::namespaces(config, export, devices))
+    /// Takes the devices as they are now as told.
+    pub(crate) fn new(devices: &Devices) -> Self {
+        let all = devices.all();
+        Self(
+            all.map(|(name, it)| (name.clone(), condition(it)))
                 .collect(),
-            seen: devices.all().iter().map(condition).collect(),
-        }
+        )
     }
 
-    /// Compares the devices with what was told, and tells what differs.
-    pub(crate) fn look(&mut self, config: &Config, devices: &Devices, target: &Target) {
-        self.look_at_health(devices, target);
-        for (export, served) in config.exports.iter().zip(&mut self.served) {
-            let now = exports::namespaces(config, export, devices);
-            if now == *served {
-                continue;
-            }
-            let nqn = export.nqn.as_str();
-            tracing::info!("{nqn}: serving {}", identifiers(&now));
-            match target.update_namespaces(nqn, now.clone()) {
-                Ok(()) => *served = now,
-                // What one look finds wrong the next one finds again.
-                Err(error) => tracing::error!(%error, "the namespaces could not be changed"),
-            }
-        }
-    }
-
-    fn look_at_health(&mut self, devices: &Devices, target: &Target) {
+    /// Compares the devices with what was told, and tells what differs. One that just came is told
+    /// by whoever added it.
+    pub(crate) fn look(&mut self, devices: &Devices, target: &Target) {
         let mut changed = false;
-        for (device, seen) in devices.all().iter().zip(&mut self.seen) {
+        let mut seen = BTreeMap::new();
+        for (name, device) in devices.all() {
             let now = condition(device);
-            let before = std::mem::replace(seen, now);
+            seen.insert(name.clone(), now);
+            let before = *self.0.get(name).unwrap_or(&now);
             if now == before {
                 continue;
             }
             changed = true;
-            let name = device.name();
             match now.0 {
                 state if state == before.0 => {}
                 HealthState::Ready => tracing::info!("device {name} is ready"),
@@ -68,13 +49,14 @@ impl Watch {
                 tracing::warn!("device {name} warns: {}", warnings(now.1).join(", "));
             }
         }
+        self.0 = seen;
         if changed {
             target.health_changed();
         }
     }
 }
 
-fn condition(device: &Arc<dyn Device>) -> (HealthState, HealthWarnings) {
+fn condition(device: &Arc<dyn Device>) -> Condition {
     let Health { state, drive, .. } = device.health();
     (state, drive.map(|drive| drive.warnings).unwrap_or_default())
 }
@@ -86,12 +68,4 @@ fn in_words(state: HealthState) -> &'static str {
         HealthState::Resetting => "being reset",
         HealthState::Removed => "gone",
     }
-}
-
-fn identifiers(namespaces: &[NamespaceConfig]) -> String {
-    if namespaces.is_empty() {
-        return "no namespace".to_owned();
-    }
-    let all: Vec<String> = namespaces.iter().map(|it| it.nsid.to_string()).collect();
-    format!("namespace {}", all.join(", "))
 }

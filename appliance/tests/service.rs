@@ -56,6 +56,13 @@ allow_any_host = true
         Windlass::start_in(&file, &environment)
     }
 
+    /// Adds text to the configuration's file.
+    fn append(&self, text: &str) {
+        let file = self.directory.path().join("windlass.toml");
+        let before = fs::read_to_string(&file).expect("readable");
+        fs::write(file, before + text).expect("writable");
+    }
+
     /// The next message, as its lines.
     fn hear(&self) -> Vec<String> {
         let mut bytes = [0; 4096];
@@ -129,6 +136,7 @@ fn a_reload_that_is_refused_ends_with_the_reason() {
     let manager = Manager::new();
     let windlass = manager.start(&[]);
     manager.hear_until("READY=1");
+    manager.append("memroy = \"1GiB\"\n");
     windlass.signal(Signal::HUP);
     let reloading = manager.hear();
     expect_line(&reloading, "RELOADING=1");
@@ -140,10 +148,26 @@ fn a_reload_that_is_refused_ends_with_the_reason() {
     );
     let over = manager.hear();
     expect_line(&over, "READY=1");
-    assert!(
-        over.iter().any(|line| line.contains("not in this build")),
-        "{over:?}"
+    assert!(over.iter().any(|line| line.contains("memroy")), "{over:?}");
+    windlass.signal(Signal::TERM);
+    assert_eq!(windlass.wait().0.code(), Some(0));
+}
+
+#[test]
+fn a_reload_applies_the_file_as_it_is_now() {
+    let manager = Manager::new();
+    let windlass = manager.start(&[]);
+    manager.hear_until("READY=1");
+    manager.append(
+        "[[device]]\nname = \"more\"\ntype = \"null\"\nsize = \"1GiB\"\n\
+         [[export]]\nnqn = \"nqn.2026-11.org.windlass:more\"\ndevices = [\"more\"]\n\
+         listeners = [\"loopback\"]\nallow_any_host = true\n",
     );
+    windlass.signal(Signal::HUP);
+    expect_line(&manager.hear(), "RELOADING=1");
+    let over = manager.hear_until("READY=1");
+    let status = "STATUS=serving 2 export(s) on 1 listener(s); 2 step(s) applied";
+    expect_line(&over, status);
     windlass.signal(Signal::TERM);
     assert_eq!(windlass.wait().0.code(), Some(0));
 }

@@ -4,9 +4,13 @@
 //! stands on, what comes comes after it, and nothing is ever named by two things at once. Between
 //! any two steps every reference leads to something.
 
+mod carry_out;
+
 use std::fmt;
 
-use crate::model::{Access, Backing, Config, Control, Cores, Device, Export, Listener, Namespace};
+use crate::model::{
+    Access, Appliance, Backing, Config, Control, Cores, Device, Export, Limits, Listener, Namespace,
+};
 use crate::value::{ByteSize, ModelNumber, Name, Nqn, Period, SerialNumber};
 
 /// What a step does to those who are connected.
@@ -110,6 +114,8 @@ pub enum Step {
     },
     /// The next stop has another deadline.
     ChangeShutdownDeadline(Period),
+    /// There may be so many controllers; those that there are stay.
+    ChangeControllers(u16),
     /// A key that only a start reads.
     Restart {
         /// The key: `appliance.memory`.
@@ -141,7 +147,8 @@ impl Step {
             | Step::ChangeAccess { revokes: false, .. }
             | Step::ChangeQueues { .. }
             | Step::AddNamespace { .. }
-            | Step::ChangeShutdownDeadline(_) => Effect::Live,
+            | Step::ChangeShutdownDeadline(_)
+            | Step::ChangeControllers(_) => Effect::Live,
             Step::Restart { .. } => Effect::Restart,
         }
     }
@@ -209,6 +216,7 @@ impl fmt::Display for Step {
             Step::ChangeShutdownDeadline(deadline) => {
                 write!(f, "give the next stop {deadline}")
             }
+            Step::ChangeControllers(count) => write!(f, "let there be {count} controller(s)"),
             Step::Restart { key, from, to } => {
                 write!(
                     f,
@@ -254,7 +262,28 @@ impl Config {
         if self.appliance.shutdown_deadline != deadline {
             steps.push(Step::ChangeShutdownDeadline(deadline));
         }
+        let controllers = wanted.limits.max_controllers;
+        if self.limits.max_controllers != controllers {
+            steps.push(Step::ChangeControllers(controllers));
+        }
         steps
+    }
+
+    /// This configuration with everything that only a restart can change as it is in `running`.
+    pub fn without_restarts(&self, running: &Config) -> Config {
+        let (appliance, limits) = (&self.appliance, &self.limits);
+        Config {
+            appliance: Appliance {
+                shutdown_deadline: appliance.shutdown_deadline,
+                ..running.appliance.clone()
+            },
+            limits: Limits {
+                max_controllers: limits.max_controllers,
+                ..running.limits.clone()
+            },
+            control: running.control.clone(),
+            ..self.clone()
+        }
     }
 }
 
@@ -435,11 +464,6 @@ fn restarts(running: &Config, wanted: &Config) -> Vec<Step> {
             "limits.max_connections",
             few.max_connections.to_string(),
             many.max_connections.to_string(),
-        ),
-        (
-            "limits.max_controllers",
-            few.max_controllers.to_string(),
-            many.max_controllers.to_string(),
         ),
         (
             "limits.max_transfer",

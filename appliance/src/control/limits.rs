@@ -17,6 +17,8 @@ pub(super) const BODY_BYTES_MAX: usize = 2 * appliance_config::limits::FILE_BYTE
 pub(super) const HEADER_TIME_MAX: Duration = Duration::from_secs(10);
 /// For a request's body and for making the answer.
 pub(super) const REQUEST_TIME_MAX: Duration = Duration::from_secs(10);
+/// For applying a configuration, whose removals wait for requests in flight.
+pub(super) const APPLY_TIME_MAX: Duration = Duration::from_secs(110);
 /// After this a connection gets no further request, and has as long again to take its answer.
 pub(super) const CONNECTION_TIME_MAX: Duration = Duration::from_secs(60);
 /// Events that one answer holds are bounded by the list; values of the history by
@@ -37,3 +39,6 @@ pub(super) const REFUSALS_MAX: usize = 32;
 pub(super) const LINGER_TIME_MAX: Duration = Duration::from_secs(1);
 /// Bytes of a token.
 pub(super) const TOKEN_BYTES: std::ops::RangeInclusive<usize> = 16..=1024;
+
+// A connection may take so long in all.
+const _: () = assert!(APPLY_TIME_MAX.as_secs() < 2 * CONNECTION_TIME_MAX.as_secs());

@@ -16,13 +16,15 @@ use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
 use super::answers::{Room, refusal};
+use super::apply::apply;
 use super::dashboard;
-use super::limits::{BODY_BYTES_MAX, REQUEST_TIME_MAX, TRACES_MAX};
+use super::limits::{APPLY_TIME_MAX, BODY_BYTES_MAX, REQUEST_TIME_MAX, TRACES_MAX};
 use super::metrics;
 use super::token::Token;
 use crate::observe::Observatory;
 use crate::observe::history::STEPS;
-use crate::observe::model::{ApplyRequest, HistoryKind};
+use crate::observe::model::HistoryKind;
+use crate::requests::Mailbox;
 
 /// Every path of the API, as the documentation lists them.
 #[cfg(test)]
@@ -38,21 +40,27 @@ pub(super) const PATHS: [(&str, &str); 9] = [
     ("post", "/api/v1/apply"),
 ];
 
+/// Where configurations are applied.
+const APPLY: &str = "/api/v1/apply";
+
 /// The documentation of the API.
 pub(super) const OPENAPI: &str = include_str!("openapi.json");
 
 /// What all requests share.
 pub(super) struct Shared {
     observatory: Mutex<Observatory>,
-    room: Room,
+    pub(super) room: Room,
     /// Traces that may be written at once.
     traces: Semaphore,
+    /// Where configurations to apply go.
+    pub(super) mailbox: Option<Mailbox>,
 }
 
 impl Shared {
-    pub(super) fn new(observatory: Mutex<Observatory>) -> Self {
+    pub(super) fn new(observatory: Mutex<Observatory>, mailbox: Option<Mailbox>) -> Self {
         Self {
             observatory,
+            mailbox,
             room: Room::new(),
             traces: Semaphore::new(TRACES_MAX),
         }
@@ -88,7 +96,7 @@ pub(super) fn router(shared: &Arc<Shared>, door: Door) -> Router {
         .route("/api/v1/events", get(events))
         .route("/api/v1/trace", get(trace))
         .route("/api/v1/openapi.json", get(openapi))
-        .route("/api/v1/apply", post(apply))
+        .route(APPLY, post(apply))
         .fallback(unknown)
         .method_not_allowed_fallback(wrong_method)
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
@@ -169,10 +177,14 @@ async fn bounded(request: Request, next: Next) -> Response {
         let text = format!("a body has at most {BODY_BYTES_MAX} bytes");
         return refusal(StatusCode::PAYLOAD_TOO_LARGE, text);
     }
-    match timeout(REQUEST_TIME_MAX, next.run(request)).await {
+    let within = match request.uri().path() {
+        APPLY => APPLY_TIME_MAX,
+        _ => REQUEST_TIME_MAX,
+    };
+    match timeout(within, next.run(request)).await {
         Ok(response) => response,
         Err(_) => {
-            let text = format!("the request took longer than {REQUEST_TIME_MAX:?}");
+            let text = format!("the request took longer than {within:?}");
             refusal(StatusCode::REQUEST_TIMEOUT, text)
         }
     }
@@ -328,19 +340,6 @@ async fn events(
 
 async fn openapi(State(shared): State<Arc<Shared>>) -> Response {
     shared.room.bytes(OPENAPI.into(), "application/json")
-}
-
-async fn apply(
-    request: Result<axum::Json<ApplyRequest>, axum::extract::rejection::JsonRejection>,
-) -> Response {
-    match request {
-        Ok(_) => {
-            let text = "this build cannot change a running appliance yet: edit the file and \
-                        restart; `windlass check` says what a start would serve";
-            refusal(StatusCode::NOT_IMPLEMENTED, text.to_owned())
-        }
-        Err(error) => refusal(error.status(), error.body_text()),
-    }
 }
 
 async fn unknown() -> Response {

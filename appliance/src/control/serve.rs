@@ -22,6 +22,7 @@ use super::listen::{Http, Sockets};
 use super::routes::{self, Door, Shared};
 use super::socket::Socket;
 use crate::observe::{Observatory, STEP};
+use crate::requests::Mailbox;
 
 /// How much later than others the control thread is served on a core that it shares with them.
 const NICENESS: i32 = 10;
@@ -42,6 +43,7 @@ and the group of [control]\"}";
 pub(super) fn run(
     sockets: Sockets,
     observatory: Observatory,
+    mailbox: Option<Mailbox>,
     cores: &[usize],
     stopped: oneshot::Receiver<()>,
 ) {
@@ -57,7 +59,7 @@ pub(super) fn run(
             return;
         }
     };
-    let shared = Arc::new(Shared::new(Mutex::new(observatory)));
+    let shared = Arc::new(Shared::new(Mutex::new(observatory), mailbox));
     runtime.block_on(async {
         tokio::select! {
             _ = stopped => {}

@@ -273,9 +273,9 @@ fn pages_of_other_sites_get_nothing_and_nobody_changes_anything_without_a_token(
     let json = "Content-Type: application/json\r\n";
     let right = post(json, "{\"dry_run\":true}");
     expect_refusal(&ask(lab.connect(), right.as_bytes()), 403);
-    // The socket goes on to what can be said about the request.
+    // The socket goes on to what can be said about the request: nobody takes any here.
     let answer = ask(lab.socket(), right.as_bytes());
-    expect_refusal(&answer, 501);
+    expect_refusal(&answer, 503);
     for (more, body, status) in [
         ("", "{}", 415),
         ("Content-Type: text/plain\r\n", "{}", 415),

@@ -158,6 +158,10 @@ pub(crate) fn started() -> (Appliance, Slots) {
     started_with(&cores(1), "", |_, _| {})
 }
 
+fn has_device(appliance: &Appliance, name: &str) -> bool {
+    appliance.has_device(&name.parse().expect("a name"))
+}
+
 /// A host with one I/O queue.
 pub(crate) struct Host {
     admin: RawClient,
@@ -282,7 +286,7 @@ fn a_drive_that_never_becomes_ready_is_left_out() {
     });
     assert!(began.elapsed() < LIMIT);
     assert_eq!(
-        [0, 1, 2, 3].map(|index| appliance.has_device(index)),
+        ["a1", "a2", "b1", "b2"].map(|name| has_device(&appliance, name)),
         [false, false, true, true]
     );
     let mut host = Host::attach(&appliance);
@@ -302,7 +306,7 @@ fn a_namespace_that_cannot_be_used_is_left_out() {
         }
     });
     assert_eq!(
-        [0, 1, 2, 3].map(|index| appliance.has_device(index)),
+        ["a1", "a2", "b1", "b2"].map(|name| has_device(&appliance, name)),
         [false, true, false, false]
     );
     assert!(

@@ -66,8 +66,8 @@ impl Observation {
 
     /// How long commands were in the device of that name so far.
     pub(crate) fn device_latency(&self, name: &str) -> Option<OperationCounts> {
-        let (place, _) = self.device(name)?;
-        self.latency.devices.get(place).cloned()
+        let place = self.device(name)?.place;
+        self.latency.devices.get(usize::from(place.0)).cloned()
     }
 }
 

@@ -426,6 +426,9 @@ pub(crate) struct ApplyRequest {
     /// Only list the steps.
     #[serde(default)]
     pub(crate) dry_run: bool,
+    /// Do what can be done now even where something waits for a restart.
+    #[serde(default)]
+    pub(crate) partial: bool,
     /// The wanted configuration; without it, the file that the appliance was started with.
     #[serde(default)]
     pub(crate) text: Option<String>,
@@ -433,11 +436,30 @@ pub(crate) struct ApplyRequest {
 
 /// What `POST /api/v1/apply` answers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[expect(dead_code, reason = "live apply will answer with it")]
 pub(crate) struct ApplyAnswer {
     pub(crate) steps: Vec<ApplyStep>,
     /// Whether every step was carried out.
     pub(crate) applied: bool,
+    /// Why nothing was changed, where the steps do not say it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) refused: Option<String>,
+}
+
+impl ApplyAnswer {
+    /// In one line why not all was carried out, if so.
+    pub(crate) fn trouble(&self) -> Option<String> {
+        if let Some(refused) = &self.refused {
+            let later = self.steps.iter().filter(|it| it.effect == "restart");
+            let failed = self.steps.iter().filter_map(|it| it.error.as_deref());
+            let why: Vec<&str> = failed.chain(later.map(|it| it.text.as_str())).collect();
+            return Some(format!("{refused}: {}", why.join("; ")));
+        }
+        let failed = self.steps.iter().find(|it| it.error.is_some());
+        failed.map(|it| {
+            let error = it.error.as_deref().unwrap_or_default();
+            format!("{}: {error}", it.text)
+        })
+    }
 }
 
 /// One step from the running configuration to the wanted one.
@@ -450,6 +472,18 @@ pub(crate) struct ApplyStep {
     pub(crate) state: StepState,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) error: Option<String>,
+    /// Commands that were not answered at the deadline and were cut off.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) cut_off: Vec<OutstandingCommands>,
+}
+
+/// Commands of one queue that held a step up.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct OutstandingCommands {
+    pub(crate) export: String,
+    pub(crate) host: String,
+    pub(crate) queue: u16,
+    pub(crate) commands: usize,
 }
 
 /// How far a step is.
@@ -461,6 +495,25 @@ pub(crate) enum StepState {
     Failed,
     /// Not tried, because one before it failed or a restart is needed.
     Skipped,
+}
+
+/// What `POST /api/v1/apply` answers to a configuration that is wrong: nothing was changed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct WrongConfiguration {
+    /// All problems, as `windlass check` prints them.
+    pub(crate) error: String,
+    pub(crate) problems: Vec<ConfigurationProblem>,
+}
+
+/// One problem of a configuration.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct ConfigurationProblem {
+    /// Where in the text, from 1; none where it is about the whole.
+    pub(crate) line: Option<usize>,
+    pub(crate) column: Option<usize>,
+    pub(crate) message: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) hint: Option<String>,
 }
 
 /// What every refusal says.

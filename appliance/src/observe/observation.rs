@@ -8,7 +8,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use appliance_config::Config;
 use block::Health;
 use hugemem::ArenaCounters;
-use nvme_target::{TargetLatency, TargetSnapshot, TargetStatuses};
+use nvme_target::{DeviceIndex, TargetLatency, TargetSnapshot, TargetStatuses};
 use reactors::{Clock, Nanos, ReactorSnapshot, StuckPoller};
 
 use super::model::TargetStatus;
@@ -28,7 +28,8 @@ pub(crate) struct Observation {
     pub(crate) start_took: Duration,
     pub(crate) config: Arc<Config>,
     pub(crate) config_path: Option<PathBuf>,
-    pub(crate) addresses: Vec<String>,
+    /// What each listener of the configuration is bound to.
+    pub(crate) addresses: Vec<Option<String>>,
     pub(crate) target: TargetSnapshot,
     /// How long commands took since the start.
     pub(crate) latency: Arc<TargetLatency>,
@@ -38,7 +39,7 @@ pub(crate) struct Observation {
     pub(crate) statuses: TargetStatuses,
     pub(crate) reactors: Vec<ReactorSeen>,
     pub(crate) memory: MemorySeen,
-    /// By name; those of the target, in its order.
+    /// Those of the target, in its order.
     pub(crate) devices: Vec<DeviceSeen>,
     /// By transport, one set for each reactor.
     pub(crate) transports: Vec<(&'static str, Vec<CountsSeen>)>,
@@ -82,6 +83,8 @@ pub(crate) struct MemorySeen {
 
 /// One device.
 pub(crate) struct DeviceSeen {
+    /// Its place in the target.
+    pub(crate) place: DeviceIndex,
     pub(crate) name: String,
     pub(crate) block_size: u32,
     pub(crate) block_count: u64,
@@ -96,7 +99,8 @@ impl Observation {
     /// it, the start.
     pub(crate) fn take(sources: &Sources, before: Option<&LatencyBefore>) -> Self {
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
-        let config = sources.config.load_full();
+        let config = sources.running.config.load_full();
+        let ports = sources.running.ports.load();
         let region = sources.arena.region();
         Self {
             at: Instant::now(),
@@ -104,7 +108,11 @@ impl Observation {
             uptime: sources.started.elapsed(),
             start_took: sources.start_took,
             config_path: sources.config_path.clone(),
-            addresses: sources.addresses.iter().map(ToString::to_string).collect(),
+            addresses: config
+                .listeners
+                .iter()
+                .map(|listener| Some(ports.get(&listener.name)?.address.to_string()))
+                .collect(),
             target: sources.target.snapshot(),
             latency: Arc::new(sources.target.latency()),
             statuses: sources.target.statuses(),
@@ -138,9 +146,8 @@ impl Observation {
     }
 
     /// The device of that name, if it could be had.
-    pub(crate) fn device(&self, name: &str) -> Option<(usize, &DeviceSeen)> {
-        let mut devices = self.devices.iter().enumerate();
-        devices.find(|(_, device)| device.name == name)
+    pub(crate) fn device(&self, name: &str) -> Option<&DeviceSeen> {
+        self.devices.iter().find(|device| device.name == name)
     }
 
     /// Why the exports do not answer, if they do not.
@@ -218,12 +225,13 @@ fn core(sources: &Sources, reactor: usize) -> CoreSeen {
 }
 
 fn devices(sources: &Sources, config: &Config) -> Vec<DeviceSeen> {
-    let devices = sources.target.devices().iter();
+    let devices = sources.target.devices().into_iter();
     devices
-        .map(|device| {
+        .map(|(place, device)| {
             let geometry = device.geometry();
             let drive = sources.drives.iter().find(|drive| drive.has(device.name()));
             DeviceSeen {
+                place,
                 name: device.name().to_owned(),
                 block_size: geometry.block_size,
                 block_count: geometry.block_count,

@@ -1,12 +1,9 @@
 //! What observations are made from: shared ends of everything that counts.
 
-use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use appliance_config::Config;
-use arc_swap::ArcSwap;
 use hugemem::Arena;
 use nvme_driver::{Drive, DriveCounters};
 use nvme_rdma::{Domains, RdmaCounters};
@@ -14,6 +11,8 @@ use nvme_target::Target;
 use nvme_tcp::TcpCounters;
 use rdma::Provider;
 use reactors::{ReactorHandle, TscClock};
+
+use crate::live::Running;
 
 /// Every counter of one reactor's part of a transport, by name.
 pub(crate) trait Counts: Send + Sync {
@@ -118,11 +117,9 @@ impl DriveSource {
 
 /// Shared ends of a running appliance.
 pub(crate) struct Sources {
-    /// The configuration that runs now.
-    pub(crate) config: Arc<ArcSwap<Config>>,
+    /// The configuration that runs now, and what its listeners are bound to.
+    pub(crate) running: Running,
     pub(crate) config_path: Option<PathBuf>,
-    /// What each listener is bound to, in the configuration's order.
-    pub(crate) addresses: Vec<SocketAddr>,
     /// The core of each reactor.
     pub(crate) cores: Vec<usize>,
     pub(crate) target: Arc<Target>,

@@ -163,8 +163,8 @@ impl Observation {
 
     fn device_status(&self, device: &Device) -> DeviceStatus {
         let found = self.device(device.name.as_str());
-        let health = found.map_or_else(Health::default, |(_, seen)| seen.health);
-        let drive = found.and_then(|(_, seen)| seen.drive.as_ref());
+        let health = found.map_or_else(Health::default, |seen| seen.health);
+        let drive = found.and_then(|seen| seen.drive.as_ref());
         let named = |counters: &BTreeMap<&'static str, u64>| {
             let counters = counters.iter();
             counters
@@ -174,9 +174,9 @@ impl Observation {
         DeviceStatus {
             name: device.name.to_string(),
             device_type: device.backing.word().to_owned(),
-            state: found.map_or(DeviceState::Absent, |(_, seen)| state(seen.health.state)),
-            block_size: found.map(|(_, seen)| seen.block_size),
-            block_count: found.map(|(_, seen)| seen.block_count),
+            state: found.map_or(DeviceState::Absent, |seen| state(seen.health.state)),
+            block_size: found.map(|seen| seen.block_size),
+            block_count: found.map(|seen| seen.block_count),
             media_errors: health.media_errors,
             waits: health.waits,
             temperature_celsius: health
@@ -188,15 +188,17 @@ impl Observation {
                 .drive
                 .map_or_else(Vec::new, |drive| warnings(drive.warnings)),
             totals: self.device_totals(device.name.as_str()),
-            latency: found
-                .and_then(|(place, _)| self.latency_of(|all| all.devices.get(place).cloned())),
+            latency: found.and_then(|seen| {
+                let place = usize::from(seen.place.0);
+                self.latency_of(|all| all.devices.get(place).cloned())
+            }),
             drive: drive.map(named),
         }
     }
 
     /// What moved into and out of a device.
     pub(crate) fn device_totals(&self, name: &str) -> Totals {
-        let place = self.device(name).map(|(place, _)| place);
+        let place = self.device(name).map(|seen| usize::from(seen.place.0));
         let totals = place.and_then(|place| self.target.devices.get(place));
         totals.map_or_else(Totals::default, |totals| Totals::from(*totals))
     }
@@ -215,7 +217,7 @@ impl Observation {
         let subsystem = self.target.subsystems.iter().find(|it| it.nqn == nqn);
         let active = subsystem.map_or(&[][..], |it| &it.namespaces[..]);
         let namespaces = active.iter().filter_map(|(nsid, device)| {
-            let device = self.devices.get(usize::from(device.0))?;
+            let device = self.devices.iter().find(|seen| seen.place == *device)?;
             Some(NamespaceStatus {
                 nsid: *nsid,
                 device: device.name.clone(),
@@ -252,13 +254,11 @@ impl Observation {
             .enumerate()
             .map(|(index, listener)| {
                 let transport = listener.transport.word();
-                let bound = self.addresses.get(index);
+                let bound = self.addresses.get(index).cloned().flatten();
                 ListenerStatus {
                     name: listener.name.to_string(),
                     transport: transport.to_owned(),
-                    address: bound
-                        .cloned()
-                        .unwrap_or_else(|| listener.address.to_string()),
+                    address: bound.unwrap_or_else(|| listener.address.to_string()),
                     connections: self.connections(transport).filter(|_| alone(listener)),
                 }
             })

@@ -11,20 +11,29 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use nvme_target::{CoreDrain, TargetCore};
 use reactors::{Nanos, Poller, Progress, StopState};
 
-/// Brings a core to rest when its reactor stops. The transports poll the core meanwhile.
+use super::desk::Desk;
+
+/// Has a core do what it is asked to, and brings it to rest when its reactor stops. The transports
+/// poll the core meanwhile.
 pub(super) struct Rest {
     core: Rc<RefCell<TargetCore>>,
     /// Reactors whose cores are not at rest, this one among them until it is.
     undrained: Arc<AtomicUsize>,
     is_drained: bool,
+    desk: Desk,
 }
 
 impl Rest {
-    pub(super) fn new(core: Rc<RefCell<TargetCore>>, undrained: Arc<AtomicUsize>) -> Self {
+    pub(super) fn new(
+        core: Rc<RefCell<TargetCore>>,
+        undrained: Arc<AtomicUsize>,
+        desk: Desk,
+    ) -> Self {
         Self {
             core,
             undrained,
             is_drained: false,
+            desk,
         }
     }
 }
@@ -34,8 +43,12 @@ impl Poller for Rest {
         "target"
     }
 
-    fn poll(&mut self, _now: Nanos, _budget: u32) -> Progress {
-        Progress::Idle
+    fn poll(&mut self, now: Nanos, _budget: u32) -> Progress {
+        Progress::from_count(self.desk.poll(now))
+    }
+
+    fn prepare_sleep(&mut self) -> bool {
+        self.desk.is_idle()
     }
 
     fn stop(&mut self, now: Nanos) -> StopState {

@@ -81,6 +81,14 @@ impl Heartbeat {
         }
     }
 
+    /// Shows something else from now on, while all is well.
+    pub(crate) fn set_status(&mut self, status: String) {
+        if status != self.status && self.is_well {
+            super::status(&status);
+        }
+        self.status = status;
+    }
+
     /// How long the caller may rest between two beats, at most `most`: a third of the watchdog's
     /// time, as one beat may come late and one look finds a sleeper.
     pub(crate) fn pause(&self, most: Duration) -> Duration {

@@ -224,7 +224,7 @@ impl Writer<'_> {
                 State::Buffer => "buffer",
                 State::Fetch => "fetch",
                 State::Device(device) => {
-                    if let Some(device) = self.material.devices.get(usize::from(device)) {
+                    if let Some(device) = self.material.devices.get(&device) {
                         args.insert("device".to_owned(), device.as_str().into());
                     }
                     "device"

@@ -15,8 +15,8 @@ pub(crate) struct Material {
     pub(crate) reactors: Vec<ReactorMaterial>,
     /// Names of exports by the slots of their subsystems.
     pub(crate) exports: BTreeMap<u32, String>,
-    /// Names of devices, in the target's order.
-    pub(crate) devices: Vec<String>,
+    /// Names of devices, by their places.
+    pub(crate) devices: BTreeMap<u16, String>,
 }
 
 /// One reactor's part.
@@ -52,7 +52,7 @@ impl Material {
         }
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         let reactors = sources.reactors.iter().zip(queues);
-        let devices = sources.target.devices().iter();
+        let devices = sources.target.devices().into_iter();
         Self {
             now: sources.clock.now(),
             now_unix_ms: now.map_or(0, |now| u64::try_from(now.as_millis()).unwrap_or(u64::MAX)),
@@ -69,7 +69,9 @@ impl Material {
                 .into_iter()
                 .map(|subsystem| (subsystem.slot, subsystem.nqn))
                 .collect(),
-            devices: devices.map(|device| device.name().to_owned()).collect(),
+            devices: devices
+                .map(|(place, device)| (place.0, device.name().to_owned()))
+                .collect(),
         }
     }
 }

@@ -8,16 +8,19 @@ use std::sync::Arc;
 use appliance_config::{Config, Listener, Transport as TransportName};
 use hugemem::Region;
 use nvme_rdma::{
-    ConnectionSet, Domains, Listeners, Message, PortSettings, RdmaConfig, RdmaCounters,
+    ConnectionSet, Domains, Listeners, Message, Order, PortSettings, RdmaConfig, RdmaCounters,
     RdmaTransport, SetParts, queue_depth_max,
 };
 use nvme_target::PortId;
 use rdma::{Device, Provider, Unavailable, Verbs};
 use reactors::mesh::Port;
-use reactors::{InitError, Placement, Poller, ReactorSetup};
+use reactors::ring::Receiver;
+use reactors::{InitError, Placement, Poller, ReactorHandle, ReactorSetup};
 
 use super::{Portions, RdmaCard, Shared, Transport};
-use crate::exports::port_id;
+use crate::command_line::Failure;
+use crate::exports;
+use crate::live::{Answers, Orders};
 use crate::observe::sources::{Counts, TransportCounters};
 
 /// Connection requests and events that may be on their way between two reactors.
@@ -71,45 +74,58 @@ impl Bound {
         })
     }
 
-    /// Binds `listener`, the one at `index` of the configuration; returns its address with the port
-    /// that it got.
+    /// Binds `listener` as that port; returns its address with the port that it got.
     ///
     /// # Errors
     /// The address is taken, or belongs to no RDMA device.
     pub(super) fn listen(
         &mut self,
-        index: usize,
+        port: PortId,
         listener: &Listener,
     ) -> Result<SocketAddr, ListenError> {
         let reactor = self.count % self.listeners.len();
         self.count += 1;
         let address = listener.address.socket_addr();
-        let bound = self.listeners[reactor].listen(address, port_id(index));
+        let bound = self.listeners[reactor].listen(address, port);
         bound.map_err(|cause| no_rdma(listener, cause))
     }
 
     /// Lowers the queue depth of listeners to what every network card manages: hosts take the
     /// announced depth at its word.
     pub(super) fn lower_queue_depths(&self, config: &mut Config) {
-        let devices = self.provider.devices().unwrap_or_default();
-        let depths = devices.iter().map(|device| {
-            let depth = queue_depth_max(device.limits());
-            (depth, device.name().to_owned())
-        });
-        let Some((depth_max, device)) = depths.filter(|(depth, _)| *depth >= 2).min() else {
+        let Some(depth_max) = depth_max(&self.provider) else {
             return;
         };
         for listener in &mut config.listeners {
-            if listener.transport == TransportName::Rdma && listener.queue_depth > depth_max {
-                tracing::warn!(
-                    "listener {}: queues of {depth_max} entries, not {}: {device} has no more",
-                    listener.name.as_str(),
-                    listener.queue_depth
-                );
-                listener.queue_depth = depth_max;
-            }
+            lower_queue_depth(listener, &depth_max, true);
         }
     }
+}
+
+/// The entries that queues may have at most, and the network card that has no more.
+type DepthMax = (u16, String);
+
+fn depth_max(provider: &Verbs) -> Option<DepthMax> {
+    let devices = provider.devices().unwrap_or_default();
+    let depths = devices.iter().map(|device| {
+        let depth = queue_depth_max(device.limits());
+        (depth, device.name().to_owned())
+    });
+    depths.filter(|(depth, _)| *depth >= 2).min()
+}
+
+fn lower_queue_depth(listener: &mut Listener, (depth_max, device): &DepthMax, is_told: bool) {
+    if listener.transport != TransportName::Rdma || listener.queue_depth <= *depth_max {
+        return;
+    }
+    if is_told {
+        tracing::warn!(
+            "listener {}: queues of {depth_max} entries, not {}: {device} has no more",
+            listener.name.as_str(),
+            listener.queue_depth
+        );
+    }
+    listener.queue_depth = *depth_max;
 }
 
 fn no_rdma(listener: &Listener, cause: rdma::Error) -> ListenError {
@@ -158,11 +174,14 @@ pub(super) struct Rdma {
     counters: Vec<Arc<RdmaCounters>>,
     placement: Placement,
     own: Portions<Own>,
+    orders: Orders<Order>,
+    depth_max: Option<DepthMax>,
 }
 
 /// What one reactor takes for itself.
 struct Own {
     messages: Port<Message<Verbs>>,
+    orders: Receiver<Order>,
     listeners: Listeners<Verbs>,
 }
 
@@ -181,16 +200,20 @@ impl Rdma {
     ) -> Result<Self, ListenError> {
         let domains = Arc::new(register(&bound.provider, regions)?);
         let ports = reactors::mesh::mesh(reactors, MESSAGES_MAX);
-        let own = ports.into_iter().zip(bound.listeners);
+        let (orders, receivers) = Orders::new(reactors);
+        let own = ports.into_iter().zip(receivers).zip(bound.listeners);
         Ok(Self {
+            orders,
+            depth_max: depth_max(&bound.provider),
             config: rdma_config(config, reactors),
             domains,
             counters: (0..reactors)
                 .map(|_| Arc::new(RdmaCounters::default()))
                 .collect(),
             placement,
-            own: Portions::new(own.map(|(messages, listeners)| Own {
+            own: Portions::new(own.map(|((messages, orders), listeners)| Own {
                 messages,
+                orders,
                 listeners,
             })),
         })
@@ -242,6 +265,7 @@ impl Transport for Rdma {
         let index = setup.index();
         let Own {
             mut messages,
+            orders,
             listeners,
         } = self.own.take(index).ok_or(SetupError::Twice)?;
         messages.attach_all(&setup.wakers());
@@ -256,16 +280,64 @@ impl Transport for Rdma {
         let connections = ConnectionSet::new(shared.core.clone(), parts);
         let reactors = setup.handles().to_vec();
         let placement = self.placement.clone();
-        let transport = RdmaTransport::new(connections, messages, placement, reactors)
+        let mut transport = RdmaTransport::new(connections, messages, placement, reactors)
             .map_err(SetupError::Descriptors)?;
+        transport.take_orders(orders);
         Ok(Box::new(transport))
+    }
+
+    fn name(&self) -> TransportName {
+        TransportName::Rdma
+    }
+
+    fn set_wakers(&self, handles: &[ReactorHandle]) {
+        self.orders.set_wakers(handles);
+    }
+
+    fn lower_limits(&self, listener: &mut Listener) {
+        if let Some(depth_max) = &self.depth_max {
+            lower_queue_depth(listener, depth_max, false);
+        }
+    }
+
+    fn listen(&self, port: PortId, listener: &Listener) -> Result<SocketAddr, Failure> {
+        let reactor = usize::from(port.0) % self.counters.len();
+        let address = listener.address.socket_addr();
+        let bound = self.orders.ask(reactor, |answer| Order::Listen {
+            address,
+            port,
+            answer,
+        })?;
+        Ok(bound.map_err(|cause| no_rdma(listener, cause))?)
+    }
+
+    fn settle(&self, ports: &[(PortId, &Listener)]) -> Result<(), Failure> {
+        let settings = port_settings(ports.iter().copied());
+        self.orders.ask_all(|answer| Order::Settings {
+            ports: settings.clone(),
+            answer,
+        })?;
+        Ok(())
+    }
+
+    fn close(&self, port: PortId) -> Result<Answers<()>, Failure> {
+        let order = |answer| Order::Close { port, answer };
+        Ok(self.orders.tell_all(order)?)
+    }
+
+    fn attach_memory(&self, region: &Region) -> Result<(), Failure> {
+        Ok(self.domains.attach(region)?)
+    }
+
+    fn detach_memory(&self, region: &Region) {
+        self.domains.detach(region);
     }
 }
 
 fn rdma_config(config: &Config, reactors: usize) -> RdmaConfig {
     let connections = config.limits.max_connections as usize;
     RdmaConfig {
-        ports: port_settings(config),
+        ports: port_settings(exports::numbered(config)),
         // Placement evens the reactors out, but one may get more than its share for a while.
         connections_max: if reactors == 1 {
             connections
@@ -277,14 +349,15 @@ fn rdma_config(config: &Config, reactors: usize) -> RdmaConfig {
 }
 
 /// What hosts of each listener get.
-fn port_settings(config: &Config) -> Vec<(PortId, PortSettings)> {
+fn port_settings<'c>(
+    listeners: impl Iterator<Item = (PortId, &'c Listener)>,
+) -> Vec<(PortId, PortSettings)> {
     let settings = |listener: &Listener| PortSettings {
         in_capsule_bytes: listener.in_capsule_data.bytes() as u32,
         queue_depth_max: listener.queue_depth,
     };
-    let listeners = config.listeners.iter().enumerate();
     listeners
         .filter(|(_, listener)| listener.transport == TransportName::Rdma)
-        .map(|(index, listener)| (port_id(index), settings(listener)))
+        .map(|(port, listener)| (port, settings(listener)))
         .collect()
 }

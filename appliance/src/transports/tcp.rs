@@ -1,20 +1,24 @@
 //! NVMe/TCP: its listening sockets, and what each reactor needs for its connections.
 
+use std::collections::BTreeMap;
 use std::net::{SocketAddr, TcpListener};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use appliance_config::{Config, Digest, Listener, Transport as TransportName};
 use nvme_target::PortId;
 use nvme_tcp::{
-    ConnectionSet, DigestPolicy, Handoff, PortSettings, TcpConfig, TcpCounters, TcpTransport,
+    ConnectionSet, DigestPolicy, Handoff, Order, PortSettings, TcpConfig, TcpCounters, TcpTransport,
 };
 use reactors::mesh::Port;
-use reactors::{InitError, Placement, Poller, ReactorSetup};
+use reactors::ring::Receiver;
+use reactors::{InitError, Placement, Poller, ReactorHandle, ReactorSetup};
 use rustix::io::Errno;
 use rustix::net::sockopt::set_tcp_congestion;
 
 use super::{Portions, Shared, Transport};
-use crate::exports::port_id;
+use crate::command_line::Failure;
+use crate::exports;
+use crate::live::{Answers, Orders};
 use crate::observe::sources::TransportCounters;
 
 /// Sockets that may be on their way between two reactors.
@@ -65,11 +69,11 @@ pub(super) struct Bound {
 }
 
 impl Bound {
-    /// Binds `listener`, the one at `index` of the configuration.
+    /// Binds `listener`, which is that port.
     ///
     /// # Errors
     /// The address is taken or not of this machine, or the kernel lacks the congestion control.
-    pub(super) fn new(index: usize, listener: &Listener) -> Result<Self, ListenError> {
+    pub(super) fn new(port: PortId, listener: &Listener) -> Result<Self, ListenError> {
         let address = listener.address.socket_addr();
         let socket = TcpListener::bind(address).map_err(|cause| ListenError::Bind {
             name: listener.name.as_str().to_owned(),
@@ -77,10 +81,7 @@ impl Bound {
             cause,
         })?;
         control_congestion(listener, &socket)?;
-        Ok(Self {
-            port: port_id(index),
-            socket,
-        })
+        Ok(Self { port, socket })
     }
 
     /// What it is bound to, with the port that the system chose.
@@ -122,11 +123,15 @@ pub(super) struct Tcp {
     counters: Vec<Arc<TcpCounters>>,
     placement: Placement,
     own: Portions<Own>,
+    orders: Orders<Order>,
+    /// The listening sockets, which the reactors accept from; their settings can still be changed.
+    sockets: Mutex<BTreeMap<PortId, TcpListener>>,
 }
 
 /// What one reactor takes for itself.
 struct Own {
     handoffs: Port<Handoff>,
+    orders: Receiver<Order>,
     listeners: Vec<Bound>,
 }
 
@@ -138,14 +143,25 @@ impl Tcp {
         reactors: usize,
         placement: Placement,
     ) -> Self {
+        let (orders, receivers) = Orders::new(reactors);
+        let sockets = listeners.iter().filter_map(|bound| {
+            let socket = bound.socket.try_clone().ok()?;
+            Some((bound.port, socket))
+        });
         Self {
+            sockets: Mutex::new(sockets.collect()),
             config: tcp_config(config, reactors),
             counters: (0..reactors)
                 .map(|_| Arc::new(TcpCounters::default()))
                 .collect(),
             placement,
-            own: distribute(listeners, reactors),
+            own: distribute(listeners, receivers),
+            orders,
         }
+    }
+
+    fn sockets(&self) -> MutexGuard<'_, BTreeMap<PortId, TcpListener>> {
+        self.sockets.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -166,6 +182,7 @@ impl Transport for Tcp {
         let index = setup.index();
         let Own {
             mut handoffs,
+            orders,
             listeners,
         } = self.own.take(index).ok_or(SetupError::Twice)?;
         handoffs.attach_all(&setup.wakers());
@@ -179,6 +196,7 @@ impl Transport for Tcp {
         let placement = self.placement.clone();
         let mut transport = TcpTransport::new(connections, handoffs, placement, reactors)
             .map_err(SetupError::Sockets)?;
+        transport.take_orders(orders);
         for Bound { port, socket } in listeners {
             transport
                 .listen(socket, port)
@@ -186,12 +204,57 @@ impl Transport for Tcp {
         }
         Ok(Box::new(transport))
     }
+
+    fn name(&self) -> TransportName {
+        TransportName::Tcp
+    }
+
+    fn set_wakers(&self, handles: &[ReactorHandle]) {
+        self.orders.set_wakers(handles);
+    }
+
+    fn listen(&self, port: PortId, listener: &Listener) -> Result<SocketAddr, Failure> {
+        let Bound { socket, port } = Bound::new(port, listener)?;
+        let address = socket.local_addr()?;
+        let kept = socket.try_clone()?;
+        // Any will do, since each hands its connections on; the ports take them in turn.
+        let reactor = usize::from(port.0) % self.counters.len();
+        let watched = self.orders.ask(reactor, |answer| Order::Listen {
+            listener: socket,
+            port,
+            answer,
+        })?;
+        watched?;
+        self.sockets().insert(port, kept);
+        Ok(address)
+    }
+
+    fn settle(&self, ports: &[(PortId, &Listener)]) -> Result<(), Failure> {
+        let sockets = self.sockets();
+        for (port, listener) in ports {
+            if let Some(socket) = sockets.get(port) {
+                control_congestion(listener, socket)?;
+            }
+        }
+        let settings = port_settings(ports.iter().copied());
+        self.orders.ask_all(|answer| Order::Settings {
+            ports: settings.clone(),
+            answer,
+        })?;
+        Ok(())
+    }
+
+    fn close(&self, port: PortId) -> Result<Answers<()>, Failure> {
+        self.sockets().remove(&port);
+        let order = |answer| Order::Close { port, answer };
+        Ok(self.orders.tell_all(order)?)
+    }
 }
 
 fn tcp_config(config: &Config, reactors: usize) -> TcpConfig {
     let connections = config.limits.max_connections as usize;
     TcpConfig {
-        ports: port_settings(config),
+        ports: port_settings(exports::numbered(config)),
         // Placement evens the reactors out, but one may get more than its share for a while.
         connections_max: if reactors == 1 {
             connections
@@ -203,16 +266,17 @@ fn tcp_config(config: &Config, reactors: usize) -> TcpConfig {
 }
 
 /// What hosts of each listener get.
-fn port_settings(config: &Config) -> Vec<(PortId, PortSettings)> {
+fn port_settings<'c>(
+    listeners: impl Iterator<Item = (PortId, &'c Listener)>,
+) -> Vec<(PortId, PortSettings)> {
     let settings = |listener: &Listener| PortSettings {
         in_capsule_bytes: listener.in_capsule_data.bytes() as u32,
         header_digest: digest_policy(listener.header_digest),
         data_digest: digest_policy(listener.data_digest),
     };
-    let listeners = config.listeners.iter().enumerate();
     listeners
         .filter(|(_, listener)| listener.transport == TransportName::Tcp)
-        .map(|(index, listener)| (port_id(index), settings(listener)))
+        .map(|(port, listener)| (port, settings(listener)))
         .collect()
 }
 
@@ -224,12 +288,15 @@ fn digest_policy(digest: Digest) -> DigestPolicy {
     }
 }
 
-/// Gives each reactor its end of the mesh, and the listeners in turn.
-fn distribute(listeners: Vec<Bound>, reactors: usize) -> Portions<Own> {
+/// Gives each reactor its end of the mesh, its orders, and the listeners in turn.
+fn distribute(listeners: Vec<Bound>, orders: Vec<Receiver<Order>>) -> Portions<Own> {
+    let reactors = orders.len();
     let mut own: Vec<Own> = reactors::mesh::mesh(reactors, HANDOFFS_MAX)
         .into_iter()
-        .map(|handoffs| Own {
+        .zip(orders)
+        .map(|(handoffs, orders)| Own {
             handoffs,
+            orders,
             listeners: Vec::new(),
         })
         .collect();
@@ -255,7 +322,7 @@ mod tests {
         listener.address = "127.0.0.1:0".parse().expect("an address");
         for wanted in [Some("reno"), None] {
             listener.congestion_control = wanted.map(|name| name.parse().expect("a name"));
-            let bound = Bound::new(0, listener).expect("loopback");
+            let bound = Bound::new(PortId(0), listener).expect("loopback");
             let system =
                 tcp_congestion(TcpListener::bind("127.0.0.1:0").expect("loopback")).expect("TCP");
             let address = bound.address().expect("bound");

@@ -4,9 +4,12 @@ use std::net::SocketAddr;
 
 use appliance_config::{Config, Listener, Transport as TransportName};
 use hugemem::Region;
-use reactors::{InitError, Placement, Poller, ReactorSetup};
+use nvme_target::PortId;
+use reactors::{InitError, Placement, Poller, ReactorHandle, ReactorSetup};
 
 use super::{RdmaCard, Shared, Transport};
+use crate::command_line::Failure;
+use crate::live::Answers;
 use crate::observe::sources::TransportCounters;
 
 /// What was asked for and is not there.
@@ -34,7 +37,7 @@ impl Bound {
 
     pub(super) fn listen(
         &mut self,
-        _index: usize,
+        _port: PortId,
         _listener: &Listener,
     ) -> Result<SocketAddr, BuiltWithout> {
         match *self {}
@@ -86,6 +89,26 @@ impl Transport for Rdma {
         _shared: &Shared,
         _setup: &mut ReactorSetup<'_>,
     ) -> Result<Box<dyn Poller>, InitError> {
+        match self.0 {}
+    }
+
+    fn name(&self) -> TransportName {
+        match self.0 {}
+    }
+
+    fn set_wakers(&self, _handles: &[ReactorHandle]) {
+        match self.0 {}
+    }
+
+    fn listen(&self, _port: PortId, _listener: &Listener) -> Result<SocketAddr, Failure> {
+        match self.0 {}
+    }
+
+    fn settle(&self, _ports: &[(PortId, &Listener)]) -> Result<(), Failure> {
+        match self.0 {}
+    }
+
+    fn close(&self, _port: PortId) -> Result<Answers<()>, Failure> {
         match self.0 {}
     }
 }

@@ -301,7 +301,7 @@ fn core(
     index: usize,
 ) -> Result<TargetCore, block::OpenError> {
     let mut queues = Vec::new();
-    for device in target.devices() {
+    for (_, device) in target.devices() {
         queues.push(device.open_queue(QueueOptions {
             core: index,
             depth: swarm.device_queue_depth,

@@ -188,6 +188,10 @@ impl<P: Provider> Connection<P> {
         self.queue
     }
 
+    pub(crate) fn port(&self) -> PortId {
+        self.port
+    }
+
     pub(crate) fn token(&self) -> RequestToken {
         self.token
     }

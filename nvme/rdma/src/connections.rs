@@ -16,7 +16,9 @@ use rdma::{
 };
 use reactors::{LogLimit, Nanos};
 
-use crate::config::{CONNECTIONS_PER_REACTOR_MAX, DEVICES_MAX, RECEIVES_MAX, RdmaConfig};
+use crate::config::{
+    CONNECTIONS_PER_REACTOR_MAX, DEVICES_MAX, PortSettings, RECEIVES_MAX, RdmaConfig,
+};
 use crate::connection::{Cause, Connection, Context};
 use crate::counters::RdmaCounters;
 use crate::domains::Domains;
@@ -587,6 +589,24 @@ impl<P: Provider> ConnectionSet<P> {
             });
         }
         self.len()
+    }
+
+    /// What hosts of each port get that connect from now on; those of others get the default.
+    pub fn set_ports(&mut self, ports: Vec<(PortId, PortSettings)>) {
+        self.shared.config.ports = ports;
+    }
+
+    /// Closes every connection that came in by `port`; call again until none is left. Returns how
+    /// many there are.
+    pub fn close_port(&mut self, port: PortId, now: Nanos) -> usize {
+        let mut open = 0;
+        for index in 0..self.places.len() as u16 {
+            if connection_at(&mut self.places, index).is_some_and(|it| it.port() == port) {
+                open += 1;
+                self.with(index, now, Connection::close);
+            }
+        }
+        open
     }
 
     /// Connections that have ended since the last call.

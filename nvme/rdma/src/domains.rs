@@ -83,6 +83,30 @@ impl<P: Provider> Domains<P> {
         Ok(())
     }
 
+    /// Registers more memory with every device.
+    ///
+    /// # Errors
+    /// The first device that cannot have it; none has it then.
+    pub fn attach(&self, region: &Region) -> Result<(), DeviceError> {
+        let entries = self.entries();
+        for (index, entry) in entries.iter().enumerate() {
+            if let Err(error) = entry.memory.attach_region(region) {
+                for had in &entries[..index] {
+                    had.memory.detach_region(region);
+                }
+                return Err(DeviceError::Memory(error));
+            }
+        }
+        Ok(())
+    }
+
+    /// Forgets memory that nothing is sent from or received into any more.
+    pub fn detach(&self, region: &Region) {
+        for entry in &*self.entries() {
+            entry.memory.detach_region(region);
+        }
+    }
+
     /// The devices in use.
     #[must_use]
     pub fn devices(&self) -> Vec<P::Device> {

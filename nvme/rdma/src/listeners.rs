@@ -28,7 +28,8 @@ struct Listening<P: Provider> {
 /// The listeners of one reactor.
 #[derive(Debug)]
 pub struct Listeners<P: Provider> {
-    listening: Vec<Listening<P>>,
+    /// By the number in their tokens.
+    listening: Vec<Option<Listening<P>>>,
     channel: P::EventChannel,
     reactor: usize,
     closed: bool,
@@ -53,16 +54,29 @@ impl<P: Provider> Listeners<P> {
     /// # Errors
     /// What [`EventChannel::listen`] answers.
     pub fn listen(&mut self, address: SocketAddr, port: PortId) -> Result<SocketAddr, Error> {
-        let token = self.token(self.listening.len());
+        let free = self.listening.iter().position(Option::is_none);
+        let index = free.unwrap_or(self.listening.len());
+        let token = self.token(index);
         let listener = self.channel.listen(address, BACKLOG, token)?;
         let address = listener.local_address();
-        self.listening.push(Listening {
+        let listening = Some(Listening {
             listener: Some(listener),
             address,
             port,
             again_at: None,
         });
+        match self.listening.get_mut(index) {
+            Some(place) => *place = listening,
+            None => self.listening.push(listening),
+        }
         Ok(address)
+    }
+
+    /// Listens no more as `port`.
+    pub(crate) fn close_port(&mut self, port: PortId) {
+        for place in &mut self.listening {
+            place.take_if(|listening| listening.port == port);
+        }
     }
 
     fn token(&self, index: usize) -> Token {
@@ -88,14 +102,14 @@ impl<P: Provider> Listeners<P> {
     /// The port of the listener that an event names.
     pub(crate) fn port(&self, listener: Token) -> Option<PortId> {
         let index = usize::from(EventToken::from(listener).index());
-        let found = self.listening.get(index).filter(|_| !self.closed);
-        found.map(|listening| listening.port)
+        let found = self.listening.get(index).filter(|_| !self.closed)?;
+        found.as_ref().map(|listening| listening.port)
     }
 
     /// A listener's device or address has gone: it is tried again later.
     pub(crate) fn failed(&mut self, listener: Token, now: Nanos) {
         let index = usize::from(EventToken::from(listener).index());
-        if let Some(listening) = self.listening.get_mut(index) {
+        if let Some(Some(listening)) = self.listening.get_mut(index) {
             tracing::error!(address = %listening.address, "a listener failed, its device is gone");
             listening.listener = None;
             listening.again_at = Some(now.saturating_add(LISTEN_AGAIN_AFTER));
@@ -105,14 +119,16 @@ impl<P: Provider> Listeners<P> {
     /// Tries listeners again whose time has come.
     pub(crate) fn listen_again(&mut self, now: Nanos) {
         for index in 0..self.listening.len() {
-            let due = self.listening[index].again_at.is_some_and(|at| at <= now);
+            let token = self.token(index);
+            let Some(listening) = &mut self.listening[index] else {
+                continue;
+            };
+            let due = listening.again_at.is_some_and(|at| at <= now);
             if !due || self.closed {
                 continue;
             }
-            let (address, token) = (self.listening[index].address, self.token(index));
-            let listener = self.channel.listen(address, BACKLOG, token);
-            let listening = &mut self.listening[index];
-            match listener {
+            let address = listening.address;
+            match self.channel.listen(address, BACKLOG, token) {
                 Ok(listener) => {
                     tracing::info!(%address, "a listener listens again");
                     listening.listener = Some(listener);
@@ -128,14 +144,14 @@ impl<P: Provider> Listeners<P> {
 
     /// When [`listen_again`](Self::listen_again) has something to do.
     pub(crate) fn next_deadline(&self) -> Option<Nanos> {
-        let again = self.listening.iter().filter_map(|it| it.again_at);
+        let again = self.listening.iter().flatten().filter_map(|it| it.again_at);
         again.min().filter(|_| !self.closed)
     }
 
     /// Listens no more.
     pub(crate) fn close(&mut self) {
         self.closed = true;
-        for listening in &mut self.listening {
+        for listening in self.listening.iter_mut().flatten() {
             listening.listener = None;
         }
     }

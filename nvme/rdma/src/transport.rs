@@ -7,15 +7,19 @@
 //! them, and the connection's events come to it.
 
 use std::io;
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::mpsc::Sender;
 
-use nvme_target::TargetCore;
+use nvme_target::{PortId, TargetCore};
 use rdma::{ConnectRequest as _, Device, DeviceEvent, DeviceIndex, Event, Provider, Token};
 use reactors::mesh::Port;
+use reactors::ring::Receiver;
 use reactors::{Nanos, Placement, Poller, Progress, ReactorHandle, StopState};
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 
+use crate::config::PortSettings;
 use crate::connections::{ConnectionSet, Handoff};
 use crate::token::EventToken;
 
@@ -34,6 +38,36 @@ pub enum Message<P: Provider> {
     Connect(Handoff<P>),
     /// A device reported something that concerns the receiver.
     Device(DeviceIndex, DeviceEvent),
+}
+
+/// What a transport is asked to change while it runs. Whoever asks hears of the end; it may have
+/// gone by then.
+#[derive(Debug)]
+pub enum Order {
+    /// Take connection requests to an address as those of a port.
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// The port.
+        port: PortId,
+        /// Hears of the address with the port that it got.
+        answer: Sender<Result<SocketAddr, rdma::Error>>,
+    },
+    /// From now on hosts of these ports get this, and those of others the default. What a device's
+    /// receives have room for was settled at start.
+    Settings {
+        /// What hosts of each port get.
+        ports: Vec<(PortId, PortSettings)>,
+        /// Hears that it is so.
+        answer: Sender<()>,
+    },
+    /// Take no more connection requests of a port, and end the connections that there are.
+    Close {
+        /// The port.
+        port: PortId,
+        /// Hears that there is none any more.
+        answer: Sender<()>,
+    },
 }
 
 /// What an epoll event is about.
@@ -76,6 +110,9 @@ pub struct RdmaTransport<P: Provider> {
     epoll: OwnedFd,
     events: Vec<epoll::Event>,
     messages: Port<Message<P>>,
+    orders: Option<Receiver<Order>>,
+    /// Ports that are being closed.
+    closing: Vec<(PortId, Sender<()>)>,
     placement: Placement,
     reactors: Vec<ReactorHandle>,
     polled_at: Nanos,
@@ -119,12 +156,52 @@ impl<P: Provider> RdmaTransport<P> {
             epoll,
             events: Vec::with_capacity(EVENTS_MAX),
             messages,
+            orders: None,
+            closing: Vec::new(),
             placement,
             reactors,
             polled_at: Nanos::ZERO,
             stopping: false,
             told: false,
         })
+    }
+
+    /// Takes orders from `orders` from here on; their sender has to wake this reactor.
+    pub fn take_orders(&mut self, orders: Receiver<Order>) {
+        self.orders = Some(orders);
+    }
+
+    fn carry_out(&mut self, order: Order) {
+        // Who asked may have given up waiting.
+        match order {
+            Order::Listen {
+                address,
+                port,
+                answer,
+            } => {
+                let _ = answer.send(self.connections.listeners().listen(address, port));
+            }
+            Order::Settings { ports, answer } => {
+                self.connections.set_ports(ports);
+                let _ = answer.send(());
+            }
+            Order::Close { port, answer } => {
+                self.connections.listeners().close_port(port);
+                self.closing.push((port, answer));
+            }
+        }
+    }
+
+    /// Ends the connections of ports that are being closed.
+    fn close_ports(&mut self, now: Nanos) {
+        let connections = &mut self.connections;
+        self.closing.retain(|(port, answer)| {
+            let is_open = connections.close_port(*port, now) > 0;
+            if !is_open {
+                let _ = answer.send(());
+            }
+            is_open
+        });
     }
 
     /// Takes in what the connection manager has.
@@ -324,6 +401,13 @@ impl<P: Provider> Poller for RdmaTransport<P> {
     fn poll(&mut self, now: Nanos, _budget: u32) -> Progress {
         self.polled_at = now;
         let mut moved = self.take_messages(now);
+        while let Some(order) = self.orders.as_mut().and_then(Receiver::recv) {
+            self.carry_out(order);
+            moved += 1;
+        }
+        if !self.closing.is_empty() {
+            self.close_ports(now);
+        }
         moved += self.connections.poll_completions(now);
         moved += self.connections.dispatch(now);
         self.turns_since_epoll += 1;
@@ -352,7 +436,8 @@ impl<P: Provider> Poller for RdmaTransport<P> {
     }
 
     fn prepare_sleep(&mut self) -> bool {
-        if self.connections.has_pending() || !self.messages.is_empty() {
+        let has_orders = self.orders.as_ref().is_some_and(|it| !it.is_empty());
+        if self.connections.has_pending() || !self.messages.is_empty() || has_orders {
             return false;
         }
         if !self.connections.prepare_sleep(self.polled_at) {

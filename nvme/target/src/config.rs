@@ -5,7 +5,8 @@ use std::collections::BTreeSet;
 use block::Geometry;
 use nvme_spec::nqn::{self, DISCOVERY_NQN, NqnError};
 
-/// Number of a device in the list that [`Target::new`](crate::Target::new) was given.
+/// Place of a device: its number in the list that [`Target::new`](crate::Target::new) was given, or
+/// what [`Target::add_device`](crate::Target::add_device) answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DeviceIndex(pub u16);
 
@@ -254,6 +255,20 @@ pub enum TargetError {
     /// More subsystems than slots.
     #[error("more than {SUBSYSTEMS_MAX} subsystems")]
     TooManySubsystems,
+    /// A device that comes later takes less at once than hosts were told when they attached.
+    #[error("the device takes {bytes} bytes at once, and hosts may send {needed}")]
+    DeviceTransfer {
+        /// What it takes.
+        bytes: u64,
+        /// What every device has to take.
+        needed: u32,
+    },
+    /// A namespace still names a device that is to go.
+    #[error("a namespace is on device {}", device.0)]
+    DeviceInUse {
+        /// The device.
+        device: DeviceIndex,
+    },
 }
 
 /// Subsystems of one target at most, those included that were removed while hosts still hold
@@ -261,8 +276,12 @@ pub enum TargetError {
 pub const SUBSYSTEMS_MAX: usize = 1024;
 
 impl SubsystemConfig {
-    /// Whether the subsystem can be served with `devices` devices and these ports.
-    pub(crate) fn check(&self, devices: usize, ports: &[PortConfig]) -> Result<(), TargetError> {
+    /// Whether the subsystem can be served with these devices and ports.
+    pub(crate) fn check(
+        &self,
+        is_device: impl Fn(DeviceIndex) -> bool,
+        ports: &[PortConfig],
+    ) -> Result<(), TargetError> {
         let name = |nqn: &String, source| TargetError::Nqn {
             nqn: nqn.clone(),
             source,
@@ -287,7 +306,7 @@ impl SubsystemConfig {
                 return Err(TargetError::Port { port: *port });
             }
         }
-        check_namespaces(&self.nqn, &self.namespaces, devices)
+        check_namespaces(&self.nqn, &self.namespaces, is_device)
     }
 }
 
@@ -306,7 +325,7 @@ pub(crate) fn check_hosts(hosts: &[String]) -> Result<(), TargetError> {
 pub(crate) fn check_namespaces(
     nqn: &str,
     namespaces: &[NamespaceConfig],
-    devices: usize,
+    is_device: impl Fn(DeviceIndex) -> bool,
 ) -> Result<(), TargetError> {
     let mut seen = BTreeSet::new();
     for NamespaceConfig {
@@ -323,7 +342,7 @@ pub(crate) fn check_namespaces(
         if !seen.insert(nsid) {
             return Err(TargetError::DuplicateNamespace { nqn, nsid });
         }
-        if usize::from(device.0) >= devices {
+        if !is_device(*device) {
             return Err(TargetError::UnknownDevice {
                 nqn,
                 nsid,
@@ -364,7 +383,7 @@ impl TargetConfig {
         check_ports(&self.ports)?;
         let mut names = BTreeSet::new();
         for subsystem in &self.subsystems {
-            subsystem.check(devices, &self.ports)?;
+            subsystem.check(|device| usize::from(device.0) < devices, &self.ports)?;
             if !names.insert(&subsystem.nqn) {
                 return Err(TargetError::DuplicateSubsystem {
                     nqn: subsystem.nqn.clone(),

@@ -72,6 +72,16 @@ pub(crate) enum Effect {
     Flush,
 }
 
+/// How an association ends that a changed configuration has no room for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub(crate) enum Parting {
+    /// Once its commands are answered.
+    Answered(CloseReason),
+    /// At once: there is nothing left that its commands could be about.
+    AtOnce(CloseReason),
+}
+
 /// What makes a controller.
 pub(crate) struct ControllerSetup {
     pub(crate) kind: ControllerKind,
@@ -280,7 +290,7 @@ impl Controller {
 
     /// Takes a changed configuration over: raises the events that follow from it, or says why the
     /// association must end.
-    pub(crate) fn take_over(&mut self, view: &Arc<Published>) -> Option<CloseReason> {
+    pub(crate) fn take_over(&mut self, view: &Arc<Published>) -> Option<Parting> {
         let before = std::mem::replace(&mut self.known, Arc::clone(view));
         let configuration = self.features.async_events;
         if self.kind == ControllerKind::Discovery {
@@ -288,15 +298,20 @@ impl Controller {
             if discovery::differs(&before, view, host, self.port) {
                 self.events.raise(EventKind::DiscoveryLog, configuration);
             }
-            return None;
+            let is_closed = before.port(self.port).is_some() && view.port(self.port).is_none();
+            return is_closed.then_some(Parting::Answered(CloseReason::Revoked));
         }
         let Some(subsystem) = self.subsystem(view) else {
-            return Some(CloseReason::Revoked);
+            return Some(Parting::AtOnce(CloseReason::Revoked));
         };
-        if !subsystem.allows(&self.shared.identity.host_nqn) && !planted("revocation-ignored") {
-            return Some(CloseReason::Revoked);
+        let allows = subsystem.allows(&self.shared.identity.host_nqn);
+        if !(allows || planted("revocation-ignored")) || !subsystem.is_at(self.port) {
+            return Some(Parting::Answered(CloseReason::Revoked));
         }
         let before = before.subsystem(self.shared.identity.subsystem);
+        if before.is_some_and(|before| !before.is_known_as(subsystem)) {
+            return Some(Parting::Answered(CloseReason::Reconfigured));
+        }
         let highest = before
             .map_or(0, |old| old.namespaces.len())
             .max(subsystem.namespaces.len());

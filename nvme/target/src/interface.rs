@@ -375,6 +375,8 @@ pub enum CloseReason {
     Revoked,
     /// The appliance shuts down.
     TargetShutdown,
+    /// The subsystem is known by other identifiers from now on: the host may come back.
+    Reconfigured,
 }
 
 #[cfg(test)]

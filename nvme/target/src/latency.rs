@@ -67,6 +67,13 @@ impl Default for LatencyHistogram {
 }
 
 impl LatencyHistogram {
+    /// Back to zero, for another device in its place; only the owning reactor may call it.
+    pub(crate) fn reset(&self) {
+        for count in std::iter::once(&self.sum_ns).chain(&self.counts) {
+            count.store(0, Ordering::Relaxed);
+        }
+    }
+
     /// Counts `times` things that took `span` each; only the owning reactor may call it.
     #[inline]
     pub(crate) fn record(&self, span: Nanos, times: u64) {

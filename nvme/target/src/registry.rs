@@ -84,6 +84,11 @@ impl Registry {
         }
     }
 
+    /// Changes how many controllers there may be.
+    pub(crate) fn limit_controllers(&mut self, count: u16) {
+        self.controllers_max = usize::from(count);
+    }
+
     /// All controllers.
     pub(crate) fn entries(&self) -> impl Iterator<Item = &Entry> {
         self.controllers.values()

@@ -56,6 +56,7 @@ pub(crate) struct ControllerShared {
     /// Whether the host has shut the controller down.
     parted: AtomicBool,
     ending: AtomicU8,
+    leaves: AtomicU8,
     state: AtomicU8,
     io_queues_granted: AtomicU16,
     internal_errors: AtomicU32,
@@ -73,6 +74,7 @@ impl ControllerShared {
             write_through: AtomicBool::new(false),
             parted: AtomicBool::new(false),
             ending: AtomicU8::new(0),
+            leaves: AtomicU8::new(0),
             state: AtomicU8::new(0),
             io_queues_granted: AtomicU16::new(io_queues_granted),
             internal_errors: AtomicU32::new(0),
@@ -151,6 +153,19 @@ impl ControllerShared {
         self.close_gate();
     }
 
+    /// Why the association ends once its commands are answered, if it is to.
+    pub(crate) fn leaves(&self) -> Option<CloseReason> {
+        reason_of(self.leaves.load(Ordering::Acquire))
+    }
+
+    /// Has the association end once its commands are answered; the first reason stays.
+    pub(crate) fn leave(&self, reason: CloseReason) {
+        let code = code_of(reason);
+        let _ = self
+            .leaves
+            .compare_exchange(0, code, Ordering::AcqRel, Ordering::Acquire);
+    }
+
     /// I/O queues that the host may create.
     pub(crate) fn io_queues_granted(&self) -> u16 {
         self.io_queues_granted.load(Ordering::Acquire)
@@ -188,7 +203,7 @@ impl ControllerShared {
     }
 }
 
-const REASONS: [CloseReason; 7] = [
+const REASONS: [CloseReason; 8] = [
     CloseReason::Disconnected,
     CloseReason::ControllerReset,
     CloseReason::AssociationLost,
@@ -196,6 +211,7 @@ const REASONS: [CloseReason; 7] = [
     CloseReason::Inactive,
     CloseReason::Revoked,
     CloseReason::TargetShutdown,
+    CloseReason::Reconfigured,
 ];
 
 /// The code of a reason: its place in [`REASONS`], counted from 1.
@@ -208,6 +224,7 @@ const fn code_of(reason: CloseReason) -> u8 {
         CloseReason::Inactive => 5,
         CloseReason::Revoked => 6,
         CloseReason::TargetShutdown => 7,
+        CloseReason::Reconfigured => 8,
     }
 }
 
@@ -267,7 +284,7 @@ pub(crate) mod tests {
             assert_eq!(reason_of(code_of(reason)), Some(reason));
         }
         assert_eq!(reason_of(0), None);
-        assert_eq!(reason_of(8), None);
+        assert_eq!(reason_of(9), None);
     }
 
     #[test]

@@ -65,7 +65,7 @@ pub struct TargetSnapshot {
     pub controllers: Vec<ControllerSnapshot>,
     /// Subsystems.
     pub subsystems: Vec<SubsystemSnapshot>,
-    /// What moved into and out of each device.
+    /// What moved into and out of the device in each place.
     pub devices: Vec<IoTotals>,
     /// Queues per reactor, admin queues included: what placement by load goes by.
     pub queues_per_reactor: Vec<u64>,
@@ -100,7 +100,7 @@ impl TargetSnapshot {
                     .filter(|controller| controller.subsystem_nqn == view.config.nqn)
                     .count(),
             });
-        let devices = 0..target.devices().len();
+        let devices = 0..published.devices.len();
         let queues_per_reactor = {
             let cores = target.cores();
             cores

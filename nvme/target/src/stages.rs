@@ -93,6 +93,12 @@ pub(crate) type Histograms = ByOperation<LatencyHistogram>;
 pub type OperationCounts = ByOperation<LatencyCounts>;
 
 impl Histograms {
+    /// Back to zero, for another device in its place; only the owning reactor may call it.
+    pub(crate) fn reset(&self) {
+        self.read.reset();
+        self.write.reset();
+    }
+
     fn add_to(&self, counts: &mut OperationCounts) {
         self.read.add_to(&mut counts.read);
         self.write.add_to(&mut counts.write);
@@ -188,7 +194,7 @@ pub struct TargetLatency {
     pub subsystems: Vec<(String, StageCounts)>,
     /// By reactor: [`Stage::Total`] of all subsystems together.
     pub reactors: Vec<OperationCounts>,
-    /// By device, in the order of the target's list: [`Stage::Device`].
+    /// By the place of the device: [`Stage::Device`].
     pub devices: Vec<OperationCounts>,
 }
 
@@ -196,7 +202,7 @@ impl TargetLatency {
     pub(crate) fn take(target: &Target) -> Self {
         let published = target.published();
         let mut reactors = vec![OperationCounts::default(); target.reactors()];
-        let mut devices = vec![OperationCounts::default(); target.devices().len()];
+        let mut devices = vec![OperationCounts::default(); published.devices.len()];
         for core in target.cores().iter().flatten() {
             for (sum, histograms) in devices.iter_mut().zip(&core.device_latency) {
                 histograms.add_to(sum);

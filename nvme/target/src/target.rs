@@ -9,8 +9,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use block::Device;
 
 use crate::config::{
-    NamespaceConfig, PortConfig, SUBSYSTEMS_MAX, SubsystemConfig, TargetConfig, TargetError,
-    TargetLimits, check_hosts, check_namespaces, check_ports,
+    CONTROLLERS_MAX, DEVICES_MAX, DeviceIndex, NamespaceConfig, PortConfig, SUBSYSTEMS_MAX,
+    SubsystemConfig, TargetConfig, TargetError, TargetLimits, check_hosts, check_namespaces,
+    check_ports,
 };
 use crate::counters::{CoreCounters, IoTotals};
 use crate::interface::CloseReason;
@@ -19,7 +20,7 @@ use crate::registry::Registry;
 use crate::snapshot::TargetSnapshot;
 use crate::stages::{SubsystemMeasures, TargetLatency};
 use crate::statuses::TargetStatuses;
-use crate::view::{Published, SubsystemView};
+use crate::view::{PlacedDevice, Published, SubsystemView};
 
 /// Memory page of CAP.MPSMIN 0, the unit of MDTS (Base 2.1 §3.1.4.1, §5.1.13.2.1).
 pub(crate) const PAGE_BYTES: u32 = 4096;
@@ -42,7 +43,6 @@ pub struct Target {
     registry: Mutex<Registry>,
     waker: RwLock<Option<WakerFunction>>,
     cores: Mutex<Vec<Option<Arc<CoreCounters>>>>,
-    devices: Vec<Arc<dyn Device>>,
     limits: TargetLimits,
     transfer_max: u32,
 }
@@ -76,6 +76,10 @@ impl Target {
             generation: 1,
             subsystems: subsystems.collect(),
             ports: config.ports,
+            devices: devices
+                .into_iter()
+                .map(|device| Some(PlacedDevice { device, since: 1 }))
+                .collect(),
         };
         Ok(Arc::new(Self {
             attention: (0..reactors).map(|_| Calls::default()).collect(),
@@ -85,7 +89,6 @@ impl Target {
             registry: Mutex::new(Registry::new(&config.limits)),
             waker: RwLock::new(None),
             cores: Mutex::new(vec![None; reactors]),
-            devices,
             limits: config.limits,
             transfer_max,
         }))
@@ -106,8 +109,11 @@ impl Target {
         nqn: &str,
         namespaces: Vec<NamespaceConfig>,
     ) -> Result<(), TargetError> {
-        check_namespaces(nqn, &namespaces, self.devices.len())?;
-        self.change_subsystem(nqn, |config| config.namespaces = namespaces)
+        self.change_subsystem(nqn, |published, config| {
+            check_namespaces(nqn, &namespaces, |it| has_device(published, it))?;
+            config.namespaces = namespaces;
+            Ok(())
+        })
     }
 
     /// Replaces the allow-list of a subsystem. Hosts that are no longer in it lose their
@@ -122,9 +128,25 @@ impl Target {
         hosts: Vec<String>,
     ) -> Result<(), TargetError> {
         check_hosts(&hosts)?;
-        self.change_subsystem(nqn, |config| {
+        self.change_subsystem(nqn, |_, config| {
             config.allow_any_host = allow_any_host;
             config.hosts = hosts;
+            Ok(())
+        })
+    }
+
+    /// Replaces all that a subsystem is. Hosts with controllers get the events that follow; those
+    /// that may no longer attach it, no longer where they came in, or know it by what changed
+    /// (serial number, model, firmware) lose their controllers once their commands are answered.
+    ///
+    /// # Errors
+    /// [`TargetError`]; nothing changes then.
+    pub fn update_subsystem(&self, wanted: SubsystemConfig) -> Result<(), TargetError> {
+        let nqn = wanted.nqn.clone();
+        self.change_subsystem(&nqn, |published, config| {
+            wanted.check(|it| has_device(published, it), &published.ports)?;
+            *config = wanted;
+            Ok(())
         })
     }
 
@@ -134,7 +156,7 @@ impl Target {
     /// [`TargetError`]; nothing changes then.
     pub fn add_subsystem(&self, config: SubsystemConfig) -> Result<(), TargetError> {
         self.publish(|registry, published| {
-            config.check(self.devices.len(), &published.ports)?;
+            config.check(|it| has_device(published, it), &published.ports)?;
             if published.find(&config.nqn).is_some() {
                 return Err(TargetError::DuplicateSubsystem { nqn: config.nqn });
             }
@@ -160,6 +182,21 @@ impl Target {
                 }
                 None => return Err(TargetError::TooManySubsystems),
             }
+            Ok(())
+        })
+    }
+
+    /// Lets nobody attach a subsystem any more, and has its hosts lose their controllers once their
+    /// commands are answered; [`remove_subsystem`](Self::remove_subsystem) is to follow.
+    ///
+    /// # Errors
+    /// [`TargetError::UnknownSubsystem`].
+    pub fn retire_subsystem(&self, nqn: &str) -> Result<(), TargetError> {
+        self.publish(|_, published| {
+            let found = published.find(nqn);
+            let (slot, view) = found.ok_or_else(|| unknown_subsystem(nqn))?;
+            let retired = view.retired();
+            published.subsystems[slot as usize] = Some(Arc::new(retired));
             Ok(())
         })
     }
@@ -194,6 +231,88 @@ impl Target {
             published.ports = ports;
             Ok(())
         })
+    }
+
+    /// Gives a device a place. Namespaces may name it once every core has a queue of it
+    /// ([`TargetCore::attach_device`](crate::TargetCore::attach_device)).
+    ///
+    /// # Errors
+    /// There is no place left, or it takes less at once than hosts were told.
+    pub fn add_device(&self, device: Arc<dyn Device>) -> Result<DeviceIndex, TargetError> {
+        let bytes = transfer_bytes(&device);
+        if bytes < u64::from(self.transfer_max) {
+            let needed = self.transfer_max;
+            return Err(TargetError::DeviceTransfer { bytes, needed });
+        }
+        let mut place = 0;
+        self.publish(|_, published| {
+            let devices = &mut published.devices;
+            place = devices
+                .iter()
+                .position(Option::is_none)
+                .unwrap_or(devices.len());
+            if place >= DEVICES_MAX {
+                return Err(TargetError::TooManyDevices { count: place + 1 });
+            }
+            let since = published.epoch.wrapping_add(1);
+            let placed = Some(PlacedDevice { device, since });
+            match devices.get_mut(place) {
+                Some(free) => *free = placed,
+                None => devices.push(placed),
+            }
+            Ok(())
+        })?;
+        // Fewer than 128.
+        Ok(DeviceIndex(place as u16))
+    }
+
+    /// Frees the place of a device, once no core has a queue of it any more.
+    ///
+    /// # Errors
+    /// [`TargetError::DeviceInUse`]; nothing changes then.
+    pub fn remove_device(&self, device: DeviceIndex) -> Result<(), TargetError> {
+        self.publish(|_, published| {
+            if published.uses(device) {
+                return Err(TargetError::DeviceInUse { device });
+            }
+            if let Some(place) = published.devices.get_mut(usize::from(device.0)) {
+                *place = None;
+            }
+            while let Some(None) = published.devices.last() {
+                published.devices.pop();
+            }
+            Ok(())
+        })
+    }
+
+    /// Changes how many controllers there may be at once; those that there are stay.
+    ///
+    /// # Errors
+    /// [`TargetError::ControllersMax`]; nothing changes then.
+    pub fn limit_controllers(&self, count: u16) -> Result<(), TargetError> {
+        if !(1..=CONTROLLERS_MAX).contains(&count) {
+            return Err(TargetError::ControllersMax { count });
+        }
+        self.registry().limit_controllers(count);
+        Ok(())
+    }
+
+    /// Controllers that go because of a change, and are not gone yet.
+    #[must_use]
+    pub fn leaving(&self) -> usize {
+        let registry = self.registry();
+        let leaving = registry.entries().filter(|it| it.shared.leaves().is_some());
+        leaving.count()
+    }
+
+    /// Ends the associations of all controllers that are going, whatever is unanswered.
+    pub fn end_leaving(&self) {
+        for entry in self.registry().entries() {
+            if let Some(reason) = entry.shared.leaves() {
+                entry.shared.end(reason);
+            }
+        }
+        self.call_all();
     }
 
     /// Refuses Connects from now on and has every core hand out its connections for closing.
@@ -232,10 +351,14 @@ impl Target {
         TargetStatuses::take(self)
     }
 
-    /// The devices, in the order of [`DeviceIndex`](crate::DeviceIndex).
+    /// The devices with their places, in their order.
     #[must_use]
-    pub fn devices(&self) -> &[Arc<dyn Device>] {
-        &self.devices
+    pub fn devices(&self) -> Vec<(DeviceIndex, Arc<dyn Device>)> {
+        let published = self.published();
+        let places = (0..).map(DeviceIndex).zip(&published.devices);
+        places
+            .filter_map(|(place, placed)| Some((place, Arc::clone(&placed.as_ref()?.device))))
+            .collect()
     }
 
     /// Number of reactors.
@@ -266,14 +389,14 @@ impl Target {
     fn change_subsystem(
         &self,
         nqn: &str,
-        change: impl FnOnce(&mut SubsystemConfig),
+        change: impl FnOnce(&Published, &mut SubsystemConfig) -> Result<(), TargetError>,
     ) -> Result<(), TargetError> {
         self.publish(|_, published| {
             let found = published
                 .find(nqn)
                 .map(|(slot, view)| (slot, view.config.clone(), Arc::clone(&view.measures)));
             let (slot, mut config, measures) = found.ok_or_else(|| unknown_subsystem(nqn))?;
-            change(&mut config);
+            change(published, &mut config)?;
             let highest = published
                 .subsystem(slot)
                 .map_or(0, |view| view.namespaces.len());
@@ -376,12 +499,20 @@ fn unknown_subsystem(nqn: &str) -> TargetError {
     }
 }
 
+/// Whether there is a device in a place.
+fn has_device(published: &Published, device: DeviceIndex) -> bool {
+    published.device(usize::from(device.0)).is_some()
+}
+
+/// What a device takes at once.
+fn transfer_bytes(device: &Arc<dyn Device>) -> u64 {
+    let geometry = device.geometry();
+    u64::from(geometry.max_transfer_blocks) * u64::from(geometry.block_size)
+}
+
 /// The largest power of two that the limit and every device allow.
 fn transfer_max(limits: &TargetLimits, devices: &[Arc<dyn Device>]) -> Result<u32, TargetError> {
-    let smallest = devices.iter().map(|device| {
-        let geometry = device.geometry();
-        u64::from(geometry.max_transfer_blocks) * u64::from(geometry.block_size)
-    });
+    let smallest = devices.iter().map(transfer_bytes);
     let limit = u64::try_from(limits.transfer_max).unwrap_or(u64::MAX);
     let bytes = smallest
         .min()

@@ -2,9 +2,12 @@
 //!
 //! The parts: `connect` makes queues, `admission` checks commands, `execution` drives devices and
 //! answers, `polling` looks at devices, timers and other reactors, `closing` ends queues and
-//! controllers, `draining` brings the whole to rest.
+//! controllers, `changes` takes devices in and lets devices and queues go while the rest is served,
+//! `draining` brings the whole to rest.
 
+mod absent;
 mod admission;
+mod changes;
 mod closing;
 mod connect;
 mod draining;
@@ -26,7 +29,7 @@ use nvme_spec::{Cqe, Sqe, Status, U16, U32, U64};
 use reactors::Nanos;
 use reactors::recorder::Recorder;
 
-use crate::config::{CoreLimits, TransportKind};
+use crate::config::{CoreLimits, DEVICES_MAX, TransportKind};
 use crate::controller::{AdminContext, Controller};
 use crate::counters::CoreCounters;
 use crate::interface::{Close, Completed, QueueId, TransportId};
@@ -35,6 +38,7 @@ use crate::notes::{Moment, status_key};
 use crate::status::Fault;
 use crate::target::Target;
 use crate::view::Published;
+pub use changes::{DeviceDrain, Outstanding};
 pub use draining::CoreDrain;
 use draining::Phase;
 use executions::Executions;
@@ -88,6 +92,12 @@ pub struct TargetCore {
     /// Executions promised to queues: the sum of their depths.
     reserved: usize,
     phase: Phase,
+    /// Whether a queue answers its last commands before it ends.
+    has_leaving: bool,
+    /// Counts the times that a device came or went.
+    device_changes: u32,
+    /// Bit per device that is there to stay.
+    present: u128,
 }
 
 impl TargetCore {
@@ -95,8 +105,8 @@ impl TargetCore {
     /// [`DeviceIndex`](crate::DeviceIndex).
     ///
     /// # Panics
-    /// When `queues` does not match the target's devices, `reactor` is not one of its reactors, or
-    /// a limit is zero.
+    /// When `queues` does not match the target's devices, which must not have changed yet, `reactor`
+    /// is not one of its reactors, or a limit is zero.
     #[must_use]
     pub fn new(
         target: Arc<Target>,
@@ -117,13 +127,18 @@ impl TargetCore {
             limits.queues_max > 0 && limits.executions_max > 0,
             "limits of zero"
         );
-        let counters = Arc::new(CoreCounters::new(queues.len(), limits.queues_max));
+        let counters = Arc::new(CoreCounters::new(DEVICES_MAX, limits.queues_max));
         target.cores()[reactor] = Some(Arc::clone(&counters));
-        let lending = queues.iter().map(|queue| queue.lends_reads()).collect();
+        let mut lending = vec![false; DEVICES_MAX].into_boxed_slice();
+        for (lends, queue) in lending.iter_mut().zip(&queues) {
+            *lends = queue.lends_reads();
+        }
+        // No more than 128 devices.
+        let present = (0..queues.len()).fold(0, |set, place| set | 1 << place);
         let attention_seen = target.attention(reactor);
         Self {
             queues: Slots::new(limits.queues_max),
-            executions: Executions::new(limits.executions_max, queues.len()),
+            executions: Executions::new(limits.executions_max, DEVICES_MAX),
             lending,
             devices: queues,
             inboxes: Vec::with_capacity(TRANSPORTS_MAX),
@@ -142,6 +157,9 @@ impl TargetCore {
             limits,
             reserved: 0,
             phase: Phase::Serving,
+            has_leaving: false,
+            device_changes: 0,
+            present,
         }
     }
 
@@ -210,7 +228,7 @@ impl TargetCore {
     }
 
     /// Shows every descriptor that becomes readable when a device has completions: the same ones as
-    /// long as the core lives, whatever becomes of the devices.
+    /// long as [`device_changes`](Self::device_changes) does, whatever becomes of the devices.
     pub fn wake_sources(&self, visit: &mut dyn FnMut(BorrowedFd<'_>)) {
         for device in &self.devices {
             if let Some(source) = device.wake_source() {

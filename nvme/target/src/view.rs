@@ -6,9 +6,9 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use block::Deallocate;
+use block::{Deallocate, Device};
 
-use crate::config::{NamespaceConfig, PortConfig, PortId, SubsystemConfig};
+use crate::config::{DeviceIndex, NamespaceConfig, PortConfig, PortId, SubsystemConfig};
 use crate::stages::SubsystemMeasures;
 
 /// Everything that is served, as one immutable value.
@@ -21,6 +21,16 @@ pub(crate) struct Published {
     /// Subsystems by slot. A slot is not reused while a controller refers to it.
     pub(crate) subsystems: Vec<Option<Arc<SubsystemView>>>,
     pub(crate) ports: Vec<PortConfig>,
+    /// The devices by place; a place is free where there is none.
+    pub(crate) devices: Vec<Option<PlacedDevice>>,
+}
+
+/// A device in its place.
+#[derive(Clone)]
+pub(crate) struct PlacedDevice {
+    pub(crate) device: Arc<dyn Device>,
+    /// The epoch that it came with: what was checked before was about another one.
+    pub(crate) since: u32,
 }
 
 /// One subsystem.
@@ -33,6 +43,8 @@ pub(crate) struct SubsystemView {
     pub(crate) volatile_devices: u128,
     /// How long its commands take and how they fail.
     pub(crate) measures: Arc<SubsystemMeasures>,
+    /// Its hosts are on their way out and nobody comes in.
+    pub(crate) leaving: bool,
 }
 
 /// One namespace: what an I/O command is checked against.
@@ -93,6 +105,7 @@ impl SubsystemView {
             namespaces,
             volatile_devices,
             measures,
+            leaving: false,
         }
     }
 
@@ -102,6 +115,17 @@ impl SubsystemView {
             self.namespaces.resize(highest, None);
         }
         self
+    }
+
+    /// The same with its hosts on their way out.
+    pub(crate) fn retired(&self) -> Self {
+        Self {
+            config: self.config.clone(),
+            namespaces: self.namespaces.clone(),
+            volatile_devices: self.volatile_devices,
+            measures: Arc::clone(&self.measures),
+            leaving: true,
+        }
     }
 
     /// Indices of the devices behind the namespaces, each once.
@@ -147,7 +171,28 @@ impl SubsystemView {
 
     /// Whether a host may connect.
     pub(crate) fn allows(&self, host_nqn: &str) -> bool {
-        self.config.allow_any_host || self.config.hosts.iter().any(|host| host == host_nqn)
+        let named = || self.config.hosts.iter().any(|host| host == host_nqn);
+        !self.leaving && (self.config.allow_any_host || named())
+    }
+
+    /// Whether it is offered at a port.
+    pub(crate) fn is_at(&self, port: PortId) -> bool {
+        self.config.ports.contains(&port)
+    }
+
+    /// Whether hosts would take `other` for another subsystem: Identify Controller says so, which
+    /// they read when they attach.
+    pub(crate) fn is_known_as(&self, other: &Self) -> bool {
+        let known = |config: &SubsystemConfig| {
+            let SubsystemConfig {
+                serial,
+                model,
+                firmware,
+                ..
+            } = config;
+            (serial.clone(), model.clone(), firmware.clone())
+        };
+        known(&self.config) == known(&other.config)
     }
 }
 
@@ -164,6 +209,27 @@ impl Published {
             let subsystem = subsystem.as_ref()?;
             (subsystem.config.nqn == nqn).then_some((slot, subsystem))
         })
+    }
+
+    /// The device in a place.
+    pub(crate) fn device(&self, place: usize) -> Option<&Arc<dyn Device>> {
+        let placed = self.devices.get(place)?.as_ref()?;
+        Some(&placed.device)
+    }
+
+    /// Whether the device in a place is the one that was there in an earlier epoch.
+    pub(crate) fn had_device(&self, place: u8, epoch: u32) -> bool {
+        let placed = self.devices.get(usize::from(place));
+        let placed = placed.and_then(Option::as_ref);
+        // Epochs go round; no work lasts for half of them.
+        placed.is_some_and(|placed| epoch.wrapping_sub(placed.since) < 1 << 31)
+    }
+
+    /// Whether a namespace uses the device in a place.
+    pub(crate) fn uses(&self, device: DeviceIndex) -> bool {
+        let subsystems = self.subsystems.iter().flatten();
+        let mut namespaces = subsystems.flat_map(|view| &view.config.namespaces);
+        namespaces.any(|namespace| namespace.device == device)
     }
 
     /// The port with this number.

@@ -185,6 +185,10 @@ impl<S: ByteStream> Connection<S> {
         self.queue
     }
 
+    pub(crate) fn port(&self) -> PortId {
+        self.port
+    }
+
     pub(crate) fn token(&self) -> RequestToken {
         self.token
     }

@@ -13,7 +13,7 @@ use nvme_target::{PortId, TargetCore, TransportId, TransportKind};
 use reactors::sim::planted;
 use reactors::{LogLimit, Nanos};
 
-use crate::config::{CONNECTIONS_PER_REACTOR_MAX, TcpConfig};
+use crate::config::{CONNECTIONS_PER_REACTOR_MAX, PortSettings, TcpConfig};
 use crate::connection::{Connection, Context, Ended};
 use crate::counters::TcpCounters;
 use crate::stream::ByteStream;
@@ -291,6 +291,27 @@ impl<S: ByteStream> ConnectionSet<S> {
             });
         }
         self.len()
+    }
+
+    /// What hosts of each port get that connect from now on; those of others get the default.
+    pub fn set_ports(&mut self, ports: Vec<(PortId, PortSettings)>) {
+        self.shared.config.ports = ports;
+    }
+
+    /// Closes every connection that came in by `port`; call again until none is left. Returns how
+    /// many there are.
+    pub fn close_port(&mut self, port: PortId, now: Nanos) -> usize {
+        let mut open = 0;
+        for index in 0..self.places.len() as u16 {
+            if connection_at(&mut self.places, index).is_some_and(|it| it.port() == port) {
+                open += 1;
+                self.with(index, now, |connection, cx| {
+                    connection.close(cx);
+                    Ok(())
+                });
+            }
+        }
+        open
     }
 
     /// Whether the host at `index` still owes data for a request that has begun.

@@ -27,4 +27,4 @@ pub use connections::ConnectionSet;
 pub use counters::TcpCounters;
 pub use network::{Interest, Network, Ready, Sockets, Source};
 pub use stream::{ByteStream, TcpSocket, Transferred};
-pub use transport::{Handoff, TcpTransport};
+pub use transport::{Handoff, Order, TcpTransport};

@@ -48,11 +48,21 @@ pub enum Interest {
 /// One reactor's way to listeners and streams. Nothing here blocks.
 pub trait Network {
     /// What connections come in by.
-    type Listener;
+    type Listener: Send;
     /// A connection that was accepted, on its way to the reactor that will serve it.
     type Accepted: Send;
     /// A connection that is served.
     type Stream: ByteStream;
+
+    /// Has every descriptor of the devices of `core` wake a sleeping reactor, those included that
+    /// do already. Called again when devices came.
+    ///
+    /// # Errors
+    /// The system's.
+    fn watch_devices(&mut self, core: &TargetCore) -> io::Result<()> {
+        let _ = core;
+        Ok(())
+    }
 
     /// Begins to tell of connections that can be accepted.
     ///
@@ -117,24 +127,13 @@ pub struct Sockets {
 }
 
 impl Sockets {
-    /// Watches the device descriptors of `core` from here on, so that a device wakes a sleeping
-    /// reactor.
+    /// Watches nothing yet.
     ///
     /// # Errors
     /// The system's, when no epoll instance can be had.
-    pub(crate) fn new(core: &TargetCore) -> io::Result<Self> {
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        let mut outcome = Ok(());
-        core.wake_sources(&mut |descriptor| {
-            let data = data_of(Source::Device);
-            match epoll::add(&epoll, descriptor, data, epoll::EventFlags::IN) {
-                // Devices may share one, as the namespaces of a drive do.
-                Ok(()) | Err(Errno::EXIST) => {}
-                Err(error) => outcome = Err(error.into()),
-            }
-        });
-        outcome.map(|()| Self {
-            epoll,
+    pub(crate) fn new() -> io::Result<Self> {
+        Ok(Self {
+            epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
             events: Vec::with_capacity(EVENTS_MAX),
         })
     }
@@ -144,6 +143,19 @@ impl Network for Sockets {
     type Listener = TcpListener;
     type Accepted = TcpStream;
     type Stream = TcpSocket;
+
+    fn watch_devices(&mut self, core: &TargetCore) -> io::Result<()> {
+        let mut outcome = Ok(());
+        core.wake_sources(&mut |descriptor| {
+            let data = data_of(Source::Device);
+            match epoll::add(&self.epoll, descriptor, data, epoll::EventFlags::IN) {
+                // Devices may share one, as the namespaces of a drive do.
+                Ok(()) | Err(Errno::EXIST) => {}
+                Err(error) => outcome = Err(error.into()),
+            }
+        });
+        outcome
+    }
 
     fn add_listener(&mut self, index: u16, listener: &TcpListener) -> io::Result<()> {
         listener.set_nonblocking(true)?;

@@ -6,12 +6,15 @@
 
 use std::io;
 use std::os::fd::BorrowedFd;
+use std::sync::mpsc::Sender;
 
 use arrayvec::ArrayVec;
 use nvme_target::PortId;
 use reactors::mesh::Port;
+use reactors::ring::Receiver;
 use reactors::{Nanos, Placement, Poller, Progress, ReactorHandle, StopState};
 
+use crate::config::PortSettings;
 use crate::connections::ConnectionSet;
 use crate::network::{Interest, Network, Sockets, Source};
 use crate::stream::TcpSocket;
@@ -36,6 +39,35 @@ pub struct Handoff<A = std::net::TcpStream> {
     pub port: PortId,
 }
 
+/// What a transport is asked to change while it runs. Whoever asks hears of the end; it may have
+/// gone by then.
+#[derive(Debug)]
+pub enum Order<L = std::net::TcpListener> {
+    /// Accept connections from a socket as those of a port.
+    Listen {
+        /// The socket.
+        listener: L,
+        /// The port.
+        port: PortId,
+        /// Hears whether the socket can be watched.
+        answer: Sender<io::Result<()>>,
+    },
+    /// From now on hosts of these ports get this, and those of others the default.
+    Settings {
+        /// What hosts of each port get.
+        ports: Vec<(PortId, PortSettings)>,
+        /// Hears that it is so.
+        answer: Sender<()>,
+    },
+    /// Accept no more connections of a port, and end those that there are.
+    Close {
+        /// The port.
+        port: PortId,
+        /// Hears that there is none any more.
+        answer: Sender<()>,
+    },
+}
+
 struct Listening<L> {
     listener: L,
     port: PortId,
@@ -48,7 +80,13 @@ pub struct TcpTransport<N: Network = Sockets> {
     recent: ArrayVec<u16, RECENT_MAX>,
     turns_since_epoll: u32,
     network: N,
-    listeners: Vec<Listening<N::Listener>>,
+    /// By the number that the network knows them by.
+    listeners: Vec<Option<Listening<N::Listener>>>,
+    orders: Option<Receiver<Order<N::Listener>>>,
+    /// Ports that are being closed.
+    closing: Vec<(PortId, Sender<()>)>,
+    /// The target core's count of devices that came and went, as of when they were watched.
+    devices_watched: u32,
     handoffs: Port<Handoff<N::Accepted>>,
     placement: Placement,
     reactors: Vec<ReactorHandle>,
@@ -67,7 +105,8 @@ impl TcpTransport<Sockets> {
         placement: Placement,
         reactors: Vec<ReactorHandle>,
     ) -> io::Result<Self> {
-        let sockets = Sockets::new(&connections.core().borrow())?;
+        let mut sockets = Sockets::new()?;
+        sockets.watch_devices(&connections.core().borrow())?;
         Ok(Self::over(
             sockets,
             connections,
@@ -88,12 +127,16 @@ impl<N: Network> TcpTransport<N> {
         placement: Placement,
         reactors: Vec<ReactorHandle>,
     ) -> Self {
+        let devices_watched = connections.core().borrow().device_changes();
         Self {
             connections,
             recent: ArrayVec::new(),
             turns_since_epoll: 0,
             network,
             listeners: Vec::new(),
+            orders: None,
+            closing: Vec::new(),
+            devices_watched,
             handoffs,
             placement,
             reactors,
@@ -106,20 +149,67 @@ impl<N: Network> TcpTransport<N> {
     /// # Errors
     /// The system's, when the listener cannot be watched.
     pub fn listen(&mut self, listener: N::Listener, port: PortId) -> io::Result<()> {
-        self.network
-            .add_listener(self.listeners.len() as u16, &listener)?;
-        self.listeners.push(Listening {
+        let free = self.listeners.iter().position(Option::is_none);
+        let index = free.unwrap_or(self.listeners.len());
+        self.network.add_listener(index as u16, &listener)?;
+        let listening = Some(Listening {
             listener,
             port,
             paused_until: None,
         });
+        match self.listeners.get_mut(index) {
+            Some(place) => *place = listening,
+            None => self.listeners.push(listening),
+        }
         Ok(())
+    }
+
+    /// Takes orders from `orders` from here on; their sender has to wake this reactor.
+    pub fn take_orders(&mut self, orders: Receiver<Order<N::Listener>>) {
+        self.orders = Some(orders);
+    }
+
+    fn carry_out(&mut self, order: Order<N::Listener>) {
+        // Who asked may have given up waiting.
+        match order {
+            Order::Listen {
+                listener,
+                port,
+                answer,
+            } => {
+                let _ = answer.send(self.listen(listener, port));
+            }
+            Order::Settings { ports, answer } => {
+                self.connections.set_ports(ports);
+                let _ = answer.send(());
+            }
+            Order::Close { port, answer } => {
+                for place in &mut self.listeners {
+                    // The network forgets a listener that is dropped.
+                    place.take_if(|listening| listening.port == port);
+                }
+                self.closing.push((port, answer));
+            }
+        }
+    }
+
+    /// Ends the connections of ports that are being closed.
+    fn close_ports(&mut self, now: Nanos) {
+        let connections = &mut self.connections;
+        self.closing.retain(|(port, answer)| {
+            let is_open = connections.close_port(*port, now) > 0;
+            if !is_open {
+                let _ = answer.send(());
+            }
+            is_open
+        });
     }
 
     fn accept(&mut self, index: u16, now: Nanos) -> u32 {
         let mut accepted = 0;
         for _ in 0..ACCEPTS_PER_POLL_MAX {
-            let Some(listening) = self.listeners.get_mut(usize::from(index)) else {
+            let listening = self.listeners.get_mut(usize::from(index));
+            let Some(listening) = listening.and_then(Option::as_mut) else {
                 return accepted;
             };
             match N::accept(&listening.listener) {
@@ -142,7 +232,9 @@ impl<N: Network> TcpTransport<N> {
     }
 
     fn watch_listener(&self, index: u16, interest: Interest) {
-        let listener = &self.listeners[usize::from(index)].listener;
+        let Some(Some(Listening { listener, .. })) = self.listeners.get(usize::from(index)) else {
+            return;
+        };
         if let Err(error) = self.network.watch_listener(index, listener, interest) {
             tracing::error!(%error, "a listener can no longer be watched");
         }
@@ -150,9 +242,11 @@ impl<N: Network> TcpTransport<N> {
 
     fn resume_listeners(&mut self, now: Nanos) {
         for index in 0..self.listeners.len() {
-            let paused = &mut self.listeners[index].paused_until;
-            if paused.is_some_and(|until| until <= now) {
-                *paused = None;
+            let Some(listening) = &mut self.listeners[index] else {
+                continue;
+            };
+            if listening.paused_until.is_some_and(|until| until <= now) {
+                listening.paused_until = None;
                 self.watch_listener(index as u16, Interest::Readable);
             }
         }
@@ -257,6 +351,13 @@ impl<N: Network> Poller for TcpTransport<N> {
 
     fn poll(&mut self, now: Nanos, _budget: u32) -> Progress {
         let mut moved = 0;
+        while let Some(order) = self.orders.as_mut().and_then(Receiver::recv) {
+            self.carry_out(order);
+            moved += 1;
+        }
+        if !self.closing.is_empty() {
+            self.close_ports(now);
+        }
         while let Some((_, handoff)) = self.handoffs.recv() {
             self.adopt(handoff, now);
             moved += 1;
@@ -289,6 +390,7 @@ impl<N: Network> Poller for TcpTransport<N> {
         let resumes = self
             .listeners
             .iter()
+            .flatten()
             .filter_map(|listening| listening.paused_until)
             .min();
         match (self.connections.next_deadline(), resumes) {
@@ -302,9 +404,19 @@ impl<N: Network> Poller for TcpTransport<N> {
     }
 
     fn prepare_sleep(&mut self) -> bool {
-        !self.connections.has_pending()
-            && self.handoffs.is_empty()
-            && self.connections.core().borrow_mut().prepare_sleep()
+        let has_orders = self.orders.as_ref().is_some_and(|it| !it.is_empty());
+        if self.connections.has_pending() || !self.handoffs.is_empty() || has_orders {
+            return false;
+        }
+        let mut core = self.connections.core().borrow_mut();
+        if core.device_changes() != self.devices_watched {
+            if let Err(error) = self.network.watch_devices(&core) {
+                tracing::error!(%error, "a device cannot be watched");
+                return false;
+            }
+            self.devices_watched = core.device_changes();
+        }
+        core.prepare_sleep()
     }
 
     fn stop(&mut self, now: Nanos) -> StopState {

@@ -205,9 +205,9 @@ fn a_new_namespace_is_announced_and_can_be_used() {
         uuid: [5; 16],
         nguid: [6; 16],
         eui64: [8; 8],
-        ..namespace(server.target.devices()[0].geometry())
+        ..namespace(server.target.devices()[0].1.geometry())
     };
-    let first = namespace(server.target.devices()[0].geometry());
+    let first = namespace(server.target.devices()[0].1.geometry());
     server
         .target
         .update_namespaces(NQN, vec![first, second])

@@ -348,7 +348,7 @@ impl DeviceQueue for MemoryQueue {
         else {
             return false;
         };
-        let written = self.store.try_write(offset, data);
+        let written = self.memory.try_write(offset, data);
         if written {
             self.ledger.written(data.len());
         }

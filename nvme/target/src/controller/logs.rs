@@ -149,11 +149,7 @@ impl Controller {
         let log_of = |(nsid, view): (u32, &NamespaceView)| {
             let device = usize::from(view.device);
             let mut records = Vec::new();
-            context
-                .target
-                .devices()
-                .get(device)?
-                .error_log(&mut records);
+            context.view.device(device)?.error_log(&mut records);
             Some(DeviceErrors {
                 device,
                 nsid,

@@ -48,8 +48,9 @@ impl Summary {
             used_percent: 0,
             media_errors: 0,
         };
+        let published = target.published();
         for index in subsystem.devices() {
-            if let Some(device) = target.devices().get(index) {
+            if let Some(device) = published.device(index) {
                 summary.add(index, &device.health());
             }
         }

@@ -70,6 +70,10 @@ impl TargetCore {
     }
 
     fn admit_io_special(&mut self, slot: u32, tag: u64, sqe: &Sqe) -> Result<Admission, Fault> {
+        // The end of the connection tells the host to send it again, elsewhere or later.
+        if self.queues.at(slot).map(|queue| queue.state) == Some(QueueState::Leaving) {
+            return Ok(Admission::Held);
+        }
         let live = self.queues.at_mut(slot).filter(|queue| queue.takes_io());
         // Base 2.1 §6.4: nothing is processed behind a Disconnect.
         let Some(queue) = live else {

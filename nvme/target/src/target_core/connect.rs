@@ -215,6 +215,7 @@ impl TargetCore {
             });
         }
         let found = self.view.find(request.subsystem_nqn);
+        let found = found.filter(|(_, view)| !view.leaving && view.is_at(request.arrival.port));
         let (slot, view) = found.ok_or(ConnectField::SubsystemNqn)?;
         if !view.allows(request.host_nqn) && !planted("stranger-admitted") {
             return Err(Refused::Status(Status::CONNECT_INVALID_HOST.with_dnr()));

@@ -103,8 +103,10 @@ impl TargetCore {
 
     /// Bit per device whose completed writes may be in a volatile cache.
     fn volatile_devices(&self) -> u128 {
-        let devices = self.target.devices().iter().enumerate();
-        let volatile = devices.filter(|(_, device)| device.geometry().volatile_write_cache);
-        volatile.fold(0, |set, (index, _)| set | 1 << index)
+        let devices = self.target.devices();
+        let volatile = devices
+            .iter()
+            .filter(|(_, device)| device.geometry().volatile_write_cache);
+        volatile.fold(0, |set, (place, _)| set | 1 << place.0)
     }
 }

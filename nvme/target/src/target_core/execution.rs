@@ -120,7 +120,7 @@ impl TargetCore {
         let gone = Fault::retry(Status::ABORTED_SQ_DELETION);
         let queue = self.queues.at(slot).ok_or(gone)?;
         match queue.state {
-            QueueState::Live | QueueState::Disconnecting { .. } => {}
+            QueueState::Live | QueueState::Leaving | QueueState::Disconnecting { .. } => {}
             QueueState::Ending | QueueState::Gone => return Err(gone),
         }
         // Base 2.1 §3.7.2: after a reset no command of before may reach a device.
@@ -128,6 +128,9 @@ impl TargetCore {
             return Err(gone);
         }
         if work.epoch != self.view.epoch {
+            if !self.view.had_device(work.device, work.epoch) {
+                return Err(Fault::new(Status::INVALID_NAMESPACE_OR_FORMAT).at(byte::NSID));
+            }
             recheck(work, self.view.subsystem(queue.subsystem))?;
         }
         Ok(())
@@ -305,6 +308,7 @@ impl TargetCore {
             }
             IoOperation::FlushAll => {
                 let devices = &mut self.executions.kept(tag.slot).devices;
+                *devices &= self.present;
                 if *devices == 0 {
                     return None;
                 }
@@ -416,6 +420,15 @@ impl TargetCore {
         if let Some(result) = self.proceed(tag) {
             let data = self.executions.kept(tag.slot).data.take();
             self.finish_later(tag, result, data);
+        }
+    }
+
+    /// A device that had a request is gone, and with it the completion.
+    pub(super) fn device_lost(&mut self, tag: DeviceTag, error: DeviceError) {
+        match self.executions.get(tag).map(|execution| execution.state) {
+            Some(ExecutionState::InDevice) => self.device_failed(tag, error),
+            Some(ExecutionState::Orphan) => self.finish_orphan(tag),
+            Some(ExecutionState::Parked) | None => {}
         }
     }
 

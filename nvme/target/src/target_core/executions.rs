@@ -351,6 +351,16 @@ impl Executions {
             .map(|(slot, _)| slot)
     }
 
+    /// The executions whose request is in a device or in its line.
+    pub(crate) fn of_device(&self, device: u8) -> impl Iterator<Item = (DeviceTag, &Execution)> {
+        let all = self.slots.iter();
+        let of_it = all.filter(move |(_, execution)| execution.work.device == device);
+        of_it.map(|(slot, execution)| {
+            let generation = self.slots.generation(slot);
+            (DeviceTag { slot, generation }, execution)
+        })
+    }
+
     /// The queue of `slot` is gone: frees what is in line, orphans what is in a device. Returns how
     /// many of either.
     pub(crate) fn abandon(&mut self, queue: u32) -> Abandoned {

@@ -11,7 +11,7 @@ use super::queue::LOGGED_ERRORS_MAX;
 use super::{TargetCore, Timing};
 use crate::controller::events::EventKind;
 use crate::controller::state::{ControllerEvent, ControllerState};
-use crate::controller::{Controller, Effect};
+use crate::controller::{Controller, Effect, Parting};
 use crate::interface::Completed;
 use crate::io::{IoOperation, IoWork};
 
@@ -34,6 +34,9 @@ impl TargetCore {
         }
         if self.executions.parked() > 0 {
             moved += self.retry_parked();
+        }
+        if self.has_leaving {
+            self.look_at_leaving(now);
         }
         if self.timer.is_some_and(|timer| timer <= now) {
             self.check_timers(now);
@@ -87,6 +90,7 @@ impl TargetCore {
                 self.end_queue(slot, reason);
             }
         }
+        self.look_at_leaving(now);
         if self.target.is_shutting_down() {
             self.begin_shutdown(now);
         }
@@ -95,12 +99,18 @@ impl TargetCore {
     /// Tells every controller of a changed configuration.
     fn take_over(&mut self, now: Nanos) {
         let view = Arc::clone(&self.view);
+        self.make_places(view.devices.len());
         for slot in 0..self.controllers.capacity() {
             let Some(controller) = self.controllers.at_mut(slot) else {
                 continue;
             };
-            if let Some(reason) = controller.take_over(&view) {
-                self.end_controller(slot, reason, now);
+            match controller.take_over(&view) {
+                None => {}
+                Some(Parting::Answered(reason)) => {
+                    controller.shared.leave(reason);
+                    self.summon(slot);
+                }
+                Some(Parting::AtOnce(reason)) => self.end_controller(slot, reason, now),
             }
             self.report_events(slot);
         }

@@ -30,6 +30,8 @@ pub(crate) enum QueueKind {
 pub(crate) enum QueueState {
     /// Serves commands.
     Live,
+    /// Answers what it has and takes nothing more; the answer of its last command moves it on.
+    Leaving,
     /// The host sent Disconnect; the answer of its last command moves it on.
     Disconnecting { tag: u64, command_id: u16 },
     /// A close was handed out; the transport's `close_queue` moves it on.
@@ -45,6 +47,8 @@ pub(crate) enum QueueEvent {
     Disconnect { tag: u64, command_id: u16 },
     /// No command is unanswered any more.
     Answered,
+    /// The connection has to end once all commands are answered.
+    Leave,
     /// The connection has to end.
     End,
     /// The connection is gone.
@@ -53,15 +57,16 @@ pub(crate) enum QueueEvent {
 
 /// The state that an event makes of another; `None`: the event changes nothing.
 pub(crate) const fn transition(state: QueueState, event: QueueEvent) -> Option<QueueState> {
-    use QueueEvent::{Answered, ConnectionGone, Disconnect, End};
-    use QueueState::{Disconnecting, Ending, Gone, Live};
+    use QueueEvent::{Answered, ConnectionGone, Disconnect, End, Leave};
+    use QueueState::{Disconnecting, Ending, Gone, Leaving, Live};
     match (state, event) {
+        (Live, Leave) => Some(Leaving),
         (Live, Disconnect { tag, command_id }) => Some(Disconnecting { tag, command_id }),
-        (Disconnecting { .. }, Answered | End) | (Live, End) => Some(Ending),
-        (Live | Disconnecting { .. } | Ending, ConnectionGone) => Some(Gone),
+        (Disconnecting { .. } | Leaving, Answered | End) | (Live, End) => Some(Ending),
+        (Live | Leaving | Disconnecting { .. } | Ending, ConnectionGone) => Some(Gone),
         (Live | Ending | Gone, Answered)
         | (Ending | Gone, End)
-        | (Disconnecting { .. } | Ending | Gone, Disconnect { .. })
+        | (Leaving | Disconnecting { .. } | Ending | Gone, Disconnect { .. } | Leave)
         | (Gone, ConnectionGone) => None,
     }
 }
@@ -150,7 +155,10 @@ impl Queue {
             (QueueKind::Io { .. }, QueueState::Live) => true,
             (
                 QueueKind::Io { .. },
-                QueueState::Disconnecting { .. } | QueueState::Ending | QueueState::Gone,
+                QueueState::Leaving
+                | QueueState::Disconnecting { .. }
+                | QueueState::Ending
+                | QueueState::Gone,
             )
             | (QueueKind::Admin { .. }, _) => false,
         }
@@ -193,6 +201,15 @@ impl Queue {
                 true
             }
             None => false,
+        }
+    }
+
+    /// Why the queue has to end once its commands are answered, if it does.
+    pub(crate) fn must_leave(&self) -> Option<CloseReason> {
+        match self.kind {
+            // The admin queue ends with the controller, after these.
+            QueueKind::Io { .. } => self.shared.leaves(),
+            QueueKind::Admin { .. } => None,
         }
     }
 
@@ -264,26 +281,35 @@ mod tests {
 
     #[test]
     fn every_move_is_decided() {
-        use QueueEvent::{Answered, ConnectionGone, Disconnect, End};
-        use QueueState::{Disconnecting, Ending, Gone, Live};
+        use QueueEvent::{Answered, ConnectionGone, Disconnect, End, Leave};
+        use QueueState::{Disconnecting, Ending, Gone, Leaving, Live};
         let (tag, command_id) = (5, 6);
         let disconnecting = Disconnecting { tag, command_id };
         let disconnect = Disconnect { tag, command_id };
         let rows = [
             (Live, disconnect, Some(disconnecting)),
             (Live, Answered, None),
+            (Live, Leave, Some(Leaving)),
+            (Leaving, disconnect, None),
+            (Leaving, Answered, Some(Ending)),
+            (Leaving, Leave, None),
+            (Leaving, End, Some(Ending)),
+            (Leaving, ConnectionGone, Some(Gone)),
             (Live, End, Some(Ending)),
             (Live, ConnectionGone, Some(Gone)),
             (disconnecting, disconnect, None),
             (disconnecting, Answered, Some(Ending)),
+            (disconnecting, Leave, None),
             (disconnecting, End, Some(Ending)),
             (disconnecting, ConnectionGone, Some(Gone)),
             (Ending, disconnect, None),
             (Ending, Answered, None),
+            (Ending, Leave, None),
             (Ending, End, None),
             (Ending, ConnectionGone, Some(Gone)),
             (Gone, disconnect, None),
             (Gone, Answered, None),
+            (Gone, Leave, None),
             (Gone, End, None),
             (Gone, ConnectionGone, None),
         ];

@@ -9,7 +9,7 @@ use crate::harness::{SUBSYSTEM, TCP_PORT, World, config, namespace, port, subsys
 
 fn refusal(change: impl FnOnce(&mut TargetConfig)) -> TargetError {
     let world = World::new();
-    let devices = world.target.devices().to_vec();
+    let devices = world.devices();
     let mut config = config(&devices);
     change(&mut config);
     Target::new(config, 1, devices).err().expect("refused")
@@ -124,7 +124,7 @@ fn wrong_targets_are_refused() {
     }
     let small = refusal(|it| it.limits.transfer_max = 4095);
     assert_eq!(small, TargetError::TransferTooSmall { bytes: 4095 });
-    let devices = World::new().target.devices().to_vec();
+    let devices = World::new().devices();
     let none = Target::new(config(&devices), 0, devices).err();
     assert_eq!(none, Some(TargetError::NoReactors));
 }
@@ -134,7 +134,7 @@ fn wrong_targets_are_refused() {
 fn wrong_changes_change_nothing() {
     let world = World::new();
     let before = world.target.snapshot();
-    let device = world.target.devices()[0].clone();
+    let device = world.devices()[0].clone();
     let twice = vec![namespace(1, 0, &*device), namespace(1, 0, &*device)];
     let nowhere = "nqn.2026-11.org.windlass:nowhere";
     let unknown = TargetError::UnknownSubsystem {

@@ -425,16 +425,16 @@ fn nobody_connects_to_a_target_that_shuts_down() {
     assert_eq!(world.nodes[0].core.counters().connects_refused.get(), 1);
 }
 
+/// Base 2.1 §6.3: a subsystem is there where the discovery log says so.
 #[test]
-fn an_unknown_port_is_no_reason_to_refuse() {
+fn a_subsystem_is_not_at_ports_where_it_is_not_offered() {
     let mut world = World::new();
-    world.connect(
-        0,
-        &HostCall {
-            port: PortId(99),
-            ..HostCall::default()
-        },
-    );
+    let elsewhere = HostCall {
+        port: PortId(99),
+        ..HostCall::default()
+    };
+    let cqe = refused(&mut world, 0, &elsewhere);
+    assert_field(&cqe, ConnectField::SubsystemNqn);
 }
 
 /// Base 2.1 §6.4: RECFMT of Disconnect, and its queue type.

@@ -55,7 +55,7 @@ fn record(number: u64, error: DeviceError, lba: u64) -> ErrorRecord {
 
 /// The two namespaces of the test's subsystem that stand for drives, and both of them.
 fn namespaces(world: &World, devices: &[u32]) -> Vec<NamespaceConfig> {
-    let all = world.target.devices();
+    let all = world.devices();
     let of = |nsid: &u32| namespace(*nsid, *nsid as u16 - 1, &*all[*nsid as usize - 1]);
     devices.iter().map(of).collect()
 }

@@ -17,7 +17,7 @@ use crate::harness::{
 const CHANGED: LogPageId = LogPageId::CHANGED_ATTACHED_NAMESPACES;
 
 fn namespaces(world: &World) -> Vec<NamespaceConfig> {
-    let devices = world.target.devices();
+    let devices = world.devices();
     vec![
         namespace(RAM, 0, &*devices[0]),
         namespace(CACHED, 1, &*devices[1]),

@@ -382,7 +382,8 @@ impl Node {
             };
             device.open_queue(options).expect("a queue")
         };
-        let queues = target.devices().iter().map(open).collect();
+        let devices = target.devices();
+        let queues = devices.iter().map(|(_, device)| open(device)).collect();
         let mut core = TargetCore::new(Arc::clone(target), reactor, queues, limits);
         let tcp = core.register_transport(TransportKind::Tcp);
         let rdma = core.register_transport(TransportKind::Rdma);
@@ -415,6 +416,12 @@ impl World {
         change: impl FnOnce(&mut TargetConfig),
     ) -> Self {
         Self::of(&Parts::new(cores, change), 0..cores, limits)
+    }
+
+    /// The devices, by place.
+    pub(crate) fn devices(&self) -> Vec<Arc<dyn Device>> {
+        let devices = self.target.devices().into_iter();
+        devices.map(|(_, device)| device).collect()
     }
 
     /// Some of the cores of a target, on this thread.

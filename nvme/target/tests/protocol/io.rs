@@ -294,7 +294,7 @@ fn a_read_only_namespace_is_only_read() {
 fn a_namespace_can_be_read_only_by_itself() {
     let mut world = World::new();
     let (_, io) = world.ready();
-    let devices = world.target.devices();
+    let devices = world.devices();
     let read_only = NamespaceConfig {
         read_only: true,
         ..namespace(RAM, 0, &*devices[0])
@@ -429,7 +429,7 @@ fn flush_reaches_the_caches() {
 fn a_broadcast_flush_reaches_every_cache() {
     let mut world = World::new();
     let (_, io) = world.ready();
-    let devices = world.target.devices();
+    let devices = world.devices();
     let mut both = vec![namespace(1, 0, &*devices[0]), namespace(2, 1, &*devices[1])];
     both[0].geometry.volatile_write_cache = true;
     world
@@ -716,7 +716,7 @@ fn a_change_overtakes_data_on_its_way() {
             other => panic!("{other:?}"),
         }
     };
-    let devices: Vec<_> = world.target.devices().to_vec();
+    let devices: Vec<_> = world.devices();
     let whole = namespace(RAM, 0, &*devices[0]);
     let mut smaller = whole.clone();
     smaller.geometry.block_count -= 1;
@@ -766,7 +766,7 @@ fn a_change_overtakes_data_on_its_way() {
 fn a_namespace_that_comes_can_be_used() {
     let mut world = World::new();
     let (_, io) = world.ready();
-    let devices = world.target.devices();
+    let devices = world.devices();
     let grown = vec![
         namespace(RAM, 0, &*devices[0]),
         namespace(9, 1, &*devices[1]),

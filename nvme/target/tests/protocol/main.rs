@@ -5,6 +5,7 @@
 
 mod admin;
 mod allocations;
+mod changes;
 mod config;
 mod connect;
 mod cores;

@@ -84,7 +84,7 @@ fn world(puts_off: bool) -> World {
             puts_off,
         })
     };
-    let queues = (0..world.target.devices().len()).map(|_| queue()).collect();
+    let queues = (0..world.devices().len()).map(|_| queue()).collect();
     let node = &mut world.nodes[0];
     let target = Arc::clone(&world.target);
     node.core = TargetCore::new(target, 0, queues, CoreLimits::default());

@@ -1,0 +1,176 @@
+//! `windlass apply`: makes a running appliance what a file says, or lists what that would take.
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Args;
+
+use crate::client::{Client, SocketArguments};
+use crate::command_line::{Failure, print};
+use crate::observe::model::{ApplyAnswer, ApplyRequest, ApplyStep, StepState};
+
+/// Removals wait for requests in flight; a little more than the appliance takes for itself.
+const ANSWER_TIME_MAX: Duration = Duration::from_secs(120);
+
+/// What `apply` takes.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Steps are marked `live` (hosts notice nothing but an event), `drain` (requests in flight end first,
+up to `shutdown_deadline` of [appliance]; what is unanswered then is named and cut off) or `restart`
+(only a restart can do it). Where a step takes a restart nothing is changed, unless --partial is
+given. A file with a problem changes nothing.
+
+Exit status: 0 when all is as the file says, 1 when it is not.")]
+pub(crate) struct ApplyArguments {
+    /// The configuration; without it, the file that the appliance was started with, as it is now.
+    file: Option<PathBuf>,
+    /// Only list the steps.
+    #[arg(long)]
+    dry_run: bool,
+    /// Where some steps take a restart, carry out the others; those are named and wait for it.
+    #[arg(long)]
+    partial: bool,
+    /// Print the answer as JSON, as POST /api/v1/apply gives it.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    socket: SocketArguments,
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("{path} cannot be read")]
+struct Unreadable {
+    path: String,
+    #[source]
+    cause: std::io::Error,
+}
+
+/// Applies, and prints what came of it.
+pub(crate) fn apply(arguments: &ApplyArguments) -> Result<ExitCode, Failure> {
+    let text = arguments.file.as_deref().map(read).transpose()?;
+    let client = Client::find(&arguments.socket)?.with_answer_time_max(ANSWER_TIME_MAX);
+    let request = ApplyRequest {
+        dry_run: arguments.dry_run,
+        partial: arguments.partial,
+        text,
+    };
+    let answer: ApplyAnswer = client.post("/api/v1/apply", &request)?;
+    if arguments.json {
+        print(&format!("{:#}\n", serde_json::to_value(&answer)?));
+    } else {
+        print(&in_lines(&answer, arguments.dry_run));
+    }
+    let is_done = answer.applied || arguments.dry_run || answer.steps.is_empty();
+    Ok(if is_done {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+fn read(path: &Path) -> Result<String, Unreadable> {
+    std::fs::read_to_string(path).map_err(|cause| Unreadable {
+        path: path.display().to_string(),
+        cause,
+    })
+}
+
+fn in_lines(answer: &ApplyAnswer, dry_run: bool) -> String {
+    let mut text = String::new();
+    for step in &answer.steps {
+        // Writing to a String cannot fail.
+        let _ = line(&mut text, step, dry_run);
+    }
+    let end = match (&answer.refused, answer.steps.len()) {
+        (Some(refused), _) => refused.clone(),
+        (None, 0) => "the appliance is what the file says".to_owned(),
+        (None, count) if dry_run => format!("{count} step(s); nothing was changed"),
+        (None, count) if answer.applied => format!("{count} step(s) done"),
+        (None, count) => {
+            let done = answer.steps.iter().filter(|it| it.state == StepState::Done);
+            format!("{} of {count} step(s) done", done.count())
+        }
+    };
+    text += &end;
+    text.push('\n');
+    text
+}
+
+fn line(text: &mut String, step: &ApplyStep, dry_run: bool) -> std::fmt::Result {
+    write!(text, "{:7}  {}", step.effect, step.text)?;
+    match step.state {
+        StepState::Planned => {}
+        StepState::Done => write!(text, ": done")?,
+        StepState::Failed => write!(text, ": failed")?,
+        StepState::Skipped if dry_run => {}
+        StepState::Skipped => write!(text, ": not done")?,
+    }
+    writeln!(text)?;
+    if let Some(error) = &step.error {
+        writeln!(text, "         {error}")?;
+    }
+    for cut in &step.cut_off {
+        writeln!(text, "         cut off at the deadline: {cut}")?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::observe::model::OutstandingCommands;
+
+    fn step(effect: &str, state: StepState) -> ApplyStep {
+        ApplyStep {
+            effect: effect.to_owned(),
+            text: "do it".to_owned(),
+            state,
+            error: None,
+            cut_off: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn every_outcome_is_told() {
+        let answer = |steps, applied, refused: Option<&str>| ApplyAnswer {
+            steps,
+            applied,
+            refused: refused.map(str::to_owned),
+        };
+        let nothing = answer(Vec::new(), true, None);
+        assert_eq!(
+            in_lines(&nothing, false),
+            "the appliance is what the file says\n"
+        );
+        let refused = answer(vec![step("restart", StepState::Skipped)], false, Some("no"));
+        assert_eq!(in_lines(&refused, false), "restart  do it: not done\nno\n");
+        let planned = answer(vec![step("live", StepState::Planned)], false, None);
+        assert_eq!(
+            in_lines(&planned, true),
+            "live     do it\n1 step(s); nothing was changed\n"
+        );
+        let done = ApplyStep {
+            cut_off: vec![OutstandingCommands {
+                export: "nqn.a".to_owned(),
+                host: "nqn.h".to_owned(),
+                queue: 2,
+                commands: 3,
+            }],
+            ..step("drain", StepState::Done)
+        };
+        let failed = ApplyStep {
+            error: Some("no memory".to_owned()),
+            ..step("live", StepState::Failed)
+        };
+        let all = vec![done, failed, step("live", StepState::Skipped)];
+        assert_eq!(
+            in_lines(&answer(all, false, None), false),
+            "drain    do it: done\n         \
+             cut off at the deadline: nqn.a, host nqn.h, queue 2: 3 command(s)\n\
+             live     do it: failed\n         no memory\n\
+             live     do it: not done\n1 of 3 step(s) done\n"
+        );
+    }
+}

@@ -1,0 +1,98 @@
+//! `POST /api/v1/apply`: hands a configuration to the control thread that applies it, and tells what
+//! came of it.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::{FromRequest as _, Request as HttpRequest, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse as _, Response};
+use tokio::sync::oneshot;
+use tokio::time::timeout;
+
+use super::answers::refusal;
+use super::limits::REQUEST_TIME_MAX;
+use super::routes::Shared;
+use crate::live::How;
+use crate::observe::model::{ApplyRequest, ConfigurationProblem, Severity, WrongConfiguration};
+use crate::requests::{ApplyOrder, ApplyRefusal, Request};
+
+pub(super) async fn apply(State(shared): State<Arc<Shared>>, request: HttpRequest) -> Response {
+    // The time beyond this is for applying it.
+    let body = timeout(
+        REQUEST_TIME_MAX,
+        Json::<ApplyRequest>::from_request(request, &()),
+    )
+    .await;
+    let ApplyRequest {
+        dry_run,
+        partial,
+        text,
+    } = match body {
+        Ok(Ok(Json(request))) => request,
+        Ok(Err(error)) => return refusal(error.status(), error.body_text()),
+        Err(_) => {
+            let text = format!("the request took longer than {REQUEST_TIME_MAX:?}");
+            return refusal(StatusCode::REQUEST_TIMEOUT, text);
+        }
+    };
+    let stopping = || {
+        let text = "the appliance is starting or stopping: try again";
+        refusal(StatusCode::SERVICE_UNAVAILABLE, text.to_owned())
+    };
+    let Some(mailbox) = &shared.mailbox else {
+        return stopping();
+    };
+    let Some(turn) = mailbox.take_turn() else {
+        let text = "another configuration is being applied: try again when that is over";
+        return refusal(StatusCode::CONFLICT, text.to_owned());
+    };
+    let (answer, answered) = oneshot::channel();
+    let order = ApplyOrder {
+        text,
+        how: How { dry_run, partial },
+        answer,
+        turn,
+    };
+    if !mailbox.ask(Request::Apply(order)) {
+        return stopping();
+    }
+    match answered.await {
+        Ok(Ok(answer)) => {
+            if !dry_run {
+                let (severity, text) = match answer.trouble() {
+                    None => (
+                        Severity::Info,
+                        format!("{} step(s) applied", answer.steps.len()),
+                    ),
+                    Some(trouble) => (Severity::Warning, trouble),
+                };
+                let observatory = shared.observatory();
+                observatory.events().add(severity, "control", "", &text);
+            }
+            shared.room.json(&answer)
+        }
+        Ok(Err(refused)) => refused.into_answer(),
+        Err(_) => stopping(),
+    }
+}
+
+impl ApplyRefusal {
+    fn into_answer(self) -> Response {
+        let error = self.to_string();
+        let Self::Wrong(problems) = self else {
+            return refusal(StatusCode::UNPROCESSABLE_ENTITY, error);
+        };
+        let problems = problems.iter().map(|problem| ConfigurationProblem {
+            line: problem.place().map(appliance_config::Place::line),
+            column: problem.place().map(appliance_config::Place::column),
+            message: problem.message().to_owned(),
+            hint: problem.hint().map(str::to_owned),
+        });
+        let wrong = WrongConfiguration {
+            problems: problems.collect(),
+            error,
+        };
+        (StatusCode::UNPROCESSABLE_ENTITY, Json(wrong)).into_response()
+    }
+}

@@ -1,0 +1,177 @@
+//! A running appliance follows its configuration: what the target serves, the devices and the
+//! listeners are what the configuration says, and change with it under I/O.
+//!
+//! It belongs to the control thread, which alone changes anything. The reactors own their parts:
+//! they are told by orders and by what the target publishes, and are never waited for with a lock.
+
+mod apply;
+mod orders;
+mod served;
+mod steps;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use appliance_config::{Config, Transport as TransportName};
+use arc_swap::ArcSwap;
+use hugemem::Arena;
+use nvme_target::Target;
+use reactors::ReactorHandle;
+
+use crate::devices::{Devices, Opened};
+use crate::exports::Ports;
+use crate::reactor_setup::DeskOrder;
+use crate::transports::Transport;
+use crate::watch::Watch;
+pub(crate) use apply::How;
+pub(crate) use orders::{Answers, Orders};
+use served::Served;
+
+/// How often something that is on its way out is looked after.
+const LOOK_INTERVAL: Duration = Duration::from_millis(2);
+
+/// What runs, for whoever looks at it.
+#[derive(Clone)]
+pub(crate) struct Running {
+    pub(crate) config: Arc<ArcSwap<Config>>,
+    pub(crate) ports: Arc<ArcSwap<Ports>>,
+}
+
+/// What a running appliance's configuration has led to.
+pub(crate) struct Live {
+    config: Config,
+    running: Running,
+    arena: Arc<Arena>,
+    target: Arc<Target>,
+    devices: Devices,
+    ports: Ports,
+    transports: Vec<Arc<dyn Transport>>,
+    desks: Orders<DeskOrder>,
+    served: Served,
+    watch: Watch,
+    /// Devices that no reactor has any more; their memory may still be on its way to hosts.
+    departed: Vec<Opened>,
+}
+
+/// What a start has made, from which everything can be changed.
+pub(crate) struct Started {
+    pub(crate) config: Config,
+    pub(crate) arena: Arc<Arena>,
+    pub(crate) target: Arc<Target>,
+    pub(crate) devices: Devices,
+    pub(crate) ports: Ports,
+    pub(crate) transports: Vec<Arc<dyn Transport>>,
+    pub(crate) desks: Orders<DeskOrder>,
+}
+
+impl Live {
+    /// Takes over what a start has made; orders wake the reactors from now on.
+    pub(crate) fn new(started: Started, handles: &[ReactorHandle]) -> Self {
+        let Started {
+            config,
+            arena,
+            target,
+            devices,
+            ports,
+            transports,
+            desks,
+        } = started;
+        desks.set_wakers(handles);
+        for transport in &transports {
+            transport.set_wakers(handles);
+        }
+        let lowered = lowered(&config, &transports);
+        Self {
+            running: Running {
+                config: Arc::new(ArcSwap::from_pointee(config.clone())),
+                ports: Arc::new(ArcSwap::from_pointee(ports.clone())),
+            },
+            served: Served::new(&lowered, &devices, &ports),
+            watch: Watch::new(&devices),
+            config,
+            arena,
+            target,
+            devices,
+            ports,
+            transports,
+            desks,
+            departed: Vec::new(),
+        }
+    }
+
+    /// The configuration that runs.
+    pub(crate) fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// The same, and where its listeners are bound, for other threads.
+    pub(crate) fn running(&self) -> Running {
+        self.running.clone()
+    }
+
+    pub(crate) fn devices(&self) -> &Devices {
+        &self.devices
+    }
+
+    pub(crate) fn ports(&self) -> &Ports {
+        &self.ports
+    }
+
+    /// Tells hosts and people what the devices went through since the last look.
+    pub(crate) fn look(&mut self) {
+        self.watch.look(&self.devices, &self.target);
+        if let Err(error) = self.serve() {
+            // What one look finds wrong the next one finds again.
+            tracing::error!(%error, "what is served could not be changed");
+        }
+        self.bury();
+    }
+
+    /// Has the target serve what the configuration, the devices and the listeners are now.
+    fn serve(&mut self) -> Result<(), nvme_target::TargetError> {
+        let config = lowered(&self.config, &self.transports);
+        let wanted = Served::new(&config, &self.devices, &self.ports);
+        let outcome = self.served.become_like(wanted, &self.target);
+        self.running.config.store(Arc::new(self.config.clone()));
+        self.running.ports.store(Arc::new(self.ports.clone()));
+        outcome
+    }
+
+    /// Closes devices that nobody has any more.
+    fn bury(&mut self) {
+        let transports = &self.transports;
+        self.departed.retain(|opened| {
+            let is_alone = opened.is_alone();
+            if is_alone {
+                for region in opened.regions() {
+                    transports.iter().for_each(|it| it.detach_memory(region));
+                }
+            }
+            !is_alone
+        });
+    }
+
+    fn transport(&self, name: TransportName) -> Option<&Arc<dyn Transport>> {
+        self.transports.iter().find(|it| it.name() == name)
+    }
+
+    /// Waits a moment for what is on its way out, with everything else looked after.
+    fn rest(tend: &mut dyn FnMut(Instant)) {
+        std::thread::sleep(LOOK_INTERVAL);
+        tend(Instant::now());
+    }
+}
+
+/// `config` with what the network cards of its listeners allow, where that is less.
+fn lowered(config: &Config, transports: &[Arc<dyn Transport>]) -> Config {
+    let mut config = config.clone();
+    for listener in &mut config.listeners {
+        let found = transports.iter().find(|it| it.name() == listener.transport);
+        if let Some(transport) = found {
+            transport.lower_limits(listener);
+        }
+    }
+    config
+}

@@ -1,0 +1,74 @@
+//! What the target serves, and how it comes to serve something else.
+
+use std::collections::BTreeMap;
+
+use appliance_config::Config;
+use nvme_target::{NamespaceConfig, PortConfig, SubsystemConfig, Target, TargetError};
+
+use crate::devices::Devices;
+use crate::exports::{self, Ports};
+
+/// The subsystems by name, and the ports.
+pub(super) struct Served {
+    subsystems: BTreeMap<String, SubsystemConfig>,
+    ports: Vec<PortConfig>,
+}
+
+impl Served {
+    /// What there is to serve of a configuration.
+    pub(super) fn new(config: &Config, devices: &Devices, ports: &Ports) -> Self {
+        let subsystems = exports::subsystems(config, devices, ports).into_iter();
+        Self {
+            subsystems: subsystems.map(|it| (it.nqn.clone(), it)).collect(),
+            ports: ports.configs(config),
+        }
+    }
+
+    /// Has the target serve `wanted` where it differs.
+    ///
+    /// # Errors
+    /// The first change that it does not take; those before it are made, and known to be.
+    pub(super) fn become_like(&mut self, wanted: Self, target: &Target) -> Result<(), TargetError> {
+        // Ports come before those who name them, and go after them.
+        let mut all = wanted.ports.clone();
+        let is_old = |port: &&PortConfig| wanted.ports.iter().all(|new| new.id != port.id);
+        all.extend(self.ports.iter().filter(is_old).cloned());
+        self.change_ports(all, target)?;
+        let gone = self.subsystems.keys();
+        let gone = gone.filter(|nqn| !wanted.subsystems.contains_key(*nqn));
+        for nqn in gone.cloned().collect::<Vec<_>>() {
+            target.remove_subsystem(&nqn)?;
+            self.subsystems.remove(&nqn);
+        }
+        for (nqn, subsystem) in wanted.subsystems {
+            match self.subsystems.get(&nqn) {
+                Some(served) if *served == subsystem => continue,
+                Some(served) => {
+                    target.update_subsystem(subsystem.clone())?;
+                    if served.namespaces != subsystem.namespaces {
+                        tracing::info!("{nqn}: serving {}", identifiers(&subsystem.namespaces));
+                    }
+                }
+                None => target.add_subsystem(subsystem.clone())?,
+            }
+            self.subsystems.insert(nqn, subsystem);
+        }
+        self.change_ports(wanted.ports, target)
+    }
+
+    fn change_ports(&mut self, ports: Vec<PortConfig>, target: &Target) -> Result<(), TargetError> {
+        if self.ports != ports {
+            target.update_ports(ports.clone())?;
+            self.ports = ports;
+        }
+        Ok(())
+    }
+}
+
+fn identifiers(namespaces: &[NamespaceConfig]) -> String {
+    if namespaces.is_empty() {
+        return "no namespace".to_owned();
+    }
+    let all: Vec<String> = namespaces.iter().map(|it| it.nsid.to_string()).collect();
+    format!("namespace {}", all.join(", "))
+}

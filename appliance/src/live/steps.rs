@@ -1,0 +1,361 @@
+//! Each step, carried out on the running appliance.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use appliance_config::{Device, Listener, Name, Nqn, Step, Transport};
+use nvme_target::{DeviceIndex, Outstanding, PortId};
+
+use super::apply::{Prepared, meanwhile};
+use super::{LOOK_INTERVAL, Live};
+use crate::command_line::with_causes;
+use crate::devices::Opened;
+use crate::observe::model::OutstandingCommands;
+use crate::reactor_setup::DeskOrder;
+
+/// What was cut off has to be gone within this time.
+const CUT_WITHIN: Duration = Duration::from_secs(5);
+/// A device that every reactor let go is closed when the last of them has seen that it is gone.
+const CLOSED_WITHIN: Duration = Duration::from_secs(1);
+
+/// What a step left unanswered.
+type CutOff = Vec<OutstandingCommands>;
+
+impl Live {
+    /// Carries a step out. Requests that stand in its way have until `deadline`; those that were cut
+    /// off then are told.
+    pub(super) fn step(
+        &mut self,
+        step: &Step,
+        prepared: &mut Prepared,
+        deadline: Instant,
+        tend: &mut dyn FnMut(Instant),
+    ) -> Result<CutOff, String> {
+        match step {
+            Step::RemoveExport(export) => self.remove_export(export, step, deadline, tend),
+            Step::RemoveListener(name) => self.remove_listener(name, step, deadline, tend),
+            Step::RemoveDevice(name) => self.remove_device(name, step, deadline, tend),
+            Step::GrowDevice { device, size } => {
+                let size = *size;
+                self.grow_device(device, step, tend, |opened| opened.grow(size))
+            }
+            Step::AddDevice(device) => self.add_device(device, step, prepared, tend),
+            Step::AddListener(listener) => self.add_listener(listener, step, prepared),
+            Step::ChangeListener(listener) => {
+                self.change(step)?;
+                self.settle(listener.transport)?;
+                Ok(Vec::new())
+            }
+            Step::ChangeControllers(count) => {
+                let limited = self.target.limit_controllers(*count);
+                limited.map_err(|error| error.to_string())?;
+                self.change(step)?;
+                Ok(Vec::new())
+            }
+            Step::RemoveNamespace { .. }
+            | Step::DetachListener { .. }
+            | Step::ChangeAccess { .. }
+            | Step::ChangeIdentity { .. }
+            | Step::AddExport(_)
+            | Step::AttachListener { .. }
+            | Step::ChangeQueues { .. }
+            | Step::AddNamespace { .. }
+            | Step::ChangeShutdownDeadline(_) => {
+                self.change(step)?;
+                self.wait_for_hosts(deadline, tend)
+            }
+            Step::Restart { .. } => Err("only a restart can do that".to_owned()),
+        }
+    }
+
+    /// Changes the configuration by a step and serves it; nothing is changed when that fails.
+    fn change(&mut self, step: &Step) -> Result<(), String> {
+        let before = self.config.clone();
+        if !self.config.carry_out(step) {
+            return Err("it is no step of the running configuration".to_owned());
+        }
+        let served = self.serve();
+        if served.is_err() {
+            self.config = before;
+            // What was served before can be served again.
+            if let Err(error) = self.serve() {
+                tracing::error!(%error, "what was served before cannot be served again");
+            }
+        }
+        served.map_err(|error| error.to_string())
+    }
+
+    fn remove_export(
+        &mut self,
+        export: &Nqn,
+        step: &Step,
+        deadline: Instant,
+        tend: &mut dyn FnMut(Instant),
+    ) -> Result<CutOff, String> {
+        let retired = self.target.retire_subsystem(export.as_str());
+        retired.map_err(|error| error.to_string())?;
+        let cut_off = self.wait_for_hosts(deadline, tend)?;
+        self.change(step)?;
+        Ok(cut_off)
+    }
+
+    /// Waits for hosts that have to leave; at the deadline they are made to.
+    fn wait_for_hosts(
+        &mut self,
+        deadline: Instant,
+        tend: &mut dyn FnMut(Instant),
+    ) -> Result<CutOff, String> {
+        // Who has to leave is known when every core has seen the change.
+        let seen = self.desks.ask_all(|answer| DeskOrder::CatchUp { answer });
+        seen.map_err(|error| error.to_string())?;
+        while self.target.leaving() > 0 && Instant::now() < deadline {
+            Self::rest(tend);
+        }
+        if self.target.leaving() == 0 {
+            return Ok(Vec::new());
+        }
+        let cut_off = self.outstanding(&[])?;
+        self.target.end_leaving();
+        let until = Instant::now() + CUT_WITHIN;
+        // A command that its device never answers keeps a controller's number, and nothing else.
+        while self.target.leaving() > 0 && Instant::now() < until {
+            Self::rest(tend);
+        }
+        Ok(cut_off)
+    }
+
+    /// Which commands what is on its way out waits for.
+    fn outstanding(&self, devices: &[DeviceIndex]) -> Result<CutOff, String> {
+        let reports = self.desks.ask_all(|answer| DeskOrder::Report {
+            devices: devices.to_vec(),
+            answer,
+        });
+        let reports = reports.map_err(|error| error.to_string())?;
+        let mut commands: BTreeMap<(String, String, u16), usize> = BTreeMap::new();
+        for it in reports.into_iter().flatten() {
+            let Outstanding {
+                subsystem_nqn,
+                host_nqn,
+                qid,
+                commands: count,
+            } = it;
+            *commands.entry((subsystem_nqn, host_nqn, qid)).or_default() += count;
+        }
+        let all = commands.into_iter();
+        Ok(all
+            .map(|((export, host, queue), commands)| OutstandingCommands {
+                export,
+                host,
+                queue,
+                commands,
+            })
+            .collect())
+    }
+
+    fn remove_listener(
+        &mut self,
+        name: &Name,
+        step: &Step,
+        deadline: Instant,
+        tend: &mut dyn FnMut(Instant),
+    ) -> Result<CutOff, String> {
+        let transport = self.config.listener(name).map(|it| it.transport);
+        self.change(step)?;
+        let cut_off = self.wait_for_hosts(deadline, tend)?;
+        let port = self.ports.remove(name);
+        let transport = transport.and_then(|name| self.transport(name));
+        if let (Some(port), Some(transport)) = (port, transport) {
+            let closed = transport.close(port.id);
+            let mut closed = closed.map_err(|error| with_causes(error.as_ref()))?;
+            // Connections end by their own deadlines.
+            while !closed.gather(LOOK_INTERVAL) {
+                tend(Instant::now());
+            }
+        }
+        Ok(cut_off)
+    }
+
+    fn add_listener(
+        &mut self,
+        listener: &Listener,
+        step: &Step,
+        prepared: &mut Prepared,
+    ) -> Result<CutOff, String> {
+        let port = match prepared.listeners.remove(&listener.name) {
+            Some(port) => port,
+            None => self.bind(listener, prepared)?,
+        };
+        self.ports.insert(listener.name.clone(), port);
+        tracing::info!("listener {} is bound to {}", listener.name, port.address);
+        self.change(step)?;
+        // Others may have been bound since this one's settings were told.
+        self.settle(listener.transport)?;
+        Ok(Vec::new())
+    }
+
+    /// Has hosts that connect from now on get what the listeners of a transport say.
+    fn settle(&self, transport: Transport) -> Result<(), String> {
+        let Some(found) = self.transport(transport) else {
+            return Ok(());
+        };
+        let settled = found.settle(&self.ports_of(transport));
+        settled.map_err(|error| with_causes(error.as_ref()))
+    }
+
+    /// The bound listeners of a transport.
+    pub(super) fn ports_of(&self, transport: Transport) -> Vec<(PortId, &Listener)> {
+        let mut ports = self.ports.of(&self.config);
+        ports.retain(|(_, listener)| listener.transport == transport);
+        ports
+    }
+
+    fn add_device(
+        &mut self,
+        device: &Device,
+        step: &Step,
+        prepared: &mut Prepared,
+        tend: &mut dyn FnMut(Instant),
+    ) -> Result<CutOff, String> {
+        let opened = match prepared.devices.remove(&device.name) {
+            Some(opened) => opened,
+            None => self.open_device(device, tend)?,
+        };
+        let place = self.attach(&opened)?;
+        self.devices.insert(device.name.clone(), place, opened);
+        self.change(step)?;
+        Ok(Vec::new())
+    }
+
+    /// Gives a device a place in the target and every reactor a queue of it.
+    fn attach(&mut self, opened: &Opened) -> Result<DeviceIndex, String> {
+        self.attach_memory(opened.regions())?;
+        let place = self.target.add_device(opened.device.clone());
+        let place = place.map_err(|error| error.to_string())?;
+        let opened_queues = self.desks.ask_all(|answer| DeskOrder::Attach {
+            place,
+            device: opened.device.clone(),
+            answer,
+        });
+        let failed = match opened_queues {
+            Ok(answers) => {
+                let failed = answers.into_iter().find_map(Result::err);
+                failed.map(|error| with_causes(&error))
+            }
+            Err(error) => Some(error.to_string()),
+        };
+        let Some(error) = failed else {
+            return Ok(place);
+        };
+        // Those that were opened are closed again; nobody has used them.
+        let closed = self
+            .desks
+            .ask_all(|answer| DeskOrder::Detach { place, answer });
+        if closed.is_ok() {
+            let removed = self.target.remove_device(place);
+            debug_assert_eq!(removed, Ok(()));
+        }
+        for region in opened.regions() {
+            self.transports
+                .iter()
+                .for_each(|it| it.detach_memory(region));
+        }
+        Err(error)
+    }
+
+    /// Lets network cards reach memory.
+    fn attach_memory<'r>(
+        &self,
+        regions: impl Iterator<Item = &'r hugemem::Region>,
+    ) -> Result<(), String> {
+        for region in regions {
+            for transport in &self.transports {
+                let attached = transport.attach_memory(region);
+                attached.map_err(|error| with_causes(error.as_ref()))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn grow_device(
+        &mut self,
+        name: &Name,
+        step: &Step,
+        tend: &mut dyn FnMut(Instant),
+        grow: impl FnOnce(&Opened) -> Result<Option<Grown>, crate::command_line::Failure> + Send,
+    ) -> Result<CutOff, String> {
+        if let Some((place, opened)) = self.devices.opened_mut(name) {
+            let more = meanwhile(tend, || {
+                let opened: &Opened = opened;
+                grow(opened).map_err(|error| with_causes(error.as_ref()))
+            })?;
+            if let Some(more) = more {
+                self.attach_memory(std::iter::once(more.region()))?;
+                if let Some((_, opened)) = self.devices.opened_mut(name) {
+                    opened.grow_by(more);
+                }
+            }
+            let told = self
+                .desks
+                .ask_all(|answer| DeskOrder::Grew { place, answer });
+            told.map_err(|error| error.to_string())?;
+        }
+        self.change(step)?;
+        Ok(Vec::new())
+    }
+
+    fn remove_device(
+        &mut self,
+        name: &Name,
+        step: &Step,
+        deadline: Instant,
+        tend: &mut dyn FnMut(Instant),
+    ) -> Result<CutOff, String> {
+        let mut cut_off = Vec::new();
+        if let Some((place, _)) = self.devices.get(name) {
+            cut_off = self.detach(place, deadline, tend)?;
+        }
+        if let Some(opened) = self.devices.remove(name) {
+            opened.flush();
+            self.departed.push(opened);
+        }
+        self.change(step)?;
+        let until = Instant::now() + CLOSED_WITHIN;
+        self.bury();
+        while !self.departed.is_empty() && Instant::now() < until {
+            Self::rest(tend);
+            self.bury();
+        }
+        Ok(cut_off)
+    }
+
+    /// Has every reactor close its queue of a device; at the deadline what is left is cut off.
+    fn detach(
+        &mut self,
+        place: DeviceIndex,
+        deadline: Instant,
+        tend: &mut dyn FnMut(Instant),
+    ) -> Result<CutOff, String> {
+        let detached = self
+            .desks
+            .tell_all(|answer| DeskOrder::Detach { place, answer });
+        let mut detached = detached.map_err(|error| error.to_string())?;
+        while !detached.gather(LOOK_INTERVAL) && Instant::now() < deadline {
+            tend(Instant::now());
+        }
+        let mut cut_off = Vec::new();
+        if !detached.gather(Duration::ZERO) {
+            cut_off = self.outstanding(&[place])?;
+            let cut = self
+                .desks
+                .ask_all(|answer| DeskOrder::Cut { place, answer });
+            cut.map_err(|error| error.to_string())?;
+        }
+        detached.wait().map_err(|error| error.to_string())?;
+        let removed = self.target.remove_device(place);
+        removed.map_err(|error| error.to_string())?;
+        Ok(cut_off)
+    }
+}
+
+/// Memory that a device grows by.
+type Grown = std::sync::Arc<hugemem::Store>;

@@ -1,0 +1,280 @@
+//! A running appliance is changed while a host uses what is not.
+
+mod lab;
+mod random;
+
+use std::time::Instant;
+
+use nvme_spec::event::AsyncEvent;
+use nvme_spec::features::AsyncEventConfiguration;
+use nvme_spec::sgl::SglDescriptor;
+use nvme_spec::tcp::PduType;
+use nvme_spec::{Sqe, Status};
+use tempfile::TempDir;
+
+use super::How;
+use crate::observe::model::StepState;
+use lab::{
+    Busy, Host, LIMIT, STEADY, address, apply, base, discovery, file, nqn, started, steps_to,
+    try_apply, with_export,
+};
+
+const MEMORY: &str = "type = \"memory\"\nsize = \"1MiB\"";
+/// What commands to a namespace get that is not there (Base 2.1 §3.2.1.5).
+const INACTIVE: Status = Status::INVALID_FIELD.with_dnr();
+
+/// Of what is wanted in vain nothing is left, and everything is as it was.
+#[test]
+fn what_cannot_be_had_changes_nothing() {
+    let directory = TempDir::new().expect("a directory");
+    let path = directory.path().join("missing").join("volume.img");
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let taken = taken.local_addr().expect("bound");
+    let ram = with_export("ram", MEMORY);
+    let now = base("10s") + &ram;
+    let mut appliance = started(&now);
+    let busy = Busy::begin(&appliance);
+    let listener =
+        format!("[[listener]]\nname = \"more\"\ntransport = \"tcp\"\naddress = \"{taken}\"\n");
+    let drive = "type = \"nvme\"\npci = \"0000:01:00.0\"";
+    let rdma = "[[listener]]\nname = \"more\"\ntransport = \"rdma\"\naddress = \"127.0.0.1:0\"\n";
+    let wanted = [
+        // Each removes something that must stay, and adds what cannot be had.
+        (with_export("file", &file(&path, "1MiB")), "volume.img"),
+        (with_export("new", MEMORY) + &listener, "cannot listen on"),
+        (
+            with_export("huge", "type = \"memory\"\nsize = \"15TiB\""),
+            "no memory",
+        ),
+        (with_export("drive", drive), "restart"),
+        (rdma.to_owned(), "restart"),
+        (String::new(), "restart"),
+    ];
+    for (more, why) in wanted {
+        let mut text = base("10s") + &more;
+        if more.is_empty() {
+            text = text.replace("16MiB", "32MiB");
+        }
+        let answer = try_apply(&mut appliance, &text, How::default());
+        assert!(!answer.applied, "{answer:#?}");
+        let refused = answer.trouble().expect("a reason");
+        assert!(
+            refused.contains("nothing was changed") && refused.contains(why),
+            "{refused}"
+        );
+        assert!(answer.steps.iter().all(|it| it.state != StepState::Done));
+        assert_eq!(steps_to(&appliance, &now), []);
+        assert_eq!(
+            Host::attach(address(&appliance, "steady"), &nqn("ram")).write(1, 0, 1),
+            Status::SUCCESS
+        );
+    }
+    let dry_run = How {
+        dry_run: true,
+        ..How::default()
+    };
+    let answer = try_apply(&mut appliance, &base("10s"), dry_run);
+    let states: Vec<_> = answer.steps.iter().map(|it| it.state).collect();
+    assert_eq!(states, [StepState::Planned; 2]);
+    assert_eq!(steps_to(&appliance, &now), []);
+    // The rest of what waits for a restart, when it is asked for.
+    let text = base("11s").replace("16MiB", "32MiB");
+    let partial = How {
+        partial: true,
+        ..How::default()
+    };
+    let answer = try_apply(&mut appliance, &text, partial);
+    let told: Vec<_> = answer
+        .steps
+        .iter()
+        .map(|it| (&it.effect[..], it.state))
+        .collect();
+    assert_eq!(told[0], ("restart", StepState::Skipped));
+    assert!(
+        told[1..].iter().all(|(_, state)| *state == StepState::Done),
+        "{answer:#?}"
+    );
+    assert!(!answer.applied && steps_to(&appliance, &text).len() == 1);
+    busy.go_on();
+    busy.end();
+    assert!(appliance.stop_quietly());
+}
+
+#[test]
+fn namespaces_come_grow_and_go_and_hosts_are_told() {
+    let directory = TempDir::new().expect("a directory");
+    let path = directory.path().join("volume.img");
+    let mut appliance = started(&base("10s"));
+    let busy = Busy::begin(&appliance);
+    let at = address(&appliance, "steady");
+    let mut host = Host::attach(at, STEADY);
+    let wanted = AsyncEventConfiguration::new().with_namespace_attribute(true);
+    Host::want_events(&mut host.admin, wanted);
+    assert_eq!(
+        host.read(2, 0),
+        Err(Status::INVALID_NAMESPACE_OR_FORMAT.with_dnr())
+    );
+    for device in [file(&path, "1MiB"), MEMORY.to_owned()] {
+        let with = |device: &str| {
+            let more = format!("\n[[device]]\nname = \"more\"\n{device}\n");
+            base("10s").replace(
+                "[\"steady\"]\nlisteners",
+                "[\"steady\", \"more\"]\nlisteners",
+            ) + &more
+        };
+        let block = 512;
+        let blocks = (1 << 20) / block;
+        host.ask_for_event();
+        apply(&mut appliance, &with(&device));
+        assert_eq!(
+            AsyncEvent::from_bits(host.event()),
+            AsyncEvent::NAMESPACE_ATTRIBUTE_CHANGED
+        );
+        read_changed_list(&mut host);
+        let mut write = |lba: u64| {
+            let data = vec![7; block];
+            let sqe = Sqe::write(2, lba, 0, false);
+            host.io
+                .command(sqe, &data, 0)
+                .expect("an answer")
+                .0
+                .status()
+        };
+        assert_eq!(write(blocks as u64 - 1), Status::SUCCESS);
+        assert_eq!(write(blocks as u64), Status::LBA_OUT_OF_RANGE.with_dnr());
+        apply(&mut appliance, &with(&device.replace("1MiB", "3MiB")));
+        assert_eq!(write(3 * blocks as u64 - 1), Status::SUCCESS);
+        assert_eq!(
+            write(3 * blocks as u64),
+            Status::LBA_OUT_OF_RANGE.with_dnr()
+        );
+        let read = Sqe::read(2, blocks as u64 - 1, 1);
+        let (cqe, data) = host
+            .io
+            .command(read, &[], 2 * block as u32)
+            .expect("an answer");
+        assert!(
+            cqe.status().is_success(),
+            "over the old end: {}",
+            cqe.status()
+        );
+        assert!(data[..block].iter().all(|it| *it == 7) && data[block..].iter().all(|it| *it == 0));
+        apply(&mut appliance, &base("10s"));
+        assert_eq!(host.read(2, 0), Err(INACTIVE));
+        busy.go_on();
+    }
+    // The file was closed: another may have it.
+    let file = std::fs::File::open(&path).expect("it is there");
+    file.try_lock().expect("nobody has it");
+    busy.end();
+    drop(host);
+    assert!(appliance.stop_quietly());
+}
+
+/// The next event comes only after the list was read (Base 2.1 §5.1.2).
+fn read_changed_list(host: &mut Host) {
+    let select = nvme_spec::command::LogPageSelect::new()
+        .with_lid(nvme_spec::command::LogPageId::CHANGED_ATTACHED_NAMESPACES)
+        .with_numd_z(1023);
+    let sqe = Sqe::log_page(nvme_spec::NSID_BROADCAST, select, 0);
+    let (cqe, page) = host.admin.command(sqe, &[], 4096).expect("an answer");
+    assert!(cqe.status().is_success());
+    assert_eq!(page[..8], [2, 0, 0, 0, 0, 0, 0, 0]);
+}
+
+#[test]
+fn exports_listeners_and_hosts_come_and_go() {
+    let mut appliance = started(&base("10s"));
+    let busy = Busy::begin(&appliance);
+    let at = address(&appliance, "steady");
+    let mut log = discovery(at);
+    let wanted = AsyncEventConfiguration::new().with_discovery_log(true);
+    Host::want_events(&mut log, wanted);
+    let ask = Sqe::async_event_request().with_cid(0x7000);
+    log.send_capsule(ask, &[]).expect("connected");
+    let more = with_export("more", MEMORY)
+        .replace("[\"steady\"]\nallow", "[\"steady\", \"second\"]\nallow");
+    let listener =
+        "[[listener]]\nname = \"second\"\ntransport = \"tcp\"\naddress = \"127.0.0.1:0\"\n";
+    let with_all = base("10s") + listener + &more;
+    apply(&mut appliance, &with_all);
+    let pdu = log.expect(PduType::CAPSULE_RESP).expect("an event");
+    let event = pdu.completion().expect("a response").dw0.get();
+    assert_eq!(
+        AsyncEvent::from_bits(event),
+        AsyncEvent::DISCOVERY_LOG_CHANGED
+    );
+    let second = address(&appliance, "second");
+    let (mut by_first, mut by_second) = (
+        Host::attach(at, &nqn("more")),
+        Host::attach(second, &nqn("more")),
+    );
+    assert_eq!(by_first.write(1, 0, 3), Status::SUCCESS);
+    assert_eq!(by_second.read(1, 0), Ok(vec![3; 512]));
+    // Other settings are for those who connect from now on.
+    let settings = with_all.replace(
+        "name = \"second\"\n",
+        "name = \"second\"\ndata_digest = \"required\"\n",
+    );
+    apply(&mut appliance, &settings);
+    assert_eq!(by_second.read(1, 0), Ok(vec![3; 512]));
+    let mut new = nvme_host::raw::RawClient::connect(second, LIMIT).expect("it listens");
+    assert!(
+        new.initialize(false, false).is_err(),
+        "a digest is required by now"
+    );
+    // The listener goes with those who came by it.
+    let one = base("10s") + &with_export("more", MEMORY);
+    apply(&mut appliance, &one);
+    assert!(by_second.io.expect_close().is_ok() && by_second.admin.expect_close().is_ok());
+    assert!(nvme_host::raw::RawClient::connect(second, LIMIT).is_err());
+    assert_eq!(by_first.read(1, 0), Ok(vec![3; 512]));
+    // Another host alone may attach.
+    let strangers = one.replacen(
+        &format!("{}\"\ndevices = [\"more\"]\nlisteners = [\"steady\"]\nallow_any_host = true", nqn("more")),
+        &format!("{}\"\ndevices = [\"more\"]\nlisteners = [\"steady\"]\nhosts = [\"nqn.2026-11.org.example:other\"]", nqn("more")),
+        1,
+    );
+    assert_ne!(strangers, one);
+    apply(&mut appliance, &strangers);
+    assert!(by_first.io.expect_close().is_ok() && by_first.admin.expect_close().is_ok());
+    apply(&mut appliance, &one);
+    let mut again = Host::attach(at, &nqn("more"));
+    assert_eq!(again.read(1, 0), Ok(vec![3; 512]));
+    apply(&mut appliance, &base("10s"));
+    assert!(again.io.expect_close().is_ok() && again.admin.expect_close().is_ok());
+    assert_eq!(steps_to(&appliance, &base("10s")), []);
+    busy.go_on();
+    busy.end();
+    drop((log, new));
+    assert!(appliance.stop_quietly());
+}
+
+/// A write whose data the host never sends holds an export up until the deadline.
+#[test]
+fn what_does_not_end_by_the_deadline_is_named_and_cut_off() {
+    let mut appliance = started(&(base("300ms") + &with_export("more", MEMORY)));
+    let busy = Busy::begin(&appliance);
+    let mut host = Host::attach(address(&appliance, "steady"), &nqn("more"));
+    let write = Sqe::write(1, 0, 0, false).with_cid(9);
+    let write = write.with_sgl(SglDescriptor::transport(512));
+    host.io.send_capsule(write, &[]).expect("connected");
+    host.io.expect(PduType::R2T).expect("it asks for the data");
+    let began = Instant::now();
+    let answer = apply(&mut appliance, &base("300ms"));
+    assert!(began.elapsed().as_millis() >= 300);
+    let cut: Vec<String> = answer
+        .steps
+        .iter()
+        .flat_map(|it| &it.cut_off)
+        .map(ToString::to_string)
+        .collect();
+    let named = format!("{}, host {}, queue 1: 1 command(s)", nqn("more"), lab::HOST);
+    assert_eq!(cut, [named]);
+    assert!(host.io.expect_close().is_ok() && host.admin.expect_close().is_ok());
+    busy.go_on();
+    busy.end();
+    drop(host);
+    appliance.set_shutdown_deadline("20s");
+    assert!(appliance.stop_quietly());
+}

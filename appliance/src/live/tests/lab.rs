@@ -1,0 +1,353 @@
+//! A running appliance that is changed, hosts that use it, and what they see of it.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use appliance_config::{Config, Step};
+use nvme_host::raw::{RawClient, RawNames};
+use nvme_spec::command::{Cns, FeatureId, LogPageId, LogPageSelect};
+use nvme_spec::features::AsyncEventConfiguration;
+use nvme_spec::log::{DiscoveryEntry, DiscoveryHeader};
+use nvme_spec::nqn::DISCOVERY_NQN;
+use nvme_spec::{Sqe, Status};
+use zerocopy::FromBytes as _;
+
+use crate::appliance::Appliance;
+use crate::live::How;
+use crate::observe::model::ApplyAnswer;
+
+/// Nothing that a test waits for takes this long, however busy the machine.
+pub(super) const LIMIT: Duration = Duration::from_secs(60);
+pub(super) const HOST: &str = "nqn.2026-11.org.example:host";
+pub(super) const STEADY: &str = "nqn.2026-11.org.windlass:steady";
+
+pub(super) fn parsed(text: &str) -> Config {
+    match Config::parse("test", text) {
+        Ok(config) => config,
+        Err(problems) => panic!(
+            "{}\n{text}",
+            problems.display(appliance_config::Colour::Never)
+        ),
+    }
+}
+
+/// What no test changes: an export with a device of its own on a listener of its own.
+pub(super) fn base(deadline: &str) -> String {
+    format!(
+        r#"
+[appliance]
+memory = "16MiB"
+pages = "ordinary"
+shutdown_deadline = "{deadline}"
+[control]
+http = "off"
+[[device]]
+name = "steady"
+type = "memory"
+size = "1MiB"
+[[listener]]
+name = "steady"
+transport = "tcp"
+address = "127.0.0.1:0"
+[[export]]
+nqn = "{STEADY}"
+devices = ["steady"]
+listeners = ["steady"]
+allow_any_host = true
+"#
+    )
+}
+
+/// The base with one more device in an export of its own.
+pub(super) fn with_export(name: &str, device: &str) -> String {
+    format!(
+        r#"
+[[device]]
+name = "{name}"
+{device}
+[[export]]
+nqn = "nqn.2026-11.org.windlass:{name}"
+devices = ["{name}"]
+listeners = ["steady"]
+allow_any_host = true
+"#
+    )
+}
+
+pub(super) fn nqn(name: &str) -> String {
+    format!("nqn.2026-11.org.windlass:{name}")
+}
+
+pub(super) fn started(text: &str) -> Appliance {
+    Appliance::start(parsed(text)).expect("it starts")
+}
+
+/// Applies a configuration as a whole.
+#[track_caller]
+pub(super) fn apply(appliance: &mut Appliance, text: &str) -> ApplyAnswer {
+    let answer = try_apply(appliance, text, How::default());
+    assert!(answer.applied, "{answer:#?}");
+    answer
+}
+
+pub(super) fn try_apply(appliance: &mut Appliance, text: &str, how: How) -> ApplyAnswer {
+    appliance.live().apply(&parsed(text), how, &mut |_| {})
+}
+
+/// The steps that would be left.
+pub(super) fn steps_to(appliance: &Appliance, text: &str) -> Vec<Step> {
+    appliance.config().difference(&parsed(text))
+}
+
+pub(super) fn address(appliance: &Appliance, listener: &str) -> SocketAddr {
+    let mut listeners = appliance.config().listeners.iter();
+    let place = listeners.position(|it| it.name.as_str() == listener);
+    appliance.addresses()[place.expect("it is there")]
+}
+
+fn names(subsystem: &str, host: &str) -> RawNames {
+    RawNames {
+        host: host.to_owned(),
+        host_id: [9; 16],
+        subsystem: subsystem.to_owned(),
+    }
+}
+
+/// A host's admin queue and I/O queue.
+pub(super) struct Host {
+    pub(super) admin: RawClient,
+    pub(super) io: RawClient,
+}
+
+impl Host {
+    pub(super) fn attach(address: SocketAddr, subsystem: &str) -> Self {
+        let connect = || RawClient::connect(address, LIMIT).expect("it listens");
+        let (mut admin, mut io) = (connect(), connect());
+        let names = names(subsystem, HOST);
+        let cntlid = admin.open_admin(&names).expect("it may attach");
+        io.open_io(&names, cntlid, 1).expect("queue 1 is free");
+        Self { admin, io }
+    }
+
+    pub(super) fn write(&mut self, nsid: u32, lba: u64, fill: u8) -> Status {
+        let sqe = Sqe::write(nsid, lba, 0, false);
+        let (cqe, _) = self.io.command(sqe, &[fill; 512], 0).expect("an answer");
+        cqe.status()
+    }
+
+    pub(super) fn read(&mut self, nsid: u32, lba: u64) -> Result<Vec<u8>, Status> {
+        let answer = self.io.command(Sqe::read(nsid, lba, 0), &[], 512);
+        let (cqe, data) = answer.expect("an answer");
+        if cqe.status().is_success() {
+            Ok(data)
+        } else {
+            Err(cqe.status())
+        }
+    }
+
+    /// Wants to hear of these events.
+    pub(super) fn want_events(admin: &mut RawClient, wanted: AsyncEventConfiguration) {
+        let feature = FeatureId::ASYNC_EVENT_CONFIGURATION;
+        let set = Sqe::set_feature(feature, 0, wanted.into_bits());
+        let (cqe, _) = admin.command(set, &[], 0).expect("an answer");
+        assert!(cqe.status().is_success(), "{}", cqe.status());
+    }
+
+    /// Asks to be told of an event; the answer comes when there is one.
+    pub(super) fn ask_for_event(&mut self) {
+        let sqe = Sqe::async_event_request().with_cid(0x7000);
+        self.admin.send_capsule(sqe, &[]).expect("connected");
+    }
+
+    /// The event that was asked for.
+    pub(super) fn event(&mut self) -> u32 {
+        let pdu = self.admin.expect(nvme_spec::tcp::PduType::CAPSULE_RESP);
+        let cqe = pdu.expect("an answer").completion().expect("a response");
+        assert_eq!(cqe.cid.get(), 0x7000);
+        cqe.dw0.get()
+    }
+}
+
+/// A discovery controller's admin queue.
+pub(super) fn discovery(address: SocketAddr) -> RawClient {
+    let mut admin = RawClient::connect(address, LIMIT).expect("it listens");
+    admin
+        .open_admin(&names(DISCOVERY_NQN, HOST))
+        .expect("everybody may");
+    admin
+}
+
+/// A host that writes and reads back without a pause, and must never see an error or have to
+/// connect again.
+pub(super) struct Busy {
+    stop: Arc<AtomicBool>,
+    rounds: Arc<AtomicU64>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Busy {
+    pub(super) fn begin(appliance: &Appliance) -> Self {
+        let mut host = Host::attach(address(appliance, "steady"), STEADY);
+        let (stop, rounds) = (Arc::new(AtomicBool::new(false)), Arc::default());
+        let (stopped, counted) = (Arc::clone(&stop), Arc::clone(&rounds));
+        let thread = std::thread::spawn(move || {
+            let mut round = 0_u64;
+            while !stopped.load(Ordering::Relaxed) {
+                let (lba, fill) = (round % 512, (round / 512 + round) as u8);
+                assert_eq!(host.write(1, lba, fill), Status::SUCCESS);
+                assert_eq!(host.read(1, lba), Ok(vec![fill; 512]));
+                round += 1;
+                AtomicU64::store(&counted, round, Ordering::Relaxed);
+            }
+        });
+        Self {
+            stop,
+            rounds,
+            thread: Some(thread),
+        }
+    }
+
+    /// Lets it make some rounds, so that what was done before shows.
+    pub(super) fn go_on(&self) {
+        let now = self.rounds.load(Ordering::Relaxed);
+        let began = std::time::Instant::now();
+        while self.rounds.load(Ordering::Relaxed) < now + 3 {
+            assert!(began.elapsed() < LIMIT, "the busy host is held up");
+            let is_over = self.thread.as_ref().is_none_or(JoinHandle::is_finished);
+            assert!(!is_over, "the busy host saw something");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    pub(super) fn end(mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        let thread = self.thread.take().expect("it ends once");
+        thread.join().expect("it saw nothing");
+    }
+}
+
+/// What a host can see and what the status tells, without what differs from one start to the next:
+/// ports that the system chose, numbers of controllers and ports.
+pub(super) fn seen(appliance: &Appliance, hosts: &[&str]) -> BTreeMap<String, String> {
+    let mut seen = BTreeMap::new();
+    let listeners: Vec<(String, SocketAddr)> = appliance
+        .config()
+        .listeners
+        .iter()
+        .map(|it| (it.name.to_string(), address(appliance, it.name.as_str())))
+        .collect();
+    for host in hosts {
+        for (listener, at) in &listeners {
+            let log = discovery_log(*at, host);
+            for (name, other) in &listeners {
+                let shown = log.iter().filter(|entry| {
+                    let service = entry.trsvcid.as_str().map(str::trim_end);
+                    service == Some(other.port().to_string().as_str())
+                });
+                let mut shown: Vec<String> = shown
+                    .map(|entry| format!("{:?} {:?}", entry.subnqn.as_str(), entry.trtype))
+                    .collect();
+                shown.sort();
+                seen.insert(
+                    format!("log of {host} by {listener}: {name}"),
+                    format!("{shown:?}"),
+                );
+            }
+            for export in &appliance.config().exports {
+                let what = format!("{} of {host} by {listener}", export.nqn);
+                seen.insert(what, controller(*at, export.nqn.as_str(), host));
+            }
+        }
+    }
+    for (what, told) in status(appliance) {
+        seen.insert(what, told);
+    }
+    seen
+}
+
+fn discovery_log(at: SocketAddr, host: &str) -> Vec<DiscoveryEntry> {
+    let mut admin = RawClient::connect(at, LIMIT).expect("it listens");
+    admin
+        .open_admin(&names(DISCOVERY_NQN, host))
+        .expect("everybody may");
+    let select = LogPageSelect::new()
+        .with_lid(LogPageId::DISCOVERY)
+        .with_numd_z(32 * 256 - 1);
+    let sqe = Sqe::log_page(nvme_spec::NSID_BROADCAST, select, 0);
+    let (cqe, page) = admin.command(sqe, &[], 32 * 1024).expect("an answer");
+    assert!(cqe.status().is_success(), "{}", cqe.status());
+    let (header, rest) = DiscoveryHeader::read_from_prefix(&page).expect("a header");
+    let count = header.numrec.get() as usize;
+    let (entries, _) = <[DiscoveryEntry]>::ref_from_prefix_with_elems(rest, count).expect("a log");
+    entries.to_vec()
+}
+
+/// What a host learns of a subsystem when it attaches.
+fn controller(at: SocketAddr, subsystem: &str, host: &str) -> String {
+    let mut admin = RawClient::connect(at, LIMIT).expect("it listens");
+    if let Err(error) = admin.open_admin(&names(subsystem, host)) {
+        return error.to_string();
+    }
+    let mut identify = |cns: Cns, nsid: u32| {
+        let sqe = Sqe::identify_structure(cns, nsid);
+        let (cqe, page) = admin.command(sqe, &[], 4096).expect("an answer");
+        assert!(
+            cqe.status().is_success(),
+            "{cns:?} {nsid}: {}",
+            cqe.status()
+        );
+        page
+    };
+    let mut page = identify(Cns::CONTROLLER, 0);
+    // CNTLID; NN and with it MNAN, which never shrink while the target lives (Base 2.1
+    // §5.1.13.2.1).
+    page[78..80].fill(0);
+    page[516..520].fill(0);
+    page[540..544].fill(0);
+    let mut told = page;
+    let list = identify(Cns::ACTIVE_NAMESPACE_LIST, 0);
+    let numbers = list.as_chunks().0.iter().map(|it| u32::from_le_bytes(*it));
+    for nsid in numbers.take_while(|nsid| *nsid != 0) {
+        told.extend(nsid.to_le_bytes());
+        told.extend(identify(Cns::NAMESPACE, nsid));
+        told.extend(identify(Cns::NAMESPACE_DESCRIPTORS, nsid));
+    }
+    let used = told.iter().enumerate().filter(|(_, byte)| **byte != 0);
+    used.map(|(at, byte)| format!("{at}:{byte:02x} ")).collect()
+}
+
+/// The status, as JSON, of what a configuration decides.
+fn status(appliance: &Appliance) -> BTreeMap<String, String> {
+    let status = appliance.status();
+    let mut told = BTreeMap::new();
+    for device in status.devices {
+        let what = (
+            device.device_type,
+            device.state,
+            device.block_size,
+            device.block_count,
+        );
+        told.insert(format!("device {}", device.name), format!("{what:?}"));
+    }
+    for mut export in status.exports {
+        export.namespaces.sort_by_key(|namespace| namespace.nsid);
+        export.listeners.sort();
+        let what = (export.namespaces, export.listeners);
+        told.insert(format!("export {}", export.nqn), format!("{what:?}"));
+    }
+    for listener in status.listeners {
+        told.insert(format!("listener {}", listener.name), listener.transport);
+    }
+    told
+}
+
+/// The text of a file device of `size`.
+pub(super) fn file(path: &Path, size: &str) -> String {
+    let path = path.display();
+    format!("type = \"file\"\npath = \"{path}\"\nsize = \"{size}\"")
+}

@@ -1,0 +1,74 @@
+//! The control thread's rounds: whether the reactors are alive, and the watchdog's food.
+
+use std::time::{Duration, Instant};
+
+use reactors::{Clock as _, Nanos, Reactors};
+
+use crate::service::Heartbeat;
+
+/// How often reactors and devices are looked after.
+const INTERVAL: Duration = Duration::from_secs(1);
+/// A reactor that does not come back from one call for this long is reported.
+const STUCK_AFTER: Nanos = Nanos::from_secs(2);
+
+/// What is remembered from round to round.
+pub(crate) struct Rounds {
+    heartbeat: Heartbeat,
+    /// Reactors that people were told to be stuck.
+    told: Vec<bool>,
+    made: Instant,
+}
+
+impl Rounds {
+    /// Beginning now.
+    pub(crate) fn new(heartbeat: Heartbeat) -> Self {
+        Self {
+            heartbeat,
+            told: Vec::new(),
+            made: Instant::now(),
+        }
+    }
+
+    /// How long the caller may rest before the next one.
+    pub(crate) fn pause(&self) -> Duration {
+        self.heartbeat.pause(INTERVAL)
+    }
+
+    /// Whether the next one is due.
+    pub(crate) fn is_due(&self, now: Instant) -> bool {
+        now.saturating_duration_since(self.made) >= self.pause()
+    }
+
+    /// What people are shown while all is well.
+    pub(crate) fn set_status(&mut self, status: String) {
+        self.heartbeat.set_status(status);
+    }
+
+    /// Looks at every reactor and feeds the watchdog. False when a reactor has died.
+    pub(crate) fn make(&mut self, reactors: &Reactors) -> bool {
+        self.made = Instant::now();
+        let now = reactors.clock().now();
+        self.told.resize(reactors.handles().len(), false);
+        for handle in reactors.handles() {
+            if !handle.is_running() {
+                // Its connections are lost; a restart brings all of them back.
+                tracing::error!("reactor {} has died: stopping", handle.index());
+                return false;
+            }
+            let stuck = handle.stuck_in(now, STUCK_AFTER);
+            let told = &mut self.told[handle.index()];
+            if let Some(stuck) = stuck.as_ref().filter(|_| !*told) {
+                let (name, seconds) = (&stuck.name, stuck.lasted.as_secs_f64());
+                tracing::error!(
+                    "reactor {} is stuck in {name}: {seconds:.1} s",
+                    handle.index()
+                );
+            } else if *told && stuck.is_none() {
+                tracing::warn!("reactor {} makes turns again", handle.index());
+            }
+            *told = stuck.is_some();
+        }
+        self.heartbeat.beat(reactors.handles(), now, STUCK_AFTER);
+        true
+    }
+}

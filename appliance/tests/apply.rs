@@ -1,0 +1,191 @@
+//! `windlass apply` as an administrator runs it.
+
+mod process;
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::Instant;
+
+use nvme_host::raw::{RawClient, RawNames};
+use nvme_spec::Sqe;
+use nvme_spec::sgl::SglDescriptor;
+use nvme_spec::tcp::PduType;
+use process::{Finished, LIMIT, Windlass, run};
+use rustix::process::Signal;
+use tempfile::TempDir;
+
+const MORE: &str = r#"
+[[device]]
+name = "more"
+type = "null"
+size = "1GiB"
+[[export]]
+nqn = "nqn.2026-11.org.windlass:more"
+devices = ["more"]
+listeners = ["loopback"]
+allow_any_host = true
+"#;
+
+struct Lab {
+    windlass: Windlass,
+    directory: TempDir,
+    base: String,
+}
+
+impl Lab {
+    fn new(deadline: &str) -> Self {
+        let directory = TempDir::new().expect("a directory");
+        let base = format!(
+            r#"
+[appliance]
+memory = "16MiB"
+pages = "ordinary"
+shutdown_deadline = "{deadline}"
+[control]
+http = "off"
+socket = "{}"
+[[device]]
+name = "ram"
+type = "memory"
+size = "8MiB"
+[[listener]]
+name = "loopback"
+transport = "tcp"
+address = "127.0.0.1:0"
+[[export]]
+nqn = "nqn.2026-11.org.windlass:test"
+devices = ["ram"]
+listeners = ["loopback"]
+allow_any_host = true
+"#,
+            directory.path().join("control.sock").display()
+        );
+        let file = directory.path().join("windlass.toml");
+        fs::write(&file, &base).expect("writable");
+        Self {
+            windlass: Windlass::start(&file),
+            directory,
+            base,
+        }
+    }
+
+    fn write(&self, text: &str) -> PathBuf {
+        let file = self.directory.path().join("windlass.toml");
+        fs::write(&file, text).expect("writable");
+        file
+    }
+
+    fn apply(&self, more: &[&str]) -> Finished {
+        let socket = self.directory.path().join("control.sock");
+        let mut arguments = vec!["apply", "--socket", socket.to_str().expect("UTF-8")];
+        arguments.extend(more);
+        run(&arguments)
+    }
+
+    fn end(self) {
+        self.windlass.signal(Signal::TERM);
+        assert_eq!(self.windlass.wait().0.code(), Some(0));
+    }
+}
+
+#[track_caller]
+fn expect(finished: &Finished, code: i32, stdout: &str) {
+    assert_eq!(finished.status.code(), Some(code), "{finished:?}");
+    assert_eq!(finished.stdout, stdout, "{finished:?}");
+}
+
+#[test]
+fn a_file_with_problems_changes_nothing_and_all_of_them_are_told() {
+    let lab = Lab::new("10s");
+    lab.write(&(lab.base.clone() + MORE + "memroy = 1\n[listner]\n"));
+    let refused = lab.apply(&[]);
+    expect(&refused, 1, "");
+    for problem in ["memroy", "listner"] {
+        assert!(refused.stderr.contains(problem), "{refused:?}");
+    }
+    let missing = lab.apply(&["/nonexistent/windlass.toml"]);
+    expect(&missing, 1, "");
+    assert!(
+        missing.stderr.contains("/nonexistent/windlass.toml"),
+        "{missing:?}"
+    );
+    lab.write(&lab.base);
+    let same = "the appliance is what the file says\n";
+    expect(&lab.apply(&[]), 0, same);
+    expect(&lab.apply(&["--dry-run"]), 0, same);
+    lab.end();
+}
+
+#[test]
+fn steps_are_listed_and_then_done() {
+    let lab = Lab::new("10s");
+    let file = lab.write(&(lab.base.replace("16MiB", "32MiB") + MORE));
+    let restart = "restart  appliance.memory = 16MiB becomes 32MiB, which only a restart can do";
+    let device = "live     open device more (null)";
+    let export = "live     offer nqn.2026-11.org.windlass:more";
+    let planned = format!("{restart}\n{device}\n{export}\n3 step(s); nothing was changed\n");
+    expect(&lab.apply(&["--dry-run"]), 0, &planned);
+    let refused = format!(
+        "{restart}: not done\n{device}: not done\n{export}: not done\n\
+         nothing was changed: 1 step(s) take a restart: restart the appliance, or apply the others \
+         alone with --partial\n"
+    );
+    expect(&lab.apply(&[]), 1, &refused);
+    let partial =
+        format!("{restart}: not done\n{device}: done\n{export}: done\n2 of 3 step(s) done\n");
+    let file = file.to_str().expect("UTF-8");
+    expect(&lab.apply(&["--partial", file]), 1, &partial);
+    lab.write(&(lab.base.clone() + MORE));
+    let answer = lab.apply(&["--json"]);
+    let answer: serde_json::Value = serde_json::from_str(&answer.stdout).expect("JSON");
+    assert_eq!(answer, serde_json::json!({ "steps": [], "applied": true }));
+    lab.end();
+}
+
+/// While a removal waits for a host, nobody else applies anything, and the service looks after
+/// itself.
+#[test]
+fn one_configuration_is_applied_at_a_time() {
+    let lab = Lab::new("4s");
+    let connect = || RawClient::connect(lab.windlass.address(), LIMIT).expect("it listens");
+    let (mut admin, mut io) = (connect(), connect());
+    let names = RawNames {
+        host: "nqn.2026-11.org.example:host".to_owned(),
+        host_id: [9; 16],
+        subsystem: "nqn.2026-11.org.windlass:test".to_owned(),
+    };
+    let cntlid = admin.open_admin(&names).expect("any host may attach");
+    io.open_io(&names, cntlid, 1).expect("queue 1 is free");
+    let write = Sqe::write(1, 0, 0, false).with_cid(9);
+    let write = write.with_sgl(SglDescriptor::transport(512));
+    io.send_capsule(write, &[]).expect("connected");
+    io.expect(PduType::R2T).expect("it asks for the data");
+    let other = lab.base.replace("windlass:test", "windlass:other");
+    lab.write(&other);
+    let taken = "another configuration is being applied";
+    let is_told = |finished: &Finished| finished.stderr.contains(taken);
+    let until = |holds: &dyn Fn(&Finished) -> bool, arguments: &[&str]| {
+        let began = Instant::now();
+        loop {
+            let finished = lab.apply(arguments);
+            if holds(&finished) {
+                return finished;
+            }
+            assert!(began.elapsed() < LIMIT, "{finished:?}");
+        }
+    };
+    std::thread::scope(|scope| {
+        // Each may come while the other has its turn.
+        let first = scope.spawn(|| until(&|finished| !is_told(finished), &[]));
+        let second = until(&is_told, &["--dry-run"]);
+        assert_eq!(second.status.code(), Some(1), "{second:?}");
+        let first = first.join().expect("it ends");
+        assert_eq!(first.status.code(), Some(0), "{first:?}");
+        let cut = "cut off at the deadline: nqn.2026-11.org.windlass:test, host \
+                   nqn.2026-11.org.example:host, queue 1: 1 command(s)";
+        assert!(first.stdout.contains(cut), "{first:?}");
+    });
+    expect(&lab.apply(&[]), 0, "the appliance is what the file says\n");
+    drop((admin, io));
+    lab.end();
+}

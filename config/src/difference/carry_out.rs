@@ -1,0 +1,103 @@
+//! Steps carried out on a configuration: what a running appliance's says after each.
+
+use super::{Step, set_size};
+use crate::model::{Config, Export, Listener};
+use crate::value::{Name, Nqn};
+
+impl Config {
+    /// Changes this configuration as `step` says. False, and nothing changes, when it is no step of
+    /// this configuration, or one that takes a restart.
+    pub fn carry_out(&mut self, step: &Step) -> bool {
+        self.try_to_carry_out(step).is_some()
+    }
+
+    fn try_to_carry_out(&mut self, step: &Step) -> Option<()> {
+        match step {
+            Step::RemoveNamespace { export, namespace } => {
+                remove(&mut self.export_mut(export)?.namespaces, |it| {
+                    it == namespace
+                })
+            }
+            Step::RemoveExport(nqn) => remove(&mut self.exports, |it| it.nqn == *nqn),
+            Step::DetachListener { export, listener } => {
+                remove(&mut self.export_mut(export)?.listeners, |it| it == listener)
+            }
+            Step::RemoveListener(name) => remove(&mut self.listeners, |it| it.name == *name),
+            Step::ChangeAccess { export, access, .. } => {
+                self.export_mut(export)?.access = access.clone();
+                Some(())
+            }
+            Step::ChangeIdentity {
+                export,
+                serial,
+                model,
+            } => {
+                let export = self.export_mut(export)?;
+                (export.serial, export.model) = (serial.clone(), model.clone());
+                Some(())
+            }
+            Step::RemoveDevice(name) => remove(&mut self.devices, |it| it.name == *name),
+            Step::GrowDevice { device, size } => {
+                let mut devices = self.devices.iter_mut();
+                let device = devices.find(|it| it.name == *device)?;
+                set_size(&mut device.backing, *size);
+                Some(())
+            }
+            Step::AddDevice(device) => {
+                self.devices.push((**device).clone());
+                Some(())
+            }
+            Step::AddListener(listener) => {
+                self.listeners.push((**listener).clone());
+                Some(())
+            }
+            Step::ChangeListener(listener) => {
+                *self.listener_mut(&listener.name)? = (**listener).clone();
+                Some(())
+            }
+            Step::AddExport(export) => {
+                self.exports.push((**export).clone());
+                Some(())
+            }
+            Step::AttachListener { export, listener } => {
+                self.export_mut(export)?.listeners.push(listener.clone());
+                Some(())
+            }
+            Step::ChangeQueues {
+                export,
+                max_io_queues,
+            } => {
+                self.export_mut(export)?.max_io_queues = *max_io_queues;
+                Some(())
+            }
+            Step::AddNamespace { export, namespace } => {
+                self.export_mut(export)?.namespaces.push(namespace.clone());
+                Some(())
+            }
+            Step::ChangeShutdownDeadline(deadline) => {
+                self.appliance.shutdown_deadline = *deadline;
+                Some(())
+            }
+            Step::ChangeControllers(count) => {
+                self.limits.max_controllers = *count;
+                Some(())
+            }
+            Step::Restart { .. } => None,
+        }
+    }
+
+    fn export_mut(&mut self, nqn: &Nqn) -> Option<&mut Export> {
+        self.exports.iter_mut().find(|export| export.nqn == *nqn)
+    }
+
+    fn listener_mut(&mut self, name: &Name) -> Option<&mut Listener> {
+        let mut listeners = self.listeners.iter_mut();
+        listeners.find(|listener| listener.name == *name)
+    }
+}
+
+fn remove<T>(items: &mut Vec<T>, is_it: impl Fn(&T) -> bool) -> Option<()> {
+    let at = items.iter().position(is_it)?;
+    items.remove(at);
+    Some(())
+}

@@ -1,0 +1,30 @@
+//! What stands in the place of a device that is not there: it takes nothing.
+
+use block::{CompletionBatch, DeviceError, DeviceQueue, Drain, Refusal, Request};
+
+/// No device.
+pub(super) struct AbsentQueue;
+
+impl DeviceQueue for AbsentQueue {
+    fn submit(&mut self, request: Request) -> Result<(), Refusal> {
+        Err(Refusal::Never(request, DeviceError::Removed))
+    }
+
+    fn flush(&mut self) {}
+
+    fn poll(&mut self, _completions: &mut CompletionBatch) -> usize {
+        0
+    }
+
+    fn in_flight(&self) -> usize {
+        0
+    }
+
+    fn has_ready(&self) -> bool {
+        false
+    }
+
+    fn drain(&mut self) -> Drain {
+        Drain::Done
+    }
+}

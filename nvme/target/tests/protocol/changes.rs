@@ -1,0 +1,357 @@
+//! What comes and goes while the rest is served: devices, subsystems, ports, hosts.
+
+use std::sync::Arc;
+
+use block::{Device, MemoryDevice, MemoryOptions, NullDevice, NullOptions, QueueOptions};
+use hugemem::PagePolicy;
+use nvme_spec::sgl::SglDescriptor;
+use nvme_spec::{Sqe, Status};
+use nvme_target::{
+    Admission, CloseReason, DeviceDrain, DeviceIndex, NamespaceConfig, Outstanding,
+    SubsystemConfig, TargetError,
+};
+
+use crate::harness::{
+    CLOSED_SUBSYSTEM, HOLD, HOST, HostCall, Link, RAM, SUBSYSTEM, TCP_PORT, World, config,
+    discovery_call, namespace,
+};
+
+/// A namespace that is not there at first.
+const LATE: u32 = 9;
+
+fn memory(name: &str) -> Arc<dyn Device> {
+    let device = MemoryDevice::new(MemoryOptions {
+        name: name.to_owned(),
+        uuid: [3; 16],
+        size_bytes: 1 << 20,
+        block_size: 512,
+        pages: PagePolicy::Ordinary,
+        read_only: false,
+    });
+    Arc::new(device.expect("a small device"))
+}
+
+/// Gives a device a place and every core a queue of it.
+fn attach(world: &mut World, device: &Arc<dyn Device>) -> DeviceIndex {
+    let place = world.target.add_device(Arc::clone(device)).expect("room");
+    for (core, node) in world.nodes.iter_mut().enumerate() {
+        let options = QueueOptions {
+            core,
+            depth: 16,
+            pool: node.pool.clone(),
+        };
+        let queue = device.open_queue(options).expect("a queue");
+        node.core.attach_device(place, queue);
+    }
+    place
+}
+
+fn detach(world: &mut World, device: DeviceIndex) -> Vec<DeviceDrain> {
+    let nodes = world.nodes.iter_mut();
+    nodes.map(|node| node.core.detach_device(device)).collect()
+}
+
+/// What the configuration says of a subsystem at first.
+fn subsystem(world: &World, nqn: &str) -> SubsystemConfig {
+    let subsystems = config(&world.devices()).subsystems.into_iter();
+    let mut found = subsystems.filter(|subsystem| subsystem.nqn == nqn);
+    found.next().expect("it is there")
+}
+
+/// The usual namespaces, and `more`.
+fn serve(world: &mut World, more: Option<NamespaceConfig>) {
+    let usual = subsystem(world, SUBSYSTEM).namespaces;
+    let namespaces = usual.into_iter().chain(more).collect();
+    let changed = world.target.update_namespaces(SUBSYSTEM, namespaces);
+    changed.expect("a right change");
+    world.settle();
+}
+
+fn write(nsid: u32, lba: u64) -> Sqe {
+    Sqe::write(nsid, lba, 0, false).with_sgl(SglDescriptor::transport(512))
+}
+
+#[test]
+fn what_cannot_be_is_refused_and_changes_nothing() {
+    let mut world = World::new();
+    let small = NullDevice::new(NullOptions {
+        name: "small".to_owned(),
+        uuid: [4; 16],
+        size_bytes: 1 << 20,
+        block_size: 512,
+    });
+    let small: Arc<dyn Device> = Arc::new(small.expect("a device"));
+    let before = world.target.devices().len();
+    for place in before..nvme_target::DEVICES_MAX {
+        let added = world.target.add_device(Arc::clone(&small));
+        assert_eq!(added, Ok(DeviceIndex(place as u16)));
+    }
+    let count = nvme_target::DEVICES_MAX + 1;
+    let full = world.target.add_device(small);
+    assert_eq!(full, Err(TargetError::TooManyDevices { count }));
+    let device = DeviceIndex(0);
+    let used = world.target.remove_device(device);
+    assert_eq!(used, Err(TargetError::DeviceInUse { device }));
+    for place in before..nvme_target::DEVICES_MAX {
+        let removed = world.target.remove_device(DeviceIndex(place as u16));
+        assert_eq!(removed, Ok(()));
+    }
+    let gone = NamespaceConfig {
+        device: DeviceIndex(before as u16),
+        ..namespace(LATE, 0, &*world.devices()[0])
+    };
+    let unknown = world.target.update_namespaces(SUBSYSTEM, vec![gone]);
+    assert!(matches!(unknown, Err(TargetError::UnknownDevice { .. })));
+    let mut wanted = subsystem(&world, SUBSYSTEM);
+    wanted.io_queues_max = 0;
+    let queues = world.target.update_subsystem(wanted);
+    assert!(matches!(queues, Err(TargetError::Queues { .. })));
+    let none = world
+        .target
+        .retire_subsystem("nqn.2026-11.org.windlass:none");
+    assert!(matches!(none, Err(TargetError::UnknownSubsystem { .. })));
+    assert!(world.target.limit_controllers(0).is_err());
+    let (_, io) = world.ready();
+    world
+        .write(io, Sqe::write(RAM, 0, 0, false), &[1; 512])
+        .ok();
+}
+
+#[test]
+fn a_device_comes_and_goes_while_others_are_served() {
+    let mut world = World::new();
+    let (_, io) = world.ready();
+    for round in 0..3 {
+        let device = memory("late");
+        let place = attach(&mut world, &device);
+        serve(&mut world, Some(namespace(LATE, place.0, &*device)));
+        world.write(io, write(LATE, 5), &[7 + round; 512]).ok();
+        assert_eq!(world.read_blocks(io, LATE, 5, 1), [7 + round; 512]);
+        // A new one in the same place is empty.
+        assert_eq!(world.read_blocks(io, LATE, 6, 1), [0; 512]);
+        world.write(io, write(RAM, 5), &[1; 512]).ok();
+        serve(&mut world, None);
+        world
+            .command(io, Sqe::flush(LATE))
+            .is(Status::INVALID_FIELD.with_dnr());
+        assert_eq!(detach(&mut world, place), [DeviceDrain::Done; 2]);
+        world.target.remove_device(place).expect("nobody uses it");
+        world.settle();
+        assert_eq!(world.read_blocks(io, RAM, 5, 1), [1; 512]);
+        assert_eq!(world.target.snapshot().devices.len(), 4);
+        assert_eq!(Arc::strong_count(&device), 1, "nobody keeps it");
+    }
+}
+
+/// The harness' first device holds requests back: in its place it is let go.
+fn hold_a_write(world: &mut World) -> (Link, u64) {
+    let (_, io) = world.ready();
+    world.fault.arm(HOLD, true);
+    let held = world.start(io, write(RAM, 0).with_cid(1), &[5; 512]);
+    let tag = held.expect_err("in the device");
+    let mut namespaces = subsystem(world, SUBSYSTEM).namespaces;
+    namespaces.retain(|namespace| namespace.device != DeviceIndex(0));
+    let changed = world.target.update_namespaces(SUBSYSTEM, namespaces);
+    changed.expect("a right change");
+    world
+        .target
+        .remove_subsystem(CLOSED_SUBSYSTEM)
+        .expect("there");
+    (io, tag)
+}
+
+#[test]
+fn a_device_goes_when_its_requests_are_done() {
+    let mut world = World::new();
+    let (io, tag) = hold_a_write(&mut world);
+    let place = DeviceIndex(0);
+    let one = DeviceDrain::Outstanding(1);
+    // A core that has not heard of the change does not let go.
+    assert_eq!(detach(&mut world, place)[0], one);
+    world.settle();
+    assert_eq!(detach(&mut world, place), [one, DeviceDrain::Done]);
+    let named = world.nodes[0].core.outstanding(&[place]);
+    let commands = Outstanding {
+        subsystem_nqn: SUBSYSTEM.to_owned(),
+        host_nqn: HOST.to_owned(),
+        qid: 1,
+        commands: 1,
+    };
+    assert_eq!(named, [commands]);
+    world.fault.release();
+    world.wait(io, tag).ok();
+    assert_eq!(detach(&mut world, place), [DeviceDrain::Done; 2]);
+    assert_eq!(world.nodes[0].core.outstanding(&[place]), []);
+    world.target.remove_device(place).expect("nobody uses it");
+    world.settle();
+    assert_eq!(world.leases(), 0);
+}
+
+#[test]
+fn a_device_that_does_not_answer_is_cut_off() {
+    let mut world = World::new();
+    let (io, tag) = hold_a_write(&mut world);
+    let orphan = world.io_queue(1, Link { node: 0, ..io }, 2);
+    world.settle();
+    let place = DeviceIndex(0);
+    assert_eq!(detach(&mut world, place)[0], DeviceDrain::Outstanding(1));
+    let now = world.now;
+    for node in &mut world.nodes {
+        node.core.cut_device(place, now);
+    }
+    world.wait(io, tag).is(Status::INTERNAL_PATH_ERROR);
+    assert_eq!(detach(&mut world, place), [DeviceDrain::Done; 2]);
+    world.close(orphan);
+    world.fault.release();
+    world.settle();
+    assert_eq!(world.nodes[0].core.in_flight(), 0);
+    assert_eq!(world.leases(), 0);
+    // The queue goes on.
+    world.command(io, Sqe::flush(0xffff_ffff)).ok();
+}
+
+/// A write whose data was on its way when its device went must not reach the next in its place.
+#[test]
+fn old_work_does_not_reach_the_next_device_in_a_place() {
+    let mut world = World::new();
+    let (_, io) = world.ready();
+    let first = memory("first");
+    let place = attach(&mut world, &first);
+    serve(&mut world, Some(namespace(LATE, place.0, &*first)));
+    let (tag, now) = (world.tag(), world.now);
+    let admitted = world.nodes[0]
+        .core
+        .admit(io.queue, tag, &write(LATE, 0), now);
+    let Admission::Work(work) = admitted else {
+        panic!("{admitted:?}");
+    };
+    serve(&mut world, None);
+    assert_eq!(detach(&mut world, place), [DeviceDrain::Done; 2]);
+    world.target.remove_device(place).expect("nobody uses it");
+    let second = memory("second");
+    assert_eq!(attach(&mut world, &second), place);
+    serve(&mut world, Some(namespace(LATE, place.0, &*second)));
+    let reply = world.execute(io, tag, work, &[9; 512]);
+    reply
+        .expect("refused at once")
+        .is(Status::INVALID_NAMESPACE_OR_FORMAT.with_dnr());
+    assert_eq!(world.read_blocks(io, LATE, 0, 1), [0; 512]);
+}
+
+#[test]
+fn hosts_leave_once_their_commands_are_answered() {
+    let mut world = World::new();
+    let admin = world.enabled(0);
+    let (near, far) = (world.io_queue(0, admin, 1), world.io_queue(1, admin, 2));
+    world.fault.arm(HOLD, true);
+    let held = world.start(far, write(RAM, 0).with_cid(1), &[5; 512]);
+    let tag = held.expect_err("in the device");
+    world
+        .target
+        .retire_subsystem(SUBSYSTEM)
+        .expect("it is there");
+    world.settle();
+    assert_eq!(world.target.leaving(), 1);
+    assert_eq!(world.close_reasons(0), [CloseReason::Revoked]);
+    world.close(near);
+    // What comes now is for another path: it gets no answer, and the connection's end says so.
+    let late = world.start(far, write(RAM, 1).with_cid(2), &[6; 512]);
+    let late = late.expect_err("held");
+    assert!(world.try_connect(0, &HostCall::default()).is_err());
+    let waits = Outstanding {
+        subsystem_nqn: SUBSYSTEM.to_owned(),
+        host_nqn: HOST.to_owned(),
+        qid: 2,
+        commands: 1,
+    };
+    assert_eq!(world.nodes[1].core.outstanding(&[]), [waits]);
+    world.settle();
+    assert_eq!((world.closes(0), world.closes(1)), (vec![], vec![]));
+    world.fault.release();
+    world.settle();
+    world.wait(far, tag).ok();
+    assert!(world.answer(1, late).is_none());
+    assert_eq!(world.close_reasons(1), [CloseReason::Revoked]);
+    world.close(far);
+    world.settle();
+    assert_eq!(world.close_reasons(0), [CloseReason::Revoked]);
+    world.close(admin);
+    assert_eq!(world.target.leaving(), 0);
+    world.target.remove_subsystem(SUBSYSTEM).expect("retired");
+}
+
+#[test]
+fn hosts_that_do_not_leave_are_made_to() {
+    let mut world = World::new();
+    let (admin, io) = world.ready();
+    world.fault.arm(HOLD, true);
+    let held = world.start(io, write(RAM, 0).with_cid(1), &[5; 512]);
+    held.expect_err("in the device");
+    world
+        .target
+        .retire_subsystem(SUBSYSTEM)
+        .expect("it is there");
+    world.settle();
+    assert_eq!(world.closes(0), []);
+    world.target.end_leaving();
+    world.settle();
+    let reasons = world.close_reasons(0);
+    assert_eq!(reasons, [CloseReason::Revoked; 2]);
+    world.close(io);
+    world.close(admin);
+    assert_eq!(world.target.leaving(), 1, "its command is in the device");
+    world.fault.release();
+    world.settle();
+    assert_eq!(world.target.leaving(), 0);
+    assert_eq!(world.leases(), 0);
+}
+
+/// Identify Controller is read when a host attaches, so that it has to come back for another one.
+#[test]
+fn other_identifiers_make_hosts_come_back() {
+    let mut world = World::new();
+    let (admin, io) = world.ready();
+    let other = world.enabled_by(
+        1,
+        &HostCall {
+            subsystem: CLOSED_SUBSYSTEM,
+            ..HostCall::default()
+        },
+    );
+    let mut wanted = subsystem(&world, SUBSYSTEM);
+    wanted.serial = "another".to_owned();
+    wanted.io_queues_max = 2;
+    world.target.update_subsystem(wanted).expect("right");
+    world.settle();
+    assert_eq!(world.close_reasons(0), [CloseReason::Reconfigured]);
+    world.close(io);
+    world.settle();
+    assert_eq!(world.close_reasons(0), [CloseReason::Reconfigured]);
+    world.close(admin);
+    assert_eq!(world.close_reasons(1), [], "another subsystem's host");
+    world.csts(other);
+    world.ready();
+}
+
+#[test]
+fn a_port_goes_with_those_who_came_in_by_it() {
+    let mut world = World::new();
+    let discovery = world.enabled_by(1, &discovery_call());
+    let (_, io) = world.ready();
+    for nqn in [SUBSYSTEM, CLOSED_SUBSYSTEM] {
+        let mut wanted = subsystem(&world, nqn);
+        wanted.ports.retain(|port| *port != TCP_PORT);
+        world.target.update_subsystem(wanted).expect("right");
+    }
+    world.settle();
+    assert_eq!(world.close_reasons(0), [CloseReason::Revoked]);
+    assert_eq!(world.close_reasons(1), []);
+    world.close(io);
+    let mut ports = config(&world.devices()).ports;
+    ports.retain(|port| port.id != TCP_PORT);
+    world.target.update_ports(ports).expect("nobody names it");
+    world.settle();
+    assert_eq!(world.close_reasons(1), [CloseReason::Revoked]);
+    world.close(discovery);
+    assert!(world.try_connect(0, &HostCall::default()).is_err());
+}
