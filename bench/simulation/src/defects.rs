@@ -62,6 +62,11 @@ defects! {
     "event-lost": "no event tells of a changed namespace";
     "revocation-ignored": "a host that lost its permission keeps its controller";
     "stranger-admitted": "a host without permission may connect";
+    "drive-fua-ignored": "the driver ignores Force Unit Access";
+    "drive-part-misplaced": "all parts of a long request use the first part's memory";
+    "drive-generation-ignored": "the driver believes a completion for an earlier use of a slot";
+    "drive-leases-early": "memory comes back while a drive that is being reset can still reach it";
+    "drive-reset-as-success": "what a drive had when it was reset is answered as done";
     "neighbour-closed": "the end of one queue ends another";
 }
 

@@ -24,6 +24,7 @@ use block::{Completion, CompletionBatch, DeviceError, Operation, QueueCounters, 
 use hugemem::{Data, DmaBuffer, Lease};
 use nvme_spec::completion::StatusField;
 use nvme_spec::{Sqe, U16};
+use reactors::sim::planted;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, transmute};
 
 use crate::backing::{ControllerMemory, DeviceBacking};
@@ -170,6 +171,7 @@ impl Pair {
                 Sqe::read(manner.nsid, lba, last(blocks))
             }
             Operation::Write { fua } if blocks <= manner.part_blocks => {
+                let fua = fua && !planted("drive-fua-ignored");
                 Sqe::write(manner.nsid, lba, last(blocks), fua)
             }
             Operation::Compare if blocks <= manner.part_blocks && manner.compare => {
@@ -338,11 +340,10 @@ impl Pair {
         {
             let cid = tail.cid.get();
             let index = self.table.identifiers.index(cid);
-            let known = self
-                .table
-                .slots
-                .get(index)
-                .is_some_and(|slot| slot.cid == cid && slot.has_command());
+            let known = self.table.slots.get(index).is_some_and(|slot| {
+                let same = slot.cid == cid || planted("drive-generation-ignored");
+                same && slot.has_command()
+            });
             if !known || tail.sqhd.get() >= self.entries || tail.sqid.get() != self.qid {
                 self.distrust(cid, known);
                 return;

@@ -10,6 +10,7 @@ use block::{DeviceError, Operation, Refusal, Request};
 use hugemem::Lease;
 use nvme_spec::Sqe;
 use nvme_spec::command::{DatasetRange, WriteZeroesControl};
+use reactors::sim::planted;
 use zerocopy::transmute;
 
 use super::slot::{SlotState, Work, WorkKind};
@@ -137,7 +138,9 @@ impl Pair {
         let work = &mut self.table.works[usize::from(parent)];
         work.lba += u64::from(blocks);
         work.left -= blocks;
-        work.offset = work.offset.wrapping_add(bytes);
+        if !planted("drive-part-misplaced") {
+            work.offset = work.offset.wrapping_add(bytes);
+        }
         work.outstanding += 1;
         self.write(sqe.with_cid(cid));
     }

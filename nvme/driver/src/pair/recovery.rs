@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use block::DeviceError;
 use hugemem::Pool;
+use reactors::sim::planted;
 
 use super::data::Pointers;
 use super::parts::Scratch;
@@ -208,6 +209,9 @@ impl Pair {
         }
         match attention.phase() {
             Phase::Starting | Phase::Quiesce => {
+                if planted("drive-leases-early") {
+                    self.end_all(DeviceError::Interrupted);
+                }
                 self.gate = Gate::Later;
                 self.running = false;
             }
@@ -305,6 +309,9 @@ impl Pair {
                         self.scratch = Scratch::Free(lease);
                     }
                     self.table.release(index);
+                }
+                SlotState::Whole | SlotState::Parent if planted("drive-reset-as-success") => {
+                    self.finish(index, Ok(()));
                 }
                 SlotState::Whole | SlotState::Parent => self.finish(index, Err(error)),
             }
