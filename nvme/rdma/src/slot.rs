@@ -7,7 +7,7 @@
 //!
 //! A request enters when its capsule was received. Data and response are posted together, and with
 //! that the slot is free: the host may use the command's place again as soon as it has the
-//! response. What the posted work needs stays in [`Posted`](crate::posted::Posted). The move from
+//! response. What the posted work needs stays in [`posted`](crate::posted). The move from
 //! one state to the next is `Connection::step`; this file holds the table.
 
 use hugemem::{Data, Lease};

@@ -6,24 +6,27 @@ mod harness;
 use std::cell::RefCell;
 use std::net::SocketAddr;
 use std::rc::Rc;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use block::{Device as _, MemoryDevice, QueueOptions};
 use harness::FakeHost as Host;
-use harness::{HOST_IP, TARGET_IP, World, port_settings, ram, target_over};
+use harness::host::Call;
+use harness::{HOST_IP, TARGET_IP, World, port_at, port_settings, ram, subsystem_at, target_over};
 use hugemem::{Arena, ArenaConfig, PagePolicy};
 use nvme_rdma::{
-    ConnectionSet, Domains, Listeners, Message, RdmaConfig, RdmaCounters, RdmaTransport, SetParts,
+    ConnectionSet, Domains, Listeners, Message, Order, RdmaConfig, RdmaCounters, RdmaTransport,
+    SetParts,
 };
 use nvme_target::{CoreLimits, PortId, Target, TargetCore};
 use rdma::Provider;
 use rdma::fake::{DeviceConfig, Fabric, FabricConfig, Fake};
 use reactors::mesh::Port;
+use reactors::ring::{self, Receiver, Sender};
 use reactors::{IdlePolicy, InitError, Nanos, Placement, ReactorConfig, ReactorSetup, Reactors};
 
 /// What one reactor takes for itself.
-type Own = (Port<Message<Fake>>, Listeners<Fake>);
+type Own = ((Port<Message<Fake>>, Listeners<Fake>), Receiver<Order>);
 
 struct Server {
     fabric: Fabric,
@@ -31,8 +34,10 @@ struct Server {
     host_machine: Fake,
     address: SocketAddr,
     arena: Arc<Arena>,
+    device: Arc<MemoryDevice>,
     target: Arc<Target>,
     counters: Vec<Arc<RdmaCounters>>,
+    orders: Vec<Sender<Order>>,
     reactors: Option<Reactors>,
 }
 
@@ -73,14 +78,16 @@ impl Server {
             .map(|_| Arc::new(RdmaCounters::default()))
             .collect();
         let meshes = reactors::mesh::mesh(reactors, 64);
+        let (orders, receivers): (Vec<_>, Vec<_>) = (0..reactors).map(|_| ring::channel(4)).unzip();
+        let own = meshes.into_iter().zip(listeners).zip(receivers);
         let parts = Parts {
             arena: Arc::clone(&arena),
-            device,
+            device: Arc::clone(&device),
             target: Arc::clone(&target),
             domains,
             counters: counters.clone(),
             placement: Placement::new(reactors),
-            own: Mutex::new(meshes.into_iter().zip(listeners).map(Some).collect()),
+            own: Mutex::new(own.map(Some).collect()),
         };
         let config = ReactorConfig {
             idle,
@@ -98,10 +105,27 @@ impl Server {
             host_machine,
             address,
             arena,
+            device,
             target,
             counters,
+            orders,
             reactors: Some(running),
         }
+    }
+
+    /// Gives a reactor an order, and waits for what comes of it.
+    fn order<T>(&mut self, reactor: usize, order: impl FnOnce(mpsc::Sender<T>) -> Order) -> T {
+        let (sender, answer) = mpsc::channel();
+        let sent = self.orders[reactor].send(order(sender));
+        assert!(sent.is_ok(), "nobody gives many orders at once");
+        let running = self.reactors.as_ref().expect("they run");
+        running.handles()[reactor].wake();
+        let mut answered = None;
+        self.turn_until("an answer", |_| {
+            answered = answer.try_recv().ok();
+            answered.is_some()
+        });
+        answered.expect("it came")
     }
 
     /// Stops; everything must have ended in order, and nothing be left on the fabric.
@@ -146,7 +170,7 @@ fn set_up(parts: &Parts, index: usize, setup: &mut ReactorSetup<'_>) -> Result<(
     let limits = CoreLimits::default();
     let core = TargetCore::new(Arc::clone(&parts.target), index, vec![queue], limits);
     let own = parts.own.lock().expect("no panic holds it")[index].take();
-    let (mut messages, listeners) = own.expect("each reactor is set up once");
+    let ((mut messages, listeners), orders) = own.expect("each reactor is set up once");
     messages.attach_all(&setup.wakers());
     let config = RdmaConfig {
         ports: vec![(PortId(0), port_settings())],
@@ -165,7 +189,8 @@ fn set_up(parts: &Parts, index: usize, setup: &mut ReactorSetup<'_>) -> Result<(
     let connections = ConnectionSet::new(Rc::new(RefCell::new(core)), set_parts);
     let reactors = setup.handles().to_vec();
     let placement = parts.placement.clone();
-    let transport = RdmaTransport::new(connections, messages, placement, reactors)?;
+    let mut transport = RdmaTransport::new(connections, messages, placement, reactors)?;
+    transport.take_orders(orders);
     setup.register(Box::new(transport))?;
     Ok(())
 }
@@ -203,6 +228,53 @@ fn a_sleeping_reactor_is_woken_by_capsules_requests_and_disconnects() {
             open.sum::<u64>() == 0
         });
     }
+    server.stop();
+}
+
+#[test]
+fn a_listener_comes_and_goes_while_another_serves() {
+    let mut server = Server::start(2, IdlePolicy::Sleep);
+    let first = server.address;
+    let (admin, mut io) = Host::attach(&mut server, 16);
+    let port = PortId(1);
+    let address = SocketAddr::new(TARGET_IP, 0);
+    let second = server.order(0, |answer| Order::Listen {
+        address,
+        port,
+        answer,
+    });
+    let second = second.expect("a free port");
+    for reactor in 0..2 {
+        let ports = [PortId(0), port].map(|port| (port, port_settings()));
+        server.order(reactor, |answer| Order::Settings {
+            ports: ports.to_vec(),
+            answer,
+        });
+    }
+    let ports = vec![port_at(PortId(0), first), port_at(port, second)];
+    server.target.update_ports(ports).expect("valid ports");
+    let both = subsystem_at(&server.device, &[PortId(0), port]);
+    server.target.update_subsystem(both).expect("a valid one");
+    server.address = second;
+    let (mut other_admin, mut other_io) = Host::attach(&mut server, 16);
+    other_io.prove_alive(&mut server, 1, 1);
+    io.prove_alive(&mut server, 2, 2);
+
+    let one = subsystem_at(&server.device, &[PortId(0)]);
+    server.target.update_subsystem(one).expect("a valid one");
+    for reactor in 0..2 {
+        server.order(reactor, |answer| Order::Close { port, answer });
+    }
+    other_io.await_end(&mut server);
+    other_admin.await_end(&mut server);
+    let by_second = Host::connect(&mut server, &Call::queue(0, 32, 0));
+    assert!(by_second.is_err(), "nobody listens there any more");
+    io.prove_alive(&mut server, 3, 3);
+    server.address = first;
+    drop((admin, io, other_admin, other_io));
+    let (admin, mut again) = Host::attach(&mut server, 16);
+    again.prove_alive(&mut server, 4, 4);
+    drop((admin, again));
     server.stop();
 }
 

@@ -248,12 +248,8 @@ pub(crate) fn ram() -> MemoryDevice {
     .expect("a small RAM device")
 }
 
-pub(crate) fn target_over(
-    arena: &Arena,
-    device: &Arc<MemoryDevice>,
-    address: SocketAddr,
-    reactors: usize,
-) -> Arc<Target> {
+/// The subsystem, with a namespace on the one device.
+pub(crate) fn subsystem_at(device: &Arc<MemoryDevice>, ports: &[PortId]) -> SubsystemConfig {
     let namespace = NamespaceConfig {
         nsid: 1,
         device: DeviceIndex(0),
@@ -263,7 +259,7 @@ pub(crate) fn target_over(
         eui64: [4; 8],
         read_only: false,
     };
-    let subsystem = SubsystemConfig {
+    SubsystemConfig {
         nqn: NQN.to_owned(),
         serial: "TEST".to_owned(),
         model: "Windlass".to_owned(),
@@ -273,19 +269,31 @@ pub(crate) fn target_over(
         namespaces: vec![namespace],
         io_queues_max: 8,
         queue_depth_max: 128,
-        ports: vec![PortId(0)],
-    };
-    let port = PortConfig {
-        id: PortId(0),
+        ports: ports.to_vec(),
+    }
+}
+
+/// A port for hosts that come by `address`.
+pub(crate) fn port_at(id: PortId, address: SocketAddr) -> PortConfig {
+    PortConfig {
+        id,
         transport: TransportKind::Rdma,
         address: address.ip().to_string(),
         service: address.port().to_string(),
         ipv6: false,
         secure: false,
-    };
+    }
+}
+
+pub(crate) fn target_over(
+    arena: &Arena,
+    device: &Arc<MemoryDevice>,
+    address: SocketAddr,
+    reactors: usize,
+) -> Arc<Target> {
     let config = TargetConfig {
-        subsystems: vec![subsystem],
-        ports: vec![port],
+        subsystems: vec![subsystem_at(device, &[PortId(0)])],
+        ports: vec![port_at(PortId(0), address)],
         limits: TargetLimits {
             transfer_max: arena.max_transfer(),
             controllers_max: 4096,
