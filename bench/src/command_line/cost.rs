@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use bench::cost::baseline::{Baseline, CaseBaselines, case_excesses, excesses};
+use bench::cost::baseline::{Baseline, CaseBaselines, case_excesses, excesses, is_judged};
 use bench::cost::measure::{self, Subject, measure, measure_cases};
 use bench::cost::report::CostReport;
 use bench::cost::tcp_cases::{CHIEF, Case};
@@ -127,7 +127,11 @@ fn execute_cases(args: &CostArgs) -> Result<ExitCode, Failure> {
     }
     if let Some(path) = &args.save_baseline {
         let each = |report: &CostReport| (report.what.clone(), Baseline::from(report));
-        let baselines: CaseBaselines = reports.cases.iter().map(each).collect();
+        let judged = reports
+            .cases
+            .iter()
+            .filter(|report| is_judged(&report.what));
+        let baselines: CaseBaselines = judged.map(each).collect();
         save_json(&baselines, path)?;
     }
     if !args.check {

@@ -110,6 +110,19 @@ impl Case {
         format!("{backing}-{operation}-{size}k-{}", self.depth)
     }
 
+    /// The case of that name.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
+        Self::all().find(|case| case.name() == name)
+    }
+
+    /// Whether the same is counted wherever it runs. What a file takes depends on its file system,
+    /// and on how often the kernel leaves a request to a worker.
+    #[must_use]
+    pub fn is_steady(&self) -> bool {
+        self.backing != Backing::File
+    }
+
     /// Requests that are counted.
     #[must_use]
     pub fn requests(&self) -> u64 {
@@ -128,5 +141,9 @@ mod tests {
         let names: HashSet<String> = Case::all().map(|case| case.name()).collect();
         assert_eq!(names.len(), 3 * 2 * 4);
         assert!(names.contains(CHIEF));
+        for case in Case::all() {
+            assert_eq!(Case::named(&case.name()), Some(case));
+        }
+        assert_eq!(Case::named("ram-read"), None);
     }
 }
