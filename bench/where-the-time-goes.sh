@@ -1,0 +1,188 @@
+#!/bin/bash
+# Writes bench/WHERE-THE-TIME-GOES.md: what one request over TCP costs, by stage and by function, and
+# what its stages take. Takes about a minute; needs perf, jq and valgrind.
+#
+#   cargo build --release -p appliance -p bench
+#   bench/where-the-time-goes.sh [folder with the two binaries, else target/release]
+set -euo pipefail
+cd "$(dirname "$0")/.."
+binaries=${1:-target/release}
+page=bench/WHERE-THE-TIME-GOES.md
+seconds=4
+port=$((20000 + RANDOM % 10000))
+work=$(mktemp -d)
+target=
+end() {
+  if [ -n "$target" ]; then kill "$target" 2>/dev/null && wait "$target" || true; fi
+  target=
+}
+trap 'end; rm -rf "$work"' EXIT
+
+dd if=/dev/urandom of="$work/file" bs=1M count=64 status=none
+cat >"$work/windlass.toml" <<TOML
+[appliance]
+name = "where"
+cores = "0"
+memory = "256MiB"
+[control]
+socket = "$work/control.sock"
+[[device]]
+name = "ram"
+type = "memory"
+size = "64MiB"
+block_size = 4096
+[[device]]
+name = "file"
+type = "file"
+path = "$work/file"
+block_size = 4096
+[[listener]]
+name = "loopback"
+transport = "tcp"
+address = "127.0.0.1:$port"
+queue_depth = 256
+[[export]]
+nqn = "nqn.2026-11.org.windlass:where"
+devices = ["ram", "file"]
+listeners = ["loopback"]
+allow_any_host = true
+TOML
+
+# Runs one load, with a profile of the target: NAME, arguments of `bench run`.
+load() {
+  local name=$1 host
+  shift
+  "$binaries/windlass" run "$work/windlass.toml" >"$work/$name.log" 2>&1 &
+  target=$!
+  for _ in $(seq 100); do
+    [ -S "$work/control.sock" ] && break
+    sleep 0.1
+  done
+  "$binaries/bench" run --address "127.0.0.1:$port" --cores 1 --warm-up 0.5 \
+    --time $((seconds + 2)) "$@" >"$work/$name.run" &
+  host=$!
+  sleep 1.5
+  perf record -q -e cpu-clock -F 2000 -o "$work/$name.perf" -p "$target" -- sleep "$seconds"
+  wait "$host"
+  "$binaries/windlass" status --json --socket "$work/control.sock" >"$work/$name.json" || true
+  end
+}
+
+# The profile by place, as rows of a table.
+places() {
+  perf report -i "$work/$1.perf" --stdio --no-children -g none --percent-limit 0 \
+    -F overhead,dso,sym -t '|' 2>/dev/null | awk -F'|' '
+    /^ *[0-9.]+%/ {
+      share = $1 + 0; place = "windlass: everything else"
+      if ($2 ~ /kernel/) {
+        place = "kernel: TCP, IP, loopback, sockets, entry"
+        if ($3 ~ /copy_(from|to)_iter|copy_user|rep_movs|memcpy/) place = "kernel: copying data"
+        else if ($3 ~ /alloc|kfree|kmem|slab|page|skb_release|free/) place = "kernel: memory for packets"
+        else if ($3 ~ /io_uring|io_|blk_|bio|virt|nvme|vring|ext4|xfs|dio|iomap/) place = "kernel: io_uring, file, drive"
+      } else if ($2 ~ /vdso|libc|ld-/) place = "C library and clock: " ($3 ~ /mem/ ? "copying" : "the rest")
+      else if (match($3, /(nvme_tcp|nvme_target|block|hugemem|reactors|uring|crc_fast)::/))
+        place = "windlass: `" substr($3, RSTART, RLENGTH - 2) "`"
+      sum[place] += share
+    }
+    END { for (place in sum) if (sum[place] >= 0.5) printf "| %s | %.1f %% |\n", place, sum[place] }
+  ' | sort -t'|' -k3 -rn
+}
+
+functions() {
+  perf report -i "$work/$1.perf" --stdio --no-children -g none --percent-limit 1 \
+    -F overhead,dso,sym -t '|' 2>/dev/null | awk -F'|' '
+    /^ *[0-9.]+%/ && shown < 12 { shown++; gsub(/^ +| +$/, "", $3); sub(/^\[.\] /, "", $3)
+      gsub(/^ +| +$/, "", $2); printf "| `%s` | %s | %s |\n", $3, ($2 ~ /kernel/ ? "kernel" : "user"), $1 }'
+}
+
+# The stages of a load's requests, as rows of a table: LOAD, operation.
+stages() {
+  jq -r --arg operation "$2" --arg load "$1" '
+    def us: if . == null then "" else "\(. / 100 | round / 10) µs" end;
+    .exports[0] | (.stages + {total: .latency}) | to_entries[]
+    | .value[$operation] as $taken | select($taken.count > 0)
+    | "| \($load) | \(.key) | \($taken.count) | \($taken.p50_ns | us) | \($taken.p99_ns | us) |"
+    ' "$work/$1.json"
+}
+
+load read --nsid 1 --depth 128 --mix 100/0 --block-size 4k
+load write --nsid 1 --depth 128 --mix 0/100 --block-size 4k
+load file --nsid 2 --depth 128 --mix 100/0 --block-size 4k
+"$binaries/bench" cost tcp >"$work/cost"
+"$binaries/bench" cost tcp --case ram-write-4k-128 >"$work/cost-write"
+
+{
+  cat <<'PAGE'
+# Where the time goes
+
+One request of 4 KiB over NVMe/TCP, the target on one core, the host on the other, 128 in flight on one
+connection, over the loopback interface. Made by `bench/where-the-time-goes.sh`, which says in its first
+lines what it needs; nothing here is written by hand but the words.
+
+PAGE
+  printf 'On %s, Linux %s.\n' "$(lscpu | sed -n 's/^Model name: *//p')" "$(uname -r)"
+  cat <<'PAGE'
+
+## The target's core, by place
+
+Samples of the target's processor time (`perf record -e cpu-clock`). Shares hold on a busy machine too;
+polls that find nothing are in them, under entry and `reactors`, where the host is the slower end.
+
+PAGE
+  for one in "read random reads of RAM" "write random writes of RAM" "file random reads of a file, O_DIRECT"; do
+    printf '**%s**\n\n| place | share |\n|---|---|\n' "${one#* }"
+    places "${one%% *}"
+    printf '\n'
+  done
+  printf '## The dearest functions\n\n'
+  for one in "read random reads of RAM" "write random writes of RAM"; do
+    printf '**%s**\n\n| function | where | share |\n|---|---|---|\n' "${one#* }"
+    functions "${one%% *}"
+    printf '\n'
+  done
+  cat <<'PAGE'
+## Our own instructions, by stage
+
+Exact, counted by callgrind (`bench cost tcp`): what is ours of a random read, and of a random write, of
+RAM.
+
+PAGE
+  for counted in cost cost-write; do
+    printf '```text\n'
+    sed -n '/^One request of/,/all stages/p' "$work/$counted"
+    printf '```\n\n'
+  done
+  printf 'All cases:\n\n```text\n'
+  sed -n '/^  case /,$p' "$work/cost" | sed '/^ *$/d'
+  cat <<'PAGE'
+```
+
+## The stages of a request
+
+What the target itself measures, as `windlass status --json` tells it, of the last seconds of each load.
+Times are those of the reactor's turns: what begins and ends in one turn took none. A read of RAM is
+never in a device, and a write that came whole in the receive buffer is not either; a few that a receive
+cuts in two are.
+
+| load | stage | requests | median | 99th percentile |
+|---|---|---|---|---|
+PAGE
+  stages read read
+  stages write write
+  stages file read
+  cat <<'PAGE'
+
+## Read from it
+
+- Of a read, most is the kernel's: copying the data into packets, and TCP over loopback on both ends'
+  behalf, since what is sent is also received there in the sender's time. What is ours is the smaller
+  part, and of that the first touch of the range's count of holders in memory that no cache holds.
+- Of a write, the data is copied twice: by the kernel into the receive buffer, which stays in the
+  second-level cache, and by us to its place. Receiving it there at once would save one copy, but a
+  host that stops in the middle would keep the range from its readers.
+- What `push_response` shows of a write is its wait for that copy: memory that no cache holds takes the
+  stores before anything that was just stored can be loaded again.
+- Requests per system call follow from what is in flight, not from us: everything that has come is
+  received at once, and one send carries all that is ready.
+PAGE
+} >"$page"
