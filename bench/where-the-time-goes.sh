@@ -13,7 +13,7 @@ port=$((20000 + RANDOM % 10000))
 work=$(mktemp -d)
 target=
 end() {
-  if [ -n "$target" ]; then kill "$target" 2>/dev/null && wait "$target" || true; fi
+  if [ -n "$target" ] && kill "$target" 2>/dev/null; then wait "$target" || true; fi
   target=
 }
 trap 'end; rm -rf "$work"' EXIT
