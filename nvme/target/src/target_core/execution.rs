@@ -128,7 +128,8 @@ impl TargetCore {
             return Err(gone);
         }
         if work.epoch != self.view.epoch {
-            if !self.view.had_device(work.device, work.epoch) {
+            let names_one = work.nsid != nvme_spec::NSID_BROADCAST;
+            if names_one && !self.view.had_device(work.device, work.epoch) {
                 return Err(Fault::new(Status::INVALID_NAMESPACE_OR_FORMAT).at(byte::NSID));
             }
             recheck(work, self.view.subsystem(queue.subsystem))?;
