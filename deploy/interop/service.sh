@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# An administrator's life with the Debian package, under systemd: install, configure, attach, a
-# reactor that sticks, upgrade, removal, purge. The packages are in INTEROP_PACKAGES, the older first.
+# An administrator's life with the Debian package, under systemd: install, configure, attach, reloads
+# under I/O, a reactor that sticks, upgrade, removal, purge. The packages are in INTEROP_PACKAGES, the older first.
 . "$(dirname "$0")/lib/guest.sh"
 . "$(dirname "$0")/lib/drives.sh"
 . "$(dirname "$0")/lib/rdma.sh"
@@ -9,6 +9,7 @@ mapfile -t packages < <(ls -v "$INTEROP_PACKAGES"/*.deb)
 export DEBIAN_FRONTEND=noninteractive
 file=/etc/windlass/windlass.toml
 volume=/var/lib/windlass/volume0.img
+added=/var/lib/windlass/volume1.img
 # Enough for the arena and what a reactor takes beside it.
 huge_pages=48
 
@@ -133,6 +134,88 @@ a_wrong_configuration_is_not_tried_again() {
   show systemctl restart windlass
 }
 
+bytes_of() { blockdev --getsize64 "$1"; }
+has_namespaces() { [ "$(namespaces | wc -l)" = "$1" ]; }
+has_bytes() { [ "$(bytes_of "$1" 2> /dev/null)" = $(($2 << 20)) ]; }
+is_discovered() { nvme discover "${at_target[@]}" | grep -F "$1" > /dev/null; }
+reload() {
+  say "reload: $1"
+  show systemctl reload windlass
+}
+refused_reload() {
+  local began
+  began=$(date +%s.%6N)
+  say "a reload that is refused: $1"
+  if systemctl reload windlass; then fail "reloaded"; fi
+  journal "$2" --since=@"$began" || fail "the journal does not say: $2"
+  is_running || fail "the service does not run any more"
+}
+
+# What the kernel host learns it learns by events: nothing here rescans, reconnects or disconnects.
+reloads_under_io() {
+  say "reloads under I/O"
+  local process writer third other="$INTEROP_NQN.other"
+  process=$(property MainPID)
+  dmesg --clear
+  until [ -e reloaded ]; do
+    verify "a volume under reloads" "$(device_of 1)" 16 --rate=2m,2m
+  done > writes.log 2>&1 &
+  writer=$!
+
+  {
+    sed 's/"drive"\]/"drive", "volume1"]/' right
+    printf '[[device]]\nname = "volume1"\ntype = "file"\npath = "%s"\nsize = "32MiB"\n' "$added"
+  } > $file
+  reload "a namespace comes"
+  eventually 20 has_namespaces 3
+  third=$(device_of 3)
+  has_bytes "$third" 32 || fail "$third has $(bytes_of "$third") bytes"
+  verify "a namespace that came" "$third" 8
+
+  sed -i 's/^size = "32MiB"/size = "48MiB"/; s/^size = "64MiB"/size = "96MiB"/' $file
+  reload "namespaces grow, one of them under I/O"
+  eventually 20 has_bytes "$third" 48
+  eventually 20 has_bytes "$(device_of 1)" 96
+  verify "what a namespace grew by" "$third" 8 --offset=40m
+
+  cp $file grown
+  cat >> $file <<END
+[[device]]
+name = "nothing"
+type = "null"
+size = "1GiB"
+[[export]]
+nqn = "$other"
+devices = ["nothing"]
+listeners = ["loopback"]
+allow_any_host = true
+END
+  reload "an export comes"
+  is_discovered "$other" || fail "$other is not discovered"
+  cat grown > $file
+  reload "it goes again"
+  if is_discovered "$other"; then fail "$other is still discovered"; fi
+
+  echo 'memroy = "1GiB"' >> $file
+  refused_reload "a wrong file" memroy
+  sed 's/^memory = .*/memory = "32MiB"/' grown > $file
+  show windlass apply --dry-run $file
+  refused_reload "more than a reload can do" "appliance.memory"
+  cat grown > $file
+  reload "nothing"
+  journal "the appliance is what the file says" || fail "something was changed by refused reloads"
+
+  sed 's/^size = "64MiB"/size = "96MiB"/' right > $file
+  reload "a namespace goes, and its file"
+  eventually 20 has_namespaces 2
+  : > reloaded
+  wait $writer || fail "fio saw it: $(cat writes.log)"
+  cat writes.log
+  [ "$(property MainPID)" = "$process" ] || fail "the service was restarted"
+  expect_quiet_kernel
+  rm $added
+}
+
 a_stuck_reactor_is_ended() {
   say "a stuck reactor"
   local restarts began
@@ -200,6 +283,7 @@ verify "a file as it is installed" "$(device_of 1)" 8
 verify "a drive as it is installed" "$(device_of 2)" 8
 a_wrong_configuration_is_not_tried_again
 eventually 60 is_live
+reloads_under_io
 a_stuck_reactor_is_ended
 upgrade
 purge

@@ -224,7 +224,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
             options: &["--systemd", "--nvme", "1", "--ns", "1", "--size", "64M"],
             namespaces: 2,
         }),
-        timeout_s: 300,
+        timeout_s: 480,
     },
 ];
 
