@@ -1,6 +1,6 @@
 //! Storms on real sockets: hosts that come and go by the thousand, that stay and say nothing, that
 //! never read or never send what they owe, that ignore flow control. A witness is served all the
-//! time, and afterwards the process has the descriptors and about the memory that it had before.
+//! time, and afterwards the process has about the descriptors and the memory that it had before.
 //!
 //! Nothing here depends on how fast anything is; rates are `bench storm`'s.
 
@@ -27,6 +27,8 @@ const BLOCK_BYTES: usize = 512;
 const IDLE_HOSTS: usize = 1000;
 /// How often one storm comes.
 const STORMS: usize = 5;
+/// Descriptors that the process may open when it first needs them: few beside what a storm takes.
+const DESCRIPTORS_SLACK: usize = 8;
 /// Memory that may differ between two moments at which the same is connected: the allocator keeps
 /// some of what it was given back.
 const MEMORY_SLACK_BYTES: u64 = 16 << 20;
@@ -141,13 +143,13 @@ fn usage(windlass: &Windlass) -> Usage {
     }
 }
 
-/// Waits until there are as many descriptors as before.
+/// Waits until there are as many descriptors as before, but for those that stay once opened.
 #[track_caller]
 fn await_descriptors(windlass: &Windlass, before: Usage) -> Usage {
     let began = Instant::now();
     loop {
         let now = usage(windlass);
-        if now.descriptors == before.descriptors {
+        if now.descriptors <= before.descriptors + DESCRIPTORS_SLACK {
             return now;
         }
         assert!(began.elapsed() < LIMIT, "{now:?}, and before {before:?}");
