@@ -257,6 +257,10 @@ impl Host {
             | Command::Invalid(..)
             | Command::Damaged => since = since.max(ground.memory_disturbed),
         }
+        if self.is_leaving(ground) {
+            let left = ground.permission_changed[self.number];
+            since = since.max(left).max(self.calm_since(ground));
+        }
         let gone = self.silent_until.is_some() || ground.stopping;
         (!gone && since <= ground.now).then_some(since)
     }

@@ -275,12 +275,32 @@ impl Host {
         };
     }
 
+    /// Since when nothing has disturbed what any of its commands could need.
+    pub(super) fn calm_since(&self, ground: &Ground<'_>) -> Nanos {
+        let connections = self.admin.iter().chain(&self.io);
+        let waits = connections.map(|connection| connection.disturbed_until);
+        let waits = waits.chain(ground.disk_disturbed.iter().copied());
+        waits
+            .chain([ground.memory_disturbed])
+            .max()
+            .unwrap_or_default()
+    }
+
+    /// Whether it is being let go: what comes then is answered by the end of the connection, once
+    /// what came before is answered.
+    pub(super) fn is_leaving(&self, ground: &Ground<'_>) -> bool {
+        let changed = ground.permission_changed[self.number];
+        changed > Nanos::ZERO && changed >= self.opened_at
+    }
+
     /// Whether the target still serves it although its permission is gone for long.
     fn is_wrongly_served(&self, ground: &Ground<'_>) -> bool {
         let Some(admin) = self.admin.as_ref().filter(|admin| admin.live) else {
             return false;
         };
-        let since = ground.permission_changed[self.number].max(admin.disturbed_until);
+        // Its commands are answered first, whatever they wait for.
+        let since = ground.permission_changed[self.number].max(self.calm_since(ground));
+        let since = since.max(admin.disturbed_until);
         !ground.serving.hosts[self.number] && !ground.stopping && since + LATENCY_MAX < ground.now
     }
 
@@ -308,7 +328,8 @@ impl Host {
             let what = format!("queue {qid}, command {cid}: no answer in time: {command}");
             return Err(self.violation(ground, &what));
         }
-        if self.event_due.is_some_and(|due| due < ground.now) {
+        let leaving = self.is_leaving(ground);
+        if !leaving && self.event_due.is_some_and(|due| due < ground.now) {
             return Err(self.violation(ground, "no event tells of a changed namespace"));
         }
         Ok(())
