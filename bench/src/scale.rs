@@ -15,6 +15,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde::{Deserialize, Serialize};
 
 use crate::appliance_process::{ApplianceProcess, ProcessError};
+use crate::ceiling::CONGESTION_CONTROL;
 use crate::load::{
     Limit, LoadError, Outcome, Pattern, PhaseKind, RunPlan, Trouble, Workload, run, run::Unwatched,
 };
@@ -194,6 +195,7 @@ fn configuration(cores: &[usize], connections: usize, address: std::net::SocketA
          transport = \"tcp\"\n\
          address = \"{address}\"\n\
          queue_depth = 256\n\
+         congestion_control = \"{CONGESTION_CONTROL}\"\n\
          \n\
          [[export]]\n\
          nqn = \"{NQN}\"\n\
