@@ -10,7 +10,7 @@ use nvme_host::raw::{RawClient, RawNames};
 use nvme_spec::Sqe;
 use nvme_spec::sgl::SglDescriptor;
 use nvme_spec::tcp::PduType;
-use process::{Finished, LIMIT, Windlass, run};
+use process::{Finished, LIMIT, RAM_ON_LOOPBACK, Windlass, run};
 use rustix::process::Signal;
 use tempfile::TempDir;
 
@@ -44,20 +44,7 @@ shutdown_deadline = "{deadline}"
 [control]
 http = "off"
 socket = "{}"
-[[device]]
-name = "ram"
-type = "memory"
-size = "8MiB"
-[[listener]]
-name = "loopback"
-transport = "tcp"
-address = "127.0.0.1:0"
-[[export]]
-nqn = "nqn.2026-11.org.windlass:test"
-devices = ["ram"]
-listeners = ["loopback"]
-allow_any_host = true
-"#,
+{RAM_ON_LOOPBACK}"#,
             directory.path().join("control.sock").display()
         );
         let file = directory.path().join("windlass.toml");

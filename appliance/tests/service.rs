@@ -8,7 +8,7 @@ use std::net::TcpStream;
 use std::os::unix::net::UnixDatagram;
 use std::time::{Duration, Instant};
 
-use process::{LIMIT, Windlass};
+use process::{LIMIT, RAM_ON_LOOPBACK, Windlass};
 use rustix::process::Signal;
 use tempfile::TempDir;
 
@@ -31,24 +31,13 @@ impl Manager {
     /// Starts the appliance as a service, with further variables.
     fn start(&self, more: &[(&str, &str)]) -> Windlass {
         let file = self.directory.path().join("windlass.toml");
-        let text = r#"
+        let text = format!(
+            r#"
 [appliance]
 memory = "16MiB"
 pages = "ordinary"
-[[device]]
-name = "ram"
-type = "memory"
-size = "8MiB"
-[[listener]]
-name = "loopback"
-transport = "tcp"
-address = "127.0.0.1:0"
-[[export]]
-nqn = "nqn.2026-11.org.windlass:test"
-devices = ["ram"]
-listeners = ["loopback"]
-allow_any_host = true
-"#;
+{RAM_ON_LOOPBACK}"#
+        );
         fs::write(&file, text).expect("writable");
         let socket = self.directory.path().join("notify");
         let mut environment = vec![("NOTIFY_SOCKET", socket.to_str().expect("UTF-8"))];

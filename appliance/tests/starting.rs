@@ -7,7 +7,7 @@ use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use process::{Windlass, run};
+use process::{RAM_ON_LOOPBACK, Windlass, run};
 use rustix::process::Signal;
 use tempfile::TempDir;
 
@@ -24,22 +24,7 @@ pages = "ordinary"
 socket = "off"
 http = "off"
 
-[[device]]
-name = "ram"
-type = "memory"
-size = "8MiB"
-
-[[listener]]
-name = "loopback"
-transport = "tcp"
-address = "127.0.0.1:0"
-
-[[export]]
-nqn = "nqn.2026-11.org.windlass:test"
-devices = ["ram"]
-listeners = ["loopback"]
-allow_any_host = true
-{more}"#
+{RAM_ON_LOOPBACK}{more}"#
     );
     write(directory, &text)
 }

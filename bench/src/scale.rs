@@ -6,7 +6,8 @@
 //! connections, as far as each has one: so what grows is only their number.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
@@ -168,7 +169,12 @@ impl fmt::Display for ScaleReport {
     }
 }
 
-fn configuration(cores: &[usize], connections: usize, address: std::net::SocketAddr) -> String {
+fn configuration(
+    cores: &[usize],
+    connections: usize,
+    directory: &Path,
+    address: SocketAddr,
+) -> String {
     let cores: Vec<String> = cores.iter().map(ToString::to_string).collect();
     let controllers = connections.div_ceil(QUEUES_PER_CONTROLLER);
     format!(
@@ -182,6 +188,7 @@ fn configuration(cores: &[usize], connections: usize, address: std::net::SocketA
          max_controllers = {controllers}\n\
          \n\
          [control]\n\
+         socket = {socket:?}\n\
          http = \"off\"\n\
          \n\
          [[device]]\n\
@@ -203,6 +210,7 @@ fn configuration(cores: &[usize], connections: usize, address: std::net::SocketA
          listeners = [\"loopback\"]\n\
          allow_any_host = true\n",
         cores = cores.join(","),
+        socket = directory.join("control.sock"),
         // Each controller has an admin connection, and the start's own probe is one too.
         connections = connections + controllers + 2,
         controllers = controllers + 2,
@@ -212,7 +220,7 @@ fn configuration(cores: &[usize], connections: usize, address: std::net::SocketA
 /// One load for each controller.
 fn plans(
     options: &ScaleOptions,
-    address: std::net::SocketAddr,
+    address: SocketAddr,
     connections: usize,
     depth: u16,
 ) -> Vec<RunPlan> {
@@ -269,9 +277,7 @@ fn measure_point(
 ) -> Result<ScalePoint, ScaleError> {
     let cores = &options.target_cores[..reactors];
     let mut target = ApplianceProcess::start(&options.windlass, |directory, address| {
-        let socket = directory.join("control.sock");
-        let text = configuration(cores, connections, address);
-        text.replace("[control]\n", &format!("[control]\nsocket = {socket:?}\n"))
+        configuration(cores, connections, directory, address)
     })?;
     target.await_connection()?;
     let depth = u16::try_from((IN_FLIGHT / connections).clamp(1, 128)).unwrap_or(1);
@@ -393,7 +399,7 @@ mod tests {
 
     #[test]
     fn every_connection_is_in_one_load() {
-        let address = std::net::SocketAddr::from(([127, 0, 0, 1], 4420));
+        let address = SocketAddr::from(([127, 0, 0, 1], 4420));
         let mut options = options(Dimension::Connections, &[1]);
         options.host_cores = vec![2, 3, 4];
         for connections in [1, 2, 3, 64, 65, 1000, 4096] {

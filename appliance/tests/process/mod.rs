@@ -13,6 +13,23 @@ use rustix::process::{Pid, Signal, kill_process};
 /// Nothing that a test waits for takes this long, however busy the machine.
 pub(crate) const LIMIT: Duration = Duration::from_secs(30);
 
+/// What most tests serve: one RAM namespace, to any host, on a port that the system chooses.
+pub(crate) const RAM_ON_LOOPBACK: &str = r#"
+[[device]]
+name = "ram"
+type = "memory"
+size = "8MiB"
+[[listener]]
+name = "loopback"
+transport = "tcp"
+address = "127.0.0.1:0"
+[[export]]
+nqn = "nqn.2026-11.org.windlass:test"
+devices = ["ram"]
+listeners = ["loopback"]
+allow_any_host = true
+"#;
+
 /// `windlass` with `arguments`, run to its end.
 pub(crate) fn run(arguments: &[&str]) -> Finished {
     let output = Command::new(env!("CARGO_BIN_EXE_windlass"))
