@@ -34,8 +34,8 @@ pub const QUEUE_DEPTH_MAX: u16 = 64;
 pub const IO_QUEUES_MAX: u16 = 4;
 /// Commands that one reactor may have outstanding.
 const COMMANDS_MAX: usize = 2048;
-/// Connections of one reactor.
-const CONNECTIONS_MAX: usize = 64;
+/// Connections of one reactor; it refuses more.
+pub const CONNECTIONS_MAX: usize = 64;
 
 /// The name of host `number`.
 #[must_use]

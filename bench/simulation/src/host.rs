@@ -19,7 +19,7 @@ use nvme_spec::tcp::Framing;
 use reactors::Nanos;
 use zerocopy::IntoBytes;
 
-use crate::appliance::{SUBSYSTEM, Serving, host_name};
+use crate::appliance::{CONNECTIONS_MAX, SUBSYSTEM, Serving, host_name};
 use crate::figures::Figures;
 use crate::history::Moment;
 use crate::judge::{Extent, Judge, Violation};
@@ -239,7 +239,10 @@ impl Host {
         ground
             .trace
             .note(ground.now, format_args!("host {number} opens queue {qid}"));
-        Connection::open(wire, shape, random)
+        let mut connection = Connection::open(wire, shape, random);
+        // Those of hosts that vanished may fill a reactor until their keep-alive expires.
+        connection.excused = ground.listener.connections() > CONNECTIONS_MAX;
+        connection
     }
 
     fn connect_command(&self, qid: u16, depth: u16) -> (Sqe, Vec<u8>) {

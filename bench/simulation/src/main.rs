@@ -34,6 +34,9 @@ struct Arguments {
     /// The same in hours.
     #[arg(long, value_name = "N", conflicts_with = "minutes")]
     hours: Option<f64>,
+    /// Draw the random seeds from this number, in place of the time of day.
+    #[arg(long, value_name = "N")]
+    draw: Option<u64>,
     /// Look for every planted defect, and write what was found to this file; needs a build with
     /// `--cfg planted`.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["seed", "seeds", "minutes", "hours"])]
@@ -88,7 +91,8 @@ fn main() -> ExitCode {
         .map(|hours| hours * 60.0)
         .or(arguments.minutes);
     let span = minutes.map(|minutes| Duration::from_secs_f64(minutes.max(0.0) * 60.0));
-    many(arguments.seeds, span, &limits)
+    let random = random_seeds(arguments.draw.unwrap_or_else(time_of_day));
+    many(arguments.seeds, random, span, &limits)
 }
 
 fn one(seed: u64, limits: &Limits, lines: usize) -> ExitCode {
@@ -154,23 +158,30 @@ fn on_every_core(work: impl Fn() + Sync) -> usize {
     threads
 }
 
-/// Seeds that differ from run to run.
-fn random_seeds() -> impl Iterator<Item = u64> {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    let first = now.map_or(0, |now| now.as_nanos() as u64);
-    let mut random = simulation::random::Random::new(first, 0);
+fn random_seeds(draw: u64) -> impl Iterator<Item = u64> + Send {
+    let mut random = simulation::random::Random::new(draw, 0);
     std::iter::repeat_with(move || random.bits() >> 24)
 }
 
+fn time_of_day() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    now.map_or(0, |now| now.as_nanos() as u64)
+}
+
 /// Runs seeds on every core until one fails or there are no more.
-fn many(seeds: Option<Seeds>, span: Option<Duration>, limits: &Limits) -> ExitCode {
+fn many(
+    seeds: Option<Seeds>,
+    random: impl Iterator<Item = u64> + Send,
+    span: Option<Duration>,
+    limits: &Limits,
+) -> ExitCode {
     let began = Instant::now();
     let fixed = match (seeds, span) {
         (Some(Seeds(range)), _) => range,
         (None, Some(_)) => 0..0,
         (None, None) => 0..SEEDS_DEFAULT,
     };
-    let random = random_seeds().take_while(|_| span.is_some_and(|span| began.elapsed() < span));
+    let random = random.take_while(|_| span.is_some_and(|span| began.elapsed() < span));
     let next = Mutex::new(fixed.chain(random));
     let found = Mutex::new((Figures::default(), None::<Failure>));
     let threads = on_every_core(|| {

@@ -264,6 +264,7 @@ impl Wire {
 #[derive(Clone)]
 pub struct Listener {
     backlog: Arc<Mutex<VecDeque<Wire>>>,
+    made: Arc<Mutex<Vec<Wire>>>,
     time: SharedTime,
 }
 
@@ -273,6 +274,7 @@ impl Listener {
     pub fn new(time: SharedTime) -> Self {
         Self {
             backlog: Arc::default(),
+            made: Arc::default(),
             time,
         }
     }
@@ -295,7 +297,17 @@ impl Listener {
             time: self.time.clone(),
         };
         self.waiting().push_back(wire.clone());
+        self.held().push(wire.clone());
         wire
+    }
+
+    /// Connections that the target has, or is about to have: those of hosts that vanished stay
+    /// until it notices.
+    #[must_use]
+    pub fn connections(&self) -> usize {
+        let mut made = self.held();
+        made.retain(|wire| !wire.is_closed_by_target());
+        made.len()
     }
 
     /// Whether a connection waits to be accepted.
@@ -306,6 +318,10 @@ impl Listener {
 
     fn waiting(&self) -> MutexGuard<'_, VecDeque<Wire>> {
         self.backlog.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn held(&self) -> MutexGuard<'_, Vec<Wire>> {
+        self.made.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -25,3 +25,11 @@ fn quiet(seed: u64) {
 fn answers_leave_in_the_order_of_their_queue_heads() {
     quiet(363_739_657_514);
 }
+
+/// The judge once accused an appliance that had no place for one more connection, while those of
+/// hosts that had vanished awaited their keep-alive.
+#[test]
+fn a_reactor_full_of_vanished_hosts_may_refuse() {
+    let failure = run(62_751_389_812, &Limits::default()).failure;
+    assert!(failure.is_none(), "{}", failure.expect("some"));
+}

@@ -59,5 +59,19 @@ pub(crate) fn test() -> Result<(), String> {
     let build = ["build", "--workspace", "--all-features", "--bin"];
     process::run(cargo().args(build).arg("simulation"))?;
     let program = process::root().join("target/debug/simulation");
-    process::run(process::program(program).args(TESTED))
+    let mut simulation = process::program(program);
+    simulation.args(TESTED);
+    if let Some(draw) = tree_number() {
+        simulation.args(["--draw", &draw.to_string()]);
+    }
+    process::run(&mut simulation)
+}
+
+/// A number that the committed files decide: other seeds for every change, and the same ones again
+/// wherever the same files are tested.
+fn tree_number() -> Option<u64> {
+    let mut git = process::program("git");
+    let told = git.args(["rev-parse", "HEAD^{tree}"]).output().ok()?;
+    let name = String::from_utf8(told.stdout).ok()?;
+    u64::from_str_radix(name.get(..16)?, 16).ok()
 }
