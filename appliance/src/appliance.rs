@@ -188,6 +188,24 @@ impl Appliance {
         }
     }
 
+    /// The same for who answers in place of its own control plane.
+    #[cfg(feature = "probe")]
+    pub(crate) fn lend_sources(&self) -> Sources {
+        self.sources(Vec::new())
+    }
+
+    /// Compares each configuration that `requests` bring with the running one, and applies none.
+    #[cfg(feature = "probe")]
+    pub(crate) fn compare_only(&mut self, requests: &std::sync::mpsc::Receiver<Request>) {
+        let mut rounds = Rounds::new(Heartbeat::from_environment(0, String::new()));
+        for request in requests {
+            if let Request::Apply(mut order) = request {
+                order.how.dry_run = true;
+                self.carry_out(order, &mut rounds);
+            }
+        }
+    }
+
     #[cfg(test)]
     pub(crate) fn status(&self) -> crate::observe::model::Status {
         crate::observe::observation::Observation::take(&self.sources(Vec::new()), None).status()

@@ -22,6 +22,8 @@ mod limits;
 mod listen;
 mod metrics;
 mod peer;
+#[cfg(feature = "probe")]
+pub(crate) mod probe;
 mod routes;
 mod serve;
 mod socket;

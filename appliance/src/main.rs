@@ -1,55 +1,7 @@
-//! `windlass`: storage on the network from polled, pinned cores. This file is the command line;
-//! `appliance` starts and stops what it asks for.
+//! `windlass`.
 
 #![forbid(unsafe_code)]
 
-mod appliance;
-mod apply;
-mod client;
-mod command_line;
-mod control;
-mod devices;
-mod doctor;
-mod drives;
-mod embedded;
-mod exports;
-mod live;
-mod load;
-mod manual;
-mod memory;
-mod nvme;
-mod observe;
-mod quantity;
-mod reactor_setup;
-mod requests;
-mod rounds;
-mod service;
-mod signals;
-mod status;
-mod summary;
-mod table;
-mod top;
-mod trace;
-mod transports;
-mod watch;
-
-use std::process::ExitCode;
-
-use clap::Parser;
-
-fn main() -> ExitCode {
-    let arguments = command_line::Arguments::parse();
-    command_line::log_to_stderr(arguments.log.as_deref());
-    match command_line::run(arguments.command) {
-        Ok(code) => code,
-        Err(error) => {
-            // Configuration problems bring their own places and carets; everything else is one
-            // line.
-            service::report_failure(&command_line::one_line(error.as_ref()));
-            if error.is::<service::BadConfiguration>() {
-                return ExitCode::from(service::EXIT_CONFIGURATION);
-            }
-            ExitCode::FAILURE
-        }
-    }
+fn main() -> std::process::ExitCode {
+    appliance::main()
 }

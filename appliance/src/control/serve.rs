@@ -205,6 +205,15 @@ async fn connection<S>(stream: S, router: Router, permit: OwnedSemaphorePermit)
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
+    converse(stream, router).await;
+    drop(permit);
+}
+
+/// Answers what comes over `stream` until its end, or for as long as a connection may take.
+pub(super) async fn converse<S>(stream: S, router: Router)
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
     let service = TowerToHyperService::new(router);
     let mut server = http1::Builder::new();
     server
@@ -220,7 +229,6 @@ where
         connection.as_mut().graceful_shutdown();
         let _ = timeout(CONNECTION_TIME_MAX, connection).await;
     }
-    drop(permit);
 }
 
 #[cfg(test)]

@@ -43,7 +43,7 @@ impl Token {
         Self::new(&bytes)
     }
 
-    fn new(bytes: &[u8]) -> Result<Self, TokenError> {
+    pub(super) fn new(bytes: &[u8]) -> Result<Self, TokenError> {
         let token = bytes.trim_ascii_end();
         if !TOKEN_BYTES.contains(&token.len()) {
             return Err(TokenError::Length(token.len()));

@@ -20,6 +20,7 @@ mod emulator;
 #[expect(dead_code, reason = "the emulator's own tests use all of it")]
 #[path = "../../../nvme/driver/tests/emulated_controller/harness.rs"]
 mod emulator_harness;
+mod http;
 mod input;
 mod memory;
 mod pages;
@@ -44,7 +45,7 @@ pub struct Target {
 }
 
 /// Every target of this crate.
-pub const TARGETS: [Target; 7] = [
+pub const TARGETS: [Target; 8] = [
     Target {
         name: "tcp-target",
         run: tcp_target::run,
@@ -72,6 +73,10 @@ pub const TARGETS: [Target; 7] = [
     Target {
         name: "config",
         run: config::run,
+    },
+    Target {
+        name: "http",
+        run: http::run,
     },
 ];
 

@@ -21,7 +21,7 @@ const COVERAGE: &str = "--cfg fuzzing -Cpasses=sancov-module \
     -Cllvm-args=-simplifycfg-branch-fold-threshold=0";
 
 /// Everything that can be fuzzed; a test compares it with what bench/fuzz has.
-pub(crate) const TARGETS: [&str; 7] = [
+pub(crate) const TARGETS: [&str; 8] = [
     "tcp-target",
     "tcp-host",
     "rdma-target",
@@ -29,6 +29,7 @@ pub(crate) const TARGETS: [&str; 7] = [
     "emulator",
     "pages",
     "config",
+    "http",
 ];
 
 /// Names the target to the program, as bench/fuzz reads it.

@@ -16,8 +16,8 @@ const LEVELS: [&[&str]; 7] = [
     &["block"],
     &["nvme_driver", "nvme_target"],
     &["nvme_tcp", "nvme_rdma", "nvme_host"],
-    &["bench", "fuzz", "simulation"],
-    &["appliance"],
+    &["bench", "appliance"],
+    &["fuzz", "simulation"],
 ];
 
 /// Crates that nothing uses and that use nothing of the workspace.

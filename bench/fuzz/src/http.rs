@@ -1,0 +1,91 @@
+//! A connection to the control plane: whatever it brings, what is answered is HTTP, tells nothing to
+//! those who may not know it, and others are answered after it.
+
+use std::sync::OnceLock;
+
+use appliance::probe::{ControlProbe, ProbedDoor};
+
+use crate::input::Input;
+
+/// What those without the token must never be told.
+const SECRET: &str = "nqn.2026-11.org.windlass:secret";
+/// Nobody types it by chance.
+const TOKEN: &str = "tell-me-0123456789";
+
+const CONFIGURATION: &str = r#"
+[appliance]
+memory = "16MiB"
+pages = "ordinary"
+cores = "0"
+idle = "sleep"
+[control]
+socket = "off"
+http = "off"
+[[device]]
+name = "ram"
+type = "memory"
+size = "8MiB"
+[[listener]]
+name = "loopback"
+transport = "tcp"
+address = "127.0.0.1:0"
+[[export]]
+nqn = "nqn.2026-11.org.windlass:secret"
+devices = ["ram"]
+listeners = ["loopback"]
+allow_any_host = true
+"#;
+
+/// What a status line begins with, but for the digit of the version and a space.
+const STATUS_LINE: &str = "HTTP/1.";
+
+/// The first byte chooses the way in, the second how the rest is cut.
+pub(crate) fn run(input: &[u8]) {
+    static PROBE: OnceLock<ControlProbe> = OnceLock::new();
+    let probe = PROBE.get_or_init(|| ControlProbe::new(CONFIGURATION, TOKEN));
+    let mut choices = Input::new(input);
+    let door = choices.pick(&[
+        ProbedDoor::HttpWithToken,
+        ProbedDoor::Http,
+        ProbedDoor::Socket,
+    ]);
+    let piece_bytes = 1 + 8 * usize::from(choices.u8());
+    let request = choices.take(choices.left());
+    let answered = probe.converse(door, request, piece_bytes);
+    is_http(&answered);
+    let has = |bytes: &[u8], text: &str| bytes.windows(text.len()).any(|it| it == text.as_bytes());
+    if matches!(door, ProbedDoor::HttpWithToken) && !has(request, TOKEN) {
+        // Whoever names it already may find it in the reason of a refusal.
+        assert!(
+            has(request, SECRET) || !has(&answered, SECRET),
+            "told without the token"
+        );
+    }
+    let next = probe.converse(
+        ProbedDoor::Socket,
+        b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n",
+        512,
+    );
+    assert!(
+        next.starts_with(b"HTTP/1.1 200 "),
+        "the next one is not answered"
+    );
+}
+
+/// Nothing, or a status that the documentation of the control plane names.
+fn is_http(answered: &[u8]) {
+    if answered.is_empty() {
+        return;
+    }
+    let head = answered.get(..STATUS_LINE.len() + 6);
+    let head = std::str::from_utf8(head.expect("a status line")).expect("ASCII");
+    let version_and_status = head.strip_prefix(STATUS_LINE).expect("the protocol's name");
+    let status: u16 = version_and_status[2..]
+        .trim_end()
+        .parse()
+        .expect("a number");
+    let known = [
+        100, 200, 304, 400, 401, 403, 404, 405, 408, 409, 413, 414, 415, 422, 431, 503,
+    ];
+    assert!(known.contains(&status), "answered {status}");
+}
