@@ -2,7 +2,7 @@
 
 use std::env;
 use std::ffi::OsString;
-use std::io::ErrorKind;
+use std::io::{BufRead as _, BufReader, ErrorKind, Write};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, ExitStatus, Stdio};
@@ -155,6 +155,50 @@ pub(crate) fn run(command: &mut Command) -> Result<(), String> {
     }
 }
 
+/// What lines of a test program's output contain that say what failed.
+const SIGNS_OF_FAILURE: [&str; 5] = ["FAILED", "panicked at", " fails", "replay:", "NOT FOUND"];
+/// Such lines that an error repeats.
+const TOLD_LINES_MAX: usize = 12;
+/// Characters of such a line that an error repeats.
+const TOLD_CHARACTERS_MAX: usize = 200;
+
+/// The same with a program that tests: the error repeats the lines that say what failed, since
+/// they lie far above the end of a long output.
+pub(crate) fn run_test(command: &mut Command) -> Result<(), String> {
+    let started = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
+    let mut child = started.map_err(|error| cannot_start(command, &error))?;
+    let mut told = Vec::new();
+    if let Some(output) = child.stdout.take() {
+        told = pass_on(output, &mut std::io::stdout().lock());
+    }
+    let status = child
+        .wait()
+        .map_err(|error| cannot_start(command, &error))?;
+    if status.success() {
+        return Ok(());
+    }
+    told.insert(0, failure(command, status));
+    Err(told.join("\n    "))
+}
+
+/// Writes all of `from` to `to`; the first lines that say what failed.
+fn pass_on(from: impl std::io::Read, to: &mut impl Write) -> Vec<String> {
+    let mut told = Vec::new();
+    let mut from = BufReader::new(from);
+    let mut line = Vec::new();
+    while from.read_until(b'\n', &mut line).is_ok_and(|read| read > 0) {
+        // Whoever reads our output may have gone; the program goes on all the same.
+        let _ = to.write_all(&line);
+        let text = String::from_utf8_lossy(&line);
+        let says_why = SIGNS_OF_FAILURE.iter().any(|sign| text.contains(sign));
+        if says_why && told.len() < TOLD_LINES_MAX {
+            told.push(text.trim_end().chars().take(TOLD_CHARACTERS_MAX).collect());
+        }
+        line.clear();
+    }
+    told
+}
+
 /// Runs a program to its end and returns what it printed; an error when it fails.
 pub(crate) fn output(command: &mut Command) -> Result<Vec<u8>, String> {
     let output = command
@@ -188,6 +232,24 @@ pub(crate) fn become_program(command: &mut Command) -> ExitCode {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_failed_is_told_again_at_the_end() {
+        let output = "test a ... ok\ntest b ... FAILED\nthread 'b' panicked at b.rs:1:\nlast";
+        let mut passed_on = Vec::new();
+        let told = pass_on(output.as_bytes(), &mut passed_on);
+        assert_eq!(passed_on, output.as_bytes());
+        assert_eq!(
+            told,
+            ["test b ... FAILED", "thread 'b' panicked at b.rs:1:"]
+        );
+        let error = run_test(program("sh").args(["-c", "echo it fails; exit 3"]));
+        let error = error.expect_err("it exits with 3");
+        assert!(
+            error.contains("exited with 3") && error.ends_with("it fails"),
+            "{error}"
+        );
+    }
 
     #[test]
     fn the_root_holds_the_workspace() {

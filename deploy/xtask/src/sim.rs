@@ -46,7 +46,7 @@ fn defects(page: &str) -> Result<(), String> {
     let mut cargo = cargo();
     cargo.env("RUSTFLAGS", "--cfg planted");
     cargo.args(["run", "-p", "simulation", "--target-dir", "target/planted"]);
-    process::run(cargo.args(["--", "--defects", page]))
+    process::run_test(cargo.args(["--", "--defects", page]))
 }
 
 /// The same in the tests, which change no file of the tree.
@@ -64,7 +64,7 @@ pub(crate) fn test() -> Result<(), String> {
     if let Some(draw) = tree_number() {
         simulation.args(["--draw", &draw.to_string()]);
     }
-    process::run(&mut simulation)
+    process::run_test(&mut simulation)
 }
 
 /// A number that the committed files decide: other seeds for every change, and the same ones again

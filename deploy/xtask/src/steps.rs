@@ -166,7 +166,12 @@ fn run_step(step: Step, with_lab: bool) -> Vec<Row> {
         Step::Build => vec![timed(name, build)],
         Step::Clippy => vec![timed(name, clippy)],
         Step::Test => vec![timed(name, || {
-            process::run(cargo().args(["test", "--workspace", "--all-features", "--no-fail-fast"]))
+            process::run_test(cargo().args([
+                "test",
+                "--workspace",
+                "--all-features",
+                "--no-fail-fast",
+            ]))
         })],
         Step::Cost => costs(),
         Step::Sim => vec![timed(name, sim::test)],
