@@ -24,8 +24,7 @@ use rest::{Last, Rest};
 /// Requests that one reactor may have at one device at once.
 pub(crate) const DEVICE_QUEUE_DEPTH: usize = 1024;
 /// Commands that the queues of one reactor may have outstanding at once, all together: 512 queues
-/// of
-/// 128 entries. A Connect beyond it is told that the controller is busy.
+/// of 128 entries. A Connect beyond it is told that the controller is busy.
 pub(crate) const COMMANDS_MAX: usize = 65_536;
 
 const _: () = assert!(DEVICE_QUEUE_DEPTH <= block::QUEUE_DEPTH_MAX);

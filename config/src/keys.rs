@@ -176,7 +176,9 @@ pub(crate) const LIMITS: Section = Section {
             absent: Absent::Value("1024"),
             example: "1024",
             meaning: "Most connections at once. Each queue of a controller is a connection, so a \
-                      host with 16 cores takes 17 for each export.",
+                      host with 16 cores takes 17 for each export. All queues on one core hold at \
+                      most 65536 commands, such as 512 queues of 128 entries: a host beyond that \
+                      is told that the controller is busy.",
         },
         Key {
             name: "max_controllers",
