@@ -5,7 +5,7 @@ use std::sync::Arc;
 use block::{Device, MemoryDevice, MemoryOptions, NullDevice, NullOptions, QueueOptions};
 use hugemem::PagePolicy;
 use nvme_spec::sgl::SglDescriptor;
-use nvme_spec::{Sqe, Status};
+use nvme_spec::{NSID_BROADCAST, Sqe, Status};
 use nvme_target::{
     Admission, CloseReason, DeviceDrain, DeviceIndex, NamespaceConfig, Outstanding,
     SubsystemConfig, TargetError,
@@ -236,6 +236,34 @@ fn old_work_does_not_reach_the_next_device_in_a_place() {
         .expect("refused at once")
         .is(Status::INVALID_NAMESPACE_OR_FORMAT.with_dnr());
     assert_eq!(world.read_blocks(io, LATE, 0, 1), [0; 512]);
+}
+
+/// A Flush of all namespaces names no device, so a new one in the first place is nothing to it.
+#[test]
+fn a_flush_of_all_goes_on_where_the_first_device_was_replaced() {
+    let mut world = World::new();
+    let (_, io) = world.ready();
+    let (tag, now) = (world.tag(), world.now);
+    let flush = Sqe::flush(NSID_BROADCAST);
+    let admitted = world.nodes[0].core.admit(io.queue, tag, &flush, now);
+    let Admission::Work(work) = admitted else {
+        panic!("{admitted:?}");
+    };
+    let first = DeviceIndex(0);
+    for mut wanted in config(&world.devices()).subsystems {
+        wanted.namespaces.retain(|it| it.device != first);
+        let updated = world
+            .target
+            .update_namespaces(&wanted.nqn, wanted.namespaces);
+        updated.expect("a right change");
+    }
+    world.settle();
+    assert_eq!(detach(&mut world, first), [DeviceDrain::Done; 2]);
+    world.target.remove_device(first).expect("nobody uses it");
+    assert_eq!(attach(&mut world, &memory("second")), first);
+    world.settle();
+    let reply = world.execute(io, tag, work, &[]);
+    reply.unwrap_or_else(|| world.wait(io, tag)).ok();
 }
 
 #[test]
