@@ -26,6 +26,7 @@ mod objects;
 mod queue_pair;
 mod random;
 mod state;
+mod steering;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -49,7 +50,6 @@ pub use objects::{
 };
 pub use queue_pair::FakeQueuePair;
 use state::{DeviceState, INLINE_BYTES_MAX, Machine, State};
-use table::Key;
 #[cfg(test)]
 pub(crate) use tests::foreign::foreign as foreign_for_tests;
 
@@ -77,6 +77,8 @@ pub struct FabricConfig {
     pub pace: Pace,
     /// Requests of one queue pair that one tick executes at most, in the manual pace.
     pub burst: u64,
+    /// Ticks between two tries of a request that the peer did not answer or had no receive for.
+    pub retry_ticks: u64,
 }
 
 impl FabricConfig {
@@ -85,6 +87,7 @@ impl FabricConfig {
         seed: 0,
         pace: Pace::Immediate,
         burst: u64::MAX,
+        retry_ticks: 1,
     };
 
     /// A fabric that moves by [`Fabric::progress`], in an order that `seed` chooses.
@@ -94,6 +97,7 @@ impl FabricConfig {
             seed,
             pace: Pace::Manual,
             burst: 8,
+            retry_ticks: 1,
         }
     }
 }
@@ -280,9 +284,8 @@ impl Fabric {
     /// are told.
     pub fn drop_connection(&self, qp_number: u32) {
         let mut state = self.shared.lock();
-        let found: Option<Key> = (state.queue_pairs.iter())
-            .find_map(|(key, one)| (one.number == qp_number).then_some(key));
-        if let Some(key) = found {
+        if let Some(key) = state.queue_pair_of(qp_number) {
+            state.set_silent(key, false);
             state.drop_connection(key);
         }
     }

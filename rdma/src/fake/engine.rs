@@ -4,16 +4,13 @@ use crate::completion::{CompletionFlags, CompletionOpcode, CompletionStatus, Wor
 use crate::connection::RNR_RETRY_FOREVER;
 use crate::device::{DeviceEvent, QueuePairFault, QueuePairState};
 use crate::fake::counters::Operation;
-use crate::fake::faults::Fault;
+use crate::fake::faults::{Fault, Occasion};
 use crate::fake::memory::{Bound, Segments};
 use crate::fake::state::{
     Action, Armed, Entry, Head, QueuePairObject, ReceiveSource, SendEntry, State,
 };
 use crate::fake::table::Key;
 use crate::request::{ReceiveRequest, SendOperation};
-
-/// Ticks between two tries of a request that the peer did not answer or had no receive for.
-const TICKS_PER_RETRY: u64 = 1;
 
 /// What came of the first request of a send queue.
 enum Step {
@@ -102,7 +99,8 @@ impl State {
         }
         queue_pair.sends.front()?;
         let (head, state) = (queue_pair.head, queue_pair.state);
-        if state != QueuePairState::ReadyToSend || head.blocked_until > tick {
+        let starts_at = head.blocked_until.max(queue_pair.stalled_until);
+        if state != QueuePairState::ReadyToSend || starts_at > tick {
             return Some(Step::Blocked);
         }
         if let Some(bytes) = head.executed {
@@ -124,10 +122,12 @@ impl State {
         let queue_pair = self.queue_pairs.get_mut(key)?;
         queue_pair.head.considered = true;
         let operation = queue_pair.sends.front()?.action.operation();
-        let machine = queue_pair.machine;
-        let fault = self
-            .faults
-            .choose(&mut self.random, machine, Some(operation), |_| true)?;
+        let occasion = Occasion {
+            machine: queue_pair.machine,
+            queue_pair: Some(queue_pair.number),
+            operation: Some(operation),
+        };
+        let fault = self.faults.choose(&mut self.random, occasion, |_| true)?;
         let head = &mut self.queue_pairs.get_mut(key)?.head;
         match fault {
             Fault::Fail(status) => {
@@ -192,12 +192,13 @@ impl State {
 
     /// Counts a try in vain; the status when it was the last.
     fn retry(&mut self, key: Key, tick: u64, not_ready: bool) -> Option<CompletionStatus> {
+        let pause = self.config.retry_ticks;
         let queue_pair = self.queue_pairs.get_mut(key)?;
         let head = &mut queue_pair.head;
         if head.next_try > tick {
             return None;
         }
-        head.next_try = tick + TICKS_PER_RETRY;
+        head.next_try = tick + pause;
         let machine = queue_pair.machine;
         if !not_ready {
             head.retries += 1;
@@ -220,6 +221,7 @@ impl State {
             return Outcome::Silence;
         };
         let (domain, device, peer_key) = (local.domain, local.device, local.peer);
+        let silent = local.silent;
         let ready_after = local.head.not_ready_until;
         match entry.action {
             Action::Bind { .. } => return self.bind(key, domain, &entry.action),
@@ -247,7 +249,7 @@ impl State {
             peer.state,
             QueuePairState::ReadyToReceive | QueuePairState::ReadyToSend
         );
-        if !answers || !self.device_works(device) || !self.device_works(peer.device) {
+        if silent || !answers || !self.device_works(device) || !self.device_works(peer.device) {
             return Outcome::Silence;
         }
         match entry.action.remote() {

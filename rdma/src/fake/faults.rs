@@ -47,6 +47,9 @@ pub struct Pattern {
     pub operation: Option<Operation>,
     /// Only this machine's, by the number of [`Fake::machine`](super::Fake::machine).
     pub machine: Option<usize>,
+    /// Only this queue pair's, by the number that its completions have. Without meaning for
+    /// connections.
+    pub queue_pair: Option<u32>,
     /// The first so many are spared.
     pub skip: u64,
     /// Of the others every so many-th, the first of them included; at least 1.
@@ -62,6 +65,7 @@ impl Pattern {
     pub const ALWAYS: Self = Self {
         operation: None,
         machine: None,
+        queue_pair: None,
         skip: 0,
         every: 1,
         permille: 1000,
@@ -88,11 +92,37 @@ impl Pattern {
         self
     }
 
+    /// The same for one queue pair only.
+    #[must_use]
+    pub const fn by(mut self, queue_pair: u32) -> Self {
+        self.queue_pair = Some(queue_pair);
+        self
+    }
+
     /// The same after the first `skip` occasions.
     #[must_use]
     pub const fn after(mut self, skip: u64) -> Self {
         self.skip = skip;
         self
+    }
+}
+
+/// What a rule may be about.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Occasion {
+    pub(super) machine: usize,
+    pub(super) queue_pair: Option<u32>,
+    pub(super) operation: Option<Operation>,
+}
+
+impl Occasion {
+    /// Of a connection being made.
+    pub(super) fn connecting(machine: usize) -> Self {
+        Self {
+            machine,
+            queue_pair: None,
+            operation: None,
+        }
     }
 }
 
@@ -130,26 +160,29 @@ impl<F: Copy> Rules<F> {
         self.rules.clear();
     }
 
-    /// What goes wrong on this occasion, among the faults that `eligible` names.
+    /// What goes wrong on this occasion, among the faults that `eligible` names. A rule that may
+    /// fire no more is forgotten.
     pub(super) fn choose(
         &mut self,
         random: &mut Random,
-        machine: usize,
-        operation: Option<Operation>,
+        occasion: Occasion,
         eligible: impl Fn(&F) -> bool,
     ) -> Option<F> {
         let mut chosen = None;
         for rule in &mut self.rules {
             let Pattern {
-                operation: only,
-                machine: at,
+                operation,
+                machine,
+                queue_pair,
                 skip,
                 every,
                 permille,
                 times,
             } = rule.pattern;
-            let other_operation = only.is_some() && only != operation;
-            if other_operation || at.is_some_and(|at| at != machine) || !eligible(&rule.fault) {
+            let is_other = operation.is_some() && operation != occasion.operation
+                || queue_pair.is_some() && queue_pair != occasion.queue_pair
+                || machine.is_some_and(|machine| machine != occasion.machine);
+            if is_other || !eligible(&rule.fault) {
                 continue;
             }
             let nth = rule.seen;
@@ -161,6 +194,7 @@ impl<F: Copy> Rules<F> {
                 chosen = Some(rule.fault);
             }
         }
+        self.rules.retain(|rule| rule.fired < rule.pattern.times);
         chosen
     }
 }

@@ -9,7 +9,7 @@ use crate::connection::{
 };
 use crate::device::{DeviceEvent, QueuePairState};
 use crate::error::{Error, Unavailable};
-use crate::fake::faults::ConnectFault;
+use crate::fake::faults::{ConnectFault, Occasion};
 use crate::fake::state::{IdState, InTransit, ListenerState, Notice, Parcel, Stage, State};
 use crate::fake::table::Key;
 
@@ -391,9 +391,9 @@ impl State {
             }),
         };
         let eligible = |fault: &ConnectFault| matches!(fault, ConnectFault::AddressFailed(_));
-        let fault = self
-            .connect_faults
-            .choose(&mut self.random, machine, None, eligible);
+        let fault =
+            self.connect_faults
+                .choose(&mut self.random, Occasion::connecting(machine), eligible);
         let known = (0..self.machines.len()).any(|one| self.device_at(one, peer.ip()).is_some());
         let local_ip = device.and_then(|device| {
             let addresses = &self.devices.get(device)?.addresses;
@@ -429,9 +429,9 @@ impl State {
         state.stage = Stage::ResolvingRoute;
         let (machine, device) = (state.machine, state.device);
         let eligible = |fault: &ConnectFault| matches!(fault, ConnectFault::RouteFailed(_));
-        let fault = self
-            .connect_faults
-            .choose(&mut self.random, machine, None, eligible);
+        let fault =
+            self.connect_faults
+                .choose(&mut self.random, Occasion::connecting(machine), eligible);
         let works = device.is_some_and(|device| self.device_works(device));
         let event = match fault {
             Some(ConnectFault::RouteFailed(kind)) => ConnectionEvent::RouteFailed(kind),
@@ -507,9 +507,9 @@ impl State {
                 ConnectFault::AddressFailed(_) | ConnectFault::RouteFailed(_)
             )
         };
-        let fault = self
-            .connect_faults
-            .choose(&mut self.random, machine, None, eligible);
+        let fault =
+            self.connect_faults
+                .choose(&mut self.random, Occasion::connecting(machine), eligible);
         match fault {
             Some(ConnectFault::Unreachable) => self.send_event(id, ConnectionEvent::Unreachable),
             Some(ConnectFault::Rejected(reason)) => {
@@ -594,7 +594,9 @@ impl State {
             self.fail_queue_pair(queue_pair);
         }
         self.tell_disconnected(id);
+        let is_heard = !queue_pair.is_some_and(|key| self.is_silent(key));
         if let Some(partner) = partner
+            && is_heard
             && self.id_at(partner, &connected).is_ok()
         {
             self.tell_disconnected(partner);

@@ -74,6 +74,8 @@ impl FakeQueuePair {
             head: Head::default(),
             receives: ReceiveRing::new(capacity.receive_requests),
             listed: false,
+            stalled_until: 0,
+            silent: false,
             initiator_depth: 0,
             responder_resources: 0,
             retries: 0,

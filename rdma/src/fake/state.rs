@@ -232,6 +232,10 @@ pub(super) struct QueuePairObject {
     pub(super) head: Head,
     pub(super) receives: ReceiveRing,
     pub(super) listed: bool,
+    /// None of its requests starts before this tick.
+    pub(super) stalled_until: u64,
+    /// Nothing of it reaches the peer, and nothing of the peer reaches it.
+    pub(super) silent: bool,
     pub(super) initiator_depth: u8,
     pub(super) responder_resources: u8,
     pub(super) retries: u8,

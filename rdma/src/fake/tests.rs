@@ -3,6 +3,7 @@
 mod faults;
 pub(crate) mod foreign;
 mod limits;
+mod steering;
 mod stress;
 mod suite;
 mod work;

@@ -8,7 +8,7 @@ use crate::conformance::harness::{Harness, Pair, Side};
 use crate::connection::{ConnectParameters, ConnectionEvent, Event, RejectReason, Token};
 use crate::device::{DeviceEvent, QueuePairFault, QueuePairState};
 use crate::error::Error;
-use crate::fake::faults::Rules;
+use crate::fake::faults::{Occasion, Rules};
 use crate::fake::random::Random;
 use crate::fake::{ConnectFault, FabricConfig, Fake, Fault, Operation, Pattern};
 use crate::provider::{
@@ -26,7 +26,12 @@ fn fired(pattern: Pattern, seed: u64, occasions: usize) -> Vec<usize> {
     let mut random = Random::new(seed);
     (0..occasions)
         .filter(|_| {
-            let found = rules.choose(&mut random, 0, Some(Operation::Send), |()| true);
+            let occasion = Occasion {
+                machine: 0,
+                queue_pair: Some(7),
+                operation: Some(Operation::Send),
+            };
+            let found = rules.choose(&mut random, occasion, |()| true);
             found.is_some()
         })
         .collect()
@@ -46,6 +51,8 @@ fn patterns_choose_occasions() {
     assert_eq!(fired(every_third, 1, 20), [1, 4]);
     assert_eq!(fired(Pattern::ALWAYS.of(Operation::Read), 1, 9), []);
     assert_eq!(fired(Pattern::ALWAYS.on(1), 1, 9), []);
+    assert_eq!(fired(Pattern::ALWAYS.by(8), 1, 9), []);
+    assert_eq!(fired(Pattern::ONCE.by(7), 1, 9), [0]);
     let seldom = Pattern {
         permille: 100,
         ..Pattern::ALWAYS
