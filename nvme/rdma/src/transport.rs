@@ -408,6 +408,7 @@ impl<P: Provider> Poller for RdmaTransport<P> {
         if !self.closing.is_empty() {
             self.close_ports(now);
         }
+        moved += self.connections.hand_out_answers(now);
         moved += self.connections.poll_completions(now);
         moved += self.connections.dispatch(now);
         self.turns_since_epoll += 1;

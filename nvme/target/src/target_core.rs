@@ -194,6 +194,14 @@ impl TargetCore {
         None
     }
 
+    /// Whether there is a completion for a transport; it may be one of a queue that has gone.
+    #[inline]
+    #[must_use]
+    pub fn has_completions(&self, transport: TransportId) -> bool {
+        let inbox = self.inboxes.get(usize::from(transport.0));
+        inbox.is_some_and(|inbox| !inbox.completions.is_empty())
+    }
+
     /// The next connection that a transport must end.
     pub fn next_close(&mut self, transport: TransportId) -> Option<Close> {
         let inbox = self.inboxes.get_mut(usize::from(transport.0))?;

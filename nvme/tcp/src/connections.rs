@@ -176,6 +176,20 @@ impl<S: ByteStream> ConnectionSet<S> {
         }
     }
 
+    /// Hands out the answers that were made since [`dispatch`](Self::dispatch): by another
+    /// transport's turn with the same core. What comes in now may be answered at once, and must not
+    /// overtake them. Returns how many.
+    #[inline]
+    pub fn hand_out_answers(&mut self, now: Nanos) -> u32 {
+        let some = (self.shared.core.borrow()).has_completions(self.shared.transport);
+        if !some {
+            return 0;
+        }
+        let mut core = self.shared.core.borrow_mut();
+        let mut cx = self.shared.context(&mut core, now);
+        hand_out(&mut self.places, &mut self.to_flush, &mut cx)
+    }
+
     /// Runs the target core and hands out what it and the pool have for the connections. Returns
     /// how much.
     pub fn dispatch(&mut self, now: Nanos) -> u32 {
@@ -185,14 +199,7 @@ impl<S: ByteStream> ConnectionSet<S> {
         loop {
             // Answers leave in the order in which they were made, as SQHD promises (Base 2.1
             // §4.2.1), so those that wait go before any that a grant makes.
-            while let Some(done) = cx.core.next_completion(cx.transport) {
-                let token = RequestToken::from_bits(done.tag);
-                if let Some(connection) = named(&mut self.places, token) {
-                    connection.completed(&mut cx, token.slot(), done);
-                    list_for_flush(&mut self.to_flush, token.connection(), connection);
-                    moved += 1;
-                }
-            }
+            moved += hand_out(&mut self.places, &mut self.to_flush, &mut cx);
             let Some((token, lease)) = cx.pool.next_grant() else {
                 break;
             };
@@ -381,6 +388,24 @@ fn named<S: ByteStream>(
 ) -> Option<&mut Connection<S>> {
     connection_at(places, token.connection())
         .filter(|connection| connection.token().names_same_connection(token))
+}
+
+/// Gives the answers that the target core has to their connections; returns how many.
+fn hand_out<S: ByteStream>(
+    places: &mut [Place<S>],
+    to_flush: &mut Vec<u16>,
+    cx: &mut Context<'_>,
+) -> u32 {
+    let mut moved = 0;
+    while let Some(done) = cx.core.next_completion(cx.transport) {
+        let token = RequestToken::from_bits(done.tag);
+        if let Some(connection) = named(places, token) {
+            connection.completed(cx, token.slot(), done);
+            list_for_flush(to_flush, token.connection(), connection);
+            moved += 1;
+        }
+    }
+    moved
 }
 
 /// Notes that the connection has something to send, unless its stream takes nothing now.

@@ -362,6 +362,7 @@ impl<N: Network> Poller for TcpTransport<N> {
             self.adopt(handoff, now);
             moved += 1;
         }
+        moved += self.connections.hand_out_answers(now);
         moved += self.poll_recent(now);
         self.turns_since_epoll += 1;
         if self.recent.is_empty() || self.turns_since_epoll >= TURNS_PER_EPOLL {
