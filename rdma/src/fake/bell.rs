@@ -1,6 +1,7 @@
 //! What makes a descriptor readable.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
@@ -9,28 +10,39 @@ use crate::error::Error;
 
 /// An eventfd that is readable between [`ring`](Self::ring) and [`silence`](Self::silence).
 #[derive(Debug)]
-pub(super) struct Bell(OwnedFd);
+pub(super) struct Bell {
+    descriptor: OwnedFd,
+    /// Whether it may have rung since it was silenced: whoever looks often enters no kernel in vain.
+    rung: AtomicBool,
+}
 
 impl Bell {
     pub(super) fn new() -> Result<Self, Error> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        eventfd(0, flags).map(Self).map_err(|errno| Error::System {
+        let descriptor = eventfd(0, flags).map_err(|errno| Error::System {
             step: "eventfd",
             source: errno.into(),
+        })?;
+        Ok(Self {
+            descriptor,
+            rung: AtomicBool::new(false),
         })
     }
 
     pub(super) fn ring(&self) {
         // A counter that is full is readable too.
-        let _: Result<usize, Errno> = rustix::io::write(&self.0, &1u64.to_ne_bytes());
+        let _: Result<usize, Errno> = rustix::io::write(&self.descriptor, &1u64.to_ne_bytes());
+        // After the write, so that what is readable is never taken for silent for good.
+        self.rung.store(true, Ordering::Release);
     }
 
     /// Returns whether it had rung.
     pub(super) fn silence(&self) -> bool {
-        rustix::io::read(&self.0, &mut [0u8; 8]).is_ok()
+        self.rung.swap(false, Ordering::Acquire)
+            && rustix::io::read(&self.descriptor, &mut [0u8; 8]).is_ok()
     }
 
     pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.descriptor.as_fd()
     }
 }
