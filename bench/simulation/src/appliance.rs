@@ -9,15 +9,25 @@ use block::{Device, QueueOptions};
 use hugemem::Arena;
 use nvme_driver::emulated::end_of_process;
 use nvme_driver::{DriveOwner, DriveState};
+use nvme_rdma::{
+    ConnectionSet as RdmaSet, Domains, Listeners, PortSettings as RdmaPortSettings, RdmaConfig,
+    RdmaCounters, RdmaTransport, SetParts,
+};
 use nvme_target::{
     CoreDrain, CoreLimits, DeviceIndex, NamespaceConfig, PortConfig, PortId, SubsystemConfig,
     Target, TargetConfig, TargetCore, TargetLimits, TransportKind,
 };
 use nvme_tcp::{ConnectionSet, PortSettings, TcpConfig, TcpCounters, TcpTransport};
+use rdma::Provider;
+use rdma::fake::Fake;
+use reactors::mesh::Port;
 use reactors::sim::Simulation;
-use reactors::{Clock, Nanos, Placement, Poller, Progress, ReactorConfig, StopState};
+use reactors::{
+    Clock, Nanos, Placement, Poller, Progress, ReactorConfig, ReactorHandle, StopState,
+};
 
 use crate::drive::Opened;
+use crate::fabric::{RdmaNetwork, TARGET_ADDRESS};
 use crate::network::SimNetwork;
 use crate::scene::{self, Scene};
 use crate::storage::Storage;
@@ -26,15 +36,17 @@ use crate::time::SharedTime;
 
 /// The subsystem that is exported.
 pub const SUBSYSTEM: &str = "nqn.2026-11.org.windlass:simulated";
-/// The port that hosts come by.
+/// The port that hosts come by over TCP.
 const PORT: PortId = PortId(1);
+/// The port that hosts come by over RDMA.
+const RDMA_PORT: PortId = PortId(2);
 /// Entries of an I/O queue at most.
 pub const QUEUE_DEPTH_MAX: u16 = 64;
 /// I/O queues of a controller at most.
 pub const IO_QUEUES_MAX: u16 = 4;
 /// Commands that one reactor may have outstanding.
 const COMMANDS_MAX: usize = 2048;
-/// Connections of one reactor; it refuses more.
+/// Connections of one reactor and transport; it refuses more.
 pub const CONNECTIONS_MAX: usize = 64;
 
 /// The name of host `number`.
@@ -129,6 +141,10 @@ impl Appliance {
             .collect();
         let placement = Placement::new(swarm.reactors);
         let ports = reactors::mesh::mesh(swarm.reactors, 64);
+        let mut rdma = match &scene.rdma {
+            None => None,
+            Some(network) => Some(Rdma::new(network, swarm, &arena, &placement)?),
+        };
         for (index, port) in ports.into_iter().enumerate() {
             let core = core(swarm, &target, &arena, index).map_err(|error| told(&error))?;
             let core = Rc::new(RefCell::new(core));
@@ -150,11 +166,13 @@ impl Appliance {
                 let listening = transport.listen(listener.clone(), PORT);
                 listening.map_err(|error| told(&error))?;
             }
+            let mut pollers: Vec<Box<dyn Poller>> = vec![Box::new(transport)];
+            if let Some(rdma) = &mut rdma {
+                pollers.push(Box::new(rdma.transport(index, &core, &arena, &handles)?));
+            }
+            pollers.push(Box::new(Rest { core }));
             let reactor = simulation.reactor(index);
-            for poller in [
-                Box::new(transport) as Box<dyn Poller>,
-                Box::new(Rest { core }),
-            ] {
+            for poller in pollers {
                 reactor.register(poller).map_err(|error| told(&error))?;
             }
         }
@@ -309,7 +327,8 @@ fn core(
         })?);
     }
     let limits = CoreLimits {
-        queues_max: CONNECTIONS_MAX,
+        // Those of either transport.
+        queues_max: 2 * CONNECTIONS_MAX,
         executions_max: COMMANDS_MAX,
     };
     Ok(TargetCore::new(Arc::clone(target), index, queues, limits))
@@ -332,16 +351,26 @@ fn target_config(
             namespaces: serving.namespaces(devices),
             io_queues_max: IO_QUEUES_MAX,
             queue_depth_max: QUEUE_DEPTH_MAX,
-            ports: vec![PORT],
+            ports: vec![PORT, RDMA_PORT],
         }],
-        ports: vec![PortConfig {
-            id: PORT,
-            transport: TransportKind::Tcp,
-            address: "127.0.0.1".to_owned(),
-            service: "4420".to_owned(),
-            ipv6: false,
-            secure: false,
-        }],
+        ports: vec![
+            PortConfig {
+                id: PORT,
+                transport: TransportKind::Tcp,
+                address: "127.0.0.1".to_owned(),
+                service: "4420".to_owned(),
+                ipv6: false,
+                secure: false,
+            },
+            PortConfig {
+                id: RDMA_PORT,
+                transport: TransportKind::Rdma,
+                address: TARGET_ADDRESS.ip().to_string(),
+                service: TARGET_ADDRESS.port().to_string(),
+                ipv6: false,
+                secure: false,
+            },
+        ],
         limits: TargetLimits {
             transfer_max: transfer_max.min(swarm.transfer_max),
             ..TargetLimits::default()
@@ -360,6 +389,81 @@ fn tcp_config(swarm: &Swarm) -> TcpConfig {
         success_flag: swarm.success_flag,
         connections_max: CONNECTIONS_MAX,
         ..TcpConfig::default()
+    }
+}
+
+/// What the reactors' NVMe/RDMA is made of.
+struct Rdma {
+    provider: Fake,
+    domains: Arc<Domains<Fake>>,
+    config: RdmaConfig,
+    /// Each reactor's way to the others, until it has been taken.
+    messages: Vec<Option<Port<nvme_rdma::Message<Fake>>>>,
+    placement: Placement,
+}
+
+impl Rdma {
+    /// Registers the memory of an appliance with its devices.
+    fn new(
+        network: &RdmaNetwork,
+        swarm: &Swarm,
+        arena: &Arena,
+        placement: &Placement,
+    ) -> Result<Self, String> {
+        let provider = network.target().clone();
+        let domains = Domains::new();
+        for device in provider.devices().map_err(|error| error.to_string())? {
+            let added = domains.add(&device, &[arena.region()]);
+            added.map_err(|error| error.to_string())?;
+        }
+        let settings = RdmaPortSettings {
+            in_capsule_bytes: swarm.in_capsule_bytes,
+            queue_depth_max: QUEUE_DEPTH_MAX,
+        };
+        let messages = reactors::mesh::mesh(swarm.reactors, 64);
+        Ok(Self {
+            provider,
+            domains: Arc::new(domains),
+            config: RdmaConfig {
+                ports: vec![(RDMA_PORT, settings)],
+                receives: swarm.rdma.receives,
+                connections_max: CONNECTIONS_MAX,
+                ..RdmaConfig::default()
+            },
+            messages: messages.into_iter().map(Some).collect(),
+            placement: placement.clone(),
+        })
+    }
+
+    /// The transport of reactor `index`; the first one listens.
+    fn transport(
+        &mut self,
+        index: usize,
+        core: &Rc<RefCell<TargetCore>>,
+        arena: &Arc<Arena>,
+        handles: &[ReactorHandle],
+    ) -> Result<RdmaTransport<Fake>, String> {
+        let listeners = Listeners::new(&self.provider, index);
+        let mut listeners = listeners.map_err(|error| error.to_string())?;
+        if index == 0 {
+            let listening = listeners.listen(TARGET_ADDRESS, RDMA_PORT);
+            listening.map_err(|error| error.to_string())?;
+        }
+        let parts = SetParts {
+            listeners,
+            domains: Arc::clone(&self.domains),
+            arena: Arc::clone(arena),
+            commands_max: COMMANDS_MAX,
+            config: self.config.clone(),
+            counters: Arc::new(RdmaCounters::default()),
+        };
+        let connections = RdmaSet::new(Rc::clone(core), parts);
+        let messages = self.messages[index]
+            .take()
+            .ok_or("a reactor has one transport")?;
+        let (placement, handles) = (self.placement.clone(), handles.to_vec());
+        let transport = RdmaTransport::new(connections, messages, placement, handles);
+        transport.map_err(|error| error.to_string())
     }
 }
 

@@ -68,6 +68,14 @@ defects! {
     "drive-leases-early": "memory comes back while a drive that is being reset can still reach it";
     "drive-reset-as-success": "what a drive had when it was reset is answered as done";
     "neighbour-closed": "the end of one queue ends another";
+    "answers-overtake": "what is answered at once overtakes what another transport's turn had finished";
+    "rdma-response-first": "a response is sent before its data";
+    "rdma-lease-early": "memory comes back when its data is posted, not when it is sent";
+    "rdma-other-key": "a response invalidates the key next to its own";
+    "rdma-failure-ignored": "a work request that failed is taken for done";
+    "rdma-part-taken-for-all": "a write goes to the device when the first part of its data was read";
+    "rdma-request-unjudged": "a connection is made whose host has no room for answers";
+    "rdma-receive-lost": "receives that took data are not posted again";
 }
 
 /// How a defect was found, or not.

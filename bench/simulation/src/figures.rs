@@ -24,6 +24,8 @@ pub struct Figures {
     pub abandoned: u64,
     /// Connections that were opened.
     pub connections: u64,
+    /// Of these, over RDMA.
+    pub rdma_connections: u64,
     /// Virtual time.
     pub time: Nanos,
     /// How often each fault struck.
@@ -52,6 +54,7 @@ impl Figures {
         self.blocks_judged += other.blocks_judged;
         self.abandoned += other.abandoned;
         self.connections += other.connections;
+        self.rdma_connections += other.rdma_connections;
         self.time += other.time;
         for (fault, times) in &other.faults {
             self.faults(*fault, *times);
@@ -71,8 +74,13 @@ impl fmt::Display for Figures {
         writeln!(
             f,
             "{} I/Os answered ({} with success), {} given up with their connections, {} blocks \
-             judged, {} connections",
-            self.ios, self.ios_succeeded, self.abandoned, self.blocks_judged, self.connections
+             judged, {} connections ({} over RDMA)",
+            self.ios,
+            self.ios_succeeded,
+            self.abandoned,
+            self.blocks_judged,
+            self.connections,
+            self.rdma_connections
         )?;
         write!(f, "faults:")?;
         for (fault, times) in &self.faults {

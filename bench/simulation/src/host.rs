@@ -6,9 +6,12 @@
 
 mod answers;
 mod connection;
+mod rdma;
 mod session;
+mod tcp;
 mod workload;
 
+pub use connection::Vanished;
 pub use workload::Aftermath;
 
 use nvme_spec::Sqe;
@@ -20,6 +23,7 @@ use reactors::Nanos;
 use zerocopy::IntoBytes;
 
 use crate::appliance::{CONNECTIONS_MAX, SUBSYSTEM, Serving, host_name};
+use crate::fabric::RdmaNetwork;
 use crate::figures::Figures;
 use crate::history::Moment;
 use crate::judge::{Extent, Judge, Violation};
@@ -27,7 +31,9 @@ use crate::network::{Listener, NetworkTemper};
 use crate::random::Random;
 use crate::swarm::{Fault, HostShape, Swarm};
 use crate::trace::Trace;
-use connection::{Connection, ConnectionShape, Sending, Transfer};
+use connection::{Connection, ConnectionShape, Line, Sending, Transfer};
+use rdma::{Call, RdmaLine};
+use tcp::TcpLine;
 
 /// Entries of a host's admin queue.
 const ADMIN_DEPTH: u16 = 32;
@@ -51,6 +57,8 @@ pub struct Ground<'a> {
     pub listener: &'a Listener,
     /// How the network behaves.
     pub network: NetworkTemper,
+    /// Where connections are made over RDMA, if anybody does.
+    pub rdma: Option<&'a RdmaNetwork>,
     /// What the seed turned on.
     pub swarm: &'a Swarm,
     /// What is configured.
@@ -117,6 +125,8 @@ enum Command {
     Invalid(usize, nvme_spec::Status),
     /// Its header was damaged on the way: there is no answer to it.
     Damaged,
+    /// Its key opens no memory: it can not succeed.
+    BadKey,
     Io(Io),
 }
 
@@ -198,7 +208,7 @@ impl Host {
     #[must_use]
     pub fn waits_for_target(&self) -> bool {
         let mut connections = self.admin.iter().chain(&self.io);
-        connections.any(|it| it.wire.waits_for_target())
+        connections.any(Connection::waits_for_target)
     }
 
     fn framing(&self) -> Framing {
@@ -215,8 +225,7 @@ impl Host {
 
     /// Opens a connection for queue `qid`.
     fn open(&mut self, ground: &mut Ground<'_>, qid: u16) -> Connection {
-        let random = Random::new(self.random.bits(), 0);
-        let wire = ground.listener.connect(ground.network, random.clone());
+        let mut random = Random::new(self.random.bits(), 0);
         ground.figures.connections += 1;
         let slow = ground.swarm.faults.has(Fault::SlowWriter);
         let shape = ConnectionShape {
@@ -229,6 +238,7 @@ impl Host {
             framing: self.framing(),
             flow_control: self.shape.flow_control,
             in_capsule_bytes: ground.swarm.in_capsule_bytes as usize,
+            transfer_max: ground.swarm.transfer_max,
             write_delay_max: if slow {
                 Nanos::from_millis(50)
             } else {
@@ -239,7 +249,25 @@ impl Host {
         ground
             .trace
             .note(ground.now, format_args!("host {number} opens queue {qid}"));
-        let mut connection = Connection::open(wire, shape, random);
+        let line = match ground.rdma.filter(|_| self.shape.rdma) {
+            None => {
+                let wire = ground.listener.connect(ground.network, random.clone());
+                Line::Tcp(TcpLine::open(wire, shape.framing))
+            }
+            Some(network) => {
+                ground.figures.rdma_connections += 1;
+                let malformed = ground.swarm.faults.has(Fault::Malformed);
+                let call = Call {
+                    host: number,
+                    shape,
+                    cntlid: self.cntlid,
+                    windows: self.shape.windows,
+                    begins_wrong: malformed && random.permille(200),
+                };
+                Line::Rdma(Box::new(RdmaLine::open(network, call)))
+            }
+        };
+        let mut connection = Connection::new(line, shape, random);
         // Those of hosts that vanished may fill a reactor until their keep-alive expires.
         connection.excused = ground.listener.connections() > CONNECTIONS_MAX;
         connection
@@ -334,7 +362,7 @@ impl Host {
             .keep_alive_at
             .filter(|_| self.shape.keep_alive > Nanos::ZERO && self.silent_until.is_none());
         let connections = self.admin.iter().chain(&self.io);
-        let network = connections.flat_map(|it| [it.wire.next_due(), it.next_send()]);
+        let network = connections.map(Connection::next_due);
         [down, keep_alive, self.poll_status_at]
             .into_iter()
             .chain(network)

@@ -12,6 +12,7 @@ pub mod content;
 pub mod defects;
 pub mod disk;
 pub mod drive;
+pub mod fabric;
 pub mod figures;
 pub mod history;
 pub mod host;

@@ -8,10 +8,11 @@ use reactors::Nanos;
 use crate::appliance::Serving;
 use crate::disk::Disk;
 use crate::drive::Drive;
+use crate::fabric::RdmaNetwork;
 use crate::figures::Figures;
-use crate::host::Ground;
+use crate::host::{Ground, Vanished};
 use crate::judge::Judge;
-use crate::network::{Listener, NetworkTemper, Wire};
+use crate::network::{Listener, NetworkTemper};
 use crate::random::Random;
 use crate::storage::Storage;
 use crate::swarm::{Fault, Swarm};
@@ -34,6 +35,9 @@ pub struct Scene {
     pub listener: Listener,
     /// How new connections behave.
     pub network: NetworkTemper,
+    /// Where connections are made over RDMA, in seeds whose hosts do; a new one for each start of
+    /// the appliance.
+    pub rdma: Option<RdmaNetwork>,
     /// The disks and drives.
     pub disks: Vec<Storage>,
     /// The memory of drives' host, which outlives the appliances.
@@ -57,7 +61,7 @@ pub struct Scene {
     /// The appliance is on its way down.
     pub stopping: bool,
     /// Connections of hosts that vanished, and when a kernel's probes notice it.
-    pub vanished: Vec<(Nanos, Wire)>,
+    pub vanished: Vec<(Nanos, Vanished)>,
     /// What is counted.
     pub figures: Figures,
     /// What is told.
@@ -84,6 +88,7 @@ impl Scene {
         Self {
             listener: Listener::new(time.clone()),
             network: swarm.network,
+            rdma: None,
             judge: Judge::new(&sizes),
             serving: Serving {
                 namespaces: vec![true; count],
@@ -113,6 +118,7 @@ impl Scene {
             now: self.time.now(),
             listener: &self.listener,
             network: self.network,
+            rdma: self.rdma.as_ref(),
             swarm: &self.swarm,
             serving: &self.serving,
             namespace_changed: &self.namespace_changed,
@@ -146,10 +152,33 @@ impl Scene {
             .into_iter()
             .partition(|(at, _)| *at <= now);
         self.vanished = left;
-        for (_, wire) in over {
-            let wire: Wire = wire;
-            wire.cut();
+        for (_, vanished) in over {
+            vanished.end();
         }
+    }
+
+    /// Time goes on for RDMA.
+    pub fn tend_rdma(&mut self) {
+        if let Some(rdma) = &self.rdma {
+            rdma.tend(self.time.now());
+        }
+    }
+
+    /// All connections are gone, and the network begins anew for a start of this seed.
+    pub fn renew_networks(&mut self, seed: u64) {
+        self.listener = Listener::new(self.time.clone());
+        self.vanished.clear();
+        let rdma = self.swarm.faults.has(Fault::Rdma);
+        let new = || RdmaNetwork::new(seed, self.swarm.rdma, self.swarm.hosts.len());
+        self.rdma = rdma.then(new);
+    }
+
+    /// Whether something has arrived for the appliance over RDMA that it has not taken.
+    #[must_use]
+    pub fn rdma_waits(&self) -> bool {
+        self.rdma
+            .as_ref()
+            .is_some_and(RdmaNetwork::waits_for_target)
     }
 
     /// Time goes on for disks and drives.
@@ -164,7 +193,9 @@ impl Scene {
     #[must_use]
     pub fn next_due(&self) -> Option<Nanos> {
         let disks = self.disks.iter().filter_map(Storage::next_due);
-        disks.chain(self.vanished.iter().map(|(at, _)| *at)).min()
+        let rdma = self.rdma.as_ref().and_then(RdmaNetwork::next_due);
+        let vanished = self.vanished.iter().map(|(at, _)| *at);
+        disks.chain(vanished).chain(rdma).min()
     }
 
     /// From now on nothing new goes wrong.
@@ -179,6 +210,9 @@ impl Scene {
             .without(Fault::SlowWriter);
         self.network.grain = usize::MAX;
         self.network.window = 1 << 20;
+        if let Some(rdma) = &self.rdma {
+            rdma.fabric().clear_faults();
+        }
     }
 
     /// Counts what ambient faults did.
@@ -189,7 +223,13 @@ impl Scene {
             self.figures.faults(Fault::Later, figures.later);
             self.figures.faults(Fault::Slow, figures.slow);
         }
-        for fault in [Fault::Grain, Fault::Window, Fault::SlowWriter, Fault::Drive] {
+        for fault in [
+            Fault::Grain,
+            Fault::Window,
+            Fault::SlowWriter,
+            Fault::Drive,
+            Fault::Rdma,
+        ] {
             self.figures
                 .faults(fault, u64::from(self.swarm.faults.has(fault)));
         }

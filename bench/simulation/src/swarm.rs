@@ -91,6 +91,14 @@ faults! {
     Confusion = "confusion";
     /// Drives stop with a fatal status.
     Failure = "failure";
+    /// Some hosts come by RDMA.
+    Rdma = "rdma";
+    /// RDMA requests begin late, or complete late.
+    Late = "late";
+    /// RDMA requests fail.
+    WorkErrors = "work-errors";
+    /// RDMA connections are not made, or late.
+    Unreachable = "unreachable";
 }
 
 impl fmt::Display for Fault {
@@ -109,13 +117,21 @@ impl FromStr for Fault {
 }
 
 impl Fault {
-    /// Whether it needs drives.
-    fn is_of_drives(self) -> bool {
-        matches!(
-            self,
-            Fault::Drive | Fault::Hang | Fault::Confusion | Fault::Failure
-        )
+    /// What it needs that not every seed has.
+    fn need(self) -> Option<Need> {
+        match self {
+            Fault::Drive | Fault::Hang | Fault::Confusion | Fault::Failure => Some(Need::Drives),
+            Fault::Rdma | Fault::Late | Fault::WorkErrors | Fault::Unreachable => Some(Need::Rdma),
+            _ => None,
+        }
     }
+}
+
+/// What a fault needs that not every seed has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Need {
+    Drives,
+    Rdma,
 }
 
 /// A set of faults.
@@ -172,6 +188,25 @@ pub struct HostShape {
     pub flow_control: bool,
     /// Keep Alive Timeout; zero is none.
     pub keep_alive: Nanos,
+    /// They come by RDMA.
+    pub rdma: bool,
+    /// Over RDMA: keys are made for each command.
+    pub windows: bool,
+}
+
+/// How RDMA is.
+#[derive(Clone, Copy, Debug)]
+pub struct RdmaTemper {
+    /// A tick of the fabric.
+    pub tick: Nanos,
+    /// Ticks between two tries of a request.
+    pub retry_ticks: u64,
+    /// Bytes that a work request may carry itself.
+    pub inline_bytes: u32,
+    /// RDMA reads that are answered at once.
+    pub reads: u8,
+    /// Receives that the connections of one reactor share.
+    pub receives: u32,
 }
 
 /// All that a seed decides before the first event.
@@ -201,6 +236,8 @@ pub struct Swarm {
     pub disk_temper: DiskTemper,
     /// How the network behaves.
     pub network: NetworkTemper,
+    /// How RDMA is, where hosts come by it.
+    pub rdma: RdmaTemper,
     /// The hosts.
     pub hosts: Vec<HostShape>,
     /// Commands that are issued at once, at most.
@@ -227,13 +264,18 @@ const EVENTS_MAX: u64 = 1500;
 /// Bytes of a small arena that the queues of drives take.
 const DRIVE_ARENA_BYTES: usize = 8 << 20;
 
-/// The faults that need drives, and whether there are any: drawn apart.
-fn of_drives(seed: u64) -> Vec<Fault> {
-    let mut random = Random::new(seed, 4);
+/// The faults with a need, and whether it is there: drawn apart, by a stream of their own.
+fn faults_of(need: Need, seed: u64) -> Vec<Fault> {
+    let (stream, itself) = match need {
+        Need::Drives => (4, Fault::Drive),
+        Need::Rdma => (5, Fault::Rdma),
+    };
+    let mut random = Random::new(seed, stream);
     let there = random.permille(400);
-    let drawn = Fault::ALL.iter().copied().filter(|it| it.is_of_drives());
+    let drawn = Fault::ALL.iter().copied();
     drawn
-        .filter(|fault| there && (*fault == Fault::Drive || random.permille(400)))
+        .filter(|it| it.need() == Some(need))
+        .filter(|fault| there && (*fault == itself || random.permille(400)))
         .collect()
 }
 
@@ -246,8 +288,9 @@ impl Swarm {
         let chosen: Faults = Fault::ALL
             .iter()
             .copied()
-            .filter(|fault| !fault.is_of_drives() && random.permille(share))
-            .chain(of_drives(seed))
+            .filter(|fault| fault.need().is_none() && random.permille(share))
+            .chain(faults_of(Need::Drives, seed))
+            .chain(faults_of(Need::Rdma, seed))
             .collect();
         let faults = chosen
             .iter()
@@ -265,24 +308,35 @@ impl Swarm {
             .map(|_| host_shape(&mut random))
             .collect();
         hosts.truncate(limits.hosts.unwrap_or(usize::MAX).max(1));
+        if faults.has(Fault::Rdma) {
+            let mut random = Random::new(seed, 6);
+            hosts
+                .iter_mut()
+                .for_each(|host| host.take_rdma(&mut random));
+        }
         let small = random.pick(&[1_usize, 2]) * (1 << 20);
+        let reactors = random.between(1, 3) as usize;
+        let in_capsule_bytes = random.pick(&[0, 4096, 8192, 16 << 10]);
+        let arena_bytes = match (faults.has(Fault::Arena), faults.has(Fault::Drive)) {
+            (true, false) => small,
+            (true, true) => small + DRIVE_ARENA_BYTES,
+            (false, _) => 64 << 20,
+        };
+        let for_receives = small / 8 / reactors;
         Self {
             faults,
             events: events.min(limits.events.unwrap_or(u64::MAX)),
-            reactors: random.between(1, 3) as usize,
-            arena_bytes: match (faults.has(Fault::Arena), faults.has(Fault::Drive)) {
-                (true, false) => small,
-                (true, true) => small + DRIVE_ARENA_BYTES,
-                (false, _) => 64 << 20,
-            },
+            reactors,
+            arena_bytes,
             transfer_max,
-            in_capsule_bytes: random.pick(&[0, 4096, 8192, 16 << 10]),
+            in_capsule_bytes,
             host_data_bytes_max: random.pick(&[4096, 8192, 1 << 20]),
             success_flag: random.coin(),
             disks,
             device_queue_depth: Random::new(seed, 3).pick(&[2, 16, 64]),
             disk_temper,
             network,
+            rdma: rdma_temper(seed, for_receives, in_capsule_bytes),
             hosts,
             burst_max: random.pick(&[1, 4, 16]),
             pace_max: Nanos::from_micros(random.pick(&[5, 50, 300])),
@@ -339,6 +393,37 @@ fn network_temper(random: &mut Random, faults: Faults) -> NetworkTemper {
     }
 }
 
+/// How RDMA is where the receives of a reactor may hold so many bytes, lest nothing be left for
+/// requests.
+fn rdma_temper(seed: u64, bytes_max: usize, in_capsule_bytes: u32) -> RdmaTemper {
+    // The arena's slices for data in capsules.
+    let slice = match in_capsule_bytes {
+        0 => 1,
+        1..=4096 => 4 << 10,
+        _ => 16 << 10,
+    };
+    let mut random = Random::new(seed, 7);
+    RdmaTemper {
+        tick: Nanos::from_micros(random.pick(&[1, 5, 20])),
+        retry_ticks: random.pick(&[1, 50, 500]),
+        inline_bytes: random.pick(&[0, 128]),
+        reads: random.pick(&[1, 4, 16]),
+        receives: random
+            .pick(&[4, 16, 64])
+            .min((bytes_max / slice) as u32)
+            .max(2),
+    }
+}
+
+impl HostShape {
+    /// Every other host comes by RDMA, which has no digests.
+    fn take_rdma(&mut self, random: &mut Random) {
+        (self.rdma, self.windows) = (random.coin(), random.coin());
+        self.header_digest &= !self.rdma;
+        self.data_digest &= !self.rdma;
+    }
+}
+
 fn host_shape(random: &mut Random) -> HostShape {
     HostShape {
         io_queues: random.between(1, 3) as u16,
@@ -348,6 +433,8 @@ fn host_shape(random: &mut Random) -> HostShape {
         alignment_z: random.pick(&[0, 0, 1, 7, 31]),
         flow_control: random.permille(700),
         keep_alive: Nanos::from_secs(random.pick(&[0, 2, 5, 15])),
+        rdma: false,
+        windows: false,
     }
 }
 

@@ -31,6 +31,8 @@ const EVENT_MAX: Nanos = Nanos::from_secs(2);
 /// Turns without progress before time leaps, while something waits to be found by the transport:
 /// it looks at quiet connections only every 16th turn while others are busy.
 const IDLE_TURNS: u32 = 18;
+/// The same while events of RDMA wait: the transport looks for them every 32nd turn.
+const IDLE_TURNS_RDMA: u32 = 34;
 /// Blocks of one read of the last look.
 const LAST_READ_BLOCKS: u32 = 8;
 
@@ -127,7 +129,10 @@ impl World {
             | Fault::Invalid
             | Fault::Abort
             | Fault::Reset
-            | Fault::Disconnect => {
+            | Fault::Disconnect
+            | Fault::Late
+            | Fault::WorkErrors
+            | Fault::Unreachable => {
                 let aftermath = self.hosts[host].misbehave(&mut self.scene.ground(), fault);
                 self.clean_up(aftermath);
                 return Ok(());
@@ -137,6 +142,7 @@ impl World {
             | Fault::Window
             | Fault::SlowWriter
             | Fault::Drive
+            | Fault::Rdma
             | Fault::Slow
             | Fault::Error
             | Fault::Later
@@ -213,12 +219,12 @@ impl World {
         };
         self.scene.disturb_memory(memory_until);
         let mut disturbed = memory_until;
-        for wire in vanished {
+        for vanished in vanished {
             let noticed =
                 self.scene.time.now() + Nanos::from_millis(self.random.between(1, 40_000));
             self.scene.disturb_memory(noticed);
             disturbed = disturbed.max(noticed);
-            self.scene.vanished.push((noticed, wire));
+            self.scene.vanished.push((noticed, vanished));
         }
         self.scene.network_disturbed = self.scene.network_disturbed.max(disturbed);
     }
@@ -248,6 +254,7 @@ impl World {
         self.scene.stopping = false;
         self.starts += 1;
         let seed = self.seed.wrapping_add(self.starts << 32);
+        self.scene.renew_networks(seed);
         let started = Appliance::start(seed, &self.scene);
         let appliance = started.map_err(|error| Violation::Rule(format!("start: {error}")))?;
         self.appliance = Some(appliance);
@@ -287,8 +294,6 @@ impl World {
             }
             self.scene.judge.power_cut();
         }
-        self.scene.listener = crate::network::Listener::new(self.scene.time.clone());
-        self.scene.vanished.clear();
         self.scene.note(format_args!(
             "the appliance is down{}",
             if power { ", without power" } else { "" }
@@ -438,13 +443,15 @@ impl World {
             let mut busy = appliance.round().is_busy();
             self.scene.probe_vanished();
             self.scene.tend_disks();
+            self.scene.tend_rdma();
             for host in &mut self.hosts {
                 busy |= host.poll(&mut self.scene.ground())?;
             }
             idle_turns = if busy { 0 } else { idle_turns + 1 };
             let waiting = self.scene.listener.is_waited_for()
                 || self.hosts.iter().any(Host::waits_for_target);
-            if busy || (waiting && idle_turns < IDLE_TURNS) {
+            let events_wait = idle_turns < IDLE_TURNS_RDMA && self.scene.rdma_waits();
+            if busy || (waiting && idle_turns < IDLE_TURNS) || events_wait {
                 continue;
             }
             let deadlines = [appliance.next_deadline(), self.scene.next_due()];

@@ -12,7 +12,7 @@ fn what_a_read_with_fua_returned_outlives_a_power_cut() {
 
 fn quiet(seed: u64) {
     let limits = Limits {
-        without: Faults::default().with(Fault::Drive),
+        without: Faults::default().with(Fault::Drive).with(Fault::Rdma),
         ..Limits::default()
     };
     let failure = run(seed, &limits).failure;
@@ -24,6 +24,14 @@ fn quiet(seed: u64) {
 #[test]
 fn answers_leave_in_the_order_of_their_queue_heads() {
     quiet(363_739_657_514);
+}
+
+/// A transport that shares its reactor with another took new commands in before it handed out what
+/// the other's turn had finished: answers made at once overtook those, and SQHD went back.
+#[test]
+fn answers_do_not_overtake_what_another_transport_had_finished() {
+    let failure = run(13, &Limits::default()).failure;
+    assert!(failure.is_none(), "{}", failure.expect("some"));
 }
 
 /// The judge once accused an appliance that had no place for one more connection, while those of

@@ -6,7 +6,7 @@ use simulation::swarm::Limits;
 #[test]
 fn a_seed_replays_to_the_same_number() {
     let limits = Limits::default();
-    for seed in [3, 26, 37, 98] {
+    for seed in [2, 13, 26, 37] {
         let (one, two) = (run(seed, &limits), run(seed, &limits));
         assert!(one.failure.is_none(), "{}", one.failure.expect("some"));
         assert_eq!(one.hash, two.hash, "seed {seed}");

@@ -4,6 +4,7 @@
 use nvme_spec::fabrics::CNTLID_MAX;
 use nvme_spec::rdma::{ConnectRequest, RECORD_FORMAT, RejectReason};
 use nvme_target::{ADMIN_QUEUE_DEPTH_MAX, IO_QUEUES_MAX};
+use reactors::sim::planted;
 use zerocopy::FromBytes;
 
 /// Entries of a submission queue at least (Base 2.1 §6.3).
@@ -56,7 +57,7 @@ pub(crate) fn judge(data: &[u8], terms: Terms) -> Result<Wish, RejectReason> {
         return Err(RejectReason::INVALID_HSQSIZE);
     }
     // Each outstanding command needs a receive for its response.
-    if u32::from(request.hrqsize.get()) < depth {
+    if u32::from(request.hrqsize.get()) < depth && !planted("rdma-request-unjudged") {
         return Err(RejectReason::INVALID_HRQSIZE);
     }
     let cntlid = match (qid, request.cntlid.get()) {

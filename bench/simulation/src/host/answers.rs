@@ -45,6 +45,13 @@ impl Host {
             Command::Damaged => {
                 return Err(self.violation(ground, "a damaged header was taken for a command"));
             }
+            Command::BadKey => {
+                if !status.is_success() {
+                    return Ok(());
+                }
+                let what = "a command succeeded whose key opens no memory";
+                return Err(self.violation(ground, what));
+            }
             Command::Disconnect if status.is_success() && self.awaits_io(qid) => {
                 let what = "Disconnect was answered before the commands in front of it";
                 return Err(self.violation(ground, what));
@@ -122,7 +129,7 @@ impl Host {
     /// A namespace came or went: hosts in service must hear of it.
     pub fn expect_namespace_event(&mut self, by: Nanos) {
         let waits = self.admin.as_ref().is_some_and(|admin| {
-            admin.disturbed_until == Nanos::ZERO
+            admin.queue.disturbed_until == Nanos::ZERO
                 && admin
                     .outstanding()
                     .any(|(_, it)| matches!(it.command, Command::EventRequest))
@@ -134,7 +141,7 @@ impl Host {
 
     /// Whether I/O commands of a queue wait for their answers.
     fn awaits_io(&mut self, qid: u16) -> bool {
-        let connection = self.connections().find(|it| it.shape.qid == qid);
+        let connection = self.connections().find(|it| it.qid() == qid);
         connection.is_some_and(|connection| {
             let mut outstanding = connection.outstanding();
             outstanding.any(|(_, it)| matches!(it.command, Command::Io(_)))
@@ -230,7 +237,7 @@ impl Host {
         connection: &Connection,
         outstanding: &Outstanding,
     ) -> Option<Nanos> {
-        let mut since = outstanding.issued_at.max(connection.disturbed_until);
+        let mut since = outstanding.issued_at.max(connection.queue.disturbed_until);
         match &outstanding.command {
             // It waits for an event.
             Command::EventRequest => return None,
@@ -255,6 +262,7 @@ impl Host {
             | Command::KeepAlive
             | Command::Abort
             | Command::Invalid(..)
+            | Command::BadKey
             | Command::Damaged => since = since.max(ground.memory_disturbed),
         }
         if self.is_leaving(ground) {

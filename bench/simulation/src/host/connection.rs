@@ -1,31 +1,21 @@
-//! A host's end of one NVMe/TCP connection: one queue, as a careful host keeps it.
+//! A host's end of one connection: one queue, as a careful host keeps it, over TCP or RDMA.
 //!
-//! It believes nothing: every PDU of the target is held against the rules of the transport (TCP
-//! 1.1 §3.3 and §3.6.2), every answer against the command that it claims to answer.
+//! It believes nothing: every answer is held against the command that it claims to answer.
 
 use std::collections::BTreeMap;
 
-use crc_fast::{CrcAlgorithm, checksum};
-use nvme_spec::sgl::SglDescriptor;
-use nvme_spec::tcp::{
-    ADMIN_IN_CAPSULE_DATA_BYTES, C2hData, CapsuleCmd, CapsuleResp, CommonHeader, DigestFlags,
-    Framing, H2cData, IcReq, IcResp, PduType, R2t, TermReq,
-};
-use nvme_spec::{Cqe, Sqe, Status};
+use nvme_spec::tcp::{ADMIN_IN_CAPSULE_DATA_BYTES, Framing};
+use nvme_spec::{Cqe, Sqe};
 use reactors::Nanos;
-use zerocopy::{FromBytes, IntoBytes};
 
+use super::rdma::RdmaLine;
+use super::tcp::TcpLine;
 use super::{Command, IoKind};
 use crate::network::{HostEnd, Wire};
 use crate::random::Random;
 
-const DIGEST_BYTES: usize = 4;
 /// Answers that overtake the answer to a command that was given up, at most.
 const OVERTAKEN_MAX: u64 = 8;
-
-fn digest(bytes: &[u8]) -> [u8; DIGEST_BYTES] {
-    (checksum(CrcAlgorithm::Crc32Iscsi, bytes) as u32).to_le_bytes()
-}
 
 /// What moves with a command.
 #[derive(Clone, Debug)]
@@ -45,6 +35,8 @@ pub(super) enum Damage {
     Data,
     /// A bit of the header flips on the wire.
     Header,
+    /// The key is none, or its memory is shorter than the data.
+    Key,
 }
 
 /// A command on its way out.
@@ -71,14 +63,15 @@ impl Sending {
 pub(super) struct Outstanding {
     pub(super) command: Command,
     pub(super) issued_at: Nanos,
-    out: Vec<u8>,
+    /// Data that the target asks for, where that is the transport's way.
+    pub(super) out: Vec<u8>,
     /// Bytes of `out` that the target has asked for.
-    asked: usize,
-    damage: Damage,
-    expected: usize,
+    pub(super) asked: usize,
+    pub(super) damage: Damage,
+    pub(super) expected: usize,
     pub(super) data: Vec<u8>,
     /// The last data PDU has come.
-    complete: bool,
+    pub(super) complete: bool,
 }
 
 /// What came in.
@@ -102,83 +95,113 @@ pub(super) struct ConnectionShape {
     pub(super) framing: Framing,
     pub(super) flow_control: bool,
     pub(super) in_capsule_bytes: usize,
-    /// Data that was asked for is sent so much later at most.
+    /// Largest data of a command, bytes.
+    pub(super) transfer_max: usize,
+    /// Data that was asked for is sent so much later at most, and answers have a place so much
+    /// later.
     pub(super) write_delay_max: Nanos,
 }
 
-/// A host's end of a connection.
-pub(super) struct Connection {
-    pub(super) wire: Wire,
+/// A queue, whatever its commands travel by.
+pub(super) struct Queue {
     pub(super) shape: ConnectionShape,
-    random: Random,
-    inbox: Vec<u8>,
-    outstanding: BTreeMap<u16, Outstanding>,
+    pub(super) random: Random,
+    pub(super) outstanding: BTreeMap<u16, Outstanding>,
     next_cid: u16,
     sent: u64,
-    answered: u64,
-    host_data_bytes_max: usize,
-    /// Data that is sent later, by when.
-    later: Vec<(Nanos, Vec<u8>)>,
+    pub(super) answered: u64,
     /// Answers that may overtake another.
     overtaken_max: u64,
-    pub(super) initialised: bool,
     pub(super) live: bool,
-    /// The target has a reason to close it.
-    pub(super) excused: bool,
-    /// Nothing more is to be sent on it.
-    pub(super) closing: bool,
     /// Answers may be late until then, and for the usual time after.
     pub(super) disturbed_until: Nanos,
 }
 
+/// What a connection's commands travel by.
+pub(super) enum Line {
+    Tcp(TcpLine),
+    Rdma(Box<RdmaLine>),
+}
+
+/// What is left of a connection whose host vanished.
+pub enum Vanished {
+    /// A stream that leads nowhere.
+    Tcp(Wire),
+    /// A queue pair that nobody answers.
+    Rdma(Box<super::rdma::Ends>),
+}
+
+impl Vanished {
+    /// The network notices: both ends are told.
+    pub fn end(self) {
+        match self {
+            Self::Tcp(wire) => wire.cut(),
+            Self::Rdma(ends) => ends.cut(),
+        }
+    }
+}
+
+/// A host's end of a connection.
+pub(super) struct Connection {
+    pub(super) queue: Queue,
+    line: Line,
+    /// The target has a reason to close it.
+    pub(super) excused: bool,
+    /// Nothing more is to be sent on it.
+    pub(super) closing: bool,
+}
+
 impl Connection {
-    /// Opens it: the ICReq goes out.
-    pub(super) fn open(wire: Wire, shape: ConnectionShape, random: Random) -> Self {
-        let digests = DigestFlags::new()
-            .with_header(shape.framing.header_digest)
-            .with_data(shape.framing.data_digest);
-        wire.send(IcReq::new(shape.framing.alignment_z, digests, 0).as_bytes());
+    /// A queue over a line that was just opened.
+    pub(super) fn new(line: Line, shape: ConnectionShape, random: Random) -> Self {
         Self {
-            wire,
-            shape,
-            random,
-            inbox: Vec::new(),
-            outstanding: BTreeMap::new(),
-            next_cid: 0,
-            sent: 0,
-            answered: 0,
-            host_data_bytes_max: 4096,
-            later: Vec::new(),
-            overtaken_max: 0,
-            initialised: false,
-            live: false,
+            line,
+            queue: Queue {
+                shape,
+                random,
+                outstanding: BTreeMap::new(),
+                next_cid: 0,
+                sent: 0,
+                answered: 0,
+                overtaken_max: 0,
+                live: false,
+                disturbed_until: Nanos::ZERO,
+            },
             excused: false,
             closing: false,
-            disturbed_until: Nanos::ZERO,
         }
+    }
+
+    pub(super) fn qid(&self) -> u16 {
+        self.queue.shape.qid
     }
 
     /// Commands that can be sent now: a queue holds one less than its entries.
     pub(super) fn room(&self) -> usize {
-        usize::from(self.shape.depth - 1).saturating_sub(self.outstanding.len())
+        let queue = &self.queue;
+        let room = usize::from(queue.shape.depth - 1).saturating_sub(queue.outstanding.len());
+        match &self.line {
+            Line::Tcp(_) => room,
+            Line::Rdma(line) => room.min(line.room()),
+        }
     }
 
     pub(super) fn outstanding(&self) -> impl Iterator<Item = (u16, &Outstanding)> {
-        self.outstanding.iter().map(|(cid, it)| (*cid, it))
+        self.queue.outstanding.iter().map(|(cid, it)| (*cid, it))
     }
 
     pub(super) fn take_outstanding(&mut self) -> impl Iterator<Item = Outstanding> + use<> {
-        std::mem::take(&mut self.outstanding).into_values()
+        std::mem::take(&mut self.queue.outstanding).into_values()
     }
 
     /// Sends a command; its data goes in the capsule at times, where it fits. Returns its
     /// identifier.
     pub(super) fn submit(&mut self, sending: Sending, now: Nanos) -> u16 {
-        let in_capsule = self.random.coin();
+        let in_capsule = self.queue.random.coin();
         self.submit_so(sending, now, in_capsule)
     }
 
-    /// Sends a Connect, whose data must be in the capsule (TCP 1.1 §3.3.1.1).
+    /// Sends a Connect, whose data must be in the capsule over TCP (TCP 1.1 §3.3.1.1).
     pub(super) fn submit_connect(&mut self, sqe: Sqe, data: Vec<u8>, now: Nanos) {
         let sending = Sending {
             transfer: Transfer::Out(data),
@@ -194,78 +217,162 @@ impl Connection {
             transfer,
             damage,
         } = sending;
-        let cid = self.free_cid();
-        let fits = |bytes: usize| in_capsule && bytes <= self.in_capsule_max();
-        let (sgl, inline, out, expected) = match transfer {
-            Transfer::None => (SglDescriptor::transport(0), Vec::new(), Vec::new(), 0),
-            Transfer::In(bytes) => {
-                let sgl = SglDescriptor::transport(bytes as u32);
-                (sgl, Vec::new(), Vec::new(), bytes)
-            }
-            Transfer::Out(data) if fits(data.len()) => {
-                let sgl = SglDescriptor::in_capsule(0, data.len() as u32);
-                (sgl, data, Vec::new(), 0)
-            }
-            Transfer::Out(data) => {
-                let sgl = SglDescriptor::transport(data.len() as u32);
-                (sgl, Vec::new(), data, 0)
-            }
+        let cid = self.queue.free_cid();
+        let inside = match &transfer {
+            Transfer::Out(data) => in_capsule && data.len() <= self.in_capsule_max(),
+            Transfer::None | Transfer::In(_) => false,
         };
-        let sqe = sqe.with_cid(cid).with_sgl(sgl);
-        let mut capsule = self.pdu(
-            CapsuleCmd::new(sqe, inline.len() as u32, self.sending()).as_bytes(),
-            &inline,
+        let mut outstanding = Outstanding {
+            command,
+            issued_at: now,
+            out: Vec::new(),
+            asked: 0,
             damage,
-        );
-        if damage == Damage::Header {
-            let byte = self.random.between(8, 71) as usize;
-            capsule[byte] ^= 1 << self.random.below(8);
-        }
-        self.wire.send(&capsule);
-        self.sent += 1;
-        self.outstanding.insert(
-            cid,
-            Outstanding {
-                command,
-                issued_at: now,
-                out,
-                asked: 0,
-                damage,
-                expected,
-                data: Vec::new(),
-                complete: false,
+            expected: match transfer {
+                Transfer::In(bytes) => bytes,
+                Transfer::None | Transfer::Out(_) => 0,
             },
-        );
+            data: Vec::new(),
+            complete: false,
+        };
+        let (queue, sqe, data) = (&mut self.queue, sqe.with_cid(cid), (transfer, inside));
+        match &mut self.line {
+            Line::Tcp(line) => line.send(queue, sqe, data, &mut outstanding),
+            Line::Rdma(line) => line.send(queue, sqe, data, damage),
+        }
+        queue.sent += 1;
+        queue.outstanding.insert(cid, outstanding);
         cid
+    }
+
+    /// Data that a capsule of this queue may carry: over TCP fabrics commands always carry theirs,
+    /// over RDMA only what the receives were made for.
+    fn in_capsule_max(&self) -> usize {
+        let shape = self.queue.shape;
+        match &self.line {
+            Line::Tcp(_) if shape.qid == 0 || !self.queue.live => {
+                ADMIN_IN_CAPSULE_DATA_BYTES as usize
+            }
+            Line::Rdma(_) if shape.qid == 0 || !self.queue.live => 0,
+            Line::Tcp(_) | Line::Rdma(_) => shape.in_capsule_bytes,
+        }
     }
 
     /// Answers to what is given up may be overtaken by others made after them: SQHD is the head's
     /// value when an answer was made (Base 2.1 §4.2.1).
     pub(super) fn answers_may_overtake(&mut self) {
-        self.overtaken_max = OVERTAKEN_MAX;
+        self.queue.overtaken_max = OVERTAKEN_MAX;
     }
 
     /// Picks an I/O command that is not answered, and notes that it may be aborted now.
     pub(super) fn abort_any(&mut self) -> Option<u16> {
-        let waiting = self.outstanding.len() as u64;
-        let chosen = self.random.below(waiting.max(1)) as usize;
-        let (cid, outstanding) = self.outstanding.iter_mut().nth(chosen)?;
-        self.overtaken_max = OVERTAKEN_MAX;
+        let queue = &mut self.queue;
+        let waiting = queue.outstanding.len() as u64;
+        let chosen = queue.random.below(waiting.max(1)) as usize;
+        let (cid, outstanding) = queue.outstanding.iter_mut().nth(chosen)?;
+        queue.overtaken_max = OVERTAKEN_MAX;
         if let Command::Io(io) = &mut outstanding.command {
             io.aborted = true;
         }
         Some(*cid)
     }
 
-    /// Data that a capsule of this queue may carry. Fabrics commands always carry theirs.
-    fn in_capsule_max(&self) -> usize {
-        if self.shape.qid == 0 || !self.live {
-            ADMIN_IN_CAPSULE_DATA_BYTES as usize
-        } else {
-            self.shape.in_capsule_bytes
+    /// Takes in what has come; whether there was anything.
+    ///
+    /// # Errors
+    /// What the target did wrong.
+    pub(super) fn poll(
+        &mut self,
+        now: Nanos,
+        incoming: &mut Vec<Incoming>,
+    ) -> Result<bool, String> {
+        match &mut self.line {
+            Line::Tcp(line) => line.poll(&mut self.queue, now, incoming),
+            Line::Rdma(line) => line.poll(&mut self.queue, now, incoming),
         }
     }
 
+    /// When it wants a turn although nothing else happens.
+    pub(super) fn next_due(&self) -> Option<Nanos> {
+        match &self.line {
+            Line::Tcp(line) => {
+                let dues = [line.wire.next_due(), line.next_send()];
+                dues.into_iter().flatten().min()
+            }
+            // The fabric as a whole says when something arrives.
+            Line::Rdma(line) => line.next_due(),
+        }
+    }
+
+    /// Whether something has arrived for the target on this connection that it has not taken.
+    pub(super) fn waits_for_target(&self) -> bool {
+        match &self.line {
+            Line::Tcp(line) => line.wire.waits_for_target(),
+            Line::Rdma(_) => false,
+        }
+    }
+
+    /// Closes this end in order.
+    pub(super) fn finish(&mut self) {
+        match &mut self.line {
+            Line::Tcp(line) => line.wire.finish(),
+            Line::Rdma(line) => line.finish(),
+        }
+    }
+
+    /// Breaks the connection for both ends.
+    pub(super) fn cut(&mut self) {
+        match &mut self.line {
+            Line::Tcp(line) => line.wire.cut(),
+            Line::Rdma(line) => line.cut(),
+        }
+    }
+
+    /// Nothing moves in one direction before `until`.
+    pub(super) fn stall(&mut self, to_target: bool, until: Nanos) {
+        match &mut self.line {
+            Line::Tcp(line) => line.wire.stall(to_target, until),
+            Line::Rdma(line) => line.stall(to_target, until),
+        }
+    }
+
+    /// The host is gone without a word; what is left of the connection, if anything.
+    pub(super) fn vanish(&mut self) -> Option<Vanished> {
+        match &mut self.line {
+            Line::Tcp(line) => {
+                line.wire.vanish();
+                Some(Vanished::Tcp(line.wire.clone()))
+            }
+            Line::Rdma(line) => line.vanish().map(Vanished::Rdma),
+        }
+    }
+
+    /// Sends what is no command.
+    pub(super) fn send_garbage(&mut self, kind: u8, word: u64) {
+        match &mut self.line {
+            Line::Tcp(line) => line.send_garbage(kind, word),
+            Line::Rdma(line) => line.send_garbage(kind, word),
+        }
+    }
+
+    /// Its line, where that is RDMA.
+    pub(super) fn rdma(&mut self) -> Option<&mut RdmaLine> {
+        match &mut self.line {
+            Line::Tcp(_) => None,
+            Line::Rdma(line) => Some(line),
+        }
+    }
+
+    /// How it stands, for messages.
+    pub(super) fn state(&self) -> String {
+        match &self.line {
+            Line::Tcp(line) => line.wire.state(),
+            Line::Rdma(line) => line.state(),
+        }
+    }
+}
+
+impl Queue {
     /// Identifiers come in no particular order, and are used again soon.
     fn free_cid(&mut self) -> u16 {
         loop {
@@ -280,182 +387,12 @@ impl Connection {
         }
     }
 
-    /// The framing of what goes to the target, which asks for no alignment (CPDA is 0).
-    fn sending(&self) -> Framing {
-        Framing {
-            alignment_z: 0,
-            ..self.shape.framing
-        }
-    }
-
-    /// A PDU with the digests that were agreed on.
-    fn pdu(&mut self, header: &[u8], data: &[u8], damage: Damage) -> Vec<u8> {
-        let framing = self.shape.framing;
-        let mut pdu = header.to_vec();
-        if framing.header_digest {
-            pdu.extend(digest(header));
-        }
-        if !data.is_empty() {
-            pdu.extend(data);
-            if framing.data_digest {
-                if damage == Damage::Data {
-                    let at = pdu.len() - data.len() + self.random.below(data.len() as u64) as usize;
-                    pdu[at] ^= 1 << self.random.below(8);
-                }
-                pdu.extend(digest(data));
-            }
-        }
-        pdu
-    }
-
-    /// When it wants to send although nothing comes.
-    pub(super) fn next_send(&self) -> Option<Nanos> {
-        self.later.iter().map(|(at, _)| *at).min()
-    }
-
-    /// Takes in what has come; whether there was anything.
-    ///
-    /// # Errors
-    /// What the target did wrong.
-    pub(super) fn poll(
+    /// A command was answered.
+    pub(super) fn response(
         &mut self,
-        now: Nanos,
+        cqe: Cqe,
         incoming: &mut Vec<Incoming>,
-    ) -> Result<bool, String> {
-        if !self.later.is_empty() {
-            let (due, later) = std::mem::take(&mut self.later)
-                .into_iter()
-                .partition::<Vec<_>, _>(|(at, _)| *at <= now);
-            self.later = later;
-            for (_, bytes) in due {
-                self.wire.send(&bytes);
-            }
-        }
-        let before = self.inbox.len();
-        let end = self.wire.receive(&mut self.inbox);
-        let moved = self.inbox.len() > before || end != HostEnd::Open;
-        let mut taken = 0;
-        while let Some(bytes) = self.take_pdu(taken, now, incoming)? {
-            taken += bytes;
-        }
-        self.inbox.drain(..taken);
-        if end != HostEnd::Open {
-            // Whether there was a reason is judged by the whole host: with one, what was on its way
-            // may be cut short.
-            incoming.push(Incoming::Ended(end));
-        }
-        Ok(moved)
-    }
-
-    /// Takes the PDU at `at` of the inbox, when all of it is there; returns its length.
-    fn take_pdu(
-        &mut self,
-        at: usize,
-        now: Nanos,
-        incoming: &mut Vec<Incoming>,
-    ) -> Result<Option<usize>, String> {
-        let bytes = &self.inbox[at..];
-        let Ok((common, _)) = CommonHeader::read_from_prefix(bytes) else {
-            return Ok(None);
-        };
-        let length = common.plen.get() as usize;
-        if length < usize::from(common.hlen) || length > 1 << 24 {
-            return Err(format!("a PDU says that it has {length} bytes"));
-        }
-        let Some(pdu) = bytes.get(..length) else {
-            return Ok(None);
-        };
-        let pdu = pdu.to_vec();
-        let data = self.checked_data(&common, &pdu)?;
-        match common.pdu_type {
-            PduType::IC_RESP => self.initialised(&pdu, incoming)?,
-            PduType::CAPSULE_RESP => {
-                let (capsule, _) = CapsuleResp::read_from_prefix(&pdu).map_err(|_| short())?;
-                self.response(capsule.cqe, incoming)?;
-            }
-            PduType::C2H_DATA => {
-                let (header, _) = C2hData::read_from_prefix(&pdu).map_err(|_| short())?;
-                self.data(&header, data, incoming)?;
-            }
-            PduType::R2T => {
-                let (request, _) = R2t::read_from_prefix(&pdu).map_err(|_| short())?;
-                self.request(&request, now)?;
-            }
-            PduType::C2H_TERM_REQ => {
-                let (request, _) = TermReq::read_from_prefix(&pdu).map_err(|_| short())?;
-                incoming.push(Incoming::Terminated(request.fes.get()));
-            }
-            other => return Err(format!("a target does not send {other}")),
-        }
-        Ok(Some(length))
-    }
-
-    /// Checks lengths, flags and digests; the data of the PDU.
-    fn checked_data<'a>(&self, common: &CommonHeader, pdu: &'a [u8]) -> Result<&'a [u8], String> {
-        let kind = common.pdu_type;
-        if kind.header_bytes() != Some(common.hlen) || kind.is_from_host() {
-            return Err(format!("{kind} with a header of {} bytes", common.hlen));
-        }
-        if !kind.valid_flags().contains(common.flags) {
-            return Err(format!("{kind} with flags {:?}", common.flags));
-        }
-        let header_bytes = usize::from(common.hlen);
-        if !kind.may_have_digest() {
-            return Ok(&[]);
-        }
-        let framing = self.shape.framing;
-        if common.flags.hdgstf() != framing.header_digest {
-            return Err(format!("{kind} disagrees about header digests"));
-        }
-        let mut offset = header_bytes;
-        if framing.header_digest {
-            offset += DIGEST_BYTES;
-            let found = pdu.get(header_bytes..offset).ok_or_else(short)?;
-            if found != digest(&pdu[..header_bytes]) {
-                return Err(format!("{kind} with a wrong header digest"));
-            }
-        }
-        if kind != PduType::C2H_DATA {
-            let whole = pdu.len() == offset;
-            return whole
-                .then_some(&[][..])
-                .ok_or_else(|| format!("{kind} with more behind it"));
-        }
-        if common.pdo != framing.data_offset(common.hlen) {
-            return Err(format!("data at {} of the PDU", common.pdo));
-        }
-        let trailer = if framing.data_digest { DIGEST_BYTES } else { 0 };
-        let end = pdu.len().checked_sub(trailer).ok_or_else(short)?;
-        let data = pdu.get(usize::from(common.pdo)..end).ok_or_else(short)?;
-        if common.flags.ddgstf() != framing.data_digest {
-            return Err("a data PDU disagrees about data digests".to_owned());
-        }
-        if framing.data_digest && pdu[end..] != digest(data) {
-            return Err("data with a wrong digest".to_owned());
-        }
-        Ok(data)
-    }
-
-    fn initialised(&mut self, pdu: &[u8], incoming: &mut Vec<Incoming>) -> Result<(), String> {
-        let (response, _) = IcResp::read_from_prefix(pdu).map_err(|_| short())?;
-        let framing = &mut self.shape.framing;
-        if self.initialised || response.cpda_z > 0 {
-            return Err("an ICResp out of order".to_owned());
-        }
-        let asked = (framing.header_digest, framing.data_digest);
-        if (response.dgst.header(), response.dgst.data()) != asked {
-            return Err("other digests than were asked for".to_owned());
-        }
-        self.host_data_bytes_max = response.maxh2cdata.get() as usize;
-        if self.host_data_bytes_max < 4096 {
-            return Err("MAXH2CDATA below 4096".to_owned());
-        }
-        self.initialised = true;
-        incoming.push(Incoming::Initialised);
-        Ok(())
-    }
-
-    fn response(&mut self, cqe: Cqe, incoming: &mut Vec<Incoming>) -> Result<(), String> {
+    ) -> Result<(), String> {
         let cid = cqe.cid.get();
         let Some(outstanding) = self.outstanding.remove(&cid) else {
             return Err(format!("an answer to command {cid}, which waits for none"));
@@ -511,92 +448,4 @@ impl Connection {
         }
         Ok(())
     }
-
-    fn data(
-        &mut self,
-        header: &C2hData,
-        data: &[u8],
-        incoming: &mut Vec<Incoming>,
-    ) -> Result<(), String> {
-        let cid = header.cccid.get();
-        let Some(outstanding) = self.outstanding.get_mut(&cid) else {
-            return Err(format!("data for command {cid}, which waits for nothing"));
-        };
-        let begin = header.datao.get() as usize;
-        if header.datal.get() as usize != data.len() || data.is_empty() {
-            return Err(format!("DATAL {} of {} bytes", header.datal, data.len()));
-        }
-        if outstanding.complete || begin != outstanding.data.len() {
-            return Err(format!("data for command {cid} out of order"));
-        }
-        outstanding.data.extend_from_slice(data);
-        if outstanding.data.len() > outstanding.expected {
-            return Err(format!("more data for command {cid} than it asked for"));
-        }
-        outstanding.complete = header.ch.flags.last_pdu();
-        if header.ch.flags.success() {
-            let all = outstanding.data.len() == outstanding.expected;
-            if !outstanding.complete || !all {
-                return Err(format!("SUCCESS for command {cid} before all of its data"));
-            }
-            if let Some(outstanding) = self.outstanding.remove(&cid) {
-                self.answered += 1;
-                let cqe = Cqe::new(cid, Status::SUCCESS);
-                incoming.push(Incoming::Answered { outstanding, cqe });
-            }
-        }
-        Ok(())
-    }
-
-    /// The target is ready for data.
-    fn request(&mut self, request: &R2t, now: Nanos) -> Result<(), String> {
-        let cid = request.cccid.get();
-        let Some(mut outstanding) = self.outstanding.remove(&cid) else {
-            return Err(format!("an R2T for command {cid}, which waits for nothing"));
-        };
-        let (begin, length) = (request.r2to.get() as usize, request.r2tl.get() as usize);
-        let end = begin + length;
-        if begin != outstanding.asked || end > outstanding.out.len() || length == 0 {
-            return Err(format!("an R2T for {begin} to {end} of command {cid}"));
-        }
-        outstanding.asked = end;
-        let mut sent = begin;
-        let mut damage = outstanding.damage;
-        let mut bytes = Vec::new();
-        while sent < end {
-            let most = self.host_data_bytes_max.min(end - sent);
-            let piece = if self.random.permille(300) {
-                // All but the last are multiples of four bytes.
-                (self.random.between(4, most.max(4) as u64) as usize & !3).min(most)
-            } else {
-                most
-            };
-            let last = sent + piece == end;
-            let tag = request.ttag.get();
-            let framing = self.sending();
-            let header = H2cData::new(cid, tag, sent as u32, piece as u32, last, framing);
-            bytes.extend(self.pdu(
-                header.as_bytes(),
-                &outstanding.out[sent..sent + piece],
-                damage,
-            ));
-            damage = Damage::None;
-            sent += piece;
-        }
-        let delay = self.shape.write_delay_max.as_nanos();
-        if delay > 0 && self.random.permille(100) {
-            let at = now + Nanos(self.random.below(delay));
-            // What was put off stays in front of what comes later.
-            self.later.push((at, bytes));
-            self.disturbed_until = self.disturbed_until.max(at);
-        } else {
-            self.wire.send(&bytes);
-        }
-        self.outstanding.insert(cid, outstanding);
-        Ok(())
-    }
-}
-
-fn short() -> String {
-    "a PDU that is too short".to_owned()
 }

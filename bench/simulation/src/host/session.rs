@@ -56,7 +56,7 @@ impl Host {
             let Some(connection) = connection else {
                 continue;
             };
-            let qid = connection.shape.qid;
+            let qid = connection.qid();
             let polled = connection.poll(ground.now, &mut incoming);
             moved |= polled.map_err(|what| self.violation(ground, &what))?;
             for event in incoming.drain(..) {
@@ -102,20 +102,18 @@ impl Host {
             && ground.serving.hosts[self.number];
         let silent = self.silent_until.is_some();
         let admin_excused = self.admin.as_ref().is_none_or(|it| it.excused);
-        let excused = self
-            .connections()
-            .any(|it| it.shape.qid == qid && it.excused);
+        let excused = self.connections().any(|it| it.qid() == qid && it.excused);
         ground.stopping || !allowed || silent || admin_excused || excused
     }
 
     fn connect(&mut self, ground: &mut Ground<'_>, qid: u16) {
-        let depth = self.connections().find(|it| it.shape.qid == qid);
-        let Some(depth) = depth.map(|it| it.shape.depth) else {
+        let depth = self.connections().find(|it| it.qid() == qid);
+        let Some(depth) = depth.map(|it| it.queue.shape.depth) else {
             return;
         };
         let (sqe, data) = self.connect_command(qid, depth);
         let now = ground.now;
-        if let Some(connection) = self.connections().find(|it| it.shape.qid == qid) {
+        if let Some(connection) = self.connections().find(|it| it.qid() == qid) {
             connection.submit_connect(sqe, data, now);
         }
     }
@@ -156,13 +154,13 @@ impl Host {
             self.lose(ground);
             return Ok(());
         }
-        if let Some(connection) = self.connections().find(|it| it.shape.qid == qid) {
-            connection.live = true;
+        if let Some(connection) = self.connections().find(|it| it.qid() == qid) {
+            connection.queue.live = true;
         }
         if qid == 0 {
             self.cntlid = cqe.connect_success().cntlid();
             self.set_configuration(ground, true);
-        } else if self.phase == Phase::Opening && self.io.iter().all(|it| it.live) {
+        } else if self.phase == Phase::Opening && self.io.iter().all(|it| it.queue.live) {
             self.phase = Phase::Serving;
         }
         Ok(())
@@ -244,14 +242,14 @@ impl Host {
                     }
                 }
             }
-            connection.wire.finish();
+            connection.finish();
         }
     }
 
     /// The appliance went down.
     pub fn crash(&mut self, ground: &mut Ground<'_>) {
         for connection in self.connections() {
-            connection.wire.cut();
+            connection.cut();
         }
         self.lose(ground);
     }
@@ -261,8 +259,8 @@ impl Host {
         self.drop_io(ground);
         // Nobody can tell when these take effect, if ever.
         self.ending_writes.clear();
-        if let Some(admin) = self.admin.take() {
-            admin.wire.finish();
+        if let Some(mut admin) = self.admin.take() {
+            admin.finish();
         }
         self.poll_status_at = None;
         self.keep_alive_at = None;
@@ -278,7 +276,7 @@ impl Host {
     /// Since when nothing has disturbed what any of its commands could need.
     pub(super) fn calm_since(&self, ground: &Ground<'_>) -> Nanos {
         let connections = self.admin.iter().chain(&self.io);
-        let waits = connections.map(|connection| connection.disturbed_until);
+        let waits = connections.map(|connection| connection.queue.disturbed_until);
         let waits = waits.chain(ground.disk_disturbed.iter().copied());
         waits
             .chain([ground.memory_disturbed])
@@ -295,12 +293,12 @@ impl Host {
 
     /// Whether the target still serves it although its permission is gone for long.
     fn is_wrongly_served(&self, ground: &Ground<'_>) -> bool {
-        let Some(admin) = self.admin.as_ref().filter(|admin| admin.live) else {
+        let Some(admin) = self.admin.as_ref().filter(|admin| admin.queue.live) else {
             return false;
         };
         // Its commands are answered first, whatever they wait for.
         let since = ground.permission_changed[self.number].max(self.calm_since(ground));
-        let since = since.max(admin.disturbed_until);
+        let since = since.max(admin.queue.disturbed_until);
         !ground.serving.hosts[self.number] && !ground.stopping && since + LATENCY_MAX < ground.now
     }
 
@@ -319,8 +317,8 @@ impl Host {
             for (cid, outstanding) in connection.outstanding() {
                 let since = self.undisturbed_since(ground, connection, outstanding);
                 if since.is_some_and(|since| since + LATENCY_MAX < ground.now) {
-                    let (command, wire) = (&outstanding.command, connection.wire.state());
-                    late = Some((connection.shape.qid, cid, format!("{command:?} ({wire})")));
+                    let (command, wire) = (&outstanding.command, connection.state());
+                    late = Some((connection.qid(), cid, format!("{command:?} ({wire})")));
                 }
             }
         }

@@ -6,17 +6,20 @@ use nvme_spec::command::{DatasetRange, WriteZeroesControl};
 use reactors::Nanos;
 use zerocopy::IntoBytes;
 
-use super::connection::{Damage, Sending, Transfer};
-use super::{Command, Ground, Host, Io, IoKind};
+use super::connection::{Damage, Sending, Transfer, Vanished};
+use super::rdma::harm_next_connection;
+use super::{Command, Connection, Ground, Host, Io, IoKind};
 use crate::content::Stamp;
 use crate::disk::DiskShape;
 use crate::judge::Extent;
-use crate::network::Wire;
+use crate::random::Random;
 use crate::swarm::Fault;
 
 /// A host that keeps silent must have lost its association after twice its Keep Alive Timeout
 /// (Base 2.1 §3.9.3, §3.9.4: traffic just before the timer's end grants it once more).
 const SILENCE_GRACE: Nanos = Nanos::from_secs(3);
+/// Work requests that are late are so by no more than this.
+const REQUEST_DELAY_MAX: Nanos = Nanos::from_millis(200);
 /// Ranges of a deallocation at most.
 const RANGES_MAX: u64 = 4;
 
@@ -161,7 +164,7 @@ impl Host {
         let (number, kind, version) = (self.number, io.kind, io.version);
         let (fua, extents) = (io.fua, io.extents.clone());
         let connection = &mut self.io[index];
-        let qid = connection.shape.qid;
+        let qid = connection.qid();
         let sending = Sending {
             sqe,
             command: Command::Io(io),
@@ -285,31 +288,35 @@ impl Host {
     }
 
     /// Misbehaves once, if it can just now; returns until when others may feel a shortage of memory
-    /// from it, and the wires of a host that vanished.
+    /// from it, and what is left of a host that vanished.
     pub fn misbehave(&mut self, ground: &mut Ground<'_>, fault: Fault) -> Option<Aftermath> {
         let serving = self.is_serving();
         let mut aftermath = Aftermath::default();
         let number = self.number;
         match fault {
-            Fault::Cut => self.a_connection()?.wire.cut(),
+            Fault::Cut => self.a_connection()?.cut(),
             Fault::Stall => aftermath.memory_until = self.stall(ground.now)?,
             Fault::Vanish => {
-                aftermath.vanished = self.connections().map(|it| it.wire.clone()).collect();
-                for wire in &aftermath.vanished {
-                    wire.vanish();
-                }
-                if aftermath.vanished.is_empty() {
-                    return None;
-                }
+                self.connections().next()?;
+                let vanished = self.connections().filter_map(Connection::vanish);
+                aftermath.vanished = vanished.collect();
                 self.lose(ground);
             }
             Fault::Silence if serving && self.shape.keep_alive > Nanos::ZERO => {
                 // What is on its way counts as traffic when it arrives.
-                let arrivals = self.connections().map(|it| it.disturbed_until);
+                let arrivals = self.connections().map(|it| it.queue.disturbed_until);
                 let last = arrivals.max().unwrap_or_default().max(ground.now);
                 self.silent_until = Some(last + self.patience());
             }
+            Fault::Malformed if serving && self.shape.rdma && self.random.coin() => {
+                self.send_bad_key(ground)?;
+            }
             Fault::Malformed if serving => self.send_garbage(),
+            Fault::Late => aftermath.memory_until = self.delay_requests(ground.now)?,
+            Fault::WorkErrors => self.fail_requests()?,
+            Fault::Unreachable if self.shape.rdma => {
+                harm_next_connection(ground.rdma?, number, &mut self.random);
+            }
             Fault::Damage if serving && self.shape.header_digest => self.damage_header(ground),
             Fault::Invalid if serving => self.send_invalid(ground)?,
             Fault::Abort if serving => self.abort(ground)?,
@@ -350,10 +357,10 @@ impl Host {
         let (to_target, lasts) = (self.random.coin(), self.random.between(50, 20_000));
         let until = now + Nanos::from_millis(lasts);
         let connection = self.a_connection()?;
-        connection.wire.stall(to_target, until);
-        connection.disturbed_until = connection.disturbed_until.max(until);
+        connection.stall(to_target, until);
+        connection.queue.disturbed_until = connection.queue.disturbed_until.max(until);
         // Keep Alive, and the time that the set-up of a connection may take, run on.
-        connection.excused |= connection.shape.qid == 0 || !connection.live;
+        connection.excused |= connection.qid() == 0 || !connection.queue.live;
         self.event_due = None;
         let patience = self.patience();
         if let Some(silent_until) = &mut self.silent_until {
@@ -364,14 +371,49 @@ impl Host {
 
     fn send_garbage(&mut self) {
         let kind = self.random.between(0x10, 0xFF) as u8;
-        let word = self.random.bits().to_le_bytes();
+        let word = self.random.bits();
         if let Some(connection) = self.a_connection() {
-            let mut bytes = vec![kind, 0, 72, 0, 72, 0, 0, 0];
-            bytes.extend([word; 16].concat());
-            connection.wire.send(&bytes);
+            connection.send_garbage(kind, word);
             connection.excused = true;
             connection.closing = true;
         }
+    }
+
+    /// Names memory by a key that opens none.
+    fn send_bad_key(&mut self, ground: &Ground<'_>) -> Option<()> {
+        let disk = self.random.below(ground.swarm.disks.len() as u64) as usize;
+        let size = ground.swarm.disks[disk].block_size as usize;
+        let index = self.io.iter().position(|it| it.room() > 0 && !it.closing)?;
+        let connection = &mut self.io[index];
+        connection.excused = true;
+        connection.closing = true;
+        let sending = Sending {
+            transfer: Transfer::In(size),
+            damage: Damage::Key,
+            ..Sending::plain(Sqe::read(disk as u32 + 1, 0, 0), Command::BadKey)
+        };
+        connection.submit(sending, ground.now);
+        Some(())
+    }
+
+    /// The next work request on a connection is late, or its completion is; until when.
+    fn delay_requests(&mut self, now: Nanos) -> Option<Nanos> {
+        let mut random = Random::new(self.random.bits(), 0);
+        let connection = self.a_connection()?;
+        connection.rdma()?.delay(&mut random, REQUEST_DELAY_MAX)?;
+        let until = now + REQUEST_DELAY_MAX;
+        connection.queue.disturbed_until = connection.queue.disturbed_until.max(until);
+        self.event_due = None;
+        Some(until)
+    }
+
+    /// The next work request on a connection fails, which ends it.
+    fn fail_requests(&mut self) -> Option<()> {
+        let mut random = Random::new(self.random.bits(), 0);
+        let connection = self.a_connection()?;
+        connection.rdma()?.fail(&mut random)?;
+        connection.excused = true;
+        Some(())
     }
 
     fn damage_header(&mut self, ground: &Ground<'_>) {
@@ -438,7 +480,7 @@ impl Host {
         let chosen = self.random.below(self.io.len() as u64) as usize;
         let (qid, cid) = {
             let connection = self.io.get_mut(chosen)?;
-            (connection.shape.qid, connection.abort_any()?)
+            (connection.qid(), connection.abort_any()?)
         };
         if let Some(admin) = &mut self.admin {
             admin.answers_may_overtake();
@@ -463,8 +505,8 @@ impl Host {
 pub struct Aftermath {
     /// Memory may be held until then.
     pub memory_until: Nanos,
-    /// Wires that lead nowhere, until a kernel's probes notice.
-    pub vanished: Vec<Wire>,
+    /// Connections that lead nowhere, until somebody's probes notice.
+    pub vanished: Vec<Vanished>,
 }
 
 impl Io {

@@ -4,6 +4,7 @@ use hugemem::{Lease, WaiterToken};
 use nvme_spec::{Cqe, Status};
 use nvme_target::{Admission, Completed, DataSource, Direction, QueueId, Timing, Work};
 use rdma::{Payload, Provider, QueuePair, RemoteAddress, SendOperation, SendRequest};
+use reactors::sim::planted;
 
 use super::{Capsule, Cause, Connection, Context, Phase};
 use crate::posted::PostedKind;
@@ -290,7 +291,7 @@ impl<P: Provider> Connection<P> {
             return;
         };
         fetch.outstanding -= 1;
-        if fetch.outstanding > 0 {
+        if fetch.outstanding > 0 && !planted("rdma-part-taken-for-all") {
             return;
         }
         match self.phase {

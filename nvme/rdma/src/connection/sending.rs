@@ -13,6 +13,7 @@ use rdma::{
     MemoryMap, Payload, Provider, QueuePair, RemoteAddress, SendOperation, SendRequest, Sge,
     SgeList,
 };
+use reactors::sim::planted;
 use zerocopy::IntoBytes;
 
 use super::{Cause, Connection, Context};
@@ -86,13 +87,20 @@ impl<P: Provider> Connection<P> {
             timing,
         } = answer;
         let sequence = self.sends.next_sequence();
+        let invalidate = self.slots.at(slot).remote.invalidate;
+        let overtakes = planted("rdma-response-first");
+        if overtakes {
+            self.post_response(cx, sequence, &response, invalidate);
+        }
         if let Some(data) = &data
             && !self.write_data(cx, slot, sequence, data, bytes)
         {
             response.status = StatusField::from_status(Status::DATA_TRANSFER_ERROR);
         }
-        let invalidate = self.slots.at(slot).remote.invalidate;
-        self.post_response(cx, sequence, &response, invalidate);
+        if !overtakes {
+            self.post_response(cx, sequence, &response, invalidate);
+        }
+        let data = data.filter(|_| !planted("rdma-lease-early"));
         self.sends.push(writes + 1, PostedKind::Answer, data);
         cx.core.sent(timing, cx.now);
     }
@@ -213,6 +221,8 @@ impl<P: Provider> Connection<P> {
         };
         let operation = match invalidate {
             Some(rkey) => {
+                let another = u32::from(planted("rdma-other-key")) << 8;
+                let rkey = rkey.wrapping_add(another);
                 cx.counters.invalidations.add(1);
                 SendOperation::SendWithInvalidate { rkey }
             }

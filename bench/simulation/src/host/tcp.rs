@@ -1,0 +1,363 @@
+//! A host's end of a TCP connection: PDUs out, PDUs in.
+//!
+//! It believes nothing: every PDU of the target is held against the rules of the transport (TCP
+//! 1.1 §3.3 and §3.6.2).
+
+use crc_fast::{CrcAlgorithm, checksum};
+use nvme_spec::sgl::SglDescriptor;
+use nvme_spec::tcp::{
+    C2hData, CapsuleCmd, CapsuleResp, CommonHeader, DigestFlags, Framing, H2cData, IcReq, IcResp,
+    PduType, R2t, TermReq,
+};
+use nvme_spec::{Cqe, Sqe, Status};
+use reactors::Nanos;
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::connection::{Damage, Incoming, Outstanding, Queue, Transfer};
+use crate::network::{HostEnd, Wire};
+
+const DIGEST_BYTES: usize = 4;
+
+fn digest(bytes: &[u8]) -> [u8; DIGEST_BYTES] {
+    (checksum(CrcAlgorithm::Crc32Iscsi, bytes) as u32).to_le_bytes()
+}
+
+/// A host's end of a TCP connection.
+pub(super) struct TcpLine {
+    pub(super) wire: Wire,
+    inbox: Vec<u8>,
+    host_data_bytes_max: usize,
+    /// Data that is sent later, by when.
+    later: Vec<(Nanos, Vec<u8>)>,
+    initialised: bool,
+}
+
+impl TcpLine {
+    /// Opens it: the ICReq goes out.
+    pub(super) fn open(wire: Wire, framing: Framing) -> Self {
+        let digests = DigestFlags::new()
+            .with_header(framing.header_digest)
+            .with_data(framing.data_digest);
+        wire.send(IcReq::new(framing.alignment_z, digests, 0).as_bytes());
+        Self {
+            wire,
+            inbox: Vec::new(),
+            host_data_bytes_max: 4096,
+            later: Vec::new(),
+            initialised: false,
+        }
+    }
+
+    /// Sends a command with its data as `transfer` says, in the capsule where `in_capsule` says so.
+    pub(super) fn send(
+        &mut self,
+        queue: &mut Queue,
+        sqe: Sqe,
+        (transfer, in_capsule): (Transfer, bool),
+        outstanding: &mut Outstanding,
+    ) {
+        let damage = outstanding.damage;
+        let (sgl, inline) = match transfer {
+            Transfer::None => (SglDescriptor::transport(0), Vec::new()),
+            Transfer::In(bytes) => (SglDescriptor::transport(bytes as u32), Vec::new()),
+            Transfer::Out(data) if in_capsule => {
+                (SglDescriptor::in_capsule(0, data.len() as u32), data)
+            }
+            Transfer::Out(data) => {
+                let sgl = SglDescriptor::transport(data.len() as u32);
+                outstanding.out = data;
+                (sgl, Vec::new())
+            }
+        };
+        let command = CapsuleCmd::new(sqe.with_sgl(sgl), inline.len() as u32, sending(queue));
+        let mut capsule = pdu(queue, command.as_bytes(), &inline, damage);
+        if damage == Damage::Header {
+            let byte = queue.random.between(8, 71) as usize;
+            capsule[byte] ^= 1 << queue.random.below(8);
+        }
+        self.wire.send(&capsule);
+    }
+
+    /// Sends what is no PDU.
+    pub(super) fn send_garbage(&self, kind: u8, word: u64) {
+        let word = word.to_le_bytes();
+        let mut bytes = vec![kind, 0, 72, 0, 72, 0, 0, 0];
+        bytes.extend([word; 16].concat());
+        self.wire.send(&bytes);
+    }
+
+    /// When it wants to send although nothing comes.
+    pub(super) fn next_send(&self) -> Option<Nanos> {
+        self.later.iter().map(|(at, _)| *at).min()
+    }
+
+    /// Takes in what has come; whether there was anything.
+    ///
+    /// # Errors
+    /// What the target did wrong.
+    pub(super) fn poll(
+        &mut self,
+        queue: &mut Queue,
+        now: Nanos,
+        incoming: &mut Vec<Incoming>,
+    ) -> Result<bool, String> {
+        if !self.later.is_empty() {
+            let (due, later) = std::mem::take(&mut self.later)
+                .into_iter()
+                .partition::<Vec<_>, _>(|(at, _)| *at <= now);
+            self.later = later;
+            for (_, bytes) in due {
+                self.wire.send(&bytes);
+            }
+        }
+        let before = self.inbox.len();
+        let end = self.wire.receive(&mut self.inbox);
+        let moved = self.inbox.len() > before || end != HostEnd::Open;
+        let mut taken = 0;
+        while let Some(bytes) = self.take_pdu(queue, taken, now, incoming)? {
+            taken += bytes;
+        }
+        self.inbox.drain(..taken);
+        if end != HostEnd::Open {
+            // Whether there was a reason is judged by the whole host: with one, what was on its way
+            // may be cut short.
+            incoming.push(Incoming::Ended(end));
+        }
+        Ok(moved)
+    }
+
+    /// Takes the PDU at `at` of the inbox, when all of it is there; returns its length.
+    fn take_pdu(
+        &mut self,
+        queue: &mut Queue,
+        at: usize,
+        now: Nanos,
+        incoming: &mut Vec<Incoming>,
+    ) -> Result<Option<usize>, String> {
+        let bytes = &self.inbox[at..];
+        let Ok((common, _)) = CommonHeader::read_from_prefix(bytes) else {
+            return Ok(None);
+        };
+        let length = common.plen.get() as usize;
+        if length < usize::from(common.hlen) || length > 1 << 24 {
+            return Err(format!("a PDU says that it has {length} bytes"));
+        }
+        let Some(pdu) = bytes.get(..length) else {
+            return Ok(None);
+        };
+        let pdu = pdu.to_vec();
+        let data = checked_data(queue.shape.framing, &common, &pdu)?;
+        match common.pdu_type {
+            PduType::IC_RESP => self.initialised(queue, &pdu, incoming)?,
+            PduType::CAPSULE_RESP => {
+                let (capsule, _) = CapsuleResp::read_from_prefix(&pdu).map_err(|_| short())?;
+                queue.response(capsule.cqe, incoming)?;
+            }
+            PduType::C2H_DATA => {
+                let (header, _) = C2hData::read_from_prefix(&pdu).map_err(|_| short())?;
+                take_data(queue, &header, data, incoming)?;
+            }
+            PduType::R2T => {
+                let (request, _) = R2t::read_from_prefix(&pdu).map_err(|_| short())?;
+                self.request(queue, &request, now)?;
+            }
+            PduType::C2H_TERM_REQ => {
+                let (request, _) = TermReq::read_from_prefix(&pdu).map_err(|_| short())?;
+                incoming.push(Incoming::Terminated(request.fes.get()));
+            }
+            other => return Err(format!("a target does not send {other}")),
+        }
+        Ok(Some(length))
+    }
+
+    fn initialised(
+        &mut self,
+        queue: &Queue,
+        pdu: &[u8],
+        incoming: &mut Vec<Incoming>,
+    ) -> Result<(), String> {
+        let (response, _) = IcResp::read_from_prefix(pdu).map_err(|_| short())?;
+        let framing = queue.shape.framing;
+        if self.initialised || response.cpda_z > 0 {
+            return Err("an ICResp out of order".to_owned());
+        }
+        let asked = (framing.header_digest, framing.data_digest);
+        if (response.dgst.header(), response.dgst.data()) != asked {
+            return Err("other digests than were asked for".to_owned());
+        }
+        self.host_data_bytes_max = response.maxh2cdata.get() as usize;
+        if self.host_data_bytes_max < 4096 {
+            return Err("MAXH2CDATA below 4096".to_owned());
+        }
+        self.initialised = true;
+        incoming.push(Incoming::Initialised);
+        Ok(())
+    }
+
+    /// The target is ready for data.
+    fn request(&mut self, queue: &mut Queue, request: &R2t, now: Nanos) -> Result<(), String> {
+        let cid = request.cccid.get();
+        let Some(mut outstanding) = queue.outstanding.remove(&cid) else {
+            return Err(format!("an R2T for command {cid}, which waits for nothing"));
+        };
+        let (begin, length) = (request.r2to.get() as usize, request.r2tl.get() as usize);
+        let end = begin + length;
+        if begin != outstanding.asked || end > outstanding.out.len() || length == 0 {
+            return Err(format!("an R2T for {begin} to {end} of command {cid}"));
+        }
+        outstanding.asked = end;
+        let mut sent = begin;
+        let mut damage = outstanding.damage;
+        let mut bytes = Vec::new();
+        while sent < end {
+            let most = self.host_data_bytes_max.min(end - sent);
+            let piece = if queue.random.permille(300) {
+                // All but the last are multiples of four bytes.
+                (queue.random.between(4, most.max(4) as u64) as usize & !3).min(most)
+            } else {
+                most
+            };
+            let last = sent + piece == end;
+            let tag = request.ttag.get();
+            let framing = sending(queue);
+            let header = H2cData::new(cid, tag, sent as u32, piece as u32, last, framing);
+            bytes.extend(pdu(
+                queue,
+                header.as_bytes(),
+                &outstanding.out[sent..sent + piece],
+                damage,
+            ));
+            damage = Damage::None;
+            sent += piece;
+        }
+        let delay = queue.shape.write_delay_max.as_nanos();
+        if delay > 0 && queue.random.permille(100) {
+            let at = now + Nanos(queue.random.below(delay));
+            // What was put off stays in front of what comes later.
+            self.later.push((at, bytes));
+            queue.disturbed_until = queue.disturbed_until.max(at);
+        } else {
+            self.wire.send(&bytes);
+        }
+        queue.outstanding.insert(cid, outstanding);
+        Ok(())
+    }
+}
+
+/// Checks lengths, flags and digests; the data of the PDU.
+fn checked_data<'a>(
+    framing: Framing,
+    common: &CommonHeader,
+    pdu: &'a [u8],
+) -> Result<&'a [u8], String> {
+    let kind = common.pdu_type;
+    if kind.header_bytes() != Some(common.hlen) || kind.is_from_host() {
+        return Err(format!("{kind} with a header of {} bytes", common.hlen));
+    }
+    if !kind.valid_flags().contains(common.flags) {
+        return Err(format!("{kind} with flags {:?}", common.flags));
+    }
+    let header_bytes = usize::from(common.hlen);
+    if !kind.may_have_digest() {
+        return Ok(&[]);
+    }
+    if common.flags.hdgstf() != framing.header_digest {
+        return Err(format!("{kind} disagrees about header digests"));
+    }
+    let mut offset = header_bytes;
+    if framing.header_digest {
+        offset += DIGEST_BYTES;
+        let found = pdu.get(header_bytes..offset).ok_or_else(short)?;
+        if found != digest(&pdu[..header_bytes]) {
+            return Err(format!("{kind} with a wrong header digest"));
+        }
+    }
+    if kind != PduType::C2H_DATA {
+        let whole = pdu.len() == offset;
+        return whole
+            .then_some(&[][..])
+            .ok_or_else(|| format!("{kind} with more behind it"));
+    }
+    if common.pdo != framing.data_offset(common.hlen) {
+        return Err(format!("data at {} of the PDU", common.pdo));
+    }
+    let trailer = if framing.data_digest { DIGEST_BYTES } else { 0 };
+    let end = pdu.len().checked_sub(trailer).ok_or_else(short)?;
+    let data = pdu.get(usize::from(common.pdo)..end).ok_or_else(short)?;
+    if common.flags.ddgstf() != framing.data_digest {
+        return Err("a data PDU disagrees about data digests".to_owned());
+    }
+    if framing.data_digest && pdu[end..] != digest(data) {
+        return Err("data with a wrong digest".to_owned());
+    }
+    Ok(data)
+}
+
+/// A piece of a command's data has come.
+fn take_data(
+    queue: &mut Queue,
+    header: &C2hData,
+    data: &[u8],
+    incoming: &mut Vec<Incoming>,
+) -> Result<(), String> {
+    let cid = header.cccid.get();
+    let Some(outstanding) = queue.outstanding.get_mut(&cid) else {
+        return Err(format!("data for command {cid}, which waits for nothing"));
+    };
+    let begin = header.datao.get() as usize;
+    if header.datal.get() as usize != data.len() || data.is_empty() {
+        return Err(format!("DATAL {} of {} bytes", header.datal, data.len()));
+    }
+    if outstanding.complete || begin != outstanding.data.len() {
+        return Err(format!("data for command {cid} out of order"));
+    }
+    outstanding.data.extend_from_slice(data);
+    if outstanding.data.len() > outstanding.expected {
+        return Err(format!("more data for command {cid} than it asked for"));
+    }
+    outstanding.complete = header.ch.flags.last_pdu();
+    if header.ch.flags.success() {
+        let all = outstanding.data.len() == outstanding.expected;
+        if !outstanding.complete || !all {
+            return Err(format!("SUCCESS for command {cid} before all of its data"));
+        }
+        if let Some(outstanding) = queue.outstanding.remove(&cid) {
+            queue.answered += 1;
+            let cqe = Cqe::new(cid, Status::SUCCESS);
+            incoming.push(Incoming::Answered { outstanding, cqe });
+        }
+    }
+    Ok(())
+}
+
+/// The framing of what goes to the target, which asks for no alignment (CPDA is 0).
+fn sending(queue: &Queue) -> Framing {
+    Framing {
+        alignment_z: 0,
+        ..queue.shape.framing
+    }
+}
+
+/// A PDU with the digests that were agreed on.
+fn pdu(queue: &mut Queue, header: &[u8], data: &[u8], damage: Damage) -> Vec<u8> {
+    let framing = queue.shape.framing;
+    let mut pdu = header.to_vec();
+    if framing.header_digest {
+        pdu.extend(digest(header));
+    }
+    if !data.is_empty() {
+        pdu.extend(data);
+        if framing.data_digest {
+            if damage == Damage::Data {
+                let at = pdu.len() - data.len() + queue.random.below(data.len() as u64) as usize;
+                pdu[at] ^= 1 << queue.random.below(8);
+            }
+            pdu.extend(digest(data));
+        }
+    }
+    pdu
+}
+
+fn short() -> String {
+    "a PDU that is too short".to_owned()
+}
