@@ -17,14 +17,15 @@ pub enum DigestPolicy {
 
 /// Largest in-capsule data that an I/O queue may be given, in bytes.
 pub const IN_CAPSULE_BYTES_MAX: u32 = 64 << 10;
-/// Bytes of a connection's receive buffer.
+/// Bytes of a receive buffer.
 pub(crate) const RECEIVE_BUFFER_BYTES: usize = 128 << 10;
+/// Receive buffers of a reactor: one in use, the others for connections whose in-capsule data waits
+/// for a lease.
+pub(crate) const RECEIVE_BUFFERS: usize = 8;
 /// Connections that one reactor serves at most; the token of a request has 16 bits for it.
 pub const CONNECTIONS_PER_REACTOR_MAX: usize = 4096;
 
 const _: () = assert!(CONNECTIONS_PER_REACTOR_MAX <= 1 << 16);
-// The largest header with its digest and padding must fit beside what is left of the PDU before it.
-const _: () = assert!(RECEIVE_BUFFER_BYTES >= 4 * 256);
 
 /// What hosts of one port get.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

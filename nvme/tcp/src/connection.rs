@@ -1,8 +1,8 @@
 //! One NVMe/TCP connection: initialisation, Connect, commands, and its end.
 //!
-//! Owns the stream, the receive buffer, the request slots and the queue of PDUs to send. Decides
-//! where data goes and when; what a command means is the target core's business. It never blocks,
-//! and after Connect it allocates nothing. NVMe/TCP Transport 1.1, sections 3.2 to 3.6.
+//! Owns the stream, the request slots and the queue of PDUs to send. Decides where
+//! data goes and when; what a command means is the target core's business. It never blocks, and
+//! after Connect it allocates nothing. NVMe/TCP Transport 1.1, sections 3.2 to 3.6.
 
 mod requests;
 
@@ -25,6 +25,7 @@ use crate::config::{DigestPolicy, PortSettings, TcpConfig};
 use crate::counters::TcpCounters;
 use crate::digest::digest;
 use crate::receive::{Payload, Pdu, Receiver, Rules, Violation};
+use crate::receive_buffers::ReceiveBuffers;
 use crate::slot::{SlotState, SlotTable};
 use crate::stream::{ByteStream, Transferred};
 use crate::termination::termination_request;
@@ -42,6 +43,7 @@ const ROOM_BEFORE_DATA_BYTES: usize = 512;
 /// What a connection works with while its reactor polls it.
 pub(crate) struct Context<'a> {
     pub(crate) core: &'a mut TargetCore,
+    pub(crate) buffers: &'a mut ReceiveBuffers,
     pub(crate) pool: &'a Pool,
     pub(crate) config: &'a TcpConfig,
     pub(crate) counters: &'a TcpCounters,
@@ -239,9 +241,43 @@ impl<S: ByteStream> Connection<S> {
     /// Receives what is there and acts on it; returns the number of receives that brought
     /// something.
     pub(crate) fn receive(&mut self, cx: &mut Context<'_>) -> Result<u32, Ended> {
+        self.borrow_buffer(cx);
+        let received = self.receive_into_buffer(cx);
+        self.return_buffer(cx);
+        received
+    }
+
+    fn borrow_buffer(&mut self, cx: &mut Context<'_>) {
+        if !self.receiver.has_buffer()
+            && let Some(buffer) = cx.buffers.take()
+        {
+            self.receiver.attach(buffer);
+        }
+        debug_assert!(
+            self.receiver.has_buffer(),
+            "there is always one to receive into"
+        );
+    }
+
+    /// Gives the buffer back, unless data in it waits for a lease.
+    fn return_buffer(&mut self, cx: &mut Context<'_>) {
+        if let Some(buffer) = self.receiver.detach() {
+            cx.buffers.give_back(buffer);
+        }
+    }
+
+    /// Gives the buffer back, whatever is in it: the connection ends.
+    pub(crate) fn release_buffer(&mut self, cx: &mut Context<'_>) {
+        if let Some(buffer) = self.receiver.release() {
+            cx.buffers.give_back(buffer);
+        }
+    }
+
+    fn receive_into_buffer(&mut self, cx: &mut Context<'_>) -> Result<u32, Ended> {
         let mut arrivals = 0;
         for _ in 0..RECEIVES_PER_POLL_MAX {
-            if self.is_stalled() {
+            // Whoever is being closed has no buffer any more.
+            if self.is_stalled() || !self.receiver.has_buffer() {
                 break;
             }
             cx.counters.receives.add(1);
@@ -283,11 +319,10 @@ impl<S: ByteStream> Connection<S> {
     fn fill(&mut self, cx: &Context<'_>) -> (usize, Transferred) {
         // What comes next is most likely data that was asked for, and all of it that is received
         // behind its header has to be copied.
-        let room_bytes = if self.solicited > 0 {
-            ROOM_BEFORE_DATA_BYTES
-        } else {
-            usize::MAX
-        };
+        let mut room_bytes = cx.buffers.room_max(self.receiver.buffered().len());
+        if self.solicited > 0 {
+            room_bytes = room_bytes.min(ROOM_BEFORE_DATA_BYTES);
+        }
         if let Expecting::Data {
             sink: Sink::Slot(slot),
             remaining,
@@ -606,9 +641,11 @@ impl<S: ByteStream> Connection<S> {
         if planted("grant-lost") && slot % 4 == 3 {
             return;
         }
+        self.borrow_buffer(cx);
         self.step(cx, slot, Event::Granted(lease));
         // What had to stay on the stream or in the buffer behind this request can go on.
         self.consume(cx);
+        self.return_buffer(cx);
     }
 
     /// The target core has finished a request.
@@ -702,6 +739,7 @@ impl<S: ByteStream> Connection<S> {
             return;
         }
         self.release_queue(cx);
+        self.release_buffer(cx);
         let until = cx.now.saturating_add(cx.config.close_timeout);
         self.phase = Phase::Closing {
             until,

@@ -16,6 +16,7 @@ use reactors::{LogLimit, Nanos};
 use crate::config::{CONNECTIONS_PER_REACTOR_MAX, PortSettings, TcpConfig};
 use crate::connection::{Connection, Context, Ended};
 use crate::counters::TcpCounters;
+use crate::receive_buffers::ReceiveBuffers;
 use crate::stream::ByteStream;
 use crate::token::{GENERATIONS, RequestToken};
 
@@ -30,6 +31,7 @@ pub struct ConnectionSet<S> {
     /// The earliest deadline of a connection that is being set up or closed; may be early, never
     /// late.
     next_deadline: Option<Nanos>,
+    buffers: ReceiveBuffers,
     shared: Shared,
 }
 
@@ -48,9 +50,15 @@ struct Shared {
 }
 
 impl Shared {
-    fn context<'a>(&'a self, core: &'a mut TargetCore, now: Nanos) -> Context<'a> {
+    fn context<'a>(
+        &'a self,
+        core: &'a mut TargetCore,
+        buffers: &'a mut ReceiveBuffers,
+        now: Nanos,
+    ) -> Context<'a> {
         Context {
             core,
+            buffers,
             pool: &self.pool,
             config: &self.config,
             counters: &self.counters,
@@ -83,6 +91,7 @@ impl<S: ByteStream> ConnectionSet<S> {
             to_flush: Vec::with_capacity(places),
             ended: Vec::with_capacity(places),
             next_deadline: None,
+            buffers: ReceiveBuffers::new(),
             shared: Shared {
                 core,
                 pool,
@@ -133,7 +142,7 @@ impl<S: ByteStream> ConnectionSet<S> {
             .with_connection(index)
             .with_generation(place.generation);
         let mut core = self.shared.core.borrow_mut();
-        let cx = self.shared.context(&mut core, now);
+        let cx = self.shared.context(&mut core, &mut self.buffers, now);
         let connection = Connection::new(stream, port, token, &cx);
         sooner(&mut self.next_deadline, connection.deadline());
         place.connection = Some(Box::new(connection));
@@ -195,7 +204,7 @@ impl<S: ByteStream> ConnectionSet<S> {
     pub fn dispatch(&mut self, now: Nanos) -> u32 {
         let mut core = self.shared.core.borrow_mut();
         let mut moved = core.poll(now) as u32;
-        let mut cx = self.shared.context(&mut core, now);
+        let mut cx = self.shared.context(&mut core, &mut self.buffers, now);
         loop {
             // Answers leave in the order in which they were made, as SQHD promises (Base 2.1
             // §4.2.1), so those that wait go before any that a grant makes.
@@ -345,7 +354,7 @@ impl<S: ByteStream> ConnectionSet<S> {
     ) -> Option<T> {
         let connection = connection_at(&mut self.places, index)?;
         let mut core = self.shared.core.borrow_mut();
-        let mut cx = self.shared.context(&mut core, now);
+        let mut cx = self.shared.context(&mut core, &mut self.buffers, now);
         match action(connection, &mut cx) {
             Ok(value) => {
                 list_for_flush(&mut self.to_flush, index, connection);
@@ -356,6 +365,7 @@ impl<S: ByteStream> ConnectionSet<S> {
                 if !planted("queue-never-closed") {
                     connection.release_queue(&mut cx);
                 }
+                connection.release_buffer(&mut cx);
                 drop(core);
                 self.remove(index, ended);
                 None

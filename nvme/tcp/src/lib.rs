@@ -13,6 +13,7 @@ mod counters;
 mod digest;
 mod network;
 mod receive;
+mod receive_buffers;
 mod slot;
 mod stream;
 mod termination;

@@ -1,8 +1,8 @@
 //! From a stream of bytes to checked PDUs: framing, header checks, digests of headers.
 //!
-//! Owns the receive buffer. It decides whether bytes are a well-formed PDU for this moment of the
-//! connection; what a PDU means, and where its data goes, is the connection's business. NVMe/TCP
-//! Transport 1.1, sections 3.2 and 3.6.2.
+//! It decides whether bytes are a well-formed PDU for this moment of the connection; what a PDU
+//! means, and where its data goes, is the connection's business. NVMe/TCP Transport 1.1, sections
+//! 3.2 and 3.6.2.
 
 use arrayvec::ArrayVec;
 use nvme_spec::Sqe;
@@ -13,7 +13,6 @@ use nvme_spec::tcp::{
 use reactors::sim::planted;
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::config::RECEIVE_BUFFER_BYTES;
 use crate::digest::{DIGEST_BYTES, digest};
 
 /// A host's breach of the protocol that ends its connection.
@@ -103,23 +102,69 @@ impl Rules {
     }
 }
 
-/// The receive buffer of a connection.
+/// Bytes that stay with a connection at most when it gives its reactor's receive buffer back: a
+/// header that has not all come, with its padding and digest.
+pub(crate) const REST_BYTES_MAX: usize = 512;
+
+// PDO, which says where data begins, is one byte; a data digest can follow what was cut off there.
+const _: () = assert!(REST_BYTES_MAX > u8::MAX as usize + DIGEST_BYTES);
+
+/// What a connection has received and not yet consumed, in a buffer that its reactor lends it.
 #[derive(Debug)]
 pub(crate) struct Receiver {
+    /// The reactor's, while this connection has it; else empty.
     buffer: Box<[u8]>,
     start: usize,
     end: usize,
     command: Sqe,
+    rest: ArrayVec<u8, REST_BYTES_MAX>,
 }
 
 impl Receiver {
     pub(crate) fn new() -> Self {
         Self {
-            buffer: vec![0; RECEIVE_BUFFER_BYTES].into_boxed_slice(),
+            buffer: Box::default(),
             start: 0,
             end: 0,
             command: Sqe::default(),
+            rest: ArrayVec::new(),
         }
+    }
+
+    /// Whether it has a buffer.
+    #[inline]
+    pub(crate) fn has_buffer(&self) -> bool {
+        !self.buffer.is_empty()
+    }
+
+    /// Goes on in `buffer`, with what is left from the one before.
+    #[inline]
+    pub(crate) fn attach(&mut self, buffer: Box<[u8]>) {
+        debug_assert!(!self.has_buffer(), "one buffer at a time");
+        self.buffer = buffer;
+        (self.start, self.end) = (0, self.rest.len());
+        if !self.rest.is_empty() {
+            self.buffer[..self.end].copy_from_slice(&self.rest);
+            self.rest.clear();
+        }
+    }
+
+    /// Parts with the buffer, unless more is in it than can be kept without.
+    #[inline]
+    pub(crate) fn detach(&mut self) -> Option<Box<[u8]>> {
+        if self.start < self.end {
+            let rest = &self.buffer[self.start..self.end];
+            self.rest.try_extend_from_slice(rest).ok()?;
+        }
+        self.release()
+    }
+
+    /// Parts with the buffer and forgets what is in it.
+    #[inline]
+    pub(crate) fn release(&mut self) -> Option<Box<[u8]>> {
+        (self.start, self.end) = (0, 0);
+        let buffer = std::mem::take(&mut self.buffer);
+        (!buffer.is_empty()).then_some(buffer)
     }
 
     /// The command of the last [`Pdu::Command`].

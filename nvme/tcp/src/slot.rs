@@ -53,16 +53,21 @@ impl Fetch {
 /// A connection's requests: as many as its submission queue has entries.
 #[derive(Debug, Default)]
 pub(crate) struct SlotTable {
+    /// Of the slots that were ever used; there is room for all.
     states: Vec<SlotState>,
+    /// Of these, the free ones; the one used last is taken first.
     free: Vec<u16>,
+    slots: u16,
 }
 
 impl SlotTable {
-    /// A table of `slots` free slots, its storage taken once.
+    /// A table of `slots` free slots, its storage taken once. What is never used is never touched,
+    /// so that a host which asks for a deep queue and uses little of it costs little memory.
     pub(crate) fn new(slots: u16) -> Self {
         Self {
-            states: (0..slots).map(|_| SlotState::Free).collect(),
-            free: (0..slots).rev().collect(),
+            states: Vec::with_capacity(usize::from(slots)),
+            free: Vec::with_capacity(usize::from(slots)),
+            slots,
         }
     }
 
@@ -73,13 +78,20 @@ impl SlotTable {
 
     /// Slots that are free.
     pub(crate) fn vacant(&self) -> usize {
-        self.free.len()
+        usize::from(self.slots) - self.in_use()
     }
 
     /// Takes a free slot; `None` when the host has more commands in flight than its queue has
     /// entries.
     pub(crate) fn take(&mut self) -> Option<u16> {
-        self.free.pop()
+        self.free.pop().or_else(|| {
+            // No more than the slots, whose number is of the same type.
+            let unused = self.states.len() as u16;
+            (unused < self.slots).then(|| {
+                self.states.push(SlotState::Free);
+                unused
+            })
+        })
     }
 
     /// Gives a slot back, whose answer went; its timing. A slot of a table that was abandoned

@@ -1,11 +1,13 @@
-//! Steady-state I/O makes no heap allocation (design, section 4): 100,000 requests under a counting
-//! allocator.
+//! What connections take of the heap: steady-state I/O makes no allocation (design, section 4), and
+//! a connection that does nothing holds little.
 
 mod harness;
 
 use harness::ram;
-use harness::wire::{Answer, Host, Stage};
-use hugemem::allocation_counter::{CountingAllocator, allocations_on_this_thread};
+use harness::wire::{Answer, Host, Stage, WIRE_BYTES};
+use hugemem::allocation_counter::{
+    CountingAllocator, allocations_on_this_thread, bytes_allocated_on_this_thread,
+};
 use nvme_spec::Sqe;
 use nvme_spec::sgl::SglDescriptor;
 use nvme_spec::tcp::{Framing, H2cData};
@@ -82,4 +84,26 @@ fn a_hundred_thousand_requests_allocate_nothing() {
     run(&mut stage, &io, REQUESTS);
     assert_eq!(allocations_on_this_thread() - before, 0);
     assert_eq!(stage.leases_out(), 0);
+}
+
+/// Hosts that attach and then do nothing, each with an admin queue and an I/O queue of 128 entries.
+const IDLE_HOSTS: i64 = 16;
+/// What two connections and their controller may hold: the room for the requests that their queues
+/// allow, of which nothing is touched before it is used, and no receive buffer.
+const IDLE_HOST_BYTES_MAX: i64 = 80 << 10;
+
+#[test]
+fn an_idle_host_holds_no_receive_buffer() {
+    let mut stage = Stage::new(&ram(), 16 << 20);
+    // What the first of all allocates once.
+    let _first = stage.attach(128);
+    let before = bytes_allocated_on_this_thread();
+    let hosts: Vec<_> = (0..IDLE_HOSTS).map(|_| stage.attach(128)).collect();
+    let wires = 2 * 2 * WIRE_BYTES as i64;
+    let held = (bytes_allocated_on_this_thread() - before) / IDLE_HOSTS - wires;
+    assert!(
+        held <= IDLE_HOST_BYTES_MAX,
+        "an idle host holds {held} bytes"
+    );
+    drop(hosts);
 }

@@ -120,6 +120,87 @@ fn an_empty_pool_makes_requests_wait_and_none_fail() {
     assert_eq!(stage.leases_out(), 0);
 }
 
+/// In-capsule data that waits for a lease stays in the receive buffer, of which a reactor has few:
+/// more hosts than that are stalled so, and every one is served in the end.
+#[test]
+fn more_stalled_hosts_than_receive_buffers_are_all_served() {
+    const STALLED: usize = 12;
+    let mut stage = Stage::new(&ram(), 2 << 20);
+    let holders: Vec<_> = (0..4).map(|_| stage.attach(128).1).collect();
+    let stalled: Vec<_> = (0..STALLED).map(|_| stage.attach(128).1).collect();
+    for host in &holders {
+        for cid in 0..127 {
+            let sqe = Sqe::write(1, 8, 7, false).with_cid(cid);
+            host.send_as(sqe.with_sgl(SglDescriptor::transport(4096)), &[]);
+        }
+    }
+    let all: Vec<_> = holders.iter().collect();
+    stage.turn(&all);
+    let waits = |stage: &Stage| -> u64 {
+        let counters = stage.arena.counters();
+        counters.classes.iter().map(|class| class.waits).sum()
+    };
+    let before = waits(&stage);
+    assert!(before > 0, "leases are left");
+    // A Compare needs a lease; all the rest is received with it.
+    for host in &stalled {
+        let compare = Sqe::compare(1, 1000, 7).with_cid(0);
+        host.send(compare, &[0; 4096]);
+        for cid in 1..40 {
+            host.send(Sqe::write(1, 2000, 7, false).with_cid(cid), &[7; 4096]);
+        }
+    }
+    let all: Vec<_> = stalled.iter().collect();
+    for _ in 0..10 {
+        stage.turn(&all);
+    }
+    assert_eq!(waits(&stage) - before, STALLED as u64);
+    for host in &stalled {
+        assert_eq!(
+            host.take_pdu(),
+            None,
+            "nothing is answered before the Compare"
+        );
+    }
+    for host in &holders {
+        give_what_is_asked_for(&mut stage, host, 127);
+    }
+    for host in &stalled {
+        let answers = settle(&mut stage, host);
+        let done =
+            |answer: &&Answer| matches!(answer, Answer::Response(cqe) if cqe.status().is_success());
+        assert_eq!(answers.iter().filter(done).count(), 40);
+    }
+    assert_eq!(stage.leases_out(), 0);
+}
+
+/// Gives the data of `count` writes of 4 KiB, as it is asked for.
+fn give_what_is_asked_for(stage: &mut Stage, host: &Host, count: usize) {
+    let mut finished = 0;
+    for _ in 0..10_000 {
+        stage.turn(&[host]);
+        while let Some(answer) = host.take_pdu() {
+            match answer {
+                Answer::Request(cid, tag) => {
+                    let framing = Framing::default();
+                    let header = nvme_spec::tcp::H2cData::new(cid, tag, 0, 4096, true, framing);
+                    host.send_bytes(header.as_bytes());
+                    host.send_bytes(&[5; 4096]);
+                }
+                Answer::Response(cqe) => {
+                    assert!(cqe.status().is_success());
+                    finished += 1;
+                }
+                other => panic!("out of place: {other:?}"),
+            }
+        }
+        if finished == count {
+            return;
+        }
+    }
+    panic!("{finished} of {count} writes finished");
+}
+
 /// Lets the target take in what was sent; the responses that came at once.
 fn settle_one(stage: &mut Stage, host: &Host) -> u32 {
     while !host.wire.borrow().to_target.is_empty() {

@@ -1,4 +1,5 @@
-//! A counting global allocator, for tests that prove a steady state free of heap allocation.
+//! A counting global allocator, for tests that prove a steady state free of heap allocation, or
+//! bound what something holds.
 //!
 //! ```
 //! use hugemem::allocation_counter::{CountingAllocator, allocations_on_this_thread};
@@ -23,6 +24,7 @@ thread_local! {
     // A const-initialised cell without a destructor: reading it never allocates, which an
     // allocator could not survive.
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+    static BYTES: Cell<i64> = const { Cell::new(0) };
 }
 
 /// The system allocator with a count, per thread, of the calls that ask it for memory.
@@ -37,9 +39,24 @@ pub fn allocations_on_this_thread() -> u64 {
     ALLOCATIONS.with(Cell::get)
 }
 
+/// Bytes that this thread has allocated less those it has freed: what one that shares nothing with
+/// others holds. Not what the allocator takes for them.
+///
+/// Stays 0 unless [`CountingAllocator`] is the program's `#[global_allocator]`.
+#[must_use]
+pub fn bytes_allocated_on_this_thread() -> i64 {
+    BYTES.with(Cell::get)
+}
+
 fn count() {
     // A thread that is going away may allocate after its locals: those are not counted.
     let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
+}
+
+/// An allocation has changed its size; one that is not there has none.
+fn resized(from: usize, to: usize) {
+    // A size fits `isize`, as `Layout` promises.
+    let _ = BYTES.try_with(|bytes| bytes.set(bytes.get() + (to as i64 - from as i64)));
 }
 
 // SAFETY: every call is passed to `System` unchanged, which fulfils the contract of the trait;
@@ -47,23 +64,27 @@ fn count() {
 unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count();
+        resized(0, layout.size());
         // SAFETY: the caller keeps the contract of `alloc`, which is that of `System::alloc`.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         count();
+        resized(0, layout.size());
         // SAFETY: the caller keeps the contract of `alloc_zeroed`, which is that of `System`.
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        resized(layout.size(), 0);
         // SAFETY: the pointer came from `System` by one of the other methods, with this layout.
         unsafe { System.dealloc(pointer, layout) }
     }
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
         count();
+        resized(layout.size(), new_size);
         // SAFETY: the pointer came from `System` by one of the other methods, with this layout,
         // and the caller keeps the contract on `new_size`.
         unsafe { System.realloc(pointer, layout, new_size) }

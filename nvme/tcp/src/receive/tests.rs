@@ -7,6 +7,7 @@ use proptest::prelude::*;
 use zerocopy::IntoBytes;
 
 use super::*;
+use crate::config::RECEIVE_BUFFER_BYTES;
 
 fn rules(order: Order, header_digest: bool, data_digest: bool) -> Rules {
     let mut rules = Rules::before_initialisation(65_536);
@@ -20,12 +21,19 @@ fn rules(order: Order, header_digest: bool, data_digest: bool) -> Rules {
     rules
 }
 
+/// A receiver with a buffer.
+fn receiver() -> Receiver {
+    let mut receiver = Receiver::new();
+    receiver.attach(vec![0; RECEIVE_BUFFER_BYTES].into_boxed_slice());
+    receiver
+}
+
 fn operating() -> Rules {
     rules(Order::Operate, false, false)
 }
 
 fn receive(bytes: &[u8], rules: &Rules) -> Result<Option<Pdu>, (FatalError, u32)> {
-    let mut receiver = Receiver::new();
+    let mut receiver = receiver();
     receiver.room()[..bytes.len()].copy_from_slice(bytes);
     receiver.filled(bytes.len());
     receiver
@@ -174,7 +182,7 @@ fn a_wrong_header_digest_is_named_by_the_digest_that_came() {
 #[test]
 fn a_pdu_in_single_bytes_is_the_same_pdu() {
     let bytes = command(16, Framing::default());
-    let mut receiver = Receiver::new();
+    let mut receiver = receiver();
     for (position, byte) in bytes.iter().enumerate() {
         assert!(
             receiver.next_pdu(&operating()).expect("in order").is_none(),
@@ -195,10 +203,45 @@ fn a_pdu_in_single_bytes_is_the_same_pdu() {
 }
 
 #[test]
+fn what_is_left_of_a_header_goes_on_in_the_next_buffer() {
+    let bytes = command(16, Framing::default());
+    let (first, second) = bytes.split_at(71);
+    let mut receiver = receiver();
+    receiver.room()[..first.len()].copy_from_slice(first);
+    receiver.filled(first.len());
+    assert!(receiver.next_pdu(&operating()).expect("in order").is_none());
+    let mut buffer = receiver.detach().expect("a part of a header can be kept");
+    assert!(receiver.buffered().is_empty() && !receiver.has_buffer());
+    buffer.fill(0xff);
+    receiver.attach(buffer);
+    assert_eq!(receiver.buffered(), first);
+    receiver.room()[..second.len()].copy_from_slice(second);
+    receiver.filled(second.len());
+    let pdu = receiver.next_pdu(&operating()).expect("in order");
+    assert!(matches!(pdu, Some(Pdu::Command(Some(_)))));
+}
+
+#[test]
+fn more_than_a_header_stays_in_its_buffer_until_it_is_consumed_or_forgotten() {
+    let mut receiver = receiver();
+    receiver.filled(REST_BYTES_MAX + 1);
+    assert!(receiver.detach().is_none());
+    assert_eq!(receiver.buffered().len(), REST_BYTES_MAX + 1);
+    receiver.consume(1);
+    let buffer = receiver.detach().expect("so much can be kept");
+    receiver.attach(buffer);
+    assert_eq!(receiver.buffered().len(), REST_BYTES_MAX);
+    receiver.filled(1);
+    assert!(receiver.detach().is_none());
+    assert!(receiver.release().is_some());
+    assert!(receiver.buffered().is_empty());
+}
+
+#[test]
 fn the_header_shown_to_the_host_is_the_one_it_sent() {
     let mut bytes = command(0, Framing::default());
     bytes[2] = 71;
-    let mut receiver = Receiver::new();
+    let mut receiver = receiver();
     receiver.room()[..bytes.len()].copy_from_slice(&bytes);
     receiver.filled(bytes.len());
     let violation = receiver.next_pdu(&operating()).expect_err("a wrong length");
@@ -221,7 +264,7 @@ proptest! {
             *first = kind;
         }
         let rules = rules(order, digests.0, digests.1);
-        let mut receiver = Receiver::new();
+        let mut receiver = receiver();
         receiver.room()[..bytes.len()].copy_from_slice(&bytes);
         receiver.filled(bytes.len());
         let before = receiver.buffered().len();

@@ -23,7 +23,7 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::{names, target_over};
 
 /// Bytes that a wire holds in each direction; taken at the start.
-const WIRE_BYTES: usize = 4 << 20;
+pub(crate) const WIRE_BYTES: usize = 4 << 20;
 
 /// Both directions of one connection.
 pub(crate) struct Wire {
