@@ -70,6 +70,11 @@ impl ByteStream for End {
         }
     }
 
+    fn available(&self) -> usize {
+        let line = self.0.borrow();
+        line.to_target.len().min(line.grain)
+    }
+
     fn send(&mut self, buffers: &[IoSlice<'_>]) -> Transferred {
         let mut line = self.0.borrow_mut();
         let room = TO_HOST_MAX.saturating_sub(line.to_host.len());

@@ -184,7 +184,9 @@ impl Work {
         self.direction
     }
 
-    /// Bytes of data; 0 without data. The lease for [`Direction::FromHost`] holds exactly these.
+    /// Bytes of data; 0 without data. The lease for [`Direction::FromHost`] holds exactly these. Less
+    /// than the command's when the device
+    /// [took a part](crate::TargetCore::fill_at_once) of them.
     #[inline]
     #[must_use]
     pub fn bytes(&self) -> u32 {

@@ -86,9 +86,10 @@ impl IoOperation {
 pub(crate) struct IoWork {
     pub(crate) operation: IoOperation,
     pub(crate) device: u8,
+    /// What is left for the device, from `lba` on: all, but for a write that it took a part of.
     pub(crate) blocks: u32,
     pub(crate) lba: u64,
-    /// Bytes that move, 0 without data.
+    /// Bytes that move in all, 0 without data.
     pub(crate) bytes: u32,
     pub(crate) nsid: u32,
     pub(crate) epoch: u32,

@@ -4,6 +4,7 @@
 //! data goes and when; what a command means is the target core's business. It never blocks, and
 //! after Connect it allocates nothing. NVMe/TCP Transport 1.1, sections 3.2 to 3.6.
 
+mod placing;
 mod requests;
 
 use std::collections::VecDeque;
@@ -314,14 +315,17 @@ impl<S: ByteStream> Connection<S> {
         }
     }
 
-    /// One vectored receive: data that is awaited straight into its lease, what follows into the
-    /// buffer.
-    fn fill(&mut self, cx: &Context<'_>) -> (usize, Transferred) {
+    /// One vectored receive: data that is awaited straight into its device or lease, what follows
+    /// into the buffer.
+    fn fill(&mut self, cx: &mut Context<'_>) -> (usize, Transferred) {
         // What comes next is most likely data that was asked for, and all of it that is received
         // behind its header has to be copied.
         let mut room_bytes = cx.buffers.room_max(self.receiver.buffered().len());
         if self.solicited > 0 {
             room_bytes = room_bytes.min(ROOM_BEFORE_DATA_BYTES);
+        }
+        if let Some(received) = self.receive_into_device(cx, room_bytes) {
+            return received;
         }
         if let Expecting::Data {
             sink: Sink::Slot(slot),

@@ -36,6 +36,10 @@ pub(crate) struct Fetch {
     pub(crate) lease: Lease,
     /// Bytes that have arrived.
     pub(crate) filled: usize,
+    /// Of these, the first ones that are in the device already, and not in the lease: whole blocks.
+    pub(crate) placed: usize,
+    /// Bytes of a block of the device that data may be received straight into, if it may.
+    pub(crate) block_bytes: Option<usize>,
     /// Asked for with an R2T, so H2CData PDUs bring it; otherwise it comes in the capsule.
     pub(crate) solicited: bool,
     /// A data digest did not match: the command fails once all of its data has been taken off the

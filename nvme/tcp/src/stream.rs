@@ -28,6 +28,12 @@ pub trait ByteStream {
     /// Receives into `buffers`, in their order; they hold at least one byte together.
     fn receive(&mut self, buffers: &mut [IoSliceMut<'_>]) -> Transferred;
 
+    /// Bytes that have come: the next receive into buffers of at least one byte succeeds, and brings
+    /// all of these that there is room for. 0 where that cannot be promised.
+    fn available(&self) -> usize {
+        0
+    }
+
     /// Sends from `buffers`, in their order; they hold at least one byte together.
     fn send(&mut self, buffers: &[IoSlice<'_>]) -> Transferred;
 
@@ -75,6 +81,13 @@ impl ByteStream for TcpSocket {
                 Err(errno) => Transferred::Failed(errno),
             };
         }
+    }
+
+    // What is in the queue of a TCP socket is in sequence and only leaves it by our receives: they
+    // end early at urgent data, before which this count ends too, and fail only when it is empty.
+    fn available(&self) -> usize {
+        let bytes = rustix::io::ioctl_fionread(&self.0).unwrap_or(0);
+        usize::try_from(bytes).unwrap_or(0)
     }
 
     fn send(&mut self, buffers: &[IoSlice<'_>]) -> Transferred {

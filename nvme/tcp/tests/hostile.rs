@@ -212,6 +212,40 @@ fn solicit(io: &mut RawClient) -> nvme_spec::tcp::R2t {
         .expect("an R2T")
 }
 
+/// A RAM device takes data that was asked for straight off the stream, but not under a digest.
+#[test]
+fn asked_for_data_with_a_wrong_digest_changes_no_block() {
+    beside_a_witness(|server| {
+        let mut admin = server.client();
+        let cntlid = admin
+            .open_admin(&names())
+            .expect("the export takes the host");
+        let mut io = initialised(server, false, true);
+        let connected = io
+            .connect_queue(&names(), cntlid, 1, 31)
+            .expect("an answer");
+        assert_eq!(connected.status(), Status::SUCCESS);
+        let tag = solicit(&mut io).ttag.get();
+        // The first half is right, the second is not.
+        let first = h2c_data((5, tag), 0, &[0xab; 4096], false, io.framing);
+        let mut second = h2c_data((5, tag), 4096, &[0xab; 4096], true, io.framing);
+        let last = second.len() - 1;
+        second[last] ^= 1;
+        io.send(&first).expect("sent");
+        io.send(&second).expect("sent");
+        let answer = io.expect(PduType::CAPSULE_RESP).expect("an answer");
+        let completion = answer.completion().expect("a completion");
+        assert!(completion.status().is(Status::TRANSIENT_TRANSPORT_ERROR));
+        let (cqe, found) = io
+            .command(Sqe::read(1, 0, 15), &[], 8192)
+            .expect("an answer");
+        assert_eq!(cqe.status(), Status::SUCCESS);
+        // The witness writes to one of the blocks.
+        let first = found.iter().position(|byte| *byte == 0xab);
+        assert_eq!((found.len(), first), (8192, None));
+    });
+}
+
 #[test]
 fn an_offset_that_does_not_match_the_r2t_is_out_of_range() {
     beside_a_witness(|server| {

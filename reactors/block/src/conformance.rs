@@ -81,6 +81,7 @@ const CASES: &[Case] = &[
     ("loans", cases::loans),
     ("lending at once", cases::lending_at_once),
     ("writing at once", cases::writing_at_once),
+    ("filling at once", cases::filling_at_once),
     ("zeroes and holes", cases::zeroes_and_holes),
     ("a whole device of zeroes", cases::a_whole_device_of_zeroes),
     ("compare", cases::compare),

@@ -157,6 +157,25 @@ pub trait DeviceQueue {
         false
     }
 
+    /// Whether [`fill_at_once`](Self::fill_at_once) ever does anything.
+    fn fills_at_once(&self) -> bool {
+        false
+    }
+
+    /// Has `fill` write whole blocks from `lba` on, `bytes` bytes of them, straight into memory of
+    /// the device's own, at once, where nothing is in the way. Nobody sees those blocks between
+    /// their old and their new content. The blocks are a part of a write: their bytes are counted,
+    /// and the write itself when the rest is submitted, or by
+    /// [`count_filled`](Self::count_filled). `false` tells nothing of the range or the device, and
+    /// `fill` was not called.
+    fn fill_at_once(&mut self, lba: u64, bytes: usize, fill: &mut dyn FnMut(&mut [u8])) -> bool {
+        let _ = (lba, bytes, fill);
+        false
+    }
+
+    /// Counts a write of which nothing is left to be submitted.
+    fn count_filled(&mut self) {}
+
     /// Takes a request, or hands it back.
     ///
     /// # Errors

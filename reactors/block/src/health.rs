@@ -255,6 +255,12 @@ impl QueueCounters {
         }
     }
 
+    /// Counts `bytes` bytes of a write whose end is counted by [`completed`](Self::completed), with
+    /// what is then left of it.
+    pub fn wrote_part(&self, bytes: u64) {
+        self.cells.add(Counter::BytesWritten, bytes);
+    }
+
     /// Counts a request that has to wait inside the device.
     pub fn waited(&self) {
         self.cells.add(Counter::Waits, 1);

@@ -137,6 +137,11 @@ impl Ledger {
         self.counters.completed(operation, bytes as u64, Ok(()));
     }
 
+    /// Counts the bytes of a part of a write.
+    pub(crate) fn filled(&self, bytes: usize) {
+        self.counters.wrote_part(bytes as u64);
+    }
+
     /// Counts a request that has to wait inside the device.
     pub(crate) fn waited(&self) {
         self.counters.waited();

@@ -355,6 +355,26 @@ impl DeviceQueue for MemoryQueue {
         written
     }
 
+    fn fills_at_once(&self) -> bool {
+        true
+    }
+
+    fn fill_at_once(&mut self, lba: u64, bytes: usize, fill: &mut dyn FnMut(&mut [u8])) -> bool {
+        let free = self.parked.is_empty();
+        let Some(offset) = self.ledger.offset_to_write(lba, bytes).filter(|_| free) else {
+            return false;
+        };
+        let filled = self.memory.try_fill(offset, bytes, fill);
+        if filled {
+            self.ledger.filled(bytes);
+        }
+        filled
+    }
+
+    fn count_filled(&mut self) {
+        self.ledger.written(0);
+    }
+
     fn submit(&mut self, request: Request) -> Result<(), Refusal> {
         let request = self.ledger.admit(request)?;
         let ended = Ended::of(&request, self.ledger.geometry());

@@ -202,6 +202,15 @@ impl StoreHandle {
         self.try_zero(offset, len)
     }
 
+    /// Has `fill` write a range, which nobody else reads or writes meanwhile.
+    ///
+    /// # Panics
+    /// When the range exceeds the store.
+    #[must_use]
+    pub fn try_fill(&self, offset: usize, len: usize, fill: impl FnOnce(&mut [u8])) -> bool {
+        self.with_owned(offset, len, fill)
+    }
+
     /// Runs `change` on a range that is held exclusively for its duration.
     fn with_owned(&self, offset: usize, len: usize, change: impl FnOnce(&mut [u8])) -> bool {
         let store = &self.inner.store;

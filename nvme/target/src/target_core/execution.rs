@@ -184,6 +184,10 @@ impl TargetCore {
         let (operation, data) = match work.operation {
             // A flush follows: it covers all that the read found, even what came while it went on.
             IoOperation::Read | IoOperation::DurableRead => (Operation::Read, data),
+            IoOperation::Write { .. } if work.blocks == 0 => {
+                self.devices[usize::from(work.device)].count_filled();
+                return Ok(None);
+            }
             IoOperation::Write { fua } => (Operation::Write { fua }, data),
             IoOperation::Compare => (Operation::Compare, data),
             IoOperation::Flush => (Operation::Flush, None),

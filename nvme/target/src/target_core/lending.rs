@@ -1,5 +1,5 @@
-//! Reads whose data the device lends at once, and writes that it takes at once: they never are in
-//! execution.
+//! Reads whose data the device lends at once, and writes that it takes at once, which never are in
+//! execution; and parts of writes that it takes before they are.
 
 use hugemem::Data;
 use nvme_spec::command::IoOpcode;
@@ -12,13 +12,13 @@ use super::admission::context;
 use super::queue::{Queue, QueueState};
 use super::timing::{Departures, Served};
 use crate::counters::{CoreCounters, IoCounters};
-use crate::interface::{Completed, LentRead, QueueId};
-use crate::io::{IoWork, is_transfer, lendable_read, write_in_capsule};
+use crate::interface::{Completed, LentRead, QueueId, Work, WorkKind};
+use crate::io::{IoOperation, IoWork, is_transfer, lendable_read, write_in_capsule};
 use crate::stages::Measured;
 
 impl TargetCore {
     /// Admits and executes a read in one look, where its device lends the data and nothing is in
-    /// the way: such a command needs neither a tag nor a [`Work`](crate::Work). `None`: nothing has
+    /// the way: such a command needs neither a tag nor a [`Work`]. `None`: nothing has
     /// happened, and [`admit`](Self::admit) says what is to be done. The answer is counted as
     /// handed to the network in this turn.
     #[inline(always)]
@@ -78,7 +78,63 @@ impl TargetCore {
         Some((queue.respond(sqe.cid.get(), Status::SUCCESS), served))
     }
 
-    /// The same for a read that was admitted. `None`: there is more to it.
+    /// Bytes of a block of the device that a write goes to, where
+    /// [`fill_at_once`](Self::fill_at_once) may take the write's data; `None`: it never does.
+    #[must_use]
+    pub fn block_to_fill(&self, id: QueueId, work: &Work) -> Option<usize> {
+        let WorkKind::Io(io) = &work.kind else {
+            return None;
+        };
+        let device = self.devices.get(usize::from(io.device))?;
+        // With Force Unit Access a flush may be needed, which the device itself takes care of.
+        if io.operation != (IoOperation::Write { fua: false }) || !device.fills_at_once() {
+            return None;
+        }
+        let queue = self.queues.get(id.slot, id.generation)?;
+        let subsystem = self.view.subsystem(queue.subsystem)?;
+        Some(1 << subsystem.namespace(io.nsid)?.block_shift)
+    }
+
+    /// Has `fill` write the first `bytes` bytes that are left of a write's data, whole blocks,
+    /// straight into the device's memory, where nothing is in the way: `work` is then of what
+    /// follows them, and may be of nothing. Each block changes as a whole. `false`: `fill` was not
+    /// called; more may be taken later, and [`execute`](Self::execute) takes what is left.
+    pub fn fill_at_once(
+        &mut self,
+        id: QueueId,
+        work: &mut Work,
+        bytes: usize,
+        fill: &mut dyn FnMut(&mut [u8]),
+    ) -> bool {
+        let Some(block) = self.block_to_fill(id, work) else {
+            return false;
+        };
+        let (WorkKind::Io(io), Some(queue)) =
+            (&mut work.kind, self.queues.get(id.slot, id.generation))
+        else {
+            return false;
+        };
+        let serves = queue.state == QueueState::Live && queue.shared.gate() == queue.gate;
+        // What changed since the command was checked is looked at when it is executed.
+        if !serves || io.epoch != self.view.epoch {
+            return false;
+        }
+        debug_assert!(bytes.is_multiple_of(block) && bytes <= work.bytes as usize);
+        let Some(device) = self.devices.get_mut(usize::from(io.device)) else {
+            return false;
+        };
+        let filled = device.fill_at_once(io.lba, bytes, fill);
+        if filled {
+            // No more than the command's own blocks and bytes, which have these types.
+            let blocks = (bytes / block) as u32;
+            io.lba += u64::from(blocks);
+            io.blocks -= blocks;
+            work.bytes -= bytes as u32;
+        }
+        filled
+    }
+
+    /// [`read_lent`](Self::read_lent) for a read that was admitted. `None`: there is more to it.
     #[inline]
     pub(super) fn execute_lent(
         &mut self,

@@ -2,12 +2,13 @@
 //! executed.
 
 use nvme_spec::command::{Fuse, ReadWrite, ReadWriteControl};
+use nvme_spec::registers::Cc;
 use nvme_spec::sgl::SglDescriptor;
 use nvme_spec::{NSID_BROADCAST, Sqe, Status};
-use nvme_target::{Admission, CloseReason, DataSource, IoCounters, IoTotals};
+use nvme_target::{Admission, CloseReason, DataSource, IoCounters, IoTotals, Work};
 
 use crate::harness::{
-    CACHED, HIGHEST, HostCall, PLAIN, RAM, RAM_BLOCKS, READ_ONLY, TRANSFER_MAX, World,
+    CACHED, HIGHEST, HostCall, Link, PLAIN, RAM, RAM_BLOCKS, READ_ONLY, TRANSFER_MAX, World,
 };
 
 /// A read that the device lends at once is answered at once, and counted like any other.
@@ -331,4 +332,74 @@ fn no_write_is_taken_while_something_is_in_the_way() {
         core.write_at_once(io.queue, &write, &[2; 512], now)
             .is_none()
     );
+}
+
+/// Admits a write of 8 blocks whose data the transport fetches.
+fn admit_write(world: &mut World, io: Link, nsid: u32) -> Work {
+    let write = Sqe::write(nsid, 0, 7, false).with_sgl(SglDescriptor::transport(8 * 512));
+    let (now, write) = (world.now, write.with_cid(world.cid()));
+    let core = &mut world.nodes[0].core;
+    match core.admit(io.queue, 5, &write, now) {
+        Admission::Work(work) => work,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Of a write that its device took in parts, the rest is executed, and it counts as one.
+#[test]
+fn a_write_that_is_taken_in_parts_is_one_write() {
+    for taken in [[3, 5], [3, 0], [8, 0]] {
+        let mut world = World::new();
+        let (_, io) = world.ready();
+        let mut work = admit_write(&mut world, io, PLAIN);
+        let parts = taken.into_iter().filter(|blocks| *blocks > 0);
+        for (blocks, byte) in parts.zip(1..) {
+            let core = &mut world.nodes[0].core;
+            assert_eq!(core.block_to_fill(io.queue, &work), Some(512));
+            let fill = &mut |range: &mut [u8]| range.fill(byte);
+            assert!(core.fill_at_once(io.queue, &mut work, blocks * 512, fill));
+        }
+        let left = work.bytes() as usize;
+        assert_eq!(left, (8 - taken[0] - taken[1]) * 512);
+        let mut lease = world.nodes[0].pool.take(left).expect("a lease");
+        lease.fill(9);
+        let now = world.now;
+        let core = &mut world.nodes[0].core;
+        let done = core.execute(io.queue, 5, work, Some(lease), now);
+        let status = match done {
+            Some(done) => done.response.status(),
+            None => world.wait(io, 5).status(),
+        };
+        assert!(status.is_success(), "{status}");
+        let mut expected = vec![1; taken[0] * 512];
+        expected.resize((taken[0] + taken[1]) * 512, 2);
+        expected.resize(8 * 512, 9);
+        assert!(world.read_blocks(io, PLAIN, 0, 8) == expected);
+        let core = &world.nodes[0].core;
+        let totals = core.counters().devices[3].totals();
+        assert_eq!((totals.writes, totals.bytes_written), (1, 8 * 512));
+        assert_eq!((core.in_flight(), totals.errors), (0, 0));
+        assert_eq!(world.leases(), 0);
+    }
+}
+
+/// Data of a queue that has ended, or of a device that does not give its memory, is left to the long
+/// way.
+#[test]
+fn no_part_of_a_write_is_taken_while_something_is_in_the_way() {
+    let mut world = World::new();
+    let (admin, io) = world.ready();
+    let refused = &mut |_: &mut [u8]| panic!("nothing is to be filled");
+    let mut work = admit_write(&mut world, io, PLAIN);
+    let read = Sqe::read(PLAIN, 7, 0).with_sgl(SglDescriptor::transport(512));
+    let now = world.now;
+    let core = &mut world.nodes[0].core;
+    let lent = core.read_lent(io.queue, &read, now).expect("lent");
+    assert!(!core.fill_at_once(io.queue, &mut work, 8 * 512, refused));
+    drop(lent);
+    world.set_cc(admin, Cc::new());
+    let core = &mut world.nodes[0].core;
+    assert!(!core.fill_at_once(io.queue, &mut work, 8 * 512, refused));
+    assert_eq!(work.bytes(), 8 * 512);
+    let _ = core.reject(io.queue, work, Status::TRANSIENT_TRANSPORT_ERROR);
 }

@@ -171,6 +171,18 @@ impl DeviceQueue for ProbeQueue {
         self.inner.write_at_once(lba, data)
     }
 
+    fn fills_at_once(&self) -> bool {
+        self.inner.fills_at_once()
+    }
+
+    fn fill_at_once(&mut self, lba: u64, bytes: usize, fill: &mut dyn FnMut(&mut [u8])) -> bool {
+        self.inner.fill_at_once(lba, bytes, fill)
+    }
+
+    fn count_filled(&mut self) {
+        self.inner.count_filled();
+    }
+
     fn submit(&mut self, request: Request) -> Result<(), Refusal> {
         let asked = (request.operation, request.lba, request.blocks);
         self.inner.submit(request)?;

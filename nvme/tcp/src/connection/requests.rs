@@ -226,10 +226,13 @@ impl<S: ByteStream> Connection<S> {
                     self.transmitter
                         .push_header(transmute!(request), Finishes::Nothing);
                 }
+                let block_bytes = self.block_to_receive(cx, &work);
                 let fetch = Fetch {
                     work,
                     lease,
                     filled: 0,
+                    placed: 0,
+                    block_bytes,
                     solicited,
                     corrupt: false,
                 };
@@ -252,7 +255,8 @@ impl<S: ByteStream> Connection<S> {
             let response = cx.core.reject(queue, fetch.work, status);
             return self.answer(cx, slot, &response, Timing::NONE, None);
         }
-        self.execute(cx, slot, fetch.work, Some(fetch.lease));
+        let Fetch { work, lease, .. } = self.place_rest(cx, queue, fetch);
+        self.execute(cx, slot, work, Some(lease));
     }
 
     #[inline]

@@ -56,6 +56,11 @@ impl ByteStream for WireEnd {
         }
     }
 
+    fn available(&self) -> usize {
+        let wire = self.0.borrow();
+        wire.to_target.len().min(wire.grain)
+    }
+
     fn send(&mut self, buffers: &[IoSlice<'_>]) -> Transferred {
         let mut wire = self.0.borrow_mut();
         let (mut room, mut moved) = (wire.grain.min(WIRE_BYTES - wire.to_host.len()), 0);

@@ -202,6 +202,49 @@ pub(super) fn writing_at_once(harness: &mut Harness) {
     assert!(harness.read(6, 2) == *expected);
 }
 
+/// What was filled at once is read and counted, the write itself once it is over; everything that a
+/// write would refuse, or that is lent, is not filled.
+pub(super) fn filling_at_once(harness: &mut Harness) {
+    let (old, new) = (pattern(7, harness.bytes(2)), pattern(8, harness.bytes(2)));
+    harness.write(6, &old);
+    let fills = harness.queue().fills_at_once();
+    let counted = |harness: &Harness| {
+        let health = harness.subject.device.health();
+        (health.writes, health.bytes_written)
+    };
+    let before = counted(harness);
+    let mut calls = 0;
+    let filled = harness.queue().fill_at_once(6, new.len(), &mut |range| {
+        range.copy_from_slice(&new);
+        calls += 1;
+    });
+    assert_eq!((calls, filled && !fills), (u32::from(filled), false));
+    let bytes = if filled { new.len() as u64 } else { 0 };
+    assert_eq!(counted(harness), (before.0, before.1 + bytes));
+    if filled {
+        harness.queue().count_filled();
+        assert_eq!(counted(harness), (before.0 + 1, before.1 + bytes));
+    }
+    let expected = if filled { &new } else { &old };
+    assert!(harness.read(6, 2) == *expected);
+    let (geometry, one_block) = (harness.geometry, harness.bytes(1));
+    let refuses = |harness: &mut Harness, lba, bytes| {
+        let filled = harness.queue().fill_at_once(lba, bytes, &mut |_| {
+            panic!("{bytes} bytes at {lba}");
+        });
+        assert!(!filled, "{bytes} bytes at {lba}");
+    };
+    if let Some(loan) = harness.queue().lend(6, 2) {
+        refuses(harness, 7, one_block);
+        assert!(*loan == **expected, "a loan changed");
+    }
+    refuses(harness, geometry.block_count, one_block);
+    refuses(harness, geometry.block_count - 1, 2 * one_block);
+    refuses(harness, u64::MAX, one_block);
+    refuses(harness, 0, 0);
+    refuses(harness, 0, one_block - 1);
+}
+
 pub(super) fn zeroes_and_holes(harness: &mut Harness) {
     let around = pattern(9, harness.bytes(20));
     for (lba, blocks) in [(10, 1), (11, 7), (9, 18)] {
@@ -379,6 +422,8 @@ pub(super) fn drain(harness: &mut Harness) {
             !harness.queue().write_at_once(0, &data),
             "a draining queue takes nothing"
         );
+        let filled = harness.queue().fill_at_once(0, data.len(), &mut |_| {});
+        assert!(!filled, "a draining queue gives no memory");
         let ended = harness.wait_all();
         assert!(ended.iter().all(|completion| completion.result.is_ok()));
         assert_eq!(harness.queue().drain(), Drain::Done);

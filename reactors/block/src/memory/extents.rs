@@ -109,6 +109,15 @@ impl ExtentsHandle {
         })
     }
 
+    /// A range that does not lie in one store is refused.
+    pub(super) fn try_fill(&self, offset: usize, len: usize, fill: impl FnOnce(&mut [u8])) -> bool {
+        if !self.is_whole(offset, len) {
+            return false;
+        }
+        let (store, start, _) = self.at(offset);
+        store.try_fill(start, len, fill)
+    }
+
     pub(super) fn try_equal(&self, offset: usize, bytes: &[u8]) -> Option<bool> {
         let mut equal = true;
         let all = self.pieces(offset, bytes.len(), |store, start, range| {

@@ -1,0 +1,246 @@
+//! Data that was asked for goes straight into a RAM device, and a block of it is old or new at any
+//! time: however the stream is cut, whoever holds the range, and wherever the host stops.
+
+mod harness;
+
+use std::sync::Arc;
+
+use block::{Device, DeviceQueue, QueueOptions};
+use harness::wire::{Answer, Host, Stage};
+use harness::{BLOCK_BYTES, ram};
+use hugemem::Loan;
+use nvme_spec::sgl::SglDescriptor;
+use nvme_spec::tcp::H2cData;
+use nvme_spec::{Cqe, Sqe};
+use zerocopy::IntoBytes;
+
+const LBA: u64 = 64;
+const BLOCKS: usize = 64;
+const BYTES: usize = BLOCKS * BLOCK_BYTES;
+
+/// No two blocks of it are the same, and none has a zero.
+fn data() -> Vec<u8> {
+    (0..BYTES)
+        .map(|at| (at / BLOCK_BYTES * 3 + at % 61) as u8 | 1)
+        .collect()
+}
+
+/// A target with one RAM device, and another way to the device.
+struct Bench {
+    stage: Stage,
+    device: Arc<dyn Device>,
+    beside: Box<dyn DeviceQueue>,
+    io: Host,
+    _admin: Host,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let device = ram();
+        let mut stage = Stage::new(&device, 16 << 20);
+        let (admin, io) = stage.attach(32);
+        let options = QueueOptions {
+            core: 1,
+            depth: 8,
+            pool: stage.arena.pool(0),
+        };
+        let beside = device.open_queue(options).expect("a queue");
+        Self {
+            stage,
+            device,
+            beside,
+            io,
+            _admin: admin,
+        }
+    }
+
+    /// Sends a write of all blocks without its data; the tag that the target asks for it by.
+    fn ask(&mut self) -> u16 {
+        let sqe = Sqe::write(1, LBA, BLOCKS as u16 - 1, false).with_cid(9);
+        let sqe = sqe.with_sgl(SglDescriptor::transport(BYTES as u32));
+        self.io.send_as(sqe, &[]);
+        match self.answer() {
+            Some(Answer::Request(9, tag)) => tag,
+            other => panic!("no data was asked for: {other:?}"),
+        }
+    }
+
+    /// Sends the header of a PDU with `bytes` of the data from `begin` on.
+    fn announce(&self, tag: u16, begin: usize, bytes: usize) {
+        let last = begin + bytes == BYTES;
+        let header = H2cData::new(9, tag, begin as u32, bytes as u32, last, self.io.framing);
+        self.io.send_bytes(header.as_bytes());
+    }
+
+    /// Turns until an answer comes, or nothing does.
+    fn answer(&mut self) -> Option<Answer> {
+        for _ in 0..20_000 {
+            self.stage.turn(&[&self.io]);
+            let answer = self.io.take_pdu();
+            let quiet = self.io.wire.borrow().to_target.is_empty();
+            if answer.is_some() || quiet {
+                return answer;
+            }
+        }
+        panic!("the target takes nothing off the wire");
+    }
+
+    #[track_caller]
+    fn expect_response(&mut self) -> Cqe {
+        match self.answer() {
+            Some(Answer::Response(cqe)) => cqe,
+            other => panic!("no response: {other:?}"),
+        }
+    }
+
+    fn lend(&mut self, first: usize, blocks: usize) -> Loan {
+        let lba = LBA + first as u64;
+        let lent = self.beside.lend(lba, blocks as u32);
+        lent.expect("nobody writes there")
+    }
+
+    /// The first blocks have the data, the others nothing.
+    #[track_caller]
+    fn expect_blocks(&mut self, new: usize) {
+        let found = self.lend(0, BLOCKS);
+        let (written, untouched) = found.split_at(new * BLOCK_BYTES);
+        assert!(
+            written == &data()[..written.len()],
+            "the first {new} blocks"
+        );
+        assert!(
+            untouched.iter().all(|byte| *byte == 0),
+            "block {new} and on"
+        );
+    }
+
+    /// Writes and bytes that the device has counted.
+    fn counted(&self) -> (u64, u64) {
+        let health = self.device.health();
+        (health.writes, health.bytes_written)
+    }
+}
+
+#[test]
+fn however_the_stream_is_cut_the_data_arrives_and_counts_as_one_write() {
+    for grain in [usize::MAX, 5000, 1024, 513, 512, 511, 24, 7] {
+        for pdus in [1, 2, 16] {
+            let mut bench = Bench::new();
+            let tag = bench.ask();
+            bench.io.wire.borrow_mut().grain = grain;
+            let part = BYTES / pdus;
+            for begin in (0..BYTES).step_by(part) {
+                bench.announce(tag, begin, part);
+                bench.io.send_bytes(&data()[begin..begin + part]);
+            }
+            let status = bench.expect_response().status();
+            assert!(status.is_success(), "grain {grain}: {status}");
+            bench.expect_blocks(BLOCKS);
+            assert_eq!(bench.counted(), (1, BYTES as u64), "grain {grain}");
+            assert_eq!(bench.stage.leases_out(), 0);
+        }
+    }
+}
+
+#[test]
+fn whole_blocks_are_in_the_device_before_the_last_has_come() {
+    let mut bench = Bench::new();
+    let tag = bench.ask();
+    bench.announce(tag, 0, BYTES);
+    // Of the header's receive and the next two: one ends in a block, the other with it.
+    bench.stage.turn(&[&bench.io]);
+    bench.io.send_bytes(&data()[..10 * BLOCK_BYTES + 100]);
+    assert_eq!(bench.answer(), None);
+    bench.expect_blocks(10);
+    bench
+        .io
+        .send_bytes(&data()[10 * BLOCK_BYTES + 100..12 * BLOCK_BYTES]);
+    assert_eq!(bench.answer(), None);
+    bench.expect_blocks(12);
+    bench.io.send_bytes(&data()[12 * BLOCK_BYTES..]);
+    assert!(bench.expect_response().status().is_success());
+    bench.expect_blocks(BLOCKS);
+}
+
+#[test]
+fn a_host_that_goes_in_the_middle_of_a_block_leaves_whole_blocks() {
+    for sent in [1, 511, 512, 513, 5000, BYTES - 1] {
+        let mut bench = Bench::new();
+        let tag = bench.ask();
+        bench.announce(tag, 0, BYTES);
+        bench.stage.turn(&[&bench.io]);
+        bench.io.send_bytes(&data()[..sent]);
+        bench.io.wire.borrow_mut().closed = true;
+        assert_eq!(bench.answer(), None);
+        bench.stage.turn(&[&bench.io]);
+        bench.expect_blocks(sent / BLOCK_BYTES);
+        assert_eq!(bench.stage.leases_out(), 0);
+    }
+}
+
+#[test]
+fn a_reader_that_holds_the_range_is_not_disturbed_and_the_write_waits_for_it() {
+    for placed in [0, 16, 40] {
+        let mut bench = Bench::new();
+        let tag = bench.ask();
+        bench.announce(tag, 0, BYTES);
+        bench.stage.turn(&[&bench.io]);
+        let data = data();
+        let (before, behind) = data.split_at(placed * BLOCK_BYTES);
+        bench.io.send_bytes(before);
+        assert_eq!(bench.answer(), None);
+        bench.expect_blocks(placed);
+        let held = bench.lend(BLOCKS - 1, 1);
+        bench.io.send_bytes(behind);
+        for _ in 0..100 {
+            assert_eq!(
+                bench.answer(),
+                None,
+                "the write does not wait for the reader"
+            );
+        }
+        assert!(
+            held.iter().all(|byte| *byte == 0),
+            "the reader's data changed"
+        );
+        drop(held);
+        assert!(bench.expect_response().status().is_success());
+        bench.expect_blocks(BLOCKS);
+        assert_eq!(bench.counted(), (1, BYTES as u64));
+        assert_eq!(bench.stage.leases_out(), 0);
+    }
+}
+
+#[test]
+fn a_reader_that_goes_before_the_last_block_comes_costs_the_write_nothing() {
+    let mut bench = Bench::new();
+    let tag = bench.ask();
+    bench.announce(tag, 0, BYTES);
+    bench.stage.turn(&[&bench.io]);
+    let held = bench.lend(0, BLOCKS);
+    bench.io.send_bytes(&data()[..BYTES / 2]);
+    assert_eq!(bench.answer(), None);
+    assert!(
+        held.iter().all(|byte| *byte == 0),
+        "the reader's data changed"
+    );
+    drop(held);
+    bench.io.send_bytes(&data()[BYTES / 2..]);
+    assert!(bench.expect_response().status().is_success());
+    bench.expect_blocks(BLOCKS);
+    assert_eq!(bench.counted(), (1, BYTES as u64));
+}
+
+#[test]
+fn an_offset_that_does_not_follow_ends_the_connection_and_what_came_before_is_whole() {
+    let mut bench = Bench::new();
+    let tag = bench.ask();
+    bench.announce(tag, 0, 10 * BLOCK_BYTES);
+    bench.io.send_bytes(&data()[..10 * BLOCK_BYTES]);
+    assert_eq!(bench.answer(), None);
+    bench.announce(tag, 9 * BLOCK_BYTES, BLOCK_BYTES);
+    bench.io.send_bytes(&[0xee; BLOCK_BYTES]);
+    assert_eq!(bench.answer(), Some(Answer::Terminated));
+    bench.expect_blocks(10);
+    assert_eq!(bench.stage.leases_out(), 0);
+}
