@@ -573,6 +573,7 @@ impl<S: ByteStream> Connection<S> {
         };
         self.transmitter.negotiate(framing);
         self.rules.operate(framing);
+        self.receiver.forget_usual();
         self.phase = Phase::Connecting;
         Ok(())
     }
@@ -630,6 +631,7 @@ impl<S: ByteStream> Connection<S> {
                 self.late.reserve(usize::from(info.depth));
                 self.transmitter.reserve(usize::from(info.depth));
                 self.rules.in_capsule_bytes_max = info.in_capsule_max;
+                self.receiver.forget_usual();
                 self.phase = Phase::Serving;
                 self.push_response(&response, Finishes::Nothing);
             }

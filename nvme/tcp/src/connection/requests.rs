@@ -8,6 +8,7 @@ use reactors::sim::planted;
 use zerocopy::{IntoBytes, transmute};
 
 use super::{Connection, Context, Event, Sink};
+use crate::digest::{DIGEST_BYTES, digest};
 use crate::receive::{Payload, Violation};
 use crate::slot::{Fetch, SlotState};
 use crate::stream::ByteStream;
@@ -63,18 +64,21 @@ impl<S: ByteStream> Connection<S> {
     #[inline]
     fn write_at_once(&mut self, cx: &mut Context<'_>, queue: QueueId, payload: Payload) -> bool {
         let bytes = payload.bytes as usize;
-        let data = self.receiver.buffered().get(..bytes);
-        // A digest is checked where the data is collected.
-        let Some(data) = data.filter(|_| !payload.digest) else {
+        let Some((data, behind)) = self.receiver.buffered().split_at_checked(bytes) else {
             return false;
         };
+        let digest_bytes = if payload.digest { DIGEST_BYTES } else { 0 };
+        // A wrong one is dealt with where the data is collected.
+        if payload.digest && behind.first_chunk() != Some(&digest(data)) {
+            return false;
+        }
         let written = cx
             .core
             .write_at_once(queue, self.receiver.command(), data, cx.now);
         let Some((response, served)) = written else {
             return false;
         };
-        self.receiver.consume(bytes);
+        self.receiver.consume(bytes + digest_bytes);
         cx.counters.commands.add(1);
         self.at_once += 1;
         self.push_response(&response, Finishes::AtOnce(served));
