@@ -1,14 +1,14 @@
 //! CRC32C digests of PDU headers and data (NVMe/TCP Transport 1.1, section 3.1.2: "CRC32C … as in
 //! RFC 3385").
 
-use crc_fast::{CrcAlgorithm, checksum};
+use crc_fast::crc32_iscsi;
 
 /// Bytes of a header or data digest on the wire.
 pub(crate) const DIGEST_BYTES: usize = 4;
 
 /// The digest of `bytes` as it stands on the wire.
 pub(crate) fn digest(bytes: &[u8]) -> [u8; DIGEST_BYTES] {
-    (checksum(CrcAlgorithm::Crc32Iscsi, bytes) as u32).to_le_bytes()
+    crc32_iscsi(bytes).to_le_bytes()
 }
 
 #[cfg(test)]

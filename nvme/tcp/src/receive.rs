@@ -76,7 +76,7 @@ pub(crate) struct Rules {
     pub(crate) in_capsule_bytes_max: u32,
     /// Data that an H2CData PDU may carry, in bytes.
     pub(crate) host_data_bytes_max: u32,
-    /// What a command capsule without data begins with, where that says all about it.
+    /// What a command capsule without data begins with.
     bare_command: Option<CommonHeader>,
 }
 
@@ -97,8 +97,18 @@ impl Rules {
         self.framing = framing;
         let header_bytes = Kind::Command.header_bytes() as u8;
         let header = framing.header(PduType::CAPSULE_CMD, header_bytes, 0);
-        // A header digest is to be checked as well.
-        self.bare_command = (!framing.header_digest).then_some(header);
+        self.bare_command = Some(header);
+    }
+
+    /// Bytes of a command capsule without data or padding.
+    #[inline]
+    fn command_bytes(&self) -> usize {
+        size_of::<CapsuleCmd>()
+            + if self.framing.header_digest {
+                DIGEST_BYTES
+            } else {
+                0
+            }
     }
 }
 
@@ -228,7 +238,7 @@ impl Receiver {
         // Nearly all that hosts send in reading, and in writing the same size again and again, so
         // both are recognised by one comparison.
         if let Some(expected) = &rules.bare_command
-            && let Ok((capsule, _)) = CapsuleCmd::ref_from_prefix(self.buffered())
+            && let Ok((capsule, behind)) = CapsuleCmd::ref_from_prefix(self.buffered())
         {
             let is_like = |header: &CommonHeader| capsule.ch.as_bytes() == header.as_bytes();
             let payload = match &self.usual {
@@ -236,9 +246,12 @@ impl Receiver {
                 Some((header, payload)) if is_like(header) => Some(Some(*payload)),
                 Some(_) | None => None,
             };
-            if let Some(payload) = payload {
+            let is_right = || behind.first_chunk() == Some(&digest(capsule.as_bytes()));
+            if let Some(payload) = payload
+                && (!rules.framing.header_digest || is_right())
+            {
                 self.command = capsule.sqe;
-                self.consume(size_of::<CapsuleCmd>());
+                self.consume(rules.command_bytes());
                 return Ok(Some(Pdu::Command(payload)));
             }
         }
@@ -271,8 +284,7 @@ impl Receiver {
                 CapsuleCmd::ref_from_prefix(bytes).map_err(|_| check.field(offset::HLEN))?;
             let CapsuleCmd { ch, sqe } = *capsule;
             self.command = sqe;
-            // Without padding; a header digest has to be checked each time.
-            if layout.header_bytes == size_of::<CapsuleCmd>() {
+            if layout.header_bytes == rules.command_bytes() {
                 self.usual = layout.payload.map(|payload| (ch, payload));
             }
             self.consume(layout.header_bytes);

@@ -240,25 +240,36 @@ fn more_than_a_header_stays_in_its_buffer_until_it_is_consumed_or_forgotten() {
 /// The next capsule is held against the one before it only as far as both are alike.
 #[test]
 fn a_capsule_like_the_last_is_known_until_the_rules_change() {
-    let mut receiver = receiver();
-    let mut rules = operating();
-    let next = |receiver: &mut Receiver, rules: &Rules, data_bytes: u32| {
-        let bytes = command(data_bytes, Framing::default());
-        receiver.room()[..bytes.len()].copy_from_slice(&bytes);
-        receiver.filled(bytes.len());
-        match receiver.next_pdu(rules) {
-            Ok(Some(Pdu::Command(payload))) => Ok(payload.map_or(0, |payload| payload.bytes)),
-            Ok(other) => panic!("{other:?}"),
-            Err(violation) => Err(violation.status),
+    for header_digest in [false, true] {
+        let mut receiver = receiver();
+        let mut rules = rules(Order::Operate, header_digest, false);
+        let mut next = |rules: &Rules, data_bytes: u32, damage: u8| {
+            let mut bytes = command(data_bytes, rules.framing);
+            bytes[20] ^= damage;
+            receiver.room()[..bytes.len()].copy_from_slice(&bytes);
+            receiver.filled(bytes.len());
+            if rules.in_capsule_bytes_max == 0 {
+                receiver.forget_usual();
+            }
+            match receiver.next_pdu(rules) {
+                Ok(Some(Pdu::Command(payload))) => Ok(payload.map_or(0, |payload| payload.bytes)),
+                Ok(other) => panic!("{other:?}"),
+                Err(violation) => {
+                    receiver.consume(bytes.len());
+                    Err(violation.status)
+                }
+            }
+        };
+        for bytes in [4096, 4096, 0, 4096, 512, 4096, 8192, 512, 512] {
+            assert_eq!(next(&rules, bytes, 0), Ok(bytes));
         }
-    };
-    for bytes in [4096, 4096, 0, 4096, 512, 4096, 8192, 512, 512] {
-        assert_eq!(next(&mut receiver, &rules, bytes), Ok(bytes));
+        if header_digest {
+            let refused = Err(FatalError::HEADER_DIGEST_ERROR);
+            assert_eq!([next(&rules, 512, 1), next(&rules, 0, 1)], [refused; 2]);
+        }
+        rules.in_capsule_bytes_max = 0;
+        assert_eq!(next(&rules, 512, 0), Err(FatalError::DATA_LIMIT_EXCEEDED));
     }
-    rules.in_capsule_bytes_max = 0;
-    receiver.forget_usual();
-    let refused = next(&mut receiver, &rules, 512);
-    assert_eq!(refused, Err(FatalError::DATA_LIMIT_EXCEEDED));
 }
 
 #[test]
