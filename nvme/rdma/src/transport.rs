@@ -382,7 +382,7 @@ impl<P: Provider> RdmaTransport<P> {
 
     fn take_messages(&mut self, now: Nanos) -> u32 {
         let mut moved = 0;
-        while let Some((_, message)) = self.messages.recv() {
+        while let Some((_, message)) = self.messages.recv_in_turn() {
             moved += 1;
             match message {
                 Message::Connect(handoff) => self.adopt(handoff, now),

@@ -358,7 +358,7 @@ impl<N: Network> Poller for TcpTransport<N> {
         if !self.closing.is_empty() {
             self.close_ports(now);
         }
-        while let Some((_, handoff)) = self.handoffs.recv() {
+        while let Some((_, handoff)) = self.handoffs.recv_in_turn() {
             self.adopt(handoff, now);
             moved += 1;
         }
