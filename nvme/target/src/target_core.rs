@@ -16,6 +16,7 @@ mod executions;
 mod lending;
 mod polling;
 mod queue;
+mod rota;
 mod slots;
 mod timing;
 
@@ -43,6 +44,7 @@ pub use draining::CoreDrain;
 use draining::Phase;
 use executions::Executions;
 use queue::Queue;
+use rota::Rota;
 use slots::Slots;
 use timing::Departures;
 pub use timing::{Served, Timing};
@@ -71,6 +73,7 @@ pub struct TargetCore {
     queues: Slots<Queue>,
     executions: Executions,
     devices: Vec<Box<dyn DeviceQueue>>,
+    rota: Rota,
     inboxes: Vec<Inbox>,
     /// By device: whether its reads need no lease.
     lending: Box<[bool]>,
@@ -141,6 +144,7 @@ impl TargetCore {
             executions: Executions::new(limits.executions_max, DEVICES_MAX),
             lending,
             devices: queues,
+            rota: Rota::default(),
             inboxes: Vec::with_capacity(TRANSPORTS_MAX),
             view: target.published(),
             counters,
@@ -219,8 +223,8 @@ impl TargetCore {
 
     /// Ends a turn: rings the devices.
     pub fn flush(&mut self) {
-        for device in &mut self.devices {
-            device.flush();
+        for place in rota::places(self.rota.end_turn()) {
+            self.devices[place].flush();
         }
         self.departures.flushed(&mut self.queues);
     }

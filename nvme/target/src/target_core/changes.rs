@@ -158,6 +158,7 @@ impl TargetCore {
     /// Closes the queue of a device.
     fn vacate(&mut self, place: usize) {
         self.devices[place] = Box::new(AbsentQueue);
+        self.rota.rests(place);
         self.lending[place] = false;
         self.device_changes = self.device_changes.wrapping_add(1);
     }

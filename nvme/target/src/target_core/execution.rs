@@ -361,7 +361,10 @@ impl TargetCore {
             return Ok(());
         }
         match self.devices[usize::from(device)].submit(request) {
-            Ok(()) => Ok(()),
+            Ok(()) => {
+                self.rota.took(device);
+                Ok(())
+            }
             Err(Refusal::Later(request)) => {
                 self.counters.deferred.add(1);
                 self.executions.park(tag, request);
@@ -458,6 +461,7 @@ impl TargetCore {
             while let Some((tag, request)) = self.executions.unpark(device as u8) {
                 match self.devices[device].submit(request) {
                     Ok(()) => {
+                        self.rota.took(device as u8);
                         if let Some(execution) = self.executions.get_mut(tag) {
                             execution.apply(ExecutionEvent::Taken);
                         }

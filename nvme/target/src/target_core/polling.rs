@@ -8,7 +8,7 @@ use reactors::sim::planted;
 
 use super::executions::{Execution, Owner};
 use super::queue::LOGGED_ERRORS_MAX;
-use super::{TargetCore, Timing};
+use super::{TargetCore, Timing, rota};
 use crate::controller::events::EventKind;
 use crate::controller::state::{ControllerEvent, ControllerState};
 use crate::controller::{Controller, Effect, Parting};
@@ -29,7 +29,7 @@ impl TargetCore {
             self.look(now);
             moved += 1;
         }
-        for device in 0..self.devices.len() {
+        for device in rota::places(self.rota.begin_turn(self.devices.len())) {
             moved += self.poll_device(device);
         }
         if self.executions.parked() > 0 {
@@ -63,6 +63,9 @@ impl TargetCore {
             if !full {
                 break;
             }
+        }
+        if self.devices[device].in_flight() == 0 {
+            self.rota.rests(device);
         }
         moved
     }
