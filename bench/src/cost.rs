@@ -2,7 +2,7 @@
 //!
 //! A plain loop ([`driver_loop`], [`rdma_loop`]) is run twice under callgrind, the second time with
 //! twice the requests: the difference is what the additional requests cost, without start and end.
-//! A loop of many cases ([`tcp_loop`]) is run once, and callgrind counts between two marks in it.
+//! A loop of many cases ([`tcp_loop`], [`growth_loop`]) is run once, and callgrind counts between two marks in it.
 //! The other end of the loop (the emulated controller, the in-process fabric and the host on it) is
 //! told apart by the source file that each instruction came from, which holds for what was inlined
 //! too, and is subtracted. Nothing here depends on how busy the machine is.
@@ -10,13 +10,17 @@
 pub mod baseline;
 pub mod callgrind;
 pub mod driver_loop;
+pub mod growth;
+pub mod growth_loop;
 pub mod measure;
 pub mod rdma_loop;
 pub mod report;
 mod rig;
 pub mod stages;
 pub mod tcp_cases;
+mod tcp_host;
 pub mod tcp_loop;
+mod tcp_rig;
 
 use serde::{Deserialize, Serialize};
 

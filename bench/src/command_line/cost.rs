@@ -4,10 +4,10 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use bench::cost::baseline::{Baseline, CaseBaselines, case_excesses, excesses, is_judged};
-use bench::cost::measure::{self, Subject, measure, measure_cases};
+use bench::cost::measure::{self, Subject, measure, measure_cases, measure_growth};
 use bench::cost::report::CostReport;
 use bench::cost::tcp_cases::{CHIEF, Case};
-use bench::cost::{driver_loop, rdma_loop, tcp_loop};
+use bench::cost::{driver_loop, growth_loop, rdma_loop, tcp_loop};
 use bench::report::{Machine, save_json};
 use clap::{Args, ValueEnum};
 use serde::de::DeserializeOwned;
@@ -22,6 +22,8 @@ enum SubjectArg {
     Rdma,
     /// Our target over TCP, on the loopback interface: many cases
     Tcp,
+    /// The same beside more and more idle connections, exports, namespaces and reactors
+    Growth,
 }
 
 impl SubjectArg {
@@ -30,6 +32,7 @@ impl SubjectArg {
             Self::Driver => &measure::DRIVER,
             Self::Rdma => &measure::RDMA,
             Self::Tcp => &measure::TCP,
+            Self::Growth => &measure::GROWTH,
         }
     }
 }
@@ -70,8 +73,10 @@ pub(crate) fn execute(args: &CostArgs) -> Result<ExitCode, Failure> {
     if let Some(requests) = args.only_loop {
         return only_loop(args, requests);
     }
-    if let SubjectArg::Tcp = args.subject {
-        return execute_cases(args);
+    match args.subject {
+        SubjectArg::Driver | SubjectArg::Rdma => {}
+        SubjectArg::Tcp => return execute_cases(args),
+        SubjectArg::Growth => return execute_growth(args),
     }
     let subject = args.subject.subject();
     let report = measure(&std::env::current_exe()?, subject, args.requests)?;
@@ -103,6 +108,7 @@ fn only_loop(args: &CostArgs, requests: u64) -> Result<ExitCode, Failure> {
         SubjectArg::Driver => serde_json::to_string(&driver_loop::run(requests)?),
         SubjectArg::Rdma => serde_json::to_string(&rdma_loop::run(requests)?),
         SubjectArg::Tcp => serde_json::to_string(&tcp_loop::run(args.case.as_deref())?),
+        SubjectArg::Growth => serde_json::to_string(&growth_loop::run()?),
     };
     println!("{}", counts?);
     Ok(ExitCode::SUCCESS)
@@ -140,6 +146,23 @@ fn execute_cases(args: &CostArgs) -> Result<ExitCode, Failure> {
     let baselines: Option<CaseBaselines> = read_baseline(args.baseline.as_deref())?;
     let excesses = case_excesses(&reports, baselines.as_ref(), args.growth_only);
     judge(&reports.machine, &excesses)
+}
+
+/// Points of one dimension are held to one another, so there is no baseline.
+fn execute_growth(args: &CostArgs) -> Result<ExitCode, Failure> {
+    if args.baseline.is_some() || args.save_baseline.is_some() || args.case.is_some() {
+        return Err("growth is judged by itself: it has neither baseline nor cases".into());
+    }
+    let report = measure_growth(&std::env::current_exe()?)?;
+    print!("{report}");
+    if let Some(path) = &args.json {
+        save_json(&report, path)?;
+    }
+    if args.check {
+        judge(&report.machine, &report.excesses())
+    } else {
+        Ok(ExitCode::SUCCESS)
+    }
 }
 
 fn read_baseline<T: DeserializeOwned>(path: Option<&Path>) -> Result<Option<T>, Failure> {

@@ -6,6 +6,7 @@ use std::process::Command;
 
 use crate::cost::LoopCounts;
 use crate::cost::callgrind::{Cost, Profile, ProfileError};
+use crate::cost::growth::{self, GrowthReport, GrowthRow};
 use crate::cost::report::{CaseReports, CostReport, StageCost};
 use crate::cost::stages::{self, Map, Place};
 use crate::cost::tcp_cases;
@@ -102,6 +103,15 @@ pub const TCP: Subject = Subject {
     limits: &[("bytes copied", 0.0)],
 };
 
+/// Requests over TCP beside more and more of everything: what they may cost is said by one another.
+pub const GROWTH: Subject = Subject {
+    name: "growth",
+    instructions_max: f64::INFINITY,
+    system_calls_max: f64::INFINITY,
+    limits: &[],
+    ..TCP
+};
+
 /// What a case of NVMe/TCP is held to: the aims of the issue are the chief case's.
 #[must_use]
 pub fn tcp_case(name: &str, growth_only: bool) -> Subject {
@@ -152,6 +162,33 @@ pub fn measure(program: &Path, subject: &Subject, requests: u64) -> Result<CostR
 /// # Errors
 /// [`CostError`].
 pub fn measure_cases(program: &Path, only: Option<&str>) -> Result<CaseReports, CostError> {
+    Ok(CaseReports {
+        machine: Machine::here(),
+        cases: measure_marked(program, &TCP, only)?,
+    })
+}
+
+/// Measures requests over TCP beside more and more of everything.
+///
+/// # Errors
+/// [`CostError`].
+pub fn measure_growth(program: &Path) -> Result<GrowthReport, CostError> {
+    let reports = measure_marked(program, &GROWTH, None)?;
+    let rows = growth::points().zip(reports);
+    Ok(GrowthReport {
+        machine: Machine::here(),
+        rows: rows
+            .map(|((beside, number, kind), report)| GrowthRow::new(beside, number, kind, report))
+            .collect(),
+    })
+}
+
+/// Measures the cases of a loop that marks where each begins and ends.
+fn measure_marked(
+    program: &Path,
+    subject: &Subject,
+    only: Option<&str>,
+) -> Result<Vec<CostReport>, CostError> {
     let folder = temporary_folder()?;
     let file = folder.path().join("profile");
     // Each end of counting writes what was counted since its beginning, as `profile.1` and so on.
@@ -161,19 +198,16 @@ pub fn measure_cases(program: &Path, only: Option<&str>) -> Result<CaseReports, 
     ];
     let mut loops = vec!["--loop", "1"];
     loops.extend(only.iter().flat_map(|only| ["--case", only]));
-    let counted = under_callgrind(program, &TCP, &marks, &loops, &file)?;
+    let counted = under_callgrind(program, subject, &marks, &loops, &file)?;
     let counted: Vec<(String, LoopCounts)> = serde_json::from_slice(&counted)?;
     let cases = counted
         .into_iter()
         .enumerate()
         .map(|(index, (name, counts))| {
             let profile = read_profile(&folder.path().join(format!("profile.{}", index + 1)))?;
-            Ok(report(&TCP, name, counts.requests, &profile, &counts))
+            Ok(report(subject, name, counts.requests, &profile, &counts))
         });
-    Ok(CaseReports {
-        machine: Machine::here(),
-        cases: cases.collect::<Result<_, CostError>>()?,
-    })
+    cases.collect()
 }
 
 fn temporary_folder() -> Result<tempfile::TempDir, CostError> {

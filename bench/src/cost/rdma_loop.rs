@@ -23,7 +23,7 @@ use reactors::{Nanos, Placement, Poller};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::cost::measure::CostError;
-use crate::cost::rig::{BLOCK_BYTES, DEVICE_BYTES, HOST_NQN, NQN, ram, setup, target};
+use crate::cost::rig::{BLOCK_BYTES, DEVICE_BYTES, Extent, HOST_NQN, NQN, ram, setup, target};
 use crate::cost::{DEPTH, LoopCounts, REQUEST_BYTES, WARM_UP_REQUESTS};
 use crate::random::Random;
 
@@ -62,7 +62,7 @@ fn rig() -> Result<Rig, CostError> {
         max_transfer: 1 << 20,
     })
     .map_err(|error| setup("memory", &error))?;
-    let device = ram()?;
+    let device = ram(DEVICE_BYTES)?;
     let domains = Arc::new(Domains::new());
     for one in here.devices().map_err(|error| setup("devices", &error))? {
         let regions = [arena.region(), device.store().region()];
@@ -75,7 +75,14 @@ fn rig() -> Result<Rig, CostError> {
         .listen(SocketAddr::new(TARGET, 0), PortId(0))
         .map_err(|error| setup("the listener", &error))?;
     let devices: Vec<Arc<dyn block::Device>> = vec![Arc::<MemoryDevice>::clone(&device)];
-    let target = target(&arena, devices, TransportKind::Rdma, address, 2 * ENTRIES)?;
+    let target = target(
+        &arena,
+        &Extent::ONE,
+        devices,
+        TransportKind::Rdma,
+        address,
+        2 * ENTRIES,
+    )?;
     let queue = device
         .open_queue(QueueOptions {
             core: 0,

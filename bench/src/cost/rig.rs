@@ -29,15 +29,46 @@ pub(super) fn setup(what: &str, error: &dyn std::fmt::Display) -> CostError {
     CostError::Setup(format!("{what}: {error}"))
 }
 
-/// The RAM device.
+/// How much there is of everything in the target that is driven.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Extent {
+    /// Exports.
+    pub(super) exports: usize,
+    /// Namespaces of each, over all devices in turn.
+    pub(super) namespaces: usize,
+    /// Reactors.
+    pub(super) reactors: usize,
+    /// Hosts that are attached and idle.
+    pub(super) idle_hosts: usize,
+}
+
+impl Extent {
+    /// One of everything, and nobody idle.
+    pub(super) const ONE: Self = Self {
+        exports: 1,
+        namespaces: 1,
+        reactors: 1,
+        idle_hosts: 0,
+    };
+}
+
+/// The name of an export.
+pub(super) fn export_nqn(export: usize) -> String {
+    match export {
+        0 => NQN.to_owned(),
+        number => format!("{NQN}-{number}"),
+    }
+}
+
+/// A RAM device of this size.
 ///
 /// # Errors
 /// [`CostError::Setup`].
-pub(super) fn ram() -> Result<Arc<MemoryDevice>, CostError> {
+pub(super) fn ram(size_bytes: u64) -> Result<Arc<MemoryDevice>, CostError> {
     let device = MemoryDevice::new(MemoryOptions {
         name: "ram".to_owned(),
         uuid: [1; 16],
-        size_bytes: DEVICE_BYTES,
+        size_bytes,
         block_size: BLOCK_BYTES,
         pages: PagePolicy::Ordinary,
         read_only: false,
@@ -47,39 +78,47 @@ pub(super) fn ram() -> Result<Arc<MemoryDevice>, CostError> {
         .map_err(|error| setup("the RAM device", &error))
 }
 
-/// A target at `address` that exports `devices` as namespaces 1, 2 and so on.
+/// A target of this extent at `address` that exports `devices`, in turn, as namespaces 1, 2 and so on.
 ///
 /// # Errors
 /// [`CostError::Setup`].
 pub(super) fn target(
     arena: &Arena,
+    extent: &Extent,
     devices: Vec<Arc<dyn Device>>,
     transport: TransportKind,
     address: SocketAddr,
     entries_max: u16,
 ) -> Result<Arc<Target>, CostError> {
-    let namespace = |(index, device): (usize, &Arc<dyn Device>)| NamespaceConfig {
-        nsid: index as u32 + 1,
-        device: DeviceIndex(index as u16),
-        geometry: device.geometry(),
-        uuid: [index as u8 + 2; 16],
-        nguid: [index as u8 + 3; 16],
-        eui64: [index as u8 + 4; 8],
-        read_only: false,
+    let namespace = |place: usize| {
+        let device = place % devices.len();
+        let number = place as u64 + 2;
+        NamespaceConfig {
+            nsid: (place % extent.namespaces) as u32 + 1,
+            device: DeviceIndex(device as u16),
+            geometry: devices[device].geometry(),
+            uuid: u128::from(number).to_be_bytes(),
+            nguid: u128::from(number).to_be_bytes(),
+            eui64: number.to_be_bytes(),
+            read_only: false,
+        }
+    };
+    let export = |number: usize| SubsystemConfig {
+        nqn: export_nqn(number),
+        serial: "COST".to_owned(),
+        model: "Windlass".to_owned(),
+        firmware: "0".to_owned(),
+        allow_any_host: true,
+        hosts: Vec::new(),
+        namespaces: (number * extent.namespaces..(number + 1) * extent.namespaces)
+            .map(namespace)
+            .collect(),
+        io_queues_max: 2,
+        queue_depth_max: entries_max,
+        ports: vec![PortId(0)],
     };
     let config = TargetConfig {
-        subsystems: vec![SubsystemConfig {
-            nqn: NQN.to_owned(),
-            serial: "COST".to_owned(),
-            model: "Windlass".to_owned(),
-            firmware: "0".to_owned(),
-            allow_any_host: true,
-            hosts: Vec::new(),
-            namespaces: devices.iter().enumerate().map(namespace).collect(),
-            io_queues_max: 2,
-            queue_depth_max: entries_max,
-            ports: vec![PortId(0)],
-        }],
+        subsystems: (0..extent.exports).map(export).collect(),
         ports: vec![PortConfig {
             id: PortId(0),
             transport,
@@ -90,8 +129,9 @@ pub(super) fn target(
         }],
         limits: TargetLimits {
             transfer_max: arena.max_transfer(),
-            controllers_max: 4,
+            // One busy host for each reactor.
+            controllers_max: (extent.idle_hosts + extent.reactors + 3) as u16,
         },
     };
-    Target::new(config, 1, devices).map_err(|error| setup("the target", &error))
+    Target::new(config, extent.reactors, devices).map_err(|error| setup("the target", &error))
 }

@@ -1,0 +1,311 @@
+//! A target with its TCP transport on as many reactors as are wanted, on the loopback interface and on
+//! the caller's thread: whoever drives it gives each reactor its turns.
+
+use std::cell::RefCell;
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use block::{Device, QueueOptions};
+use hugemem::allocation_counter::allocations_on_this_thread;
+use hugemem::{Arena, ArenaConfig, PagePolicy};
+use nvme_host::raw::{RawClient, RawError, RawNames};
+use nvme_target::{CoreLimits, PortId, Target, TargetCore, TransportKind};
+use nvme_tcp::{ConnectionSet, Handoff, TcpConfig, TcpCounters, TcpTransport};
+use reactors::mesh::{self, Port};
+use reactors::{Nanos, Placement, Poller};
+use rustix::event::{PollFd, PollFlags};
+use rustix::io::ioctl_fionread;
+
+use crate::ceiling::CONGESTION_CONTROL;
+use crate::cost::measure::CostError;
+use crate::cost::rig::{Extent, HOST_NQN, export_nqn, setup, target};
+use crate::cost::tcp_host::{Batch, Host, wait};
+use crate::random::Random;
+
+/// Entries of a busy I/O queue: one more than requests in flight.
+pub(super) const ENTRIES: u16 = 129;
+
+/// Entries of an idle I/O queue, zero-based.
+const IDLE_ENTRIES_Z: u16 = 1;
+
+/// Entries that each idle host's two queues have at most.
+const IDLE_HOST_ENTRIES: usize = 160;
+
+/// Virtual time of one turn: several pass before a socket no longer counts as recently active.
+const TURN: Nanos = Nanos::from_micros(50);
+
+/// Nothing on the loopback interface takes this long.
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// Turns of one batch at most.
+const TURNS_MAX: u32 = 100_000;
+
+/// One reactor, driven by hand.
+struct ReactorEnd {
+    /// Behind a pointer, as a reactor has it: what is inlined into the loop would count as its own.
+    transport: Box<dyn Poller>,
+    counters: Arc<TcpCounters>,
+    now: Nanos,
+}
+
+/// The target's end of the loop.
+pub(super) struct Rig {
+    reactors: Vec<ReactorEnd>,
+    /// Hands accepted sockets to the transports.
+    door: Port<Handoff>,
+    listener: TcpListener,
+    /// Allocations of all turns.
+    pub(super) allocations: u64,
+    /// Turns of all reactors.
+    pub(super) turns: u64,
+}
+
+impl Rig {
+    /// A target of this extent with these devices, which `devices` makes with the arena that their
+    /// data is in.
+    pub(super) fn new(
+        extent: &Extent,
+        devices: impl FnOnce(&Arc<Arena>) -> Result<Vec<Arc<dyn Device>>, CostError>,
+    ) -> Result<Self, CostError> {
+        let arena = Arena::new(ArenaConfig {
+            bytes: 64 << 20,
+            pages: PagePolicy::Ordinary,
+            max_transfer: 1 << 20,
+        });
+        let arena = arena.map_err(|error| setup("memory", &error))?;
+        let devices = devices(&arena)?;
+        let listener = TcpListener::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))
+            .map_err(|error| setup("the listener", &error))?;
+        let _ = rustix::net::sockopt::set_tcp_congestion(&listener, CONGESTION_CONTROL);
+        let address = listener.local_addr();
+        let address = address.map_err(|error| setup("the listener", &error))?;
+        let target = target(
+            &arena,
+            extent,
+            devices.clone(),
+            TransportKind::Tcp,
+            address,
+            2 * ENTRIES,
+        )?;
+        // The last port is nobody's reactor but the door.
+        let mut ports = mesh::mesh(extent.reactors + 1, 4);
+        let door = ports.pop();
+        let door = door.ok_or_else(|| CostError::Setup("a port of a mesh".to_owned()))?;
+        let reactors = (0..)
+            .zip(ports)
+            .map(|(number, port)| reactor(number, port, extent, &target, &devices, &arena));
+        Ok(Self {
+            reactors: reactors.collect::<Result<_, _>>()?,
+            door,
+            listener,
+            allocations: 0,
+            turns: 0,
+        })
+    }
+
+    /// What a reactor counted.
+    pub(super) fn counters(&self, reactor: usize) -> &TcpCounters {
+        &self.reactors[reactor].counters
+    }
+
+    /// One turn of a reactor.
+    pub(super) fn turn(&mut self, reactor: usize) {
+        let end = &mut self.reactors[reactor];
+        end.now += TURN;
+        let before = allocations_on_this_thread();
+        end.transport.poll(end.now, 64);
+        end.transport.flush(end.now);
+        self.allocations += allocations_on_this_thread() - before;
+        self.turns += 1;
+    }
+
+    /// A turn of every reactor.
+    pub(super) fn turn_all(&mut self) {
+        for reactor in 0..self.reactors.len() {
+            self.turn(reactor);
+        }
+    }
+
+    /// Accepts a connection and hands it to a reactor; gives the target's end of it as well.
+    fn accept(&mut self, reactor: usize) -> io::Result<TcpStream> {
+        let (stream, _) = self.listener.accept()?;
+        let end = stream.try_clone()?;
+        let handoff = Handoff {
+            stream,
+            port: PortId(0),
+        };
+        let handed = self.door.send(reactor, handoff);
+        handed.map_err(|_| io::Error::other("the transport takes no connection"))?;
+        Ok(end)
+    }
+
+    /// Attaches a host to an export: its admin queue is the first reactor's, its I/O queue is
+    /// `reactor`'s. It waits for its answers on a thread of its own meanwhile.
+    fn open(
+        &mut self,
+        export: usize,
+        reactor: usize,
+        entries_z: u16,
+    ) -> Result<(RawClient, RawClient, TcpStream), CostError> {
+        let failed = |error: &dyn std::fmt::Display| setup("the host", error);
+        let address = self.listener.local_addr();
+        let address = address.map_err(|error| setup("the listener", &error))?;
+        // Both have connected before either is accepted.
+        let admin = RawClient::connect(address, LIMIT).map_err(|error| failed(&error))?;
+        let io = RawClient::connect(address, LIMIT).map_err(|error| failed(&error))?;
+        let accepted = self.accept(0).and_then(|_| self.accept(reactor));
+        let target_end = accepted.map_err(|error| setup("the connection", &error))?;
+        let opening = std::thread::spawn(move || open(admin, io, export, entries_z));
+        while !opening.is_finished() {
+            // Few turns, since their number differs from run to run.
+            self.await_any()?;
+            self.turn_all();
+        }
+        let opened = opening.join();
+        let opened = opened.map_err(|_| CostError::Setup("the host panicked".to_owned()))?;
+        let (admin, io) = opened.map_err(|error| failed(&error))?;
+        Ok((admin, io, target_end))
+    }
+
+    /// Attaches a host that is going to be busy.
+    pub(super) fn attach(&mut self, export: usize, reactor: usize) -> Result<Host, CostError> {
+        let (admin, io, target_end) = self.open(export, reactor, ENTRIES - 1)?;
+        Host::new(admin, io, target_end, reactor)
+    }
+
+    /// Attaches a host to the first reactor that says nothing more.
+    pub(super) fn attach_idle(&mut self) -> Result<(RawClient, RawClient), CostError> {
+        let (admin, io, _) = self.open(0, 0, IDLE_ENTRIES_Z)?;
+        Ok((admin, io))
+    }
+
+    /// Begins a host's count of what it sent with what its reactor has received so far, now that
+    /// nobody else sends to that one.
+    pub(super) fn settle(&self, host: &mut Host) {
+        host.sent_in_all = self.counters(host.reactor).bytes_received.get();
+    }
+
+    /// Waits until a reactor has something to do, or shortly.
+    fn await_any(&self) -> Result<(), CostError> {
+        let sources = self
+            .reactors
+            .iter()
+            .filter_map(|end| end.transport.wake_source());
+        let sources: Vec<_> = sources.collect();
+        let mut watched: Vec<_> = sources
+            .iter()
+            .map(|source| PollFd::new(source, PollFlags::IN))
+            .collect();
+        wait(&mut watched)
+    }
+
+    /// Waits until a host's reactor has something to do: bytes that are on their way to it have
+    /// arrived, or its file device is done.
+    fn await_work(&self, host: &Host) -> Result<(), CostError> {
+        let end = &self.reactors[host.reactor];
+        if let Some(source) = end.transport.wake_source() {
+            wait(&mut [PollFd::new(&source, PollFlags::IN)])?;
+        }
+        for _ in 0..1000 {
+            let expected = host.sent_in_all - end.counters.bytes_received.get();
+            let waiting = ioctl_fionread(&host.target_end);
+            let waiting = waiting.map_err(|error| setup("the target's socket", &error))?;
+            if waiting >= expected || host.has_unsent() {
+                break;
+            }
+            std::thread::yield_now();
+        }
+        Ok(())
+    }
+
+    /// One batch from its first request to its last answer.
+    pub(super) fn run_batch(
+        &mut self,
+        host: &mut Host,
+        batch: &Batch,
+        random: &mut Random,
+    ) -> Result<(), CostError> {
+        host.submit(batch, random);
+        for _ in 0..TURNS_MAX {
+            host.send()?;
+            self.await_work(host)?;
+            let sends = self.counters(host.reactor).sends.get();
+            self.turn(host.reactor);
+            host.collect(self.counters(host.reactor).sends.get() > sends)?;
+            if host.is_answered() {
+                return Ok(());
+            }
+        }
+        Err(CostError::Setup(format!("{batch:?} is not answered")))
+    }
+}
+
+/// One reactor's part of the target.
+fn reactor(
+    number: usize,
+    port: Port<Handoff>,
+    extent: &Extent,
+    target: &Arc<Target>,
+    devices: &[Arc<dyn Device>],
+    arena: &Arc<Arena>,
+) -> Result<ReactorEnd, CostError> {
+    let pool = arena.pool(4096);
+    let mut queues = Vec::with_capacity(devices.len());
+    for device in devices {
+        let queue = device.open_queue(QueueOptions {
+            core: number,
+            depth: 2 * usize::from(ENTRIES),
+            pool: pool.clone(),
+        });
+        queues.push(queue.map_err(|error| setup("a device's queue", &error))?);
+    }
+    let limits = CoreLimits::default();
+    let limits = CoreLimits {
+        queues_max: limits.queues_max + 2 * extent.idle_hosts,
+        executions_max: limits.executions_max + IDLE_HOST_ENTRIES * extent.idle_hosts,
+    };
+    let core = TargetCore::new(Arc::clone(target), number, queues, limits);
+    let counters = Arc::new(TcpCounters::default());
+    let config = TcpConfig::default();
+    let set = ConnectionSet::new(
+        Rc::new(RefCell::new(core)),
+        pool,
+        TcpConfig {
+            connections_max: config.connections_max + 2 * extent.idle_hosts,
+            ..config
+        },
+        Arc::clone(&counters),
+    );
+    let placement = Placement::new(extent.reactors);
+    let transport = TcpTransport::new(set, port, placement, Vec::new())
+        .map_err(|error| setup("the transport", &error))?;
+    Ok(ReactorEnd {
+        transport: Box::new(transport),
+        counters,
+        now: Nanos::from_secs(1),
+    })
+}
+
+fn open(
+    mut admin: RawClient,
+    mut io: RawClient,
+    export: usize,
+    entries_z: u16,
+) -> Result<(RawClient, RawClient), RawError> {
+    let names = RawNames {
+        host: HOST_NQN.to_owned(),
+        host_id: [5; 16],
+        subsystem: export_nqn(export),
+    };
+    let cntlid = admin.open_admin(&names)?;
+    io.initialize(false, false)?;
+    let connected = io.connect_queue(&names, cntlid, 1, entries_z)?.status();
+    if connected.is_success() {
+        Ok((admin, io))
+    } else {
+        Err(RawError::Refused(connected))
+    }
+}
