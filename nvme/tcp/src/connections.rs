@@ -195,7 +195,7 @@ impl<S: ByteStream> ConnectionSet<S> {
             return 0;
         }
         let mut core = self.shared.core.borrow_mut();
-        let mut cx = self.shared.context(&mut core, now);
+        let mut cx = self.shared.context(&mut core, &mut self.buffers, now);
         hand_out(&mut self.places, &mut self.to_flush, &mut cx)
     }
 
