@@ -242,36 +242,15 @@ impl<S: ByteStream> Connection<S> {
     /// Receives what is there and acts on it; returns the number of receives that brought
     /// something.
     pub(crate) fn receive(&mut self, cx: &mut Context<'_>) -> Result<u32, Ended> {
-        self.borrow_buffer(cx);
+        cx.buffers.lend(&mut self.receiver);
         let received = self.receive_into_buffer(cx);
-        self.return_buffer(cx);
+        cx.buffers.take_back(&mut self.receiver);
         received
-    }
-
-    fn borrow_buffer(&mut self, cx: &mut Context<'_>) {
-        if !self.receiver.has_buffer()
-            && let Some(buffer) = cx.buffers.take()
-        {
-            self.receiver.attach(buffer);
-        }
-        debug_assert!(
-            self.receiver.has_buffer(),
-            "there is always one to receive into"
-        );
-    }
-
-    /// Gives the buffer back, unless data in it waits for a lease.
-    fn return_buffer(&mut self, cx: &mut Context<'_>) {
-        if let Some(buffer) = self.receiver.detach() {
-            cx.buffers.give_back(buffer);
-        }
     }
 
     /// Gives the buffer back, whatever is in it: the connection ends.
     pub(crate) fn release_buffer(&mut self, cx: &mut Context<'_>) {
-        if let Some(buffer) = self.receiver.release() {
-            cx.buffers.give_back(buffer);
-        }
+        cx.buffers.release(&mut self.receiver);
     }
 
     fn receive_into_buffer(&mut self, cx: &mut Context<'_>) -> Result<u32, Ended> {
@@ -647,11 +626,11 @@ impl<S: ByteStream> Connection<S> {
         if planted("grant-lost") && slot % 4 == 3 {
             return;
         }
-        self.borrow_buffer(cx);
+        cx.buffers.lend(&mut self.receiver);
         self.step(cx, slot, Event::Granted(lease));
         // What had to stay on the stream or in the buffer behind this request can go on.
         self.consume(cx);
-        self.return_buffer(cx);
+        cx.buffers.take_back(&mut self.receiver);
     }
 
     /// The target core has finished a request.

@@ -150,34 +150,34 @@ impl Receiver {
         !self.buffer.is_empty()
     }
 
-    /// Goes on in `buffer`, with what is left from the one before.
+    /// Goes on in the buffer at `place`, which it takes, with what is left from the one before.
     #[inline]
-    pub(crate) fn attach(&mut self, buffer: Box<[u8]>) {
+    pub(crate) fn attach(&mut self, place: &mut Box<[u8]>) {
         debug_assert!(!self.has_buffer(), "one buffer at a time");
-        self.buffer = buffer;
-        (self.start, self.end) = (0, self.rest.len());
+        std::mem::swap(&mut self.buffer, place);
         if !self.rest.is_empty() {
+            (self.start, self.end) = (0, self.rest.len());
             self.buffer[..self.end].copy_from_slice(&self.rest);
             self.rest.clear();
         }
     }
 
-    /// Parts with the buffer, unless more is in it than can be kept without.
+    /// Leaves what can be kept without the buffer, so that [`release`](Self::release) loses nothing.
+    /// `false`: it is more.
     #[inline]
-    pub(crate) fn detach(&mut self) -> Option<Box<[u8]>> {
-        if self.start < self.end {
+    pub(crate) fn keep_rest(&mut self) -> bool {
+        self.start == self.end || {
             let rest = &self.buffer[self.start..self.end];
-            self.rest.try_extend_from_slice(rest).ok()?;
+            self.rest.try_extend_from_slice(rest).is_ok()
         }
-        self.release()
     }
 
-    /// Parts with the buffer and forgets what is in it.
+    /// Leaves the buffer at `place`, where there is none, and forgets what is in it.
     #[inline]
-    pub(crate) fn release(&mut self) -> Option<Box<[u8]>> {
+    pub(crate) fn release(&mut self, place: &mut Box<[u8]>) {
+        debug_assert!(place.is_empty(), "a buffer is not lost");
         (self.start, self.end) = (0, 0);
-        let buffer = std::mem::take(&mut self.buffer);
-        (!buffer.is_empty()).then_some(buffer)
+        std::mem::swap(&mut self.buffer, place);
     }
 
     /// The command of the last [`Pdu::Command`].

@@ -9,14 +9,16 @@
 use arrayvec::ArrayVec;
 
 use crate::config::{RECEIVE_BUFFER_BYTES, RECEIVE_BUFFERS};
-use crate::receive::REST_BYTES_MAX;
+use crate::receive::{REST_BYTES_MAX, Receiver};
 
 const _: () = assert!(RECEIVE_BUFFERS > 1 && RECEIVE_BUFFER_BYTES >= 2 * REST_BYTES_MAX);
 
-/// The buffers that no connection has, the one used last in front.
+/// The buffers that no connection has.
 #[derive(Debug)]
 pub(crate) struct ReceiveBuffers {
-    free: ArrayVec<Box<[u8]>, RECEIVE_BUFFERS>,
+    /// The one to receive into; none while a connection does.
+    current: Box<[u8]>,
+    spare: ArrayVec<Box<[u8]>, { RECEIVE_BUFFERS - 1 }>,
 }
 
 impl ReceiveBuffers {
@@ -24,28 +26,52 @@ impl ReceiveBuffers {
     pub(crate) fn new() -> Self {
         let buffer = || vec![0; RECEIVE_BUFFER_BYTES].into_boxed_slice();
         Self {
-            free: std::iter::repeat_with(buffer)
-                .take(RECEIVE_BUFFERS)
+            current: buffer(),
+            spare: std::iter::repeat_with(buffer)
+                .take(RECEIVE_BUFFERS - 1)
                 .collect(),
         }
     }
 
-    /// One buffer; there is one as long as those who keep theirs heeded
-    /// [`room_max`](Self::room_max).
+    /// Lends a buffer to a connection, unless it kept one.
     #[inline]
-    pub(crate) fn take(&mut self) -> Option<Box<[u8]>> {
-        self.free.pop()
+    pub(crate) fn lend(&mut self, receiver: &mut Receiver) {
+        if !receiver.has_buffer() {
+            receiver.attach(&mut self.current);
+        }
+        debug_assert!(receiver.has_buffer(), "there is always one to lend");
     }
 
+    /// Takes a connection's buffer back, unless more is in it than the connection can keep without.
     #[inline]
-    pub(crate) fn give_back(&mut self, buffer: Box<[u8]>) {
-        self.free.push(buffer);
+    pub(crate) fn take_back(&mut self, receiver: &mut Receiver) {
+        if !receiver.has_buffer() {
+            return;
+        }
+        if receiver.keep_rest() {
+            self.release(receiver);
+        } else if self.current.is_empty() {
+            // There is a spare one as long as connections heed `room_max`.
+            self.current = self.spare.pop().unwrap_or_default();
+        }
+    }
+
+    /// Takes a connection's buffer back with all that is in it.
+    #[inline]
+    pub(crate) fn release(&mut self, receiver: &mut Receiver) {
+        if self.current.is_empty() {
+            receiver.release(&mut self.current);
+        } else if receiver.has_buffer() {
+            let mut kept = Box::default();
+            receiver.release(&mut kept);
+            self.spare.push(kept);
+        }
     }
 
     /// Bytes that a connection which has a buffer with `buffered` bytes in it may receive.
     #[inline]
     pub(crate) fn room_max(&self, buffered: usize) -> usize {
-        if self.free.is_empty() {
+        if self.spare.is_empty() {
             REST_BYTES_MAX - buffered.min(REST_BYTES_MAX)
         } else {
             usize::MAX

@@ -7,7 +7,8 @@ use proptest::prelude::*;
 use zerocopy::IntoBytes;
 
 use super::*;
-use crate::config::RECEIVE_BUFFER_BYTES;
+use crate::config::{RECEIVE_BUFFER_BYTES, RECEIVE_BUFFERS};
+use crate::receive_buffers::ReceiveBuffers;
 
 fn rules(order: Order, header_digest: bool, data_digest: bool) -> Rules {
     let mut rules = Rules::before_initialisation(65_536);
@@ -24,7 +25,7 @@ fn rules(order: Order, header_digest: bool, data_digest: bool) -> Rules {
 /// A receiver with a buffer.
 fn receiver() -> Receiver {
     let mut receiver = Receiver::new();
-    receiver.attach(vec![0; RECEIVE_BUFFER_BYTES].into_boxed_slice());
+    receiver.attach(&mut vec![0; RECEIVE_BUFFER_BYTES].into_boxed_slice());
     receiver
 }
 
@@ -210,10 +211,12 @@ fn what_is_left_of_a_header_goes_on_in_the_next_buffer() {
     receiver.room()[..first.len()].copy_from_slice(first);
     receiver.filled(first.len());
     assert!(receiver.next_pdu(&operating()).expect("in order").is_none());
-    let mut buffer = receiver.detach().expect("a part of a header can be kept");
+    assert!(receiver.keep_rest(), "a part of a header can be kept");
+    let mut buffer = Box::default();
+    receiver.release(&mut buffer);
     assert!(receiver.buffered().is_empty() && !receiver.has_buffer());
     buffer.fill(0xff);
-    receiver.attach(buffer);
+    receiver.attach(&mut buffer);
     assert_eq!(receiver.buffered(), first);
     receiver.room()[..second.len()].copy_from_slice(second);
     receiver.filled(second.len());
@@ -223,18 +226,37 @@ fn what_is_left_of_a_header_goes_on_in_the_next_buffer() {
 
 #[test]
 fn more_than_a_header_stays_in_its_buffer_until_it_is_consumed_or_forgotten() {
-    let mut receiver = receiver();
+    let mut buffers = ReceiveBuffers::new();
+    let mut receiver = Receiver::new();
+    buffers.lend(&mut receiver);
     receiver.filled(REST_BYTES_MAX + 1);
-    assert!(receiver.detach().is_none());
+    buffers.take_back(&mut receiver);
     assert_eq!(receiver.buffered().len(), REST_BYTES_MAX + 1);
+    // Others go on with the spare ones, and with little at a time where there is none.
+    let mut others: Vec<_> = (2..RECEIVE_BUFFERS).map(|_| Receiver::new()).collect();
+    for other in &mut others {
+        buffers.lend(other);
+        assert_eq!(buffers.room_max(0), usize::MAX);
+        other.filled(REST_BYTES_MAX + 1);
+        buffers.take_back(other);
+    }
+    let mut last = Receiver::new();
+    buffers.lend(&mut last);
+    assert_eq!(buffers.room_max(100), REST_BYTES_MAX - 100);
+    last.filled(REST_BYTES_MAX);
+    buffers.take_back(&mut last);
+    assert!(!last.has_buffer());
+    // Whoever gives one back, having consumed or forgotten what was in it, leaves it to all.
     receiver.consume(1);
-    let buffer = receiver.detach().expect("so much can be kept");
-    receiver.attach(buffer);
+    buffers.take_back(&mut receiver);
+    assert!(!receiver.has_buffer());
+    buffers.release(&mut others[0]);
+    buffers.release(&mut others[1]);
+    buffers.lend(&mut receiver);
     assert_eq!(receiver.buffered().len(), REST_BYTES_MAX);
-    receiver.filled(1);
-    assert!(receiver.detach().is_none());
-    assert!(receiver.release().is_some());
-    assert!(receiver.buffered().is_empty());
+    assert_eq!(buffers.room_max(0), usize::MAX);
+    buffers.release(&mut receiver);
+    assert!(receiver.buffered().is_empty() && !receiver.has_buffer());
 }
 
 /// The next capsule is held against the one before it only as far as both are alike.
