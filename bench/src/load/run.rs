@@ -4,10 +4,11 @@
 //! The calling thread drives no queue: it tends the controller, shows progress, and gathers what
 //! the threads counted.
 
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::thread::{Scope, ScopedJoinHandle};
+use std::thread::{Builder, Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 use hugemem::{Arena, ArenaConfig, ArenaError, PagePolicy, Pool};
@@ -72,6 +73,9 @@ pub enum LoadError {
     /// A thread could not be pinned.
     #[error(transparent)]
     Pin(#[from] PinError),
+    /// A driving thread could not be had.
+    #[error("cannot start a driving thread: {0}")]
+    Thread(io::Error),
     /// A driving thread came to an unexpected end.
     #[error("a driving thread panicked")]
     ThreadLost,
@@ -252,7 +256,7 @@ pub(crate) fn drive_queues<O: OpenQueue>(
         let mut drivers: Vec<Driver<'_>> = assignments
             .into_iter()
             .map(|assignment| start(scope, assignment))
-            .collect();
+            .collect::<Result<_, _>>()?;
         let driven = drive(&mut drivers, tend, suited, &shared, watch);
         let counted = finish(drivers);
         Ok((driven?, counted?))
@@ -324,15 +328,17 @@ pub(crate) fn take_arena(
 fn start<'scope, O: OpenQueue + 'scope>(
     scope: &'scope Scope<'scope, '_>,
     assignment: Assignment<O>,
-) -> Driver<'scope> {
+) -> Result<Driver<'scope>, LoadError> {
     let (commands, orders) = channel();
     let (reports, messages) = channel();
-    let thread = scope.spawn(move || drive_lanes(&assignment, &orders, &reports));
-    Driver {
+    let thread = Builder::new()
+        .spawn_scoped(scope, move || drive_lanes(&assignment, &orders, &reports))
+        .map_err(LoadError::Thread)?;
+    Ok(Driver {
         commands: Some(commands),
         messages,
         thread,
-    }
+    })
 }
 
 /// A driving thread, from its queues' opening to its last count.
