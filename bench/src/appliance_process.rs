@@ -8,7 +8,10 @@ use std::time::{Duration, Instant};
 
 use nvme_host::raw::RawClient;
 use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
 use tempfile::TempDir;
+
+use crate::cpu_limit::{CpuLimit, CpuLimitError};
 
 /// How long the appliance may take to start or to end.
 pub const START_LIMIT: Duration = Duration::from_secs(20);
@@ -45,6 +48,9 @@ pub enum ProcessError {
     /// A file of our own.
     #[error("cannot write the appliance's configuration: {0}")]
     Configuration(io::Error),
+    /// It cannot be given a part of its core.
+    #[error(transparent)]
+    Limit(#[from] CpuLimitError),
 }
 
 /// A running appliance.
@@ -55,6 +61,9 @@ pub struct ApplianceProcess {
     address: SocketAddr,
     started: Instant,
     directory: TempDir,
+    binary: PathBuf,
+    /// What bounds its processor time; removed after the process has ended.
+    limit: Option<CpuLimit>,
 }
 
 impl ApplianceProcess {
@@ -98,6 +107,8 @@ impl ApplianceProcess {
             address,
             started,
             directory,
+            binary: binary.to_owned(),
+            limit: None,
         })
     }
 
@@ -137,6 +148,38 @@ impl ApplianceProcess {
             }
         }
         Ok(self.started.elapsed())
+    }
+
+    /// From now on it has so many per cent of one core.
+    ///
+    /// # Errors
+    /// [`ProcessError::Limit`].
+    pub fn limit_to(&mut self, percent: u32) -> Result<(), ProcessError> {
+        let limit = CpuLimit::new(percent)?;
+        limit.hold(self.child.id())?;
+        self.limit = Some(limit);
+        Ok(())
+    }
+
+    /// Time that its reactors have been busy so far, as it tells on its control socket, which its
+    /// configuration must have as `control.sock` in its directory. Where its processor time is
+    /// bounded, that time: a clock would count what was held back. `None` where it does not tell.
+    #[must_use]
+    pub fn busy_time(&self) -> Option<Duration> {
+        if let Some(limit) = &self.limit {
+            return limit.cpu_time();
+        }
+        let output = Command::new(&self.binary)
+            .args(["status", "--json", "--socket"])
+            .arg(self.directory.path().join("control.sock"))
+            .stdin(Stdio::null())
+            .stderr(Stdio::null())
+            .output()
+            .ok()?;
+        let status: Value = serde_json::from_slice(&output.stdout).ok()?;
+        let reactors = status["reactors"].as_array()?;
+        let busy = reactors.iter().map(|one| one["busy_ns"].as_u64());
+        Some(Duration::from_nanos(busy.sum::<Option<u64>>()?))
     }
 
     /// Where its listener is.

@@ -10,6 +10,7 @@
 //! one buffer that stays in the cache.
 
 mod ends;
+mod occupation;
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -128,6 +129,8 @@ pub struct CeilingMeasurement {
     pub elapsed: Duration,
     /// Time from request to answer; filled for one request in flight only, where it is exact.
     pub latency: Option<Latency>,
+    /// The part of its time in which the answering side had something to do.
+    pub answering_share: f64,
 }
 
 impl CeilingMeasurement {
@@ -135,6 +138,12 @@ impl CeilingMeasurement {
     #[must_use]
     pub fn requests_per_second(&self) -> f64 {
         crate::units::per_second(self.requests, self.elapsed)
+    }
+
+    /// Requests per second of the answering side's time in which it had something to do.
+    #[must_use]
+    pub fn requests_per_core_second(&self) -> f64 {
+        self.requests_per_second() / self.answering_share
     }
 }
 
@@ -189,8 +198,11 @@ pub fn measure_tcp(options: &CeilingOptions) -> Result<CeilingMeasurement, Ceili
         stop.store(true, Ordering::Relaxed);
         let answered = answering.join().map_err(|_| CeilingError::ServerPanicked)?;
         // The answering side's failure is the cause, and the asking side's only its echo.
-        answered?;
-        asked
+        let answering_share = answered?;
+        Ok(CeilingMeasurement {
+            answering_share,
+            ..asked?
+        })
     })
 }
 

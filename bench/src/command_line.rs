@@ -2,6 +2,7 @@
 
 use std::error::Error;
 use std::fmt::Display;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -17,6 +18,7 @@ use bench::units::parse_size;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::Serialize;
 
+mod ceiling_rdma;
 mod cost;
 mod diff;
 mod drive;
@@ -28,6 +30,8 @@ mod storm;
 mod sweep;
 mod target;
 mod transfers;
+
+use ceiling_rdma::BareVerbs;
 
 type Failure = Box<dyn Error>;
 
@@ -74,6 +78,8 @@ pub(crate) enum Command {
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum TransportArg {
     Tcp,
+    /// By bare verbs, between two threads of this machine
+    Rdma,
 }
 
 #[derive(Debug, Args)]
@@ -94,6 +100,18 @@ pub(crate) struct CeilingArgs {
     /// Core of the asking thread
     #[arg(long, default_value_t = 1)]
     host_core: usize,
+    /// Over RDMA, an address of an RDMA device of this machine
+    #[arg(long, value_name = "IP", required_if_eq("transport", "rdma"))]
+    address: Option<IpAddr>,
+    /// Over RDMA, write instead of read
+    #[arg(long)]
+    write: bool,
+    /// Over RDMA, bytes of data of a request, 128 KiB at most
+    #[arg(long, default_value = "4KiB", value_name = "SIZE", value_parser = parse_region)]
+    size: u64,
+    /// Over RDMA, requests in flight
+    #[arg(long, default_value_t = 32, value_name = "N")]
+    depth: usize,
     /// Also write the report as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -133,6 +151,10 @@ pub(crate) struct CompareArgs {
     /// Core of the host and of the pair's asking side
     #[arg(long, default_value_t = 1)]
     host_core: usize,
+    /// Give the target so many per cent of its core, by a cgroup of version 2, where the host is the
+    /// slower end; compare what each gets out of a core then
+    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u32).range(1..=100))]
+    cpu_max: Option<u32>,
     /// Size of the RAM namespace, and of the memory that the bare pair sends from
     #[arg(long, default_value = "64MiB", value_name = "SIZE", value_parser = parse_region)]
     namespace_size: u64,
@@ -184,7 +206,21 @@ fn parse_seconds_or_none(text: &str) -> Result<Duration, String> {
 }
 
 fn execute_ceiling(args: &CeilingArgs) -> Result<ExitCode, Failure> {
-    let TransportArg::Tcp = args.transport;
+    match (args.transport, args.address) {
+        (TransportArg::Tcp, _) => ceiling_of_tcp(args),
+        (TransportArg::Rdma, Some(address)) => ceiling_rdma::execute(&BareVerbs {
+            address,
+            write: args.write,
+            bytes: usize::try_from(args.size).unwrap_or(usize::MAX),
+            depth: args.depth,
+            time: args.time,
+            json: args.json.clone(),
+        }),
+        (TransportArg::Rdma, None) => Err("name the RDMA device by --address".into()),
+    }
+}
+
+fn ceiling_of_tcp(args: &CeilingArgs) -> Result<ExitCode, Failure> {
     let memory = match args.memory {
         0 => None,
         bytes => Some(AnswerMemory::take(bytes)?),
@@ -264,6 +300,7 @@ fn execute_compare(args: &CompareArgs) -> Result<ExitCode, Failure> {
         warm_up: Duration::from_millis(300),
         namespace_bytes: args.namespace_size,
         starts: 5,
+        cpu_percent: args.cpu_max,
     };
     let tell = |step: &str| eprintln!("  {step}");
     match args.compared {

@@ -56,6 +56,8 @@ pub struct CompareOptions {
     pub namespace_bytes: u64,
     /// Starts of the target that are timed.
     pub starts: usize,
+    /// The part of its core that the target may take, percent; all of it otherwise.
+    pub cpu_percent: Option<u32>,
 }
 
 /// Why nothing could be compared.
@@ -95,6 +97,7 @@ impl CompareOptions {
             file: None,
             idle: "adaptive",
             more: "",
+            cpu_percent: self.cpu_percent,
         }
     }
 }
@@ -129,6 +132,8 @@ impl Load {
 /// What our target and host did in one measurement.
 pub(crate) struct Measured {
     pub(crate) requests_per_second: f64,
+    /// Requests of the whole run, the time before anything counts included.
+    completed: u64,
     latency: Latency,
     counters: ConnectionCounters,
 }
@@ -164,6 +169,7 @@ pub(crate) fn measure_target(
     let outcome = run(&plan, &mut Unwatched)?;
     let mut measured = Measured {
         requests_per_second: 0.0,
+        completed: outcome.counters.completed,
         latency: Latency::default(),
         counters: outcome.counters,
     };
@@ -293,6 +299,7 @@ mod tests {
             warm_up: Duration::ZERO,
             namespace_bytes: 16 << 20,
             starts: 1,
+            cpu_percent: None,
         }
     }
 

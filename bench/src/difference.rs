@@ -40,7 +40,14 @@ const CIRCUMSTANCES: [&str; 9] = [
 ];
 
 /// Of these, more is better; of all others that are judged, less.
-const MORE_IS_BETTER: [&str; 5] = ["iops", "per_second", "ratio", "against", "share"];
+const MORE_IS_BETTER: [&str; 6] = [
+    "iops",
+    "per_second",
+    "per_core_second",
+    "ratio",
+    "against",
+    "share",
+];
 
 /// Of these, less is better.
 const LESS_IS_BETTER: [&str; 6] = [

@@ -10,6 +10,7 @@ pub mod appliance_process;
 pub mod ceiling;
 pub mod compare;
 pub mod cost;
+pub mod cpu_limit;
 pub mod difference;
 pub mod drive;
 pub mod load;

@@ -10,6 +10,7 @@
 
 mod ends;
 mod memory;
+mod pair;
 mod report;
 
 use std::net::SocketAddr;
@@ -19,12 +20,19 @@ use hdrhistogram::Histogram;
 use rdma::{Provider, SendOperation};
 
 pub use memory::registration_costs;
+pub use pair::{PairOptions, PairReport, measure_pair};
 pub use report::{
     MessageRow, MovementRow, RegistrationRow, TransfersReport, inline_threshold_bytes,
 };
 
 use crate::ceiling::{histogram, nanos};
-use ends::{Ends, Side};
+use ends::{Ends, Room, SLOT_BYTES_MAX, Side};
+
+/// Room for the most in flight and the largest that is measured by default.
+const ROOM: Room = Room {
+    slots: 16,
+    slot_bytes: SLOT_BYTES_MAX,
+};
 
 /// Why a measurement came to nothing.
 #[derive(Debug, thiserror::Error)]
@@ -120,7 +128,7 @@ pub fn measure<P: Provider>(
     options: &TransferOptions,
     mut step: impl FnMut(&str),
 ) -> Result<TransfersReport, TransferError> {
-    let mut ends = Ends::connect(server, client, address)?;
+    let mut ends = Ends::connect(server, client, address, ROOM)?;
     let mut report = TransfersReport::new(&ends.device_name());
     report.inline_bytes = ends.inline_bytes();
     for &depth in &options.depths {

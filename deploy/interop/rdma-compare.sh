@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # The appliance and the kernel's own target (nvmet) serve a disk in memory of the same size over the
-# same soft RoCE to the same kernel host, in turn, three times. Prints the rates and their ratios; the
-# machine is an emulated one, so that only the ratio of one run says something.
+# same soft RoCE to the same kernel host, in turn, three times; and bare verbs move the same bytes over
+# it, as the ceiling of both. Prints the rates and their ratios; the machine is an emulated one, so that
+# only the ratio of one run says something.
 . "$(dirname "${BASH_SOURCE[0]}")/lib/guest.sh"
 . "$(dirname "${BASH_SOURCE[0]}")/lib/rdma.sh"
 
@@ -35,6 +36,13 @@ rate() {
     --output-format=json | jq -r '.jobs[0].read.iops | floor'
 }
 
+# ceiling BLOCK DEPTH: requests in a second of bare verbs.
+ceiling() {
+  bench ceiling rdma --address $fabric --size "$1" --depth "$2" --time "$seconds" \
+    --json /tmp/ceiling.json > /dev/null || fail "bare verbs do not run"
+  jq '.requests_per_second | floor' /tmp/ceiling.json
+}
+
 cd /tmp
 soft_roce
 modprobe null_blk nr_devices=0
@@ -64,14 +72,17 @@ done
 
 # compare NAME BLOCK DEPTH RW: in turn, so that what else the machine does falls on both.
 compare() {
-  local a b sum_a=0 sum_b=0
+  local a b c sum_a=0 sum_b=0 sum_c=0
   for _ in 1 2 3; do
     a=$(rate "$ours" "$2" "$3" "$4")
     b=$(rate "$kernels" "$2" "$3" "$4")
-    echo "$1: ours $a IOPS, nvmet-rdma $b IOPS"
-    sum_a=$((sum_a + a)) sum_b=$((sum_b + b))
+    c=$(ceiling "$2" "$3")
+    echo "$1: ours $a IOPS, nvmet-rdma $b IOPS, bare verbs $c a second"
+    sum_a=$((sum_a + a)) sum_b=$((sum_b + b)) sum_c=$((sum_c + c))
   done
-  say "$1: ratio $(awk "BEGIN { printf \"%.2f\", $sum_a / $sum_b }")"
+  say "$1: ratio $(awk "BEGIN { printf \"%.2f\", $sum_a / $sum_b }") to nvmet-rdma," \
+    "$(awk "BEGIN { printf \"%.2f\", $sum_a / $sum_c }") to bare verbs," \
+    "nvmet-rdma's $(awk "BEGIN { printf \"%.2f\", $sum_b / $sum_c }")"
 }
 
 compare "4 KiB random reads, depth 32" 4k 32 randread

@@ -17,6 +17,7 @@ use super::{
     AnswerMemory, Answers, CeilingError, CeilingMeasurement, CeilingOptions, Exchange,
     HEADER_BYTES, IN_CAPSULE_BYTES, REQUEST_BYTES, WINDOW_MAX, histogram, nanos,
 };
+use crate::ceiling::occupation::Occupation;
 use crate::random::Random;
 use crate::report::Latency;
 
@@ -150,12 +151,12 @@ fn send_parts(socket: &TcpStream, parts: &[IoSlice<'_>]) -> io::Result<usize> {
     ))
 }
 
-/// The target's part, until told to stop.
+/// The target's part, until told to stop: the part of its time in which it had something to do.
 pub(super) fn answer(
     sockets: &[TcpStream],
     options: &CeilingOptions,
     stop: &AtomicBool,
-) -> Result<(), CeilingError> {
+) -> Result<f64, CeilingError> {
     let cycle = Cycle::of(options.exchange, options.window);
     match &options.answers {
         Answers::Memory(memory) if options.exchange.write => {
@@ -172,7 +173,7 @@ pub(super) fn answer_from_memory(
     cycle: &Cycle,
     memory: &AnswerMemory,
     stop: &AtomicBool,
-) -> Result<(), CeilingError> {
+) -> Result<f64, CeilingError> {
     let mut requests = vec![0_u8; RECEIVE_BYTES];
     let header = [0x5a_u8; HEADER_BYTES];
     // One loan for the whole run: the loop is to cost no more than its sockets.
@@ -194,20 +195,24 @@ pub(super) fn answer_from_memory(
             )
         })
         .collect();
+    let mut occupation = Occupation::begin();
     while !stop.load(Ordering::Relaxed) {
+        let mut moved = false;
         for (socket, progress, unsent) in &mut ends {
             let bytes = receive(socket, &mut requests)?;
             progress.advance(&cycle.asked, bytes, |_| {
                 let block = blocks[random.below(blocks.len() as u64) as usize];
                 unsent.extend([IoSlice::new(&header), IoSlice::new(block)]);
             });
+            moved |= bytes > 0 || !unsent.is_empty();
             if !unsent.is_empty() {
                 let sent = send_parts(socket, unsent)?;
                 forget_sent(unsent, sent);
             }
         }
+        occupation.passed(moved);
     }
-    Ok(())
+    Ok(occupation.busy_share())
 }
 
 /// Takes what was sent off the front of `parts`.
@@ -225,25 +230,29 @@ fn answer_from_buffer(
     cycle: &Cycle,
     window: usize,
     stop: &AtomicBool,
-) -> io::Result<()> {
+) -> io::Result<f64> {
     let mut requests = vec![0_u8; RECEIVE_BYTES];
     let responses = vec![0x5a_u8; window * cycle.answered[0].bytes()];
     let mut ends: Vec<_> = sockets
         .iter()
         .map(|socket| (socket, Progress::default(), 0))
         .collect();
+    let mut occupation = Occupation::begin();
     while !stop.load(Ordering::Relaxed) {
+        let mut moved = false;
         for (socket, progress, owed) in &mut ends {
             let bytes = receive(socket, &mut requests)?;
             progress.advance(&cycle.asked, bytes, |at| {
                 *owed += cycle.answered[at].bytes();
             });
+            moved |= bytes > 0 || *owed > 0;
             if *owed > 0 {
                 *owed -= send(socket, &responses, *owed)?;
             }
         }
+        occupation.passed(moved);
     }
-    Ok(())
+    Ok(occupation.busy_share())
 }
 
 /// A connection whose data goes straight to random blocks of memory.
@@ -262,7 +271,7 @@ fn take_into_memory(
     exchange: Exchange,
     memory: &AnswerMemory,
     stop: &AtomicBool,
-) -> Result<(), CeilingError> {
+) -> Result<f64, CeilingError> {
     // What is touched now costs no page fault later.
     let mut bytes = vec![0x5a_u8; memory.0.len()];
     let mut blocks: Vec<&mut [u8]> = bytes.chunks_exact_mut(exchange.data_bytes).collect();
@@ -284,7 +293,9 @@ fn take_into_memory(
     }
     let responses = vec![0x5a_u8; WINDOW_MAX * HEADER_BYTES];
     let mut headers = vec![0_u8; PIECES_MAX * REQUEST_BYTES];
+    let mut occupation = Occupation::begin();
     while !stop.load(Ordering::Relaxed) {
+        let mut moved = false;
         for taker in &mut takers {
             let received = taker.receive(&cycle.asked, &mut headers)?;
             let Taker {
@@ -302,12 +313,14 @@ fn take_into_memory(
                     landing.push_back(take_block(&mut blocks, &mut random));
                 }
             });
+            moved |= received > 0 || *owed > 0;
             if *owed > 0 {
                 *owed -= send(taker.socket, &responses, *owed)?;
             }
         }
+        occupation.passed(moved);
     }
-    Ok(())
+    Ok(occupation.busy_share())
 }
 
 /// A random one of those blocks that no data is on its way to.
@@ -460,6 +473,8 @@ impl<'a> Counting<'a> {
                 latency: self
                     .one_at_a_time
                     .then(|| Latency::from_histogram(&self.histogram)),
+                // The other side knows.
+                answering_share: 1.0,
             }),
             _ => None,
         }

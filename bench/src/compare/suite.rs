@@ -19,8 +19,9 @@ use crate::ceiling::{
     measure_tcp,
 };
 use crate::random::Random;
-use crate::report::suite::{Figures, Goal, SuiteReport, Unit};
+use crate::report::suite::{Figures, Goal, Sample, SuiteReport, Unit};
 use crate::report::{Machine, MemoryReport};
+use crate::units::per_second;
 
 /// Bytes of the file that the file device serves: real data, which no file system leaves out.
 const FILE_BYTES: usize = 256 << 20;
@@ -157,7 +158,12 @@ pub fn compare_all(
         target,
         file,
         figures: Figures::default(),
-        notes: Vec::new(),
+        notes: options
+            .common
+            .cpu_percent
+            .map(part_of_a_core)
+            .into_iter()
+            .collect(),
     };
     for round in 0..options.common.rounds {
         for row in row_names() {
@@ -234,9 +240,23 @@ impl Suite<'_> {
         }
     }
 
-    fn requests(&self, target: &Target, load: &Load) -> Result<f64, CompareError> {
+    fn requests(&self, target: &Target, load: &Load) -> Result<Sample, CompareError> {
+        let before = target.busy_time();
         let measured = measure_target(&self.options.common, target.address, load)?;
-        Ok(measured.requests_per_second)
+        let busy = target.busy_time().zip(before);
+        let busy = busy.map(|(after, before)| after.saturating_sub(before));
+        Ok(Sample {
+            value: measured.requests_per_second,
+            per_core_second: busy
+                .filter(|busy| !busy.is_zero())
+                .map(|busy| per_second(measured.completed, busy)),
+        })
+    }
+
+    /// What a figure is to reach. A target that has a part of its core is to reach nothing against
+    /// what has all of its.
+    fn goal(&self, goal: Goal) -> Option<Goal> {
+        self.options.common.cpu_percent.is_none().then_some(goal)
     }
 
     fn pair(
@@ -291,15 +311,15 @@ impl Suite<'_> {
             || self.requests(&self.target, &load),
             || self.pairs(row, swapped),
         )?;
-        let goal = Some(Goal::AtLeast(row.goal));
+        let goal = self.goal(Goal::AtLeast(row.goal));
         self.figures.add(
             row.name,
             row.what,
             Unit::RequestsPerSecond,
             ours,
             &[
-                (SAME_MEMORY, memory.requests_per_second(), goal),
-                (HOT_BUFFER, buffer.requests_per_second(), None),
+                (SAME_MEMORY, of_pair(&memory), goal),
+                (HOT_BUFFER, of_pair(&buffer), None),
             ],
         );
         Ok(())
@@ -320,7 +340,7 @@ impl Suite<'_> {
             memory.latency.unwrap_or_default(),
             buffer.latency.unwrap_or_default(),
         );
-        let goal = Some(Goal::AtMost(1.15));
+        let goal = self.goal(Goal::AtMost(1.15));
         for (name, what, of) in [
             (
                 "latency-p50",
@@ -337,10 +357,10 @@ impl Suite<'_> {
                 name,
                 what,
                 Unit::Nanoseconds,
-                of(ours) as f64,
+                (of(ours) as f64).into(),
                 &[
-                    (SAME_MEMORY, of(memory) as f64, goal),
-                    (HOT_BUFFER, of(buffer) as f64, None),
+                    (SAME_MEMORY, (of(memory) as f64).into(), goal),
+                    (HOT_BUFFER, (of(buffer) as f64).into(), None),
                 ],
             );
         }
@@ -376,7 +396,11 @@ impl Suite<'_> {
             "4 KiB random read of a file, 128 in flight",
             Unit::RequestsPerSecond,
             ours,
-            &[("fio io_uring, local", fio, Some(Goal::AtLeast(0.9)))],
+            &[(
+                "fio io_uring, local",
+                fio.into(),
+                self.goal(Goal::AtLeast(0.9)),
+            )],
         );
         Ok(())
     }
@@ -399,7 +423,7 @@ impl Suite<'_> {
             "adaptive idle policy, 4 KiB random read, 128 in flight",
             Unit::RequestsPerSecond,
             adaptive,
-            &[("poll", poll, Some(Goal::AtLeast(0.97)))],
+            &[("poll", poll, self.goal(Goal::AtLeast(0.97)))],
         );
         let before = self.target.cpu_time();
         std::thread::sleep(REST);
@@ -409,8 +433,8 @@ impl Suite<'_> {
                 "idle-rest",
                 "adaptive idle policy, at rest",
                 Unit::Cores,
-                share,
-                &[("a core", 1.0, Some(Goal::AtMost(0.02)))],
+                share.into(),
+                &[("a core", 1.0.into(), Some(Goal::AtMost(0.02)))],
             );
         }
         Ok(())
@@ -431,9 +455,25 @@ impl Suite<'_> {
             "4 KiB random read with both digests, 128 in flight",
             Unit::RequestsPerSecond,
             with,
-            &[("without digests", without, Some(Goal::AtLeast(0.8)))],
+            &[("without digests", without, self.goal(Goal::AtLeast(0.8)))],
         );
         Ok(())
+    }
+}
+
+/// What a report says of a target with a part of its core.
+fn part_of_a_core(percent: u32) -> String {
+    format!(
+        "the target has {percent} % of its core (cpu.max) and the pairs have all of it: only requests \
+         per second of the core compare"
+    )
+}
+
+/// What a pair came to.
+fn of_pair(pair: &CeilingMeasurement) -> Sample {
+    Sample {
+        value: pair.requests_per_second(),
+        per_core_second: Some(pair.requests_per_core_second()),
     }
 }
 

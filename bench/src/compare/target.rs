@@ -29,6 +29,8 @@ pub(crate) struct TargetOptions {
     pub(crate) idle: &'static str,
     /// Further tables of the configuration.
     pub(crate) more: &'static str,
+    /// The part of its core that it may take, percent; all of it otherwise.
+    pub(crate) cpu_percent: Option<u32>,
 }
 
 /// The configuration file.
@@ -100,6 +102,9 @@ impl Target {
             configuration(options, directory, address)
         })?;
         let start_to_accept = process.await_connection()?;
+        if let Some(percent) = options.cpu_percent {
+            process.limit_to(percent)?;
+        }
         Ok(Self {
             address: process.address(),
             start_to_accept,
@@ -110,6 +115,12 @@ impl Target {
     /// Processor time that the target has taken so far.
     pub(crate) fn cpu_time(&self) -> Option<Duration> {
         self.process.cpu_time()
+    }
+
+    /// Time that its reactor has been busy so far; where it has a part of its core, its processor
+    /// time.
+    pub(crate) fn busy_time(&self) -> Option<Duration> {
+        self.process.busy_time()
     }
 }
 
@@ -125,6 +136,7 @@ mod tests {
             file,
             idle: "adaptive",
             more: "",
+            cpu_percent: None,
         };
         let address = SocketAddr::from(([127, 0, 0, 1], 4420));
         configuration(&options, Path::new("/run"), address)

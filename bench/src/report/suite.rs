@@ -60,6 +60,45 @@ impl Unit {
     }
 }
 
+/// What a figure came to in one round.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Sample {
+    /// Its value.
+    pub value: f64,
+    /// Requests per second of the time in which the target's core had something to do; none where
+    /// requests are not what is counted, or the time is not known.
+    pub per_core_second: Option<f64>,
+}
+
+impl From<f64> for Sample {
+    fn from(value: f64) -> Self {
+        Self {
+            value,
+            per_core_second: None,
+        }
+    }
+}
+
+/// Requests per second of the target's core while it had something to do.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct CoreSeconds {
+    /// The median.
+    pub requests_per_core_second: f64,
+    /// In each round.
+    pub rounds: Vec<f64>,
+}
+
+impl CoreSeconds {
+    /// Takes in another round.
+    fn add(this: &mut Option<Self>, sample: &Sample) {
+        if let Some(requests) = sample.per_core_second {
+            let this = this.get_or_insert_default();
+            this.rounds.push(requests);
+            this.requests_per_core_second = median(&this.rounds);
+        }
+    }
+}
+
 /// What a figure is held against.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Against {
@@ -71,6 +110,9 @@ pub struct Against {
     pub ratio: f64,
     /// What the ratio is to reach; none for what is only shown.
     pub goal: Option<Goal>,
+    /// What it gets out of a core.
+    #[serde(default)]
+    pub core: Option<CoreSeconds>,
 }
 
 /// A figure of ours.
@@ -86,6 +128,9 @@ pub struct Figure {
     pub rounds: Vec<f64>,
     /// What it is held against.
     pub against: Vec<Against>,
+    /// What the target gets out of its core.
+    #[serde(default)]
+    pub core: Option<CoreSeconds>,
 }
 
 /// Figures as their rounds come in.
@@ -100,16 +145,17 @@ impl Figures {
         name: &str,
         what: &str,
         unit: Unit,
-        ours: f64,
-        against: &[(&str, f64, Option<Goal>)],
+        ours: Sample,
+        against: &[(&str, Sample, Option<Goal>)],
     ) {
         let found = self.0.iter().position(|figure| figure.name == name);
         let index = found.unwrap_or_else(|| {
-            let begin = |(what, _, goal): &(&str, f64, Option<Goal>)| Against {
+            let begin = |(what, _, goal): &(&str, Sample, Option<Goal>)| Against {
                 what: (*what).to_owned(),
                 rounds: Vec::new(),
                 ratio: 0.0,
                 goal: *goal,
+                core: None,
             };
             self.0.push(Figure {
                 name: name.to_owned(),
@@ -117,13 +163,16 @@ impl Figures {
                 unit,
                 rounds: Vec::new(),
                 against: against.iter().map(begin).collect(),
+                core: None,
             });
             self.0.len() - 1
         });
         let figure = &mut self.0[index];
-        figure.rounds.push(ours);
-        for (one, (_, value, _)) in figure.against.iter_mut().zip(against) {
-            one.rounds.push(*value);
+        figure.rounds.push(ours.value);
+        CoreSeconds::add(&mut figure.core, &ours);
+        for (one, (_, sample, _)) in figure.against.iter_mut().zip(against) {
+            one.rounds.push(sample.value);
+            CoreSeconds::add(&mut one.core, sample);
             let ratios: Vec<f64> = figure
                 .rounds
                 .iter()
@@ -199,6 +248,34 @@ impl SuiteReport {
         }
         table
     }
+
+    /// What target and pairs get out of the target's core, where that is known.
+    fn core_table(&self) -> Table {
+        let mut table = Table::new(&["", "windlass", "against", "", "ratio"]);
+        for figure in &self.figures {
+            let Some(ours) = &figure.core else {
+                continue;
+            };
+            let each =
+                |core: &CoreSeconds| Unit::RequestsPerSecond.format(core.requests_per_core_second);
+            let known = figure.against.iter();
+            let known = known.filter_map(|one| Some((one, one.core.as_ref()?)));
+            for (index, (one, theirs)) in known.enumerate() {
+                let first = |text: String| if index == 0 { text } else { String::new() };
+                let ratios: Vec<f64> = (ours.rounds.iter().zip(&theirs.rounds))
+                    .map(|(ours, theirs)| ours / theirs)
+                    .collect();
+                table.row([
+                    first(figure.what.clone()),
+                    first(each(ours)),
+                    one.what.clone(),
+                    each(theirs),
+                    format!("{:.2}", median(&ratios)),
+                ]);
+            }
+        }
+        table
+    }
 }
 
 impl fmt::Display for SuiteReport {
@@ -211,6 +288,15 @@ impl fmt::Display for SuiteReport {
             self.target_core, self.host_core
         )?;
         writeln!(f, "{}", self.table())?;
+        if self.figures.iter().any(|figure| figure.core.is_some()) {
+            writeln!(f, "Requests per second of the target's core\n")?;
+            writeln!(f, "{}", self.core_table())?;
+            writeln!(
+                f,
+                "  of the time in which a turn of the target's core had something to do; with a part \
+                 of the\n    core, of its processor time"
+            )?;
+        }
         writeln!(
             f,
             "  medians of {} alternating rounds of {} s; ratios are taken within a round",
@@ -243,10 +329,18 @@ mod tests {
     fn ratios_are_medians_of_the_rounds_own() {
         let mut figures = Figures::default();
         for (ours, base) in [(90.0, 100.0), (50.0, 50.0), (160.0, 200.0)] {
+            let base = Sample {
+                value: base,
+                per_core_second: Some(2.0 * base),
+            };
             let against = [
                 ("base", base, Some(Goal::AtLeast(0.9))),
-                ("nothing", 0.0, Some(Goal::AtMost(0.5))),
+                ("nothing", 0.0.into(), Some(Goal::AtMost(0.5))),
             ];
+            let ours = Sample {
+                value: ours,
+                per_core_second: Some(ours + 10.0),
+            };
             figures.add("a", "An a", Unit::RequestsPerSecond, ours, &against);
         }
         let figures: Vec<Figure> = figures.into();
@@ -256,6 +350,10 @@ mod tests {
         assert_eq!(figure.rounds, [90.0, 50.0, 160.0]);
         assert_eq!(figure.against[0].ratio, 0.9);
         assert_eq!(figure.against[1].ratio, 0.0);
+        let core = |core: &Option<CoreSeconds>| core.clone().map(|it| it.requests_per_core_second);
+        assert_eq!(core(&figure.core), Some(100.0));
+        assert_eq!(core(&figure.against[0].core), Some(200.0));
+        assert_eq!(core(&figure.against[1].core), None);
     }
 
     #[test]

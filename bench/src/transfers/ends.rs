@@ -9,17 +9,23 @@ use rdma::{
     Access, CompletionOpcode, CompletionQueue as _, ConnectParameters, ConnectRequest as _,
     Connection as _, ConnectionEvent, Device, Domain, DomainMemory, Event, EventChannel, Listener,
     MemoryMap, Payload, Provider, QueuePair, QueuePairCapacity, QueuePairOptions,
-    RNR_RETRY_FOREVER, ReceiveRequest, RemoteAddress, SGES_MAX, SendOperation, SendRequest, Token,
-    WorkCompletion,
+    RNR_RETRY_FOREVER, ReceiveRequest, RemoteAddress, SGES_MAX, SendOperation, SendRequest,
+    SgeList, Token, WorkCompletion,
 };
 
 use super::{MESSAGE_BYTES, TransferError, Way, step};
 
-/// Transfers in flight at most.
-const SLOTS_MAX: usize = 16;
+/// The memory that each end has for data.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Room {
+    /// Transfers in flight at most.
+    pub(super) slots: usize,
+    /// Bytes of each at most.
+    pub(super) slot_bytes: usize,
+}
 
-/// Bytes of one slot's data.
-const SLOT_BYTES: usize = 1 << 20;
+/// The largest slot, bytes.
+pub(super) const SLOT_BYTES_MAX: usize = 1 << 20;
 
 /// Bytes of one receive: a message with data behind it.
 const RECEIVE_BYTES: usize = 8192;
@@ -37,10 +43,10 @@ const INLINE_BYTES: u32 = 512;
 const LIMIT: Duration = Duration::from_secs(20);
 
 /// Identifiers of reads begin here; receives and sends are below.
-const READS_FROM: u64 = 1 << 32;
+pub(super) const READS_FROM: u64 = 1 << 32;
 
 /// Identifiers of sends begin here.
-const SENDS_FROM: u64 = 1 << 31;
+pub(super) const SENDS_FROM: u64 = 1 << 31;
 
 /// Which end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,8 +63,9 @@ pub(crate) struct Polled {
     pub(crate) reads: Vec<usize>,
 }
 
+/// One end.
 #[derive(Debug)]
-struct End<P: Provider> {
+pub(super) struct End<P: Provider> {
     queue_pair: P::QueuePair,
     _connection: P::Connection,
     _events: P::EventChannel,
@@ -68,7 +75,9 @@ struct End<P: Provider> {
     data: Vec<DmaBuffer>,
     incoming: DmaBuffer,
     staged: DmaBuffer,
-    work_requests: u64,
+    slot_bytes: usize,
+    /// Sends, reads and writes so far.
+    pub(super) work_requests: u64,
 }
 
 /// Both ends.
@@ -92,7 +101,7 @@ fn parts<P: Provider>(device: &P::Device) -> Result<Parts<P>, TransferError> {
     let arena = Arena::new(ArenaConfig {
         bytes: 128 << 20,
         pages: PagePolicy::Auto,
-        max_transfer: SLOT_BYTES,
+        max_transfer: SLOT_BYTES_MAX,
     })
     .map_err(|error| TransferError::Memory(error.to_string()))?;
     let domain = device.create_domain().map_err(step("a domain"))?;
@@ -140,13 +149,14 @@ impl<P: Provider> Parts<P> {
         queue_pair: P::QueuePair,
         connection: P::Connection,
         events: P::EventChannel,
+        room: Room,
     ) -> Result<End<P>, TransferError> {
         let take = |bytes| {
             let taken = self.arena.dma_buffer(bytes);
             taken.ok_or_else(|| TransferError::Memory("the arena is empty".to_owned()))
         };
         let data: Result<Vec<DmaBuffer>, TransferError> =
-            (0..SLOTS_MAX).map(|_| take(SLOT_BYTES)).collect();
+            (0..room.slots).map(|_| take(room.slot_bytes)).collect();
         let mut end = End {
             queue_pair,
             _connection: connection,
@@ -156,7 +166,8 @@ impl<P: Provider> Parts<P> {
             map: self.map,
             data: data?,
             incoming: take(RECEIVES * RECEIVE_BYTES)?,
-            staged: take(SLOTS_MAX * MESSAGE_BYTES)?,
+            staged: take(room.slots * MESSAGE_BYTES)?,
+            slot_bytes: room.slot_bytes,
             work_requests: 0,
         };
         for buffer in 0..RECEIVES {
@@ -181,16 +192,31 @@ impl<P: Provider> End<P> {
         }))
     }
 
-    fn post(&mut self, request: &SendRequest<'_>) -> Result<(), TransferError> {
+    pub(super) fn post(&mut self, request: &SendRequest<'_>) -> Result<(), TransferError> {
         self.work_requests += 1;
         posted(self.queue_pair.queue_send(request))
     }
 
-    fn flush(&mut self) -> Result<(), TransferError> {
+    pub(super) fn flush(&mut self) -> Result<(), TransferError> {
         posted(self.queue_pair.flush())
     }
 
-    fn poll(&mut self) -> Result<Polled, TransferError> {
+    /// A slot's memory, for a work request of this end.
+    pub(super) fn gather(&self, slot: usize, bytes: usize) -> SgeList {
+        let memory = self.map.gather(self.data[slot].address(), bytes);
+        memory.unwrap_or_default()
+    }
+
+    /// How the other end names a slot's memory.
+    pub(super) fn remote(&self, slot: usize) -> RemoteAddress {
+        let remote = self.map.remote(self.data[slot].address(), self.slot_bytes);
+        remote.unwrap_or(RemoteAddress {
+            address: 0,
+            rkey: 0,
+        })
+    }
+
+    pub(super) fn poll(&mut self) -> Result<Polled, TransferError> {
         let mut batch = [WorkCompletion::default(); 64];
         let found = self.completions.poll(&mut batch).map_err(step("polling"))?;
         let mut polled = Polled::default();
@@ -271,10 +297,10 @@ impl<P: Provider> Meeting<P> {
         }
     }
 
-    fn end(self) -> Result<End<P>, TransferError> {
+    fn end(self, room: Room) -> Result<End<P>, TransferError> {
         match (self.made, self.connection) {
             (Some((parts, queue_pair)), Some(connection)) => {
-                parts.end(queue_pair, connection, self.events)
+                parts.end(queue_pair, connection, self.events, room)
             }
             _ => Err(TransferError::Apart("no connection".to_owned())),
         }
@@ -296,6 +322,7 @@ impl<P: Provider> Ends<P> {
         server: &P,
         client: &P,
         address: SocketAddr,
+        room: Room,
     ) -> Result<Self, TransferError> {
         let (mut server, mut client) = (Meeting::new(server)?, Meeting::new(client)?);
         let listener = server
@@ -317,7 +344,7 @@ impl<P: Provider> Ends<P> {
             client.advance()?;
             server.advance()?;
         }
-        let (server, client) = (server.end()?, client.end()?);
+        let (server, client) = (server.end(room)?, client.end(room)?);
         let capacity = server.queue_pair.capacity();
         Ok(Self {
             device: server.domain.device().name().to_owned(),
@@ -376,13 +403,17 @@ impl<P: Provider> Ends<P> {
 
     /// How the other side names a slot's memory.
     pub(crate) fn remote(&mut self, side: Side, slot: usize) -> RemoteAddress {
-        let end = self.end(side);
-        let address = end.data[slot].address();
-        let remote = end.map.remote(address, SLOT_BYTES);
-        remote.unwrap_or(RemoteAddress {
-            address: 0,
-            rkey: 0,
-        })
+        self.end(side).remote(slot)
+    }
+
+    /// Server and client, each for a thread of its own.
+    pub(super) fn apart(self) -> (End<P>, End<P>) {
+        (self.server, self.client)
+    }
+
+    /// The most bytes of a message within a work request.
+    pub(super) fn inline_room(&self) -> usize {
+        self.inline_bytes
     }
 
     pub(crate) fn send(&mut self, side: Side, message: &[u8]) -> Result<(), TransferError> {
@@ -410,8 +441,7 @@ impl<P: Provider> Ends<P> {
         bytes: usize,
     ) -> Result<(), TransferError> {
         let end = self.end(side);
-        let memory = end.map.gather(end.data[slot].address(), bytes);
-        let memory = memory.unwrap_or_default();
+        let memory = end.gather(slot, bytes);
         let payload = Payload::Memory(memory.as_slice());
         let id = READS_FROM + slot as u64;
         end.post(&SendRequest::new(id, operation, payload))

@@ -1,0 +1,274 @@
+//! The ceiling of a target over RDMA: what bare verbs do with its bytes and no NVMe.
+//!
+//! Server and client are on a thread each. A request is a message as long as a command capsule; the
+//! server writes the data to the client's memory, or reads it from there, and a message as long as a
+//! response follows, after a write in the same post. Nobody looks at anything but the number of the
+//! slot. One send in many is signalled, and what a poll brings is answered by one post.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use rdma::{Payload, Provider, RemoteAddress, SendOperation, SendRequest};
+use serde::{Deserialize, Serialize};
+
+use super::ends::{End, Ends, READS_FROM, Room, SENDS_FROM};
+use super::{ANSWER, REQUEST, TransferError, message, slot_of};
+use crate::ceiling::{histogram, nanos};
+use crate::report::{Latency, Machine};
+use crate::table::Table;
+use crate::units::{format_count, format_nanos, format_size, per_second};
+
+/// Room for what a target is usually measured with.
+const ROOM: Room = Room {
+    slots: 32,
+    slot_bytes: 128 << 10,
+};
+
+/// Bytes of a command capsule (NVMe over Fabrics 1.1 §2.1).
+const CAPSULE_BYTES: usize = 64;
+
+/// One message in so many, each with a write before it, has a completion, which frees the places of
+/// those before it.
+const MESSAGES_PER_COMPLETION: u64 = 8;
+
+/// What the pair is to do.
+#[derive(Debug, Clone, Copy)]
+pub struct PairOptions {
+    /// Whether the data goes to the server.
+    pub write: bool,
+    /// Bytes of data, 128 KiB at most.
+    pub bytes: usize,
+    /// Requests in flight, 1 to 32.
+    pub depth: usize,
+    /// Time before anything counts.
+    pub warm_up: Duration,
+    /// Time that counts.
+    pub duration: Duration,
+}
+
+/// What the pair did.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct PairReport {
+    /// Where it was taken.
+    pub machine: Machine,
+    /// The RDMA device.
+    pub device: String,
+    /// Whether the data went to the server.
+    pub write: bool,
+    /// Bytes of data of a request.
+    pub bytes: usize,
+    /// Requests in flight.
+    pub depth: usize,
+    /// Requests answered in a second.
+    pub requests_per_second: f64,
+    /// From a request to its answer.
+    pub latency: Latency,
+}
+
+impl fmt::Display for PairReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "Bare verbs on {}, {}\n", self.device, self.machine)?;
+        let operation = if self.write { "write" } else { "read" };
+        let mut table = Table::new(&["", "in flight", "requests/s", "p50", "p99"]);
+        table.row([
+            format!("{operation} of {}", format_size(self.bytes as u64)),
+            self.depth.to_string(),
+            format_count(self.requests_per_second as u64),
+            format_nanos(self.latency.p50_ns),
+            format_nanos(self.latency.p99_ns),
+        ]);
+        write!(f, "{table}")
+    }
+}
+
+/// Runs the pair between `server`, which listens on `address`, and `client`, which may be the same
+/// provider.
+///
+/// # Errors
+/// [`TransferError`]: among others for more in flight than there are slots.
+pub fn measure_pair<P: Provider>(
+    server: &P,
+    client: &P,
+    address: std::net::SocketAddr,
+    options: &PairOptions,
+) -> Result<PairReport, TransferError> {
+    if !(1..=ROOM.slots).contains(&options.depth) {
+        let most = format!("a depth of {}, not 1 to {}", options.depth, ROOM.slots);
+        return Err(TransferError::Work(most));
+    }
+    if !(1..=ROOM.slot_bytes).contains(&options.bytes) {
+        let most = format!("{} bytes, not 1 to {}", options.bytes, ROOM.slot_bytes);
+        return Err(TransferError::Work(most));
+    }
+    let mut ends = Ends::connect(server, client, address, ROOM)?;
+    if ends.inline_room() < CAPSULE_BYTES {
+        let small = "the device takes no capsule within a work request";
+        return Err(TransferError::Work(small.to_owned()));
+    }
+    ends.prepare(options.bytes, options.depth);
+    let device = ends.device_name();
+    let (mut server, mut client) = ends.apart();
+    let remotes: Vec<RemoteAddress> = (0..options.depth).map(|slot| client.remote(slot)).collect();
+    let stop = AtomicBool::new(false);
+    let (requests, elapsed, latency) = std::thread::scope(|scope| {
+        let serving = scope.spawn(|| {
+            let served = serve(&mut server, options, &remotes, &stop);
+            // Or the client would wait for answers for ever.
+            stop.store(true, Ordering::Relaxed);
+            served
+        });
+        let asked = ask(&mut client, options, &stop);
+        stop.store(true, Ordering::Relaxed);
+        let served = serving.join();
+        served.map_err(|_| TransferError::Work("the server panicked".to_owned()))??;
+        asked
+    })?;
+    Ok(PairReport {
+        machine: Machine::here(),
+        device,
+        write: options.write,
+        bytes: options.bytes,
+        depth: options.depth,
+        requests_per_second: per_second(requests, elapsed),
+        latency,
+    })
+}
+
+/// Queues a message, with a completion now and then.
+fn send<P: Provider>(end: &mut End<P>, text: &[u8]) -> Result<(), TransferError> {
+    let signalled = (end.work_requests / 2).is_multiple_of(MESSAGES_PER_COMPLETION);
+    let payload = Payload::Inline(text);
+    let request = SendRequest::new(SENDS_FROM, SendOperation::Send, payload);
+    end.post(&request.signalled(signalled))
+}
+
+fn serve<P: Provider>(
+    end: &mut End<P>,
+    options: &PairOptions,
+    remotes: &[RemoteAddress],
+    stop: &AtomicBool,
+) -> Result<(), TransferError> {
+    while !stop.load(Ordering::Relaxed) {
+        let polled = end.poll()?;
+        if polled.messages.is_empty() && polled.reads.is_empty() {
+            // A device in software may wait for this very core.
+            std::thread::yield_now();
+            continue;
+        }
+        for slot in polled.messages.iter().map(|asked| slot_of(asked)) {
+            let id = READS_FROM + slot as u64;
+            let memory = end.gather(slot, options.bytes);
+            let payload = Payload::Memory(memory.as_slice());
+            if options.write {
+                end.post(&SendRequest::new(
+                    id,
+                    SendOperation::Read(remotes[slot]),
+                    payload,
+                ))?;
+            } else {
+                let write = SendRequest::new(id, SendOperation::Write(remotes[slot]), payload);
+                // Done when the answer behind it is.
+                end.post(&write.signalled(false))?;
+                send(end, &message(ANSWER, slot))?;
+            }
+        }
+        for slot in polled.reads {
+            send(end, &message(ANSWER, slot))?;
+        }
+        end.flush()?;
+    }
+    Ok(())
+}
+
+/// Asks until the time is over: requests answered in it, how long it was, and their latency.
+fn ask<P: Provider>(
+    end: &mut End<P>,
+    options: &PairOptions,
+    stop: &AtomicBool,
+) -> Result<(u64, Duration, Latency), TransferError> {
+    let capsule = |slot| {
+        let mut bytes = [0; CAPSULE_BYTES];
+        let text = message(REQUEST, slot);
+        bytes[..text.len()].copy_from_slice(&text);
+        bytes
+    };
+    let begun = Instant::now();
+    let mut started = vec![begun; options.depth];
+    for slot in 0..options.depth {
+        send(end, &capsule(slot))?;
+    }
+    end.flush()?;
+    let mut latencies = histogram();
+    let (mut counted, mut counting_from) = (0_u64, None);
+    loop {
+        let polled = end.poll()?;
+        let now = Instant::now();
+        match counting_from {
+            None if now - begun >= options.warm_up => {
+                counting_from = Some(now);
+                counted = 0;
+                latencies.reset();
+            }
+            Some(from) if now - from >= options.duration => {
+                return Ok((counted, now - from, Latency::from_histogram(&latencies)));
+            }
+            _ if stop.load(Ordering::Relaxed) => {
+                return Err(TransferError::Apart("the server has ended".to_owned()));
+            }
+            _ => {}
+        }
+        if polled.messages.is_empty() {
+            std::thread::yield_now();
+            continue;
+        }
+        for slot in polled.messages.iter().map(|answer| slot_of(answer)) {
+            counted += 1;
+            latencies.saturating_record(nanos(now - started[slot]));
+            started[slot] = now;
+            send(end, &capsule(slot))?;
+        }
+        end.flush()?;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddr;
+
+    use rdma::fake::{DeviceConfig, Fabric, FabricConfig};
+
+    use super::*;
+
+    fn pair(write: bool, depth: usize) -> Result<PairReport, TransferError> {
+        let fabric = Fabric::new(FabricConfig::IMMEDIATE);
+        let machine = |name, address: [u8; 4]| {
+            let device = DeviceConfig::new(name, address.into());
+            fabric.machine(&[device]).expect("a machine")
+        };
+        let (server, client) = (machine("a", [10, 0, 0, 1]), machine("b", [10, 0, 0, 2]));
+        let options = PairOptions {
+            write,
+            bytes: 4096,
+            depth,
+            warm_up: Duration::from_millis(1),
+            duration: Duration::from_millis(20),
+        };
+        let address = SocketAddr::from(([10, 0, 0, 1], 0));
+        measure_pair(&server, &client, address, &options)
+    }
+
+    #[test]
+    fn both_directions_go_on_until_the_time_is_over() {
+        for write in [false, true] {
+            let report = pair(write, 32).expect("measured");
+            assert!(report.requests_per_second > 0.0, "{report:?}");
+            assert!(report.to_string().contains("4 KiB"), "{report}");
+        }
+    }
+
+    #[test]
+    fn a_depth_beyond_the_slots_is_refused() {
+        assert!(pair(false, 33).is_err() && pair(false, 0).is_err());
+    }
+}
