@@ -1,8 +1,9 @@
 //! One busy connection beside many others: idle ones, and ones that come and go.
 //!
-//! Each measurement beside others has one without them right before it, in the same run and on the
-//! same cores, and only their ratio is told: what the machine does to one it does to the other. What
-//! comes and goes runs on the busy host's own core, so that ratio is a lower bound.
+//! Each round measures twice alone and twice beside others, in an order that a machine which becomes
+//! slower or faster meanwhile does not show in (alone, beside, beside, alone; the other way round in
+//! the next), and only the rounds' ratios are told, by their median. What comes and goes runs on the
+//! busy host's own core, so that ratio is a lower bound.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -54,17 +55,29 @@ pub enum StormError {
     Beside(#[from] RawError),
 }
 
-/// One round: requests per second over the busy connection.
+/// Requests per second over the busy connection, each the mean of two measurements.
+#[derive(Debug, Clone, Copy, Default, Serialize)]
+pub struct Rates {
+    /// Alone.
+    pub alone: f64,
+    /// Beside others.
+    pub beside: f64,
+}
+
+impl Rates {
+    /// What it keeps of its rate.
+    fn kept(&self) -> f64 {
+        self.beside / self.alone
+    }
+}
+
+/// One round.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct StormRound {
-    /// Alone, before the next one.
-    pub before_idle: f64,
     /// Beside the idle ones.
-    pub beside_idle: f64,
-    /// Alone, before the next one.
-    pub before_storm: f64,
+    pub idle: Rates,
     /// Beside those that come and go.
-    pub beside_storm: f64,
+    pub storm: Rates,
     /// Of which so many came and went in a second.
     pub connects_per_second: f64,
 }
@@ -82,13 +95,13 @@ impl StormReport {
     /// The busy connection's rate beside the idle ones, as a part of its rate alone: the median.
     #[must_use]
     pub fn idle_ratio(&self) -> f64 {
-        self.median_of(|round| round.beside_idle / round.before_idle)
+        self.median_of(|round| round.idle.kept())
     }
 
     /// The same beside those that come and go.
     #[must_use]
     pub fn storm_ratio(&self) -> f64 {
-        self.median_of(|round| round.beside_storm / round.before_storm)
+        self.median_of(|round| round.storm.kept())
     }
 
     fn median_of(&self, value: impl Fn(&StormRound) -> f64) -> f64 {
@@ -102,15 +115,15 @@ impl std::fmt::Display for StormReport {
         let rate = |value: f64| format!("{value:.0}");
         table.row([
             format!("{} idle connections", self.idle),
-            rate(self.median_of(|round| round.before_idle)),
-            rate(self.median_of(|round| round.beside_idle)),
+            rate(self.median_of(|round| round.idle.alone)),
+            rate(self.median_of(|round| round.idle.beside)),
             format!("{:.3}", self.idle_ratio()),
         ]);
         let connects = self.median_of(|round| round.connects_per_second);
         table.row([
             format!("{connects:.0} connects and disconnects a second"),
-            rate(self.median_of(|round| round.before_storm)),
-            rate(self.median_of(|round| round.beside_storm)),
+            rate(self.median_of(|round| round.storm.alone)),
+            rate(self.median_of(|round| round.storm.beside)),
             format!("{:.3}", self.storm_ratio()),
         ]);
         write!(f, "{table}")
@@ -147,25 +160,52 @@ pub fn measure(
     let mut rounds = Vec::new();
     for round in 0..options.rounds {
         tell(&format!("round {} of {}", round + 1, options.rounds));
-        let before_idle = busy()?;
-        let idle = stay(target.address, options.idle)?;
-        let beside_idle = busy()?;
+        let mut idle = None;
+        let beside_idle = balanced(round, |beside| {
+            match (beside, &idle) {
+                (true, None) => idle = Some(stay(target.address, options.idle)?),
+                (true, Some(_)) => {}
+                (false, _) => idle = None,
+            }
+            busy()
+        })?;
         drop(idle);
-        let before_storm = busy()?;
-        let (beside_storm, connects_per_second) =
-            beside_a_storm(target.address, options.connects_per_second, busy)?;
+        let mut connects = Vec::new();
+        let beside_storm = balanced(round, |beside| {
+            if !beside {
+                return busy();
+            }
+            let (rate, connects_per_second) =
+                beside_a_storm(target.address, options.connects_per_second, busy)?;
+            connects.push(connects_per_second);
+            Ok(rate)
+        })?;
         rounds.push(StormRound {
-            before_idle,
-            beside_idle,
-            before_storm,
-            beside_storm,
-            connects_per_second,
+            idle: beside_idle,
+            storm: beside_storm,
+            connects_per_second: median(&connects),
         });
     }
     Ok(StormReport {
         idle: options.idle,
         rounds,
     })
+}
+
+/// Measures twice alone and twice beside others; `measure` is told which. What changes evenly over the
+/// four changes both means alike.
+fn balanced<E>(round: usize, mut measure: impl FnMut(bool) -> Result<f64, E>) -> Result<Rates, E> {
+    let mut rates = Rates::default();
+    let first_beside = round % 2 == 1;
+    for beside in [first_beside, !first_beside, !first_beside, first_beside] {
+        let rate = measure(beside)? / 2.0;
+        if beside {
+            rates.beside += rate;
+        } else {
+            rates.alone += rate;
+        }
+    }
+    Ok(rates)
 }
 
 fn names(host: u16) -> RawNames {
@@ -234,10 +274,11 @@ mod tests {
     #[test]
     fn ratios_are_taken_within_a_round() {
         let round = |alone: f64, beside: f64| StormRound {
-            before_idle: alone,
-            beside_idle: beside,
-            before_storm: alone,
-            beside_storm: beside / 2.0,
+            idle: Rates { alone, beside },
+            storm: Rates {
+                alone,
+                beside: beside / 2.0,
+            },
             connects_per_second: 1000.0,
         };
         let report = StormReport {
@@ -255,6 +296,19 @@ mod tests {
             text.contains("1000 connects and disconnects a second"),
             "{text}"
         );
+    }
+
+    #[test]
+    fn a_machine_that_becomes_slower_evenly_does_not_show() {
+        for round in [0, 1] {
+            let mut rate = 1000.0;
+            let rates = balanced(round, |beside| {
+                rate -= 100.0;
+                Ok::<_, RawError>(if beside { 0.9 * rate } else { rate })
+            });
+            let rates = rates.expect("measured");
+            assert!((rates.kept() - 0.9).abs() < 1e-9, "{rates:?}");
+        }
     }
 
     #[test]
