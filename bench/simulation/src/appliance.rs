@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use block::{Device, QueueOptions};
+use block::{Device, DeviceQueue, OpenError, QueueOptions};
 use hugemem::Arena;
 use nvme_driver::emulated::end_of_process;
 use nvme_driver::{DriveOwner, DriveState};
@@ -14,8 +14,8 @@ use nvme_rdma::{
     RdmaCounters, RdmaTransport, SetParts,
 };
 use nvme_target::{
-    CoreDrain, CoreLimits, DeviceIndex, NamespaceConfig, PortConfig, PortId, SubsystemConfig,
-    Target, TargetConfig, TargetCore, TargetLimits, TransportKind,
+    CoreDrain, CoreLimits, DeviceDrain, DeviceIndex, NamespaceConfig, PortConfig, PortId,
+    SubsystemConfig, Target, TargetConfig, TargetCore, TargetLimits, TransportKind,
 };
 use nvme_tcp::{ConnectionSet, PortSettings, TcpConfig, TcpCounters, TcpTransport};
 use rdma::Provider;
@@ -74,12 +74,18 @@ impl Serving {
         allowed.map(|(number, _)| host_name(number)).collect()
     }
 
-    fn namespaces(&self, devices: &[Arc<dyn Device>]) -> Vec<NamespaceConfig> {
+    /// The namespaces on devices with these places in the target.
+    fn namespaces(
+        &self,
+        devices: &[Arc<dyn Device>],
+        places: &[Option<DeviceIndex>],
+    ) -> Vec<NamespaceConfig> {
         let present = self.namespaces.iter().enumerate().filter(|(_, on)| **on);
         present
-            .map(|(disk, _)| NamespaceConfig {
+            .filter_map(|(disk, _)| Some((disk, places[disk]?)))
+            .map(|(disk, device)| NamespaceConfig {
                 nsid: disk as u32 + 1,
-                device: DeviceIndex(disk as u16),
+                device,
                 geometry: devices[disk].geometry(),
                 uuid: [disk as u8 + 1; 16],
                 nguid: [disk as u8 + 0x21; 16],
@@ -96,8 +102,22 @@ pub struct Appliance {
     target: Arc<Target>,
     arena: Arc<Arena>,
     devices: Vec<Arc<dyn Device>>,
+    /// By disk: its place in the target.
+    places: Vec<Option<DeviceIndex>>,
+    /// Devices on their way out.
+    leaving: Vec<Leaving>,
+    cores: Vec<Rc<RefCell<TargetCore>>>,
+    device_queue_depth: usize,
     drives: Vec<Opened>,
     time: SharedTime,
+}
+
+/// A device that is on its way out of the target.
+struct Leaving {
+    disk: usize,
+    place: DeviceIndex,
+    /// The cores that are not done with it.
+    cores: Vec<usize>,
 }
 
 impl Appliance {
@@ -120,8 +140,12 @@ impl Appliance {
             None => scene::arena(swarm).map_err(|error| told(&error))?,
         };
         let (devices, opened) = open(swarm, disks, &arena, time)?;
+        let places: Vec<_> = (0..devices.len() as u16)
+            .map(|it| Some(DeviceIndex(it)))
+            .collect();
+        let namespaces = serving.namespaces(&devices, &places);
         let target = Target::new(
-            target_config(swarm, serving, &devices, arena.max_transfer()),
+            target_config(swarm, serving, namespaces, arena.max_transfer()),
             swarm.reactors,
             devices.clone(),
         )
@@ -140,6 +164,7 @@ impl Appliance {
             .map(|index| simulation.reactor(index).handle())
             .collect();
         let placement = Placement::new(swarm.reactors);
+        let mut cores = Vec::new();
         let ports = reactors::mesh::mesh(swarm.reactors, 64);
         let mut rdma = match &scene.rdma {
             None => None,
@@ -148,6 +173,7 @@ impl Appliance {
         for (index, port) in ports.into_iter().enumerate() {
             let core = core(swarm, &target, &arena, index).map_err(|error| told(&error))?;
             let core = Rc::new(RefCell::new(core));
+            cores.push(Rc::clone(&core));
             let connections = ConnectionSet::new(
                 Rc::clone(&core),
                 arena.pool(COMMANDS_MAX),
@@ -181,6 +207,10 @@ impl Appliance {
             target,
             arena,
             devices,
+            places,
+            leaving: Vec::new(),
+            cores,
+            device_queue_depth: swarm.device_queue_depth,
             drives,
             time: time.clone(),
         })
@@ -193,7 +223,67 @@ impl Appliance {
         }
         let progress = self.simulation.round();
         self.time.set(self.simulation.clock().now());
+        self.tend_leaving();
         progress
+    }
+
+    /// Takes a disk's device out of the target, as live changes do once no namespace names it: each
+    /// core ends with it between its turns, then its place is free.
+    pub fn remove_device(&mut self, disk: usize) {
+        if let Some(place) = self.places[disk].take() {
+            let cores = (0..self.cores.len()).collect();
+            self.leaving.push(Leaving { disk, place, cores });
+        }
+    }
+
+    /// Ends at once what a device on its way out is waited for: its deadline is over.
+    pub fn cut_device(&mut self, disk: usize) {
+        let now = self.simulation.clock().now();
+        for leaving in self.leaving.iter().filter(|it| it.disk == disk) {
+            for core in &self.cores {
+                core.borrow_mut().cut_device(leaving.place, now);
+            }
+        }
+    }
+
+    /// Gives a disk's device a place in the target, and every core a queue of it.
+    ///
+    /// # Errors
+    /// The target's or the device's, in words.
+    pub fn add_device(&mut self, disk: usize) -> Result<(), String> {
+        if self.places[disk].is_some() {
+            return Ok(());
+        }
+        let device = &self.devices[disk];
+        let place = self.target.add_device(Arc::clone(device));
+        let place = place.map_err(|error| error.to_string())?;
+        for (index, core) in self.cores.iter().enumerate() {
+            let queue = queue(device, &self.arena, index, self.device_queue_depth);
+            let queue = queue.map_err(|error| error.to_string())?;
+            core.borrow_mut().attach_device(place, queue);
+        }
+        self.places[disk] = Some(place);
+        Ok(())
+    }
+
+    /// Whether a disk's device is on its way out.
+    #[must_use]
+    pub fn is_leaving(&self, disk: usize) -> bool {
+        self.leaving.iter().any(|it| it.disk == disk)
+    }
+
+    fn tend_leaving(&mut self) {
+        let (cores, target) = (&self.cores, &self.target);
+        self.leaving.retain_mut(|leaving| {
+            let place = leaving.place;
+            let is_left =
+                |core: &usize| cores[*core].borrow_mut().detach_device(place) != DeviceDrain::Done;
+            leaving.cores.retain(is_left);
+            if leaving.cores.is_empty() {
+                target.remove_device(place).expect("no namespace names it");
+            }
+            !leaving.cores.is_empty()
+        });
     }
 
     /// Moves time on to `to`.
@@ -234,7 +324,7 @@ impl Appliance {
     /// # Errors
     /// The target's, in words.
     pub fn reconfigure(&self, serving: &Serving) -> Result<(), String> {
-        let namespaces = serving.namespaces(&self.devices);
+        let namespaces = serving.namespaces(&self.devices, &self.places);
         self.target
             .update_namespaces(SUBSYSTEM, namespaces)
             .and_then(|()| self.target.update_hosts(SUBSYSTEM, false, serving.hosts()))
@@ -251,9 +341,10 @@ impl Appliance {
             target,
             devices,
             drives,
+            cores,
             ..
         } = self;
-        drop((simulation, target, devices, drives));
+        drop((simulation, cores, target, devices, drives));
         end_of_process();
         let classes = arena.counters().classes;
         classes.iter().map(|class| class.taken).sum()
@@ -317,14 +408,10 @@ fn core(
     target: &Arc<Target>,
     arena: &Arc<Arena>,
     index: usize,
-) -> Result<TargetCore, block::OpenError> {
+) -> Result<TargetCore, OpenError> {
     let mut queues = Vec::new();
     for (_, device) in target.devices() {
-        queues.push(device.open_queue(QueueOptions {
-            core: index,
-            depth: swarm.device_queue_depth,
-            pool: arena.pool(COMMANDS_MAX),
-        })?);
+        queues.push(queue(&device, arena, index, swarm.device_queue_depth)?);
     }
     let limits = CoreLimits {
         // Those of either transport.
@@ -334,10 +421,24 @@ fn core(
     Ok(TargetCore::new(Arc::clone(target), index, queues, limits))
 }
 
+/// A core's queue of a device.
+fn queue(
+    device: &Arc<dyn Device>,
+    arena: &Arc<Arena>,
+    core: usize,
+    depth: usize,
+) -> Result<Box<dyn DeviceQueue>, OpenError> {
+    device.open_queue(QueueOptions {
+        core,
+        depth,
+        pool: arena.pool(COMMANDS_MAX),
+    })
+}
+
 fn target_config(
     swarm: &Swarm,
     serving: &Serving,
-    devices: &[Arc<dyn Device>],
+    namespaces: Vec<NamespaceConfig>,
     transfer_max: usize,
 ) -> TargetConfig {
     TargetConfig {
@@ -348,7 +449,7 @@ fn target_config(
             firmware: "0".to_owned(),
             allow_any_host: false,
             hosts: serving.hosts(),
-            namespaces: serving.namespaces(devices),
+            namespaces,
             io_queues_max: IO_QUEUES_MAX,
             queue_depth_max: QUEUE_DEPTH_MAX,
             ports: vec![PORT, RDMA_PORT],

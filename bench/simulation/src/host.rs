@@ -262,7 +262,7 @@ impl Host {
                     shape,
                     cntlid: self.cntlid,
                     windows: self.shape.windows,
-                    begins_wrong: malformed && random.permille(200),
+                    begins_wrong: (malformed && random.permille(200)).then(|| random.below(3)),
                 };
                 Line::Rdma(Box::new(RdmaLine::open(network, call)))
             }

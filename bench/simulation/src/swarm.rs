@@ -99,6 +99,8 @@ faults! {
     WorkErrors = "work-errors";
     /// RDMA connections are not made, or late.
     Unreachable = "unreachable";
+    /// Devices are taken out of the configuration and put back, with their namespaces.
+    Devices = "devices";
 }
 
 impl fmt::Display for Fault {
@@ -122,6 +124,7 @@ impl Fault {
         match self {
             Fault::Drive | Fault::Hang | Fault::Confusion | Fault::Failure => Some(Need::Drives),
             Fault::Rdma | Fault::Late | Fault::WorkErrors | Fault::Unreachable => Some(Need::Rdma),
+            Fault::Devices => Some(Need::Nothing),
             _ => None,
         }
     }
@@ -132,6 +135,8 @@ impl Fault {
 enum Need {
     Drives,
     Rdma,
+    /// A stream of chance of its own, so that seeds from before it are as they were.
+    Nothing,
 }
 
 /// A set of faults.
@@ -269,6 +274,7 @@ fn faults_of(need: Need, seed: u64) -> Vec<Fault> {
     let (stream, itself) = match need {
         Need::Drives => (4, Fault::Drive),
         Need::Rdma => (5, Fault::Rdma),
+        Need::Nothing => (8, Fault::Devices),
     };
     let mut random = Random::new(seed, stream);
     let there = random.permille(400);
@@ -291,6 +297,7 @@ impl Swarm {
             .filter(|fault| fault.need().is_none() && random.permille(share))
             .chain(faults_of(Need::Drives, seed))
             .chain(faults_of(Need::Rdma, seed))
+            .chain(faults_of(Need::Nothing, seed))
             .collect();
         let faults = chosen
             .iter()
@@ -319,6 +326,8 @@ impl Swarm {
         let in_capsule_bytes = random.pick(&[0, 4096, 8192, 16 << 10]);
         let arena_bytes = match (faults.has(Fault::Arena), faults.has(Fault::Drive)) {
             (true, false) => small,
+            // Each queue of a drive has a buffer of its own.
+            (true, true) if disks.len() * reactors > 8 => small + DRIVE_ARENA_BYTES * 3 / 2,
             (true, true) => small + DRIVE_ARENA_BYTES,
             (false, _) => 64 << 20,
         };

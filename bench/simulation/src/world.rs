@@ -166,9 +166,26 @@ impl World {
                 self.scene.disk_disturbed[disk] = until;
                 self.scene.disturb_memory(until);
             }
-            Fault::Namespaces => {
+            Fault::Namespaces | Fault::Devices if self.is_leaving(disk) => self.cut_device(disk),
+            // One that was pulled out cannot be opened.
+            Fault::Namespaces | Fault::Devices
+                if !self.scene.serving.namespaces[disk]
+                    && self.scene.disks[disk].needs_restart() =>
+            {
+                return Ok(());
+            }
+            Fault::Namespaces | Fault::Devices => {
                 self.scene.serving.namespaces[disk] ^= true;
                 self.reconfigure(Some(disk))?;
+                let is_gone = !self.scene.serving.namespaces[disk];
+                // Drives are taken at start.
+                if is_gone
+                    && fault == Fault::Devices
+                    && matches!(self.scene.disks[disk], Storage::Disk(_))
+                    && let Some(appliance) = &mut self.appliance
+                {
+                    appliance.remove_device(disk);
+                }
             }
             Fault::Revoke => {
                 self.scene.serving.hosts[host] ^= true;
@@ -229,10 +246,28 @@ impl World {
         self.scene.network_disturbed = self.scene.network_disturbed.max(disturbed);
     }
 
+    fn is_leaving(&self, disk: usize) -> bool {
+        let appliance = self.appliance.as_ref();
+        appliance.is_some_and(|it| it.is_leaving(disk))
+    }
+
+    /// A device that goes is waited for no longer: what it has of hosts' commands fails.
+    fn cut_device(&mut self, disk: usize) {
+        if let Some(appliance) = &mut self.appliance {
+            appliance.cut_device(disk);
+        }
+        self.scene.disk_fails[disk] = true;
+    }
+
     fn reconfigure(&mut self, disk: Option<usize>) -> Result<(), Violation> {
         let now = self.scene.time.now();
-        if let Some(appliance) = &self.appliance {
-            let done = appliance.reconfigure(&self.scene.serving);
+        if let Some(appliance) = &mut self.appliance {
+            let serving = &self.scene.serving;
+            let present = serving.namespaces.iter().enumerate().filter(|(_, on)| **on);
+            let mut devices = present.map(|(disk, _)| disk);
+            let done = devices
+                .try_for_each(|disk| appliance.add_device(disk))
+                .and_then(|()| appliance.reconfigure(serving));
             done.map_err(|error| Violation::Rule(format!("reconfiguration: {error}")))?;
         }
         if let Some(disk) = disk {
@@ -352,6 +387,12 @@ impl World {
     fn recover(&mut self) -> Result<(), Violation> {
         self.scene.note(format_args!("everything is healed"));
         self.scene.heal();
+        let by = self.scene.time.now() + STOP_MAX;
+        let none_leaves =
+            |world: &mut Self| !(0..world.scene.disks.len()).any(|disk| world.is_leaving(disk));
+        if !self.run_until(by, none_leaves)? {
+            return Err(Violation::Rule("a device does not leave".to_owned()));
+        }
         self.scene.serving.namespaces.fill(true);
         let hosts = self.scene.serving.hosts.iter_mut();
         for (allowed, changed) in hosts.zip(&mut self.scene.permission_changed) {

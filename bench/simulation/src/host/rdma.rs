@@ -59,8 +59,8 @@ pub(super) struct Call {
     pub(super) cntlid: u16,
     /// Keys are made for each command.
     pub(super) windows: bool,
-    /// First something is asked for that must be rejected.
-    pub(super) begins_wrong: bool,
+    /// First something is asked for that must be rejected: what, by number.
+    pub(super) begins_wrong: Option<u64>,
 }
 
 /// Where things lie in a connection's memory, in bytes.
@@ -176,7 +176,7 @@ impl RdmaLine {
             free: (0..call.shape.depth).rev().collect(),
             posted: 0,
             later: Vec::new(),
-            is_wrong: call.begins_wrong,
+            is_wrong: call.begins_wrong.is_some(),
             end: None,
         }
     }
@@ -549,9 +549,9 @@ impl RdmaLine {
         let cntlid = if qid == 0 { 0 } else { call.cntlid };
         let mut request = ConnectRequest::new(qid, depth, depth - 1, cntlid);
         if is_wrong {
-            match depth % 3 {
-                0 => request.recfmt = U16::new(RECORD_FORMAT + 1),
-                1 => request.hrqsize = U16::new(depth - 1),
+            match call.begins_wrong {
+                Some(0) => request.recfmt = U16::new(RECORD_FORMAT + 1),
+                Some(1) => request.hrqsize = U16::new(depth - 1),
                 _ => request.hsqsize_z = U16::new(u16::MAX),
             }
         }

@@ -3,6 +3,7 @@
 
 use block::{DeviceError, DeviceQueue};
 use reactors::Nanos;
+use reactors::sim::planted;
 
 use super::TargetCore;
 use super::absent::AbsentQueue;
@@ -62,7 +63,8 @@ impl TargetCore {
         self.present &= !(1 << place);
         let requests = queue.in_flight();
         // Fewer than 128 devices.
-        if requests > 0 || self.executions.has_line(place as u8) {
+        let is_busy = requests > 0 || self.executions.has_line(place as u8);
+        if is_busy && !planted("device-leaves-early") {
             return DeviceDrain::Outstanding(requests.max(1));
         }
         self.vacate(place);
