@@ -266,6 +266,12 @@ impl Appliance {
         Ok(())
     }
 
+    /// Whether a disk's device has a place in the target.
+    #[must_use]
+    pub fn has_device(&self, disk: usize) -> bool {
+        self.places[disk].is_some()
+    }
+
     /// Whether a disk's device is on its way out.
     #[must_use]
     pub fn is_leaving(&self, disk: usize) -> bool {

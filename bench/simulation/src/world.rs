@@ -371,7 +371,8 @@ impl World {
             return Err(Violation::Rule(what));
         }
         if calm && !fails && outstanding.is_empty() {
-            for disk in 0..self.scene.disks.len() {
+            // A device that was let go before is not flushed once more.
+            for disk in (0..self.scene.disks.len()).filter(|disk| appliance.has_device(*disk)) {
                 self.scene.judge.flushed(disk, began);
             }
         }
