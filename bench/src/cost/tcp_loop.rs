@@ -124,9 +124,11 @@ impl Snapshot {
     fn take(rig: &Rig, devices: &[Arc<dyn Device>], case: &Case) -> Self {
         let counters = rig.counters(0);
         let device = &devices[case.backing.nsid() as usize - 1];
-        // A RAM device's write is a copy; a file's is the kernel's.
+        // What a RAM device has not been received into is copied there; a file's data is the kernel's
+        // to copy.
+        let filled = counters.bytes_filled.get();
         let copied_by_device = match case.backing {
-            Backing::Ram => device.health().bytes_written,
+            Backing::Ram => device.health().bytes_written - filled,
             Backing::File | Backing::Null => 0,
         };
         Self {
@@ -134,7 +136,7 @@ impl Snapshot {
                 ("receives", counters.receives.get()),
                 ("sends", counters.sends.get()),
                 ("turns", rig.turns),
-                ("bytes placed", counters.bytes_placed.get()),
+                ("bytes placed", counters.bytes_placed.get() + filled),
                 ("bytes copied", counters.bytes_copied.get()),
                 ("bytes copied by the device", copied_by_device),
             ],

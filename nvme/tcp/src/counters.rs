@@ -42,6 +42,8 @@ counters! {
     bytes_received,
     /// Payload bytes received straight into a request's lease.
     bytes_placed,
+    /// Payload bytes received straight into the memory of the device that they are written to.
+    bytes_filled,
     /// Payload bytes that arrived with headers and were copied into a request's lease.
     bytes_copied,
     /// Payload bytes sent to hosts, from where they lay.

@@ -77,7 +77,8 @@ impl<S: ByteStream> Connection<S> {
                 fetch.placed += whole;
                 fetch.filled += placed;
                 *remaining -= placed;
-                cx.counters.bytes_placed.add(placed as u64);
+                cx.counters.bytes_filled.add(missing as u64);
+                cx.counters.bytes_placed.add((placed - missing) as u64);
                 self.receiver.filled(bytes - placed);
                 Some((offered, outcome))
             }
