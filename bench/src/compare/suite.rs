@@ -125,7 +125,8 @@ pub struct SuiteOptions {
 struct Suite<'a> {
     options: &'a SuiteOptions,
     memory: AnswerMemory,
-    target: Target,
+    /// There is one but while it is exchanged.
+    target: Option<Target>,
     /// The file, where the file row is taken.
     file: Option<tempfile::NamedTempFile>,
     figures: Figures,
@@ -148,14 +149,10 @@ pub fn compare_all(
         .then(|| make_file(&options.folder))
         .transpose()
         .map_err(CompareError::File)?;
-    let target = Target::start(&TargetOptions {
-        file: file.as_ref().map(|file| file.path().to_owned()),
-        ..options.common.target()
-    })?;
     let mut suite = Suite {
         options,
         memory: AnswerMemory::take(options.common.namespace_bytes)?,
-        target,
+        target: Some(start_target(options, file.as_ref())?),
         file,
         figures: Figures::default(),
         notes: options
@@ -166,6 +163,9 @@ pub fn compare_all(
             .collect(),
     };
     for round in 0..options.common.rounds {
+        if round > 0 {
+            suite.move_memory()?;
+        }
         for row in row_names() {
             if options.takes(row) {
                 tell(&format!(
@@ -187,6 +187,16 @@ pub fn compare_all(
         seconds: options.common.duration.as_secs_f64(),
         figures: suite.figures.into(),
         notes: suite.notes,
+    })
+}
+
+fn start_target(
+    options: &SuiteOptions,
+    file: Option<&tempfile::NamedTempFile>,
+) -> Result<Target, ProcessError> {
+    Target::start(&TargetOptions {
+        file: file.map(|file| file.path().to_owned()),
+        ..options.common.target()
     })
 }
 
@@ -228,6 +238,20 @@ fn in_turn<A, B>(
 }
 
 impl Suite<'_> {
+    /// Gives target and pair other memory: which pages they happen to have changes a figure by up
+    /// to a half, so that each round has its own.
+    fn move_memory(&mut self) -> Result<(), CompareError> {
+        // Taken before anything is given back, and the file is one target's at a time.
+        self.memory = AnswerMemory::take(self.options.common.namespace_bytes)?;
+        self.target = None;
+        self.target = Some(start_target(self.options, self.file.as_ref())?);
+        Ok(())
+    }
+
+    fn target(&self) -> &Target {
+        self.target.as_ref().expect("it is only exchanged")
+    }
+
     fn take(&mut self, row: &str, swapped: bool) -> Result<(), CompareError> {
         if let Some(pair) = PAIR_ROWS.iter().find(|pair| pair.name == row) {
             return self.against_pairs(pair, swapped);
@@ -308,7 +332,7 @@ impl Suite<'_> {
         };
         let (ours, (memory, buffer)) = in_turn(
             swapped,
-            || self.requests(&self.target, &load),
+            || self.requests(self.target(), &load),
             || self.pairs(row, swapped),
         )?;
         let goal = self.goal(Goal::AtLeast(row.goal));
@@ -332,7 +356,7 @@ impl Suite<'_> {
         };
         let (ours, (memory, buffer)) = in_turn(
             swapped,
-            || measure_target(&self.options.common, self.target.address, &Load::reads(1)),
+            || measure_target(&self.options.common, self.target().address, &Load::reads(1)),
             || self.pairs(&row, swapped),
         )?;
         let (ours, memory, buffer) = (
@@ -379,7 +403,7 @@ impl Suite<'_> {
         let common = &self.options.common;
         let (ours, fio) = in_turn(
             swapped,
-            || self.requests(&self.target, &load),
+            || self.requests(self.target(), &load),
             || Ok(fio(&path, common)),
         )?;
         let fio = match fio {
@@ -414,7 +438,7 @@ impl Suite<'_> {
         };
         let (adaptive, poll) = in_turn(
             swapped,
-            || self.requests(&self.target, &load),
+            || self.requests(self.target(), &load),
             // Ended at once: at rest it would take the core from the others.
             || self.requests(&Target::start(&polling)?, &load),
         )?;
@@ -425,9 +449,9 @@ impl Suite<'_> {
             adaptive,
             &[("poll", poll, self.goal(Goal::AtLeast(0.97)))],
         );
-        let before = self.target.cpu_time();
+        let before = self.target().cpu_time();
         std::thread::sleep(REST);
-        if let (Some(before), Some(after)) = (before, self.target.cpu_time()) {
+        if let (Some(before), Some(after)) = (before, self.target().cpu_time()) {
             let share = (after - before).as_secs_f64() / REST.as_secs_f64();
             self.figures.add(
                 "idle-rest",
@@ -447,8 +471,8 @@ impl Suite<'_> {
         };
         let (with, without) = in_turn(
             swapped,
-            || self.requests(&self.target, &load(true)),
-            || self.requests(&self.target, &load(false)),
+            || self.requests(self.target(), &load(true)),
+            || self.requests(self.target(), &load(false)),
         )?;
         self.figures.add(
             DIGESTS,

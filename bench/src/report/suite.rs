@@ -299,7 +299,8 @@ impl fmt::Display for SuiteReport {
         }
         writeln!(
             f,
-            "  medians of {} alternating rounds of {} s; ratios are taken within a round",
+            "  medians of {} alternating rounds of {} s, each with a fresh target and other memory;\n    \
+             ratios are taken within a round",
             self.rounds, self.seconds
         )?;
         writeln!(
