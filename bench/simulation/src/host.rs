@@ -69,6 +69,8 @@ pub struct Ground<'a> {
     pub permission_changed: &'a [Nanos],
     /// By disk: whether its requests may fail.
     pub disk_fails: &'a [bool],
+    /// Whether any could fail in a time that is over: an event of it may still be on its way.
+    pub disk_failed: bool,
     /// By disk: its answers may be late until then, and for the usual time after.
     pub disk_disturbed: &'a [Nanos],
     /// The same for everything that needs memory.

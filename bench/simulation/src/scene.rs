@@ -54,6 +54,8 @@ pub struct Scene {
     pub disk_disturbed: Vec<Nanos>,
     /// By disk: whether its requests may fail.
     pub disk_fails: Vec<bool>,
+    /// Whether any could fail in a time that is over: an event of it may still be on its way.
+    pub disk_failed: bool,
     /// Until when memory may be short.
     pub memory_disturbed: Nanos,
     /// Until when a connection may be in trouble.
@@ -98,6 +100,7 @@ impl Scene {
             permission_changed: vec![Nanos::ZERO; swarm.hosts.len()],
             disk_disturbed: vec![Nanos::ZERO; count],
             disk_fails: vec![fails; count],
+            disk_failed: false,
             memory_disturbed: Nanos::ZERO,
             network_disturbed: Nanos::ZERO,
             stopping: false,
@@ -124,6 +127,7 @@ impl Scene {
             namespace_changed: &self.namespace_changed,
             permission_changed: &self.permission_changed,
             disk_fails: &self.disk_fails,
+            disk_failed: self.disk_failed,
             disk_disturbed: &self.disk_disturbed,
             memory_disturbed: self.memory_disturbed,
             stopping: self.stopping,

@@ -285,6 +285,7 @@ impl World {
             disk.put_back();
         }
         let fails = self.scene.swarm.disk_temper.error_permille > 0;
+        self.scene.disk_failed |= self.scene.disk_fails.contains(&true);
         self.scene.disk_fails.fill(fails);
         self.scene.stopping = false;
         self.starts += 1;
@@ -425,6 +426,7 @@ impl World {
             let what = format!("not all is in service again: hosts {hosts:?}, drives {drives:?}");
             return Err(Violation::Rule(what));
         }
+        self.scene.disk_failed |= self.scene.disk_fails.contains(&true);
         for (storage, fails) in self.scene.disks.iter().zip(&mut self.scene.disk_fails) {
             *fails &= matches!(storage, Storage::Disk(_));
         }

@@ -41,3 +41,11 @@ fn a_reactor_full_of_vanished_hosts_may_refuse() {
     let failure = run(62_751_389_812, &Limits::default()).failure;
     assert!(failure.is_none(), "{}", failure.expect("some"));
 }
+
+/// The judge once took the event of a drive's error for one without a cause, since a stalled stream
+/// brought it when the drive was well again.
+#[test]
+fn an_error_is_told_late_over_a_stalled_stream() {
+    let failure = run(255_342_191_913, &Limits::default()).failure;
+    assert!(failure.is_none(), "{}", failure.expect("some"));
+}

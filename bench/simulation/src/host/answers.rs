@@ -113,7 +113,10 @@ impl Host {
         let (kind, page) = (event.event_type(), event.log_page());
         if kind == EventType::NOTICE && page == LogPageId::CHANGED_ATTACHED_NAMESPACES {
             self.event_due = None;
-        } else if kind == EventType::ERROR && !ground.disk_fails.contains(&true) {
+        } else if kind == EventType::ERROR
+            && !ground.disk_failed
+            && !ground.disk_fails.contains(&true)
+        {
             return Err(self.violation(ground, "an error event without an error"));
         }
         self.event_unread = true;
