@@ -165,18 +165,24 @@ fn a_wrong_header_digest_is_fatal_and_quotes_the_digest() {
     });
 }
 
+/// An admin connection, and an I/O queue whose data has digests.
+fn attached_with_data_digests(server: &Server) -> (RawClient, RawClient) {
+    let mut admin = server.client();
+    let cntlid = admin
+        .open_admin(&names())
+        .expect("the export takes the host");
+    let mut io = initialised(server, false, true);
+    let connected = io
+        .connect_queue(&names(), cntlid, 1, 31)
+        .expect("an answer");
+    assert_eq!(connected.status(), Status::SUCCESS);
+    (admin, io)
+}
+
 #[test]
 fn a_wrong_data_digest_fails_the_command_alone() {
     beside_a_witness(|server| {
-        let mut admin = server.client();
-        let cntlid = admin
-            .open_admin(&names())
-            .expect("the export takes the host");
-        let mut io = initialised(server, false, true);
-        let connected = io
-            .connect_queue(&names(), cntlid, 1, 31)
-            .expect("an answer");
-        assert_eq!(connected.status(), Status::SUCCESS);
+        let (_admin, mut io) = attached_with_data_digests(server);
         let sqe = Sqe::write(1, 0, 0, false)
             .with_cid(9)
             .with_sgl(SglDescriptor::in_capsule(0, 512));
@@ -216,15 +222,7 @@ fn solicit(io: &mut RawClient) -> nvme_spec::tcp::R2t {
 #[test]
 fn asked_for_data_with_a_wrong_digest_changes_no_block() {
     beside_a_witness(|server| {
-        let mut admin = server.client();
-        let cntlid = admin
-            .open_admin(&names())
-            .expect("the export takes the host");
-        let mut io = initialised(server, false, true);
-        let connected = io
-            .connect_queue(&names(), cntlid, 1, 31)
-            .expect("an answer");
-        assert_eq!(connected.status(), Status::SUCCESS);
+        let (_admin, mut io) = attached_with_data_digests(server);
         let tag = solicit(&mut io).ttag.get();
         // The first half is right, the second is not.
         let first = h2c_data((5, tag), 0, &[0xab; 4096], false, io.framing);
