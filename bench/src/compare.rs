@@ -3,8 +3,8 @@
 //! The target is a child process, `windlass run` with one RAM namespace, on one core; our host is
 //! on another. Rounds of the bare socket pair, sending from as much memory and from one hot buffer,
 //! and of the target take turns, and ratios are taken within a round, so that what the machine does
-//! to one it does to the other. Pair and target have the same congestion control. The target sleeps
-//! while the pair runs: its idle policy is the adaptive default.
+//! to one it does to the other. Pair, target and host have the same congestion control. The target
+//! sleeps while the pair runs: its idle policy is the adaptive default.
 
 pub mod suite;
 pub(crate) mod target;
@@ -147,6 +147,7 @@ pub(crate) fn measure_target(
         connect: ConnectOptions {
             header_digest: load.digests,
             data_digest: load.digests,
+            congestion_control: Some(CONGESTION_CONTROL.to_owned()),
             ..ConnectOptions::new(address, NQN, HostIdentity::random())
         },
         nsid: load.nsid,

@@ -235,6 +235,7 @@ fn plans(
             RunPlan {
                 connect: ConnectOptions {
                     receive_bytes: RECEIVE_BYTES,
+                    congestion_control: Some(CONGESTION_CONTROL.to_owned()),
                     ..ConnectOptions::new(address, NQN, HostIdentity::random())
                 },
                 nsid: 1,

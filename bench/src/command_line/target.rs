@@ -34,6 +34,9 @@ pub(super) struct TargetArgs {
     /// Protect data by CRC32C (TCP)
     #[arg(long)]
     data_digest: bool,
+    /// Congestion control of what is sent to the target (TCP); the system's own otherwise
+    #[arg(long, value_name = "NAME")]
+    congestion_control: Option<String>,
 }
 
 /// What a host connects by.
@@ -87,6 +90,7 @@ impl TargetArgs {
                 transport: self.transport()?,
                 header_digest: self.header_digest,
                 data_digest: self.data_digest,
+                congestion_control: self.congestion_control.clone(),
                 ..ConnectOptions::new(self.address, nqn, self.identity())
             },
         })

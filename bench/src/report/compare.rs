@@ -137,7 +137,7 @@ pub struct CompareReport {
     pub host_core: usize,
     /// The memory that the bare pair's answers come from, as large as the target's namespace.
     pub memory: MemoryReport,
-    /// Congestion control of the target and of the bare pair. The host has the system's.
+    /// Congestion control of target, host and bare pair.
     pub congestion_control: String,
     /// From starting the process to the first accepted connection; median over the starts.
     pub start_to_accept_ns: u64,
@@ -233,9 +233,8 @@ impl fmt::Display for CompareReport {
         )?;
         writeln!(
             f,
-            "  congestion control: {} for target and pairs; for the host's requests the \
-             system's ({})",
-            self.congestion_control, self.machine.congestion_control
+            "  congestion control: {} for target, host and pairs",
+            self.congestion_control
         )?;
         writeln!(
             f,

@@ -202,7 +202,7 @@ pub struct SuiteReport {
     pub host_core: usize,
     /// The memory of the target and of the bare pairs.
     pub memory: MemoryReport,
-    /// Congestion control of target and pairs.
+    /// Congestion control of target, host and pairs.
     pub congestion_control: String,
     /// Rounds.
     pub rounds: usize,
@@ -311,9 +311,8 @@ impl fmt::Display for SuiteReport {
         )?;
         writeln!(
             f,
-            "  congestion control: {} for target and pairs; for the host's requests the system's \
-             ({})",
-            self.congestion_control, self.machine.congestion_control
+            "  congestion control: {} for target, host and pairs",
+            self.congestion_control
         )?;
         for note in &self.notes {
             writeln!(f, "  {note}")?;

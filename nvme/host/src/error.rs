@@ -20,6 +20,14 @@ pub enum HostError {
         /// The kernel's answer.
         source: io::Error,
     },
+    /// The kernel does not give the connection the congestion control that was asked for.
+    #[error("no congestion control {name:?} for the connection: {source}")]
+    CongestionControl {
+        /// Its name.
+        name: String,
+        /// The kernel's answer.
+        source: Errno,
+    },
     /// A connected socket failed.
     #[error("the connection failed: {0}")]
     Socket(#[from] Errno),
@@ -202,6 +210,7 @@ impl HostError {
         match self {
             Self::Command { status, .. } => Some(status.status),
             Self::Connect { .. }
+            | Self::CongestionControl { .. }
             | Self::Socket(_)
             | Self::Closed
             | Self::ClosedWithinPdu

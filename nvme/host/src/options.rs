@@ -62,6 +62,9 @@ pub struct ConnectOptions {
     pub timeout: Duration,
     /// Receive buffer of an I/O queue, bytes (TCP).
     pub receive_bytes: usize,
+    /// Congestion control of what is sent to the target (TCP), by the kernel's name for it; `None`:
+    /// the system's own.
+    pub congestion_control: Option<String>,
 }
 
 impl ConnectOptions {
@@ -78,6 +81,7 @@ impl ConnectOptions {
             keep_alive: Duration::from_secs(15),
             timeout: Duration::from_secs(10),
             receive_bytes: RECEIVE_BYTES,
+            congestion_control: None,
         }
     }
 

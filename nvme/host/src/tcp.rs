@@ -37,7 +37,7 @@ pub(crate) struct Tcp<D>(pub(crate) D);
 
 /// Connects a socket, as NVMe/TCP usually does.
 pub(crate) fn dial_socket(options: &ConnectOptions) -> Result<Socket, HostError> {
-    Socket::connect(options.address, options.timeout)
+    Socket::connect(options)
 }
 
 impl<D> Debug for Tcp<D> {

@@ -2,15 +2,17 @@
 
 use std::fmt::Debug;
 use std::io::{IoSlice, IoSliceMut};
-use std::net::{SocketAddr, TcpStream};
+use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
+use rustix::net::sockopt::set_tcp_congestion;
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 
 use crate::error::HostError;
+use crate::options::ConnectOptions;
 
 /// What came of one attempt to move bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,16 +49,24 @@ pub trait ByteStream: Debug {
 pub(crate) struct Socket(TcpStream);
 
 impl Socket {
-    /// Connects within `limit`.
-    pub(crate) fn connect(address: SocketAddr, limit: Duration) -> Result<Self, HostError> {
+    /// Connects as `options` say, within the time of one step.
+    pub(crate) fn connect(options: &ConnectOptions) -> Result<Self, HostError> {
+        let address = options.address;
         let connect = || {
-            let stream = TcpStream::connect_timeout(&address, limit)?;
+            let stream = TcpStream::connect_timeout(&address, options.timeout)?;
             // Whole batches leave in one send, so there is nothing to gain by waiting for more.
             stream.set_nodelay(true)?;
             stream.set_nonblocking(true)?;
-            Ok(Self(stream))
+            Ok(stream)
         };
-        connect().map_err(|source| HostError::Connect { address, source })
+        let stream = connect().map_err(|source| HostError::Connect { address, source })?;
+        if let Some(name) = &options.congestion_control {
+            set_tcp_congestion(&stream, name).map_err(|source| HostError::CongestionControl {
+                name: name.clone(),
+                source,
+            })?;
+        }
+        Ok(Self(stream))
     }
 }
 
@@ -98,5 +108,33 @@ impl ByteStream for Socket {
 
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         Some(self.0.as_fd())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use rustix::net::sockopt::tcp_congestion;
+
+    use super::*;
+    use crate::options::HostIdentity;
+
+    #[test]
+    fn a_connection_has_the_congestion_control_that_was_asked_for() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("loopback");
+        let address = listener.local_addr().expect("bound");
+        let options = |name: &str| ConnectOptions {
+            congestion_control: Some(name.to_owned()),
+            ..ConnectOptions::new(
+                address,
+                "nqn.2026-11.org.windlass:a",
+                HostIdentity::random(),
+            )
+        };
+        let socket = Socket::connect(&options("reno")).expect("every kernel has it");
+        assert_eq!(tcp_congestion(&socket.0).as_deref(), Ok("reno"));
+        let refused = Socket::connect(&options("none-such")).expect_err("no kernel has it");
+        assert!(refused.to_string().contains("none-such"), "{refused}");
     }
 }
