@@ -20,6 +20,8 @@ use std::time::Duration;
 
 use hdrhistogram::Histogram;
 use hugemem::{PagePolicy, RegionError, Store};
+use rustix::net::sockopt::set_tcp_congestion;
+use rustix::net::{AddressFamily, SocketType};
 
 use crate::pinning::{PinError, pin_to_core};
 use crate::report::Latency;
@@ -226,11 +228,15 @@ fn pin_and_ask(
 
 fn socket_pair() -> io::Result<(TcpStream, TcpStream)> {
     let listener = TcpListener::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?;
-    let client = TcpStream::connect(listener.local_addr()?)?;
+    let client = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None)?;
+    // Before there is a connection, as target and host have it: one that began with a control that
+    // paces its sending stays paced. Without ours the pair is as fast as the system's lets it be.
+    let _ = set_tcp_congestion(&listener, CONGESTION_CONTROL);
+    let _ = set_tcp_congestion(&client, CONGESTION_CONTROL);
+    rustix::net::connect(&client, &listener.local_addr()?)?;
+    let client = TcpStream::from(client);
     let (server, _) = listener.accept()?;
     for socket in [&client, &server] {
-        // Without it the pair is as fast as the system's own choice lets it be.
-        let _ = rustix::net::sockopt::set_tcp_congestion(socket, CONGESTION_CONTROL);
         socket.set_nodelay(true)?;
         socket.set_nonblocking(true)?;
     }

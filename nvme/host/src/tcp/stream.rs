@@ -1,16 +1,20 @@
 //! The bytes under a connection: a socket in production, a script in tests.
 
 use std::fmt::Debug;
-use std::io::{IoSlice, IoSliceMut};
-use std::net::TcpStream;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fd::OwnedFd;
 use rustix::io::Errno;
-use rustix::net::sockopt::set_tcp_congestion;
-use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendAncillaryBuffer, SendFlags, SocketFlags, SocketType, connect,
+    recv, sendmsg, socket_with, sockopt,
+};
 
+use crate::deadline::Deadline;
 use crate::error::HostError;
 use crate::options::ConnectOptions;
 
@@ -52,27 +56,67 @@ impl Socket {
     /// Connects as `options` say, within the time of one step.
     pub(crate) fn connect(options: &ConnectOptions) -> Result<Self, HostError> {
         let address = options.address;
-        let connect = || {
-            let stream = TcpStream::connect_timeout(&address, options.timeout)?;
-            // Whole batches leave in one send, so there is nothing to gain by waiting for more.
-            stream.set_nodelay(true)?;
-            stream.set_nonblocking(true)?;
-            Ok(stream)
+        let failed = |source: io::Error| HostError::Connect { address, source };
+        let family = match address {
+            SocketAddr::V4(_) => AddressFamily::INET,
+            SocketAddr::V6(_) => AddressFamily::INET6,
         };
-        let stream = connect().map_err(|source| HostError::Connect { address, source })?;
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = socket_with(family, SocketType::STREAM, flags, None);
+        let socket = socket.map_err(|errno| failed(errno.into()))?;
         if let Some(name) = &options.congestion_control {
-            set_tcp_congestion(&stream, name).map_err(|source| HostError::CongestionControl {
-                name: name.clone(),
-                source,
+            // Before there is a connection: one that began with a control that paces its sending
+            // stays paced under any other (Linux, sk_pacing_status).
+            sockopt::set_tcp_congestion(&socket, name).map_err(|source| {
+                HostError::CongestionControl {
+                    name: name.clone(),
+                    source,
+                }
             })?;
         }
+        let connected = match connect(&socket, &address) {
+            Err(Errno::INPROGRESS | Errno::INTR) => await_connected(&socket, options.timeout),
+            other => other.map_err(io::Error::from),
+        };
+        connected.map_err(failed)?;
+        let stream = TcpStream::from(socket);
+        // Whole batches leave in one send, so there is nothing to gain by waiting for more.
+        stream.set_nodelay(true).map_err(failed)?;
         Ok(Self(stream))
     }
 }
 
+/// Waits until a socket that connects has done so, or failed, or `limit` is over.
+fn await_connected(socket: &OwnedFd, limit: Duration) -> io::Result<()> {
+    let deadline = Deadline::after(limit, "the connection");
+    loop {
+        let left = deadline
+            .left()
+            .map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?;
+        let mut descriptors = [PollFd::new(socket, PollFlags::OUT)];
+        match poll(&mut descriptors, Some(&timespec(left))) {
+            Ok(0) | Err(Errno::INTR) => {}
+            Ok(_) => return Ok(sockopt::socket_error(socket)??),
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+}
+
+fn timespec(limit: Duration) -> Timespec {
+    Timespec::try_from(limit).unwrap_or(Timespec {
+        tv_sec: 1,
+        tv_nsec: 0,
+    })
+}
+
 impl ByteStream for Socket {
     fn receive(&mut self, buffers: &mut [IoSliceMut<'_>]) -> Moved {
-        match rustix::io::readv(&self.0, buffers) {
+        // A receive goes to the socket straight, a read by way of the file.
+        let received = match buffers {
+            [buffer] => recv(&self.0, &mut **buffer, RecvFlags::DONTWAIT).map(|(_, bytes)| bytes),
+            _ => rustix::io::readv(&self.0, buffers),
+        };
+        match received {
             Ok(0) => Moved::Ended,
             Ok(bytes) => Moved::Bytes(bytes),
             Err(Errno::AGAIN | Errno::INTR) => Moved::Nothing,
@@ -98,12 +142,8 @@ impl ByteStream for Socket {
         let mut flags = PollFlags::IN;
         flags.set(PollFlags::OUT, to_send);
         let mut descriptors = [PollFd::new(&self.0, flags)];
-        let limit = Timespec::try_from(limit).unwrap_or(Timespec {
-            tv_sec: 1,
-            tv_nsec: 0,
-        });
         // A failure here is seen again, with its cause, by the next receive.
-        let _ = poll(&mut descriptors, Some(&limit));
+        let _ = poll(&mut descriptors, Some(&timespec(limit)));
     }
 
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
@@ -115,26 +155,55 @@ impl ByteStream for Socket {
 mod tests {
     use std::net::TcpListener;
 
-    use rustix::net::sockopt::tcp_congestion;
-
     use super::*;
     use crate::options::HostIdentity;
+
+    const LIMIT: Duration = Duration::from_secs(30);
+
+    fn options(listener: &TcpListener, congestion_control: Option<&str>) -> ConnectOptions {
+        let address = listener.local_addr().expect("bound");
+        let identity = HostIdentity::from_uuid([7; 16]);
+        ConnectOptions {
+            congestion_control: congestion_control.map(str::to_owned),
+            timeout: LIMIT,
+            ..ConnectOptions::new(address, "nqn.2026-11.org.windlass:a", identity)
+        }
+    }
 
     #[test]
     fn a_connection_has_the_congestion_control_that_was_asked_for() {
         let listener = TcpListener::bind("127.0.0.1:0").expect("loopback");
-        let address = listener.local_addr().expect("bound");
-        let options = |name: &str| ConnectOptions {
-            congestion_control: Some(name.to_owned()),
-            ..ConnectOptions::new(
-                address,
-                "nqn.2026-11.org.windlass:a",
-                HostIdentity::random(),
-            )
-        };
-        let socket = Socket::connect(&options("reno")).expect("every kernel has it");
-        assert_eq!(tcp_congestion(&socket.0).as_deref(), Ok("reno"));
-        let refused = Socket::connect(&options("none-such")).expect_err("no kernel has it");
+        let reno = options(&listener, Some("reno"));
+        let socket = Socket::connect(&reno).expect("every kernel has it");
+        let found = sockopt::tcp_congestion(&socket.0);
+        assert_eq!(found.as_deref(), Ok("reno"));
+        let refused = Socket::connect(&options(&listener, Some("none-such")));
+        let refused = refused.expect_err("no kernel has it");
         assert!(refused.to_string().contains("none-such"), "{refused}");
+    }
+
+    #[test]
+    fn bytes_arrive_in_one_buffer_and_in_several() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("loopback");
+        let mut socket = Socket::connect(&options(&listener, None)).expect("it listens");
+        let (peer, _) = listener.accept().expect("connected");
+        let mut peer = Socket(peer);
+        let (mut first, mut second) = ([0; 3], [0; 8]);
+        let nothing = socket.receive(&mut [IoSliceMut::new(&mut first)]);
+        assert_eq!(nothing, Moved::Nothing);
+        let parts = [b"abc".as_slice(), b"defg"].map(IoSlice::new);
+        assert_eq!(peer.send(&parts), Moved::Bytes(7));
+        socket.wait(false, LIMIT);
+        assert_eq!(
+            socket.receive(&mut [IoSliceMut::new(&mut first[..2])]),
+            Moved::Bytes(2)
+        );
+        let mut buffers = [&mut first[2..], &mut second].map(IoSliceMut::new);
+        assert_eq!(socket.receive(&mut buffers), Moved::Bytes(5));
+        assert_eq!((&first, &second[..4]), (b"abc", b"defg".as_slice()));
+        drop(peer);
+        socket.wait(false, LIMIT);
+        let mut rest = [IoSliceMut::new(&mut second)];
+        assert_eq!(socket.receive(&mut rest), Moved::Ended);
     }
 }
