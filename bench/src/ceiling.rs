@@ -9,6 +9,7 @@
 //! blocks of as much memory as a target has to serve, sent and received there by scatter lists, and
 //! one buffer that stays in the cache.
 
+mod copies;
 mod ends;
 mod occupation;
 
@@ -22,6 +23,8 @@ use hdrhistogram::Histogram;
 use hugemem::{PagePolicy, RegionError, Store};
 use rustix::net::sockopt::set_tcp_congestion;
 use rustix::net::{AddressFamily, SocketType};
+
+pub use copies::measure_copies;
 
 use crate::pinning::{PinError, pin_to_core};
 use crate::report::Latency;

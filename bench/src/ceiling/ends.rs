@@ -23,7 +23,7 @@ use crate::report::Latency;
 
 /// Receive buffer of either side, bytes, and what one receive into blocks takes about: some tens of
 /// small messages, and small enough to stay in the second-level cache.
-const RECEIVE_BYTES: usize = 128 * 1024;
+pub(super) const RECEIVE_BYTES: usize = 128 * 1024;
 /// Pieces of one receive into blocks at most.
 const PIECES_MAX: usize = 128;
 

@@ -185,3 +185,31 @@ fn data_that_is_asked_for_comes_behind_all_commands_in_flight() {
             .all(|one| (one.header, one.data) == (HEADER_BYTES, 0))
     );
 }
+
+#[test]
+fn blocks_are_copied_out_of_memory_and_into_it() {
+    let memory = AnswerMemory::take(1 << 20).expect("1 MiB of memory");
+    let short = Duration::from_millis(2);
+    for write in [false, true] {
+        for data_bytes in [4096, 256 << 10] {
+            let exchange = Exchange { write, data_bytes };
+            let copies = measure_copies(exchange, &memory, None, short).expect("memory is there");
+            assert!(copies > 0.0);
+        }
+    }
+    // What is written is what the buffer holds, and reads change nothing.
+    let loan = memory.0.handle().try_lend(0, memory.0.len());
+    let loan = loan.expect("nobody holds it");
+    assert!(loan.contains(&0x5a) && loan.iter().all(|byte| [0, 0x5a].contains(byte)));
+    for data_bytes in [0, 2 << 20] {
+        let exchange = Exchange {
+            write: false,
+            data_bytes,
+        };
+        let refused = measure_copies(exchange, &memory, None, short).expect_err("no such block");
+        assert!(
+            refused.to_string().contains("not enough blocks"),
+            "{refused}"
+        );
+    }
+}

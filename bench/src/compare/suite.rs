@@ -16,7 +16,7 @@ use super::{CompareError, CompareOptions, Load, READ_BYTES, measure_target};
 use crate::appliance_process::ProcessError;
 use crate::ceiling::{
     AnswerMemory, Answers, CONGESTION_CONTROL, CeilingMeasurement, CeilingOptions, Exchange,
-    measure_tcp,
+    measure_copies, measure_tcp,
 };
 use crate::random::Random;
 use crate::report::suite::{Figures, Goal, Sample, SuiteReport, Unit};
@@ -26,8 +26,9 @@ use crate::units::per_second;
 /// Bytes of the file that the file device serves: real data, which no file system leaves out.
 const FILE_BYTES: usize = 256 << 20;
 
-/// Namespace of the file.
-const FILE_NSID: u32 = 2;
+/// Namespaces of the null device and of the file.
+const NULL_NSID: u32 = 2;
+const FILE_NSID: u32 = 3;
 
 /// How long the target is left alone to see what it takes at rest.
 const REST: Duration = Duration::from_secs(1);
@@ -36,6 +37,10 @@ const REST: Duration = Duration::from_secs(1);
 const SAME_MEMORY: &str = "bare pair, same memory";
 /// The same from and to one buffer.
 const HOT_BUFFER: &str = "bare pair, one hot buffer";
+/// The same target without a medium.
+const NULL_DEVICE: &str = "windlass, null device";
+/// The same blocks, only copied.
+const MEMORY_COPY: &str = "copying on one core";
 
 /// A row against bare pairs.
 #[derive(Debug, Clone, Copy)]
@@ -47,6 +52,15 @@ struct PairRow {
     connections: u16,
     depth: u16,
     goal: f64,
+}
+
+impl PairRow {
+    fn exchange(&self) -> Exchange {
+        Exchange {
+            write: self.write,
+            data_bytes: self.bytes as usize,
+        }
+    }
 }
 
 const PAIR_ROWS: [PairRow; 5] = [
@@ -309,11 +323,7 @@ impl Suite<'_> {
         row: &PairRow,
         swapped: bool,
     ) -> Result<(CeilingMeasurement, CeilingMeasurement), CompareError> {
-        let exchange = Exchange {
-            write: row.write,
-            data_bytes: row.bytes as usize,
-        };
-        let pair = |answers| self.pair(exchange, row.connections, row.depth, answers);
+        let pair = |answers| self.pair(row.exchange(), row.connections, row.depth, answers);
         in_turn(
             swapped,
             || pair(Answers::Memory(self.memory.clone())),
@@ -330,10 +340,19 @@ impl Suite<'_> {
             depth: row.depth,
             digests: false,
         };
+        let null = Load {
+            nsid: NULL_NSID,
+            ..load
+        };
         let (ours, (memory, buffer)) = in_turn(
             swapped,
             || self.requests(self.target(), &load),
             || self.pairs(row, swapped),
+        )?;
+        let (null, copies) = in_turn(
+            swapped,
+            || self.requests(self.target(), &null),
+            || self.copies(row),
         )?;
         let goal = self.goal(Goal::AtLeast(row.goal));
         self.figures.add(
@@ -344,9 +363,23 @@ impl Suite<'_> {
             &[
                 (SAME_MEMORY, of_pair(&memory), goal),
                 (HOT_BUFFER, of_pair(&buffer), None),
+                (NULL_DEVICE, null, None),
+                (MEMORY_COPY, copies.into(), None),
             ],
         );
         Ok(())
+    }
+
+    /// Requests a second whose data would be copied and nothing else done.
+    fn copies(&self, row: &PairRow) -> Result<f64, CompareError> {
+        let common = &self.options.common;
+        let core = Some(common.target_core);
+        Ok(measure_copies(
+            row.exchange(),
+            &self.memory,
+            core,
+            common.warm_up,
+        )?)
     }
 
     fn latency(&mut self, swapped: bool) -> Result<(), CompareError> {

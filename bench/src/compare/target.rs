@@ -21,9 +21,9 @@ pub(crate) struct TargetOptions {
     pub(crate) windlass: PathBuf,
     /// Its only core.
     pub(crate) core: usize,
-    /// Size of namespace 1, in RAM, bytes.
+    /// Size of namespace 1, in RAM, and of namespace 2, the null device, bytes.
     pub(crate) memory_bytes: u64,
-    /// What namespace 2 is, where there is one: a file.
+    /// What namespace 3 is, where there is one: a file.
     pub(crate) file: Option<PathBuf>,
     /// The idle policy.
     pub(crate) idle: &'static str,
@@ -45,9 +45,9 @@ fn configuration(options: &TargetOptions, directory: &Path, address: SocketAddr)
                  block_size = {READ_BYTES}\n\
                  \n"
             ),
-            "\"ram0\", \"file0\"",
+            "\"ram0\", \"null0\", \"file0\"",
         ),
-        None => (String::new(), "\"ram0\""),
+        None => (String::new(), "\"ram0\", \"null0\""),
     };
     format!(
         "[appliance]\n\
@@ -63,6 +63,12 @@ fn configuration(options: &TargetOptions, directory: &Path, address: SocketAddr)
          [[device]]\n\
          name = \"ram0\"\n\
          type = \"memory\"\n\
+         size = {size}\n\
+         block_size = {READ_BYTES}\n\
+         \n\
+         [[device]]\n\
+         name = \"null0\"\n\
+         type = \"null\"\n\
          size = {size}\n\
          block_size = {READ_BYTES}\n\
          \n\
@@ -149,13 +155,16 @@ mod tests {
         let (listener, _) = listener.split_once("\n\n").expect("an export after it");
         let expected = format!("congestion_control = \"{CONGESTION_CONTROL}\"");
         assert!(listener.lines().any(|line| line == expected), "{text}");
-        assert!(text.contains("devices = [\"ram0\"]"), "{text}");
+        assert!(text.contains("devices = [\"ram0\", \"null0\"]"), "{text}");
     }
 
     #[test]
-    fn a_file_is_the_second_namespace() {
+    fn a_file_is_the_third_namespace() {
         let text = text(Some(PathBuf::from("/tmp/a \"b\"")));
         assert!(text.contains("path = \"/tmp/a \\\"b\\\"\""), "{text}");
-        assert!(text.contains("devices = [\"ram0\", \"file0\"]"), "{text}");
+        assert!(
+            text.contains("devices = [\"ram0\", \"null0\", \"file0\"]"),
+            "{text}"
+        );
     }
 }

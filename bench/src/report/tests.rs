@@ -151,7 +151,7 @@ fn a_comparison_prints_both_ratios_by_name_and_survives_json() {
         "\n  same memory: a bare pair sends",
         "\n    64 MiB of RAM in pages of 4 KiB",
         "\n  one hot buffer: a bare pair sends",
-        "reno for target and pairs; for the host's requests the system's (cubic)",
+        "reno for target, host and pairs",
         "42.0 ms",
         "256 MiB",
         "61.5 %",
