@@ -20,8 +20,9 @@ use crate::units::{median, per_second};
 
 /// Requests in flight on the busy connection.
 const DEPTH: usize = 128;
-/// Hosts that come and go are on so many threads.
-const STORM_THREADS: u32 = 4;
+/// Hosts that come and go are on so many threads: each waits for the target's answers, and for the
+/// busy host, which polls on the same core, to be put aside.
+const STORM_THREADS: u32 = 32;
 /// How long one step of a host may take.
 const LIMIT: Duration = Duration::from_secs(20);
 
@@ -242,7 +243,7 @@ fn beside_a_storm(
     let began = Instant::now();
     std::thread::scope(|scope| {
         let come_and_go = |thread: u32| -> Result<(), RawError> {
-            let mut due = began;
+            let mut due = began + between * thread / STORM_THREADS;
             while !over.load(Ordering::Acquire) {
                 std::thread::sleep(due.saturating_duration_since(Instant::now()));
                 due += between;
