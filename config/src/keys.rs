@@ -396,8 +396,8 @@ pub(crate) const LISTENER: Section = Section {
             example: "\"8KiB\"",
             meaning: "Most data that a write may carry inside its command, saving a round trip. \
                       Admin queues always take 8KiB with TCP. With RDMA each of the receives that \
-                      wait for commands, 1024 per reactor and device, holds so much memory, that of \
-                      the listener with the most.",
+                      wait for commands, 1024 per reactor and device or fewer where `memory` is \
+                      small, holds so much memory, that of the listener with the most.",
         },
         Key {
             name: "queue_depth",

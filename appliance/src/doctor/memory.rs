@@ -1,17 +1,19 @@
 //! How large `memory` has to be for a configuration.
 //!
 //! Two things take slices of the arena. What is taken at the start stays taken: the queues and
-//! lists of each drive for each reactor, and the receives of each RDMA device for each reactor.
+//! lists of each drive for each reactor, and the receives of each RDMA device for each reactor, of
+//! which there are fewer where the arena is small.
 //! What is left is for requests: each that moves data has one slice of the smallest class that
 //! holds it, or of a larger one when those are out, from its arrival to its answer. As many are in
 //! flight as devices take at once, and no more than hosts may send: further ones wait in their
 //! queues whatever `memory` is.
 //!
 //! `recommended` is the least arena in which so many requests of up to [`USUAL_BYTES`] have a slice
-//! each, `without_waits` the same for requests of `max_transfer`; `least` is what a start needs.
+//! each, and all receives theirs; `without_waits` the same for requests of `max_transfer`; `least`
+//! is what a start needs.
 
 use appliance_config::{Backing, Config, Listener, Transport, limits};
-use hugemem::Arena;
+use hugemem::Slices;
 use nvme_rdma::RdmaConfig;
 use serde::Serialize;
 
@@ -42,8 +44,10 @@ pub(super) struct Needs {
     devices: u64,
     /// What hosts may send at once.
     hosts: u64,
-    /// Taken at the start, in bytes.
+    /// Taken at the start, in bytes, with all receives.
     fixed: u64,
+    /// Receives, where there is RDMA.
+    receives: Option<ReceiveNeeds>,
     /// Requests of each size that have a slice in the configured arena.
     room: Vec<Room>,
 }
@@ -53,6 +57,44 @@ pub(super) struct Needs {
 struct Room {
     request_bytes: u64,
     requests: u64,
+}
+
+/// Receives of all reactors and devices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+struct ReceiveNeeds {
+    wanted: u64,
+    /// In the configured arena.
+    granted: u64,
+}
+
+/// What is taken at the start, and stays taken.
+struct Fixed {
+    /// Bytes of each piece.
+    pieces: Vec<usize>,
+    receives: Option<Receives>,
+}
+
+impl Fixed {
+    fn bytes(&self) -> u64 {
+        let pieces: usize = self.pieces.iter().sum();
+        let receives = self.receives.map_or(0, |it| it.all() * it.bytes as u64);
+        pieces as u64 + receives
+    }
+}
+
+/// Receives that carry data.
+#[derive(Clone, Copy)]
+struct Receives {
+    bytes: usize,
+    /// For each reactor on each device.
+    count: u32,
+    sharers: u32,
+}
+
+impl Receives {
+    fn all(self) -> u64 {
+        u64::from(self.count) * u64::from(self.sharers)
+    }
 }
 
 /// Computes what `config` needs with so many reactors.
@@ -65,9 +107,14 @@ pub(super) fn needs(machine: &Machine, config: &Config, reactors: usize) -> Need
     let usual = USUAL_BYTES.min(max_transfer);
     let configured = config.appliance.memory.bytes();
     let holds = |request: usize, count: u64| {
-        least(|arena| room(arena, max_transfer, &fixed, request).is_some_and(|it| it >= count))
+        let of_all = fixed.receives.map_or(0, Receives::all);
+        least(|arena| {
+            let room = room(arena, max_transfer, &fixed, request);
+            room.is_some_and(|it| it.requests >= count && it.receives >= of_all)
+        })
     };
-    let least = holds(max_transfer, 1).unwrap_or(limits::MEMORY_MAX.bytes());
+    let starts = |arena| room(arena, max_transfer, &fixed, max_transfer).is_some();
+    let least = least(starts).unwrap_or(limits::MEMORY_MAX.bytes());
     Needs {
         configured,
         least,
@@ -76,7 +123,14 @@ pub(super) fn needs(machine: &Machine, config: &Config, reactors: usize) -> Need
         in_flight,
         devices,
         hosts,
-        fixed: fixed.iter().map(|piece| *piece as u64).sum(),
+        fixed: fixed.bytes(),
+        receives: fixed.receives.map(|wanted| {
+            let room = room(configured, max_transfer, &fixed, usual);
+            ReceiveNeeds {
+                wanted: wanted.all(),
+                granted: room.map_or(0, |room| room.receives),
+            }
+        }),
         room: rooms(configured, max_transfer, &fixed),
     }
 }
@@ -91,14 +145,23 @@ pub(super) fn look(config: &Config, needs: &Needs) -> Vec<Finding> {
         .map(|room| format!("{} of {}", room.requests, bytes(room.request_bytes)))
         .collect();
     let set = |wanted: u64| format!("memory = \"{}MiB\" in [appliance]", wanted >> 20);
+    let few = needs.receives.filter(|it| it.granted < it.wanted);
+    let few = few.map(|it| {
+        format!(
+            "\n{} of {} receives over RDMA find room: hosts that send more commands at once are \
+             held up",
+            it.granted, it.wanted
+        )
+    });
     let how = format!(
         "\n{} requests may be in flight: hosts may send {}, devices take {}\n{} are taken at the \
-         start; what is left has room for {} at once",
+         start; what is left has room for {} at once{}",
         needs.in_flight,
         needs.hosts,
         needs.devices,
         bytes(needs.fixed),
-        room.join(", or ")
+        room.join(", or "),
+        few.unwrap_or_default()
     );
     let always = match needs.without_waits {
         Some(wanted) => format!("\nnothing would ever wait in {}", bytes(wanted)),
@@ -126,23 +189,24 @@ pub(super) fn look(config: &Config, needs: &Needs) -> Vec<Finding> {
     }]
 }
 
-/// The pieces of the arena that are taken at the start.
-fn fixed_pieces(machine: &Machine, config: &Config, reactors: usize) -> Vec<usize> {
+/// What of the arena is taken at the start.
+fn fixed_pieces(machine: &Machine, config: &Config, reactors: usize) -> Fixed {
     let mut pieces = Vec::new();
     for drive in crate::nvme::wanted(config) {
         pieces.extend(nvme_driver::arena_pieces(reactors, drive.queue_depth()));
     }
-    let rdma = || {
-        let all = config.listeners.iter();
-        all.filter(|listener| listener.transport == Transport::Rdma)
-    };
-    let in_capsule = rdma().map(|listener| listener.in_capsule_data.bytes() as usize);
-    if let Some(in_capsule) = in_capsule.max() {
+    let listeners = config.listeners.iter();
+    let rdma = listeners.filter(|listener| listener.transport == Transport::Rdma);
+    let in_capsule = rdma.map(|listener| listener.in_capsule_data.bytes() as usize);
+    let receives = in_capsule.max().filter(|bytes| *bytes > 0).map(|bytes| {
         let cards = machine.names("sys/class/infiniband").len().max(1);
-        let receives = RdmaConfig::default().receives as usize;
-        pieces.extend(std::iter::repeat_n(in_capsule, cards * reactors * receives));
-    }
-    pieces
+        Receives {
+            bytes,
+            count: RdmaConfig::default().receives,
+            sharers: u32::try_from(cards * reactors).unwrap_or(u32::MAX),
+        }
+    });
+    Fixed { pieces, receives }
 }
 
 /// Commands that hosts may have sent and not got an answer to.
@@ -168,26 +232,45 @@ fn in_devices(config: &Config, reactors: usize) -> u64 {
     (drives + others.sum::<u64>()) * reactors as u64
 }
 
-/// Requests of `request` bytes that have a slice each in an arena from which `fixed` was taken;
-/// none: there is no such arena, or `fixed` does not fit into it.
-fn room(arena: u64, max_transfer: usize, fixed: &[usize], request: usize) -> Option<u64> {
-    let mut slices = Arena::slices(usize::try_from(arena).ok()?, max_transfer)?;
-    for piece in fixed {
-        let fit = slices.iter_mut();
-        let slice = { fit }.find(|(bytes, left)| bytes >= piece && *left > 0);
-        slice?.1 -= 1;
-    }
-    let large = slices.iter().filter(|(bytes, _)| *bytes >= request);
-    Some(large.map(|(_, left)| u64::from(*left)).sum())
+/// What finds room in an arena.
+struct Held {
+    /// Requests of one size that have a slice each.
+    requests: u64,
+    receives: u64,
 }
 
-fn rooms(arena: u64, max_transfer: usize, fixed: &[usize]) -> Vec<Room> {
+/// What finds room beside `fixed` in an arena; none: there is no such arena, or what is fixed does
+/// not fit into it.
+fn room(arena: u64, max_transfer: usize, fixed: &Fixed, request: usize) -> Option<Held> {
+    let mut slices = Slices::of(usize::try_from(arena).ok()?, max_transfer)?;
+    for piece in &fixed.pieces {
+        slices.take_buffer(*piece)?;
+    }
+    let mut receives = 0;
+    if let Some(wanted) = fixed.receives {
+        for _ in 0..wanted.sharers {
+            let granted = slices.promise(wanted.bytes, wanted.count, wanted.sharers)?;
+            receives += u64::from(granted);
+        }
+    }
+    let large = slices.left();
+    let large = large.iter().filter(|(bytes, _)| *bytes >= request);
+    Some(Held {
+        requests: large.map(|(_, left)| u64::from(*left)).sum(),
+        receives,
+    })
+}
+
+fn rooms(arena: u64, max_transfer: usize, fixed: &Fixed) -> Vec<Room> {
     let slices = usize::try_from(arena).ok();
-    let slices = slices.and_then(|bytes| Arena::slices(bytes, max_transfer));
-    let sizes = slices.into_iter().flatten().filter(|(_, count)| *count > 0);
-    let rooms = sizes.map(|(bytes, _)| Room {
-        request_bytes: bytes as u64,
-        requests: room(arena, max_transfer, fixed, bytes).unwrap_or(0),
+    let slices = slices.and_then(|bytes| Slices::of(bytes, max_transfer));
+    let sizes = slices.into_iter().flat_map(|slices| slices.left());
+    let rooms = sizes.filter(|(_, count)| *count > 0).map(|(bytes, _)| {
+        let held = room(arena, max_transfer, fixed, bytes);
+        Room {
+            request_bytes: bytes as u64,
+            requests: held.map_or(0, |held| held.requests),
+        }
     });
     rooms.collect()
 }
@@ -248,7 +331,10 @@ mod tests {
         let config = config(DRIVE);
         let needs = needs_of(&config, 4);
         let fixed = fixed_pieces(&Machine::at(Path::new("/nowhere")), &config, 4);
-        let holds = |arena, request| room(arena, 1 << 20, &fixed, request).unwrap_or(0);
+        let holds = |arena, request| {
+            let held = room(arena, 1 << 20, &fixed, request);
+            held.map_or(0, |held| held.requests)
+        };
         assert!(holds(needs.recommended, USUAL_BYTES) >= needs.in_flight);
         assert!(holds(needs.recommended - STEP_BYTES, USUAL_BYTES) < needs.in_flight);
         let always = needs.without_waits.expect("it can be had");
@@ -264,6 +350,33 @@ mod tests {
         assert_eq!(drive.fixed, 2 * pair + (24 << 10) + (8 << 10) + (64 << 10));
         let null = "[[device]]\nname = \"d\"\ntype = \"null\"\nsize = \"1GiB\"\n";
         assert_eq!(needs_of(&config(null), 2).fixed, 0);
+    }
+
+    #[test]
+    fn receives_are_as_many_as_leave_room_for_requests() {
+        let rdma = |memory: &str| {
+            config(&format!(
+                "[appliance]\nmemory = \"{memory}\"\n{DRIVE}[[listener]]\nname = \"r\"\n\
+                 transport = \"rdma\"\naddress = \"192.0.2.1:4420\"\n\
+                 in_capsule_data = \"64KiB\"\n"
+            ))
+        };
+        let small = needs_of(&rdma("64MiB"), 2);
+        // Half of the slices of 64 KiB: three sixteenths of the memory.
+        let receives = small.receives.expect("there is RDMA");
+        assert_eq!((receives.granted, receives.wanted), (96, 2048));
+        assert!(small.room.iter().all(|room| room.requests > 0));
+        assert!(
+            small.least <= 64 << 20,
+            "a start takes no more receives than there are"
+        );
+        let enough = needs_of(&rdma("2GiB"), 2);
+        let receives = enough.receives.expect("there is RDMA");
+        assert_eq!(receives.granted, receives.wanted);
+        assert!((64 << 20..2 << 30).contains(&enough.recommended));
+        let config = rdma("64MiB");
+        let text = look(&config, &small)[0].text.clone();
+        assert!(text.contains("96 of 2048 receives"), "{text}");
     }
 
     #[test]

@@ -344,6 +344,7 @@ fn rdma_config(config: &Config, reactors: usize) -> RdmaConfig {
         } else {
             connections.div_ceil(reactors) * 2
         },
+        reactors,
         ..RdmaConfig::default()
     }
 }

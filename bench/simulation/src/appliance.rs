@@ -534,6 +534,7 @@ impl Rdma {
             config: RdmaConfig {
                 ports: vec![(RDMA_PORT, settings)],
                 receives: swarm.rdma.receives,
+                reactors: swarm.reactors,
                 connections_max: CONNECTIONS_MAX,
                 ..RdmaConfig::default()
             },

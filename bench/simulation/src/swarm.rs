@@ -331,7 +331,6 @@ impl Swarm {
             (true, true) => small + DRIVE_ARENA_BYTES,
             (false, _) => 64 << 20,
         };
-        let for_receives = small / 8 / reactors;
         Self {
             faults,
             events: events.min(limits.events.unwrap_or(u64::MAX)),
@@ -345,7 +344,7 @@ impl Swarm {
             device_queue_depth: Random::new(seed, 3).pick(&[2, 16, 64]),
             disk_temper,
             network,
-            rdma: rdma_temper(seed, for_receives, in_capsule_bytes),
+            rdma: rdma_temper(seed),
             hosts,
             burst_max: random.pick(&[1, 4, 16]),
             pace_max: Nanos::from_micros(random.pick(&[5, 50, 300])),
@@ -402,25 +401,14 @@ fn network_temper(random: &mut Random, faults: Faults) -> NetworkTemper {
     }
 }
 
-/// How RDMA is where the receives of a reactor may hold so many bytes, lest nothing be left for
-/// requests.
-fn rdma_temper(seed: u64, bytes_max: usize, in_capsule_bytes: u32) -> RdmaTemper {
-    // The arena's slices for data in capsules.
-    let slice = match in_capsule_bytes {
-        0 => 1,
-        1..=4096 => 4 << 10,
-        _ => 16 << 10,
-    };
+fn rdma_temper(seed: u64) -> RdmaTemper {
     let mut random = Random::new(seed, 7);
     RdmaTemper {
         tick: Nanos::from_micros(random.pick(&[1, 5, 20])),
         retry_ticks: random.pick(&[1, 50, 500]),
         inline_bytes: random.pick(&[0, 128]),
         reads: random.pick(&[1, 4, 16]),
-        receives: random
-            .pick(&[4, 16, 64])
-            .min((bytes_max / slice) as u32)
-            .max(2),
+        receives: random.pick(&[4, 16, 64]),
     }
 }
 

@@ -40,8 +40,11 @@ impl Default for PortSettings {
 pub struct RdmaConfig {
     /// The ports that do not have the default settings.
     pub ports: Vec<(PortId, PortSettings)>,
-    /// Receives that the connections of the reactor share on one device; devices may have less.
+    /// Receives that the connections of the reactor share on one device; devices may have less, and
+    /// the arena gives fewer where it is small, the same to each reactor and device.
     pub receives: u32,
+    /// Reactors that share the arena.
+    pub reactors: usize,
     /// Connections at most on this reactor.
     pub connections_max: usize,
     /// A host must have connected its queue within this time.
@@ -73,6 +76,7 @@ impl Default for RdmaConfig {
         Self {
             ports: Vec::new(),
             receives: 1024,
+            reactors: 1,
             connections_max: 1024,
             setup_timeout: Nanos::from_secs(10),
             close_timeout: Nanos::from_secs(1),

@@ -95,6 +95,8 @@ struct Shared<P: Provider> {
     counters: Arc<RdmaCounters>,
     transport: TransportId,
     log: LogLimit,
+    /// Devices on reactors that share the arena, as there were at the start.
+    sharers: u32,
     stopping: bool,
 }
 
@@ -136,6 +138,7 @@ impl<P: Provider> ConnectionSet<P> {
         let places = config.connections_max.clamp(1, CONNECTIONS_PER_REACTOR_MAX);
         config.receives = config.receives.clamp(1, RECEIVES_MAX);
         // Every command, every Connect and every receive may wait at the same time.
+        let sharers = config.reactors.max(1) * domains.devices().len().max(1);
         let waiters = commands_max + places + config.receives as usize * DEVICES_MAX;
         Self {
             places: (0..places)
@@ -162,6 +165,7 @@ impl<P: Provider> ConnectionSet<P> {
                 counters,
                 transport,
                 log: LogLimit::default(),
+                sharers: u32::try_from(sharers).unwrap_or(u32::MAX),
                 stopping: false,
             },
         }

@@ -5,12 +5,17 @@
 //! which becomes the command's buffer without a copy. Such a receive gets another lease before it
 //! is posted again; when there is none it waits in the pool's line, and the shared receive queue is
 //! shorter for as long: hosts are then held up by the device (RNR), and nothing is lost.
+//!
+//! A posted receive keeps its lease for as long as no command comes, which may be for ever. So there
+//! are as many as the arena promises, and their leases are of one class of slices: requests always
+//! have others.
 
 use std::sync::Arc;
 
-use hugemem::{Arena, DmaBuffer, Lease, Pool, WaiterToken};
+use hugemem::{Arena, DmaBuffer, Lease, Pool, SlicePromise, WaiterToken};
 use nvme_spec::Sqe;
 use rdma::{MemoryMap, PostError, Provider, ReceiveRequest, SgeList, SharedReceiveQueue};
+use reactors::sim::planted;
 use zerocopy::transmute;
 
 use crate::counters::RdmaCounters;
@@ -24,8 +29,10 @@ const COMMANDS_PER_TABLE: usize = 64;
 /// Why receives cannot be had.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ReceivesError {
-    #[error("the arena has no memory left for receives")]
+    #[error("the arena has no memory left for commands")]
     NoMemory,
+    #[error("the arena has no slice for a receive with {in_capsule_bytes} bytes beside requests")]
+    NoPromise { in_capsule_bytes: u32 },
     #[error("memory of the arena is not registered")]
     NotRegistered,
     #[error("the shared receive queue refuses a receive: {0}")]
@@ -48,18 +55,21 @@ pub(crate) struct Receives<P: Provider> {
     receives: Vec<Receive>,
     commands: Vec<DmaBuffer>,
     in_capsule_bytes: usize,
+    /// For their data; `None` where they carry none.
+    promise: Option<SlicePromise>,
     /// The name in the pool's line, but for the slot.
     waiter: RequestToken,
     queued: bool,
 }
 
 impl<P: Provider> Receives<P> {
-    /// Takes memory for `count` receives with up to `in_capsule_bytes` of data and queues as many
-    /// as the pool has buffers for. `waiter` names them in the pool's line.
+    /// Takes memory for `count` receives with up to `in_capsule_bytes` of data, as was promised for
+    /// so many, and queues as many as the pool has buffers for. `waiter` names them in the pool's
+    /// line.
     pub(crate) fn new(
         queue: P::SharedReceiveQueue,
         count: u32,
-        in_capsule_bytes: u32,
+        (in_capsule_bytes, promise): (u32, Option<SlicePromise>),
         waiter: RequestToken,
         (arena, pool, map): (&Arc<Arena>, &Pool, &MemoryMap<P>),
         counters: &RdmaCounters,
@@ -73,6 +83,7 @@ impl<P: Provider> Receives<P> {
             receives: Vec::with_capacity(count),
             commands: commands.ok_or(ReceivesError::NoMemory)?,
             in_capsule_bytes: in_capsule_bytes as usize,
+            promise,
             waiter: waiter.with_connection(RECEIVES),
             queued: false,
         };
@@ -141,7 +152,7 @@ impl<P: Provider> Receives<P> {
         map: &MemoryMap<P>,
         counters: &RdmaCounters,
     ) -> Result<(), ReceivesError> {
-        if self.receives[usize::from(index)].data.is_some() || self.in_capsule_bytes == 0 {
+        if self.receives[usize::from(index)].data.is_some() {
             return self.post(index);
         }
         self.post_with_buffer(index, pool, map, counters)
@@ -155,8 +166,16 @@ impl<P: Provider> Receives<P> {
         map: &MemoryMap<P>,
         counters: &RdmaCounters,
     ) -> Result<(), ReceivesError> {
+        let Some(promise) = &self.promise else {
+            return self.post(index);
+        };
         let token = WaiterToken(self.waiter.with_slot(index).into_bits());
-        match pool.take_or_wait(self.in_capsule_bytes, token) {
+        let lease = if planted("rdma-receives-unbounded") {
+            pool.take_or_wait(self.in_capsule_bytes, token)
+        } else {
+            pool.take_promised(promise, self.in_capsule_bytes, token)
+        };
+        match lease {
             Some(lease) => self.granted(index, lease, map),
             None => {
                 counters.receive_waits.add(1);

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use hugemem::{Arena, Pool};
 use rdma::{CompletionQueue, Device, DeviceIndex, Domain, DomainMemory, MemoryMap, Provider};
+use reactors::sim::planted;
 
 use crate::counters::RdmaCounters;
 use crate::plan::{SharedQueues, Unfit};
@@ -66,6 +67,8 @@ pub(crate) struct ShareParts<'a, P: Provider> {
     pub(crate) counters: &'a RdmaCounters,
     pub(crate) receives: u32,
     pub(crate) in_capsule_bytes: u32,
+    /// Shares of this kind that the arena has to do for.
+    pub(crate) sharers: u32,
     pub(crate) waiter: RequestToken,
     pub(crate) token: EventToken,
 }
@@ -78,20 +81,35 @@ impl<P: Provider> DeviceShare<P> {
             arena,
             pool,
             counters,
-            receives,
+            receives: wanted,
             in_capsule_bytes,
+            sharers,
             waiter,
             token,
         } = parts;
         let domain = memory.domain();
-        let limits = domain.device().limits();
-        let queues = SharedQueues::new(receives, limits)?;
-        if queues.receives < receives {
+        let device = domain.device();
+        let limits = device.limits();
+        let mut queues = SharedQueues::new(wanted, limits)?;
+        let promise = match in_capsule_bytes {
+            0 => None,
+            bytes => {
+                let promise = arena.promise(bytes as usize, queues.receives, sharers);
+                let none = ReceivesError::NoPromise { in_capsule_bytes };
+                Some(promise.ok_or(none)?)
+            }
+        };
+        if let Some(promise) = &promise
+            && !planted("rdma-receives-unbounded")
+        {
+            queues = SharedQueues::new(promise.count(), limits)?;
+        }
+        if queues.receives < wanted {
             tracing::warn!(
-                device = domain.device().name(),
-                wanted = receives,
+                device = device.name(),
+                wanted,
                 granted = queues.receives,
-                "the device allows fewer receives than configured"
+                "the device and the arena allow fewer receives than configured"
             );
         }
         let map = memory.map();
@@ -103,7 +121,7 @@ impl<P: Provider> DeviceShare<P> {
         let mut receives = Receives::new(
             queue,
             queues.receives,
-            in_capsule_bytes,
+            (in_capsule_bytes, promise),
             waiter,
             (arena, pool, &map),
             counters,

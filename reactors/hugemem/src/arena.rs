@@ -1,12 +1,13 @@
 //! The arena: one region, divided at start into slices of fixed sizes.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::class::{CLASS_BYTES, CLASSES, Carving, class_for};
 use crate::dma::DmaBuffer;
 use crate::exchange::{Exchange, Member};
-use crate::pool::Pool;
+use crate::pool::{Pool, SlicePromise};
 use crate::region::{DmaMap, DmaMapError, PagePolicy, Region, RegionError};
+use crate::slices::Slices;
 
 /// Bytes of one class whose slices are added at a time: whoever maps memory meanwhile waits for so
 /// much to be touched.
@@ -85,9 +86,15 @@ pub struct Arena {
     region: Region,
     carving: Carving,
     exchange: Exchange,
-    /// Who takes slices for [`DmaBuffer`]s, from any thread.
-    control: Mutex<Member>,
+    control: Mutex<Control>,
     max_transfer: usize,
+}
+
+/// What the control path does from any thread: slices for [`DmaBuffer`]s, and promises.
+#[derive(Debug)]
+struct Control {
+    member: Member,
+    slices: Slices,
 }
 
 impl Arena {
@@ -139,7 +146,10 @@ impl Arena {
         };
         let open = carving.part(at_once);
         let exchange = Exchange::new(carving.counts, open);
-        let control = Mutex::new(exchange.join());
+        let control = Mutex::new(Control {
+            member: exchange.join(),
+            slices: Slices::new(&carving),
+        });
         let arena = Arc::new(Arena {
             region,
             carving,
@@ -152,16 +162,6 @@ impl Arena {
             open,
         };
         Ok((arena, rest))
-    }
-
-    /// The slices that an arena of `bytes` and transfers of `max_transfer` bytes would have: bytes of
-    /// one, and how many, smallest class first. `None` when there would be no arena.
-    #[must_use]
-    pub fn slices(bytes: usize, max_transfer: usize) -> Option<[(usize, u32); CLASSES]> {
-        let carving = Carving::new(bytes, max_transfer)?;
-        Some(std::array::from_fn(|class| {
-            (CLASS_BYTES[class], carving.counts[class])
-        }))
     }
 
     /// The memory.
@@ -191,20 +191,52 @@ impl Arena {
     }
 
     /// A zeroed slice of `len` bytes for queues and the like, counted as taken until it is dropped;
-    /// `None` when none is free that is large enough. For the control path: takes a lock.
+    /// `None` when none is free that is large enough, save the one of each class that requests
+    /// keep. For the control path: takes a lock.
     #[must_use]
     pub fn dma_buffer(self: &Arc<Arena>, len: usize) -> Option<DmaBuffer> {
         DmaBuffer::take(self, len)
     }
 
+    /// Promises up to `count` slices of `len` bytes to whoever holds them while nothing is asked of
+    /// it, as one of `sharers` that ask for as many: at least one, and so few that requests get by
+    /// with the others. `None` when there is none to promise. For the control path: takes a lock.
+    #[must_use]
+    pub fn promise(
+        self: &Arc<Arena>,
+        len: usize,
+        count: u32,
+        sharers: u32,
+    ) -> Option<SlicePromise> {
+        let promised = self.control().slices.promise_of_class(len, count, sharers);
+        let (class, count) = promised?;
+        Some(SlicePromise::new(Arc::clone(self), class, count))
+    }
+
+    pub(crate) fn end_promise(&self, class: usize, count: u32) {
+        self.control().slices.end_promise(class, count);
+    }
+
     pub(crate) fn take_slice(&self, class: usize) -> Option<u32> {
-        let member = self.control.lock().unwrap_or_else(PoisonError::into_inner);
-        self.exchange.take(&member, class)
+        let mut control = self.control();
+        let Control { member, slices } = &mut *control;
+        let free = slices
+            .spares_buffer(class)
+            .then(|| self.exchange.take(member, class));
+        let slice = free??;
+        slices.add_buffer(class);
+        Some(slice)
     }
 
     pub(crate) fn give_slice_back(&self, class: usize, slice: u32) {
-        let member = self.control.lock().unwrap_or_else(PoisonError::into_inner);
-        self.exchange.give_back(&member, class, slice);
+        let mut control = self.control();
+        control.slices.remove_buffer(class);
+        self.exchange.give_back(&control.member, class, slice);
+    }
+
+    fn control(&self) -> MutexGuard<'_, Control> {
+        // Each change is one addition, so a panic elsewhere leaves sound counts.
+        self.control.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The counters as they are now, from any thread.

@@ -23,6 +23,7 @@ mod holds;
 mod lease;
 mod pool;
 mod region;
+mod slices;
 mod store;
 mod sync;
 mod waiters;
@@ -31,8 +32,9 @@ pub use arena::{Arena, ArenaConfig, ArenaCounters, ArenaError, ArenaRest, ClassC
 pub use data::Data;
 pub use dma::{DmaBuffer, DmaView};
 pub use lease::Lease;
-pub use pool::{Pool, WaiterToken};
+pub use pool::{Pool, SlicePromise, WaiterToken};
 pub use region::{DmaMap, DmaMapError, Notice, PagePolicy, PageSize, Region, RegionError};
+pub use slices::Slices;
 pub use store::{Loan, Store, StoreHandle};
 
 /// Alignment of every lease, size of the smallest one, and unit of a [`Store`]'s holds, in bytes.

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use crate::arena::Arena;
-use crate::class::{CLASSES, class_for};
+use crate::class::{CLASS_BYTES, CLASSES, class_for};
 use crate::exchange::Member;
 use crate::lease::Lease;
 use crate::waiters::{Waiter, Waiters};
@@ -27,6 +27,44 @@ pub struct WaiterToken(pub u64);
 #[derive(Debug, Clone)]
 pub struct Pool {
     inner: Rc<PoolInner>,
+}
+
+/// The right to hold slices of one size for as long as one likes: where messages will arrive, say.
+/// An arena promises so few that requests get by with the others ([`Arena::promise`]); whoever has
+/// the promise holds no more leases without a request than it says. It ends when it is dropped.
+#[derive(Debug)]
+pub struct SlicePromise {
+    arena: Arc<Arena>,
+    class: usize,
+    count: u32,
+}
+
+impl SlicePromise {
+    pub(crate) fn new(arena: Arc<Arena>, class: usize, count: u32) -> Self {
+        Self {
+            arena,
+            class,
+            count,
+        }
+    }
+
+    /// Slices that may be held.
+    #[must_use]
+    pub fn count(&self) -> u32 {
+        self.count
+    }
+
+    /// Bytes of one.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        CLASS_BYTES[self.class]
+    }
+}
+
+impl Drop for SlicePromise {
+    fn drop(&mut self) {
+        self.arena.end_promise(self.class, self.count);
+    }
 }
 
 /// What the handles and the leases of one pool share.
@@ -114,24 +152,59 @@ impl Pool {
     pub fn take_or_wait(&self, len: usize, token: WaiterToken) -> Option<Lease> {
         let lease = self.take(len);
         if lease.is_none() {
-            let class = self.class_of(len);
-            let queued = self
-                .inner
-                .waiters
-                .borrow_mut()
-                .push(class, Waiter { token, len });
-            assert!(
-                queued,
-                "more requests wait than the pool was made for: {}",
-                self.waiting()
-            );
-            self.inner.waiting.set(self.waiting() + 1);
-            self.inner
-                .arena
-                .exchange()
-                .begin_wait(&self.inner.member, class);
+            let waiter = Waiter {
+                token,
+                len,
+                is_promised: false,
+            };
+            self.wait(self.class_of(len), waiter);
         }
         lease
+    }
+
+    /// A lease of `len` bytes under `promise`, or `None` when `token` was queued as by
+    /// [`take_or_wait`](Self::take_or_wait), among requests of that size. The slice is of the
+    /// promise's class and of no larger one.
+    ///
+    /// # Panics
+    /// When `len` exceeds [`SlicePromise::bytes`], or when more than `waiters_max` requests wait.
+    #[must_use]
+    pub fn take_promised(
+        &self,
+        promise: &SlicePromise,
+        len: usize,
+        token: WaiterToken,
+    ) -> Option<Lease> {
+        let class = promise.class;
+        let is_first = self.waiting() == 0 || self.inner.waiters.borrow().is_empty(class);
+        let lease = is_first.then(|| self.grab_of_class(class, len)).flatten();
+        if lease.is_none() {
+            let waiter = Waiter {
+                token,
+                len,
+                is_promised: true,
+            };
+            self.wait(class, waiter);
+        }
+        lease
+    }
+
+    fn grab_of_class(&self, class: usize, len: usize) -> Option<Lease> {
+        let exchange = self.inner.arena.exchange();
+        let slice = exchange.take(&self.inner.member, class)?;
+        Some(Lease::new(Rc::clone(&self.inner), class, slice, len))
+    }
+
+    fn wait(&self, class: usize, waiter: Waiter) {
+        let queued = self.inner.waiters.borrow_mut().push(class, waiter);
+        assert!(
+            queued,
+            "more requests wait than the pool was made for: {}",
+            self.waiting()
+        );
+        self.inner.waiting.set(self.waiting() + 1);
+        let exchange = self.inner.arena.exchange();
+        exchange.begin_wait(&self.inner.member, class);
     }
 
     /// The next waiting request that can be served now: the one that has waited longest, unless
@@ -143,11 +216,16 @@ impl Pool {
         }
         let mut waiters = self.inner.waiters.borrow_mut();
         let mut tried = [false; CLASSES];
-        while let Some((class, Waiter { token, len })) = waiters.oldest(tried) {
-            if let Some(lease) = self.grab(class, len) {
+        while let Some((class, waiter)) = waiters.oldest(tried) {
+            let lease = if waiter.is_promised {
+                self.grab_of_class(class, waiter.len)
+            } else {
+                self.grab(class, waiter.len)
+            };
+            if let Some(lease) = lease {
                 waiters.pop(class);
                 self.inner.end_wait(class);
-                return Some((token, lease));
+                return Some((waiter.token, lease));
             }
             tried[class] = true;
         }

@@ -11,6 +11,8 @@ const NONE: u32 = u32::MAX;
 pub(crate) struct Waiter {
     pub(crate) token: WaiterToken,
     pub(crate) len: usize,
+    /// Has a promise, which is of one class.
+    pub(crate) is_promised: bool,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -46,6 +48,7 @@ impl Waiters {
         let waiter = Waiter {
             token: WaiterToken(0),
             len: 0,
+            is_promised: false,
         };
         let nodes = (1..=max).map(|next| Node {
             waiter,

@@ -4,8 +4,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use hugemem::{
-    Arena, ArenaConfig, ArenaError, Data, Lease, PagePolicy, Pool, Region, Store, StoreHandle,
-    WaiterToken,
+    Arena, ArenaConfig, ArenaError, Data, Lease, PagePolicy, Pool, Region, Slices, Store,
+    StoreHandle, WaiterToken,
 };
 
 fn arena(bytes: usize, max_transfer: usize) -> Arc<Arena> {
@@ -261,6 +261,51 @@ fn one_size_does_not_hold_up_another_and_a_large_one_is_not_starved() {
 }
 
 #[test]
+fn what_is_promised_comes_in_its_turn_and_from_its_class_alone() {
+    let arena = arena(2 << 20, 65_536);
+    let pool = arena.pool(8);
+    let promise = arena.promise(4096, 3, 1).expect("half of a class");
+    assert_eq!((promise.count(), promise.bytes()), (3, 4096));
+    let first = pool.take_promised(&promise, 4096, WaiterToken(1));
+    assert_eq!(first.expect("the class is free").capacity(), 4096);
+    let mut small = drain(&pool, 4096);
+    let large = small.split_off(small.partition_point(|lease| lease.capacity() == 4096));
+    assert!(
+        pool.take_promised(&promise, 100, WaiterToken(2)).is_none(),
+        "other classes are none of its business"
+    );
+    assert!(pool.take_or_wait(4096, WaiterToken(3)).is_none());
+    drop(large);
+    assert!(pool.next_grant().is_none());
+    small.truncate(small.len() - 2);
+    let (token, lease) = pool.next_grant().expect("a slice of the class is back");
+    assert_eq!(
+        (token, lease.capacity(), lease.len()),
+        (WaiterToken(2), 4096, 100)
+    );
+    let next = pool.next_grant().map(|(token, _)| token);
+    assert_eq!(next, Some(WaiterToken(3)));
+    assert_eq!(pool.waiting(), 0);
+}
+
+#[test]
+fn promises_and_buffers_leave_every_class_a_slice_for_requests() {
+    let arena = arena(1 << 20, 65_536);
+    let whole = arena.counters().classes.map(|class| class.total);
+    let promises: Vec<_> = std::iter::from_fn(|| arena.promise(1, u32::MAX, 1)).collect();
+    let promised: u64 = promises.iter().map(|it| u64::from(it.count())).sum();
+    assert_eq!(promised, whole.map(|total| total / 2).iter().sum());
+    let buffers: Vec<_> = std::iter::from_fn(|| arena.dma_buffer(1)).collect();
+    let counters = arena.counters().classes;
+    for (class, whole) in counters.iter().zip(whole).filter(|(_, whole)| *whole > 0) {
+        assert_eq!(class.free, whole / 2 + 1, "{} bytes", class.slice_bytes);
+    }
+    drop((promises, buffers));
+    let again = arena.promise(1, u32::MAX, 1).expect("all came back");
+    assert_eq!(u64::from(again.count()), whole[0] / 2);
+}
+
+#[test]
 fn cancelled_waits_are_forgotten() {
     let arena = arena(1 << 20, 16384);
     let pool = arena.pool(6);
@@ -336,8 +381,9 @@ fn an_arena_that_begins_small_grows_to_all_its_slices() {
     };
     let totals = |arena: &Arena| arena.counters().classes.map(|class| class.total);
     let (arena, mut rest) = Arena::begin(config, 8 << 20).unwrap();
-    let whole = Arena::slices(64 << 20, 1 << 20)
+    let whole = Slices::of(64 << 20, 1 << 20)
         .unwrap()
+        .left()
         .map(|(_, count)| u64::from(count));
     let begun = (8_usize << 20).abs_diff((64 << 20) - rest.bytes());
     assert!(begun < 2 << 20, "{begun} bytes beside what was asked for");

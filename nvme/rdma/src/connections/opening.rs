@@ -263,6 +263,7 @@ impl<P: Provider> ConnectionSet<P> {
             counters: &shared.counters,
             receives: shared.config.receives,
             in_capsule_bytes: shared.config.in_capsule_bytes(),
+            sharers: shared.sharers,
             waiter: RequestToken::new()
                 .with_transport(shared.transport.0)
                 .with_generation(u32::from(place)),

@@ -12,6 +12,7 @@ fn waiter(token: u64) -> Waiter {
     Waiter {
         token: WaiterToken(token),
         len: token as usize,
+        is_promised: false,
     }
 }
 

@@ -1,0 +1,140 @@
+//! Who gets the memory of a small arena: receives that wait for commands hold no more of it than
+//! leaves room for requests, and whoever is let in gets on with the largest of them.
+
+mod harness;
+
+use harness::FakeHost as Host;
+use harness::host::{Call, Refused};
+use harness::{IN_CAPSULE_BYTES, Setup, Stage};
+use hugemem::{Lease, WaiterToken};
+use nvme_spec::rdma::RejectReason;
+use nvme_spec::sgl::SglDescriptor;
+use nvme_spec::{Sqe, Status};
+
+const LARGEST: usize = 1 << 20;
+
+/// One slice of 1 MiB, one of 256 KiB, eight of 64 KiB: 224 in all, far fewer than receives.
+fn small() -> Setup {
+    let mut setup = Setup {
+        arena_bytes: 3 << 20,
+        ..Setup::default()
+    };
+    setup.rdma.receives = 1024;
+    setup
+}
+
+fn send_write(host: &mut Host, cid: u16, lba: u64, bytes: usize) {
+    let blocks_z = (bytes / 512 - 1) as u16;
+    let sqe = Sqe::write(1, lba, blocks_z, false).with_cid(cid);
+    host.send(sqe.with_sgl(host.keyed(0, bytes as u32)), &[]);
+}
+
+fn send_in_capsule(host: &mut Host, cid: u16, lba: u64) {
+    let bytes = IN_CAPSULE_BYTES;
+    let sqe = Sqe::write(1, lba, (bytes / 512 - 1) as u16, false).with_cid(cid);
+    let sqe = sqe.with_sgl(SglDescriptor::in_capsule(0, bytes));
+    host.send(sqe, &vec![cid as u8; bytes as usize]);
+}
+
+/// Turns until every host has so many good answers.
+#[track_caller]
+fn all_answered(stage: &mut Stage, hosts: &mut [Host], count: usize) {
+    stage.turn_until("every answer", |_| {
+        hosts.iter_mut().for_each(Host::poll);
+        hosts.iter().all(|host| host.responses.len() == count)
+    });
+    for host in hosts {
+        for (cqe, _) in host.responses.drain(..) {
+            assert_eq!(cqe.status(), Status::SUCCESS);
+        }
+    }
+}
+
+#[test]
+fn receives_leave_room_for_the_largest_request() {
+    let mut stage = Stage::with(small());
+    let (_admin, mut io) = Host::attach(&mut stage, 32);
+    for cid in 0..8 {
+        send_write(&mut io, cid, 0, LARGEST);
+    }
+    all_answered(&mut stage, &mut [io], 8);
+}
+
+#[test]
+fn many_connections_get_on_with_requests_of_every_size() {
+    let mut stage = Stage::with(small());
+    let (_admin, cntlid) = Host::admin(&mut stage);
+    let mut hosts: Vec<Host> = (1..=6)
+        .map(|qid| Host::io(&mut stage, cntlid, qid, 32))
+        .collect();
+    for round in 0..4 {
+        for (number, host) in (0..).zip(&mut hosts) {
+            for cid in 0..8 {
+                let lba = u64::from(cid) * 64;
+                match (cid + number + round) % 4 {
+                    0 => send_write(host, cid, 0, LARGEST),
+                    1 => send_write(host, cid, lba, 64 << 10),
+                    2 => send_write(host, cid, lba, 4096),
+                    _ => send_in_capsule(host, cid, lba),
+                }
+            }
+        }
+        all_answered(&mut stage, &mut hosts, 8);
+    }
+    assert!(stage.counters.buffer_waits.get() > 0, "memory was scarce");
+}
+
+/// The memory is not this transport's alone: another on the reactor has a pool of its own.
+#[test]
+fn another_transport_on_the_arena_gets_its_turn() {
+    let mut stage = Stage::with(small());
+    let (_admin, mut io) = Host::attach(&mut stage, 32);
+    let other = stage.arena.pool(4);
+    for cid in 0..8 {
+        send_in_capsule(&mut io, cid, u64::from(cid) * 8);
+        send_write(&mut io, cid + 8, 0, LARGEST);
+    }
+    let waits = [4096, LARGEST].map(|bytes| {
+        let token = WaiterToken(bytes as u64);
+        other.take_or_wait(bytes, token).map(|lease| lease.len())
+    });
+    let mut got = waits.iter().flatten().count();
+    stage.turn_until("two leases", |_| {
+        io.poll();
+        got += other.next_grant().map_or(0, |_| 1);
+        got == 2
+    });
+    all_answered(&mut stage, &mut [io], 16);
+}
+
+/// A request that holds memory for long delays receives; it does not lose them.
+#[test]
+fn receives_come_back_after_all_memory_was_out() {
+    let mut stage = Stage::with(small());
+    let (_admin, mut io) = Host::attach(&mut stage, 32);
+    let pool = stage.arena.pool(0);
+    let hoard: Vec<Lease> = std::iter::from_fn(|| pool.take(1)).collect();
+    for cid in 0..31 {
+        send_in_capsule(&mut io, cid, u64::from(cid) * 8);
+    }
+    let mut hosts = [io];
+    all_answered(&mut stage, &mut hosts, 31);
+    drop(hoard);
+    for cid in 0..31 {
+        send_in_capsule(&mut hosts[0], cid, u64::from(cid) * 8);
+    }
+    all_answered(&mut stage, &mut hosts, 31);
+}
+
+/// A single slice is for requests: then nothing is promised that could not be kept.
+#[test]
+fn a_host_is_turned_away_where_no_receive_can_be_had() {
+    let mut stage = Stage::with(Setup {
+        arena_bytes: 1 << 20,
+        ..small()
+    });
+    let answer = Host::connect(&mut stage, &Call::queue(0, 32, 0)).err();
+    assert_eq!(answer, Some(Refused::Rejected(RejectReason::NO_RESOURCES)));
+    assert_eq!(stage.counters.connections_refused.get(), 1);
+    assert_eq!(stage.leases_out(), 0);
+}

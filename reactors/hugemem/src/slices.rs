@@ -1,0 +1,168 @@
+//! Who may keep slices of an arena, and how many: pure arithmetic, for the arena and for those who
+//! plan one.
+//!
+//! Most slices come and go with requests. Two kinds stay: [`DmaBuffer`](crate::DmaBuffer)s, and
+//! slices under a [`SlicePromise`](crate::SlicePromise), which wait for what may never come.
+//! Of every class at least one slice goes to neither, so that a request always gets its turn; and
+//! promises take at most half of a class, so that requests do not go through a needle's eye.
+
+use crate::class::{CLASS_BYTES, CLASSES, Carving, class_for};
+
+/// Slices of each class that only requests have.
+const FOR_REQUESTS_MIN: u32 = 1;
+/// A promise takes at most one part in so many of a class.
+const PROMISED_PART: u32 = 2;
+
+/// The slices of an arena, by class, and how many of them stay with somebody.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slices {
+    total: [u32; CLASSES],
+    buffers: [u32; CLASSES],
+    promised: [u32; CLASSES],
+}
+
+impl Slices {
+    /// Those that an arena of `bytes` and transfers of `max_transfer` bytes would have; `None` when
+    /// there would be no arena.
+    #[must_use]
+    pub fn of(bytes: usize, max_transfer: usize) -> Option<Self> {
+        Some(Self::new(&Carving::new(bytes, max_transfer)?))
+    }
+
+    pub(crate) fn new(carving: &Carving) -> Self {
+        Self {
+            total: carving.counts,
+            buffers: [0; CLASSES],
+            promised: [0; CLASSES],
+        }
+    }
+
+    /// Takes a slice for a buffer of `len` bytes, of the smallest class that can spare one.
+    pub fn take_buffer(&mut self, len: usize) -> Option<()> {
+        let class = (class_for(len)?..CLASSES).find(|class| self.spares_buffer(*class))?;
+        self.buffers[class] += 1;
+        Some(())
+    }
+
+    /// Slices that requests have to themselves, with the bytes of one, smallest class first.
+    #[must_use]
+    pub fn left(&self) -> [(usize, u32); CLASSES] {
+        std::array::from_fn(|class| (CLASS_BYTES[class], self.total[class] - self.kept(class)))
+    }
+
+    fn kept(&self, class: usize) -> u32 {
+        self.buffers[class] + self.promised[class]
+    }
+
+    pub(crate) fn spares_buffer(&self, class: usize) -> bool {
+        self.kept(class) + FOR_REQUESTS_MIN < self.total[class]
+    }
+
+    pub(crate) fn add_buffer(&mut self, class: usize) {
+        self.buffers[class] += 1;
+    }
+
+    pub(crate) fn remove_buffer(&mut self, class: usize) {
+        self.buffers[class] -= 1;
+    }
+
+    /// Slices of a class that can still be promised.
+    fn can_promise(&self, class: usize) -> u32 {
+        let part = (self.total[class] / PROMISED_PART).saturating_sub(self.promised[class]);
+        let kept = self.kept(class) + FOR_REQUESTS_MIN;
+        part.min(self.total[class].saturating_sub(kept))
+    }
+
+    /// Promises up to `count` slices for `len` bytes each, of one class, to one of `sharers` that
+    /// ask for as many: of the smallest class that has any left to promise. Returns how many, at
+    /// least one.
+    pub fn promise(&mut self, len: usize, count: u32, sharers: u32) -> Option<u32> {
+        self.promise_of_class(len, count, sharers)
+            .map(|(_, granted)| granted)
+    }
+
+    pub(crate) fn promise_of_class(
+        &mut self,
+        len: usize,
+        count: u32,
+        sharers: u32,
+    ) -> Option<(usize, u32)> {
+        let class = (class_for(len)?..CLASSES).find(|class| self.can_promise(*class) > 0)?;
+        let share = self.total[class] / PROMISED_PART / sharers.max(1);
+        let granted = count.min(share).clamp(1, self.can_promise(class));
+        self.promised[class] += granted;
+        Some((class, granted))
+    }
+
+    pub(crate) fn end_promise(&mut self, class: usize, count: u32) {
+        self.promised[class] -= count;
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// 1024 of 4 KiB, 192 of 16 KiB, 48 of 64 KiB, 12 of 256 KiB, 3 of 1 MiB.
+    fn slices() -> Slices {
+        Slices::of(16 << 20, 1 << 20).expect("an arena")
+    }
+
+    #[test]
+    fn promises_take_half_of_a_class_in_equal_shares() {
+        let mut slices = slices();
+        assert_eq!(slices.promise(4096, 1024, 4), Some(128));
+        assert_eq!(slices.promise(4096, 100, 4), Some(100));
+        assert_eq!(slices.promise(4096, 1024, 4), Some(128));
+        assert_eq!(slices.promise(4096, 1024, 4), Some(128));
+        assert_eq!(slices.left()[0], (4096, 1024 - 484));
+        assert_eq!(slices.promise(4096, 1024, 1), Some(28));
+        // The class has no more to promise, so the next one gives.
+        assert_eq!(slices.promise(4096, 1024, 1), Some(96));
+        assert_eq!(slices.left()[1], (16 << 10, 96));
+    }
+
+    #[test]
+    fn a_class_of_one_slice_keeps_it_for_requests() {
+        let mut single = Slices::of(1 << 20, 1 << 20).expect("an arena");
+        assert_eq!(single.promise(4096, 1, 1), None);
+        assert_eq!(single.take_buffer(4096), None);
+        let mut slices = slices();
+        assert_eq!(slices.promise(1 << 20, 8, 1), Some(1));
+        assert_eq!(slices.take_buffer(1 << 20), Some(()));
+        assert_eq!(slices.take_buffer(1 << 20), None);
+        assert_eq!(slices.left()[4].1, 1);
+    }
+
+    #[test]
+    fn more_sharers_than_slices_get_one_each_while_there_are_any() {
+        let mut slices = slices();
+        let granted: Vec<_> = (0..32).map(|_| slices.promise(65_536, 64, 128)).collect();
+        assert!(granted[..31].iter().all(|it| *it == Some(1)));
+        // 24 of 64 KiB, 6 of 256 KiB, 1 of 1 MiB.
+        assert_eq!(granted[31], None);
+    }
+
+    proptest! {
+        #[test]
+        fn every_class_keeps_a_slice_for_requests(
+            bytes in (1usize << 20)..(64 << 20),
+            steps in prop::collection::vec((1usize..=1 << 20, 1u32..2000, 1u32..9), 0..40),
+        ) {
+            let mut slices = Slices::of(bytes, 1 << 20).expect("an arena");
+            let whole = slices.left();
+            for (len, count, sharers) in steps {
+                if count < 200 {
+                    slices.take_buffer(len);
+                } else if let Some(granted) = slices.promise(len, count, sharers) {
+                    prop_assert!((1..=count).contains(&granted));
+                }
+                for (left, whole) in slices.left().iter().zip(whole) {
+                    prop_assert!(left.1 >= whole.1.min(1));
+                }
+            }
+        }
+    }
+}
