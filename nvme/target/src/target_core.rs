@@ -18,6 +18,7 @@ mod polling;
 mod queue;
 mod rota;
 mod slots;
+mod timers;
 mod timing;
 
 use std::collections::VecDeque;
@@ -46,6 +47,7 @@ use executions::Executions;
 use queue::Queue;
 use rota::Rota;
 use slots::Slots;
+use timers::ControllerTimers;
 use timing::Departures;
 pub use timing::{Served, Timing};
 
@@ -82,12 +84,13 @@ pub struct TargetCore {
     recorder: Recorder,
     departures: Departures,
     controllers: Slots<Controller>,
+    timers: ControllerTimers,
     target: Arc<Target>,
     reactor: usize,
     attention_seen: u64,
     health_changes_seen: u32,
     polled_at: Nanos,
-    /// The earliest deadline of a controller.
+    /// When `timers` have to be asked; may be early.
     timer: Option<Nanos>,
     /// Whether a queue used up its allowance of logged errors.
     log_refill_at: Option<Nanos>,
@@ -151,6 +154,7 @@ impl TargetCore {
             recorder: Recorder::new(),
             departures: Departures::new(limits.queues_max),
             controllers: Slots::new(limits.queues_max),
+            timers: ControllerTimers::new(limits.queues_max),
             attention_seen,
             health_changes_seen: target.health_changes(),
             target,
@@ -313,11 +317,12 @@ impl TargetCore {
         Some((controller, context))
     }
 
-    /// Moves the timer forward to a controller's deadline.
-    fn hurry(&mut self, deadline: Option<Nanos>) {
-        if let Some(deadline) = deadline {
-            self.timer = Some(self.timer.map_or(deadline, |timer| timer.min(deadline)));
-        }
+    /// Has a controller looked at by its deadline.
+    fn set_timer(&mut self, slot: u32) {
+        let controller = self.controllers.at(slot);
+        let deadline = controller.and_then(Controller::next_deadline);
+        self.timers.set(slot, deadline);
+        self.timer = self.timers.next_deadline();
     }
 
     /// The response to a command that failed: counted, and logged where the queue's allowance lasts

@@ -9,7 +9,7 @@ use super::executions::Command;
 use super::queue::{Queue, QueueEvent, QueueKind, QueueState};
 use super::{FailedCommand, TargetCore};
 use crate::admin::{AdminStep, with_result};
-use crate::controller::{AdminContext, Controller};
+use crate::controller::AdminContext;
 use crate::interface::{Admission, QueueId, Work, WorkKind};
 use crate::io::{Decoded, IoContext, IoOperation, IoWork, decode, is_transfer, transfer};
 use crate::status::{Fault, byte};
@@ -177,11 +177,7 @@ impl TargetCore {
 
     /// Takes over what an admin command did to the controller's timers and events.
     pub(super) fn settle(&mut self, controller_slot: u32) {
-        let deadline = self
-            .controllers
-            .at(controller_slot)
-            .and_then(Controller::next_deadline);
-        self.hurry(deadline);
+        self.set_timer(controller_slot);
         self.report_events(controller_slot);
     }
 

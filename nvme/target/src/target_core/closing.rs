@@ -35,11 +35,7 @@ impl TargetCore {
         if let Some(controller) = controller {
             self.end_controller(controller, CloseReason::AssociationLost, now);
             self.controllers.remove(controller);
-            self.timer = self
-                .controllers
-                .iter()
-                .filter_map(|(_, it)| it.next_deadline())
-                .min();
+            self.set_timer(controller);
         }
         if let Some(entry) = self.queues.at_mut(slot) {
             entry.executing -= abandoned.freed;

@@ -276,10 +276,10 @@ impl TargetCore {
             now,
         };
         let controller = Controller::new(Arc::clone(&shared), setup);
-        self.hurry(controller.next_deadline());
         let Some((controller, _)) = self.controllers.insert(controller) else {
             return Err(busy());
         };
+        self.set_timer(controller);
         let kind = QueueKind::Admin { controller };
         let gate = shared.gate();
         let setup = request.queue_setup(kind, depth, ADMIN_IN_CAPSULE_MAX_BYTES);

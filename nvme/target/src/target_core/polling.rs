@@ -11,7 +11,7 @@ use super::queue::LOGGED_ERRORS_MAX;
 use super::{TargetCore, Timing, rota};
 use crate::controller::events::EventKind;
 use crate::controller::state::{ControllerEvent, ControllerState};
-use crate::controller::{Controller, Effect, Parting};
+use crate::controller::{Effect, Parting};
 use crate::interface::Completed;
 use crate::io::{IoOperation, IoWork};
 
@@ -39,8 +39,7 @@ impl TargetCore {
             self.look_at_leaving(now);
         }
         if self.timer.is_some_and(|timer| timer <= now) {
-            self.check_timers(now);
-            moved += 1;
+            moved += self.check_timers(now);
         }
         if self.log_refill_at.is_some_and(|refill| refill <= now) {
             self.refill_logs();
@@ -195,11 +194,7 @@ impl TargetCore {
             }
             Effect::Flush => self.flush_for_shutdown(slot, now),
         }
-        let deadline = self
-            .controllers
-            .at(slot)
-            .and_then(Controller::next_deadline);
-        self.hurry(deadline);
+        self.set_timer(slot);
     }
 
     /// Flushes the caches of a controller's subsystem, and then tells the controller.
@@ -273,9 +268,11 @@ impl TargetCore {
         }
     }
 
-    fn check_timers(&mut self, now: Nanos) {
-        self.timer = None;
-        for slot in 0..self.controllers.capacity() {
+    /// Looks at the controllers whose timers are due; returns how many.
+    fn check_timers(&mut self, now: Nanos) -> usize {
+        let mut looked_at = 0;
+        while let Some(slot) = self.timers.next_due(now) {
+            looked_at += 1;
             let Some((controller, context)) = self.controller(slot, now) else {
                 continue;
             };
@@ -289,6 +286,8 @@ impl TargetCore {
             }
             self.settle(slot);
         }
+        self.timer = self.timers.next_deadline();
+        looked_at
     }
 
     fn refill_logs(&mut self) {

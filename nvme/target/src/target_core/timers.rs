@@ -1,0 +1,108 @@
+//! When a core's controllers have to be looked at: one timer each, on a wheel, so that a turn costs
+//! what is due and not what there is.
+//!
+//! Most deadlines only ever move back: every sign of life of a host puts its silence off. So a timer
+//! stays where it is when its deadline moves back, fires early, and is armed anew then.
+
+use reactors::Nanos;
+use reactors::timer::{TimerId, TimerWheel};
+
+/// Deadlines are kept to within this: a hundredth of the unit in which Keep Alive is counted
+/// (Base 2.1 §5.1.13.2.1, KAS).
+const TICK: Nanos = Nanos::from_millis(1);
+
+/// The timers of a core's controllers, by slot.
+pub(super) struct ControllerTimers {
+    wheel: TimerWheel<u32>,
+    armed: Box<[Option<(TimerId, Nanos)>]>,
+}
+
+impl ControllerTimers {
+    /// For the slots below `controllers_max`, none of them armed.
+    pub(super) fn new(controllers_max: usize) -> Self {
+        Self {
+            wheel: TimerWheel::new(controllers_max, TICK, Nanos::ZERO),
+            armed: vec![None; controllers_max].into_boxed_slice(),
+        }
+    }
+
+    /// Has the controller in `slot` looked at by `deadline`, or never.
+    pub(super) fn set(&mut self, slot: u32, deadline: Option<Nanos>) {
+        let Some(armed) = self.armed.get_mut(slot as usize) else {
+            return;
+        };
+        let is_soon_enough = |(_, at): &(TimerId, Nanos)| deadline.is_some_and(|it| *at <= it);
+        if armed.as_ref().is_some_and(is_soon_enough) {
+            return;
+        }
+        if let Some((timer, _)) = armed.take() {
+            self.wheel.cancel(timer);
+        }
+        if let Some(deadline) = deadline {
+            // There is a place for every slot.
+            let timer = self.wheel.insert(deadline, slot).ok();
+            *armed = timer.map(|timer| (timer, deadline));
+        }
+    }
+
+    /// The next controller to look at; it is armed no more.
+    pub(super) fn next_due(&mut self, now: Nanos) -> Option<u32> {
+        let (_, slot) = self.wheel.pop_due(now)?;
+        self.armed[slot as usize] = None;
+        Some(slot)
+    }
+
+    /// When to ask for [`next_due`](Self::next_due) again: at times a little early.
+    pub(super) fn next_deadline(&self) -> Option<Nanos> {
+        self.wheel.next_deadline()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn due(timers: &mut ControllerTimers, now: Nanos) -> Vec<u32> {
+        std::iter::from_fn(|| timers.next_due(now)).collect()
+    }
+
+    fn seconds(seconds: u64) -> Option<Nanos> {
+        Some(Nanos::from_secs(seconds))
+    }
+
+    #[test]
+    fn only_what_is_due_is_looked_at() {
+        let mut timers = ControllerTimers::new(10_000);
+        for slot in 0..10_000 {
+            timers.set(slot, seconds(1000 + u64::from(slot)));
+        }
+        assert_eq!(due(&mut timers, Nanos::from_secs(999)), []);
+        assert_eq!(due(&mut timers, Nanos::from_secs(1002)), [0, 1, 2]);
+        assert_eq!(due(&mut timers, Nanos::from_secs(1002)), []);
+        assert!(timers.next_deadline() <= seconds(1003));
+    }
+
+    #[test]
+    fn a_deadline_that_moves_forward_is_kept_and_one_that_moves_back_is_looked_at_twice() {
+        let mut timers = ControllerTimers::new(2);
+        timers.set(0, seconds(20));
+        timers.set(0, seconds(10));
+        assert_eq!(due(&mut timers, Nanos::from_secs(10)), [0]);
+        timers.set(0, seconds(20));
+        timers.set(0, seconds(30));
+        assert_eq!(due(&mut timers, Nanos::from_secs(20)), [0]);
+        timers.set(0, seconds(30));
+        assert_eq!(due(&mut timers, Nanos::from_secs(29)), []);
+        assert_eq!(due(&mut timers, Nanos::from_secs(30)), [0]);
+    }
+
+    #[test]
+    fn what_has_no_deadline_any_more_is_forgotten() {
+        let mut timers = ControllerTimers::new(2);
+        timers.set(1, seconds(10));
+        timers.set(1, None);
+        timers.set(7, seconds(1));
+        assert_eq!(timers.next_deadline(), None);
+        assert_eq!(due(&mut timers, Nanos::from_secs(100)), []);
+    }
+}
