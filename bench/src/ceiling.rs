@@ -12,12 +12,13 @@
 mod copies;
 mod ends;
 mod occupation;
+mod passes;
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
 use hugemem::{PagePolicy, RegionError, Store};
@@ -26,6 +27,7 @@ use rustix::net::{AddressFamily, SocketType};
 
 pub use copies::measure_copies;
 
+use crate::cpu_limit::{CpuLimit, CpuLimitError};
 use crate::pinning::{PinError, pin_to_core};
 use crate::report::Latency;
 
@@ -119,6 +121,9 @@ pub struct CeilingOptions {
     pub server_core: Option<usize>,
     /// Core of the thread that asks.
     pub client_core: Option<usize>,
+    /// The part of its core that the thread that answers may take, percent; all of it otherwise. With a
+    /// part it sleeps where nothing has come, since its waiting would be taken off that part.
+    pub answering_percent: Option<u32>,
     /// Time before anything is counted.
     pub warm_up: Duration,
     /// Time that is counted.
@@ -134,8 +139,11 @@ pub struct CeilingMeasurement {
     pub elapsed: Duration,
     /// Time from request to answer; filled for one request in flight only, where it is exact.
     pub latency: Option<Latency>,
-    /// The part of its time in which the answering side had something to do.
+    /// The part of its time in which the answering side had something to do; with a part of its core,
+    /// its processor time in that time.
     pub answering_share: f64,
+    /// The part of its time in which the asking side had something to do.
+    pub asking_share: f64,
 }
 
 impl CeilingMeasurement {
@@ -149,6 +157,12 @@ impl CeilingMeasurement {
     #[must_use]
     pub fn requests_per_core_second(&self) -> f64 {
         self.requests_per_second() / self.answering_share
+    }
+
+    /// Requests per second of the asking side's time in which it had something to do.
+    #[must_use]
+    pub fn requests_per_host_core_second(&self) -> f64 {
+        self.requests_per_second() / self.asking_share
     }
 }
 
@@ -170,6 +184,9 @@ pub enum CeilingError {
     /// The memory could not be had.
     #[error("cannot take the memory that answers are sent from: {0}")]
     Memory(#[from] RegionError),
+    /// The answering thread cannot be given a part of its core.
+    #[error(transparent)]
+    Limit(#[from] CpuLimitError),
     /// The answering thread came to an unexpected end.
     #[error("the answering thread panicked")]
     ServerPanicked,
@@ -187,10 +204,11 @@ pub fn measure_tcp(options: &CeilingOptions) -> Result<CeilingMeasurement, Ceili
     let (clients, servers): (Vec<_>, Vec<_>) =
         pairs.collect::<io::Result<Vec<_>>>()?.into_iter().unzip();
     let stop = AtomicBool::new(false);
+    // Removed when the thread that it holds has ended.
+    let limit = options.answering_percent.map(CpuLimit::new).transpose()?;
     std::thread::scope(|scope| {
         let answering = scope.spawn(|| {
-            let result =
-                pin(options.server_core).and_then(|()| ends::answer(&servers, options, &stop));
+            let result = pin_and_answer(&servers, options, limit.as_ref(), &stop);
             if result.is_err() {
                 // The client must see the end of the streams rather than wait for ever.
                 for server in &servers {
@@ -213,6 +231,24 @@ pub fn measure_tcp(options: &CeilingOptions) -> Result<CeilingMeasurement, Ceili
 
 fn pin(core: Option<usize>) -> Result<(), CeilingError> {
     core.map_or(Ok(()), |core| Ok(pin_to_core(core)?))
+}
+
+fn pin_and_answer(
+    sockets: &[TcpStream],
+    options: &CeilingOptions,
+    limit: Option<&CpuLimit>,
+    stop: &AtomicBool,
+) -> Result<f64, CeilingError> {
+    pin(options.server_core)?;
+    let Some(limit) = limit else {
+        return ends::answer(sockets, options, stop);
+    };
+    limit.hold_this_thread()?;
+    let begun = Instant::now();
+    let busy_share = ends::answer(sockets, options, stop)?;
+    let whole = begun.elapsed().as_secs_f64();
+    let taken = limit.cpu_time();
+    Ok(taken.map_or(busy_share, |taken| taken.as_secs_f64() / whole))
 }
 
 fn pin_and_ask(

@@ -13,6 +13,7 @@ use bench::ceiling::{
 };
 use bench::compare::suite::{self, SuiteOptions, compare_all};
 use bench::compare::{CompareOptions, compare_tcp, windlass_beside_this_binary};
+use bench::cpu_limit;
 use bench::report::{AnswerSource, CeilingReport, CeilingRow, Machine, MemoryReport, save_json};
 use bench::units::parse_size;
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -151,10 +152,11 @@ pub(crate) struct CompareArgs {
     /// Core of the host and of the pair's asking side
     #[arg(long, default_value_t = 1)]
     host_core: usize,
-    /// Give the target so many per cent of its core, by a cgroup of version 2, where the host is the
-    /// slower end; compare what each gets out of a core then
-    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u32).range(1..=100))]
-    cpu_max: Option<u32>,
+    /// With all, the per cent of its core that the target has, and the pair's answering side, in the
+    /// rows that give them a part
+    #[arg(long, value_name = "PERCENT", default_value_t = 50,
+        value_parser = clap::value_parser!(u32).range(i64::from(cpu_limit::PERCENT_MIN)..=100))]
+    cpu_max: u32,
     /// Size of the RAM namespace, and of the memory that the bare pair sends from
     #[arg(long, default_value = "64MiB", value_name = "SIZE", value_parser = parse_region)]
     namespace_size: u64,
@@ -265,6 +267,7 @@ fn ceiling_row(
         window,
         server_core: Some(args.target_core),
         client_core: Some(args.host_core),
+        answering_percent: None,
         warm_up: Duration::from_millis(300),
         duration: args.time,
     })?;
@@ -300,7 +303,6 @@ fn execute_compare(args: &CompareArgs) -> Result<ExitCode, Failure> {
         warm_up: Duration::from_millis(300),
         namespace_bytes: args.namespace_size,
         starts: 5,
-        cpu_percent: args.cpu_max,
     };
     let tell = |step: &str| eprintln!("  {step}");
     match args.compared {
@@ -310,6 +312,7 @@ fn execute_compare(args: &CompareArgs) -> Result<ExitCode, Failure> {
                 common,
                 folder: args.folder.clone().unwrap_or_else(std::env::temp_dir),
                 only: args.rows.clone(),
+                part_percent: args.cpu_max,
             };
             show(&compare_all(&options, tell)?, args.json.as_deref())
         }

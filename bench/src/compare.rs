@@ -56,8 +56,6 @@ pub struct CompareOptions {
     pub namespace_bytes: u64,
     /// Starts of the target that are timed.
     pub starts: usize,
-    /// The part of its core that the target may take, percent; all of it otherwise.
-    pub cpu_percent: Option<u32>,
 }
 
 /// Why nothing could be compared.
@@ -97,7 +95,7 @@ impl CompareOptions {
             file: None,
             idle: "adaptive",
             more: "",
-            cpu_percent: self.cpu_percent,
+            cpu_percent: None,
         }
     }
 }
@@ -132,6 +130,8 @@ impl Load {
 /// What our target and host did in one measurement.
 pub(crate) struct Measured {
     pub(crate) requests_per_second: f64,
+    /// The part of its time in which the host had something to do.
+    host_share: f64,
     /// Requests of the whole run, the time before anything counts included.
     completed: u64,
     latency: Latency,
@@ -170,6 +170,7 @@ pub(crate) fn measure_target(
     let outcome = run(&plan, &mut Unwatched)?;
     let mut measured = Measured {
         requests_per_second: 0.0,
+        host_share: 1.0,
         completed: outcome.counters.completed,
         latency: Latency::default(),
         counters: outcome.counters,
@@ -185,6 +186,7 @@ pub(crate) fn measure_target(
                 &stats.reads
             };
             measured.requests_per_second = per_second(operations.operations, stats.elapsed);
+            measured.host_share -= stats.idle.as_secs_f64() / stats.elapsed.as_secs_f64();
             measured.latency = Latency::from_histogram(&operations.latencies);
         }
     }
@@ -277,6 +279,7 @@ fn measure_ceiling(
         window: depth,
         server_core: Some(options.target_core),
         client_core: Some(options.host_core),
+        answering_percent: None,
         warm_up: options.warm_up,
         duration: options.duration,
     })?;
@@ -300,7 +303,6 @@ mod tests {
             warm_up: Duration::ZERO,
             namespace_bytes: 16 << 20,
             starts: 1,
-            cpu_percent: None,
         }
     }
 

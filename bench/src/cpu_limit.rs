@@ -1,16 +1,28 @@
-//! A part of a core for a process: a control group of version 2 with `cpu.max`, made here and removed
-//! again.
+//! A part of a core for a process or a thread: control groups made here and removed again, of version
+//! 2 where it has the cpu controller, else of version 1.
 //!
-//! Specification: Linux, Documentation/admin-guide/cgroup-v2.rst, "CPU Interface Files".
+//! Specification: Linux, Documentation/admin-guide/cgroup-v2.rst, "CPU Interface Files" and
+//! "Threads"; for version 1 Documentation/scheduler/sched-bwc.rst and
+//! Documentation/admin-guide/cgroup-v1/cpuacct.rst.
 
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use rustix::thread::gettid;
+
 /// The period over which the part is kept, microseconds: short, so that what is held back is not for
 /// long.
 const PERIOD_US: u32 = 10_000;
+
+/// The least part, percent: a quota of 1 ms in a period, the kernel's least.
+pub const PERCENT_MIN: u32 = 10;
+
+/// How often a group is removed at most, and the time between: a thread that was joined may not have
+/// left its groups yet.
+const REMOVALS_MAX: u32 = 100;
+const REMOVAL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Groups that this process has made.
 static GROUPS: AtomicU32 = AtomicU32::new(0);
@@ -18,23 +30,14 @@ static GROUPS: AtomicU32 = AtomicU32::new(0);
 /// Why no limit can be had.
 #[derive(Debug, thiserror::Error)]
 pub enum CpuLimitError {
-    /// There is no hierarchy of version 2.
-    #[error("no cgroup v2 hierarchy is mounted, so the target cannot be given a part of its core")]
-    NoHierarchy,
-    /// The hierarchy does not limit processors.
+    /// No hierarchy limits processors.
     #[error(
-        "the cgroup v2 hierarchy at {} has no cpu controller (it has {there:?}): boot with \
-         systemd.unified_cgroup_hierarchy=1, so that version 1 does not hold it",
-        .root.display()
+        "no control groups limit processors here, so nothing can be given a part of its core: neither \
+         the hierarchy of version 2 has a cpu controller, nor is one of version 1 mounted"
     )]
-    NoController {
-        /// Where it is mounted.
-        root: PathBuf,
-        /// The controllers that it has.
-        there: String,
-    },
+    NoController,
     /// A file cannot be written.
-    #[error("cannot limit the target by {}: {source} (run as root, outside of a container)", .path.display())]
+    #[error("cannot give a part of a core by {}: {source} (run as root, outside of a container)", .path.display())]
     File {
         /// The file.
         path: PathBuf,
@@ -43,71 +46,155 @@ pub enum CpuLimitError {
     },
 }
 
-/// A control group that bounds what its processes take of the processors. Removed when dropped; its
-/// processes must have ended by then.
+/// The kinds of hierarchy, which have different files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Version {
+    One,
+    Two,
+}
+
+/// Where groups can be made.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Hierarchy {
+    version: Version,
+    /// Where a group is to be made that limits.
+    limiting: PathBuf,
+    /// Where one is to be made that counts processor time, where that is another hierarchy: only with
+    /// version 1.
+    counting: Option<PathBuf>,
+}
+
+/// Control groups that bound what a process or a thread takes of the processors. Removed when
+/// dropped; what they hold must have ended by then.
 #[derive(Debug)]
 pub struct CpuLimit {
-    group: PathBuf,
+    version: Version,
+    limiting: Group,
+    counting: Option<Group>,
 }
 
 impl CpuLimit {
-    /// A group of `percent` of one core, without processes.
+    /// Groups of `percent` of one core, [`PERCENT_MIN`] or more, that hold nothing.
     ///
     /// # Errors
     /// [`CpuLimitError`]: the system has no such groups, or does not let us make one.
     pub fn new(percent: u32) -> Result<Self, CpuLimitError> {
-        let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-        let root = hierarchy(&mounts).ok_or(CpuLimitError::NoHierarchy)?;
-        Self::within(&root, percent)
+        let read = |path| std::fs::read_to_string(path).unwrap_or_default();
+        let mounts = read("/proc/self/mountinfo");
+        let own_groups = read("/proc/self/cgroup");
+        let hierarchy = find(&mounts, &own_groups).ok_or(CpuLimitError::NoController)?;
+        Self::within(&hierarchy, percent)
     }
 
-    fn within(root: &Path, percent: u32) -> Result<Self, CpuLimitError> {
-        let there = std::fs::read_to_string(root.join("cgroup.controllers")).unwrap_or_default();
-        if !there.split_whitespace().any(|one| one == "cpu") {
-            return Err(CpuLimitError::NoController {
-                root: root.to_owned(),
-                there: there.trim().to_owned(),
-            });
-        }
-        write(&root.join("cgroup.subtree_control"), "+cpu")?;
+    fn within(hierarchy: &Hierarchy, percent: u32) -> Result<Self, CpuLimitError> {
         let number = GROUPS.fetch_add(1, Ordering::Relaxed);
-        let group = root.join(format!("windlass-bench-{}-{number}", std::process::id()));
-        std::fs::create_dir(&group).map_err(|source| CpuLimitError::File {
-            path: group.clone(),
-            source,
-        })?;
-        let limit = Self { group };
+        let name = format!("windlass-bench-{}-{number}", std::process::id());
+        if hierarchy.version == Version::Two {
+            write(&hierarchy.limiting.join("cgroup.subtree_control"), "+cpu")?;
+        }
+        let counting = hierarchy.counting.as_ref();
+        let limit = Self {
+            version: hierarchy.version,
+            limiting: Group::make(hierarchy.limiting.join(&name))?,
+            counting: counting
+                .map(|folder| Group::make(folder.join(&name)))
+                .transpose()?,
+        };
         let quota_us = u64::from(percent) * u64::from(PERIOD_US) / 100;
-        write(
-            &limit.group.join("cpu.max"),
-            &format!("{quota_us} {PERIOD_US}"),
-        )?;
+        let group = &limit.limiting;
+        match hierarchy.version {
+            Version::Two => group.write("cpu.max", &format!("{quota_us} {PERIOD_US}"))?,
+            Version::One => {
+                group.write("cpu.cfs_period_us", &PERIOD_US.to_string())?;
+                group.write("cpu.cfs_quota_us", &quota_us.to_string())?;
+            }
+        }
         Ok(limit)
     }
 
-    /// Puts a process, with all its threads, into the group.
+    /// Puts a process, with all its threads, into the groups.
     ///
     /// # Errors
     /// [`CpuLimitError::File`].
     pub fn hold(&self, process: u32) -> Result<(), CpuLimitError> {
-        write(&self.group.join("cgroup.procs"), &process.to_string())
+        self.enter("cgroup.procs", &process.to_string())
     }
 
-    /// Processor time that the group has taken.
+    /// Puts the calling thread into the groups, and no other.
+    ///
+    /// # Errors
+    /// [`CpuLimitError::File`]; with version 2 also where this process is not in the root group, as
+    /// threads of one process can be divided only within a threaded subtree.
+    pub fn hold_this_thread(&self) -> Result<(), CpuLimitError> {
+        let thread = gettid().as_raw_nonzero().to_string();
+        match self.version {
+            Version::One => self.enter("tasks", &thread),
+            Version::Two => {
+                self.limiting.write("cgroup.type", "threaded")?;
+                self.enter("cgroup.threads", &thread)
+            }
+        }
+    }
+
+    fn enter(&self, file: &str, whom: &str) -> Result<(), CpuLimitError> {
+        let groups = std::iter::once(&self.limiting).chain(&self.counting);
+        groups
+            .into_iter()
+            .try_for_each(|group| group.write(file, whom))
+    }
+
+    /// Processor time that the groups' processes and threads have taken.
     #[must_use]
     pub fn cpu_time(&self) -> Option<Duration> {
-        let stat = std::fs::read_to_string(self.group.join("cpu.stat")).ok()?;
-        let usage = stat
-            .lines()
-            .find_map(|line| line.strip_prefix("usage_usec "))?;
-        Some(Duration::from_micros(usage.trim().parse().ok()?))
+        match self.version {
+            Version::Two => {
+                let stat = self.limiting.read("cpu.stat")?;
+                let usage = stat
+                    .lines()
+                    .find_map(|line| line.strip_prefix("usage_usec "))?;
+                Some(Duration::from_micros(usage.trim().parse().ok()?))
+            }
+            Version::One => {
+                let group = self.counting.as_ref().unwrap_or(&self.limiting);
+                let usage = group.read("cpuacct.usage")?;
+                Some(Duration::from_nanos(usage.trim().parse().ok()?))
+            }
+        }
     }
 }
 
-impl Drop for CpuLimit {
+/// A control group, removed when dropped.
+#[derive(Debug)]
+struct Group(PathBuf);
+
+impl Group {
+    fn make(path: PathBuf) -> Result<Self, CpuLimitError> {
+        match std::fs::create_dir(&path) {
+            Ok(()) => Ok(Self(path)),
+            Err(source) => Err(CpuLimitError::File { path, source }),
+        }
+    }
+
+    fn write(&self, file: &str, text: &str) -> Result<(), CpuLimitError> {
+        write(&self.0.join(file), text)
+    }
+
+    fn read(&self, file: &str) -> Option<String> {
+        std::fs::read_to_string(self.0.join(file)).ok()
+    }
+}
+
+impl Drop for Group {
     fn drop(&mut self) {
-        // Nobody is left who could do anything about it.
-        let _ = std::fs::remove_dir(&self.group);
+        for _ in 0..REMOVALS_MAX {
+            match std::fs::remove_dir(&self.0) {
+                Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
+                    std::thread::sleep(REMOVAL_INTERVAL);
+                }
+                // Where it is something else, nobody is left who could do anything about it.
+                _ => return,
+            }
+        }
     }
 }
 
@@ -118,65 +205,73 @@ fn write(path: &Path, text: &str) -> Result<(), CpuLimitError> {
     })
 }
 
-/// Where the hierarchy of version 2 is mounted (proc_pid_mountinfo(5): the mount point is the fifth
-/// field, and the file system's type follows a lone hyphen).
-fn hierarchy(mounts: &str) -> Option<PathBuf> {
-    mounts.lines().find_map(|line| {
-        let (place, kind) = line.split_once(" - ")?;
-        let is_it = kind.split_whitespace().next() == Some("cgroup2");
-        is_it.then(|| place.split_whitespace().nth(4).map(PathBuf::from))?
+/// Where processors can be limited: by version 2 where it has the controller, else by version 1.
+fn find(mounts: &str, own_groups: &str) -> Option<Hierarchy> {
+    unified(mounts).or_else(|| {
+        let limiting = version_one(mounts, own_groups, "cpu")?;
+        let counting = version_one(mounts, own_groups, "cpuacct")?;
+        Some(Hierarchy {
+            version: Version::One,
+            counting: (counting != limiting).then_some(counting),
+            limiting,
+        })
     })
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_hierarchy_is_found_among_the_mounts() {
-        let mounts = "26 25 0:22 / /sys/fs/cgroup rw,nosuid - tmpfs tmpfs rw\n\
-                      27 26 0:23 / /sys/fs/cgroup/unified rw shared:9 - cgroup2 cgroup2 rw\n";
-        assert_eq!(
-            hierarchy(mounts),
-            Some(PathBuf::from("/sys/fs/cgroup/unified"))
-        );
-        assert_eq!(
-            hierarchy("26 25 0:22 / /sys rw - sysfs sysfs rw\nnonsense\n"),
-            None
-        );
-    }
-
-    #[test]
-    fn a_group_has_its_part_and_its_process() {
-        let root = tempfile::tempdir().expect("a folder");
-        let at = |path: &str| root.path().join(path);
-        std::fs::write(at("cgroup.controllers"), "cpuset cpu io\n").expect("written");
-        let limit = CpuLimit::within(root.path(), 40).expect("made");
-        limit.hold(17).expect("held");
-        let read = |name: &str| std::fs::read_to_string(limit.group.join(name)).expect("there");
-        assert_eq!(read("cpu.max"), "4000 10000");
-        assert_eq!(read("cgroup.procs"), "17");
-        assert_eq!(limit.cpu_time(), None);
-        std::fs::write(
-            limit.group.join("cpu.stat"),
-            "usage_usec 1500\nuser_usec 7\n",
-        )
-        .expect("written");
-        assert_eq!(limit.cpu_time(), Some(Duration::from_micros(1500)));
-    }
-
-    #[test]
-    fn what_is_missing_is_said() {
-        let root = tempfile::tempdir().expect("a folder");
-        std::fs::write(root.path().join("cgroup.controllers"), "hugetlb\n").expect("written");
-        let error = CpuLimit::within(root.path(), 40).expect_err("no controller");
-        assert!(
-            error
-                .to_string()
-                .contains("no cpu controller (it has \"hugetlb\")"),
-            "{error}"
-        );
-        let nowhere = root.path().join("nowhere");
-        assert!(CpuLimit::within(&nowhere, 40).is_err());
-    }
+/// The fields of a line of proc_pid_mountinfo(5) that are used here.
+struct Mount<'a> {
+    /// The folder of the file system that is mounted.
+    root: &'a str,
+    point: &'a str,
+    kind: &'a str,
+    /// Of the file system: with version 1, its controllers.
+    options: &'a str,
 }
+
+/// Root and mount point are the fourth and fifth field; the file system's type, source and options
+/// follow a lone hyphen.
+fn parse_mount(line: &str) -> Option<Mount<'_>> {
+    let (place, system) = line.split_once(" - ")?;
+    let mut place = place.split_whitespace().skip(3);
+    let mut system = system.split_whitespace();
+    Some(Mount {
+        root: place.next()?,
+        point: place.next()?,
+        kind: system.next()?,
+        options: system.nth(1)?,
+    })
+}
+
+/// The hierarchy of version 2, where it has the cpu controller. Groups are made in its root, since a
+/// group that has processes of its own cannot have others that limit.
+fn unified(mounts: &str) -> Option<Hierarchy> {
+    let mut mounts = mounts.lines().filter_map(parse_mount);
+    let root = PathBuf::from(mounts.find(|mount| mount.kind == "cgroup2")?.point);
+    let there = std::fs::read_to_string(root.join("cgroup.controllers")).unwrap_or_default();
+    let limits = there.split_whitespace().any(|one| one == "cpu");
+    limits.then_some(Hierarchy {
+        version: Version::Two,
+        limiting: root,
+        counting: None,
+    })
+}
+
+/// This process's own group in the hierarchy of version 1 with this controller (cgroups(7): a line of
+/// /proc/PID/cgroup is the hierarchy's number, its controllers and the group). What is made there has
+/// no more than what we have.
+fn version_one(mounts: &str, own_groups: &str, controller: &str) -> Option<PathBuf> {
+    let has = |list: &str| list.split(',').any(|one| one == controller);
+    let mut mounts = mounts.lines().filter_map(parse_mount);
+    let mount = mounts.find(|mount| mount.kind == "cgroup" && has(mount.options))?;
+    let own = own_groups.lines().find_map(|line| {
+        let mut fields = line.splitn(3, ':').skip(1);
+        has(fields.next()?).then_some(())?;
+        fields.next()
+    });
+    // What lies outside of what is mounted is not to be seen from here.
+    let below = own.and_then(|own| Path::new(own).strip_prefix(mount.root).ok());
+    Some(Path::new(mount.point).join(below.unwrap_or(Path::new(""))))
+}
+
+#[cfg(test)]
+mod tests;

@@ -148,7 +148,6 @@ pub fn measure(
         warm_up: Duration::from_millis(300),
         namespace_bytes: 64 << 20,
         starts: 1,
-        cpu_percent: None,
     };
     let target = Target::start(&TargetOptions {
         more: "[limits]\nmax_connections = 8192\nmax_controllers = 4096\n",

@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::TcpStream;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use arrayvec::ArrayVec;
@@ -18,6 +18,7 @@ use super::{
     HEADER_BYTES, IN_CAPSULE_BYTES, REQUEST_BYTES, WINDOW_MAX, histogram, nanos,
 };
 use crate::ceiling::occupation::Occupation;
+use crate::ceiling::passes::Passes;
 use crate::random::Random;
 use crate::report::Latency;
 
@@ -158,12 +159,13 @@ pub(super) fn answer(
     stop: &AtomicBool,
 ) -> Result<f64, CeilingError> {
     let cycle = Cycle::of(options.exchange, options.window);
+    let passes = Passes::begin(sockets, options.answering_percent.is_some(), stop);
     match &options.answers {
         Answers::Memory(memory) if options.exchange.write => {
-            take_into_memory(sockets, &cycle, options.exchange, memory, stop)
+            take_into_memory(sockets, &cycle, options.exchange, memory, passes)
         }
-        Answers::Memory(memory) => answer_from_memory(sockets, &cycle, memory, stop),
-        Answers::HotBuffer => Ok(answer_from_buffer(sockets, &cycle, options.window, stop)?),
+        Answers::Memory(memory) => answer_from_memory(sockets, &cycle, memory, passes),
+        Answers::HotBuffer => Ok(answer_from_buffer(sockets, &cycle, options.window, passes)?),
     }
 }
 
@@ -172,7 +174,7 @@ pub(super) fn answer_from_memory(
     sockets: &[TcpStream],
     cycle: &Cycle,
     memory: &AnswerMemory,
-    stop: &AtomicBool,
+    mut passes: Passes<'_>,
 ) -> Result<f64, CeilingError> {
     let mut requests = vec![0_u8; RECEIVE_BYTES];
     let header = [0x5a_u8; HEADER_BYTES];
@@ -195,8 +197,7 @@ pub(super) fn answer_from_memory(
             )
         })
         .collect();
-    let mut occupation = Occupation::begin();
-    while !stop.load(Ordering::Relaxed) {
+    while passes.go_on() {
         let mut moved = false;
         for (socket, progress, unsent) in &mut ends {
             let bytes = receive(socket, &mut requests)?;
@@ -210,9 +211,9 @@ pub(super) fn answer_from_memory(
                 forget_sent(unsent, sent);
             }
         }
-        occupation.passed(moved);
+        passes.ended(moved)?;
     }
-    Ok(occupation.busy_share())
+    Ok(passes.busy_share())
 }
 
 /// Takes what was sent off the front of `parts`.
@@ -229,7 +230,7 @@ fn answer_from_buffer(
     sockets: &[TcpStream],
     cycle: &Cycle,
     window: usize,
-    stop: &AtomicBool,
+    mut passes: Passes<'_>,
 ) -> io::Result<f64> {
     let mut requests = vec![0_u8; RECEIVE_BYTES];
     let responses = vec![0x5a_u8; window * cycle.answered[0].bytes()];
@@ -237,8 +238,7 @@ fn answer_from_buffer(
         .iter()
         .map(|socket| (socket, Progress::default(), 0))
         .collect();
-    let mut occupation = Occupation::begin();
-    while !stop.load(Ordering::Relaxed) {
+    while passes.go_on() {
         let mut moved = false;
         for (socket, progress, owed) in &mut ends {
             let bytes = receive(socket, &mut requests)?;
@@ -250,9 +250,9 @@ fn answer_from_buffer(
                 *owed -= send(socket, &responses, *owed)?;
             }
         }
-        occupation.passed(moved);
+        passes.ended(moved)?;
     }
-    Ok(occupation.busy_share())
+    Ok(passes.busy_share())
 }
 
 /// A connection whose data goes straight to random blocks of memory.
@@ -270,7 +270,7 @@ fn take_into_memory(
     cycle: &Cycle,
     exchange: Exchange,
     memory: &AnswerMemory,
-    stop: &AtomicBool,
+    mut passes: Passes<'_>,
 ) -> Result<f64, CeilingError> {
     // What is touched now costs no page fault later.
     let mut bytes = vec![0x5a_u8; memory.0.len()];
@@ -293,8 +293,7 @@ fn take_into_memory(
     }
     let responses = vec![0x5a_u8; WINDOW_MAX * HEADER_BYTES];
     let mut headers = vec![0_u8; PIECES_MAX * REQUEST_BYTES];
-    let mut occupation = Occupation::begin();
-    while !stop.load(Ordering::Relaxed) {
+    while passes.go_on() {
         let mut moved = false;
         for taker in &mut takers {
             let received = taker.receive(&cycle.asked, &mut headers)?;
@@ -318,9 +317,9 @@ fn take_into_memory(
                 *owed -= send(taker.socket, &responses, *owed)?;
             }
         }
-        occupation.passed(moved);
+        passes.ended(moved)?;
     }
-    Ok(occupation.busy_share())
+    Ok(passes.busy_share())
 }
 
 /// A random one of those blocks that no data is on its way to.
@@ -387,8 +386,11 @@ pub(super) fn ask(
         })
         .collect();
     let mut clock = Counting::new(options, options.window * sockets.len() == 1);
+    let mut occupation = Occupation::begin();
     loop {
+        let mut moved = false;
         for asker in &mut askers {
+            moved |= asker.unsent > 0;
             if asker.unsent > 0 {
                 if asker.unsent == first {
                     clock.asked();
@@ -396,6 +398,7 @@ pub(super) fn ask(
                 asker.unsent -= send(asker.socket, &requests, asker.unsent)?;
             }
             let bytes = receive(asker.socket, &mut responses)?;
+            moved |= bytes > 0;
             let Asker {
                 progress, unsent, ..
             } = asker;
@@ -406,8 +409,12 @@ pub(super) fn ask(
                 }
             });
         }
+        occupation.passed(moved);
         if let Some(measured) = clock.tick() {
-            return Ok(measured);
+            return Ok(CeilingMeasurement {
+                asking_share: occupation.busy_share(),
+                ..measured
+            });
         }
     }
 }
@@ -473,7 +480,8 @@ impl<'a> Counting<'a> {
                 latency: self
                     .one_at_a_time
                     .then(|| Latency::from_histogram(&self.histogram)),
-                // The other side knows.
+                // Who drives the loop knows, and the other side.
+                asking_share: 1.0,
                 answering_share: 1.0,
             }),
             _ => None,

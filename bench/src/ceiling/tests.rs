@@ -1,6 +1,7 @@
 use std::io::{IoSlice, Read, Write};
 
 use super::ends::{Cycle, answer_from_memory, forget_sent};
+use super::passes::Passes;
 use super::*;
 
 fn memory() -> Answers {
@@ -15,6 +16,7 @@ fn short(window: usize, answers: Answers) -> CeilingOptions {
         window,
         server_core: None,
         client_core: None,
+        answering_percent: None,
         warm_up: Duration::from_millis(5),
         duration: Duration::from_millis(50),
     }
@@ -81,7 +83,8 @@ fn answers_from_memory_are_a_header_and_a_block_each_in_whatever_pieces_they_go(
         let answering = scope.spawn(|| {
             let servers = std::slice::from_ref(&server);
             let cycle = Cycle::of(Exchange::READ_4K, WINDOW_MAX);
-            answer_from_memory(servers, &cycle, &memory, &stop)
+            let passes = Passes::begin(servers, true, &stop);
+            answer_from_memory(servers, &cycle, &memory, passes)
         });
         let requests = [0; WINDOW_MAX * REQUEST_BYTES];
         client.write_all(&requests).expect("sent");
@@ -162,6 +165,29 @@ fn every_pattern_is_answered_over_one_connection_and_over_several() {
             }
         }
     }
+}
+
+#[test]
+fn with_a_part_of_its_core_the_answering_side_takes_no_more() {
+    let options = CeilingOptions {
+        exchange: Exchange {
+            write: true,
+            data_bytes: DATA_BYTES,
+        },
+        answering_percent: Some(50),
+        duration: Duration::from_millis(300),
+        ..short(WINDOW_MAX, memory())
+    };
+    let measured = match measure_tcp(&options) {
+        Err(CeilingError::Limit(error)) => {
+            eprintln!("{error}");
+            return;
+        }
+        measured => measured.expect("loopback is there"),
+    };
+    // A period is the most that it may be ahead.
+    let share = measured.answering_share;
+    assert!(share > 0.0 && share < 0.6, "{share}");
 }
 
 #[test]

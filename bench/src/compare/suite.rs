@@ -18,6 +18,7 @@ use crate::ceiling::{
     AnswerMemory, Answers, CONGESTION_CONTROL, CeilingMeasurement, CeilingOptions, Exchange,
     measure_copies, measure_tcp,
 };
+use crate::cpu_limit::CpuLimit;
 use crate::random::Random;
 use crate::report::suite::{Figures, Goal, Sample, SuiteReport, Unit};
 use crate::report::{Machine, MemoryReport};
@@ -54,11 +55,30 @@ struct PairRow {
     goal: f64,
 }
 
+/// Added to the name of a row of `PAIR_ROWS`: the same with a part of the target's core.
+const PART: &str = "-part";
+
+/// The rows that are taken with a part of the target's core too: those where the host, which has all
+/// of its own, is the slower end.
+const PART_ROWS: [&str; 2] = ["write-128-part", "write-128k-part"];
+
 impl PairRow {
     fn exchange(&self) -> Exchange {
         Exchange {
             write: self.write,
             data_bytes: self.bytes as usize,
+        }
+    }
+
+    /// What our host asks.
+    fn load(&self) -> Load {
+        Load {
+            nsid: 1,
+            write: self.write,
+            bytes: self.bytes,
+            connections: self.connections,
+            depth: self.depth,
+            digests: false,
         }
     }
 }
@@ -121,7 +141,8 @@ const DIGESTS: &str = "digests";
 #[must_use]
 pub fn row_names() -> Vec<&'static str> {
     let pairs = PAIR_ROWS.iter().map(|row| row.name);
-    pairs.chain([LATENCY, FILE, IDLE, DIGESTS]).collect()
+    let rows = pairs.chain(PART_ROWS);
+    rows.chain([LATENCY, FILE, IDLE, DIGESTS]).collect()
 }
 
 /// How to compare everything.
@@ -133,6 +154,9 @@ pub struct SuiteOptions {
     pub folder: PathBuf,
     /// The rows to take, by name; all where there is none.
     pub only: Vec<String>,
+    /// The part of its core that the target has, and the answering side of the pair, in rows that give
+    /// them a part; percent.
+    pub part_percent: u32,
 }
 
 /// A suite as it goes.
@@ -145,6 +169,8 @@ struct Suite<'a> {
     file: Option<tempfile::NamedTempFile>,
     figures: Figures,
     notes: Vec<String>,
+    /// Whether the system lets us give out parts of a core.
+    parts: bool,
 }
 
 /// Compares, round by round; `tell` is called before each row.
@@ -169,13 +195,15 @@ pub fn compare_all(
         target: Some(start_target(options, file.as_ref())?),
         file,
         figures: Figures::default(),
-        notes: options
-            .common
-            .cpu_percent
-            .map(part_of_a_core)
-            .into_iter()
-            .collect(),
+        notes: Vec::new(),
+        parts: true,
     };
+    if PART_ROWS.iter().any(|row| options.takes(row))
+        && let Err(error) = CpuLimit::new(options.part_percent)
+    {
+        suite.parts = false;
+        suite.notes.push(error.to_string());
+    }
     for round in 0..options.common.rounds {
         if round > 0 {
             suite.move_memory()?;
@@ -270,6 +298,12 @@ impl Suite<'_> {
         if let Some(pair) = PAIR_ROWS.iter().find(|pair| pair.name == row) {
             return self.against_pairs(pair, swapped);
         }
+        if let Some(pair) = PAIR_ROWS
+            .iter()
+            .find(|pair| Some(pair.name) == row.strip_suffix(PART))
+        {
+            return self.with_a_part(row, pair, swapped);
+        }
         match row {
             LATENCY => self.latency(swapped),
             FILE => self.file(swapped),
@@ -288,28 +322,23 @@ impl Suite<'_> {
             per_core_second: busy
                 .filter(|busy| !busy.is_zero())
                 .map(|busy| per_second(measured.completed, busy)),
+            per_host_core_second: Some(measured.requests_per_second / measured.host_share),
         })
-    }
-
-    /// What a figure is to reach. A target that has a part of its core is to reach nothing against
-    /// what has all of its.
-    fn goal(&self, goal: Goal) -> Option<Goal> {
-        self.options.common.cpu_percent.is_none().then_some(goal)
     }
 
     fn pair(
         &self,
-        exchange: Exchange,
-        connections: u16,
-        depth: u16,
+        row: &PairRow,
         answers: Answers,
+        answering_percent: Option<u32>,
     ) -> Result<CeilingMeasurement, CompareError> {
         let common = &self.options.common;
         Ok(measure_tcp(&CeilingOptions {
-            exchange,
+            exchange: row.exchange(),
             answers,
-            connections: usize::from(connections),
-            window: usize::from(depth),
+            connections: usize::from(row.connections),
+            window: usize::from(row.depth),
+            answering_percent,
             server_core: Some(common.target_core),
             client_core: Some(common.host_core),
             warm_up: common.warm_up,
@@ -323,7 +352,7 @@ impl Suite<'_> {
         row: &PairRow,
         swapped: bool,
     ) -> Result<(CeilingMeasurement, CeilingMeasurement), CompareError> {
-        let pair = |answers| self.pair(row.exchange(), row.connections, row.depth, answers);
+        let pair = |answers| self.pair(row, answers, None);
         in_turn(
             swapped,
             || pair(Answers::Memory(self.memory.clone())),
@@ -332,21 +361,13 @@ impl Suite<'_> {
     }
 
     fn against_pairs(&mut self, row: &PairRow, swapped: bool) -> Result<(), CompareError> {
-        let load = Load {
-            nsid: 1,
-            write: row.write,
-            bytes: row.bytes,
-            connections: row.connections,
-            depth: row.depth,
-            digests: false,
-        };
         let null = Load {
             nsid: NULL_NSID,
-            ..load
+            ..row.load()
         };
         let (ours, (memory, buffer)) = in_turn(
             swapped,
-            || self.requests(self.target(), &load),
+            || self.requests(self.target(), &row.load()),
             || self.pairs(row, swapped),
         )?;
         let (null, copies) = in_turn(
@@ -354,7 +375,7 @@ impl Suite<'_> {
             || self.requests(self.target(), &null),
             || self.copies(row),
         )?;
-        let goal = self.goal(Goal::AtLeast(row.goal));
+        let goal = Some(Goal::AtLeast(row.goal));
         self.figures.add(
             row.name,
             row.what,
@@ -382,6 +403,38 @@ impl Suite<'_> {
         )?)
     }
 
+    /// A row with a part of the target's core, so that the host is not what it waits for: target and
+    /// pair sleep where nothing has come, as waiting would be taken off that part.
+    fn with_a_part(
+        &mut self,
+        name: &str,
+        row: &PairRow,
+        swapped: bool,
+    ) -> Result<(), CompareError> {
+        if !self.parts {
+            return Ok(());
+        }
+        let percent = self.options.part_percent;
+        let limited = TargetOptions {
+            idle: "sleep",
+            cpu_percent: Some(percent),
+            ..self.options.common.target()
+        };
+        let (ours, pair) = in_turn(
+            swapped,
+            || self.requests(&Target::start(&limited)?, &row.load()),
+            || self.pair(row, Answers::Memory(self.memory.clone()), Some(percent)),
+        )?;
+        self.figures.add(
+            name,
+            &format!("{}, {percent} % of a core", row.what),
+            Unit::RequestsPerSecond,
+            ours,
+            &[(SAME_MEMORY, of_pair(&pair), Some(Goal::AtLeast(row.goal)))],
+        );
+        Ok(())
+    }
+
     fn latency(&mut self, swapped: bool) -> Result<(), CompareError> {
         let row = PairRow {
             depth: 1,
@@ -397,7 +450,7 @@ impl Suite<'_> {
             memory.latency.unwrap_or_default(),
             buffer.latency.unwrap_or_default(),
         );
-        let goal = self.goal(Goal::AtMost(1.15));
+        let goal = Some(Goal::AtMost(1.15));
         for (name, what, of) in [
             (
                 "latency-p50",
@@ -453,11 +506,7 @@ impl Suite<'_> {
             "4 KiB random read of a file, 128 in flight",
             Unit::RequestsPerSecond,
             ours,
-            &[(
-                "fio io_uring, local",
-                fio.into(),
-                self.goal(Goal::AtLeast(0.9)),
-            )],
+            &[("fio io_uring, local", fio.into(), Some(Goal::AtLeast(0.9)))],
         );
         Ok(())
     }
@@ -480,7 +529,7 @@ impl Suite<'_> {
             "adaptive idle policy, 4 KiB random read, 128 in flight",
             Unit::RequestsPerSecond,
             adaptive,
-            &[("poll", poll, self.goal(Goal::AtLeast(0.97)))],
+            &[("poll", poll, Some(Goal::AtLeast(0.97)))],
         );
         let before = self.target().cpu_time();
         std::thread::sleep(REST);
@@ -512,18 +561,10 @@ impl Suite<'_> {
             "4 KiB random read with both digests, 128 in flight",
             Unit::RequestsPerSecond,
             with,
-            &[("without digests", without, self.goal(Goal::AtLeast(0.8)))],
+            &[("without digests", without, Some(Goal::AtLeast(0.8)))],
         );
         Ok(())
     }
-}
-
-/// What a report says of a target with a part of its core.
-fn part_of_a_core(percent: u32) -> String {
-    format!(
-        "the target has {percent} % of its core (cpu.max) and the pairs have all of it: only requests \
-         per second of the core compare"
-    )
 }
 
 /// What a pair came to.
@@ -531,6 +572,7 @@ fn of_pair(pair: &CeilingMeasurement) -> Sample {
     Sample {
         value: pair.requests_per_second(),
         per_core_second: Some(pair.requests_per_core_second()),
+        per_host_core_second: Some(pair.requests_per_host_core_second()),
     }
 }
 

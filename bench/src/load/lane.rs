@@ -55,6 +55,10 @@ pub(crate) struct Lane<I> {
     buffers: Vec<Lease>,
     /// `None` only while it is being read.
     completions: Option<Box<HostCompletions>>,
+    /// Something was sent or received since this was asked last.
+    moved: bool,
+    /// What the queue had received when it was polled last.
+    receives: u64,
 }
 
 fn popular_places(suited: &Suited) -> Vec<ZipfPlaces> {
@@ -107,6 +111,8 @@ impl<I: Initiator> Lane<I> {
             free: (0..buffers.len() as u16).rev().collect(),
             buffers,
             completions: Some(Box::default()),
+            moved: false,
+            receives: 0,
         }
     }
 
@@ -152,6 +158,11 @@ impl<I: Initiator> Lane<I> {
         self.queue.counters()
     }
 
+    /// Whether something was sent or received since this was asked last.
+    pub(crate) fn take_moved(&mut self) -> bool {
+        std::mem::take(&mut self.moved)
+    }
+
     /// Keeps the queue full, up to `quota` requests in this phase, and sends.
     pub(crate) fn issue(&mut self, quota: u64, now: Instant) -> Result<(), Trouble> {
         while self.issued < quota && !self.free.is_empty() {
@@ -166,6 +177,7 @@ impl<I: Initiator> Lane<I> {
                 break;
             }
             self.issued += 1;
+            self.moved = true;
             if let Some(pacer) = &mut self.pacer {
                 pacer.advance();
             }
@@ -292,6 +304,10 @@ impl<I: Initiator> Lane<I> {
         let mut completions = self.completions.take().unwrap_or_default();
         let polled = self.queue.poll(&mut completions);
         let ended = completions.len();
+        // Requests for data are received too, and end nothing.
+        let receives = self.queue.counters().receives;
+        self.moved |= ended > 0 || receives > self.receives;
+        self.receives = receives;
         if ended > 0 {
             let now = Instant::now();
             for completion in completions.drain(..) {

@@ -126,6 +126,8 @@ pub struct PhaseStats {
     pub writes: OperationStats,
     /// From the first submission to the last completion.
     pub elapsed: Duration,
+    /// Time in which the driving threads, all together, found nothing to send or to receive.
+    pub idle: Duration,
     /// Blocks checked.
     pub checked: Checked,
     /// Requests that a limited rate made due, and that the target left no room to send in time.
@@ -140,6 +142,7 @@ impl PhaseStats {
         self.reads.add(&other.reads);
         self.writes.add(&other.writes);
         self.elapsed = self.elapsed.max(other.elapsed);
+        self.idle += other.idle;
         self.unsent += other.unsent;
         self.checked.right += other.checked.right;
         self.checked.unknown += other.checked.unknown;
@@ -208,8 +211,15 @@ pub(crate) fn run_phase<I: Initiator>(
             Until::End | Until::Time(_) => u64::MAX,
         };
         let (before, bytes_before) = totals(&stats);
+        let begun = now;
         let turned = turn(lanes, quota, now, &mut stats);
         now = Instant::now();
+        let moved = lanes
+            .iter_mut()
+            .fold(false, |moved, lane| lane.take_moved() | moved);
+        if !moved {
+            stats.idle += now - begun;
+        }
         let (after, bytes_after) = totals(&stats);
         let ended = match turned {
             Ok(ended) => ended,
@@ -250,6 +260,9 @@ pub(crate) fn run_phase<I: Initiator>(
                 let until = due.map_or(SLEEP_MAX, |due| due.saturating_duration_since(now));
                 lane.wait(until.min(SLEEP_MAX));
             }
+            let woken = Instant::now();
+            stats.idle += woken - now;
+            now = woken;
             let limit = shared.stall_limit;
             if last_completion.elapsed() >= limit {
                 stats

@@ -68,6 +68,8 @@ pub struct Sample {
     /// Requests per second of the time in which the target's core had something to do; none where
     /// requests are not what is counted, or the time is not known.
     pub per_core_second: Option<f64>,
+    /// The same of the host's core.
+    pub per_host_core_second: Option<f64>,
 }
 
 impl From<f64> for Sample {
@@ -75,11 +77,12 @@ impl From<f64> for Sample {
         Self {
             value,
             per_core_second: None,
+            per_host_core_second: None,
         }
     }
 }
 
-/// Requests per second of the target's core while it had something to do.
+/// Requests per second of a core while it had something to do.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct CoreSeconds {
     /// The median.
@@ -90,8 +93,8 @@ pub struct CoreSeconds {
 
 impl CoreSeconds {
     /// Takes in another round.
-    fn add(this: &mut Option<Self>, sample: &Sample) {
-        if let Some(requests) = sample.per_core_second {
+    fn add(this: &mut Option<Self>, sample: Option<f64>) {
+        if let Some(requests) = sample {
             let this = this.get_or_insert_default();
             this.rounds.push(requests);
             this.requests_per_core_second = median(&this.rounds);
@@ -110,9 +113,12 @@ pub struct Against {
     pub ratio: f64,
     /// What the ratio is to reach; none for what is only shown.
     pub goal: Option<Goal>,
-    /// What it gets out of a core.
+    /// What it gets out of the target's core.
     #[serde(default)]
     pub core: Option<CoreSeconds>,
+    /// What it gets out of the host's core.
+    #[serde(default)]
+    pub host_core: Option<CoreSeconds>,
 }
 
 /// A figure of ours.
@@ -131,6 +137,9 @@ pub struct Figure {
     /// What the target gets out of its core.
     #[serde(default)]
     pub core: Option<CoreSeconds>,
+    /// What our host gets out of its core.
+    #[serde(default)]
+    pub host_core: Option<CoreSeconds>,
 }
 
 /// Figures as their rounds come in.
@@ -156,6 +165,7 @@ impl Figures {
                 ratio: 0.0,
                 goal: *goal,
                 core: None,
+                host_core: None,
             };
             self.0.push(Figure {
                 name: name.to_owned(),
@@ -164,15 +174,18 @@ impl Figures {
                 rounds: Vec::new(),
                 against: against.iter().map(begin).collect(),
                 core: None,
+                host_core: None,
             });
             self.0.len() - 1
         });
         let figure = &mut self.0[index];
         figure.rounds.push(ours.value);
-        CoreSeconds::add(&mut figure.core, &ours);
+        CoreSeconds::add(&mut figure.core, ours.per_core_second);
+        CoreSeconds::add(&mut figure.host_core, ours.per_host_core_second);
         for (one, (_, sample, _)) in figure.against.iter_mut().zip(against) {
             one.rounds.push(sample.value);
-            CoreSeconds::add(&mut one.core, sample);
+            CoreSeconds::add(&mut one.core, sample.per_core_second);
+            CoreSeconds::add(&mut one.host_core, sample.per_host_core_second);
             let ratios: Vec<f64> = figure
                 .rounds
                 .iter()
@@ -249,17 +262,21 @@ impl SuiteReport {
         table
     }
 
-    /// What target and pairs get out of the target's core, where that is known.
-    fn core_table(&self) -> Table {
+    /// What our ends and the pairs' get out of one of the cores, where that is known.
+    fn core_table(
+        &self,
+        ours: fn(&Figure) -> Option<&CoreSeconds>,
+        theirs: fn(&Against) -> Option<&CoreSeconds>,
+    ) -> Table {
         let mut table = Table::new(&["", "windlass", "against", "", "ratio"]);
         for figure in &self.figures {
-            let Some(ours) = &figure.core else {
+            let Some(ours) = ours(figure) else {
                 continue;
             };
             let each =
                 |core: &CoreSeconds| Unit::RequestsPerSecond.format(core.requests_per_core_second);
             let known = figure.against.iter();
-            let known = known.filter_map(|one| Some((one, one.core.as_ref()?)));
+            let known = known.filter_map(|one| Some((one, theirs(one)?)));
             for (index, (one, theirs)) in known.enumerate() {
                 let first = |text: String| if index == 0 { text } else { String::new() };
                 let ratios: Vec<f64> = (ours.rounds.iter().zip(&theirs.rounds))
@@ -289,12 +306,17 @@ impl fmt::Display for SuiteReport {
         )?;
         writeln!(f, "{}", self.table())?;
         if self.figures.iter().any(|figure| figure.core.is_some()) {
-            writeln!(f, "Requests per second of the target's core\n")?;
-            writeln!(f, "{}", self.core_table())?;
+            let table = self.core_table(|figure| figure.core.as_ref(), |one| one.core.as_ref());
+            writeln!(f, "Requests per second of the target's core\n\n{table}")?;
+            let table = self.core_table(
+                |figure| figure.host_core.as_ref(),
+                |one| one.host_core.as_ref(),
+            );
+            writeln!(f, "Requests per second of the host's core\n\n{table}")?;
             writeln!(
                 f,
-                "  of the time in which a turn of the target's core had something to do; with a part \
-                 of the\n    core, of its processor time"
+                "  of the time in which a turn of the core had something to do; where the target has a \
+                 part\n    of its core, of the processor time that it took"
             )?;
         }
         writeln!(
@@ -332,6 +354,7 @@ mod tests {
             let base = Sample {
                 value: base,
                 per_core_second: Some(2.0 * base),
+                per_host_core_second: None,
             };
             let against = [
                 ("base", base, Some(Goal::AtLeast(0.9))),
@@ -340,6 +363,7 @@ mod tests {
             let ours = Sample {
                 value: ours,
                 per_core_second: Some(ours + 10.0),
+                per_host_core_second: None,
             };
             figures.add("a", "An a", Unit::RequestsPerSecond, ours, &against);
         }

@@ -1,0 +1,63 @@
+//! The passes of the answering side's loop: until when, what between them, and how much of the time
+//! they took.
+
+use std::io;
+use std::net::TcpStream;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+
+use crate::ceiling::occupation::Occupation;
+
+/// The longest sleep, after which the loop looks whether it is to stop.
+const SLEEP_MAX: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 10_000_000,
+};
+
+/// The passes of a loop over sockets.
+pub(super) struct Passes<'a> {
+    stop: &'a AtomicBool,
+    occupation: Occupation,
+    /// What to sleep on after a pass that found nothing; empty for a loop that polls.
+    sleeping_on: Vec<PollFd<'a>>,
+}
+
+impl<'a> Passes<'a> {
+    /// Passes from now on until `stop`.
+    pub(super) fn begin(sockets: &'a [TcpStream], sleeps: bool, stop: &'a AtomicBool) -> Self {
+        let watched = if sleeps { sockets } else { &[] };
+        Self {
+            stop,
+            occupation: Occupation::begin(),
+            sleeping_on: watched
+                .iter()
+                .map(|socket| PollFd::new(socket, PollFlags::IN))
+                .collect(),
+        }
+    }
+
+    /// Whether there is to be another pass.
+    pub(super) fn go_on(&self) -> bool {
+        !self.stop.load(Ordering::Relaxed)
+    }
+
+    /// A pass has ended that moved something, or found nothing.
+    #[inline]
+    pub(super) fn ended(&mut self, moved: bool) -> io::Result<()> {
+        self.occupation.passed(moved);
+        if moved || self.sleeping_on.is_empty() {
+            return Ok(());
+        }
+        match poll(&mut self.sleeping_on, Some(&SLEEP_MAX)) {
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    /// The part of the time until now in which there was something to do.
+    pub(super) fn busy_share(self) -> f64 {
+        self.occupation.busy_share()
+    }
+}
