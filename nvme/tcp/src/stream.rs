@@ -8,7 +8,7 @@ use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::io::Errno;
-use rustix::net::{SendAncillaryBuffer, SendFlags};
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv};
 
 /// What one vectored receive or send came to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,7 +73,12 @@ impl TcpSocket {
 impl ByteStream for TcpSocket {
     fn receive(&mut self, buffers: &mut [IoSliceMut<'_>]) -> Transferred {
         loop {
-            return match rustix::io::readv(&self.0, buffers) {
+            // A receive goes to the socket straight, a read by way of the file.
+            let received = match &mut *buffers {
+                [buffer] => recv(&self.0, &mut **buffer, RecvFlags::DONTWAIT).map(|(_, all)| all),
+                buffers => rustix::io::readv(&self.0, buffers),
+            };
+            return match received {
                 Ok(0) => Transferred::Closed,
                 Ok(bytes) => Transferred::Bytes(bytes),
                 Err(Errno::INTR) => continue,
