@@ -1,6 +1,7 @@
 #!/bin/bash
 # Writes bench/WHERE-THE-TIME-GOES.md: what one request over TCP costs, by stage and by function, and
-# what its stages take. Takes about a minute; needs perf, jq and valgrind.
+# what its stages take, and the flame graphs beside it. Takes two minutes; needs perf, jq, valgrind and
+# inferno (cargo install inferno).
 #
 #   cargo build --release -p appliance -p bench
 #   bench/where-the-time-goes.sh [folder with the two binaries, else target/release]
@@ -8,6 +9,9 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 binaries=${1:-target/release}
 page=bench/WHERE-THE-TIME-GOES.md
+for tool in perf jq valgrind inferno-collapse-perf inferno-flamegraph; do
+  command -v "$tool" >/dev/null || { echo "$0: $tool is not installed" >&2; exit 1; }
+done
 seconds=4
 port=$((20000 + RANDOM % 10000))
 work=$(mktemp -d)
@@ -41,6 +45,7 @@ name = "loopback"
 transport = "tcp"
 address = "127.0.0.1:$port"
 queue_depth = 256
+congestion_control = "reno"
 [[export]]
 nqn = "nqn.2026-11.org.windlass:where"
 devices = ["ram", "file"]
@@ -59,13 +64,25 @@ load() {
     sleep 0.1
   done
   "$binaries/bench" run --address "127.0.0.1:$port" --cores 1 --warm-up 0.5 \
-    --time $((seconds + 2)) "$@" >"$work/$name.run" &
+    --congestion-control reno --time $((seconds + 5)) "$@" >"$work/$name.run" &
   host=$!
   sleep 1.5
   perf record -q -e cpu-clock -F 2000 -o "$work/$name.perf" -p "$target" -- sleep "$seconds"
+  # Stacks cost the target time, so they are taken apart from the shares. A batch of pieces to send
+  # lies on the stack, which makes it deep.
+  perf record -q -e cpu-clock -F 499 --call-graph dwarf,49152 -o "$work/$name.stacks" \
+    -p "$target" -- sleep 2
   wait "$host"
   "$binaries/windlass" status --json --socket "$work/control.sock" >"$work/$name.json" || true
   end
+}
+
+# The flame graph of a load, from the reactor's turn on: LOAD, title.
+flames() {
+  perf script -i "$work/$1.stacks" --no-inline -F comm,tid,event,ip,sym,dso,time 2>/dev/null |
+    inferno-collapse-perf 2>/dev/null | grep '^reactor' |
+    sed -E 's/^reactor-[0-9]+;.*(reactors::reactor::Reactor::run)/\1/; s/entry_SYSCALL_64[^;]*;do_syscall_64;//' |
+    inferno-flamegraph --title "$2" --countname samples >"bench/results/flame-$1.svg"
 }
 
 # The profile by place, as rows of a table.
@@ -108,6 +125,9 @@ stages() {
 load read --nsid 1 --depth 128 --mix 100/0 --block-size 4k
 load write --nsid 1 --depth 128 --mix 0/100 --block-size 4k
 load file --nsid 2 --depth 128 --mix 100/0 --block-size 4k
+flames read "4 KiB random reads of RAM over TCP, 128 in flight: the target's core"
+flames write "4 KiB random writes of RAM over TCP, 128 in flight: the target's core"
+flames file "4 KiB random reads of a file over TCP, 128 in flight: the target's core"
 "$binaries/bench" cost tcp >"$work/cost"
 "$binaries/bench" cost tcp --case ram-write-4k-128 >"$work/cost-write"
 "$binaries/bench" cost growth >"$work/growth"
@@ -133,7 +153,7 @@ PAGE
   for one in "read random reads of RAM" "write random writes of RAM" "file random reads of a file, O_DIRECT"; do
     printf '**%s**\n\n| place | share |\n|---|---|\n' "${one#* }"
     places "${one%% *}"
-    printf '\n'
+    printf '\n[Flame graph](results/flame-%s.svg)\n\n' "${one%% *}"
   done
   printf '## The dearest functions\n\n'
   for one in "read random reads of RAM" "write random writes of RAM"; do
