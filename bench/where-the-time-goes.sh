@@ -216,7 +216,8 @@ PAGE
   second-level cache, and by us to its place. Receiving it there at once would save one copy, but a
   host that stops in the middle would keep the range from its readers.
 - What `push_response` shows of a write is its wait for that copy: memory that no cache holds takes the
-  stores before anything that was just stored can be loaded again.
+  stores before anything that was just stored can be loaded again. Queued before the copy, it leaves the
+  wait to what comes next.
 - Requests per system call follow from what is in flight, not from us: everything that has come is
   received at once, and one send carries all that is ready.
 PAGE
