@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use arrayvec::ArrayVec;
 use hugemem::{Arena, ArenaConfig, DmaBuffer, PagePolicy};
 use rdma::{
     Access, CompletionOpcode, CompletionQueue as _, ConnectParameters, ConnectRequest as _,
@@ -39,6 +40,9 @@ const SENDS: u32 = 256;
 /// Inline bytes asked for.
 const INLINE_BYTES: u32 = 512;
 
+/// Completions taken by one poll at most.
+const POLLED_MAX: usize = 64;
+
 /// Nothing here takes this long.
 const LIMIT: Duration = Duration::from_secs(20);
 
@@ -61,6 +65,21 @@ pub(crate) struct Polled {
     pub(crate) messages: Vec<Vec<u8>>,
     /// Slots whose read is over.
     pub(crate) reads: Vec<usize>,
+}
+
+/// What a poll brought, by slot.
+#[derive(Debug, Default)]
+pub(super) struct PolledSlots {
+    /// Whose message has come.
+    pub(super) messages: ArrayVec<usize, POLLED_MAX>,
+    /// Whose read is over.
+    pub(super) reads: ArrayVec<usize, POLLED_MAX>,
+}
+
+impl PolledSlots {
+    pub(super) fn is_empty(&self) -> bool {
+        self.messages.is_empty() && self.reads.is_empty()
+    }
 }
 
 /// One end.
@@ -217,24 +236,55 @@ impl<P: Provider> End<P> {
     }
 
     pub(super) fn poll(&mut self) -> Result<Polled, TransferError> {
-        let mut batch = [WorkCompletion::default(); 64];
-        let found = self.completions.poll(&mut batch).map_err(step("polling"))?;
         let mut polled = Polled::default();
+        self.poll_each(
+            |incoming, offset, len| {
+                let mut bytes = vec![0; len];
+                incoming.read(offset, &mut bytes);
+                polled.messages.push(bytes);
+            },
+            |slot| polled.reads.push(slot),
+        )?;
+        Ok(polled)
+    }
+
+    /// [`poll`](Self::poll) by who is not interested in what messages carry, and without memory.
+    pub(super) fn poll_slots(&mut self) -> Result<PolledSlots, TransferError> {
+        let mut polled = PolledSlots::default();
+        self.poll_each(
+            |incoming, offset, _| {
+                let mut text = [0; MESSAGE_BYTES];
+                incoming.read(offset, &mut text);
+                polled.messages.push(super::slot_of(&text));
+            },
+            |slot| polled.reads.push(slot),
+        )?;
+        Ok(polled)
+    }
+
+    /// Tells of each message, by where it lies and how long it is, and of the slot of each read that
+    /// is over.
+    fn poll_each(
+        &mut self,
+        mut message: impl FnMut(&DmaBuffer, usize, usize),
+        mut read: impl FnMut(usize),
+    ) -> Result<(), TransferError> {
+        let mut batch = [WorkCompletion::default(); POLLED_MAX];
+        let found = self.completions.poll(&mut batch).map_err(step("polling"))?;
         for done in &batch[..found] {
             if !done.is_success() {
                 return Err(TransferError::Work(done.status.to_string()));
             }
             if done.is_receive() {
                 let buffer = done.wr_id as usize;
-                let mut bytes = vec![0; done.byte_len as usize];
-                self.incoming.read(buffer * RECEIVE_BYTES, &mut bytes);
-                polled.messages.push(bytes);
+                let len = done.byte_len as usize;
+                message(&self.incoming, buffer * RECEIVE_BYTES, len);
                 self.post_receive(buffer)?;
             } else if done.opcode == CompletionOpcode::READ {
-                polled.reads.push((done.wr_id - READS_FROM) as usize);
+                read((done.wr_id - READS_FROM) as usize);
             }
         }
-        Ok(polled)
+        Ok(())
     }
 }
 

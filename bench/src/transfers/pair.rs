@@ -1,9 +1,12 @@
 //! The ceiling of a target over RDMA: what bare verbs do with its bytes and no NVMe.
 //!
-//! Server and client are on a thread each. A request is a message as long as a command capsule; the
-//! server writes the data to the client's memory, or reads it from there, and a message as long as a
-//! response follows, after a write in the same post. Nobody looks at anything but the number of the
-//! slot. One send in many is signalled, and what a poll brings is answered by one post.
+//! A request is a message as long as a command capsule; the server writes the data to the client's
+//! memory, or reads it from there, and a message as long as a response follows, after a write in the
+//! same post. Nobody looks at anything but the number of the slot. One send in many is signalled, and
+//! what a poll brings is answered by one post.
+//!
+//! Server and client are on a thread each, and then together on one: a device in software needs a
+//! core as well, and has one to itself then. The faster of the two is the ceiling.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,7 +16,7 @@ use rdma::{Payload, Provider, RemoteAddress, SendOperation, SendRequest};
 use serde::{Deserialize, Serialize};
 
 use super::ends::{End, Ends, READS_FROM, Room, SENDS_FROM};
-use super::{ANSWER, REQUEST, TransferError, message, slot_of};
+use super::{ANSWER, REQUEST, TransferError, message};
 use crate::ceiling::{histogram, nanos};
 use crate::report::{Latency, Machine};
 use crate::table::Table;
@@ -60,6 +63,17 @@ pub struct PairReport {
     pub bytes: usize,
     /// Requests in flight.
     pub depth: usize,
+    /// Requests answered in a second, by the faster of the two.
+    pub requests_per_second: f64,
+    /// Server and client on a thread each.
+    pub two_threads: PairRate,
+    /// Server and client on one thread.
+    pub one_thread: PairRate,
+}
+
+/// What the pair did in one way.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub struct PairRate {
     /// Requests answered in a second.
     pub requests_per_second: f64,
     /// From a request to its answer.
@@ -70,14 +84,20 @@ impl fmt::Display for PairReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "Bare verbs on {}, {}\n", self.device, self.machine)?;
         let operation = if self.write { "write" } else { "read" };
-        let mut table = Table::new(&["", "in flight", "requests/s", "p50", "p99"]);
-        table.row([
-            format!("{operation} of {}", format_size(self.bytes as u64)),
-            self.depth.to_string(),
-            format_count(self.requests_per_second as u64),
-            format_nanos(self.latency.p50_ns),
-            format_nanos(self.latency.p99_ns),
-        ]);
+        let mut table = Table::new(&["", "ends", "in flight", "requests/s", "p50", "p99"]);
+        for (ends, rate) in [
+            ("a thread each", &self.two_threads),
+            ("one thread", &self.one_thread),
+        ] {
+            table.row([
+                format!("{operation} of {}", format_size(self.bytes as u64)),
+                ends.to_owned(),
+                self.depth.to_string(),
+                format_count(rate.requests_per_second as u64),
+                format_nanos(rate.latency.p50_ns),
+                format_nanos(rate.latency.p99_ns),
+            ]);
+        }
         write!(f, "{table}")
     }
 }
@@ -101,37 +121,73 @@ pub fn measure_pair<P: Provider>(
         let most = format!("{} bytes, not 1 to {}", options.bytes, ROOM.slot_bytes);
         return Err(TransferError::Work(most));
     }
-    let mut ends = Ends::connect(server, client, address, ROOM)?;
-    if ends.inline_room() < CAPSULE_BYTES {
-        let small = "the device takes no capsule within a work request";
-        return Err(TransferError::Work(small.to_owned()));
-    }
-    ends.prepare(options.bytes, options.depth);
-    let device = ends.device_name();
-    let (mut server, mut client) = ends.apart();
-    let remotes: Vec<RemoteAddress> = (0..options.depth).map(|slot| client.remote(slot)).collect();
-    let stop = AtomicBool::new(false);
-    let (requests, elapsed, latency) = std::thread::scope(|scope| {
-        let serving = scope.spawn(|| {
-            let served = serve(&mut server, options, &remotes, &stop);
-            // Or the client would wait for answers for ever.
-            stop.store(true, Ordering::Relaxed);
-            served
-        });
-        let asked = ask(&mut client, options, &stop);
-        stop.store(true, Ordering::Relaxed);
-        let served = serving.join();
-        served.map_err(|_| TransferError::Work("the server panicked".to_owned()))??;
-        asked
+    let connect = || -> Result<_, TransferError> {
+        let mut ends = Ends::connect(server, client, address, ROOM)?;
+        if ends.inline_room() < CAPSULE_BYTES {
+            let small = "the device takes no capsule within a work request";
+            return Err(TransferError::Work(small.to_owned()));
+        }
+        ends.prepare(options.bytes, options.depth);
+        Ok((ends.device_name(), ends.apart()))
+    };
+    let (device, (mut serving, mut asking)) = connect()?;
+    let two_threads = on_two_threads(&mut serving, &mut asking, options)?;
+    drop((serving, asking));
+    let (_, (mut serving, mut asking)) = connect()?;
+    let remotes = remotes(&asking, options);
+    let one_thread = ask(&mut asking, options, || {
+        serve(&mut serving, options, &remotes).map(drop)
     })?;
+    let rates = [two_threads, one_thread].map(|rate| rate.requests_per_second);
     Ok(PairReport {
         machine: Machine::here(),
         device,
         write: options.write,
         bytes: options.bytes,
         depth: options.depth,
-        requests_per_second: per_second(requests, elapsed),
-        latency,
+        requests_per_second: rates[0].max(rates[1]),
+        two_threads,
+        one_thread,
+    })
+}
+
+fn remotes<P: Provider>(client: &End<P>, options: &PairOptions) -> Vec<RemoteAddress> {
+    (0..options.depth).map(|slot| client.remote(slot)).collect()
+}
+
+fn on_two_threads<P: Provider>(
+    server: &mut End<P>,
+    client: &mut End<P>,
+    options: &PairOptions,
+) -> Result<PairRate, TransferError> {
+    let remotes = remotes(client, options);
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let serving = scope.spawn(|| {
+            let mut serve_all = || -> Result<(), TransferError> {
+                while !stop.load(Ordering::Relaxed) {
+                    if !serve(server, options, &remotes)? {
+                        // A device in software may wait for this very core.
+                        std::thread::yield_now();
+                    }
+                }
+                Ok(())
+            };
+            let served = serve_all();
+            // Or the client would wait for answers for ever.
+            stop.store(true, Ordering::Relaxed);
+            served
+        });
+        let asked = ask(client, options, || {
+            if stop.load(Ordering::Relaxed) {
+                return Err(TransferError::Apart("the server has ended".to_owned()));
+            }
+            Ok(())
+        });
+        stop.store(true, Ordering::Relaxed);
+        let served = serving.join();
+        served.map_err(|_| TransferError::Work("the server panicked".to_owned()))??;
+        asked
     })
 }
 
@@ -143,50 +199,46 @@ fn send<P: Provider>(end: &mut End<P>, text: &[u8]) -> Result<(), TransferError>
     end.post(&request.signalled(signalled))
 }
 
+/// Answers what has come; whether anything had.
 fn serve<P: Provider>(
     end: &mut End<P>,
     options: &PairOptions,
     remotes: &[RemoteAddress],
-    stop: &AtomicBool,
-) -> Result<(), TransferError> {
-    while !stop.load(Ordering::Relaxed) {
-        let polled = end.poll()?;
-        if polled.messages.is_empty() && polled.reads.is_empty() {
-            // A device in software may wait for this very core.
-            std::thread::yield_now();
-            continue;
-        }
-        for slot in polled.messages.iter().map(|asked| slot_of(asked)) {
-            let id = READS_FROM + slot as u64;
-            let memory = end.gather(slot, options.bytes);
-            let payload = Payload::Memory(memory.as_slice());
-            if options.write {
-                end.post(&SendRequest::new(
-                    id,
-                    SendOperation::Read(remotes[slot]),
-                    payload,
-                ))?;
-            } else {
-                let write = SendRequest::new(id, SendOperation::Write(remotes[slot]), payload);
-                // Done when the answer behind it is.
-                end.post(&write.signalled(false))?;
-                send(end, &message(ANSWER, slot))?;
-            }
-        }
-        for slot in polled.reads {
+) -> Result<bool, TransferError> {
+    let polled = end.poll_slots()?;
+    if polled.is_empty() {
+        return Ok(false);
+    }
+    for slot in polled.messages {
+        let id = READS_FROM + slot as u64;
+        let memory = end.gather(slot, options.bytes);
+        let payload = Payload::Memory(memory.as_slice());
+        if options.write {
+            end.post(&SendRequest::new(
+                id,
+                SendOperation::Read(remotes[slot]),
+                payload,
+            ))?;
+        } else {
+            let write = SendRequest::new(id, SendOperation::Write(remotes[slot]), payload);
+            // Done when the answer behind it is.
+            end.post(&write.signalled(false))?;
             send(end, &message(ANSWER, slot))?;
         }
-        end.flush()?;
     }
-    Ok(())
+    for slot in polled.reads {
+        send(end, &message(ANSWER, slot))?;
+    }
+    end.flush()?;
+    Ok(true)
 }
 
-/// Asks until the time is over: requests answered in it, how long it was, and their latency.
+/// Asks until the time is over; `meanwhile` is called before each look for answers.
 fn ask<P: Provider>(
     end: &mut End<P>,
     options: &PairOptions,
-    stop: &AtomicBool,
-) -> Result<(u64, Duration, Latency), TransferError> {
+    mut meanwhile: impl FnMut() -> Result<(), TransferError>,
+) -> Result<PairRate, TransferError> {
     let capsule = |slot| {
         let mut bytes = [0; CAPSULE_BYTES];
         let text = message(REQUEST, slot);
@@ -202,7 +254,8 @@ fn ask<P: Provider>(
     let mut latencies = histogram();
     let (mut counted, mut counting_from) = (0_u64, None);
     loop {
-        let polled = end.poll()?;
+        meanwhile()?;
+        let polled = end.poll_slots()?;
         let now = Instant::now();
         match counting_from {
             None if now - begun >= options.warm_up => {
@@ -211,10 +264,10 @@ fn ask<P: Provider>(
                 latencies.reset();
             }
             Some(from) if now - from >= options.duration => {
-                return Ok((counted, now - from, Latency::from_histogram(&latencies)));
-            }
-            _ if stop.load(Ordering::Relaxed) => {
-                return Err(TransferError::Apart("the server has ended".to_owned()));
+                return Ok(PairRate {
+                    requests_per_second: per_second(counted, now - from),
+                    latency: Latency::from_histogram(&latencies),
+                });
             }
             _ => {}
         }
@@ -222,7 +275,7 @@ fn ask<P: Provider>(
             std::thread::yield_now();
             continue;
         }
-        for slot in polled.messages.iter().map(|answer| slot_of(answer)) {
+        for slot in polled.messages {
             counted += 1;
             latencies.saturating_record(nanos(now - started[slot]));
             started[slot] = now;
@@ -262,7 +315,10 @@ mod tests {
     fn both_directions_go_on_until_the_time_is_over() {
         for write in [false, true] {
             let report = pair(write, 32).expect("measured");
-            assert!(report.requests_per_second > 0.0, "{report:?}");
+            for rate in [report.two_threads, report.one_thread] {
+                assert!(rate.requests_per_second > 0.0, "{report:?}");
+                assert!(rate.requests_per_second <= report.requests_per_second);
+            }
             assert!(report.to_string().contains("4 KiB"), "{report}");
         }
     }
