@@ -113,7 +113,10 @@ pub(super) fn needs(machine: &Machine, config: &Config, reactors: usize) -> Need
             room.is_some_and(|it| it.requests >= count && it.receives >= of_all)
         })
     };
-    let starts = |arena| room(arena, max_transfer, &fixed, max_transfer).is_some();
+    let starts = |arena| {
+        let room = room(arena, max_transfer, &fixed, max_transfer);
+        room.is_some_and(|it| it.requests > 0)
+    };
     let least = least(starts).unwrap_or(limits::MEMORY_MAX.bytes());
     Needs {
         configured,

@@ -191,8 +191,8 @@ impl Arena {
     }
 
     /// A zeroed slice of `len` bytes for queues and the like, counted as taken until it is dropped;
-    /// `None` when none is free that is large enough, save the one of each class that requests
-    /// keep. For the control path: takes a lock.
+    /// `None` when none is free that is large enough, save the last of a class of which any are
+    /// promised. For the control path: takes a lock.
     #[must_use]
     pub fn dma_buffer(self: &Arc<Arena>, len: usize) -> Option<DmaBuffer> {
         DmaBuffer::take(self, len)

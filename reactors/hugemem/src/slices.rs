@@ -3,12 +3,13 @@
 //!
 //! Most slices come and go with requests. Two kinds stay: [`DmaBuffer`](crate::DmaBuffer)s, and
 //! slices under a [`SlicePromise`](crate::SlicePromise), which wait for what may never come.
-//! Of every class at least one slice goes to neither, so that a request always gets its turn; and
-//! promises take at most half of a class, so that requests do not go through a needle's eye.
+//! Promises take at most half of a class, so that requests do not go through a needle's eye; and of
+//! a class of which any are promised at least one slice stays for requests, whatever buffers want,
+//! so that each gets its turn.
 
 use crate::class::{CLASS_BYTES, CLASSES, Carving, class_for};
 
-/// Slices of each class that only requests have.
+/// Slices that only requests have, of each class of which any are promised.
 const FOR_REQUESTS_MIN: u32 = 1;
 /// A promise takes at most one part in so many of a class.
 const PROMISED_PART: u32 = 2;
@@ -55,7 +56,8 @@ impl Slices {
     }
 
     pub(crate) fn spares_buffer(&self, class: usize) -> bool {
-        self.kept(class) + FOR_REQUESTS_MIN < self.total[class]
+        let stays = FOR_REQUESTS_MIN * u32::from(self.promised[class] > 0);
+        self.kept(class) + stays < self.total[class]
     }
 
     pub(crate) fn add_buffer(&mut self, class: usize) {
@@ -125,9 +127,10 @@ mod tests {
     }
 
     #[test]
-    fn a_class_of_one_slice_keeps_it_for_requests() {
+    fn the_last_slice_is_not_promised_and_beside_promises_no_buffer_has_it() {
         let mut single = Slices::of(1 << 20, 1 << 20).expect("an arena");
         assert_eq!(single.promise(4096, 1, 1), None);
+        assert_eq!(single.take_buffer(4096), Some(()));
         assert_eq!(single.take_buffer(4096), None);
         let mut slices = slices();
         assert_eq!(slices.promise(1 << 20, 8, 1), Some(1));
@@ -147,7 +150,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_class_keeps_a_slice_for_requests(
+        fn a_class_with_promises_keeps_a_slice_for_requests(
             bytes in (1usize << 20)..(64 << 20),
             steps in prop::collection::vec((1usize..=1 << 20, 1u32..2000, 1u32..9), 0..40),
         ) {
@@ -159,8 +162,10 @@ mod tests {
                 } else if let Some(granted) = slices.promise(len, count, sharers) {
                     prop_assert!((1..=count).contains(&granted));
                 }
-                for (left, whole) in slices.left().iter().zip(whole) {
-                    prop_assert!(left.1 >= whole.1.min(1));
+                for (class, left) in slices.left().iter().enumerate() {
+                    let promised = slices.promised[class];
+                    prop_assert!(promised <= whole[class].1 / 2);
+                    prop_assert!(promised == 0 || left.1 > 0);
                 }
             }
         }

@@ -289,7 +289,7 @@ fn what_is_promised_comes_in_its_turn_and_from_its_class_alone() {
 }
 
 #[test]
-fn promises_and_buffers_leave_every_class_a_slice_for_requests() {
+fn promises_and_buffers_leave_requests_a_slice_of_each_class() {
     let arena = arena(1 << 20, 65_536);
     let whole = arena.counters().classes.map(|class| class.total);
     let promises: Vec<_> = std::iter::from_fn(|| arena.promise(1, u32::MAX, 1)).collect();
