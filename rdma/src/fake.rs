@@ -37,10 +37,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use hugemem::Region;
 
 use crate::connection::ConnectionEvent;
-use crate::device::{DeviceEvent, DeviceIndex, DeviceLimits, Transport};
+use crate::device::{DeviceEvent, DeviceLimits, Transport};
 use crate::error::Error;
 use crate::request::SGES_MAX;
-use bell::Bell;
 pub use connecting::{FakeConnectRequest, FakeConnection, FakeEventChannel, FakeListener};
 pub use counters::{FakeCounters, Operation, OperationCounters};
 pub use faults::{ConnectFault, Fault, Pattern};
@@ -49,7 +48,7 @@ pub use objects::{
     FakeWindow,
 };
 pub use queue_pair::FakeQueuePair;
-use state::{DeviceState, INLINE_BYTES_MAX, Machine, State};
+use state::{INLINE_BYTES_MAX, Machine, State};
 #[cfg(test)]
 pub(crate) use tests::foreign::foreign as foreign_for_tests;
 
@@ -184,24 +183,20 @@ impl Fabric {
     pub fn machine(&self, devices: &[DeviceConfig]) -> Result<Fake, Error> {
         let mut state = self.shared.lock();
         let number = state.machines.len();
-        let mut machine = Machine::default();
-        for (index, config) in devices.iter().enumerate() {
-            let key = state.devices.insert(DeviceState {
-                machine: number,
-                index: DeviceIndex(index as u16),
-                name: config.name.as_str().into(),
-                limits: Arc::new(config.limits),
-                inline_bytes: config.inline_bytes.min(INLINE_BYTES_MAX as u32),
-                addresses: config.addresses.clone(),
-                up: true,
-                removed: false,
-                events: std::collections::VecDeque::new(),
-                bell: Arc::new(Bell::new()?),
-            });
-            machine.devices.push(key);
+        state.machines.push(Machine::default());
+        for config in devices {
+            state.add_device(number, config)?;
         }
-        state.machines.push(machine);
         Ok(Fake::new(Arc::clone(&self.shared), number))
+    }
+
+    /// Plugs a device into a machine that runs: another than any before it, though it may have the
+    /// addresses of one that was [removed](Self::remove_device).
+    ///
+    /// # Errors
+    /// The system's, when it is out of descriptors.
+    pub fn add_device(&self, machine: &Fake, config: &DeviceConfig) -> Result<(), Error> {
+        self.shared.lock().add_device(machine.machine(), config)
     }
 
     /// One tick; returns whether more would change something.
@@ -266,7 +261,19 @@ impl Fabric {
 
     /// Pulls a device out: everything on it ends.
     pub fn remove_device(&self, device: &FakeDevice) {
-        self.shared.lock().remove_device(device.key());
+        self.shared.lock().remove_device(device.key(), true);
+    }
+
+    /// The same for a device whose driver leaves the telling to the connection manager.
+    pub fn remove_silent_device(&self, device: &FakeDevice) {
+        self.shared.lock().remove_device(device.key(), false);
+    }
+
+    /// Handles of a device that programs have, this one and those of what is made on it included.
+    /// Some real drivers wait for the last of them before a device is gone.
+    #[must_use]
+    pub fn handles(&self, device: &FakeDevice) -> usize {
+        device.handles() - 1
     }
 
     /// Tells the owner of a device what happens to it, without more consequences.

@@ -1,6 +1,7 @@
 //! A reactor's connections: their table, and the traffic between their queues, the buffer pool and
 //! the target core.
 
+mod devices;
 mod opening;
 
 use std::cell::RefCell;
@@ -11,8 +12,8 @@ use std::sync::Arc;
 use hugemem::{Arena, Pool};
 use nvme_target::{PortId, TargetCore, TransportId, TransportKind};
 use rdma::{
-    CompletionQueue, ConnectionEvent, DeviceEvent, DeviceIndex, Event, MemoryMap, Provider,
-    QueuePairFault, Token, WorkCompletion,
+    CompletionQueue, ConnectionEvent, DeviceIndex, Event, MemoryMap, Provider, Token,
+    WorkCompletion,
 };
 use reactors::sim::planted;
 use reactors::{LogLimit, Nanos};
@@ -77,6 +78,8 @@ pub struct ConnectionSet<P: Provider> {
     next_deadline: Option<Nanos>,
     batch: Vec<WorkCompletion>,
     any_failed: bool,
+    /// Devices that a connection's event told of, for who drives the set: others use them too.
+    removed: Vec<DeviceIndex>,
     listeners: Listeners<P>,
     shared: Shared<P>,
 }
@@ -155,6 +158,7 @@ impl<P: Provider> ConnectionSet<P> {
             next_deadline: None,
             batch: vec![WorkCompletion::default(); BATCH],
             any_failed: false,
+            removed: Vec::new(),
             listeners,
             shared: Shared {
                 core,
@@ -259,53 +263,6 @@ impl<P: Provider> ConnectionSet<P> {
             }
         }
         self.end_failed(now);
-    }
-
-    /// Takes in what a device reported.
-    pub fn device_event(&mut self, device: DeviceIndex, event: DeviceEvent, now: Nanos) {
-        self.shared.counters.device_events.add(1);
-        match event {
-            DeviceEvent::Fatal => {
-                self.shared.domains.remove(device);
-                if let Some(place) = self.device_place(device) {
-                    self.fail_device(place, "the device failed or is being removed");
-                }
-            }
-            DeviceEvent::QueuePair { token, fault, .. } => {
-                if let Some(index) = self.connection_of(token.into()) {
-                    self.queue_pair_fault(index, fault, now);
-                }
-            }
-            DeviceEvent::SharedReceiveQueueFailed { token }
-            | DeviceEvent::CompletionQueueFailed { token } => {
-                let token = EventToken::from(token);
-                if token.subject() == EventSubject::Device {
-                    self.fail_device(token.index(), "a queue of the device failed");
-                }
-            }
-            DeviceEvent::PortUp(_)
-            | DeviceEvent::PortDown(_)
-            | DeviceEvent::ReceivesLow { .. }
-            | DeviceEvent::PortChanged(_)
-            | DeviceEvent::Other(_) => {}
-        }
-        self.end_failed(now);
-    }
-
-    fn queue_pair_fault(&mut self, index: u16, fault: QueuePairFault, now: Nanos) {
-        let what = match fault {
-            QueuePairFault::Fatal => "the device gave up on the queue pair",
-            QueuePairFault::InvalidRequest => "the host asked for what RDMA does not allow",
-            QueuePairFault::AccessViolation => "the host asked for memory that is not its own",
-            QueuePairFault::LastReceive => {
-                self.with(index, now, |connection, cx| {
-                    connection.last_receive_taken(cx);
-                });
-                return;
-            }
-            QueuePairFault::CommunicationEstablished | QueuePairFault::Path => return,
-        };
-        self.break_off(index, Cause::Fault(what), now);
     }
 
     fn break_off(&mut self, index: u16, cause: Cause, now: Nanos) {
@@ -639,65 +596,6 @@ impl<P: Provider> ConnectionSet<P> {
     /// Connections that have ended since the last call.
     pub fn take_ended(&mut self) -> usize {
         std::mem::take(&mut self.ended)
-    }
-
-    /// Ends everything on a device: at the end of this turn it is let go.
-    fn fail_device(&mut self, place: u16, why: &'static str) {
-        let share = self.devices.get_mut(usize::from(place));
-        if let Some(share) = share.and_then(Option::as_mut) {
-            share.failed.get_or_insert(why);
-            self.any_failed = true;
-        }
-    }
-
-    /// The same for a device that does not come back.
-    fn forget_device(&mut self, place: u16, why: &'static str) {
-        let share = self.devices.get(usize::from(place));
-        if let Some(share) = share.and_then(Option::as_ref) {
-            self.shared.domains.remove(share.index());
-        }
-        self.fail_device(place, why);
-    }
-
-    /// Lets go of devices that failed, with their connections.
-    #[inline]
-    fn end_failed(&mut self, now: Nanos) {
-        if std::mem::take(&mut self.any_failed) {
-            self.end_failed_devices(now);
-        }
-    }
-
-    #[cold]
-    fn end_failed_devices(&mut self, now: Nanos) {
-        for place in 0..self.devices.len() {
-            let Some(share) = &self.devices[place] else {
-                continue;
-            };
-            let Some(why) = share.failed else { continue };
-            let (device, connections) = (share.index(), share.connections);
-            tracing::error!(?device, connections, why, "a device is given up");
-            for index in 0..self.places.len() as u16 {
-                let connection = connection_at(&mut self.places, index);
-                if connection.is_some_and(|it| usize::from(it.device) == place) {
-                    self.with(index, now, Connection::abandon);
-                    self.remove(index);
-                    self.to_flush.retain(|listed| *listed != index);
-                }
-            }
-            self.devices[place] = None;
-            self.shared.pool.cancel_waits(|token| {
-                let token = RequestToken::from_bits(token.0);
-                token.connection() == RECEIVES && token.generation() as usize == place
-            });
-        }
-    }
-
-    fn device_place(&self, device: DeviceIndex) -> Option<u16> {
-        let found = self
-            .devices
-            .iter()
-            .position(|share| share.as_ref().is_some_and(|share| share.index() == device));
-        found.map(|place| place as u16)
     }
 
     /// The place of the connection that an event is about, unless it has ended since.

@@ -74,4 +74,8 @@ counters! {
     stale_completions,
     /// Events that devices reported.
     device_events,
+    /// Devices that failed or were removed, with every connection on them.
+    devices_lost,
+    /// Listeners whose device or address is gone, which are tried again (a level).
+    listeners_down,
 }

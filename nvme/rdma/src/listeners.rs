@@ -116,8 +116,15 @@ impl<P: Provider> Listeners<P> {
         }
     }
 
-    /// Tries listeners again whose time has come.
-    pub(crate) fn listen_again(&mut self, now: Nanos) {
+    /// Listeners that cannot be had at present.
+    pub(crate) fn down(&self) -> usize {
+        let listening = self.listening.iter().flatten();
+        listening.filter(|it| it.again_at.is_some()).count()
+    }
+
+    /// Tries listeners again whose time has come; whether one listens again.
+    pub(crate) fn listen_again(&mut self, now: Nanos) -> bool {
+        let mut any = false;
         for index in 0..self.listening.len() {
             let token = self.token(index);
             let Some(listening) = &mut self.listening[index] else {
@@ -133,6 +140,7 @@ impl<P: Provider> Listeners<P> {
                     tracing::info!(%address, "a listener listens again");
                     listening.listener = Some(listener);
                     listening.again_at = None;
+                    any = true;
                 }
                 Err(error) => {
                     tracing::debug!(%address, %error, "a listener cannot be had yet");
@@ -140,6 +148,7 @@ impl<P: Provider> Listeners<P> {
                 }
             }
         }
+        any
     }
 
     /// When [`listen_again`](Self::listen_again) has something to do.

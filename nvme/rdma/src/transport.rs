@@ -215,13 +215,26 @@ impl<P: Provider> RdmaTransport<P> {
                 }
                 Some(Event::ListenerFailed { listener }) => {
                     self.connections.listeners().failed(listener, now);
+                    self.count_listeners();
+                    // Its device may be gone, which not every device's descriptor tells.
+                    moved += self.poll_devices(now);
                 }
                 // Taken in by the set.
                 Some(Event::Connection { .. }) => {}
                 None => break,
             }
         }
+        while let Some(device) = self.connections.take_removed() {
+            for reactor in 0..self.messages.reactors() {
+                self.tell(reactor, device, DeviceEvent::Fatal, now);
+            }
+        }
         moved
+    }
+
+    fn count_listeners(&mut self) {
+        let down = self.connections.listeners().down();
+        self.connections.counters().listeners_down.set(down as u64);
     }
 
     fn request(&mut self, listener: Token, request: P::ConnectRequest, now: Nanos) {
@@ -266,17 +279,21 @@ impl<P: Provider> RdmaTransport<P> {
     /// Takes in what the devices report, and passes it on.
     fn poll_devices(&mut self, now: Nanos) -> u32 {
         let mut moved = 0;
-        for index in 0..self.watched.len() {
-            while let Some(event) = self.watched[index].next_event() {
-                moved += 1;
-                self.device_event(index, event, now);
+        let mut index = 0;
+        while let Some(device) = self.watched.get(index) {
+            match device.next_event() {
+                Some(event) => {
+                    moved += 1;
+                    self.device_event(index, event, now);
+                }
+                None => index += 1,
             }
         }
         moved
     }
 
     fn device_event(&mut self, index: usize, event: DeviceEvent, now: Nanos) {
-        let device = &self.watched[index];
+        let device = self.watched[index].clone();
         let (name, number) = (device.name(), device.index());
         match event {
             DeviceEvent::PortUp(port) => tracing::info!(device = name, port, "a port is up"),
@@ -311,7 +328,7 @@ impl<P: Provider> RdmaTransport<P> {
 
     fn tell(&mut self, reactor: usize, device: DeviceIndex, event: DeviceEvent, now: Nanos) {
         if reactor == self.messages.index() {
-            return self.connections.device_event(device, event, now);
+            return self.take_device_event(device, event, now);
         }
         if reactor >= self.messages.reactors() {
             return;
@@ -327,6 +344,22 @@ impl<P: Provider> RdmaTransport<P> {
                 ?event,
                 "an event of a device could not be passed on"
             );
+        }
+    }
+
+    /// Takes in what a device reported. One that is gone is let go of: some drivers cannot be removed
+    /// while a handle is left.
+    fn take_device_event(&mut self, device: DeviceIndex, event: DeviceEvent, now: Nanos) {
+        self.connections.device_event(device, event, now);
+        if event != DeviceEvent::Fatal {
+            return;
+        }
+        let found = self.watched.iter().position(|it| it.index() == device);
+        if let Some(place) = found {
+            let gone = self.watched.swap_remove(place);
+            if let Err(error) = epoll::delete(&self.epoll, gone.descriptor()) {
+                tracing::debug!(%error, "the descriptor of a device was not watched any more");
+            }
         }
     }
 
@@ -386,7 +419,7 @@ impl<P: Provider> RdmaTransport<P> {
             moved += 1;
             match message {
                 Message::Connect(handoff) => self.adopt(handoff, now),
-                Message::Device(device, event) => self.connections.device_event(device, event, now),
+                Message::Device(device, event) => self.take_device_event(device, event, now),
             }
         }
         moved
@@ -416,7 +449,9 @@ impl<P: Provider> Poller for RdmaTransport<P> {
             moved += self.poll_epoll(now);
         }
         self.connections.expire(now);
-        self.connections.listeners().listen_again(now);
+        if self.connections.listeners().listen_again(now) {
+            self.count_listeners();
+        }
         Progress::from_count(moved as usize)
     }
 

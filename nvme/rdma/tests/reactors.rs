@@ -12,15 +12,17 @@ use std::time::Duration;
 use block::{Device as _, MemoryDevice, QueueOptions};
 use harness::FakeHost as Host;
 use harness::host::Call;
-use harness::{HOST_IP, TARGET_IP, World, port_at, port_settings, ram, subsystem_at, target_over};
+use harness::{
+    HOST_IP, SECOND_IP, TARGET_IP, World, port_at, port_settings, ram, subsystem_at, target_over,
+};
 use hugemem::{Arena, ArenaConfig, PagePolicy};
 use nvme_rdma::{
     ConnectionSet, Domains, Listeners, Message, Order, RdmaConfig, RdmaCounters, RdmaTransport,
     SetParts,
 };
 use nvme_target::{CoreLimits, PortId, Target, TargetCore};
-use rdma::Provider;
 use rdma::fake::{DeviceConfig, Fabric, FabricConfig, Fake};
+use rdma::{Device as _, Provider};
 use reactors::mesh::Port;
 use reactors::ring::{self, Receiver, Sender};
 use reactors::{IdlePolicy, InitError, Nanos, Placement, ReactorConfig, ReactorSetup, Reactors};
@@ -55,7 +57,9 @@ impl Server {
     fn start(reactors: usize, idle: IdlePolicy) -> Self {
         let fabric = Fabric::new(FabricConfig::IMMEDIATE);
         let machine = |name, ip| fabric.machine(&[DeviceConfig::new(name, ip)]);
-        let target_machine = machine("target0", TARGET_IP).expect("descriptors");
+        let devices = [("target0", TARGET_IP), ("target1", SECOND_IP)];
+        let devices = devices.map(|(name, ip)| DeviceConfig::new(name, ip));
+        let target_machine = fabric.machine(&devices).expect("descriptors");
         let host_machine = machine("host0", HOST_IP).expect("descriptors");
         let arena = Arena::new(ArenaConfig {
             bytes: 32 << 20,
@@ -65,7 +69,7 @@ impl Server {
         .expect("a small arena");
         let device = Arc::new(ram());
         let domains = Arc::new(Domains::new());
-        for rdma_device in target_machine.devices().expect("one device") {
+        for rdma_device in target_machine.devices().expect("two devices") {
             let regions = [arena.region(), device.store().region()];
             domains.add(&rdma_device, &regions).expect("a fit device");
         }
@@ -276,6 +280,47 @@ fn a_listener_comes_and_goes_while_another_serves() {
     again.prove_alive(&mut server, 4, 4);
     drop((admin, again));
     server.stop();
+}
+
+/// Every reactor lets go of a device that was pulled out, be it that only the connections of one
+/// tell; and the other device goes on.
+#[test]
+fn a_device_that_is_pulled_out_is_let_go_of_by_every_reactor() {
+    for is_silent in [false, true] {
+        let mut server = Server::start(2, IdlePolicy::Sleep);
+        let first = server.address;
+        let second = server.order(0, |answer| Order::Listen {
+            address: SocketAddr::new(SECOND_IP, 0),
+            port: PortId(0),
+            answer,
+        });
+        server.address = second.expect("a free port");
+        let (other_admin, mut other_io) = Host::attach(&mut server, 16);
+        server.address = first;
+        let (admin, mut io) = Host::attach(&mut server, 16);
+        io.prove_alive(&mut server, 1, 1);
+        let devices = server.target_machine.devices().expect("two devices");
+        let pulled = devices.into_iter().find(|it| it.name() == "target0");
+        let pulled = pulled.expect("it is there");
+        if is_silent {
+            server.fabric.remove_silent_device(&pulled);
+        } else {
+            server.fabric.remove_device(&pulled);
+        }
+        server.turn_until("the device to be let go of", |server| {
+            server.fabric.handles(&pulled) == 1
+        });
+        for counters in &server.counters {
+            assert_eq!(counters.devices_lost.get(), 1);
+        }
+        server.turn_until("the listener to be missed", |server| {
+            server.counters[0].listeners_down.get() == 1
+        });
+        assert!(Host::connect(&mut server, &Call::queue(0, 32, 0)).is_err());
+        other_io.prove_alive(&mut server, 2, 2);
+        drop((admin, io, other_admin, other_io));
+        server.stop();
+    }
 }
 
 #[test]

@@ -638,14 +638,17 @@ impl State {
         }
     }
 
-    pub(super) fn remove_device(&mut self, device: Key) {
+    /// Ends everything on a device; whether the device itself `tells` so is the driver's habit.
+    pub(super) fn remove_device(&mut self, device: Key, tells: bool) {
         let Some(state) = self.devices.get_mut(device) else {
             return;
         };
         if std::mem::replace(&mut state.removed, true) {
             return;
         }
-        state.tell(DeviceEvent::Fatal);
+        if tells {
+            state.tell(DeviceEvent::Fatal);
+        }
         let (machine, addresses) = (state.machine, state.addresses.clone());
         let on_device: Vec<Key> = (self.queue_pairs.iter())
             .filter_map(|(key, one)| (one.device == device).then_some(key))

@@ -166,6 +166,11 @@ impl FakeDevice {
     pub(super) fn key(&self) -> Key {
         self.key
     }
+
+    /// Handles that there are, the fabric's own included.
+    pub(super) fn handles(&self) -> usize {
+        Arc::strong_count(&self.bell)
+    }
 }
 
 impl Device for FakeDevice {

@@ -7,13 +7,14 @@ use std::sync::Arc;
 use crate::completion::WorkCompletion;
 use crate::connection::{ConnectionEvent, PrivateData, Token};
 use crate::device::{DeviceEvent, DeviceIndex, DeviceLimits, QueuePairFault, QueuePairState};
-use crate::fake::FabricConfig;
+use crate::error::Error;
 use crate::fake::bell::Bell;
 use crate::fake::counters::{FakeCounters, Operation};
 use crate::fake::faults::{ConnectFault, Fault, Rules};
 use crate::fake::memory::{Keys, Views};
 use crate::fake::random::Random;
 use crate::fake::table::{Key, Table};
+use crate::fake::{DeviceConfig, FabricConfig};
 use crate::request::{ReceiveRequest, RemoteAddress, SendOperation, SgeList};
 
 /// Inline bytes that a send request can carry.
@@ -357,6 +358,29 @@ impl State {
             next_port: 20_000,
             next_number: 16,
         }
+    }
+
+    /// Adds a device to a machine.
+    pub(super) fn add_device(
+        &mut self,
+        machine: usize,
+        config: &DeviceConfig,
+    ) -> Result<(), Error> {
+        let place = self.machines[machine].devices.len();
+        let key = self.devices.insert(DeviceState {
+            machine,
+            index: DeviceIndex(place as u16),
+            name: config.name.as_str().into(),
+            limits: Arc::new(config.limits),
+            inline_bytes: config.inline_bytes.min(INLINE_BYTES_MAX as u32),
+            addresses: config.addresses.clone(),
+            up: true,
+            removed: false,
+            events: VecDeque::new(),
+            bell: Arc::new(Bell::new()?),
+        });
+        self.machines[machine].devices.push(key);
+        Ok(())
     }
 
     /// Whether time would change something.

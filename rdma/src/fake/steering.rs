@@ -140,6 +140,10 @@ impl State {
         let mut devices = self.devices.iter();
         channels.any(|(_, one)| one.machine == machine && !one.events.is_empty())
             || queues.any(|(_, one)| is_here(one.device) && !one.ring.is_empty())
-            || devices.any(|(_, one)| one.machine == machine && !one.events.is_empty())
+            || devices.any(|(_, one)| {
+                // Nobody takes the events of a device that every program has let go of.
+                let has_owner = std::sync::Arc::strong_count(&one.bell) > 1;
+                one.machine == machine && has_owner && !one.events.is_empty()
+            })
     }
 }

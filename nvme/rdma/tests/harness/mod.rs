@@ -39,6 +39,8 @@ pub(crate) const HOST_MACHINE: usize = 1;
 
 pub(crate) const TARGET_IP: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
 pub(crate) const HOST_IP: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 2));
+/// The target's other device, where it has one.
+pub(crate) const SECOND_IP: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 3));
 
 impl World for Stage {
     type Provider = Fake;
@@ -62,6 +64,8 @@ impl World for Stage {
 pub(crate) struct Setup {
     pub(crate) fabric: FabricConfig,
     pub(crate) device: DeviceConfig,
+    /// Another device of the target.
+    pub(crate) second: Option<DeviceConfig>,
     pub(crate) arena_bytes: usize,
     /// Memory that is there already, for those who begin anew very often.
     pub(crate) memory: Option<(Arc<Arena>, Arc<MemoryDevice>)>,
@@ -74,6 +78,7 @@ impl Default for Setup {
         Self {
             fabric: FabricConfig::IMMEDIATE,
             device: DeviceConfig::new("target0", TARGET_IP),
+            second: None,
             arena_bytes: 16 << 20,
             memory: None,
             rdma: RdmaConfig {
@@ -110,6 +115,7 @@ pub(crate) struct Stage {
     pub(crate) domains: Arc<Domains<Fake>>,
     pub(crate) counters: Arc<RdmaCounters>,
     pub(crate) address: SocketAddr,
+    pub(crate) second_address: Option<SocketAddr>,
     pub(crate) now: Nanos,
 }
 
@@ -120,7 +126,9 @@ impl Stage {
 
     pub(crate) fn with(setup: Setup) -> Self {
         let fabric = Fabric::new(setup.fabric);
-        let target_machine = fabric.machine(&[setup.device]).expect("descriptors");
+        let has_second = setup.second.is_some();
+        let devices: Vec<_> = [setup.device].into_iter().chain(setup.second).collect();
+        let target_machine = fabric.machine(&devices).expect("descriptors");
         let host_device = DeviceConfig::new("host0", HOST_IP);
         let host_machine = fabric.machine(&[host_device]).expect("descriptors");
         let (arena, device) = setup.memory.unwrap_or_else(|| {
@@ -140,6 +148,10 @@ impl Stage {
         let mut listeners = Listeners::new(&target_machine, 0).expect("a channel");
         let any = SocketAddr::new(TARGET_IP, 0);
         let address = listeners.listen(any, PortId(0)).expect("a free port");
+        let second_address = has_second.then(|| {
+            let any = SocketAddr::new(SECOND_IP, 0);
+            listeners.listen(any, PortId(0)).expect("a free port")
+        });
         let target = target_over(&arena, &device, address, 1);
         let pool = arena.pool(4096);
         let options = QueueOptions {
@@ -175,6 +187,7 @@ impl Stage {
             domains,
             counters,
             address,
+            second_address,
             now: Nanos::from_secs(1000),
         }
     }

@@ -1,0 +1,131 @@
+//! What becomes of devices: their events, and their end with all that is on them.
+
+use rdma::{DeviceEvent, DeviceIndex, Provider, QueuePairFault};
+use reactors::Nanos;
+use reactors::sim::planted;
+
+use super::{ConnectionSet, connection_at};
+use crate::connection::{Cause, Connection};
+use crate::token::{EventSubject, EventToken, RECEIVES, RequestToken};
+
+impl<P: Provider> ConnectionSet<P> {
+    /// Takes in what a device reported.
+    pub fn device_event(&mut self, device: DeviceIndex, event: DeviceEvent, now: Nanos) {
+        self.shared.counters.device_events.add(1);
+        match event {
+            DeviceEvent::Fatal => {
+                self.shared.domains.remove(device);
+                if let Some(place) = self.device_place(device) {
+                    self.fail_device(place, "the device failed or is being removed");
+                }
+            }
+            DeviceEvent::QueuePair { token, fault, .. } => {
+                if let Some(index) = self.connection_of(token.into()) {
+                    self.queue_pair_fault(index, fault, now);
+                }
+            }
+            DeviceEvent::SharedReceiveQueueFailed { token }
+            | DeviceEvent::CompletionQueueFailed { token } => {
+                let token = EventToken::from(token);
+                if token.subject() == EventSubject::Device {
+                    self.fail_device(token.index(), "a queue of the device failed");
+                }
+            }
+            DeviceEvent::PortUp(_)
+            | DeviceEvent::PortDown(_)
+            | DeviceEvent::ReceivesLow { .. }
+            | DeviceEvent::PortChanged(_)
+            | DeviceEvent::Other(_) => {}
+        }
+        self.end_failed(now);
+    }
+
+    fn queue_pair_fault(&mut self, index: u16, fault: QueuePairFault, now: Nanos) {
+        let what = match fault {
+            QueuePairFault::Fatal => "the device gave up on the queue pair",
+            QueuePairFault::InvalidRequest => "the host asked for what RDMA does not allow",
+            QueuePairFault::AccessViolation => "the host asked for memory that is not its own",
+            QueuePairFault::LastReceive => {
+                self.with(index, now, |connection, cx| {
+                    connection.last_receive_taken(cx);
+                });
+                return;
+            }
+            QueuePairFault::CommunicationEstablished | QueuePairFault::Path => return,
+        };
+        self.break_off(index, Cause::Fault(what), now);
+    }
+
+    /// Ends everything on a device: at the end of this turn it is let go.
+    pub(super) fn fail_device(&mut self, place: u16, why: &'static str) {
+        let share = self.devices.get_mut(usize::from(place));
+        if let Some(share) = share.and_then(Option::as_mut) {
+            share.failed.get_or_insert(why);
+            self.any_failed = true;
+        }
+    }
+
+    /// The same for a device that does not come back.
+    pub(super) fn forget_device(&mut self, place: u16, why: &'static str) {
+        let share = self.devices.get(usize::from(place));
+        if let Some(share) = share.and_then(Option::as_ref) {
+            let device = share.index();
+            self.shared.domains.remove(device);
+            if !self.removed.contains(&device) {
+                self.removed.push(device);
+            }
+        }
+        self.fail_device(place, why);
+    }
+
+    /// A device that is being removed, as the event of a connection told: whoever else uses it is to
+    /// hear of it too, since not every device tells of its own removal.
+    pub(crate) fn take_removed(&mut self) -> Option<DeviceIndex> {
+        self.removed.pop()
+    }
+
+    /// Lets go of devices that failed, with their connections.
+    #[inline]
+    pub(super) fn end_failed(&mut self, now: Nanos) {
+        if std::mem::take(&mut self.any_failed) {
+            self.end_failed_devices(now);
+        }
+    }
+
+    #[cold]
+    fn end_failed_devices(&mut self, now: Nanos) {
+        for place in 0..self.devices.len() {
+            let Some(share) = &self.devices[place] else {
+                continue;
+            };
+            let Some(why) = share.failed else { continue };
+            let (device, connections) = (share.index(), share.connections);
+            tracing::error!(?device, connections, why, "a device is given up");
+            for index in 0..self.places.len() as u16 {
+                let connection = connection_at(&mut self.places, index);
+                if connection.is_some_and(|it| usize::from(it.device) == place) {
+                    self.with(index, now, Connection::abandon);
+                    self.remove(index);
+                    self.to_flush.retain(|listed| *listed != index);
+                }
+            }
+            self.shared.counters.devices_lost.add(1);
+            let share = self.devices[place].take();
+            if planted("rdma-removal-leaks") {
+                std::mem::forget(share);
+            }
+            self.shared.pool.cancel_waits(|token| {
+                let token = RequestToken::from_bits(token.0);
+                token.connection() == RECEIVES && token.generation() as usize == place
+            });
+        }
+    }
+
+    pub(super) fn device_place(&self, device: DeviceIndex) -> Option<u16> {
+        let found = self
+            .devices
+            .iter()
+            .position(|share| share.as_ref().is_some_and(|share| share.index() == device));
+        found.map(|place| place as u16)
+    }
+}

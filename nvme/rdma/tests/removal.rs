@@ -1,0 +1,143 @@
+//! RDMA devices that are pulled out: what is on them ends, its memory comes home, and the rest of the
+//! target goes on.
+
+mod harness;
+
+use harness::FakeHost as Host;
+use harness::host::{Call, Refused};
+use harness::{SECOND_IP, Setup, Stage, TARGET_IP, TARGET_MACHINE};
+use nvme_spec::Sqe;
+use nvme_spec::rdma::RejectReason;
+use nvme_spec::sgl::SglDescriptor;
+use rdma::fake::{DeviceConfig, FakeDevice, Fault, Pattern};
+use rdma::{Device, Provider};
+
+/// A target with two devices, and what hangs on each.
+struct Scene {
+    stage: Stage,
+    pulled: FakeDevice,
+    /// Hosts that come by the other device.
+    witness: (Host, Host),
+    /// Leases that are out while only the witness is there.
+    baseline: u64,
+}
+
+impl Scene {
+    fn new() -> Self {
+        let mut stage = Stage::with(Setup {
+            second: Some(DeviceConfig::new("target1", SECOND_IP)),
+            ..Setup::default()
+        });
+        let first = stage.address;
+        stage.address = stage.second_address.expect("there are two");
+        let witness = Host::attach(&mut stage, 32);
+        stage.turn();
+        let baseline = stage.leases_out();
+        stage.address = first;
+        let devices = stage.target_machine.devices().expect("two");
+        let pulled = devices.into_iter().find(|it| it.name() == "target0");
+        Self {
+            stage,
+            pulled: pulled.expect("it is there"),
+            witness,
+            baseline,
+        }
+    }
+
+    /// Nothing of the device is left, and the witness has noticed nothing.
+    #[track_caller]
+    fn expect_gone(&mut self) {
+        let stage = &mut self.stage;
+        stage.turn_until("the end of the device", |stage| stage.set.len() == 2);
+        self.witness.1.prove_alive(stage, 3, 0x77);
+        let baseline = self.baseline;
+        stage.turn_until("every lease at home", |stage| {
+            stage.leases_out() == baseline
+        });
+        assert_eq!(stage.counters.devices_lost.get(), 1);
+        assert_eq!(stage.domains.devices().len(), 1);
+        // The target has let go of it: a driver that waits for that may finish.
+        assert_eq!(stage.fabric.handles(&self.pulled), 1);
+    }
+}
+
+/// Puts requests of every kind in flight.
+fn load(io: &mut Host) {
+    for cid in 0..9 {
+        let at = usize::from(cid) * 65_536;
+        let sqe = match cid % 3 {
+            0 => Sqe::write(1, 64, 127, false).with_sgl(io.keyed(at, 65_536)),
+            1 => Sqe::read(1, 64, 127).with_sgl(io.keyed(at, 65_536)),
+            _ => Sqe::write(1, 8, 7, false).with_sgl(SglDescriptor::in_capsule(0, 4096)),
+        };
+        let bytes = if cid % 3 == 2 { 4096 } else { 0 };
+        io.send(sqe.with_cid(cid), &vec![1; bytes]);
+    }
+}
+
+/// Whatever state requests are in, and whether the device itself says that it goes or only the
+/// connection manager does.
+#[test]
+fn a_device_is_pulled_out_at_every_moment() {
+    for moment in 0..40 {
+        let mut scene = Scene::new();
+        let (_admin, mut io) = Host::attach(&mut scene.stage, 32);
+        let slow = Pattern {
+            every: 2,
+            ..Pattern::ALWAYS.on(TARGET_MACHINE)
+        };
+        let fabric = scene.stage.fabric.clone();
+        fabric.add_fault(slow, Fault::DelayCompletion(5));
+        load(&mut io);
+        for _ in 0..moment / 2 {
+            scene.stage.turn();
+        }
+        if moment % 2 == 0 {
+            fabric.remove_device(&scene.pulled);
+        } else {
+            fabric.remove_silent_device(&scene.pulled);
+        }
+        fabric.clear_faults();
+        scene.expect_gone();
+    }
+}
+
+#[test]
+fn a_device_is_pulled_out_while_a_host_connects() {
+    for turns in 0..12 {
+        let mut scene = Scene::new();
+        let (_admin, cntlid) = Host::admin(&mut scene.stage);
+        let mut io = Host::connect(&mut scene.stage, &Call::queue(1, 8, cntlid)).expect("accepted");
+        let sqe = Sqe::connect_queue(1, 7, nvme_spec::fabrics::ConnectAttributes::new(), 0);
+        let sgl = io.keyed(0, 1024);
+        io.send(sqe.with_sgl(sgl), &[]);
+        for _ in 0..turns {
+            scene.stage.turn();
+        }
+        scene.stage.fabric.remove_device(&scene.pulled);
+        scene.expect_gone();
+    }
+}
+
+/// What returns is another device: it is served after a restart, and hosts that come by it before
+/// are told that there is no room for them.
+#[test]
+fn a_device_that_returns_turns_hosts_away() {
+    let mut scene = Scene::new();
+    let (_admin, mut io) = Host::attach(&mut scene.stage, 32);
+    load(&mut io);
+    scene.stage.fabric.remove_device(&scene.pulled);
+    scene.expect_gone();
+    let stage = &mut scene.stage;
+    assert!(Host::connect(stage, &Call::queue(0, 32, 0)).is_err());
+    let again = DeviceConfig::new("target0", TARGET_IP);
+    let added = stage.fabric.add_device(&stage.target_machine, &again);
+    added.expect("descriptors");
+    let any = std::net::SocketAddr::new(TARGET_IP, 0);
+    let listening = stage.set.listeners().listen(any, nvme_target::PortId(0));
+    stage.address = listening.expect("the address is back");
+    let answer = Host::connect(stage, &Call::queue(0, 32, 0)).err();
+    assert_eq!(answer, Some(Refused::Rejected(RejectReason::NO_RESOURCES)));
+    assert_eq!(stage.counters.connections_refused.get(), 1);
+    scene.witness.1.prove_alive(&mut scene.stage, 3, 0x78);
+}
