@@ -77,6 +77,7 @@ defects! {
     "rdma-part-taken-for-all": "a write goes to the device when the first part of its data was read";
     "rdma-request-unjudged": "a connection is made whose host has no room for answers";
     "rdma-receive-lost": "receives that took data are not posted again";
+    "rdma-removal-leaks": "receives of a device that is pulled out keep their memory";
     "rdma-receives-unbounded": "receives take memory of every size, more than the arena promised";
 }
 

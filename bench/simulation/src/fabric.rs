@@ -4,6 +4,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
+use rdma::Provider;
 use rdma::fake::{DeviceConfig, Fabric, FabricConfig, Fake};
 use reactors::Nanos;
 
@@ -19,6 +20,7 @@ pub struct RdmaNetwork {
     tick: Nanos,
     target: Fake,
     hosts: Vec<Fake>,
+    is_unplugged: bool,
 }
 
 impl RdmaNetwork {
@@ -51,7 +53,27 @@ impl RdmaNetwork {
             tick: temper.tick,
             target,
             hosts,
+            is_unplugged: false,
         }
+    }
+
+    /// Pulls the appliance's device out, which then tells so itself or leaves it to the connection
+    /// manager. It is back with the next network.
+    pub fn unplug(&mut self, is_silent: bool) {
+        for device in self.target.devices().unwrap_or_default() {
+            if is_silent {
+                self.fabric.remove_silent_device(&device);
+            } else {
+                self.fabric.remove_device(&device);
+            }
+        }
+        self.is_unplugged = true;
+    }
+
+    /// Whether the appliance's device was pulled out.
+    #[must_use]
+    pub fn is_unplugged(&self) -> bool {
+        self.is_unplugged
     }
 
     /// The fabric itself.

@@ -101,6 +101,8 @@ faults! {
     Unreachable = "unreachable";
     /// Devices are taken out of the configuration and put back, with their namespaces.
     Devices = "devices";
+    /// The RDMA device is pulled out, and is back after the next start.
+    Unplug = "unplug";
 }
 
 impl fmt::Display for Fault {
@@ -125,6 +127,7 @@ impl Fault {
             Fault::Drive | Fault::Hang | Fault::Confusion | Fault::Failure => Some(Need::Drives),
             Fault::Rdma | Fault::Late | Fault::WorkErrors | Fault::Unreachable => Some(Need::Rdma),
             Fault::Devices => Some(Need::Nothing),
+            Fault::Unplug => Some(Need::RdmaAndMore),
             _ => None,
         }
     }
@@ -135,6 +138,8 @@ impl Fault {
 enum Need {
     Drives,
     Rdma,
+    /// The same, and a stream of chance of its own.
+    RdmaAndMore,
     /// A stream of chance of its own, so that seeds from before it are as they were.
     Nothing,
 }
@@ -275,6 +280,7 @@ fn faults_of(need: Need, seed: u64) -> Vec<Fault> {
         Need::Drives => (4, Fault::Drive),
         Need::Rdma => (5, Fault::Rdma),
         Need::Nothing => (8, Fault::Devices),
+        Need::RdmaAndMore => (0x10, Fault::Unplug),
     };
     let mut random = Random::new(seed, stream);
     let there = random.permille(400);
@@ -299,6 +305,12 @@ impl Swarm {
             .chain(faults_of(Need::Rdma, seed))
             .chain(faults_of(Need::Nothing, seed))
             .collect();
+        let chosen = match chosen.has(Fault::Rdma) {
+            true => faults_of(Need::RdmaAndMore, seed)
+                .into_iter()
+                .fold(chosen, Faults::with),
+            false => chosen,
+        };
         let faults = chosen
             .iter()
             .filter(|it| !limits.without.has(*it))

@@ -6,6 +6,7 @@ use reactors::Nanos;
 
 use crate::appliance::Appliance;
 use crate::drive::Mishap;
+use crate::fabric::RdmaNetwork;
 use crate::host::{Aftermath, Host};
 use crate::judge::{Extent, Violation};
 use crate::random::Random;
@@ -192,8 +193,16 @@ impl World {
                 self.scene.permission_changed[host] = now;
                 self.reconfigure(None)?;
             }
-            Fault::Removal | Fault::Crash | Fault::Power | Fault::Restart if !heavy => {
+            Fault::Removal | Fault::Crash | Fault::Power | Fault::Restart | Fault::Unplug
+                if !heavy =>
+            {
                 return Ok(());
+            }
+            Fault::Unplug => {
+                let is_silent = self.random.coin();
+                if let Some(rdma) = &mut self.scene.rdma {
+                    rdma.unplug(is_silent);
+                }
             }
             Fault::Removal => {
                 if let Storage::Disk(disk) = &self.scene.disks[disk] {
@@ -402,7 +411,9 @@ impl World {
                 *changed = self.scene.time.now();
             }
         }
-        if self.scene.disks.iter().any(Storage::needs_restart) {
+        let rdma = self.scene.rdma.as_ref();
+        let is_unplugged = rdma.is_some_and(RdmaNetwork::is_unplugged);
+        if is_unplugged || self.scene.disks.iter().any(Storage::needs_restart) {
             self.kill(false)?;
         } else {
             self.reconfigure(None)?;

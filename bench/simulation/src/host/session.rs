@@ -10,6 +10,7 @@ use reactors::Nanos;
 
 use super::connection::Incoming;
 use super::{Command, DEADLINE_CHECK, Ground, Host, LATENCY_MAX, Phase, READY_POLL, RETRY_MAX};
+use crate::fabric::RdmaNetwork;
 use crate::judge::Violation;
 use crate::network::HostEnd;
 
@@ -101,9 +102,10 @@ impl Host {
         let allowed = ground.permission_changed[self.number] < self.opened_at.max(Nanos(1))
             && ground.serving.hosts[self.number];
         let silent = self.silent_until.is_some();
+        let unplugged = self.shape.rdma && ground.rdma.is_some_and(RdmaNetwork::is_unplugged);
         let admin_excused = self.admin.as_ref().is_none_or(|it| it.excused);
         let excused = self.connections().any(|it| it.qid() == qid && it.excused);
-        ground.stopping || !allowed || silent || admin_excused || excused
+        ground.stopping || !allowed || silent || unplugged || admin_excused || excused
     }
 
     fn connect(&mut self, ground: &mut Ground<'_>, qid: u16) {
