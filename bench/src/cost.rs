@@ -12,6 +12,7 @@ pub mod callgrind;
 pub mod driver_loop;
 pub mod growth;
 pub mod growth_loop;
+pub mod host_loop;
 pub mod measure;
 pub mod rdma_loop;
 pub mod report;

@@ -5,7 +5,7 @@
 //! that what a block must hold never depends on how two queues interleave.
 
 pub mod initiator;
-mod lane;
+pub(crate) mod lane;
 pub mod local;
 pub mod options;
 mod pacing;

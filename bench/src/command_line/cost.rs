@@ -6,8 +6,8 @@ use std::process::ExitCode;
 use bench::cost::baseline::{Baseline, CaseBaselines, case_excesses, excesses, is_judged};
 use bench::cost::measure::{self, Subject, measure, measure_cases, measure_growth};
 use bench::cost::report::CostReport;
-use bench::cost::tcp_cases::{CHIEF, Case};
-use bench::cost::{driver_loop, growth_loop, rdma_loop, tcp_loop};
+use bench::cost::tcp_cases::{CHIEF, Case, HOST_CHIEF};
+use bench::cost::{driver_loop, growth_loop, host_loop, rdma_loop, tcp_loop};
 use bench::report::{Machine, save_json};
 use clap::{Args, ValueEnum};
 use serde::de::DeserializeOwned;
@@ -22,7 +22,9 @@ enum SubjectArg {
     Rdma,
     /// Our target over TCP, on the loopback interface: many cases
     Tcp,
-    /// The same beside more and more idle connections, exports, namespaces and reactors
+    /// Our host over TCP, with the load generator, on the loopback interface: many cases
+    TcpHost,
+    /// Our target over TCP beside more and more idle connections, exports, namespaces and reactors
     Growth,
 }
 
@@ -32,6 +34,7 @@ impl SubjectArg {
             Self::Driver => &measure::DRIVER,
             Self::Rdma => &measure::RDMA,
             Self::Tcp => &measure::TCP,
+            Self::TcpHost => &measure::TCP_HOST,
             Self::Growth => &measure::GROWTH,
         }
     }
@@ -75,7 +78,12 @@ pub(crate) fn execute(args: &CostArgs) -> Result<ExitCode, Failure> {
     }
     match args.subject {
         SubjectArg::Driver | SubjectArg::Rdma => {}
-        SubjectArg::Tcp => return execute_cases(args),
+        SubjectArg::Tcp => {
+            return execute_cases(args, &Case::all().collect::<Vec<_>>(), CHIEF);
+        }
+        SubjectArg::TcpHost => {
+            return execute_cases(args, &host_loop::cases().collect::<Vec<_>>(), HOST_CHIEF);
+        }
         SubjectArg::Growth => return execute_growth(args),
     }
     let subject = args.subject.subject();
@@ -108,6 +116,7 @@ fn only_loop(args: &CostArgs, requests: u64) -> Result<ExitCode, Failure> {
         SubjectArg::Driver => serde_json::to_string(&driver_loop::run(requests)?),
         SubjectArg::Rdma => serde_json::to_string(&rdma_loop::run(requests)?),
         SubjectArg::Tcp => serde_json::to_string(&tcp_loop::run(args.case.as_deref())?),
+        SubjectArg::TcpHost => serde_json::to_string(&host_loop::run(args.case.as_deref())?),
         SubjectArg::Growth => serde_json::to_string(&growth_loop::run()?),
     };
     println!("{}", counts?);
@@ -115,15 +124,16 @@ fn only_loop(args: &CostArgs, requests: u64) -> Result<ExitCode, Failure> {
 }
 
 /// All cases of NVMe/TCP, with the chief one in detail, or the one that is named.
-fn execute_cases(args: &CostArgs) -> Result<ExitCode, Failure> {
+fn execute_cases(args: &CostArgs, cases: &[Case], chief: &str) -> Result<ExitCode, Failure> {
     if let Some(name) = &args.case
-        && !Case::all().any(|case| case.name() == *name)
+        && !cases.iter().any(|case| case.name() == *name)
     {
-        let names: Vec<String> = Case::all().map(|case| case.name()).collect();
+        let names: Vec<String> = cases.iter().map(Case::name).collect();
         return Err(format!("there is no case {name}: {}", names.join(", ")).into());
     }
-    let reports = measure_cases(&std::env::current_exe()?, args.case.as_deref())?;
-    let detailed = args.case.as_deref().unwrap_or(CHIEF);
+    let subject = args.subject.subject();
+    let reports = measure_cases(&std::env::current_exe()?, subject, args.case.as_deref())?;
+    let detailed = args.case.as_deref().unwrap_or(chief);
     if let Some(report) = reports.case(detailed) {
         println!("{report}");
     }

@@ -40,7 +40,7 @@ pub fn case_excesses(
     growth_only: bool,
 ) -> Vec<String> {
     let excesses_of = |report: &CostReport| {
-        let subject = measure::tcp_case(&report.what, growth_only);
+        let subject = measure::case(&report.subject, &report.what, growth_only);
         // Others are held to their allocations alone.
         let baselines = baselines.filter(|_| is_judged(&report.what));
         let baseline = baselines.and_then(|all| all.get(&report.what));
@@ -135,6 +135,7 @@ mod tests {
     #[test]
     fn only_the_chief_case_has_an_aim_and_each_steady_case_a_baseline() {
         let case = |name: &str, instructions| CostReport {
+            subject: "tcp".to_owned(),
             what: name.to_owned(),
             counted: vec![("bytes copied".to_owned(), 0.0)],
             ..report(instructions, 0.0)

@@ -103,6 +103,17 @@ pub const TCP: Subject = Subject {
     limits: &[("bytes copied", 0.0)],
 };
 
+/// Our host over TCP.
+pub const TCP_HOST: Subject = Subject {
+    name: "tcp-host",
+    what: "nvme_host and the load generator over the loopback interface, requests in batches",
+    map: &stages::HOST,
+    instructions_max: f64::INFINITY,
+    // Its sends go by way of the loop's own stream: what the connection counts is whole.
+    system_calls_max: f64::INFINITY,
+    limits: &[],
+};
+
 /// Requests over TCP beside more and more of everything: what they may cost is said by one another.
 pub const GROWTH: Subject = Subject {
     name: "growth",
@@ -112,9 +123,12 @@ pub const GROWTH: Subject = Subject {
     ..TCP
 };
 
-/// What a case of NVMe/TCP is held to: the aims of the issue are the chief case's.
+/// What a case of `subject` is held to: the aims of the issue are those of the target's chief case.
 #[must_use]
-pub fn tcp_case(name: &str, growth_only: bool) -> Subject {
+pub fn case(subject: &str, name: &str, growth_only: bool) -> Subject {
+    if subject == TCP_HOST.name {
+        return TCP_HOST;
+    }
     let is_chief = name == tcp_cases::CHIEF;
     Subject {
         instructions_max: if is_chief && !growth_only {
@@ -157,14 +171,18 @@ pub fn measure(program: &Path, subject: &Subject, requests: u64) -> Result<CostR
     ))
 }
 
-/// Measures every case of NVMe/TCP, or the one named `only`.
+/// Measures every case of [`TCP`] or [`TCP_HOST`], or the one named `only`.
 ///
 /// # Errors
 /// [`CostError`].
-pub fn measure_cases(program: &Path, only: Option<&str>) -> Result<CaseReports, CostError> {
+pub fn measure_cases(
+    program: &Path,
+    subject: &Subject,
+    only: Option<&str>,
+) -> Result<CaseReports, CostError> {
     Ok(CaseReports {
         machine: Machine::here(),
-        cases: measure_marked(program, &TCP, only)?,
+        cases: measure_marked(program, subject, only)?,
     })
 }
 

@@ -78,6 +78,28 @@ pub const TCP: Map = Map {
     ],
 };
 
+/// What `bench cost tcp-host` measures.
+pub const HOST: Map = Map {
+    other: &[
+        ("nvme/tcp/src/", "target"),
+        ("nvme/target/src/", "target"),
+        ("reactors/block/src/", "target"),
+        ("reactors/uring/src/", "target"),
+        ("bench/src/cost", "loop"),
+        ("bench/src/command_line", "loop"),
+        ("bench/src/main", "loop"),
+    ],
+    ours: &[
+        ("nvme/host/src/tcp/", "nvme_host::tcp"),
+        ("nvme/host/src/", "nvme_host"),
+        ("bench/src/load/", "load"),
+    ],
+    shared: &[
+        ("reactors/hugemem/src/", "hugemem"),
+        ("reactors/core/src/", "reactors"),
+    ],
+};
+
 impl Map {
     /// What a file belongs to.
     #[must_use]
@@ -260,6 +282,17 @@ mod tests {
         assert_eq!(
             RDMA.place("/w/nvme/rdma/src/slot.rs"),
             Place::Ours("nvme_rdma::slot".to_owned())
+        );
+        for (file, expected) in [
+            ("/w/nvme/host/src/tcp/sender.rs", "nvme_host::tcp::sender"),
+            ("/w/nvme/host/src/tcp.rs", "nvme_host::tcp"),
+            ("/w/bench/src/load/lane.rs", "load::lane"),
+        ] {
+            assert_eq!(HOST.place(file), Place::Ours(expected.to_owned()));
+        }
+        assert_eq!(
+            HOST.place("/w/bench/src/cost/host_loop.rs"),
+            Place::Other("loop")
         );
         let fabric = Place::Other("in-process fabric");
         assert_eq!(RDMA.place("/w/rdma/src/fake/engine.rs"), fabric);

@@ -129,8 +129,14 @@ impl Rig {
         }
     }
 
+    /// Where it listens.
+    pub(super) fn address(&self) -> Result<SocketAddr, CostError> {
+        let address = self.listener.local_addr();
+        address.map_err(|error| setup("the listener", &error))
+    }
+
     /// Accepts a connection and hands it to a reactor; gives the target's end of it as well.
-    fn accept(&mut self, reactor: usize) -> io::Result<TcpStream> {
+    pub(super) fn accept(&mut self, reactor: usize) -> io::Result<TcpStream> {
         let (stream, _) = self.listener.accept()?;
         let end = stream.try_clone()?;
         let handoff = Handoff {
@@ -151,8 +157,7 @@ impl Rig {
         entries_z: u16,
     ) -> Result<(RawClient, RawClient, TcpStream), CostError> {
         let failed = |error: &dyn std::fmt::Display| setup("the host", error);
-        let address = self.listener.local_addr();
-        let address = address.map_err(|error| setup("the listener", &error))?;
+        let address = self.address()?;
         // Both have connected before either is accepted.
         let admin = RawClient::connect(address, LIMIT).map_err(|error| failed(&error))?;
         let io = RawClient::connect(address, LIMIT).map_err(|error| failed(&error))?;
@@ -189,7 +194,7 @@ impl Rig {
     }
 
     /// Waits until a reactor has something to do, or shortly.
-    fn await_any(&self) -> Result<(), CostError> {
+    pub(super) fn await_any(&self) -> Result<(), CostError> {
         let sources = self
             .reactors
             .iter()
@@ -202,18 +207,21 @@ impl Rig {
         wait(&mut watched)
     }
 
-    /// Waits until a host's reactor has something to do: bytes that are on their way to it have
-    /// arrived, or its file device is done.
-    fn await_work(&self, host: &Host) -> Result<(), CostError> {
-        let end = &self.reactors[host.reactor];
-        if let Some(source) = end.transport.wake_source() {
+    /// Waits until a reactor has something to do: the `expected` bytes that are on their way to
+    /// `target_end` have arrived, or its file device is done.
+    pub(super) fn await_work(
+        &self,
+        reactor: usize,
+        target_end: &TcpStream,
+        expected: u64,
+    ) -> Result<(), CostError> {
+        if let Some(source) = self.reactors[reactor].transport.wake_source() {
             wait(&mut [PollFd::new(&source, PollFlags::IN)])?;
         }
         for _ in 0..1000 {
-            let expected = host.sent_in_all - end.counters.bytes_received.get();
-            let waiting = ioctl_fionread(&host.target_end);
+            let waiting = ioctl_fionread(target_end);
             let waiting = waiting.map_err(|error| setup("the target's socket", &error))?;
-            if waiting >= expected || host.has_unsent() {
+            if waiting >= expected {
                 break;
             }
             std::thread::yield_now();
@@ -231,7 +239,14 @@ impl Rig {
         host.submit(batch, random);
         for _ in 0..TURNS_MAX {
             host.send()?;
-            self.await_work(host)?;
+            // What the socket has not taken yet will not arrive.
+            let received = self.counters(host.reactor).bytes_received.get();
+            let expected = if host.has_unsent() {
+                0
+            } else {
+                host.sent_in_all - received
+            };
+            self.await_work(host.reactor, &host.target_end, expected)?;
             let sends = self.counters(host.reactor).sends.get();
             self.turn(host.reactor);
             host.collect(self.counters(host.reactor).sends.get() > sends)?;

@@ -93,3 +93,44 @@ impl Initiator for IoQueue {
         self.counters()
     }
 }
+
+/// For whoever drives a queue that stays another's.
+impl<I: Initiator> Initiator for &mut I {
+    fn submit_read(
+        &mut self,
+        nsid: u32,
+        lba: u64,
+        blocks: u32,
+        data: Lease,
+        token: u64,
+    ) -> Result<(), Refused<Lease>> {
+        (**self).submit_read(nsid, lba, blocks, data, token)
+    }
+
+    fn submit_write(
+        &mut self,
+        nsid: u32,
+        lba: u64,
+        blocks: u32,
+        data: Lease,
+        token: u64,
+    ) -> Result<(), Refused<Lease>> {
+        Initiator::submit_write(&mut **self, nsid, lba, blocks, data, token)
+    }
+
+    fn flush(&mut self) -> Result<(), HostError> {
+        (**self).flush()
+    }
+
+    fn poll(&mut self, completions: &mut HostCompletions) -> Result<usize, HostError> {
+        (**self).poll(completions)
+    }
+
+    fn wait(&mut self, limit: Duration) {
+        (**self).wait(limit);
+    }
+
+    fn counters(&self) -> ConnectionCounters {
+        (**self).counters()
+    }
+}

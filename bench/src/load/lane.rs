@@ -361,7 +361,9 @@ impl<I: Initiator> Lane<I> {
                 model.finish_write(lba, blocks, good);
             }
         }
-        self.buffers.extend(completion.data);
+        if let Some(data) = completion.data {
+            self.buffers.push(data);
+        }
         if !good {
             let operation = if read { "read" } else { "write" };
             return Err(Trouble::Command {

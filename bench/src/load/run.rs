@@ -11,7 +11,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::{Builder, Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
-use hugemem::{Arena, ArenaConfig, ArenaError, PagePolicy, Pool};
+use hugemem::{Arena, ArenaConfig, ArenaError, Lease, PagePolicy, Pool};
 use nvme_host::{
     ConnectOptions, ConnectionCounters, Controller, HostError, IoQueue, IoQueuePlan, NamespaceInfo,
 };
@@ -371,25 +371,29 @@ fn open_lanes<O: OpenQueue>(assignment: &Assignment<O>) -> Result<Vec<Lane<O::Qu
     }
     let suited = &assignment.suited;
     let pool = assignment.arena.pool(0);
-    let mut random = Random::new(suited.workload.seed);
     let mut lanes = Vec::with_capacity(assignment.lanes.len());
     for (index, plan) in &assignment.lanes {
         let queue = plan.open(pool.clone())?;
-        let depth = usize::from(suited.workload.depth);
-        let mut buffers = Vec::with_capacity(depth);
-        for _ in 0..depth {
-            let lease = pool.take(suited.size_max_bytes as usize);
-            let mut lease = lease.ok_or(HostError::NoMemory)?;
-            // What an unverified workload writes: bytes that do not compress.
-            for chunk in lease.chunks_mut(8) {
-                let bytes = random.next_u64().to_le_bytes();
-                chunk.copy_from_slice(&bytes[..chunk.len()]);
-            }
-            buffers.push(lease);
-        }
+        let buffers = fill_buffers(&pool, suited)?;
         lanes.push(Lane::new(queue, suited, *index, buffers));
     }
     Ok(lanes)
+}
+
+/// A buffer for each request in flight of a lane, with what an unverified workload writes: bytes that
+/// do not compress.
+pub(crate) fn fill_buffers(pool: &Pool, suited: &Suited) -> Result<Vec<Lease>, LoadError> {
+    let mut random = Random::new(suited.workload.seed);
+    let buffer = |_| {
+        let lease = pool.take(suited.size_max_bytes as usize);
+        let mut lease = lease.ok_or(HostError::NoMemory)?;
+        for chunk in lease.chunks_mut(8) {
+            let bytes = random.next_u64().to_le_bytes();
+            chunk.copy_from_slice(&bytes[..chunk.len()]);
+        }
+        Ok(lease)
+    };
+    (0..suited.workload.depth).map(buffer).collect()
 }
 
 /// Takes the threads through the phases.

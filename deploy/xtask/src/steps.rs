@@ -222,10 +222,11 @@ fn clippy() -> Result<(), String> {
 
 /// What `bench cost` can measure, and the committed baseline that it is held to; without one it is held
 /// to itself.
-const COSTS: [(&str, Option<&str>); 4] = [
+const COSTS: [(&str, Option<&str>); 5] = [
     ("driver", Some("bench/baselines/cost-driver.json")),
     ("rdma", Some("bench/baselines/cost-rdma.json")),
     ("tcp", Some("bench/baselines/cost-tcp.json")),
+    ("tcp-host", Some("bench/baselines/cost-tcp-host.json")),
     ("growth", None),
 ];
 

@@ -42,5 +42,5 @@ pub use link::{
 pub use options::{ConnectOptions, HostIdentity};
 pub use queue::{HostCompletion, HostCompletions, IoQueue, IoQueuePlan};
 pub use tcp::raw;
-pub use tcp::stream::{ByteStream, Moved};
+pub use tcp::stream::{ByteStream, Moved, Socket};
 pub use transport::Transport;

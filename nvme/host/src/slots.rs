@@ -97,11 +97,17 @@ impl<T: Default> Slots<T> {
 
     /// Gives a slot back; what the transport kept of its command is handed out.
     pub(crate) fn release(&mut self, index: u16) -> T {
+        self.give_back(index);
+        std::mem::take(&mut self.slots[usize::from(index)].command)
+    }
+
+    /// Gives a slot back of whose command nothing is left that has to be dropped; the next command
+    /// finds what is there.
+    pub(crate) fn give_back(&mut self, index: u16) {
         let slot = &mut self.slots[usize::from(index)];
-        debug_assert!(slot.in_flight, "released twice");
+        debug_assert!(slot.in_flight, "given back twice");
         slot.in_flight = false;
         self.free.push(index);
-        std::mem::take(&mut slot.command)
     }
 
     /// The index of the command in flight with this identifier.

@@ -14,8 +14,8 @@ use std::time::Duration;
 use arrayvec::ArrayVec;
 use nvme_spec::Sqe;
 use nvme_spec::sgl::SglDescriptor;
-use nvme_spec::tcp::{CapsuleCmd, Framing, H2cData, TermReq};
-use zerocopy::IntoBytes;
+use nvme_spec::tcp::{CapsuleCmd, CapsuleResp, CommonHeader, Framing, H2cData, PduType, TermReq};
+use zerocopy::{IntoBytes, transmute_ref};
 
 use crate::error::{HostError, ProtocolError};
 use crate::link::{COMPLETIONS_MAX, Completions, ConnectionCounters, Refusal, Refused, Transfer};
@@ -110,6 +110,8 @@ pub(crate) struct Connection<S, B> {
     sender: Sender,
     /// Commands whose R2T is not answered in full, in the order of their R2Ts.
     granted: VecDeque<u16>,
+    /// The common header of every response capsule, where capsules have no digests.
+    pub(crate) plain_response: Option<CommonHeader>,
     pub(crate) inbox: Inbox,
     pub(crate) counters: ConnectionCounters,
     failure: Option<HostError>,
@@ -124,6 +126,11 @@ impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
             slots: Slots::new(depth),
             sender: Sender::new(depth + SPARE_PDUS),
             granted: VecDeque::with_capacity(depth),
+            plain_response: (!settled.framing.header_digest).then(|| {
+                let header_bytes = size_of::<CapsuleResp>() as u8;
+                let framing = settled.framing;
+                framing.header(PduType::CAPSULE_RESP, header_bytes, 0)
+            }),
             inbox: Inbox::new(receive_bytes),
             counters: ConnectionCounters::default(),
             failure: None,
@@ -156,7 +163,11 @@ impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
         };
         let slot = self.slots.get_mut(index);
         slot.direction = direction;
+        slot.last_seen = false;
+        slot.data_damaged = false;
         slot.expected = length;
+        slot.moved = 0;
+        slot.grant = None;
         slot.token = token;
         slot.data = data;
         let cid = slot.cid();
@@ -198,17 +209,20 @@ impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
             0
         };
         let capsule = CapsuleCmd::new(sqe, inline, self.settled.framing);
-        self.stage_header(capsule.as_bytes(), capsule.ch.pdo);
+        let header: &[u8; size_of::<CapsuleCmd>()] = transmute_ref!(&capsule);
+        self.stage_header(header, capsule.ch.pdo);
         self.stage_data(index, 0, inline);
     }
 
     /// Queues a header with its digest, padded up to where data begins.
-    fn stage_header(&mut self, header: &[u8], pdo: u8) {
+    fn stage_header<const BYTES: usize>(&mut self, header: &[u8; BYTES], pdo: u8) {
         if self.settled.framing.header_digest {
             let mut digested = ArrayVec::<u8, 132>::new();
             // A header is 72 bytes at most here, so both parts fit.
             digested.extend(header.iter().copied().chain(digest(header)));
             self.sender.stage(&digested, usize::from(pdo));
+        } else if usize::from(pdo) <= BYTES {
+            self.sender.stage_all(header);
         } else {
             self.sender.stage(header, usize::from(pdo));
         }
@@ -256,7 +270,8 @@ impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
                 self.granted.pop_front();
             }
             let pdu = H2cData::new(cid, ttag, offset, len, last, self.settled.framing);
-            self.stage_header(pdu.as_bytes(), pdu.ch.pdo);
+            let header: &[u8; size_of::<H2cData>()] = transmute_ref!(&pdu);
+            self.stage_header(header, pdu.ch.pdo);
             self.stage_data(index, offset, len);
         }
     }

@@ -3,7 +3,7 @@
 
 use std::io::IoSliceMut;
 
-use nvme_spec::tcp::HEADER_MAX_BYTES;
+use nvme_spec::tcp::{CapsuleResp, HEADER_MAX_BYTES};
 
 use crate::tcp::stream::{ByteStream, Moved};
 
@@ -16,6 +16,9 @@ const SMALL_WINDOW_BYTES: usize = 4 * 1024;
 
 /// Least size of an inbox: the longest header, with padding and digests.
 const RECEIVE_MIN_BYTES: usize = 1024;
+
+/// Bytes of the header of whatever a controller sends in answer to commands.
+const RESPONSE_HEADER_BYTES: usize = size_of::<CapsuleResp>();
 
 /// Data of one PDU on its way into its command's buffer.
 #[derive(Debug, Clone, Copy)]
@@ -89,9 +92,15 @@ impl Inbox {
 
     /// Remembers the header at hand, which a termination request would quote.
     pub(crate) fn note_header(&mut self, len: usize) {
-        let len = len.min(HEADER_MAX_BYTES).min(self.end - self.start);
-        self.header[..len].copy_from_slice(&self.buffer[self.start..self.start + len]);
-        self.header_bytes = len;
+        let pending = &self.buffer[self.start..self.end];
+        self.header_bytes = len.min(HEADER_MAX_BYTES).min(pending.len());
+        match pending.first_chunk::<RESPONSE_HEADER_BYTES>() {
+            // A copy whose length is known is a few moves, and not a call.
+            Some(header) if self.header_bytes <= header.len() => {
+                self.header[..header.len()].copy_from_slice(header);
+            }
+            _ => self.header[..self.header_bytes].copy_from_slice(&pending[..self.header_bytes]),
+        }
     }
 
     /// The header that was being understood last.

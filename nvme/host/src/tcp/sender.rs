@@ -1,7 +1,6 @@
 //! What is to be sent: headers in a staging buffer, data where it lies, all of it in one vectored
 //! send.
 
-use std::collections::VecDeque;
 use std::io::IoSlice;
 use std::ops::Deref;
 
@@ -11,8 +10,9 @@ use crate::error::HostError;
 use crate::tcp::connection::Commands;
 use crate::tcp::stream::{ByteStream, Moved};
 
-/// Pieces in one vectored send; well below the kernel's limit of 1024 (limits.h, UIO_MAXIOV).
-const PIECES_PER_SEND_MAX: usize = 256;
+/// Pieces in one vectored send: header and data of 128 writes with their digests, and well below the
+/// kernel's limit of 1024 (limits.h, UIO_MAXIOV).
+const PIECES_PER_SEND_MAX: usize = 512;
 
 /// Staging that one PDU needs at most: a header with digest, padded to the largest alignment, and a
 /// data digest.
@@ -58,7 +58,8 @@ impl Piece {
 pub(crate) struct Sender {
     staging: Box<[u8]>,
     staged: usize,
-    pieces: VecDeque<Piece>,
+    /// In the order of the stream.
+    pieces: Vec<Piece>,
     pieces_max: usize,
     queued: u64,
     sent: u64,
@@ -72,7 +73,7 @@ impl Sender {
         Self {
             staging: vec![0; pdus * STAGED_PER_PDU_MAX_BYTES].into_boxed_slice(),
             staged: 0,
-            pieces: VecDeque::with_capacity(pieces_max),
+            pieces: Vec::with_capacity(pieces_max),
             pieces_max,
             queued: 0,
             sent: 0,
@@ -114,24 +115,40 @@ impl Sender {
         let target = &mut self.staging[start..start + len];
         target[..bytes.len()].copy_from_slice(bytes);
         target[bytes.len()..].fill(0);
+        self.add_staged(len);
+    }
+
+    /// Queues a copy of `bytes` and nothing behind them: as [`Self::stage`], without a look at lengths
+    /// that are known.
+    #[inline]
+    pub(crate) fn stage_all<const BYTES: usize>(&mut self, bytes: &[u8; BYTES]) {
+        self.staging[self.staged..self.staged + BYTES].copy_from_slice(bytes);
+        self.add_staged(BYTES);
+    }
+
+    /// The next `len` bytes of the staging buffer are to be sent.
+    #[inline]
+    fn add_staged(&mut self, len: usize) {
+        let start = self.staged;
         self.staged += len;
         self.queued += len as u64;
         if let Some(Piece::Staged {
             start: first,
             len: before,
-        }) = self.pieces.back_mut()
+        }) = self.pieces.last_mut()
             && *first + *before == start
         {
             *before += len;
             return;
         }
-        self.pieces.push_back(Piece::Staged { start, len });
+        self.pieces.push(Piece::Staged { start, len });
     }
 
     /// Queues `len` bytes of the command's data from `start` on.
+    #[inline]
     pub(crate) fn attach(&mut self, slot: u16, start: usize, len: usize) {
         self.queued += len as u64;
-        self.pieces.push_back(Piece::Data { slot, start, len });
+        self.pieces.push(Piece::Data { slot, start, len });
     }
 
     /// Sends what the stream takes; one system call for everything, unless there are very many
@@ -141,7 +158,7 @@ impl Sender {
         stream: &mut impl ByteStream,
         slots: &Commands<B>,
     ) -> Result<(), HostError> {
-        while !self.pieces.is_empty() {
+        while !self.is_empty() {
             self.sends += 1;
             let (moved, offered) = self.offer(stream, slots);
             let sent = match moved {
@@ -166,15 +183,12 @@ impl Sender {
         slots: &Commands<B>,
     ) -> (Moved, usize) {
         let mut offered = 0;
-        let buffers: ArrayVec<IoSlice<'_>, PIECES_PER_SEND_MAX> = self
-            .pieces
-            .iter()
-            .take(PIECES_PER_SEND_MAX)
-            .map(|piece| {
-                offered += piece.len();
-                IoSlice::new(self.bytes(*piece, slots))
-            })
-            .collect();
+        // Filled in place: a list that is collected is moved once more, all of it.
+        let mut buffers = ArrayVec::<IoSlice<'_>, PIECES_PER_SEND_MAX>::new();
+        for piece in self.pieces.iter().take(PIECES_PER_SEND_MAX) {
+            offered += piece.len();
+            buffers.push(IoSlice::new(self.bytes(*piece, slots)));
+        }
         (stream.send(&buffers), offered)
     }
 
@@ -196,15 +210,21 @@ impl Sender {
 
     fn advance(&mut self, sent: usize) {
         self.sent += sent as u64;
+        if self.sent == self.queued {
+            self.pieces.clear();
+            return;
+        }
         let mut rest = sent;
-        while let Some(piece) = self.pieces.front_mut() {
+        let mut whole = 0;
+        while let Some(piece) = self.pieces.get_mut(whole) {
             if rest < piece.len() {
                 *piece = piece.after(rest);
-                return;
+                break;
             }
             rest -= piece.len();
-            self.pieces.pop_front();
+            whole += 1;
         }
+        self.pieces.drain(..whole);
     }
 
     /// Takes back the staging of what was sent.
@@ -292,6 +312,24 @@ mod tests {
             (sender.queued(), sender.sent(), sender.sends()),
             (576, 576, 1)
         );
+    }
+
+    #[test]
+    fn a_queue_full_of_writes_with_digests_leaves_in_one_send() {
+        let mut sender = Sender::new(128);
+        let mut slots = Commands::<Vec<u8>>::new(1);
+        let slot = slots.take().expect("free");
+        slots.get_mut(slot).data = Some(vec![7; 4096]);
+        for _ in 0..128 {
+            assert!(sender.has_room());
+            sender.stage_all(&[1; 72]);
+            sender.attach(slot, 0, 4096);
+            sender.stage(&[0xdd; 4], 4);
+        }
+        let mut sink = sink(usize::MAX);
+        sender.send(&mut sink, &slots).expect("taken");
+        assert!(sender.is_empty());
+        assert_eq!((sender.sends(), sink.taken.len()), (1, 128 * 4172));
     }
 
     #[test]

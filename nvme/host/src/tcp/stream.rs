@@ -48,13 +48,17 @@ pub trait ByteStream: Debug {
     }
 }
 
-/// A non-blocking TCP socket without delay.
+/// A non-blocking TCP socket without delay: what carries a connection unless another stream is chosen
+/// ([`Transport::tcp_over`](crate::Transport::tcp_over)).
 #[derive(Debug)]
-pub(crate) struct Socket(TcpStream);
+pub struct Socket(TcpStream);
 
 impl Socket {
     /// Connects as `options` say, within the time of one step.
-    pub(crate) fn connect(options: &ConnectOptions) -> Result<Self, HostError> {
+    ///
+    /// # Errors
+    /// [`HostError::Connect`], or [`HostError::CongestionControl`].
+    pub fn connect(options: &ConnectOptions) -> Result<Self, HostError> {
         let address = options.address;
         let failed = |source: io::Error| HostError::Connect { address, source };
         let family = match address {
