@@ -13,6 +13,7 @@ use rdma::{
     RNR_RETRY_FOREVER, ReceiveRequest, RemoteAddress, SGES_MAX, SendOperation, SendRequest,
     SgeList, Token, WorkCompletion,
 };
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::{MESSAGE_BYTES, TransferError, Way, step};
 
@@ -42,6 +43,12 @@ const INLINE_BYTES: u32 = 512;
 
 /// Completions taken by one poll at most.
 const POLLED_MAX: usize = 64;
+
+/// The longest sleep without a completion.
+const SLEEP_MAX: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 10_000_000,
+};
 
 /// Nothing here takes this long.
 const LIMIT: Duration = Duration::from_secs(20);
@@ -260,6 +267,27 @@ impl<P: Provider> End<P> {
             |slot| polled.reads.push(slot),
         )?;
         Ok(polled)
+    }
+
+    /// Asks to be told of the next completion.
+    pub(super) fn arm(&mut self) -> Result<(), TransferError> {
+        self.completions.arm(false).map_err(step("arming"))
+    }
+
+    /// Sleeps until one of `ends` is told of a completion, or for a while.
+    pub(super) fn await_completion(ends: [&mut Self; 2]) -> Result<(), TransferError> {
+        let flags = PollFlags::IN;
+        let mut told = [
+            PollFd::from_borrowed_fd(ends[0].completions.descriptor(), flags),
+            PollFd::from_borrowed_fd(ends[1].completions.descriptor(), flags),
+        ];
+        // Cut short by a signal it is over all the same.
+        let _ = poll(&mut told, Some(&SLEEP_MAX));
+        for end in ends {
+            let acknowledged = end.completions.acknowledge();
+            acknowledged.map_err(step("taking a notification"))?;
+        }
+        Ok(())
     }
 
     /// Tells of each message, by where it lies and how long it is, and of the slot of each read that

@@ -5,8 +5,8 @@
 //! same post. Nobody looks at anything but the number of the slot. One send in many is signalled, and
 //! what a poll brings is answered by one post.
 //!
-//! Server and client are on a thread each, and then together on one: a device in software needs a
-//! core as well, and has one to itself then. The faster of the two is the ceiling.
+//! Server and client are on a thread each; then together on one, which leaves a core to a device in
+//! software; then on one that sleeps until there is a completion. The fastest is the ceiling.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -63,12 +63,14 @@ pub struct PairReport {
     pub bytes: usize,
     /// Requests in flight.
     pub depth: usize,
-    /// Requests answered in a second, by the faster of the two.
+    /// Requests answered in a second, by the fastest of the three.
     pub requests_per_second: f64,
-    /// Server and client on a thread each.
+    /// Server and client on a thread each, both polling.
     pub two_threads: PairRate,
-    /// Server and client on one thread.
+    /// Server and client on one thread that polls.
     pub one_thread: PairRate,
+    /// Server and client on one thread that sleeps while there is nothing to do.
+    pub asleep: PairRate,
 }
 
 /// What the pair did in one way.
@@ -88,6 +90,7 @@ impl fmt::Display for PairReport {
         for (ends, rate) in [
             ("a thread each", &self.two_threads),
             ("one thread", &self.one_thread),
+            ("one that sleeps", &self.asleep),
         ] {
             table.row([
                 format!("{operation} of {}", format_size(self.bytes as u64)),
@@ -133,21 +136,22 @@ pub fn measure_pair<P: Provider>(
     let (device, (mut serving, mut asking)) = connect()?;
     let two_threads = on_two_threads(&mut serving, &mut asking, options)?;
     drop((serving, asking));
-    let (_, (mut serving, mut asking)) = connect()?;
-    let remotes = remotes(&asking, options);
-    let one_thread = ask(&mut asking, options, || {
-        serve(&mut serving, options, &remotes).map(drop)
-    })?;
-    let rates = [two_threads, one_thread].map(|rate| rate.requests_per_second);
+    let on_one = |sleeps| {
+        let (_, (mut serving, mut asking)) = connect()?;
+        on_one_thread(&mut serving, &mut asking, options, sleeps)
+    };
+    let (one_thread, asleep) = (on_one(false)?, on_one(true)?);
+    let rates = [two_threads, one_thread, asleep].map(|rate| rate.requests_per_second);
     Ok(PairReport {
         machine: Machine::here(),
         device,
         write: options.write,
         bytes: options.bytes,
         depth: options.depth,
-        requests_per_second: rates[0].max(rates[1]),
+        requests_per_second: rates.into_iter().fold(0.0, f64::max),
         two_threads,
         one_thread,
+        asleep,
     })
 }
 
@@ -178,9 +182,12 @@ fn on_two_threads<P: Provider>(
             stop.store(true, Ordering::Relaxed);
             served
         });
-        let asked = ask(client, options, || {
+        let asked = ask(client, options, |_, found| {
             if stop.load(Ordering::Relaxed) {
                 return Err(TransferError::Apart("the server has ended".to_owned()));
+            }
+            if !found {
+                std::thread::yield_now();
             }
             Ok(())
         });
@@ -188,6 +195,33 @@ fn on_two_threads<P: Provider>(
         let served = serving.join();
         served.map_err(|_| TransferError::Work("the server panicked".to_owned()))??;
         asked
+    })
+}
+
+fn on_one_thread<P: Provider>(
+    server: &mut End<P>,
+    client: &mut End<P>,
+    options: &PairOptions,
+    sleeps: bool,
+) -> Result<PairRate, TransferError> {
+    let remotes = remotes(client, options);
+    let mut armed = false;
+    ask(client, options, |client, found| {
+        if serve(server, options, &remotes)? || found {
+            return Ok(());
+        }
+        if !sleeps {
+            std::thread::yield_now();
+        } else if armed {
+            End::await_completion([server, client])?;
+            armed = false;
+        } else {
+            // What came before this is not told of: both are polled once more.
+            server.arm()?;
+            client.arm()?;
+            armed = true;
+        }
+        Ok(())
     })
 }
 
@@ -233,11 +267,12 @@ fn serve<P: Provider>(
     Ok(true)
 }
 
-/// Asks until the time is over; `meanwhile` is called before each look for answers.
+/// Asks until the time is over. `between` is called before each look for answers, and told whether the
+/// last one found any.
 fn ask<P: Provider>(
     end: &mut End<P>,
     options: &PairOptions,
-    mut meanwhile: impl FnMut() -> Result<(), TransferError>,
+    mut between: impl FnMut(&mut End<P>, bool) -> Result<(), TransferError>,
 ) -> Result<PairRate, TransferError> {
     let capsule = |slot| {
         let mut bytes = [0; CAPSULE_BYTES];
@@ -252,9 +287,9 @@ fn ask<P: Provider>(
     }
     end.flush()?;
     let mut latencies = histogram();
-    let (mut counted, mut counting_from) = (0_u64, None);
+    let (mut counted, mut counting_from, mut found) = (0_u64, None, true);
     loop {
-        meanwhile()?;
+        between(end, found)?;
         let polled = end.poll_slots()?;
         let now = Instant::now();
         match counting_from {
@@ -271,17 +306,16 @@ fn ask<P: Provider>(
             }
             _ => {}
         }
-        if polled.messages.is_empty() {
-            std::thread::yield_now();
-            continue;
-        }
+        found = !polled.is_empty();
         for slot in polled.messages {
             counted += 1;
             latencies.saturating_record(nanos(now - started[slot]));
             started[slot] = now;
             send(end, &capsule(slot))?;
         }
-        end.flush()?;
+        if found {
+            end.flush()?;
+        }
     }
 }
 
@@ -315,7 +349,7 @@ mod tests {
     fn both_directions_go_on_until_the_time_is_over() {
         for write in [false, true] {
             let report = pair(write, 32).expect("measured");
-            for rate in [report.two_threads, report.one_thread] {
+            for rate in [report.two_threads, report.one_thread, report.asleep] {
                 assert!(rate.requests_per_second > 0.0, "{report:?}");
                 assert!(rate.requests_per_second <= report.requests_per_second);
             }
