@@ -49,3 +49,10 @@ fn an_error_is_told_late_over_a_stalled_stream() {
     let failure = run(255_342_191_913, &Limits::default()).failure;
     assert!(failure.is_none(), "{}", failure.expect("some"));
 }
+
+/// The judge once wanted a read with a bad key answered while its disk answered nothing.
+#[test]
+fn a_read_with_a_bad_key_waits_for_its_disk() {
+    let failure = run(1_008_366_391_292, &Limits::default()).failure;
+    assert!(failure.is_none(), "{}", failure.expect("some"));
+}

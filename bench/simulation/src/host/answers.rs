@@ -251,7 +251,7 @@ impl Host {
                 since = since.max(ground.memory_disturbed);
             }
             // These wait for what is in disks.
-            Command::Disconnect | Command::Queues => {
+            Command::Disconnect | Command::Queues | Command::BadKey => {
                 let latest = ground.disk_disturbed.iter().max();
                 since = since.max(latest.copied().unwrap_or_default());
                 since = since.max(ground.memory_disturbed);
@@ -265,7 +265,6 @@ impl Host {
             | Command::KeepAlive
             | Command::Abort
             | Command::Invalid(..)
-            | Command::BadKey
             | Command::Damaged => since = since.max(ground.memory_disturbed),
         }
         if self.is_leaving(ground) {
