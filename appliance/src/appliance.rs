@@ -13,14 +13,14 @@ use std::time::{Duration, Instant};
 use appliance_config::{Config, Idle, LoadError, Name};
 use hugemem::Arena;
 use nvme_driver::DriveOwner;
-use nvme_target::{Target, TargetConfig, TargetLimits};
+use nvme_target::Target;
 use reactors::{IdlePolicy, Nanos, ReactorConfig, Reactors};
 
 use crate::command_line::{Failure, with_causes};
 use crate::control::ControlPlane;
-use crate::devices::Devices;
+use crate::devices::{Devices, SystemDevices};
 use crate::exports::{self, Ports};
-use crate::live::{How, Live, Orders, Started};
+use crate::live::{How, Live, Orders, RealTime, Started};
 use crate::memory;
 use crate::nvme::{self, Bus, Drives, Vfio};
 use crate::observe::model::ApplyAnswer;
@@ -96,17 +96,11 @@ impl Appliance {
         let bus = bus(&arena, cores.len());
         let started = nvme::start(bus, &config, &arena, cores.len());
         let drives = started.drives;
-        let devices = Devices::open(&config, &arena, started.devices)?;
+        let opener = Box::new(SystemDevices::new(&config, &arena));
+        let devices = Devices::open(&config, opener.as_ref(), started.devices)?;
         let lowered = listeners.lower_limits(&config);
         let target = Target::new(
-            TargetConfig {
-                subsystems: exports::subsystems(&lowered, &devices, &ports),
-                ports: ports.configs(&lowered),
-                limits: TargetLimits {
-                    transfer_max: arena.max_transfer(),
-                    controllers_max: config.limits.max_controllers,
-                },
-            },
+            exports::target_config(&lowered, &devices, &ports, arena.max_transfer()),
             cores.len(),
             devices.in_order(),
         )?;
@@ -130,12 +124,12 @@ impl Appliance {
         let handles = reactors.handles().to_vec();
         target.set_waker(Box::new(move |reactor| handles[reactor].wake()));
         let started = Started {
+            opener,
             config,
-            arena: Arc::clone(&arena),
             target: Arc::clone(&target),
             devices,
             ports,
-            transports,
+            transports: transports.into_iter().map(|it| it as _).collect(),
             desks,
         };
         let live = Live::new(started, reactors.handles());
@@ -254,13 +248,17 @@ impl Appliance {
             reactors,
             ..
         } = self;
-        let answer = live.apply(wanted, how, &mut |now| {
-            if rounds.is_due(now) {
-                drives.look(now);
-                // A reactor that has died is found again once this is over.
-                let _ = rounds.make(reactors);
-            }
-        });
+        let answer = live.apply(
+            wanted,
+            how,
+            &mut RealTime(|now| {
+                if rounds.is_due(now) {
+                    drives.look(now);
+                    // A reactor that has died is found again once this is over.
+                    let _ = rounds.make(reactors);
+                }
+            }),
+        );
         rounds.set_status(summary::status_line(self.live.config()));
         answer
     }
@@ -359,7 +357,9 @@ impl Appliance {
     pub(crate) fn set_shutdown_deadline(&mut self, deadline: &str) {
         let mut wanted = self.config().clone();
         wanted.appliance.shutdown_deadline = deadline.parse().expect("a time");
-        let answer = self.live.apply(&wanted, How::default(), &mut |_| {});
+        let answer = self
+            .live
+            .apply(&wanted, How::default(), &mut RealTime(|_| {}));
         assert!(answer.applied, "{answer:?}");
     }
 

@@ -20,7 +20,10 @@ const ANSWER_TIME_MAX: Duration = Duration::from_secs(120);
 Steps are marked `live` (hosts notice nothing but an event), `drain` (requests in flight end first,
 up to `shutdown_deadline` of [appliance]; what is unanswered then is named and cut off) or `restart`
 (only a restart can do it). Where a step takes a restart nothing is changed, unless --partial is
-given. A file with a problem changes nothing.
+given. A file with a problem changes nothing. Where something fails on the way, such as an address
+that another program took meanwhile, what was done is undone; only what has grown stays so. A
+listener that goes takes the connections along that came by it, once their commands are answered; a
+file is never made shorter.
 
 Exit status: 0 when all is as the file says, 1 when it is not.")]
 pub(crate) struct ApplyArguments {
@@ -106,6 +109,7 @@ fn line(text: &mut String, step: &ApplyStep, dry_run: bool) -> std::fmt::Result 
         StepState::Failed => write!(text, ": failed")?,
         StepState::Skipped if dry_run => {}
         StepState::Skipped => write!(text, ": not done")?,
+        StepState::Undone => write!(text, ": undone again")?,
     }
     writeln!(text)?;
     if let Some(error) = &step.error {

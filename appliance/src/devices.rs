@@ -18,8 +18,34 @@ pub(crate) struct Devices {
     all: BTreeMap<Name, (DeviceIndex, Opened)>,
 }
 
+/// Opens devices of a configuration.
+pub trait Opener: Send + Sync {
+    /// Opens what `device` says; `None` for the namespace of a drive, which comes with its drive.
+    ///
+    /// # Errors
+    /// It cannot be had.
+    fn open(&self, device: &appliance_config::Device) -> Result<Option<Opened>, Failure>;
+}
+
+/// The machine's memory and files.
+pub(crate) struct SystemDevices {
+    pages: Pages,
+    /// Files move data through its leases.
+    arena: Arc<Arena>,
+}
+
+/// What can grow of a device that is neither memory nor a file.
+pub trait Growing: Send + Sync {
+    /// Makes the device as large as `size` says, or as large as what it lies on; queues have yet to
+    /// be told.
+    ///
+    /// # Errors
+    /// It stays as it is.
+    fn grow(&self, size: Option<ByteSize>) -> Result<(), Failure>;
+}
+
 /// An open device.
-pub(crate) struct Opened {
+pub struct Opened {
     pub(crate) device: Arc<dyn Device>,
     kind: Kind,
     /// The memory of a RAM device, which data is sent from.
@@ -32,6 +58,7 @@ enum Kind {
     File(Arc<FileDevice>),
     Null(Arc<NullDevice>),
     Drive,
+    Other(Box<dyn Growing>),
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -52,15 +79,14 @@ impl DeviceError {
 }
 
 impl Devices {
-    /// Takes the memory and opens the files that `config` names; files move data through leases of
-    /// `arena`. The namespaces of drives are `drives`, each with its place in the configuration;
+    /// Opens the devices that `config` names, by `opener`. The namespaces of drives are `drives`, each with its place in the configuration;
     /// those that could not be had are left out.
     ///
     /// # Errors
     /// The first other device that cannot be had, by name.
     pub(crate) fn open(
         config: &Config,
-        arena: &Arc<Arena>,
+        opener: &dyn Opener,
         drives: Vec<(usize, Arc<dyn Device>)>,
     ) -> Result<Self, Failure> {
         let mut drives: BTreeMap<usize, Arc<dyn Device>> = drives.into_iter().collect();
@@ -69,8 +95,10 @@ impl Devices {
         for (index, device) in config.devices.iter().enumerate() {
             let opened = match drives.remove(&index) {
                 Some(drive) => Some(Opened::drive(drive)),
-                None => Opened::new(config.appliance.pages, arena, device)
-                    .map_err(|cause| DeviceError::new(device, cause))?,
+                None => {
+                    let opened = opener.open(device);
+                    opened.map_err(|cause| DeviceError::new(device, cause))?
+                }
             };
             if let Some(opened) = opened
                 && let Some(place) = places.next()
@@ -144,11 +172,18 @@ impl Opened {
         }
     }
 
-    /// Opens what `device` says; `None` for the namespace of a drive, which comes with its drive.
-    ///
-    /// # Errors
-    /// It cannot be had.
-    pub(crate) fn new(
+    /// A device that is neither memory nor a file. Nobody else holds `device` itself.
+    #[must_use]
+    pub fn other(device: Arc<dyn Device>, growing: Box<dyn Growing>) -> Self {
+        Self {
+            device,
+            kind: Kind::Other(growing),
+            stores: Vec::new(),
+        }
+    }
+
+    /// Takes the memory or opens the file that `device` says.
+    fn new(
         pages: Pages,
         arena: &Arc<Arena>,
         device: &appliance_config::Device,
@@ -226,6 +261,7 @@ impl Opened {
             (Kind::Memory(memory), Some(size)) => return Ok(memory.take_missing(size.bytes())?),
             (Kind::Null(null), Some(size)) => null.grow(size.bytes())?,
             (Kind::File(file), size) => file.grow(size.map(ByteSize::bytes))?,
+            (Kind::Other(growing), size) => growing.grow(size)?,
             (Kind::Memory(_) | Kind::Null(_), None) | (Kind::Drive, _) => {}
         }
         Ok(None)
@@ -251,9 +287,15 @@ impl Opened {
             Kind::Memory(memory) => (Arc::strong_count(memory) == 2, 2),
             Kind::File(file) => (Arc::strong_count(file) == 2, 0),
             Kind::Null(null) => (Arc::strong_count(null) == 2, 0),
-            Kind::Drive => (Arc::strong_count(&self.device) == 1, 0),
+            Kind::Drive | Kind::Other(_) => (Arc::strong_count(&self.device) == 1, 0),
         };
         own && self.stores.iter().all(|it| Arc::strong_count(it) <= kept)
+    }
+
+    /// Whether it can be opened again as it is: memory is gone once it is let go, and drives are
+    /// taken at start.
+    pub(crate) fn can_be_reopened(&self) -> bool {
+        matches!(self.kind, Kind::File(_) | Kind::Null(_) | Kind::Other(_))
     }
 
     /// Writes what is cached of a file; says in the log when it could not be.
@@ -266,6 +308,22 @@ impl Opened {
             tracing::error!(%error, "a file could not be flushed");
         }
         flushed.is_ok()
+    }
+}
+
+impl SystemDevices {
+    /// Those that `config` is to have.
+    pub(crate) fn new(config: &Config, arena: &Arc<Arena>) -> Self {
+        Self {
+            pages: config.appliance.pages,
+            arena: Arc::clone(arena),
+        }
+    }
+}
+
+impl Opener for SystemDevices {
+    fn open(&self, device: &appliance_config::Device) -> Result<Option<Opened>, Failure> {
+        Opened::new(self.pages, &self.arena, device)
     }
 }
 

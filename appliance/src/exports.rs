@@ -5,7 +5,9 @@ use std::net::SocketAddr;
 
 use appliance_config::{Access, Config, Export, Listener, Name, Transport};
 use block::HealthState;
-use nvme_target::{NamespaceConfig, PortConfig, PortId, SubsystemConfig, TransportKind};
+use nvme_target::{
+    NamespaceConfig, PortConfig, PortId, SubsystemConfig, TargetConfig, TargetLimits, TransportKind,
+};
 
 use crate::devices::Devices;
 
@@ -94,6 +96,23 @@ impl Ports {
                 secure: false,
             })
             .collect()
+    }
+}
+
+/// What a target serves from its start on.
+pub(crate) fn target_config(
+    config: &Config,
+    devices: &Devices,
+    ports: &Ports,
+    transfer_max: usize,
+) -> TargetConfig {
+    TargetConfig {
+        subsystems: subsystems(config, devices, ports),
+        ports: ports.configs(config),
+        limits: TargetLimits {
+            transfer_max,
+            controllers_max: config.limits.max_controllers,
+        },
     }
 }
 

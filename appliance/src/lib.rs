@@ -1,7 +1,8 @@
 //! `windlass`: storage on the network from polled, pinned cores. This file is the command line;
 //! `appliance` starts and stops what it asks for.
 //!
-//! The program is all that this crate is for; as a library it lets its control plane be fuzzed.
+//! The program is all that this crate is for; as a library it lets its control plane be fuzzed
+//! and its changes be simulated.
 
 #![forbid(unsafe_code)]
 
@@ -25,6 +26,7 @@ mod observe;
 pub mod probe;
 mod quantity;
 mod reactor_setup;
+pub mod rehearsal;
 mod requests;
 mod rounds;
 mod service;

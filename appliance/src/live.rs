@@ -5,6 +5,7 @@
 //! they are told by orders and by what the target publishes, and are never waited for with a lock.
 
 mod apply;
+mod meanwhile;
 mod orders;
 mod served;
 mod steps;
@@ -12,25 +13,22 @@ mod steps;
 mod tests;
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use appliance_config::{Config, Transport as TransportName};
 use arc_swap::ArcSwap;
-use hugemem::Arena;
 use nvme_target::Target;
 use reactors::ReactorHandle;
 
-use crate::devices::{Devices, Opened};
+use crate::devices::{Devices, Opened, Opener};
 use crate::exports::Ports;
 use crate::reactor_setup::DeskOrder;
-use crate::transports::Transport;
+use crate::transports::Listening;
 use crate::watch::Watch;
 pub(crate) use apply::How;
-pub(crate) use orders::{Answers, Orders};
+pub use meanwhile::Meanwhile;
+pub(crate) use meanwhile::RealTime;
+pub use orders::{Answers, Orders, Unanswered};
 use served::Served;
-
-/// How often something that is on its way out is looked after.
-const LOOK_INTERVAL: Duration = Duration::from_millis(2);
 
 /// What runs, for whoever looks at it.
 #[derive(Clone)]
@@ -43,11 +41,11 @@ pub(crate) struct Running {
 pub(crate) struct Live {
     config: Config,
     running: Running,
-    arena: Arc<Arena>,
+    opener: Box<dyn Opener>,
     target: Arc<Target>,
     devices: Devices,
     ports: Ports,
-    transports: Vec<Arc<dyn Transport>>,
+    transports: Vec<Arc<dyn Listening>>,
     desks: Orders<DeskOrder>,
     served: Served,
     watch: Watch,
@@ -58,11 +56,12 @@ pub(crate) struct Live {
 /// What a start has made, from which everything can be changed.
 pub(crate) struct Started {
     pub(crate) config: Config,
-    pub(crate) arena: Arc<Arena>,
+    /// Opens the devices that are added.
+    pub(crate) opener: Box<dyn Opener>,
     pub(crate) target: Arc<Target>,
     pub(crate) devices: Devices,
     pub(crate) ports: Ports,
-    pub(crate) transports: Vec<Arc<dyn Transport>>,
+    pub(crate) transports: Vec<Arc<dyn Listening>>,
     pub(crate) desks: Orders<DeskOrder>,
 }
 
@@ -71,7 +70,7 @@ impl Live {
     pub(crate) fn new(started: Started, handles: &[ReactorHandle]) -> Self {
         let Started {
             config,
-            arena,
+            opener,
             target,
             devices,
             ports,
@@ -91,7 +90,7 @@ impl Live {
             served: Served::new(&lowered, &devices, &ports),
             watch: Watch::new(&devices),
             config,
-            arena,
+            opener,
             target,
             devices,
             ports,
@@ -153,19 +152,13 @@ impl Live {
         });
     }
 
-    fn transport(&self, name: TransportName) -> Option<&Arc<dyn Transport>> {
+    fn transport(&self, name: TransportName) -> Option<&Arc<dyn Listening>> {
         self.transports.iter().find(|it| it.name() == name)
-    }
-
-    /// Waits a moment for what is on its way out, with everything else looked after.
-    fn rest(tend: &mut dyn FnMut(Instant)) {
-        std::thread::sleep(LOOK_INTERVAL);
-        tend(Instant::now());
     }
 }
 
 /// `config` with what the network cards of its listeners allow, where that is less.
-fn lowered(config: &Config, transports: &[Arc<dyn Transport>]) -> Config {
+fn lowered(config: &Config, transports: &[Arc<dyn Listening>]) -> Config {
     let mut config = config.clone();
     for listener in &mut config.listeners {
         let found = transports.iter().find(|it| it.name() == listener.transport);

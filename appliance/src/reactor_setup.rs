@@ -17,9 +17,9 @@ use reactors::ring::Receiver;
 use reactors::{InitError, ReactorSetup};
 
 use crate::transports::{Portions, Shared, Transport};
-use desk::Desk;
-pub(crate) use desk::DeskOrder;
-use rest::{Last, Rest};
+pub(crate) use desk::{Desk, DeskOrder};
+use rest::Last;
+pub(crate) use rest::Rest;
 
 /// Requests that one reactor may have at one device at once.
 pub(crate) const DEVICE_QUEUE_DEPTH: usize = 1024;
@@ -98,7 +98,13 @@ pub(crate) fn set_up(
     // Behind the transports, whose polls and flushes drive the core.
     let undrained = &parts.undrained;
     let orders = parts.orders.take(index).ok_or(SetupError::Twice)?;
-    let desk = Desk::new(Rc::clone(&shared.core), orders, pool, index);
+    let desk = Desk::new(
+        Rc::clone(&shared.core),
+        orders,
+        pool,
+        index,
+        DEVICE_QUEUE_DEPTH,
+    );
     let rest = Rest::new(shared.core, Arc::clone(undrained), desk);
     setup.register(Box::new(rest))?;
     let owners = parts.owners[index]

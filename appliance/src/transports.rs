@@ -21,11 +21,11 @@ use reactors::{InitError, Placement, Poller, ReactorHandle, ReactorSetup};
 
 use crate::command_line::Failure;
 use crate::exports::port_id;
-use crate::live::Answers;
+use crate::live::{Answers, Meanwhile};
 use crate::observe::sources::TransportCounters;
 
 /// One transport of the whole appliance. Each reactor gets a poller of it.
-pub(crate) trait Transport: Send + Sync {
+pub(crate) trait Transport: Listening {
     /// Connections that one reactor may have over it: the reactor's target core makes room for as
     /// many queues.
     fn connections_max(&self) -> usize;
@@ -42,7 +42,10 @@ pub(crate) trait Transport: Send + Sync {
         shared: &Shared,
         setup: &mut ReactorSetup<'_>,
     ) -> Result<Box<dyn Poller>, InitError>;
+}
 
+/// What a transport can change while it serves.
+pub trait Listening: Send + Sync {
     /// Which one it is.
     fn name(&self) -> TransportName;
 
@@ -58,13 +61,22 @@ pub(crate) trait Transport: Send + Sync {
     ///
     /// # Errors
     /// It cannot be bound; nothing is left of it.
-    fn listen(&self, port: PortId, listener: &Listener) -> Result<SocketAddr, Failure>;
+    fn listen(
+        &self,
+        port: PortId,
+        listener: &Listener,
+        meanwhile: &mut dyn Meanwhile,
+    ) -> Result<SocketAddr, Failure>;
 
     /// What hosts of each port get that connect from now on.
     ///
     /// # Errors
     /// A reactor does not answer, or a setting cannot be had.
-    fn settle(&self, ports: &[(PortId, &Listener)]) -> Result<(), Failure>;
+    fn settle(
+        &self,
+        ports: &[(PortId, &Listener)],
+        meanwhile: &mut dyn Meanwhile,
+    ) -> Result<(), Failure>;
 
     /// Closes a listener and ends its connections; each reactor answers when it has none left.
     ///

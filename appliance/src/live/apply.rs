@@ -5,11 +5,13 @@
 //! is changed, save where the running configuration still has it.
 
 use std::collections::BTreeMap;
-use std::time::Instant;
 
-use appliance_config::{Backing, Config, Device, Effect, Listener, Name, Step, Transport};
+use appliance_config::{
+    Backing, ByteSize, Config, Device, Effect, Listener, Name, Step, Transport,
+};
 
-use super::Live;
+use super::meanwhile::aside;
+use super::{Live, Meanwhile};
 use crate::command_line::with_causes;
 use crate::devices::{DeviceError, Opened};
 use crate::exports::BoundPort;
@@ -29,6 +31,11 @@ pub(crate) struct How {
 pub(super) struct Prepared {
     pub(super) devices: BTreeMap<Name, Opened>,
     pub(super) listeners: BTreeMap<Name, BoundPort>,
+    /// Devices that were let go and could not be had again, until it is sure that they are not
+    /// needed.
+    pub(super) kept: BTreeMap<Name, Opened>,
+    /// Those of them that are to come back.
+    pub(super) returning: BTreeMap<Name, Opened>,
 }
 
 /// One step to go.
@@ -39,6 +46,13 @@ struct Planned {
 }
 
 impl Planned {
+    fn without_obstacle(step: Step) -> Self {
+        Self {
+            step,
+            obstacle: None,
+        }
+    }
+
     fn effect(&self) -> Effect {
         match self.obstacle {
             Some(_) => Effect::Restart,
@@ -62,13 +76,12 @@ impl Planned {
 }
 
 impl Live {
-    /// Makes the appliance what `wanted` says, and tells how far that went. `tend` is called while
-    /// something is waited for.
+    /// Makes the appliance what `wanted` says, and tells how far that went.
     pub(crate) fn apply(
         &mut self,
         wanted: &Config,
         how: How,
-        tend: &mut dyn FnMut(Instant),
+        meanwhile: &mut dyn Meanwhile,
     ) -> ApplyAnswer {
         let plan = self.config.difference(wanted).into_iter();
         let plan: Vec<Planned> = plan
@@ -91,7 +104,7 @@ impl Live {
         let is_possible = |it: &Planned| it.effect() != Effect::Restart;
         let (plan, later): (Vec<_>, Vec<_>) = plan.into_iter().partition(is_possible);
         let waits = later.iter().map(skipped);
-        let mut prepared = match self.prepare(&plan, tend) {
+        let mut prepared = match self.prepare(&plan, meanwhile) {
             Ok(prepared) => prepared,
             Err((failed, error)) => {
                 let told = plan.iter().enumerate().map(|(index, it)| {
@@ -105,10 +118,63 @@ impl Live {
                 return answer(waits.chain(told), false, Some(refused));
             }
         };
-        let told = self.carry_out(&plan, &mut prepared, tend);
+        let before = self.config.clone();
+        let mut told = self.carry_out(&plan, &mut prepared, meanwhile);
         self.discard(&prepared);
+        let mut refused = None;
+        if told.iter().any(|it| it.state == StepState::Failed) {
+            refused = Some(self.go_back(before, &plan, &mut told, &mut prepared, meanwhile));
+        }
+        self.departed.extend(prepared.kept.into_values());
+        self.departed.extend(prepared.returning.into_values());
+        self.bury();
         let is_done = later.is_empty() && told.iter().all(|it| it.state == StepState::Done);
-        answer(waits.chain(told), is_done, None)
+        answer(waits.chain(told), is_done, refused)
+    }
+
+    /// Undoes what was done until a step failed; says how that went. What has grown stays so.
+    fn go_back(
+        &mut self,
+        mut before: Config,
+        plan: &[Planned],
+        told: &mut [ApplyStep],
+        prepared: &mut Prepared,
+        meanwhile: &mut dyn Meanwhile,
+    ) -> String {
+        let mut undone = Vec::new();
+        let mut has_grown = false;
+        let done = plan.iter().zip(told);
+        for (planned, told) in done.filter(|(_, told)| told.state == StepState::Done) {
+            let Step::GrowDevice { device, .. } = &planned.step else {
+                undone.push(told);
+                continue;
+            };
+            has_grown = true;
+            let mut devices = before.devices.iter_mut();
+            let grown = devices.find(|before| before.name == *device);
+            if let Some((before, now)) = grown.zip(self.config.device(device)) {
+                before.backing = now.backing.clone();
+            }
+        }
+        let plan = self.config.difference(&before).into_iter();
+        let plan: Vec<Planned> = plan.map(Planned::without_obstacle).collect();
+        // What was opened for the wanted configuration is not what was there before.
+        prepared.devices.clear();
+        prepared.listeners.clear();
+        prepared.returning = std::mem::take(&mut prepared.kept);
+        let back = self.carry_out(&plan, prepared, meanwhile);
+        if let Some(error) = back.into_iter().find_map(|it| it.error) {
+            return format!("what was done could not be undone: {error}");
+        }
+        for told in undone {
+            told.state = StepState::Undone;
+        }
+        let what = if has_grown {
+            "nothing but the size of devices was changed"
+        } else {
+            "nothing was changed"
+        };
+        format!("{what}: what was done was undone")
     }
 
     /// Carries the steps out until one fails.
@@ -116,9 +182,9 @@ impl Live {
         &mut self,
         plan: &[Planned],
         prepared: &mut Prepared,
-        tend: &mut dyn FnMut(Instant),
+        meanwhile: &mut dyn Meanwhile,
     ) -> Vec<ApplyStep> {
-        let deadline = Instant::now() + self.config.appliance.shutdown_deadline.as_duration();
+        let deadline = meanwhile.now() + self.config.appliance.shutdown_deadline.as_duration();
         let mut told = Vec::new();
         let mut has_failed = false;
         for planned in plan {
@@ -127,7 +193,7 @@ impl Live {
                 continue;
             }
             tracing::info!("{}", planned.step);
-            match self.step(&planned.step, prepared, deadline, tend) {
+            match self.step(&planned.step, prepared, deadline, meanwhile) {
                 Ok(cut_off) => {
                     for cut in &cut_off {
                         tracing::warn!("cut off at the deadline: {cut}");
@@ -143,7 +209,7 @@ impl Live {
                     has_failed = true;
                 }
             }
-            tend(Instant::now());
+            meanwhile.tend();
         }
         told
     }
@@ -168,18 +234,17 @@ impl Live {
     fn prepare(
         &mut self,
         plan: &[Planned],
-        tend: &mut dyn FnMut(Instant),
+        meanwhile: &mut dyn Meanwhile,
     ) -> Result<Prepared, (usize, String)> {
         let mut prepared = Prepared::default();
         for (index, planned) in plan.iter().enumerate() {
             let had = match &planned.step {
-                Step::AddDevice(device) if !self.has_file(device) => {
-                    self.open_device(device, tend).map(|opened| {
-                        prepared.devices.insert(device.name.clone(), opened);
-                    })
-                }
+                Step::AddDevice(device) if self.has_file(device) => self.keep_length(device),
+                Step::AddDevice(device) => self.open_device(device, meanwhile).map(|opened| {
+                    prepared.devices.insert(device.name.clone(), opened);
+                }),
                 Step::AddListener(listener) if !self.has_address(listener) => {
-                    self.bind(listener, &prepared).map(|port| {
+                    self.bind(listener, &prepared, meanwhile).map(|port| {
                         prepared.listeners.insert(listener.name.clone(), port);
                     })
                 }
@@ -207,13 +272,39 @@ impl Live {
 
     /// Whether a running device has the file that `device` is to be in.
     fn has_file(&self, device: &Device) -> bool {
+        self.holder_of_file(device).is_some()
+    }
+
+    /// The running device that has the file that `device` is to be in.
+    fn holder_of_file(&self, device: &Device) -> Option<&Device> {
         let path = |device: &Device| match &device.backing {
             Backing::File { path, .. } => Some(path.clone()),
             Backing::Memory { .. } | Backing::Null { .. } | Backing::Nvme(_) => None,
         };
-        let wanted = path(device);
+        let wanted = path(device)?;
         let mut devices = self.config.devices.iter();
-        wanted.is_some() && devices.any(|it| path(it) == wanted)
+        devices.find(|it| path(it).as_ref() == Some(&wanted))
+    }
+
+    /// Refuses a device that would have less than there is in the file of a running one.
+    fn keep_length(&self, device: &Device) -> Result<(), String> {
+        let Some(wanted) = device.backing.size() else {
+            return Ok(());
+        };
+        let holder = self.holder_of_file(device);
+        let held = holder.and_then(|holder| self.devices.get(&holder.name));
+        let held = held.map_or(0, |(_, held)| {
+            let geometry = held.geometry();
+            geometry.block_count * u64::from(geometry.block_size)
+        });
+        if wanted.bytes() < held {
+            let held = ByteSize::from_bytes(held);
+            return Err(format!(
+                "device {}: its file is {held} long and is never made shorter",
+                device.name
+            ));
+        }
+        Ok(())
     }
 
     /// Whether a running listener is in the way of `listener`.
@@ -228,11 +319,11 @@ impl Live {
     pub(super) fn open_device(
         &self,
         device: &Device,
-        tend: &mut dyn FnMut(Instant),
+        meanwhile: &mut dyn Meanwhile,
     ) -> Result<Opened, String> {
-        let (pages, arena) = (self.config.appliance.pages, &self.arena);
-        meanwhile(tend, || {
-            let opened = Opened::new(pages, arena, device);
+        let opener = &self.opener;
+        aside(meanwhile, || {
+            let opened = opener.open(device);
             let opened = opened.map_err(|cause| with_causes(&DeviceError::new(device, cause)))?;
             opened.ok_or_else(|| "drives are taken at start".to_owned())
         })
@@ -243,6 +334,7 @@ impl Live {
         &self,
         listener: &Listener,
         prepared: &Prepared,
+        meanwhile: &mut dyn Meanwhile,
     ) -> Result<BoundPort, String> {
         let taken: Vec<_> = prepared.listeners.values().map(|port| port.id).collect();
         let id = self.ports.free_id(&taken);
@@ -250,8 +342,8 @@ impl Live {
         let transport = transport.ok_or_else(|| no_transport(listener.transport))?;
         let mut ports = self.ports_of(listener.transport);
         ports.push((id, listener));
-        let bound = transport.settle(&ports);
-        let bound = bound.and_then(|()| transport.listen(id, listener));
+        let bound = transport.settle(&ports, meanwhile);
+        let bound = bound.and_then(|()| transport.listen(id, listener, meanwhile));
         let address = bound.map_err(|error| with_causes(error.as_ref()))?;
         Ok(BoundPort { id, address })
     }
@@ -259,21 +351,6 @@ impl Live {
 
 fn no_transport(transport: Transport) -> String {
     format!("there is no {} here", transport.word())
-}
-
-/// Runs something that takes its time, with everything else looked after.
-pub(super) fn meanwhile<T: Send>(
-    tend: &mut dyn FnMut(Instant),
-    work: impl FnOnce() -> Result<T, String> + Send,
-) -> Result<T, String> {
-    std::thread::scope(|scope| {
-        let worker = scope.spawn(work);
-        while !worker.is_finished() {
-            Live::rest(tend);
-        }
-        let done = worker.join();
-        done.unwrap_or_else(|_| Err("it ended in a panic, which the log tells of".to_owned()))
-    })
 }
 
 /// Why nothing is done at all, if so.

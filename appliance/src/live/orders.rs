@@ -3,10 +3,12 @@
 
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use reactors::ReactorHandle;
 use reactors::ring::{self, Receiver, Sender};
+
+use super::Meanwhile;
 
 /// Orders that may be on their way to one reactor.
 const ORDERS_MAX: usize = 256;
@@ -16,26 +18,32 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(20);
 
 /// A reactor does not do what it was asked.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Unanswered {
+pub enum Unanswered {
+    /// Its ring is full.
     #[error("reactor {reactor} takes no more orders: it has ended or is stuck")]
-    Full { reactor: usize },
+    Full {
+        /// Its number.
+        reactor: usize,
+    },
+    /// Not all have answered in time.
     #[error("a reactor has not answered within {ANSWER_WITHIN:?}: it has ended or is stuck")]
     TooSlow,
 }
 
 /// Rings of orders to all reactors. One thread at a time gives orders.
-pub(crate) struct Orders<T>(Mutex<Vec<Sender<T>>>);
+pub struct Orders<T>(Mutex<Vec<Sender<T>>>);
 
 impl<T: Send> Orders<T> {
     /// The rings, and each reactor's end.
-    pub(crate) fn new(reactors: usize) -> (Self, Vec<Receiver<T>>) {
+    #[must_use]
+    pub fn new(reactors: usize) -> (Self, Vec<Receiver<T>>) {
         let rings = (0..reactors).map(|_| ring::channel(ORDERS_MAX));
         let (senders, receivers) = rings.unzip();
         (Self(Mutex::new(senders)), receivers)
     }
 
     /// From now on an order wakes its reactor.
-    pub(crate) fn set_wakers(&self, handles: &[ReactorHandle]) {
+    pub fn set_wakers(&self, handles: &[ReactorHandle]) {
         let mut senders = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         for (sender, handle) in senders.iter_mut().zip(handles) {
             sender.attach(handle.waker().clone());
@@ -43,7 +51,10 @@ impl<T: Send> Orders<T> {
     }
 
     /// Gives one reactor an order.
-    pub(crate) fn tell(&self, reactor: usize, order: T) -> Result<(), Unanswered> {
+    ///
+    /// # Errors
+    /// [`Unanswered::Full`].
+    pub fn tell(&self, reactor: usize, order: T) -> Result<(), Unanswered> {
         let mut senders = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let sent = senders.get_mut(reactor).map(|sender| sender.send(order));
         match sent {
@@ -53,7 +64,10 @@ impl<T: Send> Orders<T> {
     }
 
     /// Gives every reactor an order that `make` makes for the sender of its answer.
-    pub(crate) fn tell_all<A>(
+    ///
+    /// # Errors
+    /// [`Unanswered::Full`]; those before it have their orders.
+    pub fn tell_all<A>(
         &self,
         make: impl Fn(mpsc::Sender<A>) -> T,
     ) -> Result<Answers<A>, Unanswered> {
@@ -73,41 +87,51 @@ impl<T: Send> Orders<T> {
     }
 
     /// The same, and waits for what they answer.
-    pub(crate) fn ask_all<A>(
+    ///
+    /// # Errors
+    /// [`Unanswered`].
+    pub fn ask_all<A>(
         &self,
+        meanwhile: &mut dyn Meanwhile,
         make: impl Fn(mpsc::Sender<A>) -> T,
     ) -> Result<Vec<A>, Unanswered> {
-        self.tell_all(make)?.wait()
+        self.tell_all(make)?.wait(meanwhile)
     }
 
     /// Gives one reactor an order and waits for its answer.
-    pub(crate) fn ask<A>(
+    ///
+    /// # Errors
+    /// [`Unanswered`].
+    pub fn ask<A>(
         &self,
         reactor: usize,
+        meanwhile: &mut dyn Meanwhile,
         make: impl FnOnce(mpsc::Sender<A>) -> T,
     ) -> Result<A, Unanswered> {
         let (sender, receiver) = mpsc::channel();
         self.tell(reactor, make(sender))?;
-        receiver
-            .recv_timeout(ANSWER_WITHIN)
-            .map_err(|_| Unanswered::TooSlow)
+        let answers = Answers {
+            receiver,
+            missing: 1,
+            given: Vec::new(),
+        };
+        let given = answers.wait(meanwhile)?.pop();
+        given.ok_or(Unanswered::TooSlow)
     }
 }
 
 /// Answers that are on their way.
-pub(crate) struct Answers<A> {
+pub struct Answers<A> {
     receiver: mpsc::Receiver<A>,
     missing: usize,
     given: Vec<A>,
 }
 
 impl<A> Answers<A> {
-    /// Waits for the rest, at most `within`; whether all are there.
-    pub(crate) fn gather(&mut self, within: Duration) -> bool {
-        let deadline = Instant::now() + within;
+    /// Takes in what is there, or comes within a pause; whether none is to come any more.
+    pub fn gather(&mut self, meanwhile: &dyn Meanwhile) -> bool {
         while self.missing > 0 {
-            let left = deadline.saturating_duration_since(Instant::now());
-            match self.receiver.recv_timeout(left) {
+            match self.receiver.recv_timeout(meanwhile.pause()) {
                 Ok(answer) => {
                     self.given.push(answer);
                     self.missing -= 1;
@@ -121,11 +145,20 @@ impl<A> Answers<A> {
     }
 
     /// Waits for all.
-    pub(crate) fn wait(mut self) -> Result<Vec<A>, Unanswered> {
-        if self.gather(ANSWER_WITHIN) && self.missing == 0 {
-            Ok(self.given)
-        } else {
-            Err(Unanswered::TooSlow)
+    ///
+    /// # Errors
+    /// [`Unanswered::TooSlow`].
+    pub fn wait(mut self, meanwhile: &mut dyn Meanwhile) -> Result<Vec<A>, Unanswered> {
+        let deadline = meanwhile.now() + ANSWER_WITHIN;
+        while !self.gather(meanwhile) {
+            if meanwhile.now() >= deadline {
+                return Err(Unanswered::TooSlow);
+            }
+            meanwhile.tend();
         }
+        if self.missing > 0 {
+            return Err(Unanswered::TooSlow);
+        }
+        Ok(self.given)
     }
 }

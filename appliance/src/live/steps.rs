@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 use appliance_config::{Device, Listener, Name, Nqn, Step, Transport};
 use nvme_target::{DeviceIndex, Outstanding, PortId};
 
-use super::apply::{Prepared, meanwhile};
-use super::{LOOK_INTERVAL, Live};
+use super::apply::Prepared;
+use super::meanwhile::aside;
+use super::{Live, Meanwhile};
 use crate::command_line::with_causes;
 use crate::devices::Opened;
 use crate::observe::model::OutstandingCommands;
@@ -15,6 +16,8 @@ use crate::reactor_setup::DeskOrder;
 
 /// What was cut off has to be gone within this time.
 const CUT_WITHIN: Duration = Duration::from_secs(5);
+/// Connections end by their own deadlines, and those of a listener that goes by this time.
+const CLOSED_PORT_WITHIN: Duration = Duration::from_secs(60);
 /// A device that every reactor let go is closed when the last of them has seen that it is gone.
 const CLOSED_WITHIN: Duration = Duration::from_secs(1);
 
@@ -29,21 +32,23 @@ impl Live {
         step: &Step,
         prepared: &mut Prepared,
         deadline: Instant,
-        tend: &mut dyn FnMut(Instant),
+        meanwhile: &mut dyn Meanwhile,
     ) -> Result<CutOff, String> {
         match step {
-            Step::RemoveExport(export) => self.remove_export(export, step, deadline, tend),
-            Step::RemoveListener(name) => self.remove_listener(name, step, deadline, tend),
-            Step::RemoveDevice(name) => self.remove_device(name, step, deadline, tend),
+            Step::RemoveExport(export) => self.remove_export(export, step, deadline, meanwhile),
+            Step::RemoveListener(name) => self.remove_listener(name, step, deadline, meanwhile),
+            Step::RemoveDevice(name) => {
+                self.remove_device(name, step, prepared, deadline, meanwhile)
+            }
             Step::GrowDevice { device, size } => {
                 let size = *size;
-                self.grow_device(device, step, tend, |opened| opened.grow(size))
+                self.grow_device(device, step, meanwhile, |opened| opened.grow(size))
             }
-            Step::AddDevice(device) => self.add_device(device, step, prepared, tend),
-            Step::AddListener(listener) => self.add_listener(listener, step, prepared),
+            Step::AddDevice(device) => self.add_device(device, step, prepared, meanwhile),
+            Step::AddListener(listener) => self.add_listener(listener, step, prepared, meanwhile),
             Step::ChangeListener(listener) => {
                 self.change(step)?;
-                self.settle(listener.transport)?;
+                self.settle(listener.transport, meanwhile)?;
                 Ok(Vec::new())
             }
             Step::ChangeControllers(count) => {
@@ -62,7 +67,7 @@ impl Live {
             | Step::AddNamespace { .. }
             | Step::ChangeShutdownDeadline(_) => {
                 self.change(step)?;
-                self.wait_for_hosts(deadline, tend)
+                self.wait_for_hosts(deadline, meanwhile)
             }
             Step::Restart { .. } => Err("only a restart can do that".to_owned()),
         }
@@ -90,11 +95,11 @@ impl Live {
         export: &Nqn,
         step: &Step,
         deadline: Instant,
-        tend: &mut dyn FnMut(Instant),
+        meanwhile: &mut dyn Meanwhile,
     ) -> Result<CutOff, String> {
         let retired = self.target.retire_subsystem(export.as_str());
         retired.map_err(|error| error.to_string())?;
-        let cut_off = self.wait_for_hosts(deadline, tend)?;
+        let cut_off = self.wait_for_hosts(deadline, meanwhile)?;
         self.change(step)?;
         Ok(cut_off)
     }
@@ -103,30 +108,36 @@ impl Live {
     fn wait_for_hosts(
         &mut self,
         deadline: Instant,
-        tend: &mut dyn FnMut(Instant),
+        meanwhile: &mut dyn Meanwhile,
     ) -> Result<CutOff, String> {
         // Who has to leave is known when every core has seen the change.
-        let seen = self.desks.ask_all(|answer| DeskOrder::CatchUp { answer });
+        let seen = self
+            .desks
+            .ask_all(meanwhile, |answer| DeskOrder::CatchUp { answer });
         seen.map_err(|error| error.to_string())?;
-        while self.target.leaving() > 0 && Instant::now() < deadline {
-            Self::rest(tend);
+        while self.target.leaving() > 0 && meanwhile.now() < deadline {
+            meanwhile.rest();
         }
         if self.target.leaving() == 0 {
             return Ok(Vec::new());
         }
-        let cut_off = self.outstanding(&[])?;
+        let cut_off = self.outstanding(&[], meanwhile)?;
         self.target.end_leaving();
-        let until = Instant::now() + CUT_WITHIN;
+        let until = meanwhile.now() + CUT_WITHIN;
         // A command that its device never answers keeps a controller's number, and nothing else.
-        while self.target.leaving() > 0 && Instant::now() < until {
-            Self::rest(tend);
+        while self.target.leaving() > 0 && meanwhile.now() < until {
+            meanwhile.rest();
         }
         Ok(cut_off)
     }
 
     /// Which commands what is on its way out waits for.
-    fn outstanding(&self, devices: &[DeviceIndex]) -> Result<CutOff, String> {
-        let reports = self.desks.ask_all(|answer| DeskOrder::Report {
+    fn outstanding(
+        &self,
+        devices: &[DeviceIndex],
+        meanwhile: &mut dyn Meanwhile,
+    ) -> Result<CutOff, String> {
+        let reports = self.desks.ask_all(meanwhile, |answer| DeskOrder::Report {
             devices: devices.to_vec(),
             answer,
         });
@@ -157,19 +168,22 @@ impl Live {
         name: &Name,
         step: &Step,
         deadline: Instant,
-        tend: &mut dyn FnMut(Instant),
+        meanwhile: &mut dyn Meanwhile,
     ) -> Result<CutOff, String> {
         let transport = self.config.listener(name).map(|it| it.transport);
         self.change(step)?;
-        let cut_off = self.wait_for_hosts(deadline, tend)?;
+        let cut_off = self.wait_for_hosts(deadline, meanwhile)?;
         let port = self.ports.remove(name);
         let transport = transport.and_then(|name| self.transport(name));
         if let (Some(port), Some(transport)) = (port, transport) {
             let closed = transport.close(port.id);
             let mut closed = closed.map_err(|error| with_causes(error.as_ref()))?;
-            // Connections end by their own deadlines.
-            while !closed.gather(LOOK_INTERVAL) {
-                tend(Instant::now());
+            let until = meanwhile.now() + CLOSED_PORT_WITHIN;
+            while !closed.gather(meanwhile) {
+                if meanwhile.now() >= until {
+                    return Err("its connections do not end".to_owned());
+                }
+                meanwhile.tend();
             }
         }
         Ok(cut_off)
@@ -180,25 +194,26 @@ impl Live {
         listener: &Listener,
         step: &Step,
         prepared: &mut Prepared,
+        meanwhile: &mut dyn Meanwhile,
     ) -> Result<CutOff, String> {
         let port = match prepared.listeners.remove(&listener.name) {
             Some(port) => port,
-            None => self.bind(listener, prepared)?,
+            None => self.bind(listener, prepared, meanwhile)?,
         };
         self.ports.insert(listener.name.clone(), port);
         tracing::info!("listener {} is bound to {}", listener.name, port.address);
         self.change(step)?;
         // Others may have been bound since this one's settings were told.
-        self.settle(listener.transport)?;
+        self.settle(listener.transport, meanwhile)?;
         Ok(Vec::new())
     }
 
     /// Has hosts that connect from now on get what the listeners of a transport say.
-    fn settle(&self, transport: Transport) -> Result<(), String> {
+    fn settle(&self, transport: Transport, meanwhile: &mut dyn Meanwhile) -> Result<(), String> {
         let Some(found) = self.transport(transport) else {
             return Ok(());
         };
-        let settled = found.settle(&self.ports_of(transport));
+        let settled = found.settle(&self.ports_of(transport), meanwhile);
         settled.map_err(|error| with_causes(error.as_ref()))
     }
 
@@ -214,24 +229,35 @@ impl Live {
         device: &Device,
         step: &Step,
         prepared: &mut Prepared,
-        tend: &mut dyn FnMut(Instant),
+        meanwhile: &mut dyn Meanwhile,
     ) -> Result<CutOff, String> {
-        let opened = match prepared.devices.remove(&device.name) {
-            Some(opened) => opened,
-            None => self.open_device(device, tend)?,
+        let opened = match prepared.returning.remove(&device.name) {
+            // Network cards still reach its memory.
+            Some(kept) => kept,
+            None => {
+                let opened = match prepared.devices.remove(&device.name) {
+                    Some(opened) => opened,
+                    None => self.open_device(device, meanwhile)?,
+                };
+                self.attach_memory(opened.regions())?;
+                opened
+            }
         };
-        let place = self.attach(&opened)?;
+        let place = self.attach(&opened, meanwhile)?;
         self.devices.insert(device.name.clone(), place, opened);
         self.change(step)?;
         Ok(Vec::new())
     }
 
     /// Gives a device a place in the target and every reactor a queue of it.
-    fn attach(&mut self, opened: &Opened) -> Result<DeviceIndex, String> {
-        self.attach_memory(opened.regions())?;
+    fn attach(
+        &mut self,
+        opened: &Opened,
+        meanwhile: &mut dyn Meanwhile,
+    ) -> Result<DeviceIndex, String> {
         let place = self.target.add_device(opened.device.clone());
         let place = place.map_err(|error| error.to_string())?;
-        let opened_queues = self.desks.ask_all(|answer| DeskOrder::Attach {
+        let opened_queues = self.desks.ask_all(meanwhile, |answer| DeskOrder::Attach {
             place,
             device: opened.device.clone(),
             answer,
@@ -249,7 +275,7 @@ impl Live {
         // Those that were opened are closed again; nobody has used them.
         let closed = self
             .desks
-            .ask_all(|answer| DeskOrder::Detach { place, answer });
+            .ask_all(meanwhile, |answer| DeskOrder::Detach { place, answer });
         if closed.is_ok() {
             let removed = self.target.remove_device(place);
             debug_assert_eq!(removed, Ok(()));
@@ -280,11 +306,11 @@ impl Live {
         &mut self,
         name: &Name,
         step: &Step,
-        tend: &mut dyn FnMut(Instant),
+        meanwhile: &mut dyn Meanwhile,
         grow: impl FnOnce(&Opened) -> Result<Option<Grown>, crate::command_line::Failure> + Send,
     ) -> Result<CutOff, String> {
         if let Some((place, opened)) = self.devices.opened_mut(name) {
-            let more = meanwhile(tend, || {
+            let more = aside(meanwhile, || {
                 let opened: &Opened = opened;
                 grow(opened).map_err(|error| with_causes(error.as_ref()))
             })?;
@@ -296,7 +322,7 @@ impl Live {
             }
             let told = self
                 .desks
-                .ask_all(|answer| DeskOrder::Grew { place, answer });
+                .ask_all(meanwhile, |answer| DeskOrder::Grew { place, answer });
             told.map_err(|error| error.to_string())?;
         }
         self.change(step)?;
@@ -307,22 +333,27 @@ impl Live {
         &mut self,
         name: &Name,
         step: &Step,
+        prepared: &mut Prepared,
         deadline: Instant,
-        tend: &mut dyn FnMut(Instant),
+        meanwhile: &mut dyn Meanwhile,
     ) -> Result<CutOff, String> {
         let mut cut_off = Vec::new();
         if let Some((place, _)) = self.devices.get(name) {
-            cut_off = self.detach(place, deadline, tend)?;
+            cut_off = self.detach(place, deadline, meanwhile)?;
         }
         if let Some(opened) = self.devices.remove(name) {
             opened.flush();
-            self.departed.push(opened);
+            if opened.can_be_reopened() {
+                self.departed.push(opened);
+            } else {
+                prepared.kept.insert(name.clone(), opened);
+            }
         }
         self.change(step)?;
-        let until = Instant::now() + CLOSED_WITHIN;
+        let until = meanwhile.now() + CLOSED_WITHIN;
         self.bury();
-        while !self.departed.is_empty() && Instant::now() < until {
-            Self::rest(tend);
+        while !self.departed.is_empty() && meanwhile.now() < until {
+            meanwhile.rest();
             self.bury();
         }
         Ok(cut_off)
@@ -333,24 +364,28 @@ impl Live {
         &mut self,
         place: DeviceIndex,
         deadline: Instant,
-        tend: &mut dyn FnMut(Instant),
+        meanwhile: &mut dyn Meanwhile,
     ) -> Result<CutOff, String> {
         let detached = self
             .desks
             .tell_all(|answer| DeskOrder::Detach { place, answer });
         let mut detached = detached.map_err(|error| error.to_string())?;
-        while !detached.gather(LOOK_INTERVAL) && Instant::now() < deadline {
-            tend(Instant::now());
+        let mut are_done = detached.gather(meanwhile);
+        while !are_done && meanwhile.now() < deadline {
+            meanwhile.tend();
+            are_done = detached.gather(meanwhile);
         }
         let mut cut_off = Vec::new();
-        if !detached.gather(Duration::ZERO) {
-            cut_off = self.outstanding(&[place])?;
+        if !are_done {
+            cut_off = self.outstanding(&[place], meanwhile)?;
             let cut = self
                 .desks
-                .ask_all(|answer| DeskOrder::Cut { place, answer });
+                .ask_all(meanwhile, |answer| DeskOrder::Cut { place, answer });
             cut.map_err(|error| error.to_string())?;
         }
-        detached.wait().map_err(|error| error.to_string())?;
+        detached
+            .wait(meanwhile)
+            .map_err(|error| error.to_string())?;
         let removed = self.target.remove_device(place);
         removed.map_err(|error| error.to_string())?;
         Ok(cut_off)

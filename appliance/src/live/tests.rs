@@ -100,6 +100,70 @@ fn what_cannot_be_had_changes_nothing() {
     assert!(appliance.stop_quietly());
 }
 
+/// A file is never made shorter, and what fails only after its device was closed leaves all as it
+/// was.
+#[test]
+fn what_fails_on_the_way_is_undone() {
+    let directory = TempDir::new().expect("a directory");
+    let (even, odd) = (directory.path().join("even"), directory.path().join("odd"));
+    let length = (1 << 20) + 512;
+    let created = std::fs::File::create(&odd).and_then(|file| file.set_len(length));
+    created.expect("a file");
+    let blocks = format!(
+        "type = \"file\"\npath = \"{}\"\nblock_size = \"512B\"",
+        odd.display()
+    );
+    let now = base("10s")
+        + &with_export("odd", &blocks)
+        + &with_export("even", &file(&even, "2MiB"))
+        + &with_export("ram", &MEMORY.replace("1MiB", "2MiB"));
+    let mut appliance = started(&now);
+    let busy = Busy::begin(&appliance);
+    let at = address(&appliance, "steady");
+    let mut host = Host::attach(at, &nqn("even"));
+    assert_eq!(host.write(1, 0, 4), Status::SUCCESS);
+    for export in ["odd", "ram"] {
+        assert_eq!(
+            Host::attach(at, &nqn(export)).write(1, 0, 5),
+            Status::SUCCESS
+        );
+    }
+    let shorter = now.replace("even\"\nsize = \"2MiB\"", "even\"\nsize = \"1MiB\"");
+    assert_ne!(shorter, now);
+    let answer = try_apply(&mut appliance, &shorter, How::default());
+    let refused = answer.trouble().expect("a reason");
+    assert!(
+        refused.contains("nothing was changed") && refused.contains("never made shorter"),
+        "{refused}"
+    );
+    assert!(answer.steps.iter().all(|it| it.state != StepState::Done));
+    assert_eq!(steps_to(&appliance, &now), []);
+    assert_eq!(host.read(1, 0), Ok(vec![4; 512]));
+    // Half a block is left over, which shows when the file is opened again; what is in memory must
+    // not be gone by then.
+    let halves = now.replace("512B", "4KiB");
+    let halves = halves.replace(
+        &with_export("ram", &MEMORY.replace("1MiB", "2MiB")),
+        &with_export("ram", "type = \"null\"\nsize = \"1MiB\""),
+    );
+    let answer = try_apply(&mut appliance, &halves, How::default());
+    let refused = answer.trouble().expect("a reason");
+    assert!(refused.contains("was undone"), "{refused}");
+    let undone = answer.steps.iter();
+    assert!(undone.clone().any(|it| it.state == StepState::Undone));
+    assert!(undone.clone().all(|it| it.state != StepState::Done));
+    assert_eq!(steps_to(&appliance, &now), []);
+    for export in ["odd", "ram"] {
+        let mut host = Host::attach(at, &nqn(export));
+        assert_eq!(host.read(1, 0), Ok(vec![5; 512]), "{export}");
+    }
+    assert_eq!(host.read(1, 0), Ok(vec![4; 512]));
+    busy.go_on();
+    busy.end();
+    drop(host);
+    assert!(appliance.stop_quietly());
+}
+
 #[test]
 fn namespaces_come_grow_and_go_and_hosts_are_told() {
     let directory = TempDir::new().expect("a directory");

@@ -495,6 +495,8 @@ pub(crate) enum StepState {
     Failed,
     /// Not tried, because one before it failed or a restart is needed.
     Skipped,
+    /// Done, and undone again because another failed.
+    Undone,
 }
 
 /// What `POST /api/v1/apply` answers to a configuration that is wrong: nothing was changed.

@@ -12,8 +12,6 @@ use nvme_target::{DeviceDrain, DeviceIndex, Outstanding, TargetCore};
 use reactors::Nanos;
 use reactors::ring::Receiver;
 
-use super::DEVICE_QUEUE_DEPTH;
-
 /// An order, and where its end is told.
 pub(crate) enum DeskOrder {
     /// Take over what was published.
@@ -47,27 +45,31 @@ pub(crate) enum DeskOrder {
 }
 
 /// Takes the orders of one reactor's core.
-pub(super) struct Desk {
+pub(crate) struct Desk {
     core: Rc<RefCell<TargetCore>>,
     orders: Receiver<DeskOrder>,
     pool: Pool,
     reactor: usize,
+    queue_depth: usize,
     /// Devices that are being let go.
     departures: Vec<(DeviceIndex, Sender<()>)>,
 }
 
 impl Desk {
-    pub(super) fn new(
+    /// `queue_depth`: requests that the reactor may have at a device that comes.
+    pub(crate) fn new(
         core: Rc<RefCell<TargetCore>>,
         orders: Receiver<DeskOrder>,
         pool: Pool,
         reactor: usize,
+        queue_depth: usize,
     ) -> Self {
         Self {
             core,
             orders,
             pool,
             reactor,
+            queue_depth,
             departures: Vec::new(),
         }
     }
@@ -111,7 +113,7 @@ impl Desk {
             } => {
                 let opened = device.open_queue(QueueOptions {
                     core: self.reactor,
-                    depth: DEVICE_QUEUE_DEPTH,
+                    depth: self.queue_depth,
                     pool: self.pool.clone(),
                 });
                 let attached =

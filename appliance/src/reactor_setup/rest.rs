@@ -15,7 +15,7 @@ use super::desk::Desk;
 
 /// Has a core do what it is asked to, and brings it to rest when its reactor stops. The transports
 /// poll the core meanwhile.
-pub(super) struct Rest {
+pub(crate) struct Rest {
     core: Rc<RefCell<TargetCore>>,
     /// Reactors whose cores are not at rest, this one among them until it is.
     undrained: Arc<AtomicUsize>,
@@ -24,7 +24,7 @@ pub(super) struct Rest {
 }
 
 impl Rest {
-    pub(super) fn new(
+    pub(crate) fn new(
         core: Rc<RefCell<TargetCore>>,
         undrained: Arc<AtomicUsize>,
         desk: Desk,

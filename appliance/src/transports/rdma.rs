@@ -17,10 +17,10 @@ use reactors::mesh::Port;
 use reactors::ring::Receiver;
 use reactors::{InitError, Placement, Poller, ReactorHandle, ReactorSetup};
 
-use super::{Portions, RdmaCard, Shared, Transport};
+use super::{Listening, Portions, RdmaCard, Shared, Transport};
 use crate::command_line::Failure;
 use crate::exports;
-use crate::live::{Answers, Orders};
+use crate::live::{Answers, Meanwhile, Orders};
 use crate::observe::sources::{Counts, TransportCounters};
 
 /// Connection requests and events that may be on their way between two reactors.
@@ -285,7 +285,9 @@ impl Transport for Rdma {
         transport.take_orders(orders);
         Ok(Box::new(transport))
     }
+}
 
+impl Listening for Rdma {
     fn name(&self) -> TransportName {
         TransportName::Rdma
     }
@@ -300,20 +302,31 @@ impl Transport for Rdma {
         }
     }
 
-    fn listen(&self, port: PortId, listener: &Listener) -> Result<SocketAddr, Failure> {
+    fn listen(
+        &self,
+        port: PortId,
+        listener: &Listener,
+        meanwhile: &mut dyn Meanwhile,
+    ) -> Result<SocketAddr, Failure> {
         let reactor = usize::from(port.0) % self.counters.len();
         let address = listener.address.socket_addr();
-        let bound = self.orders.ask(reactor, |answer| Order::Listen {
-            address,
-            port,
-            answer,
-        })?;
+        let bound = self
+            .orders
+            .ask(reactor, meanwhile, |answer| Order::Listen {
+                address,
+                port,
+                answer,
+            })?;
         Ok(bound.map_err(|cause| no_rdma(listener, cause))?)
     }
 
-    fn settle(&self, ports: &[(PortId, &Listener)]) -> Result<(), Failure> {
+    fn settle(
+        &self,
+        ports: &[(PortId, &Listener)],
+        meanwhile: &mut dyn Meanwhile,
+    ) -> Result<(), Failure> {
         let settings = port_settings(ports.iter().copied());
-        self.orders.ask_all(|answer| Order::Settings {
+        self.orders.ask_all(meanwhile, |answer| Order::Settings {
             ports: settings.clone(),
             answer,
         })?;

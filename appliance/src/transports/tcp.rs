@@ -15,10 +15,10 @@ use reactors::{InitError, Placement, Poller, ReactorHandle, ReactorSetup};
 use rustix::io::Errno;
 use rustix::net::sockopt::set_tcp_congestion;
 
-use super::{Portions, Shared, Transport};
+use super::{Listening, Portions, Shared, Transport};
 use crate::command_line::Failure;
 use crate::exports;
-use crate::live::{Answers, Orders};
+use crate::live::{Answers, Meanwhile, Orders};
 use crate::observe::sources::TransportCounters;
 
 /// Sockets that may be on their way between two reactors.
@@ -204,7 +204,9 @@ impl Transport for Tcp {
         }
         Ok(Box::new(transport))
     }
+}
 
+impl Listening for Tcp {
     fn name(&self) -> TransportName {
         TransportName::Tcp
     }
@@ -213,23 +215,34 @@ impl Transport for Tcp {
         self.orders.set_wakers(handles);
     }
 
-    fn listen(&self, port: PortId, listener: &Listener) -> Result<SocketAddr, Failure> {
+    fn listen(
+        &self,
+        port: PortId,
+        listener: &Listener,
+        meanwhile: &mut dyn Meanwhile,
+    ) -> Result<SocketAddr, Failure> {
         let Bound { socket, port } = Bound::new(port, listener)?;
         let address = socket.local_addr()?;
         let kept = socket.try_clone()?;
         // Any will do, since each hands its connections on; the ports take them in turn.
         let reactor = usize::from(port.0) % self.counters.len();
-        let watched = self.orders.ask(reactor, |answer| Order::Listen {
-            listener: socket,
-            port,
-            answer,
-        })?;
+        let watched = self
+            .orders
+            .ask(reactor, meanwhile, |answer| Order::Listen {
+                listener: socket,
+                port,
+                answer,
+            })?;
         watched?;
         self.sockets().insert(port, kept);
         Ok(address)
     }
 
-    fn settle(&self, ports: &[(PortId, &Listener)]) -> Result<(), Failure> {
+    fn settle(
+        &self,
+        ports: &[(PortId, &Listener)],
+        meanwhile: &mut dyn Meanwhile,
+    ) -> Result<(), Failure> {
         let sockets = self.sockets();
         for (port, listener) in ports {
             if let Some(socket) = sockets.get(port) {
@@ -237,7 +250,7 @@ impl Transport for Tcp {
             }
         }
         let settings = port_settings(ports.iter().copied());
-        self.orders.ask_all(|answer| Order::Settings {
+        self.orders.ask_all(meanwhile, |answer| Order::Settings {
             ports: settings.clone(),
             answer,
         })?;

@@ -7,9 +7,9 @@ use hugemem::Region;
 use nvme_target::PortId;
 use reactors::{InitError, Placement, Poller, ReactorHandle, ReactorSetup};
 
-use super::{RdmaCard, Shared, Transport};
+use super::{Listening, RdmaCard, Shared, Transport};
 use crate::command_line::Failure;
-use crate::live::Answers;
+use crate::live::{Answers, Meanwhile};
 use crate::observe::sources::TransportCounters;
 
 /// What was asked for and is not there.
@@ -91,7 +91,9 @@ impl Transport for Rdma {
     ) -> Result<Box<dyn Poller>, InitError> {
         match self.0 {}
     }
+}
 
+impl Listening for Rdma {
     fn name(&self) -> TransportName {
         match self.0 {}
     }
@@ -100,11 +102,20 @@ impl Transport for Rdma {
         match self.0 {}
     }
 
-    fn listen(&self, _port: PortId, _listener: &Listener) -> Result<SocketAddr, Failure> {
+    fn listen(
+        &self,
+        _port: PortId,
+        _listener: &Listener,
+        _meanwhile: &mut dyn Meanwhile,
+    ) -> Result<SocketAddr, Failure> {
         match self.0 {}
     }
 
-    fn settle(&self, _ports: &[(PortId, &Listener)]) -> Result<(), Failure> {
+    fn settle(
+        &self,
+        _ports: &[(PortId, &Listener)],
+        _meanwhile: &mut dyn Meanwhile,
+    ) -> Result<(), Failure> {
         match self.0 {}
     }
 

@@ -18,7 +18,7 @@ use nvme_spec::{Sqe, Status};
 use zerocopy::FromBytes as _;
 
 use crate::appliance::Appliance;
-use crate::live::How;
+use crate::live::{How, RealTime};
 use crate::observe::model::ApplyAnswer;
 
 /// Nothing that a test waits for takes this long, however busy the machine.
@@ -96,7 +96,9 @@ pub(super) fn apply(appliance: &mut Appliance, text: &str) -> ApplyAnswer {
 }
 
 pub(super) fn try_apply(appliance: &mut Appliance, text: &str, how: How) -> ApplyAnswer {
-    appliance.live().apply(&parsed(text), how, &mut |_| {})
+    appliance
+        .live()
+        .apply(&parsed(text), how, &mut RealTime(|_| {}))
 }
 
 /// The steps that would be left.

@@ -1,0 +1,208 @@
+//! What a running appliance is changed by, without threads, sockets and a clock of its own: for
+//! whoever simulates the rest. The code is that of the appliance itself.
+
+use std::cell::RefCell;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+
+use appliance_config::{Config, Name};
+use block::Device;
+use hugemem::Pool;
+use nvme_target::{DeviceIndex, Target, TargetCore};
+use reactors::ring::Receiver;
+use reactors::{Poller, ReactorHandle};
+
+use crate::command_line::{Failure, with_causes};
+use crate::devices::Devices;
+use crate::exports::{self, Ports};
+use crate::live::{How, Live, Started};
+use crate::observe::model::{ApplyAnswer, StepState};
+use crate::reactor_setup::{Desk, DeskOrder, Rest};
+
+pub use crate::devices::{Growing, Opened, Opener};
+pub use crate::live::{Answers, Meanwhile, Orders, Unanswered};
+pub use crate::transports::Listening;
+
+/// What an appliance is made from.
+pub struct Parts {
+    /// What it is to be. Its listeners are bound to the very addresses that are given there.
+    pub config: Config,
+    /// Its reactors.
+    pub reactors: usize,
+    /// The namespaces of drives, by their devices' places in the configuration.
+    pub drives: Vec<(usize, Arc<dyn Device>)>,
+    /// Opens the other devices, now and later.
+    pub opener: Box<dyn Opener>,
+    /// The largest transfer of a command, bytes.
+    pub transfer_max: usize,
+    /// Entries of a reactor's queue of a device.
+    pub queue_depth: usize,
+}
+
+/// An appliance whose reactors have yet to begin.
+pub struct Rehearsal {
+    config: Config,
+    devices: Devices,
+    ports: Ports,
+    opener: Box<dyn Opener>,
+    target: Arc<Target>,
+    desks: Orders<DeskOrder>,
+    seats: Vec<Seat>,
+}
+
+impl Rehearsal {
+    /// Opens the devices, and makes the target that serves what the configuration says.
+    ///
+    /// # Errors
+    /// What cannot be had, in words.
+    pub fn new(parts: Parts) -> Result<Self, String> {
+        let Parts {
+            config,
+            reactors,
+            drives,
+            opener,
+            transfer_max,
+            queue_depth,
+        } = parts;
+        let failed = |error: Failure| with_causes(error.as_ref());
+        let devices = Devices::open(&config, opener.as_ref(), drives).map_err(failed)?;
+        let addresses = config.listeners.iter().map(|it| it.address.socket_addr());
+        let ports = Ports::new(&config, &addresses.collect::<Vec<SocketAddr>>());
+        let served = exports::target_config(&config, &devices, &ports, transfer_max);
+        let target = Target::new(served, reactors, devices.in_order());
+        let target = target.map_err(|error| with_causes(&error))?;
+        let (desks, orders) = Orders::new(reactors);
+        let undrained = Arc::new(AtomicUsize::new(reactors));
+        let seats = orders.into_iter().enumerate();
+        Ok(Self {
+            config,
+            devices,
+            ports,
+            opener,
+            target,
+            desks,
+            seats: seats
+                .map(|(reactor, orders)| Seat {
+                    reactor,
+                    orders,
+                    queue_depth,
+                    undrained: Arc::clone(&undrained),
+                })
+                .collect(),
+        })
+    }
+
+    /// The target.
+    #[must_use]
+    pub fn target(&self) -> &Arc<Target> {
+        &self.target
+    }
+
+    /// Each reactor's end of the orders; nothing once they have been taken.
+    pub fn take_seats(&mut self) -> Vec<Seat> {
+        std::mem::take(&mut self.seats)
+    }
+
+    /// The reactors begin: from now on it can be changed.
+    #[must_use]
+    pub fn begin(self, transports: Vec<Arc<dyn Listening>>, handles: &[ReactorHandle]) -> Control {
+        let Self {
+            config,
+            devices,
+            ports,
+            opener,
+            target,
+            desks,
+            ..
+        } = self;
+        let started = Started {
+            config,
+            opener,
+            target,
+            devices,
+            ports,
+            transports,
+            desks,
+        };
+        Control(Live::new(started, handles))
+    }
+}
+
+/// One reactor's end of the orders.
+pub struct Seat {
+    reactor: usize,
+    orders: Receiver<DeskOrder>,
+    queue_depth: usize,
+    undrained: Arc<AtomicUsize>,
+}
+
+impl Seat {
+    /// What has the reactor's core do what it is asked to, and brings it to rest when the reactor
+    /// stops. Devices' queues get memory from `pool`. Belongs behind the transports.
+    #[must_use]
+    pub fn poller(self, core: Rc<RefCell<TargetCore>>, pool: Pool) -> Box<dyn Poller> {
+        let desk = Desk::new(
+            Rc::clone(&core),
+            self.orders,
+            pool,
+            self.reactor,
+            self.queue_depth,
+        );
+        Box::new(Rest::new(core, self.undrained, desk))
+    }
+}
+
+/// The control thread's part of a running appliance.
+pub struct Control(Live);
+
+/// What came of a change.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Outcome {
+    /// Whether all is as was wanted.
+    pub is_applied: bool,
+    /// The steps that were carried out, in words.
+    pub done: Vec<String>,
+    /// Why not all were, if so.
+    pub trouble: Option<String>,
+    /// Commands that were cut off at the deadline.
+    pub cut_off: usize,
+}
+
+impl From<ApplyAnswer> for Outcome {
+    fn from(answer: ApplyAnswer) -> Self {
+        let done = answer.steps.iter().filter(|it| it.state == StepState::Done);
+        let cut_off = answer.steps.iter().flat_map(|it| &it.cut_off);
+        Self {
+            is_applied: answer.applied,
+            done: done.map(|it| it.text.clone()).collect(),
+            cut_off: cut_off.map(|it| it.commands).sum(),
+            trouble: answer.trouble(),
+        }
+    }
+}
+
+impl Control {
+    /// Makes the appliance what `wanted` says, as `windlass apply` does.
+    pub fn apply(&mut self, wanted: &Config, meanwhile: &mut dyn Meanwhile) -> Outcome {
+        self.0.apply(wanted, How::default(), meanwhile).into()
+    }
+
+    /// Tells hosts what the devices went through, as the control thread does in every round.
+    pub fn look(&mut self) {
+        self.0.look();
+    }
+
+    /// The configuration that runs.
+    #[must_use]
+    pub fn config(&self) -> &Config {
+        self.0.config()
+    }
+
+    /// The place of a device in the target, while it has one.
+    #[must_use]
+    pub fn place_of(&self, device: &Name) -> Option<DeviceIndex> {
+        self.0.devices().get(device).map(|(place, _)| place)
+    }
+}
