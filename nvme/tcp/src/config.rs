@@ -23,7 +23,7 @@ pub(crate) const RECEIVE_BUFFER_BYTES: usize = 128 << 10;
 /// for a lease.
 pub(crate) const RECEIVE_BUFFERS: usize = 8;
 /// Connections that one reactor serves at most; the token of a request has 16 bits for it.
-pub const CONNECTIONS_PER_REACTOR_MAX: usize = 4096;
+pub const CONNECTIONS_PER_REACTOR_MAX: usize = 8192;
 
 const _: () = assert!(CONNECTIONS_PER_REACTOR_MAX <= 1 << 16);
 
