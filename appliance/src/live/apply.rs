@@ -10,6 +10,8 @@ use appliance_config::{
     Backing, ByteSize, Config, Device, Effect, Listener, Name, Step, Transport,
 };
 
+use reactors::sim::planted;
+
 use super::meanwhile::aside;
 use super::{Live, Meanwhile};
 use crate::command_line::with_causes;
@@ -83,8 +85,12 @@ impl Live {
         how: How,
         meanwhile: &mut dyn Meanwhile,
     ) -> ApplyAnswer {
-        let plan = self.config.difference(wanted).into_iter();
+        let mut plan = self.config.difference(wanted);
+        if planted("steps-backwards") {
+            plan.reverse();
+        }
         let plan: Vec<Planned> = plan
+            .into_iter()
             .map(|step| Planned {
                 obstacle: self.obstacle(&step),
                 step,
@@ -162,6 +168,11 @@ impl Live {
         prepared.devices.clear();
         prepared.listeners.clear();
         prepared.returning = std::mem::take(&mut prepared.kept);
+        let plan = if planted("undone-not") {
+            Vec::new()
+        } else {
+            plan
+        };
         let back = self.carry_out(&plan, prepared, meanwhile);
         if let Some(error) = back.into_iter().find_map(|it| it.error) {
             return format!("what was done could not be undone: {error}");
@@ -297,7 +308,7 @@ impl Live {
             let geometry = held.geometry();
             geometry.block_count * u64::from(geometry.block_size)
         });
-        if wanted.bytes() < held {
+        if wanted.bytes() < held && !planted("shorter-tried") {
             let held = ByteSize::from_bytes(held);
             return Err(format!(
                 "device {}: its file is {held} long and is never made shorter",

@@ -1,100 +1,46 @@
 //! The production appliance on virtual time: target, cores and transports on reactors that all turn
 //! on one thread.
 
+mod listening;
+mod opening;
+
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use block::{Device, DeviceQueue, OpenError, QueueOptions};
+use appliance::rehearsal::{Control, Listening, Orders, Parts, Rehearsal};
+use appliance_config::{Config, Listener, Transport};
+use block::{Device, DeviceQueue, HealthState, OpenError, QueueOptions};
 use hugemem::Arena;
 use nvme_driver::emulated::end_of_process;
 use nvme_driver::{DriveOwner, DriveState};
 use nvme_rdma::{
-    ConnectionSet as RdmaSet, Domains, Listeners, PortSettings as RdmaPortSettings, RdmaConfig,
-    RdmaCounters, RdmaTransport, SetParts,
+    ConnectionSet as RdmaSet, Domains, Listeners, RdmaConfig, RdmaCounters, RdmaTransport, SetParts,
 };
-use nvme_target::{
-    CoreDrain, CoreLimits, DeviceDrain, DeviceIndex, NamespaceConfig, PortConfig, PortId,
-    SubsystemConfig, Target, TargetConfig, TargetCore, TargetLimits, TransportKind,
-};
-use nvme_tcp::{ConnectionSet, PortSettings, TcpConfig, TcpCounters, TcpTransport};
+use nvme_target::{CoreLimits, PortId, Target, TargetCore};
+use nvme_tcp::{ConnectionSet, Handoff, TcpConfig, TcpCounters, TcpTransport};
 use rdma::Provider;
 use rdma::fake::Fake;
 use reactors::mesh::Port;
+use reactors::ring::Receiver;
 use reactors::sim::Simulation;
-use reactors::{
-    Clock, Nanos, Placement, Poller, Progress, ReactorConfig, ReactorHandle, StopState,
-};
+use reactors::{Clock, Nanos, Placement, Poller, Progress, ReactorConfig, ReactorHandle};
 
 use crate::drive::Opened;
-use crate::fabric::{RdmaNetwork, TARGET_ADDRESS};
-use crate::network::SimNetwork;
+use crate::fabric::RdmaNetwork;
+use crate::network::{Listener as Door, SimNetwork, Socket, Wire};
+use crate::plan::{device_name, disk_path};
 use crate::scene::{self, Scene};
 use crate::storage::Storage;
 use crate::swarm::Swarm;
 use crate::time::SharedTime;
+use listening::{RdmaListening, TcpListening};
+use opening::Disks;
 
-/// The subsystem that is exported.
-pub const SUBSYSTEM: &str = "nqn.2026-11.org.windlass:simulated";
-/// The port that hosts come by over TCP.
-const PORT: PortId = PortId(1);
-/// The port that hosts come by over RDMA.
-const RDMA_PORT: PortId = PortId(2);
-/// Entries of an I/O queue at most.
-pub const QUEUE_DEPTH_MAX: u16 = 64;
-/// I/O queues of a controller at most.
-pub const IO_QUEUES_MAX: u16 = 4;
 /// Commands that one reactor may have outstanding.
 const COMMANDS_MAX: usize = 2048;
 /// Connections of one reactor and transport; it refuses more.
 pub const CONNECTIONS_MAX: usize = 64;
-
-/// The name of host `number`.
-#[must_use]
-pub fn host_name(number: usize) -> String {
-    format!("nqn.2026-11.org.windlass:host{number}")
-}
-
-/// What of the configuration changes during a run.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Serving {
-    /// By disk: whether its namespace is there.
-    pub namespaces: Vec<bool>,
-    /// By host: whether it may connect.
-    pub hosts: Vec<bool>,
-}
-
-impl Serving {
-    fn hosts(&self) -> Vec<String> {
-        let allowed = self
-            .hosts
-            .iter()
-            .enumerate()
-            .filter(|(_, allowed)| **allowed);
-        allowed.map(|(number, _)| host_name(number)).collect()
-    }
-
-    /// The namespaces on devices with these places in the target.
-    fn namespaces(
-        &self,
-        devices: &[Arc<dyn Device>],
-        places: &[Option<DeviceIndex>],
-    ) -> Vec<NamespaceConfig> {
-        let present = self.namespaces.iter().enumerate().filter(|(_, on)| **on);
-        present
-            .filter_map(|(disk, _)| Some((disk, places[disk]?)))
-            .map(|(disk, device)| NamespaceConfig {
-                nsid: disk as u32 + 1,
-                device,
-                geometry: devices[disk].geometry(),
-                uuid: [disk as u8 + 1; 16],
-                nguid: [disk as u8 + 0x21; 16],
-                eui64: [disk as u8 + 0x41; 8],
-                read_only: false,
-            })
-            .collect()
-    }
-}
 
 /// A running appliance.
 pub struct Appliance {
@@ -102,54 +48,38 @@ pub struct Appliance {
     target: Arc<Target>,
     arena: Arc<Arena>,
     devices: Vec<Arc<dyn Device>>,
-    /// By disk: its place in the target.
-    places: Vec<Option<DeviceIndex>>,
-    /// Devices on their way out.
-    leaving: Vec<Leaving>,
     cores: Vec<Rc<RefCell<TargetCore>>>,
-    device_queue_depth: usize,
+    /// The control thread's part; a change that is being carried out has it.
+    control: Option<Control>,
     drives: Vec<Opened>,
     time: SharedTime,
 }
 
-/// A device that is on its way out of the target.
-struct Leaving {
-    disk: usize,
-    place: DeviceIndex,
-    /// The cores that are not done with it.
-    cores: Vec<usize>,
-}
-
 impl Appliance {
-    /// Starts it in a scene, at the present time.
+    /// Starts what is configured in a scene, at the present time.
     ///
     /// # Errors
     /// What could not be had, in words.
     pub fn start(seed: u64, scene: &Scene) -> Result<Self, String> {
         let Scene {
-            swarm,
-            serving,
-            listener,
-            time,
-            disks,
-            ..
+            swarm, time, disks, ..
         } = scene;
         let told = |error: &dyn std::error::Error| error.to_string();
+        let config = scene.serving.config(swarm)?;
         let arena = match &scene.arena {
             Some(arena) => Arc::clone(arena),
             None => scene::arena(swarm).map_err(|error| told(&error))?,
         };
         let (devices, opened) = open(swarm, disks, &arena, time)?;
-        let places: Vec<_> = (0..devices.len() as u16)
-            .map(|it| Some(DeviceIndex(it)))
-            .collect();
-        let namespaces = serving.namespaces(&devices, &places);
-        let target = Target::new(
-            target_config(swarm, serving, namespaces, arena.max_transfer()),
-            swarm.reactors,
-            devices.clone(),
-        )
-        .map_err(|error| told(&error))?;
+        let mut rehearsal = Rehearsal::new(Parts {
+            drives: places_of(&config, &devices),
+            opener: Box::new(disks_by_path(disks)),
+            reactors: swarm.reactors,
+            transfer_max: arena.max_transfer().min(swarm.transfer_max),
+            queue_depth: swarm.device_queue_depth,
+            config: config.clone(),
+        })?;
+        let target = Arc::clone(rehearsal.target());
         let configs = vec![ReactorConfig::default(); swarm.reactors];
         let mut simulation = Simulation::new(seed, configs).map_err(|error| told(&error))?;
         simulation.clock().advance_to(time.now());
@@ -164,53 +94,39 @@ impl Appliance {
             .map(|index| simulation.reactor(index).handle())
             .collect();
         let placement = Placement::new(swarm.reactors);
-        let mut cores = Vec::new();
-        let ports = reactors::mesh::mesh(swarm.reactors, 64);
+        let listeners = Ports::of(&config);
+        let mut tcp = Tcp::new(scene, &listeners, &placement, &handles);
         let mut rdma = match &scene.rdma {
-            None => None,
-            Some(network) => Some(Rdma::new(network, swarm, &arena, &placement)?),
+            // As the appliance: without a listener at start there is none.
+            Some(network) if !listeners.rdma.is_empty() => {
+                Some(Rdma::new(network, swarm, &arena, &placement, &listeners)?)
+            }
+            _ => None,
         };
-        for (index, port) in ports.into_iter().enumerate() {
+        let mut cores = Vec::new();
+        for (index, seat) in rehearsal.take_seats().into_iter().enumerate() {
             let core = core(swarm, &target, &arena, index).map_err(|error| told(&error))?;
             let core = Rc::new(RefCell::new(core));
             cores.push(Rc::clone(&core));
-            let connections = ConnectionSet::new(
-                Rc::clone(&core),
-                arena.pool(COMMANDS_MAX),
-                tcp_config(swarm),
-                Arc::new(TcpCounters::default()),
-            );
-            let network = SimNetwork::new();
-            let mut transport = TcpTransport::over(
-                network,
-                connections,
-                port,
-                placement.clone(),
-                handles.clone(),
-            );
-            if index == 0 {
-                let listening = transport.listen(listener.clone(), PORT);
-                listening.map_err(|error| told(&error))?;
-            }
-            let mut pollers: Vec<Box<dyn Poller>> = vec![Box::new(transport)];
+            let mut pollers: Vec<Box<dyn Poller>> = vec![tcp.transport(index, &core, &arena)?];
             if let Some(rdma) = &mut rdma {
                 pollers.push(Box::new(rdma.transport(index, &core, &arena, &handles)?));
             }
-            pollers.push(Box::new(Rest { core }));
+            pollers.push(seat.poller(core, arena.pool(COMMANDS_MAX)));
             let reactor = simulation.reactor(index);
             for poller in pollers {
                 reactor.register(poller).map_err(|error| told(&error))?;
             }
         }
+        let mut transports = vec![tcp.listening()];
+        transports.extend(rdma.map(Rdma::listening));
         Ok(Self {
+            control: Some(rehearsal.begin(transports, &handles)),
             simulation,
             target,
             arena,
             devices,
-            places,
-            leaving: Vec::new(),
             cores,
-            device_queue_depth: swarm.device_queue_depth,
             drives,
             time: time.clone(),
         })
@@ -223,73 +139,39 @@ impl Appliance {
         }
         let progress = self.simulation.round();
         self.time.set(self.simulation.clock().now());
-        self.tend_leaving();
         progress
-    }
-
-    /// Takes a disk's device out of the target, as live changes do once no namespace names it: each
-    /// core ends with it between its turns, then its place is free.
-    pub fn remove_device(&mut self, disk: usize) {
-        if let Some(place) = self.places[disk].take() {
-            let cores = (0..self.cores.len()).collect();
-            self.leaving.push(Leaving { disk, place, cores });
-        }
-    }
-
-    /// Ends at once what a device on its way out is waited for: its deadline is over.
-    pub fn cut_device(&mut self, disk: usize) {
-        let now = self.simulation.clock().now();
-        for leaving in self.leaving.iter().filter(|it| it.disk == disk) {
-            for core in &self.cores {
-                core.borrow_mut().cut_device(leaving.place, now);
-            }
-        }
-    }
-
-    /// Gives a disk's device a place in the target, and every core a queue of it.
-    ///
-    /// # Errors
-    /// The target's or the device's, in words.
-    pub fn add_device(&mut self, disk: usize) -> Result<(), String> {
-        if self.places[disk].is_some() {
-            return Ok(());
-        }
-        let device = &self.devices[disk];
-        let place = self.target.add_device(Arc::clone(device));
-        let place = place.map_err(|error| error.to_string())?;
-        for (index, core) in self.cores.iter().enumerate() {
-            let queue = queue(device, &self.arena, index, self.device_queue_depth);
-            let queue = queue.map_err(|error| error.to_string())?;
-            core.borrow_mut().attach_device(place, queue);
-        }
-        self.places[disk] = Some(place);
-        Ok(())
     }
 
     /// Whether a disk's device has a place in the target.
     #[must_use]
     pub fn has_device(&self, disk: usize) -> bool {
-        self.places[disk].is_some()
+        let name = device_name(disk).parse();
+        let control = self.control.as_ref();
+        control.is_some_and(|it| name.is_ok_and(|name| it.place_of(&name).is_some()))
     }
 
-    /// Whether a disk's device is on its way out.
+    /// What the control thread changes the appliance by, for as long as a change takes.
+    pub fn take_control(&mut self) -> Option<Control> {
+        self.control.take()
+    }
+
+    /// The change is over.
+    pub fn give_control(&mut self, control: Control) {
+        self.control = Some(control);
+    }
+
+    /// Whether a disk's drive is gone, as far as its driver knows.
     #[must_use]
-    pub fn is_leaving(&self, disk: usize) -> bool {
-        self.leaving.iter().any(|it| it.disk == disk)
+    pub fn is_gone(&self, disk: usize) -> bool {
+        let drive = self.devices.get(disk);
+        drive.is_some_and(|it| it.health().state == HealthState::Removed)
     }
 
-    fn tend_leaving(&mut self) {
-        let (cores, target) = (&self.cores, &self.target);
-        self.leaving.retain_mut(|leaving| {
-            let place = leaving.place;
-            let is_left =
-                |core: &usize| cores[*core].borrow_mut().detach_device(place) != DeviceDrain::Done;
-            leaving.cores.retain(is_left);
-            if leaving.cores.is_empty() {
-                target.remove_device(place).expect("no namespace names it");
-            }
-            !leaving.cores.is_empty()
-        });
+    /// A round of the control thread, unless it is busy with a change.
+    pub fn look(&mut self) {
+        if let Some(control) = &mut self.control {
+            control.look();
+        }
     }
 
     /// Moves time on to `to`.
@@ -325,18 +207,6 @@ impl Appliance {
             .collect()
     }
 
-    /// Takes over a changed configuration.
-    ///
-    /// # Errors
-    /// The target's, in words.
-    pub fn reconfigure(&self, serving: &Serving) -> Result<(), String> {
-        let namespaces = serving.namespaces(&self.devices, &self.places);
-        self.target
-            .update_namespaces(SUBSYSTEM, namespaces)
-            .and_then(|()| self.target.update_hosts(SUBSYSTEM, false, serving.hosts()))
-            .map_err(|error| error.to_string())
-    }
-
     /// Ends it at once, whatever is in flight; returns how many slices of the arena are out when
     /// nobody is left to hold them.
     #[must_use]
@@ -348,9 +218,10 @@ impl Appliance {
             devices,
             drives,
             cores,
+            control,
             ..
         } = self;
-        drop((simulation, cores, target, devices, drives));
+        drop((simulation, cores, control, target, devices, drives));
         end_of_process();
         let classes = arena.counters().classes;
         classes.iter().map(|class| class.taken).sum()
@@ -382,31 +253,154 @@ impl Appliance {
     }
 }
 
-type Devices = (Vec<Arc<dyn Device>>, Vec<(Opened, DriveOwner)>);
+/// Drives' devices by number, and what looks after the drives.
+type Drives = (Vec<Arc<dyn Device>>, Vec<(Opened, DriveOwner)>);
 
-/// Opens every disk and drive; time goes on while drives start.
+/// Opens every drive; time goes on while they start.
 fn open(
     swarm: &Swarm,
     storages: &[Storage],
     arena: &Arc<Arena>,
     time: &SharedTime,
-) -> Result<Devices, String> {
+) -> Result<Drives, String> {
     let (mut devices, mut drives) = (Vec::new(), Vec::new());
     let mut now = time.now();
     for storage in storages {
-        devices.push(match storage {
-            Storage::Disk(disk) => Arc::new(disk.clone()) as Arc<dyn Device>,
-            Storage::Drive(drive) => {
-                let depth = swarm.device_queue_depth;
-                let (opened, owner) = drive.open(arena, swarm.reactors, depth, &mut now)?;
-                let device = Arc::clone(&opened.device);
-                drives.push((opened, owner));
-                device
-            }
-        });
+        if let Storage::Drive(drive) = storage {
+            let depth = swarm.device_queue_depth;
+            let (opened, owner) = drive.open(arena, swarm.reactors, depth, &mut now)?;
+            devices.push(Arc::clone(&opened.device));
+            drives.push((opened, owner));
+        }
     }
     time.set(now);
     Ok((devices, drives))
+}
+
+/// Drives' devices by their places in the configuration.
+fn places_of(config: &Config, drives: &[Arc<dyn Device>]) -> Vec<(usize, Arc<dyn Device>)> {
+    let devices = drives.iter().enumerate().filter_map(|(disk, device)| {
+        let name = device_name(disk);
+        let mut all = config.devices.iter();
+        let place = all.position(|it| it.name.as_str() == name)?;
+        Some((place, Arc::clone(device)))
+    });
+    devices.collect()
+}
+
+fn disks_by_path(storages: &[Storage]) -> Disks {
+    let disks = storages
+        .iter()
+        .enumerate()
+        .filter_map(|(number, it)| match it {
+            Storage::Disk(disk) => Some((disk_path(number).into(), disk.clone())),
+            Storage::Drive(_) => None,
+        });
+    Disks(disks.collect())
+}
+
+/// The listeners of a configuration, with their port numbers.
+struct Ports {
+    tcp: Vec<(PortId, Listener)>,
+    rdma: Vec<(PortId, Listener)>,
+}
+
+impl Ports {
+    fn of(config: &Config) -> Self {
+        // As the appliance numbers them.
+        let numbered = (0..).map(PortId).zip(config.listeners.iter().cloned());
+        let is_tcp = |it: &(PortId, Listener)| it.1.transport == Transport::Tcp;
+        let (tcp, rdma) = numbered.partition(is_tcp);
+        Self { tcp, rdma }
+    }
+}
+
+/// What the reactors' NVMe/TCP is made of.
+struct Tcp<'s> {
+    swarm: &'s Swarm,
+    doors: &'s [Door],
+    ports: &'s [(PortId, Listener)],
+    placement: Placement,
+    handles: Vec<ReactorHandle>,
+    orders: Orders<nvme_tcp::Order<Socket>>,
+    /// Each reactor's own, until it has been taken.
+    own: Vec<Option<TcpOwn>>,
+}
+
+/// What one reactor takes for itself: its way to the others, and its orders.
+type TcpOwn = (Port<Handoff<Wire>>, Receiver<nvme_tcp::Order<Socket>>);
+
+impl<'s> Tcp<'s> {
+    fn new(
+        scene: &'s Scene,
+        ports: &'s Ports,
+        placement: &Placement,
+        handles: &[ReactorHandle],
+    ) -> Self {
+        let reactors = scene.swarm.reactors;
+        let (orders, receivers) = Orders::new(reactors);
+        let mesh = reactors::mesh::mesh(reactors, 64);
+        Self {
+            swarm: &scene.swarm,
+            doors: &scene.listeners,
+            ports: &ports.tcp,
+            placement: placement.clone(),
+            handles: handles.to_vec(),
+            orders,
+            own: mesh.into_iter().zip(receivers).map(Some).collect(),
+        }
+    }
+
+    /// The transport of reactor `index`; the reactors take the listeners in turn.
+    fn transport(
+        &mut self,
+        index: usize,
+        core: &Rc<RefCell<TargetCore>>,
+        arena: &Arc<Arena>,
+    ) -> Result<Box<dyn Poller>, String> {
+        let own = self.own[index].take();
+        let (handoffs, orders) = own.ok_or("a reactor has one transport")?;
+        let connections = ConnectionSet::new(
+            Rc::clone(core),
+            arena.pool(COMMANDS_MAX),
+            self.config(),
+            Arc::new(TcpCounters::default()),
+        );
+        let (placement, handles) = (self.placement.clone(), self.handles.clone());
+        let network = SimNetwork::new();
+        let mut transport = TcpTransport::over(network, connections, handoffs, placement, handles);
+        transport.take_orders(orders);
+        let mine = self.ports.iter().enumerate();
+        let mine = mine.filter(|(turn, _)| turn % self.swarm.reactors == index);
+        for (_, (port, listener)) in mine {
+            let bound = listening::bind(self.doors, listener.address.socket_addr());
+            let listened = bound.and_then(|socket| transport.listen(socket, *port));
+            listened.map_err(|error| error.to_string())?;
+        }
+        Ok(Box::new(transport))
+    }
+
+    fn config(&self) -> TcpConfig {
+        let ports = self.ports.iter();
+        TcpConfig {
+            ports: ports
+                .map(|(port, listener)| (*port, listening::tcp_settings(listener)))
+                .collect(),
+            host_data_bytes_max: self.swarm.host_data_bytes_max,
+            success_flag: self.swarm.success_flag,
+            connections_max: CONNECTIONS_MAX,
+            ..TcpConfig::default()
+        }
+    }
+
+    /// How its listeners come and go from now on.
+    fn listening(self) -> Arc<dyn Listening> {
+        Arc::new(TcpListening {
+            orders: self.orders,
+            reactors: self.swarm.reactors,
+            doors: self.doors.to_vec(),
+        })
+    }
 }
 
 fn core(
@@ -441,73 +435,20 @@ fn queue(
     })
 }
 
-fn target_config(
-    swarm: &Swarm,
-    serving: &Serving,
-    namespaces: Vec<NamespaceConfig>,
-    transfer_max: usize,
-) -> TargetConfig {
-    TargetConfig {
-        subsystems: vec![SubsystemConfig {
-            nqn: SUBSYSTEM.to_owned(),
-            serial: "SIM".to_owned(),
-            model: "Windlass".to_owned(),
-            firmware: "0".to_owned(),
-            allow_any_host: false,
-            hosts: serving.hosts(),
-            namespaces,
-            io_queues_max: IO_QUEUES_MAX,
-            queue_depth_max: QUEUE_DEPTH_MAX,
-            ports: vec![PORT, RDMA_PORT],
-        }],
-        ports: vec![
-            PortConfig {
-                id: PORT,
-                transport: TransportKind::Tcp,
-                address: "127.0.0.1".to_owned(),
-                service: "4420".to_owned(),
-                ipv6: false,
-                secure: false,
-            },
-            PortConfig {
-                id: RDMA_PORT,
-                transport: TransportKind::Rdma,
-                address: TARGET_ADDRESS.ip().to_string(),
-                service: TARGET_ADDRESS.port().to_string(),
-                ipv6: false,
-                secure: false,
-            },
-        ],
-        limits: TargetLimits {
-            transfer_max: transfer_max.min(swarm.transfer_max),
-            ..TargetLimits::default()
-        },
-    }
-}
-
-fn tcp_config(swarm: &Swarm) -> TcpConfig {
-    let settings = PortSettings {
-        in_capsule_bytes: swarm.in_capsule_bytes,
-        ..PortSettings::default()
-    };
-    TcpConfig {
-        ports: vec![(PORT, settings)],
-        host_data_bytes_max: swarm.host_data_bytes_max,
-        success_flag: swarm.success_flag,
-        connections_max: CONNECTIONS_MAX,
-        ..TcpConfig::default()
-    }
-}
-
 /// What the reactors' NVMe/RDMA is made of.
 struct Rdma {
     provider: Fake,
     domains: Arc<Domains<Fake>>,
     config: RdmaConfig,
-    /// Each reactor's way to the others, until it has been taken.
-    messages: Vec<Option<Port<nvme_rdma::Message<Fake>>>>,
+    ports: Vec<(PortId, Listener)>,
+    orders: Orders<nvme_rdma::Order>,
+    /// Each reactor's own, until it has been taken.
+    own: Vec<Option<RdmaOwn>>,
     placement: Placement,
 }
+
+/// What one reactor takes for itself: its way to the others, and its orders.
+type RdmaOwn = (Port<nvme_rdma::Message<Fake>>, Receiver<nvme_rdma::Order>);
 
 impl Rdma {
     /// Registers the memory of an appliance with its devices.
@@ -516,6 +457,7 @@ impl Rdma {
         swarm: &Swarm,
         arena: &Arena,
         placement: &Placement,
+        ports: &Ports,
     ) -> Result<Self, String> {
         let provider = network.target().clone();
         let domains = Domains::new();
@@ -523,27 +465,36 @@ impl Rdma {
             let added = domains.add(&device, &[arena.region()]);
             added.map_err(|error| error.to_string())?;
         }
-        let settings = RdmaPortSettings {
-            in_capsule_bytes: swarm.in_capsule_bytes,
-            queue_depth_max: QUEUE_DEPTH_MAX,
-        };
-        let messages = reactors::mesh::mesh(swarm.reactors, 64);
+        let settings = ports.rdma.iter();
+        let settings = settings.map(|(port, it)| (*port, listening::rdma_settings(it)));
+        let (orders, receivers) = Orders::new(swarm.reactors);
+        let mesh = reactors::mesh::mesh(swarm.reactors, 64);
         Ok(Self {
             provider,
             domains: Arc::new(domains),
             config: RdmaConfig {
-                ports: vec![(RDMA_PORT, settings)],
+                ports: settings.collect(),
                 receives: swarm.rdma.receives,
                 reactors: swarm.reactors,
                 connections_max: CONNECTIONS_MAX,
                 ..RdmaConfig::default()
             },
-            messages: messages.into_iter().map(Some).collect(),
+            ports: ports.rdma.clone(),
+            orders,
+            own: mesh.into_iter().zip(receivers).map(Some).collect(),
             placement: placement.clone(),
         })
     }
 
-    /// The transport of reactor `index`; the first one listens.
+    /// How its listeners come and go from now on.
+    fn listening(self) -> Arc<dyn Listening> {
+        Arc::new(RdmaListening {
+            reactors: self.own.len(),
+            orders: self.orders,
+        })
+    }
+
+    /// The transport of reactor `index`; the reactors take the listeners in turn.
     fn transport(
         &mut self,
         index: usize,
@@ -553,8 +504,10 @@ impl Rdma {
     ) -> Result<RdmaTransport<Fake>, String> {
         let listeners = Listeners::new(&self.provider, index);
         let mut listeners = listeners.map_err(|error| error.to_string())?;
-        if index == 0 {
-            let listening = listeners.listen(TARGET_ADDRESS, RDMA_PORT);
+        let mine = self.ports.iter().enumerate();
+        let mine = mine.filter(|(turn, _)| turn % self.own.len() == index);
+        for (_, (port, listener)) in mine {
+            let listening = listeners.listen(listener.address.socket_addr(), *port);
             listening.map_err(|error| error.to_string())?;
         }
         let parts = SetParts {
@@ -566,33 +519,12 @@ impl Rdma {
             counters: Arc::new(RdmaCounters::default()),
         };
         let connections = RdmaSet::new(Rc::clone(core), parts);
-        let messages = self.messages[index]
-            .take()
-            .ok_or("a reactor has one transport")?;
+        let own = self.own[index].take();
+        let (messages, orders) = own.ok_or("a reactor has one transport")?;
         let (placement, handles) = (self.placement.clone(), handles.to_vec());
         let transport = RdmaTransport::new(connections, messages, placement, handles);
-        transport.map_err(|error| error.to_string())
-    }
-}
-
-/// Brings a core to rest when its reactor stops, as the appliance's own poller does.
-struct Rest {
-    core: Rc<RefCell<TargetCore>>,
-}
-
-impl Poller for Rest {
-    fn name(&self) -> &str {
-        "target"
-    }
-
-    fn poll(&mut self, _now: Nanos, _budget: u32) -> Progress {
-        Progress::Idle
-    }
-
-    fn stop(&mut self, now: Nanos) -> StopState {
-        match self.core.borrow_mut().drain(now) {
-            CoreDrain::Done => StopState::Stopped,
-            CoreDrain::Outstanding { .. } => StopState::Outstanding(1),
-        }
+        let mut transport = transport.map_err(|error| error.to_string())?;
+        transport.take_orders(orders);
+        Ok(transport)
     }
 }

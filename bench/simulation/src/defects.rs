@@ -76,6 +76,15 @@ defects! {
     "rdma-failure-ignored": "a work request that failed is taken for done";
     "rdma-part-taken-for-all": "a write goes to the device when the first part of its data was read";
     "rdma-request-unjudged": "a connection is made whose host has no room for answers";
+    "subsystem-stays": "hosts of a removed subsystem keep their controllers";
+    "growth-untold": "queues of a device that grew refuse its new blocks";
+    "growth-unannounced": "no event tells of a namespace that grew";
+    "one-reactor-told": "changes reach only the first reactor";
+    "hosts-forgotten": "a subsystem that comes back lets nobody attach";
+    "listener-stays": "a removed listener keeps its address";
+    "steps-backwards": "the steps of a change are carried out in the reverse order";
+    "undone-not": "what was done of a change that failed is not undone";
+    "shorter-tried": "a device whose file is to be shorter is closed before that is refused";
     "rdma-receive-lost": "receives that took data are not posted again";
     "rdma-removal-leaks": "receives of a device that is pulled out keep their memory";
     "rdma-receives-unbounded": "receives take memory of every size, more than the arena promised";

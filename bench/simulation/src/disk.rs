@@ -72,6 +72,8 @@ struct State {
     /// By block: what was written since the medium last got it, oldest first.
     cache: BTreeMap<u64, Vec<Box<[u8]>>>,
     removed: bool,
+    /// Opening it fails once.
+    coveted: bool,
     held_until: Nanos,
     /// When each request in flight is answered, with its number.
     dues: BTreeSet<(Nanos, u64)>,
@@ -216,6 +218,7 @@ impl Disk {
             medium: vec![0; bytes],
             cache: BTreeMap::new(),
             removed: false,
+            coveted: false,
             held_until: Nanos::ZERO,
             dues: BTreeSet::new(),
             next_number: 0,
@@ -259,7 +262,19 @@ impl Disk {
 
     /// Puts it back: an appliance that starts finds it.
     pub fn put_back(&self) {
-        self.state().removed = false;
+        let mut state = self.state();
+        (state.removed, state.coveted) = (false, false);
+    }
+
+    /// Opening it fails the next time, since somebody else has it.
+    pub fn covet(&self) {
+        self.state().coveted = true;
+    }
+
+    /// Whether somebody else has it, this time.
+    #[must_use]
+    pub fn is_taken(&self) -> bool {
+        std::mem::take(&mut self.state().coveted)
     }
 
     /// Whether it was pulled out.
@@ -280,6 +295,24 @@ impl Disk {
                 state.medium[range].copy_from_slice(&chain[index]);
             }
         }
+    }
+
+    /// Makes it so many bytes large; the new blocks are zeroes. Its queues have yet to be told.
+    ///
+    /// # Errors
+    /// It is larger, or that is no number of blocks.
+    pub fn extend(&self, bytes: u64) -> Result<(), &'static str> {
+        let mut state = self.state();
+        if bytes < state.medium.len() as u64 {
+            return Err("it is never made shorter");
+        }
+        let size = u64::from(state.shape.block_size);
+        if !bytes.is_multiple_of(size) {
+            return Err("that is no number of blocks");
+        }
+        state.medium.resize(bytes as usize, 0);
+        state.shape.block_count = bytes / size;
+        Ok(())
     }
 
     /// Requests in its queues.
@@ -342,6 +375,7 @@ impl Device for Disk {
         }
         Ok(Box::new(DiskQueue {
             disk: self.clone(),
+            block_count: self.shape().block_count,
             depth: options.depth,
             pending: Vec::new(),
             closing: false,
@@ -361,6 +395,8 @@ struct Pending {
 
 struct DiskQueue {
     disk: Disk,
+    /// Blocks that it knows of.
+    block_count: u64,
     depth: usize,
     pending: Vec<Pending>,
     closing: bool,
@@ -406,7 +442,10 @@ impl DiskQueue {
 
 impl DeviceQueue for DiskQueue {
     fn submit(&mut self, request: Request) -> Result<(), Refusal> {
-        let geometry = self.disk.geometry();
+        let geometry = Geometry {
+            block_count: self.block_count,
+            ..self.disk.geometry()
+        };
         let now = self.disk.time.now();
         let mut state = self.disk.state();
         if state.removed || self.closing {
@@ -479,6 +518,10 @@ impl DeviceQueue for DiskQueue {
 
     fn has_ready(&self) -> bool {
         !self.pending.is_empty()
+    }
+
+    fn device_grew(&mut self) {
+        self.block_count = self.disk.shape().block_count;
     }
 
     fn drain(&mut self) -> Drain {

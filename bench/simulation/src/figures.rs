@@ -28,6 +28,8 @@ pub struct Figures {
     pub rdma_connections: u64,
     /// Virtual time.
     pub time: Nanos,
+    /// Steps of live changes that were carried out.
+    pub steps: u64,
     /// How often each fault struck.
     pub faults: BTreeMap<Fault, u64>,
 }
@@ -56,6 +58,7 @@ impl Figures {
         self.connections += other.connections;
         self.rdma_connections += other.rdma_connections;
         self.time += other.time;
+        self.steps += other.steps;
         for (fault, times) in &other.faults {
             self.faults(*fault, *times);
         }
@@ -82,6 +85,7 @@ impl fmt::Display for Figures {
             self.connections,
             self.rdma_connections
         )?;
+        writeln!(f, "{} steps of live changes", self.steps)?;
         write!(f, "faults:")?;
         for (fault, times) in &self.faults {
             write!(f, " {fault} {times}")?;

@@ -22,12 +22,13 @@ use nvme_spec::tcp::Framing;
 use reactors::Nanos;
 use zerocopy::IntoBytes;
 
-use crate::appliance::{CONNECTIONS_MAX, SUBSYSTEM, Serving, host_name};
+use crate::appliance::CONNECTIONS_MAX;
 use crate::fabric::RdmaNetwork;
 use crate::figures::Figures;
 use crate::history::Moment;
 use crate::judge::{Extent, Judge, Violation};
 use crate::network::{Listener, NetworkTemper};
+use crate::plan::{SUBSYSTEMS, Serving, host_name};
 use crate::random::Random;
 use crate::swarm::{Fault, HostShape, Swarm};
 use crate::trace::Trace;
@@ -53,8 +54,8 @@ pub struct Ground<'a> {
     pub judge: &'a mut Judge,
     /// The present time.
     pub now: Nanos,
-    /// Where connections are made.
-    pub listener: &'a Listener,
+    /// Where connections are made, by number.
+    pub listeners: &'a [Listener],
     /// How the network behaves.
     pub network: NetworkTemper,
     /// Where connections are made over RDMA, if anybody does.
@@ -65,7 +66,9 @@ pub struct Ground<'a> {
     pub serving: &'a Serving,
     /// By disk: when its namespace last came or went.
     pub namespace_changed: &'a [Nanos],
-    /// By host: when it last lost or got its permission.
+    /// By disk: whether it was pulled out, as far as the control thread may know.
+    pub disk_gone: &'a [bool],
+    /// By host: when it last came to reach its subsystem, or no longer did.
     pub permission_changed: &'a [Nanos],
     /// By disk: whether its requests may fail.
     pub disk_fails: &'a [bool],
@@ -253,7 +256,8 @@ impl Host {
             .note(ground.now, format_args!("host {number} opens queue {qid}"));
         let line = match ground.rdma.filter(|_| self.shape.rdma) {
             None => {
-                let wire = ground.listener.connect(ground.network, random.clone());
+                let wire =
+                    ground.listeners[self.shape.listener()].connect(ground.network, random.clone());
                 Line::Tcp(TcpLine::open(wire, shape.framing))
             }
             Some(network) => {
@@ -271,7 +275,8 @@ impl Host {
         };
         let mut connection = Connection::new(line, shape, random);
         // Those of hosts that vanished may fill a reactor until their keep-alive expires.
-        connection.excused = ground.listener.connections() > CONNECTIONS_MAX;
+        let connections = ground.listeners.iter().map(Listener::connections);
+        connection.excused = connections.sum::<usize>() > CONNECTIONS_MAX;
         connection
     }
 
@@ -288,7 +293,7 @@ impl Host {
         let data = ConnectData::new(
             [self.number as u8 + 1; 16],
             cntlid,
-            field(SUBSYSTEM),
+            field(SUBSYSTEMS[self.shape.subsystem]),
             field(&host_name(self.number)),
         );
         let sqe = Sqe::connect_queue(qid, depth - 1, attributes, keep_alive);
@@ -330,6 +335,8 @@ impl Host {
     }
 
     fn set_configuration(&mut self, ground: &mut Ground<'_>, enable: bool) {
+        // A controller forgets at a reset what it has not told.
+        self.event_due = None;
         let cc = if enable {
             Cc::enabled_nvm()
         } else {

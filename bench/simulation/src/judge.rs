@@ -120,6 +120,13 @@ impl Judge {
         }
     }
 
+    /// A disk has so many blocks, or is about to: the new ones are zeroes. None is taken away.
+    pub fn grow(&mut self, disk: usize, blocks: u64) {
+        let model = &mut self.disks[disk];
+        let blocks = model.blocks.len().max(blocks as usize);
+        model.blocks.resize(blocks, BlockHistory::default());
+    }
+
     fn next_moment(&mut self) -> Moment {
         self.now.0 += 1;
         self.now

@@ -18,6 +18,7 @@ pub mod history;
 pub mod host;
 pub mod judge;
 pub mod network;
+pub mod plan;
 pub mod random;
 pub mod run;
 pub mod scene;

@@ -260,12 +260,41 @@ impl Wire {
     }
 }
 
-/// Makes connections, and holds those that wait to be accepted.
+/// Where connections are made: holds those that wait to be accepted, while somebody listens.
 #[derive(Clone)]
 pub struct Listener {
     backlog: Arc<Mutex<VecDeque<Wire>>>,
     made: Arc<Mutex<Vec<Wire>>>,
+    bound: Arc<Mutex<Bound>>,
     time: SharedTime,
+}
+
+/// Who listens.
+#[derive(Default)]
+struct Bound {
+    is_bound: bool,
+    /// How often somebody began to.
+    times: u64,
+    /// It will be somebody else's when the next one begins to.
+    is_coveted: bool,
+}
+
+/// The target's right to accept a listener's connections. While there is none, connections are
+/// refused.
+pub struct Socket {
+    listener: Listener,
+    times: u64,
+}
+
+impl Drop for Socket {
+    /// As a kernel does: what nobody has accepted is reset.
+    fn drop(&mut self) {
+        self.listener.bound().is_bound = false;
+        for wire in self.listener.waiting().drain(..) {
+            let mut link = wire.link();
+            (link.reset, link.target_gone) = (true, true);
+        }
+    }
 }
 
 impl Listener {
@@ -275,29 +304,64 @@ impl Listener {
         Self {
             backlog: Arc::default(),
             made: Arc::default(),
+            bound: Arc::default(),
             time,
         }
     }
 
-    /// A new connection, which waits to be accepted; its host's end.
+    /// Listens.
+    ///
+    /// # Errors
+    /// The address is taken.
+    pub fn bind(&self) -> io::Result<Socket> {
+        let mut bound = self.bound();
+        if bound.is_bound || std::mem::take(&mut bound.is_coveted) {
+            return Err(io::ErrorKind::AddrInUse.into());
+        }
+        bound.is_bound = true;
+        bound.times += 1;
+        Ok(Socket {
+            listener: self.clone(),
+            times: bound.times,
+        })
+    }
+
+    /// The next one to listen finds that somebody else does.
+    pub fn covet(&self) {
+        self.bound().is_coveted = true;
+    }
+
+    fn bound(&self) -> MutexGuard<'_, Bound> {
+        self.bound.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_bound_since(&self, times: u64) -> bool {
+        let bound = self.bound();
+        bound.is_bound && bound.times == times
+    }
+
+    /// A new connection, which waits to be accepted, or is refused; its host's end.
     #[must_use]
     pub fn connect(&self, temper: NetworkTemper, random: Random) -> Wire {
+        let is_bound = self.bound().is_bound;
         let link = Link {
             temper,
             random,
             to_target: Direction::new(),
             to_host: Direction::new(),
-            reset: false,
+            reset: !is_bound,
             cut: false,
             target_blocked: false,
-            target_gone: false,
+            target_gone: !is_bound,
         };
         let wire = Wire {
             link: Arc::new(Mutex::new(link)),
             time: self.time.clone(),
         };
-        self.waiting().push_back(wire.clone());
-        self.held().push(wire.clone());
+        if is_bound {
+            self.waiting().push_back(wire.clone());
+            self.held().push(wire.clone());
+        }
         wire
     }
 
@@ -406,7 +470,8 @@ impl Drop for TargetStream {
 
 /// One reactor's way to the streams.
 pub struct SimNetwork {
-    listeners: Vec<(u16, Listener)>,
+    /// By the number that the transport knows them by, each with its turn to listen.
+    listeners: Vec<(u16, Listener, u64)>,
     streams: RefCell<BTreeMap<u16, (Wire, Interest)>>,
     ready: Vec<Ready>,
 }
@@ -430,21 +495,22 @@ impl Default for SimNetwork {
 }
 
 impl Network for SimNetwork {
-    type Listener = Listener;
+    type Listener = Socket;
     type Accepted = Wire;
     type Stream = TargetStream;
 
-    fn add_listener(&mut self, index: u16, listener: &Listener) -> io::Result<()> {
-        self.listeners.push((index, listener.clone()));
+    fn add_listener(&mut self, index: u16, socket: &Socket) -> io::Result<()> {
+        let listener = (index, socket.listener.clone(), socket.times);
+        self.listeners.push(listener);
         Ok(())
     }
 
-    fn watch_listener(&self, _: u16, _: &Listener, _: Interest) -> io::Result<()> {
+    fn watch_listener(&self, _: u16, _: &Socket, _: Interest) -> io::Result<()> {
         Ok(())
     }
 
-    fn accept(listener: &Listener) -> io::Result<Wire> {
-        let wire = listener.waiting().pop_front();
+    fn accept(socket: &Socket) -> io::Result<Wire> {
+        let wire = socket.listener.waiting().pop_front();
         wire.ok_or_else(|| io::ErrorKind::WouldBlock.into())
     }
 
@@ -467,7 +533,10 @@ impl Network for SimNetwork {
 
     fn look(&mut self) -> usize {
         self.ready.clear();
-        for (index, listener) in &self.listeners {
+        // Whoever is dropped is forgotten.
+        self.listeners
+            .retain(|(_, listener, times)| listener.is_bound_since(*times));
+        for (index, listener, _) in &self.listeners {
             if !listener.waiting().is_empty() {
                 self.ready.push(Ready {
                     source: Source::Listener(*index),

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use hugemem::{Arena, ArenaConfig, PagePolicy};
 use reactors::Nanos;
 
-use crate::appliance::Serving;
 use crate::disk::Disk;
 use crate::drive::Drive;
 use crate::fabric::RdmaNetwork;
@@ -13,6 +12,7 @@ use crate::figures::Figures;
 use crate::host::{Ground, Vanished};
 use crate::judge::Judge;
 use crate::network::{Listener, NetworkTemper};
+use crate::plan::Serving;
 use crate::random::Random;
 use crate::storage::Storage;
 use crate::swarm::{Fault, Swarm};
@@ -21,6 +21,10 @@ use crate::trace::Trace;
 
 /// Arenas below this size run dry, so that one connection's trouble may be everyone's.
 const ROOMY_ARENA_BYTES: usize = 32 << 20;
+
+/// In place of the time of a change: it is being carried out. Later than anything, with room for
+/// a delay.
+pub const CHANGING: Nanos = Nanos(u64::MAX / 2);
 
 /// Memory that a driver takes in one piece, at most.
 const DRIVE_PIECE_BYTES: usize = 64 << 10;
@@ -31,8 +35,8 @@ pub struct Scene {
     pub swarm: Swarm,
     /// The present time.
     pub time: SharedTime,
-    /// Where connections are made.
-    pub listener: Listener,
+    /// Where connections are made, by number.
+    pub listeners: Vec<Listener>,
     /// How new connections behave.
     pub network: NetworkTemper,
     /// Where connections are made over RDMA, in seeds whose hosts do; a new one for each start of
@@ -46,9 +50,12 @@ pub struct Scene {
     pub judge: Judge,
     /// What is configured.
     pub serving: Serving,
-    /// By disk: when its namespace last came or went.
+    /// By disk: when its namespace last came or went; [`CHANGING`] while it does.
     pub namespace_changed: Vec<Nanos>,
-    /// By host: when it last lost or got its permission.
+    /// By disk: whether it was pulled out, as far as the control thread may know.
+    pub disk_gone: Vec<bool>,
+    /// By host: when it last came to reach its subsystem, or no longer did; [`CHANGING`] while that
+    /// changes.
     pub permission_changed: Vec<Nanos>,
     /// By disk: until when its answers may be late.
     pub disk_disturbed: Vec<Nanos>,
@@ -88,15 +95,13 @@ impl Scene {
         let count = disks.len();
         let fails = swarm.disk_temper.error_permille > 0;
         Self {
-            listener: Listener::new(time.clone()),
+            listeners: listeners(&swarm, &time),
             network: swarm.network,
             rdma: None,
             judge: Judge::new(&sizes),
-            serving: Serving {
-                namespaces: vec![true; count],
-                hosts: vec![true; swarm.hosts.len()],
-            },
+            serving: Serving::all(&swarm),
             namespace_changed: vec![Nanos::ZERO; count],
+            disk_gone: vec![false; count],
             permission_changed: vec![Nanos::ZERO; swarm.hosts.len()],
             disk_disturbed: vec![Nanos::ZERO; count],
             disk_fails: vec![fails; count],
@@ -119,12 +124,13 @@ impl Scene {
         Ground {
             judge: &mut self.judge,
             now: self.time.now(),
-            listener: &self.listener,
+            listeners: &self.listeners,
             network: self.network,
             rdma: self.rdma.as_ref(),
             swarm: &self.swarm,
             serving: &self.serving,
             namespace_changed: &self.namespace_changed,
+            disk_gone: &self.disk_gone,
             permission_changed: &self.permission_changed,
             disk_fails: &self.disk_fails,
             disk_failed: self.disk_failed,
@@ -170,11 +176,17 @@ impl Scene {
 
     /// All connections are gone, and the network begins anew for a start of this seed.
     pub fn renew_networks(&mut self, seed: u64) {
-        self.listener = Listener::new(self.time.clone());
+        self.listeners = listeners(&self.swarm, &self.time);
         self.vanished.clear();
         let rdma = self.swarm.faults.has(Fault::Rdma);
         let new = || RdmaNetwork::new(seed, self.swarm.rdma, self.swarm.hosts.len());
         self.rdma = rdma.then(new);
+    }
+
+    /// Whether a connection over TCP waits to be accepted.
+    #[must_use]
+    pub fn is_connected_to(&self) -> bool {
+        self.listeners.iter().any(Listener::is_waited_for)
     }
 
     /// Whether something has arrived for the appliance over RDMA that it has not taken.
@@ -238,6 +250,12 @@ impl Scene {
                 .faults(fault, u64::from(self.swarm.faults.has(fault)));
         }
     }
+}
+
+/// Where connections are made over TCP.
+fn listeners(swarm: &Swarm, time: &SharedTime) -> Vec<Listener> {
+    let listeners = 0..swarm.tcp_listeners;
+    listeners.map(|_| Listener::new(time.clone())).collect()
 }
 
 /// The memory of an appliance.

@@ -8,6 +8,7 @@ use reactors::Nanos;
 
 use crate::disk::{DiskShape, DiskTemper};
 use crate::network::NetworkTemper;
+use crate::plan::RDMA_LISTENER;
 use crate::random::Random;
 
 /// Declares the faults with their names.
@@ -103,6 +104,14 @@ faults! {
     Devices = "devices";
     /// The RDMA device is pulled out, and is back after the next start.
     Unplug = "unplug";
+    /// Subsystems come and go.
+    Subsystems = "subsystems";
+    /// Listeners come and go.
+    Listeners = "listeners";
+    /// Disks grow.
+    Growth = "growth";
+    /// Changes are wanted that cannot be had.
+    Refused = "refused";
 }
 
 impl fmt::Display for Fault {
@@ -128,6 +137,9 @@ impl Fault {
             Fault::Rdma | Fault::Late | Fault::WorkErrors | Fault::Unreachable => Some(Need::Rdma),
             Fault::Devices => Some(Need::Nothing),
             Fault::Unplug => Some(Need::RdmaAndMore),
+            Fault::Subsystems | Fault::Listeners | Fault::Growth | Fault::Refused => {
+                Some(Need::Changes)
+            }
             _ => None,
         }
     }
@@ -142,6 +154,8 @@ enum Need {
     RdmaAndMore,
     /// A stream of chance of its own, so that seeds from before it are as they were.
     Nothing,
+    /// The same.
+    Changes,
 }
 
 /// A set of faults.
@@ -202,6 +216,10 @@ pub struct HostShape {
     pub rdma: bool,
     /// Over RDMA: keys are made for each command.
     pub windows: bool,
+    /// The subsystem that they attach.
+    pub subsystem: usize,
+    /// The listener that they come by, over TCP.
+    tcp_listener: usize,
 }
 
 /// How RDMA is.
@@ -250,6 +268,12 @@ pub struct Swarm {
     pub rdma: RdmaTemper,
     /// The hosts.
     pub hosts: Vec<HostShape>,
+    /// Subsystems that disks and hosts are shared out among.
+    pub subsystems: usize,
+    /// Listeners over TCP.
+    pub tcp_listeners: usize,
+    /// How long changes wait for what is in their way.
+    pub patience: Nanos,
     /// Commands that are issued at once, at most.
     pub burst_max: u64,
     /// Time between events at most.
@@ -276,22 +300,35 @@ const DRIVE_ARENA_BYTES: usize = 8 << 20;
 
 /// The faults with a need, and whether it is there: drawn apart, by a stream of their own.
 fn faults_of(need: Need, seed: u64) -> Vec<Fault> {
-    let (stream, itself) = match need {
-        Need::Drives => (4, Fault::Drive),
-        Need::Rdma => (5, Fault::Rdma),
-        Need::Nothing => (8, Fault::Devices),
-        Need::RdmaAndMore => (0x10, Fault::Unplug),
+    let (stream, itself, share) = match need {
+        Need::Drives => (4, Some(Fault::Drive), 400),
+        Need::Rdma => (5, Some(Fault::Rdma), 400),
+        Need::Nothing => (8, Some(Fault::Devices), 400),
+        Need::RdmaAndMore => (0x10, Some(Fault::Unplug), 400),
+        Need::Changes => (9, None, 700),
     };
     let mut random = Random::new(seed, stream);
-    let there = random.permille(400);
+    let there = random.permille(share);
     let drawn = Fault::ALL.iter().copied();
     drawn
         .filter(|it| it.need() == Some(need))
-        .filter(|fault| there && (*fault == itself || random.permille(400)))
+        .filter(|fault| there && (Some(*fault) == itself || random.permille(400)))
         .collect()
 }
 
 impl Swarm {
+    /// The subsystem that a disk's namespace is in.
+    #[must_use]
+    pub fn subsystem_of_disk(&self, disk: usize) -> usize {
+        usize::from(self.subsystems > 1 && disk + 1 == self.disks.len())
+    }
+
+    /// The disks of a subsystem.
+    pub fn disks_of(&self, subsystem: usize) -> impl Iterator<Item = usize> {
+        let disks = 0..self.disks.len();
+        disks.filter(move |disk| self.subsystem_of_disk(*disk) == subsystem)
+    }
+
     /// What a seed turns on, within `limits`.
     #[must_use]
     pub fn of(seed: u64, limits: &Limits) -> Self {
@@ -304,6 +341,7 @@ impl Swarm {
             .chain(faults_of(Need::Drives, seed))
             .chain(faults_of(Need::Rdma, seed))
             .chain(faults_of(Need::Nothing, seed))
+            .chain(faults_of(Need::Changes, seed))
             .collect();
         let chosen = match chosen.has(Fault::Rdma) {
             true => faults_of(Need::RdmaAndMore, seed)
@@ -333,6 +371,7 @@ impl Swarm {
                 .iter_mut()
                 .for_each(|host| host.take_rdma(&mut random));
         }
+        let topology = Topology::of(seed, faults, disks.len(), &mut hosts);
         let small = random.pick(&[1_usize, 2]) * (1 << 20);
         let reactors = random.between(1, 3) as usize;
         let in_capsule_bytes = random.pick(&[0, 4096, 8192, 16 << 10]);
@@ -358,8 +397,45 @@ impl Swarm {
             network,
             rdma: rdma_temper(seed),
             hosts,
+            subsystems: topology.subsystems,
+            tcp_listeners: topology.tcp_listeners,
+            patience: topology.patience,
             burst_max: random.pick(&[1, 4, 16]),
             pace_max: Nanos::from_micros(random.pick(&[5, 50, 300])),
+        }
+    }
+}
+
+/// What hosts come by, and what they come for.
+struct Topology {
+    subsystems: usize,
+    tcp_listeners: usize,
+    patience: Nanos,
+}
+
+impl Topology {
+    /// Shares the hosts out.
+    fn of(seed: u64, faults: Faults, disks: usize, hosts: &mut [HostShape]) -> Self {
+        let mut random = Random::new(seed, 10);
+        let patience = Nanos::from_millis(random.pick(&[300, 2000, 10_000]));
+        let two_subsystems = faults.has(Fault::Subsystems) && disks > 1 && hosts.len() > 1;
+        let subsystems = 1 + usize::from(two_subsystems);
+        let tcp_listeners = 1 + usize::from(faults.has(Fault::Listeners));
+        let last = hosts.len() - 1;
+        for (number, host) in hosts.iter_mut().enumerate() {
+            let drawn = (random.below(2), random.below(2));
+            // Each subsystem has a host.
+            host.subsystem = match number {
+                0 => 0,
+                it if it == last => subsystems - 1,
+                _ => (drawn.0 as usize).min(subsystems - 1),
+            };
+            host.tcp_listener = (drawn.1 as usize).min(tcp_listeners - 1);
+        }
+        Self {
+            subsystems,
+            tcp_listeners,
+            patience,
         }
     }
 }
@@ -425,6 +501,16 @@ fn rdma_temper(seed: u64) -> RdmaTemper {
 }
 
 impl HostShape {
+    /// The listener that the host comes by.
+    #[must_use]
+    pub fn listener(&self) -> usize {
+        if self.rdma {
+            RDMA_LISTENER
+        } else {
+            self.tcp_listener
+        }
+    }
+
     /// Every other host comes by RDMA, which has no digests.
     fn take_rdma(&mut self, random: &mut Random) {
         (self.rdma, self.windows) = (random.coin(), random.coin());
@@ -444,6 +530,8 @@ fn host_shape(random: &mut Random) -> HostShape {
         keep_alive: Nanos::from_secs(random.pick(&[0, 2, 5, 15])),
         rdma: false,
         windows: false,
+        subsystem: 0,
+        tcp_listener: 0,
     }
 }
 

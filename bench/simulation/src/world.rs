@@ -1,6 +1,8 @@
 //! One seed's run: events, one after the other, on an appliance, its hosts and all that can go
 //! wrong; then healing, and a last look at everything.
 
+mod changes;
+
 use nvme_driver::DriveState;
 use reactors::Nanos;
 
@@ -46,6 +48,16 @@ pub struct World {
     hosts: Vec<Host>,
     appliance: Option<Appliance>,
     starts: u64,
+    /// What chance decides of changes and while they wait.
+    changes: Random,
+    /// A change is being carried out.
+    changing: bool,
+    /// How often it has waited.
+    waits: u64,
+    /// The appliance is to be killed as soon as the change lets go of it, with the power or not.
+    doom: Option<bool>,
+    /// When the control thread last looked after the devices.
+    looked_at: Nanos,
     /// The event that is happening.
     pub event: u64,
 }
@@ -65,6 +77,11 @@ impl World {
             scene: Scene::new(seed, swarm),
             appliance: None,
             starts: 0,
+            changes: Random::new(seed, 11),
+            changing: false,
+            waits: 0,
+            doom: None,
+            looked_at: Nanos::ZERO,
             event: 0,
         }
     }
@@ -167,31 +184,16 @@ impl World {
                 self.scene.disk_disturbed[disk] = until;
                 self.scene.disturb_memory(until);
             }
-            Fault::Namespaces | Fault::Devices if self.is_leaving(disk) => self.cut_device(disk),
-            // One that was pulled out cannot be opened.
-            Fault::Namespaces | Fault::Devices
-                if !self.scene.serving.namespaces[disk]
-                    && self.scene.disks[disk].needs_restart() =>
-            {
-                return Ok(());
-            }
-            Fault::Namespaces | Fault::Devices => {
-                self.scene.serving.namespaces[disk] ^= true;
-                self.reconfigure(Some(disk))?;
-                let is_gone = !self.scene.serving.namespaces[disk];
-                // Drives are taken at start.
-                if is_gone
-                    && fault == Fault::Devices
-                    && matches!(self.scene.disks[disk], Storage::Disk(_))
-                    && let Some(appliance) = &mut self.appliance
-                {
-                    appliance.remove_device(disk);
+            Fault::Namespaces
+            | Fault::Devices
+            | Fault::Revoke
+            | Fault::Subsystems
+            | Fault::Listeners
+            | Fault::Growth
+            | Fault::Refused => {
+                if !self.reconfigure(fault, disk, host)? {
+                    return Ok(());
                 }
-            }
-            Fault::Revoke => {
-                self.scene.serving.hosts[host] ^= true;
-                self.scene.permission_changed[host] = now;
-                self.reconfigure(None)?;
             }
             Fault::Removal | Fault::Crash | Fault::Power | Fault::Restart | Fault::Unplug
                 if !heavy =>
@@ -210,6 +212,11 @@ impl World {
                 }
                 self.scene.disk_fails[disk] = true;
             }
+            Fault::Crash | Fault::Power if self.changing => {
+                self.doom = Some(fault == Fault::Power);
+            }
+            // A request to end waits for the change.
+            Fault::Restart if self.changing => return Ok(()),
             Fault::Crash => self.kill(false)?,
             Fault::Power => self.kill(true)?,
             Fault::Restart => {
@@ -255,39 +262,6 @@ impl World {
         self.scene.network_disturbed = self.scene.network_disturbed.max(disturbed);
     }
 
-    fn is_leaving(&self, disk: usize) -> bool {
-        let appliance = self.appliance.as_ref();
-        appliance.is_some_and(|it| it.is_leaving(disk))
-    }
-
-    /// A device that goes is waited for no longer: what it has of hosts' commands fails.
-    fn cut_device(&mut self, disk: usize) {
-        if let Some(appliance) = &mut self.appliance {
-            appliance.cut_device(disk);
-        }
-        self.scene.disk_fails[disk] = true;
-    }
-
-    fn reconfigure(&mut self, disk: Option<usize>) -> Result<(), Violation> {
-        let now = self.scene.time.now();
-        if let Some(appliance) = &mut self.appliance {
-            let serving = &self.scene.serving;
-            let present = serving.namespaces.iter().enumerate().filter(|(_, on)| **on);
-            let mut devices = present.map(|(disk, _)| disk);
-            let done = devices
-                .try_for_each(|disk| appliance.add_device(disk))
-                .and_then(|()| appliance.reconfigure(serving));
-            done.map_err(|error| Violation::Rule(format!("reconfiguration: {error}")))?;
-        }
-        if let Some(disk) = disk {
-            self.scene.namespace_changed[disk] = now;
-            for host in &mut self.hosts {
-                host.expect_namespace_event(now + EVENT_MAX);
-            }
-        }
-        Ok(())
-    }
-
     /// Starts the appliance; disks that were pulled out are back.
     fn start(&mut self) -> Result<(), Violation> {
         for disk in &mut self.scene.disks {
@@ -297,8 +271,11 @@ impl World {
         self.scene.disk_failed |= self.scene.disk_fails.contains(&true);
         self.scene.disk_fails.fill(fails);
         self.scene.stopping = false;
+        self.scene.disk_gone.fill(false);
         self.starts += 1;
         let seed = self.seed.wrapping_add(self.starts << 32);
+        self.scene.renew_networks(seed);
+        self.find_sizes(seed)?;
         self.scene.renew_networks(seed);
         let started = Appliance::start(seed, &self.scene);
         let appliance = started.map_err(|error| Violation::Rule(format!("start: {error}")))?;
@@ -398,26 +375,13 @@ impl World {
     fn recover(&mut self) -> Result<(), Violation> {
         self.scene.note(format_args!("everything is healed"));
         self.scene.heal();
-        let by = self.scene.time.now() + STOP_MAX;
-        let none_leaves =
-            |world: &mut Self| !(0..world.scene.disks.len()).any(|disk| world.is_leaving(disk));
-        if !self.run_until(by, none_leaves)? {
-            return Err(Violation::Rule("a device does not leave".to_owned()));
-        }
-        self.scene.serving.namespaces.fill(true);
-        let hosts = self.scene.serving.hosts.iter_mut();
-        for (allowed, changed) in hosts.zip(&mut self.scene.permission_changed) {
-            if !std::mem::replace(allowed, true) {
-                *changed = self.scene.time.now();
-            }
-        }
         let rdma = self.scene.rdma.as_ref();
         let is_unplugged = rdma.is_some_and(RdmaNetwork::is_unplugged);
         if is_unplugged || self.scene.disks.iter().any(Storage::needs_restart) {
             self.kill(false)?;
-        } else {
-            self.reconfigure(None)?;
         }
+        self.await_devices()?;
+        self.configure_all()?;
         self.scene.namespace_changed.fill(self.scene.time.now());
         let healed = self.scene.time.now();
         let by = healed + RECOVERY_MAX;
@@ -449,6 +413,10 @@ impl World {
     fn read_everything(&mut self) -> Result<(), Violation> {
         for disk in 0..self.scene.disks.len() {
             let shape = self.scene.swarm.disks[disk];
+            let subsystem = self.scene.swarm.subsystem_of_disk(disk);
+            let mut hosts = self.scene.swarm.hosts.iter();
+            let reader = hosts.position(|host| host.subsystem == subsystem);
+            let reader = reader.unwrap_or_default();
             let step = LAST_READ_BLOCKS.min(shape.transfer_blocks_max);
             for lba in (0..shape.block_count).step_by(step as usize) {
                 let left = shape.block_count - lba;
@@ -457,7 +425,7 @@ impl World {
                 let by = self.scene.time.now() + RECOVERY_MAX;
                 let mut sent = false;
                 self.run_until(by, |world| {
-                    sent = sent || world.hosts[0].read(&mut world.scene.ground(), extent);
+                    sent = sent || world.hosts[reader].read(&mut world.scene.ground(), extent);
                     sent
                 })?;
             }
@@ -499,17 +467,22 @@ impl World {
             self.scene.probe_vanished();
             self.scene.tend_disks();
             self.scene.tend_rdma();
+            self.tend_control();
             for host in &mut self.hosts {
                 busy |= host.poll(&mut self.scene.ground())?;
             }
             idle_turns = if busy { 0 } else { idle_turns + 1 };
-            let waiting = self.scene.listener.is_waited_for()
-                || self.hosts.iter().any(Host::waits_for_target);
+            let waiting =
+                self.scene.is_connected_to() || self.hosts.iter().any(Host::waits_for_target);
             let events_wait = idle_turns < IDLE_TURNS_RDMA && self.scene.rdma_waits();
             if busy || (waiting && idle_turns < IDLE_TURNS) || events_wait {
                 continue;
             }
-            let deadlines = [appliance.next_deadline(), self.scene.next_due()];
+            let look = self.next_look();
+            let Some(appliance) = &mut self.appliance else {
+                return Ok(false);
+            };
+            let deadlines = [appliance.next_deadline(), self.scene.next_due(), look];
             let hosts = self.hosts.iter().map(Host::next_deadline);
             let next = deadlines.into_iter().chain(hosts).flatten().min();
             appliance.advance_to(next.unwrap_or(until).min(until));

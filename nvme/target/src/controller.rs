@@ -301,10 +301,15 @@ impl Controller {
             let is_closed = before.port(self.port).is_some() && view.port(self.port).is_none();
             return is_closed.then_some(Parting::Answered(CloseReason::Revoked));
         }
+        let stays = planted("subsystem-stays");
         let Some(subsystem) = self.subsystem(view) else {
+            if stays {
+                return None;
+            }
             return Some(Parting::AtOnce(CloseReason::Revoked));
         };
-        let allows = subsystem.allows(&self.shared.identity.host_nqn);
+        let stays = stays && subsystem.is_leaving();
+        let allows = stays || subsystem.allows(&self.shared.identity.host_nqn);
         if !(allows || planted("revocation-ignored")) || !subsystem.is_at(self.port) {
             return Some(Parting::Answered(CloseReason::Revoked));
         }
@@ -319,7 +324,9 @@ impl Controller {
         // At most NAMESPACE_ID_MAX.
         for nsid in 1..=highest as u32 {
             let old = before.and_then(|old| old.namespace_config(nsid));
-            if old != subsystem.namespace_config(nsid) {
+            let new = subsystem.namespace_config(nsid);
+            let unseen = planted("growth-unannounced") && old.is_some() && new.is_some();
+            if old != new && !unseen {
                 self.changed_namespaces.insert(nsid);
                 changed = true;
             }

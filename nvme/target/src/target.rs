@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use block::Device;
+use reactors::sim::planted;
 
 use crate::config::{
     CONTROLLERS_MAX, DEVICES_MAX, DeviceIndex, NamespaceConfig, PortConfig, SUBSYSTEMS_MAX,
@@ -156,6 +157,10 @@ impl Target {
     /// [`TargetError`]; nothing changes then.
     pub fn add_subsystem(&self, config: SubsystemConfig) -> Result<(), TargetError> {
         self.publish(|registry, published| {
+            let mut config = config;
+            if planted("hosts-forgotten") {
+                config.hosts.clear();
+            }
             config.check(|it| has_device(published, it), &published.ports)?;
             if published.find(&config.nqn).is_some() {
                 return Err(TargetError::DuplicateSubsystem { nqn: config.nqn });
@@ -426,7 +431,12 @@ impl Target {
     }
 
     fn call_all(&self) {
-        for reactor in 0..self.reactors() {
+        let told = if planted("one-reactor-told") {
+            1
+        } else {
+            self.reactors()
+        };
+        for reactor in 0..told {
             self.call(reactor);
         }
     }

@@ -117,6 +117,11 @@ impl SubsystemView {
         self
     }
 
+    /// Whether its hosts are on their way out.
+    pub(crate) fn is_leaving(&self) -> bool {
+        self.leaving
+    }
+
     /// The same with its hosts on their way out.
     pub(crate) fn retired(&self) -> Self {
         Self {

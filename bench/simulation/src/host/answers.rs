@@ -11,6 +11,7 @@ use super::connection::{Connection, Outstanding};
 use super::{Command, Ground, Host, Io, IoKind, Phase, READY_POLL};
 use crate::history::WriteEnd;
 use crate::judge::{Extent, Violation};
+use crate::scene::CHANGING;
 
 /// Bytes of a log page that are read to clear an event.
 const LOG_BYTES: usize = 4096;
@@ -34,7 +35,7 @@ impl Host {
             Command::Connect => return self.connected(ground, qid, outstanding.issued_at, cqe),
             Command::Invalid(disk, expected) => {
                 let changed = ground.namespace_changed[*disk] >= outstanding.issued_at;
-                let absent = changed && is_absence(status);
+                let absent = (changed || ground.disk_gone[*disk]) && is_absence(status);
                 return if status.is(*expected) || absent || self.is_excused(ground, qid) {
                     Ok(())
                 } else {
@@ -130,16 +131,30 @@ impl Host {
     }
 
     /// A namespace came or went: hosts in service must hear of it.
-    pub fn expect_namespace_event(&mut self, by: Nanos) {
+    pub fn expect_namespace_event(&mut self, subsystem: usize, by: Nanos) {
         let waits = self.admin.as_ref().is_some_and(|admin| {
             admin.queue.disturbed_until == Nanos::ZERO
                 && admin
                     .outstanding()
                     .any(|(_, it)| matches!(it.command, Command::EventRequest))
         });
-        if self.is_serving() && waits && !self.event_unread {
+        if self.shape.subsystem == subsystem && self.is_serving() && waits && !self.event_unread {
             self.event_due.get_or_insert(by);
         }
+    }
+
+    /// A change is over: what it has to tell comes by then, or nothing was changed.
+    pub fn changed_by(&mut self, by: Option<Nanos>) {
+        if self.event_due == Some(CHANGING) {
+            self.event_due = by;
+        }
+    }
+
+    /// Whether it has sent something that is beyond the end of a disk.
+    #[must_use]
+    pub fn tries_beyond(&self, disk: usize) -> bool {
+        let mut outstanding = self.io.iter().flat_map(Connection::outstanding);
+        outstanding.any(|(_, it)| matches!(it.command, Command::Invalid(its, _) if its == disk))
     }
 
     /// Whether I/O commands of a queue wait for their answers.
@@ -211,6 +226,7 @@ impl Host {
         let damaged = io.damaged && status.is(Status::TRANSIENT_TRANSPORT_ERROR);
         let absent = io.extents.iter().any(|extent| {
             !ground.serving.namespaces[extent.disk]
+                || ground.disk_gone[extent.disk]
                 || ground.namespace_changed[extent.disk] >= issued_at
         });
         (damaged || (is_absence(status) && absent)).then_some(WriteEnd::Refused)
@@ -309,7 +325,8 @@ fn succeeded(
         (IoKind::Flush, _) => {
             for Extent { disk, .. } in &io.extents {
                 // A Flush of all namespaces is one of those that are there.
-                if ground.serving.namespaces[*disk] && ground.namespace_changed[*disk] < issued_at {
+                let is_there = ground.serving.namespaces[*disk] && !ground.disk_gone[*disk];
+                if is_there && ground.namespace_changed[*disk] < issued_at {
                     judge.flushed(*disk, io.began);
                 }
             }

@@ -100,7 +100,7 @@ impl Host {
     /// Whether the target has a reason to end a connection.
     pub(super) fn is_excused(&mut self, ground: &Ground<'_>, qid: u16) -> bool {
         let allowed = ground.permission_changed[self.number] < self.opened_at.max(Nanos(1))
-            && ground.serving.hosts[self.number];
+            && self.is_reached(ground);
         let silent = self.silent_until.is_some();
         let unplugged = self.shape.rdma && ground.rdma.is_some_and(RdmaNetwork::is_unplugged);
         let admin_excused = self.admin.as_ref().is_none_or(|it| it.excused);
@@ -134,7 +134,7 @@ impl Host {
         cqe: &Cqe,
     ) -> Result<(), Violation> {
         let status = cqe.status();
-        let forbidden = !ground.serving.hosts[self.number];
+        let forbidden = !self.is_reached(ground);
         if status.is_success() && forbidden && ground.permission_changed[self.number] < issued_at {
             return Err(self.violation(ground, "a host without permission may connect"));
         }
@@ -293,6 +293,11 @@ impl Host {
         changed > Nanos::ZERO && changed >= self.opened_at
     }
 
+    /// Whether it is configured that the host can be in service.
+    pub(super) fn is_reached(&self, ground: &Ground<'_>) -> bool {
+        ground.serving.reaches(ground.swarm, self.number)
+    }
+
     /// Whether the target still serves it although its permission is gone for long.
     fn is_wrongly_served(&self, ground: &Ground<'_>) -> bool {
         let Some(admin) = self.admin.as_ref().filter(|admin| admin.queue.live) else {
@@ -301,7 +306,7 @@ impl Host {
         // Its commands are answered first, whatever they wait for.
         let since = ground.permission_changed[self.number].max(self.calm_since(ground));
         let since = since.max(admin.queue.disturbed_until);
-        !ground.serving.hosts[self.number] && !ground.stopping && since + LATENCY_MAX < ground.now
+        !self.is_reached(ground) && !ground.stopping && since + LATENCY_MAX < ground.now
     }
 
     /// Everything that has to have happened by now.

@@ -42,7 +42,7 @@ impl Host {
     }
 
     fn send_one(&mut self, ground: &mut Ground<'_>, index: usize) {
-        let disk = self.random.below(ground.swarm.disks.len() as u64) as usize;
+        let disk = self.choose_disk(ground);
         let shape = ground.swarm.disks[disk];
         let kind = self.random.pick(&[
             IoKind::Read,
@@ -71,6 +71,12 @@ impl Host {
             }
             _ => false,
         }
+    }
+
+    /// One of its subsystem's disks.
+    fn choose_disk(&mut self, ground: &Ground<'_>) -> usize {
+        let disks: Vec<usize> = ground.swarm.disks_of(self.shape.subsystem).collect();
+        self.random.pick(&disks)
     }
 
     fn choose_extent(&mut self, ground: &Ground<'_>, disk: usize, shape: DiskShape) -> Extent {
@@ -202,11 +208,8 @@ impl Host {
 
     fn flush(&mut self, ground: &mut Ground<'_>, disk: usize) -> (Io, Sqe, Transfer) {
         let all = self.random.permille(200);
-        let disks = if all {
-            0..ground.swarm.disks.len()
-        } else {
-            disk..disk + 1
-        };
+        let disks = ground.swarm.disks_of(self.shape.subsystem);
+        let disks = disks.filter(|it| all || *it == disk);
         let extents = disks.map(|disk| Extent {
             disk,
             lba: 0,
@@ -381,7 +384,7 @@ impl Host {
 
     /// Names memory by a key that opens none.
     fn send_bad_key(&mut self, ground: &Ground<'_>) -> Option<()> {
-        let disk = self.random.below(ground.swarm.disks.len() as u64) as usize;
+        let disk = self.choose_disk(ground);
         let size = ground.swarm.disks[disk].block_size as usize;
         let index = self.io.iter().position(|it| it.room() > 0 && !it.closing)?;
         let connection = &mut self.io[index];
@@ -432,8 +435,8 @@ impl Host {
     }
 
     fn send_invalid(&mut self, ground: &Ground<'_>) -> Option<()> {
-        let disk = self.random.below(ground.swarm.disks.len() as u64) as usize;
-        if !ground.serving.namespaces[disk] {
+        let disk = self.choose_disk(ground);
+        if !ground.serving.namespaces[disk] || ground.disk_gone[disk] {
             return None;
         }
         let (nsid, shape) = (disk as u32 + 1, ground.swarm.disks[disk]);

@@ -18,15 +18,25 @@ fn pair(temper: NetworkTemper) -> Pair {
     let time = SharedTime::default();
     let listener = Listener::new(time.clone());
     let mut network = SimNetwork::new();
-    network.add_listener(0, &listener).expect("it never fails");
+    let socket = listener.bind().expect("nobody listens");
+    network.add_listener(0, &socket).expect("it never fails");
     assert_eq!(network.look(), 0);
     let wire = listener.connect(temper, Random::new(1, 1));
     assert_eq!(network.look(), 1);
     assert_eq!(network.ready(0).source, Source::Listener(0));
-    let accepted = SimNetwork::accept(&listener).expect("a connection waits");
+    let accepted = SimNetwork::accept(&socket).expect("a connection waits");
     let stream = SimNetwork::adopt(accepted).expect("it is whole");
     network.add_stream(3, &stream).expect("it never fails");
     assert_eq!(network.look(), 0);
+    assert!(listener.bind().is_err());
+    // Who is dropped is forgotten, and nobody can connect.
+    let waiting = listener.connect(temper, Random::new(1, 2));
+    drop(socket);
+    assert_eq!(network.look(), 0);
+    let refused = listener.connect(temper, Random::new(1, 3));
+    for wire in [waiting, refused] {
+        assert_eq!(wire.receive(&mut Vec::new()), HostEnd::Reset);
+    }
     Pair {
         time,
         network,

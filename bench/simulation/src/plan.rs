@@ -1,0 +1,229 @@
+//! What is configured, and the text that says so: it goes through the production parser, as a file
+//! does.
+
+use std::fmt::Write as _;
+use std::net::{Ipv4Addr, SocketAddr};
+
+use appliance_config::Config;
+
+use crate::fabric::TARGET_ADDRESS;
+use crate::swarm::{Fault, Swarm};
+
+/// The subsystems that can be exported.
+pub const SUBSYSTEMS: [&str; 2] = [
+    "nqn.2026-11.org.windlass:simulated",
+    "nqn.2026-11.org.windlass:another",
+];
+/// The listeners' names, by number.
+pub const LISTENERS: [&str; 3] = ["tcp0", "tcp1", "rdma0"];
+/// The number of the listener over RDMA.
+pub const RDMA_LISTENER: usize = 2;
+/// Entries of an I/O queue at most.
+pub const QUEUE_DEPTH_MAX: u16 = 64;
+/// I/O queues of a controller at most.
+pub const IO_QUEUES_MAX: u16 = 4;
+
+/// The name of host `number`.
+#[must_use]
+pub fn host_name(number: usize) -> String {
+    format!("nqn.2026-11.org.windlass:host{number}")
+}
+
+/// The name of a disk's device.
+#[must_use]
+pub fn device_name(disk: usize) -> String {
+    format!("disk{disk}")
+}
+
+/// The file that a disk is known by.
+#[must_use]
+pub fn disk_path(disk: usize) -> String {
+    format!("/simulated/disk{disk}")
+}
+
+/// Where a listener over TCP listens.
+#[must_use]
+pub fn tcp_address(listener: usize) -> SocketAddr {
+    SocketAddr::from((Ipv4Addr::LOCALHOST, 4420 + listener as u16))
+}
+
+/// What of the configuration changes during a run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Serving {
+    /// By disk: whether its namespace is there.
+    pub namespaces: Vec<bool>,
+    /// By disk: whether its device is there; one with a namespace always is.
+    pub devices: Vec<bool>,
+    /// By disk: its blocks.
+    pub sizes: Vec<u64>,
+    /// By host: whether it may connect.
+    pub hosts: Vec<bool>,
+    /// By subsystem: whether it is exported.
+    pub subsystems: Vec<bool>,
+    /// By listener: whether it is there.
+    pub listeners: Vec<bool>,
+}
+
+impl Serving {
+    /// Everything that a swarm has.
+    #[must_use]
+    pub fn all(swarm: &Swarm) -> Self {
+        let disks = swarm.disks.len();
+        let mut listeners = vec![false; LISTENERS.len()];
+        listeners[..swarm.tcp_listeners].fill(true);
+        listeners[RDMA_LISTENER] = swarm.faults.has(Fault::Rdma);
+        Self {
+            namespaces: vec![true; disks],
+            devices: vec![true; disks],
+            sizes: swarm.disks.iter().map(|disk| disk.block_count).collect(),
+            hosts: vec![true; swarm.hosts.len()],
+            subsystems: vec![true; swarm.subsystems],
+            listeners,
+        }
+    }
+
+    /// Whether a host can be in service.
+    #[must_use]
+    pub fn reaches(&self, swarm: &Swarm, host: usize) -> bool {
+        let shape = &swarm.hosts[host];
+        let listener = self.listeners[shape.listener()];
+        self.hosts[host] && self.subsystems[shape.subsystem] && listener
+    }
+
+    /// Whether a disk's namespace can be reached by somebody.
+    #[must_use]
+    pub fn has_namespace(&self, swarm: &Swarm, disk: usize) -> bool {
+        self.namespaces[disk] && self.subsystems[swarm.subsystem_of_disk(disk)]
+    }
+
+    /// The text that says so.
+    #[must_use]
+    pub fn text(&self, swarm: &Swarm) -> String {
+        let mut text = format!(
+            "[appliance]\nname = \"simulated\"\nmemory = \"{}B\"\nshutdown_deadline = \"{}ms\"\n\
+             [control]\nhttp = \"off\"\n",
+            // What is really taken is the swarm's choice, and often less than can be configured.
+            64 << 20,
+            swarm.patience.as_millis(),
+        );
+        // Writing to a String cannot fail.
+        for disk in (0..self.devices.len()).filter(|disk| self.has_device(*disk)) {
+            let _ = write!(text, "[[device]]\nname = \"{}\"\n", device_name(disk));
+            let shape = &swarm.disks[disk];
+            let _ = if swarm.faults.has(Fault::Drive) {
+                writeln!(
+                    text,
+                    "type = \"nvme\"\npci = \"0000:{:02x}:00.0\"",
+                    disk + 1
+                )
+            } else {
+                writeln!(
+                    text,
+                    "type = \"file\"\npath = \"{}\"\nsize = \"{}B\"\nblock_size = \"{}B\"",
+                    disk_path(disk),
+                    self.sizes[disk] * u64::from(shape.block_size),
+                    shape.block_size
+                )
+            };
+        }
+        for (number, name) in LISTENERS
+            .iter()
+            .enumerate()
+            .filter(|it| self.listeners[it.0])
+        {
+            let (transport, address) = match number {
+                RDMA_LISTENER => ("rdma", TARGET_ADDRESS),
+                _ => ("tcp", tcp_address(number)),
+            };
+            let _ = writeln!(
+                text,
+                "[[listener]]\nname = \"{name}\"\ntransport = \"{transport}\"\n\
+                 address = \"{address}\"\nqueue_depth = {QUEUE_DEPTH_MAX}\n\
+                 in_capsule_data = \"{}B\"",
+                swarm.in_capsule_bytes
+            );
+        }
+        for subsystem in (0..self.subsystems.len()).filter(|it| self.subsystems[*it]) {
+            self.tell_export(swarm, subsystem, &mut text);
+        }
+        if !self.subsystems.contains(&true) {
+            // There is one export at least.
+            let _ = write!(
+                text,
+                "[[device]]\nname = \"rest\"\ntype = \"null\"\nsize = \"1MiB\"\n\
+                 [[export]]\nnqn = \"nqn.2026-11.org.windlass:rest\"\ndevices = [\"rest\"]\n\
+                 listeners = [{}]\nallow_any_host = true\n",
+                self.listener_names()
+            );
+        }
+        text
+    }
+
+    fn has_device(&self, disk: usize) -> bool {
+        self.devices[disk] || self.namespaces[disk]
+    }
+
+    fn listener_names(&self) -> String {
+        let listeners = LISTENERS
+            .iter()
+            .enumerate()
+            .filter(|it| self.listeners[it.0]);
+        let names: Vec<String> = listeners.map(|(_, name)| format!("\"{name}\"")).collect();
+        names.join(", ")
+    }
+
+    fn tell_export(&self, swarm: &Swarm, subsystem: usize, text: &mut String) {
+        let disks = 0..self.namespaces.len();
+        let disks = disks.filter(|disk| swarm.subsystem_of_disk(*disk) == subsystem);
+        let mut namespaces: Vec<String> = disks
+            .filter(|disk| self.namespaces[*disk])
+            .map(|disk| {
+                let name = device_name(disk);
+                format!("{{ nsid = {}, device = \"{name}\" }}", disk + 1)
+            })
+            .collect();
+        if namespaces.is_empty() {
+            // An export has one at least.
+            let spare = format!("spare{subsystem}");
+            let _ = write!(
+                text,
+                "[[device]]\nname = \"{spare}\"\ntype = \"null\"\nsize = \"1MiB\"\n"
+            );
+            namespaces.push(format!("{{ nsid = 9, device = \"{spare}\" }}"));
+        }
+        let hosts = (0..self.hosts.len()).filter(|host| self.hosts[*host]);
+        let mut hosts: Vec<String> = hosts.map(|it| format!("\"{}\"", host_name(it))).collect();
+        if hosts.is_empty() {
+            hosts.push("\"nqn.2026-11.org.windlass:nobody\"".to_owned());
+        }
+        let _ = write!(
+            text,
+            "[[export]]\nnqn = \"{}\"\ndevices = [{}]\nlisteners = [{}]\nhosts = [{}]\n\
+             max_io_queues = {IO_QUEUES_MAX}\n",
+            SUBSYSTEMS[subsystem],
+            namespaces.join(", "),
+            self.listener_names(),
+            hosts.join(", "),
+        );
+    }
+
+    /// The same as the production parser reads it.
+    ///
+    /// # Errors
+    /// Its problems, in words.
+    pub fn config(&self, swarm: &Swarm) -> Result<Config, String> {
+        read(&self.text(swarm))
+    }
+}
+
+/// A configuration as the production parser reads it.
+///
+/// # Errors
+/// Its problems, in words.
+pub fn read(text: &str) -> Result<Config, String> {
+    Config::parse("simulated", text).map_err(|problems| {
+        problems
+            .display(appliance_config::Colour::Never)
+            .to_string()
+    })
+}
