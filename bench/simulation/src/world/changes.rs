@@ -420,6 +420,10 @@ impl World {
                 if rdma && trouble.contains("restart") {
                     return Ok(Done::TakesRestart);
                 }
+                // What was pulled out meanwhile is not to be had.
+                if self.scene.disks.iter().any(Storage::needs_restart) {
+                    return Ok(Done::Settled);
+                }
                 // Nobody listens on a device that is not there.
                 let network = self.scene.rdma.as_ref();
                 if rdma && network.is_some_and(RdmaNetwork::is_unplugged) {
