@@ -28,14 +28,14 @@ use rustix::net::{AddressFamily, SocketType};
 pub use copies::measure_copies;
 
 use crate::cpu_limit::{CpuLimit, CpuLimitError};
+use crate::load::options::SIZE_MAX_BYTES;
 use crate::pinning::{PinError, pin_to_core};
 use crate::report::Latency;
+use crate::units::format_size;
 
 /// Bytes of a command capsule on the wire: an 8-byte common header and a 64-byte submission queue
 /// entry (TCP 1.1 §3.6.2.5).
-pub const REQUEST_BYTES: usize = 72;
-/// Bytes of a 4 KiB answer on the wire: a 24-byte C2HData header and the data.
-pub const RESPONSE_BYTES: usize = HEADER_BYTES + DATA_BYTES;
+const REQUEST_BYTES: usize = 72;
 /// Bytes of every other header: C2HData, H2CData, R2T, and the response capsule.
 const HEADER_BYTES: usize = 24;
 /// Bytes of a small request's data, and the unit of [`AnswerMemory`].
@@ -47,6 +47,11 @@ const IN_CAPSULE_BYTES: usize = 16 << 10;
 pub const CONGESTION_CONTROL: &str = "reno";
 /// Requests in flight on one connection at most.
 const WINDOW_MAX: usize = 128;
+/// Data of a request at most, bytes: what one request of a load carries at most.
+const DATA_MAX_BYTES: usize = SIZE_MAX_BYTES as usize;
+/// Bytes of a buffer that is to stay in the cache at most: 128 requests of 4 KiB, or 8 of 128 KiB, with
+/// their headers.
+const HOT_MAX_BYTES: usize = (1 << 20) + (4 << 10);
 
 /// Memory that data is sent from, taken as a target takes a RAM device: in huge pages where there
 /// are any. Cheap to clone.
@@ -61,7 +66,7 @@ impl AnswerMemory {
     pub fn take(bytes: u64) -> Result<Self, CeilingError> {
         let len = usize::try_from(bytes).unwrap_or(usize::MAX);
         if len < DATA_BYTES {
-            return Err(CeilingError::MemoryTooSmall(bytes));
+            return Err(CeilingError::too_small(bytes, DATA_BYTES));
         }
         Ok(Self(Store::new(len, PagePolicy::Auto)?))
     }
@@ -94,7 +99,8 @@ pub enum Answers {
 pub struct Exchange {
     /// Whether the data goes to the target.
     pub write: bool,
-    /// Bytes of data: up to 16 KiB go to the target within the command capsule, more after an R2T.
+    /// Bytes of data, 1 to 1 MiB: up to 16 KiB go to the target within the command capsule, more after
+    /// an R2T.
     pub data_bytes: usize,
 }
 
@@ -104,6 +110,12 @@ impl Exchange {
         write: false,
         data_bytes: DATA_BYTES,
     };
+
+    /// Bytes that a request comes to on the wire: those to the target, and those from it.
+    #[must_use]
+    pub fn wire_bytes(self) -> (usize, usize) {
+        ends::Cycle::of(self, 1).bytes()
+    }
 }
 
 /// What to drive, and where.
@@ -178,9 +190,23 @@ pub enum CeilingError {
     /// A window of 0, or of more than a sender prepares for.
     #[error("a window of {0} cannot be driven: choose 1 to {WINDOW_MAX}")]
     Window(usize),
+    /// No data, or more than a request carries.
+    #[error(
+        "requests of {} cannot be driven: choose 1 byte to {}",
+        format_size(*.0 as u64), format_size(DATA_MAX_BYTES as u64)
+    )]
+    Data(usize),
     /// Too little memory to take blocks from.
-    #[error("a memory of {0} bytes has not enough blocks to move")]
-    MemoryTooSmall(u64),
+    #[error(
+        "a memory of {bytes} bytes has not enough blocks to move: give it {} at least",
+        format_size(*least)
+    )]
+    MemoryTooSmall {
+        /// What there is.
+        bytes: u64,
+        /// What is needed, bytes.
+        least: u64,
+    },
     /// The memory could not be had.
     #[error("cannot take the memory that answers are sent from: {0}")]
     Memory(#[from] RegionError),
@@ -192,6 +218,13 @@ pub enum CeilingError {
     ServerPanicked,
 }
 
+impl CeilingError {
+    fn too_small(bytes: u64, least: usize) -> Self {
+        let least = least as u64;
+        Self::MemoryTooSmall { bytes, least }
+    }
+}
+
 /// Drives bare socket pairs with NVMe/TCP's byte pattern.
 ///
 /// # Errors
@@ -199,6 +232,9 @@ pub enum CeilingError {
 pub fn measure_tcp(options: &CeilingOptions) -> Result<CeilingMeasurement, CeilingError> {
     if options.window == 0 || options.window > WINDOW_MAX {
         return Err(CeilingError::Window(options.window));
+    }
+    if !(1..=DATA_MAX_BYTES).contains(&options.exchange.data_bytes) {
+        return Err(CeilingError::Data(options.exchange.data_bytes));
     }
     let pairs = (0..options.connections.max(1)).map(|_| socket_pair());
     let (clients, servers): (Vec<_>, Vec<_>) =

@@ -2,24 +2,19 @@
 
 use std::error::Error;
 use std::fmt::Display;
-use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use bench::ceiling::{
-    AnswerMemory, Answers, CONGESTION_CONTROL, CeilingError, CeilingOptions, Exchange,
-    REQUEST_BYTES, RESPONSE_BYTES, measure_tcp,
-};
 use bench::compare::suite::{self, SuiteOptions, compare_all};
 use bench::compare::{CompareOptions, compare_tcp, windlass_beside_this_binary};
 use bench::cpu_limit;
-use bench::report::{AnswerSource, CeilingReport, CeilingRow, Machine, MemoryReport, save_json};
+use bench::report::save_json;
 use bench::units::parse_size;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::Serialize;
 
-mod ceiling_rdma;
+mod ceiling;
 mod cost;
 mod diff;
 mod drive;
@@ -31,8 +26,6 @@ mod storm;
 mod sweep;
 mod target;
 mod transfers;
-
-use ceiling_rdma::BareVerbs;
 
 type Failure = Box<dyn Error>;
 
@@ -54,8 +47,8 @@ pub(crate) enum Command {
     Sweep(Box<sweep::SweepArgs>),
     /// Requests a second over the target's reactors, or over connections
     Scale(scale::ScaleArgs),
-    /// What a bare socket pair does with the same bytes in the same pattern
-    Ceiling(CeilingArgs),
+    /// What a bare socket pair, or bare verbs, do with the same bytes in the same pattern
+    Ceiling(ceiling::CeilingArgs),
     /// Our target beside the ceilings, in one run on the same two cores
     Compare(CompareArgs),
     /// List the subsystems that a target offers
@@ -73,49 +66,6 @@ pub(crate) enum Command {
     Drive(drive::DriveArgs),
     /// What differs between two reports
     Diff(diff::DiffArgs),
-}
-
-/// What a measurement of ceilings knows.
-#[derive(Debug, Clone, Copy, ValueEnum)]
-enum TransportArg {
-    Tcp,
-    /// By bare verbs, between two threads of this machine
-    Rdma,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct CeilingArgs {
-    /// The transport whose byte pattern is driven
-    #[arg(value_enum)]
-    transport: TransportArg,
-    /// Counted seconds for each window
-    #[arg(long, default_value = "3", value_name = "SECONDS", value_parser = parse_seconds)]
-    time: Duration,
-    /// Memory whose random blocks are sent; 0 for no more than one hot buffer, which is measured
-    /// always
-    #[arg(long, default_value = "64MiB", value_name = "SIZE", value_parser = parse_region)]
-    memory: u64,
-    /// Core of the answering thread
-    #[arg(long, default_value_t = 0)]
-    target_core: usize,
-    /// Core of the asking thread
-    #[arg(long, default_value_t = 1)]
-    host_core: usize,
-    /// Over RDMA, an address of an RDMA device of this machine
-    #[arg(long, value_name = "IP", required_if_eq("transport", "rdma"))]
-    address: Option<IpAddr>,
-    /// Over RDMA, write instead of read
-    #[arg(long)]
-    write: bool,
-    /// Over RDMA, bytes of data of a request, 128 KiB at most
-    #[arg(long, default_value = "4KiB", value_name = "SIZE", value_parser = parse_region)]
-    size: u64,
-    /// Over RDMA, requests in flight
-    #[arg(long, default_value_t = 32, value_name = "N")]
-    depth: usize,
-    /// Also write the report as JSON
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
 }
 
 /// What can be compared.
@@ -172,7 +122,7 @@ pub(crate) struct CompareArgs {
 pub(crate) fn execute(command: Command) -> Result<ExitCode, Failure> {
     match command {
         Command::Run(args) => run::execute(&args),
-        Command::Ceiling(args) => execute_ceiling(&args),
+        Command::Ceiling(args) => ceiling::execute(&args),
         Command::Compare(args) => execute_compare(&args),
         Command::Discover(args) => target::execute_discover(&args),
         Command::Cost(args) => cost::execute(&args),
@@ -205,82 +155,6 @@ fn parse_seconds_or_none(text: &str) -> Result<Duration, String> {
         .parse()
         .map_err(|_| malformed())?;
     Duration::try_from_secs_f64(seconds).map_err(|_| malformed())
-}
-
-fn execute_ceiling(args: &CeilingArgs) -> Result<ExitCode, Failure> {
-    match (args.transport, args.address) {
-        (TransportArg::Tcp, _) => ceiling_of_tcp(args),
-        (TransportArg::Rdma, Some(address)) => ceiling_rdma::execute(&BareVerbs {
-            address,
-            write: args.write,
-            bytes: usize::try_from(args.size).unwrap_or(usize::MAX),
-            depth: args.depth,
-            time: args.time,
-            json: args.json.clone(),
-        }),
-        (TransportArg::Rdma, None) => Err("name the RDMA device by --address".into()),
-    }
-}
-
-fn ceiling_of_tcp(args: &CeilingArgs) -> Result<ExitCode, Failure> {
-    let memory = match args.memory {
-        0 => None,
-        bytes => Some(AnswerMemory::take(bytes)?),
-    };
-    let sources = memory.clone().map(Answers::Memory).into_iter();
-    let sources: Vec<Answers> = sources.chain([Answers::HotBuffer]).collect();
-    let mut rows = Vec::new();
-    for window in [128, 1] {
-        for answers in &sources {
-            rows.push(ceiling_row(args, answers.clone(), window)?);
-        }
-    }
-    let report = CeilingReport {
-        machine: Machine::here(),
-        transport: "tcp".to_owned(),
-        request_bytes: REQUEST_BYTES,
-        response_bytes: RESPONSE_BYTES,
-        memory: memory.as_ref().map(MemoryReport::new),
-        congestion_control: CONGESTION_CONTROL.to_owned(),
-        rows,
-    };
-    print!("{report}");
-    if let Some(path) = &args.json {
-        save_json(&report, path)?;
-    }
-    Ok(ExitCode::SUCCESS)
-}
-
-fn ceiling_row(
-    args: &CeilingArgs,
-    answers: Answers,
-    window: usize,
-) -> Result<CeilingRow, CeilingError> {
-    let source = match &answers {
-        Answers::Memory(_) => AnswerSource::Memory,
-        Answers::HotBuffer => AnswerSource::OneHotBuffer,
-    };
-    let measured = measure_tcp(&CeilingOptions {
-        exchange: Exchange::READ_4K,
-        answers,
-        connections: 1,
-        window,
-        server_core: Some(args.target_core),
-        client_core: Some(args.host_core),
-        answering_percent: None,
-        warm_up: Duration::from_millis(300),
-        duration: args.time,
-    })?;
-    let rate = measured.requests_per_second();
-    let mib_per_second = rate * 4096.0 / f64::from(1 << 20);
-    let latency = measured.latency;
-    Ok(CeilingRow {
-        answers: source,
-        window,
-        requests_per_second: rate,
-        mib_per_second,
-        latency,
-    })
 }
 
 fn execute_compare(args: &CompareArgs) -> Result<ExitCode, Failure> {

@@ -123,7 +123,7 @@ impl fmt::Display for Machine {
     }
 }
 
-/// Where the data of a bare pair's answers comes from.
+/// Where the data of a bare pair's requests comes from, or goes to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AnswerSource {
@@ -144,7 +144,7 @@ impl AnswerSource {
     }
 }
 
-/// The memory whose random blocks a bare pair sends.
+/// The memory whose random blocks a bare pair sends, or receives into.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryReport {
     /// Its size.
@@ -174,7 +174,7 @@ impl fmt::Display for MemoryReport {
 /// One row of a ceiling: a window and what it came to.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CeilingRow {
-    /// Where the data of the answers came from.
+    /// Where the data came from, or went to.
     pub answers: AnswerSource,
     /// Requests in flight.
     pub window: usize,
@@ -193,9 +193,13 @@ pub struct CeilingReport {
     pub machine: Machine,
     /// `tcp`.
     pub transport: String,
-    /// Bytes of a request on the wire.
+    /// Whether the data went to the answering side.
+    pub write: bool,
+    /// Bytes of data of a request.
+    pub data_bytes: usize,
+    /// Bytes to the answering side for each request, on the wire.
     pub request_bytes: usize,
-    /// Bytes of an answer on the wire.
+    /// Bytes from the answering side for each request, on the wire.
     pub response_bytes: usize,
     /// The memory behind the rows from memory; `None` where there are none.
     pub memory: Option<MemoryReport>,
@@ -205,23 +209,18 @@ pub struct CeilingReport {
     pub rows: Vec<CeilingRow>,
 }
 
-impl fmt::Display for CeilingReport {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(
-            f,
-            "Ceiling of {}: a bare socket pair, {} bytes in, {} bytes out",
-            self.transport, self.request_bytes, self.response_bytes
-        )?;
-        writeln!(f, "  on {}\n", self.machine)?;
-        let mut table = Table::new(&[
-            "answers from",
-            "window",
-            "requests/s",
-            "MiB/s",
-            "p50",
-            "p99",
-            "p99.9",
-        ]);
+impl CeilingReport {
+    fn table(&self) -> Table {
+        let place = if self.write {
+            "data goes to"
+        } else {
+            "answers from"
+        };
+        let mut heading = vec![place, "in flight", "requests/s", "MiB/s"];
+        if self.rows.iter().any(|row| row.latency.is_some()) {
+            heading.extend(["p50", "p99", "p99.9"]);
+        }
+        let mut table = Table::new(&heading);
         for row in &self.rows {
             let mut cells = vec![
                 row.answers.label().to_owned(),
@@ -234,17 +233,44 @@ impl fmt::Display for CeilingReport {
             }
             table.row(cells);
         }
-        writeln!(f, "{table}")?;
-        if let Some(memory) = &self.memory {
-            writeln!(
+        table
+    }
+}
+
+impl fmt::Display for CeilingReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let size = format_size(self.data_bytes as u64);
+        writeln!(
+            f,
+            "Ceiling of {}: a bare socket pair, {} of {size}\n  each {} bytes in and {} bytes out",
+            self.transport,
+            if self.write { "writes" } else { "reads" },
+            format_count(self.request_bytes as u64),
+            format_count(self.response_bytes as u64)
+        )?;
+        writeln!(f, "  on {}\n", self.machine)?;
+        writeln!(f, "{}", self.table())?;
+        match &self.memory {
+            Some(memory) if self.write => writeln!(
                 f,
-                "  memory: each answer is a header and a random 4 KiB block of {memory},\n    \
-                 which is what a target must send that reads its data"
-            )?;
+                "  memory: the data of each request goes to a random {size} block of\n    \
+                 {memory}, as in a target that keeps it"
+            )?,
+            Some(memory) => writeln!(
+                f,
+                "  memory: each answer is a header and a random {size} block of\n    \
+                 {memory}, as in a target that reads its data"
+            )?,
+            None => {}
         }
         writeln!(
             f,
-            "  one hot buffer: the answers are one buffer, sent from the cache again and again"
+            "  one hot buffer: {}",
+            if self.write {
+                "all data goes to one buffer, which stays in the cache"
+            } else {
+                "the answers are one buffer, sent from the cache again and again"
+            }
         )?;
         writeln!(
             f,

@@ -26,6 +26,7 @@ pub use report::{
 };
 
 use crate::ceiling::{histogram, nanos};
+use crate::units::format_size;
 use ends::{Ends, Room, SLOT_BYTES_MAX, Side};
 
 /// Room for the most in flight and the largest that is measured by default.
@@ -45,6 +46,15 @@ pub enum TransferError {
         /// Why.
         source: rdma::Error,
     },
+    /// Nothing in flight, or more than the most.
+    #[error("a depth of {0} cannot be driven: choose 1 to {1}")]
+    Depth(usize, usize),
+    /// No data, or more than the most.
+    #[error(
+        "requests of {} cannot be driven: choose 1 byte to {}",
+        format_size(*.0 as u64), format_size(*.1 as u64)
+    )]
+    Data(usize, usize),
     /// Memory.
     #[error("no memory: {0}")]
     Memory(String),

@@ -25,7 +25,7 @@ pub fn measure_copies(
     let Exchange { write, data_bytes } = exchange;
     let block_count = memory.0.len().checked_div(data_bytes).unwrap_or(0);
     if block_count == 0 {
-        return Err(CeilingError::MemoryTooSmall(memory.bytes()));
+        return Err(CeilingError::too_small(memory.bytes(), data_bytes));
     }
     let copy_all = || {
         pin(core)?;

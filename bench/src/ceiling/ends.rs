@@ -15,7 +15,7 @@ use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags};
 
 use super::{
     AnswerMemory, Answers, CeilingError, CeilingMeasurement, CeilingOptions, Exchange,
-    HEADER_BYTES, IN_CAPSULE_BYTES, REQUEST_BYTES, WINDOW_MAX, histogram, nanos,
+    HEADER_BYTES, HOT_MAX_BYTES, IN_CAPSULE_BYTES, REQUEST_BYTES, WINDOW_MAX, histogram, nanos,
 };
 use crate::ceiling::occupation::Occupation;
 use crate::ceiling::passes::Passes;
@@ -87,6 +87,12 @@ impl Cycle {
             next: twice(data, capsule),
             ends: [vec![false; window], vec![true; window]].concat(),
         }
+    }
+
+    /// Bytes of it all: those that the host sends, and those that the target does.
+    pub(super) fn bytes(&self) -> (usize, usize) {
+        let all = |messages: &[Message]| messages.iter().map(|message| message.bytes()).sum();
+        (all(&self.asked), all(&self.answered))
     }
 }
 
@@ -184,7 +190,7 @@ pub(super) fn answer_from_memory(
     let block_bytes = cycle.answered[0].data;
     let blocks: Vec<&[u8]> = loan.chunks_exact(block_bytes).collect();
     if blocks.is_empty() {
-        return Err(CeilingError::MemoryTooSmall(memory.bytes()));
+        return Err(CeilingError::too_small(memory.bytes(), block_bytes));
     }
     let mut random = Random::new(1);
     let mut ends: Vec<_> = sockets
@@ -233,7 +239,7 @@ fn answer_from_buffer(
     mut passes: Passes<'_>,
 ) -> io::Result<f64> {
     let mut requests = vec![0_u8; RECEIVE_BYTES];
-    let responses = vec![0x5a_u8; window * cycle.answered[0].bytes()];
+    let responses = vec![0x5a_u8; (window * cycle.answered[0].bytes()).min(HOT_MAX_BYTES)];
     let mut ends: Vec<_> = sockets
         .iter()
         .map(|socket| (socket, Progress::default(), 0))
@@ -276,8 +282,10 @@ fn take_into_memory(
     let mut bytes = vec![0x5a_u8; memory.0.len()];
     let mut blocks: Vec<&mut [u8]> = bytes.chunks_exact_mut(exchange.data_bytes).collect();
     let ahead = (RECEIVE_BYTES / exchange.data_bytes).max(2);
-    if blocks.len() < 2 * ahead * sockets.len() {
-        return Err(CeilingError::MemoryTooSmall(memory.bytes()));
+    let least = 2 * ahead * sockets.len();
+    if blocks.len() < least {
+        let least = least * exchange.data_bytes;
+        return Err(CeilingError::too_small(memory.bytes(), least));
     }
     let mut random = Random::new(1);
     let mut takers = Vec::with_capacity(sockets.len());
@@ -374,7 +382,7 @@ pub(super) fn ask(
 ) -> io::Result<CeilingMeasurement> {
     let cycle = Cycle::of(options.exchange, options.window);
     let largest = cycle.asked.iter().map(|message| message.bytes()).max();
-    let requests = vec![0xa5_u8; options.window * largest.unwrap_or(0)];
+    let requests = vec![0xa5_u8; (options.window * largest.unwrap_or(0)).min(HOT_MAX_BYTES)];
     let mut responses = vec![0_u8; RECEIVE_BYTES];
     let first = options.window * cycle.asked[0].bytes();
     let mut askers: Vec<Asker<'_>> = sockets

@@ -53,6 +53,18 @@ fn windows_that_cannot_be_driven_are_refused() {
         let error = measure_tcp(&short(window, Answers::HotBuffer)).expect_err("refused");
         assert!(matches!(error, CeilingError::Window(w) if w == window));
     }
+    for data_bytes in [0, DATA_MAX_BYTES + 1] {
+        let exchange = Exchange {
+            write: true,
+            data_bytes,
+        };
+        let options = CeilingOptions {
+            exchange,
+            ..short(1, Answers::HotBuffer)
+        };
+        let error = measure_tcp(&options).expect_err("refused");
+        assert!(matches!(error, CeilingError::Data(it) if it == data_bytes));
+    }
 }
 
 #[test]
@@ -68,6 +80,7 @@ fn memory_without_a_block_or_beyond_the_machine_is_refused() {
 #[test]
 fn answers_from_memory_are_a_header_and_a_block_each_in_whatever_pieces_they_go() {
     const BLOCKS: usize = 16;
+    const RESPONSE_BYTES: usize = HEADER_BYTES + DATA_BYTES;
     let memory = AnswerMemory::take((BLOCKS * DATA_BYTES) as u64).expect("64 KiB");
     for block in 0..BLOCKS {
         let bytes = [block as u8; DATA_BYTES];

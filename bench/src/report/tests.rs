@@ -178,20 +178,21 @@ fn a_comparison_prints_both_ratios_by_name_and_survives_json() {
     );
 }
 
-#[test]
-fn a_ceiling_prints_its_rows_and_what_they_are() {
+fn ceiling(write: bool, latency: Option<Latency>) -> CeilingReport {
     let row = |answers, requests_per_second| CeilingRow {
         answers,
-        window: 128,
+        window: 8,
         requests_per_second,
         mib_per_second: 2001.35,
-        latency: None,
+        latency,
     };
-    let mut report = CeilingReport {
+    CeilingReport {
         machine: machine(),
         transport: "tcp".into(),
-        request_bytes: 72,
-        response_bytes: 4120,
+        write,
+        data_bytes: 128 << 10,
+        request_bytes: if write { 131_168 } else { 72 },
+        response_bytes: if write { 48 } else { 131_096 },
         memory: Some(MemoryReport {
             size_bytes: 64 << 20,
             page_bytes: 2 << 20,
@@ -201,24 +202,54 @@ fn a_ceiling_prints_its_rows_and_what_they_are() {
             row(AnswerSource::Memory, 512_345.6),
             row(AnswerSource::OneHotBuffer, 987_654.3),
         ],
-    };
+    }
+}
+
+#[test]
+fn a_ceiling_prints_its_rows_and_what_they_are() {
+    let mut report = ceiling(false, None);
     let text = report.to_string();
     for part in [
+        "reads of 128 KiB\n",
+        "each 72 bytes in and 131 096 bytes out",
+        "answers from",
         "\n  memory          ",
         "512 345",
         "2001",
         "\n  one hot buffer  ",
         "987 654",
+        "a random 128 KiB block of",
         "64 MiB of RAM in pages of 2 MiB",
         "congestion control: reno",
     ] {
         assert!(text.contains(part), "no {part} in:\n{text}");
     }
+    assert!(!text.contains("p50"), "no latency was taken:\n{text}");
     report.memory = None;
     report.rows.remove(0);
     let text = report.to_string();
     assert!(
         !text.contains("of RAM") && text.contains("987 654"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_ceiling_of_writes_speaks_of_data_that_comes_in() {
+    let text = ceiling(true, Some(Latency::default())).to_string();
+    for part in [
+        "writes of 128 KiB\n",
+        "each 131 168 bytes in and 48 bytes out",
+        "data goes to",
+        "p99.9",
+        "the data of each request goes to a random 128 KiB block",
+        "all data goes to one buffer",
+    ] {
+        assert!(text.contains(part), "no {part} in:\n{text}");
+    }
+    assert!(!text.contains("answer"), "{text}");
+    assert!(
+        text.lines().all(|line| line.chars().count() <= 80),
         "{text}"
     );
 }

@@ -50,6 +50,22 @@ pub struct PairOptions {
     pub duration: Duration,
 }
 
+impl PairOptions {
+    /// Whether the pair can be driven so.
+    ///
+    /// # Errors
+    /// [`TransferError::Depth`], [`TransferError::Data`].
+    pub fn check(&self) -> Result<(), TransferError> {
+        if !(1..=ROOM.slots).contains(&self.depth) {
+            return Err(TransferError::Depth(self.depth, ROOM.slots));
+        }
+        if !(1..=ROOM.slot_bytes).contains(&self.bytes) {
+            return Err(TransferError::Data(self.bytes, ROOM.slot_bytes));
+        }
+        Ok(())
+    }
+}
+
 /// What the pair did.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct PairReport {
@@ -116,14 +132,7 @@ pub fn measure_pair<P: Provider>(
     address: std::net::SocketAddr,
     options: &PairOptions,
 ) -> Result<PairReport, TransferError> {
-    if !(1..=ROOM.slots).contains(&options.depth) {
-        let most = format!("a depth of {}, not 1 to {}", options.depth, ROOM.slots);
-        return Err(TransferError::Work(most));
-    }
-    if !(1..=ROOM.slot_bytes).contains(&options.bytes) {
-        let most = format!("{} bytes, not 1 to {}", options.bytes, ROOM.slot_bytes);
-        return Err(TransferError::Work(most));
-    }
+    options.check()?;
     let connect = || -> Result<_, TransferError> {
         let mut ends = Ends::connect(server, client, address, ROOM)?;
         if ends.inline_room() < CAPSULE_BYTES {
