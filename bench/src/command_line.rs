@@ -26,6 +26,7 @@ mod storm;
 mod sweep;
 mod target;
 mod transfers;
+mod watching;
 
 type Failure = Box<dyn Error>;
 

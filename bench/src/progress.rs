@@ -1,6 +1,8 @@
 //! How a run goes: a bar on a terminal, plain lines elsewhere.
 
 use std::io::IsTerminal;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
@@ -29,6 +31,37 @@ pub fn for_standard_error(label: &str) -> Box<dyn Watch> {
 #[must_use]
 pub fn lines(label: &str) -> Box<dyn Watch> {
     Box::new(Lines::new(label))
+}
+
+/// Whoever watches, and who may say that it is enough.
+struct Interruptible {
+    watch: Box<dyn Watch>,
+    interrupted: Arc<AtomicBool>,
+}
+
+/// The same watch, which wants the end of the run once `interrupted`.
+#[must_use]
+pub fn until(interrupted: &Arc<AtomicBool>, watch: Box<dyn Watch>) -> Box<dyn Watch> {
+    let interrupted = Arc::clone(interrupted);
+    Box::new(Interruptible { watch, interrupted })
+}
+
+impl Watch for Interruptible {
+    fn phase_begins(&mut self, phase: Phase, total: PhaseTotal) {
+        self.watch.phase_begins(phase, total);
+    }
+
+    fn phase_goes_on(&mut self, operations: u64, bytes: u64, elapsed: Duration) {
+        self.watch.phase_goes_on(operations, bytes, elapsed);
+    }
+
+    fn phase_ends(&mut self, phase: Phase, stats: &PhaseStats) {
+        self.watch.phase_ends(phase, stats);
+    }
+
+    fn wants_end(&self) -> bool {
+        self.interrupted.load(Ordering::Relaxed)
+    }
 }
 
 /// How far a phase is, 0 to 1.

@@ -6,7 +6,8 @@
 mod fake;
 
 use std::collections::BTreeSet;
-use std::process::{Command, Output};
+use std::io::{BufRead as _, BufReader};
+use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -16,6 +17,7 @@ use fake::{BLOCK, BLOCKS, Fake, Manner, NQN};
 use nvme_spec::command::IoOpcode;
 use nvme_spec::tcp::C2hEnd;
 use nvme_spec::{Sqe, Status};
+use rustix::process::{Pid, Signal};
 
 fn bench(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_bench"))
@@ -233,6 +235,60 @@ fn a_region_bounds_what_an_unverified_run_touches() {
 }
 
 #[test]
+fn what_ran_before_something_could_not_is_kept() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let (jobs, json) = (
+        directory.path().join("w.toml"),
+        directory.path().join("run.json"),
+    );
+    let file = "[defaults]\nops = 50\n[[job]]\nname = 'good'\ndevice = 'memory:1M'\n\
+        [[job]]\nname = 'bad'\ndevice = 'memory:1M'\nregion = '2M'\n";
+    for together in ["", "together = true\n"] {
+        std::fs::write(&jobs, format!("{together}{file}")).expect("written");
+        let [jobs, json] = [&jobs, &json].map(|path| path.to_str().expect("a name"));
+        let output = bench(&["run", "--workload", jobs, "--json", json]);
+        let told = text_of_failure(&output);
+        assert!(told.contains("bad, a region of 2 MiB"), "{told}");
+        assert!(text(&output.stdout).starts_with("good: "), "{told}");
+        let kept = std::fs::read_to_string(json).expect("written");
+        let kept: RunReports = serde_json::from_str(&kept).expect("JSON");
+        assert_eq!(kept.runs.len(), 1);
+    }
+}
+
+fn text_of_failure(output: &Output) -> String {
+    assert_eq!(output.status.code(), Some(1));
+    text(&output.stderr)
+}
+
+#[test]
+fn an_interrupted_run_prints_what_it_has() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("run.json");
+    let mut child = Command::new(env!("CARGO_BIN_EXE_bench"))
+        .args(["run", "--device", "memory:1M", "--verify", "--time", "3600"])
+        .args(["--progress", "--json", file.to_str().expect("a name")])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the command runs");
+    let mut told = BufReader::new(child.stderr.take().expect("piped")).lines();
+    let filled = told.find(|line| line.as_ref().is_ok_and(|line| line.contains("fill: done")));
+    assert!(filled.is_some(), "it ended by itself");
+    rustix::process::kill_process(Pid::from_child(&child), Signal::INT).expect("it is there");
+    let output = child.wait_with_output().expect("it ends");
+    let printed = text(&output.stdout);
+    assert_eq!(output.status.code(), Some(130), "{printed}");
+    assert!(
+        printed.contains("random read") && printed.contains("interrupted: "),
+        "{printed}"
+    );
+    let kept = std::fs::read_to_string(file).expect("written");
+    let kept: RunReports = serde_json::from_str(&kept).expect("JSON");
+    assert!(kept.runs[0].interrupted);
+}
+
+#[test]
 fn what_cannot_be_is_one_line() {
     let target = Fake::start(Manner {
         discovery_entries: 0,
@@ -259,12 +315,12 @@ fn what_cannot_be_is_one_line() {
                 "nqn.2026-11.org.windlass:no",
             ],
             1,
-            "invalid parameters",
+            "`bench discover` lists",
         ),
         (
             &["run", "--address", &address, "--nqn", NQN, "--nsid", "7"],
             1,
-            "Identify: ",
+            "has no namespace 7: it has 1",
         ),
         (
             &["run", "--address", &address, "--nqn", NQN, "--depth", "500"],

@@ -7,11 +7,14 @@ use bench::load::{Limit, Pattern, RunPlan, Watch, Workload, run};
 use bench::report::RunReport;
 use bench::units::parse_size;
 use clap::Args;
-use nvme_host::Controller;
+use nvme_host::{Controller, HostError};
 use nvme_spec::log::SubsystemType;
 
 use super::target::{TargetArgs, Way};
 use super::{Failure, parse_region, parse_seconds, parse_seconds_or_none};
+
+/// Requests in flight on each queue where nobody says.
+const DEPTH: u16 = 32;
 
 #[derive(Debug, Args)]
 pub(super) struct JobArgs {
@@ -21,7 +24,10 @@ pub(super) struct JobArgs {
     #[arg(
         long,
         value_name = "DEVICE",
-        conflicts_with_all = ["address", "nqn", "nsid", "all_namespaces"]
+        conflicts_with_all = [
+            "address", "transport", "memory_windows", "host_nqn", "header_digest", "data_digest",
+            "congestion_control", "nqn", "nsid", "all_namespaces",
+        ]
     )]
     device: Option<LocalDevice>,
     /// The subsystem; where the target offers just one, that one
@@ -36,16 +42,16 @@ pub(super) struct JobArgs {
     /// Request size, or several, each as likely: 4k or 4k,16k,64k
     #[arg(long, value_name = "SIZE,…", value_delimiter = ',', value_parser = parse_request_size)]
     block_size: Vec<u32>,
-    /// Requests in flight on each queue
-    #[arg(long, default_value_t = 32)]
-    depth: u16,
+    /// Requests in flight on each queue; else 32
+    #[arg(long)]
+    pub(super) depth: Option<u16>,
     /// I/O queues, each with its own part of the namespace
     #[arg(long, default_value_t = 1)]
     queues: u16,
     /// Threads that drive the queues
     #[arg(long, default_value_t = 1)]
     threads: u16,
-    /// Cores to pin the threads to
+    /// Cores to pin the threads to, in turn
     #[arg(long, value_name = "CORE,…", value_delimiter = ',')]
     cores: Vec<usize>,
     /// Reads and writes in percent: 70/30
@@ -56,12 +62,12 @@ pub(super) struct JobArgs {
     pattern: Pattern,
     /// Requests a second over all queues: each is due at its time, and its latency counts from then
     #[arg(long, value_name = "IOPS", value_parser = parse_rate)]
-    rate: Option<f64>,
+    pub(super) rate: Option<f64>,
     /// Seconds of the main phase
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds, conflicts_with = "ops")]
     time: Option<Duration>,
     /// Operations of the main phase, instead of a time
-    #[arg(long, value_name = "COUNT")]
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u64).range(1..))]
     ops: Option<u64>,
     /// Seconds of the same load before anything is counted
     #[arg(long, value_name = "SECONDS", default_value = "0", value_parser = parse_seconds_or_none)]
@@ -89,6 +95,9 @@ fn parse_pattern(text: &str) -> Result<Pattern, String> {
         None if text == "sequential" => Ok(Pattern::Sequential),
         Some(("zipf", exponent)) => {
             let exponent: f64 = exponent.parse().map_err(|_| unknown())?;
+            if !exponent.is_finite() || exponent < 0.0 {
+                return Err(unknown());
+            }
             // Out of bounds saturates, and is refused by name with the rest of the workload.
             Ok(Pattern::Zipf((exponent * 100.0).round() as u16))
         }
@@ -97,13 +106,14 @@ fn parse_pattern(text: &str) -> Result<Pattern, String> {
 }
 
 fn parse_rate(text: &str) -> Result<f64, String> {
-    let (number, factor) = match text.strip_suffix(['k', 'K']) {
-        Some(thousands) => (thousands, 1e3),
-        None => (text, 1.0),
+    let (number, factor) = match text.char_indices().next_back() {
+        Some((end, 'k' | 'K')) => (&text[..end], 1e3),
+        Some((end, 'm' | 'M')) => (&text[..end], 1e6),
+        _ => (text, 1.0),
     };
-    let rate: f64 = number
-        .parse()
-        .map_err(|_| format!("'{text}' is not a number of requests a second"))?;
+    let rate: f64 = number.parse().map_err(|_| {
+        format!("'{text}' is not a number of requests a second, such as 50000, 50k or 1.5M")
+    })?;
     Ok(rate * factor)
 }
 
@@ -130,7 +140,7 @@ impl JobArgs {
             .unwrap_or_default();
         Workload {
             sizes_bytes: self.block_size.clone(),
-            depth: self.depth,
+            depth: self.depth.unwrap_or(DEPTH),
             queues: self.queues,
             threads: self.threads,
             read_percent: self.mix,
@@ -172,17 +182,30 @@ impl JobArgs {
     }
 
     fn namespaces(&self, nqn: &str, way: &Way) -> Result<Vec<u32>, Failure> {
-        if let Some(nsid) = self.nsid {
-            return Ok(vec![nsid]);
-        }
-        let mut controller = Controller::connect(way.to(nqn))?;
+        let mut controller = Controller::connect(way.to(nqn)).map_err(|error| {
+            let hint = "what there is for this host, `bench discover` lists";
+            match error {
+                HostError::Command { .. } => {
+                    format!("{nqn} at {}: {error}; {hint}", self.target.address)
+                }
+                error => error.to_string(),
+            }
+        })?;
         let mut nsids = controller.active_namespaces()?;
         controller.shut_down()?;
         if nsids.is_empty() {
             return Err(format!("{nqn} has no namespaces").into());
         }
-        if !self.all_namespaces {
-            nsids.truncate(1);
+        match self.nsid {
+            Some(nsid) if !nsids.contains(&nsid) => {
+                let has: Vec<String> = nsids.iter().map(ToString::to_string).collect();
+                return Err(
+                    format!("{nqn} has no namespace {nsid}: it has {}", has.join(", ")).into(),
+                );
+            }
+            Some(nsid) => nsids = vec![nsid],
+            None if !self.all_namespaces => nsids.truncate(1),
+            None => {}
         }
         Ok(nsids)
     }
@@ -200,6 +223,12 @@ impl JobArgs {
     /// What is to be run.
     pub(super) fn plan(&self) -> Result<JobPlan, Failure> {
         let (workload, cores) = (self.workload(), self.cores.clone());
+        if cores.len() > usize::from(workload.threads) {
+            let (cores, threads) = (cores.len(), workload.threads);
+            return Err(
+                format!("{cores} cores for {threads} of --threads: some would do nothing").into(),
+            );
+        }
         if let Some(device) = self.device.clone() {
             return Ok(JobPlan::Local(LocalPlan {
                 device,
@@ -231,26 +260,30 @@ impl JobPlan {
         }
     }
 
-    /// Runs all of it; `watch` makes who watches the run of that name.
+    /// Runs all of it. `watch` makes who watches the run of that name, and `done` hears of each that
+    /// has ended, until one cannot be run or was interrupted.
     pub(super) fn run(
         &self,
         watch: &mut dyn FnMut(&str) -> Box<dyn Watch>,
-    ) -> Result<Vec<RunReport>, Failure> {
+        done: &mut dyn FnMut(RunReport),
+    ) -> Result<(), Failure> {
         match self {
             Self::Local(plan) => {
                 let outcome = run_local(plan, watch(&plan.device.to_string()).as_mut())?;
-                Ok(vec![RunReport::local(plan, &outcome)])
+                done(RunReport::local(plan, &outcome));
             }
             Self::Target(plans) => {
-                let mut reports = Vec::with_capacity(plans.len());
                 for plan in plans {
                     let label = format!("namespace {}", plan.nsid);
                     let outcome = run(plan, watch(&label).as_mut())?;
-                    reports.push(RunReport::new(plan, &outcome));
+                    done(RunReport::new(plan, &outcome));
+                    if outcome.interrupted {
+                        break;
+                    }
                 }
-                Ok(reports)
             }
         }
+        Ok(())
     }
 }
 
@@ -305,5 +338,55 @@ mod tests {
         let plain = job_args(&["--time", "2.5s"]).workload();
         assert_eq!(plain.limit, Limit::Time(Duration::from_millis(2500)));
         assert!(!plain.verify && plain.sizes_bytes.is_empty());
+    }
+
+    #[test]
+    fn options_that_a_job_would_ignore_are_refused() {
+        for (arguments, part) in [
+            ("--device null:1M --transport rdma", "cannot be used with"),
+            ("--device null:1M --header-digest", "cannot be used with"),
+            ("--device null:1M --data-digest", "cannot be used with"),
+            ("--device null:1M --host-nqn nqn.x", "cannot be used with"),
+            ("--device null:1M --memory-windows", "cannot be used with"),
+            (
+                "--device null:1M --congestion-control reno",
+                "cannot be used with",
+            ),
+            ("--device null:1M --cores 0,1", "2 cores for 1 of --threads"),
+            (
+                "--device null:1M --cores 0,1,1 --queues 2 --threads 2",
+                "3 cores for 2",
+            ),
+            ("--transport rdma --data-digest", "need --transport tcp"),
+            (
+                "--transport rdma --congestion-control reno",
+                "needs --transport tcp",
+            ),
+            ("--device null:1M --ops 0", "0 is not in 1.."),
+            ("--device null:1M --pattern zipf:nan", "zipf:EXPONENT"),
+            ("--device null:1M --pattern zipf:-1", "zipf:EXPONENT"),
+            ("--device null:1M --rate lots", "50k or 1.5M"),
+        ] {
+            let all = ["bench", "run"]
+                .into_iter()
+                .chain(arguments.split_whitespace());
+            let refused = match Arguments::try_parse_from(all).map(|it| it.command) {
+                Err(error) => error.to_string(),
+                Ok(Command::Run(args)) => match args.job.plan() {
+                    Err(error) => error.to_string(),
+                    Ok(_) => panic!("{arguments} is accepted"),
+                },
+                Ok(_) => panic!("another command"),
+            };
+            assert!(refused.contains(part), "{arguments}: {refused}");
+        }
+    }
+
+    #[test]
+    fn rates_have_the_usual_units() {
+        for (text, rate) in [("7", 7.0), ("50k", 5e4), ("1.5M", 1.5e6), ("1e3", 1e3)] {
+            assert_eq!(parse_rate(text), Ok(rate));
+        }
+        assert!(parse_rate("").is_err() && parse_rate("k").is_err() && parse_rate("é").is_err());
     }
 }

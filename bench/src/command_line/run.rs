@@ -4,14 +4,13 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use bench::load::Watch;
-use bench::load::run::Unwatched;
-use bench::progress;
 use bench::report::{RunReport, RunReports, save_json};
 use bench::workload_file::{self, Job};
 use clap::{Args, Parser};
 
 use super::Failure;
 use super::job::{JobArgs, JobPlan};
+use super::watching::{EXIT_INTERRUPTED, Watching};
 
 pub(super) const EXAMPLES: &str = "\
 Examples:
@@ -124,86 +123,104 @@ pub(super) fn execute(args: &RunArgs) -> Result<ExitCode, Failure> {
             (jobs_of_file(&file.jobs, path, &typed)?, file.together)
         }
     };
-    let runs = if together {
-        run_together(&jobs, args.progress)?
+    let watching = Watching::begin(args.progress)?;
+    let mut runs = Vec::new();
+    let ended = if together {
+        run_together(&jobs, &watching, &mut runs)
     } else {
-        run_in_turn(&jobs, args.progress)?
+        run_in_turn(&jobs, &watching, &mut runs)
     };
     let failed = runs.iter().any(|report| report.trouble.is_some());
-    if let Some(path) = &args.json {
+    // What was measured before something could not be is kept.
+    if let Some(path) = &args.json
+        && (ended.is_ok() || !runs.is_empty())
+    {
         save_json(&RunReports { runs }, path)?;
     }
-    Ok(if failed {
+    ended?;
+    Ok(if watching.interrupted() {
+        ExitCode::from(EXIT_INTERRUPTED)
+    } else if failed {
         ExitCode::FAILURE
     } else {
         ExitCode::SUCCESS
     })
 }
 
-/// A job's reports, under its name.
+/// Runs a job; `done` hears of its reports, under its name.
 fn run_job(
     (name, plan): &Named,
     watch: &mut dyn FnMut(&str) -> Box<dyn Watch>,
-) -> Result<Vec<RunReport>, Failure> {
+    done: &mut dyn FnMut(RunReport),
+) -> Result<(), String> {
     let of_job = |text: &str| match name {
         Some(name) => format!("{name}, {text}"),
         None => text.to_owned(),
     };
-    let mut reports = plan
-        .run(&mut |label| watch(&of_job(label)))
-        .map_err(|error| of_job(&error.to_string()))?;
-    for report in &mut reports {
-        report.job.clone_from(name);
-    }
-    Ok(reports)
+    let mut named = |report| {
+        done(RunReport {
+            job: name.clone(),
+            ..report
+        });
+    };
+    plan.run(&mut |label| watch(&of_job(label)), &mut named)
+        .map_err(|error| of_job(&error.to_string()))
 }
 
-fn run_in_turn(jobs: &[Named], progress: bool) -> Result<Vec<RunReport>, Failure> {
-    let mut runs = Vec::new();
+fn run_in_turn(
+    jobs: &[Named],
+    watching: &Watching,
+    runs: &mut Vec<RunReport>,
+) -> Result<(), Failure> {
+    let mut done = |report: RunReport| {
+        println!("{report}");
+        runs.push(report);
+    };
     for job in jobs {
-        let reports = run_job(job, &mut |label| {
-            if progress {
-                progress::for_standard_error(label)
-            } else {
-                Box::new(Unwatched)
-            }
-        })?;
-        for report in &reports {
-            println!("{report}");
+        run_job(job, &mut |label| watching.one(label), &mut done)?;
+        if watching.interrupted() {
+            break;
         }
-        runs.extend(reports);
     }
-    Ok(runs)
+    Ok(())
 }
 
 /// All jobs at once, each with its own connections and threads.
-fn run_together(jobs: &[Named], progress: bool) -> Result<Vec<RunReport>, Failure> {
+fn run_together(
+    jobs: &[Named],
+    watching: &Watching,
+    runs: &mut Vec<RunReport>,
+) -> Result<(), Failure> {
     let run = |job: &Named| {
-        let mut watch = |label: &str| -> Box<dyn Watch> {
-            if progress {
-                progress::lines(label)
-            } else {
-                Box::new(Unwatched)
-            }
-        };
-        run_job(job, &mut watch).map_err(|error| error.to_string())
+        let mut reports = Vec::new();
+        let ended = run_job(
+            job,
+            &mut |label| watching.one_of_several(label),
+            &mut |report| reports.push(report),
+        );
+        (reports, ended)
     };
-    let ended: Vec<Result<Vec<RunReport>, String>> = std::thread::scope(|scope| {
+    let lost = |_| (Vec::new(), Err("a job's thread panicked".to_owned()));
+    let ended: Vec<_> = std::thread::scope(|scope| {
         let threads: Vec<_> = jobs.iter().map(|job| scope.spawn(|| run(job))).collect();
-        let lost = |_| Err("a job's thread panicked".to_owned());
         threads
             .into_iter()
             .map(|thread| thread.join().unwrap_or_else(lost))
             .collect()
     });
-    let mut runs = Vec::new();
-    for reports in ended {
-        runs.extend(reports?);
+    let mut errors = Vec::new();
+    for (reports, ended) in ended {
+        for report in &reports {
+            println!("{report}");
+        }
+        runs.extend(reports);
+        errors.extend(ended.err());
     }
-    for report in &runs {
-        println!("{report}");
+    if errors.is_empty() {
+        Ok(())
+    } else {
+        Err(errors.join("; ").into())
     }
-    Ok(runs)
 }
 
 #[cfg(test)]

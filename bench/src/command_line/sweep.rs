@@ -3,16 +3,14 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use bench::load::Watch;
-use bench::load::run::Unwatched;
 use bench::plot;
-use bench::progress;
 use bench::report::{RunReport, save_json, save_text};
 use bench::sweep::{Over, SweepPoint, SweepReport};
 use clap::Args;
 
 use super::Failure;
 use super::job::{JobArgs, JobPlan};
+use super::watching::{EXIT_INTERRUPTED, Watching};
 
 pub(super) const EXAMPLES: &str = "\
 Examples:
@@ -25,6 +23,9 @@ Examples:
 /// Parts of the unlimited rate that a load sweep asks for, percent.
 const LOADS_PERCENT: [u32; 8] = [10, 25, 40, 55, 70, 80, 90, 95];
 
+/// Depths of a sweep over depth where nobody says.
+const DEPTHS: [u16; 8] = [1, 2, 4, 8, 16, 32, 64, 127];
+
 #[derive(Debug, Args)]
 pub(crate) struct SweepArgs {
     /// What changes from point to point
@@ -32,13 +33,9 @@ pub(crate) struct SweepArgs {
     over: Over,
     #[command(flatten)]
     job: JobArgs,
-    /// Depths of a sweep over depth
-    #[arg(
-        long,
-        value_name = "DEPTH,…",
-        value_delimiter = ',',
-        default_values_t = [1, 2, 4, 8, 16, 32, 64, 127]
-    )]
+    /// Depths of a sweep over depth; else 1, 2, 4, 8, 16, 32, 64 and 127
+    #[arg(long, value_name = "DEPTH,…", value_delimiter = ',',
+        value_parser = clap::value_parser!(u16).range(1..))]
     depths: Vec<u16>,
     /// Show how it goes
     #[arg(long)]
@@ -51,47 +48,77 @@ pub(crate) struct SweepArgs {
     svg: Option<PathBuf>,
 }
 
+/// The points of a sweep so far, and the load at the first.
+#[derive(Debug, Default)]
+struct Points {
+    load: Option<RunReport>,
+    points: Vec<SweepPoint>,
+}
+
+/// Runs `plan` as one point, and gives all that was found at it.
+fn measure(plan: &JobPlan, watching: &Watching) -> Result<(SweepPoint, RunReport), Failure> {
+    let mut first = None;
+    plan.run(&mut |label| watching.one(label), &mut |report| {
+        first.get_or_insert(report);
+    })?;
+    let report = first.ok_or("the job has no namespace")?;
+    if let Some(trouble) = &report.trouble {
+        return Err(trouble.clone().into());
+    }
+    if report.interrupted {
+        return Err("interrupted".into());
+    }
+    let point = SweepPoint::of(&report).ok_or("the job has no main phase")?;
+    Ok((point, report))
+}
+
 impl SweepArgs {
-    /// One point, and all that was found at it.
-    fn measure(&self, plan: &JobPlan) -> Result<(SweepPoint, RunReport), Failure> {
-        let mut watch = |label: &str| -> Box<dyn Watch> {
-            if self.progress {
-                progress::for_standard_error(label)
-            } else {
-                Box::new(Unwatched)
+    /// Refuses what a sweep over this would take no notice of.
+    fn check(&self) -> Result<(), Failure> {
+        let ignored = match self.over {
+            Over::Depth => self
+                .job
+                .depth
+                .map(|_| "--depth: a sweep over depth has --depths"),
+            Over::Load if !self.depths.is_empty() => {
+                Some("--depths: a sweep over load has one --depth")
+            }
+            Over::Load => {
+                let rate = self.job.rate;
+                rate.map(
+                    |_| "--rate: a sweep over load tries rates up to what there is without one",
+                )
             }
         };
-        let report = plan.run(&mut watch)?.into_iter().next();
-        let report = report.ok_or("the job has no namespace")?;
-        if let Some(trouble) = &report.trouble {
-            return Err(format!("the sweep ended early: {trouble}").into());
-        }
-        let point = SweepPoint::of(&report).ok_or("the job has no main phase")?;
-        Ok((point, report))
+        ignored.map_or(Ok(()), |ignored| Err(ignored.into()))
     }
 
-    fn sweep(&self) -> Result<SweepReport, Failure> {
+    /// Takes the points one after the other, as long as there is no trouble.
+    fn take(&self, watching: &Watching, taken: &mut Points) -> Result<(), Failure> {
+        self.check()?;
         let mut plan = self.job.plan()?;
         if matches!(&plan, JobPlan::Target(plans) if plans.len() > 1) {
             return Err("a sweep is of one namespace: name it with --nsid".into());
         }
-        let mut points = Vec::new();
-        let mut load = None;
-        let mut add = |plan: &JobPlan| -> Result<f64, Failure> {
-            let (point, report) = self.measure(plan)?;
-            load.get_or_insert(report);
-            points.push(point);
-            Ok(point.iops)
+        let mut add = |plan: &JobPlan| -> Result<(), Failure> {
+            let (point, report) = measure(plan, watching)?;
+            taken.load.get_or_insert(report);
+            taken.points.push(point);
+            Ok(())
         };
         match self.over {
             Over::Depth => {
-                for &depth in &self.depths {
+                let depths = match &self.depths[..] {
+                    [] => &DEPTHS[..],
+                    depths => depths,
+                };
+                for &depth in depths {
                     plan.change(|workload| workload.depth = depth);
                     add(&plan)?;
                 }
             }
             Over::Load => {
-                let (unlimited, _) = self.measure(&plan)?;
+                let (unlimited, _) = measure(&plan, watching)?;
                 for percent in LOADS_PERCENT {
                     let rate = unlimited.iops * f64::from(percent) / 100.0;
                     plan.change(|workload| workload.rate = Some(rate.max(1.0)));
@@ -99,24 +126,42 @@ impl SweepArgs {
                 }
             }
         }
-        Ok(SweepReport {
+        Ok(())
+    }
+
+    /// The points until the end or until something came between, and that.
+    fn sweep(&self, watching: &Watching) -> (Option<SweepReport>, Result<(), Failure>) {
+        let mut taken = Points::default();
+        let ended = self.take(watching, &mut taken);
+        let report = taken.load.map(|load| SweepReport {
             over: self.over,
-            load: load.ok_or("a sweep needs one depth at least")?,
-            points,
-        })
+            load,
+            points: taken.points,
+        });
+        (report, ended)
     }
 }
 
 pub(super) fn execute(args: &SweepArgs) -> Result<ExitCode, Failure> {
-    let report = args.sweep()?;
-    print!("{report}");
-    if let Some(path) = &args.json {
-        save_json(&report, path)?;
+    let watching = Watching::begin(args.progress)?;
+    let (report, ended) = args.sweep(&watching);
+    if let Some(report) = &report {
+        print!("{report}");
+        if let Some(path) = &args.json {
+            save_json(report, path)?;
+        }
+        if let Some(path) = &args.svg {
+            save_text(&plot::sweep(report)?, path)?;
+        }
     }
-    if let Some(path) = &args.svg {
-        save_text(&plot::sweep(&report)?, path)?;
+    if watching.interrupted() {
+        eprintln!("bench: the sweep was interrupted");
+        return Ok(ExitCode::from(EXIT_INTERRUPTED));
     }
-    Ok(ExitCode::SUCCESS)
+    match ended {
+        Err(error) if report.is_some() => Err(format!("the sweep ended early: {error}").into()),
+        ended => ended.map(|()| ExitCode::SUCCESS),
+    }
 }
 
 #[cfg(test)]
@@ -132,6 +177,46 @@ mod tests {
         match Arguments::try_parse_from(all).expect("accepted").command {
             Command::Sweep(args) => *args,
             _ => panic!("another command"),
+        }
+    }
+
+    fn unwatched() -> Watching {
+        Watching::begin(false).expect("signals can be had")
+    }
+
+    #[test]
+    fn what_was_measured_before_something_failed_is_kept() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let json = directory.path().join("depth.json");
+        let args = sweep_args(&format!(
+            "depth --device memory:1M --ops 50 --depths 1,9000,2 --json {}",
+            json.display()
+        ));
+        let error = execute(&args).expect_err("no queue is as deep");
+        let text = error.to_string();
+        assert!(
+            text.starts_with("the sweep ended early: ") && text.contains("9000"),
+            "{text}"
+        );
+        let kept = std::fs::read_to_string(json).expect("a report");
+        let kept: SweepReport = serde_json::from_str(&kept).expect("of its own form");
+        assert_eq!(kept.points.len(), 1);
+    }
+
+    #[test]
+    fn what_a_sweep_takes_no_notice_of_is_refused() {
+        for (arguments, part) in [
+            ("depth --device null:1M --ops 9 --depth 4", "has --depths"),
+            (
+                "load --device null:1M --ops 9 --depths 4",
+                "has one --depth",
+            ),
+            ("load --device null:1M --ops 9 --rate 9", "tries rates"),
+        ] {
+            let (report, ended) = sweep_args(arguments).sweep(&unwatched());
+            assert!(report.is_none());
+            let error = ended.expect_err("refused").to_string();
+            assert!(error.contains(part), "{arguments}: {error}");
         }
     }
 
@@ -164,7 +249,9 @@ mod tests {
     #[test]
     fn a_sweep_over_load_asks_for_parts_of_what_there_was_without_a_limit() {
         let args = sweep_args("load --device null:1M --ops 100 --mix 100/0");
-        let report = args.sweep().expect("swept");
+        let (report, ended) = args.sweep(&unwatched());
+        ended.expect("swept");
+        let report = report.expect("points");
         let rates: Vec<f64> = report.points.iter().filter_map(|it| it.rate).collect();
         assert_eq!(rates.len(), LOADS_PERCENT.len());
         assert!(rates.is_sorted());

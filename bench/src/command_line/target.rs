@@ -107,6 +107,12 @@ impl TargetArgs {
                 Err("--memory-windows needs --transport rdma".into())
             }
             CarrierArg::Tcp => Ok(Transport::tcp()),
+            CarrierArg::Rdma if self.header_digest || self.data_digest => {
+                Err("--header-digest and --data-digest need --transport tcp".into())
+            }
+            CarrierArg::Rdma if self.congestion_control.is_some() => {
+                Err("--congestion-control needs --transport tcp".into())
+            }
             CarrierArg::Rdma => over_verbs(RdmaOptions {
                 keys,
                 ..RdmaOptions::default()

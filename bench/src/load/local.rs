@@ -66,6 +66,9 @@ impl fmt::Display for LocalDevice {
 /// Why a local device cannot be driven.
 #[derive(Debug, thiserror::Error)]
 pub enum LocalError {
+    /// A file that is not there.
+    #[error("{0} is not there: make it first, such as by truncate --size 1G {0}")]
+    NoFile(String),
     /// The file.
     #[error(transparent)]
     File(#[from] block::FileError),
@@ -84,6 +87,9 @@ impl LocalDevice {
     fn open(&self, arena: &Arc<Arena>, read_only: bool) -> Result<Arc<dyn Device>, LocalError> {
         let name = "bench".to_owned();
         Ok(match self {
+            Self::File(path) if !path.exists() => {
+                return Err(LocalError::NoFile(path.display().to_string()));
+            }
             Self::File(path) => Arc::new(FileDevice::open(FileOptions {
                 read_only,
                 arena: Some(Arc::clone(arena)),
@@ -147,8 +153,8 @@ pub fn run_local(plan: &LocalPlan, watch: &mut dyn Watch) -> Result<Outcome, Loa
             depth: usize::from(workload.depth),
         })
         .collect();
-    let (phases, counters) = drive_queues(queues, &suited, &arena, &plan.cores, &mut || {}, watch)?;
-    Ok(Outcome::new(namespace, &suited, phases, counters))
+    let driven = drive_queues(queues, &suited, &arena, &plan.cores, &mut || {}, watch)?;
+    Ok(Outcome::new(namespace, &suited, driven))
 }
 
 /// A queue to be opened.
@@ -364,6 +370,60 @@ mod tests {
         let outcome = verified(LocalDevice::Null(2 << 20));
         let troubled = |(_, stats): &(_, crate::load::PhaseStats)| stats.trouble.is_some();
         assert!(outcome.phases.iter().any(troubled));
+    }
+
+    #[test]
+    fn a_file_that_is_not_there_is_not_made() {
+        let plan = LocalPlan {
+            device: LocalDevice::File("/nonexistent/device".into()),
+            workload: workload(),
+            cores: Vec::new(),
+        };
+        let error = run_local(&plan, &mut Unwatched).expect_err("refused");
+        assert!(error.to_string().contains("make it first"), "{error}");
+    }
+
+    /// Wants the end of the run in its second phase.
+    struct Impatient(usize);
+
+    impl Watch for Impatient {
+        fn phase_begins(&mut self, _: crate::load::Phase, _: crate::load::run::PhaseTotal) {
+            self.0 += 1;
+        }
+        fn phase_goes_on(&mut self, _: u64, _: u64, _: Duration) {}
+        fn phase_ends(&mut self, _: crate::load::Phase, _: &crate::load::PhaseStats) {}
+        fn wants_end(&self) -> bool {
+            self.0 == 2
+        }
+    }
+
+    #[test]
+    fn an_interrupted_run_gives_what_there_is() {
+        let plan = LocalPlan {
+            device: LocalDevice::Memory(2 << 20),
+            workload: Workload {
+                limit: Limit::Time(Duration::from_secs(3600)),
+                rate: Some(1e9),
+                ..workload()
+            },
+            cores: Vec::new(),
+        };
+        let outcome = run_local(&plan, &mut Impatient(0)).expect("it runs");
+        assert!(outcome.interrupted);
+        let names: Vec<&str> = outcome.phases.iter().map(|(phase, _)| phase.name).collect();
+        assert_eq!(names, ["fill", "main"]);
+        let (_, main) = &outcome.phases[1];
+        assert!(main.trouble.is_none() && main.elapsed < Duration::from_secs(3600));
+        assert_eq!(
+            main.unsent, 0,
+            "what came after the interruption was nobody's fault"
+        );
+        let report = crate::report::RunReport::local(&plan, &outcome).to_string();
+        assert!(report.contains("interrupted"), "{report}");
+        assert!(
+            !report.contains("FAILED") && !report.contains("verified:"),
+            "{report}"
+        );
     }
 
     #[test]

@@ -120,8 +120,9 @@ pub enum OptionsError {
     },
     /// The region has no room for a request on each queue.
     #[error(
-        "{} are too small for {queues} queues with requests of {}",
-        format_size(*region), format_size(u64::from(*size))
+        "a region of {} has no room for a request of {} on each of {queues} queues: it takes {} at least",
+        format_size(*region), format_size(u64::from(*size)),
+        format_size(u64::from(*size) * u64::from(*queues))
     )]
     RegionTooSmall {
         /// The region.
@@ -143,6 +144,16 @@ pub enum OptionsError {
         nsid: u32,
         /// Its size, bytes.
         namespace: u64,
+    },
+    /// Threads without a queue.
+    #[error(
+        "{threads} threads need as many queues: give at least --queues {threads}, not {queues}"
+    )]
+    IdleThreads {
+        /// Threads.
+        threads: u16,
+        /// Queues.
+        queues: u16,
     },
     /// More blocks than a model is kept of.
     #[error(
@@ -260,12 +271,7 @@ impl Workload {
         let counts = [
             ("depth", u64::from(self.depth), 1, 1 << 13),
             ("queues", u64::from(self.queues), 1, 128),
-            (
-                "threads",
-                u64::from(self.threads),
-                1,
-                u64::from(self.queues),
-            ),
+            ("threads", u64::from(self.threads), 1, 128),
             ("the share of reads", u64::from(self.read_percent), 0, 100),
         ];
         for (what, value, least, most) in counts {
@@ -277,6 +283,10 @@ impl Workload {
                     most,
                 });
             }
+        }
+        if self.threads > self.queues {
+            let (threads, queues) = (self.threads, self.queues);
+            return Err(OptionsError::IdleThreads { threads, queues });
         }
         Ok(())
     }

@@ -92,6 +92,11 @@ pub trait Watch {
 
     /// The phase is over.
     fn phase_ends(&mut self, phase: Phase, stats: &PhaseStats);
+
+    /// Whether the run is to end now, with what it has; asked many times a second.
+    fn wants_end(&self) -> bool {
+        false
+    }
 }
 
 /// What a phase will come to.
@@ -128,15 +133,12 @@ pub struct Outcome {
     pub phases: Vec<(Phase, PhaseStats)>,
     /// What the host's queues counted.
     pub counters: ConnectionCounters,
+    /// Whether who watched wanted the end before it came by itself.
+    pub interrupted: bool,
 }
 
 impl Outcome {
-    pub(crate) fn new(
-        namespace: NamespaceInfo,
-        suited: &Suited,
-        phases: Vec<(Phase, PhaseStats)>,
-        counters: ConnectionCounters,
-    ) -> Self {
+    pub(crate) fn new(namespace: NamespaceInfo, suited: &Suited, driven: Driven) -> Self {
         let block = suited.block_bytes;
         Self {
             namespace,
@@ -146,8 +148,9 @@ impl Outcome {
                 .iter()
                 .map(|blocks| blocks * block)
                 .collect(),
-            phases,
-            counters,
+            phases: driven.phases,
+            counters: driven.counters,
+            interrupted: driven.interrupted,
         }
     }
 }
@@ -223,7 +226,7 @@ pub fn run(plan: &RunPlan, watch: &mut dyn Watch) -> Result<Outcome, LoadError> 
     for lane in 0..workload.queues {
         queues.push(controller.plan_io_queue(lane + 1, workload.depth)?);
     }
-    let (phases, counters) = {
+    let driven = {
         // A lost admin connection takes the I/O queues with it, where it is seen with what was in
         // flight.
         let mut tend = || {
@@ -234,11 +237,19 @@ pub fn run(plan: &RunPlan, watch: &mut dyn Watch) -> Result<Outcome, LoadError> 
     // The measurement stands; a target that does not take leave in order has had its say in the
     // phases.
     let _ = controller.shut_down();
-    Ok(Outcome::new(namespace, &suited, phases, counters))
+    Ok(Outcome::new(namespace, &suited, driven))
 }
 
-/// The phases of a run, and what its queues counted.
-pub(crate) type Driven = (Vec<(Phase, PhaseStats)>, ConnectionCounters);
+/// What came of the phases of a run.
+#[derive(Debug, Default)]
+pub(crate) struct Driven {
+    /// Those that were begun, in order.
+    phases: Vec<(Phase, PhaseStats)>,
+    /// What the queues counted.
+    counters: ConnectionCounters,
+    /// Whether who watched wanted the end.
+    interrupted: bool,
+}
 
 /// Drives the workload's queues through its phases, on threads of their own; the calling one tends
 /// what needs tending, and watches.
@@ -259,7 +270,10 @@ pub(crate) fn drive_queues<O: OpenQueue>(
             .collect::<Result<_, _>>()?;
         let driven = drive(&mut drivers, tend, suited, &shared, watch);
         let counted = finish(drivers);
-        Ok((driven?, counted?))
+        Ok(Driven {
+            counters: counted?,
+            ..driven?
+        })
     })
 }
 
@@ -403,14 +417,14 @@ fn drive(
     suited: &Suited,
     shared: &Shared,
     watch: &mut dyn Watch,
-) -> Result<Vec<(Phase, PhaseStats)>, LoadError> {
+) -> Result<Driven, LoadError> {
     for driver in drivers.iter() {
         match await_message(driver, tend, &mut || {})? {
             Message::Ready(ready) => ready?,
             Message::Phase(_) | Message::Counters(_) => return Err(LoadError::ThreadLost),
         }
     }
-    let mut done = Vec::new();
+    let mut done = Driven::default();
     for phase in phases(&suited.workload) {
         shared.operations.store(0, Ordering::Relaxed);
         shared.bytes.store(0, Ordering::Relaxed);
@@ -429,6 +443,9 @@ fn drive(
                 let operations = shared.operations.load(Ordering::Relaxed);
                 let bytes = shared.bytes.load(Ordering::Relaxed);
                 watch.phase_goes_on(operations, bytes, begun.elapsed());
+                if watch.wants_end() {
+                    shared.stop.store(true, Ordering::Relaxed);
+                }
             };
             match await_message(driver, tend, &mut look)? {
                 Message::Phase(counted) => stats.add(*counted),
@@ -436,9 +453,14 @@ fn drive(
             }
         }
         watch.phase_ends(phase, &stats);
+        done.interrupted = watch.wants_end();
+        if done.interrupted {
+            // What was due after the end says nothing of the target.
+            stats.unsent = 0;
+        }
         let troubled = stats.trouble.is_some();
-        done.push((phase, stats));
-        if troubled {
+        done.phases.push((phase, stats));
+        if troubled || done.interrupted {
             break;
         }
     }

@@ -540,7 +540,7 @@ fn workloads_that_do_not_suit_are_refused_in_one_line() {
                 },
                 &disk,
             ),
-            "too small for 64 queues",
+            "has no room for a request of",
         ),
         (
             refuse(
@@ -580,7 +580,7 @@ fn workloads_that_do_not_suit_are_refused_in_one_line() {
                 },
                 &disk,
             ),
-            "threads must be 1 to 1",
+            "give at least --queues",
         ),
         (
             refuse(

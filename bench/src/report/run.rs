@@ -180,6 +180,9 @@ pub struct RunReport {
     pub verified: bool,
     /// What ended the run early, where something did.
     pub trouble: Option<String>,
+    /// Whether it was told to end early.
+    #[serde(default)]
+    pub interrupted: bool,
     /// What the host did for it.
     pub host: HostCosts,
     /// The phases, in order.
@@ -246,6 +249,7 @@ impl RunReport {
             data_digest: false,
             verified: workload.verify,
             trouble: trouble.map(ToString::to_string),
+            interrupted: outcome.interrupted,
             host: HostCosts::new(&outcome.counters),
             phases: outcome
                 .phases
@@ -357,6 +361,9 @@ impl fmt::Display for RunReport {
         }
         match &self.trouble {
             Some(trouble) => writeln!(f, "\n  FAILED: {trouble}"),
+            None if self.interrupted => {
+                writeln!(f, "\n  interrupted: the figures are of the time until then")
+            }
             None if self.verified => writeln!(
                 f,
                 "\n  verified: {} blocks read, every one as it was written",
