@@ -3,7 +3,7 @@
 //! Works on the JSON of any report of this crate: numbers are compared where they stand at the same
 //! place, and rows of lists are matched by what names them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use serde_json::Value;
@@ -11,7 +11,7 @@ use serde_json::Value;
 use crate::table::Table;
 
 /// Fields that name a row of a list.
-const NAMES: [&str; 12] = [
+const NAMES: [&str; 14] = [
     "job",
     "nsid",
     "name",
@@ -20,44 +20,66 @@ const NAMES: [&str; 12] = [
     "pattern",
     "answers",
     "window",
+    "load_percent",
+    "bytes",
     "depth",
     "device",
     "connections",
     "reactors",
 ];
 
-/// Fields that say how a figure was taken; where they differ, figures do not compare.
-const CIRCUMSTANCES: [&str; 9] = [
+/// Fields that say how a figure was taken, beside all that is true or false; where they differ, figures
+/// do not compare.
+const CIRCUMSTANCES: [&str; 12] = [
     "machine",
-    "seed",
     "sizes_bytes",
+    "data_bytes",
+    "block_bytes",
+    "region_bytes",
     "read_percent",
     "queues",
     "threads",
     "transport",
     "rate",
-    "verified",
+    "congestion_control",
+    "over",
 ];
 
-/// Of these, more is better; of all others that are judged, less.
-const MORE_IS_BETTER: [&str; 6] = [
+/// Endings of fields of which more is better; of all others that are judged, less.
+const MORE_IS_BETTER: [&str; 7] = [
     "iops",
     "per_second",
     "per_core_second",
     "ratio",
-    "against",
     "share",
+    "alone",
+    "beside",
 ];
 
-/// Of these, less is better.
-const LESS_IS_BETTER: [&str; 6] = [
+/// Endings of fields of which less is better.
+const LESS_IS_BETTER: [&str; 12] = [
     "_ns",
-    "_seconds",
+    "ns_per_request",
     "instructions",
     "calls",
-    "copied",
+    "calls_per_command",
     "allocations",
+    "copied_bytes",
+    "doorbells",
+    "work_requests",
+    "unsent",
+    "latency_ratio",
+    AT_MOST,
 ];
+
+/// Ending of the ratios that have a goal not to be exceeded.
+const AT_MOST: &str = "ratio, at most";
+
+/// What a load's host counted over all of its time, which is longer or shorter.
+const TOTALS: &str = "host";
+
+/// Between the parts of a place.
+const SEPARATOR: &str = " › ";
 
 /// How a change is to be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -94,8 +116,12 @@ impl Change {
     /// Whether that is for the better.
     #[must_use]
     pub fn judgement(&self) -> Judgement {
-        let field = self.place.rsplit(" › ").next().unwrap_or_default();
-        let is_any = |parts: &[&str]| parts.iter().any(|part| field.contains(part));
+        let mut parts = self.place.rsplit(SEPARATOR);
+        let field = parts.next().unwrap_or_default();
+        if parts.next() == Some(TOTALS) {
+            return Judgement::Other;
+        }
+        let is_any = |endings: &[&str]| endings.iter().any(|ending| field.ends_with(ending));
         let rises = self.after > self.before;
         if is_any(&LESS_IS_BETTER) {
             if rises {
@@ -120,8 +146,8 @@ impl Change {
 pub struct Difference {
     /// Circumstances that differ: figures taken under them do not compare.
     pub circumstances: Vec<String>,
-    /// Places that only one of the two has.
-    pub unmatched: Vec<String>,
+    /// Places that only one of the two has: where a whole row is missing, the row.
+    pub unmatched: BTreeSet<String>,
     /// Judged numbers that moved by more than was asked for, in the order of their places.
     pub changes: Vec<Change>,
     /// Judged numbers that did not.
@@ -145,7 +171,7 @@ impl Difference {
         }
         for (place, &number) in &before.numbers {
             let Some(&other) = after.numbers.get(place) else {
-                found.unmatched.push(place.clone());
+                found.unmatched.insert(missing_in(&after, place));
                 continue;
             };
             let change = Change {
@@ -164,8 +190,17 @@ impl Difference {
         }
         let only_after = after.numbers.keys();
         let only_after = only_after.filter(|place| !before.numbers.contains_key(*place));
-        found.unmatched.extend(only_after.cloned());
         found
+            .unmatched
+            .extend(only_after.map(|place| missing_in(&before, place)));
+        found
+    }
+
+    /// Whether there is nothing to compare: the reports are of different commands, or of different
+    /// loads.
+    #[must_use]
+    pub fn is_nothing(&self) -> bool {
+        self.changes.is_empty() && self.unchanged == 0
     }
 
     /// Whether anything became worse.
@@ -224,6 +259,26 @@ struct Flat {
     circumstances: BTreeMap<String, Value>,
 }
 
+impl Flat {
+    /// Whether there are numbers at `place` or below.
+    fn has(&self, place: &str) -> bool {
+        let from = self.numbers.range(place.to_owned()..);
+        let mut from = from.take_while(|(known, _)| known.starts_with(place));
+        from.any(|(known, _)| {
+            let rest = &known[place.len()..];
+            rest.is_empty() || rest.starts_with(SEPARATOR)
+        })
+    }
+}
+
+/// The uppermost part of `place` that is not there at all.
+fn missing_in(flat: &Flat, place: &str) -> String {
+    let ends = place.match_indices(SEPARATOR).map(|(end, _)| end);
+    let mut above = ends.map(|end| &place[..end]);
+    let missing = above.find(|above| !flat.has(above));
+    missing.unwrap_or(place).to_owned()
+}
+
 fn flatten(report: &Value) -> Flat {
     let mut flat = Flat::default();
     visit(report, String::new(), &mut flat);
@@ -235,13 +290,19 @@ fn visit(value: &Value, place: String, flat: &mut Flat) {
         if place.is_empty() {
             name.to_owned()
         } else {
-            format!("{place} › {name}")
+            format!("{place}{SEPARATOR}{name}")
         }
     };
     match value {
         Value::Object(fields) => {
+            // The points of a sweep over load are taken at parts of what was there without a limit.
+            let is_part = fields.get("load_percent").is_some_and(Value::is_number);
+            let at_most = fields.get("goal").and_then(|goal| goal.get("at_most"));
             for (name, value) in fields {
-                if CIRCUMSTANCES.contains(&name.as_str()) {
+                let is_circumstance = CIRCUMSTANCES.contains(&name.as_str()) || value.is_boolean();
+                if name == "ratio" && at_most.is_some() {
+                    visit(value, below(AT_MOST), flat);
+                } else if is_circumstance && !(is_part && name == "rate") {
                     flat.circumstances.insert(below(name), value.clone());
                 } else {
                     visit(value, below(name), flat);
@@ -252,7 +313,7 @@ fn visit(value: &Value, place: String, flat: &mut Flat) {
             for (index, row) in rows.iter().enumerate() {
                 let name = row_name(row).unwrap_or_else(|| index.to_string());
                 let mut place = below(&name);
-                if flat.numbers.keys().any(|known| known.starts_with(&place)) {
+                if flat.has(&place) {
                     place = below(&format!("{name} ({index})"));
                 }
                 visit(row, place, flat);
@@ -313,7 +374,12 @@ mod tests {
         after["runs"][1]["phases"] = json!([]);
         let found = Difference::between(&report(1000.0, 500), &after, 1.0);
         assert_eq!(found.circumstances.len(), 1);
-        assert_eq!(found.unmatched.len(), 2);
+        let missing = "runs › oltp, depth 32 › phases".to_owned();
+        assert_eq!(
+            found.unmatched,
+            BTreeSet::from([missing]),
+            "the row, not all that is in it"
+        );
         let text = found.to_string();
         assert!(
             text.contains("different circumstances") && text.contains("only in one"),
@@ -332,5 +398,99 @@ mod tests {
         assert_eq!((found.changes.len(), found.unchanged), (1, 1));
         assert_eq!(found.changes[0].percent(), f64::INFINITY);
         assert!(found.is_worse());
+    }
+
+    #[test]
+    fn only_what_is_good_or_bad_by_itself_is_judged() {
+        let judged = |place: &str| {
+            let (place, before, after) = (place.to_owned(), 1.0, 2.0);
+            let change = Change {
+                place,
+                before,
+                after,
+            };
+            change.judgement()
+        };
+        for place in [
+            "runs › 0 › phases › main › reads › iops",
+            "rounds › 0 › idle › beside",
+            "rows › depth 128 › same_memory › requests_ratio",
+            "figures › read-128 › against › 0 › ratio",
+        ] {
+            assert_eq!(judged(place), Judgement::Better, "{place}");
+        }
+        for place in [
+            "runs › 0 › phases › main › reads › latency › p9999_ns",
+            "points › connections 4 › target_ns_per_request",
+            "rows › depth 1 › same_memory › latency_ratio",
+            "figures › latency › against › 0 › ratio, at most",
+            "rows › depth 8 › doorbells",
+            "movements › bytes 4096, depth 1 › write › copied_bytes",
+            "points › depth 1 › unsent",
+        ] {
+            assert_eq!(judged(place), Judgement::Worse, "{place}");
+        }
+        for place in [
+            "runs › 0 › phases › main › reads › operations",
+            "runs › 0 › phases › main › elapsed_seconds",
+            "runs › 0 › limit_operations",
+            "runs › 0 › limit_seconds",
+            "runs › 0 › host › copied_bytes",
+            "runs › 0 › seed",
+        ] {
+            assert_eq!(judged(place), Judgement::Other, "{place}");
+        }
+    }
+
+    #[test]
+    fn a_goal_not_to_be_exceeded_turns_the_judgement() {
+        let figure = |ratio: f64| json!({ "ratio": ratio, "goal": { "at_most": 1.15 } });
+        assert!(Difference::between(&figure(1.0), &figure(1.5), 1.0).is_worse());
+        let figure = |ratio: f64| json!({ "ratio": ratio, "goal": { "at_least": 0.9 } });
+        assert!(!Difference::between(&figure(1.0), &figure(1.5), 1.0).is_worse());
+    }
+
+    #[test]
+    fn rows_are_matched_by_their_whole_name() {
+        let row = |depth: u16, iops: f64| json!({ "depth": depth, "iops": iops });
+        let (before, after) = (json!([row(128, 7.0), row(1, 5.0)]), json!([row(1, 5.0)]));
+        let found = Difference::between(&before, &after, 1.0);
+        assert_eq!(found.unchanged, 1);
+        assert_eq!(found.unmatched, BTreeSet::from(["depth 128".to_owned()]));
+    }
+
+    #[test]
+    fn two_sweeps_over_load_are_matched_by_the_part_of_the_load() {
+        let sweep = |most: f64| {
+            let point = |percent: u32| {
+                let rate = most * f64::from(percent) / 100.0;
+                json!({ "depth": 32, "load_percent": percent, "rate": rate, "iops": rate })
+            };
+            json!({ "load": { "rate": null, "seed": most }, "points": [point(10), point(95)] })
+        };
+        let found = Difference::between(&sweep(1000.0), &sweep(2000.0), 1.0);
+        assert!(
+            found.circumstances.is_empty() && found.unmatched.is_empty(),
+            "{found:?}"
+        );
+        assert_eq!(found.changes.len(), 2);
+        assert!(
+            found.changes[0].place.contains("load_percent 10"),
+            "{found:?}"
+        );
+    }
+
+    #[test]
+    fn other_digests_or_directions_are_other_circumstances() {
+        let run = |digest: bool| json!({ "runs": [{ "data_digest": digest, "iops": 5 }] });
+        let found = Difference::between(&run(false), &run(true), 1.0);
+        assert_eq!(found.circumstances, ["runs › 0 › data_digest"]);
+    }
+
+    #[test]
+    fn reports_of_different_commands_have_nothing_to_compare() {
+        let found = Difference::between(&report(1.0, 2), &json!({ "stages": [] }), 1.0);
+        assert!(found.is_nothing());
+        assert!(!Difference::between(&report(1.0, 2), &report(1.0, 2), 1.0).is_nothing());
     }
 }

@@ -23,6 +23,9 @@ pub enum Over {
 pub struct SweepPoint {
     /// Requests in flight on each queue at most.
     pub depth: u16,
+    /// The part of what there was without a limit that was asked for, percent, in a sweep over load.
+    #[serde(default)]
+    pub load_percent: Option<u32>,
     /// Requests a second that were asked for, where they were limited.
     pub rate: Option<f64>,
     /// Requests a second that were answered.
@@ -42,7 +45,7 @@ pub struct SweepPoint {
 pub struct SweepReport {
     /// What changed from point to point.
     pub over: Over,
-    /// The load at its first point: machine, target, sizes and pattern hold for all of them.
+    /// The load at its first point: all but the phases, and what changes, hold for all of them.
     pub load: RunReport,
     /// The points, weakest first.
     pub points: Vec<SweepPoint>,
@@ -56,6 +59,7 @@ impl SweepPoint {
         let kinds = || [&main.reads, &main.writes].into_iter().flatten();
         Some(Self {
             depth: report.depth,
+            load_percent: None,
             rate: report.rate,
             iops: kinds().map(|kind| kind.iops).sum(),
             mib_per_second: kinds().map(|kind| kind.mib_per_second).sum(),

@@ -32,10 +32,46 @@ fn load(path: &Path) -> Result<Value, Failure> {
 
 pub(super) fn execute(args: &DiffArgs) -> Result<ExitCode, Failure> {
     let difference = Difference::between(&load(&args.before)?, &load(&args.after)?, args.above);
+    if difference.is_nothing() {
+        let (before, after) = (args.before.display(), args.after.display());
+        return Err(format!(
+            "{before} and {after} have no figure in common: give two reports of one command"
+        )
+        .into());
+    }
     print!("{difference}");
     Ok(if args.fail_if_worse && difference.is_worse() {
         ExitCode::FAILURE
     } else {
         ExitCode::SUCCESS
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reports_that_have_nothing_in_common_are_refused_by_their_names() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let file = |name: &str, text: &str| {
+            let path = directory.path().join(name);
+            std::fs::write(&path, text).expect("written");
+            path
+        };
+        let diff = |after: PathBuf| {
+            execute(&DiffArgs {
+                before: file("a.json", r#"{"runs": [{"iops": 7}]}"#),
+                after,
+                above: 3.0,
+                fail_if_worse: true,
+            })
+        };
+        let error = diff(file("b.json", r#"{"points": [{"iops": 7}]}"#)).expect_err("refused");
+        assert!(error.to_string().contains("no figure in common"), "{error}");
+        let error = diff(file("c.json", "nothing")).expect_err("refused");
+        assert!(error.to_string().contains("c.json: no report"), "{error}");
+        let same = file("a.json", r#"{"runs": [{"iops": 7}]}"#);
+        assert_eq!(diff(same).expect("compared"), ExitCode::SUCCESS);
+    }
 }

@@ -100,10 +100,16 @@ impl SweepArgs {
         if matches!(&plan, JobPlan::Target(plans) if plans.len() > 1) {
             return Err("a sweep is of one namespace: name it with --nsid".into());
         }
-        let mut add = |plan: &JobPlan| -> Result<(), Failure> {
-            let (point, report) = measure(plan, watching)?;
+        let mut add = |plan: &JobPlan, load_percent: Option<u32>| -> Result<(), Failure> {
+            let (point, mut report) = measure(plan, watching)?;
+            if load_percent.is_some() {
+                report.rate = None;
+            }
             taken.load.get_or_insert(report);
-            taken.points.push(point);
+            taken.points.push(SweepPoint {
+                load_percent,
+                ..point
+            });
             Ok(())
         };
         match self.over {
@@ -114,7 +120,7 @@ impl SweepArgs {
                 };
                 for &depth in depths {
                     plan.change(|workload| workload.depth = depth);
-                    add(&plan)?;
+                    add(&plan, None)?;
                 }
             }
             Over::Load => {
@@ -122,7 +128,7 @@ impl SweepArgs {
                 for percent in LOADS_PERCENT {
                     let rate = unlimited.iops * f64::from(percent) / 100.0;
                     plan.change(|workload| workload.rate = Some(rate.max(1.0)));
-                    add(&plan)?;
+                    add(&plan, Some(percent))?;
                 }
             }
         }
@@ -254,6 +260,13 @@ mod tests {
         let report = report.expect("points");
         let rates: Vec<f64> = report.points.iter().filter_map(|it| it.rate).collect();
         assert_eq!(rates.len(), LOADS_PERCENT.len());
+        let percents: Vec<u32> = report
+            .points
+            .iter()
+            .filter_map(|it| it.load_percent)
+            .collect();
+        assert_eq!(percents, LOADS_PERCENT);
+        assert_eq!(report.load.rate, None);
         assert!(rates.is_sorted());
         assert!((rates[7] / rates[0] - 9.5).abs() < 0.01, "{rates:?}");
         assert!(plot::sweep(&report).expect("drawn").contains("answered"));

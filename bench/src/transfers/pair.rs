@@ -76,7 +76,7 @@ pub struct PairReport {
     /// Whether the data went to the server.
     pub write: bool,
     /// Bytes of data of a request.
-    pub bytes: usize,
+    pub data_bytes: usize,
     /// Requests in flight.
     pub depth: usize,
     /// Requests answered in a second, by the fastest of the three.
@@ -109,7 +109,7 @@ impl fmt::Display for PairReport {
             ("one that sleeps", &self.asleep),
         ] {
             table.row([
-                format!("{operation} of {}", format_size(self.bytes as u64)),
+                format!("{operation} of {}", format_size(self.data_bytes as u64)),
                 ends.to_owned(),
                 self.depth.to_string(),
                 format_count(rate.requests_per_second as u64),
@@ -155,7 +155,7 @@ pub fn measure_pair<P: Provider>(
         machine: Machine::here(),
         device,
         write: options.write,
-        bytes: options.bytes,
+        data_bytes: options.bytes,
         depth: options.depth,
         requests_per_second: rates.into_iter().fold(0.0, f64::max),
         two_threads,
