@@ -4,6 +4,7 @@ use std::error::Error;
 use std::ops::Range;
 
 use plotters::coord::Shift;
+use plotters::coord::ranged1d::{AsRangedCoord, ValueFormatter};
 use plotters::prelude::*;
 
 use crate::report::Latency;
@@ -13,6 +14,9 @@ use crate::units::{format_count, format_nanos};
 
 /// Size of a picture, pixels: two charts, one above the other.
 const SIZE: (u32, u32) = (860, 900);
+
+/// Room for the names of several curves, pixels.
+const NAMES_WIDTH: u32 = 124;
 
 /// Space beyond the highest value, as a factor.
 const HEADROOM: f64 = 1.15;
@@ -90,35 +94,80 @@ fn logarithmic_range(values: impl Iterator<Item = f64>) -> Range<f64> {
     low / HEADROOM..high * HEADROOM * HEADROOM
 }
 
+/// A range with two powers of ten in it at least, since only those have labels.
+fn with_two_labels(range: Range<f64>) -> Range<f64> {
+    let (low, high) = (range.start.log10(), range.end.log10());
+    if high.floor() - low.ceil() >= 1.0 {
+        range
+    } else {
+        10_f64.powf(low.floor())..10_f64.powf(high.ceil())
+    }
+}
+
 fn linear_range(values: impl Iterator<Item = f64>) -> Range<f64> {
     0.0..(values.fold(0.0, f64::max) * HEADROOM).max(1.0)
 }
 
-/// Draws curves into axes that have been laid out already.
-macro_rules! draw {
-    ($chart:ident, $curves:expr, $x:expr, $y:expr, $x_format:expr, $y_format:expr) => {{
-        $chart
-            .configure_mesh()
-            .x_desc($x)
-            .y_desc($y)
-            .x_label_formatter(&$x_format)
-            .y_label_formatter(&$y_format)
-            .light_line_style(WHITE)
-            .draw()?;
-        for (curve, colour) in $curves.iter().zip(COLOURS.iter().cycle()) {
-            let line = LineSeries::new(curve.points.clone(), colour.stroke_width(2));
-            $chart
-                .draw_series(line.point_size(3))?
-                .label(&curve.name)
-                .legend(|(x, y)| PathElement::new([(x, y), (x + 18, y)], colour.stroke_width(2)));
-        }
-        $chart
-            .configure_series_labels()
-            .position(SeriesLabelPosition::UpperLeft)
-            .background_style(WHITE.mix(0.85))
-            .border_style(BLACK.mix(0.3))
-            .draw()?;
-    }};
+/// An axis: where its values lie, what they are, and how they read.
+struct Axis<'a, S> {
+    range: S,
+    name: &'a str,
+    format: fn(&f64) -> String,
+}
+
+/// Draws curves into axes. Several have their names beside the axes, where they are in no curve's way;
+/// one alone has its name on its axis.
+fn chart<X, Y>(
+    area: &Area<'_>,
+    caption: &str,
+    curves: &[Curve],
+    x: Axis<'_, X>,
+    y: Axis<'_, Y>,
+) -> Result<(), PlotError>
+where
+    X: AsRangedCoord<Value = f64, CoordDescType: ValueFormatter<f64>>,
+    Y: AsRangedCoord<Value = f64, CoordDescType: ValueFormatter<f64>>,
+{
+    let mut builder = ChartBuilder::on(area);
+    builder
+        .margin(12)
+        .x_label_area_size(38)
+        .y_label_area_size(84);
+    if !caption.is_empty() {
+        builder.caption(caption, ("sans-serif", 17));
+    }
+    // Always, so that the axes of both charts lie above each other.
+    builder.margin_right(NAMES_WIDTH);
+    let mut chart = builder.build_cartesian_2d(x.range, y.range)?;
+    chart
+        .configure_mesh()
+        .x_desc(x.name)
+        .y_desc(y.name)
+        .x_label_formatter(&x.format)
+        .y_label_formatter(&y.format)
+        .light_line_style(WHITE)
+        .draw()?;
+    for (curve, colour) in curves.iter().zip(COLOURS.iter().cycle()) {
+        let line = LineSeries::new(curve.points.clone(), colour.stroke_width(2));
+        chart.draw_series(line.point_size(3))?;
+    }
+    if curves.len() > 1 {
+        write_names(area, curves)?;
+    }
+    Ok(())
+}
+
+/// The names of curves with their colours, at the right of the picture.
+fn write_names(area: &Area<'_>, curves: &[Curve]) -> Result<(), PlotError> {
+    let left = area.dim_in_pixel().0 as i32 - NAMES_WIDTH as i32 + 12;
+    for ((curve, colour), line) in curves.iter().zip(COLOURS.iter().cycle()).zip(0..) {
+        let top = 48 + 18 * line;
+        let dash = [(left, top), (left + 18, top)];
+        area.draw(&PathElement::new(dash, colour.stroke_width(2)))?;
+        let place = (left + 24, top - 6);
+        area.draw(&Text::new(curve.name.clone(), place, ("sans-serif", 12)))?;
+    }
+    Ok(())
 }
 
 fn count(value: &f64) -> String {
@@ -141,9 +190,16 @@ fn ys(curves: &[Curve]) -> impl Iterator<Item = f64> {
         .flat_map(|curve| curve.points.iter().map(|point| point.1))
 }
 
+/// An axis on which values grow by `base` from step to step.
+fn logarithmic(
+    range: Range<f64>,
+    base: f64,
+) -> impl AsRangedCoord<Value = f64, CoordDescType: ValueFormatter<f64>> {
+    range.log_scale().base(base)
+}
+
 fn over_depth(area: &Area<'_>, report: &SweepReport) -> Result<(), PlotError> {
     let depth = |point: &SweepPoint| f64::from(point.depth);
-    let (above, below) = area.split_vertically(SIZE.1 / 2);
     let rates = [Curve {
         name: "requests a second".to_owned(),
         points: report
@@ -152,78 +208,41 @@ fn over_depth(area: &Area<'_>, report: &SweepReport) -> Result<(), PlotError> {
             .map(|it| (depth(it), it.iops))
             .collect(),
     }];
-    let x = logarithmic_range(xs(&rates));
-    let mut chart = ChartBuilder::on(&above)
-        .caption(title(report), ("sans-serif", 17))
-        .margin(12)
-        .x_label_area_size(38)
-        .y_label_area_size(84)
-        .build_cartesian_2d(x.clone().log_scale().base(2.0), linear_range(ys(&rates)))?;
-    draw!(
-        chart,
-        rates,
-        "requests in flight on each queue",
-        "requests a second",
-        count,
-        count
-    );
     let latencies = latency_curves(&report.points, depth);
-    let mut chart = ChartBuilder::on(&below)
-        .margin(12)
-        .x_label_area_size(38)
-        .y_label_area_size(84)
-        .build_cartesian_2d(
-            x.log_scale().base(2.0),
-            logarithmic_range(ys(&latencies)).log_scale(),
-        )?;
-    draw!(
-        chart,
-        latencies,
-        "requests in flight on each queue",
-        "latency",
-        count,
-        time
-    );
-    Ok(())
+    let x = || Axis {
+        range: logarithmic(logarithmic_range(xs(&rates)), 2.0),
+        name: "requests in flight on each queue",
+        format: count,
+    };
+    let (above, below) = area.split_vertically(SIZE.1 / 2);
+    let title = title(report);
+    chart(&above, &title, &rates, x(), rate_axis(&rates))?;
+    chart(
+        &below,
+        "",
+        &latencies,
+        x(),
+        latency_axis(&latencies, "latency"),
+    )
 }
 
 fn over_load(area: &Area<'_>, report: &SweepReport) -> Result<(), PlotError> {
     let rate = |point: &SweepPoint| point.rate.unwrap_or(point.iops);
-    let (above, below) = area.split_vertically(SIZE.1 / 2);
     let rates = [Curve {
-        name: "answered".to_owned(),
+        name: "requests a second answered".to_owned(),
         points: report.points.iter().map(|it| (rate(it), it.iops)).collect(),
     }];
-    let x = linear_range(xs(&rates));
     let latencies = latency_curves(&report.points, rate);
-    let mut chart = ChartBuilder::on(&above)
-        .caption(title(report), ("sans-serif", 17))
-        .margin(12)
-        .x_label_area_size(38)
-        .y_label_area_size(84)
-        .build_cartesian_2d(x.clone(), logarithmic_range(ys(&latencies)).log_scale())?;
-    draw!(
-        chart,
-        latencies,
-        "requests a second asked for",
-        "latency from when due",
-        count,
-        time
-    );
-    let mut chart = ChartBuilder::on(&below)
-        .margin(12)
-        .x_label_area_size(38)
-        .y_label_area_size(84)
-        .build_cartesian_2d(x, linear_range(ys(&rates)))?;
-    draw!(
-        chart,
-        rates,
-        "requests a second asked for",
-        "requests a second",
-        count,
-        count
-    );
-    Ok(())
+    let x = || Axis {
+        range: linear_range(xs(&rates)),
+        name: "requests a second asked for",
+        format: count,
+    };
+    let (above, below) = area.split_vertically(SIZE.1 / 2);
+    let title = format!("{} of depth {}", title(report), report.load.depth);
+    let y = latency_axis(&latencies, "latency from when due");
+    chart(&above, &title, &latencies, x(), y)?;
+    chart(&below, "", &rates, x(), rate_axis(&rates))
 }
 
 fn over_number(area: &Area<'_>, report: &ScaleReport) -> Result<(), PlotError> {
@@ -239,32 +258,45 @@ fn over_number(area: &Area<'_>, report: &ScaleReport) -> Result<(), PlotError> {
             points: points.map(|point| (number(point), value(point))).collect(),
         }]
     };
-    let (above, below) = area.split_vertically(SIZE.1 / 2);
     let rates = curve("requests a second", |point| point.iops);
-    let costs = curve("target's time", |point| point.target_ns_per_request);
-    let x = logarithmic_range(xs(&rates)).log_scale().base(2.0);
-    let mut chart = ChartBuilder::on(&above)
-        .caption("4 KiB random reads from RAM over TCP", ("sans-serif", 17))
-        .margin(12)
-        .x_label_area_size(38)
-        .y_label_area_size(84)
-        .build_cartesian_2d(x, linear_range(ys(&rates)))?;
-    draw!(chart, rates, of, "requests a second", count, count);
-    let x = logarithmic_range(xs(&costs)).log_scale().base(2.0);
-    let mut chart = ChartBuilder::on(&below)
-        .margin(12)
-        .x_label_area_size(38)
-        .y_label_area_size(84)
-        .build_cartesian_2d(x, linear_range(ys(&costs)))?;
-    draw!(
-        chart,
-        costs,
-        of,
-        "target's processor time for a request",
-        count,
-        time
-    );
-    Ok(())
+    let costs = curve("target's processor time for a request", |point| {
+        point.target_ns_per_request
+    });
+    let x = || Axis {
+        range: logarithmic(logarithmic_range(xs(&rates)), 2.0),
+        name: of,
+        format: count,
+    };
+    let (above, below) = area.split_vertically(SIZE.1 / 2);
+    let title = "4 KiB random reads from RAM over TCP";
+    chart(&above, title, &rates, x(), rate_axis(&rates))?;
+    let y = Axis {
+        range: linear_range(ys(&costs)),
+        name: &costs[0].name,
+        format: time,
+    };
+    chart(&below, "", &costs, x(), y)
+}
+
+/// The axis of one curve of rates, from 0.
+fn rate_axis(rates: &[Curve; 1]) -> Axis<'_, Range<f64>> {
+    Axis {
+        range: linear_range(ys(rates)),
+        name: &rates[0].name,
+        format: count,
+    }
+}
+
+/// The axis of latencies, of which the highest are many times the lowest.
+fn latency_axis<'a>(
+    latencies: &[Curve],
+    name: &'a str,
+) -> Axis<'a, impl AsRangedCoord<Value = f64, CoordDescType: ValueFormatter<f64>>> {
+    Axis {
+        range: logarithmic(with_two_labels(logarithmic_range(ys(latencies))), 10.0),
+        name,
+        format: time,
+    }
 }
 
 fn title(report: &SweepReport) -> String {
@@ -312,4 +344,68 @@ fn picture(draw: impl FnOnce(&Area<'_>) -> Result<(), PlotError>) -> Result<Stri
     area.present()?;
     drop(area);
     Ok(svg)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_axis_of_latencies_has_two_labels() {
+        assert_eq!(with_two_labels(20e3..80e3), 10e3..100e3);
+        assert_eq!(with_two_labels(90e3..110e3), 10e3..1e6);
+        assert_eq!(with_two_labels(9e3..110e3), 9e3..110e3);
+    }
+
+    #[test]
+    fn names_of_several_curves_stand_beside_the_axes() {
+        let curve = |name: &str| Curve {
+            name: name.to_owned(),
+            points: vec![(1.0, 20e3), (2.0, 80e3)],
+        };
+        let drawn = |curves: &[Curve]| {
+            picture(|area| {
+                let x = Axis {
+                    range: 0.0..2.0,
+                    name: "across",
+                    format: count,
+                };
+                chart(area, "A picture", curves, x, latency_axis(curves, "up"))
+            })
+            .expect("drawn")
+        };
+        let two = drawn(&[curve("one"), curve("other")]);
+        for text in [
+            "A picture",
+            "across",
+            "up",
+            "10.0 µs",
+            "100 µs",
+            "one",
+            "other",
+        ] {
+            assert!(two.contains(&format!("\n{text}\n")), "no {text} in {two}");
+        }
+        // No name begins left of where the axes end.
+        let place = |name: &str| {
+            let before = two.split(&format!("\n{name}\n")).next().expect("there");
+            let tag = before.rsplit("<text ").next().expect("a text");
+            let x = tag
+                .split("x=\"")
+                .nth(1)
+                .and_then(|rest| rest.split('"').next());
+            x.and_then(|x| x.parse::<u32>().ok()).expect("a place")
+        };
+        for name in ["one", "other"] {
+            assert!(
+                place(name) > SIZE.0 - NAMES_WIDTH,
+                "{name} at {}",
+                place(name)
+            );
+        }
+        assert!(
+            !drawn(&[curve("one")]).contains("\none\n"),
+            "its axis says what it is"
+        );
+    }
 }
