@@ -22,6 +22,7 @@ use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
 use hugemem::{PagePolicy, RegionError, Store};
+use rustix::event::Timespec;
 use rustix::net::sockopt::set_tcp_congestion;
 use rustix::net::{AddressFamily, SocketType};
 
@@ -317,6 +318,13 @@ fn socket_pair() -> io::Result<(TcpStream, TcpStream)> {
     }
     Ok((client, server))
 }
+
+/// The longest sleep of a loop that waits for something to come, after which it looks whether it is
+/// to stop.
+pub(crate) const SLEEP_MAX: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 10_000_000,
+};
 
 /// An empty latency histogram, nanoseconds, three significant digits.
 #[must_use]

@@ -5,16 +5,11 @@ use std::io;
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 
+use crate::ceiling::SLEEP_MAX;
 use crate::ceiling::occupation::Occupation;
-
-/// The longest sleep, after which the loop looks whether it is to stop.
-const SLEEP_MAX: Timespec = Timespec {
-    tv_sec: 0,
-    tv_nsec: 10_000_000,
-};
 
 /// The passes of a loop over sockets.
 pub(super) struct Passes<'a> {

@@ -13,9 +13,10 @@ use rdma::{
     RNR_RETRY_FOREVER, ReceiveRequest, RemoteAddress, SGES_MAX, SendOperation, SendRequest,
     SgeList, Token, WorkCompletion,
 };
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags, poll};
 
 use super::{MESSAGE_BYTES, TransferError, Way, step};
+use crate::ceiling::SLEEP_MAX;
 
 /// The memory that each end has for data.
 #[derive(Debug, Clone, Copy)]
@@ -43,12 +44,6 @@ const INLINE_BYTES: u32 = 512;
 
 /// Completions taken by one poll at most.
 const POLLED_MAX: usize = 64;
-
-/// The longest sleep without a completion.
-const SLEEP_MAX: Timespec = Timespec {
-    tv_sec: 0,
-    tv_nsec: 10_000_000,
-};
 
 /// Nothing here takes this long.
 const LIMIT: Duration = Duration::from_secs(20);
