@@ -78,6 +78,9 @@ enum ComparedArg {
     All,
 }
 
+/// The part of its core that the target has in some rows where nobody says, percent.
+const PART_PERCENT: u32 = 50;
+
 #[derive(Debug, Args)]
 pub(crate) struct CompareArgs {
     /// What is compared
@@ -104,10 +107,10 @@ pub(crate) struct CompareArgs {
     #[arg(long, default_value_t = 1)]
     host_core: usize,
     /// With all, the per cent of its core that the target has, and the pair's answering side, in the
-    /// rows that give them a part
-    #[arg(long, value_name = "PERCENT", default_value_t = 50,
+    /// rows that give them a part; else 50
+    #[arg(long, value_name = "PERCENT",
         value_parser = clap::value_parser!(u32).range(i64::from(cpu_limit::PERCENT_MIN)..=100))]
-    cpu_max: u32,
+    cpu_max: Option<u32>,
     /// Size of the RAM namespace, and of the memory that the bare pair sends from
     #[arg(long, default_value = "64MiB", value_name = "SIZE", value_parser = parse_region)]
     namespace_size: u64,
@@ -115,7 +118,7 @@ pub(crate) struct CompareArgs {
     #[arg(long, value_name = "FILE")]
     windlass: Option<PathBuf>,
     /// Also write the report as JSON
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = parse_report_file)]
     json: Option<PathBuf>,
 }
 
@@ -139,6 +142,20 @@ pub(crate) fn execute(command: Command) -> Result<ExitCode, Failure> {
 
 fn parse_region(text: &str) -> Result<u64, String> {
     parse_size(text).map_err(|error| error.to_string())
+}
+
+/// A file that a report is to be written to: better refused before the measurement than after it.
+fn parse_report_file(text: &str) -> Result<PathBuf, String> {
+    let path = PathBuf::from(text);
+    if path.is_dir() {
+        return Err("that is a folder: name a file".to_owned());
+    }
+    match path.parent() {
+        Some(folder) if folder != Path::new("") && !folder.is_dir() => {
+            Err(format!("there is no folder {}", folder.display()))
+        }
+        _ => Ok(path),
+    }
 }
 
 fn parse_seconds(text: &str) -> Result<Duration, String> {
@@ -166,6 +183,16 @@ fn execute_compare(args: &CompareArgs) -> Result<ExitCode, Failure> {
     if rounds == 0 {
         return Err("give at least one round".into());
     }
+    let of_all = [
+        ("--rows", !args.rows.is_empty()),
+        ("--folder", args.folder.is_some()),
+        ("--cpu-max", args.cpu_max.is_some()),
+    ];
+    if args.compared == ComparedArg::Tcp
+        && let Some((name, _)) = of_all.into_iter().find(|(_, given)| *given)
+    {
+        return Err(format!("{name} is for `bench compare all`").into());
+    }
     let common = CompareOptions {
         windlass: args
             .windlass
@@ -187,7 +214,7 @@ fn execute_compare(args: &CompareArgs) -> Result<ExitCode, Failure> {
                 common,
                 folder: args.folder.clone().unwrap_or_else(std::env::temp_dir),
                 only: args.rows.clone(),
-                part_percent: args.cpu_max,
+                part_percent: args.cpu_max.unwrap_or(PART_PERCENT),
             };
             show(&compare_all(&options, tell)?, args.json.as_deref())
         }
@@ -222,6 +249,16 @@ mod tests {
     }
 
     #[test]
+    fn options_that_a_comparison_would_ignore_are_refused() {
+        for option in ["--rows=idle", "--folder=/tmp", "--cpu-max=20"] {
+            let all = ["bench", "compare", "tcp", option];
+            let command = Arguments::try_parse_from(all).expect("well formed").command;
+            let error = execute(command).expect_err("refused").to_string();
+            assert!(error.contains("is for `bench compare all`"), "{error}");
+        }
+    }
+
+    #[test]
     fn bad_arguments_are_named() {
         for (arguments, part) in [
             (
@@ -251,6 +288,12 @@ mod tests {
             (&["ceiling", "carrier-pigeon"], "tcp"),
             (&["ceiling", "tcp", "--memory", "lots"], "is not a size"),
             (&["compare", "tcp", "--namespace-size", ""], "is not a size"),
+            (
+                &["run", "--json", "/nonexistent/run.json"],
+                "there is no folder /nonexistent",
+            ),
+            (&["sweep", "depth", "--svg", "/"], "that is a folder"),
+            (&["storm", "--json", "/"], "that is a folder"),
         ] {
             let text = refused(arguments);
             assert!(text.contains(part), "{arguments:?}: {text}");

@@ -68,7 +68,7 @@ pub(crate) struct CeilingArgs {
     #[arg(long, value_name = "IP", required_if_eq("transport", "rdma"))]
     address: Option<IpAddr>,
     /// Also write the report as JSON
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = super::parse_report_file)]
     json: Option<PathBuf>,
 }
 

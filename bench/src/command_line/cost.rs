@@ -8,7 +8,7 @@ use bench::cost::measure::{self, Subject, measure, measure_cases, measure_growth
 use bench::cost::report::CostReport;
 use bench::cost::tcp_cases::{CHIEF, Case, HOST_CHIEF};
 use bench::cost::{driver_loop, growth_loop, host_loop, rdma_loop, tcp_loop};
-use bench::report::{Machine, save_json};
+use bench::report::save_json;
 use clap::{Args, ValueEnum};
 use serde::de::DeserializeOwned;
 
@@ -48,9 +48,9 @@ pub(crate) struct CostArgs {
     /// Over TCP, this case alone, such as ram-read-4k-128
     #[arg(long, value_name = "NAME")]
     case: Option<String>,
-    /// Requests that the mean is taken of; the cases of TCP have their own
-    #[arg(long, default_value_t = 20_000, value_parser = clap::value_parser!(u64).range(1000..))]
-    requests: u64,
+    /// Requests that the mean is taken of, for driver and rdma; else 20,000
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1000..))]
+    requests: Option<u64>,
     /// Fail where a limit is exceeded, or the baseline by more than 3 %
     #[arg(long)]
     check: bool,
@@ -61,10 +61,10 @@ pub(crate) struct CostArgs {
     #[arg(long, value_name = "FILE", requires = "check")]
     baseline: Option<PathBuf>,
     /// Write what was reached now as the file to compare with later
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = super::parse_report_file)]
     save_baseline: Option<PathBuf>,
     /// Also write the report as JSON
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = super::parse_report_file)]
     json: Option<PathBuf>,
     /// Only run the loop, and print what it counts by itself: what this command runs under
     /// callgrind
@@ -72,10 +72,36 @@ pub(crate) struct CostArgs {
     only_loop: Option<u64>,
 }
 
+/// Requests that the mean is taken of where nobody says.
+const REQUESTS: u64 = 20_000;
+
+impl CostArgs {
+    /// Refuses, before anything is measured, what the subject takes no notice of or cannot be judged.
+    fn check(&self) -> Result<(), Failure> {
+        let has_requests = matches!(self.subject, SubjectArg::Driver | SubjectArg::Rdma);
+        let has_cases = matches!(self.subject, SubjectArg::Tcp | SubjectArg::TcpHost);
+        let grows = matches!(self.subject, SubjectArg::Growth);
+        if self.case.is_some() && !has_cases {
+            return Err("--case is for tcp and tcp-host, which have cases".into());
+        }
+        if self.requests.is_some() && !has_requests {
+            return Err("--requests is for driver and rdma: the others have their own".into());
+        }
+        if grows && (self.baseline.is_some() || self.save_baseline.is_some()) {
+            return Err("growth is judged by itself: it has no baseline".into());
+        }
+        if self.check && cfg!(debug_assertions) {
+            return Err("only an optimised build can be checked: cargo build --release".into());
+        }
+        Ok(())
+    }
+}
+
 pub(crate) fn execute(args: &CostArgs) -> Result<ExitCode, Failure> {
     if let Some(requests) = args.only_loop {
         return only_loop(args, requests);
     }
+    args.check()?;
     match args.subject {
         SubjectArg::Driver | SubjectArg::Rdma => {}
         SubjectArg::Tcp => {
@@ -87,7 +113,12 @@ pub(crate) fn execute(args: &CostArgs) -> Result<ExitCode, Failure> {
         SubjectArg::Growth => return execute_growth(args),
     }
     let subject = args.subject.subject();
-    let report = measure(&std::env::current_exe()?, subject, args.requests)?;
+    let baseline = read_baseline(args.baseline.as_deref())?;
+    let report = measure(
+        &std::env::current_exe()?,
+        subject,
+        args.requests.unwrap_or(REQUESTS),
+    )?;
     print!("{report}");
     if let Some(path) = &args.json {
         save_json(&report, path)?;
@@ -107,8 +138,7 @@ pub(crate) fn execute(args: &CostArgs) -> Result<ExitCode, Failure> {
         instructions_max: aim,
         ..*subject
     };
-    let baseline = read_baseline(args.baseline.as_deref())?;
-    judge(&report.machine, &excesses(&report, &subject, baseline))
+    judge(&excesses(&report, &subject, baseline))
 }
 
 fn only_loop(args: &CostArgs, requests: u64) -> Result<ExitCode, Failure> {
@@ -131,6 +161,7 @@ fn execute_cases(args: &CostArgs, cases: &[Case], chief: &str) -> Result<ExitCod
         let names: Vec<String> = cases.iter().map(Case::name).collect();
         return Err(format!("there is no case {name}: {}", names.join(", ")).into());
     }
+    let baselines: Option<CaseBaselines> = read_baseline(args.baseline.as_deref())?;
     let subject = args.subject.subject();
     let reports = measure_cases(&std::env::current_exe()?, subject, args.case.as_deref())?;
     let detailed = args.case.as_deref().unwrap_or(chief);
@@ -153,23 +184,19 @@ fn execute_cases(args: &CostArgs, cases: &[Case], chief: &str) -> Result<ExitCod
     if !args.check {
         return Ok(ExitCode::SUCCESS);
     }
-    let baselines: Option<CaseBaselines> = read_baseline(args.baseline.as_deref())?;
     let excesses = case_excesses(&reports, baselines.as_ref(), args.growth_only);
-    judge(&reports.machine, &excesses)
+    judge(&excesses)
 }
 
 /// Points of one dimension are held to one another, so there is no baseline.
 fn execute_growth(args: &CostArgs) -> Result<ExitCode, Failure> {
-    if args.baseline.is_some() || args.save_baseline.is_some() || args.case.is_some() {
-        return Err("growth is judged by itself: it has neither baseline nor cases".into());
-    }
     let report = measure_growth(&std::env::current_exe()?)?;
     print!("{report}");
     if let Some(path) = &args.json {
         save_json(&report, path)?;
     }
     if args.check {
-        judge(&report.machine, &report.excesses())
+        judge(&report.excesses())
     } else {
         Ok(ExitCode::SUCCESS)
     }
@@ -181,13 +208,13 @@ fn read_baseline<T: DeserializeOwned>(path: Option<&Path>) -> Result<Option<T>, 
     };
     let text = std::fs::read_to_string(path);
     let text = text.map_err(|error| format!("{}: {error}", path.display()))?;
-    Ok(Some(serde_json::from_str(&text)?))
+    let baseline = serde_json::from_str(&text);
+    let baseline =
+        baseline.map_err(|error| format!("{}: no baseline of this: {error}", path.display()))?;
+    Ok(Some(baseline))
 }
 
-fn judge(machine: &Machine, excesses: &[String]) -> Result<ExitCode, Failure> {
-    if !machine.optimised {
-        return Err("only an optimised build can be checked: cargo build --release".into());
-    }
+fn judge(excesses: &[String]) -> Result<ExitCode, Failure> {
     for line in excesses {
         println!("\n  TOO MUCH: {line}");
     }
@@ -196,5 +223,38 @@ fn judge(machine: &Machine, excesses: &[String]) -> Result<ExitCode, Failure> {
         Ok(ExitCode::SUCCESS)
     } else {
         Ok(ExitCode::FAILURE)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::super::{Arguments, Command};
+    use super::*;
+
+    #[test]
+    fn what_a_subject_takes_no_notice_of_is_refused() {
+        for (arguments, part) in [
+            ("driver --case ram-read-4k-128", "--case is for tcp"),
+            ("growth --case ram-read-4k-128", "--case is for tcp"),
+            ("tcp --requests 5000", "--requests is for driver and rdma"),
+            (
+                "growth --requests 5000",
+                "--requests is for driver and rdma",
+            ),
+            ("growth --save-baseline x.json", "it has no baseline"),
+            ("tcp --case no-such", "there is no case no-such"),
+        ] {
+            let all = ["bench", "cost"]
+                .into_iter()
+                .chain(arguments.split_whitespace());
+            let parsed = Arguments::try_parse_from(all).expect("well formed");
+            let Command::Cost(args) = parsed.command else {
+                panic!("another command")
+            };
+            let error = execute(&args).expect_err("refused").to_string();
+            assert!(error.contains(part), "{arguments}: {error}");
+        }
     }
 }

@@ -35,7 +35,7 @@ pub(crate) struct DriveArgs {
     #[arg(long)]
     core: Option<usize>,
     /// Also write the report as JSON
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = super::parse_report_file)]
     json: Option<PathBuf>,
 }
 

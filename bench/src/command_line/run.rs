@@ -47,7 +47,7 @@ pub(crate) struct RunArgs {
     #[arg(long)]
     progress: bool,
     /// Also write the report as JSON
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = super::parse_report_file)]
     json: Option<PathBuf>,
 }
 

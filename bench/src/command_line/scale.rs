@@ -40,10 +40,10 @@ pub(crate) struct ScaleArgs {
     #[arg(long, value_name = "FILE")]
     windlass: Option<PathBuf>,
     /// Also write the report as JSON
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = super::parse_report_file)]
     json: Option<PathBuf>,
     /// Also draw it, as SVG
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = super::parse_report_file)]
     svg: Option<PathBuf>,
 }
 

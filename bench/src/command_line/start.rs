@@ -32,7 +32,7 @@ pub(crate) struct StartArgs {
     #[arg(long, value_name = "FILE")]
     windlass: Option<PathBuf>,
     /// Also write the report as JSON
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = super::parse_report_file)]
     json: Option<PathBuf>,
 }
 

@@ -25,7 +25,7 @@ pub(crate) struct TransfersArgs {
     #[arg(long, default_value = "0.1", value_name = "SECONDS", value_parser = parse_seconds)]
     time: Duration,
     /// Also write the report as JSON
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = super::parse_report_file)]
     json: Option<PathBuf>,
 }
 
