@@ -142,6 +142,12 @@ impl Appliance {
         progress
     }
 
+    /// Whether nothing is on its way between the reactors.
+    #[must_use]
+    pub fn is_at_rest(&self) -> bool {
+        self.simulation.is_at_rest()
+    }
+
     /// Whether a disk's device has a place in the target.
     #[must_use]
     pub fn has_device(&self, disk: usize) -> bool {

@@ -82,6 +82,7 @@ defects! {
     "one-reactor-told": "changes reach only the first reactor";
     "hosts-forgotten": "a subsystem that comes back lets nobody attach";
     "listener-stays": "a removed listener keeps its address";
+    "rdma-listener-stays": "a removed listener over RDMA goes on accepting";
     "steps-backwards": "the steps of a change are carried out in the reverse order";
     "undone-not": "what was done of a change that failed is not undone";
     "shorter-tried": "a device whose file is to be shorter is closed before that is refused";

@@ -273,7 +273,7 @@ impl Host {
                 Line::Rdma(Box::new(RdmaLine::open(network, call)))
             }
         };
-        let mut connection = Connection::new(line, shape, random);
+        let mut connection = Connection::new(line, shape, random, ground.now);
         // Those of hosts that vanished may fill a reactor until their keep-alive expires.
         let connections = ground.listeners.iter().map(Listener::connections);
         connection.excused = connections.sum::<usize>() > CONNECTIONS_MAX;

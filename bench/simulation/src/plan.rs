@@ -85,9 +85,14 @@ impl Serving {
     /// Whether a host can be in service.
     #[must_use]
     pub fn reaches(&self, swarm: &Swarm, host: usize) -> bool {
-        let shape = &swarm.hosts[host];
-        let listener = self.listeners[shape.listener()];
-        self.hosts[host] && self.subsystems[shape.subsystem] && listener
+        let subsystem = swarm.hosts[host].subsystem;
+        self.hosts[host] && self.subsystems[subsystem] && self.has_listener(swarm, host)
+    }
+
+    /// Whether there is the listener that a host comes by.
+    #[must_use]
+    pub fn has_listener(&self, swarm: &Swarm, host: usize) -> bool {
+        self.listeners[swarm.hosts[host].listener()]
     }
 
     /// Whether a disk's namespace can be reached by somebody.

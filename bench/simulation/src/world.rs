@@ -464,6 +464,7 @@ impl World {
             };
             // Sending alone is no progress to a reactor, so what arrives at hosts counts too.
             let mut busy = appliance.round().is_busy();
+            let on_its_way = !appliance.is_at_rest();
             self.scene.probe_vanished();
             self.scene.tend_disks();
             self.scene.tend_rdma();
@@ -475,7 +476,7 @@ impl World {
             let waiting =
                 self.scene.is_connected_to() || self.hosts.iter().any(Host::waits_for_target);
             let events_wait = idle_turns < IDLE_TURNS_RDMA && self.scene.rdma_waits();
-            if busy || (waiting && idle_turns < IDLE_TURNS) || events_wait {
+            if busy || on_its_way || (waiting && idle_turns < IDLE_TURNS) || events_wait {
                 continue;
             }
             let look = self.next_look();

@@ -23,13 +23,16 @@ pub use seeded::Seeded;
 const ROUND: Nanos = Nanos::from_micros(1);
 
 /// Turns reactors by hand, in an order drawn from a seed for every round. When none has anything to
-/// do, time leaps to the earliest deadline. The same seed and the same pollers give the same run.
+/// do and nothing is on its way between them, time leaps to the earliest deadline. The same seed and
+/// the same pollers give the same run.
 #[derive(Debug)]
 pub struct Simulation {
     clock: VirtualClock,
     reactors: Vec<Reactor>,
     order: Vec<usize>,
     random: Seeded,
+    /// Rounds without progress since the last one with some.
+    idle_rounds: usize,
 }
 
 impl Simulation {
@@ -51,6 +54,7 @@ impl Simulation {
             reactors,
             order,
             random: Seeded::new(seed, 0),
+            idle_rounds: 0,
         })
     }
 
@@ -95,7 +99,20 @@ impl Simulation {
             }
         }
         self.clock.advance(ROUND);
+        self.idle_rounds = if progress.is_busy() {
+            0
+        } else {
+            self.idle_rounds.saturating_add(1)
+        };
         progress
+    }
+
+    /// Whether nothing is on its way between the reactors, so that time may leap: since the last
+    /// progress each has had as many turns as it has rings from others, and
+    /// [`recv_in_turn`](crate::mesh::Port::recv_in_turn) looks at one ring in a turn.
+    #[must_use]
+    pub fn is_at_rest(&self) -> bool {
+        self.idle_rounds >= self.reactors.len()
     }
 
     /// The earliest time at which a reactor wants a turn without anything else happening.
@@ -112,7 +129,7 @@ impl Simulation {
             if self.clock.now() >= until || self.is_finished() {
                 return false;
             }
-            if !self.round().is_busy() {
+            if !self.round().is_busy() && self.is_at_rest() {
                 self.clock
                     .advance_to(self.next_deadline().unwrap_or(until).min(until));
             }

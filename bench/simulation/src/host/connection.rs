@@ -145,6 +145,7 @@ impl Vanished {
 pub(super) struct Connection {
     pub(super) queue: Queue,
     line: Line,
+    pub(super) opened_at: Nanos,
     /// The target has a reason to close it.
     pub(super) excused: bool,
     /// Nothing more is to be sent on it.
@@ -153,9 +154,10 @@ pub(super) struct Connection {
 
 impl Connection {
     /// A queue over a line that was just opened.
-    pub(super) fn new(line: Line, shape: ConnectionShape, random: Random) -> Self {
+    pub(super) fn new(line: Line, shape: ConnectionShape, random: Random, now: Nanos) -> Self {
         Self {
             line,
+            opened_at: now,
             queue: Queue {
                 shape,
                 random,

@@ -80,6 +80,9 @@ impl Host {
                     ground.now,
                     format_args!("host {number} queue {qid} initialised"),
                 );
+                if self.is_beyond_listener(ground, qid) {
+                    return Err(self.violation(ground, "a listener that went accepts a connection"));
+                }
                 self.connect(ground, qid);
                 Ok(())
             }
@@ -95,6 +98,14 @@ impl Host {
             }
             Incoming::Ended(end) => self.ended(ground, qid, end),
         }
+    }
+
+    /// Whether a connection was begun when the listener that it goes to had gone.
+    fn is_beyond_listener(&mut self, ground: &Ground<'_>, qid: u16) -> bool {
+        let gone_at = ground.permission_changed[self.number];
+        let is_there = ground.serving.has_listener(ground.swarm, self.number);
+        let mut connections = self.connections();
+        !is_there && connections.any(|it| it.qid() == qid && it.opened_at > gone_at)
     }
 
     /// Whether the target has a reason to end a connection.

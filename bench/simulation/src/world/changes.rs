@@ -238,8 +238,7 @@ impl World {
 
     fn listener_change(&mut self) -> Option<Change> {
         let all = Serving::all(&self.scene.swarm).listeners;
-        let all = (0..all.len()).filter(|it| all[*it] && *it != RDMA_LISTENER);
-        let all: Vec<usize> = all.collect();
+        let all: Vec<usize> = (0..all.len()).filter(|it| all[*it]).collect();
         let mut wanted = self.scene.serving.clone();
         wanted.listeners[self.changes.pick(&all)] ^= true;
         // An export has one at least.
@@ -439,7 +438,10 @@ impl World {
         let swarm = &self.scene.swarm;
         let wanted = &change.wanted;
         let hosts = 0..swarm.hosts.len();
-        let hosts = hosts.filter(|it| former.reaches(swarm, *it) != wanted.reaches(swarm, *it));
+        let hosts = hosts.filter(|it| {
+            former.reaches(swarm, *it) != wanted.reaches(swarm, *it)
+                || former.has_listener(swarm, *it) != wanted.has_listener(swarm, *it)
+        });
         let disks = (0..swarm.disks.len()).filter(|disk| {
             former.namespaces[*disk] != wanted.namespaces[*disk]
                 || former.devices[*disk] != wanted.devices[*disk]

@@ -18,7 +18,7 @@ impl Poller for Relay {
     }
 
     fn poll(&mut self, now: Nanos, _budget: u32) -> Progress {
-        if let Some((_, token)) = self.port.recv() {
+        if let Some((_, token)) = self.port.recv_in_turn() {
             self.hops.borrow_mut().push((self.port.index(), now));
             self.holds = Some((now + Nanos::from_millis(10), token));
             return Progress::Busy(1);
