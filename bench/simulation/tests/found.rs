@@ -1,4 +1,7 @@
-//! What the simulation found in the appliance: its seeds stay quiet.
+//! What the simulation found in the appliance, or in its own judge: those seeds stay quiet.
+//!
+//! What a seed does moves with the simulation; that the judge would see the same again is proved by
+//! the planted defects.
 
 use simulation::run::run;
 use simulation::swarm::{Fault, Faults, Limits};
