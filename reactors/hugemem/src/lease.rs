@@ -63,9 +63,10 @@ pub struct Lease {
 }
 
 /// Places in [`CLASS_BYTES`]; an enum for what its unused values are worth: `Data` needs no room to
-/// tell leases from loans.
+/// tell leases from loans. It fills its word, so that a lease is moved in whole words: pieces of one
+/// that are stored apart and loaded together stall the core.
 #[derive(Clone, Copy, Debug)]
-#[repr(u8)]
+#[repr(u64)]
 enum Class {
     First,
     Second,
