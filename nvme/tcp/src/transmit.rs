@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use std::io::IoSlice;
 
 use arrayvec::ArrayVec;
-use hugemem::Data;
+use hugemem::{Data, prefetch};
 use nvme_spec::tcp::{C2hData, C2hEnd, DATA_ALIGNMENT_MAX_Z, Framing};
 use nvme_target::Served;
 use reactors::sim::planted;
@@ -43,7 +43,15 @@ struct Payload {
     data: Data,
     bytes: u32,
     padding: u8,
+    /// Made when the PDU is about to be sent, where there is one.
     digest: Option<[u8; DIGEST_BYTES]>,
+}
+
+impl Payload {
+    #[inline]
+    fn data(&self) -> &[u8] {
+        &self.data[..self.bytes as usize]
+    }
 }
 
 /// A PDU with a 24-byte header.
@@ -82,6 +90,13 @@ impl Outgoing {
         }
     }
 
+    fn payload(&self) -> Option<&Payload> {
+        match self {
+            Self::Control(_) => None,
+            Self::Framed(framed) => framed.payload.as_ref(),
+        }
+    }
+
     /// Adds the PDU's pieces, [`PIECES_PER_PDU_MAX`] at most; returns its bytes.
     #[inline]
     fn add_to<'a>(&'a self, pieces: &mut Pieces<'a>) -> usize {
@@ -108,7 +123,7 @@ impl Framed {
             if payload.padding > 0 {
                 add(&PADDING[..usize::from(payload.padding)]);
             }
-            add(&payload.data[..payload.bytes as usize]);
+            add(payload.data());
             if let Some(digest) = &payload.digest {
                 add(digest);
             }
@@ -145,6 +160,8 @@ pub(crate) struct Transmitter {
     queue: VecDeque<Outgoing>,
     /// Bytes of the foremost PDU that the stream has taken.
     sent: usize,
+    /// PDUs whose data has its digest, at the front; counted only where data has digests.
+    sealed: usize,
     framing: Framing,
     /// Of every PDU but control ones, with the header digest.
     header_bytes: u8,
@@ -161,6 +178,7 @@ impl Transmitter {
         Self {
             queue: VecDeque::with_capacity(4),
             sent: 0,
+            sealed: 0,
             framing: Framing::default(),
             header_bytes: HEADER_BYTES as u8,
             padding: 0,
@@ -226,10 +244,10 @@ impl Transmitter {
         finishes: Finishes,
     ) {
         let payload = Payload {
-            digest: self.framing.data_digest.then(|| digest(&data[..bytes])),
             data,
             bytes: bytes as u32,
             padding: self.padding,
+            digest: None,
         };
         let framed = self.frame(header, Some(payload), finishes);
         self.queue.push_back(Outgoing::Framed(framed));
@@ -270,6 +288,7 @@ impl Transmitter {
     /// at once.
     pub(crate) fn discard_unsent(&mut self) {
         self.queue.truncate(usize::from(self.sent > 0));
+        self.sealed = self.sealed.min(self.queue.len());
     }
 
     /// Sends what is queued. `finished` hears of all that is over with PDUs that have been taken.
@@ -278,6 +297,9 @@ impl Transmitter {
         stream: &mut impl ByteStream,
         mut finished: impl FnMut(Finishes),
     ) -> Flushed {
+        if self.framing.data_digest {
+            self.seal();
+        }
         for _ in 0..SENDS_PER_FLUSH_MAX {
             if self.queue.is_empty() {
                 return Flushed::Empty;
@@ -294,6 +316,25 @@ impl Transmitter {
         } else {
             Flushed::Yielded
         }
+    }
+
+    /// Makes the digests of all data that is to go, one after the other, while the next data is on its
+    /// way from memory.
+    fn seal(&mut self) {
+        let mut unsealed = self.queue.range_mut(self.sealed..).peekable();
+        while let Some(outgoing) = unsealed.next() {
+            if let Some(payload) = unsealed.peek().and_then(|next| next.payload()) {
+                prefetch(payload.data());
+            }
+            if let Outgoing::Framed(Framed {
+                payload: Some(payload),
+                ..
+            }) = outgoing
+            {
+                payload.digest = Some(digest(payload.data()));
+            }
+        }
+        self.sealed = self.queue.len();
     }
 
     fn send_batch(&self, stream: &mut impl ByteStream) -> Transferred {
@@ -336,6 +377,7 @@ impl Transmitter {
             "the stream took more than it was given"
         );
         self.sent = taken;
+        self.sealed = self.sealed.saturating_sub(gone);
         self.queue.drain(..gone);
     }
 }

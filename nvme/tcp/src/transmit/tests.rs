@@ -157,6 +157,72 @@ fn what_is_half_sent_is_finished_before_a_termination() {
     assert!(wire.bytes.ends_with(b"end"));
 }
 
+/// Data that is queued behind half-sent data, in every state of sending, has its own digest.
+#[test]
+fn each_data_has_its_digest_whenever_it_is_queued() {
+    const BYTES: usize = 100;
+    const PDU_BYTES: usize = 24 + BYTES + DIGEST_BYTES;
+    let framing = Framing {
+        data_digest: true,
+        ..Framing::default()
+    };
+    let pool = pool();
+    for grain in [1, 24, 31, 64, 124, 126, 127, 128, 129, 200, 300, 1 << 20] {
+        let mut transmitter = Transmitter::new();
+        transmitter.reserve(16);
+        transmitter.negotiate(framing);
+        let mut wire = Wire {
+            bytes: Vec::new(),
+            grain,
+            calls: 0,
+        };
+        for number in 0..16_u16 {
+            let mut lease = pool.take(BYTES).expect("a free arena");
+            lease.fill(number as u8 + 1);
+            let data = C2hData::new(number, 0, BYTES as u32, C2hEnd::Success, framing);
+            let finishes = Finishes::Nothing;
+            transmitter.push_data(transmute!(data), Data::Lease(lease), BYTES, finishes);
+            if number % 3 != 0 {
+                let _ = transmitter.flush(&mut wire, |_| {});
+            }
+        }
+        drain(&mut transmitter, &mut wire);
+        let (pdus, rest) = wire.bytes.as_chunks::<PDU_BYTES>();
+        assert_eq!((pdus.len(), rest), (16, &[][..]), "grain {grain}");
+        for (number, pdu) in pdus.iter().enumerate() {
+            let (data, found) = pdu[24..].split_at(BYTES);
+            assert_eq!(data, [number as u8 + 1; BYTES], "grain {grain}");
+            assert_eq!(found, digest(data), "grain {grain}, PDU {number}");
+        }
+    }
+}
+
+#[test]
+fn half_sent_data_keeps_its_digest_before_a_termination() {
+    let framing = Framing {
+        data_digest: true,
+        ..Framing::default()
+    };
+    let pool = pool();
+    let mut transmitter = Transmitter::new();
+    queue_three(&mut transmitter, framing, &pool);
+    let mut wire = Wire {
+        bytes: Vec::new(),
+        grain: 30,
+        calls: 0,
+    };
+    let _ = transmitter.flush(&mut wire, |_| panic!("nothing is finished yet"));
+    transmitter.discard_unsent();
+    transmitter.push_control(b"end");
+    drain(&mut transmitter, &mut wire);
+    let end = 24 + 5000;
+    assert_eq!(
+        wire.bytes[end..end + DIGEST_BYTES],
+        digest(&wire.bytes[24..end])
+    );
+    assert_eq!(&wire.bytes[end + DIGEST_BYTES..], b"end");
+}
+
 #[test]
 fn a_full_queue_leaves_in_batches_that_the_kernel_takes() {
     let framing = Framing {
