@@ -12,6 +12,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::cpu_limit::{CpuLimit, CpuLimitError};
+use crate::leftovers::Known;
 
 /// How long the appliance may take to start or to end.
 pub const START_LIMIT: Duration = Duration::from_secs(20);
@@ -62,6 +63,8 @@ pub struct ApplianceProcess {
     started: Instant,
     directory: TempDir,
     binary: PathBuf,
+    /// What a signal that ends this process must not leave: its folder, and itself.
+    _known: [Known; 2],
     /// What bounds its processor time; removed after the process has ended.
     limit: Option<CpuLimit>,
 }
@@ -80,6 +83,7 @@ impl ApplianceProcess {
             return Err(ProcessError::NoBinary(binary.to_owned()));
         }
         let directory = tempfile::tempdir().map_err(ProcessError::Configuration)?;
+        let folder = Known::folder(directory.path());
         let address = free_address().map_err(ProcessError::Configuration)?;
         let file = directory.path().join("windlass.toml");
         std::fs::write(&file, text(directory.path(), address))
@@ -91,14 +95,14 @@ impl ApplianceProcess {
             source,
         };
         let started = Instant::now();
-        let mut child = Command::new(binary)
+        let mut command = Command::new(binary);
+        command
             .arg("run")
             .arg(&file)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
-            .stderr(log)
-            .spawn()
-            .map_err(failed)?;
+            .stderr(log);
+        let (mut child, process) = Known::child(|| command.spawn()).map_err(failed)?;
         let output = child.stdout.take();
         let output = output.ok_or_else(|| failed(io::ErrorKind::BrokenPipe.into()))?;
         Ok(Self {
@@ -108,6 +112,7 @@ impl ApplianceProcess {
             started,
             directory,
             binary: binary.to_owned(),
+            _known: [folder, process],
             limit: None,
         })
     }
@@ -202,12 +207,22 @@ impl ApplianceProcess {
         Some(Duration::from_secs_f64(ticks as f64 / per_second as f64))
     }
 
-    /// The last line of its log.
+    /// What its log says is wrong, else its last line.
     fn last_words(&self) -> String {
         let log = std::fs::read_to_string(self.directory.path().join("log"));
-        let log = log.unwrap_or_default();
+        last_words(&log.unwrap_or_default())
+    }
+}
+
+/// The errors in a log, else its last line.
+fn last_words(log: &str) -> String {
+    let errors = log.lines().filter_map(|line| line.strip_prefix("error: "));
+    let errors: Vec<&str> = errors.collect();
+    if errors.is_empty() {
         let last = log.lines().next_back();
         last.unwrap_or("it said nothing").trim().to_owned()
+    } else {
+        errors.join("; ")
     }
 }
 
@@ -231,4 +246,18 @@ impl Drop for ApplianceProcess {
 fn free_address() -> io::Result<SocketAddr> {
     let listener = TcpListener::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?;
     listener.local_addr()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_words_are_what_is_wrong() {
+        let checked = "error: `memory` is too small\n  --> x.toml:4:1\n   |\n\n\
+            error: no [[export]]\n  --> x.toml:9:1\n\nx.toml: 2 problems\n";
+        assert_eq!(last_words(checked), "`memory` is too small; no [[export]]");
+        assert_eq!(last_words("one\n  two \n"), "two");
+        assert_eq!(last_words(""), "it said nothing");
+    }
 }

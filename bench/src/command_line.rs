@@ -9,6 +9,7 @@ use std::time::Duration;
 use bench::compare::suite::{self, SuiteOptions, compare_all};
 use bench::compare::{CompareOptions, compare_tcp, windlass_beside_this_binary};
 use bench::cpu_limit;
+use bench::leftovers::{self, Known};
 use bench::report::save_json;
 use bench::units::parse_size;
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -87,7 +88,7 @@ pub(crate) struct CompareArgs {
     #[arg(value_enum)]
     compared: ComparedArg,
     /// Rounds, of which medians are taken; else 9 for tcp, 5 for all
-    #[arg(long)]
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
     rounds: Option<usize>,
     /// With all, these rows alone
     #[arg(long, value_name = "ROW,…", value_delimiter = ',',
@@ -124,6 +125,11 @@ pub(crate) struct CompareArgs {
 
 /// Runs `command` to its end.
 pub(crate) fn execute(command: Command) -> Result<ExitCode, Failure> {
+    if let Command::Compare(_) | Command::Scale(_) | Command::Start(_) | Command::Storm(_) = command
+    {
+        // They start an appliance and make files for it.
+        leftovers::remove_on_signals()?;
+    }
     match command {
         Command::Run(args) => run::execute(&args),
         Command::Ceiling(args) => ceiling::execute(&args),
@@ -142,6 +148,13 @@ pub(crate) fn execute(command: Command) -> Result<ExitCode, Failure> {
 
 fn parse_region(text: &str) -> Result<u64, String> {
     parse_size(text).map_err(|error| error.to_string())
+}
+
+fn at_least_one(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(0) | Err(_) => Err("give a number from 1".to_owned()),
+        Ok(number) => Ok(number),
+    }
 }
 
 /// A file that a report is to be written to: better refused before the measurement than after it.
@@ -180,9 +193,6 @@ fn execute_compare(args: &CompareArgs) -> Result<ExitCode, Failure> {
         ComparedArg::Tcp => 9,
         ComparedArg::All => 5,
     });
-    if rounds == 0 {
-        return Err("give at least one round".into());
-    }
     let of_all = [
         ("--rows", !args.rows.is_empty()),
         ("--folder", args.folder.is_some()),
@@ -210,9 +220,15 @@ fn execute_compare(args: &CompareArgs) -> Result<ExitCode, Failure> {
     match args.compared {
         ComparedArg::Tcp => show(&compare_tcp(&common, tell)?, args.json.as_deref()),
         ComparedArg::All => {
+            let folder = args.folder.clone().unwrap_or_else(std::env::temp_dir);
+            // A folder of its own, which goes with all that is in it whatever ends this.
+            let own = tempfile::tempdir_in(&folder).map_err(|error| {
+                format!("no files can be made in {}: {error}", folder.display())
+            })?;
+            let _known = Known::folder(own.path());
             let options = SuiteOptions {
                 common,
-                folder: args.folder.clone().unwrap_or_else(std::env::temp_dir),
+                folder: own.path().to_owned(),
                 only: args.rows.clone(),
                 part_percent: args.cpu_max.unwrap_or(PART_PERCENT),
             };
@@ -294,6 +310,12 @@ mod tests {
             ),
             (&["sweep", "depth", "--svg", "/"], "that is a folder"),
             (&["storm", "--json", "/"], "that is a folder"),
+            (&["storm", "--rounds", "0"], "a number from 1"),
+            (&["storm", "--idle", "0"], "0 is not in 1.."),
+            (&["storm", "--connects", "0"], "0 is not in 1.."),
+            (&["transfers", "--rounds", "0"], "a number from 1"),
+            (&["start", "--exports", "0"], "a number from 1"),
+            (&["compare", "all", "--rounds", "0"], "a number from 1"),
         ] {
             let text = refused(arguments);
             assert!(text.contains(part), "{arguments:?}: {text}");

@@ -13,6 +13,7 @@ pub mod cost;
 pub mod cpu_limit;
 pub mod difference;
 pub mod drive;
+pub mod leftovers;
 pub mod load;
 pub mod pinning;
 pub mod plot;

@@ -92,10 +92,11 @@ impl fmt::Display for StartReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "start with {} of memory in 2 MiB pages and {} exports, {} rounds in turn\n",
+            "start with {} of memory in 2 MiB pages and {} exports, {} rounds in turn\n  on {}\n",
             format_size(self.memory_bytes),
             self.exports,
             self.rounds.len(),
+            self.machine,
         )?;
         let mut table = Table::new(&["", "median", "fastest", "slowest"]);
         let mut row = |name: &str, value: fn(&StartRound) -> u64| {

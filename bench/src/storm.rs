@@ -15,8 +15,9 @@ use serde::Serialize;
 
 use crate::compare::target::{NQN, Target, TargetOptions};
 use crate::compare::{CompareError, CompareOptions, Load, measure_target};
+use crate::report::Machine;
 use crate::table::Table;
-use crate::units::{median, per_second};
+use crate::units::{format_count, median, per_second};
 
 /// Requests in flight on the busy connection.
 const DEPTH: usize = 128;
@@ -86,6 +87,8 @@ pub struct StormRound {
 /// All rounds.
 #[derive(Debug, Clone, Serialize)]
 pub struct StormReport {
+    /// Where it was taken.
+    pub machine: Machine,
     /// Idle connections.
     pub idle: u16,
     /// Each round.
@@ -112,8 +115,10 @@ impl StormReport {
 
 impl std::fmt::Display for StormReport {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        writeln!(f, "4 KiB reads over one connection, {DEPTH} in flight")?;
+        writeln!(f, "  on {}\n", self.machine)?;
         let mut table = Table::new(&["beside", "alone/s", "beside them/s", "ratio"]);
-        let rate = |value: f64| format!("{value:.0}");
+        let rate = |value: f64| format_count(value as u64);
         table.row([
             format!("{} idle connections", self.idle),
             rate(self.median_of(|round| round.idle.alone)),
@@ -187,6 +192,7 @@ pub fn measure(
         });
     }
     Ok(StormReport {
+        machine: Machine::here(),
         idle: options.idle,
         rounds,
     })
@@ -282,6 +288,7 @@ mod tests {
             connects_per_second: 1000.0,
         };
         let report = StormReport {
+            machine: Machine::here(),
             idle: 2000,
             rounds: vec![round(100.0, 95.0), round(10.0, 9.9), round(200.0, 100.0)],
         };

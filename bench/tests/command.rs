@@ -7,9 +7,11 @@ mod fake;
 
 use std::collections::BTreeSet;
 use std::io::{BufRead as _, BufReader};
+use std::os::unix::fs::PermissionsExt as _;
 use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use bench::cost::LoopCounts;
 use bench::report::RunReports;
@@ -286,6 +288,44 @@ fn an_interrupted_run_prints_what_it_has() {
     let kept = std::fs::read_to_string(file).expect("written");
     let kept: RunReports = serde_json::from_str(&kept).expect("JSON");
     assert!(kept.runs[0].interrupted);
+}
+
+#[test]
+fn an_interrupted_command_leaves_neither_appliance_nor_files() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let (files, appliance) = (
+        directory.path().join("files"),
+        directory.path().join("appliance"),
+    );
+    std::fs::create_dir(&files).expect("a directory");
+    // One that never serves, and says who it is.
+    let script = "#!/bin/sh\necho $$ > \"$0.tmp\" && mv \"$0.tmp\" \"$0.pid\"\nexec sleep 1000\n";
+    std::fs::write(&appliance, script).expect("written");
+    std::fs::set_permissions(&appliance, std::fs::Permissions::from_mode(0o755)).expect("its own");
+    let mut child = Command::new(env!("CARGO_BIN_EXE_bench"))
+        .args(["storm", "--windlass"])
+        .arg(&appliance)
+        .env("TMPDIR", &files)
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("the command runs");
+    let told = directory.path().join("appliance.pid");
+    while !told.exists() {
+        let ended = child.try_wait().expect("it is ours");
+        assert!(ended.is_none(), "{ended:?}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(std::fs::read_dir(&files).expect("there").count(), 1);
+    rustix::process::kill_process(Pid::from_child(&child), Signal::INT).expect("it is there");
+    let status = child.wait().expect("it ends");
+    assert_eq!(status.code(), Some(130));
+    assert_eq!(std::fs::read_dir(&files).expect("there").count(), 0);
+    let appliance = std::fs::read_to_string(told).expect("written");
+    let state = || std::fs::read_to_string(format!("/proc/{}/stat", appliance.trim()));
+    // Whoever has it now as a child may not have reaped it yet.
+    while state().is_ok_and(|state| !state.contains(") Z ")) {
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }
 
 #[test]

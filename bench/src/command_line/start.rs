@@ -8,7 +8,7 @@ use bench::report::save_json;
 use bench::start::{StartOptions, measure};
 use clap::Args;
 
-use super::{Failure, parse_region};
+use super::{Failure, at_least_one, parse_region};
 
 #[derive(Debug, Args)]
 pub(crate) struct StartArgs {
@@ -17,7 +17,7 @@ pub(crate) struct StartArgs {
     #[arg(long, default_value = "1GiB", value_name = "SIZE", value_parser = parse_region)]
     memory: u64,
     /// Exports, each with a RAM namespace of 2 MiB
-    #[arg(long, default_value_t = 16)]
+    #[arg(long, default_value_t = 16, value_parser = at_least_one)]
     exports: usize,
     /// Rounds, of which medians are taken
     #[arg(long, default_value_t = 15, value_parser = at_least_one)]
@@ -34,13 +34,6 @@ pub(crate) struct StartArgs {
     /// Also write the report as JSON
     #[arg(long, value_name = "FILE", value_parser = super::parse_report_file)]
     json: Option<PathBuf>,
-}
-
-fn at_least_one(text: &str) -> Result<usize, String> {
-    match text.parse() {
-        Ok(0) | Err(_) => Err("give a number from 1".to_owned()),
-        Ok(number) => Ok(number),
-    }
 }
 
 pub(crate) fn execute(args: &StartArgs) -> Result<ExitCode, Failure> {

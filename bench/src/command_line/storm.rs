@@ -9,18 +9,20 @@ use bench::report::save_json;
 use bench::storm::{StormOptions, measure};
 use clap::Args;
 
-use super::{Failure, parse_seconds};
+use super::{Failure, at_least_one, parse_seconds};
 
 #[derive(Debug, Args)]
 pub(crate) struct StormArgs {
     /// Idle connections
-    #[arg(long, default_value_t = 2000, value_name = "N")]
+    #[arg(long, default_value_t = 2000, value_name = "N",
+        value_parser = clap::value_parser!(u16).range(1..))]
     idle: u16,
     /// Connections that come and go in a second
-    #[arg(long, default_value_t = 1000, value_name = "N")]
+    #[arg(long, default_value_t = 1000, value_name = "N",
+        value_parser = clap::value_parser!(u32).range(1..))]
     connects: u32,
     /// Rounds, of which medians are taken
-    #[arg(long, default_value_t = 5)]
+    #[arg(long, default_value_t = 5, value_parser = at_least_one)]
     rounds: usize,
     /// Counted seconds of each measurement in a round
     #[arg(long, default_value = "1", value_name = "SECONDS", value_parser = parse_seconds)]
@@ -43,9 +45,6 @@ pub(crate) struct StormArgs {
 }
 
 pub(super) fn execute(args: &StormArgs) -> Result<ExitCode, Failure> {
-    if args.rounds == 0 {
-        return Err("give at least one round".into());
-    }
     let options = StormOptions {
         windlass: args
             .windlass

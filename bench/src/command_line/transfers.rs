@@ -10,7 +10,7 @@ use bench::transfers::{TransferOptions, TransfersReport, measure};
 use clap::Args;
 use rdma::fake::{DeviceConfig, Fabric, FabricConfig};
 
-use super::{Failure, parse_seconds};
+use super::{Failure, at_least_one, parse_seconds};
 
 #[derive(Debug, Args)]
 pub(crate) struct TransfersArgs {
@@ -19,7 +19,7 @@ pub(crate) struct TransfersArgs {
     #[arg(long, value_name = "IP")]
     address: Option<IpAddr>,
     /// Rounds, of which medians are taken
-    #[arg(long, default_value_t = 5)]
+    #[arg(long, default_value_t = 5, value_parser = at_least_one)]
     rounds: usize,
     /// Seconds of each measurement in a round
     #[arg(long, default_value = "0.1", value_name = "SECONDS", value_parser = parse_seconds)]

@@ -1,0 +1,142 @@
+//! What a command has begun and will end itself, for when a signal ends the command.
+//!
+//! Owns no thing: who made it removes it, and until then it is known here. Processes are killed and
+//! folders removed by [`remove_on_signals`], since nothing is dropped where a signal ends the process.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Child;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use rustix::process::{Pid, Signal, kill_process};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+/// How shells have the exit code of what a signal ended: this and the signal's number.
+const EXIT_SIGNALLED: i32 = 128;
+
+/// How often a folder is tried to be removed: a process that was killed may still write.
+const REMOVALS_MAX: usize = 10;
+
+/// What must not outlive the process.
+#[derive(Debug)]
+enum Leftover {
+    Process(Pid),
+    Folder(PathBuf),
+}
+
+/// All there is, by a number of its own.
+static LEFTOVERS: Mutex<BTreeMap<u64, Leftover>> = Mutex::new(BTreeMap::new());
+
+/// A map is whole wherever a panic came between.
+fn leftovers() -> MutexGuard<'static, BTreeMap<u64, Leftover>> {
+    LEFTOVERS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Until this is dropped, a signal that ends the process removes the thing first.
+#[derive(Debug)]
+#[must_use = "dropped, the thing is known no more"]
+pub struct Known(u64);
+
+impl Known {
+    /// A child that `spawn` starts: no signal comes between.
+    ///
+    /// # Errors
+    /// Those of `spawn`.
+    pub fn child(spawn: impl FnOnce() -> io::Result<Child>) -> io::Result<(Child, Self)> {
+        let mut all = leftovers();
+        let child = spawn()?;
+        let known = Self::add(&mut all, Leftover::Process(Pid::from_child(&child)));
+        Ok((child, known))
+    }
+
+    /// A folder with all that is in it.
+    pub fn folder(path: &Path) -> Self {
+        Self::add(&mut leftovers(), Leftover::Folder(path.to_owned()))
+    }
+
+    fn add(all: &mut BTreeMap<u64, Leftover>, leftover: Leftover) -> Self {
+        let number = all.last_key_value().map_or(0, |(last, _)| last + 1);
+        all.insert(number, leftover);
+        Self(number)
+    }
+}
+
+impl Drop for Known {
+    fn drop(&mut self) {
+        leftovers().remove(&self.0);
+    }
+}
+
+/// From now on SIGINT and SIGTERM remove what is known here, and then end the process.
+///
+/// # Errors
+/// The system's answer, where signals or a thread are not to be had.
+pub fn remove_on_signals() -> io::Result<()> {
+    let mut signals = Signals::new([SIGINT, SIGTERM])?;
+    std::thread::Builder::new().spawn(move || {
+        if let Some(signal) = signals.forever().next() {
+            remove(leftovers().values());
+            eprintln!("bench: interrupted");
+            std::process::exit(EXIT_SIGNALLED + signal);
+        }
+    })?;
+    Ok(())
+}
+
+/// Processes first, which write to folders.
+fn remove<'a>(all: impl Iterator<Item = &'a Leftover> + Clone) {
+    for leftover in all.clone() {
+        if let Leftover::Process(pid) = leftover {
+            let _ = kill_process(*pid, Signal::KILL);
+        }
+    }
+    for leftover in all {
+        if let Leftover::Folder(path) = leftover {
+            let mut tries = 0..REMOVALS_MAX;
+            while path.exists() && tries.next().is_some() {
+                let _ = std::fs::remove_dir_all(path);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt as _;
+    use std::process::Command;
+
+    use super::*;
+
+    #[test]
+    fn processes_are_killed_and_folders_removed() {
+        let mut child = Command::new("sleep").arg("1000").spawn().expect("a child");
+        let folder = tempfile::tempdir().expect("a folder");
+        std::fs::write(folder.path().join("log"), "text").expect("written");
+        let all = [
+            Leftover::Folder(folder.path().to_owned()),
+            Leftover::Process(Pid::from_child(&child)),
+            Leftover::Folder("/nonexistent/folder".into()),
+        ];
+        remove(all.iter());
+        assert_eq!(child.wait().expect("it ends").signal(), Some(9));
+        assert!(!folder.path().exists());
+    }
+
+    #[test]
+    fn what_was_dropped_is_known_no_more() {
+        let paths = ["/nonexistent/one", "/nonexistent/other"].map(Path::new);
+        let [one, other] = paths.map(Known::folder);
+        let knows = |path: &Path| {
+            let all = leftovers();
+            let mut all = all.values();
+            all.any(|it| matches!(it, Leftover::Folder(known) if known == path))
+        };
+        assert!(knows(paths[0]) && knows(paths[1]));
+        drop(one);
+        assert!(!knows(paths[0]) && knows(paths[1]));
+        drop(other);
+        assert!(!knows(paths[1]));
+    }
+}
