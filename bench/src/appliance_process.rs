@@ -217,7 +217,8 @@ impl ApplianceProcess {
 /// The errors in a log, else its last line.
 fn last_words(log: &str) -> String {
     let errors = log.lines().filter_map(|line| line.strip_prefix("error: "));
-    let errors: Vec<&str> = errors.collect();
+    let mut errors: Vec<&str> = errors.collect();
+    errors.dedup();
     if errors.is_empty() {
         let last = log.lines().next_back();
         last.unwrap_or("it said nothing").trim().to_owned()
@@ -255,7 +256,7 @@ mod tests {
     #[test]
     fn the_last_words_are_what_is_wrong() {
         let checked = "error: `memory` is too small\n  --> x.toml:4:1\n   |\n\n\
-            error: no [[export]]\n  --> x.toml:9:1\n\nx.toml: 2 problems\n";
+            error: no [[export]]\n\nerror: no [[export]]\n\nx.toml: 3 problems\n";
         assert_eq!(last_words(checked), "`memory` is too small; no [[export]]");
         assert_eq!(last_words("one\n  two \n"), "two");
         assert_eq!(last_words(""), "it said nothing");

@@ -12,6 +12,8 @@ use std::time::Duration;
 
 use rustix::thread::gettid;
 
+use crate::leftovers::Known;
+
 /// The period over which the part is kept, microseconds: short, so that what is held back is not for
 /// long.
 const PERIOD_US: u32 = 10_000;
@@ -165,29 +167,36 @@ impl CpuLimit {
 
 /// A control group, removed when dropped.
 #[derive(Debug)]
-struct Group(PathBuf);
+struct Group {
+    path: PathBuf,
+    /// A signal that ends the process removes it as well.
+    _known: Known,
+}
 
 impl Group {
     fn make(path: PathBuf) -> Result<Self, CpuLimitError> {
         match std::fs::create_dir(&path) {
-            Ok(()) => Ok(Self(path)),
+            Ok(()) => Ok(Self {
+                _known: Known::group(&path),
+                path,
+            }),
             Err(source) => Err(CpuLimitError::File { path, source }),
         }
     }
 
     fn write(&self, file: &str, text: &str) -> Result<(), CpuLimitError> {
-        write(&self.0.join(file), text)
+        write(&self.path.join(file), text)
     }
 
     fn read(&self, file: &str) -> Option<String> {
-        std::fs::read_to_string(self.0.join(file)).ok()
+        std::fs::read_to_string(self.path.join(file)).ok()
     }
 }
 
 impl Drop for Group {
     fn drop(&mut self) {
         for _ in 0..REMOVALS_MAX {
-            match std::fs::remove_dir(&self.0) {
+            match std::fs::remove_dir(&self.path) {
                 Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
                     std::thread::sleep(REMOVAL_INTERVAL);
                 }

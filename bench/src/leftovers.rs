@@ -1,13 +1,14 @@
 //! What a command has begun and will end itself, for when a signal ends the command.
 //!
-//! Owns no thing: who made it removes it, and until then it is known here. Processes are killed and
-//! folders removed by [`remove_on_signals`], since nothing is dropped where a signal ends the process.
+//! Owns no thing: who made it removes it, and until then it is known here. Processes are killed,
+//! folders and control groups removed by [`remove_on_signals`], since nothing is dropped where a signal ends the process.
 
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Child;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -16,14 +17,17 @@ use signal_hook::iterator::Signals;
 /// How shells have the exit code of what a signal ended: this and the signal's number.
 const EXIT_SIGNALLED: i32 = 128;
 
-/// How often a folder is tried to be removed: a process that was killed may still write.
-const REMOVALS_MAX: usize = 10;
+/// How often a folder or a group is tried to be removed, and the time between for a group: a process
+/// that was killed may not have ended yet.
+const REMOVALS_MAX: usize = 100;
+const REMOVAL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// What must not outlive the process.
 #[derive(Debug)]
 enum Leftover {
     Process(Pid),
     Folder(PathBuf),
+    Group(PathBuf),
 }
 
 /// All there is, by a number of its own.
@@ -54,6 +58,11 @@ impl Known {
     /// A folder with all that is in it.
     pub fn folder(path: &Path) -> Self {
         Self::add(&mut leftovers(), Leftover::Folder(path.to_owned()))
+    }
+
+    /// A control group.
+    pub fn group(path: &Path) -> Self {
+        Self::add(&mut leftovers(), Leftover::Group(path.to_owned()))
     }
 
     fn add(all: &mut BTreeMap<u64, Leftover>, leftover: Leftover) -> Self {
@@ -93,12 +102,33 @@ fn remove<'a>(all: impl Iterator<Item = &'a Leftover> + Clone) {
         }
     }
     for leftover in all {
-        if let Leftover::Folder(path) = leftover {
-            let mut tries = 0..REMOVALS_MAX;
-            while path.exists() && tries.next().is_some() {
-                let _ = std::fs::remove_dir_all(path);
+        match leftover {
+            Leftover::Process(_) => {}
+            Leftover::Folder(path) => {
+                let mut tries = 0..REMOVALS_MAX;
+                while path.exists() && tries.next().is_some() {
+                    let _ = std::fs::remove_dir_all(path);
+                }
+            }
+            Leftover::Group(path) => remove_group(path),
+        }
+    }
+}
+
+/// Removes a control group, of either version, with threads of ours in it: they go to the one above.
+pub(crate) fn remove_group(path: &Path) {
+    for _ in 0..REMOVALS_MAX {
+        for file in ["tasks", "cgroup.threads"] {
+            let threads = std::fs::read_to_string(path.join(file)).unwrap_or_default();
+            for thread in threads.lines() {
+                let _ = std::fs::write(path.with_file_name(file), thread);
             }
         }
+        if std::fs::remove_dir(path).is_ok() || !path.exists() {
+            return;
+        }
+        // A process that was killed is in it until it has ended.
+        std::thread::sleep(REMOVAL_INTERVAL);
     }
 }
 

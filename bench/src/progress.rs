@@ -130,8 +130,9 @@ impl Watch for Bar {
     }
 }
 
+/// As it is on a terminal of 80 columns.
 fn style() -> Result<ProgressStyle, indicatif::style::TemplateError> {
-    let template = "  {prefix:<24} {bar:32.cyan} {percent:>3} %  {msg}";
+    let template = "  {prefix:<22} {bar:20.cyan} {percent:>3} %  {msg}";
     Ok(ProgressStyle::with_template(template)?.progress_chars("━╸ "))
 }
 

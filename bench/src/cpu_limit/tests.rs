@@ -100,7 +100,7 @@ fn groups_of_version_one_limit_and_count() {
     limit.hold(17).expect("held");
     limit.hold_this_thread().expect("held");
     let counting = limit.counting.as_ref().expect("another hierarchy");
-    assert!(counting.0.starts_with(cpuacct.path()));
+    assert!(counting.path.starts_with(cpuacct.path()));
     let read = |name| limit.limiting.read(name).expect("there");
     assert_eq!(
         (read("cpu.cfs_quota_us"), read("cpu.cfs_period_us")),
@@ -139,7 +139,7 @@ fn the_kernels_groups_hold_a_thread_and_are_gone_afterwards() {
     let places: Vec<PathBuf> = places
         .into_iter()
         .flatten()
-        .map(|it| it.0.clone())
+        .map(|it| it.path.clone())
         .collect();
     let name = places[0].file_name().and_then(|name| name.to_str());
     let name = name.expect("made of letters").to_owned();
@@ -160,4 +160,30 @@ fn the_kernels_groups_hold_a_thread_and_are_gone_afterwards() {
     assert!(places.iter().all(|place| place.is_dir()));
     drop(limit);
     assert!(!places.iter().any(|place| place.exists()), "{places:?}");
+}
+
+#[test]
+fn a_group_is_removed_with_a_thread_in_it() {
+    let Ok(limit) = CpuLimit::new(100) else {
+        eprintln!("no groups can be made here");
+        return;
+    };
+    let (tell, told) = std::sync::mpsc::channel();
+    let (release, released) = std::sync::mpsc::channel::<()>();
+    std::thread::scope(|scope| {
+        let limit = &limit;
+        scope.spawn(move || {
+            // With version 2, a process outside of the root group cannot be divided.
+            let _ = limit.hold_this_thread();
+            tell.send(()).expect("it is waited for");
+            let _ = released.recv();
+        });
+        told.recv().expect("it is held");
+        for group in [Some(&limit.limiting), limit.counting.as_ref()] {
+            let Some(group) = group else { continue };
+            crate::leftovers::remove_group(&group.path);
+            assert!(!group.path.exists(), "{}", group.path.display());
+        }
+        drop(release);
+    });
 }
