@@ -7,6 +7,7 @@
 mod apply;
 mod meanwhile;
 mod orders;
+mod port_orders;
 mod served;
 mod steps;
 #[cfg(test)]
@@ -27,7 +28,9 @@ use crate::watch::Watch;
 pub(crate) use apply::How;
 pub use meanwhile::Meanwhile;
 pub(crate) use meanwhile::RealTime;
-pub use orders::{Answers, Orders, Unanswered};
+pub(crate) use orders::Orders;
+pub use orders::{Answers, Unanswered};
+pub use port_orders::PortOrders;
 use served::Served;
 
 /// What runs, for whoever looks at it.

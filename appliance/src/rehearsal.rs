@@ -17,12 +17,12 @@ use reactors::{Poller, ReactorHandle};
 use crate::command_line::{Failure, with_causes};
 use crate::devices::Devices;
 use crate::exports::{self, Ports};
-use crate::live::{How, Live, Started};
+use crate::live::{How, Live, Orders, Started};
 use crate::observe::model::{ApplyAnswer, StepState};
 use crate::reactor_setup::{Desk, DeskOrder, Rest};
 
 pub use crate::devices::{Growing, Opened, Opener};
-pub use crate::live::{Answers, Meanwhile, Orders, Unanswered};
+pub use crate::live::{Answers, Meanwhile, PortOrders, Unanswered};
 pub use crate::transports::Listening;
 
 /// What an appliance is made from.
@@ -43,12 +43,8 @@ pub struct Parts {
 
 /// An appliance whose reactors have yet to begin.
 pub struct Rehearsal {
-    config: Config,
-    devices: Devices,
-    ports: Ports,
-    opener: Box<dyn Opener>,
-    target: Arc<Target>,
-    desks: Orders<DeskOrder>,
+    /// Still without transports.
+    started: Started,
     seats: Vec<Seat>,
 }
 
@@ -77,12 +73,15 @@ impl Rehearsal {
         let undrained = Arc::new(AtomicUsize::new(reactors));
         let seats = orders.into_iter().enumerate();
         Ok(Self {
-            config,
-            devices,
-            ports,
-            opener,
-            target,
-            desks,
+            started: Started {
+                config,
+                opener,
+                target,
+                devices,
+                ports,
+                transports: Vec::new(),
+                desks,
+            },
             seats: seats
                 .map(|(reactor, orders)| Seat {
                     reactor,
@@ -97,7 +96,7 @@ impl Rehearsal {
     /// The target.
     #[must_use]
     pub fn target(&self) -> &Arc<Target> {
-        &self.target
+        &self.started.target
     }
 
     /// Each reactor's end of the orders; nothing once they have been taken.
@@ -108,23 +107,9 @@ impl Rehearsal {
     /// The reactors begin: from now on it can be changed.
     #[must_use]
     pub fn begin(self, transports: Vec<Arc<dyn Listening>>, handles: &[ReactorHandle]) -> Control {
-        let Self {
-            config,
-            devices,
-            ports,
-            opener,
-            target,
-            desks,
-            ..
-        } = self;
         let started = Started {
-            config,
-            opener,
-            target,
-            devices,
-            ports,
             transports,
-            desks,
+            ..self.started
         };
         Control(Live::new(started, handles))
     }

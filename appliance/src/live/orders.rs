@@ -31,19 +31,18 @@ pub enum Unanswered {
 }
 
 /// Rings of orders to all reactors. One thread at a time gives orders.
-pub struct Orders<T>(Mutex<Vec<Sender<T>>>);
+pub(crate) struct Orders<T>(Mutex<Vec<Sender<T>>>);
 
 impl<T: Send> Orders<T> {
     /// The rings, and each reactor's end.
-    #[must_use]
-    pub fn new(reactors: usize) -> (Self, Vec<Receiver<T>>) {
+    pub(crate) fn new(reactors: usize) -> (Self, Vec<Receiver<T>>) {
         let rings = (0..reactors).map(|_| ring::channel(ORDERS_MAX));
         let (senders, receivers) = rings.unzip();
         (Self(Mutex::new(senders)), receivers)
     }
 
     /// From now on an order wakes its reactor.
-    pub fn set_wakers(&self, handles: &[ReactorHandle]) {
+    pub(crate) fn set_wakers(&self, handles: &[ReactorHandle]) {
         let mut senders = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         for (sender, handle) in senders.iter_mut().zip(handles) {
             sender.attach(handle.waker().clone());
@@ -54,7 +53,7 @@ impl<T: Send> Orders<T> {
     ///
     /// # Errors
     /// [`Unanswered::Full`].
-    pub fn tell(&self, reactor: usize, order: T) -> Result<(), Unanswered> {
+    pub(crate) fn tell(&self, reactor: usize, order: T) -> Result<(), Unanswered> {
         let mut senders = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let sent = senders.get_mut(reactor).map(|sender| sender.send(order));
         match sent {
@@ -67,7 +66,7 @@ impl<T: Send> Orders<T> {
     ///
     /// # Errors
     /// [`Unanswered::Full`]; those before it have their orders.
-    pub fn tell_all<A>(
+    pub(crate) fn tell_all<A>(
         &self,
         make: impl Fn(mpsc::Sender<A>) -> T,
     ) -> Result<Answers<A>, Unanswered> {
@@ -90,7 +89,7 @@ impl<T: Send> Orders<T> {
     ///
     /// # Errors
     /// [`Unanswered`].
-    pub fn ask_all<A>(
+    pub(crate) fn ask_all<A>(
         &self,
         meanwhile: &mut dyn Meanwhile,
         make: impl Fn(mpsc::Sender<A>) -> T,
@@ -102,7 +101,7 @@ impl<T: Send> Orders<T> {
     ///
     /// # Errors
     /// [`Unanswered`].
-    pub fn ask<A>(
+    pub(crate) fn ask<A>(
         &self,
         reactor: usize,
         meanwhile: &mut dyn Meanwhile,

@@ -20,7 +20,7 @@ use reactors::{InitError, Placement, Poller, ReactorHandle, ReactorSetup};
 use super::{Listening, Portions, RdmaCard, Shared, Transport};
 use crate::command_line::Failure;
 use crate::exports;
-use crate::live::{Answers, Meanwhile, Orders};
+use crate::live::{Answers, Meanwhile, PortOrders};
 use crate::observe::sources::{Counts, TransportCounters};
 
 /// Connection requests and events that may be on their way between two reactors.
@@ -174,7 +174,7 @@ pub(super) struct Rdma {
     counters: Vec<Arc<RdmaCounters>>,
     placement: Placement,
     own: Portions<Own>,
-    orders: Orders<Order>,
+    orders: PortOrders<SocketAddr, PortSettings, Result<SocketAddr, rdma::Error>>,
     depth_max: Option<DepthMax>,
 }
 
@@ -200,7 +200,7 @@ impl Rdma {
     ) -> Result<Self, ListenError> {
         let domains = Arc::new(register(&bound.provider, regions)?);
         let ports = reactors::mesh::mesh(reactors, MESSAGES_MAX);
-        let (orders, receivers) = Orders::new(reactors);
+        let (orders, receivers) = PortOrders::new(reactors);
         let own = ports.into_iter().zip(receivers).zip(bound.listeners);
         Ok(Self {
             orders,
@@ -308,15 +308,8 @@ impl Listening for Rdma {
         listener: &Listener,
         meanwhile: &mut dyn Meanwhile,
     ) -> Result<SocketAddr, Failure> {
-        let reactor = usize::from(port.0) % self.counters.len();
         let address = listener.address.socket_addr();
-        let bound = self
-            .orders
-            .ask(reactor, meanwhile, |answer| Order::Listen {
-                address,
-                port,
-                answer,
-            })?;
+        let bound = self.orders.listen(port, address, meanwhile)?;
         Ok(bound.map_err(|cause| no_rdma(listener, cause))?)
     }
 
@@ -326,16 +319,11 @@ impl Listening for Rdma {
         meanwhile: &mut dyn Meanwhile,
     ) -> Result<(), Failure> {
         let settings = port_settings(ports.iter().copied());
-        self.orders.ask_all(meanwhile, |answer| Order::Settings {
-            ports: settings.clone(),
-            answer,
-        })?;
-        Ok(())
+        Ok(self.orders.settle(&settings, meanwhile)?)
     }
 
     fn close(&self, port: PortId) -> Result<Answers<()>, Failure> {
-        let order = |answer| Order::Close { port, answer };
-        Ok(self.orders.tell_all(order)?)
+        Ok(self.orders.close(port)?)
     }
 
     fn attach_memory(&self, region: &Region) -> Result<(), Failure> {

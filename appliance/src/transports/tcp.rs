@@ -18,7 +18,7 @@ use rustix::net::sockopt::set_tcp_congestion;
 use super::{Listening, Portions, Shared, Transport};
 use crate::command_line::Failure;
 use crate::exports;
-use crate::live::{Answers, Meanwhile, Orders};
+use crate::live::{Answers, Meanwhile, PortOrders};
 use crate::observe::sources::TransportCounters;
 
 /// Sockets that may be on their way between two reactors.
@@ -123,7 +123,7 @@ pub(super) struct Tcp {
     counters: Vec<Arc<TcpCounters>>,
     placement: Placement,
     own: Portions<Own>,
-    orders: Orders<Order>,
+    orders: PortOrders<TcpListener, PortSettings, std::io::Result<()>>,
     /// The listening sockets, which the reactors accept from; their settings can still be changed.
     sockets: Mutex<BTreeMap<PortId, TcpListener>>,
 }
@@ -143,7 +143,7 @@ impl Tcp {
         reactors: usize,
         placement: Placement,
     ) -> Self {
-        let (orders, receivers) = Orders::new(reactors);
+        let (orders, receivers) = PortOrders::new(reactors);
         let sockets = listeners.iter().filter_map(|bound| {
             let socket = bound.socket.try_clone().ok()?;
             Some((bound.port, socket))
@@ -224,16 +224,7 @@ impl Listening for Tcp {
         let Bound { socket, port } = Bound::new(port, listener)?;
         let address = socket.local_addr()?;
         let kept = socket.try_clone()?;
-        // Any will do, since each hands its connections on; the ports take them in turn.
-        let reactor = usize::from(port.0) % self.counters.len();
-        let watched = self
-            .orders
-            .ask(reactor, meanwhile, |answer| Order::Listen {
-                listener: socket,
-                port,
-                answer,
-            })?;
-        watched?;
+        self.orders.listen(port, socket, meanwhile)??;
         self.sockets().insert(port, kept);
         Ok(address)
     }
@@ -250,17 +241,12 @@ impl Listening for Tcp {
             }
         }
         let settings = port_settings(ports.iter().copied());
-        self.orders.ask_all(meanwhile, |answer| Order::Settings {
-            ports: settings.clone(),
-            answer,
-        })?;
-        Ok(())
+        Ok(self.orders.settle(&settings, meanwhile)?)
     }
 
     fn close(&self, port: PortId) -> Result<Answers<()>, Failure> {
         self.sockets().remove(&port);
-        let order = |answer| Order::Close { port, answer };
-        Ok(self.orders.tell_all(order)?)
+        Ok(self.orders.close(port)?)
     }
 }
 

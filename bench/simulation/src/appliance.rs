@@ -8,7 +8,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use appliance::rehearsal::{Control, Listening, Orders, Parts, Rehearsal};
+use appliance::rehearsal::{Control, Listening, Parts, PortOrders, Rehearsal};
 use appliance_config::{Config, Listener, Transport};
 use block::{Device, DeviceQueue, HealthState, OpenError, QueueOptions};
 use hugemem::Arena;
@@ -28,7 +28,7 @@ use reactors::{Clock, Nanos, Placement, Poller, Progress, ReactorConfig, Reactor
 
 use crate::drive::Opened;
 use crate::fabric::RdmaNetwork;
-use crate::network::{Listener as Door, SimNetwork, Socket, Wire};
+use crate::network::{SimNetwork, Socket, Wire};
 use crate::plan::{device_name, disk_path};
 use crate::scene::{self, Scene};
 use crate::storage::Storage;
@@ -324,11 +324,10 @@ impl Ports {
 /// What the reactors' NVMe/TCP is made of.
 struct Tcp<'s> {
     swarm: &'s Swarm,
-    doors: &'s [Door],
     ports: &'s [(PortId, Listener)],
     placement: Placement,
     handles: Vec<ReactorHandle>,
-    orders: Orders<nvme_tcp::Order<Socket>>,
+    listening: TcpListening,
     /// Each reactor's own, until it has been taken.
     own: Vec<Option<TcpOwn>>,
 }
@@ -344,15 +343,17 @@ impl<'s> Tcp<'s> {
         handles: &[ReactorHandle],
     ) -> Self {
         let reactors = scene.swarm.reactors;
-        let (orders, receivers) = Orders::new(reactors);
+        let (orders, receivers) = PortOrders::new(reactors);
         let mesh = reactors::mesh::mesh(reactors, 64);
         Self {
             swarm: &scene.swarm,
-            doors: &scene.listeners,
             ports: &ports.tcp,
             placement: placement.clone(),
             handles: handles.to_vec(),
-            orders,
+            listening: TcpListening {
+                orders,
+                doors: scene.listeners.clone(),
+            },
             own: mesh.into_iter().zip(receivers).map(Some).collect(),
         }
     }
@@ -379,7 +380,7 @@ impl<'s> Tcp<'s> {
         let mine = self.ports.iter().enumerate();
         let mine = mine.filter(|(turn, _)| turn % self.swarm.reactors == index);
         for (_, (port, listener)) in mine {
-            let bound = listening::bind(self.doors, listener.address.socket_addr());
+            let bound = listening::bind(&self.listening.doors, listener.address.socket_addr());
             let listened = bound.and_then(|socket| transport.listen(socket, *port));
             listened.map_err(|error| error.to_string())?;
         }
@@ -401,11 +402,7 @@ impl<'s> Tcp<'s> {
 
     /// How its listeners come and go from now on.
     fn listening(self) -> Arc<dyn Listening> {
-        Arc::new(TcpListening {
-            orders: self.orders,
-            reactors: self.swarm.reactors,
-            doors: self.doors.to_vec(),
-        })
+        Arc::new(self.listening)
     }
 }
 
@@ -447,7 +444,7 @@ struct Rdma {
     domains: Arc<Domains<Fake>>,
     config: RdmaConfig,
     ports: Vec<(PortId, Listener)>,
-    orders: Orders<nvme_rdma::Order>,
+    listening: RdmaListening,
     /// Each reactor's own, until it has been taken.
     own: Vec<Option<RdmaOwn>>,
     placement: Placement,
@@ -473,7 +470,7 @@ impl Rdma {
         }
         let settings = ports.rdma.iter();
         let settings = settings.map(|(port, it)| (*port, listening::rdma_settings(it)));
-        let (orders, receivers) = Orders::new(swarm.reactors);
+        let (orders, receivers) = PortOrders::new(swarm.reactors);
         let mesh = reactors::mesh::mesh(swarm.reactors, 64);
         Ok(Self {
             provider,
@@ -486,7 +483,7 @@ impl Rdma {
                 ..RdmaConfig::default()
             },
             ports: ports.rdma.clone(),
-            orders,
+            listening: RdmaListening { orders },
             own: mesh.into_iter().zip(receivers).map(Some).collect(),
             placement: placement.clone(),
         })
@@ -494,10 +491,7 @@ impl Rdma {
 
     /// How its listeners come and go from now on.
     fn listening(self) -> Arc<dyn Listening> {
-        Arc::new(RdmaListening {
-            reactors: self.own.len(),
-            orders: self.orders,
-        })
+        Arc::new(self.listening)
     }
 
     /// The transport of reactor `index`; the reactors take the listeners in turn.

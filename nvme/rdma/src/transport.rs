@@ -11,7 +11,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::mpsc::Sender;
 
-use nvme_target::{PortId, TargetCore};
+use nvme_target::{PortId, PortOrder, TargetCore};
 use rdma::{ConnectRequest as _, Device, DeviceEvent, DeviceIndex, Event, Provider, Token};
 use reactors::mesh::Port;
 use reactors::ring::Receiver;
@@ -40,35 +40,9 @@ pub enum Message<P: Provider> {
     Device(DeviceIndex, DeviceEvent),
 }
 
-/// What a transport is asked to change while it runs. Whoever asks hears of the end; it may have
-/// gone by then.
-#[derive(Debug)]
-pub enum Order {
-    /// Take connection requests to an address as those of a port.
-    Listen {
-        /// The address.
-        address: SocketAddr,
-        /// The port.
-        port: PortId,
-        /// Hears of the address with the port that it got.
-        answer: Sender<Result<SocketAddr, rdma::Error>>,
-    },
-    /// From now on hosts of these ports get this, and those of others the default. What a device's
-    /// receives have room for was settled at start.
-    Settings {
-        /// What hosts of each port get.
-        ports: Vec<(PortId, PortSettings)>,
-        /// Hears that it is so.
-        answer: Sender<()>,
-    },
-    /// Take no more connection requests of a port, and end the connections that there are.
-    Close {
-        /// The port.
-        port: PortId,
-        /// Hears that there is none any more.
-        answer: Sender<()>,
-    },
-}
+/// What a transport is asked to change while it runs. It listens on an address, and answers with the
+/// port that it got. What a device's receives have room for was settled at start.
+pub type Order = PortOrder<SocketAddr, PortSettings, Result<SocketAddr, rdma::Error>>;
 
 /// What an epoll event is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -175,11 +149,11 @@ impl<P: Provider> RdmaTransport<P> {
         // Who asked may have given up waiting.
         match order {
             Order::Listen {
-                address,
+                listener,
                 port,
                 answer,
             } => {
-                let _ = answer.send(self.connections.listeners().listen(address, port));
+                let _ = answer.send(self.connections.listeners().listen(listener, port));
             }
             Order::Settings { ports, answer } => {
                 self.connections.set_ports(ports);

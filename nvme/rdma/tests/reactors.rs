@@ -243,7 +243,7 @@ fn a_listener_comes_and_goes_while_another_serves() {
     let port = PortId(1);
     let address = SocketAddr::new(TARGET_IP, 0);
     let second = server.order(0, |answer| Order::Listen {
-        address,
+        listener: address,
         port,
         answer,
     });
@@ -290,7 +290,7 @@ fn a_device_that_is_pulled_out_is_let_go_of_by_every_reactor() {
         let mut server = Server::start(2, IdlePolicy::Sleep);
         let first = server.address;
         let second = server.order(0, |answer| Order::Listen {
-            address: SocketAddr::new(SECOND_IP, 0),
+            listener: SocketAddr::new(SECOND_IP, 0),
             port: PortId(0),
             answer,
         });

@@ -24,6 +24,7 @@ mod io;
 mod latency;
 pub mod notes;
 mod page;
+mod port_order;
 mod publication;
 mod registry;
 mod shared;
@@ -50,6 +51,7 @@ pub use interface::{
     TransportId, Work,
 };
 pub use latency::{LATENCY_BUCKETS, LatencyCounts, latency_bucket_start};
+pub use port_order::PortOrder;
 pub use snapshot::{ControllerSnapshot, QueueSnapshot, SubsystemSnapshot, TargetSnapshot};
 pub use stages::{ByOperation, Measured, OperationCounts, Stage, StageCounts, TargetLatency};
 pub use status::from_device as device_status;

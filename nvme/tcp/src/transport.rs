@@ -9,7 +9,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::mpsc::Sender;
 
 use arrayvec::ArrayVec;
-use nvme_target::PortId;
+use nvme_target::{PortId, PortOrder};
 use reactors::mesh::Port;
 use reactors::ring::Receiver;
 use reactors::sim::planted;
@@ -40,34 +40,8 @@ pub struct Handoff<A = std::net::TcpStream> {
     pub port: PortId,
 }
 
-/// What a transport is asked to change while it runs. Whoever asks hears of the end; it may have
-/// gone by then.
-#[derive(Debug)]
-pub enum Order<L = std::net::TcpListener> {
-    /// Accept connections from a socket as those of a port.
-    Listen {
-        /// The socket.
-        listener: L,
-        /// The port.
-        port: PortId,
-        /// Hears whether the socket can be watched.
-        answer: Sender<io::Result<()>>,
-    },
-    /// From now on hosts of these ports get this, and those of others the default.
-    Settings {
-        /// What hosts of each port get.
-        ports: Vec<(PortId, PortSettings)>,
-        /// Hears that it is so.
-        answer: Sender<()>,
-    },
-    /// Accept no more connections of a port, and end those that there are.
-    Close {
-        /// The port.
-        port: PortId,
-        /// Hears that there is none any more.
-        answer: Sender<()>,
-    },
-}
+/// What a transport is asked to change while it runs. It answers whether it can watch a listener.
+pub type Order<L = std::net::TcpListener> = PortOrder<L, PortSettings, io::Result<()>>;
 
 struct Listening<L> {
     listener: L,

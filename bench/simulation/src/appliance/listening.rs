@@ -3,11 +3,11 @@
 use std::error::Error;
 use std::net::SocketAddr;
 
-use appliance::rehearsal::{Answers, Listening, Meanwhile, Orders};
+use appliance::rehearsal::{Answers, Listening, Meanwhile, PortOrders};
 use appliance_config::{Listener as Wanted, Transport};
 use nvme_rdma::PortSettings as RdmaPortSettings;
 use nvme_target::PortId;
-use nvme_tcp::{Order, PortSettings};
+use nvme_tcp::PortSettings;
 use reactors::ReactorHandle;
 
 use crate::network::{Listener, Socket};
@@ -17,8 +17,7 @@ type Failure = Box<dyn Error>;
 
 /// Listeners over TCP.
 pub(super) struct TcpListening {
-    pub(super) orders: Orders<Order<Socket>>,
-    pub(super) reactors: usize,
+    pub(super) orders: PortOrders<Socket, PortSettings, std::io::Result<()>>,
     /// Where connections are made, by number.
     pub(super) doors: Vec<Listener>,
 }
@@ -39,16 +38,8 @@ impl Listening for TcpListening {
         meanwhile: &mut dyn Meanwhile,
     ) -> Result<SocketAddr, Failure> {
         let address = listener.address.socket_addr();
-        let listener = bind(&self.doors, address)?;
-        let reactor = usize::from(port.0) % self.reactors;
-        let watched = self
-            .orders
-            .ask(reactor, meanwhile, |answer| Order::Listen {
-                listener,
-                port,
-                answer,
-            })?;
-        watched?;
+        let socket = bind(&self.doors, address)?;
+        self.orders.listen(port, socket, meanwhile)??;
         Ok(address)
     }
 
@@ -57,20 +48,12 @@ impl Listening for TcpListening {
         ports: &[(PortId, &Wanted)],
         meanwhile: &mut dyn Meanwhile,
     ) -> Result<(), Failure> {
-        let ports: Vec<_> = ports
-            .iter()
-            .map(|(port, listener)| (*port, tcp_settings(listener)))
-            .collect();
-        self.orders.ask_all(meanwhile, |answer| Order::Settings {
-            ports: ports.clone(),
-            answer,
-        })?;
-        Ok(())
+        let ports = ports.iter().map(|(port, it)| (*port, tcp_settings(it)));
+        Ok(self.orders.settle(&ports.collect::<Vec<_>>(), meanwhile)?)
     }
 
     fn close(&self, port: PortId) -> Result<Answers<()>, Failure> {
-        let order = |answer| Order::Close { port, answer };
-        Ok(self.orders.tell_all(order)?)
+        Ok(self.orders.close(port)?)
     }
 }
 
@@ -95,8 +78,7 @@ pub(super) fn tcp_settings(listener: &Wanted) -> PortSettings {
 
 /// Listeners over RDMA.
 pub(super) struct RdmaListening {
-    pub(super) orders: Orders<nvme_rdma::Order>,
-    pub(super) reactors: usize,
+    pub(super) orders: PortOrders<SocketAddr, RdmaPortSettings, Result<SocketAddr, rdma::Error>>,
 }
 
 impl Listening for RdmaListening {
@@ -115,15 +97,7 @@ impl Listening for RdmaListening {
         meanwhile: &mut dyn Meanwhile,
     ) -> Result<SocketAddr, Failure> {
         let address = listener.address.socket_addr();
-        let reactor = usize::from(port.0) % self.reactors;
-        let bound = self
-            .orders
-            .ask(reactor, meanwhile, |answer| nvme_rdma::Order::Listen {
-                address,
-                port,
-                answer,
-            })?;
-        Ok(bound?)
+        Ok(self.orders.listen(port, address, meanwhile)??)
     }
 
     fn settle(
@@ -131,21 +105,12 @@ impl Listening for RdmaListening {
         ports: &[(PortId, &Wanted)],
         meanwhile: &mut dyn Meanwhile,
     ) -> Result<(), Failure> {
-        let ports: Vec<_> = ports
-            .iter()
-            .map(|(port, listener)| (*port, rdma_settings(listener)))
-            .collect();
-        self.orders
-            .ask_all(meanwhile, |answer| nvme_rdma::Order::Settings {
-                ports: ports.clone(),
-                answer,
-            })?;
-        Ok(())
+        let ports = ports.iter().map(|(port, it)| (*port, rdma_settings(it)));
+        Ok(self.orders.settle(&ports.collect::<Vec<_>>(), meanwhile)?)
     }
 
     fn close(&self, port: PortId) -> Result<Answers<()>, Failure> {
-        let order = |answer| nvme_rdma::Order::Close { port, answer };
-        Ok(self.orders.tell_all(order)?)
+        Ok(self.orders.close(port)?)
     }
 }
 
