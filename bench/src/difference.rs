@@ -30,7 +30,7 @@ const NAMES: [&str; 14] = [
 
 /// Fields that say how a figure was taken, beside all that is true or false; where they differ, figures
 /// do not compare.
-const CIRCUMSTANCES: [&str; 12] = [
+const CIRCUMSTANCES: [&str; 13] = [
     "machine",
     "sizes_bytes",
     "data_bytes",
@@ -43,6 +43,7 @@ const CIRCUMSTANCES: [&str; 12] = [
     "rate",
     "congestion_control",
     "over",
+    "trouble",
 ];
 
 /// Endings of fields of which more is better; of all others that are judged, less.
@@ -485,6 +486,9 @@ mod tests {
         let run = |digest: bool| json!({ "runs": [{ "data_digest": digest, "iops": 5 }] });
         let found = Difference::between(&run(false), &run(true), 1.0);
         assert_eq!(found.circumstances, ["runs › 0 › data_digest"]);
+        let run = |trouble: Value| json!({ "runs": [{ "trouble": trouble, "iops": 5 }] });
+        let found = Difference::between(&run(Value::Null), &run(json!("it hangs")), 1.0);
+        assert_eq!(found.circumstances, ["runs › 0 › trouble"]);
     }
 
     #[test]

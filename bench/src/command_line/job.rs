@@ -63,7 +63,7 @@ pub(super) struct JobArgs {
     /// Requests a second over all queues: each is due at its time, and its latency counts from then
     #[arg(long, value_name = "IOPS", value_parser = parse_rate)]
     pub(super) rate: Option<f64>,
-    /// Seconds of the main phase
+    /// Seconds of the main phase; else 10
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds, conflicts_with = "ops")]
     time: Option<Duration>,
     /// Operations of the main phase, instead of a time

@@ -120,7 +120,7 @@ pub enum OptionsError {
     },
     /// The region has no room for a request on each queue.
     #[error(
-        "a region of {} has no room for a request of {} on each of {queues} queues: it takes {} at least",
+        "a region of {} has no room for a request of {} on every queue ({queues}): give it {} at least",
         format_size(*region), format_size(u64::from(*size)),
         format_size(u64::from(*size) * u64::from(*queues))
     )]
