@@ -1,4 +1,5 @@
-//! What the simulation found in the appliance, or in its own judge: those seeds stay quiet.
+//! What the simulation found in the appliance, in its judge or in its own time: those seeds stay
+//! quiet.
 //!
 //! What a seed does moves with the simulation; that the judge would see the same again is proved by
 //! the planted defects.
@@ -64,5 +65,17 @@ fn an_error_is_told_late_over_a_stalled_stream() {
 #[test]
 fn a_read_with_a_bad_key_waits_for_its_disk() {
     let failure = run(1_008_366_391_292, &Limits::default()).failure;
+    assert!(failure.is_none(), "{}", failure.expect("some"));
+}
+
+/// Time once leapt while a connection waited to be handed from one reactor to another, and its host
+/// waited for ever.
+#[test]
+fn time_waits_for_what_is_between_reactors() {
+    let limits = Limits {
+        without: [Fault::Crash, Fault::Unreachable].into_iter().collect(),
+        ..Limits::default()
+    };
+    let failure = run(10_028, &limits).failure;
     assert!(failure.is_none(), "{}", failure.expect("some"));
 }
