@@ -88,8 +88,8 @@ impl AnswerMemory {
 /// Where the target's data lies.
 #[derive(Debug, Clone)]
 pub enum Answers {
-    /// A random block for each request: what a target must do that serves memory. Data that comes
-    /// in goes to as much memory again, in ordinary pages.
+    /// A random block for each request: what a target must do that serves memory. The host sends the
+    /// data of writes from as much memory as is in flight, since it keeps it until it is answered.
     Memory(AnswerMemory),
     /// One buffer, again and again: it stays in the cache.
     HotBuffer,
@@ -296,7 +296,7 @@ fn pin_and_ask(
         // A thread of its own, so that the caller's affinity stays as it was.
         let asking = scope.spawn(|| {
             pin(options.client_core)?;
-            Ok(ends::ask(sockets, options)?)
+            ends::ask(sockets, options)
         });
         asking.join().map_err(|_| CeilingError::ServerPanicked)?
     })

@@ -6,6 +6,7 @@
 use std::collections::VecDeque;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::TcpStream;
+use std::ops::Deref;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
@@ -14,7 +15,7 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags};
 
 use super::{
-    AnswerMemory, Answers, CeilingError, CeilingMeasurement, CeilingOptions, Exchange,
+    AnswerMemory, Answers, CeilingError, CeilingMeasurement, CeilingOptions, DATA_BYTES, Exchange,
     HEADER_BYTES, HOT_MAX_BYTES, IN_CAPSULE_BYTES, REQUEST_BYTES, WINDOW_MAX, histogram, nanos,
 };
 use crate::ceiling::occupation::Occupation;
@@ -98,7 +99,7 @@ impl Cycle {
 
 /// How far a stream of messages has come.
 #[derive(Debug, Clone, Copy, Default)]
-struct Progress {
+pub(super) struct Progress {
     /// Place in the cycle.
     at: usize,
     /// Bytes of the message there.
@@ -270,22 +271,37 @@ struct Taker<'a, 'm> {
     owed: usize,
 }
 
-/// Each request's data into a random block of as much memory as `memory`.
+/// Each request's data into a random block of `memory`.
 fn take_into_memory(
     sockets: &[TcpStream],
     cycle: &Cycle,
     exchange: Exchange,
     memory: &AnswerMemory,
+    passes: Passes<'_>,
+) -> Result<f64, CeilingError> {
+    let mut outcome = None;
+    let owned = memory.0.handle().try_fill(0, memory.0.len(), |bytes| {
+        outcome = Some(take_into(sockets, cycle, exchange, bytes, passes));
+    });
+    assert!(owned, "the store is ours, and nobody has a loan of it");
+    outcome.expect("it was filled")
+}
+
+/// As [`take_into_memory`], with that memory in hand.
+fn take_into(
+    sockets: &[TcpStream],
+    cycle: &Cycle,
+    exchange: Exchange,
+    bytes: &mut [u8],
     mut passes: Passes<'_>,
 ) -> Result<f64, CeilingError> {
-    // What is touched now costs no page fault later.
-    let mut bytes = vec![0x5a_u8; memory.0.len()];
+    let there = bytes.len() as u64;
     let mut blocks: Vec<&mut [u8]> = bytes.chunks_exact_mut(exchange.data_bytes).collect();
     let ahead = (RECEIVE_BYTES / exchange.data_bytes).max(2);
     let least = 2 * ahead * sockets.len();
     if blocks.len() < least {
         let least = least * exchange.data_bytes;
-        return Err(CeilingError::too_small(memory.bytes(), least));
+        return Err(CeilingError::too_small(there, least));
     }
     let mut random = Random::new(1);
     let mut takers = Vec::with_capacity(sockets.len());
@@ -369,30 +385,74 @@ impl Taker<'_, '_> {
 }
 
 /// One connection of the host.
-struct Asker<'a> {
-    socket: &'a TcpStream,
-    progress: Progress,
-    unsent: usize,
+pub(super) struct Asker<'a> {
+    pub(super) socket: &'a TcpStream,
+    pub(super) progress: Progress,
+    pub(super) unsent: usize,
+    /// In `requests`, where what is sent next begins; `None`: always at the front.
+    pub(super) at: Option<usize>,
+    pub(super) requests: Requests,
+}
+
+/// What a connection's requests are sent from.
+pub(super) type Requests = Box<dyn Deref<Target = [u8]>>;
+
+impl Asker<'_> {
+    /// Sends what the socket takes of what is unsent.
+    pub(super) fn send(&mut self) -> io::Result<()> {
+        let Some(at) = &mut self.at else {
+            self.unsent -= send(self.socket, &self.requests, self.unsent)?;
+            return Ok(());
+        };
+        let (front, back) = self.requests.split_at(*at);
+        let now = &back[..self.unsent.min(back.len())];
+        let then = &front[..(self.unsent - now.len()).min(front.len())];
+        let sent = send_parts(self.socket, &[IoSlice::new(now), IoSlice::new(then)])?;
+        *at = (*at + sent) % self.requests.len();
+        self.unsent -= sent;
+        Ok(())
+    }
+}
+
+/// The requests of a connection, and where their sending begins. A host keeps the data of a write until
+/// it is answered, so beside a target with memory they lie behind one another, as many as are in
+/// flight; else they are one buffer that stays in the cache.
+fn requests(
+    options: &CeilingOptions,
+    cycle: &Cycle,
+) -> Result<(Requests, Option<usize>), CeilingError> {
+    let asked = cycle.asked.iter().map(|message| message.bytes());
+    if options.exchange.write && matches!(options.answers, Answers::Memory(_)) {
+        let per_cycle = cycle.ends.iter().filter(|ends| **ends).count();
+        let in_flight = asked.sum::<usize>() / per_cycle * options.window;
+        let memory = AnswerMemory::take(in_flight.max(DATA_BYTES) as u64)?;
+        let loan = memory.0.handle().try_lend(0, in_flight);
+        let loan = loan.expect("the store is ours, and nobody writes to it");
+        return Ok((Box::new(loan), Some(0)));
+    }
+    let bytes = options.window * asked.max().unwrap_or(0);
+    Ok((Box::new(vec![0xa5_u8; bytes.min(HOT_MAX_BYTES)]), None))
 }
 
 /// The host's part: keeps the window full on every connection and counts what is answered.
 pub(super) fn ask(
     sockets: &[TcpStream],
     options: &CeilingOptions,
-) -> io::Result<CeilingMeasurement> {
+) -> Result<CeilingMeasurement, CeilingError> {
     let cycle = Cycle::of(options.exchange, options.window);
-    let largest = cycle.asked.iter().map(|message| message.bytes()).max();
-    let requests = vec![0xa5_u8; (options.window * largest.unwrap_or(0)).min(HOT_MAX_BYTES)];
     let mut responses = vec![0_u8; RECEIVE_BYTES];
     let first = options.window * cycle.asked[0].bytes();
-    let mut askers: Vec<Asker<'_>> = sockets
-        .iter()
-        .map(|socket| Asker {
+    let mut askers = Vec::with_capacity(sockets.len());
+    for socket in sockets {
+        let (requests, at) = requests(options, &cycle)?;
+        askers.push(Asker {
             socket,
             progress: Progress::default(),
             unsent: first,
-        })
-        .collect();
+            at,
+            requests,
+        });
+    }
     let mut clock = Counting::new(options, options.window * sockets.len() == 1);
     let mut occupation = Occupation::begin();
     loop {
@@ -403,7 +463,7 @@ pub(super) fn ask(
                 if asker.unsent == first {
                     clock.asked();
                 }
-                asker.unsent -= send(asker.socket, &requests, asker.unsent)?;
+                asker.send()?;
             }
             let bytes = receive(asker.socket, &mut responses)?;
             moved |= bytes > 0;

@@ -1,6 +1,6 @@
 use std::io::{IoSlice, Read, Write};
 
-use super::ends::{Cycle, answer_from_memory, forget_sent};
+use super::ends::{Asker, Cycle, Progress, answer_from_memory, forget_sent};
 use super::passes::Passes;
 use super::*;
 
@@ -251,4 +251,26 @@ fn blocks_are_copied_out_of_memory_and_into_it() {
             "{refused}"
         );
     }
+}
+
+#[test]
+fn requests_in_flight_are_sent_in_a_ring() {
+    let (client, mut server) = socket_pair().expect("loopback is there");
+    let ring: Vec<u8> = (0..100).collect();
+    let mut asker = Asker {
+        socket: &client,
+        progress: Progress::default(),
+        unsent: 250,
+        at: Some(0),
+        requests: Box::new(ring.clone()),
+    };
+    while asker.unsent > 0 {
+        asker.send().expect("room for a few bytes");
+    }
+    assert_eq!(asker.at, Some(50));
+    server.set_nonblocking(false).expect("a socket");
+    let mut sent = vec![0; 250];
+    server.read_exact(&mut sent).expect("it was sent");
+    let expected: Vec<u8> = ring.iter().copied().cycle().take(250).collect();
+    assert_eq!(sent, expected);
 }
