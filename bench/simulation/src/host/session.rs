@@ -108,12 +108,17 @@ impl Host {
         !is_there && connections.any(|it| it.qid() == qid && it.opened_at > gone_at)
     }
 
+    /// Whether the target's device that it was connected to is pulled out.
+    fn is_unplugged(&self, ground: &Ground<'_>) -> bool {
+        self.shape.rdma && ground.rdma.is_some_and(RdmaNetwork::is_unplugged)
+    }
+
     /// Whether the target has a reason to end a connection.
     pub(super) fn is_excused(&mut self, ground: &Ground<'_>, qid: u16) -> bool {
         let allowed = ground.permission_changed[self.number] < self.opened_at.max(Nanos(1))
             && self.is_reached(ground);
         let silent = self.silent_until.is_some();
-        let unplugged = self.shape.rdma && ground.rdma.is_some_and(RdmaNetwork::is_unplugged);
+        let unplugged = self.is_unplugged(ground);
         let admin_excused = self.admin.as_ref().is_none_or(|it| it.excused);
         let excused = self.connections().any(|it| it.qid() == qid && it.excused);
         ground.stopping || !allowed || silent || unplugged || admin_excused || excused
@@ -322,10 +327,12 @@ impl Host {
 
     /// Everything that has to have happened by now.
     fn check_deadlines(&mut self, ground: &mut Ground<'_>) -> Result<(), Violation> {
-        if self.silent_until.is_some_and(|until| until <= ground.now) {
+        // A device that is pulled out tells nobody, and who sends nothing does not find out.
+        let in_the_dark = self.silent_until.is_some() && self.is_unplugged(ground);
+        if !in_the_dark && self.silent_until.is_some_and(|until| until <= ground.now) {
             return Err(self.violation(ground, "the target keeps a host that sends nothing"));
         }
-        if self.is_wrongly_served(ground) {
+        if !in_the_dark && self.is_wrongly_served(ground) {
             let what = "a host that lost its permission keeps its controller";
             return Err(self.violation(ground, what));
         }
