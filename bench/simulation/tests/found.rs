@@ -79,3 +79,24 @@ fn time_waits_for_what_is_between_reactors() {
     let failure = run(10_028, &limits).failure;
     assert!(failure.is_none(), "{}", failure.expect("some"));
 }
+
+/// A host was let go as silent although its commands could not come in: all receives waited for
+/// memory that a disk held up.
+#[test]
+fn who_could_not_be_heard_is_not_silent() {
+    let limits = Limits {
+        events: Some(600),
+        hosts: Some(3),
+        ..Limits::default()
+    };
+    let failure = run(284_801_374_036, &limits).failure;
+    assert!(failure.is_none(), "{}", failure.expect("some"));
+}
+
+/// The judge once wanted an event of a namespace that came while its drive was pulled out, and so
+/// was not there.
+#[test]
+fn a_namespace_without_its_drive_is_not_told_of() {
+    let failure = run(323_940_633_372, &Limits::default()).failure;
+    assert!(failure.is_none(), "{}", failure.expect("some"));
+}

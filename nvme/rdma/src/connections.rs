@@ -78,6 +78,8 @@ pub struct ConnectionSet<P: Provider> {
     next_deadline: Option<Nanos>,
     batch: Vec<WorkCompletion>,
     any_failed: bool,
+    /// A device has no memory for what its hosts send.
+    starves: bool,
     /// Devices that a connection's event told of, for who drives the set: others use them too.
     removed: Vec<DeviceIndex>,
     listeners: Listeners<P>,
@@ -158,6 +160,7 @@ impl<P: Provider> ConnectionSet<P> {
             next_deadline: None,
             batch: vec![WorkCompletion::default(); BATCH],
             any_failed: false,
+            starves: false,
             removed: Vec::new(),
             listeners,
             shared: Shared {
@@ -273,6 +276,7 @@ impl<P: Provider> ConnectionSet<P> {
     pub fn poll_completions(&mut self, now: Nanos) -> u32 {
         let mut batch = std::mem::take(&mut self.batch);
         let mut moved = 0;
+        let mut starves = false;
         for place in 0..self.devices.len() {
             let Some(share) = &mut self.devices[place] else {
                 continue;
@@ -281,14 +285,21 @@ impl<P: Provider> ConnectionSet<P> {
             for queue in 0..share.completions.len() {
                 moved += self.poll_queue(place as u16, queue, &mut batch, now);
             }
-            if let Some(share) = &mut self.devices[place]
-                && let Err(error) = share.receives.flush()
-            {
+            let Some(share) = &mut self.devices[place] else {
+                continue;
+            };
+            starves |= share.receives.are_starved();
+            if let Err(error) = share.receives.flush() {
                 tracing::error!(%error, "receives cannot be posted");
                 self.fail_device(place as u16, "receives cannot be posted");
             }
         }
         self.batch = batch;
+        if starves != self.starves {
+            self.starves = starves;
+            let mut core = self.shared.core.borrow_mut();
+            core.set_hearing(self.shared.transport, !starves, now);
+        }
         self.end_failed(now);
         moved
     }

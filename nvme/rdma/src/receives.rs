@@ -59,6 +59,8 @@ pub(crate) struct Receives<P: Provider> {
     promise: Option<SlicePromise>,
     /// The name in the pool's line, but for the slot.
     waiter: RequestToken,
+    /// Receives that wait for memory.
+    waiting: usize,
     queued: bool,
 }
 
@@ -85,6 +87,7 @@ impl<P: Provider> Receives<P> {
             in_capsule_bytes: in_capsule_bytes as usize,
             promise,
             waiter: waiter.with_connection(RECEIVES),
+            waiting: 0,
             queued: false,
         };
         for index in 0..count {
@@ -111,6 +114,12 @@ impl<P: Provider> Receives<P> {
     /// Bytes of in-capsule data that there is room for.
     pub(crate) fn in_capsule_bytes(&self) -> usize {
         self.in_capsule_bytes
+    }
+
+    /// Whether all of them wait for memory: no command can come in.
+    #[inline]
+    pub(crate) fn are_starved(&self) -> bool {
+        self.waiting == self.receives.len()
     }
 
     /// Whether `index` is one of the receives.
@@ -176,16 +185,27 @@ impl<P: Provider> Receives<P> {
             pool.take_promised(promise, self.in_capsule_bytes, token)
         };
         match lease {
-            Some(lease) => self.granted(index, lease, map),
+            Some(lease) => self.post_with(index, lease, map),
             None => {
                 counters.receive_waits.add(1);
+                self.waiting += 1;
                 Ok(())
             }
         }
     }
 
-    /// A buffer has come for receive `index`.
+    /// The buffer has come that receive `index` waits for.
     pub(crate) fn granted(
+        &mut self,
+        index: u16,
+        lease: Lease,
+        map: &MemoryMap<P>,
+    ) -> Result<(), ReceivesError> {
+        self.waiting -= 1;
+        self.post_with(index, lease, map)
+    }
+
+    fn post_with(
         &mut self,
         index: u16,
         lease: Lease,

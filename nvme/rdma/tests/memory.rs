@@ -5,11 +5,13 @@ mod harness;
 
 use harness::FakeHost as Host;
 use harness::host::{Call, Refused};
-use harness::{IN_CAPSULE_BYTES, Setup, Stage};
+use harness::{IN_CAPSULE_BYTES, Setup, Stage, TARGET_MACHINE};
 use hugemem::{Lease, WaiterToken};
 use nvme_spec::rdma::RejectReason;
 use nvme_spec::sgl::SglDescriptor;
 use nvme_spec::{Sqe, Status};
+use rdma::fake::{Fault, Operation, Pattern};
+use reactors::Nanos;
 
 const LARGEST: usize = 1 << 20;
 
@@ -137,4 +139,52 @@ fn a_host_is_turned_away_where_no_receive_can_be_had() {
     assert_eq!(answer, Some(Refused::Rejected(RejectReason::NO_RESOURCES)));
     assert_eq!(stage.counters.connections_refused.get(), 1);
     assert_eq!(stage.leases_out(), 0);
+}
+
+/// Whose commands cannot come in for want of memory is not silent, and is again once they can.
+#[test]
+fn nobody_is_let_go_for_what_could_not_be_heard() {
+    const RECEIVES: u16 = 4;
+    let mut setup = small();
+    setup.rdma.receives = u32::from(RECEIVES);
+    let mut stage = Stage::with(setup);
+    let (mut admin, cntlid) = Host::admin_with(&mut stage, 2000);
+    let mut io = Host::io(&mut stage, cntlid, 1, 32);
+    // What a read lends is not written to before it has arrived.
+    let slow = Pattern::ONCE.of(Operation::Write).on(TARGET_MACHINE);
+    stage.fabric.add_fault(slow, Fault::DelayRequest(1000));
+    let read = Sqe::read(1, 0, 7).with_cid(RECEIVES);
+    io.send(read.with_sgl(io.keyed(0, IN_CAPSULE_BYTES)), &[]);
+    stage.turn_until("the read's data", |stage| {
+        let writes = stage.target_machine.counters().of(Operation::Write);
+        writes.posted == 1
+    });
+    let pool = stage.arena.pool(0);
+    let hoard: Vec<Lease> = std::iter::from_fn(|| pool.take(1)).collect();
+    for cid in 0..RECEIVES {
+        send_in_capsule(&mut io, cid, 0);
+    }
+    let waits = u64::from(RECEIVES);
+    stage.turn_until("no receives", |stage| {
+        stage.counters.receive_waits.get() == waits
+    });
+    admin.send(Sqe::keep_alive(), &[]);
+    for _ in 0..100 {
+        stage.pass(Nanos::from_millis(100));
+    }
+    admin.poll();
+    assert!(admin.responses.is_empty(), "there is no receive for it");
+    assert_eq!(stage.set.len(), 2, "nobody is let go");
+    drop(hoard);
+    all_answered(&mut stage, std::slice::from_mut(&mut io), 5);
+    all_answered(&mut stage, std::slice::from_mut(&mut admin), 1);
+    for _ in 0..19 {
+        stage.pass(Nanos::from_millis(100));
+    }
+    assert_eq!(stage.set.len(), 2, "it was heard a moment ago");
+    for _ in 0..30 {
+        stage.pass(Nanos::from_millis(100));
+    }
+    let expired = stage.core.borrow().counters().keep_alive_expired.get();
+    assert_eq!((stage.set.len(), expired), (0, 1), "it is silent");
 }

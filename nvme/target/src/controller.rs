@@ -242,8 +242,13 @@ impl Controller {
     }
 
     /// Looks at the timers. A host that sent any command on any of its queues since the last look
-    /// is alive (Base 2.1 §3.9, traffic based keep-alive: CTRATT.TBKAS is 1).
-    pub(crate) fn check_timers(&mut self, context: &AdminContext<'_>) -> Option<CloseReason> {
+    /// is alive (Base 2.1 §3.9, traffic based keep-alive: CTRATT.TBKAS is 1); one that could not be
+    /// heard at `unheard_at` is silent since then at most.
+    pub(crate) fn check_timers(
+        &mut self,
+        context: &AdminContext<'_>,
+        unheard_at: Option<Nanos>,
+    ) -> Option<CloseReason> {
         let now = context.now;
         if self.health_due_at.is_some_and(|due| due <= now) {
             self.health_due_at = Some(now + HEALTH_INTERVAL);
@@ -255,6 +260,12 @@ impl Controller {
         let (span, reason) = self.silence_max()?;
         if self.shared.take_traffic() && !planted("traffic-ignored") {
             self.silence_ends_at = Some(now + span);
+            return None;
+        }
+        if let Some(heard_until) = unheard_at.map(|time| time + span)
+            && heard_until > now
+        {
+            self.silence_ends_at = Some(heard_until);
             return None;
         }
         self.silence_ends_at = None;

@@ -65,6 +65,16 @@ struct Inbox {
     kind: TransportKind,
     completions: VecDeque<(QueueId, Completed)>,
     closes: VecDeque<Close>,
+    hearing: Hearing,
+}
+
+/// Whether a transport takes in what its hosts send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Hearing {
+    Always,
+    NotNow,
+    /// Since then again.
+    Since(Nanos),
 }
 
 /// One reactor's target core. Belongs to one thread.
@@ -185,8 +195,32 @@ impl TargetCore {
             kind,
             completions: VecDeque::with_capacity(self.limits.executions_max),
             closes: VecDeque::with_capacity(self.limits.queues_max),
+            hearing: Hearing::Always,
         });
         id
+    }
+
+    /// Says whether a transport takes in what its hosts send: while it cannot, for want of memory,
+    /// nobody's silence counts (Base 2.1 §3.9: what is timed is what the host sends).
+    pub fn set_hearing(&mut self, transport: TransportId, hears: bool, now: Nanos) {
+        if let Some(inbox) = self.inboxes.get_mut(usize::from(transport.0)) {
+            inbox.hearing = if hears {
+                Hearing::Since(now)
+            } else {
+                Hearing::NotNow
+            };
+        }
+    }
+
+    /// When something that hosts sent over a transport was last left where it was.
+    fn unheard_at(&self, kind: TransportKind, now: Nanos) -> Option<Nanos> {
+        let inboxes = self.inboxes.iter().filter(|inbox| inbox.kind == kind);
+        let times = inboxes.filter_map(|inbox| match inbox.hearing {
+            Hearing::Always => None,
+            Hearing::NotNow => Some(now),
+            Hearing::Since(time) => Some(time),
+        });
+        times.max()
     }
 
     /// The next finished command of a transport. Answers for a queue that was closed in the

@@ -329,7 +329,11 @@ impl Host {
     fn check_deadlines(&mut self, ground: &mut Ground<'_>) -> Result<(), Violation> {
         // A device that is pulled out tells nobody, and who sends nothing does not find out.
         let in_the_dark = self.silent_until.is_some() && self.is_unplugged(ground);
-        if !in_the_dark && self.silent_until.is_some_and(|until| until <= ground.now) {
+        // Nor is it silent while nobody could be heard.
+        let heard = ground.memory_disturbed + self.patience();
+        let heard = if self.shape.rdma { heard } else { Nanos::ZERO };
+        let silent_until = self.silent_until.map(|until| until.max(heard));
+        if !in_the_dark && silent_until.is_some_and(|until| until <= ground.now) {
             return Err(self.violation(ground, "the target keeps a host that sends nothing"));
         }
         if !in_the_dark && self.is_wrongly_served(ground) {

@@ -351,7 +351,7 @@ impl Host {
     }
 
     /// How long the target may keep it when nothing arrives any more.
-    fn patience(&self) -> Nanos {
+    pub(super) fn patience(&self) -> Nanos {
         self.shape.keep_alive + self.shape.keep_alive + SILENCE_GRACE
     }
 

@@ -157,6 +157,14 @@ impl World {
         waits.then_some(self.looked_at + LOOK_INTERVAL)
     }
 
+    /// Whether a disk is pulled out, as far as anybody in the appliance knows.
+    fn is_gone(&self, disk: usize) -> bool {
+        let appliance = self.appliance.as_ref();
+        self.scene.disk_gone[disk]
+            || self.scene.disks[disk].needs_restart()
+            || appliance.is_some_and(|it| it.is_gone(disk))
+    }
+
     /// Notes which devices the control thread may know to be gone, and which to be back.
     fn note_condition(&mut self) {
         let Some(appliance) = &self.appliance else {
@@ -467,8 +475,7 @@ impl World {
             let subsystem = self.scene.swarm.subsystem_of_disk(*disk);
             let is_seen = self.scene.serving.namespaces[*disk] || change.wanted.namespaces[*disk];
             // A namespace whose device was pulled out has gone already.
-            let is_gone = self.scene.disk_gone[*disk] || self.scene.disks[*disk].needs_restart();
-            let is_told = is_seen && !is_gone && change.text.is_none();
+            let is_told = is_seen && !self.is_gone(*disk) && change.text.is_none();
             for host in self.hosts.iter_mut().filter(|_| is_told) {
                 host.expect_namespace_event(subsystem, CHANGING);
             }
@@ -483,12 +490,14 @@ impl World {
         for host in hosts {
             self.scene.permission_changed[*host] = now;
         }
+        // A namespace comes with its device, which may have been pulled out meanwhile.
+        let is_told = is_applied && !disks.iter().any(|disk| self.is_gone(*disk));
         for disk in disks {
             self.scene.namespace_changed[*disk] = now;
             self.scene.swarm.disks[*disk].block_count = self.scene.serving.sizes[*disk];
         }
         for host in &mut self.hosts {
-            host.changed_by(is_applied.then_some(now + EVENT_MAX));
+            host.changed_by(is_told.then_some(now + EVENT_MAX));
         }
     }
 

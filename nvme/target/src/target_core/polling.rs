@@ -273,10 +273,12 @@ impl TargetCore {
         let mut looked_at = 0;
         while let Some(slot) = self.timers.next_due(now) {
             looked_at += 1;
+            let transport = self.controllers.at(slot).map(|it| it.transport);
+            let unheard_at = transport.and_then(|kind| self.unheard_at(kind, now));
             let Some((controller, context)) = self.controller(slot, now) else {
                 continue;
             };
-            if let Some(reason) = controller.check_timers(&context)
+            if let Some(reason) = controller.check_timers(&context, unheard_at)
                 && !planted("silence-ignored")
             {
                 if reason == crate::CloseReason::KeepAliveExpired {
