@@ -150,8 +150,8 @@ pub trait DeviceQueue {
 
     /// Writes `data`, whole blocks from `lba` on, at once, where the device keeps them in memory of
     /// its own and nothing is in the way: the whole request, counted as one, with no completion to
-    /// poll. `false` tells nothing of the range or the device, and nothing has happened: submit the
-    /// write.
+    /// poll. Until [`flush`](Self::flush) the device may keep other queues from the range. `false`
+    /// tells nothing of the range or the device, and nothing has happened: submit the write.
     fn write_at_once(&mut self, lba: u64, data: &[u8]) -> bool {
         let _ = (lba, data);
         false
@@ -183,7 +183,8 @@ pub trait DeviceQueue {
     /// succeed. Both hold the request as it came.
     fn submit(&mut self, request: Request) -> Result<(), Refusal>;
 
-    /// Ends a turn: everything submitted so far is on its way when this returns.
+    /// Ends a turn: everything submitted so far is on its way when this returns, and what was done at
+    /// once is over for other queues too.
     fn flush(&mut self);
 
     /// Moves finished requests into `completions` until it is full. Returns how many came.

@@ -397,7 +397,9 @@ impl DeviceQueue for MemoryQueue {
         Ok(())
     }
 
-    fn flush(&mut self) {}
+    fn flush(&mut self) {
+        self.memory.settle();
+    }
 
     fn poll(&mut self, completions: &mut CompletionBatch) -> usize {
         if !self.parked.is_empty() {

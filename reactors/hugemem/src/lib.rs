@@ -26,6 +26,7 @@ mod prefetch;
 mod region;
 mod slices;
 mod store;
+mod streaming;
 mod sync;
 mod waiters;
 

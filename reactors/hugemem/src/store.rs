@@ -8,6 +8,7 @@
 //! holder wrote is visible to the next.
 #![expect(unsafe_code, reason = "held ranges of the mapping become slices")]
 
+use std::cell::Cell;
 use std::fmt;
 use std::ops::Deref;
 use std::ptr::NonNull;
@@ -18,6 +19,10 @@ use std::sync::Arc;
 use crate::UNIT_BYTES;
 use crate::holds::Holds;
 use crate::region::{PagePolicy, Region, RegionError, outside};
+use crate::streaming;
+
+/// Stores of this size and more are mostly in no cache, and writes go past the caches.
+const STREAMED_BYTES_MIN: usize = 32 << 20;
 
 /// Memory of a RAM device, shared between reactors through their [`StoreHandle`]s. All zero at
 /// first.
@@ -26,6 +31,8 @@ pub struct Store {
     region: Region,
     holds: Holds,
     len: usize,
+    /// Writes go past the caches.
+    is_streamed: bool,
 }
 
 impl Store {
@@ -36,7 +43,12 @@ impl Store {
     pub fn new(len: usize, pages: PagePolicy) -> Result<Arc<Store>, RegionError> {
         let region = Region::map(len, pages)?;
         let holds = Holds::new(len.div_ceil(UNIT_BYTES));
-        Ok(Arc::new(Store { region, holds, len }))
+        Ok(Arc::new(Store {
+            region,
+            holds,
+            len,
+            is_streamed: len >= STREAMED_BYTES_MIN,
+        }))
     }
 
     /// Bytes there are.
@@ -59,6 +71,7 @@ impl Store {
             inner: Rc::new(HandleInner {
                 base: self.region.pointer(0),
                 store: Arc::clone(self),
+                unsettled: Cell::default(),
             }),
         }
     }
@@ -114,6 +127,23 @@ struct HandleInner {
     /// First byte of the store.
     base: NonNull<u8>,
     store: Arc<Store>,
+    /// First unit and number of units of a write that are held until a fence.
+    unsettled: Cell<(usize, usize)>,
+}
+
+impl HandleInner {
+    #[inline(never)]
+    fn settle(&self) {
+        let (first, count) = self.unsettled.take();
+        streaming::fence();
+        self.store.holds.disown(first, count);
+    }
+}
+
+impl Drop for StoreHandle {
+    fn drop(&mut self) {
+        self.settle();
+    }
 }
 
 impl StoreHandle {
@@ -124,6 +154,7 @@ impl StoreHandle {
     #[inline(always)]
     #[must_use]
     pub fn try_lend(&self, offset: usize, len: usize) -> Option<Loan> {
+        self.settle();
         let store = &self.inner.store;
         store.check(offset, len);
         match only_unit(offset, len) {
@@ -179,7 +210,39 @@ impl StoreHandle {
     /// When the range exceeds the store.
     #[must_use]
     pub fn try_write(&self, offset: usize, bytes: &[u8]) -> bool {
+        if self.inner.store.is_streamed {
+            return self.try_stream(offset, bytes);
+        }
         self.with_owned(offset, bytes.len(), |range| range.copy_from_slice(bytes))
+    }
+
+    /// Copies `bytes` into the store past the caches. The range stays held until
+    /// [`settle`](Self::settle), by when most of the copy has arrived.
+    fn try_stream(&self, offset: usize, bytes: &[u8]) -> bool {
+        self.settle();
+        let store = &self.inner.store;
+        store.check(offset, bytes.len());
+        let (first, count) = touched(offset, bytes.len());
+        if !store.holds.try_own(first, count) {
+            return false;
+        }
+        let pointer = store.region.pointer(offset);
+        // SAFETY: the range lies in the region, populated and zeroed at start, and all of its units
+        // are held exclusively until `settle` disowns them, so nothing else refers to these bytes.
+        let range = unsafe { slice::from_raw_parts_mut(pointer.as_ptr(), bytes.len()) };
+        // SAFETY: `settle` makes a fence before it disowns them, and nobody looks before that.
+        unsafe { streaming::copy(range, bytes) };
+        self.inner.unsettled.set((first, count));
+        true
+    }
+
+    /// Lets go of what the last write holds: at the end of a turn, else before anything else is done
+    /// with this handle.
+    #[inline(always)]
+    pub fn settle(&self) {
+        if self.inner.unsettled.get().1 > 0 {
+            self.inner.settle();
+        }
     }
 
     /// Fills a range with zeroes.
@@ -213,6 +276,7 @@ impl StoreHandle {
 
     /// Runs `change` on a range that is held exclusively for its duration.
     fn with_owned(&self, offset: usize, len: usize, change: impl FnOnce(&mut [u8])) -> bool {
+        self.settle();
         let store = &self.inner.store;
         store.check(offset, len);
         let (first, count) = touched(offset, len);

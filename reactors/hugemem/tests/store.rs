@@ -207,3 +207,83 @@ fn no_reader_sees_half_a_write() {
         "every hold ended"
     );
 }
+
+/// Bytes of a store whose writes go past the caches.
+const STREAMED: usize = 32 << 20;
+
+#[test]
+fn what_was_streamed_is_held_until_it_is_settled() {
+    let store = store(STREAMED);
+    let (handle, other) = (store.handle(), store.handle());
+    let data: Vec<u8> = (0..3 * UNIT_BYTES).map(|it| (it % 251) as u8).collect();
+    assert!(handle.try_write(UNIT_BYTES + 5, &data));
+    assert!(other.try_lend(UNIT_BYTES, 1).is_none());
+    assert!(!other.try_write(4 * UNIT_BYTES, &[1]));
+    assert!(other.try_lend(5 * UNIT_BYTES, 1).is_some(), "behind it");
+    handle.settle();
+    assert_eq!(other.try_equal(UNIT_BYTES + 5, &data), Some(true));
+    assert_eq!(other.try_equal(UNIT_BYTES, &[0; 5]), Some(true));
+    let behind = 4 * UNIT_BYTES + 5;
+    assert_eq!(other.try_equal(behind, &[0; UNIT_BYTES - 5]), Some(true));
+}
+
+#[test]
+fn whoever_streamed_sees_it_at_once() {
+    let handle = store(STREAMED).handle();
+    for (round, offset) in [(1, 0), (2, 512), (3, UNIT_BYTES - 1), (4, 0)] {
+        assert!(handle.try_write(offset, &[round; 600]));
+        assert_eq!(handle.try_equal(offset, &[round; 600]), Some(true));
+        assert!(handle.try_write(offset, &[round + 10; 600]));
+        assert!(handle.try_write(offset, &[round + 20; 600]), "over its own");
+        assert_eq!(&*handle.try_lend(offset, 600).unwrap(), [round + 20; 600]);
+        assert!(handle.try_write(offset, &[round; 600]));
+        assert!(handle.try_zero(offset, 600));
+        assert_eq!(handle.try_equal(offset, &[0; 600]), Some(true));
+    }
+}
+
+#[test]
+fn a_handle_that_goes_leaves_nothing_held() {
+    let store = store(STREAMED);
+    let handle = store.handle();
+    let loan = handle.try_lend(0, 1).unwrap();
+    assert!(handle.try_write(2 * UNIT_BYTES, &[1; UNIT_BYTES]));
+    drop(handle);
+    assert!(store.handle().try_write(2 * UNIT_BYTES, &[2; UNIT_BYTES]));
+    drop(loan);
+}
+
+/// Readers on other threads see whole units only, each as one of the writers left it.
+#[test]
+fn streams_of_threads_do_not_mix() {
+    const UNITS: usize = 4;
+    const WRITES: u32 = 4000;
+    let store = store(STREAMED);
+    thread::scope(|scope| {
+        for writer in 0..2_u8 {
+            let store = &store;
+            scope.spawn(move || {
+                let handle = store.handle();
+                let mut written = 0;
+                while written < WRITES {
+                    let round = (written % 100) as u8 * 2 + writer;
+                    let offset = written as usize % UNITS * UNIT_BYTES;
+                    written += u32::from(handle.try_write(offset, &[round; UNIT_BYTES]));
+                    if written % 3 == 0 {
+                        handle.settle();
+                    }
+                    thread::yield_now();
+                }
+            });
+        }
+        scope.spawn(|| {
+            let handle = store.handle();
+            for turn in 0..4 * WRITES as usize {
+                if let Some(loan) = handle.try_lend(turn % UNITS * UNIT_BYTES, UNIT_BYTES) {
+                    assert!(loan.iter().all(|byte| *byte == loan[0]), "a torn unit");
+                }
+                thread::yield_now();
+            }
+        });
+    });
+}

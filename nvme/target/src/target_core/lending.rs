@@ -64,6 +64,7 @@ impl TargetCore {
         }
         let context = context(queue, &self.view, &self.lending).ok()?;
         let (device, lba) = write_in_capsule(sqe, data.len(), &context)?;
+        self.rota.served(device);
         let device = usize::from(device);
         if !self.devices.get_mut(device)?.write_at_once(lba, data) {
             return None;

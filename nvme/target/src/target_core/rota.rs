@@ -27,6 +27,12 @@ impl Rota {
         self.unrung |= 1 << place;
     }
 
+    /// A device did at once what it was asked.
+    #[inline]
+    pub(super) fn served(&mut self, place: u8) {
+        self.unrung |= 1 << place;
+    }
+
     /// A device has no request any more.
     #[inline]
     pub(super) fn rests(&mut self, place: usize) {
@@ -90,6 +96,8 @@ mod tests {
         rota.rests(127);
         assert_eq!(places(rota.end_turn()).collect::<Vec<_>>(), [0, 127]);
         assert_eq!(rota.end_turn(), 0);
+        rota.served(3);
+        assert_eq!(places(rota.end_turn()).collect::<Vec<_>>(), [3]);
     }
 
     #[test]

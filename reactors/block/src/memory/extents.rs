@@ -92,6 +92,12 @@ impl ExtentsHandle {
         store.try_lend(start, len)
     }
 
+    /// Lets go of what writes hold until then.
+    pub(super) fn settle(&self) {
+        self.first.settle();
+        self.more.iter().for_each(|extent| extent.store.settle());
+    }
+
     /// Whether a range lies in one store.
     pub(super) fn is_whole(&self, offset: usize, len: usize) -> bool {
         offset + len <= self.first_end || len <= self.at(offset).2

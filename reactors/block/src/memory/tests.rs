@@ -336,3 +336,25 @@ fn a_device_that_grew_is_as_any_other() {
         Subject::new(device, arena())
     });
 }
+
+/// One that is large is written to past the caches.
+#[test]
+fn a_large_device_is_as_any_other() {
+    use crate::conformance::{Subject, arena, run};
+    run(|| Subject::new(device(32 << 20, 512), arena()));
+}
+
+/// What was written at once is other queues' to see after the turn at the latest.
+#[test]
+fn a_write_at_once_is_over_with_its_turn() {
+    let device = device(32 << 20, 512);
+    let (mut writer, mut reader) = (Bench::new(&device), Bench::new(&device));
+    assert!(writer.queue.write_at_once(3, &[7; 512]));
+    writer.queue.flush();
+    assert_eq!(reader.lend(3)[..], [7; 512]);
+    assert!(reader.queue.write_at_once(3, &[8; 512]));
+    assert!(writer.queue.lend(3, 1).is_none(), "the turn goes on");
+    reader.queue.flush();
+    assert_eq!(writer.lend(3)[..], [8; 512]);
+    drop(reader);
+}
