@@ -35,7 +35,7 @@ pub use data::Data;
 pub use dma::{DmaBuffer, DmaView};
 pub use lease::Lease;
 pub use pool::{Pool, SlicePromise, WaiterToken};
-pub use prefetch::{PREFETCH_MAX_BYTES, prefetch};
+pub use prefetch::prefetch;
 pub use region::{DmaMap, DmaMapError, Notice, PagePolicy, PageSize, Region, RegionError};
 pub use slices::Slices;
 pub use store::{Loan, Store, StoreHandle};

@@ -5,12 +5,12 @@
 )]
 
 /// What [`prefetch`] fetches at most, bytes: more would drive out what is in use.
-pub const PREFETCH_MAX_BYTES: usize = 4096;
+const PREFETCH_MAX_BYTES: usize = 4096;
 
 /// Bytes of a cache line.
 const LINE_BYTES: usize = 64;
 
-/// Begins to fetch the first [`PREFETCH_MAX_BYTES`] of `bytes` into the first-level cache and waits for
+/// Begins to fetch the first 4 KiB of `bytes` into the first-level cache and waits for
 /// nothing. It changes speed alone, and nothing at all on processors other than x86-64.
 #[inline]
 pub fn prefetch(bytes: &[u8]) {
