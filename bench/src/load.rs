@@ -18,4 +18,4 @@ mod tests;
 
 pub use options::{Limit, OptionsError, Pattern, Workload};
 pub use phase::{OperationStats, Phase, PhaseKind, PhaseStats, Trouble};
-pub use run::{LoadError, Outcome, RunPlan, Watch, run};
+pub use run::{LoadError, Outcome, RunPlan, Watch, run, run_over};

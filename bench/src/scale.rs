@@ -2,11 +2,12 @@
 //!
 //! The target is a child process with one RAM namespace, anew for each number of reactors; the host
 //! has cores of its own as long as there are any. Connections are I/O queues, at most 64 to a
-//! controller, each controller driven by a thread. Requests in flight stay the same over all
-//! connections, as far as each has one: so what grows is only their number.
+//! controller, and each of the host's cores has one thread for its share of them. Requests in flight
+//! stay the same over all connections, as far as each has one: so what grows is only their number.
 
 use std::fmt;
 use std::net::SocketAddr;
+use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -18,7 +19,8 @@ use serde::{Deserialize, Serialize};
 use crate::appliance_process::{ApplianceProcess, ProcessError};
 use crate::ceiling::CONGESTION_CONTROL;
 use crate::load::{
-    Limit, LoadError, Outcome, Pattern, PhaseKind, RunPlan, Trouble, Workload, run, run::Unwatched,
+    Limit, LoadError, Outcome, Pattern, PhaseKind, RunPlan, Trouble, Workload, run::Unwatched,
+    run_over,
 };
 use crate::report::{Latency, Machine};
 use crate::table::Table;
@@ -171,12 +173,12 @@ impl fmt::Display for ScaleReport {
 
 fn configuration(
     cores: &[usize],
-    connections: usize,
+    (connections, hosts): (usize, usize),
     directory: &Path,
     address: SocketAddr,
 ) -> String {
     let cores: Vec<String> = cores.iter().map(ToString::to_string).collect();
-    let controllers = connections.div_ceil(QUEUES_PER_CONTROLLER);
+    let controllers = connections.div_ceil(QUEUES_PER_CONTROLLER) + hosts;
     format!(
         "[appliance]\n\
          name = \"scale\"\n\
@@ -211,59 +213,64 @@ fn configuration(
          allow_any_host = true\n",
         cores = cores.join(","),
         socket = directory.join("control.sock"),
-        // Each controller has an admin connection, and the start's own probe is one too.
+        // Each controller has an admin connection, and the start's own probe is one too. Each of the
+        // hosts may have a controller with fewer queues than the others.
         connections = connections + controllers + 2,
         controllers = controllers + 2,
     )
 }
 
-/// One load for each controller.
+/// One load for each of the host's cores, and its controllers: a core with more than one thread would
+/// make requests wait for the others' turns.
 fn plans(
     options: &ScaleOptions,
     address: SocketAddr,
     connections: usize,
     depth: u16,
-) -> Vec<RunPlan> {
-    let controllers = connections
-        .div_ceil(QUEUES_PER_CONTROLLER)
-        .max(options.host_cores.len());
-    let controllers = controllers.min(connections);
-    (0..controllers)
-        .map(|number| {
-            let queues =
-                connections / controllers + usize::from(number < connections % controllers);
-            RunPlan {
-                connect: ConnectOptions {
-                    receive_bytes: RECEIVE_BYTES,
-                    congestion_control: Some(CONGESTION_CONTROL.to_owned()),
-                    ..ConnectOptions::new(address, NQN, HostIdentity::random())
-                },
-                nsid: 1,
-                workload: Workload {
-                    sizes_bytes: vec![READ_BYTES],
-                    depth,
-                    queues: u16::try_from(queues).unwrap_or(u16::MAX),
-                    threads: 1,
-                    read_percent: 100,
-                    pattern: Pattern::Random,
-                    rate: None,
-                    limit: Limit::Time(options.duration),
-                    warm_up: options.warm_up,
-                    verify: false,
-                    region_bytes: None,
-                    seed: number as u64,
-                },
-                cores: vec![options.host_cores[number % options.host_cores.len()]],
-            }
-        })
-        .collect()
+) -> Vec<(RunPlan, NonZero<u16>)> {
+    let cores = &options.host_cores[..options.host_cores.len().min(connections)];
+    let plan = |(number, core): (usize, &usize)| {
+        let queues = connections / cores.len() + usize::from(number < connections % cores.len());
+        let controllers = queues.div_ceil(QUEUES_PER_CONTROLLER);
+        let counted = |count: usize| u16::try_from(count).unwrap_or(u16::MAX);
+        let plan = RunPlan {
+            connect: ConnectOptions {
+                receive_bytes: RECEIVE_BYTES,
+                congestion_control: Some(CONGESTION_CONTROL.to_owned()),
+                ..ConnectOptions::new(address, NQN, HostIdentity::random())
+            },
+            nsid: 1,
+            workload: Workload {
+                sizes_bytes: vec![READ_BYTES],
+                depth,
+                queues: counted(queues),
+                threads: 1,
+                read_percent: 100,
+                pattern: Pattern::Random,
+                rate: None,
+                limit: Limit::Time(options.duration),
+                warm_up: options.warm_up,
+                verify: false,
+                region_bytes: None,
+                seed: number as u64,
+            },
+            cores: vec![*core],
+        };
+        (
+            plan,
+            NonZero::new(counted(controllers)).unwrap_or(NonZero::<u16>::MIN),
+        )
+    };
+    cores.iter().enumerate().map(plan).collect()
 }
 
 /// All loads at once, each on a thread.
-fn run_together(plans: &[RunPlan]) -> Result<Vec<Outcome>, ScaleError> {
+fn run_together(plans: &[(RunPlan, NonZero<u16>)]) -> Result<Vec<Outcome>, ScaleError> {
     std::thread::scope(|scope| {
-        let load = |plan| scope.spawn(move || run(plan, &mut Unwatched));
-        let loads: Vec<_> = plans.iter().map(load).collect();
+        let loads = plans.iter().map(|(plan, controllers)| {
+            scope.spawn(|| run_over(plan, *controllers, &mut Unwatched))
+        });
+        let loads: Vec<_> = loads.collect();
         loads
             .into_iter()
             .map(|load| Ok(load.join().map_err(|_| LoadError::ThreadLost)??))
@@ -278,7 +285,8 @@ fn measure_point(
 ) -> Result<ScalePoint, ScaleError> {
     let cores = &options.target_cores[..reactors];
     let mut target = ApplianceProcess::start(&options.windlass, |directory, address| {
-        configuration(cores, connections, directory, address)
+        let hosts = options.host_cores.len();
+        configuration(cores, (connections, hosts), directory, address)
     })?;
     target.await_connection()?;
     let depth = u16::try_from((IN_FLIGHT / connections).clamp(1, 128)).unwrap_or(1);
@@ -326,7 +334,7 @@ fn allow_files(connections: usize) -> Result<(), ScaleError> {
         },
     );
     // A socket on each side, each side a process, and some for everything else.
-    let wanted = connections + connections.div_ceil(QUEUES_PER_CONTROLLER) + 64;
+    let wanted = connections + connections.div_ceil(QUEUES_PER_CONTROLLER) + 128;
     match limit.maximum {
         Some(limit) if limit < wanted as u64 => Err(ScaleError::Files {
             wanted: connections,
@@ -405,10 +413,14 @@ mod tests {
         options.host_cores = vec![2, 3, 4];
         for connections in [1, 2, 3, 64, 65, 1000, 4096] {
             let plans = plans(&options, address, connections, 1);
-            let queues = plans.iter().map(|plan| usize::from(plan.workload.queues));
-            assert_eq!(queues.clone().sum::<usize>(), connections);
-            assert!(queues.max() <= Some(QUEUES_PER_CONTROLLER));
-            assert!(plans.iter().all(|plan| plan.workload.queues > 0));
+            let queues = plans.iter().map(|(plan, _)| plan.workload.queues);
+            assert_eq!(queues.clone().map(usize::from).sum::<usize>(), connections);
+            assert_eq!(plans.len(), connections.min(3), "a thread for each core");
+            for (plan, controllers) in &plans {
+                let queues = usize::from(plan.workload.queues);
+                let room = usize::from(controllers.get()) * QUEUES_PER_CONTROLLER;
+                assert!(queues > 0 && (queues..queues + QUEUES_PER_CONTROLLER).contains(&room));
+            }
         }
     }
 

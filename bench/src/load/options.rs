@@ -270,7 +270,7 @@ impl Workload {
     fn check_counts(&self) -> Result<(), OptionsError> {
         let counts = [
             ("depth", u64::from(self.depth), 1, 1 << 13),
-            ("queues", u64::from(self.queues), 1, 128),
+            ("queues", u64::from(self.queues), 1, 1 << 13),
             ("threads", u64::from(self.threads), 1, 128),
             ("the share of reads", u64::from(self.read_percent), 0, 100),
         ];

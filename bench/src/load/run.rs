@@ -5,6 +5,7 @@
 //! the threads counted.
 
 use std::io;
+use std::num::NonZero;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -206,37 +207,55 @@ struct Assignment<O> {
 /// # Errors
 /// [`LoadError`] where it could not begin, or a thread was lost.
 pub fn run(plan: &RunPlan, watch: &mut dyn Watch) -> Result<Outcome, LoadError> {
-    let mut controller = Controller::connect(plan.connect.clone())?;
-    let namespace = controller.namespace(plan.nsid)?;
-    let suited = Arc::new(
-        plan.workload
-            .suit(&namespace, controller.transfer_bytes_max())?,
-    );
+    run_over(plan, NonZero::<u16>::MIN, watch)
+}
+
+/// Runs a workload whose queues are those of `count` controllers, by equal shares: a target grants
+/// each no more than so many.
+///
+/// # Errors
+/// Those of [`run`].
+pub fn run_over(
+    plan: &RunPlan,
+    count: NonZero<u16>,
+    watch: &mut dyn Watch,
+) -> Result<Outcome, LoadError> {
+    let mut first = Controller::connect(plan.connect.clone())?;
+    let namespace = first.namespace(plan.nsid)?;
+    let suited = Arc::new(plan.workload.suit(&namespace, first.transfer_bytes_max())?);
     let workload = &plan.workload;
-    let granted = controller.request_io_queues(workload.queues)?;
-    if granted < workload.queues {
-        return Err(LoadError::QueuesNotGranted {
-            granted,
-            wanted: workload.queues,
-        });
-    }
     let arena = take_arena(workload, suited.size_max_bytes)?;
     plan.connect.transport.attach(&arena)?;
+    let mut controllers = vec![first];
+    for _ in 1..count.get() {
+        controllers.push(Controller::connect(plan.connect.clone())?);
+    }
     let mut queues = Vec::with_capacity(usize::from(workload.queues));
-    for lane in 0..workload.queues {
-        queues.push(controller.plan_io_queue(lane + 1, workload.depth)?);
+    for (number, controller) in (0..count.get()).zip(&mut controllers) {
+        let wanted = workload.queues / count + u16::from(number < workload.queues % count);
+        let granted = controller.request_io_queues(wanted)?;
+        if granted < wanted {
+            return Err(LoadError::QueuesNotGranted { granted, wanted });
+        }
+        for qid in 1..=wanted {
+            queues.push(controller.plan_io_queue(qid, workload.depth)?);
+        }
     }
     let driven = {
         // A lost admin connection takes the I/O queues with it, where it is seen with what was in
         // flight.
         let mut tend = || {
-            let _ = controller.tend();
+            for controller in &mut controllers {
+                let _ = controller.tend();
+            }
         };
         drive_queues(queues, &suited, &arena, &plan.cores, &mut tend, watch)?
     };
     // The measurement stands; a target that does not take leave in order has had its say in the
     // phases.
-    let _ = controller.shut_down();
+    for controller in controllers {
+        let _ = controller.shut_down();
+    }
     Ok(Outcome::new(namespace, &suited, driven))
 }
 
