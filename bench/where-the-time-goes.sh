@@ -215,9 +215,8 @@ PAGE
 - Of a write, the data is copied twice: by the kernel into the receive buffer, which stays in the
   second-level cache, and by us to its place. Receiving it there at once would save one copy, but a
   host that stops in the middle would keep the range from its readers.
-- What `push_response` shows of a write is its wait for that copy: memory that no cache holds takes the
-  stores before anything that was just stored can be loaded again. Queued before the copy, it leaves the
-  wait to what comes next.
+- What `try_write` shows of a write is that copy, past the caches: memory that no cache holds would have to
+  be read before it is overwritten, and all that follows would wait.
 - Requests per system call follow from what is in flight, not from us: everything that has come is
   received at once, and one send carries all that is ready.
 PAGE

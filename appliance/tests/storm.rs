@@ -40,7 +40,7 @@ fn configuration(directory: &TempDir) -> PathBuf {
         r#"
 [appliance]
 name = "storm"
-memory = "64MiB"
+memory = "256MiB"
 pages = "ordinary"
 [control]
 socket = "off"

@@ -40,6 +40,8 @@ const RECEIVES_PER_POLL_MAX: usize = 4;
 
 /// Room for what follows while data that was asked for is awaited: some headers.
 const ROOM_BEFORE_DATA_BYTES: usize = 512;
+/// What a device lends for a host that takes no data keeps writers waiting no longer than this.
+const BORROWED_MAX: Nanos = Nanos::from_millis(100);
 
 /// What a connection works with while its reactor polls it.
 pub(crate) struct Context<'a> {
@@ -142,6 +144,8 @@ pub(crate) struct Connection<S> {
     late: VecDeque<Timing>,
     /// Requests whose data was asked for by R2T and has not all come.
     solicited: usize,
+    /// The stream takes no more: data that devices lend is copied then, unless all was sent before.
+    borrows_until: Option<Nanos>,
     port: PortId,
     settings: PortSettings,
     setup_deadline: Nanos,
@@ -171,6 +175,7 @@ impl<S: ByteStream> Connection<S> {
             at_once: 0,
             late: VecDeque::new(),
             solicited: 0,
+            borrows_until: None,
             port,
             settings: cx.config.port(port),
             setup_deadline: cx.now.saturating_add(cx.config.setup_timeout),
@@ -218,25 +223,38 @@ impl<S: ByteStream> Connection<S> {
         !matches!(self.expecting, Expecting::Header) || self.slots.any_fetching()
     }
 
-    /// When the connection must be looked at although nothing arrives; `None` while it serves.
+    /// When the connection must be looked at although nothing arrives.
     pub(crate) fn deadline(&self) -> Option<Nanos> {
         match self.phase {
             Phase::Initialising | Phase::Connecting => Some(self.setup_deadline),
-            Phase::Serving => None,
+            Phase::Serving => self.borrows_until,
             Phase::Closing { until, .. } => Some(until),
         }
     }
 
-    /// Ends the connection when its deadline has passed.
-    pub(crate) fn check_deadline(&self, now: Nanos) -> Result<(), Ended> {
-        match (self.phase, self.deadline()) {
-            (_, None) => Ok(()),
-            (_, Some(deadline)) if now < deadline => Ok(()),
-            (Phase::Closing { .. }, _) => Err(Ended::Closed),
-            (Phase::Initialising | Phase::Connecting | Phase::Serving, _) => {
-                Err(Ended::SetupTimeout)
+    /// Does what is due when its deadline has passed.
+    pub(crate) fn check_deadline(&mut self, cx: &Context<'_>) -> Result<(), Ended> {
+        if self.deadline().is_none_or(|deadline| cx.now < deadline) {
+            return Ok(());
+        }
+        match self.phase {
+            Phase::Closing { .. } => Err(Ended::Closed),
+            Phase::Initialising | Phase::Connecting => Err(Ended::SetupTimeout),
+            Phase::Serving => {
+                self.stop_borrowing(cx);
+                Ok(())
             }
         }
+    }
+
+    /// The host takes no data: what devices lend for it is given back, that others can write there.
+    fn stop_borrowing(&mut self, cx: &Context<'_>) {
+        let copied = self.transmitter.stop_borrowing(cx.pool);
+        cx.counters.bytes_copied.add(copied.unwrap_or(0) as u64);
+        self.borrows_until = match copied {
+            Some(_) => None,
+            None => Some(cx.now + BORROWED_MAX),
+        };
     }
 
     /// Receives what is there and acts on it; returns the number of receives that brought
@@ -680,8 +698,15 @@ impl<S: ByteStream> Connection<S> {
             };
         }
         match outcome {
-            Flushed::Empty | Flushed::Yielded => Ok(false),
-            Flushed::Blocked => Ok(true),
+            Flushed::Empty => {
+                self.borrows_until = None;
+                Ok(false)
+            }
+            Flushed::Yielded => Ok(false),
+            Flushed::Blocked => {
+                self.borrows_until.get_or_insert(cx.now + BORROWED_MAX);
+                Ok(true)
+            }
             Flushed::Broken => Err(Ended::Broken),
         }
     }

@@ -282,14 +282,15 @@ impl<S: ByteStream> ConnectionSet<S> {
         earliest
     }
 
-    /// Ends connections whose time for set-up or closing is over.
+    /// Looks at connections whose deadlines have passed: ends those whose time for set-up or closing is
+    /// over, and takes back what devices lend to those that do not take it.
     pub fn expire(&mut self, now: Nanos) {
         if self.next_deadline.is_none_or(|deadline| now < deadline) {
             return;
         }
         self.next_deadline = None;
         for index in 0..self.places.len() as u16 {
-            self.with(index, now, |connection, _| connection.check_deadline(now));
+            self.with(index, now, |connection, cx| connection.check_deadline(cx));
         }
     }
 

@@ -1,6 +1,6 @@
 //! Partial sends at every position leave the same bytes on the wire and finish every slot once.
 
-use hugemem::{Arena, ArenaConfig, PagePolicy, Pool};
+use hugemem::{Arena, ArenaConfig, PagePolicy, Store};
 use nvme_spec::tcp::{C2hData, C2hEnd, CapsuleResp};
 use nvme_spec::{Cqe, Status};
 use std::io::IoSliceMut;
@@ -212,6 +212,58 @@ fn half_sent_data_keeps_its_digest_before_a_termination() {
     let end = 24 + 5000;
     assert_eq!(sent[end..end + DIGEST_BYTES], digest(&sent[24..end]));
     assert_eq!(&sent[end + DIGEST_BYTES..], b"end");
+}
+
+/// What is half sent goes on from a copy, and the device has its memory back; where there is no memory
+/// for copies, it waits.
+#[test]
+fn data_that_nobody_takes_is_lent_no_longer() {
+    const PDU_BYTES: usize = 24 + 4096;
+    let store = Store::new(8192, PagePolicy::Ordinary).expect("memory");
+    let handle = store.handle();
+    assert!(handle.try_write(0, &[7; 8192]));
+    let cases = [0, 10, 24, 100, 4000].map(|taken| [(taken, false), (taken, true)]);
+    for (taken, terminates) in cases.into_iter().flatten() {
+        let pool = pool();
+        let mut transmitter = Transmitter::new();
+        for place in 0..2 {
+            let loan = handle.try_lend(place * 4096, 4096).expect("nobody writes");
+            let data = C2hData::new(3, 0, 4096, C2hEnd::Success, Framing::default());
+            let finishes = Finishes::Nothing;
+            transmitter.push_data(transmute!(data), Data::Loan(loan), 4096, finishes);
+        }
+        let mut wire = Wire {
+            bytes: Vec::new(),
+            grain: taken,
+            calls: 0,
+        };
+        let _ = transmitter.flush(&mut wire, |_| {});
+        let hoard: Vec<_> = std::iter::from_fn(|| pool.take(1)).collect();
+        assert_eq!(transmitter.stop_borrowing(&pool), None);
+        assert!(!handle.try_write(4096, &[9; 4096]));
+        drop(hoard);
+        // What is left of a PDU that is half sent is copied with its header.
+        let (gone, half) = (wire.bytes.len() / PDU_BYTES, wire.bytes.len() % PDU_BYTES);
+        let left = if half > 0 { PDU_BYTES - half } else { 4096 };
+        let copied = transmitter.stop_borrowing(&pool);
+        assert_eq!(copied, Some(left + (1 - gone) * 4096), "taken {taken}");
+        assert_eq!(transmitter.stop_borrowing(&pool), Some(0));
+        assert!((0..64).any(|_| handle.try_write(0, &[9; 8192])));
+        wire.grain = 1 << 20;
+        if terminates {
+            transmitter.discard_unsent();
+            transmitter.push_control(b"end");
+        }
+        drain(&mut transmitter, &mut wire);
+        let sent = wire.bytes.strip_suffix(b"end").unwrap_or(&wire.bytes);
+        let begun = gone + usize::from(half > 0);
+        let pdus = if terminates { begun } else { 2 };
+        assert_eq!(sent.len(), pdus * PDU_BYTES, "taken {taken}");
+        for pdu in sent.chunks(PDU_BYTES) {
+            assert_eq!(pdu[24..], [7; 4096]);
+        }
+        assert!((0..64).any(|_| handle.try_write(0, &[7; 8192])));
+    }
 }
 
 #[test]
