@@ -54,8 +54,6 @@ pub struct TcpTransport<N: Network = Sockets> {
     connections: ConnectionSet<N::Stream>,
     recent: ArrayVec<u16, RECENT_MAX>,
     turns_since_epoll: u32,
-    /// The last look at epoll found more active sockets than `recent` has places for.
-    is_crowded: bool,
     network: N,
     /// By the number that the network knows them by.
     listeners: Vec<Option<Listening<N::Listener>>>,
@@ -109,7 +107,6 @@ impl<N: Network> TcpTransport<N> {
             connections,
             recent: ArrayVec::new(),
             turns_since_epoll: 0,
-            is_crowded: false,
             network,
             listeners: Vec::new(),
             orders: None,
@@ -269,7 +266,7 @@ impl<N: Network> TcpTransport<N> {
         let arrivals = self.connections.receive(index, now);
         if arrivals > 0 && !self.recent.contains(&index) {
             // With more active sockets than places, epoll is the cheaper way to find them.
-            self.is_crowded |= self.recent.try_push(index).is_err();
+            let _ = self.recent.try_push(index);
         }
         arrivals
     }
@@ -292,7 +289,6 @@ impl<N: Network> TcpTransport<N> {
 
     fn poll_epoll(&mut self, now: Nanos) -> u32 {
         self.turns_since_epoll = 0;
-        self.is_crowded = false;
         let mut moved = 0;
         for position in 0..self.network.look() {
             let ready = self.network.ready(position);
@@ -344,8 +340,7 @@ impl<N: Network> Poller for TcpTransport<N> {
         moved += self.connections.hand_out_answers(now);
         moved += self.poll_recent(now);
         self.turns_since_epoll += 1;
-        let is_due = self.turns_since_epoll >= TURNS_PER_EPOLL;
-        if self.recent.is_empty() || self.is_crowded || is_due {
+        if self.recent.is_empty() || self.turns_since_epoll >= TURNS_PER_EPOLL {
             moved += self.poll_epoll(now);
         }
         moved += self.connections.dispatch(now);
