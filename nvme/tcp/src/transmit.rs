@@ -339,6 +339,10 @@ impl Transmitter {
             return Some(0);
         };
         let left = half_sent.len() - self.sent;
+        if left > pool.max_transfer() {
+            // Its header has not gone yet: the data by itself fits.
+            return Some(0);
+        }
         let mut bytes = pool.take(left)?;
         {
             let mut pieces = Pieces::new();
