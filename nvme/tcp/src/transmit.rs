@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use std::io::IoSlice;
 
 use arrayvec::ArrayVec;
-use hugemem::{Data, Lease, Pool, prefetch};
+use hugemem::{Data, Pool, prefetch};
 use nvme_spec::tcp::{C2hData, C2hEnd, DATA_ALIGNMENT_MAX_Z, Framing};
 use nvme_target::Served;
 use reactors::sim::planted;
@@ -77,11 +77,6 @@ pub(crate) enum Finishes {
 #[derive(Debug)]
 enum Outgoing {
     Framed(Framed),
-    /// What is left of a PDU that is half sent, as it goes on the wire.
-    Rest {
-        bytes: Lease,
-        finishes: Finishes,
-    },
     /// Connection set-up and termination, which happen once.
     Control(Box<[u8]>),
 }
@@ -91,7 +86,6 @@ impl Outgoing {
     fn len(&self) -> usize {
         match self {
             Self::Control(bytes) => bytes.len(),
-            Self::Rest { bytes, .. } => bytes.len(),
             Self::Framed(framed) => framed.len(),
         }
     }
@@ -100,14 +94,13 @@ impl Outgoing {
     fn finishes(&self) -> Finishes {
         match self {
             Self::Control(_) => Finishes::Nothing,
-            Self::Rest { finishes, .. } => *finishes,
             Self::Framed(framed) => framed.finishes,
         }
     }
 
     fn payload(&self) -> Option<&Payload> {
         match self {
-            Self::Control(_) | Self::Rest { .. } => None,
+            Self::Control(_) => None,
             Self::Framed(framed) => framed.payload.as_ref(),
         }
     }
@@ -117,10 +110,6 @@ impl Outgoing {
     fn add_to<'a>(&'a self, pieces: &mut Pieces<'a>) -> usize {
         match self {
             Self::Control(bytes) => {
-                pieces.push(IoSlice::new(bytes));
-                bytes.len()
-            }
-            Self::Rest { bytes, .. } => {
                 pieces.push(IoSlice::new(bytes));
                 bytes.len()
             }
@@ -304,15 +293,14 @@ impl Transmitter {
     /// Gives up everything that is not already half sent, so that a termination request can follow
     /// at once.
     pub(crate) fn discard_unsent(&mut self) {
-        let is_rest = matches!(self.queue.front(), Some(Outgoing::Rest { .. }));
-        self.queue.truncate(usize::from(self.sent > 0 || is_rest));
+        self.queue.truncate(usize::from(self.sent > 0));
         self.sealed = self.sealed.min(self.queue.len());
     }
 
     /// Copies data that a device lends into leases, so that the stream's slowness is nobody else's:
     /// how many bytes. `None`: there is no memory for all of it now.
     pub(crate) fn stop_borrowing(&mut self, pool: &Pool) -> Option<usize> {
-        let mut copied = self.stop_borrowing_half_sent(pool)?;
+        let mut copied = 0;
         for outgoing in &mut self.queue {
             let Outgoing::Framed(Framed {
                 payload: Some(payload),
@@ -329,37 +317,6 @@ impl Transmitter {
             }
         }
         Some(copied)
-    }
-
-    /// The same of the foremost PDU where it is half sent: memory for what is left of it is enough.
-    fn stop_borrowing_half_sent(&mut self, pool: &Pool) -> Option<usize> {
-        let is_lent = |payload: &Payload| matches!(payload.data, Data::Loan(_));
-        let half_sent = self.queue.front_mut().filter(|_| self.sent > 0);
-        let Some(half_sent) = half_sent.filter(|it| it.payload().is_some_and(is_lent)) else {
-            return Some(0);
-        };
-        let left = half_sent.len() - self.sent;
-        if left > pool.max_transfer() {
-            // Its header has not gone yet: the data by itself fits.
-            return Some(0);
-        }
-        let mut bytes = pool.take(left)?;
-        {
-            let mut pieces = Pieces::new();
-            half_sent.add_to(&mut pieces);
-            let mut unsent = &mut pieces[..];
-            IoSlice::advance_slices(&mut unsent, self.sent);
-            let mut room = &mut bytes[..];
-            for piece in unsent {
-                let (place, rest) = room.split_at_mut(piece.len());
-                place.copy_from_slice(piece);
-                room = rest;
-            }
-        }
-        let finishes = half_sent.finishes();
-        *half_sent = Outgoing::Rest { bytes, finishes };
-        self.sent = 0;
-        Some(left)
     }
 
     /// Sends what is queued. `finished` hears of all that is over with PDUs that have been taken.

@@ -154,7 +154,6 @@ impl StoreHandle {
     #[inline(always)]
     #[must_use]
     pub fn try_lend(&self, offset: usize, len: usize) -> Option<Loan> {
-        self.settle();
         let store = &self.inner.store;
         store.check(offset, len);
         match only_unit(offset, len) {
@@ -163,9 +162,10 @@ impl StoreHandle {
         }
     }
 
-    /// Lends a range of several units, or one that others hold.
+    /// Lends a range of several units, or one that others or the last write hold.
     #[inline(never)]
     fn try_lend_any(&self, offset: usize, len: usize) -> Option<Loan> {
+        self.settle();
         let (first, count) = touched(offset, len);
         let is_held = self.inner.store.holds.try_share(first, count);
         is_held.then(|| self.loan(offset, len))
@@ -236,8 +236,8 @@ impl StoreHandle {
         true
     }
 
-    /// Lets go of what the last write holds: at the end of a turn, else before anything else is done
-    /// with this handle.
+    /// Lets go of what the last write holds: at the end of a turn, else before anything that this
+    /// handle does to the same range.
     #[inline(always)]
     pub fn settle(&self) {
         if self.inner.unsettled.get().1 > 0 {
