@@ -30,16 +30,21 @@ pub(crate) struct Options {
     time: u32,
 }
 
+/// What builds the appliance and the load generator.
+pub(crate) fn build(with_rdma: bool) -> Command {
+    let mut cargo = process::cargo();
+    cargo.args(["build", "--release", "-p", "appliance", "-p", "bench"]);
+    if !with_rdma {
+        cargo.arg("--no-default-features");
+    }
+    cargo
+}
+
 /// Builds the appliance and the load generator, serves, loads, and serves on.
 pub(crate) fn run(options: &Options) -> Result<(), String> {
     let with_rdma = packages::provide_for_demo()?;
     println!("demo: building the appliance and the load generator");
-    let mut build = process::cargo();
-    build.args(["build", "--release", "-p", "appliance", "-p", "bench"]);
-    if !with_rdma {
-        build.arg("--no-default-features");
-    }
-    process::run(&mut build)?;
+    process::run(&mut build(with_rdma))?;
     let binaries = process::root().join("target/release");
     let interrupted = interruption()?;
     println!("demo: starting the appliance on its embedded default");
