@@ -9,6 +9,7 @@ use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use nvme_target::TargetCore;
+use reactors::spare_returns;
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 
@@ -215,7 +216,9 @@ impl Network for Sockets {
             tv_nsec: 0,
         };
         let buffer = rustix::buffer::spare_capacity(&mut self.events);
-        match epoll::wait(&self.epoll, buffer, Some(&at_once)) {
+        let found = epoll::wait(&self.epoll, buffer, Some(&at_once));
+        spare_returns();
+        match found {
             Ok(_) | Err(Errno::INTR) => {}
             Err(error) => tracing::error!(%error, "epoll failed"),
         }

@@ -7,6 +7,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 
+use reactors::spare_returns;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv};
 
@@ -78,6 +79,7 @@ impl ByteStream for TcpSocket {
                 [buffer] => recv(&self.0, &mut **buffer, RecvFlags::DONTWAIT).map(|(_, all)| all),
                 buffers => rustix::io::readv(&self.0, buffers),
             };
+            spare_returns();
             return match received {
                 Ok(0) => Transferred::Closed,
                 Ok(bytes) => Transferred::Bytes(bytes),
@@ -91,15 +93,18 @@ impl ByteStream for TcpSocket {
     // What is in the queue of a TCP socket is in sequence and only leaves it by our receives: they
     // end early at urgent data, before which this count ends too, and fail only when it is empty.
     fn available(&self) -> usize {
-        let bytes = rustix::io::ioctl_fionread(&self.0).unwrap_or(0);
-        usize::try_from(bytes).unwrap_or(0)
+        let bytes = rustix::io::ioctl_fionread(&self.0);
+        spare_returns();
+        usize::try_from(bytes.unwrap_or(0)).unwrap_or(0)
     }
 
     fn send(&mut self, buffers: &[IoSlice<'_>]) -> Transferred {
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
         loop {
             let mut control = SendAncillaryBuffer::default();
-            return match rustix::net::sendmsg(&self.0, buffers, &mut control, flags) {
+            let sent = rustix::net::sendmsg(&self.0, buffers, &mut control, flags);
+            spare_returns();
+            return match sent {
                 Ok(bytes) => Transferred::Bytes(bytes),
                 Err(Errno::INTR) => continue,
                 Err(Errno::AGAIN) => Transferred::WouldBlock,

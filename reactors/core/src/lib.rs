@@ -46,6 +46,7 @@ mod placement;
 mod poller;
 mod reactor;
 mod reactors;
+mod returns;
 mod shared;
 mod stats;
 mod sync;
@@ -61,6 +62,7 @@ pub use reactor::{POLLERS_MAX, PollerId, Reactor, RegisterError, TimerJob};
 pub use reactors::{
     InitError, Outcome, Outstanding, ReactorEnd, ReactorSetup, Reactors, StartError, StopReport,
 };
+pub use returns::spare_returns;
 pub use shared::{Job, ReactorHandle, RunError};
 pub use stats::{NamedDuration, ReactorSnapshot, ReactorStats, StuckPoller};
 pub use time::Nanos;

@@ -6,6 +6,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
+use reactors::spare_returns;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
@@ -120,6 +121,7 @@ impl ByteStream for Socket {
             [buffer] => recv(&self.0, &mut **buffer, RecvFlags::DONTWAIT).map(|(_, bytes)| bytes),
             _ => rustix::io::readv(&self.0, buffers),
         };
+        spare_returns();
         match received {
             Ok(0) => Moved::Ended,
             Ok(bytes) => Moved::Bytes(bytes),
@@ -130,12 +132,10 @@ impl ByteStream for Socket {
 
     fn send(&mut self, buffers: &[IoSlice<'_>]) -> Moved {
         let mut control = SendAncillaryBuffer::default();
-        match sendmsg(
-            &self.0,
-            buffers,
-            &mut control,
-            SendFlags::NOSIGNAL | SendFlags::DONTWAIT,
-        ) {
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        let sent = sendmsg(&self.0, buffers, &mut control, flags);
+        spare_returns();
+        match sent {
             Ok(0) | Err(Errno::AGAIN | Errno::INTR) => Moved::Nothing,
             Ok(bytes) => Moved::Bytes(bytes),
             Err(errno) => Moved::Failed(errno),
