@@ -18,8 +18,8 @@ pub(super) const NQN: &str = "nqn.2026-11.org.windlass:cost";
 /// The host's name.
 pub(super) const HOST_NQN: &str = "nqn.2026-11.org.windlass:cost-host";
 
-/// Bytes of the RAM device.
-pub(super) const DEVICE_BYTES: u64 = 16 << 20;
+/// Bytes of the RAM device: as most are, too large for the caches.
+pub(super) const DEVICE_BYTES: u64 = 64 << 20;
 
 /// Bytes of the devices' blocks.
 pub(super) const BLOCK_BYTES: u32 = 512;

@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use reactors::spare_returns;
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv};
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, send, sendmsg};
 
 /// What one vectored receive or send came to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -101,8 +101,10 @@ impl ByteStream for TcpSocket {
     fn send(&mut self, buffers: &[IoSlice<'_>]) -> Transferred {
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
         loop {
-            let mut control = SendAncillaryBuffer::default();
-            let sent = rustix::net::sendmsg(&self.0, buffers, &mut control, flags);
+            let sent = match buffers {
+                [buffer] => send(&self.0, buffer, flags),
+                _ => sendmsg(&self.0, buffers, &mut SendAncillaryBuffer::default(), flags),
+            };
             spare_returns();
             return match sent {
                 Ok(bytes) => Transferred::Bytes(bytes),

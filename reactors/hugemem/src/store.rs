@@ -21,8 +21,8 @@ use crate::holds::Holds;
 use crate::region::{PagePolicy, Region, RegionError, outside};
 use crate::streaming;
 
-/// Stores of this size and more are mostly in no cache, and writes go past the caches.
-const STREAMED_BYTES_MIN: usize = 32 << 20;
+/// Stores of this size and more are mostly in no cache.
+const UNCACHED_BYTES_MIN: usize = 32 << 20;
 
 /// Memory of a RAM device, shared between reactors through their [`StoreHandle`]s. All zero at
 /// first.
@@ -31,8 +31,8 @@ pub struct Store {
     region: Region,
     holds: Holds,
     len: usize,
-    /// Writes go past the caches.
-    is_streamed: bool,
+    /// Writes go past the caches, and what is to be read is worth a prefetch.
+    is_uncached: bool,
 }
 
 impl Store {
@@ -47,7 +47,7 @@ impl Store {
             region,
             holds,
             len,
-            is_streamed: len >= STREAMED_BYTES_MIN,
+            is_uncached: len >= UNCACHED_BYTES_MIN,
         }))
     }
 
@@ -210,7 +210,7 @@ impl StoreHandle {
     /// When the range exceeds the store.
     #[must_use]
     pub fn try_write(&self, offset: usize, bytes: &[u8]) -> bool {
-        if self.inner.store.is_streamed {
+        if self.inner.store.is_uncached {
             return self.try_stream(offset, bytes);
         }
         self.with_owned(offset, bytes.len(), |range| range.copy_from_slice(bytes))
@@ -339,6 +339,13 @@ impl Loan {
     #[must_use]
     pub fn region_offset(&self) -> usize {
         self.pointer.addr().get() - self.handle.base.addr().get()
+    }
+
+    /// Whether the bytes are most likely in no cache, the store being larger than those.
+    #[inline]
+    #[must_use]
+    pub fn is_uncached(&self) -> bool {
+        self.handle.store.is_uncached
     }
 }
 

@@ -12,7 +12,7 @@ use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvFlags, SendAncillaryBuffer, SendFlags, SocketFlags, SocketType, connect,
-    recv, sendmsg, socket_with, sockopt,
+    recv, send, sendmsg, socket_with, sockopt,
 };
 
 use crate::deadline::Deadline;
@@ -131,9 +131,11 @@ impl ByteStream for Socket {
     }
 
     fn send(&mut self, buffers: &[IoSlice<'_>]) -> Moved {
-        let mut control = SendAncillaryBuffer::default();
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-        let sent = sendmsg(&self.0, buffers, &mut control, flags);
+        let sent = match buffers {
+            [buffer] => send(&self.0, buffer, flags),
+            _ => sendmsg(&self.0, buffers, &mut SendAncillaryBuffer::default(), flags),
+        };
         spare_returns();
         match sent {
             Ok(0) | Err(Errno::AGAIN | Errno::INTR) => Moved::Nothing,
