@@ -6,8 +6,8 @@
 //! [`ReactorHandle::run`] on the control path.
 //!
 //! This crate refuses blocking calls inside a turn, locks on the I/O path, and allocation after
-//! set-up. Unsafe code is kept to two modules: the cells of the ring and the instruction that reads
-//! the time-stamp counter.
+//! set-up. Unsafe code is kept to three modules: the cells of the ring, the instruction that reads
+//! the time-stamp counter, and the calls that keep system calls from spoiling returns.
 //!
 //! ```
 //! use reactors::{Nanos, Poller, Progress, ReactorConfig, Reactors};

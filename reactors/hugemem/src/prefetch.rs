@@ -42,7 +42,7 @@ pub fn prefetch(bytes: &[u8]) {
                 "prefetcht1 [{line} + 384]",
                 "imul {line}, {line}, 1",
                 "prefetcht1 [{line} + 448]",
-                line = inout(reg) step.as_ptr() => _,
+                line = inout(reg) step.as_ptr().addr() => _,
                 options(nomem, nostack)
             );
         }
