@@ -1,8 +1,8 @@
 //! `cargo xtask fuzz`: the targets of bench/fuzz under libFuzzer, on the pinned toolchain.
 //!
-//! Every crate is compiled with the coverage that libFuzzer is guided by, so these builds have a
-//! folder of their own. What is found lies in target/fuzz: inputs that reach something new in
-//! `corpora`, inputs that show a defect in `findings`.
+//! Every crate is compiled with the coverage that libFuzzer is guided by. What is found lies in
+//! target/fuzz: inputs that reach something new in `corpora`, inputs that show a defect in
+//! `findings`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -99,15 +99,15 @@ impl Fuzzer {
     pub(crate) fn build() -> Result<Self, String> {
         let host = host_triple()?;
         let mut build = cargo();
-        // With a target named, flags reach neither build scripts nor macros.
+        // With a target named, flags reach neither build scripts nor macros: those are built
+        // already where anything is.
         build.args(["build", "-p", "fuzz", "--target", &host]);
-        build.args(["--target-dir", "target/fuzz"]);
         build.env("RUSTFLAGS", COVERAGE);
         process::run(&mut build)?;
-        let found = process::root().join("target/fuzz");
+        let target = process::root().join("target");
         Ok(Self {
-            program: found.join(host).join("debug/fuzz"),
-            found,
+            program: target.join(host).join("debug/fuzz"),
+            found: target.join("fuzz"),
         })
     }
 

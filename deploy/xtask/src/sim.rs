@@ -1,6 +1,7 @@
 //! `cargo xtask sim`: the appliance simulated among faults, by seeds (bench/simulation).
 
 use std::ffi::OsString;
+use std::process::Command;
 
 use clap::Args;
 
@@ -8,6 +9,9 @@ use crate::process::{self, cargo};
 
 /// What is run in the tests: always the same seeds, and random ones for the rest of the time.
 const TESTED: [&str; 4] = ["--seeds", "0..300", "--minutes", "2"];
+/// Compiles the crates of this repository with their planted defects.
+const PLANTING: &str = "deploy/xtask/planted-rustc";
+
 /// What became of the planted defects.
 const DEFECTS_PAGE: &str = "bench/simulation/DEFECTS.md";
 
@@ -40,26 +44,39 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
     process::run(cargo.args(&options.arguments))
 }
 
-/// Looks for every planted defect and writes what was found to `page`. Other flags would rebuild
-/// everything else, so this build has a folder of its own.
+/// Looks for every planted defect and writes what was found to `page`.
 fn defects(page: &str) -> Result<(), String> {
+    build(Some(PLANTING))?;
+    process::run_test(built().args(["--defects", page]))
+}
+
+/// Builds the simulation with the features that the tests are built with, so that nothing is built
+/// twice; `compiler` is what compiles our own crates, where it is not the usual one.
+fn build(compiler: Option<&str>) -> Result<(), String> {
     let mut cargo = cargo();
-    cargo.env("RUSTFLAGS", "--cfg planted");
-    cargo.args(["run", "-p", "simulation", "--target-dir", "target/planted"]);
-    process::run_test(cargo.args(["--", "--defects", page]))
+    cargo.args(["build", "--workspace", "--all-features"]);
+    cargo.args(["--bin", "simulation"]);
+    if let Some(compiler) = compiler {
+        let path = process::root().join(compiler);
+        cargo.env("RUSTC_WORKSPACE_WRAPPER", path);
+    }
+    process::run(&mut cargo)
+}
+
+/// The program that was built last.
+fn built() -> Command {
+    process::program(process::root().join("target/debug/simulation"))
 }
 
 /// The same in the tests, which change no file of the tree.
 pub(crate) fn test_defects() -> Result<(), String> {
-    defects("target/planted/DEFECTS.md")
+    defects("target/DEFECTS.md")
 }
 
-/// What the tests run: with the features that they are built with, so that nothing is built twice.
+/// What the tests run.
 pub(crate) fn test() -> Result<(), String> {
-    let build = ["build", "--workspace", "--all-features", "--bin"];
-    process::run(cargo().args(build).arg("simulation"))?;
-    let program = process::root().join("target/debug/simulation");
-    let mut simulation = process::program(program);
+    build(None)?;
+    let mut simulation = built();
     simulation.args(TESTED);
     if let Some(draw) = tree_number() {
         simulation.args(["--draw", &draw.to_string()]);

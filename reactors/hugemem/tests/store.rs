@@ -227,6 +227,33 @@ fn what_was_streamed_is_held_until_it_is_settled() {
     assert_eq!(other.try_equal(behind, &[0; UNIT_BYTES - 5]), Some(true));
 }
 
+/// Whoever reads elsewhere does not wait for the copy; whoever reads there does.
+#[test]
+fn only_a_read_of_what_was_streamed_settles_it() {
+    let store = store(STREAMED);
+    let (handle, other) = (store.handle(), store.handle());
+    assert!(handle.try_write(0, &[1; 600]));
+    let elsewhere = handle.try_lend(2 * UNIT_BYTES, 512);
+    assert!(elsewhere.is_some_and(|loan| loan.is_uncached()));
+    assert!(other.try_lend(0, 600).is_none(), "it is still on its way");
+    assert_eq!(*handle.try_lend(0, 600).expect("its own"), [1; 600]);
+    assert_eq!(*other.try_lend(0, 600).expect("settled"), [1; 600]);
+}
+
+#[test]
+fn a_prefetch_takes_any_bytes_and_changes_none() {
+    let store = store(2 * UNIT_BYTES);
+    let handle = store.handle();
+    assert!(handle.try_write(0, &[7; 2 * UNIT_BYTES]));
+    let loan = handle.try_lend(0, 2 * UNIT_BYTES).expect("nobody writes");
+    assert!(!loan.is_uncached(), "a small store may be in a cache");
+    for len in [0, 1, 63, 64, 511, 512, 513, UNIT_BYTES, 2 * UNIT_BYTES] {
+        // To the very end, behind which nothing may be mapped.
+        hugemem::prefetch(&loan[2 * UNIT_BYTES - len..]);
+    }
+    assert_eq!(*loan, [7; 2 * UNIT_BYTES]);
+}
+
 #[test]
 fn whoever_streamed_sees_it_at_once() {
     let handle = store(STREAMED).handle();
