@@ -17,7 +17,7 @@ const STEP_BYTES: usize = 512;
 /// The second level has room for more lines on their way than the first: of 4 KiB that are in no
 /// cache, it halves what reading them takes, where a prefetch into the first level gains nothing
 /// (Zen 4). The lines are asked for at the pace at which they can be had, one in three cycles, by a
-/// multiplication between one and the next; a third of them would be forgotten otherwise.
+/// multiplication between one and the next; asked for at once, they gain half as much.
 #[inline(never)]
 pub fn prefetch(bytes: &[u8]) {
     let bytes = &bytes[..bytes.len().min(PREFETCH_MAX_BYTES)];

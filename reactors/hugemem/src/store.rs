@@ -236,8 +236,8 @@ impl StoreHandle {
         true
     }
 
-    /// Lets go of what the last write holds: at the end of a turn, else before anything that this
-    /// handle does to the same range.
+    /// Lets go of what the last write holds: at the end of a turn, else before this handle writes or
+    /// reads anything but a single unit that is free.
     #[inline(always)]
     pub fn settle(&self) {
         if self.inner.unsettled.get().1 > 0 {
