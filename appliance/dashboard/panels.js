@@ -67,7 +67,12 @@ export function troubles(status, history) {
   }
   for (const one of status.devices) {
     if (one.state !== "ready" && one.state !== "read_only")
-      found.push(`Device ${one.name} is ${words(one.state)}.`);
+      found.push(
+        one.damage === null
+          ? `Device ${one.name} is ${words(one.state)}.`
+          : `Device ${one.name} is damaged: ${one.damage.text}. Writes and flushes fail until ` +
+              `windlass device reopen ${one.name}.`,
+      );
     for (const warning of one.warnings) found.push(`Device ${one.name}: ${warning}.`);
     if (one.media_errors > 0)
       found.push(
@@ -268,7 +273,7 @@ export class Tables {
     return [
       this.#name("host", one.nqn),
       one.kind === "discovery" ? "discovery" : one.export,
-      `${one.controller_id}, ${one.state}`,
+      one.controller_id === null ? one.state : `${one.controller_id}, ${one.state}`,
       by || "not known",
       number(one.queues.length, format.whole(one.queues.length)),
       ...moved(one.totals),
@@ -278,8 +283,9 @@ export class Tables {
   #device(one) {
     const size =
       one.block_count === null || one.block_size === null ? null : one.block_count * one.block_size;
-    const ailing = one.warnings.length > 0 || one.media_errors > 0;
+    const ailing = one.damage !== null || one.warnings.length > 0 || one.media_errors > 0;
     const health =
+      (one.damage && one.damage.text) ||
       one.warnings.join("; ") ||
       (one.media_errors > 0
         ? `${format.whole(one.media_errors)} errors of the medium`

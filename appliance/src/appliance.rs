@@ -20,6 +20,7 @@ use crate::command_line::{Failure, with_causes};
 use crate::control::ControlPlane;
 use crate::devices::{Devices, SystemDevices};
 use crate::exports::{self, Ports};
+use crate::identities::Identities;
 use crate::live::{How, Live, Orders, RealTime, Started};
 use crate::memory;
 use crate::nvme::{self, Bus, Drives, Vfio};
@@ -65,12 +66,13 @@ enum StartError {
 }
 
 impl Appliance {
-    /// Starts what `config` says; when this returns, the exports answer.
+    /// Starts what `config` says; when this returns, the exports answer. `identities` knows what was
+    /// served before.
     ///
     /// # Errors
     /// The first thing that cannot be had. Nothing is left running.
-    pub(crate) fn start(config: Config) -> Result<Self, Failure> {
-        Self::start_with(config, |arena, reactors| {
+    pub(crate) fn start(config: Config, identities: Identities) -> Result<Self, Failure> {
+        Self::start_with(config, identities, |arena, reactors| {
             let system = vfio::System::default();
             Box::new(Vfio::new(system, Arc::clone(arena), reactors))
         })
@@ -79,6 +81,7 @@ impl Appliance {
     /// The same with drives from the bus that `bus` makes for an arena and a number of reactors.
     pub(crate) fn start_with(
         config: Config,
+        identities: Identities,
         bus: impl FnOnce(&Arc<Arena>, usize) -> Box<dyn Bus>,
     ) -> Result<Self, Failure> {
         let began = Instant::now();
@@ -97,7 +100,7 @@ impl Appliance {
         let started = nvme::start(bus, &config, &arena, cores.len());
         let drives = started.drives;
         let opener = Box::new(SystemDevices::new(&config, &arena));
-        let devices = Devices::open(&config, opener.as_ref(), started.devices)?;
+        let devices = Devices::open(&config, opener.as_ref(), started.devices, identities)?;
         let lowered = listeners.lower_limits(&config);
         let target = Target::new(
             exports::target_config(&lowered, &devices, &ports, arena.max_transfer()),

@@ -14,10 +14,12 @@ use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
 use crate::appliance::Appliance;
+use crate::identities::{self, Identities};
 use crate::service::BadConfiguration;
 use crate::signals::Termination;
 use crate::{
-    apply, doctor, drives, embedded, load, manual, service, signals, status, summary, top, trace,
+    apply, device, doctor, drives, embedded, load, manual, service, signals, status, summary, top,
+    trace,
 };
 
 /// How long the listeners of an appliance that has started may take to answer.
@@ -65,6 +67,8 @@ pub(crate) enum Command {
     Doctor(doctor::DoctorArguments),
     /// Make a running appliance what FILE says, under I/O; or list what that would take.
     Apply(apply::ApplyArguments),
+    /// Return a damaged device of a running appliance to service.
+    Device(device::DeviceArguments),
     /// Show how a running appliance stands, on one screen or as JSON.
     Status(status::StatusArguments),
     /// Watch what a running appliance does: rates, latencies, reactors, hosts, events.
@@ -98,7 +102,8 @@ pub(crate) fn run(command: Command) -> Result<ExitCode, Failure> {
                 None => embedded::configuration(data_dir.as_deref())?,
             };
             service::status("starting");
-            let mut appliance = Appliance::start(config)?;
+            let identities = Identities::at(identities::usual_directory());
+            let mut appliance = Appliance::start(config, identities)?;
             appliance.attend(signals.mailbox());
             appliance.open_control(file.as_deref());
             serve(appliance, &mut signals)
@@ -108,6 +113,7 @@ pub(crate) fn run(command: Command) -> Result<ExitCode, Failure> {
         Command::Unbind(arguments) => drives::unbind(&arguments),
         Command::Doctor(arguments) => doctor::doctor(&arguments),
         Command::Apply(arguments) => apply::apply(&arguments),
+        Command::Device(arguments) => device::device(&arguments),
         Command::Status(arguments) => status::status(&arguments),
         Command::Top(arguments) => top::top(&arguments),
         Command::Trace(arguments) => trace::trace(&arguments),

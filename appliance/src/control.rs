@@ -9,10 +9,11 @@
 //! | more connections than [`limits`] allow | 503 and the end of the connection |
 //! | headers, a body or an answer that take too long | the end of the connection, or 408 |
 //! | headers or a body that are too large | 431 or 413 |
-//! | another user at the socket | 403 |
+//! | another user at the socket | no connection: the kernel refuses it by the socket's mode |
 //! | a configuration to apply while another is applied | 409 |
 //! | a wrong configuration to apply | 422 with all its problems; nothing is changed |
 //! | no token or a wrong one over HTTP | 401 |
+//! | no token where the configuration asks for none | what identifies no host |
 //! | a name in `Host` that is no address, without a token | 403: a page of another site asks |
 
 mod answers;
@@ -21,9 +22,9 @@ mod dashboard;
 mod limits;
 mod listen;
 mod metrics;
-mod peer;
 #[cfg(feature = "probe")]
 pub(crate) mod probe;
+mod reopen;
 mod routes;
 mod serve;
 mod socket;

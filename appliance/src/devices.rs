@@ -1,9 +1,11 @@
 //! From the configuration's devices to block devices that can be opened.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 
-use appliance_config::{Backing, ByteSize, Config, Name, Pages};
+use appliance_config::identity::NamespaceIdentity;
+use appliance_config::{Backing, ByteSize, Config, Export, Name, Namespace, Pages};
 use block::{
     Device, DirectIo, FileDevice, FileOptions, MemoryDevice, MemoryOptions, NullDevice, NullOptions,
 };
@@ -11,11 +13,21 @@ use hugemem::{Arena, PagePolicy, Region, Store};
 use nvme_target::DeviceIndex;
 
 use crate::command_line::Failure;
+use crate::identities::{Content, FoundFile, Identities};
 
 /// The devices that could be had, each with its place in the target.
 #[derive(Default)]
 pub(crate) struct Devices {
     all: BTreeMap<Name, (DeviceIndex, Opened)>,
+    identities: Identities,
+}
+
+/// A namespace of a drive that was taken.
+pub(crate) struct DriveNamespace {
+    /// The place of its device in the configuration.
+    pub(crate) place: usize,
+    pub(crate) device: Arc<dyn Device>,
+    pub(crate) content: Content,
 }
 
 /// Opens devices of a configuration.
@@ -25,6 +37,19 @@ pub trait Opener: Send + Sync {
     /// # Errors
     /// It cannot be had.
     fn open(&self, device: &appliance_config::Device) -> Result<Option<Opened>, Failure>;
+
+    /// The same where a file has to lie below `directory`, whatever symbolic links there are.
+    ///
+    /// # Errors
+    /// It cannot be had, or lies elsewhere.
+    fn open_below(
+        &self,
+        device: &appliance_config::Device,
+        directory: &Path,
+    ) -> Result<Option<Opened>, Failure> {
+        let _ = (device, directory);
+        Err("files cannot be confined to a directory here".into())
+    }
 }
 
 /// The machine's memory and files.
@@ -48,6 +73,9 @@ pub trait Growing: Send + Sync {
 pub struct Opened {
     pub(crate) device: Arc<dyn Device>,
     kind: Kind,
+    content: Content,
+    /// Device and inode of a file.
+    file_place: Option<(u64, u64)>,
     /// The memory of a RAM device, which data is sent from.
     stores: Vec<Arc<Store>>,
 }
@@ -79,18 +107,23 @@ impl DeviceError {
 }
 
 impl Devices {
-    /// Opens the devices that `config` names, by `opener`. The namespaces of drives are `drives`, each with its place in the configuration;
-    /// those that could not be had are left out.
+    /// Opens the devices that `config` names, by `opener`. The namespaces of drives are `drives`;
+    /// those that could not be had are left out. `identities` knows what was served before.
     ///
     /// # Errors
     /// The first other device that cannot be had, by name.
     pub(crate) fn open(
         config: &Config,
         opener: &dyn Opener,
-        drives: Vec<(usize, Arc<dyn Device>)>,
+        drives: Vec<DriveNamespace>,
+        identities: Identities,
     ) -> Result<Self, Failure> {
-        let mut drives: BTreeMap<usize, Arc<dyn Device>> = drives.into_iter().collect();
-        let mut devices = Self::default();
+        let drives = drives.into_iter().map(|it| (it.place, it));
+        let mut drives: BTreeMap<usize, DriveNamespace> = drives.collect();
+        let mut devices = Self {
+            identities,
+            ..Self::default()
+        };
         let mut places = (0..).map(DeviceIndex);
         for (index, device) in config.devices.iter().enumerate() {
             let opened = match drives.remove(&index) {
@@ -112,6 +145,25 @@ impl Devices {
     /// Takes in a device that has a place in the target.
     pub(crate) fn insert(&mut self, name: Name, place: DeviceIndex, opened: Opened) {
         self.all.insert(name, (place, opened));
+    }
+
+    /// The identity that hosts know a namespace by. `None`: its device could not be had.
+    pub(crate) fn identity(
+        &self,
+        config: &Config,
+        export: &Export,
+        namespace: &Namespace,
+    ) -> Option<NamespaceIdentity> {
+        let (_, opened) = self.all.get(&namespace.device)?;
+        let content = &opened.content;
+        Some(self.identities.serve(config, export, namespace, content))
+    }
+
+    /// Whether the open device of that name is in the file that is at `path` now.
+    pub(crate) fn is_in_file(&self, name: &Name, path: &Path) -> bool {
+        let opened = self.all.get(name).map(|(_, opened)| opened);
+        let place = opened.and_then(|opened| opened.file_place);
+        place.is_some() && FoundFile::at(path).ok().map(|found| found.place) == place
     }
 
     /// Forgets a device.
@@ -164,29 +216,35 @@ impl Devices {
 
 impl Opened {
     /// The namespace of a drive.
-    fn drive(device: Arc<dyn Device>) -> Self {
+    fn drive(drive: DriveNamespace) -> Self {
         Self {
-            device,
+            device: drive.device,
             kind: Kind::Drive,
+            content: drive.content,
+            file_place: None,
             stores: Vec::new(),
         }
     }
 
-    /// A device that is neither memory nor a file. Nobody else holds `device` itself.
+    /// A device that is neither memory nor a file, and its content. Nobody else holds `device`
+    /// itself.
     #[must_use]
-    pub fn other(device: Arc<dyn Device>, growing: Box<dyn Growing>) -> Self {
+    pub fn other(device: Arc<dyn Device>, growing: Box<dyn Growing>, content: Content) -> Self {
         Self {
             device,
             kind: Kind::Other(growing),
+            content,
+            file_place: None,
             stores: Vec::new(),
         }
     }
 
-    /// Takes the memory or opens the file that `device` says.
+    /// Takes the memory or opens the file that `device` says, `below` a directory if given.
     fn new(
         pages: Pages,
         arena: &Arc<Arena>,
         device: &appliance_config::Device,
+        below: Option<&Path>,
     ) -> Result<Option<Self>, Failure> {
         let name = device.name.as_str().to_owned();
         let uuid = device.uuid.map_or([0; 16], |uuid| *uuid.as_bytes());
@@ -207,6 +265,8 @@ impl Opened {
                     stores: vec![Arc::clone(memory.store())],
                     device: memory.clone(),
                     kind: Kind::Memory(memory),
+                    content: Content::of_new_memory()?,
+                    file_place: None,
                 }
             }
             Backing::Null { size, block_size } => {
@@ -219,6 +279,8 @@ impl Opened {
                 Self {
                     device: null.clone(),
                     kind: Kind::Null(null),
+                    content: Content::Lasting("null".to_owned()),
+                    file_place: None,
                     stores: Vec::new(),
                 }
             }
@@ -236,11 +298,15 @@ impl Opened {
                     read_only: device.read_only,
                     direct: DirectIo::Auto,
                     arena: Some(Arc::clone(arena)),
+                    below: below.map(Path::to_owned),
                 })?);
                 for notice in file.notices() {
                     tracing::warn!("device {name}: {notice}");
                 }
+                let found = FoundFile::at(path)?;
                 Self {
+                    content: found.content,
+                    file_place: Some(found.place),
                     device: file.clone(),
                     kind: Kind::File(file),
                     stores: Vec::new(),
@@ -323,7 +389,15 @@ impl SystemDevices {
 
 impl Opener for SystemDevices {
     fn open(&self, device: &appliance_config::Device) -> Result<Option<Opened>, Failure> {
-        Opened::new(self.pages, &self.arena, device)
+        Opened::new(self.pages, &self.arena, device, None)
+    }
+
+    fn open_below(
+        &self,
+        device: &appliance_config::Device,
+        directory: &Path,
+    ) -> Result<Option<Opened>, Failure> {
+        Opened::new(self.pages, &self.arena, device, Some(directory))
     }
 }
 

@@ -2,7 +2,8 @@
 //! broken, and the command that mends it.
 //!
 //! Looks at files of sysfs, procfs and `/dev`, below a root that tests choose, and at what the
-//! configuration names; needs no running appliance. It refuses to change anything.
+//! configuration names; needs no running appliance, and asks one that answers at the configured socket
+//! for how long requests wait. It refuses to change anything.
 
 mod cores;
 mod drives;
@@ -13,6 +14,7 @@ mod machine;
 mod memory;
 mod network;
 mod pages;
+mod running;
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -76,7 +78,7 @@ impl Verdict {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 struct Finding {
     /// Of what: `memory`, `pages`, `limits`, `cores`, `kernel`, `drives`, `network`, `files`,
-    /// `configuration`.
+    /// `configuration`, `running`.
     area: &'static str,
     verdict: Verdict,
     /// What there is, and what it costs where it is not fine.
@@ -122,6 +124,15 @@ struct Report {
     findings: Vec<Finding>,
 }
 
+impl Report {
+    fn add(&mut self, findings: impl IntoIterator<Item = Finding>) {
+        for finding in findings {
+            self.worst = self.worst.max(finding.verdict);
+            self.findings.push(finding);
+        }
+    }
+}
+
 /// Examines the machine; the exit code tells the worst that was found.
 pub(crate) fn doctor(arguments: &DoctorArguments) -> Result<ExitCode, Failure> {
     let machine = Machine::at(&arguments.root);
@@ -130,7 +141,10 @@ pub(crate) fn doctor(arguments: &DoctorArguments) -> Result<ExitCode, Failure> {
         None => Some(arguments.root.join(SERVICE_FILE)).filter(|file| file.exists()),
     };
     let (config, problems) = configuration(file.as_deref())?;
-    let report = examine(&machine, &config, file.as_deref(), problems);
+    let mut report = examine(&machine, &config, file.as_deref(), problems);
+    if arguments.root == Path::new("/") {
+        report.add(running::look(&config));
+    }
     if arguments.json {
         print(&(serde_json::to_string_pretty(&report)? + "\n"));
     } else {

@@ -36,7 +36,7 @@ pub(crate) fn configuration(directory: Option<&Path>) -> Result<Config, Failure>
 }
 
 /// `/var/lib/windlass` for root; for others as the XDG Base Directory Specification says.
-fn data_directory() -> Option<PathBuf> {
+pub(crate) fn data_directory() -> Option<PathBuf> {
     if rustix::process::geteuid().is_root() {
         return Some(PathBuf::from("/var/lib/windlass"));
     }

@@ -112,6 +112,8 @@ pub(crate) fn target_config(
         limits: TargetLimits {
             transfer_max,
             controllers_max: config.limits.max_controllers,
+            queues_max: config.limits.max_connections as usize,
+            bind_queues: config.limits.bind_queues,
         },
     }
 }
@@ -179,7 +181,9 @@ fn namespaces(config: &Config, export: &Export, devices: &Devices) -> Vec<Namesp
         if device.health().state == HealthState::Removed {
             continue;
         }
-        let identity = config.namespace_identity(export, namespace);
+        let Some(identity) = devices.identity(config, export, namespace) else {
+            continue;
+        };
         let geometry = device.geometry();
         namespaces.push(NamespaceConfig {
             nsid: namespace.nsid,

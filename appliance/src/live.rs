@@ -13,11 +13,12 @@ mod steps;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use appliance_config::{Config, Transport as TransportName};
+use appliance_config::{Config, Transport as TransportName, Uuid};
 use arc_swap::ArcSwap;
-use nvme_target::Target;
+use nvme_target::{DeviceIndex, Target};
 use reactors::ReactorHandle;
 
 use crate::devices::{Devices, Opened, Opener};
@@ -25,7 +26,7 @@ use crate::exports::Ports;
 use crate::reactor_setup::DeskOrder;
 use crate::transports::Listening;
 use crate::watch::Watch;
-pub(crate) use apply::How;
+pub(crate) use apply::{How, Origin};
 pub use meanwhile::Meanwhile;
 pub(crate) use meanwhile::RealTime;
 pub(crate) use orders::Orders;
@@ -38,6 +39,8 @@ use served::Served;
 pub(crate) struct Running {
     pub(crate) config: Arc<ArcSwap<Config>>,
     pub(crate) ports: Arc<ArcSwap<Ports>>,
+    /// The UUID that hosts know the namespace of a device by, by the device's place.
+    pub(crate) uuids: Arc<ArcSwap<BTreeMap<DeviceIndex, Uuid>>>,
 }
 
 /// What a running appliance's configuration has led to.
@@ -85,12 +88,14 @@ impl Live {
             transport.set_wakers(handles);
         }
         let lowered = lowered(&config, &transports);
+        let served = Served::new(&lowered, &devices, &ports);
         Self {
             running: Running {
+                uuids: Arc::new(ArcSwap::from_pointee(served.uuids())),
                 config: Arc::new(ArcSwap::from_pointee(config.clone())),
                 ports: Arc::new(ArcSwap::from_pointee(ports.clone())),
             },
-            served: Served::new(&lowered, &devices, &ports),
+            served,
             watch: Watch::new(&devices),
             config,
             opener,
@@ -138,6 +143,7 @@ impl Live {
         let outcome = self.served.become_like(wanted, &self.target);
         self.running.config.store(Arc::new(self.config.clone()));
         self.running.ports.store(Arc::new(self.ports.clone()));
+        self.running.uuids.store(Arc::new(self.served.uuids()));
         outcome
     }
 

@@ -12,10 +12,13 @@ pub(crate) const FILES_AND_VARIABLES: &str = "\
 Files:
   /etc/windlass/windlass.toml   what the service serves
   /run/windlass/control.sock    where the service is asked; root and the `group` of [control] may
+  /var/lib/windlass/identities  which content was served, so that another one is another disk
 
 Variables:
   WINDLASS_LOG      what to log, as --log
   WINDLASS_SOCKET   the control socket to ask at, as --socket
+  STATE_DIRECTORY   has identities in place of /var/lib/windlass
+  XDG_DATA_HOME     has windlass/identities of an appliance that is not root's
   XDG_RUNTIME_DIR   has windlass/control.sock of an appliance that is not root's";
 
 /// Shells that completions are made for.

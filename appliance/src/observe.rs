@@ -11,6 +11,7 @@ pub(crate) mod history;
 pub(crate) mod latency;
 pub(crate) mod model;
 pub(crate) mod observation;
+pub(crate) mod pseudonyms;
 pub(crate) mod sources;
 pub(crate) mod status;
 
@@ -18,11 +19,13 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use block::Device;
 use changes::Changes;
 use events::Events;
 use heatmap::Heatmaps;
 use history::Recorder;
 use observation::{LatencyBefore, Observation};
+use pseudonyms::Pseudonyms;
 use sources::Sources;
 
 use crate::trace::gather::Material;
@@ -98,9 +101,16 @@ impl Observatory {
         &self.recorder
     }
 
-    /// What a trace of the last moments is made from.
-    pub(crate) fn material(&self) -> Material {
-        Material::gather(&self.sources)
+    /// What a trace of the last moments is made from, with `pseudonyms` for hosts, if given.
+    pub(crate) fn material(&self, pseudonyms: Option<&Pseudonyms>) -> Material {
+        Material::gather(&self.sources, pseudonyms)
+    }
+
+    /// The open device of that name.
+    pub(crate) fn device(&self, name: &str) -> Option<Arc<dyn Device>> {
+        let devices = self.sources.target.devices().into_iter();
+        let mut devices = devices.map(|(_, device)| device);
+        devices.find(|device| device.name() == name)
     }
 
     pub(crate) fn heatmaps(&self) -> &Heatmaps {

@@ -15,13 +15,15 @@ use reactors::ring::Receiver;
 use reactors::{Poller, ReactorHandle};
 
 use crate::command_line::{Failure, with_causes};
-use crate::devices::Devices;
+use crate::devices::{Devices, DriveNamespace};
 use crate::exports::{self, Ports};
+use crate::identities::Identities;
 use crate::live::{How, Live, Orders, Started};
 use crate::observe::model::{ApplyAnswer, StepState};
 use crate::reactor_setup::{Desk, DeskOrder, Rest};
 
 pub use crate::devices::{Growing, Opened, Opener};
+pub use crate::identities::Content;
 pub use crate::live::{Answers, Meanwhile, PortOrders, Unanswered};
 pub use crate::transports::Listening;
 
@@ -63,7 +65,14 @@ impl Rehearsal {
             queue_depth,
         } = parts;
         let failed = |error: Failure| with_causes(error.as_ref());
-        let devices = Devices::open(&config, opener.as_ref(), drives).map_err(failed)?;
+        let drives = drives.into_iter().map(|(place, device)| DriveNamespace {
+            place,
+            device,
+            content: Content::Lasting(format!("drive {place}")),
+        });
+        let identities = Identities::default();
+        let devices = Devices::open(&config, opener.as_ref(), drives.collect(), identities);
+        let devices = devices.map_err(failed)?;
         let addresses = config.listeners.iter().map(|it| it.address.socket_addr());
         let ports = Ports::new(&config, &addresses.collect::<Vec<SocketAddr>>());
         let served = exports::target_config(&config, &devices, &ports, transfer_max);

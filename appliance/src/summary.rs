@@ -7,6 +7,7 @@ use std::path::Path;
 use appliance_config::{Access, Backing, Config, Cores, Device, Export, Listener};
 
 use crate::appliance::Appliance;
+use crate::identities;
 use crate::nvme::{self, Wanted};
 use crate::transports;
 
@@ -106,6 +107,14 @@ fn write_check(out: &mut String, file: &Path, config: &Config) -> fmt::Result {
     for notice in config.notices() {
         writeln!(out, "notice: {notice}")?;
     }
+    for (device, path) in identities::exchanged_files(config) {
+        writeln!(
+            out,
+            "notice: device {device}: {} is not the file that was served last under this name: \
+             identifiers change, and hosts see a different disk",
+            path.display()
+        )?;
+    }
     Ok(())
 }
 
@@ -170,6 +179,9 @@ fn write_exports(
 
 fn describe(device: &Device) -> String {
     let backing = match &device.backing {
+        Backing::Memory { size, .. } if device.uuid.is_none() => {
+            format!("memory {size}, a new disk to hosts at each start")
+        }
         Backing::Memory { size, .. } => format!("memory {size}"),
         Backing::Null { size, .. } => format!("null {size}"),
         Backing::File {

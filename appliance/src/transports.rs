@@ -17,6 +17,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use appliance_config::{Config, Listener, Transport as TransportName};
 use hugemem::{Arena, Region};
 use nvme_target::{PortId, TargetCore};
+use nvme_tcp::CONNECTIONS_PER_REACTOR_MAX;
 use reactors::{InitError, Placement, Poller, ReactorHandle, ReactorSetup};
 
 use crate::command_line::Failure;
@@ -191,7 +192,7 @@ impl Listeners {
         regions: &[&Region],
     ) -> Result<Vec<Arc<dyn Transport>>, Failure> {
         // One for all, so that connections of one transport count when another places its own.
-        let placement = Placement::new(reactors);
+        let placement = placement(config, reactors);
         let tcp = tcp::Tcp::new(config, self.tcp, reactors, placement.clone());
         let mut transports: Vec<Arc<dyn Transport>> = vec![Arc::new(tcp)];
         if let Some(bound) = self.rdma {
@@ -201,6 +202,13 @@ impl Listeners {
         }
         Ok(transports)
     }
+}
+
+/// The placement of connections on `reactors` reactors, which keeps to `limits.max_connections` over
+/// all of them and all transports.
+fn placement(config: &Config, reactors: usize) -> Placement {
+    let connections_max = config.limits.max_connections as usize;
+    Placement::with_limit(reactors, connections_max, CONNECTIONS_PER_REACTOR_MAX)
 }
 
 /// Why an RDMA listener of `config` cannot be had here, if one is wanted and so it is: what `check`

@@ -5,14 +5,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use appliance_config::Name;
-use block::{Device, Health, HealthState, HealthWarnings};
+use block::{Damage, Device, Health, HealthState, HealthWarnings};
 use nvme_target::Target;
 
 use crate::devices::Devices;
 use crate::observe::status::warnings;
 
 /// What people were last told of a device.
-type Condition = (HealthState, HealthWarnings);
+type Condition = (HealthState, HealthWarnings, Option<Damage>);
 
 /// The state and the warnings of each device, as they were told.
 pub(crate) struct Watch(BTreeMap<Name, Condition>);
@@ -43,6 +43,7 @@ impl Watch {
             match now.0 {
                 state if state == before.0 => {}
                 HealthState::Ready => tracing::info!("device {name} is ready"),
+                HealthState::Damaged => tell_damage(name, now.2),
                 state => tracing::warn!("device {name} is {}", in_words(state)),
             }
             if now.1 != before.1 && now.1.any() {
@@ -56,15 +57,32 @@ impl Watch {
     }
 }
 
+/// Names the cause and what the operator can do.
+fn tell_damage(name: &Name, damage: Option<Damage>) {
+    let cause = damage.map_or_else(|| "no cause is known".into(), |it| it.cause.to_string());
+    tracing::error!(
+        "device {name} is damaged: {cause}; writes and flushes fail and reads continue: repair what \
+         the device lies on, then run `windlass device reopen {name}` or restart"
+    );
+}
+
 fn condition(device: &Arc<dyn Device>) -> Condition {
-    let Health { state, drive, .. } = device.health();
-    (state, drive.map(|drive| drive.warnings).unwrap_or_default())
+    let health = device.health();
+    let Health {
+        state,
+        drive,
+        damage,
+        ..
+    } = health;
+    let warnings = drive.map(|drive| drive.warnings).unwrap_or_default();
+    (state, warnings, damage)
 }
 
 fn in_words(state: HealthState) -> &'static str {
     match state {
         HealthState::Ready => "ready",
         HealthState::ReadOnly => "read-only",
+        HealthState::Damaged => "damaged",
         HealthState::Resetting => "being reset",
         HealthState::Removed => "gone",
     }

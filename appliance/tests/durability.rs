@@ -3,6 +3,8 @@
 mod process;
 
 use std::fs;
+use std::io::{Read as _, Write as _};
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::mpsc::channel;
 
@@ -169,6 +171,165 @@ fn namespaces_keep_their_identities_over_a_restart() {
         assert_eq!(windlass.wait().0.code(), Some(0));
     }
     assert_eq!(seen[0], seen[1]);
+}
+
+/// NGUID and EUI-64 (NVM 1.1 §4.1.5.1), and the descriptors, as one start of `file` tells them.
+fn identifiers_of_a_start(file: &std::path::Path) -> (Vec<u8>, Vec<u8>) {
+    let windlass = Windlass::start(file);
+    let (mut admin, _io) = attach(&windlass);
+    let mut identify = |cns: Cns| {
+        let identify = Sqe::identify_structure(cns, 1);
+        let (cqe, page) = admin.command(identify, &[], 4096).expect("an answer");
+        assert!(cqe.status().is_success(), "{}", cqe.status());
+        page
+    };
+    let namespace = identify(Cns::NAMESPACE);
+    let seen = (
+        namespace[104..128].to_vec(),
+        identify(Cns::NAMESPACE_DESCRIPTORS),
+    );
+    windlass.signal(Signal::KILL);
+    assert!(!windlass.wait().0.success());
+    seen
+}
+
+/// Memory is empty after a restart, so hosts must not take it for the disk that they know; with a
+/// configured `uuid` they do, and the operator is told.
+#[test]
+fn memory_is_a_different_disk_after_a_restart() {
+    let directory = TempDir::new().expect("a directory");
+    let file = configuration(&directory);
+    let text = fs::read_to_string(&file).expect("readable");
+    let text = text.replace("type = \"file\"", "type = \"memory\"");
+    let path = text.lines().find(|line| line.starts_with("path = "));
+    let text = text.replace(path.expect("a path"), "");
+    fs::write(&file, &text).expect("writable");
+    let (first, second) = (identifiers_of_a_start(&file), identifiers_of_a_start(&file));
+    assert!(first.0 != second.0 && first.1 != second.1);
+    let uuid = "uuid = \"9f0c2b6e-54a1-4b53-9d0e-0d5a8a1c7f11\"\n";
+    let text = text.replace("size = \"8MiB\"\n", &format!("size = \"8MiB\"\n{uuid}"));
+    fs::write(&file, text).expect("writable");
+    assert_eq!(identifiers_of_a_start(&file), identifiers_of_a_start(&file));
+    let checked = run(&["check", &file.display().to_string()]);
+    assert!(checked.status.success(), "{checked:?}");
+    let notice = "notice: device vol0: its content does not survive a restart";
+    assert!(checked.stdout.contains(notice), "{}", checked.stdout);
+}
+
+/// Between two starts: another path, or another file at the same path, is a different disk; the same
+/// file under another name is not.
+#[test]
+fn an_exchanged_file_is_a_different_disk_after_a_restart() {
+    let directory = TempDir::new().expect("a directory");
+    let file = configuration(&directory);
+    let image = directory.path().join("vol0.img");
+    let first = identifiers_of_a_start(&file);
+    assert_eq!(identifiers_of_a_start(&file), first);
+    // Restored from a copy.
+    let copy = directory.path().join("copy.img");
+    fs::copy(&image, &copy).expect("copied");
+    fs::rename(&copy, &image).expect("renamed");
+    let restored = identifiers_of_a_start(&file);
+    assert!(restored.0 != first.0 && restored.1 != first.1);
+    assert_eq!(identifiers_of_a_start(&file), restored);
+    // Under another name, and another one.
+    let moved = directory.path().join("moved.img");
+    fs::rename(&image, &moved).expect("renamed");
+    let text = fs::read_to_string(&file).expect("readable");
+    fs::write(&file, text.replace("vol0.img", "moved.img")).expect("writable");
+    assert_eq!(identifiers_of_a_start(&file), restored);
+    fs::write(&file, text.replace("vol0.img", "other.img")).expect("writable");
+    let other = identifiers_of_a_start(&file);
+    assert!(other.0 != restored.0 && other.0 != first.0);
+}
+
+/// What the appliance at a control socket answers to `GET path`, head and body.
+fn get(socket: &std::path::Path, path: &str) -> String {
+    let mut stream = UnixStream::connect(socket).expect("it listens");
+    let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).expect("connected");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("an answer");
+    answer
+}
+
+/// A device that lost data refuses writes until an operator reopens it, and everything that people
+/// and programs look at says so. Here its file is made shorter behind the appliance's back.
+#[test]
+fn a_damaged_device_is_told_of_and_reopened_by_an_operator() {
+    let directory = TempDir::new().expect("a directory");
+    let file = configuration(&directory);
+    let socket = directory.path().join("control.sock");
+    let text = fs::read_to_string(&file).expect("readable");
+    let text = text.replace(
+        "socket = \"off\"",
+        &format!("socket = \"{}\"", socket.display()),
+    );
+    fs::write(&file, text).expect("writable");
+    let windlass = Windlass::start(&file);
+    let (_admin, mut io) = attach(&windlass);
+    let write = |io: &mut RawClient| {
+        let (cqe, _) = io
+            .command(Sqe::write(1, 0, 0, false), &pattern(0), 0)
+            .expect("an answer");
+        cqe.status()
+    };
+    let reopen = |name: &str| {
+        let socket = socket.display().to_string();
+        run(&["device", "reopen", name, "--socket", &socket])
+    };
+    assert!(write(&mut io).is_success());
+    assert!(get(&socket, "/healthz").starts_with("HTTP/1.1 200"));
+    for (name, why) in [("vol0", "not damaged"), ("none", "no device none")] {
+        let refused = reopen(name);
+        assert_eq!(refused.status.code(), Some(1), "{refused:?}");
+        assert!(refused.stderr.contains(why), "{}", refused.stderr);
+    }
+    let image = fs::OpenOptions::new()
+        .write(true)
+        .open(directory.path().join("vol0.img"))
+        .expect("it is there");
+    image.set_len(0).expect("writable");
+    let (cqe, _) = io
+        .command(Sqe::read(1, 8000, 0), &[], BLOCK_BYTES as u32)
+        .expect("an answer");
+    assert!(!cqe.status().is_success());
+    assert!(!write(&mut io).is_success());
+    // What is told is a tenth of a second old at most, and events come with the next second.
+    let began = std::time::Instant::now();
+    let wait_for = |path: &str, text: &str| {
+        while !get(&socket, path).contains(text) {
+            assert!(began.elapsed() < LIMIT, "{path} does not tell {text}");
+            std::thread::sleep(std::time::Duration::from_millis(50));
+        }
+    };
+    wait_for("/healthz", "device vol0 is damaged");
+    assert!(get(&socket, "/healthz").starts_with("HTTP/1.1 503"));
+    wait_for("/api/v1/status", "\"cause\":\"truncated\"");
+    wait_for("/metrics", "windlass_device_damaged{device=\"vol0\"} 1");
+    wait_for("/api/v1/events", "is damaged");
+    let refused = reopen("vol0");
+    assert_eq!(refused.status.code(), Some(1), "{refused:?}");
+    assert!(
+        refused.stderr.contains("restore its length"),
+        "{}",
+        refused.stderr
+    );
+    assert!(!write(&mut io).is_success());
+    image.set_len(8 << 20).expect("writable");
+    let reopened = reopen("vol0");
+    assert_eq!(reopened.status.code(), Some(0), "{reopened:?}");
+    assert!(
+        reopened.stdout.contains("may be lost"),
+        "{}",
+        reopened.stdout
+    );
+    assert!(write(&mut io).is_success());
+    wait_for("/healthz", "ok");
+    wait_for("/metrics", "windlass_device_damaged{device=\"vol0\"} 0");
+    wait_for("/api/v1/events", "reopened by an operator");
+    windlass.signal(Signal::TERM);
+    assert_eq!(windlass.wait().0.code(), Some(0));
 }
 
 #[test]

@@ -5,7 +5,10 @@ mod process;
 use std::fs;
 use std::io::ErrorKind;
 use std::net::TcpStream;
+use std::os::unix::fs::{PermissionsExt as _, chown};
 use std::os::unix::net::UnixDatagram;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use process::{LIMIT, RAM_ON_LOOPBACK, Windlass};
@@ -200,4 +203,84 @@ fn the_test_hook_is_not_there_unless_asked_for() {
     // Its default action: nothing of ours handles it.
     let (status, _) = windlass.wait();
     assert!(!status.success() && status.code().is_none(), "{status}");
+}
+
+/// The user and the group of the service below, and another user of the machine.
+const SERVICE: u32 = 61_001;
+const OPERATOR: u32 = 61_002;
+
+/// A command as another user, with `groups` besides that user's own.
+fn command_as(user: u32, groups: &str) -> Command {
+    let mut command = Command::new("setpriv");
+    let user = user.to_string();
+    command.args(["--reuid", &user, "--regid", &user]);
+    match groups {
+        "" => command.arg("--clear-groups"),
+        groups => command.args(["--groups", groups]),
+    };
+    command.stdin(Stdio::null());
+    command
+}
+
+/// `[control] group` as under the packaged unit: the service has no privilege and is in a user
+/// namespace that knows no user and no group but its own (`PrivateUsers=yes`). Takes root, to be
+/// other users.
+#[test]
+fn members_of_the_group_get_in_where_the_service_is_in_a_user_namespace() {
+    let probe = command_as(SERVICE, "")
+        .args(["unshare", "--user", "--map-current-user", "true"])
+        .output();
+    if !probe.is_ok_and(|output| output.status.success()) {
+        eprintln!("left out: this takes root, setpriv(1) and user namespaces");
+        return;
+    }
+    let directory = TempDir::new().expect("a directory");
+    let at = |name: &str| directory.path().join(name);
+    fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).expect("ours");
+    chown(directory.path(), Some(SERVICE), Some(SERVICE)).expect("root may");
+    // Where every user can run it.
+    let program = at("windlass");
+    let built = Path::new(env!("CARGO_BIN_EXE_windlass"));
+    let linked = fs::hard_link(built, &program);
+    linked.unwrap_or_else(|_| fs::copy(built, &program).map(drop).expect("copied"));
+    let (socket, file) = (at("control.sock"), at("windlass.toml"));
+    let control = format!(
+        "[control]\nsocket = \"{}\"\ngroup = \"{SERVICE}\"\nhttp = \"off\"\n",
+        socket.display()
+    );
+    let memory = "[appliance]\nmemory = \"16MiB\"\npages = \"ordinary\"\n";
+    fs::write(&file, format!("{memory}{control}{RAM_ON_LOOPBACK}")).expect("writable");
+    let mut service = command_as(SERVICE, "");
+    service.args(["unshare", "--user", "--map-current-user"]);
+    service
+        .arg(&program)
+        .args(["--log", "warn", "run"])
+        .arg(&file);
+    service.env("STATE_DIRECTORY", directory.path());
+    let mut service = service.stdin(Stdio::null()).spawn().expect("it runs");
+    let ask = |user: u32, groups: &str| -> Output {
+        let mut asked = command_as(user, groups);
+        asked.arg(&program).args(["status", "--json", "--socket"]);
+        asked.arg(&socket).output().expect("it runs")
+    };
+    // It answers: all is well, or something wants a person.
+    let is_admitted = |answer: &Output| matches!(answer.status.code(), Some(0 | 1));
+    let began = Instant::now();
+    let member = loop {
+        let answer = ask(OPERATOR, &SERVICE.to_string());
+        let is_over = service.try_wait().expect("waitable").is_some();
+        if is_admitted(&answer) || is_over || began.elapsed() > LIMIT {
+            break answer;
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    };
+    let stranger = ask(OPERATOR, "");
+    let owner = ask(SERVICE, "");
+    service.kill().expect("it runs");
+    service.wait().expect("waitable");
+    assert!(is_admitted(&member), "{member:?}");
+    assert!(is_admitted(&owner), "{owner:?}");
+    assert!(!is_admitted(&stranger), "{stranger:?}");
+    let refused = String::from_utf8_lossy(&stranger.stderr);
+    assert!(refused.contains("this user may not use"), "{refused}");
 }

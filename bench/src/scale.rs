@@ -179,6 +179,8 @@ fn configuration(
 ) -> String {
     let cores: Vec<String> = cores.iter().map(ToString::to_string).collect();
     let controllers = connections.div_ceil(QUEUES_PER_CONTROLLER) + hosts;
+    // One host leaves an eighth to others.
+    let (connections, controllers) = (2 * connections, 2 * controllers);
     format!(
         "[appliance]\n\
          name = \"scale\"\n\

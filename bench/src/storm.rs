@@ -4,6 +4,11 @@
 //! slower or faster meanwhile does not show in (alone, beside, beside, alone; the other way round in
 //! the next), and only the rounds' ratios are told, by their median. What comes and goes runs on the
 //! busy host's own core, so that ratio is a lower bound.
+//!
+//! Then a host with one request in flight beside hosts that hold memory, blocks and controllers: see
+//! `beside`.
+
+mod beside;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -13,6 +18,7 @@ use std::time::{Duration, Instant};
 use nvme_host::raw::{RawClient, RawError, RawNames};
 use serde::Serialize;
 
+use self::beside::BesideRow;
 use crate::compare::target::{NQN, Target, TargetOptions};
 use crate::compare::{CompareError, CompareOptions, Load, measure_target};
 use crate::report::Machine;
@@ -93,6 +99,11 @@ pub struct StormReport {
     pub idle: u16,
     /// Each round.
     pub rounds: Vec<StormRound>,
+    /// The part of its time that the target was busy while hosts came and went, per 5,000 of them in
+    /// a second.
+    pub busy_per_5000_connects: f64,
+    /// One host beside others that take all they can.
+    pub beside: Vec<BesideRow>,
 }
 
 impl StormReport {
@@ -132,7 +143,13 @@ impl std::fmt::Display for StormReport {
             rate(self.median_of(|round| round.storm.beside)),
             format!("{:.3}", self.storm_ratio()),
         ]);
-        write!(f, "{table}")
+        writeln!(f, "{table}")?;
+        let percent = 100.0 * self.busy_per_5000_connects;
+        writeln!(
+            f,
+            "5,000 connects a second keep the target busy for {percent:.1} % of its time\n"
+        )?;
+        write!(f, "{}", beside::table(&self.beside))
     }
 }
 
@@ -163,6 +180,7 @@ pub fn measure(
         Ok(measure_target(&compare, target.address, &Load::reads(DEPTH))?.requests_per_second)
     };
     let mut rounds = Vec::new();
+    let busy_per_5000_connects = busy_with_connects(&target, options.connects_per_second)?;
     for round in 0..options.rounds {
         tell(&format!("round {} of {}", round + 1, options.rounds));
         let mut idle = None;
@@ -191,10 +209,13 @@ pub fn measure(
             connects_per_second: median(&connects),
         });
     }
+    let beside = beside::measure(&target, &mut tell)?;
     Ok(StormReport {
         machine: Machine::here(),
         idle: options.idle,
         rounds,
+        busy_per_5000_connects,
+        beside,
     })
 }
 
@@ -233,6 +254,23 @@ fn stay(address: SocketAddr, connections: u16) -> Result<Vec<(RawClient, RawClie
             Ok((admin, io))
         })
         .collect()
+}
+
+/// The part of its time that the target is busy when 5,000 hosts come and go in a second, from what
+/// it takes for as many as there are.
+fn busy_with_connects(target: &Target, connects_per_second: u32) -> Result<f64, StormError> {
+    let time = Duration::from_secs(2);
+    let busy_before = target.busy_time().unwrap_or_default();
+    let pause = || {
+        std::thread::sleep(time);
+        Ok(0.0)
+    };
+    let (_, rate) = beside_a_storm(target.address, connects_per_second, pause)?;
+    let busy = target
+        .busy_time()
+        .unwrap_or_default()
+        .saturating_sub(busy_before);
+    Ok(busy.as_secs_f64() / time.as_secs_f64() * 5000.0 / rate.max(1.0))
 }
 
 /// Runs `busy` while hosts connect their admin queue and leave, so many a second. Gives what it
@@ -291,6 +329,8 @@ mod tests {
             machine: Machine::here(),
             idle: 2000,
             rounds: vec![round(100.0, 95.0), round(10.0, 9.9), round(200.0, 100.0)],
+            busy_per_5000_connects: 0.2,
+            beside: Vec::new(),
         };
         assert!((report.idle_ratio() - 0.95).abs() < 1e-9);
         assert!((report.storm_ratio() - 0.475).abs() < 1e-9);

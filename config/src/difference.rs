@@ -9,7 +9,8 @@ mod carry_out;
 use std::fmt;
 
 use crate::model::{
-    Access, Appliance, Backing, Config, Control, Cores, Device, Export, Limits, Listener, Namespace,
+    Access, Appliance, Backing, Config, Control, Cores, Device, DriveNamespace, Export, Limits,
+    Listener, Namespace,
 };
 use crate::value::{ByteSize, ModelNumber, Name, Nqn, Period, SerialNumber};
 
@@ -74,6 +75,15 @@ pub enum Step {
         /// The model number from now on.
         model: ModelNumber,
     },
+    /// A namespace identifier leads to a different disk from now on, or to one of another format:
+    /// the export's associations end, so that hosts identify its namespaces again before they use
+    /// them. Comes after the old namespaces are gone and before the new ones are added.
+    DisconnectHosts {
+        /// The export.
+        export: Nqn,
+        /// The namespaces that are replaced: at least one.
+        replaced: Vec<Replaced>,
+    },
     /// A device is closed.
     RemoveDevice(Name),
     /// A device becomes larger; without a size, it stays as large as its file.
@@ -127,6 +137,51 @@ pub enum Step {
     },
 }
 
+/// A namespace identifier that leads to something else from now on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Replaced {
+    /// What it leads to.
+    pub namespace: Namespace,
+    /// What hosts have to find out about it.
+    pub change: Change,
+}
+
+/// How a namespace differs from the one that had its identifier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// The content is another one, and so are the identifiers.
+    Content,
+    /// The file has another path. Where it is another file, content and identifiers are others.
+    Path,
+    /// The content is another one, and a configured `uuid` says that it is the same.
+    ContentUnderSameUuid,
+    /// The identifiers are others.
+    Identifiers,
+    /// The blocks have another size.
+    BlockSize,
+}
+
+impl fmt::Display for Replaced {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Namespace { nsid, device } = &self.namespace;
+        write!(f, "namespace {nsid} ({device}) ")?;
+        f.write_str(match self.change {
+            Change::Content => {
+                "is exchanged, and its identifiers change: hosts see a different disk"
+            }
+            Change::Path => {
+                "gets another path, and, unless that is the same file, its identifiers change: \
+                 hosts see a different disk"
+            }
+            Change::ContentUnderSameUuid => {
+                "is exchanged, and its configured uuid tells hosts that it is the same disk"
+            }
+            Change::Identifiers => "gets other identifiers: hosts see a different disk",
+            Change::BlockSize => "gets another block size",
+        })
+    }
+}
+
 impl Step {
     /// What the step does to those who are connected.
     pub fn effect(&self) -> Effect {
@@ -137,6 +192,7 @@ impl Step {
             | Step::RemoveListener(_)
             | Step::ChangeAccess { revokes: true, .. }
             | Step::ChangeIdentity { .. }
+            | Step::DisconnectHosts { .. }
             | Step::RemoveDevice(_) => Effect::Drain,
             Step::GrowDevice { .. }
             | Step::AddDevice(_)
@@ -178,6 +234,14 @@ impl fmt::Display for Step {
                 f,
                 "give {export} another serial or model number: its hosts are disconnected"
             ),
+            Step::DisconnectHosts { export, replaced } => {
+                write!(f, "disconnect the hosts of {export}")?;
+                for (index, one) in replaced.iter().enumerate() {
+                    f.write_str(if index == 0 { ": " } else { "; " })?;
+                    write!(f, "{one}")?;
+                }
+                Ok(())
+            }
             Step::RemoveDevice(device) => write!(f, "close device {device}"),
             Step::GrowDevice { device, size } => match size {
                 Some(size) => write!(f, "resize device {device} to {size}"),
@@ -322,6 +386,14 @@ impl Between<'_> {
                 });
             }
         }
+        let replaced = export.namespaces.iter();
+        let replaced: Vec<_> = replaced.filter_map(|it| self.replaced(it, then)).collect();
+        if !replaced.is_empty() {
+            steps.push(Step::DisconnectHosts {
+                export: nqn(),
+                replaced,
+            });
+        }
         for listener in &export.listeners {
             if !then.listeners.contains(listener) || !self.keeps_listener(listener) {
                 steps.push(Step::DetachListener {
@@ -330,6 +402,25 @@ impl Between<'_> {
                 });
             }
         }
+    }
+
+    /// What takes the place of a namespace in the export as it is wanted, where hosts that know the
+    /// old one must not go on with the new one.
+    fn replaced(&self, old: &Namespace, then: &Export) -> Option<Replaced> {
+        let mut namespaces = then.namespaces.iter();
+        let new = namespaces.find(|it| it.nsid == old.nsid)?;
+        let change = if new.device != old.device {
+            Change::Content
+        } else if self.keeps_device(&old.device) {
+            return None;
+        } else {
+            let now = self.running.device(&old.device)?;
+            changed_content(now, self.wanted.device(&old.device)?)?
+        };
+        Some(Replaced {
+            namespace: new.clone(),
+            change,
+        })
     }
 
     fn come_to_device(&self, device: &Device, steps: &mut Vec<Step>) {
@@ -395,6 +486,30 @@ impl Between<'_> {
             }
         }
     }
+}
+
+/// What hosts have to find out about a device that is closed and opened again as `then` says; `None`
+/// where they may go on as if nothing had happened.
+fn changed_content(now: &Device, then: &Device) -> Option<Change> {
+    let change = match (&now.backing, &then.backing) {
+        (Backing::File { path: now, .. }, Backing::File { path: then, .. }) => {
+            (now != then).then_some(Change::Path)
+        }
+        (Backing::Null { .. }, Backing::Null { .. }) => None,
+        (Backing::Nvme(now), Backing::Nvme(then)) => {
+            let place = |drive: &DriveNamespace| (drive.pci, drive.namespace);
+            (place(now) != place(then)).then_some(Change::Content)
+        }
+        // Memory is lost when it is let go.
+        _ => Some(Change::Content),
+    };
+    if change.is_some() && now.uuid.is_some() && now.uuid == then.uuid {
+        return Some(Change::ContentUnderSameUuid);
+    }
+    let identifiers = (now.uuid != then.uuid).then_some(Change::Identifiers);
+    let (from, to) = (now.backing.block_size(), then.backing.block_size());
+    let format = (from != to).then_some(Change::BlockSize);
+    change.or(identifiers).or(format)
 }
 
 /// Whether `then` is `now` with another size that loses nothing: a larger one, or one that is or is
@@ -482,12 +597,14 @@ fn restarts(running: &Config, wanted: &Config) -> Vec<Step> {
 
 /// The keys of the control plane. It cannot be replaced by a request that comes through it, and is
 /// up again at once after a restart.
-fn control_values(config: &Config) -> [(&'static str, String); 4] {
+fn control_values(config: &Config) -> [(&'static str, String); 6] {
     let Control {
         socket,
         group,
         http,
         token_file,
+        apply,
+        allowed_paths,
     } = &config.control;
     let or_none = |text: Option<String>| text.unwrap_or_else(|| "none".to_owned());
     let token_file = token_file.as_ref().map(|path| path.display().to_string());
@@ -500,6 +617,11 @@ fn control_values(config: &Config) -> [(&'static str, String); 4] {
         ),
         ("control.http", http.to_string()),
         ("control.token_file", or_none(token_file)),
+        ("control.apply", apply.to_string()),
+        (
+            "control.allowed_paths",
+            or_none(allowed_paths.as_ref().map(|paths| format!("{paths:?}"))),
+        ),
     ]
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, Ipv6Addr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use proptest::collection::{btree_set, vec};
 use proptest::option;
@@ -156,7 +156,14 @@ fn control() -> impl Strategy<Value = Control> {
         "[::]:0",
     ]);
     let token = option::of("/[a-z \"\\\\]{1,9}x".prop_map(PathBuf::from));
-    (socket, group, http, token).prop_map(|(socket, group, http, token)| {
+    let path = "/[a-z \"\\\\/]{0,9}x".prop_map(|text| {
+        let parts = Path::new(&text).components();
+        parts.collect::<PathBuf>()
+    });
+    let allowed_paths = option::of(vec(path, 0..3));
+    let restricted = (any::<bool>(), allowed_paths);
+    let all = (socket, group, http, token, restricted);
+    all.prop_map(|(socket, group, http, token, (apply, allowed_paths))| {
         let http: HttpAddress = valid(http);
         Control {
             group: group.filter(|_| socket != ControlSocket::Off),
@@ -169,16 +176,20 @@ fn control() -> impl Strategy<Value = Control> {
                 }
                 HttpAddress::At(_) => token,
             },
+            apply,
+            allowed_paths,
         }
     })
 }
 
 fn limits() -> impl Strategy<Value = Limits> {
-    (1..=CONNECTIONS_MAX, 1..=CONTROLLERS_MAX, 12..=20_u32).prop_map(
-        |(max_connections, max_controllers, exponent)| Limits {
+    let counts = (1..=CONNECTIONS_MAX, 1..=CONTROLLERS_MAX);
+    (counts, 12..=20_u32, any::<bool>()).prop_map(
+        |((max_connections, max_controllers), exponent, bind_queues)| Limits {
             max_connections,
             max_controllers,
             max_transfer: ByteSize::from_bytes(1 << exponent),
+            bind_queues,
         },
     )
 }

@@ -1,8 +1,11 @@
-//! Identities that follow from names: the same after every restart, on every machine, without a
-//! state to keep.
+//! Identities that follow from names and content: hosts know their disks by them.
 //!
 //! They are UUIDs of version 5 (RFC 9562, section 5.5) over the names of appliance, export and
-//! device. **The way they are derived must never change**: hosts know their disks by them.
+//! device. The first content that is served under these names has exactly that identity. Any other
+//! content (another file, another drive, memory after a restart) has an identity that is derived
+//! from that UUID and a text that stands for the content, so that hosts see a different disk. Which
+//! content was the first is the appliance's knowledge; this module only derives. **The way
+//! identities are derived must never change.**
 
 use uuid::Uuid;
 
@@ -51,20 +54,35 @@ fn derived(names: &[&str]) -> Uuid {
 }
 
 impl Config {
-    /// The identity of a namespace: that of its device's `uuid`, or derived from the names of
-    /// appliance, export and device.
-    pub fn namespace_identity(&self, export: &Export, namespace: &Namespace) -> NamespaceIdentity {
+    /// The UUID that follows from the names of appliance, export and device alone.
+    pub fn named_uuid(&self, export: &Export, namespace: &Namespace) -> Uuid {
+        let appliance = self.appliance.name.as_str();
+        derived(&[
+            "namespace",
+            appliance,
+            export.nqn.as_str(),
+            namespace.device.as_str(),
+        ])
+    }
+
+    /// The identity of a namespace: that of its device's `uuid`, else derived from the names of
+    /// appliance, export and device, and from `content` where the device holds another content than
+    /// the first one that was served under these names.
+    pub fn namespace_identity(
+        &self,
+        export: &Export,
+        namespace: &Namespace,
+        content: Option<&str>,
+    ) -> NamespaceIdentity {
         let explicit = self
             .device(&namespace.device)
             .and_then(|device: &Device| device.uuid);
         NamespaceIdentity::from_uuid(explicit.unwrap_or_else(|| {
-            let appliance = self.appliance.name.as_str();
-            derived(&[
-                "namespace",
-                appliance,
-                export.nqn.as_str(),
-                namespace.device.as_str(),
-            ])
+            let named = self.named_uuid(export, namespace);
+            match content {
+                None => named,
+                Some(content) => Uuid::new_v5(&named, content.as_bytes()),
+            }
         }))
     }
 
@@ -93,7 +111,7 @@ mod tests {
 
     fn identities(config: &Config) -> Vec<NamespaceIdentity> {
         let export = &config.exports[0];
-        let identity = |namespace| config.namespace_identity(export, namespace);
+        let identity = |namespace| config.namespace_identity(export, namespace, None);
         export.namespaces.iter().map(identity).collect()
     }
 
@@ -137,6 +155,26 @@ mod tests {
         all.sort_unstable();
         all.dedup();
         assert_eq!(all.len(), 6);
+    }
+
+    /// The value comes from another implementation of RFC 9562 (Python's `uuid.uuid5`).
+    #[test]
+    fn another_content_has_another_identity_unless_the_uuid_is_given() {
+        let mut config = demo();
+        let identity = |config: &Config, content| {
+            let export = &config.exports[0];
+            config.namespace_identity(export, &export.namespaces[0], content)
+        };
+        let first = identity(&config, None);
+        let other = identity(&config, Some("file 12 1.5"));
+        assert_eq!(
+            other.uuid.to_string(),
+            "983462c6-d84e-5ff7-ac56-d3959a87c364"
+        );
+        assert_ne!((first.nguid, first.eui64), (other.nguid, other.eui64));
+        assert_ne!(other, identity(&config, Some("file 13 1.5")));
+        config.devices[0].uuid = Some(first.uuid);
+        assert_eq!(identity(&config, Some("file 12 1.5")), first);
     }
 
     #[test]

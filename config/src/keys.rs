@@ -175,18 +175,24 @@ pub(crate) const LIMITS: Section = Section {
             value: "integer, 1 to 65535",
             absent: Absent::Value("1024"),
             example: "1024",
-            meaning: "Most connections at once. Each queue of a controller is a connection, so a \
-                      host with 16 cores takes 17 for each export. All queues on one core hold at \
+            meaning: "Most connections at once, over all cores and transports. Each queue of a \
+                      controller is a connection, so a host with 16 cores takes 17 for each \
+                      export. Where all are taken, a new TCP connection ends one that belongs to \
+                      no export and was silent for half a second. All queues on one core hold at \
                       most 65536 commands, such as 512 queues of 128 entries: a host beyond that \
-                      is told that the controller is busy.",
+                      is told that the controller is busy. Of connections, controllers and \
+                      commands, where there are 128 or more, one host leaves an eighth to hosts \
+                      that hold little, and hosts that no export names in `hosts` leave a quarter \
+                      to those that one does name.",
         },
         Key {
             name: "max_controllers",
             value: "integer, 1 to 4096",
             absent: Absent::Value("256"),
             example: "32",
-            meaning: "Most controllers at once, of all exports and of discovery. A host has one on \
-                      each path to an export.",
+            meaning: "Most controllers at once, of all exports. A host has one on each path to an \
+                      export. There may be 64 discovery controllers beside them; the one that was \
+                      idle longest makes room for the next.",
         },
         Key {
             name: "max_transfer",
@@ -194,6 +200,15 @@ pub(crate) const LIMITS: Section = Section {
             absent: Absent::Value("\"1MiB\""),
             example: "\"256KiB\"",
             meaning: "Most data of one command. Hosts learn it (MDTS) and split what is larger.",
+        },
+        Key {
+            name: "bind_queues",
+            value: "boolean",
+            absent: Absent::Value("true"),
+            example: "false",
+            meaning: "Whether a controller's I/O queues over TCP are accepted only from the IP \
+                      address of its admin queue. Hosts connect them all from one address; \
+                      `false` is for hosts whose routes or address translation do not.",
         },
     ],
 };
@@ -219,7 +234,13 @@ pub(crate) const CONTROL: Section = Section {
             value: "name or number of a group",
             absent: Absent::Words("nobody else may use the socket"),
             example: "\"windlass\"",
-            meaning: "A group whose members may use the socket too.",
+            meaning: "A group whose members may use the socket too, and so operate the appliance: \
+                      read everything, apply a configuration with any export, host and file that \
+                      the appliance's user may open, and reopen devices. `apply` and \
+                      `allowed_paths` restrict that. The kernel admits them by the socket's owner \
+                      and mode, so the appliance's user has to be able to give the socket to the \
+                      group: it is a member, or root. Under the packaged unit, only the service's \
+                      own group can be given (`windlass`).",
         },
         Key {
             name: "http",
@@ -239,8 +260,32 @@ pub(crate) const CONTROL: Section = Section {
             example: "\"/etc/windlass/token\"",
             meaning: "A file with a token of 16 to 1024 printable characters. HTTP requests, those \
                       for `/healthz` and the dashboard's page itself excepted, must bring it \
-                      (`Authorization: Bearer …`). Without HTTPS it can be read on its way: beyond \
-                      this machine, put a proxy in front.",
+                      (`Authorization: Bearer …`), and whoever brings it may operate the appliance \
+                      as members of `group` may. Without a token, HTTP only reads, and tells \
+                      nothing that identifies a host: not its NQN, Host ID, controller or address. \
+                      Without HTTPS it can be read on its way: beyond this machine, put a proxy in \
+                      front.",
+        },
+        Key {
+            name: "apply",
+            value: "boolean",
+            absent: Absent::Value("true"),
+            example: "false",
+            meaning: "Whether a request may bring a configuration (`windlass apply FILE`). Without \
+                      it, only the file that the appliance was started with can be applied \
+                      (`windlass apply`, `systemctl reload windlass`); any file can still be \
+                      compared (`--dry-run`).",
+        },
+        Key {
+            name: "allowed_paths",
+            value: "array of up to 64 absolute paths of directories",
+            absent: Absent::Words("files anywhere"),
+            example: "[\"/srv/windlass\"]",
+            meaning: "Where the files must lie of devices that a configuration in a request adds \
+                      or changes: below one of these directories, also after symbolic links were \
+                      followed, and the last part of the path is no symbolic link. An empty list \
+                      allows no file. The file that the appliance was started with, which its \
+                      owner wrote, may name files anywhere.",
         },
     ],
 };
@@ -283,7 +328,9 @@ pub(crate) const DEVICE: Section = Section {
             value: "absolute path",
             absent: Absent::Words("required for `file`, not allowed otherwise"),
             example: "\"/srv/vol0.img\"",
-            meaning: "The file. Without `size` it has to exist.",
+            meaning: "The file, or a partition or logical volume that is not mounted. Without `size` \
+                      it has to exist. After a sync of it failed, writes and flushes fail until \
+                      `windlass device reopen NAME` or a restart.",
         },
         Key {
             name: "block_size",
@@ -305,9 +352,22 @@ pub(crate) const DEVICE: Section = Section {
         Key {
             name: "uuid",
             value: "UUID, 8-4-4-4-12 hexadecimal digits",
-            absent: Absent::Words("derived from the names of appliance, export and device"),
+            absent: Absent::Words(
+                "derived from the names of appliance, export and device, and from the content",
+            ),
             example: "\"9f0c2b6e-54a1-4b53-9d0e-0d5a8a1c7f11\"",
-            meaning: "The UUID of its namespace. NGUID and EUI-64 are derived from it.",
+            meaning: "The UUID of its namespace. NGUID and EUI-64 are derived from it. Without it \
+                      the identifiers follow the content: another file (its inode and time of \
+                      creation tell, so a file that was renamed is the same, and a copy or a file \
+                      restored from a backup is another), another drive or namespace of a drive \
+                      (serial number, NGUID and EUI-64 tell) and another `type` are another disk \
+                      to hosts, and `memory` is a new disk at each start. A file that is \
+                      overwritten in place is not noticed. What was served is recorded in \
+                      `$STATE_DIRECTORY/identities`, else, for root, in \
+                      `/var/lib/windlass/identities`, else in \
+                      `$XDG_DATA_HOME/windlass/identities`. With a `uuid` the identifiers never \
+                      change, whatever the content: use it where a file is moved to another file \
+                      system, or where two machines serve the same file in turn.",
         },
         Key {
             name: "pci",

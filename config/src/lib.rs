@@ -39,7 +39,7 @@ mod suggest;
 mod validate;
 mod value;
 
-pub use difference::{Effect, Step};
+pub use difference::{Change, Effect, Replaced, Step};
 pub use load::LoadError;
 pub use model::{
     Access, Appliance, Backing, Config, Control, Cores, CoresNotAllowed, Device, Digest,

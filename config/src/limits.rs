@@ -84,6 +84,8 @@ pub const CONGESTION_CONTROL_CHARS_MAX: usize = 15;
 pub const GROUP_CHARS_MAX: usize = 32;
 /// Longest path of a socket, in bytes: Linux's UNIX_PATH_MAX (108) less its closing NUL.
 pub const SOCKET_PATH_BYTES_MAX: usize = 107;
+/// Most directories that files of configurations in requests may be restricted to.
+pub const ALLOWED_PATHS_MAX: usize = 64;
 /// Longest path of a file, in bytes: Linux's PATH_MAX less its closing NUL.
 pub const PATH_BYTES_MAX: usize = 4095;
 

@@ -66,7 +66,7 @@ pub struct Appliance {
 }
 
 /// The control plane: how people and programs look after the appliance.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Control {
     /// Where its Unix socket is.
     pub socket: ControlSocket,
@@ -76,6 +76,24 @@ pub struct Control {
     pub http: HttpAddress,
     /// The file with the token that HTTP requests must bring.
     pub token_file: Option<PathBuf>,
+    /// Whether a request may bring a configuration to apply.
+    pub apply: bool,
+    /// Directories that the files must lie below which a configuration in a request adds or
+    /// changes; `None`: anywhere.
+    pub allowed_paths: Option<Vec<PathBuf>>,
+}
+
+impl Default for Control {
+    fn default() -> Control {
+        Control {
+            socket: ControlSocket::default(),
+            group: None,
+            http: HttpAddress::default(),
+            token_file: None,
+            apply: true,
+            allowed_paths: None,
+        }
+    }
 }
 
 /// The cores that the appliance runs on, one reactor each.
@@ -189,12 +207,14 @@ words! {
 /// Bounds on what all hosts together may take.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Most connections at once.
+    /// Most connections at once, of all transports.
     pub max_connections: u32,
-    /// Most controllers at once, discovery controllers included.
+    /// Most controllers of exports at once.
     pub max_controllers: u16,
     /// Most data of one command: a power of two of bytes.
     pub max_transfer: ByteSize,
+    /// Whether a controller's I/O queues over TCP have to come from the address of its admin queue.
+    pub bind_queues: bool,
 }
 
 /// A store of blocks.
@@ -381,6 +401,7 @@ impl Default for Limits {
             max_connections: 1024,
             max_controllers: 256,
             max_transfer: ByteSize::from_mib(1),
+            bind_queues: true,
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::model::{Access, Config, Cores, Idle};
+use crate::model::{Access, Backing, Config, Cores, Idle};
 use crate::value::{HttpAddress, ListenAddress, Name, Nqn};
 
 /// Something that a start does not refuse but a person should know. Its `Display` is one line.
@@ -20,6 +20,8 @@ pub enum Notice {
         /// An address of it beyond this machine.
         address: ListenAddress,
     },
+    /// Hosts believe that memory is the same disk after a restart, though its content is lost.
+    UuidOfMemory(Name),
     /// The token of the control plane can be read on its way.
     TokenInClear(HttpAddress),
     /// So many cores will be busy for ever.
@@ -39,6 +41,11 @@ impl fmt::Display for Notice {
             Notice::OpenToTheNetwork { export, address } => write!(
                 f,
                 "any host that reaches {address} may read and write {export}: list its `hosts`"
+            ),
+            Notice::UuidOfMemory(name) => write!(
+                f,
+                "device {name}: its content does not survive a restart, but `uuid` makes hosts \
+                 believe that it is the same disk: remove `uuid`, or let hosts write it anew"
             ),
             Notice::TokenInClear(address) => write!(
                 f,
@@ -61,6 +68,9 @@ impl Config {
         for device in &self.devices {
             if !devices().any(|namespace| namespace.device == device.name) {
                 notices.push(Notice::DeviceUnused(device.name.clone()));
+            }
+            if matches!(device.backing, Backing::Memory { .. }) && device.uuid.is_some() {
+                notices.push(Notice::UuidOfMemory(device.name.clone()));
             }
         }
         for listener in &self.listeners {
@@ -115,6 +125,7 @@ mod tests {
         let mut config = Config::default_embedded(Path::new("/tmp/x")).unwrap();
         assert_eq!(config.notices(), []);
         config.exports[0].namespaces.pop();
+        config.devices[0].uuid = Some(uuid::Uuid::from_u128(7));
         config.appliance.idle = Idle::Poll;
         config.appliance.cores = Cores::List("2-4".parse().unwrap());
         config.listeners[0].address = "192.0.2.1:4420".parse().unwrap();
@@ -126,6 +137,8 @@ mod tests {
         assert_eq!(
             lines,
             [
+                "device ram0: its content does not survive a restart, but `uuid` makes hosts \
+                 believe that it is the same disk: remove `uuid`, or let hosts write it anew",
                 "device file0 is in no export",
                 "listener spare is in no export: it will answer discovery only",
                 "any host that reaches 192.0.2.1:4420 may read and write \

@@ -60,11 +60,13 @@ fn limits(out: &mut String, limits: &Limits) -> fmt::Result {
         max_connections,
         max_controllers,
         max_transfer,
+        bind_queues,
     } = limits;
     writeln!(out, "\n[limits]\nmax_connections = {max_connections}")?;
     writeln!(
         out,
-        "max_controllers = {max_controllers}\nmax_transfer = \"{max_transfer}\""
+        "max_controllers = {max_controllers}\nmax_transfer = \"{max_transfer}\"\n\
+         bind_queues = {bind_queues}"
     )
 }
 
@@ -74,6 +76,8 @@ fn control(out: &mut String, control: &Control) -> fmt::Result {
         group,
         http,
         token_file,
+        apply,
+        allowed_paths,
     } = control;
     let socket = quoted(&socket.to_string());
     writeln!(out, "\n[control]\nsocket = {socket}")?;
@@ -81,8 +85,16 @@ fn control(out: &mut String, control: &Control) -> fmt::Result {
         writeln!(out, "group = \"{group}\"")?;
     }
     writeln!(out, "http = \"{http}\"")?;
-    match token_file {
-        Some(path) => writeln!(out, "token_file = {}", quoted(&path.to_string_lossy())),
+    if let Some(path) = token_file {
+        writeln!(out, "token_file = {}", quoted(&path.to_string_lossy()))?;
+    }
+    writeln!(out, "apply = {apply}")?;
+    match allowed_paths {
+        Some(paths) => {
+            let paths = paths.iter().map(|path| quoted(&path.to_string_lossy()));
+            let paths: Vec<String> = paths.collect();
+            writeln!(out, "allowed_paths = [{}]", paths.join(", "))
+        }
         None => Ok(()),
     }
 }

@@ -281,7 +281,7 @@ proptest! {
         let mut seen = std::collections::HashSet::new();
         for export in &config.exports {
             for namespace in &export.namespaces {
-                let identity = config.namespace_identity(export, namespace);
+                let identity = config.namespace_identity(export, namespace, None);
                 prop_assert!(seen.insert(identity.uuid.into_bytes()));
                 prop_assert!(seen.insert(identity.nguid));
                 prop_assert!(identity.eui64 != [0; 8] && !identity.uuid.is_nil());

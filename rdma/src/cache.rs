@@ -8,6 +8,10 @@
 //! pin more than it is told to, to end a registration in use, and to know when memory is unmapped:
 //! whoever sees that calls [`RegistrationCache::invalidate`]. One owner, one thread; what it hands
 //! out may travel.
+#![expect(
+    unsafe_code,
+    reason = "passes on the promise that memory is named under"
+)]
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -89,17 +93,24 @@ impl<P: Provider> Held<P> {
     ///
     /// # Panics
     /// When it is 4 GiB or longer: such a range takes several pieces, see [`piece`](Self::piece).
+    ///
+    /// # Safety
+    /// As for [`Sge::new`].
     #[must_use]
-    pub fn sge(&self) -> Sge {
-        self.piece(0, self.len)
+    pub unsafe fn sge(&self) -> Sge {
+        // SAFETY: the caller promises the same.
+        unsafe { self.piece(0, self.len) }
     }
 
     /// A part of the range as local work requests name it.
     ///
     /// # Panics
     /// When it exceeds the range, or is 4 GiB or longer.
+    ///
+    /// # Safety
+    /// As for [`Sge::new`].
     #[must_use]
-    pub fn piece(&self, offset: usize, len: usize) -> Sge {
+    pub unsafe fn piece(&self, offset: usize, len: usize) -> Sge {
         let length = u32::try_from(len);
         assert!(
             length.is_ok() && offset <= self.len && len <= self.len - offset,

@@ -111,6 +111,7 @@ cases! {
         without_a_receive_retries_end
         work_behind_an_error_is_flushed_in_order
         an_error_state_flushes_what_is_posted_later
+        a_destroyed_queue_pair_takes_nothing_more
         limits_are_refused_by_name;
     queues:
         a_shared_receive_queue_serves_several

@@ -42,7 +42,7 @@ use crate::error::Error;
 use crate::request::SGES_MAX;
 pub use connecting::{FakeConnectRequest, FakeConnection, FakeEventChannel, FakeListener};
 pub use counters::{FakeCounters, Operation, OperationCounters};
-pub use faults::{ConnectFault, Fault, Pattern};
+pub use faults::{ConnectFault, Fault, LATE_BYTE, Pattern};
 pub use objects::{
     Fake, FakeCompletionQueue, FakeDevice, FakeDomain, FakeRegistration, FakeSharedReceiveQueue,
     FakeWindow,
@@ -226,6 +226,12 @@ impl Fabric {
     /// Lets connections fail from now on where `pattern` says.
     pub fn add_connect_fault(&self, pattern: Pattern, fault: ConnectFault) {
         self.shared.lock().connect_faults.add(pattern, fault);
+    }
+
+    /// The next so many queue pairs that are to be destroyed are not: the device keeps them, and goes on
+    /// with what they are stuck on ([`Fault::Wedge`]).
+    pub fn refuse_destructions(&self, queue_pairs: u32) {
+        self.shared.lock().destructions_refused = queue_pairs;
     }
 
     /// Ends all faults that were added.

@@ -11,11 +11,10 @@
 //!
 //! # Memory
 //!
-//! A work request can touch registered memory only: the device checks key, bounds and rights of
-//! every access. So the promise that keeps Rust's references honest is made where memory is
-//! registered. Parts of a [`hugemem::Region`] may be registered by anybody, since the rule for its
-//! leases is that one which a device may write is not looked at before the completion; any other
-//! memory takes an `unsafe` promise, [`MemoryRange::foreign`].
+//! A work request can access registered memory only: the device checks key, bounds and rights of
+//! every access. Parts of a [`hugemem::Region`] may be registered by anybody; any other memory takes
+//! an `unsafe` promise, [`MemoryRange::foreign`]. What a work request may name is a matter of types:
+//! a [`Sge`] is made of memory that nothing in the program refers to while it is posted.
 //!
 //! # Order of things on one connection
 //!
@@ -60,7 +59,7 @@ pub use provider::{
     CompletionQueue, ConnectRequest, Connection, Device, Domain, EventChannel, Listener,
     MemoryWindow, Provider, QueuePair, QueuePairOptions, Registration, SharedReceiveQueue,
 };
-pub use registered::{DomainMemory, MemoryMap, OVERLAP_BYTES};
+pub use registered::{DeviceMemory, DomainMemory, MemoryMap, OVERLAP_BYTES, SharedMemory};
 pub use request::{
     Payload, ReceiveRequest, RemoteAddress, SGES_MAX, SendOperation, SendRequest, Sge, SgeList,
     WindowBinding,

@@ -6,8 +6,10 @@
 //! Everything else is control: bounded, but it may enter the kernel and allocate.
 //!
 //! Objects keep what they were made from alive, in any order of dropping. Dropping never waits for
-//! another thread. A queue pair that is dropped takes its posted work with it: no completion of it
-//! comes, save those already in the completion queue, and the device no longer touches its memory.
+//! another thread. A queue pair that is destroyed takes its posted work with it: no completion of it
+//! comes, save those already in the completion queue, and the device no longer accesses its memory.
+//! Where the device refuses that, [`QueuePair::destroy`] says so, and whoever posted never uses the
+//! memory again; the queue pair and what it was made from then stay until the process ends.
 
 use std::fmt::Debug;
 use std::net::SocketAddr;
@@ -213,6 +215,14 @@ pub trait SharedReceiveQueue: Debug + Send + 'static {
     /// [`FlushError`]: some were not posted.
     fn flush(&mut self) -> Result<(), FlushError>;
 
+    /// Ends the queue, which takes nothing more then. Dropping it does the same and does not tell how
+    /// it went. Again, it says the same again.
+    ///
+    /// # Errors
+    /// The device may still write to the memory of what is posted: the device refuses, or a queue
+    /// pair on the queue exists.
+    fn destroy(&mut self) -> Result<(), Error>;
+
     /// Asks for one [`DeviceEvent::ReceivesLow`] when fewer than `requests` receives are left.
     ///
     /// # Errors
@@ -263,6 +273,13 @@ pub trait QueuePair: Debug + Send + 'static {
     /// # Errors
     /// The device's.
     fn set_error(&mut self) -> Result<(), Error>;
+
+    /// Ends the queue pair, which takes nothing more then. Dropping it does the same and does not tell
+    /// how it went. Again, it says the same again.
+    ///
+    /// # Errors
+    /// The device refuses, and may still access the memory of what is posted.
+    fn destroy(&mut self) -> Result<(), Error>;
 
     /// Adds a request to those that the next [`flush`](Self::flush) posts, in this order. Inline
     /// bytes are copied out.

@@ -7,7 +7,9 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use hugemem::{DmaMap, DmaMapError, Region};
+use hugemem::{
+    DmaBuffer, DmaData, DmaLease, DmaLoan, DmaMap, DmaMapError, DmaView, Region, SharedRegion,
+};
 
 use crate::error::Error;
 use crate::memory::{Access, MemoryRange};
@@ -178,6 +180,101 @@ impl Piece {
     }
 }
 
+mod sealed {
+    pub trait Sealed {}
+}
+
+/// Memory that may be named in work requests: see [`Sge`] for why it is these types.
+pub trait DeviceMemory: sealed::Sealed {
+    /// Virtual address of the first byte.
+    fn address(&self) -> usize;
+
+    /// Bytes.
+    fn bytes(&self) -> usize;
+}
+
+macro_rules! device_memory {
+    ([$($driver:ident)?] $memory:ty) => {
+        impl $(<$driver>)? sealed::Sealed for $memory {}
+
+        impl $(<$driver: hugemem::DmaDriver>)? DeviceMemory for $memory {
+            #[inline(always)]
+            fn address(&self) -> usize {
+                <$memory>::address(self)
+            }
+
+            #[inline(always)]
+            fn bytes(&self) -> usize {
+                <$memory>::len(self)
+            }
+        }
+    };
+}
+
+device_memory!([D] DmaLease<D>);
+device_memory!([D] DmaLoan<D>);
+device_memory!([D] DmaData<D>);
+device_memory!([] DmaBuffer);
+
+/// A region that program and device share for good: the program accesses it atomically and through
+/// its view alone, so any part of it may be posted at any time.
+#[derive(Debug)]
+pub struct SharedMemory<P: Provider> {
+    // Dropped first: afterwards the device refuses the keys.
+    registration: P::Registration,
+    region: SharedRegion,
+}
+
+impl<P: Provider> SharedMemory<P> {
+    /// Registers a region.
+    ///
+    /// # Errors
+    /// What [`Domain::register`] answers.
+    pub fn register(
+        domain: &P::Domain,
+        region: SharedRegion,
+        access: Access,
+    ) -> Result<Self, Error> {
+        let whole = MemoryRange::of_region(region.region(), 0..region.region().len());
+        let registration = domain.register(whole, access)?;
+        Ok(Self {
+            registration,
+            region,
+        })
+    }
+
+    /// Its registration.
+    #[must_use]
+    pub fn registration(&self) -> &P::Registration {
+        &self.registration
+    }
+
+    /// Its bytes.
+    #[must_use]
+    pub fn view(&self) -> &DmaView {
+        self.region.view()
+    }
+
+    /// A part of it, as local work requests name it.
+    ///
+    /// # Panics
+    /// When it exceeds the region, or is 4 GiB or longer.
+    #[must_use]
+    pub fn piece(&self, offset: usize, len: usize) -> Sge {
+        let length = u32::try_from(len);
+        let bytes = self.registration.bytes();
+        assert!(
+            length.is_ok() && offset <= bytes && len <= bytes - offset,
+            "{len} bytes at {offset} of {bytes}"
+        );
+        Sge {
+            address: (self.registration.address() + offset) as u64,
+            length: length.unwrap_or(0),
+            lkey: self.registration.lkey(),
+        }
+    }
+}
+
 /// The registered memory at one moment, by address. Keeps it registered.
 #[derive(Debug)]
 pub struct MemoryMap<P: Provider> {
@@ -208,11 +305,22 @@ impl<P: Provider> MemoryMap<P> {
         pieces.map(|piece| (piece.end - piece.start) as u64).sum()
     }
 
-    /// The pieces of registered memory that make up a range; one for a lease. `None` when a part is
-    /// not registered, or when it takes more than [`SGES_MAX`](crate::SGES_MAX) pieces.
+    /// The pieces of registered memory that make up a part of `memory`; one for a lease. `None` when
+    /// it exceeds the memory, a part is not registered, or it takes more than
+    /// [`SGES_MAX`](crate::SGES_MAX) pieces.
     #[inline]
     #[must_use]
-    pub fn gather(&self, address: usize, len: usize) -> Option<SgeList> {
+    pub fn gather(&self, memory: &impl DeviceMemory, offset: usize, len: usize) -> Option<SgeList> {
+        let within = offset <= memory.bytes() && len <= memory.bytes() - offset;
+        if !within {
+            return None;
+        }
+        self.gather_at(memory.address() + offset, len)
+    }
+
+    /// The same for an address.
+    #[inline]
+    pub(crate) fn gather_at(&self, address: usize, len: usize) -> Option<SgeList> {
         let piece = self.piece_at(address)?;
         if len <= piece.end - address {
             return Some(SgeList::one(Sge {
@@ -224,19 +332,33 @@ impl<P: Provider> MemoryMap<P> {
         self.gather_several(address, len)
     }
 
-    /// The same for bytes that are at hand: a lease's, a loan's.
-    #[inline]
-    #[must_use]
-    pub fn gather_slice(&self, bytes: &[u8]) -> Option<SgeList> {
-        self.gather(bytes.as_ptr().addr(), bytes.len())
-    }
-
-    /// The local key of a range that lies in one registration. `near` remembers where the last one
-    /// was found, so that ranges of the same registration need no search; begin with 0. `None` when
-    /// no single registration has all of the range: then [`gather`](Self::gather) may.
+    /// A part of `memory` that lies in one registration. `near` remembers where the last one was
+    /// found, so that ranges of the same registration need no search; begin with 0. `None` when no
+    /// single registration has all of the part: then [`gather`](Self::gather) may.
     #[inline(always)]
     #[must_use]
-    pub fn local_key(&self, near: &mut usize, address: usize, len: usize) -> Option<u32> {
+    pub fn piece(
+        &self,
+        near: &mut usize,
+        memory: &impl DeviceMemory,
+        offset: usize,
+        length: u32,
+    ) -> Option<Sge> {
+        let len = length as usize;
+        if offset > memory.bytes() || len > memory.bytes() - offset {
+            return None;
+        }
+        let address = memory.address() + offset;
+        let lkey = self.local_key(near, address, len)?;
+        Some(Sge {
+            address: address as u64,
+            length,
+            lkey,
+        })
+    }
+
+    #[inline(always)]
+    pub(crate) fn local_key(&self, near: &mut usize, address: usize, len: usize) -> Option<u32> {
         match self.pieces.get(*near) {
             Some(piece) if piece.has(address, len) => Some(piece.lkey),
             _ => self.search_key(near, address, len),

@@ -1,22 +1,73 @@
 //! What is posted to queues: work requests and the memory that they name.
+#![expect(
+    unsafe_code,
+    reason = "declares the promise that memory is named under"
+)]
 
 /// Memory pieces that one work request may have. A command capsule and its data, or a lease that
 /// crosses the boundary between two registrations, need two.
 pub const SGES_MAX: usize = 4;
 
-/// One piece of registered local memory. Layout of `struct ibv_sge`.
+/// One piece of registered local memory that a device may access. Layout of `struct ibv_sge`.
 ///
-/// A wrong key or range harms nothing: the device refuses it
-/// ([`CompletionStatus::LOCAL_PROTECTION_ERROR`](crate::CompletionStatus::LOCAL_PROTECTION_ERROR)).
+/// Work requests that name memory are posted by safe code, so a piece is made only of memory that
+/// nothing in the program refers to while it is posted:
+///  * a [`DmaLease`](hugemem::DmaLease), a [`DmaLoan`](hugemem::DmaLoan) or
+///    [`DmaData`](hugemem::DmaData), which have no access to their bytes and stay away from
+///    everybody until the one who posted them proves that the device is done with them;
+///  * a [`DmaBuffer`](hugemem::DmaBuffer), whose access is atomic;
+///  * memory that is shared with the device for good, [`SharedMemory`](crate::SharedMemory).
+///
+/// ```compile_fail,E0451
+/// // No piece is made of an address.
+/// let piece = rdma::Sge { address: 0x1000, length: 4096, lkey: 7 };
+/// ```
+///
+/// ```compile_fail,E0277
+/// // No piece is made of a lease that the program has access to.
+/// fn post<P: rdma::Provider>(map: &rdma::MemoryMap<P>, lease: &hugemem::Lease) {
+///     map.gather(lease, 0, 512);
+/// }
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Sge {
     /// Virtual address of the first byte.
-    pub address: u64,
+    pub(crate) address: u64,
     /// Bytes.
-    pub length: u32,
+    pub(crate) length: u32,
     /// Local key of the registration.
-    pub lkey: u32,
+    pub(crate) lkey: u32,
+}
+
+impl Sge {
+    /// A piece of any memory. A wrong key or range harms nothing: the device refuses it
+    /// ([`CompletionStatus::LOCAL_PROTECTION_ERROR`](crate::CompletionStatus::LOCAL_PROTECTION_ERROR)).
+    ///
+    /// # Safety
+    /// While a request that names the piece is posted, until its completion was seen or its queue
+    /// pair was destroyed, nothing in the program refers to the memory, or writes it where the
+    /// device reads.
+    #[must_use]
+    pub const unsafe fn new(address: u64, length: u32, lkey: u32) -> Self {
+        Self {
+            address,
+            length,
+            lkey,
+        }
+    }
+
+    /// Virtual address of the first byte.
+    #[must_use]
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// Bytes.
+    #[must_use]
+    pub fn length(&self) -> u32 {
+        self.length
+    }
 }
 
 /// Up to [`SGES_MAX`] pieces, in the order of the message's bytes.

@@ -22,7 +22,8 @@ pub(crate) fn status() -> Status {
             "asleep": false, "turns": 5000, "busy_ns": 1000000000, "idle_ns": 9000000000,
             "sleeps": 20, "wakeups": 20, "stalls": 0, "queues": 3, "depth": 16,
             "longest_poll": {"name": "tcp", "ns": 120000}, "latency": LATENCY, "stuck": null}],
-        "memory": {"bytes": 268435456, "page_bytes": 2097152, "notices": [], "classes": [
+        "memory": {"bytes": 268435456, "page_bytes": 2097152, "notices": [],
+            "oldest_wait_ns": 0, "longest_wait_ns": 0, "classes": [
             {"slice_bytes": 4096, "total": 16384, "free": 16300, "taken": 84, "waits": 0,
                 "waiting": 0}]},
         "devices": [{"name": "fast0", "type": "nvme", "state": "ready", "block_size": 512,

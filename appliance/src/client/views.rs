@@ -2,8 +2,8 @@
 
 use super::look::{Look, Rates};
 use crate::observe::model::{
-    ControllerKind, DeviceState, DeviceStatus, Event, HostStatus, Latency, Percentiles,
-    ReactorStatus, Severity, Status,
+    BUFFER_WAIT_MAX_NS, ControllerKind, DeviceState, DeviceStatus, Event, HostStatus, Latency,
+    Percentiles, ReactorStatus, Severity, Status,
 };
 use crate::quantity;
 use crate::table::{Cell, Column, Mark, Table, name, number};
@@ -209,7 +209,7 @@ pub(crate) fn hosts(look: &Look) -> Table {
         let mut row = vec![
             Cell::text(&*host.nqn),
             Cell::text(export),
-            count(u64::from(host.controller_id)),
+            Cell::known(host.controller_id.map(u64::from), count),
             controller_state(&host.state),
             Cell::known(from, Cell::text),
             count(host.queues.len() as u64),
@@ -355,7 +355,15 @@ pub(crate) fn ailments(status: &Status) -> Vec<String> {
     for device in &status.devices {
         if device.state != DeviceState::Ready && device.state != DeviceState::ReadOnly {
             let state = state_word(device.state);
-            ailments.push(format!("device {} is {state}", device.name));
+            let name = &device.name;
+            ailments.push(match &device.damage {
+                None => format!("device {name} is {state}"),
+                Some(damage) => format!(
+                    "device {name} is damaged: {}: writes and flushes fail; repair what it lies on, \
+                     then run `windlass device reopen {name}`",
+                    damage.text
+                ),
+            });
         }
         let warnings = device.warnings.iter();
         ailments.extend(warnings.map(|text| format!("device {}: {text}", device.name)));
@@ -366,6 +374,13 @@ pub(crate) fn ailments(status: &Status) -> Vec<String> {
              says to what",
             class.waiting,
             quantity::bytes(class.slice_bytes)
+        ));
+    }
+    if status.memory.oldest_wait_ns > BUFFER_WAIT_MAX_NS {
+        ailments.push(format!(
+            "a request has waited {} for a buffer: `windlass status hosts` lists the hosts, and the log \
+             those that take or send no data",
+            quantity::latency(status.memory.oldest_wait_ns)
         ));
     }
     ailments
@@ -460,6 +475,7 @@ fn state_word(state: DeviceState) -> &'static str {
     match state {
         DeviceState::Ready => "ready",
         DeviceState::ReadOnly => "read-only",
+        DeviceState::Damaged => "damaged",
         DeviceState::Resetting => "resetting",
         DeviceState::Removed => "removed",
         DeviceState::Absent => "absent",
@@ -470,7 +486,7 @@ fn state(state: DeviceState) -> Cell {
     let mark = match state {
         DeviceState::Ready => Mark::Good,
         DeviceState::ReadOnly | DeviceState::Resetting => Mark::Warning,
-        DeviceState::Removed | DeviceState::Absent => Mark::Bad,
+        DeviceState::Damaged | DeviceState::Removed | DeviceState::Absent => Mark::Bad,
     };
     Cell::text(state_word(state)).marked(mark)
 }
@@ -487,6 +503,9 @@ fn controller_state(state: &str) -> Cell {
 /// What a drive says of itself, and errors of its medium.
 fn health(device: &DeviceStatus) -> Cell {
     let mut parts = Vec::new();
+    if let Some(damage) = &device.damage {
+        parts.push(damage.text.clone());
+    }
     if let Some(celsius) = device.temperature_celsius {
         parts.push(format!("{celsius} °C"));
     }
@@ -499,7 +518,7 @@ fn health(device: &DeviceStatus) -> Cell {
     if device.media_errors > 0 {
         parts.push(format!("{} media errors", device.media_errors));
     }
-    let mark = if !device.warnings.is_empty() {
+    let mark = if device.damage.is_some() || !device.warnings.is_empty() {
         Mark::Bad
     } else if device.media_errors > 0 {
         Mark::Warning

@@ -13,7 +13,7 @@ use tokio::time::timeout;
 use super::answers::refusal;
 use super::limits::REQUEST_TIME_MAX;
 use super::routes::Shared;
-use crate::live::How;
+use crate::live::{How, Origin};
 use crate::observe::model::{ApplyRequest, ConfigurationProblem, Severity, WrongConfiguration};
 use crate::requests::{ApplyOrder, ApplyRefusal, Request};
 
@@ -48,9 +48,17 @@ pub(super) async fn apply(State(shared): State<Arc<Shared>>, request: HttpReques
         return refusal(StatusCode::CONFLICT, text.to_owned());
     };
     let (answer, answered) = oneshot::channel();
+    let origin = match text {
+        Some(_) => Origin::Request,
+        None => Origin::File,
+    };
     let order = ApplyOrder {
         text,
-        how: How { dry_run, partial },
+        how: How {
+            dry_run,
+            partial,
+            origin,
+        },
         answer,
         turn,
     };

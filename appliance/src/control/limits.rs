@@ -19,6 +19,8 @@ pub(super) const HEADER_TIME_MAX: Duration = Duration::from_secs(10);
 pub(super) const REQUEST_TIME_MAX: Duration = Duration::from_secs(10);
 /// For applying a configuration, whose removals wait for requests in flight.
 pub(super) const APPLY_TIME_MAX: Duration = Duration::from_secs(110);
+/// For reopening a device, whose file system may be slow.
+pub(super) const REOPEN_TIME_MAX: Duration = Duration::from_secs(60);
 /// After this a connection gets no further request, and has as long again to take its answer.
 pub(super) const CONNECTION_TIME_MAX: Duration = Duration::from_secs(60);
 /// Events that one answer holds are bounded by the list; values of the history by

@@ -11,6 +11,9 @@
 //! | `controller` with `queue`: an I/O connection | [`CONNECTION_LABELS_MAX`] | 6 |
 //! | errors: `export` with `sct`, `sc`, `status` | [`STATUS_LABELS_MAX`] | 1 |
 //!
+//! Over HTTP without a token, the values of `host` and `controller` are pseudonyms that change when
+//! the appliance starts again.
+//!
 //! A histogram has 24 series, and is left out while it has counted nothing. So a reactor has some
 //! 120 series with both transports, a device some 80 with a drive, an export at most 250.
 //!
@@ -32,18 +35,27 @@ use prometheus_client::registry::{Registry, Unit};
 use super::limits::{CONNECTION_LABELS_MAX, HOST_LABELS_MAX};
 use crate::observe::model::{DeviceState, DeviceStatus, Status, Totals};
 use crate::observe::observation::Observation;
+use crate::observe::pseudonyms::Pseudonyms;
 
 /// What the text is.
 pub(super) const MEDIA_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// The metrics of one observation.
+/// The metrics of one observation, with `pseudonyms` in place of what identifies hosts, if given.
 ///
 /// # Errors
 /// Writing to a text does not fail; the encoder's signature says that it could.
-pub(super) fn text(seen: &Arc<Observation>) -> Result<String, fmt::Error> {
+pub(super) fn text(
+    seen: &Arc<Observation>,
+    pseudonyms: Option<&Pseudonyms>,
+) -> Result<String, fmt::Error> {
     let mut registry = Registry::with_prefix("windlass");
+    let mut status = seen.status();
+    if let Some(pseudonyms) = pseudonyms {
+        pseudonyms.apply_to_status(&mut status);
+    }
     registry.register_collector(Box::new(Scrape {
-        status: seen.status(),
+        status,
+        pseudonyms: pseudonyms.cloned(),
         seen: Arc::clone(seen),
     }));
     let mut text = String::new();
@@ -55,6 +67,7 @@ pub(super) fn text(seen: &Arc<Observation>) -> Result<String, fmt::Error> {
 struct Scrape {
     seen: Arc<Observation>,
     status: Status,
+    pseudonyms: Option<Pseudonyms>,
 }
 
 impl fmt::Debug for Scrape {
@@ -378,6 +391,18 @@ impl Scrape {
             "pool_waits",
             "Requests that had to wait for a buffer.",
             of(|it| it.waits),
+        )?;
+        out.seconds(
+            "pool_oldest_wait",
+            "How long the request has waited for a buffer that waits longest now.",
+            MetricType::Gauge,
+            vec![(Vec::new(), memory.oldest_wait_ns)],
+        )?;
+        out.seconds(
+            "pool_longest_wait",
+            "The longest that a request waited for a buffer since the start.",
+            MetricType::Gauge,
+            vec![(Vec::new(), memory.longest_wait_ns)],
         )
     }
 
@@ -398,6 +423,10 @@ impl Scrape {
             Some(u64::from(ready))
         };
         out.gauge("device_ready", help, some(&ready))?;
+        let help = "Whether it lost data that it had accepted: writes and flushes fail until it is \
+                    reopened.";
+        let damaged = |one: &DeviceStatus| Some(u64::from(one.state == DeviceState::Damaged));
+        out.gauge("device_damaged", help, some(&damaged))?;
         let size = |one: &DeviceStatus| Some(one.block_count? * u64::from(one.block_size?));
         let gauge = MetricType::Gauge;
         out.family(
@@ -515,12 +544,18 @@ impl Scrape {
 
     /// I/O queues, each of which is a connection, by controller and queue identifier.
     fn connections(&self, out: &mut Families<'_, '_>) -> fmt::Result {
-        let queues = self.status.hosts.iter().flat_map(|host| {
+        // Both are in the order of the target.
+        let hosts = self.status.hosts.iter().zip(&self.seen.target.controllers);
+        let queues = hosts.flat_map(|(host, snapshot)| {
+            let controller = match &self.pseudonyms {
+                None => snapshot.controller_id.to_string(),
+                Some(pseudonyms) => pseudonyms.controller(snapshot.controller_id),
+            };
             host.queues.iter().map(move |queue| {
                 let labels = vec![
                     ("host", host.nqn.clone()),
                     ("export", host.export.clone()),
-                    ("controller", host.controller_id.to_string()),
+                    ("controller", controller.clone()),
                     ("queue", queue.qid.to_string()),
                     ("reactor", queue.reactor.to_string()),
                 ];

@@ -49,7 +49,7 @@ impl ControlProbe {
         let (mailbox, requests) = Mailbox::new();
         let (told, sources) = mpsc::channel();
         std::thread::spawn(move || {
-            let mut appliance = Appliance::start(config).expect("it starts");
+            let mut appliance = Appliance::start(config, Default::default()).expect("it starts");
             told.send(appliance.lend_sources()).expect("awaited");
             appliance.compare_only(&requests);
         });

@@ -3,13 +3,13 @@
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use axum::Router;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{DefaultBodyLimit, Query, Request, State};
 use axum::http::{HeaderValue, Method, StatusCode, header};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::{get, post};
+use axum::{Extension, Router};
 use serde::Deserialize;
 use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
@@ -18,17 +18,21 @@ use tokio::time::timeout;
 use super::answers::{Room, refusal};
 use super::apply::apply;
 use super::dashboard;
-use super::limits::{APPLY_TIME_MAX, BODY_BYTES_MAX, REQUEST_TIME_MAX, TRACES_MAX};
+use super::limits::{
+    APPLY_TIME_MAX, BODY_BYTES_MAX, REOPEN_TIME_MAX, REQUEST_TIME_MAX, TRACES_MAX,
+};
 use super::metrics;
+use super::reopen::reopen;
 use super::token::Token;
 use crate::observe::Observatory;
 use crate::observe::history::STEPS;
 use crate::observe::model::HistoryKind;
+use crate::observe::pseudonyms::Pseudonyms;
 use crate::requests::Mailbox;
 
 /// Every path of the API, as the documentation lists them.
 #[cfg(test)]
-pub(super) const PATHS: [(&str, &str); 9] = [
+pub(super) const PATHS: [(&str, &str); 10] = [
     ("get", "/healthz"),
     ("get", "/metrics"),
     ("get", "/api/v1/status"),
@@ -38,10 +42,14 @@ pub(super) const PATHS: [(&str, &str); 9] = [
     ("get", "/api/v1/trace"),
     ("get", "/api/v1/openapi.json"),
     ("post", "/api/v1/apply"),
+    ("post", "/api/v1/device/reopen"),
 ];
 
 /// Where configurations are applied.
 const APPLY: &str = "/api/v1/apply";
+
+/// Where damaged devices are reopened.
+const REOPEN: &str = "/api/v1/device/reopen";
 
 /// The documentation of the API.
 pub(super) const OPENAPI: &str = include_str!("openapi.json");
@@ -49,6 +57,8 @@ pub(super) const OPENAPI: &str = include_str!("openapi.json");
 /// What all requests share.
 pub(super) struct Shared {
     observatory: Mutex<Observatory>,
+    /// What stands for hosts towards those who may not know them.
+    pseudonyms: Pseudonyms,
     pub(super) room: Room,
     /// Traces that may be written at once.
     traces: Semaphore,
@@ -61,8 +71,17 @@ impl Shared {
         Self {
             observatory,
             mailbox,
+            pseudonyms: Pseudonyms::new(),
             room: Room::new(),
             traces: Semaphore::new(TRACES_MAX),
+        }
+    }
+
+    /// What stands for hosts in answers to `audience`, if anything.
+    fn pseudonyms(&self, audience: Audience) -> Option<&Pseudonyms> {
+        match audience {
+            Audience::Operators => None,
+            Audience::Anybody => Some(&self.pseudonyms),
         }
     }
 
@@ -83,6 +102,25 @@ pub(super) enum Door {
     Http(Option<Token>),
 }
 
+/// Who is answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Audience {
+    /// Those who proved that they may operate the appliance.
+    Operators,
+    /// Everybody who can connect: what identifies a host is none of their business.
+    Anybody,
+}
+
+impl Door {
+    /// Who gets through to what is not open to all.
+    fn audience(&self) -> Audience {
+        match self {
+            Door::Socket | Door::Http(Some(_)) => Audience::Operators,
+            Door::Http(None) => Audience::Anybody,
+        }
+    }
+}
+
 /// Everything that is answered to those who come through `door`.
 pub(super) fn router(shared: &Arc<Shared>, door: Door) -> Router {
     Router::new()
@@ -97,10 +135,12 @@ pub(super) fn router(shared: &Arc<Shared>, door: Door) -> Router {
         .route("/api/v1/trace", get(trace))
         .route("/api/v1/openapi.json", get(openapi))
         .route(APPLY, post(apply))
+        .route(REOPEN, post(reopen))
         .fallback(unknown)
         .method_not_allowed_fallback(wrong_method)
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
         .layer(from_fn(bounded))
+        .layer(Extension(door.audience()))
         .layer(from_fn_with_state(Arc::new(door), guard))
         .with_state(Arc::clone(shared))
 }
@@ -179,6 +219,7 @@ async fn bounded(request: Request, next: Next) -> Response {
     }
     let within = match request.uri().path() {
         APPLY => APPLY_TIME_MAX,
+        REOPEN => REOPEN_TIME_MAX,
         _ => REQUEST_TIME_MAX,
     };
     match timeout(within, next.run(request)).await {
@@ -192,15 +233,20 @@ async fn bounded(request: Request, next: Next) -> Response {
 
 async fn healthz(State(shared): State<Arc<Shared>>) -> Response {
     let seen = shared.observatory().look();
-    match seen.ailment() {
-        None => "ok".into_response(),
-        Some(ailment) => (StatusCode::SERVICE_UNAVAILABLE, ailment).into_response(),
+    let ailment = seen.ailment().or_else(|| seen.damage());
+    match (ailment, seen.degradation()) {
+        (None, None) => "ok".into_response(),
+        (None, Some(text)) => format!("degraded: {text}").into_response(),
+        (Some(ailment), _) => (StatusCode::SERVICE_UNAVAILABLE, ailment).into_response(),
     }
 }
 
-async fn metrics(State(shared): State<Arc<Shared>>) -> Response {
+async fn metrics(
+    State(shared): State<Arc<Shared>>,
+    Extension(audience): Extension<Audience>,
+) -> Response {
     let seen = shared.observatory().look();
-    match metrics::text(&seen) {
+    match metrics::text(&seen, shared.pseudonyms(audience)) {
         Ok(text) => shared.room.bytes(text.into_bytes(), metrics::MEDIA_TYPE),
         Err(error) => {
             let text = format!("the metrics cannot be written: {error}");
@@ -209,9 +255,16 @@ async fn metrics(State(shared): State<Arc<Shared>>) -> Response {
     }
 }
 
-async fn status(State(shared): State<Arc<Shared>>) -> Response {
+async fn status(
+    State(shared): State<Arc<Shared>>,
+    Extension(audience): Extension<Audience>,
+) -> Response {
     let seen = shared.observatory().look();
-    shared.room.json(&seen.status())
+    let mut status = seen.status();
+    if let Some(pseudonyms) = shared.pseudonyms(audience) {
+        pseudonyms.apply_to_status(&mut status);
+    }
+    shared.room.json(&status)
 }
 
 #[derive(Deserialize)]
@@ -223,6 +276,7 @@ struct HistoryQuery {
 
 async fn history(
     State(shared): State<Arc<Shared>>,
+    Extension(audience): Extension<Audience>,
     query: Result<Query<HistoryQuery>, QueryRejection>,
 ) -> Response {
     let query = match query {
@@ -235,7 +289,12 @@ async fn history(
     };
     let found = shared.observatory().recorder().history(seconds, query.kind);
     match found {
-        Ok(history) => shared.room.json(&history),
+        Ok(mut history) => {
+            if let Some(pseudonyms) = shared.pseudonyms(audience) {
+                pseudonyms.apply_to_history(&mut history);
+            }
+            shared.room.json(&history)
+        }
         Err(error) => refusal(StatusCode::BAD_REQUEST, error.to_string()),
     }
 }
@@ -286,6 +345,7 @@ struct TraceQuery {
 
 async fn trace(
     State(shared): State<Arc<Shared>>,
+    Extension(audience): Extension<Audience>,
     query: Result<Query<TraceQuery>, QueryRejection>,
 ) -> Response {
     let seconds = match query {
@@ -300,7 +360,8 @@ async fn trace(
         let text = "another trace is being written: try again";
         return refusal(StatusCode::SERVICE_UNAVAILABLE, text.to_owned());
     };
-    let material = shared.observatory().material();
+    let pseudonyms = shared.pseudonyms(audience);
+    let material = shared.observatory().material(pseudonyms);
     // Writing down some hundred thousand events takes long for the one control thread.
     let written = spawn_blocking(move || serde_json::to_vec(&material.trace(seconds)));
     match written.await {
@@ -324,14 +385,13 @@ struct EventsQuery {
 
 async fn events(
     State(shared): State<Arc<Shared>>,
+    Extension(audience): Extension<Audience>,
     query: Result<Query<EventsQuery>, QueryRejection>,
 ) -> Response {
     match query {
         Ok(Query(query)) => {
-            let found = shared
-                .observatory()
-                .events()
-                .after(query.after.unwrap_or(0));
+            let (after, pseudonyms) = (query.after.unwrap_or(0), shared.pseudonyms(audience));
+            let found = shared.observatory().events().after(after, pseudonyms);
             shared.room.json(&found)
         }
         Err(error) => refusal(StatusCode::BAD_REQUEST, error.body_text()),

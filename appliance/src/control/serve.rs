@@ -34,10 +34,6 @@ const ACCEPT_REST: Duration = Duration::from_millis(100);
 const FULL: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\n\
 Content-Type: application/json\r\nContent-Length: 67\r\n\r\n\
 {\"error\":\"as many connections as there may be: try again, or less\"}";
-const STRANGER: &[u8] = b"HTTP/1.1 403 Forbidden\r\nConnection: close\r\n\
-Content-Type: application/json\r\nContent-Length: 95\r\n\r\n\
-{\"error\":\"this socket is for root, the user that windlass runs as, \
-and the group of [control]\"}";
 
 /// Answers until `stopped` says so or its sender is gone.
 pub(super) fn run(
@@ -117,16 +113,9 @@ async fn serve_socket(socket: Option<Socket>, shared: &Arc<Shared>) {
     let room = Arc::new(Semaphore::new(SOCKET_CONNECTIONS_MAX));
     let lingering = Arc::new(Semaphore::new(REFUSALS_MAX));
     loop {
-        let Some((stream, _)) = accepted(listener.accept()).await else {
-            continue;
-        };
-        let is_admitted = stream
-            .peer_cred()
-            .is_ok_and(|peer| socket.allowed.admits(&peer));
-        if is_admitted {
+        // The kernel lets in only those whom the socket's mode admits.
+        if let Some((stream, _)) = accepted(listener.accept()).await {
             admit(stream, &room, &lingering, &router).await;
-        } else {
-            refuse(stream, STRANGER, &lingering).await;
         }
     }
 }
@@ -236,17 +225,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn refusals_are_as_long_as_they_say() {
-        for answer in [FULL, STRANGER] {
-            let text = std::str::from_utf8(answer).expect("ASCII");
-            let (head, body) = text.split_once("\r\n\r\n").expect("a head");
-            let length = head
-                .lines()
-                .find_map(|line| line.strip_prefix("Content-Length: "));
-            assert_eq!(length, Some(body.len().to_string().as_str()), "{body}");
-            let refusal: crate::observe::model::Refusal =
-                serde_json::from_str(body).expect("a refusal");
-            assert!(!refusal.error.is_empty());
-        }
+    fn a_refusal_is_as_long_as_it_says() {
+        let text = std::str::from_utf8(FULL).expect("ASCII");
+        let (head, body) = text.split_once("\r\n\r\n").expect("a head");
+        let length = head
+            .lines()
+            .find_map(|line| line.strip_prefix("Content-Length: "));
+        assert_eq!(length, Some(body.len().to_string().as_str()), "{body}");
+        let refusal: crate::observe::model::Refusal =
+            serde_json::from_str(body).expect("a refusal");
+        assert!(!refusal.error.is_empty());
     }
 }

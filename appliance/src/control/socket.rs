@@ -1,4 +1,10 @@
 //! The Unix socket: where it is, who gets through to it, and what was left of an earlier one.
+//!
+//! The kernel decides who may connect, by the owner, the group and the mode of the socket's file
+//! (unix(7), "Pathname socket ownership and permissions"). They are set before the socket listens,
+//! so there is no moment in which others get through. Credentials of peers are not looked at: in a
+//! user namespace, such as systemd's `PrivateUsers=`, users and groups of the machine appear as
+//! 65534 there, whichever they are.
 
 use std::fs::{self, DirBuilder, Permissions};
 use std::io;
@@ -7,11 +13,12 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
 use appliance_config::{Control, ControlSocket, GroupName};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::geteuid;
 
-use super::peer::Allowed;
-
 const FILE_NAME: &str = "control.sock";
+/// Connections that wait to be accepted at most: more than are served at once.
+const BACKLOG: i32 = 128;
 /// The directory of root's appliance, and of the service.
 const SYSTEM_DIRECTORY: &str = "/run/windlass";
 
@@ -20,7 +27,6 @@ const SYSTEM_DIRECTORY: &str = "/run/windlass";
 pub(super) struct Socket {
     pub(super) listener: UnixListener,
     pub(super) path: PathBuf,
-    pub(super) allowed: Allowed,
 }
 
 /// Why there is no socket.
@@ -59,23 +65,21 @@ impl Socket {
         };
         make_directory(&path).map_err(system)?;
         clear_away(&path)?;
-        let listener = UnixListener::bind(&path).map_err(system)?;
-        let allowed = Allowed {
-            own_user: geteuid().as_raw(),
-            group: open_to_group(control.group.as_ref(), &path),
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None);
+        let socket = socket.map_err(|error| system(error.into()))?;
+        SocketAddrUnix::new(&path)
+            .and_then(|address| rustix::net::bind(&socket, &address))
+            .map_err(|error| system(error.into()))?;
+        let bound = Self {
+            listener: UnixListener::from(socket),
+            path: path.clone(),
         };
-        let mode = if allowed.group.is_some() {
-            0o660
-        } else {
-            0o600
-        };
+        let is_open = open_to_group(control.group.as_ref(), &path);
+        let mode = if is_open { 0o660 } else { 0o600 };
         fs::set_permissions(&path, Permissions::from_mode(mode)).map_err(system)?;
-        listener.set_nonblocking(true).map_err(system)?;
-        Ok(Some(Self {
-            listener,
-            path,
-            allowed,
-        }))
+        rustix::net::listen(&bound.listener, BACKLOG).map_err(|error| system(error.into()))?;
+        Ok(Some(bound))
     }
 }
 
@@ -150,26 +154,28 @@ fn clear_away(path: &Path) -> Result<(), SocketError> {
     }
 }
 
-/// Gives the socket to a group; the group's number if that worked.
-fn open_to_group(group: Option<&GroupName>, path: &Path) -> Option<u32> {
-    let name = group?.as_str();
+/// Gives the socket to a group; whether that worked.
+fn open_to_group(group: Option<&GroupName>, path: &Path) -> bool {
+    let Some(name) = group.map(GroupName::as_str) else {
+        return false;
+    };
     let groups = fs::read_to_string("/etc/group").unwrap_or_default();
     let Some(number) = group_number(name, &groups) else {
         tracing::warn!(
             "control socket: there is no group {name} here: only root and this user get in"
         );
-        return None;
+        return false;
     };
-    match std::os::unix::fs::chown(path, None, Some(number)) {
-        Ok(()) => Some(number),
-        Err(error) => {
-            tracing::warn!(
-                %error,
-                "control socket: group {name} cannot have it: only root and this user get in"
-            );
-            None
-        }
+    let given = std::os::unix::fs::chown(path, None, Some(number));
+    if let Err(error) = &given {
+        tracing::warn!(
+            %error,
+            "control socket: group {name} cannot have it, so only root and this user get in: make \
+             this user a member of the group; with PrivateUsers=yes in the unit, only the \
+             service's own group can have it"
+        );
     }
+    given.is_ok()
 }
 
 /// The number of a group that is named in `groups` (group(5)), or is a number itself.
@@ -242,7 +248,25 @@ mod tests {
             .permissions()
             .mode();
         assert_eq!(mode & 0o777, 0o600);
-        assert_eq!(bound.allowed.group, None);
+    }
+
+    /// This process's own group, as the kernel admits its members by the mode.
+    #[test]
+    fn a_group_gets_the_socket_by_its_mode() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let own = rustix::process::getegid().as_raw().to_string();
+        for (group, expected) in [(own.as_str(), 0o660), ("no-such-group", 0o600)] {
+            let path = directory.path().join("control.sock");
+            let control = Control {
+                group: Some(group.parse().expect("a group")),
+                ..control(&path)
+            };
+            let bound = Socket::bind(&control).expect("free").expect("wanted");
+            let found = fs::metadata(&path).expect("there");
+            assert_eq!(found.permissions().mode() & 0o777, expected, "{group}");
+            assert!(UnixStream::connect(&path).is_ok());
+            drop(bound);
+        }
     }
 
     #[test]

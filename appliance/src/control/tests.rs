@@ -67,7 +67,7 @@ allow_any_host = true
             socket.display()
         );
         let config = Config::parse("test", &text).expect("a right configuration");
-        let mut appliance = Appliance::start(config).expect("it starts");
+        let mut appliance = Appliance::start(config, Default::default()).expect("it starts");
         appliance.open_control(None);
         Self {
             appliance,
@@ -97,16 +97,22 @@ allow_any_host = true
         get(self.connect(), path)
     }
 
+    /// What an operator is told.
     fn status(&self) -> model::Status {
-        let answer = self.get("/api/v1/status");
+        let answer = get(self.socket(), "/api/v1/status");
         assert_eq!(answer.status, 200, "{answer:?}");
         serde_json::from_slice(&answer.body).expect("a status")
     }
 
     /// A host's admin and I/O queue.
     fn attach(&self) -> (RawClient, RawClient) {
+        self.attach_as(HOST)
+    }
+
+    /// The same of the host of that name.
+    fn attach_as(&self, host: &str) -> (RawClient, RawClient) {
         let names = RawNames {
-            host: HOST.to_owned(),
+            host: host.to_owned(),
             host_id: [9; 16],
             subsystem: NQN.to_owned(),
         };
@@ -288,6 +294,24 @@ fn pages_of_other_sites_get_nothing_and_nobody_changes_anything_without_a_token(
 }
 
 #[test]
+fn devices_are_reopened_by_operators_only_and_where_they_are_damaged() {
+    let lab = Lab::new("http = \"127.0.0.1:0\"");
+    let post = |body: &str| {
+        let length = body.len();
+        format!(
+            "POST /api/v1/device/reopen HTTP/1.1\r\nHost: localhost\r\n\
+             Content-Type: application/json\r\nContent-Length: {length}\r\n\r\n{body}"
+        )
+    };
+    let ram = post("{\"device\":\"ram\"}");
+    expect_refusal(&ask(lab.connect(), ram.as_bytes()), 403);
+    expect_refusal(&ask(lab.socket(), ram.as_bytes()), 409);
+    let none = post("{\"device\":\"none\"}");
+    expect_refusal(&ask(lab.socket(), none.as_bytes()), 404);
+    expect_refusal(&ask(lab.socket(), post("{}").as_bytes()), 422);
+}
+
+#[test]
 fn requests_that_are_too_large_are_refused() {
     let lab = Lab::new("http = \"127.0.0.1:0\"");
     let filler = "x".repeat(HEADER_BYTES_MAX);
@@ -449,7 +473,7 @@ fn what_is_told_is_what_hosts_did() {
     told(status.devices[0].latency.expect("it is there").read, 0);
     let stages: Vec<_> = status.exports[0].stages.keys().collect();
     assert_eq!(stages, ["buffer", "device", "fetch", "send"]);
-    let answer = lab.get("/metrics");
+    let answer = get(lab.socket(), "/metrics");
     assert!(
         answer.head.contains("application/openmetrics-text"),
         "{}",
@@ -495,6 +519,68 @@ fn what_is_told_is_what_hosts_did() {
     assert!(of("windlass_tcp_commands_total", &[("reactor", "0")]) >= commands);
 }
 
+/// Everything that is answered without a token, under load and with a host attached, against what
+/// identifies the host: its NQN, its Host Identifier, its Controller ID and its address.
+#[test]
+fn nothing_that_identifies_a_host_is_told_without_a_token() {
+    const SECRET: &str = "nqn.2026-11.org.example:secret-host";
+    let lab = Lab::new("http = \"127.0.0.1:0\"");
+    let (_admin, mut io) = lab.attach_as(SECRET);
+    let began = Instant::now();
+    let mut is_told_of = |by_socket: &[u8]| {
+        write(&mut io, 0, 8);
+        assert!(began.elapsed() < LIMIT, "operators are not told");
+        String::from_utf8_lossy(by_socket).contains(SECRET)
+    };
+    // Both the event and the history come with the next regular look.
+    for path in ["/api/v1/events", "/api/v1/history?seconds=3600"] {
+        while !is_told_of(&get(lab.socket(), path).body) {}
+    }
+    let status = lab.status();
+    let host = &status.hosts[0];
+    assert_eq!(host.nqn, SECRET);
+    let id = host.host_id.clone().expect("operators are told");
+    assert_eq!(id, "09".repeat(16));
+    assert!(host.controller_id.is_some());
+    let gets = PATHS.iter().filter(|(method, _)| *method == "get");
+    let paths = gets.map(|(_, path)| *path).chain([
+        "/",
+        "/dashboard/main.js",
+        "/api/v1/history?seconds=3600&kind=host",
+        "/api/v1/trace?seconds=3600",
+        "/api/v1/none",
+    ]);
+    for path in paths {
+        let answer = lab.get(path);
+        let body = String::from_utf8_lossy(&answer.body);
+        for secret in ["secret-host", &id, "(controller "] {
+            assert!(!body.contains(secret), "{path} tells {secret}: {body}");
+        }
+    }
+    let answer = lab.get("/api/v1/status");
+    let public: model::Status = serde_json::from_slice(&answer.body).expect("a status");
+    let veiled = &public.hosts[0];
+    assert_eq!(
+        (&veiled.host_id, veiled.controller_id, &veiled.address),
+        (&None, None, &None)
+    );
+    // The same name everywhere, so that a dashboard can tell hosts apart.
+    assert!(veiled.nqn.starts_with("host-"), "{}", veiled.nqn);
+    for path in [
+        "/metrics",
+        "/api/v1/events",
+        "/api/v1/history?seconds=3600",
+        "/api/v1/trace",
+    ] {
+        let body = lab.get(path).body;
+        assert!(
+            String::from_utf8_lossy(&body).contains(&veiled.nqn),
+            "{path}"
+        );
+    }
+    assert_eq!(veiled.totals.writes > 0, host.totals.writes > 0);
+}
+
 #[test]
 fn answers_are_as_documented() {
     let lab = Lab::new("http = \"127.0.0.1:0\"");
@@ -502,7 +588,7 @@ fn answers_are_as_documented() {
     write(&mut io, 0, 1);
     let began = Instant::now();
     loop {
-        let answer = lab.get("/api/v1/events");
+        let answer = get(lab.socket(), "/api/v1/events");
         let events: Vec<Event> = serde_json::from_slice(&answer.body).expect("events");
         let attached = events.iter().find(|event| event.what == "host");
         if let Some(event) = attached {
@@ -527,9 +613,11 @@ fn answers_are_as_documented() {
         "/api/v1/events",
         "/api/v1/trace?seconds=3600",
     ] {
-        let answer = lab.get(path);
-        let value: serde_json::Value = serde_json::from_slice(&answer.body).expect("JSON");
-        schema::check(path, &value);
+        // As an operator is told it, and as everybody is.
+        for answer in [get(lab.socket(), path), lab.get(path)] {
+            let value: serde_json::Value = serde_json::from_slice(&answer.body).expect("JSON");
+            schema::check(path, &value);
+        }
     }
     assert_eq!(lab.get("/api/v1/openapi.json").status, 200);
 }

@@ -5,6 +5,7 @@
 //! is changed, save where the running configuration still has it.
 
 use std::collections::BTreeMap;
+use std::path::{Component, Path, PathBuf};
 
 use appliance_config::{
     Backing, ByteSize, Config, Device, Effect, Listener, Name, Step, Transport,
@@ -26,6 +27,18 @@ pub(crate) struct How {
     pub(crate) dry_run: bool,
     /// Do what can be done now even where something waits for a restart.
     pub(crate) partial: bool,
+    /// Where the configuration came from.
+    pub(crate) origin: Origin,
+}
+
+/// Who wrote a configuration.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// The owner of the file that the appliance was started with.
+    #[default]
+    File,
+    /// A client of the control plane: `apply` and `allowed_paths` of \[control\] restrict it.
+    Request,
 }
 
 /// What was had before anything was changed.
@@ -38,6 +51,8 @@ pub(super) struct Prepared {
     pub(super) kept: BTreeMap<Name, Opened>,
     /// Those of them that are to come back.
     pub(super) returning: BTreeMap<Name, Opened>,
+    /// Directories that files which are opened have to lie below; `None`: anywhere.
+    pub(super) allowed_paths: Option<Vec<PathBuf>>,
 }
 
 /// One step to go.
@@ -96,6 +111,9 @@ impl Live {
                 step,
             })
             .collect();
+        if let Some(refused) = self.forbidden(&plan, how) {
+            return refused;
+        }
         if how.dry_run {
             return answer(
                 plan.iter().map(|it| it.told(StepState::Planned)),
@@ -110,7 +128,8 @@ impl Live {
         let is_possible = |it: &Planned| it.effect() != Effect::Restart;
         let (plan, later): (Vec<_>, Vec<_>) = plan.into_iter().partition(is_possible);
         let waits = later.iter().map(skipped);
-        let mut prepared = match self.prepare(&plan, meanwhile) {
+        let allowed_paths = self.allowed_paths(how);
+        let mut prepared = match self.prepare(&plan, allowed_paths, meanwhile) {
             Ok(prepared) => prepared,
             Err((failed, error)) => {
                 let told = plan.iter().enumerate().map(|(index, it)| {
@@ -136,6 +155,54 @@ impl Live {
         self.bury();
         let is_done = later.is_empty() && told.iter().all(|it| it.state == StepState::Done);
         answer(waits.chain(told), is_done, refused)
+    }
+
+    /// Directories that files of a configuration have to lie below; `None`: anywhere.
+    fn allowed_paths(&self, how: How) -> Option<Vec<PathBuf>> {
+        match how.origin {
+            Origin::File => None,
+            Origin::Request => self.config.control.allowed_paths.clone(),
+        }
+    }
+
+    /// The answer to a configuration that whoever sent it may not apply.
+    fn forbidden(&self, plan: &[Planned], how: How) -> Option<ApplyAnswer> {
+        let skipped = |it: &Planned| it.told(StepState::Skipped);
+        if how.origin == Origin::Request && !how.dry_run && !self.config.control.apply {
+            let refused = "nothing was changed: `apply = false` in [control]: change the file that \
+                           the appliance was started with, and apply that with `windlass apply`";
+            return Some(answer(
+                plan.iter().map(skipped),
+                false,
+                Some(refused.to_owned()),
+            ));
+        }
+        let allowed = self.allowed_paths(how)?;
+        let error = |planned: &Planned| {
+            let (device, path) = self.file_of(&planned.step)?;
+            let error = directory_of(path, &allowed).err()?;
+            Some(format!("device {device}: {error}"))
+        };
+        plan.iter().any(|it| error(it).is_some()).then(|| {
+            let told = plan.iter().map(|it| match error(it) {
+                Some(error) => failure(it, error),
+                None => skipped(it),
+            });
+            answer(told, false, Some("nothing was changed".to_owned()))
+        })
+    }
+
+    /// The file that a step opens or changes, and its device.
+    fn file_of<'s>(&'s self, step: &'s Step) -> Option<(&'s Name, &'s Path)> {
+        let device = match step {
+            Step::AddDevice(device) => device,
+            Step::GrowDevice { device, .. } => self.config.device(device)?,
+            _ => return None,
+        };
+        match &device.backing {
+            Backing::File { path, .. } => Some((&device.name, path)),
+            Backing::Memory { .. } | Backing::Null { .. } | Backing::Nvme(_) => None,
+        }
     }
 
     /// Undoes what was done until a step failed; says how that went. What has grown stays so.
@@ -167,6 +234,8 @@ impl Live {
         // What was opened for the wanted configuration is not what was there before.
         prepared.devices.clear();
         prepared.listeners.clear();
+        // What ran before may be anywhere.
+        prepared.allowed_paths = None;
         prepared.returning = std::mem::take(&mut prepared.kept);
         let plan = if planted("undone-not") {
             Vec::new()
@@ -245,15 +314,22 @@ impl Live {
     fn prepare(
         &mut self,
         plan: &[Planned],
+        allowed_paths: Option<Vec<PathBuf>>,
         meanwhile: &mut dyn Meanwhile,
     ) -> Result<Prepared, (usize, String)> {
-        let mut prepared = Prepared::default();
+        let mut prepared = Prepared {
+            allowed_paths,
+            ..Prepared::default()
+        };
         for (index, planned) in plan.iter().enumerate() {
             let had = match &planned.step {
                 Step::AddDevice(device) if self.has_file(device) => self.keep_length(device),
-                Step::AddDevice(device) => self.open_device(device, meanwhile).map(|opened| {
-                    prepared.devices.insert(device.name.clone(), opened);
-                }),
+                Step::AddDevice(device) => {
+                    let opened = self.open_device(device, &prepared, meanwhile);
+                    opened.map(|opened| {
+                        prepared.devices.insert(device.name.clone(), opened);
+                    })
+                }
                 Step::AddListener(listener) if !self.has_address(listener) => {
                     self.bind(listener, &prepared, meanwhile).map(|port| {
                         prepared.listeners.insert(listener.name.clone(), port);
@@ -294,7 +370,10 @@ impl Live {
         };
         let wanted = path(device)?;
         let mut devices = self.config.devices.iter();
-        devices.find(|it| path(it).as_ref() == Some(&wanted))
+        devices.find(|it| {
+            // A file that was renamed is in the way under its new name too.
+            path(it).as_ref() == Some(&wanted) || self.devices.is_in_file(&it.name, &wanted)
+        })
     }
 
     /// Refuses a device that would have less than there is in the file of a running one.
@@ -330,11 +409,22 @@ impl Live {
     pub(super) fn open_device(
         &self,
         device: &Device,
+        prepared: &Prepared,
         meanwhile: &mut dyn Meanwhile,
     ) -> Result<Opened, String> {
         let opener = &self.opener;
+        let directory = match (&device.backing, &prepared.allowed_paths) {
+            (Backing::File { path, .. }, Some(allowed)) => Some(
+                directory_of(path, allowed)
+                    .map_err(|error| format!("device {}: {error}", device.name))?,
+            ),
+            _ => None,
+        };
         aside(meanwhile, || {
-            let opened = opener.open(device);
+            let opened = match directory {
+                Some(directory) => opener.open_below(device, directory),
+                None => opener.open(device),
+            };
             let opened = opened.map_err(|cause| with_causes(&DeviceError::new(device, cause)))?;
             opened.ok_or_else(|| "drives are taken at start".to_owned())
         })
@@ -358,6 +448,32 @@ impl Live {
         let address = bound.map_err(|error| with_causes(error.as_ref()))?;
         Ok(BoundPort { id, address })
     }
+}
+
+/// The directory of `allowed` that `path` is written below. Where its symbolic links lead is seen
+/// when it is opened.
+fn directory_of<'a>(path: &Path, allowed: &'a [PathBuf]) -> Result<&'a Path, String> {
+    if path.components().any(|part| part == Component::ParentDir) {
+        return Err(format!(
+            "{} has `..` in it, and `allowed_paths` of [control] restricts files",
+            path.display()
+        ));
+    }
+    let mut found = allowed
+        .iter()
+        .filter(|it| path.starts_with(it) && path != it.as_path());
+    found.next().map(PathBuf::as_path).ok_or_else(|| {
+        let allowed: Vec<String> = allowed.iter().map(|it| it.display().to_string()).collect();
+        let allowed = match &allowed[..] {
+            [] => "no directory".to_owned(),
+            all => all.join(", "),
+        };
+        format!(
+            "{} is not below `allowed_paths` of [control] ({allowed}): place the file there, or \
+             name it in the file that the appliance was started with",
+            path.display()
+        )
+    })
 }
 
 fn no_transport(transport: Transport) -> String {

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use appliance_config::Config;
-use nvme_target::{NamespaceConfig, PortConfig, SubsystemConfig, Target, TargetError};
+use appliance_config::{Config, Uuid};
+use nvme_target::{DeviceIndex, NamespaceConfig, PortConfig, SubsystemConfig, Target, TargetError};
 
 use crate::devices::Devices;
 use crate::exports::{self, Ports};
@@ -22,6 +22,14 @@ impl Served {
             subsystems: subsystems.map(|it| (it.nqn.clone(), it)).collect(),
             ports: ports.configs(config),
         }
+    }
+
+    /// The UUID that hosts know the namespace of a device by, by the device's place.
+    pub(super) fn uuids(&self) -> BTreeMap<DeviceIndex, Uuid> {
+        let namespaces = self.subsystems.values().flat_map(|it| &it.namespaces);
+        namespaces
+            .map(|it| (it.device, Uuid::from_bytes(it.uuid)))
+            .collect()
     }
 
     /// Has the target serve `wanted` where it differs.

@@ -57,6 +57,12 @@ impl Live {
                 self.change(step)?;
                 Ok(Vec::new())
             }
+            Step::DisconnectHosts { export, .. } => {
+                let ended = self.target.end_associations(export.as_str());
+                ended.map_err(|error| error.to_string())?;
+                self.change(step)?;
+                self.wait_for_hosts(deadline, meanwhile)
+            }
             Step::RemoveNamespace { .. }
             | Step::DetachListener { .. }
             | Step::ChangeAccess { .. }
@@ -237,7 +243,7 @@ impl Live {
             None => {
                 let opened = match prepared.devices.remove(&device.name) {
                     Some(opened) => opened,
-                    None => self.open_device(device, meanwhile)?,
+                    None => self.open_device(device, prepared, meanwhile)?,
                 };
                 self.attach_memory(opened.regions())?;
                 opened

@@ -1,6 +1,8 @@
 //! A running appliance is changed while a host uses what is not.
 
+mod identity;
 mod lab;
+mod paths;
 mod random;
 
 use std::time::Instant;
@@ -174,10 +176,7 @@ fn namespaces_come_grow_and_go_and_hosts_are_told() {
     let mut host = Host::attach(at, STEADY);
     let wanted = AsyncEventConfiguration::new().with_namespace_attribute(true);
     Host::want_events(&mut host.admin, wanted);
-    assert_eq!(
-        host.read(2, 0),
-        Err(Status::INVALID_NAMESPACE_OR_FORMAT.with_dnr())
-    );
+    assert_eq!(host.read(2, 0), Err(Status::INVALID_FIELD.with_dnr()));
     for device in [file(&path, "1MiB"), MEMORY.to_owned()] {
         let with = |device: &str| {
             let more = format!("\n[[device]]\nname = \"more\"\n{device}\n");
@@ -203,11 +202,16 @@ fn namespaces_come_grow_and_go_and_hosts_are_told() {
                 .expect("an answer")
                 .0
                 .status()
+                .with_more(false)
         };
         assert_eq!(write(blocks as u64 - 1), Status::SUCCESS);
         assert_eq!(write(blocks as u64), Status::LBA_OUT_OF_RANGE.with_dnr());
         apply(&mut appliance, &with(&device.replace("1MiB", "3MiB")));
-        assert_eq!(write(3 * blocks as u64 - 1), Status::SUCCESS);
+        // A reactor looks at what changed within a turn, which on a busy machine may follow the write.
+        let grown = Instant::now();
+        while write(3 * blocks as u64 - 1) != Status::SUCCESS {
+            assert!(grown.elapsed() < LIMIT, "the new blocks cannot be written");
+        }
         assert_eq!(
             write(3 * blocks as u64),
             Status::LBA_OUT_OF_RANGE.with_dnr()

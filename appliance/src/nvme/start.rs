@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use appliance_config::Config;
-use block::Device;
 use hugemem::Arena;
 use nvme_driver::{BringUp, BringUpState, Deadlines, Drive, DriveOptions, DriveOwner};
 use reactors::{Clock, Nanos, TscClock};
@@ -12,6 +11,8 @@ use reactors::{Clock, Nanos, TscClock};
 use super::care::Notes;
 use super::{Bus, Drives, Taken, Wanted, wanted};
 use crate::command_line::{Failure, with_causes};
+use crate::devices::DriveNamespace;
+use crate::identities::Content;
 
 /// How often drives on their way up are looked at.
 const LOOK_INTERVAL: Duration = Duration::from_millis(1);
@@ -21,8 +22,8 @@ pub(crate) struct Started {
     pub(crate) drives: Drives,
     /// The owner of each drive, and the reactor that it belongs to.
     pub(crate) owners: Vec<(usize, DriveOwner)>,
-    /// A block device for each namespace, and its place among the configuration's devices.
-    pub(crate) devices: Vec<(usize, Arc<dyn Device>)>,
+    /// A block device for each namespace.
+    pub(crate) devices: Vec<DriveNamespace>,
 }
 
 /// A drive on its way up.
@@ -114,6 +115,24 @@ fn open(
     Ok(BringUp::new(backing, arena, options)?)
 }
 
+/// What tells the content of a drive's namespace from any other: the drive, and what it calls the
+/// namespace.
+fn content(drive: &Drive, nsid: u32) -> Content {
+    let mut text = format!("drive {} {} {nsid}", drive.model(), drive.serial());
+    let mut namespaces = drive.namespaces().into_iter();
+    if let Some(found) = namespaces.find(|it| it.nsid == nsid) {
+        let identifiers = [
+            found.nguid.map(u128::from_be_bytes),
+            found.eui64.map(|id| u128::from(u64::from_be_bytes(id))),
+            found.uuid.map(u128::from_be_bytes),
+        ];
+        for identifier in identifiers.into_iter().flatten() {
+            text += &format!(" {identifier:x}");
+        }
+    }
+    Content::Lasting(text.replace(char::is_control, " "))
+}
+
 impl Started {
     /// Takes in a drive that is ready, with those of its namespaces that can be used. False: there
     /// is none, and the drive is let go.
@@ -132,7 +151,11 @@ impl Started {
             let name = device.name.as_str();
             let uuid = device.uuid.map_or([0; 16], |uuid| *uuid.as_bytes());
             match drive.device(*nsid, name, uuid) {
-                Ok(device) => self.devices.push((*index, device)),
+                Ok(device) => self.devices.push(DriveNamespace {
+                    place: *index,
+                    device,
+                    content: content(&drive, *nsid),
+                }),
                 Err(error) => tracing::error!("{name} left out: {address}: {error}"),
             }
         }

@@ -150,7 +150,8 @@ fn started_with(
         }
         Box::new(bus)
     };
-    let appliance = Appliance::start_with(configuration(cores, more), make).expect("it starts");
+    let appliance = Appliance::start_with(configuration(cores, more), Default::default(), make)
+        .expect("it starts");
     (appliance, slots)
 }
 
@@ -189,7 +190,7 @@ impl Host {
             .io
             .command(sqe, &[fill; BLOCK_BYTES], 0)
             .expect("an answer");
-        cqe.status()
+        cqe.status().with_more(false)
     }
 
     /// The health log's critical warning.
@@ -208,7 +209,7 @@ impl Host {
             .io
             .command(Sqe::flush(nsid), &[], 0)
             .expect("an answer");
-        cqe.status()
+        cqe.status().with_more(false)
     }
 
     pub(crate) fn read(&mut self, nsid: u32, lba: u64) -> Result<Vec<u8>, Status> {
@@ -220,7 +221,7 @@ impl Host {
         if cqe.status().is_success() {
             Ok(data)
         } else {
-            Err(cqe.status())
+            Err(cqe.status().with_more(false))
         }
     }
 }

@@ -20,6 +20,7 @@ pub(crate) struct Changes {
     devices: BTreeMap<String, (String, String)>,
     counts: BTreeMap<(&'static str, String), u64>,
     ailment: Option<String>,
+    degradation: Option<String>,
 }
 
 impl Changes {
@@ -29,6 +30,7 @@ impl Changes {
             devices: devices(seen),
             counts: counts(seen),
             ailment: seen.ailment(),
+            degradation: seen.degradation(),
         }
     }
 
@@ -39,11 +41,10 @@ impl Changes {
         for (name, (condition, warned)) in &devices {
             let before = self.devices.get(name);
             if before.is_none_or(|(then, _)| then != condition) {
-                let good = condition == "ready";
-                let severity = if good {
-                    Severity::Info
-                } else {
-                    Severity::Warning
+                let severity = match condition.as_str() {
+                    "ready" => Severity::Info,
+                    damaged if damaged.starts_with("damaged") => Severity::Error,
+                    _ => Severity::Warning,
                 };
                 events.add(severity, "device", name, &format!("is {condition}"));
             }
@@ -80,6 +81,14 @@ impl Changes {
             }
             self.ailment = ailment;
         }
+        let degradation = seen.degradation();
+        if degradation != self.degradation {
+            match &degradation {
+                Some(text) => events.add(Severity::Warning, "memory", "", text),
+                None => events.add(Severity::Info, "memory", "", "no request waits for long"),
+            }
+            self.degradation = degradation;
+        }
     }
 
     fn look_at_hosts(&mut self, seen: &Observation, events: &Events) {
@@ -88,8 +97,8 @@ impl Changes {
             let changed = from.iter().filter(|(id, who)| to.get(id) != Some(who));
             let changed: Vec<_> = changed.collect();
             for (id, (host, subsystem)) in changed.iter().take(OF_A_KIND_MAX) {
-                let text = format!("{text} {subsystem} (controller {id})");
-                events.add(Severity::Info, "host", host, &text);
+                let text = format!("{text} {subsystem}");
+                events.add_of_host(Severity::Info, host, &text, &format!("(controller {id})"));
             }
             if let Some(more) = changed
                 .len()
@@ -126,12 +135,13 @@ fn devices(seen: &Observation) -> BTreeMap<String, (String, String)> {
         .map(|device| {
             let word = serde_json::to_value(state(device.health.state));
             let word = word.ok().and_then(|word| word.as_str().map(str::to_owned));
+            let mut word = word.unwrap_or_default();
+            if let Some(damage) = device.health.damage {
+                word = format!("{word}: {}", damage.cause);
+            }
             let drive = device.health.drive;
             let warned = drive.map_or_else(Vec::new, |drive| warnings(drive.warnings));
-            (
-                device.name.clone(),
-                (word.unwrap_or_default(), warned.join(", ")),
-            )
+            (device.name.clone(), (word, warned.join(", ")))
         })
         .collect()
 }

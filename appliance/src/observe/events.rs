@@ -5,6 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::model::{Event, Severity};
+use super::pseudonyms::Pseudonyms;
 
 /// Events that are kept.
 pub(crate) const EVENTS_MAX: usize = 1024;
@@ -18,12 +19,36 @@ pub(crate) struct Events(Mutex<List>);
 #[derive(Default)]
 struct List {
     last_id: u64,
-    events: VecDeque<Event>,
+    events: VecDeque<Entry>,
+}
+
+/// An event, as those see it who may know of hosts.
+struct Entry {
+    event: Event,
+    /// For an event about a host: the text for everybody.
+    public_text: Option<String>,
 }
 
 impl Events {
-    /// Adds an event; the oldest one makes room.
+    /// Adds an event that names no host; the oldest one makes room.
     pub(crate) fn add(&self, severity: Severity, what: &'static str, subject: &str, text: &str) {
+        self.push(severity, what, subject, text, None);
+    }
+
+    /// Adds an event about the host of that NQN: `text`, and what identifies it in `details`.
+    pub(crate) fn add_of_host(&self, severity: Severity, nqn: &str, text: &str, details: &str) {
+        let full = format!("{text} {details}");
+        self.push(severity, "host", nqn, &full, Some(shortened(text)));
+    }
+
+    fn push(
+        &self,
+        severity: Severity,
+        what: &'static str,
+        subject: &str,
+        text: &str,
+        public_text: Option<String>,
+    ) {
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         let unix_ms = now.map_or(0, |now| u64::try_from(now.as_millis()).unwrap_or(u64::MAX));
         let mut list = self.lock();
@@ -39,14 +64,22 @@ impl Events {
         if list.events.len() == EVENTS_MAX {
             list.events.pop_front();
         }
-        list.events.push_back(event);
+        list.events.push_back(Entry { event, public_text });
     }
 
-    /// The events behind the one with that number, oldest first.
-    pub(crate) fn after(&self, id: u64) -> Vec<Event> {
+    /// The events behind the one with that number, oldest first; with `pseudonyms` in place of what
+    /// identifies hosts, if given.
+    pub(crate) fn after(&self, id: u64, pseudonyms: Option<&Pseudonyms>) -> Vec<Event> {
         let list = self.lock();
-        let later = list.events.iter().filter(|event| event.id > id);
-        later.cloned().collect()
+        let later = list.events.iter().filter(|entry| entry.event.id > id);
+        let told = later.map(|entry| {
+            let mut event = entry.event.clone();
+            if let (Some(pseudonyms), Some(text)) = (pseudonyms, &entry.public_text) {
+                pseudonyms.apply_to_event(&mut event, text);
+            }
+            event
+        });
+        told.collect()
     }
 
     fn lock(&self) -> MutexGuard<'_, List> {
@@ -68,13 +101,31 @@ mod tests {
         for number in 0..EVENTS_MAX as u64 + 10 {
             events.add(Severity::Info, "host", "a", &number.to_string());
         }
-        let kept = events.after(0);
+        let kept = events.after(0, None);
         assert_eq!(kept.len(), EVENTS_MAX);
         assert_eq!((kept[0].id, kept[0].text.as_str()), (11, "10"));
         let last = kept.last().expect("many");
-        assert_eq!(events.after(last.id), []);
-        assert_eq!(events.after(last.id - 1), std::slice::from_ref(last));
-        assert_eq!(events.after(u64::MAX), []);
+        assert_eq!(events.after(last.id, None), []);
+        assert_eq!(events.after(last.id - 1, None), std::slice::from_ref(last));
+        assert_eq!(events.after(u64::MAX, None), []);
+    }
+
+    #[test]
+    fn hosts_are_named_to_those_only_who_may_know() {
+        let (events, pseudonyms) = (Events::default(), Pseudonyms::new());
+        events.add_of_host(Severity::Info, "nqn.a", "attached x", "(controller 7)");
+        events.add(Severity::Info, "device", "ram", "is ready");
+        let full = events.after(0, None);
+        assert_eq!(
+            (&*full[0].subject, &*full[0].text),
+            ("nqn.a", "attached x (controller 7)")
+        );
+        let public = events.after(0, Some(&pseudonyms));
+        assert_eq!(
+            (&public[0].subject, &*public[0].text),
+            (&pseudonyms.host("nqn.a"), "attached x")
+        );
+        assert_eq!(public[1], full[1]);
     }
 
     #[test]
@@ -86,7 +137,7 @@ mod tests {
             &"語".repeat(1000),
             &"x".repeat(1 << 20),
         );
-        let event = &events.after(0)[0];
+        let event = &events.after(0, None)[0];
         assert_eq!(event.subject, "語".repeat(EVENT_TEXT_BYTES_MAX / 3));
         assert_eq!(event.text.len(), EVENT_TEXT_BYTES_MAX);
     }

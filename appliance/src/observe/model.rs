@@ -102,9 +102,17 @@ pub(crate) struct MemoryStatus {
     pub(crate) page_bytes: u64,
     /// What its pages cost, and what mends it.
     pub(crate) notices: Vec<String>,
+    /// How long the request has waited for a buffer that waits longest now; 0 when none waits.
+    pub(crate) oldest_wait_ns: u64,
+    /// The longest that a request waited for a buffer since the start.
+    pub(crate) longest_wait_ns: u64,
     /// The size classes that it has, smallest first.
     pub(crate) classes: Vec<ClassStatus>,
 }
+
+/// A request that waits longer for a buffer is reported: by `/healthz`, `windlass status`, `windlass
+/// doctor` and an event.
+pub(crate) const BUFFER_WAIT_MAX_NS: u64 = 1_000_000_000;
 
 /// The buffers of one size.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -141,6 +149,8 @@ pub(crate) struct DeviceStatus {
     #[serde(rename = "type")]
     pub(crate) device_type: String,
     pub(crate) state: DeviceState,
+    /// What damaged it; none unless it is damaged.
+    pub(crate) damage: Option<DamageStatus>,
     /// In bytes; none where the device could not be had.
     pub(crate) block_size: Option<u32>,
     pub(crate) block_count: Option<u64>,
@@ -163,12 +173,41 @@ pub(crate) struct DeviceStatus {
     pub(crate) drive: Option<BTreeMap<String, u64>>,
 }
 
+/// What damaged a device: data that it had accepted may be lost.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct DamageStatus {
+    /// One word: `sync_failed`, `write_failed`, `short_write`, `truncated`, `write_abandoned`.
+    pub(crate) cause: String,
+    /// The same for people.
+    pub(crate) text: String,
+    /// When it was noticed, milliseconds since 1970.
+    pub(crate) unix_ms: u64,
+}
+
+/// What `POST /api/v1/device/reopen` takes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ReopenRequest {
+    /// The name of a damaged device.
+    pub(crate) device: String,
+}
+
+/// What `POST /api/v1/device/reopen` answers: the device takes writes and flushes again.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct ReopenAnswer {
+    pub(crate) device: String,
+    /// What may be lost, and what to do, for people.
+    pub(crate) text: String,
+}
+
 /// How a device stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum DeviceState {
     Ready,
     ReadOnly,
+    /// It lost data that it had accepted: writes and flushes fail until it is reopened.
+    Damaged,
     /// A drive is being reset; requests wait.
     Resetting,
     /// It was there and is gone.
@@ -242,13 +281,14 @@ pub(crate) struct ListenerStatus {
 /// One controller of a host.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct HostStatus {
-    /// The host's.
+    /// The host's; over HTTP without a token, what stands for it until the appliance stops.
     pub(crate) nqn: String,
-    /// The host's identifier, hexadecimal.
-    pub(crate) host_id: String,
+    /// The host's identifier, hexadecimal; none over HTTP without a token.
+    pub(crate) host_id: Option<String>,
     /// The subsystem's name.
     pub(crate) export: String,
-    pub(crate) controller_id: u16,
+    /// None over HTTP without a token.
+    pub(crate) controller_id: Option<u16>,
     pub(crate) kind: ControllerKind,
     /// Where the controller stands, in one word.
     pub(crate) state: String,

@@ -11,7 +11,7 @@ use hugemem::ArenaCounters;
 use nvme_target::{DeviceIndex, TargetLatency, TargetSnapshot, TargetStatuses};
 use reactors::{Clock, Nanos, ReactorSnapshot, StuckPoller};
 
-use super::model::TargetStatus;
+use super::model::{BUFFER_WAIT_MAX_NS, TargetStatus};
 use super::sources::Sources;
 
 /// A reactor that does not come back from one call for this long is stuck.
@@ -127,7 +127,7 @@ impl Observation {
                 notices: region.notices().iter().map(ToString::to_string).collect(),
                 counters: sources.arena.counters(),
             },
-            devices: devices(sources, &config),
+            devices: devices(sources),
             transports: sources
                 .transports
                 .iter()
@@ -169,6 +169,34 @@ impl Observation {
                     stuck.name
                 ))
             })
+    }
+
+    /// Which exported devices have lost data that they had accepted, and why, if any.
+    pub(crate) fn damage(&self) -> Option<String> {
+        let subsystems = self.target.subsystems.iter();
+        let namespaces = subsystems.flat_map(|subsystem| &subsystem.namespaces);
+        let exported: Vec<DeviceIndex> = namespaces.map(|(_, place)| *place).collect();
+        let damaged = self.devices.iter().filter_map(|device| {
+            let damage = device.health.damage?;
+            let DeviceSeen { name, .. } = device;
+            exported.contains(&device.place).then(|| {
+                format!(
+                    "device {name} is damaged: {}: writes and flushes fail until `windlass device \
+                     reopen {name}`",
+                    damage.cause
+                )
+            })
+        });
+        let damaged: Vec<String> = damaged.collect();
+        (!damaged.is_empty()).then(|| damaged.join("; "))
+    }
+
+    /// What keeps some requests from being answered, although the exports answer: hosts that take
+    /// more than their share cause it, and must not be able to have the appliance taken for dead.
+    pub(crate) fn degradation(&self) -> Option<String> {
+        let waits = self.memory.counters.oldest_wait_ns > BUFFER_WAIT_MAX_NS;
+        // The same text for as long as it lasts: each change is an event.
+        waits.then(|| "requests wait more than a second for a buffer".to_owned())
     }
 
     /// The connections of a transport now, all reactors together.
@@ -224,7 +252,8 @@ fn core(sources: &Sources, reactor: usize) -> CoreSeen {
     }
 }
 
-fn devices(sources: &Sources, config: &Config) -> Vec<DeviceSeen> {
+fn devices(sources: &Sources) -> Vec<DeviceSeen> {
+    let uuids = sources.running.uuids.load();
     let devices = sources.target.devices().into_iter();
     devices
         .map(|(place, device)| {
@@ -235,20 +264,10 @@ fn devices(sources: &Sources, config: &Config) -> Vec<DeviceSeen> {
                 name: device.name().to_owned(),
                 block_size: geometry.block_size,
                 block_count: geometry.block_count,
-                uuid: uuid(config, device.name()),
+                uuid: uuids.get(&place).map(|uuid| uuid.hyphenated().to_string()),
                 health: device.health(),
                 drive: drive.map(|drive| drive.counters().into_iter().collect()),
             }
         })
         .collect()
-}
-
-/// The UUID that hosts know the device's namespace by.
-fn uuid(config: &Config, device: &str) -> Option<String> {
-    config.exports.iter().find_map(|export| {
-        let mut namespaces = export.namespaces.iter();
-        let namespace = namespaces.find(|it| it.device.as_str() == device)?;
-        let identity = config.namespace_identity(export, namespace);
-        Some(identity.uuid.hyphenated().to_string())
-    })
 }

@@ -1,17 +1,18 @@
 //! From an observation to what `GET /api/v1/status` tells.
 
 use std::collections::BTreeMap;
+use std::time::UNIX_EPOCH;
 
 use appliance_config::{Device, Export, Listener};
-use block::{Health, HealthState, HealthWarnings};
+use block::{Damage, Health, HealthState, HealthWarnings};
 use nvme_target::{ControllerSnapshot, ControllerState, IoTotals, Stage, StatusCounts};
 use reactors::Nanos;
 
 use super::latency;
 use super::model::{
-    ApplianceStatus, ClassStatus, ControllerKind, DeviceState, DeviceStatus, ExportStatus,
-    HostStatus, ListenerStatus, MemoryStatus, NamedTime, NamespaceStatus, QueueStatus,
-    ReactorStatus, RunState, Status, StatusCode, StatusCount, TargetStatus, Totals,
+    ApplianceStatus, ClassStatus, ControllerKind, DamageStatus, DeviceState, DeviceStatus,
+    ExportStatus, HostStatus, ListenerStatus, MemoryStatus, NamedTime, NamespaceStatus,
+    QueueStatus, ReactorStatus, RunState, Status, StatusCode, StatusCount, TargetStatus, Totals,
 };
 use super::observation::{Observation, ReactorSeen};
 
@@ -147,6 +148,8 @@ impl Observation {
             bytes: self.memory.bytes,
             page_bytes: self.memory.page_bytes,
             notices: self.memory.notices.clone(),
+            oldest_wait_ns: self.memory.counters.oldest_wait_ns,
+            longest_wait_ns: self.memory.counters.longest_wait_ns,
             classes: classes
                 .filter(|class| class.total > 0)
                 .map(|class| ClassStatus {
@@ -175,6 +178,7 @@ impl Observation {
             name: device.name.to_string(),
             device_type: device.backing.word().to_owned(),
             state: found.map_or(DeviceState::Absent, |seen| state(seen.health.state)),
+            damage: health.damage.map(damage),
             block_size: found.map(|seen| seen.block_size),
             block_count: found.map(|seen| seen.block_count),
             media_errors: health.media_errors,
@@ -271,9 +275,9 @@ impl Observation {
         let hexadecimal = controller.host_id.iter().map(|byte| format!("{byte:02x}"));
         HostStatus {
             nqn: controller.host_nqn.clone(),
-            host_id: hexadecimal.collect(),
+            host_id: Some(hexadecimal.collect()),
             export: controller.subsystem_nqn.clone(),
-            controller_id: controller.controller_id,
+            controller_id: Some(controller.controller_id),
             kind: match controller.kind {
                 nvme_target::ControllerKind::Io => ControllerKind::Io,
                 nvme_target::ControllerKind::Discovery => ControllerKind::Discovery,
@@ -366,10 +370,20 @@ impl Observation {
     }
 }
 
+fn damage(damage: Damage) -> DamageStatus {
+    let at = damage.at.duration_since(UNIX_EPOCH).unwrap_or_default();
+    DamageStatus {
+        cause: damage.cause.word().to_owned(),
+        text: damage.cause.to_string(),
+        unix_ms: u64::try_from(at.as_millis()).unwrap_or(u64::MAX),
+    }
+}
+
 pub(crate) fn state(state: HealthState) -> DeviceState {
     match state {
         HealthState::Ready => DeviceState::Ready,
         HealthState::ReadOnly => DeviceState::ReadOnly,
+        HealthState::Damaged => DeviceState::Damaged,
         HealthState::Resetting => DeviceState::Resetting,
         HealthState::Removed => DeviceState::Removed,
     }
@@ -378,6 +392,7 @@ pub(crate) fn state(state: HealthState) -> DeviceState {
 fn controller_state(state: ControllerState) -> &'static str {
     match state {
         ControllerState::Disabled => "disabled",
+        ControllerState::Enabling => "enabling",
         ControllerState::Ready => "ready",
         ControllerState::Resetting => "resetting",
         ControllerState::ShuttingDown => "shutting_down",

@@ -6,6 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use reactors::recorder::Recording;
 use reactors::{Clock as _, Nanos, ReactorHandle};
 
+use crate::observe::pseudonyms::Pseudonyms;
 use crate::observe::sources::Sources;
 
 /// What a trace is made from: shared ends, which any thread may take along.
@@ -37,13 +38,18 @@ impl ReactorMaterial {
 }
 
 impl Material {
-    pub(crate) fn gather(sources: &Sources) -> Self {
+    /// With `pseudonyms` in place of the names of hosts, if given.
+    pub(crate) fn gather(sources: &Sources, pseudonyms: Option<&Pseudonyms>) -> Self {
         let target = sources.target.snapshot();
         let mut queues: Vec<BTreeMap<u16, String>> = Vec::new();
         queues.resize_with(sources.reactors.len(), BTreeMap::new);
         for controller in &target.controllers {
+            let host = match pseudonyms {
+                None => controller.host_nqn.clone(),
+                Some(pseudonyms) => pseudonyms.host(&controller.host_nqn),
+            };
             for queue in &controller.io_queues {
-                let name = format!("{} queue {}", controller.host_nqn, queue.qid);
+                let name = format!("{host} queue {}", queue.qid);
                 if let Some(of_reactor) = queues.get_mut(queue.reactor) {
                     // As notes have it.
                     of_reactor.insert(queue.slot as u16, name);

@@ -339,12 +339,8 @@ fn rdma_config(config: &Config, reactors: usize) -> RdmaConfig {
     let connections = config.limits.max_connections as usize;
     RdmaConfig {
         ports: port_settings(exports::numbered(config)),
-        // Placement evens the reactors out, but one may get more than its share for a while.
-        connections_max: if reactors == 1 {
-            connections
-        } else {
-            connections.div_ceil(reactors) * 2
-        },
+        // All connections may be on one reactor; the placement keeps to the limit on all of them.
+        connections_max: connections,
         reactors,
         ..RdmaConfig::default()
     }

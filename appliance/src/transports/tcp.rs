@@ -150,7 +150,7 @@ impl Tcp {
         });
         Self {
             sockets: Mutex::new(sockets.collect()),
-            config: tcp_config(config, reactors),
+            config: tcp_config(config),
             counters: (0..reactors)
                 .map(|_| Arc::new(TcpCounters::default()))
                 .collect(),
@@ -250,16 +250,12 @@ impl Listening for Tcp {
     }
 }
 
-fn tcp_config(config: &Config, reactors: usize) -> TcpConfig {
+fn tcp_config(config: &Config) -> TcpConfig {
     let connections = config.limits.max_connections as usize;
     TcpConfig {
         ports: port_settings(exports::numbered(config)),
-        // Placement evens the reactors out, but one may get more than its share for a while.
-        connections_max: if reactors == 1 {
-            connections
-        } else {
-            connections.div_ceil(reactors) * 2
-        },
+        // All connections may be on one reactor; the placement keeps to the limit on all of them.
+        connections_max: connections,
         ..TcpConfig::default()
     }
 }

@@ -71,6 +71,8 @@ impl Windlass {
         let mut child = Command::new(env!("CARGO_BIN_EXE_windlass"))
             .args(["--log", "warn", "run"])
             .arg(file)
+            // Records of what was served are this test's own.
+            .env("STATE_DIRECTORY", file.parent().expect("a directory"))
             .envs(environment.iter().copied())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())

@@ -314,7 +314,7 @@ impl Liar {
         let region = memory.arena.region();
         Self {
             drive: EmulatedController::new(region, options).expect("right options"),
-            view: DmaView::of(region).expect("another mapping"),
+            view: DmaView::of_arena(region).expect("another mapping"),
             lies: Mutex::new(Lies {
                 left: lies.to_vec(),
                 truths: lies.first().copied().unwrap_or(0),

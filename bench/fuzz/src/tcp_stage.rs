@@ -300,6 +300,8 @@ fn target(device: &Arc<dyn Device>, transport: TransportKind) -> Arc<Target> {
     let limits = TargetLimits {
         transfer_max: TRANSFER_MAX_BYTES,
         controllers_max: 16,
+        queues_max: 64,
+        bind_queues: true,
     };
     let config = TargetConfig {
         subsystems: vec![subsystem],

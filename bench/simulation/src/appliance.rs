@@ -1,6 +1,7 @@
 //! The production appliance on virtual time: target, cores and transports on reactors that all turn
 //! on one thread.
 
+mod accounts;
 mod listening;
 mod opening;
 
@@ -11,13 +12,13 @@ use std::sync::Arc;
 use appliance::rehearsal::{Control, Listening, Parts, PortOrders, Rehearsal};
 use appliance_config::{Config, Listener, Transport};
 use block::{Device, DeviceQueue, HealthState, OpenError, QueueOptions};
-use hugemem::Arena;
+use hugemem::{Arena, DmaViolation};
 use nvme_driver::emulated::end_of_process;
 use nvme_driver::{DriveOwner, DriveState};
 use nvme_rdma::{
     ConnectionSet as RdmaSet, Domains, Listeners, RdmaConfig, RdmaCounters, RdmaTransport, SetParts,
 };
-use nvme_target::{CoreLimits, PortId, Target, TargetCore};
+use nvme_target::{ControllerSnapshot, CoreLimits, PortId, Target, TargetCore};
 use nvme_tcp::{ConnectionSet, Handoff, TcpConfig, TcpCounters, TcpTransport};
 use rdma::Provider;
 use rdma::fake::Fake;
@@ -34,11 +35,12 @@ use crate::scene::{self, Scene};
 use crate::storage::Storage;
 use crate::swarm::Swarm;
 use crate::time::SharedTime;
+pub use accounts::Held;
 use listening::{RdmaListening, TcpListening};
 use opening::Disks;
 
 /// Commands that one reactor may have outstanding.
-const COMMANDS_MAX: usize = 2048;
+pub const COMMANDS_MAX: usize = 2048;
 /// Connections of one reactor and transport; it refuses more.
 pub const CONNECTIONS_MAX: usize = 64;
 
@@ -52,6 +54,7 @@ pub struct Appliance {
     /// The control thread's part; a change that is being carried out has it.
     control: Option<Control>,
     drives: Vec<Opened>,
+    placement: Placement,
     time: SharedTime,
 }
 
@@ -128,6 +131,7 @@ impl Appliance {
             devices,
             cores,
             drives,
+            placement,
             time: time.clone(),
         })
     }
@@ -233,6 +237,12 @@ impl Appliance {
         classes.iter().map(|class| class.taken).sum()
     }
 
+    /// Memory that a drive accessed although it was not posted to it, if any since the last call.
+    #[must_use]
+    pub fn take_dma_violation(&self) -> Option<DmaViolation> {
+        self.arena.take_dma_violation()
+    }
+
     /// How often a request has had to wait for memory.
     #[must_use]
     pub fn waits_for_memory(&self) -> u64 {
@@ -254,8 +264,8 @@ impl Appliance {
 
     /// Controllers that hosts have.
     #[must_use]
-    pub fn controllers(&self) -> usize {
-        self.target.snapshot().controllers.len()
+    pub fn controllers(&self) -> Vec<ControllerSnapshot> {
+        self.target.snapshot().controllers
     }
 }
 
@@ -300,9 +310,16 @@ fn disks_by_path(storages: &[Storage]) -> Disks {
         .enumerate()
         .filter_map(|(number, it)| match it {
             Storage::Disk(disk) => Some((disk_path(number).into(), disk.clone())),
-            Storage::Drive(_) => None,
+            Storage::File(_) | Storage::Drive(_) => None,
         });
-    Disks(disks.collect())
+    let files = storages.iter().filter_map(|it| match it {
+        Storage::File(file) => Some(file.clone()),
+        Storage::Disk(_) | Storage::Drive(_) => None,
+    });
+    Disks {
+        disks: disks.collect(),
+        files: files.collect(),
+    }
 }
 
 /// The listeners of a configuration, with their port numbers.
@@ -395,7 +412,7 @@ impl<'s> Tcp<'s> {
                 .collect(),
             host_data_bytes_max: self.swarm.host_data_bytes_max,
             success_flag: self.swarm.success_flag,
-            connections_max: CONNECTIONS_MAX,
+            connections_max: self.swarm.limits.connections,
             ..TcpConfig::default()
         }
     }
@@ -419,7 +436,7 @@ fn core(
     let limits = CoreLimits {
         // Those of either transport.
         queues_max: 2 * CONNECTIONS_MAX,
-        executions_max: COMMANDS_MAX,
+        executions_max: swarm.limits.executions,
     };
     Ok(TargetCore::new(Arc::clone(target), index, queues, limits))
 }

@@ -30,6 +30,8 @@ pub struct DiskShape {
     pub deallocate: Deallocate,
     /// Largest transfer in blocks.
     pub transfer_blocks_max: u32,
+    /// Whether it says that it takes no writes.
+    pub read_only: bool,
 }
 
 /// How a disk behaves. All shares are of a thousand requests.
@@ -47,8 +49,25 @@ pub struct DiskTemper {
     pub error_permille: u32,
     /// Requests that are put off.
     pub later_permille: u32,
+    /// Requests that change data and take up to [`linger_max`](Self::linger_max) to do so.
+    pub linger_permille: u32,
+    /// The longest that such a request takes.
+    pub linger_max: Nanos,
     /// Requests after which the cache writes a block back on its own.
     pub write_back_permille: u32,
+}
+
+impl DiskTemper {
+    /// How long the next request takes.
+    pub(crate) fn draw_latency(&self, random: &mut Random, figures: &mut DiskFigures) -> Nanos {
+        let (least, most) = if random.permille(self.slow_permille) {
+            figures.slow += 1;
+            (self.latency_max, self.slow_max)
+        } else {
+            (self.latency_min, self.latency_max)
+        };
+        Nanos(random.between(least.as_nanos(), most.as_nanos()))
+    }
 }
 
 /// What a disk did, for the figures.
@@ -180,14 +199,9 @@ impl State {
         self.random.pick(&others)
     }
 
-    fn draw_latency(&mut self) -> Nanos {
-        let (least, most) = if self.random.permille(self.temper.slow_permille) {
-            self.figures.slow += 1;
-            (self.temper.latency_max, self.temper.slow_max)
-        } else {
-            (self.temper.latency_min, self.temper.latency_max)
-        };
-        Nanos(self.random.between(least.as_nanos(), most.as_nanos()))
+    fn lingers(&mut self) -> bool {
+        let share = self.temper.linger_permille;
+        share > 0 && self.random.permille(share)
     }
 }
 
@@ -350,7 +364,7 @@ impl Device for Disk {
             optimal_io_blocks: 1,
             deallocate: shape.deallocate,
             max_transfer_blocks: shape.transfer_blocks_max,
-            read_only: false,
+            read_only: shape.read_only,
         }
     }
 
@@ -459,8 +473,26 @@ impl DeviceQueue for DiskQueue {
             state.figures.later += 1;
             return Err(Refusal::Later(request));
         }
-        let latency = state.draw_latency();
-        let effect = state.random.below(latency.as_nanos() + 1);
+        let lingers = request.operation.changes_medium() && state.lingers();
+        let latency = if lingers {
+            let longest = state.temper.linger_max.as_nanos();
+            Nanos(state.random.between(longest / 4, longest))
+        } else {
+            let State {
+                temper,
+                random,
+                figures,
+                ..
+            } = &mut *state;
+            temper.draw_latency(random, figures)
+        };
+        let effect = if lingers {
+            state
+                .random
+                .between(latency.as_nanos() / 2, latency.as_nanos())
+        } else {
+            state.random.below(latency.as_nanos() + 1)
+        };
         let number = state.next_number;
         state.next_number += 1;
         let due = now + latency;

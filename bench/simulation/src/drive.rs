@@ -54,10 +54,11 @@ pub enum Mishap {
 }
 
 /// Commands that do not come back.
-const HANGS: [Fault; 3] = [
+const HANGS: [Fault; 4] = [
     Fault::Hang { abortable: true },
     Fault::Hang { abortable: false },
     Fault::DropCompletion,
+    Fault::TransfersOn,
 ];
 /// Completions that name what they must not, doorbells that do not arrive as they were rung.
 const CONFUSIONS: [Fault; 8] = [

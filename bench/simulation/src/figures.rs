@@ -26,6 +26,10 @@ pub struct Figures {
     pub connections: u64,
     /// Of these, over RDMA.
     pub rdma_connections: u64,
+    /// The longest that an undisturbed I/O command waited for its answer.
+    pub wait_max: Nanos,
+    /// The same in thousandths of what the disks and the load allowed it.
+    pub wait_permille_max: u64,
     /// Virtual time.
     pub time: Nanos,
     /// Steps of live changes that were carried out.
@@ -57,6 +61,8 @@ impl Figures {
         self.abandoned += other.abandoned;
         self.connections += other.connections;
         self.rdma_connections += other.rdma_connections;
+        self.wait_max = self.wait_max.max(other.wait_max);
+        self.wait_permille_max = self.wait_permille_max.max(other.wait_permille_max);
         self.time += other.time;
         self.steps += other.steps;
         for (fault, times) in &other.faults {
@@ -85,7 +91,11 @@ impl fmt::Display for Figures {
             self.connections,
             self.rdma_connections
         )?;
-        writeln!(f, "{} steps of live changes", self.steps)?;
+        writeln!(
+            f,
+            "{} steps of live changes, longest undisturbed wait {} ({} of a thousand of its bound)",
+            self.steps, self.wait_max, self.wait_permille_max
+        )?;
         write!(f, "faults:")?;
         for (fault, times) in &self.faults {
             write!(f, " {fault} {times}")?;

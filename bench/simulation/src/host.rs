@@ -4,14 +4,23 @@
 //! Everything that it sees is judged: data by the [`Judge`], answers, closes
 //! and delays by whether anything excuses them.
 
+mod admin;
 mod answers;
 mod connection;
+mod events;
+mod explorer;
+mod greedy;
+mod invalid;
+mod probes;
 mod rdma;
 mod session;
 mod tcp;
+mod waiting;
 mod workload;
+mod wrong_data;
 
 pub use connection::Vanished;
+pub use explorer::Explorer;
 pub use workload::Aftermath;
 
 use nvme_spec::Sqe;
@@ -22,7 +31,7 @@ use nvme_spec::tcp::Framing;
 use reactors::Nanos;
 use zerocopy::IntoBytes;
 
-use crate::appliance::CONNECTIONS_MAX;
+use crate::appliance::Held;
 use crate::fabric::RdmaNetwork;
 use crate::figures::Figures;
 use crate::history::Moment;
@@ -32,14 +41,20 @@ use crate::plan::{SUBSYSTEMS, Serving, host_name};
 use crate::random::Random;
 use crate::swarm::{Fault, HostShape, Swarm};
 use crate::trace::Trace;
+use admin::{AdminState, AdminStep, CommandKey};
 use connection::{Connection, ConnectionShape, Line, Sending, Transfer};
+use events::{EventLog, EventState};
+use invalid::Refusal;
+use probes::Probe;
 use rdma::{Call, RdmaLine};
 use tcp::TcpLine;
 
 /// Entries of a host's admin queue.
-const ADMIN_DEPTH: u16 = 32;
+pub const ADMIN_DEPTH: u16 = 32;
 /// A host that lost its controller tries again after so long at most.
 const RETRY_MAX: Nanos = Nanos::from_millis(400);
+/// Lost writes that a host sends again, with other data, at most.
+const RETRIES_MAX: usize = 16;
 /// How often a host asks whether its controller is ready.
 const READY_POLL: Nanos = Nanos::from_millis(1);
 /// How often a host looks for answers that are late.
@@ -47,6 +62,9 @@ const DEADLINE_CHECK: Nanos = Nanos::from_millis(50);
 /// An answer that nothing delays takes no longer than this, whatever other hosts, connections and
 /// disks suffer.
 pub const LATENCY_MAX: Nanos = Nanos::from_secs(6);
+
+/// What a namespace was before a change can be seen no longer after this.
+const SETTLED: Nanos = Nanos::from_secs(1);
 
 /// What hosts stand on: the rest of the world, as far as they see it.
 pub struct Ground<'a> {
@@ -70,6 +88,10 @@ pub struct Ground<'a> {
     pub disk_gone: &'a [bool],
     /// By host: when it last came to reach its subsystem, or no longer did.
     pub permission_changed: &'a [Nanos],
+    /// By host: when its commands were last held back because of what it had lost.
+    pub fenced: &'a [Nanos],
+    /// By host: its controller's identifier, 0 without one.
+    pub controllers: &'a mut [u16],
     /// By disk: whether its requests may fail.
     pub disk_fails: &'a [bool],
     /// Whether any could fail in a time that is over: an event of it may still be on its way.
@@ -80,6 +102,12 @@ pub struct Ground<'a> {
     pub memory_disturbed: Nanos,
     /// The appliance is on its way down, so connections may end.
     pub stopping: bool,
+    /// A change of the configuration is being carried out.
+    pub changing: bool,
+    /// When the last one was over.
+    pub changed_at: Nanos,
+    /// The power is to fail now, because something was made durable.
+    pub power_wanted: &'a mut bool,
     /// What is counted.
     pub figures: &'a mut Figures,
     /// What is told.
@@ -103,6 +131,8 @@ struct Io {
     kind: IoKind,
     extents: Vec<Extent>,
     fua: bool,
+    /// Its success says that what it wrote is durable.
+    durable: bool,
     /// Of a write: its version.
     version: u64,
     began: Moment,
@@ -122,16 +152,21 @@ enum Command {
     Queues,
     EventMask,
     EventRequest,
-    ReadLog,
+    ReadLog(EventLog),
     KeepAlive,
-    Abort,
+    /// Of this command, or of none.
+    Abort(Option<CommandKey>),
     Disconnect,
-    /// To a disk's namespace, and must be refused with this status.
-    Invalid(usize, nvme_spec::Status),
+    Admin(AdminStep),
+    DiscoveryLog,
+    /// It must be refused so.
+    Invalid(Refusal),
     /// Its header was damaged on the way: there is no answer to it.
     Damaged,
-    /// Its key opens no memory: it can not succeed.
-    BadKey,
+    /// It must not succeed, for this reason, and may stay without an answer.
+    Hopeless(&'static str),
+    /// However it ends is right.
+    Ignored,
     Io(Io),
 }
 
@@ -148,6 +183,8 @@ enum Phase {
     Opening,
     /// In service.
     Serving,
+    /// CC.SHN is set: waits for CSTS.SHST.
+    ShuttingDown,
 }
 
 /// A simulated host.
@@ -161,17 +198,25 @@ pub struct Host {
     cntlid: u16,
     /// When its admin queue was opened.
     opened_at: Nanos,
+    /// When its controller was enabled last.
+    enabled_at: Moment,
+    /// The time of it.
+    enable_sent_at: Nanos,
+    /// Where writes were lost that it sends again with other data.
+    retries: Vec<Extent>,
     poll_status_at: Option<Nanos>,
     keep_alive_at: Option<Nanos>,
     /// Sends nothing any more: by then the target must have ended the association.
     silent_until: Option<Nanos>,
-    /// An event was reported whose log page is not read yet.
-    event_unread: bool,
-    /// A namespace event must have come by then.
-    event_due: Option<Nanos>,
+    events: EventState,
     /// Writes whose queues a reset is ending: once the controller is not ready they are over.
     ending_writes: Vec<Io>,
     deadlines_checked_at: Nanos,
+    /// Connections whose Connect must be refused.
+    probes: Vec<Probe>,
+    admin_state: AdminState,
+    /// Keep Alive Timeout of Connect.
+    configured_keep_alive: Nanos,
 }
 
 impl Host {
@@ -187,13 +232,18 @@ impl Host {
             io: Vec::new(),
             cntlid: 0,
             opened_at: Nanos::ZERO,
+            enabled_at: Moment::default(),
+            enable_sent_at: Nanos::ZERO,
+            retries: Vec::new(),
             poll_status_at: None,
             keep_alive_at: None,
             silent_until: None,
-            event_unread: false,
-            event_due: None,
+            events: EventState::default(),
             ending_writes: Vec::new(),
             deadlines_checked_at: Nanos::ZERO,
+            probes: Vec::new(),
+            admin_state: AdminState::default(),
+            configured_keep_alive: shape.keep_alive,
         }
     }
 
@@ -203,16 +253,35 @@ impl Host {
         self.phase == Phase::Serving && self.silent_until.is_none()
     }
 
+    /// Whether it resets its controller.
+    #[must_use]
+    pub fn is_resetting(&self) -> bool {
+        self.phase == Phase::AwaitingReady { ready: false }
+    }
+
     /// Whether no I/O is on its way.
     #[must_use]
     pub fn is_idle(&self) -> bool {
-        self.io.iter().all(|it| it.outstanding().next().is_none())
+        let waits = self.io.iter().any(|it| it.outstanding().next().is_some());
+        !waits && self.probes.is_empty()
+    }
+
+    /// What it has of the appliance.
+    #[must_use]
+    pub fn held(&self) -> Held {
+        let admin_queues = usize::from(self.admin.is_some());
+        let io_queues = self.io.len();
+        Held {
+            admin_queues,
+            io_queues,
+        }
     }
 
     /// Whether something has arrived for the target that it has not taken.
     #[must_use]
     pub fn waits_for_target(&self) -> bool {
-        let mut connections = self.admin.iter().chain(&self.io);
+        let probes = self.probes.iter().map(|it| &it.connection);
+        let mut connections = self.admin.iter().chain(&self.io).chain(probes);
         connections.any(Connection::waits_for_target)
     }
 
@@ -276,7 +345,7 @@ impl Host {
         let mut connection = Connection::new(line, shape, random, ground.now);
         // Those of hosts that vanished may fill a reactor until their keep-alive expires.
         let connections = ground.listeners.iter().map(Listener::connections);
-        connection.excused = connections.sum::<usize>() > CONNECTIONS_MAX;
+        connection.excused = connections.sum::<usize>() > ground.swarm.limits.connections;
         connection
     }
 
@@ -291,37 +360,38 @@ impl Host {
         let cntlid = if qid == 0 { 0xFFFF } else { self.cntlid };
         let field = |name: &str| to_field(name).unwrap_or_default();
         let data = ConnectData::new(
-            [self.number as u8 + 1; 16],
+            self.host_id(),
             cntlid,
             field(SUBSYSTEMS[self.shape.subsystem]),
-            field(&host_name(self.number)),
+            field(&host_name(self.shape.identity)),
         );
         let sqe = Sqe::connect_queue(qid, depth - 1, attributes, keep_alive);
         (sqe, data.as_bytes().to_vec())
     }
 
-    /// Sends an admin command without data, if the admin queue takes one.
-    fn send_admin(&mut self, ground: &mut Ground<'_>, sqe: Sqe, command: Command) {
-        self.send_admin_reading(ground, sqe, command, 0);
+    fn host_id(&self) -> [u8; 16] {
+        [self.shape.identity as u8 + 1; 16]
     }
 
-    fn send_admin_reading(
+    /// Sends an admin command without data, if the admin queue takes one.
+    fn send_admin(&mut self, ground: &mut Ground<'_>, sqe: Sqe, command: Command) -> bool {
+        self.send_admin_moving(ground, sqe, command, Transfer::None)
+    }
+
+    /// Sends an admin command, if the admin queue takes one; whether it did.
+    fn send_admin_moving(
         &mut self,
         ground: &mut Ground<'_>,
         sqe: Sqe,
         command: Command,
-        bytes: usize,
-    ) {
+        transfer: Transfer,
+    ) -> bool {
         let number = self.number;
         if let Some(admin) = &mut self.admin
             && admin.room() > 0
             && !admin.closing
             && self.silent_until.is_none()
         {
-            let transfer = match bytes {
-                0 => Transfer::None,
-                bytes => Transfer::In(bytes),
-            };
             ground
                 .trace
                 .note(ground.now, format_args!("host {number} sends {command:?}"));
@@ -331,12 +401,14 @@ impl Host {
             };
             admin.submit(sending, ground.now);
             self.keep_alive_at = Some(ground.now + Nanos(self.shape.keep_alive.as_nanos() / 3));
+            return true;
         }
+        false
     }
 
     fn set_configuration(&mut self, ground: &mut Ground<'_>, enable: bool) {
-        // A controller forgets at a reset what it has not told.
-        self.event_due = None;
+        self.reset_events();
+        self.forget_features();
         let cc = if enable {
             Cc::enabled_nvm()
         } else {
@@ -348,6 +420,8 @@ impl Host {
             u64::from(cc.into_bits()),
         );
         let command = if enable {
+            self.enabled_at = ground.judge.moment();
+            self.enable_sent_at = ground.now;
             Command::Enable
         } else {
             Command::Disable
@@ -355,25 +429,30 @@ impl Host {
         self.send_admin(ground, sqe, command);
     }
 
-    /// Sends an event request and asks for namespace events.
-    fn ask_for_events(&mut self, ground: &mut Ground<'_>) {
-        self.send_admin(ground, Sqe::async_event_request(), Command::EventRequest);
-    }
-
     /// When it wants a turn although nothing comes.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Nanos> {
         let down = match self.phase {
             Phase::Down { until } => Some(until),
-            Phase::Starting | Phase::AwaitingReady { .. } | Phase::Opening | Phase::Serving => None,
+            Phase::Starting
+            | Phase::AwaitingReady { .. }
+            | Phase::Opening
+            | Phase::Serving
+            | Phase::ShuttingDown => None,
         };
         let keep_alive = self
             .keep_alive_at
             .filter(|_| self.shape.keep_alive > Nanos::ZERO && self.silent_until.is_none());
         let connections = self.admin.iter().chain(&self.io);
         let network = connections.map(Connection::next_due);
-        [down, keep_alive, self.poll_status_at]
+        let own = [
+            self.poll_status_at,
+            self.next_probe(),
+            self.next_event_step(),
+        ];
+        [down, keep_alive]
             .into_iter()
+            .chain(own)
             .chain(network)
             .flatten()
             .min()

@@ -93,9 +93,22 @@ impl DiskModel {
     }
 }
 
+/// A write whose association was lost before it was answered.
+struct LostWrite {
+    /// Who sent it: the number of the host's identity, and its controller.
+    sender: (usize, u16),
+    extents: Vec<Extent>,
+    version: u64,
+    began: Moment,
+    /// When the target knew that the association is over.
+    noticed: Option<Moment>,
+}
+
 /// The judge.
 pub struct Judge {
     disks: Vec<DiskModel>,
+    /// Writes that may take effect until something follows that proves them over.
+    lost: Vec<LostWrite>,
     now: Moment,
     next_version: u64,
     /// When the reads that are in flight began, and how many began then.
@@ -114,6 +127,7 @@ impl Judge {
         };
         Self {
             disks: disks.iter().map(model).collect(),
+            lost: Vec::new(),
             now: Moment(0),
             next_version: 1,
             reads: BTreeMap::new(),
@@ -169,6 +183,83 @@ impl Judge {
             for history in self.over(*extent) {
                 history.end(version, began, now, end);
                 history.prune(oldest);
+            }
+        }
+    }
+
+    /// The association of a write is lost, and the write was not answered. It may take effect at any
+    /// time until the target is known to be done with it: [`ready`](Self::ready),
+    /// [`overtaken`](Self::overtaken).
+    pub fn lose_write(
+        &mut self,
+        sender: (usize, u16),
+        extents: Vec<Extent>,
+        version: u64,
+        began: Moment,
+    ) {
+        self.lost.push(LostWrite {
+            sender,
+            extents,
+            version,
+            began,
+            noticed: None,
+        });
+    }
+
+    /// Lost writes of which it is not known yet that the target knows: identity and controller.
+    pub fn unnoticed(&self) -> impl Iterator<Item = (usize, u16)> + '_ {
+        let unnoticed = self.lost.iter().filter(|it| it.noticed.is_none());
+        unnoticed.map(|it| it.sender)
+    }
+
+    /// Whether any write is lost that is not known to be over.
+    #[must_use]
+    pub fn has_lost(&self) -> bool {
+        !self.lost.is_empty()
+    }
+
+    /// The target knows that an association is over: from now on it lets no write of that host
+    /// begin, and no controller of it become ready, before what it has in devices is over.
+    pub fn noticed(&mut self, sender: (usize, u16)) {
+        let now = self.next_moment();
+        for lost in &mut self.lost {
+            if lost.sender == sender {
+                lost.noticed.get_or_insert(now);
+            }
+        }
+    }
+
+    /// The present moment.
+    pub fn moment(&mut self) -> Moment {
+        self.next_moment()
+    }
+
+    /// A controller of a host is ready that was enabled at `enabled`: no write that the target knew
+    /// to be lost takes effect any more.
+    pub fn ready(&mut self, identity: usize, enabled: Moment) {
+        let now = self.next_moment();
+        self.end_lost(identity, enabled, now);
+    }
+
+    /// A write that began at `began` succeeded: no write of the same host that the target knew to
+    /// be lost took effect after it began to.
+    pub fn overtaken(&mut self, identity: usize, began: Moment) {
+        self.end_lost(identity, began, began);
+    }
+
+    /// Ends the lost writes of a host that were noticed before `before`, at `end`.
+    fn end_lost(&mut self, identity: usize, before: Moment, end: Moment) {
+        let is_over = |lost: &LostWrite| {
+            lost.sender.0 == identity && lost.noticed.is_some_and(|noticed| noticed < before)
+        };
+        let lost = std::mem::take(&mut self.lost).into_iter();
+        let (over, left): (Vec<_>, _) = lost.partition(is_over);
+        self.lost = left;
+        for lost in over {
+            for extent in &lost.extents {
+                for history in self.over(*extent) {
+                    history.end(lost.version, lost.began, end, WriteEnd::Undecided);
+                }
             }
         }
     }
@@ -285,6 +376,7 @@ impl Judge {
     /// The appliance went down, or came to rest: nothing is in flight any more.
     pub fn settled(&mut self) {
         let now = self.next_moment();
+        self.lost.clear();
         for history in self.disks.iter_mut().flat_map(|disk| &mut disk.blocks) {
             history.settled(now);
         }

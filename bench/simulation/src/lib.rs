@@ -9,11 +9,13 @@
 
 pub mod appliance;
 pub mod content;
+pub mod crowd;
 pub mod defects;
 pub mod disk;
 pub mod drive;
 pub mod fabric;
 pub mod figures;
+pub mod file_disk;
 pub mod history;
 pub mod host;
 pub mod judge;

@@ -41,6 +41,9 @@ struct Arguments {
     /// `--cfg planted`.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["seed", "seeds", "minutes", "hours"])]
     defects: Option<PathBuf>,
+    /// With --defects: look for these alone.
+    #[arg(long, value_name = "NAME", value_delimiter = ',', requires = "defects")]
+    only: Vec<String>,
     /// Cut every run to this many events.
     #[arg(long)]
     events: Option<u64>,
@@ -81,7 +84,7 @@ fn main() -> ExitCode {
     };
     run::note_panics();
     if let Some(page) = &arguments.defects {
-        return defects(page);
+        return defects(page, &arguments.only);
     }
     if let Some(seed) = arguments.seed {
         return one(seed, &limits, arguments.story);
@@ -111,11 +114,12 @@ fn one(seed: u64, limits: &Limits, lines: usize) -> ExitCode {
     }
 }
 
-/// Looks for every planted defect, on every core.
+/// Looks for every planted defect, or for those of `only`, on every core.
 #[cfg(planted)]
-fn defects(page: &Path) -> ExitCode {
-    use simulation::defects::{DEFECTS, look_for, page as page_of};
-    let next = Mutex::new(DEFECTS.iter());
+fn defects(page: &Path, only: &[String]) -> ExitCode {
+    use simulation::defects::{DEFECTS, Defect, look_for, page as page_of};
+    let wanted = |it: &&Defect| only.is_empty() || only.iter().any(|name| name == it.name);
+    let next = Mutex::new(DEFECTS.iter().filter(wanted));
     let found = Mutex::new(Vec::new());
     on_every_core(|| {
         loop {
@@ -143,7 +147,7 @@ fn defects(page: &Path) -> ExitCode {
 }
 
 #[cfg(not(planted))]
-fn defects(_: &Path) -> ExitCode {
+fn defects(_: &Path, _: &[String]) -> ExitCode {
     println!("nothing is planted in this build: use cargo xtask sim --defects");
     ExitCode::FAILURE
 }

@@ -1,6 +1,7 @@
 //! What is configured, and the text that says so: it goes through the production parser, as a file
 //! does.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::net::{Ipv4Addr, SocketAddr};
 
@@ -56,6 +57,8 @@ pub struct Serving {
     pub devices: Vec<bool>,
     /// By disk: its blocks.
     pub sizes: Vec<u64>,
+    /// By disk: whether it takes no writes.
+    pub read_only: Vec<bool>,
     /// By host: whether it may connect.
     pub hosts: Vec<bool>,
     /// By subsystem: whether it is exported.
@@ -69,6 +72,8 @@ impl Serving {
     #[must_use]
     pub fn all(swarm: &Swarm) -> Self {
         let disks = swarm.disks.len();
+        let read_only = swarm.disks.iter().zip(&swarm.read_only);
+        let read_only = read_only.map(|(disk, configured)| disk.read_only || *configured);
         let mut listeners = vec![false; LISTENERS.len()];
         listeners[..swarm.tcp_listeners].fill(true);
         listeners[RDMA_LISTENER] = swarm.faults.has(Fault::Rdma);
@@ -76,6 +81,7 @@ impl Serving {
             namespaces: vec![true; disks],
             devices: vec![true; disks],
             sizes: swarm.disks.iter().map(|disk| disk.block_count).collect(),
+            read_only: read_only.collect(),
             hosts: vec![true; swarm.hosts.len()],
             subsystems: vec![true; swarm.subsystems],
             listeners,
@@ -106,10 +112,11 @@ impl Serving {
     pub fn text(&self, swarm: &Swarm) -> String {
         let mut text = format!(
             "[appliance]\nname = \"simulated\"\nmemory = \"{}B\"\nshutdown_deadline = \"{}ms\"\n\
-             [control]\nhttp = \"off\"\n",
+             [control]\nhttp = \"off\"\n[limits]\nmax_controllers = {}\n",
             // What is really taken is the swarm's choice, and often less than can be configured.
             64 << 20,
             swarm.patience.as_millis(),
+            swarm.limits.controllers,
         );
         // Writing to a String cannot fail.
         for disk in (0..self.devices.len()).filter(|disk| self.has_device(*disk)) {
@@ -130,6 +137,9 @@ impl Serving {
                     shape.block_size
                 )
             };
+            if self.read_only[disk] && !shape.read_only {
+                let _ = writeln!(text, "read_only = true");
+            }
         }
         for (number, name) in LISTENERS
             .iter()
@@ -197,7 +207,10 @@ impl Serving {
             namespaces.push(format!("{{ nsid = 9, device = \"{spare}\" }}"));
         }
         let hosts = (0..self.hosts.len()).filter(|host| self.hosts[*host]);
-        let mut hosts: Vec<String> = hosts.map(|it| format!("\"{}\"", host_name(it))).collect();
+        // Several paths of one host have one name.
+        let names: BTreeSet<usize> = hosts.map(|host| swarm.hosts[host].identity).collect();
+        let names = names.into_iter().map(host_name);
+        let mut hosts: Vec<String> = names.map(|name| format!("\"{name}\"")).collect();
         if hosts.is_empty() {
             hosts.push("\"nqn.2026-11.org.windlass:nobody\"".to_owned());
         }

@@ -9,10 +9,12 @@ use crate::disk::Disk;
 use crate::drive::Drive;
 use crate::fabric::RdmaNetwork;
 use crate::figures::Figures;
+use crate::file_disk::FileDisk;
 use crate::host::{Ground, Vanished};
 use crate::judge::Judge;
 use crate::network::{Listener, NetworkTemper};
 use crate::plan::Serving;
+use crate::plan::disk_path;
 use crate::random::Random;
 use crate::storage::Storage;
 use crate::swarm::{Fault, Swarm};
@@ -57,6 +59,10 @@ pub struct Scene {
     /// By host: when it last came to reach its subsystem, or no longer did; [`CHANGING`] while that
     /// changes.
     pub permission_changed: Vec<Nanos>,
+    /// By host: when its commands were last held back because of what it had lost.
+    pub fenced: Vec<Nanos>,
+    /// By host: its controller's identifier, 0 without one.
+    pub controllers: Vec<u16>,
     /// By disk: until when its answers may be late.
     pub disk_disturbed: Vec<Nanos>,
     /// By disk: whether its requests may fail.
@@ -69,6 +75,12 @@ pub struct Scene {
     pub network_disturbed: Nanos,
     /// The appliance is on its way down.
     pub stopping: bool,
+    /// A change of the configuration is being carried out.
+    pub changing: bool,
+    /// When the last one was over, or the appliance was started.
+    pub changed_at: Nanos,
+    /// The power is to fail now, because something was made durable.
+    pub power_wanted: bool,
     /// Connections of hosts that vanished, and when a kernel's probes notice it.
     pub vanished: Vec<(Nanos, Vanished)>,
     /// What is counted.
@@ -103,12 +115,17 @@ impl Scene {
             namespace_changed: vec![Nanos::ZERO; count],
             disk_gone: vec![false; count],
             permission_changed: vec![Nanos::ZERO; swarm.hosts.len()],
+            fenced: vec![Nanos::ZERO; swarm.hosts.len()],
+            controllers: vec![0; swarm.hosts.len()],
             disk_disturbed: vec![Nanos::ZERO; count],
             disk_fails: vec![fails; count],
             disk_failed: false,
             memory_disturbed: Nanos::ZERO,
             network_disturbed: Nanos::ZERO,
             stopping: false,
+            changing: false,
+            changed_at: Nanos::ZERO,
+            power_wanted: false,
             vanished: Vec::new(),
             figures: Figures::default(),
             trace: Trace::default(),
@@ -132,11 +149,16 @@ impl Scene {
             namespace_changed: &self.namespace_changed,
             disk_gone: &self.disk_gone,
             permission_changed: &self.permission_changed,
+            fenced: &self.fenced,
+            controllers: &mut self.controllers,
             disk_fails: &self.disk_fails,
             disk_failed: self.disk_failed,
             disk_disturbed: &self.disk_disturbed,
             memory_disturbed: self.memory_disturbed,
             stopping: self.stopping,
+            changing: self.changing,
+            changed_at: self.changed_at,
+            power_wanted: &mut self.power_wanted,
             figures: &mut self.figures,
             trace: &mut self.trace,
         }
@@ -200,8 +222,22 @@ impl Scene {
     /// Time goes on for disks and drives.
     pub fn tend_disks(&mut self) {
         let now = self.time.now();
-        for disk in &mut self.disks {
+        for (number, disk) in self.disks.iter_mut().enumerate() {
             disk.tend(now);
+            if disk.operate(now) {
+                self.judge.disk_lost_power(number);
+                self.trace
+                    .note(now, format_args!("disk {number} is reopened"));
+            }
+        }
+    }
+
+    /// Systems forget what they have cached of their files' medium.
+    pub fn evict(&mut self) {
+        for (number, disk) in self.disks.iter().enumerate() {
+            if disk.evict() {
+                self.judge.disk_lost_power(number);
+            }
         }
     }
 
@@ -245,6 +281,11 @@ impl Scene {
             Fault::SlowWriter,
             Fault::Drive,
             Fault::Rdma,
+            Fault::File,
+            Fault::FileErrors,
+            Fault::ReadOnly,
+            Fault::Deaf,
+            Fault::Tight,
         ] {
             self.figures
                 .faults(fault, u64::from(self.swarm.faults.has(fault)));
@@ -287,6 +328,13 @@ fn storages(
         storages.push(match arena {
             None => {
                 let random = Random::new(seed, 0x200 + number as u64);
+                if let Some(temper) = swarm.files[number] {
+                    let (path, time) = (disk_path(number).into(), time.clone());
+                    let disk_temper = swarm.disk_temper;
+                    let file = FileDisk::new(path, *shape, temper, disk_temper, random, time);
+                    storages.push(Storage::File(file));
+                    continue;
+                }
                 let number = number as u32;
                 let disk = Disk::new(number, *shape, swarm.disk_temper, random, time.clone());
                 Storage::Disk(disk)

@@ -1,14 +1,18 @@
-//! What namespaces lie on: simulated disks, or emulated drives behind the production driver.
+//! What namespaces lie on: simulated disks, simulated files behind the production file device, or
+//! emulated drives behind the production driver.
 
 use reactors::Nanos;
 
 use crate::disk::{Disk, DiskFigures, DiskTemper};
 use crate::drive::{Drive, Mishap};
+use crate::file_disk::FileDisk;
 
 /// A disk or a drive.
 pub enum Storage {
     /// A block device of our own.
     Disk(Disk),
+    /// A file behind the file device.
+    File(FileDisk),
     /// A drive behind the driver.
     Drive(Box<Drive>),
 }
@@ -18,6 +22,7 @@ impl Storage {
     pub fn put_back(&mut self) {
         match self {
             Self::Disk(disk) => disk.put_back(),
+            Self::File(_) => {}
             Self::Drive(drive) => drive.put_back(),
         }
     }
@@ -27,14 +32,14 @@ impl Storage {
     pub fn needs_restart(&self) -> bool {
         match self {
             Self::Disk(disk) => disk.is_removed(),
-            Self::Drive(_) => false,
+            Self::File(_) | Self::Drive(_) => false,
         }
     }
 
     /// The appliance is about to be killed.
     pub fn cut_off(&self, power: bool) {
         match self {
-            Self::Disk(_) => {}
+            Self::Disk(_) | Self::File(_) => {}
             Self::Drive(drive) if power => drive.cut_power(),
             Self::Drive(drive) => drive.cut_off(),
         }
@@ -44,6 +49,7 @@ impl Storage {
     pub fn cut_power(&self) {
         match self {
             Self::Disk(disk) => disk.cut_power(),
+            Self::File(file) => file.cut_power(),
             Self::Drive(drive) => drive.cut_power(),
         }
     }
@@ -52,6 +58,7 @@ impl Storage {
     pub fn let_go(&self) {
         match self {
             Self::Disk(disk) => disk.hold(Nanos::ZERO),
+            Self::File(_) => {}
             Self::Drive(drive) => drive.let_go(),
         }
     }
@@ -60,7 +67,7 @@ impl Storage {
     /// returned; nothing to a disk.
     pub fn suffer(&mut self, mishap: Mishap, now: Nanos) -> Option<Nanos> {
         match self {
-            Self::Disk(_) => None,
+            Self::Disk(_) | Self::File(_) => None,
             Self::Drive(drive) => Some(drive.suffer(mishap, now)),
         }
     }
@@ -72,8 +79,10 @@ impl Storage {
                 slow_permille: 0,
                 error_permille: 0,
                 later_permille: 0,
+                linger_permille: 0,
                 ..temper
             }),
+            Self::File(file) => file.heal(),
             Self::Drive(drive) => drive.heal(),
         }
     }
@@ -81,8 +90,36 @@ impl Storage {
     /// Time goes on.
     pub fn tend(&mut self, now: Nanos) {
         match self {
-            Self::Disk(_) => {}
+            Self::Disk(_) | Self::File(_) => {}
             Self::Drive(drive) => drive.tend(now),
+        }
+    }
+
+    /// The operator looks after it. Whether what was not durable may be gone since.
+    #[must_use]
+    pub fn operate(&self, now: Nanos) -> bool {
+        match self {
+            Self::File(file) => file.operate(now),
+            Self::Disk(_) | Self::Drive(_) => false,
+        }
+    }
+
+    /// The system forgets what it has cached of the medium. Whether what was not durable may be gone
+    /// since.
+    #[must_use]
+    pub fn evict(&self) -> bool {
+        match self {
+            Self::File(file) => file.evict(),
+            Self::Disk(_) | Self::Drive(_) => false,
+        }
+    }
+
+    /// Whether its requests may fail by themselves.
+    #[must_use]
+    pub fn fails(&self) -> bool {
+        match self {
+            Self::File(file) => file.fails(),
+            Self::Disk(_) | Self::Drive(_) => false,
         }
     }
 
@@ -91,6 +128,7 @@ impl Storage {
     pub fn in_flight(&self) -> usize {
         match self {
             Self::Disk(disk) => disk.in_flight(),
+            Self::File(file) => file.in_flight(),
             Self::Drive(drive) => drive.in_flight(),
         }
     }
@@ -100,6 +138,7 @@ impl Storage {
     pub fn next_due(&self) -> Option<Nanos> {
         match self {
             Self::Disk(disk) => disk.next_due(),
+            Self::File(file) => file.next_due(),
             Self::Drive(drive) => drive.next_due(),
         }
     }
@@ -109,6 +148,7 @@ impl Storage {
     pub fn figures(&self) -> DiskFigures {
         match self {
             Self::Disk(disk) => disk.figures(),
+            Self::File(file) => file.figures(),
             Self::Drive(drive) => drive.figures(),
         }
     }

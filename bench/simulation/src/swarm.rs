@@ -6,7 +6,10 @@ use std::str::FromStr;
 
 use reactors::Nanos;
 
+use crate::appliance::{COMMANDS_MAX, CONNECTIONS_MAX};
 use crate::disk::{DiskShape, DiskTemper};
+use crate::file_disk::FileTemper;
+use crate::host::ADMIN_DEPTH;
 use crate::network::NetworkTemper;
 use crate::plan::RDMA_LISTENER;
 use crate::random::Random;
@@ -112,6 +115,34 @@ faults! {
     Growth = "growth";
     /// Changes are wanted that cannot be had.
     Refused = "refused";
+    /// Disks keep single requests for seconds, and hosts send lost writes again with other data.
+    Linger = "linger";
+    /// A host has two controllers, by connections of their own.
+    Paths = "paths";
+    /// Disks are files behind our own file device.
+    File = "file";
+    /// Files lose what is written, become shorter and have no room.
+    FileErrors = "file-errors";
+    /// Hosts send Connects that must be refused.
+    WrongConnect = "wrong-connect";
+    /// Hosts answer R2Ts with data that breaks the rules.
+    WrongData = "wrong-data";
+    /// A disk is read-only.
+    ReadOnly = "read-only";
+    /// Hosts set and read features, switch the write cache off, read the error log.
+    Administer = "administer";
+    /// Hosts abort all that they have.
+    AbortFlood = "abort-flood";
+    /// Hosts shut their controllers down in order.
+    Shutdown = "shutdown";
+    /// Strangers connect, and read the discovery log or do nothing that is of use.
+    Crowd = "crowd";
+    /// Hosts take memory and do nothing with it.
+    Greedy = "greedy";
+    /// Controllers, connections and commands are limited to what the hosts need.
+    Tight = "tight";
+    /// Hosts are slow to ask for events, and to read their log pages.
+    Deaf = "deaf";
 }
 
 impl fmt::Display for Fault {
@@ -136,12 +167,30 @@ impl Fault {
             Fault::Drive | Fault::Hang | Fault::Confusion | Fault::Failure => Some(Need::Drives),
             Fault::Rdma | Fault::Late | Fault::WorkErrors | Fault::Unreachable => Some(Need::Rdma),
             Fault::Devices => Some(Need::Nothing),
+            Fault::Linger | Fault::Paths => Some(Need::Orphans),
+            Fault::File | Fault::FileErrors => Some(Need::Files),
             Fault::Unplug => Some(Need::RdmaAndMore),
             Fault::Subsystems | Fault::Listeners | Fault::Growth | Fault::Refused => {
                 Some(Need::Changes)
             }
+            Fault::WrongConnect
+            | Fault::WrongData
+            | Fault::ReadOnly
+            | Fault::Administer
+            | Fault::AbortFlood
+            | Fault::Shutdown
+            | Fault::Tight
+            | Fault::Crowd
+            | Fault::Greedy
+            | Fault::Deaf => Some(Need::Habits),
             _ => None,
         }
+    }
+
+    /// Whether it is something that hosts do, drawn by a stream of its own.
+    #[must_use]
+    pub fn is_habit(self) -> bool {
+        self.need() == Some(Need::Habits)
     }
 }
 
@@ -152,10 +201,15 @@ enum Need {
     Rdma,
     /// The same, and a stream of chance of its own.
     RdmaAndMore,
+    Files,
     /// A stream of chance of its own, so that seeds from before it are as they were.
     Nothing,
     /// The same.
     Changes,
+    /// The same.
+    Orphans,
+    /// The same.
+    Habits,
 }
 
 /// A set of faults.
@@ -218,6 +272,8 @@ pub struct HostShape {
     pub windows: bool,
     /// The subsystem that they attach.
     pub subsystem: usize,
+    /// The number of the host by whose name they come: two with the same are two paths of one host.
+    pub identity: usize,
     /// The listener that they come by, over TCP.
     tcp_listener: usize,
 }
@@ -235,6 +291,43 @@ pub struct RdmaTemper {
     pub reads: u8,
     /// Receives that the connections of one reactor share.
     pub receives: u32,
+}
+
+/// Bounds on what all hosts may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bounds {
+    /// Controllers.
+    pub controllers: u16,
+    /// Connections of one reactor and transport.
+    pub connections: usize,
+    /// Commands of one reactor that may be in execution.
+    pub executions: usize,
+}
+
+impl Bounds {
+    /// Plenty, or just what the hosts need.
+    fn of(faults: Faults, hosts: &[HostShape]) -> Self {
+        if !faults.has(Fault::Tight) {
+            return Self {
+                controllers: 256,
+                connections: CONNECTIONS_MAX,
+                executions: COMMANDS_MAX,
+            };
+        }
+        // The discovery host, and strangers, which are let in while there is room.
+        let others = usize::from(faults.has(Fault::Crowd));
+        let queues = hosts.iter().map(|it| usize::from(it.io_queues));
+        let commands = hosts.iter().map(|it| {
+            // The flush of a shutdown has a place of its own.
+            usize::from(ADMIN_DEPTH) + 1 + usize::from(it.io_queues * it.depth)
+        });
+        Self {
+            // A part of each is kept for hosts that have little.
+            controllers: 2 * (hosts.len() + others) as u16,
+            connections: hosts.len() + others + queues.sum::<usize>(),
+            executions: 2 * (commands.sum::<usize>() + others * (usize::from(ADMIN_DEPTH) + 1)),
+        }
+    }
 }
 
 /// All that a seed decides before the first event.
@@ -258,16 +351,22 @@ pub struct Swarm {
     pub success_flag: bool,
     /// The disks; namespace `n + 1` is disk `n`.
     pub disks: Vec<DiskShape>,
+    /// By disk: whether it is configured to be read-only.
+    pub read_only: Vec<bool>,
     /// Requests that one reactor may have at one disk; the rest waits.
     pub device_queue_depth: usize,
     /// How disks behave.
     pub disk_temper: DiskTemper,
+    /// By disk: how the file behaves, if it is one.
+    pub files: Vec<Option<FileTemper>>,
     /// How the network behaves.
     pub network: NetworkTemper,
     /// How RDMA is, where hosts come by it.
     pub rdma: RdmaTemper,
     /// The hosts.
     pub hosts: Vec<HostShape>,
+    /// Bounds on what all hosts may take.
+    pub limits: Bounds,
     /// Subsystems that disks and hosts are shared out among.
     pub subsystems: usize,
     /// Listeners over TCP.
@@ -295,6 +394,9 @@ pub struct Limits {
 const EVENTS_MIN: u64 = 300;
 const EVENTS_MAX: u64 = 1500;
 
+/// Bytes of a small arena that the queues of files take.
+const FILE_ARENA_BYTES: usize = 1 << 20;
+
 /// Bytes of a small arena that the queues of drives take.
 const DRIVE_ARENA_BYTES: usize = 8 << 20;
 
@@ -306,13 +408,23 @@ fn faults_of(need: Need, seed: u64) -> Vec<Fault> {
         Need::Nothing => (8, Some(Fault::Devices), 400),
         Need::RdmaAndMore => (0x10, Some(Fault::Unplug), 400),
         Need::Changes => (9, None, 700),
+        Need::Orphans => (0x20, Some(Fault::Linger), 400),
+        Need::Files => (0x40, Some(Fault::File), 500),
+        Need::Habits => (0x25, None, 1000),
     };
     let mut random = Random::new(seed, stream);
     let there = random.permille(share);
     let drawn = Fault::ALL.iter().copied();
     drawn
         .filter(|it| it.need() == Some(need))
-        .filter(|fault| there && (Some(*fault) == itself || random.permille(400)))
+        .filter(|fault| {
+            let share = if *fault == Fault::FileErrors {
+                700
+            } else {
+                400
+            };
+            there && (Some(*fault) == itself || random.permille(share))
+        })
         .collect()
 }
 
@@ -342,6 +454,9 @@ impl Swarm {
             .chain(faults_of(Need::Rdma, seed))
             .chain(faults_of(Need::Nothing, seed))
             .chain(faults_of(Need::Changes, seed))
+            .chain(faults_of(Need::Orphans, seed))
+            .chain(faults_of(Need::Files, seed))
+            .chain(faults_of(Need::Habits, seed))
             .collect();
         let chosen = match chosen.has(Fault::Rdma) {
             true => faults_of(Need::RdmaAndMore, seed)
@@ -354,7 +469,9 @@ impl Swarm {
             .filter(|it| !limits.without.has(*it))
             .collect::<Faults>();
         let transfer_max = random.pick(&[16 << 10, 64 << 10, 128 << 10]);
-        let disks = disks(&mut random, transfer_max);
+        let mut disks = disks(&mut random, transfer_max);
+        let files = files(seed, faults, &mut disks);
+        let read_only = read_only(seed, faults, &mut disks);
         let disk_temper = disk_temper(&mut random, faults);
         let mut network = network_temper(&mut random, faults);
         if network.grain < 64 {
@@ -372,10 +489,14 @@ impl Swarm {
                 .for_each(|host| host.take_rdma(&mut random));
         }
         let topology = Topology::of(seed, faults, disks.len(), &mut hosts);
+        if faults.has(Fault::Paths) {
+            add_path(seed, topology.tcp_listeners, &mut hosts);
+        }
         let small = random.pick(&[1_usize, 2]) * (1 << 20);
         let reactors = random.between(1, 3) as usize;
         let in_capsule_bytes = random.pick(&[0, 4096, 8192, 16 << 10]);
         let arena_bytes = match (faults.has(Fault::Arena), faults.has(Fault::Drive)) {
+            (true, false) if faults.has(Fault::File) => small + FILE_ARENA_BYTES,
             (true, false) => small,
             // Each queue of a drive has a buffer of its own.
             (true, true) if disks.len() * reactors > 8 => small + DRIVE_ARENA_BYTES * 3 / 2,
@@ -392,10 +513,13 @@ impl Swarm {
             host_data_bytes_max: random.pick(&[4096, 8192, 1 << 20]),
             success_flag: random.coin(),
             disks,
+            files,
+            read_only,
             device_queue_depth: Random::new(seed, 3).pick(&[2, 16, 64]),
             disk_temper,
             network,
             rdma: rdma_temper(seed),
+            limits: Bounds::of(faults, &hosts),
             hosts,
             subsystems: topology.subsystems,
             tcp_listeners: topology.tcp_listeners,
@@ -423,6 +547,7 @@ impl Topology {
         let tcp_listeners = 1 + usize::from(faults.has(Fault::Listeners));
         let last = hosts.len() - 1;
         for (number, host) in hosts.iter_mut().enumerate() {
+            host.identity = number;
             let drawn = (random.below(2), random.below(2));
             // Each subsystem has a host.
             host.subsystem = match number {
@@ -440,6 +565,40 @@ impl Topology {
     }
 }
 
+/// Gives one of the hosts a second path to its subsystem.
+fn add_path(seed: u64, tcp_listeners: usize, hosts: &mut Vec<HostShape>) {
+    let mut random = Random::new(seed, 0x21);
+    let first = random.below(hosts.len() as u64) as usize;
+    let HostShape {
+        subsystem,
+        identity,
+        ..
+    } = hosts[first];
+    hosts.push(HostShape {
+        subsystem,
+        identity,
+        tcp_listener: random.below(tcp_listeners as u64) as usize,
+        ..host_shape(&mut random)
+    });
+}
+
+/// Which disks are files, and how those are.
+fn files(seed: u64, faults: Faults, disks: &mut [DiskShape]) -> Vec<Option<FileTemper>> {
+    let mut random = Random::new(seed, 0x41);
+    let are_files = faults.has(Fault::File) && !faults.has(Fault::Drive);
+    let errors = faults.has(Fault::FileErrors);
+    let mut draw = |shape: &mut DiskShape| {
+        let temper = FileTemper::of(&mut random, errors);
+        let is_file = are_files && random.permille(750);
+        is_file.then(|| {
+            shape.volatile = true;
+            shape.deallocate = temper.deallocate();
+            temper
+        })
+    };
+    disks.iter_mut().map(&mut draw).collect()
+}
+
 fn disks(random: &mut Random, transfer_max: usize) -> Vec<DiskShape> {
     let count = random.between(1, 3);
     (0..count)
@@ -452,9 +611,24 @@ fn disks(random: &mut Random, transfer_max: usize) -> Vec<DiskShape> {
                 deallocate: random
                     .pick(&[block::Deallocate::ReadsZero, block::Deallocate::Unsupported]),
                 transfer_blocks_max: (transfer_max / block_size as usize) as u32,
+                read_only: false,
             }
         })
         .collect()
+}
+
+/// Makes a disk read-only, by itself or by the configuration alone; by disk, whether the
+/// configuration says so.
+fn read_only(seed: u64, faults: Faults, disks: &mut [DiskShape]) -> Vec<bool> {
+    let mut random = Random::new(seed, 0x27);
+    let mut configured = vec![false; disks.len()];
+    if faults.has(Fault::ReadOnly) && disks.len() > 1 {
+        let is_configured =
+            random.permille(700) || faults.has(Fault::Drive) || faults.has(Fault::File);
+        configured[0] = is_configured;
+        disks[0].read_only = !is_configured;
+    }
+    configured
 }
 
 fn disk_temper(random: &mut Random, faults: Faults) -> DiskTemper {
@@ -467,6 +641,8 @@ fn disk_temper(random: &mut Random, faults: Faults) -> DiskTemper {
         error_permille: share(Fault::Error, random.pick(&[5, 50])),
         later_permille: share(Fault::Later, random.pick(&[20, 300])),
         write_back_permille: random.pick(&[0, 100, 500]),
+        linger_permille: share(Fault::Linger, 30),
+        linger_max: Nanos::from_millis(2500),
     }
 }
 
@@ -531,6 +707,7 @@ fn host_shape(random: &mut Random) -> HostShape {
         rdma: false,
         windows: false,
         subsystem: 0,
+        identity: 0,
         tcp_listener: 0,
     }
 }

@@ -3,14 +3,19 @@
 
 mod changes;
 
+use std::collections::BTreeSet;
+
 use nvme_driver::DriveState;
+use nvme_target::{ControllerSnapshot, ControllerState};
 use reactors::Nanos;
 
-use crate::appliance::Appliance;
+use crate::appliance::{Appliance, Held};
+use crate::crowd::Crowd;
 use crate::drive::Mishap;
 use crate::fabric::RdmaNetwork;
-use crate::host::{Aftermath, Host};
+use crate::host::{Aftermath, Explorer, Host};
 use crate::judge::{Extent, Violation};
+use crate::plan::host_name;
 use crate::random::Random;
 use crate::scene::Scene;
 use crate::storage::Storage;
@@ -18,6 +23,8 @@ use crate::swarm::{Fault, Limits, Swarm};
 
 /// Events of a thousand that are faults.
 const FAULTS_PERMILLE: u32 = 120;
+/// Of a thousand events so many are also something that a host does, drawn apart.
+const HABITS_PERMILLE: u32 = 60;
 /// Events of a thousand in which time passes and nothing is sent.
 const PAUSES_PERMILLE: u32 = 15;
 /// A fault that takes the whole appliance strikes so many times of a thousand that it could.
@@ -46,8 +53,13 @@ pub struct World {
     /// All but the appliance and the hosts.
     pub scene: Scene,
     hosts: Vec<Host>,
+    /// A host of the discovery subsystem, in seeds with strangers.
+    explorers: Vec<Explorer>,
+    crowd: Crowd,
     appliance: Option<Appliance>,
     starts: u64,
+    /// What chance decides of hosts' habits.
+    habits: Random,
     /// What chance decides of changes and while they wait.
     changes: Random,
     /// A change is being carried out.
@@ -68,7 +80,12 @@ impl World {
     pub fn new(seed: u64, limits: &Limits) -> Self {
         let swarm = Swarm::of(seed, limits);
         let hosts = swarm.hosts.iter().enumerate();
+        let has_crowd = swarm.faults.has(Fault::Crowd);
         Self {
+            explorers: (0..usize::from(has_crowd))
+                .map(|host| Explorer::new(host, seed))
+                .collect(),
+            crowd: Crowd::default(),
             seed,
             random: Random::new(seed, 2),
             hosts: hosts
@@ -77,6 +94,7 @@ impl World {
             scene: Scene::new(seed, swarm),
             appliance: None,
             starts: 0,
+            habits: Random::new(seed, 0x26),
             changes: Random::new(seed, 11),
             changing: false,
             waits: 0,
@@ -100,6 +118,7 @@ impl World {
         }
         self.recover()?;
         self.read_everything()?;
+        self.check_accounts()?;
         self.stop()?;
         self.scene.count_ambient();
         self.scene.figures.seeds += 1;
@@ -113,12 +132,14 @@ impl World {
     }
 
     fn one_event(&mut self) -> Result<(), Violation> {
+        self.habit()?;
         if self.random.permille(PAUSES_PERMILLE) {
             let pause = Nanos::from_millis(self.random.between(1, 4000));
             return self.pass(pause);
         }
         if self.random.permille(FAULTS_PERMILLE) {
-            let faults: Vec<Fault> = self.scene.swarm.faults.iter().collect();
+            let faults = self.scene.swarm.faults.iter();
+            let faults: Vec<Fault> = faults.filter(|it| !it.is_habit()).collect();
             if !faults.is_empty() {
                 let fault = self.random.pick(&faults);
                 self.strike(fault)?;
@@ -130,6 +151,38 @@ impl World {
         }
         let pace = self.random.below(self.scene.swarm.pace_max.as_nanos());
         self.pass(Nanos(pace))
+    }
+
+    /// At times a host does something that not every host does.
+    fn habit(&mut self) -> Result<(), Violation> {
+        let power_wanted = std::mem::take(&mut self.scene.power_wanted);
+        let fails = self.scene.swarm.faults.has(Fault::Power);
+        if power_wanted && fails && !self.changing {
+            self.scene
+                .note(format_args!("the power fails behind something durable"));
+            self.kill(true)?;
+        }
+        if !self.habits.permille(HABITS_PERMILLE) {
+            return Ok(());
+        }
+        let habits = self.scene.swarm.faults.iter();
+        let habits: Vec<Fault> = habits.filter(|it| it.is_habit()).collect();
+        if habits.is_empty() {
+            return Ok(());
+        }
+        let fault = self.habits.pick(&habits);
+        let host = self.habits.below(self.hosts.len() as u64) as usize;
+        if fault == Fault::Crowd {
+            let listeners = self.scene.listeners.len() as u64;
+            let listener = &self.scene.listeners[self.habits.below(listeners) as usize];
+            let (network, now) = (self.scene.network, self.scene.time.now());
+            self.crowd.come(listener, network, &mut self.habits, now);
+            self.scene.figures.fault(fault);
+            return Ok(());
+        }
+        let aftermath = self.hosts[host].misbehave(&mut self.scene.ground(), fault);
+        self.clean_up(aftermath);
+        Ok(())
     }
 
     fn strike(&mut self, fault: Fault) -> Result<(), Violation> {
@@ -150,7 +203,13 @@ impl World {
             | Fault::Disconnect
             | Fault::Late
             | Fault::WorkErrors
-            | Fault::Unreachable => {
+            | Fault::Unreachable
+            | Fault::WrongConnect
+            | Fault::WrongData
+            | Fault::Administer
+            | Fault::AbortFlood
+            | Fault::Shutdown
+            | Fault::Greedy => {
                 let aftermath = self.hosts[host].misbehave(&mut self.scene.ground(), fault);
                 self.clean_up(aftermath);
                 return Ok(());
@@ -164,7 +223,15 @@ impl World {
             | Fault::Slow
             | Fault::Error
             | Fault::Later
-            | Fault::Arena => return Ok(()),
+            | Fault::Linger
+            | Fault::Paths
+            | Fault::File
+            | Fault::FileErrors
+            | Fault::Arena
+            | Fault::ReadOnly
+            | Fault::Deaf
+            | Fault::Crowd
+            | Fault::Tight => return Ok(()),
             Fault::Hang => self.strike_drive(disk, Mishap::Hang),
             Fault::Confusion => self.strike_drive(disk, Mishap::Confusion),
             Fault::Failure => self.strike_drive(disk, Mishap::Failure),
@@ -207,9 +274,10 @@ impl World {
                 }
             }
             Fault::Removal => {
-                if let Storage::Disk(disk) = &self.scene.disks[disk] {
-                    disk.remove();
-                }
+                let Storage::Disk(removed) = &self.scene.disks[disk] else {
+                    return Ok(());
+                };
+                removed.remove();
                 self.scene.disk_fails[disk] = true;
             }
             Fault::Crash | Fault::Power if self.changing => {
@@ -269,8 +337,11 @@ impl World {
         }
         let fails = self.scene.swarm.disk_temper.error_permille > 0;
         self.scene.disk_failed |= self.scene.disk_fails.contains(&true);
-        self.scene.disk_fails.fill(fails);
+        for (disk, may_fail) in self.scene.disks.iter().zip(&mut self.scene.disk_fails) {
+            *may_fail = disk.fails() || (fails && !matches!(disk, Storage::File(_)));
+        }
         self.scene.stopping = false;
+        self.scene.changed_at = self.scene.time.now();
         self.scene.disk_gone.fill(false);
         self.starts += 1;
         let seed = self.seed.wrapping_add(self.starts << 32);
@@ -309,7 +380,13 @@ impl World {
         for host in &mut self.hosts {
             host.crash(&mut self.scene.ground());
         }
+        let now = self.scene.time.now();
+        for explorer in &mut self.explorers {
+            explorer.crash(now);
+        }
+        self.crowd.disperse();
         self.scene.judge.settled();
+        self.scene.evict();
         if power {
             for disk in &self.scene.disks {
                 disk.cut_power();
@@ -374,6 +451,10 @@ impl World {
     /// Nothing goes wrong any more: every host must come back into service.
     fn recover(&mut self) -> Result<(), Violation> {
         self.scene.note(format_args!("everything is healed"));
+        self.crowd.disperse();
+        for explorer in &mut self.explorers {
+            explorer.retire();
+        }
         self.scene.heal();
         let rdma = self.scene.rdma.as_ref();
         let is_unplugged = rdma.is_some_and(RdmaNetwork::is_unplugged);
@@ -403,9 +484,10 @@ impl World {
         }
         self.scene.disk_failed |= self.scene.disk_fails.contains(&true);
         for (storage, fails) in self.scene.disks.iter().zip(&mut self.scene.disk_fails) {
-            *fails &= matches!(storage, Storage::Disk(_));
+            *fails &= !matches!(storage, Storage::Drive(_));
         }
         self.scene.judge.settled();
+        self.scene.evict();
         Ok(())
     }
 
@@ -428,6 +510,10 @@ impl World {
                     sent = sent || world.hosts[reader].read(&mut world.scene.ground(), extent);
                     sent
                 })?;
+                if !sent && self.appliance.is_some() {
+                    let what = format!("host {reader} cannot send the last reads of disk {disk}");
+                    return Err(Violation::Rule(what));
+                }
             }
         }
         let by = self.scene.time.now() + RECOVERY_MAX;
@@ -437,6 +523,99 @@ impl World {
             ));
         }
         Ok(())
+    }
+
+    /// No drive accesses memory that came back from it.
+    fn check_dma(&self) -> Result<(), Violation> {
+        let appliance = self.appliance.as_ref();
+        match appliance.and_then(Appliance::take_dma_violation) {
+            None => Ok(()),
+            Some(access) => {
+                let what = format!("a drive accessed memory that it was not given: {access:?}");
+                Err(Violation::Rule(what))
+            }
+        }
+    }
+
+    /// Tells the judge which associations the target knows to be over, has another path of their
+    /// hosts send what was lost, and notes whose commands are held back meanwhile.
+    fn tend_lost_writes(&mut self) {
+        let may_be_fenced =
+            self.scene.judge.has_lost() || self.hosts.iter().any(Host::is_resetting);
+        let Some(appliance) = self.appliance.as_ref().filter(|_| may_be_fenced) else {
+            return;
+        };
+        let controllers = appliance.controllers();
+        let now = self.scene.time.now();
+        let identities = self.scene.swarm.hosts.iter().map(|host| host.identity);
+        for (fenced, identity) in self.scene.fenced.iter_mut().zip(identities) {
+            let name = host_name(identity);
+            let mut its = controllers.iter().filter(|it| it.host_nqn == name);
+            if its.any(|it| it.fenced || it.state == ControllerState::Enabling) {
+                *fenced = now;
+            }
+        }
+        let unnoticed: BTreeSet<(usize, u16)> = self.scene.judge.unnoticed().collect();
+        for (identity, cntlid) in unnoticed {
+            let name = host_name(identity);
+            let serves = |it: &ControllerSnapshot| {
+                let is_it = it.controller_id == cntlid && it.host_nqn == name;
+                is_it && it.state != ControllerState::Ended
+            };
+            if !controllers.iter().any(serves) {
+                self.scene.judge.noticed((identity, cntlid));
+                self.pass_retries_on(identity);
+            }
+        }
+    }
+
+    /// Has a path of a host that is in service send what the others lost.
+    fn pass_retries_on(&mut self, identity: usize) {
+        let shapes = &self.scene.swarm.hosts;
+        let paths = (0..shapes.len()).filter(|path| shapes[*path].identity == identity);
+        let paths: Vec<usize> = paths.collect();
+        let serving = paths.iter().find(|path| self.hosts[**path].is_serving());
+        if let Some(&serving) = serving {
+            let lost = paths.iter();
+            let lost = lost.flat_map(|path| self.hosts[*path].take_retries());
+            let lost: Vec<Extent> = lost.collect();
+            self.hosts[serving].retry(lost);
+        }
+    }
+
+    /// Nothing is given out that no host has.
+    fn check_accounts(&mut self) -> Result<(), Violation> {
+        let by = self.scene.time.now() + RECOVERY_MAX;
+        let mut told = String::new();
+        let agrees = |world: &mut Self| {
+            let mut held = Held::default();
+            for host in world.hosts.iter().map(Host::held) {
+                held.admin_queues += host.admin_queues;
+                held.io_queues += host.io_queues;
+            }
+            let faults = world.scene.swarm.faults;
+            // Posted receives and drives' queues have memory at rest.
+            let holds = [Fault::Rdma, Fault::Drive, Fault::File];
+            let has_none = !holds.iter().any(|it| faults.has(*it));
+            let checked = world
+                .appliance
+                .as_ref()
+                .map(|it| it.check_accounts(held, has_none.then_some(0)));
+            match checked {
+                Some(Err(what)) => {
+                    told = what;
+                    false
+                }
+                Some(Ok(())) | None => true,
+            }
+        };
+        // What a connection holds whose host vanished while the target did not receive from it comes
+        // back only when the target sends again, which may be never.
+        let is_excused = self.scene.swarm.faults.has(Fault::Vanish);
+        if self.run_until(by, agrees)? || is_excused {
+            return Ok(());
+        }
+        Err(Violation::Rule(told))
     }
 
     fn pass(&mut self, span: Nanos) -> Result<(), Violation> {
@@ -469,12 +648,23 @@ impl World {
             self.scene.tend_disks();
             self.scene.tend_rdma();
             self.tend_control();
+            self.check_dma()?;
+            self.tend_lost_writes();
             for host in &mut self.hosts {
                 busy |= host.poll(&mut self.scene.ground())?;
+            }
+            for explorer in &mut self.explorers {
+                busy |= explorer.poll(&mut self.scene.ground())?;
+            }
+            if !self.crowd.is_empty() {
+                self.crowd.check(self.scene.time.now())?;
             }
             idle_turns = if busy { 0 } else { idle_turns + 1 };
             let waiting =
                 self.scene.is_connected_to() || self.hosts.iter().any(Host::waits_for_target);
+            let waiting = waiting
+                || self.crowd.waits_for_target()
+                || self.explorers.iter().any(Explorer::waits_for_target);
             let events_wait = idle_turns < IDLE_TURNS_RDMA && self.scene.rdma_waits();
             if busy || on_its_way || (waiting && idle_turns < IDLE_TURNS) || events_wait {
                 continue;
@@ -485,7 +675,10 @@ impl World {
             };
             let deadlines = [appliance.next_deadline(), self.scene.next_due(), look];
             let hosts = self.hosts.iter().map(Host::next_deadline);
-            let next = deadlines.into_iter().chain(hosts).flatten().min();
+            let explorers = self.explorers.iter().map(Explorer::next_deadline);
+            let others = explorers.chain([self.crowd.next_due()]);
+            let next = deadlines.into_iter().chain(hosts).chain(others);
+            let next = next.flatten().min();
             appliance.advance_to(next.unwrap_or(until).min(until));
             idle_turns = 0;
         }

@@ -36,6 +36,9 @@ pub(crate) struct StormArgs {
     /// Fail where the busy connection keeps less than this part of its rate beside the idle ones
     #[arg(long, value_name = "RATIO")]
     at_least: Option<f64>,
+    /// Fail where a promise to a host beside others that take all they can is not kept
+    #[arg(long)]
+    check: bool,
     /// The appliance's binary; else the one beside this
     #[arg(long, value_name = "FILE")]
     windlass: Option<PathBuf>,
@@ -61,6 +64,12 @@ pub(super) fn execute(args: &StormArgs) -> Result<ExitCode, Failure> {
     print!("{report}");
     if let Some(path) = &args.json {
         save_json(&report, path)?;
+    }
+    if args.check
+        && let Some(broken) = report.beside.iter().find(|row| !row.kept)
+    {
+        let (others, promise) = (&broken.others, &broken.promise);
+        return Err(format!("beside {others}: {promise} was not kept").into());
     }
     match args.at_least {
         Some(least) if report.idle_ratio() < least => {

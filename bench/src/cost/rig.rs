@@ -129,8 +129,10 @@ pub(super) fn target(
         }],
         limits: TargetLimits {
             transfer_max: arena.max_transfer(),
-            // One busy host for each reactor.
-            controllers_max: (extent.idle_hosts + extent.reactors + 3) as u16,
+            // One busy host for each reactor, and the part that one host leaves to others.
+            controllers_max: 2 * (extent.idle_hosts + extent.reactors + 3) as u16,
+            queues_max: 1 << 16,
+            bind_queues: true,
         },
     };
     Target::new(config, extent.reactors, devices).map_err(|error| setup("the target", &error))

@@ -142,6 +142,7 @@ impl Rig {
         let handoff = Handoff {
             stream,
             port: PortId(0),
+            replaces: false,
         };
         let handed = self.door.send(reactor, handoff);
         handed.map_err(|_| io::Error::other("the transport takes no connection"))?;
@@ -280,7 +281,7 @@ fn reactor(
     let limits = CoreLimits::default();
     let limits = CoreLimits {
         queues_max: limits.queues_max + 2 * extent.idle_hosts,
-        executions_max: limits.executions_max + IDLE_HOST_ENTRIES * extent.idle_hosts,
+        executions_max: limits.executions_max + 2 * IDLE_HOST_ENTRIES * extent.idle_hosts,
     };
     let core = TargetCore::new(Arc::clone(target), number, queues, limits);
     let counters = Arc::new(TcpCounters::default());

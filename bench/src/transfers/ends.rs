@@ -205,8 +205,8 @@ fn posted<T, E: std::fmt::Display>(result: Result<T, E>) -> Result<T, TransferEr
 
 impl<P: Provider> End<P> {
     fn post_receive(&mut self, buffer: usize) -> Result<(), TransferError> {
-        let address = self.incoming.address() + buffer * RECEIVE_BYTES;
-        let memory = self.map.gather(address, RECEIVE_BYTES);
+        let offset = buffer * RECEIVE_BYTES;
+        let memory = self.map.gather(&self.incoming, offset, RECEIVE_BYTES);
         posted(self.queue_pair.queue_receive(&ReceiveRequest {
             wr_id: buffer as u64,
             memory: memory.unwrap_or_default(),
@@ -224,7 +224,7 @@ impl<P: Provider> End<P> {
 
     /// A slot's memory, for a work request of this end.
     pub(super) fn gather(&self, slot: usize, bytes: usize) -> SgeList {
-        let memory = self.map.gather(self.data[slot].address(), bytes);
+        let memory = self.map.gather(&self.data[slot], 0, bytes);
         memory.unwrap_or_default()
     }
 
@@ -499,8 +499,9 @@ impl<P: Provider> Ends<P> {
         // Each slot has one message under way at a time, so its place is free again.
         let slot = super::slot_of(message);
         end.staged.write(slot * MESSAGE_BYTES, message);
-        let address = end.staged.address() + slot * MESSAGE_BYTES;
-        let memory = end.map.gather(address, message.len()).unwrap_or_default();
+        let offset = slot * MESSAGE_BYTES;
+        let memory = end.map.gather(&end.staged, offset, message.len());
+        let memory = memory.unwrap_or_default();
         let payload = Payload::Memory(memory.as_slice());
         end.post(&SendRequest::new(SENDS_FROM, SendOperation::Send, payload))
     }
@@ -537,9 +538,10 @@ impl<P: Provider> Ends<P> {
             return end.post(&SendRequest::new(SENDS_FROM, SendOperation::Send, payload));
         }
         end.staged.write(slot * MESSAGE_BYTES, message);
-        let address = end.staged.address() + slot * MESSAGE_BYTES;
-        let mut memory = end.map.gather(address, message.len()).unwrap_or_default();
-        let data = end.map.gather(end.data[slot].address(), bytes);
+        let offset = slot * MESSAGE_BYTES;
+        let memory = end.map.gather(&end.staged, offset, message.len());
+        let mut memory = memory.unwrap_or_default();
+        let data = end.map.gather(&end.data[slot], 0, bytes);
         for piece in data.unwrap_or_default().as_slice() {
             posted(memory.push(*piece).map_err(|_| "too many pieces"))?;
         }

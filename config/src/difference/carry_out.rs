@@ -36,6 +36,7 @@ impl Config {
                 (export.serial, export.model) = (serial.clone(), model.clone());
                 Some(())
             }
+            Step::DisconnectHosts { export, .. } => self.export_mut(export).map(drop),
             Step::RemoveDevice(name) => remove(&mut self.devices, |it| it.name == *name),
             Step::GrowDevice { device, size } => {
                 let mut devices = self.devices.iter_mut();

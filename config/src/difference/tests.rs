@@ -107,11 +107,88 @@ fn a_larger_device_grows_and_a_smaller_one_is_replaced() {
         lines(&wanted, &running),
         [
             format!("drain: remove namespace 1 ({name}) from {nqn}"),
+            format!(
+                "drain: disconnect the hosts of {nqn}: namespace 1 ({name}) is exchanged, and its \
+                 identifiers change: hosts see a different disk"
+            ),
             format!("drain: close device {name}"),
             format!("live: open device {name} (memory)"),
             format!("live: add namespace 1 ({name}) to {nqn}"),
         ]
     );
+}
+
+/// Between a namespace that goes and another one with its identifier, hosts are disconnected;
+/// where the disk stays the same to them, they are not.
+#[test]
+fn hosts_are_disconnected_where_an_identifier_leads_to_a_different_disk() {
+    let running = demo();
+    let (ram, file) = (0, 1);
+    let change = |index: usize, change: &dyn Fn(&mut Device)| {
+        let mut wanted = running.clone();
+        change(&mut wanted.devices[index]);
+        let steps = running.difference(&wanted);
+        let at = |step: &Step| matches!(step, Step::DisconnectHosts { .. });
+        let found = steps.iter().position(at)?;
+        let removed = |step: &Step| matches!(step, Step::RemoveNamespace { .. });
+        let added = |step: &Step| matches!(step, Step::AddNamespace { .. });
+        assert!(steps[..found].iter().any(removed) && steps[found..].iter().any(added));
+        match &steps[found] {
+            Step::DisconnectHosts { replaced, .. } if replaced.len() == 1 => {
+                assert_eq!(replaced[0].namespace.device, wanted.devices[index].name);
+                Some(replaced[0].change)
+            }
+            other => panic!("{other}"),
+        }
+    };
+    let other_path = |device: &mut Device| {
+        let Backing::File { path, .. } = &mut device.backing else {
+            panic!("no file");
+        };
+        *path = "/tmp/other".into();
+    };
+    assert_eq!(change(file, &other_path), Some(Change::Path));
+    let to_null = |device: &mut Device| {
+        device.backing = Backing::Null {
+            size: device.backing.size().expect("a size"),
+            block_size: device.backing.block_size().expect("blocks"),
+        };
+    };
+    for device in [ram, file] {
+        assert_eq!(change(device, &to_null), Some(Change::Content));
+        let uuid = |device: &mut Device| device.uuid = Some(uuid::Uuid::from_u128(5));
+        let expected = [Change::Content, Change::Identifiers][device];
+        assert_eq!(change(device, &uuid), Some(expected));
+    }
+    // Memory is lost with its device; a file stays what it is.
+    let read_only = |device: &mut Device| device.read_only = true;
+    assert_eq!(change(ram, &read_only), Some(Change::Content));
+    assert_eq!(change(file, &read_only), None);
+    let blocks = |device: &mut Device| {
+        if let Backing::File { block_size, .. } = &mut device.backing {
+            *block_size = crate::BlockSize::B4096;
+        }
+    };
+    assert_eq!(change(file, &blocks), Some(Change::BlockSize));
+}
+
+/// Two devices that swap their namespace identifiers are two different disks to hosts.
+#[test]
+fn hosts_are_disconnected_where_identifiers_are_swapped() {
+    let running = demo();
+    let mut wanted = running.clone();
+    let namespaces = &mut wanted.exports[0].namespaces;
+    let first = namespaces[0].device.clone();
+    namespaces[0].device = namespaces[1].device.clone();
+    namespaces[1].device = first;
+    let steps = running.difference(&wanted);
+    let replaced = steps.iter().find_map(|step| match step {
+        Step::DisconnectHosts { replaced, .. } => Some(replaced),
+        _ => None,
+    });
+    let replaced = replaced.expect("hosts are disconnected");
+    assert_eq!(replaced.len(), 2);
+    assert!(replaced.iter().all(|it| it.change == Change::Content));
 }
 
 #[test]

@@ -81,6 +81,7 @@ pub(super) fn limits(table: &Reader<'_, '_>, findings: &mut Findings) -> Option<
     let max_transfer = table
         .ranged("max_transfer", TRANSFER_MIN..=TRANSFER_MAX, findings)
         .filter(|transfer| is_power_of_two(transfer, findings));
+    let bind_queues = table.optional("bind_queues", findings);
     Some(Limits {
         max_connections: table.or_default(
             "max_connections",
@@ -93,6 +94,7 @@ pub(super) fn limits(table: &Reader<'_, '_>, findings: &mut Findings) -> Option<
             absent.max_controllers,
         )?,
         max_transfer: table.or_default("max_transfer", max_transfer, absent.max_transfer)?,
+        bind_queues: table.or_default("bind_queues", bind_queues, absent.bind_queues)?,
     })
 }
 

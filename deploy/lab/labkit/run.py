@@ -1,6 +1,7 @@
 """Templates, and one command in one guest."""
 
 import fcntl
+import functools
 import os
 import secrets
 import shutil
@@ -18,7 +19,10 @@ from .qmp import relay
 from .state import REPOSITORY, key, lock_directory
 
 TIMED_OUT, DIED = 124, 125
-BOOT_TIMEOUT_S = 240
+BOOT_TIMEOUT_S = 480
+# A boot that fails before the guest's init is tried once more: under emulation on a loaded machine the
+# kernel's own start can fail by its clocks alone. What fails later is never repeated.
+BOOT_ATTEMPTS = 2
 TAIL_BYTES = 8000
 # Length of the mark behind each output stream, random so that no output has it by chance.
 END_BYTES = 32
@@ -70,6 +74,37 @@ def show_logs(directory):
             print(tail, file=sys.stderr, flush=True)
 
 
+class BootError(LabError):
+    """The guest ended, or said nothing in time, before its init was ready."""
+
+
+def await_ready(machine):
+    """Waits until the guest's init is ready."""
+    machine.guest.settimeout(BOOT_TIMEOUT_S)
+    try:
+        word = machine.guest.recv(64)
+    except TimeoutError as error:
+        raise BootError(f"the guest was not ready within {BOOT_TIMEOUT_S} s") from error
+    except OSError as error:
+        raise BootError(f"the guest died: {error}") from error
+    if not word.startswith(b"ready"):
+        raise BootError("the guest died")
+    machine.guest.settimeout(None)
+
+
+def with_boot_retry(boot, directory):
+    """Calls `boot` again where the guest did not come up to its init."""
+    for attempt in range(1, BOOT_ATTEMPTS + 1):
+        try:
+            return boot()
+        except BootError as error:
+            if attempt == BOOT_ATTEMPTS:
+                raise
+            show_logs(directory)
+            say(f"{error}; booting once more")
+    raise AssertionError("the last attempt returns or raises")
+
+
 class Templates:
     """The frozen guests of one image: one for each machine that was asked for so far."""
 
@@ -87,7 +122,11 @@ class Templates:
             # Of two first runs the second waits: a second boot would only slow down the first.
             fcntl.flock(handle, fcntl.LOCK_EX)
             if not os.path.isdir(final):
-                self._make(options, final)
+                try:
+                    with_boot_retry(lambda: self._make(options, final), final + ".new")
+                except (LabError, OSError) as error:
+                    show_logs(final + ".new")
+                    raise LabError(f"the template did not boot: {error}") from error
         return final
 
     def _make(self, options, final):
@@ -110,9 +149,6 @@ class Templates:
         machine = Machine(command, f"{scratch}/qemu.log", secrets.token_bytes(END_BYTES))
         try:
             self._freeze(machine, f"{scratch}/state")
-        except (LabError, OSError) as error:
-            show_logs(scratch)
-            raise LabError(f"the template did not boot: {error}") from error
         finally:
             machine.stop()
         os.rename(scratch, final)
@@ -120,9 +156,7 @@ class Templates:
     @staticmethod
     def _freeze(machine, state):
         qmp = machine.connect()
-        machine.guest.settimeout(BOOT_TIMEOUT_S)
-        if not machine.guest.recv(64).startswith(b"ready"):
-            raise LabError("the guest died")
+        await_ready(machine)
         qmp.command("stop")
         qmp.command("migrate-set-capabilities", capabilities=_IGNORE_SHARED)
         qmp.command("migrate", uri=f"file:{state}")
@@ -185,18 +219,13 @@ class Run:
 
     def execute(self, command, out, err):
         """Runs QEMU to its end; the exit status."""
-        machine = Machine(command, f"{self.directory}/qemu.log", self.end, out, err)
+        timed_out = False
         try:
-            self._start(machine)
-            timed_out = not machine.wait(self.options.timeout)
-            if timed_out:
-                say(f"time-out after {self.options.timeout:g} s")
+            boot = functools.partial(self._boot_and_wait, command, out, err)
+            timed_out = with_boot_retry(boot, self.directory)
         except (LabError, OSError) as error:
             # Where QEMU goes in the middle of a conversation, the status below says how it was.
             say(error)
-            timed_out = False
-        finally:
-            machine.stop()
         status = exit_status(timed_out, self._status())
         if timed_out or self._status() is None:
             if not timed_out:
@@ -204,9 +233,23 @@ class Run:
             show_logs(self.directory)
         return status
 
+    def _boot_and_wait(self, command, out, err):
+        """One guest from its start to its end; whether time was out."""
+        machine = Machine(command, f"{self.directory}/qemu.log", self.end, out, err)
+        try:
+            self._start(machine)
+            timed_out = not machine.wait(self.options.timeout)
+        finally:
+            machine.stop()
+        if timed_out:
+            say(f"time-out after {self.options.timeout:g} s")
+        return timed_out
+
     def _start(self, machine):
         qmp = machine.connect()
-        if not self.options.cold:
+        if self.options.cold:
+            await_ready(machine)
+        else:
             for seed in self.plan.seeds:
                 qmp.command("device_del", id=seed)
             qmp.command("migrate-set-capabilities", capabilities=_IGNORE_SHARED)

@@ -3,7 +3,8 @@
 
 FAKE_QEMU is one of "status N" (the guest's command ends with N), "die" (no status), "hang" (never
 ends), "refuse" (loading the state fails), "garbage" (a status that is no number), "output" (both
-streams, with every byte value).
+streams, with every byte value), "boot N" (the first N machines die before the guest's init, then as
+"status 0"; FAKE_QEMU_BOOTS names the file that counts them).
 """
 
 import json
@@ -79,13 +80,23 @@ def main():
         open(sys.argv[-1], "wb").close()
         return
     plan = os.environ["FAKE_QEMU"]
+    if plan.startswith("boot "):
+        with open(os.environ["FAKE_QEMU_BOOTS"], "ab+") as boots:
+            boots.write(b".")
+            boots.flush()
+            panics = boots.tell() <= int(plan.split()[1])
+        plan = "panic" if panics else "status 0"
     control, guest = (
         socket.socket(fileno=int(option(rf"^socket,id={name},fd=([0-9]+)")))
         for name in ("control", "guest")
     )
-    if option(r"share=(on)"):
+    if plan == "panic":
+        threading.Timer(0.2, os._exit, [1]).start()
+    elif option(r"share=(on)"):
         guest.sendall(b"ready\n")
     else:
+        if "-incoming" not in sys.argv:
+            guest.sendall(b"ready\n")
         threading.Thread(target=play, args=(plan, guest), daemon=True).start()
     serve(control, plan)
 

@@ -183,6 +183,26 @@ class WithFakeQemu(unittest.TestCase):
         self.assertEqual(make.call_count, 1)
         self.assertTrue(os.path.exists(f"{found[0]}/state"))
 
+    def test_boot_that_fails_before_init_is_tried_once_more(self):
+        for arguments in ([], ["--cold"]):
+            for failures, expected in ((1, 0), (2, 125)):
+                with self.subTest(arguments=arguments, failures=failures):
+                    self.setUp()
+                    boots = f"{self.runs}/boots"
+                    with mock.patch.dict(os.environ, {"FAKE_QEMU_BOOTS": boots}):
+                        try:
+                            status = self.run_one(f"boot {failures}", *arguments)
+                        except LabError:
+                            status = 125
+                    self.assertEqual(status, expected)
+                    self.said.assert_any_call("the guest died; booting once more")
+
+    def test_guest_that_dies_after_init_is_not_repeated(self):
+        self.run_one("status 0")  # makes the template
+        self.said.reset_mock()
+        self.assertEqual(self.run_one("die"), 125)
+        self.assertNotIn("once more", " ".join(str(call) for call in self.said.mock_calls))
+
     def test_template_that_dies_leaves_nothing_to_be_taken(self):
         self.programs.command = lambda name: [
             *([sys.executable, FAKE] if name == "qemu-img" else ["true"]),

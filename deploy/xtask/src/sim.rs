@@ -6,9 +6,14 @@ use std::process::Command;
 use clap::Args;
 
 use crate::process::{self, cargo};
+use crate::steps::Extent;
 
-/// What is run in the tests: always the same seeds, and random ones for the rest of the time.
-const TESTED: [&str; 4] = ["--seeds", "0..300", "--minutes", "2"];
+/// Seeds that every test runs; random ones follow until the minutes below are over.
+const SEEDS_TESTED: &str = "0..300";
+/// Minutes of simulation in the gate.
+pub(crate) const MINUTES_GATE: u32 = 2;
+/// Minutes of simulation where everything is run.
+pub(crate) const MINUTES_ALL: u32 = 10;
 /// Compiles the crates of this repository with their planted defects.
 const PLANTING: &str = "deploy/xtask/planted-rustc";
 
@@ -74,10 +79,14 @@ pub(crate) fn test_defects() -> Result<(), String> {
 }
 
 /// What the tests run.
-pub(crate) fn test() -> Result<(), String> {
+pub(crate) fn test(extent: Extent) -> Result<(), String> {
     build(None)?;
+    let minutes = match extent {
+        Extent::Gate => MINUTES_GATE,
+        Extent::All => MINUTES_ALL,
+    };
     let mut simulation = built();
-    simulation.args(TESTED);
+    simulation.args(["--seeds", SEEDS_TESTED, "--minutes", &minutes.to_string()]);
     if let Some(draw) = tree_number() {
         simulation.args(["--draw", &draw.to_string()]);
     }

@@ -1,4 +1,7 @@
-//! `cargo xtask test`: every check of the project, in order, and a table of how each one went.
+//! `cargo xtask test`: the project's checks in order, and a table of how each one went.
+//!
+//! Without options it runs the gate: what every change must pass, within 20 minutes on two cores.
+//! `--all` adds the campaigns: longer searches, and guests that prove what seldom changes.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -16,9 +19,31 @@ pub(crate) struct Options {
     /// Leave out everything that needs the lab's guest.
     #[arg(long)]
     no_lab: bool,
-    /// Run only this step (may be given several times).
+    /// Run only this step, all of it (may be given several times).
     #[arg(long, value_name = "STEP")]
     only: Vec<Step>,
+    /// Run everything: the gate and all campaigns.
+    #[arg(long, conflicts_with = "only")]
+    all: bool,
+}
+
+/// How much of a step is run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Extent {
+    /// What every change must pass.
+    Gate,
+    /// Everything that there is.
+    All,
+}
+
+impl Options {
+    fn extent(&self) -> Extent {
+        if self.all || !self.only.is_empty() {
+            Extent::All
+        } else {
+            Extent::Gate
+        }
+    }
 }
 
 /// The steps, in the order they are run.
@@ -62,6 +87,8 @@ enum Step {
     Interop,
     /// The demo, once.
     Demo,
+    /// Licences, bans and sources of the dependencies, where cargo-deny is installed.
+    Deny,
 }
 
 impl Step {
@@ -73,6 +100,44 @@ impl Step {
     /// Whether the step runs guests.
     fn needs_lab(self) -> bool {
         matches!(self, Step::LabBuild | Step::LabLive | Step::Interop)
+    }
+
+    /// What `--all` adds to the gate in this step; `None` where the gate runs all of it.
+    fn added_by_all(self) -> Option<String> {
+        match self {
+            Step::Sim => Some(format!(
+                "{} more minutes of random seeds",
+                sim::MINUTES_ALL - sim::MINUTES_GATE
+            )),
+            Step::Defects | Step::Doc | Step::Loom | Step::Fuzz | Step::LabLive | Step::Deny => {
+                Some(format!("the step {}", self.name()))
+            }
+            Step::Interop => {
+                let left_out = SCENARIOS.iter().filter(|it| !it.is_in_gate());
+                let names: Vec<&str> = left_out.map(|it| it.name).collect();
+                Some(format!("interop {}", names.join(", ")))
+            }
+            Step::Packages
+            | Step::Fmt
+            | Step::Layers
+            | Step::Build
+            | Step::Clippy
+            | Step::Test
+            | Step::Cost
+            | Step::Package
+            | Step::Browser
+            | Step::LabUnit
+            | Step::LabBuild
+            | Step::Demo => None,
+        }
+    }
+
+    /// Whether the gate leaves the whole step out.
+    fn is_campaign(self) -> bool {
+        matches!(
+            self,
+            Step::Defects | Step::Doc | Step::Loom | Step::Fuzz | Step::LabLive | Step::Deny
+        )
     }
 
     /// Whether nothing behind this step can succeed once it fails.
@@ -119,7 +184,8 @@ pub(crate) fn test(options: &Options) -> Result<(), String> {
     let mut rows = Vec::new();
     let mut stopped = false;
     for &step in Step::value_variants() {
-        if !options.only.is_empty() && !options.only.contains(&step) {
+        let is_chosen = options.only.is_empty() || options.only.contains(&step);
+        if !is_chosen || (options.extent() == Extent::Gate && step.is_campaign()) {
             continue;
         }
         let reason = if stopped {
@@ -127,7 +193,7 @@ pub(crate) fn test(options: &Options) -> Result<(), String> {
         } else if options.no_lab && step.needs_lab() {
             "--no-lab"
         } else {
-            let done = run_step(step, !options.no_lab);
+            let done = run_step(step, options.extent(), !options.no_lab);
             stopped = step.is_gate() && done.iter().any(|row| row.outcome.is_failure());
             rows.extend(done);
             continue;
@@ -140,6 +206,9 @@ pub(crate) fn test(options: &Options) -> Result<(), String> {
         });
     }
     print!("{}", table(&rows, began.elapsed()));
+    if options.extent() == Extent::Gate {
+        print!("{}", left_out());
+    }
     let failed = rows.iter().filter(|row| row.outcome.is_failure()).count();
     if failed == 0 {
         Ok(())
@@ -154,8 +223,15 @@ impl Outcome {
     }
 }
 
+/// What `--all` would have added.
+fn left_out() -> String {
+    let added = Step::value_variants().iter();
+    let added: Vec<String> = added.filter_map(|step| step.added_by_all()).collect();
+    format!("`cargo xtask test --all` adds: {}\n", added.join("; "))
+}
+
 /// Runs one step: one row, or one for each scenario.
-fn run_step(step: Step, with_lab: bool) -> Vec<Row> {
+fn run_step(step: Step, extent: Extent, with_lab: bool) -> Vec<Row> {
     let name = step.name();
     match step {
         Step::Packages => vec![timed(name, || packages::provide(with_lab))],
@@ -174,7 +250,7 @@ fn run_step(step: Step, with_lab: bool) -> Vec<Row> {
             ]))
         })],
         Step::Cost => costs(),
-        Step::Sim => vec![timed(name, sim::test)],
+        Step::Sim => vec![timed(name, || sim::test(extent))],
         Step::Defects => vec![timed(name, sim::test_defects)],
         Step::Doc => vec![timed(name, doc)],
         Step::Loom => vec![timed(name, loom)],
@@ -188,8 +264,9 @@ fn run_step(step: Step, with_lab: bool) -> Vec<Row> {
         Step::LabUnit => vec![timed(name, || process::run(&mut lab_tests("test_*.py")))],
         Step::LabBuild => vec![timed(name, || process::run(process::lab().arg("build")))],
         Step::LabLive => vec![timed(name, || process::run(&mut lab_tests("live_*.py")))],
-        Step::Interop => interop_scenarios(),
+        Step::Interop => interop_scenarios(extent),
         Step::Demo => vec![timed(name, demo::once)],
+        Step::Deny => vec![timed(name, deny)],
     }
 }
 
@@ -325,14 +402,16 @@ fn lab_tests(pattern: &str) -> std::process::Command {
     python
 }
 
-fn interop_scenarios() -> Vec<Row> {
+fn interop_scenarios(extent: Extent) -> Vec<Row> {
     let harness = Harness::of_repository(false, false);
     let run = |scenario: &interop::Scenario| {
         timed(format!("interop {}", scenario.name), || {
             harness.run(scenario)
         })
     };
-    SCENARIOS.iter().map(run).collect()
+    let chosen = SCENARIOS.iter();
+    let chosen = chosen.filter(|it| extent == Extent::All || it.is_in_gate());
+    chosen.map(run).collect()
 }
 
 /// The summary.
@@ -414,6 +493,19 @@ mod tests {
             .collect();
         assert!(names.contains(&"lab-live".to_string()) && names.contains(&"fmt".to_string()));
         assert!(names.iter().all(|name| !name.is_empty()));
+    }
+
+    #[test]
+    fn every_campaign_is_told_of() {
+        let text = left_out();
+        let words: Vec<&str> = text.split([' ', ',', ';', '\n']).collect();
+        for step in Step::value_variants() {
+            assert!(!step.is_campaign() || words.contains(&step.name().as_str()));
+        }
+        for scenario in SCENARIOS {
+            let name = scenario.name;
+            assert_ne!(scenario.is_in_gate(), words.contains(&name), "{name}");
+        }
     }
 
     #[test]

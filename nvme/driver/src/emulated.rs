@@ -11,7 +11,9 @@
 //! A command is carried out inside the doorbell write that brings it, unless the drive has a
 //! [`latency`](EmulatedOptions::latency) or a fault delays it: those fall due in `tick`. Data moves
 //! when a command is carried out, not when it is fetched, so a lease that comes home too early is
-//! written over. Even between CC.EN = 0 and CSTS.RDY = 0 the controller goes on writing to memory.
+//! written over. Even between CC.EN = 0 and CSTS.RDY = 0 the controller goes on writing to memory. In
+//! debug builds an access to memory that is not posted is told
+//! ([`take_dma_violation`](hugemem::Arena::take_dma_violation)).
 //!
 //! Sources: NVM Express Base Specification 2.1 ("Base 2.1"), NVM Command Set 1.1 ("NVM 1.1"), NVMe
 //! over PCIe Transport 1.1 ("PCIe 1.1"). Not emulated: fused operations, metadata, protection
@@ -98,7 +100,7 @@ impl EmulatedController {
         let buffer = options
             .controller_memory
             .map(|memory| Memory::new(memory.bytes));
-        let view = DmaView::of(memory)?;
+        let view = DmaView::of_arena(memory)?;
         let bus = Bus::new(view, options.dma_base, buffer, options.interrupt_vectors)?;
         let stride = 4_usize << options.doorbell_stride;
         let doorbells = 2 * (usize::from(options.io_queues_max) + 1) * stride;

@@ -67,6 +67,8 @@ pub(crate) struct Limits {
     pub(crate) notices: Oaes,
     /// Error log entries, 1 to 64.
     pub(crate) error_entries: u8,
+    /// Within which CSTS.RDY follows CC.EN, by CAP.TO, milliseconds.
+    pub(crate) ready_timeout_ms: u32,
     /// Time that a shutdown takes, microseconds; 0 where not told.
     pub(crate) shutdown_us: u32,
     /// The largest namespace identifier (NN).
@@ -127,6 +129,7 @@ impl Limits {
             aborts: u16::from(page.acl_z) + 1,
             notices: page.oaes,
             error_entries: page.elpe_z.saturating_add(1).min(64),
+            ready_timeout_ms: cap.timeout_ms(),
             shutdown_us: page.rtd3e.get(),
             namespaces_max: page.nn.get(),
         }

@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use block::{Completion, CompletionBatch, DeviceError, Operation, QueueCounters, Refusal, Request};
-use hugemem::{Data, DmaBuffer, Lease};
+use hugemem::{Data, DmaBuffer, DmaLease, Lease};
 use nvme_spec::completion::StatusField;
 use nvme_spec::{Sqe, U16};
 use reactors::sim::planted;
@@ -36,7 +36,7 @@ use data::Pointers;
 use parts::Scratch;
 use sleep::Sleep;
 pub(crate) use sleep::borrow;
-use slot::{ORPHAN, SlotState, SlotTable};
+use slot::{NvmeDma, ORPHAN, SlotState, SlotTable};
 
 /// Namespace queues of one pair at most.
 pub(crate) const QUEUES_MAX: usize = ORPHAN as usize;
@@ -188,7 +188,8 @@ impl Pair {
         } else {
             0
         };
-        let sqe = match &request.data {
+        let data = request.data.map(Lease::into_dma);
+        let sqe = match &data {
             Some(lease) => {
                 let address = self.address(lease);
                 let bytes = u64::from(bytes);
@@ -203,7 +204,7 @@ impl Pair {
             .next(self.table.slots[usize::from(index)].cid);
         let slot = &mut self.table.slots[usize::from(index)];
         slot.cid = cid;
-        slot.data = request.data;
+        slot.data = data;
         slot.tag = request.tag;
         slot.bytes = bytes;
         slot.submitted = self.tick;
@@ -217,8 +218,8 @@ impl Pair {
 
     /// The device address of a lease.
     #[inline]
-    fn address(&self, lease: &Lease) -> u64 {
-        (lease.as_ptr().addr() as u64).wrapping_add(self.delta)
+    fn address(&self, lease: &DmaLease<NvmeDma>) -> u64 {
+        (lease.address() as u64).wrapping_add(self.delta)
     }
 
     #[cold]
@@ -354,7 +355,7 @@ impl Pair {
             let status = tail.status.status();
             if slot.state == SlotState::Whole && slot.queue == queue && status.is_success() {
                 counters.completed(slot.operation, u64::from(slot.bytes), Ok(()));
-                let data = slot.data.take().map(Data::Lease);
+                let data = slot.take_completed(&tail).map(Data::Lease);
                 batch.push(Completion {
                     tag: slot.tag,
                     result: Ok(()),
@@ -418,13 +419,13 @@ impl Pair {
     /// A request is over: keeps it for its queue, or frees it where nobody asks.
     fn finish(&mut self, index: usize, result: Result<(), DeviceError>) {
         let slot = &mut self.table.slots[index];
+        slot.state = SlotState::Done;
         if slot.queue == ORPHAN {
-            slot.data = None;
+            drop(slot.take_data());
             self.table.release(index);
             return;
         }
         slot.result = result;
-        slot.state = SlotState::Done;
         self.members[usize::from(slot.queue)]
             .done
             .push_back(index as u16);
@@ -440,7 +441,7 @@ impl Pair {
             batch.push(Completion {
                 tag: slot.tag,
                 result: slot.result,
-                data: slot.data.take().map(Data::Lease),
+                data: slot.take_data().map(Data::Lease),
             });
             self.table.release(usize::from(index));
         }

@@ -70,6 +70,10 @@ impl DeviceQueue for NamespaceQueue {
         Ok(())
     }
 
+    fn give_up(&mut self, is_unwanted: &mut dyn FnMut(u64) -> bool) {
+        self.pair.borrow_mut().give_up(self.index, is_unwanted);
+    }
+
     #[inline]
     fn flush(&mut self) {
         self.pair.borrow_mut().flush();

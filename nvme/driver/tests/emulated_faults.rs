@@ -344,6 +344,39 @@ fn leases_stay_away_while_the_drive_can_write() {
     two.check_well();
 }
 
+/// A controller goes on transferring a command's data after it answered Abort, and until CC.EN = 0
+/// takes effect (Base 2.1 §3.7.2): no lease may be home before that.
+#[test]
+fn leases_stay_away_while_a_lost_command_transfers() {
+    let data = [7; 4096];
+    for operation in [Operation::Read, WRITE] {
+        let mut two = Two::new(EmulatedOptions {
+            disabled_after: Nanos::from_millis(100),
+            ..small()
+        });
+        let lost = io().with_blocks(4..5);
+        let id = two.inject(lost, When::First(1), Fault::TransfersOn);
+        let taken = two.client.submit(operation, 4, 1, Some(&data));
+        taken.expect("taken");
+        two.client.turn();
+        let deadline = two.rig.now + PATIENCE;
+        while two.client.in_flight() > 0 {
+            assert!(two.rig.now < deadline, "the request is lost");
+            two.rig.step(MS);
+            let is_ready = two.rig.controller.read_u32(Register::CSTS.0 as usize) & 1 == 1;
+            let ended = two.client.turn();
+            assert!(!is_ready || ended.is_empty(), "a lease is home too early");
+            for ended in ended {
+                assert_eq!(ended.result, Err(DeviceError::Interrupted));
+            }
+        }
+        assert_eq!(two.rig.control.fired(id), 1);
+        two.check_well();
+        let counters = two.rig.drive.counters();
+        assert_eq!((counters.aborts, counters.resets), (1, 1));
+    }
+}
+
 #[test]
 fn a_controller_that_stays_enabled_is_reset_as_a_function() {
     let mut two = Two::new(small());

@@ -57,7 +57,9 @@ impl IoQueuePlan {
             pool,
             qid,
         };
-        let attributes = ConnectAttributes::new();
+        // This host counts its own slots and does not look at SQHD, so a target need not send a
+        // response capsule for its sake (Base 2.1 §6.3, CATTR; TCP 1.1 §3.6.2.8, SUCCESS).
+        let attributes = ConnectAttributes::new().with_disable_sq_flow_control(true);
         // A depth of n takes n + 1 entries (Base 2.1 §3.3.1.2), which is n as a zero-based value.
         let sqe = Sqe::connect_queue(qid, depth, attributes, 0);
         let refused = queue

@@ -64,7 +64,10 @@ pub(crate) fn connect_queue<C: Steps>(
     qid: u16,
     sqsize_z: u16,
 ) -> Result<Cqe, C::Error> {
-    let sqe = Sqe::connect_queue(qid, sqsize_z, ConnectAttributes::new(), 0);
+    // These clients do not look at SQHD, so their I/O queues do without SQ flow control (Base 2.1
+    // §6.3, CATTR).
+    let attributes = ConnectAttributes::new().with_disable_sq_flow_control(qid > 0);
+    let sqe = Sqe::connect_queue(qid, sqsize_z, attributes, 0);
     client.run(sqe, names.connect_data(cntlid).as_bytes())
 }
 

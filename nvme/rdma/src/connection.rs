@@ -11,7 +11,7 @@ mod sending;
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 
-use hugemem::{DmaBuffer, Lease, Pool};
+use hugemem::{Account, DmaBuffer, Lease, Pool};
 use nvme_spec::Sqe;
 use nvme_target::{Completed, PortId, QueueId, TargetCore, TransportId};
 use rdma::{CompletionStatus, Connection as _, MemoryMap, Provider, QueuePair, WorkCompletion};
@@ -20,7 +20,7 @@ use reactors::{LogLimit, Nanos};
 
 use crate::config::RdmaConfig;
 use crate::counters::RdmaCounters;
-use crate::posted::{PostedKind, SendQueue};
+use crate::posted::{CompletedReceive, PostedKind, QueueDestroyed, SendQueue};
 use crate::private_data::Wish;
 use crate::receives::{COMMAND_BYTES, Receives};
 use crate::slot::SlotTable;
@@ -30,6 +30,22 @@ use connecting::Connecting;
 /// How long a queue pair whose work is flushed waits for the device's word that it has taken its
 /// last receive from the shared queue. Devices that never say it lose at most one receive each.
 const LAST_RECEIVE_GRACE: Nanos = Nanos::from_millis(100);
+
+/// How long a posted answer may borrow blocks of a device that a writer waits for. What is posted
+/// can be neither copied nor taken back, so the connection ends then. Together with
+/// [`STALL_CHECK_INTERVAL`] it bounds the wait for borrowed blocks to 150 ms.
+const BORROW_HOLD_MAX: Nanos = Nanos::from_millis(100);
+/// How often a connection is looked at whose oldest post is older than [`BORROW_HOLD_MAX`].
+const STALL_CHECK_INTERVAL: Nanos = Nanos::from_millis(20);
+const _: () = assert!(BORROW_HOLD_MAX.0 + STALL_CHECK_INTERVAL.0 <= 130_000_000);
+/// How long a work request may be outstanding on a connection that serves: a host without receives,
+/// or one that is gone, does not keep it for longer. The queue pair itself cannot be told: its count
+/// of RNR retries is the host's to choose (InfiniBand Architecture Specification, volume 1, 12.6.9).
+const PROGRESS_TIMEOUT: Nanos = Nanos::from_secs(5);
+/// After this long without a post a quiet connection is probed, so that a dead peer is found
+/// whatever its Keep Alive Timeout: within this and [`PROGRESS_TIMEOUT`].
+const PROBE_INTERVAL: Nanos = Nanos::from_secs(30);
+const _: () = assert!(2 * PROBE_INTERVAL.0 + PROGRESS_TIMEOUT.0 < 120_000_000_000);
 
 /// What a connection works with while its reactor polls it.
 pub(crate) struct Context<'a, P: Provider> {
@@ -77,6 +93,10 @@ pub(crate) enum Cause {
     CloseTimeout,
     /// A work request failed.
     Work(CompletionStatus),
+    /// Nothing that was posted has completed for too long.
+    NoProgress,
+    /// A write waits for blocks that a posted read borrows.
+    BorrowedTooLong,
     /// A work request could not be posted.
     Post,
     /// The connection manager or the device reported the end.
@@ -103,8 +123,9 @@ pub(crate) struct Parts<P: Provider> {
 /// One host's connection: one queue pair.
 #[derive(Debug)]
 pub(crate) struct Connection<P: Provider> {
-    // Dropped before everything below that its work requests name: with it the device lets go.
     queue_pair: P::QueuePair,
+    /// Whether the queue pair was destroyed, or was to be.
+    has_ended: bool,
     connection: P::Connection,
     sends: SendQueue,
     slots: SlotTable,
@@ -122,7 +143,13 @@ pub(crate) struct Connection<P: Provider> {
     /// Requests whose answers wait for room in the send queue.
     waiting_sends: VecDeque<u16>,
     reads_free: u8,
+    /// When the progress of what is posted is to be checked, while serving or closing.
+    check_at: Nanos,
+    /// The next sequence number at the last check that found nothing outstanding.
+    quiet_since: u32,
     in_capsule_max: u32,
+    /// What the leases of its requests are charged to; the appliance's own before Connect.
+    account: Account,
     held: usize,
     /// Something was queued that has not been posted.
     queued: bool,
@@ -155,6 +182,7 @@ impl<P: Provider> Connection<P> {
         } = parts;
         Self {
             queue_pair,
+            has_ended: false,
             connection,
             sends: SendQueue::new(send_requests),
             slots: SlotTable::default(),
@@ -172,7 +200,10 @@ impl<P: Provider> Connection<P> {
             waiting_reads: VecDeque::new(),
             waiting_sends: VecDeque::new(),
             reads_free: reads,
+            check_at: Nanos::MAX,
+            quiet_since: 0,
             in_capsule_max: 0,
+            account: Account::SYSTEM,
             held: 0,
             queued: false,
             refused: false,
@@ -227,11 +258,14 @@ impl<P: Provider> Connection<P> {
         self.slots.in_use() == self.held && self.sends.is_empty()
     }
 
-    /// When the connection must be looked at although nothing arrives; `None` while it serves.
+    /// When the connection must be looked at although nothing arrives.
+    #[inline]
     pub(crate) fn deadline(&self) -> Option<Nanos> {
         match self.phase {
-            Phase::Connecting { until } | Phase::Closing { until } => Some(until),
-            Phase::Serving | Phase::Over => None,
+            Phase::Serving => Some(self.check_at),
+            Phase::Connecting { until } => Some(until),
+            Phase::Closing { until } => Some(until.min(self.check_at)),
+            Phase::Over => None,
             Phase::Draining { since, until, .. } if self.sends.is_empty() => {
                 Some(until.min(since.saturating_add(LAST_RECEIVE_GRACE)))
             }
@@ -246,19 +280,56 @@ impl<P: Provider> Connection<P> {
         }
         match self.phase {
             Phase::Connecting { .. } => self.break_off(cx, Cause::SetupTimeout),
-            Phase::Closing { .. } => self.break_off(cx, Cause::CloseTimeout),
+            Phase::Closing { until } if until <= cx.now => {
+                self.break_off(cx, Cause::CloseTimeout);
+            }
+            Phase::Serving | Phase::Closing { .. } => self.check_progress(cx),
             Phase::Draining { .. } => self.phase = Phase::Over,
-            Phase::Serving | Phase::Over => {}
+            Phase::Over => {}
         }
     }
 
-    /// A capsule of `bytes` bytes has come into receive `index`.
+    /// Has the progress of what was just posted checked in time.
+    #[inline]
+    fn expect_progress(&mut self, now: Nanos) {
+        self.check_at = self.check_at.min(now.saturating_add(BORROW_HOLD_MAX));
+    }
+
+    /// Ends the connection if what is posted makes no progress, and probes it if it is quiet.
+    #[cold]
+    fn check_progress(&mut self, cx: &mut Context<'_, P>) {
+        let Some(age) = self.sends.oldest_age(cx.now) else {
+            self.check_at = cx.now.saturating_add(PROBE_INTERVAL);
+            let sequence = self.sends.next_sequence();
+            let was_quiet = std::mem::replace(&mut self.quiet_since, sequence) == sequence;
+            if was_quiet && self.phase == Phase::Serving {
+                self.post_probe(cx);
+            }
+            return;
+        };
+        if age >= PROGRESS_TIMEOUT && !planted("rdma-stall-tolerated") {
+            return self.break_off(cx, Cause::NoProgress);
+        }
+        if age < BORROW_HOLD_MAX {
+            let left = Nanos(BORROW_HOLD_MAX.0 - age.0);
+            self.check_at = cx.now.saturating_add(left);
+            return;
+        }
+        self.check_at = cx.now.saturating_add(STALL_CHECK_INTERVAL);
+        let keeps_waiting = self.sends.keeps_writer_waiting(BORROW_HOLD_MAX, cx.now)
+            || self.waiting_answers_keep_writer_waiting();
+        if keeps_waiting && !planted("rdma-borrow-unbounded") {
+            self.break_off(cx, Cause::BorrowedTooLong);
+        }
+    }
+
+    /// A capsule of `bytes` bytes has been received.
     #[inline]
     pub(crate) fn receive(
         &mut self,
         cx: &mut Context<'_, P>,
         receives: &mut Receives<P>,
-        index: u16,
+        receive: &CompletedReceive,
         bytes: u32,
     ) {
         // A device reports no more than the receive has room for.
@@ -267,9 +338,11 @@ impl<P: Provider> Connection<P> {
             return self.break_off(cx, violation);
         };
         match self.phase {
-            Phase::Serving if !cx.stopping => self.admit(cx, receives, Capsule { index, carried }),
+            Phase::Serving if !cx.stopping => {
+                self.admit(cx, receives, Capsule { receive, carried });
+            }
             Phase::Connecting { .. } if !cx.stopping => {
-                self.take_connect(cx, receives, Capsule { index, carried });
+                self.take_connect(cx, receives, Capsule { receive, carried });
             }
             Phase::Serving
             | Phase::Connecting { .. }
@@ -397,6 +470,32 @@ impl<P: Provider> Connection<P> {
         self.phase = Phase::Over;
     }
 
+    /// Destroys the queue pair, and with that takes back the memory of what is posted.
+    ///
+    /// # Errors
+    /// The device keeps the queue pair, and may still access that memory: it is never used again.
+    pub(crate) fn end(&mut self) -> Result<(), rdma::Error> {
+        if std::mem::replace(&mut self.has_ended, true) {
+            return Ok(());
+        }
+        let mut outcome = QueueDestroyed::queue_pair(&mut self.queue_pair);
+        if outcome.is_err() && planted("rdma-destruction-ignored") {
+            outcome = Ok(QueueDestroyed::planted());
+        }
+        match outcome {
+            Ok(proof) => {
+                self.sends.queue_destroyed(&proof);
+                self.slots.queue_destroyed(&proof);
+                self.connecting.queue_destroyed(&proof);
+                Ok(())
+            }
+            Err(error) => {
+                std::mem::forget(self.responses.take());
+                Err(error)
+            }
+        }
+    }
+
     /// Disconnects and waits for the flush.
     fn disconnect(&mut self, cx: &mut Context<'_, P>) {
         let until = cx.now.saturating_add(cx.config.close_timeout);
@@ -407,6 +506,11 @@ impl<P: Provider> Connection<P> {
         };
         // What was queued is flushed by the device, so its end is told like any other's.
         self.post_queued();
+        if planted("rdma-memory-at-disconnect") {
+            let mistaken = QueueDestroyed::planted();
+            self.slots.queue_destroyed(&mistaken);
+            self.slots.abandon_all();
+        }
         let disconnected = self.connection.disconnect();
         // Also where the host has not been connected: what is posted must end.
         let stopped = self.queue_pair.set_error();
@@ -439,6 +543,10 @@ impl<P: Provider> Connection<P> {
             Cause::Disconnected => return,
             Cause::Violation(_) => counters.violations.add(1),
             Cause::SetupTimeout => counters.setup_timeouts.add(1),
+            Cause::NoProgress | Cause::BorrowedTooLong => {
+                counters.progress_timeouts.add(1);
+                counters.connections_broken.add(1);
+            }
             Cause::CloseTimeout | Cause::Work(_) | Cause::Post | Cause::Fault(_) => {
                 counters.connections_broken.add(1);
             }
@@ -460,7 +568,7 @@ impl<P: Provider> Connection<P> {
             cx.core.close_queue(queue, cx.now);
         }
         let connection = self.token;
-        cx.pool.cancel_waits(|token| {
+        cx.pool.cancel_waits(Some(self.account), |token| {
             connection.names_same_connection(RequestToken::from_bits(token.0))
         });
         self.connecting.give_up();
@@ -488,6 +596,14 @@ impl<P: Provider> Connection<P> {
     }
 }
 
+impl<P: Provider> Drop for Connection<P> {
+    fn drop(&mut self) {
+        if let Err(error) = self.end() {
+            tracing::error!(%error, "a queue pair was not destroyed: its memory is given up");
+        }
+    }
+}
+
 impl std::fmt::Display for Cause {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
@@ -495,6 +611,16 @@ impl std::fmt::Display for Cause {
             Self::Violation(what) => write!(f, "protocol violation: {what}"),
             Self::SetupTimeout => f.write_str("the queue was not connected in time"),
             Self::CloseTimeout => f.write_str("the last answers were not taken in time"),
+            Self::NoProgress => write!(
+                f,
+                "nothing that was posted for the host completed for {} s",
+                PROGRESS_TIMEOUT.0 / 1_000_000_000
+            ),
+            Self::BorrowedTooLong => write!(
+                f,
+                "a write waited for blocks that a read of the host borrowed for {} ms",
+                BORROW_HOLD_MAX.0 / 1_000_000
+            ),
             Self::Work(status) => write!(f, "a work request failed: {status}"),
             Self::Post => f.write_str("a work request could not be posted"),
             Self::Fault(what) => f.write_str(what),
@@ -504,9 +630,8 @@ impl std::fmt::Display for Cause {
 
 /// A capsule in a receive.
 #[derive(Clone, Copy, Debug)]
-struct Capsule {
-    /// The receive.
-    index: u16,
+struct Capsule<'a> {
+    receive: &'a CompletedReceive,
     /// Bytes behind the command.
     carried: u32,
 }

@@ -25,6 +25,7 @@ use crate::connection::{Cause, Connection, Context};
 use crate::counters::RdmaCounters;
 use crate::domains::Domains;
 use crate::listeners::Listeners;
+use crate::posted::CompletedReceive;
 use crate::private_data::Wish;
 use crate::queue_pairs::QueuePairTable;
 use crate::share::DeviceShare;
@@ -385,10 +386,10 @@ impl<P: Provider> ConnectionSet<P> {
                 shared.counters.stale_completions.add(1);
                 continue;
             }
-            let receive = id.sequence() as u16;
+            let receive = CompletedReceive::of(completion, id.sequence() as u16);
             match &mut connection {
                 Some(connection) if completion.is_success() => {
-                    connection.receive(&mut cx, receives, receive, completion.byte_len);
+                    connection.receive(&mut cx, receives, &receive, completion.byte_len);
                 }
                 Some(connection) => connection.receive_failed(&mut cx, completion.status),
                 None => shared.counters.stale_completions.add(1),
@@ -396,7 +397,7 @@ impl<P: Provider> ConnectionSet<P> {
             if planted("rdma-receive-lost") && completion.byte_len > 64 {
                 continue;
             }
-            if let Err(error) = receives.post_again(receive, cx.pool, map, cx.counters) {
+            if let Err(error) = receives.post_again(receive, cx.pool, map, cx.counters, cx.now) {
                 tracing::error!(%error, "a receive is lost");
                 failed.get_or_insert("a receive was refused");
                 *any_failed = true;
@@ -442,7 +443,7 @@ impl<P: Provider> ConnectionSet<P> {
             // Answers leave in the order in which they were made, as SQHD promises (Base 2.1
             // §4.2.1), so those that wait go before any that a grant makes.
             moved += self.hand_out(&mut core, now);
-            let Some((token, lease)) = self.shared.pool.next_grant() else {
+            let Some((token, lease)) = self.shared.pool.next_grant(now.as_nanos()) else {
                 break;
             };
             let token = RequestToken::from_bits(token.0);
@@ -524,7 +525,7 @@ impl<P: Provider> ConnectionSet<P> {
     #[must_use]
     pub fn has_pending(&self) -> bool {
         !self.to_flush.is_empty()
-            || self.shared.pool.waiting() > 0
+            || self.shared.pool.may_grant()
             || self.shared.core.borrow().has_ready()
     }
 
@@ -558,6 +559,7 @@ impl<P: Provider> ConnectionSet<P> {
         let mut earliest = self.next_deadline;
         sooner(&mut earliest, self.shared.core.borrow().next_deadline());
         sooner(&mut earliest, self.listeners.next_deadline());
+        sooner(&mut earliest, self.shared.pool.retry_at_ns().map(Nanos));
         earliest
     }
 
@@ -661,7 +663,7 @@ impl<P: Provider> ConnectionSet<P> {
     /// Drops a connection that is over. Its queue pair goes first, and with it whatever the device
     /// had of its memory.
     fn remove(&mut self, index: u16) {
-        let Some(connection) = self.places[usize::from(index)].connection.take() else {
+        let Some(mut connection) = self.places[usize::from(index)].connection.take() else {
             return;
         };
         let device = connection.device;
@@ -670,6 +672,15 @@ impl<P: Provider> ConnectionSet<P> {
         if let Some(share) = &mut self.devices[usize::from(device)] {
             share.give_back(connection.completion_queue, connection.send_requests());
             share.connections -= 1;
+        }
+        if let Err(error) = connection.end() {
+            let number = connection.queue_pair_number();
+            tracing::error!(number, %error, "a queue pair was not destroyed: its memory is given up");
+            self.shared.counters.queue_pairs_leaked.add(1);
+            // What was registered for it stays so.
+            if let Some(share) = &self.devices[usize::from(device)] {
+                std::mem::forget(Arc::clone(&share.map));
+            }
         }
         drop(connection);
         self.free.push(index);

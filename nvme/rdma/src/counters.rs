@@ -36,6 +36,14 @@ counters! {
     setup_timeouts,
     /// Connections that broke: a work request failed, or the device.
     connections_broken,
+    /// Connections closed because the host did not take what was posted for it: nothing completed
+    /// for too long, or a write waited for blocks that a posted read borrows.
+    progress_timeouts,
+    /// Queue pairs that a device did not destroy: they and the memory of what was posted to them are
+    /// never used again.
+    queue_pairs_leaked,
+    /// Probes sent on quiet connections.
+    probes,
     /// Command capsules taken in.
     commands,
     /// Completions polled, of all kinds.

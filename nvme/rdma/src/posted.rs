@@ -6,15 +6,169 @@
 //! later one. Nothing else frees it but the queue pair's own end. So only the last answer of a turn
 //! has to be signalled, and nothing is given back on a guess.
 
-use hugemem::Data;
+use hugemem::{DmaData, DmaDriver, DmaLease, Lease};
+use rdma::{QueuePair, SharedReceiveQueue, WorkCompletion};
+use reactors::Nanos;
+use reactors::sim::planted;
+
+/// What this transport posts, as the posted memory knows it.
+#[derive(Debug)]
+pub(crate) enum TargetDma {}
+
+impl DmaDriver for TargetDma {
+    type Done = WorkDone;
+}
+
+/// Proof that no work request that names the memory is posted any more. Made in this file alone.
+pub(crate) struct WorkDone(());
+
+/// Proof that the device has destroyed a queue pair or a shared receive queue.
+pub(crate) struct QueueDestroyed(());
+
+impl QueueDestroyed {
+    /// Destroys a queue pair.
+    pub(crate) fn queue_pair(queue: &mut impl QueuePair) -> Result<Self, rdma::Error> {
+        queue.destroy().map(|()| Self(()))
+    }
+
+    /// Destroys a shared receive queue.
+    pub(crate) fn receives(queue: &mut impl SharedReceiveQueue) -> Result<Self, rdma::Error> {
+        queue.destroy().map(|()| Self(()))
+    }
+
+    /// A mistake to be found.
+    pub(crate) fn planted() -> Self {
+        Self(())
+    }
+}
+
+/// A lease that the host's data is read into.
+#[derive(Debug)]
+pub(crate) struct ReadBuffer {
+    lease: Option<DmaLease<TargetDma>>,
+    /// Posts of reads that have not completed.
+    outstanding: u8,
+}
+
+impl ReadBuffer {
+    /// A lease that no posted read names.
+    pub(crate) fn new(lease: Lease) -> Self {
+        Self {
+            lease: Some(lease.into_dma()),
+            outstanding: 0,
+        }
+    }
+
+    /// What reads name.
+    pub(crate) fn memory(&self) -> Option<&DmaLease<TargetDma>> {
+        self.lease.as_ref()
+    }
+
+    /// Reads into it were posted together.
+    pub(crate) fn begin(&mut self) {
+        self.outstanding += 1;
+    }
+
+    /// Reads that were posted together have completed or were flushed; whether none is left.
+    pub(crate) fn end(&mut self) -> bool {
+        debug_assert!(self.outstanding > 0, "what ended was posted");
+        self.outstanding -= 1;
+        self.outstanding == 0
+    }
+
+    /// The lease, once no read is outstanding.
+    pub(crate) fn take(&mut self) -> Option<Lease> {
+        if self.outstanding > 0 && !planted("rdma-part-taken-for-all") {
+            return None;
+        }
+        let lease = self.lease.take()?;
+        Some(lease.returned(&WorkDone(())))
+    }
+
+    /// Its queue pair was destroyed, and no read is outstanding any more.
+    pub(crate) fn queue_destroyed(&mut self, _proof: &QueueDestroyed) {
+        self.outstanding = 0;
+    }
+}
+
+impl Drop for ReadBuffer {
+    fn drop(&mut self) {
+        // What a read may still be writing to is never given out again.
+        drop(self.take());
+    }
+}
+
+/// The lease behind a receive, posted or not.
+#[derive(Debug)]
+pub(crate) struct ReceiveBuffer {
+    lease: DmaLease<TargetDma>,
+}
+
+impl ReceiveBuffer {
+    pub(crate) fn new(lease: Lease) -> Self {
+        Self {
+            lease: lease.into_dma(),
+        }
+    }
+
+    pub(crate) fn memory(&self) -> &DmaLease<TargetDma> {
+        &self.lease
+    }
+
+    /// The lease of a receive that has completed and was not posted again.
+    pub(crate) fn completed(self, _receive: &CompletedReceive) -> Lease {
+        self.lease.returned(&WorkDone(()))
+    }
+
+    /// The lease after the shared receive queue was destroyed.
+    pub(crate) fn queue_destroyed(self, _proof: &QueueDestroyed) -> Lease {
+        self.lease.returned(&WorkDone(()))
+    }
+}
+
+/// Proof that a receive has completed and was not posted again: made where its completion is taken,
+/// and gone when it is posted again.
+#[derive(Debug)]
+pub(crate) struct CompletedReceive(u16);
+
+impl CompletedReceive {
+    /// The receive of that number, whose completion this is.
+    pub(crate) fn of(_completion: &WorkCompletion, index: u16) -> Self {
+        Self(index)
+    }
+
+    pub(crate) fn index(&self) -> u16 {
+        self.0
+    }
+}
+
+/// A coarse clock of posts: units of 2^20 ns, about a millisecond. It wraps after 52 days.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct PostTick(u32);
+
+impl PostTick {
+    const SHIFT: u32 = 20;
+
+    #[inline(always)]
+    fn at(now: Nanos) -> Self {
+        Self((now.0 >> Self::SHIFT) as u32)
+    }
+
+    /// Time since `self`, one unit too short at most.
+    fn age(self, now: Nanos) -> Nanos {
+        let units = Self::at(now).0.wrapping_sub(self.0);
+        Nanos(u64::from(units.saturating_sub(1)) << Self::SHIFT)
+    }
+}
 
 /// What was posted together.
 #[derive(Debug)]
 struct Posted {
     /// What an answer sends, kept until the device is done with it.
-    data: Option<Data>,
+    data: Option<DmaData<TargetDma>>,
     /// Places in the send queue.
     requests: u32,
+    posted_at: PostTick,
     kind: PostedKind,
 }
 
@@ -55,6 +209,7 @@ impl SendQueue {
         let unused = || Posted {
             data: None,
             requests: 0,
+            posted_at: PostTick(0),
             kind: PostedKind::Answer,
         };
         let count = capacity.next_power_of_two();
@@ -95,21 +250,50 @@ impl SendQueue {
     /// # Panics
     /// When there are not so many places: the caller looks first.
     #[inline(always)]
-    pub(crate) fn push(&mut self, requests: u32, kind: PostedKind, data: Option<Data>) {
+    pub(crate) fn push(
+        &mut self,
+        requests: u32,
+        kind: PostedKind,
+        data: Option<DmaData<TargetDma>>,
+        now: Nanos,
+    ) {
         debug_assert!(requests > 0, "what takes no place cannot be counted");
-        assert!(self.vacant >= requests, "more work requests than places");
-        let posted = &mut self.posted[(self.next & self.mask) as usize];
-        assert!(
-            posted.data.is_none(),
-            "a place is used again before its end"
-        );
-        *posted = Posted {
-            data,
-            requests,
-            kind,
+        let Some(vacant) = self.vacant.checked_sub(requests) else {
+            panic!("more work requests than places");
         };
-        self.vacant -= requests;
+        let data = if planted("rdma-lease-early") {
+            drop(data.map(|data| data.returned(&WorkDone(()))));
+            None
+        } else {
+            data
+        };
+        let posted = &mut self.posted[(self.next & self.mask) as usize];
+        let before = std::mem::replace(&mut posted.data, data);
+        debug_assert!(before.is_none(), "a place is used again before its end");
+        // Empty; and were it not, memory that is posted must not come back.
+        std::mem::forget(before);
+        posted.requests = requests;
+        posted.posted_at = PostTick::at(now);
+        posted.kind = kind;
+        self.vacant = vacant;
         self.next = self.next.wrapping_add(1);
+    }
+
+    /// How long the oldest outstanding post has been outstanding.
+    pub(crate) fn oldest_age(&self, now: Nanos) -> Option<Nanos> {
+        let oldest = &self.posted[(self.first & self.mask) as usize];
+        (!self.is_empty()).then(|| oldest.posted_at.age(now))
+    }
+
+    /// Whether a post that has been outstanding for `age` or longer borrows blocks that a writer
+    /// waits for. Looks at every outstanding post: for connections that make no progress.
+    pub(crate) fn keeps_writer_waiting(&self, age: Nanos, now: Nanos) -> bool {
+        let outstanding = self.next.wrapping_sub(self.first);
+        (0..outstanding)
+            .map(|ahead| &self.posted[(self.first.wrapping_add(ahead) & self.mask) as usize])
+            // In the order of posting: the first that is younger ends the search.
+            .take_while(|posted| posted.posted_at.age(now) >= age)
+            .any(|posted| matches!(&posted.data, Some(DmaData::Loan(loan)) if loan.is_awaited()))
     }
 
     /// The next of what a completion ends: all before `sequence`, and with `last` that itself. Call
@@ -123,15 +307,26 @@ impl SendQueue {
         }
         let posted = &mut self.posted[(self.first & self.mask) as usize];
         self.first = self.first.wrapping_add(1);
-        posted.data = None;
+        DmaData::drop_returned(&mut posted.data, &WorkDone(()));
         self.vacant += posted.requests;
         Some(posted.kind)
     }
 }
 
+impl SendQueue {
+    /// Gives back the memory of everything that is outstanding.
+    pub(crate) fn queue_destroyed(&mut self, _proof: &QueueDestroyed) {
+        for posted in &mut self.posted {
+            if let Some(data) = posted.data.take() {
+                drop(data.returned(&WorkDone(())));
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use hugemem::{Arena, ArenaConfig, Lease, PagePolicy};
+    use hugemem::{Arena, ArenaConfig, Data, Lease, PagePolicy};
 
     use super::*;
 
@@ -139,7 +334,7 @@ mod tests {
         let mut queue = SendQueue::new(64);
         (queue.first, queue.next) = (u32::MAX - 1, u32::MAX - 1);
         for slot in 0..entries {
-            queue.push(2, PostedKind::Read { slot, requests: 2 }, None);
+            queue.push(2, PostedKind::Read { slot, requests: 2 }, None, Nanos::ZERO);
         }
         queue
     }
@@ -182,19 +377,81 @@ mod tests {
         let mut queue = SendQueue::new(64);
         let mut all = take_all();
         for lease in all.split_off(all.len() - 8) {
-            queue.push(2, PostedKind::Answer, Some(Data::Lease(lease)));
+            queue.push(
+                2,
+                PostedKind::Answer,
+                Some(Data::Lease(lease).into_dma()),
+                Nanos::ZERO,
+            );
         }
         assert!(take_all().is_empty());
         while queue.end_next(2, true).is_some() {}
         assert_eq!(take_all().len(), 3);
-        drop(queue);
+        queue.queue_destroyed(&QueueDestroyed(()));
         assert_eq!(take_all().len(), 8);
+    }
+
+    #[test]
+    fn data_of_a_queue_that_was_not_destroyed_stays_away() {
+        let config = ArenaConfig {
+            bytes: 1 << 20,
+            pages: PagePolicy::Ordinary,
+            max_transfer: 4096,
+        };
+        let pool = Arena::new(config).expect("memory").pool(0);
+        let all: Vec<Lease> = std::iter::from_fn(|| pool.take(4096)).collect();
+        let count = all.len();
+        let mut queue = SendQueue::new(1024);
+        for lease in all {
+            let data = Data::Lease(lease).into_dma();
+            queue.push(1, PostedKind::Answer, Some(data), Nanos::ZERO);
+        }
+        assert_eq!(queue.end_next(0, true), Some(PostedKind::Answer));
+        drop(queue);
+        let left: Vec<Lease> = std::iter::from_fn(|| pool.take(4096)).collect();
+        assert_eq!((left.len(), count > 1), (1, true));
+    }
+
+    #[test]
+    fn a_read_buffer_is_had_when_every_read_has_ended() {
+        let config = ArenaConfig {
+            bytes: 1 << 20,
+            pages: PagePolicy::Ordinary,
+            max_transfer: 4096,
+        };
+        let pool = Arena::new(config).expect("memory").pool(0);
+        let mut buffer = ReadBuffer::new(pool.take(4096).expect("a lease"));
+        buffer.begin();
+        buffer.begin();
+        assert!(!buffer.end());
+        assert!(buffer.take().is_none());
+        assert!(buffer.end());
+        assert!(buffer.take().is_some());
     }
 
     #[test]
     #[should_panic(expected = "more work requests than places")]
     fn more_than_there_is_room_for_is_our_own_mistake() {
         queue(33);
+    }
+
+    #[test]
+    fn ages_are_those_of_the_oldest_outstanding_post() {
+        let mut queue = SendQueue::new(8);
+        assert_eq!(queue.oldest_age(Nanos::from_secs(1)), None);
+        // The coarse clock wraps between the two.
+        let first = Nanos((1 << 52) - (1 << 20));
+        let second = first.saturating_add(Nanos::from_millis(50));
+        queue.push(1, PostedKind::Answer, None, first);
+        queue.push(1, PostedKind::Answer, None, second);
+        let now = first.saturating_add(Nanos::from_millis(100));
+        let age = queue.oldest_age(now).expect("outstanding");
+        assert!(age > Nanos::from_millis(97) && age <= Nanos::from_millis(100));
+        assert_eq!(queue.end_next(0, true), Some(PostedKind::Answer));
+        let age = queue.oldest_age(now).expect("outstanding");
+        assert!(age > Nanos::from_millis(47) && age <= Nanos::from_millis(50));
+        assert_eq!(queue.end_next(1, true), Some(PostedKind::Answer));
+        assert_eq!(queue.oldest_age(now), None);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 
 use nvme_spec::fabrics::CNTLID_MAX;
 use nvme_spec::rdma::{ConnectRequest, RECORD_FORMAT, RejectReason};
-use nvme_target::{ADMIN_QUEUE_DEPTH_MAX, IO_QUEUES_MAX};
+use nvme_target::{ADMIN_QUEUE_DEPTH_MAX_RDMA, IO_QUEUES_MAX};
 use reactors::sim::planted;
 use zerocopy::FromBytes;
 
@@ -48,7 +48,7 @@ pub(crate) fn judge(data: &[u8], terms: Terms) -> Result<Wish, RejectReason> {
         return Err(RejectReason::INVALID_QUEUE_ID);
     }
     let depth_max = if qid == 0 {
-        ADMIN_QUEUE_DEPTH_MAX
+        ADMIN_QUEUE_DEPTH_MAX_RDMA
     } else {
         terms.queue_depth_max
     };
@@ -140,7 +140,7 @@ mod tests {
             let request = ConnectRequest::new(1, u16::MAX, size_z, 1);
             assert_eq!(judged(request), Err(RejectReason::INVALID_HSQSIZE));
         }
-        let admin = ConnectRequest::new(0, u16::MAX, ADMIN_QUEUE_DEPTH_MAX, 0);
+        let admin = ConnectRequest::new(0, u16::MAX, ADMIN_QUEUE_DEPTH_MAX_RDMA, 0);
         assert_eq!(judged(admin), Err(RejectReason::INVALID_HSQSIZE));
         let receives = wrong(|it| it.hrqsize = U16::new(127));
         assert_eq!(receives, RejectReason::INVALID_HRQSIZE);

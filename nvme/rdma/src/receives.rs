@@ -12,13 +12,15 @@
 
 use std::sync::Arc;
 
-use hugemem::{Arena, DmaBuffer, Lease, Pool, SlicePromise, WaiterToken};
+use hugemem::{Account, Arena, DmaBuffer, Lease, Pool, SlicePromise, WaiterToken};
 use nvme_spec::Sqe;
 use rdma::{MemoryMap, PostError, Provider, ReceiveRequest, SgeList, SharedReceiveQueue};
+use reactors::Nanos;
 use reactors::sim::planted;
 use zerocopy::transmute;
 
 use crate::counters::RdmaCounters;
+use crate::posted::{CompletedReceive, QueueDestroyed, ReceiveBuffer};
 use crate::token::{RECEIVES, RequestToken, WorkId};
 
 /// Bytes of a command in a capsule.
@@ -42,7 +44,7 @@ pub(crate) enum ReceivesError {
 #[derive(Debug)]
 struct Receive {
     /// `None` while it is with a command, or waits for another.
-    data: Option<Lease>,
+    data: Option<ReceiveBuffer>,
     /// As it is posted: the same each time, for as long as the data's buffer is the same.
     request: ReceiveRequest,
 }
@@ -50,7 +52,6 @@ struct Receive {
 /// The receives of one shared receive queue.
 #[derive(Debug)]
 pub(crate) struct Receives<P: Provider> {
-    // Dropped first, after which the device touches no memory.
     queue: P::SharedReceiveQueue,
     receives: Vec<Receive>,
     commands: Vec<DmaBuffer>,
@@ -102,7 +103,7 @@ impl<P: Provider> Receives<P> {
             });
         }
         for index in 0..count as u16 {
-            this.post_again(index, pool, map, counters)?;
+            this.post_first(index, pool, map, counters, Nanos::ZERO)?;
         }
         Ok(this)
     }
@@ -128,43 +129,64 @@ impl<P: Provider> Receives<P> {
         (index as usize) < self.receives.len()
     }
 
-    /// The command that came into receive `index`, whose completion was seen.
+    /// The command that was received.
     #[inline]
-    pub(crate) fn command(&self, index: u16) -> Sqe {
-        let index = usize::from(index);
+    pub(crate) fn command(&self, receive: &CompletedReceive) -> Sqe {
+        let index = usize::from(receive.index());
         let offset = index % COMMANDS_PER_TABLE * COMMAND_BYTES;
         let table = &self.commands[index / COMMANDS_PER_TABLE];
         transmute!(table.load_words::<{ COMMAND_BYTES / 8 }>(offset))
     }
 
-    /// The data that came behind it.
-    #[inline]
-    pub(crate) fn data(&self, index: u16) -> &[u8] {
-        self.receives[usize::from(index)]
-            .data
-            .as_deref()
-            .unwrap_or(&[])
+    /// Reads the data that was received behind it.
+    pub(crate) fn read_data<R>(
+        &mut self,
+        receive: &CompletedReceive,
+        read: impl FnOnce(&[u8]) -> R,
+    ) -> R {
+        let Some(data) = self.take_data(receive) else {
+            return read(&[]);
+        };
+        let value = read(&data);
+        self.receives[usize::from(receive.index())].data = Some(ReceiveBuffer::new(data));
+        value
     }
 
     /// Takes the data's buffer.
-    pub(crate) fn take_data(&mut self, index: u16) -> Option<Lease> {
-        self.receives[usize::from(index)].data.take()
+    pub(crate) fn take_data(&mut self, receive: &CompletedReceive) -> Option<Lease> {
+        let data = self.receives[usize::from(receive.index())].data.take()?;
+        Some(data.completed(receive))
     }
 
-    /// Queues receive `index` again, with its buffer, or with a fresh one where it was taken, or
-    /// as soon as there is one.
+    /// Queues a receive again, with its buffer, or with a fresh one where it was taken, or as soon as
+    /// there is one.
+    #[expect(clippy::needless_pass_by_value, reason = "the proof is used up")]
     #[inline]
     pub(crate) fn post_again(
+        &mut self,
+        receive: CompletedReceive,
+        pool: &Pool,
+        map: &MemoryMap<P>,
+        counters: &RdmaCounters,
+        now: Nanos,
+    ) -> Result<(), ReceivesError> {
+        self.post_first(receive.index(), pool, map, counters, now)
+    }
+
+    /// Queues receive `index`, which is not posted.
+    #[inline]
+    fn post_first(
         &mut self,
         index: u16,
         pool: &Pool,
         map: &MemoryMap<P>,
         counters: &RdmaCounters,
+        now: Nanos,
     ) -> Result<(), ReceivesError> {
         if self.receives[usize::from(index)].data.is_some() {
             return self.post(index);
         }
-        self.post_with_buffer(index, pool, map, counters)
+        self.post_with_buffer(index, pool, map, counters, now)
     }
 
     #[inline(never)]
@@ -174,15 +196,21 @@ impl<P: Provider> Receives<P> {
         pool: &Pool,
         map: &MemoryMap<P>,
         counters: &RdmaCounters,
+        now: Nanos,
     ) -> Result<(), ReceivesError> {
         let Some(promise) = &self.promise else {
             return self.post(index);
         };
         let token = WaiterToken(self.waiter.with_slot(index).into_bits());
         let lease = if planted("rdma-receives-unbounded") {
-            pool.take_or_wait(self.in_capsule_bytes, token)
+            pool.take_or_wait(
+                Account::PROMISED,
+                self.in_capsule_bytes,
+                token,
+                now.as_nanos(),
+            )
         } else {
-            pool.take_promised(promise, self.in_capsule_bytes, token)
+            pool.take_promised(promise, self.in_capsule_bytes, token, now.as_nanos())
         };
         match lease {
             Some(lease) => self.post_with(index, lease, map),
@@ -211,19 +239,25 @@ impl<P: Provider> Receives<P> {
         lease: Lease,
         map: &MemoryMap<P>,
     ) -> Result<(), ReceivesError> {
-        let memory = self.memory_of(usize::from(index), Some(&lease), map);
+        let buffer = ReceiveBuffer::new(lease);
+        let memory = self.memory_of(usize::from(index), Some(&buffer), map);
         let receive = &mut self.receives[usize::from(index)];
         receive.request.memory = memory.ok_or(ReceivesError::NotRegistered)?;
-        receive.data = Some(lease);
+        receive.data = Some(buffer);
         self.post(index)
     }
 
-    fn memory_of(&self, index: usize, data: Option<&Lease>, map: &MemoryMap<P>) -> Option<SgeList> {
+    fn memory_of(
+        &self,
+        index: usize,
+        data: Option<&ReceiveBuffer>,
+        map: &MemoryMap<P>,
+    ) -> Option<SgeList> {
         let table = &self.commands[index / COMMANDS_PER_TABLE];
-        let address = table.address() + index % COMMANDS_PER_TABLE * COMMAND_BYTES;
-        let mut memory = map.gather(address, COMMAND_BYTES)?;
-        if let Some(data) = data {
-            for piece in map.gather(data.as_ptr().addr(), data.len())?.as_slice() {
+        let offset = index % COMMANDS_PER_TABLE * COMMAND_BYTES;
+        let mut memory = map.gather(table, offset, COMMAND_BYTES)?;
+        if let Some(data) = data.map(ReceiveBuffer::memory) {
+            for piece in map.gather(data, 0, data.len())?.as_slice() {
                 memory.push(*piece).ok()?;
             }
         }
@@ -244,5 +278,27 @@ impl<P: Provider> Receives<P> {
             return Ok(());
         }
         self.queue.flush()
+    }
+}
+
+impl<P: Provider> Drop for Receives<P> {
+    fn drop(&mut self) {
+        match QueueDestroyed::receives(&mut self.queue) {
+            Ok(proof) => {
+                for data in self.receives.iter_mut().filter_map(|it| it.data.take()) {
+                    drop(data.queue_destroyed(&proof));
+                }
+            }
+            Err(error) => {
+                let receives = self.receives.len();
+                tracing::error!(
+                    %error,
+                    receives,
+                    "a shared receive queue was not destroyed: the memory of its receives is given up"
+                );
+                std::mem::forget(std::mem::take(&mut self.commands));
+                std::mem::forget(self.promise.take());
+            }
+        }
     }
 }

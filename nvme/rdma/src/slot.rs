@@ -14,6 +14,8 @@ use hugemem::{Data, Lease};
 use nvme_spec::Cqe;
 use nvme_target::{KeyedBlocks, Timing, Work};
 
+use crate::posted::{QueueDestroyed, ReadBuffer};
+
 /// Where a request stands, and who moves it on.
 #[derive(Debug)]
 pub(crate) enum SlotState {
@@ -38,13 +40,11 @@ pub(crate) enum SlotState {
 #[derive(Debug)]
 pub(crate) struct Fetch {
     pub(crate) work: Work,
-    pub(crate) lease: Lease,
+    pub(crate) buffer: ReadBuffer,
     /// Blocks whose read was posted.
     pub(crate) blocks: u8,
     /// Bytes that those hold.
     pub(crate) posted_bytes: u32,
-    /// Posts of reads that have not completed.
-    pub(crate) outstanding: u8,
 }
 
 impl Fetch {
@@ -52,10 +52,9 @@ impl Fetch {
     pub(crate) fn new(work: Work, lease: Lease) -> Self {
         Self {
             work,
-            lease,
+            buffer: ReadBuffer::new(lease),
             blocks: 0,
             posted_bytes: 0,
-            outstanding: 0,
         }
     }
 
@@ -152,6 +151,22 @@ impl SlotTable {
     /// Whether there is a slot of that number, which somebody else kept meanwhile.
     pub(crate) fn contains(&self, slot: u16) -> bool {
         usize::from(slot) < self.slots.len()
+    }
+
+    /// The queue pair was destroyed: no read is outstanding any more.
+    pub(crate) fn queue_destroyed(&mut self, proof: &QueueDestroyed) {
+        for slot in &mut self.slots {
+            if let SlotState::FetchingData(fetch) = &mut slot.state {
+                fetch.buffer.queue_destroyed(proof);
+            }
+        }
+    }
+
+    /// Forgets every request: a mistake to be found while reads are outstanding.
+    pub(crate) fn abandon_all(&mut self) {
+        for slot in &mut self.slots {
+            slot.state = SlotState::Free;
+        }
     }
 
     /// Forgets every request save those whose leases the device may write, and, where `answered`

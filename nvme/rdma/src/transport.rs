@@ -220,7 +220,9 @@ impl<P: Provider> RdmaTransport<P> {
         let Some(handoff) = self.connections.examine(request, port, now) else {
             return;
         };
-        let chosen = self.placement.choose(&self.reactors, now);
+        let Some(chosen) = self.placement.choose(&self.reactors, now) else {
+            return self.connections.turn_away(handoff);
+        };
         if chosen == self.messages.index() {
             return self.adopt(handoff, now);
         }

@@ -195,7 +195,7 @@ fn descriptors_that_do_not_fit_are_refused_and_the_connection_lives() {
     let mut stage = Stage::new();
     let (_admin, mut io) = Host::attach(&mut stage, 32);
     let two = [io.keyed(0, 256), io.keyed(512, 255)];
-    let length = Status::DATA_SGL_LENGTH_INVALID.with_dnr();
+    let length = Status::DATA_SGL_LENGTH_INVALID.with_dnr().with_more(true);
     io.send(Sqe::read(1, 0, 0).with_sgl(segment(&two)), two.as_bytes());
     assert_eq!(io.await_response(&mut stage).0.status(), length);
     // The capsule ends before the segment does.
@@ -203,11 +203,15 @@ fn descriptors_that_do_not_fit_are_refused_and_the_connection_lives() {
         Sqe::read(1, 0, 0).with_sgl(segment(&two)),
         &two.as_bytes()[..31],
     );
-    let missing = Status::INVALID_SGL_SEGMENT_DESCRIPTOR.with_dnr();
+    let missing = Status::INVALID_SGL_SEGMENT_DESCRIPTOR
+        .with_dnr()
+        .with_more(true);
     assert_eq!(io.await_response(&mut stage).0.status(), missing);
     let many = vec![io.keyed(0, 64); KEYED_BLOCKS_MAX + 1];
     io.send(Sqe::read(1, 0, 0).with_sgl(segment(&many)), many.as_bytes());
-    let number = Status::INVALID_NUMBER_OF_SGL_DESCRIPTORS.with_dnr();
+    let number = Status::INVALID_NUMBER_OF_SGL_DESCRIPTORS
+        .with_dnr()
+        .with_more(true);
     assert_eq!(io.await_response(&mut stage).0.status(), number);
     io.prove_alive(&mut stage, 1, 7);
 }

@@ -135,8 +135,7 @@ impl Controller {
     fn admit_fabrics(&mut self, sqe: &Sqe, context: &AdminContext<'_>) -> Result<AdminStep, Fault> {
         match sqe.fctype() {
             FabricsType::PROPERTY_GET => {
-                let subsystem = self.subsystem(context.view);
-                self.get_property(sqe, subsystem).map(AdminStep::Answer)
+                self.get_property(sqe, context.view).map(AdminStep::Answer)
             }
             FabricsType::PROPERTY_SET => {
                 self.set_property(sqe, context.now).map(AdminStep::Changed)

@@ -36,8 +36,32 @@ pub const IO_QUEUES_MAX: u16 = 128;
 pub const QUEUE_DEPTH_MAX: u16 = 4096;
 
 /// Entries of an admin queue at most: what the discovery log announces as ASQSZ (Base 2.1
-/// §5.1.12.3.1 asks for at least 32).
-pub const ADMIN_QUEUE_DEPTH_MAX: u16 = 128;
+/// §5.1.12.3.1 asks for at least 32), and the most that an admin queue can have (Base 2.1
+/// §3.3.3.1).
+pub const ADMIN_QUEUE_DEPTH_MAX: u16 = 4096;
+
+/// The same over RDMA, where a network card takes memory for a queue's depth when it is opened,
+/// before the host says who it is.
+pub const ADMIN_QUEUE_DEPTH_MAX_RDMA: u16 = 256;
+
+impl TransportKind {
+    /// Entries of an admin queue at most.
+    #[must_use]
+    pub const fn admin_queue_depth_max(self) -> u16 {
+        match self {
+            Self::Tcp => ADMIN_QUEUE_DEPTH_MAX,
+            Self::Rdma => ADMIN_QUEUE_DEPTH_MAX_RDMA,
+        }
+    }
+}
+
+/// Flushes of all namespaces that one admin queue may have in devices at once: the only admin
+/// commands that wait for devices. What an admin queue reserves does not grow with its depth.
+pub(crate) const ADMIN_EXECUTIONS_MAX: u16 = 32;
+
+/// Discovery controllers at once. They are apart from the controllers of subsystems, and the one
+/// that was idle longest makes room for a new one.
+pub const DISCOVERY_CONTROLLERS_MAX: usize = 64;
 
 /// Controllers of one target at most: identifiers from FFF0h on are reserved (Base 2.1 §3.1.2).
 pub const CONTROLLERS_MAX: u16 = 0x1000;
@@ -109,8 +133,15 @@ pub struct TargetLimits {
     /// Largest transfer of one command in bytes; rounded down to a power of two, becomes MDTS.
     /// At least 4096.
     pub transfer_max: usize,
-    /// Controllers at once, discovery controllers included, 1 ..= [`CONTROLLERS_MAX`].
+    /// Controllers of subsystems at once, 1 ..= [`CONTROLLERS_MAX`]. There may be
+    /// [`DISCOVERY_CONTROLLERS_MAX`] discovery controllers beside them.
     pub controllers_max: u16,
+    /// Queues of all hosts at once, admin queues included, on all reactors together.
+    pub queues_max: usize,
+    /// Whether a controller's I/O queues over TCP have to come from the address of its admin queue.
+    /// What an I/O Connect has to know of the association is no secret to other users of the
+    /// network, and an address is harder to take than a name.
+    pub bind_queues: bool,
 }
 
 impl Default for TargetLimits {
@@ -118,6 +149,8 @@ impl Default for TargetLimits {
         Self {
             transfer_max: 1 << 20,
             controllers_max: 256,
+            queues_max: 1024,
+            bind_queues: true,
         }
     }
 }

@@ -43,6 +43,17 @@ pub(crate) const HEALTH_INTERVAL: Nanos = Nanos::from_secs(10);
 /// Keep Alive Support: granularity of the timer in units of 100 ms (Base 2.1 §5.1.13.2.1, KAS).
 pub(crate) const KEEP_ALIVE_GRANULARITY_100MS: u16 = 1;
 
+/// Longest Keep Alive Timeout of an I/O controller, milliseconds: a host that vanished holds its
+/// queues no longer. 0, no timer, is accepted too, since the transport ends the connection of a host
+/// that no longer acknowledges anything.
+pub(crate) const KEEP_ALIVE_IO_MAX_MS: u32 = 5 * 60 * 1000;
+
+/// Longest Keep Alive Timeout of a discovery controller, milliseconds: as long as one without a
+/// timer may be idle.
+pub(crate) const KEEP_ALIVE_DISCOVERY_MAX_MS: u32 = 2 * 60 * 1000;
+
+const _: () = assert!(KEEP_ALIVE_DISCOVERY_MAX_MS as u64 <= INACTIVITY_MAX.as_millis());
+
 /// What kind of controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ControllerKind {
@@ -70,6 +81,9 @@ pub(crate) enum Effect {
     Reset,
     /// Flush the caches of the subsystem, then come back with [`ControllerEvent::Flushed`].
     Flush,
+    /// Wait for the requests of the host's earlier associations, then come back with
+    /// [`ControllerEvent::HostQuiet`].
+    AwaitQuiet,
 }
 
 /// How an association ends that a changed configuration has no room for.
@@ -117,7 +131,20 @@ pub(crate) struct Controller {
     /// Health warnings as they were when last looked at.
     warnings: CriticalWarning,
     silence_ends_at: Option<Nanos>,
+    /// Whether the present silence was prolonged because the host could not be heard.
+    silence_was_prolonged: bool,
     health_due_at: Option<Nanos>,
+    /// Abort commands of a turn of the core: the turn, and how many.
+    aborts: (u32, u8),
+}
+
+/// Longest Keep Alive Timeout of a kind of controller, milliseconds. Compared with what the host
+/// asks for; both limits are multiples of the granularity, so that rounding up stays within them.
+pub(crate) fn keep_alive_max_ms(kind: ControllerKind) -> u32 {
+    match kind {
+        ControllerKind::Io => KEEP_ALIVE_IO_MAX_MS,
+        ControllerKind::Discovery => KEEP_ALIVE_DISCOVERY_MAX_MS,
+    }
 }
 
 /// Milliseconds of a keep-alive time, rounded up to the granularity.
@@ -143,8 +170,11 @@ impl Controller {
             known: setup.view,
             warnings: CriticalWarning::new(),
             silence_ends_at: None,
+            silence_was_prolonged: false,
             health_due_at: None,
+            aborts: (0, 0),
         };
+        controller.shared.note_command(setup.now);
         controller.rearm(setup.now);
         controller
     }
@@ -168,7 +198,9 @@ impl Controller {
             }
             ControllerState::Resetting => {
                 self.shared.reset_gate();
-                self.features.reset(now);
+                if !planted("features-survive-reset") {
+                    self.features.reset(now);
+                }
                 self.shared.set_write_through(false);
                 self.warnings = CriticalWarning::new();
                 Effect::Reset
@@ -182,6 +214,7 @@ impl Controller {
                 self.shared.close_gate();
                 Effect::None
             }
+            ControllerState::Enabling => Effect::AwaitQuiet,
             ControllerState::Disabled | ControllerState::Ended => Effect::None,
         };
         tracing::debug!(
@@ -208,6 +241,7 @@ impl Controller {
                 Some((INACTIVITY_MAX, CloseReason::Inactive))
             }
             ControllerState::Disabled
+            | ControllerState::Enabling
             | ControllerState::Failed
             | ControllerState::ShutDown { .. } => Some((INACTIVITY_MAX, CloseReason::Inactive)),
             ControllerState::Ready
@@ -230,6 +264,7 @@ impl Controller {
 
     /// A Keep Alive command: the host's silence begins anew.
     pub(crate) fn restart_silence(&mut self, now: Nanos) {
+        self.silence_was_prolonged = false;
         self.silence_ends_at = self.silence_max().map(|(span, _)| now + span);
     }
 
@@ -243,7 +278,8 @@ impl Controller {
 
     /// Looks at the timers. A host that sent any command on any of its queues since the last look
     /// is alive (Base 2.1 §3.9, traffic based keep-alive: CTRATT.TBKAS is 1); one that could not be
-    /// heard at `unheard_at` is silent since then at most.
+    /// heard at `unheard_at` is silent since then at most, and for one more time-out at most: a host
+    /// that is gone does not stay for as long as others exhaust the receives.
     pub(crate) fn check_timers(
         &mut self,
         context: &AdminContext<'_>,
@@ -260,11 +296,15 @@ impl Controller {
         let (span, reason) = self.silence_max()?;
         if self.shared.take_traffic() && !planted("traffic-ignored") {
             self.silence_ends_at = Some(now + span);
+            self.silence_was_prolonged = false;
             return None;
         }
+        let may_prolong = !self.silence_was_prolonged || planted("rdma-deaf-forever");
         if let Some(heard_until) = unheard_at.map(|time| time + span)
             && heard_until > now
+            && may_prolong
         {
+            self.silence_was_prolonged = true;
             self.silence_ends_at = Some(heard_until);
             return None;
         }
@@ -297,6 +337,16 @@ impl Controller {
         {
             self.events.raise(EventKind::Reliability, configuration);
         }
+    }
+
+    /// Whether another Abort is carried out in this turn of the core. An Abort is outstanding until
+    /// its answer is sent, at the end of the turn in which it came, so those of one turn are
+    /// outstanding together (Base 2.1 §5.1.1: more than ACL + 1 exceed the Abort Command Limit).
+    pub(crate) fn takes_abort(&mut self, turn: u32) -> bool {
+        let (last, count) = self.aborts;
+        let count = if last == turn { count } else { 0 };
+        self.aborts = (turn, count.saturating_add(1));
+        count <= identify::ABORT_LIMIT_Z
     }
 
     /// Takes a changed configuration over: raises the events that follow from it, or says why the

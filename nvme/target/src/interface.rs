@@ -8,7 +8,7 @@
 use std::net::IpAddr;
 
 use arrayvec::ArrayVec;
-use hugemem::{Data, Loan};
+use hugemem::{Account, Data, Loan};
 use nvme_spec::sgl::{Sgl, SglDescriptor};
 use nvme_spec::{Cqe, Status};
 use reactors::Nanos;
@@ -43,6 +43,8 @@ pub struct Arrival {
     /// The target's own address that the host reached, where the transport knows it: what the
     /// discovery log says of ports that listen on every address.
     pub local_address: Option<IpAddr>,
+    /// The host's address, where the transport knows it.
+    pub peer_address: Option<IpAddr>,
     /// Bytes of data that an I/O command capsule of this transport may carry: becomes IOCCSZ.
     /// Admin and Fabrics capsules may carry [`ADMIN_IN_CAPSULE_MAX_BYTES`] whatever it says.
     pub in_capsule_max: u32,
@@ -60,10 +62,17 @@ pub struct QueueInfo {
     pub depth: u16,
     /// Whether this is the admin queue, with events and Fabrics commands.
     pub admin: bool,
+    /// Whether the controller is a discovery controller.
+    pub discovery: bool,
+    /// Whether the host relies on SQHD to learn of free submission queue entries; it does unless it
+    /// disabled SQ flow control in Connect (Base 2.1 §6.3, CATTR).
+    pub flow_control: bool,
     /// The controller that the queue belongs to.
     pub controller_id: u16,
     /// Bytes of in-capsule data that commands of this queue may carry.
     pub in_capsule_max: u32,
+    /// The account that leases for commands of this queue are charged to.
+    pub account: Account,
 }
 
 /// The answer to a connection's first capsule.
@@ -379,6 +388,8 @@ pub enum CloseReason {
     TargetShutdown,
     /// The subsystem is known by other identifiers from now on: the host may come back.
     Reconfigured,
+    /// A discovery controller that was idle longest made room for another one.
+    Evicted,
 }
 
 #[cfg(test)]

@@ -12,7 +12,12 @@ use reactors::sim::planted;
 
 use crate::interface::{DataSource, Direction, KEYED_BLOCKS_MAX, KeyedBlock, Work, WorkKind};
 use crate::status::{Fault, byte};
-use crate::view::{NamespaceView, SubsystemView};
+use crate::view::{NamespaceView, SubsystemView, is_valid_nsid};
+
+/// Bytes that one Write Zeroes may cover: 2 to the power of WZSL pages (NVM 1.1 §4.1.5.4). This is
+/// the most that 16 bits of blocks can express with the smallest block, so that a host which applies
+/// it to a namespace of any block size stays within the field. Devices zero in pieces.
+pub(crate) const WRITE_ZEROES_BYTES_MAX: u64 = 512 << 16;
 
 /// Largest range list of Dataset Management in bytes: 256 ranges of 16 (NVM 1.1 §3.3.3).
 const RANGE_LIST_MAX_BYTES: u32 = 4096;
@@ -42,7 +47,7 @@ pub(crate) enum IoOperation {
 
 impl IoOperation {
     /// Whether it is refused on a read-only namespace.
-    fn changes_medium(self) -> bool {
+    pub(crate) fn changes_medium(self) -> bool {
         match self {
             Self::Write { .. } | Self::WriteZeroes { .. } | Self::Deallocate { .. } => true,
             Self::Read | Self::DurableRead | Self::Compare | Self::Flush | Self::FlushAll => false,
@@ -146,6 +151,7 @@ pub(crate) fn decode(sqe: &Sqe, context: &IoContext<'_>) -> Result<Decoded, Faul
         IoOpcode::FLUSH => flush(sqe, context),
         IoOpcode::WRITE_ZEROES => write_zeroes(sqe, context),
         IoOpcode::DATASET_MANAGEMENT => dataset_management(sqe, context),
+        _ if planted("opcode-ignored") => Ok(Decoded::Done),
         _ => Err(Fault::new(Status::INVALID_OPCODE).at(byte::OPCODE)),
     }
 }
@@ -156,7 +162,7 @@ pub(crate) fn decode(sqe: &Sqe, context: &IoContext<'_>) -> Result<Decoded, Faul
 pub(crate) fn namespace(subsystem: &SubsystemView, nsid: u32) -> Result<&NamespaceView, Fault> {
     match subsystem.namespace(nsid) {
         Some(namespace) => Ok(namespace),
-        None if subsystem.is_valid(nsid) => Err(Fault::field(byte::NSID)),
+        None if is_valid_nsid(nsid) => Err(Fault::field(byte::NSID)),
         None => Err(Fault::new(Status::INVALID_NAMESPACE_OR_FORMAT).at(byte::NSID)),
     }
 }
@@ -164,7 +170,12 @@ pub(crate) fn namespace(subsystem: &SubsystemView, nsid: u32) -> Result<&Namespa
 /// NVM 1.1 §3.2.1, LBA Out of Range: the range has to end within the namespace.
 #[inline]
 fn check_range(namespace: &NamespaceView, lba: u64, blocks: u32) -> Result<(), Fault> {
-    match lba.checked_add(u64::from(blocks)) {
+    let end = if planted("lba-wraps") {
+        Some(lba.wrapping_add(u64::from(blocks)))
+    } else {
+        lba.checked_add(u64::from(blocks))
+    };
+    match end {
         Some(end) if end <= namespace.block_count => Ok(()),
         _ => Err(Fault::new(Status::LBA_OUT_OF_RANGE).at(byte::CDW10)),
     }
@@ -184,7 +195,7 @@ fn check_writable(namespace: &NamespaceView) -> Result<(), Fault> {
 fn extent(namespace: &NamespaceView, range: &ReadWrite) -> Result<(u64, u32), Fault> {
     let (lba, blocks) = (range.slba.get(), range.blocks());
     // Base 2.1 §5.1.13.2.1, MDTS: a longer transfer is Invalid Field.
-    if blocks > namespace.transfer_max_blocks {
+    if blocks > namespace.transfer_max_blocks && !planted("transfer-limit-ignored") {
         return Err(Fault::field(byte::CDW12));
     }
     check_range(namespace, lba, blocks)?;
@@ -292,7 +303,8 @@ pub(crate) fn transfer(sqe: &Sqe, context: &IoContext<'_>) -> Result<Work, Fault
     let (source, length) = data_source(sqe, direction, context.data)?;
     // Base 2.1 §4.2.3.1, Data SGL Length Invalid: an I/O command's data is exactly its range. That
     // of descriptors in a segment is checked with them.
-    if length.is_some_and(|length| length != bytes) {
+    let longer = planted("longer-sgl-taken");
+    if length.is_some_and(|length| length != bytes && !(longer && length > bytes)) {
         return Err(Fault::new(Status::DATA_SGL_LENGTH_INVALID).at(byte::SGL));
     }
     let lends = context.lending.get(usize::from(namespace.device)) == Some(&true);
@@ -360,7 +372,7 @@ fn flush(sqe: &Sqe, context: &IoContext<'_>) -> Result<Decoded, Fault> {
     ))
 }
 
-/// Write Zeroes (NVM 1.1 §3.3.8). No data moves, so MDTS does not bound it (WZSL is 0).
+/// Write Zeroes (NVM 1.1 §3.3.8). No data moves, so WZSL bounds it and not MDTS.
 fn write_zeroes(sqe: &Sqe, context: &IoContext<'_>) -> Result<Decoded, Fault> {
     let nsid = sqe.nsid.get();
     let namespace = namespace(context.subsystem, nsid)?;
@@ -369,8 +381,14 @@ fn write_zeroes(sqe: &Sqe, context: &IoContext<'_>) -> Result<Decoded, Fault> {
     if range.control.nsz() || range.control.cetype() != 0 {
         return Err(Fault::field(byte::CDW12));
     }
-    check_writable(namespace)?;
+    if !planted("read-only-zeroed") {
+        check_writable(namespace)?;
+    }
     let (lba, blocks) = (range.slba.get(), range.blocks());
+    // NVM 1.1 §4.1.5.4, WZSL: a longer range is Invalid Field.
+    if u64::from(blocks) << namespace.block_shift > WRITE_ZEROES_BYTES_MAX {
+        return Err(Fault::field(byte::CDW12));
+    }
     check_range(namespace, lba, blocks)?;
     let fua = namespace.volatile && (range.control.fua() || context.write_through);
     let deallocate = range.control.deac() && namespace.deallocate != Deallocate::Unsupported;

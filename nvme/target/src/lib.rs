@@ -19,6 +19,7 @@ mod config;
 mod controller;
 mod counters;
 mod error_log;
+mod host_accounts;
 mod interface;
 mod io;
 mod latency;
@@ -28,6 +29,7 @@ mod port_order;
 mod publication;
 mod registry;
 mod shared;
+mod shares;
 mod snapshot;
 mod stages;
 mod status;
@@ -38,9 +40,10 @@ mod target_core;
 mod view;
 
 pub use config::{
-    ADMIN_QUEUE_DEPTH_MAX, CONTROLLERS_MAX, CoreLimits, DEVICES_MAX, DeviceIndex, IO_QUEUES_MAX,
-    NAMESPACE_ID_MAX, NamespaceConfig, PortConfig, PortId, QUEUE_DEPTH_MAX, SUBSYSTEMS_MAX,
-    SubsystemConfig, TargetConfig, TargetError, TargetLimits, TransportKind,
+    ADMIN_QUEUE_DEPTH_MAX, ADMIN_QUEUE_DEPTH_MAX_RDMA, CONTROLLERS_MAX, CoreLimits, DEVICES_MAX,
+    DISCOVERY_CONTROLLERS_MAX, DeviceIndex, IO_QUEUES_MAX, NAMESPACE_ID_MAX, NamespaceConfig,
+    PortConfig, PortId, QUEUE_DEPTH_MAX, SUBSYSTEMS_MAX, SubsystemConfig, TargetConfig,
+    TargetError, TargetLimits, TransportKind,
 };
 pub use controller::ControllerKind;
 pub use controller::state::ControllerState;
@@ -57,4 +60,4 @@ pub use stages::{ByOperation, Measured, OperationCounts, Stage, StageCounts, Tar
 pub use status::from_device as device_status;
 pub use statuses::{STATUSES_MAX, StatusCounts, TargetStatuses};
 pub use target::Target;
-pub use target_core::{CoreDrain, DeviceDrain, Outstanding, Served, TargetCore, Timing};
+pub use target_core::{CoreAudit, CoreDrain, DeviceDrain, Outstanding, Served, TargetCore, Timing};

@@ -1,5 +1,7 @@
 //! A window on a log page or data structure that is produced front to back and never held whole.
 
+use zerocopy::{Immutable, IntoBytes};
+
 /// Writes the part of a page that a host asked for: `window.len()` bytes from `offset`.
 pub(crate) struct Page<'a> {
     window: &'a mut [u8],
@@ -34,6 +36,19 @@ impl<'a> Page<'a> {
             self.window[target].copy_from_slice(&bytes[source]);
         }
     }
+
+    /// Produces the next `length` bytes of the page; `make` is called only where the window shows
+    /// any of them.
+    pub(crate) fn put_with<T: IntoBytes + Immutable>(&mut self, make: impl FnOnce() -> T) {
+        let length = size_of::<T>() as u64;
+        let window_end = self.offset.saturating_add(self.window.len() as u64);
+        let end = self.position + length;
+        if end <= self.offset || self.position >= window_end {
+            self.position = end;
+        } else {
+            self.put(make().as_bytes());
+        }
+    }
 }
 
 #[cfg(test)]
@@ -59,6 +74,30 @@ mod tests {
                 .map(|index| whole.get(index).copied().unwrap_or(0))
                 .collect();
             prop_assert_eq!(window, expected);
+        }
+
+        /// Pieces outside of the window are not made.
+        #[test]
+        fn a_window_makes_no_more_than_it_shows(
+            pieces in prop::collection::vec(any::<[u8; 16]>(), 0..16),
+            offset in 0_usize..300,
+            length in 0_usize..300,
+        ) {
+            let whole: Vec<u8> = pieces.concat();
+            let mut window = vec![0xaa; length];
+            let mut page = Page::new(&mut window, offset as u64);
+            let mut made = 0;
+            for piece in &pieces {
+                page.put_with(|| {
+                    made += 1;
+                    *piece
+                });
+            }
+            let expected: Vec<u8> = (offset..offset + length)
+                .map(|index| whole.get(index).copied().unwrap_or(0))
+                .collect();
+            prop_assert_eq!(window, expected);
+            prop_assert!(made <= length.div_ceil(16) + 1);
         }
     }
 }

@@ -1,17 +1,24 @@
 //! Which controllers there are, and which I/O queues each has on which core. Control path only.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use nvme_spec::fabrics::{CNTLID_MAX, ConnectField};
+use reactors::sim::planted;
 
-use crate::config::TargetLimits;
+use crate::config::{DISCOVERY_CONTROLLERS_MAX, TargetLimits};
+use crate::host_accounts::HostAccounts;
 use crate::interface::CloseReason;
 use crate::shared::{ControllerIdentity, ControllerShared, DISCOVERY_SLOT, Gate};
+use crate::shares::{Claimant, Shares};
 
 /// Lost associations that are remembered, to tell a host that comes back from a new one.
 const LOST_MAX: usize = 1024;
+
+/// Addresses that one kind of notice in the log tells of.
+const NOTICED_MAX: usize = 256;
 
 /// One I/O queue of a controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,6 +29,10 @@ pub(crate) struct IoQueueEntry {
     pub(crate) slot: u32,
     /// Tells a queue from a later one with the same identifier.
     pub(crate) token: u64,
+    /// How often the controller had been reset when the queue was created.
+    resets: u64,
+    /// The connection is gone, and requests of the queue are still in devices.
+    orphaned: bool,
 }
 
 /// One controller.
@@ -30,6 +41,65 @@ pub(crate) struct Entry {
     /// Slot of the admin queue in its reactor's core; `None` once that queue is gone.
     pub(crate) admin_slot: Option<u32>,
     pub(crate) io_queues: Vec<IoQueueEntry>,
+    /// Hash of host and subsystem: controllers of other hosts are told by it.
+    host: u64,
+    /// The host, as shares are counted.
+    claimant: Claimant,
+    /// Where the admin queue came from, where the transport knows it.
+    address: Option<IpAddr>,
+}
+
+impl Entry {
+    fn is_discovery(&self) -> bool {
+        self.shared.identity.subsystem == DISCOVERY_SLOT
+    }
+
+    fn is_over(&self) -> bool {
+        self.admin_slot.is_none() || self.shared.ending().is_some()
+    }
+
+    /// Whether requests may still be in devices that the host does not wait for any more: those of
+    /// an association that is over, of before a reset, or of a connection that is gone.
+    fn has_orphans(&self) -> bool {
+        let over = self.is_over();
+        let resets = self.shared.gate().resets();
+        let mut queues = self.io_queues.iter();
+        queues.any(|queue| over || queue.orphaned || queue.resets != resets)
+    }
+
+    /// Whether both are of the same host on the same subsystem.
+    fn is_of_same_host(&self, other: &Self) -> bool {
+        let who = |entry: &Self| {
+            let identity = &entry.shared.identity;
+            (identity.subsystem, identity.host_id)
+        };
+        self.host == other.host
+            && who(self) == who(other)
+            && self.shared.identity.host_nqn == other.shared.identity.host_nqn
+            && self.shared.identity.subsystem_nqn == other.shared.identity.subsystem_nqn
+    }
+}
+
+/// What a new controller is for.
+pub(crate) struct NewController {
+    /// Its controller identifier and its account are chosen by the registry.
+    pub(crate) identity: ControllerIdentity,
+    pub(crate) claimant: Claimant,
+    /// Whether any export names hosts.
+    pub(crate) has_lists: bool,
+    /// Where the admin queue comes from.
+    pub(crate) address: Option<IpAddr>,
+    /// Slot of the admin queue in its core.
+    pub(crate) admin_slot: u32,
+    /// I/O queues that it grants.
+    pub(crate) io_queues: u16,
+}
+
+/// A controller that was added.
+pub(crate) struct Added {
+    pub(crate) shared: Arc<ControllerShared>,
+    /// The reactor of a discovery controller whose association had to end for it.
+    pub(crate) evicted: Option<usize>,
 }
 
 /// Who asks for an I/O queue.
@@ -41,6 +111,10 @@ pub(crate) struct IoConnect<'a> {
     pub(crate) qid: u16,
     pub(crate) reactor: usize,
     pub(crate) slot: u32,
+    /// Whether any export names hosts.
+    pub(crate) has_lists: bool,
+    /// The address that the controller's admin queue has to have come from as well.
+    pub(crate) bound_to: Option<IpAddr>,
 }
 
 /// A granted I/O queue.
@@ -58,16 +132,31 @@ pub(crate) enum IoRefusal {
     Field(ConnectField),
     /// The controller is not enabled, or the queue exists already.
     Sequence,
+    /// The host has as many queues as it may have now.
+    Busy,
+    /// It comes from another address than the admin queue, which is this.
+    Address(IpAddr),
 }
 
 /// All controllers of a target.
 pub(crate) struct Registry {
     controllers: BTreeMap<u16, Entry>,
-    controllers_max: usize,
+    /// Controllers of subsystems, by host.
+    controller_shares: Shares,
+    /// Queues of these, admin queues included, by host.
+    queue_shares: Shares,
+    /// Identifiers of the discovery controllers, which are in no share: the one that was idle
+    /// longest makes room.
+    discovery: BTreeSet<u16>,
     next_cntlid: u16,
     next_token: u64,
+    host_accounts: HostAccounts,
     /// Who lost an association without having shut it down, as hashes, the latest last.
     lost: VecDeque<u64>,
+    /// Addresses of hosts without a name that the log has told of.
+    unnamed: BTreeSet<Option<IpAddr>>,
+    /// Addresses of refused I/O queues that the log has told of.
+    unbound: BTreeSet<Option<IpAddr>>,
     /// No Connect is accepted any more.
     pub(crate) closed: bool,
 }
@@ -76,17 +165,33 @@ impl Registry {
     pub(crate) fn new(limits: &TargetLimits) -> Self {
         Self {
             controllers: BTreeMap::new(),
-            controllers_max: usize::from(limits.controllers_max),
+            controller_shares: Shares::new(usize::from(limits.controllers_max)),
+            queue_shares: Shares::new(limits.queues_max),
+            discovery: BTreeSet::new(),
             next_cntlid: 1,
             next_token: 1,
+            host_accounts: HostAccounts::default(),
             lost: VecDeque::with_capacity(LOST_MAX),
+            unnamed: BTreeSet::new(),
+            unbound: BTreeSet::new(),
             closed: false,
         }
     }
 
+    /// Whether a host without a name comes from `address` for the first time, as far as
+    /// [`NOTICED_MAX`] addresses are remembered; further ones are not reported.
+    pub(crate) fn notice_unnamed(&mut self, address: Option<IpAddr>) -> bool {
+        self.unnamed.len() < NOTICED_MAX && self.unnamed.insert(address)
+    }
+
+    /// The same for I/O queues that come from another address than their admin queue.
+    pub(crate) fn notice_unbound(&mut self, address: Option<IpAddr>) -> bool {
+        self.unbound.len() < NOTICED_MAX && self.unbound.insert(address)
+    }
+
     /// Changes how many controllers there may be.
     pub(crate) fn limit_controllers(&mut self, count: u16) {
-        self.controllers_max = usize::from(count);
+        self.controller_shares.resize(usize::from(count));
     }
 
     /// All controllers.
@@ -99,26 +204,117 @@ impl Registry {
         self.controllers.get(&cntlid)
     }
 
-    /// Makes a controller; `identity.cntlid` is chosen here. `None`: there are as many as may be.
-    pub(crate) fn add(
-        &mut self,
-        mut identity: ControllerIdentity,
-        admin_slot: u32,
-        io_queues: u16,
-    ) -> Option<Arc<ControllerShared>> {
-        if self.controllers.len() >= self.controllers_max {
+    /// Makes a controller. `None`: there are as many as may be, of all hosts or of this one.
+    pub(crate) fn add(&mut self, new: NewController) -> Option<Added> {
+        let NewController {
+            mut identity,
+            claimant,
+            has_lists,
+            address,
+            admin_slot,
+            io_queues,
+        } = new;
+        let is_discovery = identity.subsystem == DISCOVERY_SLOT;
+        let in_shares = !is_discovery || planted("discovery-in-shares");
+        if in_shares
+            && !(self.controller_shares.admits(&claimant, 1, has_lists)
+                && self.queue_shares.admits(&claimant, 1, has_lists))
+        {
             return None;
         }
         identity.cntlid = self.free_cntlid()?;
+        let mut evicted = None;
+        if is_discovery {
+            evicted = self.make_room_for_discovery()?;
+            self.discovery.insert(identity.cntlid);
+        }
+        if in_shares {
+            self.controller_shares.take(&claimant, 1);
+            self.queue_shares.take(&claimant, 1);
+        }
+        identity.host_account = self.host_accounts.add_controller(&identity.host_nqn);
         let cntlid = identity.cntlid;
+        let host = hash_of(&identity);
         let shared = Arc::new(ControllerShared::new(identity, io_queues));
         let entry = Entry {
             shared: Arc::clone(&shared),
             admin_slot: Some(admin_slot),
             io_queues: Vec::new(),
+            host,
+            claimant,
+            address: address.map(|it| it.to_canonical()),
         };
+        if self.has_orphans(&entry) {
+            shared.set_fence(true);
+        }
         self.controllers.insert(cntlid, entry);
-        Some(shared)
+        Some(Added { shared, evicted })
+    }
+
+    /// Ends a discovery controller's association when there are as many as may be; returns its
+    /// reactor. `None`: there is no room, because too many are still on their way out.
+    fn make_room_for_discovery(&mut self) -> Option<Option<usize>> {
+        if self.discovery.len() >= 2 * DISCOVERY_CONTROLLERS_MAX {
+            return None;
+        }
+        let entries = self.discovery.iter();
+        let live: Vec<&Entry> = entries
+            .filter_map(|cntlid| self.controllers.get(cntlid))
+            .filter(|entry| entry.shared.ending().is_none())
+            .collect();
+        if live.len() < DISCOVERY_CONTROLLERS_MAX {
+            return Some(None);
+        }
+        // Hosts that exports name and hosts that wait for an event stay as long as others can go.
+        let victim = live.into_iter().min_by_key(|entry| {
+            let shared = &entry.shared;
+            let is_listed = entry.claimant.is_listed();
+            (is_listed, shared.awaits_event(), shared.last_command())
+        })?;
+        victim.shared.end(CloseReason::Evicted);
+        Some(Some(victim.shared.identity.admin_reactor))
+    }
+
+    /// Whether requests that the host of this controller does not wait for any more may still be in
+    /// devices. While there are any, none of its controllers becomes ready and no write of it
+    /// begins: a write that begins later would be overtaken by an older one.
+    pub(crate) fn has_orphans(&self, entry: &Entry) -> bool {
+        let mut all = self.controllers.values();
+        all.any(|other| other.is_of_same_host(entry) && other.has_orphans())
+    }
+
+    /// Raises or lifts the fence of every controller of the host of `cntlid`, after something
+    /// changed from which that follows. Returns the reactors that have to look at a fence that was
+    /// lifted.
+    pub(crate) fn update_fences(&self, cntlid: u16) -> Vec<usize> {
+        match self.controllers.get(&cntlid) {
+            // Without an I/O queue it never had a request in a device.
+            Some(entry) if !entry.io_queues.is_empty() => self.fence_host_of(entry),
+            Some(_) | None => Vec::new(),
+        }
+    }
+
+    fn fence_host_of(&self, entry: &Entry) -> Vec<usize> {
+        let mut reactors = Vec::new();
+        let raised = self.has_orphans(entry) && !planted("fence-ignored");
+        let same_host = self.controllers.values();
+        let same_host = same_host.filter(|it| it.is_of_same_host(entry) && !it.is_over());
+        for other in same_host {
+            if other.shared.set_fence(raised) && !raised {
+                reactors.push(other.shared.identity.admin_reactor);
+                reactors.extend(other.io_queues.iter().map(|queue| queue.reactor));
+            }
+        }
+        reactors
+    }
+
+    /// The connection of an I/O queue is gone, and requests of it are still in devices.
+    pub(crate) fn orphan_io(&mut self, cntlid: u16, token: u64) {
+        let entry = self.controllers.get_mut(&cntlid);
+        let mut queues = entry.into_iter().flat_map(|entry| &mut entry.io_queues);
+        if let Some(queue) = queues.find(|queue| queue.token == token) {
+            queue.orphaned = true;
+        }
     }
 
     /// The next free identifier, in turn, so that one is not soon used again: a late I/O Connect of
@@ -147,20 +343,33 @@ impl Registry {
         if identity.subsystem != connect.subsystem || entry.admin_slot.is_none() {
             return Err(unknown);
         }
-        if identity.host_nqn != connect.host_nqn {
+        if identity.host_nqn != connect.host_nqn && !planted("foreign-controller-joined") {
             return Err(IoRefusal::Field(ConnectField::HostNqn));
         }
-        if identity.host_id != connect.host_id {
+        if identity.host_id != connect.host_id && !planted("host-id-ignored") {
             return Err(IoRefusal::Field(ConnectField::HostId));
         }
-        if !(1..=entry.shared.io_queues_granted()).contains(&connect.qid) {
+        let from = connect.bound_to.map(|it| it.to_canonical());
+        if let Some((from, address)) = from.zip(entry.address)
+            && from != address
+            && !planted("queues-unbound")
+        {
+            return Err(IoRefusal::Address(address));
+        }
+        let granted = entry.shared.io_queues_granted();
+        if !(1..=granted).contains(&connect.qid) && !planted("ungranted-queue-made") {
             return Err(IoRefusal::Field(ConnectField::QueueId));
         }
-        let gate = entry.shared.gate();
+        let gate = entry.shared.gate().unfenced();
         let taken = entry.io_queues.iter().any(|queue| queue.qid == connect.qid);
         if !gate.is_open() || taken {
             return Err(IoRefusal::Sequence);
         }
+        let claimant = &entry.claimant;
+        if !(self.queue_shares).admits(claimant, 1, connect.has_lists) {
+            return Err(IoRefusal::Busy);
+        }
+        self.queue_shares.take(claimant, 1);
         let token = self.next_token;
         self.next_token += 1;
         let IoConnect {
@@ -171,6 +380,8 @@ impl Registry {
             reactor,
             slot,
             token,
+            resets: gate.resets(),
+            orphaned: false,
         });
         Ok(IoGrant {
             shared: Arc::clone(&entry.shared),
@@ -179,29 +390,52 @@ impl Registry {
         })
     }
 
-    /// Forgets an I/O queue; its last command has left the devices.
-    pub(crate) fn remove_io(&mut self, cntlid: u16, token: u64) {
+    /// Forgets an I/O queue; its last command has left the devices. Returns the reactors that have
+    /// to look at a fence that was lifted.
+    pub(crate) fn remove_io(&mut self, cntlid: u16, token: u64) -> Vec<usize> {
         if let Some(entry) = self.controllers.get_mut(&cntlid) {
+            let before = entry.io_queues.len();
             entry.io_queues.retain(|queue| queue.token != token);
-            self.remove_if_empty(cntlid);
+            let removed = before - entry.io_queues.len();
+            self.queue_shares.give_back(&entry.claimant, removed);
         }
+        let Some(entry) = self.controllers.get(&cntlid) else {
+            return Vec::new();
+        };
+        let reactors = self.fence_host_of(entry);
+        self.remove_if_empty(cntlid);
+        reactors
     }
 
     /// Forgets the admin queue; its last command has left the devices.
     pub(crate) fn remove_admin(&mut self, cntlid: u16) {
         if let Some(entry) = self.controllers.get_mut(&cntlid) {
-            entry.admin_slot = None;
+            let had_admin = entry.admin_slot.take().is_some();
+            if had_admin && !entry.is_discovery() {
+                self.queue_shares.give_back(&entry.claimant, 1);
+            }
             self.remove_if_empty(cntlid);
         }
     }
 
     fn remove_if_empty(&mut self, cntlid: u16) {
         let empty = |entry: &Entry| entry.admin_slot.is_none() && entry.io_queues.is_empty();
-        if self.controllers.get(&cntlid).is_some_and(empty)
-            && let Some(entry) = self.controllers.remove(&cntlid)
-            && !entry.shared.has_parted()
-            && entry.shared.identity.subsystem != DISCOVERY_SLOT
-        {
+        if !self.controllers.get(&cntlid).is_some_and(empty) {
+            return;
+        }
+        let Some(entry) = self.controllers.remove(&cntlid) else {
+            return;
+        };
+        if !planted("account-leaked") {
+            let host_nqn = &entry.shared.identity.host_nqn;
+            self.host_accounts.remove_controller(host_nqn);
+        }
+        if entry.is_discovery() {
+            self.discovery.remove(&cntlid);
+            return;
+        }
+        self.controller_shares.give_back(&entry.claimant, 1);
+        if !entry.shared.has_parted() {
             if self.lost.len() == LOST_MAX {
                 self.lost.pop_front();
             }
@@ -235,6 +469,8 @@ fn hash_of(identity: &ControllerIdentity) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use reactors::Nanos;
+
     use super::*;
     use crate::shared::tests::controller;
 
@@ -249,6 +485,28 @@ mod tests {
         controller().identity
     }
 
+    fn new(identity: ControllerIdentity, admin_slot: u32) -> NewController {
+        let claimant = Claimant::new(&identity.host_nqn, false, None);
+        NewController {
+            identity,
+            claimant,
+            has_lists: false,
+            address: None,
+            admin_slot,
+            io_queues: 4,
+        }
+    }
+
+    fn add(
+        registry: &mut Registry,
+        identity: ControllerIdentity,
+        admin_slot: u32,
+    ) -> Option<Arc<ControllerShared>> {
+        let added = registry.add(new(identity, admin_slot))?;
+        assert_eq!(added.evicted, None);
+        Some(added.shared)
+    }
+
     fn connect(cntlid: u16, qid: u16) -> IoConnect<'static> {
         IoConnect {
             cntlid,
@@ -258,20 +516,21 @@ mod tests {
             qid,
             reactor: 1,
             slot: 3,
+            has_lists: false,
+            bound_to: None,
         }
     }
 
     #[test]
     fn controllers_are_bounded_and_identifiers_go_round() {
         let mut registry = registry(2);
-        let first = registry.add(identity(), 0, 4).expect("room");
-        let second = registry.add(identity(), 1, 4).expect("room");
+        let first = add(&mut registry, identity(), 0).expect("room");
+        let second = add(&mut registry, identity(), 1).expect("room");
         assert_eq!((first.identity.cntlid, second.identity.cntlid), (1, 2));
-        assert!(registry.add(identity(), 2, 4).is_none());
+        assert!(add(&mut registry, identity(), 2).is_none());
         registry.remove_admin(1);
         assert_eq!(
-            registry
-                .add(identity(), 2, 4)
+            add(&mut registry, identity(), 2)
                 .expect("room")
                 .identity
                 .cntlid,
@@ -280,8 +539,7 @@ mod tests {
         registry.remove_admin(2);
         registry.next_cntlid = CNTLID_MAX;
         assert_eq!(
-            registry
-                .add(identity(), 2, 4)
+            add(&mut registry, identity(), 2)
                 .expect("room")
                 .identity
                 .cntlid,
@@ -289,8 +547,7 @@ mod tests {
         );
         registry.remove_admin(CNTLID_MAX);
         assert_eq!(
-            registry
-                .add(identity(), 2, 4)
+            add(&mut registry, identity(), 2)
                 .expect("room")
                 .identity
                 .cntlid,
@@ -302,7 +559,7 @@ mod tests {
     #[test]
     fn an_io_queue_must_match_its_admin_queue() {
         let mut registry = registry(8);
-        let shared = registry.add(identity(), 0, 4).expect("room");
+        let shared = add(&mut registry, identity(), 0).expect("room");
         let refusal = |registry: &mut Registry, connect: &IoConnect<'_>| {
             registry.add_io(connect).err().expect("refused")
         };
@@ -347,6 +604,66 @@ mod tests {
         assert!(registry.add_io(&connect(1, 1)).is_ok());
     }
 
+    /// Requests of an association that is over fence the host's other controllers, and only those.
+    #[test]
+    fn orphans_fence_the_same_host_alone() {
+        let mut registry = registry(8);
+        let first = add(&mut registry, identity(), 0).expect("room");
+        first.open_gate();
+        let Ok(grant) = registry.add_io(&connect(1, 1)) else {
+            panic!("granted")
+        };
+        let second = add(&mut registry, identity(), 1).expect("room");
+        let stranger = ControllerIdentity {
+            host_id: [8; 16],
+            ..identity()
+        };
+        let stranger = add(&mut registry, stranger, 2).expect("room");
+        let elsewhere = ControllerIdentity {
+            subsystem: 1,
+            ..identity()
+        };
+        let elsewhere = add(&mut registry, elsewhere, 3).expect("room");
+        assert!(registry.update_fences(1).is_empty());
+        assert!(!second.gate().is_fenced());
+        first.end(CloseReason::AssociationLost);
+        assert!(registry.update_fences(1).is_empty(), "none was lifted");
+        assert!(second.gate().is_fenced());
+        assert!(!stranger.gate().is_fenced() && !elsewhere.gate().is_fenced());
+        let third = add(&mut registry, identity(), 4).expect("room");
+        assert!(third.gate().is_fenced(), "it comes while there are orphans");
+        registry.remove_admin(1);
+        assert!(second.gate().is_fenced());
+        let called = registry.remove_io(1, grant.token);
+        assert_eq!(called, [0, 0], "the admin reactors of both");
+        assert!(!second.gate().is_fenced() && !third.gate().is_fenced());
+    }
+
+    /// A connection that is gone with requests in devices, and a reset, do the same.
+    #[test]
+    fn a_lost_connection_and_a_reset_fence_too() {
+        let mut registry = registry(8);
+        let shared = add(&mut registry, identity(), 0).expect("room");
+        let other = add(&mut registry, identity(), 1).expect("room");
+        shared.open_gate();
+        let granted = [1, 2].map(|qid| {
+            let Ok(grant) = registry.add_io(&connect(1, qid)) else {
+                panic!("granted")
+            };
+            grant.token
+        });
+        registry.orphan_io(1, granted[0]);
+        registry.update_fences(1);
+        assert!(shared.gate().is_fenced() && other.gate().is_fenced());
+        assert_eq!(registry.remove_io(1, granted[0]), [0, 1, 0]);
+        assert!(!other.gate().is_fenced());
+        shared.reset_gate();
+        registry.update_fences(1);
+        assert!(other.gate().is_fenced());
+        registry.remove_io(1, granted[1]);
+        assert!(!other.gate().is_fenced() && !shared.gate().is_fenced());
+    }
+
     #[test]
     fn who_lost_an_association_comes_back_once() {
         let mut registry = registry(2);
@@ -355,27 +672,150 @@ mod tests {
             ..identity()
         };
         assert!(!registry.comes_back(&identity()));
-        registry.add(identity(), 0, 4).expect("room");
+        add(&mut registry, identity(), 0).expect("room");
         assert!(!registry.comes_back(&identity()), "it is there");
         registry.remove_admin(1);
         assert!(!registry.comes_back(&other()));
         assert!(registry.comes_back(&identity()));
         assert!(!registry.comes_back(&identity()), "told already");
         // Who shut down in order is new when it comes again.
-        registry.add(identity(), 0, 4).expect("room").part();
+        add(&mut registry, identity(), 0).expect("room").part();
         registry.remove_admin(2);
         assert!(!registry.comes_back(&identity()));
         for _ in 0..2 * LOST_MAX {
-            let lost = registry.add(other(), 0, 4).expect("room");
+            let lost = add(&mut registry, other(), 0).expect("room");
             registry.remove_admin(lost.identity.cntlid);
         }
         assert_eq!(registry.lost.len(), LOST_MAX);
     }
 
+    fn discovery_of(host: u8) -> ControllerIdentity {
+        ControllerIdentity {
+            subsystem: DISCOVERY_SLOT,
+            host_id: [host; 16],
+            admin_reactor: usize::from(host),
+            ..identity()
+        }
+    }
+
+    #[test]
+    fn discovery_controllers_take_no_place_of_others() {
+        let mut registry = registry(1);
+        for host in 0..DISCOVERY_CONTROLLERS_MAX as u8 {
+            add(&mut registry, discovery_of(host), 0).expect("room");
+        }
+        let first = add(&mut registry, identity(), 0);
+        assert!(first.is_some());
+        assert!(add(&mut registry, identity(), 0).is_none());
+    }
+
+    #[test]
+    fn the_discovery_controller_that_was_idle_longest_makes_room() {
+        let mut registry = registry(1);
+        let all: Vec<_> = (0..DISCOVERY_CONTROLLERS_MAX as u8)
+            .map(|host| {
+                let new = NewController {
+                    claimant: Claimant::new("nqn.host", host == 0, None),
+                    ..new(discovery_of(host), 0)
+                };
+                let shared = registry.add(new).expect("room").shared;
+                shared.note_command(Nanos::from_secs(100 - u64::from(host)));
+                shared
+            })
+            .collect();
+        // Not the one of a host that an export names, nor the one that waits for an event.
+        all[0].note_command(Nanos::from_secs(1));
+        all[63].set_awaits_event(true);
+        let mut evict = || {
+            let added = registry.add(new(discovery_of(200), 0)).expect("room");
+            added.shared.note_command(Nanos::from_secs(1000));
+            added.evicted
+        };
+        assert_eq!((evict(), evict()), (Some(62), Some(61)));
+        let reason = |host: usize| all[host].ending();
+        assert_eq!(reason(62), Some(CloseReason::Evicted));
+        assert_eq!((reason(0), reason(63), reason(60)), (None, None, None));
+        // Those that are on their way out count until they are gone, up to as many again.
+        let mut added = 2;
+        while registry.add(new(discovery_of(200), 0)).is_some() {
+            added += 1;
+        }
+        assert_eq!(added, DISCOVERY_CONTROLLERS_MAX);
+        registry.remove_admin(all[62].identity.cntlid);
+        assert!(registry.add(new(discovery_of(200), 0)).is_some());
+    }
+
+    /// What is taken is given back, whatever ends first.
+    #[test]
+    fn shares_are_given_back() {
+        let mut registry = registry(8);
+        for _ in 0..3 {
+            let shared = add(&mut registry, identity(), 0).expect("room");
+            shared.open_gate();
+            let cntlid = shared.identity.cntlid;
+            let Ok(grant) = registry.add_io(&connect(cntlid, 1)) else {
+                panic!("granted")
+            };
+            assert_eq!(registry.queue_shares.used(), 2);
+            registry.remove_admin(cntlid);
+            registry.remove_admin(cntlid);
+            assert_eq!(registry.controller_shares.used(), 1);
+            registry.remove_io(cntlid, grant.token);
+            registry.remove_io(cntlid, grant.token);
+            assert_eq!(registry.queue_shares.used(), 0);
+            assert_eq!(registry.controller_shares.used(), 0);
+        }
+    }
+
+    #[test]
+    fn an_address_of_unnamed_hosts_is_noticed_once() {
+        let mut registry = registry(2);
+        assert!(registry.notice_unnamed(None));
+        assert!(!registry.notice_unnamed(None));
+        let address = |number: u32| Some(IpAddr::from(number.to_be_bytes()));
+        assert!(registry.notice_unnamed(address(1)));
+        assert!(!registry.notice_unnamed(address(1)));
+        let noticed = (2..1000).filter(|number| registry.notice_unnamed(address(*number)));
+        assert_eq!(noticed.count(), NOTICED_MAX - 2);
+    }
+
+    #[test]
+    fn an_account_goes_with_its_hosts_last_controller() {
+        let mut registry = registry(8);
+        for number in 0..2 * hugemem::ACCOUNT_HOSTS_MAX {
+            let of_host = ControllerIdentity {
+                host_nqn: format!("nqn.{number}"),
+                ..identity()
+            };
+            let shared = add(&mut registry, of_host, 0).expect("room");
+            registry.remove_admin(shared.identity.cntlid);
+        }
+        assert!(registry.host_accounts.is_empty());
+        let first = add(&mut registry, identity(), 0).expect("room");
+        let other = ControllerIdentity {
+            host_nqn: "nqn.other".to_owned(),
+            ..identity()
+        };
+        let other = add(&mut registry, other, 0).expect("room");
+        let again = add(&mut registry, identity(), 0).expect("room");
+        let account = |shared: &ControllerShared| shared.identity.host_account;
+        assert_eq!(account(&first), account(&again));
+        assert_ne!(account(&first), account(&other));
+    }
+
+    #[cfg(planted)]
+    #[test]
+    fn an_account_that_is_leaked_is_found() {
+        reactors::sim::plant("account-leaked");
+        let found = std::panic::catch_unwind(an_account_goes_with_its_hosts_last_controller);
+        reactors::sim::plant("");
+        assert!(found.is_err());
+    }
+
     #[test]
     fn a_controller_goes_with_its_last_queue() {
         let mut registry = registry(8);
-        let shared = registry.add(identity(), 0, 4).expect("room");
+        let shared = add(&mut registry, identity(), 0).expect("room");
         shared.open_gate();
         let Ok(grant) = registry.add_io(&connect(1, 1)) else {
             panic!("granted")

@@ -6,6 +6,8 @@
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use reactors::Nanos;
+
 use crate::counters::IoTotals;
 use crate::error_log::ErrorLog;
 use crate::interface::CloseReason;
@@ -13,15 +15,29 @@ use crate::interface::CloseReason;
 /// Subsystem slot of discovery controllers.
 pub(crate) const DISCOVERY_SLOT: u32 = u32::MAX;
 
-/// What the gate of a controller says: how often it was reset, and whether I/O may pass.
+/// What the gate of a controller says: how often it was reset, whether I/O may pass, and whether
+/// commands that change data are held back by a fence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Gate(u64);
 
 impl Gate {
     const OPEN: u64 = 1;
+    /// Requests of an association of the same host that is over may still be in devices.
+    const FENCED: u64 = 1 << 1;
+    const RESETS_SHIFT: u32 = 2;
 
     fn closed(resets: u64) -> Self {
-        Self(resets << 1)
+        Self(resets << Self::RESETS_SHIFT)
+    }
+
+    /// The same without a fence.
+    pub(crate) fn unfenced(self) -> Self {
+        Self(self.0 & !Self::FENCED)
+    }
+
+    /// Whether commands that change data have to wait.
+    pub(crate) fn is_fenced(self) -> bool {
+        self.0 & Self::FENCED != 0
     }
 
     /// Whether I/O may pass.
@@ -31,7 +47,7 @@ impl Gate {
 
     /// How often the controller was reset.
     pub(crate) fn resets(self) -> u64 {
-        self.0 >> 1
+        self.0 >> Self::RESETS_SHIFT
     }
 }
 
@@ -44,6 +60,8 @@ pub(crate) struct ControllerIdentity {
     pub(crate) subsystem_nqn: String,
     pub(crate) host_nqn: String,
     pub(crate) host_id: [u8; 16],
+    /// Number of the host's accounts in the arena.
+    pub(crate) host_account: u16,
     pub(crate) admin_reactor: usize,
 }
 
@@ -60,6 +78,9 @@ pub(crate) struct ControllerShared {
     state: AtomicU8,
     io_queues_granted: AtomicU16,
     internal_errors: AtomicU32,
+    /// When the last admin command came, in nanoseconds.
+    last_command: AtomicU64,
+    awaits_event: AtomicBool,
     pub(crate) identity: ControllerIdentity,
     pub(crate) errors: ErrorLog,
     closed_queues: Mutex<IoTotals>,
@@ -78,6 +99,8 @@ impl ControllerShared {
             state: AtomicU8::new(0),
             io_queues_granted: AtomicU16::new(io_queues_granted),
             internal_errors: AtomicU32::new(0),
+            last_command: AtomicU64::new(0),
+            awaits_event: AtomicBool::new(false),
             identity,
             errors: ErrorLog::new(),
             closed_queues: Mutex::new(IoTotals::default()),
@@ -100,10 +123,28 @@ impl ControllerShared {
         self.gate.fetch_and(!Gate::OPEN, Ordering::Release);
     }
 
-    /// Stops I/O for good on all queues that there are: they belong to the time before a reset.
+    /// Stops I/O for good on all queues that there are: they belong to the time before a reset. A
+    /// fence, which other reactors raise and lift, stays as it is.
     pub(crate) fn reset_gate(&self) {
-        let resets = self.gate().resets() + 1;
-        self.gate.store(Gate::closed(resets).0, Ordering::Release);
+        let reset = |gate: u64| {
+            let closed = Gate::closed(Gate(gate).resets() + 1);
+            Some(closed.0 | (gate & Gate::FENCED))
+        };
+        let _ = self
+            .gate
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, reset);
+    }
+
+    /// Raises the fence or lifts it; whether it was the other way before. Only under the registry's
+    /// lock, so that what it follows from does not change meanwhile. Release: whoever sees it lifted
+    /// sees what the requests that it was raised for did.
+    pub(crate) fn set_fence(&self, raised: bool) -> bool {
+        let before = if raised {
+            self.gate.fetch_or(Gate::FENCED, Ordering::AcqRel)
+        } else {
+            self.gate.fetch_and(!Gate::FENCED, Ordering::AcqRel)
+        };
+        Gate(before).is_fenced() != raised
     }
 
     /// Notes that a command came. Read before written, so that the line stays shared between cores.
@@ -186,6 +227,25 @@ impl ControllerShared {
             && self.internal_errors.swap(0, Ordering::AcqRel) != 0
     }
 
+    /// When the last admin command came.
+    pub(crate) fn last_command(&self) -> Nanos {
+        Nanos(self.last_command.load(Ordering::Relaxed))
+    }
+
+    /// Notes when an admin command came.
+    pub(crate) fn note_command(&self, now: Nanos) {
+        self.last_command.store(now.as_nanos(), Ordering::Relaxed);
+    }
+
+    /// Whether an Asynchronous Event Request is outstanding.
+    pub(crate) fn awaits_event(&self) -> bool {
+        self.awaits_event.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_awaits_event(&self, awaits: bool) {
+        self.awaits_event.store(awaits, Ordering::Relaxed);
+    }
+
     /// The state's code, for snapshots.
     pub(crate) fn state_code(&self) -> u8 {
         self.state.load(Ordering::Relaxed)
@@ -203,7 +263,7 @@ impl ControllerShared {
     }
 }
 
-const REASONS: [CloseReason; 8] = [
+const REASONS: [CloseReason; 9] = [
     CloseReason::Disconnected,
     CloseReason::ControllerReset,
     CloseReason::AssociationLost,
@@ -212,6 +272,7 @@ const REASONS: [CloseReason; 8] = [
     CloseReason::Revoked,
     CloseReason::TargetShutdown,
     CloseReason::Reconfigured,
+    CloseReason::Evicted,
 ];
 
 /// The code of a reason: its place in [`REASONS`], counted from 1.
@@ -225,6 +286,7 @@ const fn code_of(reason: CloseReason) -> u8 {
         CloseReason::Revoked => 6,
         CloseReason::TargetShutdown => 7,
         CloseReason::Reconfigured => 8,
+        CloseReason::Evicted => 9,
     }
 }
 
@@ -243,6 +305,7 @@ pub(crate) mod tests {
             subsystem_nqn: "nqn.2026-11.org.windlass:test".to_owned(),
             host_nqn: "nqn.2014-08.org.nvmexpress:uuid:host".to_owned(),
             host_id: [7; 16],
+            host_account: 1,
             admin_reactor: 0,
         };
         ControllerShared::new(identity, 4)
@@ -268,6 +331,47 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn a_fence_changes_nothing_else_of_the_gate() {
+        let controller = controller();
+        controller.open_gate();
+        let before = controller.gate();
+        assert!(controller.set_fence(true) && !controller.set_fence(true));
+        assert!(controller.gate().is_fenced() && controller.gate().is_open());
+        assert_ne!(controller.gate(), before);
+        assert_eq!(controller.gate().unfenced(), before);
+        controller.reset_gate();
+        assert!(controller.gate().is_fenced(), "a reset does not lift it");
+        assert_eq!(controller.gate().resets(), before.resets() + 1);
+        assert!(controller.set_fence(false) && !controller.set_fence(false));
+        controller.open_gate();
+        assert!(!controller.gate().is_fenced() && controller.gate().is_open());
+    }
+
+    /// Resets by the admin queue's core and fences by others meet in one word.
+    #[test]
+    fn resets_and_fences_of_two_threads_do_not_lose_each_other() {
+        const ROUNDS: u64 = 20_000;
+        let controller = controller();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for round in 1..=ROUNDS {
+                    controller.reset_gate();
+                    controller.open_gate();
+                    assert_eq!(controller.gate().resets(), round);
+                }
+            });
+            for _ in 0..ROUNDS {
+                assert!(controller.set_fence(true));
+                assert!(controller.gate().is_fenced());
+                assert!(controller.set_fence(false));
+                assert!(!controller.gate().is_fenced());
+            }
+        });
+        assert!(controller.gate().is_open() && !controller.gate().is_fenced());
+        assert_eq!(controller.gate().resets(), ROUNDS);
+    }
+
+    #[test]
     fn the_first_reason_to_end_stays() {
         let controller = controller();
         controller.open_gate();
@@ -284,7 +388,7 @@ pub(crate) mod tests {
             assert_eq!(reason_of(code_of(reason)), Some(reason));
         }
         assert_eq!(reason_of(0), None);
-        assert_eq!(reason_of(9), None);
+        assert_eq!(reason_of(10), None);
     }
 
     #[test]

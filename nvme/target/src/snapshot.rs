@@ -43,6 +43,9 @@ pub struct ControllerSnapshot {
     pub totals: IoTotals,
     /// Entries of its error log so far.
     pub errors_logged: u64,
+    /// Whether commands that change data are held back, because requests that its host does not wait
+    /// for any more are still in devices.
+    pub fenced: bool,
 }
 
 /// One subsystem.
@@ -155,5 +158,6 @@ fn controller(target: &Target, entry: &Entry) -> ControllerSnapshot {
         io_queues,
         totals,
         errors_logged: shared.errors.count(),
+        fenced: shared.gate().is_fenced(),
     }
 }

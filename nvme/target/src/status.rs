@@ -60,9 +60,9 @@ pub(crate) mod byte {
 
 /// Every device error and its status (Base 2.1 §4.2.3, NVM 1.1 §3.2.1): the only such table.
 ///
-/// Do Not Retry stands where neither time nor another path would help. A device that is gone or was
+/// Do Not Retry stands where neither time nor another path would help without an operator. A device that is gone or was
 /// reset is a path error, so that a multipath host turns to another path.
-const TABLE: [(DeviceError, Status); 12] = [
+const TABLE: [(DeviceError, Status); 13] = [
     (DeviceError::OutOfRange, Status::LBA_OUT_OF_RANGE.with_dnr()),
     (DeviceError::Unaligned, Status::INVALID_FIELD.with_dnr()),
     (DeviceError::MediaRead, Status::UNRECOVERED_READ_ERROR),
@@ -81,6 +81,9 @@ const TABLE: [(DeviceError, Status); 12] = [
     (DeviceError::Aborted, Status::ABORT_REQUESTED),
     (DeviceError::Unsupported, Status::INVALID_OPCODE.with_dnr()),
     (DeviceError::Internal, Status::INTERNAL_ERROR),
+    // NVM 1.1 §3.2.1, Write Fault: "the write data could not be committed to the media". A retry
+    // fails too until an operator reopens the device, whatever the controller (Base 2.1 §4.2.3).
+    (DeviceError::Damaged, Status::WRITE_FAULT.with_dnr()),
 ];
 
 /// The row of an error; exhaustive, so that a new error is a compile error here.
@@ -98,6 +101,7 @@ const fn row(error: DeviceError) -> usize {
         DeviceError::Aborted => 9,
         DeviceError::Unsupported => 10,
         DeviceError::Internal => 11,
+        DeviceError::Damaged => 12,
     }
 }
 
@@ -141,6 +145,7 @@ mod tests {
                 | DeviceError::CompareMismatch
                 | DeviceError::NoSpace
                 | DeviceError::ReadOnly
+                | DeviceError::Damaged
                 | DeviceError::Unsupported => true,
                 DeviceError::MediaRead
                 | DeviceError::MediaWrite

@@ -72,16 +72,18 @@ impl Target {
                 measures,
             )))
         });
-        let published = Published {
+        let mut published = Published {
             epoch: EPOCH_FIRST,
             generation: 1,
             subsystems: subsystems.collect(),
             ports: config.ports,
+            listed_hosts: Arc::default(),
             devices: devices
                 .into_iter()
                 .map(|device| Some(PlacedDevice { device, since: 1 }))
                 .collect(),
         };
+        published.gather_hosts();
         Ok(Arc::new(Self {
             attention: (0..reactors).map(|_| Calls::default()).collect(),
             health_changes: AtomicU32::new(0),
@@ -149,6 +151,15 @@ impl Target {
             *config = wanted;
             Ok(())
         })
+    }
+
+    /// Ends all associations with a subsystem once their commands are answered. Its hosts may come
+    /// back at once; then they identify its namespaces again.
+    ///
+    /// # Errors
+    /// [`TargetError::UnknownSubsystem`].
+    pub fn end_associations(&self, nqn: &str) -> Result<(), TargetError> {
+        self.change_subsystem_in(nqn, 1, |_, _| Ok(()))
     }
 
     /// Adds a subsystem.
@@ -396,17 +407,25 @@ impl Target {
         nqn: &str,
         change: impl FnOnce(&Published, &mut SubsystemConfig) -> Result<(), TargetError>,
     ) -> Result<(), TargetError> {
+        self.change_subsystem_in(nqn, 0, change)
+    }
+
+    /// The same with associations of so many further incarnations ended.
+    fn change_subsystem_in(
+        &self,
+        nqn: &str,
+        further: u32,
+        change: impl FnOnce(&Published, &mut SubsystemConfig) -> Result<(), TargetError>,
+    ) -> Result<(), TargetError> {
         self.publish(|_, published| {
-            let found = published
-                .find(nqn)
-                .map(|(slot, view)| (slot, view.config.clone(), Arc::clone(&view.measures)));
-            let (slot, mut config, measures) = found.ok_or_else(|| unknown_subsystem(nqn))?;
+            let found = published.find(nqn);
+            let (slot, view) = found.ok_or_else(|| unknown_subsystem(nqn))?;
+            let (view, mut config) = (Arc::clone(view), view.config.clone());
             change(published, &mut config)?;
-            let highest = published
-                .subsystem(slot)
-                .map_or(0, |view| view.namespaces.len());
-            let view = SubsystemView::new(config, self.transfer_max, measures).reaching(highest);
-            published.subsystems[slot as usize] = Some(Arc::new(view));
+            let measures = Arc::clone(&view.measures);
+            let changed = SubsystemView::new(config, self.transfer_max, measures)
+                .in_incarnation(view.incarnation.wrapping_add(further));
+            published.subsystems[slot as usize] = Some(Arc::new(changed));
             Ok(())
         })
     }
@@ -421,6 +440,7 @@ impl Target {
             let registry = self.registry();
             let mut published = Published::clone(&self.published.value());
             change(&registry, &mut published)?;
+            published.gather_hosts();
             published.epoch = published.epoch.wrapping_add(1);
             published.generation = published.generation.wrapping_add(1);
             let epoch = published.epoch;

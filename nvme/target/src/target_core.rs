@@ -7,6 +7,7 @@
 
 mod absent;
 mod admission;
+mod audit;
 mod changes;
 mod closing;
 mod connect;
@@ -30,6 +31,7 @@ use nvme_spec::log::{ErrorEntry, ParameterErrorLocation};
 use nvme_spec::{Cqe, Sqe, Status, U16, U32, U64};
 use reactors::Nanos;
 use reactors::recorder::Recorder;
+use reactors::sim::planted;
 
 use crate::config::{CoreLimits, DEVICES_MAX, TransportKind};
 use crate::controller::{AdminContext, Controller};
@@ -37,9 +39,11 @@ use crate::counters::CoreCounters;
 use crate::interface::{Close, Completed, QueueId, TransportId};
 use crate::io::IoWork;
 use crate::notes::{Moment, status_key};
+use crate::shares::Shares;
 use crate::status::Fault;
 use crate::target::Target;
 use crate::view::Published;
+pub use audit::CoreAudit;
 pub use changes::{DeviceDrain, Outstanding};
 pub use draining::CoreDrain;
 use draining::Phase;
@@ -100,13 +104,15 @@ pub struct TargetCore {
     attention_seen: u64,
     health_changes_seen: u32,
     polled_at: Nanos,
+    /// Counts polls, to tell turns from one another.
+    turn: u32,
     /// When `timers` have to be asked; may be early.
     timer: Option<Nanos>,
     /// Whether a queue used up its allowance of logged errors.
     log_refill_at: Option<Nanos>,
     limits: CoreLimits,
-    /// Executions promised to queues: the sum of their depths.
-    reserved: usize,
+    /// Executions that are reserved for queues, by host.
+    reserved: Shares,
     phase: Phase,
     /// Whether a queue answers its last commands before it ends.
     has_leaving: bool,
@@ -154,7 +160,7 @@ impl TargetCore {
         let attention_seen = target.attention(reactor);
         Self {
             queues: Slots::new(limits.queues_max),
-            executions: Executions::new(limits.executions_max, DEVICES_MAX),
+            executions: Executions::new(limits.executions_max, DEVICES_MAX, limits.queues_max),
             lending,
             devices: queues,
             rota: Rota::default(),
@@ -170,10 +176,11 @@ impl TargetCore {
             target,
             reactor,
             polled_at: Nanos::ZERO,
+            turn: 0,
             timer: None,
             log_refill_at: None,
             limits,
-            reserved: 0,
+            reserved: Shares::new(limits.executions_max),
             phase: Phase::Serving,
             has_leaving: false,
             device_changes: 0,
@@ -379,12 +386,14 @@ impl TargetCore {
             .with_detail(status_key(fault.status))
             .with_command(sqe.command_id);
         self.recorder.note(self.polled_at, Moment::Failed.of(note));
-        let response = queue.respond(sqe.command_id, fault.status);
         let Some(loggable) = queue.loggable.checked_sub(1) else {
             self.counters.errors_not_logged.add(1);
-            return response;
+            return queue.respond(sqe.command_id, fault.status);
         };
         queue.loggable = loggable;
+        // Base 2.1 §4.2.3, More: the Error Information log says more about this command.
+        let more = !planted("more-never-set");
+        let response = queue.respond(sqe.command_id, fault.status.with_more(more));
         let location = fault
             .location
             .try_into()
@@ -401,8 +410,14 @@ impl TargetCore {
         entry.opcode = sqe.opcode;
         // Base 2.1 §5.1.12.1.2, LPVER: command set and opcode are valid.
         entry.lpver = 1;
-        queue.shared.errors.record(entry);
-        if loggable == 0 && self.log_refill_at.is_none() {
+        if planted("error-entry-misplaced") {
+            entry.sqid = U16::new(0);
+        }
+        if !(planted("error-entry-missing") && queue.qid > 0) {
+            queue.shared.errors.record(entry);
+        }
+        // From the first error on, so that only a flood uses the allowance up.
+        if self.log_refill_at.is_none() {
             self.log_refill_at = Some(self.polled_at + LOG_REFILL_INTERVAL);
         }
         response

@@ -7,9 +7,19 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use block::{Deallocate, Device};
+use reactors::Nanos;
+use reactors::sim::planted;
 
-use crate::config::{DeviceIndex, NamespaceConfig, PortConfig, PortId, SubsystemConfig};
+use crate::config::{
+    DeviceIndex, NAMESPACE_ID_MAX, NamespaceConfig, PortConfig, PortId, SubsystemConfig,
+};
 use crate::stages::SubsystemMeasures;
+
+/// Whether `nsid` is a valid namespace identifier: 1 to NN (Base 2.1 §3.2.1.2).
+#[inline]
+pub(crate) fn is_valid_nsid(nsid: u32) -> bool {
+    nsid != 0 && nsid <= NAMESPACE_ID_MAX
+}
 
 /// Everything that is served, as one immutable value.
 #[derive(Clone)]
@@ -21,6 +31,8 @@ pub(crate) struct Published {
     /// Subsystems by slot. A slot is not reused while a controller refers to it.
     pub(crate) subsystems: Vec<Option<Arc<SubsystemView>>>,
     pub(crate) ports: Vec<PortConfig>,
+    /// The hosts that exports name.
+    pub(crate) listed_hosts: Arc<BTreeSet<String>>,
     /// The devices by place; a place is free where there is none.
     pub(crate) devices: Vec<Option<PlacedDevice>>,
 }
@@ -36,8 +48,7 @@ pub(crate) struct PlacedDevice {
 /// One subsystem.
 pub(crate) struct SubsystemView {
     pub(crate) config: SubsystemConfig,
-    /// Index is the namespace identifier less one; the length is NN (Base 2.1 §5.1.13.2.1), which
-    /// never shrinks: a namespace that goes leaves an inactive identifier.
+    /// Index is the namespace identifier less one, up to the highest active identifier.
     pub(crate) namespaces: Vec<Option<NamespaceView>>,
     /// Bit per device that a namespace uses and that has a volatile write cache.
     pub(crate) volatile_devices: u128,
@@ -45,6 +56,8 @@ pub(crate) struct SubsystemView {
     pub(crate) measures: Arc<SubsystemMeasures>,
     /// Its hosts are on their way out and nobody comes in.
     pub(crate) leaving: bool,
+    /// How often all associations were ended so that hosts identify its namespaces again.
+    pub(crate) incarnation: u32,
 }
 
 /// One namespace: what an I/O command is checked against.
@@ -61,6 +74,10 @@ pub(crate) struct NamespaceView {
     pub(crate) deallocate: Deallocate,
 }
 
+/// Time for a transport to end the connections of an association that is over: until then a command
+/// may be in execution whose host has gone.
+const QUEUE_END_MAX: Nanos = Nanos::from_secs(2);
+
 impl NamespaceView {
     fn new(config: &NamespaceConfig, transfer_max_bytes: u32) -> Self {
         let geometry = &config.geometry;
@@ -71,7 +88,7 @@ impl NamespaceView {
             // Checked by the configuration: fewer than 128 devices.
             device: config.device.0 as u8,
             block_shift: geometry.block_size.trailing_zeros() as u8,
-            read_only: config.read_only || geometry.read_only,
+            read_only: (config.read_only && !planted("read-only-configured")) || geometry.read_only,
             volatile: geometry.volatile_write_cache,
             deallocate: geometry.deallocate,
         }
@@ -106,15 +123,16 @@ impl SubsystemView {
             volatile_devices,
             measures,
             leaving: false,
+            incarnation: 0,
         }
     }
 
-    /// The same with an NN of at least `highest`.
-    pub(crate) fn reaching(mut self, highest: usize) -> Self {
-        if self.namespaces.len() < highest {
-            self.namespaces.resize(highest, None);
+    /// The same in that incarnation.
+    pub(crate) fn in_incarnation(self, incarnation: u32) -> Self {
+        Self {
+            incarnation,
+            ..self
         }
-        self
     }
 
     /// Whether its hosts are on their way out.
@@ -130,6 +148,7 @@ impl SubsystemView {
             volatile_devices: self.volatile_devices,
             measures: Arc::clone(&self.measures),
             leaving: true,
+            incarnation: self.incarnation,
         }
     }
 
@@ -137,12 +156,6 @@ impl SubsystemView {
     pub(crate) fn devices(&self) -> BTreeSet<usize> {
         let namespaces = self.namespaces.iter().flatten();
         namespaces.map(|view| usize::from(view.device)).collect()
-    }
-
-    /// Whether `nsid` could be a namespace of this subsystem (Base 2.1 §3.2.1.2: 1 to NN).
-    #[inline]
-    pub(crate) fn is_valid(&self, nsid: u32) -> bool {
-        nsid != 0 && nsid as usize <= self.namespaces.len()
     }
 
     /// The active namespace `nsid`.
@@ -169,7 +182,7 @@ impl SubsystemView {
             .map(|(nsid, _)| nsid)
     }
 
-    /// Whether any namespace has a volatile write cache.
+    /// Whether any namespace has a volatile write cache now.
     pub(crate) fn has_volatile_cache(&self) -> bool {
         self.volatile_devices != 0
     }
@@ -185,8 +198,8 @@ impl SubsystemView {
         self.config.ports.contains(&port)
     }
 
-    /// Whether hosts would take `other` for another subsystem: Identify Controller says so, which
-    /// they read when they attach.
+    /// Whether hosts that are attached may go on with `other`: nothing has changed that they read
+    /// when they attach, and no namespace identifier leads to a different disk.
     pub(crate) fn is_known_as(&self, other: &Self) -> bool {
         let known = |config: &SubsystemConfig| {
             let SubsystemConfig {
@@ -197,11 +210,29 @@ impl SubsystemView {
             } = config;
             (serial.clone(), model.clone(), firmware.clone())
         };
-        known(&self.config) == known(&other.config)
+        known(&self.config) == known(&other.config) && self.incarnation == other.incarnation
     }
 }
 
 impl Published {
+    /// Gathers the hosts that exports name, after a change.
+    pub(crate) fn gather_hosts(&mut self) {
+        let subsystems = self.subsystems.iter().flatten();
+        let closed = subsystems.filter(|view| !view.config.allow_any_host);
+        let hosts = closed.flat_map(|view| view.config.hosts.iter().cloned());
+        self.listed_hosts = Arc::new(hosts.collect());
+    }
+
+    /// Whether any export names hosts.
+    pub(crate) fn has_lists(&self) -> bool {
+        !self.listed_hosts.is_empty()
+    }
+
+    /// Whether an export names this host.
+    pub(crate) fn lists(&self, host_nqn: &str) -> bool {
+        self.listed_hosts.contains(host_nqn)
+    }
+
     /// The live subsystem in a slot.
     #[inline]
     pub(crate) fn subsystem(&self, slot: u32) -> Option<&SubsystemView> {
@@ -228,6 +259,14 @@ impl Published {
         let placed = placed.and_then(Option::as_ref);
         // Epochs go round; no work lasts for half of them.
         placed.is_some_and(|placed| epoch.wrapping_sub(placed.since) < 1 << 31)
+    }
+
+    /// The longest time for which a request to a subsystem's devices may still take effect after
+    /// its association has ended.
+    pub(crate) fn quiesce_time_max(&self, subsystem: &SubsystemView) -> Nanos {
+        let devices = subsystem.devices().into_iter();
+        let times = devices.filter_map(|place| Some(self.device(place)?.quiesce_time_max()));
+        QUEUE_END_MAX + times.max().unwrap_or_default()
     }
 
     /// Whether a namespace uses the device in a place.

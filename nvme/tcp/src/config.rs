@@ -25,6 +25,19 @@ pub(crate) const RECEIVE_BUFFERS: usize = 8;
 /// Connections that one reactor serves at most; the token of a request has 16 bits for it.
 pub const CONNECTIONS_PER_REACTOR_MAX: usize = 8192;
 
+/// Of the spare receive buffers, those that the connections of one host keep at most.
+pub(crate) const KEPT_BUFFERS_PER_HOST_MAX: usize = 2;
+
+/// A connection is closed when its host sends nothing of the data that it was asked for, or takes
+/// nothing of the data that it asked for, for this time.
+pub(crate) const PROGRESS_TIMEOUT: Nanos = Nanos::from_secs(30);
+/// The same where the connection holds memory of a size for which a host waits that has none of it.
+pub(crate) const PROGRESS_TIMEOUT_CONTENDED: Nanos = Nanos::from_secs(2);
+/// How often a connection is looked at that may make no progress.
+pub(crate) const PROGRESS_CHECK_INTERVAL: Nanos = Nanos::from_millis(500);
+
+const _: () = assert!(KEPT_BUFFERS_PER_HOST_MAX < RECEIVE_BUFFERS - 1);
+const _: () = assert!(PROGRESS_TIMEOUT_CONTENDED.as_nanos() < PROGRESS_TIMEOUT.as_nanos());
 const _: () = assert!(CONNECTIONS_PER_REACTOR_MAX <= 1 << 16);
 
 /// What hosts of one port get.
@@ -56,7 +69,7 @@ pub struct TcpConfig {
     /// Largest data of one H2CData PDU, bytes, a multiple of 4 and at least 4,096 (MAXH2CDATA).
     pub host_data_bytes_max: u32,
     /// Whether a read that succeeded ends with the C2HData PDU's SUCCESS flag in place of a
-    /// response capsule.
+    /// response capsule, on queues whose host disabled SQ flow control.
     pub success_flag: bool,
     /// Connections at most on this reactor.
     pub connections_max: usize,

@@ -5,12 +5,13 @@
 //! after Connect it allocates nothing. NVMe/TCP Transport 1.1, sections 3.2 to 3.6.
 
 mod placing;
+mod progress;
 mod requests;
 
 use std::collections::VecDeque;
 use std::io::IoSliceMut;
 
-use hugemem::{Lease, Pool};
+use hugemem::{Account, Lease, Pool};
 use nvme_spec::tcp::{
     DATA_ALIGNMENT_MAX_Z, DigestFlags, FatalError, Framing, IcReq, IcResp, PFV_1_0, offset,
 };
@@ -19,10 +20,13 @@ use nvme_target::{
     Arrival, Completed, ConnectOutcome, PortId, QueueId, TargetCore, Timing, TransportId,
 };
 use reactors::sim::planted;
-use reactors::{LogLimit, Nanos};
+use reactors::{LogLimit, Nanos, Placement};
 use zerocopy::IntoBytes;
 
-use crate::config::{DigestPolicy, PortSettings, TcpConfig};
+use crate::config::{
+    DigestPolicy, PROGRESS_CHECK_INTERVAL, PROGRESS_TIMEOUT, PROGRESS_TIMEOUT_CONTENDED,
+    PortSettings, TcpConfig,
+};
 use crate::counters::TcpCounters;
 use crate::digest::digest;
 use crate::receive::{Payload, Pdu, Receiver, Rules, Violation};
@@ -38,10 +42,17 @@ const CONNECT_DATA_BYTES: usize = 1024;
 /// Receives that one connection may make in one poll before the others have their turn.
 const RECEIVES_PER_POLL_MAX: usize = 4;
 
+/// Answers that an admin queue has room for from the start, whatever its depth; more room is taken
+/// when a host has more commands outstanding.
+const RESERVED_ANSWERS_MAX: u16 = 128;
+
 /// Room for what follows while data that was asked for is awaited: some headers.
 const ROOM_BEFORE_DATA_BYTES: usize = 512;
-/// What a device lends for a host that takes no data keeps writers waiting no longer than this.
+/// A device lends its memory to a stream that takes no data for no longer than this, since nobody
+/// can write there meanwhile.
 const BORROWED_MAX: Nanos = Nanos::from_millis(100);
+/// How often it is looked after that whether a writer waits for what a PDU that is half sent borrows.
+const BORROWED_CHECK_INTERVAL: Nanos = Nanos::from_millis(20);
 
 /// What a connection works with while its reactor polls it.
 pub(crate) struct Context<'a> {
@@ -51,6 +62,8 @@ pub(crate) struct Context<'a> {
     pub(crate) config: &'a TcpConfig,
     pub(crate) counters: &'a TcpCounters,
     pub(crate) log: &'a LogLimit,
+    /// Where evictable connections are counted, and the reactor that they are counted for.
+    pub(crate) placement: &'a (Placement, usize),
     pub(crate) transport: TransportId,
     pub(crate) now: Nanos,
 }
@@ -81,6 +94,12 @@ pub(crate) enum Ended {
     Broken,
     /// The host did not finish its set-up in time.
     SetupTimeout,
+    /// The host took no data for too long.
+    SendTimeout,
+    /// A device's memory had to be given back, and there was no other for the rest of a PDU.
+    NoCopy,
+    /// It was not attached to an export, and made room for another one.
+    Evicted,
 }
 
 /// What moves a slot on.
@@ -144,11 +163,32 @@ pub(crate) struct Connection<S> {
     late: VecDeque<Timing>,
     /// Requests whose data was asked for by R2T and has not all come.
     solicited: usize,
-    /// The stream takes no more: data that devices lend is copied then, unless all was sent before.
+    /// What the leases of its requests are charged to; the appliance's own before Connect.
+    account: Account,
+    /// A read that succeeds without a result ends with the SUCCESS flag of its data, in place of a
+    /// response capsule.
+    success_flag: bool,
+    /// The stream takes no more: devices get back then what they lend, unless all was sent before.
     borrows_until: Option<Nanos>,
+    /// Devices took back what they lent. Until all is sent, they lend for single sends only.
+    is_slow: bool,
+    /// While requests wait for the host's data, or the stream takes no more: when progress is
+    /// looked at next.
+    progress_check_at: Option<Nanos>,
+    /// When data arrived last that a request waits for, or the first such request began to wait.
+    data_at: Nanos,
+    /// When the stream last took bytes, or began to take none, as far as is known.
+    sent_at: Nanos,
+    /// Bytes that the stream had taken by then.
+    sent_bytes: u64,
+    /// The PDU that was half sent then, if its data is lent.
+    begun_loan: Option<u64>,
     port: PortId,
     settings: PortSettings,
     setup_deadline: Nanos,
+    /// It has a queue of an export's controller, so it does not make room for others.
+    attached: bool,
+    pub(crate) opened_at: Nanos,
     /// When bytes last arrived; a connection that was active lately is polled without asking epoll.
     pub(crate) last_arrival: Nanos,
     /// The transport has it on its list of connections to flush.
@@ -175,10 +215,20 @@ impl<S: ByteStream> Connection<S> {
             at_once: 0,
             late: VecDeque::new(),
             solicited: 0,
+            account: Account::SYSTEM,
+            success_flag: false,
             borrows_until: None,
+            is_slow: false,
+            progress_check_at: None,
+            data_at: cx.now,
+            sent_at: cx.now,
+            sent_bytes: 0,
+            begun_loan: None,
             port,
             settings: cx.config.port(port),
             setup_deadline: cx.now.saturating_add(cx.config.setup_timeout),
+            attached: false,
+            opened_at: cx.now,
             last_arrival: cx.now,
             flush_listed: false,
             awaits_writable: false,
@@ -199,6 +249,11 @@ impl<S: ByteStream> Connection<S> {
 
     pub(crate) fn token(&self) -> RequestToken {
         self.token
+    }
+
+    /// Whether it has, or had, a queue of an export's controller.
+    pub(crate) fn is_attached(&self) -> bool {
+        self.attached
     }
 
     /// Whether something is queued for sending, or the end of sending is still to be told.
@@ -226,14 +281,18 @@ impl<S: ByteStream> Connection<S> {
     /// When the connection must be looked at although nothing arrives.
     pub(crate) fn deadline(&self) -> Option<Nanos> {
         match self.phase {
+            Phase::Initialising | Phase::Connecting if planted("setup-never-ends") => None,
             Phase::Initialising | Phase::Connecting => Some(self.setup_deadline),
-            Phase::Serving => self.borrows_until,
+            Phase::Serving => match (self.borrows_until, self.progress_check_at) {
+                (Some(one), Some(other)) => Some(one.min(other)),
+                (one, other) => one.or(other),
+            },
             Phase::Closing { until, .. } => Some(until),
         }
     }
 
     /// Does what is due when its deadline has passed.
-    pub(crate) fn check_deadline(&mut self, cx: &Context<'_>) -> Result<(), Ended> {
+    pub(crate) fn check_deadline(&mut self, cx: &mut Context<'_>) -> Result<(), Ended> {
         if self.deadline().is_none_or(|deadline| cx.now < deadline) {
             return Ok(());
         }
@@ -241,20 +300,15 @@ impl<S: ByteStream> Connection<S> {
             Phase::Closing { .. } => Err(Ended::Closed),
             Phase::Initialising | Phase::Connecting => Err(Ended::SetupTimeout),
             Phase::Serving => {
-                self.stop_borrowing(cx);
+                if self.borrows_until.is_some_and(|until| until <= cx.now) {
+                    self.stop_borrowing(cx)?;
+                }
+                if self.progress_check_at.is_some_and(|at| at <= cx.now) {
+                    self.check_progress(cx)?;
+                }
                 Ok(())
             }
         }
-    }
-
-    /// The host takes no data: what devices lend for it is given back, that others can write there.
-    fn stop_borrowing(&mut self, cx: &Context<'_>) {
-        let copied = self.transmitter.stop_borrowing(cx.pool);
-        cx.counters.bytes_copied.add(copied.unwrap_or(0) as u64);
-        self.borrows_until = match copied {
-            Some(_) => None,
-            None => Some(cx.now + BORROWED_MAX),
-        };
     }
 
     /// Receives what is there and acts on it; returns the number of receives that brought
@@ -262,13 +316,13 @@ impl<S: ByteStream> Connection<S> {
     pub(crate) fn receive(&mut self, cx: &mut Context<'_>) -> Result<u32, Ended> {
         cx.buffers.lend(&mut self.receiver);
         let received = self.receive_into_buffer(cx);
-        cx.buffers.take_back(&mut self.receiver);
+        cx.buffers.take_back(&mut self.receiver, self.account);
         received
     }
 
     /// Gives the buffer back, whatever is in it: the connection ends.
     pub(crate) fn release_buffer(&mut self, cx: &mut Context<'_>) {
-        cx.buffers.release(&mut self.receiver);
+        cx.buffers.release(&mut self.receiver, self.account);
     }
 
     fn receive_into_buffer(&mut self, cx: &mut Context<'_>) -> Result<u32, Ended> {
@@ -317,7 +371,8 @@ impl<S: ByteStream> Connection<S> {
     fn fill(&mut self, cx: &mut Context<'_>) -> (usize, Transferred) {
         // What comes next is most likely data that was asked for, and all of it that is received
         // behind its header has to be copied.
-        let mut room_bytes = cx.buffers.room_max(self.receiver.buffered().len());
+        let buffered = self.receiver.buffered().len();
+        let mut room_bytes = cx.buffers.room_max(buffered, self.account);
         if self.solicited > 0 {
             room_bytes = room_bytes.min(ROOM_BEFORE_DATA_BYTES);
         }
@@ -338,6 +393,7 @@ impl<S: ByteStream> Connection<S> {
             let mut buffers = [IoSliceMut::new(lease), IoSliceMut::new(room)];
             let outcome = self.stream.receive(&mut buffers);
             if let Transferred::Bytes(bytes) = outcome {
+                self.data_at = cx.now;
                 let placed = bytes.min(lease_bytes);
                 fetch.filled += placed;
                 *remaining -= placed;
@@ -448,6 +504,9 @@ impl<S: ByteStream> Connection<S> {
                         .receiver
                         .copy_into(&mut fetch.lease[filled..filled + remaining]);
                     fetch.filled += copied;
+                    if copied > 0 {
+                        self.data_at = cx.now;
+                    }
                     cx.counters.bytes_copied.add(copied as u64);
                     copied
                 }
@@ -607,14 +666,18 @@ impl<S: ByteStream> Connection<S> {
             return;
         };
         if corrupt {
+            // As every Connect that is refused: a connection that may try for ever would have to
+            // be limited in what it makes us answer.
             let status = Status::TRANSIENT_TRANSPORT_ERROR;
-            return self.push_response(&Cqe::new(sqe.cid.get(), status), Finishes::Nothing);
+            self.push_response(&Cqe::new(sqe.cid.get(), status), Finishes::Nothing);
+            return self.close(cx);
         }
         let arrival = Arrival {
             transport: cx.transport,
             port: self.port,
             connection: u32::from(self.token.connection()),
             local_address: self.stream.local_address(),
+            peer_address: self.stream.host_address().map(|address| address.ip()),
             in_capsule_max: self.settings.in_capsule_bytes,
         };
         match cx.core.connect(&arrival, &sqe, &data[..filled], cx.now) {
@@ -624,9 +687,24 @@ impl<S: ByteStream> Connection<S> {
                 info,
             } => {
                 self.queue = Some(queue);
+                self.account = charged_account(info.account);
+                if !info.discovery {
+                    self.attached = true;
+                    let (placement, reactor) = cx.placement;
+                    placement.remove_evictable(*reactor);
+                }
                 self.slots = SlotTable::new(info.depth);
-                self.late.reserve(usize::from(info.depth));
-                self.transmitter.reserve(usize::from(info.depth));
+                // TCP 1.1 §3.6.2.8, SUCCESS: without a response capsule the host gets no SQHD, so
+                // only a host that disabled SQ flow control can do without it.
+                self.success_flag = cx.config.success_flag
+                    && (!info.flow_control || planted("success-despite-flow-control"));
+                let reserved = usize::from(if info.admin {
+                    info.depth.min(RESERVED_ANSWERS_MAX)
+                } else {
+                    info.depth
+                });
+                self.late.reserve(reserved);
+                self.transmitter.reserve(reserved);
                 self.rules.in_capsule_bytes_max = info.in_capsule_max;
                 self.receiver.forget_usual();
                 self.phase = Phase::Serving;
@@ -648,7 +726,7 @@ impl<S: ByteStream> Connection<S> {
         self.step(cx, slot, Event::Granted(lease));
         // What had to stay on the stream or in the buffer behind this request can go on.
         self.consume(cx);
-        cx.buffers.take_back(&mut self.receiver);
+        cx.buffers.take_back(&mut self.receiver, self.account);
     }
 
     /// The target core has finished a request.
@@ -700,11 +778,12 @@ impl<S: ByteStream> Connection<S> {
         match outcome {
             Flushed::Empty => {
                 self.borrows_until = None;
+                self.is_slow = false;
                 Ok(false)
             }
             Flushed::Yielded => Ok(false),
             Flushed::Blocked => {
-                self.borrows_until.get_or_insert(cx.now + BORROWED_MAX);
+                self.send_blocked(cx);
                 Ok(true)
             }
             Flushed::Broken => Err(Ended::Broken),
@@ -764,13 +843,24 @@ impl<S: ByteStream> Connection<S> {
             cx.core.close_queue(queue, cx.now);
         }
         let connection = self.token;
-        cx.pool.cancel_waits(|token| {
+        cx.pool.cancel_waits(Some(self.account), |token| {
             connection.names_same_connection(RequestToken::from_bits(token.0))
         });
         self.slots.abandon();
         self.held = 0;
         self.solicited = 0;
     }
+}
+
+/// The account of a queue as the target core says.
+fn charged_account(account: Account) -> Account {
+    if planted("share-ignored") {
+        return Account::SYSTEM;
+    }
+    if planted("fifo-over-hosts") {
+        return Account::io(1);
+    }
+    account
 }
 
 /// The first `bytes` of `room`, or all of it.

@@ -5,13 +5,14 @@
 //! [`ByteStream`].
 
 use std::cell::RefCell;
+use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use hugemem::Pool;
 use nvme_target::{PortId, TargetCore, TransportId, TransportKind};
 use reactors::sim::planted;
-use reactors::{LogLimit, Nanos};
+use reactors::{LogLimit, Nanos, Placement};
 
 use crate::config::{CONNECTIONS_PER_REACTOR_MAX, PortSettings, TcpConfig};
 use crate::connection::{Connection, Context, Ended};
@@ -19,6 +20,10 @@ use crate::counters::TcpCounters;
 use crate::receive_buffers::ReceiveBuffers;
 use crate::stream::ByteStream;
 use crate::token::{GENERATIONS, RequestToken};
+
+/// Silence after which a connection that is not attached to an export may end to make room. Hosts
+/// that are being set up send at once.
+const EVICTABLE_AFTER: Nanos = Nanos::from_millis(500);
 
 /// Connections of one reactor over streams of type `S`.
 pub struct ConnectionSet<S> {
@@ -32,6 +37,8 @@ pub struct ConnectionSet<S> {
     /// late.
     next_deadline: Option<Nanos>,
     buffers: ReceiveBuffers,
+    /// Connections that may end to make room, about in the order in which they were last heard.
+    evictable: VecDeque<RequestToken>,
     shared: Shared,
 }
 
@@ -47,6 +54,8 @@ struct Shared {
     counters: Arc<TcpCounters>,
     transport: TransportId,
     log: LogLimit,
+    /// Where evictable connections are counted, and the reactor that they are counted for.
+    placement: (Placement, usize),
 }
 
 impl Shared {
@@ -63,6 +72,7 @@ impl Shared {
             config: &self.config,
             counters: &self.counters,
             log: &self.log,
+            placement: &self.placement,
             transport: self.transport,
             now,
         }
@@ -92,6 +102,7 @@ impl<S: ByteStream> ConnectionSet<S> {
             ended: Vec::with_capacity(places),
             next_deadline: None,
             buffers: ReceiveBuffers::new(),
+            evictable: VecDeque::with_capacity(2 * places),
             shared: Shared {
                 core,
                 pool,
@@ -99,8 +110,61 @@ impl<S: ByteStream> ConnectionSet<S> {
                 counters,
                 transport,
                 log: LogLimit::default(),
+                placement: (Placement::new(1), 0),
             },
         }
+    }
+
+    /// Has connections that may end to make room counted in `placement`, as those of `reactor`. To
+    /// be called before the first connection comes.
+    pub(crate) fn count_evictable_in(&mut self, placement: Placement, reactor: usize) {
+        debug_assert!(self.is_empty(), "connections were counted elsewhere");
+        self.shared.placement = (placement, reactor);
+    }
+
+    /// Ends a connection that is not attached to an export and was silent longest, about; `false`
+    /// when there is none that was silent for [`EVICTABLE_AFTER`].
+    pub(crate) fn evict(&mut self, now: Nanos) -> bool {
+        // Each is looked at once: one that was heard since then goes to the end.
+        for _ in 0..self.evictable.len() {
+            let Some(token) = self.evictable.pop_front() else {
+                return false;
+            };
+            let Some(connection) = named(&mut self.places, token) else {
+                continue;
+            };
+            if connection.is_attached() {
+                continue;
+            }
+            if now.saturating_sub(connection.opened_at) < EVICTABLE_AFTER {
+                // Those behind it came later, or were heard later.
+                self.evictable.push_front(token);
+                return false;
+            }
+            if now.saturating_sub(connection.last_arrival) < EVICTABLE_AFTER {
+                self.evictable.push_back(token);
+                continue;
+            }
+            if let Some(withheld) = self.shared.log.admit(now) {
+                let host = connection.stream().host_address();
+                tracing::info!(?host, withheld, "ending an idle connection to make room");
+            }
+            self.with(token.connection(), now, |_, _| Err::<(), _>(Ended::Evicted));
+            return true;
+        }
+        false
+    }
+
+    /// Forgets evictable connections that have ended or are attached, when there are many.
+    fn tidy_evictable(&mut self) {
+        if self.evictable.len() < 2 * self.places.len() {
+            return;
+        }
+        let mut tokens = std::mem::take(&mut self.evictable);
+        tokens.retain(|token| {
+            named(&mut self.places, *token).is_some_and(|connection| !connection.is_attached())
+        });
+        self.evictable = tokens;
     }
 
     /// Connections in the table, those included that are being set up or closed.
@@ -147,6 +211,10 @@ impl<S: ByteStream> ConnectionSet<S> {
         sooner(&mut self.next_deadline, connection.deadline());
         place.connection = Some(Box::new(connection));
         drop(core);
+        let (placement, reactor) = &self.shared.placement;
+        placement.add_evictable(*reactor);
+        self.tidy_evictable();
+        self.evictable.push_back(token);
         self.shared.counters.connections_opened.add(1);
         self.shared.counters.connections.set(self.len() as u64);
         Ok(index)
@@ -209,7 +277,7 @@ impl<S: ByteStream> ConnectionSet<S> {
             // Answers leave in the order in which they were made, as SQHD promises (Base 2.1
             // §4.2.1), so those that wait go before any that a grant makes.
             moved += hand_out(&mut self.places, &mut self.to_flush, &mut cx);
-            let Some((token, lease)) = cx.pool.next_grant() else {
+            let Some((token, lease)) = cx.pool.next_grant(now.as_nanos()) else {
                 break;
             };
             let token = RequestToken::from_bits(token.0);
@@ -270,7 +338,7 @@ impl<S: ByteStream> ConnectionSet<S> {
     #[must_use]
     pub fn has_pending(&self) -> bool {
         !self.to_flush.is_empty()
-            || self.shared.pool.waiting() > 0
+            || self.shared.pool.may_grant()
             || self.shared.core.borrow().has_ready()
     }
 
@@ -279,6 +347,7 @@ impl<S: ByteStream> ConnectionSet<S> {
     pub fn next_deadline(&self) -> Option<Nanos> {
         let mut earliest = self.next_deadline;
         sooner(&mut earliest, self.shared.core.borrow().next_deadline());
+        sooner(&mut earliest, self.shared.pool.retry_at_ns().map(Nanos));
         earliest
     }
 
@@ -290,7 +359,7 @@ impl<S: ByteStream> ConnectionSet<S> {
         }
         self.next_deadline = None;
         for index in 0..self.places.len() as u16 {
-            self.with(index, now, |connection, cx| connection.check_deadline(cx));
+            self.with(index, now, Connection::check_deadline);
         }
     }
 
@@ -375,10 +444,18 @@ impl<S: ByteStream> ConnectionSet<S> {
     }
 
     fn remove(&mut self, index: u16, ended: Ended) {
-        if ended == Ended::SetupTimeout {
-            self.shared.counters.setup_timeouts.add(1);
+        let counters = &self.shared.counters;
+        match ended {
+            Ended::SetupTimeout => counters.setup_timeouts.add(1),
+            Ended::SendTimeout => counters.send_timeouts.add(1),
+            Ended::NoCopy => counters.copy_failures.add(1),
+            Ended::Closed | Ended::Broken | Ended::Evicted => {}
         }
-        self.places[usize::from(index)].connection = None;
+        let connection = self.places[usize::from(index)].connection.take();
+        if connection.is_some_and(|connection| !connection.is_attached()) {
+            let (placement, reactor) = &self.shared.placement;
+            placement.remove_evictable(*reactor);
+        }
         self.free.push(index);
         self.ended.push(index);
         self.shared.counters.connections.set(self.len() as u64);

@@ -32,6 +32,12 @@ counters! {
     violations,
     /// Connections closed because the host did not finish its set-up in time.
     setup_timeouts,
+    /// Connections closed because the host sent nothing of the data that it was asked for.
+    data_timeouts,
+    /// Connections closed because the host took nothing of the data that it had asked for.
+    send_timeouts,
+    /// Connections closed because the rest of a PDU could not be copied out of a device.
+    copy_failures,
     /// Command capsules taken in.
     commands,
     /// Vectored receives.
@@ -50,6 +56,8 @@ counters! {
     bytes_sent,
     /// Requests that waited for a buffer.
     buffer_waits,
+    /// Reads whose data a device took back because the host had not taken it, to be read again.
+    loans_suspended,
     /// Header digests that did not match.
     header_digest_errors,
     /// Data digests that did not match.

@@ -4,11 +4,13 @@
 //! header left, so that one that is idle costs no buffer. Only in-capsule data that has to wait for
 //! a lease stays in the buffer that it came in: a few more are kept for that. Where none of these is
 //! left, connections take no more off their streams than they can keep themselves
-//! ([`REST_BYTES_MAX`]), so there is always one to receive into.
+//! ([`REST_BYTES_MAX`]), so there is always one to receive into. The same holds for the connections
+//! of a host that keep [`KEPT_BUFFERS_PER_HOST_MAX`] of them.
 
 use arrayvec::ArrayVec;
+use hugemem::Account;
 
-use crate::config::{RECEIVE_BUFFER_BYTES, RECEIVE_BUFFERS};
+use crate::config::{KEPT_BUFFERS_PER_HOST_MAX, RECEIVE_BUFFER_BYTES, RECEIVE_BUFFERS};
 use crate::receive::{REST_BYTES_MAX, Receiver};
 
 const _: () = assert!(RECEIVE_BUFFERS > 1 && RECEIVE_BUFFER_BYTES >= 2 * REST_BYTES_MAX);
@@ -19,6 +21,8 @@ pub(crate) struct ReceiveBuffers {
     /// The one to receive into; none while a connection does.
     current: Box<[u8]>,
     spare: ArrayVec<Box<[u8]>, { RECEIVE_BUFFERS - 1 }>,
+    /// Whose connections keep the others.
+    kept_by: ArrayVec<Account, { RECEIVE_BUFFERS - 1 }>,
 }
 
 impl ReceiveBuffers {
@@ -30,6 +34,7 @@ impl ReceiveBuffers {
             spare: std::iter::repeat_with(buffer)
                 .take(RECEIVE_BUFFERS - 1)
                 .collect(),
+            kept_by: ArrayVec::new(),
         }
     }
 
@@ -43,35 +48,53 @@ impl ReceiveBuffers {
     }
 
     /// Takes a connection's buffer back, unless more is in it than the connection can keep without.
+    /// A buffer that it keeps is charged to `account`.
     #[inline]
-    pub(crate) fn take_back(&mut self, receiver: &mut Receiver) {
+    pub(crate) fn take_back(&mut self, receiver: &mut Receiver, account: Account) {
         if !receiver.has_buffer() {
             return;
         }
         if receiver.keep_rest() {
-            self.release(receiver);
+            self.release(receiver, account);
         } else if self.current.is_empty() {
             // There is a spare one as long as connections heed `room_max`.
             self.current = self.spare.pop().unwrap_or_default();
+            self.kept_by.push(account);
         }
     }
 
     /// Takes a connection's buffer back with all that is in it.
     #[inline]
-    pub(crate) fn release(&mut self, receiver: &mut Receiver) {
+    pub(crate) fn release(&mut self, receiver: &mut Receiver, account: Account) {
         if self.current.is_empty() {
             receiver.release(&mut self.current);
         } else if receiver.has_buffer() {
             let mut kept = Box::default();
             receiver.release(&mut kept);
             self.spare.push(kept);
+            let kept = self.kept_by.iter().position(|by| *by == account);
+            debug_assert!(kept.is_some(), "{account:?} keeps no buffer");
+            if let Some(kept) = kept {
+                self.kept_by.swap_remove(kept);
+            }
         }
     }
 
-    /// Bytes that a connection which has a buffer with `buffered` bytes in it may receive.
+    /// Bytes that a connection of `account` which has a buffer with `buffered` bytes in it may
+    /// receive.
     #[inline]
-    pub(crate) fn room_max(&self, buffered: usize) -> usize {
-        if self.spare.is_empty() {
+    pub(crate) fn room_max(&self, buffered: usize, account: Account) -> usize {
+        if self.kept_by.is_empty() {
+            usize::MAX
+        } else {
+            self.room_beside_kept(buffered, account)
+        }
+    }
+
+    #[cold]
+    fn room_beside_kept(&self, buffered: usize, account: Account) -> usize {
+        let kept = self.kept_by.iter().filter(|by| **by == account).count();
+        if self.spare.is_empty() || kept >= KEPT_BUFFERS_PER_HOST_MAX {
             REST_BYTES_MAX - buffered.min(REST_BYTES_MAX)
         } else {
             usize::MAX

@@ -132,9 +132,12 @@ impl SlotTable {
 
     /// Whether a request's data is still on its way from the host.
     pub(crate) fn any_fetching(&self) -> bool {
-        self.states
-            .iter()
-            .any(|state| matches!(state, SlotState::FetchingData(_)))
+        self.any(|state| matches!(state, SlotState::FetchingData(_)))
+    }
+
+    /// Whether any state is such a one.
+    pub(crate) fn any(&self, is_such: impl Fn(&SlotState) -> bool) -> bool {
+        self.states.iter().any(is_such)
     }
 
     /// The state of `slot`, which came from this table.

@@ -6,10 +6,11 @@
 use std::io::{IoSlice, IoSliceMut};
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
 
 use reactors::spare_returns;
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, send, sendmsg};
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, send, sendmsg, sockopt};
 
 /// What one vectored receive or send came to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,21 +53,45 @@ pub trait ByteStream {
     }
 }
 
+/// A peer from which nothing comes for this time is probed.
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(30);
+/// Time between two probes.
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
+/// Probes without an answer after which the connection is broken.
+const KEEPALIVE_PROBES: u32 = 6;
+/// The connection is broken when the peer has not acknowledged data, or kept its window closed and
+/// answered no probe, for this time.
+const USER_TIMEOUT: Duration = Duration::from_secs(90);
+/// Within this time a peer that is gone is noticed although its keep-alive timer is off (KATO 0,
+/// Base 2.1 section 3.9).
+const DEAD_PEER_MAX: Duration = Duration::from_secs(120);
+
+const _: () = {
+    let probing = KEEPALIVE_INTERVAL.as_secs() * KEEPALIVE_PROBES as u64;
+    assert!(KEEPALIVE_IDLE.as_secs() + probing < DEAD_PEER_MAX.as_secs());
+    // The user timeout counts where both are set (tcp(7)), from the last sign of the peer.
+    assert!(USER_TIMEOUT.as_secs() + KEEPALIVE_INTERVAL.as_secs() < DEAD_PEER_MAX.as_secs());
+};
+
 /// A connected, non-blocking TCP socket.
 #[derive(Debug)]
 pub struct TcpSocket(TcpStream);
 
 impl TcpSocket {
     /// Takes over `stream`: non-blocking; without Nagle's delay, since whole batches are sent at
-    /// once; with the kernel's probes, so that a peer that vanished without a word is noticed
-    /// although it has no keep-alive timer.
+    /// once; with the kernel's probes and a time limit for acknowledgements, so that a peer that
+    /// vanished is noticed within two minutes although it has no keep-alive timer.
     ///
     /// # Errors
     /// The socket option's error.
     pub fn new(stream: TcpStream) -> std::io::Result<Self> {
         stream.set_nonblocking(true)?;
         stream.set_nodelay(true)?;
-        rustix::net::sockopt::set_socket_keepalive(&stream, true)?;
+        sockopt::set_socket_keepalive(&stream, true)?;
+        sockopt::set_tcp_keepidle(&stream, KEEPALIVE_IDLE)?;
+        sockopt::set_tcp_keepintvl(&stream, KEEPALIVE_INTERVAL)?;
+        sockopt::set_tcp_keepcnt(&stream, KEEPALIVE_PROBES)?;
+        sockopt::set_tcp_user_timeout(&stream, USER_TIMEOUT.as_millis() as u32)?;
         Ok(Self(stream))
     }
 }
@@ -132,5 +157,36 @@ impl ByteStream for TcpSocket {
 impl AsFd for TcpSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    /// A host with KATO 0 (Base 2.1 section 3.9) that vanishes is noticed by the kernel alone.
+    #[test]
+    fn a_peer_that_vanishes_is_noticed_within_two_minutes() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("loopback");
+        let address = listener.local_addr().expect("bound");
+        let _client = TcpStream::connect(address).expect("listening");
+        let (accepted, _) = listener.accept().expect("connected");
+        let TcpSocket(socket) = TcpSocket::new(accepted).expect("options");
+        assert!(sockopt::socket_keepalive(&socket).expect("an option"));
+        let idle = sockopt::tcp_keepidle(&socket).expect("an option");
+        let interval = sockopt::tcp_keepintvl(&socket).expect("an option");
+        let probes = sockopt::tcp_keepcnt(&socket).expect("an option");
+        assert!(
+            idle + interval * probes < DEAD_PEER_MAX,
+            "{idle:?} {interval:?}"
+        );
+        let user_timeout = sockopt::tcp_user_timeout(&socket).expect("an option");
+        let limit = Duration::from_millis(user_timeout.into());
+        assert!(
+            !limit.is_zero() && limit + interval < DEAD_PEER_MAX,
+            "{limit:?}"
+        );
     }
 }

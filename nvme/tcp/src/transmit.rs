@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use std::io::IoSlice;
 
 use arrayvec::ArrayVec;
-use hugemem::{Data, Pool, prefetch};
+use hugemem::{Data, Lease, Loan, LoanClaim, prefetch};
 use nvme_spec::tcp::{C2hData, C2hEnd, DATA_ALIGNMENT_MAX_Z, Framing};
 use nvme_target::Served;
 use reactors::sim::planted;
@@ -37,10 +37,19 @@ type Pieces<'a> = ArrayVec<IoSlice<'a>, PIECES_PER_SEND_MAX>;
 
 static PADDING: [u8; PADDING_MAX] = [0; PADDING_MAX];
 
+/// Where the bytes of a payload are.
+#[derive(Debug)]
+enum PayloadData {
+    Held(Data),
+    /// The device has its memory back, and lends it again when the PDU can be sent. The host may get
+    /// newer data then, as it may of any read that is not completed.
+    Suspended(LoanClaim),
+}
+
 /// Data behind a header, sent from where it lies.
 #[derive(Debug)]
 struct Payload {
-    data: Data,
+    data: PayloadData,
     bytes: u32,
     padding: u8,
     /// Made when the PDU is about to be sent, where there is one.
@@ -48,9 +57,32 @@ struct Payload {
 }
 
 impl Payload {
+    /// The bytes, unless the device has its memory back.
     #[inline]
-    fn data(&self) -> &[u8] {
-        &self.data[..self.bytes as usize]
+    fn data(&self) -> Option<&[u8]> {
+        match &self.data {
+            PayloadData::Held(data) => Some(&data[..self.bytes as usize]),
+            PayloadData::Suspended(_) => None,
+        }
+    }
+
+    fn loan(&self) -> Option<&Loan> {
+        match &self.data {
+            PayloadData::Held(Data::Loan(loan)) => Some(loan),
+            PayloadData::Held(Data::Lease(_)) | PayloadData::Suspended(_) => None,
+        }
+    }
+
+    /// The same with a loan given back.
+    fn suspended(self) -> Self {
+        match self.data {
+            PayloadData::Held(Data::Loan(loan)) => Self {
+                data: PayloadData::Suspended(loan.suspend()),
+                digest: None,
+                ..self
+            },
+            data => Self { data, ..self },
+        }
     }
 }
 
@@ -72,6 +104,17 @@ pub(crate) enum Finishes {
     Slot(u16),
     /// A command that was answered at once and has no slot.
     AtOnce(Served),
+}
+
+/// What became of a PDU that is half sent and whose data is lent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Suspended {
+    /// There was none.
+    Nothing,
+    /// So many bytes were copied into a lease.
+    Copied(usize),
+    /// There was no lease for them.
+    NoMemory,
 }
 
 #[derive(Debug)]
@@ -105,20 +148,46 @@ impl Outgoing {
         }
     }
 
-    /// Adds the PDU's pieces, [`PIECES_PER_PDU_MAX`] at most; returns its bytes.
-    #[inline]
-    fn add_to<'a>(&'a self, pieces: &mut Pieces<'a>) -> usize {
+    fn framed_mut(&mut self) -> Option<&mut Framed> {
         match self {
-            Self::Control(bytes) => {
-                pieces.push(IoSlice::new(bytes));
-                bytes.len()
-            }
-            Self::Framed(framed) => framed.add_to(pieces),
+            Self::Control(_) => None,
+            Self::Framed(framed) => Some(framed),
         }
     }
 }
 
 impl Framed {
+    #[inline]
+    fn is_suspended(&self) -> bool {
+        let payload = self.payload.as_ref();
+        payload.is_some_and(|it| matches!(it.data, PayloadData::Suspended(_)))
+    }
+
+    /// Gives the device its memory back; `false` where none was lent.
+    fn suspend(&mut self) -> bool {
+        if self.payload.as_ref().and_then(Payload::loan).is_none() {
+            return false;
+        }
+        self.payload = self.payload.take().map(Payload::suspended);
+        true
+    }
+
+    /// Has the device lend its memory again; `false` when a writer is there.
+    fn resume(&mut self) -> bool {
+        let Some(payload) = &mut self.payload else {
+            return true;
+        };
+        let PayloadData::Suspended(claim) = &mut payload.data else {
+            return true;
+        };
+        let Some(loan) = claim.try_lend() else {
+            return false;
+        };
+        payload.data = PayloadData::Held(Data::Loan(loan));
+        true
+    }
+
+    /// Adds the PDU's pieces, [`PIECES_PER_PDU_MAX`] at most; returns its bytes.
     #[inline]
     fn add_to<'a>(&'a self, pieces: &mut Pieces<'a>) -> usize {
         let mut bytes = usize::from(self.header_bytes);
@@ -131,7 +200,8 @@ impl Framed {
             if payload.padding > 0 {
                 add(&PADDING[..usize::from(payload.padding)]);
             }
-            add(payload.data());
+            // A batch ends before what is suspended.
+            add(payload.data().unwrap_or_default());
             if let Some(digest) = &payload.digest {
                 add(digest);
             }
@@ -178,6 +248,12 @@ pub(crate) struct Transmitter {
     /// A PDU with data that ends its command, as this connection's framing makes it.
     success: C2hData,
     sends: u64,
+    /// Bytes that the stream has taken.
+    bytes_sent: u64,
+    /// PDUs that the stream has taken.
+    pdus_sent: u64,
+    /// PDUs that are suspended.
+    suspended: usize,
 }
 
 impl Transmitter {
@@ -192,6 +268,9 @@ impl Transmitter {
             padding: 0,
             success: C2hData::new(0, 0, 1, C2hEnd::Success, Framing::default()),
             sends: 0,
+            bytes_sent: 0,
+            pdus_sent: 0,
+            suspended: 0,
         }
     }
 
@@ -259,7 +338,7 @@ impl Transmitter {
             prefetch(&loan[..bytes]);
         }
         let payload = Payload {
-            data,
+            data: PayloadData::Held(data),
             bytes: bytes as u32,
             padding: self.padding,
             digest: None,
@@ -301,29 +380,112 @@ impl Transmitter {
     /// at once.
     pub(crate) fn discard_unsent(&mut self) {
         self.queue.truncate(usize::from(self.sent > 0));
+        self.suspended = 0;
         self.sealed = self.sealed.min(self.queue.len());
     }
 
-    /// Copies data that a device lends into leases, so that the stream's slowness is nobody else's:
-    /// how many bytes. `None`: there is no memory for all of it now.
-    pub(crate) fn stop_borrowing(&mut self, pool: &Pool) -> Option<usize> {
-        let mut copied = 0;
-        for outgoing in &mut self.queue {
-            let Outgoing::Framed(Framed {
-                payload: Some(payload),
-                ..
-            }) = outgoing
-            else {
-                continue;
-            };
-            if let Data::Loan(_) = payload.data {
-                let mut lease = pool.take(payload.bytes as usize)?;
-                lease.copy_from_slice(payload.data());
-                payload.data = Data::Lease(lease);
-                copied += payload.bytes as usize;
+    /// Bytes that the stream has taken so far.
+    pub(crate) fn bytes_sent(&self) -> u64 {
+        self.bytes_sent
+    }
+
+    /// Whether data is queued in such a lease.
+    pub(crate) fn any_lease(&self, is_such: impl Fn(&Lease) -> bool) -> bool {
+        let payloads = self.queue.iter().filter_map(Outgoing::payload);
+        payloads
+            .into_iter()
+            .any(|payload| matches!(&payload.data, PayloadData::Held(Data::Lease(lease)) if is_such(lease)))
+    }
+
+    /// Gives devices back what they lend for PDUs that are not begun; returns how many.
+    pub(crate) fn suspend_loans(&mut self) -> usize {
+        let begun = usize::from(self.sent > 0);
+        let unsent = self.queue.iter_mut().skip(begun);
+        let suspended = unsent.filter_map(|outgoing| {
+            outgoing
+                .framed_mut()
+                .is_some_and(Framed::suspend)
+                .then_some(())
+        });
+        let suspended = suspended.count();
+        self.suspended += suspended;
+        if suspended > 0 {
+            self.sealed = self.sealed.min(begun);
+        }
+        suspended
+    }
+
+    /// The same for what was queued last: data, and the response behind it.
+    pub(crate) fn suspend_newest(&mut self) -> usize {
+        let begun = usize::from(self.sent > 0);
+        let newest = self.queue.len().saturating_sub(2).max(begun);
+        let mut suspended = 0;
+        for (place, outgoing) in self.queue.iter_mut().enumerate().skip(newest) {
+            if outgoing.framed_mut().is_some_and(Framed::suspend) {
+                suspended += 1;
+                self.sealed = self.sealed.min(place);
             }
         }
-        Some(copied)
+        self.suspended += suspended;
+        suspended
+    }
+
+    /// The number of the PDU that is half sent, if its data is lent.
+    pub(crate) fn begun_loan(&self) -> Option<u64> {
+        let begun = self.queue.front().filter(|_| self.sent > 0)?;
+        begun.payload()?.loan().map(|_| self.pdus_sent)
+    }
+
+    /// Whether a writer waits for the data of the PDU that is half sent.
+    pub(crate) fn begun_loan_is_awaited(&self) -> bool {
+        let begun = self.queue.front().filter(|_| self.sent > 0);
+        let payload = begun.and_then(Outgoing::payload);
+        payload
+            .and_then(Payload::loan)
+            .is_some_and(Loan::is_awaited)
+    }
+
+    /// Copies data that a device lends for a PDU that is half sent into a lease, which `take` finds.
+    pub(crate) fn copy_begun_loan(
+        &mut self,
+        take: impl FnOnce(usize) -> Option<Lease>,
+    ) -> Suspended {
+        if self.begun_loan().is_none() {
+            return Suspended::Nothing;
+        }
+        let Some(Outgoing::Framed(Framed {
+            payload: Some(payload),
+            ..
+        })) = self.queue.front_mut()
+        else {
+            return Suspended::Nothing;
+        };
+        let Some(mut lease) = take(payload.bytes as usize) else {
+            return Suspended::NoMemory;
+        };
+        lease.copy_from_slice(payload.data().unwrap_or_default());
+        payload.data = PayloadData::Held(Data::Lease(lease));
+        Suspended::Copied(payload.bytes as usize)
+    }
+
+    /// Has devices lend their memory again for the next send. `false`: not even for the first PDU.
+    #[cold]
+    fn resume(&mut self) -> bool {
+        let mut bytes = 0;
+        for (place, outgoing) in self.queue.iter_mut().enumerate() {
+            if bytes >= BYTES_PER_SEND_MAX {
+                break;
+            }
+            if let Outgoing::Framed(framed) = outgoing {
+                let was_suspended = framed.is_suspended();
+                if !framed.resume() {
+                    return place > 0;
+                }
+                self.suspended -= usize::from(was_suspended);
+            }
+            bytes += outgoing.len();
+        }
+        true
     }
 
     /// Sends what is queued. `finished` hears of all that is over with PDUs that have been taken.
@@ -332,12 +494,16 @@ impl Transmitter {
         stream: &mut impl ByteStream,
         mut finished: impl FnMut(Finishes),
     ) -> Flushed {
-        if self.framing.data_digest {
-            self.seal();
-        }
         for _ in 0..SENDS_PER_FLUSH_MAX {
             if self.queue.is_empty() {
                 return Flushed::Empty;
+            }
+            // A writer that is in the way is soon gone.
+            if self.suspended > 0 && !self.resume() {
+                return Flushed::Yielded;
+            }
+            if self.framing.data_digest {
+                self.seal();
             }
             self.sends += 1;
             match self.send_batch(stream) {
@@ -358,18 +524,21 @@ impl Transmitter {
     fn seal(&mut self) {
         let mut unsealed = self.queue.range_mut(self.sealed..).peekable();
         while let Some(outgoing) = unsealed.next() {
+            if matches!(outgoing, Outgoing::Framed(framed) if framed.is_suspended()) {
+                return;
+            }
+            self.sealed += 1;
             if let Some(payload) = unsealed.peek().and_then(|next| next.payload()) {
-                prefetch(payload.data());
+                prefetch(payload.data().unwrap_or_default());
             }
             if let Outgoing::Framed(Framed {
                 payload: Some(payload),
                 ..
             }) = outgoing
             {
-                payload.digest = Some(digest(payload.data()));
+                payload.digest = Some(digest(payload.data().unwrap_or_default()));
             }
         }
-        self.sealed = self.queue.len();
     }
 
     fn send_batch(&self, stream: &mut impl ByteStream) -> Transferred {
@@ -379,7 +548,14 @@ impl Transmitter {
             if pieces.remaining_capacity() < PIECES_PER_PDU_MAX || bytes >= BYTES_PER_SEND_MAX {
                 break;
             }
-            bytes += outgoing.add_to(&mut pieces);
+            match outgoing {
+                Outgoing::Framed(framed) if framed.is_suspended() => break,
+                Outgoing::Framed(framed) => bytes += framed.add_to(&mut pieces),
+                Outgoing::Control(control) => {
+                    pieces.push(IoSlice::new(control));
+                    bytes += control.len();
+                }
+            }
         }
         let mut unsent = &mut pieces[..];
         IoSlice::advance_slices(&mut unsent, self.sent);
@@ -409,6 +585,8 @@ impl Transmitter {
             "the stream took more than it was given"
         );
         self.sent = taken;
+        self.bytes_sent += bytes as u64;
+        self.pdus_sent += gone as u64;
         self.sealed = self.sealed.saturating_sub(gone);
         self.queue.drain(..gone);
     }

@@ -13,7 +13,7 @@ use nvme_target::{PortId, PortOrder};
 use reactors::mesh::Port;
 use reactors::ring::Receiver;
 use reactors::sim::planted;
-use reactors::{Nanos, Placement, Poller, Progress, ReactorHandle, StopState};
+use reactors::{Nanos, Placed, Placement, Poller, Progress, ReactorHandle, StopState};
 
 use crate::config::PortSettings;
 use crate::connections::ConnectionSet;
@@ -38,6 +38,8 @@ pub struct Handoff<A = std::net::TcpStream> {
     pub stream: A,
     /// The port it was accepted on.
     pub port: PortId,
+    /// There are as many connections as may be, so it takes the place of another one.
+    pub replaces: bool,
 }
 
 /// What a transport is asked to change while it runs. It answers whether it can watch a listener.
@@ -103,6 +105,8 @@ impl<N: Network> TcpTransport<N> {
         reactors: Vec<ReactorHandle>,
     ) -> Self {
         let devices_watched = connections.core().borrow().device_changes();
+        let mut connections = connections;
+        connections.count_evictable_in(placement.clone(), handoffs.index());
         Self {
             connections,
             recent: ArrayVec::new(),
@@ -191,7 +195,7 @@ impl<N: Network> TcpTransport<N> {
                 Ok(stream) => {
                     accepted += 1;
                     let port = listening.port;
-                    self.place(Handoff { stream, port }, now);
+                    self.place(stream, port, now);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return accepted,
                 Err(error) if is_about_the_peer(&error) => {}
@@ -227,9 +231,18 @@ impl<N: Network> TcpTransport<N> {
         }
     }
 
-    /// Gives a new socket to the least loaded reactor.
-    fn place(&mut self, handoff: Handoff<N::Accepted>, now: Nanos) {
-        let chosen = self.placement.choose(&self.reactors, now);
+    /// Gives a new socket to the least loaded reactor, or to one that can end another for it.
+    fn place(&mut self, stream: N::Accepted, port: PortId, now: Nanos) {
+        let (chosen, replaces) = match self.placement.choose_or_replace(&self.reactors, now) {
+            Placed::Free(chosen) => (chosen, false),
+            Placed::Replacing(chosen) => (chosen, true),
+            Placed::Full => return self.connections.count_refused(),
+        };
+        let handoff = Handoff {
+            stream,
+            port,
+            replaces,
+        };
         if chosen == self.handoffs.index() {
             self.adopt(handoff, now);
         } else if self.handoffs.send(chosen, handoff).is_err() {
@@ -241,6 +254,10 @@ impl<N: Network> TcpTransport<N> {
     }
 
     fn adopt(&mut self, handoff: Handoff<N::Accepted>, now: Nanos) {
+        if handoff.replaces && !self.connections.evict(now) {
+            self.connections.count_refused();
+            return self.placement.release(self.handoffs.index());
+        }
         let stream = match N::adopt(handoff.stream) {
             Ok(stream) => stream,
             Err(error) => {

@@ -3,8 +3,8 @@
 
 mod harness;
 
-use harness::ram;
 use harness::wire::{Answer, Host, Stage};
+use harness::{HOST, ram};
 use nvme_spec::Sqe;
 use nvme_spec::sgl::SglDescriptor;
 use nvme_spec::tcp::{CapsuleCmd, Framing};
@@ -69,6 +69,41 @@ fn any_grain_gives_the_same_answers() {
                 answers.contains(&expected),
                 "block {block}, grain {grain}: {answers:?}"
             );
+        }
+        assert_eq!(stage.leases_out(), 0);
+    }
+}
+
+/// TCP 1.1 §3.6.2.8, SUCCESS, and Base 2.1 §4.2.1, SQHD: a host that did not disable SQ flow control
+/// learns of free entries by response capsules alone, so each read ends with one.
+#[test]
+fn a_read_ends_with_a_response_capsule_while_flow_control_is_on() {
+    const DEPTH: u16 = 4;
+    for no_flow_control in [false, true] {
+        let mut stage = Stage::new(&ram(), 16 << 20);
+        let (_admin, io) = stage.attach_with(HOST, DEPTH, no_flow_control);
+        // Connect moved the head to 1.
+        let mut head = 1;
+        for read in 0..3 * DEPTH {
+            io.send(Sqe::read(1, 0, 0).with_cid(read), &[]);
+            let sqe = Sqe::read(1, 0, 0).with_cid(0x100 + read);
+            io.send_as(sqe.with_sgl(SglDescriptor::transport(512)), &[]);
+            let answers = settle(&mut stage, &io);
+            // The first has no room for its data and so is an error, which has no data.
+            let Some((Answer::Response(refused), answers)) = answers.split_first() else {
+                panic!("{answers:?}")
+            };
+            assert!(!refused.status().is_success());
+            head = (head + 2) % DEPTH;
+            if no_flow_control {
+                assert_eq!(answers, [Answer::Data(0x100 + read, true, 0)]);
+                continue;
+            }
+            let [Answer::Data(_, false, 0), Answer::Response(cqe)] = answers else {
+                panic!("{answers:?}")
+            };
+            assert_eq!((cqe.cid.get(), cqe.sqhd.get()), (0x100 + read, head));
+            assert!(cqe.status().is_success());
         }
         assert_eq!(stage.leases_out(), 0);
     }

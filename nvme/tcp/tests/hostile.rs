@@ -328,7 +328,7 @@ fn commands_that_cannot_be_are_answered_with_their_exact_status() {
         let dnr = Status::with_dnr;
         expect_status(io, Sqe::new(0x7e, 1), &[], 0, dnr(Status::INVALID_OPCODE));
         let bad_nsid = dnr(Status::INVALID_NAMESPACE_OR_FORMAT);
-        for nsid in [0, 2, 0xffff_fffe, 0xffff_ffff] {
+        for nsid in [0, 1025, 0xffff_fffe, 0xffff_ffff] {
             expect_status(io, Sqe::read(nsid, 0, 0), &[], 512, bad_nsid);
         }
         let blocks = NAMESPACE_BYTES / BLOCK_BYTES as u64;
@@ -386,7 +386,7 @@ fn in_capsule_data_that_does_not_fit_its_descriptor_fails_the_command_alone() {
             let answer = host.io.expect(PduType::CAPSULE_RESP).expect("an answer");
             assert_eq!(
                 answer.completion().expect("a completion").status(),
-                status.with_dnr()
+                status.with_dnr().with_more(true)
             );
         }
         host.prove_alive(0, 0x44);
@@ -471,7 +471,8 @@ fn a_second_connect_is_refused_on_the_connection_and_for_the_queue() {
             .io
             .connect_queue(&names(), host.cntlid, 1, 31)
             .expect("an answer");
-        assert_eq!(cqe.status(), Status::COMMAND_SEQUENCE_ERROR.with_dnr());
+        let status = Status::COMMAND_SEQUENCE_ERROR.with_dnr();
+        assert_eq!(cqe.status(), status.with_more(true));
         // On another connection the identifier is taken.
         let mut other = initialised(server, false, false);
         let cqe = other
@@ -551,6 +552,76 @@ fn a_full_table_turns_new_connections_away_and_keeps_the_old() {
     host.prove_alive(1, 0x66);
     drop(host);
     server.stop();
+}
+
+/// The limit on connections is that of all reactors together, and holds exactly.
+#[test]
+fn the_limit_on_connections_holds_over_all_reactors() {
+    const CONNECTIONS_MAX: usize = 8;
+    let server = Server::start(Setup {
+        reactors: 2,
+        connections_max: Some(CONNECTIONS_MAX),
+        ..Setup::default()
+    });
+    let mut hosts: Vec<_> = (0..CONNECTIONS_MAX / 2).map(|_| attach(&server)).collect();
+    for _ in 0..4 {
+        let mut beyond = server.client();
+        assert_eq!(beyond.receive().expect("an end"), Received::Closed);
+    }
+    assert_eq!(
+        server.count(|counters| counters.connections_refused.get()),
+        4
+    );
+    for (lba, host) in hosts.iter_mut().enumerate() {
+        host.prove_alive(lba as u64, 0x66);
+    }
+    drop(hosts.pop());
+    server.await_that("two have gone", |server| {
+        server.count(|counters| counters.connections.get()) == CONNECTIONS_MAX as u64 - 2
+    });
+    attach(&server).prove_alive(1, 0x77);
+    drop(hosts);
+    server.stop();
+}
+
+/// Connections that are not attached to an export make room for a host that attaches, those that
+/// were silent longest first.
+#[test]
+fn idle_connections_make_room() {
+    const CONNECTIONS_MAX: usize = 16;
+    for is_discovery in [false, true] {
+        let server = Server::start(Setup {
+            reactors: 2,
+            connections_max: Some(CONNECTIONS_MAX),
+            ..Setup::default()
+        });
+        let discovery = RawNames {
+            subsystem: nvme_spec::nqn::DISCOVERY_NQN.to_owned(),
+            ..names()
+        };
+        let mut idle: Vec<_> = (0..CONNECTIONS_MAX)
+            .map(|_| {
+                let mut client = server.client();
+                if is_discovery {
+                    client.open_admin(&discovery).expect("anybody may discover");
+                }
+                client
+            })
+            .collect();
+        server.await_that("the table is full", |server| {
+            server.count(|counters| counters.connections.get()) == CONNECTIONS_MAX as u64
+        });
+        std::thread::sleep(std::time::Duration::from_millis(600));
+        let mut host = attach(&server);
+        host.prove_alive(1, 0x55);
+        assert_eq!(idle[0].receive().expect("an end"), Received::Closed);
+        assert_eq!(
+            server.count(|counters| counters.connections.get()),
+            CONNECTIONS_MAX as u64
+        );
+        drop((host, idle));
+        server.stop();
+    }
 }
 
 #[test]

@@ -84,6 +84,10 @@ impl DeviceQueue for DriveQueue {
         Ok(())
     }
 
+    fn give_up(&mut self, is_unwanted: &mut dyn FnMut(u64) -> bool) {
+        self.inner.give_up(is_unwanted);
+    }
+
     fn flush(&mut self) {
         self.inner.flush();
     }

@@ -74,10 +74,7 @@ impl Memory {
     }
 
     pub(crate) fn piece(&self, offset: usize, length: usize) -> Sge {
-        let list = self
-            .registered
-            .map()
-            .gather(self.buffer.address() + offset, length);
+        let list = self.registered.map().gather(&self.buffer, offset, length);
         list.expect("registered memory").as_slice()[0]
     }
 

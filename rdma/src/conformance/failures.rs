@@ -242,6 +242,18 @@ pub(super) fn an_error_state_flushes_what_is_posted_later<P: Provider>(
     harness.expect(client, 3, CompletionStatus::FLUSHED);
 }
 
+pub(super) fn a_destroyed_queue_pair_takes_nothing_more<P: Provider>(harness: &mut Harness<'_, P>) {
+    let mut pair = harness.pair();
+    let client = &mut pair.client;
+    client.receive(1, 0, 64);
+    client.queue_pair.destroy().expect("destroyed");
+    client.queue_pair.destroy().expect("it says the same again");
+    client.queue_pair.state().expect_err("it is gone");
+    client.queue(2, SendOperation::Send, (0, 64), true);
+    let _ = client.queue_pair.flush();
+    harness.expect_nothing(client);
+}
+
 pub(super) fn limits_are_refused_by_name<P: Provider>(harness: &mut Harness<'_, P>) {
     let mut pair = harness.pair();
     let client = &mut pair.client;

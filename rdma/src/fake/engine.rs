@@ -4,7 +4,7 @@ use crate::completion::{CompletionFlags, CompletionOpcode, CompletionStatus, Wor
 use crate::connection::RNR_RETRY_FOREVER;
 use crate::device::{DeviceEvent, QueuePairFault, QueuePairState};
 use crate::fake::counters::Operation;
-use crate::fake::faults::{Fault, Occasion};
+use crate::fake::faults::{Fault, LATE_BYTE, Occasion};
 use crate::fake::memory::{Bound, Segments};
 use crate::fake::state::{
     Action, Armed, Entry, Head, QueuePairObject, ReceiveSource, SendEntry, State,
@@ -93,6 +93,12 @@ impl State {
     fn step(&mut self, key: Key) -> Option<Step> {
         let tick = self.tick;
         let queue_pair = self.queue_pairs.get(key)?;
+        if queue_pair.head.wedged {
+            if queue_pair.state == QueuePairState::Error {
+                self.access_late(key);
+            }
+            return Some(Step::Blocked);
+        }
         if queue_pair.state == QueuePairState::Error {
             self.flush_all(key);
             return None;
@@ -114,6 +120,18 @@ impl State {
         }
         let outcome = self.execute(key);
         Some(self.settle(key, outcome))
+    }
+
+    /// The request that a queue pair is stuck on accesses its local memory.
+    fn access_late(&self, key: Key) {
+        let queue_pair = self.queue_pairs.get(key);
+        let stuck = queue_pair.and_then(|one| Some((one.domain, one.sends.front()?)));
+        let is_read = |entry: &SendEntry| entry.action.operation() == Operation::Read;
+        if let Some((domain, entry)) = stuck.filter(|(_, entry)| is_read(entry))
+            && let Ok(memory) = self.keys.local(domain, &entry.memory, true)
+        {
+            memory.fill(&[LATE_BYTE; 64]);
+        }
     }
 
     /// Looks up what is to go wrong with the first request, once.
@@ -151,6 +169,10 @@ impl State {
                 let head = &mut self.queue_pairs.get_mut(key)?.head;
                 head.executed = Some(bytes);
                 head.blocked_until = tick + u64::from(ticks);
+                return Some(Step::Blocked);
+            }
+            Fault::Wedge => {
+                self.queue_pairs.get_mut(key)?.head.wedged = true;
                 return Some(Step::Blocked);
             }
             Fault::QueuePairFatal => {
@@ -499,6 +521,7 @@ impl State {
     pub(super) fn flush_all(&mut self, key: Key) {
         while let Some(queue_pair) = self.queue_pairs.get(key)
             && !queue_pair.sends.is_empty()
+            && !queue_pair.head.wedged
         {
             match queue_pair.head.executed {
                 Some(bytes) => self.complete_head(key, CompletionStatus::SUCCESS, bytes),

@@ -7,6 +7,9 @@ use crate::connection::RejectReason;
 use crate::fake::counters::Operation;
 use crate::fake::random::Random;
 
+/// What a request that is stuck writes to its local memory.
+pub const LATE_BYTE: u8 = 0xdb;
+
 /// What goes wrong with a send request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
@@ -21,6 +24,10 @@ pub enum Fault {
     DelayRequest(u32),
     /// It is done, but completes that many ticks later; so do those behind it.
     DelayCompletion(u32),
+    /// The device is stuck on it: it is neither done nor flushed, nor is what is behind it. Once its
+    /// queue pair is in the error state, the data of a read arrives late, as bytes of [`LATE_BYTE`]:
+    /// again and again, until the queue pair is destroyed.
+    Wedge,
     /// The device gives up on the queue pair: a device event, and everything is flushed.
     QueuePairFatal,
 }

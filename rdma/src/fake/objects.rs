@@ -539,6 +539,15 @@ impl SharedReceiveQueue for FakeSharedReceiveQueue {
         Ok(())
     }
 
+    fn destroy(&mut self) -> Result<(), Error> {
+        if Arc::strong_count(&self.owned) > 1 {
+            return Err(Error::Misuse("a queue pair takes receives from the queue"));
+        }
+        let mut state = self.owned.shared.lock();
+        drop(state.shared_receives.remove(self.owned.key));
+        Ok(())
+    }
+
     // Never inlined, so that profiles tell the fabric from its users.
     #[inline(never)]
     fn flush(&mut self) -> Result<(), FlushError> {

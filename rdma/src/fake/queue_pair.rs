@@ -29,6 +29,23 @@ pub struct FakeQueuePair {
     read_sges: u32,
     sends: Vec<SendEntry>,
     receives: Vec<ReceiveRequest>,
+    life: Life,
+}
+
+/// Whether a queue pair is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Life {
+    Alive,
+    Destroyed,
+    /// The device did not destroy it, and still works for it.
+    Refused,
+}
+
+impl Drop for FakeQueuePair {
+    fn drop(&mut self) {
+        // Who posted to it asked before, if it matters.
+        let _ = self.destroy();
+    }
 }
 
 impl FakeQueuePair {
@@ -91,6 +108,7 @@ impl FakeQueuePair {
             read_sges: limits.read_sges,
             sends: Vec::with_capacity(capacity.send_requests as usize),
             receives: Vec::with_capacity(capacity.receive_requests as usize),
+            life: Life::Alive,
         })
     }
 
@@ -236,6 +254,27 @@ impl QueuePair for FakeQueuePair {
         let state = self.owned.shared.lock();
         let queue_pair = state.queue_pairs.get(self.owned.key);
         queue_pair.map(|one| one.state).ok_or(Error::DeviceGone)
+    }
+
+    fn destroy(&mut self) -> Result<(), Error> {
+        if self.life == Life::Alive {
+            let mut state = self.owned.shared.lock();
+            let is_refused = state.destructions_refused > 0;
+            state.destructions_refused -= u32::from(is_refused);
+            if is_refused {
+                drop(state);
+                // It stays, with all that it was made from.
+                std::mem::forget(Arc::clone(&self.owned));
+                self.life = Life::Refused;
+            } else {
+                state.drop_queue_pair(self.owned.key);
+                self.life = Life::Destroyed;
+            }
+        }
+        match self.life {
+            Life::Alive | Life::Destroyed => Ok(()),
+            Life::Refused => Err(Error::Misuse("the device did not destroy the queue pair")),
+        }
     }
 
     fn set_error(&mut self) -> Result<(), Error> {

@@ -33,6 +33,8 @@ pub(super) struct State {
     pub(super) completion_queues: Table<CompletionQueueState>,
     pub(super) shared_receives: Table<SharedReceiveState>,
     pub(super) queue_pairs: Table<QueuePairObject>,
+    /// So many queue pairs will not be destroyed when they are to be.
+    pub(super) destructions_refused: u32,
     /// Queue pairs with requests to execute or complete, each once.
     pub(super) active: Vec<Key>,
     /// Storage for the next list of active ones.
@@ -210,6 +212,8 @@ pub(super) struct Head {
     pub(super) next_try: u64,
     /// Executed with this many bytes; the completion is late.
     pub(super) executed: Option<u32>,
+    /// The device is stuck on it: see [`Fault::Wedge`](super::faults::Fault::Wedge).
+    pub(super) wedged: bool,
 }
 
 #[derive(Debug)]
@@ -347,6 +351,7 @@ impl State {
             completion_queues: Table::default(),
             shared_receives: Table::default(),
             queue_pairs: Table::default(),
+            destructions_refused: 0,
             active: Vec::new(),
             active_spare: Vec::new(),
             channels: Table::default(),

@@ -58,6 +58,9 @@ impl Fabric {
     }
 }
 
+/// How often a request that is stuck is looked at where time is driven.
+const LATE_TICKS: u64 = 100;
+
 impl State {
     pub(super) fn queue_pair_of(&self, qp_number: u32) -> Option<Key> {
         let mut queue_pairs = self.queue_pairs.iter();
@@ -88,6 +91,10 @@ impl State {
 
     /// When the first request of a queue pair is looked at next.
     fn due_of(&self, queue_pair: &QueuePairObject) -> Option<u64> {
+        if queue_pair.head.wedged {
+            let is_failed = queue_pair.state == QueuePairState::Error;
+            return is_failed.then_some(self.tick + LATE_TICKS);
+        }
         match queue_pair.state {
             QueuePairState::ReadyToSend => {}
             QueuePairState::Error => return Some(self.tick),

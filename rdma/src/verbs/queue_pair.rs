@@ -16,7 +16,7 @@ use super::Verbs;
 use super::completion_queue;
 use super::device::VerbsDevice;
 use super::domain::VerbsDomain;
-use super::handle::Handle;
+use super::handle::{Handle, Life};
 use super::identifier::{Identifier, Label, Link, is_set};
 use super::library::Functions;
 use super::receive_list::ReceiveList;
@@ -48,12 +48,13 @@ pub struct VerbsQueuePair {
     capacity: QueuePairCapacity,
     /// Whether it was put into the error state from here.
     has_failed: bool,
+    life: Life,
     link: Arc<Link>,
     label: Arc<Label>,
     domain: VerbsDomain,
-    _send_completions: Arc<completion_queue::Queue>,
-    _receive_completions: Arc<completion_queue::Queue>,
-    _shared_receives: Option<Arc<shared_receive_queue::Queue>>,
+    send_completions: Arc<completion_queue::Queue>,
+    receive_completions: Arc<completion_queue::Queue>,
+    shared_receives: Option<Arc<shared_receive_queue::Queue>>,
 }
 
 impl VerbsQueuePair {
@@ -101,12 +102,13 @@ impl VerbsQueuePair {
             number,
             capacity,
             has_failed: false,
+            life: Life::Alive,
             link: Arc::clone(link),
             label: Arc::clone(label),
             domain: domain.clone(),
-            _send_completions: Arc::clone(sends),
-            _receive_completions: Arc::clone(receives),
-            _shared_receives: shared.cloned(),
+            send_completions: Arc::clone(sends),
+            receive_completions: Arc::clone(receives),
+            shared_receives: shared.cloned(),
         })
     }
 
@@ -132,14 +134,29 @@ impl VerbsQueuePair {
     fn functions(&self) -> &'static Functions {
         self.domain.device().functions()
     }
+
+    fn check_alive(&self) -> Result<(), Error> {
+        if self.life == Life::Alive {
+            return Ok(());
+        }
+        Err(Error::Misuse("the queue pair was destroyed"))
+    }
+
+    /// What the queue pair was made from stays for as long as it does: until the process ends.
+    #[cold]
+    fn keep_for_good(&self) {
+        std::mem::forget(self.domain.clone());
+        std::mem::forget(Arc::clone(&self.label));
+        std::mem::forget(Arc::clone(&self.send_completions));
+        std::mem::forget(Arc::clone(&self.receive_completions));
+        std::mem::forget(self.shared_receives.clone());
+    }
 }
 
 impl Drop for VerbsQueuePair {
     fn drop(&mut self) {
-        self.link.with(Identifier::forget_queue_pair);
-        self.sends.end(self.queue_pair);
-        // SAFETY: this is its last use: its identifier has just forgotten it, or did so before.
-        unsafe { (self.functions().ibv_destroy_qp)(self.queue_pair.get()) };
+        // Who posted to it asked before, if it matters.
+        let _ = self.destroy();
     }
 }
 
@@ -155,6 +172,7 @@ impl QueuePair for VerbsQueuePair {
     }
 
     fn state(&self) -> Result<QueuePairState, Error> {
+        self.check_alive()?;
         let mut attributes = MaybeUninit::<ibv_qp_attr>::zeroed();
         let mut initial = MaybeUninit::<ibv_qp_init_attr>::zeroed();
         let query = self.functions().ibv_query_qp;
@@ -167,7 +185,23 @@ impl QueuePair for VerbsQueuePair {
         Ok(state_of(unsafe { (*attributes).qp_state }))
     }
 
+    fn destroy(&mut self) -> Result<(), Error> {
+        if self.life == Life::Alive {
+            self.link.with(Identifier::forget_queue_pair);
+            self.sends.end(self.queue_pair);
+            // SAFETY: its identifier has just forgotten it, or did so before, and with another
+            // state it is not used any more.
+            let result = unsafe { (self.functions().ibv_destroy_qp)(self.queue_pair.get()) };
+            self.life = Life::after_destruction(result, self.domain.device());
+            if let Life::Refused(_) = self.life {
+                self.keep_for_good();
+            }
+        }
+        self.life.outcome("ibv_destroy_qp")
+    }
+
     fn set_error(&mut self) -> Result<(), Error> {
+        self.check_alive()?;
         self.has_failed = true;
         set_error(self.functions(), self.queue_pair)
     }
@@ -210,6 +244,9 @@ impl QueuePair for VerbsQueuePair {
 
     #[inline]
     fn flush(&mut self) -> Result<(), FlushError> {
+        if self.life != Life::Alive {
+            return Ok(());
+        }
         let queue_pair = self.queue_pair.get();
         let mut receives_posted = false;
         let received = self.receives.as_mut().map_or(Ok(()), |receives| {

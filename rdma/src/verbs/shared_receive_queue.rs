@@ -8,7 +8,7 @@ use std::sync::Arc;
 use rdma_sys::{ibv_post_srq_recv, ibv_srq, ibv_srq_attr, ibv_srq_attr_mask, ibv_srq_init_attr};
 
 use super::domain::VerbsDomain;
-use super::handle::Handle;
+use super::handle::{Handle, Life};
 use super::receive_list::ReceiveList;
 use super::system::{checked_code, last_error};
 use crate::connection::Token;
@@ -20,6 +20,7 @@ use crate::request::ReceiveRequest;
 #[derive(Debug)]
 pub struct VerbsSharedReceiveQueue {
     inner: Arc<Queue>,
+    is_ended: bool,
     receives: ReceiveList,
     requests: u32,
 }
@@ -29,6 +30,7 @@ pub struct VerbsSharedReceiveQueue {
 pub(super) struct Queue {
     domain: VerbsDomain,
     queue: Handle<ibv_srq>,
+    life: Life,
 }
 
 impl VerbsSharedReceiveQueue {
@@ -78,7 +80,9 @@ impl VerbsSharedReceiveQueue {
             inner: Arc::new(Queue {
                 domain: domain.clone(),
                 queue,
+                life: Life::Alive,
             }),
+            is_ended: false,
             receives: ReceiveList::new(granted, sges),
             requests: granted,
         })
@@ -99,10 +103,26 @@ impl Queue {
     }
 }
 
+impl Queue {
+    fn destroy(&mut self) -> Result<(), Error> {
+        if self.life == Life::Alive {
+            let destroy = self.domain.device().functions().ibv_destroy_srq;
+            // SAFETY: queue pairs on the queue keep it alive, so there are none, and with another
+            // state it is not used any more.
+            let result = unsafe { destroy(self.queue.get()) };
+            self.life = Life::after_destruction(result, self.domain.device());
+            if let Life::Refused(_) = self.life {
+                std::mem::forget(self.domain.clone());
+            }
+        }
+        self.life.outcome("ibv_destroy_srq")
+    }
+}
+
 impl Drop for Queue {
     fn drop(&mut self) {
-        // SAFETY: queue pairs on the queue keep it alive, so this is its last use.
-        unsafe { (self.domain.device().functions().ibv_destroy_srq)(self.queue.get()) };
+        // Who posted to it asked before, if it matters.
+        let _ = self.destroy();
     }
 }
 
@@ -116,8 +136,19 @@ impl SharedReceiveQueue for VerbsSharedReceiveQueue {
         self.receives.push(request)
     }
 
+    fn destroy(&mut self) -> Result<(), Error> {
+        self.is_ended = true;
+        match Arc::get_mut(&mut self.inner) {
+            Some(queue) => queue.destroy(),
+            None => Err(Error::Misuse("a queue pair takes receives from the queue")),
+        }
+    }
+
     #[inline]
     fn flush(&mut self) -> Result<(), FlushError> {
+        if self.is_ended {
+            return Ok(());
+        }
         let queue = self.inner.queue.get();
         self.receives.post(|first, refused| {
             // SAFETY: the queue is alive; the list is whole, ends, and stays as it is during the
@@ -127,6 +158,9 @@ impl SharedReceiveQueue for VerbsSharedReceiveQueue {
     }
 
     fn set_low_limit(&mut self, requests: u32) -> Result<(), Error> {
+        if self.is_ended {
+            return Err(Error::Misuse("the shared receive queue was destroyed"));
+        }
         let mut attributes = ibv_srq_attr {
             max_wr: 0,
             max_sge: 0,

@@ -88,6 +88,7 @@ const CASES: &[Case] = &[
     ("flush", cases::flush),
     ("a full queue", cases::a_full_queue),
     ("small batches", cases::small_batches),
+    ("giving up", cases::giving_up),
     ("drain", cases::drain),
     ("a queue dropped in use", cases::a_queue_dropped_in_use),
     ("two queues", cases::two_queues),

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use reactors::{Clock, Nanos};
 
 use crate::device::{Device, DeviceIdentity, DeviceQueue, Drain, Geometry, QueueOptions};
-use crate::error::OpenError;
+use crate::error::{OpenError, ReopenError};
 use crate::health::{ErrorRecord, Health};
 use crate::ledger::check_depth;
 use crate::request::{Completion, CompletionBatch, Refusal, Request};
@@ -87,8 +87,16 @@ impl Device for DelayDevice {
         self.inner.health()
     }
 
+    fn quiesce_time_max(&self) -> Nanos {
+        self.inner.quiesce_time_max()
+    }
+
     fn error_log(&self, records: &mut Vec<ErrorRecord>) {
         self.inner.error_log(records);
+    }
+
+    fn reopen(&self) -> Result<(), ReopenError> {
+        self.inner.reopen()
     }
 
     fn open_queue(&self, options: QueueOptions) -> Result<Box<dyn DeviceQueue>, OpenError> {
@@ -142,6 +150,10 @@ impl DeviceQueue for DelayQueue {
             return Err(Refusal::Later(request));
         }
         self.inner.submit(request)
+    }
+
+    fn give_up(&mut self, is_unwanted: &mut dyn FnMut(u64) -> bool) {
+        self.inner.give_up(is_unwanted);
     }
 
     fn flush(&mut self) {

@@ -17,8 +17,9 @@
 use std::os::fd::BorrowedFd;
 
 use hugemem::{Loan, Pool};
+use reactors::Nanos;
 
-use crate::error::OpenError;
+use crate::error::{OpenError, ReopenError};
 use crate::health::{ErrorRecord, Health};
 use crate::request::{CompletionBatch, Refusal, Request};
 
@@ -117,11 +118,29 @@ pub trait Device: Send + Sync {
     /// Counters and state, summed over all queues. For the control plane: may take a lock.
     fn health(&self) -> Health;
 
+    /// The longest time for which a request may still take effect after it was
+    /// [given up](DeviceQueue::give_up). Hosts are told: it is how long they may have to wait before
+    /// a new controller becomes ready.
+    fn quiesce_time_max(&self) -> Nanos {
+        Nanos::ZERO
+    }
+
     /// Adds the newest errors that the back end itself keeps a log of to `records`, newest first,
     /// [`ERROR_RECORDS_MAX`](crate::ERROR_RECORDS_MAX) at most. For the control plane: may take a
     /// lock.
     fn error_log(&self, records: &mut Vec<ErrorRecord>) {
         let _ = records;
+    }
+
+    /// Returns a damaged device ([`HealthState::Damaged`](crate::HealthState::Damaged)) to service
+    /// after an operator has repaired what lies below it. Writes that were accepted before the
+    /// damage and not flushed may be lost: the operator must know that. Queues stay open and follow
+    /// by themselves. Blocking: for the control plane.
+    ///
+    /// # Errors
+    /// [`ReopenError`]: the device stays damaged.
+    fn reopen(&self) -> Result<(), ReopenError> {
+        Err(ReopenError::Unsupported)
     }
 
     /// Opens a queue for the calling thread, which is the only one that will use it.
@@ -182,6 +201,16 @@ pub trait DeviceQueue {
     /// [`Refusal::Later`] when the queue is full, [`Refusal::Never`] when the request cannot
     /// succeed. Both hold the request as it came.
     fn submit(&mut self, request: Request) -> Result<(), Refusal>;
+
+    /// Cancels requests whose effect is no longer wanted, as far as that is possible without
+    /// asking anything below the queue. `is_unwanted` says by its tag whether a request is one of
+    /// them. A request that waits inside the queue ends with
+    /// [`DeviceError::Aborted`](crate::DeviceError::Aborted); of a request that is done in several
+    /// steps no further step begins. A step that has begun goes on. Every request still completes
+    /// exactly once, through [`poll`](Self::poll), and until then it may take effect.
+    fn give_up(&mut self, is_unwanted: &mut dyn FnMut(u64) -> bool) {
+        let _ = is_unwanted;
+    }
 
     /// Ends a turn: everything submitted so far is on its way when this returns, and what was done at
     /// once is over for other queues too.

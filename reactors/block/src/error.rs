@@ -4,6 +4,8 @@
 //! [`DeviceError::from_errno`]; whatever serves the device turns a [`DeviceError`] into its own
 //! status in exactly one table too.
 
+use std::path::PathBuf;
+
 use rustix::io::Errno;
 
 /// Which way an operation moved data when the kernel refused it: `EIO` means different things.
@@ -40,6 +42,10 @@ pub enum DeviceError {
     /// The device does not take writes.
     #[error("the device is read-only")]
     ReadOnly,
+    /// The device lost data that it had accepted. Requests that change the medium or flush are
+    /// refused until [`Device::reopen`](crate::Device::reopen) succeeds; reads continue.
+    #[error("the device is damaged: reopen it")]
+    Damaged,
     /// The device is gone or its queue is closing: no request will succeed again on this queue.
     #[error("the device is gone")]
     Removed,
@@ -97,6 +103,7 @@ impl DeviceError {
             | Self::CompareMismatch
             | Self::NoSpace
             | Self::ReadOnly
+            | Self::Damaged
             | Self::Removed
             | Self::Interrupted
             | Self::Aborted
@@ -104,6 +111,50 @@ impl DeviceError {
             | Self::Internal => false,
         }
     }
+}
+
+/// Why a device was not reopened. Its state is as it was before.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReopenError {
+    /// Devices of this kind cannot be reopened.
+    #[error("a device of this kind cannot be reopened")]
+    Unsupported,
+    /// The device is not damaged.
+    #[error("the device is not damaged: there is nothing to reopen")]
+    NotDamaged,
+    /// A write was abandoned that the kernel may still carry out.
+    #[error("the kernel may still carry out an abandoned write: restart the appliance")]
+    WriteAbandoned,
+    /// The path names another file than the one that the device was opened with.
+    #[error("{}: the path names another file now: restore the file, or restart", path.display())]
+    Replaced {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The file is shorter than the device.
+    #[error(
+        "{}: the file has {found} bytes, the device {wanted}: restore its length first",
+        path.display()
+    )]
+    Shorter {
+        /// The file.
+        path: PathBuf,
+        /// Its length in bytes.
+        found: u64,
+        /// The device's length in bytes.
+        wanted: u64,
+    },
+    /// The kernel refused a step.
+    #[error("{}: cannot {step}", path.display())]
+    System {
+        /// The file.
+        path: PathBuf,
+        /// What was tried, as a verb.
+        step: &'static str,
+        /// What the kernel answered.
+        source: std::io::Error,
+    },
 }
 
 /// Why a queue could not be opened.

@@ -12,9 +12,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::device::{Device, DeviceIdentity, DeviceQueue, Geometry, QueueOptions};
-use crate::error::{DeviceError, OpenError};
+use crate::error::{DeviceError, OpenError, ReopenError};
 use crate::health::{ErrorRecord, Health, HealthState};
 use crate::request::{Operation, Request};
+use reactors::Nanos;
 use reactors::sim::Seeded;
 
 /// A set of kinds of operation.
@@ -277,8 +278,16 @@ impl Device for FaultDevice {
         }
     }
 
+    fn quiesce_time_max(&self) -> Nanos {
+        self.inner.quiesce_time_max()
+    }
+
     fn error_log(&self, records: &mut Vec<ErrorRecord>) {
         self.inner.error_log(records);
+    }
+
+    fn reopen(&self) -> Result<(), ReopenError> {
+        self.inner.reopen()
     }
 
     fn open_queue(&self, options: QueueOptions) -> Result<Box<dyn DeviceQueue>, OpenError> {

@@ -1,33 +1,48 @@
-//! A device in a file, through io_uring.
+//! A device in a file or on a block device (a partition, a logical volume), through io_uring.
 //!
 //! Owns: the open file with its lock, so that no two appliances serve it, and what was found out
-//! about the file system. Refuses: anything but regular files, and to guess a size.
+//! about the file system. Refuses: anything but regular files and block devices, and to guess a
+//! size.
+//!
+//! After a failed sync and in other cases where accepted data may be lost ([`DamageCause`]), all
+//! requests that promise durability or change the file fail on all queues until an operator
+//! reopens the device: Linux reports a failed writeback once, and later syncs succeed although the
+//! data is gone (`fsync(2)`, `errseq_t`).
 //!
 //! Durability: a completed write is in the drive's or the kernel's cache; a flush is
 //! `fdatasync(2)`, a write with FUA is a write with `RWF_DSYNC` (`pwritev2(2)`), write zeroes with
 //! FUA is followed by `fdatasync(2)`. A file that was created is on the medium, with its name,
 //! before it is served.
 
+mod condition;
 mod direct;
 mod notice;
 mod open;
 mod queue;
+mod store;
+mod sync_order;
+mod system;
 
-use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use hugemem::Arena;
-use rustix::fs::{FlockOperation, flock};
+use reactors::Nanos;
 
 use crate::device::{Deallocate, Device, DeviceIdentity, DeviceQueue, Geometry, QueueOptions};
-use crate::error::OpenError;
-use crate::health::{Health, HealthCounters, HealthState};
+use crate::error::{OpenError, ReopenError};
+use crate::health::{DamageCause, Health, HealthCounters, HealthState};
 use crate::ledger::check_depth;
 use crate::shape::{GrowingGeometry, ShapeError, max_transfer_blocks};
+use condition::Condition;
+use system::SystemFile;
 
 pub use notice::{BufferedReason, FileNotice, FileSystem};
+pub use store::{DONE_PER_POLL_MAX, DoneBatch, FileRing, FileStore};
+
+/// The time after which Linux's block drivers abort a request themselves, unless told otherwise: the
+/// longest that a request is expected to stay in the kernel.
+const KERNEL_REQUEST_MAX: Nanos = Nanos::from_secs(30);
 
 /// Whether a [`FileDevice`] goes past the page cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -61,6 +76,10 @@ pub struct FileOptions {
     pub direct: DirectIo,
     /// The arena that the queues' leases come from, to be registered with each queue's ring.
     pub arena: Option<Arc<Arena>>,
+    /// A directory that the file must lie below, by a path that begins with the directory's. The
+    /// kernel resolves the path (`openat2(2)` with `RESOLVE_BENEATH`), so neither symbolic links nor
+    /// changes of the path meanwhile lead elsewhere; a symbolic link as its last part is refused.
+    pub below: Option<PathBuf>,
 }
 
 impl FileOptions {
@@ -76,6 +95,7 @@ impl FileOptions {
             read_only: false,
             direct: DirectIo::Auto,
             arena: None,
+            below: None,
         }
     }
 }
@@ -98,11 +118,19 @@ pub enum FileError {
         /// The file.
         path: PathBuf,
     },
-    /// Something else than a regular file.
-    #[error("{}: not a regular file", path.display())]
+    /// Something else than a regular file or a block device.
+    #[error("{}: neither a regular file nor a block device", path.display())]
     NotAFile {
         /// The path.
         path: PathBuf,
+    },
+    /// The path leads out of the directory that the file must lie below.
+    #[error("{}: not below {}, or reached by a symbolic link", path.display(), directory.display())]
+    Elsewhere {
+        /// The path.
+        path: PathBuf,
+        /// The directory.
+        directory: PathBuf,
     },
     /// The file has another length than the configuration says.
     #[error("{}: the file has {found} bytes, the configuration says {wanted}", path.display())]
@@ -114,7 +142,21 @@ pub enum FileError {
         /// The configured length in bytes.
         wanted: u64,
     },
-    /// Somebody else serves the file.
+    /// The blocks are smaller than the sectors of the block device.
+    #[error(
+        "{}: its sectors have {sector} bytes, the configured blocks {block_size}: \
+         set block_size = {sector}",
+        path.display()
+    )]
+    SectorSize {
+        /// The block device.
+        path: PathBuf,
+        /// Bytes per sector.
+        sector: u32,
+        /// Bytes per block.
+        block_size: u32,
+    },
+    /// Somebody else serves the file, or the block device is mounted.
     #[error("{}: in use by another process, or by another device of this one", path.display())]
     InUse {
         /// The file.
@@ -143,46 +185,144 @@ pub enum FileError {
 }
 
 /// What all queues of a file share.
-struct Shared {
-    file: Arc<OwnedFd>,
+struct Shared<S> {
+    store: S,
     geometry: GrowingGeometry,
-    arena: Option<Arc<Arena>>,
     counters: Arc<HealthCounters>,
-    /// The file system said that the file is gone.
-    gone: AtomicBool,
-    /// What the queues' rings could not have. Written when a queue opens, never by a request.
-    ring_notices: Mutex<Vec<uring::Notice>>,
+    condition: Arc<Condition>,
 }
 
-impl Shared {
-    fn is_gone(&self) -> bool {
-        self.gone.load(Ordering::Relaxed)
-    }
-
-    fn ring_notices(&self) -> MutexGuard<'_, Vec<uring::Notice>> {
-        self.ring_notices
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Drop for Shared {
-    fn drop(&mut self) {
-        // The kernel closes a ring's own reference to the file some time after the ring was closed,
-        // and the lock would last until then. Nothing more can be in flight here, or it was given
-        // up.
-        let _ = flock(&self.file, FlockOperation::Unlock);
-    }
-}
-
-/// A device in a regular file.
-pub struct FileDevice {
+/// A device on an open file, whatever system the file belongs to. [`FileDevice`] is one on the
+/// kernel's; the simulator has one on a simulated file system.
+pub struct StoreDevice<S: FileStore> {
     name: String,
     identity: DeviceIdentity,
-    path: PathBuf,
+    shared: Arc<Shared<S>>,
+}
+
+impl<S: FileStore> StoreDevice<S> {
+    /// A device of the given shape on `store`.
+    #[must_use]
+    pub fn new(name: String, uuid: [u8; 16], geometry: Geometry, store: S) -> Self {
+        Self::with_condition(name, uuid, geometry, store, Arc::default())
+    }
+
+    fn with_condition(
+        name: String,
+        uuid: [u8; 16],
+        geometry: Geometry,
+        store: S,
+        condition: Arc<Condition>,
+    ) -> Self {
+        Self {
+            name,
+            identity: DeviceIdentity {
+                uuid,
+                model: "Windlass file".into(),
+            },
+            shared: Arc::new(Shared {
+                store,
+                geometry: GrowingGeometry::new(geometry),
+                counters: Arc::default(),
+                condition,
+            }),
+        }
+    }
+
+    /// What the device lies on.
+    #[must_use]
+    pub fn store(&self) -> &S {
+        &self.shared.store
+    }
+
+    /// Lets requests reach the first `size_bytes` of a file that has become longer. Queues hear of
+    /// it by [`DeviceQueue::device_grew`].
+    ///
+    /// # Errors
+    /// [`ShapeError`]: the size is impossible or less than there is.
+    pub fn grow(&self, size_bytes: u64) -> Result<(), ShapeError> {
+        let geometry = &self.shared.geometry;
+        geometry.grow(geometry.larger(size_bytes)?);
+        Ok(())
+    }
+}
+
+impl<S: FileStore> Device for StoreDevice<S> {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn geometry(&self) -> Geometry {
+        self.shared.geometry.now()
+    }
+
+    fn quiesce_time_max(&self) -> Nanos {
+        KERNEL_REQUEST_MAX
+    }
+
+    fn identity(&self) -> &DeviceIdentity {
+        &self.identity
+    }
+
+    /// Also notices a file that has become shorter than the device.
+    fn health(&self) -> Health {
+        let Shared {
+            store,
+            geometry,
+            counters,
+            condition,
+        } = &*self.shared;
+        let geometry = geometry.now();
+        let is_gone = condition.now().is_gone();
+        if !is_gone && store.length().is_ok_and(|length| length < geometry.bytes()) {
+            condition.note_damage(DamageCause::Truncated);
+        }
+        let damage = condition.damage().filter(|_| !is_gone);
+        let state = match damage {
+            _ if is_gone => HealthState::Removed,
+            Some(_) => HealthState::Damaged,
+            None if geometry.read_only => HealthState::ReadOnly,
+            None => HealthState::Ready,
+        };
+        Health {
+            damage,
+            ..counters.sum(state)
+        }
+    }
+
+    fn reopen(&self) -> Result<(), ReopenError> {
+        let Shared {
+            store,
+            geometry,
+            condition,
+            ..
+        } = &*self.shared;
+        let now = condition.now();
+        if now.is_abandoned() {
+            return Err(ReopenError::WriteAbandoned);
+        }
+        if now.cause().is_none() && !now.is_gone() {
+            return Err(ReopenError::NotDamaged);
+        }
+        store.reopen(geometry.now().bytes())?;
+        condition.note_reopened();
+        Ok(())
+    }
+
+    fn open_queue(&self, options: QueueOptions) -> Result<Box<dyn DeviceQueue>, OpenError> {
+        check_depth(options.depth)?;
+        if self.shared.condition.now().is_gone() {
+            return Err(OpenError::Removed);
+        }
+        let queue = queue::FileQueue::open(Arc::clone(&self.shared), options)?;
+        Ok(Box::new(queue))
+    }
+}
+
+/// A device in a regular file or on a block device.
+pub struct FileDevice {
+    device: StoreDevice<SystemFile>,
     notices: Vec<FileNotice>,
-    direct: bool,
-    shared: Arc<Shared>,
 }
 
 impl FileDevice {
@@ -206,24 +346,26 @@ impl FileDevice {
             max_transfer_blocks: max_transfer_blocks(options.block_size),
             read_only: options.read_only,
         };
-        Ok(Self {
-            name: options.name,
-            identity: DeviceIdentity {
-                uuid: options.uuid,
-                model: "Windlass file".into(),
-            },
-            path: options.path,
-            notices: opened.notices,
-            direct: opened.direct,
-            shared: Arc::new(Shared {
-                file: Arc::new(opened.file),
-                geometry: GrowingGeometry::new(geometry),
-                arena: options.arena,
-                counters: Arc::default(),
-                gone: AtomicBool::new(false),
-                ring_notices: Mutex::default(),
-            }),
-        })
+        let condition = Arc::<Condition>::default();
+        let FileOptions {
+            name,
+            uuid,
+            path,
+            read_only,
+            arena,
+            ..
+        } = options;
+        let store = SystemFile::new(
+            opened.file,
+            path,
+            read_only,
+            opened.direct,
+            arena,
+            Arc::clone(&condition),
+        );
+        let device = StoreDevice::with_condition(name, uuid, geometry, store, condition);
+        let notices = opened.notices;
+        Ok(Self { device, notices })
     }
 
     /// Makes the file `size_bytes` long, or takes the length that somebody else gave it. Queues hear
@@ -233,18 +375,20 @@ impl FileDevice {
     /// [`FileError`]: the size is impossible or less than there is, or the file cannot grow. The
     /// device stays as it is.
     pub fn grow(&self, size_bytes: Option<u64>) -> Result<(), FileError> {
+        let Shared {
+            store, geometry, ..
+        } = &*self.device.shared;
         let shape = |source| FileError::Shape {
-            path: self.path.clone(),
+            path: store.path().into(),
             source,
         };
-        let geometry = &self.shared.geometry;
         if let Some(wanted) = size_bytes {
             geometry.larger(wanted).map_err(shape)?;
         }
         let read_only = geometry.now().read_only;
-        let size_bytes = open::grow(&self.shared.file, &self.path, size_bytes, read_only)?;
-        geometry.grow(geometry.larger(size_bytes).map_err(shape)?);
-        Ok(())
+        let file = store.current();
+        let size_bytes = open::grow(&*file, store.path(), size_bytes, read_only)?;
+        self.device.grow(size_bytes).map_err(shape)
     }
 
     /// What the file system cannot do, and what that costs.
@@ -257,55 +401,58 @@ impl FileDevice {
     /// stop.
     ///
     /// # Errors
-    /// What fdatasync(2) answered.
+    /// What fdatasync(2) answered; an error in any case when the device is damaged.
     pub fn sync(&self) -> std::io::Result<()> {
-        Ok(rustix::fs::fdatasync(&self.shared.file)?)
+        let Shared {
+            store, condition, ..
+        } = &*self.device.shared;
+        store.sync()?;
+        match condition.damage() {
+            Some(damage) => Err(std::io::Error::other(damage.cause.to_string())),
+            None => Ok(()),
+        }
     }
 
     /// What the rings of the queues opened so far could not have, each notice once.
     #[must_use]
     pub fn ring_notices(&self) -> Vec<uring::Notice> {
-        self.shared.ring_notices().clone()
+        self.device.store().ring_notices()
     }
 
     /// Whether transfers go past the page cache.
     #[must_use]
     pub fn is_direct(&self) -> bool {
-        self.direct
+        self.device.store().is_direct()
     }
 }
 
 impl Device for FileDevice {
     fn name(&self) -> &str {
-        &self.name
+        self.device.name()
     }
 
     fn geometry(&self) -> Geometry {
-        self.shared.geometry.now()
+        self.device.geometry()
+    }
+
+    fn quiesce_time_max(&self) -> Nanos {
+        self.device.quiesce_time_max()
     }
 
     fn identity(&self) -> &DeviceIdentity {
-        &self.identity
+        self.device.identity()
     }
 
     fn health(&self) -> Health {
-        let state = if self.shared.is_gone() {
-            HealthState::Removed
-        } else if self.shared.geometry.now().read_only {
-            HealthState::ReadOnly
-        } else {
-            HealthState::Ready
-        };
-        self.shared.counters.sum(state)
+        self.device.health()
+    }
+
+    fn reopen(&self) -> Result<(), ReopenError> {
+        self.device.reopen()
     }
 
     fn open_queue(&self, options: QueueOptions) -> Result<Box<dyn DeviceQueue>, OpenError> {
-        check_depth(options.depth)?;
-        if self.shared.is_gone() {
-            return Err(OpenError::Removed);
-        }
-        let queue = queue::FileQueue::open(Arc::clone(&self.shared), options)?;
-        Ok(Box::new(queue))
+        self.device.open_queue(options)
     }
 }
 

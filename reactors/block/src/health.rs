@@ -1,7 +1,9 @@
 //! Counters of a device: each queue counts for itself, the control plane adds them up.
 
+use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::SystemTime;
 
 use crate::error::DeviceError;
 use crate::request::Operation;
@@ -14,10 +16,65 @@ pub enum HealthState {
     Ready,
     /// Serving reads only.
     ReadOnly,
+    /// Lost data that it had accepted, see [`Health::damage`]: writes and flushes fail, reads
+    /// continue, until [`Device::reopen`](crate::Device::reopen) succeeds.
+    Damaged,
     /// Being reset after a fault: requests wait for its end.
     Resetting,
     /// Gone: every request is refused.
     Removed,
+}
+
+/// What damaged a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum DamageCause {
+    /// Cached writes could not be synced to the medium: `fdatasync(2)` or a write with
+    /// `RWF_DSYNC` failed.
+    SyncFailed,
+    /// The file system failed a write to its page cache.
+    WriteFailed,
+    /// A write ended part of the way through.
+    ShortWrite,
+    /// The file ends before the device does.
+    Truncated,
+    /// A queue was closed with a write in flight that the kernel did not finish in time.
+    WriteAbandoned,
+}
+
+impl DamageCause {
+    /// A stable word for metrics and the API.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::SyncFailed => "sync_failed",
+            Self::WriteFailed => "write_failed",
+            Self::ShortWrite => "short_write",
+            Self::Truncated => "truncated",
+            Self::WriteAbandoned => "write_abandoned",
+        }
+    }
+}
+
+impl fmt::Display for DamageCause {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Self::SyncFailed => "a sync of cached writes failed: acknowledged writes may be lost",
+            Self::WriteFailed => "the file system failed a cached write",
+            Self::ShortWrite => "a write ended part of the way through",
+            Self::Truncated => "the file ends before the device does",
+            Self::WriteAbandoned => "a write was abandoned and may still reach the medium",
+        })
+    }
+}
+
+/// The first damage to a device since it was opened or reopened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Damage {
+    /// What happened.
+    pub cause: DamageCause,
+    /// When it was noticed.
+    pub at: SystemTime,
 }
 
 /// What a device did since it was opened, and how it is. All byte counts are of successful
@@ -26,6 +83,8 @@ pub enum HealthState {
 pub struct Health {
     /// Whether the device can be used.
     pub state: HealthState,
+    /// Why the state is [`HealthState::Damaged`]; `None` in every other state.
+    pub damage: Option<Damage>,
     /// Reads completed, also unsuccessful ones.
     pub reads: u64,
     /// Bytes read.

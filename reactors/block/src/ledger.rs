@@ -13,6 +13,8 @@ use crate::request::{Completion, CompletionBatch, Operation, Refusal, Request};
 pub(crate) struct Ledger {
     ready: VecDeque<Completion>,
     in_flight: usize,
+    /// Of these, how many do not count against the depth.
+    parked: usize,
     depth: usize,
     closing: bool,
     lends_reads: bool,
@@ -44,6 +46,7 @@ impl Ledger {
         Ok(Self {
             ready,
             in_flight: 0,
+            parked: 0,
             depth,
             closing: false,
             lends_reads,
@@ -69,11 +72,27 @@ impl Ledger {
         if let Err(error) = request.check(&self.geometry, self.lends_reads) {
             return Err(Refusal::Never(request, error));
         }
-        if self.in_flight == self.depth {
+        if !self.has_room() {
             return Err(Refusal::Later(request));
         }
         self.in_flight += 1;
         Ok(request)
+    }
+
+    /// Whether fewer requests than the depth are in flight and not parked.
+    #[inline]
+    pub(crate) fn has_room(&self) -> bool {
+        self.in_flight - self.parked < self.depth
+    }
+
+    /// A request in flight waits inside the device and does not count against the depth.
+    pub(crate) fn park(&mut self) {
+        self.parked += 1;
+    }
+
+    /// A parked request is about to end.
+    pub(crate) fn unpark(&mut self) {
+        self.parked -= 1;
     }
 
     /// Counts a request's end and keeps its completion for the next poll.

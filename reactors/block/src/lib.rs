@@ -30,14 +30,15 @@ pub use device::{
     BLOCK_SIZES, Deallocate, Device, DeviceIdentity, DeviceQueue, Drain, Geometry, QUEUE_DEPTH_MAX,
     QueueOptions,
 };
-pub use error::{DeviceError, Direction, OpenError};
+pub use error::{DeviceError, Direction, OpenError, ReopenError};
 pub use fault::{Effect, FaultControl, FaultDevice, FaultPlan, FaultRule, OperationKinds, When};
 pub use file::{
-    BufferedReason, DirectIo, FileDevice, FileError, FileNotice, FileOptions, FileSystem,
+    BufferedReason, DONE_PER_POLL_MAX, DirectIo, DoneBatch, FileDevice, FileError, FileNotice,
+    FileOptions, FileRing, FileStore, FileSystem, StoreDevice,
 };
 pub use health::{
-    DriveHealth, ERROR_RECORDS_MAX, ErrorRecord, Health, HealthCounters, HealthState,
-    HealthWarnings, QueueCounters,
+    Damage, DamageCause, DriveHealth, ERROR_RECORDS_MAX, ErrorRecord, Health, HealthCounters,
+    HealthState, HealthWarnings, QueueCounters,
 };
 pub use memory::{MemoryDevice, MemoryError, MemoryOptions};
 pub use null::{NullDevice, NullError, NullOptions};

@@ -2,13 +2,13 @@
 //! its memory in several extents; a read over the edge of one is a copy too.
 //!
 //! A range that is lent cannot be written until the loan is dropped, and the other way round. A
-//! request that meets such a hold waits in the queue's own line, is tried again at each poll, and
-//! holds back later requests of the queue that touch the same memory, so that a stream of reads
-//! cannot keep a write out for ever. Requests that touch other memory pass it.
+//! request that meets such a hold waits in the queue, is tried again by polls, and holds back later
+//! requests of the queue that touch the same memory, so that a stream of reads cannot keep a write
+//! out for ever. Requests that touch other memory pass it. See [`parked`] for the cost.
 
 mod extents;
+mod parked;
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 
 use hugemem::{Data, Loan, PagePolicy, Pool, RegionError, Store, UNIT_BYTES};
@@ -23,6 +23,7 @@ use crate::ledger::{Ended, Ledger};
 use crate::request::{CompletionBatch, Operation, Refusal, Request};
 use crate::shape::{GrowingGeometry, ShapeError, block_count, max_transfer_blocks};
 use extents::{Extents, ExtentsHandle};
+use parked::{MOVES_PER_POLL_MAX, Parked, TRIES_PER_POLL_MAX};
 
 /// Bytes that one poll zeroes at most, so that clearing a whole device does not stall its reactor.
 const ZERO_BYTES_PER_POLL_MAX: usize = 1 << 20;
@@ -169,7 +170,7 @@ impl Device for MemoryDevice {
             extents: Arc::clone(&self.extents),
             shape: Arc::clone(&self.shape),
             pool: options.pool,
-            parked: VecDeque::with_capacity(options.depth),
+            parked: Parked::new(),
         }))
     }
 }
@@ -187,6 +188,8 @@ enum Tried {
     Ended(Result<(), DeviceError>, Option<Data>),
     /// Memory that it needs is held.
     Held,
+    /// The pool has no lease for it.
+    NoLease,
     /// This poll has zeroed enough.
     Unfinished,
 }
@@ -227,7 +230,7 @@ impl Attempt {
                     *data = done.then_some(lease);
                     done
                 }
-                None => false,
+                None => return Tried::NoLease,
             },
             (Operation::Read, Some(lease)) => store.try_read(self.offset, lease),
             (Operation::Write { .. }, Some(lease)) => store.try_write(self.offset, lease),
@@ -291,33 +294,79 @@ struct MemoryQueue {
     shape: Arc<GrowingGeometry>,
     /// For reads over the edge of an extent.
     pool: Pool,
-    /// Requests that met a hold or are not finished, oldest first.
-    parked: VecDeque<Attempt>,
+    /// Requests that met a hold or are not finished. They do not count against the depth, so that a
+    /// host whose requests wait for its own memory keeps no others out.
+    parked: Parked,
 }
 
 impl MemoryQueue {
-    /// Tries what is parked again, oldest first.
+    /// Tries some of what is parked again.
+    #[cold]
     fn retry(&mut self) {
         let mut zero_budget = ZERO_BYTES_PER_POLL_MAX;
-        let mut index = 0;
-        while index < self.parked.len() {
-            let (earlier, rest) = self.parked.as_mut_slices();
-            debug_assert!(rest.is_empty(), "the line was made contiguous");
-            let (earlier, rest) = earlier.split_at_mut(index);
-            let attempt = &mut rest[0];
-            if earlier.iter().any(|other| other.meets(attempt)) {
-                index += 1;
-                continue;
-            }
+        self.parked.move_up(MOVES_PER_POLL_MAX);
+        let mut moves_left = MOVES_PER_POLL_MAX;
+        // Each once, and what moves up meanwhile.
+        let mut tries_left = TRIES_PER_POLL_MAX;
+        let mut held = 0;
+        while tries_left > 0 && held < self.parked.front_len() && self.ledger.has_room() {
+            let Some(index) = self.parked.next() else {
+                return;
+            };
+            tries_left -= 1;
+            let attempt = self.parked.attempt(index);
+            let left = attempt.len;
             match attempt.go_on(&self.memory, &self.pool, &mut zero_budget) {
-                Tried::Held | Tried::Unfinished => index += 1,
+                Tried::Held | Tried::Unfinished => {
+                    let progress = attempt.len < left;
+                    self.parked.put_back(index, progress);
+                    held += 1;
+                }
+                Tried::NoLease => {
+                    // Writes behind it may hold the leases that it waits for.
+                    if let Some(attempt) = self.parked.remove(index) {
+                        self.parked.park(attempt);
+                    }
+                    held += 1;
+                }
                 Tried::Ended(result, data) => {
                     let ended = Ended::of(&attempt.request, self.ledger.geometry());
+                    self.ledger.unpark();
                     self.ledger.end(ended, result, data);
                     self.parked.remove(index);
+                    if moves_left > 0 {
+                        moves_left -= 1;
+                        self.parked.move_up(1);
+                    }
                 }
             }
         }
+    }
+
+    fn park(&mut self, attempt: Attempt) {
+        self.ledger.park();
+        self.parked.park(attempt);
+    }
+
+    /// Whether a parked request, such as a write that readers must not keep out, may touch the
+    /// range.
+    #[inline]
+    fn is_awaited(&self, offset: usize, len: usize) -> bool {
+        !self.parked.is_empty() && self.parked.may_touch(offset, len)
+    }
+
+    /// [`DeviceQueue::lend`] while requests are parked: apart, so that the usual way saves nothing
+    /// for the look at them.
+    #[cold]
+    #[inline(never)]
+    fn lend_beside_parked(&mut self, lba: u64, blocks: u32) -> Option<Loan> {
+        let (offset, len) = self.ledger.range_to_lend(lba, blocks)?;
+        if self.parked.may_touch(offset, len) {
+            return None;
+        }
+        let loan = self.memory.try_lend(offset, len)?;
+        self.ledger.lent(len);
+        Some(loan)
     }
 }
 
@@ -328,9 +377,8 @@ impl DeviceQueue for MemoryQueue {
 
     #[inline]
     fn lend(&mut self, lba: u64, blocks: u32) -> Option<Loan> {
-        // What waits may be a write that readers must not keep out.
         if !self.parked.is_empty() {
-            return None;
+            return self.lend_beside_parked(lba, blocks);
         }
         let (offset, len) = self.ledger.range_to_lend(lba, blocks)?;
         let loan = self.memory.try_lend(offset, len)?;
@@ -340,14 +388,12 @@ impl DeviceQueue for MemoryQueue {
 
     #[inline]
     fn write_at_once(&mut self, lba: u64, data: &[u8]) -> bool {
-        let free = self.parked.is_empty();
-        let Some(offset) = self
-            .ledger
-            .offset_to_write(lba, data.len())
-            .filter(|_| free)
-        else {
+        let Some(offset) = self.ledger.offset_to_write(lba, data.len()) else {
             return false;
         };
+        if self.is_awaited(offset, data.len()) {
+            return false;
+        }
         let written = self.memory.try_write(offset, data);
         if written {
             self.ledger.written(data.len());
@@ -360,10 +406,12 @@ impl DeviceQueue for MemoryQueue {
     }
 
     fn fill_at_once(&mut self, lba: u64, bytes: usize, fill: &mut dyn FnMut(&mut [u8])) -> bool {
-        let free = self.parked.is_empty();
-        let Some(offset) = self.ledger.offset_to_write(lba, bytes).filter(|_| free) else {
+        let Some(offset) = self.ledger.offset_to_write(lba, bytes) else {
             return false;
         };
+        if self.is_awaited(offset, bytes) {
+            return false;
+        }
         let filled = self.memory.try_fill(offset, bytes, fill);
         if filled {
             self.ledger.filled(bytes);
@@ -376,12 +424,15 @@ impl DeviceQueue for MemoryQueue {
     }
 
     fn submit(&mut self, request: Request) -> Result<(), Refusal> {
+        if self.parked.is_full() {
+            return Err(Refusal::Later(request));
+        }
         let request = self.ledger.admit(request)?;
         let ended = Ended::of(&request, self.ledger.geometry());
         let mut attempt = Attempt::new(request, self.ledger.geometry());
         // What is zeroed here comes out of the next poll's time, so one piece only.
         let mut zero_budget = ZERO_PIECE_BYTES;
-        let tried = if self.parked.iter().any(|other| other.meets(&attempt)) {
+        let tried = if !self.parked.is_empty() && self.parked.touches(&attempt) {
             Tried::Held
         } else {
             attempt.go_on(&self.memory, &self.pool, &mut zero_budget)
@@ -390,11 +441,21 @@ impl DeviceQueue for MemoryQueue {
             Tried::Ended(result, data) => self.ledger.end(ended, result, data),
             Tried::Held => {
                 self.ledger.waited();
-                self.parked.push_back(attempt);
+                self.park(attempt);
             }
-            Tried::Unfinished => self.parked.push_back(attempt),
+            Tried::Unfinished | Tried::NoLease => self.park(attempt),
         }
         Ok(())
+    }
+
+    fn give_up(&mut self, is_unwanted: &mut dyn FnMut(u64) -> bool) {
+        let Self { parked, ledger, .. } = self;
+        parked.give_up(is_unwanted, |attempt| {
+            let ended = Ended::of(&attempt.request, ledger.geometry());
+            let data = attempt.request.data.map(Data::Lease);
+            ledger.unpark();
+            ledger.end(ended, Err(DeviceError::Aborted), data);
+        });
     }
 
     fn flush(&mut self) {
@@ -403,7 +464,6 @@ impl DeviceQueue for MemoryQueue {
 
     fn poll(&mut self, completions: &mut CompletionBatch) -> usize {
         if !self.parked.is_empty() {
-            self.parked.make_contiguous();
             self.retry();
         }
         self.ledger.deliver(completions)

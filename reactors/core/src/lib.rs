@@ -56,7 +56,7 @@ mod wake;
 pub use clock::{Clock, TscClock, VirtualClock};
 pub use config::{IdlePolicy, ReactorConfig};
 pub use log_limit::LogLimit;
-pub use placement::Placement;
+pub use placement::{Placed, Placement};
 pub use poller::{Poller, Progress, StopState};
 pub use reactor::{POLLERS_MAX, PollerId, Reactor, RegisterError, TimerJob};
 pub use reactors::{

@@ -2,8 +2,10 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use crate::account::Account;
 use crate::class::{CLASS_BYTES, CLASSES, Carving, class_for};
 use crate::dma::DmaBuffer;
+use crate::dma_check::{DmaCheck, DmaViolation};
 use crate::exchange::{Exchange, Member};
 use crate::pool::{Pool, SlicePromise};
 use crate::region::{DmaMap, DmaMapError, PagePolicy, Region, RegionError};
@@ -75,6 +77,11 @@ pub struct ClassCounters {
 pub struct ArenaCounters {
     /// One entry per class; a class that this arena does not have has a total of 0.
     pub classes: [ClassCounters; CLASSES],
+    /// How long the request has waited that waits longest now, in nanoseconds; up to a tenth of a
+    /// second old. 0 when none waits.
+    pub oldest_wait_ns: u64,
+    /// The longest wait of a request since start, in nanoseconds.
+    pub longest_wait_ns: u64,
 }
 
 /// Memory for all data in flight, shared by all reactors through their [`Pool`]s.
@@ -88,6 +95,7 @@ pub struct Arena {
     exchange: Exchange,
     control: Mutex<Control>,
     max_transfer: usize,
+    dma_check: Arc<DmaCheck>,
 }
 
 /// What the control path does from any thread: slices for [`DmaBuffer`]s, and promises.
@@ -151,6 +159,7 @@ impl Arena {
             slices: Slices::new(&carving),
         });
         let arena = Arc::new(Arena {
+            dma_check: region.check_dma(),
             region,
             carving,
             exchange,
@@ -208,13 +217,19 @@ impl Arena {
         count: u32,
         sharers: u32,
     ) -> Option<SlicePromise> {
-        let promised = self.control().slices.promise_of_class(len, count, sharers);
-        let (class, count) = promised?;
+        let mut control = self.control();
+        let (class, count) = control.slices.promise_of_class(len, count, sharers)?;
+        self.exchange
+            .set_promised(class, control.slices.promised(class));
+        drop(control);
         Some(SlicePromise::new(Arc::clone(self), class, count))
     }
 
     pub(crate) fn end_promise(&self, class: usize, count: u32) {
-        self.control().slices.end_promise(class, count);
+        let mut control = self.control();
+        control.slices.end_promise(class, count);
+        self.exchange
+            .set_promised(class, control.slices.promised(class));
     }
 
     pub(crate) fn take_slice(&self, class: usize) -> Option<u32> {
@@ -222,7 +237,7 @@ impl Arena {
         let Control { member, slices } = &mut *control;
         let free = slices
             .spares_buffer(class)
-            .then(|| self.exchange.take(member, class));
+            .then(|| self.exchange.take(member, class, Account::SYSTEM));
         let slice = free??;
         slices.add_buffer(class);
         Some(slice)
@@ -231,7 +246,8 @@ impl Arena {
     pub(crate) fn give_slice_back(&self, class: usize, slice: u32) {
         let mut control = self.control();
         control.slices.remove_buffer(class);
-        self.exchange.give_back(&control.member, class, slice);
+        self.exchange
+            .give_back(&control.member, class, slice, Account::SYSTEM);
     }
 
     fn control(&self) -> MutexGuard<'_, Control> {
@@ -254,7 +270,31 @@ impl Arena {
                 waiting: u64::from(tally.waiting),
             };
         }
+        (counters.oldest_wait_ns, counters.longest_wait_ns) = self.exchange.longest_waits();
         counters
+    }
+
+    /// The first access since the last call that a [`DmaView::of_arena`](crate::DmaView::of_arena)
+    /// made to memory that was not posted; always `None` in release builds, which do not check.
+    #[must_use]
+    pub fn take_dma_violation(&self) -> Option<DmaViolation> {
+        self.dma_check.take_violation()
+    }
+
+    /// Lets devices access a slice, or not any more, as far as that is checked.
+    #[inline(always)]
+    pub(crate) fn let_device_access(&self, class: usize, slice: u32, allowed: bool) {
+        if cfg!(debug_assertions) {
+            let start = self.carving.offset(class, slice);
+            let range = start..start + CLASS_BYTES[class];
+            self.dma_check.allow(range, allowed);
+        }
+    }
+
+    /// Slices of each class that are charged to `account`, smallest class first, from any thread.
+    #[must_use]
+    pub fn held_by(&self, account: Account) -> [u32; CLASSES] {
+        std::array::from_fn(|class| self.exchange.held(class, account))
     }
 
     pub(crate) fn exchange(&self) -> &Exchange {

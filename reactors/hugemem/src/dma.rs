@@ -4,10 +4,10 @@
 //! mapping of a region. Refuses: references. A device changes bytes whenever it likes, so every
 //! access here is atomic and none outlives its call.
 //!
-//! Why a view harms no lease: for the program it is other memory, at other addresses, that happens
-//! to change what a lease holds, just as a device's access does. Whoever lets a device write into a
-//! lease keeps it out of reach until the device has said that it is done; that holds for an
-//! emulated device too.
+//! Why a view harms no lease: a device in software accesses a lease while it is posted
+//! ([`DmaLease`](crate::DmaLease)), and then nothing in the program refers to its bytes. A view of an
+//! arena checks that in debug builds; one of a region of its own has nothing to refer to; any other
+//! is made by an `unsafe` call.
 #![expect(unsafe_code, reason = "atomic access through addresses of a mapping")]
 
 use std::array;
@@ -22,6 +22,7 @@ use rustix::io::Errno;
 
 use crate::arena::Arena;
 use crate::class::{CLASS_BYTES, class_for};
+use crate::dma_check::DmaCheck;
 use crate::region::{Mapping, Region, outside};
 
 /// Bytes that somebody else may write at any time: each access is atomic and checked.
@@ -155,6 +156,7 @@ macro_rules! accessors {
             #[inline]
             #[must_use]
             pub fn $load(&self, offset: usize, order: Ordering) -> $value {
+                self.note_access(offset, size_of::<$value>(), false);
                 self.bytes.$load(offset, order)
             }
 
@@ -164,6 +166,7 @@ macro_rules! accessors {
             /// As the load does.
             #[inline]
             pub fn $store(&self, offset: usize, value: $value, order: Ordering) {
+                self.note_access(offset, size_of::<$value>(), true);
                 self.bytes.$store(offset, value, order);
             }
         )+
@@ -175,6 +178,7 @@ macro_rules! accessors {
         #[inline]
         #[must_use]
         pub fn load_words<const N: usize>(&self, offset: usize) -> [u64; N] {
+            self.note_access(offset, N * size_of::<u64>(), false);
             self.bytes.load_words(offset)
         }
 
@@ -184,6 +188,7 @@ macro_rules! accessors {
         /// As the load does.
         #[inline]
         pub fn store_words<const N: usize>(&self, offset: usize, values: &[u64; N]) {
+            self.note_access(offset, N * size_of::<u64>(), true);
             self.bytes.store_words(offset, values);
         }
 
@@ -192,6 +197,7 @@ macro_rules! accessors {
         /// # Panics
         /// When they do not lie within.
         pub fn read(&self, offset: usize, into: &mut [u8]) {
+            self.note_access(offset, into.len(), false);
             self.bytes.read(offset, into);
         }
 
@@ -200,6 +206,7 @@ macro_rules! accessors {
         /// # Panics
         /// When they do not fit.
         pub fn write(&self, offset: usize, from: &[u8]) {
+            self.note_access(offset, from.len(), true);
             self.bytes.write(offset, from);
         }
     };
@@ -236,6 +243,7 @@ impl DmaBuffer {
             slice,
             arena: Arc::clone(arena),
         };
+        arena.let_device_access(class, slice, true);
         buffer.zero();
         Some(buffer)
     }
@@ -260,6 +268,10 @@ impl DmaBuffer {
         self.bytes.base.addr().get()
     }
 
+    /// The program's own accesses are not a device's.
+    #[inline(always)]
+    fn note_access(&self, _offset: usize, _len: usize, _wrote: bool) {}
+
     /// Clears all bytes.
     pub fn zero(&self) {
         let words = self.len() / 8;
@@ -280,6 +292,7 @@ impl DmaBuffer {
 
 impl Drop for DmaBuffer {
     fn drop(&mut self) {
+        self.arena.let_device_access(self.class, self.slice, false);
         self.arena.give_slice_back(self.class, self.slice);
     }
 }
@@ -300,7 +313,40 @@ impl fmt::Debug for DmaBuffer {
 pub struct DmaView {
     bytes: SharedBytes,
     shows: usize,
+    /// What may be accessed, where it is checked.
+    check: Option<Arc<DmaCheck>>,
     _mapping: Arc<Mapping>,
+}
+
+/// A region that the program accesses by its [`DmaView`] alone: the memory of a host in a test, say.
+/// Nothing refers to its bytes, so a device or a peer may access them at any time.
+#[derive(Debug)]
+pub struct SharedRegion {
+    region: Region,
+    view: DmaView,
+}
+
+impl SharedRegion {
+    /// Takes a region that belongs to the caller alone.
+    ///
+    /// # Errors
+    /// What the kernel answers to another mapping.
+    pub fn new(region: Region) -> io::Result<Self> {
+        let view = DmaView::map(&region)?;
+        Ok(Self { region, view })
+    }
+
+    /// The region.
+    #[must_use]
+    pub fn region(&self) -> &Region {
+        &self.region
+    }
+
+    /// Its bytes.
+    #[must_use]
+    pub fn view(&self) -> &DmaView {
+        &self.view
+    }
 }
 
 // SAFETY: the mapping lives as long as this value, and all access to it is atomic.
@@ -309,13 +355,32 @@ unsafe impl Send for DmaView {}
 unsafe impl Sync for DmaView {}
 
 impl DmaView {
-    /// Maps `region` once more. Where mappings cannot be duplicated, which is so for hugepages and
-    /// for any under valgrind, the view shares the region's own mapping: then a reference into a
-    /// lease must not be alive while the view is used.
+    /// Maps a region once more, for a device in software that moves bytes as others ask it to.
     ///
     /// # Errors
     /// What the kernel answers.
-    pub fn of(region: &Region) -> io::Result<DmaView> {
+    ///
+    /// # Safety
+    /// While bytes are accessed by the view, nothing in the program refers to them: they are posted to
+    /// the device that the view is made for, or belong to a [`DmaBuffer`] or a [`SharedRegion`].
+    pub unsafe fn of(region: &Region) -> io::Result<DmaView> {
+        Self::map(region)
+    }
+
+    /// Maps an arena's region once more, for a device in software behind a driver. In debug builds
+    /// each access is checked by what is posted ([`Lease::into_dma`](crate::Lease::into_dma),
+    /// [`DmaBuffer`]) and counted as a violation otherwise
+    /// ([`Arena::take_dma_violation`](crate::Arena::take_dma_violation)).
+    ///
+    /// # Errors
+    /// What the kernel answers.
+    pub fn of_arena(region: &Region) -> io::Result<DmaView> {
+        Self::map(region)
+    }
+
+    /// Where mappings cannot be duplicated, which is so for hugepages and for any under valgrind, the
+    /// view shares the region's own mapping.
+    fn map(region: &Region) -> io::Result<DmaView> {
         let mapping = match region.mapping().duplicate() {
             Ok(another) => Arc::new(another),
             Err(Errno::INVAL) => Arc::clone(region.mapping()),
@@ -327,8 +392,18 @@ impl DmaView {
                 len: mapping.len(),
             },
             shows: region.base_address(),
+            check: region.dma_check(),
             _mapping: mapping,
         })
+    }
+
+    #[inline(always)]
+    fn note_access(&self, offset: usize, len: usize, wrote: bool) {
+        if cfg!(debug_assertions)
+            && let Some(check) = &self.check
+        {
+            check.access(offset, len, wrote);
+        }
     }
 
     /// Bytes of the region.

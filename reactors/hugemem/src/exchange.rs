@@ -7,6 +7,10 @@
 //! depot, for whoever polls first. A reactor that finds its cache and the depot empty steals from
 //! the caches of the others. So a free slice is always within everybody's reach, wherever it lies
 //! and whether or not its reactor is awake.
+//!
+//! Each seat counts the slices that its reactor took, by account; the sum over the seats is what an
+//! account holds. [`Exchange::admits`] compares it with the account's share (see `share`), but only
+//! while a class is scarce: else each reactor has a budget of slices that it may take unchecked.
 
 #[cfg(all(test, loom))]
 mod models;
@@ -17,10 +21,12 @@ use std::sync::{Arc, OnceLock};
 
 use crossbeam_utils::CachePadded;
 
+use crate::account::{ACCOUNTS, Account, ROW};
 use crate::cache::{Cache, Top};
 use crate::class::CLASSES;
 use crate::depot::Depot;
-use crate::sync::{AtomicU32, AtomicU64, Ordering};
+use crate::share::Spread;
+use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 /// Slices of each class that one reactor keeps at most; few under loom, which tracks each slot.
 const CACHE_SLICES: [usize; CLASSES] = if cfg!(loom) {
@@ -47,6 +53,8 @@ pub(crate) struct Exchange {
     classes: [CachePadded<Class>; CLASSES],
     /// Requests that wait, of all classes and reactors: what a returning slice looks at.
     waiting: CachePadded<AtomicU32>,
+    /// Counts slices that came back while requests waited: a reason to try these again.
+    returns: CachePadded<AtomicU64>,
     seats: OnceLock<Arc<Seat>>,
 }
 
@@ -59,6 +67,10 @@ struct Class {
     batch: usize,
     /// Requests for this class that wait, in all reactors.
     waiting: AtomicU32,
+    /// Slices that are promised.
+    promised: AtomicU32,
+    /// So few are free that shares count. Reactors forget their budgets then.
+    scarce: AtomicBool,
 }
 
 /// One reactor's place: its caches, and its counters, which only it writes. Seats are never
@@ -68,6 +80,14 @@ struct Seat {
     caches: [Cache; CLASSES],
     taken: [AtomicU32; CLASSES],
     waits: [AtomicU64; CLASSES],
+    /// Slices out as leases that this reactor took, by account and class.
+    held: Box<[AtomicU32]>,
+    /// Accounts that hold nothing of a class and wait for it here.
+    starving: [AtomicU32; CLASSES],
+    /// How long the request has waited that waits longest, now.
+    oldest_wait_ns: AtomicU64,
+    /// The longest wait of any request so far.
+    longest_wait_ns: AtomicU64,
     in_use: AtomicU32,
     next: OnceLock<Arc<Seat>>,
 }
@@ -78,6 +98,8 @@ pub(crate) struct Member {
     seat: Arc<Seat>,
     tops: [Top; CLASSES],
     waiting: Cell<u32>,
+    /// Slices of each class that may be taken without a look at shares, while it is not scarce.
+    budgets: [Cell<u32>; CLASSES],
 }
 
 /// The numbers of one class at one moment, not read atomically together.
@@ -96,17 +118,19 @@ impl Exchange {
         let classes = counts.map(|total| {
             let batch = (total as usize / BATCH_PART).clamp(1, CACHE_SLICES[class] / 2);
             class += 1;
-            let waiting = AtomicU32::new(0);
             CachePadded::new(Class {
                 depot: Depot::new(total, open[class - 1]),
                 total: AtomicU32::new(open[class - 1]),
                 batch,
-                waiting,
+                waiting: AtomicU32::new(0),
+                promised: AtomicU32::new(0),
+                scarce: AtomicBool::new(false),
             })
         });
         Exchange {
             classes,
             waiting: CachePadded::new(AtomicU32::new(0)),
+            returns: CachePadded::new(AtomicU64::new(0)),
             seats: OnceLock::new(),
         }
     }
@@ -124,6 +148,7 @@ impl Exchange {
             }
             depot.push_batch(&slices[..count]);
         }
+        self.returns.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Takes a free seat, or adds one.
@@ -144,6 +169,7 @@ impl Exchange {
             seat,
             tops: Default::default(),
             waiting: Cell::new(0),
+            budgets: Default::default(),
         }
     }
 
@@ -152,31 +178,159 @@ impl Exchange {
         for class in 0..CLASSES {
             while self.spill(member, class) > 0 {}
             debug_assert_eq!(member.seat.taken[class].load(Ordering::Relaxed), 0);
+            self.set_starving(member, class, 0);
         }
         debug_assert_eq!(member.waiting.get(), 0);
+        member.seat.oldest_wait_ns.store(0, Ordering::Relaxed);
         member.seat.in_use.store(0, Ordering::Release);
     }
 
-    /// A free slice of exactly `class`: from the own cache, the depot, or another's cache.
-    pub(crate) fn take(&self, member: &Member, class: usize) -> Option<u32> {
+    /// A free slice of exactly `class` for `account`, whatever its share: from the own cache, the
+    /// depot, or another's cache.
+    pub(crate) fn take(&self, member: &Member, class: usize, account: Account) -> Option<u32> {
         let slice = member.seat.caches[class]
             .take(&member.tops[class])
             .or_else(|| self.refill(member, class))
             .or_else(|| self.steal(member, class))?;
         member.seat.count_taken(class, 1);
+        member.seat.count_held(class, account, 1);
         Some(slice)
     }
 
-    /// Takes back a slice that this member took.
-    pub(crate) fn give_back(&self, member: &Member, class: usize, slice: u32) {
+    /// Takes back a slice that this member took for `account`.
+    pub(crate) fn give_back(&self, member: &Member, class: usize, slice: u32, account: Account) {
         member.seat.count_taken(class, -1);
-        if self.others_wait(member) {
+        member.seat.count_held(class, account, -1);
+        let waiting = self.waiting.load(Ordering::Relaxed);
+        if waiting > member.waiting.get() {
             self.classes[class].depot.push_batch(&[slice]);
         } else if !member.seat.caches[class].put(&member.tops[class], slice) {
             self.spill(member, class);
             let room = member.seat.caches[class].put(&member.tops[class], slice);
             assert!(room, "a cache that was spilled has room");
         }
+        if waiting > 0 {
+            self.returns.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Charges a slice that this member took to another account.
+    #[inline]
+    pub(crate) fn recharge(&self, member: &Member, class: usize, from: Account, to: Account) {
+        member.seat.count_held(class, from, -1);
+        member.seat.count_held(class, to, 1);
+    }
+
+    /// Whether the share of `account` permits it one more slice of `class`.
+    #[inline]
+    pub(crate) fn admits(&self, member: &Member, class: usize, account: Account) -> bool {
+        if account.is_unlimited() {
+            return true;
+        }
+        let budget = &member.budgets[class];
+        if budget.get() > 0 && !self.classes[class].scarce.load(Ordering::Relaxed) {
+            budget.set(budget.get() - 1);
+            return true;
+        }
+        self.admits_by_share(member, class, account)
+    }
+
+    #[inline(never)]
+    fn admits_by_share(&self, member: &Member, class: usize, account: Account) -> bool {
+        let shared = &*self.classes[class];
+        let (spread, seats) = self.spread(class);
+        let plenty = spread.plenty();
+        if shared.scarce.load(Ordering::Relaxed) != (plenty == 0) {
+            shared.scarce.store(plenty == 0, Ordering::Relaxed);
+        }
+        if plenty > 0 {
+            // Budgets of all reactors together are no more than what there is plenty of.
+            member.budgets[class].set(plenty / (2 * seats));
+            return true;
+        }
+        let held = self.held(class, account);
+        let starving = self.starving(class);
+        spread.admits(held, account.uses_reserve(), starving)
+    }
+
+    /// How the slices of a class are spread, and how many seats there are.
+    fn spread(&self, class: usize) -> (Spread, u32) {
+        let Class {
+            total, promised, ..
+        } = &*self.classes[class];
+        let (mut taken, mut of_system, mut under_promises, mut seats) = (0, 0, 0, 0);
+        for seat in self.seats() {
+            taken += seat.taken[class].load(Ordering::Relaxed);
+            of_system += seat.held(class, Account::SYSTEM);
+            under_promises += seat.held(class, Account::PROMISED);
+            seats += 1;
+        }
+        let (total, promised) = (
+            total.load(Ordering::Relaxed),
+            promised.load(Ordering::Relaxed),
+        );
+        let spread = Spread::new(total, taken, of_system, promised, under_promises);
+        (spread, seats.max(1))
+    }
+
+    /// Slices of a class that an account holds, in all reactors.
+    pub(crate) fn held(&self, class: usize, account: Account) -> u32 {
+        // A lease that changes its account while they are added up may be seen in neither or both.
+        self.seats()
+            .fold(0, |sum, seat| sum + seat.held(class, account))
+    }
+
+    /// Accounts that hold nothing of a class and wait for it, in all reactors.
+    pub(crate) fn starving(&self, class: usize) -> u32 {
+        self.seats().fold(0, |sum, seat| {
+            sum + seat.starving[class].load(Ordering::Relaxed)
+        })
+    }
+
+    /// Publishes how many accounts hold nothing of a class and wait for it in this reactor.
+    pub(crate) fn set_starving(&self, member: &Member, class: usize, accounts: u32) {
+        let starving = &member.seat.starving[class];
+        if starving.load(Ordering::Relaxed) != accounts {
+            starving.store(accounts, Ordering::Relaxed);
+        }
+    }
+
+    /// Counts that change whenever a request that waits may find a slice.
+    pub(crate) fn returns(&self) -> u64 {
+        self.returns.load(Ordering::Relaxed)
+    }
+
+    /// Publishes for how long the request waits that has waited longest in this reactor.
+    pub(crate) fn set_oldest_wait(&self, member: &Member, waited_ns: u64) {
+        member
+            .seat
+            .oldest_wait_ns
+            .store(waited_ns, Ordering::Relaxed);
+        self.note_wait(member, waited_ns);
+    }
+
+    /// Notes how long a request waited.
+    pub(crate) fn note_wait(&self, member: &Member, waited_ns: u64) {
+        let longest = &member.seat.longest_wait_ns;
+        if waited_ns > longest.load(Ordering::Relaxed) {
+            longest.store(waited_ns, Ordering::Relaxed);
+        }
+    }
+
+    /// The longest wait of a request that waits now, and of any so far, in nanoseconds.
+    pub(crate) fn longest_waits(&self) -> (u64, u64) {
+        self.seats().fold((0, 0), |(oldest, longest), seat| {
+            let now = seat.oldest_wait_ns.load(Ordering::Relaxed);
+            let ever = seat.longest_wait_ns.load(Ordering::Relaxed);
+            (oldest.max(now), longest.max(ever))
+        })
+    }
+
+    /// Promises of slices of a class changed; `slices` are promised now.
+    pub(crate) fn set_promised(&self, class: usize, slices: u32) {
+        self.classes[class]
+            .promised
+            .store(slices, Ordering::Relaxed);
     }
 
     /// Counts one more request of this member that waits for `class`.
@@ -275,6 +429,10 @@ impl Seat {
             caches: CACHE_SLICES.map(Cache::new),
             taken: Default::default(),
             waits: Default::default(),
+            held: (0..ACCOUNTS * ROW).map(|_| AtomicU32::new(0)).collect(),
+            starving: Default::default(),
+            oldest_wait_ns: AtomicU64::new(0),
+            longest_wait_ns: AtomicU64::new(0),
             in_use: AtomicU32::new(1),
             next: OnceLock::new(),
         }
@@ -291,6 +449,20 @@ impl Seat {
         let taken = &self.taken[class];
         let now = taken.load(Ordering::Relaxed).checked_add_signed(change);
         taken.store(now.expect("a slice comes back once"), Ordering::Relaxed);
+    }
+
+    #[inline]
+    fn held(&self, class: usize, account: Account) -> u32 {
+        self.held[account.place(class)].load(Ordering::Relaxed)
+    }
+
+    /// As with `taken`, only the seat's own reactor writes these.
+    #[inline]
+    fn count_held(&self, class: usize, account: Account, change: i32) {
+        let held = &self.held[account.place(class)];
+        let now = held.load(Ordering::Relaxed).wrapping_add_signed(change);
+        debug_assert!(now < u32::MAX / 2, "a slice is given back by its account");
+        held.store(now, Ordering::Relaxed);
     }
 }
 

@@ -77,6 +77,13 @@ impl Holds {
         unshare(&self.words[unit]);
     }
 
+    /// Whether a writer was refused one of these units and has not got it since.
+    pub(crate) fn is_awaited(&self, first: usize, count: usize) -> bool {
+        self.words[first..first + count]
+            .iter()
+            .any(|word| word.load(Ordering::Relaxed) & YIELDS != 0)
+    }
+
     /// Holds units `first..first + count` for writing, all or none.
     pub(crate) fn try_own(&self, first: usize, count: usize) -> bool {
         let words = &self.words[first..first + count];

@@ -14,7 +14,8 @@ use std::ptr::NonNull;
 use std::rc::Rc;
 use std::slice;
 
-use crate::class::CLASS_BYTES;
+use crate::account::{ACCOUNT_BITS, Account};
+use crate::class::{CLASS_BYTES, CLASSES};
 use crate::pool::PoolInner;
 
 /// The only owner of one slice of the arena, 4096-aligned; dropping it gives the slice back.
@@ -56,10 +57,37 @@ use crate::pool::PoolInner;
 /// ```
 pub struct Lease {
     pointer: NonNull<u8>,
-    len: u32,
+    len: Length,
     slice: u32,
     class: Class,
     pool: Rc<PoolInner>,
+}
+
+/// Bytes in use, in the low bits, and the account that the slice is charged to, in the high ones:
+/// together they are no larger than a length alone.
+#[derive(Clone, Copy)]
+struct Length(u32);
+
+/// Bits of a length, which is at most the largest slice's.
+const LENGTH_BITS: u32 = u32::BITS - ACCOUNT_BITS;
+
+const _: () = assert!(CLASS_BYTES[CLASSES - 1] < 1 << LENGTH_BITS);
+const _: () = assert!(size_of::<Lease>() == 32);
+
+impl Length {
+    fn new(bytes: usize, account: Account) -> Length {
+        Length(bytes as u32 | (account.index() as u32) << LENGTH_BITS)
+    }
+
+    #[inline]
+    fn bytes(self) -> usize {
+        (self.0 & ((1 << LENGTH_BITS) - 1)) as usize
+    }
+
+    #[inline]
+    fn account(self) -> Account {
+        Account::from_index(self.0 >> LENGTH_BITS)
+    }
 }
 
 /// Places in [`CLASS_BYTES`]; an enum for what its unused values are worth: `Data` needs no room to
@@ -84,8 +112,14 @@ const CLASSES_BY_PLACE: [Class; CLASS_BYTES.len()] = [
 ];
 
 impl Lease {
-    /// Wraps a slice number that was just taken out of the pool's arena.
-    pub(crate) fn new(pool: Rc<PoolInner>, class: usize, slice: u32, len: usize) -> Lease {
+    /// Wraps a slice number that was just taken out of the pool's arena for `account`.
+    pub(crate) fn new(
+        pool: Rc<PoolInner>,
+        account: Account,
+        class: usize,
+        slice: u32,
+        len: usize,
+    ) -> Lease {
         assert!(
             len <= CLASS_BYTES[class],
             "{len} bytes in a slice of {}",
@@ -95,7 +129,7 @@ impl Lease {
         let pointer = pool.arena().region().pointer(offset);
         Lease {
             pointer,
-            len: len as u32,
+            len: Length::new(len, account),
             slice,
             class: CLASSES_BY_PLACE[class],
             pool,
@@ -106,14 +140,18 @@ impl Lease {
     #[inline]
     #[must_use]
     pub fn len(&self) -> usize {
-        self.len as usize
+        self.len.bytes()
     }
 
     /// Whether no byte is in use.
     #[inline]
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.len == 0
+        self.len() == 0
+    }
+
+    pub(crate) fn class(&self) -> usize {
+        self.class as usize
     }
 
     /// Bytes there are: the size of the slice.
@@ -132,7 +170,23 @@ impl Lease {
             "{len} bytes in a slice of {}",
             self.capacity()
         );
-        self.len = len as u32;
+        self.len = Length::new(len, self.account());
+    }
+
+    /// The account that the slice is charged to.
+    #[inline]
+    #[must_use]
+    pub fn account(&self) -> Account {
+        self.len.account()
+    }
+
+    /// Charges the slice to `account` from now on, whatever that account's share is: for data that
+    /// arrived before its host was known to the pool.
+    #[inline]
+    pub fn charge(&mut self, account: Account) {
+        let (class, before) = (self.class as usize, self.account());
+        self.pool.recharge(class, before, account);
+        self.len = Length::new(self.len(), account);
     }
 
     /// Address of the first byte; it stays the same wherever the lease is moved.
@@ -147,6 +201,13 @@ impl Lease {
     #[must_use]
     pub fn as_mut_ptr(&mut self) -> *mut u8 {
         self.pointer.as_ptr()
+    }
+
+    /// Lets devices access the slice, or not any more, as far as that is checked.
+    #[inline(always)]
+    pub(crate) fn let_device_access(&self, allowed: bool) {
+        let arena = self.pool.arena();
+        arena.let_device_access(self.class as usize, self.slice, allowed);
     }
 
     /// Offset of the first byte in the arena's region, in bytes: what a device address is made of.
@@ -166,7 +227,7 @@ impl Deref for Lease {
     fn deref(&self) -> &[u8] {
         // SAFETY: the slice lies in the region, which the pool's arena keeps mapped and populated
         // (zeroed by the kernel, so initialised), and this lease is its only owner (see above).
-        unsafe { slice::from_raw_parts(self.pointer.as_ptr(), self.len as usize) }
+        unsafe { slice::from_raw_parts(self.pointer.as_ptr(), self.len()) }
     }
 }
 
@@ -174,13 +235,15 @@ impl DerefMut for Lease {
     #[inline]
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: as in `deref`; `&mut self` is the only path to the only owner.
-        unsafe { slice::from_raw_parts_mut(self.pointer.as_ptr(), self.len as usize) }
+        unsafe { slice::from_raw_parts_mut(self.pointer.as_ptr(), self.len()) }
     }
 }
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        self.pool.give_back(self.class as usize, self.slice);
+        let account = self.account();
+        self.pool
+            .give_back(self.class as usize, self.slice, account);
     }
 }
 
@@ -188,8 +251,9 @@ impl fmt::Debug for Lease {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Lease")
             .field("region_offset", &self.region_offset())
-            .field("len", &self.len)
+            .field("len", &self.len())
             .field("capacity", &self.capacity())
+            .field("account", &self.account())
             .finish()
     }
 }

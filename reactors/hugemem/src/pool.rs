@@ -1,24 +1,36 @@
-//! One reactor's share of the arena, and the FIFO of its waiting requests.
+//! One reactor's access to the arena, and its waiting requests.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 
+use crate::account::Account;
 use crate::arena::Arena;
 use crate::class::{CLASS_BYTES, CLASSES, class_for};
 use crate::exchange::Member;
 use crate::lease::Lease;
 use crate::waiters::{Waiter, Waiters};
 
+/// How often requests that wait are tried again although nothing says that they could be served: a
+/// slice that another reactor returned at the very moment at which the request began to wait is
+/// found then at the latest.
+const RETRY_NS: u64 = 1_000_000;
+/// How often the longest wait is published.
+const PUBLISH_NS: u64 = 100_000_000;
+/// Accounts of one class that one call of `next_grant` tries at most.
+const TRIES_MAX: u32 = 64;
+
 /// What a waiting request is known by; chosen by whoever waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct WaiterToken(pub u64);
 
-/// A handle to one reactor's share of an [`Arena`]: cheap to clone, bound to its thread.
+/// A handle to one reactor's access to an [`Arena`]: cheap to clone, bound to its thread.
 ///
-/// A request takes the smallest slice that holds it, else a larger one, unless somebody waits for
-/// the larger one. Requests of one size are served in the order in which they came. While requests
-/// wait the owner keeps polling [`Pool::next_grant`]: nothing wakes a sleeping reactor for it.
+/// A request takes the smallest slice that holds it, else a larger one, unless a request waits for
+/// the larger one. Its account must be within its share of the class (see [`Account`]); requests of
+/// [`Account::SYSTEM`] have no share. Requests that wait are served host by host, and those of one
+/// host and size in the order in which they came. While requests wait the owner calls
+/// [`Pool::next_grant`] on each poll and at [`Pool::retry_at_ns`].
 ///
 /// ```compile_fail,E0277
 /// fn crosses_threads<T: Send>() {}
@@ -74,6 +86,12 @@ pub(crate) struct PoolInner {
     member: Member,
     waiting: Cell<usize>,
     waiters: RefCell<Waiters>,
+    /// Requests that wait have to be tried, whatever came back.
+    untried: Cell<bool>,
+    /// The exchange's count of returns when all requests that wait had been tried.
+    returns_seen: Cell<u64>,
+    retry_at_ns: Cell<u64>,
+    publish_at_ns: Cell<u64>,
 }
 
 impl PoolInner {
@@ -81,13 +99,39 @@ impl PoolInner {
         &self.arena
     }
 
-    pub(crate) fn give_back(&self, class: usize, slice: u32) {
-        self.arena.exchange().give_back(&self.member, class, slice);
+    pub(crate) fn give_back(&self, class: usize, slice: u32, account: Account) {
+        let exchange = self.arena.exchange();
+        exchange.give_back(&self.member, class, slice, account);
+    }
+
+    pub(crate) fn recharge(&self, class: usize, from: Account, to: Account) {
+        let exchange = self.arena.exchange();
+        exchange.recharge(&self.member, class, from, to);
     }
 
     fn end_wait(&self, class: usize) {
         self.waiting.set(self.waiting.get() - 1);
-        self.arena.exchange().end_wait(&self.member, class);
+        let exchange = self.arena.exchange();
+        exchange.end_wait(&self.member, class);
+        if self.waiting.get() == 0 {
+            self.none_wait();
+        }
+    }
+
+    #[cold]
+    fn none_wait(&self) {
+        let exchange = self.arena.exchange();
+        for class in 0..CLASSES {
+            exchange.set_starving(&self.member, class, 0);
+        }
+        exchange.set_oldest_wait(&self.member, 0);
+        self.publish_at_ns.set(0);
+        self.retry_at_ns.set(0);
+    }
+
+    /// Whether a request that waits may find a slice now.
+    fn may_grant(&self) -> bool {
+        self.untried.get() || self.arena.exchange().returns() != self.returns_seen.get()
     }
 }
 
@@ -101,6 +145,10 @@ impl Pool {
                 member,
                 waiting: Cell::new(0),
                 waiters,
+                untried: Cell::new(false),
+                returns_seen: Cell::new(0),
+                retry_at_ns: Cell::new(0),
+                publish_at_ns: Cell::new(0),
             }),
         }
     }
@@ -113,48 +161,87 @@ impl Pool {
         class
     }
 
-    /// The smallest free slice of `class` or above, not passing a larger class that is waited for:
-    /// else small requests would keep a large one waiting for ever.
-    fn grab(&self, class: usize, len: usize) -> Option<Lease> {
+    /// The smallest free slice of `class` or above that the account's share permits. A larger class
+    /// that is waited for is left alone: else small requests would keep a large one waiting for
+    /// ever.
+    fn grab(&self, class: usize, account: Account, len: usize) -> Option<Lease> {
         let exchange = self.inner.arena.exchange();
         for candidate in class..CLASSES {
             if candidate > class && exchange.waited_for(candidate) {
                 return None;
             }
-            if let Some(slice) = exchange.take(&self.inner.member, candidate) {
-                return Some(Lease::new(Rc::clone(&self.inner), candidate, slice, len));
+            if let Some(lease) = self.grab_of_class(candidate, account, len) {
+                return Some(lease);
             }
         }
         None
     }
 
-    /// A lease of `len` bytes, or `None` when no slice of that size or above is free or a request
-    /// of the same size waits.
+    #[inline]
+    fn grab_of_class(&self, class: usize, account: Account, len: usize) -> Option<Lease> {
+        let (exchange, member) = (self.inner.arena.exchange(), &self.inner.member);
+        if !exchange.admits(member, class, account) {
+            return None;
+        }
+        let slice = exchange.take(member, class, account)?;
+        let pool = Rc::clone(&self.inner);
+        Some(Lease::new(pool, account, class, slice, len))
+    }
+
+    /// A lease of `len` bytes for the appliance itself: [`take_for`](Self::take_for) with
+    /// [`Account::SYSTEM`].
     ///
     /// # Panics
     /// When `len` exceeds [`Pool::max_transfer`].
     #[must_use]
     pub fn take(&self, len: usize) -> Option<Lease> {
-        let class = self.class_of(len);
-        if self.waiting() > 0 && !self.inner.waiters.borrow().is_empty(class) {
-            return None;
-        }
-        self.grab(class, len)
+        self.take_for(Account::SYSTEM, len)
     }
 
-    /// A lease of `len` bytes, or `None` when `token` was queued: [`Pool::next_grant`] will hand
-    /// out its lease.
+    /// A lease of `len` bytes charged to `account`. `None` when no slice of that size or above is
+    /// free, when the account has its share, or when a request waits that comes before.
+    ///
+    /// # Panics
+    /// When `len` exceeds [`Pool::max_transfer`].
+    #[must_use]
+    pub fn take_for(&self, account: Account, len: usize) -> Option<Lease> {
+        let class = self.class_of(len);
+        if self.waiting() > 0 && self.has_to_wait(class, account) {
+            return None;
+        }
+        self.grab(class, account, len)
+    }
+
+    /// Whether a request that waits for `class` comes before a new one of `account`.
+    #[cold]
+    fn has_to_wait(&self, class: usize, account: Account) -> bool {
+        let waiters = self.inner.waiters.borrow();
+        // Requests of others that were tried in vain, and for which nothing came back since, have
+        // no use for what this one may find.
+        waiters.has_any_of(class, account) || (!waiters.is_empty(class) && self.inner.may_grant())
+    }
+
+    /// A lease of `len` bytes charged to `account`, or `None` when `token` was queued:
+    /// [`Pool::next_grant`] will hand out its lease.
     ///
     /// # Panics
     /// When `len` exceeds [`Pool::max_transfer`], or when more than `waiters_max` requests wait:
     /// the owner sizes `waiters_max` by the requests that it admits.
     #[must_use]
-    pub fn take_or_wait(&self, len: usize, token: WaiterToken) -> Option<Lease> {
-        let lease = self.take(len);
+    pub fn take_or_wait(
+        &self,
+        account: Account,
+        len: usize,
+        token: WaiterToken,
+        now_ns: u64,
+    ) -> Option<Lease> {
+        let lease = self.take_for(account, len);
         if lease.is_none() {
             let waiter = Waiter {
                 token,
+                account,
                 len,
+                since_ns: now_ns,
                 is_promised: false,
             };
             self.wait(self.class_of(len), waiter);
@@ -164,7 +251,7 @@ impl Pool {
 
     /// A lease of `len` bytes under `promise`, or `None` when `token` was queued as by
     /// [`take_or_wait`](Self::take_or_wait), among requests of that size. The slice is of the
-    /// promise's class and of no larger one.
+    /// promise's class and of no larger one, and charged to [`Account::PROMISED`].
     ///
     /// # Panics
     /// When `len` exceeds [`SlicePromise::bytes`], or when more than `waiters_max` requests wait.
@@ -174,25 +261,24 @@ impl Pool {
         promise: &SlicePromise,
         len: usize,
         token: WaiterToken,
+        now_ns: u64,
     ) -> Option<Lease> {
-        let class = promise.class;
-        let is_first = self.waiting() == 0 || self.inner.waiters.borrow().is_empty(class);
-        let lease = is_first.then(|| self.grab_of_class(class, len)).flatten();
+        let (class, account) = (promise.class, Account::PROMISED);
+        let is_first = self.waiting() == 0 || !self.has_to_wait(class, account);
+        let lease = is_first
+            .then(|| self.grab_of_class(class, account, len))
+            .flatten();
         if lease.is_none() {
             let waiter = Waiter {
                 token,
+                account,
                 len,
+                since_ns: now_ns,
                 is_promised: true,
             };
             self.wait(class, waiter);
         }
         lease
-    }
-
-    fn grab_of_class(&self, class: usize, len: usize) -> Option<Lease> {
-        let exchange = self.inner.arena.exchange();
-        let slice = exchange.take(&self.inner.member, class)?;
-        Some(Lease::new(Rc::clone(&self.inner), class, slice, len))
     }
 
     fn wait(&self, class: usize, waiter: Waiter) {
@@ -205,43 +291,132 @@ impl Pool {
         self.inner.waiting.set(self.waiting() + 1);
         let exchange = self.inner.arena.exchange();
         exchange.begin_wait(&self.inner.member, class);
+        // A slice may have come back between the attempt and the count of those that wait.
+        self.inner.untried.set(true);
     }
 
-    /// The next waiting request that can be served now: the one that has waited longest, unless
-    /// there is no slice for its size but one for another's. Called on each poll until `None`.
+    /// The next waiting request that can be served now: the accounts of a class take turns, and
+    /// each account's requests of one size are served in order. Called on each poll until `None`,
+    /// with the time since some fixed moment. Returns at once when no slice came back since the
+    /// last `None`.
+    #[inline]
     #[must_use]
-    pub fn next_grant(&self) -> Option<(WaiterToken, Lease)> {
+    pub fn next_grant(&self, now_ns: u64) -> Option<(WaiterToken, Lease)> {
         if self.waiting() == 0 {
             return None;
         }
-        let mut waiters = self.inner.waiters.borrow_mut();
-        let mut tried = [false; CLASSES];
-        while let Some((class, waiter)) = waiters.oldest(tried) {
-            let lease = if waiter.is_promised {
-                self.grab_of_class(class, waiter.len)
-            } else {
-                self.grab(class, waiter.len)
-            };
-            if let Some(lease) = lease {
-                waiters.pop(class);
-                self.inner.end_wait(class);
-                return Some((waiter.token, lease));
-            }
-            tried[class] = true;
+        self.grant_any(now_ns)
+    }
+
+    #[inline(never)]
+    fn grant_any(&self, now_ns: u64) -> Option<(WaiterToken, Lease)> {
+        let inner = &*self.inner;
+        if now_ns >= inner.publish_at_ns.get() {
+            self.publish_waits(now_ns);
         }
+        if now_ns >= inner.retry_at_ns.get() {
+            inner.retry_at_ns.set(now_ns.saturating_add(RETRY_NS));
+            inner.untried.set(true);
+        }
+        if !inner.may_grant() {
+            return None;
+        }
+        // Read before the slices are looked for: what comes back meanwhile is tried again.
+        let returns = inner.arena.exchange().returns();
+        let mut all_tried = true;
+        for class in 0..CLASSES {
+            let (grant, tried) = self.grant_of_class(class, now_ns);
+            if grant.is_some() {
+                return grant;
+            }
+            all_tried &= tried;
+        }
+        inner.untried.set(!all_tried);
+        inner.returns_seen.set(returns);
         None
     }
 
-    /// Forgets the waiting requests for which `predicate` holds. It must not call this pool.
-    pub fn cancel_waits(&self, predicate: impl FnMut(WaiterToken) -> bool) {
+    /// The next request of one class that can be served, and whether all accounts were tried.
+    fn grant_of_class(&self, class: usize, now_ns: u64) -> (Option<(WaiterToken, Lease)>, bool) {
+        let (exchange, member) = (self.inner.arena.exchange(), &self.inner.member);
         let mut waiters = self.inner.waiters.borrow_mut();
-        waiters.cancel(predicate, |class| self.inner.end_wait(class));
+        let accounts = waiters.accounts(class);
+        let mut starving = 0;
+        for _ in 0..accounts.min(TRIES_MAX) {
+            let Some(waiter) = waiters.next(class) else {
+                break;
+            };
+            let Waiter { account, len, .. } = waiter;
+            let lease = if waiter.is_promised {
+                self.grab_of_class(class, account, len)
+            } else {
+                self.grab(class, account, len)
+            };
+            if let Some(lease) = lease {
+                waiters.pop(class);
+                drop(waiters);
+                let waited_ns = now_ns.saturating_sub(waiter.since_ns);
+                exchange.note_wait(member, waited_ns);
+                self.inner.end_wait(class);
+                return (Some((waiter.token, lease)), false);
+            }
+            starving += u32::from(account.host().is_some() && exchange.held(class, account) == 0);
+            waiters.pass(class);
+        }
+        exchange.set_starving(member, class, starving);
+        (None, accounts <= TRIES_MAX)
+    }
+
+    #[cold]
+    fn publish_waits(&self, now_ns: u64) {
+        let inner = &*self.inner;
+        inner.publish_at_ns.set(now_ns.saturating_add(PUBLISH_NS));
+        let oldest = inner.waiters.borrow().oldest_since_ns();
+        let waited_ns = oldest.map_or(0, |since_ns| now_ns.saturating_sub(since_ns));
+        let exchange = inner.arena.exchange();
+        exchange.set_oldest_wait(&inner.member, waited_ns);
+    }
+
+    /// Forgets the waiting requests of `account` for which `predicate` holds; of all accounts
+    /// without one. It must not call this pool.
+    pub fn cancel_waits(
+        &self,
+        account: Option<Account>,
+        predicate: impl FnMut(WaiterToken) -> bool,
+    ) {
+        if self.waiting() == 0 {
+            return;
+        }
+        let mut waiters = self.inner.waiters.borrow_mut();
+        waiters.cancel(account, predicate, |class| self.inner.end_wait(class));
+        // Accounts that waited may have gone, and shares with them.
+        self.inner.untried.set(true);
     }
 
     /// Requests that wait in this pool.
     #[must_use]
     pub fn waiting(&self) -> usize {
         self.inner.waiting.get()
+    }
+
+    /// Whether [`next_grant`](Self::next_grant) may find a slice for a request that waits. If not,
+    /// the owner may sleep until [`retry_at_ns`](Self::retry_at_ns).
+    #[must_use]
+    pub fn may_grant(&self) -> bool {
+        self.waiting() > 0 && self.inner.may_grant()
+    }
+
+    /// When requests that wait have to be tried again, if any do.
+    #[must_use]
+    pub fn retry_at_ns(&self) -> Option<u64> {
+        (self.waiting() > 0).then(|| self.inner.retry_at_ns.get())
+    }
+
+    /// Whether an account that holds nothing of the class of `lease` waits for it, in any reactor:
+    /// then a lease without progress should be given back soon.
+    #[must_use]
+    pub fn is_needed(&self, lease: &Lease) -> bool {
+        self.inner.arena.exchange().starving(lease.class()) > 0
     }
 
     /// The largest lease that can be had, in bytes.
@@ -262,7 +437,7 @@ impl Drop for PoolInner {
         let exchange = arena.exchange();
         waiters
             .get_mut()
-            .cancel(|_| true, |class| exchange.end_wait(member, class));
+            .cancel(None, |_| true, |class| exchange.end_wait(member, class));
         exchange.leave(member);
     }
 }

@@ -14,11 +14,12 @@ use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::slice;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use rustix::fs::MemfdFlags;
 use rustix::io::Errno;
 
+use crate::dma_check::DmaCheck;
 use file::{Failure, MemoryFile};
 pub(crate) use mapping::Mapping;
 use memory::Transparent;
@@ -107,6 +108,8 @@ pub struct Region {
     descriptor: OwnedFd,
     page_size: PageSize,
     notices: Vec<Notice>,
+    /// What devices may access, where the region is an arena's.
+    dma_check: OnceLock<Arc<DmaCheck>>,
 }
 
 /// More than this no machine maps, and rounding up stays within `usize`.
@@ -158,6 +161,7 @@ impl Region {
                             descriptor,
                             page_size,
                             notices,
+                            dma_check: OnceLock::new(),
                         });
                     }
                     Err(Miss::NotApplicable) => {}
@@ -177,6 +181,7 @@ impl Region {
             descriptor,
             page_size: PageSize::Ordinary,
             notices,
+            dma_check: OnceLock::new(),
         })
     }
 
@@ -225,6 +230,16 @@ impl Region {
     /// What `map` answers.
     pub fn attach(&self, map: &dyn DmaMap) -> Result<(), DmaMapError> {
         map.attach(self)
+    }
+
+    /// Has devices' accesses checked by what is posted: for an arena's region.
+    pub(crate) fn check_dma(&self) -> Arc<DmaCheck> {
+        let check = || Arc::new(DmaCheck::new(self.len()));
+        Arc::clone(self.dma_check.get_or_init(check))
+    }
+
+    pub(crate) fn dma_check(&self) -> Option<Arc<DmaCheck>> {
+        self.dma_check.get().cloned()
     }
 
     pub(crate) fn mapping(&self) -> &Arc<Mapping> {

@@ -96,6 +96,11 @@ impl Slices {
         Some((class, granted))
     }
 
+    /// Slices of a class that are promised.
+    pub(crate) fn promised(&self, class: usize) -> u32 {
+        self.promised[class]
+    }
+
     pub(crate) fn end_promise(&mut self, class: usize, count: u32) {
         self.promised[class] -= count;
     }

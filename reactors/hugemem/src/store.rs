@@ -341,11 +341,48 @@ impl Loan {
         self.pointer.addr().get() - self.handle.base.addr().get()
     }
 
+    /// Whether a writer waits for a unit of the range. Looks at every unit: not for the I/O path.
+    #[must_use]
+    pub fn is_awaited(&self) -> bool {
+        let (first, count) = touched(self.region_offset(), self.len);
+        self.handle.store.holds.is_awaited(first, count)
+    }
+
+    /// Gives the range back, to be lent again later.
+    #[must_use]
+    pub fn suspend(self) -> LoanClaim {
+        LoanClaim {
+            pointer: self.pointer,
+            len: self.len,
+            handle: Rc::clone(&self.handle),
+        }
+    }
+
     /// Whether the bytes are most likely in no cache, the store being larger than those.
     #[inline]
     #[must_use]
     pub fn is_uncached(&self) -> bool {
         self.handle.store.is_uncached
+    }
+}
+
+/// A range that was lent, and is not held now: nothing keeps a writer away.
+#[derive(Debug)]
+pub struct LoanClaim {
+    pointer: NonNull<u8>,
+    len: usize,
+    handle: Rc<HandleInner>,
+}
+
+impl LoanClaim {
+    /// Lends the range again, with what it holds now; `None` while a writer has it or waits for it.
+    #[must_use]
+    pub fn try_lend(&self) -> Option<Loan> {
+        let offset = self.pointer.addr().get() - self.handle.base.addr().get();
+        let handle = StoreHandle {
+            inner: Rc::clone(&self.handle),
+        };
+        handle.try_lend(offset, self.len)
     }
 }
 

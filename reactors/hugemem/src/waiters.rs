@@ -1,16 +1,24 @@
-//! The requests of one reactor that wait for memory: a FIFO per class, all storage taken at start.
+//! The requests of one reactor that wait for memory, all storage taken at start.
+//!
+//! Each class has a FIFO per account, and a ring of the accounts that have requests in it. The ring
+//! is served round-robin, so a host with many waiting requests delays another host's by one grant.
 
+use crate::account::{ACCOUNTS, Account, ROW};
 use crate::class::CLASSES;
 use crate::pool::WaiterToken;
 
-/// The end of a list.
-const NONE: u32 = u32::MAX;
+/// The end of a list. Nodes and ring members are stored as their number plus 1, so that tables of
+/// zeroes are empty ones, which the system provides untouched.
+const NONE: u32 = 0;
 
 /// One request that waits.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Waiter {
     pub(crate) token: WaiterToken,
+    pub(crate) account: Account,
     pub(crate) len: usize,
+    /// When it came.
+    pub(crate) since_ns: u64,
     /// Has a promise, which is of one class.
     pub(crate) is_promised: bool,
 }
@@ -18,24 +26,26 @@ pub(crate) struct Waiter {
 #[derive(Debug, Clone, Copy)]
 struct Node {
     waiter: Waiter,
-    /// When it came, compared between classes.
-    order: u64,
     next: u32,
 }
 
-#[derive(Debug, Clone, Copy)]
-struct Queue {
-    head: u32,
-    tail: u32,
+/// The accounts that have requests in a class: a circular list through `Waiters::successors`.
+#[derive(Debug, Clone, Copy, Default)]
+struct Ring {
+    /// The member before the one that is served next.
+    last: u32,
+    len: u32,
 }
 
-/// Linked lists through one table of nodes: one per class, and one of the nodes not in use.
+/// Linked lists through one table of nodes: one per account and class, and one of unused nodes.
 #[derive(Debug)]
 pub(crate) struct Waiters {
     nodes: Box<[Node]>,
     unused: u32,
-    queues: [Queue; CLASSES],
-    order: u64,
+    heads: Box<[u32]>,
+    tails: Box<[u32]>,
+    successors: Box<[u32]>,
+    rings: [Ring; CLASSES],
 }
 
 impl Waiters {
@@ -43,103 +53,227 @@ impl Waiters {
     pub(crate) fn new(max: usize) -> Waiters {
         let max = u32::try_from(max)
             .ok()
-            .filter(|max| *max < NONE)
+            .filter(|max| *max < u32::MAX)
             .expect("fewer than 2^32 - 1");
         let waiter = Waiter {
             token: WaiterToken(0),
+            account: Account::SYSTEM,
             len: 0,
+            since_ns: 0,
             is_promised: false,
         };
-        let nodes = (1..=max).map(|next| Node {
+        let nodes = (1..=max).map(|number| Node {
             waiter,
-            order: 0,
-            next: if next == max { NONE } else { next },
+            next: if number == max { NONE } else { number + 1 },
         });
+        let places = if max == 0 { 0 } else { ACCOUNTS * ROW };
+        let table = || vec![NONE; places].into_boxed_slice();
         Waiters {
             nodes: nodes.collect(),
-            unused: if max == 0 { NONE } else { 0 },
-            queues: [Queue {
-                head: NONE,
-                tail: NONE,
-            }; CLASSES],
-            order: 0,
+            unused: u32::from(max > 0),
+            heads: table(),
+            tails: table(),
+            successors: table(),
+            rings: [Ring::default(); CLASSES],
         }
     }
 
+    /// Whether no request waits for `class`.
     pub(crate) fn is_empty(&self, class: usize) -> bool {
-        self.queues[class].head == NONE
+        self.rings[class].len == 0
     }
 
-    /// Queues a request behind all others of its class; `false` when there is no room.
+    /// Whether a request of `account` waits for `class`.
+    pub(crate) fn has_any_of(&self, class: usize, account: Account) -> bool {
+        let head = self.heads.get(account.place(class));
+        head.is_some_and(|head| *head != NONE)
+    }
+
+    /// Accounts that have requests waiting for `class`.
+    pub(crate) fn accounts(&self, class: usize) -> u32 {
+        self.rings[class].len
+    }
+
+    /// Queues a request behind all others of its class and account; `false` when there is no room.
     pub(crate) fn push(&mut self, class: usize, waiter: Waiter) -> bool {
-        let node = self.unused;
-        if node == NONE {
+        let number = self.unused;
+        if number == NONE {
             return false;
         }
-        self.unused = self.nodes[node as usize].next;
-        self.nodes[node as usize] = Node {
-            waiter,
-            order: self.order,
-            next: NONE,
-        };
-        self.order += 1;
-        let queue = &mut self.queues[class];
-        match std::mem::replace(&mut queue.tail, node) {
-            NONE => queue.head = node,
-            last => self.nodes[last as usize].next = node,
+        let node = &mut self.nodes[number as usize - 1];
+        self.unused = node.next;
+        *node = Node { waiter, next: NONE };
+        let place = waiter.account.place(class);
+        match std::mem::replace(&mut self.tails[place], number) {
+            NONE => {
+                self.heads[place] = number;
+                self.join(class, waiter.account);
+            }
+            tail => self.nodes[tail as usize - 1].next = number,
         }
         true
     }
 
-    /// The first request of the class whose first has waited longest, `skip` left out.
-    pub(crate) fn oldest(&self, skip: [bool; CLASSES]) -> Option<(usize, Waiter)> {
-        (0..CLASSES)
-            .filter(|&class| !skip[class] && !self.is_empty(class))
-            .map(|class| (class, &self.nodes[self.queues[class].head as usize]))
-            .min_by_key(|(_, node)| node.order)
-            .map(|(class, node)| (class, node.waiter))
+    /// The request that is next in turn for `class`.
+    pub(crate) fn next(&self, class: usize) -> Option<Waiter> {
+        let account = self.next_account(class)?;
+        let head = self.heads[account.place(class)];
+        Some(self.nodes[head as usize - 1].waiter)
     }
 
-    /// Removes the first request of a class.
+    /// Removes the request that is next in turn, and turns to the next account.
     pub(crate) fn pop(&mut self, class: usize) {
-        self.unlink(class, NONE, self.queues[class].head);
+        let Some(account) = self.next_account(class) else {
+            return;
+        };
+        self.unlink(class, account, NONE);
+        if self.heads[account.place(class)] == NONE {
+            self.leave(class, account);
+        } else {
+            self.pass(class);
+        }
     }
 
-    /// Removes the requests for which `cancelled` holds and reports the class of each to `gone`.
+    /// Turns to the next account.
+    pub(crate) fn pass(&mut self, class: usize) {
+        if let Some(account) = self.next_account(class) {
+            self.rings[class].last = number_of(account);
+        }
+    }
+
+    /// When the request came that has waited longest.
+    pub(crate) fn oldest_since_ns(&self) -> Option<u64> {
+        let heads = (0..CLASSES).flat_map(|class| {
+            let first = self.next_account(class);
+            let following = move |account: &Account| {
+                let next = self.successor(class, *account);
+                (Some(next) != first).then_some(next)
+            };
+            std::iter::successors(first, following).map(move |account| {
+                let head = self.heads[account.place(class)];
+                self.nodes[head as usize - 1].waiter.since_ns
+            })
+        });
+        heads.min()
+    }
+
+    /// Removes the requests of `account`, or of every account, for which `cancelled` holds; calls
+    /// `gone` with the class of each.
     pub(crate) fn cancel(
         &mut self,
+        account: Option<Account>,
         mut cancelled: impl FnMut(WaiterToken) -> bool,
         mut gone: impl FnMut(usize),
     ) {
         for class in 0..CLASSES {
-            let mut before = NONE;
-            let mut node = self.queues[class].head;
-            while node != NONE {
-                let Node { waiter, next, .. } = self.nodes[node as usize];
-                if cancelled(waiter.token) {
-                    self.unlink(class, before, node);
-                    gone(class);
-                } else {
-                    before = node;
+            let mut left = self.rings[class].len;
+            let mut next = account.or_else(|| self.next_account(class));
+            while let Some(of) = next
+                && left > 0
+            {
+                left -= 1;
+                // The account may leave the ring with its last request.
+                next = account.is_none().then(|| self.successor(class, of));
+                self.cancel_of(class, of, &mut cancelled, &mut gone);
+                if account.is_some() {
+                    break;
                 }
-                node = next;
             }
         }
     }
 
-    fn unlink(&mut self, class: usize, before: u32, node: u32) {
-        let next = self.nodes[node as usize].next;
-        let queue = &mut self.queues[class];
-        if queue.tail == node {
-            queue.tail = before;
+    fn cancel_of(
+        &mut self,
+        class: usize,
+        account: Account,
+        cancelled: &mut impl FnMut(WaiterToken) -> bool,
+        gone: &mut impl FnMut(usize),
+    ) {
+        let place = account.place(class);
+        let mut before = NONE;
+        let mut number = self.heads.get(place).copied().unwrap_or(NONE);
+        let had_any = number != NONE;
+        while number != NONE {
+            let Node { waiter, next } = self.nodes[number as usize - 1];
+            if cancelled(waiter.token) {
+                self.unlink(class, account, before);
+                gone(class);
+            } else {
+                before = number;
+            }
+            number = next;
+        }
+        if had_any && self.heads[place] == NONE {
+            self.leave(class, account);
+        }
+    }
+
+    /// Takes the request out of its FIFO that follows `before` there.
+    fn unlink(&mut self, class: usize, account: Account, before: u32) {
+        let place = account.place(class);
+        let number = match before {
+            NONE => self.heads[place],
+            before => self.nodes[before as usize - 1].next,
+        };
+        let next = self.nodes[number as usize - 1].next;
+        if self.tails[place] == number {
+            self.tails[place] = before;
         }
         match before {
-            NONE => queue.head = next,
-            before => self.nodes[before as usize].next = next,
+            NONE => self.heads[place] = next,
+            before => self.nodes[before as usize - 1].next = next,
         }
-        self.nodes[node as usize].next = self.unused;
-        self.unused = node;
+        self.nodes[number as usize - 1].next = self.unused;
+        self.unused = number;
     }
+
+    fn next_account(&self, class: usize) -> Option<Account> {
+        let Ring { last, len } = self.rings[class];
+        (len > 0).then(|| self.successor(class, account_of(last)))
+    }
+
+    fn successor(&self, class: usize, account: Account) -> Account {
+        account_of(self.successors[account.place(class)])
+    }
+
+    /// Adds an account to a ring, to be served after all others.
+    fn join(&mut self, class: usize, account: Account) {
+        let number = number_of(account);
+        let Ring { last, len } = &mut self.rings[class];
+        let place = account.place(class);
+        if *len == 0 {
+            self.successors[place] = number;
+        } else {
+            let before = account_of(*last).place(class);
+            self.successors[place] = self.successors[before];
+            self.successors[before] = number;
+        }
+        *last = number;
+        *len += 1;
+    }
+
+    fn leave(&mut self, class: usize, account: Account) {
+        let number = number_of(account);
+        let mut before = account;
+        while self.successors[before.place(class)] != number {
+            before = self.successor(class, before);
+        }
+        self.successors[before.place(class)] = self.successors[account.place(class)];
+        let ring = &mut self.rings[class];
+        ring.len -= 1;
+        if ring.last == number {
+            ring.last = number_of(before);
+        }
+    }
+}
+
+/// How an account is stored.
+fn number_of(account: Account) -> u32 {
+    account.index() as u32 + 1
+}
+
+fn account_of(number: u32) -> Account {
+    Account::from_index(number - 1)
 }
 
 #[cfg(all(test, not(loom)))]

@@ -4,7 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use hugemem::{
-    Arena, ArenaConfig, ArenaError, Data, Lease, PagePolicy, Pool, Region, Slices, Store,
+    Account, Arena, ArenaConfig, ArenaError, Data, Lease, PagePolicy, Pool, Region, Slices, Store,
     StoreHandle, WaiterToken,
 };
 
@@ -205,19 +205,25 @@ fn waiting_requests_are_served_in_order() {
     let pool = arena.pool(8);
     let mut all = drain(&pool, 1);
     for token in 1..=3 {
-        assert!(pool.take_or_wait(512, WaiterToken(token)).is_none());
+        assert!(
+            pool.take_or_wait(Account::SYSTEM, 512, WaiterToken(token), 0)
+                .is_none()
+        );
     }
     assert_eq!(pool.waiting(), 3);
-    assert!(pool.next_grant().is_none(), "nothing came back");
+    assert!(pool.next_grant(0).is_none(), "nothing came back");
     all.retain(|lease| lease.capacity() > 4096);
     assert!(pool.take(4096).is_none(), "a newcomer does not overtake");
-    assert!(pool.take_or_wait(4096, WaiterToken(4)).is_none());
+    assert!(
+        pool.take_or_wait(Account::SYSTEM, 4096, WaiterToken(4), 0)
+            .is_none()
+    );
     for token in 1..=4 {
-        let (granted, lease) = pool.next_grant().unwrap();
+        let (granted, lease) = pool.next_grant(0).unwrap();
         let len = if token < 4 { 512 } else { 4096 };
         assert_eq!((granted, lease.len()), (WaiterToken(token), len));
     }
-    assert!(pool.next_grant().is_none() && pool.waiting() == 0);
+    assert!(pool.next_grant(0).is_none() && pool.waiting() == 0);
     assert!(
         pool.take(4096).is_some(),
         "and then newcomers are served at once"
@@ -231,28 +237,40 @@ fn one_size_does_not_hold_up_another_and_a_large_one_is_not_starved() {
     let arena = arena(2 << 20, 262_144);
     let (pool, other) = (arena.pool(8), arena.pool(8));
     let mut all = drain(&pool, 1);
-    assert!(pool.take_or_wait(262_144, WaiterToken(1)).is_none());
-    assert!(pool.take_or_wait(4096, WaiterToken(2)).is_none());
+    assert!(
+        pool.take_or_wait(Account::SYSTEM, 262_144, WaiterToken(1), 0)
+            .is_none()
+    );
+    assert!(
+        pool.take_or_wait(Account::SYSTEM, 4096, WaiterToken(2), 0)
+            .is_none()
+    );
     let largest = all.pop().unwrap();
     assert_eq!(largest.capacity(), 262_144);
     let smallest = all.swap_remove(0);
     assert_eq!(smallest.capacity(), 4096);
     drop(smallest);
-    assert_eq!(pool.next_grant().map(|grant| grant.0), Some(WaiterToken(2)));
+    assert_eq!(
+        pool.next_grant(0).map(|grant| grant.0),
+        Some(WaiterToken(2))
+    );
     let small = drain(&pool, 4096);
     assert!(small.iter().all(|lease| lease.capacity() == 4096));
-    assert!(pool.take_or_wait(4096, WaiterToken(3)).is_none());
+    assert!(
+        pool.take_or_wait(Account::SYSTEM, 4096, WaiterToken(3), 0)
+            .is_none()
+    );
     drop(largest);
     assert!(
         other.take(4096).is_none(),
         "no small request takes what a large one waits for"
     );
-    let (token, lease) = pool.next_grant().unwrap();
+    let (token, lease) = pool.next_grant(0).unwrap();
     assert_eq!((token, lease.capacity()), (WaiterToken(1), 262_144));
-    assert!(pool.next_grant().is_none());
+    assert!(pool.next_grant(0).is_none());
     drop(lease);
     let (token, lease) = pool
-        .next_grant()
+        .next_grant(0)
         .expect("nobody waits for the large one any more");
     assert_eq!(
         (token, lease.len(), lease.capacity()),
@@ -266,25 +284,34 @@ fn what_is_promised_comes_in_its_turn_and_from_its_class_alone() {
     let pool = arena.pool(8);
     let promise = arena.promise(4096, 3, 1).expect("half of a class");
     assert_eq!((promise.count(), promise.bytes()), (3, 4096));
-    let first = pool.take_promised(&promise, 4096, WaiterToken(1));
+    let first = pool.take_promised(&promise, 4096, WaiterToken(1), 0);
     assert_eq!(first.expect("the class is free").capacity(), 4096);
     let mut small = drain(&pool, 4096);
     let large = small.split_off(small.partition_point(|lease| lease.capacity() == 4096));
     assert!(
-        pool.take_promised(&promise, 100, WaiterToken(2)).is_none(),
+        pool.take_promised(&promise, 100, WaiterToken(2), 0)
+            .is_none(),
         "other classes are none of its business"
     );
-    assert!(pool.take_or_wait(4096, WaiterToken(3)).is_none());
+    assert!(
+        pool.take_or_wait(Account::SYSTEM, 4096, WaiterToken(3), 0)
+            .is_none()
+    );
     drop(large);
-    assert!(pool.next_grant().is_none());
+    let (token, lease) = pool.next_grant(0).expect("for a request without a promise");
+    assert_eq!(token, WaiterToken(3));
+    assert!(lease.capacity() > 4096);
+    assert!(
+        pool.next_grant(0).is_none(),
+        "other classes are not promised"
+    );
     small.truncate(small.len() - 2);
-    let (token, lease) = pool.next_grant().expect("a slice of the class is back");
+    let (token, lease) = pool.next_grant(0).expect("a slice of the class is back");
     assert_eq!(
         (token, lease.capacity(), lease.len()),
         (WaiterToken(2), 4096, 100)
     );
-    let next = pool.next_grant().map(|(token, _)| token);
-    assert_eq!(next, Some(WaiterToken(3)));
+    assert_eq!(lease.account(), Account::PROMISED);
     assert_eq!(pool.waiting(), 0);
 }
 
@@ -312,14 +339,17 @@ fn cancelled_waits_are_forgotten() {
     let all = drain(&pool, 1);
     for token in 0..6 {
         let len = if token < 3 { 4096 } else { 16384 };
-        assert!(pool.take_or_wait(len, WaiterToken(token)).is_none());
+        assert!(
+            pool.take_or_wait(Account::SYSTEM, len, WaiterToken(token), 0)
+                .is_none()
+        );
     }
-    pool.cancel_waits(|token| token.0 % 2 == 0);
+    pool.cancel_waits(None, |token| token.0 % 2 == 0);
     assert_eq!(pool.waiting(), 3);
     let waiting = arena.counters().classes.map(|class| class.waiting);
     assert_eq!(waiting, [1, 2, 0, 0, 0]);
     drop(all);
-    let order: Vec<u64> = std::iter::from_fn(|| pool.next_grant())
+    let order: Vec<u64> = std::iter::from_fn(|| pool.next_grant(0))
         .map(|g| g.0.0)
         .collect();
     assert_eq!(order, [1, 3, 5]);
@@ -337,12 +367,18 @@ fn more_waiters_than_announced_are_the_owners_bug() {
     let pool = arena(4096, 4096).pool(1);
     let held = pool.take(4096);
     assert!(held.is_some());
-    assert!(pool.take_or_wait(4096, WaiterToken(1)).is_none());
-    let over = AssertUnwindSafe(|| pool.take_or_wait(4096, WaiterToken(2)));
+    assert!(
+        pool.take_or_wait(Account::SYSTEM, 4096, WaiterToken(1), 0)
+            .is_none()
+    );
+    let over = AssertUnwindSafe(|| pool.take_or_wait(Account::SYSTEM, 4096, WaiterToken(2), 0));
     assert!(catch_unwind(over).is_err());
     assert_eq!(pool.waiting(), 1);
     drop(held);
-    assert_eq!(pool.next_grant().map(|grant| grant.0), Some(WaiterToken(1)));
+    assert_eq!(
+        pool.next_grant(0).map(|grant| grant.0),
+        Some(WaiterToken(1))
+    );
 }
 
 #[test]
@@ -353,7 +389,10 @@ fn a_pool_that_goes_leaves_its_slices_and_no_waiters() {
         let pool = arena.pool(2);
         let all = drain(&pool, 4096);
         assert_eq!(all.len() as u64, total);
-        assert!(pool.take_or_wait(1, WaiterToken(7)).is_none());
+        assert!(
+            pool.take_or_wait(Account::SYSTEM, 1, WaiterToken(7), 0)
+                .is_none()
+        );
         drop(pool);
         assert_eq!(arena.counters().classes[0].waiting, 1, "its leases keep it");
         drop(all);
@@ -415,10 +454,13 @@ fn a_request_that_waits_gets_a_slice_that_is_added() {
     let (arena, mut rest) = Arena::begin(config, 0).unwrap();
     let pool = arena.pool(4);
     let first = pool.take(1 << 20).expect("one is there at once");
-    assert!(pool.take_or_wait(1 << 20, WaiterToken(7)).is_none());
-    assert!(pool.next_grant().is_none());
+    assert!(
+        pool.take_or_wait(Account::SYSTEM, 1 << 20, WaiterToken(7), 0)
+            .is_none()
+    );
+    assert!(pool.next_grant(0).is_none());
     std::thread::scope(|scope| scope.spawn(|| rest.populate()).join().unwrap()).unwrap();
-    let (token, second) = pool.next_grant().expect("another one has come");
+    let (token, second) = pool.next_grant(0).expect("another one has come");
     assert_eq!(token, WaiterToken(7));
     assert_ne!(first.region_offset(), second.region_offset());
 }

@@ -4,7 +4,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-use hugemem::{Arena, ArenaConfig, DmaView, PagePolicy};
+#[cfg(debug_assertions)]
+use hugemem::DmaViolation;
+use hugemem::{Arena, ArenaConfig, DmaDriver, DmaView, PagePolicy, leaked_dma};
 use proptest::prelude::*;
 
 fn arena(bytes: usize) -> Arc<Arena> {
@@ -91,7 +93,7 @@ fn buffers_go_between_threads() {
 #[test]
 fn a_view_shows_leases_and_changes_them() {
     let arena = arena(1 << 20);
-    let view = DmaView::of(arena.region()).expect("a second mapping");
+    let view = DmaView::of_arena(arena.region()).expect("a second mapping");
     assert_eq!(view.len(), arena.region().len());
     assert_eq!(view.base_address(), arena.region().base_address());
     let mut lease = arena.pool(0).take(4096).expect("a lease");
@@ -103,10 +105,61 @@ fn a_view_shows_leases_and_changes_them() {
     assert_eq!(&lease[..10], b"\x07\x07\x07device\x07");
 }
 
+/// What a device in software accesses is checked by what is posted.
+#[test]
+#[cfg(debug_assertions)]
+fn an_access_to_what_is_not_posted_is_told() {
+    struct Nic;
+    impl DmaDriver for Nic {
+        type Done = ();
+    }
+    let arena = arena(1 << 20);
+    let view = DmaView::of_arena(arena.region()).expect("a second mapping");
+    let buffer = arena.dma_buffer(4096).expect("a slice");
+    let posted = arena.pool(0).take(4096).expect("a lease").into_dma::<Nic>();
+    let offset = posted.region_offset();
+    view.write(offset, &[1; 4096]);
+    view.write(buffer.region_offset(), &[1; 4096]);
+    assert_eq!(arena.take_dma_violation(), None);
+    let lease = posted.returned(&());
+    view.store_u16(offset + 8, 7, Relaxed);
+    let violation = DmaViolation {
+        offset: offset + 8,
+        len: 2,
+        wrote: true,
+    };
+    assert_eq!(arena.take_dma_violation(), Some(violation));
+    assert_eq!(arena.take_dma_violation(), None);
+    drop(lease);
+    let place = buffer.region_offset();
+    drop(buffer);
+    view.read(place, &mut [0; 8]);
+    let violation = arena.take_dma_violation().expect("it was given back");
+    assert!(!violation.wrote);
+}
+
+/// What is dropped without proof is never given out again.
+#[test]
+fn memory_that_a_device_may_access_is_not_given_out() {
+    struct Nic;
+    impl DmaDriver for Nic {
+        type Done = ();
+    }
+    let arena = arena(1 << 20);
+    let pool = arena.pool(0);
+    let before = leaked_dma();
+    let posted = pool.take(4096).expect("a lease").into_dma::<Nic>();
+    let address = posted.address();
+    drop(posted);
+    assert_eq!(leaked_dma(), before + 1);
+    let rest: Vec<_> = std::iter::from_fn(|| pool.take(4096)).collect();
+    assert!(rest.iter().all(|lease| lease.as_ptr().addr() != address));
+}
+
 #[test]
 fn a_view_outlives_the_region() {
     let arena = arena(1 << 20);
-    let view = DmaView::of(arena.region()).expect("a second mapping");
+    let view = DmaView::of_arena(arena.region()).expect("a second mapping");
     drop(arena);
     view.store_u16(2, 9, Relaxed);
     assert_eq!(view.load_u16(2, Relaxed), 9);
@@ -116,7 +169,7 @@ fn a_view_outlives_the_region() {
 fn words_are_those_that_single_access_sees() {
     let arena = arena(1 << 20);
     let buffer = arena.dma_buffer(4096).expect("a slice");
-    let view = DmaView::of(arena.region()).expect("a second mapping");
+    let view = DmaView::of_arena(arena.region()).expect("a second mapping");
     let words = [1, 2, 3, u64::MAX, 5, 6, 7, 8];
     buffer.store_words(64, &words);
     assert_eq!(buffer.load_words(64), words);
@@ -153,7 +206,7 @@ fn words_outside_are_refused() {
 fn access_outside_is_refused() {
     let arena = arena(1 << 20);
     let buffer = arena.dma_buffer(100).expect("a slice");
-    let view = DmaView::of(arena.region()).expect("a second mapping");
+    let view = DmaView::of_arena(arena.region()).expect("a second mapping");
     let end = view.len();
     let attempts: [&dyn Fn(); 6] = [
         &|| _ = buffer.load_u32(96, Relaxed),
@@ -174,8 +227,8 @@ proptest! {
         from in 0_usize..40, to in 0_usize..40, bytes in proptest::collection::vec(any::<u8>(), 0..1200)
     ) {
         let arena = arena(256 << 10);
-        let view = DmaView::of(arena.region()).expect("a second mapping");
-        let other = DmaView::of(arena.region()).expect("a third mapping");
+        let view = DmaView::of_arena(arena.region()).expect("a second mapping");
+        let other = DmaView::of_arena(arena.region()).expect("a third mapping");
         view.write(from, &bytes);
         view.copy_to(from, &other, 8192 + to, bytes.len());
         let mut seen = vec![0; bytes.len()];

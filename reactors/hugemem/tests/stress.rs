@@ -3,8 +3,9 @@
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
+use std::time::Instant;
 
-use hugemem::{Arena, ArenaConfig, Lease, PagePolicy, Pool, WaiterToken};
+use hugemem::{Account, Arena, ArenaConfig, Lease, PagePolicy, Pool, WaiterToken};
 
 const REACTORS: u64 = 4;
 const REQUESTS: u64 = 100_000;
@@ -61,28 +62,35 @@ fn slots(lease: &Lease) -> std::ops::Range<usize> {
     first..first + lease.capacity() / SLOT
 }
 
+/// The account of each reactor's requests: two reactors serve the same host.
+fn account(seed: u64) -> Account {
+    Account::io(seed as u16 % 3 + 1)
+}
+
 /// Issues requests of all sizes, keeps a window of them, and cancels a few of those that wait.
 fn reactor(pool: &Pool, owned: &Owned, seed: u64) -> u64 {
+    let (account, began) = (account(seed), Instant::now());
+    let now_ns = || began.elapsed().as_nanos() as u64;
     let mut random = Seeded(seed);
     let mut held: VecDeque<(u64, Lease)> = VecDeque::new();
     let (mut served, mut cancelled) = (0, 0);
     for request in 0..REQUESTS {
         let len = 1usize << (random.next() % 19);
         let stamp = seed << 32 | request;
-        if let Some(mut lease) = pool.take_or_wait(len, WaiterToken(stamp)) {
+        if let Some(mut lease) = pool.take_or_wait(account, len, WaiterToken(stamp), now_ns()) {
             assert!(lease.len() == len);
             owned.claim(&mut lease, stamp);
             held.push_back((stamp, lease));
         }
         if random.next().is_multiple_of(64) {
-            pool.cancel_waits(|token| {
+            pool.cancel_waits(None, |token| {
                 let hit = token.0.is_multiple_of(3);
                 cancelled += u64::from(hit);
                 hit
             });
         }
         loop {
-            while let Some((token, mut lease)) = pool.next_grant() {
+            while let Some((token, mut lease)) = pool.next_grant(now_ns()) {
                 owned.claim(&mut lease, token.0);
                 held.push_back((token.0, lease));
             }
@@ -105,7 +113,7 @@ fn reactor(pool: &Pool, owned: &Owned, seed: u64) -> u64 {
             owned.release(lease, stamp);
             served += 1;
         }
-        match pool.next_grant() {
+        match pool.next_grant(now_ns()) {
             Some((token, mut lease)) => {
                 owned.claim(&mut lease, token.0);
                 held.push_back((token.0, lease));

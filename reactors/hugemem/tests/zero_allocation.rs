@@ -1,7 +1,7 @@
 //! After start nothing allocates: leases, waits, grants, cancellations, loans.
 
 use hugemem::allocation_counter::{CountingAllocator, allocations_on_this_thread};
-use hugemem::{Arena, ArenaConfig, Lease, PagePolicy, Store, WaiterToken};
+use hugemem::{Account, Arena, ArenaConfig, Lease, PagePolicy, Store, WaiterToken};
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
@@ -27,18 +27,18 @@ fn a_hundred_thousand_cycles_allocate_nothing() {
     for cycle in 0..CYCLES {
         let len = [512, 4096, 9000, 65536][cycle as usize % 4];
         let from = if cycle % 5 == 0 { &neighbour } else { &pool };
-        match from.take_or_wait(len, WaiterToken(cycle)) {
+        match from.take_or_wait(Account::SYSTEM, len, WaiterToken(cycle), 0) {
             Some(lease) => held.push(lease),
             None => waited += 1,
         }
         if pool.waiting() + neighbour.waiting() >= 32 {
-            pool.cancel_waits(|token| {
+            pool.cancel_waits(None, |token| {
                 cancelled += u64::from(token.0 % 7 == 0);
                 token.0 % 7 == 0
             });
             held.clear();
             for pool in [&pool, &neighbour] {
-                while let Some((_, lease)) = pool.next_grant() {
+                while let Some((_, lease)) = pool.next_grant(0) {
                     held.push(lease);
                     granted += 1;
                 }

@@ -38,6 +38,15 @@ pub fn leaked_leases() -> u64 {
     LEAKED_LEASES.load(Ordering::Relaxed)
 }
 
+/// A file that a ring keeps open.
+pub trait RingFile: AsFd + Send + Sync {
+    /// The ring was dropped while the kernel had an operation in progress that may still change
+    /// the file. The ring leaks its reference to the file, so the file is never closed.
+    fn write_abandoned(&self) {}
+}
+
+impl RingFile for OwnedFd {}
+
 /// A region as the kernel has pinned it: pieces of one length, numbered from the start.
 #[derive(Clone, Copy, Debug)]
 struct Pinned {
@@ -85,7 +94,7 @@ pub struct RingCounters {
 pub(crate) struct Kernel {
     ring: IoUring,
     slots: SlotTable<Pending>,
-    files: Vec<Arc<OwnedFd>>,
+    files: Vec<Arc<dyn RingFile>>,
     files_registered: bool,
     buffers: Option<FixedBuffers>,
     counters: RingCounters,
@@ -144,21 +153,31 @@ impl Kernel {
         self.buffers.is_some()
     }
 
-    pub(crate) fn add_file(&mut self, file: Arc<OwnedFd>) -> Option<FileId> {
+    pub(crate) fn add_file(&mut self, file: Arc<dyn RingFile>) -> Option<FileId> {
         if self.files.len() == FILES_MAX {
             return None;
         }
         let index = self.files.len() as u32;
+        self.register(index, &*file);
+        self.files.push(file);
+        Some(FileId(index))
+    }
+
+    /// Puts `file` in the place of another.
+    pub(crate) fn replace_file(&mut self, id: FileId, file: Arc<dyn RingFile>) {
+        assert_eq!(self.slots.len(), 0, "no operation names the file");
+        self.register(id.0, &*file);
+        self.files[id.0 as usize] = file;
+    }
+
+    fn register(&mut self, index: u32, file: &dyn RingFile) {
         if self.files_registered {
-            let updated = self
-                .ring
-                .submitter()
-                .register_files_update(index, &[file.as_raw_fd()]);
+            let descriptor = file.as_fd().as_raw_fd();
+            let submitter = self.ring.submitter();
+            let updated = submitter.register_files_update(index, &[descriptor]);
             // From the first refusal on every file goes by its descriptor, which is open anyway.
             self.files_registered = matches!(updated, Ok(1));
         }
-        self.files.push(file);
-        Some(FileId(index))
     }
 
     pub(crate) fn in_flight(&self) -> usize {
@@ -196,7 +215,7 @@ impl Kernel {
             let index = types::Fd(file as RawFd);
             build(pending, index, self.buffers.as_ref()).flags(squeue::Flags::FIXED_FILE)
         } else {
-            let descriptor = types::Fd(self.files[file as usize].as_raw_fd());
+            let descriptor = types::Fd(self.files[file as usize].as_fd().as_raw_fd());
             build(pending, descriptor, self.buffers.as_ref())
         };
         // SAFETY: the entry's memory lies in the lease that the table holds under `key`, and the
@@ -295,6 +314,12 @@ impl Kernel {
         for pending in self.slots.drain() {
             if pending.holds_memory() {
                 LEAKED_LEASES.fetch_add(1, Ordering::Relaxed);
+            }
+            if pending.operation.changes_file() {
+                // The file stays open, with whatever its owner keeps while it is open (a lock).
+                let file = &self.files[pending.operation.file().0 as usize];
+                file.write_abandoned();
+                std::mem::forget(Arc::clone(file));
             }
             std::mem::forget(pending);
         }

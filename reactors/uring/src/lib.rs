@@ -14,6 +14,8 @@ mod operation;
 mod ring;
 mod slots;
 
-pub use kernel::{RingCounters, leaked_leases};
-pub use operation::{AllocateMode, Done, FILES_MAX, FileId, Operation};
+pub use kernel::{RingCounters, RingFile, leaked_leases};
+pub use operation::{
+    AllocateMode, Done, FILES_MAX, Failure, FileId, Operation, Outcome, Pending, Step,
+};
 pub use ring::{Notice, RING_DEPTH_MAX, Ring, RingConfig, RingError};

@@ -16,6 +16,11 @@ const RETRIES_MAX: u8 = 16;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FileId(pub(crate) u32);
 
+impl FileId {
+    /// The first file of any ring.
+    pub const FIRST: Self = Self(0);
+}
+
 /// What to do with the room that a range of a file takes. Neither changes the file's length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AllocateMode {
@@ -36,7 +41,8 @@ impl AllocateMode {
 
 /// An operation on a file. Offsets and lengths in bytes.
 pub enum Operation {
-    /// Fill the whole lease from the file. What lies past the end of the file reads as zeroes.
+    /// Fill the whole lease from the file. A read that meets the end of the file fails with
+    /// [`Failure::EndOfFile`].
     Read {
         /// Where from.
         file: FileId,
@@ -88,6 +94,15 @@ impl Operation {
         }
     }
 
+    /// Whether the operation may change what the file holds.
+    #[must_use]
+    pub fn changes_file(&self) -> bool {
+        match self {
+            Self::Write { .. } | Self::Allocate { .. } => true,
+            Self::Read { .. } | Self::Sync { .. } => false,
+        }
+    }
+
     /// The lease that the operation reads from or writes to.
     #[must_use]
     pub fn into_lease(self) -> Option<Lease> {
@@ -120,19 +135,43 @@ impl fmt::Debug for Operation {
     }
 }
 
+/// Why an operation did not succeed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Failure {
+    /// The kernel refused the operation, or it failed before any data was transferred. A read may
+    /// have transferred some.
+    Errno(Errno),
+    /// A read met the end of the file before its lease was full.
+    EndOfFile,
+    /// A write transferred some of its data, and then the kernel refused the rest. `EIO` where it
+    /// gave no reason.
+    ShortWrite(Errno),
+}
+
+impl Failure {
+    /// The kernel's error number; `EIO` for a read past the end of the file.
+    #[must_use]
+    pub fn errno(self) -> Errno {
+        match self {
+            Self::Errno(errno) | Self::ShortWrite(errno) => errno,
+            Self::EndOfFile => Errno::IO,
+        }
+    }
+}
+
 /// The end of an operation.
 #[derive(Debug)]
 pub struct Done {
     /// The tag that the operation was submitted with.
     pub tag: u64,
     /// How it ended. After an error the lease of a read holds anything.
-    pub result: Result<(), Errno>,
+    pub result: Result<(), Failure>,
     /// The operation's lease.
     pub lease: Option<Lease>,
 }
 
-/// The kernel's word on one entry.
-pub(crate) type Outcome = Result<u32, Errno>;
+/// The kernel's result of one entry: bytes transferred, or an error number.
+pub type Outcome = Result<u32, Errno>;
 
 /// Reads a completion's result: a count, or a negated error number.
 pub(crate) fn outcome(raw: i32) -> Outcome {
@@ -146,13 +185,14 @@ pub(crate) fn outcome(raw: i32) -> Outcome {
 
 /// What to do after an entry's completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Step {
+#[must_use]
+pub enum Step {
     /// Some was transferred: send an entry for the rest.
     Continue,
     /// Nothing was: send the same entry again.
     Retry,
     /// The operation has ended.
-    End(Result<(), Errno>),
+    End(Result<(), Failure>),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -181,20 +221,34 @@ impl Extent {
                 self.retries += 1;
                 Step::Retry
             }
-            // A direct read that was cut short between two sectors met the end of the file, and the
-            // kernel takes no further read from there: there is nothing more to come.
-            Err(Errno::INVAL) if self.kind == Kind::Read && self.done > 0 => Step::End(Ok(())),
-            Err(errno) => Step::End(Err(errno)),
+            // A direct read that was cut short within a sector met the end of the file, and the
+            // kernel takes no further read from there.
+            Err(Errno::INVAL) if self.kind == Kind::Read && self.done > 0 => {
+                Step::End(Err(Failure::EndOfFile))
+            }
+            Err(errno) => Step::End(Err(self.failure(errno))),
             Ok(count) => self.transferred(count),
+        }
+    }
+
+    fn failure(&self, errno: Errno) -> Failure {
+        if self.kind == Kind::Write && self.done > 0 {
+            Failure::ShortWrite(errno)
+        } else {
+            Failure::Errno(errno)
         }
     }
 
     fn transferred(&mut self, count: u32) -> Step {
         match self.kind {
             Kind::Whole => Step::End(Ok(())),
-            Kind::Read | Kind::Write if count > self.len - self.done => Step::End(Err(Errno::IO)),
-            Kind::Read if count == 0 => Step::End(Ok(())),
-            Kind::Write if count == 0 && self.done < self.len => Step::End(Err(Errno::IO)),
+            Kind::Read | Kind::Write if count > self.len - self.done => {
+                Step::End(Err(self.failure(Errno::IO)))
+            }
+            Kind::Read if count == 0 && self.done < self.len => Step::End(Err(Failure::EndOfFile)),
+            Kind::Write if count == 0 && self.done < self.len => {
+                Step::End(Err(Failure::ShortWrite(Errno::IO)))
+            }
             Kind::Read | Kind::Write => {
                 self.done += count;
                 self.retries = 0;
@@ -208,15 +262,19 @@ impl Extent {
     }
 }
 
-/// An operation in the kernel's hands.
-pub(crate) struct Pending {
+/// An operation in progress: what was transferred, and the rules for results that are neither
+/// success nor failure. The kernel's ring uses it, and so can a simulated one.
+pub struct Pending {
     tag: u64,
-    pub(crate) operation: Operation,
+    /// What was asked for.
+    pub operation: Operation,
     extent: Extent,
 }
 
 impl Pending {
-    pub(crate) fn new(tag: u64, operation: Operation) -> Self {
+    /// An operation of which nothing is done.
+    #[must_use]
+    pub fn new(tag: u64, operation: Operation) -> Self {
         let (kind, len) = match &operation {
             Operation::Read { lease, .. } => (Kind::Read, lease.len()),
             Operation::Write { lease, .. } => (Kind::Write, lease.len()),
@@ -236,11 +294,13 @@ impl Pending {
     }
 
     /// Bytes that were transferred already.
-    pub(crate) fn transferred(&self) -> u32 {
+    #[must_use]
+    pub fn transferred(&self) -> u32 {
         self.extent.done
     }
 
-    pub(crate) fn advance(&mut self, outcome: Outcome) -> Step {
+    /// Takes the result of one entry for what was left of the operation.
+    pub fn advance(&mut self, outcome: Outcome) -> Step {
         self.extent.advance(outcome)
     }
 
@@ -249,19 +309,12 @@ impl Pending {
     }
 
     /// The end of the operation, once the kernel is done with it.
-    pub(crate) fn end(self, result: Result<(), Errno>) -> Done {
-        let is_read = self.extent.kind == Kind::Read;
-        let mut lease = self.operation.into_lease();
-        if let Some(lease) = &mut lease
-            && is_read
-            && result.is_ok()
-        {
-            lease[self.extent.done as usize..].fill(0);
-        }
+    #[must_use]
+    pub fn end(self, result: Result<(), Failure>) -> Done {
         Done {
             tag: self.tag,
             result,
-            lease,
+            lease: self.operation.into_lease(),
         }
     }
 }
@@ -299,24 +352,27 @@ mod tests {
     }
 
     #[test]
-    fn nothing_read_is_the_end_of_the_file_and_nothing_written_an_error() {
-        assert_eq!(extent(Kind::Read, 512).advance(Ok(0)), Step::End(Ok(())));
+    fn nothing_read_is_the_end_of_the_file_and_nothing_written_a_short_write() {
+        assert_eq!(
+            extent(Kind::Read, 512).advance(Ok(0)),
+            Step::End(Err(Failure::EndOfFile))
+        );
         assert_eq!(
             extent(Kind::Write, 512).advance(Ok(0)),
-            Step::End(Err(Errno::IO))
+            Step::End(Err(Failure::ShortWrite(Errno::IO)))
         );
     }
 
     #[test]
-    fn a_read_cut_within_a_sector_ends_there() {
+    fn a_read_cut_within_a_sector_met_the_end_of_the_file() {
         let mut extent = extent(Kind::Read, 4096);
         assert_eq!(
             extent.advance(Err(Errno::INVAL)),
-            Step::End(Err(Errno::INVAL))
+            Step::End(Err(Failure::Errno(Errno::INVAL)))
         );
         assert_eq!(extent.advance(Ok(100)), Step::Continue);
-        assert_eq!(extent.advance(Err(Errno::INVAL)), Step::End(Ok(())));
-        assert_eq!(extent.done, 100);
+        let end = Step::End(Err(Failure::EndOfFile));
+        assert_eq!(extent.advance(Err(Errno::INVAL)), end);
     }
 
     #[test]
@@ -325,7 +381,7 @@ mod tests {
         assert_eq!(extent.advance(Ok(100)), Step::Continue);
         assert_eq!(
             extent.advance(Err(Errno::INVAL)),
-            Step::End(Err(Errno::INVAL))
+            Step::End(Err(Failure::ShortWrite(Errno::INVAL)))
         );
     }
 
@@ -334,7 +390,7 @@ mod tests {
         for kind in [Kind::Read, Kind::Write] {
             assert_eq!(
                 extent(kind, 512).advance(Ok(513)),
-                Step::End(Err(Errno::IO))
+                Step::End(Err(Failure::Errno(Errno::IO)))
             );
         }
     }
@@ -347,7 +403,7 @@ mod tests {
         }
         assert_eq!(
             extent.advance(Err(Errno::AGAIN)),
-            Step::End(Err(Errno::AGAIN))
+            Step::End(Err(Failure::Errno(Errno::AGAIN)))
         );
     }
 

@@ -2,7 +2,7 @@
 //! the three calls of a turn.
 
 use std::fmt;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use hugemem::Arena;
 use io_uring::IoUring;
 use rustix::io::Errno;
 
-use crate::kernel::{FIXED_BUFFER_BYTES_MAX, Kernel, RingCounters};
+use crate::kernel::{FIXED_BUFFER_BYTES_MAX, Kernel, RingCounters, RingFile};
 use crate::operation::{Done, FileId, Operation};
 
 /// The deepest ring, in operations in flight.
@@ -219,8 +219,16 @@ impl Ring {
     ///
     /// # Errors
     /// [`RingError::TooManyFiles`].
-    pub fn add_file(&mut self, file: Arc<OwnedFd>) -> Result<FileId, RingError> {
+    pub fn add_file(&mut self, file: Arc<dyn RingFile>) -> Result<FileId, RingError> {
         self.kernel.add_file(file).ok_or(RingError::TooManyFiles)
+    }
+
+    /// Puts `file` in the place of the file that `id` names, which the ring closes.
+    ///
+    /// # Panics
+    /// Operations are in flight.
+    pub fn replace_file(&mut self, id: FileId, file: Arc<dyn RingFile>) {
+        self.kernel.replace_file(id, file);
     }
 
     /// Takes an operation, which ends exactly once, with `tag`, through [`poll`](Self::poll).

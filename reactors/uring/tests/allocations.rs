@@ -23,7 +23,9 @@ fn ten_thousand_operations_without_an_allocation() {
     let mut ring = Ring::new(&RingConfig::new(DEPTH as u32), Some(&arena)).unwrap();
     let file = tempfile::tempfile_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     file.set_len(1 << 20).unwrap();
-    let file = ring.add_file(Arc::new(file.into())).unwrap();
+    let file = ring
+        .add_file(Arc::new(std::os::fd::OwnedFd::from(file)))
+        .unwrap();
     let mut left = 10_000_u64;
     let before = allocations_on_this_thread();
     let mut done = ArrayVec::<Done, 8>::new();

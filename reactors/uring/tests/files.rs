@@ -1,4 +1,4 @@
-//! File operations over a real file system: data comes back, ends of files read as zeroes, ranges
+//! File operations over a real file system: data comes back, reads past the end of a file fail, ranges
 //! lose and keep their room, errors arrive as what they are, and every lease comes home.
 
 use std::fs::{File, OpenOptions};
@@ -12,7 +12,9 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
 use tempfile::TempDir;
-use uring::{AllocateMode, Done, FILES_MAX, FileId, Operation, Ring, RingConfig, RingError};
+use uring::{
+    AllocateMode, Done, FILES_MAX, Failure, FileId, Operation, Ring, RingConfig, RingError,
+};
 
 const O_DIRECT: i32 = rustix::fs::OFlags::DIRECT.bits() as i32;
 const LEN: usize = 16 * 1024;
@@ -160,7 +162,7 @@ fn what_was_written_is_read_with_and_without_fixed_buffers() {
 }
 
 #[test]
-fn past_the_end_of_the_file_everything_is_zero() {
+fn a_read_that_meets_the_end_of_the_file_fails() {
     for flags in [0, O_DIRECT] {
         let mut bench = Bench::new(4, true);
         // The file ends within a sector, which a direct read cannot go on from.
@@ -174,11 +176,9 @@ fn past_the_end_of_the_file_everything_is_zero() {
             let (file, _) = bench.file(len, flags);
             let lease = bench.lease(4 * LEN, 0xFF);
             let done = bench.run(read(file, offset as u64, lease));
-            assert_eq!(done.result, Ok(()), "{len} {offset} {flags:x}");
-            let data = done.lease.unwrap();
-            let inside = len.saturating_sub(offset);
-            assert!(data[..inside].iter().all(|&byte| byte == 0xAA));
-            assert!(data[inside..].iter().all(|&byte| byte == 0));
+            let end = Err(Failure::EndOfFile);
+            assert_eq!(done.result, end, "{len} {offset} {flags:x}");
+            assert_eq!(done.lease.map(|lease| lease.len()), Some(4 * LEN));
         }
     }
 }
@@ -202,8 +202,8 @@ fn ranges_lose_their_room_or_only_their_data() {
         match done.result {
             Ok(()) => {}
             // Such a file system cannot show the difference.
-            Err(Errno::OPNOTSUPP) => continue,
-            Err(errno) => panic!("{mode:?}: {errno}"),
+            Err(Failure::Errno(Errno::OPNOTSUPP)) => continue,
+            Err(failure) => panic!("{mode:?}: {failure:?}"),
         }
         let mut data = vec![0; 64 * LEN];
         plain.read_exact_at(&mut data, 0).unwrap();
@@ -231,7 +231,7 @@ fn errors_arrive_with_their_lease() {
     std::fs::write(&path, [0; 4096]).unwrap();
     let file = bench
         .ring
-        .add_file(Arc::new(File::open(&path).unwrap().into()))
+        .add_file(Arc::new(OwnedFd::from(File::open(&path).unwrap())))
         .unwrap();
     let lease = bench.lease(4096, 1);
     let done = bench.run(Operation::Write {
@@ -240,11 +240,12 @@ fn errors_arrive_with_their_lease() {
         lease,
         sync: false,
     });
-    assert_eq!(done.result, Err(Errno::BADF));
+    assert_eq!(done.result, Err(Failure::Errno(Errno::BADF)));
     assert_eq!(done.lease.unwrap().len(), 4096);
     let (file, _) = bench.file(LEN, O_DIRECT);
     let lease = bench.lease(4096, 1);
-    assert_eq!(bench.run(read(file, 1, lease)).result, Err(Errno::INVAL));
+    let invalid = Err(Failure::Errno(Errno::INVAL));
+    assert_eq!(bench.run(read(file, 1, lease)).result, invalid);
     assert_eq!(bench.taken(), 0);
 }
 
@@ -331,7 +332,7 @@ fn a_ring_holds_so_many_files_and_no_more() {
     }
     let file = File::open("/dev/null").unwrap();
     assert_eq!(
-        bench.ring.add_file(Arc::new(file.into())),
+        bench.ring.add_file(Arc::new(OwnedFd::from(file))),
         Err(RingError::TooManyFiles)
     );
 }
@@ -348,4 +349,21 @@ fn a_file_of_another_ring_is_our_own_mistake() {
             data_only: true,
         },
     );
+}
+
+#[test]
+fn a_replaced_file_is_closed_and_the_next_operation_uses_the_new_one() {
+    let mut bench = Bench::new(2, true);
+    let (file, _) = bench.file(4096, 0);
+    let lease = bench.lease(4096, 0);
+    assert_eq!(bench.run(read(file, 0, lease)).lease.unwrap()[0], 0xAA);
+    let path = bench.directory.path().join("other");
+    std::fs::write(&path, [0xBB; 4096]).unwrap();
+    let other = Arc::new(OwnedFd::from(File::open(&path).unwrap()));
+    for _ in 0..2 * FILES_MAX {
+        bench.ring.replace_file(file, Arc::clone(&other) as _);
+    }
+    assert_eq!(Arc::strong_count(&other), 2);
+    let lease = bench.lease(4096, 0);
+    assert_eq!(bench.run(read(file, 0, lease)).lease.unwrap()[0], 0xBB);
 }

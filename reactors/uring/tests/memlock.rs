@@ -40,7 +40,9 @@ fn without_locked_memory_the_ring_works_and_says_what_it_costs() {
     );
 
     let file = File::open(std::env::current_exe().unwrap()).unwrap();
-    let file = ring.add_file(Arc::new(file.into())).unwrap();
+    let file = ring
+        .add_file(Arc::new(std::os::fd::OwnedFd::from(file)))
+        .unwrap();
     let lease = arena.pool(0).take(4096).unwrap();
     ring.submit(
         1,

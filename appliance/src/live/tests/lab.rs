@@ -18,6 +18,7 @@ use nvme_spec::{Sqe, Status};
 use zerocopy::FromBytes as _;
 
 use crate::appliance::Appliance;
+use crate::identities::Identities;
 use crate::live::{How, RealTime};
 use crate::observe::model::ApplyAnswer;
 
@@ -84,7 +85,7 @@ pub(super) fn nqn(name: &str) -> String {
 }
 
 pub(super) fn started(text: &str) -> Appliance {
-    Appliance::start(parsed(text)).expect("it starts")
+    Appliance::start(parsed(text), Identities::default()).expect("it starts")
 }
 
 /// Applies a configuration as a whole.
@@ -139,7 +140,7 @@ impl Host {
     pub(super) fn write(&mut self, nsid: u32, lba: u64, fill: u8) -> Status {
         let sqe = Sqe::write(nsid, lba, 0, false);
         let (cqe, _) = self.io.command(sqe, &[fill; 512], 0).expect("an answer");
-        cqe.status()
+        cqe.status().with_more(false)
     }
 
     pub(super) fn read(&mut self, nsid: u32, lba: u64) -> Result<Vec<u8>, Status> {
@@ -148,7 +149,7 @@ impl Host {
         if cqe.status().is_success() {
             Ok(data)
         } else {
-            Err(cqe.status())
+            Err(cqe.status().with_more(false))
         }
     }
 
@@ -316,8 +317,11 @@ fn controller(at: SocketAddr, subsystem: &str, host: &str) -> String {
     let numbers = list.as_chunks().0.iter().map(|it| u32::from_le_bytes(*it));
     for nsid in numbers.take_while(|nsid| *nsid != 0) {
         told.extend(nsid.to_le_bytes());
-        told.extend(identify(Cns::NAMESPACE, nsid));
-        told.extend(identify(Cns::NAMESPACE_DESCRIPTORS, nsid));
+        let mut namespace = identify(Cns::NAMESPACE, nsid);
+        // NGUID and EUI-64 (NVM 1.1 §4.1.5.1), as the descriptors, follow the content, which is
+        // another one in another directory.
+        namespace[104..128].fill(0);
+        told.extend(namespace);
     }
     let used = told.iter().enumerate().filter(|(_, byte)| **byte != 0);
     used.map(|(at, byte)| format!("{at}:{byte:02x} ")).collect()
@@ -338,6 +342,9 @@ fn status(appliance: &Appliance) -> BTreeMap<String, String> {
     }
     for mut export in status.exports {
         export.namespaces.sort_by_key(|namespace| namespace.nsid);
+        for namespace in &mut export.namespaces {
+            namespace.uuid.clear();
+        }
         export.listeners.sort();
         let what = (export.namespaces, export.listeners);
         told.insert(format!("export {}", export.nqn), format!("{what:?}"));
@@ -346,6 +353,21 @@ fn status(appliance: &Appliance) -> BTreeMap<String, String> {
         told.insert(format!("listener {}", listener.name), listener.transport);
     }
     told
+}
+
+/// NGUID, EUI-64 and the descriptors of a namespace (NVM 1.1 §4.1.5.1, Base 2.1 §5.1.13.2.3).
+pub(super) fn identifiers(admin: &mut RawClient, nsid: u32) -> (Vec<u8>, Vec<u8>) {
+    let mut identify = |cns: Cns| {
+        let sqe = Sqe::identify_structure(cns, nsid);
+        let (cqe, page) = admin.command(sqe, &[], 4096).expect("an answer");
+        assert!(cqe.status().is_success(), "{}", cqe.status());
+        page
+    };
+    let namespace = identify(Cns::NAMESPACE);
+    (
+        namespace[104..128].to_vec(),
+        identify(Cns::NAMESPACE_DESCRIPTORS),
+    )
 }
 
 /// The text of a file device of `size`.

@@ -4,23 +4,35 @@ use std::error::Error;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use appliance::rehearsal::{Growing, Opened, Opener};
+use appliance::rehearsal::{Content, Growing, Opened, Opener};
 use appliance_config::{Backing, ByteSize, Device as Wanted};
 use block::{Device, NullDevice, NullOptions};
 
 use crate::disk::Disk;
+use crate::file_disk::FileDisk;
 
 type Failure = Box<dyn Error>;
 
-/// Disks by their files.
-pub(super) struct Disks(pub(super) Vec<(PathBuf, Disk)>);
+/// Disks and files by their paths.
+pub(super) struct Disks {
+    pub(super) disks: Vec<(PathBuf, Disk)>,
+    pub(super) files: Vec<FileDisk>,
+}
 
 impl Opener for Disks {
     fn open(&self, device: &Wanted) -> Result<Option<Opened>, Failure> {
         match &device.backing {
             Backing::Nvme(_) => Ok(None),
             Backing::File { path, size, .. } => {
-                let found = self.0.iter().find(|(known, _)| known == path);
+                if let Some(file) = self.files.iter().find(|it| it.path() == path) {
+                    let device = file.open(device.name.as_str().to_owned());
+                    if size.is_some_and(|size| size.bytes() != device.geometry().bytes()) {
+                        return Err("the file has another length".into());
+                    }
+                    let content = Content::Lasting(path.display().to_string());
+                    return Ok(Some(Opened::other(device, Box::new(Fixed), content)));
+                }
+                let found = self.disks.iter().find(|(known, _)| known == path);
                 let (_, disk) = found.ok_or("there is no such file")?;
                 if disk.is_removed() {
                     return Err("it was pulled out".into());
@@ -31,7 +43,8 @@ impl Opener for Disks {
                 // As a file: never made shorter.
                 disk.grow(*size)?;
                 let device = Arc::new(disk.clone()) as Arc<dyn Device>;
-                Ok(Some(Opened::other(device, Box::new(disk.clone()))))
+                let content = Content::Lasting(path.display().to_string());
+                Ok(Some(Opened::other(device, Box::new(disk.clone()), content)))
             }
             Backing::Null { size, block_size } => {
                 let null = NullDevice::new(NullOptions {
@@ -40,7 +53,12 @@ impl Opener for Disks {
                     size_bytes: size.bytes(),
                     block_size: block_size.bytes(),
                 })?;
-                Ok(Some(Opened::other(Arc::new(null), Box::new(Fixed))))
+                let content = Content::Lasting("null".to_owned());
+                Ok(Some(Opened::other(
+                    Arc::new(null),
+                    Box::new(Fixed),
+                    content,
+                )))
             }
             Backing::Memory { .. } => Err("there is no memory for devices here".into()),
         }

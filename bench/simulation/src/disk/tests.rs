@@ -11,6 +11,7 @@ fn shape(volatile: bool) -> DiskShape {
         volatile,
         deallocate: Deallocate::ReadsZero,
         transfer_blocks_max: 16,
+        read_only: false,
     }
 }
 
@@ -21,6 +22,8 @@ const CALM: DiskTemper = DiskTemper {
     slow_max: Nanos(2000),
     error_permille: 0,
     later_permille: 0,
+    linger_permille: 0,
+    linger_max: Nanos::ZERO,
     write_back_permille: 0,
 };
 

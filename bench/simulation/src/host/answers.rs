@@ -1,20 +1,15 @@
 //! Is this the right answer?
 
-use nvme_spec::Sqe;
-use nvme_spec::command::{LogPageId, LogPageSelect};
-use nvme_spec::event::{AsyncEvent, EventType};
 use nvme_spec::registers::Csts;
 use nvme_spec::{Cqe, Status};
 use reactors::Nanos;
 
+use super::admin::AdminStep;
 use super::connection::{Connection, Outstanding};
+use super::invalid::{Refusal, retry_is_pointless};
 use super::{Command, Ground, Host, Io, IoKind, Phase, READY_POLL};
 use crate::history::WriteEnd;
 use crate::judge::{Extent, Violation};
-use crate::scene::CHANGING;
-
-/// Bytes of a log page that are read to clear an event.
-const LOG_BYTES: usize = 4096;
 
 impl Host {
     pub(super) fn answered(
@@ -30,48 +25,68 @@ impl Host {
             ground.now,
             format_args!("host {number} queue {qid} command {cid}: {status}"),
         );
+        let opened_at = self.connections().find(|it| it.qid() == qid);
+        if let Some(opened_at) = opened_at.map(|it| it.opened_at) {
+            self.note_answer(ground, (qid, opened_at, outstanding.place), status)?;
+        }
+        if !status.is_success() {
+            let refusal = match &outstanding.command {
+                Command::Invalid(refusal) if status.is(refusal.status) => Some(*refusal),
+                _ => None,
+            };
+            self.note_failure(ground.now, (qid, cid), refusal);
+        }
         match &outstanding.command {
-            Command::Io(io) => return self.io_answered(ground, qid, io, outstanding, cqe),
-            Command::Connect => return self.connected(ground, qid, outstanding.issued_at, cqe),
-            Command::Invalid(disk, expected) => {
-                let changed = ground.namespace_changed[*disk] >= outstanding.issued_at;
-                let absent = (changed || ground.disk_gone[*disk]) && is_absence(status);
-                return if status.is(*expected) || absent || self.is_excused(ground, qid) {
-                    Ok(())
-                } else {
-                    let what = format!("a command was answered {status}, not {expected}");
-                    Err(self.violation(ground, &what))
-                };
+            Command::Io(io) => {
+                self.check_wait(ground, qid, outstanding)?;
+                return self.io_answered(ground, qid, io, outstanding, cqe);
             }
+            Command::Connect => return self.connected(ground, qid, outstanding.issued_at, cqe),
+            Command::Invalid(refusal) => {
+                let (refusal, issued_at) = (*refusal, outstanding.issued_at);
+                return self.refused(ground, qid, refusal, issued_at, status);
+            }
+            Command::Ignored => return Ok(()),
             Command::Damaged => {
                 return Err(self.violation(ground, "a damaged header was taken for a command"));
             }
-            Command::BadKey => {
+            Command::Hopeless(why) => {
                 if !status.is_success() {
                     return Ok(());
                 }
-                let what = "a command succeeded whose key opens no memory";
-                return Err(self.violation(ground, what));
+                let what = format!("a command succeeded {why}");
+                return Err(self.violation(ground, &what));
             }
             Command::Disconnect if status.is_success() && self.awaits_io(qid) => {
                 let what = "Disconnect was answered before the commands in front of it";
                 return Err(self.violation(ground, what));
             }
             Command::EventRequest => return self.event(ground, cqe),
+            Command::Admin(step) => return self.administered(ground, *step, outstanding, cqe),
+            Command::Abort(key) if status.is_success() => {
+                return self.abort_answered(ground, *key, cqe);
+            }
+            Command::Abort(_)
+                if status.is(Status::ABORT_LIMIT_EXCEEDED) && self.exceeds_abort_limit() =>
+            {
+                return Ok(());
+            }
             // That the command was not found, or could not be aborted, is in dword 0.
             Command::Enable
             | Command::Disable
             | Command::Status
             | Command::Queues
             | Command::EventMask
-            | Command::ReadLog
+            | Command::ReadLog(_)
+            | Command::DiscoveryLog
             | Command::KeepAlive
-            | Command::Abort
+            | Command::Abort(_)
             | Command::Disconnect => {}
         }
         if !status.is_success() {
             // Base 2.1 §3.5: a controller that is not ready takes no such command.
-            let unready = matches!(self.phase, Phase::AwaitingReady { .. } | Phase::Starting)
+            let unready = self.phase != Phase::Serving
+                && self.phase != Phase::Opening
                 && status.is(Status::COMMAND_SEQUENCE_ERROR);
             if unready || self.is_excused(ground, qid) {
                 return Ok(());
@@ -92,69 +107,43 @@ impl Host {
             Command::Queues if self.phase == (Phase::AwaitingReady { ready: true }) => {
                 self.open_queues(ground);
             }
-            Command::ReadLog => self.event_unread = false,
+            Command::ReadLog(log) => return self.log_read(ground, log, outstanding),
             _ => {}
         }
         Ok(())
     }
 
-    /// An event was reported, or its request given up.
-    fn event(&mut self, ground: &mut Ground<'_>, cqe: &Cqe) -> Result<(), Violation> {
-        if !cqe.status().is_success() {
-            let reset = cqe.status().is(Status::ABORT_REQUESTED)
-                || cqe.status().is(Status::COMMAND_SEQUENCE_ERROR);
-            return if reset || self.is_excused(ground, 0) {
-                Ok(())
-            } else {
-                let what = format!("an event request was answered {}", cqe.status());
-                Err(self.violation(ground, &what))
-            };
+    /// A command that must be refused was answered.
+    fn refused(
+        &mut self,
+        ground: &mut Ground<'_>,
+        qid: u16,
+        refusal: Refusal,
+        issued_at: Nanos,
+        status: Status,
+    ) -> Result<(), Violation> {
+        let absent = is_absence(status)
+            && refusal.disk.is_some_and(|disk| {
+                ground.namespace_changed[disk] >= issued_at || ground.disk_gone[disk]
+            });
+        let right = status.is(refusal.status) && status.dnr();
+        if right || absent || (!status.is_success() && self.is_excused(ground, qid)) {
+            return Ok(());
         }
-        let event = AsyncEvent::from_bits(cqe.dw0.get());
-        let (kind, page) = (event.event_type(), event.log_page());
-        if kind == EventType::NOTICE && page == LogPageId::CHANGED_ATTACHED_NAMESPACES {
-            self.event_due = None;
-        } else if kind == EventType::ERROR
-            && !ground.disk_failed
-            && !ground.disk_fails.contains(&true)
-        {
-            return Err(self.violation(ground, "an error event without an error"));
-        }
-        self.event_unread = true;
-        let select = LogPageSelect::new()
-            .with_lid(page)
-            .with_numd_z((LOG_BYTES / 4 - 1) as u32);
-        let sqe = Sqe::log_page(nvme_spec::NSID_BROADCAST, select, 0);
-        self.send_admin_reading(ground, sqe, Command::ReadLog, LOG_BYTES);
-        self.ask_for_events(ground);
-        Ok(())
-    }
-
-    /// A namespace came or went: hosts in service must hear of it.
-    pub fn expect_namespace_event(&mut self, subsystem: usize, by: Nanos) {
-        let waits = self.admin.as_ref().is_some_and(|admin| {
-            admin.queue.disturbed_until == Nanos::ZERO
-                && admin
-                    .outstanding()
-                    .any(|(_, it)| matches!(it.command, Command::EventRequest))
-        });
-        if self.shape.subsystem == subsystem && self.is_serving() && waits && !self.event_unread {
-            self.event_due.get_or_insert(by);
-        }
-    }
-
-    /// A change is over: what it has to tell comes by then, or nothing was changed.
-    pub fn changed_by(&mut self, by: Option<Nanos>) {
-        if self.event_due == Some(CHANGING) {
-            self.event_due = by;
-        }
+        let expected = refusal.status;
+        let what = format!(
+            "a command was answered {status} (DNR {}), not {expected} with DNR",
+            status.dnr()
+        );
+        Err(self.violation(ground, &what))
     }
 
     /// Whether it has sent something that is beyond the end of a disk.
     #[must_use]
     pub fn tries_beyond(&self, disk: usize) -> bool {
         let mut outstanding = self.io.iter().flat_map(Connection::outstanding);
-        outstanding.any(|(_, it)| matches!(it.command, Command::Invalid(its, _) if its == disk))
+        outstanding
+            .any(|(_, it)| matches!(it.command, Command::Invalid(its) if its.disk == Some(disk)))
     }
 
     /// Whether I/O commands of a queue wait for their answers.
@@ -182,6 +171,9 @@ impl Host {
             if io.damaged {
                 return Err(self.violation(ground, "data that was damaged on its way was taken"));
             }
+            if io.version > 0 {
+                ground.judge.overtaken(self.shape.identity, io.began);
+            }
             let judged = succeeded(ground, io, &outstanding.data, issued_at);
             return judged.inspect_err(|violation| {
                 ground
@@ -193,6 +185,10 @@ impl Host {
         let refused = self.refusal(ground, io, status, issued_at);
         if !mismatch && refused.is_none() && !self.may_fail(ground, qid, io, status) {
             let what = format!("{:?} of {:?} was answered {status}", io.kind, io.extents);
+            return Err(self.violation(ground, &what));
+        }
+        if retry_is_pointless(status).is_some_and(|pointless| pointless != status.dnr()) {
+            let what = format!("{status} has Do Not Retry {}", status.dnr());
             return Err(self.violation(ground, &what));
         }
         if io.version > 0 {
@@ -239,6 +235,7 @@ impl Host {
         let of_disks = is(&[
             Status::UNRECOVERED_READ_ERROR,
             Status::WRITE_FAULT,
+            Status::CAPACITY_EXCEEDED,
             Status::INTERNAL_PATH_ERROR,
             Status::CONTROLLER_PATHING_ERROR,
             Status::ABORT_REQUESTED,
@@ -265,22 +262,32 @@ impl Host {
                     since = since.max(ground.disk_disturbed[extent.disk]);
                 }
                 since = since.max(ground.memory_disturbed);
+                if io.version > 0 {
+                    since = since.max(ground.fenced[self.number]);
+                }
             }
             // These wait for what is in disks.
-            Command::Disconnect | Command::Queues | Command::BadKey => {
+            Command::Disconnect
+            | Command::Queues
+            | Command::Hopeless(_)
+            | Command::Ignored
+            | Command::Admin(AdminStep::WriteCache { .. }) => {
                 let latest = ground.disk_disturbed.iter().max();
                 since = since.max(latest.copied().unwrap_or_default());
                 since = since.max(ground.memory_disturbed);
+                since = since.max(ground.fenced[self.number]);
             }
             Command::Connect
             | Command::Enable
             | Command::Disable
             | Command::Status
             | Command::EventMask
-            | Command::ReadLog
+            | Command::ReadLog(_)
             | Command::KeepAlive
-            | Command::Abort
-            | Command::Invalid(..)
+            | Command::Abort(_)
+            | Command::Admin(_)
+            | Command::DiscoveryLog
+            | Command::Invalid(_)
             | Command::Damaged => since = since.max(ground.memory_disturbed),
         }
         if self.is_leaving(ground) {
@@ -317,7 +324,9 @@ fn succeeded(
             let end = if hint && io.kind == IoKind::Deallocate {
                 WriteEnd::Undecided
             } else {
-                WriteEnd::Done { durable: io.fua }
+                WriteEnd::Done {
+                    durable: io.durable,
+                }
             };
             judge.end_write(&io.extents, io.version, io.began, end);
             Ok(())

@@ -4,12 +4,14 @@
 
 use std::collections::BTreeMap;
 
-use nvme_spec::tcp::{ADMIN_IN_CAPSULE_DATA_BYTES, Framing};
+use nvme_spec::tcp::{ADMIN_IN_CAPSULE_DATA_BYTES, FatalError, Framing};
 use nvme_spec::{Cqe, Sqe};
 use reactors::Nanos;
 
+use super::admin::CommandKey;
 use super::rdma::RdmaLine;
 use super::tcp::TcpLine;
+use super::wrong_data::WrongData;
 use super::{Command, IoKind};
 use crate::network::{HostEnd, Wire};
 use crate::random::Random;
@@ -25,6 +27,8 @@ pub(super) enum Transfer {
     In(usize),
     /// These bytes from the host.
     Out(Vec<u8>),
+    /// The command is sent as it stands, with its own data pointer and these bytes in its capsule.
+    Raw(Vec<u8>),
 }
 
 /// How a command's way to the target goes wrong.
@@ -37,6 +41,10 @@ pub(super) enum Damage {
     Header,
     /// The key is none, or its memory is shorter than the data.
     Key,
+    /// An H2CData PDU breaks a rule (TCP only).
+    HostData(WrongData),
+    /// The data is never sent, though it was asked for (TCP only).
+    Withheld,
 }
 
 /// A command on its way out.
@@ -63,6 +71,8 @@ impl Sending {
 pub(super) struct Outstanding {
     pub(super) command: Command,
     pub(super) issued_at: Nanos,
+    /// Its place in its queue, counted from the first command.
+    pub(super) place: u64,
     /// Data that the target asks for, where that is the transport's way.
     pub(super) out: Vec<u8>,
     /// Bytes of `out` that the target has asked for.
@@ -109,12 +119,18 @@ pub(super) struct Queue {
     pub(super) outstanding: BTreeMap<u16, Outstanding>,
     next_cid: u16,
     sent: u64,
+    /// Commands that SQHD has told to be taken from the queue.
+    taken: u64,
     pub(super) answered: u64,
     /// Answers that may overtake another.
     overtaken_max: u64,
     pub(super) live: bool,
     /// Answers may be late until then, and for the usual time after.
     pub(super) disturbed_until: Nanos,
+    /// The target must terminate the connection for this reason.
+    pub(super) must_end: Option<FatalError>,
+    /// Since then it holds memory of the target, and moves nothing.
+    pub(super) withheld_since: Option<Nanos>,
 }
 
 /// What a connection's commands travel by.
@@ -164,10 +180,13 @@ impl Connection {
                 outstanding: BTreeMap::new(),
                 next_cid: 0,
                 sent: 0,
+                taken: 0,
                 answered: 0,
                 overtaken_max: 0,
                 live: false,
                 disturbed_until: Nanos::ZERO,
+                must_end: None,
+                withheld_since: None,
             },
             excused: false,
             closing: false,
@@ -181,7 +200,7 @@ impl Connection {
     /// Commands that can be sent now: a queue holds one less than its entries.
     pub(super) fn room(&self) -> usize {
         let queue = &self.queue;
-        let room = usize::from(queue.shape.depth - 1).saturating_sub(queue.outstanding.len());
+        let room = usize::from(queue.shape.depth - 1).saturating_sub(queue.occupied());
         match &self.line {
             Line::Tcp(_) => room,
             Line::Rdma(line) => room.min(line.room()),
@@ -203,6 +222,11 @@ impl Connection {
         self.submit_so(sending, now, in_capsule)
     }
 
+    /// Sends a command whose data the target has to ask for.
+    pub(super) fn submit_solicited(&mut self, sending: Sending, now: Nanos) -> u16 {
+        self.submit_so(sending, now, false)
+    }
+
     /// Sends a Connect, whose data must be in the capsule over TCP (TCP 1.1 §3.3.1.1).
     pub(super) fn submit_connect(&mut self, sqe: Sqe, data: Vec<u8>, now: Nanos) {
         let sending = Sending {
@@ -222,17 +246,18 @@ impl Connection {
         let cid = self.queue.free_cid();
         let inside = match &transfer {
             Transfer::Out(data) => in_capsule && data.len() <= self.in_capsule_max(),
-            Transfer::None | Transfer::In(_) => false,
+            Transfer::None | Transfer::In(_) | Transfer::Raw(_) => false,
         };
         let mut outstanding = Outstanding {
             command,
             issued_at: now,
+            place: self.queue.sent,
             out: Vec::new(),
             asked: 0,
             damage,
             expected: match transfer {
                 Transfer::In(bytes) => bytes,
-                Transfer::None | Transfer::Out(_) => 0,
+                Transfer::None | Transfer::Out(_) | Transfer::Raw(_) => 0,
             },
             data: Vec::new(),
             complete: false,
@@ -249,7 +274,7 @@ impl Connection {
 
     /// Data that a capsule of this queue may carry: over TCP fabrics commands always carry theirs,
     /// over RDMA only what the receives were made for.
-    fn in_capsule_max(&self) -> usize {
+    pub(super) fn in_capsule_max(&self) -> usize {
         let shape = self.queue.shape;
         match &self.line {
             Line::Tcp(_) if shape.qid == 0 || !self.queue.live => {
@@ -267,7 +292,8 @@ impl Connection {
     }
 
     /// Picks an I/O command that is not answered, and notes that it may be aborted now.
-    pub(super) fn abort_any(&mut self) -> Option<u16> {
+    pub(super) fn abort_any(&mut self) -> Option<(u16, CommandKey)> {
+        let (qid, opened_at) = (self.qid(), self.opened_at);
         let queue = &mut self.queue;
         let waiting = queue.outstanding.len() as u64;
         let chosen = queue.random.below(waiting.max(1)) as usize;
@@ -276,7 +302,26 @@ impl Connection {
         if let Command::Io(io) = &mut outstanding.command {
             io.aborted = true;
         }
-        Some(*cid)
+        Some((*cid, (qid, opened_at, outstanding.place)))
+    }
+
+    /// Every I/O command that is not answered, each of which may be aborted now.
+    pub(super) fn abort_all(&mut self) -> impl Iterator<Item = (u16, CommandKey)> {
+        self.queue.overtaken_max = OVERTAKEN_MAX;
+        let (qid, opened_at) = (self.qid(), self.opened_at);
+        self.queue
+            .outstanding
+            .iter_mut()
+            .filter_map(move |(cid, it)| {
+                let key = (qid, opened_at, it.place);
+                match &mut it.command {
+                    Command::Io(io) => {
+                        io.aborted = true;
+                        Some((*cid, key))
+                    }
+                    _ => None,
+                }
+            })
     }
 
     /// Takes in what has come; whether there was anything.
@@ -288,10 +333,15 @@ impl Connection {
         now: Nanos,
         incoming: &mut Vec<Incoming>,
     ) -> Result<bool, String> {
-        match &mut self.line {
+        let polled = match &mut self.line {
             Line::Tcp(line) => line.poll(&mut self.queue, now, incoming),
             Line::Rdma(line) => line.poll(&mut self.queue, now, incoming),
+        };
+        if self.queue.must_end.is_some() {
+            self.excused = true;
+            self.closing = true;
         }
+        polled
     }
 
     /// When it wants a turn although nothing else happens.
@@ -389,6 +439,18 @@ impl Queue {
         }
     }
 
+    /// Entries that are not free for a new command: with flow control, SQHD alone frees them (Base
+    /// 2.1 §4.2.1), without it, answers do.
+    fn occupied(&self) -> usize {
+        let outstanding = self.outstanding.len();
+        // SQHD of answers that overtake each other goes back and forth.
+        if self.shape.flow_control && self.live && self.overtaken_max == 0 {
+            outstanding.max((self.sent - self.taken) as usize)
+        } else {
+            outstanding
+        }
+    }
+
     /// A command was answered.
     pub(super) fn response(
         &mut self,
@@ -426,7 +488,7 @@ impl Queue {
 
     /// SQHD counts what the target has taken from the queue (Base 2.1 §4.2.1): at least what it
     /// answered, at most what was sent.
-    fn check_head(&self, cqe: &Cqe) -> Result<(), String> {
+    fn check_head(&mut self, cqe: &Cqe) -> Result<(), String> {
         let head = u64::from(cqe.sqhd.get());
         if !self.shape.flow_control {
             let granted = !self.live && head == 0xFFFF;
@@ -448,6 +510,7 @@ impl Queue {
                 self.answered, self.sent
             ));
         }
+        self.taken = self.taken.max(made + beyond);
         Ok(())
     }
 }

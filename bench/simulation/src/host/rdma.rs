@@ -7,19 +7,20 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use hugemem::{DmaView, PagePolicy, Region};
+use hugemem::{PagePolicy, Region, SharedRegion};
 use nvme_spec::rdma::{ConnectReject, ConnectRequest, RECORD_FORMAT};
 use nvme_spec::sgl::SglDescriptor;
 use nvme_spec::{Cqe, Sqe, U16};
 use rdma::fake::{
     ConnectFault, Fabric, Fake, FakeCompletionQueue, FakeConnection, FakeEventChannel,
-    FakeQueuePair, FakeRegistration, FakeWindow, Fault, Operation, Pattern,
+    FakeQueuePair, FakeWindow, Fault, Operation, Pattern,
 };
 use rdma::{
     Access, CompletionQueue, CompletionStatus, ConnectParameters, Connection, ConnectionEvent,
-    Device, Domain, Event, EventChannel, MemoryRange, MemoryWindow, Payload, Provider, QueuePair,
+    Device, Domain, Event, EventChannel, MemoryWindow, Payload, Provider, QueuePair,
     QueuePairCapacity, QueuePairOptions, RNR_RETRY_FOREVER, ReceiveRequest, Registration,
-    RejectReason, SendOperation, SendRequest, Sge, SgeList, Token, WindowBinding, WorkCompletion,
+    RejectReason, SendOperation, SendRequest, SgeList, SharedMemory, Token, WindowBinding,
+    WorkCompletion,
 };
 use reactors::Nanos;
 use zerocopy::{FromBytes, IntoBytes};
@@ -105,10 +106,8 @@ impl Layout {
 struct Verbs {
     queue_pair: FakeQueuePair,
     windows: Vec<FakeWindow>,
-    registration: FakeRegistration,
+    memory: SharedMemory<Fake>,
     completions: FakeCompletionQueue,
-    view: DmaView,
-    _region: Region,
 }
 
 /// A host's end, with all that the fabric knows of it.
@@ -204,7 +203,12 @@ impl RdmaLine {
             key: None,
         };
         let mut behind = Vec::new();
+        let is_raw = matches!(transfer, Transfer::Raw(_));
         let sgl = match transfer {
+            Transfer::Raw(inline) => {
+                behind = inline;
+                Some(sqe.dptr.sgl())
+            }
             Transfer::None => SglDescriptor::keyed(0, 0, 0, false),
             Transfer::In(bytes) => {
                 place.expected = bytes;
@@ -228,7 +232,8 @@ impl RdmaLine {
             }
         };
         let Some(sgl) = sgl else { return };
-        let mut capsule = sqe.with_sgl(sgl).as_bytes().to_vec();
+        let pointed = if is_raw { sqe } else { sqe.with_sgl(sgl) };
+        let mut capsule = pointed.as_bytes().to_vec();
         capsule.extend(behind);
         self.post_capsule(slot, &capsule);
         self.places.insert(sqe.cid.get(), place);
@@ -247,12 +252,12 @@ impl RdmaLine {
         let slot = usize::from(place.slot);
         let verbs = self.ends.as_mut()?.verbs.as_mut()?;
         let offset = self.layout.data_at(slot);
-        let address = (verbs.registration.address() + offset) as u64;
+        let address = (verbs.memory.registration().address() + offset) as u64;
         if damage == Damage::Key {
             // Another key, or memory beyond what is registered.
             let (address, key) = match queue.random.coin() {
-                true => (address, verbs.registration.rkey() ^ 0x5A00),
-                false => (address + (1 << 40), verbs.registration.rkey()),
+                true => (address, verbs.memory.registration().rkey() ^ 0x5A00),
+                false => (address + (1 << 40), verbs.memory.registration().rkey()),
             };
             return SglDescriptor::keyed(address, bytes as u32, key, false);
         }
@@ -265,13 +270,14 @@ impl RdmaLine {
                 remote_write: to_host,
                 signalled: true,
             };
-            let bound = (verbs.queue_pair).queue_bind(window, &verbs.registration, &binding);
+            let bound =
+                (verbs.queue_pair).queue_bind(window, verbs.memory.registration(), &binding);
             self.posted += u32::from(bound.is_ok());
             let (key, remotely) = (window.rkey(), queue.random.permille(700));
             place.key = Some((key, remotely));
             return SglDescriptor::keyed(address, bytes as u32, key, remotely);
         }
-        let key = verbs.registration.rkey();
+        let key = verbs.memory.registration().rkey();
         let segments = queue.shape.qid > 0
             && queue.live
             && queue.shape.in_capsule_bytes >= DESCRIPTOR_BYTES * PIECES_MAX as usize;
@@ -303,7 +309,7 @@ impl RdmaLine {
 
     fn write(&self, at: usize, bytes: &[u8]) {
         if let Some(verbs) = self.ends.as_ref().and_then(|ends| ends.verbs.as_ref()) {
-            verbs.view.write(at, bytes);
+            verbs.memory.view().write(at, bytes);
         }
     }
 
@@ -313,11 +319,7 @@ impl RdmaLine {
         let Some(verbs) = self.ends.as_mut().and_then(|ends| ends.verbs.as_mut()) else {
             return;
         };
-        let memory = [Sge {
-            address: (verbs.registration.address() + at) as u64,
-            length: capsule.len() as u32,
-            lkey: verbs.registration.lkey(),
-        }];
+        let memory = [verbs.memory.piece(at, capsule.len())];
         let request = SendRequest::new(0, SendOperation::Send, Payload::Memory(&memory));
         let queued = verbs.queue_pair.queue_send(&request.signalled(true));
         self.posted += u32::from(queued.is_ok());
@@ -483,7 +485,7 @@ impl RdmaLine {
 
     fn read(&self, at: usize, into: &mut [u8]) {
         if let Some(verbs) = self.ends.as_ref().and_then(|ends| ends.verbs.as_ref()) {
-            verbs.view.read(at, into);
+            verbs.memory.view().read(at, into);
         }
     }
 
@@ -666,6 +668,15 @@ impl RdmaLine {
         self.strike(random, fault)
     }
 
+    /// The target's device is stuck on the next read or write that is posted: nothing more of the
+    /// connection is done or flushed, and the data of a read arrives after the connection has failed.
+    pub(super) fn wedge(&mut self, random: &mut Random) -> Option<()> {
+        let operation = random.pick(&[Operation::Read, Operation::Read, Operation::Write]);
+        let (fabric, number) = self.queue_pair(false)?;
+        fabric.add_fault(Pattern::ONCE.by(number).of(operation), Fault::Wedge);
+        Some(())
+    }
+
     fn strike(&mut self, random: &mut Random, fault: Fault) -> Option<()> {
         let of_host = random.permille(300);
         let operation = random.pick(&[
@@ -738,15 +749,13 @@ fn verbs(
     let domain = device.create_domain().map_err(told)?;
     let region = Region::map(layout.bytes(), PagePolicy::Ordinary);
     let region = region.map_err(|error| error.to_string())?;
-    let view = DmaView::of(&region).map_err(|error| error.to_string())?;
+    let region = SharedRegion::new(region).map_err(|error| error.to_string())?;
     let access = if call.windows {
         Access::WINDOWS
     } else {
         Access::REMOTE
     };
-    let registration = domain
-        .register(MemoryRange::of_region(&region, 0..region.len()), access)
-        .map_err(told)?;
+    let memory = SharedMemory::<Fake>::register(&domain, region, access).map_err(told)?;
     let windows = if call.windows { layout.depth } else { 0 };
     let windows: Result<Vec<_>, _> = (0..windows).map(|_| domain.create_window()).collect();
     let depth = u32::from(call.shape.depth);
@@ -772,21 +781,15 @@ fn verbs(
     Ok(Verbs {
         queue_pair,
         windows: windows.map_err(told)?,
-        registration,
+        memory,
         completions,
-        view,
-        _region: region,
     })
 }
 
 fn post_receive(verbs: &mut Verbs, receive: u16, at: usize) {
     let request = ReceiveRequest {
         wr_id: RECEIVE | u64::from(receive),
-        memory: SgeList::one(Sge {
-            address: (verbs.registration.address() + at) as u64,
-            length: RESPONSE_BYTES as u32,
-            lkey: verbs.registration.lkey(),
-        }),
+        memory: SgeList::one(verbs.memory.piece(at, RESPONSE_BYTES)),
     };
     // One that has failed takes nothing more, and says so by its completions.
     let _ = verbs.queue_pair.queue_receive(&request);

@@ -8,8 +8,12 @@ use nvme_spec::registers::{Csts, Register};
 use nvme_spec::{Cqe, Status};
 use reactors::Nanos;
 
+use super::admin::AdminStep;
 use super::connection::{Connection, Incoming};
-use super::{Command, DEADLINE_CHECK, Ground, Host, LATENCY_MAX, Phase, READY_POLL, RETRY_MAX};
+use super::{
+    Command, DEADLINE_CHECK, Ground, Host, IoKind, LATENCY_MAX, Phase, READY_POLL, RETRIES_MAX,
+    RETRY_MAX,
+};
 use crate::fabric::RdmaNetwork;
 use crate::judge::Violation;
 use crate::network::HostEnd;
@@ -26,13 +30,16 @@ impl Host {
             let admin = self.open(ground, 0);
             self.admin = Some(admin);
             self.opened_at = ground.now;
+            self.begin_events(ground.now);
             self.phase = Phase::Starting;
         }
-        let moved = self.poll_connections(ground)?;
+        let mut moved = self.poll_connections(ground)?;
+        moved |= self.poll_probes(ground)?;
         if self.poll_status_at.is_some_and(|at| at <= ground.now) {
             self.poll_status_at = None;
             self.ask_for_status(ground);
         }
+        self.tend_events(ground);
         let keeps_alive = self.shape.keep_alive > Nanos::ZERO && self.silent_until.is_none();
         if keeps_alive && self.keep_alive_at.is_some_and(|at| at <= ground.now) {
             self.keep_alive_at = None;
@@ -90,6 +97,12 @@ impl Host {
                 self.answered(ground, qid, &outstanding, &cqe)
             }
             Incoming::Terminated(status) => {
+                let connection = self.connections().find(|it| it.qid() == qid);
+                let due = connection.and_then(|it| it.queue.must_end);
+                if let Some(due) = due.filter(|due| due.0 != status) {
+                    let what = format!("queue {qid} was terminated with {status}, not {}", due.0);
+                    return Err(self.violation(ground, &what));
+                }
                 if !self.is_excused(ground, qid) {
                     let what = format!("queue {qid} was terminated with status {status}");
                     return Err(self.violation(ground, &what));
@@ -180,6 +193,7 @@ impl Host {
         }
         if qid == 0 {
             self.cntlid = cqe.connect_success().cntlid();
+            ground.controllers[self.number] = self.cntlid;
             self.set_configuration(ground, true);
         } else if self.phase == Phase::Opening && self.io.iter().all(|it| it.queue.live) {
             self.phase = Phase::Serving;
@@ -189,12 +203,17 @@ impl Host {
 
     /// CSTS was read.
     pub(super) fn status_read(&mut self, ground: &mut Ground<'_>, csts: Csts) {
+        if self.phase == Phase::ShuttingDown {
+            return self.shutdown_read(ground, csts);
+        }
         let Phase::AwaitingReady { ready } = self.phase else {
             return;
         };
         if csts.rdy() != ready {
             self.poll_status_at = Some(ground.now + READY_POLL);
         } else if ready {
+            // Base 2.1 §3.5.1: what the host lost before is over once it can go on.
+            ground.judge.ready(self.shape.identity, self.enabled_at);
             self.configure(ground);
         } else {
             // Base 2.1 §3.7.2: no command from before the reset takes effect from now on.
@@ -211,6 +230,8 @@ impl Host {
     }
 
     fn configure(&mut self, ground: &mut Ground<'_>) {
+        self.reset_events();
+        self.identify(ground, true);
         let queues = u32::from(self.shape.io_queues - 1);
         let count = queues | queues << 16;
         let sqe = Sqe::set_feature(FeatureId::NUMBER_OF_QUEUES, 0, count);
@@ -272,22 +293,36 @@ impl Host {
         for connection in self.connections() {
             connection.cut();
         }
+        self.drop_probes();
         self.lose(ground);
     }
 
     /// Lets go of everything and tries again later.
     pub(super) fn lose(&mut self, ground: &mut Ground<'_>) {
         self.drop_io(ground);
-        // Nobody can tell when these take effect, if ever.
-        self.ending_writes.clear();
+        let sender = (self.shape.identity, self.cntlid);
+        for io in std::mem::take(&mut self.ending_writes) {
+            if self.retries.len() < RETRIES_MAX && io.kind == IoKind::Write {
+                self.retries.extend(io.extents.first().copied());
+            }
+            ground
+                .judge
+                .lose_write(sender, io.extents, io.version, io.began);
+        }
         if let Some(mut admin) = self.admin.take() {
+            for outstanding in admin.take_outstanding() {
+                if let Command::Admin(AdminStep::WriteCache { began, .. }) = outstanding.command {
+                    ground.judge.end_read(began);
+                }
+            }
             admin.finish();
         }
+        ground.controllers[self.number] = 0;
+        self.forget_controller(ground);
         self.poll_status_at = None;
         self.keep_alive_at = None;
         self.silent_until = None;
-        self.event_unread = false;
-        self.event_due = None;
+        self.begin_events(ground.now);
         let pause = Nanos(self.random.below(RETRY_MAX.as_nanos()));
         self.phase = Phase::Down {
             until: ground.now + pause,
@@ -328,6 +363,16 @@ impl Host {
         !self.is_reached(ground) && !ground.stopping && since + LATENCY_MAX < ground.now
     }
 
+    /// Whether its controller should be ready by now: what earlier ones left in disks takes no
+    /// longer than other requests, and nothing waits for what other hosts take (Base 2.1
+    /// §5.1.13.2.1, CQT).
+    fn is_late_to_be_ready(&self, ground: &Ground<'_>) -> bool {
+        let waits = self.phase == (Phase::AwaitingReady { ready: true });
+        let since = self.enable_sent_at.max(self.calm_since(ground));
+        let ends = ground.stopping || self.silent_until.is_some() || self.is_leaving(ground);
+        waits && !ends && since + LATENCY_MAX < ground.now
+    }
+
     /// Everything that has to have happened by now.
     fn check_deadlines(&mut self, ground: &mut Ground<'_>) -> Result<(), Violation> {
         // A device that is pulled out tells nobody, and who sends nothing does not find out.
@@ -342,6 +387,9 @@ impl Host {
         if !in_the_dark && self.is_wrongly_served(ground) {
             let what = "a host that lost its permission keeps its controller";
             return Err(self.violation(ground, what));
+        }
+        if self.is_late_to_be_ready(ground) {
+            return Err(self.violation(ground, "the controller does not become ready"));
         }
         let connections = self.admin.iter().chain(&self.io);
         let mut late = None;
@@ -358,10 +406,8 @@ impl Host {
             let what = format!("queue {qid}, command {cid}: no answer in time: {command}");
             return Err(self.violation(ground, &what));
         }
-        let leaving = self.is_leaving(ground);
-        if !leaving && self.event_due.is_some_and(|due| due < ground.now) {
-            return Err(self.violation(ground, "no event tells of a changed namespace"));
-        }
-        Ok(())
+        self.check_shutdown(ground)?;
+        self.check_greed(ground)?;
+        self.check_event(ground)
     }
 }

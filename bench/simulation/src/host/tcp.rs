@@ -14,6 +14,7 @@ use reactors::Nanos;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::connection::{Damage, Incoming, Outstanding, Queue, Transfer};
+use super::wrong_data::WrongData;
 use crate::network::{HostEnd, Wire};
 
 const DIGEST_BYTES: usize = 4;
@@ -57,7 +58,9 @@ impl TcpLine {
         outstanding: &mut Outstanding,
     ) {
         let damage = outstanding.damage;
+        let is_raw = matches!(transfer, Transfer::Raw(_));
         let (sgl, inline) = match transfer {
+            Transfer::Raw(inline) => (sqe.dptr.sgl(), inline),
             Transfer::None => (SglDescriptor::transport(0), Vec::new()),
             Transfer::In(bytes) => (SglDescriptor::transport(bytes as u32), Vec::new()),
             Transfer::Out(data) if in_capsule => {
@@ -69,7 +72,8 @@ impl TcpLine {
                 (sgl, Vec::new())
             }
         };
-        let command = CapsuleCmd::new(sqe.with_sgl(sgl), inline.len() as u32, sending(queue));
+        let pointed = if is_raw { sqe } else { sqe.with_sgl(sgl) };
+        let command = CapsuleCmd::new(pointed, inline.len() as u32, sending(queue));
         let mut capsule = pdu(queue, command.as_bytes(), &inline, damage);
         if damage == Damage::Header {
             let byte = queue.random.between(8, 71) as usize;
@@ -205,7 +209,28 @@ impl TcpLine {
         if begin != outstanding.asked || end > outstanding.out.len() || length == 0 {
             return Err(format!("an R2T for {begin} to {end} of command {cid}"));
         }
+        // Memory is given out in order: a command does not overtake one of its size in its queue.
+        let place = outstanding.place;
+        let overtaken = queue.outstanding.iter().find(|(_, it)| {
+            let waits = it.asked == 0 && it.out.len() == outstanding.out.len();
+            waits && it.place < place
+        });
+        if let Some((overtaken, _)) = overtaken {
+            return Err(format!(
+                "an R2T for command {cid} before that of {overtaken}"
+            ));
+        }
         outstanding.asked = end;
+        if outstanding.damage == Damage::Withheld {
+            queue.withheld_since = Some(now);
+            queue.outstanding.insert(cid, outstanding);
+            return Ok(());
+        }
+        if let Damage::HostData(wrong) = outstanding.damage {
+            self.send_wrong(queue, request, &outstanding.out[begin..end], wrong);
+            queue.outstanding.insert(cid, outstanding);
+            return Ok(());
+        }
         let mut sent = begin;
         let mut damage = outstanding.damage;
         let mut bytes = Vec::new();
@@ -241,6 +266,20 @@ impl TcpLine {
         }
         queue.outstanding.insert(cid, outstanding);
         Ok(())
+    }
+}
+
+impl TcpLine {
+    /// Answers an R2T with data of which one PDU breaks a rule.
+    fn send_wrong(&mut self, queue: &mut Queue, request: &R2t, data: &[u8], wrong: WrongData) {
+        let framing = sending(queue);
+        let (pdus, reason) = wrong.pdus(request, data, self.host_data_bytes_max, framing);
+        let mut bytes = Vec::new();
+        for (header, data) in pdus {
+            bytes.extend(pdu(queue, header.as_bytes(), data, Damage::None));
+        }
+        queue.must_end = Some(reason);
+        self.wire.send(&bytes);
     }
 }
 
@@ -317,6 +356,12 @@ fn take_data(
     }
     outstanding.complete = header.ch.flags.last_pdu();
     if header.ch.flags.success() {
+        // TCP 1.1 §3.6.2.9, SUCCESS: without a response capsule there is no SQHD.
+        if queue.shape.flow_control {
+            return Err(format!(
+                "SUCCESS for command {cid} although SQ flow control is on"
+            ));
+        }
         let all = outstanding.data.len() == outstanding.expected;
         if !outstanding.complete || !all {
             return Err(format!("SUCCESS for command {cid} before all of its data"));

@@ -1,13 +1,14 @@
 //! What a host sends: I/O of every kind and size, and, when told to, what it should not.
 
 use nvme_spec::Sqe;
-use nvme_spec::Status;
-use nvme_spec::command::{DatasetRange, WriteZeroesControl};
+use nvme_spec::command::{DATASET_RANGES_MAX, DatasetRange, WriteZeroesControl};
 use reactors::Nanos;
 use zerocopy::IntoBytes;
 
 use super::connection::{Damage, Sending, Transfer, Vanished};
+use super::invalid::GARBAGE;
 use super::rdma::harm_next_connection;
+use super::wrong_data::WrongData;
 use super::{Command, Connection, Ground, Host, Io, IoKind};
 use crate::content::Stamp;
 use crate::disk::DiskShape;
@@ -22,6 +23,15 @@ const SILENCE_GRACE: Nanos = Nanos::from_secs(3);
 const REQUEST_DELAY_MAX: Nanos = Nanos::from_millis(200);
 /// Ranges of a deallocation at most.
 const RANGES_MAX: u64 = 4;
+
+/// An RDMA connection whose posted work makes no progress for so long may be ended: its reads may
+/// borrow blocks that a write waits for.
+const RDMA_PATIENCE_MS: u64 = 100;
+/// A TCP connection that holds memory without progress is served for so long at least.
+const TCP_PATIENCE_MS: u64 = 1500;
+/// A request that a device is stuck on may meet its connection this late, and end it this late: after
+/// the next command, 5 s without progress, and a second for what is posted to be flushed.
+const STUCK_LASTS: Nanos = Nanos::from_secs(20);
 
 impl Host {
     /// Sends up to `count` I/O commands; returns how many.
@@ -56,9 +66,41 @@ impl Host {
             IoKind::Compare,
             IoKind::Flush,
         ]);
-        let fua = self.random.permille(250);
+        let kind = match kind {
+            IoKind::Write | IoKind::WriteZeroes | IoKind::Deallocate
+                if ground.serving.read_only[disk] =>
+            {
+                IoKind::Read
+            }
+            // What has no volatile cache, as far as is known, is not flushed (Base 2.1 §5.1.25.1.4).
+            IoKind::Flush if !self.flushes(disk) => IoKind::Read,
+            kind => kind,
+        };
+        let fua = self.random.permille(250) && self.flushes(disk);
         let extent = self.choose_extent(ground, disk, shape);
+        if let Some(extent) = self.choose_retry(ground) {
+            return self.send_kind(ground, index, IoKind::Write, extent, fua);
+        }
         self.send_kind(ground, index, kind, extent, fua);
+    }
+
+    /// Where it sends a lost write again, with other data, if it does so now.
+    fn choose_retry(&mut self, ground: &Ground<'_>) -> Option<Extent> {
+        let extent = self.retries.pop()?;
+        let size = ground.swarm.disks[extent.disk].block_count;
+        // The namespace may have gone meanwhile, or come back.
+        let fits = extent.lba + u64::from(extent.blocks) <= size;
+        (fits && ground.swarm.faults.has(Fault::Linger)).then_some(extent)
+    }
+
+    /// Takes over what another path of the host lost.
+    pub fn retry(&mut self, lost: impl IntoIterator<Item = Extent>) {
+        self.retries.extend(lost);
+    }
+
+    /// What it lost, for another path of the same host.
+    pub fn take_retries(&mut self) -> Vec<Extent> {
+        std::mem::take(&mut self.retries)
     }
 
     /// Reads a range, wherever there is room; false when there is none.
@@ -74,7 +116,7 @@ impl Host {
     }
 
     /// One of its subsystem's disks.
-    fn choose_disk(&mut self, ground: &Ground<'_>) -> usize {
+    pub(super) fn choose_disk(&mut self, ground: &Ground<'_>) -> usize {
         let disks: Vec<usize> = ground.swarm.disks_of(self.shape.subsystem).collect();
         self.random.pick(&disks)
     }
@@ -124,7 +166,7 @@ impl Host {
                 (io, sqe, Transfer::In(bytes))
             }
             IoKind::Write => {
-                let io = Io::writing(ground, kind, vec![extent], fua);
+                let io = self.writing(ground, kind, extent, fua);
                 let data = self.stamped(ground, extent, io.version);
                 let sqe = Sqe::write(nsid, extent.lba, nlb_z, fua);
                 (io, sqe, Transfer::Out(data))
@@ -134,7 +176,7 @@ impl Host {
                     .with_nlb_z(nlb_z)
                     .with_fua(fua)
                     .with_deac(self.random.coin());
-                let io = Io::writing(ground, kind, vec![extent], fua);
+                let io = self.writing(ground, kind, extent, fua);
                 let sqe = Sqe::write_zeroes_range(nsid, extent.lba, control);
                 (io, sqe, Transfer::None)
             }
@@ -185,6 +227,14 @@ impl Host {
                 if fua { " FUA" } else { "" },
             ),
         );
+    }
+
+    /// A write of `extent`, which is durable once it is done where the host was told so.
+    fn writing(&self, ground: &mut Ground<'_>, kind: IoKind, extent: Extent, fua: bool) -> Io {
+        Io {
+            durable: fua || self.writes_through(extent.disk),
+            ..Io::writing(ground, kind, vec![extent], fua)
+        }
     }
 
     fn block_size(&self, ground: &Ground<'_>, extent: Extent) -> usize {
@@ -241,12 +291,8 @@ impl Host {
                 blocks,
             });
         }
-        let ranges: Vec<DatasetRange> = extents
-            .iter()
-            .map(|it| DatasetRange::new(it.lba, it.blocks))
-            .collect();
-        let data = ranges.as_slice().as_bytes().to_vec();
-        let sqe = Sqe::deallocate(first.disk as u32 + 1, (ranges.len() - 1) as u8);
+        let (data, count) = self.range_list(&extents, shape.block_count);
+        let sqe = Sqe::deallocate(first.disk as u32 + 1, (count - 1) as u8);
         let io = if shape.deallocate != block::Deallocate::Unsupported {
             Io::writing(ground, IoKind::Deallocate, extents, false)
         } else {
@@ -254,6 +300,30 @@ impl Host {
             Io::reading(ground, IoKind::Deallocate, extents, false)
         };
         (io, sqe, Transfer::Out(data))
+    }
+
+    /// The range list of a deallocation, and how many ranges count: at times with empty ranges
+    /// between the others, and with more behind those that count, as hosts in the field send them
+    /// (NVM 1.1 §3.3.3).
+    fn range_list(&mut self, extents: &[Extent], end: u64) -> (Vec<u8>, usize) {
+        let ranges = extents.iter();
+        let mut ranges: Vec<DatasetRange> = ranges
+            .map(|it| DatasetRange::new(it.lba, it.blocks))
+            .collect();
+        if self.random.permille(150) {
+            let most = self.random.pick(&[4, DATASET_RANGES_MAX]);
+            while ranges.len() < most {
+                let at = self.random.below(ranges.len() as u64 + 1) as usize;
+                let lba = self.random.below(end);
+                ranges.insert(at, DatasetRange::new(lba, 0));
+            }
+        }
+        let count = ranges.len();
+        if self.random.permille(150) {
+            let unused = DatasetRange::new(self.random.below(end), 1);
+            ranges.resize(DATASET_RANGES_MAX, unused);
+        }
+        (ranges.as_slice().as_bytes().to_vec(), count)
     }
 
     /// A comparison with what is certainly there, or with what certainly is not.
@@ -316,14 +386,14 @@ impl Host {
             }
             Fault::Malformed if serving => self.send_garbage(),
             Fault::Late => aftermath.memory_until = self.delay_requests(ground.now)?,
-            Fault::WorkErrors => self.fail_requests()?,
+            Fault::WorkErrors => aftermath.memory_until = self.fail_requests(ground.now)?,
             Fault::Unreachable if self.shape.rdma => {
                 harm_next_connection(ground.rdma?, number, &mut self.random);
             }
             Fault::Damage if serving && self.shape.header_digest => self.damage_header(ground),
             Fault::Invalid if serving => self.send_invalid(ground)?,
             Fault::Abort if serving => self.abort(ground)?,
-            Fault::Reset if serving => {
+            Fault::Reset if serving && self.has_admin_room() => {
                 for connection in &mut self.io {
                     connection.excused = true;
                     connection.closing = true;
@@ -335,6 +405,12 @@ impl Host {
                 self.set_configuration(ground, false);
             }
             Fault::Disconnect if serving => self.disconnect(ground)?,
+            Fault::WrongConnect if serving => self.probe(ground)?,
+            Fault::WrongData if serving => self.send_wrong_data(ground)?,
+            Fault::Administer if serving => self.administer(ground)?,
+            Fault::AbortFlood if serving => self.abort_many(ground)?,
+            Fault::Shutdown if serving => self.shut_down(ground)?,
+            Fault::Greedy if serving => self.grab(ground)?,
             _ => return None,
         }
         ground
@@ -352,7 +428,7 @@ impl Host {
 
     /// How long the target may keep it when nothing arrives any more.
     pub(super) fn patience(&self) -> Nanos {
-        self.shape.keep_alive + self.shape.keep_alive + SILENCE_GRACE
+        self.keep_alive_max() + self.keep_alive_max() + SILENCE_GRACE
     }
 
     /// One direction of a connection stands still for a while.
@@ -364,7 +440,12 @@ impl Host {
         connection.queue.disturbed_until = connection.queue.disturbed_until.max(until);
         // Keep Alive, and the time that the set-up of a connection may take, run on.
         connection.excused |= connection.qid() == 0 || !connection.queue.live;
-        self.event_due = None;
+        // A host that takes nothing may lose its connection over RDMA.
+        let takes_nothing = !to_target && lasts >= RDMA_PATIENCE_MS;
+        connection.excused |= takes_nothing && connection.rdma().is_some();
+        // Over TCP, one that holds memory that another host waits for.
+        connection.excused |= lasts >= TCP_PATIENCE_MS;
+        self.forget_due_event();
         let patience = self.patience();
         if let Some(silent_until) = &mut self.silent_until {
             *silent_until = (*silent_until).max(until + patience);
@@ -393,7 +474,10 @@ impl Host {
         let sending = Sending {
             transfer: Transfer::In(size),
             damage: Damage::Key,
-            ..Sending::plain(Sqe::read(disk as u32 + 1, 0, 0), Command::BadKey)
+            ..Sending::plain(
+                Sqe::read(disk as u32 + 1, 0, 0),
+                Command::Hopeless("whose key opens no memory"),
+            )
         };
         connection.submit(sending, ground.now);
         Some(())
@@ -406,17 +490,30 @@ impl Host {
         connection.rdma()?.delay(&mut random, REQUEST_DELAY_MAX)?;
         let until = now + REQUEST_DELAY_MAX;
         connection.queue.disturbed_until = connection.queue.disturbed_until.max(until);
-        self.event_due = None;
+        self.forget_due_event();
         Some(until)
     }
 
-    /// The next work request on a connection fails, which ends it.
-    fn fail_requests(&mut self) -> Option<()> {
+    /// The next work request on a connection fails, which ends it, or is stuck, which ends it later.
+    /// Returns until when others may feel a shortage of memory from it.
+    fn fail_requests(&mut self, now: Nanos) -> Option<Nanos> {
         let mut random = Random::new(self.random.bits(), 0);
         let connection = self.a_connection()?;
-        connection.rdma()?.fail(&mut random)?;
+        let is_stuck = random.permille(300);
+        let line = connection.rdma()?;
+        if is_stuck {
+            line.wedge(&mut random)?;
+        } else {
+            line.fail(&mut random)?;
+        }
         connection.excused = true;
-        Some(())
+        if !is_stuck {
+            return Some(now);
+        }
+        let until = now + STUCK_LASTS;
+        connection.queue.disturbed_until = connection.queue.disturbed_until.max(until);
+        self.forget_due_event();
+        Some(until)
     }
 
     fn damage_header(&mut self, ground: &Ground<'_>) {
@@ -434,61 +531,10 @@ impl Host {
         }
     }
 
-    fn send_invalid(&mut self, ground: &Ground<'_>) -> Option<()> {
-        let disk = self.choose_disk(ground);
-        if !ground.serving.namespaces[disk] || ground.disk_gone[disk] {
-            return None;
-        }
-        let (nsid, shape) = (disk as u32 + 1, ground.swarm.disks[disk]);
-        let (end, size) = (shape.block_count, shape.block_size as usize);
-        let recently = ground.namespace_changed[disk] + Nanos::from_secs(1) > ground.now;
-        let (sqe, transfer, status) = match self.random.below(5) {
-            0 => (
-                Sqe::read(nsid, end, 0),
-                Transfer::In(size),
-                Status::LBA_OUT_OF_RANGE,
-            ),
-            1 => (
-                Sqe::write(nsid, end - 1, 1, false),
-                Transfer::Out(vec![0xAB; 2 * size]),
-                Status::LBA_OUT_OF_RANGE,
-            ),
-            2 => (
-                Sqe::write(77, 0, 0, false),
-                Transfer::Out(vec![0xAB; size]),
-                Status::INVALID_NAMESPACE_OR_FORMAT,
-            ),
-            3 => (Sqe::new(0x7E, nsid), Transfer::None, Status::INVALID_OPCODE),
-            // The data is shorter than the range.
-            _ => (
-                Sqe::write(nsid, 0, 1, false),
-                Transfer::Out(vec![0xAB; size]),
-                Status::DATA_SGL_LENGTH_INVALID,
-            ),
-        };
-        let index = self.io.iter().position(|it| it.room() > 0 && !it.closing)?;
-        if recently {
-            return None;
-        }
-        let command = Command::Invalid(disk, status);
-        let sending = Sending {
-            transfer,
-            ..Sending::plain(sqe, command)
-        };
-        self.io[index].submit(sending, ground.now);
-        Some(())
-    }
-
     fn abort(&mut self, ground: &mut Ground<'_>) -> Option<()> {
         let chosen = self.random.below(self.io.len() as u64) as usize;
-        let (qid, cid) = {
-            let connection = self.io.get_mut(chosen)?;
-            (connection.qid(), connection.abort_any()?)
-        };
-        if let Some(admin) = &mut self.admin {
-            admin.answers_may_overtake();
-        }
-        self.send_admin(ground, Sqe::abort_command(qid, cid), Command::Abort);
+        let (cid, key) = self.io.get_mut(chosen)?.abort_any()?;
+        self.send_abort(ground, key.0, cid, Some(key));
         Some(())
     }
 
@@ -499,6 +545,53 @@ impl Host {
         connection.closing = true;
         let sending = Sending::plain(Sqe::disconnect_queue(), Command::Disconnect);
         connection.submit(sending, ground.now);
+        // Base 2.1 §6.4: nothing behind a Disconnect is processed.
+        let (disk, behind) = (self.choose_disk(ground), self.random.coin());
+        let connection = &mut self.io[index];
+        if behind && connection.room() > 0 {
+            let data = vec![GARBAGE; ground.swarm.disks[disk].block_size as usize];
+            let sqe = Sqe::write(disk as u32 + 1, 0, 0, false);
+            let sending = Sending {
+                transfer: Transfer::Out(data),
+                ..Sending::plain(sqe, Command::Hopeless("behind a Disconnect"))
+            };
+            connection.submit(sending, ground.now);
+        }
+        Some(())
+    }
+
+    /// Sends a write, and answers the R2T for its data against the rules.
+    fn send_wrong_data(&mut self, ground: &mut Ground<'_>) -> Option<()> {
+        let disk = self.choose_disk(ground);
+        let index = self.io.iter().position(|it| it.room() > 0 && !it.closing)?;
+        if self.shape.rdma {
+            return None;
+        }
+        let wrong = WrongData::pick(&mut self.random);
+        let shape = ground.swarm.disks[disk];
+        let extent = self.choose_extent(ground, disk, shape);
+        let bytes = extent.blocks as usize * shape.block_size as usize;
+        let sqe = Sqe::write(
+            disk as u32 + 1,
+            extent.lba,
+            (extent.blocks - 1) as u16,
+            false,
+        );
+        let (command, data) = if wrong.sends_all() && !ground.serving.read_only[disk] {
+            let io = self.writing(ground, IoKind::Write, extent, false);
+            let data = self.stamped(ground, extent, io.version);
+            (Command::Io(io), data)
+        } else {
+            let command = Command::Hopeless("whose data broke the rules");
+            (command, vec![GARBAGE; bytes])
+        };
+        let connection = &mut self.io[index];
+        let sending = Sending {
+            transfer: Transfer::Out(data),
+            damage: Damage::HostData(wrong),
+            ..Sending::plain(sqe, command)
+        };
+        connection.submit_solicited(sending, ground.now);
         Some(())
     }
 }
@@ -518,6 +611,7 @@ impl Io {
             kind,
             extents,
             fua,
+            durable: fua,
             version: 0,
             began: crate::history::Moment::default(),
             expected: Vec::new(),

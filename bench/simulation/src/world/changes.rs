@@ -198,7 +198,10 @@ impl World {
             Fault::Namespaces | Fault::Devices => self.namespace_change(fault, disk),
             Fault::Revoke => {
                 let mut wanted = self.scene.serving.clone();
-                wanted.hosts[host] ^= true;
+                let shapes = &self.scene.swarm.hosts;
+                for (number, may_connect) in wanted.hosts.iter_mut().enumerate() {
+                    *may_connect ^= shapes[number].identity == shapes[host].identity;
+                }
                 Some(Change::to(wanted))
             }
             Fault::Subsystems => {
@@ -313,8 +316,13 @@ impl World {
                 }
                 let name = format!("name = \"{}\"\n", device_name(disk));
                 let uuid = "uuid = \"6d7bfb0e-53a5-4c1c-8c36-0d6a1f7a0d11\"\n";
+                // With other identifiers it is a different disk, so its hosts are disconnected.
+                let subsystem = self.scene.swarm.subsystem_of_disk(disk);
+                let hosts = self.scene.swarm.hosts.iter().enumerate();
+                let hosts = hosts.filter(|(_, host)| host.subsystem == subsystem);
                 Some(Change {
                     disks: [disk].into(),
+                    hosts: hosts.map(|(number, _)| number).collect(),
                     ..Change::in_vain(&serving, text.replace(&name, &(name.clone() + uuid)))
                 })
             }
@@ -365,6 +373,7 @@ impl World {
             .note(format_args!("a change begins: {:?}", change.wanted));
         self.begin_flux(&touched, change);
         self.changing = true;
+        self.scene.changing = true;
         self.waits = 0;
         let patience_ends = now + self.scene.swarm.patience;
         let leaving = touched.1.iter().copied();
@@ -380,6 +389,8 @@ impl World {
         let outcome = control.apply(&wanted, &mut during);
         let end = during.end;
         self.changing = false;
+        self.scene.changing = false;
+        self.scene.changed_at = self.scene.time.now();
         self.doom = None;
         self.scene
             .note(format_args!("the change is over: {outcome:?}"));
@@ -477,7 +488,7 @@ impl World {
             // A namespace whose device was pulled out has gone already.
             let is_told = is_seen && !self.is_gone(*disk) && change.text.is_none();
             for host in self.hosts.iter_mut().filter(|_| is_told) {
-                host.expect_namespace_event(subsystem, CHANGING);
+                host.expect_namespace_event(subsystem, *disk, CHANGING);
             }
         }
         self.scene.serving = change.wanted.clone();
@@ -497,7 +508,7 @@ impl World {
             self.scene.swarm.disks[*disk].block_count = self.scene.serving.sizes[*disk];
         }
         for host in &mut self.hosts {
-            host.changed_by(is_told.then_some(now + EVENT_MAX));
+            host.changed_by(now, is_told.then_some(now + EVENT_MAX));
         }
     }
 

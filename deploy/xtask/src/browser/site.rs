@@ -148,6 +148,11 @@ allow_any_host = true
         }
     }
 
+    /// Whether the API takes a token.
+    pub(super) fn has_token(&self) -> bool {
+        self.token.is_some()
+    }
+
     /// The text at a path.
     pub(super) fn get(&self, path: &str) -> Result<String, String> {
         let url = format!("{}{path}", self.origin);

@@ -166,7 +166,7 @@ impl EmulatorControl {
     /// [told](Self::tick) by then.
     #[must_use]
     pub fn next_due(&self) -> Option<Nanos> {
-        self.0.lock().next_due()
+        self.0.lock().next_due(&self.0.bus)
     }
 
     /// Whether the drive is in its slot and has power.

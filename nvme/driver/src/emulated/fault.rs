@@ -138,6 +138,10 @@ pub enum Fault {
         /// Whether Abort ends it.
         abortable: bool,
     },
+    /// The command is never completed, and its data is transferred again and again until the
+    /// controller is disabled, reset or without power: also after Abort was answered as if it had
+    /// ended the command. Reads write to the host's memory, writes read it and change no block.
+    TransfersOn,
     /// The completion comes twice.
     Duplicate,
     /// The completion names another command: its identifier has these bits turned over.
@@ -189,6 +193,7 @@ impl Fault {
         match self {
             Self::DropCompletion
             | Self::Hang { .. }
+            | Self::TransfersOn
             | Self::Duplicate
             | Self::WrongIdentifier(_)
             | Self::StaleIdentifier

@@ -38,9 +38,14 @@ enum Stage {
     Execute(Option<Fault>),
     /// Waits to be aborted or released.
     Hung { abortable: bool },
+    /// Never completes, and transfers its data until the controller stops.
+    TransferOn,
     /// Done; the completion queue was full.
     Post(Cqe),
 }
+
+/// How often a command that never completes transfers its data.
+const TRANSFER_INTERVAL: Nanos = Nanos::from_millis(2);
 
 /// How the execution of a command ended.
 pub(super) enum Outcome {
@@ -146,6 +151,17 @@ impl State {
             self.ring(bus, doorbell.index, doorbell.value);
         }
         self.progress(bus);
+        self.transfer_on(bus);
+    }
+
+    /// Transfers the data of commands that never complete once more.
+    fn transfer_on(&mut self, bus: &Bus) {
+        for index in 0..self.pending.len() {
+            let Pending { sqe, stage, .. } = self.pending[index];
+            if stage == Stage::TransferOn && self.runs(bus) {
+                self.transfer_only(bus, &sqe);
+            }
+        }
     }
 
     /// Carries out what is due and fetches what can be fetched, until neither is left.
@@ -262,6 +278,10 @@ impl State {
             Some(Fault::Remove) => return self.remove(bus),
             Some(Fault::Hang { abortable }) => {
                 return self.keep(queue_id, sqe, Nanos::MAX, Stage::Hung { abortable });
+            }
+            Some(Fault::TransfersOn) if queue_id != 0 => {
+                self.keep(queue_id, sqe, Nanos::MAX, Stage::TransferOn);
+                return self.transfer_only(bus, &sqe);
             }
             Some(Fault::Delay(delay)) => wait += delay,
             _ => {}
@@ -412,7 +432,14 @@ impl State {
     }
 
     /// When the next command is to be carried out, of those that wait for nothing but time.
-    pub(super) fn next_due(&self) -> Option<Nanos> {
+    pub(super) fn next_due(&self, bus: &Bus) -> Option<Nanos> {
+        let transfers = |pending: &Pending| pending.stage == Stage::TransferOn;
+        let again = self.runs(bus) && self.pending.iter().any(transfers);
+        let again = again.then(|| self.now + TRANSFER_INTERVAL);
+        self.next_timed().into_iter().chain(again).min()
+    }
+
+    fn next_timed(&self) -> Option<Nanos> {
         let timed = |pending: &&Pending| matches!(pending.stage, Stage::Execute(_));
         let dues = self.pending.iter().filter(timed).map(|pending| pending.due);
         // What was due and is still there waits for the controller.
@@ -427,11 +454,15 @@ impl State {
                 && match pending.stage {
                     Stage::Execute(fault) => fault != Some(Fault::DropCompletion),
                     Stage::Hung { abortable } => abortable,
-                    Stage::Post(_) => false,
+                    Stage::TransferOn | Stage::Post(_) => false,
                 }
         };
         let Some(index) = self.pending.iter().position(abortable) else {
-            return false;
+            let named =
+                |pending: &Pending| pending.queue_id == queue_id && pending.sqe.cid.get() == cid;
+            // A lie: it goes on.
+            let transfers = |pending: &Pending| pending.stage == Stage::TransferOn;
+            return self.pending.iter().any(|it| named(it) && transfers(it));
         };
         let Pending { sqe, .. } = self.pending.swap_remove(index);
         self.complete_with(bus, queue_id, &sqe, Status::ABORT_REQUESTED, 0);

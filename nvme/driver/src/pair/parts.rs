@@ -7,13 +7,13 @@
 //! is not atomic, which nobody was promised: the drive's atomic units are not passed on.
 
 use block::{DeviceError, Operation, Refusal, Request};
-use hugemem::Lease;
+use hugemem::{DmaLease, Lease};
 use nvme_spec::Sqe;
 use nvme_spec::command::{DatasetRange, WriteZeroesControl};
 use reactors::sim::planted;
 use zerocopy::transmute;
 
-use super::slot::{SlotState, Work, WorkKind};
+use super::slot::{NvmeDma, SlotState, Work, WorkKind};
 use super::{Manner, ORPHAN, Pair, last};
 
 /// Commands of one request in flight at once.
@@ -58,7 +58,7 @@ impl Pair {
             result: Ok(()),
         };
         let slot = &mut self.table.slots[usize::from(index)];
-        slot.data = request.data;
+        slot.data = request.data.map(Lease::into_dma);
         slot.tag = request.tag;
         slot.bytes = if request.operation.has_data() {
             request.blocks << manner.shift
@@ -95,6 +95,27 @@ impl Pair {
         }
     }
 
+    /// Ends requests in parts of a queue that are no longer wanted: no further part is sent. What
+    /// the drive was given goes on to its end.
+    pub(crate) fn give_up(&mut self, queue: u8, is_unwanted: &mut dyn FnMut(u64) -> bool) {
+        for index in 0..self.table.slots.len() {
+            let slot = &self.table.slots[index];
+            let in_parts = slot.state == SlotState::Parent && slot.queue == queue;
+            let work = &mut self.table.works[index];
+            if !in_parts || work.left == 0 || !is_unwanted(slot.tag) {
+                continue;
+            }
+            work.left = 0;
+            work.result = work.result.and(Err(DeviceError::Aborted));
+            if work.outstanding == 0 {
+                // A compare that waits for the pair's lease.
+                self.compares
+                    .retain(|waiting| usize::from(*waiting) != index);
+                self.finish(index, Err(DeviceError::Aborted));
+            }
+        }
+    }
+
     /// Sends as many parts of a request as may be in flight.
     fn send_parts(&mut self, parent: u16) {
         loop {
@@ -113,13 +134,14 @@ impl Pair {
     fn send_part(&mut self, parent: u16, index: u16, work: Work) {
         let blocks = work.left.min(work.step);
         let bytes = blocks << work.shift;
-        let sqe = self.part_command(parent, index, &work, blocks);
-        let tick = self.tick;
-        let operation = self.table.slots[usize::from(parent)].operation;
         let lease = match work.kind {
             WorkKind::ComparedHere => self.take_scratch(),
             _ => None,
         };
+        let scratch = lease.as_ref().map_or(0, |lease| self.address(lease));
+        let sqe = self.part_command(parent, index, &work, (blocks, scratch));
+        let tick = self.tick;
+        let operation = self.table.slots[usize::from(parent)].operation;
         let cid = self
             .table
             .identifiers
@@ -145,8 +167,15 @@ impl Pair {
         self.write(sqe.with_cid(cid));
     }
 
-    /// The command of one part.
-    fn part_command(&mut self, parent: u16, index: u16, work: &Work, blocks: u32) -> Sqe {
+    /// The command of one part of so many blocks, with the device address of what it reads into where
+    /// that is not the request's data.
+    fn part_command(
+        &mut self,
+        parent: u16,
+        index: u16,
+        work: &Work,
+        (blocks, scratch): (u32, u64),
+    ) -> Sqe {
         let Work { nsid, lba, .. } = *work;
         let bytes = u64::from(blocks) << work.shift;
         let operation = self.table.slots[usize::from(parent)].operation;
@@ -179,10 +208,6 @@ impl Pair {
                 Sqe::deallocate(nsid, 0).with_prp(address, 0)
             }
             WorkKind::ComparedHere => {
-                let scratch = match &self.scratch {
-                    Scratch::Free(lease) => self.address(lease),
-                    Scratch::Needless | Scratch::Busy => 0,
-                };
                 let sqe = Sqe::read(nsid, lba, last(blocks));
                 self.point_part(sqe, index, scratch, bytes)
             }
@@ -201,9 +226,9 @@ impl Pair {
         self.pointers.dma_base + zeroes.region_offset() as u64
     }
 
-    fn take_scratch(&mut self) -> Option<Lease> {
+    fn take_scratch(&mut self) -> Option<DmaLease<NvmeDma>> {
         match std::mem::replace(&mut self.scratch, Scratch::Busy) {
-            Scratch::Free(lease) => Some(lease),
+            Scratch::Free(lease) => Some(lease.into_dma()),
             other => {
                 self.scratch = other;
                 None
@@ -215,7 +240,8 @@ impl Pair {
     pub(super) fn part_over(&mut self, index: usize, result: Result<(), DeviceError>) {
         let part = &mut self.table.slots[index];
         let (parent, offset, bytes) = (usize::from(part.parent), part.tag, part.bytes);
-        let own = part.data.take();
+        part.state = SlotState::Done;
+        let own = part.take_data();
         self.table.release(index);
         let mut result = result;
         if let Some(scratch) = own {
@@ -244,12 +270,17 @@ impl Pair {
     }
 
     /// Compares what was read with a part of a request's data.
-    fn compare_part(&self, parent: usize, offset: usize, found: &[u8]) -> Result<(), DeviceError> {
-        let data = self.table.slots[parent].data.as_ref();
-        let same = data
-            .and_then(|lease| lease.get(offset..offset + found.len()))
-            .is_some_and(|wanted| wanted == found);
-        if same {
+    fn compare_part(
+        &mut self,
+        parent: usize,
+        offset: usize,
+        found: &[u8],
+    ) -> Result<(), DeviceError> {
+        let same = self.table.slots[parent].read_unposted(|data| {
+            let wanted = data.get(offset..offset + found.len());
+            wanted.is_some_and(|wanted| wanted == found)
+        });
+        if same == Some(true) {
             Ok(())
         } else {
             Err(DeviceError::CompareMismatch)

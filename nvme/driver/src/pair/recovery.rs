@@ -104,7 +104,7 @@ impl Pair {
     pub(crate) fn leave(&mut self, queue: u8) -> bool {
         self.flush();
         while let Some(index) = self.members[usize::from(queue)].done.pop_front() {
-            self.table.slots[usize::from(index)].data = None;
+            drop(self.table.slots[usize::from(index)].take_data());
             self.table.release(usize::from(index));
         }
         for (slot, work) in self.table.slots.iter_mut().zip(&mut self.table.works) {
@@ -305,7 +305,8 @@ impl Pair {
             match slot.state {
                 SlotState::Free | SlotState::Done => {}
                 SlotState::Part => {
-                    if let Some(lease) = slot.data.take() {
+                    slot.state = SlotState::Done;
+                    if let Some(lease) = slot.take_data() {
                         self.scratch = Scratch::Free(lease);
                     }
                     self.table.release(index);
@@ -334,6 +335,10 @@ impl Pair {
             let age = now.wrapping_sub(slot.submitted);
             let cid = slot.cid;
             if age >= stuck {
+                if planted("drive-lease-at-timeout") {
+                    self.finish(index, Err(DeviceError::Interrupted));
+                    return;
+                }
                 self.report_until_heard(FaultKind::Stuck, cid);
                 return;
             }
@@ -374,13 +379,15 @@ impl Drop for Pair {
     fn drop(&mut self) {
         let stopped = !self.shared.dma_running.load(Ordering::Acquire)
             || self.shared.attention().epoch() != self.epoch;
-        if stopped || self.table.used() == 0 {
-            return;
-        }
-        // The thread ends with commands in flight that the drive may still carry out: their leases
-        // are never given out again.
         for slot in &mut self.table.slots {
-            std::mem::forget(slot.data.take());
+            if stopped && slot.state != SlotState::Free {
+                slot.state = SlotState::Done;
+            }
+            if slot.state == SlotState::Done {
+                drop(slot.take_data());
+            }
         }
+        // Where the thread ends with commands in flight that the drive may still carry out, their
+        // leases are never given out again: that is what becomes of a `DmaLease`.
     }
 }

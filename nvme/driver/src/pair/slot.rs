@@ -1,7 +1,9 @@
 //! The table of what is in flight on a pair.
 
 use block::{DeviceError, Operation};
-use hugemem::Lease;
+use hugemem::{DmaDriver, DmaLease, Lease};
+
+use super::CompletionTail;
 
 /// What a slot is in use for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,13 +20,24 @@ pub(super) enum SlotState {
     Done,
 }
 
+/// What the driver posts to drives, as the posted memory knows it.
+#[derive(Debug)]
+pub(super) enum NvmeDma {}
+
+impl DmaDriver for NvmeDma {
+    type Done = CommandDone;
+}
+
+/// Proof that the drive does not access the memory of a slot any more. Made in this file alone.
+pub(super) struct CommandDone(());
+
 /// Slots whose queue was dropped: nobody wants to know how they end.
 pub(super) const ORPHAN: u8 = u8::MAX;
 
 /// One slot, two thirds of a cache line; its index is part of its commands' identifiers.
 pub(super) struct Slot {
     /// The request's lease; of a part, the lease that it was given for itself.
-    pub(super) data: Option<Lease>,
+    pub(super) data: Option<DmaLease<NvmeDma>>,
     /// The request's tag; of a part, where in the request's data it begins, bytes.
     pub(super) tag: u64,
     /// Bytes of the range; of a part, of its data.
@@ -62,6 +75,34 @@ impl Slot {
             overdue: false,
             result: Ok(()),
         }
+    }
+
+    /// Takes the lease of a request whose one command the drive has completed.
+    #[inline(always)]
+    pub(super) fn take_completed(&mut self, _entry: &CompletionTail) -> Option<Lease> {
+        debug_assert!(self.state == SlotState::Whole, "it is one command");
+        let data = self.data.take()?;
+        Some(data.returned(&CommandDone(())))
+    }
+
+    /// Takes the lease of a request that is over: none of its commands is with the drive, or the
+    /// drive has stopped.
+    pub(super) fn take_data(&mut self) -> Option<Lease> {
+        debug_assert!(self.state == SlotState::Done, "the drive may access it");
+        if self.state != SlotState::Done {
+            return None;
+        }
+        let data = self.data.take()?;
+        Some(data.returned(&CommandDone(())))
+    }
+
+    /// Reads the data of a request in parts whose commands name other memory: of a compare that is
+    /// done here.
+    pub(super) fn read_unposted<R>(&mut self, read: impl FnOnce(&[u8]) -> R) -> Option<R> {
+        let data = self.data.take()?.returned(&CommandDone(()));
+        let value = read(&data);
+        self.data = Some(data.into_dma());
+        Some(value)
     }
 
     /// Whether the drive may be working for it.

@@ -68,7 +68,7 @@ fn prps_that_are_refused() {
     for (number, (blocks, prp1, prp2, expected)) in direct.into_iter().enumerate() {
         if prp2 == end - 8 {
             // The last entry of memory: its content is no page's address.
-            let view = hugemem::DmaView::of(host.arena.region()).unwrap();
+            let view = hugemem::DmaView::of_arena(host.arena.region()).unwrap();
             let last = host.arena.region().len() - 8;
             view.store_u64(last, at + 8, Ordering::Relaxed);
         }

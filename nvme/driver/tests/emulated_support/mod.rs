@@ -153,6 +153,11 @@ impl Rig {
             // A failure is what some tests are about: the driver has to live with it.
             let _ = self.drive.function_reset();
         }
+        let violation = self.arena.take_dma_violation();
+        assert_eq!(
+            violation, None,
+            "the drive reached memory that it was not given"
+        );
     }
 
     pub(crate) fn is_ready(&self) -> bool {

@@ -12,7 +12,7 @@ use rdma::Provider;
 use crate::error::HostError;
 use crate::link::{Completion, Completions, ConnectionCounters, Link, Refusal, Refused, Transfer};
 use crate::rdma::connection::RdmaConnection;
-use crate::rdma::memory::Placed;
+use crate::rdma::memory::{CommandDone, Placed};
 
 /// A command's bytes and their place in staging memory.
 #[derive(Debug)]
@@ -23,12 +23,23 @@ pub(crate) struct Bounce {
 }
 
 impl Placed for Bounce {
-    fn address(&self) -> usize {
-        self.staged.address()
-    }
+    type Posted = Self;
+    type Memory = DmaBuffer;
 
     fn bytes(&self) -> usize {
         self.bytes.len()
+    }
+
+    fn post(self) -> Self {
+        self
+    }
+
+    fn memory(posted: &Self) -> &DmaBuffer {
+        &posted.staged
+    }
+
+    fn take_back(posted: Self, _done: &CommandDone) -> Self {
+        posted
     }
 }
 

@@ -17,9 +17,9 @@ use nvme_spec::sgl::{KEYED_LENGTH_MAX_BYTES, SglDescriptor};
 use nvme_spec::tcp::PduType;
 use nvme_spec::{Cqe, Sqe};
 use rdma::{
-    CompletionQueue, CompletionStatus, Connection as _, ConnectionEvent, Event, EventChannel,
-    MemoryMap, Payload, PostError, Provider, QueuePair, ReceiveRequest, SendOperation, SendRequest,
-    SgeList, WindowBinding, WorkCompletion,
+    CompletionQueue, CompletionStatus, Connection as _, ConnectionEvent, DeviceMemory, Event,
+    EventChannel, MemoryMap, Payload, PostError, Provider, QueuePair, ReceiveRequest,
+    SendOperation, SendRequest, SgeList, WindowBinding, WorkCompletion,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use zerocopy::IntoBytes;
@@ -29,7 +29,7 @@ use crate::link::{
     COMPLETIONS_MAX, Completion, Completions, ConnectionCounters, Link, Refusal, Refused, Transfer,
 };
 use crate::rdma::keys::{DESCRIPTORS_MAX, Descriptors, Windows, describe, no_data};
-use crate::rdma::memory::Placed;
+use crate::rdma::memory::{CommandDone, Placed};
 use crate::rdma::work::{SendPlaces, Work};
 use crate::slots::Slots;
 
@@ -65,9 +65,9 @@ enum WindowState {
 
 /// A command in flight.
 #[derive(Debug)]
-pub(crate) struct Command<B> {
+pub(crate) struct Command<B: Placed> {
     token: u64,
-    data: Option<B>,
+    data: Option<B::Posted>,
     /// Bytes that the target was asked for.
     expected: u32,
     /// Its capsule lies in memory, and was not sent yet.
@@ -76,7 +76,7 @@ pub(crate) struct Command<B> {
     response: Option<Cqe>,
 }
 
-impl<B> Default for Command<B> {
+impl<B: Placed> Default for Command<B> {
     fn default() -> Self {
         Self {
             token: 0,
@@ -101,9 +101,9 @@ pub(crate) struct Settled<P: Provider> {
     /// Data descriptors of one command.
     pub(crate) descriptors: usize,
     /// Responses received into, [`RESPONSE_BYTES`] each.
-    pub(crate) responses: DmaBuffer,
+    pub(crate) responses: Arc<DmaBuffer>,
     /// Capsules sent from, `capsule_stride` bytes each, one for each slot.
-    pub(crate) capsules: DmaBuffer,
+    pub(crate) capsules: Arc<DmaBuffer>,
     pub(crate) capsule_stride: usize,
     /// Writes of up to so many bytes go with their command once Connect is over.
     pub(crate) in_capsule_max_bytes: u32,
@@ -120,7 +120,7 @@ pub(crate) struct Verbs<P: Provider> {
 
 /// A connection.
 #[derive(Debug)]
-pub(crate) struct RdmaConnection<P: Provider, B> {
+pub(crate) struct RdmaConnection<P: Provider, B: Placed> {
     /// `None` once the connection has failed: then no device touches what commands own.
     queue_pair: Option<P::QueuePair>,
     settled: Settled<P>,
@@ -138,6 +138,8 @@ pub(crate) struct RdmaConnection<P: Provider, B> {
     empty_polls: u32,
     counters: ConnectionCounters,
     failure: Option<HostError>,
+    /// The queue pair was destroyed.
+    device_is_done: Option<CommandDone>,
 }
 
 impl<P: Provider, B: Placed> RdmaConnection<P, B> {
@@ -158,6 +160,7 @@ impl<P: Provider, B: Placed> RdmaConnection<P, B> {
             empty_polls: 0,
             counters: ConnectionCounters::default(),
             failure: None,
+            device_is_done: None,
             settled,
         }
     }
@@ -184,11 +187,16 @@ impl<P: Provider, B: Placed> RdmaConnection<P, B> {
 
     /// Names the data of slot `index`: what goes into the capsule behind the command, and the
     /// memory that follows. `None` where the memory is not registered.
-    fn name_data(&mut self, index: u16, reads: bool, data: &B) -> Option<(Descriptors, SgeList)> {
-        let length = data.bytes();
+    fn name_data(
+        &mut self,
+        index: u16,
+        reads: bool,
+        (data, length): (&B::Posted, usize),
+    ) -> Option<(Descriptors, SgeList)> {
+        let data = B::memory(data);
         if !reads && length <= self.in_capsule_max_bytes as usize {
             let inside = SglDescriptor::in_capsule(0, length as u32);
-            let memory = self.settled.map.gather(data.address(), length)?;
+            let memory = self.settled.map.gather(data, 0, length)?;
             return Some((Descriptors::from_iter([inside]), memory));
         }
         let key = match &mut self.settled.windows {
@@ -211,7 +219,8 @@ impl<P: Provider, B: Placed> RdmaConnection<P, B> {
                 windows.key(index)
             }
         };
-        let list = describe(&self.settled.map, key, data, self.settled.descriptors)?;
+        let shape = (length, self.settled.descriptors);
+        let list = describe(&self.settled.map, key, data, shape)?;
         Some((list, SgeList::EMPTY))
     }
 
@@ -243,8 +252,8 @@ impl<P: Provider, B: Placed> RdmaConnection<P, B> {
             self.commands.get_mut(index).sending = true;
             let start = usize::from(index) * self.settled.capsule_stride;
             self.settled.capsules.write(start, &capsule);
-            let address = self.settled.capsules.address() + start;
-            let staged = self.settled.map.gather(address, capsule.len());
+            let capsules = &*self.settled.capsules;
+            let staged = self.settled.map.gather(capsules, start, capsule.len());
             memory = staged.ok_or(PostError::NotPossible)?;
             for piece in data.as_slice() {
                 memory.push(*piece).map_err(|_| PostError::TooManyPieces)?;
@@ -366,6 +375,7 @@ impl<P: Provider, B: Placed> RdmaConnection<P, B> {
             expected,
             ..
         } = self.commands.release(index);
+        let data = data.map(|data| B::take_back(data, &CommandDone::completed()));
         let received = if cqe.status().is_success() {
             expected
         } else {
@@ -469,10 +479,37 @@ impl<P: Provider, B: Placed> RdmaConnection<P, B> {
         if self.failure.is_none() {
             // The connection is over whether or not the peer can be told.
             let _ = self.connection.disconnect();
-            self.queue_pair = None;
+            self.end_queue_pair();
             self.failure = Some(error.duplicate());
         }
         error
+    }
+}
+
+impl<P: Provider, B: Placed> RdmaConnection<P, B> {
+    /// Destroys the queue pair. Where the device refuses that, it may go on accessing the memory of
+    /// what is posted, which is then never used again.
+    fn end_queue_pair(&mut self) {
+        let Some(mut queue_pair) = self.queue_pair.take() else {
+            return;
+        };
+        self.device_is_done = CommandDone::destroyed(&mut queue_pair).ok();
+        if self.device_is_done.is_none() {
+            std::mem::forget(Arc::clone(&self.settled.responses));
+            std::mem::forget(Arc::clone(&self.settled.capsules));
+            std::mem::forget(Arc::clone(&self.settled.map));
+        }
+    }
+
+    /// Data of a command that is given up, if the device is done with it.
+    fn give_up(&mut self, data: Option<B::Posted>) -> Option<B> {
+        match &self.device_is_done {
+            Some(done) => data.map(|data| B::take_back(data, done)),
+            None => {
+                std::mem::forget(data);
+                None
+            }
+        }
     }
 }
 
@@ -482,10 +519,10 @@ pub(crate) fn receive_request<P: Provider>(
     responses: &DmaBuffer,
     buffer: u16,
 ) -> Option<ReceiveRequest> {
-    let address = responses.address() + usize::from(buffer) * RESPONSE_BYTES;
+    let offset = usize::from(buffer) * RESPONSE_BYTES;
     Some(ReceiveRequest {
         wr_id: Work::Response(buffer).id(0),
-        memory: map.gather(address, RESPONSE_BYTES)?,
+        memory: map.gather(responses, offset, RESPONSE_BYTES)?,
     })
 }
 
@@ -502,12 +539,14 @@ impl<P: Provider, B: Placed + Debug> Link<B> for RdmaConnection<P, B> {
                 data,
             });
         };
+        let data = data.map(B::post);
         let named = match &data {
             None => Some((Descriptors::from_iter([no_data()]), SgeList::EMPTY)),
-            Some(data) => self.name_data(index, reads, data),
+            Some(data) => self.name_data(index, reads, (data, length as usize)),
         };
         let Some((descriptors, memory)) = named else {
             self.commands.release(index);
+            let data = data.map(|data| B::take_back(data, &CommandDone::never_posted()));
             return Err(Refused {
                 refusal: Refusal::NotRegistered,
                 data,
@@ -527,6 +566,7 @@ impl<P: Provider, B: Placed + Debug> Link<B> for RdmaConnection<P, B> {
         if let Err(error) = self.queue_capsule(index, &sqe, &descriptors, memory) {
             self.fail(HostError::Post(error));
             let data = self.commands.release(index).data;
+            let data = self.give_up(data);
             return Err(Refused {
                 refusal: Refusal::Failed,
                 data,
@@ -586,7 +626,8 @@ impl<P: Provider, B: Placed + Debug> Link<B> for RdmaConnection<P, B> {
         debug_assert!(self.failure.is_some(), "only what failed is abandoned");
         let index = self.commands.any_in_flight()?;
         let command = self.commands.release(index);
-        Some((command.token, command.data))
+        let data = self.give_up(command.data);
+        Some((command.token, data))
     }
 
     fn in_flight(&self) -> usize {
@@ -635,12 +676,16 @@ impl<P: Provider, B: Placed + Debug> Link<B> for RdmaConnection<P, B> {
     }
 }
 
-impl<P: Provider, B> Drop for RdmaConnection<P, B> {
+impl<P: Provider, B: Placed> Drop for RdmaConnection<P, B> {
     fn drop(&mut self) {
         if self.queue_pair.is_some() {
             // In order: the target learns it, then the device lets go of all memory.
             let _ = self.connection.disconnect();
-            self.queue_pair = None;
+            self.end_queue_pair();
+        }
+        while let Some(index) = self.commands.any_in_flight() {
+            let data = self.commands.release(index).data;
+            drop(self.give_up(data));
         }
     }
 }

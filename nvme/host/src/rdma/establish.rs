@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use nvme_spec::rdma::{ConnectAccept, ConnectReject, ConnectRequest, RECORD_FORMAT};
@@ -333,8 +334,8 @@ fn settle<P: Provider>(
         inline_bytes: capacity.inline_bytes as usize,
         windows,
         descriptors: sizes.descriptors,
-        responses: take(usize::from(sizes.receives) * RESPONSE_BYTES)?,
-        capsules: take(usize::from(parameters.depth) * sizes.capsule_stride)?,
+        responses: Arc::new(take(usize::from(sizes.receives) * RESPONSE_BYTES)?),
+        capsules: Arc::new(take(usize::from(parameters.depth) * sizes.capsule_stride)?),
         capsule_stride: sizes.capsule_stride,
         in_capsule_max_bytes: if takes_data { u32::MAX } else { 0 },
     })

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use arrayvec::ArrayVec;
 use nvme_spec::sgl::SglDescriptor;
-use rdma::{MemoryMap, MemoryWindow, Provider, RemoteAddress};
+use rdma::{DeviceMemory, MemoryMap, MemoryWindow, Provider, RemoteAddress};
 
-use crate::rdma::memory::{Placed, registration_of};
+use crate::rdma::memory::registration_of;
 
 /// Descriptors of one command at most.
 pub(crate) const DESCRIPTORS_MAX: usize = 16;
@@ -31,7 +31,7 @@ impl<P: Provider> Windows<P> {
     pub(crate) fn binding(
         &mut self,
         index: u16,
-        data: &impl Placed,
+        data: &impl DeviceMemory,
     ) -> Option<(&mut P::Window, &P::Registration)> {
         let window = self.windows.get_mut(usize::from(index))?;
         let whole = registration_of(&self.registrations, data.address(), data.bytes())?;
@@ -44,15 +44,15 @@ pub(crate) fn no_data() -> SglDescriptor {
     SglDescriptor::keyed(0, 0, 0, false).unwrap_or_default()
 }
 
-/// Names all of `data` in `count` descriptors, of which the first asks for invalidation where told.
+/// Names `len` bytes of `data` in `count` descriptors, of which the first asks for invalidation where told.
 /// `None` where the memory is not registered, or a piece too long.
 pub(crate) fn describe<P: Provider>(
     map: &MemoryMap<P>,
     window_key: Option<u32>,
-    data: &impl Placed,
-    count: usize,
+    data: &impl DeviceMemory,
+    (len, count): (usize, usize),
 ) -> Option<Descriptors> {
-    let (start, len) = (data.address(), data.bytes());
+    let start = data.address();
     let step = len.div_ceil(count.clamp(1, DESCRIPTORS_MAX)).max(1);
     let mut list = Descriptors::new();
     for offset in (0..len).step_by(step) {

@@ -1,11 +1,13 @@
 //! The host's memory on each device: arenas that were made known, registered once, and the staging
 //! memory for capsules and admin data.
 
+use std::fmt::Debug;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use hugemem::{Arena, ArenaConfig, Lease, PagePolicy};
+use hugemem::{Arena, ArenaConfig, DmaDriver, DmaLease, Lease, PagePolicy};
 use rdma::{
-    Access, Device, DeviceIndex, Domain, DomainMemory, MemoryRange, Provider, Registration,
+    Access, Device, DeviceIndex, Domain, DomainMemory, MemoryRange, Provider, QueuePair,
+    Registration,
 };
 
 use crate::error::HostError;
@@ -14,22 +16,74 @@ use crate::rdma::{KeyUse, RdmaOptions};
 /// The largest piece of staging memory, bytes: the longest log page that is read at once.
 const STAGING_PIECE_MAX_BYTES: usize = 1 << 20;
 
-/// Memory that a device may move, as long as somebody keeps it.
-pub(crate) trait Placed {
-    /// Virtual address of the first byte.
-    fn address(&self) -> usize;
+/// What this host posts, as the posted memory knows it.
+#[derive(Debug)]
+pub(crate) enum HostDma {}
+
+impl DmaDriver for HostDma {
+    type Done = CommandDone;
+}
+
+/// Proof that neither this side's device nor, by a key of its own, the target accesses the data of a
+/// command any more.
+#[derive(Debug)]
+pub(crate) struct CommandDone(());
+
+impl CommandDone {
+    /// The response came, the capsule was sent, and the command's window is closed.
+    pub(crate) fn completed() -> Self {
+        Self(())
+    }
+
+    /// No work request names the data.
+    pub(crate) fn never_posted() -> Self {
+        Self(())
+    }
+
+    /// The queue pair is destroyed.
+    pub(crate) fn destroyed(queue_pair: &mut impl QueuePair) -> Result<Self, rdma::Error> {
+        queue_pair.destroy().map(|()| Self(()))
+    }
+}
+
+/// Data of a command.
+pub(crate) trait Placed: Sized {
+    /// The data while a device may access it.
+    type Posted: Debug;
+    /// What work requests name.
+    type Memory: rdma::DeviceMemory;
 
     /// Bytes.
     fn bytes(&self) -> usize;
+
+    /// Gives it to the device.
+    fn post(self) -> Self::Posted;
+
+    /// What work requests name of it.
+    fn memory(posted: &Self::Posted) -> &Self::Memory;
+
+    /// Takes it back from the device.
+    fn take_back(posted: Self::Posted, done: &CommandDone) -> Self;
 }
 
 impl Placed for Lease {
-    fn address(&self) -> usize {
-        self.as_ptr().addr()
-    }
+    type Posted = DmaLease<HostDma>;
+    type Memory = DmaLease<HostDma>;
 
     fn bytes(&self) -> usize {
         self.len()
+    }
+
+    fn post(self) -> Self::Posted {
+        self.into_dma()
+    }
+
+    fn memory(posted: &Self::Posted) -> &Self::Memory {
+        posted
+    }
+
+    fn take_back(posted: Self::Posted, done: &CommandDone) -> Self {
+        posted.returned(done)
     }
 }
 

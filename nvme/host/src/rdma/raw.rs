@@ -346,8 +346,7 @@ impl<P: Provider> RawRdmaClient<P> {
     /// # Errors
     /// As [`send`](Self::send).
     pub fn send_again(&mut self, len: usize, times: u32) -> Result<(), RawRdmaError> {
-        let address = self.messages.address();
-        let memory = self.map.gather(address, len);
+        let memory = self.map.gather(&self.messages, 0, len);
         let memory = memory.ok_or(HostError::NotRegistered)?;
         for _ in 0..times {
             let request =
@@ -488,8 +487,8 @@ impl<P: Provider> RawRdmaClient<P> {
     }
 
     fn post_receive(&mut self, buffer: u64) -> Result<(), RawRdmaError> {
-        let address = self.incoming.address() + buffer as usize * RECEIVE_BYTES;
-        let memory = self.map.gather(address, RECEIVE_BYTES);
+        let offset = buffer as usize * RECEIVE_BYTES;
+        let memory = self.map.gather(&self.incoming, offset, RECEIVE_BYTES);
         let request = ReceiveRequest {
             wr_id: RECEIVES_FROM + buffer,
             memory: memory.ok_or(HostError::NotRegistered)?,

@@ -307,8 +307,8 @@ impl<'a> Peer<'a> {
     }
 
     fn post_receive(&mut self, index: usize) {
-        let address = self.capsules[index].address();
-        let memory = self.map.gather(address, CAPSULE_BYTES).expect("registered");
+        let memory = self.map.gather(&self.capsules[index], 0, CAPSULE_BYTES);
+        let memory = memory.expect("registered");
         let request = ReceiveRequest {
             wr_id: index as u64,
             memory,
@@ -383,7 +383,7 @@ impl<'a> Peer<'a> {
                 address: address + far,
                 rkey: key,
             };
-            let local = self.map.gather(self.data.address() + offset, here);
+            let local = self.map.gather(&self.data, offset, here);
             let local = local.expect("registered");
             let payload = Payload::Memory(local.as_slice());
             let operation = if to_host {

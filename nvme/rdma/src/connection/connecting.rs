@@ -1,7 +1,7 @@
 //! The first command of a connection, which has to be Connect, and which has to be about the queue
 //! that the private data spoke of.
 
-use hugemem::{Lease, WaiterToken};
+use hugemem::{Account, Lease, WaiterToken};
 use nvme_spec::fabrics::{ConnectData, ConnectField, FabricsType};
 use nvme_spec::sgl::Sgl;
 use nvme_spec::{Cqe, Sqe};
@@ -12,7 +12,7 @@ use rdma::{
 use zerocopy::FromBytes;
 
 use super::{Capsule, Cause, Connection, Context, EarlyCapsule, Phase};
-use crate::posted::PostedKind;
+use crate::posted::{PostedKind, QueueDestroyed, ReadBuffer};
 use crate::receives::Receives;
 use crate::slot::SlotTable;
 use crate::token::CONNECT_SLOT;
@@ -36,7 +36,7 @@ enum Stage {
     /// It waits for a buffer; the pool moves it on.
     AwaitingBuffer(Pending),
     /// Its data is being read; the read's completion moves it on.
-    Reading(Pending, Lease),
+    Reading(Pending, ReadBuffer),
     /// It was answered, or given up.
     Done,
 }
@@ -69,6 +69,13 @@ impl Connecting {
         }
     }
 
+    /// The queue pair was destroyed: no read is outstanding any more.
+    pub(super) fn queue_destroyed(&mut self, proof: &QueueDestroyed) {
+        if let Stage::Reading(_, buffer) = &mut self.stage {
+            buffer.queue_destroyed(proof);
+        }
+    }
+
     /// Forgets the command, save a buffer that the device may write: that goes with the queue pair.
     pub(super) fn give_up(&mut self) {
         if !matches!(self.stage, Stage::Reading(..)) {
@@ -83,15 +90,15 @@ impl<P: Provider> Connection<P> {
         &mut self,
         cx: &mut Context<'_, P>,
         receives: &mut Receives<P>,
-        capsule: Capsule,
+        capsule: Capsule<'_>,
     ) {
         if !matches!(self.connecting.stage, Stage::Awaiting) {
             let violation = Cause::Violation("a command came before Connect was answered");
             return self.break_off(cx, violation);
         }
         let capsule = EarlyCapsule {
-            sqe: receives.command(capsule.index),
-            data: receives.take_data(capsule.index),
+            sqe: receives.command(capsule.receive),
+            data: receives.take_data(capsule.receive),
             carried: capsule.carried,
         };
         if self.connecting.established {
@@ -132,7 +139,8 @@ impl<P: Provider> Connection<P> {
                 };
                 self.connecting.stage = Stage::AwaitingBuffer(pending);
                 let token = WaiterToken(self.token.with_slot(CONNECT_SLOT).into_bits());
-                let lease = cx.pool.take_or_wait(CONNECT_DATA_BYTES as usize, token);
+                let (bytes, now_ns) = (CONNECT_DATA_BYTES as usize, cx.now.as_nanos());
+                let lease = cx.pool.take_or_wait(Account::SYSTEM, bytes, token, now_ns);
                 match lease {
                     Some(lease) => self.connect_buffer(cx, lease),
                     None => cx.counters.buffer_waits.add(1),
@@ -150,7 +158,10 @@ impl<P: Provider> Connection<P> {
             return;
         };
         let bytes = CONNECT_DATA_BYTES as usize;
-        let Some(memory) = cx.map.gather(lease.as_ptr().addr(), bytes) else {
+        let mut buffer = ReadBuffer::new(lease);
+        let memory = buffer.memory();
+        let memory = memory.and_then(|memory| cx.map.gather(memory, 0, bytes));
+        let Some(memory) = memory else {
             return self.break_off(cx, Cause::Post);
         };
         let request = SendRequest::new(
@@ -166,16 +177,21 @@ impl<P: Provider> Connection<P> {
         }
         cx.counters.reads.add(1);
         cx.counters.bytes_read.add(u64::from(CONNECT_DATA_BYTES));
-        self.sends.push(1, PostedKind::Connect, None);
+        self.sends.push(1, PostedKind::Connect, None, cx.now);
         self.queued = true;
-        self.connecting.stage = Stage::Reading(pending, lease);
+        buffer.begin();
+        self.connecting.stage = Stage::Reading(pending, buffer);
     }
 
     /// The data of the Connect command is here.
     pub(super) fn connect_data_read(&mut self, cx: &mut Context<'_, P>) {
         let stage = std::mem::replace(&mut self.connecting.stage, Stage::Done);
-        if let Stage::Reading(pending, lease) = stage
-            && matches!(self.phase, Phase::Connecting { .. })
+        let Stage::Reading(pending, mut buffer) = stage else {
+            return;
+        };
+        buffer.end();
+        if matches!(self.phase, Phase::Connecting { .. })
+            && let Some(lease) = buffer.take()
         {
             self.connect(cx, &pending.sqe, &lease, pending.invalidate);
         }
@@ -199,6 +215,7 @@ impl<P: Provider> Connection<P> {
             port: self.port,
             connection: u32::from(self.token.connection()),
             local_address: self.connection.local_address().map(|address| address.ip()),
+            peer_address: self.host_address().map(|address| address.ip()),
             in_capsule_max: self.in_capsule_bytes,
         };
         match cx.core.connect(&arrival, sqe, data, cx.now) {
@@ -213,7 +230,9 @@ impl<P: Provider> Connection<P> {
                 self.waiting_reads.reserve(depth);
                 self.waiting_sends.reserve(depth);
                 self.in_capsule_max = info.in_capsule_max;
+                self.account = info.account;
                 self.phase = Phase::Serving;
+                self.check_at = cx.now.saturating_add(super::PROBE_INTERVAL);
                 self.respond(cx, response, invalidate);
             }
             ConnectOutcome::Rejected(response) => {

@@ -1,6 +1,6 @@
 //! A connection's requests: from a command capsule through its states to the answer.
 
-use hugemem::{Lease, WaiterToken};
+use hugemem::{Account, Lease, WaiterToken};
 use nvme_spec::{Cqe, Status};
 use nvme_target::{Admission, Completed, DataSource, Direction, QueueId, Timing, Work};
 use rdma::{Payload, Provider, QueuePair, RemoteAddress, SendOperation, SendRequest};
@@ -30,7 +30,7 @@ impl<P: Provider> Connection<P> {
         &mut self,
         cx: &mut Context<'_, P>,
         receives: &mut Receives<P>,
-        capsule: Capsule,
+        capsule: Capsule<'_>,
     ) {
         let Some(queue) = self.queue else { return };
         if capsule.carried > self.in_capsule_max {
@@ -38,7 +38,7 @@ impl<P: Provider> Connection<P> {
             return self.break_off(cx, violation);
         }
         // Each way takes a copy of its own and checks that: in this one little of it is looked at.
-        if self.answer_lent(cx, queue, receives.command(capsule.index)) {
+        if self.answer_lent(cx, queue, receives.command(capsule.receive)) {
             cx.counters.commands.add(1);
             return;
         }
@@ -51,7 +51,7 @@ impl<P: Provider> Connection<P> {
         &mut self,
         cx: &mut Context<'_, P>,
         receives: &mut Receives<P>,
-        capsule: Capsule,
+        capsule: Capsule<'_>,
         queue: QueueId,
     ) {
         let Some(slot) = self.slots.take() else {
@@ -60,7 +60,7 @@ impl<P: Provider> Connection<P> {
             return self.break_off(cx, violation);
         };
         cx.counters.commands.add(1);
-        let sqe = receives.command(capsule.index);
+        let sqe = receives.command(capsule.receive);
         let remote = &mut self.slots.at(slot).remote;
         remote.blocks.clear();
         remote.invalidate = None;
@@ -92,7 +92,7 @@ impl<P: Provider> Connection<P> {
         &mut self,
         cx: &Context<'_, P>,
         receives: &mut Receives<P>,
-        capsule: Capsule,
+        capsule: Capsule<'_>,
         slot: u16,
         work: &Work,
     ) -> Result<Option<Lease>, Status> {
@@ -108,12 +108,14 @@ impl<P: Provider> Connection<P> {
                     return Err(Status::INVALID_SGL_SEGMENT_DESCRIPTOR.with_dnr());
                 }
                 let (begin, end) = (offset as usize, (offset + length) as usize);
-                let segment = receives.data(capsule.index).get(begin..end).unwrap_or(&[]);
-                work.keyed_blocks(segment, &mut self.slots.at(slot).remote)?;
+                let remote = &mut self.slots.at(slot).remote;
+                receives.read_data(capsule.receive, |data| {
+                    work.keyed_blocks(data.get(begin..end).unwrap_or(&[]), remote)
+                })?;
                 Ok(None)
             }
             (_, DataSource::InCapsule { offset }) => {
-                place_capsule(cx, receives, capsule, offset, work.bytes()).map(Some)
+                place_capsule(cx, receives, capsule, offset, work.bytes(), self.account).map(Some)
             }
             // The core admits it on transports without keys only.
             (_, DataSource::TransportSgl) => Err(Status::SGL_DESCRIPTOR_TYPE_INVALID.with_dnr()),
@@ -146,7 +148,12 @@ impl<P: Provider> Connection<P> {
             }
             (SlotState::FetchingData(_), Event::Fetched) => {
                 if let SlotState::FetchingData(fetch) = self.slots.take_state(slot) {
-                    self.execute_with(cx, slot, fetch.work, fetch.lease);
+                    let Fetch {
+                        work, mut buffer, ..
+                    } = fetch;
+                    if let Some(lease) = buffer.take() {
+                        self.execute_with(cx, slot, work, lease);
+                    }
                 }
             }
             (
@@ -168,7 +175,11 @@ impl<P: Provider> Connection<P> {
     #[inline(never)]
     fn await_buffer(&mut self, cx: &mut Context<'_, P>, slot: u16, work: Work) {
         let token = WaiterToken(self.token.with_slot(slot).into_bits());
-        match cx.pool.take_or_wait(work.bytes() as usize, token) {
+        let (account, bytes) = (self.account, work.bytes() as usize);
+        match cx
+            .pool
+            .take_or_wait(account, bytes, token, cx.now.as_nanos())
+        {
             Some(lease) => self.use_buffer(cx, slot, work, lease),
             None => {
                 cx.counters.buffer_waits.add(1);
@@ -225,7 +236,6 @@ impl<P: Provider> Connection<P> {
     fn post_reads(&mut self, cx: &mut Context<'_, P>, slot: u16, fetch: &mut Fetch) {
         let allowed = u32::from(self.reads_free).min(self.sends.vacant());
         let sequence = self.sends.next_sequence();
-        let start = fetch.lease.as_mut_ptr().addr();
         let mut requests = 0;
         while requests < allowed && !fetch.is_posted() {
             let block = self
@@ -240,8 +250,10 @@ impl<P: Provider> Connection<P> {
                 break;
             };
             let bytes = block.length.min(missing);
-            let begin = start + fetch.posted_bytes as usize;
-            let Some(memory) = cx.map.gather(begin, bytes as usize) else {
+            let offset = fetch.posted_bytes as usize;
+            let buffer = fetch.buffer.memory();
+            let memory = buffer.and_then(|it| cx.map.gather(it, offset, bytes as usize));
+            let Some(memory) = memory else {
                 self.refused = true;
                 break;
             };
@@ -276,9 +288,9 @@ impl<P: Provider> Connection<P> {
                 slot,
                 requests: taken,
             };
-            self.sends.push(requests, read, None);
+            self.sends.push(requests, read, None, cx.now);
             self.reads_free -= taken;
-            fetch.outstanding += 1;
+            fetch.buffer.begin();
             self.queued = true;
         }
     }
@@ -290,8 +302,7 @@ impl<P: Provider> Connection<P> {
             debug_assert!(false, "slot {slot} reads nothing");
             return;
         };
-        fetch.outstanding -= 1;
-        if fetch.outstanding > 0 && !planted("rdma-part-taken-for-all") {
+        if !fetch.buffer.end() && !planted("rdma-part-taken-for-all") {
             return;
         }
         match self.phase {
@@ -358,15 +369,16 @@ impl<P: Provider> Connection<P> {
 fn place_capsule<P: Provider>(
     cx: &Context<'_, P>,
     receives: &mut Receives<P>,
-    capsule: Capsule,
+    capsule: Capsule<'_>,
     offset: u32,
     bytes: u32,
+    account: Account,
 ) -> Result<Lease, Status> {
-    let Capsule { index, carried } = capsule;
+    let Capsule { receive, carried } = capsule;
     if carried != offset + bytes {
         return Err(Status::DATA_SGL_LENGTH_INVALID.with_dnr());
     }
-    let Some(mut lease) = receives.take_data(index) else {
+    let Some(mut lease) = receives.take_data(receive) else {
         return Err(Status::DATA_SGL_LENGTH_INVALID.with_dnr());
     };
     if offset > 0 {
@@ -374,6 +386,8 @@ fn place_capsule<P: Provider>(
         cx.counters.bytes_copied.add(u64::from(bytes));
     }
     lease.resize(bytes as usize);
+    // What comes for the receive in its place is under the promise from now on.
+    lease.charge(account);
     cx.counters.bytes_in_capsule.add(u64::from(bytes));
     Ok(lease)
 }

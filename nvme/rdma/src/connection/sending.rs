@@ -5,20 +5,20 @@
 
 use std::slice;
 
-use hugemem::{Data, DmaBuffer};
+use hugemem::{Data, DmaBuffer, DmaData, DmaLoan};
 use nvme_spec::completion::StatusField;
 use nvme_spec::{Cqe, Sqe, Status};
-use nvme_target::{KeyedBlocks, LentRead, QueueId};
+use nvme_target::{KeyedBlock, KeyedBlocks, LentRead, QueueId};
 use rdma::{
-    MemoryMap, Payload, Provider, QueuePair, RemoteAddress, SendOperation, SendRequest, Sge,
-    SgeList,
+    DeviceMemory, MemoryMap, Payload, Provider, QueuePair, RemoteAddress, SendOperation,
+    SendRequest, Sge, SgeList,
 };
 use reactors::sim::planted;
 use zerocopy::IntoBytes;
 
 use super::{Cause, Connection, Context};
 use crate::plan::RESPONSE_BYTES;
-use crate::posted::PostedKind;
+use crate::posted::{PostedKind, TargetDma};
 use crate::slot::{Answer, SlotState};
 
 /// Places of the send queue that the answer to a lent read takes: its write and its response.
@@ -88,6 +88,7 @@ impl<P: Provider> Connection<P> {
         } = answer;
         let sequence = self.sends.next_sequence();
         let invalidate = self.slots.at(slot).remote.invalidate;
+        let data = data.map(Data::into_dma::<TargetDma>);
         let overtakes = planted("rdma-response-first");
         if overtakes {
             self.post_response(cx, sequence, &response, invalidate);
@@ -100,8 +101,8 @@ impl<P: Provider> Connection<P> {
         if !overtakes {
             self.post_response(cx, sequence, &response, invalidate);
         }
-        let data = data.filter(|_| !planted("rdma-lease-early"));
-        self.sends.push(writes + 1, PostedKind::Answer, data);
+        self.sends
+            .push(writes + 1, PostedKind::Answer, data, cx.now);
         cx.core.sent(timing, cx.now);
     }
 
@@ -111,7 +112,7 @@ impl<P: Provider> Connection<P> {
         cx: &Context<'_, P>,
         slot: u16,
         sequence: u32,
-        data: &[u8],
+        data: &DmaData<TargetDma>,
         bytes: u32,
     ) -> bool {
         debug_assert!(bytes as usize <= data.len());
@@ -122,12 +123,12 @@ impl<P: Provider> Connection<P> {
                 break;
             }
             let length = block.length.min(bytes - written);
-            let begin = data.as_ptr().addr() + written as usize;
+            let part = (written as usize, length);
             let remote = RemoteAddress {
                 address: block.address,
                 rkey: block.key,
             };
-            if !self.write(cx, sequence, remote, begin, length) {
+            if !self.write(cx, sequence, remote, data, part) {
                 return false;
             }
             written += length;
@@ -143,16 +144,11 @@ impl<P: Provider> Connection<P> {
         cx: &Context<'_, P>,
         sequence: u32,
         remote: RemoteAddress,
-        begin: usize,
-        length: u32,
+        data: &impl DeviceMemory,
+        (offset, length): (usize, u32),
     ) -> bool {
-        let Some(lkey) = cx.map.local_key(&mut self.near, begin, length as usize) else {
-            return self.write_gathered(cx, sequence, remote, begin, length);
-        };
-        let piece = Sge {
-            address: begin as u64,
-            length,
-            lkey,
+        let Some(piece) = cx.map.piece(&mut self.near, data, offset, length) else {
+            return self.write_gathered(cx, sequence, remote, data, (offset, length));
         };
         self.queue_write(cx, sequence, remote, slice::from_ref(&piece), length)
     }
@@ -164,10 +160,10 @@ impl<P: Provider> Connection<P> {
         cx: &Context<'_, P>,
         sequence: u32,
         remote: RemoteAddress,
-        begin: usize,
-        length: u32,
+        data: &impl DeviceMemory,
+        (offset, length): (usize, u32),
     ) -> bool {
-        let Some(pieces) = cx.map.gather(begin, length as usize) else {
+        let Some(pieces) = cx.map.gather(data, offset, length as usize) else {
             tracing::error!("memory of a device is not registered");
             return false;
         };
@@ -215,7 +211,11 @@ impl<P: Provider> Connection<P> {
             Some(responses) => {
                 let places = self.sends.capacity().next_power_of_two();
                 let place = (sequence & (places - 1)) as usize * RESPONSE_BYTES;
-                staged = put_response(responses, place, response, cx.map);
+                let Some(memory) = put_response(responses, place, response, cx.map) else {
+                    self.refused = true;
+                    return;
+                };
+                staged = memory;
                 Payload::Memory(staged.as_slice())
             }
         };
@@ -268,23 +268,56 @@ impl<P: Provider> Connection<P> {
             ..
         } = read;
         let sequence = self.sends.next_sequence();
-        let begin = data.as_ptr().addr();
-        let data = Some(Data::Loan(data));
+        let data = data.into_dma::<TargetDma>();
+        let piece = keyed.and_then(|(block, _)| {
+            let length = block.length;
+            cx.map.piece(&mut self.near, &data, 0, length)
+        });
+        let (Some(piece), Some((block, invalidate))) = (piece, keyed) else {
+            self.answer_lent_gathered(cx, &mut response, data, keyed);
+            return true;
+        };
+        let data = Some(DmaData::Loan(data));
         self.sends
-            .push(LENT_ANSWER_REQUESTS, PostedKind::Answer, data);
+            .push(LENT_ANSWER_REQUESTS, PostedKind::Answer, data, cx.now);
+        let remote = RemoteAddress {
+            address: block.address,
+            rkey: block.key,
+        };
+        let pieces = slice::from_ref(&piece);
+        if !self.queue_write(cx, sequence, remote, pieces, block.length) {
+            response.status = StatusField::from_status(Status::DATA_TRANSFER_ERROR);
+        }
+        let invalidate = invalidate.then_some(block.key);
+        self.post_response(cx, sequence, &response, invalidate);
+        true
+    }
+
+    /// The same for data that lies in several registrations, or in none.
+    #[cold]
+    fn answer_lent_gathered(
+        &mut self,
+        cx: &Context<'_, P>,
+        response: &mut Cqe,
+        data: DmaLoan<TargetDma>,
+        keyed: Option<(KeyedBlock, bool)>,
+    ) {
+        let sequence = self.sends.next_sequence();
         let is_written = keyed.is_some_and(|(block, _)| {
             let remote = RemoteAddress {
                 address: block.address,
                 rkey: block.key,
             };
-            self.write(cx, sequence, remote, begin, block.length)
+            self.write_gathered(cx, sequence, remote, &data, (0, block.length))
         });
+        let data = Some(DmaData::Loan(data));
+        self.sends
+            .push(LENT_ANSWER_REQUESTS, PostedKind::Answer, data, cx.now);
         if !is_written {
             response.status = StatusField::from_status(Status::DATA_TRANSFER_ERROR);
         }
         let invalidate = keyed.and_then(|(block, invalidate)| invalidate.then_some(block.key));
-        self.post_response(cx, sequence, &response, invalidate);
-        true
+        self.post_response(cx, sequence, response, invalidate);
     }
 
     /// Sends a response that belongs to no slot: that of Connect, before which nothing is posted.
@@ -300,7 +333,49 @@ impl<P: Provider> Connection<P> {
         }
         let sequence = self.sends.next_sequence();
         self.post_response(cx, sequence, &response, invalidate);
-        self.sends.push(1, PostedKind::Answer, None);
+        self.sends.push(1, PostedKind::Answer, None, cx.now);
+    }
+
+    /// Asks the host's device whether it is still there: an RDMA write of no bytes, which the device
+    /// acknowledges by itself and checks against no key (InfiniBand Architecture Specification,
+    /// volume 1, C9-88). It takes no receive of the host.
+    pub(super) fn post_probe(&mut self, cx: &Context<'_, P>) {
+        if self.sends.vacant() == 0 {
+            return;
+        }
+        let nowhere = RemoteAddress {
+            address: 0,
+            rkey: 0,
+        };
+        let sequence = self.sends.next_sequence();
+        let request = SendRequest::new(
+            self.work_id(sequence, true),
+            SendOperation::Write(nowhere),
+            Payload::Memory(&[]),
+        );
+        if self.queue_pair.queue_send(&request).is_err() {
+            self.refused = true;
+            return;
+        }
+        self.sends.push(1, PostedKind::Answer, None, cx.now);
+        self.queued = true;
+        cx.counters.probes.add(1);
+    }
+
+    /// Whether an answer that waits for room in the send queue borrows blocks that a writer waits
+    /// for.
+    pub(super) fn waiting_answers_keep_writer_waiting(&mut self) -> bool {
+        let Self {
+            waiting_sends,
+            slots,
+            ..
+        } = self;
+        waiting_sends.iter().any(|slot| match slots.state(*slot) {
+            SlotState::AwaitingSend(answer) => {
+                matches!(&answer.data, Some(Data::Loan(loan)) if loan.is_awaited())
+            }
+            _ => false,
+        })
     }
 
     /// Posts what is queued, the last of it signalled: with its completion all of it comes home.
@@ -319,6 +394,7 @@ impl<P: Provider> Connection<P> {
         if self.queued {
             cx.counters.doorbells.add(1);
             self.post_queued();
+            self.expect_progress(cx.now);
         }
         if std::mem::take(&mut self.refused) {
             self.break_off(cx, Cause::Post);
@@ -356,15 +432,7 @@ fn put_response<P: Provider>(
     place: usize,
     response: &Cqe,
     map: &MemoryMap<P>,
-) -> SgeList {
+) -> Option<SgeList> {
     responses.write(place, response.as_bytes());
-    let address = responses.address() + place;
-    // Without a key the device refuses it, which then ends the connection.
-    map.gather(address, RESPONSE_BYTES).unwrap_or_else(|| {
-        SgeList::one(Sge {
-            address: address as u64,
-            length: RESPONSE_BYTES as u32,
-            lkey: 0,
-        })
-    })
+    map.gather(responses, place, RESPONSE_BYTES)
 }

@@ -1,5 +1,6 @@
 //! What becomes of devices: their events, and their end with all that is on them.
 
+use hugemem::Account;
 use rdma::{DeviceEvent, DeviceIndex, Provider, QueuePairFault};
 use reactors::Nanos;
 use reactors::sim::planted;
@@ -114,10 +115,12 @@ impl<P: Provider> ConnectionSet<P> {
             if planted("rdma-removal-leaks") {
                 std::mem::forget(share);
             }
-            self.shared.pool.cancel_waits(|token| {
-                let token = RequestToken::from_bits(token.0);
-                token.connection() == RECEIVES && token.generation() as usize == place
-            });
+            self.shared
+                .pool
+                .cancel_waits(Some(Account::PROMISED), |token| {
+                    let token = RequestToken::from_bits(token.0);
+                    token.connection() == RECEIVES && token.generation() as usize == place
+                });
         }
     }
 

@@ -138,8 +138,9 @@ impl<P: Provider> ConnectionSet<P> {
             // No key is handed out, so hosts have nothing to read.
             responder_resources: 0,
             retries: 7,
-            // A host that is slow to post receives for its responses is waited for; one that never
-            // does ends with its keep-alive time.
+            // How often the host's device repeats a capsule that found the shared receive queue empty,
+            // which is this side's want of memory. How long the host may be without receives for its
+            // responses is limited by the connection (`PROGRESS_TIMEOUT`).
             rnr_retries: RNR_RETRY_FOREVER,
         });
         let (device, number) = (parts.device, parts.queue_pair.number());

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use hugemem::{DmaView, PagePolicy, Region};
+use hugemem::{PagePolicy, Region, SharedRegion};
 use nvme_spec::fabrics::{CNTLID_DYNAMIC, ConnectAttributes, ConnectData, PropertySize};
 use nvme_spec::nqn::to_field;
 use nvme_spec::rdma::{ConnectAccept, ConnectReject, ConnectRequest, RejectReason};
@@ -11,9 +11,9 @@ use nvme_spec::sgl::SglDescriptor;
 use nvme_spec::{Cqe, Sqe, Status};
 use rdma::{
     Access, CompletionQueue, CompletionStatus, ConnectParameters, Connection, ConnectionEvent,
-    Device, Domain, Event, EventChannel, MemoryRange, Payload, Provider, QueuePair,
-    QueuePairCapacity, QueuePairOptions, ReceiveRequest, Registration, SendOperation, SendRequest,
-    Sge, SgeList, Token, WorkCompletion,
+    Device, Domain, Event, EventChannel, Payload, Provider, QueuePair, QueuePairCapacity,
+    QueuePairOptions, ReceiveRequest, Registration, SendOperation, SendRequest, SgeList,
+    SharedMemory, Token, WorkCompletion,
 };
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
@@ -85,9 +85,7 @@ pub(crate) struct Host<P: Provider> {
     pub(crate) connection: P::Connection,
     completions: P::CompletionQueue,
     channel: P::EventChannel,
-    registration: P::Registration,
-    memory: DmaView,
-    _region: Region,
+    memory: SharedMemory<P>,
     pub(crate) accept: ConnectAccept,
     capsules: usize,
     next_capsule: usize,
@@ -110,8 +108,9 @@ impl<P: Provider> Host<P> {
         let device = provider.devices().expect("one device").remove(0);
         let domain = device.create_domain().expect("a domain");
         let region = Region::map(data_at + call.data_bytes, PagePolicy::Ordinary).expect("memory");
-        let range = MemoryRange::of_region(&region, 0..region.len());
-        let registration = domain.register(range, Access::REMOTE).expect("registered");
+        let region = SharedRegion::new(region).expect("a view");
+        let memory = SharedMemory::<P>::register(&domain, region, Access::REMOTE);
+        let memory = memory.expect("registered");
         let completions = domain
             .create_completion_queue(2048, Token(0))
             .expect("a queue");
@@ -139,10 +138,9 @@ impl<P: Provider> Host<P> {
         let mut queue_pair = connection
             .create_queue_pair(&domain, &options)
             .expect("made");
-        let memory = DmaView::of(&region).expect("a view");
         for index in 0..call.receives {
             queue_pair
-                .queue_receive(&receive(index, &registration))
+                .queue_receive(&receive(index, &memory))
                 .expect("room");
         }
         queue_pair.flush().expect("posted");
@@ -160,9 +158,7 @@ impl<P: Provider> Host<P> {
             connection,
             completions,
             channel,
-            registration,
             memory,
-            _region: region,
             accept,
             capsules: call.capsules,
             next_capsule: 0,
@@ -246,6 +242,10 @@ impl<P: Provider> Host<P> {
         self.await_response(stage).0
     }
 
+    pub(crate) fn queue_pair_number(&self) -> u32 {
+        self.queue_pair.number()
+    }
+
     /// Where its data lies in its memory.
     fn data_at(&self) -> usize {
         CAPSULES_AT + self.capsules * CAPSULE_BYTES
@@ -253,23 +253,23 @@ impl<P: Provider> Host<P> {
 
     /// Writes to this host's data.
     pub(crate) fn write(&self, offset: usize, bytes: &[u8]) {
-        self.memory.write(self.data_at() + offset, bytes);
+        self.memory.view().write(self.data_at() + offset, bytes);
     }
 
     /// Reads this host's data.
     pub(crate) fn read(&self, offset: usize, bytes: usize) -> Vec<u8> {
         let mut into = vec![0; bytes];
-        self.memory.read(self.data_at() + offset, &mut into);
+        self.memory.view().read(self.data_at() + offset, &mut into);
         into
     }
 
     pub(crate) fn key(&self) -> u32 {
-        self.registration.rkey()
+        self.memory.registration().rkey()
     }
 
     /// The address of this host's data.
     pub(crate) fn address(&self, offset: usize) -> u64 {
-        (self.registration.address() + self.data_at() + offset) as u64
+        (self.memory.registration().address() + self.data_at() + offset) as u64
     }
 
     /// A descriptor for this host's data.
@@ -289,12 +289,8 @@ impl<P: Provider> Host<P> {
         assert!(bytes.len() <= CAPSULE_BYTES);
         let at = CAPSULES_AT + self.next_capsule % self.capsules * CAPSULE_BYTES;
         self.next_capsule += 1;
-        self.memory.write(at, bytes);
-        let memory = SgeList::one(Sge {
-            address: (self.registration.address() + at) as u64,
-            length: bytes.len() as u32,
-            lkey: self.registration.lkey(),
-        });
+        self.memory.view().write(at, bytes);
+        let memory = SgeList::one(self.memory.piece(at, bytes.len()));
         let request = SendRequest::new(1, SendOperation::Send, Payload::Memory(memory.as_slice()));
         // A queue pair that has failed takes nothing more.
         let _ = self.queue_pair.queue_send(&request);
@@ -338,11 +334,9 @@ impl<P: Provider> Host<P> {
         let index = (completion.wr_id & !RECEIVE) as usize;
         let mut cqe = Cqe::new_zeroed();
         let at = index * RESPONSE_BYTES;
-        self.memory.read(at, cqe.as_mut_bytes());
+        self.memory.view().read(at, cqe.as_mut_bytes());
         self.responses.push((cqe, completion.invalidated()));
-        let _ = self
-            .queue_pair
-            .queue_receive(&receive(index, &self.registration));
+        let _ = self.queue_pair.queue_receive(&receive(index, &self.memory));
         let _ = self.queue_pair.flush();
     }
 
@@ -399,15 +393,10 @@ fn connect_data_for(subsystem: &str, cntlid: u16) -> ConnectData {
     ConnectData::new([7; 16], cntlid, subsystem, host)
 }
 
-fn receive(index: usize, registration: &impl Registration) -> ReceiveRequest {
-    let address = registration.address() + index * RESPONSE_BYTES;
+fn receive<P: Provider>(index: usize, memory: &SharedMemory<P>) -> ReceiveRequest {
     ReceiveRequest {
         wr_id: RECEIVE | index as u64,
-        memory: SgeList::one(Sge {
-            address: address as u64,
-            length: RESPONSE_BYTES as u32,
-            lkey: registration.lkey(),
-        }),
+        memory: SgeList::one(memory.piece(index * RESPONSE_BYTES, RESPONSE_BYTES)),
     }
 }
 

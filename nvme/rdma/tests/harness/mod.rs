@@ -310,6 +310,8 @@ pub(crate) fn target_over(
         limits: TargetLimits {
             transfer_max: arena.max_transfer(),
             controllers_max: 4096,
+            queues_max: 1 << 16,
+            bind_queues: true,
         },
     };
     let device: Arc<dyn block::Device> = Arc::<MemoryDevice>::clone(device);

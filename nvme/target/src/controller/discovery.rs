@@ -11,17 +11,29 @@ use nvme_spec::U16;
 use nvme_spec::ascii::SpacePadded;
 use nvme_spec::fabrics::CNTLID_DYNAMIC;
 use nvme_spec::log::{
-    AddressFamily, DiscoveryEntry, DiscoveryHeader, RdmaCms, RdmaProvider, RdmaQpType,
+    AddressFamily, DiscoveryEntry, DiscoveryHeader, EntryFlags, RdmaCms, RdmaProvider, RdmaQpType,
     SecureChannel, SubsystemType, TcpSecurity, TransportRequirements, TransportType,
 };
-use nvme_spec::nqn::to_field;
+use nvme_spec::nqn::{DISCOVERY_NQN, to_field};
+use reactors::sim::planted;
 use zerocopy::{FromZeros, IntoBytes};
 
-use crate::config::{ADMIN_QUEUE_DEPTH_MAX, PortConfig, PortId, TransportKind};
+use crate::config::{PortConfig, PortId, TransportKind};
 use crate::page::Page;
 use crate::view::{Published, SubsystemView};
 
-/// What a host that came in by a port is shown.
+/// The port by which the log tells of its own discovery subsystem: the one that the host came in
+/// by. Base 2.1 §5.1.12.3.1, SUBTYPE 03h.
+fn current(view: &Published, arrival: PortId) -> Option<&PortConfig> {
+    view.port(arrival)
+}
+
+/// How many records a host that came in by a port is shown.
+pub(crate) fn count(view: &Published, host_nqn: &str, arrival: PortId) -> usize {
+    entries(view, host_nqn, arrival).count() + usize::from(current(view, arrival).is_some())
+}
+
+/// The subsystems, each with its ports, that a host which came in by a port is shown.
 pub(crate) fn entries<'a>(
     view: &'a Published,
     host_nqn: &'a str,
@@ -55,9 +67,11 @@ pub(crate) fn differs(
     let shown = |(subsystem, port): (&SubsystemView, &PortConfig)| {
         (subsystem.config.nqn.clone(), port.clone())
     };
-    let before = entries(before, host_nqn, arrival).map(shown);
-    let after = entries(after, host_nqn, arrival).map(shown);
-    !before.eq(after)
+    let entries_before = entries(before, host_nqn, arrival).map(shown);
+    let entries_after = entries(after, host_nqn, arrival).map(shown);
+    let is_other = !entries_before.eq(entries_after);
+    (is_other || current(before, arrival) != current(after, arrival))
+        && !planted("discovery-change-untold")
 }
 
 /// Writes the log of a host that came in by a port, at one of the target's addresses.
@@ -67,10 +81,25 @@ pub(crate) fn write(
     host_nqn: &str,
     (arrival, reached_at): (PortId, Option<IpAddr>),
 ) {
-    let records = entries(view, host_nqn, arrival).count() as u64;
-    page.put(DiscoveryHeader::new(view.generation, records).as_bytes());
+    let records = count(view, host_nqn, arrival) as u64;
+    let generation = if planted("generation-frozen") {
+        1
+    } else {
+        view.generation
+    };
+    page.put(DiscoveryHeader::new(generation, records).as_bytes());
     for (subsystem, port) in entries(view, host_nqn, arrival) {
-        page.put(entry(&subsystem.config.nqn, port, reached_at).as_bytes());
+        let nqn = &subsystem.config.nqn;
+        page.put_with(|| entry(nqn, SubsystemType::NVM, port, reached_at));
+    }
+    if let Some(port) = current(view, arrival) {
+        page.put_with(|| {
+            let subtype = SubsystemType::CURRENT_DISCOVERY;
+            let mut entry = entry(DISCOVERY_NQN, subtype, port, reached_at);
+            // Base 2.1 §5.1.12.3.1, EPCSD: a discovery controller with Keep Alive stays.
+            entry.eflags = EntryFlags::new().with_epcsd(true);
+            entry
+        });
     }
 }
 
@@ -88,7 +117,12 @@ fn advertised(port: &PortConfig, reached_at: Option<IpAddr>) -> (Cow<'_, str>, b
 }
 
 /// One record.
-fn entry(nqn: &str, port: &PortConfig, reached_at: Option<IpAddr>) -> DiscoveryEntry {
+fn entry(
+    nqn: &str,
+    subtype: SubsystemType,
+    port: &PortConfig,
+    reached_at: Option<IpAddr>,
+) -> DiscoveryEntry {
     let mut entry = DiscoveryEntry::new_zeroed();
     let (address, ipv6) = advertised(port, reached_at);
     entry.adrfam = if ipv6 {
@@ -96,7 +130,7 @@ fn entry(nqn: &str, port: &PortConfig, reached_at: Option<IpAddr>) -> DiscoveryE
     } else {
         AddressFamily::IPV4
     };
-    entry.subtype = SubsystemType::NVM;
+    entry.subtype = subtype;
     let channel = if port.secure {
         SecureChannel::REQUIRED
     } else {
@@ -107,7 +141,7 @@ fn entry(nqn: &str, port: &PortConfig, reached_at: Option<IpAddr>) -> DiscoveryE
         .with_disable_sq_flow_control(true);
     entry.portid = U16::new(port.id.0);
     entry.cntlid = U16::new(CNTLID_DYNAMIC);
-    entry.asqsz = U16::new(ADMIN_QUEUE_DEPTH_MAX);
+    entry.asqsz = U16::new(port.transport.admin_queue_depth_max());
     entry.trsvcid = SpacePadded::new(&port.service);
     entry.subnqn = to_field(nqn).unwrap_or_default();
     entry.traddr = SpacePadded::new(&address);

@@ -7,6 +7,7 @@ use arrayvec::ArrayVec;
 use nvme_spec::command::LogPageId;
 use nvme_spec::event::AsyncEvent;
 use nvme_spec::features::AsyncEventConfiguration;
+use reactors::sim::planted;
 
 /// Asynchronous Event Requests that may be outstanding; AERL is one less (Base 2.1 §5.1.13.2.1).
 pub(crate) const EVENT_REQUESTS_MAX: usize = 4;
@@ -121,6 +122,9 @@ impl Events {
     /// will see it in the log page that it has yet to read.
     pub(crate) fn raise(&mut self, kind: EventKind, configuration: AsyncEventConfiguration) {
         let state = &mut self.states[kind.index()];
+        if planted("event-lost-without-request") && self.requests.is_empty() {
+            return;
+        }
         if *state == EventState::Clear && kind.is_enabled(configuration) {
             *state = EventState::Pending;
         }
@@ -150,7 +154,11 @@ impl Events {
     fn take_pending(&mut self) -> Option<AsyncEvent> {
         let pending = |kind: &&EventKind| self.states[kind.index()] == EventState::Pending;
         let kind = *KINDS.iter().find(pending)?;
-        self.states[kind.index()] = EventState::Reported;
+        self.states[kind.index()] = if planted("event-not-masked") {
+            EventState::Clear
+        } else {
+            EventState::Reported
+        };
         Some(kind.event())
     }
 
@@ -161,6 +169,11 @@ impl Events {
                 self.states[kind.index()] = EventState::Clear;
             }
         }
+    }
+
+    /// Whether a request waits.
+    pub(crate) fn has_requests(&self) -> bool {
+        !self.requests.is_empty()
     }
 
     /// Takes a waiting request back, by its command identifier.

@@ -11,15 +11,17 @@ use nvme_spec::features::{
 };
 use nvme_spec::{NSID_BROADCAST, Status};
 use reactors::Nanos;
+use reactors::sim::planted;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::identify::WARNING_TEMPERATURE_KELVIN;
-use super::{AdminContext, Controller, ControllerKind, keep_alive_rounded_ms};
+use super::{AdminContext, Controller, ControllerKind, keep_alive_max_ms, keep_alive_rounded_ms};
 use crate::admin::{AdminStep, AdminWork, admin_work};
+use crate::config::NAMESPACE_ID_MAX;
 use crate::interface::Direction;
 use crate::io::{DataContext, namespace};
 use crate::status::{Fault, byte};
-use crate::view::SubsystemView;
+use crate::view::{SubsystemView, is_valid_nsid};
 
 /// Composite temperature and no sensor: TMPSEL values that are known (Base 2.1 §5.1.25.1.3).
 const COMPOSITE: u8 = 0;
@@ -168,6 +170,11 @@ impl Controller {
         }
         check_uuid(command.uuid.uuid_index())?;
         self.check_scope(sqe.nsid.get(), known, context)?;
+        let nsid = sqe.nsid.get();
+        // Base 2.1 §4.4: a feature of the controller cannot be set for one namespace.
+        if !known.namespace_specific && nsid != 0 && nsid != NSID_BROADCAST {
+            return Err(Fault::new(Status::FEATURE_NOT_NAMESPACE_SPECIFIC).at(byte::NSID));
+        }
         if !known.changeable {
             // Base 2.1 §5.1.25.1.28: a Host Identifier set over fabrics is a sequence error.
             return Err(Fault::new(Status::COMMAND_SEQUENCE_ERROR).at(byte::CDW10));
@@ -179,26 +186,28 @@ impl Controller {
         self.set_value(sqe, fid, command.cdw11.get(), context)
     }
 
-    /// Base 2.1 §5.1.25: a feature that is not namespace specific takes only 0h and FFFFFFFFh.
+    /// Base 2.1 §4.4: the NSID of Get Features and Set Features. A feature of the controller takes
+    /// 0h, FFFFFFFFh and any valid identifier; Set Features then refuses the last.
     fn check_scope(
         &self,
         nsid: u32,
         known: Known,
         context: &AdminContext<'_>,
     ) -> Result<(), Fault> {
-        let general = nsid == 0 || nsid == NSID_BROADCAST;
+        let gone = Fault::new(Status::INVALID_NAMESPACE_OR_FORMAT).at(byte::NSID);
         if known.namespace_specific {
-            let gone = Fault::new(Status::INVALID_NAMESPACE_OR_FORMAT).at(byte::NSID);
             let subsystem = self.subsystem(context.view).ok_or(gone)?;
             if nsid != NSID_BROADCAST {
                 namespace(subsystem, nsid)?;
             }
             return Ok(());
         }
-        if general {
+        // A discovery controller has no namespaces, so no identifier is valid there.
+        let has_namespaces = self.kind == ControllerKind::Io;
+        if nsid == 0 || nsid == NSID_BROADCAST || (has_namespaces && is_valid_nsid(nsid)) {
             return Ok(());
         }
-        Err(Fault::new(Status::FEATURE_NOT_NAMESPACE_SPECIFIC).at(byte::NSID))
+        Err(gone)
     }
 
     /// Obeys Set Features for a feature whose value is Command Dword 11.
@@ -212,6 +221,7 @@ impl Controller {
         let bad_value = Fault::field(byte::CDW11);
         match fid {
             FeatureId::ARBITRATION => self.features.arbitration = value,
+            FeatureId::POWER_MANAGEMENT if planted("feature-forgotten") => {}
             FeatureId::POWER_MANAGEMENT => {
                 let power = PowerManagement::from_bits(value);
                 // NPSS is 0: there is one power state.
@@ -224,7 +234,7 @@ impl Controller {
                 self.set_threshold(TemperatureThreshold::from_bits(value))?;
                 self.check_health(context);
             }
-            FeatureId::ERROR_RECOVERY => self.set_recovery(sqe.nsid.get(), value, context)?,
+            FeatureId::ERROR_RECOVERY => self.set_recovery(sqe.nsid.get(), value)?,
             FeatureId::VOLATILE_WRITE_CACHE => return self.set_write_cache(value, context),
             FeatureId::NUMBER_OF_QUEUES => {
                 let granted = self.set_queues(NumberOfQueues::from_bits(value), context)?;
@@ -237,7 +247,14 @@ impl Controller {
                 self.set_events(AsyncEventConfiguration::from_bits(value))?;
                 self.rearm(context.now);
             }
+            FeatureId::KEEP_ALIVE_TIMER if planted("keep-alive-change-ignored") => {}
             FeatureId::KEEP_ALIVE_TIMER => {
+                // Base 2.1 §5.1.25.1.15 and §4.2.3.1: a time beyond what is supported is
+                // Keep Alive Timeout Invalid.
+                if value > keep_alive_max_ms(self.kind) {
+                    let invalid = Fault::new(Status::KEEP_ALIVE_TIMEOUT_INVALID);
+                    return Err(invalid.at(byte::CDW11));
+                }
                 self.features.keep_alive_ms = value;
                 self.rearm(context.now);
             }
@@ -265,22 +282,15 @@ impl Controller {
     }
 
     /// NVM 1.1 §4.1.3.2: DULBE needs NSFEAT.DAE, which no namespace has.
-    fn set_recovery(
-        &mut self,
-        nsid: u32,
-        value: u32,
-        context: &AdminContext<'_>,
-    ) -> Result<(), Fault> {
+    fn set_recovery(&mut self, nsid: u32, value: u32) -> Result<(), Fault> {
         let recovery = ErrorRecovery::from_bits(value);
         if recovery.dulbe() {
             return Err(Fault::field(byte::CDW11));
         }
-        let highest = self
-            .subsystem(context.view)
-            .map_or(0, |view| view.namespaces.len());
         let table = &mut self.features.recovery;
         if nsid == NSID_BROADCAST {
-            *table = vec![recovery; highest];
+            // Namespaces that are added later included.
+            *table = vec![recovery; NAMESPACE_ID_MAX as usize];
         } else {
             let index = nsid as usize - 1;
             if table.len() <= index {
@@ -298,17 +308,16 @@ impl Controller {
         value: u32,
         context: &AdminContext<'_>,
     ) -> Result<AdminStep, Fault> {
-        // Base 2.1 §5.1.25.1.4: without a volatile cache the feature is Invalid Field.
-        if !self
-            .subsystem(context.view)
-            .is_some_and(SubsystemView::has_volatile_cache)
-        {
-            return Err(Fault::field(byte::CDW10));
-        }
+        // VWC.present is always 1, so the feature is always there: it also applies to namespaces
+        // with a volatile cache that are added later.
         let enabled = VolatileWriteCache::from_bits(value).wce();
         let before = std::mem::replace(&mut self.features.write_cache, enabled);
-        self.shared.set_write_through(!enabled);
-        if before && !enabled {
+        self.shared
+            .set_write_through(!enabled && !planted("write-cache-stays-on"));
+        let has_cache = self
+            .subsystem(context.view)
+            .is_some_and(SubsystemView::has_volatile_cache);
+        if before && !enabled && has_cache && !planted("write-cache-off-unflushed") {
             Ok(AdminStep::FlushAll)
         } else {
             Ok(AdminStep::Answer(0))
@@ -375,6 +384,7 @@ impl Controller {
         let defaults;
         let features = match command.select.sel() {
             FeatureSelect::CURRENT => &self.features,
+            FeatureSelect::DEFAULT if planted("default-is-current") => &self.features,
             FeatureSelect::DEFAULT | FeatureSelect::SAVED => {
                 defaults = Features::new(0, context.now);
                 &defaults
@@ -407,13 +417,6 @@ impl Controller {
         let value = match fid {
             FeatureId::NUMBER_OF_QUEUES => self.queues_value(current, context),
             FeatureId::TEMPERATURE_THRESHOLD => threshold(features, value)?.into_bits(),
-            FeatureId::VOLATILE_WRITE_CACHE
-                if !self
-                    .subsystem(context.view)
-                    .is_some_and(SubsystemView::has_volatile_cache) =>
-            {
-                return Err(Fault::field(byte::CDW10));
-            }
             _ => value_of(features, fid, nsid).ok_or(Fault::field(byte::CDW10))?,
         };
         Ok(AdminStep::Answer(u64::from(value)))

@@ -15,19 +15,21 @@ use nvme_spec::nqn::{DISCOVERY_NQN, to_field};
 use nvme_spec::registers::{IOCQES_NVM, IOSQES_NVM};
 use nvme_spec::sgl::SglDescriptor;
 use nvme_spec::{NSID_BROADCAST, Status, U16, U32, U64, U128};
+use reactors::Nanos;
+use reactors::sim::planted;
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::events::EVENT_REQUESTS_MAX;
 use super::property::VERSION;
 use super::{AdminContext, Controller, ControllerKind, KEEP_ALIVE_GRANULARITY_100MS};
 use crate::admin::{AdminStep, AdminWork, admin_work};
-use crate::config::{ADMIN_QUEUE_DEPTH_MAX, NamespaceConfig, TransportKind};
+use crate::config::{ADMIN_QUEUE_DEPTH_MAX, NAMESPACE_ID_MAX, NamespaceConfig, TransportKind};
 use crate::error_log::ERROR_LOG_ENTRIES;
 use crate::interface::{Direction, KEYED_BLOCKS_MAX};
-use crate::io::{DataContext, namespace};
+use crate::io::{DataContext, WRITE_ZEROES_BYTES_MAX, namespace};
 use crate::status::{Fault, byte};
 use crate::target::PAGE_BYTES;
-use crate::view::{NamespaceView, SubsystemView};
+use crate::view::{NamespaceView, SubsystemView, is_valid_nsid};
 
 /// Warning and critical composite temperature in kelvin (Base 2.1 §5.1.13.2.1, WCTEMP: the value
 /// that it recommends, and 10 K above).
@@ -35,7 +37,14 @@ pub(crate) const WARNING_TEMPERATURE_KELVIN: u16 = 343;
 const CRITICAL_TEMPERATURE_KELVIN: u16 = 353;
 
 /// Aborts that may be outstanding, less one. Each is done before the next is looked at.
-const ABORT_LIMIT_Z: u8 = 3;
+pub(crate) const ABORT_LIMIT_Z: u8 = 3;
+
+/// Command Quiesce Time in milliseconds (Base 2.1 §5.1.13.2.1, CQT: 0h would say that it is not
+/// reported).
+fn command_quiesce_time(time: Nanos) -> U16 {
+    let milliseconds = time.as_nanos().div_ceil(1_000_000);
+    U16::new(u16::try_from(milliseconds).unwrap_or(u16::MAX))
+}
 
 /// What an Identify command asks for, once it is known to be answerable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,7 +95,7 @@ impl Controller {
         match cns {
             Cns::CONTROLLER => Ok(Question::Controller),
             // Base 2.1 §5.1.13, CNS 00h: an inactive namespace has an empty structure.
-            Cns::NAMESPACE if subsystem.is_valid(nsid) => Ok(Question::Namespace(nsid)),
+            Cns::NAMESPACE if is_valid_nsid(nsid) => Ok(Question::Namespace(nsid)),
             Cns::NAMESPACE => Err(gone),
             Cns::ACTIVE_NAMESPACE_LIST => active_list(nsid),
             Cns::NAMESPACE_DESCRIPTORS => {
@@ -94,7 +103,7 @@ impl Controller {
             }
             Cns::IO_NAMESPACE => {
                 check_set(csi)?;
-                if subsystem.is_valid(nsid) {
+                if is_valid_nsid(nsid) {
                     Ok(Question::NvmNamespace(nsid))
                 } else {
                     Err(gone)
@@ -108,7 +117,7 @@ impl Controller {
                 check_set(csi)?;
                 active_list(nsid)
             }
-            Cns::INDEPENDENT_NAMESPACE if subsystem.is_valid(nsid) => {
+            Cns::INDEPENDENT_NAMESPACE if is_valid_nsid(nsid) => {
                 Ok(Question::IndependentNamespace(nsid))
             }
             Cns::INDEPENDENT_NAMESPACE => Err(gone),
@@ -215,6 +224,7 @@ impl Controller {
             ControllerKind::Io => {
                 if let Some(subsystem) = self.subsystem(context.view) {
                     fill_io(&mut page, subsystem);
+                    page.cqt = command_quiesce_time(context.view.quiesce_time_max(subsystem));
                 }
             }
         }
@@ -299,7 +309,8 @@ fn fill_io(page: &mut IdentifyController, subsystem: &SubsystemView) {
     page.rab = 6;
     page.cmic = Cmic::new()
         .with_multiple_controllers(true)
-        .with_multiple_ports(config.ports.len() > 1);
+        // Listeners may be added later, and hosts read this only when they attach.
+        .with_multiple_ports(true);
     page.oaes = Oaes::new().with_namespace_attribute(true);
     page.cntrltype = ControllerType::IO;
     page.frmw = Frmw::new().with_first_slot_read_only(true).with_slots(1);
@@ -309,19 +320,29 @@ fn fill_io(page: &mut IdentifyController, subsystem: &SubsystemView) {
     page.sqes = EntrySizes::new().with_min(IOSQES_NVM).with_max(IOSQES_NVM);
     page.cqes = EntrySizes::new().with_min(IOCQES_NVM).with_max(IOCQES_NVM);
     page.maxcmd = U16::new(config.queue_depth_max);
-    // At most NAMESPACE_ID_MAX. Base 2.1 asks for at least 1.
-    let highest = subsystem.namespaces.len() as u32;
-    page.nn = U32::new(highest.max(1));
-    page.mnan = U32::new(highest.max(1));
+    // Base 2.1 §5.1.13.2.1, NN and MNAN: the largest identifier that a namespace can ever have.
+    // Hosts size tables by NN when they attach, so it does not follow the current namespaces.
+    let highest = if planted("nn-counts-namespaces") {
+        subsystem.namespaces.len().max(1) as u32
+    } else {
+        NAMESPACE_ID_MAX
+    };
+    page.nn = U32::new(highest);
+    page.mnan = U32::new(highest);
     page.oncs = Oncs::new()
         .with_compare(true)
         .with_dataset_management(true)
         .with_write_zeroes(true)
         .with_save_select(true)
         .with_timestamp(true);
+    // Base 2.1 §5.1.13.2.1, VWC: always present. A namespace with a volatile cache may join later,
+    // and hosts read this field only when they attach. Namespaces without one set VWCNP.
     page.vwc = Vwc::new()
-        .with_present(subsystem.has_volatile_cache())
+        .with_present(subsystem.has_volatile_cache() || !planted("cache-follows-namespaces"))
         .with_flush(FlushBehavior::BROADCAST_SUPPORTED);
+    if planted("cache-hidden") {
+        page.vwc = Vwc::new();
+    }
     page.subnqn = to_field(&config.nqn).unwrap_or_default();
 }
 
@@ -361,15 +382,20 @@ fn namespace_page(config: &NamespaceConfig, view: &NamespaceView) -> IdentifyNam
 fn independent_page(view: &NamespaceView) -> IndependentIdentifyNamespace {
     let mut page = IndependentIdentifyNamespace::new_zeroed();
     page.nsfeat = IndependentNsfeat::new().with_vwcnp(!view.volatile);
+    if planted("cache-denied") {
+        page.nsfeat = page.nsfeat.with_vwcnp(true);
+    }
     page.nmic = Nmic::new().with_shared(true);
     page.nsattr = Nsattr::new().with_write_protected(view.read_only);
     page.nstat = Nstat::new().with_nrdy(true);
     page
 }
 
-/// The NVM command set's part of Identify Controller (NVM 1.1 §4.1.5.4): 0 is no limit beside MDTS.
+/// The NVM command set's part of Identify Controller (NVM 1.1 §4.1.5.4).
 fn nvm_controller_page() -> NvmIdentifyController {
-    NvmIdentifyController::new_zeroed()
+    let mut page = NvmIdentifyController::new_zeroed();
+    page.wzsl = (WRITE_ZEROES_BYTES_MAX / u64::from(PAGE_BYTES)).ilog2() as u8;
+    page
 }
 
 /// Namespace identification descriptors (Base 2.1 §5.1.13, CNS 03h): every identifier that is

@@ -9,6 +9,7 @@ use nvme_spec::log::{
     LogPageSupport, SmartHealth, SupportedLogPages,
 };
 use nvme_spec::{NSID_BROADCAST, Status};
+use reactors::sim::planted;
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::{AdminContext, Controller, ControllerKind, discovery, effects, smart};
@@ -81,8 +82,8 @@ impl Controller {
             LogPageId::COMMANDS_SUPPORTED_AND_EFFECTS => effects::COMMANDS_BYTES,
             LogPageId::FEATURES_SUPPORTED_AND_EFFECTS => effects::FEATURES_BYTES,
             LogPageId::DISCOVERY => {
-                let entries = discovery::entries(context.view, self.host_nqn(), self.port);
-                let bytes = entries.count() * size_of::<DiscoveryEntry>();
+                let records = discovery::count(context.view, self.host_nqn(), self.port);
+                let bytes = records * size_of::<DiscoveryEntry>();
                 (size_of::<DiscoveryHeader>() + bytes) as u64
             }
             _ => 0,
@@ -117,9 +118,10 @@ impl Controller {
             LogPageId::FIRMWARE_SLOT => page.put(self.firmware_page(context).as_bytes()),
             LogPageId::CHANGED_ATTACHED_NAMESPACES => {
                 let mut list = ChangedNamespaces::new_zeroed();
-                list.fill(self.changed_namespaces.iter().copied());
+                let short = usize::from(planted("changed-list-short"));
+                list.fill(self.changed_namespaces.iter().copied().skip(short));
                 page.put(list.as_bytes());
-                if !command.select.rae() {
+                if !command.select.rae() && !planted("changed-list-kept") {
                     self.changed_namespaces.clear();
                 }
             }
@@ -135,7 +137,7 @@ impl Controller {
             }
             _ => return Err(Fault::new(Status::INVALID_LOG_PAGE).at(byte::CDW10)),
         }
-        if !command.select.rae() {
+        if !command.select.rae() || planted("retained-event-cleared") {
             self.events.log_read(lid);
         }
         Ok(())

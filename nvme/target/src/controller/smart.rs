@@ -17,6 +17,11 @@ use super::{AdminContext, Controller};
 use crate::target::Target;
 use crate::view::SubsystemView;
 
+/// Composite temperature of a subsystem in which no device has a sensor, kelvin: 25 °C. Base 2.1
+/// §5.1.12.1.3 leaves the value to the implementation and has none for "not reported"; 0 K, which
+/// tools show as -273 °C, is impossible.
+const NOMINAL_TEMPERATURE_KELVIN: u16 = 298;
+
 /// Available Spare Threshold in percent, of devices that have none of their own.
 const SPARE_THRESHOLD_PERCENT: u8 = 10;
 
@@ -62,9 +67,13 @@ impl Summary {
         match health.state {
             HealthState::Ready | HealthState::Resetting => {}
             HealthState::ReadOnly => warnings.read_only = true,
-            HealthState::Removed => warnings.reliability = true,
+            // Base 2.1 §5.1.12.1.3, Critical Warning bit 2: reliability degraded by media related
+            // errors. Bit 3 is for all of the media, and other namespaces still take writes.
+            HealthState::Removed | HealthState::Damaged => warnings.reliability = true,
         }
-        self.temperature_kelvin = self.temperature_kelvin.max(health.temperature_kelvin);
+        // A drive that reports 0 K has no sensor.
+        let reported = health.temperature_kelvin.filter(|kelvin| *kelvin > 0);
+        self.temperature_kelvin = self.temperature_kelvin.max(reported);
         self.used_percent = self.used_percent.max(health.used_percent.unwrap_or(0));
         let threshold = health.drive.map_or(SPARE_THRESHOLD_PERCENT, |drive| {
             drive.spare_threshold_percent
@@ -106,14 +115,19 @@ impl Summary {
     }
 
     fn warnings(&self, features: &Features) -> CriticalWarning {
-        let beyond = |kelvin| features.beyond_threshold(kelvin);
-        let hot = self.temperature_kelvin.is_some_and(beyond);
+        let hot = features.beyond_threshold(self.composite_temperature_kelvin());
         CriticalWarning::new()
             .with_spare(self.warnings.spare)
             .with_temperature(self.warnings.temperature || hot)
             .with_reliability(self.warnings.reliability)
             .with_read_only(self.warnings.read_only)
             .with_backup_failed(self.warnings.backup)
+    }
+
+    /// That of the hottest device with a sensor.
+    fn composite_temperature_kelvin(&self) -> u16 {
+        self.temperature_kelvin
+            .unwrap_or(NOMINAL_TEMPERATURE_KELVIN)
     }
 
     /// The sum of an amount over all drives.
@@ -151,8 +165,7 @@ pub(crate) fn page(controller: &Controller, context: &AdminContext<'_>) -> Smart
         .device_totals(&summary.others.iter().copied());
     let amount = |drives: u128, counted: u128| U128::new(drives.saturating_add(counted));
     page.critical_warning = summary.warnings(&controller.features);
-    // 0 where no device has a sensor.
-    page.temperature = U16::new(summary.temperature_kelvin.unwrap_or(0));
+    page.temperature = U16::new(summary.composite_temperature_kelvin());
     page.available_spare = summary.spare_percent;
     page.available_spare_threshold = summary.spare_threshold_percent;
     page.percentage_used = summary.used_percent;

@@ -10,6 +10,9 @@ use nvme_spec::registers::{Csts, ShutdownStatus};
 pub enum ControllerState {
     /// CC.EN is 0: the host's Property Set moves it on.
     Disabled,
+    /// CC.EN is 1; the end of the last request of an earlier association of the same host moves it
+    /// on. CSTS.RDY stays 0 until then, so that no write of before lands after one that follows.
+    Enabling,
     /// Serves commands.
     Ready,
     /// CC.EN went to 0; the end of the last I/O queue moves it on. CSTS.RDY stays 1 until then, so
@@ -37,6 +40,8 @@ pub(crate) enum ControllerEvent {
     EnableInvalid,
     /// CC.EN went to 0.
     Disable,
+    /// No request of an earlier association of the host is in a device.
+    HostQuiet,
     /// The last I/O queue from before a reset is gone.
     QueuesGone,
     /// CC.SHN asks for a normal shutdown.
@@ -55,37 +60,47 @@ pub(crate) const fn transition(
     event: ControllerEvent,
 ) -> Option<ControllerState> {
     use ControllerEvent::{
-        Disable, Enable, EnableInvalid, End, Flushed, QueuesGone, ShutdownAbrupt, ShutdownNormal,
+        Disable, Enable, EnableInvalid, End, Flushed, HostQuiet, QueuesGone, ShutdownAbrupt,
+        ShutdownNormal,
     };
-    use ControllerState::{Disabled, Ended, Failed, Ready, Resetting, ShutDown, ShuttingDown};
+    use ControllerState::{
+        Disabled, Enabling, Ended, Failed, Ready, Resetting, ShutDown, ShuttingDown,
+    };
     match (state, event) {
-        (Disabled | Ready | Resetting | ShuttingDown | ShutDown { .. } | Failed, End) => {
-            Some(Ended)
-        }
-        (Disabled, Enable) => Some(Ready),
+        (
+            Disabled | Enabling | Ready | Resetting | ShuttingDown | ShutDown { .. } | Failed,
+            End,
+        ) => Some(Ended),
+        (Disabled, Enable) => Some(Enabling),
+        (Enabling, HostQuiet) => Some(Ready),
         (Disabled, EnableInvalid) => Some(Failed),
-        (Disabled, ShutdownNormal | ShutdownAbrupt) => Some(ShutDown { ready: false }),
+        (Disabled | Enabling, ShutdownNormal | ShutdownAbrupt) => Some(ShutDown { ready: false }),
+        // It has had no I/O queue yet, so there is nothing to wait for.
+        (Enabling, Disable) => Some(Disabled),
         (Ready | ShuttingDown | ShutDown { .. } | Failed, Disable) => Some(Resetting),
         (Ready, ShutdownNormal) => Some(ShuttingDown),
         (Ready | ShuttingDown, ShutdownAbrupt) | (ShuttingDown, Flushed) => {
             Some(ShutDown { ready: true })
         }
         (Resetting, QueuesGone) => Some(Disabled),
-        (Disabled, Disable | QueuesGone | Flushed)
-        | (Ready, Enable | EnableInvalid | QueuesGone | Flushed)
+        (Disabled, Disable | HostQuiet | QueuesGone | Flushed)
+        | (Enabling, Enable | EnableInvalid | QueuesGone | Flushed)
+        | (Ready, Enable | EnableInvalid | HostQuiet | QueuesGone | Flushed)
         | (
             Resetting,
-            Enable | EnableInvalid | Disable | ShutdownNormal | ShutdownAbrupt | Flushed,
+            Enable | EnableInvalid | Disable | HostQuiet | ShutdownNormal | ShutdownAbrupt
+            | Flushed,
         )
-        | (ShuttingDown, Enable | EnableInvalid | QueuesGone | ShutdownNormal)
+        | (ShuttingDown, Enable | EnableInvalid | HostQuiet | QueuesGone | ShutdownNormal)
         | (
             ShutDown { .. } | Failed,
-            Enable | EnableInvalid | QueuesGone | ShutdownNormal | ShutdownAbrupt | Flushed,
+            Enable | EnableInvalid | HostQuiet | QueuesGone | ShutdownNormal | ShutdownAbrupt
+            | Flushed,
         )
         | (
             Ended,
-            Enable | EnableInvalid | Disable | QueuesGone | ShutdownNormal | ShutdownAbrupt
-            | Flushed | End,
+            Enable | EnableInvalid | Disable | HostQuiet | QueuesGone | ShutdownNormal
+            | ShutdownAbrupt | Flushed | End,
         ) => None,
     }
 }
@@ -94,7 +109,7 @@ impl ControllerState {
     /// Controller Status as the host reads it (Base 2.1 §3.1.4.6).
     pub(crate) fn csts(self) -> Csts {
         let (ready, fatal, shutdown) = match self {
-            Self::Disabled => (false, false, ShutdownStatus::NORMAL_OPERATION),
+            Self::Disabled | Self::Enabling => (false, false, ShutdownStatus::NORMAL_OPERATION),
             Self::Ready | Self::Resetting => (true, false, ShutdownStatus::NORMAL_OPERATION),
             Self::ShuttingDown => (true, false, ShutdownStatus::OCCURRING),
             Self::ShutDown { ready } => (ready, false, ShutdownStatus::COMPLETE),
@@ -117,6 +132,7 @@ impl ControllerState {
             Self::ShutDown { ready: false } => 5,
             Self::Failed => 6,
             Self::Ended => 7,
+            Self::Enabling => 8,
         }
     }
 
@@ -130,6 +146,7 @@ impl ControllerState {
             4 => Self::ShutDown { ready: true },
             5 => Self::ShutDown { ready: false },
             6 => Self::Failed,
+            8 => Self::Enabling,
             _ => Self::Ended,
         }
     }
@@ -138,15 +155,17 @@ impl ControllerState {
 #[cfg(test)]
 mod tests {
     use super::ControllerEvent::{
-        Disable, Enable, EnableInvalid, End, Flushed, QueuesGone, ShutdownAbrupt, ShutdownNormal,
+        Disable, Enable, EnableInvalid, End, Flushed, HostQuiet, QueuesGone, ShutdownAbrupt,
+        ShutdownNormal,
     };
     use super::ControllerState::{
-        Disabled, Ended, Failed, Ready, Resetting, ShutDown, ShuttingDown,
+        Disabled, Enabling, Ended, Failed, Ready, Resetting, ShutDown, ShuttingDown,
     };
     use super::*;
 
-    const STATES: [ControllerState; 8] = [
+    const STATES: [ControllerState; 9] = [
         Disabled,
+        Enabling,
         Ready,
         Resetting,
         ShuttingDown,
@@ -155,10 +174,11 @@ mod tests {
         Failed,
         Ended,
     ];
-    const EVENTS: [ControllerEvent; 8] = [
+    const EVENTS: [ControllerEvent; 9] = [
         Enable,
         EnableInvalid,
         Disable,
+        HostQuiet,
         QueuesGone,
         ShutdownNormal,
         ShutdownAbrupt,
@@ -170,7 +190,11 @@ mod tests {
     #[test]
     fn every_move() {
         let moves = [
-            (Disabled, Enable, Ready),
+            (Disabled, Enable, Enabling),
+            (Enabling, HostQuiet, Ready),
+            (Enabling, Disable, Disabled),
+            (Enabling, ShutdownNormal, ShutDown { ready: false }),
+            (Enabling, ShutdownAbrupt, ShutDown { ready: false }),
             (Disabled, EnableInvalid, Failed),
             (Disabled, ShutdownNormal, ShutDown { ready: false }),
             (Disabled, ShutdownAbrupt, ShutDown { ready: false }),
@@ -210,6 +234,10 @@ mod tests {
         };
         assert_eq!(
             status(Disabled),
+            (false, false, ShutdownStatus::NORMAL_OPERATION)
+        );
+        assert_eq!(
+            status(Enabling),
             (false, false, ShutdownStatus::NORMAL_OPERATION)
         );
         assert_eq!(

@@ -6,9 +6,10 @@ use reactors::Nanos;
 use reactors::sim::planted;
 
 use super::executions::Command;
-use super::queue::{Queue, QueueEvent, QueueKind, QueueState};
+use super::queue::{Passage, Queue, QueueEvent, QueueKind, QueueState};
 use super::{FailedCommand, TargetCore};
 use crate::admin::{AdminStep, with_result};
+use crate::config::ADMIN_EXECUTIONS_MAX;
 use crate::controller::AdminContext;
 use crate::interface::{Admission, QueueId, Work, WorkKind};
 use crate::io::{Decoded, IoContext, IoOperation, IoWork, decode, is_transfer, transfer};
@@ -27,7 +28,7 @@ impl TargetCore {
         entry.shared.note_traffic();
         // Apart from the rest, so that the work is built where the caller wants it.
         if is_transfer(sqe) && entry.takes_io() {
-            let checked = context(entry, &self.view, &self.lending)
+            let checked = context(entry, &self.view, &self.lending, Fence::Later)
                 .and_then(|context| transfer(sqe, &context));
             return match checked {
                 Ok(mut work) => {
@@ -66,6 +67,11 @@ impl TargetCore {
 
     #[cold]
     fn refuse(&mut self, slot: u32, sqe: &Sqe, fault: Fault) -> Admission {
+        let fault = if planted("retry-not-forbidden") {
+            Fault::retry(fault.status.code()).at(fault.location)
+        } else {
+            fault
+        };
         Admission::Respond(self.fail(slot, &FailedCommand::of(sqe), fault))
     }
 
@@ -82,7 +88,10 @@ impl TargetCore {
         if sqe.is_fabrics() {
             return self.admit_io_fabrics(slot, tag, sqe);
         }
-        match decode(sqe, &context(queue, &self.view, &self.lending)?)? {
+        match decode(
+            sqe,
+            &context(queue, &self.view, &self.lending, Fence::Later)?,
+        )? {
             Decoded::Work(work) => {
                 queue.unanswered += 1;
                 Ok(Admission::Work(work))
@@ -145,7 +154,11 @@ impl TargetCore {
             counters: &self.counters,
             now,
         };
-        let step = controller.admit(tag, sqe, queue.data, &context)?;
+        controller.shared.note_command(now);
+        let step = controller.admit(tag, sqe, queue.data, &context);
+        let awaits_event = controller.events.has_requests();
+        controller.shared.set_awaits_event(awaits_event);
+        let step = step?;
         match step {
             AdminStep::Answer(result) => {
                 let admission = succeed(queue, sqe, result);
@@ -163,13 +176,17 @@ impl TargetCore {
                 self.carry_out(controller_slot, effect, now);
                 Ok(admission)
             }
-            AdminStep::FlushAll => Ok(self.flush_for_command(slot, tag, sqe, now)),
+            AdminStep::FlushAll => self.flush_for_command(slot, tag, sqe, now),
             AdminStep::Abort { sqid, command_id } => {
+                if !controller.takes_abort(self.turn) && !planted("abort-limit-ignored") {
+                    return Err(Fault::retry(Status::ABORT_LIMIT_EXCEEDED).at(byte::OPCODE));
+                }
                 let aborted = self.abort(controller_slot, sqid, command_id);
                 let Some(queue) = self.queues.at_mut(slot) else {
                     return Err(gone);
                 };
-                let result = nvme_spec::command::AbortResult::new().with_not_aborted(!aborted);
+                let result = nvme_spec::command::AbortResult::new()
+                    .with_not_aborted(aborted == planted("abort-inverted"));
                 Ok(succeed(queue, sqe, u64::from(result.into_bits())))
             }
         }
@@ -182,8 +199,18 @@ impl TargetCore {
     }
 
     /// A command that succeeds once every volatile cache of the subsystem is flushed.
-    fn flush_for_command(&mut self, slot: u32, tag: u64, sqe: &Sqe, now: Nanos) -> Admission {
+    fn flush_for_command(
+        &mut self,
+        slot: u32,
+        tag: u64,
+        sqe: &Sqe,
+        now: Nanos,
+    ) -> Result<Admission, Fault> {
         if let Some(queue) = self.queues.at_mut(slot) {
+            // An admin queue reserves so many executions, whatever its depth.
+            if queue.executing >= u32::from(ADMIN_EXECUTIONS_MAX.min(queue.depth)) {
+                return Err(Fault::retry(Status::COMMAND_INTERRUPTED).at(byte::OPCODE));
+            }
             queue.unanswered += 1;
         }
         let work = IoWork {
@@ -201,8 +228,8 @@ impl TargetCore {
             tag,
         };
         match self.start_command(command, work, None, now, now) {
-            Some(completed) => Admission::Respond(completed.response),
-            None => Admission::Held,
+            Some(completed) => Ok(Admission::Respond(completed.response)),
+            None => Ok(Admission::Held),
         }
     }
 
@@ -234,15 +261,27 @@ impl TargetCore {
     }
 }
 
+/// What a fence of the host means to a command that is admitted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fence {
+    /// It is not carried out at once.
+    Stops,
+    /// It is admitted; a fence is looked at when it is executed.
+    Later,
+}
+
 /// What I/O commands of a live queue are checked against.
 #[inline]
 pub(super) fn context<'a>(
     queue: &Queue,
     view: &'a Published,
     lending: &'a [bool],
+    fence: Fence,
 ) -> Result<IoContext<'a>, Fault> {
     // Base 2.1 §3.5.2, §3.6.2: the controller is not ready (any more); a later path may be.
-    if queue.shared.gate() != queue.gate {
+    if queue.shared.gate() != queue.gate
+        && (fence == Fence::Stops || queue.passage() == Passage::Closed)
+    {
         return Err(Fault::retry(Status::COMMAND_SEQUENCE_ERROR).at(byte::OPCODE));
     }
     let Some(subsystem) = view.subsystem(queue.subsystem) else {

@@ -8,9 +8,9 @@ use nvme_spec::Status;
 use reactors::Nanos;
 use reactors::sim::planted;
 
-use super::executions::{Command, Owner};
-use super::queue::{Queue, QueueEvent, QueueKind};
-use super::{FailedCommand, TargetCore, Timing};
+use super::executions::{Command, DeviceTag, ExecutionState, Owner};
+use super::queue::{QueueEvent, QueueKind, QueueState};
+use super::{FailedCommand, TargetCore, Timing, rota};
 use crate::controller::state::ControllerEvent;
 use crate::interface::{Close, CloseReason, Completed, QueueId};
 use crate::status::Fault;
@@ -26,22 +26,46 @@ impl TargetCore {
         };
         entry.apply(QueueEvent::ConnectionGone);
         let controller = entry.controller();
+        entry.fenced = 0;
+        let (kind, cntlid) = (entry.kind, entry.shared.identity.cntlid);
         self.queues.retire(slot);
         let abandoned = self.executions.abandon(slot);
         self.counters.orphaned.add(u64::from(abandoned.orphaned));
+        self.give_up_orphans(abandoned.devices);
+        if let QueueKind::Io { token } = kind
+            && abandoned.orphaned > 0
+        {
+            self.target.registry().orphan_io(cntlid, token);
+            self.update_fences(cntlid);
+        }
         if planted("neighbour-closed") {
             self.end_queue(slot ^ 1, CloseReason::AssociationLost);
         }
         if let Some(controller) = controller {
             self.end_controller(controller, CloseReason::AssociationLost, now);
             self.controllers.remove(controller);
-            self.set_timer(controller);
+            if !planted("timer-kept") {
+                self.set_timer(controller);
+            }
         }
         if let Some(entry) = self.queues.at_mut(slot) {
             entry.executing -= abandoned.freed;
             if entry.executing == 0 || planted("queue-freed-early") {
                 self.release_queue(slot);
             }
+        }
+    }
+
+    /// Has devices cancel what they have of queues that are gone, as far as they can: the host may
+    /// send something else meanwhile, by another association or another path.
+    fn give_up_orphans(&mut self, devices: u128) {
+        if planted("give-up-forgotten") {
+            return;
+        }
+        let executions = &self.executions;
+        for place in rota::places(devices) {
+            let is_orphan = &mut |tag| executions.is_orphan(DeviceTag::from_bits(tag));
+            self.devices[place].give_up(is_orphan);
         }
     }
 
@@ -52,20 +76,31 @@ impl TargetCore {
         let Some(queue) = self.queues.remove(slot) else {
             return;
         };
-        self.reserved -= Queue::reservation(queue.depth, queue.controller().is_some());
+        if !(planted("reservation-kept") && queue.qid > 0) {
+            self.reserved.give_back(&queue.claimant, queue.reservation);
+        }
         self.counters.queues.set(self.queues.len() as u64);
         let identity = &queue.shared.identity;
-        {
+        let lifted = {
             let mut registry = self.target.registry();
             if let Some(counters) = self.counters.queue_slots.get(slot as usize) {
                 queue.shared.closed_queues().add(counters.totals());
             }
             match queue.kind {
                 QueueKind::Io { token } => registry.remove_io(identity.cntlid, token),
-                QueueKind::Admin { .. } => registry.remove_admin(identity.cntlid),
+                QueueKind::Admin { .. } => {
+                    registry.remove_admin(identity.cntlid);
+                    Vec::new()
+                }
             }
+        };
+        if queue.controller().is_none() {
+            // A reset, or an end that waits for answers, may be over.
+            self.target.call(identity.admin_reactor);
         }
-        self.target.call(identity.admin_reactor);
+        for reactor in lifted {
+            self.target.call(reactor);
+        }
     }
 
     /// Asks the transport to end a queue's connection.
@@ -106,16 +141,21 @@ impl TargetCore {
         tracing::debug!(cntlid, ?reason, "association ends");
         let effect = controller.apply(ControllerEvent::End, now);
         self.carry_out(slot, effect, now);
+        self.update_fences(cntlid);
         self.summon(slot);
     }
 
-    /// Calls every core that holds a queue of a controller, this one included.
+    /// Calls every core that holds a queue of a controller whose connection is not gone.
     pub(super) fn summon(&self, slot: u32) {
         let Some(controller) = self.controllers.at(slot) else {
             return;
         };
         let cntlid = controller.shared.identity.cntlid;
-        let mut reactors = vec![self.reactor];
+        let mut reactors = Vec::new();
+        let admin = self.queues.at(controller.queue.slot);
+        if admin.is_some_and(|queue| queue.state != QueueState::Gone) {
+            reactors.push(self.reactor);
+        }
         {
             let registry = self.target.registry();
             let queues = registry.entry(cntlid).map(|entry| &entry.io_queues);
@@ -139,22 +179,26 @@ impl TargetCore {
             return false;
         };
         let cntlid = controller.shared.identity.cntlid;
-        let wanted = |queue: &Queue| {
-            queue.qid == sqid
-                && queue.shared.identity.cntlid == cntlid
-                && queue.must_end().is_none()
+        let found = {
+            let registry = self.target.registry();
+            let queues = registry.entry(cntlid).map(|entry| &entry.io_queues);
+            let mut queues = queues.into_iter().flatten();
+            queues
+                .find(|queue| queue.qid == sqid && queue.reactor == self.reactor)
+                .map(|queue| queue.slot)
         };
-        let found = self
-            .queues
-            .iter()
-            .find(|(_, queue)| wanted(queue))
-            .map(|(slot, _)| slot);
+        // Of before a reset, or on its way out: its commands are not answered one by one.
+        let serves = |slot: &u32| {
+            let queue = self.queues.at(*slot);
+            queue.is_some_and(|queue| queue.must_end().is_none())
+        };
+        let found = found.filter(serves);
         let Some(slot) = found else { return false };
         let wanted = command_id ^ u16::from(planted("abort-of-another"));
         let Some(execution) = self.executions.find(slot, wanted) else {
             return false;
         };
-        let Some(execution) = self.executions.remove_parked(execution) else {
+        let Some(execution) = self.executions.remove_waiting(execution) else {
             return false;
         };
         let Owner::Command(Command { tag, id, .. }) = execution.owner else {
@@ -162,6 +206,7 @@ impl TargetCore {
         };
         if let Some(queue) = self.queues.at_mut(slot) {
             queue.executing -= 1;
+            queue.fenced -= u32::from(execution.state == ExecutionState::Fenced);
         }
         let failed = FailedCommand::of_work(&execution.work, id);
         let response = self.fail(slot, &failed, Fault::retry(Status::ABORT_REQUESTED));

@@ -1,11 +1,13 @@
 //! Connect (Base 2.1 §6.3): the first command of every connection makes its queue.
 
+use std::net::IpAddr;
 use std::sync::{Arc, MutexGuard};
 
+use hugemem::Account;
 use nvme_spec::fabrics::{
     AuthenticationRequirements, CNTLID_DYNAMIC, Connect, ConnectData, ConnectField, FabricsType,
 };
-use nvme_spec::nqn::{DISCOVERY_NQN, from_field};
+use nvme_spec::nqn::{DISCOVERY_NQN, NqnError, from_field};
 use nvme_spec::{Cqe, Sqe, Status, U16};
 use reactors::Nanos;
 use reactors::sim::planted;
@@ -13,14 +15,15 @@ use zerocopy::FromBytes;
 
 use super::TargetCore;
 use super::queue::{Queue, QueueKind, QueueSetup};
-use crate::config::{ADMIN_QUEUE_DEPTH_MAX, TransportKind};
-use crate::controller::{Controller, ControllerKind, ControllerSetup};
+use crate::config::TransportKind;
+use crate::controller::{Controller, ControllerKind, ControllerSetup, keep_alive_max_ms};
 use crate::interface::{
     ADMIN_IN_CAPSULE_MAX_BYTES, Arrival, ConnectOutcome, QueueId, QueueInfo, TransportId,
 };
 use crate::io::DataContext;
-use crate::registry::{IoConnect, IoRefusal, Registry};
+use crate::registry::{Added, IoConnect, IoRefusal, NewController, Registry};
 use crate::shared::{ControllerIdentity, DISCOVERY_SLOT};
+use crate::shares::Claimant;
 
 /// Why a Connect is refused.
 enum Refused {
@@ -37,6 +40,7 @@ impl From<ConnectField> for Refused {
 /// A Connect whose parts were read.
 struct Request<'a> {
     command: Connect,
+    claimant: Claimant,
     subsystem_nqn: &'a str,
     host_nqn: &'a str,
     host_id: [u8; 16],
@@ -51,6 +55,27 @@ struct Wanted {
     kind: ControllerKind,
     io_queues_max: u16,
     depth_max: u16,
+    /// Slot of the queue, once it is known.
+    slot: u32,
+    /// Entries of the queue, once they are checked.
+    depth: u16,
+    /// Executions to reserve for it.
+    reservation: usize,
+}
+
+impl Wanted {
+    /// A subsystem's controller or a discovery controller, with the limits of its queues.
+    fn new(subsystem: u32, kind: ControllerKind, io_queues_max: u16, depth_max: u16) -> Self {
+        Self {
+            subsystem,
+            kind,
+            io_queues_max,
+            depth_max,
+            slot: 0,
+            depth: 0,
+            reservation: 0,
+        }
+    }
 }
 
 impl TargetCore {
@@ -123,7 +148,7 @@ impl TargetCore {
         let qid = request.command.qid.get();
         // Base 2.1 §6.3: a queue has at least two entries, and no more than CAP.MQES says.
         let depth_max = if qid == 0 {
-            ADMIN_QUEUE_DEPTH_MAX
+            request.kind.admin_queue_depth_max()
         } else {
             wanted.depth_max
         };
@@ -133,19 +158,30 @@ impl TargetCore {
         }
         // No more than depth_max.
         let depth = depth as u16;
-        let reservation = self.reserved + Queue::reservation(depth, qid == 0);
+        let reservation = Queue::reservation(qid, depth, wanted.kind);
         let Some(slot) = self.queues.next_slot() else {
             return Err(busy());
         };
-        if reservation > self.limits.executions_max {
+        let (claimant, has_lists) = (&request.claimant, self.view.has_lists());
+        if !self.reserved.admits(claimant, reservation, has_lists) {
             return Err(busy());
         }
-        let (queue, info) = if qid == 0 {
-            self.connect_admin(&request, &wanted, slot, depth, now)?
-        } else {
-            self.connect_io(&request, &wanted, slot, depth)?
+        let wanted = Wanted {
+            slot,
+            depth,
+            reservation,
+            ..wanted
         };
-        self.reserved = reservation;
+        let connected = if qid == 0 {
+            self.connect_admin(&request, &wanted, now)
+        } else {
+            self.connect_io(&request, &wanted)
+        };
+        if connected.is_err() && planted("refused-connect-reserves") {
+            self.reserved.take(&request.claimant, reservation);
+        }
+        let (queue, info) = connected?;
+        self.reserved.take(&request.claimant, reservation);
         self.counters.queues.set(self.queues.len() as u64);
         Ok((queue, info))
     }
@@ -188,9 +224,17 @@ impl TargetCore {
         let inbox = self.inboxes.get(usize::from(transport));
         let inbox = inbox.ok_or(Refused::Status(Status::INTERNAL_ERROR))?;
         let subsystem_nqn = from_field(&data.subnqn).map_err(|_| ConnectField::SubsystemNqn)?;
-        let host_nqn = from_field(&data.hostnqn).map_err(|_| ConnectField::HostNqn)?;
+        // Base 2.1 §6.3 asks for a host NQN, and hosts in the field send none (SPDK's perf). Such a
+        // host is one that no list names.
+        let host_nqn = match from_field(&data.hostnqn) {
+            Err(NqnError::Empty) => "",
+            name => name.map_err(|_| ConnectField::HostNqn)?,
+        };
+        let listed = self.view.lists(host_nqn);
+        let claimant = Claimant::new(host_nqn, listed, arrival.peer_address);
         Ok(Request {
             command,
+            claimant,
             subsystem_nqn,
             host_nqn,
             host_id: data.hostid,
@@ -207,12 +251,8 @@ impl TargetCore {
             if request.command.qid.get() != 0 {
                 return Err(ConnectField::QueueId.into());
             }
-            return Ok(Wanted {
-                subsystem: DISCOVERY_SLOT,
-                kind: ControllerKind::Discovery,
-                io_queues_max: 0,
-                depth_max: ADMIN_QUEUE_DEPTH_MAX,
-            });
+            let kind = ControllerKind::Discovery;
+            return Ok(Wanted::new(DISCOVERY_SLOT, kind, 0, 0));
         }
         let found = self.view.find(request.subsystem_nqn);
         let found = found.filter(|(_, view)| !view.leaving && view.is_at(request.arrival.port));
@@ -220,25 +260,25 @@ impl TargetCore {
         if !view.allows(request.host_nqn) && !planted("stranger-admitted") {
             return Err(Refused::Status(Status::CONNECT_INVALID_HOST.with_dnr()));
         }
-        Ok(Wanted {
-            subsystem: slot,
-            kind: ControllerKind::Io,
-            io_queues_max: view.config.io_queues_max,
-            depth_max: view.config.queue_depth_max,
-        })
+        let (queues_max, depth_max) = (view.config.io_queues_max, view.config.queue_depth_max);
+        Ok(Wanted::new(slot, ControllerKind::Io, queues_max, depth_max))
     }
 
     fn connect_admin(
         &mut self,
         request: &Request<'_>,
         wanted: &Wanted,
-        slot: u32,
-        depth: u16,
         now: Nanos,
     ) -> Result<(QueueId, QueueInfo), Refused> {
         // Base 2.1 §6.3: FCATT says dynamic controllers, so only FFFFh can be asked for.
         if request.cntlid != CNTLID_DYNAMIC {
             return Err(ConnectField::ControllerId.into());
+        }
+        let keep_alive_ms = request.command.kato.get();
+        // Base 2.1 §3.9 and §4.2.3.1, Keep Alive Timeout Invalid.
+        if keep_alive_ms > keep_alive_max_ms(wanted.kind) {
+            let status = Status::KEEP_ALIVE_TIMEOUT_INVALID.with_dnr();
+            return Err(Refused::Status(status));
         }
         if !self.controllers.has_room() {
             return Err(busy());
@@ -249,21 +289,33 @@ impl TargetCore {
             subsystem_nqn: request.subsystem_nqn.to_owned(),
             host_nqn: request.host_nqn.to_owned(),
             host_id: request.host_id,
+            host_account: 0,
             admin_reactor: self.reactor,
         };
         let (added, came_back) = {
             let mut registry = self.open_registry()?;
             let came_back = registry.comes_back(&identity);
-            (
-                registry.add(identity, slot, wanted.io_queues_max),
-                came_back,
-            )
+            let new = NewController {
+                identity,
+                claimant: request.claimant,
+                has_lists: self.view.has_lists(),
+                address: request.arrival.peer_address,
+                admin_slot: wanted.slot,
+                io_queues: wanted.io_queues_max,
+            };
+            (registry.add(new), came_back)
         };
-        let shared = added.ok_or_else(busy)?;
+        let Added { shared, evicted } = added.ok_or_else(busy)?;
+        if let Some(reactor) = evicted {
+            self.target.call(reactor);
+        }
+        if request.host_nqn.is_empty() {
+            self.notice_unnamed(request.arrival.peer_address);
+        }
         if came_back {
             self.counters.reconnects.add(1);
         }
-        let queue = self.queue_id(slot);
+        let queue = self.queue_id(wanted.slot);
         let setup = ControllerSetup {
             kind: wanted.kind,
             queue,
@@ -271,7 +323,7 @@ impl TargetCore {
             port: request.arrival.port,
             reached_at: request.arrival.local_address,
             in_capsule_max: request.arrival.in_capsule_max,
-            keep_alive_ms: request.command.kato.get(),
+            keep_alive_ms,
             view: Arc::clone(&self.view),
             now,
         };
@@ -282,16 +334,44 @@ impl TargetCore {
         self.set_timer(controller);
         let kind = QueueKind::Admin { controller };
         let gate = shared.gate();
-        let setup = request.queue_setup(kind, depth, ADMIN_IN_CAPSULE_MAX_BYTES);
+        let setup = request.queue_setup(kind, wanted, ADMIN_IN_CAPSULE_MAX_BYTES);
         self.insert_queue(Queue::new(shared, gate, &setup), &setup)
+    }
+
+    /// Logs one notice for each address from which hosts without a name come.
+    fn notice_unnamed(&self, address: Option<IpAddr>) {
+        let is_new = self.target.registry().notice_unnamed(address);
+        if is_new {
+            let from = address.map_or_else(|| "unknown".to_owned(), |it| it.to_string());
+            tracing::warn!(
+                "host at address {from}: it sends an empty host NQN: it is admitted only where any \
+                 host may attach; give it a host NQN"
+            );
+        }
+    }
+
+    /// The address that a controller's admin queue has to have come from for this I/O queue.
+    fn bound_to(&self, request: &Request<'_>) -> Option<IpAddr> {
+        let binds = self.target.limits().bind_queues && request.kind == TransportKind::Tcp;
+        request.arrival.peer_address.filter(|_| binds)
+    }
+
+    /// Logs a refused I/O queue, once for each address.
+    fn notice_unbound(&self, admin: IpAddr, from: Option<IpAddr>) {
+        if self.target.registry().notice_unbound(from) {
+            let from = from.map_or_else(|| "unknown".to_owned(), |it| it.to_string());
+            tracing::warn!(
+                "host at address {from}: an I/O queue is refused, because its controller's admin \
+                 queue comes from {admin}: connect both from one address, or set bind_queues = \
+                 false in [limits]"
+            );
+        }
     }
 
     fn connect_io(
         &mut self,
         request: &Request<'_>,
         wanted: &Wanted,
-        slot: u32,
-        depth: u16,
     ) -> Result<(QueueId, QueueInfo), Refused> {
         let connect = IoConnect {
             cntlid: request.cntlid,
@@ -300,19 +380,26 @@ impl TargetCore {
             host_id: request.host_id,
             qid: request.command.qid.get(),
             reactor: self.reactor,
-            slot,
+            slot: wanted.slot,
+            has_lists: self.view.has_lists(),
+            bound_to: self.bound_to(request),
         };
         // The slot counts from zero for its new queue, before a snapshot can find it there.
-        if let Some(counters) = self.counters.queue_slots.get(slot as usize) {
+        if let Some(counters) = self.counters.queue_slots.get(wanted.slot as usize) {
             counters.reset();
         }
         let granted = self.open_registry()?.add_io(&connect);
         let grant = granted.map_err(|refusal| match refusal {
             IoRefusal::Field(field) => Refused::Field(field),
             IoRefusal::Sequence => Refused::Status(Status::COMMAND_SEQUENCE_ERROR.with_dnr()),
+            IoRefusal::Busy => busy(),
+            IoRefusal::Address(admin) => {
+                self.notice_unbound(admin, request.arrival.peer_address);
+                Refused::Status(Status::CONNECT_INVALID_HOST.with_dnr())
+            }
         })?;
         let kind = QueueKind::Io { token: grant.token };
-        let setup = request.queue_setup(kind, depth, request.arrival.in_capsule_max);
+        let setup = request.queue_setup(kind, wanted, request.arrival.in_capsule_max);
         self.insert_queue(Queue::new(grant.shared, grant.gate, &setup), &setup)
     }
 
@@ -321,10 +408,17 @@ impl TargetCore {
         mut queue: Queue,
         setup: &QueueSetup,
     ) -> Result<(QueueId, QueueInfo), Refused> {
+        let account = match setup.qid {
+            0 => Account::admin(queue.shared.identity.host_account),
+            _ => Account::io(queue.shared.identity.host_account),
+        };
         let info = QueueInfo {
+            account,
             qid: setup.qid,
             depth: setup.depth,
             admin: setup.qid == 0,
+            discovery: queue.shared.identity.subsystem == DISCOVERY_SLOT,
+            flow_control: setup.flow_control,
             controller_id: queue.shared.identity.cntlid,
             in_capsule_max: setup.data.in_capsule_max,
         };
@@ -336,11 +430,13 @@ impl TargetCore {
 }
 
 impl Request<'_> {
-    fn queue_setup(&self, kind: QueueKind, depth: u16, in_capsule_max: u32) -> QueueSetup {
+    fn queue_setup(&self, kind: QueueKind, wanted: &Wanted, in_capsule_max: u32) -> QueueSetup {
         QueueSetup {
             kind,
             qid: self.command.qid.get(),
-            depth,
+            depth: wanted.depth,
+            reservation: wanted.reservation,
+            claimant: self.claimant,
             flow_control: !self.command.cattr.disable_sq_flow_control(),
             transport: self.arrival.transport.0,
             connection: self.arrival.connection,

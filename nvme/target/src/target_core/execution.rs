@@ -9,7 +9,7 @@ use reactors::sim::planted;
 use zerocopy::FromBytes;
 
 use super::executions::{Command, DeviceTag, Execution, ExecutionEvent, ExecutionState, Owner};
-use super::queue::{Queue, QueueEvent, QueueState};
+use super::queue::{Passage, Queue, QueueEvent, QueueState};
 use super::{FailedCommand, TargetCore, Timing};
 use crate::admin::AdminWork;
 use crate::controller::state::ControllerEvent;
@@ -17,6 +17,19 @@ use crate::counters::IoCounters;
 use crate::interface::{CloseReason, Completed, QueueId, Work, WorkKind};
 use crate::io::{IoOperation, IoWork, recheck};
 use crate::status::{Fault, byte, from_device};
+
+/// Why a command that was checked is not executed now.
+enum Stopped {
+    /// The fence of its host holds it back.
+    Fenced,
+    Failed(Fault),
+}
+
+impl From<Fault> for Stopped {
+    fn from(fault: Fault) -> Self {
+        Self::Failed(fault)
+    }
+}
 
 impl TargetCore {
     /// Executes a checked command. `data` is a lease of exactly [`Work::bytes`] bytes, filled for
@@ -107,30 +120,40 @@ impl TargetCore {
         came: Nanos,
         now: Nanos,
     ) -> Option<Completed> {
-        if let Err(fault) = self.check_io(command.queue, &work) {
-            let failed = FailedCommand::of_work(&work, command.id);
-            return Some(self.answer_failed(command, &failed, fault));
+        match self.check_io(command.queue, &work) {
+            Ok(()) => self.start_command(command, work, data, came, now),
+            Err(Stopped::Fenced) => self.hold_command(command, work, data, came, now),
+            Err(Stopped::Failed(fault)) => {
+                let failed = FailedCommand::of_work(&work, command.id);
+                Some(self.answer_failed(command, &failed, fault))
+            }
         }
-        self.start_command(command, work, data, came, now)
     }
 
     /// What may have changed while the command's data was on its way.
     #[inline]
-    fn check_io(&self, slot: u32, work: &IoWork) -> Result<(), Fault> {
+    fn check_io(&self, slot: u32, work: &IoWork) -> Result<(), Stopped> {
         let gone = Fault::retry(Status::ABORTED_SQ_DELETION);
         let queue = self.queues.at(slot).ok_or(gone)?;
         match queue.state {
             QueueState::Live | QueueState::Leaving | QueueState::Disconnecting { .. } => {}
-            QueueState::Ending | QueueState::Gone => return Err(gone),
+            QueueState::Ending | QueueState::Gone => return Err(gone.into()),
         }
-        // Base 2.1 §3.7.2: after a reset no command of before may reach a device.
         if queue.shared.gate() != queue.gate {
-            return Err(gone);
+            match queue.passage() {
+                // Base 2.1 §3.7.2: after a reset no command of before may reach a device.
+                Passage::Closed => return Err(gone.into()),
+                Passage::Fenced if work.operation.changes_medium() => {
+                    return Err(Stopped::Fenced);
+                }
+                Passage::Fenced | Passage::Open => {}
+            }
         }
         if work.epoch != self.view.epoch {
             let names_one = work.nsid != nvme_spec::NSID_BROADCAST;
             if names_one && !self.view.had_device(work.device, work.epoch) {
-                return Err(Fault::new(Status::INVALID_NAMESPACE_OR_FORMAT).at(byte::NSID));
+                let gone = Fault::new(Status::INVALID_NAMESPACE_OR_FORMAT);
+                return Err(gone.at(byte::NSID).into());
             }
             recheck(work, self.view.subsystem(queue.subsystem))?;
         }
@@ -158,19 +181,88 @@ impl TargetCore {
             queue.executing += 1;
         }
         self.note_start(command.queue, &work, command.id, now);
-        let over = match self.first_request(device_tag, &work, data) {
-            Ok(Some(request)) => match self.submit(device_tag, request) {
+        let over = self.begin(device_tag, &work, data);
+        let (slot, completed) = self.finish(device_tag, over?, None)?;
+        self.answered(slot);
+        Some(completed)
+    }
+
+    /// Hands an execution's first request to its device. `Some`: it is over, and so it ended.
+    #[inline]
+    fn begin(
+        &mut self,
+        tag: DeviceTag,
+        work: &IoWork,
+        data: Option<Lease>,
+    ) -> Option<Result<(), Fault>> {
+        match self.first_request(tag, work, data) {
+            Ok(Some(request)) => match self.submit(tag, request) {
                 Ok(()) if planted("answer-before-device") && !work.operation.is_read() => {
                     Some(Ok(()))
                 }
                 submitted => submitted.err().map(Err),
             },
-            Ok(None) => self.proceed(device_tag),
+            Ok(None) => self.proceed(tag),
             Err(fault) => Some(Err(fault)),
+        }
+    }
+
+    /// Keeps a command back until the fence of its host is lifted.
+    #[cold]
+    fn hold_command(
+        &mut self,
+        command: Command,
+        work: IoWork,
+        data: Option<Lease>,
+        came: Nanos,
+        now: Nanos,
+    ) -> Option<Completed> {
+        let execution = Execution::fenced(Owner::Command(command), work, came, now);
+        let Some(tag) = self.executions.insert(execution) else {
+            let failed = FailedCommand::of_work(&work, command.id);
+            let fault = Fault::retry(Status::COMMAND_INTERRUPTED);
+            return Some(self.answer_failed(command, &failed, fault));
         };
-        let (slot, completed) = self.finish(device_tag, over?, None)?;
-        self.answered(slot);
-        Some(completed)
+        self.executions.kept(tag.slot).data = data.map(Data::Lease);
+        if let Some(queue) = self.queues.at_mut(command.queue) {
+            queue.executing += 1;
+            queue.fenced += 1;
+        }
+        self.counters.deferred.add(1);
+        None
+    }
+
+    /// Starts a queue's commands that a fence held back, oldest first, now that it is lifted.
+    pub(super) fn start_fenced(&mut self, slot: u32) {
+        let mut next = self.executions.first_fenced(slot);
+        while let Some(tag) = next {
+            next = self.executions.next_fenced(tag);
+            let Some(execution) = self.executions.get_mut(tag) else {
+                return;
+            };
+            let work = execution.work;
+            let over = match self.check_io(slot, &work) {
+                // It is raised again: its end calls this core again.
+                Err(Stopped::Fenced) => return,
+                Err(Stopped::Failed(fault)) => Some(Err(fault)),
+                Ok(()) => {
+                    if let Some(execution) = self.executions.get_mut(tag) {
+                        execution.apply(ExecutionEvent::Taken);
+                    }
+                    let data = match self.executions.kept(tag.slot).data.take() {
+                        Some(Data::Lease(lease)) => Some(lease),
+                        Some(Data::Loan(_)) | None => None,
+                    };
+                    self.begin(tag, &work, data)
+                }
+            };
+            if let Some(queue) = self.queues.at_mut(slot) {
+                queue.fenced -= 1;
+            }
+            if let Some(result) = over {
+                self.finish_later(tag, result, None);
+            }
+        }
     }
 
     /// The first device request of an execution of one; `None` when it has several or none.
@@ -224,6 +316,7 @@ impl TargetCore {
             end.is_some_and(|end| end <= blocks)
         };
         match <[DatasetRange]>::ref_from_prefix_with_elems(list, usize::from(ranges)) {
+            Ok((ranges, _)) if planted("later-ranges-unchecked") && fits(&ranges[0]) => Ok(()),
             Ok((ranges, _)) if ranges.iter().all(fits) => Ok(()),
             Ok(_) => Err(Fault::new(Status::LBA_OUT_OF_RANGE)),
             Err(_) => Err(Fault::new(Status::DATA_SGL_LENGTH_INVALID).at(byte::SGL)),
@@ -326,6 +419,11 @@ impl TargetCore {
             IoOperation::Deallocate { ranges } => {
                 let mut step = execution.step;
                 let lease = self.executions.kept(tag.slot).data.as_deref()?;
+                let ranges = if planted("unused-ranges-taken") {
+                    (lease.len() / size_of::<DatasetRange>()) as u16
+                } else {
+                    ranges
+                };
                 let (list, _) =
                     <[DatasetRange]>::ref_from_prefix_with_elems(lease, usize::from(ranges))
                         .ok()?;
@@ -416,7 +514,9 @@ impl TargetCore {
             (ExecutionState::InDevice, Err(error)) => self.device_failed(tag, error),
             (ExecutionState::Orphan, _) => self.finish_orphan(tag),
             // The device never had it.
-            (ExecutionState::Parked, _) => self.counters.stale_completions.add(1),
+            (ExecutionState::Parked | ExecutionState::Fenced, _) => {
+                self.counters.stale_completions.add(1);
+            }
         }
     }
 
@@ -436,7 +536,7 @@ impl TargetCore {
         match self.executions.get(tag).map(|execution| execution.state) {
             Some(ExecutionState::InDevice) => self.device_failed(tag, error),
             Some(ExecutionState::Orphan) => self.finish_orphan(tag),
-            Some(ExecutionState::Parked) | None => {}
+            Some(ExecutionState::Parked | ExecutionState::Fenced) | None => {}
         }
     }
 

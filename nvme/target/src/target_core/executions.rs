@@ -3,6 +3,9 @@
 //! An execution is a chain of device requests, one at a time: one for most commands, one per range
 //! for Dataset Management, one per device for a Flush of all namespaces. The device's tag is slot
 //! and generation, so that a completion nobody waits for is recognised.
+//!
+//! Two kinds of intrusive lists run through the table, so that nothing has to search it: the
+//! executions of each queue, newest first, and the parked executions of each device, oldest first.
 
 use block::Request;
 use hugemem::Data;
@@ -24,6 +27,9 @@ pub(crate) enum ExecutionState {
     Parked,
     /// A request is in the device, but the queue is gone: its completion frees the slot.
     Orphan,
+    /// No request is made yet: the host's fence holds the command back. The end of the fence moves
+    /// it on.
+    Fenced,
 }
 
 /// What happens to an execution.
@@ -53,13 +59,13 @@ pub(crate) enum Next {
 /// The move that an event makes.
 pub(crate) const fn transition(state: ExecutionState, event: ExecutionEvent) -> Next {
     use ExecutionEvent::{Abandoned, Deferred, Finished, Taken};
-    use ExecutionState::{InDevice, Orphan, Parked};
+    use ExecutionState::{Fenced, InDevice, Orphan, Parked};
     match (state, event) {
-        (InDevice | Parked, Taken) => Next::State(InDevice),
+        (InDevice | Parked | Fenced, Taken) => Next::State(InDevice),
         (InDevice | Parked, Deferred) => Next::State(Parked),
-        (InDevice | Orphan, Finished) | (Parked, Finished | Abandoned) => Next::Free,
+        (InDevice | Orphan, Finished) | (Parked | Fenced, Finished | Abandoned) => Next::Free,
         (InDevice, Abandoned) => Next::State(Orphan),
-        (Orphan, Taken | Deferred | Abandoned) => Next::Never,
+        (Orphan, Taken | Deferred | Abandoned) | (Fenced, Deferred) => Next::Never,
     }
 }
 
@@ -99,7 +105,24 @@ pub(crate) struct Execution {
     pub(crate) step: u16,
     /// Whether [`Kept`] holds anything of it.
     keeps: bool,
-    next_parked: u32,
+    /// Neighbours in its device's line, while it is parked.
+    line: Links,
+    /// Neighbours among its queue's executions.
+    of_queue: Links,
+}
+
+/// Neighbours in a list: slots, or [`NONE`].
+#[derive(Clone, Copy, Debug)]
+struct Links {
+    previous: u32,
+    next: u32,
+}
+
+impl Links {
+    const ALONE: Self = Self {
+        previous: NONE,
+        next: NONE,
+    };
 }
 
 impl Execution {
@@ -113,7 +136,16 @@ impl Execution {
             started,
             step: 0,
             keeps: false,
-            next_parked: NONE,
+            line: Links::ALONE,
+            of_queue: Links::ALONE,
+        }
+    }
+
+    /// An execution that a fence holds back.
+    pub(crate) fn fenced(owner: Owner, work: IoWork, came: Nanos, started: Nanos) -> Self {
+        Self {
+            state: ExecutionState::Fenced,
+            ..Self::new(owner, work, came, started)
         }
     }
 
@@ -124,11 +156,6 @@ impl Execution {
             Next::State(state) => self.state = state,
             Next::Free | Next::Never => debug_assert!(false, "{event:?} in {:?}", self.state),
         }
-    }
-
-    /// Whether the execution is for a command of the queue in `slot`.
-    pub(crate) fn is_of_queue(&self, slot: u32) -> bool {
-        matches!(self.owner, Owner::Command(command) if command.queue == slot)
     }
 }
 
@@ -156,7 +183,10 @@ struct Line {
 pub(crate) struct Executions {
     slots: Slots<Execution>,
     kept: Box<[Kept]>,
+    /// By device.
     lines: Box<[Line]>,
+    /// By the slot of a queue: its newest execution.
+    newest: Box<[u32]>,
     parked: usize,
 }
 
@@ -183,7 +213,7 @@ impl DeviceTag {
 }
 
 impl Executions {
-    pub(crate) fn new(capacity: usize, devices: usize) -> Self {
+    pub(crate) fn new(capacity: usize, devices: usize, queues: usize) -> Self {
         Self {
             slots: Slots::new(capacity),
             kept: (0..capacity).map(|_| Kept::default()).collect(),
@@ -195,6 +225,7 @@ impl Executions {
                 devices
             ]
             .into_boxed_slice(),
+            newest: vec![NONE; queues].into_boxed_slice(),
             parked: 0,
         }
     }
@@ -217,9 +248,42 @@ impl Executions {
 
     /// Begins an execution; `None` when the table is full.
     #[inline]
-    pub(crate) fn insert(&mut self, execution: Execution) -> Option<DeviceTag> {
+    pub(crate) fn insert(&mut self, mut execution: Execution) -> Option<DeviceTag> {
+        let mut newest = None;
+        if let Owner::Command(command) = execution.owner {
+            newest = self.newest.get_mut(command.queue as usize);
+            execution.of_queue.next = newest.as_deref().copied().unwrap_or(NONE);
+        }
+        let next = execution.of_queue.next;
         let (slot, generation) = self.slots.insert(execution)?;
+        if let Some(newest) = newest {
+            *newest = slot;
+        }
+        if let Some(next) = self.slots.at_mut(next) {
+            next.of_queue.previous = slot;
+        }
         Some(DeviceTag { slot, generation })
+    }
+
+    /// Takes an execution out of the table and out of its queue's list.
+    #[inline]
+    fn take(&mut self, slot: u32) -> Option<Execution> {
+        let execution = self.slots.remove(slot)?;
+        if let Owner::Command(command) = execution.owner {
+            let Links { previous, next } = execution.of_queue;
+            if let Some(previous) = self.slots.at_mut(previous) {
+                previous.of_queue.next = next;
+            } else if let Some(newest) = self.newest.get_mut(command.queue as usize) {
+                *newest = next;
+            }
+            if let Some(next) = self.slots.at_mut(next) {
+                next.of_queue.previous = previous;
+            }
+        }
+        if execution.keeps {
+            self.kept[slot as usize] = Kept::default();
+        }
+        Some(execution)
     }
 
     /// The execution that a device's tag names.
@@ -251,11 +315,7 @@ impl Executions {
             ExecutionState::Parked,
             "a parked execution is in line"
         );
-        let execution = self.slots.remove(tag.slot)?;
-        if execution.keeps {
-            self.kept[tag.slot as usize] = Kept::default();
-        }
-        Some(execution)
+        self.take(tag.slot)
     }
 
     /// Puts an execution whose request the device put off at the end of the device's line.
@@ -265,13 +325,16 @@ impl Executions {
             return;
         };
         execution.apply(ExecutionEvent::Deferred);
-        execution.next_parked = NONE;
         let line = &mut self.lines[usize::from(execution.work.device)];
         let previous = std::mem::replace(&mut line.tail, tag.slot);
+        execution.line = Links {
+            previous,
+            next: NONE,
+        };
         if previous == NONE {
             line.head = tag.slot;
         } else if let Some(last) = self.slots.at_mut(previous) {
-            last.next_parked = tag.slot;
+            last.line.next = tag.slot;
         }
         self.kept(tag.slot).request = Some(request);
         self.parked += 1;
@@ -279,23 +342,34 @@ impl Executions {
 
     /// Takes the first of a device's line out, with its request, to be tried again.
     pub(crate) fn unpark(&mut self, device: u8) -> Option<(DeviceTag, Request)> {
-        let line = &mut self.lines[usize::from(device)];
-        let slot = line.head;
-        let execution = self.slots.at_mut(slot)?;
-        line.head = execution.next_parked;
-        if line.head == NONE {
-            line.tail = NONE;
-        }
-        self.parked -= 1;
+        let slot = self.lines[usize::from(device)].head;
+        self.leave_line(slot)?;
         let request = self.kept[slot as usize].request.take();
         debug_assert!(request.is_some(), "a parked execution keeps its request");
-        Some((
-            DeviceTag {
-                slot,
-                generation: self.slots.generation(slot),
-            },
-            request?,
-        ))
+        Some((self.tag(slot), request?))
+    }
+
+    /// Takes a parked execution out of its device's line, wherever it stands.
+    fn leave_line(&mut self, slot: u32) -> Option<()> {
+        let execution = self.slots.at(slot)?;
+        let device = usize::from(execution.work.device);
+        let Links { previous, next } = execution.line;
+        match self.slots.at_mut(previous) {
+            Some(before) => before.line.next = next,
+            None => self.lines[device].head = next,
+        }
+        match self.slots.at_mut(next) {
+            Some(after) => after.line.previous = previous,
+            None => self.lines[device].tail = previous,
+        }
+        self.parked -= 1;
+        Some(())
+    }
+
+    /// The tag of the execution in `slot`.
+    fn tag(&self, slot: u32) -> DeviceTag {
+        let generation = self.slots.generation(slot);
+        DeviceTag { slot, generation }
     }
 
     /// Puts the first of a device's line back where it was.
@@ -306,79 +380,95 @@ impl Executions {
         };
         execution.apply(ExecutionEvent::Deferred);
         let line = &mut self.lines[usize::from(execution.work.device)];
-        execution.next_parked = std::mem::replace(&mut line.head, tag.slot);
-        if line.tail == NONE {
+        let next = std::mem::replace(&mut line.head, tag.slot);
+        execution.line = Links {
+            previous: NONE,
+            next,
+        };
+        if next == NONE {
             line.tail = tag.slot;
+        } else if let Some(first) = self.slots.at_mut(next) {
+            first.line.previous = tag.slot;
         }
         self.kept(tag.slot).request = Some(request);
         self.parked += 1;
     }
 
-    /// Takes one parked execution out of its line, wherever it stands, and frees it.
-    pub(crate) fn remove_parked(&mut self, slot: u32) -> Option<Execution> {
-        let execution = self.slots.at(slot)?;
-        if execution.state != ExecutionState::Parked {
-            return None;
+    /// Frees an execution of which the device has nothing: a parked or a fenced one.
+    pub(crate) fn remove_waiting(&mut self, slot: u32) -> Option<Execution> {
+        match self.slots.at(slot)?.state {
+            ExecutionState::Parked => self.leave_line(slot)?,
+            ExecutionState::Fenced => {}
+            ExecutionState::InDevice | ExecutionState::Orphan => return None,
         }
-        let (device, after) = (usize::from(execution.work.device), execution.next_parked);
-        let mut before = NONE;
-        let mut current = self.lines[device].head;
-        while current != slot {
-            before = current;
-            current = self.slots.at(current)?.next_parked;
-        }
-        match self.slots.at_mut(before) {
-            Some(previous) => previous.next_parked = after,
-            None => self.lines[device].head = after,
-        }
-        if after == NONE {
-            self.lines[device].tail = before;
-        }
-        self.parked -= 1;
-        self.kept[slot as usize] = Kept::default();
-        self.slots.remove(slot)
+        self.take(slot)
     }
 
-    /// The slot of a command of a queue, by its identifier.
+    /// The slot of a command of a queue, by its identifier. Costs what the queue has in execution.
     pub(crate) fn find(&self, queue: u32, command_id: u16) -> Option<u32> {
-        let wanted = |execution: &Execution| match execution.owner {
-            Owner::Command(command) => command.queue == queue && command.id == command_id,
-            Owner::Shutdown { .. } | Owner::Drain => false,
-        };
-        self.slots
-            .iter()
-            .find(|(_, execution)| wanted(execution))
-            .map(|(slot, _)| slot)
+        let mut slot = *self.newest.get(queue as usize)?;
+        loop {
+            let execution = self.slots.at(slot)?;
+            if matches!(execution.owner, Owner::Command(command) if command.id == command_id) {
+                return Some(slot);
+            }
+            slot = execution.of_queue.next;
+        }
+    }
+
+    /// The oldest execution of a queue that a fence holds back.
+    pub(crate) fn first_fenced(&self, queue: u32) -> Option<DeviceTag> {
+        let mut slot = *self.newest.get(queue as usize)?;
+        let mut found = None;
+        while let Some(execution) = self.slots.at(slot) {
+            if execution.state == ExecutionState::Fenced {
+                found = Some(slot);
+            }
+            slot = execution.of_queue.next;
+        }
+        found.map(|slot| self.tag(slot))
+    }
+
+    /// The next newer execution of the same queue that a fence holds back.
+    pub(crate) fn next_fenced(&self, tag: DeviceTag) -> Option<DeviceTag> {
+        let mut slot = self.get(tag)?.of_queue.previous;
+        loop {
+            let execution = self.slots.at(slot)?;
+            if execution.state == ExecutionState::Fenced {
+                return Some(self.tag(slot));
+            }
+            slot = execution.of_queue.previous;
+        }
+    }
+
+    /// Whether a device's request is of a queue that is gone.
+    pub(crate) fn is_orphan(&self, tag: DeviceTag) -> bool {
+        self.get(tag)
+            .is_some_and(|execution| execution.state == ExecutionState::Orphan)
     }
 
     /// The executions whose request is in a device or in its line.
     pub(crate) fn of_device(&self, device: u8) -> impl Iterator<Item = (DeviceTag, &Execution)> {
         let all = self.slots.iter();
         let of_it = all.filter(move |(_, execution)| execution.work.device == device);
-        of_it.map(|(slot, execution)| {
-            let generation = self.slots.generation(slot);
-            (DeviceTag { slot, generation }, execution)
-        })
+        of_it.map(|(slot, execution)| (self.tag(slot), execution))
     }
 
-    /// The queue of `slot` is gone: frees what is in line, orphans what is in a device. Returns how
-    /// many of either.
+    /// The queue of `slot` is gone: frees what waits here, orphans what is in a device. Costs what
+    /// the queue has in execution.
     pub(crate) fn abandon(&mut self, queue: u32) -> Abandoned {
         let mut abandoned = Abandoned::default();
-        for slot in 0..self.slots.capacity() {
-            let Some(execution) = self.slots.at_mut(slot) else {
-                continue;
-            };
-            if !execution.is_of_queue(queue) {
-                continue;
-            }
+        let mut next = self.newest.get(queue as usize).copied().unwrap_or(NONE);
+        while let Some(execution) = self.slots.at_mut(next) {
+            let slot = std::mem::replace(&mut next, execution.of_queue.next);
             match transition(execution.state, ExecutionEvent::Abandoned) {
                 Next::State(state) => {
                     execution.state = state;
                     abandoned.orphaned += 1;
+                    abandoned.devices |= 1 << execution.work.device;
                 }
                 Next::Free => {
-                    self.remove_parked(slot);
+                    self.remove_waiting(slot);
                     abandoned.freed += 1;
                 }
                 Next::Never => debug_assert!(false, "a queue goes once"),
@@ -393,6 +483,8 @@ impl Executions {
 pub(crate) struct Abandoned {
     pub(crate) freed: u32,
     pub(crate) orphaned: u32,
+    /// Bit per device that has an orphan.
+    pub(crate) devices: u128,
 }
 
 #[cfg(test)]
@@ -449,7 +541,7 @@ mod tests {
 
     #[test]
     fn a_line_is_served_in_order() {
-        let mut executions = Executions::new(8, 1);
+        let mut executions = Executions::new(8, 1, 8);
         assert!(!executions.has_line(0));
         let tags = [1, 2, 3].map(|id| parked(&mut executions, id));
         assert!(executions.has_line(0));
@@ -466,10 +558,10 @@ mod tests {
     #[test]
     fn any_place_in_a_line_can_be_left() {
         for leaving in 0..3 {
-            let mut executions = Executions::new(8, 1);
+            let mut executions = Executions::new(8, 1, 8);
             let tags = [1, 2, 3].map(|id| parked(&mut executions, id));
-            assert!(executions.remove_parked(tags[leaving].slot).is_some());
-            assert!(executions.remove_parked(tags[leaving].slot).is_none());
+            assert!(executions.remove_waiting(tags[leaving].slot).is_some());
+            assert!(executions.remove_waiting(tags[leaving].slot).is_none());
             let fourth = parked(&mut executions, 4);
             let mut rest: Vec<_> = tags
                 .into_iter()
@@ -485,7 +577,7 @@ mod tests {
 
     #[test]
     fn a_queue_that_goes_leaves_orphans_only_in_devices() {
-        let mut executions = Executions::new(8, 1);
+        let mut executions = Executions::new(8, 1, 8);
         let in_device = executions.insert(execution(3, 1)).expect("room");
         let in_line = parked(&mut executions, 2);
         let other = executions.insert(execution(4, 1)).expect("room");
@@ -494,7 +586,8 @@ mod tests {
             executions.abandon(3),
             Abandoned {
                 freed: 1,
-                orphaned: 1
+                orphaned: 1,
+                devices: 1,
             }
         );
         assert_eq!(
@@ -513,10 +606,59 @@ mod tests {
         );
     }
 
+    /// Each queue's list holds its own executions, whichever of them go first.
+    #[test]
+    fn a_queue_finds_its_own_executions() {
+        let mut executions = Executions::new(16, 1, 8);
+        let tags: Vec<_> = (0..12)
+            .map(|id| {
+                let execution = execution(u32::from(id % 3), id);
+                executions.insert(execution).expect("room")
+            })
+            .collect();
+        assert_eq!(executions.find(2, 5), Some(tags[5].slot));
+        assert_eq!(executions.find(1, 5), None, "of another queue");
+        for gone in [11, 2, 5] {
+            assert!(executions.remove(tags[gone]).is_some());
+            assert_eq!(executions.find(2, gone as u16), None);
+        }
+        assert_eq!(executions.find(2, 8), Some(tags[8].slot));
+        assert_eq!(executions.abandon(2).orphaned, 1);
+        assert!(executions.is_orphan(tags[8]) && !executions.is_orphan(tags[7]));
+        assert!(executions.remove(tags[8]).is_some());
+        assert_eq!(executions.find(2, 8), None);
+        assert_eq!(executions.abandon(2), Abandoned::default());
+        assert_eq!(executions.abandon(0).orphaned, 4);
+        assert_eq!(executions.abandon(7), Abandoned::default());
+    }
+
+    #[test]
+    fn fenced_executions_are_found_oldest_first() {
+        let mut executions = Executions::new(8, 1, 8);
+        let mut fenced = Vec::new();
+        for id in 0..6 {
+            let mut one = execution(3, id);
+            if id % 2 == 1 {
+                one.state = ExecutionState::Fenced;
+            }
+            let tag = executions.insert(one).expect("room");
+            if id % 2 == 1 {
+                fenced.push(tag);
+            }
+        }
+        let first = executions.first_fenced(3);
+        let found = std::iter::successors(first, |tag| executions.next_fenced(*tag));
+        assert_eq!(found.collect::<Vec<_>>(), fenced);
+        assert_eq!(executions.first_fenced(4), None);
+        assert!(executions.remove_waiting(fenced[0].slot).is_some());
+        assert_eq!(executions.first_fenced(3), Some(fenced[1]));
+        assert_eq!(executions.abandon(3).freed, 2);
+    }
+
     #[test]
     fn every_move_is_decided() {
         use ExecutionEvent::{Abandoned, Deferred, Finished, Taken};
-        use ExecutionState::{InDevice, Orphan, Parked};
+        use ExecutionState::{Fenced, InDevice, Orphan, Parked};
         let rows = [
             (InDevice, Taken, Next::State(InDevice)),
             (InDevice, Deferred, Next::State(Parked)),
@@ -530,6 +672,10 @@ mod tests {
             (Orphan, Taken, Next::Never),
             (Orphan, Deferred, Next::Never),
             (Orphan, Abandoned, Next::Never),
+            (Fenced, Taken, Next::State(InDevice)),
+            (Fenced, Deferred, Next::Never),
+            (Fenced, Finished, Next::Free),
+            (Fenced, Abandoned, Next::Free),
         ];
         for (state, event, next) in rows {
             assert_eq!(transition(state, event), next, "{state:?} {event:?}");

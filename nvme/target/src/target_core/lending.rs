@@ -8,7 +8,7 @@ use reactors::Nanos;
 use reactors::recorder::Recorder;
 
 use super::TargetCore;
-use super::admission::context;
+use super::admission::{Fence, context};
 use super::queue::{Queue, QueueState};
 use super::timing::{Departures, Served};
 use crate::counters::{CoreCounters, IoCounters};
@@ -27,7 +27,7 @@ impl TargetCore {
         if sqe.io_opcode() != IoOpcode::READ || !is_transfer(sqe) || !queue.takes_io() {
             return None;
         }
-        let context = context(queue, &self.view, &self.lending).ok()?;
+        let context = context(queue, &self.view, &self.lending, Fence::Stops).ok()?;
         let read = lendable_read(sqe, &context)?;
         let device = usize::from(read.device);
         let data = self.devices.get_mut(device)?.lend(read.lba, read.blocks)?;
@@ -62,7 +62,7 @@ impl TargetCore {
         if sqe.io_opcode() != IoOpcode::WRITE || !is_transfer(sqe) || !queue.takes_io() {
             return None;
         }
-        let context = context(queue, &self.view, &self.lending).ok()?;
+        let context = context(queue, &self.view, &self.lending, Fence::Stops).ok()?;
         let (device, lba) = write_in_capsule(sqe, data.len(), &context)?;
         self.rota.served(device);
         let device = usize::from(device);

@@ -24,6 +24,7 @@ impl TargetCore {
     pub fn poll(&mut self, now: Nanos) -> usize {
         self.begin_turn(now);
         self.polled_at = now;
+        self.turn = self.turn.wrapping_add(1);
         let mut moved = 0;
         if self.target.attention(self.reactor) != self.attention_seen {
             self.look(now);
@@ -87,9 +88,14 @@ impl TargetCore {
             }
         }
         for slot in 0..self.queues.capacity() {
-            let reason = self.queues.at(slot).and_then(super::Queue::must_end);
-            if let Some(reason) = reason {
-                self.end_queue(slot, reason);
+            let Some(queue) = self.queues.at(slot) else {
+                continue;
+            };
+            let (reason, holds_commands) = (queue.must_end(), queue.fenced > 0);
+            match reason {
+                Some(reason) => self.end_queue(slot, reason),
+                None if holds_commands => self.start_fenced(slot),
+                None => {}
             }
         }
         self.look_at_leaving(now);
@@ -130,12 +136,15 @@ impl TargetCore {
             self.report_events(slot);
         }
         self.check_reset(slot, now);
+        self.check_enabling(slot, now);
         let Some(controller) = self.controllers.at_mut(slot) else {
             return;
         };
         if controller.shared.ending().is_some() && controller.state != ControllerState::Ended {
+            let cntlid = controller.shared.identity.cntlid;
             let effect = controller.apply(ControllerEvent::End, now);
             self.carry_out(slot, effect, now);
+            self.update_fences(cntlid);
         }
     }
 
@@ -172,6 +181,38 @@ impl TargetCore {
         }
     }
 
+    /// Makes a controller ready once no request is in a device that its host sent before and does
+    /// not wait for any more. The last of them calls this core again.
+    fn check_enabling(&mut self, slot: u32, now: Nanos) {
+        let Some(controller) = self.controllers.at_mut(slot) else {
+            return;
+        };
+        if controller.state != ControllerState::Enabling {
+            return;
+        }
+        let effect = {
+            // Held until the gate is open: an association that ends later raises the fence.
+            let registry = self.target.registry();
+            let entry = registry.entry(controller.shared.identity.cntlid);
+            let waits = entry.is_some_and(|entry| registry.has_orphans(entry));
+            if waits && !planted("orphans-not-awaited") {
+                return;
+            }
+            controller.apply(ControllerEvent::HostQuiet, now)
+        };
+        self.carry_out(slot, effect, now);
+        self.settle(slot);
+    }
+
+    /// Raises or lifts the fences of a controller's host, after something changed from which that
+    /// follows.
+    pub(super) fn update_fences(&self, cntlid: u16) {
+        let reactors = self.target.registry().update_fences(cntlid);
+        for reactor in reactors {
+            self.target.call(reactor);
+        }
+    }
+
     /// Something happened to a controller: moves it and carries out what follows.
     pub(super) fn controller_event(&mut self, slot: u32, event: ControllerEvent, now: Nanos) {
         let Some(controller) = self.controllers.at_mut(slot) else {
@@ -189,10 +230,14 @@ impl TargetCore {
             Effect::Reset => {
                 self.counters.controller_resets.add(1);
                 self.abort_event_requests(slot);
+                if let Some(controller) = self.controllers.at(slot) {
+                    self.update_fences(controller.shared.identity.cntlid);
+                }
                 self.summon(slot);
                 self.check_reset(slot, now);
             }
             Effect::Flush => self.flush_for_shutdown(slot, now),
+            Effect::AwaitQuiet => self.check_enabling(slot, now),
         }
         self.set_timer(slot);
     }
@@ -206,6 +251,9 @@ impl TargetCore {
         let devices = controller
             .subsystem(&self.view)
             .map_or(0, |view| view.volatile_devices);
+        if planted("shutdown-unflushed") {
+            return self.controller_event(slot, ControllerEvent::Flushed, now);
+        }
         if !self.start_flush(
             Owner::Shutdown {
                 controller: slot,
@@ -248,6 +296,8 @@ impl TargetCore {
     pub(super) fn report_events(&mut self, slot: u32) {
         while let Some(controller) = self.controllers.at_mut(slot) {
             let Some((request, event)) = controller.events.next_report() else {
+                let awaits_event = controller.events.has_requests();
+                controller.shared.set_awaits_event(awaits_event);
                 return;
             };
             let queue_slot = controller.queue.slot;

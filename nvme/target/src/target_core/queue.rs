@@ -6,10 +6,13 @@ use nvme_spec::{Cqe, Status, U16};
 use reactors::recorder::{Note, NoteKind};
 use reactors::sim::planted;
 
+use crate::config::ADMIN_EXECUTIONS_MAX;
+use crate::controller::ControllerKind;
 use crate::interface::CloseReason;
 use crate::io::DataContext;
 use crate::notes::{CommandNote, Moment};
 use crate::shared::{ControllerShared, Gate};
+use crate::shares::Claimant;
 use crate::stages::{ByOperation, Measured};
 
 /// Failed commands of one queue that are logged between two refills: a flood takes no lock for
@@ -71,6 +74,17 @@ pub(crate) const fn transition(state: QueueState, event: QueueEvent) -> Option<Q
     }
 }
 
+/// Whether commands pass a controller's gate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Passage {
+    /// All of them.
+    Open,
+    /// Those that do not change data.
+    Fenced,
+    /// None: the controller was reset, is shut down or has ended.
+    Closed,
+}
+
 /// One queue.
 pub(crate) struct Queue {
     pub(crate) shared: Arc<ControllerShared>,
@@ -91,7 +105,13 @@ pub(crate) struct Queue {
     pub(crate) unanswered: u32,
     /// Of these, in the table of executions; what counts when the connection is gone.
     pub(crate) executing: u32,
+    /// Of these, held back by a fence.
+    pub(crate) fenced: u32,
     pub(crate) connection: u32,
+    /// Executions that are reserved for it.
+    pub(crate) reservation: usize,
+    /// For which host.
+    pub(crate) claimant: Claimant,
     /// Commands answered as soon as they came, in this turn.
     pub(crate) served: ByOperation<u32>,
     /// How its commands are noted down, once it has a slot.
@@ -109,6 +129,8 @@ pub(crate) struct QueueSetup {
     pub(crate) transport: u8,
     pub(crate) connection: u32,
     pub(crate) data: DataContext,
+    pub(crate) reservation: usize,
+    pub(crate) claimant: Claimant,
 }
 
 impl Queue {
@@ -133,7 +155,10 @@ impl Queue {
             head: 0,
             unanswered: 0,
             executing: 0,
+            fenced: 0,
             connection: setup.connection,
+            reservation: setup.reservation,
+            claimant: setup.claimant,
             served: ByOperation::default(),
         }
     }
@@ -153,6 +178,11 @@ impl Queue {
     pub(crate) fn takes_io(&self) -> bool {
         match (self.kind, self.state) {
             (QueueKind::Io { .. }, QueueState::Live) => true,
+            (QueueKind::Io { .. }, QueueState::Disconnecting { .. })
+                if planted("served-after-disconnect") =>
+            {
+                true
+            }
             (
                 QueueKind::Io { .. },
                 QueueState::Leaving
@@ -161,6 +191,22 @@ impl Queue {
                 | QueueState::Gone,
             )
             | (QueueKind::Admin { .. }, _) => false,
+        }
+    }
+
+    /// Whether commands pass the controller's gate, which is not as it was when the queue was
+    /// created.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn passage(&self) -> Passage {
+        let gate = self.shared.gate();
+        if gate.unfenced() != self.gate {
+            Passage::Closed
+        } else if gate.is_fenced() {
+            Passage::Fenced
+        } else {
+            // It was lifted just now.
+            Passage::Open
         }
     }
 
@@ -188,9 +234,15 @@ impl Queue {
         }
     }
 
-    /// Executions that the queue may have at once: its depth, and the flush of a shutdown.
-    pub(crate) fn reservation(depth: u16, admin: bool) -> usize {
-        usize::from(depth) + usize::from(admin)
+    /// Executions that a queue may have at once. Of an I/O queue: its depth. Of the admin queue of a
+    /// subsystem's controller: some flushes, and that of a shutdown. A discovery controller has
+    /// nothing to flush.
+    pub(crate) fn reservation(qid: u16, depth: u16, kind: ControllerKind) -> usize {
+        match kind {
+            ControllerKind::Io if qid > 0 => usize::from(depth),
+            ControllerKind::Io => usize::from(depth.min(ADMIN_EXECUTIONS_MAX)) + 1,
+            ControllerKind::Discovery => 1,
+        }
     }
 
     /// Moves the state; false when the event changes nothing.
@@ -246,6 +298,8 @@ mod tests {
                 keyed: false,
                 in_capsule_max: 4096,
             },
+            reservation: 3,
+            claimant: Claimant::new("nqn.host", false, None),
         };
         Queue::new(shared, gate, &setup)
     }

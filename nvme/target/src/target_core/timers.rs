@@ -52,6 +52,14 @@ impl ControllerTimers {
         Some(slot)
     }
 
+    /// The slots that have a timer.
+    pub(super) fn armed(&self) -> impl Iterator<Item = u32> + '_ {
+        let slots = (0..).zip(&self.armed);
+        slots
+            .filter(|(_, armed)| armed.is_some())
+            .map(|(slot, _)| slot)
+    }
+
     /// When to ask for [`next_due`](Self::next_due) again: at times a little early.
     pub(super) fn next_deadline(&self) -> Option<Nanos> {
         self.wheel.next_deadline()

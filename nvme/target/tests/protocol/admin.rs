@@ -209,6 +209,39 @@ fn a_waiting_command_is_aborted() {
     assert!(!abort(&mut world, admin, 1, 3));
 }
 
+/// Base 2.1 §5.1.1: more than ACL + 1 Aborts at once exceed the limit, and cost nothing.
+#[test]
+fn an_abort_flood_meets_the_limit() {
+    const LIMIT: usize = 4;
+    let mut world = World::new();
+    let (admin, io) = world.ready();
+    world.fault.arm(LATER, true);
+    let read = Sqe::read(RAM, 0, 0).with_sgl(SglDescriptor::transport(512));
+    let waiting: Vec<_> = (1..=9)
+        .map(|cid| {
+            world
+                .start(io, read.with_cid(cid), &[])
+                .expect_err("put off")
+        })
+        .collect();
+    for (place, tag) in waiting.iter().enumerate() {
+        let reply = world.command(admin, Sqe::abort_command(1, place as u16 + 1));
+        if place < LIMIT {
+            reply.ok();
+            world.gathered(io, *tag).is(Status::ABORT_REQUESTED);
+        } else {
+            reply.is(Status::ABORT_LIMIT_EXCEEDED);
+        }
+    }
+    // The answers are sent at the end of the turn.
+    world.poll();
+    assert!(abort(&mut world, admin, 1, 9));
+    world.fault.arm(LATER, false);
+    for tag in &waiting[LIMIT..8] {
+        world.wait(io, *tag).ok();
+    }
+}
+
 /// Base 2.1 §5.1.1: a command on another core is not aborted, nor one of another controller.
 #[test]
 fn an_abort_stays_with_its_controller() {
@@ -243,7 +276,8 @@ fn a_failed_command_is_logged() {
     let entry = &entries[0];
     assert_eq!(entry.error_count.get(), 1);
     assert_eq!((entry.sqid.get(), entry.cid.get()), (0, 0x123));
-    assert_eq!(entry.status.status(), Status::INVALID_LOG_PAGE.with_dnr());
+    let status = Status::INVALID_LOG_PAGE.with_dnr().with_more(true);
+    assert_eq!(entry.status.status(), status);
     assert_eq!(entry.location.byte(), 40);
     assert_eq!(
         (entry.opcode, entry.lpver),

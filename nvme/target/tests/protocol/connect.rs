@@ -1,13 +1,15 @@
 //! Connect and Disconnect (Base 2.1 §6.3, §6.4).
 
-use nvme_spec::command::{Cns, FeatureId};
+use nvme_spec::command::{Cns, FeatureId, FeatureSelect};
 use nvme_spec::fabrics::{ConnectData, ConnectField};
 use nvme_spec::features::NumberOfQueues;
 use nvme_spec::nqn::DISCOVERY_NQN;
 use nvme_spec::registers::Cc;
 use nvme_spec::sgl::SglDescriptor;
 use nvme_spec::{Cqe, Sqe, Status, U16};
-use nvme_target::{Admission, CloseReason, ConnectOutcome, CoreLimits, PortId};
+use nvme_target::{
+    ADMIN_QUEUE_DEPTH_MAX, Admission, CloseReason, ConnectOutcome, CoreLimits, PortId,
+};
 use zerocopy::IntoBytes;
 
 use crate::harness::{
@@ -104,9 +106,12 @@ fn an_unknown_subsystem_is_refused() {
 fn malformed_names_are_refused() {
     let mut world = World::new();
     let call = HostCall::default();
-    let bad: [Vec<u8>; 5] = [
+    let mut data = call.data();
+    data.subnqn.0 = [0; 256];
+    let cqe = raw(&mut world, &call.sqe(), data.as_bytes());
+    assert_field(&cqe, ConnectField::SubsystemNqn);
+    let bad: [Vec<u8>; 4] = [
         vec![b'n'; 256],
-        vec![0; 256],
         vec![b'n'; 224],
         vec![0xff; 100],
         b"nqn.\x07".to_vec(),
@@ -122,6 +127,68 @@ fn malformed_names_are_refused() {
         data.hostnqn.0[..name.len()].copy_from_slice(&name);
         let cqe = raw(&mut world, &call.sqe(), data.as_bytes());
         assert_field(&cqe, ConnectField::HostNqn);
+    }
+}
+
+/// Base 2.1 §6.3, HOSTNQN: SPDK's perf sends none. Such a host is admitted where any host may
+/// attach, and is none of those that a list names.
+#[test]
+fn a_host_without_a_name_is_admitted_where_any_host_may_attach() {
+    let mut world = World::new();
+    let call = HostCall {
+        host: "",
+        peer_address: Some([192, 0, 2, 99].into()),
+        ..HostCall::default()
+    };
+    let discovery = HostCall {
+        subsystem: DISCOVERY_NQN,
+        ..call
+    };
+    world.enabled_by(0, &discovery);
+    let closed = HostCall {
+        subsystem: CLOSED_SUBSYSTEM,
+        ..call
+    };
+    let cqe = refused(&mut world, 0, &closed);
+    assert_eq!(cqe.status(), Status::CONNECT_INVALID_HOST.with_dnr());
+    let admin = world.enabled_by(0, &call);
+    let cntlid = admin.info.controller_id;
+    let io = HostCall {
+        cntlid,
+        qid: 1,
+        ..call
+    };
+    let io = world.connect(1, &io);
+    world.read_blocks(io, RAM, 0, 1);
+    let named = HostCall {
+        cntlid,
+        qid: 2,
+        ..HostCall::default()
+    };
+    assert_field(&refused(&mut world, 1, &named), ConnectField::HostNqn);
+}
+
+/// Base 2.1 §3.9 and §4.2.3.1, Keep Alive Timeout Invalid: a time beyond what is supported. 0, no
+/// timer, is accepted.
+#[test]
+fn keep_alive_times_are_bounded() {
+    let mut world = World::new();
+    for (call, longest_ms) in [(HostCall::default(), 300_000), (discovery_call(), 120_000)] {
+        for kato_ms in [0, 1, longest_ms] {
+            let link = world.connect(0, &HostCall { kato_ms, ..call });
+            world.close(link);
+        }
+        for kato_ms in [longest_ms + 1, u32::MAX] {
+            let cqe = refused(&mut world, 0, &HostCall { kato_ms, ..call });
+            assert_eq!(cqe.status(), Status::KEEP_ALIVE_TIMEOUT_INVALID.with_dnr());
+        }
+        let admin = world.enabled_by(0, &call);
+        let fid = FeatureId::KEEP_ALIVE_TIMER;
+        world.set_feature(admin, fid, longest_ms).ok();
+        let reply = world.set_feature(admin, fid, longest_ms + 1);
+        reply.is(Status::KEEP_ALIVE_TIMEOUT_INVALID.with_dnr());
+        let get = Sqe::get_feature(fid, FeatureSelect::CURRENT, 0, 0);
+        assert_eq!(world.command(admin, get).dw0(), longest_ms);
     }
 }
 
@@ -159,12 +226,20 @@ fn a_particular_controller_cannot_be_asked_for() {
 #[test]
 fn queue_sizes_are_bounded() {
     let mut world = World::new();
-    for sqsize_z in [0, 128, 0xffff] {
+    for sqsize_z in [0, ADMIN_QUEUE_DEPTH_MAX, 0xffff] {
         let call = HostCall {
             sqsize_z,
             ..HostCall::default()
         };
         assert_field(&refused(&mut world, 0, &call), ConnectField::SqSize);
+    }
+    // SPDK's `abort -q 128` asks for 137 entries.
+    for sqsize_z in [1, 136, ADMIN_QUEUE_DEPTH_MAX - 1] {
+        for call in [HostCall::default(), discovery_call()] {
+            let link = world.connect(0, &HostCall { sqsize_z, ..call });
+            assert_eq!(link.info.depth, sqsize_z + 1);
+            world.close(link);
+        }
     }
     let admin = world.enabled(0);
     let call = HostCall {
@@ -236,6 +311,45 @@ fn an_io_queue_has_to_match_its_admin_queue() {
     };
     assert_field(&refused(&mut world, 1, &other_id), ConnectField::HostId);
     world.connect(1, &call);
+}
+
+/// What an I/O Connect has to know (Base 2.1 §6.3) can be known to others, so over TCP it also has to
+/// come from the address of the admin queue, unless the configuration says otherwise.
+#[test]
+fn an_io_queue_comes_from_the_address_of_its_admin_queue() {
+    let at = |address: &str| Some(address.parse().expect("an address"));
+    for (binds, rdma) in [(true, false), (false, false), (true, true)] {
+        let limits = CoreLimits {
+            queues_max: 16,
+            executions_max: 1024,
+        };
+        let mut world = World::with(1, limits, |config| config.limits.bind_queues = binds);
+        let call = HostCall {
+            peer_address: at("192.0.2.7"),
+            rdma,
+            ..HostCall::default()
+        };
+        let admin = world.enabled_by(0, &call);
+        let io = HostCall {
+            cntlid: admin.info.controller_id,
+            qid: 1,
+            ..call
+        };
+        let elsewhere = HostCall {
+            qid: 2,
+            peer_address: at("192.0.2.8"),
+            ..io
+        };
+        if binds && !rdma {
+            let cqe = refused(&mut world, 0, &elsewhere);
+            assert_eq!(cqe.status(), Status::CONNECT_INVALID_HOST.with_dnr());
+        } else {
+            world.connect(0, &elsewhere);
+        }
+        // An IPv4 host of a socket that takes both families.
+        let peer_address = at("::ffff:192.0.2.7");
+        world.connect(0, &HostCall { peer_address, ..io });
+    }
 }
 
 /// Base 2.1 §6.3 and §5.1.25.2.1: identifiers go from 1 to the number of queues that was granted.
@@ -336,7 +450,7 @@ fn what_a_host_is_told() {
     let (_, response, info) = connect(&mut world, &call);
     assert_eq!(response.sqhd.get(), 1);
     assert_eq!(response.connect_success().authreq().into_bits(), 0);
-    assert!(info.admin);
+    assert!(info.admin && info.flow_control);
     assert_eq!((info.qid, info.depth, info.in_capsule_max), (0, 32, 8192));
     let call = HostCall {
         no_flow_control: true,
@@ -344,6 +458,7 @@ fn what_a_host_is_told() {
     };
     let (queue, response, info) = connect(&mut world, &call);
     assert_eq!(response.sqhd.get(), 0xffff);
+    assert!(!info.flow_control);
     let link = crate::harness::Link {
         node: 0,
         queue,
@@ -366,12 +481,133 @@ fn controllers_are_bounded() {
     };
     let mut world = World::with(1, limits, |config| config.limits.controllers_max = 2);
     let first = world.connect(0, &HostCall::default());
+    world.connect(0, &HostCall::default());
+    // Discovery controllers are apart.
     world.connect(0, &discovery_call());
     let cqe = refused(&mut world, 0, &HostCall::default());
     assert_eq!(cqe.status(), Status::CONNECT_CONTROLLER_BUSY);
     world.close(first);
     let again = world.connect(0, &HostCall::default());
     assert_ne!(again.info.controller_id, first.info.controller_id);
+}
+
+/// Has the transport of a core end what the core wants ended.
+fn end_closed(world: &mut World, node: usize) {
+    let now = world.now;
+    for close in world.closes(node) {
+        world.nodes[node].core.close_queue(close.queue, now);
+    }
+}
+
+/// Hosts that connect to the discovery subsystem under names that they make up, and then are
+/// silent, lock nobody out: neither of an export nor of the discovery subsystem.
+#[test]
+fn silent_discovery_controllers_lock_nobody_out() {
+    let limits = CoreLimits {
+        queues_max: 512,
+        executions_max: 1024,
+    };
+    let mut world = World::with(2, limits, |_| {});
+    let names: Vec<String> = (0..300)
+        .map(|number| format!("nqn.2026-11.org.example:made-up-{number}"))
+        .collect();
+    for (number, host) in names.iter().enumerate() {
+        let call = HostCall {
+            host,
+            host_id: [number as u8; 16],
+            sqsize_z: ADMIN_QUEUE_DEPTH_MAX - 1,
+            ..discovery_call()
+        };
+        world.enabled_by(number % 2, &call);
+        world.settle();
+        for node in 0..2 {
+            end_closed(&mut world, node);
+        }
+        let queues: usize = world.nodes.iter().map(|node| node.core.queues()).sum();
+        assert!(queues <= nvme_target::DISCOVERY_CONTROLLERS_MAX);
+        world.now += reactors::Nanos::from_millis(1);
+    }
+    let call = HostCall {
+        subsystem: CLOSED_SUBSYSTEM,
+        ..HostCall::default()
+    };
+    for node in 0..2 {
+        let admin = world.enabled_by(node, &call);
+        let io = HostCall {
+            cntlid: admin.info.controller_id,
+            qid: 1,
+            ..call
+        };
+        world.connect(node, &io);
+        world.enabled_by(node, &discovery_call());
+    }
+}
+
+/// The discovery controller that makes room is not one that waits for an event while another does
+/// not (Base 2.1 §5.1.2), and its host is told by the end of the connection.
+#[test]
+fn a_discovery_controller_that_waits_for_an_event_stays() {
+    let limits = CoreLimits {
+        queues_max: 512,
+        executions_max: 1024,
+    };
+    let mut world = World::with(1, limits, |_| {});
+    let stranger = HostCall {
+        host: STRANGER,
+        ..discovery_call()
+    };
+    let waits = world.enabled_by(0, &stranger);
+    let sqe = Sqe::async_event_request().with_cid(7);
+    world.start(waits, sqe, &[]).expect_err("held");
+    for _ in 1..nvme_target::DISCOVERY_CONTROLLERS_MAX {
+        world.now += reactors::Nanos::from_millis(1);
+        world.enabled_by(0, &stranger);
+    }
+    assert_eq!(world.close_reasons(0), []);
+    world.enabled_by(0, &stranger);
+    world.settle();
+    let closes = world.closes(0);
+    let reasons: Vec<_> = closes.iter().map(|close| close.reason).collect();
+    assert_eq!(reasons, [CloseReason::Evicted]);
+    assert_ne!(closes[0].queue, waits.queue);
+}
+
+/// Hosts that no export names leave a part of a core's executions to those that one does name.
+#[test]
+fn unnamed_hosts_leave_executions_to_named_ones() {
+    let limits = CoreLimits {
+        queues_max: 512,
+        executions_max: 1024,
+    };
+    let mut world = World::with(1, limits, |_| {});
+    let stranger = HostCall {
+        host: STRANGER,
+        ..HostCall::default()
+    };
+    let mut promised = 0;
+    'greedy: while let Ok(admin) = world.try_connect(0, &stranger) {
+        promised += 33;
+        world.set_cc(admin, Cc::enabled_nvm());
+        for qid in 1..=IO_QUEUES {
+            let call = HostCall {
+                cntlid: admin.info.controller_id,
+                qid,
+                sqsize_z: QUEUE_DEPTH_MAX - 1,
+                ..stranger
+            };
+            match world.try_connect(0, &call) {
+                Ok(_) => promised += usize::from(QUEUE_DEPTH_MAX),
+                Err(cqe) => {
+                    assert_eq!(cqe.status(), Status::CONNECT_CONTROLLER_BUSY);
+                    break 'greedy;
+                }
+            }
+        }
+    }
+    assert!((600..=768).contains(&promised), "{promised}");
+    let admin = world.enabled(0);
+    world.io_queue(0, admin, 1);
+    world.io_queue(0, admin, 2);
 }
 
 /// The same, for the queues and the executions of one core.
@@ -556,7 +792,7 @@ fn a_transport_can_give_a_command_up() {
         .expect_err("held");
     let status = Status::TRANSIENT_TRANSPORT_ERROR;
     let cqe = world.nodes[0].core.reject(io.queue, work, status);
-    assert_eq!((cqe.status(), cqe.cid.get()), (status, 9));
+    assert_eq!((cqe.status(), cqe.cid.get()), (status.with_more(true), 9));
     world.wait(io, disconnect).ok();
     let log = world.log(admin, nvme_spec::command::LogPageId::ERROR_INFORMATION, 64);
     assert_eq!(

@@ -5,6 +5,7 @@ use nvme_spec::log::{
     AddressFamily, DiscoveryEntry, DiscoveryHeader, SecureChannel, SubsystemType, TcpSecurity,
     TransportType,
 };
+use nvme_spec::nqn::DISCOVERY_NQN;
 use nvme_spec::{Sqe, Status};
 use nvme_target::{CoreLimits, PortConfig, PortId, TransportKind};
 use zerocopy::FromBytes;
@@ -24,9 +25,16 @@ fn log(world: &mut World, admin: Link) -> (DiscoveryHeader, Vec<DiscoveryEntry>)
     (header, entries.to_vec())
 }
 
+/// The entries of NVM subsystems.
+fn nvm_entries(world: &mut World, admin: Link) -> Vec<DiscoveryEntry> {
+    let (_, mut entries) = log(world, admin);
+    entries.retain(|entry| entry.subtype == SubsystemType::NVM);
+    entries
+}
+
 fn names(world: &mut World, call: &HostCall<'_>) -> Vec<(String, String)> {
     let admin = world.enabled_by(0, call);
-    let (_, entries) = log(world, admin);
+    let entries = nvm_entries(world, admin);
     world.close(admin);
     let text = |entry: &DiscoveryEntry| {
         let nqn = entry.subnqn.as_str().expect("UTF-8").to_owned();
@@ -89,8 +97,8 @@ fn what_an_entry_says() {
     });
     let admin = world.enabled_by(0, &discovery_call());
     let (header, entries) = log(&mut world, admin);
-    assert_eq!((header.numrec.get(), header.recfmt.get()), (3, 0));
-    let [tcp, rdma, secure] = &entries[..] else {
+    assert_eq!((header.numrec.get(), header.recfmt.get()), (4, 0));
+    let [tcp, rdma, secure, current] = &entries[..] else {
         panic!("{} entries", entries.len())
     };
     assert_eq!(
@@ -99,7 +107,14 @@ fn what_an_entry_says() {
     );
     assert_eq!(tcp.subtype, SubsystemType::NVM);
     assert_eq!((tcp.portid.get(), tcp.cntlid.get()), (TCP_PORT.0, 0xffff));
-    assert!(tcp.asqsz.get() >= 32);
+    assert_eq!((tcp.asqsz.get(), rdma.asqsz.get()), (4096, 256));
+    // Base 2.1 §5.1.12.3.1, SUBTYPE 03h: the discovery subsystem itself, where it was reached.
+    assert_eq!(current.subtype, SubsystemType::CURRENT_DISCOVERY);
+    assert_eq!(current.subnqn.as_str(), Some(DISCOVERY_NQN));
+    assert_eq!(current.portid.get(), TCP_PORT.0);
+    assert_eq!(current.traddr.as_str(), Some("192.0.2.1"));
+    assert_eq!(current.trsvcid.as_str(), Some("4420"));
+    assert!(current.eflags.epcsd() && !tcp.eflags.epcsd());
     assert_eq!(tcp.trsvcid.as_str(), Some("4420"));
     assert_eq!(tcp.tcp().sectype, TcpSecurity::NONE);
     assert_eq!(tcp.treq.secure_channel(), SecureChannel::NOT_REQUIRED);
@@ -115,12 +130,12 @@ fn what_an_entry_says() {
 fn the_generation_tells_of_a_change() {
     let mut world = World::new();
     let admin = world.enabled_by(0, &discovery_call());
-    let whole = world.log(admin, LogPageId::DISCOVERY, 3072);
+    let whole = world.log(admin, LogPageId::DISCOVERY, 4096);
     let select = LogPageSelect::new()
         .with_lid(LogPageId::DISCOVERY)
         .with_numd_z(255);
     let mut pieces = Vec::new();
-    for offset in [0, 1024, 2048] {
+    for offset in [0, 1024, 2048, 3072] {
         pieces.extend(
             world
                 .read(admin, Sqe::log_page(0, select, offset), 1024)
@@ -128,7 +143,7 @@ fn the_generation_tells_of_a_change() {
         );
     }
     assert_eq!(pieces, whole);
-    let beyond = Sqe::log_page(0, select, 3076);
+    let beyond = Sqe::log_page(0, select, 4100);
     world
         .read(admin, beyond, 1024)
         .is(Status::INVALID_FIELD.with_dnr());
@@ -140,7 +155,7 @@ fn the_generation_tells_of_a_change() {
     world.settle();
     let (after, entries) = log(&mut world, admin);
     assert!(after.genctr.get() > before.genctr.get());
-    assert_eq!(entries.len(), 1, "the host is no longer let in");
+    assert_eq!(entries.len(), 2, "the host is no longer let in");
     let other = port(TCP_PORT, "198.51.100.7", false);
     let ports = vec![other, port(TCP6_PORT, "2001:db8::1", true)];
     world.target.update_ports(ports).expect("right");

@@ -9,12 +9,13 @@ use nvme_spec::features::{
 };
 use nvme_spec::registers::Cc;
 use nvme_spec::{NSID_BROADCAST, Sqe, Status};
+use nvme_target::NAMESPACE_ID_MAX;
 use reactors::Nanos;
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::harness::{
     CACHED, CLOSED_SUBSYSTEM, FAIL_INTERNAL, HIGHEST, HOST_ID, HostCall, IO_QUEUES, Link, RAM,
-    Reply, World, discovery_call,
+    Reply, World, discovery_call, namespace,
 };
 
 const CURRENT: FeatureSelect = FeatureSelect::CURRENT;
@@ -94,17 +95,31 @@ fn what_can_be_selected() {
     assert!(!capabilities(&mut world, FeatureId::HOST_IDENTIFIER).changeable());
 }
 
-/// Base 2.1 §5.1.25: a feature of the controller takes no particular namespace.
+/// Base 2.1 §4.4: a feature of the controller cannot be set for one namespace, and can be read with
+/// any valid identifier (`nvme get-feature /dev/nvme0n1 -f 0xb` sends one).
 #[test]
-fn controller_features_take_no_namespace() {
+fn controller_features_are_read_with_any_namespace() {
     let mut world = World::new();
     let admin = world.enabled(0);
     let refused = Status::FEATURE_NOT_NAMESPACE_SPECIFIC.with_dnr();
     world
         .command(admin, Sqe::set_feature(FeatureId::ARBITRATION, RAM, 1))
         .is(refused);
-    let sqe = Sqe::get_feature(FeatureId::ARBITRATION, CURRENT, RAM, 0);
-    world.command(admin, sqe).is(refused);
+    let events = AsyncEventConfiguration::new().with_namespace_attribute(true);
+    let fid = FeatureId::ASYNC_EVENT_CONFIGURATION;
+    world.set_feature(admin, fid, events.into_bits()).ok();
+    for nsid in [0, RAM, 3, NAMESPACE_ID_MAX, NSID_BROADCAST] {
+        let reply = world.command(admin, Sqe::get_feature(fid, CURRENT, nsid, 0));
+        assert_eq!(reply.dw0(), events.into_bits(), "namespace {nsid}");
+        reply.ok();
+    }
+    let invalid = Status::INVALID_NAMESPACE_OR_FORMAT.with_dnr();
+    for nsid in [NAMESPACE_ID_MAX + 1, NSID_BROADCAST - 1] {
+        let sqe = Sqe::get_feature(fid, CURRENT, nsid, 0);
+        world.command(admin, sqe).is(invalid);
+        let sqe = Sqe::set_feature(fid, nsid, 0);
+        world.command(admin, sqe).is(invalid);
+    }
     let sqe = Sqe::set_feature(FeatureId::ARBITRATION, NSID_BROADCAST, 1);
     world.command(admin, sqe).ok();
 }
@@ -223,9 +238,10 @@ fn number_of_queues() {
     reply.is(Status::COMMAND_SEQUENCE_ERROR.with_dnr());
 }
 
-/// Base 2.1 §5.1.25.1.4: without a volatile cache there is no such feature.
+/// Base 2.1 §5.1.25.1.4 and §5.1.13.2.1, VWC: the feature is there although no namespace has a
+/// volatile cache yet, and applies to one that joins later.
 #[test]
-fn no_cache_cannot_be_switched_off() {
+fn a_cache_is_switched_off_before_it_joins() {
     let mut world = World::new();
     let call = HostCall {
         subsystem: CLOSED_SUBSYSTEM,
@@ -233,8 +249,38 @@ fn no_cache_cannot_be_switched_off() {
     };
     let admin = world.enabled_by(0, &call);
     let fid = FeatureId::VOLATILE_WRITE_CACHE;
-    world.set_feature(admin, fid, 0).is(INVALID);
-    get_selected(&mut world, admin, fid, CURRENT).is(INVALID);
+    let on = VolatileWriteCache::new().with_wce(true).into_bits();
+    assert_eq!(get(&mut world, admin, fid), on);
+    world.set_feature(admin, fid, 0).ok();
+    assert_eq!(get(&mut world, admin, fid), 0);
+    let devices = world.devices();
+    let namespaces = vec![
+        namespace(1, 0, &*devices[0]),
+        namespace(CACHED, 1, &*devices[1]),
+    ];
+    world
+        .target
+        .update_namespaces(CLOSED_SUBSYSTEM, namespaces)
+        .expect("right");
+    world.settle();
+    let io = HostCall {
+        cntlid: admin.info.controller_id,
+        qid: 1,
+        ..call
+    };
+    let io = world.connect(0, &io);
+    world.cached.take();
+    let write = Sqe::write(CACHED, 0, 0, false);
+    world.write(io, write, &[1; 4096]).ok();
+    assert_eq!(
+        world.cached.take(),
+        [(Operation::Write { fua: true }, 0, 1)]
+    );
+    // Flush (Base 2.1 §7.2): nothing to do for the namespace without a cache.
+    world.command(io, Sqe::flush(1)).ok();
+    assert_eq!(world.cached.take(), []);
+    world.command(io, Sqe::flush(CACHED)).ok();
+    assert_eq!(world.cached.take(), [(Operation::Flush, 0, 0)]);
 }
 
 /// Base 2.1 §5.1.25.1.4: off means that what was cached is flushed, and that each later write of

@@ -12,7 +12,7 @@ use block::{
 use hugemem::{Arena, ArenaConfig, PagePolicy, Pool};
 use nvme_spec::command::{FeatureId, LogPageId, LogPageSelect};
 use nvme_spec::fabrics::{CNTLID_DYNAMIC, ConnectAttributes, ConnectData, PropertySize};
-use nvme_spec::nqn::{DISCOVERY_NQN, to_field};
+use nvme_spec::nqn::{DISCOVERY_NQN, NqnField, to_field};
 use nvme_spec::registers::{Cc, Csts, Register};
 use nvme_spec::sgl::SglDescriptor;
 use nvme_spec::{Cqe, Sqe, Status};
@@ -48,8 +48,8 @@ pub(crate) const CACHED_BLOCKS: u64 = 256;
 pub(crate) const READ_ONLY: u32 = 4;
 /// Namespace 5: the RAM device cannot deallocate.
 pub(crate) const PLAIN: u32 = 5;
-/// Number of namespaces, NN.
-pub(crate) const HIGHEST: u32 = 5;
+/// The largest valid namespace identifier, NN.
+pub(crate) const HIGHEST: u32 = nvme_target::NAMESPACE_ID_MAX;
 
 /// Rules of the RAM device's fault plan; all are off at first.
 pub(crate) const FAIL_INTERNAL: usize = 0;
@@ -107,8 +107,9 @@ pub(crate) struct Reply {
 }
 
 impl Reply {
+    /// The status without More, which says whether the error log has an entry of the command.
     pub(crate) fn status(&self) -> Status {
-        self.cqe.status()
+        self.cqe.status().with_more(false)
     }
 
     pub(crate) fn dw0(&self) -> u32 {
@@ -122,7 +123,7 @@ impl Reply {
         self.data
     }
 
-    /// Asserts exactly this status, flags included.
+    /// Asserts exactly this status, flags other than More included.
     #[track_caller]
     pub(crate) fn is(&self, status: Status) {
         assert_eq!(self.status(), status);
@@ -144,6 +145,7 @@ pub(crate) struct HostCall<'a> {
     pub(crate) port: PortId,
     pub(crate) rdma: bool,
     pub(crate) local_address: Option<std::net::IpAddr>,
+    pub(crate) peer_address: Option<std::net::IpAddr>,
 }
 
 impl Default for HostCall<'_> {
@@ -160,6 +162,7 @@ impl Default for HostCall<'_> {
             port: TCP_PORT,
             rdma: false,
             local_address: None,
+            peer_address: None,
         }
     }
 }
@@ -178,7 +181,8 @@ impl HostCall<'_> {
             self.host_id,
             self.cntlid,
             to_field(self.subsystem).unwrap(),
-            to_field(self.host).unwrap(),
+            // An empty name cannot be made, but it can be sent.
+            to_field(self.host).unwrap_or(NqnField::new("").unwrap()),
         )
     }
 }
@@ -327,6 +331,8 @@ pub(crate) fn config(devices: &[Arc<dyn Device>]) -> TargetConfig {
         limits: TargetLimits {
             transfer_max: TRANSFER_MAX,
             controllers_max: 16,
+            queues_max: 64,
+            bind_queues: true,
         },
     }
 }
@@ -497,6 +503,7 @@ impl World {
             port: call.port,
             connection: 1000 + u32::from(call.qid),
             local_address: call.local_address,
+            peer_address: call.peer_address,
             in_capsule_max: IN_CAPSULE,
         }
     }
@@ -673,6 +680,12 @@ impl World {
             self.poll();
         }
         panic!("no answer");
+    }
+
+    /// The answer to a command that was begun, which is there without another turn.
+    #[track_caller]
+    pub(crate) fn gathered(&mut self, link: Link, tag: u64) -> Reply {
+        self.answer(link.node, tag).expect("answered")
     }
 
     /// The answer to a command that was begun, if it is there.

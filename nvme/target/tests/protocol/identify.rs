@@ -1,19 +1,21 @@
 //! Identify (Base 2.1 §5.1.13, NVM 1.1 §4.1.5).
 
 use nvme_spec::command::{Cns, CommandSet, Identify};
+use nvme_spec::fabrics::PropertySize;
 use nvme_spec::identify::{
     CommandSetCombinations, ControllerList, ControllerType, DeallocatedRead, FlushBehavior,
     IdentifyController, IdentifyNamespace, IndependentIdentifyNamespace, NamespaceId, NamespaceIds,
     NamespaceList, NvmIdentifyController, SglSupport,
 };
-use nvme_spec::registers::Version;
+use nvme_spec::registers::{Register, Version};
 use nvme_spec::{NSID_BROADCAST, Sqe, Status};
+use nvme_target::NAMESPACE_ID_MAX;
 use zerocopy::FromBytes;
 
 use crate::harness::{
-    CACHED, CACHED_BLOCKS, CLOSED_SUBSYSTEM, HIGHEST, HostCall, IN_CAPSULE, Link, PLAIN,
-    QUEUE_DEPTH_MAX, RAM, RAM_BLOCKS, READ_ONLY, Reply, SUBSYSTEM, TRANSFER_MAX, World,
-    discovery_call,
+    CACHED, CACHED_BLOCKS, CLOSED_SUBSYSTEM, HostCall, IN_CAPSULE, Link, PLAIN, QUEUE_DEPTH_MAX,
+    RAM, RAM_BLOCKS, READ_ONLY, Reply, SUBSYSTEM, TCP_PORT, TRANSFER_MAX, World, discovery_call,
+    namespace,
 };
 
 fn ask(world: &mut World, admin: Link, cns: Cns, nsid: u32) -> Reply {
@@ -64,7 +66,7 @@ fn namespace_identifiers_are_checked() {
     let mut world = World::new();
     let admin = world.enabled(0);
     let invalid = Status::INVALID_NAMESPACE_OR_FORMAT.with_dnr();
-    for nsid in [0, HIGHEST + 1, NSID_BROADCAST - 1, NSID_BROADCAST] {
+    for nsid in [0, NAMESPACE_ID_MAX + 1, NSID_BROADCAST - 1, NSID_BROADCAST] {
         let structures = [
             Cns::NAMESPACE,
             Cns::NAMESPACE_DESCRIPTORS,
@@ -76,20 +78,18 @@ fn namespace_identifiers_are_checked() {
             ask(&mut world, admin, cns, nsid).is(invalid);
         }
     }
-    for cns in [
-        Cns::NAMESPACE,
-        Cns::IO_NAMESPACE,
-        Cns::INDEPENDENT_NAMESPACE,
-    ] {
-        assert!(
-            ask(&mut world, admin, cns, 3)
-                .ok()
-                .iter()
-                .all(|byte| *byte == 0)
-        );
+    for nsid in [3, NAMESPACE_ID_MAX] {
+        for cns in [
+            Cns::NAMESPACE,
+            Cns::IO_NAMESPACE,
+            Cns::INDEPENDENT_NAMESPACE,
+        ] {
+            let empty = ask(&mut world, admin, cns, nsid).ok();
+            assert!(empty.iter().all(|byte| *byte == 0));
+        }
+        let reply = ask(&mut world, admin, Cns::NAMESPACE_DESCRIPTORS, nsid);
+        reply.is(Status::INVALID_FIELD.with_dnr());
     }
-    let reply = ask(&mut world, admin, Cns::NAMESPACE_DESCRIPTORS, 3);
-    reply.is(Status::INVALID_FIELD.with_dnr());
 }
 
 /// Base 2.1 §5.1.13.2.1: what a Linux host reads before it goes on.
@@ -106,7 +106,9 @@ fn the_controller_says_what_it_is() {
     assert_eq!(it.fr.as_str(), Some("0.1"));
     assert_eq!(it.subnqn.as_str(), Some(SUBSYSTEM));
     assert_eq!(it.transfer_bytes_max(4096), Some(TRANSFER_MAX as u64));
-    assert_eq!(it.nn.get(), HIGHEST);
+    // The largest identifier that a namespace can ever have, not the current count.
+    assert_eq!(it.nn.get(), NAMESPACE_ID_MAX);
+    assert_eq!(it.mnan.get(), NAMESPACE_ID_MAX);
     assert_eq!((it.sqes.min(), it.sqes.max()), (6, 6));
     assert_eq!((it.cqes.min(), it.cqes.max()), (4, 4));
     assert_eq!(it.maxcmd.get(), QUEUE_DEPTH_MAX);
@@ -139,9 +141,10 @@ fn the_controller_says_what_it_is() {
     assert_eq!(usize::from(it.msdbd), nvme_target::KEYED_BLOCKS_MAX);
 }
 
-/// Base 2.1 §5.1.13.2.1, VWC: without a volatile device there is no cache to speak of.
+/// Base 2.1 §5.1.13.2.1, VWC, and §5.1.13, CNS 08h, VWCNP: a controller always says that there may
+/// be a volatile cache, and each namespace whether it has one.
 #[test]
-fn a_subsystem_without_a_cache_says_so() {
+fn a_namespace_without_a_cache_says_so() {
     let mut world = World::new();
     let call = HostCall {
         subsystem: CLOSED_SUBSYSTEM,
@@ -149,7 +152,77 @@ fn a_subsystem_without_a_cache_says_so() {
     };
     let admin = world.enabled_by(0, &call);
     let it: IdentifyController = page(ask(&mut world, admin, Cns::CONTROLLER, 0));
-    assert!(!it.vwc.present());
+    assert!(it.vwc.present());
+    let it: IndependentIdentifyNamespace =
+        page(ask(&mut world, admin, Cns::INDEPENDENT_NAMESPACE, 1));
+    assert!(it.nsfeat.vwcnp());
+}
+
+/// Base 2.1 §5.1.13.2.1: hosts read Identify Controller when they attach. Whatever joins a live
+/// subsystem later, the page stays as it was, byte for byte.
+#[test]
+fn a_namespace_that_joins_changes_nothing_that_hosts_rely_on() {
+    let mut world = World::new();
+    let call = HostCall {
+        subsystem: CLOSED_SUBSYSTEM,
+        ..HostCall::default()
+    };
+    let admin = world.enabled_by(0, &call);
+    let pages = |world: &mut World| {
+        [Cns::CONTROLLER, Cns::IO_CONTROLLER].map(|cns| ask(world, admin, cns, 0).ok())
+    };
+    let capabilities = |world: &mut World| {
+        let sqe = Sqe::get_property(Register::CAP.0, PropertySize::BYTES_8);
+        world.command(admin, sqe).cqe.result()
+    };
+    let before = (pages(&mut world), capabilities(&mut world));
+    let devices = world.devices();
+    let mut namespaces = Vec::new();
+    // RAM, a volatile cache, read-only, and one that cannot deallocate; the last at the highest
+    // identifier.
+    for (nsid, device) in [(1, 0), (2, 1), (3, 2), (NAMESPACE_ID_MAX, 3)] {
+        namespaces.push(namespace(nsid, device, &*devices[usize::from(device)]));
+        world
+            .target
+            .update_namespaces(CLOSED_SUBSYSTEM, namespaces.clone())
+            .expect("right");
+        world.settle();
+        let after = (pages(&mut world), capabilities(&mut world));
+        assert!(before == after, "namespace {nsid} changed a page");
+        let it: IdentifyNamespace = page(ask(&mut world, admin, Cns::NAMESPACE, nsid));
+        assert_ne!(it.nsze.get(), 0, "namespace {nsid} is there");
+    }
+    // And when they go, all but one.
+    namespaces.truncate(1);
+    world
+        .target
+        .update_namespaces(CLOSED_SUBSYSTEM, namespaces)
+        .expect("right");
+    world.settle();
+    assert!(before == (pages(&mut world), capabilities(&mut world)));
+}
+
+/// The same where the subsystem begins with nothing, and gets another port.
+#[test]
+fn an_empty_subsystem_says_what_a_full_one_does() {
+    let limits = nvme_target::CoreLimits {
+        queues_max: 16,
+        executions_max: 1024,
+    };
+    let mut world = World::with(1, limits, |config| {
+        config.subsystems[0].namespaces.clear();
+        config.subsystems[0].ports = vec![TCP_PORT];
+    });
+    let admin = world.enabled(0);
+    let before = ask(&mut world, admin, Cns::CONTROLLER, 0).ok();
+    let devices = world.devices();
+    let full = (1..).zip(0..).take(devices.len());
+    let full = full.map(|(nsid, device)| namespace(nsid, device, &*devices[usize::from(device)]));
+    let wanted = crate::harness::subsystem(SUBSYSTEM, full.collect());
+    world.target.update_subsystem(wanted).expect("right");
+    world.settle();
+    let after = ask(&mut world, admin, Cns::CONTROLLER, 0).ok();
+    assert!(before == after, "the page changed");
 }
 
 /// NVM 1.1 §4.1.5.1.
@@ -262,9 +335,11 @@ fn only_the_nvm_command_set_is_there() {
             .all(|byte| *byte == 0)
     );
     let it: NvmIdentifyController = page(ask(&mut world, admin, Cns::IO_CONTROLLER, 0));
+    // NVM 1.1 §4.1.5.4, WZSL: 2^13 pages of 4 KiB are 65,536 blocks of 512 bytes, the most that NLB
+    // can say.
     assert_eq!(
         (it.wzsl, it.dmrl, it.dmrsl.get(), it.dmsl.get()),
-        (0, 0, 0, 0)
+        (13, 0, 0, 0)
     );
     let it: CommandSetCombinations = page(ask(&mut world, admin, Cns::IO_COMMAND_SETS, 0));
     assert!(it.vectors[0].contains(CommandSet::NVM) && !it.vectors[0].contains(zoned));

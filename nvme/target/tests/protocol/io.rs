@@ -96,7 +96,7 @@ fn namespaces_are_checked() {
     for nsid in [
         0,
         HIGHEST + 1,
-        99,
+        9999,
         1 << 31,
         NSID_BROADCAST - 1,
         NSID_BROADCAST,

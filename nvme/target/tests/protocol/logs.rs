@@ -8,6 +8,7 @@ use nvme_spec::log::{
     CommandEffects, CommandsSupported, ErrorEntry, FirmwareSlots, SmartHealth, SupportedLogPages,
 };
 use nvme_spec::{NSID_BROADCAST, Sqe, Status};
+use reactors::Nanos;
 use zerocopy::FromBytes;
 
 use crate::harness::{CACHED, FAIL_MEDIA, Link, RAM, Reply, TRANSFER_MAX, World, discovery_call};
@@ -140,7 +141,7 @@ fn errors_of_all_queues_are_in_one_log() {
             entry.error_count.get(),
             entry.sqid.get(),
             entry.opcode,
-            entry.status.status(),
+            entry.status.status().with_more(false),
         )
     };
     assert_eq!(
@@ -196,6 +197,48 @@ fn a_flood_of_errors_is_logged_in_part() {
     assert_eq!(world.log(admin, LogPageId::ERROR_INFORMATION, 64)[0], 17);
 }
 
+/// Base 2.1 §4.2.3, More: a failed command whose entry is in the Error Information log says so, on
+/// admin and I/O queues; one that succeeded, or whose error was not logged, does not.
+#[test]
+fn more_says_that_the_error_log_has_an_entry() {
+    let mut world = World::new();
+    let (admin, io) = world.ready();
+    let reply = world.read(io, Sqe::read(RAM, u64::MAX, 0), 512);
+    assert!(reply.cqe.status().more(), "{}", reply.cqe.status());
+    let newest: ErrorEntry = page(&mut world, admin, LogPageId::ERROR_INFORMATION);
+    assert_eq!(newest.status.status(), reply.cqe.status());
+    assert_eq!(newest.cid.get(), reply.cqe.cid.get());
+    let reply = world.command(admin, Sqe::new(0xc1, 0));
+    assert!(reply.cqe.status().more());
+    let reply = world.read(io, Sqe::read(RAM, 0, 0), 512);
+    assert!(reply.status().is_success() && !reply.cqe.status().more());
+    world.advance(Nanos::from_millis(100));
+    let floods = (0..64).map(|_| world.read(io, Sqe::read(RAM, u64::MAX, 0), 512));
+    let more: Vec<bool> = floods.map(|reply| reply.cqe.status().more()).collect();
+    assert_eq!(
+        more.iter().filter(|more| **more).count(),
+        16,
+        "the queue's allowance"
+    );
+}
+
+/// Base 2.1 §5.1.12.1.2: errors that are no flood all have their entries, however many there are
+/// in time.
+#[test]
+fn errors_in_small_numbers_are_all_logged() {
+    let mut world = World::new();
+    let (_, io) = world.ready();
+    for _ in 0..20 {
+        for _ in 0..3 {
+            world
+                .command(io, Sqe::new(0x99, RAM))
+                .is(Status::INVALID_OPCODE.with_dnr());
+        }
+        world.advance(reactors::Nanos::from_millis(100));
+    }
+    assert_eq!(world.target.snapshot().controllers[0].errors_logged, 60);
+}
+
 /// Base 2.1 §5.1.12.1.3: the health log is the controller's, from devices and counters.
 #[test]
 fn health_is_gathered() {
@@ -208,7 +251,11 @@ fn health_is_gathered() {
     world.read(admin, sqe, 512).is(INVALID);
     let before: SmartHealth = page(&mut world, admin, lid);
     assert_eq!(before.data_units_read.get(), 0);
-    assert_eq!((before.temperature.get(), before.available_spare), (0, 100));
+    // No device has a sensor: a nominal 25 °C, not 0 K.
+    assert_eq!(
+        (before.temperature.get(), before.available_spare),
+        (298, 100)
+    );
     assert!(
         before.critical_warning.read_only(),
         "one namespace's device is read-only"

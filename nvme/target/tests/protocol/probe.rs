@@ -2,7 +2,7 @@
 //! wear, a drive's whole life.
 
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use block::{
@@ -11,6 +11,7 @@ use block::{
     Refusal, Request,
 };
 use hugemem::{Loan, PagePolicy};
+use reactors::Nanos;
 
 /// What a request asked: operation, first block, blocks.
 pub(crate) type Asked = (Operation, u64, u32);
@@ -26,6 +27,7 @@ pub(crate) struct Record {
     restless: AtomicBool,
     asked_to_rest: AtomicU16,
     blind: AtomicBool,
+    quiesce_ms: AtomicU64,
 }
 
 impl Record {
@@ -51,6 +53,11 @@ impl Record {
     /// Sets the drive's error log, newest first.
     pub(crate) fn set_errors(&self, records: &[ErrorRecord]) {
         *self.errors.lock().unwrap() = records.to_vec();
+    }
+
+    /// How long what was given up may still take effect.
+    pub(crate) fn set_quiesce_ms(&self, milliseconds: u64) {
+        self.quiesce_ms.store(milliseconds, Ordering::Relaxed);
     }
 
     /// Whether it finds work when it is to connect its interrupt.
@@ -140,6 +147,10 @@ impl Device for Probe {
         }
     }
 
+    fn quiesce_time_max(&self) -> Nanos {
+        Nanos::from_millis(self.record.quiesce_ms.load(Ordering::Relaxed))
+    }
+
     fn error_log(&self, records: &mut Vec<ErrorRecord>) {
         records.extend_from_slice(&self.record.errors.lock().unwrap());
     }
@@ -190,6 +201,10 @@ impl DeviceQueue for ProbeQueue {
             self.record.asked.lock().unwrap().push(asked);
         }
         Ok(())
+    }
+
+    fn give_up(&mut self, is_unwanted: &mut dyn FnMut(u64) -> bool) {
+        self.inner.give_up(is_unwanted);
     }
 
     fn flush(&mut self) {

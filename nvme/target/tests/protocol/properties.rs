@@ -2,12 +2,14 @@
 
 use nvme_spec::command::{Cns, FeatureId};
 use nvme_spec::fabrics::PropertySize;
+use nvme_spec::identify::IdentifyController;
 use nvme_spec::registers::{
     Arbitration, Cap, Cc, CommandSetSelected, Crto, Register, ShutdownNotification, ShutdownStatus,
     Version,
 };
 use nvme_spec::{Sqe, Status};
 use nvme_target::CloseReason;
+use zerocopy::FromBytes;
 
 use crate::harness::{
     CACHED, FAIL_INTERNAL, HOLD, HostCall, Link, QUEUE_DEPTH_MAX, RAM, World, discovery_call,
@@ -105,6 +107,30 @@ fn what_the_properties_say() {
     let discovery = world.connect(0, &discovery_call());
     let cap = Cap::from_bits(get(&mut world, discovery, Register::CAP));
     assert!(cap.mqes() >= 32);
+}
+
+/// Base 2.1 §3.1.4.1 (TO), §3.1.4.23 (CRWMT), §5.1.13.2.1 (CQT): what the devices may need.
+#[test]
+fn the_time_to_quiesce_is_what_the_devices_need() {
+    let rows = [
+        (0, 60, 60, 2_000),
+        (40_000, 84, 84, 42_000),
+        (90_000, 184, 184, 0xFFFF),
+        (200_000, 0xFF, 404, 0xFFFF),
+    ];
+    for (device_ms, to, crwmt, cqt) in rows {
+        let mut world = World::new();
+        world.cached.set_quiesce_ms(device_ms);
+        let admin = world.enabled(0);
+        let cap = Cap::from_bits(get(&mut world, admin, Register::CAP));
+        assert_eq!(cap.to(), to, "{device_ms} ms");
+        let crto = Crto::from_bits(get(&mut world, admin, Register::CRTO) as u32);
+        assert_eq!(crto.crwmt(), crwmt, "{device_ms} ms");
+        let identify = Sqe::identify_structure(Cns::CONTROLLER, 0);
+        let page = world.read(admin, identify, 4096).ok();
+        let page = IdentifyController::read_from_bytes(&page).expect("4096 bytes");
+        assert_eq!(page.cqt.get(), cqt, "{device_ms} ms");
+    }
 }
 
 /// Base 2.1 §6.5, §6.6: properties belong to the admin queue.

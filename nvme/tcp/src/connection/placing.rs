@@ -73,6 +73,7 @@ impl<S: ByteStream> Connection<S> {
         }
         match outcome {
             Transferred::Bytes(bytes) if bytes >= missing => {
+                self.data_at = cx.now;
                 let placed = bytes.min(*remaining);
                 fetch.placed += whole;
                 fetch.filled += placed;

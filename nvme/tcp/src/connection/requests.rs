@@ -55,6 +55,7 @@ impl<S: ByteStream> Connection<S> {
         self.push_answer(cx, &response, Data::Loan(data), bytes, finishes);
         if self.awaits_writable {
             self.served_wait(cx);
+            self.suspend_if_slow(cx);
         }
         true
     }
@@ -153,14 +154,16 @@ impl<S: ByteStream> Connection<S> {
         if !fetch.solicited {
             return Err(invalid(offset::TTAG));
         }
-        if fetch.work.command_id() != header.cccid.get() {
+        if fetch.work.command_id() != header.cccid.get() && !planted("data-of-another-taken") {
             return Err(invalid(offset::CCCID));
         }
         let (begin, bytes) = (header.datao.get() as usize, payload.bytes as usize);
-        if begin != fetch.filled || bytes > fetch.missing() {
+        let elsewhere = begin != fetch.filled && !planted("data-offset-ignored");
+        if elsewhere || bytes > fetch.missing() {
             return Err(violation(FatalError::DATA_OUT_OF_RANGE, 0));
         }
-        if header.ch.flags.last_pdu() != (bytes == fetch.missing()) {
+        let is_last = bytes == fetch.missing();
+        if header.ch.flags.last_pdu() != is_last && !planted("last-flag-ignored") {
             return Err(invalid(offset::FLAGS));
         }
         self.expect_payload(Sink::Slot(slot), Some(payload));
@@ -204,12 +207,22 @@ impl<S: ByteStream> Connection<S> {
             return self.execute(cx, slot, work, None);
         }
         let token = WaiterToken(self.token.with_slot(slot).into_bits());
-        match cx.pool.take_or_wait(work.bytes() as usize, token) {
+        let (account, bytes) = (self.account, work.bytes() as usize);
+        match cx
+            .pool
+            .take_or_wait(account, bytes, token, cx.now.as_nanos())
+        {
             Some(lease) => self.use_buffer(cx, slot, work, lease),
             None => {
                 cx.counters.buffer_waits.add(1);
                 if let Some(queue) = self.queue {
                     cx.core.awaits_buffer(queue, &work, cx.now);
+                }
+                if planted("lease-before-share") && work.direction() == Direction::FromHost {
+                    let framing = self.rules.framing;
+                    let request = R2t::new(work.command_id(), slot, 0, work.bytes(), framing);
+                    self.transmitter
+                        .push_header(transmute!(request), Finishes::Nothing);
                 }
                 *self.slots.state(slot) = SlotState::AwaitingBuffer(work);
             }
@@ -220,6 +233,7 @@ impl<S: ByteStream> Connection<S> {
         match (work.direction(), work.source()) {
             (Direction::FromHost, source) => {
                 let solicited = !matches!(source, DataSource::InCapsule { .. });
+                self.begin_fetch(cx.now);
                 if let Some(queue) = self.queue {
                     cx.core.fetches(queue, &work, cx.now);
                 }
@@ -306,6 +320,9 @@ impl<S: ByteStream> Connection<S> {
             return self.push_response(response, Finishes::Slot(slot));
         }
         self.push_answer(cx, response, data, bytes, Finishes::Slot(slot));
+        if self.is_slow {
+            self.suspend_if_slow(cx);
+        }
     }
 
     /// Queues data, and the response capsule unless the data says it all.
@@ -323,7 +340,7 @@ impl<S: ByteStream> Connection<S> {
         cx.counters.bytes_sent.add(bytes as u64);
         let (command_id, length) = (response.cid.get(), bytes as u32);
         // SUCCESS stands for a response without a result (section 3.6.2.8).
-        if cx.config.success_flag && response.result() == 0 {
+        if self.success_flag && response.result() == 0 {
             let header = self.transmitter.success_header(command_id, length);
             self.transmitter
                 .push_data(transmute!(header), data, bytes, finishes);

@@ -1,13 +1,14 @@
 //! What a host may get wrong in a PDU header, and the status and offset it is told (TCP 1.1,
 //! section 3.6.2.4).
 
+use hugemem::Account;
 use nvme_spec::Sqe;
 use nvme_spec::tcp::{DigestFlags, PduFlags};
 use proptest::prelude::*;
 use zerocopy::IntoBytes;
 
 use super::*;
-use crate::config::{RECEIVE_BUFFER_BYTES, RECEIVE_BUFFERS};
+use crate::config::{KEPT_BUFFERS_PER_HOST_MAX, RECEIVE_BUFFER_BYTES, RECEIVE_BUFFERS};
 use crate::receive_buffers::ReceiveBuffers;
 
 fn rules(order: Order, header_digest: bool, data_digest: bool) -> Rules {
@@ -226,37 +227,57 @@ fn what_is_left_of_a_header_goes_on_in_the_next_buffer() {
 
 #[test]
 fn more_than_a_header_stays_in_its_buffer_until_it_is_consumed_or_forgotten() {
+    let (one, of) = (Account::io(1), |place: usize| Account::io(place as u16 + 2));
     let mut buffers = ReceiveBuffers::new();
     let mut receiver = Receiver::new();
     buffers.lend(&mut receiver);
     receiver.filled(REST_BYTES_MAX + 1);
-    buffers.take_back(&mut receiver);
+    buffers.take_back(&mut receiver, one);
     assert_eq!(receiver.buffered().len(), REST_BYTES_MAX + 1);
     // Others go on with the spare ones, and with little at a time where there is none.
     let mut others: Vec<_> = (2..RECEIVE_BUFFERS).map(|_| Receiver::new()).collect();
-    for other in &mut others {
+    for (place, other) in others.iter_mut().enumerate() {
         buffers.lend(other);
-        assert_eq!(buffers.room_max(0), usize::MAX);
+        assert_eq!(buffers.room_max(0, of(place)), usize::MAX);
         other.filled(REST_BYTES_MAX + 1);
-        buffers.take_back(other);
+        buffers.take_back(other, of(place));
     }
     let mut last = Receiver::new();
     buffers.lend(&mut last);
-    assert_eq!(buffers.room_max(100), REST_BYTES_MAX - 100);
+    assert_eq!(buffers.room_max(100, one), REST_BYTES_MAX - 100);
     last.filled(REST_BYTES_MAX);
-    buffers.take_back(&mut last);
+    buffers.take_back(&mut last, one);
     assert!(!last.has_buffer());
     // Whoever gives one back, having consumed or forgotten what was in it, leaves it to all.
     receiver.consume(1);
-    buffers.take_back(&mut receiver);
+    buffers.take_back(&mut receiver, one);
     assert!(!receiver.has_buffer());
-    buffers.release(&mut others[0]);
-    buffers.release(&mut others[1]);
+    buffers.release(&mut others[0], of(0));
+    buffers.release(&mut others[1], of(1));
     buffers.lend(&mut receiver);
     assert_eq!(receiver.buffered().len(), REST_BYTES_MAX);
-    assert_eq!(buffers.room_max(0), usize::MAX);
-    buffers.release(&mut receiver);
+    assert_eq!(buffers.room_max(0, one), usize::MAX);
+    buffers.release(&mut receiver, one);
     assert!(receiver.buffered().is_empty() && !receiver.has_buffer());
+}
+
+#[test]
+fn connections_of_one_host_keep_few_buffers() {
+    let (greedy, modest) = (Account::io(1), Account::io(2));
+    let mut buffers = ReceiveBuffers::new();
+    let mut kept: Vec<_> = (0..KEPT_BUFFERS_PER_HOST_MAX)
+        .map(|_| Receiver::new())
+        .collect();
+    for receiver in &mut kept {
+        assert_eq!(buffers.room_max(0, greedy), usize::MAX);
+        buffers.lend(receiver);
+        receiver.filled(REST_BYTES_MAX + 1);
+        buffers.take_back(receiver, greedy);
+    }
+    assert_eq!(buffers.room_max(100, greedy), REST_BYTES_MAX - 100);
+    assert_eq!(buffers.room_max(100, modest), usize::MAX);
+    buffers.release(&mut kept[0], greedy);
+    assert_eq!(buffers.room_max(100, greedy), usize::MAX);
 }
 
 /// The next capsule is held against the one before it only as far as both are alike.

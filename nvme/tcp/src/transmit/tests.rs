@@ -1,6 +1,6 @@
 //! Partial sends at every position leave the same bytes on the wire and finish every slot once.
 
-use hugemem::{Arena, ArenaConfig, PagePolicy, Store};
+use hugemem::{Arena, ArenaConfig, PagePolicy, Pool, Store};
 use nvme_spec::tcp::{C2hData, C2hEnd, CapsuleResp};
 use nvme_spec::{Cqe, Status};
 use std::io::IoSliceMut;
@@ -214,8 +214,8 @@ fn half_sent_data_keeps_its_digest_before_a_termination() {
     assert_eq!(&sent[end + DIGEST_BYTES..], b"end");
 }
 
-/// What is half sent goes on from a copy, and the device has its memory back; where there is no memory
-/// for copies, it waits.
+/// The device has its memory back: what is half sent goes on from a copy, and what is not begun is
+/// read again when it can be sent, with what is there then.
 #[test]
 fn data_that_nobody_takes_is_lent_no_longer() {
     const PDU_BYTES: usize = 24 + 4096;
@@ -238,14 +238,18 @@ fn data_that_nobody_takes_is_lent_no_longer() {
             calls: 0,
         };
         let _ = transmitter.flush(&mut wire, |_| {});
-        let hoard: Vec<_> = std::iter::from_fn(|| pool.take(1)).collect();
-        assert_eq!(transmitter.stop_borrowing(&pool), None);
-        assert!(!handle.try_write(4096, &[9; 4096]));
-        drop(hoard);
         let (gone, half) = (wire.bytes.len() / PDU_BYTES, wire.bytes.len() % PDU_BYTES);
-        let copied = transmitter.stop_borrowing(&pool);
-        assert_eq!(copied, Some((2 - gone) * 4096), "taken {taken}");
-        assert_eq!(transmitter.stop_borrowing(&pool), Some(0));
+        let begun = gone + usize::from(half > 0);
+        assert_eq!(transmitter.suspend_loans(), 2 - begun, "taken {taken}");
+        assert_eq!(transmitter.suspend_loans(), 0);
+        let (none, copied) = match half {
+            0 => (Suspended::Nothing, Suspended::Nothing),
+            _ => (Suspended::NoMemory, Suspended::Copied(4096)),
+        };
+        assert_eq!(transmitter.copy_begun_loan(|_| None), none);
+        assert_eq!(handle.try_write(gone * 4096, &[7; 10]), half == 0);
+        let copy = transmitter.copy_begun_loan(|bytes| pool.take(bytes));
+        assert_eq!(copy, copied, "taken {taken}");
         assert!((0..64).any(|_| handle.try_write(0, &[9; 8192])));
         wire.grain = 1 << 20;
         if terminates {
@@ -254,13 +258,62 @@ fn data_that_nobody_takes_is_lent_no_longer() {
         }
         drain(&mut transmitter, &mut wire);
         let sent = wire.bytes.strip_suffix(b"end").unwrap_or(&wire.bytes);
-        let begun = gone + usize::from(half > 0);
         let pdus = if terminates { begun } else { 2 };
         assert_eq!(sent.len(), pdus * PDU_BYTES, "taken {taken}");
-        for pdu in sent.chunks(PDU_BYTES) {
-            assert_eq!(pdu[24..], [7; 4096]);
+        for (place, pdu) in sent.chunks(PDU_BYTES).enumerate() {
+            let expected = if place < begun { 7 } else { 9 };
+            assert_eq!(pdu[24..], [expected; 4096], "taken {taken}");
         }
         assert!((0..64).any(|_| handle.try_write(0, &[7; 8192])));
+    }
+}
+
+/// A PDU whose memory a writer holds is sent later, with its digest, and after those before it.
+#[test]
+fn what_was_suspended_waits_for_a_writer_and_is_sent_in_order() {
+    const PDU_BYTES: usize = 24 + 4096 + DIGEST_BYTES;
+    let framing = Framing {
+        data_digest: true,
+        ..Framing::default()
+    };
+    let store = Store::new(4 * 4096, PagePolicy::Ordinary).expect("memory");
+    let handle = store.handle();
+    let mut transmitter = Transmitter::new();
+    transmitter.negotiate(framing);
+    for place in 0..4_u16 {
+        let loan = handle
+            .try_lend(usize::from(place) * 4096, 4096)
+            .expect("free");
+        let data = C2hData::new(place, 0, 4096, C2hEnd::Success, framing);
+        let finishes = Finishes::Slot(place);
+        transmitter.push_data(transmute!(data), Data::Loan(loan), 4096, finishes);
+        if place == 1 {
+            transmitter.seal();
+        }
+    }
+    assert_eq!(transmitter.suspend_newest(), 2);
+    assert_eq!(transmitter.suspend_loans(), 2);
+    let mut wire = Wire {
+        bytes: Vec::new(),
+        grain: 1 << 20,
+        calls: 0,
+    };
+    let mut finished = Vec::new();
+    let filled = handle.try_fill(2 * 4096, 4096, |range| {
+        range.fill(5);
+        for _ in 0..3 {
+            let outcome = transmitter.flush(&mut wire, |over| finished.push(over));
+            assert_eq!(outcome, Flushed::Yielded);
+        }
+    });
+    assert!(filled);
+    assert_eq!(finished, [Finishes::Slot(0), Finishes::Slot(1)]);
+    assert_eq!(drain(&mut transmitter, &mut wire), [2, 3]);
+    assert_eq!(wire.bytes.len(), 4 * PDU_BYTES);
+    for (place, pdu) in wire.bytes.chunks(PDU_BYTES).enumerate() {
+        let (data, found) = pdu[24..].split_at(4096);
+        assert_eq!(data, [if place == 2 { 5 } else { 0 }; 4096]);
+        assert_eq!(found, digest(data), "PDU {place}");
     }
 }
 

@@ -21,13 +21,19 @@ use nvme_target::{
     CoreLimits, DeviceIndex, NamespaceConfig, PortConfig, PortId, SubsystemConfig, Target,
     TargetConfig, TargetCore, TargetLimits, TransportKind,
 };
-use nvme_tcp::{ConnectionSet, PortSettings, TcpConfig, TcpCounters, TcpTransport};
+use nvme_tcp::{
+    CONNECTIONS_PER_REACTOR_MAX, ConnectionSet, PortSettings, TcpConfig, TcpCounters, TcpTransport,
+};
 use reactors::{IdlePolicy, InitError, Nanos, Placement, ReactorConfig, ReactorSetup, Reactors};
 
 /// Nothing that a test waits for takes this long on a working target, however busy the machine.
 pub(crate) const LIMIT: Duration = Duration::from_secs(20);
 pub(crate) const NQN: &str = "nqn.2026-11.org.windlass:test";
 pub(crate) const HOST: &str = "nqn.2026-11.org.windlass:host";
+/// Takes all it can, and makes no progress.
+pub(crate) const GREEDY: &str = "nqn.2026-11.org.windlass:greedy";
+/// Is beside a greedy one.
+pub(crate) const MODEST: &str = "nqn.2026-11.org.windlass:modest";
 pub(crate) const STRANGER: &str = "nqn.2026-11.org.windlass:stranger";
 pub(crate) const BLOCK_BYTES: usize = 512;
 pub(crate) const NAMESPACE_BYTES: u64 = 16 << 20;
@@ -40,6 +46,8 @@ pub(crate) struct Setup {
     pub(crate) port: PortSettings,
     pub(crate) device: Arc<dyn Device>,
     pub(crate) idle: IdlePolicy,
+    /// Connections of all reactors together at most.
+    pub(crate) connections_max: Option<usize>,
 }
 
 impl Default for Setup {
@@ -54,6 +62,7 @@ impl Default for Setup {
             },
             device: ram(),
             idle: IdlePolicy::default(),
+            connections_max: None,
         }
     }
 }
@@ -76,6 +85,7 @@ impl Server {
             port,
             device,
             idle,
+            connections_max,
         } = setup;
         let listener = TcpListener::bind("127.0.0.1:0").expect("a loopback port");
         let address = listener.local_addr().expect("a bound socket");
@@ -99,7 +109,10 @@ impl Server {
             target: Arc::clone(&target),
             tcp,
             counters: counters.clone(),
-            placement: Placement::new(reactors),
+            placement: {
+                let connections_max = connections_max.unwrap_or(usize::MAX);
+                Placement::with_limit(reactors, connections_max, CONNECTIONS_PER_REACTOR_MAX)
+            },
             ports: Mutex::new(
                 reactors::mesh::mesh(reactors, 64)
                     .into_iter()
@@ -169,8 +182,12 @@ impl Server {
 }
 
 pub(crate) fn names() -> RawNames {
+    names_of(HOST)
+}
+
+pub(crate) fn names_of(host: &str) -> RawNames {
     RawNames {
-        host: HOST.to_owned(),
+        host: host.to_owned(),
         host_id: [7; 16],
         subsystem: NQN.to_owned(),
     }
@@ -263,7 +280,7 @@ pub(crate) fn target_over(
         model: "Windlass".to_owned(),
         firmware: "0".to_owned(),
         allow_any_host: false,
-        hosts: vec![HOST.to_owned()],
+        hosts: [HOST, GREEDY, MODEST].map(str::to_owned).to_vec(),
         namespaces: vec![namespace(device.geometry())],
         io_queues_max: 8,
         queue_depth_max: 128,

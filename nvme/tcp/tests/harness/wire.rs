@@ -20,7 +20,7 @@ use nvme_tcp::{ByteStream, ConnectionSet, TcpConfig, TcpCounters, Transferred};
 use reactors::Nanos;
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::{names, target_over};
+use super::{HOST, names_of, target_over};
 
 /// Bytes that a wire holds in each direction; taken at the start.
 pub(crate) const WIRE_BYTES: usize = 4 << 20;
@@ -31,8 +31,18 @@ pub(crate) struct Wire {
     pub(crate) to_host: VecDeque<u8>,
     /// Bytes that one receive or send of the target moves at most.
     pub(crate) grain: usize,
+    /// Bytes that the target can send before the host takes some.
+    pub(crate) room: usize,
+    /// Receives that brought something.
+    pub(crate) receives: usize,
     /// The host has closed its end.
     pub(crate) closed: bool,
+}
+
+impl Wire {
+    fn left(&self) -> usize {
+        self.room.min(WIRE_BYTES).saturating_sub(self.to_host.len())
+    }
 }
 
 /// The target's end of a wire.
@@ -49,6 +59,7 @@ impl ByteStream for WireEnd {
             }
             (room, moved) = (room - bytes, moved + bytes);
         }
+        wire.receives += usize::from(moved > 0);
         match moved {
             0 if wire.closed => Transferred::Closed,
             0 => Transferred::WouldBlock,
@@ -63,7 +74,7 @@ impl ByteStream for WireEnd {
 
     fn send(&mut self, buffers: &[IoSlice<'_>]) -> Transferred {
         let mut wire = self.0.borrow_mut();
-        let (mut room, mut moved) = (wire.grain.min(WIRE_BYTES - wire.to_host.len()), 0);
+        let (mut room, mut moved) = (wire.grain.min(wire.left()), 0);
         for buffer in buffers {
             let bytes = room.min(buffer.len());
             wire.to_host.extend(&buffer[..bytes]);
@@ -83,6 +94,7 @@ impl ByteStream for WireEnd {
 pub(crate) struct Stage {
     pub(crate) set: ConnectionSet<WireEnd>,
     pub(crate) arena: Arc<Arena>,
+    pub(crate) counters: Arc<TcpCounters>,
     pub(crate) now: Nanos,
 }
 
@@ -104,15 +116,17 @@ impl Stage {
         };
         let queue = device.open_queue(options).expect("a queue");
         let core = TargetCore::new(target, 0, vec![queue], CoreLimits::default());
+        let counters = Arc::new(TcpCounters::default());
         let set = ConnectionSet::new(
             Rc::new(RefCell::new(core)),
             pool,
             TcpConfig::default(),
-            Arc::new(TcpCounters::default()),
+            Arc::clone(&counters),
         );
         Self {
             set,
             arena,
+            counters,
             now: Nanos::from_secs(1),
         }
     }
@@ -123,6 +137,8 @@ impl Stage {
             to_target: VecDeque::with_capacity(WIRE_BYTES),
             to_host: VecDeque::with_capacity(WIRE_BYTES),
             grain: usize::MAX,
+            room: usize::MAX,
+            receives: 0,
             closed: false,
         }));
         let stream = WireEnd(Rc::clone(&wire));
@@ -157,12 +173,28 @@ impl Stage {
             .sum()
     }
 
-    /// An admin connection and an I/O queue of `depth` entries.
+    /// An admin connection and an I/O queue of `depth` entries, without SQ flow control.
     pub(crate) fn attach(&mut self, depth: u16) -> (Host, Host) {
+        self.attach_as(HOST, depth)
+    }
+
+    /// The same for the host of this NQN.
+    pub(crate) fn attach_as(&mut self, host: &str, depth: u16) -> (Host, Host) {
+        self.attach_with(host, depth, true)
+    }
+
+    /// An admin connection and an I/O queue of `depth` entries.
+    pub(crate) fn attach_with(
+        &mut self,
+        host: &str,
+        depth: u16,
+        no_flow_control: bool,
+    ) -> (Host, Host) {
+        let names = names_of(host);
         let admin = self.connect();
         admin.initialise();
         let connect = Sqe::connect_queue(0, 31, ConnectAttributes::new(), 0);
-        let data = names().connect_data(CNTLID_DYNAMIC);
+        let data = names.connect_data(CNTLID_DYNAMIC);
         let cqe = self.command(&admin, connect, data.as_bytes());
         assert!(cqe.status().is_success(), "{}", cqe.status());
         let cntlid = cqe.connect_success().cntlid();
@@ -176,8 +208,9 @@ impl Stage {
         }
         let io = self.connect();
         io.initialise();
-        let connect = Sqe::connect_queue(1, depth - 1, ConnectAttributes::new(), 0);
-        let cqe = self.command(&io, connect, names().connect_data(cntlid).as_bytes());
+        let attributes = ConnectAttributes::new().with_disable_sq_flow_control(no_flow_control);
+        let connect = Sqe::connect_queue(1, depth - 1, attributes, 0);
+        let cqe = self.command(&io, connect, names.connect_data(cntlid).as_bytes());
         assert!(cqe.status().is_success(), "{}", cqe.status());
         (admin, io)
     }
@@ -219,6 +252,23 @@ pub(crate) enum Answer {
 impl Host {
     pub(crate) fn initialise(&self) {
         self.send_bytes(IcReq::new(0, DigestFlags::new(), 0).as_bytes());
+    }
+
+    /// The same with data digests.
+    pub(crate) fn initialise_with_data_digest(&mut self) {
+        self.framing.data_digest = true;
+        let digests = DigestFlags::new().with_data(true);
+        self.send_bytes(IcReq::new(0, digests, 0).as_bytes());
+    }
+
+    /// A Connect whose data digest is wrong.
+    pub(crate) fn corrupt_connect(&self) -> Vec<u8> {
+        let data = names_of(HOST).connect_data(CNTLID_DYNAMIC);
+        let data = data.as_bytes();
+        let connect = Sqe::connect_queue(0, 31, ConnectAttributes::new(), 0);
+        let connect = connect.with_sgl(SglDescriptor::in_capsule(0, data.len() as u32));
+        let capsule = CapsuleCmd::new(connect, data.len() as u32, self.framing);
+        [capsule.as_bytes(), data, &[0xBA; 4]].concat()
     }
 
     pub(crate) fn send_bytes(&self, bytes: &[u8]) {

@@ -10,7 +10,7 @@ use crate::device::{DeviceEvent, QueuePairFault, QueuePairState};
 use crate::error::Error;
 use crate::fake::faults::{Occasion, Rules};
 use crate::fake::random::Random;
-use crate::fake::{ConnectFault, FabricConfig, Fake, Fault, Operation, Pattern};
+use crate::fake::{ConnectFault, FabricConfig, Fake, Fault, LATE_BYTE, Operation, Pattern};
 use crate::provider::{
     CompletionQueue, Connection, Device, Domain, EventChannel, Listener, Provider, QueuePair,
 };
@@ -95,6 +95,29 @@ fn a_failure_by_pattern_has_its_status_and_flushes_the_rest() {
             }
         });
     }
+}
+
+/// A device that is stuck: the request is neither done nor flushed, and a refused destruction leaves
+/// the queue pair, its queues and its domain where they are.
+#[test]
+fn a_queue_pair_that_is_not_destroyed_stays() {
+    at_once(|fabric, harness| {
+        let before = fabric.objects();
+        let mut pair = harness.pair();
+        let Pair { client, server, .. } = &mut pair;
+        fabric.add_fault(Pattern::ONCE.of(Operation::Read), Fault::Wedge);
+        let remote = server.memory.remote(0);
+        client.post(1, SendOperation::Read(remote), (0, 64));
+        client.queue_pair.set_error().expect("an order");
+        harness.expect_nothing(client);
+        assert_eq!(client.memory.bytes(0, 64), [LATE_BYTE; 64]);
+        fabric.refuse_destructions(1);
+        client.queue_pair.destroy().expect_err("it is refused");
+        client.queue_pair.destroy().expect_err("for good");
+        drop(pair);
+        let after = fabric.objects();
+        assert_eq!(after.queue_pairs, before.queue_pairs + 1);
+    });
 }
 
 #[test]

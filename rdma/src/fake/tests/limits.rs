@@ -293,14 +293,16 @@ fn a_region_longer_than_a_registration_is_registered_in_pieces() {
     let empty = memory.map();
     arena.attach(&memory).expect("in pieces");
     assert_eq!((empty.version(), memory.version()), (0, 1));
-    assert_eq!(empty.gather(arena.region().base_address(), 1), None);
+    assert_eq!(empty.gather_at(arena.region().base_address(), 1), None);
     let map = memory.map();
     assert_eq!(map.version(), 1);
     let pool = arena.pool(0);
     let mut leases = Vec::new();
     for len in [1 << 20, 1 << 20, 1 << 18, 4096].iter().cycle() {
         let Some(lease) = pool.take(*len) else { break };
-        let list = map.gather_slice(&lease).expect("registered");
+        let list = map
+            .gather_at(lease.as_ptr().addr(), lease.len())
+            .expect("registered");
         assert_eq!(list.as_slice().len(), 1, "a lease is one piece");
         assert_eq!(list.bytes(), *len as u64);
         let remote = map.remote(lease.as_ptr().addr(), lease.len());
@@ -312,7 +314,7 @@ fn a_region_longer_than_a_registration_is_registered_in_pieces() {
     }
     assert!(leases.len() > 3);
     let base = arena.region().base_address();
-    let most = map.gather(base, 8 << 20).expect("at most four pieces");
+    let most = map.gather_at(base, 8 << 20).expect("at most four pieces");
     assert!(most.as_slice().len() > 1);
     assert_eq!(most.bytes(), 8 << 20);
     let ends: Vec<u64> = (most.as_slice().iter())
@@ -322,10 +324,10 @@ fn a_region_longer_than_a_registration_is_registered_in_pieces() {
         assert_eq!(*end, next.address, "no gap, no overlap");
     }
     assert_eq!(map.remote(base, 8 << 20), None);
-    assert_eq!(map.gather(base, 17 << 20), None);
-    assert_eq!(map.gather(base - 1, 1), None);
-    assert_eq!(map.gather(base + (16 << 20), 1), None);
-    assert!(map.gather(base, OVERLAP_BYTES).is_some());
+    assert_eq!(map.gather_at(base, 17 << 20), None);
+    assert_eq!(map.gather_at(base - 1, 1), None);
+    assert_eq!(map.gather_at(base + (16 << 20), 1), None);
+    assert!(map.gather_at(base, OVERLAP_BYTES).is_some());
 
     let mut near = usize::MAX;
     for lease in leases.iter().chain(leases.iter().rev()) {
@@ -341,7 +343,7 @@ fn a_region_longer_than_a_registration_is_registered_in_pieces() {
 
     memory.detach_region(arena.region());
     assert_eq!(memory.version(), 2);
-    assert_eq!(memory.map().gather(base, 1), None);
+    assert_eq!(memory.map().gather_at(base, 1), None);
 }
 
 #[test]

@@ -482,6 +482,46 @@ pub(super) fn two_queues(harness: &mut Harness) {
     drop(second);
 }
 
+/// What is given up ends once, whether it was carried out or not; the rest is carried out.
+pub(super) fn giving_up(harness: &mut Harness) {
+    let old = pattern(15, harness.bytes(16));
+    harness.write(0, &old);
+    let new = pattern(16, harness.bytes(8));
+    let wanted = harness.submit(WRITE, 0, 8, Some(&new));
+    let mut unwanted = vec![
+        harness.submit(WRITE, 8, 4, Some(&new[..harness.bytes(4)])),
+        harness.submit(Operation::Compare, 8, 8, Some(&old[harness.bytes(8)..])),
+        harness.submit(write_zeroes(false, true), 12, 4, None),
+        harness.submit(Operation::Flush, 0, 0, None),
+    ];
+    let given_up = unwanted.clone();
+    harness.queue().give_up(&mut |tag| given_up.contains(&tag));
+    for completion in harness.wait_all() {
+        if completion.tag == wanted {
+            assert_eq!(completion.result, Ok(()));
+            continue;
+        }
+        let place = unwanted.iter().position(|tag| *tag == completion.tag);
+        unwanted.remove(place.expect("each completes once"));
+        let results = [
+            Ok(()),
+            Err(DeviceError::Aborted),
+            Err(DeviceError::CompareMismatch),
+        ];
+        assert!(
+            results.contains(&completion.result),
+            "{:?}",
+            completion.result
+        );
+    }
+    assert_eq!(unwanted, []);
+    assert!(harness.read(0, 8) == new);
+    // Nothing is remembered of a tag that is over.
+    harness.queue().give_up(&mut |_| true);
+    harness.write(8, &old[harness.bytes(8)..]);
+    assert!(harness.read(8, 8) == old[harness.bytes(8)..]);
+}
+
 pub(super) fn health(harness: &mut Harness) {
     let before = harness.subject.device.health();
     let data = pattern(13, harness.bytes(3));

@@ -151,6 +151,14 @@ impl DeviceQueue for FaultQueue {
         }
     }
 
+    fn give_up(&mut self, is_unwanted: &mut dyn FnMut(u64) -> bool) {
+        let Self { inner, slots, .. } = self;
+        inner.give_up(&mut |index| {
+            let slot = slots.get(index as usize).copied().flatten();
+            slot.is_some_and(|slot| is_unwanted(slot.tag))
+        });
+    }
+
     fn flush(&mut self) {
         self.inner.flush();
     }

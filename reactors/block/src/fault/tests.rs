@@ -200,6 +200,32 @@ fn held_completions_come_when_they_are_released() {
     assert_eq!(bench.poll().len(), 4);
 }
 
+/// The inner queue knows requests by other tags, and is asked about those.
+#[test]
+fn what_is_given_up_is_named_by_the_callers_tag() {
+    let mut bench = Bench::new(Vec::new());
+    let read = Request {
+        tag: 7,
+        operation: Operation::Read,
+        lba: 3,
+        blocks: 1,
+        data: None,
+    };
+    bench.queue.submit(read).unwrap();
+    let loan = bench.poll();
+    let tags = [3, 3].map(|lba| bench.try_submit(WRITE, lba).unwrap());
+    bench.queue.give_up(&mut |tag| tag == tags[0]);
+    let ended = bench.poll();
+    assert_eq!(ended.len(), 1);
+    assert_eq!(
+        (ended[0].tag, ended[0].result),
+        (tags[0], Err(DeviceError::Aborted))
+    );
+    drop(loan);
+    let ended = bench.poll();
+    assert_eq!((ended[0].tag, ended[0].result), (tags[1], Ok(())));
+}
+
 #[test]
 fn a_refusal_for_now_hands_the_request_back() {
     let rule = FaultRule::new(OperationKinds::ALL, When::First(2), Effect::Later);

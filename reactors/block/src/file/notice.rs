@@ -10,10 +10,14 @@ use rustix::io::Errno;
 pub struct FileSystem(pub u64);
 
 impl FileSystem {
+    /// None: the device is a block device itself (`BDEVFS_MAGIC`, `linux/magic.h`).
+    pub const BLOCK_DEVICE: Self = Self(0x6264_6576);
+
     /// The common name, where this table has it (`statfs(2)`, `linux/magic.h`).
     #[must_use]
     pub fn name(self) -> Option<&'static str> {
         Some(match self.0 {
+            0x6264_6576 => "a block device",
             0xEF53 => "ext4",
             0x5846_5342 => "xfs",
             0x9123_683E => "btrfs",

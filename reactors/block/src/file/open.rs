@@ -1,18 +1,19 @@
 //! Opening a file to serve it: find or create, lock, size, and ask what the file system can do.
 
 use std::fs::File;
-use std::io;
-use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{
-    FallocateFlags, FlockOperation, Mode, OFlags, fallocate, flock, fstatfs, fsync, ftruncate,
+    AtFlags, CWD, FallocateFlags, FileType, FlockOperation, Mode, OFlags, ResolveFlags, fallocate,
+    flock, fstatfs, fsync, ftruncate, ioctl_blksszget, openat, openat2, statat, unlinkat,
 };
 use rustix::io::Errno;
 
 use super::direct::make_direct;
 use super::notice::{FileNotice, FileSystem};
+use super::system::length;
 use super::{DirectIo, FileError, FileOptions};
 use crate::shape::{block_count, check_block_size};
 
@@ -29,14 +30,70 @@ pub(super) struct Opened {
 
 pub(super) fn open(options: &FileOptions) -> Result<Opened, FileError> {
     check_shape(options)?;
-    let (file, created) = find_or_create(options)?;
+    let place = Place::of(options)?;
+    let (file, created) = find_or_create(options, &place)?;
     lock(&file, options)?;
-    let opened = prepare(file, options);
+    let opened = prepare(file, options, &place);
     if opened.is_err() && created {
         // It is ours and locked, so nobody else can have begun to use it.
-        let _ = std::fs::remove_file(&options.path);
+        let _ = unlinkat(place.directory(), &place.name, AtFlags::empty());
     }
     opened
+}
+
+/// Where a file is looked for.
+struct Place {
+    /// The directory that the file must be an entry of; `None`: anywhere.
+    parent: Option<OwnedFd>,
+    /// The file's name there, else its path.
+    name: PathBuf,
+}
+
+impl Place {
+    fn of(options: &FileOptions) -> Result<Self, FileError> {
+        let path = &options.path;
+        let Some(directory) = &options.below else {
+            let name = path.clone();
+            return Ok(Self { parent: None, name });
+        };
+        let elsewhere = || FileError::Elsewhere {
+            path: path.clone(),
+            directory: directory.clone(),
+        };
+        let relative = path.strip_prefix(directory).map_err(|_| elsewhere())?;
+        let name = relative.file_name().ok_or_else(elsewhere)?;
+        let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let root = rustix::fs::open(directory, flags | OFlags::PATH, Mode::empty())
+            .map_err(failed(directory, "open"))?;
+        let parent = relative.parent().filter(|it| !it.as_os_str().is_empty());
+        let parent = parent.unwrap_or(Path::new("."));
+        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
+        let parent = openat2(
+            &root,
+            parent,
+            flags | OFlags::RDONLY,
+            Mode::empty(),
+            resolve,
+        );
+        let parent = parent.map_err(|errno| match errno {
+            // What openat2(2) answers where a path leads out of the directory.
+            Errno::XDEV | Errno::LOOP => elsewhere(),
+            errno => failed(path, "find the directory of")(errno),
+        })?;
+        Ok(Self {
+            parent: Some(parent),
+            name: name.into(),
+        })
+    }
+
+    fn directory(&self) -> BorrowedFd<'_> {
+        self.parent.as_ref().map_or(CWD, AsFd::as_fd)
+    }
+
+    /// A symbolic link is followed only where the file may be anywhere.
+    fn is_confined(&self) -> bool {
+        self.parent.is_some()
+    }
 }
 
 /// What can be told without touching the file.
@@ -59,29 +116,68 @@ fn failed(path: &Path, step: &'static str) -> impl FnOnce(Errno) -> FileError {
     }
 }
 
-/// The open file, and whether it was created just now.
-fn find_or_create(options: &FileOptions) -> Result<(OwnedFd, bool), FileError> {
-    let path = options.path.as_path();
-    // Looked at before it is opened: opening a FIFO or a device can block or act.
-    match std::fs::metadata(path) {
-        Ok(found) if !found.is_file() => return Err(FileError::NotAFile { path: path.into() }),
-        Ok(_) => {}
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-        Err(source) => {
-            return Err(FileError::System {
-                path: path.into(),
-                step: "find",
-                source,
-            });
-        }
-    }
+fn access(options: &FileOptions, place: &Place) -> OFlags {
+    let links = match place.is_confined() {
+        true => OFlags::NOFOLLOW,
+        false => OFlags::empty(),
+    };
     let access = if options.read_only {
         OFlags::RDONLY
     } else {
         OFlags::RDWR
     };
-    let flags = access | OFlags::CLOEXEC | OFlags::NOCTTY;
-    match rustix::fs::open(path, flags, Mode::empty()) {
+    access | OFlags::CLOEXEC | OFlags::NOCTTY | links
+}
+
+/// Opens a partition or a logical volume. For writing it is claimed (`O_EXCL`, `open(2)`): one that
+/// is mounted, or that a volume is built on, is in use.
+fn open_block_device(options: &FileOptions, place: &Place) -> Result<OwnedFd, FileError> {
+    let path = options.path.as_path();
+    let mut flags = access(options, place);
+    if !options.read_only {
+        flags |= OFlags::EXCL;
+    }
+    let file = openat(place.directory(), &place.name, flags, Mode::empty());
+    let file = file.map_err(|errno| match errno {
+        Errno::BUSY => FileError::InUse { path: path.into() },
+        errno => failed(path, "open")(errno),
+    })?;
+    let sector = ioctl_blksszget(&file).map_err(failed(path, "find the sector size of"))?;
+    if !options.block_size.is_multiple_of(sector) {
+        return Err(FileError::SectorSize {
+            path: path.into(),
+            sector,
+            block_size: options.block_size,
+        });
+    }
+    Ok(file)
+}
+
+/// The open file, and whether it was created just now.
+fn find_or_create(options: &FileOptions, place: &Place) -> Result<(OwnedFd, bool), FileError> {
+    let path = options.path.as_path();
+    let at = match place.is_confined() {
+        true => AtFlags::SYMLINK_NOFOLLOW,
+        false => AtFlags::empty(),
+    };
+    // Looked at before it is opened: opening a FIFO or a device can block or act.
+    match statat(place.directory(), &place.name, at) {
+        Ok(found) => match FileType::from_raw_mode(found.st_mode) {
+            FileType::RegularFile => {}
+            FileType::BlockDevice => return Ok((open_block_device(options, place)?, false)),
+            FileType::Symlink => {
+                return Err(FileError::Elsewhere {
+                    path: path.into(),
+                    directory: options.below.clone().unwrap_or_default(),
+                });
+            }
+            _ => return Err(FileError::NotAFile { path: path.into() }),
+        },
+        Err(Errno::NOENT) => {}
+        Err(errno) => return Err(failed(path, "find")(errno)),
+    }
+    let flags = access(options, place);
+    match openat(place.directory(), &place.name, flags, Mode::empty()) {
         Ok(file) => return Ok((file, false)),
         Err(Errno::NOENT) => {}
         Err(errno) => return Err(failed(path, "open")(errno)),
@@ -90,8 +186,9 @@ fn find_or_create(options: &FileOptions) -> Result<(OwnedFd, bool), FileError> {
         return Err(FileError::Missing { path: path.into() });
     }
     let mode = Mode::RUSR | Mode::WUSR;
-    let file = rustix::fs::open(path, flags | OFlags::CREATE | OFlags::EXCL, mode)
-        .map_err(failed(path, "create"))?;
+    let flags = flags | OFlags::CREATE | OFlags::EXCL;
+    let file = openat(place.directory(), &place.name, flags, mode);
+    let file = file.map_err(failed(path, "create"))?;
     Ok((file, true))
 }
 
@@ -122,23 +219,38 @@ fn lock(file: &OwnedFd, options: &FileOptions) -> Result<(), FileError> {
     }
 }
 
-fn prepare(file: OwnedFd, options: &FileOptions) -> Result<Opened, FileError> {
+fn prepare(file: OwnedFd, options: &FileOptions, place: &Place) -> Result<Opened, FileError> {
     let path = options.path.as_path();
     let found = rustix::fs::fstat(&file).map_err(failed(path, "examine"))?;
-    if !rustix::fs::FileType::from_raw_mode(found.st_mode).is_file() {
+    let kind = rustix::fs::FileType::from_raw_mode(found.st_mode);
+    if !kind.is_file() && !kind.is_block_device() {
         return Err(FileError::NotAFile { path: path.into() });
     }
-    let size_bytes = settle_size(&file, u64::try_from(found.st_size).unwrap_or(0), options)?;
+    let length = length(&file, &found).map_err(failed(path, "find the length of"))?;
+    let size_bytes = if kind.is_block_device() {
+        fixed_size(length, options)?
+    } else {
+        settle_size(&file, length, options, place)?
+    };
     let block_count =
         block_count(size_bytes, options.block_size).map_err(|source| FileError::Shape {
             path: path.into(),
             source,
         })?;
-    let file_system = fstatfs(&file).map_err(failed(path, "examine the file system of"))?;
-    let file_system = FileSystem(file_system.f_type as u64);
+    let file_system = if kind.is_block_device() {
+        FileSystem::BLOCK_DEVICE
+    } else {
+        let found = fstatfs(&file).map_err(failed(path, "examine the file system of"))?;
+        FileSystem(found.f_type as u64)
+    };
     let mut notices = Vec::new();
     let direct = settle_direct(&file, size_bytes, file_system, options, &mut notices)?;
-    let deallocates = !options.read_only && punches_holes(&file, size_bytes, options.block_size);
+    let deallocates = !options.read_only
+        && if kind.is_block_device() {
+            discards(found.st_rdev)
+        } else {
+            punches_holes(&file, size_bytes, options.block_size)
+        };
     if !deallocates && !options.read_only {
         notices.push(FileNotice::NoDeallocate {
             path: path.into(),
@@ -156,8 +268,25 @@ fn prepare(file: OwnedFd, options: &FileOptions) -> Result<Opened, FileError> {
     })
 }
 
+/// The size of a block device, which nobody can change here.
+fn fixed_size(found: u64, options: &FileOptions) -> Result<u64, FileError> {
+    match options.size_bytes {
+        Some(wanted) if wanted != found => Err(FileError::Size {
+            path: options.path.clone(),
+            found,
+            wanted,
+        }),
+        _ => Ok(found),
+    }
+}
+
 /// The device's size. Gives an empty file its length, and brings that and its name to the medium.
-fn settle_size(file: &OwnedFd, found: u64, options: &FileOptions) -> Result<u64, FileError> {
+fn settle_size(
+    file: &OwnedFd,
+    found: u64,
+    options: &FileOptions,
+    place: &Place,
+) -> Result<u64, FileError> {
     let path = options.path.as_path();
     match options.size_bytes {
         None => Ok(found),
@@ -165,7 +294,7 @@ fn settle_size(file: &OwnedFd, found: u64, options: &FileOptions) -> Result<u64,
         Some(wanted) if found == 0 && !options.read_only => {
             ftruncate(file, wanted).map_err(failed(path, "set the size of"))?;
             fsync(file).map_err(failed(path, "write out"))?;
-            sync_directory(path)?;
+            sync_directory(path, place)?;
             Ok(wanted)
         }
         Some(wanted) => Err(FileError::Size {
@@ -179,17 +308,18 @@ fn settle_size(file: &OwnedFd, found: u64, options: &FileOptions) -> Result<u64,
 /// Gives an open file the length that is wanted, and brings that to the medium; without one, finds
 /// out how long it is now. Never makes it shorter.
 pub(super) fn grow(
-    file: &OwnedFd,
+    file: impl AsFd + Copy,
     path: &Path,
     wanted: Option<u64>,
     read_only: bool,
 ) -> Result<u64, FileError> {
-    let found = rustix::fs::fstat(file).map_err(failed(path, "examine"))?;
-    let found = u64::try_from(found.st_size).unwrap_or(0);
+    let stat = rustix::fs::fstat(file).map_err(failed(path, "examine"))?;
+    let found = length(file, &stat).map_err(failed(path, "find the length of"))?;
+    let is_file = rustix::fs::FileType::from_raw_mode(stat.st_mode).is_file();
     match wanted {
         None => Ok(found),
         Some(wanted) if found == wanted => Ok(found),
-        Some(wanted) if found < wanted && !read_only => {
+        Some(wanted) if found < wanted && !read_only && is_file => {
             ftruncate(file, wanted).map_err(failed(path, "set the size of"))?;
             fsync(file).map_err(failed(path, "write out"))?;
             Ok(wanted)
@@ -202,12 +332,15 @@ pub(super) fn grow(
     }
 }
 
-fn sync_directory(path: &Path) -> Result<(), FileError> {
+fn sync_directory(path: &Path, place: &Place) -> Result<(), FileError> {
+    let step = "write out the directory of";
+    if let Some(parent) = &place.parent {
+        return fsync(parent).map_err(failed(path, step));
+    }
     let parent = path
         .parent()
         .filter(|parent| !parent.as_os_str().is_empty());
     let synced = File::open(parent.unwrap_or(Path::new("."))).and_then(|file| file.sync_all());
-    let step = "write out the directory of";
     synced.map_err(|source| FileError::System {
         path: path.into(),
         step,
@@ -252,4 +385,18 @@ fn punches_holes(file: impl AsFd, size_bytes: u64, block_size: u32) -> bool {
         // Any other answer is about that range: the largest file has nothing past its end.
         Ok(()) | Err(_) => true,
     }
+}
+
+/// Whether a block device can zero a range without the zeroes being sent to it, which is what
+/// `fallocate(2)` needs to punch a hole in one. Trying it would lose data, so the kernel's
+/// description of the queue is read (`Documentation/ABI/stable/sysfs-block`); a partition has the
+/// queue of its disk.
+fn discards(device: u64) -> bool {
+    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+    let folder = format!("/sys/dev/block/{major}:{minor}");
+    let queues = ["queue", "../queue"].map(|queue| format!("{folder}/{queue}"));
+    let limit = queues
+        .iter()
+        .find_map(|queue| std::fs::read_to_string(format!("{queue}/write_zeroes_max_bytes")).ok());
+    limit.is_some_and(|limit| limit.trim().parse::<u64>().is_ok_and(|bytes| bytes > 0))
 }

@@ -6,26 +6,27 @@
 //! requests wait for one another when the pool is empty, but never for ever.
 
 use std::collections::VecDeque;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
-use arrayvec::ArrayVec;
 use hugemem::{Data, Lease, Pool};
-use uring::{AllocateMode, Done, FileId, Operation as FileOperation, Ring, RingConfig};
+use rustix::io::Errno;
+use uring::{AllocateMode, Done, Failure, FileId, Operation as FileOperation};
 
 use super::Shared;
+use super::condition::Word;
+use super::store::{DoneBatch, FileRing, FileStore};
+use super::sync_order::SyncOrder;
 use crate::bounds::byte_range;
 use crate::device::{Deallocate, DeviceQueue, Drain, QueueOptions};
 use crate::error::{DeviceError, Direction, OpenError};
+use crate::health::DamageCause;
 use crate::ledger::{Ended, Ledger};
 use crate::request::{CompletionBatch, Operation, Refusal, Request};
+use reactors::sim::planted;
 
 /// The lease that a queue keeps for itself, in bytes (or the arena's largest, if that is less).
 const RESERVE_BYTES: usize = 64 * 1024;
-
-/// Operations taken from the ring by one poll at most.
-const DONE_PER_POLL_MAX: usize = 64;
 
 /// What a request waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,6 +43,8 @@ enum Stage {
     WritingZeroes,
     /// The sync after zeroes.
     Syncing,
+    /// Done, and syncs that overlapped this request's sync have not ended.
+    Held,
 }
 
 /// A request in the ring's hands, or waiting for its turn.
@@ -51,14 +54,18 @@ struct Job {
     /// Bytes of the file that are left to do.
     offset: u64,
     left: u64,
-    /// A compare's data, kept aside.
+    /// A compare's data, kept aside; the data of a write whose success is held.
     data: Option<Lease>,
+    /// Its effect is no longer wanted: no further operation begins.
+    given_up: bool,
+    /// The number of its sync, while one is in flight.
+    sync: Option<u64>,
 }
 
-pub(super) struct FileQueue {
+/// The queue. `S` is the system below it: the kernel's or a simulated one.
+pub(super) struct FileQueue<S: FileStore> {
     ledger: Ledger,
-    ring: Ring,
-    file: FileId,
+    ring: S::Ring,
     /// By the tag of their operation. One request has one operation at a time.
     jobs: Box<[Option<Job>]>,
     free: Vec<u32>,
@@ -73,26 +80,29 @@ pub(super) struct FileQueue {
     sent: bool,
     /// The last flush left operations behind.
     unflushed: bool,
-    shared: Arc<Shared>,
+    /// The device's condition when the ring got its file.
+    known: Word,
+    syncs: SyncOrder,
+    /// Writes with FUA are held back as flushes are: their errors come by the page cache.
+    holds_fua: bool,
+    shared: Arc<Shared<S>>,
 }
 
-impl FileQueue {
-    pub(super) fn open(shared: Arc<Shared>, options: QueueOptions) -> Result<Self, OpenError> {
+impl<S: FileStore> FileQueue<S> {
+    pub(super) fn open(shared: Arc<Shared<S>>, options: QueueOptions) -> Result<Self, OpenError> {
         let QueueOptions { depth, pool, .. } = options;
         let counters = shared.counters.open_queue();
         let geometry = shared.geometry.now();
         let ledger = Ledger::new(depth, geometry, false, counters)?;
         let bytes = RESERVE_BYTES.min(pool.max_transfer());
         let reserve = pool.take(bytes).ok_or(OpenError::NoMemory { bytes })?;
-        let config = RingConfig::new(depth as u32);
-        let mut ring = Ring::new(&config, shared.arena.as_ref()).map_err(OpenError::Ring)?;
-        let file = ring
-            .add_file(Arc::clone(&shared.file))
-            .map_err(OpenError::Ring)?;
+        let known = shared.condition.now().sound();
+        let ring = shared.store.open_ring(depth as u32);
+        let ring = ring.map_err(OpenError::Ring)?;
+        let holds_fua = !shared.store.is_direct();
         Ok(Self {
             ledger,
             ring,
-            file,
             jobs: (0..depth).map(|_| None).collect(),
             free: (0..depth as u32).rev().collect(),
             waiting: VecDeque::with_capacity(depth),
@@ -102,6 +112,9 @@ impl FileQueue {
             can_zero: true,
             sent: false,
             unflushed: false,
+            known,
+            syncs: SyncOrder::new(depth),
+            holds_fua,
             shared,
         })
     }
@@ -119,8 +132,15 @@ impl FileQueue {
             .expect("a job that has an operation or waits")
     }
 
+    /// Sends an operation that syncs.
+    fn send_sync(&mut self, index: u32, operation: FileOperation) {
+        let number = self.syncs.start();
+        self.job(index).sync = Some(number);
+        self.send(index, operation);
+    }
+
     fn start(&mut self, index: u32, request: Request, offset: u64) {
-        let file = self.file;
+        let file = FileId::FIRST;
         match (request.operation, request.data) {
             (Operation::Read, Some(lease)) => {
                 self.send(
@@ -133,25 +153,19 @@ impl FileQueue {
                 );
             }
             (Operation::Write { fua }, Some(lease)) => {
-                self.send(
-                    index,
-                    FileOperation::Write {
-                        file,
-                        offset,
-                        lease,
-                        sync: fua,
-                    },
-                );
+                let write = FileOperation::Write {
+                    file,
+                    offset,
+                    lease,
+                    sync: fua,
+                };
+                if fua {
+                    self.send_sync(index, write);
+                } else {
+                    self.send(index, write);
+                }
             }
-            (Operation::Flush, _) => {
-                self.send(
-                    index,
-                    FileOperation::Sync {
-                        file,
-                        data_only: true,
-                    },
-                );
-            }
+            (Operation::Flush, _) => self.send_sync(index, SYNC),
             (Operation::Compare, Some(lease)) => {
                 self.job(index).data = Some(lease);
                 self.want_scratch(index);
@@ -165,8 +179,11 @@ impl FileQueue {
 
     /// Sends the best way to zero the job's range that the file system has not refused yet.
     fn zero(&mut self, index: u32) {
-        let (can_punch, can_zero, file) = (self.can_punch, self.can_zero, self.file);
+        let (can_punch, can_zero, file) = (self.can_punch, self.can_zero, FileId::FIRST);
         let job = self.job(index);
+        if job.given_up {
+            return self.end(index, Err(DeviceError::Aborted), None);
+        }
         if job.left == 0 {
             return self.end(index, Ok(()), None);
         }
@@ -206,6 +223,11 @@ impl FileQueue {
 
     fn serve_waiting(&mut self) {
         while let Some(&index) = self.waiting.front() {
+            if self.is_overtaken(index) {
+                self.waiting.pop_front();
+                self.end(index, Err(DeviceError::Damaged), None);
+                continue;
+            }
             let left = usize::try_from(self.job(index).left).unwrap_or(usize::MAX);
             let wanted = left.min(self.pool.max_transfer());
             let Some(mut scratch) = self.pool.take(wanted).or_else(|| self.reserve.take()) else {
@@ -222,7 +244,7 @@ impl FileQueue {
 
     /// Sends the next piece of a compare or of zeroes.
     fn send_piece(&mut self, index: u32, mut scratch: Lease) {
-        let file = self.file;
+        let file = FileId::FIRST;
         let job = self.job(index);
         let offset = job.offset;
         scratch.resize((scratch.capacity() as u64).min(job.left) as usize);
@@ -255,23 +277,74 @@ impl FileQueue {
 
     /// Moves a job on after its operation ended.
     fn advance(&mut self, done: Done) {
+        let done = with_planted_defects(done);
         let index = done.tag as u32;
         let job = self.job(index);
-        let (stage, operation) = (job.stage, job.ended.operation);
+        let (stage, operation, sync) = (job.stage, job.ended.operation, job.sync.take());
+        if let Err(failure) = done.result {
+            self.note_damage(stage, operation, failure);
+        }
+        if let Some(number) = sync {
+            self.syncs.end(number);
+        }
         let direction = match (stage, operation) {
             (Stage::Comparing, _) | (Stage::Transfer, Operation::Read) => Direction::Read,
             _ => Direction::Write,
         };
         let result = done
             .result
-            .map_err(|errno| DeviceError::from_errno(errno, direction));
+            .map_err(|failure| DeviceError::from_errno(failure.errno(), direction));
         match stage {
+            Stage::Transfer | Stage::Syncing if sync.is_some() && result.is_ok() => {
+                self.synced(index, operation, done.lease);
+            }
             Stage::Transfer | Stage::Syncing => self.end(index, result, done.lease),
             Stage::Allocate(mode) => self.allocated(index, mode, result),
             Stage::Comparing => self.compared(index, result, done.lease),
             Stage::WritingZeroes => self.wrote_zeroes(index, result, done.lease),
-            Stage::Scratch => unreachable!("a waiting job has no operation"),
+            Stage::Scratch | Stage::Held => unreachable!("a waiting job has no operation"),
         }
+        if sync.is_some() {
+            while let Some(held) = self.syncs.release() {
+                let data = self.job(held).data.take();
+                self.end(held, Ok(()), data);
+            }
+        }
+    }
+
+    /// A sync succeeded, see [`SyncOrder`].
+    fn synced(&mut self, index: u32, operation: Operation, data: Option<Lease>) {
+        let is_write = matches!(operation, Operation::Write { .. });
+        if is_write && !self.holds_fua {
+            return self.end(index, Ok(()), data);
+        }
+        let job = self.job(index);
+        (job.stage, job.data) = (Stage::Held, data);
+        self.syncs.hold(index);
+    }
+
+    /// Marks the device as damaged where a failure means that data may be lost that was accepted
+    /// earlier, or that what the file holds is not what was reported.
+    #[cold]
+    fn note_damage(&mut self, stage: Stage, operation: Operation, failure: Failure) {
+        if planted("sync-error-forgotten") && !matches!(failure, Failure::EndOfFile) {
+            return;
+        }
+        let direct = self.shared.store.is_direct();
+        if let Some(cause) = damage_of(stage, operation, failure, direct) {
+            self.shared.condition.note_damage(cause);
+        }
+    }
+
+    /// Whether the device was damaged after the job began, so that what it changes is not certain.
+    fn is_overtaken(&self, index: u32) -> bool {
+        let now = self.shared.condition.now();
+        if now == self.known {
+            return false;
+        }
+        let job = self.jobs[index as usize].as_ref();
+        let damaged = now.cause().is_some() || !now.same_generation(self.known);
+        damaged && job.is_some_and(|job| must_be_certain(job.ended.operation))
     }
 
     fn allocated(&mut self, index: u32, mode: AllocateMode, result: Result<(), DeviceError>) {
@@ -285,6 +358,9 @@ impl FileQueue {
                 }
                 self.zero(index);
             }
+            // Whether the range can be written shows when it is written. A block device whose page
+            // cache has dirty pages of the range refuses to zero it otherwise (`EBUSY`).
+            Err(DeviceError::MediaWrite) => self.want_scratch(index),
             Err(_) => self.end(index, result, None),
         }
     }
@@ -319,10 +395,21 @@ impl FileQueue {
         let job = self.job(index);
         job.offset += scratch.len() as u64;
         job.left -= scratch.len() as u64;
-        if result.is_ok() && job.left > 0 {
+        let (left, given_up) = (job.left, job.given_up);
+        let result = match result {
+            Ok(()) if left > 0 && self.is_overtaken(index) => Err(DeviceError::Damaged),
+            Ok(()) if left > 0 && given_up => Err(DeviceError::Aborted),
+            result => result,
+        };
+        let left = if planted("compare-first-piece-only") && self.job(index).data.is_some() {
+            0
+        } else {
+            left
+        };
+        if result.is_ok() && left > 0 {
             return self.send_piece(index, scratch);
         }
-        let data = job.data.take();
+        let data = self.job(index).data.take();
         self.release_scratch(scratch);
         if result.is_ok() && data.is_none() {
             self.zeroed(index);
@@ -333,39 +420,136 @@ impl FileQueue {
 
     /// The range reads as zeroes; with FUA that has to reach the medium.
     fn zeroed(&mut self, index: u32) {
-        let file = self.file;
         let job = self.job(index);
-        if let Operation::WriteZeroes { fua: true, .. } = job.ended.operation {
+        if let Operation::WriteZeroes { fua: true, .. } = job.ended.operation
+            && !planted("fua-zero-not-synced")
+        {
             job.stage = Stage::Syncing;
-            self.send(
-                index,
-                FileOperation::Sync {
-                    file,
-                    data_only: true,
-                },
-            );
+            self.send_sync(index, SYNC);
         } else {
             self.end(index, Ok(()), None);
         }
     }
 
     fn end(&mut self, index: u32, result: Result<(), DeviceError>, data: Option<Lease>) {
+        let overtaken = result.is_ok() && self.is_overtaken(index);
         let Some(job) = self.jobs[index as usize].take() else {
             unreachable!("a job ends once");
         };
         self.free.push(index);
-        if result == Err(DeviceError::Removed) {
-            self.shared.gone.store(true, Ordering::Relaxed);
-        }
+        let result = match result {
+            Ok(()) if overtaken => Err(DeviceError::Damaged),
+            Err(DeviceError::Removed) => {
+                self.shared.condition.note_gone();
+                result
+            }
+            _ => result,
+        };
         self.ledger.end(job.ended, result, data.map(Data::Lease));
+    }
+
+    /// Whether a request may go on although the device's condition is `now` and not what the queue
+    /// knows. Follows a reopened device.
+    #[cold]
+    fn admit_anyway(&mut self, request: Request, now: Word) -> Result<Request, Refusal> {
+        if now.is_gone() {
+            return Err(Refusal::Never(request, DeviceError::Removed));
+        }
+        if now.cause().is_some() && must_be_certain(request.operation) {
+            return Err(Refusal::Never(request, DeviceError::Damaged));
+        }
+        if !now.same_generation(self.known) {
+            // The new file is taken when nothing of the old one is in flight.
+            if self.ring.in_flight() > 0 {
+                return Err(Refusal::Later(request));
+            }
+            self.shared.store.renew(&mut self.ring);
+            self.known = now.sound();
+        }
+        Ok(request)
     }
 }
 
-impl DeviceQueue for FileQueue {
-    fn submit(&mut self, request: Request) -> Result<(), Refusal> {
-        if self.shared.is_gone() {
-            return Err(Refusal::Never(request, DeviceError::Removed));
+/// The end as a queue takes it that makes one of the mistakes which simulation must find.
+#[inline(always)]
+fn with_planted_defects(mut done: Done) -> Done {
+    let is_success = match done.result {
+        Err(Failure::EndOfFile) => planted("short-read-zeroes"),
+        Err(Failure::ShortWrite(_)) => planted("short-write-acknowledged"),
+        Ok(()) | Err(Failure::Errno(_)) => false,
+    };
+    if is_success {
+        if let Some(lease) = done.lease.as_mut().filter(|_| planted("short-read-zeroes")) {
+            lease.fill(0);
         }
+        done.result = Ok(());
+    }
+    done
+}
+
+/// The sync of a flush and of zeroes with FUA.
+const SYNC: FileOperation = FileOperation::Sync {
+    file: FileId::FIRST,
+    data_only: true,
+};
+
+/// Whether success of the operation promises that data is in the file or on the medium.
+fn must_be_certain(operation: Operation) -> bool {
+    operation.changes_medium() || operation == Operation::Flush
+}
+
+/// The damage that a failed operation does to the device, if any.
+fn damage_of(
+    stage: Stage,
+    operation: Operation,
+    failure: Failure,
+    direct: bool,
+) -> Option<DamageCause> {
+    let syncs = match (stage, operation) {
+        (Stage::Syncing, _) | (Stage::Transfer, Operation::Flush) => true,
+        (Stage::Transfer, Operation::Write { fua }) => fua,
+        _ => false,
+    };
+    let writes = matches!(
+        (stage, operation),
+        (Stage::Transfer, Operation::Write { .. }) | (Stage::WritingZeroes, _)
+    );
+    let errno = match failure {
+        // A device is never longer than its file was.
+        Failure::EndOfFile => return Some(DamageCause::Truncated),
+        Failure::Errno(errno) | Failure::ShortWrite(errno) => errno,
+    };
+    let is_short = matches!(failure, Failure::ShortWrite(_));
+    match errno {
+        // Not carried out: whatever there is to report is reported to a later sync.
+        Errno::CANCELED | Errno::AGAIN | Errno::INTR if !is_short => None,
+        // A file system without room, or turned read-only, refuses a write before it does
+        // anything. Only when data is written back from the page cache does it come too late.
+        Errno::NOSPC | Errno::DQUOT | Errno::FBIG | Errno::ROFS if writes => {
+            (syncs && !direct).then_some(DamageCause::SyncFailed)
+        }
+        // Refused as it is.
+        Errno::INVAL | Errno::BADF | Errno::FAULT | Errno::PERM | Errno::OPNOTSUPP
+            if writes && !is_short =>
+        {
+            None
+        }
+        _ if syncs => Some(DamageCause::SyncFailed),
+        _ if writes && is_short => Some(DamageCause::ShortWrite),
+        // Without the page cache the error is about this write, which is not acknowledged.
+        _ if writes && !direct => Some(DamageCause::WriteFailed),
+        _ => None,
+    }
+}
+
+impl<S: FileStore> DeviceQueue for FileQueue<S> {
+    fn submit(&mut self, request: Request) -> Result<(), Refusal> {
+        let now = self.shared.condition.now();
+        let request = if now == self.known {
+            request
+        } else {
+            self.admit_anyway(request, now)?
+        };
         let request = self.ledger.admit(request)?;
         let ended = Ended::of(&request, self.ledger.geometry());
         let (offset, left) = byte_range(&request, self.ledger.geometry());
@@ -379,9 +563,29 @@ impl DeviceQueue for FileQueue {
             offset,
             left,
             data: None,
+            given_up: false,
+            sync: None,
         });
         self.start(index, request, offset);
         Ok(())
+    }
+
+    fn give_up(&mut self, is_unwanted: &mut dyn FnMut(u64) -> bool) {
+        for job in self.jobs.iter_mut().flatten() {
+            // A transfer is one operation, which the kernel has already.
+            job.given_up |= job.stage != Stage::Transfer && is_unwanted(job.ended.tag);
+        }
+        for _ in 0..self.waiting.len() {
+            let Some(index) = self.waiting.pop_front() else {
+                break;
+            };
+            if self.job(index).given_up {
+                let data = self.job(index).data.take();
+                self.end(index, Err(DeviceError::Aborted), data);
+            } else {
+                self.waiting.push_back(index);
+            }
+        }
     }
 
     fn flush(&mut self) {
@@ -392,7 +596,7 @@ impl DeviceQueue for FileQueue {
     fn poll(&mut self, completions: &mut CompletionBatch) -> usize {
         self.sent = false;
         if self.ring.in_flight() > 0 {
-            let mut done = ArrayVec::<Done, DONE_PER_POLL_MAX>::new();
+            let mut done = DoneBatch::new();
             self.ring.poll(&mut done);
             for ended in done {
                 self.advance(ended);
@@ -411,7 +615,7 @@ impl DeviceQueue for FileQueue {
     }
 
     fn wake_source(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.ring.as_fd())
+        self.ring.wake_source()
     }
 
     fn has_ready(&self) -> bool {

@@ -181,6 +181,63 @@ fn only_regular_files_are_served() {
     }
 }
 
+/// Symbolic links and `..` that lead out of the directory are refused, and nothing is made or
+/// changed behind them.
+#[test]
+fn a_confined_file_is_never_elsewhere() {
+    use std::os::unix::fs::symlink;
+    let folder = folder();
+    let (allowed, secret) = (folder.path().join("allowed"), folder.path().join("secret"));
+    std::fs::create_dir_all(allowed.join("sub")).unwrap();
+    std::fs::write(&secret, [7; 8192]).unwrap();
+    symlink("../secret", allowed.join("relative")).unwrap();
+    symlink(&secret, allowed.join("absolute")).unwrap();
+    symlink("..", allowed.join("up")).unwrap();
+    symlink(folder.path(), allowed.join("away")).unwrap();
+    symlink("sub", allowed.join("inside")).unwrap();
+    symlink("sub/vol0.img", allowed.join("link")).unwrap();
+    let confined = |path: &Path, size_bytes| FileOptions {
+        below: Some(allowed.clone()),
+        ..options(path, size_bytes)
+    };
+    let elsewhere = [
+        secret.clone(),
+        allowed.join("relative"),
+        allowed.join("absolute"),
+        allowed.join("up/secret"),
+        allowed.join("up/new"),
+        allowed.join("away/secret"),
+        allowed.join("../secret"),
+        allowed.join("sub/../../secret"),
+        allowed.join("link"),
+        allowed.clone(),
+    ];
+    for path in elsewhere {
+        for size_bytes in [None, Some(8192)] {
+            let error = refusal(confined(&path, size_bytes));
+            assert!(matches!(error, FileError::Elsewhere { .. }), "{error}");
+        }
+    }
+    assert!(!folder.path().join("new").exists());
+    assert_eq!(std::fs::read(&secret).unwrap(), [7; 8192]);
+    for path in ["vol0.img", "sub/vol0.img", "inside/vol1.img"] {
+        let path = allowed.join(path);
+        let device = FileDevice::open(confined(&path, Some(8192))).unwrap();
+        assert_eq!(device.geometry().bytes(), 8192);
+        drop(device);
+        FileDevice::open(confined(&path, None)).unwrap();
+    }
+    // One that cannot be made whole is removed again.
+    let broken = FileOptions {
+        direct: DirectIo::Require,
+        block_size: 512,
+        ..confined(&allowed.join("broken"), Some(512))
+    };
+    if FileDevice::open(broken).is_err() {
+        assert!(!allowed.join("broken").exists());
+    }
+}
+
 #[test]
 fn nobody_serves_a_file_twice() {
     let folder = folder();

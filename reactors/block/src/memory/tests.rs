@@ -188,6 +188,31 @@ fn a_loan_of_another_queue_is_waited_for_too() {
     assert!(reader.lend(1).iter().all(|&byte| byte == 5));
 }
 
+/// A write that waits for a loan is cancelled; its lease comes home and its data never lands.
+#[test]
+fn a_write_that_waits_is_given_up() {
+    let device = device(1 << 20, 512);
+    let (mut reader, mut writer) = (Bench::new(&device), Bench::new(&device));
+    let loan = reader.lend(0);
+    let unwanted = writer.submit(WRITE, 0, 1, Some(1));
+    let wanted = writer.submit(WRITE, 8, 1, Some(2));
+    let behind = writer.submit(WRITE, 0, 1, Some(3));
+    assert_eq!(writer.poll_tags(), [wanted]);
+    writer.queue.give_up(&mut |tag| tag == unwanted);
+    let mut ended = writer.poll();
+    assert_eq!(ended.len(), 1, "it does not wait for the loan");
+    let ended = ended.remove(0);
+    assert_eq!(
+        (ended.tag, ended.result),
+        (unwanted, Err(DeviceError::Aborted))
+    );
+    assert!(ended.data.is_some(), "its lease comes home");
+    drop(loan);
+    assert_eq!(writer.poll_tags(), [behind]);
+    assert!(reader.lend(0).iter().all(|&byte| byte == 3));
+    assert_eq!(writer.queue.in_flight(), 0);
+}
+
 #[test]
 fn a_large_range_is_zeroed_in_pieces_while_others_are_served() {
     const SIZE: u64 = 8 << 20;
@@ -269,6 +294,35 @@ fn a_device_does_not_shrink_or_grow_to_what_cannot_be() {
     let missing = device.take_missing(1 << 20).expect("it is as large");
     assert!(missing.is_none());
     assert_eq!(device.geometry().bytes(), 1 << 20);
+}
+
+/// The writes behind a read that needs a lease may hold all leases that there are.
+#[test]
+fn a_read_that_waits_for_a_lease_lets_writes_pass() {
+    let device = device(8192, 512);
+    grow(&device, 16384);
+    let mut bench = Bench::new(&device);
+    let pool = bench.pool.clone();
+    let mut leases: Vec<_> = std::iter::from_fn(|| pool.take(1024)).collect();
+    // Over the edge, so it cannot be lent.
+    let read = bench.submit(Operation::Read, 15, 2, None);
+    assert!(bench.poll().is_empty());
+    let mut lease = leases.pop().expect("the pool had leases");
+    lease.fill(7);
+    let write = Request {
+        tag: 77,
+        operation: WRITE,
+        lba: 15,
+        blocks: 2,
+        data: Some(lease),
+    };
+    assert!(bench.queue.submit(write).is_ok());
+    let mut ended = Vec::new();
+    for _ in 0..4 {
+        // Dropping the write's completion frees its lease.
+        ended.extend(bench.poll_tags());
+    }
+    assert_eq!(ended, [77, read]);
 }
 
 /// What was written stays, the new end is zero, and a queue that was not told refuses it.
@@ -357,4 +411,155 @@ fn a_write_at_once_is_over_with_its_turn() {
     reader.queue.flush();
     assert_eq!(writer.lend(3)[..], [8; 512]);
     drop(reader);
+}
+
+#[test]
+fn requests_that_wait_leave_the_depth_and_other_memory_to_others() {
+    const WAITING: u64 = 200;
+    let device = device(4 << 20, 512);
+    let mut bench = Bench::new(&device);
+    let loan = bench.lend(0);
+    let mut waiting = Vec::new();
+    for byte in 1..=WAITING {
+        waiting.push(bench.submit(WRITE, 0, 1, Some(byte as u8)));
+    }
+    assert_eq!(bench.poll_tags(), []);
+    assert_eq!(bench.queue.in_flight(), WAITING as usize);
+    // As many as the queue is deep, of other memory.
+    let others: Vec<u64> = (0..64)
+        .map(|index| bench.submit(Operation::Read, 4096 + index, 1, None))
+        .collect();
+    assert_eq!(bench.poll_tags(), others);
+    assert!(bench.queue.lend(4096, 8).is_some());
+    assert!(bench.queue.write_at_once(4096, &[1; 512]));
+    assert!(
+        bench.queue.lend(1, 1).is_none(),
+        "a write waits for its memory"
+    );
+    drop(loan);
+    let mut ended = Vec::new();
+    while ended.len() < waiting.len() {
+        let tags = bench.poll_tags();
+        assert!(!tags.is_empty() && tags.len() <= TRIES_PER_POLL_MAX);
+        ended.extend(tags);
+    }
+    assert_eq!(ended, waiting, "in the order in which they came");
+    assert_eq!(bench.lend(0)[0], WAITING as u8);
+}
+
+/// Whatever waits for whatever: of requests for the same memory, the older one ends first.
+#[test]
+fn of_requests_for_the_same_memory_the_older_one_ends_first() {
+    const UNITS: u64 = 64;
+    for seed in 0..40 {
+        let mut seeded = reactors::sim::Seeded::new(seed, 0);
+        let device = device(UNITS * 4096, 512);
+        let (mut reader, mut bench) = (Bench::new(&device), Bench::new(&device));
+        let mut loans: Vec<Loan> = (0..6)
+            .map(|_| reader.lend(seeded.below(UNITS) * 8))
+            .collect();
+        let mut open: Vec<(u64, std::ops::Range<u64>)> = Vec::new();
+        for step in 0..400 {
+            if step < 150 || !open.is_empty() && step % 40 == 39 {
+                let first = seeded.below(UNITS);
+                let wide = seeded.below(10) == 0;
+                let most = if wide { UNITS } else { 1 };
+                let units = seeded.below(most.min(UNITS - first)) + 1;
+                let operation = match (wide, seeded.below(3)) {
+                    (true, _) => Operation::WriteZeroes {
+                        fua: false,
+                        deallocate: false,
+                    },
+                    (false, 0) => Operation::Compare,
+                    (false, _) => WRITE,
+                };
+                let data = operation.has_data().then_some(0);
+                let tag = bench.submit(operation, first * 8, units as u32 * 8, data);
+                open.push((tag, first..first + units));
+            }
+            if seeded.below(8) == 0 {
+                bench.queue.give_up(&mut |tag| tag % 7 == 3);
+            }
+            if step > 100 && seeded.below(10) == 0 {
+                loans.pop();
+            }
+            for tag in bench.poll_tags() {
+                let index = open.iter().position(|(it, _)| *it == tag).unwrap();
+                let (_, range) = open.remove(index);
+                let given_up = tag % 7 == 3;
+                // The part that is zeroed already does not have to wait for the rest.
+                let whole = |it: &std::ops::Range<u64>| it.end - it.start == 1;
+                let older = open[..index].iter();
+                let older = older.filter(|(it, range)| it % 7 != 3 && whole(range));
+                let overtaken =
+                    older.filter(|(_, it)| it.start < range.end && range.start < it.end);
+                assert!(
+                    given_up || overtaken.count() == 0,
+                    "seed {seed}, request {tag}"
+                );
+            }
+        }
+        drop(loans);
+        // Readers yield to a writer that was given up, for 4,095 tries (see `hugemem`'s holds).
+        for _ in 0..10_000 {
+            let ended = bench.poll_tags();
+            open.retain(|(tag, _)| !ended.contains(tag));
+        }
+        assert!(open.is_empty(), "seed {seed}: {open:?} wait for ever");
+        assert_eq!(
+            (bench.queue.in_flight(), bench.queue.has_ready()),
+            (0, false)
+        );
+    }
+}
+
+/// The best time of many for each step beside `waiting` parked requests, each for memory of its own
+/// or all for the same: a poll, a read of other memory, and the submission of one more.
+fn costs(waiting: u64, same: bool) -> [std::time::Duration; 3] {
+    const UNITS: u64 = 1200;
+    let device = device(2 * UNITS * 4096, 512);
+    let (mut reader, mut bench) = (Bench::new(&device), Bench::new(&device));
+    let loans: Vec<Loan> = (0..UNITS).map(|unit| reader.lend(unit * 8)).collect();
+    let zeroes = Operation::WriteZeroes {
+        fua: false,
+        deallocate: false,
+    };
+    for number in 0..waiting {
+        let unit = if same { 0 } else { number };
+        bench.submit(zeroes, unit * 8, 1, None);
+    }
+    let elsewhere = (UNITS + 200) * 8;
+    let mut best = [std::time::Duration::MAX; 3];
+    for _ in 0..300 {
+        let mut timed = |index: usize, step: &mut dyn FnMut(&mut Bench)| {
+            let begin = std::time::Instant::now();
+            step(&mut bench);
+            best[index] = best[index].min(begin.elapsed());
+        };
+        timed(0, &mut |bench| assert_eq!(bench.poll().len(), 0));
+        timed(1, &mut |bench| {
+            assert!(bench.queue.lend(elsewhere, 8).is_some());
+        });
+        timed(2, &mut |bench| {
+            bench.submit(Operation::Read, elsewhere, 1, None);
+        });
+        assert_eq!(bench.poll().len(), 1);
+    }
+    drop(loans);
+    best
+}
+
+/// Comparing every pair of 1,000 waiting requests in each poll took 300 times as long.
+#[test]
+fn what_a_step_costs_does_not_grow_with_what_waits() {
+    for same in [false, true] {
+        let (few, many) = (costs(20, same), costs(1000, same));
+        for (few, many) in few.iter().zip(many) {
+            let floor = std::time::Duration::from_nanos(500);
+            assert!(
+                many < 4 * (*few).max(floor),
+                "{few:?} and {many:?}, same {same}"
+            );
+        }
+    }
 }

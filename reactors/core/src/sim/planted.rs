@@ -19,8 +19,16 @@ pub use switched::{plant, planted};
 mod switched {
     use std::cell::Cell;
 
+    /// The environment variable that switches a defect on from the start of each thread, so that the
+    /// crates' own tests can be run with one.
+    const VARIABLE: &str = "PLANTED_DEFECT";
+
     thread_local! {
-        static PLANTED: Cell<&'static str> = const { Cell::new("") };
+        static PLANTED: Cell<&'static str> = Cell::new(from_environment());
+    }
+
+    fn from_environment() -> &'static str {
+        std::env::var(VARIABLE).map_or("", |name| name.leak())
     }
 
     /// Whether the defect of this name is here.

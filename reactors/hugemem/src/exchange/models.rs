@@ -8,6 +8,9 @@ use loom::cell::UnsafeCell;
 use loom::thread;
 
 use super::{Exchange, Member};
+use crate::account::Account;
+
+const SYSTEM: Account = Account::SYSTEM;
 
 struct Bench {
     exchange: Exchange,
@@ -27,19 +30,19 @@ fn use_slice(bench: &Bench, slice: u32) {
 
 fn take_and_give_back(bench: &Bench, member: &Member, rounds: usize) {
     for _ in 0..rounds {
-        if let Some(slice) = bench.exchange.take(member, 0) {
+        if let Some(slice) = bench.exchange.take(member, 0, SYSTEM) {
             use_slice(bench, slice);
-            bench.exchange.give_back(member, 0, slice);
+            bench.exchange.give_back(member, 0, slice, SYSTEM);
         }
     }
 }
 
 fn all_come_home(bench: &Bench, member: &Member) {
-    let home: Vec<u32> = std::iter::from_fn(|| bench.exchange.take(member, 0)).collect();
+    let home: Vec<u32> = std::iter::from_fn(|| bench.exchange.take(member, 0, SYSTEM)).collect();
     assert_eq!(home.len(), bench.slices.len());
     for slice in home {
         use_slice(bench, slice);
-        bench.exchange.give_back(member, 0, slice);
+        bench.exchange.give_back(member, 0, slice, SYSTEM);
     }
     let tally = bench.exchange.tally(0);
     assert_eq!((tally.taken, tally.waiting), (0, 0));
@@ -67,9 +70,10 @@ fn a_cache_is_stolen_from_while_its_owner_leaves() {
         let bench = bench(2);
         let here = bench.exchange.join();
         let there = bench.exchange.join();
-        let slices: Vec<u32> = std::iter::from_fn(|| bench.exchange.take(&there, 0)).collect();
+        let slices: Vec<u32> =
+            std::iter::from_fn(|| bench.exchange.take(&there, 0, SYSTEM)).collect();
         for slice in slices {
-            bench.exchange.give_back(&there, 0, slice);
+            bench.exchange.give_back(&there, 0, slice, SYSTEM);
         }
         let other = Arc::clone(&bench);
         let thread = thread::spawn(move || other.exchange.leave(&there));
@@ -85,22 +89,25 @@ fn who_waits_is_served_by_what_another_gives_back() {
         let bench = bench(1);
         let here = bench.exchange.join();
         let there = bench.exchange.join();
-        let held = bench.exchange.take(&there, 0).expect("the only slice");
+        let held = bench
+            .exchange
+            .take(&there, 0, SYSTEM)
+            .expect("the only slice");
         let other = Arc::clone(&bench);
         let thread = thread::spawn(move || {
             use_slice(&other, held);
-            other.exchange.give_back(&there, 0, held);
+            other.exchange.give_back(&there, 0, held, SYSTEM);
         });
         bench.exchange.begin_wait(&here, 0);
         let slice = loop {
-            match bench.exchange.take(&here, 0) {
+            match bench.exchange.take(&here, 0, SYSTEM) {
                 Some(slice) => break slice,
                 None => thread::yield_now(),
             }
         };
         bench.exchange.end_wait(&here, 0);
         use_slice(&bench, slice);
-        bench.exchange.give_back(&here, 0, slice);
+        bench.exchange.give_back(&here, 0, slice, SYSTEM);
         thread.join().unwrap();
         all_come_home(&bench, &here);
     });

@@ -1,9 +1,12 @@
 //! The exchange on one thread, each member standing for a reactor.
 
 use super::{CACHE_SLICES, Exchange, Member};
+use crate::account::Account;
+
+const SYSTEM: Account = Account::SYSTEM;
 
 fn drain(exchange: &Exchange, member: &Member, class: usize) -> Vec<u32> {
-    std::iter::from_fn(|| exchange.take(member, class)).collect()
+    std::iter::from_fn(|| exchange.take(member, class, SYSTEM)).collect()
 }
 
 #[test]
@@ -11,12 +14,12 @@ fn what_sleeps_in_a_cache_is_within_reach_of_others() {
     let exchange = Exchange::new([8, 0, 0, 0, 2], [8, 0, 0, 0, 2]);
     let (here, there) = (exchange.join(), exchange.join());
     for slice in drain(&exchange, &there, 0) {
-        exchange.give_back(&there, 0, slice);
+        exchange.give_back(&there, 0, slice, SYSTEM);
     }
     let mut all = drain(&exchange, &here, 0);
     all.sort_unstable();
     assert_eq!(all, [0, 1, 2, 3, 4, 5, 6, 7]);
-    assert_eq!(exchange.take(&there, 0), None);
+    assert_eq!(exchange.take(&there, 0, SYSTEM), None);
     assert_eq!(exchange.tally(0).taken, 8);
 }
 
@@ -29,7 +32,7 @@ fn a_full_cache_spills_and_loses_nothing() {
         let slices = drain(&exchange, &member, 0);
         assert_eq!(slices.len(), total as usize);
         for slice in slices {
-            exchange.give_back(&member, 0, slice);
+            exchange.give_back(&member, 0, slice, SYSTEM);
         }
     }
     exchange.leave(&member);
@@ -43,23 +46,23 @@ fn a_slice_goes_to_the_depot_while_another_reactor_waits() {
     let slices = drain(&exchange, &here, 0);
     exchange.begin_wait(&here, 0);
     assert!(!exchange.others_wait(&here), "one's own wait is no reason");
-    exchange.give_back(&here, 0, slices[0]);
+    exchange.give_back(&here, 0, slices[0], SYSTEM);
     assert_eq!(
         exchange.classes[0].depot.pop_batch(&mut [0]),
         0,
         "it is in the own cache"
     );
-    assert_eq!(exchange.take(&here, 0), Some(slices[0]));
+    assert_eq!(exchange.take(&here, 0, SYSTEM), Some(slices[0]));
     exchange.end_wait(&here, 0);
     exchange.begin_wait(&there, 0);
-    exchange.give_back(&here, 0, slices[1]);
+    exchange.give_back(&here, 0, slices[1], SYSTEM);
     assert!(
         exchange
             .seats()
             .all(|seat| seat.caches[0].steal().is_none()),
         "in no cache"
     );
-    assert_eq!(exchange.take(&there, 0), Some(slices[1]));
+    assert_eq!(exchange.take(&there, 0, SYSTEM), Some(slices[1]));
     exchange.end_wait(&there, 0);
     let tally = exchange.tally(0);
     assert_eq!((tally.waits, tally.waiting, tally.taken), (2, 0, 2));

@@ -5,84 +5,136 @@ use std::collections::VecDeque;
 use proptest::prelude::*;
 
 use super::{Waiter, Waiters};
+use crate::account::Account;
 use crate::class::CLASSES;
 use crate::pool::WaiterToken;
 
-fn waiter(token: u64) -> Waiter {
+fn waiter(token: u64, account: Account) -> Waiter {
     Waiter {
         token: WaiterToken(token),
+        account,
         len: token as usize,
+        since_ns: token,
         is_promised: false,
     }
+}
+
+fn system(token: u64) -> Waiter {
+    waiter(token, Account::SYSTEM)
 }
 
 #[test]
 fn no_room_means_no() {
     let mut none = Waiters::new(0);
-    assert!(!none.push(0, waiter(1)));
+    assert!(!none.push(0, system(1)));
+    assert!(!none.has_any_of(0, Account::SYSTEM));
+    none.cancel(Some(Account::SYSTEM), |_| true, |_| {});
     let mut one = Waiters::new(1);
-    assert!(one.push(3, waiter(1)));
-    assert!(!one.push(0, waiter(2)));
+    assert!(one.push(3, system(1)));
+    assert!(!one.push(0, system(2)));
     one.pop(3);
-    assert!(one.push(0, waiter(2)), "a node is used again");
+    assert!(one.push(0, system(2)), "a node is used again");
 }
 
 #[derive(Debug, Clone)]
 enum Step {
-    Push { class: usize },
-    PopOldest { skip: [bool; CLASSES] },
-    Cancel { modulus: u64 },
+    Push { class: usize, host: u16 },
+    Pop { class: usize },
+    Pass { class: usize },
+    Cancel { modulus: u64, host: Option<u16> },
 }
+
+const HOSTS: u16 = 4;
 
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
-        4 => (0..CLASSES).prop_map(|class| Step::Push { class }),
-        3 => any::<[bool; CLASSES]>().prop_map(|skip| Step::PopOldest { skip }),
-        1 => (2u64..5).prop_map(|modulus| Step::Cancel { modulus }),
+        5 => (0..CLASSES, 1..=HOSTS).prop_map(|(class, host)| Step::Push { class, host }),
+        3 => (0..CLASSES).prop_map(|class| Step::Pop { class }),
+        1 => (0..CLASSES).prop_map(|class| Step::Pass { class }),
+        1 => (1u64..5, prop::option::of(1..=HOSTS))
+            .prop_map(|(modulus, host)| Step::Cancel { modulus, host }),
     ]
 }
 
-const ROOM: usize = 12;
+const ROOM: usize = 24;
+
+/// One class: the accounts in turn, each with its requests in order.
+type Model = VecDeque<(Account, VecDeque<u64>)>;
+
+fn push(model: &mut Model, account: Account, token: u64) {
+    match model.iter_mut().find(|(of, _)| *of == account) {
+        Some((_, tokens)) => tokens.push_back(token),
+        None => model.push_back((account, VecDeque::from([token]))),
+    }
+}
 
 proptest! {
     #[test]
-    fn lists_behave_like_one_queue_in_order_of_arrival(
-        steps in prop::collection::vec(step(), 1..200),
+    fn each_class_serves_its_accounts_in_turn_and_their_requests_in_order(
+        steps in prop::collection::vec(step(), 1..300),
     ) {
         let mut waiters = Waiters::new(ROOM);
-        let mut model: VecDeque<(usize, u64)> = VecDeque::new();
+        let mut models: [Model; CLASSES] = Default::default();
         for (number, step) in (0u64..).zip(steps) {
             match step {
-                Step::Push { class } => {
-                    let room = model.len() < ROOM;
-                    prop_assert_eq!(waiters.push(class, waiter(number)), room);
+                Step::Push { class, host } => {
+                    let all = models.iter().flatten().map(|(_, tokens)| tokens.len());
+                    let room = all.sum::<usize>() < ROOM;
+                    let account = Account::io(host);
+                    prop_assert_eq!(waiters.push(class, waiter(number, account)), room);
                     if room {
-                        model.push_back((class, number));
+                        push(&mut models[class], account, number);
                     }
                 }
-                Step::PopOldest { skip } => {
-                    let at = model.iter().position(|&(class, _)| !skip[class]);
-                    let expected = at.and_then(|at| model.remove(at));
-                    let oldest = waiters.oldest(skip);
-                    prop_assert_eq!(oldest.map(|(class, w)| (class, w.token.0)), expected);
-                    if let Some((class, waiter)) = oldest {
-                        prop_assert_eq!(waiter.len as u64, waiter.token.0);
-                        waiters.pop(class);
+                Step::Pop { class } => {
+                    let next = waiters.next(class).map(|it| (it.account, it.token.0));
+                    waiters.pop(class);
+                    let expected = models[class].pop_front().map(|(account, mut tokens)| {
+                        let token = tokens.pop_front().expect("never empty");
+                        if !tokens.is_empty() {
+                            models[class].push_back((account, tokens));
+                        }
+                        (account, token)
+                    });
+                    prop_assert_eq!(next, expected);
+                }
+                Step::Pass { class } => {
+                    waiters.pass(class);
+                    if let Some(first) = models[class].pop_front() {
+                        models[class].push_back(first);
                     }
                 }
-                Step::Cancel { modulus } => {
+                Step::Cancel { modulus, host } => {
+                    let account = host.map(Account::io);
                     let mut gone = [0usize; CLASSES];
-                    waiters.cancel(|token| token.0 % modulus == 0, |class| gone[class] += 1);
-                    for (class, gone) in gone.into_iter().enumerate() {
-                        let hit = |&&(of, token): &&(usize, u64)| of == class && token % modulus == 0;
-                        prop_assert_eq!(gone, model.iter().filter(hit).count());
+                    let cancelled = |token: u64| token.is_multiple_of(modulus);
+                    waiters.cancel(account, |it| cancelled(it.0), |class| gone[class] += 1);
+                    for (class, model) in models.iter_mut().enumerate() {
+                        let mut expected = 0;
+                        for (of, tokens) in model.iter_mut() {
+                            if account.is_none_or(|it| it == *of) {
+                                let before = tokens.len();
+                                tokens.retain(|token| !cancelled(*token));
+                                expected += before - tokens.len();
+                            }
+                        }
+                        model.retain(|(_, tokens)| !tokens.is_empty());
+                        prop_assert_eq!(gone[class], expected);
                     }
-                    model.retain(|&(_, token)| token % modulus != 0);
                 }
             }
-            for class in 0..CLASSES {
-                let expected = model.iter().all(|&(of, _)| of != class);
-                prop_assert_eq!(waiters.is_empty(class), expected);
+            let oldest = models.iter().flatten().filter_map(|(_, tokens)| tokens.front());
+            prop_assert_eq!(waiters.oldest_since_ns(), oldest.min().copied());
+            for (class, model) in models.iter().enumerate() {
+                prop_assert_eq!(waiters.is_empty(class), model.is_empty());
+                prop_assert_eq!(waiters.accounts(class) as usize, model.len());
+                let next = waiters.next(class).map(|it| it.token.0);
+                prop_assert_eq!(next, model.front().and_then(|(_, tokens)| tokens.front()).copied());
+                for host in 1..=HOSTS {
+                    let account = Account::io(host);
+                    let expected = model.iter().any(|(of, _)| *of == account);
+                    prop_assert_eq!(waiters.has_any_of(class, account), expected);
+                }
             }
         }
     }

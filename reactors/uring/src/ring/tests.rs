@@ -2,6 +2,7 @@
 //! the kernel does not let finish.
 
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use hugemem::{ArenaConfig, PagePolicy};
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -237,7 +238,7 @@ fn an_arena_in_several_pieces_serves_every_lease() {
         .unwrap();
     assert!(ring.has_fixed_buffers());
     let file = std::fs::File::open("/dev/zero").unwrap();
-    let file = ring.add_file(Arc::new(file.into())).unwrap();
+    let file = ring.add_file(Arc::new(OwnedFd::from(file))).unwrap();
     let leases: Vec<_> =
         std::iter::from_fn(|| pool.take(4096).or_else(|| pool.take(16 * 1024))).collect();
     assert!(leases.len() > 20);
@@ -329,4 +330,69 @@ fn memory_that_the_kernel_keeps_is_leaked_and_counted() {
         "the lease must not be given to anybody else"
     );
     drop(writer);
+}
+
+struct Watched {
+    file: OwnedFd,
+    abandoned: AtomicU32,
+}
+
+impl AsFd for Watched {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+impl RingFile for Watched {
+    fn write_abandoned(&self) {
+        self.abandoned.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn a_file_that_may_still_be_written_is_never_closed() {
+    for writes in [false, true] {
+        let arena = arena();
+        let pool = arena.pool(0);
+        let (reader, writer) = pipe_with(PipeFlags::CLOEXEC).unwrap();
+        let (file, other_end) = if writes {
+            // A full pipe keeps writes waiting, an empty one reads.
+            rustix::io::ioctl_fionbio(&writer, true).unwrap();
+            while rustix::io::write(&writer, &[0; 4096]).is_ok() {}
+            rustix::io::ioctl_fionbio(&writer, false).unwrap();
+            (writer, reader)
+        } else {
+            (reader, writer)
+        };
+        let watched = Arc::new(Watched {
+            file,
+            abandoned: AtomicU32::new(0),
+        });
+        let mut config = RingConfig::new(4);
+        config.drop_wait = Duration::ZERO;
+        let mut ring = Ring::new(&config, Some(&arena)).unwrap();
+        ring.kernel.uncancellable = true;
+        let file = ring.add_file(Arc::clone(&watched) as _).unwrap();
+        let lease = pool.take(4096).unwrap();
+        let (offset, sync) = (0, false);
+        let operation = if writes {
+            Operation::Write {
+                file,
+                offset,
+                lease,
+                sync,
+            }
+        } else {
+            Operation::Read {
+                file,
+                offset,
+                lease,
+            }
+        };
+        ring.submit(1, operation).unwrap();
+        drop(ring);
+        assert_eq!(watched.abandoned.load(Ordering::Relaxed), u32::from(writes));
+        assert_eq!(Arc::strong_count(&watched), 1 + usize::from(writes));
+        drop(other_end);
+    }
 }

@@ -6,9 +6,11 @@ use std::path::Path;
 use hugemem::Arena;
 use tempfile::TempDir;
 
+use super::super::system::SystemFile;
 use super::*;
 use crate::conformance::arena;
 use crate::device::Device;
+use crate::error::ReopenError;
 use crate::health::HealthState;
 use crate::request::Completion;
 use crate::{FileDevice, FileOptions};
@@ -18,7 +20,7 @@ const BLOCK: usize = 512;
 
 struct Bench {
     device: FileDevice,
-    queue: FileQueue,
+    queue: FileQueue<SystemFile>,
     arena: Arc<Arena>,
     pool: Pool,
     folder: TempDir,
@@ -41,7 +43,7 @@ impl Bench {
             depth,
             pool: pool.clone(),
         };
-        let queue = FileQueue::open(Arc::clone(&device.shared), options).unwrap();
+        let queue = FileQueue::open(Arc::clone(&device.device.shared), options).unwrap();
         Self {
             device,
             queue,
@@ -91,6 +93,62 @@ impl Bench {
             std::thread::yield_now();
         }
         all
+    }
+
+    /// Takes what the ring has to its end, unseen by the queue.
+    fn empty_ring(&mut self) {
+        while self.queue.ring.in_flight() > 0 {
+            self.queue.ring.flush();
+            self.queue.ring.poll(&mut DoneBatch::new());
+        }
+    }
+
+    /// Runs one request whose operation fails as if the kernel had said so.
+    fn run_failing(&mut self, operation: Operation, failure: Failure) -> Result<(), DeviceError> {
+        self.start_one(operation);
+        let index = self.queue.jobs.iter().position(Option::is_some).unwrap();
+        self.empty_ring();
+        self.queue.advance(Done {
+            tag: index as u64,
+            result: Err(failure),
+            lease: None,
+        });
+        self.wait(1)[0].result
+    }
+
+    fn start_one(&mut self, operation: Operation) {
+        let data = operation.has_data().then(|| self.lease(BLOCK, 1));
+        let blocks = u32::from(operation != Operation::Flush);
+        self.submit(1, operation, 0, blocks, data);
+    }
+
+    /// Runs one request; its error also where it is refused at once.
+    fn run(&mut self, operation: Operation) -> Result<(), DeviceError> {
+        let data = operation.has_data().then(|| self.lease(BLOCK, 1));
+        let (tag, lba) = (1, 0);
+        let blocks = u32::from(operation != Operation::Flush);
+        let request = Request {
+            tag,
+            operation,
+            lba,
+            blocks,
+            data,
+        };
+        match self.queue.submit(request) {
+            Ok(()) => self.wait(1)[0].result,
+            Err(Refusal::Never(_, error)) => Err(error),
+            Err(Refusal::Later(_)) => panic!("the queue is not full"),
+        }
+    }
+
+    /// Another queue of the same device.
+    fn other_queue(&self) -> FileQueue<SystemFile> {
+        let options = QueueOptions {
+            core: 1,
+            depth: 4,
+            pool: self.pool.clone(),
+        };
+        FileQueue::open(Arc::clone(&self.device.device.shared), options).unwrap()
     }
 
     fn lease(&self, bytes: usize, byte: u8) -> Lease {
@@ -169,6 +227,30 @@ fn compares_get_through_on_the_queues_own_lease_when_the_pool_is_empty() {
     );
 }
 
+/// A request that waits for a second lease is cancelled, and one in pieces ends after a piece.
+#[test]
+fn a_request_in_pieces_is_given_up() {
+    let mut bench = Bench::new(8);
+    std::fs::write(bench.path(), vec![0; BLOCKS as usize * BLOCK]).unwrap();
+    let bytes = 256 * 1024;
+    let data = [0, 1].map(|_| bench.lease(bytes, 0));
+    let rest = bench.exhaust();
+    for (tag, lease) in (0..).zip(data) {
+        let blocks = (bytes / BLOCK) as u32;
+        bench.submit(tag, Operation::Compare, 0, blocks, Some(lease));
+    }
+    assert_eq!(bench.queue.waiting.len(), 1);
+    bench.queue.give_up(&mut |_| true);
+    assert_eq!(bench.queue.waiting.len(), 0);
+    for completion in bench.wait(2) {
+        assert_eq!(completion.result, Err(DeviceError::Aborted));
+        assert_eq!(completion.data.unwrap().len(), bytes);
+    }
+    drop(rest);
+    assert_eq!(bench.taken(), 1, "the queue keeps its own lease");
+    assert_eq!(bench.queue.in_flight(), 0);
+}
+
 #[test]
 fn zeroes_are_written_where_the_file_system_cannot_make_them() {
     for (fua, empty_pool) in [(false, false), (true, true)] {
@@ -217,7 +299,7 @@ fn a_way_that_the_file_system_refuses_is_not_tried_again() {
     );
     let refused = || Done {
         tag: 0,
-        result: Err(rustix::io::Errno::OPNOTSUPP),
+        result: Err(Failure::Errno(Errno::OPNOTSUPP)),
         lease: None,
     };
     assert_eq!(
@@ -225,19 +307,13 @@ fn a_way_that_the_file_system_refuses_is_not_tried_again() {
         Stage::Allocate(AllocateMode::PunchHole)
     );
     // As if the kernel had refused each way; what is really in the ring ends unseen.
-    while bench.queue.ring.in_flight() > 0 {
-        bench.queue.ring.flush();
-        bench.queue.ring.poll(&mut ArrayVec::<Done, 1>::new());
-    }
+    bench.empty_ring();
     bench.queue.advance(refused());
     assert_eq!(
         bench.queue.job(0).stage,
         Stage::Allocate(AllocateMode::ZeroRange)
     );
-    while bench.queue.ring.in_flight() > 0 {
-        bench.queue.ring.flush();
-        bench.queue.ring.poll(&mut ArrayVec::<Done, 1>::new());
-    }
+    bench.empty_ring();
     bench.queue.advance(refused());
     assert_eq!(bench.queue.job(0).stage, Stage::WritingZeroes);
     assert!(!bench.queue.can_punch && !bench.queue.can_zero);
@@ -289,13 +365,10 @@ fn a_file_that_is_gone_takes_no_more() {
     let mut bench = Bench::new(2);
     let lease = bench.lease(BLOCK, 1);
     bench.submit(5, Operation::Read, 0, 1, Some(lease));
-    while bench.queue.ring.in_flight() > 0 {
-        bench.queue.ring.flush();
-        bench.queue.ring.poll(&mut ArrayVec::<Done, 1>::new());
-    }
+    bench.empty_ring();
     bench.queue.advance(Done {
         tag: 0,
-        result: Err(rustix::io::Errno::NODEV),
+        result: Err(Failure::Errno(Errno::NODEV)),
         lease: None,
     });
     assert_eq!(bench.wait(1)[0].result, Err(DeviceError::Removed));
@@ -328,13 +401,10 @@ fn media_errors_are_counted() {
     for (tag, operation) in [(1, Operation::Read), (2, Operation::Write { fua: false })] {
         let lease = bench.lease(BLOCK, 1);
         bench.submit(tag, operation, 0, 1, Some(lease));
-        while bench.queue.ring.in_flight() > 0 {
-            bench.queue.ring.flush();
-            bench.queue.ring.poll(&mut ArrayVec::<Done, 1>::new());
-        }
+        bench.empty_ring();
         bench.queue.advance(Done {
             tag: 0,
-            result: Err(rustix::io::Errno::IO),
+            result: Err(Failure::Errno(Errno::IO)),
             lease: None,
         });
     }
@@ -371,4 +441,363 @@ fn an_empty_pool_opens_no_queue() {
         })
     ));
     drop(rest);
+}
+
+const WRITE: Operation = Operation::Write { fua: false };
+const FUA_WRITE: Operation = Operation::Write { fua: true };
+const ZEROES: Operation = Operation::WriteZeroes {
+    fua: false,
+    deallocate: false,
+};
+const FUA_ZEROES: Operation = Operation::WriteZeroes {
+    fua: true,
+    deallocate: false,
+};
+/// Success of these promises something.
+const PROMISING: [Operation; 6] = [
+    WRITE,
+    FUA_WRITE,
+    Operation::Flush,
+    ZEROES,
+    FUA_ZEROES,
+    Operation::Deallocate,
+];
+
+fn cause(bench: &Bench) -> Option<DamageCause> {
+    let health = bench.device.health();
+    assert_eq!(
+        health.state == HealthState::Damaged,
+        health.damage.is_some()
+    );
+    health.damage.map(|damage| damage.cause)
+}
+
+/// NVM 1.1 §3.2.1 (Write Fault) and fsync(2): an error of writeback is reported once, and later
+/// syncs succeed although the data is gone.
+#[test]
+fn after_a_failed_sync_nothing_is_promised_on_any_queue_until_the_device_is_reopened() {
+    for syncing in [Operation::Flush, FUA_WRITE, FUA_ZEROES] {
+        let mut bench = Bench::new(4);
+        let mut other = bench.other_queue();
+        if syncing == FUA_ZEROES {
+            bench.start_one(syncing);
+            bench.empty_ring();
+            let done = |result| Done {
+                tag: 0,
+                result,
+                lease: None,
+            };
+            bench.queue.advance(done(Ok(())));
+            assert_eq!(bench.queue.job(0).stage, Stage::Syncing);
+            bench.empty_ring();
+            bench.queue.advance(done(Err(Failure::Errno(Errno::IO))));
+            assert_eq!(bench.wait(1)[0].result, Err(DeviceError::MediaWrite));
+        } else {
+            let failed = bench.run_failing(syncing, Failure::Errno(Errno::IO));
+            assert_eq!(failed, Err(DeviceError::MediaWrite), "{syncing:?}");
+        }
+        assert_eq!(cause(&bench), Some(DamageCause::SyncFailed));
+        std::mem::swap(&mut bench.queue, &mut other);
+        for _ in 0..2 {
+            for operation in PROMISING {
+                let refused = bench.run(operation);
+                assert_eq!(refused, Err(DeviceError::Damaged), "{operation:?}");
+            }
+            assert_eq!(bench.run(Operation::Read), Ok(()));
+            std::mem::swap(&mut bench.queue, &mut other);
+        }
+        bench.device.reopen().unwrap();
+        assert_eq!(cause(&bench), None);
+        for _ in 0..2 {
+            for operation in [WRITE, FUA_WRITE, Operation::Flush, FUA_ZEROES] {
+                assert_eq!(bench.run(operation), Ok(()), "{operation:?}");
+            }
+            std::mem::swap(&mut bench.queue, &mut other);
+        }
+        let error = bench.device.reopen().expect_err("nothing is damaged");
+        assert!(matches!(error, ReopenError::NotDamaged), "{error}");
+    }
+}
+
+#[test]
+fn what_is_in_flight_when_the_device_is_damaged_does_not_succeed() {
+    for operation in [WRITE, FUA_WRITE, Operation::Flush, ZEROES] {
+        let mut bench = Bench::new(4);
+        bench.start_one(operation);
+        bench.start_one(Operation::Read);
+        let condition = &bench.device.device.shared.condition;
+        condition.note_damage(DamageCause::SyncFailed);
+        let mut results: Vec<_> = bench.wait(2).iter().map(|it| it.result).collect();
+        results.sort_by_key(Result::is_err);
+        assert_eq!(
+            results,
+            [Ok(()), Err(DeviceError::Damaged)],
+            "{operation:?}"
+        );
+        assert_eq!(bench.device.health().errors, 1, "{operation:?}");
+    }
+}
+
+#[test]
+fn every_reactor_hears_of_damage_and_of_its_end() {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    let mut bench = Bench::new(4);
+    let (damaged, reopened) = (AtomicBool::new(false), AtomicBool::new(false));
+    let shared = Arc::clone(&bench.device.device.shared);
+    std::thread::scope(|scope| {
+        let reactor = scope.spawn(|| {
+            let arena = arena();
+            let options = QueueOptions {
+                core: 1,
+                depth: 1,
+                pool: arena.pool(0),
+            };
+            let mut queue = FileQueue::open(Arc::clone(&shared), options).unwrap();
+            let mut flush = || {
+                let request = Request {
+                    tag: 0,
+                    operation: Operation::Flush,
+                    lba: 0,
+                    blocks: 0,
+                    data: None,
+                };
+                if let Err(refusal) = queue.submit(request) {
+                    let Refusal::Never(_, error) = refusal else {
+                        panic!("one request at a time")
+                    };
+                    return Err(error);
+                }
+                queue.flush();
+                let mut batch = CompletionBatch::new();
+                while queue.poll(&mut batch) == 0 {
+                    std::thread::yield_now();
+                }
+                batch[0].result
+            };
+            let mut refused = 0;
+            while refused < 100 {
+                let was_damaged = damaged.load(Ordering::Acquire);
+                let result = flush();
+                assert!(!was_damaged || result == Err(DeviceError::Damaged));
+                refused += u32::from(result.is_err());
+            }
+            reopened.store(true, Ordering::Release);
+            while flush().is_err() {
+                std::thread::yield_now();
+            }
+        });
+        let failed = bench.run_failing(Operation::Flush, Failure::Errno(Errno::IO));
+        assert_eq!(failed, Err(DeviceError::MediaWrite));
+        damaged.store(true, Ordering::Release);
+        while !reopened.load(Ordering::Acquire) && !reactor.is_finished() {
+            std::thread::yield_now();
+        }
+        bench.device.reopen().unwrap();
+        reactor.join().unwrap();
+    });
+}
+
+#[test]
+fn a_flush_that_overlaps_a_failing_one_does_not_succeed() {
+    let mut bench = Bench::new(4);
+    bench.start_one(Operation::Flush);
+    bench.start_one(Operation::Flush);
+    bench.empty_ring();
+    let done = |tag, result| Done {
+        tag,
+        result,
+        lease: None,
+    };
+    // The first one got the error, and the second one is reaped before it.
+    bench.queue.advance(done(1, Ok(())));
+    assert_eq!(bench.queue.job(1).stage, Stage::Held);
+    let mut batch = CompletionBatch::new();
+    assert_eq!(bench.queue.poll(&mut batch), 0);
+    let failure = Failure::Errno(Errno::IO);
+    bench.queue.advance(done(0, Err(failure)));
+    let mut results: Vec<_> = bench.wait(2).iter().map(|it| it.result).collect();
+    results.sort_by_key(|result| *result == Err(DeviceError::Damaged));
+    assert_eq!(
+        results,
+        [Err(DeviceError::MediaWrite), Err(DeviceError::Damaged)]
+    );
+}
+
+#[test]
+fn a_file_that_is_shorter_than_the_device_is_a_media_error_and_never_zeroes() {
+    for less in [100, BLOCK as u64 * 8, BLOCKS * BLOCK as u64] {
+        let mut bench = Bench::new(2);
+        let file = std::fs::OpenOptions::new()
+            .write(true)
+            .open(bench.path())
+            .unwrap();
+        let full = file.metadata().unwrap().len();
+        file.set_len(full - less).unwrap();
+        for operation in [Operation::Read, Operation::Compare] {
+            let blocks = 16;
+            let lease = bench.lease(16 * BLOCK, 0);
+            let lba = BLOCKS - 16;
+            bench.submit(3, operation, lba, blocks, Some(lease));
+            assert_eq!(
+                bench.wait(1)[0].result,
+                Err(DeviceError::MediaRead),
+                "{operation:?} {less}"
+            );
+        }
+        assert_eq!(cause(&bench), Some(DamageCause::Truncated));
+        assert_eq!(bench.run(WRITE), Err(DeviceError::Damaged));
+        let error = bench.device.reopen().expect_err("it is shorter");
+        assert!(matches!(error, ReopenError::Shorter { .. }), "{error}");
+        assert!(cause(&bench).is_some());
+        file.set_len(full).unwrap();
+        bench.device.reopen().unwrap();
+        assert_eq!(bench.run(WRITE), Ok(()));
+        assert_eq!(bench.run(Operation::Flush), Ok(()));
+        // A file of another length is noticed without a request, too.
+        file.set_len(full - 1).unwrap();
+        assert_eq!(cause(&bench), Some(DamageCause::Truncated));
+    }
+}
+
+#[test]
+fn another_file_of_the_name_is_not_reopened() {
+    let mut bench = Bench::new(2);
+    let failure = Failure::Errno(Errno::IO);
+    assert!(bench.run_failing(Operation::Flush, failure).is_err());
+    let aside = bench.folder.path().join("aside");
+    std::fs::rename(bench.path(), &aside).unwrap();
+    let error = bench.device.reopen().expect_err("there is no file");
+    assert!(matches!(error, ReopenError::System { step: "open", .. }));
+    std::fs::copy(&aside, bench.path()).unwrap();
+    let error = bench.device.reopen().expect_err("it is another file");
+    assert!(matches!(error, ReopenError::Replaced { .. }), "{error}");
+    std::fs::rename(&aside, bench.path()).unwrap();
+    bench.device.reopen().unwrap();
+    assert_eq!(bench.run(Operation::Flush), Ok(()));
+}
+
+#[test]
+fn a_file_that_may_still_be_written_stays_locked_and_is_not_reopened() {
+    let bench = Bench::new(2);
+    // What a ring does that gives a write up.
+    let description = bench.device.device.shared.store.current();
+    uring::RingFile::write_abandoned(&*description);
+    std::mem::forget(description);
+    assert_eq!(cause(&bench), Some(DamageCause::WriteAbandoned));
+    let error = bench.device.reopen().expect_err("a write may still land");
+    assert!(matches!(error, ReopenError::WriteAbandoned), "{error}");
+    let path = bench.folder.path().join("image");
+    let Bench {
+        device,
+        queue,
+        folder,
+        ..
+    } = bench;
+    drop((device, queue));
+    let again = FileDevice::open(FileOptions {
+        block_size: BLOCK as u32,
+        ..FileOptions::new("file", path)
+    });
+    let error = again.err().expect("it is locked");
+    assert!(matches!(error, crate::FileError::InUse { .. }), "{error}");
+    drop(folder);
+}
+
+#[test]
+fn which_failures_are_damage() {
+    let (transfer, syncing) = (Stage::Transfer, Stage::Syncing);
+    let errno = Failure::Errno;
+    let rows = [
+        (
+            transfer,
+            Operation::Flush,
+            errno(Errno::IO),
+            true,
+            Some(DamageCause::SyncFailed),
+        ),
+        (
+            transfer,
+            Operation::Flush,
+            errno(Errno::NOSPC),
+            true,
+            Some(DamageCause::SyncFailed),
+        ),
+        (
+            transfer,
+            Operation::Flush,
+            errno(Errno::CANCELED),
+            true,
+            None,
+        ),
+        (
+            syncing,
+            FUA_ZEROES,
+            errno(Errno::IO),
+            true,
+            Some(DamageCause::SyncFailed),
+        ),
+        (
+            transfer,
+            FUA_WRITE,
+            errno(Errno::IO),
+            true,
+            Some(DamageCause::SyncFailed),
+        ),
+        (transfer, FUA_WRITE, errno(Errno::NOSPC), true, None),
+        (
+            transfer,
+            FUA_WRITE,
+            errno(Errno::NOSPC),
+            false,
+            Some(DamageCause::SyncFailed),
+        ),
+        (transfer, WRITE, errno(Errno::NOSPC), false, None),
+        (
+            transfer,
+            WRITE,
+            Failure::ShortWrite(Errno::NOSPC),
+            true,
+            None,
+        ),
+        (
+            transfer,
+            WRITE,
+            Failure::ShortWrite(Errno::IO),
+            true,
+            Some(DamageCause::ShortWrite),
+        ),
+        (
+            transfer,
+            WRITE,
+            Failure::ShortWrite(Errno::INVAL),
+            true,
+            Some(DamageCause::ShortWrite),
+        ),
+        // A bad sector: the host is told, and the rest of the device is as before.
+        (transfer, WRITE, errno(Errno::IO), true, None),
+        (
+            transfer,
+            WRITE,
+            errno(Errno::IO),
+            false,
+            Some(DamageCause::WriteFailed),
+        ),
+        (transfer, WRITE, errno(Errno::ROFS), false, None),
+        (transfer, WRITE, errno(Errno::INVAL), true, None),
+        (transfer, Operation::Read, errno(Errno::IO), true, None),
+        (
+            transfer,
+            Operation::Read,
+            Failure::EndOfFile,
+            true,
+            Some(DamageCause::Truncated),
+        ),
+    ];
+    for (stage, operation, failure, direct, expected) in rows {
+        let damage = damage_of(stage, operation, failure, direct);
+        assert_eq!(
+            damage, expected,
+            "{operation:?} {failure:?} direct {direct}"
+        );
+    }
 }

@@ -1,0 +1,60 @@
+//! `windlass device`: what an operator does with one device of a running appliance.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+
+use crate::client::{Client, SocketArguments};
+use crate::command_line::{Failure, print};
+use crate::observe::model::{ReopenAnswer, ReopenRequest};
+
+/// The file system below may be slow just then.
+const ANSWER_TIME_MAX: Duration = Duration::from_secs(60);
+
+/// What `device` takes.
+#[derive(Args, Debug)]
+pub(crate) struct DeviceArguments {
+    #[command(subcommand)]
+    command: DeviceCommand,
+}
+
+#[derive(Subcommand, Debug)]
+enum DeviceCommand {
+    /// Return a damaged device to service, once what it lies on is repaired.
+    ///
+    /// A device is damaged when data that it had accepted may be lost: a sync, a cached write or a
+    /// part of a write failed. From then on all writes and flushes fail, so that hosts notice.
+    /// Writes that were answered before the damage, and had not been flushed successfully, may be
+    /// lost: reopening does not bring them back. Repair the file system or the disk first, and check
+    /// the file systems and databases on the device afterwards.
+    Reopen(ReopenArguments),
+}
+
+/// What `device reopen` takes.
+#[derive(Args, Debug)]
+struct ReopenArguments {
+    /// The device's name in the configuration.
+    name: String,
+    /// Print the answer as JSON, as POST /api/v1/device/reopen gives it.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    socket: SocketArguments,
+}
+
+/// Does what is asked, and prints what came of it.
+pub(crate) fn device(arguments: &DeviceArguments) -> Result<ExitCode, Failure> {
+    let DeviceCommand::Reopen(arguments) = &arguments.command;
+    let client = Client::find(&arguments.socket)?.with_answer_time_max(ANSWER_TIME_MAX);
+    let request = ReopenRequest {
+        device: arguments.name.clone(),
+    };
+    let answer: ReopenAnswer = client.post("/api/v1/device/reopen", &request)?;
+    if arguments.json {
+        print(&format!("{:#}\n", serde_json::to_value(&answer)?));
+    } else {
+        print(&format!("device {}: {}\n", answer.device, answer.text));
+    }
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,85 @@
+//! What a client of the control plane may do with a configuration of its own.
+
+use std::os::unix::fs::symlink;
+use std::path::Path;
+
+use tempfile::TempDir;
+
+use super::lab::{apply, base, file, started, steps_to, try_apply, with_export};
+use crate::live::{How, Origin};
+
+const BY_REQUEST: How = How {
+    dry_run: false,
+    partial: false,
+    origin: Origin::Request,
+};
+
+fn restricted(how: &str) -> String {
+    base("10s").replace("[control]\n", &format!("[control]\n{how}\n"))
+}
+
+#[test]
+fn files_of_requests_lie_below_the_allowed_directories() {
+    let directory = TempDir::new().expect("a directory");
+    let (allowed, secret) = (
+        directory.path().join("allowed"),
+        directory.path().join("secret"),
+    );
+    std::fs::create_dir(&allowed).expect("made");
+    std::fs::write(&secret, [7; 1 << 20]).expect("written");
+    symlink("..", allowed.join("up")).expect("linked");
+    symlink("../secret", allowed.join("link")).expect("linked");
+    let now = restricted(&format!("allowed_paths = [\"{}\"]", allowed.display()));
+    let with = |path: &Path, size: &str| now.clone() + &with_export("vol", &file(path, size));
+    let mut appliance = started(&now);
+    let beside = directory.path().join("allowed-not");
+    for path in [
+        secret.clone(),
+        beside.clone(),
+        allowed.join("link"),
+        allowed.join("up/secret"),
+        allowed.join("up/new"),
+        allowed.join("../secret"),
+        "/dev/null".into(),
+    ] {
+        let answer = try_apply(&mut appliance, &with(&path, "1MiB"), BY_REQUEST);
+        let trouble = answer.trouble().expect("a refusal");
+        assert!(trouble.contains("nothing was changed"), "{trouble}");
+        let named = path.file_name().expect("a name").to_str().expect("UTF-8");
+        assert!(trouble.contains(named), "{trouble}");
+        assert_eq!(steps_to(&appliance, &now), []);
+    }
+    assert!(!directory.path().join("new").exists() && !beside.exists());
+    assert_eq!(std::fs::read(&secret).expect("there"), [7; 1 << 20]);
+    let inside = with(&allowed.join("vol"), "1MiB");
+    let answer = try_apply(&mut appliance, &inside, BY_REQUEST);
+    assert!(answer.applied, "{answer:#?}");
+    // The owner of the file may place them anywhere; what is there cannot be changed by a request.
+    let outside = with(&secret, "1MiB");
+    apply(&mut appliance, &outside);
+    let answer = try_apply(&mut appliance, &with(&secret, "2MiB"), BY_REQUEST);
+    assert!(!answer.applied, "{answer:#?}");
+    let answer = try_apply(&mut appliance, &now, BY_REQUEST);
+    assert!(answer.applied, "removing is no access: {answer:#?}");
+    assert!(appliance.stop_quietly());
+}
+
+#[test]
+fn requests_bring_no_configuration_where_that_is_off() {
+    let now = restricted("apply = false");
+    let more = now.clone() + &with_export("more", "type = \"null\"\nsize = \"1MiB\"");
+    let mut appliance = started(&now);
+    let answer = try_apply(&mut appliance, &more, BY_REQUEST);
+    let trouble = answer.trouble().expect("a refusal");
+    assert!(trouble.contains("`apply = false`"), "{trouble}");
+    assert_eq!(steps_to(&appliance, &now), []);
+    let dry_run = How {
+        dry_run: true,
+        ..BY_REQUEST
+    };
+    let answer = try_apply(&mut appliance, &more, dry_run);
+    assert!(answer.refused.is_none() && !answer.steps.is_empty());
+    // The file that it was started with.
+    apply(&mut appliance, &more);
+    assert!(appliance.stop_quietly());
+}

@@ -1,0 +1,68 @@
+//! Slow leaks: what the appliance counts as given out, against the sum over its owners.
+
+use nvme_target::CoreAudit;
+
+use super::Appliance;
+
+/// What the hosts have of an appliance at rest.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Held {
+    /// Admin queues, each with a controller.
+    pub admin_queues: usize,
+    /// I/O queues.
+    pub io_queues: usize,
+}
+
+impl Appliance {
+    /// Holds every account against `held` and against the others, while nothing is in flight.
+    ///
+    /// # Errors
+    /// What does not agree.
+    pub fn check_accounts(&self, held: Held, leases_at_rest: Option<u64>) -> Result<(), String> {
+        let mut sum = CoreAudit::default();
+        for core in &self.cores {
+            let audit = core.borrow().audit();
+            if audit.reserved != audit.promised || audit.stray_timers > 0 {
+                return Err(format!("a core's accounts do not agree: {audit:?}"));
+            }
+            sum.admin_queues += audit.admin_queues;
+            sum.io_queues += audit.io_queues;
+            sum.controllers += audit.controllers;
+            sum.executions += audit.executions;
+            sum.executing += audit.executing;
+            sum.unanswered += audit.unanswered;
+            sum.parked += audit.parked;
+        }
+        let busy = sum.executions + sum.executing + sum.unanswered + sum.parked;
+        if busy > 0 {
+            return Err(format!("commands are under way at rest: {sum:?}"));
+        }
+        if (sum.admin_queues, sum.io_queues) != (held.admin_queues, held.io_queues)
+            || sum.controllers != sum.admin_queues
+        {
+            return Err(format!("hosts have {held:?}, and the cores {sum:?}"));
+        }
+        let snapshot = self.target.snapshot();
+        let io_queues = snapshot.controllers.iter().map(|it| it.io_queues.len());
+        let registered = (snapshot.controllers.len(), io_queues.sum::<usize>());
+        if registered != (sum.controllers, sum.io_queues) {
+            return Err(format!(
+                "{registered:?} are registered, and {sum:?} are there"
+            ));
+        }
+        let reactors = 0..self.target.reactors();
+        let placed: u32 = reactors.map(|it| self.placement.connections(it)).sum();
+        let connections = held.admin_queues + held.io_queues;
+        if placed as usize != connections {
+            return Err(format!(
+                "{placed} connections are placed, and {connections} are there"
+            ));
+        }
+        let classes = self.arena.counters().classes;
+        let taken: u64 = classes.iter().map(|class| class.taken).sum();
+        if leases_at_rest.is_some_and(|most| taken > most) {
+            return Err(format!("{taken} slices of the arena are out at rest"));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,151 @@
+//! Strangers: connections that anybody may open, and that send nothing, half of a PDU, or data that
+//! is damaged again and again. Each has to be ended by the target in its own time, and none may
+//! keep a well-behaved host waiting.
+
+use nvme_spec::Sqe;
+use nvme_spec::fabrics::{CNTLID_DYNAMIC, ConnectAttributes, ConnectData};
+use nvme_spec::nqn::{DISCOVERY_NQN, to_field};
+use nvme_spec::sgl::SglDescriptor;
+use nvme_spec::tcp::{CapsuleCmd, DigestFlags, Framing, IcReq};
+use reactors::Nanos;
+use zerocopy::IntoBytes;
+
+use crate::judge::Violation;
+use crate::network::{Listener, NetworkTemper, Wire};
+use crate::random::Random;
+
+/// A connection whose set-up does not go on is ended within this: the set-up timeout of 10 s, the
+/// time that a close may take, and the network's delays.
+const SETUP_MAX: Nanos = Nanos::from_secs(14);
+/// Strangers at once.
+const STRANGERS_MAX: usize = 12;
+
+/// A stranger's connection.
+struct Stranger {
+    wire: Wire,
+    what: &'static str,
+    opened_at: Nanos,
+}
+
+/// All strangers.
+#[derive(Default)]
+pub struct Crowd {
+    strangers: Vec<Stranger>,
+}
+
+impl Crowd {
+    /// More strangers come by `listener`.
+    pub fn come(
+        &mut self,
+        listener: &Listener,
+        network: NetworkTemper,
+        random: &mut Random,
+        now: Nanos,
+    ) {
+        let count = random.between(1, 4);
+        for _ in 0..count {
+            if self.strangers.len() >= STRANGERS_MAX {
+                return;
+            }
+            let wire = listener.connect(network, Random::new(random.bits(), 0));
+            let what = begin(&wire, random);
+            self.strangers.push(Stranger {
+                wire,
+                what,
+                opened_at: now,
+            });
+        }
+    }
+
+    /// Looks whether the target has let go of those whose time is over.
+    ///
+    /// # Errors
+    /// It has not.
+    pub fn check(&mut self, now: Nanos) -> Result<(), Violation> {
+        self.strangers.retain(|it| !it.wire.is_closed_by_target());
+        let kept = self
+            .strangers
+            .iter()
+            .find(|it| it.opened_at + SETUP_MAX < now);
+        match kept {
+            None => Ok(()),
+            Some(stranger) => Err(Violation::Rule(format!(
+                "the target keeps a connection with {} for more than {SETUP_MAX}: {}",
+                stranger.what,
+                stranger.wire.state()
+            ))),
+        }
+    }
+
+    /// All of them are gone.
+    pub fn disperse(&mut self) {
+        for stranger in self.strangers.drain(..) {
+            stranger.wire.cut();
+        }
+    }
+
+    /// Whether there are any.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.strangers.is_empty()
+    }
+
+    /// Whether something has arrived for the target that it has not taken.
+    #[must_use]
+    pub fn waits_for_target(&self) -> bool {
+        self.strangers.iter().any(|it| it.wire.waits_for_target())
+    }
+
+    /// When something arrives, or a stranger's time is over.
+    #[must_use]
+    pub fn next_due(&self) -> Option<Nanos> {
+        let dues = self.strangers.iter().map(|it| {
+            let over = it.opened_at + SETUP_MAX + Nanos(1);
+            it.wire.next_due().map_or(over, |due| due.min(over))
+        });
+        dues.min()
+    }
+}
+
+/// Sends the beginning of what a host sends; what that is.
+fn begin(wire: &Wire, random: &mut Random) -> &'static str {
+    let digests = DigestFlags::new().with_data(true);
+    let initialise = IcReq::new(0, digests, 0);
+    let initialise = initialise.as_bytes();
+    let framing = Framing {
+        data_digest: true,
+        ..Framing::default()
+    };
+    let field = |name: &str| to_field(name).unwrap_or_default();
+    let name = format!("nqn.2026-11.org.windlass:stranger{}", random.below(1000));
+    let data = ConnectData::new([9; 16], CNTLID_DYNAMIC, field(DISCOVERY_NQN), field(&name));
+    let data = data.as_bytes();
+    let sqe = Sqe::connect_queue(0, 31, ConnectAttributes::new(), 0);
+    let sqe = sqe.with_sgl(SglDescriptor::in_capsule(0, data.len() as u32));
+    let command = CapsuleCmd::new(sqe, data.len() as u32, framing);
+    let mut connect = command.as_bytes().to_vec();
+    connect.extend(data);
+    match random.below(4) {
+        0 => "nothing sent",
+        1 => {
+            let bytes = random.between(1, initialise.len() as u64 - 1) as usize;
+            wire.send(&initialise[..bytes]);
+            "half of an ICReq"
+        }
+        2 => {
+            wire.send(initialise);
+            let bytes = random.between(1, connect.len() as u64 - 1) as usize;
+            wire.send(&connect[..bytes]);
+            "half of a Connect"
+        }
+        _ => {
+            // The data digest is wrong each time.
+            wire.send(initialise);
+            connect.extend([0; 4]);
+            for _ in 0..random.between(1, 8) {
+                wire.send(&connect);
+            }
+            "damaged Connects"
+        }
+    }
+}

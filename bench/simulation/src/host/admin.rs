@@ -1,0 +1,644 @@
+//! What a host knows of its controller and does with it: the write cache as it was reported,
+//! features, Abort, the error log, and shutdown (Base 2.1 §5.1, §3.6.2).
+//!
+//! Answers are held against what the host set and saw, and against the model of every block.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use nvme_spec::command::{AbortResult, Cns, FeatureId, FeatureSelect, LogPageId, LogPageSelect};
+use nvme_spec::fabrics::PropertySize;
+use nvme_spec::features::VolatileWriteCache;
+use nvme_spec::identify::{IDENTIFY_BYTES, IdentifyController, IndependentIdentifyNamespace};
+use nvme_spec::log::ErrorEntry;
+use nvme_spec::registers::{Cc, Csts, Register, ShutdownNotification, ShutdownStatus};
+use nvme_spec::{Cqe, NSID_BROADCAST, Sqe, Status};
+use reactors::Nanos;
+use zerocopy::FromBytes;
+
+use super::connection::{Connection, Outstanding, Transfer};
+use super::invalid::Refusal;
+use super::{Command, Ground, Host, LATENCY_MAX, Phase, READY_POLL};
+use crate::history::Moment;
+use crate::judge::Violation;
+
+/// Entries of the error log that are read: all that ELPE may be, 64 of 64 bytes.
+const ERROR_LOG_BYTES: usize = 4096;
+/// A target may leave failures out of its error log when one queue has more in [`FLOOD_SPAN`].
+const FLOOD_FAILURES: usize = 12;
+const FLOOD_SPAN: Nanos = Nanos::from_millis(250);
+/// Failures after which an entry may have left the log.
+const LOG_DEPTH: usize = 48;
+/// Abort commands that every controller takes at once: ACL is 3 (Base 2.1 §5.1.13.2.1).
+const ABORTS_MAX: usize = 4;
+/// Commands that one flood of Aborts names, at most.
+const ABORT_FLOOD: usize = 12;
+/// Warning temperature, kelvin: thresholds from here on raise no event.
+const THRESHOLD_MIN_KELVIN: u64 = 343;
+/// The default of the over temperature threshold: WCTEMP (Base 2.1 §5.1.25.1.3).
+const THRESHOLD_DEFAULT_KELVIN: u32 = 343;
+
+/// Names a command for good: its queue, when that was opened, and its place in it.
+pub(super) type CommandKey = (u16, Nanos, u64);
+
+/// What became of a command that an Abort named.
+#[derive(Clone, Copy, Debug, Default)]
+struct Aborted {
+    /// What the Abort's dword 0 says, once it is answered.
+    performed: Option<bool>,
+    /// How the command itself was answered.
+    status: Option<Status>,
+    /// Several Aborts named it.
+    ambiguous: bool,
+}
+
+/// A failure that the error log must show.
+#[derive(Clone, Copy, Debug)]
+struct Failure {
+    qid: u16,
+    cid: u16,
+    refusal: Refusal,
+    at: Nanos,
+    /// Failures of the host since then.
+    later: usize,
+}
+
+/// What a host knows of its controller.
+#[derive(Default)]
+pub(super) struct AdminState {
+    /// VWC as Identify Controller reported it when the host attached.
+    reported_cache: Option<bool>,
+    /// By disk: whether its namespace reported that it has no volatile cache.
+    lacks_cache: BTreeMap<usize, bool>,
+    /// The host switched the volatile write cache off.
+    write_through: bool,
+    /// What was set since the last reset.
+    features: BTreeMap<u8, u32>,
+    /// Resets, which give features their defaults back.
+    resets: u64,
+    /// A keep-alive time that the target may still go by.
+    former_keep_alive: Nanos,
+    failures: VecDeque<(u16, Nanos)>,
+    logged: VecDeque<Failure>,
+    aborts: BTreeMap<CommandKey, Aborted>,
+    /// Aborts that were sent since none was outstanding.
+    abort_burst: usize,
+    /// When a shutdown was asked for, and what was done by then.
+    shutdown: Option<(Nanos, Moment)>,
+}
+
+/// A step of a host's work on its controller.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum AdminStep {
+    /// Identify Controller.
+    Identify,
+    /// What all command sets share of Identify Namespace, of a disk.
+    IdentifyNamespace(usize),
+    /// The write cache is switched on or off; what was written before that.
+    WriteCache { enable: bool, began: Moment },
+    /// A feature is set.
+    SetFeature,
+    /// A feature is read, which must be this, unless there was a reset.
+    GetFeature {
+        feature: FeatureId,
+        value: u32,
+        resets: u64,
+    },
+    /// The Keep Alive Timer is set to this.
+    SetKeepAlive(Nanos),
+    /// The error log is read.
+    ErrorLog,
+    /// CC.SHN is set.
+    Shutdown,
+}
+
+impl AdminState {
+    /// The shutdown that is going on.
+    pub(super) fn shutdown_since(&self) -> Option<Nanos> {
+        self.shutdown.map(|(since, _)| since)
+    }
+}
+
+impl Host {
+    /// Asks what hosts ask when they attach, and again when namespaces changed.
+    pub(super) fn identify(&mut self, ground: &mut Ground<'_>, attaches: bool) {
+        let page = || Transfer::In(IDENTIFY_BYTES);
+        if attaches {
+            self.admin_state.reported_cache = None;
+            self.admin_state.lacks_cache.clear();
+            let sqe = Sqe::identify_structure(Cns::CONTROLLER, 0);
+            self.send_admin_moving(ground, sqe, Command::Admin(AdminStep::Identify), page());
+        }
+        let disks: Vec<usize> = ground.swarm.disks_of(self.shape.subsystem).collect();
+        for disk in disks {
+            let sqe = Sqe::identify_structure(Cns::INDEPENDENT_NAMESPACE, disk as u32 + 1);
+            let step = AdminStep::IdentifyNamespace(disk);
+            self.send_admin_moving(ground, sqe, Command::Admin(step), page());
+        }
+    }
+
+    /// Whether the host has to flush what it writes to a disk, by what was reported to it.
+    pub(super) fn flushes(&self, disk: usize) -> bool {
+        let state = &self.admin_state;
+        state.reported_cache.unwrap_or(true) && state.lacks_cache.get(&disk) != Some(&true)
+    }
+
+    /// Whether a write to a disk is durable when it completes, by what was reported and set.
+    pub(super) fn writes_through(&self, disk: usize) -> bool {
+        self.admin_state.write_through || !self.flushes(disk)
+    }
+
+    /// Works on its controller in one way or another.
+    pub(super) fn administer(&mut self, ground: &mut Ground<'_>) -> Option<()> {
+        match self.random.below(8) {
+            0 | 1 => self.switch_cache(ground),
+            2 | 3 => self.set_feature(ground),
+            4 | 5 => self.get_feature(ground),
+            6 => self.set_keep_alive(ground),
+            _ => self.read_error_log(ground),
+        }
+    }
+
+    fn switch_cache(&mut self, ground: &mut Ground<'_>) -> Option<()> {
+        if self.admin_state.reported_cache != Some(true) {
+            return None;
+        }
+        let enable = self.admin_state.write_through;
+        let value = VolatileWriteCache::new().with_wce(enable).into_bits();
+        // What is on its way may be durable, or not.
+        self.admin_state.write_through = false;
+        let began = ground.judge.begin_read();
+        let step = AdminStep::WriteCache { enable, began };
+        let sqe = Sqe::set_feature(FeatureId::VOLATILE_WRITE_CACHE, 0, value);
+        if !self.send_admin(ground, sqe, Command::Admin(step)) {
+            ground.judge.end_read(began);
+        }
+        Some(())
+    }
+
+    fn set_feature(&mut self, ground: &mut Ground<'_>) -> Option<()> {
+        let random = &mut self.random;
+        let (feature, value) = match random.below(4) {
+            // Arbitration burst and weights; the bits between are reserved.
+            0 => (FeatureId::ARBITRATION, random.bits() as u32 & 0xFFFF_FF07),
+            // Power state 0 with a workload hint.
+            1 => (FeatureId::POWER_MANAGEMENT, (random.below(8) as u32) << 5),
+            2 => {
+                let kelvin = random.between(THRESHOLD_MIN_KELVIN, 400);
+                (FeatureId::TEMPERATURE_THRESHOLD, kelvin as u32)
+            }
+            _ => (FeatureId::WRITE_ATOMICITY, random.below(2) as u32),
+        };
+        let sqe = Sqe::set_feature(feature, 0, value);
+        if self.send_admin(ground, sqe, Command::Admin(AdminStep::SetFeature)) {
+            self.admin_state.features.insert(feature.0, value);
+        }
+        Some(())
+    }
+
+    fn get_feature(&mut self, ground: &mut Ground<'_>) -> Option<()> {
+        let feature = self.random.pick(&[
+            FeatureId::ARBITRATION,
+            FeatureId::POWER_MANAGEMENT,
+            FeatureId::TEMPERATURE_THRESHOLD,
+            FeatureId::WRITE_ATOMICITY,
+        ]);
+        let default = match feature {
+            FeatureId::TEMPERATURE_THRESHOLD => THRESHOLD_DEFAULT_KELVIN,
+            _ => 0,
+        };
+        let set = self.admin_state.features.get(&feature.0).copied();
+        let (select, value) = if self.random.permille(300) {
+            (FeatureSelect::DEFAULT, default)
+        } else {
+            (FeatureSelect::CURRENT, set.unwrap_or(default))
+        };
+        let resets = self.admin_state.resets;
+        let step = AdminStep::GetFeature {
+            feature,
+            value,
+            resets,
+        };
+        let sqe = Sqe::get_feature(feature, select, 0, 0);
+        self.send_admin(ground, sqe, Command::Admin(step));
+        Some(())
+    }
+
+    /// Sets the Keep Alive Timer (Base 2.1 §5.1.25.1.8).
+    fn set_keep_alive(&mut self, ground: &mut Ground<'_>) -> Option<()> {
+        let former = self.shape.keep_alive;
+        if former == Nanos::ZERO || self.admin_state.former_keep_alive > Nanos::ZERO {
+            return None;
+        }
+        let wanted = Nanos::from_secs(self.random.pick(&[2, 5, 15]));
+        // The shorter one is kept, until it is known which one counts.
+        self.shape.keep_alive = wanted.min(former);
+        self.admin_state.former_keep_alive = former.max(wanted);
+        let sqe = Sqe::set_feature(FeatureId::KEEP_ALIVE_TIMER, 0, wanted.as_millis() as u32);
+        let step = AdminStep::SetKeepAlive(wanted);
+        if !self.send_admin(ground, sqe, Command::Admin(step)) {
+            self.shape.keep_alive = former;
+            self.admin_state.former_keep_alive = Nanos::ZERO;
+        }
+        Some(())
+    }
+
+    /// How long the target may go without hearing of it.
+    pub(super) fn keep_alive_max(&self) -> Nanos {
+        self.shape
+            .keep_alive
+            .max(self.admin_state.former_keep_alive)
+    }
+
+    /// Reads the error log, and keeps its events masked.
+    fn read_error_log(&mut self, ground: &mut Ground<'_>) -> Option<()> {
+        let select = LogPageSelect::new()
+            .with_lid(LogPageId::ERROR_INFORMATION)
+            .with_rae(true)
+            .with_numd_z((ERROR_LOG_BYTES / 4 - 1) as u32);
+        let sqe = Sqe::log_page(NSID_BROADCAST, select, 0);
+        let transfer = Transfer::In(ERROR_LOG_BYTES);
+        self.send_admin_moving(ground, sqe, Command::Admin(AdminStep::ErrorLog), transfer);
+        Some(())
+    }
+
+    /// Whether the admin queue takes another command.
+    pub(super) fn has_admin_room(&self) -> bool {
+        let admin = self.admin.as_ref();
+        admin.is_some_and(|it| it.room() > 1 && !it.closing)
+    }
+
+    /// Shuts its controller down in order (Base 2.1 §3.6.2).
+    pub(super) fn shut_down(&mut self, ground: &mut Ground<'_>) -> Option<()> {
+        let room = self
+            .admin
+            .as_ref()
+            .is_some_and(|it| it.room() > 1 && !it.closing);
+        if !room {
+            return None;
+        }
+        for connection in &mut self.io {
+            connection.excused = true;
+            connection.closing = true;
+        }
+        let began = ground.judge.begin_read();
+        self.admin_state.shutdown = Some((ground.now, began));
+        self.phase = Phase::ShuttingDown;
+        self.forget_due_event();
+        let cc = Cc::enabled_nvm().with_shn(ShutdownNotification::NORMAL);
+        let value = u64::from(cc.into_bits());
+        let sqe = Sqe::set_property(Register::CC.0, PropertySize::BYTES_4, value);
+        self.send_admin(ground, sqe, Command::Admin(AdminStep::Shutdown));
+        Some(())
+    }
+
+    /// CSTS was read during a shutdown.
+    pub(super) fn shutdown_read(&mut self, ground: &mut Ground<'_>, csts: Csts) {
+        if csts.shst() != ShutdownStatus::COMPLETE {
+            self.poll_status_at = Some(ground.now + READY_POLL);
+            return;
+        }
+        let Some((since, began)) = self.admin_state.shutdown.take() else {
+            return;
+        };
+        self.note_flushed(ground, since, began);
+        ground.judge.end_read(began);
+        *ground.power_wanted |= self.random.permille(300);
+        if self.random.coin() || !self.has_admin_room() {
+            self.lose(ground);
+        } else {
+            self.phase = Phase::AwaitingReady { ready: false };
+            self.set_configuration(ground, false);
+        }
+    }
+
+    /// Every volatile cache of the subsystem was flushed: what was written before is durable.
+    fn note_flushed(&self, ground: &mut Ground<'_>, since: Nanos, began: Moment) {
+        for disk in ground.swarm.disks_of(self.shape.subsystem) {
+            let is_there = ground.serving.namespaces[disk] && !ground.disk_gone[disk];
+            let same = is_there && ground.namespace_changed[disk] < since;
+            if same && !ground.disk_fails[disk] {
+                ground.judge.flushed(disk, began);
+            }
+        }
+    }
+
+    /// A step was answered.
+    pub(super) fn administered(
+        &mut self,
+        ground: &mut Ground<'_>,
+        step: AdminStep,
+        outstanding: &Outstanding,
+        cqe: &Cqe,
+    ) -> Result<(), Violation> {
+        let status = cqe.status();
+        if !status.is_success() {
+            return self.step_failed(ground, step, status);
+        }
+        match step {
+            AdminStep::Identify => {
+                let page = IdentifyController::read_from_prefix(&outstanding.data);
+                let (page, _) = page.map_err(|_| self.short_page(ground))?;
+                self.admin_state.reported_cache = Some(page.vwc.present());
+            }
+            AdminStep::IdentifyNamespace(disk) => {
+                let page = IndependentIdentifyNamespace::read_from_prefix(&outstanding.data);
+                let (page, _) = page.map_err(|_| self.short_page(ground))?;
+                // An inactive namespace has an empty page.
+                if page.nstat.nrdy() {
+                    let lacks = page.nsfeat.vwcnp();
+                    self.admin_state.lacks_cache.insert(disk, lacks);
+                } else {
+                    self.admin_state.lacks_cache.remove(&disk);
+                }
+            }
+            AdminStep::WriteCache { enable, began } => {
+                if !enable {
+                    self.admin_state.write_through = true;
+                    self.note_flushed(ground, outstanding.issued_at, began);
+                    *ground.power_wanted |= self.random.permille(100);
+                }
+                ground.judge.end_read(began);
+            }
+            AdminStep::GetFeature {
+                feature,
+                value,
+                resets,
+            } => {
+                let found = cqe.dw0.get();
+                let serving = self.phase == Phase::Serving && resets == self.admin_state.resets;
+                if serving && found != value {
+                    let what = format!("{feature} is {found:#x}, not {value:#x}");
+                    return Err(self.violation(ground, &what));
+                }
+            }
+            AdminStep::SetKeepAlive(wanted) => {
+                self.shape.keep_alive = wanted;
+                self.admin_state.former_keep_alive = Nanos::ZERO;
+            }
+            AdminStep::ErrorLog => return self.check_error_log(ground, outstanding),
+            AdminStep::Shutdown => {
+                self.poll_status_at = Some(ground.now + READY_POLL);
+            }
+            AdminStep::SetFeature => {}
+        }
+        Ok(())
+    }
+
+    fn short_page(&self, ground: &mut Ground<'_>) -> Violation {
+        self.violation(ground, "a page is shorter than was asked for")
+    }
+
+    fn step_failed(
+        &mut self,
+        ground: &mut Ground<'_>,
+        step: AdminStep,
+        status: Status,
+    ) -> Result<(), Violation> {
+        let unready = self.phase != Phase::Serving && status.is(Status::COMMAND_SEQUENCE_ERROR);
+        let excused = match step {
+            AdminStep::WriteCache { began, .. } => {
+                ground.judge.end_read(began);
+                // Without a volatile cache the feature is not there, and flushes may fail.
+                let fails = |it: &bool| *it;
+                ground.disk_fails.iter().any(fails)
+                    || ground.disk_gone.iter().any(fails)
+                    || status.is(Status::INVALID_FIELD)
+            }
+            AdminStep::IdentifyNamespace(disk) => {
+                self.admin_state.lacks_cache.remove(&disk);
+                true
+            }
+            AdminStep::SetKeepAlive(_) => {
+                let former = self.configured_keep_alive;
+                self.shape.keep_alive = former.min(self.shape.keep_alive);
+                false
+            }
+            AdminStep::Identify
+            | AdminStep::SetFeature
+            | AdminStep::GetFeature { .. }
+            | AdminStep::ErrorLog
+            | AdminStep::Shutdown => false,
+        };
+        if excused || unready || self.is_excused(ground, 0) {
+            return Ok(());
+        }
+        let what = format!("{step:?} was answered {status}");
+        Err(self.violation(ground, &what))
+    }
+
+    /// A controller level reset gives features their defaults back (Base 2.1 §5.1.25).
+    pub(super) fn forget_features(&mut self) {
+        self.admin_state.write_through = false;
+        self.admin_state.features.clear();
+        self.admin_state.resets += 1;
+    }
+
+    /// The association is over: what was known of the controller is void.
+    pub(super) fn forget_controller(&mut self, ground: &mut Ground<'_>) {
+        if let Some((_, began)) = self.admin_state.shutdown {
+            ground.judge.end_read(began);
+        }
+        let resets = self.admin_state.resets + 1;
+        self.admin_state = AdminState {
+            resets,
+            ..AdminState::default()
+        };
+        self.shape.keep_alive = self.configured_keep_alive;
+    }
+
+    /// A command failed; `refusal` where it is known what the error log says of it.
+    pub(super) fn note_failure(
+        &mut self,
+        now: Nanos,
+        (qid, cid): (u16, u16),
+        refusal: Option<Refusal>,
+    ) {
+        let state = &mut self.admin_state;
+        state.failures.push_back((qid, now));
+        state.failures.retain(|(_, at)| *at + FLOOD_SPAN > now);
+        let flood = state.failures.iter().filter(|(of, _)| *of == qid).count();
+        for failure in &mut state.logged {
+            failure.later += 1;
+        }
+        state.logged.retain(|it| it.later < LOG_DEPTH);
+        if let Some(refusal) = refusal.filter(|_| flood < FLOOD_FAILURES) {
+            state.logged.push_back(Failure {
+                qid,
+                cid,
+                refusal,
+                at: now,
+                later: 0,
+            });
+        }
+    }
+
+    /// Holds the error log against what failed (Base 2.1 §5.1.12.1.2).
+    fn check_error_log(
+        &mut self,
+        ground: &mut Ground<'_>,
+        outstanding: &Outstanding,
+    ) -> Result<(), Violation> {
+        let Ok(entries) = <[ErrorEntry]>::ref_from_bytes(&outstanding.data) else {
+            return Err(self.short_page(ground));
+        };
+        let counts = entries.iter().map(|it| it.error_count.get());
+        let counts: Vec<u64> = counts.collect();
+        let in_order = counts
+            .windows(2)
+            .all(|pair| pair[0] == pair[1] + 1 || pair[1] == 0);
+        if !in_order {
+            let what = format!("the error log counts {:?}", &counts[..8]);
+            return Err(self.violation(ground, &what));
+        }
+        // Drives' own logs push entries out.
+        if ground.swarm.faults.has(crate::swarm::Fault::Drive) {
+            return Ok(());
+        }
+        let missing = self.admin_state.logged.iter().find(|failure| {
+            let due = failure.at < outstanding.issued_at;
+            due && !entries.iter().any(|entry| is_of(entry, failure))
+        });
+        let Some(missing) = missing.copied() else {
+            return Ok(());
+        };
+        let what = format!("the error log has no entry of {missing:?}");
+        Err(self.violation(ground, &what))
+    }
+
+    /// Aborts commands, all that it has at times (Base 2.1 §5.1.1).
+    pub(super) fn abort_many(&mut self, ground: &mut Ground<'_>) -> Option<()> {
+        for index in 0..self.io.len() {
+            let connection = &mut self.io[index];
+            let keys: Vec<_> = connection.abort_all().take(ABORT_FLOOD).collect();
+            for (cid, key) in keys {
+                self.send_abort(ground, key.0, cid, Some(key));
+            }
+        }
+        // No such command, and no such queue.
+        let qid = self.random.pick(&[1, 7, u16::MAX]);
+        self.send_abort(ground, qid, 0xFFF0, None);
+        Some(())
+    }
+
+    /// Sends an Abort of a command, or of one that there is not.
+    pub(super) fn send_abort(
+        &mut self,
+        ground: &mut Ground<'_>,
+        qid: u16,
+        cid: u16,
+        key: Option<CommandKey>,
+    ) {
+        if let Some(admin) = &mut self.admin {
+            admin.answers_may_overtake();
+        }
+        let more = {
+            let mut admin = self.admin.iter().flat_map(Connection::outstanding);
+            admin.any(|(_, it)| matches!(it.command, Command::Abort(_)))
+        };
+        let burst = &mut self.admin_state.abort_burst;
+        *burst = if more { *burst + 1 } else { 1 };
+        let sqe = Sqe::abort_command(qid, cid);
+        if self.send_admin(ground, sqe, Command::Abort(key))
+            && let Some(key) = key
+        {
+            let aborts = &mut self.admin_state.aborts;
+            match aborts.get_mut(&key) {
+                Some(earlier) => earlier.ambiguous = true,
+                None => {
+                    aborts.insert(key, Aborted::default());
+                }
+            }
+        }
+    }
+
+    /// An Abort was answered.
+    pub(super) fn abort_answered(
+        &mut self,
+        ground: &mut Ground<'_>,
+        key: Option<CommandKey>,
+        cqe: &Cqe,
+    ) -> Result<(), Violation> {
+        let performed = !AbortResult::from_bits(cqe.dw0.get()).not_aborted();
+        let Some(key) = key else {
+            return if performed {
+                let what = "Abort says that it aborted a command that does not exist";
+                Err(self.violation(ground, what))
+            } else {
+                Ok(())
+            };
+        };
+        if let Some(aborted) = self.admin_state.aborts.get_mut(&key) {
+            aborted.performed = Some(performed);
+        }
+        self.judge_abort(ground, key)
+    }
+
+    /// A command that an Abort may have named was answered.
+    pub(super) fn note_answer(
+        &mut self,
+        ground: &mut Ground<'_>,
+        key: CommandKey,
+        status: Status,
+    ) -> Result<(), Violation> {
+        match self.admin_state.aborts.get_mut(&key) {
+            Some(aborted) => {
+                aborted.status = Some(status);
+                self.judge_abort(ground, key)
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Dword 0 of an Abort and the status of the command agree (Base 2.1 §5.1.1: bit 0 is 0 where
+    /// the command was aborted).
+    fn judge_abort(&mut self, ground: &mut Ground<'_>, key: CommandKey) -> Result<(), Violation> {
+        let Some(aborted) = self.admin_state.aborts.get(&key).copied() else {
+            return Ok(());
+        };
+        let (Some(performed), Some(status)) = (aborted.performed, aborted.status) else {
+            return Ok(());
+        };
+        self.admin_state.aborts.remove(&key);
+        let is_aborted = status.is(Status::ABORT_REQUESTED);
+        // A device gives requests up by itself, too.
+        let by_device = is_aborted && ground.disk_fails.contains(&true);
+        if aborted.ambiguous || by_device || performed == is_aborted {
+            return Ok(());
+        }
+        let what = format!("Abort says performed {performed}, and the command ended {status}");
+        Err(self.violation(ground, &what))
+    }
+
+    /// Whether more Aborts are outstanding than a controller has to take.
+    pub(super) fn exceeds_abort_limit(&self) -> bool {
+        self.admin_state.abort_burst > ABORTS_MAX
+    }
+
+    /// A shutdown that takes too long.
+    pub(super) fn check_shutdown(&self, ground: &mut Ground<'_>) -> Result<(), Violation> {
+        let Some(since) = self.admin_state.shutdown_since() else {
+            return Ok(());
+        };
+        let since = since.max(self.calm_since(ground));
+        let excused = self.silent_until.is_some() || ground.stopping || self.is_leaving(ground);
+        if !excused && since + LATENCY_MAX < ground.now {
+            return Err(self.violation(ground, "a shutdown does not complete"));
+        }
+        Ok(())
+    }
+}
+
+/// Whether an entry is that of a failure.
+fn is_of(entry: &ErrorEntry, failure: &Failure) -> bool {
+    let Refusal {
+        status,
+        opcode,
+        nsid,
+        ..
+    } = failure.refusal;
+    entry.sqid.get() == failure.qid
+        && entry.cid.get() == failure.cid
+        && entry.status.status().is(status)
+        && entry.opcode == opcode
+        && entry.nsid.get() == nsid
+}

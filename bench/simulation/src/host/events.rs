@@ -1,0 +1,283 @@
+//! Asynchronous events, as a host waits for them and reads their log pages (Base 2.1 §5.1.2).
+//!
+//! Some hosts leave no request outstanding for a while, read log pages late, or read them first
+//! with Retain Asynchronous Event: an event that is due stays due, is reported once, and stays
+//! masked until its page is read without that bit.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use nvme_spec::command::{LogPageId, LogPageSelect};
+use nvme_spec::event::{AsyncEvent, EventType};
+use nvme_spec::log::ChangedNamespaces;
+use nvme_spec::{Cqe, Sqe, Status};
+use reactors::Nanos;
+use zerocopy::FromBytes;
+
+use super::connection::{Connection, Outstanding, Transfer};
+use super::{Command, Ground, Host};
+use crate::judge::Violation;
+use crate::scene::CHANGING;
+use crate::swarm::Fault;
+
+/// Bytes of a log page that are read to clear an event.
+const LOG_BYTES: usize = 4096;
+/// An event that is due comes so soon after a request for it.
+const EVENT_MAX: Nanos = Nanos::from_secs(2);
+/// A host that is slow with its next request, or with a log page, is so for no longer than this.
+const SLOW_MAX: Nanos = Nanos::from_millis(1500);
+
+/// A log page that is read because of an event.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct EventLog {
+    page: LogPageId,
+    /// Its events stay masked.
+    retains: bool,
+}
+
+/// What a host waits for.
+#[derive(Default)]
+pub(super) struct EventState {
+    /// An event was reported whose log page is not read yet.
+    unread: bool,
+    /// A namespace event must have come by then, if there was a request for it.
+    due: Option<Nanos>,
+    /// When the last request was sent.
+    asked_at: Nanos,
+    /// When the next one is.
+    ask_at: Option<Nanos>,
+    /// When a log page is read.
+    read_at: Option<(Nanos, EventLog)>,
+    /// Events that were reported, until their pages are read.
+    masked: BTreeMap<u32, LogPageId>,
+    /// Disks whose namespaces a change that is going on may change.
+    changing: BTreeSet<usize>,
+    /// Those that were changed, and when that was over: the list must tell of them.
+    changed: BTreeMap<usize, Nanos>,
+    /// When the list was last read so that it began anew.
+    listed_at: Nanos,
+}
+
+impl Host {
+    /// Sends an event request.
+    pub(super) fn ask_for_events(&mut self, ground: &mut Ground<'_>) {
+        if self.send_admin(ground, Sqe::async_event_request(), Command::EventRequest) {
+            self.events.asked_at = ground.now;
+        }
+    }
+
+    /// The association begins: the changed namespaces are listed from now on.
+    pub(super) fn begin_events(&mut self, now: Nanos) {
+        self.events = EventState {
+            listed_at: now,
+            ..EventState::default()
+        };
+    }
+
+    /// What is due is due no longer: a controller forgets at a reset what it has not told.
+    pub(super) fn forget_due_event(&mut self) {
+        self.events.due = None;
+    }
+
+    /// A reset takes events back, and masks none.
+    pub(super) fn reset_events(&mut self) {
+        self.events.due = None;
+        self.events.unread = false;
+        self.events.masked.clear();
+        self.events.ask_at = None;
+        self.events.read_at = None;
+    }
+
+    /// When it wants a turn for its events.
+    pub(super) fn next_event_step(&self) -> Option<Nanos> {
+        let read_at = self.events.read_at.map(|(at, _)| at);
+        [self.events.ask_at, read_at].into_iter().flatten().min()
+    }
+
+    /// Does what is due.
+    pub(super) fn tend_events(&mut self, ground: &mut Ground<'_>) {
+        if self.events.ask_at.is_some_and(|at| at <= ground.now) {
+            self.events.ask_at = None;
+            self.ask_for_events(ground);
+        }
+        if let Some((at, log)) = self.events.read_at
+            && at <= ground.now
+        {
+            self.events.read_at = None;
+            self.read_event_log(ground, log);
+        }
+    }
+
+    fn awaits_event(&self) -> bool {
+        let mut admin = self.admin.iter().flat_map(Connection::outstanding);
+        admin.any(|(_, it)| matches!(it.command, Command::EventRequest))
+    }
+
+    /// An event was reported, or its request given up.
+    pub(super) fn event(&mut self, ground: &mut Ground<'_>, cqe: &Cqe) -> Result<(), Violation> {
+        if !cqe.status().is_success() {
+            let reset = cqe.status().is(Status::ABORT_REQUESTED)
+                || cqe.status().is(Status::COMMAND_SEQUENCE_ERROR);
+            return if reset || self.is_excused(ground, 0) {
+                Ok(())
+            } else {
+                let what = format!("an event request was answered {}", cqe.status());
+                Err(self.violation(ground, &what))
+            };
+        }
+        let event = AsyncEvent::from_bits(cqe.dw0.get());
+        let (kind, page) = (event.event_type(), event.log_page());
+        if event == AsyncEvent::NAMESPACE_ATTRIBUTE_CHANGED {
+            self.events.due = None;
+        } else if kind == EventType::NOTICE {
+            let what = format!("a notice that nobody asked for: {event:?}");
+            return Err(self.violation(ground, &what));
+        } else if kind == EventType::ERROR
+            && !ground.disk_failed
+            && !ground.disk_fails.contains(&true)
+        {
+            return Err(self.violation(ground, "an error event without an error"));
+        }
+        if self.events.masked.insert(event.into_bits(), page).is_some() {
+            let what = format!("{event:?} is reported again before its log page was read");
+            return Err(self.violation(ground, &what));
+        }
+        self.events.unread = true;
+        let slow = ground.swarm.faults.has(Fault::Deaf);
+        let log = EventLog {
+            page,
+            retains: slow && self.random.permille(300),
+        };
+        if slow && self.events.read_at.is_none() && self.random.permille(400) {
+            self.events.read_at = Some((self.later(ground.now), log));
+        } else {
+            self.read_event_log(ground, log);
+        }
+        if slow && self.random.permille(600) {
+            self.events.ask_at = Some(self.later(ground.now));
+        } else {
+            self.ask_for_events(ground);
+        }
+        Ok(())
+    }
+
+    fn later(&mut self, now: Nanos) -> Nanos {
+        now + Nanos(self.random.below(SLOW_MAX.as_nanos()))
+    }
+
+    fn read_event_log(&mut self, ground: &mut Ground<'_>, log: EventLog) {
+        let select = LogPageSelect::new()
+            .with_lid(log.page)
+            .with_rae(log.retains)
+            .with_numd_z((LOG_BYTES / 4 - 1) as u32);
+        let sqe = Sqe::log_page(nvme_spec::NSID_BROADCAST, select, 0);
+        let command = Command::ReadLog(log);
+        let sent = self.send_admin_moving(ground, sqe, command, Transfer::In(LOG_BYTES));
+        if sent && !log.retains {
+            self.events.masked.retain(|_, page| *page != log.page);
+        }
+    }
+
+    /// A log page was read because of an event.
+    pub(super) fn log_read(
+        &mut self,
+        ground: &mut Ground<'_>,
+        log: EventLog,
+        outstanding: &Outstanding,
+    ) -> Result<(), Violation> {
+        if log.page == LogPageId::CHANGED_ATTACHED_NAMESPACES {
+            self.check_changed(ground, log, outstanding)?;
+        }
+        if log.page == LogPageId::CHANGED_ATTACHED_NAMESPACES && !log.retains {
+            self.identify(ground, false);
+        }
+        if log.retains {
+            let log = EventLog {
+                retains: false,
+                ..log
+            };
+            self.read_event_log(ground, log);
+        } else {
+            self.events.unread = false;
+        }
+        Ok(())
+    }
+
+    /// Holds the Changed Attached Namespace List against what changed since it was last read (Base
+    /// 2.1 §5.1.12.1.5).
+    fn check_changed(
+        &mut self,
+        ground: &mut Ground<'_>,
+        log: EventLog,
+        outstanding: &Outstanding,
+    ) -> Result<(), Violation> {
+        let Ok((list, _)) = ChangedNamespaces::read_from_prefix(&outstanding.data) else {
+            return Err(self.violation(ground, "a page is shorter than was asked for"));
+        };
+        let listed: Vec<u32> = list.0.iter().collect();
+        if !listed.is_sorted_by(|one, next| one < next) {
+            let what = format!("the changed namespaces are out of order: {listed:?}");
+            return Err(self.violation(ground, &what));
+        }
+        let is_listed = |disk: usize| listed.contains(&(disk as u32 + 1));
+        let issued_at = outstanding.issued_at;
+        let mut changed = self.events.changed.iter();
+        let missing = changed.find(|(disk, over_at)| **over_at < issued_at && !is_listed(**disk));
+        if let Some(disk) = missing.map(|(disk, _)| *disk) {
+            let what = format!("disk {disk} changed, and is not in {listed:?}");
+            return Err(self.violation(ground, &what));
+        }
+        // What was pulled out may be known to the target first.
+        let faults = ground.swarm.faults;
+        let may_be_gone = faults.has(Fault::Removal) || faults.has(Fault::Drive);
+        let since = self.events.listed_at;
+        let stale = {
+            let mut disks = ground.swarm.disks_of(self.shape.subsystem);
+            disks.find(|disk| is_listed(*disk) && ground.namespace_changed[*disk] < since)
+        };
+        if let Some(disk) = stale.filter(|_| !may_be_gone) {
+            let what = format!("disk {disk} did not change, and is in {listed:?}");
+            return Err(self.violation(ground, &what));
+        }
+        if !log.retains {
+            self.events.changing.retain(|disk| !is_listed(*disk));
+            self.events.changed.retain(|disk, _| !is_listed(*disk));
+            self.events.listed_at = issued_at;
+        }
+        Ok(())
+    }
+
+    /// A disk's namespace comes, goes or changes: hosts in service must hear of it.
+    pub fn expect_namespace_event(&mut self, subsystem: usize, disk: usize, by: Nanos) {
+        if self.shape.subsystem != subsystem || !self.is_serving() {
+            return;
+        }
+        self.events.changing.insert(disk);
+        let admin = self.admin.as_ref();
+        let calm = admin.is_some_and(|admin| admin.queue.disturbed_until == Nanos::ZERO);
+        if calm && !self.events.unread {
+            self.events.due.get_or_insert(by);
+        }
+    }
+
+    /// A change is over: what it has to tell comes by then, or nothing was changed.
+    pub fn changed_by(&mut self, now: Nanos, by: Option<Nanos>) {
+        if self.events.due == Some(CHANGING) {
+            self.events.due = by;
+        }
+        for disk in std::mem::take(&mut self.events.changing) {
+            if by.is_some() {
+                self.events.changed.insert(disk, now);
+            }
+        }
+    }
+
+    /// An event that does not come although there is a request for it.
+    pub(super) fn check_event(&mut self, ground: &mut Ground<'_>) -> Result<(), Violation> {
+        let asked_by = self.events.asked_at + EVENT_MAX;
+        let late = self.events.due.is_some_and(|due| due < ground.now);
+        if late && self.awaits_event() && asked_by < ground.now && !self.is_leaving(ground) {
+            return Err(self.violation(ground, "no event tells of a changed namespace"));
+        }
+        Ok(())
+    }
+}

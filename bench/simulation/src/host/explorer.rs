@@ -1,0 +1,391 @@
+//! A host that attaches the discovery subsystem, reads its log and waits for changes of it (Base
+//! 2.1 §3.1.3.3, §5.1.12.3.1).
+//!
+//! The log must show what is configured, its generation must change with it, and an event must tell
+//! of the change.
+
+use nvme_spec::command::{FeatureId, LogPageId, LogPageSelect};
+use nvme_spec::event::AsyncEvent;
+use nvme_spec::fabrics::{CNTLID_DYNAMIC, ConnectAttributes, ConnectData, PropertySize};
+use nvme_spec::features::AsyncEventConfiguration;
+use nvme_spec::log::{DiscoveryEntry, DiscoveryHeader, SubsystemType, TransportType};
+use nvme_spec::nqn::{DISCOVERY_NQN, from_field, to_field};
+use nvme_spec::registers::{Cc, Csts, Register};
+use nvme_spec::tcp::Framing;
+use nvme_spec::{Cqe, Sqe};
+use reactors::Nanos;
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::connection::{
+    Connection, ConnectionShape, Incoming, Line, Outstanding, Sending, Transfer,
+};
+use super::tcp::TcpLine;
+use super::{ADMIN_DEPTH, Command, Ground, READY_POLL, RETRY_MAX};
+use crate::judge::Violation;
+use crate::network::HostEnd;
+use crate::plan::{SUBSYSTEMS, host_name};
+use crate::random::Random;
+
+/// Keep Alive Timeout.
+const KEEP_ALIVE: Nanos = Nanos::from_secs(15);
+/// Bytes of the log that are read: its header and eleven entries.
+const LOG_BYTES: usize = 12 << 10;
+/// A change of the configuration is in the log, and told of by an event, after this.
+const SETTLED: Nanos = Nanos::from_secs(3);
+/// How often the log is read without an event, at most.
+const READ_INTERVAL: Nanos = Nanos::from_secs(1);
+
+/// What the log shows of subsystems over TCP: name and service.
+type Shown = Vec<(String, String)>;
+
+/// Where it stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Down {
+        until: Nanos,
+    },
+    Starting,
+    Serving,
+    /// For good.
+    Over,
+}
+
+/// A host of the discovery subsystem.
+pub struct Explorer {
+    /// The host that it says that it is.
+    host: usize,
+    random: Random,
+    phase: Phase,
+    connection: Option<Connection>,
+    keep_alive_at: Nanos,
+    poll_status_at: Option<Nanos>,
+    read_at: Nanos,
+    /// Its last log: generation and what was shown, and when it was asked for.
+    last: Option<(u64, Shown, Nanos)>,
+    /// When it sent the event request that is outstanding.
+    asked_at: Option<Nanos>,
+}
+
+impl Explorer {
+    /// One that says that it is host `host`.
+    #[must_use]
+    pub fn new(host: usize, seed: u64) -> Self {
+        Self {
+            host,
+            random: Random::new(seed, 0x400 + host as u64),
+            phase: Phase::Down { until: Nanos::ZERO },
+            connection: None,
+            keep_alive_at: Nanos::ZERO,
+            poll_status_at: None,
+            read_at: Nanos::ZERO,
+            last: None,
+            asked_at: None,
+        }
+    }
+
+    /// It goes, and does not come back.
+    pub fn retire(&mut self) {
+        if let Some(mut connection) = self.connection.take() {
+            connection.finish();
+        }
+        self.phase = Phase::Over;
+    }
+
+    /// The appliance went down; generations may begin anew.
+    pub fn crash(&mut self, now: Nanos) {
+        if let Some(mut connection) = self.connection.take() {
+            connection.cut();
+        }
+        self.last = None;
+        self.lose(now);
+    }
+
+    fn lose(&mut self, now: Nanos) {
+        if let Some(mut connection) = self.connection.take() {
+            connection.finish();
+        }
+        self.asked_at = None;
+        self.poll_status_at = None;
+        if self.phase != Phase::Over {
+            let until = now + Nanos(self.random.below(RETRY_MAX.as_nanos()));
+            self.phase = Phase::Down { until };
+        }
+    }
+
+    /// Whether something has arrived for the target that it has not taken.
+    #[must_use]
+    pub fn waits_for_target(&self) -> bool {
+        self.connection
+            .as_ref()
+            .is_some_and(Connection::waits_for_target)
+    }
+
+    /// When it wants a turn although nothing comes.
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<Nanos> {
+        let network = self.connection.as_ref().and_then(Connection::next_due);
+        let own = match self.phase {
+            Phase::Down { until } => Some(until),
+            Phase::Starting => self.poll_status_at,
+            Phase::Serving => Some(self.keep_alive_at.min(self.read_at)),
+            Phase::Over => None,
+        };
+        [network, own].into_iter().flatten().min()
+    }
+
+    /// Takes in what has come, and does what is due; whether something had come.
+    ///
+    /// # Errors
+    /// What the target did wrong.
+    pub fn poll(&mut self, ground: &mut Ground<'_>) -> Result<bool, Violation> {
+        if let Phase::Down { until } = self.phase
+            && until <= ground.now
+        {
+            self.open(ground);
+        }
+        let mut incoming = Vec::new();
+        let moved = match &mut self.connection {
+            Some(connection) => connection.poll(ground.now, &mut incoming),
+            None => return Ok(false),
+        };
+        let moved = moved.map_err(|what| self.violation(&what))?;
+        for event in incoming {
+            match event {
+                Incoming::Initialised => self.connect(ground),
+                Incoming::Answered { outstanding, cqe } => {
+                    self.answered(ground, &outstanding, &cqe)?;
+                }
+                Incoming::Terminated(status) => {
+                    return Err(self.violation(&format!("it was terminated with {status}")));
+                }
+                Incoming::Ended(HostEnd::Open) => {}
+                Incoming::Ended(_) => self.lose(ground.now),
+            }
+        }
+        if self.poll_status_at.is_some_and(|at| at <= ground.now) {
+            self.poll_status_at = None;
+            let sqe = Sqe::get_property(Register::CSTS.0, PropertySize::BYTES_4);
+            self.send(ground.now, sqe, Command::Status, 0);
+        }
+        if self.phase == Phase::Serving {
+            if self.keep_alive_at <= ground.now {
+                self.keep_alive_at = ground.now + Nanos(KEEP_ALIVE.as_nanos() / 3);
+                self.send(ground.now, Sqe::keep_alive(), Command::KeepAlive, 0);
+            }
+            if self.read_at <= ground.now {
+                self.read_at = ground.now + READ_INTERVAL + READ_INTERVAL;
+                self.check_told(ground)?;
+                if self.random.permille(300) {
+                    self.read_log(ground.now);
+                }
+            }
+        }
+        Ok(moved)
+    }
+
+    fn open(&mut self, ground: &Ground<'_>) {
+        let random = Random::new(self.random.bits(), 0);
+        let listener = self.random.below(ground.listeners.len() as u64) as usize;
+        let wire = ground.listeners[listener].connect(ground.network, random.clone());
+        let shape = ConnectionShape {
+            qid: 0,
+            depth: ADMIN_DEPTH,
+            framing: Framing::default(),
+            flow_control: true,
+            in_capsule_bytes: 0,
+            transfer_max: LOG_BYTES,
+            write_delay_max: Nanos::ZERO,
+        };
+        let line = Line::Tcp(TcpLine::open(wire, shape.framing));
+        self.connection = Some(Connection::new(line, shape, random, ground.now));
+        self.phase = Phase::Starting;
+    }
+
+    fn connect(&mut self, ground: &Ground<'_>) {
+        let field = |name: &str| to_field(name).unwrap_or_default();
+        let host_id = [0x80 + self.host as u8; 16];
+        let identity = ground.swarm.hosts[self.host].identity;
+        let host = field(&host_name(identity));
+        let data = ConnectData::new(host_id, CNTLID_DYNAMIC, field(DISCOVERY_NQN), host);
+        let keep_alive = KEEP_ALIVE.as_millis() as u32;
+        let attributes = ConnectAttributes::new();
+        let sqe = Sqe::connect_queue(0, ADMIN_DEPTH - 1, attributes, keep_alive);
+        if let Some(connection) = &mut self.connection {
+            connection.submit_connect(sqe, data.as_bytes().to_vec(), ground.now);
+        }
+    }
+
+    fn send(&mut self, now: Nanos, sqe: Sqe, command: Command, bytes: usize) {
+        let Some(connection) = self.connection.as_mut().filter(|it| it.room() > 0) else {
+            return;
+        };
+        let transfer = match bytes {
+            0 => Transfer::None,
+            bytes => Transfer::In(bytes),
+        };
+        let sending = Sending {
+            transfer,
+            ..Sending::plain(sqe, command)
+        };
+        connection.submit(sending, now);
+    }
+
+    fn read_log(&mut self, now: Nanos) {
+        let select = LogPageSelect::new()
+            .with_lid(LogPageId::DISCOVERY)
+            .with_numd_z((LOG_BYTES / 4 - 1) as u32);
+        let sqe = Sqe::log_page(0, select, 0);
+        self.send(now, sqe, Command::DiscoveryLog, LOG_BYTES);
+    }
+
+    fn ask_for_events(&mut self, now: Nanos) {
+        self.send(now, Sqe::async_event_request(), Command::EventRequest, 0);
+        self.asked_at = Some(now);
+    }
+
+    fn answered(
+        &mut self,
+        ground: &mut Ground<'_>,
+        outstanding: &Outstanding,
+        cqe: &Cqe,
+    ) -> Result<(), Violation> {
+        let now = ground.now;
+        if !cqe.status().is_success() {
+            // There may be no place for it, and an appliance that stops ends its association.
+            self.lose(now);
+            return Ok(());
+        }
+        match outstanding.command {
+            Command::Connect => {
+                if let Some(connection) = &mut self.connection {
+                    connection.queue.live = true;
+                }
+                let value = u64::from(Cc::enabled_nvm().into_bits());
+                let sqe = Sqe::set_property(Register::CC.0, PropertySize::BYTES_4, value);
+                self.send(now, sqe, Command::Enable, 0);
+            }
+            Command::Enable => self.poll_status_at = Some(now),
+            Command::Status if !Csts::from_bits(cqe.dw0.get()).rdy() => {
+                self.poll_status_at = Some(now + READY_POLL);
+            }
+            Command::Status => {
+                let mask = AsyncEventConfiguration::new().with_discovery_log(true);
+                let feature = FeatureId::ASYNC_EVENT_CONFIGURATION;
+                let sqe = Sqe::set_feature(feature, 0, mask.into_bits());
+                self.send(now, sqe, Command::EventMask, 0);
+            }
+            Command::EventMask => {
+                self.phase = Phase::Serving;
+                self.keep_alive_at = now + Nanos(KEEP_ALIVE.as_nanos() / 3);
+                self.read_at = now + READ_INTERVAL;
+                self.ask_for_events(now);
+                self.read_log(now);
+            }
+            Command::EventRequest => {
+                let event = AsyncEvent::from_bits(cqe.dw0.get());
+                if event != AsyncEvent::DISCOVERY_LOG_CHANGED {
+                    return Err(self.violation(&format!("it was told of {event:?}")));
+                }
+                self.ask_for_events(now);
+                self.read_log(now);
+            }
+            Command::DiscoveryLog => return self.check_log(ground, outstanding),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Whether it has the name of a host that may attach.
+    fn is_allowed(&self, ground: &Ground<'_>) -> bool {
+        let hosts = &ground.swarm.hosts;
+        let mut allowed = (0..hosts.len()).filter(|it| ground.serving.hosts[*it]);
+        allowed.any(|it| hosts[it].identity == hosts[self.host].identity)
+    }
+
+    /// What the log must show when nothing changes.
+    fn model(&self, ground: &Ground<'_>) -> Shown {
+        let serving = ground.serving;
+        let listeners = (0..ground.listeners.len()).filter(|it| serving.listeners[*it]);
+        let services: Vec<String> = listeners
+            .map(|it| crate::plan::tcp_address(it).port().to_string())
+            .collect();
+        let exported = (0..serving.subsystems.len()).filter(|it| serving.subsystems[*it]);
+        let mut names: Vec<&str> = exported.map(|it| SUBSYSTEMS[it]).collect();
+        if names.is_empty() {
+            names.push("nqn.2026-11.org.windlass:rest");
+        } else if !self.is_allowed(ground) {
+            names.clear();
+        }
+        let mut shown = Shown::new();
+        for name in names {
+            let entries = services.iter();
+            shown.extend(entries.map(|service| (name.to_owned(), service.clone())));
+        }
+        shown.sort();
+        shown
+    }
+
+    /// Whether the configuration has been the same since `since` and for a while before.
+    fn is_settled(ground: &Ground<'_>, since: Nanos) -> bool {
+        !ground.changing && ground.changed_at + SETTLED < since && !ground.stopping
+    }
+
+    fn check_log(
+        &mut self,
+        ground: &mut Ground<'_>,
+        outstanding: &Outstanding,
+    ) -> Result<(), Violation> {
+        let short = || self.violation("a log page is shorter than was asked for");
+        let (header, entries) =
+            DiscoveryHeader::read_from_prefix(&outstanding.data).map_err(|_| short())?;
+        let count = header.numrec.get() as usize;
+        let entries = <[DiscoveryEntry]>::ref_from_prefix_with_elems(entries, count);
+        let (entries, _) = entries.map_err(|_| short())?;
+        let mut shown = Shown::new();
+        for entry in entries {
+            if entry.subtype == SubsystemType::NVM && entry.trtype == TransportType::TCP {
+                let name = from_field(&entry.subnqn).unwrap_or_default().to_owned();
+                shown.push((name, entry.trsvcid.to_string()));
+            }
+        }
+        shown.sort();
+        let generation = header.genctr.get();
+        if let Some((before, was_shown, _)) = &self.last {
+            let changed = *was_shown != shown;
+            if generation < *before || (changed && generation == *before) {
+                let what = format!(
+                    "the discovery log went from generation {before} {was_shown:?} to \
+                     {generation} {shown:?}"
+                );
+                return Err(self.violation(&what));
+            }
+        }
+        let issued_at = outstanding.issued_at;
+        let model = self.model(ground);
+        if Self::is_settled(ground, issued_at) && model != shown {
+            let what = format!("the discovery log shows {shown:?}, not {model:?}");
+            return Err(self.violation(&what));
+        }
+        self.last = Some((generation, shown, issued_at));
+        Ok(())
+    }
+
+    /// A change of which no event told.
+    fn check_told(&mut self, ground: &Ground<'_>) -> Result<(), Violation> {
+        let Some((_, shown, read_at)) = &self.last else {
+            return Ok(());
+        };
+        let asked = self.asked_at.is_some_and(|at| at < ground.changed_at);
+        let reads = self.connection.iter().flat_map(Connection::outstanding);
+        let mut reads = reads.filter(|(_, it)| matches!(it.command, Command::DiscoveryLog));
+        let unread = *read_at < ground.changed_at && reads.next().is_none();
+        if asked && unread && Self::is_settled(ground, ground.now) && *shown != self.model(ground) {
+            return Err(self.violation("no event tells of a changed discovery log"));
+        }
+        Ok(())
+    }
+
+    fn violation(&self, what: &str) -> Violation {
+        Violation::Rule(format!("the discovery host {}: {what}", self.host))
+    }
+}

@@ -1,0 +1,81 @@
+//! Hosts that take memory and do nothing with it: they hold R2Ts and never send the data, or ask
+//! for data and never take it (TCP 1.1 §3.3.1 puts no limit on either).
+//!
+//! Nothing excuses a late answer to any other host, and the target must end a connection that holds
+//! memory without progress.
+
+use nvme_spec::Sqe;
+use reactors::Nanos;
+
+use super::connection::{Damage, Sending, Transfer};
+use super::invalid::GARBAGE;
+use super::{Command, Ground, Host};
+use crate::judge::Violation;
+
+/// A connection that holds memory is ended after so long without progress: the target's 30 s, and
+/// as much as its checks and the network may add.
+const PROGRESS_MAX: Nanos = Nanos::from_secs(36);
+/// What a greedy host does to its own commands is over after this.
+const GREED_MAX: Nanos = Nanos::from_secs(45);
+
+impl Host {
+    /// Fills one of its queues with commands whose data it does not move.
+    pub(super) fn grab(&mut self, ground: &mut Ground<'_>) -> Option<()> {
+        let disk = self.choose_disk(ground);
+        let shape = ground.swarm.disks[disk];
+        let index = self.io.iter().position(|it| it.room() > 0 && !it.closing)?;
+        let is_there = ground.serving.namespaces[disk] && !ground.serving.read_only[disk];
+        if self.shape.rdma || !is_there {
+            return None;
+        }
+        let most = u64::from(shape.transfer_blocks_max).min(shape.block_count);
+        let writes = self.random.permille(700);
+        let until = ground.now + GREED_MAX;
+        // Its own commands may wait for what it holds itself.
+        for connection in self.connections() {
+            let queue = &mut connection.queue;
+            queue.disturbed_until = queue.disturbed_until.max(until);
+        }
+        self.forget_due_event();
+        let connection = &mut self.io[index];
+        connection.excused = true;
+        connection.closing = true;
+        while connection.room() > 0 {
+            let blocks = connection.queue.random.between(1, most);
+            let bytes = blocks as usize * shape.block_size as usize;
+            let (nsid, nlb_z) = (disk as u32 + 1, (blocks - 1) as u16);
+            let command = Command::Hopeless("whose data never came");
+            if writes {
+                let sending = Sending {
+                    transfer: Transfer::Out(vec![GARBAGE; bytes]),
+                    damage: Damage::Withheld,
+                    ..Sending::plain(Sqe::write(nsid, 0, nlb_z, false), command)
+                };
+                connection.submit_solicited(sending, ground.now);
+            } else {
+                let sending = Sending {
+                    transfer: Transfer::In(bytes),
+                    ..Sending::plain(Sqe::read(nsid, 0, nlb_z), Command::Ignored)
+                };
+                connection.submit(sending, ground.now);
+            }
+        }
+        if !writes {
+            connection.stall(false, until);
+        }
+        Some(())
+    }
+
+    /// A connection that holds memory without progress for too long.
+    pub(super) fn check_greed(&self, ground: &mut Ground<'_>) -> Result<(), Violation> {
+        let held = self.io.iter().filter_map(|it| it.queue.withheld_since);
+        let kept = held
+            .into_iter()
+            .any(|since| since + PROGRESS_MAX < ground.now);
+        if kept && !ground.stopping && !self.is_leaving(ground) {
+            let what = "the target keeps a connection whose data never comes";
+            return Err(self.violation(ground, what));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,339 @@
+//! Connects that must be refused, each on a connection of its own (Base 2.1 §6.3).
+
+use nvme_spec::fabrics::{CNTLID_DYNAMIC, ConnectAttributes, ConnectData, ConnectField};
+use nvme_spec::nqn::{DISCOVERY_NQN, to_field};
+use nvme_spec::{Cqe, Sqe, Status, U16};
+use reactors::Nanos;
+use zerocopy::IntoBytes;
+
+use super::connection::{Connection, Incoming};
+use super::{Ground, Host, LATENCY_MAX};
+use crate::judge::Violation;
+use crate::network::HostEnd;
+use crate::plan::{SUBSYSTEMS, host_name};
+
+/// Connections of one host that send a wrong Connect, at most.
+const PROBES_MAX: usize = 2;
+
+/// A connection whose Connect must be refused.
+pub(super) struct Probe {
+    pub(super) connection: Connection,
+    /// What is wrong, for messages.
+    what: &'static str,
+    sqe: Sqe,
+    data: Vec<u8>,
+    expected: Expected,
+    /// The association that the Connect names, or the host's own.
+    cntlid: u16,
+}
+
+/// How a Connect is refused.
+#[derive(Clone, Copy, Debug)]
+enum Expected {
+    /// Connect Invalid Parameters, which names the field.
+    Field(ConnectField),
+    /// This, with Do Not Retry.
+    Status(Status),
+}
+
+/// A Connect before it is spoiled.
+struct Draft {
+    qid: u16,
+    sqsize_z: u16,
+    cntlid: u16,
+    host_id: [u8; 16],
+    subsystem: String,
+    host: String,
+    attributes: ConnectAttributes,
+}
+
+impl Draft {
+    fn data(&self) -> ConnectData {
+        let field = |name: &str| to_field(name).unwrap_or_default();
+        let (subsystem, host) = (field(&self.subsystem), field(&self.host));
+        ConnectData::new(self.host_id, self.cntlid, subsystem, host)
+    }
+
+    fn sqe(&self) -> Sqe {
+        Sqe::connect_queue(self.qid, self.sqsize_z, self.attributes, 0)
+    }
+}
+
+impl Host {
+    /// Opens a connection and sends a Connect that must be refused.
+    pub(super) fn probe(&mut self, ground: &mut Ground<'_>) -> Option<()> {
+        // Over RDMA the private data of the connection says the same again.
+        if self.shape.rdma || self.probes.len() >= PROBES_MAX {
+            return None;
+        }
+        let draft = Draft {
+            qid: 1,
+            sqsize_z: self.shape.depth - 1,
+            cntlid: self.cntlid,
+            host_id: self.host_id(),
+            subsystem: SUBSYSTEMS[self.shape.subsystem].to_owned(),
+            host: host_name(self.shape.identity),
+            attributes: ConnectAttributes::new()
+                .with_disable_sq_flow_control(!self.shape.flow_control),
+        };
+        let (what, sqe, data, expected) = self.spoil(ground, draft)?;
+        let connection = self.open(ground, 0);
+        let number = self.number;
+        ground.trace.note(
+            ground.now,
+            format_args!("host {number} opens a connection with {what}"),
+        );
+        self.probes.push(Probe {
+            connection,
+            what,
+            sqe,
+            data,
+            expected,
+            cntlid: self.cntlid,
+        });
+        Some(())
+    }
+
+    /// Makes one thing wrong.
+    fn spoil(
+        &mut self,
+        ground: &Ground<'_>,
+        draft: Draft,
+    ) -> Option<(&'static str, Sqe, Vec<u8>, Expected)> {
+        use Expected::{Field, Status as Is};
+        let admin = |draft: Draft| Draft {
+            qid: 0,
+            sqsize_z: 31,
+            cntlid: CNTLID_DYNAMIC,
+            ..draft
+        };
+        let made = |what, draft: &Draft, expected| {
+            let data = draft.data().as_bytes().to_vec();
+            Some((what, draft.sqe(), data, expected))
+        };
+        match self.random.below(13) {
+            0 => {
+                let others = ground.controllers.iter().enumerate();
+                let swarm = ground.swarm;
+                let others = others.filter(|(host, it)| {
+                    // Another path of the same host has the same identity.
+                    swarm.hosts[*host].identity != self.shape.identity && **it != 0
+                });
+                let others: Vec<(usize, u16)> = others.map(|(host, it)| (host, *it)).collect();
+                let chosen = (!others.is_empty()).then(|| self.random.pick(&others));
+                let (host, cntlid) = chosen?;
+                let same = ground.swarm.hosts[host].subsystem == self.shape.subsystem;
+                let field = if same {
+                    ConnectField::HostNqn
+                } else {
+                    ConnectField::ControllerId
+                };
+                let draft = Draft { cntlid, ..draft };
+                made("another host's controller", &draft, Field(field))
+            }
+            1 => {
+                let mut host_id = draft.host_id;
+                host_id[15] ^= 1;
+                let draft = Draft { host_id, ..draft };
+                made(
+                    "another host identifier",
+                    &draft,
+                    Field(ConnectField::HostId),
+                )
+            }
+            2 => {
+                let cntlid = 0xFFE0;
+                let draft = Draft { cntlid, ..draft };
+                let field = Field(ConnectField::ControllerId);
+                made("a controller that is not there", &draft, field)
+            }
+            3 => {
+                let qid = self.shape.io_queues + 1;
+                let draft = Draft { qid, ..draft };
+                made(
+                    "a queue that was not granted",
+                    &draft,
+                    Field(ConnectField::QueueId),
+                )
+            }
+            4 => {
+                let sqsize_z = self.random.pick(&[0, u16::MAX - 1]);
+                let draft = Draft { sqsize_z, ..draft };
+                made(
+                    "a queue of a wrong size",
+                    &draft,
+                    Field(ConnectField::SqSize),
+                )
+            }
+            5 => {
+                let expected = Is(Status::COMMAND_SEQUENCE_ERROR);
+                made("a queue that exists", &draft, expected)
+            }
+            6 => {
+                let draft = Draft {
+                    cntlid: 1,
+                    ..admin(draft)
+                };
+                let field = Field(ConnectField::ControllerId);
+                made("a controller of the host's choice", &draft, field)
+            }
+            7 => {
+                let draft = admin(draft);
+                let mut connect = draft.sqe().connect();
+                connect.recfmt = U16::new(1);
+                let sqe = draft.sqe().with_connect(connect);
+                let data = draft.data().as_bytes().to_vec();
+                let status = Is(Status::CONNECT_INCOMPATIBLE_FORMAT);
+                Some(("an unknown record format", sqe, data, status))
+            }
+            8 => {
+                let subsystem = "nqn.2026-11.org.windlass:nothing".to_owned();
+                let draft = Draft {
+                    subsystem,
+                    ..admin(draft)
+                };
+                let field = Field(ConnectField::SubsystemNqn);
+                made("a subsystem that is not there", &draft, field)
+            }
+            9 => {
+                let host = "nqn.2026-11.org.windlass:stranger".to_owned();
+                let draft = Draft {
+                    host,
+                    ..admin(draft)
+                };
+                let status = Is(Status::CONNECT_INVALID_HOST);
+                made("a host that is not allowed", &draft, status)
+            }
+            10 => {
+                let sqe = Sqe::keep_alive();
+                let status = Is(Status::COMMAND_SEQUENCE_ERROR);
+                Some(("another command first", sqe, Vec::new(), status))
+            }
+            11 => {
+                let draft = admin(draft);
+                let data = draft.data().as_bytes()[..512].to_vec();
+                let status = Is(Status::DATA_SGL_LENGTH_INVALID);
+                Some(("half of its data", draft.sqe(), data, status))
+            }
+            _ => {
+                let subsystem = DISCOVERY_NQN.to_owned();
+                let draft = Draft { subsystem, ..draft };
+                let field = Field(ConnectField::QueueId);
+                made("an I/O queue of discovery", &draft, field)
+            }
+        }
+    }
+
+    /// Takes in what has come for the wrong Connects; whether something had.
+    pub(super) fn poll_probes(&mut self, ground: &mut Ground<'_>) -> Result<bool, Violation> {
+        let mut moved = false;
+        let mut incoming = Vec::new();
+        for mut probe in std::mem::take(&mut self.probes) {
+            let polled = probe.connection.poll(ground.now, &mut incoming);
+            moved |= polled.map_err(|what| self.violation(ground, &what))?;
+            let mut is_over = probe.connection.opened_at + LATENCY_MAX + LATENCY_MAX < ground.now;
+            for event in incoming.drain(..) {
+                match event {
+                    Incoming::Initialised => {
+                        let (sqe, data) = (probe.sqe, std::mem::take(&mut probe.data));
+                        probe.connection.submit_connect(sqe, data, ground.now);
+                    }
+                    Incoming::Answered { cqe, .. } => {
+                        self.judge_refusal(ground, &probe, &cqe)?;
+                        is_over = true;
+                    }
+                    Incoming::Terminated(_) => {}
+                    Incoming::Ended(end) => is_over |= end != HostEnd::Open,
+                }
+            }
+            if is_over {
+                probe.connection.finish();
+            } else {
+                self.probes.push(probe);
+            }
+        }
+        Ok(moved)
+    }
+
+    fn judge_refusal(
+        &mut self,
+        ground: &mut Ground<'_>,
+        probe: &Probe,
+        cqe: &Cqe,
+    ) -> Result<(), Violation> {
+        let (status, what) = (cqe.status(), probe.what);
+        let number = self.number;
+        ground.trace.note(
+            ground.now,
+            format_args!("host {number}: a Connect with {what} is answered {status}"),
+        );
+        let is_free = self.io.len() < usize::from(self.shape.io_queues)
+            || self.io.iter().any(|it| it.closing || !it.queue.live);
+        let may_be_right = matches!(probe.expected, Expected::Status(status) if status.is(Status::COMMAND_SEQUENCE_ERROR));
+        if status.is_success() && may_be_right && (is_free || self.cntlid != probe.cntlid) {
+            // The queue has gone meanwhile.
+            return Ok(());
+        }
+        if status.is_success() {
+            let what = format!("a Connect with {what} was accepted");
+            return Err(self.violation(ground, &what));
+        }
+        // Time helps against these, and changes make them right.
+        let later = [
+            Status::CONNECT_CONTROLLER_BUSY,
+            Status::CONNECT_RESTART_DISCOVERY,
+        ];
+        let opened_at = probe.connection.opened_at;
+        let steady = self.is_serving()
+            && self.cntlid == probe.cntlid
+            && self.opened_at < opened_at
+            && self.is_reached(ground)
+            && ground.permission_changed.iter().all(|it| *it < opened_at)
+            && !ground.stopping;
+        if later.iter().any(|it| status.is(*it)) {
+            return if status.dnr() {
+                let what = format!("a Connect must not be tried again after {status}");
+                Err(self.violation(ground, &what))
+            } else {
+                Ok(())
+            };
+        }
+        let right = match probe.expected {
+            Expected::Status(expected) => status.is(expected),
+            Expected::Field(field) => {
+                let named = cqe.connect_fault() == field.invalid();
+                // Another host's association ends when it likes.
+                let gone = field == ConnectField::HostNqn
+                    && cqe.connect_fault() == ConnectField::ControllerId.invalid();
+                status.is(Status::CONNECT_INVALID_PARAMETERS) && (named || gone)
+            }
+        };
+        if steady && !(right && status.dnr()) {
+            let fault = cqe.connect_fault();
+            let expected = probe.expected;
+            let what = format!(
+                "a Connect with {what} was answered {status} (DNR {}, {fault:?}), not {expected:?}",
+                status.dnr()
+            );
+            return Err(self.violation(ground, &what));
+        }
+        Ok(())
+    }
+
+    /// The wrong Connects end with the appliance, or with the host.
+    pub(super) fn drop_probes(&mut self) {
+        for mut probe in std::mem::take(&mut self.probes) {
+            probe.connection.cut();
+        }
+    }
+
+    /// When a probe wants a turn although nothing comes.
+    pub(super) fn next_probe(&self) -> Option<Nanos> {
+        let connections = self.probes.iter().map(|it| &it.connection);
+        let dues = connections.map(|it| {
+            let end = it.opened_at + LATENCY_MAX + LATENCY_MAX + Nanos(1);
+            it.next_due().map_or(end, |due| due.min(end))
+        });
+        dues.min()
+    }
+}

@@ -1,0 +1,181 @@
+//! Hosts that do not take what is posted for them: how long they keep others out, and how long they
+//! are kept themselves.
+
+mod harness;
+
+use harness::FakeHost as Host;
+use harness::Stage;
+use harness::host::Call;
+use nvme_spec::{Sqe, Status};
+use reactors::Nanos;
+
+/// A borrowed block can be written within this, whatever its reader does.
+const WRITE_WAIT_MAX: Nanos = Nanos::from_millis(150);
+const STEP: Nanos = Nanos::from_millis(5);
+
+/// An I/O queue with receives for so many responses at once.
+fn io_with_receives(stage: &mut Stage, cntlid: u16, qid: u16, receives: usize) -> Host {
+    const DEPTH: u16 = 32;
+    let call = Call {
+        receives,
+        ..Call::queue(qid, DEPTH, cntlid)
+    };
+    let mut host = Host::connect(stage, &call).expect("accepted");
+    let cqe = host.open_queue(stage, qid, DEPTH, cntlid);
+    assert_eq!(cqe.status(), Status::SUCCESS);
+    host
+}
+
+fn send_reads(host: &mut Host, reads: u16) {
+    for cid in 0..reads {
+        let read = Sqe::read(1, 0, 7).with_cid(cid);
+        host.send(
+            read.with_sgl(host.keyed(usize::from(cid) * 4096, 4096)),
+            &[],
+        );
+    }
+}
+
+fn send_write(host: &mut Host) {
+    let write = Sqe::write(1, 0, 0, false).with_cid(100);
+    host.send(write.with_sgl(host.keyed(0, 512)), &[]);
+}
+
+/// Time until the writer has its response; `meanwhile` happens each step.
+fn time_until_written(
+    stage: &mut Stage,
+    writer: &mut Host,
+    mut meanwhile: impl FnMut(&mut Stage),
+) -> Nanos {
+    let began = stage.now;
+    while stage.now.saturating_sub(began) < Nanos::from_secs(60) {
+        stage.pass(STEP);
+        meanwhile(stage);
+        writer.poll();
+        if let Some((cqe, _)) = writer.responses.pop() {
+            assert_eq!(cqe.status(), Status::SUCCESS);
+            return stage.now.saturating_sub(began);
+        }
+    }
+    panic!("the write has no response after a minute");
+}
+
+/// One receive, eight reads, a Keep Alive each second: another host writes all the same.
+#[test]
+fn a_reader_without_receives_does_not_keep_a_writer_out() {
+    let mut stage = Stage::new();
+    let (mut admin, cntlid) = Host::admin_with(&mut stage, 5000);
+    let mut reader = io_with_receives(&mut stage, cntlid, 1, 1);
+    let (_admin, mut writer) = Host::attach(&mut stage, 32);
+    send_reads(&mut reader, 8);
+    for _ in 0..40 {
+        stage.pass(STEP);
+    }
+    send_write(&mut writer);
+    let mut alive_at = stage.now;
+    let waited = time_until_written(&mut stage, &mut writer, |stage| {
+        if stage.now.saturating_sub(alive_at) >= Nanos::from_secs(1) {
+            alive_at = stage.now;
+            admin.send(Sqe::keep_alive(), &[]);
+        }
+    });
+    assert!(waited <= WRITE_WAIT_MAX, "{waited:?}");
+    reader.await_end(&mut stage);
+    assert_eq!(stage.counters.progress_timeouts.get(), 1);
+    writer.prove_alive(&mut stage, 0, 0x5a);
+}
+
+/// Progress does not excuse a host whose next read still borrows the blocks.
+#[test]
+fn a_reader_with_a_receive_now_and_then_does_not_keep_a_writer_out() {
+    let mut stage = Stage::new();
+    let (_reader_admin, cntlid) = Host::admin(&mut stage);
+    let mut reader = io_with_receives(&mut stage, cntlid, 1, 1);
+    let (_admin, mut writer) = Host::attach(&mut stage, 32);
+    send_reads(&mut reader, 31);
+    stage.pass(STEP);
+    send_write(&mut writer);
+    let mut steps = 0;
+    let waited = time_until_written(&mut stage, &mut writer, |_| {
+        steps += 1;
+        // Taking a response posts one receive.
+        if steps % 8 == 0 {
+            reader.poll();
+        }
+    });
+    assert!(waited <= WRITE_WAIT_MAX, "{waited:?}");
+}
+
+/// A slow reader is no nuisance to anybody: it is waited for, for a while.
+#[test]
+fn a_host_that_takes_nothing_is_let_go_after_five_seconds() {
+    let mut stage = Stage::new();
+    let (_admin, cntlid) = Host::admin(&mut stage);
+    let mut reader = io_with_receives(&mut stage, cntlid, 1, 1);
+    let baseline = stage.leases_out();
+    send_reads(&mut reader, 8);
+    for _ in 0..49 {
+        stage.pass(Nanos::from_millis(100));
+    }
+    assert_eq!(stage.set.len(), 2, "it is waited for");
+    for _ in 0..3 {
+        stage.pass(Nanos::from_millis(100));
+    }
+    reader.await_end(&mut stage);
+    assert_eq!(stage.counters.progress_timeouts.get(), 1);
+    stage.turn_until("the end", |stage| {
+        stage.pass(Nanos::from_millis(10));
+        stage.set.len() == 1
+    });
+    assert_eq!(stage.leases_out(), baseline);
+}
+
+/// A reader that catches up in time keeps its connection.
+#[test]
+fn a_host_that_catches_up_is_kept() {
+    let mut stage = Stage::new();
+    let (_admin, cntlid) = Host::admin(&mut stage);
+    let mut reader = io_with_receives(&mut stage, cntlid, 1, 1);
+    send_reads(&mut reader, 8);
+    for _ in 0..40 {
+        stage.pass(Nanos::from_millis(100));
+    }
+    stage.turn_until("every response", |_| {
+        reader.poll();
+        reader.responses.len() == 8
+    });
+    reader.responses.clear();
+    reader.prove_alive(&mut stage, 3, 0x31);
+    assert_eq!(stage.counters.progress_timeouts.get(), 0);
+}
+
+/// Without a Keep Alive Timeout and without commands, a host that is gone is found by a probe.
+#[test]
+fn a_peer_that_vanished_is_found_within_two_minutes() {
+    let mut stage = Stage::new();
+    let (_admin, io) = Host::attach(&mut stage, 32);
+    stage.pass(Nanos::from_secs(1));
+    stage.fabric.silence(io.queue_pair_number());
+    let mut seconds = 0;
+    while stage.set.len() == 2 && seconds < 1000 {
+        for _ in 0..10 {
+            stage.pass(Nanos::from_millis(100));
+        }
+        seconds += 1;
+    }
+    assert!(seconds < 120, "after {seconds} s");
+}
+
+/// A quiet host that is there is probed, takes no notice, and stays.
+#[test]
+fn a_quiet_host_is_kept() {
+    let mut stage = Stage::new();
+    let (_admin, mut io) = Host::attach(&mut stage, 32);
+    for _ in 0..600 {
+        stage.pass(Nanos::from_secs(1));
+    }
+    assert!(stage.counters.probes.get() >= 2 * 15);
+    assert_eq!(stage.set.len(), 2);
+    io.prove_alive(&mut stage, 0, 9);
+    assert!(io.failures.is_empty());
+}

@@ -1,0 +1,224 @@
+//! Shares of a bounded resource: what one host may take of it while others may need some.
+//!
+//! Hosts take what there is until only a reserve is left, which is for hosts that hold little. So a
+//! host alone gets most of the resource, and there is some for the next ones whatever it takes.
+//! Hosts that no export names, which may call themselves anything, together leave a part to those
+//! that exports do name, and are bounded by address as well.
+
+use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::net::IpAddr;
+
+use reactors::sim::planted;
+
+/// The reserve: one in so many.
+const RESERVED_PART: usize = 8;
+
+/// A host that holds no more than one in so many may take of the reserve.
+const SMALL_PART: usize = 64;
+
+const _: () = assert!(
+    RESERVED_PART < SMALL_PART,
+    "the reserve is for several hosts"
+);
+
+/// The part of a resource that is kept for hosts that exports name: one in so many.
+const LISTED_PART: usize = 4;
+
+/// Resources smaller than this are first come, first served.
+const SHARED_CAPACITY_MIN: usize = 128;
+
+/// A host that takes something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Claimant {
+    /// Hash of the host NQN. A host that changes its host identifier is the same one, and two hosts
+    /// with one hash share a share.
+    host: u64,
+    /// Where it comes from, of a host that no export names.
+    address: Option<IpAddr>,
+    /// Whether an export names it.
+    listed: bool,
+}
+
+impl Claimant {
+    /// The host of a Connect; `address` where the transport knows it.
+    pub(crate) fn new(host_nqn: &str, listed: bool, address: Option<IpAddr>) -> Self {
+        let mut hasher = DefaultHasher::new();
+        host_nqn.hash(&mut hasher);
+        Self {
+            host: hasher.finish(),
+            address: address.filter(|_| !listed),
+            listed,
+        }
+    }
+
+    /// Whether an export names it.
+    pub(crate) fn is_listed(&self) -> bool {
+        self.listed
+    }
+}
+
+/// Who holds how much of a resource.
+#[derive(Debug)]
+pub(crate) struct Shares {
+    capacity: usize,
+    used: usize,
+    /// Of that, by hosts that no export names.
+    unlisted: usize,
+    hosts: BTreeMap<u64, usize>,
+    addresses: BTreeMap<IpAddr, usize>,
+}
+
+impl Shares {
+    pub(crate) fn new(capacity: usize) -> Self {
+        Self {
+            capacity,
+            used: 0,
+            unlisted: 0,
+            hosts: BTreeMap::new(),
+            addresses: BTreeMap::new(),
+        }
+    }
+
+    /// Changes how much there is; what is held stays.
+    pub(crate) fn resize(&mut self, capacity: usize) {
+        self.capacity = capacity;
+    }
+
+    /// How much is held.
+    pub(crate) fn used(&self) -> usize {
+        self.used
+    }
+
+    /// Whether a host may take `amount` more. `has_lists`: some export names hosts.
+    pub(crate) fn admits(&self, who: &Claimant, amount: usize, has_lists: bool) -> bool {
+        let Some(free) = self.capacity.checked_sub(self.used + amount) else {
+            return false;
+        };
+        if self.capacity < SHARED_CAPACITY_MIN || planted("shares-ignored") {
+            return true;
+        }
+        let leaves_reserve = free >= self.capacity / RESERVED_PART;
+        let within = |held: usize| leaves_reserve || held + amount <= self.capacity / SMALL_PART;
+        let of_host = self.hosts.get(&who.host).copied().unwrap_or(0);
+        if who.listed {
+            return within(of_host);
+        }
+        let of_address = who.address.and_then(|it| self.addresses.get(&it).copied());
+        let unlisted_max = if has_lists {
+            self.capacity - self.capacity / LISTED_PART
+        } else {
+            self.capacity
+        };
+        within(of_host) && within(of_address.unwrap_or(0)) && self.unlisted + amount <= unlisted_max
+    }
+
+    /// A host takes `amount`.
+    pub(crate) fn take(&mut self, who: &Claimant, amount: usize) {
+        self.used += amount;
+        *self.hosts.entry(who.host).or_default() += amount;
+        if !who.listed {
+            self.unlisted += amount;
+        }
+        if let Some(address) = who.address {
+            *self.addresses.entry(address).or_default() += amount;
+        }
+    }
+
+    /// A host gives back `amount` of what it took.
+    pub(crate) fn give_back(&mut self, who: &Claimant, amount: usize) {
+        self.used -= amount;
+        release(&mut self.hosts, &who.host, amount);
+        if !who.listed {
+            self.unlisted -= amount;
+        }
+        if let Some(address) = &who.address {
+            release(&mut self.addresses, address, amount);
+        }
+    }
+}
+
+/// Takes `amount` off an entry, which goes when nothing is left of it.
+fn release<K: Ord>(held: &mut BTreeMap<K, usize>, key: &K, amount: usize) {
+    let Some(entry) = held.get_mut(key) else {
+        debug_assert!(false, "more is given back than was taken");
+        return;
+    };
+    *entry -= amount;
+    if *entry == 0 {
+        held.remove(key);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn host(number: u8, listed: bool) -> Claimant {
+        Claimant::new(&format!("nqn.host-{number}"), listed, None)
+    }
+
+    fn take_all(shares: &mut Shares, who: &Claimant, has_lists: bool) -> usize {
+        let mut taken = 0;
+        while shares.admits(who, 1, has_lists) {
+            shares.take(who, 1);
+            taken += 1;
+        }
+        taken
+    }
+
+    #[test]
+    fn a_host_alone_gets_most_and_the_next_always_gets_some() {
+        let mut shares = Shares::new(1024);
+        assert_eq!(take_all(&mut shares, &host(0, true), true), 896);
+        for number in 1..=8 {
+            assert_eq!(take_all(&mut shares, &host(number, true), true), 16);
+        }
+        assert_eq!(shares.used(), 1024);
+        shares.give_back(&host(0, true), 896);
+        assert_eq!(take_all(&mut shares, &host(9, true), true), 768);
+    }
+
+    #[test]
+    fn hosts_that_no_export_names_leave_a_part_to_those_that_are_named() {
+        let mut shares = Shares::new(256);
+        let mut taken = 0;
+        for number in 0..=255 {
+            taken += take_all(&mut shares, &host(number, false), true);
+        }
+        assert_eq!(taken, 192);
+        assert!(take_all(&mut shares, &host(0, true), true) >= 32);
+        // Where no export names hosts, nothing is kept.
+        let mut shares = Shares::new(256);
+        let taken: usize = (0..=255)
+            .map(|number| take_all(&mut shares, &host(number, false), false))
+            .sum();
+        assert!(taken > 192);
+    }
+
+    #[test]
+    fn names_made_up_at_one_address_share_its_share() {
+        let mut shares = Shares::new(1024);
+        let at = |number: u8, address: [u8; 4]| {
+            let name = format!("nqn.host-{number}");
+            Claimant::new(&name, false, Some(address.into()))
+        };
+        let mut taken = 0;
+        for number in 0..=255 {
+            taken += take_all(&mut shares, &at(number, [192, 0, 2, 1]), false);
+        }
+        assert_eq!(taken, 896);
+        assert!(shares.admits(&at(1, [192, 0, 2, 2]), 16, false));
+    }
+
+    #[test]
+    fn small_resources_are_first_come_first_served() {
+        let mut shares = Shares::new(127);
+        assert_eq!(take_all(&mut shares, &host(0, false), true), 127);
+        shares.resize(126);
+        assert!(!shares.admits(&host(0, false), 1, true));
+        shares.give_back(&host(0, false), 2);
+        assert!(shares.admits(&host(0, false), 1, true));
+        assert_eq!(shares.used(), 125);
+    }
+}

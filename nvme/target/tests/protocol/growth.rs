@@ -1,0 +1,122 @@
+//! What Abort, the end of a queue and Connect cost does not grow with the tables of a core, nor with
+//! what other queues have in them.
+//!
+//! Times are compared, the best of many tries each, and the bound is far above what chance makes:
+//! what is looked for is a search through a table of 65,536 entries.
+
+use std::time::{Duration, Instant};
+
+use nvme_spec::Sqe;
+use nvme_spec::sgl::SglDescriptor;
+use nvme_target::CoreLimits;
+
+use crate::harness::{HostCall, LATER, Link, RAM, World};
+
+/// Tries, of which the best counts.
+const TRIES: usize = 200;
+/// How much longer anything may take with a full table than with a small one.
+const TIMES_MAX: u32 = 8;
+/// A table and what is in it.
+const SMALL: (usize, u16) = (1 << 10, 0);
+const LARGE: (usize, u16) = (1 << 16, 60);
+
+/// A world with so large a table of executions, and hosts with so many commands that wait, each.
+fn world((executions_max, waiting): (usize, u16)) -> (World, Link) {
+    let limits = CoreLimits {
+        queues_max: 64,
+        executions_max,
+    };
+    let mut world = World::with(1, limits, |config| config.limits.controllers_max = 64);
+    let admin = world.enabled(0);
+    world.fault.arm(LATER, true);
+    let read = Sqe::read(RAM, 0, 0).with_sgl(SglDescriptor::transport(512));
+    for host in 0..8 {
+        let call = HostCall {
+            host_id: [host + 1; 16],
+            ..HostCall::default()
+        };
+        let other = world.enabled_by(0, &call);
+        let cntlid = other.info.controller_id;
+        let io = world.connect(
+            0,
+            &HostCall {
+                cntlid,
+                qid: 1,
+                sqsize_z: 63,
+                ..call
+            },
+        );
+        for cid in 0..waiting {
+            world
+                .start(io, read.with_cid(cid), &[])
+                .expect_err("put off");
+        }
+    }
+    (world, admin)
+}
+
+/// The shortest time that an action takes, after what has to be done before it.
+fn best(
+    world: &mut World,
+    mut prepare: impl FnMut(&mut World) -> Option<Link>,
+    mut action: impl FnMut(&mut World, Option<Link>),
+) -> Duration {
+    let times = (0..TRIES).map(|_| {
+        let prepared = prepare(world);
+        let begin = Instant::now();
+        action(world, prepared);
+        begin.elapsed()
+    });
+    times.min().expect("some tries")
+}
+
+#[track_caller]
+fn compare(what: &str, measure: impl Fn(&mut World, Link) -> Duration) {
+    let [small, large] = [SMALL, LARGE].map(|extent| {
+        let (mut world, admin) = world(extent);
+        measure(&mut world, admin)
+    });
+    let floor = Duration::from_micros(2);
+    assert!(
+        large <= small.max(floor) * TIMES_MAX,
+        "{what}: {small:?} in a small table, {large:?} in a large one"
+    );
+}
+
+/// An Abort of a command that is not there looks at its queue alone.
+#[test]
+fn an_abort_costs_what_its_queue_has() {
+    compare("Abort", |world, admin| {
+        let io = world.io_queue(0, admin, 1);
+        assert_eq!(io.info.qid, 1);
+        let turn = |world: &mut World| {
+            let now = world.now;
+            world.nodes[0].core.poll(now);
+            None
+        };
+        best(world, turn, |world, _| {
+            world.command(admin, Sqe::abort_command(1, 77)).ok();
+        })
+    });
+}
+
+/// The end of an I/O queue looks at its own commands alone.
+#[test]
+fn the_end_of_a_queue_costs_what_it_has() {
+    compare("close", |world, admin| {
+        let open = |world: &mut World| Some(world.io_queue(0, admin, 1));
+        best(world, open, |world, io| world.close(io.expect("opened")))
+    });
+}
+
+/// A host that connects and goes at once costs the same however much there is.
+#[test]
+fn a_connection_costs_the_same_beside_many_commands() {
+    compare("Connect", |world, _| {
+        let idle = |_: &mut World| None;
+        best(world, idle, |world, _| {
+            let admin = world.connect(0, &HostCall::default());
+            world.close(admin);
+        })
+    });
+}

@@ -1,0 +1,276 @@
+//! Requests of an association that is over: the host's next controller, and its other ones, wait
+//! for them, so that no old write lands after a newer one was acknowledged.
+
+use nvme_spec::command::WriteZeroesControl;
+use nvme_spec::registers::Cc;
+use nvme_spec::sgl::SglDescriptor;
+use nvme_spec::{Sqe, Status};
+use nvme_target::{Admission, ControllerState};
+
+use crate::harness::{CLOSED_SUBSYSTEM, HOLD, HostCall, Link, PLAIN, RAM, World};
+
+/// A write of one block, of which each byte is its command identifier.
+fn begin_write(world: &mut World, io: Link, nsid: u32, cid: u16) -> u64 {
+    let sqe = Sqe::write(nsid, 0, 0, false).with_sgl(SglDescriptor::transport(512));
+    world
+        .start(io, sqe.with_cid(cid), &[cid as u8; 512])
+        .expect_err("it takes time")
+}
+
+/// A controller of the usual host on `node`, with an I/O queue there.
+fn path(world: &mut World, node: usize) -> (Link, Link) {
+    let admin = world.enabled(node);
+    (admin, world.io_queue(node, admin, 1))
+}
+
+/// Base 2.1 §3.5.1, CSTS.RDY: a controller is not ready while a write of an earlier association of
+/// its host is in a device of another core; other hosts and other subsystems do not wait.
+#[test]
+fn a_new_controller_waits_for_orphans() {
+    let mut world = World::new();
+    let (admin, far) = path(&mut world, 1);
+    world.fault.arm(HOLD, true);
+    begin_write(&mut world, far, RAM, 1);
+    world.fault.arm(HOLD, false);
+    world.close(admin);
+    let again = world.connect(0, &HostCall::default());
+    world.set_cc(again, Cc::enabled_nvm());
+    assert!(!world.csts(again).rdy(), "the queue is still there");
+    world.close(far);
+    world.settle();
+    assert!(!world.csts(again).rdy(), "its write is still in the device");
+    let states: Vec<_> = world.target.snapshot().controllers;
+    assert!(
+        states
+            .iter()
+            .any(|it| it.state == ControllerState::Enabling)
+    );
+    let cntlid = again.info.controller_id;
+    let early = HostCall {
+        cntlid,
+        qid: 1,
+        ..HostCall::default()
+    };
+    let refused = world.try_connect(0, &early).expect_err("not ready");
+    assert_eq!(refused.status(), Status::COMMAND_SEQUENCE_ERROR.with_dnr());
+    world.enabled_by(
+        0,
+        &HostCall {
+            host_id: [0x22; 16],
+            ..HostCall::default()
+        },
+    );
+    world.enabled_by(
+        0,
+        &HostCall {
+            subsystem: CLOSED_SUBSYSTEM,
+            ..HostCall::default()
+        },
+    );
+    world.fault.release();
+    world.settle();
+    assert!(world.csts(again).rdy());
+    let io = world.io_queue(0, again, 1);
+    world
+        .write(io, Sqe::write(RAM, 0, 0, false), &[2; 512])
+        .ok();
+    world.settle();
+    assert_eq!(world.read_blocks(io, RAM, 0, 1), [2; 512]);
+}
+
+/// A host may change its mind while its controller waits.
+#[test]
+fn a_controller_that_waits_can_be_disabled_and_shut_down() {
+    let mut world = World::new();
+    let (admin, io) = path(&mut world, 0);
+    world.fault.arm(HOLD, true);
+    begin_write(&mut world, io, RAM, 1);
+    world.close(io);
+    world.close(admin);
+    let again = world.connect(1, &HostCall::default());
+    world.set_cc(again, Cc::enabled_nvm());
+    world.set_cc(again, Cc::new());
+    assert!(!world.csts(again).rdy());
+    world.set_cc(again, Cc::enabled_nvm());
+    assert!(!world.csts(again).rdy());
+    let gone = world.connect(1, &HostCall::default());
+    world.set_cc(gone, Cc::enabled_nvm());
+    world.close(gone);
+    world.fault.release();
+    world.settle();
+    assert!(world.csts(again).rdy());
+    world.close(again);
+    world.settle();
+    assert!(world.target.snapshot().controllers.is_empty());
+}
+
+/// A write that waits in RAM for another host's loan is cancelled with its queue: it neither delays
+/// the host's next controller nor lands when the loan ends.
+#[test]
+fn a_write_that_waits_in_a_device_is_given_up() {
+    let mut world = World::new();
+    let reader = world.enabled_by(
+        0,
+        &HostCall {
+            host_id: [0x22; 16],
+            ..HostCall::default()
+        },
+    );
+    let cntlid = reader.info.controller_id;
+    let reading = world.connect(
+        0,
+        &HostCall {
+            host_id: [0x22; 16],
+            cntlid,
+            qid: 1,
+            ..HostCall::default()
+        },
+    );
+    let read = Sqe::read(PLAIN, 0, 0).with_sgl(SglDescriptor::transport(512));
+    let now = world.now;
+    let core = &mut world.nodes[0].core;
+    let loan = core
+        .read_lent(reading.queue, &read.with_cid(1), now)
+        .expect("nothing is in the way");
+    let (admin, io) = path(&mut world, 1);
+    begin_write(&mut world, io, PLAIN, 1);
+    world.settle();
+    let leases = world.leases();
+    world.close(io);
+    world.close(admin);
+    world.settle();
+    assert_eq!(world.leases(), leases - 1, "its data comes home");
+    let again = world.enabled(0);
+    let io = world.io_queue(0, again, 1);
+    let newer = begin_write(&mut world, io, PLAIN, 2);
+    drop(loan);
+    world.wait(io, newer).ok();
+    world.settle();
+    assert_eq!(world.read_blocks(io, PLAIN, 0, 1), [2; 512]);
+}
+
+/// A controller that is connected already holds back what changes data while a write of the other
+/// path is in a device, and nothing else.
+#[test]
+fn another_path_waits_for_orphans() {
+    let mut world = World::new();
+    let (first_admin, first) = path(&mut world, 0);
+    let (admin, second) = path(&mut world, 1);
+    world.fault.arm(HOLD, true);
+    begin_write(&mut world, first, RAM, 1);
+    world.fault.arm(HOLD, false);
+    // What began before the association ended goes on.
+    world
+        .write(second, Sqe::write(RAM, 8, 0, false), &[9; 512])
+        .ok();
+    world.close(first);
+    world.close(first_admin);
+    let newer = begin_write(&mut world, second, RAM, 2);
+    let zeroes = Sqe::write_zeroes_range(PLAIN, 0, WriteZeroesControl::new()).with_cid(3);
+    let zeroes = world.start(second, zeroes, &[]).expect_err("held back");
+    world.settle();
+    assert!(world.answer(1, newer).is_none() && world.answer(1, zeroes).is_none());
+    assert_eq!(world.read_blocks(second, RAM, 8, 1), [9; 512]);
+    assert_eq!(world.read_blocks(second, PLAIN, 0, 1), [0; 512]);
+    world.command(second, Sqe::flush(RAM)).ok();
+    world.command(admin, Sqe::keep_alive()).ok();
+    world.fault.release();
+    world.settle();
+    world.wait(second, newer).ok();
+    world.wait(second, zeroes).ok();
+    assert_eq!(world.read_blocks(second, RAM, 0, 1), [2; 512]);
+    // The fence is gone: what is written now is written at once.
+    world
+        .write(second, Sqe::write(RAM, 0, 0, false), &[3; 512])
+        .ok();
+    for node in &world.nodes {
+        assert_eq!(node.core.in_flight(), 0);
+        assert_eq!(node.core.next_deadline(), None);
+    }
+}
+
+/// A write whose data comes after the other path's association has ended is held back too, and a
+/// write that its device could take at once is not taken.
+#[test]
+fn data_that_comes_late_meets_the_fence() {
+    let mut world = World::new();
+    let (first_admin, first) = path(&mut world, 0);
+    let (_, second) = path(&mut world, 1);
+    world.fault.arm(HOLD, true);
+    begin_write(&mut world, first, RAM, 1);
+    world.fault.arm(HOLD, false);
+    let sqe = Sqe::write(RAM, 0, 0, false).with_sgl(SglDescriptor::transport(512));
+    let now = world.now;
+    let core = &mut world.nodes[1].core;
+    let admission = core.admit(second.queue, 900, &sqe.with_cid(2), now);
+    let Admission::Work(mut work) = admission else {
+        panic!("{admission:?}")
+    };
+    world.close(first_admin);
+    let core = &mut world.nodes[1].core;
+    let in_capsule = Sqe::write(PLAIN, 0, 0, false).with_sgl(SglDescriptor::in_capsule(0, 512));
+    let at_once = core.write_at_once(second.queue, &in_capsule.with_cid(3), &[3; 512], now);
+    assert!(at_once.is_none());
+    assert!(!core.fill_at_once(second.queue, &mut work, 512, &mut |_| panic!("filled")));
+    assert!(world.execute(second, 900, work, &[2; 512]).is_none());
+    world.settle();
+    assert!(world.answer(1, 900).is_none(), "the queue is still there");
+    world.close(first);
+    world.fault.release();
+    world.settle();
+    world.wait(second, 900).ok();
+    assert_eq!(world.read_blocks(second, RAM, 0, 1), [2; 512]);
+}
+
+/// A reset and a lost connection leave orphans as well, which the other path waits for.
+#[test]
+fn resets_and_lost_connections_fence_the_other_path() {
+    for reset in [false, true] {
+        let mut world = World::new();
+        let (first_admin, first) = path(&mut world, 0);
+        let (_, second) = path(&mut world, 1);
+        world.fault.arm(HOLD, true);
+        begin_write(&mut world, first, RAM, 1);
+        world.fault.arm(HOLD, false);
+        if reset {
+            world.set_cc(first_admin, Cc::new());
+        } else {
+            world.close(first);
+        }
+        let newer = begin_write(&mut world, second, RAM, 2);
+        world.settle();
+        assert!(world.answer(1, newer).is_none(), "reset: {reset}");
+        if reset {
+            world.close(first);
+        }
+        world.fault.release();
+        world.settle();
+        world.wait(second, newer).ok();
+        assert_eq!(world.read_blocks(second, RAM, 0, 1), [2; 512]);
+    }
+}
+
+/// Base 2.1 §5.1.1: a command that a fence holds back can be aborted; its connection may go.
+#[test]
+fn a_command_that_is_held_back_ends_early() {
+    let mut world = World::new();
+    let (first_admin, first) = path(&mut world, 0);
+    let (admin, second) = path(&mut world, 1);
+    world.fault.arm(HOLD, true);
+    begin_write(&mut world, first, RAM, 1);
+    world.fault.arm(HOLD, false);
+    world.close(first);
+    world.close(first_admin);
+    let aborted = begin_write(&mut world, second, RAM, 2);
+    begin_write(&mut world, second, RAM, 3);
+    world.command(admin, Sqe::abort_command(1, 2)).ok();
+    world.wait(second, aborted).is(Status::ABORT_REQUESTED);
+    world.close(second);
+    world.close(admin);
+    world.fault.release();
+    world.settle();
+    assert_eq!(world.leases(), 0);
+    assert!(world.target.snapshot().controllers.is_empty());
+    let (_, io) = path(&mut world, 0);
+    assert_eq!(world.read_blocks(io, RAM, 0, 1), [1; 512]);
+}

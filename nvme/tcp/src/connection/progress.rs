@@ -1,0 +1,155 @@
+//! Hosts that make no progress: they send no data that they were asked for, or take none that they
+//! asked for.
+//!
+//! What such a connection holds is bounded in time. A device gets its memory back after
+//! [`BORROWED_MAX`]: reads whose PDU is not begun are read again when the stream takes it, and the
+//! data of a PDU that is half sent is copied when a writer waits for it. Leases come back with the end of the connection, after
+//! [`PROGRESS_TIMEOUT`], or after [`PROGRESS_TIMEOUT_CONTENDED`] where a host that has none waits for
+//! memory of that size.
+
+use hugemem::Account;
+use reactors::Nanos;
+use reactors::sim::planted;
+
+use super::{
+    BORROWED_CHECK_INTERVAL, BORROWED_MAX, Connection, Context, Ended, PROGRESS_CHECK_INTERVAL,
+    PROGRESS_TIMEOUT, PROGRESS_TIMEOUT_CONTENDED,
+};
+use crate::slot::SlotState;
+use crate::stream::ByteStream;
+use crate::transmit::Suspended;
+
+impl<S: ByteStream> Connection<S> {
+    /// A request begins to wait for data of the host.
+    pub(super) fn begin_fetch(&mut self, now: Nanos) {
+        if self.solicited == 0 {
+            self.data_at = now;
+        }
+        self.watch_progress(now);
+    }
+
+    fn watch_progress(&mut self, now: Nanos) {
+        self.progress_check_at
+            .get_or_insert(now + PROGRESS_CHECK_INTERVAL);
+    }
+
+    /// The stream takes no more.
+    #[cold]
+    pub(super) fn send_blocked(&mut self, cx: &Context<'_>) {
+        let sent_bytes = self.transmitter.bytes_sent();
+        let first = self.borrows_until.is_none() && !self.is_slow;
+        if sent_bytes != self.sent_bytes || first {
+            self.sent_bytes = sent_bytes;
+            self.sent_at = cx.now;
+        }
+        self.watch_progress(cx.now);
+        if !self.is_slow {
+            self.borrows_until.get_or_insert(cx.now + BORROWED_MAX);
+            return;
+        }
+        // What was lent for this send alone, and did not leave with it.
+        let suspended = self.transmitter.suspend_loans();
+        cx.counters.loans_suspended.add(suspended as u64);
+        self.borrows_until = match self.transmitter.begun_loan() {
+            None => None,
+            Some(begun) if self.begun_loan == Some(begun) => self.borrows_until,
+            Some(_) => Some(cx.now + BORROWED_MAX),
+        };
+        self.begun_loan = self.transmitter.begun_loan();
+    }
+
+    /// A read is answered from a device's memory although the stream takes nothing.
+    #[cold]
+    pub(super) fn suspend_if_slow(&mut self, cx: &Context<'_>) {
+        if self.is_slow && self.awaits_writable {
+            let suspended = self.transmitter.suspend_newest();
+            cx.counters.loans_suspended.add(suspended as u64);
+        }
+    }
+
+    /// The host takes no data: devices get back what they lend for it, so that others can write
+    /// there.
+    pub(super) fn stop_borrowing(&mut self, cx: &Context<'_>) -> Result<(), Ended> {
+        self.borrows_until = None;
+        self.begun_loan = None;
+        if planted("borrow-never-copied") {
+            return Ok(());
+        }
+        self.is_slow = true;
+        let suspended = self.transmitter.suspend_loans();
+        cx.counters.loans_suspended.add(suspended as u64);
+        if self.transmitter.begun_loan().is_some() && !self.transmitter.begun_loan_is_awaited() {
+            // A copy would take memory for nothing.
+            self.begun_loan = self.transmitter.begun_loan();
+            self.borrows_until = Some(cx.now + BORROWED_CHECK_INTERVAL);
+            return Ok(());
+        }
+        // The reserve of the host's admin account is for this, too.
+        let reserve = self.account.host().map_or(Account::SYSTEM, Account::admin);
+        let copy = |len| {
+            let lease = cx.pool.take_for(self.account, len);
+            lease.or_else(|| cx.pool.take_for(reserve, len))
+        };
+        match self.transmitter.copy_begun_loan(copy) {
+            Suspended::Nothing => Ok(()),
+            Suspended::Copied(bytes) => {
+                cx.counters.bytes_copied.add(bytes as u64);
+                Ok(())
+            }
+            Suspended::NoMemory => {
+                self.tell_stalled(cx, "takes no data and there is no memory to keep it in");
+                Err(Ended::NoCopy)
+            }
+        }
+    }
+
+    /// Ends the connection of a host that has made no progress for too long.
+    pub(super) fn check_progress(&mut self, cx: &mut Context<'_>) -> Result<(), Ended> {
+        self.progress_check_at = None;
+        if planted("no-progress-deadline") {
+            return Ok(());
+        }
+        let is_fetching = self.slots.any_fetching();
+        if is_fetching {
+            let idle = cx.now.saturating_sub(self.data_at);
+            let needed = |state: &SlotState| match state {
+                SlotState::FetchingData(fetch) => cx.pool.is_needed(&fetch.lease),
+                _ => false,
+            };
+            if idle >= PROGRESS_TIMEOUT
+                || (idle >= PROGRESS_TIMEOUT_CONTENDED && self.slots.any(needed))
+            {
+                cx.counters.data_timeouts.add(1);
+                self.tell_stalled(cx, "does not send the data that it was asked for");
+                self.close(cx);
+                return Ok(());
+            }
+        }
+        let is_sending = !self.transmitter.is_empty();
+        if is_sending && self.transmitter.bytes_sent() == self.sent_bytes {
+            let idle = cx.now.saturating_sub(self.sent_at);
+            if idle >= PROGRESS_TIMEOUT
+                || (idle >= PROGRESS_TIMEOUT_CONTENDED
+                    && self.transmitter.any_lease(|lease| cx.pool.is_needed(lease)))
+            {
+                self.tell_stalled(cx, "does not take the data that it asked for");
+                return Err(Ended::SendTimeout);
+            }
+        }
+        if is_fetching || is_sending {
+            self.watch_progress(cx.now);
+        }
+        Ok(())
+    }
+
+    fn tell_stalled(&self, cx: &Context<'_>, what: &str) {
+        if let Some(withheld) = cx.log.admit(cx.now) {
+            let host = self.stream.host_address();
+            tracing::warn!(
+                ?host,
+                withheld,
+                "closing the connection of a host that {what}"
+            );
+        }
+    }
+}

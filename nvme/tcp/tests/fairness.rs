@@ -1,0 +1,324 @@
+//! Hosts that take memory and make no progress, beside hosts that behave: shares, turns, and the
+//! deadlines of progress. On one thread, with time that only the test moves.
+
+mod harness;
+
+use std::sync::Arc;
+
+use block::{Device, NullDevice, NullOptions, QueueOptions};
+use harness::wire::{Answer, Host, Stage};
+use harness::{BLOCK_BYTES, GREEDY, MODEST, NAMESPACE_BYTES, ram};
+use nvme_spec::Sqe;
+use nvme_spec::sgl::SglDescriptor;
+use reactors::Nanos;
+
+const MIB: usize = 1 << 20;
+
+/// A host that has asked for `bytes` to be written and sends nothing of them.
+fn ask(host: &Host, cid: u16, bytes: usize) {
+    let blocks = (bytes / BLOCK_BYTES - 1) as u16;
+    let sqe = Sqe::write(1, 0, blocks, false).with_cid(cid);
+    host.send_as(sqe.with_sgl(SglDescriptor::transport(bytes as u32)), &[]);
+}
+
+fn read(host: &Host, cid: u16, lba: u64, bytes: usize) {
+    let blocks = (bytes / BLOCK_BYTES - 1) as u16;
+    let sqe = Sqe::read(1, lba, blocks).with_cid(cid);
+    host.send_as(sqe.with_sgl(SglDescriptor::transport(bytes as u32)), &[]);
+}
+
+/// How often the target asked for data.
+fn requests(host: &Host) -> usize {
+    std::iter::from_fn(|| host.take_pdu())
+        .filter(|answer| matches!(answer, Answer::Request(..)))
+        .count()
+}
+
+fn turns(stage: &mut Stage, hosts: &[&Host], turns: usize) {
+    for _ in 0..turns {
+        stage.turn(hosts);
+    }
+}
+
+/// Lets time pass, in steps that are shorter than any deadline.
+fn pass(stage: &mut Stage, hosts: &[&Host], time: Nanos) {
+    let until = stage.now + time;
+    while stage.now < until {
+        stage.now += Nanos::from_millis(20);
+        stage.set.expire(stage.now);
+        stage.turn(hosts);
+    }
+}
+
+/// Many connections of one host ask for all they may write and send nothing: the target asks them
+/// for no more than their host's share, and a host beside them is asked for its data at once.
+#[test]
+fn a_host_that_never_sends_holds_only_its_share_of_each_size() {
+    for bytes in [16 << 10, 64 << 10, 256 << 10, MIB] {
+        let mut stage = Stage::new(&ram(), 64 << 20);
+        let (_admin, modest) = stage.attach_as(MODEST, 32);
+        let greedy: Vec<_> = (0..20).map(|_| stage.attach_as(GREEDY, 32)).collect();
+        let total = (stage.arena.counters().classes.iter())
+            .find(|class| class.slice_bytes == bytes)
+            .expect("a class")
+            .total as usize;
+        for (_, io) in &greedy {
+            (0..30).for_each(|cid| ask(io, cid, bytes));
+        }
+        let hosts: Vec<_> = greedy.iter().map(|(_, io)| io).collect();
+        turns(&mut stage, &hosts, 5);
+        let asked: usize = hosts.iter().map(|io| requests(io)).sum();
+        assert!(
+            asked >= (total / 2).min(600) && asked <= total,
+            "{asked} of {total}, {bytes} bytes"
+        );
+        let taken = stage.arena.counters().classes;
+        assert!(
+            taken.iter().all(|class| class.taken * 5 <= class.total * 4),
+            "{taken:?}"
+        );
+        assert!(!stage.set.has_pending(), "waits cost nothing");
+        ask(&modest, 1, bytes);
+        stage.turn(&[&modest]);
+        assert_eq!(requests(&modest), 1, "{bytes} bytes");
+        let identify = Sqe::identify_structure(nvme_spec::command::Cns::CONTROLLER, 0);
+        let identify = identify.with_sgl(SglDescriptor::transport(4096));
+        let admin = &greedy[0].0;
+        admin.send_as(identify, &[]);
+        turns(&mut stage, &[admin], 2);
+        assert!(matches!(admin.take_pdu(), Some(Answer::Data(..))));
+    }
+}
+
+/// NVMe/TCP Transport 1.1, section 3.3.1: a host sends the data that an R2T asks for. One that sends
+/// none of it for 30 s is closed, and what it held is free.
+#[test]
+fn a_host_that_sends_no_data_for_long_is_closed() {
+    let mut stage = Stage::new(&ram(), 64 << 20);
+    let (admin, io) = stage.attach_as(GREEDY, 32);
+    let before = stage.leases_out();
+    (0..8).for_each(|cid| ask(&io, cid, MIB));
+    turns(&mut stage, &[&io], 3);
+    assert_eq!(stage.leases_out() - before, 8);
+    pass(&mut stage, &[&admin, &io], Nanos::from_secs(29));
+    assert_eq!(stage.leases_out() - before, 8, "not yet");
+    pass(&mut stage, &[&admin, &io], Nanos::from_secs(2));
+    assert_eq!(stage.leases_out(), before);
+    let counters = stage.counters.each().collect::<Vec<_>>();
+    assert!(counters.contains(&("data_timeouts", 1)), "{counters:?}");
+}
+
+/// Where a host waits that holds none of that size, two seconds are enough; a host that sends some
+/// of its data now and then is not closed.
+#[test]
+fn a_host_without_progress_makes_room_for_one_that_waits() {
+    // Two slices of 1 MiB in all.
+    for sends in [false, true] {
+        let mut stage = Stage::new(&ram(), 14 << 20);
+        let total = stage.arena.counters().classes[4].total;
+        assert!((1..=3).contains(&total), "{total}");
+        let (_admin, greedy) = stage.attach_as(GREEDY, 32);
+        let (_admin, modest) = stage.attach_as(MODEST, 32);
+        (0..30).for_each(|cid| ask(&greedy, cid, MIB));
+        turns(&mut stage, &[&greedy], 3);
+        let tag = match std::iter::from_fn(|| greedy.take_pdu()).last() {
+            Some(Answer::Request(cid, tag)) => (cid, tag),
+            other => panic!("no request: {other:?}"),
+        };
+        ask(&modest, 1, MIB);
+        turns(&mut stage, &[&greedy, &modest], 3);
+        assert_eq!(requests(&modest), 0, "nothing is left");
+        for begin in 0..4_u32 {
+            pass(&mut stage, &[&greedy, &modest], Nanos::from_secs(1));
+            if sends {
+                let header = nvme_spec::tcp::H2cData::new(
+                    tag.0,
+                    tag.1,
+                    begin * 512,
+                    512,
+                    false,
+                    greedy.framing,
+                );
+                greedy.send_bytes(zerocopy::IntoBytes::as_bytes(&header));
+                greedy.send_bytes(&[1; 512]);
+            }
+        }
+        assert_eq!(requests(&modest), usize::from(!sends));
+    }
+}
+
+/// A host that takes no data of its reads is closed after 30 s.
+#[test]
+fn a_host_that_takes_no_data_for_long_is_closed() {
+    let mut stage = Stage::new(&ram(), 16 << 20);
+    let (admin, io) = stage.attach_as(GREEDY, 32);
+    (0..8).for_each(|cid| read(&io, cid, 0, MIB));
+    io.wire.borrow_mut().room = 3000;
+    turns(&mut stage, &[&io], 3);
+    pass(&mut stage, &[&admin, &io], Nanos::from_secs(29));
+    assert_eq!(stage.set.len(), 2);
+    pass(&mut stage, &[&admin, &io], Nanos::from_secs(2));
+    assert_eq!(stage.set.len(), 1);
+    let counters = stage.counters.each().collect::<Vec<_>>();
+    assert!(counters.contains(&("send_timeouts", 1)), "{counters:?}");
+}
+
+/// A block that a device lends for a host that takes nothing can be written within 150 ms, also
+/// when no memory is left; and a host that takes its data later gets all of it.
+#[test]
+fn a_lent_block_can_be_written_within_150_ms_whatever_its_reader_does() {
+    for exhausted in [false, true] {
+        let device: Arc<dyn Device> = ram();
+        let mut stage = Stage::new(&device, 16 << 20);
+        let pool = stage.arena.pool(0);
+        let (_admin, io) = stage.attach_as(GREEDY, 32);
+        let options = QueueOptions {
+            core: 1,
+            depth: 8,
+            pool: stage.arena.pool(0),
+        };
+        let mut beside = device.open_queue(options).expect("a queue");
+        io.wire.borrow_mut().room = 3000;
+        (0..8).for_each(|cid| read(&io, cid, u64::from(cid) * 2048, MIB));
+        turns(&mut stage, &[&io], 3);
+        let all: Vec<_> = std::iter::from_fn(|| pool.take(1).filter(|_| exhausted)).collect();
+        let mut is_writable = |lba: u64| (0..64).any(|_| beside.write_at_once(lba, &[7; 512]));
+        assert!(!is_writable(0), "it is lent");
+        pass(&mut stage, &[&io], Nanos::from_millis(140));
+        for cid in 0..8 {
+            assert!(is_writable(cid * 2048), "block {cid}");
+        }
+        // What comes now is not lent while nothing is taken.
+        if !exhausted {
+            (8..16).for_each(|cid| read(&io, cid, 0, MIB));
+            turns(&mut stage, &[&io], 3);
+            assert!(is_writable(0));
+            io.wire.borrow_mut().room = usize::MAX;
+            let mut answered = 0;
+            for _ in 0..200 {
+                stage.turn(&[&io]);
+                let answers = std::iter::from_fn(|| io.take_pdu());
+                answered += answers
+                    .filter(|answer| match answer {
+                        // The first was half sent before the write.
+                        Answer::Data(cid, _, first) => {
+                            assert_eq!(*first, if *cid == 0 { 0 } else { 7 });
+                            true
+                        }
+                        _ => false,
+                    })
+                    .count();
+            }
+            assert_eq!(answered, 16);
+            assert!(is_writable(0));
+        }
+        drop(all);
+    }
+}
+
+/// NVMe/TCP Transport 1.1, section 3.3.1.2: a wrong data digest fails the command. A Connect that
+/// fails ends the connection, however many follow: the target queues one answer.
+#[test]
+fn a_connect_with_a_wrong_digest_is_answered_once_whatever_follows() {
+    let mut stage = Stage::new(&ram(), 16 << 20);
+    let mut host = stage.connect();
+    host.initialise_with_data_digest();
+    host.wire.borrow_mut().room = 128;
+    let connect = host.corrupt_connect();
+    let mut sent = 0;
+    for _ in 0..1000 {
+        (0..100).for_each(|_| host.send_bytes(&connect));
+        sent += 100;
+        stage.turn(&[&host]);
+        let mut left = host.wire.borrow().to_target.len();
+        while left > 2 * connect.len() {
+            stage.turn(&[&host]);
+            let now = host.wire.borrow().to_target.len();
+            if now == left {
+                break;
+            }
+            left = now;
+        }
+        host.wire.borrow_mut().to_target.clear();
+    }
+    assert_eq!(sent, 100_000);
+    host.wire.borrow_mut().room = usize::MAX;
+    pass(&mut stage, &[&host], Nanos::from_millis(500));
+    let answers: Vec<_> = std::iter::from_fn(|| host.take_pdu()).collect();
+    assert!(
+        matches!(answers[..], [Answer::Initialised, Answer::Response(cqe)]
+            if cqe.status() == nvme_spec::Status::TRANSIENT_TRANSPORT_ERROR),
+        "{answers:?}"
+    );
+    pass(&mut stage, &[&host], Nanos::from_secs(2));
+    assert_eq!(stage.set.len(), 0);
+}
+
+/// In-capsule data that waits for memory stays in the buffer that it came in; the connections of
+/// one host keep so few of these that others go on receiving whole buffers.
+#[test]
+fn one_host_keeps_few_receive_buffers() {
+    let null = NullDevice::new(NullOptions {
+        name: "null".to_owned(),
+        uuid: [1; 16],
+        size_bytes: NAMESPACE_BYTES,
+        block_size: BLOCK_BYTES as u32,
+    })
+    .expect("a device");
+    let mut stage = Stage::new(&(Arc::new(null) as Arc<dyn Device>), 2 << 20);
+    let pool = stage.arena.pool(0);
+    let greedy: Vec<_> = (0..12).map(|_| stage.attach_as(GREEDY, 32)).collect();
+    let (_admin, modest) = stage.attach_as(MODEST, 32);
+    let hoard: Vec<_> = std::iter::from_fn(|| pool.take(1)).collect();
+    for (_, io) in &greedy {
+        for cid in 0..10 {
+            let sqe = Sqe::write(1, 0, 7, false).with_cid(cid);
+            io.send_as(sqe.with_sgl(SglDescriptor::in_capsule(0, 4096)), &[1; 4096]);
+        }
+    }
+    let hosts: Vec<_> = greedy.iter().map(|(_, io)| io).collect();
+    turns(&mut stage, &hosts, 20);
+    drop(hoard);
+    let before = modest.wire.borrow().receives;
+    for cid in 0..16 {
+        let sqe = Sqe::write(1, 0, 7, false).with_cid(cid);
+        modest.send_as(sqe.with_sgl(SglDescriptor::in_capsule(0, 4096)), &[1; 4096]);
+    }
+    stage.set.receive(modest.index, stage.now);
+    assert!(modest.wire.borrow().to_target.is_empty(), "all in one turn");
+    assert!(modest.wire.borrow().receives - before <= 2);
+}
+
+/// Each mistake that these tests are here for is found by one of them.
+#[cfg(planted)]
+#[test]
+fn planted_defects_are_found() {
+    let defects: [(&str, fn()); 5] = [
+        (
+            "share-ignored",
+            a_host_that_never_sends_holds_only_its_share_of_each_size,
+        ),
+        (
+            "fifo-over-hosts",
+            a_host_that_never_sends_holds_only_its_share_of_each_size,
+        ),
+        (
+            "lease-before-share",
+            a_host_that_never_sends_holds_only_its_share_of_each_size,
+        ),
+        (
+            "no-progress-deadline",
+            a_host_without_progress_makes_room_for_one_that_waits,
+        ),
+        (
+            "borrow-never-copied",
+            a_lent_block_can_be_written_within_150_ms_whatever_its_reader_does,
+        ),
+    ];
+    for (defect, test) in defects {
+        reactors::sim::plant(defect);
+        let found = std::panic::catch_unwind(test).is_err();
+        reactors::sim::plant("");
+        assert!(found, "{defect} is not found");
+    }
+}

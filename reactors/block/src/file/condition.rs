@@ -1,0 +1,149 @@
+//! Whether a file device is sound, damaged or gone. One per device, read by every request.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime};
+
+use crate::health::{Damage, DamageCause};
+
+/// The file system said that the file is gone.
+const GONE: u64 = 1;
+/// A write was abandoned: the file must not be reopened.
+const ABANDONED: u64 = 1 << 1;
+/// Four bits: 0, or one more than the index of the cause in [`CAUSES`].
+const CAUSE_SHIFT: u32 = 4;
+const CAUSE: u64 = 0xf << CAUSE_SHIFT;
+/// How often the device was reopened, in all higher bits.
+const GENERATION_SHIFT: u32 = 8;
+
+const CAUSES: [DamageCause; 5] = [
+    DamageCause::SyncFailed,
+    DamageCause::WriteFailed,
+    DamageCause::ShortWrite,
+    DamageCause::Truncated,
+    DamageCause::WriteAbandoned,
+];
+
+/// The condition of a device at one moment. Queues compare the one that they know with the current
+/// one: equal means that nothing is wrong and nothing has changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Word(u64);
+
+impl Word {
+    pub(super) fn is_gone(self) -> bool {
+        self.0 & GONE != 0
+    }
+
+    pub(super) fn is_abandoned(self) -> bool {
+        self.0 & ABANDONED != 0
+    }
+
+    pub(super) fn cause(self) -> Option<DamageCause> {
+        let index = ((self.0 & CAUSE) >> CAUSE_SHIFT) as usize;
+        CAUSES.get(index.checked_sub(1)?).copied()
+    }
+
+    /// The same reopening of the device, when nothing was wrong.
+    pub(super) fn sound(self) -> Self {
+        Self(self.0 >> GENERATION_SHIFT << GENERATION_SHIFT)
+    }
+
+    /// Whether the device was not reopened between both.
+    pub(super) fn same_generation(self, other: Self) -> bool {
+        self.sound() == other.sound()
+    }
+}
+
+/// The current condition. All stores are lock-free: an error on a reactor notes it.
+#[derive(Debug, Default)]
+pub(super) struct Condition {
+    word: AtomicU64,
+    /// When the damage was noticed, milliseconds since 1970; 0 while there is none.
+    since_ms: AtomicU64,
+}
+
+impl Condition {
+    #[inline]
+    pub(super) fn now(&self) -> Word {
+        Word(self.word.load(Ordering::Relaxed))
+    }
+
+    pub(super) fn note_gone(&self) {
+        self.word.fetch_or(GONE, Ordering::Relaxed);
+    }
+
+    /// Notes damage. The first cause stays until the device is reopened.
+    pub(super) fn note_damage(&self, cause: DamageCause) {
+        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        let since_ms = since.map_or(1, |since| since.as_millis() as u64);
+        let (order, no) = (Ordering::Relaxed, Ordering::Relaxed);
+        let _ = self.since_ms.compare_exchange(0, since_ms, order, no);
+        let index = CAUSES.iter().position(|it| *it == cause).unwrap_or(0) as u64;
+        let abandoned = if cause == DamageCause::WriteAbandoned {
+            ABANDONED
+        } else {
+            0
+        };
+        let _ = self.word.fetch_update(order, no, |word| {
+            let first = if word & CAUSE == 0 {
+                (index + 1) << CAUSE_SHIFT
+            } else {
+                0
+            };
+            Some(word | first | abandoned)
+        });
+    }
+
+    /// The damage, if there is any.
+    pub(super) fn damage(&self) -> Option<Damage> {
+        let cause = self.now().cause()?;
+        let since_ms = self.since_ms.load(Ordering::Relaxed);
+        Some(Damage {
+            cause,
+            at: SystemTime::UNIX_EPOCH + Duration::from_millis(since_ms),
+        })
+    }
+
+    /// The device was reopened: nothing is wrong with it. An abandoned write stays abandoned.
+    pub(super) fn note_reopened(&self) {
+        self.since_ms.store(0, Ordering::Relaxed);
+        let (order, no) = (Ordering::Release, Ordering::Relaxed);
+        let _ = self.word.fetch_update(order, no, |word| {
+            let generation = (word >> GENERATION_SHIFT) + 1;
+            Some((generation << GENERATION_SHIFT) | (word & ABANDONED))
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_cause_stays_until_the_device_is_reopened() {
+        let condition = Condition::default();
+        let sound = condition.now();
+        assert_eq!((sound.cause(), condition.damage()), (None, None));
+        for cause in CAUSES {
+            condition.note_damage(cause);
+            let damage = condition.damage().expect("damage was noted");
+            assert_eq!(damage.cause, CAUSES[0]);
+            assert!(damage.at > SystemTime::UNIX_EPOCH);
+        }
+        assert!(condition.now().is_abandoned());
+        assert_eq!(condition.now().sound(), sound);
+        condition.note_reopened();
+        assert!(condition.now().is_abandoned() && condition.damage().is_none());
+        assert!(!condition.now().same_generation(sound));
+        condition.note_gone();
+        assert!(condition.now().is_gone());
+    }
+
+    #[test]
+    fn every_cause_is_kept() {
+        for cause in CAUSES {
+            let condition = Condition::default();
+            condition.note_damage(cause);
+            assert_eq!(condition.damage().map(|it| it.cause), Some(cause));
+        }
+    }
+}

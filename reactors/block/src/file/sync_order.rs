@@ -1,0 +1,83 @@
+//! When a successful sync may be believed.
+//!
+//! Linux reports a failed writeback to one of the calls that sync through an open file description.
+//! Of two calls that overlap, one fails and the other may succeed, although both were to make the
+//! lost data durable, and the one that succeeds may be reaped first. So a success counts only once
+//! every sync that was in flight at its end has ended too.
+
+use std::collections::VecDeque;
+
+/// Syncs of one open file description.
+#[derive(Debug)]
+pub(super) struct SyncOrder {
+    /// Whether each sync has ended, oldest first.
+    ended: VecDeque<bool>,
+    /// The number of the first of these.
+    first: u64,
+    /// Jobs whose sync succeeded, and the number below which all syncs must have ended.
+    held: VecDeque<(u32, u64)>,
+}
+
+impl SyncOrder {
+    pub(super) fn new(depth: usize) -> Self {
+        Self {
+            ended: VecDeque::with_capacity(depth),
+            first: 0,
+            held: VecDeque::with_capacity(depth),
+        }
+    }
+
+    /// A sync starts. Returns its number.
+    pub(super) fn start(&mut self) -> u64 {
+        self.ended.push_back(false);
+        self.first + self.ended.len() as u64 - 1
+    }
+
+    /// The sync of that number has ended.
+    pub(super) fn end(&mut self, number: u64) {
+        self.ended[(number - self.first) as usize] = true;
+        while self.ended.front() == Some(&true) {
+            self.ended.pop_front();
+            self.first += 1;
+        }
+    }
+
+    /// Holds the success of `job`, whose own sync has ended.
+    pub(super) fn hold(&mut self, job: u32) {
+        let next = self.first + self.ended.len() as u64;
+        self.held.push_back((job, next));
+    }
+
+    /// A job whose success counts now.
+    pub(super) fn release(&mut self) -> Option<u32> {
+        let (job, until) = *self.held.front()?;
+        if self.first < until {
+            return None;
+        }
+        self.held.pop_front();
+        Some(job)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_success_waits_for_the_syncs_that_overlap_it_and_for_no_later_one() {
+        let mut order = SyncOrder::new(4);
+        let (one, two) = (order.start(), order.start());
+        order.end(two);
+        order.hold(2);
+        assert_eq!(order.release(), None, "the first sync may report the error");
+        let three = order.start();
+        order.end(one);
+        order.hold(1);
+        assert_eq!(order.release(), Some(2));
+        assert_eq!(order.release(), None, "the third one overlaps the first");
+        order.end(three);
+        order.hold(3);
+        assert_eq!((order.release(), order.release()), (Some(1), Some(3)));
+        assert_eq!(order.release(), None);
+    }
+}

@@ -1,0 +1,315 @@
+//! Requests that wait for memory, in an order that costs little to keep.
+//!
+//! A request waits behind the newest older request that touches the same memory, and is tried only
+//! when there is none. One poll tries a bounded number of requests and moves a bounded number up, so
+//! its cost does not grow with the number of requests that wait. A filter over the device tells
+//! requests elsewhere that none of these concerns them.
+
+use std::collections::VecDeque;
+
+use hugemem::UNIT_BYTES;
+
+use super::Attempt;
+
+/// Requests that one queue can park at most: every command that a reactor can have in execution.
+pub(super) const PARKED_MAX: usize = 65_536;
+/// Slots are taken in steps of this many. The first step is taken when the queue opens.
+const SLOTS_STEP: usize = 1024;
+/// Requests tried in one poll at most.
+pub(super) const TRIES_PER_POLL_MAX: usize = 16;
+/// Requests moved up in one poll at most when the one that they wait for has ended. Each looks
+/// through the older ones.
+pub(super) const MOVES_PER_POLL_MAX: usize = 4;
+/// Bytes of the device that share a counter of the filter.
+const GRANULE_BYTES: usize = 64 * UNIT_BYTES;
+/// Counters of the filter.
+const COUNTERS: usize = 1024;
+/// A request over more granules than this is counted for the whole device.
+const GRANULES_MAX: usize = 16;
+
+/// A slot's index.
+pub(super) type SlotIndex = u32;
+const NONE: SlotIndex = SlotIndex::MAX;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Free,
+    /// Tried by polls: no older request touches its memory.
+    Front,
+    /// Waits in the list of an older request, and is moved up when that has ended.
+    Behind,
+    /// Moved up by one of the next polls.
+    MovingUp,
+}
+
+struct Slot {
+    attempt: Option<Attempt>,
+    state: State,
+    older: SlotIndex,
+    newer: SlotIndex,
+    /// The list of those that wait behind this one, oldest first.
+    first_behind: SlotIndex,
+    last_behind: SlotIndex,
+    next_behind: SlotIndex,
+    /// Granules that it is counted in; none where it is counted for the whole device.
+    granules: Option<(usize, usize)>,
+}
+
+/// The parked requests of a queue.
+pub(super) struct Parked {
+    slots: Vec<Slot>,
+    free: Vec<SlotIndex>,
+    oldest: SlotIndex,
+    newest: SlotIndex,
+    len: usize,
+    front: VecDeque<SlotIndex>,
+    moving_up: VecDeque<SlotIndex>,
+    filter: Box<[u32; COUNTERS]>,
+    /// Requests over too many granules to be counted in each.
+    wide: u32,
+}
+
+/// Granules of a range of bytes, first and last.
+fn granules(offset: usize, len: usize) -> Option<(usize, usize)> {
+    let first = offset / GRANULE_BYTES;
+    let last = (offset + len.max(1) - 1) / GRANULE_BYTES;
+    (last - first < GRANULES_MAX).then_some((first, last))
+}
+
+impl Parked {
+    pub(super) fn new() -> Self {
+        let mut parked = Self {
+            slots: Vec::new(),
+            free: Vec::new(),
+            oldest: NONE,
+            newest: NONE,
+            len: 0,
+            front: VecDeque::new(),
+            moving_up: VecDeque::new(),
+            filter: Box::new([0; COUNTERS]),
+            wide: 0,
+        };
+        parked.add_slots();
+        parked
+    }
+
+    /// Room for so many more that no later step allocates. More than one step is needed only where
+    /// a thousand requests wait for memory that a host holds.
+    #[cold]
+    fn add_slots(&mut self) {
+        let before = self.slots.len();
+        self.slots.reserve_exact(SLOTS_STEP);
+        self.free.reserve_exact(before + SLOTS_STEP);
+        for list in [&mut self.front, &mut self.moving_up] {
+            list.reserve_exact(before + SLOTS_STEP - list.len());
+        }
+        for index in before..before + SLOTS_STEP {
+            self.slots.push(Slot {
+                attempt: None,
+                state: State::Free,
+                older: NONE,
+                newer: NONE,
+                first_behind: NONE,
+                last_behind: NONE,
+                next_behind: NONE,
+                granules: None,
+            });
+            self.free.push(index as SlotIndex);
+        }
+        self.free[..].reverse();
+    }
+
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    pub(super) fn is_full(&self) -> bool {
+        self.len == PARKED_MAX
+    }
+
+    /// Whether a parked request may touch the range; false is certain.
+    #[cold]
+    pub(super) fn may_touch(&self, offset: usize, len: usize) -> bool {
+        let Some((first, last)) = granules(offset, len) else {
+            return !self.is_empty();
+        };
+        self.wide > 0 || (first..=last).any(|granule| self.filter[granule % COUNTERS] > 0)
+    }
+
+    /// Whether a parked request touches the same memory.
+    pub(super) fn touches(&self, attempt: &Attempt) -> bool {
+        self.may_touch(attempt.offset, attempt.len)
+            && self.newest_touching(self.newest, attempt) != NONE
+    }
+
+    /// The newest request from `index` on, towards older ones, that touches the same memory.
+    fn newest_touching(&self, mut index: SlotIndex, attempt: &Attempt) -> SlotIndex {
+        while index != NONE {
+            let slot = &self.slots[index as usize];
+            if slot.attempt.as_ref().is_some_and(|it| it.meets(attempt)) {
+                return index;
+            }
+            index = slot.older;
+        }
+        NONE
+    }
+
+    /// Parks a request behind all others.
+    pub(super) fn park(&mut self, attempt: Attempt) {
+        if self.free.is_empty() {
+            self.add_slots();
+        }
+        let Some(index) = self.free.pop() else {
+            unreachable!("slots were added")
+        };
+        let granules = granules(attempt.offset, attempt.len);
+        self.count(granules, |counter| *counter += 1);
+        let older = self.newest;
+        let slot = &mut self.slots[index as usize];
+        slot.attempt = Some(attempt);
+        (slot.older, slot.newer, slot.granules) = (older, NONE, granules);
+        (slot.first_behind, slot.last_behind) = (NONE, NONE);
+        match older {
+            NONE => self.oldest = index,
+            older => self.slots[older as usize].newer = index,
+        }
+        self.newest = index;
+        self.len += 1;
+        self.place(index);
+    }
+
+    fn count(&mut self, granules: Option<(usize, usize)>, change: impl Fn(&mut u32)) {
+        match granules {
+            Some((first, last)) => {
+                for granule in first..=last {
+                    change(&mut self.filter[granule % COUNTERS]);
+                }
+            }
+            None => change(&mut self.wide),
+        }
+    }
+
+    /// Finds what a request has to wait for.
+    fn place(&mut self, index: SlotIndex) {
+        let slot = &self.slots[index as usize];
+        let before = match &slot.attempt {
+            Some(attempt) => self.newest_touching(slot.older, attempt),
+            None => NONE,
+        };
+        if before == NONE {
+            self.slots[index as usize].state = State::Front;
+            self.front.push_back(index);
+            return;
+        }
+        let slot = &mut self.slots[index as usize];
+        (slot.state, slot.next_behind) = (State::Behind, NONE);
+        let last = self.slots[before as usize].last_behind;
+        match last {
+            NONE => self.slots[before as usize].first_behind = index,
+            last => self.slots[last as usize].next_behind = index,
+        }
+        self.slots[before as usize].last_behind = index;
+    }
+
+    /// The next request to be tried; [`put_back`](Self::put_back) or [`remove`](Self::remove) it.
+    /// `None` where the request was given up, which is taken care of.
+    pub(super) fn next(&mut self) -> Option<SlotIndex> {
+        while let Some(index) = self.front.pop_front() {
+            if self.slots[index as usize].attempt.is_some() {
+                return Some(index);
+            }
+            self.remove(index);
+            self.move_up(1);
+        }
+        None
+    }
+
+    /// Requests that can be tried.
+    pub(super) fn front_len(&self) -> usize {
+        self.front.len()
+    }
+
+    pub(super) fn attempt(&mut self, index: SlotIndex) -> &mut Attempt {
+        let attempt = self.slots[index as usize].attempt.as_mut();
+        attempt.expect("a request that is tried is parked")
+    }
+
+    /// The request cannot end yet. Those behind it may have to wait no longer, if a part of it is
+    /// done.
+    pub(super) fn put_back(&mut self, index: SlotIndex, progress: bool) {
+        self.front.push_back(index);
+        if !progress {
+            return;
+        }
+        for _ in 0..MOVES_PER_POLL_MAX {
+            let first = self.slots[index as usize].first_behind;
+            if first == NONE {
+                return;
+            }
+            let next = self.slots[first as usize].next_behind;
+            let slot = &mut self.slots[index as usize];
+            slot.first_behind = next;
+            if next == NONE {
+                slot.last_behind = NONE;
+            }
+            self.slots[first as usize].state = State::MovingUp;
+            self.moving_up.push_back(first);
+        }
+    }
+
+    /// Moves up at most `most` requests whose turn it is.
+    pub(super) fn move_up(&mut self, most: usize) {
+        for _ in 0..most {
+            let Some(index) = self.moving_up.pop_front() else {
+                return;
+            };
+            self.place(index);
+        }
+    }
+
+    /// Takes a request out that ended. Those behind it move up by and by.
+    pub(super) fn remove(&mut self, index: SlotIndex) -> Option<Attempt> {
+        let slot = &mut self.slots[index as usize];
+        let attempt = slot.attempt.take();
+        let (older, newer, granules) = (slot.older, slot.newer, slot.granules);
+        let mut behind = slot.first_behind;
+        slot.state = State::Free;
+        match older {
+            NONE => self.oldest = newer,
+            older => self.slots[older as usize].newer = newer,
+        }
+        match newer {
+            NONE => self.newest = older,
+            newer => self.slots[newer as usize].older = older,
+        }
+        self.count(granules, |counter| *counter -= 1);
+        while behind != NONE {
+            let next = self.slots[behind as usize].next_behind;
+            self.slots[behind as usize].state = State::MovingUp;
+            self.moving_up.push_back(behind);
+            behind = next;
+        }
+        self.free.push(index);
+        self.len -= 1;
+        attempt
+    }
+
+    /// Takes out the requests that `is_unwanted` names, by their tags. Their slots stay in line
+    /// until their turn comes.
+    pub(super) fn give_up(
+        &mut self,
+        is_unwanted: &mut dyn FnMut(u64) -> bool,
+        mut end: impl FnMut(Attempt),
+    ) {
+        let mut index = self.oldest;
+        while index != NONE {
+            let slot = &mut self.slots[index as usize];
+            let unwanted = slot.attempt.take_if(|it| is_unwanted(it.request.tag));
+            if let Some(attempt) = unwanted {
+                end(attempt);
+            }
+            index = slot.newer;
+        }
+    }
+}

@@ -1,0 +1,301 @@
+//! Leases and loans while a device may access them.
+//!
+//! A driver turns a [`Lease`] into a [`DmaLease`] when it posts a request that names it, and back when
+//! the device is done with it. In between nothing reads or writes the bytes: the type has no access
+//! to them, only their address. The way back takes a proof ([`DmaDriver::Done`]) that only the driver
+//! can make. One that is dropped without a proof is never given out again, because the device may
+//! still access it; [`leaked_dma`] counts those.
+#![expect(
+    unsafe_code,
+    reason = "takes what is wrapped out of a type that leaks it when dropped"
+)]
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::mem::ManuallyDrop;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::{Data, Lease, Loan};
+
+/// Leases and loans that were dropped while a device might still access them.
+static LEAKED: AtomicU64 = AtomicU64::new(0);
+
+/// How many leases and loans were dropped while a device might still access them, since start. Their
+/// memory is never given out again.
+#[must_use]
+pub fn leaked_dma() -> u64 {
+    LEAKED.load(Ordering::Relaxed)
+}
+
+/// A driver that lets a device access leases: a type of the driver's own, never a value.
+///
+/// The driver keeps each [`DmaLease`] that a posted request names, and gives the lease back with a
+/// [`Done`](Self::Done). Where the driver keeps the constructor of that type private, no other code
+/// can take memory back from its device.
+pub trait DmaDriver {
+    /// The proof that the device does not access a request's memory any more: its completion was
+    /// seen, or the queue or the controller that had it has stopped.
+    type Done;
+}
+
+/// A lease that a device may access. Has no access to the bytes.
+///
+/// ```
+/// # use hugemem::{Arena, ArenaConfig, DmaDriver, DmaLease, PagePolicy};
+/// # let config = ArenaConfig { bytes: 1 << 20, pages: PagePolicy::Auto, max_transfer: 4096 };
+/// # let pool = Arena::new(config)?.pool(0);
+/// struct Nic;
+/// struct Completed(());
+/// impl DmaDriver for Nic {
+///     type Done = Completed;
+/// }
+/// let lease = pool.take(512).expect("the first lease");
+/// let posted: DmaLease<Nic> = lease.into_dma();
+/// let (address, len) = (posted.address(), posted.len());
+/// // ... the device reads or writes there, and says that it is done ...
+/// let lease = posted.returned(&Completed(()));
+/// assert_eq!((lease.as_ptr().addr(), lease.len()), (address, len));
+/// # Ok::<(), hugemem::ArenaError>(())
+/// ```
+///
+/// Nothing reads a lease while it is posted:
+///
+/// ```compile_fail,E0614
+/// # use hugemem::{DmaDriver, Lease};
+/// fn read_while_posted<D: DmaDriver>(lease: Lease) -> u8 {
+///     let posted = lease.into_dma::<D>();
+///     (*posted)[0]
+/// }
+/// ```
+///
+/// ```compile_fail,E0382
+/// # use hugemem::{DmaDriver, DmaLease, Lease};
+/// fn read_after_posting<D: DmaDriver>(lease: Lease, post: impl Fn(DmaLease<D>)) -> u8 {
+///     post(lease.into_dma());
+///     lease[0]
+/// }
+/// ```
+///
+/// It is posted once:
+///
+/// ```compile_fail,E0382
+/// # use hugemem::{DmaDriver, DmaLease};
+/// fn post_twice<D: DmaDriver>(posted: DmaLease<D>, post: impl Fn(DmaLease<D>)) {
+///     post(posted);
+///     post(posted);
+/// }
+/// ```
+///
+/// It does not come back without the driver's proof:
+///
+/// ```compile_fail,E0061
+/// # use hugemem::{DmaDriver, DmaLease, Lease};
+/// fn take_back<D: DmaDriver>(posted: DmaLease<D>) -> Lease {
+///     posted.returned()
+/// }
+/// ```
+///
+/// Nor with the proof of another driver:
+///
+/// ```compile_fail,E0308
+/// # use hugemem::{DmaDriver, DmaLease, Lease};
+/// struct Mine;
+/// struct Forged;
+/// impl DmaDriver for Mine {
+///     type Done = Forged;
+/// }
+/// fn take_back<D: DmaDriver>(posted: DmaLease<D>) -> Lease {
+///     posted.returned(&Forged)
+/// }
+/// ```
+///
+/// What was dropped cannot be posted:
+///
+/// ```compile_fail,E0382
+/// # use hugemem::{DmaDriver, DmaLease, Lease};
+/// fn post_dropped<D: DmaDriver>(lease: Lease, post: impl Fn(DmaLease<D>)) {
+///     drop(lease);
+///     post(lease.into_dma());
+/// }
+/// ```
+///
+/// ```compile_fail,E0277
+/// # use hugemem::{DmaDriver, DmaLease};
+/// fn crosses_threads<T: Send>() {}
+/// fn check<D: DmaDriver>() {
+///     crosses_threads::<DmaLease<D>>();
+/// }
+/// ```
+#[must_use = "memory that is dropped while a device may access it is never given out again"]
+pub struct DmaLease<D> {
+    lease: ManuallyDrop<Lease>,
+    driver: PhantomData<fn() -> D>,
+}
+
+/// A loan that a device may read. Has no access to the bytes.
+///
+/// The blocks stay borrowed until it comes back:
+///
+/// ```compile_fail,E0614
+/// # use hugemem::{DmaDriver, Loan};
+/// fn read_while_posted<D: DmaDriver>(loan: Loan) -> u8 {
+///     let posted = loan.into_dma::<D>();
+///     (*posted)[0]
+/// }
+/// ```
+#[must_use = "blocks that are dropped while a device may read them stay borrowed for ever"]
+pub struct DmaLoan<D> {
+    loan: ManuallyDrop<Loan>,
+    driver: PhantomData<fn() -> D>,
+}
+
+/// The data of a completed read that a device may read.
+#[derive(Debug)]
+#[must_use = "memory that is dropped while a device may access it is never given out again"]
+pub enum DmaData<D> {
+    /// A slice of the arena.
+    Lease(DmaLease<D>),
+    /// Borrowed blocks of a RAM device.
+    Loan(DmaLoan<D>),
+}
+
+macro_rules! posted {
+    ($owned:ident, $posted:ident, $field:ident, $allow:expr) => {
+        impl $owned {
+            /// Gives it to a device.
+            #[inline(always)]
+            pub fn into_dma<D: DmaDriver>(self) -> $posted<D> {
+                $allow(&self, true);
+                $posted {
+                    $field: ManuallyDrop::new(self),
+                    driver: PhantomData,
+                }
+            }
+        }
+
+        impl<D> $posted<D> {
+            /// Address of the first byte in this process.
+            #[inline(always)]
+            #[must_use]
+            pub fn address(&self) -> usize {
+                self.$field.as_ptr().addr()
+            }
+
+            /// Bytes.
+            #[inline(always)]
+            #[must_use]
+            #[expect(clippy::len_without_is_empty, reason = "it cannot be looked into")]
+            pub fn len(&self) -> usize {
+                self.$field.len()
+            }
+        }
+
+        impl<D: DmaDriver> $posted<D> {
+            /// The memory, once the device does not access it any more.
+            #[inline(always)]
+            #[must_use]
+            pub fn returned(mut self, _done: &D::Done) -> $owned {
+                $allow(&self.$field, false);
+                // SAFETY: it is taken once, since `self` is forgotten.
+                let memory = unsafe { ManuallyDrop::take(&mut self.$field) };
+                std::mem::forget(self);
+                memory
+            }
+        }
+
+        impl<D> Drop for $posted<D> {
+            #[cold]
+            fn drop(&mut self) {
+                LEAKED.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+
+        impl<D> fmt::Debug for $posted<D> {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.debug_tuple(stringify!($posted))
+                    .field(&self.$field)
+                    .finish()
+            }
+        }
+    };
+}
+
+posted!(Lease, DmaLease, lease, Lease::let_device_access);
+posted!(Loan, DmaLoan, loan, |_: &Loan, _: bool| ());
+
+impl<D> DmaLease<D> {
+    /// Offset of the first byte in the arena's region, in bytes: what a device address is made of.
+    #[must_use]
+    pub fn region_offset(&self) -> usize {
+        self.lease.region_offset()
+    }
+}
+
+impl<D> DmaLoan<D> {
+    /// Whether a writer waits for a unit of the range; see [`Loan::is_awaited`].
+    #[must_use]
+    pub fn is_awaited(&self) -> bool {
+        self.loan.is_awaited()
+    }
+}
+
+impl Data {
+    /// Gives the data to a device.
+    #[inline(always)]
+    pub fn into_dma<D: DmaDriver>(self) -> DmaData<D> {
+        match self {
+            Data::Lease(lease) => DmaData::Lease(lease.into_dma()),
+            Data::Loan(loan) => DmaData::Loan(loan.into_dma()),
+        }
+    }
+}
+
+impl<D: DmaDriver> DmaData<D> {
+    /// Address of the first byte in this process.
+    #[inline(always)]
+    #[must_use]
+    pub fn address(&self) -> usize {
+        match self {
+            Self::Lease(lease) => lease.address(),
+            Self::Loan(loan) => loan.address(),
+        }
+    }
+
+    /// Bytes.
+    #[inline(always)]
+    #[must_use]
+    #[expect(clippy::len_without_is_empty, reason = "it cannot be looked into")]
+    pub fn len(&self) -> usize {
+        match self {
+            Self::Lease(lease) => lease.len(),
+            Self::Loan(loan) => loan.len(),
+        }
+    }
+
+    /// Drops the data that `place` has, if any, where it is, once the device does not access it any
+    /// more.
+    #[inline(always)]
+    pub fn drop_returned(place: &mut Option<Self>, _done: &D::Done) {
+        match place {
+            None => return,
+            Some(Self::Lease(posted)) => {
+                posted.lease.let_device_access(false);
+                // SAFETY: it is dropped once, since nothing is left in `place` below.
+                unsafe { ManuallyDrop::drop(&mut posted.lease) };
+            }
+            // SAFETY: as above.
+            Some(Self::Loan(posted)) => unsafe { ManuallyDrop::drop(&mut posted.loan) },
+        }
+        std::mem::forget(place.take());
+    }
+
+    /// The data, once the device does not access it any more.
+    #[inline(always)]
+    #[must_use]
+    pub fn returned(self, done: &D::Done) -> Data {
+        match self {
+            Self::Lease(lease) => Data::Lease(lease.returned(done)),
+            Self::Loan(loan) => Data::Loan(loan.returned(done)),
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! The share of a class of slices that one host may hold: pure arithmetic.
+//!
+//! Shares are dynamic thresholds: a host may take a slice while it holds fewer than
+//! [`SHARE_FACTOR`] slices for each free one. One host alone can hold three quarters of a class; of
+//! `n` hosts that want all they can get, each holds `3 / (3n + 1)`, and `1 / (3n + 1)` stays free
+//! for the next. A part of each large class is reserved for admin commands. A host that holds
+//! nothing of a class and waits for it has the first free slice.
+
+/// Slices that a host may hold for each free one.
+const SHARE_FACTOR: u32 = 3;
+/// The reserve of a class is one part in so many of its slices.
+const RESERVE_PART: u32 = 32;
+/// Slices that a reserve has at most.
+const RESERVE_SLICES_MAX: u32 = 64;
+/// While more than one part in so many of a class is free, no share can be exceeded.
+const PLENTY_PART: u32 = 2;
+
+/// How the slices of one class are spread at one moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Spread {
+    /// Slices that hosts may hold together.
+    pub(crate) total: u32,
+    /// Of these, the free ones.
+    pub(crate) free: u32,
+}
+
+impl Spread {
+    /// Of `total` slices of a class, `taken` are out as leases: `of_system` to the appliance and
+    /// `under_promises` under promises of `promised` slices.
+    pub(crate) fn new(
+        total: u32,
+        taken: u32,
+        of_system: u32,
+        promised: u32,
+        under_promises: u32,
+    ) -> Spread {
+        let aside = of_system.saturating_add(promised.max(under_promises));
+        let of_hosts = taken.saturating_sub(of_system.saturating_add(under_promises));
+        let total = total.saturating_sub(aside);
+        Spread {
+            total,
+            free: total.saturating_sub(of_hosts),
+        }
+    }
+
+    /// Slices that hosts together can take before a share can be exceeded.
+    pub(crate) fn plenty(self) -> u32 {
+        self.free.saturating_sub(self.total.div_ceil(PLENTY_PART))
+    }
+
+    /// Whether an account that holds `held` slices may take one more. `starving` other accounts
+    /// hold none and wait.
+    pub(crate) fn admits(self, held: u32, uses_reserve: bool, starving: u32) -> bool {
+        let reserve = (self.total / RESERVE_PART).min(RESERVE_SLICES_MAX);
+        let kept = if uses_reserve { 0 } else { reserve };
+        let for_others = if held == 0 { 0 } else { starving };
+        let spare = self.free.saturating_sub(kept).saturating_sub(for_others);
+        held < spare.saturating_mul(SHARE_FACTOR)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    /// Slices that each of `hosts` greedy hosts gets of a class, in turns; and those that are left.
+    fn spread_of(total: u32, hosts: usize) -> (Vec<u32>, u32) {
+        let (mut held, mut free) = (vec![0; hosts], total);
+        loop {
+            let before = free;
+            for held in &mut held {
+                if (Spread { total, free }).admits(*held, false, 0) {
+                    *held += 1;
+                    free -= 1;
+                }
+            }
+            if before == free {
+                return (held, free);
+            }
+        }
+    }
+
+    #[test]
+    fn one_greedy_host_leaves_a_quarter() {
+        let (held, free) = spread_of(48, 1);
+        assert_eq!((held[0], free), (36, 12));
+        let (held, free) = spread_of(1024, 1);
+        assert!((740..=768).contains(&held[0]) && free >= 256, "{held:?}");
+    }
+
+    #[test]
+    fn each_greedy_host_gets_as_much_and_something_stays() {
+        for hosts in 1..=8 {
+            let (held, free) = spread_of(384, hosts);
+            let most = held.iter().max().expect("some");
+            let least = held.iter().min().expect("some");
+            assert!(most - least <= 1 && *least > 0, "{held:?}");
+            assert!(free >= 384 / (3 * hosts as u32 + 2), "{free}");
+        }
+    }
+
+    #[test]
+    fn a_host_without_slices_gets_the_last_one_of_any_class() {
+        for total in 1..=64 {
+            let reserve = total / RESERVE_PART;
+            let last = Spread {
+                total,
+                free: reserve + 1,
+            };
+            assert!(last.admits(0, false, 5), "{total}");
+            let none = Spread {
+                total,
+                free: reserve,
+            };
+            assert!(!none.admits(0, false, 0), "{total}");
+            assert_eq!(none.admits(0, true, 0), reserve > 0, "{total}");
+        }
+    }
+
+    #[test]
+    fn what_a_starving_host_waits_for_is_not_another_hosts() {
+        let spread = Spread { total: 3, free: 1 };
+        assert!(spread.admits(2, false, 0));
+        assert!(!spread.admits(2, false, 1));
+        assert!(spread.admits(0, false, 1));
+    }
+
+    #[test]
+    fn plenty_never_exceeds_a_share() {
+        for total in 0..200 {
+            for free in 0..=total {
+                let spread = Spread { total, free };
+                let plenty = spread.plenty();
+                if plenty == 0 {
+                    continue;
+                }
+                // One account has all that is taken, and takes all that there is plenty of.
+                for more in 0..plenty {
+                    let now = Spread {
+                        total,
+                        free: free - more,
+                    };
+                    assert!(now.admits(total - now.free, false, 0), "{spread:?} {more}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_the_appliance_holds_and_what_is_promised_is_nobodys_share() {
+        let spread = Spread::new(100, 50, 10, 40, 30);
+        assert_eq!(
+            spread,
+            Spread {
+                total: 50,
+                free: 40
+            }
+        );
+        // More may be out under promises for a moment, on its way to its hosts.
+        let spread = Spread::new(100, 60, 10, 40, 50);
+        assert_eq!(
+            spread,
+            Spread {
+                total: 40,
+                free: 40
+            }
+        );
+    }
+}

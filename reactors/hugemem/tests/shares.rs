@@ -1,0 +1,269 @@
+//! Shares of hosts, their turns, and waits that cost nothing.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use hugemem::{Account, Arena, ArenaConfig, Lease, PagePolicy, Pool, WaiterToken};
+use proptest::prelude::*;
+
+const MIB: usize = 1 << 20;
+const SIZES: [usize; 5] = [4 << 10, 16 << 10, 64 << 10, 256 << 10, MIB];
+const GREEDY: Account = Account::io(1);
+const MODEST: Account = Account::io(2);
+
+fn arena(bytes: usize, max_transfer: usize) -> Arc<Arena> {
+    let config = ArenaConfig {
+        bytes,
+        pages: PagePolicy::Ordinary,
+        max_transfer,
+    };
+    Arena::new(config).expect("memory")
+}
+
+fn drain(pool: &Pool, account: Account, len: usize) -> Vec<Lease> {
+    std::iter::from_fn(|| pool.take_for(account, len)).collect()
+}
+
+#[test]
+fn one_host_that_takes_all_it_can_leaves_others_a_part_of_each_class() {
+    let arena = arena(64 * MIB, MIB);
+    let pool = arena.pool(100);
+    // From the largest size, so that nothing spills.
+    let mut held: Vec<Lease> = Vec::new();
+    for len in SIZES.into_iter().rev() {
+        held.extend(drain(&pool, GREEDY, len));
+        for token in 0..10 {
+            let waits = pool.take_or_wait(GREEDY, len, WaiterToken(token), 0);
+            assert!(waits.is_none());
+        }
+    }
+    assert!(pool.next_grant(0).is_none());
+    for class in arena.counters().classes {
+        assert!(
+            class.taken * 4 <= class.total * 3 && class.taken * 2 >= class.total,
+            "{class:?}"
+        );
+    }
+    let mut modest = Vec::new();
+    for len in SIZES.into_iter().flat_map(|len| [len; 2]) {
+        modest.push(pool.take_for(MODEST, len).expect("within its share"));
+    }
+    assert_eq!(held.len() as u32, arena.held_by(GREEDY).iter().sum::<u32>());
+    drop(held);
+    assert_eq!(arena.held_by(GREEDY), [0; 5]);
+}
+
+#[test]
+fn what_comes_back_goes_to_the_hosts_in_turn() {
+    let arena = arena(MIB, 4096);
+    let pool = arena.pool(300);
+    let mut all = drain(&pool, Account::SYSTEM, 4096);
+    for token in 0..200 {
+        assert!(
+            pool.take_or_wait(GREEDY, 512, WaiterToken(token), 0)
+                .is_none()
+        );
+    }
+    for token in 1000..1003 {
+        assert!(
+            pool.take_or_wait(MODEST, 512, WaiterToken(token), 0)
+                .is_none()
+        );
+    }
+    assert!(pool.next_grant(0).is_none());
+    all.truncate(all.len() / 2);
+    let grants = std::iter::from_fn(|| pool.next_grant(0)).take(7);
+    let order: Vec<_> = grants
+        .map(|(token, lease)| {
+            let greedy = lease.account() == GREEDY;
+            assert_eq!(greedy, token.0 < 1000);
+            token.0
+        })
+        .collect();
+    assert_eq!(order, [0, 1000, 1, 1001, 2, 1002, 3]);
+}
+
+#[test]
+fn a_host_beyond_its_share_holds_up_nobody_behind_it() {
+    let arena = arena(64 * MIB, MIB);
+    let pool = arena.pool(300);
+    let mut held = drain(&pool, GREEDY, MIB);
+    for token in 0..100 {
+        assert!(
+            pool.take_or_wait(GREEDY, MIB, WaiterToken(token), 0)
+                .is_none()
+        );
+    }
+    assert!(pool.next_grant(0).is_none());
+    let modest = pool.take_for(MODEST, MIB).expect("within its share");
+    drop(modest);
+    assert!(pool.next_grant(0).is_none());
+    let free = drain(&pool, Account::SYSTEM, MIB);
+    assert!(!free.is_empty());
+    assert!(
+        pool.take_or_wait(MODEST, MIB, WaiterToken(1000), 0)
+            .is_none()
+    );
+    assert!(pool.next_grant(0).is_none());
+    held.pop();
+    let (token, lease) = pool.next_grant(0).expect("one came back");
+    assert_eq!((token, lease.account()), (WaiterToken(1000), MODEST));
+    assert!(pool.next_grant(0).is_none(), "the other has its share");
+}
+
+/// Base 2.1 §3.9: a Keep Alive, like every admin command, must get through.
+#[test]
+fn admin_commands_have_a_reserve() {
+    let arena = arena(64 * MIB, 4096);
+    let pool = arena.pool(8);
+    let hosts: Vec<_> = (1..=600)
+        .map(|host| drain(&pool, Account::io(host), 4096))
+        .collect();
+    assert!(
+        pool.take_for(Account::io(601), 4096).is_none(),
+        "all is out"
+    );
+    assert!(pool.take_for(Account::admin(601), 512).is_some());
+    let one = drain(&pool, Account::admin(1), 4096);
+    assert!(!one.is_empty());
+    assert!(
+        pool.take_for(Account::admin(2), 4096).is_some(),
+        "one host cannot take the reserve either"
+    );
+    drop(hosts);
+}
+
+#[test]
+fn a_lease_can_be_charged_to_its_host_later() {
+    let arena = arena(MIB, 4096);
+    let pool = arena.pool(1);
+    let mut lease = pool.take(1000).expect("free");
+    lease.charge(MODEST);
+    assert_eq!((lease.account(), lease.len()), (MODEST, 1000));
+    assert_eq!(arena.held_by(MODEST)[0], 1);
+    lease.resize(4096);
+    assert_eq!((lease.account(), lease.len()), (MODEST, 4096));
+    drop(lease);
+    assert_eq!(arena.held_by(MODEST)[0], 0);
+    assert_eq!(arena.held_by(Account::SYSTEM)[0], 0);
+}
+
+#[test]
+fn requests_that_wait_are_tried_when_something_came_back_or_after_a_millisecond() {
+    let arena = arena(4096, 4096);
+    let (pool, other) = (arena.pool(4), arena.pool(4));
+    let only = other.take_for(GREEDY, 1).expect("free");
+    assert_eq!(pool.retry_at_ns(), None);
+    assert!(pool.take_or_wait(MODEST, 1, WaiterToken(1), 5).is_none());
+    assert!(pool.may_grant(), "not tried since it waits");
+    assert!(pool.next_grant(10).is_none());
+    assert!(!pool.may_grant(), "its reactor may sleep");
+    assert!(pool.is_needed(&only), "a host that has none waits for it");
+    let retry_at_ns = pool.retry_at_ns().expect("one waits");
+    assert!((11..=2_000_000).contains(&retry_at_ns));
+    drop(only);
+    assert!(pool.may_grant());
+    let (token, lease) = pool.next_grant(30).expect("it came back");
+    assert_eq!(token, WaiterToken(1));
+    assert!(!pool.is_needed(&lease));
+    assert_eq!((pool.retry_at_ns(), pool.may_grant()), (None, false));
+}
+
+#[test]
+fn the_longest_wait_is_known() {
+    let arena = arena(4096, 4096);
+    let pool = arena.pool(4);
+    let only = pool.take(1).expect("free");
+    let second = 1_000_000_000;
+    assert!(
+        pool.take_or_wait(GREEDY, 1, WaiterToken(1), second)
+            .is_none()
+    );
+    assert!(
+        pool.take_or_wait(MODEST, 1, WaiterToken(2), 2 * second)
+            .is_none()
+    );
+    assert!(pool.next_grant(4 * second).is_none());
+    let counters = arena.counters();
+    assert_eq!(counters.oldest_wait_ns, 3 * second);
+    drop(only);
+    let (_, lease) = pool.next_grant(5 * second).expect("it came back");
+    drop(lease);
+    assert!(pool.next_grant(6 * second).is_some());
+    let counters = arena.counters();
+    assert_eq!(
+        (counters.oldest_wait_ns, counters.longest_wait_ns),
+        (0, 4 * second)
+    );
+}
+
+#[derive(Debug, Clone)]
+struct Request {
+    host: u16,
+    len: usize,
+    reactor: usize,
+    /// Turns for which it keeps its lease.
+    turns: u32,
+}
+
+fn request() -> impl Strategy<Value = Request> {
+    (1..4_u16, 0..5_usize, 0..2_usize, 0..6_u32).prop_map(|(host, size, reactor, turns)| Request {
+        host,
+        len: SIZES[size],
+        reactor,
+        turns,
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// However small the arena is, each request is served as long as leases come back.
+    #[test]
+    fn every_request_of_every_host_is_served_in_arenas_of_all_sizes(
+        bytes in prop::sample::select(vec![MIB, 2 * MIB, 3 * MIB, 16 * MIB]),
+        requests in prop::collection::vec(request(), 1..150),
+    ) {
+        let arena = arena(bytes, MIB);
+        let pools = [arena.pool(200), arena.pool(200)];
+        let mut held: VecDeque<(u32, Lease)> = VecDeque::new();
+        let (mut now_ns, mut served) = (0, 0);
+        let mut turn = |held: &mut VecDeque<(u32, Lease)>, served: &mut usize| {
+            now_ns += 400_000;
+            for pool in &pools {
+                while let Some((token, lease)) = pool.next_grant(now_ns) {
+                    let request: &Request = &requests[token.0 as usize];
+                    assert_eq!(lease.account(), Account::io(request.host));
+                    *served += 1;
+                    held.push_back((request.turns, lease));
+                }
+            }
+            held.retain_mut(|(turns, _)| {
+                let stays = *turns > 0;
+                *turns = turns.saturating_sub(1);
+                stays
+            });
+            now_ns
+        };
+        for (number, request) in (0u64..).zip(&requests) {
+            let now_ns = turn(&mut held, &mut served);
+            let account = Account::io(request.host);
+            let pool = &pools[request.reactor];
+            let lease = pool.take_or_wait(account, request.len, WaiterToken(number), now_ns);
+            if let Some(lease) = lease {
+                served += 1;
+                held.push_back((request.turns, lease));
+            }
+        }
+        let mut turns = 0;
+        while served < requests.len() {
+            turns += 1;
+            prop_assert!(turns < 10 * requests.len() + 100, "{served} of {}", requests.len());
+            turn(&mut held, &mut served);
+        }
+        drop(held);
+        for host in 1..4 {
+            prop_assert_eq!(arena.held_by(Account::io(host)), [0; 5]);
+        }
+    }
+}
