@@ -23,11 +23,14 @@ const SEEDS_DEFAULT: u64 = 100;
 #[derive(Parser)]
 struct Arguments {
     /// Run this seed alone, and tell its story.
-    #[arg(long, conflicts_with_all = ["seeds", "minutes", "hours"])]
+    #[arg(long, conflicts_with_all = ["seeds", "count", "minutes", "hours"])]
     seed: Option<u64>,
     /// Run these seeds.
     #[arg(long, value_name = "A..B")]
     seeds: Option<Seeds>,
+    /// Run so many random seeds, after those of --seeds.
+    #[arg(long, value_name = "N", conflicts_with_all = ["minutes", "hours"])]
+    count: Option<u64>,
     /// Run random seeds for so long, after those of --seeds.
     #[arg(long, value_name = "N")]
     minutes: Option<f64>,
@@ -39,7 +42,7 @@ struct Arguments {
     draw: Option<u64>,
     /// Look for every planted defect, and write what was found to this file; needs a build with
     /// `--cfg planted`.
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["seed", "seeds", "minutes", "hours"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["seed", "seeds", "count", "minutes", "hours"])]
     defects: Option<PathBuf>,
     /// With --defects: look for these alone.
     #[arg(long, value_name = "NAME", value_delimiter = ',', requires = "defects")]
@@ -93,9 +96,22 @@ fn main() -> ExitCode {
         .hours
         .map(|hours| hours * 60.0)
         .or(arguments.minutes);
-    let span = minutes.map(|minutes| Duration::from_secs_f64(minutes.max(0.0) * 60.0));
-    let random = random_seeds(arguments.draw.unwrap_or_else(time_of_day));
-    many(arguments.seeds, random, span, &limits)
+    let began = Instant::now();
+    let end = minutes.map(|minutes| began + Duration::from_secs_f64(minutes.max(0.0) * 60.0));
+    let count = match end {
+        Some(_) => u64::MAX,
+        None => arguments.count.unwrap_or(0),
+    };
+    let fixed = match arguments.seeds {
+        Some(Seeds(range)) => range,
+        None if count > 0 => 0..0,
+        None => 0..SEEDS_DEFAULT,
+    };
+    let random = random_seeds(arguments.draw.unwrap_or_else(time_of_day))
+        .zip(0..count)
+        .map(|(seed, _)| seed)
+        .take_while(|_| end.is_none_or(|end| Instant::now() < end));
+    many(fixed.chain(random), began, &limits)
 }
 
 fn one(seed: u64, limits: &Limits, lines: usize) -> ExitCode {
@@ -173,20 +189,8 @@ fn time_of_day() -> u64 {
 }
 
 /// Runs seeds on every core until one fails or there are no more.
-fn many(
-    seeds: Option<Seeds>,
-    random: impl Iterator<Item = u64> + Send,
-    span: Option<Duration>,
-    limits: &Limits,
-) -> ExitCode {
-    let began = Instant::now();
-    let fixed = match (seeds, span) {
-        (Some(Seeds(range)), _) => range,
-        (None, Some(_)) => 0..0,
-        (None, None) => 0..SEEDS_DEFAULT,
-    };
-    let random = random.take_while(|_| span.is_some_and(|span| began.elapsed() < span));
-    let next = Mutex::new(fixed.chain(random));
+fn many(seeds: impl Iterator<Item = u64> + Send, began: Instant, limits: &Limits) -> ExitCode {
+    let next = Mutex::new(seeds);
     let found = Mutex::new((Figures::default(), None::<Failure>));
     let threads = on_every_core(|| {
         loop {

@@ -105,10 +105,7 @@ impl Step {
     /// What `--all` adds to the gate in this step; `None` where the gate runs all of it.
     fn added_by_all(self) -> Option<String> {
         match self {
-            Step::Sim => Some(format!(
-                "{} more minutes of random seeds",
-                sim::MINUTES_ALL - sim::MINUTES_GATE
-            )),
+            Step::Sim => Some(format!("random seeds for {} minutes", sim::MINUTES_ALL)),
             Step::Defects | Step::Doc | Step::Loom | Step::Fuzz | Step::LabLive | Step::Deny => {
                 Some(format!("the step {}", self.name()))
             }

@@ -37,7 +37,7 @@ pub(super) struct EventLog {
 /// What a host waits for.
 #[derive(Default)]
 pub(super) struct EventState {
-    /// An event was reported whose log page is not read yet.
+    /// A namespace event was reported whose log page is not read yet.
     unread: bool,
     /// A namespace event must have come by then, if there was a request for it.
     due: Option<Nanos>,
@@ -141,7 +141,7 @@ impl Host {
             let what = format!("{event:?} is reported again before its log page was read");
             return Err(self.violation(ground, &what));
         }
-        self.events.unread = true;
+        self.events.unread |= page == LogPageId::CHANGED_ATTACHED_NAMESPACES;
         let slow = ground.swarm.faults.has(Fault::Deaf);
         let log = EventLog {
             page,
@@ -187,16 +187,14 @@ impl Host {
         if log.page == LogPageId::CHANGED_ATTACHED_NAMESPACES {
             self.check_changed(ground, log, outstanding)?;
         }
-        if log.page == LogPageId::CHANGED_ATTACHED_NAMESPACES && !log.retains {
-            self.identify(ground, false);
-        }
         if log.retains {
             let log = EventLog {
                 retains: false,
                 ..log
             };
             self.read_event_log(ground, log);
-        } else {
+        } else if log.page == LogPageId::CHANGED_ATTACHED_NAMESPACES {
+            self.identify(ground, false);
             self.events.unread = false;
         }
         Ok(())
