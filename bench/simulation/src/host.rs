@@ -23,6 +23,8 @@ pub use connection::Vanished;
 pub use explorer::Explorer;
 pub use workload::Aftermath;
 
+use std::collections::VecDeque;
+
 use nvme_spec::Sqe;
 use nvme_spec::fabrics::{ConnectAttributes, ConnectData, PropertySize};
 use nvme_spec::nqn::to_field;
@@ -55,6 +57,8 @@ pub const ADMIN_DEPTH: u16 = 32;
 const RETRY_MAX: Nanos = Nanos::from_millis(400);
 /// Lost writes that a host sends again, with other data, at most.
 const RETRIES_MAX: usize = 16;
+/// Ranges of lost writes that a host looks at often, at most.
+const WATCHED_MAX: usize = 4;
 /// How often a host asks whether its controller is ready.
 const READY_POLL: Nanos = Nanos::from_millis(1);
 /// How often a host looks for answers that are late.
@@ -204,6 +208,8 @@ pub struct Host {
     enable_sent_at: Nanos,
     /// Where writes were lost that it sends again with other data.
     retries: Vec<Extent>,
+    /// Where the latest writes were lost, which it looks at more often than elsewhere.
+    watched: VecDeque<Extent>,
     poll_status_at: Option<Nanos>,
     keep_alive_at: Option<Nanos>,
     /// Sends nothing any more: by then the target must have ended the association.
@@ -235,6 +241,7 @@ impl Host {
             enabled_at: Moment::default(),
             enable_sent_at: Nanos::ZERO,
             retries: Vec::new(),
+            watched: VecDeque::new(),
             poll_status_at: None,
             keep_alive_at: None,
             silent_until: None,

@@ -423,3 +423,103 @@ fn wrong(
         expected: expected.join(", "),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::content::Stamp;
+
+    const EXTENT: Extent = Extent {
+        disk: 0,
+        lba: 0,
+        blocks: 1,
+    };
+    const HOST: usize = 3;
+
+    fn judge() -> Judge {
+        Judge::new(&[(1, 512, false)])
+    }
+
+    /// A read that begins now and returns what the write of `version` wrote.
+    fn read(judge: &mut Judge, version: u64) -> Result<(), Violation> {
+        let mut block = [0; 512];
+        if version > 0 {
+            let (device, lba) = (0, 0);
+            Stamp {
+                device,
+                lba,
+                version,
+            }
+            .write(&mut block);
+        }
+        let began = judge.begin_read();
+        let judged = judge.judge_read(EXTENT, began, &block, false);
+        judge.end_read(began);
+        judged
+    }
+
+    /// A write that is lost with controller `cntlid` of the host.
+    fn lose(judge: &mut Judge, cntlid: u16) -> u64 {
+        let (version, began) = judge.begin_write(&[EXTENT], false);
+        judge.lose_write((HOST, cntlid), vec![EXTENT], version, began);
+        version
+    }
+
+    #[test]
+    fn a_lost_write_may_land_until_the_next_controller_is_ready() {
+        for noticed in [false, true] {
+            let mut judge = judge();
+            let lost = lose(&mut judge, 1);
+            if noticed {
+                judge.noticed((HOST, 1));
+            }
+            let enabled = judge.moment();
+            assert_eq!(read(&mut judge, 0), Ok(()));
+            judge.ready(HOST, enabled);
+            assert_eq!(read(&mut judge, 0), Ok(()), "it may have come to nothing");
+            // What was not there when the controller was ready comes no more.
+            assert_eq!(read(&mut judge, lost).is_err(), noticed);
+        }
+    }
+
+    #[test]
+    fn a_lost_write_that_landed_in_time_stays() {
+        let mut judge = judge();
+        let lost = lose(&mut judge, 1);
+        judge.noticed((HOST, 1));
+        let enabled = judge.moment();
+        judge.ready(HOST, enabled);
+        assert_eq!(read(&mut judge, lost), Ok(()));
+        assert!(read(&mut judge, 0).is_err());
+        assert!(!judge.has_lost());
+    }
+
+    #[test]
+    fn a_later_write_of_the_host_overtakes_what_it_lost() {
+        for (host, noticed) in [(HOST, true), (HOST, false), (HOST + 1, true)] {
+            let mut judge = judge();
+            let lost = lose(&mut judge, 1);
+            if noticed {
+                judge.noticed((HOST, 1));
+            }
+            let (newer, began) = judge.begin_write(&[EXTENT], false);
+            assert_eq!(read(&mut judge, lost), Ok(()), "it is not answered yet");
+            judge.overtaken(host, began);
+            judge.end_write(&[EXTENT], newer, began, WriteEnd::Done { durable: true });
+            assert_eq!(read(&mut judge, newer), Ok(()));
+            let known_to_be_over = host == HOST && noticed;
+            assert_eq!(read(&mut judge, lost).is_err(), known_to_be_over);
+        }
+    }
+
+    #[test]
+    fn a_write_that_began_before_the_target_knew_overtakes_nothing() {
+        let mut judge = judge();
+        let lost = lose(&mut judge, 1);
+        let (newer, began) = judge.begin_write(&[EXTENT], false);
+        judge.noticed((HOST, 1));
+        judge.overtaken(HOST, began);
+        judge.end_write(&[EXTENT], newer, began, WriteEnd::Done { durable: true });
+        assert_eq!(read(&mut judge, lost), Ok(()));
+    }
+}

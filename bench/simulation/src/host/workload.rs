@@ -78,19 +78,29 @@ impl Host {
         };
         let fua = self.random.permille(250) && self.flushes(disk);
         let extent = self.choose_extent(ground, disk, shape);
-        if let Some(extent) = self.choose_retry(ground) {
-            return self.send_kind(ground, index, IoKind::Write, extent, fua);
+        if let Some((kind, extent)) = self.choose_lost(ground) {
+            return self.send_kind(ground, index, kind, extent, fua);
         }
         self.send_kind(ground, index, kind, extent, fua);
     }
 
-    /// Where it sends a lost write again, with other data, if it does so now.
-    fn choose_retry(&mut self, ground: &Ground<'_>) -> Option<Extent> {
-        let extent = self.retries.pop()?;
+    /// What it does where a write was lost, if anything now: it looks what is there, or writes other
+    /// data.
+    fn choose_lost(&mut self, ground: &Ground<'_>) -> Option<(IoKind, Extent)> {
+        if self.watched.is_empty() || !ground.swarm.faults.has(Fault::Linger) {
+            return None;
+        }
+        let (kind, extent) = match self.random.below(8) {
+            0 => (IoKind::Write, self.retries.pop()?),
+            1..=4 => {
+                let chosen = self.random.below(self.watched.len() as u64);
+                (IoKind::Read, *self.watched.get(chosen as usize)?)
+            }
+            _ => return None,
+        };
         let size = ground.swarm.disks[extent.disk].block_count;
-        // The namespace may have gone meanwhile, or come back.
         let fits = extent.lba + u64::from(extent.blocks) <= size;
-        (fits && ground.swarm.faults.has(Fault::Linger)).then_some(extent)
+        fits.then_some((kind, extent))
     }
 
     /// Takes over what another path of the host lost.
