@@ -296,7 +296,7 @@ impl Registry {
 
     fn fence_host_of(&self, entry: &Entry) -> Vec<usize> {
         let mut reactors = Vec::new();
-        let raised = self.has_orphans(entry) && !planted("fence-ignored");
+        let raised = self.has_orphans(entry);
         let same_host = self.controllers.values();
         let same_host = same_host.filter(|it| it.is_of_same_host(entry) && !it.is_over());
         for other in same_host {

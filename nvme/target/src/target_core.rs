@@ -2,8 +2,9 @@
 //!
 //! The parts: `connect` makes queues, `admission` checks commands, `execution` drives devices and
 //! answers, `polling` looks at devices, timers and other reactors, `closing` ends queues and
-//! controllers, `changes` takes devices in and lets devices and queues go while the rest is served,
-//! `draining` brings the whole to rest.
+//! controllers, `fence` keeps newer writes of a host behind its orphaned ones, `changes` takes
+//! devices in and lets devices and queues go while the rest is served, `draining` brings the whole
+//! to rest.
 
 mod absent;
 mod admission;
@@ -14,6 +15,7 @@ mod connect;
 mod draining;
 mod execution;
 mod executions;
+mod fence;
 mod lending;
 mod polling;
 mod queue;

@@ -8,9 +8,9 @@ use nvme_spec::Status;
 use reactors::Nanos;
 use reactors::sim::planted;
 
-use super::executions::{Command, DeviceTag, ExecutionState, Owner};
+use super::executions::{Command, ExecutionState, Owner};
 use super::queue::{QueueEvent, QueueKind, QueueState};
-use super::{FailedCommand, TargetCore, Timing, rota};
+use super::{FailedCommand, TargetCore, Timing};
 use crate::controller::state::ControllerEvent;
 use crate::interface::{Close, CloseReason, Completed, QueueId};
 use crate::status::Fault;
@@ -53,19 +53,6 @@ impl TargetCore {
             if entry.executing == 0 || planted("queue-freed-early") {
                 self.release_queue(slot);
             }
-        }
-    }
-
-    /// Has devices cancel what they have of queues that are gone, as far as they can: the host may
-    /// send something else meanwhile, by another association or another path.
-    fn give_up_orphans(&mut self, devices: u128) {
-        if planted("give-up-forgotten") {
-            return;
-        }
-        let executions = &self.executions;
-        for place in rota::places(devices) {
-            let is_orphan = &mut |tag| executions.is_orphan(DeviceTag::from_bits(tag));
-            self.devices[place].give_up(is_orphan);
         }
     }
 

@@ -19,7 +19,7 @@ use crate::io::{IoOperation, IoWork, recheck};
 use crate::status::{Fault, byte, from_device};
 
 /// Why a command that was checked is not executed now.
-enum Stopped {
+pub(super) enum Stopped {
     /// The fence of its host holds it back.
     Fenced,
     Failed(Fault),
@@ -132,7 +132,7 @@ impl TargetCore {
 
     /// What may have changed while the command's data was on its way.
     #[inline]
-    fn check_io(&self, slot: u32, work: &IoWork) -> Result<(), Stopped> {
+    pub(super) fn check_io(&self, slot: u32, work: &IoWork) -> Result<(), Stopped> {
         let gone = Fault::retry(Status::ABORTED_SQ_DELETION);
         let queue = self.queues.at(slot).ok_or(gone)?;
         match queue.state {
@@ -189,7 +189,7 @@ impl TargetCore {
 
     /// Hands an execution's first request to its device. `Some`: it is over, and so it ended.
     #[inline]
-    fn begin(
+    pub(super) fn begin(
         &mut self,
         tag: DeviceTag,
         work: &IoWork,
@@ -204,64 +204,6 @@ impl TargetCore {
             },
             Ok(None) => self.proceed(tag),
             Err(fault) => Some(Err(fault)),
-        }
-    }
-
-    /// Keeps a command back until the fence of its host is lifted.
-    #[cold]
-    fn hold_command(
-        &mut self,
-        command: Command,
-        work: IoWork,
-        data: Option<Lease>,
-        came: Nanos,
-        now: Nanos,
-    ) -> Option<Completed> {
-        let execution = Execution::fenced(Owner::Command(command), work, came, now);
-        let Some(tag) = self.executions.insert(execution) else {
-            let failed = FailedCommand::of_work(&work, command.id);
-            let fault = Fault::retry(Status::COMMAND_INTERRUPTED);
-            return Some(self.answer_failed(command, &failed, fault));
-        };
-        self.executions.kept(tag.slot).data = data.map(Data::Lease);
-        if let Some(queue) = self.queues.at_mut(command.queue) {
-            queue.executing += 1;
-            queue.fenced += 1;
-        }
-        self.counters.deferred.add(1);
-        None
-    }
-
-    /// Starts a queue's commands that a fence held back, oldest first, now that it is lifted.
-    pub(super) fn start_fenced(&mut self, slot: u32) {
-        let mut next = self.executions.first_fenced(slot);
-        while let Some(tag) = next {
-            next = self.executions.next_fenced(tag);
-            let Some(execution) = self.executions.get_mut(tag) else {
-                return;
-            };
-            let work = execution.work;
-            let over = match self.check_io(slot, &work) {
-                // It is raised again: its end calls this core again.
-                Err(Stopped::Fenced) => return,
-                Err(Stopped::Failed(fault)) => Some(Err(fault)),
-                Ok(()) => {
-                    if let Some(execution) = self.executions.get_mut(tag) {
-                        execution.apply(ExecutionEvent::Taken);
-                    }
-                    let data = match self.executions.kept(tag.slot).data.take() {
-                        Some(Data::Lease(lease)) => Some(lease),
-                        Some(Data::Loan(_)) | None => None,
-                    };
-                    self.begin(tag, &work, data)
-                }
-            };
-            if let Some(queue) = self.queues.at_mut(slot) {
-                queue.fenced -= 1;
-            }
-            if let Some(result) = over {
-                self.finish_later(tag, result, None);
-            }
         }
     }
 
@@ -587,7 +529,12 @@ impl TargetCore {
 
     /// Ends an execution whose answer goes through the inbox.
     #[inline]
-    fn finish_later(&mut self, tag: DeviceTag, result: Result<(), Fault>, data: Option<Data>) {
+    pub(super) fn finish_later(
+        &mut self,
+        tag: DeviceTag,
+        result: Result<(), Fault>,
+        data: Option<Data>,
+    ) {
         if let Some((slot, completed)) = self.finish(tag, result, data) {
             // First this answer, then that of a Disconnect that waited for it.
             self.push_completion(slot, completed);
@@ -731,7 +678,7 @@ impl TargetCore {
 
     /// The answer to a command that is not executed after all.
     #[cold]
-    fn answer_failed(
+    pub(super) fn answer_failed(
         &mut self,
         command: Command,
         failed: &FailedCommand,

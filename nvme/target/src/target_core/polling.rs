@@ -181,38 +181,6 @@ impl TargetCore {
         }
     }
 
-    /// Makes a controller ready once no request is in a device that its host sent before and does
-    /// not wait for any more. The last of them calls this core again.
-    fn check_enabling(&mut self, slot: u32, now: Nanos) {
-        let Some(controller) = self.controllers.at_mut(slot) else {
-            return;
-        };
-        if controller.state != ControllerState::Enabling {
-            return;
-        }
-        let effect = {
-            // Held until the gate is open: an association that ends later raises the fence.
-            let registry = self.target.registry();
-            let entry = registry.entry(controller.shared.identity.cntlid);
-            let waits = entry.is_some_and(|entry| registry.has_orphans(entry));
-            if waits && !planted("orphans-not-awaited") {
-                return;
-            }
-            controller.apply(ControllerEvent::HostQuiet, now)
-        };
-        self.carry_out(slot, effect, now);
-        self.settle(slot);
-    }
-
-    /// Raises or lifts the fences of a controller's host, after something changed from which that
-    /// follows.
-    pub(super) fn update_fences(&self, cntlid: u16) {
-        let reactors = self.target.registry().update_fences(cntlid);
-        for reactor in reactors {
-            self.target.call(reactor);
-        }
-    }
-
     /// Something happened to a controller: moves it and carries out what follows.
     pub(super) fn controller_event(&mut self, slot: u32, event: ControllerEvent, now: Nanos) {
         let Some(controller) = self.controllers.at_mut(slot) else {

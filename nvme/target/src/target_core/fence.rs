@@ -1,0 +1,125 @@
+//! Requests that outlive their host's interest in them: those of an association that is over, of
+//! before a reset, or of a connection that is gone.
+//!
+//! They must not land after anything newer of the same host. So devices cancel what they have not
+//! begun; a new controller of the host becomes ready once the rest is over; and its other
+//! controllers hold commands that change data back meanwhile (a fence in their gates, raised and
+//! lifted under the registry's lock).
+
+use hugemem::{Data, Lease};
+use nvme_spec::Status;
+use reactors::Nanos;
+use reactors::sim::planted;
+
+use super::execution::Stopped;
+use super::executions::{Command, DeviceTag, Execution, ExecutionEvent, Owner};
+use super::{FailedCommand, TargetCore, rota};
+use crate::controller::state::{ControllerEvent, ControllerState};
+use crate::interface::Completed;
+use crate::io::IoWork;
+use crate::status::Fault;
+
+impl TargetCore {
+    /// Has devices cancel what they have of queues that are gone, as far as they can: the host may
+    /// send something else meanwhile, by another association or another path.
+    pub(super) fn give_up_orphans(&mut self, devices: u128) {
+        if planted("give-up-forgotten") {
+            return;
+        }
+        let executions = &self.executions;
+        for place in rota::places(devices) {
+            let is_orphan = &mut |tag| executions.is_orphan(DeviceTag::from_bits(tag));
+            self.devices[place].give_up(is_orphan);
+        }
+    }
+
+    /// Makes a controller ready once no request is in a device that its host sent before and does
+    /// not wait for any more. The last of them calls this core again.
+    pub(super) fn check_enabling(&mut self, slot: u32, now: Nanos) {
+        let Some(controller) = self.controllers.at_mut(slot) else {
+            return;
+        };
+        if controller.state != ControllerState::Enabling {
+            return;
+        }
+        let effect = {
+            // Held until the gate is open: an association that ends later raises the fence.
+            let registry = self.target.registry();
+            let entry = registry.entry(controller.shared.identity.cntlid);
+            let waits = entry.is_some_and(|entry| registry.has_orphans(entry));
+            if waits && !planted("orphans-not-awaited") {
+                return;
+            }
+            controller.apply(ControllerEvent::HostQuiet, now)
+        };
+        self.carry_out(slot, effect, now);
+        self.settle(slot);
+    }
+
+    /// Raises or lifts the fences of a controller's host, after something changed from which that
+    /// follows.
+    pub(super) fn update_fences(&self, cntlid: u16) {
+        let reactors = self.target.registry().update_fences(cntlid);
+        for reactor in reactors {
+            self.target.call(reactor);
+        }
+    }
+
+    /// Keeps a command back until the fence of its host is lifted.
+    #[cold]
+    pub(super) fn hold_command(
+        &mut self,
+        command: Command,
+        work: IoWork,
+        data: Option<Lease>,
+        came: Nanos,
+        now: Nanos,
+    ) -> Option<Completed> {
+        let execution = Execution::fenced(Owner::Command(command), work, came, now);
+        let Some(tag) = self.executions.insert(execution) else {
+            let failed = FailedCommand::of_work(&work, command.id);
+            let fault = Fault::retry(Status::COMMAND_INTERRUPTED);
+            return Some(self.answer_failed(command, &failed, fault));
+        };
+        self.executions.kept(tag.slot).data = data.map(Data::Lease);
+        if let Some(queue) = self.queues.at_mut(command.queue) {
+            queue.executing += 1;
+            queue.fenced += 1;
+        }
+        self.counters.deferred.add(1);
+        None
+    }
+
+    /// Starts a queue's commands that a fence held back, oldest first, now that it is lifted.
+    pub(super) fn start_fenced(&mut self, slot: u32) {
+        let mut next = self.executions.first_fenced(slot);
+        while let Some(tag) = next {
+            next = self.executions.next_fenced(tag);
+            let Some(execution) = self.executions.get_mut(tag) else {
+                return;
+            };
+            let work = execution.work;
+            let over = match self.check_io(slot, &work) {
+                // It is raised again: its end calls this core again.
+                Err(Stopped::Fenced) => return,
+                Err(Stopped::Failed(fault)) => Some(Err(fault)),
+                Ok(()) => {
+                    if let Some(execution) = self.executions.get_mut(tag) {
+                        execution.apply(ExecutionEvent::Taken);
+                    }
+                    let data = match self.executions.kept(tag.slot).data.take() {
+                        Some(Data::Lease(lease)) => Some(lease),
+                        Some(Data::Loan(_)) | None => None,
+                    };
+                    self.begin(tag, &work, data)
+                }
+            };
+            if let Some(queue) = self.queues.at_mut(slot) {
+                queue.fenced -= 1;
+            }
+            if let Some(result) = over {
+                self.finish_later(tag, result, None);
+            }
+        }
+    }
+}
