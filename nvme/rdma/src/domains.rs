@@ -83,14 +83,18 @@ impl<P: Provider> Domains<P> {
         Ok(())
     }
 
-    /// Registers more memory with every device.
+    /// Registers more memory with every device. One that is gone and not yet forgotten is passed
+    /// over: nothing is served by it any more.
     ///
     /// # Errors
     /// The first device that cannot have it; none has it then.
     pub fn attach(&self, region: &Region) -> Result<(), DeviceError> {
         let entries = self.entries();
         for (index, entry) in entries.iter().enumerate() {
-            if let Err(error) = entry.memory.attach_region(region) {
+            let attached = entry.memory.attach_region(region);
+            if let Err(error) = attached
+                && !matches!(error, Error::DeviceGone)
+            {
                 for had in &entries[..index] {
                     had.memory.detach_region(region);
                 }

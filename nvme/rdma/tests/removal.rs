@@ -6,6 +6,7 @@ mod harness;
 use harness::FakeHost as Host;
 use harness::host::{Call, Refused};
 use harness::{SECOND_IP, Setup, Stage, TARGET_IP, TARGET_MACHINE};
+use hugemem::{PagePolicy, Store};
 use nvme_spec::Sqe;
 use nvme_spec::rdma::RejectReason;
 use nvme_spec::sgl::SglDescriptor;
@@ -140,4 +141,20 @@ fn a_device_that_returns_turns_hosts_away() {
     assert_eq!(answer, Some(Refused::Rejected(RejectReason::NO_RESOURCES)));
     assert_eq!(stage.counters.connections_refused.get(), 1);
     scene.witness.1.prove_alive(&mut scene.stage, 3, 0x78);
+}
+
+/// More memory can be served although a device is gone: one without connections is not forgotten.
+#[test]
+fn memory_grows_while_a_device_that_is_gone_is_not_forgotten() {
+    let mut scene = Scene::new();
+    let before = scene.stage.domains.registered().count;
+    let store = Store::new(1 << 20, PagePolicy::Ordinary).expect("1 MiB of memory");
+    scene.stage.fabric.remove_device(&scene.pulled);
+    let attached = scene.stage.domains.attach(store.region());
+    attached.expect("the other device has it");
+    assert_eq!(scene.stage.domains.registered().count, before + 1);
+    let Scene { stage, witness, .. } = &mut scene;
+    witness.1.prove_alive(stage, 3, 0x79);
+    stage.domains.detach(store.region());
+    assert_eq!(stage.domains.registered().count, before);
 }
