@@ -397,7 +397,11 @@ impl FileDisk {
         let damaged = device.health().state == HealthState::Damaged;
         let mut state = self.state();
         match state.reopen_at {
-            _ if !damaged => return false,
+            _ if !damaged => {
+                // It was opened anew meanwhile.
+                state.reopen_at = None;
+                return false;
+            }
             None => {
                 let wait = state.random.below(REOPEN_MAX.as_nanos());
                 state.reopen_at = Some(now + Nanos(wait));
