@@ -67,6 +67,14 @@ pub trait Growing: Send + Sync {
     /// # Errors
     /// It stays as it is.
     fn grow(&self, size: Option<ByteSize>) -> Result<(), Failure>;
+
+    /// Makes durable what it has acknowledged.
+    ///
+    /// # Errors
+    /// Some of it may be lost.
+    fn sync(&self) -> Result<(), Failure> {
+        Ok(())
+    }
 }
 
 /// An open device.
@@ -239,6 +247,19 @@ impl Opened {
         }
     }
 
+    /// A RAM device that is used through `device`, which alone holds `memory` and is held by nobody
+    /// else.
+    #[must_use]
+    pub fn memory(memory: Arc<MemoryDevice>, device: Arc<dyn Device>, content: Content) -> Self {
+        Self {
+            content,
+            file_place: None,
+            stores: vec![Arc::clone(memory.store())],
+            device,
+            kind: Kind::Memory(memory),
+        }
+    }
+
     /// Takes the memory or opens the file that `device` says, `below` a directory if given.
     fn new(
         pages: Pages,
@@ -350,7 +371,12 @@ impl Opened {
     pub(crate) fn is_alone(&self) -> bool {
         let (own, kept) = match &self.kind {
             // Here twice; each store here, with its device, and, the first, in neither twice.
-            Kind::Memory(memory) => (Arc::strong_count(memory) == 2, 2),
+            Kind::Memory(memory) => {
+                // The device may be another that holds the memory in turn.
+                let itself = std::ptr::addr_eq(Arc::as_ptr(memory), Arc::as_ptr(&self.device));
+                let unused = itself || Arc::strong_count(&self.device) == 1;
+                (Arc::strong_count(memory) == 2 && unused, 2)
+            }
             Kind::File(file) => (Arc::strong_count(file) == 2, 0),
             Kind::Null(null) => (Arc::strong_count(null) == 2, 0),
             Kind::Drive | Kind::Other(_) => (Arc::strong_count(&self.device) == 1, 0),
@@ -366,10 +392,11 @@ impl Opened {
 
     /// Writes what is cached of a file; says in the log when it could not be.
     pub(crate) fn flush(&self) -> bool {
-        let Kind::File(file) = &self.kind else {
-            return true;
+        let flushed = match &self.kind {
+            Kind::File(file) => file.sync().map_err(Failure::from),
+            Kind::Other(other) => other.sync(),
+            Kind::Memory(_) | Kind::Null(_) | Kind::Drive => Ok(()),
         };
-        let flushed = file.sync();
         if let Err(error) = &flushed {
             tracing::error!(%error, "a file could not be flushed");
         }

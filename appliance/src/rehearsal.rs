@@ -9,7 +9,7 @@ use std::sync::atomic::AtomicUsize;
 
 use appliance_config::{Config, Name};
 use block::Device;
-use hugemem::Pool;
+use hugemem::{Arena, Pool, Region};
 use nvme_target::{DeviceIndex, Target, TargetCore};
 use reactors::ring::Receiver;
 use reactors::{Poller, ReactorHandle};
@@ -106,6 +106,12 @@ impl Rehearsal {
     #[must_use]
     pub fn target(&self) -> &Arc<Target> {
         &self.started.target
+    }
+
+    /// All memory that data moves through: that of `arena` and of RAM devices.
+    #[must_use]
+    pub fn regions<'a>(&'a self, arena: &'a Arena) -> Vec<&'a Region> {
+        self.started.devices.regions(arena)
     }
 
     /// Each reactor's end of the orders; nothing once they have been taken.

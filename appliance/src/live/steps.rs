@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use appliance_config::{Device, Listener, Name, Nqn, Step, Transport};
 use nvme_target::{DeviceIndex, Outstanding, PortId};
+use reactors::sim::planted;
 
 use super::apply::Prepared;
 use super::meanwhile::aside;
@@ -48,7 +49,9 @@ impl Live {
             Step::AddListener(listener) => self.add_listener(listener, step, prepared, meanwhile),
             Step::ChangeListener(listener) => {
                 self.change(step)?;
-                self.settle(listener.transport, meanwhile)?;
+                if !planted("listener-settings-stale") {
+                    self.settle(listener.transport, meanwhile)?;
+                }
                 Ok(Vec::new())
             }
             Step::ChangeControllers(count) => {
@@ -121,6 +124,9 @@ impl Live {
             .desks
             .ask_all(meanwhile, |answer| DeskOrder::CatchUp { answer });
         seen.map_err(|error| error.to_string())?;
+        if planted("hosts-leave-late") {
+            return Ok(Vec::new());
+        }
         while self.target.leaving() > 0 && meanwhile.now() < deadline {
             meanwhile.rest();
         }
@@ -128,7 +134,9 @@ impl Live {
             return Ok(Vec::new());
         }
         let cut_off = self.outstanding(&[], meanwhile)?;
-        self.target.end_leaving();
+        if !planted("hosts-never-cut-off") {
+            self.target.end_leaving();
+        }
         let until = meanwhile.now() + CUT_WITHIN;
         // A command that its device never answers keeps a controller's number, and nothing else.
         while self.target.leaving() > 0 && meanwhile.now() < until {
@@ -321,10 +329,16 @@ impl Live {
                 grow(opened).map_err(|error| with_causes(error.as_ref()))
             })?;
             if let Some(more) = more {
-                self.attach_memory(std::iter::once(more.region()))?;
+                if !planted("grown-memory-unregistered") {
+                    self.attach_memory(std::iter::once(more.region()))?;
+                }
                 if let Some((_, opened)) = self.devices.opened_mut(name) {
                     opened.grow_by(more);
                 }
+            }
+            if planted("growth-announced-early") {
+                self.change(step)?;
+                meanwhile.rest();
             }
             let told = self
                 .desks
@@ -348,7 +362,10 @@ impl Live {
             cut_off = self.detach(place, deadline, meanwhile)?;
         }
         if let Some(opened) = self.devices.remove(name) {
-            opened.flush();
+            // Removal is durable: what the device acknowledged survives from now on.
+            if !planted("removal-not-flushed") {
+                opened.flush();
+            }
             if opened.can_be_reopened() {
                 self.departed.push(opened);
             } else {

@@ -6,19 +6,22 @@ mod listening;
 mod opening;
 
 use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use appliance::rehearsal::{Control, Listening, Parts, PortOrders, Rehearsal};
 use appliance_config::{Config, Listener, Transport};
 use block::{Device, DeviceQueue, HealthState, OpenError, QueueOptions};
-use hugemem::{Arena, DmaViolation};
+use hugemem::{Arena, DmaViolation, Region};
 use nvme_driver::emulated::end_of_process;
-use nvme_driver::{DriveOwner, DriveState};
+use nvme_driver::{DriveCounters, DriveOwner, DriveState};
 use nvme_rdma::{
     ConnectionSet as RdmaSet, Domains, Listeners, RdmaConfig, RdmaCounters, RdmaTransport, SetParts,
 };
-use nvme_target::{ControllerSnapshot, CoreLimits, PortId, Target, TargetCore};
+use nvme_target::{
+    ControllerKind, ControllerSnapshot, ControllerState, CoreLimits, PortId, Target, TargetCore,
+};
 use nvme_tcp::{ConnectionSet, Handoff, TcpConfig, TcpCounters, TcpTransport};
 use rdma::Provider;
 use rdma::fake::Fake;
@@ -29,14 +32,15 @@ use reactors::{Clock, Nanos, Placement, Poller, Progress, ReactorConfig, Reactor
 
 use crate::drive::Opened;
 use crate::fabric::RdmaNetwork;
-use crate::network::{SimNetwork, Socket, Wire};
-use crate::plan::{device_name, disk_path};
+use crate::network::{Listener as Door, SimNetwork, Socket, Wire};
+use crate::oracle::Served;
+use crate::plan::{device_name, disk_path, tcp_address};
 use crate::scene::{self, Scene};
 use crate::storage::Storage;
 use crate::swarm::Swarm;
 use crate::time::SharedTime;
 pub use accounts::Held;
-use listening::{RdmaListening, TcpListening};
+use listening::{RdmaListening, TcpListening, Told};
 use opening::Disks;
 
 /// Commands that one reactor may have outstanding.
@@ -49,12 +53,18 @@ pub struct Appliance {
     simulation: Simulation,
     target: Arc<Target>,
     arena: Arc<Arena>,
-    devices: Vec<Arc<dyn Device>>,
+    /// Drives' devices by the numbers of their disks.
+    devices: Vec<(usize, Arc<dyn Device>)>,
     cores: Vec<Rc<RefCell<TargetCore>>>,
     /// The control thread's part; a change that is being carried out has it.
     control: Option<Control>,
     drives: Vec<Opened>,
     placement: Placement,
+    /// What the transports were told last of their ports.
+    told: Told,
+    doors: Vec<Door>,
+    /// Disks that are read-only by themselves.
+    protected: Vec<usize>,
     time: SharedTime,
 }
 
@@ -76,7 +86,7 @@ impl Appliance {
         let (devices, opened) = open(swarm, disks, &arena, time)?;
         let mut rehearsal = Rehearsal::new(Parts {
             drives: places_of(&config, &devices),
-            opener: Box::new(disks_by_path(disks)),
+            opener: Box::new(disks_by_name(disks)),
             reactors: swarm.reactors,
             transfer_max: arena.max_transfer().min(swarm.transfer_max),
             queue_depth: swarm.device_queue_depth,
@@ -98,11 +108,18 @@ impl Appliance {
             .collect();
         let placement = Placement::new(swarm.reactors);
         let listeners = Ports::of(&config);
-        let mut tcp = Tcp::new(scene, &listeners, &placement, &handles);
+        let numbered = listeners.tcp.iter().chain(&listeners.rdma);
+        let settings = numbered.map(|(port, it)| (*port, listening::setting(it)));
+        let settings: Told = Arc::new(Mutex::new(settings.collect()));
+        let mut tcp = Tcp::new(scene, &listeners, &placement, &handles, &settings);
         let mut rdma = match &scene.rdma {
             // As the appliance: without a listener at start there is none.
             Some(network) if !listeners.rdma.is_empty() => {
-                Some(Rdma::new(network, swarm, &arena, &placement, &listeners)?)
+                let regions = rehearsal.regions(&arena);
+                let settings = Arc::clone(&settings);
+                Some(Rdma::new(
+                    network, swarm, &regions, &placement, &listeners, settings,
+                )?)
             }
             _ => None,
         };
@@ -123,6 +140,8 @@ impl Appliance {
         }
         let mut transports = vec![tcp.listening()];
         transports.extend(rdma.map(Rdma::listening));
+        let all = swarm.disks.iter().enumerate();
+        let protected = all.filter(|(_, it)| it.read_only).map(|(number, _)| number);
         Ok(Self {
             control: Some(rehearsal.begin(transports, &handles)),
             simulation,
@@ -132,6 +151,9 @@ impl Appliance {
             cores,
             drives,
             placement,
+            told: settings,
+            doors: scene.listeners.clone(),
+            protected: protected.collect(),
             time: time.clone(),
         })
     }
@@ -173,8 +195,8 @@ impl Appliance {
     /// Whether a disk's drive is gone, as far as its driver knows.
     #[must_use]
     pub fn is_gone(&self, disk: usize) -> bool {
-        let drive = self.devices.get(disk);
-        drive.is_some_and(|it| it.health().state == HealthState::Removed)
+        let drive = self.devices.iter().find(|(number, _)| *number == disk);
+        drive.is_some_and(|(_, it)| it.health().state == HealthState::Removed)
     }
 
     /// A round of the control thread, unless it is busy with a change.
@@ -262,6 +284,44 @@ impl Appliance {
         self.drives.iter().map(Opened::state)
     }
 
+    /// What the drivers of drives did, by the numbers of their disks.
+    pub fn drive_counters(&self) -> impl Iterator<Item = (usize, DriveCounters)> {
+        self.drives.iter().map(|it| (it.number, it.counters()))
+    }
+
+    /// The associations that there are, as the names of host and subsystem and the controller.
+    #[must_use]
+    pub fn associations(&self) -> Vec<(String, String, u16)> {
+        let controllers = self.target.snapshot().controllers.into_iter();
+        let live = controllers
+            .filter(|it| it.kind == ControllerKind::Io && it.state != ControllerState::Ended);
+        live.map(|it| (it.host_nqn, it.subsystem_nqn, it.controller_id))
+            .collect()
+    }
+
+    /// What it serves, as a control thread in the midst of a change sees it. `absent`: disks that
+    /// are pulled out.
+    #[must_use]
+    pub fn served(&self, control: &Control, absent: &[usize]) -> Served {
+        let told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        let doors = self.doors.iter().enumerate();
+        let bound = doors.filter(|(_, door)| door.is_bound());
+        let names = control.config().devices.iter().map(|it| &it.name);
+        let absent = absent.iter().filter_map(|it| device_name(*it).parse().ok());
+        let protected = self.protected.iter();
+        let protected = protected.filter_map(|it| device_name(*it).parse().ok());
+        Served {
+            target: self.target.configuration(),
+            places: names
+                .filter_map(|name| Some((name.clone(), control.place_of(name)?)))
+                .collect(),
+            settings: told.clone(),
+            bound: bound.map(|(number, _)| tcp_address(number)).collect(),
+            protected: protected.collect(),
+            absent: absent.collect::<BTreeSet<_>>(),
+        }
+    }
+
     /// Controllers that hosts have.
     #[must_use]
     pub fn controllers(&self) -> Vec<ControllerSnapshot> {
@@ -270,7 +330,7 @@ impl Appliance {
 }
 
 /// Drives' devices by number, and what looks after the drives.
-type Drives = (Vec<Arc<dyn Device>>, Vec<(Opened, DriveOwner)>);
+type Drives = (Vec<(usize, Arc<dyn Device>)>, Vec<(Opened, DriveOwner)>);
 
 /// Opens every drive; time goes on while they start.
 fn open(
@@ -281,11 +341,11 @@ fn open(
 ) -> Result<Drives, String> {
     let (mut devices, mut drives) = (Vec::new(), Vec::new());
     let mut now = time.now();
-    for storage in storages {
+    for (number, storage) in storages.iter().enumerate() {
         if let Storage::Drive(drive) = storage {
             let depth = swarm.device_queue_depth;
             let (opened, owner) = drive.open(arena, swarm.reactors, depth, &mut now)?;
-            devices.push(Arc::clone(&opened.device));
+            devices.push((number, Arc::clone(&opened.device)));
             drives.push((opened, owner));
         }
     }
@@ -294,9 +354,12 @@ fn open(
 }
 
 /// Drives' devices by their places in the configuration.
-fn places_of(config: &Config, drives: &[Arc<dyn Device>]) -> Vec<(usize, Arc<dyn Device>)> {
-    let devices = drives.iter().enumerate().filter_map(|(disk, device)| {
-        let name = device_name(disk);
+fn places_of(
+    config: &Config,
+    drives: &[(usize, Arc<dyn Device>)],
+) -> Vec<(usize, Arc<dyn Device>)> {
+    let devices = drives.iter().filter_map(|(disk, device)| {
+        let name = device_name(*disk);
         let mut all = config.devices.iter();
         let place = all.position(|it| it.name.as_str() == name)?;
         Some((place, Arc::clone(device)))
@@ -304,22 +367,17 @@ fn places_of(config: &Config, drives: &[Arc<dyn Device>]) -> Vec<(usize, Arc<dyn
     devices.collect()
 }
 
-fn disks_by_path(storages: &[Storage]) -> Disks {
-    let disks = storages
-        .iter()
-        .enumerate()
-        .filter_map(|(number, it)| match it {
-            Storage::Disk(disk) => Some((disk_path(number).into(), disk.clone())),
-            Storage::File(_) | Storage::Drive(_) => None,
-        });
-    let files = storages.iter().filter_map(|it| match it {
-        Storage::File(file) => Some(file.clone()),
-        Storage::Disk(_) | Storage::Drive(_) => None,
-    });
-    Disks {
-        disks: disks.collect(),
-        files: files.collect(),
+fn disks_by_name(storages: &[Storage]) -> Disks {
+    let (mut disks, mut files, mut ram) = (Vec::new(), Vec::new(), Vec::new());
+    for (number, storage) in storages.iter().enumerate() {
+        match storage {
+            Storage::Disk(disk) => disks.push((disk_path(number).into(), disk.clone())),
+            Storage::File(file) => files.push(file.clone()),
+            Storage::Ram(it) => ram.push((device_name(number), it.clone())),
+            Storage::Drive(_) => {}
+        }
     }
+    Disks { disks, files, ram }
 }
 
 /// The listeners of a configuration, with their port numbers.
@@ -358,6 +416,7 @@ impl<'s> Tcp<'s> {
         ports: &'s Ports,
         placement: &Placement,
         handles: &[ReactorHandle],
+        told: &Told,
     ) -> Self {
         let reactors = scene.swarm.reactors;
         let (orders, receivers) = PortOrders::new(reactors);
@@ -370,6 +429,7 @@ impl<'s> Tcp<'s> {
             listening: TcpListening {
                 orders,
                 doors: scene.listeners.clone(),
+                told: Arc::clone(told),
             },
             own: mesh.into_iter().zip(receivers).map(Some).collect(),
         }
@@ -471,27 +531,29 @@ struct Rdma {
 type RdmaOwn = (Port<nvme_rdma::Message<Fake>>, Receiver<nvme_rdma::Order>);
 
 impl Rdma {
-    /// Registers the memory of an appliance with its devices.
+    /// Registers the memory of an appliance with its network cards.
     fn new(
         network: &RdmaNetwork,
         swarm: &Swarm,
-        arena: &Arena,
+        regions: &[&Region],
         placement: &Placement,
         ports: &Ports,
+        told: Told,
     ) -> Result<Self, String> {
         let provider = network.target().clone();
         let domains = Domains::new();
         for device in provider.devices().map_err(|error| error.to_string())? {
-            let added = domains.add(&device, &[arena.region()]);
+            let added = domains.add(&device, regions);
             added.map_err(|error| error.to_string())?;
         }
         let settings = ports.rdma.iter();
         let settings = settings.map(|(port, it)| (*port, listening::rdma_settings(it)));
         let (orders, receivers) = PortOrders::new(swarm.reactors);
         let mesh = reactors::mesh::mesh(swarm.reactors, 64);
+        let domains = Arc::new(domains);
         Ok(Self {
             provider,
-            domains: Arc::new(domains),
+            domains: Arc::clone(&domains),
             config: RdmaConfig {
                 ports: settings.collect(),
                 receives: swarm.rdma.receives,
@@ -500,7 +562,11 @@ impl Rdma {
                 ..RdmaConfig::default()
             },
             ports: ports.rdma.clone(),
-            listening: RdmaListening { orders },
+            listening: RdmaListening {
+                orders,
+                domains,
+                told,
+            },
             own: mesh.into_iter().zip(receivers).map(Some).collect(),
             placement: placement.clone(),
         })

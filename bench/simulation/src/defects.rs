@@ -136,6 +136,34 @@ defects! {
     "success-despite-flow-control": "reads end without a response although SQ flow control is on";
     "cache-follows-namespaces": "hosts that attach before a namespace with a cache hear of none";
     "rdma-receives-unbounded": "receives take memory of every size, more than the arena promised";
+    "borrow-ends-early": "memory that a device lends can be written again when it is posted, not when it is sent";
+    "borrow-never-copied": "what a slow host borrows is never copied, and keeps writers out";
+    "borrow-copied-short": "the copy of what a slow host borrows is half a copy";
+    "fill-before-digest": "data under a digest is received straight into the device";
+    "fill-in-one-place": "all parts of a write that are received straight into the device go to its first blocks";
+    "filled-rest-lost": "what is left of a write that was received straight into the device is not written";
+    "at-once-digest-ignored": "data in a capsule is written at once whatever its digest says";
+    "held-write-dropped": "a write to memory that is lent is answered and forgotten";
+    "zeroes-stop-at-hold": "zeroing ends where memory is lent";
+    "lease-awaited-in-line": "a read over the edge of memory that was added waits for a lease in front of writes that have all of them";
+    "edge-of-growth-short": "an access over the edge of memory that was added ends there";
+    "grown-memory-unregistered": "network cards do not know memory that was added";
+    "durable-read-flush-error-ignored": "a durable read whose flush failed succeeds";
+    "flush-error-hidden": "a Flush that failed is answered as success";
+    "flush-of-all-error-forgotten": "a Flush of all namespaces succeeds although one device failed";
+    "removal-not-flushed": "a device that goes is not flushed";
+    "hosts-leave-late": "a change is reported as done before the hosts that it shuts out are gone";
+    "hosts-never-cut-off": "hosts whose commands outlast the deadline of a change stay";
+    "identity-change-unannounced": "hosts stay attached to a subsystem whose serial number changes";
+    "listener-settings-stale": "hosts of a listener whose settings change get the old ones";
+    "queue-limit-overlooked": "a change of max_io_queues alone is not served";
+    "controller-limit-late": "a change of max_controllers waits for the next start";
+    "listener-kept-in-vain": "a listener that was bound for a change that came to nothing stays bound";
+    "growth-undone": "a change that comes to nothing makes what has grown smaller again";
+    "growth-announced-early": "hosts hear of new blocks before all queues take them";
+    "abort-becomes-reset": "a drive is reset for a command that Abort would end";
+    "abort-of-another-command": "a command that is late has another one aborted";
+    "abort-never-sent": "a command that is late is never aborted";
 }
 
 /// How a defect was found, or not.

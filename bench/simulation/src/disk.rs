@@ -47,6 +47,8 @@ pub struct DiskTemper {
     pub slow_max: Nanos,
     /// Requests that fail.
     pub error_permille: u32,
+    /// Flushes that fail, and writes with Force Unit Access.
+    pub flush_error_permille: u32,
     /// Requests that are put off.
     pub later_permille: u32,
     /// Requests that change data and take up to [`linger_max`](Self::linger_max) to do so.
@@ -75,6 +77,8 @@ impl DiskTemper {
 pub struct DiskFigures {
     /// Requests that failed.
     pub errors: u64,
+    /// Of these, flushes and durable writes that failed for themselves.
+    pub flush_errors: u64,
     /// Requests that were put off.
     pub later: u64,
     /// Requests that were slow.
@@ -93,6 +97,8 @@ struct State {
     removed: bool,
     /// Opening it fails once.
     coveted: bool,
+    /// The last synchronisation failed.
+    is_sync_failed: bool,
     held_until: Nanos,
     /// When each request in flight is answered, with its number.
     dues: BTreeSet<(Nanos, u64)>,
@@ -181,28 +187,49 @@ impl State {
         Ok(())
     }
 
-    fn draw_error(&mut self, operation: Operation) -> DeviceError {
-        let media = match operation {
-            Operation::Read | Operation::Compare => DeviceError::MediaRead,
-            Operation::Write { .. }
-            | Operation::Flush
-            | Operation::WriteZeroes { .. }
-            | Operation::Deallocate => DeviceError::MediaWrite,
-        };
-        let others = [
-            media,
-            media,
-            DeviceError::Interrupted,
-            DeviceError::Aborted,
-            DeviceError::Internal,
-        ];
-        self.random.pick(&others)
-    }
-
     fn lingers(&mut self) -> bool {
         let share = self.temper.linger_permille;
         share > 0 && self.random.permille(share)
     }
+}
+
+/// Whether an operation promises that something is on the medium.
+fn is_durable(operation: Operation) -> bool {
+    match operation {
+        Operation::Flush => true,
+        Operation::Write { fua } | Operation::WriteZeroes { fua, .. } => fua,
+        Operation::Read | Operation::Deallocate | Operation::Compare => false,
+    }
+}
+
+/// An error that an operation can end with.
+pub(crate) fn draw_error(random: &mut Random, operation: Operation) -> DeviceError {
+    let media = match operation {
+        Operation::Read | Operation::Compare => DeviceError::MediaRead,
+        Operation::Write { .. }
+        | Operation::Flush
+        | Operation::WriteZeroes { .. }
+        | Operation::Deallocate => DeviceError::MediaWrite,
+    };
+    let others = [
+        media,
+        media,
+        DeviceError::Interrupted,
+        DeviceError::Aborted,
+        DeviceError::Internal,
+    ];
+    random.pick(&others)
+}
+
+/// How long a request takes; `slow` counts those that are slow.
+pub(crate) fn draw_latency(random: &mut Random, temper: &DiskTemper, slow: &mut u64) -> Nanos {
+    let (least, most) = if random.permille(temper.slow_permille) {
+        *slow += 1;
+        (temper.latency_max, temper.slow_max)
+    } else {
+        (temper.latency_min, temper.latency_max)
+    };
+    Nanos(random.between(least.as_nanos(), most.as_nanos()))
 }
 
 /// A disk. Outlives the appliances that use it.
@@ -233,6 +260,7 @@ impl Disk {
             cache: BTreeMap::new(),
             removed: false,
             coveted: false,
+            is_sync_failed: false,
             held_until: Nanos::ZERO,
             dues: BTreeSet::new(),
             next_number: 0,
@@ -289,6 +317,29 @@ impl Disk {
     #[must_use]
     pub fn is_taken(&self) -> bool {
         std::mem::take(&mut self.state().coveted)
+    }
+
+    /// Makes durable what it has acknowledged, as `fsync` does of a file.
+    ///
+    /// # Errors
+    /// It was pulled out, or a flush failed.
+    pub fn sync(&self) -> Result<(), &'static str> {
+        let mut state = self.state();
+        let share = state.temper.flush_error_permille;
+        let fails = state.random.permille(share);
+        state.is_sync_failed = fails || state.removed;
+        state.figures.flush_errors += u64::from(fails);
+        if state.is_sync_failed {
+            return Err("what is cached of it may be lost");
+        }
+        state.write_all_back();
+        Ok(())
+    }
+
+    /// Whether the last [`sync`](Self::sync) failed.
+    #[must_use]
+    pub fn is_sync_failed(&self) -> bool {
+        self.state().is_sync_failed
     }
 
     /// Whether it was pulled out.
@@ -430,7 +481,12 @@ impl DiskQueue {
         for index in due {
             let pending = &mut self.pending[index];
             let operation = pending.request.operation;
-            let fails = removed || state.random.permille(state.temper.error_permille);
+            let flush_fails = is_durable(operation)
+                && state.temper.flush_error_permille > 0
+                && state.random.permille(state.temper.flush_error_permille);
+            state.figures.flush_errors += u64::from(flush_fails);
+            let fails =
+                removed || flush_fails || state.random.permille(state.temper.error_permille);
             let result = if fails {
                 // Part of it may have been carried out, but a read's data is worth nothing.
                 let applied = if operation == Operation::Read {
@@ -444,7 +500,7 @@ impl DiskQueue {
                 state.figures.errors += 1;
                 match applied {
                     _ if removed => Err(DeviceError::Removed),
-                    _ => Err(state.draw_error(operation)),
+                    _ => Err(draw_error(&mut state.random, operation)),
                 }
             } else {
                 state.apply(&mut pending.request, false)

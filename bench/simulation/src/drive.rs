@@ -3,6 +3,7 @@
 //!
 //! The drive outlives the appliances, and so does the memory that it reaches.
 
+use std::cell::Cell;
 use std::sync::Arc;
 
 use block::{Deallocate, Device, Latency, When};
@@ -12,7 +13,9 @@ use nvme_driver::emulated::{
     ControllerMemoryOptions, EmulatedController, EmulatedNamespace, EmulatedOptions,
     EmulatorControl, Fault, FaultId, FaultMatch, FaultRule, SglRules, ShadowDoorbells,
 };
-use nvme_driver::{BringUp, BringUpState, Deadlines, DriveOptions, DriveOwner, DriveState};
+use nvme_driver::{
+    BringUp, BringUpState, Deadlines, DriveCounters, DriveOptions, DriveOwner, DriveState,
+};
 use nvme_spec::Status;
 use nvme_spec::command::IoOpcode;
 use reactors::Nanos;
@@ -80,6 +83,15 @@ struct Armed {
     until: Nanos,
 }
 
+/// Faults of drives, counted by what they call for.
+#[derive(Clone, Copy, Default)]
+struct Suffered {
+    /// Hangs that Abort ends.
+    abortable: u64,
+    /// Everything that a reset may be the answer to.
+    others: u64,
+}
+
 /// A drive in its slot.
 pub struct Drive {
     name: String,
@@ -88,7 +100,14 @@ pub struct Drive {
     controller: Arc<EmulatedController>,
     control: EmulatorControl,
     errors: Vec<FaultId>,
+    flush_error: FaultId,
     slow: FaultId,
+    /// Hangs are such that Abort ends them.
+    hangs_are_abortable: bool,
+    /// Fatal statuses and removals.
+    calamities: u64,
+    /// What had happened to it when it was opened last.
+    opened_with: Cell<Suffered>,
     hangs: Vec<FaultId>,
     confusions: Vec<FaultId>,
     armed: Option<Armed>,
@@ -107,6 +126,7 @@ impl Drive {
         shape: DiskShape,
         temper: DiskTemper,
         arena: &Arena,
+        hangs_are_abortable: bool,
     ) -> std::io::Result<Self> {
         let mut random = Random::new(seed, 0x300 + number as u64);
         let options = options(&mut random, number, shape, temper);
@@ -136,6 +156,11 @@ impl Drive {
                 Fault::Status(status),
             )
         });
+        let flush_error = inject(
+            FaultMatch::io().with_opcode(IoOpcode::FLUSH.0),
+            share(temper.flush_error_permille),
+            Fault::Status(Status::INTERNAL_ERROR),
+        );
         let slow = inject(
             FaultMatch::io(),
             share(temper.slow_permille),
@@ -151,6 +176,10 @@ impl Drive {
             number,
             shape,
             errors: errors.to_vec(),
+            flush_error,
+            hangs_are_abortable,
+            calamities: 0,
+            opened_with: Cell::default(),
             slow,
             hangs: HANGS.iter().map(asleep).collect(),
             confusions: CONFUSIONS.iter().map(asleep).collect(),
@@ -183,6 +212,7 @@ impl Drive {
         };
         let backing = Arc::clone(&self.controller) as Arc<dyn DeviceBacking>;
         let mut bring_up = BringUp::new(backing, arena, options).map_err(|it| it.to_string())?;
+        self.opened_with.set(self.suffered());
         let latest = *now + BRING_UP_MAX;
         while *now < latest {
             self.control.tick(*now);
@@ -195,6 +225,7 @@ impl Drive {
                     let opened = Opened {
                         device: device.map_err(|error| error.to_string())?,
                         owner: self.number % reactors,
+                        number: self.number,
                         controller: Arc::clone(&self.controller),
                         control: self.control.clone(),
                         drive,
@@ -221,7 +252,10 @@ impl Drive {
                     Mishap::Hang => &self.hangs,
                     _ => &self.confusions,
                 };
-                let rule = self.random.pick(rules);
+                let rule = match mishap {
+                    Mishap::Hang if self.hangs_are_abortable => rules[0],
+                    _ => self.random.pick(rules),
+                };
                 self.control.arm(rule, true);
                 self.armed = Some(Armed {
                     rule,
@@ -229,9 +263,13 @@ impl Drive {
                     until: now + MISHAP_WAITS,
                 });
             }
-            Mishap::Failure if self.control.is_present() => self.control.fail(),
+            Mishap::Failure if self.control.is_present() => {
+                self.calamities += 1;
+                self.control.fail();
+            }
             Mishap::Failure => {}
             Mishap::Removal => {
+                self.calamities += 1;
                 self.control.remove();
                 let absence = self.random.between(1, ABSENCE_MAX.as_nanos());
                 let back = now + Nanos(absence);
@@ -269,7 +307,7 @@ impl Drive {
 
     /// From now on nothing new goes wrong.
     pub fn heal(&mut self) {
-        for rule in self.errors.iter().chain([&self.slow]) {
+        for rule in self.errors.iter().chain([&self.slow, &self.flush_error]) {
             self.control.arm(*rule, false);
         }
         self.put_back();
@@ -306,11 +344,39 @@ impl Drive {
         dues.into_iter().flatten().min()
     }
 
+    fn suffered(&self) -> Suffered {
+        let fired = |rules: &[FaultId]| rules.iter().map(|it| self.control.fired(*it)).sum();
+        Suffered {
+            abortable: fired(&self.hangs[..1]),
+            others: fired(&self.hangs[1..]) + fired(&self.confusions) + self.calamities,
+        }
+    }
+
+    /// What is wrong with the way in which its driver dealt with what happened since it was opened,
+    /// if anything: where Abort is enough, nothing is reset. `at_rest`: it has dealt with all of it.
+    #[must_use]
+    pub fn misjudged(&self, did: &DriveCounters, at_rest: bool) -> Option<String> {
+        let (now, before) = (self.suffered(), self.opened_with.get());
+        let abortable = now.abortable - before.abortable;
+        let others = now.others - before.others;
+        let name = &self.name;
+        if did.resets > others {
+            let resets = did.resets;
+            return Some(format!(
+                "{name} was reset {resets} times for {others} faults that a reset is for"
+            ));
+        }
+        let aborts = did.aborts;
+        let is_unaborted = at_rest && others == 0 && aborts < abortable;
+        is_unaborted.then(|| format!("{name} had {abortable} hangs and {aborts} aborts"))
+    }
+
     /// What it did.
     #[must_use]
     pub fn figures(&self) -> DiskFigures {
         DiskFigures {
             errors: self.errors.iter().map(|it| self.control.fired(*it)).sum(),
+            flush_errors: self.control.fired(self.flush_error),
             slow: self.control.fired(self.slow),
             lost_blocks: self.control.counters().blocks_lost,
             ..DiskFigures::default()
@@ -324,6 +390,8 @@ pub struct Opened {
     pub device: Arc<dyn Device>,
     /// The reactor that looks after it.
     pub owner: usize,
+    /// The number of its disk.
+    pub number: usize,
     drive: Arc<nvme_driver::Drive>,
     controller: Arc<EmulatedController>,
     control: EmulatorControl,
@@ -344,6 +412,12 @@ impl Opened {
             // It is refused only to a drive that does not want it.
             let _ = self.drive.reattach(backing);
         }
+    }
+
+    /// What its driver did since it was opened.
+    #[must_use]
+    pub fn counters(&self) -> DriveCounters {
+        self.drive.counters()
     }
 
     /// How it is.

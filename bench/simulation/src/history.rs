@@ -59,6 +59,21 @@ struct Candidate {
     survivor: bool,
 }
 
+impl Candidate {
+    /// The zeroes that a block holds at first.
+    fn zeroes(since: Moment) -> Self {
+        Self {
+            version: INITIAL,
+            zero: true,
+            ended: since,
+            done: Some(since),
+            overwritten: Moment::NEVER,
+            durably_overwritten: false,
+            survivor: false,
+        }
+    }
+}
+
 /// The writes of one block that matter still.
 #[derive(Clone, Debug)]
 pub struct BlockHistory {
@@ -73,15 +88,7 @@ const GONE_MAX: usize = 16;
 impl Default for BlockHistory {
     fn default() -> Self {
         Self {
-            candidates: vec![Candidate {
-                version: INITIAL,
-                zero: true,
-                ended: Moment(0),
-                done: Some(Moment(0)),
-                overwritten: Moment::NEVER,
-                durably_overwritten: false,
-                survivor: false,
-            }],
+            candidates: vec![Candidate::zeroes(Moment(0))],
             gone: Vec::new(),
         }
     }
@@ -231,6 +238,17 @@ impl BlockHistory {
             candidate.overwritten = Moment::NEVER;
             candidate.survivor = true;
         }
+    }
+
+    /// The content is gone at `now` and zeroes are in its place; what is in flight may still come.
+    pub fn emptied(&mut self, now: Moment) {
+        for gone in self.candidates.clone() {
+            if gone.ended != Moment::NEVER {
+                self.forget(gone.version, Mistake::Stale);
+            }
+        }
+        self.candidates.retain(|it| it.ended == Moment::NEVER);
+        self.candidates.push(Candidate::zeroes(now));
     }
 
     /// The device lost power while the appliance went on: what was done may be undone, and what is

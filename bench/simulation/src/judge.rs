@@ -84,12 +84,19 @@ struct DiskModel {
     volatile: bool,
     /// When it last lost power although the appliance went on.
     power_lost: Moment,
+    /// When it last was closed, and its content with it.
+    closed: Moment,
 }
 
 impl DiskModel {
     /// Whether what began at `began` saw the disk lose power: nothing follows from its success.
     fn straddles(&self, began: Moment) -> bool {
         began < self.power_lost
+    }
+
+    /// Whether what began at `began` may have met the content that was lost since.
+    fn meets_former(&self, began: Moment) -> bool {
+        began < self.closed
     }
 }
 
@@ -124,6 +131,7 @@ impl Judge {
             block_size: block_size as usize,
             volatile,
             power_lost: Moment(0),
+            closed: Moment(0),
         };
         Self {
             disks: disks.iter().map(model).collect(),
@@ -172,7 +180,8 @@ impl Judge {
         for extent in extents {
             let disk = self.disks.get(extent.disk);
             let volatile = disk.is_none_or(|disk| disk.volatile);
-            let straddles = disk.is_some_and(|disk| disk.straddles(began));
+            let straddles =
+                disk.is_some_and(|disk| disk.straddles(began) || disk.meets_former(began));
             let end = match end {
                 WriteEnd::Done { .. } if straddles => WriteEnd::Undecided,
                 WriteEnd::Done { durable } => WriteEnd::Done {
@@ -302,11 +311,13 @@ impl Judge {
         let model = &mut self.disks[disk];
         let durable = durable || !model.volatile;
         let straddles = model.straddles(began);
+        let former = model.meets_former(began);
         let found = data.chunks_exact(model.block_size);
         for (lba, found) in (lba..).zip(found) {
             let history = &mut model.blocks[lba as usize];
             let content = content::read(found, disk as u32, lba);
             let judged = match content {
+                Content::Zero | Content::Written(_) if former => Ok(()),
                 Content::Zero if straddles => history.may_return(None, began),
                 Content::Written(version) if straddles => history.may_return(Some(version), began),
                 Content::Zero => history.read(None, began, now, durable),
@@ -334,7 +345,7 @@ impl Judge {
         let now = self.next_moment();
         let Extent { disk, lba, .. } = extent;
         let model = &mut self.disks[disk];
-        if model.straddles(began) {
+        if model.straddles(began) || model.meets_former(began) {
             return Ok(());
         }
         let durable = !model.volatile;
@@ -389,6 +400,17 @@ impl Judge {
         model.power_lost = now;
         for history in &mut model.blocks {
             history.lost_power();
+        }
+    }
+
+    /// A disk was closed whose content goes with it: when it is opened again it is all zeroes, save
+    /// for what is still on its way.
+    pub fn content_lost(&mut self, disk: usize) {
+        let now = self.next_moment();
+        let model = &mut self.disks[disk];
+        model.closed = now;
+        for history in &mut model.blocks {
+            history.emptied(now);
         }
     }
 

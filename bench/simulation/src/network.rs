@@ -103,6 +103,8 @@ struct Link {
     /// The target found no room when it last sent.
     target_blocked: bool,
     target_gone: bool,
+    /// Bytes that the target was told it can receive at once.
+    promised: usize,
 }
 
 impl Link {
@@ -326,9 +328,20 @@ impl Listener {
         })
     }
 
+    /// Whether somebody listens.
+    #[must_use]
+    pub fn is_bound(&self) -> bool {
+        self.bound().is_bound
+    }
+
     /// The next one to listen finds that somebody else does.
     pub fn covet(&self) {
         self.bound().is_coveted = true;
+    }
+
+    /// Nobody else wants to listen any more.
+    pub fn uncovet(&self) {
+        self.bound().is_coveted = false;
     }
 
     fn bound(&self) -> MutexGuard<'_, Bound> {
@@ -353,6 +366,7 @@ impl Listener {
             cut: false,
             target_blocked: false,
             target_gone: !is_bound,
+            promised: 0,
         };
         let wire = Wire {
             link: Arc::new(Mutex::new(link)),
@@ -406,6 +420,7 @@ impl ByteStream for TargetStream {
         } else {
             grain
         };
+        room = room.max(std::mem::take(&mut link.promised));
         let mut moved = 0;
         for buffer in buffers {
             let bytes = room.min(buffer.len()).min(link.to_target.arrived.len());
@@ -419,6 +434,22 @@ impl ByteStream for TargetStream {
             0 => Transferred::WouldBlock,
             bytes => Transferred::Bytes(bytes),
         }
+    }
+
+    fn available(&self) -> usize {
+        let now = self.0.time.now();
+        let mut link = self.0.link();
+        if link.reset {
+            return 0;
+        }
+        link.to_target.deliver(now);
+        let most = link.to_target.arrived.len().min(link.temper.grain);
+        // More may arrive after the count was taken.
+        link.promised = match link.random.permille(200) {
+            true if most > 0 => link.random.between(1, most as u64) as usize,
+            _ => most,
+        };
+        link.promised
     }
 
     fn send(&mut self, buffers: &[IoSlice<'_>]) -> Transferred {

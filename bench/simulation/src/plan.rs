@@ -65,6 +65,38 @@ pub struct Serving {
     pub subsystems: Vec<bool>,
     /// By listener: whether it is there.
     pub listeners: Vec<bool>,
+    /// The other keys.
+    pub keys: Keys,
+}
+
+/// Keys that change without anything coming or going.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Keys {
+    /// By subsystem: `max_io_queues`.
+    pub io_queues: Vec<u16>,
+    /// By subsystem: which serial and model number it has; those of 0 are not configured.
+    pub identities: Vec<u64>,
+    /// By subsystem: `allow_any_host`.
+    pub any_host: Vec<bool>,
+    /// By listener: `in_capsule_data` beyond what hosts use, bytes.
+    pub in_capsule: Vec<u32>,
+    /// By listener: `queue_depth`.
+    pub queue_depths: Vec<u16>,
+    /// `limits.max_controllers`.
+    pub controllers: u16,
+}
+
+impl Keys {
+    fn new(swarm: &Swarm) -> Self {
+        Self {
+            io_queues: vec![IO_QUEUES_MAX; swarm.subsystems],
+            identities: vec![0; swarm.subsystems],
+            any_host: vec![false; swarm.subsystems],
+            in_capsule: vec![0; LISTENERS.len()],
+            queue_depths: vec![QUEUE_DEPTH_MAX; LISTENERS.len()],
+            controllers: swarm.limits.controllers,
+        }
+    }
 }
 
 impl Serving {
@@ -85,6 +117,7 @@ impl Serving {
             hosts: vec![true; swarm.hosts.len()],
             subsystems: vec![true; swarm.subsystems],
             listeners,
+            keys: Keys::new(swarm),
         }
     }
 
@@ -92,7 +125,8 @@ impl Serving {
     #[must_use]
     pub fn reaches(&self, swarm: &Swarm, host: usize) -> bool {
         let subsystem = swarm.hosts[host].subsystem;
-        self.hosts[host] && self.subsystems[subsystem] && self.has_listener(swarm, host)
+        let is_allowed = self.hosts[host] || self.keys.any_host[subsystem];
+        is_allowed && self.subsystems[subsystem] && self.has_listener(swarm, host)
     }
 
     /// Whether there is the listener that a host comes by.
@@ -116,13 +150,20 @@ impl Serving {
             // What is really taken is the swarm's choice, and often less than can be configured.
             64 << 20,
             swarm.patience.as_millis(),
-            swarm.limits.controllers,
+            self.keys.controllers,
         );
         // Writing to a String cannot fail.
         for disk in (0..self.devices.len()).filter(|disk| self.has_device(*disk)) {
             let _ = write!(text, "[[device]]\nname = \"{}\"\n", device_name(disk));
             let shape = &swarm.disks[disk];
-            let _ = if swarm.faults.has(Fault::Drive) {
+            let bytes = self.sizes[disk] * u64::from(shape.block_size);
+            let _ = if swarm.ram[disk] {
+                writeln!(
+                    text,
+                    "type = \"memory\"\nsize = \"{bytes}B\"\nblock_size = \"{}B\"",
+                    shape.block_size
+                )
+            } else if swarm.faults.has(Fault::Drive) {
                 writeln!(
                     text,
                     "type = \"nvme\"\npci = \"0000:{:02x}:00.0\"",
@@ -131,9 +172,8 @@ impl Serving {
             } else {
                 writeln!(
                     text,
-                    "type = \"file\"\npath = \"{}\"\nsize = \"{}B\"\nblock_size = \"{}B\"",
+                    "type = \"file\"\npath = \"{}\"\nsize = \"{bytes}B\"\nblock_size = \"{}B\"",
                     disk_path(disk),
-                    self.sizes[disk] * u64::from(shape.block_size),
                     shape.block_size
                 )
             };
@@ -153,9 +193,10 @@ impl Serving {
             let _ = writeln!(
                 text,
                 "[[listener]]\nname = \"{name}\"\ntransport = \"{transport}\"\n\
-                 address = \"{address}\"\nqueue_depth = {QUEUE_DEPTH_MAX}\n\
+                 address = \"{address}\"\nqueue_depth = {}\n\
                  in_capsule_data = \"{}B\"",
-                swarm.in_capsule_bytes
+                self.keys.queue_depths[number],
+                swarm.in_capsule_bytes + self.keys.in_capsule[number]
             );
         }
         for subsystem in (0..self.subsystems.len()).filter(|it| self.subsystems[*it]) {
@@ -174,7 +215,9 @@ impl Serving {
         text
     }
 
-    fn has_device(&self, disk: usize) -> bool {
+    /// Whether a disk's device is there.
+    #[must_use]
+    pub fn has_device(&self, disk: usize) -> bool {
         self.devices[disk] || self.namespaces[disk]
     }
 
@@ -214,15 +257,26 @@ impl Serving {
         if hosts.is_empty() {
             hosts.push("\"nqn.2026-11.org.windlass:nobody\"".to_owned());
         }
+        let hosts = match self.keys.any_host[subsystem] {
+            true => "allow_any_host = true".to_owned(),
+            false => format!("hosts = [{}]", hosts.join(", ")),
+        };
         let _ = write!(
             text,
-            "[[export]]\nnqn = \"{}\"\ndevices = [{}]\nlisteners = [{}]\nhosts = [{}]\n\
-             max_io_queues = {IO_QUEUES_MAX}\n",
+            "[[export]]\nnqn = \"{}\"\ndevices = [{}]\nlisteners = [{}]\n{hosts}\n\
+             max_io_queues = {}\n",
             SUBSYSTEMS[subsystem],
             namespaces.join(", "),
             self.listener_names(),
-            hosts.join(", "),
+            self.keys.io_queues[subsystem],
         );
+        let identity = self.keys.identities[subsystem];
+        if identity > 0 {
+            let _ = write!(
+                text,
+                "serial = \"SIMULATED{identity}\"\nmodel = \"Simulated {identity}\"\n"
+            );
+        }
     }
 
     /// The same as the production parser reads it.

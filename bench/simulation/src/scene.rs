@@ -15,6 +15,7 @@ use crate::judge::Judge;
 use crate::network::{Listener, NetworkTemper};
 use crate::plan::Serving;
 use crate::plan::disk_path;
+use crate::ram::Ram;
 use crate::random::Random;
 use crate::storage::Storage;
 use crate::swarm::{Fault, Swarm};
@@ -273,6 +274,8 @@ impl Scene {
             let figures = disk.figures();
             self.figures.faults(Fault::Error, figures.errors);
             self.figures.faults(Fault::Later, figures.later);
+            self.figures
+                .faults(Fault::FlushErrors, figures.flush_errors);
             self.figures.faults(Fault::Slow, figures.slow);
         }
         for fault in [
@@ -286,6 +289,7 @@ impl Scene {
             Fault::ReadOnly,
             Fault::Deaf,
             Fault::Tight,
+            Fault::Ram,
         ] {
             self.figures
                 .faults(fault, u64::from(self.swarm.faults.has(fault)));
@@ -295,7 +299,8 @@ impl Scene {
 
 /// Where connections are made over TCP.
 fn listeners(swarm: &Swarm, time: &SharedTime) -> Vec<Listener> {
-    let listeners = 0..swarm.tcp_listeners;
+    // One more, which no host comes by.
+    let listeners = 0..=swarm.tcp_listeners;
     listeners.map(|_| Listener::new(time.clone())).collect()
 }
 
@@ -325,9 +330,13 @@ fn storages(
 ) -> Vec<Storage> {
     let mut storages = Vec::new();
     for (number, shape) in swarm.disks.iter_mut().enumerate() {
+        let random = Random::new(seed, 0x200 + number as u64);
         storages.push(match arena {
+            _ if swarm.ram[number] => {
+                let ram = Ram::new(*shape, swarm.disk_temper, random, time.clone());
+                Storage::Ram(ram)
+            }
             None => {
-                let random = Random::new(seed, 0x200 + number as u64);
                 if let Some(temper) = swarm.files[number] {
                     let (path, time) = (disk_path(number).into(), time.clone());
                     let disk_temper = swarm.disk_temper;
@@ -340,7 +349,8 @@ fn storages(
                 Storage::Disk(disk)
             }
             Some(arena) => {
-                let drive = Drive::new(number, seed, *shape, swarm.disk_temper, arena);
+                let abortable = swarm.hangs_are_abortable;
+                let drive = Drive::new(number, seed, *shape, swarm.disk_temper, arena, abortable);
                 let drive = drive.expect("another mapping of the memory");
                 *shape = drive.shape();
                 Storage::Drive(Box::new(drive))

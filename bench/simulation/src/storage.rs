@@ -1,11 +1,12 @@
-//! What namespaces lie on: simulated disks, simulated files behind the production file device, or
-//! emulated drives behind the production driver.
+//! What namespaces lie on: simulated disks, simulated files behind the production file device, the
+//! production device in RAM, or emulated drives behind the production driver.
 
 use reactors::Nanos;
 
 use crate::disk::{Disk, DiskFigures, DiskTemper};
 use crate::drive::{Drive, Mishap};
 use crate::file_disk::FileDisk;
+use crate::ram::Ram;
 
 /// A disk or a drive.
 pub enum Storage {
@@ -13,6 +14,8 @@ pub enum Storage {
     Disk(Disk),
     /// A file behind the file device.
     File(FileDisk),
+    /// The production device in RAM.
+    Ram(Ram),
     /// A drive behind the driver.
     Drive(Box<Drive>),
 }
@@ -23,6 +26,7 @@ impl Storage {
         match self {
             Self::Disk(disk) => disk.put_back(),
             Self::File(_) => {}
+            Self::Ram(ram) => ram.put_back(),
             Self::Drive(drive) => drive.put_back(),
         }
     }
@@ -32,14 +36,14 @@ impl Storage {
     pub fn needs_restart(&self) -> bool {
         match self {
             Self::Disk(disk) => disk.is_removed(),
-            Self::File(_) | Self::Drive(_) => false,
+            Self::File(_) | Self::Ram(_) | Self::Drive(_) => false,
         }
     }
 
     /// The appliance is about to be killed.
     pub fn cut_off(&self, power: bool) {
         match self {
-            Self::Disk(_) | Self::File(_) => {}
+            Self::Disk(_) | Self::File(_) | Self::Ram(_) => {}
             Self::Drive(drive) if power => drive.cut_power(),
             Self::Drive(drive) => drive.cut_off(),
         }
@@ -50,6 +54,7 @@ impl Storage {
         match self {
             Self::Disk(disk) => disk.cut_power(),
             Self::File(file) => file.cut_power(),
+            Self::Ram(_) => {}
             Self::Drive(drive) => drive.cut_power(),
         }
     }
@@ -59,6 +64,7 @@ impl Storage {
         match self {
             Self::Disk(disk) => disk.hold(Nanos::ZERO),
             Self::File(_) => {}
+            Self::Ram(ram) => ram.hold(Nanos::ZERO),
             Self::Drive(drive) => drive.let_go(),
         }
     }
@@ -67,21 +73,24 @@ impl Storage {
     /// returned; nothing to a disk.
     pub fn suffer(&mut self, mishap: Mishap, now: Nanos) -> Option<Nanos> {
         match self {
-            Self::Disk(_) | Self::File(_) => None,
+            Self::Disk(_) | Self::File(_) | Self::Ram(_) => None,
             Self::Drive(drive) => Some(drive.suffer(mishap, now)),
         }
     }
 
     /// From now on nothing new goes wrong.
     pub fn heal(&mut self, temper: DiskTemper) {
+        let calm = DiskTemper {
+            slow_permille: 0,
+            error_permille: 0,
+            flush_error_permille: 0,
+            later_permille: 0,
+            linger_permille: 0,
+            ..temper
+        };
         match self {
-            Self::Disk(disk) => disk.set_temper(DiskTemper {
-                slow_permille: 0,
-                error_permille: 0,
-                later_permille: 0,
-                linger_permille: 0,
-                ..temper
-            }),
+            Self::Disk(disk) => disk.set_temper(calm),
+            Self::Ram(ram) => ram.set_temper(calm),
             Self::File(file) => file.heal(),
             Self::Drive(drive) => drive.heal(),
         }
@@ -90,7 +99,7 @@ impl Storage {
     /// Time goes on.
     pub fn tend(&mut self, now: Nanos) {
         match self {
-            Self::Disk(_) | Self::File(_) => {}
+            Self::Disk(_) | Self::File(_) | Self::Ram(_) => {}
             Self::Drive(drive) => drive.tend(now),
         }
     }
@@ -100,7 +109,7 @@ impl Storage {
     pub fn operate(&self, now: Nanos) -> bool {
         match self {
             Self::File(file) => file.operate(now),
-            Self::Disk(_) | Self::Drive(_) => false,
+            Self::Disk(_) | Self::Ram(_) | Self::Drive(_) => false,
         }
     }
 
@@ -110,7 +119,7 @@ impl Storage {
     pub fn evict(&self) -> bool {
         match self {
             Self::File(file) => file.evict(),
-            Self::Disk(_) | Self::Drive(_) => false,
+            Self::Disk(_) | Self::Ram(_) | Self::Drive(_) => false,
         }
     }
 
@@ -119,7 +128,47 @@ impl Storage {
     pub fn fails(&self) -> bool {
         match self {
             Self::File(file) => file.fails(),
-            Self::Disk(_) | Self::Drive(_) => false,
+            Self::Disk(_) | Self::Ram(_) | Self::Drive(_) => false,
+        }
+    }
+
+    /// Answers nothing before `until`; false for a drive, which has hangs of its own.
+    pub fn hold(&self, until: Nanos) -> bool {
+        match self {
+            Self::Disk(disk) => disk.hold(until),
+            Self::Ram(ram) => ram.hold(until),
+            Self::File(_) | Self::Drive(_) => return false,
+        }
+        true
+    }
+
+    /// The next time that it is opened it cannot be had.
+    pub fn covet(&self) {
+        match self {
+            Self::Disk(disk) => disk.covet(),
+            Self::Ram(ram) => ram.covet(),
+            Self::File(_) | Self::Drive(_) => {}
+        }
+    }
+
+    /// Whether it can be opened and closed while the appliance runs.
+    #[must_use]
+    pub fn comes_and_goes(&self) -> bool {
+        matches!(self, Self::Disk(_) | Self::Ram(_))
+    }
+
+    /// Whether its content is gone once it is closed.
+    #[must_use]
+    pub fn forgets(&self) -> bool {
+        matches!(self, Self::Ram(_))
+    }
+
+    /// Whether the last synchronisation failed, so that what it acknowledged may be lost.
+    #[must_use]
+    pub fn is_sync_failed(&self) -> bool {
+        match self {
+            Self::Disk(disk) => disk.is_sync_failed(),
+            Self::File(_) | Self::Ram(_) | Self::Drive(_) => false,
         }
     }
 
@@ -129,6 +178,7 @@ impl Storage {
         match self {
             Self::Disk(disk) => disk.in_flight(),
             Self::File(file) => file.in_flight(),
+            Self::Ram(ram) => ram.in_flight(),
             Self::Drive(drive) => drive.in_flight(),
         }
     }
@@ -139,6 +189,7 @@ impl Storage {
         match self {
             Self::Disk(disk) => disk.next_due(),
             Self::File(file) => file.next_due(),
+            Self::Ram(ram) => ram.next_due(),
             Self::Drive(drive) => drive.next_due(),
         }
     }
@@ -149,6 +200,7 @@ impl Storage {
         match self {
             Self::Disk(disk) => disk.figures(),
             Self::File(file) => file.figures(),
+            Self::Ram(ram) => ram.figures(),
             Self::Drive(drive) => drive.figures(),
         }
     }

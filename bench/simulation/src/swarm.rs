@@ -123,6 +123,14 @@ faults! {
     File = "file";
     /// Files lose what is written, become shorter and have no room.
     FileErrors = "file-errors";
+    /// Some disks are the production device in RAM, which lends its memory.
+    Ram = "ram";
+    /// Flushes and durable writes fail, and the power with them.
+    FlushErrors = "flush-errors";
+    /// Keys of the configuration change.
+    Keys = "keys";
+    /// Several things change at once.
+    Compound = "compound";
     /// Hosts send Connects that must be refused.
     WrongConnect = "wrong-connect";
     /// Hosts answer R2Ts with data that breaks the rules.
@@ -170,6 +178,9 @@ impl Fault {
             Fault::Linger | Fault::Paths => Some(Need::Orphans),
             Fault::File | Fault::FileErrors => Some(Need::Files),
             Fault::Unplug => Some(Need::RdmaAndMore),
+            Fault::Ram => Some(Need::Memory),
+            Fault::FlushErrors => Some(Need::Flushes),
+            Fault::Keys | Fault::Compound => Some(Need::MoreChanges),
             Fault::Subsystems | Fault::Listeners | Fault::Growth | Fault::Refused => {
                 Some(Need::Changes)
             }
@@ -210,6 +221,12 @@ enum Need {
     Orphans,
     /// The same.
     Habits,
+    /// The same.
+    Memory,
+    /// The same.
+    Flushes,
+    /// The same.
+    MoreChanges,
 }
 
 /// A set of faults.
@@ -353,12 +370,16 @@ pub struct Swarm {
     pub disks: Vec<DiskShape>,
     /// By disk: whether it is configured to be read-only.
     pub read_only: Vec<bool>,
+    /// By disk: whether it is the production device in RAM.
+    pub ram: Vec<bool>,
     /// Requests that one reactor may have at one disk; the rest waits.
     pub device_queue_depth: usize,
     /// How disks behave.
     pub disk_temper: DiskTemper,
     /// By disk: how the file behaves, if it is one.
     pub files: Vec<Option<FileTemper>>,
+    /// Commands of drives that hang can all be aborted.
+    pub hangs_are_abortable: bool,
     /// How the network behaves.
     pub network: NetworkTemper,
     /// How RDMA is, where hosts come by it.
@@ -411,6 +432,9 @@ fn faults_of(need: Need, seed: u64) -> Vec<Fault> {
         Need::Orphans => (0x20, Some(Fault::Linger), 400),
         Need::Files => (0x40, Some(Fault::File), 500),
         Need::Habits => (0x25, None, 1000),
+        Need::Memory => (0x12, Some(Fault::Ram), 500),
+        Need::MoreChanges => (0x18, None, 900),
+        Need::Flushes => (0x14, Some(Fault::FlushErrors), 300),
     };
     let mut random = Random::new(seed, stream);
     let there = random.permille(share);
@@ -457,6 +481,9 @@ impl Swarm {
             .chain(faults_of(Need::Orphans, seed))
             .chain(faults_of(Need::Files, seed))
             .chain(faults_of(Need::Habits, seed))
+            .chain(faults_of(Need::Memory, seed))
+            .chain(faults_of(Need::Flushes, seed))
+            .chain(faults_of(Need::MoreChanges, seed))
             .collect();
         let chosen = match chosen.has(Fault::Rdma) {
             true => faults_of(Need::RdmaAndMore, seed)
@@ -472,7 +499,10 @@ impl Swarm {
         let mut disks = disks(&mut random, transfer_max);
         let files = files(seed, faults, &mut disks);
         let read_only = read_only(seed, faults, &mut disks);
-        let disk_temper = disk_temper(&mut random, faults);
+        let mut disk_temper = disk_temper(&mut random, faults);
+        if faults.has(Fault::FlushErrors) {
+            disk_temper.flush_error_permille = Random::new(seed, 0x15).pick(&[30, 200]);
+        }
         let mut network = network_temper(&mut random, faults);
         if network.grain < 64 {
             network.latency_max = Nanos::from_micros(5);
@@ -492,6 +522,7 @@ impl Swarm {
         if faults.has(Fault::Paths) {
             add_path(seed, topology.tcp_listeners, &mut hosts);
         }
+        let ram = ram_disks(seed, faults, &mut disks, &files);
         let small = random.pick(&[1_usize, 2]) * (1 << 20);
         let reactors = random.between(1, 3) as usize;
         let in_capsule_bytes = random.pick(&[0, 4096, 8192, 16 << 10]);
@@ -515,8 +546,10 @@ impl Swarm {
             disks,
             files,
             read_only,
+            ram,
             device_queue_depth: Random::new(seed, 3).pick(&[2, 16, 64]),
             disk_temper,
+            hangs_are_abortable: Random::new(seed, 0x16).coin(),
             network,
             rdma: rdma_temper(seed),
             limits: Bounds::of(faults, &hosts),
@@ -623,12 +656,35 @@ fn read_only(seed: u64, faults: Faults, disks: &mut [DiskShape]) -> Vec<bool> {
     let mut random = Random::new(seed, 0x27);
     let mut configured = vec![false; disks.len()];
     if faults.has(Fault::ReadOnly) && disks.len() > 1 {
-        let is_configured =
-            random.permille(700) || faults.has(Fault::Drive) || faults.has(Fault::File);
+        let others = [Fault::Drive, Fault::File, Fault::Ram];
+        let is_configured = random.permille(700) || others.iter().any(|it| faults.has(*it));
         configured[0] = is_configured;
         disks[0].read_only = !is_configured;
     }
     configured
+}
+
+/// Which of the disks are in RAM; those have no volatile cache, and zeroes where they were
+/// deallocated.
+fn ram_disks(
+    seed: u64,
+    faults: Faults,
+    disks: &mut [DiskShape],
+    files: &[Option<FileTemper>],
+) -> Vec<bool> {
+    let mut random = Random::new(seed, 0x13);
+    let first = random.below(disks.len() as u64) as usize;
+    let drawn = disks.iter_mut().enumerate();
+    let ram = drawn.map(|(number, shape)| {
+        let is_ram = random.coin() || number == first;
+        let is_ram = is_ram && faults.has(Fault::Ram) && files[number].is_none();
+        if is_ram {
+            shape.volatile = false;
+            shape.deallocate = block::Deallocate::ReadsZero;
+        }
+        is_ram
+    });
+    ram.collect()
 }
 
 fn disk_temper(random: &mut Random, faults: Faults) -> DiskTemper {
@@ -639,6 +695,7 @@ fn disk_temper(random: &mut Random, faults: Faults) -> DiskTemper {
         slow_permille: share(Fault::Slow, random.pick(&[5, 50])),
         slow_max: Nanos::from_millis(random.pick(&[5, 200])),
         error_permille: share(Fault::Error, random.pick(&[5, 50])),
+        flush_error_permille: 0,
         later_permille: share(Fault::Later, random.pick(&[20, 300])),
         write_back_permille: random.pick(&[0, 100, 500]),
         linger_permille: share(Fault::Linger, 30),

@@ -43,6 +43,8 @@ const EVENT_MAX: Nanos = Nanos::from_secs(2);
 const IDLE_TURNS: u32 = 18;
 /// The same while events of RDMA wait: the transport looks for them every 32nd turn.
 const IDLE_TURNS_RDMA: u32 = 34;
+/// The power fails after so many of a thousand events in which a flush failed.
+const POWER_AFTER_FLUSH_ERROR_PERMILLE: u32 = 150;
 /// Blocks of one read of the last look.
 const LAST_READ_BLOCKS: u32 = 8;
 
@@ -70,6 +72,8 @@ pub struct World {
     doom: Option<bool>,
     /// When the control thread last looked after the devices.
     looked_at: Nanos,
+    /// What chance decides of flushes that fail, and how many have.
+    flushes: (Random, u64),
     /// The event that is happening.
     pub event: u64,
 }
@@ -100,6 +104,7 @@ impl World {
             waits: 0,
             doom: None,
             looked_at: Nanos::ZERO,
+            flushes: (Random::new(seed, 0x17), 0),
             event: 0,
         }
     }
@@ -150,7 +155,37 @@ impl World {
             self.hosts[chosen].send_io(&mut self.scene.ground(), count);
         }
         let pace = self.random.below(self.scene.swarm.pace_max.as_nanos());
-        self.pass(Nanos(pace))
+        self.pass(Nanos(pace))?;
+        self.follow_flush_errors()
+    }
+
+    /// The power fails soon after flushes that failed: what was promised then comes to light.
+    fn follow_flush_errors(&mut self) -> Result<(), Violation> {
+        let disks = self.scene.disks.iter();
+        let failed = disks.map(|disk| disk.figures().flush_errors).sum();
+        let (random, known) = &mut self.flushes;
+        let before = std::mem::replace(known, failed);
+        if before == failed || !random.permille(POWER_AFTER_FLUSH_ERROR_PERMILLE) {
+            return Ok(());
+        }
+        if self.changing {
+            self.doom = Some(true);
+            return Ok(());
+        }
+        self.kill(true)
+    }
+
+    /// Holds what the drivers did about faults against the faults that there were.
+    fn judge_recovery(&self, at_rest: bool) -> Result<(), Violation> {
+        let counters = self.appliance.iter().flat_map(Appliance::drive_counters);
+        for (disk, did) in counters {
+            if let Storage::Drive(drive) = &self.scene.disks[disk]
+                && let Some(what) = drive.misjudged(&did, at_rest)
+            {
+                return Err(Violation::Rule(what));
+            }
+        }
+        Ok(())
     }
 
     /// At times a host does something that not every host does.
@@ -173,7 +208,7 @@ impl World {
         let fault = self.habits.pick(&habits);
         let host = self.habits.below(self.hosts.len() as u64) as usize;
         if fault == Fault::Crowd {
-            let listeners = self.scene.listeners.len() as u64;
+            let listeners = self.scene.swarm.tcp_listeners as u64;
             let listener = &self.scene.listeners[self.habits.below(listeners) as usize];
             let (network, now) = (self.scene.network, self.scene.time.now());
             self.crowd.come(listener, network, &mut self.habits, now);
@@ -227,6 +262,8 @@ impl World {
             | Fault::Paths
             | Fault::File
             | Fault::FileErrors
+            | Fault::Ram
+            | Fault::FlushErrors
             | Fault::Arena
             | Fault::ReadOnly
             | Fault::Deaf
@@ -240,14 +277,13 @@ impl World {
                 self.scene.judge.disk_lost_power(disk);
             }
             Fault::Hold => {
-                let Storage::Disk(held) = &self.scene.disks[disk] else {
-                    return Ok(());
-                };
                 // Requests that are put off are tried again all the time.
                 let retried = self.scene.swarm.faults.has(Fault::Later);
                 let longest = if retried { 100 } else { 15_000 };
                 let until = now + Nanos::from_millis(self.random.between(1, longest));
-                held.hold(until);
+                if !self.scene.disks[disk].hold(until) {
+                    return Ok(());
+                }
                 self.scene.disk_disturbed[disk] = until;
                 self.scene.disturb_memory(until);
             }
@@ -257,6 +293,8 @@ impl World {
             | Fault::Subsystems
             | Fault::Listeners
             | Fault::Growth
+            | Fault::Keys
+            | Fault::Compound
             | Fault::Refused => {
                 if !self.reconfigure(fault, disk, host)? {
                     return Ok(());
@@ -356,6 +394,7 @@ impl World {
 
     /// Kills the appliance in the midst of everything, and starts it again.
     fn kill(&mut self, power: bool) -> Result<(), Violation> {
+        self.judge_recovery(false)?;
         if let Some(appliance) = self.appliance.take() {
             for disk in &self.scene.disks {
                 disk.cut_off(power);
@@ -393,6 +432,11 @@ impl World {
             }
             self.scene.judge.power_cut();
         }
+        for (number, disk) in self.scene.disks.iter().enumerate() {
+            if disk.forgets() {
+                self.scene.judge.content_lost(number);
+            }
+        }
         self.scene.note(format_args!(
             "the appliance is down{}",
             if power { ", without power" } else { "" }
@@ -410,7 +454,9 @@ impl World {
             .max(latest.unwrap_or_default())
             .max(self.scene.memory_disturbed);
         let calm = disturbed <= now && !self.scene.swarm.faults.has(Fault::SlowWriter);
-        let fails = self.scene.disk_fails.contains(&true);
+        let flush_fails = self.scene.swarm.disk_temper.flush_error_permille > 0;
+        let fails = flush_fails || self.scene.disk_fails.contains(&true);
+        self.judge_recovery(false)?;
         let began = self.scene.judge.begin_read();
         self.scene.stopping = true;
         self.scene
@@ -482,6 +528,7 @@ impl World {
             let what = format!("not all is in service again: hosts {hosts:?}, drives {drives:?}");
             return Err(Violation::Rule(what));
         }
+        self.judge_recovery(true)?;
         self.scene.disk_failed |= self.scene.disk_fails.contains(&true);
         for (storage, fails) in self.scene.disks.iter().zip(&mut self.scene.disk_fails) {
             *fails &= !matches!(storage, Storage::Drive(_));

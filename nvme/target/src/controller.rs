@@ -375,7 +375,8 @@ impl Controller {
             return Some(Parting::Answered(CloseReason::Revoked));
         }
         let before = before.subsystem(self.shared.identity.subsystem);
-        if before.is_some_and(|before| !before.is_known_as(subsystem)) {
+        let is_known = planted("identity-change-unannounced");
+        if !is_known && before.is_some_and(|before| !before.is_known_as(subsystem)) {
             return Some(Parting::Answered(CloseReason::Reconfigured));
         }
         let highest = before

@@ -194,6 +194,12 @@ impl Registry {
         self.controller_shares.resize(usize::from(count));
     }
 
+    /// How many controllers there may be.
+    pub(crate) fn controllers_max(&self) -> u16 {
+        // It was given as one.
+        self.controller_shares.capacity() as u16
+    }
+
     /// All controllers.
     pub(crate) fn entries(&self) -> impl Iterator<Item = &Entry> {
         self.controllers.values()

@@ -85,6 +85,11 @@ impl Shares {
         self.capacity = capacity;
     }
 
+    /// How much there is.
+    pub(crate) fn capacity(&self) -> usize {
+        self.capacity
+    }
+
     /// How much is held.
     pub(crate) fn used(&self) -> usize {
         self.used

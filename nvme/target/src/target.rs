@@ -309,7 +309,9 @@ impl Target {
         if !(1..=CONTROLLERS_MAX).contains(&count) {
             return Err(TargetError::ControllersMax { count });
         }
-        self.registry().limit_controllers(count);
+        if !planted("controller-limit-late") {
+            self.registry().limit_controllers(count);
+        }
         Ok(())
     }
 
@@ -365,6 +367,21 @@ impl Target {
     #[must_use]
     pub fn statuses(&self) -> TargetStatuses {
         TargetStatuses::take(self)
+    }
+
+    /// What is served now: as hosts that come in find it.
+    #[must_use]
+    pub fn configuration(&self) -> TargetConfig {
+        let published = self.published();
+        let subsystems = published.subsystems.iter().flatten();
+        TargetConfig {
+            subsystems: subsystems.map(|view| view.config.clone()).collect(),
+            ports: published.ports.clone(),
+            limits: TargetLimits {
+                controllers_max: self.registry().controllers_max(),
+                ..self.limits
+            },
+        }
     }
 
     /// The devices with their places, in their order.

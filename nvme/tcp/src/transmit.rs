@@ -463,7 +463,12 @@ impl Transmitter {
         let Some(mut lease) = take(payload.bytes as usize) else {
             return Suspended::NoMemory;
         };
-        lease.copy_from_slice(payload.data().unwrap_or_default());
+        let data = payload.data().unwrap_or_default();
+        let copied = match planted("borrow-copied-short") {
+            true => data.len() / 2,
+            false => data.len(),
+        };
+        lease[..copied].copy_from_slice(&data[..copied]);
         payload.data = PayloadData::Held(Data::Lease(lease));
         Suspended::Copied(payload.bytes as usize)
     }

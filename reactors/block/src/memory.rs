@@ -12,6 +12,7 @@ mod parked;
 use std::sync::Arc;
 
 use hugemem::{Data, Loan, PagePolicy, Pool, RegionError, Store, UNIT_BYTES};
+use reactors::sim::planted;
 
 use crate::bounds::byte_range;
 use crate::device::{
@@ -205,6 +206,11 @@ impl Attempt {
         }
     }
 
+    /// Whether it writes.
+    fn is_write(&self) -> bool {
+        matches!(self.request.operation, Operation::Write { .. })
+    }
+
     /// Whether both touch a unit of memory that can only be held whole.
     fn meets(&self, other: &Self) -> bool {
         let units = |attempt: &Self| {
@@ -272,6 +278,9 @@ impl Attempt {
                 store.try_zero(self.offset, piece)
             };
             if !zeroed {
+                if planted("zeroes-stop-at-hold") {
+                    return Tried::Ended(Ok(()), None);
+                }
                 return Tried::Held;
             }
             *budget -= piece;
@@ -322,11 +331,15 @@ impl MemoryQueue {
                     self.parked.put_back(index, progress);
                     held += 1;
                 }
-                Tried::NoLease => {
+                Tried::NoLease if !planted("lease-awaited-in-line") => {
                     // Writes behind it may hold the leases that it waits for.
                     if let Some(attempt) = self.parked.remove(index) {
                         self.parked.park(attempt);
                     }
+                    held += 1;
+                }
+                Tried::NoLease => {
+                    self.parked.put_back(index, false);
                     held += 1;
                 }
                 Tried::Ended(result, data) => {
@@ -439,6 +452,10 @@ impl DeviceQueue for MemoryQueue {
         };
         match tried {
             Tried::Ended(result, data) => self.ledger.end(ended, result, data),
+            Tried::Held if planted("held-write-dropped") && attempt.is_write() => {
+                self.ledger
+                    .end(ended, Ok(()), attempt.request.data.take().map(Data::Lease));
+            }
             Tried::Held => {
                 self.ledger.waited();
                 self.park(attempt);

@@ -1,25 +1,52 @@
 //! How listeners are asked to come and go, by the orders that the appliance's transports take.
 
+use std::collections::BTreeMap;
 use std::error::Error;
 use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use appliance::rehearsal::{Answers, Listening, Meanwhile, PortOrders};
 use appliance_config::{Listener as Wanted, Transport};
-use nvme_rdma::PortSettings as RdmaPortSettings;
+use hugemem::Region;
+use nvme_rdma::{Domains, PortSettings as RdmaPortSettings};
 use nvme_target::PortId;
 use nvme_tcp::PortSettings;
+use rdma::fake::Fake;
 use reactors::ReactorHandle;
 
 use crate::network::{Listener, Socket};
+use crate::oracle::PortSetting;
 use crate::plan::tcp_address;
 
 type Failure = Box<dyn Error>;
+
+/// What the transports were told last of their ports.
+pub(super) type Told = Arc<Mutex<BTreeMap<PortId, PortSetting>>>;
+
+/// Notes what a transport was told of its ports, in place of what it was told before.
+fn note(told: &Told, transport: Transport, ports: &[(PortId, &Wanted)]) {
+    let mut told = told.lock().unwrap_or_else(PoisonError::into_inner);
+    told.retain(|_, (_, depth)| depth.is_some() != (transport == Transport::Rdma));
+    told.extend(ports.iter().map(|(port, it)| (*port, setting(it))));
+}
+
+/// What the hosts of a listener get.
+pub(super) fn setting(listener: &Wanted) -> PortSetting {
+    match listener.transport {
+        Transport::Tcp => (tcp_settings(listener).in_capsule_bytes, None),
+        Transport::Rdma => {
+            let settings = rdma_settings(listener);
+            (settings.in_capsule_bytes, Some(settings.queue_depth_max))
+        }
+    }
+}
 
 /// Listeners over TCP.
 pub(super) struct TcpListening {
     pub(super) orders: PortOrders<Socket, PortSettings, std::io::Result<()>>,
     /// Where connections are made, by number.
     pub(super) doors: Vec<Listener>,
+    pub(super) told: Told,
 }
 
 impl Listening for TcpListening {
@@ -48,6 +75,7 @@ impl Listening for TcpListening {
         ports: &[(PortId, &Wanted)],
         meanwhile: &mut dyn Meanwhile,
     ) -> Result<(), Failure> {
+        note(&self.told, Transport::Tcp, ports);
         let ports = ports.iter().map(|(port, it)| (*port, tcp_settings(it)));
         Ok(self.orders.settle(&ports.collect::<Vec<_>>(), meanwhile)?)
     }
@@ -79,6 +107,9 @@ pub(super) fn tcp_settings(listener: &Wanted) -> PortSettings {
 /// Listeners over RDMA.
 pub(super) struct RdmaListening {
     pub(super) orders: PortOrders<SocketAddr, RdmaPortSettings, Result<SocketAddr, rdma::Error>>,
+    /// The memory that its devices reach.
+    pub(super) domains: Arc<Domains<Fake>>,
+    pub(super) told: Told,
 }
 
 impl Listening for RdmaListening {
@@ -105,12 +136,21 @@ impl Listening for RdmaListening {
         ports: &[(PortId, &Wanted)],
         meanwhile: &mut dyn Meanwhile,
     ) -> Result<(), Failure> {
+        note(&self.told, Transport::Rdma, ports);
         let ports = ports.iter().map(|(port, it)| (*port, rdma_settings(it)));
         Ok(self.orders.settle(&ports.collect::<Vec<_>>(), meanwhile)?)
     }
 
     fn close(&self, port: PortId) -> Result<Answers<()>, Failure> {
         Ok(self.orders.close(port)?)
+    }
+
+    fn attach_memory(&self, region: &Region) -> Result<(), Failure> {
+        Ok(self.domains.attach(region)?)
+    }
+
+    fn detach_memory(&self, region: &Region) {
+        self.domains.detach(region);
     }
 }
 

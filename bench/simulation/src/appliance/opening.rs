@@ -5,18 +5,20 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use appliance::rehearsal::{Content, Growing, Opened, Opener};
-use appliance_config::{Backing, ByteSize, Device as Wanted};
+use appliance_config::{Backing, ByteSize, Device as Wanted, Uuid};
 use block::{Device, NullDevice, NullOptions};
 
 use crate::disk::Disk;
 use crate::file_disk::FileDisk;
+use crate::ram::Ram;
 
 type Failure = Box<dyn Error>;
 
-/// Disks and files by their paths.
+/// Disks and files by their paths, and those in RAM by the names of their devices.
 pub(super) struct Disks {
     pub(super) disks: Vec<(PathBuf, Disk)>,
     pub(super) files: Vec<FileDisk>,
+    pub(super) ram: Vec<(String, Ram)>,
 }
 
 impl Opener for Disks {
@@ -60,7 +62,17 @@ impl Opener for Disks {
                     content,
                 )))
             }
-            Backing::Memory { .. } => Err("there is no memory for devices here".into()),
+            Backing::Memory { size, .. } => {
+                let name = device.name.as_str();
+                let found = self.ram.iter().find(|(known, _)| known == name);
+                let (_, ram) = found.ok_or("there is no memory for it")?;
+                if ram.is_taken() {
+                    return Err("there is no memory for it just now".into());
+                }
+                let (memory, device) = ram.open(name, size.bytes(), device.read_only)?;
+                let content = Content::Volatile(Uuid::from_u128(ram.draw_content()));
+                Ok(Some(Opened::memory(memory, device, content)))
+            }
         }
     }
 }
@@ -80,5 +92,9 @@ impl Growing for Disk {
             Some(size) => Ok(self.extend(size.bytes())?),
             None => Ok(()),
         }
+    }
+
+    fn sync(&self) -> Result<(), Failure> {
+        Ok(Disk::sync(self)?)
     }
 }

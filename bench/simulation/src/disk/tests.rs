@@ -21,6 +21,7 @@ const CALM: DiskTemper = DiskTemper {
     slow_permille: 0,
     slow_max: Nanos(2000),
     error_permille: 0,
+    flush_error_permille: 0,
     later_permille: 0,
     linger_permille: 0,
     linger_max: Nanos::ZERO,

@@ -168,6 +168,13 @@ impl Host {
         let status = cqe.status();
         if status.is_success() {
             ground.figures.ios_succeeded += 1;
+            let is_protected = io.extents.iter().any(|extent| {
+                ground.serving.read_only[extent.disk]
+                    && ground.namespace_changed[extent.disk] < issued_at
+            });
+            if io.version > 0 && is_protected {
+                return Err(self.violation(ground, "a read-only namespace was written to"));
+            }
             if io.damaged {
                 return Err(self.violation(ground, "data that was damaged on its way was taken"));
             }
@@ -225,13 +232,20 @@ impl Host {
                 || ground.disk_gone[extent.disk]
                 || ground.namespace_changed[extent.disk] >= issued_at
         });
-        (damaged || (is_absence(status) && absent)).then_some(WriteEnd::Refused)
+        let protected = status.is(Status::NAMESPACE_WRITE_PROTECTED)
+            && io.extents.iter().any(|extent| {
+                ground.serving.read_only[extent.disk]
+                    || ground.namespace_changed[extent.disk] >= issued_at
+            });
+        (damaged || protected || (is_absence(status) && absent)).then_some(WriteEnd::Refused)
     }
 
     /// Whether something explains that a command failed.
     fn may_fail(&mut self, ground: &Ground<'_>, qid: u16, io: &Io, status: Status) -> bool {
         let is = |statuses: &[Status]| statuses.iter().any(|it| status.is(*it));
-        let disk_fails = io.extents.iter().any(|it| ground.disk_fails[it.disk]);
+        let flush_fails = ground.swarm.disk_temper.flush_error_permille > 0
+            && (io.kind == IoKind::Flush || io.fua);
+        let disk_fails = io.extents.iter().any(|it| ground.disk_fails[it.disk]) || flush_fails;
         let of_disks = is(&[
             Status::UNRECOVERED_READ_ERROR,
             Status::WRITE_FAULT,

@@ -134,6 +134,7 @@ impl Host {
         } else if kind == EventType::ERROR
             && !ground.disk_failed
             && !ground.disk_fails.contains(&true)
+            && ground.swarm.disk_temper.flush_error_permille == 0
         {
             return Err(self.violation(ground, "an error event without an error"));
         }

@@ -185,7 +185,7 @@ impl Explorer {
 
     fn open(&mut self, ground: &Ground<'_>) {
         let random = Random::new(self.random.bits(), 0);
-        let listener = self.random.below(ground.listeners.len() as u64) as usize;
+        let listener = self.random.below(ground.swarm.tcp_listeners as u64) as usize;
         let wire = ground.listeners[listener].connect(ground.network, random.clone());
         let shape = ConnectionShape {
             qid: 0,
@@ -295,8 +295,11 @@ impl Explorer {
         Ok(())
     }
 
-    /// Whether it has the name of a host that may attach.
-    fn is_allowed(&self, ground: &Ground<'_>) -> bool {
+    /// Whether it has the name of a host that may attach a subsystem.
+    fn is_allowed(&self, ground: &Ground<'_>, subsystem: usize) -> bool {
+        if ground.serving.keys.any_host[subsystem] {
+            return true;
+        }
         let hosts = &ground.swarm.hosts;
         let mut allowed = (0..hosts.len()).filter(|it| ground.serving.hosts[*it]);
         allowed.any(|it| hosts[it].identity == hosts[self.host].identity)
@@ -305,16 +308,15 @@ impl Explorer {
     /// What the log must show when nothing changes.
     fn model(&self, ground: &Ground<'_>) -> Shown {
         let serving = ground.serving;
-        let listeners = (0..ground.listeners.len()).filter(|it| serving.listeners[*it]);
+        let listeners = (0..ground.swarm.tcp_listeners).filter(|it| serving.listeners[*it]);
         let services: Vec<String> = listeners
             .map(|it| crate::plan::tcp_address(it).port().to_string())
             .collect();
         let exported = (0..serving.subsystems.len()).filter(|it| serving.subsystems[*it]);
-        let mut names: Vec<&str> = exported.map(|it| SUBSYSTEMS[it]).collect();
-        if names.is_empty() {
+        let seen = exported.clone().filter(|it| self.is_allowed(ground, *it));
+        let mut names: Vec<&str> = seen.map(|it| SUBSYSTEMS[it]).collect();
+        if exported.count() == 0 {
             names.push("nqn.2026-11.org.windlass:rest");
-        } else if !self.is_allowed(ground) {
-            names.clear();
         }
         let mut shown = Shown::new();
         for name in names {

@@ -395,7 +395,11 @@ impl Host {
                 self.send_bad_key(ground)?;
             }
             Fault::Malformed if serving => self.send_garbage(),
-            Fault::Late => aftermath.memory_until = self.delay_requests(ground.now)?,
+            Fault::Late => {
+                // Blocks that writers wait for are not borrowed for as long as a request is late.
+                let borrows = ground.swarm.ram.contains(&true);
+                aftermath.memory_until = self.delay_requests(ground.now, borrows)?;
+            }
             Fault::WorkErrors => aftermath.memory_until = self.fail_requests(ground.now)?,
             Fault::Unreachable if self.shape.rdma => {
                 harm_next_connection(ground.rdma?, number, &mut self.random);
@@ -494,10 +498,11 @@ impl Host {
     }
 
     /// The next work request on a connection is late, or its completion is; until when.
-    fn delay_requests(&mut self, now: Nanos) -> Option<Nanos> {
+    fn delay_requests(&mut self, now: Nanos, borrows: bool) -> Option<Nanos> {
         let mut random = Random::new(self.random.bits(), 0);
         let connection = self.a_connection()?;
         connection.rdma()?.delay(&mut random, REQUEST_DELAY_MAX)?;
+        connection.excused |= borrows;
         let until = now + REQUEST_DELAY_MAX;
         connection.queue.disturbed_until = connection.queue.disturbed_until.max(until);
         self.forget_due_event();

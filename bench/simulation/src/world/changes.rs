@@ -6,12 +6,15 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use appliance::rehearsal::{Control, Meanwhile, Outcome};
+use appliance_config::{Backing, Config};
 use reactors::Nanos;
 
 use super::{EVENT_MAX, STOP_MAX, World};
 use crate::appliance::Appliance;
 use crate::fabric::RdmaNetwork;
 use crate::judge::Violation;
+use crate::network::Listener;
+use crate::oracle;
 use crate::plan::{self, LISTENERS, RDMA_LISTENER, Serving, device_name};
 use crate::scene::CHANGING;
 use crate::storage::Storage;
@@ -195,24 +198,13 @@ impl World {
             return Ok(false);
         }
         let change = match fault {
-            Fault::Namespaces | Fault::Devices => self.namespace_change(fault, disk),
-            Fault::Revoke => {
+            Fault::Refused => self.change_in_vain(disk),
+            Fault::Compound => self.compound(host),
+            _ => {
                 let mut wanted = self.scene.serving.clone();
-                let shapes = &self.scene.swarm.hosts;
-                for (number, may_connect) in wanted.hosts.iter_mut().enumerate() {
-                    *may_connect ^= shapes[number].identity == shapes[host].identity;
-                }
-                Some(Change::to(wanted))
+                let varied = self.vary(&mut wanted, fault, disk, host);
+                varied.then(|| Change::to(wanted))
             }
-            Fault::Subsystems => {
-                let mut wanted = self.scene.serving.clone();
-                let chosen = self.changes.below(wanted.subsystems.len() as u64);
-                wanted.subsystems[chosen as usize] ^= true;
-                Some(Change::to(wanted))
-            }
-            Fault::Listeners => self.listener_change(),
-            Fault::Growth => self.growth(disk),
-            _ => self.change_in_vain(disk),
         };
         match change {
             Some(change) => self.carry_out(change).map(|()| true),
@@ -233,42 +225,150 @@ impl World {
         Ok(())
     }
 
-    fn namespace_change(&mut self, fault: Fault, disk: usize) -> Option<Change> {
+    /// Changes one thing of what is wanted, if that can be had just now.
+    fn vary(&mut self, wanted: &mut Serving, fault: Fault, disk: usize, host: usize) -> bool {
+        match fault {
+            Fault::Namespaces | Fault::Devices => self.vary_namespace(wanted, fault, disk),
+            Fault::Revoke => {
+                let shapes = &self.scene.swarm.hosts;
+                for (number, may_connect) in wanted.hosts.iter_mut().enumerate() {
+                    *may_connect ^= shapes[number].identity == shapes[host].identity;
+                }
+            }
+            Fault::Subsystems => {
+                let chosen = self.changes.below(wanted.subsystems.len() as u64);
+                wanted.subsystems[chosen as usize] ^= true;
+            }
+            Fault::Listeners => self.vary_listeners(wanted),
+            Fault::Growth => self.vary_size(wanted, disk),
+            Fault::Keys => self.vary_key(wanted, disk),
+            _ => {}
+        }
+        *wanted != self.scene.serving
+    }
+
+    /// Several things change at once, and in one case of four something of it cannot be had, so
+    /// that all is to be as it was, save for what has grown.
+    fn compound(&mut self, host: usize) -> Option<Change> {
+        let parts = [
+            Fault::Namespaces,
+            Fault::Devices,
+            Fault::Revoke,
+            Fault::Subsystems,
+            Fault::Listeners,
+            Fault::Growth,
+            Fault::Keys,
+        ];
         let mut wanted = self.scene.serving.clone();
+        for _ in 0..self.changes.between(2, 4) {
+            let fault = self.changes.pick(&parts);
+            let disk = self.changes.below(self.scene.disks.len() as u64) as usize;
+            self.vary(&mut wanted, fault, disk, host);
+        }
+        if wanted == self.scene.serving {
+            return None;
+        }
+        if !self.changes.permille(250) {
+            return Some(Change::to(wanted));
+        }
+        if self.changes.coin() {
+            return self.compound_cut_short(wanted);
+        }
+        // A listener that can be had comes with a device that cannot.
+        let spare = self.scene.swarm.tcp_listeners;
+        let text = wanted.text(&self.scene.swarm)
+            + &format!(
+                "[[listener]]\nname = \"spare\"\ntransport = \"tcp\"\naddress = \"{}\"\n\
+                 [[device]]\nname = \"new\"\ntype = \"file\"\npath = \"/simulated/no\"\n",
+                plan::tcp_address(spare)
+            );
+        Some(Change {
+            wanted,
+            ..Change::in_vain(&self.scene.serving, text)
+        })
+    }
+
+    /// A compound change that fails on its way, when everything but listeners has changed: the
+    /// address of one is somebody else's by then.
+    fn compound_cut_short(&mut self, wanted: Serving) -> Option<Change> {
+        let serving = &self.scene.serving;
+        let tcp = 0..self.scene.swarm.tcp_listeners;
+        let both: Vec<usize> = tcp
+            .filter(|it| serving.listeners[*it] && wanted.listeners[*it])
+            .collect();
+        let chosen = (!both.is_empty()).then(|| self.changes.pick(&both))?;
+        self.scene.listeners[chosen].covet();
+        let name = format!("\"{}\"", LISTENERS[chosen]);
+        let text = wanted.text(&self.scene.swarm).replace(&name, "\"renamed\"");
+        let hosts = self.scene.swarm.hosts.iter().enumerate();
+        let hosts = hosts.filter(|(_, host)| host.listener() == chosen);
+        Some(Change {
+            hosts: hosts.map(|(number, _)| number).collect(),
+            wanted,
+            ..Change::in_vain(&self.scene.serving, text)
+        })
+    }
+
+    /// Gives one key another value.
+    fn vary_key(&mut self, wanted: &mut Serving, disk: usize) {
+        let subsystem = self.changes.below(wanted.subsystems.len() as u64) as usize;
+        let tcp = self.scene.swarm.tcp_listeners as u64;
+        let listener = self.changes.below(tcp) as usize;
+        let is_file = matches!(self.scene.disks[disk], Storage::Disk(_));
+        let is_there = !self.scene.disks[disk].needs_restart();
+        // What must be refused now would no longer be.
+        let is_tried = self.hosts.iter().any(|host| host.tries_beyond(disk));
+        let is_tried = is_tried || self.scene.swarm.disks[disk].read_only;
+        let keys = &mut wanted.keys;
+        match self.changes.below(7) {
+            0 => keys.io_queues[subsystem] = self.changes.pick(&[3, 4, 7]),
+            1 => keys.identities[subsystem] = self.changes.below(3),
+            2 => keys.any_host[subsystem] ^= true,
+            3 => keys.in_capsule[listener] = self.changes.pick(&[0, 4096]),
+            4 => keys.queue_depths[listener] = self.changes.pick(&[32, 64, 128]),
+            5 => {
+                // Never less than the hosts need.
+                let least = self.scene.swarm.limits.controllers;
+                keys.controllers = self.changes.pick(&[least, least + least / 2, 2 * least]);
+            }
+            // Memory that is opened anew is empty, and drives are taken at start.
+            _ if is_file && is_there && !is_tried => wanted.read_only[disk] ^= true,
+            _ => {}
+        }
+    }
+
+    fn vary_namespace(&mut self, wanted: &mut Serving, fault: Fault, disk: usize) {
         let comes = !wanted.namespaces[disk];
         // One that was pulled out cannot be opened.
         if comes && self.scene.disks[disk].needs_restart() {
-            return None;
+            return;
         }
         wanted.namespaces[disk] = comes;
         // Drives are taken at start.
-        let goes = fault == Fault::Devices && matches!(self.scene.disks[disk], Storage::Disk(_));
+        let goes = fault == Fault::Devices && self.scene.disks[disk].comes_and_goes();
         wanted.devices[disk] = comes || !goes;
-        Some(Change::to(wanted))
     }
 
-    fn listener_change(&mut self) -> Option<Change> {
+    fn vary_listeners(&mut self, wanted: &mut Serving) {
         let all = Serving::all(&self.scene.swarm).listeners;
         let all: Vec<usize> = (0..all.len()).filter(|it| all[*it]).collect();
-        let mut wanted = self.scene.serving.clone();
-        wanted.listeners[self.changes.pick(&all)] ^= true;
+        let chosen = self.changes.pick(&all);
+        wanted.listeners[chosen] ^= true;
         // An export has one at least.
-        wanted.listeners.contains(&true).then(|| Change::to(wanted))
+        wanted.listeners[chosen] |= !wanted.listeners.contains(&true);
     }
 
-    fn growth(&mut self, disk: usize) -> Option<Change> {
-        let mut wanted = self.scene.serving.clone();
-        let is_disk = matches!(self.scene.disks[disk], Storage::Disk(_));
+    fn vary_size(&mut self, wanted: &mut Serving, disk: usize) {
+        let is_disk = self.scene.disks[disk].comes_and_goes();
         let is_there = wanted.devices[disk] && !self.scene.disks[disk].needs_restart();
         // What is beyond the end now would no longer be.
         let is_tried = self.hosts.iter().any(|host| host.tries_beyond(disk));
         let more = self.changes.between(1, 2 * wanted.sizes[disk]);
         let size = &mut wanted.sizes[disk];
         if !is_disk || !is_there || is_tried || *size + more > BLOCKS_MAX {
-            return None;
+            return;
         }
         *size += more;
-        Some(Change::to(wanted))
     }
 
     /// A change that must be refused, or undone where it could only be found out on the way.
@@ -291,14 +391,19 @@ impl World {
                                 address = \"127.0.0.1:4999\"\n";
                 Some(Change::in_vain(&serving, less + listener))
             }
-            2 if serving.sizes[disk] > 1 && self.can_be_replaced(disk) => {
+            // Memory of another size is other memory.
+            2 if serving.sizes[disk] > 1
+                && self.can_be_replaced(disk)
+                && !self.scene.disks[disk].forgets() =>
+            {
                 let mut smaller = serving.clone();
                 smaller.sizes[disk] -= self.changes.between(1, serving.sizes[disk] - 1);
                 let text = smaller.text(&self.scene.swarm);
                 Some(Change::in_vain(&serving, text))
             }
             3 => {
-                let tcp = (0..self.scene.listeners.len()).filter(|it| serving.listeners[*it]);
+                let tcp = 0..self.scene.swarm.tcp_listeners;
+                let tcp = tcp.filter(|it| serving.listeners[*it]);
                 let tcp: Vec<usize> = tcp.collect();
                 let chosen = (!tcp.is_empty()).then(|| self.changes.pick(&tcp))?;
                 self.scene.listeners[chosen].covet();
@@ -311,9 +416,7 @@ impl World {
                 })
             }
             4 if self.can_be_replaced(disk) => {
-                if let Storage::Disk(storage) = &self.scene.disks[disk] {
-                    storage.covet();
-                }
+                self.scene.disks[disk].covet();
                 let name = format!("name = \"{}\"\n", device_name(disk));
                 let uuid = "uuid = \"6d7bfb0e-53a5-4c1c-8c36-0d6a1f7a0d11\"\n";
                 // With other identifiers it is a different disk, so its hosts are disconnected.
@@ -333,7 +436,7 @@ impl World {
     /// Whether a disk's device is there and could be closed and opened again.
     fn can_be_replaced(&self, disk: usize) -> bool {
         let storage = &self.scene.disks[disk];
-        let is_disk = matches!(storage, Storage::Disk(_)) && !storage.needs_restart();
+        let is_disk = storage.comes_and_goes() && !storage.needs_restart();
         is_disk && self.scene.serving.devices[disk]
     }
 
@@ -371,6 +474,8 @@ impl World {
         let touched = self.touched(&former, change);
         self.scene
             .note(format_args!("a change begins: {:?}", change.wanted));
+        let before = self.appliance.iter().flat_map(Appliance::associations);
+        let before: BTreeSet<u16> = before.map(|(_, _, controller)| controller).collect();
         self.begin_flux(&touched, change);
         self.changing = true;
         self.scene.changing = true;
@@ -392,6 +497,7 @@ impl World {
         self.scene.changing = false;
         self.scene.changed_at = self.scene.time.now();
         self.doom = None;
+        self.scene.listeners.iter().for_each(Listener::uncovet);
         self.scene
             .note(format_args!("the change is over: {outcome:?}"));
         self.scene.figures.steps += outcome.done.len() as u64;
@@ -400,21 +506,30 @@ impl World {
             Some(End::Killed { power }) => {
                 // Where the file was changed first, that is what a start finds.
                 if self.changes.coin() {
-                    self.scene.serving = former;
+                    self.scene.serving = former.clone();
                 }
-                self.end_flux(&touched, false);
+                self.end_flux(&touched, &former, false);
                 return Ok(Done::Killed { power });
             }
             None => {}
         }
+        let mut former_config = former_config;
         let expected = if change.text.is_some() || !outcome.is_applied {
-            self.scene.serving = former;
+            self.scene.serving = former.clone();
+            self.keep_growth(control.config(), &change.wanted, &mut former_config);
             &former_config
         } else {
             &wanted
         };
-        self.end_flux(&touched, outcome.is_applied);
+        self.end_flux(&touched, &former, outcome.is_applied);
         let left = control.config().difference(expected);
+        let disks = 0..self.scene.disks.len();
+        let absent: Vec<usize> = disks.filter(|disk| self.is_gone(*disk)).collect();
+        let served = self
+            .appliance
+            .as_ref()
+            .map(|it| it.served(control, &absent));
+        let wrong = served.and_then(|served| oracle::disagreement(expected, &served));
         if let Some(step) = left.first() {
             // What was pulled out meanwhile cannot be had back without a restart.
             if change.text.is_some() && self.scene.disks.iter().any(Storage::needs_restart) {
@@ -423,7 +538,68 @@ impl World {
             let what = format!("after a change ({outcome:?}) this is left to do: {step}");
             return Err(Violation::Rule(what));
         }
+        if let Some(wrong) = wrong.filter(|_| absent.is_empty() || outcome.is_applied) {
+            return Err(Violation::Rule(format!("after a change {wrong}")));
+        }
+        if outcome.is_applied {
+            self.judge_departures(&before, &former)?;
+        }
         self.judge_outcome(change, &outcome)
+    }
+
+    /// What has grown in a change that came to nothing stays so; everything else of it is undone.
+    fn keep_growth(&mut self, runs: &Config, wanted: &Serving, former: &mut Config) {
+        for disk in 0..self.scene.disks.len() {
+            let name = device_name(disk);
+            let its = |it: &&appliance_config::Device| it.name.as_str() == name;
+            let size = runs
+                .devices
+                .iter()
+                .find(its)
+                .and_then(|it| it.backing.size());
+            let block_size = u64::from(self.scene.swarm.disks[disk].block_size);
+            let Some(bytes) = size.filter(|it| it.bytes() == wanted.sizes[disk] * block_size)
+            else {
+                continue;
+            };
+            self.scene.serving.sizes[disk] = wanted.sizes[disk];
+            let mut devices = former.devices.iter_mut();
+            let device = devices.find(|it| it.name.as_str() == name);
+            match device.map(|it| &mut it.backing) {
+                Some(Backing::File { size, .. }) => *size = Some(bytes),
+                Some(Backing::Memory { size, .. }) => *size = bytes,
+                Some(Backing::Null { .. } | Backing::Nvme(_)) | None => {}
+            }
+        }
+    }
+
+    /// When a change is reported as done, no host has an association that it has lost the right to.
+    fn judge_departures(&self, before: &BTreeSet<u16>, former: &Serving) -> Result<(), Violation> {
+        let swarm = &self.scene.swarm;
+        let (then, now) = (&former.keys.identities, &self.scene.serving.keys.identities);
+        let associations = self.appliance.iter().flat_map(Appliance::associations);
+        for (host, subsystem, controller) in associations {
+            // A host may have two ways, each with its own controllers.
+            let ways = (0..swarm.hosts.len())
+                .filter(|it| plan::host_name(swarm.hosts[*it].identity) == host);
+            let mut served = plan::SUBSYSTEMS.iter().take(swarm.subsystems);
+            let is_open_to_all = served
+                .position(|it| *it == subsystem)
+                .is_some_and(|it| self.scene.serving.keys.any_host[it]);
+            let is_allowed = ways.clone().any(|it| self.scene.serving.reaches(swarm, it));
+            let is_allowed = is_allowed || (is_open_to_all && ways.clone().next().is_none());
+            // Hosts know a subsystem by its serial and model number.
+            let is_other = ways
+                .map(|it| swarm.hosts[it].subsystem)
+                .any(|it| then[it] != now[it]);
+            if !is_allowed || (is_other && before.contains(&controller)) {
+                let what = format!(
+                    "a change is done, and {host} still has controller {controller} of {subsystem}"
+                );
+                return Err(Violation::Rule(what));
+            }
+        }
+        Ok(())
     }
 
     fn judge_outcome(&self, change: &Change, outcome: &Outcome) -> Result<Done, Violation> {
@@ -458,13 +634,16 @@ impl World {
         let wanted = &change.wanted;
         let hosts = 0..swarm.hosts.len();
         let hosts = hosts.filter(|it| {
+            let subsystem = swarm.hosts[*it].subsystem;
             former.reaches(swarm, *it) != wanted.reaches(swarm, *it)
+                || former.keys.identities[subsystem] != wanted.keys.identities[subsystem]
                 || former.has_listener(swarm, *it) != wanted.has_listener(swarm, *it)
         });
         let disks = (0..swarm.disks.len()).filter(|disk| {
             former.namespaces[*disk] != wanted.namespaces[*disk]
                 || former.devices[*disk] != wanted.devices[*disk]
                 || former.sizes[*disk] != wanted.sizes[*disk]
+                || former.read_only[*disk] != wanted.read_only[*disk]
         });
         (
             hosts.chain(change.hosts.iter().copied()).collect(),
@@ -495,7 +674,12 @@ impl World {
     }
 
     /// What a change did has happened.
-    fn end_flux(&mut self, touched: &(BTreeSet<usize>, BTreeSet<usize>), is_applied: bool) {
+    fn end_flux(
+        &mut self,
+        touched: &(BTreeSet<usize>, BTreeSet<usize>),
+        former: &Serving,
+        is_applied: bool,
+    ) {
         let now = self.scene.time.now();
         let (hosts, disks) = touched;
         for host in hosts {
@@ -505,10 +689,29 @@ impl World {
         let is_told = is_applied && !disks.iter().any(|disk| self.is_gone(*disk));
         for disk in disks {
             self.scene.namespace_changed[*disk] = now;
+            let is_closed = is_applied && !self.scene.serving.has_device(*disk);
+            let is_exchanged =
+                is_applied && former.read_only[*disk] != self.scene.serving.read_only[*disk];
+            if (is_closed || is_exchanged) && former.has_device(*disk) {
+                self.device_closed(*disk);
+            }
             self.scene.swarm.disks[*disk].block_count = self.scene.serving.sizes[*disk];
         }
         for host in &mut self.hosts {
             host.changed_by(now, is_told.then_some(now + EVENT_MAX));
+        }
+    }
+
+    /// A change that closed a disk's device is done: what the device acknowledged is durable, where
+    /// it keeps anything at all.
+    fn device_closed(&mut self, disk: usize) {
+        let storage = &self.scene.disks[disk];
+        if storage.forgets() {
+            self.scene.judge.content_lost(disk);
+        } else if !storage.is_sync_failed() && !storage.needs_restart() {
+            let began = self.scene.judge.begin_read();
+            self.scene.judge.flushed(disk, began);
+            self.scene.judge.end_read(began);
         }
     }
 
@@ -521,18 +724,20 @@ impl World {
                 continue;
             };
             let size = disk.shape().block_count;
-            is_shorter |= self.scene.serving.sizes[number] < size;
+            let serving = &self.scene.serving;
+            is_shorter |= serving.has_device(number) && serving.sizes[number] < size;
         }
         if is_shorter && Appliance::start(seed, &self.scene).is_ok() {
             let what = "the appliance starts with a file that is longer than it says";
             return Err(Violation::Rule(what.to_owned()));
         }
         for (number, storage) in self.scene.disks.iter().enumerate() {
-            let Storage::Disk(disk) = storage else {
-                continue;
-            };
             let size = &mut self.scene.serving.sizes[number];
-            *size = disk.shape().block_count.max(*size);
+            match storage {
+                Storage::Disk(disk) => *size = disk.shape().block_count.max(*size),
+                Storage::Ram(_) => {}
+                Storage::File(_) | Storage::Drive(_) => continue,
+            }
             self.scene.swarm.disks[number].block_count = *size;
             self.scene.judge.grow(number, *size);
         }

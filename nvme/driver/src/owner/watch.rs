@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 
 use nvme_spec::Sqe;
 use reactors::Nanos;
+use reactors::sim::planted;
 
 use super::{DriveOwner, State, Then};
 use crate::admin::Purpose;
@@ -89,6 +90,9 @@ impl DriveOwner {
         let counters = &self.shared.counters;
         let (counter, what) = match fault.kind() {
             FaultKind::None => return,
+            FaultKind::Overdue if planted("abort-becomes-reset") => {
+                return self.begin_reset(now);
+            }
             FaultKind::Overdue => return self.abort(reactor, fault, now),
             FaultKind::Stuck => (&counters.timeouts, "a command outlived its abort"),
             FaultKind::UnknownIdentifier => (
@@ -133,7 +137,14 @@ impl DriveOwner {
         if admin.count(Purpose::Abort) >= limit {
             return;
         }
-        let sqe = Sqe::abort_command(queue_id(reactor), fault.cid());
+        let cid = match planted("abort-of-another-command") {
+            true => fault.cid() ^ 1,
+            false => fault.cid(),
+        };
+        if planted("abort-never-sent") {
+            return;
+        }
+        let sqe = Sqe::abort_command(queue_id(reactor), cid);
         if admin.submit(sqe, None, Purpose::Abort, Some(deadline)) {
             count(&self.shared.counters.aborts, 1);
         }

@@ -277,7 +277,7 @@ impl<P: Provider> Connection<P> {
             self.answer_lent_gathered(cx, &mut response, data, keyed);
             return true;
         };
-        let data = Some(DmaData::Loan(data));
+        let data = Some(DmaData::Loan(data)).filter(|_| !planted("borrow-ends-early"));
         self.sends
             .push(LENT_ANSWER_REQUESTS, PostedKind::Answer, data, cx.now);
         let remote = RemoteAddress {
@@ -310,7 +310,7 @@ impl<P: Provider> Connection<P> {
             };
             self.write_gathered(cx, sequence, remote, &data, (0, block.length))
         });
-        let data = Some(DmaData::Loan(data));
+        let data = Some(DmaData::Loan(data)).filter(|_| !planted("borrow-ends-early"));
         self.sends
             .push(LENT_ANSWER_REQUESTS, PostedKind::Answer, data, cx.now);
         if !is_written {

@@ -318,7 +318,9 @@ impl TargetCore {
         if execution.work.operation != IoOperation::FlushAll {
             return Some(fault);
         }
-        self.executions.kept(tag.slot).failed.get_or_insert(fault);
+        if !planted("flush-of-all-error-forgotten") {
+            self.executions.kept(tag.slot).failed.get_or_insert(fault);
+        }
         None
     }
 
@@ -449,6 +451,10 @@ impl TargetCore {
                 } else {
                     self.step_done(tag, completion.data);
                 }
+            }
+            (ExecutionState::InDevice, Err(_)) if hides_flush_error(execution) => {
+                let data = self.executions.kept(tag.slot).data.take();
+                self.finish_later(tag, Ok(()), data);
             }
             (ExecutionState::InDevice, Err(error)) if hides_error(error) => {
                 self.finish_later(tag, Ok(()), completion.data);
@@ -773,6 +779,18 @@ fn hides_error(error: DeviceError) -> bool {
         DeviceError::MediaWrite => planted("write-error-hidden"),
         DeviceError::MediaRead => planted("read-error-hidden"),
         DeviceError::CompareMismatch => planted("mismatch-hidden"),
+        _ => false,
+    }
+}
+
+/// Whether a planted defect hides that a flush failed.
+#[inline]
+fn hides_flush_error(execution: &Execution) -> bool {
+    match execution.work.operation {
+        IoOperation::DurableRead => {
+            execution.step > 0 && planted("durable-read-flush-error-ignored")
+        }
+        IoOperation::Flush => planted("flush-error-hidden"),
         _ => false,
     }
 }

@@ -6,6 +6,7 @@ use nvme_spec::command::IoOpcode;
 use nvme_spec::{Cqe, Sqe, Status};
 use reactors::Nanos;
 use reactors::recorder::Recorder;
+use reactors::sim::planted;
 
 use super::TargetCore;
 use super::admission::{Fence, context};
@@ -128,7 +129,9 @@ impl TargetCore {
         if filled {
             // No more than the command's own blocks and bytes, which have these types.
             let blocks = (bytes / block) as u32;
-            io.lba += u64::from(blocks);
+            if !planted("fill-in-one-place") {
+                io.lba += u64::from(blocks);
+            }
             io.blocks -= blocks;
             work.bytes -= bytes as u32;
         }

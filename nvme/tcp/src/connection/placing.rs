@@ -11,6 +11,7 @@
 use std::io::IoSliceMut;
 
 use nvme_target::{DataSource, QueueId, Work};
+use reactors::sim::planted;
 use rustix::io::Errno;
 
 use super::{Connection, Context, Expecting, Sink, first};
@@ -21,7 +22,8 @@ impl<S: ByteStream> Connection<S> {
     /// Bytes of a block, where a write's data may be received into its device.
     pub(super) fn block_to_receive(&self, cx: &Context<'_>, work: &Work) -> Option<usize> {
         let solicited = !matches!(work.source(), DataSource::InCapsule { .. });
-        let is_plain = solicited && !self.rules.framing.data_digest;
+        let has_digest = self.rules.framing.data_digest && !planted("fill-before-digest");
+        let is_plain = solicited && !has_digest;
         cx.core
             .block_to_fill(self.queue.filter(|_| is_plain)?, work)
     }
@@ -108,7 +110,9 @@ impl<S: ByteStream> Connection<S> {
             && cx
                 .core
                 .fill_at_once(queue, &mut fetch.work, bytes, &mut |range| {
-                    range.copy_from_slice(left);
+                    if !planted("filled-rest-lost") {
+                        range.copy_from_slice(left);
+                    }
                 });
         if taken {
             fetch.placed += bytes;

@@ -1,0 +1,445 @@
+//! A disk in RAM: the production device behind a queue that is slow, fails and puts requests off.
+//!
+//! It is the only simulated disk that lends its memory, takes writes at once and has data received
+//! straight into it. The content is gone whenever the device is closed.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use block::{
+    Completion, CompletionBatch, Device, DeviceError, DeviceIdentity, DeviceQueue, Drain, Geometry,
+    Health, MemoryDevice, MemoryError, MemoryOptions, OpenError, QueueOptions, Refusal, Request,
+};
+use hugemem::{Data, Loan, PagePolicy};
+use reactors::Nanos;
+
+use crate::disk::{DiskFigures, DiskShape, DiskTemper, draw_error, draw_latency};
+use crate::random::Random;
+use crate::time::SharedTime;
+
+/// Inline accesses of a thousand that the device refuses although nothing is in the way.
+const NOT_AT_ONCE_PERMILLE: u32 = 200;
+/// A reactor polls so often while a request waits, in nanoseconds.
+const POLL_NANOS: u64 = 10_000;
+/// More polls in a row than readers of 32 units ever yield to a writer that went: 4095 for each.
+const FRUITLESS_POLLS_MAX: u64 = 140_000;
+/// Requests of a thousand that reach the memory when they are submitted.
+const DIRECT_PERMILLE: u32 = 500;
+
+struct State {
+    shape: DiskShape,
+    temper: DiskTemper,
+    random: Random,
+    /// The next open fails.
+    is_coveted: bool,
+    held_until: Nanos,
+    /// When each delayed request reaches the memory, with its number.
+    dues: BTreeSet<(Nanos, u64)>,
+    next_number: u64,
+    in_flight: usize,
+    figures: DiskFigures,
+}
+
+/// A disk in RAM. Outlives the appliances that use it, unlike its content.
+#[derive(Clone)]
+pub struct Ram {
+    state: Arc<Mutex<State>>,
+    time: SharedTime,
+}
+
+impl Ram {
+    /// A disk of this shape.
+    #[must_use]
+    pub fn new(shape: DiskShape, temper: DiskTemper, random: Random, time: SharedTime) -> Self {
+        let state = State {
+            shape,
+            temper,
+            random,
+            is_coveted: false,
+            held_until: Nanos::ZERO,
+            dues: BTreeSet::new(),
+            next_number: 0,
+            in_flight: 0,
+            figures: DiskFigures::default(),
+        };
+        Self {
+            state: Arc::new(Mutex::new(state)),
+            time,
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Opens it, full of zeroes: the memory, and the device through which the appliance uses it.
+    ///
+    /// # Errors
+    /// There is no memory.
+    pub fn open(
+        &self,
+        name: &str,
+        size_bytes: u64,
+        read_only: bool,
+    ) -> Result<(Arc<MemoryDevice>, Arc<dyn Device>), MemoryError> {
+        let memory = Arc::new(MemoryDevice::new(MemoryOptions {
+            name: name.to_owned(),
+            uuid: [0; 16],
+            size_bytes,
+            block_size: self.state().shape.block_size,
+            pages: PagePolicy::Ordinary,
+            read_only,
+        })?);
+        let device = RamDevice {
+            ram: self.clone(),
+            memory: Arc::clone(&memory),
+        };
+        Ok((memory, Arc::new(device)))
+    }
+
+    /// A number for new content.
+    pub fn draw_content(&self) -> u128 {
+        let mut state = self.state();
+        u128::from(state.random.bits()) << 64 | u128::from(state.random.bits())
+    }
+
+    /// Changes how it behaves from now on.
+    pub fn set_temper(&self, temper: DiskTemper) {
+        self.state().temper = temper;
+    }
+
+    /// Answers nothing before `until`.
+    pub fn hold(&self, until: Nanos) {
+        self.state().held_until = until;
+    }
+
+    /// The next open fails for want of memory.
+    pub fn covet(&self) {
+        self.state().is_coveted = true;
+    }
+
+    /// Whether there is no memory for it, this time.
+    #[must_use]
+    pub fn is_taken(&self) -> bool {
+        std::mem::take(&mut self.state().is_coveted)
+    }
+
+    /// Forgets that the next open was to fail.
+    pub fn put_back(&self) {
+        self.state().is_coveted = false;
+    }
+
+    /// Requests in its queues.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        self.state().in_flight
+    }
+
+    /// When a request goes on although no reactor has anything to do.
+    #[must_use]
+    pub fn next_due(&self) -> Option<Nanos> {
+        let state = self.state();
+        let due = state.dues.first().map(|(due, _)| *due);
+        let held = (state.held_until > self.time.now()).then_some(state.held_until);
+        due.map(|due| due.max(state.held_until)).or(held)
+    }
+
+    /// What it did.
+    #[must_use]
+    pub fn figures(&self) -> DiskFigures {
+        self.state().figures
+    }
+}
+
+/// A disk in RAM while it is open.
+struct RamDevice {
+    ram: Ram,
+    memory: Arc<MemoryDevice>,
+}
+
+impl Device for RamDevice {
+    fn name(&self) -> &str {
+        self.memory.name()
+    }
+
+    fn geometry(&self) -> Geometry {
+        self.memory.geometry()
+    }
+
+    fn identity(&self) -> &DeviceIdentity {
+        self.memory.identity()
+    }
+
+    fn health(&self) -> Health {
+        self.memory.health()
+    }
+
+    fn open_queue(&self, options: QueueOptions) -> Result<Box<dyn DeviceQueue>, OpenError> {
+        let depth = options.depth;
+        Ok(Box::new(RamQueue {
+            ram: self.ram.clone(),
+            inner: self.memory.open_queue(options)?,
+            depth,
+            delayed: Vec::new(),
+            failing: BTreeSet::new(),
+            ended: VecDeque::new(),
+            is_closing: false,
+            polled_at: Nanos::ZERO,
+            fruitless: 0,
+        }))
+    }
+}
+
+/// A request on its way to the memory.
+struct Delayed {
+    number: u64,
+    due: Nanos,
+    request: Request,
+}
+
+struct RamQueue {
+    ram: Ram,
+    inner: Box<dyn DeviceQueue>,
+    depth: usize,
+    delayed: Vec<Delayed>,
+    /// Tags of requests that take effect and are answered with an error.
+    failing: BTreeSet<u64>,
+    /// Completions that the memory did not make.
+    ended: VecDeque<Completion>,
+    is_closing: bool,
+    polled_at: Nanos,
+    /// Polls since the memory last took or completed a request.
+    fruitless: u64,
+}
+
+impl RamQueue {
+    /// Polls the memory as often as a reactor does in the time that has passed, which is counted in
+    /// polls where readers yield to a writer.
+    fn poll_inner(&mut self, now: Nanos, completions: &mut CompletionBatch) {
+        let passed = now.saturating_sub(self.polled_at).as_nanos() / POLL_NANOS;
+        self.polled_at = now;
+        let mut polls = passed.max(1);
+        while polls > 0 && self.inner.poll(completions) == 0 && self.inner.in_flight() > 0 {
+            self.fruitless += 1;
+            polls -= 1;
+            if self.fruitless > FRUITLESS_POLLS_MAX {
+                return;
+            }
+        }
+        self.fruitless = 0;
+    }
+
+    /// Whether an inline access is attempted now.
+    fn goes_at_once(&self) -> bool {
+        let now = self.ram.time.now();
+        let mut state = self.ram.state();
+        let is_free = now >= state.held_until && !self.is_closing;
+        is_free && !state.random.permille(NOT_AT_ONCE_PERMILLE)
+    }
+
+    /// Hands a request to the memory, or fails it. `Some`: it has no room for it yet.
+    fn pass_on(&mut self, request: Request) -> Option<Request> {
+        let mut state = self.ram.state();
+        let share = state.temper.error_permille;
+        if state.random.permille(share) {
+            state.figures.errors += 1;
+            // Half of the failing requests take effect.
+            if state.random.coin() {
+                let error = draw_error(&mut state.random, request.operation);
+                self.ended.push_back(failed(request, error));
+                return None;
+            }
+            self.failing.insert(request.tag);
+        }
+        drop(state);
+        self.fruitless = 0;
+        match self.inner.submit(request) {
+            Ok(()) => None,
+            Err(Refusal::Later(request)) => Some(request),
+            Err(Refusal::Never(request, error)) => {
+                self.ended.push_back(failed(request, error));
+                None
+            }
+        }
+    }
+
+    /// Passes on what is due, in the order of the times.
+    fn pass_due(&mut self, now: Nanos) {
+        self.delayed.sort_by_key(|it| (it.due, it.number));
+        let due = self.delayed.iter().take_while(|it| it.due <= now).count();
+        let due: Vec<Delayed> = self.delayed.drain(..due).collect();
+        for mut delayed in due {
+            let key = (delayed.due, delayed.number);
+            match self.pass_on(delayed.request) {
+                None => {
+                    self.ram.state().dues.remove(&key);
+                }
+                Some(request) => {
+                    delayed.request = request;
+                    self.delayed.push(delayed);
+                }
+            }
+        }
+    }
+}
+
+fn failed(request: Request, error: DeviceError) -> Completion {
+    Completion {
+        tag: request.tag,
+        result: Err(error),
+        data: request.data.map(Data::Lease),
+    }
+}
+
+impl DeviceQueue for RamQueue {
+    fn lends_reads(&self) -> bool {
+        self.inner.lends_reads()
+    }
+
+    fn lend(&mut self, lba: u64, blocks: u32) -> Option<Loan> {
+        let at_once = self.goes_at_once();
+        at_once.then(|| self.inner.lend(lba, blocks)).flatten()
+    }
+
+    fn write_at_once(&mut self, lba: u64, data: &[u8]) -> bool {
+        self.goes_at_once() && self.inner.write_at_once(lba, data)
+    }
+
+    fn fills_at_once(&self) -> bool {
+        self.inner.fills_at_once()
+    }
+
+    fn fill_at_once(&mut self, lba: u64, bytes: usize, fill: &mut dyn FnMut(&mut [u8])) -> bool {
+        self.goes_at_once() && self.inner.fill_at_once(lba, bytes, fill)
+    }
+
+    fn count_filled(&mut self) {
+        self.inner.count_filled();
+    }
+
+    fn submit(&mut self, request: Request) -> Result<(), Refusal> {
+        if self.is_closing {
+            return Err(Refusal::Never(request, DeviceError::Removed));
+        }
+        let now = self.ram.time.now();
+        let mut state = self.ram.state();
+        let later = state.temper.later_permille;
+        if self.in_flight() >= self.depth || state.random.permille(later) {
+            state.figures.later += 1;
+            return Err(Refusal::Later(request));
+        }
+        state.in_flight += 1;
+        let number = state.next_number;
+        state.next_number += 1;
+        let is_direct = now >= state.held_until && state.random.permille(DIRECT_PERMILLE);
+        let latency = match is_direct {
+            true => Nanos::ZERO,
+            false => {
+                let temper = state.temper;
+                let State {
+                    random, figures, ..
+                } = &mut *state;
+                draw_latency(random, &temper, &mut figures.slow)
+            }
+        };
+        let due = now + latency;
+        state.dues.insert((due, number));
+        drop(state);
+        let rest = match is_direct {
+            true => self.pass_on(request),
+            false => Some(request),
+        };
+        match rest {
+            Some(request) => self.delayed.push(Delayed {
+                number,
+                due,
+                request,
+            }),
+            None => {
+                self.ram.state().dues.remove(&(due, number));
+            }
+        }
+        Ok(())
+    }
+
+    fn flush(&mut self) {
+        self.inner.flush();
+    }
+
+    fn poll(&mut self, completions: &mut CompletionBatch) -> usize {
+        let now = self.ram.time.now();
+        if now < self.ram.state().held_until {
+            return 0;
+        }
+        self.pass_due(now);
+        let before = completions.len();
+        self.poll_inner(now, completions);
+        let mut state = self.ram.state();
+        for completion in &mut completions[before..] {
+            if self.failing.remove(&completion.tag) && completion.result.is_ok() {
+                // The operation is not known any more; every write error can happen to a read.
+                completion.result = Err(DeviceError::Internal);
+                let data = completion.data.take();
+                completion.data = data.filter(|data| matches!(data, Data::Lease(_)));
+            }
+        }
+        while !completions.is_full()
+            && let Some(ended) = self.ended.pop_front()
+        {
+            completions.push(ended);
+        }
+        let count = completions.len() - before;
+        state.in_flight -= count;
+        count
+    }
+
+    fn give_up(&mut self, is_unwanted: &mut dyn FnMut(u64) -> bool) {
+        let Self {
+            delayed,
+            ended,
+            ram,
+            ..
+        } = self;
+        let unwanted = delayed.extract_if(.., |it| is_unwanted(it.request.tag));
+        for delayed in unwanted {
+            ram.state().dues.remove(&(delayed.due, delayed.number));
+            ended.push_back(failed(delayed.request, DeviceError::Aborted));
+        }
+        self.inner.give_up(is_unwanted);
+    }
+
+    fn in_flight(&self) -> usize {
+        self.inner.in_flight() + self.delayed.len() + self.ended.len()
+    }
+
+    fn has_ready(&self) -> bool {
+        !self.delayed.is_empty() || !self.ended.is_empty() || self.inner.has_ready()
+    }
+
+    fn device_grew(&mut self) {
+        self.inner.device_grew();
+    }
+
+    fn drain(&mut self) -> Drain {
+        self.is_closing = true;
+        if self.delayed.is_empty() {
+            // What it has is counted here.
+            let _ = self.inner.drain();
+        }
+        match self.in_flight() {
+            0 => Drain::Done,
+            outstanding => Drain::Outstanding(outstanding),
+        }
+    }
+}
+
+impl Drop for RamQueue {
+    fn drop(&mut self) {
+        let in_flight = self.in_flight();
+        let mut state = self.ram.state();
+        state.in_flight -= in_flight;
+        for delayed in &self.delayed {
+            state.dues.remove(&(delayed.due, delayed.number));
+        }
+    }
+}
