@@ -169,8 +169,11 @@ pub enum OpenError {
         /// The largest depth that a queue may have.
         max: usize,
     },
-    /// The pool had no lease for the queue's own buffer.
-    #[error("the arena has no free lease of {bytes} bytes for the queue's own buffer")]
+    /// The pool had no lease for the queue's own buffer that requests can do without.
+    #[error(
+        "the arena has too few leases of {bytes} bytes for the queue's own buffer: \
+         configure more `memory`, or fewer devices or cores"
+    )]
     NoMemory {
         /// What the queue wanted to reserve.
         bytes: usize,

@@ -1,7 +1,7 @@
 //! Reactors: pinned threads that poll, and rest when there is nothing to poll.
 //!
 //! A [`Reactor`] owns its [`Poller`]s and runs them in turns: messages, pollers with a budget,
-//! timers, flush (`DESIGN.md` §5). Everything on one reactor is single-threaded; reactors reach
+//! timers, flush (`ARCHITECTURE.md` §3). Everything on one reactor is single-threaded; reactors reach
 //! each other through bounded rings ([`ring`], [`mesh`]) on the I/O path and through
 //! [`ReactorHandle::run`] on the control path.
 //!

@@ -200,7 +200,7 @@ impl Arena {
     }
 
     /// A zeroed slice of `len` bytes for queues and the like, counted as taken until it is dropped;
-    /// `None` when none is free that is large enough, save the last of a class of which any are
+    /// `None` when none is free that is large enough, except the last of a class of which any are
     /// promised. For the control path: takes a lock.
     #[must_use]
     pub fn dma_buffer(self: &Arc<Arena>, len: usize) -> Option<DmaBuffer> {
@@ -248,6 +248,13 @@ impl Arena {
         control.slices.remove_buffer(class);
         self.exchange
             .give_back(&control.member, class, slice, Account::SYSTEM);
+    }
+
+    /// Whether requests get by when one more slice of `class` is kept.
+    pub(crate) fn spares_kept(&self, class: usize) -> bool {
+        let control = self.control();
+        let kept = self.exchange.held(class, Account::SYSTEM);
+        control.slices.spares_kept(class, kept)
     }
 
     fn control(&self) -> MutexGuard<'_, Control> {

@@ -198,6 +198,21 @@ impl Pool {
         self.take_for(Account::SYSTEM, len)
     }
 
+    /// A lease of `len` bytes that the appliance keeps, such as the buffer of a device queue. `None`
+    /// when no slice of that size is free, or when too few would be left for requests. For the
+    /// control path: takes a lock.
+    ///
+    /// # Panics
+    /// When `len` exceeds [`Pool::max_transfer`].
+    #[must_use]
+    pub fn take_to_keep(&self, len: usize) -> Option<Lease> {
+        let class = self.class_of(len);
+        let spares = self.inner.arena.spares_kept(class);
+        spares
+            .then(|| self.grab_of_class(class, Account::SYSTEM, len))
+            .flatten()
+    }
+
     /// A lease of `len` bytes charged to `account`. `None` when no slice of that size or above is
     /// free, when the account has its share, or when a request waits that comes before.
     ///

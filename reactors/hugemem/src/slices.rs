@@ -1,16 +1,19 @@
 //! Who may keep slices of an arena, and how many: pure arithmetic, for the arena and for those who
 //! plan one.
 //!
-//! Most slices come and go with requests. Two kinds stay: [`DmaBuffer`](crate::DmaBuffer)s, and
-//! slices under a [`SlicePromise`](crate::SlicePromise), which wait for what may never come.
-//! Promises take at most half of a class, so that requests do not go through a needle's eye; and of
-//! a class of which any are promised at least one slice stays for requests, whatever buffers want,
-//! so that each gets its turn.
+//! Most slices come and go with requests. Three kinds stay: [`DmaBuffer`](crate::DmaBuffer)s, leases
+//! that a device queue keeps ([`Pool::take_to_keep`](crate::Pool::take_to_keep)), and slices under a
+//! [`SlicePromise`](crate::SlicePromise), which are held while no message arrives. Promises take at
+//! most half of a class, and kept leases leave a quarter to requests; of a class of which any are
+//! promised at least one slice stays for requests, whatever buffers want, so that every request can
+//! be served.
 
 use crate::class::{CLASS_BYTES, CLASSES, Carving, class_for};
 
 /// Slices that only requests have, of each class of which any are promised.
 const FOR_REQUESTS_MIN: u32 = 1;
+/// Leases that device queues keep leave one part in so many of a class to requests.
+const FOR_REQUESTS_PART: u32 = 4;
 /// A promise takes at most one part in so many of a class.
 const PROMISED_PART: u32 = 2;
 
@@ -58,6 +61,14 @@ impl Slices {
     pub(crate) fn spares_buffer(&self, class: usize) -> bool {
         let stays = FOR_REQUESTS_MIN * u32::from(self.promised[class] > 0);
         self.kept(class) + stays < self.total[class]
+    }
+
+    /// Whether one more slice can be kept of a class of which the appliance has `kept`, buffers
+    /// included.
+    pub(crate) fn spares_kept(&self, class: usize, kept: u32) -> bool {
+        let total = self.total[class];
+        let for_requests = total.div_ceil(FOR_REQUESTS_PART);
+        kept + self.promised[class] + for_requests < total
     }
 
     pub(crate) fn add_buffer(&mut self, class: usize) {

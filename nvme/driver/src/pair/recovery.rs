@@ -90,7 +90,7 @@ impl Pair {
         if self.limits.compare || !matches!(self.scratch, Scratch::Needless) {
             return true;
         }
-        match pool.take(bytes) {
+        match pool.take_to_keep(bytes) {
             Some(lease) => {
                 self.scratch = Scratch::Free(lease);
                 true

@@ -25,8 +25,9 @@ use crate::ledger::{Ended, Ledger};
 use crate::request::{CompletionBatch, Operation, Refusal, Request};
 use reactors::sim::planted;
 
-/// The lease that a queue keeps for itself, in bytes (or the arena's largest, if that is less).
-const RESERVE_BYTES: usize = 64 * 1024;
+/// The lease that a queue keeps for itself, in bytes: the smallest, so that many queues leave enough
+/// for requests.
+const RESERVE_BYTES: usize = hugemem::UNIT_BYTES;
 
 /// What a request waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,8 +95,9 @@ impl<S: FileStore> FileQueue<S> {
         let counters = shared.counters.open_queue();
         let geometry = shared.geometry.now();
         let ledger = Ledger::new(depth, geometry, false, counters)?;
-        let bytes = RESERVE_BYTES.min(pool.max_transfer());
-        let reserve = pool.take(bytes).ok_or(OpenError::NoMemory { bytes })?;
+        let bytes = RESERVE_BYTES;
+        let reserve = pool.take_to_keep(bytes);
+        let reserve = reserve.ok_or(OpenError::NoMemory { bytes })?;
         let known = shared.condition.now().sound();
         let ring = shared.store.open_ring(depth as u32);
         let ring = ring.map_err(OpenError::Ring)?;
@@ -269,9 +271,8 @@ impl<S: FileStore> FileQueue<S> {
 
     /// Gives a second lease back: to the queue if its own is out, else to the pool.
     fn release_scratch(&mut self, scratch: Lease) {
-        match &self.reserve {
-            Some(reserve) if reserve.capacity() >= scratch.capacity() => {}
-            Some(_) | None => self.reserve = Some(scratch),
+        if self.reserve.is_none() && scratch.capacity() <= RESERVE_BYTES {
+            self.reserve = Some(scratch);
         }
     }
 

@@ -1,4 +1,4 @@
-//! What a reactor does between turns without progress: spin, pause, block (`DESIGN.md` §5).
+//! What a reactor does between turns without progress: spin, pause, block (`ARCHITECTURE.md` §3).
 
 use arrayvec::ArrayVec;
 use rustix::event::{PollFd, PollFlags, poll};
