@@ -8,6 +8,7 @@ mod appliance;
 mod browser;
 mod crash;
 mod demo;
+mod documents;
 mod fuzz;
 mod interop;
 mod layers;

@@ -11,7 +11,7 @@ use clap::{Args, ValueEnum};
 use crate::interop::{self, Harness, SCENARIOS};
 use crate::metadata::{self, Metadata};
 use crate::process::{self, cargo};
-use crate::{browser, demo, fuzz, layers, package, packages, sim};
+use crate::{browser, demo, documents, fuzz, layers, package, packages, sim};
 
 /// Which steps to run.
 #[derive(Debug, Args)]
@@ -55,6 +55,8 @@ enum Step {
     Fmt,
     /// Arrows between crates, places of unsafe code.
     Layers,
+    /// Documents name files and sections that exist.
+    Documents,
     /// Everything compiles.
     Build,
     /// Lints.
@@ -117,6 +119,7 @@ impl Step {
             Step::Packages
             | Step::Fmt
             | Step::Layers
+            | Step::Documents
             | Step::Build
             | Step::Clippy
             | Step::Test
@@ -236,6 +239,7 @@ fn run_step(step: Step, extent: Extent, with_lab: bool) -> Vec<Row> {
             process::run(cargo().args(["fmt", "--all", "--check"]))
         })],
         Step::Layers => vec![timed(name, layers::check_workspace)],
+        Step::Documents => vec![timed(name, documents::check)],
         Step::Build => vec![timed(name, build)],
         Step::Clippy => vec![timed(name, clippy)],
         Step::Test => vec![timed(name, || {

@@ -17,7 +17,7 @@
 //! is too short or too long, more commands than entries, a key that the host's device refuses) ends
 //! the connection, counted, with the others unharmed.
 //!
-//! Differs from the design's life of a request (section 3) in this: data and response are posted
+//! Differs from the life of a request in `ARCHITECTURE.md` §4: data and response are posted
 //! together, and with that the request's slot is free, since the host may reuse the command's place
 //! as soon as it has the response; what the device still reads is kept with what is posted. Serves
 //! the devices that were there at the start and that have shared receive queues: one that comes or

@@ -1,4 +1,4 @@
-//! Steady-state I/O makes no heap allocation (design, section 4): tens of thousands of requests of
+//! Steady-state I/O makes no heap allocation (`ARCHITECTURE.md` §5): tens of thousands of requests of
 //! every kind under a counting allocator.
 
 mod harness;

@@ -1,4 +1,4 @@
-//! The life of a request on a connection (design, section 3): a slot in a fixed table, its state
+//! The life of a request on a connection (`ARCHITECTURE.md` §4): a slot in a fixed table, its state
 //! one enum.
 //!
 //! ```text

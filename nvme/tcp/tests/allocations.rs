@@ -1,4 +1,4 @@
-//! What connections take of the heap: steady-state I/O makes no allocation (design, section 4), and
+//! What connections take of the heap: steady-state I/O makes no allocation (`ARCHITECTURE.md` §5), and
 //! a connection that does nothing holds little.
 
 mod harness;

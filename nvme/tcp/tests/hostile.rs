@@ -1,4 +1,4 @@
-//! What the outside world gets (design, section 10): each wrong thing is sent over a real socket,
+//! Invalid input over TCP (`SECURITY.md`): each wrong thing is sent over a real socket,
 //! its exact answer is checked, and a second connection goes on unharmed.
 
 mod harness;

@@ -1,0 +1,156 @@
+//! Checks that the documents and the code refer to things that exist: files that the documents name,
+//! and sections of `ARCHITECTURE.md` that the code cites as `ARCHITECTURE.md §N`.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::process;
+
+/// Documents whose file references are checked.
+const DOCUMENTS: [&str; 4] = [
+    "ARCHITECTURE.md",
+    "CONTRIBUTING.md",
+    "README.md",
+    "SECURITY.md",
+];
+/// The document whose sections the code cites.
+const ARCHITECTURE: &str = "ARCHITECTURE.md";
+/// How a citation begins, behind the document's name.
+const SECTION: &str = "§";
+/// The README is for the first ten minutes; what is longer belongs on pages of its own.
+const README_LINES_MAX: usize = 200;
+/// Folders of the repository whose code may cite sections.
+const SOURCES: [&str; 7] = [
+    "appliance",
+    "bench",
+    "config",
+    "deploy",
+    "nvme",
+    "rdma",
+    "reactors",
+];
+/// Endings of files that a document may name.
+const ENDINGS: [&str; 9] = [
+    ".rs", ".md", ".sh", ".js", ".toml", ".json", ".py", ".service", "/",
+];
+
+/// Checks the repository; the error lists every problem.
+pub(crate) fn check() -> Result<(), String> {
+    let root = process::root();
+    let read =
+        |name: &Path| fs::read_to_string(name).map_err(|e| format!("{}: {e}", name.display()));
+    let mut problems = Vec::new();
+    for name in DOCUMENTS {
+        let text = read(&root.join(name))?;
+        let exists = |path: &str| root.join(path).exists();
+        for path in paths_in(&text).filter(|path| !exists(path)) {
+            problems.push(format!("{name} names {path}, which does not exist"));
+        }
+        if name == "README.md" && text.lines().count() > README_LINES_MAX {
+            problems.push(format!(
+                "{name} has {} lines, {README_LINES_MAX} at most",
+                text.lines().count()
+            ));
+        }
+    }
+    let sections = sections_of(&read(&root.join(ARCHITECTURE))?);
+    for folder in SOURCES {
+        for path in rust_files_below(&root.join(folder))? {
+            for cited in citations_in(&read(&path)?) {
+                if !sections.contains(&cited) {
+                    let shown = path.strip_prefix(&root).unwrap_or(&path).display();
+                    problems.push(format!(
+                        "{shown} cites {ARCHITECTURE} {SECTION}{cited}, which does not exist"
+                    ));
+                }
+            }
+        }
+    }
+    if problems.is_empty() {
+        println!("documents: every file and section that is named exists");
+        return Ok(());
+    }
+    for problem in &problems {
+        eprintln!("documents: {problem}");
+    }
+    Err(format!("{} problem(s) with the documents", problems.len()))
+}
+
+/// Every Rust file below `folder`.
+fn rust_files_below(folder: &Path) -> Result<Vec<PathBuf>, String> {
+    let mut files = Vec::new();
+    let mut pending = vec![folder.to_path_buf()];
+    while let Some(folder) = pending.pop() {
+        let failed = |e| format!("{}: {e}", folder.display());
+        for entry in fs::read_dir(&folder).map_err(failed)? {
+            let path = entry.map_err(failed)?.path();
+            if path.is_dir() && !path.is_symlink() && !path.ends_with("target") {
+                pending.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                files.push(path);
+            }
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+/// The repository's files and folders that a document names: in backquotes, with a folder.
+fn paths_in(text: &str) -> impl Iterator<Item = &str> {
+    let quoted = text.split('`').skip(1).step_by(2);
+    quoted.filter(|it| {
+        let is_plain = |c: char| c.is_ascii_alphanumeric() || "._-/".contains(c);
+        let first = it.split('/').next().unwrap_or_default();
+        it.chars().all(is_plain)
+            && SOURCES.contains(&first)
+            && it.contains('/')
+            && (ENDINGS.iter().any(|ending| it.ends_with(ending)) || !it.contains('.'))
+    })
+}
+
+/// The numbers of a document's headings: `## 4. Title`, `### 4.1 Title`.
+fn sections_of(text: &str) -> Vec<String> {
+    let headings = text.lines().filter(|line| line.starts_with("##"));
+    let number = |line: &str| {
+        let number = line.trim_start_matches('#').split_whitespace().next()?;
+        let number = number.trim_end_matches('.');
+        number
+            .starts_with(|c: char| c.is_ascii_digit())
+            .then(|| number.to_owned())
+    };
+    headings.filter_map(number).collect()
+}
+
+/// The sections of `ARCHITECTURE.md` that a source file cites.
+fn citations_in(text: &str) -> Vec<String> {
+    let behind = text.split(ARCHITECTURE).skip(1);
+    let number = |rest: &str| {
+        let rest = rest.trim_start_matches(['`', ' ']).strip_prefix(SECTION)?;
+        let end = rest.find(|c: char| !c.is_ascii_digit() && c != '.');
+        let number = rest[..end.unwrap_or(rest.len())].trim_end_matches('.');
+        (!number.is_empty()).then(|| number.to_owned())
+    };
+    behind.filter_map(number).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_are_found_in_backquotes_alone() {
+        let text = "`nvme/tcp/src/slot.rs`, nvme/tcp/no.rs, `Reactor::turn`, `cargo xtask test`, \
+                    `bench/simulation`, `tests.rs`, `/etc/windlass/x.toml`";
+        let found: Vec<&str> = paths_in(text).collect();
+        assert_eq!(found, ["nvme/tcp/src/slot.rs", "bench/simulation"]);
+    }
+
+    #[test]
+    fn sections_and_citations_have_the_same_numbers() {
+        let sections = sections_of("# Title\n## 4. A\ntext\n### 4.1 B\n## Without\n");
+        assert_eq!(sections, ["4", "4.1"]);
+        let cited =
+            citations_in("//! `ARCHITECTURE.md` §4.1. And (ARCHITECTURE.md §12): ARCHITECTURE.md");
+        assert_eq!(cited, ["4.1", "12"]);
+    }
+}
