@@ -4,6 +4,8 @@
 //! They are at the places in the code that ask [`planted`](reactors::sim::planted), and only in
 //! builds with `--cfg planted`.
 
+use std::fmt;
+
 use crate::run::Failure;
 
 /// A planted defect must be found within so many seeds, beginning with seed 0.
@@ -91,7 +93,6 @@ defects! {
     "rdma-receive-lost": "receives that took data are not posted again";
     "rdma-removal-leaks": "receives of a device that is pulled out keep their memory";
     "orphans-not-awaited": "a new controller is ready while devices have requests of its host's last association";
-    "fence-ignored": "a host's other controllers write while devices have requests of an association that is over";
     "sync-error-forgotten": "a failed sync of a file is an error of one request only";
     "short-read-zeroes": "what lies past the end of a file reads as zeroes";
     "lba-wraps": "a range that goes round at 2^64 is taken for one at the beginning";
@@ -135,9 +136,10 @@ defects! {
     "discovery-change-untold": "no event tells of a changed discovery log";
     "success-despite-flow-control": "reads end without a response although SQ flow control is on";
     "cache-follows-namespaces": "hosts that attach before a namespace with a cache hear of none";
+    "fua-zero-not-synced": "Write Zeroes with FUA does not sync the file";
+    "short-write-acknowledged": "a file that took a part of a write is believed to have all of it";
     "rdma-receives-unbounded": "receives take memory of every size, more than the arena promised";
     "borrow-ends-early": "memory that a device lends can be written again when it is posted, not when it is sent";
-    "borrow-never-copied": "what a slow host borrows is never copied, and keeps writers out";
     "borrow-copied-short": "the copy of what a slow host borrows is half a copy";
     "fill-before-digest": "data under a digest is received straight into the device";
     "fill-in-one-place": "all parts of a write that are received straight into the device go to its first blocks";
@@ -166,6 +168,82 @@ defects! {
     "abort-never-sent": "a command that is late is never aborted";
 }
 
+/// A defect for which simulation is the wrong tool, and the test that fails with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tested {
+    /// Its name at the place where it is planted.
+    pub name: &'static str,
+    /// What the appliance does wrong.
+    pub what: &'static str,
+    /// The program that has the test, by its target's name: a crate, for its unit tests, or one of
+    /// the files in a crate's `tests`.
+    pub program: &'static str,
+    /// The test.
+    pub test: &'static str,
+}
+
+/// Declares the defects that tests find.
+macro_rules! tested {
+    ($($name:literal: $what:literal, by $program:literal $test:literal;)*) => {
+        /// All that tests find; `cargo xtask sim --defects` runs each test with its defect.
+        pub const TESTED: &[Tested] = &[$(Tested {
+            name: $name,
+            what: $what,
+            program: $program,
+            test: $test,
+        },)*];
+    };
+}
+
+tested! {
+    "share-ignored": "a host takes more than its share of the arena's slices of a size",
+        by "fairness" "a_host_that_never_sends_holds_only_its_share_of_each_size";
+    "fifo-over-hosts": "slices are given out in the order of requests, whoever has how many",
+        by "fairness" "a_host_that_never_sends_holds_only_its_share_of_each_size";
+    "lease-before-share": "a write takes its memory before its host's share permits",
+        by "fairness" "a_host_that_never_sends_holds_only_its_share_of_each_size";
+    "no-progress-deadline": "data that was asked for may stay away for ever while others wait",
+        by "fairness" "a_host_without_progress_makes_room_for_one_that_waits";
+    "borrow-never-copied": "what a slow host borrows is never copied, and keeps writers out",
+        by "fairness" "a_lent_block_can_be_written_within_150_ms_whatever_its_reader_does";
+    "account-leaked": "the account of a host stays when its last controller goes",
+        by "nvme_target" "registry::tests::an_account_goes_with_its_hosts_last_controller";
+    "shares-ignored": "one host may take all controllers, queues and commands",
+        by "protocol" "connect::unnamed_hosts_leave_executions_to_named_ones";
+    "discovery-in-shares": "discovery controllers are counted among those of exports",
+        by "protocol" "connect::silent_discovery_controllers_lock_nobody_out";
+    "queues-unbound": "an I/O queue may come from another address than its admin queue",
+        by "protocol" "connect::an_io_queue_comes_from_the_address_of_its_admin_queue";
+    "abort-limit-ignored": "Aborts beyond the Abort Command Limit are carried out",
+        by "protocol" "admin::an_abort_flood_meets_the_limit";
+    "give-up-forgotten": "requests of a queue that is gone are not given up",
+        by "protocol" "orphans::a_write_that_waits_in_a_device_is_given_up";
+    "fence-ignored": "a host's other controllers write while devices have requests of an association that is over",
+        by "protocol" "orphans::another_path_waits_for_orphans";
+    "more-never-set": "the More bit is never set",
+        by "protocol" "logs::more_says_that_the_error_log_has_an_entry";
+    "nn-counts-namespaces": "NN and MNAN are the present number of namespaces",
+        by "protocol" "identify::a_namespace_that_joins_changes_nothing_that_hosts_rely_on";
+    "rdma-borrow-unbounded": "over RDMA a block is lent for as long as its reader likes",
+        by "stalls" "a_reader_without_receives_does_not_keep_a_writer_out";
+    "rdma-stall-tolerated": "over RDMA what is posted may make no progress for ever",
+        by "stalls" "a_host_that_takes_nothing_is_let_go_after_five_seconds";
+    "rdma-deaf-forever": "silence is excused for as long as the transport cannot hear",
+        by "memory" "exhausted_receives_prolong_a_silence_once";
+    "rdma-destruction-ignored": "a queue pair that cannot be destroyed gives its memory back",
+        by "wedged" "a_queue_pair_that_is_not_destroyed_keeps_its_memory_for_good";
+    "compare-first-piece-only": "a long comparison of a file compares its first piece only",
+        by "block" "file::queue::tests::compares_get_through_on_the_queues_own_lease_when_the_pool_is_empty";
+    "connections-doubled": "twice as many connections are served as configured",
+        by "reactors" "placement::tests::the_limit_on_connections_is_exact";
+}
+
+impl fmt::Display for Tested {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.program, self.test)
+    }
+}
+
 /// How a defect was found, or not.
 #[derive(Clone, Debug)]
 pub struct Finding {
@@ -190,6 +268,8 @@ pub fn page(findings: &[Finding]) -> String {
          --defects` looks for all of them\n\
          and writes this page.\n\
          \n\
+         ## By simulation\n\
+         \n\
          | defect | what is wrong | seeds needed | what the judge said |\n\
          |---|---|---:|---|\n"
     );
@@ -204,6 +284,19 @@ pub fn page(findings: &[Finding]) -> String {
             None => ("**not found**".to_owned(), String::new()),
         };
         page += &format!("| {} | {} | {seeds} | {said} |\n", defect.name, defect.what);
+    }
+    page += "\n\
+        ## By tests\n\
+        \n\
+        Where simulation is the wrong tool, a crate's test must fail with the defect and succeed \
+        without; the same\n\
+        command runs each.\n\
+        \n\
+        | defect | what is wrong | test |\n\
+        |---|---|---|\n";
+    for tested in TESTED {
+        let Tested { name, what, .. } = tested;
+        page += &format!("| {name} | {what} | `{tested}` |\n");
     }
     page
 }
@@ -226,8 +319,10 @@ mod tests {
 
     #[test]
     fn names_are_told_apart() {
-        for (index, defect) in DEFECTS.iter().enumerate() {
-            assert!(DEFECTS[..index].iter().all(|it| it.name != defect.name));
+        let simulated = DEFECTS.iter().map(|it| it.name);
+        let names: Vec<&str> = simulated.chain(TESTED.iter().map(|it| it.name)).collect();
+        for (index, name) in names.iter().enumerate() {
+            assert!(!names[..index].contains(name), "{name} is listed twice");
         }
     }
 

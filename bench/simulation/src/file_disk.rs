@@ -97,6 +97,8 @@ impl FileTemper {
 const LOOK_INTERVAL: Nanos = Nanos::from_millis(1);
 /// The operator reopens a damaged device within this.
 const REOPEN_MAX: Nanos = Nanos::from_millis(100);
+/// Where files run full, of a thousand writes of which a part is taken, those whose rest finds no room.
+const FULL_AFTER_PART_PERMILLE: u32 = 300;
 
 struct State {
     shape: DiskShape,
@@ -192,6 +194,24 @@ impl State {
         self.random.between(1, blocks - 1) as usize * self.block_bytes()
     }
 
+    /// Bytes that a write of `len` finds room for. A file system that runs full takes the first part
+    /// of a write and refuses the rest of it (`write(2)`, ENOSPC).
+    fn room(&mut self, len: usize, is_rest: bool) -> Result<usize, Errno> {
+        let full_permille = match self.temper.full_permille {
+            0 => 0,
+            _ if is_rest => FULL_AFTER_PART_PERMILLE,
+            permille => permille,
+        };
+        let blocks = (len / self.block_bytes()) as u64;
+        if !self.random.permille(full_permille) {
+            return Ok(self.cut(len));
+        }
+        if is_rest || blocks < 2 || self.random.coin() {
+            return Err(Errno::NOSPC);
+        }
+        Ok(self.random.between(1, blocks - 1) as usize * self.block_bytes())
+    }
+
     /// Carries an entry out; with `parts`, only as much of it as chance decides.
     fn apply(&mut self, pending: &mut Pending, seen: &mut u64, parts: bool) -> Outcome {
         if self.random.permille(self.temper.again_permille) {
@@ -224,11 +244,8 @@ impl State {
                 sync,
                 ..
             } => {
-                if self.random.permille(self.temper.full_permille) {
-                    return Err(Errno::NOSPC);
-                }
                 let first = (*offset + done as u64) / size as u64;
-                let len = self.cut(lease.len() - done);
+                let len = self.room(lease.len() - done, done > 0)?;
                 let failing = self.random.permille(self.temper.error_permille);
                 for (index, page) in lease[done..done + len].chunks(size).enumerate() {
                     if (failing || parts) && self.random.coin() {

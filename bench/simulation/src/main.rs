@@ -47,6 +47,9 @@ struct Arguments {
     /// With --defects: look for these alone.
     #[arg(long, value_name = "NAME", value_delimiter = ',', requires = "defects")]
     only: Vec<String>,
+    /// Tell which planted defects tests must find: name, program and test, a line each.
+    #[arg(long)]
+    tested: bool,
     /// Cut every run to this many events.
     #[arg(long)]
     events: Option<u64>,
@@ -86,6 +89,12 @@ fn main() -> ExitCode {
         without: arguments.without.iter().copied().collect(),
     };
     run::note_panics();
+    if arguments.tested {
+        for tested in simulation::defects::TESTED {
+            println!("{} {tested}", tested.name);
+        }
+        return ExitCode::SUCCESS;
+    }
     if let Some(page) = &arguments.defects {
         return defects(page, &arguments.only);
     }

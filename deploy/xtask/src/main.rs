@@ -17,6 +17,7 @@ mod metadata;
 mod monitoring;
 mod package;
 mod packages;
+mod planted;
 mod process;
 mod rust_source;
 mod sim;

@@ -5,6 +5,7 @@ use std::process::Command;
 
 use clap::Args;
 
+use crate::planted;
 use crate::process::{self, cargo};
 use crate::steps::Extent;
 
@@ -52,19 +53,18 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
 /// Looks for every planted defect and writes what was found to `page`.
 fn defects(page: &str) -> Result<(), String> {
     build(Some(PLANTING))?;
-    process::run_test(built().args(["--defects", page]))
+    let list = process::output(built().arg("--tested"))?;
+    let simulated = process::run_test(built().args(["--defects", page]));
+    let tested = planted::run(&String::from_utf8_lossy(&list), PLANTING);
+    simulated.and(tested)
 }
 
 /// Builds the simulation with the features that the tests are built with, so that nothing is built
 /// twice; `compiler` is what compiles our own crates, where it is not the usual one.
 fn build(compiler: Option<&str>) -> Result<(), String> {
-    let mut cargo = cargo();
+    let mut cargo = compiler.map_or_else(cargo, planted::with_planted);
     cargo.args(["build", "--workspace", "--all-features"]);
     cargo.args(["--bin", "simulation"]);
-    if let Some(compiler) = compiler {
-        let path = process::root().join(compiler);
-        cargo.env("RUSTC_WORKSPACE_WRAPPER", path);
-    }
     process::run(&mut cargo)
 }
 

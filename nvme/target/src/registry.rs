@@ -809,15 +809,6 @@ mod tests {
         assert_ne!(account(&first), account(&other));
     }
 
-    #[cfg(planted)]
-    #[test]
-    fn an_account_that_is_leaked_is_found() {
-        reactors::sim::plant("account-leaked");
-        let found = std::panic::catch_unwind(an_account_goes_with_its_hosts_last_controller);
-        reactors::sim::plant("");
-        assert!(found.is_err());
-    }
-
     #[test]
     fn a_controller_goes_with_its_last_queue() {
         let mut registry = registry(8);

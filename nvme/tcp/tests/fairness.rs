@@ -288,37 +288,3 @@ fn one_host_keeps_few_receive_buffers() {
     assert!(modest.wire.borrow().to_target.is_empty(), "all in one turn");
     assert!(modest.wire.borrow().receives - before <= 2);
 }
-
-/// Each mistake that these tests are here for is found by one of them.
-#[cfg(planted)]
-#[test]
-fn planted_defects_are_found() {
-    let defects: [(&str, fn()); 5] = [
-        (
-            "share-ignored",
-            a_host_that_never_sends_holds_only_its_share_of_each_size,
-        ),
-        (
-            "fifo-over-hosts",
-            a_host_that_never_sends_holds_only_its_share_of_each_size,
-        ),
-        (
-            "lease-before-share",
-            a_host_that_never_sends_holds_only_its_share_of_each_size,
-        ),
-        (
-            "no-progress-deadline",
-            a_host_without_progress_makes_room_for_one_that_waits,
-        ),
-        (
-            "borrow-never-copied",
-            a_lent_block_can_be_written_within_150_ms_whatever_its_reader_does,
-        ),
-    ];
-    for (defect, test) in defects {
-        reactors::sim::plant(defect);
-        let found = std::panic::catch_unwind(test).is_err();
-        reactors::sim::plant("");
-        assert!(found, "{defect} is not found");
-    }
-}

@@ -302,7 +302,7 @@ impl Host {
         };
         self.note_flushed(ground, since, began);
         ground.judge.end_read(began);
-        *ground.power_wanted |= self.random.permille(300);
+        *ground.power_wanted |= self.random.permille(600);
         if self.random.coin() || !self.has_admin_room() {
             self.lose(ground);
         } else {
@@ -355,7 +355,7 @@ impl Host {
                 if !enable {
                     self.admin_state.write_through = true;
                     self.note_flushed(ground, outstanding.issued_at, began);
-                    *ground.power_wanted |= self.random.permille(100);
+                    *ground.power_wanted |= self.random.permille(250);
                 }
                 ground.judge.end_read(began);
             }

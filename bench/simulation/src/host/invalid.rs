@@ -209,7 +209,7 @@ fn bad_data(random: &mut Random, aim: &Aim) -> Option<Invalid> {
     );
     let writes = !aim.read_only;
     let beyond = aim.in_capsule_max + 4;
-    match random.below(11) {
+    match random.below(13) {
         0 => pointing(
             read,
             SglDescriptor::data_block(0x1000, size as u32),
@@ -244,7 +244,7 @@ fn bad_data(random: &mut Random, aim: &Aim) -> Option<Invalid> {
         // Base 2.1 §4.3.2: beyond what IOCCSZ leaves for data.
         9 if writes => pointing(
             write,
-            SglDescriptor::in_capsule(u64::from(beyond), 4),
+            SglDescriptor::in_capsule(u64::from(beyond), size as u32),
             Status::SGL_OFFSET_INVALID,
         ),
         10 if writes => pointing(write, SglDescriptor::in_capsule(0, beyond), wrong_length),
@@ -379,9 +379,9 @@ impl Host {
         let random = &mut self.random;
         let made = match random.below(8) {
             0..4 if aim.read_only => protected(random, &aim),
-            0..3 => bad_range(random, &aim),
-            3 | 4 => bad_field(random, &aim),
-            5 if !aim.read_only => short_list(random, &aim),
+            0..2 => bad_range(random, &aim),
+            2 | 3 => bad_field(random, &aim),
+            4 if !aim.read_only => short_list(random, &aim),
             _ => bad_data(random, &aim),
         };
         let Invalid {

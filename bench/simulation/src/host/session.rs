@@ -12,7 +12,7 @@ use super::admin::AdminStep;
 use super::connection::{Connection, Incoming};
 use super::{
     Command, DEADLINE_CHECK, Ground, Host, IoKind, LATENCY_MAX, Phase, READY_POLL, RETRIES_MAX,
-    RETRY_MAX, WATCHED_MAX,
+    RETRY_MAX,
 };
 use crate::fabric::RdmaNetwork;
 use crate::judge::Violation;
@@ -305,9 +305,9 @@ impl Host {
             if self.retries.len() < RETRIES_MAX && io.kind == IoKind::Write {
                 self.retries.extend(io.extents.first().copied());
             }
-            self.watched.extend(io.extents.first().copied());
-            let surplus = self.watched.len().saturating_sub(WATCHED_MAX);
-            self.watched.drain(..surplus);
+            if let Some(extent) = io.extents.first() {
+                self.watch(*extent);
+            }
             ground
                 .judge
                 .lose_write(sender, io.extents, io.version, io.began);

@@ -278,7 +278,8 @@ impl TcpLine {
         for (header, data) in pdus {
             bytes.extend(pdu(queue, header.as_bytes(), data, Damage::None));
         }
-        queue.must_end = Some(reason);
+        // The target ends the connection at the first mistake.
+        queue.must_end.get_or_insert(reason);
         self.wire.send(&bytes);
     }
 }

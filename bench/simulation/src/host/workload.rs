@@ -9,7 +9,7 @@ use super::connection::{Damage, Sending, Transfer, Vanished};
 use super::invalid::GARBAGE;
 use super::rdma::harm_next_connection;
 use super::wrong_data::WrongData;
-use super::{Command, Connection, Ground, Host, Io, IoKind};
+use super::{Command, Connection, Ground, Host, Io, IoKind, WATCHED_MAX};
 use crate::content::Stamp;
 use crate::disk::DiskShape;
 use crate::judge::Extent;
@@ -21,6 +21,8 @@ use crate::swarm::Fault;
 const SILENCE_GRACE: Nanos = Nanos::from_secs(3);
 /// Work requests that are late are so by no more than this.
 const REQUEST_DELAY_MAX: Nanos = Nanos::from_millis(200);
+/// Invalid commands that a host sends in a row.
+const INVALID_BURST: usize = 8;
 /// Ranges of a deallocation at most.
 const RANGES_MAX: u64 = 4;
 
@@ -91,8 +93,8 @@ impl Host {
             return None;
         }
         let (kind, extent) = match self.random.below(8) {
-            0 => (IoKind::Write, self.retries.pop()?),
-            1..=4 => {
+            0 | 1 => (IoKind::Write, self.retries.pop()?),
+            2..=5 => {
                 let chosen = self.random.below(self.watched.len() as u64);
                 (IoKind::Read, *self.watched.get(chosen as usize)?)
             }
@@ -105,7 +107,16 @@ impl Host {
 
     /// Takes over what another path of the host lost.
     pub fn retry(&mut self, lost: impl IntoIterator<Item = Extent>) {
-        self.retries.extend(lost);
+        for extent in lost {
+            self.retries.push(extent);
+            self.watch(extent);
+        }
+    }
+
+    /// Has it look often at where a write was lost.
+    pub(super) fn watch(&mut self, extent: Extent) {
+        self.watched.truncate(WATCHED_MAX - 1);
+        self.watched.push_front(extent);
     }
 
     /// What it lost, for another path of the same host.
@@ -405,7 +416,7 @@ impl Host {
                 harm_next_connection(ground.rdma?, number, &mut self.random);
             }
             Fault::Damage if serving && self.shape.header_digest => self.damage_header(ground),
-            Fault::Invalid if serving => self.send_invalid(ground)?,
+            Fault::Invalid if serving => self.send_invalid_ones(ground)?,
             Fault::Abort if serving => self.abort(ground)?,
             Fault::Reset if serving && self.has_admin_room() => {
                 for connection in &mut self.io {
@@ -432,6 +443,17 @@ impl Host {
             .note(ground.now, format_args!("host {number} suffers {fault}"));
         ground.figures.fault(fault);
         Some(aftermath)
+    }
+
+    /// Sends a few invalid commands. There are many kinds, and none disturbs what others do.
+    fn send_invalid_ones(&mut self, ground: &mut Ground<'_>) -> Option<()> {
+        self.send_invalid(ground)?;
+        for _ in 1..INVALID_BURST {
+            if self.send_invalid(ground).is_none() {
+                break;
+            }
+        }
+        Some(())
     }
 
     fn a_connection(&mut self) -> Option<&mut super::Connection> {
@@ -592,7 +614,7 @@ impl Host {
             (extent.blocks - 1) as u16,
             false,
         );
-        let (command, data) = if wrong.sends_all() && !ground.serving.read_only[disk] {
+        let (command, data) = if wrong.begins_well() && !ground.serving.read_only[disk] {
             let io = self.writing(ground, IoKind::Write, extent, false);
             let data = self.stamped(ground, extent, io.version);
             (Command::Io(io), data)

@@ -39,9 +39,9 @@ impl WrongData {
         ])
     }
 
-    /// Whether all of the data is sent by the rules first.
-    pub(super) fn sends_all(self) -> bool {
-        self == Self::AfterLast
+    /// Whether data is sent by the rules first, so that some of it may be written.
+    pub(super) fn begins_well(self) -> bool {
+        matches!(self, Self::AfterLast | Self::Excess)
     }
 
     /// The PDUs that answer an R2T for `data`, in pieces of `piece_max` bytes at most, and the
