@@ -402,6 +402,7 @@ impl Host {
                 let fails = |it: &bool| *it;
                 ground.disk_fails.iter().any(fails)
                     || ground.disk_gone.iter().any(fails)
+                    || ground.swarm.disk_temper.flush_error_permille > 0
                     || status.is(Status::INVALID_FIELD)
             }
             AdminStep::IdentifyNamespace(disk) => {

@@ -10,6 +10,7 @@ use super::invalid::{Refusal, retry_is_pointless};
 use super::{Command, Ground, Host, Io, IoKind, Phase, READY_POLL};
 use crate::history::WriteEnd;
 use crate::judge::{Extent, Violation};
+use crate::swarm::Fault;
 
 impl Host {
     pub(super) fn answered(
@@ -243,8 +244,10 @@ impl Host {
     /// Whether something explains that a command failed.
     fn may_fail(&mut self, ground: &Ground<'_>, qid: u16, io: &Io, status: Status) -> bool {
         let is = |statuses: &[Status]| statuses.iter().any(|it| status.is(*it));
-        let flush_fails = ground.swarm.disk_temper.flush_error_permille > 0
-            && (io.kind == IoKind::Flush || io.fua);
+        // With the write cache off, a flush is part of every write.
+        let writes_through = io.version > 0 && ground.swarm.faults.has(Fault::Administer);
+        let is_durable = io.kind == IoKind::Flush || io.fua || writes_through;
+        let flush_fails = ground.swarm.disk_temper.flush_error_permille > 0 && is_durable;
         let disk_fails = io.extents.iter().any(|it| ground.disk_fails[it.disk]) || flush_fails;
         let of_disks = is(&[
             Status::UNRECOVERED_READ_ERROR,

@@ -131,6 +131,8 @@ pub(super) struct Queue {
     pub(super) must_end: Option<FatalError>,
     /// Since then it holds memory of the target, and moves nothing.
     pub(super) withheld_since: Option<Nanos>,
+    /// Until then its host takes no data that it asked for.
+    pub(super) takes_nothing_until: Option<Nanos>,
 }
 
 /// What a connection's commands travel by.
@@ -187,6 +189,7 @@ impl Connection {
                 disturbed_until: Nanos::ZERO,
                 must_end: None,
                 withheld_since: None,
+                takes_nothing_until: None,
             },
             excused: false,
             closing: false,

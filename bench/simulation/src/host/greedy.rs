@@ -62,8 +62,21 @@ impl Host {
         }
         if !writes {
             connection.stall(false, until);
+            connection.queue.takes_nothing_until = Some(until);
         }
         Some(())
+    }
+
+    /// A connection whose data was all on its way when its host took none is of use again.
+    pub(super) fn end_greed(&mut self, now: Nanos) {
+        for connection in &mut self.io {
+            let until = connection.queue.takes_nothing_until;
+            let is_over = until.is_some_and(|until| until <= now);
+            if is_over && connection.outstanding().next().is_none() {
+                connection.queue.takes_nothing_until = None;
+                connection.closing = false;
+            }
+        }
     }
 
     /// A connection that holds memory without progress for too long.

@@ -33,7 +33,9 @@ impl Host {
             Fault::File,
             Fault::Greedy,
         ];
-        if coarse.iter().any(|it| faults.has(*it)) {
+        // Readers of memory yield to writers for thousands of polls.
+        let in_memory = io.extents.iter().any(|it| swarm.ram[it.disk]);
+        if in_memory || coarse.iter().any(|it| faults.has(*it)) {
             return None;
         }
         let temper = swarm.disk_temper;

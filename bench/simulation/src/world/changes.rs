@@ -532,7 +532,10 @@ impl World {
         let wrong = served.and_then(|served| oracle::disagreement(expected, &served));
         if let Some(step) = left.first() {
             // What was pulled out meanwhile cannot be had back without a restart.
-            if change.text.is_some() && self.scene.disks.iter().any(Storage::needs_restart) {
+            let network = self.scene.rdma.as_ref();
+            let is_lost = self.scene.disks.iter().any(Storage::needs_restart)
+                || network.is_some_and(RdmaNetwork::is_unplugged);
+            if !outcome.is_applied && is_lost {
                 return Ok(Done::Killed { power: false });
             }
             let what = format!("after a change ({outcome:?}) this is left to do: {step}");
@@ -550,6 +553,13 @@ impl World {
     /// What has grown in a change that came to nothing stays so; everything else of it is undone.
     fn keep_growth(&mut self, runs: &Config, wanted: &Serving, former: &mut Config) {
         for disk in 0..self.scene.disks.len() {
+            // A file that was made longer to be opened is not made shorter when it is closed.
+            if let Storage::Disk(file) = &self.scene.disks[disk]
+                && !self.scene.serving.has_device(disk)
+            {
+                let size = &mut self.scene.serving.sizes[disk];
+                *size = file.shape().block_count.max(*size);
+            }
             let name = device_name(disk);
             let its = |it: &&appliance_config::Device| it.name.as_str() == name;
             let size = runs
