@@ -95,7 +95,6 @@ defects! {
     "orphans-not-awaited": "a new controller is ready while devices have requests of its host's last association";
     "sync-error-forgotten": "a failed sync of a file is an error of one request only";
     "short-read-zeroes": "what lies past the end of a file reads as zeroes";
-    "lba-wraps": "a range that goes round at 2^64 is taken for one at the beginning";
     "transfer-limit-ignored": "transfers longer than MDTS are carried out";
     "read-only-zeroed": "Write Zeroes changes a namespace that is read-only";
     "read-only-configured": "what only the configuration makes read-only is written";
@@ -112,30 +111,15 @@ defects! {
     "data-offset-ignored": "H2CData is taken whatever its offset";
     "last-flag-ignored": "H2CData is taken whatever its LAST_PDU flag";
     "write-cache-stays-on": "Set Features switches the write cache off, and writes stay volatile";
-    "write-cache-off-unflushed": "the write cache is switched off without a flush of what it holds";
-    "feature-forgotten": "Set Features of power management changes nothing";
-    "keep-alive-change-ignored": "Set Features of the Keep Alive Timer changes nothing";
-    "default-is-current": "Get Features tells the current value for the default";
-    "features-survive-reset": "a controller level reset leaves features as they are";
     "cache-hidden": "Identify Controller tells of no volatile cache";
     "cache-denied": "namespaces say that they have no volatile cache";
     "shutdown-unflushed": "an orderly shutdown completes without a flush";
     "abort-inverted": "dword 0 of Abort says the opposite";
-    "error-entry-missing": "failed I/O commands leave no entry in the error log";
-    "error-entry-misplaced": "entries of the error log name the admin queue";
-    "event-lost-without-request": "an event without a request for it is forgotten";
-    "event-not-masked": "an event is reported again before its log page was read";
     "retained-event-cleared": "Retain Asynchronous Event is ignored";
-    "changed-list-kept": "the changed-namespace list is not cleared by reading it";
-    "changed-list-short": "the changed-namespace list leaves its first entry out";
-    "reservation-kept": "the commands promised to an I/O queue stay promised when it goes";
     "refused-connect-reserves": "a Connect that is refused keeps the commands promised to it";
     "timer-kept": "the timer of a controller stays when the controller goes";
     "setup-never-ends": "a connection whose set-up stops stays for ever";
-    "generation-frozen": "the discovery log changes and its generation does not";
-    "discovery-change-untold": "no event tells of a changed discovery log";
     "success-despite-flow-control": "reads end without a response although SQ flow control is on";
-    "cache-follows-namespaces": "hosts that attach before a namespace with a cache hear of none";
     "fua-zero-not-synced": "Write Zeroes with FUA does not sync the file";
     "short-write-acknowledged": "a file that took a part of a write is believed to have all of it";
     "rdma-receives-unbounded": "receives take memory of every size, more than the arena promised";
@@ -234,6 +218,38 @@ tested! {
         by "wedged" "a_queue_pair_that_is_not_destroyed_keeps_its_memory_for_good";
     "compare-first-piece-only": "a long comparison of a file compares its first piece only",
         by "block" "file::queue::tests::compares_get_through_on_the_queues_own_lease_when_the_pool_is_empty";
+    "lba-wraps": "a range that goes round at 2^64 is taken for one at the beginning",
+        by "block" "bounds::tests::ranges_that_wrap_or_end_outside_are_refused";
+    "write-cache-off-unflushed": "the write cache is switched off without a flush of what it holds",
+        by "protocol" "features::a_cache_that_is_off_is_off";
+    "feature-forgotten": "Set Features of power management changes nothing",
+        by "protocol" "features::there_is_one_power_state";
+    "keep-alive-change-ignored": "Set Features of the Keep Alive Timer changes nothing",
+        by "protocol" "keep_alive::the_time_can_be_changed";
+    "default-is-current": "Get Features tells the current value for the default",
+        by "protocol" "features::what_can_be_selected";
+    "features-survive-reset": "a controller level reset leaves features as they are",
+        by "protocol" "features::a_cache_that_is_off_is_off";
+    "error-entry-missing": "failed I/O commands leave no entry in the error log",
+        by "protocol" "drives::a_drives_errors_are_taken_over_once";
+    "error-entry-misplaced": "entries of the error log name the admin queue",
+        by "protocol" "logs::errors_of_all_queues_are_in_one_log";
+    "event-lost-without-request": "an event without a request for it is forgotten",
+        by "protocol" "events::an_event_waits_for_a_request";
+    "event-not-masked": "an event is reported again before its log page was read",
+        by "protocol" "events::changed_namespaces_are_told_once";
+    "changed-list-kept": "the changed-namespace list is not cleared by reading it",
+        by "protocol" "events::changed_namespaces_are_told_once";
+    "changed-list-short": "the changed-namespace list leaves its first entry out",
+        by "protocol" "events::changed_namespaces_are_told_once";
+    "reservation-kept": "the commands promised to an I/O queue stay promised when it goes",
+        by "protocol" "connect::queues_and_executions_of_a_core_are_bounded";
+    "generation-frozen": "the discovery log changes and its generation does not",
+        by "protocol" "discovery::the_generation_tells_of_a_change";
+    "discovery-change-untold": "no event tells of a changed discovery log",
+        by "protocol" "events::discovery_changes_are_told_to_whom_they_concern";
+    "cache-follows-namespaces": "hosts that attach before a namespace with a cache hear of none",
+        by "protocol" "identify::a_namespace_that_joins_changes_nothing_that_hosts_rely_on";
     "connections-doubled": "twice as many connections are served as configured",
         by "reactors" "placement::tests::the_limit_on_connections_is_exact";
 }

@@ -1,5 +1,7 @@
 //! The one check that every queue makes before it takes a request: does it fit the device?
 
+use reactors::sim::planted;
+
 use crate::device::{Deallocate, Geometry};
 use crate::error::DeviceError;
 use crate::request::{Operation, Request};
@@ -21,10 +23,12 @@ pub(crate) fn check(
     {
         return Err(DeviceError::Unsupported);
     }
-    let end = request
-        .lba
-        .checked_add(u64::from(request.blocks))
-        .ok_or(DeviceError::OutOfRange)?;
+    let blocks = u64::from(request.blocks);
+    let end = match planted("lba-wraps") {
+        true => Some(request.lba.wrapping_add(blocks)),
+        false => request.lba.checked_add(blocks),
+    };
+    let end = end.ok_or(DeviceError::OutOfRange)?;
     if end > geometry.block_count {
         return Err(DeviceError::OutOfRange);
     }
