@@ -187,26 +187,30 @@ impl Framed {
         true
     }
 
-    /// Adds the PDU's pieces, [`PIECES_PER_PDU_MAX`] at most; returns its bytes.
+    /// Adds the PDU's pieces, [`PIECES_PER_PDU_MAX`] at most; returns its bytes. `None`, and nothing
+    /// is added, while it is suspended.
     #[inline]
-    fn add_to<'a>(&'a self, pieces: &mut Pieces<'a>) -> usize {
+    fn add_to<'a>(&'a self, pieces: &mut Pieces<'a>) -> Option<usize> {
         let mut bytes = usize::from(self.header_bytes);
-        pieces.push(IoSlice::new(&self.header[..bytes]));
+        let header = &self.header[..bytes];
+        let Some(payload) = &self.payload else {
+            pieces.push(IoSlice::new(header));
+            return Some(bytes);
+        };
+        let data = payload.data()?;
+        pieces.push(IoSlice::new(header));
         let mut add = |piece: &'a [u8]| {
             bytes += piece.len();
             pieces.push(IoSlice::new(piece));
         };
-        if let Some(payload) = &self.payload {
-            if payload.padding > 0 {
-                add(&PADDING[..usize::from(payload.padding)]);
-            }
-            // A batch ends before what is suspended.
-            add(payload.data().unwrap_or_default());
-            if let Some(digest) = &payload.digest {
-                add(digest);
-            }
+        if payload.padding > 0 {
+            add(&PADDING[..usize::from(payload.padding)]);
         }
-        bytes
+        add(data);
+        if let Some(digest) = &payload.digest {
+            add(digest);
+        }
+        Some(bytes)
     }
 
     fn len(&self) -> usize {
@@ -554,8 +558,10 @@ impl Transmitter {
                 break;
             }
             match outgoing {
-                Outgoing::Framed(framed) if framed.is_suspended() => break,
-                Outgoing::Framed(framed) => bytes += framed.add_to(&mut pieces),
+                Outgoing::Framed(framed) => match framed.add_to(&mut pieces) {
+                    Some(added) => bytes += added,
+                    None => break,
+                },
                 Outgoing::Control(control) => {
                     pieces.push(IoSlice::new(control));
                     bytes += control.len();

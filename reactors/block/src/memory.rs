@@ -368,13 +368,12 @@ impl MemoryQueue {
         !self.parked.is_empty() && self.parked.may_touch(offset, len)
     }
 
-    /// [`DeviceQueue::lend`] while requests are parked: apart, so that the usual way saves nothing
-    /// for the look at them.
-    #[cold]
+    /// [`DeviceQueue::lend`] of more than a unit that is free, or while requests are parked: apart,
+    /// so that the usual way saves nothing for it.
     #[inline(never)]
-    fn lend_beside_parked(&mut self, lba: u64, blocks: u32) -> Option<Loan> {
+    fn lend_any(&mut self, lba: u64, blocks: u32) -> Option<Loan> {
         let (offset, len) = self.ledger.range_to_lend(lba, blocks)?;
-        if self.parked.may_touch(offset, len) {
+        if self.is_awaited(offset, len) {
             return None;
         }
         let loan = self.memory.try_lend(offset, len)?;
@@ -390,13 +389,15 @@ impl DeviceQueue for MemoryQueue {
 
     #[inline]
     fn lend(&mut self, lba: u64, blocks: u32) -> Option<Loan> {
-        if !self.parked.is_empty() {
-            return self.lend_beside_parked(lba, blocks);
+        // What is not the usual case begins anew there, so that nothing is kept for its return.
+        if self.parked.is_empty()
+            && let Some((offset, len)) = self.ledger.range_to_lend(lba, blocks)
+            && let Some(loan) = self.memory.try_lend_idle(offset, len)
+        {
+            self.ledger.lent(len);
+            return Some(loan);
         }
-        let (offset, len) = self.ledger.range_to_lend(lba, blocks)?;
-        let loan = self.memory.try_lend(offset, len)?;
-        self.ledger.lent(len);
-        Some(loan)
+        self.lend_any(lba, blocks)
     }
 
     #[inline]

@@ -187,11 +187,11 @@ impl Exchange {
 
     /// A free slice of exactly `class` for `account`, whatever its share: from the own cache, the
     /// depot, or another's cache.
+    #[inline(always)]
     pub(crate) fn take(&self, member: &Member, class: usize, account: Account) -> Option<u32> {
         let slice = member.seat.caches[class]
             .take(&member.tops[class])
-            .or_else(|| self.refill(member, class))
-            .or_else(|| self.steal(member, class))?;
+            .or_else(|| self.fetch(member, class))?;
         member.seat.count_taken(class, 1);
         member.seat.count_held(class, account, 1);
         Some(slice)
@@ -382,6 +382,12 @@ impl Exchange {
     /// while another begins to wait is stolen by the other's next poll.
     fn others_wait(&self, member: &Member) -> bool {
         self.waiting.load(Ordering::Relaxed) > member.waiting.get()
+    }
+
+    #[inline(never)]
+    fn fetch(&self, member: &Member, class: usize) -> Option<u32> {
+        self.refill(member, class)
+            .or_else(|| self.steal(member, class))
     }
 
     fn refill(&self, member: &Member, class: usize) -> Option<u32> {

@@ -42,28 +42,17 @@ impl Holds {
 
     /// Holds units `first..first + count` for reading, all or none.
     pub(crate) fn try_share(&self, first: usize, count: usize) -> bool {
-        let refused = self.words[first..first + count]
-            .iter()
-            .position(|word| !share(word));
-        if let Some(had) = refused {
-            self.unshare(first, had);
-        }
-        refused.is_none()
+        // Most ranges are idle: the loop over such units calls nothing.
+        let words = &self.words[first..first + count];
+        let busy = words.iter().position(|word| !share_idle(word));
+        busy.is_none_or(|had| share_rest(words, had))
     }
 
     /// Holds one unit for reading that no writer has or waits for, which is how most are found.
     /// `false`: [`try_share`](Self::try_share) has to look closer.
     #[inline]
     pub(crate) fn try_share_idle(&self, unit: usize) -> bool {
-        let word = &self.words[unit];
-        let value = word.load(Ordering::Relaxed);
-        // What writers do is in the higher bits.
-        let is_idle = value < READERS;
-        let after = value.wrapping_add(1);
-        is_idle
-            && word
-                .compare_exchange_weak(value, after, Ordering::Acquire, Ordering::Relaxed)
-                .is_ok()
+        share_idle(&self.words[unit])
     }
 
     /// Ends a hold that `try_share` gave.
@@ -86,14 +75,10 @@ impl Holds {
 
     /// Holds units `first..first + count` for writing, all or none.
     pub(crate) fn try_own(&self, first: usize, count: usize) -> bool {
+        // As in `try_share`.
         let words = &self.words[first..first + count];
-        let refused = words.iter().position(|word| !own(word));
-        if let Some(had) = refused {
-            for word in &words[..had] {
-                disown_unused(word);
-            }
-        }
-        refused.is_none()
+        let busy = words.iter().position(|word| !own_free(word));
+        busy.is_none_or(|had| own_rest(words, had))
     }
 
     /// Ends a hold that `try_own` gave.
@@ -106,6 +91,29 @@ impl Holds {
             word.store(0, Ordering::Release);
         }
     }
+}
+
+/// Holds a unit for reading that no writer has or waits for. `false`: nothing has happened.
+#[inline(always)]
+fn share_idle(word: &AtomicU32) -> bool {
+    let value = word.load(Ordering::Relaxed);
+    // What writers do is in the higher bits.
+    let is_idle = value < READERS;
+    let after = value.wrapping_add(1);
+    is_idle
+        && word
+            .compare_exchange_weak(value, after, Ordering::Acquire, Ordering::Relaxed)
+            .is_ok()
+}
+
+/// Holds these units for reading, all or none, of which the first `had` are held already.
+#[inline(never)]
+fn share_rest(words: &[AtomicU32], had: usize) -> bool {
+    let refused = words[had..].iter().position(|word| !share(word));
+    if let Some(more) = refused {
+        words[..had + more].iter().for_each(unshare);
+    }
+    refused.is_none()
 }
 
 fn share(word: &AtomicU32) -> bool {
@@ -131,6 +139,26 @@ fn share(word: &AtomicU32) -> bool {
 fn unshare(word: &AtomicU32) {
     let before = word.fetch_sub(1, Ordering::Release);
     debug_assert!(before & READERS > 0, "a hold ends once");
+}
+
+/// Holds a unit for writing that is free, and for which no refusal is owed. `false`: nothing has
+/// happened.
+#[inline(always)]
+fn own_free(word: &AtomicU32) -> bool {
+    word.compare_exchange_weak(0, WRITER, Ordering::Acquire, Ordering::Relaxed)
+        .is_ok()
+}
+
+/// Holds these units for writing, all or none, of which the first `had` are held already.
+#[inline(never)]
+fn own_rest(words: &[AtomicU32], had: usize) -> bool {
+    let refused = words[had..].iter().position(|word| !own(word));
+    if let Some(more) = refused {
+        for word in &words[..had + more] {
+            disown_unused(word);
+        }
+    }
+    refused.is_none()
 }
 
 fn own(word: &AtomicU32) -> bool {

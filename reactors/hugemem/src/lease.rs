@@ -113,6 +113,7 @@ const CLASSES_BY_PLACE: [Class; CLASS_BYTES.len()] = [
 
 impl Lease {
     /// Wraps a slice number that was just taken out of the pool's arena for `account`.
+    #[inline(always)]
     pub(crate) fn new(
         pool: Rc<PoolInner>,
         account: Account,

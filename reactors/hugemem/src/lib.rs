@@ -46,7 +46,7 @@ pub use pool::{Pool, SlicePromise, WaiterToken};
 pub use prefetch::prefetch;
 pub use region::{DmaMap, DmaMapError, Notice, PagePolicy, PageSize, Region, RegionError};
 pub use slices::Slices;
-pub use store::{Loan, LoanClaim, Store, StoreHandle};
+pub use store::{Loan, LoanClaim, STORE_BYTES_MAX, Store, StoreHandle};
 
 /// Alignment of every lease, size of the smallest one, and unit of a [`Store`]'s holds, in bytes.
 pub const UNIT_BYTES: usize = 4096;

@@ -164,10 +164,20 @@ impl Pool {
     /// The smallest free slice of `class` or above that the account's share permits. A larger class
     /// that is waited for is left alone: else small requests would keep a large one waiting for
     /// ever.
+    #[inline(always)]
     fn grab(&self, class: usize, account: Account, len: usize) -> Option<Lease> {
+        let lease = self.grab_of_class(class, account, len);
+        if lease.is_some() {
+            return lease;
+        }
+        self.grab_larger(class, account, len)
+    }
+
+    #[inline(never)]
+    fn grab_larger(&self, class: usize, account: Account, len: usize) -> Option<Lease> {
         let exchange = self.inner.arena.exchange();
-        for candidate in class..CLASSES {
-            if candidate > class && exchange.waited_for(candidate) {
+        for candidate in class + 1..CLASSES {
+            if exchange.waited_for(candidate) {
                 return None;
             }
             if let Some(lease) = self.grab_of_class(candidate, account, len) {
@@ -177,7 +187,7 @@ impl Pool {
         None
     }
 
-    #[inline]
+    #[inline(always)]
     fn grab_of_class(&self, class: usize, account: Account, len: usize) -> Option<Lease> {
         let (exchange, member) = (self.inner.arena.exchange(), &self.inner.member);
         if !exchange.admits(member, class, account) {
@@ -220,7 +230,11 @@ impl Pool {
     /// When `len` exceeds [`Pool::max_transfer`].
     #[must_use]
     pub fn take_for(&self, account: Account, len: usize) -> Option<Lease> {
-        let class = self.class_of(len);
+        self.take_of_class(account, self.class_of(len), len)
+    }
+
+    #[inline(always)]
+    fn take_of_class(&self, account: Account, class: usize, len: usize) -> Option<Lease> {
         if self.waiting() > 0 && self.has_to_wait(class, account) {
             return None;
         }
@@ -250,7 +264,8 @@ impl Pool {
         token: WaiterToken,
         now_ns: u64,
     ) -> Option<Lease> {
-        let lease = self.take_for(account, len);
+        let class = self.class_of(len);
+        let lease = self.take_of_class(account, class, len);
         if lease.is_none() {
             let waiter = Waiter {
                 token,
@@ -259,7 +274,7 @@ impl Pool {
                 since_ns: now_ns,
                 is_promised: false,
             };
-            self.wait(self.class_of(len), waiter);
+            self.wait(class, waiter);
         }
         lease
     }
@@ -296,6 +311,7 @@ impl Pool {
         lease
     }
 
+    #[inline(never)]
     fn wait(&self, class: usize, waiter: Waiter) {
         let queued = self.inner.waiters.borrow_mut().push(class, waiter);
         assert!(

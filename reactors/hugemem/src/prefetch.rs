@@ -20,11 +20,14 @@ const STEP_BYTES: usize = 512;
 /// multiplication between one and the next; asked for at once, they gain half as much.
 #[inline(never)]
 pub fn prefetch(bytes: &[u8]) {
-    let bytes = &bytes[..bytes.len().min(PREFETCH_MAX_BYTES)];
     #[cfg(target_arch = "x86_64")]
-    for step in bytes.chunks(STEP_BYTES) {
-        // SAFETY: a hint cannot fault, whatever the address; these begin in a live slice. No memory
-        // is read or written, and the register is the block's own.
+    let mut line = bytes.as_ptr().addr();
+    // Counted in steps, whole or not: where the slice ends matters to no hint, and cutting it up
+    // would cost more than asking for a few lines behind its end.
+    #[cfg(target_arch = "x86_64")]
+    for _ in 0..bytes.len().min(PREFETCH_MAX_BYTES).div_ceil(STEP_BYTES) {
+        // SAFETY: a hint cannot fault, whatever the address. No memory is read or written, and the
+        // register, which keeps its value, is the block's own.
         unsafe {
             std::arch::asm!(
                 "prefetcht1 [{line}]",
@@ -42,10 +45,11 @@ pub fn prefetch(bytes: &[u8]) {
                 "prefetcht1 [{line} + 384]",
                 "imul {line}, {line}, 1",
                 "prefetcht1 [{line} + 448]",
-                line = inout(reg) step.as_ptr().addr() => _,
+                line = inout(reg) line,
                 options(nomem, nostack)
             );
         }
+        line = line.wrapping_add(STEP_BYTES);
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = bytes;

@@ -24,6 +24,14 @@ use crate::streaming;
 /// Stores of this size and more are mostly in no cache.
 const UNCACHED_BYTES_MIN: usize = 32 << 20;
 
+/// Units of a store at most: their numbers fit a word, and one number is [`SEVERAL`].
+const UNITS_MAX: usize = u32::MAX as usize;
+/// Bytes of a store at most, nearly 16 TiB.
+pub const STORE_BYTES_MAX: usize = UNITS_MAX * UNIT_BYTES;
+
+/// In place of the unit of a loan that is not of exactly one.
+const SEVERAL: u32 = u32::MAX;
+
 /// Memory of a RAM device, shared between reactors through their [`StoreHandle`]s. All zero at
 /// first.
 #[derive(Debug)]
@@ -36,11 +44,17 @@ pub struct Store {
 }
 
 impl Store {
-    /// Takes memory for `len` bytes.
+    /// Takes memory for `len` bytes, [`STORE_BYTES_MAX`] at most.
     ///
     /// # Errors
     /// [`RegionError`]: nothing stays mapped.
     pub fn new(len: usize, pages: PagePolicy) -> Result<Arc<Store>, RegionError> {
+        if len > STORE_BYTES_MAX {
+            return Err(RegionError::Shortage {
+                wanted: len,
+                available: STORE_BYTES_MAX,
+            });
+        }
         let region = Region::map(len, pages)?;
         let holds = Holds::new(len.div_ceil(UNIT_BYTES));
         Ok(Arc::new(Store {
@@ -150,35 +164,58 @@ impl StoreHandle {
     /// Lends a range for reading until the loan is dropped.
     ///
     /// # Panics
-    /// When the range exceeds the store.
+    /// When the range exceeds the store, or is 4 GiB or longer.
     #[inline(always)]
     #[must_use]
     pub fn try_lend(&self, offset: usize, len: usize) -> Option<Loan> {
+        self.try_lend_idle(offset, len)
+            .or_else(|| self.try_lend_any(offset, len))
+    }
+
+    /// Lends a range within one unit that no writer has or waits for, which is how most are found.
+    /// `None`: [`try_lend`](Self::try_lend) has to look closer, and nothing has happened.
+    ///
+    /// # Panics
+    /// When the range exceeds the store.
+    #[inline(always)]
+    #[must_use]
+    pub fn try_lend_idle(&self, offset: usize, len: usize) -> Option<Loan> {
         let store = &self.inner.store;
-        store.check(offset, len);
-        match only_unit(offset, len) {
-            Some(unit) if store.holds.try_share_idle(unit) => Some(self.loan(offset, len)),
-            _ => self.try_lend_any(offset, len),
+        let unit = only_unit(offset, len)?;
+        // The sum is 0 at most where it wraps: then the unit is none of the store's, which its word
+        // shows.
+        if offset.wrapping_add(len) > store.len {
+            outside(offset, len, store.len);
         }
+        let is_held = store.holds.try_share_idle(unit);
+        // A store has no more units than `UNITS_MAX`, and a unit's bytes are few.
+        is_held.then(|| self.loan(offset, len as u32, unit as u32))
     }
 
     /// Lends a range of several units, or one that others or the last write hold.
     #[inline(never)]
     fn try_lend_any(&self, offset: usize, len: usize) -> Option<Loan> {
+        self.inner.store.check(offset, len);
+        let Ok(length) = u32::try_from(len) else {
+            panic!("a loan of {len} bytes");
+        };
         self.settle();
         let (first, count) = touched(offset, len);
         let is_held = self.inner.store.holds.try_share(first, count);
-        is_held.then(|| self.loan(offset, len))
+        let unit = if count == 1 { first as u32 } else { SEVERAL };
+        is_held.then(|| self.loan(offset, length, unit))
     }
 
-    /// A loan of a range that lies within the store, and whose units are held for it.
+    /// A loan of a range that lies within the store, and whose units are held for it: `unit` alone,
+    /// or [`SEVERAL`].
     #[inline(always)]
-    fn loan(&self, offset: usize, len: usize) -> Loan {
-        debug_assert!(offset + len <= self.inner.store.len);
+    fn loan(&self, offset: usize, len: u32, unit: u32) -> Loan {
+        debug_assert!(offset + len as usize <= self.inner.store.len);
         Loan {
             // SAFETY: the range was checked to lie within the store.
             pointer: unsafe { self.inner.base.add(offset) },
             len,
+            unit,
             handle: Rc::clone(&self.inner),
         }
     }
@@ -326,7 +363,10 @@ impl StoreHandle {
 /// ```
 pub struct Loan {
     pointer: NonNull<u8>,
-    len: usize,
+    len: u32,
+    /// The only unit that is held, so that most loans end without a look at their range; or
+    /// [`SEVERAL`].
+    unit: u32,
     handle: Rc<HandleInner>,
 }
 
@@ -344,7 +384,7 @@ impl Loan {
     /// Whether a writer waits for a unit of the range. Looks at every unit: not for the I/O path.
     #[must_use]
     pub fn is_awaited(&self) -> bool {
-        let (first, count) = touched(self.region_offset(), self.len);
+        let (first, count) = touched(self.region_offset(), self.len());
         self.handle.store.holds.is_awaited(first, count)
     }
 
@@ -353,9 +393,15 @@ impl Loan {
     pub fn suspend(self) -> LoanClaim {
         LoanClaim {
             pointer: self.pointer,
-            len: self.len,
+            len: self.len(),
             handle: Rc::clone(&self.handle),
         }
+    }
+
+    #[inline(never)]
+    fn unshare_several(&self) {
+        let (first, count) = touched(self.region_offset(), self.len());
+        self.handle.store.holds.unshare(first, count);
     }
 
     /// Whether the bytes are most likely in no cache, the store being larger than those.
@@ -393,20 +439,16 @@ impl Deref for Loan {
     fn deref(&self) -> &[u8] {
         // SAFETY: the range lies in the region, which the store keeps mapped and populated, and its
         // units are held shared until `drop`, so nobody writes these bytes.
-        unsafe { slice::from_raw_parts(self.pointer.as_ptr(), self.len) }
+        unsafe { slice::from_raw_parts(self.pointer.as_ptr(), self.len as usize) }
     }
 }
 
 impl Drop for Loan {
-    #[inline]
+    #[inline(always)]
     fn drop(&mut self) {
-        let (offset, holds) = (self.region_offset(), &self.handle.store.holds);
-        match only_unit(offset, self.len) {
-            Some(unit) => holds.unshare_one(unit),
-            None => {
-                let (first, count) = touched(offset, self.len);
-                holds.unshare(first, count);
-            }
+        match self.unit {
+            SEVERAL => self.unshare_several(),
+            unit => self.handle.store.holds.unshare_one(unit as usize),
         }
     }
 }

@@ -4,7 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread;
 
-use hugemem::{Data, PagePolicy, Store, UNIT_BYTES};
+use hugemem::{Data, PagePolicy, STORE_BYTES_MAX, Store, UNIT_BYTES};
 use proptest::prelude::*;
 
 fn store(len: usize) -> Arc<Store> {
@@ -27,6 +27,7 @@ fn ranges_beyond_the_store_are_the_callers_bug() {
     assert!(handle.try_lend(4999, 1).is_some() && handle.try_lend(5000, 0).is_some());
     assert!(handle.try_write(0, &[1; 5000]), "a panic leaves no hold");
     assert!(Store::new(0, PagePolicy::Auto).is_err());
+    assert!(Store::new(STORE_BYTES_MAX + 1, PagePolicy::Auto).is_err());
 }
 
 #[test]

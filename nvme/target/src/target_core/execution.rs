@@ -120,7 +120,12 @@ impl TargetCore {
         came: Nanos,
         now: Nanos,
     ) -> Option<Completed> {
-        match self.check_io(command.queue, &work) {
+        let checked = if self.has_not_changed(command.queue, &work) {
+            Ok(())
+        } else {
+            self.check_io(command.queue, &work)
+        };
+        match checked {
             Ok(()) => self.start_command(command, work, data, came, now),
             Err(Stopped::Fenced) => self.hold_command(command, work, data, came, now),
             Err(Stopped::Failed(fault)) => {
@@ -130,8 +135,16 @@ impl TargetCore {
         }
     }
 
+    /// Whether nothing has changed while the command's data was on its way.
+    #[inline(always)]
+    fn has_not_changed(&self, slot: u32, work: &IoWork) -> bool {
+        self.queues.at(slot).is_some_and(|queue| {
+            queue.state == QueueState::Live && queue.shared.gate() == queue.gate
+        }) && work.epoch == self.view.epoch
+    }
+
     /// What may have changed while the command's data was on its way.
-    #[inline]
+    #[inline(never)]
     pub(super) fn check_io(&self, slot: u32, work: &IoWork) -> Result<(), Stopped> {
         let gone = Fault::retry(Status::ABORTED_SQ_DELETION);
         let queue = self.queues.at(slot).ok_or(gone)?;
@@ -188,7 +201,7 @@ impl TargetCore {
     }
 
     /// Hands an execution's first request to its device. `Some`: it is over, and so it ended.
-    #[inline]
+    #[inline(always)]
     pub(super) fn begin(
         &mut self,
         tag: DeviceTag,
@@ -208,7 +221,7 @@ impl TargetCore {
     }
 
     /// The first device request of an execution of one; `None` when it has several or none.
-    #[inline]
+    #[inline(always)]
     fn first_request(
         &mut self,
         tag: DeviceTag,

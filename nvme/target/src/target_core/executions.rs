@@ -266,7 +266,7 @@ impl Executions {
     }
 
     /// Takes an execution out of the table and out of its queue's list.
-    #[inline]
+    #[inline(always)]
     fn take(&mut self, slot: u32) -> Option<Execution> {
         let execution = self.slots.remove(slot)?;
         if let Owner::Command(command) = execution.owner {
@@ -306,7 +306,7 @@ impl Executions {
     }
 
     /// Ends an execution; what it kept is dropped.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn remove(&mut self, tag: DeviceTag) -> Option<Execution> {
         let state = self.slots.get(tag.slot, tag.generation)?.state;
         debug_assert_eq!(transition(state, ExecutionEvent::Finished), Next::Free);
@@ -395,6 +395,7 @@ impl Executions {
     }
 
     /// Frees an execution of which the device has nothing: a parked or a fenced one.
+    #[inline(never)]
     pub(crate) fn remove_waiting(&mut self, slot: u32) -> Option<Execution> {
         match self.slots.at(slot)?.state {
             ExecutionState::Parked => self.leave_line(slot)?,

@@ -91,6 +91,7 @@ impl TargetCore {
     }
 
     /// Starts a queue's commands that a fence held back, oldest first, now that it is lifted.
+    #[inline(never)]
     pub(super) fn start_fenced(&mut self, slot: u32) {
         let mut next = self.executions.first_fenced(slot);
         while let Some(tag) = next {

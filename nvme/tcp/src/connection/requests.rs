@@ -320,14 +320,28 @@ impl<S: ByteStream> Connection<S> {
         if bytes == 0 || !response.status().is_success() {
             return self.push_response(response, Finishes::Slot(slot));
         }
-        self.push_answer(cx, response, data, bytes, Finishes::Slot(slot));
+        self.push_slot_answer(cx, slot, response, data, bytes);
         if self.is_slow {
             self.suspend_if_slow(cx);
         }
     }
 
+    /// [`push_answer`](Self::push_answer) of a request that had a slot: apart, so that a read which
+    /// is answered at once has one of its own.
+    #[inline(never)]
+    fn push_slot_answer(
+        &mut self,
+        cx: &Context<'_>,
+        slot: u16,
+        response: &Cqe,
+        data: Data,
+        bytes: usize,
+    ) {
+        self.push_answer(cx, response, data, bytes, Finishes::Slot(slot));
+    }
+
     /// Queues data, and the response capsule unless the data says it all.
-    #[inline]
+    #[inline(always)]
     fn push_answer(
         &mut self,
         cx: &Context<'_>,

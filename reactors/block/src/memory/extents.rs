@@ -74,17 +74,25 @@ pub(super) struct ExtentsHandle {
 }
 
 impl ExtentsHandle {
-    /// Lends a range that lies in one store; `None` also where it does not.
+    /// As [`StoreHandle::try_lend_idle`]: what lies in the first store and in one unit, and is not
+    /// held. `None`: nothing has happened.
     #[inline(always)]
-    pub(super) fn try_lend(&self, offset: usize, len: usize) -> Option<Loan> {
+    pub(super) fn try_lend_idle(&self, offset: usize, len: usize) -> Option<Loan> {
         // Both lie within the device, so the sum is one too.
+        if offset + len > self.first_end {
+            return None;
+        }
+        self.first.try_lend_idle(offset, len)
+    }
+
+    /// Lends a range that lies in one store; `None` also where it does not.
+    pub(super) fn try_lend(&self, offset: usize, len: usize) -> Option<Loan> {
         if offset + len <= self.first_end {
             return self.first.try_lend(offset, len);
         }
         self.try_lend_behind(offset, len)
     }
 
-    #[cold]
     fn try_lend_behind(&self, offset: usize, len: usize) -> Option<Loan> {
         if !self.is_whole(offset, len) {
             return None;
