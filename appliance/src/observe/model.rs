@@ -176,7 +176,8 @@ pub(crate) struct DeviceStatus {
 /// What damaged a device: data that it had accepted may be lost.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct DamageStatus {
-    /// One word: `sync_failed`, `write_failed`, `short_write`, `truncated`, `write_abandoned`.
+    /// One word: `sync_failed`, `write_failed`, `short_write`, `truncated`, `write_abandoned`,
+    /// `write_stuck`.
     pub(crate) cause: String,
     /// The same for people.
     pub(crate) text: String,

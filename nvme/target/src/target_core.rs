@@ -108,8 +108,12 @@ pub struct TargetCore {
     polled_at: Nanos,
     /// Counts polls, to tell turns from one another.
     turn: u32,
-    /// When `timers` have to be asked; may be early.
+    /// When timers and orphans have to be looked at; may be early.
     timer: Option<Nanos>,
+    /// Queues that are gone and have requests in devices, and when the first of these is overdue;
+    /// may be early.
+    orphaned_queues: u32,
+    orphans_due: Option<Nanos>,
     /// Whether a queue used up its allowance of logged errors.
     log_refill_at: Option<Nanos>,
     limits: CoreLimits,
@@ -180,6 +184,8 @@ impl TargetCore {
             polled_at: Nanos::ZERO,
             turn: 0,
             timer: None,
+            orphaned_queues: 0,
+            orphans_due: None,
             log_refill_at: None,
             limits,
             reserved: Shares::new(limits.executions_max),
@@ -365,7 +371,13 @@ impl TargetCore {
         let controller = self.controllers.at(slot);
         let deadline = controller.and_then(Controller::next_deadline);
         self.timers.set(slot, deadline);
-        self.timer = self.timers.next_deadline();
+        self.set_core_timer();
+    }
+
+    /// Has timers and orphans looked at by the first of their deadlines.
+    fn set_core_timer(&mut self) {
+        let timers = self.timers.next_deadline();
+        self.timer = timers.into_iter().chain(self.orphans_due).min();
     }
 
     /// The response to a command that failed: counted, and logged where the queue's allowance lasts

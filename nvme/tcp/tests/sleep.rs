@@ -88,6 +88,10 @@ impl DeviceQueue for DriveQueue {
         self.inner.give_up(is_unwanted);
     }
 
+    fn abandon(&mut self, is_overdue: &mut dyn FnMut(u64) -> bool) {
+        self.inner.abandon(is_overdue);
+    }
+
     fn flush(&mut self) {
         self.inner.flush();
     }

@@ -93,6 +93,11 @@ pub struct QueueOptions {
     pub pool: Pool,
 }
 
+/// The longest that a request may stay in a device after it was given up, before the device has to
+/// end it by force ([`DeviceQueue::abandon`]). As long as Linux's block drivers wait before they
+/// abort a request themselves, unless told otherwise.
+pub const GIVEN_UP_MAX: Nanos = Nanos::from_secs(30);
+
 /// Whether a draining queue is empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
@@ -212,6 +217,15 @@ pub trait DeviceQueue {
         let _ = is_unwanted;
     }
 
+    /// Requests that were [given up](Self::give_up) have not completed within [`GIVEN_UP_MAX`]. A
+    /// back end that cannot rely on what lies below to end them ends them itself. Before a request completes that may still change the medium, the device
+    /// refuses every later write on all queues, so that the request cannot take effect after a
+    /// write that is acknowledged. The request completes without its data then. Called again
+    /// while requests remain.
+    fn abandon(&mut self, is_overdue: &mut dyn FnMut(u64) -> bool) {
+        let _ = is_overdue;
+    }
+
     /// Ends a turn: everything submitted so far is on its way when this returns, and what was done at
     /// once is over for other queues too.
     fn flush(&mut self);
@@ -219,7 +233,9 @@ pub trait DeviceQueue {
     /// Moves finished requests into `completions` until it is full. Returns how many came.
     fn poll(&mut self, completions: &mut CompletionBatch) -> usize;
 
-    /// Requests submitted whose completion has not been polled.
+    /// Requests submitted whose completion has not been polled, and those completed that were
+    /// [abandoned](Self::abandon) and which what lies below still has: while there are any, the
+    /// queue has to be polled.
     fn in_flight(&self) -> usize;
 
     /// A descriptor that is readable when `poll` has something to deliver, where the back end has

@@ -126,6 +126,15 @@ pub enum ReopenError {
     /// A write was abandoned that the kernel may still carry out.
     #[error("the kernel may still carry out an abandoned write: restart the appliance")]
     WriteAbandoned,
+    /// The kernel has not finished writes that are overdue.
+    #[error(
+        "the kernel has not finished {writes} overdue writes: repair what the file lies on, or \
+         restart the appliance"
+    )]
+    WriteStuck {
+        /// How many.
+        writes: u64,
+    },
     /// The path names another file than the one that the device was opened with.
     #[error("{}: the path names another file now: restore the file, or restart", path.display())]
     Replaced {

@@ -9,6 +9,10 @@
 //! reopens the device: Linux reports a failed writeback once, and later syncs succeed although the
 //! data is gone (`fsync(2)`, `errseq_t`).
 //!
+//! A write that the kernel does not finish after its host has gone ends the same way: its request
+//! completes and the device is damaged, so that nothing is acknowledged that the write could
+//! overwrite. The device can be reopened once the kernel has finished it.
+//!
 //! Durability: a completed write is in the drive's or the kernel's cache; a flush is
 //! `fdatasync(2)`, a write with FUA is a write with `RWF_DSYNC` (`pwritev2(2)`), write zeroes with
 //! FUA is followed by `fdatasync(2)`. A file that was created is on the medium, with its name,
@@ -29,7 +33,9 @@ use std::sync::Arc;
 use hugemem::Arena;
 use reactors::Nanos;
 
-use crate::device::{Deallocate, Device, DeviceIdentity, DeviceQueue, Geometry, QueueOptions};
+use crate::device::{
+    Deallocate, Device, DeviceIdentity, DeviceQueue, GIVEN_UP_MAX, Geometry, QueueOptions,
+};
 use crate::error::{OpenError, ReopenError};
 use crate::health::{DamageCause, Health, HealthCounters, HealthState};
 use crate::ledger::check_depth;
@@ -39,10 +45,6 @@ use system::SystemFile;
 
 pub use notice::{BufferedReason, FileNotice, FileSystem};
 pub use store::{DONE_PER_POLL_MAX, DoneBatch, FileRing, FileStore};
-
-/// The time after which Linux's block drivers abort a request themselves, unless told otherwise: the
-/// longest that a request is expected to stay in the kernel.
-const KERNEL_REQUEST_MAX: Nanos = Nanos::from_secs(30);
 
 /// Whether a [`FileDevice`] goes past the page cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -257,7 +259,7 @@ impl<S: FileStore> Device for StoreDevice<S> {
     }
 
     fn quiesce_time_max(&self) -> Nanos {
-        KERNEL_REQUEST_MAX
+        GIVEN_UP_MAX
     }
 
     fn identity(&self) -> &DeviceIdentity {
@@ -300,6 +302,10 @@ impl<S: FileStore> Device for StoreDevice<S> {
         let now = condition.now();
         if now.is_abandoned() {
             return Err(ReopenError::WriteAbandoned);
+        }
+        match condition.stuck_writes() {
+            0 => {}
+            writes => return Err(ReopenError::WriteStuck { writes }),
         }
         if now.cause().is_none() && !now.is_gone() {
             return Err(ReopenError::NotDamaged);

@@ -40,6 +40,9 @@ pub enum DamageCause {
     Truncated,
     /// A queue was closed with a write in flight that the kernel did not finish in time.
     WriteAbandoned,
+    /// The kernel did not finish a write in time whose host had gone. What was written since might
+    /// be overwritten by it.
+    WriteStuck,
 }
 
 impl DamageCause {
@@ -52,6 +55,7 @@ impl DamageCause {
             Self::ShortWrite => "short_write",
             Self::Truncated => "truncated",
             Self::WriteAbandoned => "write_abandoned",
+            Self::WriteStuck => "write_stuck",
         }
     }
 }
@@ -64,6 +68,7 @@ impl fmt::Display for DamageCause {
             Self::ShortWrite => "a write ended part of the way through",
             Self::Truncated => "the file ends before the device does",
             Self::WriteAbandoned => "a write was abandoned and may still reach the medium",
+            Self::WriteStuck => "the kernel does not finish a write, which may still take effect",
         })
     }
 }

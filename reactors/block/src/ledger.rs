@@ -15,6 +15,9 @@ pub(crate) struct Ledger {
     in_flight: usize,
     /// Of these, how many do not count against the depth.
     parked: usize,
+    /// Requests that have ended although what lies below still has their operation. They count
+    /// against the depth.
+    left_behind: usize,
     depth: usize,
     closing: bool,
     lends_reads: bool,
@@ -47,6 +50,7 @@ impl Ledger {
             ready,
             in_flight: 0,
             parked: 0,
+            left_behind: 0,
             depth,
             closing: false,
             lends_reads,
@@ -82,7 +86,18 @@ impl Ledger {
     /// Whether fewer requests than the depth are in flight and not parked.
     #[inline]
     pub(crate) fn has_room(&self) -> bool {
-        self.in_flight - self.parked < self.depth
+        self.in_flight - self.parked + self.left_behind < self.depth
+    }
+
+    /// A request ends although what lies below still has its operation.
+    pub(crate) fn leave_behind(&mut self, ended: Ended) {
+        self.left_behind += 1;
+        self.end(ended, Err(DeviceError::Aborted), None);
+    }
+
+    /// What lies below is done with the operation of a request that has ended before.
+    pub(crate) fn came_back(&mut self) {
+        self.left_behind -= 1;
     }
 
     /// A request in flight waits inside the device and does not count against the depth.
@@ -178,16 +193,16 @@ impl Ledger {
         !self.ready.is_empty()
     }
 
+    /// Requests and operations that are not at their end.
     pub(crate) fn in_flight(&self) -> usize {
-        self.in_flight
+        self.in_flight + self.left_behind
     }
 
     pub(crate) fn drain(&mut self) -> Drain {
         self.closing = true;
-        if self.in_flight == 0 {
-            Drain::Done
-        } else {
-            Drain::Outstanding(self.in_flight)
+        match self.in_flight() {
+            0 => Drain::Done,
+            left => Drain::Outstanding(left),
         }
     }
 }

@@ -32,6 +32,9 @@ impl TargetCore {
         let abandoned = self.executions.abandon(slot);
         self.counters.orphaned.add(u64::from(abandoned.orphaned));
         self.give_up_orphans(abandoned.devices);
+        if abandoned.orphaned > 0 {
+            self.await_orphans(slot, now);
+        }
         if let QueueKind::Io { token } = kind
             && abandoned.orphaned > 0
         {
@@ -67,6 +70,13 @@ impl TargetCore {
             self.reserved.give_back(&queue.claimant, queue.reservation);
         }
         self.counters.queues.set(self.queues.len() as u64);
+        if queue.overdue_at.is_some() {
+            self.orphaned_queues -= 1;
+            if self.orphaned_queues == 0 {
+                self.orphans_due = None;
+                self.set_core_timer();
+            }
+        }
         let identity = &queue.shared.identity;
         let lifted = {
             let mut registry = self.target.registry();

@@ -442,6 +442,14 @@ impl Executions {
         }
     }
 
+    /// Whether a device's request is of the queue that is gone and had this slot.
+    pub(crate) fn is_orphan_of(&self, queue: u32, tag: DeviceTag) -> bool {
+        self.is_orphan(tag)
+            && self.get(tag).is_some_and(|execution| {
+                matches!(execution.owner, Owner::Command(command) if command.queue == queue)
+            })
+    }
+
     /// Whether a device's request is of a queue that is gone.
     pub(crate) fn is_orphan(&self, tag: DeviceTag) -> bool {
         self.get(tag)

@@ -6,6 +6,7 @@
 //! controllers hold commands that change data back meanwhile (a fence in their gates, raised and
 //! lifted under the registry's lock).
 
+use block::GIVEN_UP_MAX;
 use hugemem::{Data, Lease};
 use nvme_spec::Status;
 use reactors::Nanos;
@@ -19,6 +20,9 @@ use crate::interface::Completed;
 use crate::io::IoWork;
 use crate::status::Fault;
 
+/// How often devices are told again of requests that are overdue.
+const OVERDUE_INTERVAL: Nanos = Nanos::from_secs(1);
+
 impl TargetCore {
     /// Has devices cancel what they have of queues that are gone, as far as they can: the host may
     /// send something else meanwhile, by another association or another path.
@@ -30,6 +34,50 @@ impl TargetCore {
         for place in rota::places(devices) {
             let is_orphan = &mut |tag| executions.is_orphan(DeviceTag::from_bits(tag));
             self.devices[place].give_up(is_orphan);
+        }
+    }
+
+    /// Has the orphans of a queue ended by force when it is due.
+    pub(super) fn await_orphans(&mut self, slot: u32, now: Nanos) {
+        let due = now + GIVEN_UP_MAX;
+        if let Some(queue) = self.queues.at_mut(slot) {
+            queue.overdue_at = Some(due);
+            self.orphaned_queues += 1;
+            self.orphans_due = Some(self.orphans_due.map_or(due, |first| first.min(due)));
+            self.set_core_timer();
+        }
+    }
+
+    /// Has devices end overdue orphans by force: hosts were told how long a new controller waits for
+    /// them at most (Base 2.1 §5.1.13.2.1, CQT).
+    #[cold]
+    pub(super) fn end_overdue(&mut self, now: Nanos) {
+        self.orphans_due = None;
+        for slot in 0..self.queues.capacity() {
+            let Some(queue) = self.queues.at_mut(slot) else {
+                continue;
+            };
+            let Some(due) = queue.overdue_at else {
+                continue;
+            };
+            let mut next = due;
+            if due <= now {
+                let identity = &queue.shared.identity;
+                tracing::warn!(
+                    host = %identity.host_nqn,
+                    requests = queue.executing,
+                    "requests of an ended association are overdue: the device ends them"
+                );
+                next = now + OVERDUE_INTERVAL;
+                queue.overdue_at = Some(next);
+                let executions = &self.executions;
+                for device in &mut self.devices {
+                    device.abandon(&mut |tag| {
+                        executions.is_orphan_of(slot, DeviceTag::from_bits(tag))
+                    });
+                }
+            }
+            self.orphans_due = Some(self.orphans_due.map_or(next, |first| first.min(next)));
         }
     }
 

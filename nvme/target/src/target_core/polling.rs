@@ -286,9 +286,14 @@ impl TargetCore {
         }
     }
 
-    /// Looks at the controllers whose timers are due; returns how many.
+    /// Looks at the controllers whose timers are due and at overdue orphans; returns how many there
+    /// were.
     fn check_timers(&mut self, now: Nanos) -> usize {
         let mut looked_at = 0;
+        if self.orphans_due.is_some_and(|due| due <= now) {
+            self.end_overdue(now);
+            looked_at += 1;
+        }
         while let Some(slot) = self.timers.next_due(now) {
             looked_at += 1;
             let transport = self.controllers.at(slot).map(|it| it.transport);
@@ -306,7 +311,7 @@ impl TargetCore {
             }
             self.settle(slot);
         }
-        self.timer = self.timers.next_deadline();
+        self.set_core_timer();
         looked_at
     }
 

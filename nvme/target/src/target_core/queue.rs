@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use nvme_spec::{Cqe, Status, U16};
+use reactors::Nanos;
 use reactors::recorder::{Note, NoteKind};
 use reactors::sim::planted;
 
@@ -107,6 +108,8 @@ pub(crate) struct Queue {
     pub(crate) executing: u32,
     /// Of these, held back by a fence.
     pub(crate) fenced: u32,
+    /// When devices must end by force what they have of it. Set once its connection is gone.
+    pub(crate) overdue_at: Option<Nanos>,
     pub(crate) connection: u32,
     /// Executions that are reserved for it.
     pub(crate) reservation: usize,
@@ -156,6 +159,7 @@ impl Queue {
             unanswered: 0,
             executing: 0,
             fenced: 0,
+            overdue_at: None,
             connection: setup.connection,
             reservation: setup.reservation,
             claimant: setup.claimant,

@@ -6,6 +6,7 @@ use nvme_spec::registers::Cc;
 use nvme_spec::sgl::SglDescriptor;
 use nvme_spec::{Sqe, Status};
 use nvme_target::{Admission, ControllerState};
+use reactors::Nanos;
 
 use crate::harness::{CLOSED_SUBSYSTEM, HOLD, HostCall, Link, PLAIN, RAM, World};
 
@@ -75,6 +76,37 @@ fn a_new_controller_waits_for_orphans() {
         .write(io, Sqe::write(RAM, 0, 0, false), &[2; 512])
         .ok();
     world.settle();
+    assert_eq!(world.read_blocks(io, RAM, 0, 1), [2; 512]);
+}
+
+/// Base 2.1 §5.1.13.2.1, CQT: what a device does not end by itself it ends by force, on every core,
+/// and the host's next controller does not wait any longer.
+#[test]
+fn what_a_device_does_not_end_delays_a_new_controller_for_a_bounded_time() {
+    let mut world = World::new();
+    let (admin, far) = path(&mut world, 1);
+    world.fault.arm(HOLD, true);
+    begin_write(&mut world, far, RAM, 1);
+    world.fault.arm(HOLD, false);
+    world.close(far);
+    world.close(admin);
+    assert_eq!(
+        world.nodes[1].core.next_deadline(),
+        Some(world.now + block::GIVEN_UP_MAX)
+    );
+    let again = world.connect(0, &HostCall::default());
+    world.set_cc(again, Cc::enabled_nvm());
+    world.advance(block::GIVEN_UP_MAX - Nanos::from_secs(1));
+    world.settle();
+    assert!(!world.csts(again).rdy());
+    world.advance(Nanos::from_secs(2));
+    world.settle();
+    assert!(world.csts(again).rdy());
+    assert_eq!(world.nodes[1].core.next_deadline(), None);
+    let io = world.io_queue(0, again, 1);
+    world
+        .write(io, Sqe::write(RAM, 0, 0, false), &[2; 512])
+        .ok();
     assert_eq!(world.read_blocks(io, RAM, 0, 1), [2; 512]);
 }
 

@@ -159,6 +159,25 @@ impl DeviceQueue for FaultQueue {
         });
     }
 
+    /// Also ends what is held back.
+    fn abandon(&mut self, is_overdue: &mut dyn FnMut(u64) -> bool) {
+        let Self { inner, slots, .. } = self;
+        inner.abandon(&mut |index| {
+            let slot = slots.get(index as usize).copied().flatten();
+            slot.is_some_and(|slot| is_overdue(slot.tag))
+        });
+        for _ in 0..self.held.len() {
+            let Some((held_at, completion)) = self.held.pop_front() else {
+                return;
+            };
+            if is_overdue(completion.tag) {
+                self.ready.push_back(completion);
+            } else {
+                self.held.push_back((held_at, completion));
+            }
+        }
+    }
+
     fn flush(&mut self) {
         self.inner.flush();
     }

@@ -15,12 +15,13 @@ const CAUSE: u64 = 0xf << CAUSE_SHIFT;
 /// How often the device was reopened, in all higher bits.
 const GENERATION_SHIFT: u32 = 8;
 
-const CAUSES: [DamageCause; 5] = [
+const CAUSES: [DamageCause; 6] = [
     DamageCause::SyncFailed,
     DamageCause::WriteFailed,
     DamageCause::ShortWrite,
     DamageCause::Truncated,
     DamageCause::WriteAbandoned,
+    DamageCause::WriteStuck,
 ];
 
 /// The condition of a device at one moment. Queues compare the one that they know with the current
@@ -59,6 +60,8 @@ pub(super) struct Condition {
     word: AtomicU64,
     /// When the damage was noticed, milliseconds since 1970; 0 while there is none.
     since_ms: AtomicU64,
+    /// Overdue writes that the kernel has not finished.
+    stuck: AtomicU64,
 }
 
 impl Condition {
@@ -91,6 +94,22 @@ impl Condition {
             };
             Some(word | first | abandoned)
         });
+    }
+
+    /// Notes a write whose request ends although the kernel still has it.
+    pub(super) fn note_stuck(&self) {
+        self.stuck.fetch_add(1, Ordering::Relaxed);
+        self.note_damage(DamageCause::WriteStuck);
+    }
+
+    /// The kernel finished a write that was stuck.
+    pub(super) fn note_unstuck(&self) {
+        self.stuck.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Overdue writes that the kernel has not finished: the file must not be reopened.
+    pub(super) fn stuck_writes(&self) -> u64 {
+        self.stuck.load(Ordering::Relaxed)
     }
 
     /// The damage, if there is any.

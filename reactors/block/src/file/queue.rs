@@ -48,6 +48,17 @@ enum Stage {
     Held,
 }
 
+/// Whether a request ended before its operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum EarlyEnd {
+    /// It has not ended.
+    None,
+    /// It has ended. The operation cannot change the file.
+    Harmless,
+    /// It has ended, and the operation may still change the file.
+    Stuck,
+}
+
 /// A request in the ring's hands, or waiting for its turn.
 struct Job {
     ended: Ended,
@@ -59,8 +70,21 @@ struct Job {
     data: Option<Lease>,
     /// Its effect is no longer wanted: no further operation begins.
     given_up: bool,
+    /// Whether its request ended before its operation.
+    early_end: EarlyEnd,
     /// The number of its sync, while one is in flight.
     sync: Option<u64>,
+}
+
+impl Job {
+    /// Whether its operation may change the file.
+    fn may_still_write(&self) -> bool {
+        let writes = match self.stage {
+            Stage::Transfer | Stage::Allocate(_) | Stage::WritingZeroes => true,
+            Stage::Scratch | Stage::Comparing | Stage::Syncing | Stage::Held => false,
+        };
+        writes && self.ended.operation.changes_medium()
+    }
 }
 
 /// The queue. `S` is the system below it: the kernel's or a simulated one.
@@ -228,6 +252,12 @@ impl<S: FileStore> FileQueue<S> {
             if self.is_overtaken(index) {
                 self.waiting.pop_front();
                 self.end(index, Err(DeviceError::Damaged), None);
+                continue;
+            }
+            if self.job(index).given_up {
+                self.waiting.pop_front();
+                let data = self.job(index).data.take();
+                self.end(index, Err(DeviceError::Aborted), data);
                 continue;
             }
             let left = usize::try_from(self.job(index).left).unwrap_or(usize::MAX);
@@ -438,6 +468,15 @@ impl<S: FileStore> FileQueue<S> {
             unreachable!("a job ends once");
         };
         self.free.push(index);
+        match job.early_end {
+            EarlyEnd::None => {}
+            EarlyEnd::Harmless | EarlyEnd::Stuck => {
+                if job.early_end == EarlyEnd::Stuck {
+                    self.shared.condition.note_unstuck();
+                }
+                return self.ledger.came_back();
+            }
+        }
         let result = match result {
             Ok(()) if overtaken => Err(DeviceError::Damaged),
             Err(DeviceError::Removed) => {
@@ -565,6 +604,7 @@ impl<S: FileStore> DeviceQueue for FileQueue<S> {
             left,
             data: None,
             given_up: false,
+            early_end: EarlyEnd::None,
             sync: None,
         });
         self.start(index, request, offset);
@@ -586,6 +626,25 @@ impl<S: FileStore> DeviceQueue for FileQueue<S> {
             } else {
                 self.waiting.push_back(index);
             }
+        }
+    }
+
+    #[cold]
+    fn abandon(&mut self, is_overdue: &mut dyn FnMut(u64) -> bool) {
+        for job in self.jobs.iter_mut().flatten() {
+            if job.early_end != EarlyEnd::None || !is_overdue(job.ended.tag) {
+                continue;
+            }
+            job.given_up = true;
+            if job.may_still_write() {
+                // First the damage, so that nothing is acknowledged after the end that the write
+                // could overwrite.
+                self.shared.condition.note_stuck();
+                job.early_end = EarlyEnd::Stuck;
+            } else {
+                job.early_end = EarlyEnd::Harmless;
+            }
+            self.ledger.leave_behind(job.ended);
         }
     }
 

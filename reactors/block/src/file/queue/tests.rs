@@ -15,6 +15,8 @@ use crate::health::HealthState;
 use crate::request::Completion;
 use crate::{FileDevice, FileOptions};
 
+mod stuck;
+
 const BLOCKS: u64 = 2048;
 const BLOCK: usize = 512;
 

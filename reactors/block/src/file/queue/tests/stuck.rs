@@ -1,0 +1,141 @@
+//! Operations that the kernel does not finish: their requests end, and what they could overwrite is not
+//! acknowledged. An operation that is in the ring and was not entered stands for one that is stuck.
+
+use super::*;
+
+/// Ends the request with tag 1 by force. Its operation is in the ring.
+fn abandon(bench: &mut Bench) -> Completion {
+    bench.queue.give_up(&mut |tag| tag == 1);
+    let mut batch = CompletionBatch::new();
+    assert_eq!(bench.queue.poll(&mut batch), 0, "it is in the kernel");
+    bench.queue.abandon(&mut |tag| tag == 1);
+    bench.queue.abandon(&mut |tag| tag == 1);
+    assert_eq!(bench.queue.poll(&mut batch), 1);
+    batch.pop().unwrap()
+}
+
+#[test]
+fn a_stuck_write_ends_and_nothing_is_acknowledged_that_it_could_overwrite() {
+    for operation in [WRITE, FUA_WRITE, ZEROES, FUA_ZEROES] {
+        let mut bench = Bench::new(2);
+        let mut other = bench.other_queue();
+        let at_rest = bench.taken();
+        bench.start_one(operation);
+        let taken = bench.taken();
+        let completion = abandon(&mut bench);
+        assert_eq!(completion.result, Err(DeviceError::Aborted));
+        assert!(completion.data.is_none(), "the kernel has the data");
+        assert_eq!(bench.taken(), taken, "{operation:?}");
+        assert_eq!(
+            cause(&bench),
+            Some(DamageCause::WriteStuck),
+            "{operation:?}"
+        );
+        std::mem::swap(&mut bench.queue, &mut other);
+        for promising in PROMISING {
+            assert_eq!(bench.run(promising), Err(DeviceError::Damaged));
+        }
+        assert_eq!(bench.run(Operation::Read), Ok(()));
+        let error = bench.device.reopen().expect_err("the write is still there");
+        assert!(
+            matches!(error, ReopenError::WriteStuck { writes: 1 }),
+            "{error}"
+        );
+        // The kernel finishes after all.
+        std::mem::swap(&mut bench.queue, &mut other);
+        assert_eq!(bench.queue.in_flight(), 1);
+        bench.queue.flush();
+        let mut batch = CompletionBatch::new();
+        while bench.queue.in_flight() > 0 {
+            assert_eq!(bench.queue.poll(&mut batch), 0, "it completes once");
+        }
+        assert_eq!(bench.taken(), at_rest, "{operation:?}");
+        bench.device.reopen().unwrap();
+        for _ in 0..2 {
+            assert_eq!(bench.run(WRITE), Ok(()));
+            assert_eq!(bench.run(Operation::Flush), Ok(()));
+            std::mem::swap(&mut bench.queue, &mut other);
+        }
+    }
+}
+
+#[test]
+fn what_cannot_change_the_file_ends_without_damage() {
+    for operation in [Operation::Read, Operation::Compare, Operation::Flush] {
+        let mut bench = Bench::new(2);
+        bench.start_one(operation);
+        let completion = abandon(&mut bench);
+        assert_eq!(
+            completion.result,
+            Err(DeviceError::Aborted),
+            "{operation:?}"
+        );
+        assert_eq!(cause(&bench), None, "{operation:?}");
+        assert_eq!(bench.run(WRITE), Ok(()), "{operation:?}");
+        while bench.queue.in_flight() > 0 {
+            let mut batch = CompletionBatch::new();
+            assert_eq!(bench.queue.poll(&mut batch), 0, "it completes once");
+        }
+        assert_eq!(cause(&bench), None, "{operation:?}");
+    }
+}
+
+#[test]
+fn a_stuck_operation_keeps_its_place_in_the_ring_and_delays_the_end_of_the_queue() {
+    let mut bench = Bench::new(1);
+    bench.start_one(Operation::Read);
+    abandon(&mut bench);
+    let request = Request {
+        tag: 2,
+        operation: Operation::Flush,
+        lba: 0,
+        blocks: 0,
+        data: None,
+    };
+    let refused = bench.queue.submit(request).expect_err("there is no room");
+    let Refusal::Later(request) = refused else {
+        panic!("refused for good")
+    };
+    assert_eq!(bench.queue.drain(), Drain::Outstanding(1));
+    bench.queue.flush();
+    while bench.queue.drain() != Drain::Done {
+        bench.queue.poll(&mut CompletionBatch::new());
+    }
+    assert!(matches!(
+        bench.queue.submit(request),
+        Err(Refusal::Never(_, DeviceError::Removed))
+    ));
+}
+
+/// A failed sync of a flush whose host has gone is a failed sync.
+#[test]
+fn an_error_that_comes_late_is_damage_as_well() {
+    let mut bench = Bench::new(2);
+    bench.start_one(Operation::Flush);
+    abandon(&mut bench);
+    bench.empty_ring();
+    bench.queue.advance(Done {
+        tag: 0,
+        result: Err(Failure::Errno(Errno::IO)),
+        lease: None,
+    });
+    assert_eq!(cause(&bench), Some(DamageCause::SyncFailed));
+    assert_eq!(bench.queue.in_flight(), 0);
+}
+
+/// A request that was given up takes no further step, whatever its last one came to.
+#[test]
+fn zeroes_that_were_given_up_are_not_written_after_the_file_system_refused() {
+    let mut bench = Bench::new(2);
+    bench.start_one(ZEROES);
+    assert!(matches!(bench.queue.job(0).stage, Stage::Allocate(_)));
+    bench.queue.give_up(&mut |tag| tag == 1);
+    bench.empty_ring();
+    bench.queue.advance(Done {
+        tag: 0,
+        result: Err(Failure::Errno(Errno::IO)),
+        lease: None,
+    });
+    assert_eq!(bench.wait(1)[0].result, Err(DeviceError::Aborted));
+    assert_eq!(bench.queue.in_flight(), 0);
+}
