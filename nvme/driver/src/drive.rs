@@ -7,7 +7,6 @@ use block::{
     HealthCounters, HealthState, OpenError, QueueOptions,
 };
 use nvme_spec::NSID_BROADCAST;
-use reactors::Nanos;
 
 use crate::backing::DeviceBacking;
 use crate::error::{DriveError, GoneReason, Unusable};
@@ -305,16 +304,6 @@ impl Device for NamespaceDevice {
             drive: Some(smart.health),
             ..health
         }
-    }
-
-    /// A command that does not end is aborted, then the controller is reset.
-    fn quiesce_time_max(&self) -> Nanos {
-        let deadlines = self.shared.options.deadlines;
-        let limits = self.shared.identity.get().map(|identity| identity.limits);
-        let ready_ms = limits.map_or(0, |limits| limits.ready_timeout_ms);
-        let ready = Nanos::from_millis(u64::from(ready_ms));
-        let reset = deadlines.quiesce + deadlines.reset + ready + ready;
-        deadlines.command + deadlines.abort + reset
     }
 
     fn error_log(&self, records: &mut Vec<ErrorRecord>) {

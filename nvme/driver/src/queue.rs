@@ -74,6 +74,10 @@ impl DeviceQueue for NamespaceQueue {
         self.pair.borrow_mut().give_up(self.index, is_unwanted);
     }
 
+    fn abandon(&mut self, is_overdue: &mut dyn FnMut(u64) -> bool) {
+        self.pair.borrow_mut().abandon(self.index, is_overdue);
+    }
+
     #[inline]
     fn flush(&mut self) {
         self.pair.borrow_mut().flush();

@@ -96,3 +96,39 @@ fn a_drive_that_is_dropped_is_stopped() {
     assert_eq!(taken(&arena), before);
     drop(controller);
 }
+
+/// A host was told how long its requests may outlive its association: that a command may take longer
+/// changes nothing about it.
+#[test]
+fn an_abandoned_request_is_ended_by_a_reset_before_its_deadline() {
+    let mut options = drive_options(1);
+    options.deadlines.command = Nanos::from_secs(600);
+    let mut rig = Rig::new(emulated(), options);
+    let (mut client, mut other) = (rig.client(1, 0, 8), rig.client(1, 0, 8));
+    let fault = Fault::Hang { abortable: false };
+    let writes = FaultMatch::io().with_blocks(4..5);
+    rig.control
+        .inject(FaultRule::new(writes, When::First(1), fault));
+    let write = Operation::Write { fua: false };
+    let tag = client.submit(write, 4, 1, Some(&[7; 4096]));
+    let tag = tag.expect("taken");
+    assert_eq!(client.turn().len(), 0);
+    client.queue.give_up(&mut |it| it == tag);
+    rig.step(Nanos::from_secs(30));
+    assert_eq!(client.turn().len(), 0);
+    // The same tag of another queue is another request.
+    other.queue.abandon(&mut |it| it == tag);
+    rig.step(MS);
+    assert_eq!(rig.drive.counters().resets, 0);
+    client.queue.abandon(&mut |it| it == tag);
+    let ended = client.finish(&mut rig);
+    assert_eq!(ended[0].result, Err(DeviceError::Interrupted));
+    assert_eq!(rig.drive.counters().resets, 1);
+    while !rig.is_ready() {
+        rig.step(MS);
+        client.turn();
+        other.turn();
+    }
+    client.write(&mut rig, 4, 8).expect("a write");
+    assert_eq!(client.read(&mut rig, 4), Ok(8));
+}

@@ -134,9 +134,7 @@ impl Controller {
     /// Fabrics commands on the admin queue (Base 2.1 §6).
     fn admit_fabrics(&mut self, sqe: &Sqe, context: &AdminContext<'_>) -> Result<AdminStep, Fault> {
         match sqe.fctype() {
-            FabricsType::PROPERTY_GET => {
-                self.get_property(sqe, context.view).map(AdminStep::Answer)
-            }
+            FabricsType::PROPERTY_GET => self.get_property(sqe).map(AdminStep::Answer),
             FabricsType::PROPERTY_SET => {
                 self.set_property(sqe, context.now).map(AdminStep::Changed)
             }

@@ -63,6 +63,9 @@ pub(crate) struct ControllerIdentity {
     /// Number of the host's accounts in the arena.
     pub(crate) host_account: u16,
     pub(crate) admin_reactor: usize,
+    /// Entries of an I/O queue at most, as the host was told when it attached; of a discovery
+    /// controller's admin queue.
+    pub(crate) queue_depth_max: u16,
 }
 
 /// One controller, as all cores see it.
@@ -307,6 +310,7 @@ pub(crate) mod tests {
             host_id: [7; 16],
             host_account: 1,
             admin_reactor: 0,
+            queue_depth_max: 128,
         };
         ControllerShared::new(identity, 4)
     }

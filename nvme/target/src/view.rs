@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use block::{Deallocate, Device};
+use block::{ABANDONED_MAX, Deallocate, Device, GIVEN_UP_MAX};
 use reactors::Nanos;
 use reactors::sim::planted;
 
@@ -77,6 +77,12 @@ pub(crate) struct NamespaceView {
 /// Time for a transport to end the connections of an association that is over: until then a command
 /// may be in execution whose host has gone.
 const QUEUE_END_MAX: Nanos = Nanos::from_secs(2);
+
+/// The longest time for which a request may still take effect after its association has ended. The
+/// same whatever devices a subsystem has: one that joins later must not make untrue what hosts were
+/// told when they attached.
+pub(crate) const QUIESCE_TIME_MAX: Nanos =
+    Nanos(QUEUE_END_MAX.0 + GIVEN_UP_MAX.0 + ABANDONED_MAX.0);
 
 impl NamespaceView {
     fn new(config: &NamespaceConfig, transfer_max_bytes: u32) -> Self {
@@ -259,14 +265,6 @@ impl Published {
         let placed = placed.and_then(Option::as_ref);
         // Epochs go round; no work lasts for half of them.
         placed.is_some_and(|placed| epoch.wrapping_sub(placed.since) < 1 << 31)
-    }
-
-    /// The longest time for which a request to a subsystem's devices may still take effect after
-    /// its association has ended.
-    pub(crate) fn quiesce_time_max(&self, subsystem: &SubsystemView) -> Nanos {
-        let devices = subsystem.devices().into_iter();
-        let times = devices.filter_map(|place| Some(self.device(place)?.quiesce_time_max()));
-        QUEUE_END_MAX + times.max().unwrap_or_default()
     }
 
     /// Whether a namespace uses the device in a place.

@@ -87,10 +87,6 @@ impl Device for DelayDevice {
         self.inner.health()
     }
 
-    fn quiesce_time_max(&self) -> Nanos {
-        self.inner.quiesce_time_max()
-    }
-
     fn error_log(&self, records: &mut Vec<ErrorRecord>) {
         self.inner.error_log(records);
     }

@@ -98,6 +98,10 @@ pub struct QueueOptions {
 /// abort a request themselves, unless told otherwise.
 pub const GIVEN_UP_MAX: Nanos = Nanos::from_secs(30);
 
+/// The longest that a device takes to end requests that it was told to
+/// [abandon](DeviceQueue::abandon).
+pub const ABANDONED_MAX: Nanos = Nanos::from_secs(28);
+
 /// Whether a draining queue is empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
@@ -122,13 +126,6 @@ pub trait Device: Send + Sync {
 
     /// Counters and state, summed over all queues. For the control plane: may take a lock.
     fn health(&self) -> Health;
-
-    /// The longest time for which a request may still take effect after it was
-    /// [given up](DeviceQueue::give_up). Hosts are told: it is how long they may have to wait before
-    /// a new controller becomes ready.
-    fn quiesce_time_max(&self) -> Nanos {
-        Nanos::ZERO
-    }
 
     /// Adds the newest errors that the back end itself keeps a log of to `records`, newest first,
     /// [`ERROR_RECORDS_MAX`](crate::ERROR_RECORDS_MAX) at most. For the control plane: may take a
@@ -217,8 +214,8 @@ pub trait DeviceQueue {
         let _ = is_unwanted;
     }
 
-    /// Requests that were [given up](Self::give_up) have not completed within [`GIVEN_UP_MAX`]. A
-    /// back end that cannot rely on what lies below to end them ends them itself. Before a request completes that may still change the medium, the device
+    /// Requests that were [given up](Self::give_up) have not completed within [`GIVEN_UP_MAX`]. The
+    /// back end ends them by force within [`ABANDONED_MAX`]. Before a request completes that may still change the medium, the device
     /// refuses every later write on all queues, so that the request cannot take effect after a
     /// write that is acknowledged. The request completes without its data then. Called again
     /// while requests remain.

@@ -15,7 +15,6 @@ use crate::device::{Device, DeviceIdentity, DeviceQueue, Geometry, QueueOptions}
 use crate::error::{DeviceError, OpenError, ReopenError};
 use crate::health::{ErrorRecord, Health, HealthState};
 use crate::request::{Operation, Request};
-use reactors::Nanos;
 use reactors::sim::Seeded;
 
 /// A set of kinds of operation.
@@ -276,10 +275,6 @@ impl Device for FaultDevice {
         } else {
             health
         }
-    }
-
-    fn quiesce_time_max(&self) -> Nanos {
-        self.inner.quiesce_time_max()
     }
 
     fn error_log(&self, records: &mut Vec<ErrorRecord>) {

@@ -30,17 +30,13 @@ mod system;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use hugemem::Arena;
-use reactors::Nanos;
-
-use crate::device::{
-    Deallocate, Device, DeviceIdentity, DeviceQueue, GIVEN_UP_MAX, Geometry, QueueOptions,
-};
+use crate::device::{Deallocate, Device, DeviceIdentity, DeviceQueue, Geometry, QueueOptions};
 use crate::error::{OpenError, ReopenError};
 use crate::health::{DamageCause, Health, HealthCounters, HealthState};
 use crate::ledger::check_depth;
 use crate::shape::{GrowingGeometry, ShapeError, max_transfer_blocks};
 use condition::Condition;
+use hugemem::Arena;
 use system::SystemFile;
 
 pub use notice::{BufferedReason, FileNotice, FileSystem};
@@ -258,10 +254,6 @@ impl<S: FileStore> Device for StoreDevice<S> {
         self.shared.geometry.now()
     }
 
-    fn quiesce_time_max(&self) -> Nanos {
-        GIVEN_UP_MAX
-    }
-
     fn identity(&self) -> &DeviceIdentity {
         &self.identity
     }
@@ -439,10 +431,6 @@ impl Device for FileDevice {
 
     fn geometry(&self) -> Geometry {
         self.device.geometry()
-    }
-
-    fn quiesce_time_max(&self) -> Nanos {
-        self.device.quiesce_time_max()
     }
 
     fn identity(&self) -> &DeviceIdentity {

@@ -27,8 +27,8 @@ mod shape;
 
 pub use delay::{DelayDevice, Latency};
 pub use device::{
-    BLOCK_SIZES, Deallocate, Device, DeviceIdentity, DeviceQueue, Drain, GIVEN_UP_MAX, Geometry,
-    QUEUE_DEPTH_MAX, QueueOptions,
+    ABANDONED_MAX, BLOCK_SIZES, Deallocate, Device, DeviceIdentity, DeviceQueue, Drain,
+    GIVEN_UP_MAX, Geometry, QUEUE_DEPTH_MAX, QueueOptions,
 };
 pub use error::{DeviceError, Direction, OpenError, ReopenError};
 pub use fault::{Effect, FaultControl, FaultDevice, FaultPlan, FaultRule, OperationKinds, When};

@@ -16,6 +16,15 @@ use crate::startup::{Startup, StartupState};
 /// How often registers are looked at while nothing but them tells of progress.
 const LOOK_INTERVAL: Nanos = Nanos::from_millis(1);
 
+/// The longest that a drive is waited for to disable itself, whatever CAP.TO says: then its function
+/// is reset. Requests that were abandoned end by then.
+const DISABLE_MAX: Nanos = Nanos::from_secs(25);
+
+/// For reactors to notice, beside that.
+const NOTICE_MAX: Nanos = Nanos::from_secs(3);
+
+const _: () = assert!(DISABLE_MAX.0 + NOTICE_MAX.0 <= block::ABANDONED_MAX.0);
+
 impl DriveOwner {
     /// When registers are looked at again by a reactor that sleeps.
     pub(super) fn look_again(&self) -> Nanos {
@@ -200,7 +209,7 @@ impl DriveOwner {
         let patience = registers
             .cap()
             .map_or(LOOK_INTERVAL, |cap| registers.ready_timeout(cap));
-        let deadline = now + patience;
+        let deadline = now + patience.min(DISABLE_MAX);
         self.state = State::Disabling { deadline, then };
     }
 

@@ -15,6 +15,7 @@ use zerocopy::transmute;
 
 use super::slot::{NvmeDma, SlotState, Work, WorkKind};
 use super::{Manner, ORPHAN, Pair, last};
+use crate::shared::FaultKind;
 
 /// Commands of one request in flight at once.
 const PARTS_AT_ONCE: u8 = 8;
@@ -113,6 +114,21 @@ impl Pair {
                     .retain(|waiting| usize::from(*waiting) != index);
                 self.finish(index, Err(DeviceError::Aborted));
             }
+        }
+    }
+
+    /// Has the controller reset where the drive still works for a request that is overdue: nothing
+    /// less ends it for certain. Whatever the deadline of commands is, hosts were told how long
+    /// this takes at most.
+    #[cold]
+    pub(crate) fn abandon(&mut self, queue: u8, is_overdue: &mut dyn FnMut(u64) -> bool) {
+        let mut slots = self.table.slots.iter();
+        let overdue = slots.find(|slot| {
+            let is_request = matches!(slot.state, SlotState::Whole | SlotState::Parent);
+            is_request && slot.queue == queue && is_overdue(slot.tag)
+        });
+        if let Some(cid) = overdue.map(|slot| slot.cid) {
+            self.report_until_heard(FaultKind::Stuck, cid);
         }
     }
 

@@ -15,7 +15,6 @@ use nvme_spec::nqn::{DISCOVERY_NQN, to_field};
 use nvme_spec::registers::{IOCQES_NVM, IOSQES_NVM};
 use nvme_spec::sgl::SglDescriptor;
 use nvme_spec::{NSID_BROADCAST, Status, U16, U32, U64, U128};
-use reactors::Nanos;
 use reactors::sim::planted;
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -29,7 +28,7 @@ use crate::interface::{Direction, KEYED_BLOCKS_MAX};
 use crate::io::{DataContext, WRITE_ZEROES_BYTES_MAX, namespace};
 use crate::status::{Fault, byte};
 use crate::target::PAGE_BYTES;
-use crate::view::{NamespaceView, SubsystemView, is_valid_nsid};
+use crate::view::{NamespaceView, QUIESCE_TIME_MAX, SubsystemView, is_valid_nsid};
 
 /// Warning and critical composite temperature in kelvin (Base 2.1 §5.1.13.2.1, WCTEMP: the value
 /// that it recommends, and 10 K above).
@@ -39,12 +38,10 @@ const CRITICAL_TEMPERATURE_KELVIN: u16 = 353;
 /// Aborts that may be outstanding, less one. Each is done before the next is looked at.
 pub(crate) const ABORT_LIMIT_Z: u8 = 3;
 
-/// Command Quiesce Time in milliseconds (Base 2.1 §5.1.13.2.1, CQT: 0h would say that it is not
-/// reported).
-fn command_quiesce_time(time: Nanos) -> U16 {
-    let milliseconds = time.as_nanos().div_ceil(1_000_000);
-    U16::new(u16::try_from(milliseconds).unwrap_or(u16::MAX))
-}
+/// Command Quiesce Time in milliseconds (Base 2.1 §5.1.13.2.1, CQT).
+const COMMAND_QUIESCE_TIME_MS: u16 = QUIESCE_TIME_MAX.as_millis() as u16;
+
+const _: () = assert!(QUIESCE_TIME_MAX.as_millis() <= u16::MAX as u64);
 
 /// What an Identify command asks for, once it is known to be answerable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -224,7 +221,8 @@ impl Controller {
             ControllerKind::Io => {
                 if let Some(subsystem) = self.subsystem(context.view) {
                     fill_io(&mut page, subsystem);
-                    page.cqt = command_quiesce_time(context.view.quiesce_time_max(subsystem));
+                    page.cqt = U16::new(COMMAND_QUIESCE_TIME_MS);
+                    page.maxcmd = U16::new(self.shared.identity.queue_depth_max);
                 }
             }
         }
@@ -319,7 +317,6 @@ fn fill_io(page: &mut IdentifyController, subsystem: &SubsystemView) {
     page.cctemp = U16::new(CRITICAL_TEMPERATURE_KELVIN);
     page.sqes = EntrySizes::new().with_min(IOSQES_NVM).with_max(IOSQES_NVM);
     page.cqes = EntrySizes::new().with_min(IOCQES_NVM).with_max(IOCQES_NVM);
-    page.maxcmd = U16::new(config.queue_depth_max);
     // Base 2.1 §5.1.13.2.1, NN and MNAN: the largest identifier that a namespace can ever have.
     // Hosts size tables by NN when they attach, so it does not follow the current namespaces.
     let highest = if planted("nn-counts-namespaces") {

@@ -10,15 +10,11 @@ use reactors::Nanos;
 
 use super::state::ControllerEvent;
 use super::{Controller, ControllerKind, Effect};
-use crate::config::ADMIN_QUEUE_DEPTH_MAX;
 use crate::status::{Fault, byte};
-use crate::view::{Published, SubsystemView};
+use crate::view::QUIESCE_TIME_MAX;
 
 /// The revision that is obeyed.
 pub(crate) const VERSION: Version = Version::V2_1;
-
-/// Least time for CSTS.RDY to follow CC.EN.
-const READY_TIMEOUT_MIN: Nanos = Nanos::from_secs(30);
 
 /// Unit of CAP.TO and CRTO (Base 2.1 §3.1.4.1, §3.1.4.23).
 const READY_TIMEOUT_UNIT: Nanos = Nanos::from_millis(500);
@@ -28,42 +24,38 @@ const VALUE_BYTE: u16 = 48;
 
 /// Time for CSTS.RDY to follow CC.EN in units of 500 ms, for CRTO.CRWMT: a reset waits for requests
 /// in devices, and a new controller for those of an earlier association of its host.
-pub(crate) fn ready_timeout_500ms(view: &Published, subsystem: Option<&SubsystemView>) -> u16 {
-    let quiesce = subsystem.map(|subsystem| view.quiesce_time_max(subsystem));
-    let timeout = quiesce.unwrap_or_default().max(READY_TIMEOUT_MIN);
-    let units = timeout.as_nanos().div_ceil(READY_TIMEOUT_UNIT.as_nanos());
-    u16::try_from(units).unwrap_or(u16::MAX)
-}
+const READY_TIMEOUT_500MS: u64 = QUIESCE_TIME_MAX
+    .as_nanos()
+    .div_ceil(READY_TIMEOUT_UNIT.as_nanos());
+
+// Base 2.1 §3.1.4.1, TO: FFh where CRTO.CRWMT is larger.
+const _: () = assert!(READY_TIMEOUT_500MS < u8::MAX as u64);
 
 /// Controller Capabilities (Base 2.1 §3.1.4.1).
-pub(crate) fn capabilities(view: &Published, subsystem: Option<&SubsystemView>) -> Cap {
-    // Base 2.1 §3.1.4.1, TO: FFh where CRTO.CRWMT is larger.
-    let timeout = u8::try_from(ready_timeout_500ms(view, subsystem)).unwrap_or(u8::MAX);
-    let entries = subsystem.map_or(ADMIN_QUEUE_DEPTH_MAX, |view| view.config.queue_depth_max);
+pub(crate) fn capabilities(queue_depth_max: u16) -> Cap {
     Cap::new()
-        .with_mqes_z(entries - 1)
+        .with_mqes_z(queue_depth_max - 1)
         // Base 2.1 §3.1.4.1: 1 over fabrics, and DSTRD 0.
         .with_cqr(true)
-        .with_to(timeout)
+        .with_to(READY_TIMEOUT_500MS as u8)
         .with_css(CommandSetsSupported::new().with_nvm(true).with_profiles(true))
         .with_crwms(true)
 }
 
 impl Controller {
     /// Property Get: the value of a property.
-    pub(crate) fn get_property(&self, sqe: &Sqe, view: &Published) -> Result<u64, Fault> {
-        let subsystem = self.subsystem(view);
+    pub(crate) fn get_property(&self, sqe: &Sqe) -> Result<u64, Fault> {
         let property = sqe.property();
         let register = Register(property.offset.get());
         check_size(register, property.attrib.size())?;
         match register {
-            Register::CAP => Ok(capabilities(view, subsystem).into_bits()),
+            Register::CAP => Ok(capabilities(self.shared.identity.queue_depth_max).into_bits()),
             Register::VS => Ok(u64::from(VERSION.into_bits())),
             Register::CC => Ok(u64::from(self.cc.into_bits())),
             Register::CSTS => Ok(u64::from(self.state.csts().into_bits())),
             Register::CRTO => {
-                let timeout = ready_timeout_500ms(view, subsystem);
-                Ok(u64::from(Crto::new().with_crwmt(timeout).into_bits()))
+                let crto = Crto::new().with_crwmt(READY_TIMEOUT_500MS as u16);
+                Ok(u64::from(crto.into_bits()))
             }
             // Base 2.1 §6.5: NSSR and NSSD are not supported (CAP.NSSRS and CAP.NSSS are 0).
             _ => Err(Fault::field(byte::CDW11)),

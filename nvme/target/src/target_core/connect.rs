@@ -15,7 +15,7 @@ use zerocopy::FromBytes;
 
 use super::TargetCore;
 use super::queue::{Queue, QueueKind, QueueSetup};
-use crate::config::TransportKind;
+use crate::config::{ADMIN_QUEUE_DEPTH_MAX, TransportKind};
 use crate::controller::{Controller, ControllerKind, ControllerSetup, keep_alive_max_ms};
 use crate::interface::{
     ADMIN_IN_CAPSULE_MAX_BYTES, Arrival, ConnectOutcome, QueueId, QueueInfo, TransportId,
@@ -150,7 +150,7 @@ impl TargetCore {
         let depth_max = if qid == 0 {
             request.kind.admin_queue_depth_max()
         } else {
-            wanted.depth_max
+            self.io_queue_depth_max(&request, &wanted)
         };
         let depth = request.command.sqsize();
         if !(2..=u32::from(depth_max)).contains(&depth) {
@@ -184,6 +184,17 @@ impl TargetCore {
         self.reserved.take(&request.claimant, reservation);
         self.counters.queues.set(self.queues.len() as u64);
         Ok((queue, info))
+    }
+
+    /// Entries that an I/O queue may have: what the controller says, whatever new controllers may
+    /// say since.
+    fn io_queue_depth_max(&self, request: &Request<'_>, wanted: &Wanted) -> u16 {
+        let registry = self.target.registry();
+        let identity = registry
+            .entry(request.cntlid)
+            .map(|entry| &entry.shared.identity);
+        let own = identity.filter(|it| it.subsystem == wanted.subsystem);
+        own.map_or(wanted.depth_max, |it| it.queue_depth_max)
     }
 
     /// The registry, locked, while new queues may be entered. A configuration that changed after it
@@ -252,7 +263,7 @@ impl TargetCore {
                 return Err(ConnectField::QueueId.into());
             }
             let kind = ControllerKind::Discovery;
-            return Ok(Wanted::new(DISCOVERY_SLOT, kind, 0, 0));
+            return Ok(Wanted::new(DISCOVERY_SLOT, kind, 0, ADMIN_QUEUE_DEPTH_MAX));
         }
         let found = self.view.find(request.subsystem_nqn);
         let found = found.filter(|(_, view)| !view.leaving && view.is_at(request.arrival.port));
@@ -291,6 +302,7 @@ impl TargetCore {
             host_id: request.host_id,
             host_account: 0,
             admin_reactor: self.reactor,
+            queue_depth_max: wanted.depth_max,
         };
         let (added, came_back) = {
             let mut registry = self.open_registry()?;

@@ -783,3 +783,47 @@ fn a_namespace_that_comes_can_be_used() {
     );
     assert_eq!(send(&mut world, io, Sqe::read(CACHED, 0, 0), 4096), INVALID);
 }
+
+/// NVM 1.1 §4.1.5.4, WZSL: a longer Write Zeroes is Invalid Field. With 512-byte blocks the field NLB
+/// is what ends first.
+#[test]
+fn write_zeroes_are_bounded_by_wzsl() {
+    use block::{NullDevice, NullOptions, QueueOptions};
+    const LONG: u32 = 9;
+    let blocks_max = (32 << 20) / 4096;
+    let mut world = World::new();
+    let null = NullDevice::new(NullOptions {
+        name: "long".to_owned(),
+        uuid: [4; 16],
+        size_bytes: 1 << 30,
+        block_size: 4096,
+    });
+    let null: std::sync::Arc<dyn block::Device> = std::sync::Arc::new(null.expect("a device"));
+    let place = world.target.add_device(std::sync::Arc::clone(&null));
+    let place = place.expect("room");
+    for (core, node) in world.nodes.iter_mut().enumerate() {
+        let pool = node.pool.clone();
+        let depth = 16;
+        let queue = null.open_queue(QueueOptions { core, depth, pool });
+        node.core.attach_device(place, queue.expect("a queue"));
+    }
+    let mut served = crate::harness::config(&world.devices()).subsystems;
+    served.retain(|subsystem| subsystem.nqn == crate::harness::SUBSYSTEM);
+    let mut namespaces = served.pop().expect("it is there").namespaces;
+    namespaces.push(crate::harness::namespace(LONG, place.0, &*null));
+    let changed = world
+        .target
+        .update_namespaces(crate::harness::SUBSYSTEM, namespaces);
+    changed.expect("a right change");
+    world.settle();
+    let (_, io) = world.ready();
+    let zeroes = |blocks: u32| {
+        let control = WriteZeroesControl::new().with_nlb_z((blocks - 1) as u16);
+        Sqe::write_zeroes_range(LONG, 0, control)
+    };
+    world.command(io, zeroes(blocks_max)).ok();
+    for blocks in [blocks_max + 1, 1 << 16] {
+        let refused = world.command(io, zeroes(blocks));
+        refused.is(Status::INVALID_FIELD.with_dnr());
+    }
+}

@@ -2,7 +2,7 @@
 //! wear, a drive's whole life.
 
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use std::sync::{Arc, Mutex};
 
 use block::{
@@ -11,7 +11,6 @@ use block::{
     Refusal, Request,
 };
 use hugemem::{Loan, PagePolicy};
-use reactors::Nanos;
 
 /// What a request asked: operation, first block, blocks.
 pub(crate) type Asked = (Operation, u64, u32);
@@ -27,7 +26,6 @@ pub(crate) struct Record {
     restless: AtomicBool,
     asked_to_rest: AtomicU16,
     blind: AtomicBool,
-    quiesce_ms: AtomicU64,
 }
 
 impl Record {
@@ -53,11 +51,6 @@ impl Record {
     /// Sets the drive's error log, newest first.
     pub(crate) fn set_errors(&self, records: &[ErrorRecord]) {
         *self.errors.lock().unwrap() = records.to_vec();
-    }
-
-    /// How long what was given up may still take effect.
-    pub(crate) fn set_quiesce_ms(&self, milliseconds: u64) {
-        self.quiesce_ms.store(milliseconds, Ordering::Relaxed);
     }
 
     /// Whether it finds work when it is to connect its interrupt.
@@ -145,10 +138,6 @@ impl Device for Probe {
             drive: *self.record.drive.lock().unwrap(),
             ..self.inner.health()
         }
-    }
-
-    fn quiesce_time_max(&self) -> Nanos {
-        Nanos::from_millis(self.record.quiesce_ms.load(Ordering::Relaxed))
     }
 
     fn error_log(&self, records: &mut Vec<ErrorRecord>) {

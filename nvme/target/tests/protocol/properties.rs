@@ -12,7 +12,8 @@ use nvme_target::CloseReason;
 use zerocopy::FromBytes;
 
 use crate::harness::{
-    CACHED, FAIL_INTERNAL, HOLD, HostCall, Link, QUEUE_DEPTH_MAX, RAM, World, discovery_call,
+    CACHED, FAIL_INTERNAL, HOLD, HostCall, Link, QUEUE_DEPTH_MAX, RAM, SUBSYSTEM, World,
+    discovery_call,
 };
 
 fn get(world: &mut World, admin: Link, register: Register) -> u64 {
@@ -97,7 +98,7 @@ fn what_the_properties_say() {
     assert!(cap.cqr() && cap.css().nvm() && cap.css().profiles() && cap.crwms());
     assert!(!cap.nssrs() && !cap.nsss() && !cap.crims());
     assert_eq!((cap.mpsmin(), cap.mpsmax(), cap.dstrd()), (0, 0, 0));
-    assert_eq!(cap.timeout_ms(), 30_000);
+    assert_eq!(cap.timeout_ms(), 60_000);
     let crto = Crto::from_bits(get(&mut world, admin, Register::CRTO) as u32);
     assert_eq!(u32::from(crto.crwmt()) * 500, cap.timeout_ms());
     let version = Version::from_bits(get(&mut world, admin, Register::VS) as u32);
@@ -109,27 +110,78 @@ fn what_the_properties_say() {
     assert!(cap.mqes() >= 32);
 }
 
-/// Base 2.1 §3.1.4.1 (TO), §3.1.4.23 (CRWMT), §5.1.13.2.1 (CQT): what the devices may need.
+/// Base 2.1 §3.1.4.1 (TO), §3.1.4.23 (CRWMT), §5.1.13.2.1 (CQT): what any device may need that a
+/// subsystem can ever have. Hosts read it when they attach, and devices join later.
 #[test]
-fn the_time_to_quiesce_is_what_the_devices_need() {
-    let rows = [
-        (0, 60, 60, 2_000),
-        (40_000, 84, 84, 42_000),
-        (90_000, 184, 184, 0xFFFF),
-        (200_000, 0xFF, 404, 0xFFFF),
-    ];
-    for (device_ms, to, crwmt, cqt) in rows {
+fn the_time_to_quiesce_holds_whatever_devices_join() {
+    for namespaces in [0, 1, 4] {
         let mut world = World::new();
-        world.cached.set_quiesce_ms(device_ms);
+        let mut served = subsystem_namespaces(&world);
+        served.truncate(namespaces);
+        world
+            .target
+            .update_namespaces(SUBSYSTEM, served)
+            .expect("a right change");
         let admin = world.enabled(0);
         let cap = Cap::from_bits(get(&mut world, admin, Register::CAP));
-        assert_eq!(cap.to(), to, "{device_ms} ms");
         let crto = Crto::from_bits(get(&mut world, admin, Register::CRTO) as u32);
-        assert_eq!(crto.crwmt(), crwmt, "{device_ms} ms");
+        assert_eq!((cap.to(), crto.crwmt()), (120, 120));
         let identify = Sqe::identify_structure(Cns::CONTROLLER, 0);
         let page = world.read(admin, identify, 4096).ok();
         let page = IdentifyController::read_from_bytes(&page).expect("4096 bytes");
-        assert_eq!(page.cqt.get(), cqt, "{device_ms} ms");
+        // Two seconds for connections to end, and what devices are given.
+        let devices = block::GIVEN_UP_MAX + block::ABANDONED_MAX;
+        assert_eq!(u64::from(page.cqt.get()), 2_000 + devices.as_millis());
+    }
+}
+
+fn subsystem_namespaces(world: &World) -> Vec<nvme_target::NamespaceConfig> {
+    let mut subsystems = crate::harness::config(&world.devices()).subsystems;
+    subsystems.retain(|subsystem| subsystem.nqn == SUBSYSTEM);
+    subsystems.pop().expect("it is there").namespaces
+}
+
+/// MQES and MAXCMD are what a host was told when it attached: a change is for later controllers.
+#[test]
+fn the_depth_of_queues_stays_what_a_controller_says() {
+    let mut world = World::new();
+    let before = world.enabled(0);
+    let told = Cap::from_bits(get(&mut world, before, Register::CAP)).mqes();
+    let change = |world: &mut World, depth| {
+        let mut subsystems = crate::harness::config(&world.devices()).subsystems;
+        subsystems.retain(|subsystem| subsystem.nqn == SUBSYSTEM);
+        let mut subsystem = subsystems.pop().expect("it is there");
+        subsystem.queue_depth_max = depth;
+        let updated = world.target.update_subsystem(subsystem);
+        updated.expect("a right change");
+        world.settle();
+    };
+    let depth_of = |world: &mut World, admin: Link| {
+        let cap = Cap::from_bits(get(world, admin, Register::CAP));
+        let identify = Sqe::identify_structure(Cns::CONTROLLER, 0);
+        let page = world.read(admin, identify, 4096).ok();
+        let page = IdentifyController::read_from_bytes(&page).expect("4096 bytes");
+        assert_eq!(u32::from(page.maxcmd.get()), cap.mqes());
+        cap.mqes()
+    };
+    for depth in [8, 2 * QUEUE_DEPTH_MAX] {
+        change(&mut world, depth);
+        assert_eq!(depth_of(&mut world, before), told);
+        let after = world.enabled(0);
+        assert_eq!(depth_of(&mut world, after), u32::from(depth));
+        for (admin, allowed) in [(before, told as u16), (after, depth)] {
+            let call = |sqsize_z| HostCall {
+                cntlid: admin.info.controller_id,
+                qid: 1,
+                sqsize_z,
+                ..HostCall::default()
+            };
+            assert!(world.try_connect(0, &call(allowed)).is_err());
+            let io = world.connect(0, &call(allowed - 1));
+            world.command(io, Sqe::flush(RAM)).ok();
+            world.close(io);
+        }
+        world.close(after);
     }
 }
 
