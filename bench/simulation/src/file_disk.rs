@@ -631,6 +631,10 @@ impl FileRing for SimulatedRing {
         self.entries.len()
     }
 
+    fn length(&self) -> io::Result<u64> {
+        Ok(self.file.state().length)
+    }
+
     /// There is no descriptor that would wake a reactor, so it goes on polling.
     fn has_unflushed(&self) -> bool {
         !self.entries.is_empty()

@@ -233,6 +233,14 @@ impl<S: FileStore> StoreDevice<S> {
         &self.shared.store
     }
 
+    /// Notices a file that has become shorter than the device.
+    fn check_length(&self) {
+        let wanted = self.shared.geometry.now().bytes();
+        if self.store().length().is_ok_and(|length| length < wanted) {
+            self.shared.condition.note_damage(DamageCause::Truncated);
+        }
+    }
+
     /// Lets requests reach the first `size_bytes` of a file that has become longer. Queues hear of
     /// it by [`DeviceQueue::device_grew`].
     ///
@@ -261,15 +269,15 @@ impl<S: FileStore> Device for StoreDevice<S> {
     /// Also notices a file that has become shorter than the device.
     fn health(&self) -> Health {
         let Shared {
-            store,
             geometry,
             counters,
             condition,
+            ..
         } = &*self.shared;
         let geometry = geometry.now();
         let is_gone = condition.now().is_gone();
-        if !is_gone && store.length().is_ok_and(|length| length < geometry.bytes()) {
-            condition.note_damage(DamageCause::Truncated);
+        if !is_gone {
+            self.check_length();
         }
         let damage = condition.damage().filter(|_| !is_gone);
         let state = match damage {
@@ -405,6 +413,7 @@ impl FileDevice {
             store, condition, ..
         } = &*self.device.shared;
         store.sync()?;
+        self.device.check_length();
         match condition.damage() {
             Some(damage) => Err(std::io::Error::other(damage.cause.to_string())),
             None => Ok(()),

@@ -105,6 +105,8 @@ pub(super) struct FileQueue<S: FileStore> {
     sent: bool,
     /// The last flush left operations behind.
     unflushed: bool,
+    /// The file was seen to be as long as the device since the last flush.
+    is_whole: bool,
     /// The device's condition when the ring got its file.
     known: Word,
     syncs: SyncOrder,
@@ -138,6 +140,7 @@ impl<S: FileStore> FileQueue<S> {
             can_zero: true,
             sent: false,
             unflushed: false,
+            is_whole: false,
             known,
             syncs: SyncOrder::new(depth),
             holds_fua,
@@ -488,6 +491,19 @@ impl<S: FileStore> FileQueue<S> {
         self.ledger.end(job.ended, result, data.map(Data::Lease));
     }
 
+    /// Looks whether the file is as long as the device, before it is first written to in a turn. A
+    /// write beyond the end of a file that somebody truncated would make it longer again, with
+    /// zeroes where data was, and nobody would notice. A file that is truncated between this look
+    /// and the write is noticed by the next one, unless the write reaches the device's last block.
+    fn check_length(&mut self) {
+        let wanted = self.ledger.geometry().bytes();
+        self.is_whole = true;
+        if self.ring.length().is_ok_and(|length| length < wanted) {
+            self.is_whole = false;
+            self.shared.condition.note_damage(DamageCause::Truncated);
+        }
+    }
+
     /// Whether a request may go on although the device's condition is `now` and not what the queue
     /// knows. Follows a reopened device.
     #[cold]
@@ -584,6 +600,9 @@ fn damage_of(
 
 impl<S: FileStore> DeviceQueue for FileQueue<S> {
     fn submit(&mut self, request: Request) -> Result<(), Refusal> {
+        if !self.is_whole && must_be_certain(request.operation) {
+            self.check_length();
+        }
         let now = self.shared.condition.now();
         let request = if now == self.known {
             request
@@ -649,6 +668,7 @@ impl<S: FileStore> DeviceQueue for FileQueue<S> {
     }
 
     fn flush(&mut self) {
+        self.is_whole = false;
         self.ring.flush();
         self.unflushed = self.ring.has_unflushed();
     }

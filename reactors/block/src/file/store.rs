@@ -36,6 +36,12 @@ pub trait FileRing {
     /// Whether there are operations that were submitted and not entered.
     fn has_unflushed(&self) -> bool;
 
+    /// The file's length in bytes now. Does not wait for a file server.
+    ///
+    /// # Errors
+    /// The file cannot be examined.
+    fn length(&self) -> io::Result<u64>;
+
     /// A descriptor that is readable when [`poll`](Self::poll) has something to deliver.
     fn wake_source(&self) -> Option<BorrowedFd<'_>>;
 }

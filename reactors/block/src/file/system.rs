@@ -11,7 +11,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use hugemem::Arena;
 use rustix::fs::{
-    Advice, FlockOperation, Mode, OFlags, SeekFrom, Stat, fadvise, fdatasync, flock, fstat,
+    Advice, AtFlags, FlockOperation, Mode, OFlags, SeekFrom, Stat, StatxFlags, fadvise, fdatasync,
+    flock, fstat, statx,
 };
 use rustix::io::Errno;
 use uring::{FileId, Notice, Operation, Ring, RingConfig, RingError, RingFile};
@@ -206,10 +207,14 @@ impl FileStore for SystemFile {
         let next = Arc::new(Slot::default());
         let mut current = locked(&self.current);
         let description = self.open_again(&current.description);
-        ring.add_file(description)?;
+        ring.add_file(Arc::clone(&description) as _)?;
         current.rings.retain(|slot| slot.strong_count() > 0);
         current.rings.push(Arc::downgrade(&next));
-        Ok(SystemRing { ring, next })
+        Ok(SystemRing {
+            ring,
+            description,
+            next,
+        })
     }
 
     fn reopen(&self, bytes: u64) -> Result<(), ReopenError> {
@@ -244,6 +249,7 @@ impl FileStore for SystemFile {
 
     fn renew(&self, ring: &mut SystemRing) {
         if let Some(description) = locked(&ring.next).take() {
+            ring.description = Arc::clone(&description);
             ring.ring.replace_file(FileId::FIRST, description);
         }
     }
@@ -252,6 +258,7 @@ impl FileStore for SystemFile {
 /// A ring on the file.
 pub(super) struct SystemRing {
     ring: Ring,
+    description: Arc<Description>,
     next: Arc<Slot>,
 }
 
@@ -279,6 +286,15 @@ impl FileRing for SystemRing {
     #[inline]
     fn has_unflushed(&self) -> bool {
         self.ring.has_unflushed()
+    }
+
+    fn length(&self) -> io::Result<u64> {
+        let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+        let found = statx(&*self.description, c"", flags, StatxFlags::BASIC_STATS)?;
+        if rustix::fs::FileType::from_raw_mode(found.stx_mode.into()).is_block_device() {
+            return Ok(rustix::fs::seek(&*self.description, SeekFrom::End(0))?);
+        }
+        Ok(found.stx_size)
     }
 
     fn wake_source(&self) -> Option<BorrowedFd<'_>> {

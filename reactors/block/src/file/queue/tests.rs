@@ -661,6 +661,41 @@ fn a_file_that_is_shorter_than_the_device_is_a_media_error_and_never_zeroes() {
     }
 }
 
+/// A write past the end of a truncated file would give it its length back, and what was truncated
+/// would read as zeroes.
+#[test]
+fn a_truncated_file_is_noticed_before_it_is_written_to() {
+    for operation in PROMISING {
+        for changed in [0, 1] {
+            let mut bench = Bench::new(4);
+            for _ in 0..changed {
+                assert_eq!(bench.run(WRITE), Ok(()));
+            }
+            let file = std::fs::OpenOptions::new()
+                .write(true)
+                .open(bench.path())
+                .unwrap();
+            let cut = 8 * BLOCK as u64;
+            file.set_len(cut).unwrap();
+            let data = operation.has_data().then(|| bench.lease(BLOCK, 1));
+            let is_flush = operation == Operation::Flush;
+            let refused = bench.queue.submit(Request {
+                tag: 1,
+                operation,
+                lba: if is_flush { 0 } else { BLOCKS - 1 },
+                blocks: u32::from(!is_flush),
+                data,
+            });
+            let Err(Refusal::Never(_, error)) = refused else {
+                panic!("{operation:?} was taken");
+            };
+            assert_eq!(error, DeviceError::Damaged);
+            assert_eq!(cause(&bench), Some(DamageCause::Truncated));
+            assert_eq!(file.metadata().unwrap().len(), cut, "{operation:?}");
+        }
+    }
+}
+
 #[test]
 fn another_file_of_the_name_is_not_reopened() {
     let mut bench = Bench::new(2);
