@@ -429,6 +429,9 @@ impl DeviceQueue for MemoryQueue {
         let filled = self.memory.try_fill(offset, bytes, fill);
         if filled {
             self.ledger.filled(bytes);
+        } else {
+            // Its connection may end before the rest of the write comes.
+            self.memory.withdraw(offset, bytes);
         }
         filled
     }
@@ -467,8 +470,17 @@ impl DeviceQueue for MemoryQueue {
     }
 
     fn give_up(&mut self, is_unwanted: &mut dyn FnMut(u64) -> bool) {
-        let Self { parked, ledger, .. } = self;
+        let Self {
+            parked,
+            ledger,
+            memory,
+            ..
+        } = self;
         parked.give_up(is_unwanted, |attempt| {
+            if attempt.request.operation.changes_medium() {
+                // Readers would yield to it thousands of times for each unit.
+                memory.withdraw(attempt.offset, attempt.len);
+            }
             let ended = Ended::of(&attempt.request, ledger.geometry());
             let data = attempt.request.data.map(Data::Lease);
             ledger.unpark();

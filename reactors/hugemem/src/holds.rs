@@ -6,8 +6,8 @@
 //! every holder sees what the writer before it wrote.
 //!
 //! A writer that finds readers asks the next ones to yield, so that overlapping readers cannot keep
-//! it out for ever: a number of refusals, which a writer that never comes back leaves to run out.
-//! Then a reader gets through before the writer can ask again, so that a hold that never ends does
+//! it out for ever: a number of refusals, which a writer that does not come back withdraws, or leaves
+//! to run out. Then a reader gets through before the writer can ask again, so that a hold that never ends does
 //! not keep readers out as well.
 
 #[cfg(all(test, loom))]
@@ -71,6 +71,16 @@ impl Holds {
         self.words[first..first + count]
             .iter()
             .any(|word| word.load(Ordering::Relaxed) & YIELDS != 0)
+    }
+
+    /// A writer that was refused some of these units does not come back: readers need not yield to
+    /// it any more. Another writer that waits asks again with its next try.
+    pub(crate) fn withdraw(&self, first: usize, count: usize) {
+        for word in &self.words[first..first + count] {
+            if word.load(Ordering::Relaxed) & YIELDS != 0 {
+                word.fetch_and(!YIELDS, Ordering::Relaxed);
+            }
+        }
     }
 
     /// Holds units `first..first + count` for writing, all or none.

@@ -312,6 +312,18 @@ impl StoreHandle {
     }
 
     /// Runs `change` on a range that is held exclusively for its duration.
+    /// Says that a write to the range which was refused is not tried again: until then readers yield
+    /// to it, thousands of times for each unit.
+    pub fn withdraw(&self, offset: usize, len: usize) {
+        if len == 0 {
+            return;
+        }
+        let store = &self.inner.store;
+        store.check(offset, len);
+        let (first, count) = touched(offset, len);
+        store.holds.withdraw(first, count);
+    }
+
     fn with_owned(&self, offset: usize, len: usize, change: impl FnOnce(&mut [u8])) -> bool {
         self.settle();
         let store = &self.inner.store;

@@ -107,6 +107,15 @@ impl ExtentsHandle {
         self.more.iter().for_each(|extent| extent.store.settle());
     }
 
+    /// A refused write to the range is not tried again.
+    #[cold]
+    pub(super) fn withdraw(&self, offset: usize, len: usize) {
+        self.pieces(offset, len, |store, start, range| {
+            store.withdraw(start, range.len());
+            true
+        });
+    }
+
     /// Whether a range lies in one store.
     pub(super) fn is_whole(&self, offset: usize, len: usize) -> bool {
         offset + len <= self.first_end || len <= self.at(offset).2

@@ -500,7 +500,7 @@ fn of_requests_for_the_same_memory_the_older_one_ends_first() {
             }
         }
         drop(loans);
-        // Readers yield to a writer that was given up, for 4,095 tries (see `hugemem`'s holds).
+        // Readers yield to a write whose first blocks were filled at once and whose rest never came.
         for _ in 0..10_000 {
             let ended = bench.poll_tags();
             open.retain(|(tag, _)| !ended.contains(tag));
@@ -510,6 +510,43 @@ fn of_requests_for_the_same_memory_the_older_one_ends_first() {
             (bench.queue.in_flight(), bench.queue.has_ready()),
             (0, false)
         );
+    }
+}
+
+/// Each unit of a write that was refused makes readers yield 4,095 times: of a write that was given up
+/// they would go on to do so, one unit after the other, for a million polls.
+#[test]
+fn readers_do_not_yield_to_a_write_that_was_given_up() {
+    let device = device(4 << 20, 512);
+    for at_once in [false, true] {
+        let (mut reader, mut bench) = (Bench::new(&device), Bench::new(&device));
+        let blocks = (ZERO_PIECE_BYTES / 512) as u64;
+        // The write has all units but the last before it is refused.
+        let loan = reader.lend(blocks - 8);
+        if at_once {
+            for unit in 0..blocks / 8 {
+                let loan = reader.lend(unit * 8);
+                let filled = bench
+                    .queue
+                    .fill_at_once(unit * 8, 4096, &mut |_| panic!("filled"));
+                assert!(!filled);
+                drop(loan);
+            }
+        } else {
+            let zeroes = Operation::WriteZeroes {
+                fua: false,
+                deallocate: false,
+            };
+            let tag = bench.submit(zeroes, 0, blocks as u32, None);
+            for _ in 0..8 {
+                assert_eq!(bench.poll().len(), 0);
+            }
+            bench.queue.give_up(&mut |it| it == tag);
+            assert_eq!(bench.poll().len(), 1);
+        }
+        reader.submit(Operation::Read, 0, blocks as u32, None);
+        assert_eq!(reader.poll().len(), 1, "at once: {at_once}");
+        drop(loan);
     }
 }
 
