@@ -115,6 +115,9 @@ fn line(text: &mut String, step: &ApplyStep, dry_run: bool) -> std::fmt::Result 
     if let Some(error) = &step.error {
         writeln!(text, "         {error}")?;
     }
+    if let Some(warning) = &step.warning {
+        writeln!(text, "         warning: {warning}")?;
+    }
     for cut in &step.cut_off {
         writeln!(text, "         cut off at the deadline: {cut}")?;
     }
@@ -133,6 +136,7 @@ mod tests {
             state,
             error: None,
             cut_off: Vec::new(),
+            warning: None,
         }
     }
 
@@ -162,6 +166,7 @@ mod tests {
                 queue: 2,
                 commands: 3,
             }],
+            warning: Some("may be lost".to_owned()),
             ..step("drain", StepState::Done)
         };
         let failed = ApplyStep {
@@ -171,7 +176,7 @@ mod tests {
         let all = vec![done, failed, step("live", StepState::Skipped)];
         assert_eq!(
             in_lines(&answer(all, false, None), false),
-            "drain    do it: done\n         \
+            "drain    do it: done\n         warning: may be lost\n         \
              cut off at the deadline: nqn.a, host nqn.h, queue 2: 3 command(s)\n\
              live     do it: failed\n         no memory\n\
              live     do it: not done\n1 of 3 step(s) done\n"

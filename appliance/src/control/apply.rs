@@ -77,6 +77,14 @@ pub(super) async fn apply(State(shared): State<Arc<Shared>>, request: HttpReques
                 };
                 let observatory = shared.observatory();
                 observatory.events().add(severity, "control", "", &text);
+                for step in &answer.steps {
+                    if let Some(warning) = &step.warning {
+                        let text = format!("{}: {warning}", step.text);
+                        observatory
+                            .events()
+                            .add(Severity::Error, "control", "", &text);
+                    }
+                }
             }
             shared.room.json(&answer)
         }

@@ -14,6 +14,7 @@ use appliance_config::{
 use reactors::sim::planted;
 
 use super::meanwhile::aside;
+use super::steps::StepEnd;
 use super::{Live, Meanwhile};
 use crate::command_line::with_causes;
 use crate::devices::{DeviceError, Opened};
@@ -88,6 +89,7 @@ impl Planned {
             state,
             error: None,
             cut_off: Vec::new(),
+            warning: None,
         }
     }
 }
@@ -277,12 +279,16 @@ impl Live {
             }
             tracing::info!("{}", planned.step);
             match self.step(&planned.step, prepared, deadline, meanwhile) {
-                Ok(cut_off) => {
+                Ok(StepEnd { cut_off, warning }) => {
                     for cut in &cut_off {
                         tracing::warn!("cut off at the deadline: {cut}");
                     }
+                    if let Some(warning) = &warning {
+                        tracing::error!("{}: {warning}", planned.step);
+                    }
                     told.push(ApplyStep {
                         cut_off,
+                        warning,
                         ..planned.told(StepState::Done)
                     });
                 }
@@ -327,6 +333,11 @@ impl Live {
         for (index, planned) in plan.iter().enumerate() {
             let had = match &planned.step {
                 Step::AddDevice(device) if self.has_file(device) => self.keep_length(device),
+                Step::AddDevice(device) if self.loses_memory(device) => Err(format!(
+                    "device {}: memory is never made smaller, because all that is in it would be \
+                     lost: give the device another name for a new, empty disk",
+                    device.name
+                )),
                 Step::AddDevice(device) => {
                     let opened = self.open_device(device, &prepared, meanwhile);
                     opened.map(|opened| {
@@ -403,6 +414,17 @@ impl Live {
         Ok(())
     }
 
+    /// Whether a device in memory is to have less than the running one of its name.
+    fn loses_memory(&self, device: &Device) -> bool {
+        let size = |device: &Device| match device.backing {
+            Backing::Memory { size, .. } => Some(size),
+            Backing::File { .. } | Backing::Null { .. } | Backing::Nvme(_) => None,
+        };
+        let running = self.config.device(&device.name);
+        let sizes = running.and_then(size).zip(size(device));
+        sizes.is_some_and(|(now, then)| then < now)
+    }
+
     /// Whether a running listener is in the way of `listener`.
     fn has_address(&self, listener: &Listener) -> bool {
         let address = listener.address;
@@ -458,7 +480,7 @@ impl Live {
 
 /// The directory of `allowed` that `path` is written below. Where its symbolic links lead is seen
 /// when it is opened.
-fn directory_of<'a>(path: &Path, allowed: &'a [PathBuf]) -> Result<&'a Path, String> {
+pub(crate) fn directory_of<'a>(path: &Path, allowed: &'a [PathBuf]) -> Result<&'a Path, String> {
     if path.components().any(|part| part == Component::ParentDir) {
         return Err(format!(
             "{} has `..` in it, and `allowed_paths` of [control] restricts files",

@@ -25,6 +25,24 @@ const CLOSED_WITHIN: Duration = Duration::from_secs(1);
 /// What a step left unanswered.
 type CutOff = Vec<OutstandingCommands>;
 
+/// How a step ended that was done.
+#[derive(Default)]
+pub(super) struct StepEnd {
+    /// What it left unanswered.
+    pub(super) cut_off: CutOff,
+    /// What may be lost by it.
+    pub(super) warning: Option<String>,
+}
+
+impl From<CutOff> for StepEnd {
+    fn from(cut_off: CutOff) -> Self {
+        Self {
+            cut_off,
+            warning: None,
+        }
+    }
+}
+
 impl Live {
     /// Carries a step out. Requests that stand in its way have until `deadline`; those that were cut
     /// off then are told.
@@ -34,13 +52,13 @@ impl Live {
         prepared: &mut Prepared,
         deadline: Instant,
         meanwhile: &mut dyn Meanwhile,
-    ) -> Result<CutOff, String> {
-        match step {
+    ) -> Result<StepEnd, String> {
+        let cut_off = match step {
+            Step::RemoveDevice(name) => {
+                return self.remove_device(name, step, prepared, deadline, meanwhile);
+            }
             Step::RemoveExport(export) => self.remove_export(export, step, deadline, meanwhile),
             Step::RemoveListener(name) => self.remove_listener(name, step, deadline, meanwhile),
-            Step::RemoveDevice(name) => {
-                self.remove_device(name, step, prepared, deadline, meanwhile)
-            }
             Step::GrowDevice { device, size } => {
                 let size = *size;
                 self.grow_device(device, step, meanwhile, |opened| opened.grow(size))
@@ -79,7 +97,8 @@ impl Live {
                 self.wait_for_hosts(deadline, meanwhile)
             }
             Step::Restart { .. } => Err("only a restart can do that".to_owned()),
-        }
+        };
+        cut_off.map(StepEnd::from)
     }
 
     /// Changes the configuration by a step and serves it; nothing is changed when that fails.
@@ -120,10 +139,7 @@ impl Live {
         meanwhile: &mut dyn Meanwhile,
     ) -> Result<CutOff, String> {
         // Who has to leave is known when every core has seen the change.
-        let seen = self
-            .desks
-            .ask_all(meanwhile, |answer| DeskOrder::CatchUp { answer });
-        seen.map_err(|error| error.to_string())?;
+        self.catch_up(meanwhile)?;
         if planted("hosts-leave-late") {
             return Ok(Vec::new());
         }
@@ -346,7 +362,16 @@ impl Live {
             told.map_err(|error| error.to_string())?;
         }
         self.change(step)?;
+        self.catch_up(meanwhile)?;
         Ok(Vec::new())
+    }
+
+    /// Returns once every reactor serves the configuration as it is now.
+    fn catch_up(&self, meanwhile: &mut dyn Meanwhile) -> Result<(), String> {
+        let seen = self
+            .desks
+            .ask_all(meanwhile, |answer| DeskOrder::CatchUp { answer });
+        seen.map(drop).map_err(|error| error.to_string())
     }
 
     fn remove_device(
@@ -356,15 +381,19 @@ impl Live {
         prepared: &mut Prepared,
         deadline: Instant,
         meanwhile: &mut dyn Meanwhile,
-    ) -> Result<CutOff, String> {
-        let mut cut_off = Vec::new();
+    ) -> Result<StepEnd, String> {
+        let mut end = StepEnd::default();
         if let Some((place, _)) = self.devices.get(name) {
-            cut_off = self.detach(place, deadline, meanwhile)?;
+            end.cut_off = self.detach(place, deadline, meanwhile)?;
         }
         if let Some(opened) = self.devices.remove(name) {
             // Removal is durable: what the device acknowledged survives from now on.
-            if !planted("removal-not-flushed") {
-                opened.flush();
+            let spared = planted("removal-not-flushed");
+            if !spared && !aside(meanwhile, || Ok(opened.flush()))? {
+                end.warning = Some(
+                    "its file could not be flushed: writes that hosts were answered may be lost"
+                        .to_owned(),
+                );
             }
             if opened.can_be_reopened() {
                 self.departed.push(opened);
@@ -379,7 +408,7 @@ impl Live {
             meanwhile.rest();
             self.bury();
         }
-        Ok(cut_off)
+        Ok(end)
     }
 
     /// Has every reactor close its queue of a device; at the deadline what is left is cut off.

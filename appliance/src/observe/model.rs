@@ -516,6 +516,9 @@ pub(crate) struct ApplyStep {
     /// Commands that were not answered at the deadline and were cut off.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) cut_off: Vec<OutstandingCommands>,
+    /// What was done although it may have lost something.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) warning: Option<String>,
 }
 
 /// Commands of one queue that held a step up.

@@ -83,3 +83,52 @@ fn requests_bring_no_configuration_where_that_is_off() {
     apply(&mut appliance, &more);
     assert!(appliance.stop_quietly());
 }
+
+/// What a device acknowledged may be lost when its file cannot be flushed as it is removed: the answer
+/// says so.
+#[test]
+fn a_device_that_cannot_be_flushed_is_removed_with_a_warning() {
+    let directory = TempDir::new().expect("a directory");
+    let path = directory.path().join("vol");
+    let with = base("10s") + &with_export("vol", &file(&path, "1MiB"));
+    let mut appliance = started(&base("10s"));
+    for cut in [false, true] {
+        apply(&mut appliance, &with);
+        if cut {
+            let file = std::fs::OpenOptions::new().write(true).open(&path);
+            file.expect("it is there").set_len(512).expect("shorter");
+        }
+        let answer = apply(&mut appliance, &base("10s"));
+        let warnings: Vec<&String> = answer.steps.iter().flat_map(|it| &it.warning).collect();
+        assert_eq!(warnings.len(), usize::from(cut), "{answer:#?}");
+        for warning in warnings {
+            assert!(warning.contains("may be lost"), "{warning}");
+        }
+    }
+    assert!(appliance.stop_quietly());
+}
+
+/// All that is in memory would be lost with a smaller size.
+#[test]
+fn memory_is_never_made_smaller() {
+    let memory = |size: &str| format!("type = \"memory\"\nsize = \"{size}\"");
+    let now = base("10s") + &with_export("ram", &memory("2MiB"));
+    let mut appliance = started(&now);
+    let smaller = base("10s") + &with_export("ram", &memory("1MiB"));
+    let answer = try_apply(&mut appliance, &smaller, How::default());
+    let trouble = answer.trouble().expect("a refusal");
+    for part in [
+        "ram",
+        "never made smaller",
+        "another name",
+        "nothing was changed",
+    ] {
+        assert!(trouble.contains(part), "{trouble}");
+    }
+    assert_eq!(steps_to(&appliance, &now), []);
+    apply(
+        &mut appliance,
+        &(base("10s") + &with_export("ram2", &memory("1MiB"))),
+    );
+    assert!(appliance.stop_quietly());
+}

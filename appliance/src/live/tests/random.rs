@@ -14,7 +14,7 @@ const OTHER: &str = "nqn.2026-11.org.example:other";
 const CONFIGURATIONS: u64 = 8;
 
 /// A random configuration around the base, with files in `directory`.
-fn any(random: &mut Seeded, directory: &Path) -> String {
+fn any(random: &mut Seeded, number: u64, directory: &Path) -> String {
     let mut text = base("10s");
     let mut listeners = vec!["steady"];
     for name in ["la", "lb"] {
@@ -41,7 +41,7 @@ fn any(random: &mut Seeded, directory: &Path) -> String {
             let _ = write!(
                 text,
                 "[[device]]\nname = \"{name}\"\n{}",
-                device(random, name, directory)
+                device(random, number, name, directory)
             );
         }
     }
@@ -87,13 +87,20 @@ fn any(random: &mut Seeded, directory: &Path) -> String {
     text
 }
 
-fn device(random: &mut Seeded, name: &str, directory: &Path) -> String {
+fn device(random: &mut Seeded, number: u64, name: &str, directory: &Path) -> String {
     let size = [1, 2, 3][random.below(3) as usize];
     let block = ["512B", "4KiB"][random.below(2) as usize];
     let shape = format!("size = \"{size}MiB\"\nblock_size = \"{block}\"\n");
     let read_only = ["", "read_only = true\n"][usize::from(random.below(4) == 0)];
     match random.below(3) {
-        0 => format!("type = \"memory\"\n{shape}{read_only}"),
+        // Memory never shrinks.
+        0 => {
+            let memory = format!(
+                "size = \"{}MiB\"\nblock_size = \"{block}\"\n",
+                1 + number / 3
+            );
+            format!("type = \"memory\"\n{memory}{read_only}")
+        }
         1 => format!("type = \"null\"\n{shape}"),
         // A file that is there has its length, so a smaller device is in another.
         _ => {
@@ -117,14 +124,14 @@ fn a_difference_applied_equals_a_fresh_start() {
     let mut appliance = started(&base("10s"));
     let busy = Busy::begin(&appliance);
     for number in 0..CONFIGURATIONS {
-        let text = any(&mut Seeded::new(seed, number), here.path());
+        let text = any(&mut Seeded::new(seed, number), number, here.path());
         apply(&mut appliance, &text);
         assert_eq!(steps_to(&appliance, &text), []);
         let printed = appliance.config().to_toml();
         let again = appliance_config::Config::parse("printed", &printed);
         assert_eq!(again.as_ref(), Ok(appliance.config()), "{printed}");
         // The files are locked while they are served.
-        let elsewhere = any(&mut Seeded::new(seed, number), there.path());
+        let elsewhere = any(&mut Seeded::new(seed, number), number, there.path());
         let fresh = started(&elsewhere);
         let hosts = [HOST, OTHER];
         let (live, fresh_seen) = (seen(&appliance, &hosts), seen(&fresh, &hosts));
