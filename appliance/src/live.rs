@@ -26,7 +26,7 @@ use crate::exports::Ports;
 use crate::reactor_setup::DeskOrder;
 use crate::transports::Listening;
 use crate::watch::Watch;
-pub(crate) use apply::{How, Origin};
+pub(crate) use apply::{How, Origin, directory_of};
 pub use meanwhile::Meanwhile;
 pub(crate) use meanwhile::RealTime;
 pub(crate) use orders::Orders;

@@ -19,6 +19,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use appliance_config::Config;
 use block::Device;
 use changes::Changes;
 use events::Events;
@@ -104,6 +105,11 @@ impl Observatory {
     /// What a trace of the last moments is made from, with `pseudonyms` for hosts, if given.
     pub(crate) fn material(&self, pseudonyms: Option<&Pseudonyms>) -> Material {
         Material::gather(&self.sources, pseudonyms)
+    }
+
+    /// The running configuration.
+    pub(crate) fn config(&self) -> Arc<Config> {
+        self.sources.running.config.load_full()
     }
 
     /// The open device of that name.

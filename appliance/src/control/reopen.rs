@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use appliance_config::{Backing, Config};
 use axum::Json;
 use axum::extract::State;
 use axum::extract::rejection::JsonRejection;
@@ -13,6 +14,7 @@ use tokio::task::spawn_blocking;
 use super::answers::refusal;
 use super::routes::Shared;
 use crate::command_line::with_causes;
+use crate::live::directory_of;
 use crate::observe::model::{ReopenAnswer, ReopenRequest, Severity};
 
 pub(super) async fn reopen(
@@ -30,6 +32,10 @@ pub(super) async fn reopen(
         );
         return refusal(StatusCode::NOT_FOUND, text);
     };
+    let config = shared.observatory().config();
+    if let Err(error) = may_reopen(&config, &name) {
+        return refusal(StatusCode::FORBIDDEN, error);
+    }
     // It asks the file system, which may take its time.
     let reopened = spawn_blocking(move || try_to_reopen(&*device)).await;
     let observatory = shared.observatory();
@@ -57,6 +63,21 @@ pub(super) async fn reopen(
     }
 }
 
+/// Whether a request may open the device's file again: where a request may not bring the file, the
+/// owner of the configuration has to restart the appliance.
+fn may_reopen(config: &Config, name: &str) -> Result<(), String> {
+    let mut devices = config.devices.iter();
+    let device = devices.find(|device| device.name.as_str() == name);
+    let Some(Backing::File { path, .. }) = device.map(|device| &device.backing) else {
+        return Ok(());
+    };
+    let Some(allowed) = &config.control.allowed_paths else {
+        return Ok(());
+    };
+    let found = directory_of(path, allowed).map(drop);
+    found.map_err(|error| format!("device {name} is as it was: {error}"))
+}
+
 /// Returns a device to service; what the operator has to know then.
 fn try_to_reopen(device: &dyn Device) -> Result<String, ReopenError> {
     let damage = device.health().damage;
@@ -67,4 +88,36 @@ fn try_to_reopen(device: &dyn Device) -> Result<String, ReopenError> {
          answered before the damage, and had not flushed successfully, may be lost. Check the file \
          systems and databases on it before they are used"
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_a_request_may_open_is_reopened_by_one() {
+        let config = |control: &str| {
+            let text = format!(
+                "[control]\n{control}\n\
+                 [[device]]\nname = \"in\"\ntype = \"file\"\npath = \"/srv/disks/in\"\n\
+                 [[device]]\nname = \"out\"\ntype = \"file\"\npath = \"/srv/secret/out\"\n\
+                 [[device]]\nname = \"up\"\ntype = \"file\"\npath = \"/srv/disks/../up\"\n\
+                 [[device]]\nname = \"ram\"\ntype = \"memory\"\nsize = \"1MiB\"\n\
+                 [[listener]]\nname = \"a\"\ntransport = \"tcp\"\naddress = \"127.0.0.1:0\"\n\
+                 [[export]]\nnqn = \"nqn.2026-11.org.windlass:a\"\n\
+                 devices = [\"in\", \"out\", \"up\", \"ram\"]\nlisteners = [\"a\"]\n\
+                 allow_any_host = true\n"
+            );
+            Config::parse("test", &text).expect("a right configuration")
+        };
+        let anywhere = config("");
+        let restricted = config("allowed_paths = [\"/srv/disks\"]");
+        for (name, allowed) in [("in", true), ("out", false), ("up", false), ("ram", true)] {
+            assert_eq!(may_reopen(&anywhere, name), Ok(()), "{name}");
+            let answer = may_reopen(&restricted, name);
+            assert_eq!(answer.is_ok(), allowed, "{name}: {answer:?}");
+        }
+        let refused = may_reopen(&restricted, "out").expect_err("it is elsewhere");
+        assert!(refused.contains("`allowed_paths`"), "{refused}");
+    }
 }

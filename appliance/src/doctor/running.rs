@@ -1,4 +1,5 @@
-//! The running appliance, if one answers at the configured socket: how long requests wait.
+//! The running appliance, if one answers at the configured socket: how long requests wait, and which
+//! devices are damaged.
 
 use std::time::Duration;
 
@@ -6,7 +7,7 @@ use appliance_config::{Config, ControlSocket};
 
 use super::Finding;
 use crate::client::{Client, SocketArguments};
-use crate::observe::model::{BUFFER_WAIT_MAX_NS, MemoryStatus, Status};
+use crate::observe::model::{BUFFER_WAIT_MAX_NS, DeviceStatus, MemoryStatus, Status};
 use crate::quantity;
 
 /// How long the appliance may take to answer.
@@ -14,7 +15,16 @@ const ANSWER_TIME_MAX: Duration = Duration::from_secs(3);
 
 /// What the appliance tells of itself. Nothing where none runs or this user may not ask: that is not
 /// what `doctor` examines.
-pub(super) fn look(config: &Config) -> Option<Finding> {
+pub(super) fn look(config: &Config) -> Vec<Finding> {
+    let Some(status) = ask(config) else {
+        return Vec::new();
+    };
+    let mut findings = vec![of(&status.memory)];
+    findings.extend(status.devices.iter().filter_map(damage_of));
+    findings
+}
+
+fn ask(config: &Config) -> Option<Status> {
     let socket = match &config.control.socket {
         ControlSocket::At(path) => Some(path.clone()),
         ControlSocket::Auto => None,
@@ -23,8 +33,22 @@ pub(super) fn look(config: &Config) -> Option<Finding> {
     let arguments = SocketArguments { socket };
     let client = Client::find(&arguments).ok()?;
     let client = client.with_answer_time_max(ANSWER_TIME_MAX);
-    let status: Status = client.get("/api/v1/status").ok()?;
-    Some(of(&status.memory))
+    client.get("/api/v1/status").ok()
+}
+
+/// What damaged a device, if it is damaged.
+fn damage_of(device: &DeviceStatus) -> Option<Finding> {
+    let damage = device.damage.as_ref()?;
+    let name = &device.name;
+    let text = format!(
+        "device {name} is damaged, writes and flushes fail: {}",
+        damage.text
+    );
+    let mend = format!(
+        "repair what the device lies on, then `windlass device reopen {name}`; writes that were \
+         answered before and not flushed may be lost"
+    );
+    Some(Finding::broken("running", text, mend))
 }
 
 fn of(memory: &MemoryStatus) -> Finding {
@@ -48,6 +72,29 @@ fn of(memory: &MemoryStatus) -> Finding {
 mod tests {
     use super::*;
     use crate::doctor::Verdict;
+    use crate::observe::model::Totals;
+
+    #[test]
+    fn a_damaged_device_is_broken() {
+        let device = |damage: &str| {
+            let text = format!(
+                r#"{{"name": "vol", "type": "file", "state": "damaged", "damage": {damage},
+                "block_size": 512, "block_count": 8, "media_errors": 0, "waits": 0,
+                "temperature_celsius": null, "available_spare_percent": null,
+                "used_percent": null, "warnings": [], "totals": {}, "latency": null,
+                "drive": null}}"#,
+                serde_json::to_string(&Totals::default()).expect("numbers"),
+            );
+            serde_json::from_str::<DeviceStatus>(&text).expect("a device")
+        };
+        assert!(damage_of(&device("null")).is_none());
+        let damaged = device(r#"{"cause": "sync_failed", "text": "a sync failed", "unix_ms": 1}"#);
+        let finding = damage_of(&damaged).expect("it is damaged");
+        assert_eq!(finding.verdict, Verdict::Broken);
+        for part in ["device vol is damaged", "a sync failed"] {
+            assert!(finding.text.contains(part), "{}", finding.text);
+        }
+    }
 
     #[test]
     fn a_request_that_waits_longer_than_a_second_is_told() {
