@@ -482,7 +482,11 @@ impl World {
         self.waits = 0;
         let patience_ends = now + self.scene.swarm.patience;
         let leaving = touched.1.iter().copied();
-        let leaving = leaving.filter(|disk| change.text.is_some() || !change.wanted.devices[*disk]);
+        let leaving = leaving.filter(|disk| {
+            // A device whose mode changes is closed and opened anew.
+            let is_replaced = former.read_only[*disk] != change.wanted.read_only[*disk];
+            change.text.is_some() || !change.wanted.devices[*disk] || is_replaced
+        });
         let mut during = During {
             began: (Instant::now(), now),
             patience_ends,
