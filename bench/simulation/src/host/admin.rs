@@ -602,7 +602,8 @@ impl Host {
         self.admin_state.aborts.remove(&key);
         let is_aborted = status.is(Status::ABORT_REQUESTED);
         // A device gives requests up by itself, too.
-        let by_device = is_aborted && ground.disk_fails.contains(&true);
+        let flushes_fail = ground.swarm.disk_temper.flush_error_permille > 0;
+        let by_device = is_aborted && (flushes_fail || ground.disk_fails.contains(&true));
         if aborted.ambiguous || by_device || performed == is_aborted {
             return Ok(());
         }

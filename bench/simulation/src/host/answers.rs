@@ -218,8 +218,8 @@ impl Host {
         judged
     }
 
-    /// How a write ended that failed for a reason by which it has changed nothing; `None` for other
-    /// reasons.
+    /// How a write ended that was refused, usually without having changed anything; `None` if it
+    /// failed for another reason.
     fn refusal(
         &self,
         ground: &Ground<'_>,
@@ -238,7 +238,16 @@ impl Host {
                 ground.serving.read_only[extent.disk]
                     || ground.namespace_changed[extent.disk] >= issued_at
             });
-        (damaged || protected || (is_absence(status) && absent)).then_some(WriteEnd::Refused)
+        let refused = damaged || protected || (is_absence(status) && absent);
+        // A RAM device may have received the first blocks before its namespace changed.
+        let may_have_begun = io.extents.iter().any(|extent| {
+            ground.swarm.ram[extent.disk] && ground.namespace_changed[extent.disk] >= issued_at
+        });
+        let end = match may_have_begun {
+            true => WriteEnd::Undecided,
+            false => WriteEnd::Refused,
+        };
+        refused.then_some(end)
     }
 
     /// Whether something explains that a command failed.
