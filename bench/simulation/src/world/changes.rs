@@ -290,8 +290,15 @@ impl World {
 
     /// A compound change that fails on its way, when everything but listeners has changed: the
     /// address of one is somebody else's by then.
-    fn compound_cut_short(&mut self, wanted: Serving) -> Option<Change> {
+    fn compound_cut_short(&mut self, mut wanted: Serving) -> Option<Change> {
         let serving = &self.scene.serving;
+        for disk in 0..self.scene.disks.len() {
+            // A file that was opened anew and made longer cannot be opened again as it was: such a
+            // change is not undone (a known limit of the appliance).
+            if wanted.read_only[disk] != serving.read_only[disk] {
+                wanted.sizes[disk] = serving.sizes[disk];
+            }
+        }
         let tcp = 0..self.scene.swarm.tcp_listeners;
         let both: Vec<usize> = tcp
             .filter(|it| serving.listeners[*it] && wanted.listeners[*it])
