@@ -23,6 +23,8 @@ pub const RDMA_LISTENER: usize = 2;
 pub const QUEUE_DEPTH_MAX: u16 = 64;
 /// I/O queues of a controller at most.
 pub const IO_QUEUES_MAX: u16 = 4;
+/// Bytes that a listener may take in capsules beyond what hosts use.
+pub const IN_CAPSULE_MORE_BYTES: u32 = 4096;
 
 /// The name of host `number`.
 #[must_use]

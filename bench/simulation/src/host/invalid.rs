@@ -16,7 +16,9 @@ use zerocopy::IntoBytes;
 use super::connection::{Sending, Transfer};
 use super::{Command, Ground, Host};
 use crate::disk::DiskShape;
+use crate::plan::IN_CAPSULE_MORE_BYTES;
 use crate::random::Random;
+use crate::swarm::Fault;
 
 /// What invalid writes carry.
 pub(super) const GARBAGE: u8 = 0xAB;
@@ -369,12 +371,18 @@ impl Host {
             return None;
         }
         let index = self.io.iter().position(|it| it.room() > 0 && !it.closing)?;
+        // A listener may have admitted more data in capsules when this queue connected.
+        let varied = match ground.swarm.faults.has(Fault::Keys) {
+            true => IN_CAPSULE_MORE_BYTES as usize,
+            false => 0,
+        };
+        let in_capsule_max = self.io[index].in_capsule_max() + varied;
         let aim = Aim {
             nsid: disk as u32 + 1,
             shape: ground.swarm.disks[disk],
             rdma: self.shape.rdma,
             read_only: ground.serving.read_only[disk],
-            in_capsule_max: self.io[index].in_capsule_max() as u32,
+            in_capsule_max: in_capsule_max as u32,
         };
         let random = &mut self.random;
         let made = match random.below(8) {

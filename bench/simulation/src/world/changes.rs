@@ -331,7 +331,7 @@ impl World {
             0 => keys.io_queues[subsystem] = self.changes.pick(&[3, 4, 7]),
             1 => keys.identities[subsystem] = self.changes.below(3),
             2 => keys.any_host[subsystem] ^= true,
-            3 => keys.in_capsule[listener] = self.changes.pick(&[0, 4096]),
+            3 => keys.in_capsule[listener] = self.changes.pick(&[0, plan::IN_CAPSULE_MORE_BYTES]),
             4 => keys.queue_depths[listener] = self.changes.pick(&[32, 64, 128]),
             5 => {
                 // Never less than the hosts need.
