@@ -247,6 +247,15 @@ impl World {
             | Fault::Greedy => {
                 let aftermath = self.hosts[host].misbehave(&mut self.scene.ground(), fault);
                 self.clean_up(aftermath);
+                if fault == Fault::Greedy {
+                    // Paths of one host share what it may hold.
+                    let identity = self.scene.swarm.hosts[host].identity;
+                    let (now, shapes) = (self.scene.time.now(), &self.scene.swarm.hosts);
+                    let paths = self.hosts.iter_mut().zip(shapes);
+                    paths
+                        .filter(|(_, shape)| shape.identity == identity)
+                        .for_each(|(path, _)| path.wait_for_own_greed(now));
+                }
                 return Ok(());
             }
             // These are how disks, the network and hosts are all the time.

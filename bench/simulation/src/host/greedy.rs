@@ -19,6 +19,16 @@ const PROGRESS_MAX: Nanos = Nanos::from_secs(36);
 const GREED_MAX: Nanos = Nanos::from_secs(45);
 
 impl Host {
+    /// Its own commands may wait for what it, or another path of the same host, holds.
+    pub fn wait_for_own_greed(&mut self, now: Nanos) {
+        let until = now + GREED_MAX;
+        for connection in self.connections() {
+            let queue = &mut connection.queue;
+            queue.disturbed_until = queue.disturbed_until.max(until);
+        }
+        self.forget_due_event();
+    }
+
     /// Fills one of its queues with commands whose data it does not move.
     pub(super) fn grab(&mut self, ground: &mut Ground<'_>) -> Option<()> {
         let disk = self.choose_disk(ground);
@@ -30,13 +40,7 @@ impl Host {
         }
         let most = u64::from(shape.transfer_blocks_max).min(shape.block_count);
         let writes = self.random.permille(700);
-        let until = ground.now + GREED_MAX;
-        // Its own commands may wait for what it holds itself.
-        for connection in self.connections() {
-            let queue = &mut connection.queue;
-            queue.disturbed_until = queue.disturbed_until.max(until);
-        }
-        self.forget_due_event();
+        self.wait_for_own_greed(ground.now);
         let connection = &mut self.io[index];
         connection.excused = true;
         connection.closing = true;
@@ -61,6 +65,7 @@ impl Host {
             }
         }
         if !writes {
+            let until = ground.now + GREED_MAX;
             connection.stall(false, until);
             connection.queue.takes_nothing_until = Some(until);
         }
