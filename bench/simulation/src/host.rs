@@ -223,6 +223,8 @@ pub struct Host {
     admin_state: AdminState,
     /// Keep Alive Timeout of Connect.
     configured_keep_alive: Nanos,
+    /// Until then another path of the same host may hold all memory that the host may have.
+    greedy_until: Nanos,
 }
 
 impl Host {
@@ -251,6 +253,7 @@ impl Host {
             probes: Vec::new(),
             admin_state: AdminState::default(),
             configured_keep_alive: shape.keep_alive,
+            greedy_until: Nanos::ZERO,
         }
     }
 

@@ -280,6 +280,9 @@ impl Host {
         outstanding: &Outstanding,
     ) -> Option<Nanos> {
         let mut since = outstanding.issued_at.max(connection.queue.disturbed_until);
+        if ground.swarm.faults.has(Fault::Paths) {
+            since = since.max(self.greedy_until);
+        }
         match &outstanding.command {
             // It waits for an event.
             Command::EventRequest => return None,

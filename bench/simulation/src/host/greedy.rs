@@ -22,6 +22,7 @@ impl Host {
     /// Its own commands may wait for what it, or another path of the same host, holds.
     pub fn wait_for_own_greed(&mut self, now: Nanos) {
         let until = now + GREED_MAX;
+        self.greedy_until = until;
         for connection in self.connections() {
             let queue = &mut connection.queue;
             queue.disturbed_until = queue.disturbed_until.max(until);
