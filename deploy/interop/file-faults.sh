@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # File devices on file systems that fail: full, turned read-only, and with a disk below that answers
 # no command. The host gets the exact status, nothing that was acknowledged is lost, and when the
-# file system is well again so is the namespace.
+# file system is well again so is the namespace. After a sync that failed once, no host's flush or
+# write succeeds until an operator reopens the device.
 . "$(dirname "$0")/lib/guest.sh"
 . "$(dirname "$0")/lib/drives.sh"
 
@@ -12,11 +13,21 @@ write_protected='Write Protected'
 write_fault='Write Fault'
 read_error='Unrecovered Read Error'
 
+# A second export, which two hosts share.
+once_nqn=$INTEROP_NQN:once
+control=/tmp/windlass.sock
+host_a=nqn.2026-11.org.example:host-a
+host_b=nqn.2026-11.org.example:host-b
+
 configure_files() {
   cat > $config <<END
 [appliance]
 name = "interop"
-memory = "16MiB"
+cores = "0-1"
+memory = "32MiB"
+
+[control]
+socket = "$control"
 
 [[listener]]
 name = "loopback"
@@ -28,6 +39,18 @@ nqn = "$INTEROP_NQN"
 devices = ["full", "frozen", "broken"]
 listeners = ["loopback"]
 allow_any_host = true
+
+[[export]]
+nqn = "$once_nqn"
+devices = ["once"]
+listeners = ["loopback"]
+hosts = ["$host_a", "$host_b"]
+
+[[device]]
+name = "once"
+type = "file"
+path = "/srv/once/volume"
+size = "2MiB"
 
 [[device]]
 name = "full"
@@ -129,6 +152,7 @@ frozen() {
   # The emergency was everywhere.
   show mount -o remount,rw /
   show mount -o remount,rw /srv/broken
+  show mount -o remount,rw /srv/once
   start
   connect
   all_is_there 2
@@ -157,8 +181,90 @@ broken() {
   holds 3 20 || fail "not written"
 }
 
+# Without multipath each controller has disks of its own, though they are one namespace.
+namespaces() {
+  local one path
+  for one in $(controllers); do
+    for path in "/sys/class/nvme/$one"/nvme*n*; do
+      if [ -e "$path" ]; then echo "/dev/${path##*/}"; fi
+    done
+  done | sort -V
+}
+
+# attach HOST UUID: prints the disk of another host's controller of the second export.
+attach() {
+  local before path
+  before=$(ls /sys/class/nvme)
+  nvme connect "${at_target[@]}" -n "$once_nqn" --hostnqn="$1" --hostid="$2" > /dev/null ||
+    fail "host $1 cannot connect"
+  for path in /sys/class/nvme/nvme*; do
+    grep -qx "${path##*/}" <<< "$before" && continue
+    eventually 60 test -e "$path/${path##*/}n1"
+    echo "/dev/${path##*/}n1"
+    return
+  done
+  fail "host $1 has no controller"
+}
+
+# put DISK NUMBER OPTION…: writes the pattern of that number to its place on a disk.
+put() {
+  local disk=$1 number=$2
+  shift 2
+  nvme write "$disk" --start-block=$((number * block / 512)) --block-count=$((block / 512 - 1)) \
+    --data-size=$block --data="$(pattern "$number")" "$@" 2>&1
+}
+
+# has DISK NUMBER: whether that place of a disk has its pattern.
+has() {
+  nvme read "$1" --start-block=$(($2 * block / 512)) --block-count=$((block / 512 - 1)) \
+    --data-size=$block --data=/tmp/found > /tmp/read.log 2>&1 && cmp -s /tmp/found "$(pattern "$2")"
+}
+
+flush() { nvme flush "$1" -n 1 2>&1; }
+
+# A disk that fails while one host flushes, and works ever after. Linux reports what was lost to one
+# sync only, and everybody has to hear of it.
+once() {
+  local knobs=/sys/bus/pseudo/drivers/scsi_debug a b disk number
+  say "one failed sync"
+  a=$(attach "$host_a" 11111111-1111-4111-8111-111111111111)
+  b=$(attach "$host_b" 22222222-2222-4222-8222-222222222222)
+  say "host A has $a, host B has $b"
+  for number in $(seq 0 5); do succeeds put "$a" "$number"; done
+  for disk in "$a" "$b"; do succeeds flush "$disk"; done
+  # Into the page cache, acknowledged.
+  for number in $(seq 10 40); do succeeds put "$a" "$number"; done
+  echo 1 > $knobs/every_nth
+  echo 16 > $knobs/opts
+  refused "$write_fault" flush "$b"
+  echo 0 > $knobs/opts
+  echo 0 > $knobs/every_nth
+  for disk in "$a" "$b" "$a"; do
+    refused "$write_fault" flush "$disk"
+    refused "$write_fault" put "$disk" 60
+    refused "$write_fault" put "$disk" 61 --force-unit-access
+    has "$disk" 3 || fail "reads should go on: $(cat /tmp/read.log)"
+  done
+  windlass status --socket $control > /tmp/status || true
+  grep -qi damaged /tmp/status || fail "status does not tell of it: $(cat /tmp/status)"
+  show windlass device reopen once --socket $control
+  for disk in "$a" "$b"; do
+    succeeds put "$disk" 60
+    succeeds put "$disk" 61 --force-unit-access
+    succeeds flush "$disk"
+    for number in $(seq 0 5) 60 61; do
+      has "$disk" "$number" || fail "$disk, block $number: $(cat /tmp/read.log)"
+    done
+  done
+  show nvme disconnect -n "$once_nqn"
+}
+
+# The module may be there already.
+modprobe -r nvme_tcp nvme nvme_fabrics nvme_core 2> /dev/null || true
+modprobe nvme_core multipath=N
+[ "$(cat /sys/module/nvme_core/parameters/multipath)" = N ] || fail "multipath cannot be turned off"
 begin
-mkdir -p /srv/full /srv/frozen /srv/broken
+mkdir -p /srv/full /srv/frozen /srv/broken /srv/once
 show mount -t tmpfs -o size=12m none /srv/full
 modprobe loop
 truncate -s 32M /tmp/frozen.img
@@ -175,12 +281,20 @@ show mkfs.ext4 -q -F -O ^has_journal "$broken_disk"
 show mount -o noatime,lazytime "$broken_disk" /srv/broken
 # Blocks that are there: writing over them moves nothing but data.
 show dd if=/dev/zero of=/srv/broken/volume bs=1M count=8 conv=fsync status=none
+# Sectors larger than the device's blocks, so that its writes go through the page cache.
+show truncate -s 8M /srv/broken/once.img
+show dd if=/dev/zero of=/srv/broken/once.img bs=1M count=8 conv=fsync,notrunc status=none
+once_disk=$(losetup --find --show --sector-size 4096 /srv/broken/once.img)
+show mkfs.ext4 -q -F -b 4096 -O ^has_journal "$once_disk"
+show mount -o noatime,lazytime,errors=continue "$once_disk" /srv/once
+show dd if=/dev/zero of=/srv/once/volume bs=1M count=2 conv=fsync status=none
 
 configure_files
 start
 connect
 full
 broken
+once
 frozen
 error_log
 disconnect
