@@ -221,17 +221,6 @@ pub(crate) fn draw_error(random: &mut Random, operation: Operation) -> DeviceErr
     random.pick(&others)
 }
 
-/// How long a request takes; `slow` counts those that are slow.
-pub(crate) fn draw_latency(random: &mut Random, temper: &DiskTemper, slow: &mut u64) -> Nanos {
-    let (least, most) = if random.permille(temper.slow_permille) {
-        *slow += 1;
-        (temper.latency_max, temper.slow_max)
-    } else {
-        (temper.latency_min, temper.latency_max)
-    };
-    Nanos(random.between(least.as_nanos(), most.as_nanos()))
-}
-
 /// A disk. Outlives the appliances that use it.
 #[derive(Clone)]
 pub struct Disk {

@@ -13,7 +13,7 @@ use block::{
 use hugemem::{Data, Loan, PagePolicy};
 use reactors::Nanos;
 
-use crate::disk::{DiskFigures, DiskShape, DiskTemper, draw_error, draw_latency};
+use crate::disk::{DiskFigures, DiskShape, DiskTemper, draw_error};
 use crate::random::Random;
 use crate::time::SharedTime;
 
@@ -339,7 +339,7 @@ impl DeviceQueue for RamQueue {
                 let State {
                     random, figures, ..
                 } = &mut *state;
-                draw_latency(random, &temper, &mut figures.slow)
+                temper.draw_latency(random, figures)
             }
         };
         let due = now + latency;

@@ -2,9 +2,9 @@
 //! and sections of `ARCHITECTURE.md` that the code cites as `ARCHITECTURE.md §N`.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use crate::process;
+use crate::{metadata, process};
 
 /// Documents whose file references are checked.
 const DOCUMENTS: [&str; 4] = [
@@ -19,7 +19,7 @@ const ARCHITECTURE: &str = "ARCHITECTURE.md";
 const SECTION: &str = "§";
 /// The README is for the first ten minutes; what is longer belongs on pages of its own.
 const README_LINES_MAX: usize = 200;
-/// Folders of the repository whose code may cite sections.
+/// Folders of the repository whose files a document may name.
 const SOURCES: [&str; 7] = [
     "appliance",
     "bench",
@@ -54,8 +54,8 @@ pub(crate) fn check() -> Result<(), String> {
         }
     }
     let sections = sections_of(&read(&root.join(ARCHITECTURE))?);
-    for folder in SOURCES {
-        for path in rust_files_below(&root.join(folder))? {
+    for package in metadata::of_workspace()?.packages {
+        for path in package.rust_files()? {
             for cited in citations_in(&read(&path)?) {
                 if !sections.contains(&cited) {
                     let shown = path.strip_prefix(&root).unwrap_or(&path).display();
@@ -74,25 +74,6 @@ pub(crate) fn check() -> Result<(), String> {
         eprintln!("documents: {problem}");
     }
     Err(format!("{} problem(s) with the documents", problems.len()))
-}
-
-/// Every Rust file below `folder`.
-fn rust_files_below(folder: &Path) -> Result<Vec<PathBuf>, String> {
-    let mut files = Vec::new();
-    let mut pending = vec![folder.to_path_buf()];
-    while let Some(folder) = pending.pop() {
-        let failed = |e| format!("{}: {e}", folder.display());
-        for entry in fs::read_dir(&folder).map_err(failed)? {
-            let path = entry.map_err(failed)?.path();
-            if path.is_dir() && !path.is_symlink() && !path.ends_with("target") {
-                pending.push(path);
-            } else if path.extension().is_some_and(|extension| extension == "rs") {
-                files.push(path);
-            }
-        }
-    }
-    files.sort();
-    Ok(files)
 }
 
 /// The repository's files and folders that a document names: in backquotes, with a folder.

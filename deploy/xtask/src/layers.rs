@@ -4,7 +4,7 @@
 //! since a transport is best tested against the other end; they never reach upward either.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use crate::metadata::{self, Dependency, Metadata, Package};
 use crate::rust_source::{has_word, leading_attributes, without_comments_and_literals};
@@ -131,10 +131,8 @@ fn unsafe_problems(package: &Package) -> Result<Vec<String>, String> {
         })
         .map(|target| target.src_path.as_str())
         .collect();
-    let directory = Path::new(&package.manifest_path)
-        .parent()
-        .unwrap_or(Path::new("/"));
-    for path in rust_files(directory)? {
+    let directory = package.directory();
+    for path in package.rust_files()? {
         let text = fs::read_to_string(&path).map_err(|e| format!("{}: {e}", path.display()))?;
         let is_root = roots.iter().any(|root| Path::new(root) == path);
         if let Some(problem) = unsafe_problem(&text, is_root, may_be_unsafe) {
@@ -165,28 +163,6 @@ fn unsafe_problem(text: &str, is_root: bool, may_be_unsafe: bool) -> Option<&'st
     }
     (has_unsafe && !opted_in)
         .then_some("unsafe code, but no #![expect(unsafe_code, reason = \"…\")] at its beginning")
-}
-
-/// Every Rust file of the package in `directory`, without packages and build outputs within it.
-fn rust_files(directory: &Path) -> Result<Vec<PathBuf>, String> {
-    let mut files = Vec::new();
-    let mut pending = vec![directory.to_path_buf()];
-    while let Some(folder) = pending.pop() {
-        let entries = fs::read_dir(&folder).map_err(|e| format!("{}: {e}", folder.display()))?;
-        for entry in entries {
-            let path = entry
-                .map_err(|e| format!("{}: {e}", folder.display()))?
-                .path();
-            let is_package = path.join("Cargo.toml").is_file() || path.ends_with("target");
-            if path.is_dir() && !path.is_symlink() && !is_package {
-                pending.push(path);
-            } else if path.extension().is_some_and(|extension| extension == "rs") {
-                files.push(path);
-            }
-        }
-    }
-    files.sort();
-    Ok(files)
 }
 
 #[cfg(test)]

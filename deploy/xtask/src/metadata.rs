@@ -1,5 +1,8 @@
 //! What `cargo metadata` says about the workspace, as far as the checks look at it.
 
+use std::fs;
+use std::path::{Path, PathBuf};
+
 use serde::Deserialize;
 
 use crate::process;
@@ -38,6 +41,37 @@ pub(crate) struct Target {
     /// "lib", "bin", "test", "bench", "example", "custom-build", …
     pub(crate) kind: Vec<String>,
     pub(crate) src_path: String,
+}
+
+impl Package {
+    /// The folder of its Cargo.toml.
+    pub(crate) fn directory(&self) -> &Path {
+        let manifest = Path::new(&self.manifest_path);
+        manifest.parent().unwrap_or(Path::new("/"))
+    }
+
+    /// Every Rust file of the package, without packages and build outputs within its folder.
+    pub(crate) fn rust_files(&self) -> Result<Vec<PathBuf>, String> {
+        let mut files = Vec::new();
+        let mut pending = vec![self.directory().to_path_buf()];
+        while let Some(folder) = pending.pop() {
+            let entries =
+                fs::read_dir(&folder).map_err(|e| format!("{}: {e}", folder.display()))?;
+            for entry in entries {
+                let path = entry
+                    .map_err(|e| format!("{}: {e}", folder.display()))?
+                    .path();
+                let is_package = path.join("Cargo.toml").is_file() || path.ends_with("target");
+                if path.is_dir() && !path.is_symlink() && !is_package {
+                    pending.push(path);
+                } else if path.extension().is_some_and(|extension| extension == "rs") {
+                    files.push(path);
+                }
+            }
+        }
+        files.sort();
+        Ok(files)
+    }
 }
 
 /// Asks cargo.

@@ -311,7 +311,6 @@ impl StoreHandle {
         self.with_owned(offset, len, fill)
     }
 
-    /// Runs `change` on a range that is held exclusively for its duration.
     /// Says that a write to the range which was refused is not tried again: until then readers yield
     /// to it, thousands of times for each unit.
     pub fn withdraw(&self, offset: usize, len: usize) {
@@ -324,6 +323,7 @@ impl StoreHandle {
         store.holds.withdraw(first, count);
     }
 
+    /// Runs `change` on a range that is held exclusively for its duration.
     fn with_owned(&self, offset: usize, len: usize, change: impl FnOnce(&mut [u8])) -> bool {
         self.settle();
         let store = &self.inner.store;

@@ -18,6 +18,13 @@ fn begin_write(world: &mut World, io: Link, nsid: u32, cid: u16) -> u64 {
         .expect_err("it takes time")
 }
 
+/// The same of [`RAM`], which its device holds until it is released; later requests pass.
+fn begin_stuck_write(world: &mut World, io: Link) {
+    world.fault.arm(HOLD, true);
+    begin_write(world, io, RAM, 1);
+    world.fault.arm(HOLD, false);
+}
+
 /// A controller of the usual host on `node`, with an I/O queue there.
 fn path(world: &mut World, node: usize) -> (Link, Link) {
     let admin = world.enabled(node);
@@ -30,9 +37,7 @@ fn path(world: &mut World, node: usize) -> (Link, Link) {
 fn a_new_controller_waits_for_orphans() {
     let mut world = World::new();
     let (admin, far) = path(&mut world, 1);
-    world.fault.arm(HOLD, true);
-    begin_write(&mut world, far, RAM, 1);
-    world.fault.arm(HOLD, false);
+    begin_stuck_write(&mut world, far);
     world.close(admin);
     let again = world.connect(0, &HostCall::default());
     world.set_cc(again, Cc::enabled_nvm());
@@ -85,9 +90,7 @@ fn a_new_controller_waits_for_orphans() {
 fn what_a_device_does_not_end_delays_a_new_controller_for_a_bounded_time() {
     let mut world = World::new();
     let (admin, far) = path(&mut world, 1);
-    world.fault.arm(HOLD, true);
-    begin_write(&mut world, far, RAM, 1);
-    world.fault.arm(HOLD, false);
+    begin_stuck_write(&mut world, far);
     world.close(far);
     world.close(admin);
     assert_eq!(
@@ -188,9 +191,7 @@ fn another_path_waits_for_orphans() {
     let mut world = World::new();
     let (first_admin, first) = path(&mut world, 0);
     let (admin, second) = path(&mut world, 1);
-    world.fault.arm(HOLD, true);
-    begin_write(&mut world, first, RAM, 1);
-    world.fault.arm(HOLD, false);
+    begin_stuck_write(&mut world, first);
     // What began before the association ended goes on.
     world
         .write(second, Sqe::write(RAM, 8, 0, false), &[9; 512])
@@ -228,9 +229,7 @@ fn data_that_comes_late_meets_the_fence() {
     let mut world = World::new();
     let (first_admin, first) = path(&mut world, 0);
     let (_, second) = path(&mut world, 1);
-    world.fault.arm(HOLD, true);
-    begin_write(&mut world, first, RAM, 1);
-    world.fault.arm(HOLD, false);
+    begin_stuck_write(&mut world, first);
     let sqe = Sqe::write(RAM, 0, 0, false).with_sgl(SglDescriptor::transport(512));
     let now = world.now;
     let core = &mut world.nodes[1].core;
@@ -261,9 +260,7 @@ fn resets_and_lost_connections_fence_the_other_path() {
         let mut world = World::new();
         let (first_admin, first) = path(&mut world, 0);
         let (_, second) = path(&mut world, 1);
-        world.fault.arm(HOLD, true);
-        begin_write(&mut world, first, RAM, 1);
-        world.fault.arm(HOLD, false);
+        begin_stuck_write(&mut world, first);
         if reset {
             world.set_cc(first_admin, Cc::new());
         } else {
@@ -288,9 +285,7 @@ fn a_command_that_is_held_back_ends_early() {
     let mut world = World::new();
     let (first_admin, first) = path(&mut world, 0);
     let (admin, second) = path(&mut world, 1);
-    world.fault.arm(HOLD, true);
-    begin_write(&mut world, first, RAM, 1);
-    world.fault.arm(HOLD, false);
+    begin_stuck_write(&mut world, first);
     world.close(first);
     world.close(first_admin);
     let aborted = begin_write(&mut world, second, RAM, 2);
