@@ -131,8 +131,8 @@ pub(super) struct Queue {
     pub(super) must_end: Option<FatalError>,
     /// Since then it holds memory of the target, and moves nothing.
     pub(super) withheld_since: Option<Nanos>,
-    /// Until then its host takes no data that it asked for.
-    pub(super) takes_nothing_until: Option<Nanos>,
+    /// Until then its host neither takes the data that it asked for nor sends what is asked of it.
+    pub(super) greedy_until: Option<Nanos>,
 }
 
 /// What a connection's commands travel by.
@@ -189,7 +189,7 @@ impl Connection {
                 disturbed_until: Nanos::ZERO,
                 must_end: None,
                 withheld_since: None,
-                takes_nothing_until: None,
+                greedy_until: None,
             },
             excused: false,
             closing: false,

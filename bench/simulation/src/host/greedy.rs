@@ -65,21 +65,25 @@ impl Host {
                 connection.submit(sending, ground.now);
             }
         }
+        let until = ground.now + GREED_MAX;
+        connection.queue.greedy_until = Some(until);
         if !writes {
-            let until = ground.now + GREED_MAX;
             connection.stall(false, until);
-            connection.queue.takes_nothing_until = Some(until);
         }
         Some(())
     }
 
-    /// A connection whose data was all on its way when its host took none is of use again.
+    /// A connection of whose commands the target holds none any more is of use again: their data
+    /// was on its way before its host took none, or they were refused before their data was asked
+    /// for.
     pub(super) fn end_greed(&mut self, now: Nanos) {
         for connection in &mut self.io {
-            let until = connection.queue.takes_nothing_until;
-            let is_over = until.is_some_and(|until| until <= now);
-            if is_over && connection.outstanding().next().is_none() {
-                connection.queue.takes_nothing_until = None;
+            let queue = &connection.queue;
+            let is_over = queue.greedy_until.is_some_and(|until| until <= now);
+            let is_free =
+                queue.withheld_since.is_none() && connection.outstanding().next().is_none();
+            if is_over && is_free {
+                connection.queue.greedy_until = None;
                 connection.closing = false;
             }
         }
