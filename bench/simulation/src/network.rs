@@ -388,10 +388,26 @@ impl Listener {
         made.len()
     }
 
-    /// Whether a connection waits to be accepted.
+    /// Whether a connection waits to be accepted, or one that its host has closed to be read to its
+    /// end.
     #[must_use]
     pub fn is_waited_for(&self) -> bool {
-        !self.waiting().is_empty()
+        !self.waiting().is_empty() || self.closed_by_hosts().any(|it| it.waits_for_target())
+    }
+
+    /// When something arrives of what hosts sent before they closed their ends.
+    #[must_use]
+    pub fn next_due(&self) -> Option<Nanos> {
+        let dues = self.closed_by_hosts().map(|it| it.next_due());
+        dues.flatten().min()
+    }
+
+    /// Connections that their hosts have closed and the target has not.
+    fn closed_by_hosts(&self) -> impl Iterator<Item = Wire> + use<> {
+        let mut made = self.held();
+        made.retain(|wire| !wire.is_closed_by_target());
+        let closed = made.iter().filter(|wire| wire.link().to_target.finished);
+        closed.cloned().collect::<Vec<Wire>>().into_iter()
     }
 
     fn waiting(&self) -> MutexGuard<'_, VecDeque<Wire>> {

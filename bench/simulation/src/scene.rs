@@ -248,7 +248,8 @@ impl Scene {
         let disks = self.disks.iter().filter_map(Storage::next_due);
         let rdma = self.rdma.as_ref().and_then(RdmaNetwork::next_due);
         let vanished = self.vanished.iter().map(|(at, _)| *at);
-        disks.chain(vanished).chain(rdma).min()
+        let closed = self.listeners.iter().filter_map(Listener::next_due);
+        disks.chain(vanished).chain(rdma).chain(closed).min()
     }
 
     /// From now on nothing new goes wrong.

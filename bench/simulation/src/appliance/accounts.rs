@@ -40,7 +40,14 @@ impl Appliance {
         if (sum.admin_queues, sum.io_queues) != (held.admin_queues, held.io_queues)
             || sum.controllers != sum.admin_queues
         {
-            return Err(format!("hosts have {held:?}, and the cores {sum:?}"));
+            let controllers = self.target.snapshot().controllers;
+            let hosts = controllers
+                .iter()
+                .map(|it| (&it.host_nqn, it.kind, it.admin_reactor));
+            let hosts: Vec<_> = hosts.collect();
+            return Err(format!(
+                "hosts have {held:?}, and the cores {sum:?}, of {hosts:?}"
+            ));
         }
         let snapshot = self.target.snapshot();
         let io_queues = snapshot.controllers.iter().map(|it| it.io_queues.len());
