@@ -396,7 +396,7 @@ fn controller_state(state: ControllerState) -> &'static str {
         ControllerState::Ready => "ready",
         ControllerState::Resetting => "resetting",
         ControllerState::ShuttingDown => "shutting_down",
-        ControllerState::ShutDown { .. } => "shut_down",
+        ControllerState::ShutDown { .. } | ControllerState::ShutDownUnflushed => "shut_down",
         ControllerState::Failed => "failed",
         ControllerState::Ended => "ended",
     }

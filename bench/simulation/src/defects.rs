@@ -250,6 +250,8 @@ tested! {
         by "protocol" "events::discovery_changes_are_told_to_whom_they_concern";
     "cache-follows-namespaces": "hosts that attach before a namespace with a cache hear of none",
         by "protocol" "identify::a_namespace_that_joins_changes_nothing_that_hosts_rely_on";
+    "shutdown-flush-error-hidden": "a shutdown whose flush failed reports success",
+        by "protocol" "properties::a_failing_flush_does_not_stop_a_shutdown";
     "connections-doubled": "twice as many connections are served as configured",
         by "reactors" "placement::tests::the_limit_on_connections_is_exact";
 }

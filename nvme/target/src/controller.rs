@@ -79,7 +79,8 @@ pub(crate) enum Effect {
     None,
     /// Answer waiting event requests as aborted and end the I/O queues.
     Reset,
-    /// Flush the caches of the subsystem, then come back with [`ControllerEvent::Flushed`].
+    /// Flush the caches of the subsystem, then come back with [`ControllerEvent::Flushed`]
+    /// or [`ControllerEvent::FlushFailed`].
     Flush,
     /// Wait for the requests of the host's earlier associations, then come back with
     /// [`ControllerEvent::HostQuiet`].
@@ -210,7 +211,9 @@ impl Controller {
                 self.shared.close_gate();
                 Effect::Flush
             }
-            ControllerState::ShutDown { .. } | ControllerState::Failed => {
+            ControllerState::ShutDown { .. }
+            | ControllerState::ShutDownUnflushed
+            | ControllerState::Failed => {
                 self.shared.close_gate();
                 Effect::None
             }
@@ -243,7 +246,8 @@ impl Controller {
             ControllerState::Disabled
             | ControllerState::Enabling
             | ControllerState::Failed
-            | ControllerState::ShutDown { .. } => Some((INACTIVITY_MAX, CloseReason::Inactive)),
+            | ControllerState::ShutDown { .. }
+            | ControllerState::ShutDownUnflushed => Some((INACTIVITY_MAX, CloseReason::Inactive)),
             ControllerState::Ready
             | ControllerState::Resetting
             | ControllerState::ShuttingDown

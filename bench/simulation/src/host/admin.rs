@@ -292,15 +292,24 @@ impl Host {
     }
 
     /// CSTS was read during a shutdown.
-    pub(super) fn shutdown_read(&mut self, ground: &mut Ground<'_>, csts: Csts) {
+    pub(super) fn shutdown_read(
+        &mut self,
+        ground: &mut Ground<'_>,
+        csts: Csts,
+    ) -> Result<(), Violation> {
         if csts.shst() != ShutdownStatus::COMPLETE {
             self.poll_status_at = Some(ground.now + READY_POLL);
-            return;
+            return Ok(());
         }
         let Some((since, began)) = self.admin_state.shutdown.take() else {
-            return;
+            return Ok(());
         };
-        self.note_flushed(ground, since, began);
+        if csts.cfs() {
+            // Base 2.1 §3.1.4.6: something went wrong that no completion reported.
+            self.check_flush_may_fail(ground)?;
+        } else {
+            self.note_flushed(ground, since, began);
+        }
         ground.judge.end_read(began);
         *ground.power_wanted |= self.random.permille(600);
         if self.random.coin() || !self.has_admin_room() {
@@ -309,6 +318,17 @@ impl Host {
             self.phase = Phase::AwaitingReady { ready: false };
             self.set_configuration(ground, false);
         }
+        Ok(())
+    }
+
+    /// A shutdown may report that a flush failed only where one can.
+    fn check_flush_may_fail(&self, ground: &mut Ground<'_>) -> Result<(), Violation> {
+        let flushes_fail = ground.swarm.disk_temper.flush_error_permille > 0;
+        let may_fail = |disk: usize| ground.disk_fails[disk] || ground.disk_gone[disk];
+        if flushes_fail || ground.swarm.disks_of(self.shape.subsystem).any(may_fail) {
+            return Ok(());
+        }
+        Err(self.violation(ground, "a shutdown reports a failed flush"))
     }
 
     /// Every volatile cache of the subsystem was flushed: what was written before is durable.

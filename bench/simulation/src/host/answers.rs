@@ -104,7 +104,9 @@ impl Host {
                 self.phase = Phase::AwaitingReady { ready: false };
                 self.poll_status_at = Some(ground.now + READY_POLL);
             }
-            Command::Status => self.status_read(ground, Csts::from_bits(cqe.dw0.get())),
+            Command::Status => {
+                return self.status_read(ground, Csts::from_bits(cqe.dw0.get()));
+            }
             Command::Queues if self.phase == (Phase::AwaitingReady { ready: true }) => {
                 self.open_queues(ground);
             }

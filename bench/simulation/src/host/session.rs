@@ -202,12 +202,16 @@ impl Host {
     }
 
     /// CSTS was read.
-    pub(super) fn status_read(&mut self, ground: &mut Ground<'_>, csts: Csts) {
+    pub(super) fn status_read(
+        &mut self,
+        ground: &mut Ground<'_>,
+        csts: Csts,
+    ) -> Result<(), Violation> {
         if self.phase == Phase::ShuttingDown {
             return self.shutdown_read(ground, csts);
         }
         let Phase::AwaitingReady { ready } = self.phase else {
-            return;
+            return Ok(());
         };
         if csts.rdy() != ready {
             self.poll_status_at = Some(ground.now + READY_POLL);
@@ -227,6 +231,7 @@ impl Host {
             }
             self.set_configuration(ground, true);
         }
+        Ok(())
     }
 
     fn configure(&mut self, ground: &mut Ground<'_>) {

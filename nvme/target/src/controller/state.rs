@@ -25,6 +25,9 @@ pub enum ControllerState {
         /// Whether it was enabled before, as CSTS.RDY still says.
         ready: bool,
     },
+    /// Shutdown is complete, but a volatile cache could not be flushed, which CSTS.CFS reports;
+    /// only a reset moves it on.
+    ShutDownUnflushed,
     /// Fatal: CC was not understood when it was enabled; only a reset moves it on.
     Failed,
     /// The association is over; nothing moves it on.
@@ -50,6 +53,8 @@ pub(crate) enum ControllerEvent {
     ShutdownAbrupt,
     /// The caches are flushed.
     Flushed,
+    /// A cache could not be flushed.
+    FlushFailed,
     /// The association ends.
     End,
 }
@@ -60,15 +65,23 @@ pub(crate) const fn transition(
     event: ControllerEvent,
 ) -> Option<ControllerState> {
     use ControllerEvent::{
-        Disable, Enable, EnableInvalid, End, Flushed, HostQuiet, QueuesGone, ShutdownAbrupt,
-        ShutdownNormal,
+        Disable, Enable, EnableInvalid, End, FlushFailed, Flushed, HostQuiet, QueuesGone,
+        ShutdownAbrupt, ShutdownNormal,
     };
     use ControllerState::{
-        Disabled, Enabling, Ended, Failed, Ready, Resetting, ShutDown, ShuttingDown,
+        Disabled, Enabling, Ended, Failed, Ready, Resetting, ShutDown, ShutDownUnflushed,
+        ShuttingDown,
     };
     match (state, event) {
         (
-            Disabled | Enabling | Ready | Resetting | ShuttingDown | ShutDown { .. } | Failed,
+            Disabled
+            | Enabling
+            | Ready
+            | Resetting
+            | ShuttingDown
+            | ShutDown { .. }
+            | ShutDownUnflushed
+            | Failed,
             End,
         ) => Some(Ended),
         (Disabled, Enable) => Some(Enabling),
@@ -77,30 +90,33 @@ pub(crate) const fn transition(
         (Disabled | Enabling, ShutdownNormal | ShutdownAbrupt) => Some(ShutDown { ready: false }),
         // It has had no I/O queue yet, so there is nothing to wait for.
         (Enabling, Disable) => Some(Disabled),
-        (Ready | ShuttingDown | ShutDown { .. } | Failed, Disable) => Some(Resetting),
+        (Ready | ShuttingDown | ShutDown { .. } | ShutDownUnflushed | Failed, Disable) => {
+            Some(Resetting)
+        }
         (Ready, ShutdownNormal) => Some(ShuttingDown),
         (Ready | ShuttingDown, ShutdownAbrupt) | (ShuttingDown, Flushed) => {
             Some(ShutDown { ready: true })
         }
+        (ShuttingDown, FlushFailed) => Some(ShutDownUnflushed),
         (Resetting, QueuesGone) => Some(Disabled),
-        (Disabled, Disable | HostQuiet | QueuesGone | Flushed)
-        | (Enabling, Enable | EnableInvalid | QueuesGone | Flushed)
-        | (Ready, Enable | EnableInvalid | HostQuiet | QueuesGone | Flushed)
+        (Disabled, Disable | HostQuiet | QueuesGone | Flushed | FlushFailed)
+        | (Enabling, Enable | EnableInvalid | QueuesGone | Flushed | FlushFailed)
+        | (Ready, Enable | EnableInvalid | HostQuiet | QueuesGone | Flushed | FlushFailed)
         | (
             Resetting,
             Enable | EnableInvalid | Disable | HostQuiet | ShutdownNormal | ShutdownAbrupt
-            | Flushed,
+            | Flushed | FlushFailed,
         )
         | (ShuttingDown, Enable | EnableInvalid | HostQuiet | QueuesGone | ShutdownNormal)
         | (
-            ShutDown { .. } | Failed,
+            ShutDown { .. } | ShutDownUnflushed | Failed,
             Enable | EnableInvalid | HostQuiet | QueuesGone | ShutdownNormal | ShutdownAbrupt
-            | Flushed,
+            | Flushed | FlushFailed,
         )
         | (
             Ended,
             Enable | EnableInvalid | Disable | HostQuiet | QueuesGone | ShutdownNormal
-            | ShutdownAbrupt | Flushed | End,
+            | ShutdownAbrupt | Flushed | FlushFailed | End,
         ) => None,
     }
 }
@@ -113,6 +129,7 @@ impl ControllerState {
             Self::Ready | Self::Resetting => (true, false, ShutdownStatus::NORMAL_OPERATION),
             Self::ShuttingDown => (true, false, ShutdownStatus::OCCURRING),
             Self::ShutDown { ready } => (ready, false, ShutdownStatus::COMPLETE),
+            Self::ShutDownUnflushed => (true, true, ShutdownStatus::COMPLETE),
             Self::Failed | Self::Ended => (false, true, ShutdownStatus::NORMAL_OPERATION),
         };
         Csts::new()
@@ -133,6 +150,7 @@ impl ControllerState {
             Self::Failed => 6,
             Self::Ended => 7,
             Self::Enabling => 8,
+            Self::ShutDownUnflushed => 9,
         }
     }
 
@@ -147,6 +165,7 @@ impl ControllerState {
             5 => Self::ShutDown { ready: false },
             6 => Self::Failed,
             8 => Self::Enabling,
+            9 => Self::ShutDownUnflushed,
             _ => Self::Ended,
         }
     }
@@ -155,15 +174,16 @@ impl ControllerState {
 #[cfg(test)]
 mod tests {
     use super::ControllerEvent::{
-        Disable, Enable, EnableInvalid, End, Flushed, HostQuiet, QueuesGone, ShutdownAbrupt,
-        ShutdownNormal,
+        Disable, Enable, EnableInvalid, End, FlushFailed, Flushed, HostQuiet, QueuesGone,
+        ShutdownAbrupt, ShutdownNormal,
     };
     use super::ControllerState::{
-        Disabled, Enabling, Ended, Failed, Ready, Resetting, ShutDown, ShuttingDown,
+        Disabled, Enabling, Ended, Failed, Ready, Resetting, ShutDown, ShutDownUnflushed,
+        ShuttingDown,
     };
     use super::*;
 
-    const STATES: [ControllerState; 9] = [
+    const STATES: [ControllerState; 10] = [
         Disabled,
         Enabling,
         Ready,
@@ -171,10 +191,11 @@ mod tests {
         ShuttingDown,
         ShutDown { ready: true },
         ShutDown { ready: false },
+        ShutDownUnflushed,
         Failed,
         Ended,
     ];
-    const EVENTS: [ControllerEvent; 9] = [
+    const EVENTS: [ControllerEvent; 10] = [
         Enable,
         EnableInvalid,
         Disable,
@@ -183,6 +204,7 @@ mod tests {
         ShutdownNormal,
         ShutdownAbrupt,
         Flushed,
+        FlushFailed,
         End,
     ];
 
@@ -205,6 +227,8 @@ mod tests {
             (ShuttingDown, Disable, Resetting),
             (ShuttingDown, ShutdownAbrupt, ShutDown { ready: true }),
             (ShuttingDown, Flushed, ShutDown { ready: true }),
+            (ShuttingDown, FlushFailed, ShutDownUnflushed),
+            (ShutDownUnflushed, Disable, Resetting),
             (ShutDown { ready: true }, Disable, Resetting),
             (ShutDown { ready: false }, Disable, Resetting),
             (Failed, Disable, Resetting),
@@ -259,6 +283,10 @@ mod tests {
         assert_eq!(
             status(ShutDown { ready: false }),
             (false, false, ShutdownStatus::COMPLETE)
+        );
+        assert_eq!(
+            status(ShutDownUnflushed),
+            (true, true, ShutdownStatus::COMPLETE)
         );
         assert_eq!(
             status(Failed),

@@ -7,6 +7,7 @@ use reactors::sim::planted;
 use super::TargetCore;
 use super::executions::Owner;
 use crate::interface::CloseReason;
+use crate::status::Fault;
 
 /// How far a core is on its way to rest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,7 +67,8 @@ impl TargetCore {
             self.phase = Phase::Flushing;
             let volatile = self.volatile_devices();
             if !planted("stop-without-flush") {
-                self.start_flush(Owner::Drain, volatile);
+                let result = self.start_flush(Owner::Drain, volatile);
+                tell_of_failed_flush(result.unwrap_or(Ok(())));
             }
         }
         if self.phase == Phase::Flushing && self.executions.len() == 0 {
@@ -108,5 +110,12 @@ impl TargetCore {
             .iter()
             .filter(|(_, device)| device.geometry().volatile_write_cache);
         volatile.fold(0, |set, (place, _)| set | 1 << place.0)
+    }
+}
+
+/// Nobody waits for the flush of an orderly stop, so the log has to say that it failed.
+pub(super) fn tell_of_failed_flush(result: Result<(), Fault>) {
+    if result.is_err() {
+        tracing::error!("a device could not be flushed before the stop: writes may be lost");
     }
 }

@@ -8,11 +8,11 @@ use reactors::Nanos;
 use reactors::sim::planted;
 use zerocopy::FromBytes;
 
+use super::draining::tell_of_failed_flush;
 use super::executions::{Command, DeviceTag, Execution, ExecutionEvent, ExecutionState, Owner};
 use super::queue::{Passage, Queue, QueueEvent, QueueState};
 use super::{FailedCommand, TargetCore, Timing};
 use crate::admin::AdminWork;
-use crate::controller::state::ControllerEvent;
 use crate::counters::IoCounters;
 use crate::interface::{CloseReason, Completed, QueueId, Work, WorkKind};
 use crate::io::{IoOperation, IoWork, recheck};
@@ -579,11 +579,14 @@ impl TargetCore {
                 generation,
             } => {
                 if self.controllers.get(controller, generation).is_some() {
-                    self.controller_event(controller, ControllerEvent::Flushed, self.polled_at);
+                    self.flushed_for_shutdown(controller, result);
                 }
                 return None;
             }
-            Owner::Drain => return None,
+            Owner::Drain => {
+                tell_of_failed_flush(result);
+                return None;
+            }
         };
         let Command {
             queue: slot,

@@ -14,6 +14,7 @@ use crate::controller::state::{ControllerEvent, ControllerState};
 use crate::controller::{Effect, Parting};
 use crate::interface::Completed;
 use crate::io::{IoOperation, IoWork};
+use crate::status::Fault;
 
 /// Batches taken from one device in one poll: a busy device does not starve the rest of the turn.
 const BATCHES_PER_POLL_MAX: usize = 4;
@@ -222,19 +223,34 @@ impl TargetCore {
         if planted("shutdown-unflushed") {
             return self.controller_event(slot, ControllerEvent::Flushed, now);
         }
-        if !self.start_flush(
-            Owner::Shutdown {
-                controller: slot,
-                generation,
-            },
-            devices,
-        ) {
-            self.controller_event(slot, ControllerEvent::Flushed, now);
+        let owner = Owner::Shutdown {
+            controller: slot,
+            generation,
+        };
+        if let Some(result) = self.start_flush(owner, devices) {
+            self.flushed_for_shutdown(slot, result);
         }
     }
 
-    /// Flushes a set of devices for nobody's command. False: nothing was to be done.
-    pub(super) fn start_flush(&mut self, owner: Owner, devices: u128) -> bool {
+    /// The flush of a shutdown ended. A host learns from CSTS.CFS that it failed, since no command
+    /// of its own can say so (Base 2.1 §3.1.4.6).
+    pub(super) fn flushed_for_shutdown(&mut self, slot: u32, result: Result<(), Fault>) {
+        let event = match result {
+            Ok(()) => ControllerEvent::Flushed,
+            Err(_) if planted("shutdown-flush-error-hidden") => ControllerEvent::Flushed,
+            Err(_) => {
+                if let Some(controller) = self.controllers.at(slot) {
+                    let host = &controller.shared.identity.host_nqn;
+                    tracing::warn!(%host, "a shutdown could not flush all that the host wrote");
+                }
+                ControllerEvent::FlushFailed
+            }
+        };
+        self.controller_event(slot, event, self.polled_at);
+    }
+
+    /// Flushes a set of devices for nobody's command. `None`: the flush is under way.
+    pub(super) fn start_flush(&mut self, owner: Owner, devices: u128) -> Option<Result<(), Fault>> {
         let work = IoWork {
             operation: IoOperation::FlushAll,
             device: 0,
@@ -250,14 +266,14 @@ impl TargetCore {
                 false,
                 "an admin queue reserves room for its controller's flush"
             );
-            return false;
+            return Some(Err(Fault::retry(nvme_spec::Status::INTERNAL_ERROR)));
         };
         self.executions.kept(tag.slot).devices = devices;
-        let over = self.proceed(tag).is_some();
-        if over {
+        let result = self.proceed(tag);
+        if result.is_some() {
             self.executions.remove(tag);
         }
-        !over
+        result
     }
 
     /// Answers event requests with events that are pending.

@@ -392,7 +392,8 @@ fn a_normal_shutdown_flushes() {
         .is(Status::COMMAND_SEQUENCE_ERROR.with_dnr());
 }
 
-/// Base 2.1 §3.6.2: a cache that cannot be flushed does not hold the shutdown up.
+/// Base 2.1 §3.6.2, §3.1.4.6: a cache that cannot be flushed does not hold the shutdown up, and the
+/// status says that something went wrong, until a reset.
 #[test]
 fn a_failing_flush_does_not_stop_a_shutdown() {
     let mut world = World::new();
@@ -400,7 +401,17 @@ fn a_failing_flush_does_not_stop_a_shutdown() {
     world.cached_fault.arm(FAIL_INTERNAL, true);
     shutdown(&mut world, admin, ShutdownNotification::NORMAL);
     world.settle();
-    assert_eq!(world.csts(admin).shst(), ShutdownStatus::COMPLETE);
+    let csts = world.csts(admin);
+    assert_eq!(csts.shst(), ShutdownStatus::COMPLETE);
+    assert!(csts.cfs(), "what was written is not durable");
+    world.cached_fault.arm(FAIL_INTERNAL, false);
+    world.set_cc(admin, Cc::new());
+    assert_eq!(world.csts(admin).into_bits(), 0);
+    world.set_cc(admin, Cc::enabled_nvm());
+    shutdown(&mut world, admin, ShutdownNotification::NORMAL);
+    world.settle();
+    let csts = world.csts(admin);
+    assert_eq!((csts.shst(), csts.cfs()), (ShutdownStatus::COMPLETE, false));
 }
 
 /// Base 2.1 §3.6.2: an abrupt shutdown is complete at once, also on top of a normal one.
