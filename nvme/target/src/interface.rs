@@ -341,6 +341,19 @@ pub struct Completed {
     pub timing: Timing,
 }
 
+impl Completed {
+    /// A response that no data comes with.
+    pub(crate) const fn without_data(tag: u64, response: Cqe) -> Self {
+        Self {
+            tag,
+            response,
+            data: None,
+            bytes: 0,
+            timing: Timing::NONE,
+        }
+    }
+}
+
 /// A read that is done, and never was in execution: its data is lent by the device.
 #[derive(Debug)]
 #[must_use]

@@ -11,7 +11,7 @@ use super::{FailedCommand, TargetCore};
 use crate::admin::{AdminStep, with_result};
 use crate::config::ADMIN_EXECUTIONS_MAX;
 use crate::controller::AdminContext;
-use crate::interface::{Admission, QueueId, Work, WorkKind};
+use crate::interface::{Admission, Completed, QueueId, Work, WorkKind};
 use crate::io::{Decoded, IoContext, IoOperation, IoWork, decode, is_transfer, transfer};
 use crate::status::{Fault, byte};
 use crate::view::Published;
@@ -83,7 +83,7 @@ impl TargetCore {
         let live = self.queues.at_mut(slot).filter(|queue| queue.takes_io());
         // Base 2.1 §6.4: nothing is processed behind a Disconnect.
         let Some(queue) = live else {
-            return Err(Fault::retry(Status::ABORTED_SQ_DELETION));
+            return self.refuse_on_ended_queue(slot, tag, sqe);
         };
         if sqe.is_fabrics() {
             return self.admit_io_fabrics(slot, tag, sqe);
@@ -98,6 +98,27 @@ impl TargetCore {
             }
             Decoded::Done => Ok(succeed(queue, sqe, 0)),
         }
+    }
+
+    /// Refuses a command of a queue that takes nothing more. Once all commands before are answered,
+    /// the answer of a Disconnect may have been made in this turn and wait to be handed out; this
+    /// answer goes behind it, because SQHD of later answers must not be less (Base 2.1 §4.2.1).
+    #[cold]
+    fn refuse_on_ended_queue(
+        &mut self,
+        slot: u32,
+        tag: u64,
+        sqe: &Sqe,
+    ) -> Result<Admission, Fault> {
+        let fault = Fault::retry(Status::ABORTED_SQ_DELETION);
+        let queue = self.queues.at(slot);
+        let is_over = queue.is_some_and(|it| it.state == QueueState::Ending && it.unanswered == 0);
+        if !is_over {
+            return Err(fault);
+        }
+        let response = self.fail(slot, &FailedCommand::of(sqe), fault);
+        self.push_completion(slot, Completed::without_data(tag, response));
+        Ok(Admission::Held)
     }
 
     /// Fabrics commands on an I/O queue (Base 2.1 §6): Disconnect alone.

@@ -10,7 +10,7 @@ use reactors::sim::planted;
 
 use super::executions::{Command, ExecutionState, Owner};
 use super::queue::{QueueEvent, QueueKind, QueueState};
-use super::{FailedCommand, TargetCore, Timing};
+use super::{FailedCommand, TargetCore};
 use crate::controller::state::ControllerEvent;
 use crate::interface::{Close, CloseReason, Completed, QueueId};
 use crate::status::Fault;
@@ -207,16 +207,7 @@ impl TargetCore {
         }
         let failed = FailedCommand::of_work(&execution.work, id);
         let response = self.fail(slot, &failed, Fault::retry(Status::ABORT_REQUESTED));
-        self.push_completion(
-            slot,
-            Completed {
-                tag,
-                response,
-                data: None,
-                bytes: 0,
-                timing: Timing::NONE,
-            },
-        );
+        self.push_completion(slot, Completed::without_data(tag, response));
         self.answered(slot);
         true
     }
@@ -251,15 +242,6 @@ impl TargetCore {
             return;
         };
         let response = queue.respond(command_id, Status::ABORT_REQUESTED);
-        self.push_completion(
-            slot,
-            Completed {
-                tag,
-                response,
-                data: None,
-                bytes: 0,
-                timing: Timing::NONE,
-            },
-        );
+        self.push_completion(slot, Completed::without_data(tag, response));
     }
 }

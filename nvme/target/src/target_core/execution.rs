@@ -75,13 +75,7 @@ impl TargetCore {
         } = work;
         if self.queues.get(queue.slot, queue.generation).is_none() {
             let response = self.stale(command_id);
-            return Some(Completed {
-                tag,
-                response,
-                data: None,
-                bytes: 0,
-                timing: Timing::NONE,
-            });
+            return Some(Completed::without_data(tag, response));
         }
         let command = Command {
             queue: queue.slot,
@@ -672,16 +666,7 @@ impl TargetCore {
         };
         let response = queue.respond(command_id, Status::SUCCESS);
         queue.apply(QueueEvent::Answered);
-        self.push_completion(
-            slot,
-            Completed {
-                tag,
-                response,
-                data: None,
-                bytes: 0,
-                timing: Timing::NONE,
-            },
-        );
+        self.push_completion(slot, Completed::without_data(tag, response));
         self.push_close(slot, CloseReason::Disconnected);
     }
 
@@ -708,13 +693,7 @@ impl TargetCore {
     ) -> Completed {
         let response = self.fail(command.queue, failed, fault);
         self.answered(command.queue);
-        Completed {
-            tag: command.tag,
-            response,
-            data: None,
-            bytes: 0,
-            timing: Timing::NONE,
-        }
+        Completed::without_data(command.tag, response)
     }
 
     fn execute_admin(
@@ -755,13 +734,7 @@ impl TargetCore {
         let response = queue.respond(command_id, Status::SUCCESS);
         self.answered(slot);
         if !work.is_to_host() {
-            return Completed {
-                tag,
-                response,
-                data: None,
-                bytes: 0,
-                timing: Timing::NONE,
-            };
+            return Completed::without_data(tag, response);
         }
         // No more than the transfer limit.
         let bytes = data.len() as u32;

@@ -8,7 +8,7 @@ use reactors::sim::planted;
 
 use super::executions::{Execution, Owner};
 use super::queue::LOGGED_ERRORS_MAX;
-use super::{TargetCore, Timing, rota};
+use super::{TargetCore, rota};
 use crate::controller::events::EventKind;
 use crate::controller::state::{ControllerEvent, ControllerState};
 use crate::controller::{Effect, Parting};
@@ -291,13 +291,7 @@ impl TargetCore {
             let response = queue.respond(request.command_id, nvme_spec::Status::SUCCESS);
             let response = response.with_dw0(event.into_bits());
             self.counters.events.add(1);
-            let completed = Completed {
-                tag: request.tag,
-                response,
-                data: None,
-                bytes: 0,
-                timing: Timing::NONE,
-            };
+            let completed = Completed::without_data(request.tag, response);
             self.push_completion(queue_slot, completed);
         }
     }

@@ -774,6 +774,37 @@ fn a_disconnect_is_answered_last() {
     assert_eq!(cids, [0, 1, 2, 9]);
 }
 
+/// Base 2.1 §4.2.1, §6.4: a command that arrives before the answer of a Disconnect was handed out
+/// is refused behind it, so that SQHD does not go back.
+#[test]
+fn a_command_behind_a_disconnect_is_refused_after_its_answer() {
+    let mut world = World::new();
+    let (_, io) = world.ready();
+    let write = Sqe::write(CACHED, 7, 0, false).with_sgl(SglDescriptor::transport(4096));
+    let now = world.now;
+    let node = &mut world.nodes[0];
+    let Admission::Work(work) = node.core.admit(io.queue, 5, &write.with_cid(9), now) else {
+        panic!("work")
+    };
+    let disconnect = Sqe::disconnect_queue().with_cid(10);
+    assert!(matches!(
+        node.core.admit(io.queue, 6, &disconnect, now),
+        Admission::Held
+    ));
+    let status = Status::TRANSIENT_TRANSPORT_ERROR;
+    let first = node.core.reject(io.queue, work, status);
+    let late = node.core.admit(io.queue, 7, &write.with_cid(11), now);
+    assert!(matches!(late, Admission::Held), "{late:?}");
+    let responses = std::iter::from_fn(|| node.core.next_completion(node.tcp));
+    let responses: Vec<_> = responses.map(|done| done.response).collect();
+    let cids: Vec<u16> = responses.iter().map(|it| it.cid.get()).collect();
+    assert_eq!(cids, [10, 11]);
+    let heads = responses.iter().map(|it| it.sqhd.get());
+    let heads: Vec<u16> = std::iter::once(first.sqhd.get()).chain(heads).collect();
+    assert_eq!(heads, [heads[0], heads[0] + 1, heads[0] + 2]);
+    assert!(responses[1].status().is(Status::ABORTED_SQ_DELETION));
+}
+
 /// A command that the transport gives up is answered, logged, and lets a Disconnect go on.
 #[test]
 fn a_transport_can_give_a_command_up() {
