@@ -14,7 +14,7 @@ use appliance_config::{
 use reactors::sim::planted;
 
 use super::meanwhile::aside;
-use super::steps::StepEnd;
+use super::steps::{StepEnd, close_port};
 use super::{Live, Meanwhile};
 use crate::command_line::with_causes;
 use crate::devices::{DeviceError, Opened};
@@ -147,7 +147,7 @@ impl Live {
         };
         let before = self.config.clone();
         let mut told = self.carry_out(&plan, &mut prepared, meanwhile);
-        self.discard(&prepared);
+        self.discard(&prepared, meanwhile);
         let mut refused = None;
         if told.iter().any(|it| it.state == StepState::Failed) {
             refused = Some(self.go_back(before, &plan, &mut told, &mut prepared, meanwhile));
@@ -352,23 +352,23 @@ impl Live {
                 _ => Ok(()),
             };
             if let Err(error) = had {
-                self.discard(&prepared);
+                self.discard(&prepared, meanwhile);
                 return Err((index, error));
             }
         }
         Ok(prepared)
     }
 
-    /// Closes the listeners that were bound in vain.
-    fn discard(&self, prepared: &Prepared) {
+    /// Closes the listeners that were bound in vain. Their addresses are free afterwards.
+    fn discard(&self, prepared: &Prepared, meanwhile: &mut dyn Meanwhile) {
         if planted("listener-kept-in-vain") {
             return;
         }
         for port in prepared.listeners.values() {
             for transport in &self.transports {
-                // Nobody can have come in for long: the port was never told.
-                if let Err(error) = transport.close(port.id) {
-                    tracing::error!("{}", with_causes(error.as_ref()));
+                // Hosts cannot have attached: no reactor was told of the port's exports.
+                if let Err(error) = close_port(transport.as_ref(), port.id, meanwhile) {
+                    tracing::error!("listener of {}: {error}", port.address);
                 }
             }
         }

@@ -14,6 +14,7 @@ use crate::command_line::with_causes;
 use crate::devices::Opened;
 use crate::observe::model::OutstandingCommands;
 use crate::reactor_setup::DeskOrder;
+use crate::transports::Listening;
 
 /// What was cut off has to be gone within this time.
 const CUT_WITHIN: Duration = Duration::from_secs(5);
@@ -206,15 +207,7 @@ impl Live {
         let port = self.ports.remove(name);
         let transport = transport.and_then(|name| self.transport(name));
         if let (Some(port), Some(transport)) = (port, transport) {
-            let closed = transport.close(port.id);
-            let mut closed = closed.map_err(|error| with_causes(error.as_ref()))?;
-            let until = meanwhile.now() + CLOSED_PORT_WITHIN;
-            while !closed.gather(meanwhile) {
-                if meanwhile.now() >= until {
-                    return Err("its connections do not end".to_owned());
-                }
-                meanwhile.tend();
-            }
+            close_port(transport.as_ref(), port.id, meanwhile)?;
         }
         Ok(cut_off)
     }
@@ -446,3 +439,21 @@ impl Live {
 
 /// Memory that a device grows by.
 type Grown = std::sync::Arc<hugemem::Store>;
+
+/// Closes a listener, and waits until every reactor has ended its connections.
+pub(super) fn close_port(
+    transport: &dyn Listening,
+    port: PortId,
+    meanwhile: &mut dyn Meanwhile,
+) -> Result<(), String> {
+    let closed = transport.close(port);
+    let mut closed = closed.map_err(|error| with_causes(error.as_ref()))?;
+    let until = meanwhile.now() + CLOSED_PORT_WITHIN;
+    while !closed.gather(meanwhile) {
+        if meanwhile.now() >= until {
+            return Err("its connections do not end".to_owned());
+        }
+        meanwhile.tend();
+    }
+    Ok(())
+}

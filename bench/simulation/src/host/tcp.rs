@@ -31,6 +31,8 @@ pub(super) struct TcpLine {
     /// Data that is sent later, by when.
     later: Vec<(Nanos, Vec<u8>)>,
     initialised: bool,
+    /// Something that breaks a rule is on its way: nothing behind it counts.
+    is_broken: bool,
 }
 
 impl TcpLine {
@@ -44,6 +46,7 @@ impl TcpLine {
             wire,
             inbox: Vec::new(),
             host_data_bytes_max: 4096,
+            is_broken: false,
             later: Vec::new(),
             initialised: false,
         }
@@ -78,12 +81,14 @@ impl TcpLine {
         if damage == Damage::Header {
             let byte = queue.random.between(8, 71) as usize;
             capsule[byte] ^= 1 << queue.random.below(8);
+            self.is_broken = true;
         }
         self.wire.send(&capsule);
     }
 
     /// Sends what is no PDU.
-    pub(super) fn send_garbage(&self, kind: u8, word: u64) {
+    pub(super) fn send_garbage(&mut self, kind: u8, word: u64) {
+        self.is_broken = true;
         let word = word.to_le_bytes();
         let mut bytes = vec![kind, 0, 72, 0, 72, 0, 0, 0];
         bytes.extend([word; 16].concat());
@@ -279,7 +284,9 @@ impl TcpLine {
             bytes.extend(pdu(queue, header.as_bytes(), data, Damage::None));
         }
         // The target ends the connection at the first mistake.
-        queue.must_end.get_or_insert(reason);
+        if !std::mem::replace(&mut self.is_broken, true) {
+            queue.must_end = Some(reason);
+        }
         self.wire.send(&bytes);
     }
 }
