@@ -67,16 +67,14 @@ impl Entry {
         queues.any(|queue| over || queue.orphaned || queue.resets != resets)
     }
 
-    /// Whether both are of the same host on the same subsystem.
+    /// Whether both are of the same host on the same subsystem. A subsystem that was removed and
+    /// offered again has another number and may have the same devices, so its name counts.
     fn is_of_same_host(&self, other: &Self) -> bool {
-        let who = |entry: &Self| {
-            let identity = &entry.shared.identity;
-            (identity.subsystem, identity.host_id)
-        };
+        let (one, other_one) = (&self.shared.identity, &other.shared.identity);
         self.host == other.host
-            && who(self) == who(other)
-            && self.shared.identity.host_nqn == other.shared.identity.host_nqn
-            && self.shared.identity.subsystem_nqn == other.shared.identity.subsystem_nqn
+            && one.host_id == other_one.host_id
+            && one.host_nqn == other_one.host_nqn
+            && one.subsystem_nqn == other_one.subsystem_nqn
     }
 }
 
@@ -626,7 +624,7 @@ mod tests {
         };
         let stranger = add(&mut registry, stranger, 2).expect("room");
         let elsewhere = ControllerIdentity {
-            subsystem: 1,
+            subsystem_nqn: "nqn.2026-11.org.windlass:elsewhere".into(),
             ..identity()
         };
         let elsewhere = add(&mut registry, elsewhere, 3).expect("room");
@@ -638,6 +636,13 @@ mod tests {
         assert!(!stranger.gate().is_fenced() && !elsewhere.gate().is_fenced());
         let third = add(&mut registry, identity(), 4).expect("room");
         assert!(third.gate().is_fenced(), "it comes while there are orphans");
+        let offered_again = ControllerIdentity {
+            subsystem: 1,
+            ..identity()
+        };
+        let fourth = add(&mut registry, offered_again, 5).expect("room");
+        assert!(fourth.gate().is_fenced(), "the devices may be the same");
+        registry.remove_admin(fourth.identity.cntlid);
         registry.remove_admin(1);
         assert!(second.gate().is_fenced());
         let called = registry.remove_io(1, grant.token);
