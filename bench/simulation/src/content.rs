@@ -78,6 +78,17 @@ pub fn read(block: &[u8], device: u32, lba: u64) -> Content {
     }
 }
 
+/// The same from the first record of a block alone: which write it is of, `None` for zeroes. `None`
+/// outside: that takes a look at all of it.
+#[must_use]
+pub fn version_at(first: &[u8]) -> Option<Option<u64>> {
+    let record = &first[..RECORD_BYTES];
+    if record.iter().all(|byte| *byte == 0) {
+        return Some(None);
+    }
+    stamp_of(record, 0).map(|stamp| Some(stamp.version))
+}
+
 fn stamp_of(record: &[u8], index: usize) -> Option<Stamp> {
     let word = |at: usize| -> Option<u64> {
         let bytes = record.get(at * 8..at * 8 + 8)?;

@@ -14,7 +14,10 @@ use block::{
 use hugemem::Data;
 use reactors::Nanos;
 
+use crate::content::{self, Content};
+use crate::judge::Violation;
 use crate::random::Random;
+use crate::storage::{JudgeBlock, judge_blocks};
 use crate::time::SharedTime;
 
 /// What a disk is like.
@@ -102,6 +105,8 @@ struct State {
     held_until: Nanos,
     /// When each request in flight is answered, with its number.
     dues: BTreeSet<(Nanos, u64)>,
+    /// The versions of writes in flight, by number.
+    writing: BTreeMap<u64, u64>,
     next_number: u64,
     figures: DiskFigures,
 }
@@ -226,6 +231,7 @@ pub(crate) fn draw_error(random: &mut Random, operation: Operation) -> DeviceErr
 pub struct Disk {
     state: Arc<Mutex<State>>,
     time: SharedTime,
+    number: u32,
     name: String,
     identity: DeviceIdentity,
 }
@@ -252,12 +258,14 @@ impl Disk {
             is_sync_failed: false,
             held_until: Nanos::ZERO,
             dues: BTreeSet::new(),
+            writing: BTreeMap::new(),
             next_number: 0,
             figures: DiskFigures::default(),
         };
         Self {
             state: Arc::new(Mutex::new(state)),
             time,
+            number,
             name: format!("disk{number}"),
             identity: DeviceIdentity {
                 uuid: [number as u8 + 1; 16],
@@ -351,6 +359,26 @@ impl Disk {
         }
     }
 
+    /// Has what the medium has judged, block by block.
+    ///
+    /// # Errors
+    /// The first answer of `judge`.
+    pub fn look_at_medium(&self, judge: JudgeBlock<'_>) -> Result<(), Violation> {
+        let state = self.state();
+        judge_blocks(&state.medium, state.shape.block_size as usize, judge)
+    }
+
+    /// Copies what the medium has in a block; false where there is none.
+    #[must_use]
+    pub fn read_medium(&self, lba: u64, into: &mut [u8]) -> bool {
+        let state = self.state();
+        let found = state.medium.get(state.bytes_of(lba));
+        found.is_some_and(|found| {
+            into.copy_from_slice(found);
+            true
+        })
+    }
+
     /// Makes it so many bytes large; the new blocks are zeroes. Its queues have yet to be told.
     ///
     /// # Errors
@@ -367,6 +395,25 @@ impl Disk {
         state.medium.resize(bytes as usize, 0);
         state.shape.block_count = bytes / size;
         Ok(())
+    }
+
+    /// Whether it has a write of this version that it has not answered.
+    #[must_use]
+    pub fn is_writing(&self, version: u64) -> bool {
+        self.state().writing.values().any(|it| *it == version)
+    }
+
+    /// The version of what a request writes, where that tells it.
+    fn version_of(&self, request: &Request) -> Option<u64> {
+        let data = request.data.as_deref()?;
+        let block = data.get(..data.len() / request.blocks.max(1) as usize)?;
+        match (
+            request.operation,
+            content::read(block, self.number, request.lba),
+        ) {
+            (Operation::Write { .. }, Content::Written(version)) => Some(version),
+            _ => None,
+        }
     }
 
     /// Requests in its queues.
@@ -542,6 +589,9 @@ impl DeviceQueue for DiskQueue {
         state.next_number += 1;
         let due = now + latency;
         state.dues.insert((due, number));
+        if let Some(version) = self.disk.version_of(&request) {
+            state.writing.insert(number, version);
+        }
         drop(state);
         self.pending.push(Pending {
             number,
@@ -579,6 +629,7 @@ impl DeviceQueue for DiskQueue {
                 ..
             } = self.pending.remove(index);
             state.dues.remove(&(due, number));
+            state.writing.remove(&number);
             completions.push(Completion {
                 tag: request.tag,
                 result: result.unwrap_or(Err(DeviceError::Internal)),
@@ -616,6 +667,7 @@ impl Drop for DiskQueue {
         let mut state = self.disk.state();
         for pending in &mut self.pending {
             state.dues.remove(&(pending.due, pending.number));
+            state.writing.remove(&pending.number);
             let changes = pending.request.operation.changes_medium();
             if pending.result.is_none() && changes && state.random.coin() {
                 // Nobody is left to hear how it went.

@@ -330,6 +330,12 @@ impl Drive {
         self.control.power_cut();
     }
 
+    /// Copies what the medium has in a block; false where there is none.
+    #[must_use]
+    pub fn read_medium(&self, lba: u64, into: &mut [u8]) -> bool {
+        self.control.read_durable(NSID, lba, into)
+    }
+
     /// Commands that it has.
     #[must_use]
     pub fn in_flight(&self) -> usize {

@@ -22,7 +22,9 @@ use rustix::io::Errno;
 use uring::{AllocateMode, Operation, Outcome, Pending, RingError, Step};
 
 use crate::disk::{DiskFigures, DiskShape, DiskTemper};
+use crate::judge::Violation;
 use crate::random::Random;
+use crate::storage::{JudgeBlock, judge_blocks};
 use crate::time::SharedTime;
 
 /// How a file behaves besides its disk. All shares are of a thousand entries.
@@ -455,6 +457,27 @@ impl FileDisk {
                 state.medium[start..start + page.len()].copy_from_slice(page);
             }
         }
+    }
+
+    /// Has what the medium has judged, block by block.
+    ///
+    /// # Errors
+    /// The first answer of `judge`.
+    pub fn look_at_medium(&self, judge: JudgeBlock<'_>) -> Result<(), Violation> {
+        let state = self.state();
+        judge_blocks(&state.medium, state.shape.block_size as usize, judge)
+    }
+
+    /// Copies what the medium has in a block; false where there is none.
+    #[must_use]
+    pub fn read_medium(&self, lba: u64, into: &mut [u8]) -> bool {
+        let state = self.state();
+        let start = lba as usize * state.block_bytes();
+        let found = state.medium.get(start..start + state.block_bytes());
+        found.is_some_and(|found| {
+            into.copy_from_slice(found);
+            true
+        })
     }
 
     /// Entries in its rings.

@@ -40,6 +40,8 @@ pub enum Mistake {
     Resurrected,
     /// It was never written here, or the write was refused.
     NeverWritten,
+    /// What is newer and durable is not on the medium.
+    Volatile,
 }
 
 #[derive(Clone, Debug)]
@@ -271,6 +273,14 @@ impl BlockHistory {
             self.forget(gone.version, Mistake::Stale);
         }
         self.candidates.retain(|candidate| !over(candidate));
+    }
+
+    /// Whether the content of `version`, or zeroes for `None`, may be what a power cut leaves.
+    #[must_use]
+    pub fn may_survive(&self, version: Option<u64>) -> bool {
+        let left = self.candidates.iter().filter(|it| !it.durably_overwritten);
+        let of = |candidate: &Candidate| (!candidate.zero).then_some(candidate.version);
+        left.map(of).any(|it| it == version)
     }
 
     /// Whether a comparison with `version` (`None`: zeroes) that began at `began` had to succeed.

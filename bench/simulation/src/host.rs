@@ -41,6 +41,7 @@ use crate::judge::{Extent, Judge, Violation};
 use crate::network::{Listener, NetworkTemper};
 use crate::plan::{SUBSYSTEMS, Serving, host_name};
 use crate::random::Random;
+use crate::storage::Storage;
 use crate::swarm::{Fault, HostShape, Swarm};
 use crate::trace::Trace;
 use admin::{AdminState, AdminStep, CommandKey};
@@ -86,6 +87,8 @@ pub struct Ground<'a> {
     pub swarm: &'a Swarm,
     /// What is configured.
     pub serving: &'a Serving,
+    /// The disks, for what can be seen in them of a host's writes.
+    pub disks: &'a [Storage],
     /// By disk: when its namespace last came or went.
     pub namespace_changed: &'a [Nanos],
     /// By disk: whether it was pulled out, as far as the control thread may know.

@@ -244,33 +244,38 @@ impl Judge {
     }
 
     /// A controller of a host is ready that was enabled at `enabled`: no write that the target knew
-    /// to be lost takes effect any more.
-    pub fn ready(&mut self, identity: usize, enabled: Moment) {
+    /// to be lost takes effect any more. Those, as their disks and versions.
+    pub fn ready(&mut self, identity: usize, enabled: Moment) -> Vec<(usize, u64)> {
         let now = self.next_moment();
-        self.end_lost(identity, enabled, now);
+        self.end_lost(identity, enabled, now)
     }
 
     /// A write that began at `began` succeeded: no write of the same host that the target knew to
-    /// be lost took effect after it began to.
-    pub fn overtaken(&mut self, identity: usize, began: Moment) {
-        self.end_lost(identity, began, began);
+    /// be lost took effect after it began to. Those, as their disks and versions.
+    pub fn overtaken(&mut self, identity: usize, began: Moment) -> Vec<(usize, u64)> {
+        self.end_lost(identity, began, began)
     }
 
     /// Ends the lost writes of a host that were noticed before `before`, at `end`.
-    fn end_lost(&mut self, identity: usize, before: Moment, end: Moment) {
+    fn end_lost(&mut self, identity: usize, before: Moment, end: Moment) -> Vec<(usize, u64)> {
         let is_over = |lost: &LostWrite| {
             lost.sender.0 == identity && lost.noticed.is_some_and(|noticed| noticed < before)
         };
         let lost = std::mem::take(&mut self.lost).into_iter();
         let (over, left): (Vec<_>, _) = lost.partition(is_over);
         self.lost = left;
-        for lost in over {
+        for lost in &over {
             for extent in &lost.extents {
                 for history in self.over(*extent) {
                     history.end(lost.version, lost.began, end, WriteEnd::Undecided);
                 }
             }
         }
+        let places = over.iter().filter_map(|lost| {
+            let extent = lost.extents.first()?;
+            Some((extent.disk, lost.version))
+        });
+        places.collect()
     }
 
     /// A read, a comparison or a Flush goes out.
@@ -329,6 +334,46 @@ impl Judge {
             judged.map_err(|mistake| wrong(disk, lba, content, Some(mistake), history))?;
         }
         Ok(())
+    }
+
+    /// The medium of a disk without power has `found` in a block.
+    ///
+    /// # Errors
+    /// It must have something else.
+    pub fn judge_medium(&self, disk: usize, lba: u64, found: &[u8]) -> Result<(), Violation> {
+        let Some(history) = self.disks[disk].blocks.get(lba as usize) else {
+            return Ok(());
+        };
+        let content = content::read(found, disk as u32, lba);
+        let judged = match content {
+            Content::Zero => history.may_return(None, self.now),
+            Content::Written(version) => history.may_return(Some(version), self.now),
+            Content::Misplaced(_) | Content::Torn(..) | Content::Garbage(_) => {
+                return Err(wrong(disk, lba, content, None, history));
+            }
+        };
+        judged.map_err(|mistake| wrong(disk, lba, content, Some(mistake), history))
+    }
+
+    /// The medium of a disk has the content of `version`, or zeroes for `None`, in a block, which is
+    /// what is left of it if the power fails now.
+    ///
+    /// # Errors
+    /// Something else must survive that.
+    pub fn judge_survivor(
+        &self,
+        disk: usize,
+        lba: u64,
+        version: Option<u64>,
+    ) -> Result<(), Violation> {
+        match self.disks[disk].blocks.get(lba as usize) {
+            Some(history) if !history.may_survive(version) => {
+                let content = version.map_or(Content::Zero, Content::Written);
+                let mistake = Some(Mistake::Volatile);
+                Err(wrong(disk, lba, content, mistake, history))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// A comparison that began at `began` with `expected` versions (`None`: zeroes) ended.
@@ -497,7 +542,7 @@ mod tests {
             }
             let enabled = judge.moment();
             assert_eq!(read(&mut judge, 0), Ok(()));
-            judge.ready(HOST, enabled);
+            let _ = judge.ready(HOST, enabled);
             assert_eq!(read(&mut judge, 0), Ok(()), "it may have come to nothing");
             // What was not there when the controller was ready comes no more.
             assert_eq!(read(&mut judge, lost).is_err(), noticed);
@@ -510,7 +555,7 @@ mod tests {
         let lost = lose(&mut judge, 1);
         judge.noticed((HOST, 1));
         let enabled = judge.moment();
-        judge.ready(HOST, enabled);
+        let _ = judge.ready(HOST, enabled);
         assert_eq!(read(&mut judge, lost), Ok(()));
         assert!(read(&mut judge, 0).is_err());
         assert!(!judge.has_lost());
@@ -526,7 +571,7 @@ mod tests {
             }
             let (newer, began) = judge.begin_write(&[EXTENT], false);
             assert_eq!(read(&mut judge, lost), Ok(()), "it is not answered yet");
-            judge.overtaken(host, began);
+            let _ = judge.overtaken(host, began);
             judge.end_write(&[EXTENT], newer, began, WriteEnd::Done { durable: true });
             assert_eq!(read(&mut judge, newer), Ok(()));
             let known_to_be_over = host == HOST && noticed;
@@ -540,7 +585,7 @@ mod tests {
         let lost = lose(&mut judge, 1);
         let (newer, began) = judge.begin_write(&[EXTENT], false);
         judge.noticed((HOST, 1));
-        judge.overtaken(HOST, began);
+        let _ = judge.overtaken(HOST, began);
         judge.end_write(&[EXTENT], newer, began, WriteEnd::Done { durable: true });
         assert_eq!(read(&mut judge, lost), Ok(()));
     }

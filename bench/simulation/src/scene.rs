@@ -147,6 +147,7 @@ impl Scene {
             rdma: self.rdma.as_ref(),
             swarm: &self.swarm,
             serving: &self.serving,
+            disks: &self.disks,
             namespace_changed: &self.namespace_changed,
             disk_gone: &self.disk_gone,
             permission_changed: &self.permission_changed,

@@ -3,10 +3,32 @@
 
 use reactors::Nanos;
 
+use crate::content;
 use crate::disk::{Disk, DiskFigures, DiskTemper};
 use crate::drive::{Drive, Mishap};
 use crate::file_disk::FileDisk;
+use crate::judge::Violation;
 use crate::ram::Ram;
+
+/// Judges a block by its number and the version of what is in it.
+pub type JudgeBlock<'j> = &'j mut dyn FnMut(u64, Option<u64>) -> Result<(), Violation>;
+
+/// Has each block of a medium judged.
+///
+/// # Errors
+/// The first answer of `judge`.
+pub(crate) fn judge_blocks(
+    medium: &[u8],
+    block_size: usize,
+    judge: JudgeBlock<'_>,
+) -> Result<(), Violation> {
+    for (lba, block) in (0..).zip(medium.chunks_exact(block_size)) {
+        if let Some(version) = content::version_at(block) {
+            judge(lba, version)?;
+        }
+    }
+    Ok(())
+}
 
 /// A disk or a drive.
 pub enum Storage {
@@ -56,6 +78,31 @@ impl Storage {
             Self::File(file) => file.cut_power(),
             Self::Ram(_) => {}
             Self::Drive(drive) => drive.cut_power(),
+        }
+    }
+
+    /// Copies what the medium has in a block while the power is off; false where there is none, or
+    /// it keeps nothing.
+    #[must_use]
+    pub fn read_medium(&self, lba: u64, into: &mut [u8]) -> bool {
+        match self {
+            Self::Disk(disk) => disk.read_medium(lba, into),
+            Self::File(file) => file.read_medium(lba, into),
+            Self::Ram(_) => false,
+            Self::Drive(drive) => drive.read_medium(lba, into),
+        }
+    }
+
+    /// Tells of each block on the medium which write it is of, `None` for zeroes.
+    ///
+    /// # Errors
+    /// The first that `judge` answers.
+    pub fn look_at_medium(&self, judge: JudgeBlock<'_>) -> Result<(), Violation> {
+        match self {
+            Self::Disk(disk) => disk.look_at_medium(judge),
+            Self::File(file) => file.look_at_medium(judge),
+            // Its medium is behind its registers.
+            Self::Ram(_) | Self::Drive(_) => Ok(()),
         }
     }
 
@@ -168,6 +215,15 @@ impl Storage {
     pub fn is_sync_failed(&self) -> bool {
         match self {
             Self::Disk(disk) => disk.is_sync_failed(),
+            Self::File(_) | Self::Ram(_) | Self::Drive(_) => false,
+        }
+    }
+
+    /// Whether it has a write of this version that it has not answered, as far as that can be seen.
+    #[must_use]
+    pub fn is_writing(&self, version: u64) -> bool {
+        match self {
+            Self::Disk(disk) => disk.is_writing(version),
             Self::File(_) | Self::Ram(_) | Self::Drive(_) => false,
         }
     }

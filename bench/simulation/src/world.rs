@@ -45,6 +45,8 @@ const IDLE_TURNS: u32 = 18;
 const IDLE_TURNS_RDMA: u32 = 34;
 /// The power fails after so many of a thousand events in which a flush failed.
 const POWER_AFTER_FLUSH_ERROR_PERMILLE: u32 = 150;
+/// Every so many events the media are looked at.
+const MEDIA_INTERVAL: u64 = 8;
 /// Blocks of one read of the last look.
 const LAST_READ_BLOCKS: u32 = 8;
 
@@ -125,6 +127,8 @@ impl World {
         self.read_everything()?;
         self.check_accounts()?;
         self.stop()?;
+        self.fall(true);
+        self.check_media(true)?;
         self.scene.count_ambient();
         self.scene.figures.seeds += 1;
         self.scene.figures.time = self.scene.time.now();
@@ -137,6 +141,9 @@ impl World {
     }
 
     fn one_event(&mut self) -> Result<(), Violation> {
+        if self.event.is_multiple_of(MEDIA_INTERVAL) {
+            self.check_survivors()?;
+        }
         self.habit()?;
         if self.random.permille(PAUSES_PERMILLE) {
             let pause = Nanos::from_millis(self.random.between(1, 4000));
@@ -338,6 +345,7 @@ impl World {
                 self.stop()?;
                 let power = self.random.coin();
                 self.fall(power);
+                self.check_media(power)?;
                 self.start()?;
             }
         }
@@ -415,6 +423,7 @@ impl World {
             }
         }
         self.fall(power);
+        self.check_media(power)?;
         self.start()
     }
 
@@ -450,6 +459,32 @@ impl World {
             "the appliance is down{}",
             if power { ", without power" } else { "" }
         ));
+    }
+
+    /// What must survive is on the media.
+    fn check_survivors(&self) -> Result<(), Violation> {
+        for (number, disk) in self.scene.disks.iter().enumerate() {
+            let judge = &self.scene.judge;
+            disk.look_at_medium(&mut |lba, version| judge.judge_survivor(number, lba, version))?;
+        }
+        Ok(())
+    }
+
+    /// What the power left on the media is what may be there, in every block.
+    fn check_media(&self, power: bool) -> Result<(), Violation> {
+        if !power {
+            return Ok(());
+        }
+        for (number, disk) in self.scene.disks.iter().enumerate() {
+            let shape = self.scene.swarm.disks[number];
+            let mut found = vec![0; shape.block_size as usize];
+            for lba in 0..shape.block_count {
+                if disk.read_medium(lba, &mut found) {
+                    self.scene.judge.judge_medium(number, lba, &found)?;
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Stops the appliance in order: everything in flight is answered, everything written is
@@ -703,7 +738,7 @@ impl World {
             self.scene.probe_vanished();
             self.scene.tend_disks();
             self.scene.tend_rdma();
-            self.tend_control();
+            self.tend_control()?;
             self.check_dma()?;
             self.tend_lost_writes();
             for host in &mut self.hosts {

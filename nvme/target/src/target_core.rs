@@ -370,7 +370,9 @@ impl TargetCore {
     fn set_timer(&mut self, slot: u32) {
         let controller = self.controllers.at(slot);
         let deadline = controller.and_then(Controller::next_deadline);
-        self.timers.set(slot, deadline);
+        if deadline.is_some() || !planted("timer-kept") {
+            self.timers.set(slot, deadline);
+        }
         self.set_core_timer();
     }
 

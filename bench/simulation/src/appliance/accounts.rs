@@ -14,6 +14,13 @@ pub struct Held {
 }
 
 impl Appliance {
+    /// Timers of controllers that are gone, on any core.
+    #[must_use]
+    pub fn stray_timers(&self) -> usize {
+        let cores = self.cores.iter();
+        cores.map(|core| core.borrow().audit().stray_timers).sum()
+    }
+
     /// Holds every account against `held` and against the others, while nothing is in flight.
     ///
     /// # Errors

@@ -35,6 +35,19 @@ fn a_done_write_hides_what_was_before() {
 }
 
 #[test]
+fn what_is_durable_survives_and_nothing_older_does() {
+    let mut history = history(&[(1, 10, 20), (2, 30, 40)]);
+    let survives = |history: &BlockHistory| {
+        [None, Some(1), Some(2)].map(|version| history.may_survive(version))
+    };
+    assert_eq!(survives(&history), [true, true, true]);
+    history.flushed(at(25));
+    assert_eq!(survives(&history), [false, true, true]);
+    history.flushed(at(50));
+    assert_eq!(survives(&history), [false, false, true]);
+}
+
+#[test]
 fn a_read_beside_a_write_may_see_either_and_then_only_forward() {
     let mut history = history(&[(1, 10, 20)]);
     history.begin(2, false);

@@ -182,7 +182,8 @@ impl Host {
                 return Err(self.violation(ground, "data that was damaged on its way was taken"));
             }
             if io.version > 0 {
-                ground.judge.overtaken(self.shape.identity, io.began);
+                let over = ground.judge.overtaken(self.shape.identity, io.began);
+                self.check_over(ground, over, "a later write is done")?;
             }
             let judged = succeeded(ground, io, &outstanding.data, issued_at);
             return judged.inspect_err(|violation| {

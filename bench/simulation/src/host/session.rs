@@ -217,10 +217,13 @@ impl Host {
             self.poll_status_at = Some(ground.now + READY_POLL);
         } else if ready {
             // Base 2.1 §3.5.1: what the host lost before is over once it can go on.
-            ground.judge.ready(self.shape.identity, self.enabled_at);
+            let over = ground.judge.ready(self.shape.identity, self.enabled_at);
+            self.check_over(ground, over, "its host's controller is ready")?;
             self.configure(ground);
         } else {
             // Base 2.1 §3.7.2: no command from before the reset takes effect from now on.
+            let over = self.writes_before_reset();
+            self.check_over(ground, over, "CSTS.RDY is 0 after a reset")?;
             for io in std::mem::take(&mut self.ending_writes) {
                 ground.judge.end_write(
                     &io.extents,
@@ -232,6 +235,37 @@ impl Host {
             self.set_configuration(ground, true);
         }
         Ok(())
+    }
+
+    /// What its I/O queues had of writes when it reset its controller, as disks and versions.
+    fn writes_before_reset(&self) -> Vec<(usize, u64)> {
+        let waiting = self.io.iter().flat_map(Connection::outstanding);
+        let waiting = waiting.filter_map(|(_, it)| match &it.command {
+            Command::Io(io) => Some(io),
+            _ => None,
+        });
+        let writes = self.ending_writes.iter().chain(waiting);
+        let writes = writes.filter(|io| io.kind == IoKind::Write);
+        writes
+            .filter_map(|io| Some((io.extents.first()?.disk, io.version)))
+            .collect()
+    }
+
+    /// No disk has a write any more that is over by what the target said.
+    pub(super) fn check_over(
+        &self,
+        ground: &mut Ground<'_>,
+        over: Vec<(usize, u64)>,
+        since: &str,
+    ) -> Result<(), Violation> {
+        let left = over
+            .into_iter()
+            .find(|(disk, version)| ground.disks[*disk].is_writing(*version));
+        let Some((disk, version)) = left else {
+            return Ok(());
+        };
+        let what = format!("{since}, and disk {disk} still has write {version} of before");
+        Err(self.violation(ground, &what))
     }
 
     fn configure(&mut self, ground: &mut Ground<'_>) {

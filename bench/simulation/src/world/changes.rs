@@ -3,6 +3,7 @@
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use appliance::rehearsal::{Control, Meanwhile, Outcome};
@@ -28,6 +29,8 @@ const EVENTS_PERMILLE: u32 = 500;
 const WAIT_MAX: Nanos = Nanos::from_micros(200);
 /// The control thread looks after the devices so often.
 const LOOK_INTERVAL: Nanos = Nanos::from_millis(100);
+/// An address that nobody has.
+const NOWHERE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 4999);
 /// For whoever was killed every look at the clock is so much later: whatever it waits for is over.
 const LONG: Duration = Duration::from_secs(1 << 20);
 
@@ -142,16 +145,22 @@ impl World {
     }
 
     /// A round of the control thread, when it is time.
-    pub(super) fn tend_control(&mut self) {
+    pub(super) fn tend_control(&mut self) -> Result<(), Violation> {
         let now = self.scene.time.now();
         if now < self.looked_at + LOOK_INTERVAL {
-            return;
+            return Ok(());
         }
         self.looked_at = now;
+        let strays = self.appliance.as_ref().map_or(0, Appliance::stray_timers);
+        if strays > 0 {
+            let what = format!("{strays} timers are of controllers that are gone");
+            return Err(Violation::Rule(what));
+        }
         if let Some(appliance) = self.appliance.as_mut().filter(|_| !self.changing) {
             appliance.look();
         }
         self.note_condition();
+        Ok(())
     }
 
     /// When the control thread looks next, where somebody waits for that.
@@ -277,11 +286,8 @@ impl World {
         // A listener that can be had comes with a device that cannot.
         let spare = self.scene.swarm.tcp_listeners;
         let text = wanted.text(&self.scene.swarm)
-            + &format!(
-                "[[listener]]\nname = \"spare\"\ntransport = \"tcp\"\naddress = \"{}\"\n\
-                 [[device]]\nname = \"new\"\ntype = \"file\"\npath = \"/simulated/no\"\n",
-                plan::tcp_address(spare)
-            );
+            + &listener("spare", plan::tcp_address(spare))
+            + "[[device]]\nname = \"new\"\ntype = \"file\"\npath = \"/simulated/no\"\n";
         Some(Change {
             wanted,
             ..Change::in_vain(&self.scene.serving, text)
@@ -394,9 +400,10 @@ impl World {
                 Some(Change::in_vain(&serving, less + device))
             }
             1 => {
-                let listener = "[[listener]]\nname = \"new\"\ntransport = \"tcp\"\n\
-                                address = \"127.0.0.1:4999\"\n";
-                Some(Change::in_vain(&serving, less + listener))
+                // One that can be had comes first.
+                let spare = listener("first", plan::tcp_address(swarm.tcp_listeners));
+                let listener = listener("new", NOWHERE);
+                Some(Change::in_vain(&serving, less + &spare + &listener))
             }
             // Memory of another size is other memory.
             2 if serving.sizes[disk] > 1
@@ -779,6 +786,11 @@ impl World {
         }
         Err(Violation::Rule("a drive does not come back".to_owned()))
     }
+}
+
+/// A listener over TCP, as the configuration has it.
+fn listener(name: &str, address: SocketAddr) -> String {
+    format!("[[listener]]\nname = \"{name}\"\ntransport = \"tcp\"\naddress = \"{address}\"\n")
 }
 
 /// What is left to do after a change.

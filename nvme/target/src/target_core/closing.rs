@@ -47,9 +47,7 @@ impl TargetCore {
         if let Some(controller) = controller {
             self.end_controller(controller, CloseReason::AssociationLost, now);
             self.controllers.remove(controller);
-            if !planted("timer-kept") {
-                self.set_timer(controller);
-            }
+            self.set_timer(controller);
         }
         if let Some(entry) = self.queues.at_mut(slot) {
             entry.executing -= abandoned.freed;
