@@ -11,10 +11,11 @@ use std::fs::{self, File};
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use appliance_config::identity::NamespaceIdentity;
 use appliance_config::{Config, Export, Namespace, Uuid};
+use reactors::sim::planted;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, StatxFlags, fstat, major, minor, statx};
 use rustix::rand::{GetRandomFlags, getrandom};
 
@@ -131,12 +132,12 @@ struct Record {
     last: String,
 }
 
-/// The identities of namespaces, with the record of what was served.
-#[derive(Debug, Default)]
-pub(crate) struct Identities {
+/// The identities of namespaces, with the record of what was served. Clones share the record.
+#[derive(Clone, Debug, Default)]
+pub struct Identities {
     /// Where records outlive the process; without it they do not.
     directory: Option<PathBuf>,
-    records: Mutex<BTreeMap<Uuid, Record>>,
+    records: Arc<Mutex<BTreeMap<Uuid, Record>>>,
 }
 
 impl Identities {
@@ -144,7 +145,7 @@ impl Identities {
     pub(crate) fn at(directory: Option<PathBuf>) -> Self {
         Self {
             directory,
-            records: Mutex::default(),
+            records: Arc::default(),
         }
     }
 
@@ -161,6 +162,9 @@ impl Identities {
             return config.namespace_identity(export, namespace, None);
         }
         match content {
+            Content::Volatile(_) if planted("memory-keeps-identity") => {
+                config.namespace_identity(export, namespace, None)
+            }
             Content::Volatile(number) => {
                 let text = format!("memory {number}");
                 config.namespace_identity(export, namespace, Some(&text))
@@ -168,7 +172,8 @@ impl Identities {
             Content::Lasting(text) => {
                 let named = config.named_uuid(export, namespace);
                 let first = self.note(named, namespace, text);
-                let other = (first != *text).then_some(text.as_str());
+                let is_other = first != *text && !planted("exchange-keeps-identity");
+                let other = is_other.then_some(text.as_str());
                 config.namespace_identity(export, namespace, other)
             }
         }

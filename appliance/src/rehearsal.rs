@@ -17,13 +17,12 @@ use reactors::{Poller, ReactorHandle};
 use crate::command_line::{Failure, with_causes};
 use crate::devices::{Devices, DriveNamespace};
 use crate::exports::{self, Ports};
-use crate::identities::Identities;
 use crate::live::{How, Live, Orders, Started};
 use crate::observe::model::{ApplyAnswer, StepState};
 use crate::reactor_setup::{Desk, DeskOrder, Rest};
 
 pub use crate::devices::{Growing, Opened, Opener};
-pub use crate::identities::Content;
+pub use crate::identities::{Content, Identities};
 pub use crate::live::{Answers, Meanwhile, PortOrders, Unanswered};
 pub use crate::transports::Listening;
 
@@ -37,6 +36,8 @@ pub struct Parts {
     pub drives: Vec<(usize, Arc<dyn Device>)>,
     /// Opens the other devices, now and later.
     pub opener: Box<dyn Opener>,
+    /// What was served before, and the record of what is.
+    pub identities: Identities,
     /// The largest transfer of a command, bytes.
     pub transfer_max: usize,
     /// Entries of a reactor's queue of a device.
@@ -61,6 +62,7 @@ impl Rehearsal {
             reactors,
             drives,
             opener,
+            identities,
             transfer_max,
             queue_depth,
         } = parts;
@@ -68,9 +70,8 @@ impl Rehearsal {
         let drives = drives.into_iter().map(|(place, device)| DriveNamespace {
             place,
             device,
-            content: Content::Lasting(format!("drive {place}")),
+            content: Content::Lasting(format!("drive {}", config.devices[place].name)),
         });
-        let identities = Identities::default();
         let devices = Devices::open(&config, opener.as_ref(), drives.collect(), identities);
         let devices = devices.map_err(failed)?;
         let addresses = config.listeners.iter().map(|it| it.address.socket_addr());

@@ -34,7 +34,7 @@ use crate::drive::Opened;
 use crate::fabric::RdmaNetwork;
 use crate::network::{Listener as Door, SimNetwork, Socket, Wire};
 use crate::oracle::Served;
-use crate::plan::{device_name, disk_path, tcp_address};
+use crate::plan::{device_name, tcp_address};
 use crate::scene::{self, Scene};
 use crate::storage::Storage;
 use crate::swarm::Swarm;
@@ -42,6 +42,7 @@ use crate::time::SharedTime;
 pub use accounts::Held;
 use listening::{RdmaListening, TcpListening, Told};
 use opening::Disks;
+pub use opening::Shelf;
 
 /// Commands that one reactor may have outstanding.
 pub const COMMANDS_MAX: usize = 2048;
@@ -86,7 +87,8 @@ impl Appliance {
         let (devices, opened) = open(swarm, disks, &arena, time)?;
         let mut rehearsal = Rehearsal::new(Parts {
             drives: places_of(&config, &devices),
-            opener: Box::new(disks_by_name(disks)),
+            opener: Box::new(disks_by_name(disks, &scene.shelf)),
+            identities: scene.identities.clone(),
             reactors: swarm.reactors,
             transfer_max: arena.max_transfer().min(swarm.transfer_max),
             queue_depth: swarm.device_queue_depth,
@@ -367,17 +369,21 @@ fn places_of(
     devices.collect()
 }
 
-fn disks_by_name(storages: &[Storage]) -> Disks {
-    let (mut disks, mut files, mut ram) = (Vec::new(), Vec::new(), Vec::new());
+fn disks_by_name(storages: &[Storage], shelf: &Shelf) -> Disks {
+    let (mut files, mut ram) = (Vec::new(), Vec::new());
     for (number, storage) in storages.iter().enumerate() {
         match storage {
-            Storage::Disk(disk) => disks.push((disk_path(number).into(), disk.clone())),
             Storage::File(file) => files.push(file.clone()),
             Storage::Ram(it) => ram.push((device_name(number), it.clone())),
-            Storage::Drive(_) => {}
+            // Disks are on the shelf.
+            Storage::Disk(_) | Storage::Drive(_) => {}
         }
     }
-    Disks { disks, files, ram }
+    Disks {
+        shelf: shelf.clone(),
+        files,
+        ram,
+    }
 }
 
 /// The listeners of a configuration, with their port numbers.

@@ -34,6 +34,8 @@ pub struct Figures {
     pub time: Nanos,
     /// Steps of live changes that were carried out.
     pub steps: u64,
+    /// Identifiers of disks that were judged.
+    pub identities_judged: u64,
     /// How often each fault struck.
     pub faults: BTreeMap<Fault, u64>,
 }
@@ -65,6 +67,7 @@ impl Figures {
         self.wait_permille_max = self.wait_permille_max.max(other.wait_permille_max);
         self.time += other.time;
         self.steps += other.steps;
+        self.identities_judged += other.identities_judged;
         for (fault, times) in &other.faults {
             self.faults(*fault, *times);
         }
@@ -93,8 +96,9 @@ impl fmt::Display for Figures {
         )?;
         writeln!(
             f,
-            "{} steps of live changes, longest undisturbed wait {} ({} of a thousand of its bound)",
-            self.steps, self.wait_max, self.wait_permille_max
+            "{} steps of live changes, identifiers judged {} times, longest undisturbed wait {} ({} \
+             of a thousand of its bound)",
+            self.steps, self.identities_judged, self.wait_max, self.wait_permille_max
         )?;
         write!(f, "faults:")?;
         for (fault, times) in &self.faults {

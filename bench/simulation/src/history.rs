@@ -253,6 +253,24 @@ impl BlockHistory {
         self.candidates.push(Candidate::zeroes(now));
     }
 
+    /// Another content is there at `now`, zeroes save for writes that `may_reach` it.
+    pub fn exchanged(&mut self, now: Moment, may_reach: impl Fn(u64) -> bool) {
+        for gone in self.candidates.clone() {
+            if !may_reach(gone.version) {
+                self.forget(gone.version, Mistake::Stale);
+            }
+        }
+        self.candidates.retain(|it| may_reach(it.version));
+        self.candidates.push(Candidate::zeroes(now));
+    }
+
+    /// The writes that have not ended.
+    pub fn open(&self) -> impl Iterator<Item = u64> + '_ {
+        let open = self.candidates.iter();
+        let open = open.filter(|it| it.ended == Moment::NEVER);
+        open.map(|it| it.version)
+    }
+
     /// The device lost power while the appliance went on: what was done may be undone, and what is
     /// in flight may still come.
     pub fn lost_power(&mut self) {

@@ -1,10 +1,11 @@
 //! Decides whether what hosts saw is right: one history for each block of each disk.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use crate::content::{self, Content};
 use crate::history::{BlockHistory, Mistake, Moment, WriteEnd};
+use crate::identity::{ContentId, IdentityJudge};
 
 /// What the judge objects to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -86,6 +87,18 @@ struct DiskModel {
     power_lost: Moment,
     /// When it last was closed, and its content with it.
     closed: Moment,
+    /// Which content it has: the next number whenever it is another one.
+    content: u64,
+    /// Its content is being exchanged for another one.
+    exchange: Option<Exchange>,
+}
+
+/// The content of a disk is being exchanged, and it is open which one hosts reach.
+struct Exchange {
+    /// Versions from here on are of writes that began since.
+    first_version: u64,
+    /// Earlier writes that may reach the new content.
+    may_reach: BTreeSet<u64>,
 }
 
 impl DiskModel {
@@ -96,7 +109,7 @@ impl DiskModel {
 
     /// Whether what began at `began` may have met the content that was lost since.
     fn meets_former(&self, began: Moment) -> bool {
-        began < self.closed
+        began < self.closed || self.exchange.is_some()
     }
 }
 
@@ -113,6 +126,8 @@ struct LostWrite {
 
 /// The judge.
 pub struct Judge {
+    /// The judge of what hosts know disks by.
+    pub identities: IdentityJudge,
     disks: Vec<DiskModel>,
     /// Writes that may take effect until something follows that proves them over.
     lost: Vec<LostWrite>,
@@ -132,8 +147,11 @@ impl Judge {
             volatile,
             power_lost: Moment(0),
             closed: Moment(0),
+            content: 0,
+            exchange: None,
         };
         Self {
+            identities: IdentityJudge::default(),
             disks: disks.iter().map(model).collect(),
             lost: Vec::new(),
             now: Moment(0),
@@ -420,7 +438,8 @@ impl Judge {
     /// A Flush of a disk that began at `began` succeeded.
     pub fn flushed(&mut self, disk: usize, began: Moment) {
         let oldest = self.oldest_read();
-        if self.disks[disk].straddles(began) {
+        let model = &self.disks[disk];
+        if model.straddles(began) || model.meets_former(began) {
             return;
         }
         for history in &mut self.disks[disk].blocks {
@@ -454,8 +473,46 @@ impl Judge {
         let now = self.next_moment();
         let model = &mut self.disks[disk];
         model.closed = now;
+        model.content += 1;
         for history in &mut model.blocks {
             history.emptied(now);
+        }
+    }
+
+    /// Which content a disk has, among all that any disk had.
+    #[must_use]
+    pub fn content(&self, disk: usize) -> ContentId {
+        (disk, self.disks[disk].content)
+    }
+
+    /// A disk is about to be in another file, full of zeroes. `may_reach`: what is in flight may
+    /// reach the new content, as nobody could reach the old one.
+    pub fn exchange_begins(&mut self, disk: usize, may_reach: bool) {
+        let model = &mut self.disks[disk];
+        let open = model.blocks.iter().flat_map(BlockHistory::open);
+        model.exchange = Some(Exchange {
+            first_version: self.next_version,
+            may_reach: open.filter(|_| may_reach).collect(),
+        });
+    }
+
+    /// What was about to be exchanged is, or stays what it was.
+    pub fn exchange_ends(&mut self, disk: usize, is_done: bool) {
+        let now = self.next_moment();
+        let model = &mut self.disks[disk];
+        let Some(exchange) = model.exchange.take() else {
+            return;
+        };
+        // What was read or flushed meanwhile says nothing of either content.
+        model.closed = now;
+        if !is_done {
+            return;
+        }
+        model.content += 1;
+        for history in &mut model.blocks {
+            history.exchanged(now, |version| {
+                version >= exchange.first_version || exchange.may_reach.contains(&version)
+            });
         }
     }
 

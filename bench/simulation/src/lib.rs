@@ -18,6 +18,7 @@ pub mod figures;
 pub mod file_disk;
 pub mod history;
 pub mod host;
+pub mod identity;
 pub mod judge;
 pub mod network;
 pub mod oracle;

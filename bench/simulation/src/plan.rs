@@ -44,6 +44,15 @@ pub fn disk_path(disk: usize) -> String {
     format!("/simulated/disk{disk}")
 }
 
+/// The files that take its place, by number; the first one is the disk's own.
+#[must_use]
+pub fn file_path(disk: usize, file: u32) -> String {
+    match file {
+        0 => disk_path(disk),
+        _ => format!("{}.{file}", disk_path(disk)),
+    }
+}
+
 /// Where a listener over TCP listens.
 #[must_use]
 pub fn tcp_address(listener: usize) -> SocketAddr {
@@ -57,6 +66,8 @@ pub struct Serving {
     pub namespaces: Vec<bool>,
     /// By disk: whether its device is there; one with a namespace always is.
     pub devices: Vec<bool>,
+    /// By disk: the number of the file that its device is in.
+    pub files: Vec<u32>,
     /// By disk: its blocks.
     pub sizes: Vec<u64>,
     /// By disk: whether it takes no writes.
@@ -114,6 +125,7 @@ impl Serving {
         Self {
             namespaces: vec![true; disks],
             devices: vec![true; disks],
+            files: vec![0; disks],
             sizes: swarm.disks.iter().map(|disk| disk.block_count).collect(),
             read_only: read_only.collect(),
             hosts: vec![true; swarm.hosts.len()],
@@ -175,7 +187,7 @@ impl Serving {
                 writeln!(
                     text,
                     "type = \"file\"\npath = \"{}\"\nsize = \"{bytes}B\"\nblock_size = \"{}B\"",
-                    disk_path(disk),
+                    file_path(disk, self.files[disk]),
                     shape.block_size
                 )
             };

@@ -5,6 +5,9 @@ use std::sync::Arc;
 use hugemem::{Arena, ArenaConfig, PagePolicy};
 use reactors::Nanos;
 
+use appliance::rehearsal::Identities;
+
+use crate::appliance::Shelf;
 use crate::disk::Disk;
 use crate::drive::Drive;
 use crate::fabric::RdmaNetwork;
@@ -14,7 +17,7 @@ use crate::host::{Ground, Vanished};
 use crate::judge::Judge;
 use crate::network::{Listener, NetworkTemper};
 use crate::plan::Serving;
-use crate::plan::disk_path;
+use crate::plan::{disk_path, file_path};
 use crate::ram::Ram;
 use crate::random::Random;
 use crate::storage::Storage;
@@ -47,6 +50,12 @@ pub struct Scene {
     pub rdma: Option<RdmaNetwork>,
     /// The disks and drives.
     pub disks: Vec<Storage>,
+    /// The files that disks are in.
+    pub shelf: Shelf,
+    /// By disk: the number of the file that it gets next.
+    next_files: Vec<u32>,
+    /// What was served under which names, as appliances remember it.
+    pub identities: Identities,
     /// The memory of drives' host, which outlives the appliances.
     pub arena: Option<Arc<Arena>>,
     /// The judge of data.
@@ -107,12 +116,21 @@ impl Scene {
             .collect();
         let count = disks.len();
         let fails = swarm.disk_temper.error_permille > 0;
+        let shelf = Shelf::default();
+        for (number, storage) in disks.iter().enumerate() {
+            if let Storage::Disk(disk) = storage {
+                shelf.put(disk_path(number).into(), disk.clone());
+            }
+        }
         Self {
             listeners: listeners(&swarm, &time),
             network: swarm.network,
             rdma: None,
             judge: Judge::new(&sizes),
             serving: Serving::all(&swarm),
+            shelf,
+            next_files: vec![1; count],
+            identities: Identities::default(),
             namespace_changed: vec![Nanos::ZERO; count],
             disk_gone: vec![false; count],
             permission_changed: vec![Nanos::ZERO; swarm.hosts.len()],
@@ -163,6 +181,26 @@ impl Scene {
             power_wanted: &mut self.power_wanted,
             figures: &mut self.figures,
             trace: &mut self.trace,
+        }
+    }
+
+    /// Makes a file that a disk can be put into, full of zeroes, and tells its number.
+    pub fn make_file(&mut self, seed: u64, disk: usize) -> u32 {
+        let file = self.next_files[disk];
+        self.next_files[disk] += 1;
+        let random = Random::new(seed, 0x1000 + 0x100 * disk as u64 + u64::from(file));
+        let shape = self.swarm.disks[disk];
+        let (temper, time) = (self.swarm.disk_temper, self.time.clone());
+        let made = Disk::new(disk as u32, shape, temper, random, time);
+        self.shelf.put(file_path(disk, file).into(), made);
+        file
+    }
+
+    /// A disk is in another file from now on.
+    pub fn put_into_file(&mut self, disk: usize, file: u32) {
+        let path = file_path(disk, file);
+        if let Some(found) = self.shelf.find(path.as_ref()) {
+            self.disks[disk] = Storage::Disk(found);
         }
     }
 

@@ -151,6 +151,8 @@ faults! {
     Tight = "tight";
     /// Hosts are slow to ask for events, and to read their log pages.
     Deaf = "deaf";
+    /// Devices get other files, and hosts look at the identifiers of their disks.
+    Exchange = "exchange";
 }
 
 impl fmt::Display for Fault {
@@ -194,6 +196,7 @@ impl Fault {
             | Fault::Crowd
             | Fault::Greedy
             | Fault::Deaf => Some(Need::Habits),
+            Fault::Exchange => Some(Need::Apart),
             _ => None,
         }
     }
@@ -202,6 +205,12 @@ impl Fault {
     #[must_use]
     pub fn is_habit(self) -> bool {
         self.need() == Some(Need::Habits)
+    }
+
+    /// Whether it strikes by a stream of its own, so that everything else is as without it.
+    #[must_use]
+    pub fn is_apart(self) -> bool {
+        self.need() == Some(Need::Apart)
     }
 }
 
@@ -227,6 +236,8 @@ enum Need {
     Flushes,
     /// The same.
     MoreChanges,
+    /// The same, and they strike by a stream of their own.
+    Apart,
 }
 
 /// A set of faults.
@@ -435,6 +446,7 @@ fn faults_of(need: Need, seed: u64) -> Vec<Fault> {
         Need::Memory => (0x12, Some(Fault::Ram), 500),
         Need::MoreChanges => (0x18, None, 900),
         Need::Flushes => (0x14, Some(Fault::FlushErrors), 300),
+        Need::Apart => (0x50, None, 700),
     };
     let mut random = Random::new(seed, stream);
     let there = random.permille(share);
@@ -484,6 +496,7 @@ impl Swarm {
             .chain(faults_of(Need::Memory, seed))
             .chain(faults_of(Need::Flushes, seed))
             .chain(faults_of(Need::MoreChanges, seed))
+            .chain(faults_of(Need::Apart, seed))
             .collect();
         let chosen = match chosen.has(Fault::Rdma) {
             true => faults_of(Need::RdmaAndMore, seed)

@@ -25,6 +25,8 @@ use crate::swarm::{Fault, Limits, Swarm};
 const FAULTS_PERMILLE: u32 = 120;
 /// Of a thousand events so many are also something that a host does, drawn apart.
 const HABITS_PERMILLE: u32 = 60;
+/// Of a thousand events so many are also a fault of those that strike by a stream of their own.
+const APART_PERMILLE: u32 = 40;
 /// Events of a thousand in which time passes and nothing is sent.
 const PAUSES_PERMILLE: u32 = 15;
 /// A fault that takes the whole appliance strikes so many times of a thousand that it could.
@@ -64,6 +66,8 @@ pub struct World {
     starts: u64,
     /// What chance decides of hosts' habits.
     habits: Random,
+    /// What chance decides of faults that strike apart.
+    apart: Random,
     /// What chance decides of changes and while they wait.
     changes: Random,
     /// A change is being carried out.
@@ -101,6 +105,7 @@ impl World {
             appliance: None,
             starts: 0,
             habits: Random::new(seed, 0x26),
+            apart: Random::new(seed, 0x51),
             changes: Random::new(seed, 11),
             changing: false,
             waits: 0,
@@ -145,13 +150,16 @@ impl World {
             self.check_survivors()?;
         }
         self.habit()?;
+        self.strike_apart()?;
         if self.random.permille(PAUSES_PERMILLE) {
             let pause = Nanos::from_millis(self.random.between(1, 4000));
             return self.pass(pause);
         }
         if self.random.permille(FAULTS_PERMILLE) {
             let faults = self.scene.swarm.faults.iter();
-            let faults: Vec<Fault> = faults.filter(|it| !it.is_habit()).collect();
+            let faults: Vec<Fault> = faults
+                .filter(|it| !it.is_habit() && !it.is_apart())
+                .collect();
             if !faults.is_empty() {
                 let fault = self.random.pick(&faults);
                 self.strike(fault)?;
@@ -227,6 +235,29 @@ impl World {
         Ok(())
     }
 
+    /// At times something happens that is drawn by a stream of its own.
+    fn strike_apart(&mut self) -> Result<(), Violation> {
+        let faults = self.scene.swarm.faults.iter();
+        let faults: Vec<Fault> = faults.filter(|it| it.is_apart()).collect();
+        if faults.is_empty() || !self.apart.permille(APART_PERMILLE) {
+            return Ok(());
+        }
+        let fault = self.apart.pick(&faults);
+        let disk = self.apart.below(self.scene.disks.len() as u64) as usize;
+        let host = self.apart.below(self.hosts.len() as u64) as usize;
+        let struck = match fault {
+            Fault::Exchange => self.reconfigure(fault, disk, host)?,
+            _ => false,
+        };
+        if struck {
+            self.scene.note(format_args!(
+                "{fault} strikes disk {disk} or host {host}, apart"
+            ));
+            self.scene.figures.fault(fault);
+        }
+        Ok(())
+    }
+
     fn strike(&mut self, fault: Fault) -> Result<(), Violation> {
         let now = self.scene.time.now();
         let disk = self.random.below(self.scene.disks.len() as u64) as usize;
@@ -284,6 +315,7 @@ impl World {
             | Fault::ReadOnly
             | Fault::Deaf
             | Fault::Crowd
+            | Fault::Exchange
             | Fault::Tight => return Ok(()),
             Fault::Hang => self.strike_drive(disk, Mishap::Hang),
             Fault::Confusion => self.strike_drive(disk, Mishap::Confusion),

@@ -1,8 +1,8 @@
 //! Which disk a configured device is.
 
 use std::error::Error;
-use std::path::PathBuf;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use appliance::rehearsal::{Content, Growing, Opened, Opener};
 use appliance_config::{Backing, ByteSize, Device as Wanted, Uuid};
@@ -14,9 +14,30 @@ use crate::ram::Ram;
 
 type Failure = Box<dyn Error>;
 
+/// Disks by their paths: a disk may get another file while the appliance runs.
+#[derive(Clone, Default)]
+pub struct Shelf(Arc<Mutex<Vec<(PathBuf, Disk)>>>);
+
+impl Shelf {
+    /// From now on the file is there.
+    pub fn put(&self, path: PathBuf, disk: Disk) {
+        let mut files = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        files.push((path, disk));
+    }
+
+    /// The file at a path.
+    #[must_use]
+    pub fn find(&self, path: &Path) -> Option<Disk> {
+        let files = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut files = files.iter();
+        let found = files.find(|(known, _)| known == path);
+        found.map(|(_, disk)| disk.clone())
+    }
+}
+
 /// Disks and files by their paths, and those in RAM by the names of their devices.
 pub(super) struct Disks {
-    pub(super) disks: Vec<(PathBuf, Disk)>,
+    pub(super) shelf: Shelf,
     pub(super) files: Vec<FileDisk>,
     pub(super) ram: Vec<(String, Ram)>,
 }
@@ -34,8 +55,7 @@ impl Opener for Disks {
                     let content = Content::Lasting(path.display().to_string());
                     return Ok(Some(Opened::other(device, Box::new(Fixed), content)));
                 }
-                let found = self.disks.iter().find(|(known, _)| known == path);
-                let (_, disk) = found.ok_or("there is no such file")?;
+                let disk = self.shelf.find(path).ok_or("there is no such file")?;
                 if disk.is_removed() {
                     return Err("it was pulled out".into());
                 }
@@ -46,7 +66,7 @@ impl Opener for Disks {
                 disk.grow(*size)?;
                 let device = Arc::new(disk.clone()) as Arc<dyn Device>;
                 let content = Content::Lasting(path.display().to_string());
-                Ok(Some(Opened::other(device, Box::new(disk.clone()), content)))
+                Ok(Some(Opened::other(device, Box::new(disk), content)))
             }
             Backing::Null { size, block_size } => {
                 let null = NullDevice::new(NullOptions {

@@ -15,11 +15,14 @@ use nvme_spec::{Cqe, NSID_BROADCAST, Sqe, Status};
 use reactors::Nanos;
 use zerocopy::FromBytes;
 
+use super::answers::is_absence;
 use super::connection::{Connection, Outstanding, Transfer};
 use super::invalid::Refusal;
 use super::{Command, Ground, Host, LATENCY_MAX, Phase, READY_POLL};
 use crate::history::Moment;
+use crate::identity::ContentId;
 use crate::judge::Violation;
+use crate::swarm::Fault;
 
 /// Entries of the error log that are read: all that ELPE may be, 64 of 64 bytes.
 const ERROR_LOG_BYTES: usize = 4096;
@@ -93,6 +96,8 @@ pub(super) enum AdminStep {
     Identify,
     /// What all command sets share of Identify Namespace, of a disk.
     IdentifyNamespace(usize),
+    /// The identifiers of a disk, and the content that it had when they were asked for.
+    IdentifyDisk(ContentId),
     /// The write cache is switched on or off; what was written before that.
     WriteCache { enable: bool, began: Moment },
     /// A feature is set.
@@ -133,7 +138,30 @@ impl Host {
             let sqe = Sqe::identify_structure(Cns::INDEPENDENT_NAMESPACE, disk as u32 + 1);
             let step = AdminStep::IdentifyNamespace(disk);
             self.send_admin_moving(ground, sqe, Command::Admin(step), page());
+            if ground.swarm.faults.has(Fault::Exchange) {
+                let sqe = Sqe::identify_structure(Cns::NAMESPACE_DESCRIPTORS, disk as u32 + 1);
+                let step = AdminStep::IdentifyDisk(ground.judge.content(disk));
+                self.send_admin_moving(ground, sqe, Command::Admin(step), page());
+            }
         }
+    }
+
+    /// A disk's identifiers were told.
+    fn disk_identified(
+        &mut self,
+        ground: &mut Ground<'_>,
+        content: ContentId,
+        outstanding: &Outstanding,
+    ) -> Result<(), Violation> {
+        let (disk, _) = content;
+        let has_changed = ground.namespace_changed[disk] >= outstanding.issued_at;
+        let is_there = ground.serving.namespaces[disk] && !ground.disk_gone[disk];
+        if has_changed || !is_there || ground.judge.content(disk) != content {
+            return Ok(());
+        }
+        ground.figures.identities_judged += 1;
+        let judged = ground.judge.identities.told(content, &outstanding.data);
+        judged.map_err(|what| self.violation(ground, &what))
     }
 
     /// Whether the host has to flush what it writes to a disk, by what was reported to it.
@@ -371,6 +399,9 @@ impl Host {
                     self.admin_state.lacks_cache.remove(&disk);
                 }
             }
+            AdminStep::IdentifyDisk(content) => {
+                return self.disk_identified(ground, content, outstanding);
+            }
             AdminStep::WriteCache { enable, began } => {
                 if !enable {
                     self.admin_state.write_through = true;
@@ -429,6 +460,8 @@ impl Host {
                 self.admin_state.lacks_cache.remove(&disk);
                 true
             }
+            // There is no such namespace just now.
+            AdminStep::IdentifyDisk(_) => is_absence(status),
             AdminStep::SetKeepAlive(_) => {
                 let former = self.configured_keep_alive;
                 self.shape.keep_alive = former.min(self.shape.keep_alive);
@@ -512,7 +545,7 @@ impl Host {
             return Err(self.violation(ground, &what));
         }
         // Drives' own logs push entries out.
-        if ground.swarm.faults.has(crate::swarm::Fault::Drive) {
+        if ground.swarm.faults.has(Fault::Drive) {
             return Ok(());
         }
         let missing = self.admin_state.logged.iter().find(|failure| {

@@ -332,7 +332,7 @@ impl Host {
 }
 
 /// Whether a command was refused because its namespace is not there.
-fn is_absence(status: Status) -> bool {
+pub(super) fn is_absence(status: Status) -> bool {
     status.is(Status::INVALID_FIELD) || status.is(Status::INVALID_NAMESPACE_OR_FORMAT)
 }
 

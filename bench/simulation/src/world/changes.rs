@@ -223,9 +223,10 @@ impl World {
 
     /// Everything is configured again.
     pub(super) fn configure_all(&mut self) -> Result<(), Violation> {
-        let sizes = self.scene.serving.sizes.clone();
+        let Serving { sizes, files, .. } = self.scene.serving.clone();
         let wanted = Serving {
             sizes,
+            files,
             ..Serving::all(&self.scene.swarm)
         };
         if wanted != self.scene.serving {
@@ -251,6 +252,7 @@ impl World {
             Fault::Listeners => self.vary_listeners(wanted),
             Fault::Growth => self.vary_size(wanted, disk),
             Fault::Keys => self.vary_key(wanted, disk),
+            Fault::Exchange => self.vary_file(wanted, disk),
             _ => {}
         }
         *wanted != self.scene.serving
@@ -360,6 +362,14 @@ impl World {
         // Drives are taken at start.
         let goes = fault == Fault::Devices && self.scene.disks[disk].comes_and_goes();
         wanted.devices[disk] = comes || !goes;
+    }
+
+    /// Another file takes the place of a disk's.
+    fn vary_file(&mut self, wanted: &mut Serving, disk: usize) {
+        let storage = &self.scene.disks[disk];
+        if matches!(storage, Storage::Disk(_)) && !storage.needs_restart() {
+            wanted.files[disk] = self.scene.make_file(self.seed, disk);
+        }
     }
 
     fn vary_listeners(&mut self, wanted: &mut Serving) {
@@ -498,7 +508,8 @@ impl World {
         let leaving = touched.1.iter().copied();
         let leaving = leaving.filter(|disk| {
             // A device whose mode changes is closed and opened anew.
-            let is_replaced = former.read_only[*disk] != change.wanted.read_only[*disk];
+            let is_replaced = former.read_only[*disk] != change.wanted.read_only[*disk]
+                || former.files[*disk] != change.wanted.files[*disk];
             change.text.is_some() || !change.wanted.devices[*disk] || is_replaced
         });
         let mut during = During {
@@ -601,6 +612,13 @@ impl World {
         }
     }
 
+    /// Whether hosts of a subsystem have to be disconnected, since a disk that they know is another
+    /// one now.
+    fn has_exchanged(&self, former: &Serving, subsystem: usize) -> bool {
+        let mut disks = self.scene.swarm.disks_of(subsystem);
+        disks.any(|disk| is_exchanged_in_service(former, &self.scene.serving, disk))
+    }
+
     /// When a change is reported as done, no host has an association that it has lost the right to.
     fn judge_departures(&self, before: &BTreeSet<u16>, former: &Serving) -> Result<(), Violation> {
         let swarm = &self.scene.swarm;
@@ -619,7 +637,7 @@ impl World {
             // Hosts know a subsystem by its serial and model number.
             let is_other = ways
                 .map(|it| swarm.hosts[it].subsystem)
-                .any(|it| then[it] != now[it]);
+                .any(|it| then[it] != now[it] || self.has_exchanged(former, it));
             if !is_allowed || (is_other && before.contains(&controller)) {
                 let what = format!(
                     "a change is done, and {host} still has controller {controller} of {subsystem}"
@@ -666,11 +684,15 @@ impl World {
             former.reaches(swarm, *it) != wanted.reaches(swarm, *it)
                 || former.keys.identities[subsystem] != wanted.keys.identities[subsystem]
                 || former.has_listener(swarm, *it) != wanted.has_listener(swarm, *it)
+                || swarm
+                    .disks_of(subsystem)
+                    .any(|disk| is_exchanged_in_service(former, wanted, disk))
         });
         let disks = (0..swarm.disks.len()).filter(|disk| {
             former.namespaces[*disk] != wanted.namespaces[*disk]
                 || former.devices[*disk] != wanted.devices[*disk]
                 || former.sizes[*disk] != wanted.sizes[*disk]
+                || former.files[*disk] != wanted.files[*disk]
                 || former.read_only[*disk] != wanted.read_only[*disk]
         });
         (
@@ -689,11 +711,20 @@ impl World {
             self.scene.namespace_changed[*disk] = CHANGING;
             let blocks = change.wanted.sizes[*disk];
             self.scene.judge.grow(*disk, blocks);
+            let former = &self.scene.serving;
+            let is_exchanged = former.files[*disk] != change.wanted.files[*disk];
+            if is_exchanged {
+                let is_known = former.has_namespace(&self.scene.swarm, *disk);
+                self.scene.judge.exchange_begins(*disk, !is_known);
+            }
             // Which of two states the namespace is left in when it is in vain is told by no event.
             let subsystem = self.scene.swarm.subsystem_of_disk(*disk);
             let is_seen = self.scene.serving.namespaces[*disk] || change.wanted.namespaces[*disk];
             // A namespace whose device was pulled out has gone already.
             let is_told = is_seen && !self.is_gone(*disk) && change.text.is_none();
+            // Its hosts are disconnected, and find another disk when they are back.
+            let serving = &self.scene.serving;
+            let is_told = is_told && !is_exchanged_in_service(serving, &change.wanted, *disk);
             for host in self.hosts.iter_mut().filter(|_| is_told) {
                 host.expect_namespace_event(subsystem, *disk, CHANGING);
             }
@@ -717,6 +748,14 @@ impl World {
         let is_told = is_applied && !disks.iter().any(|disk| self.is_gone(*disk));
         for disk in disks {
             self.scene.namespace_changed[*disk] = now;
+            let file = self.scene.serving.files[*disk];
+            let is_moved = former.files[*disk] != file;
+            self.scene.judge.exchange_ends(*disk, is_moved);
+            if is_moved {
+                self.scene.put_into_file(*disk, file);
+                self.scene.swarm.disks[*disk].block_count = self.scene.serving.sizes[*disk];
+                continue;
+            }
             let is_closed = is_applied && !self.scene.serving.has_device(*disk);
             let is_exchanged =
                 is_applied && former.read_only[*disk] != self.scene.serving.read_only[*disk];
@@ -791,6 +830,12 @@ impl World {
 /// A listener over TCP, as the configuration has it.
 fn listener(name: &str, address: SocketAddr) -> String {
     format!("[[listener]]\nname = \"{name}\"\ntransport = \"tcp\"\naddress = \"{address}\"\n")
+}
+
+/// Whether a disk that hosts know by its namespace is in another file, in the same place.
+fn is_exchanged_in_service(former: &Serving, wanted: &Serving, disk: usize) -> bool {
+    let stays = former.namespaces[disk] && wanted.namespaces[disk];
+    stays && former.files[disk] != wanted.files[disk]
 }
 
 /// What is left to do after a change.
