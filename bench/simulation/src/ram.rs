@@ -21,6 +21,8 @@ use crate::time::SharedTime;
 const NOT_AT_ONCE_PERMILLE: u32 = 200;
 /// A reactor polls so often while a request waits, in nanoseconds.
 const POLL_NANOS: u64 = 10_000;
+/// A request that waits for memory that is lent is looked at this often.
+const WAITING_POLL: Nanos = Nanos::from_millis(5);
 /// More polls in a row than readers of 32 units ever yield to a writer that went: 4095 for each.
 const FRUITLESS_POLLS_MAX: u64 = 140_000;
 /// Requests of a thousand that reach the memory when they are submitted.
@@ -140,8 +142,12 @@ impl Ram {
     pub fn next_due(&self) -> Option<Nanos> {
         let state = self.state();
         let due = state.dues.first().map(|(due, _)| *due);
-        let held = (state.held_until > self.time.now()).then_some(state.held_until);
-        due.map(|due| due.max(state.held_until)).or(held)
+        let now = self.time.now();
+        let held = (state.held_until > now).then_some(state.held_until);
+        let waits = state.in_flight > state.dues.len();
+        let waits = waits.then(|| (now + WAITING_POLL).max(state.held_until));
+        let due = due.map(|due| due.max(state.held_until)).or(held);
+        due.into_iter().chain(waits).min()
     }
 
     /// What it did.

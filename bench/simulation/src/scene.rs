@@ -2,10 +2,9 @@
 
 use std::sync::Arc;
 
+use appliance::rehearsal::Identities;
 use hugemem::{Arena, ArenaConfig, PagePolicy};
 use reactors::Nanos;
-
-use appliance::rehearsal::Identities;
 
 use crate::appliance::Shelf;
 use crate::disk::Disk;
@@ -16,8 +15,7 @@ use crate::file_disk::FileDisk;
 use crate::host::{Ground, Vanished};
 use crate::judge::Judge;
 use crate::network::{Listener, NetworkTemper};
-use crate::plan::Serving;
-use crate::plan::{disk_path, file_path};
+use crate::plan::{Serving, disk_path, file_path};
 use crate::ram::Ram;
 use crate::random::Random;
 use crate::storage::Storage;

@@ -10,6 +10,8 @@ use crate::swarm::Fault;
 
 /// What reactors, the network and their polls may add, on top of what disks take.
 const SLACK: Nanos = Nanos::from_millis(5);
+/// A block that a device in RAM lends can be written within this, whatever its reader does.
+const LENT_MAX: Nanos = Nanos::from_millis(150);
 /// A request that a disk puts off is tried again after so long at most.
 const RETRY: Nanos = Nanos::from_micros(50);
 /// A disk puts a request off so often in a row at most, for all that chance can do.
@@ -33,9 +35,10 @@ impl Host {
             Fault::File,
             Fault::Greedy,
         ];
-        // Readers of memory yield to writers for thousands of polls.
-        let in_memory = io.extents.iter().any(|it| swarm.ram[it.disk]);
-        if in_memory || coarse.iter().any(|it| faults.has(*it)) {
+        if io.extents.iter().any(|it| swarm.ram[it.disk]) {
+            return Self::wait_bound_in_memory(ground, io);
+        }
+        if coarse.iter().any(|it| faults.has(*it)) {
             return None;
         }
         let temper = swarm.disk_temper;
@@ -58,6 +61,28 @@ impl Host {
         let rounds = 1 + load.div_ceil(swarm.device_queue_depth as u64);
         let network = 4 * ground.network.latency_max.as_nanos();
         Some(Nanos(steps * request * rounds * 2 + network) + SLACK)
+    }
+
+    /// The same on a disk in RAM: of writes, whatever readers of the same blocks do, and however
+    /// slow the network and other disks are. Readers yield to writers for thousands of polls.
+    fn wait_bound_in_memory(ground: &Ground<'_>, io: &Io) -> Option<Nanos> {
+        let swarm = ground.swarm;
+        // The host itself is slow with its data.
+        let is_late = swarm.faults.has(Fault::SlowWriter) || swarm.faults.has(Fault::Grain);
+        if io.version == 0 || is_late {
+            return None;
+        }
+        let slow = if swarm.faults.has(Fault::Slow) {
+            swarm.disk_temper.slow_max
+        } else {
+            Nanos::ZERO
+        };
+        // A stream takes no more than its window in a round trip.
+        let extents = io.extents.iter();
+        let bytes = extents.map(|it| u64::from(it.blocks * swarm.disks[it.disk].block_size));
+        let trips = 4 + bytes.sum::<u64>() / ground.network.window as u64;
+        let network = Nanos(4 * trips * ground.network.latency_max.as_nanos());
+        Some(LENT_MAX + slow + network + SLACK)
     }
 
     /// Holds the time that a command has waited against its bound.
