@@ -16,22 +16,23 @@ use nvme_driver::DriveOwner;
 use nvme_target::Target;
 use reactors::{IdlePolicy, Nanos, ReactorConfig, Reactors};
 
-use crate::command_line::{Failure, with_causes};
 use crate::control::ControlPlane;
 use crate::devices::{Devices, SystemDevices};
+use crate::error::{Failure, with_causes};
 use crate::exports::{self, Ports};
 use crate::identities::Identities;
-use crate::live::{How, Live, Orders, RealTime, Started};
+use crate::live::{How, Live, Started};
+use crate::meanwhile::RealTime;
 use crate::memory;
 use crate::nvme::{self, Bus, Drives, Vfio};
 use crate::observe::model::ApplyAnswer;
 use crate::observe::sources::{Sources, TransportCounters};
+use crate::orders::Orders;
 use crate::reactor_setup::{Parts, set_up};
 use crate::requests::{ApplyOrder, ApplyRefusal, Mailbox, Request};
 use crate::rounds::Rounds;
 use crate::service::{self, Heartbeat};
 use crate::signals::Termination;
-use crate::summary;
 use crate::transports::{Listeners, Portions};
 
 /// How often a stop under way is looked after.
@@ -225,7 +226,7 @@ impl Appliance {
     /// # Errors
     /// A test hook that was asked for cannot be had.
     pub(crate) fn serve_until(&mut self, termination: &mut Termination) -> Result<(), Failure> {
-        let status = summary::status_line(self.live.config());
+        let status = service::status_line(self.live.config());
         service::offer_to_stick(self.reactors.handles())?;
         service::ready(&status);
         let mut rounds = Rounds::new(Heartbeat::from_environment(self.cores.len(), status));
@@ -262,7 +263,7 @@ impl Appliance {
                 }
             }),
         );
-        rounds.set_status(summary::status_line(self.live.config()));
+        rounds.set_status(service::status_line(self.live.config()));
         answer
     }
 
@@ -290,7 +291,7 @@ impl Appliance {
         let wanted = self.load_again().map_err(|error| error.to_string())?;
         let answer = self.apply(&wanted, How::default(), rounds);
         drop(turn);
-        let status = summary::status_line(self.live.config());
+        let status = service::status_line(self.live.config());
         match answer.trouble() {
             None => Ok(format!("{status}; {} step(s) applied", answer.steps.len())),
             Some(trouble) => Err(format!("{status}; the file is not applied: {trouble}")),

@@ -8,8 +8,9 @@ use std::time::Duration;
 use clap::Args;
 
 use crate::client::{Client, SocketArguments};
-use crate::command_line::{Failure, print};
+use crate::error::Failure;
 use crate::observe::model::{ApplyAnswer, ApplyRequest, ApplyStep, StepState};
+use crate::terminal::print;
 
 /// Removals wait for requests in flight; a little more than the appliance takes for itself.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(120);

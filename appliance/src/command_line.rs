@@ -1,8 +1,7 @@
-//! Commands, their options, and how errors and log lines look.
+//! The commands, their options, and where log lines go.
 
-use std::error::Error;
 use std::ffi::OsString;
-use std::io::{IsTerminal, Write as _};
+use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -14,9 +13,11 @@ use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
 use crate::appliance::Appliance;
+use crate::error::Failure;
 use crate::identities::{self, Identities};
 use crate::service::BadConfiguration;
 use crate::signals::Termination;
+use crate::terminal::print;
 use crate::{
     apply, device, doctor, drives, embedded, load, manual, service, signals, status, summary, top,
     trace,
@@ -24,9 +25,6 @@ use crate::{
 
 /// How long the listeners of an appliance that has started may take to answer.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
-
-/// What every command may fail with.
-pub(crate) type Failure = Box<dyn Error>;
 
 /// A polled-mode NVMe-oF storage appliance.
 #[derive(Parser, Debug)]
@@ -142,13 +140,6 @@ fn serve(mut appliance: Appliance, signals: &mut Termination) -> Result<ExitCode
     Ok(appliance.stop(signals))
 }
 
-/// Prints text; a reader that has gone is no reason to end.
-pub(crate) fn print(text: &str) {
-    if let Err(error) = std::io::stdout().lock().write_all(text.as_bytes()) {
-        tracing::debug!(%error, "nobody reads the output");
-    }
-}
-
 fn load(file: &Path) -> Result<Config, Failure> {
     Config::load(file).map_err(|error| match error {
         LoadError::Problems(problems) => {
@@ -180,47 +171,9 @@ pub(crate) fn log_to_stderr(filter: Option<&str>) {
     log.with(lines).init();
 }
 
-/// An error and its causes in one line; text that has lines of its own stays as it is.
-pub(crate) fn one_line(error: &dyn Error) -> String {
-    let text = error.to_string();
-    if text.contains('\n') {
-        return text.trim_end().to_owned();
-    }
-    format!("windlass: {}", with_causes(error))
-}
-
-/// An error and its causes, each behind a colon.
-pub(crate) fn with_causes(error: &dyn Error) -> String {
-    let mut line = error.to_string();
-    let mut cause = error.source();
-    while let Some(source) = cause {
-        let text = source.to_string();
-        // Errors that print their cause themselves would say it twice.
-        if !line.ends_with(&text) {
-            line.push_str(": ");
-            line.push_str(&text);
-        }
-        cause = source.source();
-    }
-    line
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[derive(Debug, thiserror::Error)]
-    #[error("the arena cannot be had")]
-    struct Outer(#[source] std::io::Error);
-
-    #[test]
-    fn causes_stand_in_one_line() {
-        let outer = Outer(std::io::Error::other("no memory"));
-        assert_eq!(
-            one_line(&outer),
-            "windlass: the arena cannot be had: no memory"
-        );
-    }
 
     #[test]
     fn the_command_line_is_consistent() {

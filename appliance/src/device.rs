@@ -6,8 +6,9 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 
 use crate::client::{Client, SocketArguments};
-use crate::command_line::{Failure, print};
+use crate::error::Failure;
 use crate::observe::model::{ReopenAnswer, ReopenRequest};
+use crate::terminal::print;
 
 /// The file system below may be slow just then.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(60);

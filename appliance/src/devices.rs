@@ -12,7 +12,7 @@ use block::{
 use hugemem::{Arena, PagePolicy, Region, Store};
 use nvme_target::DeviceIndex;
 
-use crate::command_line::Failure;
+use crate::error::Failure;
 use crate::identities::{Content, FoundFile, Identities};
 
 /// The devices that could be had, each with its place in the target.

@@ -24,7 +24,8 @@ use appliance_config::{Backing, Colour, Config, Device, LoadError};
 use clap::Args;
 use serde::Serialize;
 
-use crate::command_line::{Failure, print};
+use crate::error::Failure;
+use crate::terminal::print;
 use machine::Machine;
 
 /// Where the service has its configuration.

@@ -13,7 +13,7 @@ use std::process::ExitCode;
 use clap::Args;
 use vfio::{PciAddress, Problem, Step, System, Takeover};
 
-use crate::command_line::Failure;
+use crate::error::Failure;
 
 /// Where sysfs, procfs and device nodes are.
 #[derive(Args, Debug)]

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use appliance_config::Config;
 
-use crate::command_line::Failure;
+use crate::error::Failure;
 
 /// The file namespace's name in its directory.
 const FILE_NAME: &str = "demo.img";

@@ -16,14 +16,17 @@ mod devices;
 mod doctor;
 mod drives;
 mod embedded;
+mod error;
 mod exports;
 mod identities;
 mod live;
 mod load;
 mod manual;
+mod meanwhile;
 mod memory;
 mod nvme;
 mod observe;
+mod orders;
 #[cfg(feature = "probe")]
 pub mod probe;
 mod quantity;
@@ -31,11 +34,13 @@ mod reactor_setup;
 pub mod rehearsal;
 mod requests;
 mod rounds;
+mod running;
 mod service;
 mod signals;
 mod status;
 mod summary;
 mod table;
+mod terminal;
 mod top;
 mod trace;
 mod transports;
@@ -55,7 +60,7 @@ pub fn main() -> ExitCode {
         Err(error) => {
             // Configuration problems bring their own places and carets; everything else is one
             // line.
-            service::report_failure(&command_line::one_line(error.as_ref()));
+            service::report_failure(&error::one_line(error.as_ref()));
             if error.is::<service::BadConfiguration>() {
                 return ExitCode::from(service::EXIT_CONFIGURATION);
             }

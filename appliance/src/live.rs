@@ -5,43 +5,27 @@
 //! they are told by orders and by what the target publishes, and are never waited for with a lock.
 
 mod apply;
-mod meanwhile;
-mod orders;
-mod port_orders;
 mod served;
 mod steps;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use appliance_config::{Config, Transport as TransportName, Uuid};
+use appliance_config::{Config, Transport as TransportName};
 use arc_swap::ArcSwap;
-use nvme_target::{DeviceIndex, Target};
+use nvme_target::Target;
 use reactors::ReactorHandle;
 
 use crate::devices::{Devices, Opened, Opener};
 use crate::exports::Ports;
+use crate::orders::Orders;
 use crate::reactor_setup::DeskOrder;
+use crate::running::Running;
 use crate::transports::Listening;
 use crate::watch::Watch;
 pub(crate) use apply::{How, Origin, directory_of};
-pub use meanwhile::Meanwhile;
-pub(crate) use meanwhile::RealTime;
-pub(crate) use orders::Orders;
-pub use orders::{Answers, Unanswered};
-pub use port_orders::PortOrders;
 use served::Served;
-
-/// What runs, for whoever looks at it.
-#[derive(Clone)]
-pub(crate) struct Running {
-    pub(crate) config: Arc<ArcSwap<Config>>,
-    pub(crate) ports: Arc<ArcSwap<Ports>>,
-    /// The UUID that hosts know the namespace of a device by, by the device's place.
-    pub(crate) uuids: Arc<ArcSwap<BTreeMap<DeviceIndex, Uuid>>>,
-}
 
 /// What a running appliance's configuration has led to.
 pub(crate) struct Live {

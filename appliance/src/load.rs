@@ -5,7 +5,7 @@ use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::command_line::Failure;
+use crate::error::Failure;
 
 /// Its places as seen from the directory of this program: beside it, where a build leaves it, and
 /// where the package has it.

@@ -12,6 +12,7 @@ pub(crate) mod latency;
 pub(crate) mod model;
 pub(crate) mod observation;
 pub(crate) mod pseudonyms;
+pub(crate) mod recordings;
 pub(crate) mod sources;
 pub(crate) mod status;
 
@@ -27,9 +28,8 @@ use heatmap::Heatmaps;
 use history::Recorder;
 use observation::{LatencyBefore, Observation};
 use pseudonyms::Pseudonyms;
+use recordings::Material;
 use sources::Sources;
-
-use crate::trace::gather::Material;
 
 /// The time between two values of the history.
 pub(crate) const STEP: Duration = Duration::from_secs(1);

@@ -1,4 +1,32 @@
 //! The control plane without sockets, to be fuzzed: bytes of a connection in, bytes of its answers
 //! out.
 
+use std::sync::{Arc, mpsc};
+
+use appliance_config::Config;
+
+use crate::appliance::Appliance;
 pub use crate::control::probe::{ControlProbe, ProbedDoor};
+use crate::observe::Observatory;
+use crate::observe::events::Events;
+use crate::requests::Mailbox;
+
+/// Starts an appliance with the configuration in `text`, which goes on until the process ends, and
+/// a control plane with `token`.
+///
+/// # Panics
+/// The configuration or the token is wrong, or something that the appliance needs cannot be had.
+#[must_use]
+pub fn start(text: &str, token: &str) -> ControlProbe {
+    let config = Config::parse("probe", text).expect("a right configuration");
+    let (mailbox, requests) = Mailbox::new();
+    let (told, sources) = mpsc::channel();
+    std::thread::spawn(move || {
+        let mut appliance = Appliance::start(config, Default::default()).expect("it starts");
+        told.send(appliance.lend_sources()).expect("awaited");
+        appliance.compare_only(&requests);
+    });
+    let sources = sources.recv().expect("it has started");
+    let observatory = Observatory::new(sources, Arc::new(Events::default()));
+    ControlProbe::new(observatory, mailbox, token)
+}

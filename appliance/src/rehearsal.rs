@@ -14,16 +14,18 @@ use nvme_target::{DeviceIndex, Target, TargetCore};
 use reactors::ring::Receiver;
 use reactors::{Poller, ReactorHandle};
 
-use crate::command_line::{Failure, with_causes};
 use crate::devices::{Devices, DriveNamespace};
+use crate::error::{Failure, with_causes};
 use crate::exports::{self, Ports};
-use crate::live::{How, Live, Orders, Started};
+use crate::live::{How, Live, Started};
 use crate::observe::model::{ApplyAnswer, StepState};
+use crate::orders::Orders;
 use crate::reactor_setup::{Desk, DeskOrder, Rest};
 
 pub use crate::devices::{Growing, Opened, Opener};
 pub use crate::identities::{Content, Identities};
-pub use crate::live::{Answers, Meanwhile, PortOrders, Unanswered};
+pub use crate::meanwhile::Meanwhile;
+pub use crate::orders::{Answers, PortOrders, Unanswered};
 pub use crate::transports::Listening;
 
 /// What an appliance is made from.

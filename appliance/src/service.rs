@@ -11,6 +11,7 @@ mod stick;
 
 use std::time::Duration;
 
+use appliance_config::Config;
 use sd_notify::NotifyState;
 
 pub(crate) use answers::wait_until_answering;
@@ -81,6 +82,12 @@ fn tell(state: &[NotifyState<'_>]) {
 /// The protocol has one variable on each line, so text must not have lines of its own.
 fn in_one_line(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// What is served, in a few words for one line.
+pub(crate) fn status_line(config: &Config) -> String {
+    let (exports, listeners) = (config.exports.len(), config.listeners.len());
+    format!("serving {exports} export(s) on {listeners} listener(s)")
 }
 
 #[cfg(test)]

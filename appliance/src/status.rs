@@ -8,10 +8,11 @@ use clap::Args;
 
 use crate::client::look::Look;
 use crate::client::{Client, ClientError, SocketArguments, views};
-use crate::command_line::{Failure, one_line, print};
+use crate::error::{Failure, one_line};
 use crate::observe::model::{RunState, Status};
 use crate::quantity;
 use crate::table::Table;
+use crate::terminal::print;
 
 /// It runs, and something wants a person.
 const EXIT_AILING: u8 = 1;

@@ -65,12 +65,6 @@ fn write_ready(out: &mut String, appliance: &Appliance) -> fmt::Result {
     writeln!(out, "windlass: ready")
 }
 
-/// What is served, in a few words for one line.
-pub(crate) fn status_line(config: &Config) -> String {
-    let (exports, listeners) = (config.exports.len(), config.listeners.len());
-    format!("serving {exports} export(s) on {listeners} listener(s)")
-}
-
 /// What a start with this configuration would serve, and what to know before it. Touches nothing.
 pub(crate) fn check_text(file: &Path, config: &Config) -> String {
     let mut text = String::new();

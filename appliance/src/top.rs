@@ -20,7 +20,8 @@ use ratatui::crossterm::event::{self, Event};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::client::{Client, SocketArguments};
-use crate::command_line::{Failure, print};
+use crate::error::Failure;
+use crate::terminal::print;
 use sampler::{Sample, Sampler};
 use screen::{Action, Screen, View};
 

@@ -20,10 +20,11 @@ use nvme_target::{PortId, TargetCore};
 use nvme_tcp::CONNECTIONS_PER_REACTOR_MAX;
 use reactors::{InitError, Placement, Poller, ReactorHandle, ReactorSetup};
 
-use crate::command_line::Failure;
+use crate::error::Failure;
 use crate::exports::port_id;
-use crate::live::{Answers, Meanwhile};
+use crate::meanwhile::Meanwhile;
 use crate::observe::sources::TransportCounters;
+use crate::orders::Answers;
 
 /// One transport of the whole appliance. Each reactor gets a poller of it.
 pub(crate) trait Transport: Listening {

@@ -7,7 +7,7 @@ use appliance_config::Control;
 
 use super::socket::Socket;
 use super::token::Token;
-use crate::command_line::with_causes;
+use crate::error::with_causes;
 
 /// The HTTP side.
 pub(super) struct Http {

@@ -1,17 +1,14 @@
 //! The control plane of a whole appliance, asked through a pipe in place of a socket.
 
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Arc, Mutex};
 
-use appliance_config::Config;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::runtime::Runtime;
 
 use super::routes::{self, Door, Shared};
 use super::serve;
 use super::token::Token;
-use crate::appliance::Appliance;
 use crate::observe::Observatory;
-use crate::observe::events::Events;
 use crate::requests::Mailbox;
 
 /// Bytes that wait in the pipe: less than most answers have.
@@ -37,24 +34,9 @@ pub struct ControlProbe {
 }
 
 impl ControlProbe {
-    /// Starts an appliance with the configuration in `text`, which goes on until the process ends,
-    /// and a control plane with `token`.
-    ///
-    /// # Panics
-    /// The configuration or the token is wrong, or something that the appliance needs cannot be
-    /// had.
-    #[must_use]
-    pub fn new(text: &str, token: &str) -> Self {
-        let config = Config::parse("probe", text).expect("a right configuration");
-        let (mailbox, requests) = Mailbox::new();
-        let (told, sources) = mpsc::channel();
-        std::thread::spawn(move || {
-            let mut appliance = Appliance::start(config, Default::default()).expect("it starts");
-            told.send(appliance.lend_sources()).expect("awaited");
-            appliance.compare_only(&requests);
-        });
-        let sources = sources.recv().expect("it has started");
-        let observatory = Observatory::new(sources, Arc::new(Events::default()));
+    /// A control plane with `token` that tells of what `observatory` sees and hands requests to
+    /// `mailbox`.
+    pub(crate) fn new(observatory: Observatory, mailbox: Mailbox, token: &str) -> Self {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_time()
             .build();

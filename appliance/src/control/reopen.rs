@@ -13,7 +13,7 @@ use tokio::task::spawn_blocking;
 
 use super::answers::refusal;
 use super::routes::Shared;
-use crate::command_line::with_causes;
+use crate::error::with_causes;
 use crate::live::directory_of;
 use crate::observe::model::{ReopenAnswer, ReopenRequest, Severity};
 

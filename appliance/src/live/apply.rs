@@ -13,12 +13,12 @@ use appliance_config::{
 
 use reactors::sim::planted;
 
-use super::meanwhile::aside;
+use super::Live;
 use super::steps::{StepEnd, close_port};
-use super::{Live, Meanwhile};
-use crate::command_line::with_causes;
 use crate::devices::{DeviceError, Opened};
+use crate::error::with_causes;
 use crate::exports::BoundPort;
+use crate::meanwhile::{Meanwhile, aside};
 use crate::observe::model::{ApplyAnswer, ApplyStep, OutstandingCommands, StepState};
 
 /// How a configuration is applied.

@@ -7,11 +7,11 @@ use appliance_config::{Device, Listener, Name, Nqn, Step, Transport};
 use nvme_target::{DeviceIndex, Outstanding, PortId};
 use reactors::sim::planted;
 
+use super::Live;
 use super::apply::Prepared;
-use super::meanwhile::aside;
-use super::{Live, Meanwhile};
-use crate::command_line::with_causes;
 use crate::devices::Opened;
+use crate::error::with_causes;
+use crate::meanwhile::{Meanwhile, aside};
 use crate::observe::model::OutstandingCommands;
 use crate::reactor_setup::DeskOrder;
 use crate::transports::Listening;
@@ -332,7 +332,7 @@ impl Live {
         name: &Name,
         step: &Step,
         meanwhile: &mut dyn Meanwhile,
-        grow: impl FnOnce(&Opened) -> Result<Option<Grown>, crate::command_line::Failure> + Send,
+        grow: impl FnOnce(&Opened) -> Result<Option<Grown>, crate::error::Failure> + Send,
     ) -> Result<CutOff, String> {
         if let Some((place, opened)) = self.devices.opened_mut(name) {
             let more = aside(meanwhile, || {

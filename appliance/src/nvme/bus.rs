@@ -11,7 +11,7 @@ use nvme_driver::VfioBacking;
 use nvme_driver::backing::DeviceBacking;
 use vfio::{Container, PciAddress, Problem, System, diagnose};
 
-use crate::command_line::Failure;
+use crate::error::Failure;
 use borrowed::{Borrowed, Returned};
 
 /// What drives are taken from. For the control thread: everything may block.

@@ -8,7 +8,7 @@ use reactors::ReactorHandle;
 use vfio::Problem;
 
 use super::{Bus, Drives, Taken};
-use crate::command_line::with_causes;
+use crate::error::with_causes;
 
 /// How long a drive that the system asked for is left to it, unless it was seen to be away: whoever
 /// asked needs a moment to take it.

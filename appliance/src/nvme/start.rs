@@ -10,8 +10,8 @@ use reactors::{Clock, Nanos, TscClock};
 
 use super::care::Notes;
 use super::{Bus, Drives, Taken, Wanted, wanted};
-use crate::command_line::{Failure, with_causes};
 use crate::devices::DriveNamespace;
+use crate::error::{Failure, with_causes};
 use crate::identities::Content;
 
 /// How often drives on their way up are looked at.

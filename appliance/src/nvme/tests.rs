@@ -20,7 +20,7 @@ use vfio::{PciAddress, Problem};
 
 use super::Bus;
 use crate::appliance::Appliance;
-use crate::command_line::Failure;
+use crate::error::Failure;
 
 const NQN: &str = "nqn.2026-11.org.windlass:test";
 /// Nothing that a test waits for takes this long, however busy the machine.

@@ -12,7 +12,7 @@ use nvme_tcp::TcpCounters;
 use rdma::Provider;
 use reactors::{ReactorHandle, TscClock};
 
-use crate::live::Running;
+use crate::running::Running;
 
 /// Every counter of one reactor's part of a transport, by name.
 pub(crate) trait Counts: Send + Sync {

@@ -9,7 +9,7 @@ use super::DELAY_SECONDS;
 use super::sampler::Sample;
 use crate::client::look::Look;
 use crate::client::{ClientError, views};
-use crate::command_line::with_causes;
+use crate::error::with_causes;
 use crate::observe::model::{Event, History, Status};
 use crate::table::Table;
 

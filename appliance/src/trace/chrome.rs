@@ -10,8 +10,8 @@ use reactors::Nanos;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use super::gather::{Material, ReactorMaterial};
 use super::spans::{Account, End, Incident, Request, State, account};
+use crate::observe::recordings::{Material, ReactorMaterial};
 
 /// Notes of one trace at most, all reactors together, the newest of each: some 300 bytes each once
 /// written down.

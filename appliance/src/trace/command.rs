@@ -9,7 +9,7 @@ use std::time::Duration;
 use clap::Args;
 
 use crate::client::{Client, SocketArguments};
-use crate::command_line::Failure;
+use crate::error::Failure;
 
 /// How long a trace may take: the largest is some tens of megabytes.
 const TRACE_TIME_MAX: Duration = Duration::from_secs(60);

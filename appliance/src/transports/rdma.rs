@@ -18,10 +18,11 @@ use reactors::ring::Receiver;
 use reactors::{InitError, Placement, Poller, ReactorHandle, ReactorSetup};
 
 use super::{Listening, Portions, RdmaCard, Shared, Transport};
-use crate::command_line::Failure;
+use crate::error::Failure;
 use crate::exports;
-use crate::live::{Answers, Meanwhile, PortOrders};
+use crate::meanwhile::Meanwhile;
 use crate::observe::sources::{Counts, TransportCounters};
+use crate::orders::{Answers, PortOrders};
 
 /// Connection requests and events that may be on their way between two reactors.
 const MESSAGES_MAX: usize = 256;
@@ -230,7 +231,7 @@ fn register(provider: &Verbs, regions: &[&Region]) -> Result<Domains<Verbs>, Lis
         match domains.add(device, regions) {
             Ok(()) => tracing::info!("RDMA device {name}: memory registered"),
             Err(error) => {
-                let reason = crate::command_line::with_causes(&error);
+                let reason = crate::error::with_causes(&error);
                 tracing::warn!("RDMA device {name} is not used: {reason}");
                 reasons.insert(format!("{name}: {reason}"));
             }

@@ -16,10 +16,11 @@ use rustix::io::Errno;
 use rustix::net::sockopt::set_tcp_congestion;
 
 use super::{Listening, Portions, Shared, Transport};
-use crate::command_line::Failure;
+use crate::error::Failure;
 use crate::exports;
-use crate::live::{Answers, Meanwhile, PortOrders};
+use crate::meanwhile::Meanwhile;
 use crate::observe::sources::TransportCounters;
+use crate::orders::{Answers, PortOrders};
 
 /// Sockets that may be on their way between two reactors.
 const HANDOFFS_MAX: usize = 256;

@@ -8,9 +8,10 @@ use nvme_target::PortId;
 use reactors::{InitError, Placement, Poller, ReactorHandle, ReactorSetup};
 
 use super::{Listening, RdmaCard, Shared, Transport};
-use crate::command_line::Failure;
-use crate::live::{Answers, Meanwhile};
+use crate::error::Failure;
+use crate::meanwhile::Meanwhile;
 use crate::observe::sources::TransportCounters;
+use crate::orders::Answers;
 
 /// What was asked for and is not there.
 #[derive(Debug, thiserror::Error)]

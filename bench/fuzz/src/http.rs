@@ -3,7 +3,7 @@
 
 use std::sync::OnceLock;
 
-use appliance::probe::{ControlProbe, ProbedDoor};
+use appliance::probe::{self, ControlProbe, ProbedDoor};
 
 use crate::input::Input;
 
@@ -42,7 +42,7 @@ const STATUS_LINE: &str = "HTTP/1.";
 /// The first byte chooses the way in, the second how the rest is cut.
 pub(crate) fn run(input: &[u8]) {
     static PROBE: OnceLock<ControlProbe> = OnceLock::new();
-    let probe = PROBE.get_or_init(|| ControlProbe::new(CONFIGURATION, TOKEN));
+    let probe = PROBE.get_or_init(|| probe::start(CONFIGURATION, TOKEN));
     let mut choices = Input::new(input);
     let door = choices.pick(&[
         ProbedDoor::HttpWithToken,

@@ -1,4 +1,5 @@
-//! Checks that arrows between crates point down, and that unsafe code stays in its named places.
+//! Checks that arrows between crates point down, that modules do not import each other in circles,
+//! and that unsafe code stays in its named places.
 //!
 //! A crate may use only crates on lower levels. Its tests may also use crates on its own level,
 //! since a transport is best tested against the other end; they never reach upward either.
@@ -7,6 +8,7 @@ use std::fs;
 use std::path::Path;
 
 use crate::metadata::{self, Dependency, Metadata, Package};
+use crate::module_cycles;
 use crate::rust_source::{has_word, leading_attributes, without_comments_and_literals};
 
 /// The crates of each level, the lowest first.
@@ -35,6 +37,7 @@ pub(crate) fn check_workspace() -> Result<(), String> {
     let mut problems = arrow_problems(&metadata);
     for package in &metadata.packages {
         problems.extend(unsafe_problems(package)?);
+        problems.extend(module_cycles::problems(package)?);
     }
     if problems.is_empty() {
         println!(

@@ -14,6 +14,7 @@ mod interop;
 mod layers;
 mod log;
 mod metadata;
+mod module_cycles;
 mod monitoring;
 mod package;
 mod packages;

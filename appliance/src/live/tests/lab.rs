@@ -19,7 +19,8 @@ use zerocopy::FromBytes as _;
 
 use crate::appliance::Appliance;
 use crate::identities::Identities;
-use crate::live::{How, RealTime};
+use crate::live::How;
+use crate::meanwhile::RealTime;
 use crate::observe::model::ApplyAnswer;
 
 /// Nothing that a test waits for takes this long, however busy the machine.

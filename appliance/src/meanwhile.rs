@@ -61,7 +61,7 @@ impl<F: FnMut(Instant)> Meanwhile for RealTime<F> {
 ///
 /// # Errors
 /// Its own, or that it did not come to its end.
-pub(super) fn aside<T: Send>(
+pub(crate) fn aside<T: Send>(
     meanwhile: &mut dyn Meanwhile,
     work: impl FnOnce() -> Result<T, String> + Send,
 ) -> Result<T, String> {

@@ -4,7 +4,8 @@ use nvme_target::{PortId, PortOrder};
 use reactors::ReactorHandle;
 use reactors::ring::Receiver;
 
-use super::{Answers, Meanwhile, Orders, Unanswered};
+use super::{Answers, Orders, Unanswered};
+use crate::meanwhile::Meanwhile;
 
 /// The way to one transport's part on every reactor, where its listeners are concerned.
 pub struct PortOrders<L, S, A> {

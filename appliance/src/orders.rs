@@ -8,7 +8,11 @@ use std::time::Duration;
 use reactors::ReactorHandle;
 use reactors::ring::{self, Receiver, Sender};
 
-use super::Meanwhile;
+use crate::meanwhile::Meanwhile;
+
+mod ports;
+
+pub use ports::PortOrders;
 
 /// Orders that may be on their way to one reactor.
 const ORDERS_MAX: usize = 256;

@@ -1,0 +1,49 @@
+//! The error type of the crate's upper layers, and how an error with its causes is written.
+
+use std::error::Error;
+
+/// An error of any kind, with its causes.
+pub(crate) type Failure = Box<dyn Error>;
+
+/// An error and its causes in one line; text that has lines of its own stays as it is.
+pub(crate) fn one_line(error: &dyn Error) -> String {
+    let text = error.to_string();
+    if text.contains('\n') {
+        return text.trim_end().to_owned();
+    }
+    format!("windlass: {}", with_causes(error))
+}
+
+/// An error and its causes, each behind a colon.
+pub(crate) fn with_causes(error: &dyn Error) -> String {
+    let mut line = error.to_string();
+    let mut cause = error.source();
+    while let Some(source) = cause {
+        let text = source.to_string();
+        // Errors that print their cause themselves would say it twice.
+        if !line.ends_with(&text) {
+            line.push_str(": ");
+            line.push_str(&text);
+        }
+        cause = source.source();
+    }
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("the arena cannot be had")]
+    struct Outer(#[source] std::io::Error);
+
+    #[test]
+    fn causes_stand_in_one_line() {
+        let outer = Outer(std::io::Error::other("no memory"));
+        assert_eq!(
+            one_line(&outer),
+            "windlass: the arena cannot be had: no memory"
+        );
+    }
+}

@@ -1,0 +1,10 @@
+//! Text for standard output.
+
+use std::io::Write as _;
+
+/// Prints text; a reader that has gone is no reason to end.
+pub(crate) fn print(text: &str) {
+    if let Err(error) = std::io::stdout().lock().write_all(text.as_bytes()) {
+        tracing::debug!(%error, "nobody reads the output");
+    }
+}
