@@ -157,6 +157,17 @@ impl State {
         self.dirty.entry(lba).or_default().push(data.into());
     }
 
+    /// Reads from byte `start` on, which is within a page where the file ended there before.
+    fn read(&self, start: u64, mut into: &mut [u8]) {
+        let size = self.block_bytes();
+        let (mut page, mut from) = (start / size as u64, (start % size as u64) as usize);
+        while !into.is_empty() {
+            let (part, rest) = into.split_at_mut((size - from).min(into.len()));
+            part.copy_from_slice(&self.content(page)[from..from + part.len()]);
+            (page, from, into) = (page + 1, 0, rest);
+        }
+    }
+
     /// Writes a page back, or loses it.
     fn write_back(&mut self, lba: u64, fails: bool) {
         let Some(newest) = self.dirty.remove(&lba).and_then(|mut chain| chain.pop()) else {
@@ -230,10 +241,7 @@ impl State {
                 let there = self.length.saturating_sub(start) as usize;
                 let len = self.cut(lease.len() - done).min(there);
                 let failing = self.random.permille(self.temper.error_permille);
-                for (index, part) in lease[done..done + len].chunks_mut(size).enumerate() {
-                    let page = self.content(start / size as u64 + index as u64);
-                    part.copy_from_slice(&page[..part.len()]);
-                }
+                self.read(start, &mut lease[done..done + len]);
                 if failing {
                     Err(Errno::IO)
                 } else {
