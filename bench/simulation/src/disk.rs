@@ -404,9 +404,8 @@ impl Disk {
     }
 
     /// The version of what a request writes, where that tells it.
-    fn version_of(&self, request: &Request) -> Option<u64> {
-        let data = request.data.as_deref()?;
-        let block = data.get(..data.len() / request.blocks.max(1) as usize)?;
+    fn version_of(&self, request: &Request, block_bytes: usize) -> Option<u64> {
+        let block = request.data.as_deref()?.get(..block_bytes)?;
         match (
             request.operation,
             content::read(block, self.number, request.lba),
@@ -589,7 +588,7 @@ impl DeviceQueue for DiskQueue {
         state.next_number += 1;
         let due = now + latency;
         state.dues.insert((due, number));
-        if let Some(version) = self.disk.version_of(&request) {
+        if let Some(version) = self.disk.version_of(&request, geometry.block_size as usize) {
             state.writing.insert(number, version);
         }
         drop(state);

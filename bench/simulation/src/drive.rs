@@ -66,7 +66,7 @@ const HANGS: [Fault; 4] = [
 /// Completions that name what they must not, doorbells that do not arrive as they were rung.
 const CONFUSIONS: [Fault; 8] = [
     Fault::Duplicate,
-    Fault::WrongIdentifier(0x8000),
+    Fault::OtherIdentifier(0x8000),
     Fault::StaleIdentifier,
     Fault::WrongQueue(77),
     Fault::WrongHead(u16::MAX),

@@ -253,15 +253,16 @@ impl BlockHistory {
         self.candidates.push(Candidate::zeroes(now));
     }
 
-    /// Another content is there at `now`, zeroes save for writes that `may_reach` it.
-    pub fn exchanged(&mut self, now: Moment, may_reach: impl Fn(u64) -> bool) {
+    /// Another content is there, zeroes save for writes that `may_reach` it, each of which is newer
+    /// than the zeroes.
+    pub fn exchanged(&mut self, may_reach: impl Fn(u64) -> bool) {
         for gone in self.candidates.clone() {
             if !may_reach(gone.version) {
                 self.forget(gone.version, Mistake::Stale);
             }
         }
         self.candidates.retain(|it| may_reach(it.version));
-        self.candidates.push(Candidate::zeroes(now));
+        self.candidates.push(Candidate::zeroes(Moment(0)));
     }
 
     /// The writes that have not ended.

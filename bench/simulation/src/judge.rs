@@ -167,6 +167,12 @@ impl Judge {
         model.blocks.resize(blocks, BlockHistory::default());
     }
 
+    /// Blocks that a disk has or is about to have.
+    #[must_use]
+    pub fn blocks(&self, disk: usize) -> u64 {
+        self.disks[disk].blocks.len() as u64
+    }
+
     fn next_moment(&mut self) -> Moment {
         self.now.0 += 1;
         self.now
@@ -435,6 +441,16 @@ impl Judge {
         blocks.iter().map(|it| it.only(self.now)).collect()
     }
 
+    /// A block of a disk that certainly has data.
+    #[must_use]
+    pub fn written(&self, disk: usize) -> Option<u64> {
+        let blocks = self.disks.get(disk)?.blocks.iter();
+        let mut blocks = (0..).zip(blocks);
+        blocks
+            .find(|(_, it)| matches!(it.only(self.now), Some(Some(_))))
+            .map(|(lba, _)| lba)
+    }
+
     /// A Flush of a disk that began at `began` succeeded.
     pub fn flushed(&mut self, disk: usize, began: Moment) {
         let oldest = self.oldest_read();
@@ -510,7 +526,7 @@ impl Judge {
         }
         model.content += 1;
         for history in &mut model.blocks {
-            history.exchanged(now, |version| {
+            history.exchanged(|version| {
                 version >= exchange.first_version || exchange.may_reach.contains(&version)
             });
         }

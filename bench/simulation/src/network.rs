@@ -19,6 +19,9 @@ use rustix::io::Errno;
 use crate::random::Random;
 use crate::time::SharedTime;
 
+/// Bytes that a target may have on their way to a host that takes nothing.
+const STALLED_WINDOW: usize = 4096;
+
 /// How a network treats its streams.
 #[derive(Clone, Copy, Debug)]
 pub struct NetworkTemper {
@@ -108,6 +111,14 @@ struct Link {
 }
 
 impl Link {
+    /// Bytes that the target may have on their way now.
+    fn window_to_host(&self, now: Nanos) -> usize {
+        match now < self.to_host.stalled_until {
+            true => self.temper.window.min(STALLED_WINDOW),
+            false => self.temper.window,
+        }
+    }
+
     fn send(&mut self, to_target: bool, bytes: &[u8], now: Nanos) {
         let (least, most) = (
             self.temper.latency_min.as_nanos(),
@@ -245,7 +256,7 @@ impl Wire {
         let mut link = self.link();
         link.to_target.deliver(now);
         let readable = !link.to_target.arrived.is_empty() || link.to_target.at_end();
-        let writable = link.target_blocked && link.to_host.held() < link.temper.window;
+        let writable = link.target_blocked && link.to_host.held() < link.window_to_host(now);
         !link.target_gone && (readable || writable || link.reset)
     }
 
@@ -474,7 +485,7 @@ impl ByteStream for TargetStream {
         if link.reset {
             return Transferred::Failed(Errno::CONNRESET);
         }
-        let free = link.temper.window.saturating_sub(link.to_host.held());
+        let free = link.window_to_host(now).saturating_sub(link.to_host.held());
         let mut room = free;
         let mut bytes = Vec::new();
         for buffer in buffers {

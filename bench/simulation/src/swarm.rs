@@ -741,7 +741,7 @@ fn rdma_temper(seed: u64) -> RdmaTemper {
         tick: Nanos::from_micros(random.pick(&[1, 5, 20])),
         retry_ticks: random.pick(&[1, 50, 500]),
         inline_bytes: random.pick(&[0, 128]),
-        reads: random.pick(&[1, 4, 16]),
+        reads: random.pick(&[1, 2, 3, 4, 16]),
         receives: random.pick(&[4, 16, 64]),
     }
 }

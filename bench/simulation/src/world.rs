@@ -47,6 +47,13 @@ const IDLE_TURNS: u32 = 18;
 const IDLE_TURNS_RDMA: u32 = 34;
 /// The power fails after so many of a thousand events in which a flush failed.
 const POWER_AFTER_FLUSH_ERROR_PERMILLE: u32 = 150;
+/// Of a thousand resets and cuts so many meet a disk that keeps what it has, for so long at most.
+const REMAINDER_PERMILLE: u32 = 800;
+const REMAINDER_MAX: Nanos = Nanos::from_millis(400);
+/// Commands that are sent to such a disk, or to others.
+const DETAINED_IOS: u64 = 8;
+/// Their data has come by then, most of the time.
+const DETAINED_WITHIN: Nanos = Nanos::from_millis(1);
 /// Every so many events the media are looked at.
 const MEDIA_INTERVAL: u64 = 8;
 /// Blocks of one read of the last look.
@@ -80,6 +87,8 @@ pub struct World {
     looked_at: Nanos,
     /// What chance decides of flushes that fail, and how many have.
     flushes: (Random, u64),
+    /// What chance decides of disks that keep what they have.
+    detained: Random,
     /// The event that is happening.
     pub event: u64,
 }
@@ -112,6 +121,7 @@ impl World {
             doom: None,
             looked_at: Nanos::ZERO,
             flushes: (Random::new(seed, 0x17), 0),
+            detained: Random::new(seed, 0x28),
             event: 0,
         }
     }
@@ -283,6 +293,9 @@ impl World {
             | Fault::AbortFlood
             | Fault::Shutdown
             | Fault::Greedy => {
+                if matches!(fault, Fault::Reset | Fault::Cut) {
+                    self.detain(host, REMAINDER_PERMILLE, REMAINDER_MAX)?;
+                }
                 let aftermath = self.hosts[host].misbehave(&mut self.scene.ground(), fault);
                 self.clean_up(aftermath);
                 if fault == Fault::Greedy {
@@ -385,6 +398,38 @@ impl World {
             .note(format_args!("{fault} strikes disk {disk} or host {host}"));
         self.scene.figures.fault(fault);
         Ok(())
+    }
+
+    /// At times a host sends something, and a disk of its keeps what it has for up to `longest`: it
+    /// outlasts what is about to happen to the host.
+    fn detain(&mut self, host: usize, permille: u32, longest: Nanos) -> Result<(), Violation> {
+        let later = self.scene.swarm.faults.has(Fault::Later);
+        if later || !self.detained.permille(permille) {
+            return Ok(());
+        }
+        let subsystem = self.scene.swarm.hosts[host].subsystem;
+        let disks = self.scene.swarm.disks_of(subsystem);
+        let can_hold =
+            |it: &usize| matches!(self.scene.disks[*it], Storage::Disk(_) | Storage::Ram(_));
+        let disks: Vec<usize> = disks.filter(can_hold).collect();
+        if disks.is_empty() {
+            return Ok(());
+        }
+        let disk = self.detained.pick(&disks);
+        let now = self.scene.time.now();
+        let lasts = self
+            .detained
+            .between(longest.as_nanos() / 2, longest.as_nanos());
+        let until = now + Nanos(lasts);
+        if self.scene.disk_disturbed[disk] >= until || !self.scene.disks[disk].hold(until) {
+            return Ok(());
+        }
+        self.scene.disk_disturbed[disk] = until;
+        self.scene.disturb_memory(until);
+        self.scene
+            .note(format_args!("disk {disk} keeps what it has until {until}"));
+        self.hosts[host].send_io(&mut self.scene.ground(), DETAINED_IOS);
+        self.pass(DETAINED_WITHIN)
     }
 
     fn strike_drive(&mut self, disk: usize, mishap: Mishap) {

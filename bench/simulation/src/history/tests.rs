@@ -48,6 +48,18 @@ fn what_is_durable_survives_and_nothing_older_does() {
 }
 
 #[test]
+fn a_write_to_another_content_outlives_a_flush_of_it() {
+    let mut history = history(&[(1, 10, 20)]);
+    history.begin(2, false);
+    history.end(2, at(30), at(40), WriteEnd::Undecided);
+    history.exchanged(|version| version == 2);
+    history.flushed(at(60));
+    assert_eq!(history.read(Some(2), at(70), at(71), true), Ok(()));
+    history.power_cut(at(80));
+    assert_eq!(read(&mut history, 2, 90), Ok(()));
+}
+
+#[test]
 fn a_read_beside_a_write_may_see_either_and_then_only_forward() {
     let mut history = history(&[(1, 10, 20)]);
     history.begin(2, false);

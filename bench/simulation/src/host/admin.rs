@@ -8,7 +8,9 @@ use std::collections::{BTreeMap, VecDeque};
 use nvme_spec::command::{AbortResult, Cns, FeatureId, FeatureSelect, LogPageId, LogPageSelect};
 use nvme_spec::fabrics::PropertySize;
 use nvme_spec::features::VolatileWriteCache;
-use nvme_spec::identify::{IDENTIFY_BYTES, IdentifyController, IndependentIdentifyNamespace};
+use nvme_spec::identify::{
+    IDENTIFY_BYTES, IdentifyController, IdentifyNamespace, IndependentIdentifyNamespace,
+};
 use nvme_spec::log::ErrorEntry;
 use nvme_spec::registers::{Cc, Csts, Register, ShutdownNotification, ShutdownStatus};
 use nvme_spec::{Cqe, NSID_BROADCAST, Sqe, Status};
@@ -21,7 +23,7 @@ use super::invalid::Refusal;
 use super::{Command, Ground, Host, LATENCY_MAX, Phase, READY_POLL};
 use crate::history::Moment;
 use crate::identity::ContentId;
-use crate::judge::Violation;
+use crate::judge::{Extent, Violation};
 use crate::swarm::Fault;
 
 /// Entries of the error log that are read: all that ELPE may be, 64 of 64 bytes.
@@ -98,6 +100,8 @@ pub(super) enum AdminStep {
     IdentifyNamespace(usize),
     /// The identifiers of a disk, and the content that it had when they were asked for.
     IdentifyDisk(ContentId),
+    /// Identify Namespace, for the size of a disk that grows.
+    Size(usize),
     /// The write cache is switched on or off; what was written before that.
     WriteCache { enable: bool, began: Moment },
     /// A feature is set.
@@ -162,6 +166,31 @@ impl Host {
         ground.figures.identities_judged += 1;
         let judged = ground.judge.identities.told(content, &outstanding.data);
         judged.map_err(|what| self.violation(ground, &what))
+    }
+
+    /// Asks how large a disk is that grows, and tries its last block when it has grown.
+    pub fn ask_size(&mut self, ground: &mut Ground<'_>, disk: usize) {
+        let asks = {
+            let mut admin = self.admin.iter().flat_map(Connection::outstanding);
+            admin.any(|(_, it)| matches!(it.command, Command::Admin(AdminStep::Size(_))))
+        };
+        let is_its = ground.swarm.subsystem_of_disk(disk) == self.shape.subsystem;
+        if asks || !is_its || !self.is_serving() || !self.has_admin_room() {
+            return;
+        }
+        let sqe = Sqe::identify_structure(Cns::NAMESPACE, disk as u32 + 1);
+        let command = Command::Admin(AdminStep::Size(disk));
+        self.send_admin_moving(ground, sqe, command, Transfer::In(IDENTIFY_BYTES));
+    }
+
+    /// A size was told: from now on every queue takes commands for all blocks of it.
+    fn size_told(&mut self, ground: &mut Ground<'_>, disk: usize, blocks: u64) {
+        let known = ground.swarm.disks[disk].block_count;
+        if (known + 1..=ground.judge.blocks(disk)).contains(&blocks) {
+            let lba = blocks - 1;
+            let blocks = 1;
+            self.read(ground, Extent { disk, lba, blocks });
+        }
     }
 
     /// Whether the host has to flush what it writes to a disk, by what was reported to it.
@@ -402,6 +431,11 @@ impl Host {
             AdminStep::IdentifyDisk(content) => {
                 return self.disk_identified(ground, content, outstanding);
             }
+            AdminStep::Size(disk) => {
+                let page = IdentifyNamespace::read_from_prefix(&outstanding.data);
+                let (page, _) = page.map_err(|_| self.short_page(ground))?;
+                self.size_told(ground, disk, page.nsze.get());
+            }
             AdminStep::WriteCache { enable, began } => {
                 if !enable {
                     self.admin_state.write_through = true;
@@ -462,6 +496,7 @@ impl Host {
             }
             // There is no such namespace just now.
             AdminStep::IdentifyDisk(_) => is_absence(status),
+            AdminStep::Size(_) => true,
             AdminStep::SetKeepAlive(_) => {
                 let former = self.configured_keep_alive;
                 self.shape.keep_alive = former.min(self.shape.keep_alive);

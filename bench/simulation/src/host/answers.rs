@@ -130,6 +130,10 @@ impl Host {
                 ground.namespace_changed[disk] >= issued_at || ground.disk_gone[disk]
             });
         let right = status.is(refusal.status) && status.dnr();
+        if let (Some(disk), Some(lba)) = (refusal.disk, refusal.untouched) {
+            let blocks = 1;
+            self.read(ground, Extent { disk, lba, blocks });
+        }
         if right || absent || (!status.is_success() && self.is_excused(ground, qid)) {
             return Ok(());
         }

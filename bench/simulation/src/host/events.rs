@@ -193,7 +193,8 @@ impl Host {
                 retains: false,
                 ..log
             };
-            self.read_event_log(ground, log);
+            // Until then it stays masked, whatever else changes.
+            self.events.read_at = Some((self.later(ground.now), log));
         } else if log.page == LogPageId::CHANGED_ATTACHED_NAMESPACES {
             self.identify(ground, false);
             self.events.unread = false;

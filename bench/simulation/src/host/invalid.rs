@@ -6,7 +6,7 @@
 
 use block::Deallocate;
 use nvme_spec::command::{
-    Cns, DatasetRange, FeatureId, Fuse, LogPageId, LogPageSelect, WriteZeroesControl,
+    Cns, DatasetRange, FeatureId, Fuse, IoOpcode, LogPageId, LogPageSelect, WriteZeroesControl,
 };
 use nvme_spec::fabrics::{ConnectAttributes, PropertySize};
 use nvme_spec::registers::Register;
@@ -42,6 +42,8 @@ pub(super) struct Refusal {
     /// The command's opcode and namespace, which the error log repeats.
     pub(super) opcode: u8,
     pub(super) nsid: u32,
+    /// A block of the disk that the command named among others, and must not have touched.
+    pub(super) untouched: Option<u64>,
 }
 
 impl Refusal {
@@ -51,6 +53,7 @@ impl Refusal {
             status,
             opcode: sqe.opcode,
             nsid: sqe.nsid.get(),
+            untouched: None,
         }
     }
 }
@@ -69,11 +72,17 @@ struct Aim {
     rdma: bool,
     read_only: bool,
     in_capsule_max: u32,
+    /// A block that has data, where there is one.
+    written: u64,
 }
 
 impl Aim {
     fn block_size(&self) -> usize {
         self.shape.block_size as usize
+    }
+
+    fn deallocates(&self) -> bool {
+        self.shape.deallocate != block::Deallocate::Unsupported && !self.read_only
     }
 
     fn garbage(&self, blocks: usize) -> Transfer {
@@ -112,7 +121,7 @@ fn bad_range(random: &mut Random, aim: &Aim) -> Option<Invalid> {
         let control = WriteZeroesControl::new().with_nlb_z(nlb_z);
         Sqe::write_zeroes_range(nsid, lba, control)
     };
-    let deallocates = aim.shape.deallocate != block::Deallocate::Unsupported && !aim.read_only;
+    let deallocates = aim.deallocates();
     match random.below(10) {
         0 => invalid(Sqe::read(nsid, end, 0), one, status),
         // The range ends at 2^64, which is no number of 64 bits.
@@ -123,14 +132,25 @@ fn bad_range(random: &mut Random, aim: &Aim) -> Option<Invalid> {
         4 => invalid(Sqe::write(nsid, u64::MAX, 1, false), aim.garbage(2), status),
         5 => invalid(zeroes(u64::MAX, 1), Transfer::None, status),
         6 => invalid(zeroes(end - 1, 1), Transfer::None, status),
-        7 if deallocates => deallocation(aim, &[(0, 1), (end, 1)], status),
-        8 if deallocates => deallocation(aim, &[(0, 1), (u64::MAX - 1, 8)], status),
+        7 | 8 if deallocates => bad_ranges(random, aim),
         9 if deallocates => deallocation(aim, &[(end - 1, 2)], status),
         _ => invalid(
             Sqe::read(nsid, end - 1, 1),
             Transfer::In(2 * aim.block_size()),
             status,
         ),
+    }
+}
+
+/// A deallocation whose first range is right.
+fn bad_ranges(random: &mut Random, aim: &Aim) -> Option<Invalid> {
+    let (end, written) = (aim.shape.block_count, (aim.written, 1));
+    let status = Status::LBA_OUT_OF_RANGE;
+    match random.below(4) {
+        0 => deallocation(aim, &[written, (end, 1)], status),
+        1 => deallocation(aim, &[written, (u64::MAX - 1, 8)], status),
+        2 => deallocation(aim, &[(0, 4), written, (end - 1, 2)], status),
+        _ => deallocation(aim, &[written, (0, 2), (end, 1)], status),
     }
 }
 
@@ -388,6 +408,7 @@ impl Host {
             rdma: self.shape.rdma,
             read_only: ground.serving.read_only[disk],
             in_capsule_max: in_capsule_max as u32,
+            written: ground.judge.written(disk).unwrap_or_default(),
         };
         let random = &mut self.random;
         let made = match random.below(8) {
@@ -395,6 +416,7 @@ impl Host {
             0..2 => bad_range(random, &aim),
             2 | 3 => bad_field(random, &aim),
             4 if !aim.read_only => short_list(random, &aim),
+            5 if aim.deallocates() => bad_ranges(random, &aim),
             _ => bad_data(random, &aim),
         };
         let Invalid {
@@ -402,7 +424,11 @@ impl Host {
             transfer,
             status,
         } = made?;
-        let command = Command::Invalid(Refusal::of(&sqe, Some(disk), status));
+        let is_deallocation = sqe.opcode == IoOpcode::DATASET_MANAGEMENT.0;
+        let command = Command::Invalid(Refusal {
+            untouched: is_deallocation.then_some(aim.written),
+            ..Refusal::of(&sqe, Some(disk), status)
+        });
         let number = self.number;
         ground.trace.note(
             ground.now,

@@ -281,7 +281,7 @@ impl RdmaLine {
         let segments = queue.shape.qid > 0
             && queue.live
             && queue.shape.in_capsule_bytes >= DESCRIPTOR_BYTES * PIECES_MAX as usize;
-        let pieces = if segments && queue.random.permille(300) {
+        let pieces = if segments && queue.random.permille(500) {
             queue.random.between(1, PIECES_MAX.min(bytes as u64))
         } else {
             0
@@ -683,6 +683,7 @@ impl RdmaLine {
             None,
             Some(Operation::Send),
             Some(Operation::Write),
+            Some(Operation::Read),
             Some(Operation::Read),
         ]);
         let (fabric, number) = self.queue_pair(of_host)?;

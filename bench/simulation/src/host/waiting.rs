@@ -12,6 +12,9 @@ use crate::swarm::Fault;
 const SLACK: Nanos = Nanos::from_millis(5);
 /// A block that a device in RAM lends can be written within this, whatever its reader does.
 const LENT_MAX: Nanos = Nanos::from_millis(150);
+/// A device over RDMA that is stuck may keep what it was lent for so much longer, until what is posted
+/// there was flushed or given up.
+const STUCK_MAX: Nanos = Nanos::from_millis(1100);
 /// A request that a disk puts off is tried again after so long at most.
 const RETRY: Nanos = Nanos::from_micros(50);
 /// A disk puts a request off so often in a row at most, for all that chance can do.
@@ -77,12 +80,17 @@ impl Host {
         } else {
             Nanos::ZERO
         };
+        let stuck = if swarm.faults.has(Fault::WorkErrors) {
+            STUCK_MAX
+        } else {
+            Nanos::ZERO
+        };
         // A stream takes no more than its window in a round trip.
         let extents = io.extents.iter();
         let bytes = extents.map(|it| u64::from(it.blocks * swarm.disks[it.disk].block_size));
         let trips = 4 + bytes.sum::<u64>() / ground.network.window as u64;
         let network = Nanos(4 * trips * ground.network.latency_max.as_nanos());
-        Some(LENT_MAX + slow + network + SLACK)
+        Some(LENT_MAX + stuck + slow + network + SLACK)
     }
 
     /// Holds the time that a command has waited against its bound.

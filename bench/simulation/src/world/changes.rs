@@ -29,6 +29,12 @@ const EVENTS_PERMILLE: u32 = 500;
 const WAIT_MAX: Nanos = Nanos::from_micros(200);
 /// The control thread looks after the devices so often.
 const LOOK_INTERVAL: Nanos = Nanos::from_millis(100);
+/// Of a thousand changes that shut a host out, so many meet commands that outlast them.
+const OUTLAST_PERMILLE: u32 = 300;
+/// What is cut off is gone by then, or waits for a device.
+const CUT_OFF_MAX: Nanos = Nanos::from_secs(7);
+/// While disks grow, the time that hosts have to see it in each wait.
+const GROWTH_LOOK: Nanos = Nanos::from_micros(300);
 /// An address that nobody has.
 const NOWHERE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 4999);
 /// For whoever was killed every look at the clock is so much later: whatever it waits for is over.
@@ -131,6 +137,7 @@ impl World {
     /// What happens while a change waits.
     fn go_on(&mut self) -> Result<(), Violation> {
         self.note_condition();
+        self.look_for_growth()?;
         let more = self.event < self.scene.swarm.events;
         if more && self.changes.permille(EVENTS_PERMILLE) {
             self.event += 1;
@@ -142,6 +149,26 @@ impl World {
         let most = WAIT_MAX.as_nanos() << (self.waits / 16).min(9);
         let wait = self.changes.below(most);
         self.pass(Nanos(wait + 1))
+    }
+
+    /// Hosts ask for the sizes of disks that grow.
+    fn look_for_growth(&mut self) -> Result<(), Violation> {
+        let (scene, hosts) = (&mut self.scene, &mut self.hosts);
+        let mut asks = false;
+        for disk in 0..scene.disks.len() {
+            let is_there = scene.serving.namespaces[disk];
+            if !is_there || scene.serving.sizes[disk] <= scene.swarm.disks[disk].block_count {
+                continue;
+            }
+            for host in hosts.iter_mut() {
+                host.ask_size(&mut scene.ground(), disk);
+                asks = true;
+            }
+        }
+        match asks {
+            true => self.pass(GROWTH_LOOK),
+            false => Ok(()),
+        }
     }
 
     /// A round of the control thread, when it is time.
@@ -486,16 +513,38 @@ impl World {
         }
     }
 
+    /// At times a host that a change shuts out has commands that outlast the change's patience, and
+    /// the time that cutting them off may take.
+    fn outlast_patience(
+        &mut self,
+        hosts: &BTreeSet<usize>,
+        change: &Change,
+    ) -> Result<(), Violation> {
+        let patience = self.scene.swarm.patience;
+        let swarm = &self.scene.swarm;
+        let mut out = hosts
+            .iter()
+            .filter(|it| !change.wanted.reaches(swarm, **it));
+        if let Some(host) = out.next().copied()
+            && change.text.is_none()
+            && patience < Nanos::from_secs(5)
+        {
+            return self.detain(host, OUTLAST_PERMILLE, patience + CUT_OFF_MAX + CUT_OFF_MAX);
+        }
+        Ok(())
+    }
+
     fn carry_out_by(&mut self, control: &mut Control, change: &Change) -> Result<Done, Violation> {
         let wanted = match &change.text {
             Some(text) => plan::read(text),
             None => change.wanted.config(&self.scene.swarm),
         };
         let wanted = wanted.map_err(Violation::Rule)?;
-        let now = self.scene.time.now();
         let former = self.scene.serving.clone();
         let former_config = control.config().clone();
         let touched = self.touched(&former, change);
+        self.outlast_patience(&touched.0, change)?;
+        let now = self.scene.time.now();
         self.scene
             .note(format_args!("a change begins: {:?}", change.wanted));
         let before = self.appliance.iter().flat_map(Appliance::associations);

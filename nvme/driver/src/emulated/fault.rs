@@ -146,6 +146,9 @@ pub enum Fault {
     Duplicate,
     /// The completion names another command: its identifier has these bits turned over.
     WrongIdentifier(u16),
+    /// The completion names another command that waits on the same submission queue, or itself where
+    /// there is none: its identifier has these bits turned over.
+    OtherIdentifier(u16),
     /// The completion names the command that completed before on the same submission queue, or
     /// itself where there was none.
     StaleIdentifier,
@@ -196,6 +199,7 @@ impl Fault {
             | Self::TransfersOn
             | Self::Duplicate
             | Self::WrongIdentifier(_)
+            | Self::OtherIdentifier(_)
             | Self::StaleIdentifier
             | Self::WrongQueue(_)
             | Self::WrongHead(_)

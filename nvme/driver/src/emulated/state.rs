@@ -328,6 +328,9 @@ impl State {
             self.record_error(queue_id, sqe, status);
         }
         let cid = sqe.cid.get();
+        let others = self.pending.iter().filter(|it| it.queue_id == queue_id);
+        let mut others = others.map(|it| it.sqe.cid.get());
+        let other = others.find(|it| *it != cid).unwrap_or(cid);
         let queue = &mut self.submission[usize::from(queue_id)];
         let mut cqe = Cqe::new(cid, status).with_result(result);
         cqe.sqid = U16::new(queue_id);
@@ -335,6 +338,7 @@ impl State {
         match fault {
             Some(Fault::DropCompletion) => return,
             Some(Fault::WrongIdentifier(bits)) => cqe.cid = U16::new(cid ^ bits),
+            Some(Fault::OtherIdentifier(bits)) => cqe.cid = U16::new(other ^ bits),
             Some(Fault::StaleIdentifier) => {
                 cqe.cid = U16::new(queue.completed_last.unwrap_or(cid));
             }
