@@ -10,7 +10,7 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use rustix::thread::{CpuSet, sched_setaffinity};
+use core_affinity::CoreId;
 
 use crate::clock::{Clock, TscClock};
 use crate::config::ReactorConfig;
@@ -26,6 +26,8 @@ use crate::wake::Waker;
 const GIVE_UP: Duration = Duration::from_secs(1);
 /// Dropping [`Reactors`] without stopping it gives the pollers this long.
 const DROP_WITHIN: Nanos = Nanos::from_secs(1);
+/// Cores that a set of the system call has room for.
+const CORES_MAX: usize = 1024;
 
 /// What a failing `init` returns.
 pub type InitError = Box<dyn Error + Send + Sync>;
@@ -469,10 +471,12 @@ impl Thread {
 
 /// Pins the calling thread to `core`.
 fn pin(core: usize) -> io::Result<()> {
-    if core >= CpuSet::MAX_CPU {
+    if core >= CORES_MAX {
         return Err(io::Error::from(io::ErrorKind::InvalidInput));
     }
-    let mut set = CpuSet::new();
-    set.set(core);
-    Ok(sched_setaffinity(None, &set)?)
+    if core_affinity::set_for_current(CoreId { id: core }) {
+        return Ok(());
+    }
+    // It ends with the system call, whose error is still there.
+    Err(io::Error::last_os_error())
 }
