@@ -344,7 +344,7 @@ impl Registry {
         let unknown = IoRefusal::Field(ConnectField::ControllerId);
         let entry = self.controllers.get_mut(&connect.cntlid).ok_or(unknown)?;
         let identity = &entry.shared.identity;
-        if identity.subsystem != connect.subsystem || entry.admin_slot.is_none() {
+        if identity.subsystem != connect.subsystem || entry.is_over() {
             return Err(unknown);
         }
         if identity.host_nqn != connect.host_nqn && !planted("foreign-controller-joined") {
@@ -606,6 +606,21 @@ mod tests {
         assert_eq!(refusal(&mut registry, &connect(1, 1)), IoRefusal::Sequence);
         registry.remove_io(1, grant.token);
         assert!(registry.add_io(&connect(1, 1)).is_ok());
+    }
+
+    /// Base 2.1 §6.3: an association that is over gets no queue, although its admin queue may still
+    /// be there.
+    #[test]
+    fn an_association_that_is_over_gets_no_queue() {
+        let mut registry = registry(8);
+        let shared = add(&mut registry, identity(), 0).expect("room");
+        shared.open_gate();
+        assert!(registry.add_io(&connect(1, 1)).is_ok());
+        shared.end(CloseReason::AssociationLost);
+        let Err(refused) = registry.add_io(&connect(1, 2)) else {
+            panic!("granted")
+        };
+        assert_eq!(refused, IoRefusal::Field(ConnectField::ControllerId));
     }
 
     /// Requests of an association that is over fence the host's other controllers, and only those.

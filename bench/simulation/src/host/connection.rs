@@ -131,8 +131,9 @@ pub(super) struct Queue {
     pub(super) must_end: Option<FatalError>,
     /// Since then it holds memory of the target, and moves nothing.
     pub(super) withheld_since: Option<Nanos>,
-    /// Until then its host neither takes the data that it asked for nor sends what is asked of it.
-    pub(super) greedy_until: Option<Nanos>,
+    /// Until then its host misuses it. It is of use again afterwards if the target had no reason to
+    /// end it, since it refused the commands.
+    pub(super) misused_until: Option<Nanos>,
 }
 
 /// What a connection's commands travel by.
@@ -189,7 +190,7 @@ impl Connection {
                 disturbed_until: Nanos::ZERO,
                 must_end: None,
                 withheld_since: None,
-                greedy_until: None,
+                misused_until: None,
             },
             excused: false,
             closing: false,

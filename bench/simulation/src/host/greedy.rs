@@ -66,7 +66,7 @@ impl Host {
             }
         }
         let until = ground.now + GREED_MAX;
-        connection.queue.greedy_until = Some(until);
+        connection.queue.misused_until = Some(until);
         if !writes {
             connection.stall(false, until);
         }
@@ -74,16 +74,15 @@ impl Host {
     }
 
     /// A connection of whose commands the target holds none any more is of use again: their data
-    /// was on its way before its host took none, or they were refused before their data was asked
-    /// for.
-    pub(super) fn end_greed(&mut self, now: Nanos) {
+    /// was on its way before its host took none, or they were refused before their data was moved.
+    pub(super) fn end_misuse(&mut self, now: Nanos) {
         for connection in &mut self.io {
             let queue = &connection.queue;
-            let is_over = queue.greedy_until.is_some_and(|until| until <= now);
+            let is_over = queue.misused_until.is_some_and(|until| until <= now);
             let is_free =
                 queue.withheld_since.is_none() && connection.outstanding().next().is_none();
             if is_over && is_free {
-                connection.queue.greedy_until = None;
+                connection.queue.misused_until = None;
                 connection.closing = false;
             }
         }

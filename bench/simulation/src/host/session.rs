@@ -449,7 +449,7 @@ impl Host {
             return Err(self.violation(ground, &what));
         }
         self.check_shutdown(ground)?;
-        self.end_greed(ground.now);
+        self.end_misuse(ground.now);
         self.check_greed(ground)?;
         self.check_event(ground)
     }

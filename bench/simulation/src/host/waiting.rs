@@ -72,7 +72,10 @@ impl Host {
         let swarm = ground.swarm;
         // The host itself is slow with its data.
         let is_late = swarm.faults.has(Fault::SlowWriter) || swarm.faults.has(Fault::Grain);
-        if io.version == 0 || is_late {
+        // What is posted from lent memory cannot be taken back: only the end of the connection,
+        // seconds later, ends a work request that is stuck.
+        let is_stuck = swarm.faults.has(Fault::WorkErrors);
+        if io.version == 0 || is_late || is_stuck {
             return None;
         }
         let slow = if swarm.faults.has(Fault::Slow) {

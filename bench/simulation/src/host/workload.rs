@@ -507,6 +507,7 @@ impl Host {
         let connection = &mut self.io[index];
         connection.excused = true;
         connection.closing = true;
+        connection.queue.misused_until = Some(ground.now);
         let sending = Sending {
             transfer: Transfer::In(size),
             damage: Damage::Key,
