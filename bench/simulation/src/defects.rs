@@ -149,7 +149,6 @@ defects! {
     "abort-becomes-reset": "a drive is reset for a command that Abort would end";
     "abort-of-another-command": "a command that is late has another one aborted";
     "abort-never-sent": "a command that is late is never aborted";
-    "borrow-held-long": "what a slow host borrows is taken back after two seconds";
     "memory-keeps-identity": "memory that was taken anew has the identifiers of the memory before it";
     "exchange-keeps-identity": "a device in another file has the identifiers of the former one";
     "exchange-keeps-hosts": "hosts stay attached when a device is put into another file";

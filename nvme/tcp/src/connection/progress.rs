@@ -44,12 +44,7 @@ impl<S: ByteStream> Connection<S> {
         }
         self.watch_progress(cx.now);
         if !self.is_slow {
-            let held = if planted("borrow-held-long") {
-                Nanos(20 * BORROWED_MAX.as_nanos())
-            } else {
-                BORROWED_MAX
-            };
-            self.borrows_until.get_or_insert(cx.now + held);
+            self.borrows_until.get_or_insert(cx.now + BORROWED_MAX);
             return;
         }
         // What was lent for this send alone, and did not leave with it.
