@@ -344,7 +344,9 @@ impl Registry {
         let unknown = IoRefusal::Field(ConnectField::ControllerId);
         let entry = self.controllers.get_mut(&connect.cntlid).ok_or(unknown)?;
         let identity = &entry.shared.identity;
-        if identity.subsystem != connect.subsystem || entry.is_over() {
+        // One that is being disconnected would last as long as it got new queues.
+        let is_leaving = entry.is_over() || entry.shared.leaves().is_some();
+        if identity.subsystem != connect.subsystem || is_leaving {
             return Err(unknown);
         }
         if identity.host_nqn != connect.host_nqn && !planted("foreign-controller-joined") {
@@ -616,11 +618,14 @@ mod tests {
         let shared = add(&mut registry, identity(), 0).expect("room");
         shared.open_gate();
         assert!(registry.add_io(&connect(1, 1)).is_ok());
-        shared.end(CloseReason::AssociationLost);
-        let Err(refused) = registry.add_io(&connect(1, 2)) else {
-            panic!("granted")
+        let mut refused = |qid| {
+            let refused = registry.add_io(&connect(1, qid)).map(|_| ());
+            assert_eq!(refused, Err(IoRefusal::Field(ConnectField::ControllerId)));
         };
-        assert_eq!(refused, IoRefusal::Field(ConnectField::ControllerId));
+        shared.leave(CloseReason::Reconfigured);
+        refused(2);
+        shared.end(CloseReason::AssociationLost);
+        refused(3);
     }
 
     /// Requests of an association that is over fence the host's other controllers, and only those.
