@@ -219,7 +219,10 @@ impl Host {
         sqe: Sqe,
         transfer: Transfer,
     ) {
-        let damages = ground.swarm.faults.has(Fault::Damage) && self.random.permille(30);
+        // Memory takes data in another way than other devices do.
+        let is_ram = io.extents.iter().any(|it| ground.swarm.ram[it.disk]);
+        let share = if is_ram { 150 } else { 30 };
+        let damages = ground.swarm.faults.has(Fault::Damage) && self.random.permille(share);
         // What is ignored may be damaged.
         let ignored = io.kind == IoKind::Deallocate && io.version == 0;
         let has_data = matches!(&transfer, Transfer::Out(data) if !data.is_empty()) && !ignored;
