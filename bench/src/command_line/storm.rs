@@ -13,8 +13,8 @@ use super::{Failure, at_least_one, parse_seconds};
 
 #[derive(Debug, Args)]
 pub(crate) struct StormArgs {
-    /// Idle connections
-    #[arg(long, default_value_t = 2000, value_name = "N",
+    /// Idle connections; hosts of one address get no more than about 1,530
+    #[arg(long, default_value_t = 1500, value_name = "N",
         value_parser = clap::value_parser!(u16).range(1..))]
     idle: u16,
     /// Connections that come and go in a second

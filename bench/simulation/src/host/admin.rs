@@ -215,6 +215,18 @@ impl Host {
         }
     }
 
+    /// What was sent while the cache was off may be carried out when it is on.
+    fn doubt_durability(&mut self, disks: usize) {
+        let lacks_cache = |disk: usize| !self.flushes(disk);
+        let lacks_cache: Vec<bool> = (0..disks).map(lacks_cache).collect();
+        let sent = self.io.iter_mut().flat_map(Connection::outstanding_mut);
+        for outstanding in sent {
+            if let Command::Io(io) = &mut outstanding.command {
+                io.durable = io.fua || io.extents.iter().all(|it| lacks_cache[it.disk]);
+            }
+        }
+    }
+
     fn switch_cache(&mut self, ground: &mut Ground<'_>) -> Option<()> {
         if self.admin_state.reported_cache != Some(true) {
             return None;
@@ -223,6 +235,7 @@ impl Host {
         let value = VolatileWriteCache::new().with_wce(enable).into_bits();
         // What is on its way may be durable, or not.
         self.admin_state.write_through = false;
+        self.doubt_durability(ground.swarm.disks.len());
         let began = ground.judge.begin_read();
         let step = AdminStep::WriteCache { enable, began };
         let sqe = Sqe::set_feature(FeatureId::VOLATILE_WRITE_CACHE, 0, value);

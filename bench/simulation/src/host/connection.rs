@@ -215,6 +215,10 @@ impl Connection {
         self.queue.outstanding.iter().map(|(cid, it)| (*cid, it))
     }
 
+    pub(super) fn outstanding_mut(&mut self) -> impl Iterator<Item = &mut Outstanding> {
+        self.queue.outstanding.values_mut()
+    }
+
     pub(super) fn take_outstanding(&mut self) -> impl Iterator<Item = Outstanding> + use<> {
         std::mem::take(&mut self.queue.outstanding).into_values()
     }

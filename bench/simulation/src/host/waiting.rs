@@ -67,15 +67,13 @@ impl Host {
     }
 
     /// The same on a disk in RAM: of writes, whatever readers of the same blocks do, and however
-    /// slow the network and other disks are. Readers yield to writers for thousands of polls.
+    /// slow other disks are. Readers yield to writers for thousands of polls.
     fn wait_bound_in_memory(ground: &Ground<'_>, io: &Io) -> Option<Nanos> {
         let swarm = ground.swarm;
-        // The host itself is slow with its data.
-        let is_late = swarm.faults.has(Fault::SlowWriter) || swarm.faults.has(Fault::Grain);
-        // What is posted from lent memory cannot be taken back: only the end of the connection,
-        // seconds later, ends a work request that is stuck.
-        let is_stuck = swarm.faults.has(Fault::WorkErrors);
-        if io.version == 0 || is_late || is_stuck {
+        // The host itself is slow with its data, or what it reads fills the stream.
+        let slow_ends = [Fault::SlowWriter, Fault::Grain, Fault::Window];
+        let is_late = slow_ends.iter().any(|it| swarm.faults.has(*it));
+        if io.version == 0 || is_late {
             return None;
         }
         let slow = if swarm.faults.has(Fault::Slow) {
@@ -88,11 +86,7 @@ impl Host {
         } else {
             Nanos::ZERO
         };
-        // A stream takes no more than its window in a round trip.
-        let extents = io.extents.iter();
-        let bytes = extents.map(|it| u64::from(it.blocks * swarm.disks[it.disk].block_size));
-        let trips = 4 + bytes.sum::<u64>() / ground.network.window as u64;
-        let network = Nanos(4 * trips * ground.network.latency_max.as_nanos());
+        let network = Nanos(16 * ground.network.latency_max.as_nanos());
         Some(LENT_MAX + stuck + slow + network + SLACK)
     }
 

@@ -13,6 +13,7 @@ use reactors::Nanos;
 use super::{EVENT_MAX, STOP_MAX, World};
 use crate::appliance::Appliance;
 use crate::fabric::RdmaNetwork;
+use crate::history::Moment;
 use crate::judge::Violation;
 use crate::network::Listener;
 use crate::oracle;
@@ -550,6 +551,7 @@ impl World {
         let before = self.appliance.iter().flat_map(Appliance::associations);
         let before: BTreeSet<u16> = before.map(|(_, _, controller)| controller).collect();
         self.begin_flux(&touched, change);
+        let began = self.scene.judge.begin_read();
         self.changing = true;
         self.scene.changing = true;
         self.waits = 0;
@@ -586,7 +588,7 @@ impl World {
                 if self.changes.coin() {
                     self.scene.serving = former.clone();
                 }
-                self.end_flux(&touched, &former, false);
+                self.end_flux(&touched, &former, began, false);
                 return Ok(Done::Killed { power });
             }
             None => {}
@@ -599,7 +601,7 @@ impl World {
         } else {
             &wanted
         };
-        self.end_flux(&touched, &former, outcome.is_applied);
+        self.end_flux(&touched, &former, began, outcome.is_applied);
         let left = control.config().difference(expected);
         let disks = 0..self.scene.disks.len();
         let absent: Vec<usize> = disks.filter(|disk| self.is_gone(*disk)).collect();
@@ -786,6 +788,7 @@ impl World {
         &mut self,
         touched: &(BTreeSet<usize>, BTreeSet<usize>),
         former: &Serving,
+        began: Moment,
         is_applied: bool,
     ) {
         let now = self.scene.time.now();
@@ -809,25 +812,25 @@ impl World {
             let is_exchanged =
                 is_applied && former.read_only[*disk] != self.scene.serving.read_only[*disk];
             if (is_closed || is_exchanged) && former.has_device(*disk) {
-                self.device_closed(*disk);
+                self.device_closed(*disk, began);
             }
             self.scene.swarm.disks[*disk].block_count = self.scene.serving.sizes[*disk];
         }
+        self.scene.judge.end_read(began);
         for host in &mut self.hosts {
             host.changed_by(now, is_told.then_some(now + EVENT_MAX));
         }
     }
 
-    /// A change that closed a disk's device is done: what the device acknowledged is durable, where
-    /// it keeps anything at all.
-    fn device_closed(&mut self, disk: usize) {
+    /// A change closed a disk's device: what had been acknowledged when it began is durable, where
+    /// the device keeps anything at all. What came later may have gone to the device that took its
+    /// place.
+    fn device_closed(&mut self, disk: usize, began: Moment) {
         let storage = &self.scene.disks[disk];
         if storage.forgets() {
             self.scene.judge.content_lost(disk);
         } else if !storage.is_sync_failed() && !storage.needs_restart() {
-            let began = self.scene.judge.begin_read();
             self.scene.judge.flushed(disk, began);
-            self.scene.judge.end_read(began);
         }
     }
 
