@@ -287,7 +287,9 @@ impl<S: ByteStream> Connection<S> {
                 (Some(one), Some(other)) => Some(one.min(other)),
                 (one, other) => one.or(other),
             },
-            Phase::Closing { until, .. } => Some(until),
+            Phase::Closing { until, .. } => {
+                Some(self.borrows_until.map_or(until, |other| other.min(until)))
+            }
         }
     }
 
@@ -297,7 +299,9 @@ impl<S: ByteStream> Connection<S> {
             return Ok(());
         }
         match self.phase {
-            Phase::Closing { .. } => Err(Ended::Closed),
+            Phase::Closing { until, .. } if until <= cx.now => Err(Ended::Closed),
+            // What is queued still leaves, and may be lent.
+            Phase::Closing { .. } => self.stop_borrowing(cx),
             Phase::Initialising | Phase::Connecting => Err(Ended::SetupTimeout),
             Phase::Serving => {
                 if self.borrows_until.is_some_and(|until| until <= cx.now) {

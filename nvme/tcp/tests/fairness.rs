@@ -216,6 +216,29 @@ fn a_lent_block_can_be_written_within_150_ms_whatever_its_reader_does() {
     }
 }
 
+/// The same while the connection of such a host is being terminated, which waits for the host.
+#[test]
+fn a_lent_block_can_be_written_while_its_readers_connection_is_terminated() {
+    let device: Arc<dyn Device> = ram();
+    let mut stage = Stage::new(&device, 16 << 20);
+    let (_admin, io) = stage.attach_as(GREEDY, 32);
+    let options = QueueOptions {
+        core: 1,
+        depth: 8,
+        pool: stage.arena.pool(0),
+    };
+    let mut beside = device.open_queue(options).expect("a queue");
+    io.wire.borrow_mut().room = 3000;
+    read(&io, 0, 0, MIB);
+    turns(&mut stage, &[&io], 3);
+    io.send_bytes(&[0xFF; 128]);
+    turns(&mut stage, &[&io], 3);
+    let mut is_writable = || (0..64).any(|_| beside.write_at_once(0, &[7; 512]));
+    assert!(!is_writable(), "it is lent");
+    pass(&mut stage, &[&io], Nanos::from_millis(140));
+    assert!(is_writable());
+}
+
 /// NVMe/TCP Transport 1.1, section 3.3.1.2: a wrong data digest fails the command. A Connect that
 /// fails ends the connection, however many follow: the target queues one answer.
 #[test]

@@ -15,6 +15,9 @@ const LENT_MAX: Nanos = Nanos::from_millis(150);
 /// A device over RDMA that is stuck may keep what it was lent for so much longer, until what is posted
 /// there was flushed or given up.
 const STUCK_MAX: Nanos = Nanos::from_millis(1100);
+/// What is posted over RDMA cannot be taken back: the target ends a connection 5 s after it posted
+/// what makes no progress, and the device then flushes it.
+const LATE_MAX: Nanos = Nanos::from_secs(6);
 /// A request that a disk puts off is tried again after so long at most.
 const RETRY: Nanos = Nanos::from_micros(50);
 /// A disk puts a request off so often in a row at most, for all that chance can do.
@@ -81,7 +84,9 @@ impl Host {
         } else {
             Nanos::ZERO
         };
-        let stuck = if swarm.faults.has(Fault::WorkErrors) {
+        let stuck = if swarm.faults.has(Fault::Late) {
+            LATE_MAX
+        } else if swarm.faults.has(Fault::WorkErrors) {
             STUCK_MAX
         } else {
             Nanos::ZERO
