@@ -266,10 +266,10 @@ impl Host {
         self.phase == Phase::Serving && self.silent_until.is_none()
     }
 
-    /// Whether it resets its controller.
+    /// Whether it waits for a controller to be ready, or not to be any more.
     #[must_use]
-    pub fn is_resetting(&self) -> bool {
-        self.phase == Phase::AwaitingReady { ready: false }
+    pub fn awaits_readiness(&self) -> bool {
+        matches!(self.phase, Phase::AwaitingReady { .. })
     }
 
     /// Whether no I/O is on its way.

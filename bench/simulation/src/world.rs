@@ -709,7 +709,7 @@ impl World {
     /// hosts send what was lost, and notes whose commands are held back meanwhile.
     fn tend_lost_writes(&mut self) {
         let may_be_fenced =
-            self.scene.judge.has_lost() || self.hosts.iter().any(Host::is_resetting);
+            self.scene.judge.has_lost() || self.hosts.iter().any(Host::awaits_readiness);
         let Some(appliance) = self.appliance.as_ref().filter(|_| may_be_fenced) else {
             return;
         };

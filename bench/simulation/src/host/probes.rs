@@ -14,6 +14,8 @@ use crate::plan::{SUBSYSTEMS, host_name};
 
 /// Connections of one host that send a wrong Connect, at most.
 const PROBES_MAX: usize = 2;
+/// A change may be over for so long before the last association that it ends is gone.
+const DISCONNECTED_MAX: Nanos = Nanos::from_secs(5);
 
 /// A connection whose Connect must be refused.
 pub(super) struct Probe {
@@ -311,9 +313,11 @@ impl Host {
             Expected::Status(expected) => status.is(expected),
             Expected::Field(field) => {
                 let named = cqe.connect_fault() == field.invalid();
-                // Another host's association ends when it likes.
-                let gone = field == ConnectField::HostNqn
-                    && cqe.connect_fault() == ConnectField::ControllerId.invalid();
+                // Another host's association ends when it likes, and any when a change wants it.
+                let ends = ground.changed_at + DISCONNECTED_MAX >= opened_at;
+                let may_be_gone = field == ConnectField::HostNqn || changed || ends;
+                let gone =
+                    may_be_gone && cqe.connect_fault() == ConnectField::ControllerId.invalid();
                 status.is(Status::CONNECT_INVALID_PARAMETERS) && (named || gone)
             }
         };

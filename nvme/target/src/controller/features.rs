@@ -311,13 +311,15 @@ impl Controller {
         // VWC.present is always 1, so the feature is always there: it also applies to namespaces
         // with a volatile cache that are added later.
         let enabled = VolatileWriteCache::from_bits(value).wce();
-        let before = std::mem::replace(&mut self.features.write_cache, enabled);
+        self.features.write_cache = enabled;
         self.shared
             .set_write_through(!enabled && !planted("write-cache-stays-on"));
         let has_cache = self
             .subsystem(context.view)
             .is_some_and(SubsystemView::has_volatile_cache);
-        if before && !enabled && has_cache && !planted("write-cache-off-unflushed") {
+        // Also where it is off already: the flush of an earlier command may be under way or have
+        // failed.
+        if !enabled && has_cache && !planted("write-cache-off-unflushed") {
             Ok(AdminStep::FlushAll)
         } else {
             Ok(AdminStep::Answer(0))

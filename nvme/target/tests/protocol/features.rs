@@ -355,6 +355,16 @@ fn a_cache_that_cannot_be_flushed_is_an_error() {
     let reply = world.set_feature(admin, FeatureId::VOLATILE_WRITE_CACHE, 0);
     reply.is(Status::INTERNAL_ERROR);
     assert_eq!(get(&mut world, admin, FeatureId::VOLATILE_WRITE_CACHE), 0);
+    world.cached_fault.arm(FAIL_INTERNAL, false);
+    world.cached.take();
+    let again = world.set_feature(admin, FeatureId::VOLATILE_WRITE_CACHE, 0);
+    again.ok();
+    let flushed = [(Operation::Flush, 0, 0)];
+    assert_eq!(
+        world.cached.take(),
+        flushed,
+        "a success says that all is durable"
+    );
 }
 
 /// Base 2.1 §5.1.25.1.5: events that OAES does not offer cannot be switched on.
