@@ -10,7 +10,7 @@ use reactors::sim::planted;
 use super::Live;
 use super::apply::Prepared;
 use crate::devices::Opened;
-use crate::error::with_causes;
+use crate::error::{Failure, with_causes};
 use crate::meanwhile::{Meanwhile, aside};
 use crate::observe::model::OutstandingCommands;
 use crate::reactor_setup::DeskOrder;
@@ -332,7 +332,7 @@ impl Live {
         name: &Name,
         step: &Step,
         meanwhile: &mut dyn Meanwhile,
-        grow: impl FnOnce(&Opened) -> Result<Option<Grown>, crate::error::Failure> + Send,
+        grow: impl FnOnce(&Opened) -> Result<Option<Grown>, Failure> + Send,
     ) -> Result<CutOff, String> {
         if let Some((place, opened)) = self.devices.opened_mut(name) {
             let more = aside(meanwhile, || {

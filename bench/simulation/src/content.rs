@@ -32,6 +32,19 @@ pub enum Content {
     Garbage(usize),
 }
 
+impl Content {
+    /// The write that put it there, `None` for zeroes. `None` outside: no single write to this block
+    /// left that.
+    #[must_use]
+    pub fn version(self) -> Option<Option<u64>> {
+        match self {
+            Self::Zero => Some(None),
+            Self::Written(version) => Some(Some(version)),
+            Self::Misplaced(_) | Self::Torn(..) | Self::Garbage(_) => None,
+        }
+    }
+}
+
 impl Stamp {
     fn record(self, index: usize) -> [u8; RECORD_BYTES] {
         let place = self.lba | u64::from(self.device) << 48;

@@ -15,9 +15,7 @@ use hugemem::Data;
 use reactors::Nanos;
 
 use crate::content::{self, Content};
-use crate::judge::Violation;
 use crate::random::Random;
-use crate::storage::{JudgeBlock, judge_blocks};
 use crate::time::SharedTime;
 
 /// What a disk is like.
@@ -359,24 +357,10 @@ impl Disk {
         }
     }
 
-    /// Has what the medium has judged, block by block.
-    ///
-    /// # Errors
-    /// The first answer of `judge`.
-    pub fn look_at_medium(&self, judge: JudgeBlock<'_>) -> Result<(), Violation> {
+    /// Calls `look` with the content of the medium and the size of a block in bytes.
+    pub fn with_medium<T>(&self, look: impl FnOnce(&[u8], usize) -> T) -> T {
         let state = self.state();
-        judge_blocks(&state.medium, state.shape.block_size as usize, judge)
-    }
-
-    /// Copies what the medium has in a block; false where there is none.
-    #[must_use]
-    pub fn read_medium(&self, lba: u64, into: &mut [u8]) -> bool {
-        let state = self.state();
-        let found = state.medium.get(state.bytes_of(lba));
-        found.is_some_and(|found| {
-            into.copy_from_slice(found);
-            true
-        })
+        look(&state.medium, state.shape.block_size as usize)
     }
 
     /// Makes it so many bytes large; the new blocks are zeroes. Its queues have yet to be told.

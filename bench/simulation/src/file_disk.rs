@@ -22,9 +22,7 @@ use rustix::io::Errno;
 use uring::{AllocateMode, Operation, Outcome, Pending, RingError, Step};
 
 use crate::disk::{DiskFigures, DiskShape, DiskTemper};
-use crate::judge::Violation;
 use crate::random::Random;
-use crate::storage::{JudgeBlock, judge_blocks};
 use crate::time::SharedTime;
 
 /// How a file behaves besides its disk. All shares are of a thousand entries.
@@ -467,25 +465,10 @@ impl FileDisk {
         }
     }
 
-    /// Has what the medium has judged, block by block.
-    ///
-    /// # Errors
-    /// The first answer of `judge`.
-    pub fn look_at_medium(&self, judge: JudgeBlock<'_>) -> Result<(), Violation> {
+    /// Calls `look` with the content of the medium and the size of a block in bytes.
+    pub fn with_medium<T>(&self, look: impl FnOnce(&[u8], usize) -> T) -> T {
         let state = self.state();
-        judge_blocks(&state.medium, state.shape.block_size as usize, judge)
-    }
-
-    /// Copies what the medium has in a block; false where there is none.
-    #[must_use]
-    pub fn read_medium(&self, lba: u64, into: &mut [u8]) -> bool {
-        let state = self.state();
-        let start = lba as usize * state.block_bytes();
-        let found = state.medium.get(start..start + state.block_bytes());
-        found.is_some_and(|found| {
-            into.copy_from_slice(found);
-            true
-        })
+        look(&state.medium, state.block_bytes())
     }
 
     /// Entries in its rings.

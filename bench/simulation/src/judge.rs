@@ -345,15 +345,15 @@ impl Judge {
         for (lba, found) in (lba..).zip(found) {
             let history = &mut model.blocks[lba as usize];
             let content = content::read(found, disk as u32, lba);
-            let judged = match content {
-                Content::Zero | Content::Written(_) if former => Ok(()),
-                Content::Zero if straddles => history.may_return(None, began),
-                Content::Written(version) if straddles => history.may_return(Some(version), began),
-                Content::Zero => history.read(None, began, now, durable),
-                Content::Written(version) => history.read(Some(version), began, now, durable),
-                Content::Misplaced(_) | Content::Torn(..) | Content::Garbage(_) => {
-                    return Err(wrong(disk, lba, content, None, history));
-                }
+            let Some(version) = content.version() else {
+                return Err(wrong(disk, lba, content, None, history));
+            };
+            let judged = if former {
+                Ok(())
+            } else if straddles {
+                history.may_return(version, began)
+            } else {
+                history.read(version, began, now, durable)
             };
             judged.map_err(|mistake| wrong(disk, lba, content, Some(mistake), history))?;
         }
@@ -369,13 +369,10 @@ impl Judge {
             return Ok(());
         };
         let content = content::read(found, disk as u32, lba);
-        let judged = match content {
-            Content::Zero => history.may_return(None, self.now),
-            Content::Written(version) => history.may_return(Some(version), self.now),
-            Content::Misplaced(_) | Content::Torn(..) | Content::Garbage(_) => {
-                return Err(wrong(disk, lba, content, None, history));
-            }
+        let Some(version) = content.version() else {
+            return Err(wrong(disk, lba, content, None, history));
         };
+        let judged = history.may_return(version, self.now);
         judged.map_err(|mistake| wrong(disk, lba, content, Some(mistake), history))
     }
 

@@ -227,6 +227,11 @@ impl Wire {
         self.link().target_gone
     }
 
+    /// The host has closed its end.
+    fn is_closed_by_host(&self) -> bool {
+        self.link().to_target.finished
+    }
+
     /// How it stands, for messages.
     #[must_use]
     pub fn state(&self) -> String {
@@ -394,31 +399,30 @@ impl Listener {
     /// until it notices.
     #[must_use]
     pub fn connections(&self) -> usize {
-        let mut made = self.held();
-        made.retain(|wire| !wire.is_closed_by_target());
-        made.len()
+        self.open().len()
     }
 
     /// Whether a connection waits to be accepted, or one that its host has closed to be read to its
     /// end.
     #[must_use]
     pub fn is_waited_for(&self) -> bool {
-        !self.waiting().is_empty() || self.closed_by_hosts().any(|it| it.waits_for_target())
+        let waits = |it: &Wire| it.is_closed_by_host() && it.waits_for_target();
+        !self.waiting().is_empty() || self.open().iter().any(waits)
     }
 
     /// When something arrives of what hosts sent before they closed their ends.
     #[must_use]
     pub fn next_due(&self) -> Option<Nanos> {
-        let dues = self.closed_by_hosts().map(|it| it.next_due());
-        dues.flatten().min()
+        let open = self.open();
+        let closed = open.iter().filter(|it| it.is_closed_by_host());
+        closed.filter_map(Wire::next_due).min()
     }
 
-    /// Connections that their hosts have closed and the target has not.
-    fn closed_by_hosts(&self) -> impl Iterator<Item = Wire> + use<> {
+    /// Connections that the target has not closed.
+    fn open(&self) -> MutexGuard<'_, Vec<Wire>> {
         let mut made = self.held();
         made.retain(|wire| !wire.is_closed_by_target());
-        let closed = made.iter().filter(|wire| wire.link().to_target.finished);
-        closed.cloned().collect::<Vec<Wire>>().into_iter()
+        made
     }
 
     fn waiting(&self) -> MutexGuard<'_, VecDeque<Wire>> {

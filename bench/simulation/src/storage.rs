@@ -14,20 +14,23 @@ use crate::ram::Ram;
 pub type JudgeBlock<'j> = &'j mut dyn FnMut(u64, Option<u64>) -> Result<(), Violation>;
 
 /// Has each block of a medium judged.
-///
-/// # Errors
-/// The first answer of `judge`.
-pub(crate) fn judge_blocks(
-    medium: &[u8],
-    block_size: usize,
-    judge: JudgeBlock<'_>,
-) -> Result<(), Violation> {
-    for (lba, block) in (0..).zip(medium.chunks_exact(block_size)) {
+fn judge_blocks(medium: &[u8], block_bytes: usize, judge: JudgeBlock<'_>) -> Result<(), Violation> {
+    for (lba, block) in (0..).zip(medium.chunks_exact(block_bytes)) {
         if let Some(version) = content::version_at(block) {
             judge(lba, version)?;
         }
     }
     Ok(())
+}
+
+/// Copies a block of a medium; false where there is none.
+fn copy_block(medium: &[u8], block_bytes: usize, lba: u64, into: &mut [u8]) -> bool {
+    let start = lba as usize * block_bytes;
+    let found = medium.get(start..start + block_bytes);
+    found.is_some_and(|found| {
+        into.copy_from_slice(found);
+        true
+    })
 }
 
 /// A disk or a drive.
@@ -86,8 +89,8 @@ impl Storage {
     #[must_use]
     pub fn read_medium(&self, lba: u64, into: &mut [u8]) -> bool {
         match self {
-            Self::Disk(disk) => disk.read_medium(lba, into),
-            Self::File(file) => file.read_medium(lba, into),
+            Self::Disk(disk) => disk.with_medium(|all, block| copy_block(all, block, lba, into)),
+            Self::File(file) => file.with_medium(|all, block| copy_block(all, block, lba, into)),
             Self::Ram(_) => false,
             Self::Drive(drive) => drive.read_medium(lba, into),
         }
@@ -99,8 +102,8 @@ impl Storage {
     /// The first that `judge` answers.
     pub fn look_at_medium(&self, judge: JudgeBlock<'_>) -> Result<(), Violation> {
         match self {
-            Self::Disk(disk) => disk.look_at_medium(judge),
-            Self::File(file) => file.look_at_medium(judge),
+            Self::Disk(disk) => disk.with_medium(|all, block| judge_blocks(all, block, judge)),
+            Self::File(file) => file.with_medium(|all, block| judge_blocks(all, block, judge)),
             // Its medium is behind its registers.
             Self::Ram(_) | Self::Drive(_) => Ok(()),
         }

@@ -5,7 +5,7 @@ mod harness;
 
 use std::sync::Arc;
 
-use block::{Device, NullDevice, NullOptions, QueueOptions};
+use block::{Device, DeviceQueue, NullDevice, NullOptions, QueueOptions};
 use harness::wire::{Answer, Host, Stage};
 use harness::{BLOCK_BYTES, GREEDY, MODEST, NAMESPACE_BYTES, ram};
 use nvme_spec::Sqe;
@@ -163,6 +163,16 @@ fn a_host_that_takes_no_data_for_long_is_closed() {
     assert!(counters.contains(&("send_timeouts", 1)), "{counters:?}");
 }
 
+/// A queue of another core to the device.
+fn queue_beside(stage: &Stage, device: &dyn Device) -> Box<dyn DeviceQueue> {
+    let options = QueueOptions {
+        core: 1,
+        depth: 8,
+        pool: stage.arena.pool(0),
+    };
+    device.open_queue(options).expect("a queue")
+}
+
 /// A block that a device lends for a host that takes nothing can be written within 150 ms, also
 /// when no memory is left; and a host that takes its data later gets all of it.
 #[test]
@@ -172,12 +182,7 @@ fn a_lent_block_can_be_written_within_150_ms_whatever_its_reader_does() {
         let mut stage = Stage::new(&device, 16 << 20);
         let pool = stage.arena.pool(0);
         let (_admin, io) = stage.attach_as(GREEDY, 32);
-        let options = QueueOptions {
-            core: 1,
-            depth: 8,
-            pool: stage.arena.pool(0),
-        };
-        let mut beside = device.open_queue(options).expect("a queue");
+        let mut beside = queue_beside(&stage, &*device);
         io.wire.borrow_mut().room = 3000;
         (0..8).for_each(|cid| read(&io, cid, u64::from(cid) * 2048, MIB));
         turns(&mut stage, &[&io], 3);
@@ -222,12 +227,7 @@ fn a_lent_block_can_be_written_while_its_readers_connection_is_terminated() {
     let device: Arc<dyn Device> = ram();
     let mut stage = Stage::new(&device, 16 << 20);
     let (_admin, io) = stage.attach_as(GREEDY, 32);
-    let options = QueueOptions {
-        core: 1,
-        depth: 8,
-        pool: stage.arena.pool(0),
-    };
-    let mut beside = device.open_queue(options).expect("a queue");
+    let mut beside = queue_beside(&stage, &*device);
     io.wire.borrow_mut().room = 3000;
     read(&io, 0, 0, MIB);
     turns(&mut stage, &[&io], 3);

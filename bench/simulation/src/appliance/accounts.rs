@@ -44,11 +44,12 @@ impl Appliance {
         if busy > 0 {
             return Err(format!("commands are under way at rest: {sum:?}"));
         }
+        let snapshot = self.target.snapshot();
         if (sum.admin_queues, sum.io_queues) != (held.admin_queues, held.io_queues)
             || sum.controllers != sum.admin_queues
         {
-            let controllers = self.target.snapshot().controllers;
-            let hosts = controllers
+            let hosts = snapshot
+                .controllers
                 .iter()
                 .map(|it| (&it.host_nqn, it.kind, it.admin_reactor));
             let hosts: Vec<_> = hosts.collect();
@@ -56,7 +57,6 @@ impl Appliance {
                 "hosts have {held:?}, and the cores {sum:?}, of {hosts:?}"
             ));
         }
-        let snapshot = self.target.snapshot();
         let io_queues = snapshot.controllers.iter().map(|it| it.io_queues.len());
         let registered = (snapshot.controllers.len(), io_queues.sum::<usize>());
         if registered != (sum.controllers, sum.io_queues) {

@@ -91,6 +91,12 @@ pub(super) struct AdminState {
     shutdown: Option<(Nanos, Moment)>,
 }
 
+impl AdminState {
+    fn flushes(&self, disk: usize) -> bool {
+        self.reported_cache.unwrap_or(true) && self.lacks_cache.get(&disk) != Some(&true)
+    }
+}
+
 /// A step of a host's work on its controller.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum AdminStep {
@@ -195,8 +201,7 @@ impl Host {
 
     /// Whether the host has to flush what it writes to a disk, by what was reported to it.
     pub(super) fn flushes(&self, disk: usize) -> bool {
-        let state = &self.admin_state;
-        state.reported_cache.unwrap_or(true) && state.lacks_cache.get(&disk) != Some(&true)
+        self.admin_state.flushes(disk)
     }
 
     /// Whether a write to a disk is durable when it completes, by what was reported and set.
@@ -216,13 +221,12 @@ impl Host {
     }
 
     /// What was sent while the cache was off may be carried out when it is on.
-    fn doubt_durability(&mut self, disks: usize) {
-        let lacks_cache = |disk: usize| !self.flushes(disk);
-        let lacks_cache: Vec<bool> = (0..disks).map(lacks_cache).collect();
+    fn doubt_durability(&mut self) {
+        let state = &self.admin_state;
         let sent = self.io.iter_mut().flat_map(Connection::outstanding_mut);
         for outstanding in sent {
             if let Command::Io(io) = &mut outstanding.command {
-                io.durable = io.fua || io.extents.iter().all(|it| lacks_cache[it.disk]);
+                io.durable = io.fua || io.extents.iter().all(|it| !state.flushes(it.disk));
             }
         }
     }
@@ -235,7 +239,7 @@ impl Host {
         let value = VolatileWriteCache::new().with_wce(enable).into_bits();
         // What is on its way may be durable, or not.
         self.admin_state.write_through = false;
-        self.doubt_durability(ground.swarm.disks.len());
+        self.doubt_durability();
         let began = ground.judge.begin_read();
         let step = AdminStep::WriteCache { enable, began };
         let sqe = Sqe::set_feature(FeatureId::VOLATILE_WRITE_CACHE, 0, value);

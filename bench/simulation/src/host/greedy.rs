@@ -65,7 +65,7 @@ impl Host {
                 connection.submit(sending, ground.now);
             }
         }
-        let until = ground.now + GREED_MAX;
+        let until = self.greedy_until;
         connection.queue.misused_until = Some(until);
         if !writes {
             connection.stall(false, until);
