@@ -37,6 +37,11 @@ const DEADLINES: Deadlines = Deadlines {
 const MISHAP_WAITS: Nanos = Nanos::from_millis(100);
 /// After a mishap everything is answered again by then: the deadlines, one after the other.
 const MISHAP_LASTS: Nanos = Nanos::from_secs(8);
+/// The driver aborts one command of a queue in a tick and resets a drive that still has one when the
+/// time for aborts is over: of commands that hang together it is certain to abort so many.
+const ABORTED_IN_TIME: u64 = 20;
+/// Commands that hang within this are together.
+const TOGETHER: Nanos = Nanos(DEADLINES.command.0 + DEADLINES.abort.0);
 /// A drive that was pulled out is back after this at most.
 const ABSENCE_MAX: Nanos = Nanos::from_secs(4);
 /// A drive that is in order is ready within this.
@@ -88,8 +93,32 @@ struct Armed {
 struct Suffered {
     /// Hangs that Abort ends.
     abortable: u64,
-    /// Everything that a reset may be the answer to.
+    /// Everything that a reset may be the answer to, such as too many of those at once.
     others: u64,
+}
+
+/// Commands that hang together, all of which Abort would end.
+#[derive(Clone, Copy, Default)]
+struct Hung {
+    commands: u64,
+    /// Later ones are not together with these.
+    until: Nanos,
+    /// How often there were more than are aborted in time.
+    crowds: u64,
+}
+
+impl Hung {
+    fn add(&mut self, commands: u64, now: Nanos) {
+        if self.until < now {
+            self.commands = 0;
+        }
+        self.until = now + TOGETHER;
+        let before = self.commands;
+        self.commands += commands;
+        if before <= ABORTED_IN_TIME && self.commands > ABORTED_IN_TIME {
+            self.crowds += 1;
+        }
+    }
 }
 
 /// A drive in its slot.
@@ -104,6 +133,7 @@ pub struct Drive {
     slow: FaultId,
     /// Hangs are such that Abort ends them.
     hangs_are_abortable: bool,
+    hung: Hung,
     /// Fatal statuses and removals.
     calamities: u64,
     /// What had happened to it when it was opened last.
@@ -178,6 +208,7 @@ impl Drive {
             errors: errors.to_vec(),
             flush_error,
             hangs_are_abortable,
+            hung: Hung::default(),
             calamities: 0,
             opened_with: Cell::default(),
             slow,
@@ -281,8 +312,14 @@ impl Drive {
     }
 
     fn disarm(&mut self) {
-        if let Some(Armed { rule, .. }) = self.armed.take() {
-            self.control.arm(rule, false);
+        let Some(armed) = self.armed.take() else {
+            return;
+        };
+        self.control.arm(armed.rule, false);
+        if armed.rule == self.hangs[0] {
+            let commands = self.control.fired(armed.rule) - armed.fired_before;
+            // It waited no longer than that for a command.
+            self.hung.add(commands, armed.until);
         }
     }
 
@@ -354,7 +391,10 @@ impl Drive {
         let fired = |rules: &[FaultId]| rules.iter().map(|it| self.control.fired(*it)).sum();
         Suffered {
             abortable: fired(&self.hangs[..1]),
-            others: fired(&self.hangs[1..]) + fired(&self.confusions) + self.calamities,
+            others: fired(&self.hangs[1..])
+                + fired(&self.confusions)
+                + self.calamities
+                + self.hung.crowds,
         }
     }
 
@@ -473,5 +513,25 @@ fn options(
         )],
         seed: random.bits(),
         ..EmulatedOptions::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_are_a_crowd_where_more_hang_together_than_are_aborted_in_time() {
+        let mut hung = Hung::default();
+        hung.add(ABORTED_IN_TIME, Nanos(1));
+        assert_eq!(hung.crowds, 0);
+        // Long after the others were aborted.
+        let later = hung.until + Nanos(1);
+        hung.add(1, later);
+        assert_eq!(hung.crowds, 0);
+        hung.add(ABORTED_IN_TIME, later + Nanos(1));
+        assert_eq!(hung.crowds, 1);
+        hung.add(1, later + Nanos(2));
+        assert_eq!(hung.crowds, 1, "it is the same crowd");
     }
 }

@@ -411,6 +411,9 @@ impl DeviceQueue for MemoryQueue {
         let written = self.memory.try_write(offset, data);
         if written {
             self.ledger.written(data.len());
+        } else {
+            // It may wait for an execution or a lease before it comes back as a request.
+            self.memory.withdraw(offset, data.len());
         }
         written
     }

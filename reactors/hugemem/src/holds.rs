@@ -162,29 +162,55 @@ fn own_free(word: &AtomicU32) -> bool {
 /// Holds these units for writing, all or none, of which the first `had` are held already.
 #[inline(never)]
 fn own_rest(words: &[AtomicU32], had: usize) -> bool {
-    let refused = words[had..].iter().position(|word| !own(word));
-    if let Some(more) = refused {
-        for word in &words[..had + more] {
-            disown_unused(word);
-        }
+    let tries = words[had..].iter().map(own);
+    let refused = tries.enumerate().find(|(_, taken)| *taken != Taken::Owned);
+    let Some((more, taken)) = refused else {
+        return true;
+    };
+    let (before, rest) = words.split_at(had + more);
+    before.iter().for_each(disown_unused);
+    if taken == Taken::Asked {
+        // Readers of the rest yield meanwhile, not one unit after the other.
+        rest[1..].iter().for_each(ask);
     }
-    refused.is_none()
+    false
 }
 
-fn own(word: &AtomicU32) -> bool {
+/// What became of an attempt to hold a unit for writing.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Taken {
+    Owned,
+    /// Readers hold it, and those that come were asked to yield just now.
+    Asked,
+    /// A writer holds it, or readers were asked before.
+    Refused,
+}
+
+fn own(word: &AtomicU32) -> Taken {
     let mut value = word.load(Ordering::Relaxed);
     loop {
         let free = value & (WRITER | READERS) == 0;
         let asked = value & YIELDS != 0;
         if !free && (asked || value & WRITER != 0) {
-            return false;
+            return Taken::Refused;
         }
         // The refusals stay in the word, for a writer that is refused another unit of its range.
         let after = value | if free { WRITER } else { YIELDS };
         match word.compare_exchange_weak(value, after, Ordering::Acquire, Ordering::Relaxed) {
-            Ok(_) => return free,
+            Ok(_) if free => return Taken::Owned,
+            Ok(_) => return Taken::Asked,
             Err(now) => value = now,
         }
+    }
+}
+
+/// Asks readers of a unit to yield, unless it is free or they were asked before. A word that changes
+/// meanwhile is left to the next attempt.
+fn ask(word: &AtomicU32) {
+    let value = word.load(Ordering::Relaxed);
+    if value & READERS != 0 && value & (YIELDS | WRITER) == 0 {
+        let asked = value | YIELDS;
+        let _ = word.compare_exchange(value, asked, Ordering::Relaxed, Ordering::Relaxed);
     }
 }
 

@@ -188,6 +188,18 @@ fn a_loan_of_another_queue_is_waited_for_too() {
     assert!(reader.lend(1).iter().all(|&byte| byte == 5));
 }
 
+/// A write that is refused at once may wait for a lease before it comes back as a request.
+#[test]
+fn a_write_that_was_refused_at_once_keeps_no_reader_waiting() {
+    let device = device(1 << 20, 512);
+    let (mut reader, mut writer) = (Bench::new(&device), Bench::new(&device));
+    let loan = reader.lend(0);
+    assert!(!writer.queue.write_at_once(0, &[1; 512]));
+    let read = writer.submit(Operation::Read, 0, 1, None);
+    assert_eq!(writer.poll_tags(), [read]);
+    drop(loan);
+}
+
 /// A write that waits for a loan is cancelled; its lease comes home and its data never lands.
 #[test]
 fn a_write_that_waits_is_given_up() {

@@ -62,6 +62,18 @@ fn units_that_a_writer_had_stay_free_while_it_waits_for_the_rest() {
     assert!(holds.try_own(0, 3));
 }
 
+/// Each of the readers may need a while to give its unit back: they do so at the same time.
+#[test]
+fn a_writer_asks_the_readers_of_its_whole_range_at_once() {
+    let holds = Holds::new(4);
+    assert!(holds.try_share(1, 1) && holds.try_share(3, 1));
+    assert!(!holds.try_own(0, 4));
+    assert!(holds.is_awaited(1, 1) && holds.is_awaited(3, 1));
+    assert!(!holds.is_awaited(2, 1), "nobody reads there");
+    holds.withdraw(0, 4);
+    assert!(!holds.is_awaited(0, 4));
+}
+
 #[test]
 fn a_writer_that_never_returns_keeps_readers_out_only_so_often() {
     let holds = Holds::new(1);
