@@ -9,12 +9,14 @@ mod answers;
 mod connection;
 mod events;
 mod explorer;
+mod flood;
 mod greedy;
 mod invalid;
 mod probes;
 mod rdma;
 mod session;
 mod tcp;
+mod twins;
 mod waiting;
 mod workload;
 mod wrong_data;
@@ -147,6 +149,8 @@ struct Io {
     expected: Vec<Option<u64>>,
     damaged: bool,
     aborted: bool,
+    /// It failed, or another command with its identifier did.
+    ambiguous: bool,
 }
 
 /// A command, as the host remembers it.

@@ -153,6 +153,10 @@ faults! {
     Deaf = "deaf";
     /// Devices get other files, and hosts look at the identifiers of their disks.
     Exchange = "exchange";
+    /// Hosts send commands with identifiers that are in use.
+    Twins = "twins";
+    /// Hosts send event requests beyond the limit, and abort them.
+    EventFlood = "event-flood";
 }
 
 impl fmt::Display for Fault {
@@ -197,6 +201,7 @@ impl Fault {
             | Fault::Greedy
             | Fault::Deaf => Some(Need::Habits),
             Fault::Exchange => Some(Need::Apart),
+            Fault::Twins | Fault::EventFlood => Some(Need::Misuse),
             _ => None,
         }
     }
@@ -211,6 +216,12 @@ impl Fault {
     #[must_use]
     pub fn is_apart(self) -> bool {
         self.need() == Some(Need::Apart)
+    }
+
+    /// Whether it is a misuse of queues, which has a stream of its own too.
+    #[must_use]
+    pub fn is_misuse(self) -> bool {
+        self.need() == Some(Need::Misuse)
     }
 }
 
@@ -238,6 +249,8 @@ enum Need {
     MoreChanges,
     /// The same, and they strike by a stream of their own.
     Apart,
+    /// The same, by another stream.
+    Misuse,
 }
 
 /// A set of faults.
@@ -447,6 +460,7 @@ fn faults_of(need: Need, seed: u64) -> Vec<Fault> {
         Need::MoreChanges => (0x18, None, 900),
         Need::Flushes => (0x14, Some(Fault::FlushErrors), 300),
         Need::Apart => (0x50, None, 700),
+        Need::Misuse => (0x60, None, 800),
     };
     let mut random = Random::new(seed, stream);
     let there = random.permille(share);
@@ -497,6 +511,7 @@ impl Swarm {
             .chain(faults_of(Need::Flushes, seed))
             .chain(faults_of(Need::MoreChanges, seed))
             .chain(faults_of(Need::Apart, seed))
+            .chain(faults_of(Need::Misuse, seed))
             .collect();
         let chosen = match chosen.has(Fault::Rdma) {
             true => faults_of(Need::RdmaAndMore, seed)

@@ -27,6 +27,8 @@ const FAULTS_PERMILLE: u32 = 120;
 const HABITS_PERMILLE: u32 = 60;
 /// Of a thousand events so many are also a fault of those that strike by a stream of their own.
 const APART_PERMILLE: u32 = 40;
+/// The same of misuses of queues.
+const MISUSES_PERMILLE: u32 = 30;
 /// Events of a thousand in which time passes and nothing is sent.
 const PAUSES_PERMILLE: u32 = 15;
 /// A fault that takes the whole appliance strikes so many times of a thousand that it could.
@@ -75,6 +77,8 @@ pub struct World {
     habits: Random,
     /// What chance decides of faults that strike apart.
     apart: Random,
+    /// What chance decides of misuses of queues.
+    misuses: Random,
     /// What chance decides of changes and while they wait.
     changes: Random,
     /// A change is being carried out.
@@ -115,6 +119,7 @@ impl World {
             starts: 0,
             habits: Random::new(seed, 0x26),
             apart: Random::new(seed, 0x51),
+            misuses: Random::new(seed, 0x61),
             changes: Random::new(seed, 11),
             changing: false,
             waits: 0,
@@ -161,6 +166,7 @@ impl World {
         }
         self.habit()?;
         self.strike_apart()?;
+        self.misuse();
         if self.random.permille(PAUSES_PERMILLE) {
             let pause = Nanos::from_millis(self.random.between(1, 4000));
             return self.pass(pause);
@@ -168,7 +174,7 @@ impl World {
         if self.random.permille(FAULTS_PERMILLE) {
             let faults = self.scene.swarm.faults.iter();
             let faults: Vec<Fault> = faults
-                .filter(|it| !it.is_habit() && !it.is_apart())
+                .filter(|it| !it.is_habit() && !it.is_apart() && !it.is_misuse())
                 .collect();
             if !faults.is_empty() {
                 let fault = self.random.pick(&faults);
@@ -268,6 +274,18 @@ impl World {
         Ok(())
     }
 
+    /// At times a host misuses a queue.
+    fn misuse(&mut self) {
+        let faults = self.scene.swarm.faults.iter();
+        let faults: Vec<Fault> = faults.filter(|it| it.is_misuse()).collect();
+        if faults.is_empty() || !self.misuses.permille(MISUSES_PERMILLE) {
+            return;
+        }
+        let fault = self.misuses.pick(&faults);
+        let host = self.misuses.below(self.hosts.len() as u64) as usize;
+        self.hosts[host].misbehave(&mut self.scene.ground(), fault);
+    }
+
     fn strike(&mut self, fault: Fault) -> Result<(), Violation> {
         let now = self.scene.time.now();
         let disk = self.random.below(self.scene.disks.len() as u64) as usize;
@@ -329,6 +347,8 @@ impl World {
             | Fault::Deaf
             | Fault::Crowd
             | Fault::Exchange
+            | Fault::Twins
+            | Fault::EventFlood
             | Fault::Tight => return Ok(()),
             Fault::Hang => self.strike_drive(disk, Mishap::Hang),
             Fault::Confusion => self.strike_drive(disk, Mishap::Confusion),

@@ -72,6 +72,8 @@ struct Failure {
 pub(super) struct AdminState {
     /// VWC as Identify Controller reported it when the host attached.
     reported_cache: Option<bool>,
+    /// Event requests that may wait, as Identify Controller reported it.
+    pub(super) event_limit: Option<usize>,
     /// By disk: whether its namespace reported that it has no volatile cache.
     lacks_cache: BTreeMap<usize, bool>,
     /// The host switched the volatile write cache off.
@@ -433,6 +435,7 @@ impl Host {
                 let page = IdentifyController::read_from_prefix(&outstanding.data);
                 let (page, _) = page.map_err(|_| self.short_page(ground))?;
                 self.admin_state.reported_cache = Some(page.vwc.present());
+                self.admin_state.event_limit = Some(usize::from(page.aerl_z) + 1);
             }
             AdminStep::IdentifyNamespace(disk) => {
                 let page = IndependentIdentifyNamespace::read_from_prefix(&outstanding.data);
@@ -714,6 +717,12 @@ impl Host {
         }
         let what = format!("Abort says performed {performed}, and the command ended {status}");
         Err(self.violation(ground, &what))
+    }
+
+    /// Whether an Abort said that it aborted a command, which is not answered yet.
+    pub(super) fn is_given_up(&self, key: CommandKey) -> bool {
+        let aborted = self.admin_state.aborts.get(&key);
+        aborted.is_some_and(|it| it.performed == Some(true))
     }
 
     /// Whether more Aborts are outstanding than a controller has to take.

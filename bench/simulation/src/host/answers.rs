@@ -62,7 +62,7 @@ impl Host {
                 let what = "Disconnect was answered before the commands in front of it";
                 return Err(self.violation(ground, what));
             }
-            Command::EventRequest => return self.event(ground, cqe),
+            Command::EventRequest => return self.event(ground, outstanding, cqe),
             Command::Admin(step) => return self.administered(ground, *step, outstanding, cqe),
             Command::Abort(key) if status.is_success() => {
                 return self.abort_answered(ground, *key, cqe);
@@ -207,7 +207,10 @@ impl Host {
             return Err(self.violation(ground, &what));
         }
         if io.version > 0 {
-            let end = refused.unwrap_or(WriteEnd::Undecided);
+            let end = match io.ambiguous {
+                true => WriteEnd::Undecided,
+                false => refused.unwrap_or(WriteEnd::Undecided),
+            };
             ground
                 .judge
                 .end_write(&io.extents, io.version, io.began, end);
@@ -292,7 +295,8 @@ impl Host {
         }
         match &outstanding.command {
             // It waits for an event.
-            Command::EventRequest => return None,
+            Command::EventRequest if !self.is_due(outstanding) => return None,
+            Command::EventRequest => since = since.max(ground.memory_disturbed),
             Command::Io(io) => {
                 for extent in &io.extents {
                     since = since.max(ground.disk_disturbed[extent.disk]);

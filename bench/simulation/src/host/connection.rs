@@ -11,6 +11,7 @@ use reactors::Nanos;
 use super::admin::CommandKey;
 use super::rdma::RdmaLine;
 use super::tcp::TcpLine;
+use super::twins::{Told, Which};
 use super::wrong_data::WrongData;
 use super::{Command, IoKind};
 use crate::network::{HostEnd, Wire};
@@ -82,6 +83,8 @@ pub(super) struct Outstanding {
     pub(super) data: Vec<u8>,
     /// The last data PDU has come.
     pub(super) complete: bool,
+    /// Of an event request: others in front of it that waited when it was answered.
+    pub(super) waiting: usize,
 }
 
 /// What came in.
@@ -117,6 +120,10 @@ pub(super) struct Queue {
     pub(super) shape: ConnectionShape,
     pub(super) random: Random,
     pub(super) outstanding: BTreeMap<u16, Outstanding>,
+    /// Commands with the identifier of one that was outstanding before them.
+    pub(super) twins: BTreeMap<u16, Outstanding>,
+    /// Answers to such an identifier that may be either command's.
+    pub(super) half_answered: BTreeMap<u16, Cqe>,
     next_cid: u16,
     sent: u64,
     /// Commands that SQHD has told to be taken from the queue.
@@ -181,6 +188,8 @@ impl Connection {
                 shape,
                 random,
                 outstanding: BTreeMap::new(),
+                twins: BTreeMap::new(),
+                half_answered: BTreeMap::new(),
                 next_cid: 0,
                 sent: 0,
                 taken: 0,
@@ -212,27 +221,36 @@ impl Connection {
     }
 
     pub(super) fn outstanding(&self) -> impl Iterator<Item = (u16, &Outstanding)> {
-        self.queue.outstanding.iter().map(|(cid, it)| (*cid, it))
+        let all = self.queue.outstanding.iter().chain(&self.queue.twins);
+        all.map(|(cid, it)| (*cid, it))
     }
 
     pub(super) fn outstanding_mut(&mut self) -> impl Iterator<Item = &mut Outstanding> {
-        self.queue.outstanding.values_mut()
+        let queue = &mut self.queue;
+        queue.outstanding.values_mut().chain(queue.twins.values_mut())
     }
 
     pub(super) fn take_outstanding(&mut self) -> impl Iterator<Item = Outstanding> + use<> {
-        std::mem::take(&mut self.queue.outstanding).into_values()
+        let first = std::mem::take(&mut self.queue.outstanding).into_values();
+        first.chain(std::mem::take(&mut self.queue.twins).into_values())
     }
 
     /// Sends a command; its data goes in the capsule at times, where it fits. Returns its
     /// identifier.
     pub(super) fn submit(&mut self, sending: Sending, now: Nanos) -> u16 {
         let in_capsule = self.queue.random.coin();
-        self.submit_so(sending, now, in_capsule)
+        self.submit_so(sending, now, in_capsule, None)
+    }
+
+    /// Sends a command with the identifier of one that is outstanding.
+    pub(super) fn submit_twin(&mut self, sending: Sending, now: Nanos, cid: u16) {
+        let in_capsule = self.queue.random.coin();
+        self.submit_so(sending, now, in_capsule, Some(cid));
     }
 
     /// Sends a command whose data the target has to ask for.
     pub(super) fn submit_solicited(&mut self, sending: Sending, now: Nanos) -> u16 {
-        self.submit_so(sending, now, false)
+        self.submit_so(sending, now, false, None)
     }
 
     /// Sends a Connect, whose data must be in the capsule over TCP (TCP 1.1 §3.3.1.1).
@@ -241,17 +259,23 @@ impl Connection {
             transfer: Transfer::Out(data),
             ..Sending::plain(sqe, Command::Connect)
         };
-        self.submit_so(sending, now, true);
+        self.submit_so(sending, now, true, None);
     }
 
-    fn submit_so(&mut self, sending: Sending, now: Nanos, in_capsule: bool) -> u16 {
+    fn submit_so(
+        &mut self,
+        sending: Sending,
+        now: Nanos,
+        in_capsule: bool,
+        twin: Option<u16>,
+    ) -> u16 {
         let Sending {
             sqe,
             command,
             transfer,
             damage,
         } = sending;
-        let cid = self.queue.free_cid();
+        let cid = twin.unwrap_or_else(|| self.queue.free_cid());
         let inside = match &transfer {
             Transfer::Out(data) => in_capsule && data.len() <= self.in_capsule_max(),
             Transfer::None | Transfer::In(_) | Transfer::Raw(_) => false,
@@ -269,6 +293,7 @@ impl Connection {
             },
             data: Vec::new(),
             complete: false,
+            waiting: 0,
         };
         let (queue, sqe, data) = (&mut self.queue, sqe.with_cid(cid), (transfer, inside));
         match &mut self.line {
@@ -276,7 +301,11 @@ impl Connection {
             Line::Rdma(line) => line.send(queue, sqe, data, damage),
         }
         queue.sent += 1;
-        queue.outstanding.insert(cid, outstanding);
+        let commands = match twin {
+            Some(_) => &mut queue.twins,
+            None => &mut queue.outstanding,
+        };
+        commands.insert(cid, outstanding);
         cid
     }
 
@@ -296,7 +325,13 @@ impl Connection {
     /// Answers to what is given up may be overtaken by others made after them: SQHD is the head's
     /// value when an answer was made (Base 2.1 §4.2.1).
     pub(super) fn answers_may_overtake(&mut self) {
-        self.queue.overtaken_max = OVERTAKEN_MAX;
+        self.may_be_overtaken_by(OVERTAKEN_MAX);
+    }
+
+    /// The same by so many.
+    pub(super) fn may_be_overtaken_by(&mut self, answers: u64) {
+        let queue = &mut self.queue;
+        queue.overtaken_max = queue.overtaken_max.max(answers);
     }
 
     /// Picks an I/O command that is not answered, and notes that it may be aborted now.
@@ -306,6 +341,9 @@ impl Connection {
         let waiting = queue.outstanding.len() as u64;
         let chosen = queue.random.below(waiting.max(1)) as usize;
         let (cid, outstanding) = queue.outstanding.iter_mut().nth(chosen)?;
+        if queue.twins.contains_key(cid) {
+            return None;
+        }
         queue.overtaken_max = OVERTAKEN_MAX;
         if let Command::Io(io) = &mut outstanding.command {
             io.aborted = true;
@@ -317,9 +355,10 @@ impl Connection {
     pub(super) fn abort_all(&mut self) -> impl Iterator<Item = (u16, CommandKey)> {
         self.queue.overtaken_max = OVERTAKEN_MAX;
         let (qid, opened_at) = (self.qid(), self.opened_at);
-        self.queue
-            .outstanding
-            .iter_mut()
+        let twins = &self.queue.twins;
+        let alone = self.queue.outstanding.iter_mut();
+        alone
+            .filter(|(cid, _)| !twins.contains_key(cid))
             .filter_map(move |(cid, it)| {
                 let key = (qid, opened_at, it.place);
                 match &mut it.command {
@@ -450,7 +489,7 @@ impl Queue {
     /// Entries that are not free for a new command: with flow control, SQHD alone frees them (Base
     /// 2.1 §4.2.1), without it, answers do.
     fn occupied(&self) -> usize {
-        let outstanding = self.outstanding.len();
+        let outstanding = self.outstanding.len() + self.twins.len();
         // SQHD of answers that overtake each other goes back and forth.
         if self.shape.flow_control && self.live && self.overtaken_max == 0 {
             outstanding.max((self.sent - self.taken) as usize)
@@ -465,11 +504,34 @@ impl Queue {
         cqe: Cqe,
         incoming: &mut Vec<Incoming>,
     ) -> Result<(), String> {
+        let which = match self.told(&cqe) {
+            Told::Alone => Which::First,
+            Told::Of(which) => which,
+            Told::Either => {
+                self.count_answer(&cqe)?;
+                for (outstanding, cqe) in self.pair_answered(cqe)?.into_iter().flatten() {
+                    self.check_answer(&outstanding, &cqe)?;
+                    incoming.push(Incoming::Answered { outstanding, cqe });
+                }
+                return Ok(());
+            }
+        };
         let cid = cqe.cid.get();
-        let Some(outstanding) = self.outstanding.remove(&cid) else {
+        let Some(mut outstanding) = self.take_command(cid, which) else {
             return Err(format!("an answer to command {cid}, which waits for none"));
         };
-        let success = cqe.status().is_success();
+        if matches!(outstanding.command, Command::EventRequest) {
+            outstanding.waiting = self.event_requests_before(outstanding.place);
+        }
+        self.check_answer(&outstanding, &cqe)?;
+        self.count_answer(&cqe)?;
+        incoming.push(Incoming::Answered { outstanding, cqe });
+        self.half_known(cid, incoming)
+    }
+
+    /// Holds an answer against what moved with its command.
+    pub(super) fn check_answer(&self, outstanding: &Outstanding, cqe: &Cqe) -> Result<(), String> {
+        let (cid, success) = (cqe.cid.get(), cqe.status().is_success());
         // A deallocation may be ignored, ranges and all.
         let takes_data = match &outstanding.command {
             Command::Io(io) => matches!(io.kind, IoKind::Write | IoKind::Compare),
@@ -485,12 +547,15 @@ impl Queue {
         if success && !admin && missing {
             return Err(format!("command {cid} succeeded without all of its data"));
         }
+        Ok(())
+    }
+
+    fn count_answer(&mut self, cqe: &Cqe) -> Result<(), String> {
         self.answered += 1;
         // A Connect that is refused makes no queue, so there is no head.
-        if success || self.live {
-            self.check_head(&cqe)?;
+        if cqe.status().is_success() || self.live {
+            self.check_head(cqe)?;
         }
-        incoming.push(Incoming::Answered { outstanding, cqe });
         Ok(())
     }
 

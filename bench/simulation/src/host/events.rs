@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use nvme_spec::command::{LogPageId, LogPageSelect};
 use nvme_spec::event::{AsyncEvent, EventType};
 use nvme_spec::log::ChangedNamespaces;
-use nvme_spec::{Cqe, Sqe, Status};
+use nvme_spec::{Cqe, Sqe};
 use reactors::Nanos;
 use zerocopy::FromBytes;
 
@@ -55,6 +55,8 @@ pub(super) struct EventState {
     changed: BTreeMap<usize, Nanos>,
     /// When the list was last read so that it began anew.
     listed_at: Nanos,
+    /// Requests that Aborts named, by their places in the admin queue.
+    aborted: BTreeSet<u64>,
 }
 
 impl Host {
@@ -63,6 +65,26 @@ impl Host {
         if self.send_admin(ground, Sqe::async_event_request(), Command::EventRequest) {
             self.events.asked_at = ground.now;
         }
+    }
+
+    /// Sends an event request, whatever others wait.
+    pub(super) fn ask_for_another_event(&mut self, ground: &mut Ground<'_>) {
+        match self.awaits_event() {
+            true => {
+                self.send_admin(ground, Sqe::async_event_request(), Command::EventRequest);
+            }
+            false => self.ask_for_events(ground),
+        }
+    }
+
+    /// A request is about to be aborted.
+    pub(super) fn note_aborted_request(&mut self, place: u64) {
+        self.events.aborted.insert(place);
+    }
+
+    /// Whether a request was to be aborted.
+    pub(super) fn was_aborted(&self, place: u64) -> bool {
+        self.events.aborted.contains(&place)
     }
 
     /// The association begins: the changed namespaces are listed from now on.
@@ -113,16 +135,14 @@ impl Host {
     }
 
     /// An event was reported, or its request given up.
-    pub(super) fn event(&mut self, ground: &mut Ground<'_>, cqe: &Cqe) -> Result<(), Violation> {
+    pub(super) fn event(
+        &mut self,
+        ground: &mut Ground<'_>,
+        outstanding: &Outstanding,
+        cqe: &Cqe,
+    ) -> Result<(), Violation> {
         if !cqe.status().is_success() {
-            let reset = cqe.status().is(Status::ABORT_REQUESTED)
-                || cqe.status().is(Status::COMMAND_SEQUENCE_ERROR);
-            return if reset || self.is_excused(ground, 0) {
-                Ok(())
-            } else {
-                let what = format!("an event request was answered {}", cqe.status());
-                Err(self.violation(ground, &what))
-            };
+            return self.event_request_failed(ground, outstanding, cqe.status());
         }
         let event = AsyncEvent::from_bits(cqe.dw0.get());
         let (kind, page) = (event.event_type(), event.log_page());

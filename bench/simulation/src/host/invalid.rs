@@ -47,7 +47,7 @@ pub(super) struct Refusal {
 }
 
 impl Refusal {
-    fn of(sqe: &Sqe, disk: Option<usize>, status: Status) -> Self {
+    pub(super) fn of(sqe: &Sqe, disk: Option<usize>, status: Status) -> Self {
         Self {
             disk,
             status,

@@ -4,7 +4,6 @@
 //! It believes nothing: what the target writes is held against what it was asked for, and keys that
 //! it invalidates against those that it was asked to.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use hugemem::{PagePolicy, Region, SharedRegion};
@@ -26,6 +25,7 @@ use reactors::Nanos;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::connection::{ConnectionShape, Damage, Incoming, Queue, Transfer};
+use super::twins::{ByIdentifier, Told, Which};
 use super::{Command, IoKind};
 use crate::fabric::{RdmaNetwork, TARGET_ADDRESS};
 use crate::network::HostEnd;
@@ -148,7 +148,7 @@ pub(super) struct RdmaLine {
     call: Call,
     layout: Layout,
     tick: Nanos,
-    places: BTreeMap<u16, Place>,
+    places: ByIdentifier<Place>,
     free: Vec<u16>,
     /// Send requests that are not completed.
     posted: u32,
@@ -171,7 +171,7 @@ impl RdmaLine {
             call,
             layout,
             tick: network.tick(),
-            places: BTreeMap::new(),
+            places: ByIdentifier::default(),
             free: (0..call.shape.depth).rev().collect(),
             posted: 0,
             later: Vec::new(),
@@ -432,9 +432,20 @@ impl RdmaLine {
         invalidated: Option<u32>,
     ) -> Result<(), String> {
         let cid = cqe.cid.get();
-        let Some(place) = self.places.remove(&cid) else {
+        let is_half_answered = queue.half_answered.contains_key(&cid);
+        let which = match queue.told(cqe) {
+            // Both places are free when both are answered; neither has a key of its own.
+            Told::Either if !is_half_answered => return Ok(()),
+            Told::Of(which) => which,
+            Told::Alone | Told::Either => Which::First,
+        };
+        let Some(place) = self.places.take(cid, which) else {
             return Ok(());
         };
+        if is_half_answered {
+            let others = self.places.take(cid, Which::First);
+            self.free.extend(others.map(|it| it.slot));
+        }
         let at = self.layout.data_at(usize::from(place.slot));
         if place.expected > 0 {
             let mut data = vec![0; place.expected + GUARD_BYTES];
@@ -443,14 +454,13 @@ impl RdmaLine {
             if guard.iter().any(|byte| *byte != UNWRITTEN) {
                 return Err(format!("more data for command {cid} than it asked for"));
             }
-            if let Some(outstanding) = queue.outstanding.get_mut(&cid) {
+            if let Some(outstanding) = queue.command_mut(cid, which) {
                 outstanding.data = data;
             }
         }
         // A target may do without the data of commands that move none, and then leaves their keys.
         let moved = queue
-            .outstanding
-            .get(&cid)
+            .command_mut(cid, which)
             .is_some_and(|it| match &it.command {
                 Command::Io(io) => {
                     matches!(io.kind, IoKind::Read | IoKind::Write | IoKind::Compare)

@@ -14,6 +14,7 @@ use reactors::Nanos;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::connection::{Damage, Incoming, Outstanding, Queue, Transfer};
+use super::twins::Which;
 use super::wrong_data::WrongData;
 use crate::network::{HostEnd, Wire};
 
@@ -206,11 +207,16 @@ impl TcpLine {
     /// The target is ready for data.
     fn request(&mut self, queue: &mut Queue, request: &R2t, now: Nanos) -> Result<(), String> {
         let cid = request.cccid.get();
-        let Some(mut outstanding) = queue.outstanding.remove(&cid) else {
-            return Err(format!("an R2T for command {cid}, which waits for nothing"));
-        };
         let (begin, length) = (request.r2to.get() as usize, request.r2tl.get() as usize);
         let end = begin + length;
+        let which = queue.which(cid, |it| it.asked == begin && it.out.len() == end);
+        let commands = match which {
+            Which::First => &mut queue.outstanding,
+            Which::Second => &mut queue.twins,
+        };
+        let Some(mut outstanding) = commands.remove(&cid) else {
+            return Err(format!("an R2T for command {cid}, which waits for nothing"));
+        };
         if begin != outstanding.asked || end > outstanding.out.len() || length == 0 {
             return Err(format!("an R2T for {begin} to {end} of command {cid}"));
         }
@@ -228,12 +234,12 @@ impl TcpLine {
         outstanding.asked = end;
         if outstanding.damage == Damage::Withheld {
             queue.withheld_since = Some(now);
-            queue.outstanding.insert(cid, outstanding);
+            queue.put_back(cid, which, outstanding);
             return Ok(());
         }
         if let Damage::HostData(wrong) = outstanding.damage {
             self.send_wrong(queue, request, &outstanding.out[begin..end], wrong);
-            queue.outstanding.insert(cid, outstanding);
+            queue.put_back(cid, which, outstanding);
             return Ok(());
         }
         let mut sent = begin;
@@ -269,7 +275,7 @@ impl TcpLine {
         } else {
             self.wire.send(&bytes);
         }
-        queue.outstanding.insert(cid, outstanding);
+        queue.put_back(cid, which, outstanding);
         Ok(())
     }
 }
@@ -348,10 +354,14 @@ fn take_data(
     incoming: &mut Vec<Incoming>,
 ) -> Result<(), String> {
     let cid = header.cccid.get();
-    let Some(outstanding) = queue.outstanding.get_mut(&cid) else {
+    let begin = header.datao.get() as usize;
+    let flow_control = queue.shape.flow_control;
+    let which = queue.which(cid, |it| {
+        it.data.len() == begin && it.expected == begin + data.len()
+    });
+    let Some(outstanding) = queue.command_mut(cid, which) else {
         return Err(format!("data for command {cid}, which waits for nothing"));
     };
-    let begin = header.datao.get() as usize;
     if header.datal.get() as usize != data.len() || data.is_empty() {
         return Err(format!("DATAL {} of {} bytes", header.datal, data.len()));
     }
@@ -365,7 +375,7 @@ fn take_data(
     outstanding.complete = header.ch.flags.last_pdu();
     if header.ch.flags.success() {
         // TCP 1.1 §3.6.2.9, SUCCESS: without a response capsule there is no SQHD.
-        if queue.shape.flow_control {
+        if flow_control {
             return Err(format!(
                 "SUCCESS for command {cid} although SQ flow control is on"
             ));
@@ -374,10 +384,11 @@ fn take_data(
         if !outstanding.complete || !all {
             return Err(format!("SUCCESS for command {cid} before all of its data"));
         }
-        if let Some(outstanding) = queue.outstanding.remove(&cid) {
+        if let Some(outstanding) = queue.take_command(cid, which) {
             queue.answered += 1;
             let cqe = Cqe::new(cid, Status::SUCCESS);
             incoming.push(Incoming::Answered { outstanding, cqe });
+            queue.half_known(cid, incoming)?;
         }
     }
     Ok(())

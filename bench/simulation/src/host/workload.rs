@@ -142,7 +142,12 @@ impl Host {
         self.random.pick(&disks)
     }
 
-    fn choose_extent(&mut self, ground: &Ground<'_>, disk: usize, shape: DiskShape) -> Extent {
+    pub(super) fn choose_extent(
+        &mut self,
+        ground: &Ground<'_>,
+        disk: usize,
+        shape: DiskShape,
+    ) -> Extent {
         // Streams of single bytes make long transfers take for ever.
         let bytes_max = if ground.network.grain < 64 || ground.network.window < 1024 {
             8 << 10
@@ -254,18 +259,18 @@ impl Host {
     }
 
     /// A write of `extent`, which is durable once it is done where the host was told so.
-    fn writing(&self, ground: &mut Ground<'_>, kind: IoKind, extent: Extent, fua: bool) -> Io {
+    pub(super) fn writing(&self, ground: &mut Ground<'_>, kind: IoKind, extent: Extent, fua: bool) -> Io {
         Io {
             durable: fua || self.writes_through(extent.disk),
             ..Io::writing(ground, kind, vec![extent], fua)
         }
     }
 
-    fn block_size(&self, ground: &Ground<'_>, extent: Extent) -> usize {
+    pub(super) fn block_size(&self, ground: &Ground<'_>, extent: Extent) -> usize {
         ground.swarm.disks[extent.disk].block_size as usize
     }
 
-    fn stamped(&self, ground: &Ground<'_>, extent: Extent, version: u64) -> Vec<u8> {
+    pub(super) fn stamped(&self, ground: &Ground<'_>, extent: Extent, version: u64) -> Vec<u8> {
         let size = self.block_size(ground, extent);
         let mut data = vec![0; size * extent.blocks as usize];
         for (lba, block) in (extent.lba..).zip(data.chunks_exact_mut(size)) {
@@ -439,6 +444,8 @@ impl Host {
             Fault::AbortFlood if serving => self.abort_many(ground)?,
             Fault::Shutdown if serving => self.shut_down(ground)?,
             Fault::Greedy if serving => self.grab(ground)?,
+            Fault::Twins if serving => self.send_twins(ground)?,
+            Fault::EventFlood if serving => self.flood_events(ground)?,
             _ => return None,
         }
         ground
@@ -658,10 +665,11 @@ impl Io {
             expected: Vec::new(),
             damaged: false,
             aborted: false,
+            ambiguous: false,
         }
     }
 
-    fn reading(ground: &mut Ground<'_>, kind: IoKind, extents: Vec<Extent>, fua: bool) -> Self {
+    pub(super) fn reading(ground: &mut Ground<'_>, kind: IoKind, extents: Vec<Extent>, fua: bool) -> Self {
         Self {
             began: ground.judge.begin_read(),
             ..Self::new(kind, extents, fua)

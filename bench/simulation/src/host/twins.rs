@@ -1,0 +1,359 @@
+//! Commands with the identifier of one that is outstanding on the same queue.
+//!
+//! Command Identifier Conflict is the status of a target that looks for one, and how many commands
+//! it looks at is its own affair (Base 2.1 §4.2.3.1). This target looks at none: it knows commands
+//! by slots of its own. So both are carried out as if their identifiers were different: each is
+//! answered once, and neither has the other's data moved.
+//!
+//! What the host cannot tell apart by an answer alone it judges when both are answered.
+
+use std::collections::BTreeMap;
+
+use nvme_spec::command::{Cns, WriteZeroesControl};
+use nvme_spec::identify::IDENTIFY_BYTES;
+use nvme_spec::{Cqe, Sqe, Status};
+
+use super::connection::{Connection, Incoming, Outstanding, Queue, Sending, Transfer};
+use super::invalid::Refusal;
+use super::{Command, Ground, Host, Io, IoKind};
+use crate::judge::Extent;
+
+/// Pairs that a host sends in a row at most.
+const PAIRS_MAX: u64 = 3;
+/// An opcode that no I/O command has.
+const NO_OPCODE: u8 = 0x7E;
+
+/// Which of the two commands with one identifier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Which {
+    First,
+    Second,
+}
+
+/// What is told of an identifier that two commands have.
+pub(super) enum Told {
+    /// One command has it, or none.
+    Alone,
+    /// It is this one's.
+    Of(Which),
+    /// It may be either's.
+    Either,
+}
+
+/// What belongs to commands, by identifier.
+pub(super) struct ByIdentifier<T> {
+    first: BTreeMap<u16, T>,
+    second: BTreeMap<u16, T>,
+}
+
+impl<T> Default for ByIdentifier<T> {
+    fn default() -> Self {
+        Self {
+            first: BTreeMap::new(),
+            second: BTreeMap::new(),
+        }
+    }
+}
+
+impl<T> ByIdentifier<T> {
+    /// How many there are.
+    pub(super) fn len(&self) -> usize {
+        self.first.len() + self.second.len()
+    }
+
+    /// Adds what belongs to a command, or to the second one of its identifier.
+    pub(super) fn insert(&mut self, cid: u16, value: T) {
+        match self.first.contains_key(&cid) {
+            true => self.second.insert(cid, value),
+            false => self.first.insert(cid, value),
+        };
+    }
+
+    /// Takes what belongs to one out; the other command is alone then.
+    pub(super) fn take(&mut self, cid: u16, which: Which) -> Option<T> {
+        if which == Which::Second {
+            return self.second.remove(&cid);
+        }
+        let first = self.first.remove(&cid);
+        if let Some(second) = self.second.remove(&cid) {
+            self.first.insert(cid, second);
+        }
+        first
+    }
+}
+
+impl Queue {
+    /// Whose answer this is.
+    pub(super) fn told(&self, cqe: &Cqe) -> Told {
+        let cid = cqe.cid.get();
+        let (Some(first), Some(second)) = (self.outstanding.get(&cid), self.twins.get(&cid)) else {
+            return Told::Alone;
+        };
+        let status = cqe.status();
+        match (&first.command, &second.command) {
+            (Command::EventRequest, Command::EventRequest) => Told::Of(Which::First),
+            // Every event has a log page, so dword 0 is not 0; those of the others' answers are.
+            (Command::EventRequest, _) => {
+                let is_event = status.is_success() && cqe.dw0.get() != 0;
+                let is_its = is_event || status.is(Status::ABORT_REQUESTED);
+                Told::Of(if is_its { Which::First } else { Which::Second })
+            }
+            (_, Command::Invalid(refusal)) if status.is(refusal.status) => Told::Of(Which::Second),
+            (_, Command::Invalid(_)) if status.is_success() => Told::Of(Which::First),
+            _ => Told::Either,
+        }
+    }
+
+    /// The command of an identifier that `fits`: the second one only where the first does not.
+    pub(super) fn which(&self, cid: u16, fits: impl Fn(&Outstanding) -> bool) -> Which {
+        let second = self.twins.get(&cid).is_some_and(&fits);
+        let first = self.outstanding.get(&cid).is_some_and(&fits);
+        match second && !first {
+            true => Which::Second,
+            false => Which::First,
+        }
+    }
+
+    /// A command of an identifier.
+    pub(super) fn command_mut(&mut self, cid: u16, which: Which) -> Option<&mut Outstanding> {
+        match which {
+            Which::First => self.outstanding.get_mut(&cid),
+            Which::Second => self.twins.get_mut(&cid),
+        }
+    }
+
+    /// Puts a command back that was looked at.
+    pub(super) fn put_back(&mut self, cid: u16, which: Which, outstanding: Outstanding) {
+        match which {
+            Which::First => self.outstanding.insert(cid, outstanding),
+            Which::Second => self.twins.insert(cid, outstanding),
+        };
+    }
+
+    /// Takes a command of an identifier out; the other one is alone then.
+    pub(super) fn take_command(&mut self, cid: u16, which: Which) -> Option<Outstanding> {
+        match which {
+            Which::Second => self.twins.remove(&cid),
+            Which::First => {
+                let first = self.outstanding.remove(&cid);
+                if let Some(second) = self.twins.remove(&cid) {
+                    self.outstanding.insert(cid, second);
+                }
+                first
+            }
+        }
+    }
+
+    /// A command of an identifier was answered: an answer that was there before is the other one's.
+    ///
+    /// # Errors
+    /// It does not fit that.
+    pub(super) fn half_known(
+        &mut self,
+        cid: u16,
+        incoming: &mut Vec<Incoming>,
+    ) -> Result<(), String> {
+        let Some(cqe) = self.half_answered.remove(&cid) else {
+            return Ok(());
+        };
+        if let Some(outstanding) = self.take_command(cid, Which::First) {
+            self.check_answer(&outstanding, &cqe)?;
+            incoming.push(Incoming::Answered { outstanding, cqe });
+        }
+        Ok(())
+    }
+
+    /// An answer that may be either command's. `Some`: the other one was there before, and so both
+    /// are answered.
+    ///
+    /// # Errors
+    /// The answers do not fit the commands.
+    pub(super) fn pair_answered(
+        &mut self,
+        cqe: Cqe,
+    ) -> Result<Option<[(Outstanding, Cqe); 2]>, String> {
+        let cid = cqe.cid.get();
+        let Some(before) = self.half_answered.remove(&cid) else {
+            self.half_answered.insert(cid, cqe);
+            return Ok(None);
+        };
+        let second = self.take_command(cid, Which::Second);
+        let first = self.take_command(cid, Which::First);
+        match (first, second) {
+            (Some(first), Some(second)) => share_out([first, second], [before, cqe]).map(Some),
+            _ => Err(format!("an answer to command {cid}, which waits for none")),
+        }
+    }
+}
+
+/// Two answers come to the two commands of one identifier.
+fn share_out(
+    [mut first, mut second]: [Outstanding; 2],
+    [one, other]: [Cqe; 2],
+) -> Result<[(Outstanding, Cqe); 2], String> {
+    if one.status().code() == other.status().code() {
+        return Ok([(first, one), (second, other)]);
+    }
+    if let Command::Invalid(refusal) = &second.command {
+        let is_its = one.status().is(refusal.status) || other.status().is_success();
+        return Ok(match is_its {
+            true => [(first, other), (second, one)],
+            false => [(first, one), (second, other)],
+        });
+    }
+    let (success, failure) = match (one.status().is_success(), other.status().is_success()) {
+        (true, _) => (Some(one), other),
+        (false, true) => (Some(other), one),
+        (false, false) => (None, one),
+    };
+    let is_read = |it: &Outstanding| it.expected > 0;
+    let is_done = |it: &Outstanding| is_read(it) && it.data.len() == it.expected;
+    if let Some(success) = success {
+        if is_done(&first) && is_done(&second) {
+            return Err("a command failed after its data had come".to_owned());
+        }
+        let reads = is_read(&first) || is_read(&second);
+        let firsts = is_done(&first) || (is_read(&second) && !is_done(&second));
+        if reads {
+            return Ok(match firsts {
+                true => [(first, success), (second, failure)],
+                false => [(first, failure), (second, success)],
+            });
+        }
+    }
+    // One of the two was carried out, or a part of either.
+    for outstanding in [&mut first, &mut second] {
+        if let Command::Io(io) = &mut outstanding.command {
+            io.ambiguous = true;
+        }
+    }
+    let last = if success.is_some() { failure } else { other };
+    Ok([(first, failure), (second, last)])
+}
+
+impl Host {
+    /// Sends commands with identifiers that are in use.
+    pub(super) fn send_twins(&mut self, ground: &mut Ground<'_>) -> Option<()> {
+        if self.random.permille(300) {
+            return self.send_admin_twin(ground);
+        }
+        let mut sent = None;
+        for _ in 0..self.random.between(1, PAIRS_MAX) {
+            sent = self.send_pair(ground).or(sent);
+        }
+        sent
+    }
+
+    /// A command with the identifier of an event request.
+    fn send_admin_twin(&mut self, ground: &mut Ground<'_>) -> Option<()> {
+        if !self.has_admin_room() {
+            return None;
+        }
+        let admin = self.admin.as_mut()?;
+        let mut requests = admin.queue.outstanding.iter();
+        let cid = requests.find(|(cid, it)| {
+            let is_alone = !admin.queue.twins.contains_key(cid);
+            is_alone && matches!(it.command, Command::EventRequest)
+        });
+        let cid = *cid?.0;
+        let (sqe, command, transfer) = match self.random.coin() {
+            true => (Sqe::keep_alive(), Command::KeepAlive, Transfer::None),
+            false => {
+                let sqe = Sqe::identify_structure(Cns::CONTROLLER, 0);
+                (sqe, Command::Ignored, Transfer::In(IDENTIFY_BYTES))
+            }
+        };
+        let sending = Sending {
+            transfer,
+            ..Sending::plain(sqe, command)
+        };
+        admin.submit_twin(sending, ground.now, cid);
+        let number = self.number;
+        ground.trace.note(
+            ground.now,
+            format_args!("host {number} sends another command {cid} to its admin queue"),
+        );
+        Some(())
+    }
+
+    /// Two I/O commands with one identifier, on one disk.
+    fn send_pair(&mut self, ground: &mut Ground<'_>) -> Option<()> {
+        let disk = self.choose_disk(ground);
+        let recently = ground.namespace_changed[disk] + super::SETTLED > ground.now;
+        if !ground.serving.namespaces[disk] || ground.disk_gone[disk] || recently {
+            return None;
+        }
+        let mut open = self.io.iter();
+        let index = open.position(|it: &Connection| it.room() > 1 && !it.closing)?;
+        let has_keys = self.shape.rdma && self.shape.windows;
+        if has_keys && ground.serving.read_only[disk] {
+            return None;
+        }
+        // Over TCP, R2Ts and data name the identifier alone: lengths tell whose they are.
+        let shape = ground.swarm.disks[disk];
+        let first = self.choose_extent(ground, disk, shape);
+        let mut second = self.choose_extent(ground, disk, shape);
+        if first.blocks == second.blocks {
+            second.blocks = match first.blocks {
+                1 if second.lba + 1 < shape.block_count => 2,
+                1 => return None,
+                blocks => blocks - 1,
+            };
+        }
+        let (io, sqe, transfer) = self.one_of_pair(ground, first);
+        let cid = {
+            let sending = Sending {
+                transfer,
+                ..Sending::plain(sqe, Command::Io(io))
+            };
+            self.io[index].submit(sending, ground.now)
+        };
+        let sending = if self.shape.rdma || self.random.permille(300) {
+            let sqe = Sqe::new(NO_OPCODE, disk as u32 + 1);
+            let refusal = Refusal::of(&sqe, Some(disk), Status::INVALID_OPCODE);
+            Sending::plain(sqe, Command::Invalid(refusal))
+        } else {
+            let (io, sqe, transfer) = self.one_of_pair(ground, second);
+            Sending {
+                transfer,
+                ..Sending::plain(sqe, Command::Io(io))
+            }
+        };
+        let (number, qid) = (self.number, self.io[index].qid());
+        ground.trace.note(
+            ground.now,
+            format_args!(
+                "host {number} queue {qid} sends command {cid} twice: {first:?}, {:?}",
+                sending.command
+            ),
+        );
+        self.io[index].submit_twin(sending, ground.now, cid);
+        Some(())
+    }
+
+    /// A read or a write of an extent.
+    fn one_of_pair(&mut self, ground: &mut Ground<'_>, extent: Extent) -> (Io, Sqe, Transfer) {
+        let nsid = extent.disk as u32 + 1;
+        let nlb_z = (extent.blocks - 1) as u16;
+        // Over RDMA a key of its own would have to be known from that of another command.
+        let kind = match self.shape.rdma && self.shape.windows {
+            true => 2,
+            false => self.random.below(8),
+        };
+        if ground.serving.read_only[extent.disk] || kind < 2 {
+            let bytes = extent.blocks as usize * self.block_size(ground, extent);
+            let io = Io::reading(ground, IoKind::Read, vec![extent], false);
+            return (io, Sqe::read(nsid, extent.lba, nlb_z), Transfer::In(bytes));
+        }
+        if kind == 2 {
+            let control = WriteZeroesControl::new().with_nlb_z(nlb_z);
+            let io = self.writing(ground, IoKind::WriteZeroes, extent, false);
+            let sqe = Sqe::write_zeroes_range(nsid, extent.lba, control);
+            return (io, sqe, Transfer::None);
+        }
+        let io = self.writing(ground, IoKind::Write, extent, false);
+        let data = self.stamped(ground, extent, io.version);
+        let sqe = Sqe::write(nsid, extent.lba, nlb_z, false);
+        (io, sqe, Transfer::Out(data))
+    }
+}
