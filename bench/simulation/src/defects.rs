@@ -152,6 +152,12 @@ defects! {
     "memory-keeps-identity": "memory that was taken anew has the identifiers of the memory before it";
     "exchange-keeps-identity": "a device in another file has the identifiers of the former one";
     "exchange-keeps-hosts": "hosts stay attached when a device is put into another file";
+    "identifier-replaces": "a command ends another with its identifier, which is never answered";
+    "data-by-identifier": "H2CData goes to the first command with its identifier, whatever its transfer tag";
+    "event-request-replaced": "an admin command ends an event request with its identifier";
+    "event-limit-low": "one event request less may wait than AERL says";
+    "event-flood-drops-oldest": "an event request beyond the limit takes the place of the oldest one";
+    "event-abort-unanswered": "an event request that is aborted is not answered";
 }
 
 /// A defect for which simulation is the wrong tool, and the test that fails with it.

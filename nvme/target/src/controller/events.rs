@@ -145,6 +145,13 @@ impl Events {
         if let Some(event) = self.take_pending() {
             return RequestOutcome::Event(event);
         }
+        let waiting = self.requests.len();
+        if planted("event-limit-low") && waiting + 1 == EVENT_REQUESTS_MAX {
+            return RequestOutcome::LimitExceeded;
+        }
+        if planted("event-flood-drops-oldest") && self.requests.is_full() {
+            self.requests.remove(0);
+        }
         match self.requests.try_push(request) {
             Ok(()) => RequestOutcome::Held,
             Err(_) => RequestOutcome::LimitExceeded,

@@ -176,6 +176,9 @@ impl TargetCore {
             now,
         };
         controller.shared.note_command(now);
+        if planted("event-request-replaced") {
+            controller.events.abort(sqe.cid.get());
+        }
         let step = controller.admit(tag, sqe, queue.data, &context);
         let awaits_event = controller.events.has_requests();
         controller.shared.set_awaits_event(awaits_event);

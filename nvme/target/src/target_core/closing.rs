@@ -218,7 +218,9 @@ impl TargetCore {
         let Some(request) = controller.events.abort(command_id) else {
             return false;
         };
-        self.answer_event_request(slot, request.tag, command_id);
+        if !planted("event-abort-unanswered") {
+            self.answer_event_request(slot, request.tag, command_id);
+        }
         true
     }
 

@@ -10,6 +10,7 @@
 use block::Request;
 use hugemem::Data;
 use reactors::Nanos;
+use reactors::sim::planted;
 
 use super::slots::Slots;
 use crate::io::IoWork;
@@ -249,6 +250,12 @@ impl Executions {
     /// Begins an execution; `None` when the table is full.
     #[inline]
     pub(crate) fn insert(&mut self, mut execution: Execution) -> Option<DeviceTag> {
+        if planted("identifier-replaces")
+            && let Owner::Command(Command { queue, id, .. }) = execution.owner
+            && let Some(former) = self.find(queue, id)
+        {
+            self.take(former);
+        }
         let mut newest = None;
         if let Owner::Command(command) = execution.owner {
             newest = self.newest.get_mut(command.queue as usize);

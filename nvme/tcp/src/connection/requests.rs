@@ -148,7 +148,16 @@ impl<S: ByteStream> Connection<S> {
         let violation =
             |status, information| Violation::new(status, information, header.as_bytes());
         let invalid = |offset| violation(FatalError::INVALID_HEADER_FIELD, offset);
-        let slot = header.ttag.get();
+        let mut slot = header.ttag.get();
+        if planted("data-by-identifier") {
+            let is_its = |state: Option<&mut SlotState>| match state {
+                Some(SlotState::FetchingData(fetch)) => {
+                    fetch.work.command_id() == header.cccid.get()
+                }
+                _ => false,
+            };
+            slot = (0..slot).find(|it| is_its(self.slots.find(*it))).unwrap_or(slot);
+        }
         let Some(SlotState::FetchingData(fetch)) = self.slots.find(slot) else {
             return Err(invalid(offset::TTAG));
         };
