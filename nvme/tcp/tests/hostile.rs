@@ -218,6 +218,48 @@ fn solicit(io: &mut RawClient) -> nvme_spec::tcp::R2t {
         .expect("an R2T")
 }
 
+/// Two writes with one identifier: TTAG tells whose the data is (TCP 1.1 §3.6.2.7), so that each has
+/// its own, and each is answered.
+#[test]
+fn data_goes_to_the_write_that_asked_for_it_whatever_its_identifier() {
+    beside_a_witness(|server| {
+        let mut host = attach_second(server);
+        let io = &mut host.io;
+        for (lba, blocks) in [(0, 16_u16), (32, 8)] {
+            let bytes = u32::from(blocks) * 512;
+            let sqe = Sqe::write(1, lba, blocks - 1, false).with_cid(5);
+            let sqe = sqe.with_sgl(SglDescriptor::transport(bytes));
+            io.send_capsule(sqe, &[]).expect("sent");
+        }
+        let requests = [(); 2].map(|()| {
+            let request = io.expect(PduType::R2T).expect("an R2T");
+            request.request().expect("an R2T")
+        });
+        let [first, second] = requests.map(|it| (it.cccid.get(), it.ttag.get()));
+        assert_eq!((first.0, second.0), (5, 5));
+        assert_ne!(first.1, second.1);
+        assert_eq!(requests.map(|it| it.r2tl.get()), [8192, 4096]);
+        // The second one's data comes first.
+        io.send_data(&requests[1], 0, &[0xB2; 4096], true)
+            .expect("sent");
+        io.send_data(&requests[0], 0, &[0xA1; 8192], true)
+            .expect("sent");
+        for _ in requests {
+            let answer = io.expect(PduType::CAPSULE_RESP).expect("an answer");
+            let completion = answer.completion().expect("a completion");
+            assert_eq!(completion.cid.get(), 5);
+            assert_eq!(completion.status(), Status::SUCCESS);
+        }
+        for (lba, blocks, byte) in [(8, 8_u16, 0xA1), (32, 8, 0xB2)] {
+            let bytes = usize::from(blocks) * 512;
+            let read = io.command(Sqe::read(1, lba, blocks - 1), &[], bytes as u32);
+            let (cqe, found) = read.expect("an answer");
+            assert_eq!(cqe.status(), Status::SUCCESS);
+            assert_eq!(found, vec![byte; bytes], "block {lba}");
+        }
+    });
+}
+
 /// A RAM device takes data that was asked for straight off the stream, but not under a digest.
 #[test]
 fn asked_for_data_with_a_wrong_digest_changes_no_block() {

@@ -227,7 +227,10 @@ impl Connection {
 
     pub(super) fn outstanding_mut(&mut self) -> impl Iterator<Item = &mut Outstanding> {
         let queue = &mut self.queue;
-        queue.outstanding.values_mut().chain(queue.twins.values_mut())
+        queue
+            .outstanding
+            .values_mut()
+            .chain(queue.twins.values_mut())
     }
 
     pub(super) fn take_outstanding(&mut self) -> impl Iterator<Item = Outstanding> + use<> {

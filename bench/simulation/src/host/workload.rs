@@ -259,7 +259,13 @@ impl Host {
     }
 
     /// A write of `extent`, which is durable once it is done where the host was told so.
-    pub(super) fn writing(&self, ground: &mut Ground<'_>, kind: IoKind, extent: Extent, fua: bool) -> Io {
+    pub(super) fn writing(
+        &self,
+        ground: &mut Ground<'_>,
+        kind: IoKind,
+        extent: Extent,
+        fua: bool,
+    ) -> Io {
         Io {
             durable: fua || self.writes_through(extent.disk),
             ..Io::writing(ground, kind, vec![extent], fua)
@@ -669,7 +675,12 @@ impl Io {
         }
     }
 
-    pub(super) fn reading(ground: &mut Ground<'_>, kind: IoKind, extents: Vec<Extent>, fua: bool) -> Self {
+    pub(super) fn reading(
+        ground: &mut Ground<'_>,
+        kind: IoKind,
+        extents: Vec<Extent>,
+        fua: bool,
+    ) -> Self {
         Self {
             began: ground.judge.begin_read(),
             ..Self::new(kind, extents, fua)

@@ -72,6 +72,48 @@ fn requests_are_limited() {
     reply.is(Status::ASYNC_EVENT_REQUEST_LIMIT_EXCEEDED.with_dnr());
 }
 
+/// Base 2.1 §5.1.2: a flood of requests beyond the limit takes nothing from those that wait, and an
+/// aborted one makes room for another.
+#[test]
+fn requests_beyond_the_limit_leave_the_others_waiting() {
+    let mut world = World::new();
+    let admin = world.enabled(0);
+    let wants = AsyncEventConfiguration::new().with_namespace_attribute(true);
+    configure(&mut world, admin, wants);
+    let cids = [0x101, 0x102, 0x103, 0x104];
+    let waiting = cids.map(|cid| {
+        let sqe = Sqe::async_event_request().with_cid(cid);
+        world.start(admin, sqe, &[]).expect_err("held")
+    });
+    let exceeded = Status::ASYNC_EVENT_REQUEST_LIMIT_EXCEEDED.with_dnr();
+    for _ in 0..200 {
+        world
+            .command(admin, Sqe::async_event_request())
+            .is(exceeded);
+        world.command(admin, Sqe::keep_alive()).ok();
+    }
+    world.command(admin, Sqe::abort_command(0, cids[1])).ok();
+    world.wait(admin, waiting[1]).is(Status::ABORT_REQUESTED);
+    let another = request(&mut world, admin);
+    world
+        .command(admin, Sqe::async_event_request())
+        .is(exceeded);
+    let mut changes = [smaller, namespaces].into_iter().cycle();
+    for tag in [waiting[0], waiting[2], waiting[3], another] {
+        let wanted = changes.next().map(|wanted| wanted(&world));
+        update(&mut world, wanted.expect("one of two"));
+        let event = AsyncEvent::NAMESPACE_ATTRIBUTE_CHANGED;
+        assert_event(&mut world, admin, tag, event);
+        assert!(!changed(&mut world, admin, false).is_empty());
+    }
+}
+
+fn smaller(world: &World) -> Vec<NamespaceConfig> {
+    let mut namespaces = namespaces(world);
+    namespaces.pop();
+    namespaces
+}
+
 /// Base 2.1 §5.1.2 and §5.1.12.1.5: a change of namespaces is told once, until its list is read.
 #[test]
 fn changed_namespaces_are_told_once() {

@@ -16,6 +16,7 @@ mod events;
 mod features;
 mod growth;
 mod harness;
+mod identifiers;
 mod identify;
 mod io;
 mod keep_alive;

@@ -156,7 +156,9 @@ impl<S: ByteStream> Connection<S> {
                 }
                 _ => false,
             };
-            slot = (0..slot).find(|it| is_its(self.slots.find(*it))).unwrap_or(slot);
+            slot = (0..slot)
+                .find(|it| is_its(self.slots.find(*it)))
+                .unwrap_or(slot);
         }
         let Some(SlotState::FetchingData(fetch)) = self.slots.find(slot) else {
             return Err(invalid(offset::TTAG));
