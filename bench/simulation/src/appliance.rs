@@ -4,6 +4,7 @@
 mod accounts;
 mod listening;
 mod opening;
+mod watched;
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -22,7 +23,7 @@ use nvme_rdma::{
 use nvme_target::{
     ControllerKind, ControllerSnapshot, ControllerState, CoreLimits, PortId, Target, TargetCore,
 };
-use nvme_tcp::{ConnectionSet, Handoff, TcpConfig, TcpCounters, TcpTransport};
+use nvme_tcp::{ConnectionAudit, ConnectionSet, Handoff, TcpConfig, TcpCounters, TcpTransport};
 use rdma::Provider;
 use rdma::fake::Fake;
 use reactors::mesh::Port;
@@ -32,7 +33,7 @@ use reactors::{Clock, Nanos, Placement, Poller, Progress, ReactorConfig, Reactor
 
 use crate::drive::Opened;
 use crate::fabric::RdmaNetwork;
-use crate::network::{Listener as Door, SimNetwork, Socket, Wire};
+use crate::network::{Listener as Door, SimNetwork, Socket, Wire, WireId};
 use crate::oracle::Served;
 use crate::plan::{device_name, tcp_address};
 use crate::scene::{self, Scene};
@@ -43,11 +44,15 @@ pub use accounts::Held;
 use listening::{RdmaListening, TcpListening, Told};
 use opening::Disks;
 pub use opening::Shelf;
+use watched::Watched;
 
 /// Commands that one reactor may have outstanding.
 pub const COMMANDS_MAX: usize = 2048;
 /// Connections of one reactor and transport; it refuses more.
 pub const CONNECTIONS_MAX: usize = 64;
+
+/// NVMe/TCP over simulated streams.
+type SimTcp = TcpTransport<SimNetwork>;
 
 /// A running appliance.
 pub struct Appliance {
@@ -57,6 +62,8 @@ pub struct Appliance {
     /// Drives' devices by the numbers of their disks.
     devices: Vec<(usize, Arc<dyn Device>)>,
     cores: Vec<Rc<RefCell<TargetCore>>>,
+    /// Each reactor's NVMe/TCP.
+    tcp: Vec<Rc<RefCell<SimTcp>>>,
     /// The control thread's part; a change that is being carried out has it.
     control: Option<Control>,
     drives: Vec<Opened>,
@@ -125,12 +132,14 @@ impl Appliance {
             }
             _ => None,
         };
-        let mut cores = Vec::new();
+        let (mut cores, mut watched) = (Vec::new(), Vec::new());
         for (index, seat) in rehearsal.take_seats().into_iter().enumerate() {
             let core = core(swarm, &target, &arena, index).map_err(|error| told(&error))?;
             let core = Rc::new(RefCell::new(core));
             cores.push(Rc::clone(&core));
-            let mut pollers: Vec<Box<dyn Poller>> = vec![tcp.transport(index, &core, &arena)?];
+            let transport = Rc::new(RefCell::new(tcp.transport(index, &core, &arena)?));
+            let mut pollers: Vec<Box<dyn Poller>> = vec![Box::new(Watched::new(&transport))];
+            watched.push(transport);
             if let Some(rdma) = &mut rdma {
                 pollers.push(Box::new(rdma.transport(index, &core, &arena, &handles)?));
             }
@@ -151,6 +160,7 @@ impl Appliance {
             arena,
             devices,
             cores,
+            tcp: watched,
             drives,
             placement,
             told: settings,
@@ -252,10 +262,11 @@ impl Appliance {
             devices,
             drives,
             cores,
+            tcp,
             control,
             ..
         } = self;
-        drop((simulation, cores, control, target, devices, drives));
+        drop((simulation, tcp, cores, control, target, devices, drives));
         end_of_process();
         let classes = arena.counters().classes;
         classes.iter().map(|class| class.taken).sum()
@@ -265,6 +276,17 @@ impl Appliance {
     #[must_use]
     pub fn take_dma_violation(&self) -> Option<DmaViolation> {
         self.arena.take_dma_violation()
+    }
+
+    /// What each connection over TCP holds.
+    #[must_use]
+    pub fn held_by_connections(&self) -> Vec<(WireId, ConnectionAudit)> {
+        let mut held = Vec::new();
+        for transport in &self.tcp {
+            let transport = transport.borrow();
+            held.extend(transport.audit().map(|(stream, it)| (stream.id(), it)));
+        }
+        held
     }
 
     /// How often a request has had to wait for memory.
@@ -447,7 +469,7 @@ impl<'s> Tcp<'s> {
         index: usize,
         core: &Rc<RefCell<TargetCore>>,
         arena: &Arc<Arena>,
-    ) -> Result<Box<dyn Poller>, String> {
+    ) -> Result<SimTcp, String> {
         let own = self.own[index].take();
         let (handoffs, orders) = own.ok_or("a reactor has one transport")?;
         let connections = ConnectionSet::new(
@@ -467,7 +489,7 @@ impl<'s> Tcp<'s> {
             let listened = bound.and_then(|socket| transport.listen(socket, *port));
             listened.map_err(|error| error.to_string())?;
         }
-        Ok(Box::new(transport))
+        Ok(transport)
     }
 
     fn config(&self) -> TcpConfig {

@@ -11,7 +11,8 @@ use reactors::Nanos;
 use zerocopy::IntoBytes;
 
 use crate::judge::Violation;
-use crate::network::{Listener, NetworkTemper, Wire};
+use crate::memory::MemoryBound;
+use crate::network::{Listener, NetworkTemper, Wire, WireId};
 use crate::random::Random;
 
 /// A connection whose set-up does not go on is ended within this: the set-up timeout of 10 s, the
@@ -19,6 +20,9 @@ use crate::random::Random;
 const SETUP_MAX: Nanos = Nanos::from_secs(14);
 /// Strangers at once.
 const STRANGERS_MAX: usize = 12;
+
+/// Damaged Connects of a flood.
+const FLOOD: usize = 400;
 
 /// A stranger's connection.
 struct Stranger {
@@ -48,7 +52,7 @@ impl Crowd {
                 return;
             }
             let wire = listener.connect(network, Random::new(random.bits(), 0));
-            let what = begin(&wire, random);
+            let what = begin(&wire, random, now);
             self.strangers.push(Stranger {
                 wire,
                 what,
@@ -75,6 +79,12 @@ impl Crowd {
                 stranger.wire.state()
             ))),
         }
+    }
+
+    /// What the target may hold for each of them.
+    pub fn memory_bounds(&self) -> impl Iterator<Item = (WireId, MemoryBound)> {
+        let wires = self.strangers.iter().map(|it| it.wire.id());
+        wires.map(|wire| (wire, MemoryBound::default()))
     }
 
     /// All of them are gone.
@@ -108,7 +118,7 @@ impl Crowd {
 }
 
 /// Sends the beginning of what a host sends; what that is.
-fn begin(wire: &Wire, random: &mut Random) -> &'static str {
+fn begin(wire: &Wire, random: &mut Random, now: Nanos) -> &'static str {
     let digests = DigestFlags::new().with_data(true);
     let initialise = IcReq::new(0, digests, 0);
     let initialise = initialise.as_bytes();
@@ -125,7 +135,7 @@ fn begin(wire: &Wire, random: &mut Random) -> &'static str {
     let command = CapsuleCmd::new(sqe, data.len() as u32, framing);
     let mut connect = command.as_bytes().to_vec();
     connect.extend(data);
-    match random.below(4) {
+    match random.below(5) {
         0 => "nothing sent",
         1 => {
             let bytes = random.between(1, initialise.len() as u64 - 1) as usize;
@@ -137,6 +147,14 @@ fn begin(wire: &Wire, random: &mut Random) -> &'static str {
             let bytes = random.between(1, connect.len() as u64 - 1) as usize;
             wire.send(&connect[..bytes]);
             "half of a Connect"
+        }
+        3 => {
+            // None of the answers would be taken.
+            wire.stall(false, now + SETUP_MAX);
+            wire.send(initialise);
+            connect.extend([0; 4]);
+            wire.send(&connect.repeat(FLOOD));
+            "a flood of damaged Connects"
         }
         _ => {
             // The data digest is wrong each time.

@@ -149,6 +149,9 @@ defects! {
     "abort-becomes-reset": "a drive is reset for a command that Abort would end";
     "abort-of-another-command": "a command that is late has another one aborted";
     "abort-never-sent": "a command that is late is never aborted";
+    "damaged-connect-retried": "a connection whose Connect was damaged may try again, as often as it likes";
+    "largest-queue-assumed": "every connection has tables for the largest queue that there can be";
+    "buffer-kept": "a connection keeps its receive buffer when all in it is taken";
     "memory-keeps-identity": "memory that was taken anew has the identifiers of the memory before it";
     "exchange-keeps-identity": "a device in another file has the identifiers of the former one";
     "exchange-keeps-hosts": "hosts stay attached when a device is put into another file";

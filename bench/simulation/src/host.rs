@@ -40,7 +40,8 @@ use crate::fabric::RdmaNetwork;
 use crate::figures::Figures;
 use crate::history::Moment;
 use crate::judge::{Extent, Judge, Violation};
-use crate::network::{Listener, NetworkTemper};
+use crate::memory::MemoryBound;
+use crate::network::{Listener, NetworkTemper, WireId};
 use crate::plan::{SUBSYSTEMS, Serving, host_name};
 use crate::random::Random;
 use crate::storage::Storage;
@@ -312,6 +313,12 @@ impl Host {
 
     fn connections(&mut self) -> impl Iterator<Item = &mut Connection> {
         self.admin.iter_mut().chain(&mut self.io)
+    }
+
+    /// What the target may hold for its connections.
+    pub fn memory_bounds(&self) -> impl Iterator<Item = (WireId, MemoryBound)> {
+        let connections = self.admin.iter().chain(&self.io);
+        connections.filter_map(Connection::memory_bound)
     }
 
     /// Opens a connection for queue `qid`.

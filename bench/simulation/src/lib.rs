@@ -20,6 +20,7 @@ pub mod history;
 pub mod host;
 pub mod identity;
 pub mod judge;
+pub mod memory;
 pub mod network;
 pub mod oracle;
 pub mod plan;

@@ -144,6 +144,10 @@ pub struct Wire {
     time: SharedTime,
 }
 
+/// What connections are told apart by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct WireId(usize);
+
 /// What a host finds at its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HostEnd {
@@ -160,6 +164,12 @@ pub enum HostEnd {
 impl Wire {
     fn link(&self) -> MutexGuard<'_, Link> {
         self.link.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What tells it from every other connection that there is.
+    #[must_use]
+    pub fn id(&self) -> WireId {
+        WireId(Arc::as_ptr(&self.link).addr())
     }
 
     /// The host sends; it never waits.
@@ -436,6 +446,14 @@ impl Listener {
 
 /// The target's end of a connection.
 pub struct TargetStream(Wire);
+
+impl TargetStream {
+    /// The connection.
+    #[must_use]
+    pub fn id(&self) -> WireId {
+        self.0.id()
+    }
+}
 
 impl ByteStream for TargetStream {
     fn receive(&mut self, buffers: &mut [IoSliceMut<'_>]) -> Transferred {

@@ -15,6 +15,7 @@ use crate::drive::Mishap;
 use crate::fabric::RdmaNetwork;
 use crate::host::{Aftermath, Explorer, Host};
 use crate::judge::{Extent, Violation};
+use crate::memory::check_connections;
 use crate::plan::host_name;
 use crate::random::Random;
 use crate::scene::Scene;
@@ -58,6 +59,8 @@ const DETAINED_IOS: u64 = 8;
 const DETAINED_WITHIN: Nanos = Nanos::from_millis(1);
 /// Every so many events the media are looked at.
 const MEDIA_INTERVAL: u64 = 8;
+/// Every so many events it is looked at what connections hold.
+const MEMORY_INTERVAL: u64 = 4;
 /// Blocks of one read of the last look.
 const LAST_READ_BLOCKS: u32 = 8;
 
@@ -163,6 +166,9 @@ impl World {
     fn one_event(&mut self) -> Result<(), Violation> {
         if self.event.is_multiple_of(MEDIA_INTERVAL) {
             self.check_survivors()?;
+        }
+        if self.event.is_multiple_of(MEMORY_INTERVAL) {
+            self.check_memory()?;
         }
         self.habit()?;
         self.strike_apart()?;
@@ -556,6 +562,18 @@ impl World {
             "the appliance is down{}",
             if power { ", without power" } else { "" }
         ));
+    }
+
+    /// No connection holds more memory than its queue and its commands need.
+    fn check_memory(&self) -> Result<(), Violation> {
+        let Some(appliance) = &self.appliance else {
+            return Ok(());
+        };
+        let hosts = self.hosts.iter().flat_map(Host::memory_bounds);
+        let explorers = self.explorers.iter().filter_map(Explorer::memory_bound);
+        let bounds = hosts.chain(explorers).chain(self.crowd.memory_bounds());
+        let held = appliance.held_by_connections().into_iter();
+        check_connections(&bounds.collect(), held)
     }
 
     /// What must survive is on the media.

@@ -4,6 +4,7 @@
 //! data goes and when; what a command means is the target core's business. It never blocks, and
 //! after Connect it allocates nothing. NVMe/TCP Transport 1.1, sections 3.2 to 3.6.
 
+mod audit;
 mod placing;
 mod progress;
 mod requests;
@@ -22,6 +23,8 @@ use nvme_target::{
 use reactors::sim::planted;
 use reactors::{LogLimit, Nanos, Placement};
 use zerocopy::IntoBytes;
+
+pub use audit::ConnectionAudit;
 
 use crate::config::{
     DigestPolicy, PROGRESS_CHECK_INTERVAL, PROGRESS_TIMEOUT, PROGRESS_TIMEOUT_CONTENDED,
@@ -669,6 +672,10 @@ impl<S: ByteStream> Connection<S> {
         else {
             return;
         };
+        if corrupt && planted("damaged-connect-retried") {
+            let status = Status::TRANSIENT_TRANSPORT_ERROR;
+            return self.push_response(&Cqe::new(sqe.cid.get(), status), Finishes::Nothing);
+        }
         if corrupt {
             // As every Connect that is refused: a connection that may try for ever would have to
             // be limited in what it makes us answer.
@@ -697,7 +704,11 @@ impl<S: ByteStream> Connection<S> {
                     let (placement, reactor) = cx.placement;
                     placement.remove_evictable(*reactor);
                 }
-                self.slots = SlotTable::new(info.depth);
+                let depth = match planted("largest-queue-assumed") {
+                    true => 4096,
+                    false => info.depth,
+                };
+                self.slots = SlotTable::new(depth);
                 // TCP 1.1 §3.6.2.8, SUCCESS: without a response capsule the host gets no SQHD, so
                 // only a host that disabled SQ flow control can do without it.
                 self.success_flag = cx.config.success_flag

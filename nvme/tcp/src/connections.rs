@@ -15,7 +15,7 @@ use reactors::sim::planted;
 use reactors::{LogLimit, Nanos, Placement};
 
 use crate::config::{CONNECTIONS_PER_REACTOR_MAX, PortSettings, TcpConfig};
-use crate::connection::{Connection, Context, Ended};
+use crate::connection::{Connection, ConnectionAudit, Context, Ended};
 use crate::counters::TcpCounters;
 use crate::receive_buffers::ReceiveBuffers;
 use crate::stream::ByteStream;
@@ -113,6 +113,12 @@ impl<S: ByteStream> ConnectionSet<S> {
                 placement: (Placement::new(1), 0),
             },
         }
+    }
+
+    /// What each connection holds.
+    pub fn audit(&self) -> impl Iterator<Item = (&S, ConnectionAudit)> {
+        let connections = self.places.iter().filter_map(|it| it.connection.as_ref());
+        connections.map(|it| (it.stream(), it.audit()))
     }
 
     /// Has connections that may end to make room counted in `placement`, as those of `reactor`. To

@@ -24,6 +24,7 @@ mod transport;
 pub use config::{
     CONNECTIONS_PER_REACTOR_MAX, DigestPolicy, IN_CAPSULE_BYTES_MAX, PortSettings, TcpConfig,
 };
+pub use connection::ConnectionAudit;
 pub use connections::ConnectionSet;
 pub use counters::TcpCounters;
 pub use network::{Interest, Network, Ready, Sockets, Source};

@@ -144,6 +144,11 @@ impl Receiver {
         }
     }
 
+    /// Bytes of the buffer that it has.
+    pub(crate) fn buffer_bytes(&self) -> usize {
+        self.buffer.len()
+    }
+
     /// Whether it has a buffer.
     #[inline]
     pub(crate) fn has_buffer(&self) -> bool {

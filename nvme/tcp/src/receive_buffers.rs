@@ -9,6 +9,7 @@
 
 use arrayvec::ArrayVec;
 use hugemem::Account;
+use reactors::sim::planted;
 
 use crate::config::{KEPT_BUFFERS_PER_HOST_MAX, RECEIVE_BUFFER_BYTES, RECEIVE_BUFFERS};
 use crate::receive::{REST_BYTES_MAX, Receiver};
@@ -54,7 +55,8 @@ impl ReceiveBuffers {
         if !receiver.has_buffer() {
             return;
         }
-        if receiver.keep_rest() {
+        let keeps = planted("buffer-kept") && !self.spare.is_empty();
+        if receiver.keep_rest() && !keeps {
             self.release(receiver, account);
         } else if self.current.is_empty() {
             // There is a spare one as long as connections heed `room_max`.

@@ -75,6 +75,17 @@ impl SlotTable {
         }
     }
 
+    /// Bytes that it holds: of its own, and of leases.
+    pub(crate) fn held_bytes(&self) -> (usize, usize) {
+        let states = self.states.capacity() * size_of::<SlotState>();
+        let free = self.free.capacity() * size_of::<u16>();
+        let leased = self.states.iter().map(|state| match state {
+            SlotState::FetchingData(fetch) => fetch.lease.len(),
+            _ => 0,
+        });
+        (states + free, leased.sum())
+    }
+
     /// Slots in use.
     pub(crate) fn in_use(&self) -> usize {
         self.states.len() - self.free.len()

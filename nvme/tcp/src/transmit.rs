@@ -302,6 +302,22 @@ impl Transmitter {
         self.queue.reserve(2 * slots + 4);
     }
 
+    /// Bytes that it holds: of its own, and of leases.
+    pub(crate) fn held_bytes(&self) -> (usize, usize) {
+        let (mut own, mut leased) = (self.queue.capacity() * size_of::<Outgoing>(), 0);
+        for outgoing in &self.queue {
+            if let Outgoing::Control(bytes) = outgoing {
+                own += bytes.len();
+            }
+            if let Some(PayloadData::Held(Data::Lease(lease))) =
+                outgoing.payload().map(|it| &it.data)
+            {
+                leased += lease.len();
+            }
+        }
+        (own, leased)
+    }
+
     /// Whether something is still to be sent.
     pub(crate) fn is_empty(&self) -> bool {
         self.queue.is_empty()

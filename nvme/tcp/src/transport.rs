@@ -16,6 +16,7 @@ use reactors::sim::planted;
 use reactors::{Nanos, Placed, Placement, Poller, Progress, ReactorHandle, StopState};
 
 use crate::config::PortSettings;
+use crate::connection::ConnectionAudit;
 use crate::connections::ConnectionSet;
 use crate::network::{Interest, Network, Sockets, Source};
 use crate::stream::TcpSocket;
@@ -141,6 +142,11 @@ impl<N: Network> TcpTransport<N> {
             None => self.listeners.push(listening),
         }
         Ok(())
+    }
+
+    /// What each connection holds.
+    pub fn audit(&self) -> impl Iterator<Item = (&N::Stream, ConnectionAudit)> {
+        self.connections.audit()
     }
 
     /// Takes orders from `orders` from here on; their sender has to wake this reactor.

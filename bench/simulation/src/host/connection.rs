@@ -14,7 +14,8 @@ use super::tcp::TcpLine;
 use super::twins::{Told, Which};
 use super::wrong_data::WrongData;
 use super::{Command, IoKind};
-use crate::network::{HostEnd, Wire};
+use crate::memory::MemoryBound;
+use crate::network::{HostEnd, Wire, WireId};
 use crate::random::Random;
 
 /// Answers that overtake the answer to a command that was given up, at most.
@@ -76,6 +77,8 @@ pub(super) struct Outstanding {
     pub(super) place: u64,
     /// Data that the target asks for, where that is the transport's way.
     pub(super) out: Vec<u8>,
+    /// Bytes of data that move with it, either way.
+    pub(super) moves: usize,
     /// Bytes of `out` that the target has asked for.
     pub(super) asked: usize,
     pub(super) damage: Damage,
@@ -288,6 +291,13 @@ impl Connection {
             issued_at: now,
             place: self.queue.sent,
             out: Vec::new(),
+            moves: match &transfer {
+                Transfer::None => 0,
+                Transfer::In(bytes) => *bytes,
+                Transfer::Out(data) => data.len(),
+                // Its data pointer may say anything.
+                Transfer::Raw(_) => self.queue.shape.transfer_max,
+            },
             asked: 0,
             damage,
             expected: match transfer {
@@ -462,6 +472,19 @@ impl Connection {
         match &mut self.line {
             Line::Tcp(_) => None,
             Line::Rdma(line) => Some(line),
+        }
+    }
+
+    /// What the target may hold for it, where it is a stream.
+    pub(super) fn memory_bound(&self) -> Option<(WireId, MemoryBound)> {
+        let queue = &self.queue;
+        let bound = MemoryBound {
+            entries: if queue.sent > 0 { queue.shape.depth } else { 0 },
+            data_bytes: self.outstanding().map(|(_, it)| it.moves).sum(),
+        };
+        match &self.line {
+            Line::Tcp(line) => Some((line.wire.id(), bound)),
+            Line::Rdma(_) => None,
         }
     }
 

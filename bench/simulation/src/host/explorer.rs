@@ -22,7 +22,8 @@ use super::connection::{
 use super::tcp::TcpLine;
 use super::{ADMIN_DEPTH, Command, Ground, READY_POLL, RETRY_MAX};
 use crate::judge::Violation;
-use crate::network::HostEnd;
+use crate::memory::MemoryBound;
+use crate::network::{HostEnd, WireId};
 use crate::plan::{SUBSYSTEMS, host_name};
 use crate::random::Random;
 
@@ -81,6 +82,11 @@ impl Explorer {
             last: None,
             asked_at: None,
         }
+    }
+
+    /// What the target may hold for its connection.
+    pub fn memory_bound(&self) -> Option<(WireId, MemoryBound)> {
+        self.connection.as_ref().and_then(Connection::memory_bound)
     }
 
     /// It goes, and does not come back.

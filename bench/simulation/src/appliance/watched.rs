@@ -1,0 +1,48 @@
+//! A poller that the simulation can look into between two turns.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use reactors::{Nanos, Poller, Progress, StopState};
+
+/// A poller that a reactor has, and the simulation, too.
+pub(super) struct Watched<P> {
+    name: String,
+    poller: Rc<RefCell<P>>,
+}
+
+impl<P: Poller> Watched<P> {
+    /// What a reactor gets in place of `poller`.
+    pub(super) fn new(poller: &Rc<RefCell<P>>) -> Self {
+        let name = poller.borrow().name().to_owned();
+        let poller = Rc::clone(poller);
+        Self { name, poller }
+    }
+}
+
+/// No simulated reactor sleeps on a descriptor, so there is none to wake it.
+impl<P: Poller> Poller for Watched<P> {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn poll(&mut self, now: Nanos, budget: u32) -> Progress {
+        self.poller.borrow_mut().poll(now, budget)
+    }
+
+    fn flush(&mut self, now: Nanos) {
+        self.poller.borrow_mut().flush(now);
+    }
+
+    fn next_deadline(&self) -> Option<Nanos> {
+        self.poller.borrow().next_deadline()
+    }
+
+    fn prepare_sleep(&mut self) -> bool {
+        self.poller.borrow_mut().prepare_sleep()
+    }
+
+    fn stop(&mut self, now: Nanos) -> StopState {
+        self.poller.borrow_mut().stop(now)
+    }
+}

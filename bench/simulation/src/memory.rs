@@ -1,0 +1,113 @@
+//! What memory a connection may hold: a bound from the queue that its host asked for and from what
+//! that has outstanding, which shares nothing with the accounts of the transport.
+
+use std::collections::BTreeMap;
+
+use nvme_tcp::ConnectionAudit;
+
+use crate::judge::Violation;
+use crate::network::WireId;
+
+/// Bytes of a connection whose host has sent no Connect, whatever else it sent.
+const STRANGER_BYTES: usize = 6 << 10;
+/// Bytes for an entry of a queue: a command, its answer and its data PDU, twice over.
+const ENTRY_BYTES: usize = 1 << 10;
+
+/// What a connection may hold.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemoryBound {
+    /// Entries of its submission queue; none before Connect.
+    pub entries: u16,
+    /// Bytes of data of its commands that are not answered.
+    pub data_bytes: usize,
+}
+
+impl MemoryBound {
+    /// Holds what a connection has against it.
+    fn check(self, held: ConnectionAudit) -> Result<(), String> {
+        let own = STRANGER_BYTES + usize::from(self.entries) * ENTRY_BYTES;
+        let said = |what: &str, has: usize, most: usize| {
+            let of = self.entries;
+            Err(format!(
+                "a connection with a queue of {of} entries has {has} bytes of {what}, may have {most}"
+            ))
+        };
+        if held.own_bytes > own {
+            return said("its own", held.own_bytes, own);
+        }
+        if held.buffer_bytes > 0 && self.data_bytes == 0 {
+            return said("a receive buffer", held.buffer_bytes, 0);
+        }
+        if held.leased_bytes > self.data_bytes {
+            return said("the arena", held.leased_bytes, self.data_bytes);
+        }
+        Ok(())
+    }
+}
+
+/// Holds what every connection has against its bound. Connections without one are of hosts that have
+/// gone.
+///
+/// # Errors
+/// One that holds more.
+pub fn check_connections(
+    bounds: &BTreeMap<WireId, MemoryBound>,
+    held: impl Iterator<Item = (WireId, ConnectionAudit)>,
+) -> Result<(), Violation> {
+    let mut bound = held.filter_map(|(wire, held)| Some((bounds.get(&wire)?, held)));
+    bound
+        .try_for_each(|(bound, held)| bound.check(held))
+        .map_err(Violation::Rule)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const QUEUE: MemoryBound = MemoryBound {
+        entries: 8,
+        data_bytes: 4096,
+    };
+    const HELD: ConnectionAudit = ConnectionAudit {
+        own_bytes: 2048,
+        buffer_bytes: 0,
+        leased_bytes: 0,
+    };
+
+    #[test]
+    fn a_queue_with_commands_may_hold_what_they_move() {
+        let held = ConnectionAudit {
+            leased_bytes: 4096,
+            own_bytes: STRANGER_BYTES + 1,
+            ..HELD
+        };
+        assert_eq!(QUEUE.check(held), Ok(()));
+        let more = ConnectionAudit {
+            leased_bytes: 4097,
+            ..held
+        };
+        assert!(QUEUE.check(more).is_err());
+    }
+
+    #[test]
+    fn a_stranger_holds_little() {
+        let stranger = MemoryBound::default();
+        assert_eq!(stranger.check(HELD), Ok(()));
+        for held in [
+            ConnectionAudit {
+                own_bytes: STRANGER_BYTES + 1,
+                ..HELD
+            },
+            ConnectionAudit {
+                buffer_bytes: 1,
+                ..HELD
+            },
+            ConnectionAudit {
+                leased_bytes: 1,
+                ..HELD
+            },
+        ] {
+            assert!(stranger.check(held).is_err(), "{held:?}");
+        }
+    }
+}

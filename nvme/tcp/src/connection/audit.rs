@@ -1,0 +1,36 @@
+//! What a connection holds, for tests and simulations; nothing here is called while commands are
+//! served.
+
+use nvme_target::Timing;
+
+use super::{CONNECT_DATA_BYTES, Connection};
+use crate::stream::ByteStream;
+
+/// Memory that one connection holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ConnectionAudit {
+    /// Bytes of tables and queues, and of the connection itself.
+    pub own_bytes: usize,
+    /// Bytes of the receive buffer that it keeps between two polls.
+    pub buffer_bytes: usize,
+    /// Bytes of arena memory for data that arrives, or that is queued for sending.
+    pub leased_bytes: usize,
+}
+
+impl<S: ByteStream> Connection<S> {
+    /// What it holds.
+    pub(crate) fn audit(&self) -> ConnectionAudit {
+        let (slots, fetching) = self.slots.held_bytes();
+        let (queued, sending) = self.transmitter.held_bytes();
+        let late = self.late.capacity() * size_of::<Timing>();
+        let connect = match self.pending_connect.is_some() {
+            true => CONNECT_DATA_BYTES,
+            false => 0,
+        };
+        ConnectionAudit {
+            own_bytes: size_of::<Self>() + slots + queued + late + connect,
+            buffer_bytes: self.receiver.buffer_bytes(),
+            leased_bytes: fetching + sending,
+        }
+    }
+}
