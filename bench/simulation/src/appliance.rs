@@ -523,7 +523,7 @@ fn core(
     }
     let limits = CoreLimits {
         // Those of either transport.
-        queues_max: 2 * CONNECTIONS_MAX,
+        queues_max: swarm.limits.connections.max(CONNECTIONS_MAX) + CONNECTIONS_MAX,
         executions_max: swarm.limits.executions,
     };
     Ok(TargetCore::new(Arc::clone(target), index, queues, limits))

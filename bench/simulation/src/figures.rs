@@ -36,6 +36,8 @@ pub struct Figures {
     pub steps: u64,
     /// Identifiers of disks that were judged.
     pub identities_judged: u64,
+    /// Controllers of hosts that nobody configured.
+    pub anonymous_attached: u64,
     /// How often each fault struck.
     pub faults: BTreeMap<Fault, u64>,
 }
@@ -68,6 +70,7 @@ impl Figures {
         self.time += other.time;
         self.steps += other.steps;
         self.identities_judged += other.identities_judged;
+        self.anonymous_attached += other.anonymous_attached;
         for (fault, times) in &other.faults {
             self.faults(*fault, *times);
         }
@@ -96,9 +99,13 @@ impl fmt::Display for Figures {
         )?;
         writeln!(
             f,
-            "{} steps of live changes, identifiers judged {} times, longest undisturbed wait {} ({} \
-             of a thousand of its bound)",
-            self.steps, self.identities_judged, self.wait_max, self.wait_permille_max
+            "{} steps of live changes, identifiers judged {} times, {} controllers of hosts that \
+             nobody configured, longest undisturbed wait {} ({} of a thousand of its bound)",
+            self.steps,
+            self.identities_judged,
+            self.anonymous_attached,
+            self.wait_max,
+            self.wait_permille_max
         )?;
         write!(f, "faults:")?;
         for (fault, times) in &self.faults {

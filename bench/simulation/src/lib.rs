@@ -7,6 +7,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod anonymous;
 pub mod appliance;
 pub mod content;
 pub mod crowd;

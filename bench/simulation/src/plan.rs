@@ -104,12 +104,19 @@ impl Keys {
         Self {
             io_queues: vec![IO_QUEUES_MAX; swarm.subsystems],
             identities: vec![0; swarm.subsystems],
-            any_host: vec![false; swarm.subsystems],
+            any_host: (0..swarm.subsystems).map(|it| is_open(swarm, it)).collect(),
             in_capsule: vec![0; LISTENERS.len()],
             queue_depths: vec![QUEUE_DEPTH_MAX; LISTENERS.len()],
             controllers: swarm.limits.controllers,
         }
     }
+}
+
+/// Whether every host may attach a subsystem at first: where hosts come that nobody configured, one
+/// of two.
+fn is_open(swarm: &Swarm, subsystem: usize) -> bool {
+    let is_last = subsystem > 0 && subsystem + 1 == swarm.subsystems;
+    is_last && swarm.faults.has(Fault::Anonymous)
 }
 
 impl Serving {
@@ -141,6 +148,13 @@ impl Serving {
         let subsystem = swarm.hosts[host].subsystem;
         let is_allowed = self.hosts[host] || self.keys.any_host[subsystem];
         is_allowed && self.subsystems[subsystem] && self.has_listener(swarm, host)
+    }
+
+    /// Whether some export has a list of the hosts that may attach it.
+    #[must_use]
+    pub fn names_hosts(&self) -> bool {
+        let mut exports = self.subsystems.iter().zip(&self.keys.any_host);
+        exports.any(|(is_there, is_open)| *is_there && !is_open)
     }
 
     /// Whether there is the listener that a host comes by.

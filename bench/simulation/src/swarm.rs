@@ -157,6 +157,8 @@ faults! {
     Twins = "twins";
     /// Hosts send event requests beyond the limit, and abort them.
     EventFlood = "event-flood";
+    /// Hosts that nobody configured take all that they can get.
+    Anonymous = "anonymous";
 }
 
 impl fmt::Display for Fault {
@@ -201,7 +203,7 @@ impl Fault {
             | Fault::Greedy
             | Fault::Deaf => Some(Need::Habits),
             Fault::Exchange => Some(Need::Apart),
-            Fault::Twins | Fault::EventFlood => Some(Need::Misuse),
+            Fault::Twins | Fault::EventFlood | Fault::Anonymous => Some(Need::Misuse),
             _ => None,
         }
     }
@@ -349,9 +351,10 @@ impl Bounds {
     /// Plenty, or just what the hosts need.
     fn of(faults: Faults, hosts: &[HostShape]) -> Self {
         if !faults.has(Fault::Tight) {
+            let is_crowded = faults.has(Fault::Anonymous);
             return Self {
-                controllers: 256,
-                connections: CONNECTIONS_MAX,
+                controllers: if is_crowded { SHARED_CONTROLLERS } else { 256 },
+                connections: if is_crowded { 4 * CONNECTIONS_MAX } else { CONNECTIONS_MAX },
                 executions: COMMANDS_MAX,
             };
         }
@@ -434,6 +437,9 @@ pub struct Limits {
     /// Faults that stay off.
     pub without: Faults,
 }
+
+/// Controllers where hosts try to take them all: few, and enough for hosts to have shares of them.
+const SHARED_CONTROLLERS: u16 = 128;
 
 /// Events of a run.
 const EVENTS_MIN: u64 = 300;

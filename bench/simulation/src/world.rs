@@ -9,6 +9,7 @@ use nvme_driver::DriveState;
 use nvme_target::{ControllerSnapshot, ControllerState};
 use reactors::Nanos;
 
+use crate::anonymous::Multitude;
 use crate::appliance::{Appliance, Held};
 use crate::crowd::Crowd;
 use crate::drive::Mishap;
@@ -74,6 +75,7 @@ pub struct World {
     /// A host of the discovery subsystem, in seeds with strangers.
     explorers: Vec<Explorer>,
     crowd: Crowd,
+    multitude: Multitude,
     appliance: Option<Appliance>,
     starts: u64,
     /// What chance decides of hosts' habits.
@@ -106,12 +108,15 @@ impl World {
     pub fn new(seed: u64, limits: &Limits) -> Self {
         let swarm = Swarm::of(seed, limits);
         let hosts = swarm.hosts.iter().enumerate();
-        let has_crowd = swarm.faults.has(Fault::Crowd);
+        let faults = swarm.faults;
+        let has_multitude = faults.has(Fault::Anonymous) && !faults.has(Fault::Tight);
+        let has_crowd = faults.has(Fault::Crowd) || has_multitude;
         Self {
             explorers: (0..usize::from(has_crowd))
                 .map(|host| Explorer::new(host, seed))
                 .collect(),
             crowd: Crowd::default(),
+            multitude: Multitude::default(),
             seed,
             random: Random::new(seed, 2),
             hosts: hosts
@@ -289,6 +294,16 @@ impl World {
         }
         let fault = self.misuses.pick(&faults);
         let host = self.misuses.below(self.hosts.len() as u64) as usize;
+        if fault == Fault::Anonymous {
+            let (multitude, now) = (&mut self.multitude, self.scene.time.now());
+            multitude.stir(now, &mut self.misuses);
+            // Where all is tight, there is no room for anybody else.
+            if !self.scene.swarm.faults.has(Fault::Tight) {
+                multitude.come(&self.scene.ground(), &mut self.misuses);
+                self.scene.figures.fault(fault);
+            }
+            return;
+        }
         self.hosts[host].misbehave(&mut self.scene.ground(), fault);
     }
 
@@ -355,6 +370,7 @@ impl World {
             | Fault::Exchange
             | Fault::Twins
             | Fault::EventFlood
+            | Fault::Anonymous
             | Fault::Tight => return Ok(()),
             Fault::Hang => self.strike_drive(disk, Mishap::Hang),
             Fault::Confusion => self.strike_drive(disk, Mishap::Confusion),
@@ -545,6 +561,7 @@ impl World {
             explorer.crash(now);
         }
         self.crowd.disperse();
+        self.multitude.disperse();
         self.scene.judge.settled();
         self.scene.evict();
         if power {
@@ -657,6 +674,7 @@ impl World {
     fn recover(&mut self) -> Result<(), Violation> {
         self.scene.note(format_args!("everything is healed"));
         self.crowd.disperse();
+        self.multitude.disperse();
         for explorer in &mut self.explorers {
             explorer.retire();
         }
@@ -865,11 +883,15 @@ impl World {
             if !self.crowd.is_empty() {
                 self.crowd.check(self.scene.time.now())?;
             }
+            if !self.multitude.is_empty() {
+                busy |= self.multitude.poll(&mut self.scene.ground())?;
+            }
             idle_turns = if busy { 0 } else { idle_turns + 1 };
             let waiting =
                 self.scene.is_connected_to() || self.hosts.iter().any(Host::waits_for_target);
             let waiting = waiting
                 || self.crowd.waits_for_target()
+                || self.multitude.waits_for_target()
                 || self.explorers.iter().any(Explorer::waits_for_target);
             let events_wait = idle_turns < IDLE_TURNS_RDMA && self.scene.rdma_waits();
             if busy || on_its_way || (waiting && idle_turns < IDLE_TURNS) || events_wait {
@@ -882,7 +904,7 @@ impl World {
             let deadlines = [appliance.next_deadline(), self.scene.next_due(), look];
             let hosts = self.hosts.iter().map(Host::next_deadline);
             let explorers = self.explorers.iter().map(Explorer::next_deadline);
-            let others = explorers.chain([self.crowd.next_due()]);
+            let others = explorers.chain([self.crowd.next_due(), self.multitude.next_due()]);
             let next = deadlines.into_iter().chain(hosts).chain(others);
             let next = next.flatten().min();
             appliance.advance_to(next.unwrap_or(until).min(until));

@@ -58,6 +58,8 @@ pub struct Explorer {
     random: Random,
     phase: Phase,
     connection: Option<Connection>,
+    /// The listener that it came by.
+    listener: usize,
     keep_alive_at: Nanos,
     poll_status_at: Option<Nanos>,
     read_at: Nanos,
@@ -76,6 +78,7 @@ impl Explorer {
             random: Random::new(seed, 0x400 + host as u64),
             phase: Phase::Down { until: Nanos::ZERO },
             connection: None,
+            listener: 0,
             keep_alive_at: Nanos::ZERO,
             poll_status_at: None,
             read_at: Nanos::ZERO,
@@ -165,7 +168,10 @@ impl Explorer {
                     return Err(self.violation(&format!("it was terminated with {status}")));
                 }
                 Incoming::Ended(HostEnd::Open) => {}
-                Incoming::Ended(_) => self.lose(ground.now),
+                Incoming::Ended(end) => {
+                    self.check_end(ground, end)?;
+                    self.lose(ground.now);
+                }
             }
         }
         if self.poll_status_at.is_some_and(|at| at <= ground.now) {
@@ -189,9 +195,26 @@ impl Explorer {
         Ok(moved)
     }
 
+    /// Discovery controllers of hosts that exports name, and that wait for events, stay when others
+    /// have to make room.
+    fn check_end(&self, ground: &Ground<'_>, end: HostEnd) -> Result<(), Violation> {
+        let identity = ground.swarm.hosts[self.host].identity;
+        let hosts = ground.swarm.hosts.iter().zip(&ground.serving.hosts);
+        let mut same = hosts.filter(|(host, _)| host.identity == identity);
+        let is_named = same.any(|(_, listed)| *listed) && ground.serving.names_hosts();
+        let waits = self.asked_at.is_some_and(|at| at + SETTLED < ground.now);
+        let is_there = ground.serving.listeners[self.listener];
+        let is_settled = Self::is_settled(ground, ground.now) && is_there;
+        if end == HostEnd::Cut || !is_settled || !is_named || !waits {
+            return Ok(());
+        }
+        Err(self.violation("it was let go while it waited for events"))
+    }
+
     fn open(&mut self, ground: &Ground<'_>) {
         let random = Random::new(self.random.bits(), 0);
         let listener = self.random.below(ground.swarm.tcp_listeners as u64) as usize;
+        self.listener = listener;
         let wire = ground.listeners[listener].connect(ground.network, random.clone());
         let shape = ConnectionShape {
             qid: 0,

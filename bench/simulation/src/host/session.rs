@@ -17,6 +17,7 @@ use super::{
 use crate::fabric::RdmaNetwork;
 use crate::judge::Violation;
 use crate::network::HostEnd;
+use crate::swarm::Fault;
 
 impl Host {
     /// Takes in what has come, and does what is due; whether something had come.
@@ -180,6 +181,7 @@ impl Host {
             if qid == 0 && allowed && !ground.stopping && hopeless.iter().any(|it| status.is(*it)) {
                 return Err(self.violation(ground, &format!("Connect was refused: {status}")));
             }
+            self.check_refusal(ground, issued_at, status)?;
             let number = self.number;
             ground.trace.note(
                 ground.now,
@@ -197,6 +199,25 @@ impl Host {
             self.set_configuration(ground, true);
         } else if self.phase == Phase::Opening && self.io.iter().all(|it| it.queue.live) {
             self.phase = Phase::Serving;
+        }
+        Ok(())
+    }
+
+    /// A host that an export names has places of its own, whatever others do who come without a name.
+    fn check_refusal(
+        &self,
+        ground: &mut Ground<'_>,
+        issued_at: Nanos,
+        status: Status,
+    ) -> Result<(), Violation> {
+        let faults = ground.swarm.faults;
+        let is_settled = !ground.changing && ground.changed_at + super::SETTLED < issued_at;
+        let is_named = ground.serving.hosts[self.number] && ground.serving.names_hosts();
+        let is_busy = status.is(Status::CONNECT_CONTROLLER_BUSY);
+        let is_roomy = faults.has(Fault::Anonymous) && !faults.has(Fault::Tight);
+        if is_busy && is_roomy && is_settled && is_named && !ground.stopping {
+            let what = "a host that an export names is refused for want of room";
+            return Err(self.violation(ground, what));
         }
         Ok(())
     }

@@ -1,0 +1,407 @@
+//! Hosts that nobody configured: they connect with names of their own to the discovery subsystem,
+//! and to exports that let them in or do not, up to every limit there is, and stay.
+//!
+//! The target has places of their own for both (README of the appliance, limits): a discovery
+//! controller always gets in, for which the one that was idle longest goes, of those that no export
+//! names and that wait for no event; controllers of exports leave a part to hosts that are named.
+//! What configured hosts find meanwhile is judged where they connect.
+
+use nvme_spec::fabrics::{CNTLID_DYNAMIC, ConnectAttributes, ConnectData, PropertySize};
+use nvme_spec::nqn::{DISCOVERY_NQN, to_field};
+use nvme_spec::registers::{Cc, Register};
+use nvme_spec::sgl::SglDescriptor;
+use nvme_spec::tcp::{CapsuleCmd, CapsuleResp, CommonHeader, DigestFlags, Framing, IcReq, PduType};
+use nvme_spec::{Sqe, Status};
+use nvme_target::DISCOVERY_CONTROLLERS_MAX;
+use reactors::Nanos;
+use zerocopy::{FromBytes, IntoBytes};
+
+use crate::host::Ground;
+use crate::judge::Violation;
+use crate::network::{HostEnd, Wire};
+use crate::plan::SUBSYSTEMS;
+use crate::random::Random;
+
+/// Hosts at once.
+const HOSTS_MAX: usize = 220;
+/// Hosts that come at once.
+const COME_MAX: u64 = 110;
+/// Each goes after so long at most.
+const STAY_MAX: Nanos = Nanos::from_secs(20);
+/// A change has taken effect, and whoever went has no controller any more, after this.
+const SETTLED: Nanos = Nanos::from_secs(2);
+/// An answer that nothing delays takes no longer.
+const ANSWER_MAX: Nanos = Nanos::from_secs(6);
+/// Of two hosts whose last commands came closer together than this it is open which was idle longer.
+const IDLE_SLACK: Nanos = Nanos::from_millis(500);
+/// The part of an export's controllers that is kept for hosts with names: one in so many.
+const LISTED_PART: usize = 4;
+/// The part that hosts leave to those that have few: one in so many.
+const RESERVED_PART: usize = 8;
+/// Entries of an admin queue.
+const DEPTH: u16 = 32;
+const ENABLE: u16 = 1;
+const EVENT_REQUEST: u16 = 2;
+const KEEP_ALIVE: u16 = 3;
+
+/// Where a host stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// The ICReq is on its way.
+    Initialising,
+    /// The Connect is.
+    Connecting,
+    /// It has a controller.
+    Attached,
+}
+
+/// A host.
+struct Anonymous {
+    wire: Wire,
+    inbox: Vec<u8>,
+    name: String,
+    /// Of an export, if not of the discovery subsystem.
+    subsystem: Option<usize>,
+    listener: usize,
+    phase: Phase,
+    /// When the present phase began.
+    since: Nanos,
+    /// When it was attached, or last sent a command since then.
+    commanded_at: Nanos,
+    /// When it sent its event request.
+    awaits_event_since: Option<Nanos>,
+    leaves_at: Nanos,
+}
+
+impl Anonymous {
+    fn is_attached_to_discovery(&self) -> bool {
+        self.phase == Phase::Attached && self.subsystem.is_none()
+    }
+
+    fn send(&mut self, sqe: Sqe, data: &[u8]) {
+        let framing = Framing::default();
+        let sgl = match data.len() {
+            0 => SglDescriptor::transport(0),
+            bytes => SglDescriptor::in_capsule(0, bytes as u32),
+        };
+        let capsule = CapsuleCmd::new(sqe.with_sgl(sgl), data.len() as u32, framing);
+        let mut bytes = capsule.as_bytes().to_vec();
+        bytes.extend(data);
+        self.wire.send(&bytes);
+    }
+
+    fn connect(&mut self, now: Nanos) {
+        let field = |name: &str| to_field(name).unwrap_or_default();
+        let subsystem = self.subsystem.map_or(DISCOVERY_NQN, |it| SUBSYSTEMS[it]);
+        let (subsystem, host) = (field(subsystem), field(&self.name));
+        let data = ConnectData::new([0xA0; 16], CNTLID_DYNAMIC, subsystem, host);
+        let sqe = Sqe::connect_queue(0, DEPTH - 1, ConnectAttributes::new(), 0);
+        self.send(sqe, data.as_bytes());
+        (self.phase, self.since) = (Phase::Connecting, now);
+    }
+}
+
+/// All of them.
+#[derive(Default)]
+pub struct Multitude {
+    hosts: Vec<Anonymous>,
+    /// When discovery controllers, and controllers of exports, went.
+    gone: Vec<(Nanos, bool)>,
+    /// Those that the target let go of lately.
+    evicted: Vec<Evicted>,
+    named: u64,
+}
+
+impl Multitude {
+    /// More hosts come, for discovery or for an export.
+    pub fn come(&mut self, ground: &Ground<'_>, random: &mut Random) {
+        let count = random.between(1, COME_MAX);
+        let chosen = random.below(ground.swarm.subsystems as u64 + 1) as usize;
+        let subsystem = (chosen < ground.swarm.subsystems).then_some(chosen);
+        for _ in 0..count {
+            if self.hosts.len() >= HOSTS_MAX {
+                return;
+            }
+            let listener = random.below(ground.swarm.tcp_listeners as u64) as usize;
+            let temper = ground.network;
+            let wire = ground.listeners[listener].connect(temper, Random::new(random.bits(), 0));
+            wire.send(IcReq::new(0, DigestFlags::new(), 0).as_bytes());
+            self.named += 1;
+            self.hosts.push(Anonymous {
+                wire,
+                inbox: Vec::new(),
+                name: format!("nqn.2026-11.org.windlass:anonymous{}", self.named),
+                subsystem,
+                listener,
+                phase: Phase::Initialising,
+                since: ground.now,
+                commanded_at: Nanos::ZERO,
+                awaits_event_since: None,
+                leaves_at: ground.now + Nanos(random.between(1, STAY_MAX.as_nanos())),
+            });
+        }
+    }
+
+    /// Some do something, so that others were idle longer.
+    pub fn stir(&mut self, now: Nanos, random: &mut Random) {
+        for host in &mut self.hosts {
+            if host.is_attached_to_discovery() && random.permille(300) {
+                host.send(Sqe::keep_alive().with_cid(KEEP_ALIVE), &[]);
+                host.commanded_at = now;
+            }
+        }
+    }
+
+    /// All of them are gone.
+    pub fn disperse(&mut self) {
+        for host in self.hosts.drain(..) {
+            host.wire.cut();
+        }
+        self.gone.clear();
+        self.evicted.clear();
+    }
+
+    /// Whether there are any.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.hosts.is_empty()
+    }
+
+    /// Whether something has arrived for the target that it has not taken.
+    #[must_use]
+    pub fn waits_for_target(&self) -> bool {
+        self.hosts.iter().any(|it| it.wire.waits_for_target())
+    }
+
+    /// When something arrives, or a host goes.
+    #[must_use]
+    pub fn next_due(&self) -> Option<Nanos> {
+        let dues = self.hosts.iter().map(|it| {
+            let due = it.wire.next_due();
+            due.map_or(it.leaves_at, |due| due.min(it.leaves_at))
+        });
+        dues.min()
+    }
+
+    /// Takes in what has come; whether there was anything.
+    ///
+    /// # Errors
+    /// What the target did wrong.
+    pub fn poll(&mut self, ground: &mut Ground<'_>) -> Result<bool, Violation> {
+        let now = ground.now;
+        self.gone.retain(|(at, _)| *at + SETTLED > now);
+        self.check_evictions(now)?;
+        let mut moved = false;
+        let mut at = 0;
+        while at < self.hosts.len() {
+            let host = &mut self.hosts[at];
+            let before = host.inbox.len();
+            let end = host.wire.receive(&mut host.inbox);
+            moved |= host.inbox.len() > before || end != HostEnd::Open;
+            let goes_on = self.take_pdus(ground, at)?;
+            if end != HostEnd::Open && goes_on {
+                self.check_end(ground, at)?;
+            }
+            let host = &self.hosts[at];
+            let is_late = host.phase != Phase::Attached && host.since + ANSWER_MAX < now;
+            let since = ground.changed_at.max(ground.memory_disturbed);
+            if is_late && since + ANSWER_MAX < now && is_calm(ground, host.listener) {
+                let what = format!("{} waits in {:?} for its answer", host.name, host.phase);
+                return Err(Violation::Rule(what));
+            }
+            if end == HostEnd::Open && goes_on && host.leaves_at > now {
+                at += 1;
+                continue;
+            }
+            let host = self.hosts.swap_remove(at);
+            host.wire.cut();
+            self.gone.push((now, host.subsystem.is_none()));
+        }
+        Ok(moved)
+    }
+
+    /// Takes whole PDUs in; whether the host goes on after them.
+    fn take_pdus(&mut self, ground: &mut Ground<'_>, at: usize) -> Result<bool, Violation> {
+        loop {
+            let host = &mut self.hosts[at];
+            let Ok((header, _)) = CommonHeader::read_from_prefix(&host.inbox) else {
+                return Ok(true);
+            };
+            let bytes = header.plen.get() as usize;
+            if host.inbox.len() < bytes {
+                return Ok(true);
+            }
+            let pdu: Vec<u8> = host.inbox.drain(..bytes).collect();
+            match header.pdu_type {
+                PduType::IC_RESP => host.connect(ground.now),
+                PduType::CAPSULE_RESP => {
+                    let Ok((capsule, _)) = CapsuleResp::read_from_prefix(&pdu) else {
+                        return Err(Violation::Rule("a response that is too short".to_owned()));
+                    };
+                    let status = capsule.cqe.status();
+                    if host.phase == Phase::Connecting {
+                        if !self.connected(ground, at, status)? {
+                            return Ok(false);
+                        }
+                    } else if capsule.cqe.cid.get() == EVENT_REQUEST {
+                        host.awaits_event_since = None;
+                    } else if capsule.cqe.cid.get() == ENABLE && status.is_success() {
+                        // Every other one waits for an event.
+                        if self.named.is_multiple_of(2) {
+                            let request = Sqe::async_event_request().with_cid(EVENT_REQUEST);
+                            host.send(request, &[]);
+                            host.awaits_event_since = Some(ground.now);
+                            host.commanded_at = ground.now;
+                        }
+                    }
+                }
+                other => {
+                    let what = format!("{} is sent {other}", host.name);
+                    return Err(Violation::Rule(what));
+                }
+            }
+        }
+    }
+
+    /// A Connect was answered; whether the host is attached now.
+    fn connected(
+        &mut self,
+        ground: &mut Ground<'_>,
+        at: usize,
+        status: Status,
+    ) -> Result<bool, Violation> {
+        let host = &self.hosts[at];
+        let (subsystem, began) = (host.subsystem, host.since);
+        let is_settled = ground.changed_at + SETTLED < began && is_calm(ground, host.listener);
+        let is_right = match subsystem {
+            None => status.is_success(),
+            Some(subsystem) => self.is_right(ground, subsystem, status),
+        };
+        if is_settled && !is_right {
+            let what = format!(
+                "{} was answered {status} by {:?}, with {} in discovery and {} at exports",
+                host.name,
+                subsystem,
+                self.count(true),
+                self.count(false),
+            );
+            return Err(Violation::Rule(what));
+        }
+        if !status.is_success() {
+            return Ok(false);
+        }
+        let host = &mut self.hosts[at];
+        host.phase = Phase::Attached;
+        (host.since, host.commanded_at) = (ground.now, ground.now);
+        let cc = u64::from(Cc::enabled_nvm().into_bits());
+        let enable = Sqe::set_property(Register::CC.0, PropertySize::BYTES_4, cc);
+        host.send(enable.with_cid(ENABLE), &[]);
+        ground.figures.anonymous_attached += 1;
+        Ok(true)
+    }
+
+    /// Whether this is how an export answers, as it is configured.
+    fn is_right(&self, ground: &Ground<'_>, subsystem: usize, status: Status) -> bool {
+        let serving = ground.serving;
+        if !serving.subsystems[subsystem] {
+            return !status.is_success();
+        }
+        if !serving.keys.any_host[subsystem] {
+            return status.is(Status::CONNECT_INVALID_HOST);
+        }
+        let capacity = usize::from(serving.keys.controllers);
+        let most = match serving.names_hosts() {
+            true => capacity - capacity / LISTED_PART,
+            false => capacity,
+        };
+        // Those that went may still have theirs, and configured hosts have some.
+        let certainly = self.count(false);
+        if status.is_success() {
+            return certainly < most;
+        }
+        let gone = self.gone.iter().filter(|(_, is_discovery)| !is_discovery);
+        let perhaps = certainly + gone.count() + 4 * ground.swarm.hosts.len();
+        let least = capacity - capacity / LISTED_PART - capacity / RESERVED_PART;
+        status.is(Status::CONNECT_CONTROLLER_BUSY) && perhaps >= least
+    }
+
+    /// Controllers that these hosts have, as far as they know.
+    fn count(&self, of_discovery: bool) -> usize {
+        let attached = self.hosts.iter().filter(|it| it.phase == Phase::Attached);
+        attached
+            .filter(|it| it.subsystem.is_none() == of_discovery)
+            .count()
+    }
+
+    /// The target has ended a connection.
+    fn check_end(&mut self, ground: &Ground<'_>, at: usize) -> Result<(), Violation> {
+        let host = &self.hosts[at];
+        let is_settled = ground.changed_at + SETTLED < ground.now;
+        if host.phase != Phase::Attached || !is_settled || !is_calm(ground, host.listener) {
+            return Ok(());
+        }
+        let wrong = |what: String| Err(Violation::Rule(format!("{} was let go{what}", host.name)));
+        if host.subsystem.is_some() {
+            return wrong(" by an export that it may attach".to_owned());
+        }
+        let gone = self.gone.iter().filter(|(_, is_discovery)| *is_discovery);
+        let connecting = self.hosts.iter().filter(|it| it.subsystem.is_none());
+        let perhaps = connecting.count() + gone.count() + 1;
+        if perhaps < DISCOVERY_CONTROLLERS_MAX {
+            return wrong(format!(" with {perhaps} discovery controllers"));
+        }
+        let waits = host.awaits_event_since.is_some();
+        let last = host.awaits_event_since.max(Some(host.commanded_at));
+        if last.is_some_and(|last| last + IDLE_SLACK > ground.now) {
+            return Ok(());
+        }
+        self.evicted.push(Evicted {
+            at: ground.now,
+            name: host.name.clone(),
+            waits,
+            idle_since: host.commanded_at,
+        });
+        Ok(())
+    }
+
+    /// Those that stayed when another one had to go were not idle longer, nor did they wait less.
+    fn check_evictions(&mut self, now: Nanos) -> Result<(), Violation> {
+        let attached = self.hosts.iter().filter(|it| it.is_attached_to_discovery());
+        for evicted in &self.evicted {
+            if evicted.at + IDLE_SLACK > now {
+                continue;
+            }
+            let better = attached.clone().find(|it| {
+                let waits = it.awaits_event_since.is_some();
+                let was_idle_longer = it.commanded_at + IDLE_SLACK < evicted.idle_since;
+                let was_there = it.commanded_at + IDLE_SLACK < evicted.at;
+                let waits_less = evicted.waits && !waits && was_there;
+                waits_less || (evicted.waits == waits && was_idle_longer)
+            });
+            if let Some(other) = better {
+                let what = format!(
+                    "{} was let go after its command at {} (it waited: {}), and {} stays, whose \
+                     last came at {}",
+                    evicted.name, evicted.idle_since, evicted.waits, other.name, other.commanded_at
+                );
+                return Err(Violation::Rule(what));
+            }
+        }
+        self.evicted.retain(|it| it.at + IDLE_SLACK > now);
+        Ok(())
+    }
+}
+
+/// A discovery controller that made room for another one.
+struct Evicted {
+    at: Nanos,
+    name: String,
+    /// Whether it waited for an event.
+    waits: bool,
+    idle_since: Nanos,
+}
+
+/// Whether nothing but the host itself decides what it finds at a listener.
+fn is_calm(ground: &Ground<'_>, listener: usize) -> bool {
+    !ground.stopping && !ground.changing && ground.serving.listeners[listener]
+}
