@@ -25,9 +25,10 @@ use crate::random::Random;
 /// Hosts at once.
 const HOSTS_MAX: usize = 220;
 /// Hosts that come at once.
+const COME_MIN: u64 = 20;
 const COME_MAX: u64 = 110;
 /// Each goes after so long at most.
-const STAY_MAX: Nanos = Nanos::from_secs(20);
+const STAY_MAX: Nanos = Nanos::from_secs(8);
 /// A change has taken effect, and whoever went has no controller any more, after this.
 const SETTLED: Nanos = Nanos::from_secs(2);
 /// An answer that nothing delays takes no longer.
@@ -38,8 +39,8 @@ const IDLE_SLACK: Nanos = Nanos::from_millis(500);
 const LISTED_PART: usize = 4;
 /// The part that hosts leave to those that have few: one in so many.
 const RESERVED_PART: usize = 8;
-/// Entries of an admin queue.
-const DEPTH: u16 = 32;
+/// Entries of an admin queue: so few that commands in execution are no limit.
+const DEPTH: u16 = 4;
 const ENABLE: u16 = 1;
 const EVENT_REQUEST: u16 = 2;
 const KEEP_ALIVE: u16 = 3;
@@ -115,7 +116,7 @@ pub struct Multitude {
 impl Multitude {
     /// More hosts come, for discovery or for an export.
     pub fn come(&mut self, ground: &Ground<'_>, random: &mut Random) {
-        let count = random.between(1, COME_MAX);
+        let count = random.between(COME_MIN, COME_MAX);
         let chosen = random.below(ground.swarm.subsystems as u64 + 1) as usize;
         let subsystem = (chosen < ground.swarm.subsystems).then_some(chosen);
         for _ in 0..count {

@@ -160,6 +160,10 @@ defects! {
     "event-request-replaced": "an admin command ends an event request with its identifier";
     "event-limit-low": "one event request less may wait than AERL says";
     "event-flood-drops-oldest": "an event request beyond the limit takes the place of the oldest one";
+    "discovery-refused-when-full": "a discovery controller is refused where another would have to go for it";
+    "eviction-of-newest": "the discovery controller that was idle shortest makes room";
+    "eviction-ignores-waiters": "discovery controllers that wait for events make room as others do";
+    "unlisted-take-all": "hosts that no export names leave nothing to those that are named";
     "event-abort-unanswered": "an event request that is aborted is not answered";
 }
 

@@ -354,7 +354,11 @@ impl Bounds {
             let is_crowded = faults.has(Fault::Anonymous);
             return Self {
                 controllers: if is_crowded { SHARED_CONTROLLERS } else { 256 },
-                connections: if is_crowded { 4 * CONNECTIONS_MAX } else { CONNECTIONS_MAX },
+                connections: if is_crowded {
+                    4 * CONNECTIONS_MAX
+                } else {
+                    CONNECTIONS_MAX
+                },
                 executions: COMMANDS_MAX,
             };
         }

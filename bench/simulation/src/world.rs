@@ -31,6 +31,8 @@ const HABITS_PERMILLE: u32 = 60;
 const APART_PERMILLE: u32 = 40;
 /// The same of misuses of queues.
 const MISUSES_PERMILLE: u32 = 30;
+/// Of a thousand times that hosts which nobody configured do something, more of them come so often.
+const MULTITUDE_PERMILLE: u32 = 250;
 /// Events of a thousand in which time passes and nothing is sent.
 const PAUSES_PERMILLE: u32 = 15;
 /// A fault that takes the whole appliance strikes so many times of a thousand that it could.
@@ -298,7 +300,8 @@ impl World {
             let (multitude, now) = (&mut self.multitude, self.scene.time.now());
             multitude.stir(now, &mut self.misuses);
             // Where all is tight, there is no room for anybody else.
-            if !self.scene.swarm.faults.has(Fault::Tight) {
+            let is_tight = self.scene.swarm.faults.has(Fault::Tight);
+            if !is_tight && self.misuses.permille(MULTITUDE_PERMILLE) {
                 multitude.come(&self.scene.ground(), &mut self.misuses);
                 self.scene.figures.fault(fault);
             }

