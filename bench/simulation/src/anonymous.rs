@@ -24,10 +24,14 @@ use crate::random::Random;
 
 /// Hosts at once.
 const HOSTS_MAX: usize = 220;
-/// Hosts that come at once.
-const COME_MIN: u64 = 20;
-const COME_MAX: u64 = 110;
-/// Each goes after so long at most.
+/// Hosts that come together.
+const COME_MIN: u64 = 70;
+const COME_MAX: u64 = 140;
+/// So many of them come at once, and the others so much later, when some have been idle for long.
+const FIRST_WAVE: u64 = 62;
+const SECOND_WAVE_AFTER: Nanos = Nanos::from_millis(1200);
+/// Each goes after so long at least and at most.
+const STAY_MIN: Nanos = Nanos::from_secs(3);
 const STAY_MAX: Nanos = Nanos::from_secs(8);
 /// A change has taken effect, and whoever went has no controller any more, after this.
 const SETTLED: Nanos = Nanos::from_secs(2);
@@ -69,6 +73,8 @@ struct Anonymous {
     since: Nanos,
     /// When it was attached, or last sent a command since then.
     commanded_at: Nanos,
+    /// The same before that.
+    commanded_before: Nanos,
     /// When it sent its event request.
     awaits_event_since: Option<Nanos>,
     leaves_at: Nanos,
@@ -106,6 +112,7 @@ impl Anonymous {
 #[derive(Default)]
 pub struct Multitude {
     hosts: Vec<Anonymous>,
+    coming: Vec<Coming>,
     /// When discovery controllers, and controllers of exports, went.
     gone: Vec<(Nanos, bool)>,
     /// Those that the target let go of lately.
@@ -116,16 +123,39 @@ pub struct Multitude {
 impl Multitude {
     /// More hosts come, for discovery or for an export.
     pub fn come(&mut self, ground: &Ground<'_>, random: &mut Random) {
-        let count = random.between(COME_MIN, COME_MAX);
-        let chosen = random.below(ground.swarm.subsystems as u64 + 1) as usize;
+        let chosen = random.below(2 * ground.swarm.subsystems as u64) as usize;
         let subsystem = (chosen < ground.swarm.subsystems).then_some(chosen);
-        for _ in 0..count {
-            if self.hosts.len() >= HOSTS_MAX {
+        for number in 0..random.between(COME_MIN, COME_MAX) {
+            if self.hosts.len() + self.coming.len() >= HOSTS_MAX {
                 return;
             }
-            let listener = random.below(ground.swarm.tcp_listeners as u64) as usize;
-            let temper = ground.network;
-            let wire = ground.listeners[listener].connect(temper, Random::new(random.bits(), 0));
+            let at = match number < FIRST_WAVE {
+                true => ground.now,
+                false => ground.now + SECOND_WAVE_AFTER,
+            };
+            let stays = random.between(STAY_MIN.as_nanos(), STAY_MAX.as_nanos());
+            self.coming.push(Coming {
+                at,
+                listener: random.below(ground.swarm.tcp_listeners as u64) as usize,
+                subsystem,
+                leaves_at: at + Nanos(stays),
+                random: Random::new(random.bits(), 0),
+            });
+        }
+    }
+
+    /// Those whose time it is come.
+    fn arrive(&mut self, ground: &Ground<'_>) {
+        let due = |it: &mut Coming| it.at <= ground.now;
+        for coming in self.coming.extract_if(.., due) {
+            let Coming {
+                listener,
+                subsystem,
+                leaves_at,
+                random,
+                ..
+            } = coming;
+            let wire = ground.listeners[listener].connect(ground.network, random);
             wire.send(IcReq::new(0, DigestFlags::new(), 0).as_bytes());
             self.named += 1;
             self.hosts.push(Anonymous {
@@ -137,8 +167,9 @@ impl Multitude {
                 phase: Phase::Initialising,
                 since: ground.now,
                 commanded_at: Nanos::ZERO,
+                commanded_before: Nanos::ZERO,
                 awaits_event_since: None,
-                leaves_at: ground.now + Nanos(random.between(1, STAY_MAX.as_nanos())),
+                leaves_at,
             });
         }
     }
@@ -148,7 +179,7 @@ impl Multitude {
         for host in &mut self.hosts {
             if host.is_attached_to_discovery() && random.permille(300) {
                 host.send(Sqe::keep_alive().with_cid(KEEP_ALIVE), &[]);
-                host.commanded_at = now;
+                host.commanded_before = std::mem::replace(&mut host.commanded_at, now);
             }
         }
     }
@@ -158,6 +189,7 @@ impl Multitude {
         for host in self.hosts.drain(..) {
             host.wire.cut();
         }
+        self.coming.clear();
         self.gone.clear();
         self.evicted.clear();
     }
@@ -165,7 +197,7 @@ impl Multitude {
     /// Whether there are any.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.hosts.is_empty()
+        self.hosts.is_empty() && self.coming.is_empty()
     }
 
     /// Whether something has arrived for the target that it has not taken.
@@ -181,7 +213,7 @@ impl Multitude {
             let due = it.wire.next_due();
             due.map_or(it.leaves_at, |due| due.min(it.leaves_at))
         });
-        dues.min()
+        dues.chain(self.coming.iter().map(|it| it.at)).min()
     }
 
     /// Takes in what has come; whether there was anything.
@@ -192,6 +224,7 @@ impl Multitude {
         let now = ground.now;
         self.gone.retain(|(at, _)| *at + SETTLED > now);
         self.check_evictions(now)?;
+        self.arrive(ground);
         let mut moved = false;
         let mut at = 0;
         while at < self.hosts.len() {
@@ -294,6 +327,7 @@ impl Multitude {
         let host = &mut self.hosts[at];
         host.phase = Phase::Attached;
         (host.since, host.commanded_at) = (ground.now, ground.now);
+        host.commanded_before = ground.now;
         let cc = u64::from(Cc::enabled_nvm().into_bits());
         let enable = Sqe::set_property(Register::CC.0, PropertySize::BYTES_4, cc);
         host.send(enable.with_cid(ENABLE), &[]);
@@ -351,16 +385,21 @@ impl Multitude {
         if perhaps < DISCOVERY_CONTROLLERS_MAX {
             return wrong(format!(" with {perhaps} discovery controllers"));
         }
-        let waits = host.awaits_event_since.is_some();
-        let last = host.awaits_event_since.max(Some(host.commanded_at));
-        if last.is_some_and(|last| last + IDLE_SLACK > ground.now) {
+        // What was sent last may not have been known yet.
+        let is_recent = |at: Nanos| at + IDLE_SLACK > ground.now;
+        if host.awaits_event_since.is_some_and(is_recent) {
             return Ok(());
         }
+        let waits = host.awaits_event_since.is_some();
+        let idle_since = match is_recent(host.commanded_at) {
+            true => host.commanded_before,
+            false => host.commanded_at,
+        };
         self.evicted.push(Evicted {
             at: ground.now,
             name: host.name.clone(),
             waits,
-            idle_since: host.commanded_at,
+            idle_since,
         });
         Ok(())
     }
@@ -391,6 +430,16 @@ impl Multitude {
         self.evicted.retain(|it| it.at + IDLE_SLACK > now);
         Ok(())
     }
+}
+
+/// A host that is about to connect.
+struct Coming {
+    at: Nanos,
+    listener: usize,
+    /// Of an export, if not of the discovery subsystem.
+    subsystem: Option<usize>,
+    leaves_at: Nanos,
+    random: Random,
 }
 
 /// A discovery controller that made room for another one.

@@ -613,7 +613,9 @@ impl Topology {
     fn of(seed: u64, faults: Faults, disks: usize, hosts: &mut [HostShape]) -> Self {
         let mut random = Random::new(seed, 10);
         let patience = Nanos::from_millis(random.pick(&[300, 2000, 10_000]));
-        let two_subsystems = faults.has(Fault::Subsystems) && disks > 1 && hosts.len() > 1;
+        // Hosts that nobody configured find one that is open to them, beside one that is not.
+        let are_wanted = faults.has(Fault::Subsystems) || faults.has(Fault::Anonymous);
+        let two_subsystems = are_wanted && disks > 1 && hosts.len() > 1;
         let subsystems = 1 + usize::from(two_subsystems);
         let tcp_listeners = 1 + usize::from(faults.has(Fault::Listeners));
         let last = hosts.len() - 1;

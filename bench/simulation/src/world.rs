@@ -32,7 +32,7 @@ const APART_PERMILLE: u32 = 40;
 /// The same of misuses of queues.
 const MISUSES_PERMILLE: u32 = 30;
 /// Of a thousand times that hosts which nobody configured do something, more of them come so often.
-const MULTITUDE_PERMILLE: u32 = 250;
+const MULTITUDE_PERMILLE: u32 = 200;
 /// Events of a thousand in which time passes and nothing is sent.
 const PAUSES_PERMILLE: u32 = 15;
 /// A fault that takes the whole appliance strikes so many times of a thousand that it could.
