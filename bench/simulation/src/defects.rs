@@ -152,6 +152,9 @@ defects! {
     "damaged-connect-retried": "a connection whose Connect was damaged may try again, as often as it likes";
     "largest-queue-assumed": "every connection has tables for the largest queue that there can be";
     "buffer-kept": "a connection keeps its receive buffer when all in it is taken";
+    "overdue-never-ended": "a request that a device does not finish keeps its host's next controller waiting for ever";
+    "stuck-undamaged": "a file that still has a write of an ended association acknowledges newer ones";
+    "last-comes-first": "of the requests of a queue that wait for memory the newest is served first";
     "memory-keeps-identity": "memory that was taken anew has the identifiers of the memory before it";
     "exchange-keeps-identity": "a device in another file has the identifiers of the former one";
     "exchange-keeps-hosts": "hosts stay attached when a device is put into another file";

@@ -121,6 +121,8 @@ struct State {
     device: Weak<StoreDevice<FileDisk>>,
     looked_at: Nanos,
     reopen_at: Option<Nanos>,
+    /// The next write takes effect then, and no earlier.
+    stuck_until: Option<Nanos>,
 }
 
 impl State {
@@ -341,6 +343,7 @@ impl FileDisk {
             device: Weak::new(),
             looked_at: Nanos::ZERO,
             reopen_at: None,
+            stuck_until: None,
         };
         Self {
             state: Arc::new(Mutex::new(state)),
@@ -375,10 +378,16 @@ impl FileDisk {
             read_only: false,
         };
         state.length = state.size();
+        state.stuck_until = None;
         let device = StoreDevice::new(name, [0x77; 16], geometry, self.clone());
         let device = Arc::new(device);
         state.device = Arc::downgrade(&device);
         device
+    }
+
+    /// The kernel holds the next write until then.
+    pub fn stick(&self, until: Nanos) {
+        self.state().stuck_until = Some(until);
     }
 
     /// Whether requests may fail.
@@ -403,6 +412,7 @@ impl FileDisk {
             ..FileTemper::default()
         };
         state.length = state.size();
+        state.stuck_until = None;
         state.disk_temper.slow_permille = 0;
     }
 
@@ -568,7 +578,11 @@ impl SimulatedRing {
         } = &mut *state;
         let latency = disk_temper.draw_latency(random, figures);
         let effect = state.random.below(latency.as_nanos() + 1);
-        let due = now + latency;
+        let is_write = matches!(entry.pending.operation, Operation::Write { .. });
+        let (effect, due) = match state.stuck_until.take_if(|_| is_write) {
+            Some(until) if until > now => (until.saturating_sub(now).as_nanos(), until),
+            _ => (effect, now + latency),
+        };
         entry.number = state.next_number;
         state.next_number += 1;
         state.dues.insert((due, entry.number));

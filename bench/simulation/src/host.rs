@@ -65,11 +65,17 @@ const RETRIES_MAX: usize = 16;
 const WATCHED_MAX: usize = 4;
 /// How often a host asks whether its controller is ready.
 const READY_POLL: Nanos = Nanos::from_millis(1);
+/// And how often where that takes long.
+const READY_POLL_MAX: Nanos = Nanos::from_millis(100);
 /// How often a host looks for answers that are late.
 const DEADLINE_CHECK: Nanos = Nanos::from_millis(50);
 /// An answer that nothing delays takes no longer than this, whatever other hosts, connections and
 /// disks suffer.
 pub const LATENCY_MAX: Nanos = Nanos::from_secs(6);
+
+/// What earlier controllers of a host left in devices keeps a new one waiting for no longer than
+/// this (Base 2.1 §5.1.13.2.1, CQT), whatever devices do; with what networks and polls may add.
+const QUIESCE_MAX: Nanos = Nanos::from_secs(62);
 
 /// What a namespace was before a change can be seen no longer after this.
 const SETTLED: Nanos = Nanos::from_secs(1);
@@ -214,6 +220,8 @@ pub struct Host {
     enabled_at: Moment,
     /// The time of it.
     enable_sent_at: Nanos,
+    /// When CC.EN was last changed.
+    configured_at: Nanos,
     /// Where writes were lost that it sends again with other data.
     retries: Vec<Extent>,
     /// Where the latest writes were lost, which it looks at more often than elsewhere.
@@ -250,6 +258,7 @@ impl Host {
             opened_at: Nanos::ZERO,
             enabled_at: Moment::default(),
             enable_sent_at: Nanos::ZERO,
+            configured_at: Nanos::ZERO,
             retries: Vec::new(),
             watched: VecDeque::new(),
             poll_status_at: None,
@@ -433,6 +442,7 @@ impl Host {
     fn set_configuration(&mut self, ground: &mut Ground<'_>, enable: bool) {
         self.reset_events();
         self.forget_features();
+        self.configured_at = ground.now;
         let cc = if enable {
             Cc::enabled_nvm()
         } else {

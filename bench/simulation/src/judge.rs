@@ -91,6 +91,8 @@ struct DiskModel {
     content: u64,
     /// Its content is being exchanged for another one.
     exchange: Option<Exchange>,
+    /// The kernel may hold a write of it.
+    may_be_stuck: bool,
 }
 
 /// The content of a disk is being exchanged, and it is open which one hosts reach.
@@ -149,6 +151,7 @@ impl Judge {
             closed: Moment(0),
             content: 0,
             exchange: None,
+            may_be_stuck: false,
         };
         Self {
             identities: IdentityJudge::default(),
@@ -271,19 +274,50 @@ impl Judge {
     /// to be lost takes effect any more. Those, as their disks and versions.
     pub fn ready(&mut self, identity: usize, enabled: Moment) -> Vec<(usize, u64)> {
         let now = self.next_moment();
-        self.end_lost(identity, enabled, now)
+        self.end_lost(identity, enabled, now, None)
     }
 
     /// A write that began at `began` succeeded: no write of the same host that the target knew to
     /// be lost took effect after it began to. Those, as their disks and versions.
-    pub fn overtaken(&mut self, identity: usize, began: Moment) -> Vec<(usize, u64)> {
-        self.end_lost(identity, began, began)
+    /// `disk`: where that write went.
+    pub fn overtaken(
+        &mut self,
+        identity: usize,
+        began: Moment,
+        disk: Option<usize>,
+    ) -> Vec<(usize, u64)> {
+        self.end_lost(identity, began, began, disk)
     }
 
-    /// Ends the lost writes of a host that were noticed before `before`, at `end`.
-    fn end_lost(&mut self, identity: usize, before: Moment, end: Moment) -> Vec<(usize, u64)> {
+    /// The kernel may hold a write of a disk for longer than any controller is kept waiting: its
+    /// device is damaged then, and acknowledges nothing that the write could overwrite. Reads may
+    /// see it come.
+    pub fn may_be_stuck(&mut self, disk: usize) {
+        self.disks[disk].may_be_stuck = true;
+    }
+
+    /// Whether that can be.
+    #[must_use]
+    pub fn is_maybe_stuck(&self, disk: usize) -> bool {
+        self.disks[disk].may_be_stuck
+    }
+
+    /// Ends the lost writes of a host that were noticed before `before`, at `end`; where the kernel
+    /// may hold them, only those on the disk that acknowledged something.
+    fn end_lost(
+        &mut self,
+        identity: usize,
+        before: Moment,
+        end: Moment,
+        acknowledged: Option<usize>,
+    ) -> Vec<(usize, u64)> {
+        let disks = &self.disks;
         let is_over = |lost: &LostWrite| {
-            lost.sender.0 == identity && lost.noticed.is_some_and(|noticed| noticed < before)
+            let mut its = lost.extents.iter().map(|it| it.disk);
+            let is_held = its.any(|it| disks[it].may_be_stuck && acknowledged != Some(it));
+            lost.sender.0 == identity
+                && lost.noticed.is_some_and(|noticed| noticed < before)
+                && !is_held
         };
         let lost = std::mem::take(&mut self.lost).into_iter();
         let (over, left): (Vec<_>, _) = lost.partition(is_over);
@@ -465,6 +499,9 @@ impl Judge {
     pub fn settled(&mut self) {
         let now = self.next_moment();
         self.lost.clear();
+        for model in &mut self.disks {
+            model.may_be_stuck = false;
+        }
         for history in self.disks.iter_mut().flat_map(|disk| &mut disk.blocks) {
             history.settled(now);
         }
@@ -641,7 +678,7 @@ mod tests {
             }
             let (newer, began) = judge.begin_write(&[EXTENT], false);
             assert_eq!(read(&mut judge, lost), Ok(()), "it is not answered yet");
-            let _ = judge.overtaken(host, began);
+            let _ = judge.overtaken(host, began, None);
             judge.end_write(&[EXTENT], newer, began, WriteEnd::Done { durable: true });
             assert_eq!(read(&mut judge, newer), Ok(()));
             let known_to_be_over = host == HOST && noticed;
@@ -650,12 +687,27 @@ mod tests {
     }
 
     #[test]
+    fn what_the_kernel_may_hold_is_over_when_its_disk_acknowledges_something() {
+        let mut judge = judge();
+        judge.may_be_stuck(0);
+        let lost = lose(&mut judge, 1);
+        judge.noticed((HOST, 1));
+        let enabled = judge.moment();
+        assert!(judge.ready(HOST, enabled).is_empty());
+        assert_eq!(read(&mut judge, 0), Ok(()), "it may come still");
+        let began = judge.moment();
+        assert!(judge.overtaken(HOST, began, Some(1)).is_empty());
+        assert_eq!(judge.overtaken(HOST, began, Some(0)), [(0, lost)]);
+        assert!(!judge.has_lost());
+    }
+
+    #[test]
     fn a_write_that_began_before_the_target_knew_overtakes_nothing() {
         let mut judge = judge();
         let lost = lose(&mut judge, 1);
         let (newer, began) = judge.begin_write(&[EXTENT], false);
         judge.noticed((HOST, 1));
-        let _ = judge.overtaken(HOST, began);
+        let _ = judge.overtaken(HOST, began, None);
         judge.end_write(&[EXTENT], newer, began, WriteEnd::Done { durable: true });
         assert_eq!(read(&mut judge, lost), Ok(()));
     }

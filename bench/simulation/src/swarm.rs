@@ -159,6 +159,8 @@ faults! {
     EventFlood = "event-flood";
     /// Hosts that nobody configured take all that they can get.
     Anonymous = "anonymous";
+    /// The kernel holds a write of a file for minutes, and its host resets the controller.
+    Stuck = "stuck";
 }
 
 impl fmt::Display for Fault {
@@ -202,8 +204,8 @@ impl Fault {
             | Fault::Crowd
             | Fault::Greedy
             | Fault::Deaf => Some(Need::Habits),
-            Fault::Exchange => Some(Need::Apart),
             Fault::Twins | Fault::EventFlood | Fault::Anonymous => Some(Need::Misuse),
+            Fault::Exchange | Fault::Stuck => Some(Need::Apart),
             _ => None,
         }
     }

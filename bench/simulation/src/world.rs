@@ -2,6 +2,7 @@
 //! wrong; then healing, and a last look at everything.
 
 mod changes;
+mod stuck;
 
 use std::collections::BTreeSet;
 
@@ -86,6 +87,8 @@ pub struct World {
     apart: Random,
     /// What chance decides of misuses of queues.
     misuses: Random,
+    /// On which disk the kernel holds a write, and whose.
+    stuck_host: Option<(usize, usize)>,
     /// What chance decides of changes and while they wait.
     changes: Random,
     /// A change is being carried out.
@@ -130,6 +133,7 @@ impl World {
             habits: Random::new(seed, 0x26),
             apart: Random::new(seed, 0x51),
             misuses: Random::new(seed, 0x61),
+            stuck_host: None,
             changes: Random::new(seed, 11),
             changing: false,
             waits: 0,
@@ -276,6 +280,10 @@ impl World {
         let host = self.apart.below(self.hosts.len() as u64) as usize;
         let struck = match fault {
             Fault::Exchange => self.reconfigure(fault, disk, host)?,
+            Fault::Stuck => match self.stuck_host.take_if(|_| !self.changing) {
+                Some(stuck) => self.reset_behind_stuck(stuck)?,
+                None => self.stick(disk, host),
+            },
             _ => false,
         };
         if struck {
@@ -374,6 +382,7 @@ impl World {
             | Fault::Twins
             | Fault::EventFlood
             | Fault::Anonymous
+            | Fault::Stuck
             | Fault::Tight => return Ok(()),
             Fault::Hang => self.strike_drive(disk, Mishap::Hang),
             Fault::Confusion => self.strike_drive(disk, Mishap::Confusion),

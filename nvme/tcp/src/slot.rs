@@ -161,6 +161,23 @@ impl SlotTable {
         std::mem::replace(&mut self.states[usize::from(slot)], SlotState::Free)
     }
 
+    /// What a planted defect does: a request takes the place of the one that has waited longest for
+    /// as much, which gets its own.
+    #[cold]
+    pub(crate) fn take_first_place(&mut self, mut work: Work) -> Work {
+        let is_like =
+            |other: &Work| (other.direction(), other.bytes()) == (work.direction(), work.bytes());
+        let waiting = self.states.iter_mut().filter_map(|state| match state {
+            SlotState::AwaitingBuffer(other) if is_like(other) => Some(other),
+            _ => None,
+        });
+        let first = waiting.min_by_key(|other| other.command_id());
+        if let Some(first) = first {
+            std::mem::swap(first, &mut work);
+        }
+        work
+    }
+
     /// The state of `slot` as a foreign number names it.
     pub(crate) fn find(&mut self, slot: u16) -> Option<&mut SlotState> {
         self.states.get_mut(usize::from(slot))

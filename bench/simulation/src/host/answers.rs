@@ -186,7 +186,8 @@ impl Host {
                 return Err(self.violation(ground, "data that was damaged on its way was taken"));
             }
             if io.version > 0 {
-                let over = ground.judge.overtaken(self.shape.identity, io.began);
+                let disk = io.extents.first().map(|it| it.disk);
+                let over = (ground.judge).overtaken(self.shape.identity, io.began, disk);
                 self.check_over(ground, over, "a later write is done")?;
             }
             let judged = succeeded(ground, io, &outstanding.data, issued_at);

@@ -11,8 +11,8 @@ use reactors::Nanos;
 use super::admin::AdminStep;
 use super::connection::{Connection, Incoming};
 use super::{
-    Command, DEADLINE_CHECK, Ground, Host, IoKind, LATENCY_MAX, Phase, READY_POLL, RETRIES_MAX,
-    RETRY_MAX,
+    Command, DEADLINE_CHECK, Ground, Host, IoKind, LATENCY_MAX, Phase, QUIESCE_MAX, READY_POLL,
+    READY_POLL_MAX, RETRIES_MAX, RETRY_MAX,
 };
 use crate::fabric::RdmaNetwork;
 use crate::judge::Violation;
@@ -235,7 +235,9 @@ impl Host {
             return Ok(());
         };
         if csts.rdy() != ready {
-            self.poll_status_at = Some(ground.now + READY_POLL);
+            let waited = ground.now.saturating_sub(self.configured_at);
+            let rest = Nanos(waited.as_nanos() / 16).clamp(READY_POLL, READY_POLL_MAX);
+            self.poll_status_at = Some(ground.now + rest);
         } else if ready {
             // Base 2.1 §3.5.1: what the host lost before is over once it can go on.
             let over = ground.judge.ready(self.shape.identity, self.enabled_at);
@@ -245,14 +247,18 @@ impl Host {
             // Base 2.1 §3.7.2: no command from before the reset takes effect from now on.
             let over = self.writes_before_reset();
             self.check_over(ground, over, "CSTS.RDY is 0 after a reset")?;
+            let sender = (self.shape.identity, self.cntlid);
             for io in std::mem::take(&mut self.ending_writes) {
-                ground.judge.end_write(
-                    &io.extents,
-                    io.version,
-                    io.began,
-                    crate::history::WriteEnd::Undecided,
-                );
+                let mut disks = io.extents.iter().map(|it| it.disk);
+                let judge = &mut *ground.judge;
+                if disks.any(|it| judge.is_maybe_stuck(it)) {
+                    judge.lose_write(sender, io.extents, io.version, io.began);
+                } else {
+                    let end = crate::history::WriteEnd::Undecided;
+                    judge.end_write(&io.extents, io.version, io.began, end);
+                }
             }
+            ground.judge.noticed(sender);
             self.set_configuration(ground, true);
         }
         Ok(())
@@ -436,6 +442,17 @@ impl Host {
         waits && !ends && since + LATENCY_MAX < ground.now
     }
 
+    /// Whether what is left in a device has kept its controller from a change of CC.EN for longer
+    /// than any device may.
+    fn is_kept_waiting(&self, ground: &Ground<'_>) -> bool {
+        let waits = matches!(self.phase, Phase::AwaitingReady { .. });
+        let admin = self.admin.as_ref();
+        let since = admin.map_or(Nanos::ZERO, |it| it.queue.disturbed_until);
+        let since = since.max(self.configured_at).max(ground.memory_disturbed);
+        let ends = ground.stopping || self.silent_until.is_some() || self.is_leaving(ground);
+        waits && !ends && since + QUIESCE_MAX < ground.now
+    }
+
     /// Everything that has to have happened by now.
     fn check_deadlines(&mut self, ground: &mut Ground<'_>) -> Result<(), Violation> {
         // A device that is pulled out tells nobody, and who sends nothing does not find out.
@@ -453,6 +470,10 @@ impl Host {
         }
         if self.is_late_to_be_ready(ground) {
             return Err(self.violation(ground, "the controller does not become ready"));
+        }
+        if self.is_kept_waiting(ground) {
+            let what = "a device keeps the controller waiting for longer than CQT";
+            return Err(self.violation(ground, what));
         }
         let connections = self.admin.iter().chain(&self.io);
         let mut late = None;

@@ -136,6 +136,18 @@ impl Host {
         }
     }
 
+    /// Writes a range, wherever there is room; false when there is none.
+    pub fn write(&mut self, ground: &mut Ground<'_>, extent: Extent) -> bool {
+        let open = self.io.iter().position(|it| it.room() > 0 && !it.closing);
+        match open {
+            Some(index) if self.is_serving() => {
+                self.send_kind(ground, index, IoKind::Write, extent, false);
+                true
+            }
+            _ => false,
+        }
+    }
+
     /// One of its subsystem's disks.
     pub(super) fn choose_disk(&mut self, ground: &Ground<'_>) -> usize {
         let disks: Vec<usize> = ground.swarm.disks_of(self.shape.subsystem).collect();

@@ -236,6 +236,10 @@ impl<S: ByteStream> Connection<S> {
                     self.transmitter
                         .push_header(transmute!(request), Finishes::Nothing);
                 }
+                let work = match planted("last-comes-first") {
+                    true => self.slots.take_first_place(work),
+                    false => work,
+                };
                 *self.slots.state(slot) = SlotState::AwaitingBuffer(work);
             }
         }

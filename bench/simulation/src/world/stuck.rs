@@ -1,0 +1,70 @@
+//! Writes of files that the kernel holds for a long time: the disk below it hangs, or a network file
+//! system has lost its server.
+
+use reactors::Nanos;
+
+use super::World;
+use crate::judge::{Extent, Violation};
+use crate::storage::Storage;
+use crate::swarm::Fault;
+
+/// The kernel holds a write for no longer than this.
+const STUCK_MAX: Nanos = Nanos::from_secs(100);
+
+impl World {
+    /// The host whose write the kernel holds resets its controller, and writes there again as soon
+    /// as it is in service: what is acknowledged then must not be overwritten later.
+    pub(super) fn reset_behind_stuck(
+        &mut self,
+        (disk, host): (usize, usize),
+    ) -> Result<bool, Violation> {
+        let aftermath = self.hosts[host].misbehave(&mut self.scene.ground(), Fault::Reset);
+        let has_reset = aftermath.is_some();
+        self.clean_up(aftermath);
+        let by = self.scene.time.now() + STUCK_MAX;
+        if has_reset && self.run_until(by, |world| world.hosts[host].is_serving())? {
+            let extent = first_block(disk);
+            self.hosts[host].write(&mut self.scene.ground(), extent);
+        }
+        Ok(false)
+    }
+
+    /// The kernel holds a write of a host.
+    pub(super) fn stick(&mut self, disk: usize, host: usize) -> bool {
+        let is_served = self.scene.serving.namespaces[disk] && !self.scene.serving.read_only[disk];
+        let of_subsystem = self.scene.swarm.subsystem_of_disk(disk);
+        let subsystem = self.scene.swarm.hosts[host].subsystem;
+        let Storage::File(file) = &self.scene.disks[disk] else {
+            return false;
+        };
+        let file = file.clone();
+        if !is_served || subsystem != of_subsystem || !self.hosts[host].is_serving() {
+            return false;
+        }
+        let now = self.scene.time.now();
+        let until = now + Nanos::from_millis(self.apart.between(1000, STUCK_MAX.as_millis()));
+        if !self.hosts[host].write(&mut self.scene.ground(), first_block(disk)) {
+            return false;
+        }
+        file.stick(until);
+        self.scene.note(format_args!(
+            "the kernel holds a write of host {host} to disk {disk} until {until}"
+        ));
+        let disturbed = &mut self.scene.disk_disturbed[disk];
+        *disturbed = until.max(*disturbed);
+        self.scene.disk_fails[disk] = true;
+        self.scene.judge.may_be_stuck(disk);
+        self.scene.disturb_memory(until);
+        self.stuck_host = Some((disk, host));
+        true
+    }
+}
+
+/// The first block of a disk.
+fn first_block(disk: usize) -> Extent {
+    Extent {
+        disk,
+        lba: 0,
+        blocks: 1,
+    }
+}
