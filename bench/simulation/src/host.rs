@@ -241,6 +241,8 @@ pub struct Host {
     configured_keep_alive: Nanos,
     /// Until then another path of the same host may hold all memory that the host may have.
     greedy_until: Nanos,
+    /// By disk: the namespace identifier that the host knows it by, once it does.
+    nsids: Option<Vec<u32>>,
 }
 
 impl Host {
@@ -271,6 +273,7 @@ impl Host {
             admin_state: AdminState::default(),
             configured_keep_alive: shape.keep_alive,
             greedy_until: Nanos::ZERO,
+            nsids: None,
         }
     }
 
@@ -278,6 +281,26 @@ impl Host {
     #[must_use]
     pub fn is_serving(&self) -> bool {
         self.phase == Phase::Serving && self.silent_until.is_none()
+    }
+
+    /// The namespace identifier that the host knows a disk by: that of when it was attached, since a
+    /// target disconnects the hosts of disks that swap theirs.
+    fn nsid(&self, ground: &Ground<'_>, disk: usize) -> u32 {
+        self.nsids.as_ref().unwrap_or(&ground.serving.nsids)[disk]
+    }
+
+    /// Whether it knows which disk each namespace is. One that is attached while a change goes on
+    /// that may have to be undone waits for its end.
+    fn knows_disks(&self) -> bool {
+        self.nsids.is_some()
+    }
+
+    /// Looks which disk each namespace is, unless that may be about to change.
+    fn learn_disks(&mut self, ground: &Ground<'_>) {
+        let may_change = ground.changing && ground.swarm.faults.has(Fault::Swap);
+        if !may_change {
+            self.nsids = Some(ground.serving.nsids.clone());
+        }
     }
 
     /// Whether it waits for a controller to be ready, or not to be any more.

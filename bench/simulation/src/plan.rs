@@ -68,6 +68,8 @@ pub struct Serving {
     pub devices: Vec<bool>,
     /// By disk: the number of the file that its device is in.
     pub files: Vec<u32>,
+    /// By disk: the identifier of its namespace.
+    pub nsids: Vec<u32>,
     /// By disk: its blocks.
     pub sizes: Vec<u64>,
     /// By disk: whether it takes no writes.
@@ -133,6 +135,7 @@ impl Serving {
             namespaces: vec![true; disks],
             devices: vec![true; disks],
             files: vec![0; disks],
+            nsids: (1..=disks as u32).collect(),
             sizes: swarm.disks.iter().map(|disk| disk.block_count).collect(),
             read_only: read_only.collect(),
             hosts: vec![true; swarm.hosts.len()],
@@ -265,7 +268,7 @@ impl Serving {
             .filter(|disk| self.namespaces[*disk])
             .map(|disk| {
                 let name = device_name(disk);
-                format!("{{ nsid = {}, device = \"{name}\" }}", disk + 1)
+                format!("{{ nsid = {}, device = \"{name}\" }}", self.nsids[disk])
             })
             .collect();
         if namespaces.is_empty() {

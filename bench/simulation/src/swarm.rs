@@ -161,6 +161,8 @@ faults! {
     Anonymous = "anonymous";
     /// The kernel holds a write of a file for minutes, and its host resets the controller.
     Stuck = "stuck";
+    /// Disks swap their namespace identifiers.
+    Swap = "swap";
 }
 
 impl fmt::Display for Fault {
@@ -204,6 +206,7 @@ impl Fault {
             | Fault::Crowd
             | Fault::Greedy
             | Fault::Deaf => Some(Need::Habits),
+            Fault::Swap => Some(Need::Swaps),
             Fault::Twins | Fault::EventFlood | Fault::Anonymous => Some(Need::Misuse),
             Fault::Exchange | Fault::Stuck => Some(Need::Apart),
             _ => None,
@@ -219,7 +222,7 @@ impl Fault {
     /// Whether it strikes by a stream of its own, so that everything else is as without it.
     #[must_use]
     pub fn is_apart(self) -> bool {
-        self.need() == Some(Need::Apart)
+        matches!(self.need(), Some(Need::Apart | Need::Swaps))
     }
 
     /// Whether it is a misuse of queues, which has a stream of its own too.
@@ -255,6 +258,8 @@ enum Need {
     Apart,
     /// The same, by another stream.
     Misuse,
+    /// The same.
+    Swaps,
 }
 
 /// A set of faults.
@@ -473,6 +478,7 @@ fn faults_of(need: Need, seed: u64) -> Vec<Fault> {
         Need::Flushes => (0x14, Some(Fault::FlushErrors), 300),
         Need::Apart => (0x50, None, 700),
         Need::Misuse => (0x60, None, 800),
+        Need::Swaps => (0x70, Some(Fault::Swap), 400),
     };
     let mut random = Random::new(seed, stream);
     let there = random.permille(share);
@@ -524,6 +530,7 @@ impl Swarm {
             .chain(faults_of(Need::MoreChanges, seed))
             .chain(faults_of(Need::Apart, seed))
             .chain(faults_of(Need::Misuse, seed))
+            .chain(faults_of(Need::Swaps, seed))
             .collect();
         let chosen = match chosen.has(Fault::Rdma) {
             true => faults_of(Need::RdmaAndMore, seed)

@@ -279,7 +279,7 @@ impl World {
         let disk = self.apart.below(self.scene.disks.len() as u64) as usize;
         let host = self.apart.below(self.hosts.len() as u64) as usize;
         let struck = match fault {
-            Fault::Exchange => self.reconfigure(fault, disk, host)?,
+            Fault::Exchange | Fault::Swap => self.reconfigure(fault, disk, host)?,
             Fault::Stuck => match self.stuck_host.take_if(|_| !self.changing) {
                 Some(stuck) => self.reset_behind_stuck(stuck)?,
                 None => self.stick(disk, host),
@@ -379,6 +379,7 @@ impl World {
             | Fault::Deaf
             | Fault::Crowd
             | Fault::Exchange
+            | Fault::Swap
             | Fault::Twins
             | Fault::EventFlood
             | Fault::Anonymous

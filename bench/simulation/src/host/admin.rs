@@ -145,13 +145,17 @@ impl Host {
             let sqe = Sqe::identify_structure(Cns::CONTROLLER, 0);
             self.send_admin_moving(ground, sqe, Command::Admin(AdminStep::Identify), page());
         }
+        if !self.knows_disks() {
+            return;
+        }
         let disks: Vec<usize> = ground.swarm.disks_of(self.shape.subsystem).collect();
         for disk in disks {
-            let sqe = Sqe::identify_structure(Cns::INDEPENDENT_NAMESPACE, disk as u32 + 1);
+            let sqe = Sqe::identify_structure(Cns::INDEPENDENT_NAMESPACE, self.nsid(ground, disk));
             let step = AdminStep::IdentifyNamespace(disk);
             self.send_admin_moving(ground, sqe, Command::Admin(step), page());
             if ground.swarm.faults.has(Fault::Exchange) {
-                let sqe = Sqe::identify_structure(Cns::NAMESPACE_DESCRIPTORS, disk as u32 + 1);
+                let sqe =
+                    Sqe::identify_structure(Cns::NAMESPACE_DESCRIPTORS, self.nsid(ground, disk));
                 let step = AdminStep::IdentifyDisk(ground.judge.content(disk));
                 self.send_admin_moving(ground, sqe, Command::Admin(step), page());
             }
@@ -183,10 +187,10 @@ impl Host {
             admin.any(|(_, it)| matches!(it.command, Command::Admin(AdminStep::Size(_))))
         };
         let is_its = ground.swarm.subsystem_of_disk(disk) == self.shape.subsystem;
-        if asks || !is_its || !self.is_serving() || !self.has_admin_room() {
+        if asks || !is_its || !self.knows_disks() || !self.is_serving() || !self.has_admin_room() {
             return;
         }
-        let sqe = Sqe::identify_structure(Cns::NAMESPACE, disk as u32 + 1);
+        let sqe = Sqe::identify_structure(Cns::NAMESPACE, self.nsid(ground, disk));
         let command = Command::Admin(AdminStep::Size(disk));
         self.send_admin_moving(ground, sqe, command, Transfer::In(IDENTIFY_BYTES));
     }

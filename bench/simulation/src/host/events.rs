@@ -238,7 +238,10 @@ impl Host {
             let what = format!("the changed namespaces are out of order: {listed:?}");
             return Err(self.violation(ground, &what));
         }
-        let is_listed = |disk: usize| listed.contains(&(disk as u32 + 1));
+        let disks = 0..ground.swarm.disks.len();
+        let is_listed = |disk: usize| listed.contains(&self.nsid(ground, disk));
+        let are_listed: Vec<bool> = disks.map(is_listed).collect();
+        let is_listed = |disk: usize| are_listed[disk];
         let issued_at = outstanding.issued_at;
         let mut changed = self.events.changed.iter();
         let missing = changed.find(|(disk, over_at)| **over_at < issued_at && !is_listed(**disk));

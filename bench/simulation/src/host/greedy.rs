@@ -42,13 +42,14 @@ impl Host {
         let most = u64::from(shape.transfer_blocks_max).min(shape.block_count);
         let writes = self.random.permille(700);
         self.wait_for_own_greed(ground.now);
+        let nsid = self.nsid(ground, disk);
         let connection = &mut self.io[index];
         connection.excused = true;
         connection.closing = true;
         while connection.room() > 0 {
             let blocks = connection.queue.random.between(1, most);
             let bytes = blocks as usize * shape.block_size as usize;
-            let (nsid, nlb_z) = (disk as u32 + 1, (blocks - 1) as u16);
+            let nlb_z = (blocks - 1) as u16;
             let command = Command::Hopeless("whose data never came");
             if writes {
                 let sending = Sending {

@@ -403,7 +403,7 @@ impl Host {
         };
         let in_capsule_max = self.io[index].in_capsule_max() + varied;
         let aim = Aim {
-            nsid: disk as u32 + 1,
+            nsid: self.nsid(ground, disk),
             shape: ground.swarm.disks[disk],
             rdma: self.shape.rdma,
             read_only: ground.serving.read_only[disk],

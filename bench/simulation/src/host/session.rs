@@ -41,6 +41,12 @@ impl Host {
             self.ask_for_status(ground);
         }
         self.tend_events(ground);
+        if !self.knows_disks() && self.phase == Phase::Serving {
+            self.learn_disks(ground);
+            if self.knows_disks() {
+                self.identify(ground, false);
+            }
+        }
         let keeps_alive = self.shape.keep_alive > Nanos::ZERO && self.silent_until.is_none();
         if keeps_alive && self.keep_alive_at.is_some_and(|at| at <= ground.now) {
             self.keep_alive_at = None;
@@ -195,6 +201,7 @@ impl Host {
         }
         if qid == 0 {
             self.cntlid = cqe.connect_success().cntlid();
+            self.learn_disks(ground);
             ground.controllers[self.number] = self.cntlid;
             self.set_configuration(ground, true);
         } else if self.phase == Phase::Opening && self.io.iter().all(|it| it.queue.live) {
@@ -387,6 +394,7 @@ impl Host {
             admin.finish();
         }
         ground.controllers[self.number] = 0;
+        self.nsids = None;
         self.forget_controller(ground);
         self.poll_status_at = None;
         self.keep_alive_at = None;

@@ -309,7 +309,7 @@ impl Host {
             self.io[index].submit(sending, ground.now)
         };
         let sending = if self.shape.rdma || self.random.permille(300) {
-            let sqe = Sqe::new(NO_OPCODE, disk as u32 + 1);
+            let sqe = Sqe::new(NO_OPCODE, self.nsid(ground, disk));
             let refusal = Refusal::of(&sqe, Some(disk), Status::INVALID_OPCODE);
             Sending::plain(sqe, Command::Invalid(refusal))
         } else {
@@ -333,7 +333,7 @@ impl Host {
 
     /// A read or a write of an extent.
     fn one_of_pair(&mut self, ground: &mut Ground<'_>, extent: Extent) -> (Io, Sqe, Transfer) {
-        let nsid = extent.disk as u32 + 1;
+        let nsid = self.nsid(ground, extent.disk);
         let nlb_z = (extent.blocks - 1) as u16;
         // Over RDMA a key of its own would have to be known from that of another command.
         let kind = match self.shape.rdma && self.shape.windows {

@@ -39,7 +39,7 @@ impl Host {
     /// Sends up to `count` I/O commands; returns how many.
     pub fn send_io(&mut self, ground: &mut Ground<'_>, count: u64) -> u64 {
         let mut sent = 0;
-        while sent < count && self.is_serving() {
+        while sent < count && self.is_serving() && self.knows_disks() {
             let open: Vec<usize> = (0..self.io.len())
                 .filter(|index| self.io[*index].room() > 0 && !self.io[*index].closing)
                 .collect();
@@ -128,7 +128,7 @@ impl Host {
     pub fn read(&mut self, ground: &mut Ground<'_>, extent: Extent) -> bool {
         let open = self.io.iter().position(|it| it.room() > 0 && !it.closing);
         match open {
-            Some(index) if self.is_serving() => {
+            Some(index) if self.is_serving() && self.knows_disks() => {
                 self.send_kind(ground, index, IoKind::Read, extent, false);
                 true
             }
@@ -191,7 +191,7 @@ impl Host {
         extent: Extent,
         fua: bool,
     ) {
-        let nsid = extent.disk as u32 + 1;
+        let nsid = self.nsid(ground, extent.disk);
         let nlb_z = (extent.blocks - 1) as u16;
         let bytes = extent.blocks as usize * self.block_size(ground, extent);
         let (io, sqe, transfer) = match kind {
@@ -317,7 +317,7 @@ impl Host {
         let nsid = if all {
             nvme_spec::NSID_BROADCAST
         } else {
-            disk as u32 + 1
+            self.nsid(ground, disk)
         };
         (io, Sqe::flush(nsid), Transfer::None)
     }
@@ -339,7 +339,7 @@ impl Host {
             });
         }
         let (data, count) = self.range_list(&extents, shape.block_count);
-        let sqe = Sqe::deallocate(first.disk as u32 + 1, (count - 1) as u8);
+        let sqe = Sqe::deallocate(self.nsid(ground, first.disk), (count - 1) as u8);
         let io = if shape.deallocate != block::Deallocate::Unsupported {
             Io::writing(ground, IoKind::Deallocate, extents, false)
         } else {
@@ -400,7 +400,7 @@ impl Host {
         let mut io = Io::reading(ground, IoKind::Compare, vec![extent], false);
         io.expected = expected;
         let sqe = Sqe::compare(
-            extent.disk as u32 + 1,
+            self.nsid(ground, extent.disk),
             extent.lba,
             (extent.blocks - 1) as u16,
         );
@@ -410,7 +410,7 @@ impl Host {
     /// Misbehaves once, if it can just now; returns until when others may feel a shortage of memory
     /// from it, and what is left of a host that vanished.
     pub fn misbehave(&mut self, ground: &mut Ground<'_>, fault: Fault) -> Option<Aftermath> {
-        let serving = self.is_serving();
+        let serving = self.is_serving() && self.knows_disks();
         let mut aftermath = Aftermath::default();
         let number = self.number;
         match fault {
@@ -532,6 +532,7 @@ impl Host {
         let disk = self.choose_disk(ground);
         let size = ground.swarm.disks[disk].block_size as usize;
         let index = self.io.iter().position(|it| it.room() > 0 && !it.closing)?;
+        let nsid = self.nsid(ground, disk);
         let connection = &mut self.io[index];
         connection.excused = true;
         connection.closing = true;
@@ -540,7 +541,7 @@ impl Host {
             transfer: Transfer::In(size),
             damage: Damage::Key,
             ..Sending::plain(
-                Sqe::read(disk as u32 + 1, 0, 0),
+                Sqe::read(nsid, 0, 0),
                 Command::Hopeless("whose key opens no memory"),
             )
         };
@@ -613,10 +614,11 @@ impl Host {
         connection.submit(sending, ground.now);
         // Base 2.1 §6.4: nothing behind a Disconnect is processed.
         let (disk, behind) = (self.choose_disk(ground), self.random.coin());
+        let nsid = self.nsid(ground, disk);
         let connection = &mut self.io[index];
         if behind && connection.room() > 0 {
             let data = vec![GARBAGE; ground.swarm.disks[disk].block_size as usize];
-            let sqe = Sqe::write(disk as u32 + 1, 0, 0, false);
+            let sqe = Sqe::write(nsid, 0, 0, false);
             let sending = Sending {
                 transfer: Transfer::Out(data),
                 ..Sending::plain(sqe, Command::Hopeless("behind a Disconnect"))
@@ -638,7 +640,7 @@ impl Host {
         let extent = self.choose_extent(ground, disk, shape);
         let bytes = extent.blocks as usize * shape.block_size as usize;
         let sqe = Sqe::write(
-            disk as u32 + 1,
+            self.nsid(ground, disk),
             extent.lba,
             (extent.blocks - 1) as u16,
             false,

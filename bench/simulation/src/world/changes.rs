@@ -1,9 +1,10 @@
 //! Changes of the configuration while everything goes on: the appliance's own code for live changes
 //! decides on the steps and carries them out, and whenever it waits, events go on happening.
 
+mod kinds;
+
 use std::cell::Cell;
 use std::collections::BTreeSet;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use appliance::rehearsal::{Control, Meanwhile, Outcome};
@@ -17,13 +18,11 @@ use crate::history::Moment;
 use crate::judge::Violation;
 use crate::network::Listener;
 use crate::oracle;
-use crate::plan::{self, LISTENERS, RDMA_LISTENER, Serving, device_name};
+use crate::plan::{self, RDMA_LISTENER, Serving, device_name};
 use crate::scene::CHANGING;
 use crate::storage::Storage;
 use crate::swarm::Fault;
 
-/// Blocks that a disk grows to at most.
-const BLOCKS_MAX: u64 = 600;
 /// How often a wait is also an event.
 const EVENTS_PERMILLE: u32 = 500;
 /// Time that passes in a wait without an event.
@@ -36,8 +35,6 @@ const OUTLAST_PERMILLE: u32 = 300;
 const CUT_OFF_MAX: Nanos = Nanos::from_secs(7);
 /// While disks grow, the time that hosts have to see it in each wait.
 const GROWTH_LOOK: Nanos = Nanos::from_micros(300);
-/// An address that nobody has.
-const NOWHERE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 4999);
 /// For whoever was killed every look at the clock is so much later: whatever it waits for is over.
 const LONG: Duration = Duration::from_secs(1 << 20);
 
@@ -251,245 +248,22 @@ impl World {
 
     /// Everything is configured again.
     pub(super) fn configure_all(&mut self) -> Result<(), Violation> {
-        let Serving { sizes, files, .. } = self.scene.serving.clone();
+        let Serving {
+            sizes,
+            files,
+            nsids,
+            ..
+        } = self.scene.serving.clone();
         let wanted = Serving {
             sizes,
             files,
+            nsids,
             ..Serving::all(&self.scene.swarm)
         };
         if wanted != self.scene.serving {
             self.carry_out(Change::to(wanted))?;
         }
         Ok(())
-    }
-
-    /// Changes one thing of what is wanted, if that can be had just now.
-    fn vary(&mut self, wanted: &mut Serving, fault: Fault, disk: usize, host: usize) -> bool {
-        match fault {
-            Fault::Namespaces | Fault::Devices => self.vary_namespace(wanted, fault, disk),
-            Fault::Revoke => {
-                let shapes = &self.scene.swarm.hosts;
-                for (number, may_connect) in wanted.hosts.iter_mut().enumerate() {
-                    *may_connect ^= shapes[number].identity == shapes[host].identity;
-                }
-            }
-            Fault::Subsystems => {
-                let chosen = self.changes.below(wanted.subsystems.len() as u64);
-                wanted.subsystems[chosen as usize] ^= true;
-            }
-            Fault::Listeners => self.vary_listeners(wanted),
-            Fault::Growth => self.vary_size(wanted, disk),
-            Fault::Keys => self.vary_key(wanted, disk),
-            Fault::Exchange => self.vary_file(wanted, disk),
-            _ => {}
-        }
-        *wanted != self.scene.serving
-    }
-
-    /// Several things change at once, and in one case of four something of it cannot be had, so
-    /// that all is to be as it was, save for what has grown.
-    fn compound(&mut self, host: usize) -> Option<Change> {
-        let parts = [
-            Fault::Namespaces,
-            Fault::Devices,
-            Fault::Revoke,
-            Fault::Subsystems,
-            Fault::Listeners,
-            Fault::Growth,
-            Fault::Keys,
-        ];
-        let mut wanted = self.scene.serving.clone();
-        for _ in 0..self.changes.between(2, 4) {
-            let fault = self.changes.pick(&parts);
-            let disk = self.changes.below(self.scene.disks.len() as u64) as usize;
-            self.vary(&mut wanted, fault, disk, host);
-        }
-        if wanted == self.scene.serving {
-            return None;
-        }
-        if !self.changes.permille(250) {
-            return Some(Change::to(wanted));
-        }
-        if self.changes.coin() {
-            return self.compound_cut_short(wanted);
-        }
-        // A listener that can be had comes with a device that cannot.
-        let spare = self.scene.swarm.tcp_listeners;
-        let text = wanted.text(&self.scene.swarm)
-            + &listener("spare", plan::tcp_address(spare))
-            + "[[device]]\nname = \"new\"\ntype = \"file\"\npath = \"/simulated/no\"\n";
-        Some(Change {
-            wanted,
-            ..Change::in_vain(&self.scene.serving, text)
-        })
-    }
-
-    /// A compound change that fails on its way, when everything but listeners has changed: the
-    /// address of one is somebody else's by then.
-    fn compound_cut_short(&mut self, mut wanted: Serving) -> Option<Change> {
-        let serving = &self.scene.serving;
-        for disk in 0..self.scene.disks.len() {
-            // A file that was opened anew and made longer cannot be opened again as it was: such a
-            // change is not undone (a known limit of the appliance).
-            if wanted.read_only[disk] != serving.read_only[disk] {
-                wanted.sizes[disk] = serving.sizes[disk];
-            }
-        }
-        let tcp = 0..self.scene.swarm.tcp_listeners;
-        let both: Vec<usize> = tcp
-            .filter(|it| serving.listeners[*it] && wanted.listeners[*it])
-            .collect();
-        let chosen = (!both.is_empty()).then(|| self.changes.pick(&both))?;
-        self.scene.listeners[chosen].covet();
-        let name = format!("\"{}\"", LISTENERS[chosen]);
-        let text = wanted.text(&self.scene.swarm).replace(&name, "\"renamed\"");
-        let hosts = self.scene.swarm.hosts.iter().enumerate();
-        let hosts = hosts.filter(|(_, host)| host.listener() == chosen);
-        Some(Change {
-            hosts: hosts.map(|(number, _)| number).collect(),
-            wanted,
-            ..Change::in_vain(&self.scene.serving, text)
-        })
-    }
-
-    /// Gives one key another value.
-    fn vary_key(&mut self, wanted: &mut Serving, disk: usize) {
-        let subsystem = self.changes.below(wanted.subsystems.len() as u64) as usize;
-        let tcp = self.scene.swarm.tcp_listeners as u64;
-        let listener = self.changes.below(tcp) as usize;
-        let is_file = matches!(self.scene.disks[disk], Storage::Disk(_));
-        let is_there = !self.scene.disks[disk].needs_restart();
-        // What must be refused now would no longer be.
-        let is_tried = self.hosts.iter().any(|host| host.tries_beyond(disk));
-        let is_tried = is_tried || self.scene.swarm.disks[disk].read_only;
-        let keys = &mut wanted.keys;
-        match self.changes.below(7) {
-            0 => keys.io_queues[subsystem] = self.changes.pick(&[3, 4, 7]),
-            1 => keys.identities[subsystem] = self.changes.below(3),
-            2 => keys.any_host[subsystem] ^= true,
-            3 => keys.in_capsule[listener] = self.changes.pick(&[0, plan::IN_CAPSULE_MORE_BYTES]),
-            4 => keys.queue_depths[listener] = self.changes.pick(&[32, 64, 128]),
-            5 => {
-                // Never less than the hosts need.
-                let least = self.scene.swarm.limits.controllers;
-                keys.controllers = self.changes.pick(&[least, least + least / 2, 2 * least]);
-            }
-            // Memory that is opened anew is empty, and drives are taken at start.
-            _ if is_file && is_there && !is_tried => wanted.read_only[disk] ^= true,
-            _ => {}
-        }
-    }
-
-    fn vary_namespace(&mut self, wanted: &mut Serving, fault: Fault, disk: usize) {
-        let comes = !wanted.namespaces[disk];
-        // One that was pulled out cannot be opened.
-        if comes && self.scene.disks[disk].needs_restart() {
-            return;
-        }
-        wanted.namespaces[disk] = comes;
-        // Drives are taken at start.
-        let goes = fault == Fault::Devices && self.scene.disks[disk].comes_and_goes();
-        wanted.devices[disk] = comes || !goes;
-    }
-
-    /// Another file takes the place of a disk's.
-    fn vary_file(&mut self, wanted: &mut Serving, disk: usize) {
-        let storage = &self.scene.disks[disk];
-        if matches!(storage, Storage::Disk(_)) && !storage.needs_restart() {
-            wanted.files[disk] = self.scene.make_file(self.seed, disk);
-        }
-    }
-
-    fn vary_listeners(&mut self, wanted: &mut Serving) {
-        let all = Serving::all(&self.scene.swarm).listeners;
-        let all: Vec<usize> = (0..all.len()).filter(|it| all[*it]).collect();
-        let chosen = self.changes.pick(&all);
-        wanted.listeners[chosen] ^= true;
-        // An export has one at least.
-        wanted.listeners[chosen] |= !wanted.listeners.contains(&true);
-    }
-
-    fn vary_size(&mut self, wanted: &mut Serving, disk: usize) {
-        let is_disk = self.scene.disks[disk].comes_and_goes();
-        let is_there = wanted.devices[disk] && !self.scene.disks[disk].needs_restart();
-        // What is beyond the end now would no longer be.
-        let is_tried = self.hosts.iter().any(|host| host.tries_beyond(disk));
-        let more = self.changes.between(1, 2 * wanted.sizes[disk]);
-        let size = &mut wanted.sizes[disk];
-        if !is_disk || !is_there || is_tried || *size + more > BLOCKS_MAX {
-            return;
-        }
-        *size += more;
-    }
-
-    /// A change that must be refused, or undone where it could only be found out on the way.
-    fn change_in_vain(&mut self, disk: usize) -> Option<Change> {
-        let serving = self.scene.serving.clone();
-        let swarm = &self.scene.swarm;
-        let text = serving.text(swarm);
-        // Something else is to go at the same time, and must stay.
-        let mut less = serving.clone();
-        less.hosts.fill(false);
-        let less = less.text(swarm);
-        match self.changes.below(5) {
-            0 => {
-                let device =
-                    "[[device]]\nname = \"new\"\ntype = \"file\"\npath = \"/simulated/no\"\n";
-                Some(Change::in_vain(&serving, less + device))
-            }
-            1 => {
-                // One that can be had comes first.
-                let spare = listener("first", plan::tcp_address(swarm.tcp_listeners));
-                let listener = listener("new", NOWHERE);
-                Some(Change::in_vain(&serving, less + &spare + &listener))
-            }
-            // Memory of another size is other memory.
-            2 if serving.sizes[disk] > 1
-                && self.can_be_replaced(disk)
-                && !self.scene.disks[disk].forgets() =>
-            {
-                let mut smaller = serving.clone();
-                smaller.sizes[disk] -= self.changes.between(1, serving.sizes[disk] - 1);
-                let text = smaller.text(&self.scene.swarm);
-                Some(Change::in_vain(&serving, text))
-            }
-            3 => {
-                let tcp = 0..self.scene.swarm.tcp_listeners;
-                let tcp = tcp.filter(|it| serving.listeners[*it]);
-                let tcp: Vec<usize> = tcp.collect();
-                let chosen = (!tcp.is_empty()).then(|| self.changes.pick(&tcp))?;
-                self.scene.listeners[chosen].covet();
-                let hosts = self.scene.swarm.hosts.iter().enumerate();
-                let hosts = hosts.filter(|(_, host)| host.listener() == chosen);
-                let renamed = text.replace(&format!("\"{}\"", LISTENERS[chosen]), "\"renamed\"");
-                Some(Change {
-                    hosts: hosts.map(|(number, _)| number).collect(),
-                    ..Change::in_vain(&serving, renamed)
-                })
-            }
-            4 if self.can_be_replaced(disk) => {
-                self.scene.disks[disk].covet();
-                let name = format!("name = \"{}\"\n", device_name(disk));
-                let uuid = "uuid = \"6d7bfb0e-53a5-4c1c-8c36-0d6a1f7a0d11\"\n";
-                // With other identifiers it is a different disk, so its hosts are disconnected.
-                let subsystem = self.scene.swarm.subsystem_of_disk(disk);
-                let hosts = self.scene.swarm.hosts.iter().enumerate();
-                let hosts = hosts.filter(|(_, host)| host.subsystem == subsystem);
-                Some(Change {
-                    disks: [disk].into(),
-                    hosts: hosts.map(|(number, _)| number).collect(),
-                    ..Change::in_vain(&serving, text.replace(&name, &(name.clone() + uuid)))
-                })
-            }
-            _ => None,
-        }
-    }
-
-    /// Whether a disk's device is there and could be closed and opened again.
-    fn can_be_replaced(&self, disk: usize) -> bool {
-        let storage = &self.scene.disks[disk];
-        let is_disk = storage.comes_and_goes() && !storage.needs_restart();
-        is_disk && self.scene.serving.devices[disk]
     }
 
     /// Has the appliance carry a change out, and judges what came of it.
@@ -744,6 +518,7 @@ impl World {
                 || former.devices[*disk] != wanted.devices[*disk]
                 || former.sizes[*disk] != wanted.sizes[*disk]
                 || former.files[*disk] != wanted.files[*disk]
+                || former.nsids[*disk] != wanted.nsids[*disk]
                 || former.read_only[*disk] != wanted.read_only[*disk]
         });
         (
@@ -879,15 +654,12 @@ impl World {
     }
 }
 
-/// A listener over TCP, as the configuration has it.
-fn listener(name: &str, address: SocketAddr) -> String {
-    format!("[[listener]]\nname = \"{name}\"\ntransport = \"tcp\"\naddress = \"{address}\"\n")
-}
-
-/// Whether a disk that hosts know by its namespace is in another file, in the same place.
+/// Whether a disk that hosts know by its namespace is in another file, or has another one's
+/// namespace identifier.
 fn is_exchanged_in_service(former: &Serving, wanted: &Serving, disk: usize) -> bool {
     let stays = former.namespaces[disk] && wanted.namespaces[disk];
-    stays && former.files[disk] != wanted.files[disk]
+    let is_another = former.files[disk] != wanted.files[disk];
+    stays && (is_another || former.nsids[disk] != wanted.nsids[disk])
 }
 
 /// What is left to do after a change.
