@@ -79,8 +79,9 @@ impl Live {
                 self.change(step)?;
                 Ok(Vec::new())
             }
-            Step::DisconnectHosts { export, .. } => {
-                if !planted("exchange-keeps-hosts") {
+            Step::DisconnectHosts { export, replaced } => {
+                let is_swap = replaced.len() > 1 && planted("swap-keeps-hosts");
+                if !is_swap && !planted("exchange-keeps-hosts") {
                     let ended = self.target.end_associations(export.as_str());
                     ended.map_err(|error| error.to_string())?;
                 }

@@ -167,6 +167,7 @@ defects! {
     "eviction-of-newest": "the discovery controller that was idle shortest makes room";
     "eviction-ignores-waiters": "discovery controllers that wait for events make room as others do";
     "unlisted-take-all": "hosts that no export names leave nothing to those that are named";
+    "swap-keeps-hosts": "hosts stay attached when two devices swap their namespace identifiers";
     "event-abort-unanswered": "an event request that is aborted is not answered";
 }
 

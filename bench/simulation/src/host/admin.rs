@@ -153,7 +153,8 @@ impl Host {
             let sqe = Sqe::identify_structure(Cns::INDEPENDENT_NAMESPACE, self.nsid(ground, disk));
             let step = AdminStep::IdentifyNamespace(disk);
             self.send_admin_moving(ground, sqe, Command::Admin(step), page());
-            if ground.swarm.faults.has(Fault::Exchange) {
+            let faults = ground.swarm.faults;
+            if faults.has(Fault::Exchange) || faults.has(Fault::Swap) {
                 let sqe =
                     Sqe::identify_structure(Cns::NAMESPACE_DESCRIPTORS, self.nsid(ground, disk));
                 let step = AdminStep::IdentifyDisk(ground.judge.content(disk));
