@@ -20,6 +20,7 @@ use crate::control::ControlPlane;
 use crate::devices::{Devices, SystemDevices};
 use crate::error::{Failure, with_causes};
 use crate::exports::{self, Ports};
+use crate::fabrics::Fabrics;
 use crate::identities::Identities;
 use crate::live::{How, Live, Started};
 use crate::meanwhile::RealTime;
@@ -28,7 +29,7 @@ use crate::nvme::{self, Bus, Drives, Vfio};
 use crate::observe::model::ApplyAnswer;
 use crate::observe::sources::{Sources, TransportCounters};
 use crate::orders::Orders;
-use crate::reactor_setup::{Parts, set_up};
+use crate::reactor_setup::{Parts, Service, set_up};
 use crate::requests::{ApplyOrder, ApplyRefusal, Mailbox, Request};
 use crate::rounds::Rounds;
 use crate::service::{self, Heartbeat};
@@ -73,17 +74,20 @@ impl Appliance {
     /// # Errors
     /// The first thing that cannot be had. Nothing is left running.
     pub(crate) fn start(config: Config, identities: Identities) -> Result<Self, Failure> {
-        Self::start_with(config, identities, |arena, reactors| {
+        let bus = |arena: &Arc<Arena>, reactors| -> Box<dyn Bus> {
             let system = vfio::System::default();
             Box::new(Vfio::new(system, Arc::clone(arena), reactors))
-        })
+        };
+        Self::start_with(config, identities, bus, Vec::new())
     }
 
-    /// The same with drives from the bus that `bus` makes for an arena and a number of reactors.
+    /// The same with drives from the bus that `bus` makes for an arena and a number of reactors, and
+    /// with services beside NVMe over Fabrics.
     pub(crate) fn start_with(
         config: Config,
         identities: Identities,
         bus: impl FnOnce(&Arc<Arena>, usize) -> Box<dyn Bus>,
+        beside: Vec<Arc<dyn Service>>,
     ) -> Result<Self, Failure> {
         let began = Instant::now();
         for notice in config.notices() {
@@ -112,12 +116,17 @@ impl Appliance {
             listeners.into_transports(&config, cores.len(), &devices.regions(&arena))?;
         let counters = transports.iter().map(|it| it.counters()).collect();
         let (desks, orders) = Orders::new(cores.len());
-        let parts = Parts {
-            arena: Arc::clone(&arena),
-            devices: devices.in_order(),
+        let fabrics = Fabrics {
             target: Arc::clone(&target),
             transports: transports.clone(),
             orders: Portions::new(orders),
+        };
+        let mut services: Vec<Arc<dyn Service>> = vec![Arc::new(fabrics)];
+        services.extend(beside);
+        let parts = Parts {
+            arena: Arc::clone(&arena),
+            devices: devices.in_order(),
+            services,
             owners: owners_by_reactor(started.owners, cores.len()),
             undrained: Arc::new(AtomicUsize::new(cores.len())),
         };

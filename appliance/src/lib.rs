@@ -18,6 +18,7 @@ mod drives;
 mod embedded;
 mod error;
 mod exports;
+mod fabrics;
 mod identities;
 mod live;
 mod load;

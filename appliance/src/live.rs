@@ -19,8 +19,8 @@ use reactors::ReactorHandle;
 
 use crate::devices::{Devices, Opened, Opener};
 use crate::exports::Ports;
+use crate::fabrics::DeskOrder;
 use crate::orders::Orders;
-use crate::reactor_setup::DeskOrder;
 use crate::running::Running;
 use crate::transports::Listening;
 use crate::watch::Watch;

@@ -1,59 +1,68 @@
-//! What each reactor gets on its own thread: its device queues, its target core, a poller of every
-//! transport around that core, and the drives that it owns.
+//! What each reactor gets on its own thread: its devices, its part of every service, and the drives that
+//! it owns.
+//!
+//! A turn has three phases. Services receive and submit in their pollers' polls; the devices and their
+//! clients are polled, each once, whatever the number of listeners; services take completions and
+//! send in their pollers' flushes, and the devices are flushed last.
 
-mod desk;
 mod rest;
+#[cfg(test)]
+mod tests;
 
-use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use block::{Device, QueueOptions};
+use block::{Device, DeviceSet, QueueOptions, ReactorDevices};
 use hugemem::Arena;
 use nvme_driver::DriveOwner;
-use nvme_target::{CoreLimits, Target, TargetCore};
-use reactors::ring::Receiver;
 use reactors::{InitError, ReactorSetup};
 
-use crate::transports::{Portions, Shared, Transport};
-pub(crate) use desk::{Desk, DeskOrder};
-use rest::Last;
-pub(crate) use rest::Rest;
+use rest::{Devices, Last};
 
 /// Requests that one reactor may have at one device at once.
 pub(crate) const DEVICE_QUEUE_DEPTH: usize = 1024;
-/// Commands that the queues of one reactor may have outstanding at once, all together: 512 queues
-/// of 128 entries. A Connect beyond it is told that the controller is busy.
+/// Requests that one service may have on a reactor, and that wait for memory: of NVMe over Fabrics 512
+/// queues of 128 entries. A Connect beyond it is told that the controller is busy.
 pub(crate) const COMMANDS_MAX: usize = 65_536;
 
 const _: () = assert!(DEVICE_QUEUE_DEPTH <= block::QUEUE_DEPTH_MAX);
+
+/// Serves data of the devices by a protocol, on every reactor.
+pub(crate) trait Service: Send + Sync {
+    /// Makes the calling reactor's part: registers its pollers, and its client with the devices.
+    /// Called once on each reactor.
+    ///
+    /// # Errors
+    /// What the reactor cannot have; the appliance does not start then.
+    fn set_up(&self, parts: &ReactorParts, setup: &mut ReactorSetup<'_>) -> Result<(), InitError>;
+}
+
+/// What the services of one reactor share. The recorder and the clock are the reactor's own.
+pub(crate) struct ReactorParts {
+    pub(crate) devices: ReactorDevices,
+    /// Where each takes pools of its own: grants go to whoever waits in that pool's line.
+    pub(crate) arena: Arc<Arena>,
+}
 
 /// What can be handed to any reactor's thread.
 pub(crate) struct Parts {
     pub(crate) arena: Arc<Arena>,
     /// In the order of their places.
     pub(crate) devices: Vec<Arc<dyn Device>>,
-    pub(crate) target: Arc<Target>,
-    pub(crate) transports: Vec<Arc<dyn Transport>>,
-    /// Orders for the target cores.
-    pub(crate) orders: Portions<Receiver<DeskOrder>>,
+    pub(crate) services: Vec<Arc<dyn Service>>,
     /// The owners of drives, for each reactor those that it polls.
     pub(crate) owners: Vec<Mutex<Vec<DriveOwner>>>,
-    /// Reactors whose target cores have not come to rest.
+    /// Reactors whose devices have not come to rest.
     pub(crate) undrained: Arc<AtomicUsize>,
 }
 
 #[derive(Debug, thiserror::Error)]
-enum SetupError {
-    #[error("its orders were handed out before")]
-    Twice,
-    #[error("device {name} gives it no queue")]
-    DeviceQueue {
-        name: String,
-        #[source]
-        cause: block::OpenError,
-    },
+#[error("device {name} gives it no queue")]
+struct NoDeviceQueue {
+    name: String,
+    #[source]
+    cause: block::OpenError,
 }
 
 /// Sets reactor `index` up.
@@ -63,56 +72,47 @@ pub(crate) fn set_up(
     setup: &mut ReactorSetup<'_>,
 ) -> Result<(), InitError> {
     let pool = parts.arena.pool(COMMANDS_MAX);
-    let mut queues = Vec::new();
-    for device in &parts.devices {
+    let set = Rc::new(DeviceSet::new());
+    for (place, device) in parts.devices.iter().enumerate() {
         let options = QueueOptions {
             core: index,
             depth: DEVICE_QUEUE_DEPTH,
             pool: pool.clone(),
         };
-        let queue = device
-            .open_queue(options)
-            .map_err(|cause| SetupError::DeviceQueue {
-                name: device.name().to_owned(),
-                cause,
-            })?;
-        queues.push(queue);
+        let attached = set.attach(place, &**device, options);
+        attached.map_err(|cause| NoDeviceQueue {
+            name: device.name().to_owned(),
+            cause,
+        })?;
     }
-    let transports = &parts.transports;
-    let connections: usize = transports.iter().map(|it| it.connections_max()).sum();
-    let limits = CoreLimits {
-        queues_max: connections.max(1),
-        executions_max: COMMANDS_MAX,
-    };
-    let mut core = TargetCore::new(Arc::clone(&parts.target), index, queues, limits);
-    core.set_recorder(setup.recorder());
-    let shared = Shared {
-        core: Rc::new(RefCell::new(core)),
+    let shared = ReactorParts {
+        devices: ReactorDevices::new(set),
         arena: Arc::clone(&parts.arena),
-        commands_max: COMMANDS_MAX,
     };
-    for transport in transports {
-        let poller = transport.set_up(&shared, setup)?;
-        setup.register(poller)?;
+    for service in &parts.services {
+        service.set_up(&shared, setup)?;
     }
-    // Behind the transports, whose polls and flushes drive the core.
-    let undrained = &parts.undrained;
-    let orders = parts.orders.take(index).ok_or(SetupError::Twice)?;
-    let desk = Desk::new(
-        Rc::clone(&shared.core),
-        orders,
-        pool,
-        index,
-        DEVICE_QUEUE_DEPTH,
-    );
-    let rest = Rest::new(shared.core, Arc::clone(undrained), desk);
-    setup.register(Box::new(rest))?;
+    let devices = Devices::new(shared.devices, Arc::clone(&parts.undrained))?;
+    setup.register(Box::new(devices))?;
     let owners = parts.owners[index]
         .lock()
         .unwrap_or_else(PoisonError::into_inner)
         .split_off(0);
     for owner in owners {
-        setup.register(Box::new(Last::new(owner, Arc::clone(undrained))))?;
+        let undrained = Arc::clone(&parts.undrained);
+        setup.register(Box::new(Last::new(owner, undrained)))?;
     }
     Ok(())
+}
+
+/// The poller of a reactor's devices, behind those of its services. `undrained`: reactors whose devices
+/// have not come to rest.
+///
+/// # Errors
+/// The system's.
+pub(crate) fn device_poller(
+    devices: ReactorDevices,
+    undrained: Arc<AtomicUsize>,
+) -> std::io::Result<Box<dyn reactors::Poller>> {
+    Ok(Box::new(Devices::new(devices, undrained)?))
 }

@@ -2,13 +2,14 @@
 //! whoever simulates the rest. The code is that of the appliance itself.
 
 use std::cell::RefCell;
+use std::io;
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
 use appliance_config::{Config, Name};
-use block::Device;
+use block::{Device, ReactorDevices};
 use hugemem::{Arena, Pool, Region};
 use nvme_target::{DeviceIndex, Target, TargetCore};
 use reactors::ring::Receiver;
@@ -17,10 +18,11 @@ use reactors::{Poller, ReactorHandle};
 use crate::devices::{Devices, DriveNamespace};
 use crate::error::{Failure, with_causes};
 use crate::exports::{self, Ports};
+use crate::fabrics::{BehindTransports, DeskOrder};
 use crate::live::{How, Live, Started};
 use crate::observe::model::{ApplyAnswer, StepState};
 use crate::orders::Orders;
-use crate::reactor_setup::{Desk, DeskOrder, Rest};
+use crate::reactor_setup::device_poller;
 
 pub use crate::devices::{Growing, Opened, Opener};
 pub use crate::identities::{Content, Identities};
@@ -142,18 +144,26 @@ pub struct Seat {
 }
 
 impl Seat {
-    /// What has the reactor's core do what it is asked to, and brings it to rest when the reactor
-    /// stops. Devices' queues get memory from `pool`. Belongs behind the transports.
-    #[must_use]
-    pub fn poller(self, core: Rc<RefCell<TargetCore>>, pool: Pool) -> Box<dyn Poller> {
-        let desk = Desk::new(
-            Rc::clone(&core),
-            self.orders,
+    /// What polls the devices and the core, has them do what they are asked to, and brings them to
+    /// rest when the reactor stops. Devices' queues get memory from `pool`. Belongs behind the
+    /// transports.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn pollers(
+        self,
+        core: Rc<RefCell<TargetCore>>,
+        pool: Pool,
+    ) -> io::Result<[Box<dyn Poller>; 2]> {
+        let devices = ReactorDevices::new(Rc::clone(core.borrow().devices()));
+        let behind = BehindTransports {
+            orders: self.orders,
             pool,
-            self.reactor,
-            self.queue_depth,
-        );
-        Box::new(Rest::new(core, self.undrained, desk))
+            reactor: self.reactor,
+            queue_depth: self.queue_depth,
+        };
+        let target = behind.poller(core, devices.clone());
+        Ok([target, device_poller(devices, self.undrained)?])
     }
 }
 

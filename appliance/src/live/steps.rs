@@ -11,9 +11,9 @@ use super::Live;
 use super::apply::Prepared;
 use crate::devices::Opened;
 use crate::error::{Failure, with_causes};
+use crate::fabrics::DeskOrder;
 use crate::meanwhile::{Meanwhile, aside};
 use crate::observe::model::OutstandingCommands;
-use crate::reactor_setup::DeskOrder;
 use crate::transports::Listening;
 
 /// What was cut off has to be gone within this time.

@@ -119,7 +119,7 @@ const A: &str = "0000:01:00.0";
 const B: &str = "0000:02:00.0";
 
 /// The first cores that this process may use, `count` of them where there are as many.
-fn cores(count: usize) -> String {
+pub(crate) fn cores(count: usize) -> String {
     let set = rustix::thread::sched_getaffinity(None).expect("a process has cores");
     let all = (0..rustix::thread::CpuSet::MAX_CPU).filter(|core| set.is_set(*core));
     let some: Vec<String> = all.take(count).map(|core| core.to_string()).collect();
@@ -150,8 +150,13 @@ fn started_with(
         }
         Box::new(bus)
     };
-    let appliance = Appliance::start_with(configuration(cores, more), Default::default(), make)
-        .expect("it starts");
+    let appliance = Appliance::start_with(
+        configuration(cores, more),
+        Default::default(),
+        make,
+        Vec::new(),
+    )
+    .expect("it starts");
     (appliance, slots)
 }
 

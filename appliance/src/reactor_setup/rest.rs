@@ -1,79 +1,81 @@
-//! How a reactor comes to rest: after its transports' last connection its target core flushes the
-//! devices' volatile caches and empties their queues; when all reactors have done so, drives are
-//! shut down.
+//! How a reactor comes to rest: after its services have ended, the devices' volatile caches are flushed
+//! and their queues emptied; when all reactors have done so, drives are shut down.
 
-use std::cell::RefCell;
+use std::io;
 use std::os::fd::BorrowedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use nvme_target::{CoreDrain, TargetCore};
+use block::{DevicePoller, DeviceSet, ReactorDevices};
 use reactors::{Nanos, Poller, Progress, StopState};
 
-use super::desk::Desk;
-
-/// Has a core do what it is asked to, and brings it to rest when its reactor stops. The transports
-/// poll the core meanwhile.
-pub(crate) struct Rest {
-    core: Rc<RefCell<TargetCore>>,
-    /// Reactors whose cores are not at rest, this one among them until it is.
+/// The poller of a reactor's devices, which tells when they have come to rest.
+pub(super) struct Devices {
+    poller: DevicePoller,
+    set: Rc<DeviceSet>,
+    /// Reactors whose devices are not at rest, this one among them until they are.
     undrained: Arc<AtomicUsize>,
     is_drained: bool,
-    desk: Desk,
 }
 
-impl Rest {
-    pub(crate) fn new(
-        core: Rc<RefCell<TargetCore>>,
-        undrained: Arc<AtomicUsize>,
-        desk: Desk,
-    ) -> Self {
-        Self {
-            core,
+impl Devices {
+    /// The poller of these devices.
+    ///
+    /// # Errors
+    /// The system's.
+    pub(super) fn new(devices: ReactorDevices, undrained: Arc<AtomicUsize>) -> io::Result<Self> {
+        Ok(Self {
+            set: Rc::clone(devices.set()),
+            poller: DevicePoller::new(devices)?,
             undrained,
             is_drained: false,
-            desk,
-        }
+        })
     }
 }
 
-impl Poller for Rest {
+impl Poller for Devices {
     fn name(&self) -> &str {
-        "target"
+        self.poller.name()
     }
 
-    fn poll(&mut self, now: Nanos, _budget: u32) -> Progress {
-        Progress::from_count(self.desk.poll(now))
+    fn poll(&mut self, now: Nanos, budget: u32) -> Progress {
+        self.poller.poll(now, budget)
+    }
+
+    fn flush(&mut self, now: Nanos) {
+        self.poller.flush(now);
+    }
+
+    fn next_deadline(&self) -> Option<Nanos> {
+        self.poller.next_deadline()
+    }
+
+    fn wake_source(&self) -> Option<BorrowedFd<'_>> {
+        self.poller.wake_source()
     }
 
     fn prepare_sleep(&mut self) -> bool {
-        self.desk.is_idle()
+        self.poller.prepare_sleep()
     }
 
     fn stop(&mut self, now: Nanos) -> StopState {
-        match self.core.borrow_mut().drain(now) {
-            CoreDrain::Done => {
-                if !std::mem::replace(&mut self.is_drained, true) {
-                    self.undrained.fetch_sub(1, Ordering::AcqRel);
-                }
-                StopState::Stopped
+        let state = self.poller.stop(now);
+        if state == StopState::Stopped && !std::mem::replace(&mut self.is_drained, true) {
+            // Nobody waits for the flush of an orderly stop, so the log has to say that it failed.
+            if self.set.has_failed_to_flush() {
+                tracing::error!(
+                    "a device could not be flushed before the stop: writes may be lost"
+                );
             }
-            CoreDrain::Outstanding {
-                queues,
-                executions,
-                device_requests,
-            } => {
-                // Each request belongs to an execution, save those of queues that are gone.
-                let items = queues + executions.max(device_requests);
-                StopState::Outstanding(u32::try_from(items).unwrap_or(u32::MAX).max(1))
-            }
+            self.undrained.fetch_sub(1, Ordering::AcqRel);
         }
+        state
     }
 }
 
-/// A poller that goes on as ever until every core has come to rest, and only then hears of the
-/// stop: a drive's owner, since a core's last flush needs the drive.
+/// A poller that goes on as ever until the devices of every reactor have come to rest, and only then
+/// hears of the stop: a drive's owner, since the last flush needs the drive.
 pub(super) struct Last<P> {
     inner: P,
     undrained: Arc<AtomicUsize>,

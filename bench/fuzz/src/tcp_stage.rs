@@ -6,7 +6,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use block::{Device, QueueOptions};
+use block::{Device, DeviceSet, QueueOptions, ReactorDevices};
 use nvme_host::raw::RawNames;
 use nvme_target::{
     CoreLimits, DeviceIndex, NamespaceConfig, PortConfig, PortId, SubsystemConfig, Target,
@@ -128,6 +128,7 @@ impl Wire {
 /// A target core with its connections.
 pub(crate) struct Stage {
     set: ConnectionSet<End>,
+    devices: ReactorDevices,
     memory: Memory,
     pub(crate) moods: Moods,
     pub(crate) now: Nanos,
@@ -146,12 +147,13 @@ impl Stage {
             depth: 64,
             pool: pool.clone(),
         };
-        let queue = device.open_queue(options).expect("a queue");
+        let set = Rc::new(DeviceSet::new());
+        set.attach(0, &*device, options).expect("a queue");
         let limits = CoreLimits {
             queues_max: 2 * CONNECTIONS_MAX,
             executions_max: 1024,
         };
-        let core = TargetCore::new(target, 0, vec![queue], limits);
+        let core = TargetCore::new(target, 0, Rc::clone(&set), limits);
         let settings = PortSettings {
             in_capsule_bytes: 4096,
             ..PortSettings::default()
@@ -163,9 +165,12 @@ impl Stage {
             ..TcpConfig::default()
         };
         let core = Rc::new(RefCell::new(core));
+        let devices = ReactorDevices::new(set);
+        devices.add(core.clone());
         let counters = Arc::new(TcpCounters::default());
         Self {
             set: ConnectionSet::new(core, pool, config, counters),
+            devices,
             memory,
             moods,
             now: Nanos::from_secs(1),
@@ -193,13 +198,16 @@ impl Stage {
 
     /// One turn of the reactor.
     pub(crate) fn turn(&mut self) {
+        self.set.begin_turn(self.now);
         for wire in &self.wires {
             self.set.receive(wire.index, self.now);
         }
         self.set.dispatch(self.now);
         self.set.expire(self.now);
+        self.devices.poll(self.now);
+        self.set.take_responses(self.now);
         self.set.flush(self.now, |_, _| {});
-        self.set.core().borrow_mut().flush();
+        self.devices.flush();
         for wire in &self.wires {
             self.set.writable(wire.index);
         }

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use appliance::rehearsal::{Control, Listening, Parts, PortOrders, Rehearsal};
 use appliance_config::{Config, Listener, Transport};
-use block::{Device, DeviceQueue, HealthState, OpenError, QueueOptions};
+use block::{Device, DeviceSet, HealthState, OpenError, QueueOptions};
 use hugemem::{Arena, DmaViolation, Region};
 use nvme_driver::emulated::end_of_process;
 use nvme_driver::{DriveCounters, DriveOwner, DriveState};
@@ -143,7 +143,8 @@ impl Appliance {
             if let Some(rdma) = &mut rdma {
                 pollers.push(Box::new(rdma.transport(index, &core, &arena, &handles)?));
             }
-            pollers.push(seat.poller(core, arena.pool(COMMANDS_MAX)));
+            let behind = seat.pollers(core, arena.pool(COMMANDS_MAX));
+            pollers.extend(behind.map_err(|error| told(&error))?);
             let reactor = simulation.reactor(index);
             for poller in pollers {
                 reactor.register(poller).map_err(|error| told(&error))?;
@@ -517,30 +518,21 @@ fn core(
     arena: &Arc<Arena>,
     index: usize,
 ) -> Result<TargetCore, OpenError> {
-    let mut queues = Vec::new();
-    for (_, device) in target.devices() {
-        queues.push(queue(&device, arena, index, swarm.device_queue_depth)?);
+    let devices = Rc::new(DeviceSet::new());
+    for (place, device) in target.devices() {
+        let options = QueueOptions {
+            core: index,
+            depth: swarm.device_queue_depth,
+            pool: arena.pool(COMMANDS_MAX),
+        };
+        devices.attach(usize::from(place.0), &*device, options)?;
     }
     let limits = CoreLimits {
         // Those of either transport.
         queues_max: swarm.limits.connections.max(CONNECTIONS_MAX) + CONNECTIONS_MAX,
         executions_max: swarm.limits.executions,
     };
-    Ok(TargetCore::new(Arc::clone(target), index, queues, limits))
-}
-
-/// A core's queue of a device.
-fn queue(
-    device: &Arc<dyn Device>,
-    arena: &Arc<Arena>,
-    core: usize,
-    depth: usize,
-) -> Result<Box<dyn DeviceQueue>, OpenError> {
-    device.open_queue(QueueOptions {
-        core,
-        depth,
-        pool: arena.pool(COMMANDS_MAX),
-    })
+    Ok(TargetCore::new(Arc::clone(target), index, devices, limits))
 }
 
 /// What the reactors' NVMe/RDMA is made of.

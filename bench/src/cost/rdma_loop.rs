@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use block::{Device as _, MemoryDevice, QueueOptions};
+use block::{DevicePoller, DeviceSet, MemoryDevice, QueueOptions, ReactorDevices};
 use hugemem::allocation_counter::allocations_on_this_thread;
 use hugemem::{Arena, ArenaConfig, PagePolicy};
 use nvme_host::raw_rdma::{RawNames, RawOptions, RawRdmaClient, RawReceived};
@@ -41,6 +41,7 @@ const ATTACH_PAUSE: Duration = Duration::from_millis(1);
 
 struct Rig {
     transport: Box<dyn Poller>,
+    devices: Box<dyn Poller>,
     counters: Arc<RdmaCounters>,
     address: SocketAddr,
     host: Fake,
@@ -83,23 +84,23 @@ fn rig() -> Result<Rig, CostError> {
         address,
         2 * ENTRIES,
     )?;
-    let queue = device
-        .open_queue(QueueOptions {
-            core: 0,
-            depth: 2 * DEPTH,
-            pool: arena.pool(4096),
-        })
-        .map_err(|error| setup("the device's queue", &error))?;
+    let options = QueueOptions {
+        core: 0,
+        depth: 2 * DEPTH,
+        pool: arena.pool(4096),
+    };
+    let attached = Rc::new(DeviceSet::new());
+    let opened = attached.attach(0, &*device, options);
+    opened.map_err(|error| setup("the device's queue", &error))?;
     let limits = CoreLimits {
         queues_max: 8,
         executions_max: 4096,
     };
-    let core = Rc::new(RefCell::new(TargetCore::new(
-        target,
-        0,
-        vec![queue],
-        limits,
-    )));
+    let core = TargetCore::new(target, 0, Rc::clone(&attached), limits);
+    let core = Rc::new(RefCell::new(core));
+    let devices = ReactorDevices::new(attached);
+    devices.add(core.clone());
+    let devices = DevicePoller::new(devices).map_err(|error| setup("the devices", &error))?;
     let counters = Arc::new(RdmaCounters::default());
     let set = ConnectionSet::new(
         core,
@@ -120,6 +121,7 @@ fn rig() -> Result<Rig, CostError> {
         .map_err(|error| setup("the transport", &error))?;
     Ok(Rig {
         transport: Box::new(transport),
+        devices: Box::new(devices),
         counters,
         address,
         host,
@@ -148,7 +150,9 @@ impl Rig {
         self.now += TURN;
         let before = allocations_on_this_thread();
         self.transport.poll(self.now, 64);
+        self.devices.poll(self.now, 64);
         self.transport.flush(self.now);
+        self.devices.flush(self.now);
         self.allocations += allocations_on_this_thread() - before;
     }
 

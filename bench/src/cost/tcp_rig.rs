@@ -8,7 +8,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use block::{Device, QueueOptions};
+use block::{Device, DevicePoller, DeviceSet, QueueOptions, ReactorDevices};
 use hugemem::allocation_counter::allocations_on_this_thread;
 use hugemem::{Arena, ArenaConfig, PagePolicy};
 use nvme_host::raw::{RawClient, RawError, RawNames};
@@ -47,6 +47,7 @@ const TURNS_MAX: u32 = 100_000;
 struct ReactorEnd {
     /// Behind a pointer, as a reactor has it: what is inlined into the loop would count as its own.
     transport: Box<dyn Poller>,
+    devices: Box<dyn Poller>,
     counters: Arc<TcpCounters>,
     now: Nanos,
 }
@@ -117,7 +118,9 @@ impl Rig {
         end.now += TURN;
         let before = allocations_on_this_thread();
         end.transport.poll(end.now, 64);
+        end.devices.poll(end.now, 64);
         end.transport.flush(end.now);
+        end.devices.flush(end.now);
         self.allocations += allocations_on_this_thread() - before;
         self.turns += 1;
     }
@@ -269,25 +272,30 @@ fn reactor(
     arena: &Arc<Arena>,
 ) -> Result<ReactorEnd, CostError> {
     let pool = arena.pool(4096);
-    let mut queues = Vec::with_capacity(devices.len());
-    for device in devices {
-        let queue = device.open_queue(QueueOptions {
+    let attached = Rc::new(DeviceSet::new());
+    for (place, device) in devices.iter().enumerate() {
+        let options = QueueOptions {
             core: number,
             depth: 2 * usize::from(ENTRIES),
             pool: pool.clone(),
-        });
-        queues.push(queue.map_err(|error| setup("a device's queue", &error))?);
+        };
+        let opened = attached.attach(place, &**device, options);
+        opened.map_err(|error| setup("a device's queue", &error))?;
     }
     let limits = CoreLimits::default();
     let limits = CoreLimits {
         queues_max: limits.queues_max + 2 * extent.idle_hosts,
         executions_max: limits.executions_max + 2 * IDLE_HOST_ENTRIES * extent.idle_hosts,
     };
-    let core = TargetCore::new(Arc::clone(target), number, queues, limits);
+    let core = TargetCore::new(Arc::clone(target), number, Rc::clone(&attached), limits);
+    let core = Rc::new(RefCell::new(core));
+    let devices = ReactorDevices::new(attached);
+    devices.add(core.clone());
+    let devices = DevicePoller::new(devices).map_err(|error| setup("the devices", &error))?;
     let counters = Arc::new(TcpCounters::default());
     let config = TcpConfig::default();
     let set = ConnectionSet::new(
-        Rc::new(RefCell::new(core)),
+        core,
         pool,
         TcpConfig {
             connections_max: config.connections_max + 2 * extent.idle_hosts,
@@ -300,6 +308,7 @@ fn reactor(
         .map_err(|error| setup("the transport", &error))?;
     Ok(ReactorEnd {
         transport: Box::new(transport),
+        devices: Box::new(devices),
         counters,
         now: Nanos::from_secs(1),
     })

@@ -408,13 +408,23 @@ impl<P: Provider> ConnectionSet<P> {
         }
     }
 
-    /// Hands out the answers that were made since [`dispatch`](Self::dispatch): by another
-    /// transport's turn with the same core. What comes in now may be answered at once, and must not
-    /// overtake them. Returns how many.
+    /// Begins a turn. What comes in may be answered at once, and must not overtake answers that were
+    /// made since the last turn's [`take_responses`](Self::take_responses): these go first.
+    /// Returns how many.
     #[inline]
-    pub fn hand_out_answers(&mut self, now: Nanos) -> u32 {
+    pub fn begin_turn(&mut self, now: Nanos) -> u32 {
+        self.shared.core.borrow_mut().begin_turn(now);
+        if planted("answers-overtake") {
+            return 0;
+        }
+        self.take_responses(now)
+    }
+
+    /// Hands out the responses that the target core has. Returns how many.
+    #[inline]
+    pub fn take_responses(&mut self, now: Nanos) -> u32 {
         let some = (self.shared.core.borrow()).has_completions(self.shared.transport);
-        if !some || planted("answers-overtake") {
+        if !some {
             return 0;
         }
         let core = Rc::clone(&self.shared.core);
@@ -433,12 +443,11 @@ impl<P: Provider> ConnectionSet<P> {
         moved
     }
 
-    /// Runs the target core and hands out what it and the pool have for the connections. Returns
-    /// how much.
+    /// Hands out what the pool and the target core have for the connections. Returns how much.
     pub fn dispatch(&mut self, now: Nanos) -> u32 {
         let core = Rc::clone(&self.shared.core);
         let mut core = core.borrow_mut();
-        let mut moved = core.poll(now) as u32;
+        let mut moved = 0;
         loop {
             // Answers leave in the order in which they were made, as SQHD promises (Base 2.1
             // §4.2.1), so those that wait go before any that a grant makes.
@@ -524,9 +533,7 @@ impl<P: Provider> ConnectionSet<P> {
     /// Whether something waits that no descriptor will announce.
     #[must_use]
     pub fn has_pending(&self) -> bool {
-        !self.to_flush.is_empty()
-            || self.shared.pool.may_grant()
-            || self.shared.core.borrow().has_ready()
+        !self.to_flush.is_empty() || self.shared.pool.may_grant()
     }
 
     /// Arms every notification, and looks once more: `false` when there was something.
@@ -557,7 +564,6 @@ impl<P: Provider> ConnectionSet<P> {
     #[must_use]
     pub fn next_deadline(&self) -> Option<Nanos> {
         let mut earliest = self.next_deadline;
-        sooner(&mut earliest, self.shared.core.borrow().next_deadline());
         sooner(&mut earliest, self.listeners.next_deadline());
         sooner(&mut earliest, self.shared.pool.retry_at_ns().map(Nanos));
         earliest

@@ -11,7 +11,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::mpsc::Sender;
 
-use nvme_target::{PortId, PortOrder, TargetCore};
+use nvme_target::{PortId, PortOrder};
 use rdma::{ConnectRequest as _, Device, DeviceEvent, DeviceIndex, Event, Provider, Token};
 use reactors::mesh::Port;
 use reactors::ring::Receiver;
@@ -121,7 +121,6 @@ impl<P: Provider> RdmaTransport<P> {
         for device in &watched {
             epoll::add(&epoll, device.descriptor(), Source::Device.data(), flags)?;
         }
-        watch_polled(&epoll, &connections.core().borrow())?;
         Ok(Self {
             connections,
             watched,
@@ -417,7 +416,7 @@ impl<P: Provider> Poller for RdmaTransport<P> {
         if !self.closing.is_empty() {
             self.close_ports(now);
         }
-        moved += self.connections.hand_out_answers(now);
+        moved += self.connections.begin_turn(now);
         moved += self.connections.poll_completions(now);
         moved += self.connections.dispatch(now);
         self.turns_since_epoll += 1;
@@ -432,8 +431,8 @@ impl<P: Provider> Poller for RdmaTransport<P> {
     }
 
     fn flush(&mut self, now: Nanos) {
+        self.connections.take_responses(now);
         self.connections.flush(now);
-        self.connections.core().borrow_mut().flush();
         for _ in 0..self.connections.take_ended() {
             self.placement.release(self.messages.index());
         }
@@ -456,9 +455,7 @@ impl<P: Provider> Poller for RdmaTransport<P> {
             return false;
         }
         self.may_have_slept = true;
-        let mut core = self.connections.core().borrow_mut();
-        // A drive that was taken again interrupts by another descriptor than before.
-        core.prepare_sleep() && watch_polled(&self.epoll, &core).is_ok()
+        true
     }
 
     fn stop(&mut self, now: Nanos) -> StopState {
@@ -472,18 +469,4 @@ impl<P: Provider> Poller for RdmaTransport<P> {
             open => StopState::Outstanding(open as u32),
         }
     }
-}
-
-/// Has every descriptor of the core's devices watched, those included that are already.
-fn watch_polled(epoll: &OwnedFd, core: &TargetCore) -> io::Result<()> {
-    let mut outcome = Ok(());
-    core.wake_sources(&mut |descriptor| {
-        let data = Source::Polled.data();
-        match epoll::add(epoll, descriptor, data, epoll::EventFlags::IN) {
-            // Devices may share one, as the namespaces of a drive do.
-            Ok(()) | Err(Errno::EXIST) => {}
-            Err(error) => outcome = Err(error.into()),
-        }
-    });
-    outcome
 }

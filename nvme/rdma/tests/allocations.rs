@@ -28,11 +28,11 @@ impl Counted {
         stage.now = stage.now.saturating_add(reactors::Nanos::from_micros(10));
         stage.fabric.progress();
         let before = allocations_on_this_thread();
+        stage.set.begin_turn(stage.now);
         stage.set.poll_completions(stage.now);
         stage.set.dispatch(stage.now);
         stage.set.expire(stage.now);
-        stage.set.flush(stage.now);
-        stage.core.borrow_mut().flush();
+        stage.end_turn();
         self.allocations += allocations_on_this_thread() - before;
     }
 

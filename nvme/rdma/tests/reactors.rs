@@ -9,7 +9,7 @@ use std::rc::Rc;
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
-use block::{Device as _, MemoryDevice, QueueOptions};
+use block::{DevicePoller, DeviceSet, MemoryDevice, QueueOptions, ReactorDevices};
 use harness::FakeHost as Host;
 use harness::host::Call;
 use harness::{
@@ -170,9 +170,13 @@ fn set_up(parts: &Parts, index: usize, setup: &mut ReactorSetup<'_>) -> Result<(
         depth: 256,
         pool: parts.arena.pool(4096),
     };
-    let queue = parts.device.open_queue(options)?;
+    let set = Rc::new(DeviceSet::new());
+    set.attach(0, &*parts.device, options)?;
     let limits = CoreLimits::default();
-    let core = TargetCore::new(Arc::clone(&parts.target), index, vec![queue], limits);
+    let core = TargetCore::new(Arc::clone(&parts.target), index, Rc::clone(&set), limits);
+    let core = Rc::new(RefCell::new(core));
+    let devices = ReactorDevices::new(set);
+    devices.add(core.clone());
     let own = parts.own.lock().expect("no panic holds it")[index].take();
     let ((mut messages, listeners), orders) = own.expect("each reactor is set up once");
     messages.attach_all(&setup.wakers());
@@ -190,12 +194,13 @@ fn set_up(parts: &Parts, index: usize, setup: &mut ReactorSetup<'_>) -> Result<(
         config,
         counters: Arc::clone(&parts.counters[index]),
     };
-    let connections = ConnectionSet::new(Rc::new(RefCell::new(core)), set_parts);
+    let connections = ConnectionSet::new(core, set_parts);
     let reactors = setup.handles().to_vec();
     let placement = parts.placement.clone();
     let mut transport = RdmaTransport::new(connections, messages, placement, reactors)?;
     transport.take_orders(orders);
     setup.register(Box::new(transport))?;
+    setup.register(Box::new(DevicePoller::new(devices)?))?;
     Ok(())
 }
 

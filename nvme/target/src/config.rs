@@ -23,8 +23,8 @@ pub enum TransportKind {
     Rdma,
 }
 
-/// Devices of one target at most: a set of devices is one `u128`.
-pub const DEVICES_MAX: usize = 128;
+/// Devices of one target at most: as many as a reactor's set has room for.
+pub const DEVICES_MAX: usize = block::DEVICES_MAX;
 
 /// Highest namespace identifier: the tables that are indexed by it stay small.
 pub const NAMESPACE_ID_MAX: u32 = 1024;

@@ -3,6 +3,8 @@
 //! NVM 1.1 §3.3 and Base 2.1 §7. Everything here is a pure function of the command and of the
 //! published namespaces, so that bad input can be thrown at it alone.
 
+use std::cell::Cell;
+
 use block::Deallocate;
 use nvme_spec::command::{Fuse, IoOpcode, Psdt, ReadWrite};
 use nvme_spec::sgl::{Sgl, SglDescriptor};
@@ -105,7 +107,7 @@ pub(crate) struct IoContext<'a> {
     pub(crate) subsystem: &'a SubsystemView,
     pub(crate) epoch: u32,
     /// By device: whether its reads need no lease.
-    pub(crate) lending: &'a [bool],
+    pub(crate) lending: &'a [Cell<bool>],
     /// Whether the host switched the volatile write cache off.
     pub(crate) write_through: bool,
     pub(crate) data: DataContext,
@@ -206,6 +208,13 @@ fn extent(namespace: &NamespaceView, range: &ReadWrite) -> Result<(u64, u32), Fa
     Ok((lba, blocks))
 }
 
+/// Whether the reads of a namespace's device need no lease.
+#[inline(always)]
+fn lends(namespace: &NamespaceView, context: &IoContext<'_>) -> bool {
+    let lends = context.lending.get(usize::from(namespace.device));
+    lends.is_some_and(Cell::get)
+}
+
 /// A read of a device that lends, with nothing to be done before it.
 pub(crate) struct LendableRead {
     pub(crate) device: u8,
@@ -222,7 +231,7 @@ pub(crate) struct LendableRead {
 pub(crate) fn lendable_read(sqe: &Sqe, context: &IoContext<'_>) -> Option<LendableRead> {
     let namespace = namespace(context.subsystem, sqe.nsid.get()).ok()?;
     let range = sqe.read_write();
-    let lends = context.lending.get(usize::from(namespace.device)) == Some(&true);
+    let lends = lends(namespace, context);
     if !lends || (range.control.fua() && namespace.volatile) {
         return None;
     }
@@ -307,7 +316,7 @@ pub(crate) fn transfer(sqe: &Sqe, context: &IoContext<'_>) -> Result<Work, Fault
     if length.is_some_and(|length| length != bytes && !(longer && length > bytes)) {
         return Err(Fault::new(Status::DATA_SGL_LENGTH_INVALID).at(byte::SGL));
     }
-    let lends = context.lending.get(usize::from(namespace.device)) == Some(&true);
+    let lends = lends(namespace, context);
     Ok(Work {
         kind: WorkKind::Io(IoWork {
             operation,

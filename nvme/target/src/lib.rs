@@ -60,4 +60,4 @@ pub use stages::{ByOperation, Measured, OperationCounts, Stage, StageCounts, Tar
 pub use status::from_device as device_status;
 pub use statuses::{STATUSES_MAX, StatusCounts, TargetStatuses};
 pub use target::Target;
-pub use target_core::{CoreAudit, CoreDrain, DeviceDrain, Outstanding, Served, TargetCore, Timing};
+pub use target_core::{CoreAudit, CoreDrain, Outstanding, Served, TargetCore, Timing};

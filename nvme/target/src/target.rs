@@ -250,7 +250,7 @@ impl Target {
     }
 
     /// Gives a device a place. Namespaces may name it once every core has a queue of it
-    /// ([`TargetCore::attach_device`](crate::TargetCore::attach_device)).
+    /// ([`ReactorDevices::attach`](block::ReactorDevices::attach)).
     ///
     /// # Errors
     /// There is no place left, or it takes less at once than hosts were told.

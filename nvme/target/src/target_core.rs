@@ -1,17 +1,16 @@
 //! One reactor's part of a target: its queues and commands. No lock and no allocation per command.
 //!
 //! The parts: `connect` makes queues, `admission` checks commands, `execution` drives devices and
-//! answers, `polling` looks at devices, timers and other reactors, `closing` ends queues and
-//! controllers, `fence` keeps newer writes of a host behind its orphaned ones, `changes` takes
-//! devices in and lets devices and queues go while the rest is served, `draining` brings the whole
-//! to rest.
+//! answers, `devices` takes completions, `polling` looks at timers and other reactors, `closing` ends
+//! queues and controllers, `fence` keeps newer writes of a host behind its orphaned ones, `changes`
+//! lets queues go while the rest is served, `draining` brings the whole to rest.
 
-mod absent;
 mod admission;
 mod audit;
 mod changes;
 mod closing;
 mod connect;
+mod devices;
 mod draining;
 mod execution;
 mod executions;
@@ -19,16 +18,15 @@ mod fence;
 mod lending;
 mod polling;
 mod queue;
-mod rota;
 mod slots;
 mod timers;
 mod timing;
 
 use std::collections::VecDeque;
-use std::os::fd::BorrowedFd;
+use std::rc::Rc;
 use std::sync::Arc;
 
-use block::DeviceQueue;
+use block::{ClientId, DeviceSet};
 use nvme_spec::log::{ErrorEntry, ParameterErrorLocation};
 use nvme_spec::{Cqe, Sqe, Status, U16, U32, U64};
 use reactors::Nanos;
@@ -46,12 +44,11 @@ use crate::status::Fault;
 use crate::target::Target;
 use crate::view::Published;
 pub use audit::CoreAudit;
-pub use changes::{DeviceDrain, Outstanding};
+pub use changes::Outstanding;
 pub use draining::CoreDrain;
 use draining::Phase;
 use executions::Executions;
 use queue::Queue;
-use rota::Rota;
 use slots::Slots;
 use timers::ControllerTimers;
 use timing::Departures;
@@ -59,9 +56,6 @@ pub use timing::{Served, Timing};
 
 /// Transports on one reactor at most.
 const TRANSPORTS_MAX: usize = 8;
-
-/// How soon a request that a device put off is tried again when nothing else wakes the reactor.
-const RETRY_INTERVAL: Nanos = Nanos::from_micros(50);
 
 /// How often a queue's allowance of logged errors is refilled.
 const LOG_REFILL_INTERVAL: Nanos = Nanos::from_millis(100);
@@ -85,16 +79,15 @@ enum Hearing {
 
 /// One reactor's target core. Belongs to one thread.
 ///
-/// A turn: the transport admits and executes what came in, calls [`poll`](Self::poll), takes
-/// completions and closes, sends, and calls [`flush`](Self::flush).
+/// A turn: transports admit and execute what came in; [`ReactorDevices`](block::ReactorDevices) polls
+/// the devices and the core; transports take completions and closes, and send.
 pub struct TargetCore {
     queues: Slots<Queue>,
     executions: Executions,
-    devices: Vec<Box<dyn DeviceQueue>>,
-    rota: Rota,
+    devices: Rc<DeviceSet>,
+    /// The core's number among the users of the devices.
+    client: ClientId,
     inboxes: Vec<Inbox>,
-    /// By device: whether its reads need no lease.
-    lending: Box<[bool]>,
     view: Arc<Published>,
     counters: Arc<CoreCounters>,
     recorder: Recorder,
@@ -122,31 +115,21 @@ pub struct TargetCore {
     phase: Phase,
     /// Whether a queue answers its last commands before it ends.
     has_leaving: bool,
-    /// Counts the times that a device came or went.
-    device_changes: u32,
-    /// Bit per device that is there to stay.
-    present: u128,
 }
 
 impl TargetCore {
-    /// The core of reactor `reactor`, with one queue of every device in the order of
-    /// [`DeviceIndex`](crate::DeviceIndex).
+    /// The core of reactor `reactor`. `devices` has one queue of each of the target's devices, in the
+    /// place that its [`DeviceIndex`](crate::DeviceIndex) says.
     ///
     /// # Panics
-    /// When `queues` does not match the target's devices, which must not have changed yet, `reactor`
-    /// is not one of its reactors, or a limit is zero.
+    /// When `reactor` is not one of the target's, or a limit is zero.
     #[must_use]
     pub fn new(
         target: Arc<Target>,
         reactor: usize,
-        queues: Vec<Box<dyn DeviceQueue>>,
+        devices: Rc<DeviceSet>,
         limits: CoreLimits,
     ) -> Self {
-        assert_eq!(
-            queues.len(),
-            target.devices().len(),
-            "one queue of every device"
-        );
         assert!(
             reactor < target.reactors(),
             "reactor {reactor} is not one of the target's"
@@ -157,19 +140,12 @@ impl TargetCore {
         );
         let counters = Arc::new(CoreCounters::new(DEVICES_MAX, limits.queues_max));
         target.cores()[reactor] = Some(Arc::clone(&counters));
-        let mut lending = vec![false; DEVICES_MAX].into_boxed_slice();
-        for (lends, queue) in lending.iter_mut().zip(&queues) {
-            *lends = queue.lends_reads();
-        }
-        // No more than 128 devices.
-        let present = (0..queues.len()).fold(0, |set, place| set | 1 << place);
         let attention_seen = target.attention(reactor);
         Self {
             queues: Slots::new(limits.queues_max),
-            executions: Executions::new(limits.executions_max, DEVICES_MAX, limits.queues_max),
-            lending,
-            devices: queues,
-            rota: Rota::default(),
+            executions: Executions::new(limits.executions_max, limits.queues_max),
+            client: devices.register(limits.executions_max),
+            devices,
             inboxes: Vec::with_capacity(TRANSPORTS_MAX),
             view: target.published(),
             counters,
@@ -191,8 +167,6 @@ impl TargetCore {
             reserved: Shares::new(limits.executions_max),
             phase: Phase::Serving,
             has_leaving: false,
-            device_changes: 0,
-            present,
         }
     }
 
@@ -274,34 +248,6 @@ impl TargetCore {
         None
     }
 
-    /// Ends a turn: rings the devices.
-    pub fn flush(&mut self) {
-        for place in rota::places(self.rota.end_turn()) {
-            self.devices[place].flush();
-        }
-        self.departures.flushed(&mut self.queues);
-    }
-
-    /// When `poll` must be called at the latest.
-    #[must_use]
-    pub fn next_deadline(&self) -> Option<Nanos> {
-        let retry = (self.executions.parked() > 0).then_some(self.polled_at + RETRY_INTERVAL);
-        [self.timer, self.log_refill_at, retry]
-            .into_iter()
-            .flatten()
-            .min()
-    }
-
-    /// Shows every descriptor that becomes readable when a device has completions: the same ones as
-    /// long as [`device_changes`](Self::device_changes) does, whatever becomes of the devices.
-    pub fn wake_sources(&self, visit: &mut dyn FnMut(BorrowedFd<'_>)) {
-        for device in &self.devices {
-            if let Some(source) = device.wake_source() {
-                visit(source);
-            }
-        }
-    }
-
     /// Whether there is something to do now that no descriptor and no deadline will tell.
     #[must_use]
     pub fn has_ready(&self) -> bool {
@@ -309,17 +255,12 @@ impl TargetCore {
         self.target.attention(self.reactor) != self.attention_seen
             || self.departures.is_pending()
             || self.inboxes.iter().any(waiting)
-            || self.devices.iter().any(|device| device.has_ready())
     }
 
-    /// Called just before the reactor sleeps: the devices connect their interrupts to the
-    /// descriptors of [`wake_sources`](Self::wake_sources). `false`: there is work, do not sleep.
-    /// The next [`poll`](Self::poll) disconnects them; several transports may ask one after the
-    /// other.
-    pub fn prepare_sleep(&mut self) -> bool {
-        // Interrupts first, then a last look at everything.
-        let devices_rest = self.devices.iter_mut().all(|device| device.prepare_sleep());
-        devices_rest && !self.has_ready()
+    /// The devices that it serves.
+    #[must_use]
+    pub fn devices(&self) -> &Rc<DeviceSet> {
+        &self.devices
     }
 
     /// Commands in execution, orphans included.

@@ -259,25 +259,35 @@ impl<S: ByteStream> ConnectionSet<S> {
         }
     }
 
-    /// Hands out the answers that were made since [`dispatch`](Self::dispatch): by another
-    /// transport's turn with the same core. What comes in now may be answered at once, and must not
-    /// overtake them. Returns how many.
+    /// Begins a turn. What comes in may be answered at once, and must not overtake answers that were
+    /// made since the last turn's [`take_responses`](Self::take_responses): these go first.
+    /// Returns how many.
     #[inline]
-    pub fn hand_out_answers(&mut self, now: Nanos) -> u32 {
-        let some = (self.shared.core.borrow()).has_completions(self.shared.transport);
-        if !some {
+    pub fn begin_turn(&mut self, now: Nanos) -> u32 {
+        let mut core = self.shared.core.borrow_mut();
+        core.begin_turn(now);
+        if !core.has_completions(self.shared.transport) {
             return 0;
         }
-        let mut core = self.shared.core.borrow_mut();
         let mut cx = self.shared.context(&mut core, &mut self.buffers, now);
         hand_out(&mut self.places, &mut self.to_flush, &mut cx)
     }
 
-    /// Runs the target core and hands out what it and the pool have for the connections. Returns
-    /// how much.
+    /// Hands out the responses that the target core has. Returns how many.
+    #[inline]
+    pub fn take_responses(&mut self, now: Nanos) -> u32 {
+        let mut core = self.shared.core.borrow_mut();
+        if !core.has_completions(self.shared.transport) {
+            return 0;
+        }
+        let mut cx = self.shared.context(&mut core, &mut self.buffers, now);
+        hand_out(&mut self.places, &mut self.to_flush, &mut cx)
+    }
+
+    /// Hands out what the pool and the target core have for the connections. Returns how much.
     pub fn dispatch(&mut self, now: Nanos) -> u32 {
         let mut core = self.shared.core.borrow_mut();
-        let mut moved = core.poll(now) as u32;
+        let mut moved = 0;
         let mut cx = self.shared.context(&mut core, &mut self.buffers, now);
         loop {
             // Answers leave in the order in which they were made, as SQHD promises (Base 2.1
@@ -343,16 +353,13 @@ impl<S: ByteStream> ConnectionSet<S> {
     /// Whether something waits that no stream will announce.
     #[must_use]
     pub fn has_pending(&self) -> bool {
-        !self.to_flush.is_empty()
-            || self.shared.pool.may_grant()
-            || self.shared.core.borrow().has_ready()
+        !self.to_flush.is_empty() || self.shared.pool.may_grant()
     }
 
     /// When [`expire`](Self::expire) must be called next.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Nanos> {
         let mut earliest = self.next_deadline;
-        sooner(&mut earliest, self.shared.core.borrow().next_deadline());
         sooner(&mut earliest, self.shared.pool.retry_at_ns().map(Nanos));
         earliest
     }

@@ -8,7 +8,6 @@ use std::io;
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use nvme_target::TargetCore;
 use reactors::spare_returns;
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
@@ -22,8 +21,6 @@ pub enum Source {
     Connection(u16),
     /// The listener of this number.
     Listener(u16),
-    /// A device's ring or interrupt: the target core's poll takes care of it.
-    Device,
 }
 
 /// Something that became ready.
@@ -54,16 +51,6 @@ pub trait Network {
     type Accepted: Send;
     /// A connection that is served.
     type Stream: ByteStream;
-
-    /// Has every descriptor of the devices of `core` wake a sleeping reactor, those included that
-    /// do already. Called again when devices came.
-    ///
-    /// # Errors
-    /// The system's.
-    fn watch_devices(&mut self, core: &TargetCore) -> io::Result<()> {
-        let _ = core;
-        Ok(())
-    }
 
     /// Begins to tell of connections that can be accepted.
     ///
@@ -144,19 +131,6 @@ impl Network for Sockets {
     type Listener = TcpListener;
     type Accepted = TcpStream;
     type Stream = TcpSocket;
-
-    fn watch_devices(&mut self, core: &TargetCore) -> io::Result<()> {
-        let mut outcome = Ok(());
-        core.wake_sources(&mut |descriptor| {
-            let data = data_of(Source::Device);
-            match epoll::add(&self.epoll, descriptor, data, epoll::EventFlags::IN) {
-                // Devices may share one, as the namespaces of a drive do.
-                Ok(()) | Err(Errno::EXIST) => {}
-                Err(error) => outcome = Err(error.into()),
-            }
-        });
-        outcome
-    }
 
     fn add_listener(&mut self, index: u16, listener: &TcpListener) -> io::Result<()> {
         listener.set_nonblocking(true)?;
@@ -243,7 +217,6 @@ fn data_of(source: Source) -> epoll::EventData {
     epoll::EventData::new_u64(match source {
         Source::Connection(index) => u64::from(index),
         Source::Listener(index) => 1 << 32 | u64::from(index),
-        Source::Device => 2 << 32,
     })
 }
 
@@ -251,8 +224,7 @@ fn source_of(data: epoll::EventData) -> Source {
     let data = data.u64();
     match data >> 32 {
         0 => Source::Connection(data as u16),
-        1 => Source::Listener(data as u16),
-        _ => Source::Device,
+        _ => Source::Listener(data as u16),
     }
 }
 

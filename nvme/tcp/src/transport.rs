@@ -63,8 +63,6 @@ pub struct TcpTransport<N: Network = Sockets> {
     orders: Option<Receiver<Order<N::Listener>>>,
     /// Ports that are being closed.
     closing: Vec<(PortId, Sender<()>)>,
-    /// The target core's count of devices that came and went, as of when they were watched.
-    devices_watched: u32,
     handoffs: Port<Handoff<N::Accepted>>,
     placement: Placement,
     reactors: Vec<ReactorHandle>,
@@ -72,8 +70,7 @@ pub struct TcpTransport<N: Network = Sockets> {
 }
 
 impl TcpTransport<Sockets> {
-    /// Drives `connections` on the reactor that `handoffs` belongs to. Device descriptors of the
-    /// target core are watched from here on, so that a device wakes a sleeping reactor.
+    /// Drives `connections` on the reactor that `handoffs` belongs to.
     ///
     /// # Errors
     /// The system's, when no epoll instance can be had.
@@ -83,10 +80,8 @@ impl TcpTransport<Sockets> {
         placement: Placement,
         reactors: Vec<ReactorHandle>,
     ) -> io::Result<Self> {
-        let mut sockets = Sockets::new()?;
-        sockets.watch_devices(&connections.core().borrow())?;
         Ok(Self::over(
-            sockets,
+            Sockets::new()?,
             connections,
             handoffs,
             placement,
@@ -105,7 +100,6 @@ impl<N: Network> TcpTransport<N> {
         placement: Placement,
         reactors: Vec<ReactorHandle>,
     ) -> Self {
-        let devices_watched = connections.core().borrow().device_changes();
         let mut connections = connections;
         connections.count_evictable_in(placement.clone(), handoffs.index());
         Self {
@@ -116,7 +110,6 @@ impl<N: Network> TcpTransport<N> {
             listeners: Vec::new(),
             orders: None,
             closing: Vec::new(),
-            devices_watched,
             handoffs,
             placement,
             reactors,
@@ -328,7 +321,6 @@ impl<N: Network> TcpTransport<N> {
                         moved += self.receive(index, now);
                     }
                 }
-                Source::Device => {}
             }
         }
         moved
@@ -360,7 +352,7 @@ impl<N: Network> Poller for TcpTransport<N> {
             self.adopt(handoff, now);
             moved += 1;
         }
-        moved += self.connections.hand_out_answers(now);
+        moved += self.connections.begin_turn(now);
         moved += self.poll_recent(now);
         self.turns_since_epoll += 1;
         if self.recent.is_empty() || self.turns_since_epoll >= TURNS_PER_EPOLL {
@@ -378,10 +370,10 @@ impl<N: Network> Poller for TcpTransport<N> {
             network,
             ..
         } = self;
+        connections.take_responses(now);
         connections.flush(now, |index, stream| {
             watch(network, index, stream, Interest::ReadableOrWritable);
         });
-        connections.core().borrow_mut().flush();
         self.forget_ended();
     }
 
@@ -404,18 +396,7 @@ impl<N: Network> Poller for TcpTransport<N> {
 
     fn prepare_sleep(&mut self) -> bool {
         let has_orders = self.orders.as_ref().is_some_and(|it| !it.is_empty());
-        if self.connections.has_pending() || !self.handoffs.is_empty() || has_orders {
-            return false;
-        }
-        let mut core = self.connections.core().borrow_mut();
-        if core.device_changes() != self.devices_watched {
-            if let Err(error) = self.network.watch_devices(&core) {
-                tracing::error!(%error, "a device cannot be watched");
-                return false;
-            }
-            self.devices_watched = core.device_changes();
-        }
-        core.prepare_sleep()
+        !self.connections.has_pending() && self.handoffs.is_empty() && !has_orders
     }
 
     fn stop(&mut self, now: Nanos) -> StopState {

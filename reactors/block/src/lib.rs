@@ -2,7 +2,8 @@
 //!
 //! Owns: the [`Device`] and [`DeviceQueue`] traits; the back ends in RAM ([`MemoryDevice`]), in
 //! files ([`FileDevice`]) and nowhere ([`NullDevice`]); wrappers that fail by plan
-//! ([`FaultDevice`]) and answer late ([`DelayDevice`]); and one conformance suite that every device
+//! ([`FaultDevice`]) and answer late ([`DelayDevice`]); the devices of one reactor and the protocols that
+//! serve them ([`DeviceSet`], [`DeviceClient`]); and one conformance suite that every device
 //! runs (feature `conformance`). Refuses: to know NVMe, to block, and to allocate after a queue was
 //! opened.
 //!
@@ -23,6 +24,7 @@ mod ledger;
 mod memory;
 mod null;
 mod request;
+mod set;
 mod shape;
 
 pub use delay::{DelayDevice, Latency};
@@ -44,5 +46,9 @@ pub use memory::{MemoryDevice, MemoryError, MemoryOptions};
 pub use null::{NullDevice, NullError, NullOptions};
 pub use request::{
     COMPLETIONS_PER_POLL_MAX, Completion, CompletionBatch, Operation, Refusal, Request,
+};
+pub use set::{
+    CLIENT_TAG_BITS, ClientId, Completions, DEVICES_MAX, DeviceClient, DevicePoller, DeviceSet,
+    Places, ReactorDevices, Submitted, WaitId, places,
 };
 pub use shape::{ShapeError, TRANSFER_BYTES_MAX};

@@ -38,9 +38,9 @@ impl Appliance {
             sum.executions += audit.executions;
             sum.executing += audit.executing;
             sum.unanswered += audit.unanswered;
-            sum.parked += audit.parked;
+            sum.waiting += audit.waiting;
         }
-        let busy = sum.executions + sum.executing + sum.unanswered + sum.parked;
+        let busy = sum.executions + sum.executing + sum.unanswered + sum.waiting;
         if busy > 0 {
             return Err(format!("commands are under way at rest: {sum:?}"));
         }

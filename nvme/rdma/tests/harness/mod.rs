@@ -14,7 +14,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use block::{Device as _, MemoryDevice, MemoryOptions, QueueOptions};
+use block::{Device as _, DeviceSet, MemoryDevice, MemoryOptions, QueueOptions, ReactorDevices};
 use hugemem::{Arena, ArenaConfig, PagePolicy};
 use nvme_rdma::{
     ConnectionSet, Domains, Listeners, PortSettings, RdmaConfig, RdmaCounters, SetParts,
@@ -110,6 +110,7 @@ pub(crate) struct Stage {
     pub(crate) host_machine: Fake,
     pub(crate) target: Arc<Target>,
     pub(crate) core: Rc<RefCell<TargetCore>>,
+    devices: ReactorDevices,
     pub(crate) arena: Arc<Arena>,
     pub(crate) device: Arc<MemoryDevice>,
     pub(crate) domains: Arc<Domains<Fake>>,
@@ -159,13 +160,16 @@ impl Stage {
             depth: 256,
             pool,
         };
-        let queue = device.open_queue(options).expect("a queue");
+        let set = Rc::new(DeviceSet::new());
+        set.attach(0, &*device, options).expect("a queue");
         let limits = CoreLimits {
             queues_max: setup.queues_max,
             executions_max: 1 << 16,
         };
-        let core = TargetCore::new(Arc::clone(&target), 0, vec![queue], limits);
+        let core = TargetCore::new(Arc::clone(&target), 0, Rc::clone(&set), limits);
         let core = Rc::new(RefCell::new(core));
+        let devices = ReactorDevices::new(set);
+        devices.add(core.clone());
         let counters = Arc::new(RdmaCounters::default());
         let parts = SetParts {
             listeners,
@@ -182,6 +186,7 @@ impl Stage {
             host_machine,
             target,
             core,
+            devices,
             arena,
             device,
             domains,
@@ -202,11 +207,19 @@ impl Stage {
                 self.set.device_event(device.index(), event, self.now);
             }
         }
+        self.set.begin_turn(self.now);
         self.set.poll_completions(self.now);
         self.set.dispatch(self.now);
         self.set.expire(self.now);
+        self.end_turn();
+    }
+
+    /// The second and the third phase of a turn.
+    pub(crate) fn end_turn(&mut self) {
+        self.devices.poll(self.now);
+        self.set.take_responses(self.now);
         self.set.flush(self.now);
-        self.core.borrow_mut().flush();
+        self.devices.flush();
     }
 
     fn take_requests(&mut self) {

@@ -1,5 +1,7 @@
 //! Commands come in: checked once, answered at once or handed back as work.
 
+use std::cell::Cell;
+
 use nvme_spec::fabrics::FabricsType;
 use nvme_spec::{Cqe, Sqe, Status};
 use reactors::Nanos;
@@ -28,7 +30,7 @@ impl TargetCore {
         entry.shared.note_traffic();
         // Apart from the rest, so that the work is built where the caller wants it.
         if is_transfer(sqe) && entry.takes_io() {
-            let checked = context(entry, &self.view, &self.lending, Fence::Later)
+            let checked = context(entry, &self.view, self.devices.lending(), Fence::Later)
                 .and_then(|context| transfer(sqe, &context));
             return match checked {
                 Ok(mut work) => {
@@ -90,7 +92,7 @@ impl TargetCore {
         }
         match decode(
             sqe,
-            &context(queue, &self.view, &self.lending, Fence::Later)?,
+            &context(queue, &self.view, self.devices.lending(), Fence::Later)?,
         )? {
             Decoded::Work(work) => {
                 queue.unanswered += 1;
@@ -299,7 +301,7 @@ pub(super) enum Fence {
 pub(super) fn context<'a>(
     queue: &Queue,
     view: &'a Published,
-    lending: &'a [bool],
+    lending: &'a [Cell<bool>],
     fence: Fence,
 ) -> Result<IoContext<'a>, Fault> {
     // Base 2.1 §3.5.2, §3.6.2: the controller is not ready (any more); a later path may be.

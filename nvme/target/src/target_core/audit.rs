@@ -26,8 +26,8 @@ pub struct CoreAudit {
     pub executing: usize,
     /// Commands that were checked and are not answered.
     pub unanswered: usize,
-    /// Commands that wait for a device to take them.
-    pub parked: usize,
+    /// Requests that wait for a device to take them.
+    pub waiting: usize,
 }
 
 impl TargetCore {
@@ -43,7 +43,7 @@ impl TargetCore {
                 .filter(|slot| self.controllers.at(*slot).is_none())
                 .count(),
             executions: self.executions.len(),
-            parked: self.executions.parked(),
+            waiting: self.devices.waiting(),
             ..CoreAudit::default()
         };
         for (_, queue) in self.queues.iter() {

@@ -8,7 +8,7 @@ use nvme_spec::Status;
 use reactors::Nanos;
 use reactors::sim::planted;
 
-use super::executions::{Command, ExecutionState, Owner};
+use super::executions::{Abandoned, Command, DeviceTag, ExecutionState, Owner};
 use super::queue::{QueueEvent, QueueKind, QueueState};
 use super::{FailedCommand, TargetCore};
 use crate::controller::state::ControllerEvent;
@@ -29,7 +29,7 @@ impl TargetCore {
         entry.fenced = 0;
         let (kind, cntlid) = (entry.kind, entry.shared.identity.cntlid);
         self.queues.retire(slot);
-        let abandoned = self.executions.abandon(slot);
+        let abandoned = self.abandon(slot);
         self.counters.orphaned.add(u64::from(abandoned.orphaned));
         self.give_up_orphans(abandoned.devices);
         if abandoned.orphaned > 0 {
@@ -55,6 +55,14 @@ impl TargetCore {
                 self.release_queue(slot);
             }
         }
+    }
+
+    /// Gives up the executions of a queue that is gone.
+    fn abandon(&mut self, slot: u32) -> Abandoned {
+        let (devices, client) = (&self.devices, self.client);
+        let cancel =
+            &mut |waiting, tag: DeviceTag| devices.cancel(client, waiting, tag.into_bits());
+        self.executions.abandon(slot, cancel)
     }
 
     /// Frees the slot of a queue whose connection is gone and whose last command came back, and
@@ -193,7 +201,10 @@ impl TargetCore {
         let Some(execution) = self.executions.find(slot, wanted) else {
             return false;
         };
-        let Some(execution) = self.executions.remove_waiting(execution) else {
+        let (devices, client) = (&self.devices, self.client);
+        let cancel =
+            &mut |waiting, tag: DeviceTag| devices.cancel(client, waiting, tag.into_bits());
+        let Some(execution) = self.executions.remove_waiting(execution, cancel) else {
             return false;
         };
         let Owner::Command(Command { tag, id, .. }) = execution.owner else {

@@ -1,6 +1,6 @@
 //! Commands are executed: in a device, step by step, or at once by the controller.
 
-use block::{Completion, DeviceError, Operation, Refusal, Request};
+use block::{Completion, DeviceError, Operation, Request, Submitted};
 use hugemem::{Data, Lease};
 use nvme_spec::Status;
 use nvme_spec::command::DatasetRange;
@@ -8,8 +8,7 @@ use reactors::Nanos;
 use reactors::sim::planted;
 use zerocopy::FromBytes;
 
-use super::draining::tell_of_failed_flush;
-use super::executions::{Command, DeviceTag, Execution, ExecutionEvent, ExecutionState, Owner};
+use super::executions::{Command, DeviceTag, Execution, ExecutionState, Owner};
 use super::queue::{Passage, Queue, QueueEvent, QueueState};
 use super::{FailedCommand, TargetCore, Timing};
 use crate::admin::AdminWork;
@@ -226,7 +225,7 @@ impl TargetCore {
             // A flush follows: it covers all that the read found, even what came while it went on.
             IoOperation::Read | IoOperation::DurableRead => (Operation::Read, data),
             IoOperation::Write { .. } if work.blocks == 0 => {
-                self.devices[usize::from(work.device)].count_filled();
+                self.devices.count_filled(usize::from(work.device));
                 return Ok(None);
             }
             IoOperation::Write { fua } => (Operation::Write { fua }, data),
@@ -291,7 +290,7 @@ impl TargetCore {
         };
         let queue = match execution.owner {
             Owner::Command(command) => self.queues.at(command.queue),
-            Owner::Shutdown { .. } | Owner::Drain => None,
+            Owner::Shutdown { .. } => None,
         };
         if let Some(queue) = queue {
             let subsystem = self.view.subsystem(queue.subsystem);
@@ -357,7 +356,7 @@ impl TargetCore {
             }
             IoOperation::FlushAll => {
                 let devices = &mut self.executions.kept(tag.slot).devices;
-                *devices &= self.present;
+                *devices &= self.devices.present();
                 if *devices == 0 {
                     return None;
                 }
@@ -403,23 +402,15 @@ impl TargetCore {
         let Some(execution) = self.executions.get_mut(tag) else {
             return Ok(());
         };
-        let device = execution.work.device;
-        if self.executions.has_line(device) {
-            self.counters.deferred.add(1);
-            self.executions.park(tag, request);
-            return Ok(());
-        }
-        match self.devices[usize::from(device)].submit(request) {
-            Ok(()) => {
-                self.rota.took(device);
-                Ok(())
-            }
-            Err(Refusal::Later(request)) => {
+        let device = usize::from(execution.work.device);
+        match self.devices.submit(self.client, device, request) {
+            Ok(Submitted::Taken) => Ok(()),
+            Ok(Submitted::Waiting(waiting)) => {
                 self.counters.deferred.add(1);
-                self.executions.park(tag, request);
+                execution.waiting = Some(waiting);
                 Ok(())
             }
-            Err(Refusal::Never(_, error)) => Err(self.device_fault(tag, error)),
+            Err(error) => Err(self.device_fault(tag, error)),
         }
     }
 
@@ -448,28 +439,35 @@ impl TargetCore {
             self.counters.stale_completions.add(1);
             return;
         };
+        // A device that completes what it never took.
+        if let Some(waiting) = execution.waiting
+            && (self.devices).is_waiting(self.client, waiting, tag.into_bits())
+        {
+            self.counters.stale_completions.add(1);
+            return;
+        }
         if planted("completion-lost") && tag.generation % 16 == 7 {
             return;
         }
         match (execution.state, completion.result) {
-            (ExecutionState::InDevice, Ok(())) => {
+            (ExecutionState::Submitted, Ok(())) => {
                 if execution.work.operation.is_single() {
                     self.finish_later(tag, Ok(()), completion.data);
                 } else {
                     self.step_done(tag, completion.data);
                 }
             }
-            (ExecutionState::InDevice, Err(_)) if hides_flush_error(execution) => {
+            (ExecutionState::Submitted, Err(_)) if hides_flush_error(execution) => {
                 let data = self.executions.kept(tag.slot).data.take();
                 self.finish_later(tag, Ok(()), data);
             }
-            (ExecutionState::InDevice, Err(error)) if hides_error(error) => {
+            (ExecutionState::Submitted, Err(error)) if hides_error(error) => {
                 self.finish_later(tag, Ok(()), completion.data);
             }
-            (ExecutionState::InDevice, Err(error)) => self.device_failed(tag, error),
+            (ExecutionState::Submitted, Err(error)) => self.device_failed(tag, error),
             (ExecutionState::Orphan, _) => self.finish_orphan(tag),
-            // The device never had it.
-            (ExecutionState::Parked | ExecutionState::Fenced, _) => {
+            // No device ever had it.
+            (ExecutionState::Fenced, _) => {
                 self.counters.stale_completions.add(1);
             }
         }
@@ -489,9 +487,9 @@ impl TargetCore {
     /// A device that had a request is gone, and with it the completion.
     pub(super) fn device_lost(&mut self, tag: DeviceTag, error: DeviceError) {
         match self.executions.get(tag).map(|execution| execution.state) {
-            Some(ExecutionState::InDevice) => self.device_failed(tag, error),
+            Some(ExecutionState::Submitted) => self.device_failed(tag, error),
             Some(ExecutionState::Orphan) => self.finish_orphan(tag),
-            Some(ExecutionState::Parked | ExecutionState::Fenced) | None => {}
+            Some(ExecutionState::Fenced) | None => {}
         }
     }
 
@@ -506,38 +504,6 @@ impl TargetCore {
         if let Some(result) = over {
             self.finish_later(tag, result, None);
         }
-    }
-
-    /// Tries the lines of requests that devices put off again. Returns how many moved.
-    pub(super) fn retry_parked(&mut self) -> usize {
-        let mut moved = 0;
-        for device in 0..self.devices.len() {
-            // Fewer than 128 devices.
-            while let Some((tag, request)) = self.executions.unpark(device as u8) {
-                match self.devices[device].submit(request) {
-                    Ok(()) => {
-                        self.rota.took(device as u8);
-                        if let Some(execution) = self.executions.get_mut(tag) {
-                            execution.apply(ExecutionEvent::Taken);
-                        }
-                    }
-                    Err(Refusal::Later(request)) => {
-                        if !planted("deferred-lost") {
-                            self.executions.park_first(tag, request);
-                        }
-                        break;
-                    }
-                    Err(Refusal::Never(_, error)) => {
-                        if let Some(execution) = self.executions.get_mut(tag) {
-                            execution.apply(ExecutionEvent::Taken);
-                        }
-                        self.device_failed(tag, error);
-                    }
-                }
-                moved += 1;
-            }
-        }
-        moved
     }
 
     /// Ends an execution whose answer goes through the inbox.
@@ -575,10 +541,6 @@ impl TargetCore {
                 if self.controllers.get(controller, generation).is_some() {
                     self.flushed_for_shutdown(controller, result);
                 }
-                return None;
-            }
-            Owner::Drain => {
-                tell_of_failed_flush(result);
                 return None;
             }
         };

@@ -1,13 +1,13 @@
-//! Commands in execution: a fixed table, its states, and the lines of those that a device put off.
+//! Commands in execution: a fixed table and its states.
 //!
 //! An execution is a chain of device requests, one at a time: one for most commands, one per range
 //! for Dataset Management, one per device for a Flush of all namespaces. The device's tag is slot
 //! and generation, so that a completion nobody waits for is recognised.
 //!
-//! Two kinds of intrusive lists run through the table, so that nothing has to search it: the
-//! executions of each queue, newest first, and the parked executions of each device, oldest first.
+//! An intrusive list of the executions of each queue, newest first, runs through the table, so that
+//! nothing has to search it.
 
-use block::Request;
+use block::WaitId;
 use hugemem::Data;
 use reactors::Nanos;
 use reactors::sim::planted;
@@ -22,11 +22,10 @@ const NONE: u32 = u32::MAX;
 /// Where an execution stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ExecutionState {
-    /// A request is in the device; its completion moves the execution on.
-    InDevice,
-    /// The device put the request off; a poll after the device completed something moves it on.
-    Parked,
-    /// A request is in the device, but the queue is gone: its completion frees the slot.
+    /// A request is in a device, or waits until the device takes it; its completion moves the
+    /// execution on.
+    Submitted,
+    /// A request is in a device, but the queue is gone: its completion frees the slot.
     Orphan,
     /// No request is made yet: the host's fence holds the command back. The end of the fence moves
     /// it on.
@@ -36,13 +35,11 @@ pub(crate) enum ExecutionState {
 /// What happens to an execution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ExecutionEvent {
-    /// The device took the (next) request.
-    Taken,
-    /// The device put the (next) request off.
-    Deferred,
-    /// The last request is done, or the command was aborted in line: an answer goes out.
+    /// The first request is made.
+    Started,
+    /// The last request is done, or no device has one: the execution is over.
     Finished,
-    /// The queue is gone.
+    /// The queue is gone, and a device has a request.
     Abandoned,
 }
 
@@ -59,14 +56,13 @@ pub(crate) enum Next {
 
 /// The move that an event makes.
 pub(crate) const fn transition(state: ExecutionState, event: ExecutionEvent) -> Next {
-    use ExecutionEvent::{Abandoned, Deferred, Finished, Taken};
-    use ExecutionState::{Fenced, InDevice, Orphan, Parked};
+    use ExecutionEvent::{Abandoned, Finished, Started};
+    use ExecutionState::{Fenced, Orphan, Submitted};
     match (state, event) {
-        (InDevice | Parked | Fenced, Taken) => Next::State(InDevice),
-        (InDevice | Parked, Deferred) => Next::State(Parked),
-        (InDevice | Orphan, Finished) | (Parked | Fenced, Finished | Abandoned) => Next::Free,
-        (InDevice, Abandoned) => Next::State(Orphan),
-        (Orphan, Taken | Deferred | Abandoned) | (Fenced, Deferred) => Next::Never,
+        (Fenced, Started) => Next::State(Submitted),
+        (_, Finished) => Next::Free,
+        (Submitted, Abandoned) => Next::State(Orphan),
+        (Submitted | Orphan, Started) | (Orphan | Fenced, Abandoned) => Next::Never,
     }
 }
 
@@ -88,8 +84,6 @@ pub(crate) enum Owner {
     Command(Command),
     /// The flush of a controller's normal shutdown.
     Shutdown { controller: u32, generation: u32 },
-    /// The flush before the core comes to rest.
-    Drain,
 }
 
 /// One command in execution.
@@ -106,8 +100,8 @@ pub(crate) struct Execution {
     pub(crate) step: u16,
     /// Whether [`Kept`] holds anything of it.
     keeps: bool,
-    /// Neighbours in its device's line, while it is parked.
-    line: Links,
+    /// The latest request's name in its device's line, if it ever waited.
+    pub(crate) waiting: Option<WaitId>,
     /// Neighbours among its queue's executions.
     of_queue: Links,
 }
@@ -128,7 +122,7 @@ impl Links {
 
 impl Execution {
     pub(crate) fn new(owner: Owner, work: IoWork, came: Nanos, started: Nanos) -> Self {
-        let state = ExecutionState::InDevice;
+        let state = ExecutionState::Submitted;
         Self {
             state,
             owner,
@@ -137,7 +131,7 @@ impl Execution {
             started,
             step: 0,
             keeps: false,
-            line: Links::ALONE,
+            waiting: None,
             of_queue: Links::ALONE,
         }
     }
@@ -163,8 +157,6 @@ impl Execution {
 /// What an execution keeps while it waits; apart from [`Execution`], because most never need it.
 #[derive(Default)]
 pub(crate) struct Kept {
-    /// The request that the device put off.
-    pub(crate) request: Option<Request>,
     /// The ranges of Dataset Management, or what a durable read found.
     pub(crate) data: Option<Data>,
     /// Devices that a Flush of all namespaces has yet to reach.
@@ -173,23 +165,18 @@ pub(crate) struct Kept {
     pub(crate) failed: Option<Fault>,
 }
 
-/// A line of parked executions.
-#[derive(Clone, Copy)]
-struct Line {
-    head: u32,
-    tail: u32,
-}
-
 /// All commands in execution of one core.
 pub(crate) struct Executions {
     slots: Slots<Execution>,
     kept: Box<[Kept]>,
-    /// By device.
-    lines: Box<[Line]>,
     /// By the slot of a queue: its newest execution.
     newest: Box<[u32]>,
-    parked: usize,
 }
+
+/// Bits of a device's tag that name the slot; the others have the generation.
+const SLOT_BITS: u32 = 24;
+
+const _: () = assert!(SLOT_BITS + u32::BITS <= block::CLIENT_TAG_BITS);
 
 /// Slot and generation, as a device sees them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -201,50 +188,31 @@ pub(crate) struct DeviceTag {
 impl DeviceTag {
     #[inline]
     pub(crate) fn into_bits(self) -> u64 {
-        u64::from(self.generation) << 32 | u64::from(self.slot)
+        u64::from(self.generation) << SLOT_BITS | u64::from(self.slot)
     }
 
     #[inline]
     pub(crate) fn from_bits(bits: u64) -> Self {
         Self {
-            slot: bits as u32,
-            generation: (bits >> 32) as u32,
+            slot: bits as u32 & ((1 << SLOT_BITS) - 1),
+            generation: (bits >> SLOT_BITS) as u32,
         }
     }
 }
 
 impl Executions {
-    pub(crate) fn new(capacity: usize, devices: usize, queues: usize) -> Self {
+    pub(crate) fn new(capacity: usize, queues: usize) -> Self {
+        assert!(capacity <= 1 << SLOT_BITS, "too many executions for a tag");
         Self {
             slots: Slots::new(capacity),
             kept: (0..capacity).map(|_| Kept::default()).collect(),
-            lines: vec![
-                Line {
-                    head: NONE,
-                    tail: NONE
-                };
-                devices
-            ]
-            .into_boxed_slice(),
             newest: vec![NONE; queues].into_boxed_slice(),
-            parked: 0,
         }
     }
 
     /// Executions now.
     pub(crate) fn len(&self) -> usize {
         self.slots.len()
-    }
-
-    /// Executions that wait for a device.
-    pub(crate) fn parked(&self) -> usize {
-        self.parked
-    }
-
-    /// Whether a device has a line, which new requests must join at its end.
-    #[inline]
-    pub(crate) fn has_line(&self, device: u8) -> bool {
-        self.lines[usize::from(device)].head != NONE
     }
 
     /// Begins an execution; `None` when the table is full.
@@ -317,60 +285,7 @@ impl Executions {
     pub(crate) fn remove(&mut self, tag: DeviceTag) -> Option<Execution> {
         let state = self.slots.get(tag.slot, tag.generation)?.state;
         debug_assert_eq!(transition(state, ExecutionEvent::Finished), Next::Free);
-        debug_assert_ne!(
-            state,
-            ExecutionState::Parked,
-            "a parked execution is in line"
-        );
         self.take(tag.slot)
-    }
-
-    /// Puts an execution whose request the device put off at the end of the device's line.
-    pub(crate) fn park(&mut self, tag: DeviceTag, request: Request) {
-        let Some(execution) = self.slots.get_mut(tag.slot, tag.generation) else {
-            debug_assert!(false, "only a live execution is parked");
-            return;
-        };
-        execution.apply(ExecutionEvent::Deferred);
-        let line = &mut self.lines[usize::from(execution.work.device)];
-        let previous = std::mem::replace(&mut line.tail, tag.slot);
-        execution.line = Links {
-            previous,
-            next: NONE,
-        };
-        if previous == NONE {
-            line.head = tag.slot;
-        } else if let Some(last) = self.slots.at_mut(previous) {
-            last.line.next = tag.slot;
-        }
-        self.kept(tag.slot).request = Some(request);
-        self.parked += 1;
-    }
-
-    /// Takes the first of a device's line out, with its request, to be tried again.
-    pub(crate) fn unpark(&mut self, device: u8) -> Option<(DeviceTag, Request)> {
-        let slot = self.lines[usize::from(device)].head;
-        self.leave_line(slot)?;
-        let request = self.kept[slot as usize].request.take();
-        debug_assert!(request.is_some(), "a parked execution keeps its request");
-        Some((self.tag(slot), request?))
-    }
-
-    /// Takes a parked execution out of its device's line, wherever it stands.
-    fn leave_line(&mut self, slot: u32) -> Option<()> {
-        let execution = self.slots.at(slot)?;
-        let device = usize::from(execution.work.device);
-        let Links { previous, next } = execution.line;
-        match self.slots.at_mut(previous) {
-            Some(before) => before.line.next = next,
-            None => self.lines[device].head = next,
-        }
-        match self.slots.at_mut(next) {
-            Some(after) => after.line.previous = previous,
-            None => self.lines[device].tail = previous,
-        }
-        self.parked -= 1;
-        Some(())
     }
 
     /// The tag of the execution in `slot`.
@@ -379,37 +294,21 @@ impl Executions {
         DeviceTag { slot, generation }
     }
 
-    /// Puts the first of a device's line back where it was.
-    pub(crate) fn park_first(&mut self, tag: DeviceTag, request: Request) {
-        let Some(execution) = self.slots.get_mut(tag.slot, tag.generation) else {
-            debug_assert!(false, "only a live execution is parked");
-            return;
-        };
-        execution.apply(ExecutionEvent::Deferred);
-        let line = &mut self.lines[usize::from(execution.work.device)];
-        let next = std::mem::replace(&mut line.head, tag.slot);
-        execution.line = Links {
-            previous: NONE,
-            next,
-        };
-        if next == NONE {
-            line.tail = tag.slot;
-        } else if let Some(first) = self.slots.at_mut(next) {
-            first.line.previous = tag.slot;
-        }
-        self.kept(tag.slot).request = Some(request);
-        self.parked += 1;
-    }
-
-    /// Frees an execution of which the device has nothing: a parked or a fenced one.
+    /// Frees an execution of which no device has anything: one that a fence holds back, or whose
+    /// request `cancel` takes out of its line.
     #[inline(never)]
-    pub(crate) fn remove_waiting(&mut self, slot: u32) -> Option<Execution> {
-        match self.slots.at(slot)?.state {
-            ExecutionState::Parked => self.leave_line(slot)?,
-            ExecutionState::Fenced => {}
-            ExecutionState::InDevice | ExecutionState::Orphan => return None,
-        }
-        self.take(slot)
+    pub(crate) fn remove_waiting(
+        &mut self,
+        slot: u32,
+        cancel: &mut dyn FnMut(WaitId, DeviceTag) -> bool,
+    ) -> Option<Execution> {
+        let execution = self.slots.at(slot)?;
+        let is_free = match (execution.state, execution.waiting) {
+            (ExecutionState::Fenced, _) => true,
+            (ExecutionState::Submitted, Some(waiting)) => cancel(waiting, self.tag(slot)),
+            (ExecutionState::Submitted, None) | (ExecutionState::Orphan, _) => false,
+        };
+        is_free.then(|| self.take(slot)).flatten()
     }
 
     /// The slot of a command of a queue, by its identifier. Costs what the queue has in execution.
@@ -470,24 +369,23 @@ impl Executions {
         of_it.map(|(slot, execution)| (self.tag(slot), execution))
     }
 
-    /// The queue of `slot` is gone: frees what waits here, orphans what is in a device. Costs what
-    /// the queue has in execution.
-    pub(crate) fn abandon(&mut self, queue: u32) -> Abandoned {
+    /// The queue of `slot` is gone: frees what no device has, orphans the rest. Costs what the queue
+    /// has in execution.
+    pub(crate) fn abandon(
+        &mut self,
+        queue: u32,
+        cancel: &mut dyn FnMut(WaitId, DeviceTag) -> bool,
+    ) -> Abandoned {
         let mut abandoned = Abandoned::default();
         let mut next = self.newest.get(queue as usize).copied().unwrap_or(NONE);
-        while let Some(execution) = self.slots.at_mut(next) {
+        while let Some(execution) = self.slots.at(next) {
             let slot = std::mem::replace(&mut next, execution.of_queue.next);
-            match transition(execution.state, ExecutionEvent::Abandoned) {
-                Next::State(state) => {
-                    execution.state = state;
-                    abandoned.orphaned += 1;
-                    abandoned.devices |= 1 << execution.work.device;
-                }
-                Next::Free => {
-                    self.remove_waiting(slot);
-                    abandoned.freed += 1;
-                }
-                Next::Never => debug_assert!(false, "a queue goes once"),
+            if self.remove_waiting(slot, cancel).is_some() {
+                abandoned.freed += 1;
+            } else if let Some(execution) = self.slots.at_mut(slot) {
+                execution.apply(ExecutionEvent::Abandoned);
+                abandoned.orphaned += 1;
+                abandoned.devices |= 1 << execution.work.device;
             }
         }
         abandoned
@@ -505,8 +403,6 @@ pub(crate) struct Abandoned {
 
 #[cfg(test)]
 mod tests {
-    use block::Operation;
-
     use super::*;
     use crate::io::IoOperation;
 
@@ -529,77 +425,33 @@ mod tests {
         Execution::new(owner, work, Nanos::ZERO, Nanos::ZERO)
     }
 
-    fn request(tag: DeviceTag) -> Request {
-        let tag = tag.into_bits();
-        Request {
-            tag,
-            operation: Operation::Flush,
-            lba: 0,
-            blocks: 0,
-            data: None,
-        }
-    }
-
-    fn parked(executions: &mut Executions, command_id: u16) -> DeviceTag {
-        let tag = executions.insert(execution(3, command_id)).expect("room");
-        executions.park(tag, request(tag));
-        tag
+    /// No device's line has anything.
+    fn nothing(_: WaitId, _: DeviceTag) -> bool {
+        false
     }
 
     #[test]
     fn tags_carry_slot_and_generation() {
         let tag = DeviceTag {
-            slot: 0x1234_5678,
+            slot: 0x12_3456,
             generation: 0x9abc_def0,
         };
         assert_eq!(DeviceTag::from_bits(tag.into_bits()), tag);
     }
 
     #[test]
-    fn a_line_is_served_in_order() {
-        let mut executions = Executions::new(8, 1, 8);
-        assert!(!executions.has_line(0));
-        let tags = [1, 2, 3].map(|id| parked(&mut executions, id));
-        assert!(executions.has_line(0));
-        let (first, request) = executions.unpark(0).expect("in line");
-        assert_eq!(first, tags[0]);
-        executions.park_first(first, request);
-        for tag in tags {
-            assert_eq!(executions.unpark(0).map(|(tag, _)| tag), Some(tag));
-        }
-        assert!(executions.unpark(0).is_none());
-        assert_eq!(executions.parked(), 0);
-    }
-
-    #[test]
-    fn any_place_in_a_line_can_be_left() {
-        for leaving in 0..3 {
-            let mut executions = Executions::new(8, 1, 8);
-            let tags = [1, 2, 3].map(|id| parked(&mut executions, id));
-            assert!(executions.remove_waiting(tags[leaving].slot).is_some());
-            assert!(executions.remove_waiting(tags[leaving].slot).is_none());
-            let fourth = parked(&mut executions, 4);
-            let mut rest: Vec<_> = tags
-                .into_iter()
-                .filter(|tag| *tag != tags[leaving])
-                .collect();
-            rest.push(fourth);
-            for tag in rest {
-                assert_eq!(executions.unpark(0).map(|(tag, _)| tag), Some(tag));
-            }
-            assert!(executions.unpark(0).is_none());
-        }
-    }
-
-    #[test]
     fn a_queue_that_goes_leaves_orphans_only_in_devices() {
-        let mut executions = Executions::new(8, 1, 8);
+        let mut executions = Executions::new(8, 8);
         let in_device = executions.insert(execution(3, 1)).expect("room");
-        let in_line = parked(&mut executions, 2);
+        let fenced = Execution {
+            state: ExecutionState::Fenced,
+            ..execution(3, 2)
+        };
+        let fenced = executions.insert(fenced).expect("room");
         let other = executions.insert(execution(4, 1)).expect("room");
-        assert_eq!(executions.find(3, 2), Some(in_line.slot));
+        assert_eq!(executions.find(3, 2), Some(fenced.slot));
         assert_eq!(
-            executions.abandon(3),
+            executions.abandon(3, &mut nothing),
             Abandoned {
                 freed: 1,
                 orphaned: 1,
@@ -612,9 +464,9 @@ mod tests {
         );
         assert_eq!(
             executions.slots.at(other.slot).map(|it| it.state),
-            Some(ExecutionState::InDevice)
+            Some(ExecutionState::Submitted)
         );
-        assert_eq!((executions.len(), executions.parked()), (2, 0));
+        assert_eq!(executions.len(), 2);
         assert!(executions.remove(in_device).is_some());
         assert!(
             executions.remove(in_device).is_none(),
@@ -625,7 +477,7 @@ mod tests {
     /// Each queue's list holds its own executions, whichever of them go first.
     #[test]
     fn a_queue_finds_its_own_executions() {
-        let mut executions = Executions::new(16, 1, 8);
+        let mut executions = Executions::new(16, 8);
         let tags: Vec<_> = (0..12)
             .map(|id| {
                 let execution = execution(u32::from(id % 3), id);
@@ -639,18 +491,18 @@ mod tests {
             assert_eq!(executions.find(2, gone as u16), None);
         }
         assert_eq!(executions.find(2, 8), Some(tags[8].slot));
-        assert_eq!(executions.abandon(2).orphaned, 1);
+        assert_eq!(executions.abandon(2, &mut nothing).orphaned, 1);
         assert!(executions.is_orphan(tags[8]) && !executions.is_orphan(tags[7]));
         assert!(executions.remove(tags[8]).is_some());
         assert_eq!(executions.find(2, 8), None);
-        assert_eq!(executions.abandon(2), Abandoned::default());
-        assert_eq!(executions.abandon(0).orphaned, 4);
-        assert_eq!(executions.abandon(7), Abandoned::default());
+        assert_eq!(executions.abandon(2, &mut nothing), Abandoned::default());
+        assert_eq!(executions.abandon(0, &mut nothing).orphaned, 4);
+        assert_eq!(executions.abandon(7, &mut nothing), Abandoned::default());
     }
 
     #[test]
     fn fenced_executions_are_found_oldest_first() {
-        let mut executions = Executions::new(8, 1, 8);
+        let mut executions = Executions::new(8, 8);
         let mut fenced = Vec::new();
         for id in 0..6 {
             let mut one = execution(3, id);
@@ -666,32 +518,29 @@ mod tests {
         let found = std::iter::successors(first, |tag| executions.next_fenced(*tag));
         assert_eq!(found.collect::<Vec<_>>(), fenced);
         assert_eq!(executions.first_fenced(4), None);
-        assert!(executions.remove_waiting(fenced[0].slot).is_some());
+        assert!(
+            executions
+                .remove_waiting(fenced[0].slot, &mut nothing)
+                .is_some()
+        );
         assert_eq!(executions.first_fenced(3), Some(fenced[1]));
-        assert_eq!(executions.abandon(3).freed, 2);
+        assert_eq!(executions.abandon(3, &mut nothing).freed, 2);
     }
 
     #[test]
     fn every_move_is_decided() {
-        use ExecutionEvent::{Abandoned, Deferred, Finished, Taken};
-        use ExecutionState::{Fenced, InDevice, Orphan, Parked};
+        use ExecutionEvent::{Abandoned, Finished, Started};
+        use ExecutionState::{Fenced, Orphan, Submitted};
         let rows = [
-            (InDevice, Taken, Next::State(InDevice)),
-            (InDevice, Deferred, Next::State(Parked)),
-            (InDevice, Finished, Next::Free),
-            (InDevice, Abandoned, Next::State(Orphan)),
-            (Parked, Taken, Next::State(InDevice)),
-            (Parked, Deferred, Next::State(Parked)),
-            (Parked, Finished, Next::Free),
-            (Parked, Abandoned, Next::Free),
+            (Submitted, Started, Next::Never),
+            (Submitted, Finished, Next::Free),
+            (Submitted, Abandoned, Next::State(Orphan)),
+            (Orphan, Started, Next::Never),
             (Orphan, Finished, Next::Free),
-            (Orphan, Taken, Next::Never),
-            (Orphan, Deferred, Next::Never),
             (Orphan, Abandoned, Next::Never),
-            (Fenced, Taken, Next::State(InDevice)),
-            (Fenced, Deferred, Next::Never),
+            (Fenced, Started, Next::State(Submitted)),
             (Fenced, Finished, Next::Free),
-            (Fenced, Abandoned, Next::Free),
+            (Fenced, Abandoned, Next::Never),
         ];
         for (state, event, next) in rows {
             assert_eq!(transition(state, event), next, "{state:?} {event:?}");

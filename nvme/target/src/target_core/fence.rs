@@ -14,7 +14,7 @@ use reactors::sim::planted;
 
 use super::execution::Stopped;
 use super::executions::{Command, DeviceTag, Execution, ExecutionEvent, Owner};
-use super::{FailedCommand, TargetCore, rota};
+use super::{FailedCommand, TargetCore};
 use crate::controller::state::{ControllerEvent, ControllerState};
 use crate::interface::Completed;
 use crate::io::IoWork;
@@ -31,10 +31,8 @@ impl TargetCore {
             return;
         }
         let executions = &self.executions;
-        for place in rota::places(devices) {
-            let is_orphan = &mut |tag| executions.is_orphan(DeviceTag::from_bits(tag));
-            self.devices[place].give_up(is_orphan);
-        }
+        let is_orphan = &mut |tag| executions.is_orphan(DeviceTag::from_bits(tag));
+        self.devices.give_up(self.client, devices, is_orphan);
     }
 
     /// Has the orphans of a queue ended by force when it is due.
@@ -74,11 +72,9 @@ impl TargetCore {
                 next = now + OVERDUE_INTERVAL;
                 queue.overdue_at = Some(next);
                 let executions = &self.executions;
-                for device in &mut self.devices {
-                    device.abandon(&mut |tag| {
-                        executions.is_orphan_of(slot, DeviceTag::from_bits(tag))
-                    });
-                }
+                let is_overdue =
+                    &mut |tag| executions.is_orphan_of(slot, DeviceTag::from_bits(tag));
+                self.devices.abandon(self.client, is_overdue);
             }
             self.orphans_due = Some(self.orphans_due.map_or(next, |first| first.min(next)));
         }
@@ -157,7 +153,7 @@ impl TargetCore {
                 Err(Stopped::Failed(fault)) => Some(Err(fault)),
                 Ok(()) => {
                     if let Some(execution) = self.executions.get_mut(tag) {
-                        execution.apply(ExecutionEvent::Taken);
+                        execution.apply(ExecutionEvent::Started);
                     }
                     let data = match self.executions.kept(tag.slot).data.take() {
                         Some(Data::Lease(lease)) => Some(lease),

@@ -28,10 +28,10 @@ impl TargetCore {
         if sqe.io_opcode() != IoOpcode::READ || !is_transfer(sqe) || !queue.takes_io() {
             return None;
         }
-        let context = context(queue, &self.view, &self.lending, Fence::Stops).ok()?;
+        let context = context(queue, &self.view, self.devices.lending(), Fence::Stops).ok()?;
         let read = lendable_read(sqe, &context)?;
         let device = usize::from(read.device);
-        let data = self.devices.get_mut(device)?.lend(read.lba, read.blocks)?;
+        let data = self.devices.lend(device, read.lba, read.blocks)?;
         self.counters.commands.add(1);
         queue.shared.note_traffic();
         count(&self.counters, id, device, |counters| {
@@ -63,11 +63,10 @@ impl TargetCore {
         if sqe.io_opcode() != IoOpcode::WRITE || !is_transfer(sqe) || !queue.takes_io() {
             return None;
         }
-        let context = context(queue, &self.view, &self.lending, Fence::Stops).ok()?;
+        let context = context(queue, &self.view, self.devices.lending(), Fence::Stops).ok()?;
         let (device, lba) = write_in_capsule(sqe, data.len(), &context)?;
-        self.rota.served(device);
         let device = usize::from(device);
-        if !self.devices.get_mut(device)?.write_at_once(lba, data) {
+        if !self.devices.write_at_once(device, lba, data) {
             return None;
         }
         self.counters.commands.add(1);
@@ -87,9 +86,10 @@ impl TargetCore {
         let WorkKind::Io(io) = &work.kind else {
             return None;
         };
-        let device = self.devices.get(usize::from(io.device))?;
         // With Force Unit Access a flush may be needed, which the device itself takes care of.
-        if io.operation != (IoOperation::Write { fua: false }) || !device.fills_at_once() {
+        if io.operation != (IoOperation::Write { fua: false })
+            || !self.devices.fills_at_once(usize::from(io.device))
+        {
             return None;
         }
         let queue = self.queues.get(id.slot, id.generation)?;
@@ -122,10 +122,8 @@ impl TargetCore {
             return false;
         }
         debug_assert!(bytes.is_multiple_of(block) && bytes <= work.bytes as usize);
-        let Some(device) = self.devices.get_mut(usize::from(io.device)) else {
-            return false;
-        };
-        let filled = device.fill_at_once(io.lba, bytes, fill);
+        let device = usize::from(io.device);
+        let filled = self.devices.fill_at_once(device, io.lba, bytes, fill);
         if filled {
             // No more than the command's own blocks and bytes, which have these types.
             let blocks = (bytes / block) as u32;
@@ -154,7 +152,7 @@ impl TargetCore {
             return None;
         }
         let device = usize::from(work.device);
-        let loan = self.devices.get_mut(device)?.lend(work.lba, work.blocks)?;
+        let loan = self.devices.lend(device, work.lba, work.blocks)?;
         count(&self.counters, id, device, |counters| {
             counters.read(work.bytes);
         });

@@ -1,14 +1,13 @@
-//! What a poll looks at: other reactors' calls, devices, lines of requests, timers.
+//! What a poll looks at: other reactors' calls and timers.
 
 use std::sync::Arc;
 
-use block::CompletionBatch;
 use reactors::Nanos;
 use reactors::sim::planted;
 
+use super::TargetCore;
 use super::executions::{Execution, Owner};
 use super::queue::LOGGED_ERRORS_MAX;
-use super::{TargetCore, rota};
 use crate::controller::events::EventKind;
 use crate::controller::state::{ControllerEvent, ControllerState};
 use crate::controller::{Effect, Parting};
@@ -16,12 +15,9 @@ use crate::interface::Completed;
 use crate::io::{IoOperation, IoWork};
 use crate::status::Fault;
 
-/// Batches taken from one device in one poll: a busy device does not starve the rest of the turn.
-const BATCHES_PER_POLL_MAX: usize = 4;
-
 impl TargetCore {
-    /// Polls the devices, retries what they put off, and looks at timers and at what other reactors
-    /// changed. Returns how much there was to do.
+    /// Looks at timers and at what other reactors changed, after the devices were polled. Returns how
+    /// much there was to do.
     pub fn poll(&mut self, now: Nanos) -> usize {
         self.begin_turn(now);
         self.polled_at = now;
@@ -30,12 +26,6 @@ impl TargetCore {
         if self.target.attention(self.reactor) != self.attention_seen {
             self.look(now);
             moved += 1;
-        }
-        for device in rota::places(self.rota.begin_turn(self.devices.len())) {
-            moved += self.poll_device(device);
-        }
-        if self.executions.parked() > 0 {
-            moved += self.retry_parked();
         }
         if self.has_leaving {
             self.look_at_leaving(now);
@@ -46,28 +36,11 @@ impl TargetCore {
         if self.log_refill_at.is_some_and(|refill| refill <= now) {
             self.refill_logs();
         }
+        let strays = self.devices.take_strays();
+        if strays > 0 {
+            self.counters.stale_completions.add(strays);
+        }
         self.counters.executions.set(self.executions.len() as u64);
-        moved
-    }
-
-    #[inline]
-    fn poll_device(&mut self, device: usize) -> usize {
-        let mut moved = 0;
-        let mut batch = CompletionBatch::new();
-        for _ in 0..BATCHES_PER_POLL_MAX {
-            let count = self.devices[device].poll(&mut batch);
-            moved += count;
-            let full = batch.is_full();
-            for completion in batch.drain(..) {
-                self.device_done(completion);
-            }
-            if !full {
-                break;
-            }
-        }
-        if self.devices[device].in_flight() == 0 {
-            self.rota.rests(device);
-        }
         moved
     }
 
@@ -108,7 +81,6 @@ impl TargetCore {
     /// Tells every controller of a changed configuration.
     fn take_over(&mut self, now: Nanos) {
         let view = Arc::clone(&self.view);
-        self.make_places(view.devices.len());
         for slot in 0..self.controllers.capacity() {
             let Some(controller) = self.controllers.at_mut(slot) else {
                 continue;

@@ -234,9 +234,9 @@ impl TargetCore {
         }
     }
 
-    /// Counts what went in the turn that ended at `now`.
+    /// A transport begins its turn: counts what went in the turn that ended at `now`.
     #[inline]
-    pub(super) fn begin_turn(&mut self, now: Nanos) {
+    pub fn begin_turn(&mut self, now: Nanos) {
         if self.departures.gone > 0 || !self.departures.served.is_empty() {
             self.count_departures(now);
         }

@@ -59,12 +59,12 @@ fn run(world: &mut World, io: Link, requests: usize) -> u64 {
             }
             issued += 1;
         }
-        node.core.poll(world.now);
+        node.poll(world.now);
         while let Some(Completed { bytes: moved, .. }) = node.core.next_completion(node.tcp) {
             bytes += u64::from(moved);
             done += 1;
         }
-        node.core.flush();
+        node.flush();
     }
     bytes
 }

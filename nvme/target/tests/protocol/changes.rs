@@ -2,13 +2,12 @@
 
 use std::sync::Arc;
 
-use block::{Device, MemoryDevice, MemoryOptions, NullDevice, NullOptions, QueueOptions};
+use block::{Device, Drain, MemoryDevice, MemoryOptions, NullDevice, NullOptions, QueueOptions};
 use hugemem::PagePolicy;
 use nvme_spec::sgl::SglDescriptor;
 use nvme_spec::{NSID_BROADCAST, Sqe, Status};
 use nvme_target::{
-    Admission, CloseReason, DeviceDrain, DeviceIndex, NamespaceConfig, Outstanding,
-    SubsystemConfig, TargetError,
+    Admission, CloseReason, DeviceIndex, NamespaceConfig, Outstanding, SubsystemConfig, TargetError,
 };
 
 use crate::harness::{
@@ -40,15 +39,16 @@ fn attach(world: &mut World, device: &Arc<dyn Device>) -> DeviceIndex {
             depth: 16,
             pool: node.pool.clone(),
         };
-        let queue = device.open_queue(options).expect("a queue");
-        node.core.attach_device(place, queue);
+        let attached = node.attach(usize::from(place.0), &**device, options);
+        attached.expect("a queue");
     }
     place
 }
 
-fn detach(world: &mut World, device: DeviceIndex) -> Vec<DeviceDrain> {
+fn detach(world: &mut World, device: DeviceIndex) -> Vec<Drain> {
     let nodes = world.nodes.iter_mut();
-    nodes.map(|node| node.core.detach_device(device)).collect()
+    let place = usize::from(device.0);
+    nodes.map(|node| node.detach(place)).collect()
 }
 
 /// What the configuration says of a subsystem at first.
@@ -134,7 +134,7 @@ fn a_device_comes_and_goes_while_others_are_served() {
         world
             .command(io, Sqe::flush(LATE))
             .is(Status::INVALID_FIELD.with_dnr());
-        assert_eq!(detach(&mut world, place), [DeviceDrain::Done; 2]);
+        assert_eq!(detach(&mut world, place), [Drain::Done; 2]);
         world.target.remove_device(place).expect("nobody uses it");
         world.settle();
         assert_eq!(world.read_blocks(io, RAM, 5, 1), [1; 512]);
@@ -165,11 +165,11 @@ fn a_device_goes_when_its_requests_are_done() {
     let mut world = World::new();
     let (io, tag) = hold_a_write(&mut world);
     let place = DeviceIndex(0);
-    let one = DeviceDrain::Outstanding(1);
+    let one = Drain::Outstanding(1);
     // A core that has not heard of the change does not let go.
     assert_eq!(detach(&mut world, place)[0], one);
     world.settle();
-    assert_eq!(detach(&mut world, place), [one, DeviceDrain::Done]);
+    assert_eq!(detach(&mut world, place), [one, Drain::Done]);
     let named = world.nodes[0].core.outstanding(&[place]);
     let commands = Outstanding {
         subsystem_nqn: SUBSYSTEM.to_owned(),
@@ -180,7 +180,7 @@ fn a_device_goes_when_its_requests_are_done() {
     assert_eq!(named, [commands]);
     world.fault.release();
     world.wait(io, tag).ok();
-    assert_eq!(detach(&mut world, place), [DeviceDrain::Done; 2]);
+    assert_eq!(detach(&mut world, place), [Drain::Done; 2]);
     assert_eq!(world.nodes[0].core.outstanding(&[place]), []);
     world.target.remove_device(place).expect("nobody uses it");
     world.settle();
@@ -194,13 +194,13 @@ fn a_device_that_does_not_answer_is_cut_off() {
     let orphan = world.io_queue(1, Link { node: 0, ..io }, 2);
     world.settle();
     let place = DeviceIndex(0);
-    assert_eq!(detach(&mut world, place)[0], DeviceDrain::Outstanding(1));
+    assert_eq!(detach(&mut world, place)[0], Drain::Outstanding(1));
     let now = world.now;
     for node in &mut world.nodes {
-        node.core.cut_device(place, now);
+        node.cut(usize::from(place.0), now);
     }
     world.wait(io, tag).is(Status::INTERNAL_PATH_ERROR);
-    assert_eq!(detach(&mut world, place), [DeviceDrain::Done; 2]);
+    assert_eq!(detach(&mut world, place), [Drain::Done; 2]);
     world.close(orphan);
     world.fault.release();
     world.settle();
@@ -226,7 +226,7 @@ fn old_work_does_not_reach_the_next_device_in_a_place() {
         panic!("{admitted:?}");
     };
     serve(&mut world, None);
-    assert_eq!(detach(&mut world, place), [DeviceDrain::Done; 2]);
+    assert_eq!(detach(&mut world, place), [Drain::Done; 2]);
     world.target.remove_device(place).expect("nobody uses it");
     let second = memory("second");
     assert_eq!(attach(&mut world, &second), place);
@@ -258,7 +258,7 @@ fn a_flush_of_all_goes_on_where_the_first_device_was_replaced() {
         updated.expect("a right change");
     }
     world.settle();
-    assert_eq!(detach(&mut world, first), [DeviceDrain::Done; 2]);
+    assert_eq!(detach(&mut world, first), [Drain::Done; 2]);
     world.target.remove_device(first).expect("nobody uses it");
     assert_eq!(attach(&mut world, &memory("second")), first);
     world.settle();

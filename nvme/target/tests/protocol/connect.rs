@@ -767,7 +767,7 @@ fn a_disconnect_is_answered_last() {
         .start(io, Sqe::disconnect_queue().with_cid(9), &[])
         .expect_err("held");
     let node = &mut world.nodes[0];
-    node.core.poll(now);
+    node.poll(now);
     let cids: Vec<_> = std::iter::from_fn(|| node.core.next_completion(node.tcp))
         .map(|done| done.response.cid.get())
         .collect();

@@ -334,6 +334,6 @@ fn hosts_come_and_go() {
     for node in &world.nodes {
         assert_eq!((node.core.queues(), node.core.in_flight()), (0, 0));
         assert_eq!(node.core.counters().stale_completions.get(), 0);
-        assert_eq!(node.core.next_deadline(), None);
+        assert_eq!(node.next_deadline(), None);
     }
 }

@@ -327,17 +327,15 @@ fn every_device_is_asked_before_sleep() {
     let mut world = World::new();
     let (_, io) = world.ready();
     world.settle();
-    assert!(world.nodes[0].core.prepare_sleep());
-    // Two transports ask one after the other.
-    assert!(world.nodes[0].core.prepare_sleep());
-    assert_eq!(world.cached.asked_to_rest(), 2);
-    assert_eq!(world.ram.asked_to_rest(), 2);
+    assert!(world.nodes[0].prepare_sleep());
+    assert_eq!(world.cached.asked_to_rest(), 1);
+    assert_eq!(world.ram.asked_to_rest(), 1);
     world.cached.set_restless(true);
-    assert!(!world.nodes[0].core.prepare_sleep());
+    assert!(!world.nodes[0].prepare_sleep());
     world.cached.set_restless(false);
     world.target.health_changed();
-    assert!(!world.nodes[0].core.prepare_sleep(), "called to attention");
+    assert!(!world.nodes[0].prepare_sleep(), "called to attention");
     world.settle();
-    assert!(world.nodes[0].core.prepare_sleep());
+    assert!(world.nodes[0].prepare_sleep());
     world.read(io, Sqe::read(RAM, 0, 0), 512).ok();
 }

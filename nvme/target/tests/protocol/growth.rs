@@ -91,7 +91,7 @@ fn an_abort_costs_what_its_queue_has() {
         assert_eq!(io.info.qid, 1);
         let turn = |world: &mut World| {
             let now = world.now;
-            world.nodes[0].core.poll(now);
+            world.nodes[0].poll(now);
             None
         };
         best(world, turn, |world, _| {

@@ -3,11 +3,12 @@
 
 use std::cell::Cell;
 use std::ops::Range;
+use std::rc::Rc;
 use std::sync::Arc;
 
 use block::{
-    Deallocate, Device, Effect, FaultControl, FaultDevice, FaultPlan, FaultRule, OperationKinds,
-    QueueOptions, When,
+    Deallocate, Device, DeviceClient, DeviceSet, Drain, Effect, FaultControl, FaultDevice,
+    FaultPlan, FaultRule, OpenError, OperationKinds, QueueOptions, When,
 };
 use hugemem::{Arena, ArenaConfig, PagePolicy, Pool};
 use nvme_spec::command::{FeatureId, LogPageId, LogPageSelect};
@@ -380,17 +381,17 @@ impl Parts {
 impl Node {
     fn new(target: &Arc<Target>, arena: &Arc<Arena>, reactor: usize, limits: CoreLimits) -> Self {
         let pool = arena.pool(64);
-        let open = |device: &Arc<dyn Device>| {
+        let devices = Rc::new(DeviceSet::new());
+        for (place, device) in target.devices() {
             let options = QueueOptions {
                 core: reactor,
                 depth: 128,
                 pool: pool.clone(),
             };
-            device.open_queue(options).expect("a queue")
-        };
-        let devices = target.devices();
-        let queues = devices.iter().map(|(_, device)| open(device)).collect();
-        let mut core = TargetCore::new(Arc::clone(target), reactor, queues, limits);
+            let opened = devices.attach(usize::from(place.0), &*device, options);
+            opened.expect("a queue");
+        }
+        let mut core = TargetCore::new(Arc::clone(target), reactor, devices, limits);
         let tcp = core.register_transport(TransportKind::Tcp);
         let rdma = core.register_transport(TransportKind::Rdma);
         Self {
@@ -400,6 +401,56 @@ impl Node {
             rdma,
             done: Vec::new(),
         }
+    }
+}
+
+impl Node {
+    /// The devices and the core get their phase of a turn.
+    pub(crate) fn poll(&mut self, now: Nanos) {
+        let devices = Rc::clone(self.core.devices());
+        devices.poll(now, |_, completions| self.core.completed(completions, now));
+        self.core.poll(now);
+    }
+
+    pub(crate) fn flush(&mut self) {
+        self.core.flush();
+        self.core.devices().flush();
+    }
+
+    pub(crate) fn next_deadline(&self) -> Option<Nanos> {
+        let deadlines = [
+            self.core.next_deadline(),
+            self.core.devices().next_deadline(),
+        ];
+        deadlines.into_iter().flatten().min()
+    }
+
+    pub(crate) fn prepare_sleep(&mut self) -> bool {
+        self.core.devices().prepare_sleep() && !self.core.has_ready()
+    }
+
+    pub(crate) fn attach(
+        &mut self,
+        place: usize,
+        device: &dyn Device,
+        options: QueueOptions,
+    ) -> Result<(), OpenError> {
+        self.core.devices().attach(place, device, options)?;
+        self.core.device_attached(place);
+        Ok(())
+    }
+
+    pub(crate) fn detach(&mut self, place: usize) -> Drain {
+        if self.core.has_let_go(place) {
+            self.core.devices().detach(place)
+        } else {
+            Drain::Outstanding(self.core.devices().in_flight())
+        }
+    }
+
+    pub(crate) fn cut(&mut self, place: usize, now: Nanos) {
+        self.core.devices().cut(place);
+        self.core.device_cut(place, now);
     }
 }
 
@@ -478,8 +529,8 @@ impl World {
     /// One turn of every core.
     pub(crate) fn poll(&mut self) {
         for node in &mut self.nodes {
-            node.core.poll(self.now);
-            node.core.flush();
+            node.poll(self.now);
+            node.flush();
         }
     }
 

@@ -617,7 +617,7 @@ fn what_is_put_off_waits_in_line() {
     assert_eq!(world.nodes[0].core.in_flight(), 5);
     assert!(!world.nodes[0].core.has_ready());
     assert!(
-        world.nodes[0].core.next_deadline().is_some(),
+        world.nodes[0].next_deadline().is_some(),
         "it is tried again soon"
     );
     let other = world.read(io, Sqe::read(CACHED, 0, 0), 4096);
@@ -804,8 +804,9 @@ fn write_zeroes_are_bounded_by_wzsl() {
     for (core, node) in world.nodes.iter_mut().enumerate() {
         let pool = node.pool.clone();
         let depth = 16;
-        let queue = null.open_queue(QueueOptions { core, depth, pool });
-        node.core.attach_device(place, queue.expect("a queue"));
+        let options = QueueOptions { core, depth, pool };
+        let attached = node.attach(usize::from(place.0), &*null, options);
+        attached.expect("a queue");
     }
     let mut served = crate::harness::config(&world.devices()).subsystems;
     served.retain(|subsystem| subsystem.nqn == crate::harness::SUBSYSTEM);

@@ -61,7 +61,7 @@ fn a_silent_host_is_dropped() {
     assert!(world.target.snapshot().controllers.is_empty());
     // The two failed commands took from the allowance of logged errors, which is refilled.
     world.advance(Nanos::from_millis(100));
-    assert_eq!(world.nodes[0].core.next_deadline(), None);
+    assert_eq!(world.nodes[0].next_deadline(), None);
 }
 
 /// Base 2.1 §3.9: Keep Alive starts the timer anew.
@@ -130,10 +130,7 @@ fn a_controller_that_is_never_enabled_goes() {
     let admin = world.connect(0, &host());
     world.advance(seconds(119));
     assert!(world.closes(0).is_empty());
-    assert_eq!(
-        world.nodes[0].core.next_deadline(),
-        Some(world.now + seconds(1))
-    );
+    assert_eq!(world.nodes[0].next_deadline(), Some(world.now + seconds(1)));
     world.advance(seconds(1));
     assert_eq!(world.close_reasons(0), [CloseReason::Inactive]);
     world.close(admin);

@@ -188,7 +188,7 @@ fn a_flood_of_errors_is_logged_in_part() {
         (counters.errors.get(), counters.errors_not_logged.get()),
         (100, 84)
     );
-    assert!(world.nodes[0].core.next_deadline().is_some());
+    assert!(world.nodes[0].next_deadline().is_some());
     world.advance(reactors::Nanos::from_millis(100));
     world
         .command(io, Sqe::new(0x99, RAM))

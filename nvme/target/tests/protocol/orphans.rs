@@ -94,7 +94,7 @@ fn what_a_device_does_not_end_delays_a_new_controller_for_a_bounded_time() {
     world.close(far);
     world.close(admin);
     assert_eq!(
-        world.nodes[1].core.next_deadline(),
+        world.nodes[1].next_deadline(),
         Some(world.now + block::GIVEN_UP_MAX)
     );
     let again = world.connect(0, &HostCall::default());
@@ -105,7 +105,7 @@ fn what_a_device_does_not_end_delays_a_new_controller_for_a_bounded_time() {
     world.advance(Nanos::from_secs(2));
     world.settle();
     assert!(world.csts(again).rdy());
-    assert_eq!(world.nodes[1].core.next_deadline(), None);
+    assert_eq!(world.nodes[1].next_deadline(), None);
     let io = world.io_queue(0, again, 1);
     world
         .write(io, Sqe::write(RAM, 0, 0, false), &[2; 512])
@@ -218,7 +218,7 @@ fn another_path_waits_for_orphans() {
         .ok();
     for node in &world.nodes {
         assert_eq!(node.core.in_flight(), 0);
-        assert_eq!(node.core.next_deadline(), None);
+        assert_eq!(node.next_deadline(), None);
     }
 }
 

@@ -1,9 +1,10 @@
 //! A device that does not keep its contract harms nobody.
 
 use std::os::fd::BorrowedFd;
+use std::rc::Rc;
 use std::sync::Arc;
 
-use block::{Completion, CompletionBatch, DeviceQueue, Drain, Refusal, Request};
+use block::{Completion, CompletionBatch, DeviceQueue, DeviceSet, Drain, Refusal, Request};
 use hugemem::Data;
 use nvme_spec::Sqe;
 use nvme_spec::sgl::SglDescriptor;
@@ -84,10 +85,13 @@ fn world(puts_off: bool) -> World {
             puts_off,
         })
     };
-    let queues = (0..world.devices().len()).map(|_| queue()).collect();
+    let devices = Rc::new(DeviceSet::new());
+    for place in 0..world.devices().len() {
+        devices.attach_queue(place, queue(), false);
+    }
     let node = &mut world.nodes[0];
     let target = Arc::clone(&world.target);
-    node.core = TargetCore::new(target, 0, queues, CoreLimits::default());
+    node.core = TargetCore::new(target, 0, devices, CoreLimits::default());
     node.tcp = node.core.register_transport(TransportKind::Tcp);
     node.rdma = node.core.register_transport(TransportKind::Rdma);
     world

@@ -61,7 +61,7 @@ impl Turns {
     /// Polls, and takes the completion.
     fn poll(&mut self) -> Option<Completed> {
         let node = &mut self.world.nodes[0];
-        node.core.poll(self.world.now);
+        node.poll(self.world.now);
         node.core.next_completion(node.tcp)
     }
 
@@ -70,7 +70,7 @@ impl Turns {
     }
 
     fn end_turn(&mut self) {
-        self.world.nodes[0].core.flush();
+        self.world.nodes[0].flush();
     }
 
     /// Commands of a stage, and the microseconds that they took together.

@@ -13,7 +13,9 @@ use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use block::{Device, MemoryDevice, MemoryOptions, QueueOptions};
+use block::{
+    Device, DevicePoller, DeviceSet, MemoryDevice, MemoryOptions, QueueOptions, ReactorDevices,
+};
 use hugemem::{Arena, ArenaConfig, PagePolicy};
 use nvme_host::raw::{RawClient, RawNames};
 use nvme_spec::Status;
@@ -313,15 +315,19 @@ fn set_up(parts: &Parts, index: usize, setup: &mut ReactorSetup<'_>) -> Result<(
         depth: 256,
         pool: pool.clone(),
     };
-    let queue = parts.device.open_queue(options)?;
+    let set = Rc::new(DeviceSet::new());
+    set.attach(0, &*parts.device, options)?;
     let core = TargetCore::new(
         Arc::clone(&parts.target),
         index,
-        vec![queue],
+        Rc::clone(&set),
         CoreLimits::default(),
     );
+    let core = Rc::new(RefCell::new(core));
+    let devices = ReactorDevices::new(set);
+    devices.add(core.clone());
     let connections = ConnectionSet::new(
-        Rc::new(RefCell::new(core)),
+        core,
         pool,
         parts.tcp.clone(),
         Arc::clone(&parts.counters[index]),
@@ -337,5 +343,6 @@ fn set_up(parts: &Parts, index: usize, setup: &mut ReactorSetup<'_>) -> Result<(
         transport.listen(listener, PortId(0))?;
     }
     setup.register(Box::new(transport))?;
+    setup.register(Box::new(DevicePoller::new(devices)?))?;
     Ok(())
 }

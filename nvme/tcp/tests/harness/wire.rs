@@ -7,7 +7,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use block::{Device, QueueOptions};
+use block::{Device, DeviceSet, QueueOptions, ReactorDevices};
 use hugemem::{Arena, ArenaConfig, PagePolicy};
 use nvme_spec::fabrics::{CNTLID_DYNAMIC, ConnectAttributes, PropertySize};
 use nvme_spec::sgl::SglDescriptor;
@@ -93,6 +93,7 @@ impl ByteStream for WireEnd {
 /// A target core with its connections, driven by hand.
 pub(crate) struct Stage {
     pub(crate) set: ConnectionSet<WireEnd>,
+    devices: ReactorDevices,
     pub(crate) arena: Arc<Arena>,
     pub(crate) counters: Arc<TcpCounters>,
     pub(crate) now: Nanos,
@@ -114,17 +115,17 @@ impl Stage {
             depth: 256,
             pool: pool.clone(),
         };
-        let queue = device.open_queue(options).expect("a queue");
-        let core = TargetCore::new(target, 0, vec![queue], CoreLimits::default());
+        let set = Rc::new(DeviceSet::new());
+        set.attach(0, &**device, options).expect("a queue");
+        let core = TargetCore::new(target, 0, Rc::clone(&set), CoreLimits::default());
+        let core = Rc::new(RefCell::new(core));
+        let devices = ReactorDevices::new(set);
+        devices.add(core.clone());
         let counters = Arc::new(TcpCounters::default());
-        let set = ConnectionSet::new(
-            Rc::new(RefCell::new(core)),
-            pool,
-            TcpConfig::default(),
-            Arc::clone(&counters),
-        );
+        let set = ConnectionSet::new(core, pool, TcpConfig::default(), Arc::clone(&counters));
         Self {
             set,
+            devices,
             arena,
             counters,
             now: Nanos::from_secs(1),
@@ -152,12 +153,15 @@ impl Stage {
 
     /// One turn of the reactor.
     pub(crate) fn turn(&mut self, hosts: &[&Host]) {
+        self.set.begin_turn(self.now);
         for host in hosts {
             self.set.receive(host.index, self.now);
         }
         self.set.dispatch(self.now);
+        self.devices.poll(self.now);
+        self.set.take_responses(self.now);
         self.set.flush(self.now, |_, _| {});
-        self.set.core().borrow_mut().flush();
+        self.devices.flush();
         for host in hosts {
             self.set.writable(host.index);
         }

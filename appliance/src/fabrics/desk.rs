@@ -1,14 +1,14 @@
-//! What a reactor's target core is asked to do while it serves: to take a device in, to let one go,
-//! to say what is still outstanding.
+//! What a reactor is asked to do while it serves: to take a device in, to let one go, to say what is
+//! still outstanding.
 
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
-use block::{Device, OpenError, QueueOptions};
+use block::{Device, Drain, OpenError, QueueOptions, ReactorDevices};
 use hugemem::Pool;
-use nvme_target::{DeviceDrain, DeviceIndex, Outstanding, TargetCore};
+use nvme_target::{DeviceIndex, Outstanding, TargetCore};
 use reactors::Nanos;
 use reactors::ring::Receiver;
 
@@ -44,9 +44,10 @@ pub(crate) enum DeskOrder {
     },
 }
 
-/// Takes the orders of one reactor's core.
+/// Takes the orders of one reactor.
 pub(crate) struct Desk {
     core: Rc<RefCell<TargetCore>>,
+    devices: ReactorDevices,
     orders: Receiver<DeskOrder>,
     pool: Pool,
     reactor: usize,
@@ -59,6 +60,7 @@ impl Desk {
     /// `queue_depth`: requests that the reactor may have at a device that comes.
     pub(crate) fn new(
         core: Rc<RefCell<TargetCore>>,
+        devices: ReactorDevices,
         orders: Receiver<DeskOrder>,
         pool: Pool,
         reactor: usize,
@@ -66,6 +68,7 @@ impl Desk {
     ) -> Self {
         Self {
             core,
+            devices,
             orders,
             pool,
             reactor,
@@ -86,16 +89,14 @@ impl Desk {
             self.carry_out(order, now);
             moved += 1;
         }
-        if !self.departures.is_empty() {
-            let mut core = self.core.borrow_mut();
-            self.departures.retain(|(place, answer)| {
-                let waits = core.detach_device(*place) != DeviceDrain::Done;
-                if !waits {
-                    let _ = answer.send(());
-                }
-                waits
-            });
-        }
+        let devices = &self.devices;
+        self.departures.retain(|(place, answer)| {
+            let waits = devices.detach(usize::from(place.0)) != Drain::Done;
+            if !waits {
+                let _ = answer.send(());
+            }
+            waits
+        });
         moved
     }
 
@@ -111,17 +112,16 @@ impl Desk {
                 device,
                 answer,
             } => {
-                let opened = device.open_queue(QueueOptions {
+                let options = QueueOptions {
                     core: self.reactor,
                     depth: self.queue_depth,
                     pool: self.pool.clone(),
-                });
-                let attached =
-                    opened.map(|queue| self.core.borrow_mut().attach_device(place, queue));
+                };
+                let attached = self.devices.attach(usize::from(place.0), &*device, options);
                 let _ = answer.send(attached);
             }
             DeskOrder::Grew { place, answer } => {
-                self.core.borrow_mut().device_grew(place);
+                self.devices.set().grew(usize::from(place.0));
                 let _ = answer.send(());
             }
             DeskOrder::Detach { place, answer } => self.departures.push((place, answer)),
@@ -129,7 +129,7 @@ impl Desk {
                 let _ = answer.send(self.core.borrow().outstanding(&devices));
             }
             DeskOrder::Cut { place, answer } => {
-                self.core.borrow_mut().cut_device(place, now);
+                self.devices.cut(usize::from(place.0), now);
                 let _ = answer.send(());
             }
         }

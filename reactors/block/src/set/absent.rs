@@ -1,6 +1,8 @@
 //! What stands in the place of a device that is not there: it takes nothing.
 
-use block::{CompletionBatch, DeviceError, DeviceQueue, Drain, Refusal, Request};
+use crate::device::{DeviceQueue, Drain};
+use crate::error::DeviceError;
+use crate::request::{CompletionBatch, Refusal, Request};
 
 /// No device.
 pub(super) struct AbsentQueue;

@@ -1,0 +1,64 @@
+//! What a core is to the devices of its reactor: one of the protocols that use them.
+
+use block::{ClientId, Completions, DeviceClient, DeviceError};
+use reactors::Nanos;
+
+use super::TargetCore;
+use super::draining::CoreDrain;
+
+impl DeviceClient for TargetCore {
+    fn id(&self) -> ClientId {
+        self.client
+    }
+
+    #[inline]
+    fn completed(&mut self, completions: Completions<'_>, now: Nanos) {
+        self.polled_at = now;
+        for completion in completions {
+            self.device_done(completion);
+        }
+    }
+
+    #[inline]
+    fn poll(&mut self, now: Nanos) -> usize {
+        TargetCore::poll(self, now)
+    }
+
+    #[inline]
+    fn flush(&mut self) {
+        self.departures.flushed(&mut self.queues);
+    }
+
+    fn next_deadline(&self) -> Option<Nanos> {
+        let deadlines = [self.timer, self.log_refill_at];
+        deadlines.into_iter().flatten().min()
+    }
+
+    fn has_ready(&self) -> bool {
+        TargetCore::has_ready(self)
+    }
+
+    fn device_attached(&mut self, place: usize) {
+        self.counters.devices[place].reset();
+        self.counters.device_latency[place].reset();
+    }
+
+    fn has_let_go(&self, _place: usize) -> bool {
+        // What was checked against an older configuration is refused from now on.
+        self.target.epoch() == self.view.epoch
+    }
+
+    fn device_cut(&mut self, place: usize, now: Nanos) {
+        self.look(now);
+        // Fewer than 128 devices.
+        let cut = self.executions.of_device(place as u8).map(|(tag, _)| tag);
+        let cut: Vec<_> = cut.collect();
+        for tag in cut {
+            self.device_lost(tag, DeviceError::Removed);
+        }
+    }
+
+    fn stop(&mut self, now: Nanos) -> bool {
+        self.drain(now) == CoreDrain::Done
+    }
+}

@@ -1,0 +1,675 @@
+//! The devices of one reactor, whatever protocols serve them: a queue of each, polled once a turn,
+//! and the requests that wait until their device takes them.
+//!
+//! Everything that serves data is a *client* of the set. It submits requests with tags of its own
+//! and gets the completions with these tags. A set belongs to one thread; its methods take `&self`,
+//! so that a client can submit its next request while it takes a completion.
+
+mod absent;
+mod client;
+mod lines;
+mod poller;
+#[cfg(test)]
+mod tests;
+
+use std::cell::{Cell, RefCell};
+use std::os::fd::BorrowedFd;
+
+use arrayvec::Drain as DrainBatch;
+use hugemem::Loan;
+use reactors::Nanos;
+use reactors::sim::planted;
+
+use crate::device::{Device, DeviceQueue, Drain, QueueOptions};
+use crate::error::{DeviceError, OpenError};
+use crate::request::{
+    COMPLETIONS_PER_POLL_MAX, Completion, CompletionBatch, Operation, Refusal, Request,
+};
+use absent::AbsentQueue;
+pub use client::{DeviceClient, ReactorDevices};
+pub use lines::WaitId;
+use lines::WaitLines;
+pub use poller::DevicePoller;
+
+/// Devices of one set at most.
+pub const DEVICES_MAX: usize = 128;
+
+/// Places of devices, a bit each.
+pub type Places = u128;
+
+const _: () = assert!(DEVICES_MAX <= Places::BITS as usize);
+
+/// Clients of one set at most.
+const CLIENTS_MAX: usize = 8;
+
+/// A client's tags are smaller than this: the rest of a request's tag is the client's number.
+pub const CLIENT_TAG_BITS: u32 = 56;
+
+/// Batches taken from one device in one poll: a busy device does not starve the rest of the turn.
+const BATCHES_PER_POLL_MAX: usize = 4;
+
+/// Turns between two polls of devices at rest: there is nothing to come from them but an interrupt to
+/// be disconnected.
+const TURNS_PER_IDLE_POLL: u8 = 8;
+
+/// How soon a request that waits is offered again when nothing else wakes the reactor.
+const RETRY_INTERVAL: Nanos = Nanos::from_micros(50);
+
+/// The number of a set's client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClientId(u8);
+
+impl ClientId {
+    /// The set itself, which flushes the devices before the stop.
+    const SET: Self = Self(u8::MAX);
+
+    fn of(tag: u64) -> Self {
+        // The upper 8 bits.
+        Self((tag >> CLIENT_TAG_BITS) as u8)
+    }
+
+    #[inline]
+    fn tag(self, tag: u64) -> u64 {
+        debug_assert_eq!(tag >> CLIENT_TAG_BITS, 0, "a client's tag is too large");
+        u64::from(self.0) << CLIENT_TAG_BITS | tag
+    }
+}
+
+/// Completions of one client, with the client's own tags.
+pub type Completions<'a> = DrainBatch<'a, Completion, COMPLETIONS_PER_POLL_MAX>;
+
+/// What became of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Submitted {
+    /// The device has it.
+    Taken,
+    /// It waits until the device takes it.
+    Waiting(WaitId),
+}
+
+/// How far a set is on its way to rest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Serving,
+    /// Volatile caches are being flushed; the last completion moves it on.
+    Flushing,
+    /// Queues are closing; their last completions move it on.
+    Draining,
+}
+
+/// The devices of one reactor, by their places.
+pub struct DeviceSet {
+    queues: RefCell<Vec<Box<dyn DeviceQueue>>>,
+    lines: RefCell<WaitLines>,
+    clients: Cell<u8>,
+    /// Devices with a line, which new requests join at its end.
+    waited_for: Cell<Places>,
+    /// Devices that took a request whose completion has not come.
+    busy: Cell<Places>,
+    /// Devices that took a request, or had one when they were polled, since they were flushed last.
+    unflushed: Cell<Places>,
+    /// The place that is polled next, busy or not.
+    next: Cell<u8>,
+    turn: Cell<u8>,
+    /// Devices that are there to stay.
+    present: Cell<Places>,
+    /// By place: whether the device's reads need no lease.
+    lending: Box<[Cell<bool>]>,
+    /// Devices whose completed writes may be in a volatile cache.
+    volatile: Cell<Places>,
+    phase: Cell<Phase>,
+    /// Devices whose flush before the stop has not completed.
+    flushing: Cell<Places>,
+    flush_failed: Cell<bool>,
+    polled_at: Cell<Nanos>,
+    /// Completions that nobody waits for.
+    strays: Cell<u64>,
+}
+
+impl Default for DeviceSet {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// The places of a set, in order.
+#[inline]
+pub fn places(mut set: Places) -> impl Iterator<Item = usize> {
+    std::iter::from_fn(move || {
+        let place = (set != 0).then(|| set.trailing_zeros() as usize)?;
+        set &= set - 1;
+        Some(place)
+    })
+}
+
+#[inline]
+fn insert(set: &Cell<Places>, place: usize) {
+    set.set(set.get() | 1 << place);
+}
+
+fn assign(set: &Cell<Places>, place: usize, is_in: bool) {
+    if is_in {
+        insert(set, place);
+    } else {
+        remove(set, place);
+    }
+}
+
+#[inline]
+fn remove(set: &Cell<Places>, place: usize) {
+    set.set(set.get() & !(1 << place));
+}
+
+impl DeviceSet {
+    /// A set without devices and clients.
+    #[must_use]
+    pub fn new() -> Self {
+        Self {
+            queues: RefCell::new(Vec::with_capacity(DEVICES_MAX)),
+            lines: RefCell::new(WaitLines::new(DEVICES_MAX)),
+            clients: Cell::new(0),
+            waited_for: Cell::new(0),
+            busy: Cell::new(0),
+            unflushed: Cell::new(0),
+            next: Cell::new(0),
+            turn: Cell::new(0),
+            present: Cell::new(0),
+            lending: vec![Cell::new(false); DEVICES_MAX].into_boxed_slice(),
+            volatile: Cell::new(0),
+            phase: Cell::new(Phase::Serving),
+            flushing: Cell::new(0),
+            flush_failed: Cell::new(false),
+            polled_at: Cell::new(Nanos::ZERO),
+            strays: Cell::new(0),
+        }
+    }
+
+    /// Takes in a client that has at most `requests_max` requests outstanding.
+    ///
+    /// # Panics
+    /// When there are eight.
+    pub fn register(&self, requests_max: usize) -> ClientId {
+        let number = self.clients.get();
+        assert!(
+            usize::from(number) < CLIENTS_MAX,
+            "at most {CLIENTS_MAX} clients"
+        );
+        self.clients.set(number + 1);
+        self.lines.borrow_mut().make_room(requests_max);
+        ClientId(number)
+    }
+
+    /// Opens a queue of a device for a place that has none.
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn attach(
+        &self,
+        place: usize,
+        device: &dyn Device,
+        options: QueueOptions,
+    ) -> Result<(), OpenError> {
+        let queue = device.open_queue(options)?;
+        self.attach_queue(place, queue, device.geometry().volatile_write_cache);
+        Ok(())
+    }
+
+    /// Takes in a queue. `volatile`: completed writes may be lost until a flush completes.
+    ///
+    /// # Panics
+    /// When `place` is not below [`DEVICES_MAX`].
+    pub fn attach_queue(&self, place: usize, queue: Box<dyn DeviceQueue>, volatile: bool) {
+        assert!(place < DEVICES_MAX, "device {place} has no place");
+        let mut queues = self.queues.borrow_mut();
+        while queues.len() <= place {
+            queues.push(Box::new(AbsentQueue));
+        }
+        self.lending[place].set(queue.lends_reads());
+        assign(&self.volatile, place, volatile);
+        insert(&self.present, place);
+        queues[place] = queue;
+    }
+
+    /// Begins (and continues) letting a device go that no client names any more: requests that it
+    /// has go on to their end. Call it between polls until it says [`Drain::Done`].
+    pub fn detach(&self, place: usize) -> Drain {
+        let requests = self.in_flight_of(place);
+        remove(&self.present, place);
+        let is_busy = requests > 0 || self.waited_for.get() & 1 << place != 0;
+        if is_busy && !planted("device-leaves-early") {
+            return Drain::Outstanding(requests.max(1));
+        }
+        self.vacate(place);
+        Drain::Done
+    }
+
+    /// Lets a device go at once: no request that it has, or that waits for it, ever completes.
+    pub fn cut(&self, place: usize) {
+        remove(&self.present, place);
+        self.lines.borrow_mut().clear(place);
+        remove(&self.waited_for, place);
+        self.vacate(place);
+    }
+
+    fn vacate(&self, place: usize) {
+        if let Some(queue) = self.queues.borrow_mut().get_mut(place) {
+            *queue = Box::new(AbsentQueue);
+        }
+        self.lending[place].set(false);
+        remove(&self.busy, place);
+        remove(&self.volatile, place);
+    }
+
+    /// Tells the queue of a device that the device has grown.
+    pub fn grew(&self, place: usize) {
+        if let Some(queue) = self.queues.borrow_mut().get_mut(place)
+            && !planted("growth-untold")
+        {
+            queue.device_grew();
+        }
+    }
+
+    /// Devices that are there to stay.
+    #[must_use]
+    pub fn present(&self) -> Places {
+        self.present.get()
+    }
+
+    /// By place: whether the device's reads need no lease.
+    #[inline(always)]
+    #[must_use]
+    pub fn lending(&self) -> &[Cell<bool>] {
+        &self.lending
+    }
+
+    /// [`DeviceQueue::lend`] of the device in `place`.
+    #[inline(always)]
+    pub fn lend(&self, place: usize, lba: u64, blocks: u32) -> Option<Loan> {
+        self.queues.borrow_mut().get_mut(place)?.lend(lba, blocks)
+    }
+
+    /// [`DeviceQueue::write_at_once`] to the device in `place`.
+    #[inline(always)]
+    pub fn write_at_once(&self, place: usize, lba: u64, data: &[u8]) -> bool {
+        insert(&self.unflushed, place);
+        let mut queues = self.queues.borrow_mut();
+        let queue = queues.get_mut(place);
+        queue.is_some_and(|queue| queue.write_at_once(lba, data))
+    }
+
+    /// [`DeviceQueue::fills_at_once`] of the device in `place`.
+    #[must_use]
+    pub fn fills_at_once(&self, place: usize) -> bool {
+        let queues = self.queues.borrow();
+        queues.get(place).is_some_and(|queue| queue.fills_at_once())
+    }
+
+    /// [`DeviceQueue::fill_at_once`] of the device in `place`. `fill` must not call the set.
+    pub fn fill_at_once(
+        &self,
+        place: usize,
+        lba: u64,
+        bytes: usize,
+        fill: &mut dyn FnMut(&mut [u8]),
+    ) -> bool {
+        let mut queues = self.queues.borrow_mut();
+        let queue = queues.get_mut(place);
+        queue.is_some_and(|queue| queue.fill_at_once(lba, bytes, fill))
+    }
+
+    /// [`DeviceQueue::count_filled`] of the device in `place`.
+    pub fn count_filled(&self, place: usize) {
+        if let Some(queue) = self.queues.borrow_mut().get_mut(place) {
+            queue.count_filled();
+        }
+    }
+
+    /// Hands a client's request to the device in `place`, or puts it in the device's line.
+    ///
+    /// # Errors
+    /// The device will never take it; it is gone.
+    #[inline]
+    pub fn submit(
+        &self,
+        client: ClientId,
+        place: usize,
+        mut request: Request,
+    ) -> Result<Submitted, DeviceError> {
+        request.tag = client.tag(request.tag);
+        let waited_for = self.waited_for.get();
+        if waited_for != 0 && waited_for & 1 << place != 0 {
+            return self.wait(place, request);
+        }
+        let mut queues = self.queues.borrow_mut();
+        let Some(queue) = queues.get_mut(place) else {
+            return Err(DeviceError::Removed);
+        };
+        match queue.submit(request) {
+            Ok(()) => {
+                self.took(place);
+                Ok(Submitted::Taken)
+            }
+            Err(Refusal::Later(request)) => {
+                drop(queues);
+                self.wait(place, request)
+            }
+            Err(Refusal::Never(_, error)) => Err(error),
+        }
+    }
+
+    #[inline]
+    fn took(&self, place: usize) {
+        insert(&self.busy, place);
+        insert(&self.unflushed, place);
+    }
+
+    #[cold]
+    fn wait(&self, place: usize, request: Request) -> Result<Submitted, DeviceError> {
+        let waiting = self.lines.borrow_mut().push(place, request);
+        debug_assert!(waiting.is_some(), "a client has more requests than it said");
+        insert(&self.waited_for, place);
+        waiting.map(Submitted::Waiting).ok_or(DeviceError::Internal)
+    }
+
+    /// Whether a request is in its device's line.
+    #[must_use]
+    pub fn is_waiting(&self, client: ClientId, waiting: WaitId, tag: u64) -> bool {
+        self.lines.borrow().has(waiting, client.tag(tag))
+    }
+
+    /// Takes a request out of its device's line. `false`: it is not there any more; the device took
+    /// it, or it has completed.
+    pub fn cancel(&self, client: ClientId, waiting: WaitId, tag: u64) -> bool {
+        let mut lines = self.lines.borrow_mut();
+        let Some(place) = lines.cancel(waiting, client.tag(tag)) else {
+            return false;
+        };
+        if lines.is_empty(place) {
+            remove(&self.waited_for, place);
+        }
+        true
+    }
+
+    /// Requests that wait for a device.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.lines.borrow().len()
+    }
+
+    /// Has devices cancel those of a client's requests that are unwanted, as
+    /// [`DeviceQueue::give_up`] does.
+    pub fn give_up(
+        &self,
+        client: ClientId,
+        devices: Places,
+        is_unwanted: &mut dyn FnMut(u64) -> bool,
+    ) {
+        let mut queues = self.queues.borrow_mut();
+        for place in places(devices) {
+            if let Some(queue) = queues.get_mut(place) {
+                queue.give_up(&mut |tag| is_of(client, tag, is_unwanted));
+            }
+        }
+    }
+
+    /// Has devices end those of a client's requests that are overdue, as
+    /// [`DeviceQueue::abandon`] does.
+    pub fn abandon(&self, client: ClientId, is_overdue: &mut dyn FnMut(u64) -> bool) {
+        for queue in &mut *self.queues.borrow_mut() {
+            queue.abandon(&mut |tag| is_of(client, tag, is_overdue));
+        }
+    }
+
+    /// Polls the devices that may have something, and offers requests again that wait. `deliver`
+    /// gets the completions, client by client, and may submit. Returns how much there was to do.
+    #[inline]
+    pub fn poll(&self, now: Nanos, mut deliver: impl FnMut(ClientId, Completions<'_>)) -> usize {
+        self.polled_at.set(now);
+        let mut moved = 0;
+        let mut batch = CompletionBatch::new();
+        for place in places(self.begin_turn()) {
+            for _ in 0..BATCHES_PER_POLL_MAX {
+                let (count, is_full) = self.poll_device(place, &mut batch);
+                moved += count;
+                if count > 0 {
+                    self.deliver(&mut batch, &mut deliver);
+                }
+                if !is_full {
+                    break;
+                }
+            }
+        }
+        if self.waited_for.get() != 0 {
+            for place in places(self.waited_for.get()) {
+                moved += self.retry(place, &mut batch);
+                self.deliver(&mut batch, &mut deliver);
+            }
+        }
+        moved
+    }
+
+    /// The devices to poll in this turn: those that have requests, and now and then one of the
+    /// others, each in its turn. So a turn costs as much with a hundred devices at rest as with one.
+    #[inline]
+    fn begin_turn(&self) -> Places {
+        let turn = self.turn.get().wrapping_add(1);
+        self.turn.set(turn);
+        if turn.is_multiple_of(TURNS_PER_IDLE_POLL) {
+            self.busy.get() | self.next_at_rest()
+        } else {
+            self.busy.get()
+        }
+    }
+
+    fn next_at_rest(&self) -> Places {
+        let count = self.queues.borrow().len();
+        let next = usize::from(self.next.get());
+        // Fewer than 128 devices.
+        let following = if next + 1 < count { next + 1 } else { 0 };
+        self.next.set(following as u8);
+        if next < count { 1 << next } else { 0 }
+    }
+
+    #[inline]
+    fn poll_device(&self, place: usize, batch: &mut CompletionBatch) -> (usize, bool) {
+        let queue = &mut self.queues.borrow_mut()[place];
+        let count = queue.poll(batch);
+        let is_full = batch.is_full();
+        // At rest it was only looked at: there is nothing to flush.
+        if count > 0 || self.busy.get() & 1 << place != 0 {
+            insert(&self.unflushed, place);
+            if !is_full && queue.in_flight() == 0 {
+                remove(&self.busy, place);
+            }
+        }
+        (count, is_full)
+    }
+
+    /// Hands each run of completions of one client out.
+    #[inline]
+    fn deliver(
+        &self,
+        batch: &mut CompletionBatch,
+        deliver: &mut impl FnMut(ClientId, Completions<'_>),
+    ) {
+        while let Some(first) = batch.first() {
+            let client = ClientId::of(first.tag);
+            let mut run = 0;
+            for completion in batch.iter_mut() {
+                if ClientId::of(completion.tag) != client {
+                    break;
+                }
+                completion.tag &= (1 << CLIENT_TAG_BITS) - 1;
+                run += 1;
+            }
+            let completions = batch.drain(..run);
+            if client.0 < self.clients.get() {
+                deliver(client, completions);
+            } else {
+                completions.for_each(|completion| self.flushed(client, &completion));
+            }
+        }
+    }
+
+    /// Offers the requests of a line to their device again, the oldest first.
+    fn retry(&self, place: usize, batch: &mut CompletionBatch) -> usize {
+        let mut moved = 0;
+        let mut lines = self.lines.borrow_mut();
+        let queue = &mut self.queues.borrow_mut()[place];
+        while !batch.is_full()
+            && let Some(request) = lines.pop(place)
+        {
+            let tag = request.tag;
+            match queue.submit(request) {
+                Ok(()) => self.took(place),
+                Err(Refusal::Later(request)) => {
+                    if !planted("deferred-lost") {
+                        lines.push_first(place, request);
+                    }
+                    break;
+                }
+                Err(Refusal::Never(_, error)) => batch.push(Completion {
+                    tag,
+                    result: Err(error),
+                    data: None,
+                }),
+            }
+            moved += 1;
+        }
+        if lines.is_empty(place) {
+            remove(&self.waited_for, place);
+        }
+        moved
+    }
+
+    /// Ends a turn: what was submitted is on its way when this returns.
+    #[inline]
+    pub fn flush(&self) {
+        let mut queues = self.queues.borrow_mut();
+        for place in places(self.unflushed.take()) {
+            queues[place].flush();
+        }
+    }
+
+    /// Shows every descriptor that becomes readable when a device has completions.
+    pub fn wake_sources(&self, visit: &mut dyn FnMut(BorrowedFd<'_>)) {
+        for queue in &*self.queues.borrow() {
+            if let Some(source) = queue.wake_source() {
+                visit(source);
+            }
+        }
+    }
+
+    /// When [`poll`](Self::poll) must be called at the latest.
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<Nanos> {
+        let waits = self.waited_for.get() != 0;
+        waits.then(|| self.polled_at.get() + RETRY_INTERVAL)
+    }
+
+    /// Whether there is something to do now that no descriptor and no deadline will tell.
+    #[must_use]
+    pub fn has_ready(&self) -> bool {
+        self.queues.borrow().iter().any(|queue| queue.has_ready())
+    }
+
+    /// Called just before the reactor sleeps: the devices connect their interrupts to the
+    /// descriptors of [`wake_sources`](Self::wake_sources). `false`: there is work, do not sleep.
+    /// The next [`poll`](Self::poll) disconnects them.
+    pub fn prepare_sleep(&self) -> bool {
+        let mut queues = self.queues.borrow_mut();
+        queues.iter_mut().all(|queue| queue.prepare_sleep())
+    }
+
+    fn in_flight_of(&self, place: usize) -> usize {
+        let queues = self.queues.borrow();
+        queues.get(place).map_or(0, |queue| queue.in_flight())
+    }
+
+    /// Requests in devices.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        self.queues
+            .borrow()
+            .iter()
+            .map(|queue| queue.in_flight())
+            .sum()
+    }
+
+    /// Begins (and continues) coming to rest, once no client submits anything more: flushes volatile
+    /// caches, then closes the queues. Call it between polls until it says [`Drain::Done`].
+    pub fn drain(&self) -> Drain {
+        if self.phase.get() == Phase::Serving {
+            self.phase.set(Phase::Flushing);
+            if !planted("stop-without-flush") {
+                self.flush_volatile();
+            }
+        }
+        if self.phase.get() == Phase::Flushing {
+            let flushing = self.flushing.get().count_ones();
+            if flushing > 0 {
+                return Drain::Outstanding(flushing as usize);
+            }
+            self.phase.set(Phase::Draining);
+        }
+        let mut left = 0;
+        for queue in &mut *self.queues.borrow_mut() {
+            if let Drain::Outstanding(requests) = queue.drain() {
+                left += requests;
+            }
+        }
+        if left > 0 {
+            Drain::Outstanding(left)
+        } else {
+            Drain::Done
+        }
+    }
+
+    fn flush_volatile(&self) {
+        for place in places(self.volatile.get()) {
+            let request = Request {
+                tag: place as u64,
+                operation: Operation::Flush,
+                lba: 0,
+                blocks: 0,
+                data: None,
+            };
+            match self.submit(ClientId::SET, place, request) {
+                Ok(_) => insert(&self.flushing, place),
+                Err(_) => self.flush_failed.set(true),
+            }
+        }
+    }
+
+    /// A completion of no client: a flush before the stop, unless a device made it up.
+    #[cold]
+    fn flushed(&self, client: ClientId, completion: &Completion) {
+        let device = usize::try_from(completion.tag).unwrap_or(usize::MAX);
+        let awaited = client == ClientId::SET
+            && device < DEVICES_MAX
+            && self.flushing.get() & 1 << device != 0;
+        if !awaited {
+            return self.strays.set(self.strays.get() + 1);
+        }
+        remove(&self.flushing, device);
+        if completion.result.is_err() {
+            self.flush_failed.set(true);
+        }
+    }
+
+    /// Completions since the last call that no client and nothing else waits for.
+    pub fn take_strays(&self) -> u64 {
+        self.strays.take()
+    }
+
+    /// Whether a device could not be flushed before it came to rest: completed writes may be lost.
+    #[must_use]
+    pub fn has_failed_to_flush(&self) -> bool {
+        self.flush_failed.get()
+    }
+}
+
+/// Whether a device's tag is of a request that its client picks.
+fn is_of(client: ClientId, tag: u64, picks: &mut dyn FnMut(u64) -> bool) -> bool {
+    ClientId::of(tag) == client && picks(tag & ((1 << CLIENT_TAG_BITS) - 1))
+}

@@ -1,0 +1,154 @@
+//! Requests that wait until their devices take them: a line per device, the oldest first.
+//!
+//! A table of fixed size with intrusive lists, so that nothing has to search it and any place in a
+//! line can be left.
+
+use std::num::NonZeroU32;
+
+use crate::request::Request;
+
+/// The name of a request that waits. It may be used again once the request waits no more, so that
+/// it counts only together with the request's tag.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WaitId(NonZeroU32);
+
+impl WaitId {
+    fn of(index: u32) -> Self {
+        Self(NonZeroU32::MIN.saturating_add(index))
+    }
+
+    fn index(self) -> u32 {
+        self.0.get() - 1
+    }
+}
+
+/// No index: the end of a line.
+const NONE: u32 = u32::MAX;
+
+struct Waiting {
+    request: Request,
+    /// Fewer than 128 devices.
+    place: u8,
+    previous: u32,
+    next: u32,
+}
+
+#[derive(Clone, Copy)]
+struct Line {
+    head: u32,
+    tail: u32,
+}
+
+/// All requests that wait.
+pub(super) struct WaitLines {
+    entries: Vec<Option<Waiting>>,
+    free: Vec<u32>,
+    lines: Box<[Line]>,
+}
+
+impl WaitLines {
+    pub(super) fn new(devices: usize) -> Self {
+        let none = Line {
+            head: NONE,
+            tail: NONE,
+        };
+        Self {
+            entries: Vec::new(),
+            free: Vec::new(),
+            lines: vec![none; devices].into_boxed_slice(),
+        }
+    }
+
+    /// Makes room for so many more.
+    pub(super) fn make_room(&mut self, requests: usize) {
+        let first = self.entries.len() as u32;
+        self.entries
+            .resize_with(self.entries.len() + requests, || None);
+        self.free.reserve(self.entries.len() - self.free.len());
+        // The last is taken first, so low entries are used first and stay warm.
+        self.free.extend((first..self.entries.len() as u32).rev());
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.entries.len() - self.free.len()
+    }
+
+    pub(super) fn is_empty(&self, place: usize) -> bool {
+        self.lines[place].head == NONE
+    }
+
+    /// Puts a request at the end of a device's line. `None`: there is no room, and it is dropped.
+    pub(super) fn push(&mut self, place: usize, request: Request) -> Option<WaitId> {
+        let index = self.free.pop()?;
+        let previous = std::mem::replace(&mut self.lines[place].tail, index);
+        match self.entries.get_mut(previous as usize) {
+            Some(Some(last)) => last.next = index,
+            _ => self.lines[place].head = index,
+        }
+        self.entries[index as usize] = Some(Waiting {
+            request,
+            place: place as u8,
+            previous,
+            next: NONE,
+        });
+        Some(WaitId::of(index))
+    }
+
+    /// Puts the request back that [`pop`](Self::pop) just took; it has the name that it had.
+    pub(super) fn push_first(&mut self, place: usize, request: Request) {
+        let Some(index) = self.free.pop() else {
+            debug_assert!(false, "a request leaves room");
+            return;
+        };
+        let next = std::mem::replace(&mut self.lines[place].head, index);
+        match self.entries.get_mut(next as usize) {
+            Some(Some(first)) => first.previous = index,
+            _ => self.lines[place].tail = index,
+        }
+        self.entries[index as usize] = Some(Waiting {
+            request,
+            place: place as u8,
+            previous: NONE,
+            next,
+        });
+    }
+
+    /// Takes the oldest request of a device's line.
+    pub(super) fn pop(&mut self, place: usize) -> Option<Request> {
+        let head = self.lines[place].head;
+        self.remove(head).map(|waiting| waiting.request)
+    }
+
+    /// Whether a request still waits under this name.
+    pub(super) fn has(&self, waiting: WaitId, tag: u64) -> bool {
+        let entry = self.entries.get(waiting.index() as usize);
+        matches!(entry, Some(Some(waiting)) if waiting.request.tag == tag)
+    }
+
+    /// Drops a request that still waits under this name; the place that it waited for.
+    pub(super) fn cancel(&mut self, waiting: WaitId, tag: u64) -> Option<usize> {
+        let is_it = self.has(waiting, tag);
+        let waiting = is_it.then(|| self.remove(waiting.index())).flatten()?;
+        Some(usize::from(waiting.place))
+    }
+
+    /// Drops all requests of a device's line.
+    pub(super) fn clear(&mut self, place: usize) {
+        while self.pop(place).is_some() {}
+    }
+
+    fn remove(&mut self, index: u32) -> Option<Waiting> {
+        let waiting = self.entries.get_mut(index as usize)?.take()?;
+        let line = &mut self.lines[usize::from(waiting.place)];
+        match self.entries.get_mut(waiting.previous as usize) {
+            Some(Some(before)) => before.next = waiting.next,
+            _ => line.head = waiting.next,
+        }
+        match self.entries.get_mut(waiting.next as usize) {
+            Some(Some(after)) => after.previous = waiting.previous,
+            _ => line.tail = waiting.previous,
+        }
+        self.free.push(index);
+        Some(waiting)
+    }
+}

@@ -1,0 +1,81 @@
+//! The poller that gives a reactor's devices their phase of each turn.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use reactors::{Nanos, Poller, Progress, StopState};
+use rustix::event::epoll;
+use rustix::io::Errno;
+
+use super::ReactorDevices;
+use crate::device::Drain;
+
+/// Polls a reactor's devices and their clients. It is registered behind the protocols: they receive
+/// and submit in their polls, and take completions and send in their flushes.
+pub struct DevicePoller {
+    devices: ReactorDevices,
+    /// What a sleeping reactor waits on: the devices' descriptors.
+    epoll: OwnedFd,
+}
+
+impl DevicePoller {
+    /// A poller of these devices.
+    ///
+    /// # Errors
+    /// The system has no epoll instance.
+    pub fn new(devices: ReactorDevices) -> io::Result<Self> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        Ok(Self { devices, epoll })
+    }
+
+    /// Has every descriptor of the devices watched, those included that are already: a drive that
+    /// was taken again interrupts by another than before.
+    fn watch(&self) -> io::Result<()> {
+        let mut outcome = Ok(());
+        self.devices.set().wake_sources(&mut |descriptor| {
+            let data = epoll::EventData::new_u64(0);
+            match epoll::add(&self.epoll, descriptor, data, epoll::EventFlags::IN) {
+                // Devices may share one, as the namespaces of a drive do.
+                Ok(()) | Err(Errno::EXIST) => {}
+                Err(error) => outcome = Err(error.into()),
+            }
+        });
+        outcome
+    }
+}
+
+impl Poller for DevicePoller {
+    fn name(&self) -> &str {
+        "devices"
+    }
+
+    fn poll(&mut self, now: Nanos, _budget: u32) -> Progress {
+        Progress::from_count(self.devices.poll(now))
+    }
+
+    fn flush(&mut self, _now: Nanos) {
+        self.devices.flush();
+    }
+
+    fn next_deadline(&self) -> Option<Nanos> {
+        self.devices.next_deadline()
+    }
+
+    fn wake_source(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.epoll.as_fd())
+    }
+
+    fn prepare_sleep(&mut self) -> bool {
+        // Without a descriptor to wait on the reactor goes on polling.
+        self.devices.prepare_sleep() && self.watch().is_ok()
+    }
+
+    fn stop(&mut self, now: Nanos) -> StopState {
+        match self.devices.drain(now) {
+            Drain::Done => StopState::Stopped,
+            Drain::Outstanding(requests) => {
+                StopState::Outstanding(u32::try_from(requests).unwrap_or(u32::MAX).max(1))
+            }
+        }
+    }
+}
