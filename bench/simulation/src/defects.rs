@@ -72,7 +72,7 @@ defects! {
     "drive-reset-as-success": "what a drive had when it was reset is answered as done";
     "neighbour-closed": "the end of one queue ends another";
     "device-leaves-early": "a device that goes is not waited for";
-    "answers-overtake": "what is answered at once overtakes what another transport's turn had finished";
+    "answers-overtake": "what is answered at once overtakes what the devices had finished in the turn before";
     "rdma-response-first": "a response is sent before its data";
     "rdma-lease-early": "memory comes back when its data is posted, not when it is sent";
     "rdma-memory-at-disconnect": "memory comes back when a connection ends, not when its reads have";
