@@ -330,7 +330,9 @@ impl DeviceQueue for RamQueue {
         let now = self.ram.time.now();
         let mut state = self.ram.state();
         let later = state.temper.later_permille;
-        if self.in_flight() >= self.depth || state.random.permille(later) {
+        // What waits in the memory leaves the depth to others.
+        let own = self.delayed.len() + self.ended.len();
+        if own >= self.depth || state.random.permille(later) {
             state.figures.later += 1;
             return Err(Refusal::Later(request));
         }
