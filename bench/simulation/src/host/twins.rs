@@ -95,7 +95,11 @@ impl Queue {
             // Every event has a log page, so dword 0 is not 0; those of the others' answers are.
             (Command::EventRequest, _) => {
                 let is_event = status.is_success() && cqe.dw0.get() != 0;
-                let is_its = is_event || status.is(Status::ABORT_REQUESTED);
+                let of_events = [
+                    Status::ABORT_REQUESTED,
+                    Status::ASYNC_EVENT_REQUEST_LIMIT_EXCEEDED,
+                ];
+                let is_its = is_event || of_events.iter().any(|it| status.is(*it));
                 Told::Of(if is_its { Which::First } else { Which::Second })
             }
             (_, Command::Invalid(refusal)) if status.is(refusal.status) => Told::Of(Which::Second),
