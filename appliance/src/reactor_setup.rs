@@ -9,6 +9,7 @@ mod rest;
 #[cfg(test)]
 mod tests;
 
+use std::io;
 use std::rc::Rc;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,7 +17,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use block::{Device, DeviceSet, QueueOptions, ReactorDevices};
 use hugemem::Arena;
 use nvme_driver::DriveOwner;
-use reactors::{InitError, ReactorSetup};
+use reactors::{InitError, Poller, ReactorSetup};
 
 use rest::{Devices, Last};
 
@@ -92,8 +93,7 @@ pub(crate) fn set_up(
     for service in &parts.services {
         service.set_up(&shared, setup)?;
     }
-    let devices = Devices::new(shared.devices, Arc::clone(&parts.undrained))?;
-    setup.register(Box::new(devices))?;
+    setup.register(device_poller(shared.devices, Arc::clone(&parts.undrained))?)?;
     let owners = parts.owners[index]
         .lock()
         .unwrap_or_else(PoisonError::into_inner)
@@ -113,6 +113,6 @@ pub(crate) fn set_up(
 pub(crate) fn device_poller(
     devices: ReactorDevices,
     undrained: Arc<AtomicUsize>,
-) -> std::io::Result<Box<dyn reactors::Poller>> {
+) -> io::Result<Box<dyn Poller>> {
     Ok(Box::new(Devices::new(devices, undrained)?))
 }
