@@ -300,12 +300,12 @@ fn protected(random: &mut Random, aim: &Aim) -> Option<Invalid> {
     let nsid = aim.nsid;
     let status = Status::NAMESPACE_WRITE_PROTECTED;
     let lba = random.below(aim.shape.block_count);
-    match random.below(4) {
-        0 => {
+    match random.below(6) {
+        0..3 => {
             let sqe = Sqe::write_zeroes_range(nsid, lba, WriteZeroesControl::new());
             invalid(sqe, Transfer::None, status)
         }
-        1 => deallocation(aim, &[(lba, 1)], status),
+        3 => deallocation(aim, &[(lba, 1)], status),
         _ => {
             let fua = random.coin();
             invalid(Sqe::write(nsid, lba, 0, fua), aim.garbage(1), status)
