@@ -25,7 +25,7 @@ use crate::identities::Identities;
 use crate::live::{How, Live, Started};
 use crate::meanwhile::RealTime;
 use crate::memory;
-use crate::nvme::{self, Bus, Drives, Vfio};
+use crate::nvme::{self, Bus, Drives};
 use crate::observe::model::ApplyAnswer;
 use crate::observe::sources::{Sources, TransportCounters};
 use crate::orders::Orders;
@@ -74,11 +74,7 @@ impl Appliance {
     /// # Errors
     /// The first thing that cannot be had. Nothing is left running.
     pub(crate) fn start(config: Config, identities: Identities) -> Result<Self, Failure> {
-        let bus = |arena: &Arc<Arena>, reactors| -> Box<dyn Bus> {
-            let system = vfio::System::default();
-            Box::new(Vfio::new(system, Arc::clone(arena), reactors))
-        };
-        Self::start_with(config, identities, bus, Vec::new())
+        Self::start_with(config, identities, nvme::system_bus, Vec::new())
     }
 
     /// The same with drives from the bus that `bus` makes for an arena and a number of reactors, and

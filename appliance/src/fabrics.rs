@@ -81,14 +81,7 @@ impl BehindTransports {
         devices: ReactorDevices,
     ) -> Box<dyn Poller> {
         devices.add(core.clone());
-        let desk = Desk::new(
-            Rc::clone(&core),
-            devices,
-            self.orders,
-            self.pool,
-            self.reactor,
-            self.queue_depth,
-        );
+        let desk = Desk::new(Rc::clone(&core), devices, self);
         Box::new(TargetPoller::new(core, desk))
     }
 }

@@ -16,7 +16,7 @@ use nvme_driver::Drive;
 use vfio::PciAddress;
 
 use crate::observe::sources::DriveSource;
-pub(crate) use bus::{Bus, Vfio};
+pub(crate) use bus::{Bus, system_bus};
 use care::Notes;
 pub(crate) use start::start;
 

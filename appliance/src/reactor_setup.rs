@@ -9,7 +9,6 @@ mod rest;
 #[cfg(test)]
 mod tests;
 
-use std::io;
 use std::rc::Rc;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,9 +16,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use block::{Device, DeviceSet, QueueOptions, ReactorDevices};
 use hugemem::Arena;
 use nvme_driver::DriveOwner;
-use reactors::{InitError, Poller, ReactorSetup};
+use reactors::{InitError, ReactorSetup};
 
-use rest::{Devices, Last};
+use rest::Last;
+pub(crate) use rest::RestingDevices;
 
 /// Requests that one reactor may have at one device at once.
 pub(crate) const DEVICE_QUEUE_DEPTH: usize = 1024;
@@ -93,7 +93,8 @@ pub(crate) fn set_up(
     for service in &parts.services {
         service.set_up(&shared, setup)?;
     }
-    setup.register(device_poller(shared.devices, Arc::clone(&parts.undrained))?)?;
+    let devices = RestingDevices::new(shared.devices, Arc::clone(&parts.undrained))?;
+    setup.register(Box::new(devices))?;
     let owners = parts.owners[index]
         .lock()
         .unwrap_or_else(PoisonError::into_inner)
@@ -103,16 +104,4 @@ pub(crate) fn set_up(
         setup.register(Box::new(Last::new(owner, undrained)))?;
     }
     Ok(())
-}
-
-/// The poller of a reactor's devices, behind those of its services. `undrained`: reactors whose devices
-/// have not come to rest.
-///
-/// # Errors
-/// The system's.
-pub(crate) fn device_poller(
-    devices: ReactorDevices,
-    undrained: Arc<AtomicUsize>,
-) -> io::Result<Box<dyn Poller>> {
-    Ok(Box::new(Devices::new(devices, undrained)?))
 }

@@ -22,7 +22,7 @@ use crate::fabrics::{BehindTransports, DeskOrder};
 use crate::live::{How, Live, Started};
 use crate::observe::model::{ApplyAnswer, StepState};
 use crate::orders::Orders;
-use crate::reactor_setup::device_poller;
+use crate::reactor_setup::RestingDevices;
 
 pub use crate::devices::{Growing, Opened, Opener};
 pub use crate::identities::{Content, Identities};
@@ -163,7 +163,8 @@ impl Seat {
             queue_depth: self.queue_depth,
         };
         let target = behind.poller(core, devices.clone());
-        Ok([target, device_poller(devices, self.undrained)?])
+        let devices = RestingDevices::new(devices, self.undrained)?;
+        Ok([target, Box::new(devices)])
     }
 }
 

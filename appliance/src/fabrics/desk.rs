@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
 use block::{Device, Drain, OpenError, QueueOptions, ReactorDevices};
-use hugemem::Pool;
 use nvme_target::{DeviceIndex, Outstanding, TargetCore};
 use reactors::Nanos;
-use reactors::ring::Receiver;
+
+use super::BehindTransports;
 
 /// An order, and where its end is told.
 pub(crate) enum DeskOrder {
@@ -45,47 +45,37 @@ pub(crate) enum DeskOrder {
 }
 
 /// Takes the orders of one reactor.
-pub(crate) struct Desk {
+pub(super) struct Desk {
     core: Rc<RefCell<TargetCore>>,
     devices: ReactorDevices,
-    orders: Receiver<DeskOrder>,
-    pool: Pool,
-    reactor: usize,
-    queue_depth: usize,
+    parts: BehindTransports,
     /// Devices that are being let go.
     departures: Vec<(DeviceIndex, Sender<()>)>,
 }
 
 impl Desk {
-    /// `queue_depth`: requests that the reactor may have at a device that comes.
-    pub(crate) fn new(
+    pub(super) fn new(
         core: Rc<RefCell<TargetCore>>,
         devices: ReactorDevices,
-        orders: Receiver<DeskOrder>,
-        pool: Pool,
-        reactor: usize,
-        queue_depth: usize,
+        parts: BehindTransports,
     ) -> Self {
         Self {
             core,
             devices,
-            orders,
-            pool,
-            reactor,
-            queue_depth,
+            parts,
             departures: Vec::new(),
         }
     }
 
     /// Whether no order waits.
     pub(super) fn is_idle(&self) -> bool {
-        self.orders.is_empty()
+        self.parts.orders.is_empty()
     }
 
     /// Carries out what there is; returns how many orders there were.
     pub(super) fn poll(&mut self, now: Nanos) -> usize {
         let mut moved = 0;
-        while let Some(order) = self.orders.recv() {
+        while let Some(order) = self.parts.orders.recv() {
             self.carry_out(order, now);
             moved += 1;
         }
@@ -113,9 +103,9 @@ impl Desk {
                 answer,
             } => {
                 let options = QueueOptions {
-                    core: self.reactor,
-                    depth: self.queue_depth,
-                    pool: self.pool.clone(),
+                    core: self.parts.reactor,
+                    depth: self.parts.queue_depth,
+                    pool: self.parts.pool.clone(),
                 };
                 let attached = self.devices.attach(usize::from(place.0), &*device, options);
                 let _ = answer.send(attached);

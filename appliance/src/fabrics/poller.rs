@@ -34,6 +34,7 @@ impl Poller for TargetPoller {
         self.desk.is_idle()
     }
 
+    /// The devices' poller stops the core too; this one says in reports what it still has.
     fn stop(&mut self, now: Nanos) -> StopState {
         match self.core.borrow_mut().drain(now) {
             CoreDrain::Done => StopState::Stopped,

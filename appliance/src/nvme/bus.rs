@@ -41,6 +41,11 @@ pub(crate) struct Vfio {
     returned: Arc<Returned>,
 }
 
+/// The drives of this system, reaching `arena`, for so many reactors.
+pub(crate) fn system_bus(arena: &Arc<Arena>, reactors: usize) -> Box<dyn Bus> {
+    Box::new(Vfio::new(System::default(), Arc::clone(arena), reactors))
+}
+
 impl Vfio {
     /// The drives that `system` shows, reaching `arena`, with an interrupt for each of `reactors`
     /// reactors. Opens nothing yet.

@@ -10,8 +10,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use block::{DevicePoller, DeviceSet, ReactorDevices};
 use reactors::{Nanos, Poller, Progress, StopState};
 
-/// The poller of a reactor's devices, which tells when they have come to rest.
-pub(super) struct Devices {
+/// The poller of a reactor's devices, behind those of its services. It tells when the devices have come
+/// to rest.
+pub(crate) struct RestingDevices {
     poller: DevicePoller,
     set: Rc<DeviceSet>,
     /// Reactors whose devices are not at rest, this one among them until they are.
@@ -19,12 +20,12 @@ pub(super) struct Devices {
     is_drained: bool,
 }
 
-impl Devices {
+impl RestingDevices {
     /// The poller of these devices.
     ///
     /// # Errors
     /// The system's.
-    pub(super) fn new(devices: ReactorDevices, undrained: Arc<AtomicUsize>) -> io::Result<Self> {
+    pub(crate) fn new(devices: ReactorDevices, undrained: Arc<AtomicUsize>) -> io::Result<Self> {
         Ok(Self {
             set: Rc::clone(devices.set()),
             poller: DevicePoller::new(devices)?,
@@ -34,7 +35,7 @@ impl Devices {
     }
 }
 
-impl Poller for Devices {
+impl Poller for RestingDevices {
     fn name(&self) -> &str {
         self.poller.name()
     }

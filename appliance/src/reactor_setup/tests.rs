@@ -19,8 +19,8 @@ use reactors::{InitError, Nanos, Poller, Progress, ReactorSetup};
 use super::{ReactorParts, Service};
 use crate::appliance::Appliance;
 use crate::identities::Identities;
+use crate::nvme::system_bus;
 use crate::nvme::tests::cores;
-use crate::nvme::{Bus, Vfio};
 use crate::transports::Portions;
 
 const BLOCK_BYTES: usize = 512;
@@ -201,15 +201,8 @@ fn a_second_service_runs_beside_nvme_over_fabrics() {
     for listener in &listeners {
         listener.set_nonblocking(true).expect("a socket");
     }
-    let bus = |arena: &Arc<Arena>, reactors| -> Box<dyn Bus> {
-        Box::new(Vfio::new(
-            vfio::System::default(),
-            Arc::clone(arena),
-            reactors,
-        ))
-    };
     let echo: Arc<dyn Service> = Arc::new(Echo(Portions::new(listeners)));
-    let appliance = Appliance::start_with(config, Identities::default(), bus, vec![echo]);
+    let appliance = Appliance::start_with(config, Identities::default(), system_bus, vec![echo]);
     let appliance = appliance.expect("it starts");
     let reactors = appliance.cores().len();
 

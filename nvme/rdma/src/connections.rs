@@ -191,12 +191,6 @@ impl<P: Provider> ConnectionSet<P> {
         self.len() == 0
     }
 
-    /// The target core that the connections speak to.
-    #[must_use]
-    pub fn core(&self) -> &Rc<RefCell<TargetCore>> {
-        &self.shared.core
-    }
-
     /// The source of events, and the listeners on it.
     pub fn listeners(&mut self) -> &mut Listeners<P> {
         &mut self.listeners

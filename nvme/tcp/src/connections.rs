@@ -185,12 +185,6 @@ impl<S: ByteStream> ConnectionSet<S> {
         self.len() == 0
     }
 
-    /// The target core that the connections speak to.
-    #[must_use]
-    pub fn core(&self) -> &Rc<RefCell<TargetCore>> {
-        &self.shared.core
-    }
-
     /// A connection had to be turned away before it came here.
     pub(crate) fn count_refused(&self) {
         self.shared.counters.connections_refused.add(1);
@@ -264,13 +258,8 @@ impl<S: ByteStream> ConnectionSet<S> {
     /// Returns how many.
     #[inline]
     pub fn begin_turn(&mut self, now: Nanos) -> u32 {
-        let mut core = self.shared.core.borrow_mut();
-        core.begin_turn(now);
-        if !core.has_completions(self.shared.transport) {
-            return 0;
-        }
-        let mut cx = self.shared.context(&mut core, &mut self.buffers, now);
-        hand_out(&mut self.places, &mut self.to_flush, &mut cx)
+        self.shared.core.borrow_mut().begin_turn(now);
+        self.take_responses(now)
     }
 
     /// Hands out the responses that the target core has. Returns how many.

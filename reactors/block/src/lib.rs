@@ -49,6 +49,6 @@ pub use request::{
 };
 pub use set::{
     CLIENT_TAG_BITS, ClientId, Completions, DEVICES_MAX, DeviceClient, DevicePoller, DeviceSet,
-    Places, ReactorDevices, Submitted, WaitId, places,
+    Places, ReactorDevices, Submitted, WaitId,
 };
 pub use shape::{ShapeError, TRANSFER_BYTES_MAX};

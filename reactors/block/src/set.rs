@@ -134,7 +134,7 @@ impl Default for DeviceSet {
 
 /// The places of a set, in order.
 #[inline]
-pub fn places(mut set: Places) -> impl Iterator<Item = usize> {
+fn places(mut set: Places) -> impl Iterator<Item = usize> {
     std::iter::from_fn(move || {
         let place = (set != 0).then(|| set.trailing_zeros() as usize)?;
         set &= set - 1;

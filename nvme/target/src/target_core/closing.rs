@@ -4,11 +4,12 @@
 //! says [`TargetCore::close_queue`]. A connection that broke begins with the second. What is in a
 //! device stays there: the queue's slot is held until the last of it came back.
 
+use block::{ClientId, DeviceSet, WaitId};
 use nvme_spec::Status;
 use reactors::Nanos;
 use reactors::sim::planted;
 
-use super::executions::{Abandoned, Command, DeviceTag, ExecutionState, Owner};
+use super::executions::{Command, DeviceTag, ExecutionState, Owner};
 use super::queue::{QueueEvent, QueueKind, QueueState};
 use super::{FailedCommand, TargetCore};
 use crate::controller::state::ControllerEvent;
@@ -29,7 +30,9 @@ impl TargetCore {
         entry.fenced = 0;
         let (kind, cntlid) = (entry.kind, entry.shared.identity.cntlid);
         self.queues.retire(slot);
-        let abandoned = self.abandon(slot);
+        let abandoned = self
+            .executions
+            .abandon(slot, &mut cancelling(&self.devices, self.client));
         self.counters.orphaned.add(u64::from(abandoned.orphaned));
         self.give_up_orphans(abandoned.devices);
         if abandoned.orphaned > 0 {
@@ -55,14 +58,6 @@ impl TargetCore {
                 self.release_queue(slot);
             }
         }
-    }
-
-    /// Gives up the executions of a queue that is gone.
-    fn abandon(&mut self, slot: u32) -> Abandoned {
-        let (devices, client) = (&self.devices, self.client);
-        let cancel =
-            &mut |waiting, tag: DeviceTag| devices.cancel(client, waiting, tag.into_bits());
-        self.executions.abandon(slot, cancel)
     }
 
     /// Frees the slot of a queue whose connection is gone and whose last command came back, and
@@ -201,10 +196,10 @@ impl TargetCore {
         let Some(execution) = self.executions.find(slot, wanted) else {
             return false;
         };
-        let (devices, client) = (&self.devices, self.client);
-        let cancel =
-            &mut |waiting, tag: DeviceTag| devices.cancel(client, waiting, tag.into_bits());
-        let Some(execution) = self.executions.remove_waiting(execution, cancel) else {
+        let removed = self
+            .executions
+            .remove_waiting(execution, &mut cancelling(&self.devices, self.client));
+        let Some(execution) = removed else {
             return false;
         };
         let Owner::Command(Command { tag, id, .. }) = execution.owner else {
@@ -255,4 +250,12 @@ impl TargetCore {
         let response = queue.respond(command_id, Status::ABORT_REQUESTED);
         self.push_completion(slot, Completed::without_data(tag, response));
     }
+}
+
+/// Takes requests of a client that wait for a device out of its line.
+fn cancelling(
+    devices: &DeviceSet,
+    client: ClientId,
+) -> impl FnMut(WaitId, DeviceTag) -> bool + use<'_> {
+    move |waiting, tag| devices.cancel(client, waiting, tag.into_bits())
 }

@@ -19,7 +19,6 @@ impl TargetCore {
     /// Looks at timers and at what other reactors changed, after the devices were polled. Returns how
     /// much there was to do.
     pub fn poll(&mut self, now: Nanos) -> usize {
-        self.begin_turn(now);
         self.polled_at = now;
         self.turn = self.turn.wrapping_add(1);
         let mut moved = 0;

@@ -405,8 +405,9 @@ impl Node {
 }
 
 impl Node {
-    /// The devices and the core get their phase of a turn.
+    /// A turn of a transport begins, and the devices and the core get their phase of it.
     pub(crate) fn poll(&mut self, now: Nanos) {
+        self.core.begin_turn(now);
         let devices = Rc::clone(self.core.devices());
         devices.poll(now, |_, completions| self.core.completed(completions, now));
         self.core.poll(now);
