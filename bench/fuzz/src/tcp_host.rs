@@ -10,7 +10,8 @@ use std::io::{IoSlice, IoSliceMut};
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use nvme_host::raw::{assemble, fix_header_digest};
+use nvme_host::pdu::assemble;
+use nvme_host::raw::fix_header_digest;
 use nvme_host::{
     ByteStream, ConnectOptions, Controller, HostCompletions, HostError, HostIdentity, IoQueue,
     Moved, Transport, discover, read_log,

@@ -8,7 +8,8 @@
 
 use std::collections::HashMap;
 
-use nvme_host::raw::{Pdu, assemble, capsule, fix_header_digest, h2c_data};
+use nvme_host::pdu::assemble;
+use nvme_host::raw::{Pdu, capsule, fix_header_digest, h2c_data};
 use nvme_spec::command::{AdminOpcode, IoOpcode};
 use nvme_spec::fabrics::{CNTLID_DYNAMIC, ConnectAttributes, PropertySize};
 use nvme_spec::registers::{Cc, Register};
@@ -292,9 +293,8 @@ impl Host {
         let common = CommonHeader::read_from_bytes(&head).expect("eight bytes");
         let bytes = common.plen.get() as usize;
         assert!(bytes >= usize::from(common.hlen), "{common:?}");
-        // The header that a termination request quotes is no data (TCP 1.1, section 3.6.2.4).
-        let is_end = common.pdu_type == PduType::C2H_TERM_REQ;
-        assert!(is_end || common.data_bytes().is_some(), "{common:?}");
+        let layout = common.layout(self.framing);
+        assert!(layout.is_ok(), "{common:?}: {layout:?}");
         (line.len() >= bytes).then(|| Pdu {
             bytes: line.drain(..bytes).collect(),
         })

@@ -41,6 +41,6 @@ pub use link::{
 };
 pub use options::{ConnectOptions, HostIdentity};
 pub use queue::{HostCompletion, HostCompletions, IoQueue, IoQueuePlan};
-pub use tcp::raw;
 pub use tcp::stream::{ByteStream, Moved, Socket};
+pub use tcp::{pdu, raw};
 pub use transport::Transport;

@@ -1,9 +1,8 @@
 //! NVMe/TCP: PDUs over a socket (TCP 1.1).
 
 mod connection;
-mod digest;
-mod handshake;
 mod inbox;
+pub mod pdu;
 pub mod raw;
 mod receive;
 mod sender;
@@ -24,8 +23,7 @@ use nvme_spec::tcp::{ADMIN_IN_CAPSULE_DATA_BYTES, DigestFlags};
 use crate::error::HostError;
 use crate::link::{Completions, ConnectionCounters, Link, Refused, Transfer};
 use crate::options::ConnectOptions;
-use crate::tcp::connection::{Connection, Settled};
-use crate::tcp::handshake::initialize;
+use crate::tcp::connection::Connection;
 use crate::tcp::stream::{ByteStream, Socket};
 use crate::transport::{AdminLink, Fabric, IoLink, QueueParameters};
 
@@ -92,7 +90,7 @@ where
 
 /// Initialises a stream.
 fn open<S: ByteStream, B: Deref<Target = [u8]> + DerefMut>(
-    mut stream: S,
+    stream: S,
     options: &ConnectOptions,
     parameters: &QueueParameters,
     in_capsule_max_bytes: u32,
@@ -101,14 +99,11 @@ fn open<S: ByteStream, B: Deref<Target = [u8]> + DerefMut>(
     let digests = DigestFlags::new()
         .with_header(options.header_digest)
         .with_data(options.data_digest);
-    let initialized = initialize(&mut stream, digests, options.timeout)?;
-    let settled = Settled {
-        framing: initialized.framing,
-        h2c_data_max_bytes: initialized.h2c_data_max_bytes,
-        in_capsule_max_bytes,
-    };
     let depth = usize::from(parameters.depth);
-    Ok(Connection::new(stream, settled, depth, receive_bytes))
+    let mut connection = Connection::new(stream, digests, depth, receive_bytes);
+    connection.initialize(options.timeout)?;
+    connection.settled.in_capsule_max_bytes = in_capsule_max_bytes;
+    Ok(connection)
 }
 
 impl<S, B> Link<B> for Connection<S, B>

@@ -462,7 +462,7 @@ fn a_target_that_leaves_is_told_apart() {
     let within = fault(|peer, sqe| {
         let half = nvme_spec::tcp::C2hData::new(sqe.cid.get(), 0, 4096, C2hEnd::Last, peer.framing);
         let bytes =
-            nvme_host::raw::assemble(zerocopy::IntoBytes::as_bytes(&half), half.ch, &[5; 4096]);
+            nvme_host::pdu::assemble(zerocopy::IntoBytes::as_bytes(&half), half.ch, &[5; 4096]);
         peer.send(&bytes[..1000]);
         peer.close();
         true

@@ -85,6 +85,16 @@ impl PduType {
         matches!(self, Self::CAPSULE_CMD | Self::H2C_DATA | Self::C2H_DATA)
     }
 
+    /// Whether the type is of no use without data.
+    pub const fn must_have_data(self) -> bool {
+        matches!(self, Self::H2C_DATA | Self::C2H_DATA)
+    }
+
+    /// Whether the type ends the connection.
+    pub const fn is_termination(self) -> bool {
+        matches!(self, Self::H2C_TERM_REQ | Self::C2H_TERM_REQ)
+    }
+
     /// Whether a negotiated header digest covers the type (TCP 1.1 §3.3: all but initialisation
     /// and termination).
     pub const fn may_have_digest(self) -> bool {
@@ -164,6 +174,15 @@ impl Framing {
     /// The receiver's data alignment, bytes.
     pub const fn alignment_bytes(self) -> u32 {
         (self.alignment_z as u32 + 1) * 4
+    }
+
+    /// The same towards a receiver that asks for dwords (HPDA or CPDA of zero).
+    #[must_use]
+    pub const fn dword_aligned(self) -> Self {
+        Self {
+            alignment_z: 0,
+            ..self
+        }
     }
 
     const fn header_digest_bytes(self) -> u32 {
@@ -248,33 +267,109 @@ impl CommonHeader {
         }
     }
 
-    /// Header and header digest, bytes: what must have arrived before the header can be checked.
-    pub const fn digested_header_bytes(&self) -> u32 {
-        self.hlen as u32 + if self.flags.hdgstf() { DIGEST_BYTES } else { 0 }
-    }
-
-    /// Data digest, bytes.
-    pub const fn data_digest_bytes(&self) -> u32 {
-        if self.flags.ddgstf() { DIGEST_BYTES } else { 0 }
-    }
-
-    /// Data between PDO and the data digest, bytes; `None` where PLEN contradicts PDO, HLEN or the
-    /// flags.
+    /// Where the parts of the PDU lie, for a receiver that has negotiated `framing`, with its own
+    /// data alignment.
     ///
-    /// A PDU without data has PLEN equal to header and header digest, whatever PDO says.
-    pub const fn data_bytes(&self) -> Option<u32> {
+    /// Which PDUs are in order, how much data is acceptable, and whether DATAL agrees is for the
+    /// receiver to check. Reserved flags are ignored.
+    ///
+    /// # Errors
+    /// The first field that contradicts the type, the framing or the lengths (TCP 1.1 §3.6.2).
+    #[inline]
+    pub const fn layout(&self, framing: Framing) -> Result<PduLayout, HeaderFault> {
+        let kind = self.pdu_type;
+        let Some(expected) = kind.header_bytes() else {
+            return Err(HeaderFault::PduType);
+        };
+        if self.hlen != expected {
+            return Err(HeaderFault::HeaderLength);
+        }
         let plen = self.plen.get();
-        let header = self.digested_header_bytes();
-        if plen == header {
-            return Some(0);
+        let bare = PduLayout {
+            header_digest: false,
+            header_bytes: expected as u32,
+            data_bytes: 0,
+            data_digest: false,
+        };
+        if !kind.may_have_digest() {
+            // The receiver of a termination request does not need the header that it quotes.
+            let is_whole = plen == bare.header_bytes || kind.is_termination();
+            return if is_whole {
+                Ok(bare)
+            } else {
+                Err(HeaderFault::PduLength)
+            };
         }
-        let pdo = self.pdo as u32;
-        if pdo < header {
-            return None;
+        if self.flags.hdgstf() != framing.header_digest {
+            return Err(HeaderFault::Flags);
         }
-        match plen.checked_sub(pdo) {
-            Some(rest) => rest.checked_sub(self.data_digest_bytes()),
-            None => None,
+        let bare = PduLayout {
+            header_digest: framing.header_digest,
+            header_bytes: bare.header_bytes + framing.header_digest_bytes(),
+            ..bare
+        };
+        if !kind.must_have_data() && plen == bare.header_bytes {
+            return Ok(bare);
+        }
+        if !kind.may_have_data() {
+            return Err(HeaderFault::PduLength);
+        }
+        if self.flags.ddgstf() != framing.data_digest {
+            return Err(HeaderFault::Flags);
+        }
+        let offset = self.pdo as u32;
+        if offset < bare.header_bytes || !offset.is_multiple_of(framing.alignment_bytes()) {
+            return Err(HeaderFault::DataOffset);
+        }
+        match plen.checked_sub(offset + framing.data_digest_bytes()) {
+            None | Some(0) => Err(HeaderFault::PduLength),
+            Some(data_bytes) => Ok(PduLayout {
+                header_bytes: offset,
+                data_bytes,
+                data_digest: framing.data_digest,
+                ..bare
+            }),
+        }
+    }
+}
+
+/// Where the parts of a PDU lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PduLayout {
+    /// A header digest follows the header.
+    pub header_digest: bool,
+    /// Bytes of header, header digest and padding: where data begins, or the end of the PDU.
+    pub header_bytes: u32,
+    /// Bytes of data; 0 for none.
+    pub data_bytes: u32,
+    /// A data digest follows the data.
+    pub data_digest: bool,
+}
+
+/// A field of a common header that breaks a rule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HeaderFault {
+    /// PDU-Type is unknown.
+    PduType,
+    /// FLAGS: digests other than negotiated.
+    Flags,
+    /// HLEN is not the type's.
+    HeaderLength,
+    /// PDO lies within the header, or off the receiver's alignment.
+    DataOffset,
+    /// PLEN is not what header, data and digests add up to.
+    PduLength,
+}
+
+impl HeaderFault {
+    /// The field, as Fatal Error Information names it (TCP 1.1 §3.6.2.4).
+    pub const fn offset(self) -> u32 {
+        match self {
+            Self::PduType => offset::PDU_TYPE,
+            Self::Flags => offset::FLAGS,
+            Self::HeaderLength => offset::HLEN,
+            Self::DataOffset => offset::PDO,
+            Self::PduLength => offset::PLEN,
         }
     }
 }

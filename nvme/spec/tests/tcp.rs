@@ -177,31 +177,73 @@ fn types() {
 }
 
 #[test]
-fn contradictory_lengths_have_no_data() {
-    let header = |hlen, pdo, plen, flags| CommonHeader {
-        pdu_type: PduType::H2C_DATA,
+fn a_header_that_contradicts_itself_is_named_by_its_field() {
+    let header = |pdu_type, hlen, pdo, plen, flags| CommonHeader {
+        pdu_type,
         flags,
         hlen,
         pdo,
         plen: U32::new(plen),
     };
     let none = PduFlags::new();
-    // Shorter than its own header.
-    assert_eq!(header(24, 24, 8, none).data_bytes(), None);
-    assert_eq!(header(24, 0, 23, none).data_bytes(), None);
-    // Data that begins inside the header, or behind the end.
-    assert_eq!(header(24, 8, 512, none).data_bytes(), None);
-    assert_eq!(header(24, 24, 512, PduFlags::HDGSTF).data_bytes(), None);
-    assert_eq!(header(24, 200, 100, none).data_bytes(), None);
-    // No room for the digest.
-    assert_eq!(header(24, 24, 26, PduFlags::DDGSTF).data_bytes(), None);
-    assert_eq!(header(24, 24, 28, PduFlags::DDGSTF).data_bytes(), Some(0));
-    assert_eq!(header(24, 24, 24, none).data_bytes(), Some(0));
-    assert_eq!(header(24, 0, 24, none).data_bytes(), Some(0));
+    let data = |hlen, pdo, plen| header(PduType::C2H_DATA, hlen, pdo, plen, none).layout(PLAIN);
+    assert_eq!(data(23, 24, 28), Err(HeaderFault::HeaderLength));
+    // Shorter than its own header, or without any data.
+    assert_eq!(data(24, 24, 8), Err(HeaderFault::PduLength));
+    assert_eq!(data(24, 24, 24), Err(HeaderFault::PduLength));
+    // Data that begins inside the header, between two dwords, or behind the end.
+    assert_eq!(data(24, 8, 512), Err(HeaderFault::DataOffset));
+    assert_eq!(data(24, 26, 512), Err(HeaderFault::DataOffset));
+    assert_eq!(data(24, 200, 100), Err(HeaderFault::PduLength));
+    let longest = data(24, 24, u32::MAX).expect("no contradiction");
     assert_eq!(
-        header(24, 24, u32::MAX, none).data_bytes(),
-        Some(u32::MAX - 24)
+        (longest.header_bytes, longest.data_bytes),
+        (24, u32::MAX - 24)
     );
+
+    // Digests other than negotiated, and no room for one.
+    let digested = |plen, flags| header(PduType::C2H_DATA, 24, 28, plen, flags).layout(DIGESTS);
+    let both = PduFlags::HDGSTF.union(PduFlags::DDGSTF);
+    assert_eq!(digested(100, PduFlags::HDGSTF), Err(HeaderFault::Flags));
+    assert_eq!(digested(100, PduFlags::DDGSTF), Err(HeaderFault::Flags));
+    assert_eq!(digested(30, both), Err(HeaderFault::PduLength));
+    assert_eq!(digested(32, both), Err(HeaderFault::PduLength));
+    assert_eq!(digested(33, both).map(|layout| layout.data_bytes), Ok(1));
+
+    // What never has data.
+    let response = |plen, flags| header(PduType::CAPSULE_RESP, 24, 0, plen, flags);
+    assert_eq!(
+        response(24, none).layout(PLAIN).map(|it| it.data_bytes),
+        Ok(0)
+    );
+    assert_eq!(
+        response(28, none).layout(PLAIN),
+        Err(HeaderFault::PduLength)
+    );
+    assert_eq!(response(28, none).layout(DIGESTS), Err(HeaderFault::Flags));
+    let answered = response(28, PduFlags::HDGSTF).layout(DIGESTS);
+    assert_eq!(
+        answered.map(|it| (it.header_bytes, it.header_digest)),
+        Ok((28, true))
+    );
+    let initialise = header(PduType::IC_RESP, 128, 0, 129, none);
+    assert_eq!(initialise.layout(DIGESTS), Err(HeaderFault::PduLength));
+    // The end of a connection counts whatever it quotes.
+    let end = header(PduType::C2H_TERM_REQ, 24, 0, 152, none);
+    assert_eq!(end.layout(DIGESTS).map(|it| it.header_bytes), Ok(24));
+
+    let unknown = header(PduType(0x08), 24, 0, 24, none).layout(PLAIN);
+    assert_eq!(unknown, Err(HeaderFault::PduType));
+    let fields = [
+        (HeaderFault::PduType, 0),
+        (HeaderFault::Flags, 1),
+        (HeaderFault::HeaderLength, 2),
+        (HeaderFault::DataOffset, 3),
+        (HeaderFault::PduLength, 4),
+    ];
+    for (fault, offset) in fields {
+        assert_eq!(fault.offset(), offset);
+    }
 }
 
 fn framings() -> impl Strategy<Value = Framing> {
@@ -221,25 +263,37 @@ proptest! {
         for pdu_type in [PduType::CAPSULE_CMD, PduType::H2C_DATA, PduType::C2H_DATA] {
             let hlen = pdu_type.header_bytes().unwrap();
             let header = framing.header(pdu_type, hlen, data_bytes);
-            prop_assert_eq!(header.data_bytes(), Some(data_bytes));
             prop_assert!(pdu_type.valid_flags().contains(header.flags));
-            if data_bytes > 0 {
-                prop_assert_eq!(u32::from(header.pdo) % framing.alignment_bytes(), 0);
-                prop_assert!(u32::from(header.pdo) >= header.digested_header_bytes());
-                let padding = u32::from(header.pdo) - header.digested_header_bytes();
-                prop_assert!(padding < framing.alignment_bytes());
-                let digest = header.data_digest_bytes();
-                prop_assert_eq!(header.plen.get(), u32::from(header.pdo) + data_bytes + digest);
+            if data_bytes == 0 && pdu_type.must_have_data() {
+                prop_assert_eq!(header.layout(framing), Err(HeaderFault::PduLength));
+                continue;
             }
+            let layout = header.layout(framing).unwrap();
+            prop_assert_eq!(layout.data_bytes, data_bytes);
+            prop_assert_eq!(layout.header_digest, framing.header_digest);
+            let bare = u32::from(hlen) + if framing.header_digest { 4 } else { 0 };
+            if data_bytes == 0 {
+                prop_assert_eq!((layout.header_bytes, layout.data_digest), (bare, false));
+                continue;
+            }
+            prop_assert_eq!(layout.data_digest, framing.data_digest);
+            prop_assert_eq!(layout.header_bytes, u32::from(header.pdo));
+            prop_assert_eq!(layout.header_bytes % framing.alignment_bytes(), 0);
+            prop_assert!(layout.header_bytes - bare < framing.alignment_bytes());
+            let digest = if framing.data_digest { 4 } else { 0 };
+            prop_assert_eq!(header.plen.get(), layout.header_bytes + data_bytes + digest);
         }
     }
 
     #[test]
-    fn arbitrary_headers(raw: [u8; 8]) {
+    fn arbitrary_headers(raw: [u8; 8], framing in framings()) {
         let header = CommonHeader::read_from_bytes(&raw).unwrap();
-        if let Some(data) = header.data_bytes() {
-            prop_assert!(u64::from(data) + u64::from(header.digested_header_bytes())
-                <= u64::from(header.plen.get()));
+        if let Ok(layout) = header.layout(framing)
+            && !header.pdu_type.is_termination()
+        {
+            let digest = if layout.data_digest { 4 } else { 0 };
+            let whole = u64::from(layout.header_bytes) + u64::from(layout.data_bytes) + digest;
+            prop_assert_eq!(whole, u64::from(header.plen.get()));
         }
         let _ = (header.pdu_type.header_bytes(), header.pdu_type.valid_flags());
         let _ = format!("{header:?} {}", header.pdu_type);
@@ -272,12 +326,12 @@ proptest! {
         let seen = (h2c.cccid.get(), h2c.ttag.get(), h2c.datao.get(), h2c.datal.get());
         prop_assert_eq!(seen, (cccid, ttag, at, length));
         prop_assert_eq!(h2c.ch.flags.last_pdu(), last);
-        prop_assert_eq!(h2c.ch.data_bytes(), Some(length));
+        prop_assert_eq!(h2c.ch.layout(framing).map(|it| it.data_bytes), Ok(length));
 
         let r2t = R2t::new(cccid, ttag, at, length, framing);
         let seen = (r2t.cccid.get(), r2t.ttag.get(), r2t.r2to.get(), r2t.r2tl.get());
         prop_assert_eq!(seen, (cccid, ttag, at, length));
-        prop_assert_eq!(r2t.ch.data_bytes(), Some(0));
+        prop_assert_eq!(r2t.ch.layout(framing).map(|it| it.data_bytes), Ok(0));
 
         let mut sqe = Sqe::new(1, 2).with_cid(cccid);
         sqe.specific = CommandDwords {

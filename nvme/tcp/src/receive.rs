@@ -8,7 +8,7 @@ use arrayvec::ArrayVec;
 use nvme_spec::Sqe;
 use nvme_spec::tcp::{
     ADMIN_IN_CAPSULE_DATA_BYTES, CapsuleCmd, CommonHeader, FatalError, Framing, H2cData, IcReq,
-    PduType, TERM_DATA_MAX_BYTES, TermReq, offset,
+    PduLayout, PduType, TERM_DATA_MAX_BYTES, TermReq, offset,
 };
 use reactors::sim::planted;
 use zerocopy::{FromBytes, IntoBytes};
@@ -95,9 +95,7 @@ impl Rules {
     pub(crate) fn operate(&mut self, framing: Framing) {
         self.order = Order::Operate;
         self.framing = framing;
-        let header_bytes = Kind::Command.header_bytes() as u8;
-        let header = framing.header(PduType::CAPSULE_CMD, header_bytes, 0);
-        self.bare_command = Some(header);
+        self.bare_command = Some(CapsuleCmd::new(Sqe::default(), 0, framing).ch);
     }
 
     /// Bytes of a command capsule without data or padding.
@@ -280,54 +278,26 @@ impl Receiver {
             rules,
         };
         let layout = check.layout()?;
-        if bytes.len() < layout.header_bytes {
+        let header_bytes = layout.header_bytes as usize;
+        if bytes.len() < header_bytes {
             return Ok(None);
         }
         check.header_digest(&layout)?;
-        if layout.kind == Kind::Command {
+        if common.pdu_type == PduType::CAPSULE_CMD {
             let (capsule, _) =
                 CapsuleCmd::ref_from_prefix(bytes).map_err(|_| check.field(offset::HLEN))?;
             let CapsuleCmd { ch, sqe } = *capsule;
+            let payload = payload(&layout);
             self.command = sqe;
-            if layout.header_bytes == rules.command_bytes() {
-                self.usual = layout.payload.map(|payload| (ch, payload));
+            if header_bytes == rules.command_bytes() {
+                self.usual = payload.map(|payload| (ch, payload));
             }
-            self.consume(layout.header_bytes);
-            return Ok(Some(Pdu::Command(layout.payload)));
+            self.consume(header_bytes);
+            return Ok(Some(Pdu::Command(payload)));
         }
         let pdu = check.decode(&layout)?;
-        self.consume(layout.header_bytes);
+        self.consume(header_bytes);
         Ok(Some(pdu))
-    }
-}
-
-/// Where the parts of a PDU lie.
-struct Layout {
-    kind: Kind,
-    /// Bytes up to the data, or the whole PDU when there is none.
-    header_bytes: usize,
-    header_digest: bool,
-    payload: Option<Payload>,
-}
-
-/// The PDUs that a host may send.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
-    Initialise,
-    Terminate,
-    Command,
-    HostData,
-}
-
-impl Kind {
-    /// Bytes of the header proper (HLEN).
-    fn header_bytes(self) -> usize {
-        match self {
-            Self::Initialise => size_of::<IcReq>(),
-            Self::Terminate => size_of::<TermReq>(),
-            Self::Command => size_of::<CapsuleCmd>(),
-            Self::HostData => size_of::<H2cData>(),
-        }
     }
 }
 
@@ -352,112 +322,38 @@ impl HeaderCheck<'_> {
         self.violation(FatalError::INVALID_HEADER_FIELD, offset)
     }
 
-    fn kind(&self) -> Result<Kind, Box<Violation>> {
-        let kind = match self.common.pdu_type {
-            PduType::IC_REQ => Kind::Initialise,
-            PduType::H2C_TERM_REQ => Kind::Terminate,
-            PduType::CAPSULE_CMD => Kind::Command,
-            PduType::H2C_DATA => Kind::HostData,
-            _ => return Err(self.field(offset::PDU_TYPE)),
-        };
-        let in_order = match (self.rules.order, kind) {
-            (_, Kind::Terminate) => true,
-            (Order::Initialise, kind) => kind == Kind::Initialise,
-            (Order::Operate, kind) => kind != Kind::Initialise,
-        };
-        if in_order {
-            Ok(kind)
-        } else {
-            Err(self.violation(FatalError::SEQUENCE_ERROR, 0))
-        }
-    }
-
     /// Checks type, order and lengths, which need the common header alone.
-    fn layout(&self) -> Result<Layout, Box<Violation>> {
-        let kind = self.kind()?;
-        if usize::from(self.common.hlen) != kind.header_bytes() {
-            return Err(self.field(offset::HLEN));
+    fn layout(&self) -> Result<PduLayout, Box<Violation>> {
+        let kind = self.common.pdu_type;
+        if !kind.is_from_host() {
+            return Err(self.field(offset::PDU_TYPE));
         }
-        match kind {
-            Kind::Initialise => self.bare_layout(kind, kind.header_bytes()),
-            // Its data is a copy of what we sent; the connection ends here, so it is not read.
-            Kind::Terminate => Ok(Layout {
-                kind,
-                header_bytes: kind.header_bytes(),
-                header_digest: false,
-                payload: None,
-            }),
-            Kind::Command | Kind::HostData => self.framed_layout(kind),
-        }
-    }
-
-    fn bare_layout(&self, kind: Kind, header_bytes: usize) -> Result<Layout, Box<Violation>> {
-        if self.common.plen.get() as usize != header_bytes {
-            return Err(self.field(offset::PLEN));
-        }
-        Ok(Layout {
-            kind,
-            header_bytes,
-            header_digest: false,
-            payload: None,
-        })
-    }
-
-    fn framed_layout(&self, kind: Kind) -> Result<Layout, Box<Violation>> {
-        let header_digest = self.rules.framing.header_digest;
-        if self.common.flags.hdgstf() != header_digest {
-            return Err(self.field(offset::FLAGS));
-        }
-        let header_bytes = kind.header_bytes() + if header_digest { DIGEST_BYTES } else { 0 };
-        let pdu_bytes = self.common.plen.get();
-        if pdu_bytes as usize == header_bytes && kind == Kind::Command {
-            return Ok(Layout {
-                kind,
-                header_bytes,
-                header_digest,
-                payload: None,
-            });
-        }
-        let data_digest = self.rules.framing.data_digest;
-        if self.common.flags.ddgstf() != data_digest {
-            return Err(self.field(offset::FLAGS));
-        }
-        // The ICResp's CPDA of zero asks for four-byte alignment (section 3.6.2.3).
-        let data_offset = usize::from(self.common.pdo);
-        if data_offset < header_bytes || data_offset % 4 != 0 {
-            return Err(self.field(offset::PDO));
-        }
-        let around = data_offset + if data_digest { DIGEST_BYTES } else { 0 };
-        let bytes = (pdu_bytes as usize)
-            .checked_sub(around)
-            .filter(|bytes| *bytes > 0);
-        let Some(bytes) = bytes else {
-            return Err(self.field(offset::PLEN));
+        let in_order = match self.rules.order {
+            Order::Initialise => matches!(kind, PduType::IC_REQ | PduType::H2C_TERM_REQ),
+            Order::Operate => kind != PduType::IC_REQ,
         };
+        if !in_order {
+            return Err(self.violation(FatalError::SEQUENCE_ERROR, 0));
+        }
+        // The ICResp's CPDA of zero asks for dwords (section 3.6.2.3).
+        let framing = self.rules.framing.dword_aligned();
+        let layout = self.common.layout(framing);
+        let layout = layout.map_err(|fault| self.field(fault.offset()))?;
         let limit = match kind {
-            Kind::HostData => self.rules.host_data_bytes_max,
-            Kind::Command | Kind::Initialise | Kind::Terminate => self.rules.in_capsule_bytes_max,
+            PduType::H2C_DATA => self.rules.host_data_bytes_max,
+            _ => self.rules.in_capsule_bytes_max,
         };
-        if bytes > limit as usize {
+        if layout.data_bytes > limit {
             return Err(self.violation(FatalError::DATA_LIMIT_EXCEEDED, 0));
         }
-        let payload = Some(Payload {
-            bytes: bytes as u32,
-            digest: data_digest,
-        });
-        Ok(Layout {
-            kind,
-            header_bytes: data_offset,
-            header_digest,
-            payload,
-        })
+        Ok(layout)
     }
 
-    fn header_digest(&self, layout: &Layout) -> Result<(), Box<Violation>> {
+    fn header_digest(&self, layout: &PduLayout) -> Result<(), Box<Violation>> {
         if !layout.header_digest || planted("header-digest-ignored") {
             return Ok(());
         }
-        let header_bytes = layout.kind.header_bytes();
+        let header_bytes = usize::from(self.common.hlen);
         let found = &self.bytes[header_bytes..header_bytes + DIGEST_BYTES];
         if found == digest(&self.bytes[..header_bytes]) {
             return Ok(());
@@ -470,30 +366,35 @@ impl HeaderCheck<'_> {
     }
 
     /// Reads the header, complete by now.
-    fn decode(&self, layout: &Layout) -> Result<Pdu, Box<Violation>> {
-        match (layout.kind, layout.payload) {
-            (Kind::Initialise, _) => {
-                let (request, _) =
-                    IcReq::read_from_prefix(self.bytes).map_err(|_| self.field(offset::HLEN))?;
+    fn decode(&self, layout: &PduLayout) -> Result<Pdu, Box<Violation>> {
+        let short = || self.field(offset::HLEN);
+        match self.common.pdu_type {
+            PduType::IC_REQ => {
+                let (request, _) = IcReq::read_from_prefix(self.bytes).map_err(|_| short())?;
                 Ok(Pdu::Initialise(Box::new(request)))
             }
-            (Kind::Terminate, _) => {
-                let (request, _) =
-                    TermReq::read_from_prefix(self.bytes).map_err(|_| self.field(offset::HLEN))?;
+            PduType::H2C_DATA => {
+                let (header, _) = H2cData::read_from_prefix(self.bytes).map_err(|_| short())?;
+                match payload(layout) {
+                    Some(payload) if header.datal.get() == payload.bytes => {
+                        Ok(Pdu::HostData(header, payload))
+                    }
+                    _ => Err(self.field(offset::DATAL)),
+                }
+            }
+            _ => {
+                let (request, _) = TermReq::read_from_prefix(self.bytes).map_err(|_| short())?;
                 Ok(Pdu::Terminate(request))
             }
-            (Kind::Command, payload) => Ok(Pdu::Command(payload)),
-            (Kind::HostData, Some(payload)) => {
-                let (header, _) =
-                    H2cData::read_from_prefix(self.bytes).map_err(|_| self.field(offset::HLEN))?;
-                if header.datal.get() != payload.bytes {
-                    return Err(self.field(offset::DATAL));
-                }
-                Ok(Pdu::HostData(header, payload))
-            }
-            (Kind::HostData, None) => Err(self.field(offset::PLEN)),
         }
     }
+}
+
+fn payload(layout: &PduLayout) -> Option<Payload> {
+    (layout.data_bytes > 0).then_some(Payload {
+        bytes: layout.data_bytes,
+        digest: layout.data_digest,
+    })
 }
 
 #[cfg(test)]

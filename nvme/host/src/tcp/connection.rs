@@ -1,10 +1,10 @@
-//! One NVMe/TCP connection of a host after its initialisation: commands out, completions in (TCP
-//! 1.1 §3.3).
+//! One NVMe/TCP connection of a host: initialisation, commands out, completions in (TCP 1.1 §3.3).
 //!
-//! Owns the socket, the commands in flight with their data, and both directions of framing. Knows
-//! nothing of what a command means beyond which way its data moves. Generic over the stream, so
-//! that tests drive the same code with a script, and over the memory, so that an admin queue needs
-//! no pool.
+//! Owns the stream, the commands in flight with their data, and both directions of framing. Knows
+//! nothing of what a command means beyond which way its data moves. Performs no I/O but by a
+//! [`ByteStream`], which never waits: a socket, a script in tests, a damaged stream in fuzzing, a
+//! target on the same thread in measuring. Only [`Connection::initialize`] waits, as the control
+//! path does. Generic over the memory, so that an admin queue needs no pool.
 
 use std::collections::VecDeque;
 use std::ops::{Deref, DerefMut};
@@ -12,16 +12,19 @@ use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use arrayvec::ArrayVec;
-use nvme_spec::Sqe;
 use nvme_spec::sgl::SglDescriptor;
-use nvme_spec::tcp::{CapsuleCmd, CapsuleResp, CommonHeader, Framing, H2cData, PduType, TermReq};
+use nvme_spec::tcp::{
+    CapsuleCmd, CapsuleResp, CommonHeader, DigestFlags, Framing, H2cData, IcReq, TermReq,
+};
+use nvme_spec::{Cqe, Sqe};
 use zerocopy::{IntoBytes, transmute_ref};
 
+use crate::deadline::Deadline;
 use crate::error::{HostError, ProtocolError};
 use crate::link::{COMPLETIONS_MAX, Completions, ConnectionCounters, Refusal, Refused, Transfer};
 use crate::slots::Slots;
-use crate::tcp::digest::digest;
 use crate::tcp::inbox::{Inbox, Phase};
+use crate::tcp::pdu::{Agreement, digest};
 use crate::tcp::sender::Sender;
 use crate::tcp::stream::{ByteStream, Moved};
 
@@ -91,7 +94,7 @@ pub(crate) type Commands<B> = Slots<Command<B>>;
 const SPARE_PDUS: usize = 64;
 
 /// What initialisation and Connect settled for a connection.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Settled {
     /// Digests, and the target's data alignment.
     pub(crate) framing: Framing,
@@ -105,6 +108,8 @@ pub(crate) struct Settled {
 #[derive(Debug)]
 pub(crate) struct Connection<S, B> {
     stream: S,
+    /// Digests that the ICReq asks for.
+    pub(crate) asked: DigestFlags,
     pub(crate) settled: Settled,
     pub(crate) slots: Commands<B>,
     sender: Sender,
@@ -118,23 +123,54 @@ pub(crate) struct Connection<S, B> {
 }
 
 impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
-    /// A connection over an initialised stream, for `depth` commands in flight.
-    pub(crate) fn new(stream: S, settled: Settled, depth: usize, receive_bytes: usize) -> Self {
+    /// A connection over a fresh stream, for `depth` commands in flight. Its ICReq leaves with the
+    /// next [`Self::flush`]; commands are in order when it [is initialised](Self::is_initialized).
+    pub(crate) fn new(stream: S, asked: DigestFlags, depth: usize, receive_bytes: usize) -> Self {
+        let mut sender = Sender::new(depth + SPARE_PDUS);
+        // No alignment asked for (HPDA 0) and one R2T at a time (MAXR2T 0's based).
+        let request = IcReq::new(0, asked, 0);
+        sender.stage(request.as_bytes(), 0);
         Self {
             stream,
-            settled,
+            asked,
+            settled: Settled::default(),
             slots: Slots::new(depth),
-            sender: Sender::new(depth + SPARE_PDUS),
+            sender,
             granted: VecDeque::with_capacity(depth),
-            plain_response: (!settled.framing.header_digest).then(|| {
-                let header_bytes = size_of::<CapsuleResp>() as u8;
-                let framing = settled.framing;
-                framing.header(PduType::CAPSULE_RESP, header_bytes, 0)
-            }),
+            plain_response: None,
             inbox: Inbox::new(receive_bytes),
             counters: ConnectionCounters::default(),
             failure: None,
         }
+    }
+
+    /// Whether the target has agreed to the initialisation.
+    fn is_initialized(&self) -> bool {
+        !matches!(self.inbox.phase, Phase::Initialization)
+    }
+
+    /// Waits until the connection is initialised, `limit` at most.
+    pub(crate) fn initialize(&mut self, limit: Duration) -> Result<(), HostError> {
+        let deadline = Deadline::after(limit, "the connection's initialisation");
+        loop {
+            self.flush()?;
+            self.poll_until(&mut Completions::new(), COMPLETIONS_MAX)?;
+            if self.is_initialized() {
+                return Ok(());
+            }
+            self.wait(deadline.left()?);
+        }
+    }
+
+    /// From now on PDUs are framed as both sides agreed.
+    pub(crate) fn initialized(&mut self, agreement: Agreement) {
+        let Agreement {
+            framing,
+            h2c_data_max_bytes,
+        } = agreement;
+        (self.settled.framing, self.settled.h2c_data_max_bytes) = (framing, h2c_data_max_bytes);
+        let response = CapsuleResp::new(Cqe::default(), framing);
+        self.plain_response = (!framing.header_digest).then_some(response.ch);
     }
 
     /// Queues a command; it leaves with the next [`Self::flush`]. Gives its identifier on the wire.
@@ -348,7 +384,7 @@ impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
                 let data = self.slots.get_mut(arrival.slot).data.as_deref_mut();
                 data.and_then(|data| data.get_mut(range))
             }
-            Phase::Header | Phase::Digest(_) => None,
+            Phase::Initialization | Phase::Header | Phase::Digest(_) => None,
         };
         let moved = self.inbox.receive(&mut self.stream, target.take());
         match moved {
@@ -421,5 +457,7 @@ impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
     }
 }
 
+#[cfg(test)]
+mod initialization_tests;
 #[cfg(test)]
 mod tests;

@@ -37,6 +37,8 @@ pub(crate) struct Arrival {
 /// Which bytes come next.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Phase {
+    /// The answer to the initialisation.
+    Initialization,
     /// A header, from its first byte.
     Header,
     /// Data.
@@ -66,7 +68,7 @@ impl Inbox {
             buffer: vec![0; bytes.max(RECEIVE_MIN_BYTES)].into_boxed_slice(),
             start: 0,
             end: 0,
-            phase: Phase::Header,
+            phase: Phase::Initialization,
             last_data_bytes: 0,
             header: [0; HEADER_MAX_BYTES],
             header_bytes: 0,
@@ -110,7 +112,7 @@ impl Inbox {
 
     /// Whether the stream may end here.
     pub(crate) fn is_between_pdus(&self) -> bool {
-        matches!(self.phase, Phase::Header) && self.start == self.end
+        matches!(self.phase, Phase::Initialization | Phase::Header) && self.start == self.end
     }
 
     /// Receives once: into `target` first, then into the inbox. Gives how many bytes `target` got.

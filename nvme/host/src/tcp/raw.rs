@@ -20,7 +20,7 @@ use nvme_spec::tcp::{
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::steps::{self, Steps};
-use crate::tcp::digest::digest;
+use crate::tcp::pdu::{assemble, digest};
 
 pub use crate::steps::RawNames;
 
@@ -180,24 +180,6 @@ pub fn h2c_data(
 ) -> Vec<u8> {
     let pdu = H2cData::new(cccid, ttag, offset, data.len() as u32, last, framing);
     assemble(pdu.as_bytes(), pdu.ch, data)
-}
-
-/// A PDU from its header: header digest, padding, data and data digest as the common header has
-/// them.
-#[must_use]
-pub fn assemble(header: &[u8], common: CommonHeader, data: &[u8]) -> Vec<u8> {
-    let mut bytes = header.to_vec();
-    if common.flags.hdgstf() {
-        bytes.extend(digest(header));
-    }
-    if !data.is_empty() {
-        bytes.resize(bytes.len().max(usize::from(common.pdo)), 0);
-        bytes.extend_from_slice(data);
-        if common.flags.ddgstf() {
-            bytes.extend(digest(data));
-        }
-    }
-    bytes
 }
 
 /// Computes the header digest of a PDU anew, after its header was changed.

@@ -8,79 +8,18 @@
 
 use std::ops::{Deref, DerefMut};
 
-use nvme_spec::tcp::{C2hData, CapsuleResp, CommonHeader, DIGEST_BYTES, PduType, R2t, TermReq};
-use nvme_spec::tcp::{Framing, TERM_PDU_MAX_BYTES};
+use nvme_spec::tcp::{
+    C2hData, CapsuleResp, CommonHeader, DIGEST_BYTES, Framing, IcResp, PduLayout, PduType, R2t,
+};
 use nvme_spec::{Cqe, Status};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::error::{HostError, ProtocolError};
 use crate::link::{Completion, Completions};
 use crate::tcp::connection::{Connection, Direction, Grant};
-use crate::tcp::digest::digest;
 use crate::tcp::inbox::{Arrival, Phase};
+use crate::tcp::pdu::{Header, agree, digest, read_header};
 use crate::tcp::stream::ByteStream;
-
-/// A header that has arrived whole and fits the protocol; what it says of its command is not
-/// checked yet.
-#[derive(Debug, Clone, Copy)]
-enum Header {
-    Response(CapsuleResp),
-    Data(C2hData),
-    Request(R2t),
-    Termination(TermReq),
-}
-
-/// Checks the first eight bytes of a PDU against what a controller may send (TCP 1.1 §3.6.1).
-pub(crate) fn check_common(ch: &CommonHeader, framing: Framing) -> Result<(), ProtocolError> {
-    let kind = ch.pdu_type;
-    let from_controller = matches!(
-        kind,
-        PduType::CAPSULE_RESP | PduType::C2H_DATA | PduType::R2T | PduType::C2H_TERM_REQ
-    );
-    let (true, Some(expected)) = (from_controller, kind.header_bytes()) else {
-        return Err(ProtocolError::UnexpectedPdu(kind));
-    };
-    if ch.hlen != expected {
-        return Err(ProtocolError::HeaderLength {
-            kind,
-            found: ch.hlen,
-            expected,
-        });
-    }
-    let plen = ch.plen.get();
-    if kind == PduType::C2H_TERM_REQ {
-        let fits = (u32::from(expected)..=TERM_PDU_MAX_BYTES as u32).contains(&plen);
-        return if fits {
-            Ok(())
-        } else {
-            Err(ProtocolError::PduLength { kind, found: plen })
-        };
-    }
-    let digests = ch.flags.hdgstf() == framing.header_digest
-        && (kind != PduType::C2H_DATA || ch.flags.ddgstf() == framing.data_digest);
-    if !digests {
-        return Err(ProtocolError::Flags {
-            kind,
-            found: ch.flags.into_bits(),
-        });
-    }
-    if kind != PduType::C2H_DATA {
-        let whole = ch.digested_header_bytes() == plen;
-        return if whole {
-            Ok(())
-        } else {
-            Err(ProtocolError::PduLength { kind, found: plen })
-        };
-    }
-    // This host asks for no alignment beyond a dword (HPDA 0, TCP 1.1 §3.6.2.2).
-    if u32::from(ch.pdo) < ch.digested_header_bytes() || !ch.pdo.is_multiple_of(4) {
-        return Err(ProtocolError::DataOffset {
-            kind,
-            found: ch.pdo,
-        });
-    }
-    Ok(())
-}
 
 impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
     /// Understands what has arrived, until more is needed or `completions` holds `most`.
@@ -91,10 +30,14 @@ impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
     ) -> Result<(), HostError> {
         while completions.len() < most {
             let progress = match self.inbox.phase {
+                Phase::Initialization => self.take_initialization()?,
                 Phase::Header => match self.next_response() {
                     Some(cqe) => self.take_response(cqe, completions).map(|()| true)?,
-                    None => match self.next_header()? {
-                        Some(header) => self.dispatch(header, completions)?,
+                    None => match self.next_header(self.settled.framing)? {
+                        Some((header, layout)) => {
+                            self.inbox.consume(layout.header_bytes as usize);
+                            self.dispatch(header, layout, completions)?
+                        }
                         None => return Ok(()),
                     },
                 },
@@ -122,83 +65,51 @@ impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
         Some(response.cqe)
     }
 
-    /// Takes a header off the inbox, up to where its data begins, once all of it has arrived.
-    fn next_header(&mut self) -> Result<Option<Header>, HostError> {
-        let Ok((common, _)) = CommonHeader::read_from_prefix(self.inbox.pending()) else {
-            return Ok(None);
+    /// The ICResp; false where more must arrive.
+    fn take_initialization(&mut self) -> Result<bool, HostError> {
+        let Some((header, layout)) = self.next_header(Framing::default())? else {
+            return Ok(false);
         };
-        if let Err(error) = check_common(&common, self.settled.framing) {
-            self.inbox.note_header(size_of::<CommonHeader>());
-            return Err(error.into());
+        if header != Header::Initialized {
+            return Err(unexpected(header));
         }
-        let needed = match common.pdu_type {
-            PduType::C2H_DATA => usize::from(common.pdo),
-            _ => common.plen.get() as usize,
-        };
-        if self.inbox.pending().len() < needed {
-            return Ok(None);
-        }
-        self.check_header_digest(&common)?;
-        let header = self.decode(common.pdu_type);
-        self.inbox.note_header(usize::from(common.hlen));
-        self.inbox.consume(needed);
-        header.map(Some)
+        let response = IcResp::read_from_prefix(self.inbox.pending());
+        let (response, _) = response.map_err(|_| unexpected(header))?;
+        let agreement = agree(&response, self.asked)?;
+        self.inbox.consume(layout.header_bytes as usize);
+        self.inbox.phase = Phase::Header;
+        self.initialized(agreement);
+        Ok(true)
     }
 
-    fn check_header_digest(&mut self, common: &CommonHeader) -> Result<(), ProtocolError> {
-        if !common.pdu_type.may_have_digest() || !self.settled.framing.header_digest {
-            return Ok(());
+    /// The header at the start of the inbox, once it has arrived with all that belongs to it.
+    fn next_header(&mut self, framing: Framing) -> Result<Option<(Header, PduLayout)>, HostError> {
+        // This host asks for no alignment beyond a dword (HPDA 0, TCP 1.1 §3.6.2.2).
+        let read = read_header(self.inbox.pending(), framing.dword_aligned());
+        match &read {
+            Ok(Some((Header::Initialized, layout))) => {
+                self.inbox.note_header(layout.header_bytes as usize);
+            }
+            Ok(Some(_)) | Err(ProtocolError::HeaderDigest { .. }) => {
+                self.inbox.note_header(size_of::<CapsuleResp>());
+            }
+            Ok(None) => {}
+            Err(_) => self.inbox.note_header(size_of::<CommonHeader>()),
         }
-        let (header, rest) = self.inbox.pending().split_at(usize::from(common.hlen));
-        let Some(found) = rest.first_chunk::<4>() else {
-            return Ok(());
-        };
-        if *found == digest(header) {
-            return Ok(());
-        }
-        let found = u32::from_le_bytes(*found);
-        self.inbox.note_header(usize::from(common.hlen));
-        Err(ProtocolError::HeaderDigest {
-            kind: common.pdu_type,
-            found,
-        })
-    }
-
-    /// Reads the header of a type that [`check_common`] let through.
-    fn decode(&self, kind: PduType) -> Result<Header, HostError> {
-        let pending = self.inbox.pending();
-        let header = match kind {
-            PduType::CAPSULE_RESP => CapsuleResp::read_from_prefix(pending)
-                .map(|(pdu, _)| Header::Response(pdu))
-                .ok(),
-            PduType::C2H_DATA => C2hData::read_from_prefix(pending)
-                .map(|(pdu, _)| Header::Data(pdu))
-                .ok(),
-            PduType::R2T => R2t::read_from_prefix(pending)
-                .map(|(pdu, _)| Header::Request(pdu))
-                .ok(),
-            _ => TermReq::read_from_prefix(pending)
-                .map(|(pdu, _)| Header::Termination(pdu))
-                .ok(),
-        };
-        header.ok_or(ProtocolError::UnexpectedPdu(kind).into())
+        Ok(read?)
     }
 
     fn dispatch(
         &mut self,
         header: Header,
+        layout: PduLayout,
         completions: &mut Completions<B>,
     ) -> Result<bool, HostError> {
         match header {
             Header::Response(response) => self.take_response(response.cqe, completions)?,
-            Header::Data(data) => self.begin_data(&data)?,
+            Header::Data(data) => self.begin_data(&data, layout.data_bytes)?,
             Header::Request(request) => self.take_request(&request)?,
-            Header::Termination(request) => {
-                return Err(HostError::Terminated {
-                    status: request.fatal_error(),
-                    information: request.fei.get(),
-                });
-            }
+            Header::Initialized | Header::Termination(_) => return Err(unexpected(header)),
         }
         Ok(true)
     }
@@ -257,7 +168,7 @@ impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
     }
 
     /// Checks a data PDU against its command (TCP 1.1 §3.3.2.1, §3.6.2.9).
-    fn begin_data(&mut self, pdu: &C2hData) -> Result<(), ProtocolError> {
+    fn begin_data(&mut self, pdu: &C2hData, bytes: u32) -> Result<(), ProtocolError> {
         let kind = PduType::C2H_DATA;
         let cid = pdu.cccid.get();
         let index = self.find(kind, cid)?;
@@ -275,21 +186,12 @@ impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
             return Err(ProtocolError::DataAfterLast { cid });
         }
         let (offset, length) = (pdu.datao.get(), pdu.datal.get());
-        match pdu.ch.data_bytes() {
-            Some(bytes) if bytes == length => {}
-            Some(bytes) => {
-                return Err(ProtocolError::DataLength {
-                    cid,
-                    found: length,
-                    most: bytes,
-                });
-            }
-            None => {
-                return Err(ProtocolError::PduLength {
-                    kind,
-                    found: pdu.ch.plen.get(),
-                });
-            }
+        if length != bytes {
+            return Err(ProtocolError::DataLength {
+                cid,
+                found: length,
+                most: bytes,
+            });
         }
         if offset != slot.moved {
             return Err(ProtocolError::DataOutOfOrder {
@@ -299,7 +201,7 @@ impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
             });
         }
         let most = slot.expected - slot.moved;
-        if length == 0 || length > most {
+        if length > most {
             return Err(ProtocolError::DataLength {
                 cid,
                 found: length,
@@ -433,4 +335,21 @@ impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
         );
         Ok(())
     }
+}
+
+/// The end of a connection by a PDU that does not go on with it.
+fn unexpected(header: Header) -> HostError {
+    let kind = match header {
+        Header::Termination(request) => {
+            return HostError::Terminated {
+                status: request.fatal_error(),
+                information: request.fei.get(),
+            };
+        }
+        Header::Initialized => PduType::IC_RESP,
+        Header::Response(_) => PduType::CAPSULE_RESP,
+        Header::Data(_) => PduType::C2H_DATA,
+        Header::Request(_) => PduType::R2T,
+    };
+    ProtocolError::UnexpectedPdu(kind).into()
 }

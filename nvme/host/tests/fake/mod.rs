@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use hugemem::{Arena, ArenaConfig, PagePolicy};
-use nvme_host::raw::assemble;
+use nvme_host::pdu::assemble;
 use nvme_host::{ConnectOptions, HostIdentity};
 use nvme_spec::ascii::SpacePadded;
 use nvme_spec::command::{AdminOpcode, Cns, IoOpcode, LogPageId};
