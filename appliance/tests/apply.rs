@@ -6,7 +6,8 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use nvme_host::raw::{RawClient, RawNames};
+use nvme_host_testing::Names;
+use nvme_host_testing::tcp::RawClient;
 use nvme_spec::Sqe;
 use nvme_spec::sgl::SglDescriptor;
 use nvme_spec::tcp::PduType;
@@ -136,7 +137,7 @@ fn one_configuration_is_applied_at_a_time() {
     let lab = Lab::new("4s");
     let connect = || RawClient::connect(lab.windlass.address(), LIMIT).expect("it listens");
     let (mut admin, mut io) = (connect(), connect());
-    let names = RawNames {
+    let names = Names {
         host: "nqn.2026-11.org.example:host".to_owned(),
         host_id: [9; 16],
         subsystem: "nqn.2026-11.org.windlass:test".to_owned(),

@@ -8,7 +8,8 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::mpsc::channel;
 
-use nvme_host::raw::{RawClient, RawNames};
+use nvme_host_testing::Names;
+use nvme_host_testing::tcp::RawClient;
 use nvme_spec::Sqe;
 use nvme_spec::command::Cns;
 use process::{LIMIT, Windlass, run};
@@ -57,8 +58,8 @@ allow_any_host = true
     path
 }
 
-fn names() -> RawNames {
-    RawNames {
+fn names() -> Names {
+    Names {
         host: "nqn.2026-11.org.windlass:host".to_owned(),
         host_id: [9; 16],
         subsystem: NQN.to_owned(),

@@ -12,7 +12,9 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use nvme_host::raw::{RawClient, RawNames, Received, capsule};
+use nvme_host_testing::Names;
+use nvme_host_testing::pdu::capsule;
+use nvme_host_testing::tcp::{RawClient, Received};
 use nvme_spec::Sqe;
 use nvme_spec::command::Cns;
 use nvme_spec::sgl::SglDescriptor;
@@ -74,8 +76,8 @@ hosts = [{hosts}]
     path
 }
 
-fn names(host: usize) -> RawNames {
-    RawNames {
+fn names(host: usize) -> Names {
+    Names {
         host: format!("nqn.2026-11.org.windlass:host{host}"),
         host_id: [host as u8 | 1; 16],
         subsystem: NQN.to_owned(),

@@ -15,7 +15,8 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use nvme_host::raw::{RawClient, RawError, RawNames};
+use nvme_host_testing::Names;
+use nvme_host_testing::tcp::{RawClient, RawError};
 use serde::Serialize;
 
 use self::beside::BesideRow;
@@ -235,8 +236,8 @@ fn balanced<E>(round: usize, mut measure: impl FnMut(bool) -> Result<f64, E>) ->
     Ok(rates)
 }
 
-fn names(host: u16) -> RawNames {
-    RawNames {
+fn names(host: u16) -> Names {
+    Names {
         host: format!("nqn.2026-11.org.windlass:host{host}"),
         host_id: [host as u8 | 1; 16],
         subsystem: NQN.to_owned(),

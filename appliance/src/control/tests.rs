@@ -12,7 +12,8 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use appliance_config::Config;
-use nvme_host::raw::{RawClient, RawNames};
+use nvme_host_testing::Names;
+use nvme_host_testing::tcp::RawClient;
 use nvme_spec::sgl::SglDescriptor;
 use nvme_spec::tcp::PduType;
 use nvme_spec::{Sqe, Status};
@@ -111,7 +112,7 @@ allow_any_host = true
 
     /// The same of the host of that name.
     fn attach_as(&self, host: &str) -> (RawClient, RawClient) {
-        let names = RawNames {
+        let names = Names {
             host: host.to_owned(),
             host_id: [9; 16],
             subsystem: NQN.to_owned(),

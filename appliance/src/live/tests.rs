@@ -283,7 +283,7 @@ fn exports_listeners_and_hosts_come_and_go() {
     );
     apply(&mut appliance, &settings);
     assert_eq!(by_second.read(1, 0), Ok(vec![3; 512]));
-    let mut new = nvme_host::raw::RawClient::connect(second, LIMIT).expect("it listens");
+    let mut new = nvme_host_testing::tcp::RawClient::connect(second, LIMIT).expect("it listens");
     assert!(
         new.initialize(false, false).is_err(),
         "a digest is required by now"
@@ -292,7 +292,7 @@ fn exports_listeners_and_hosts_come_and_go() {
     let one = base("10s") + &with_export("more", MEMORY);
     apply(&mut appliance, &one);
     assert!(by_second.io.expect_close().is_ok() && by_second.admin.expect_close().is_ok());
-    assert!(nvme_host::raw::RawClient::connect(second, LIMIT).is_err());
+    assert!(nvme_host_testing::tcp::RawClient::connect(second, LIMIT).is_err());
     assert_eq!(by_first.read(1, 0), Ok(vec![3; 512]));
     // Another host alone may attach.
     let strangers = one.replacen(

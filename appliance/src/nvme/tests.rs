@@ -11,7 +11,8 @@ use nvme_driver::emulated::{
     EmulatedController, EmulatedNamespace, EmulatedOptions, EmulatorControl, Fault, FaultMatch,
     FaultRule, When,
 };
-use nvme_host::raw::{RawClient, RawNames};
+use nvme_host_testing::Names;
+use nvme_host_testing::tcp::RawClient;
 use nvme_spec::command::{IoOpcode, LogPageId, LogPageSelect};
 use nvme_spec::log::CriticalWarning;
 use nvme_spec::{Sqe, Status};
@@ -176,7 +177,7 @@ pub(crate) struct Host {
 
 impl Host {
     pub(crate) fn attach(appliance: &Appliance) -> Self {
-        let names = RawNames {
+        let names = Names {
             host: "nqn.2026-11.org.windlass:host".to_owned(),
             host_id: [9; 16],
             subsystem: NQN.to_owned(),

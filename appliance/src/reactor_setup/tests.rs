@@ -12,7 +12,8 @@ use std::time::Duration;
 use appliance_config::Config;
 use block::{ClientId, Completions, DeviceClient, DeviceError, DeviceSet, Operation, Request};
 use hugemem::{Arena, Data};
-use nvme_host::raw::{RawClient, RawNames};
+use nvme_host_testing::Names;
+use nvme_host_testing::tcp::RawClient;
 use nvme_spec::Sqe;
 use reactors::{InitError, Nanos, Poller, Progress, ReactorSetup};
 
@@ -208,7 +209,7 @@ fn a_second_service_runs_beside_nvme_over_fabrics() {
 
     let connect = || RawClient::connect(appliance.addresses()[0], LIMIT).expect("it listens");
     let (mut admin, mut io) = (connect(), connect());
-    let names = RawNames {
+    let names = Names {
         host: "nqn.2026-11.org.example:host".to_owned(),
         host_id: [9; 16],
         subsystem: "nqn.2026-11.org.windlass:disk".to_owned(),

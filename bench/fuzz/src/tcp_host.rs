@@ -11,14 +11,14 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use nvme_host::pdu::assemble;
-use nvme_host::raw::fix_header_digest;
 use nvme_host::{
     ByteStream, ConnectOptions, Controller, HostCompletions, HostError, HostIdentity, IoQueue,
     Moved, Transport, discover, read_log,
 };
+use nvme_host_testing::pdu::{PduInbox, fix_header_digest};
 use nvme_spec::command::{FeatureId, LogPageId};
 use nvme_spec::tcp::{CommonHeader, PduFlags, PduType};
-use zerocopy::{FromBytes, IntoBytes};
+use zerocopy::IntoBytes;
 
 use crate::input::Input;
 use crate::memory::{BLOCK_BYTES, Memory};
@@ -168,6 +168,8 @@ struct Scene {
 /// One connection.
 struct Link {
     wire: Option<Wire>,
+    /// What the target sent, until it is a whole PDU.
+    inbox: PduInbox,
     arrived: VecDeque<u8>,
     /// The host has waited, and nothing has come.
     waited: bool,
@@ -179,6 +181,7 @@ fn dial() -> Stream {
         let wire = scene.stage.connect(usize::MAX);
         scene.links.push(Link {
             wire,
+            inbox: PduInbox::default(),
             arrived: VecDeque::new(),
             waited: false,
         });
@@ -268,19 +271,12 @@ impl Scene {
         }
     }
 
-    fn next_pdu(&self, link: usize) -> Option<Vec<u8>> {
-        let wire = self.links[link].wire.as_ref()?;
-        let line = &mut wire.line.borrow_mut().to_host;
-        let mut head = [0; size_of::<CommonHeader>()];
-        if line.len() < head.len() {
-            return None;
-        }
-        head.iter_mut()
-            .zip(line.iter())
-            .for_each(|(to, from)| *to = *from);
-        let common = CommonHeader::read_from_bytes(&head).ok()?;
-        let bytes = common.plen.get() as usize;
-        (line.len() >= bytes).then(|| line.drain(..bytes).collect())
+    fn next_pdu(&mut self, link: usize) -> Option<Vec<u8>> {
+        let Link { wire, inbox, .. } = &mut self.links[link];
+        let line = &wire.as_ref()?.line;
+        inbox.buffer().extend(line.borrow_mut().to_host.drain(..));
+        let pdu = inbox.next_pdu().expect("a possible length")?;
+        Some(pdu.bytes)
     }
 
     fn byte(&mut self) -> u8 {

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use block::{Device, DeviceSet, QueueOptions, ReactorDevices};
-use nvme_host::raw::RawNames;
+use nvme_host_testing::Names;
 use nvme_target::{
     CoreLimits, DeviceIndex, NamespaceConfig, PortConfig, PortId, SubsystemConfig, Target,
     TargetConfig, TargetCore, TargetLimits, TransportKind,
@@ -266,8 +266,8 @@ impl Stage {
     }
 }
 
-pub(crate) fn names() -> RawNames {
-    RawNames {
+pub(crate) fn names() -> Names {
+    Names {
         host: HOST.to_owned(),
         host_id: [7; 16],
         subsystem: NQN.to_owned(),

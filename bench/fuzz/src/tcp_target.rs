@@ -8,15 +8,13 @@
 
 use std::collections::HashMap;
 
-use nvme_host::pdu::assemble;
-use nvme_host::raw::{Pdu, capsule, fix_header_digest, h2c_data};
+use nvme_host::pdu::{Header, assemble};
+use nvme_host_testing::pdu::{Pdu, PduInbox, capsule, fix_header_digest, h2c_data, in_capsule};
 use nvme_spec::command::{AdminOpcode, IoOpcode};
 use nvme_spec::fabrics::{CNTLID_DYNAMIC, ConnectAttributes, PropertySize};
 use nvme_spec::registers::{Cc, Register};
 use nvme_spec::sgl::SglDescriptor;
-use nvme_spec::tcp::{
-    CommonHeader, DigestFlags, Framing, IcReq, PduFlags, PduType, R2t, TERM_PDU_MAX_BYTES,
-};
+use nvme_spec::tcp::{CommonHeader, DigestFlags, Framing, IcReq, PduFlags, PduType, R2t};
 use nvme_spec::{Cqe, Sqe};
 use reactors::Nanos;
 use zerocopy::{FromBytes, IntoBytes};
@@ -96,6 +94,7 @@ fn step(stage: &mut Stage, hosts: &mut Vec<Host>, input: &mut Input<'_>) {
 /// One connection of a host.
 struct Host {
     wire: Wire,
+    inbox: PduInbox,
     framing: Framing,
     asked: DigestFlags,
     /// Nothing but well-formed commands has been sent, so that answers can be expected.
@@ -117,6 +116,7 @@ impl Host {
         wire.send(IcReq::new(0, asked, 0).as_bytes());
         let mut host = Self {
             wire,
+            inbox: PduInbox::default(),
             framing: Framing::default(),
             asked,
             is_right: true,
@@ -276,57 +276,39 @@ impl Host {
 
     /// Takes in every whole PDU that has come.
     fn take_all(&mut self) {
-        while let Some(pdu) = self.take_pdu() {
+        let line = &self.wire.line;
+        self.inbox
+            .buffer()
+            .extend(line.borrow_mut().to_host.drain(..));
+        while let Some(pdu) = self.inbox.next_pdu().expect("a possible length") {
             self.take(&pdu);
         }
     }
 
-    fn take_pdu(&self) -> Option<Pdu> {
-        let line = &mut self.wire.line.borrow_mut().to_host;
-        let mut head = [0; size_of::<CommonHeader>()];
-        if line.len() < head.len() {
-            return None;
-        }
-        head.iter_mut()
-            .zip(line.iter())
-            .for_each(|(to, from)| *to = *from);
-        let common = CommonHeader::read_from_bytes(&head).expect("eight bytes");
-        let bytes = common.plen.get() as usize;
-        assert!(bytes >= usize::from(common.hlen), "{common:?}");
-        let layout = common.layout(self.framing);
-        assert!(layout.is_ok(), "{common:?}: {layout:?}");
-        (line.len() >= bytes).then(|| Pdu {
-            bytes: line.drain(..bytes).collect(),
-        })
-    }
-
     fn take(&mut self, pdu: &Pdu) {
-        assert!(pdu.digests_match(), "the target's digests are wrong");
         assert!(!self.terminated, "a PDU behind a termination request");
-        if let Some(answer) = pdu.initialization() {
-            assert!(!answer.dgst.header() || self.asked.header() || !self.is_right);
-            self.framing = Framing {
-                header_digest: answer.dgst.header(),
-                data_digest: answer.dgst.data(),
-                alignment_z: answer.cpda_z,
-            };
-        } else if let Some(cqe) = pdu.completion() {
-            self.answered(cqe.cid.get());
-            self.last = Some(cqe);
-        } else if let Some((header, _)) = pdu.data() {
-            if header.ch.flags.success() {
-                self.answered(header.cccid.get());
+        let checked = pdu.check(self.framing);
+        match checked.expect("the target sends right PDUs").0 {
+            Header::Initialized => {
+                let answer = pdu.initialization().expect("it is one");
+                assert!(!answer.dgst.header() || self.asked.header() || !self.is_right);
+                self.framing = Framing {
+                    header_digest: answer.dgst.header(),
+                    data_digest: answer.dgst.data(),
+                    alignment_z: answer.cpda_z,
+                };
             }
-        } else if let Some(request) = pdu.request() {
-            self.requests.push((request, 0));
-        } else {
-            assert!(
-                pdu.termination().is_some(),
-                "{:?} from a target",
-                pdu.kind()
-            );
-            assert!(pdu.bytes.len() <= TERM_PDU_MAX_BYTES);
-            self.terminated = true;
+            Header::Response(response) => {
+                self.answered(response.cqe.cid.get());
+                self.last = Some(response.cqe);
+            }
+            Header::Data(header) => {
+                if header.ch.flags.success() {
+                    self.answered(header.cccid.get());
+                }
+            }
+            Header::Request(request) => self.requests.push((request, 0)),
+            Header::Termination(_) => self.terminated = true,
         }
     }
 
@@ -449,12 +431,8 @@ impl Host {
 
     /// Sends one command with data in its capsule, and waits for its answer.
     fn command(&mut self, stage: &mut Stage, sqe: Sqe, data: &[u8]) -> Cqe {
-        let sgl = match data.len() {
-            0 => SglDescriptor::transport(0),
-            bytes => SglDescriptor::in_capsule(0, bytes as u32),
-        };
         self.last = None;
-        self.send_command(sqe.with_cid(0).with_sgl(sgl), data);
+        self.send_command(sqe.with_cid(0).with_sgl(in_capsule(data)), data);
         stage.settle(|| self.take_all());
         self.last.take().expect("a right command is answered")
     }

@@ -6,15 +6,19 @@
 //! names and that wait for no event; controllers of exports leave a part to hosts that are named.
 //! What configured hosts find meanwhile is judged where they connect.
 
-use nvme_spec::fabrics::{CNTLID_DYNAMIC, ConnectAttributes, ConnectData, PropertySize};
-use nvme_spec::nqn::{DISCOVERY_NQN, to_field};
+use std::fmt::Display;
+
+use nvme_host::pdu::Header;
+use nvme_host_testing::Names;
+use nvme_host_testing::pdu::{PduInbox, capsule, in_capsule};
+use nvme_spec::fabrics::{CNTLID_DYNAMIC, ConnectAttributes, PropertySize};
+use nvme_spec::nqn::DISCOVERY_NQN;
 use nvme_spec::registers::{Cc, Register};
-use nvme_spec::sgl::SglDescriptor;
-use nvme_spec::tcp::{CapsuleCmd, CapsuleResp, CommonHeader, DigestFlags, Framing, IcReq, PduType};
+use nvme_spec::tcp::{DigestFlags, Framing, IcReq};
 use nvme_spec::{Sqe, Status};
 use nvme_target::DISCOVERY_CONTROLLERS_MAX;
 use reactors::Nanos;
-use zerocopy::{FromBytes, IntoBytes};
+use zerocopy::IntoBytes;
 
 use crate::host::Ground;
 use crate::judge::Violation;
@@ -63,7 +67,7 @@ enum Phase {
 /// A host.
 struct Anonymous {
     wire: Wire,
-    inbox: Vec<u8>,
+    inbox: PduInbox,
     name: String,
     /// Of an export, if not of the discovery subsystem.
     subsystem: Option<usize>,
@@ -86,22 +90,18 @@ impl Anonymous {
     }
 
     fn send(&mut self, sqe: Sqe, data: &[u8]) {
-        let framing = Framing::default();
-        let sgl = match data.len() {
-            0 => SglDescriptor::transport(0),
-            bytes => SglDescriptor::in_capsule(0, bytes as u32),
-        };
-        let capsule = CapsuleCmd::new(sqe.with_sgl(sgl), data.len() as u32, framing);
-        let mut bytes = capsule.as_bytes().to_vec();
-        bytes.extend(data);
-        self.wire.send(&bytes);
+        let capsule = capsule(sqe.with_sgl(in_capsule(data)), data, Framing::default());
+        self.wire.send(&capsule);
     }
 
     fn connect(&mut self, now: Nanos) {
-        let field = |name: &str| to_field(name).unwrap_or_default();
         let subsystem = self.subsystem.map_or(DISCOVERY_NQN, |it| SUBSYSTEMS[it]);
-        let (subsystem, host) = (field(subsystem), field(&self.name));
-        let data = ConnectData::new([0xA0; 16], CNTLID_DYNAMIC, subsystem, host);
+        let names = Names {
+            host: self.name.clone(),
+            host_id: [0xA0; 16],
+            subsystem: subsystem.to_owned(),
+        };
+        let data = names.connect_data(CNTLID_DYNAMIC);
         let sqe = Sqe::connect_queue(0, DEPTH - 1, ConnectAttributes::new(), 0);
         self.send(sqe, data.as_bytes());
         (self.phase, self.since) = (Phase::Connecting, now);
@@ -160,7 +160,7 @@ impl Multitude {
             self.named += 1;
             self.hosts.push(Anonymous {
                 wire,
-                inbox: Vec::new(),
+                inbox: PduInbox::default(),
                 name: format!("nqn.2026-11.org.windlass:anonymous{}", self.named),
                 subsystem,
                 listener,
@@ -229,9 +229,10 @@ impl Multitude {
         let mut at = 0;
         while at < self.hosts.len() {
             let host = &mut self.hosts[at];
-            let before = host.inbox.len();
-            let end = host.wire.receive(&mut host.inbox);
-            moved |= host.inbox.len() > before || end != HostEnd::Open;
+            let inbox = host.inbox.buffer();
+            let before = inbox.len();
+            let end = host.wire.receive(inbox);
+            moved |= inbox.len() > before || end != HostEnd::Open;
             let goes_on = self.take_pdus(ground, at)?;
             if end != HostEnd::Open && goes_on {
                 self.check_end(ground, at)?;
@@ -258,20 +259,15 @@ impl Multitude {
     fn take_pdus(&mut self, ground: &mut Ground<'_>, at: usize) -> Result<bool, Violation> {
         loop {
             let host = &mut self.hosts[at];
-            let Ok((header, _)) = CommonHeader::read_from_prefix(&host.inbox) else {
+            let rule = |error: &dyn Display| Violation::Rule(error.to_string());
+            let next = host.inbox.next_pdu().map_err(|error| rule(&error))?;
+            let Some(pdu) = next else {
                 return Ok(true);
             };
-            let bytes = header.plen.get() as usize;
-            if host.inbox.len() < bytes {
-                return Ok(true);
-            }
-            let pdu: Vec<u8> = host.inbox.drain(..bytes).collect();
-            match header.pdu_type {
-                PduType::IC_RESP => host.connect(ground.now),
-                PduType::CAPSULE_RESP => {
-                    let Ok((capsule, _)) = CapsuleResp::read_from_prefix(&pdu) else {
-                        return Err(Violation::Rule("a response that is too short".to_owned()));
-                    };
+            let checked = pdu.check(Framing::default());
+            match checked.map_err(|error| rule(&error))?.0 {
+                Header::Initialized => host.connect(ground.now),
+                Header::Response(capsule) => {
                     let status = capsule.cqe.status();
                     if host.phase == Phase::Connecting {
                         if !self.connected(ground, at, status)? {
@@ -289,8 +285,8 @@ impl Multitude {
                         }
                     }
                 }
-                other => {
-                    let what = format!("{} is sent {other}", host.name);
+                Header::Data(_) | Header::Request(_) | Header::Termination(_) => {
+                    let what = format!("{} is sent {}", host.name, pdu.kind());
                     return Err(Violation::Rule(what));
                 }
             }

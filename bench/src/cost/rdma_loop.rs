@@ -10,7 +10,9 @@ use std::time::Duration;
 use block::{DevicePoller, DeviceSet, MemoryDevice, QueueOptions, ReactorDevices};
 use hugemem::allocation_counter::allocations_on_this_thread;
 use hugemem::{Arena, ArenaConfig, PagePolicy};
-use nvme_host::raw_rdma::{RawNames, RawOptions, RawRdmaClient, RawReceived};
+use nvme_host_testing::Names;
+use nvme_host_testing::Steps;
+use nvme_host_testing::rdma::{RawOptions, RawRdmaClient, RawReceived};
 use nvme_rdma::{
     ConnectionSet, Domains, Listeners, PortSettings, RdmaConfig, RdmaCounters, RdmaTransport,
     SetParts,
@@ -160,7 +162,7 @@ impl Rig {
     fn attach(&mut self) -> Result<Host, CostError> {
         let (provider, address) = (self.host.clone(), self.address);
         let opening = std::thread::spawn(move || {
-            let names = RawNames {
+            let names = Names {
                 host: HOST_NQN.to_owned(),
                 host_id: [5; 16],
                 subsystem: NQN.to_owned(),
@@ -176,7 +178,7 @@ impl Rig {
             // Few turns, since their number differs from run to run and is not what is counted.
             std::thread::sleep(ATTACH_PAUSE);
         }
-        let opened: Result<_, nvme_host::raw_rdma::RawRdmaError> = opening
+        let opened: Result<_, nvme_host_testing::rdma::RawRdmaError> = opening
             .join()
             .map_err(|_| CostError::Setup("the host panicked".to_owned()))?;
         let (admin, io, status) = opened.map_err(|error| setup("the host", &error))?;

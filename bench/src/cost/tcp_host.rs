@@ -1,20 +1,29 @@
 //! The host's end of an I/O queue over TCP: makes requests, takes in answers, never waits for long.
+//!
+//! Not `nvme_host`'s queue, whose streams and buffers would have to be the caller's thread's: a batch
+//! is bytes that are made before the target's turns, which alone are measured.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
 
-use nvme_host::raw::RawClient;
+use nvme_host::pdu::{Header, read_header};
+use nvme_host_testing::pdu::{capsule, h2c_data};
+use nvme_host_testing::tcp::RawClient;
 use nvme_spec::Sqe;
 use nvme_spec::sgl::SglDescriptor;
-use nvme_spec::tcp::{
-    C2hData, CapsuleCmd, CapsuleResp, CommonHeader, Framing, H2cData, PduType, R2t,
-};
+use nvme_spec::tcp::Framing;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use zerocopy::{FromBytes, IntoBytes};
 
 use crate::cost::measure::CostError;
 use crate::cost::rig::{BLOCK_BYTES, setup};
 use crate::random::Random;
+
+/// No digests.
+const FRAMING: Framing = Framing {
+    header_digest: false,
+    data_digest: false,
+    alignment_z: 0,
+};
 
 /// How long to wait for bytes that are certain to come unless the target needs another turn.
 const SHORTLY: Timespec = Timespec {
@@ -109,7 +118,6 @@ impl Host {
         self.outgoing.clear();
         self.sent = 0;
         let blocks = (batch.bytes / BLOCK_BYTES) as u16;
-        let framing = Framing::default();
         for cid in 0..batch.depth {
             let lba = random.below(batch.device_bytes / u64::from(batch.bytes)) * u64::from(blocks);
             let in_capsule = batch.write && batch.bytes <= 4096;
@@ -118,16 +126,14 @@ impl Host {
             } else {
                 Sqe::read(batch.nsid, lba, blocks - 1)
             };
-            let (sgl, data_bytes) = if in_capsule {
-                (SglDescriptor::in_capsule(0, batch.bytes), batch.bytes)
+            let data = &self.data[..if in_capsule { batch.bytes as usize } else { 0 }];
+            let sgl = if in_capsule {
+                SglDescriptor::in_capsule(0, batch.bytes)
             } else {
-                (SglDescriptor::transport(batch.bytes), 0)
+                SglDescriptor::transport(batch.bytes)
             };
             let sqe = sqe.with_cid(cid).with_sgl(sgl);
-            let capsule = CapsuleCmd::new(sqe, data_bytes, framing);
-            self.outgoing.extend_from_slice(capsule.as_bytes());
-            self.outgoing
-                .extend_from_slice(&self.data[..data_bytes as usize]);
+            self.outgoing.extend(capsule(sqe, data, FRAMING));
         }
         self.in_flight = u64::from(batch.depth);
     }
@@ -177,14 +183,15 @@ impl Host {
 
     fn take_pdus(&mut self) -> Result<(), CostError> {
         let mut begin = 0;
-        while let Ok((common, _)) =
-            CommonHeader::read_from_prefix(&self.incoming[begin..self.filled])
-        {
-            let bytes = common.plen.get() as usize;
+        loop {
+            let read = read_header(&self.incoming[begin..self.filled], FRAMING);
+            let read = read.map_err(|error| setup("an answer", &error))?;
+            let Some((header, layout)) = read else { break };
+            let bytes = (layout.header_bytes + layout.data_bytes) as usize;
             if self.filled - begin < bytes {
                 break;
             }
-            self.take_pdu(begin, &common)?;
+            self.take_pdu(&header)?;
             begin += bytes;
         }
         self.incoming.copy_within(begin..self.filled, 0);
@@ -192,35 +199,23 @@ impl Host {
         Ok(())
     }
 
-    fn take_pdu(&mut self, begin: usize, common: &CommonHeader) -> Result<(), CostError> {
-        let bytes = &self.incoming[begin..self.filled];
-        let unexpected = || CostError::Setup(format!("an answer: {common:?}"));
-        match common.pdu_type {
-            PduType::C2H_DATA => {
-                let (header, _) = C2hData::ref_from_prefix(bytes).map_err(|_| unexpected())?;
-                self.in_flight -= u64::from(header.ch.flags.success());
-            }
-            PduType::CAPSULE_RESP => {
-                let (capsule, _) = CapsuleResp::ref_from_prefix(bytes).map_err(|_| unexpected())?;
-                if !capsule.cqe.status().is_success() {
-                    return Err(unexpected());
-                }
-                self.in_flight -= 1;
-            }
-            PduType::R2T => {
-                let (request, _) = R2t::ref_from_prefix(bytes).map_err(|_| unexpected())?;
-                let (cid, tag) = (request.cccid.get(), request.ttag.get());
-                let (offset, length) = (request.r2to.get(), request.r2tl.get());
-                let header = H2cData::new(cid, tag, offset, length, true, Framing::default());
+    fn take_pdu(&mut self, header: &Header) -> Result<(), CostError> {
+        match header {
+            Header::Data(data) => self.in_flight -= u64::from(data.ch.flags.success()),
+            Header::Response(capsule) if capsule.cqe.status().is_success() => self.in_flight -= 1,
+            Header::Request(request) => {
+                let tags = (request.cccid.get(), request.ttag.get());
+                let data = &self.data[..request.r2tl.get() as usize];
                 if self.sent == self.outgoing.len() {
                     self.outgoing.clear();
                     self.sent = 0;
                 }
-                self.outgoing.extend_from_slice(header.as_bytes());
-                self.outgoing
-                    .extend_from_slice(&self.data[..length as usize]);
+                let pdu = h2c_data(tags, request.r2to.get(), data, true, FRAMING);
+                self.outgoing.extend(pdu);
             }
-            _ => return Err(unexpected()),
+            Header::Initialized | Header::Response(_) | Header::Termination(_) => {
+                return Err(CostError::Setup(format!("an answer: {header:?}")));
+            }
         }
         Ok(())
     }

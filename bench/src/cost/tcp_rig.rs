@@ -11,7 +11,9 @@ use std::time::Duration;
 use block::{Device, DevicePoller, DeviceSet, QueueOptions, ReactorDevices};
 use hugemem::allocation_counter::allocations_on_this_thread;
 use hugemem::{Arena, ArenaConfig, PagePolicy};
-use nvme_host::raw::{RawClient, RawError, RawNames};
+use nvme_host_testing::Names;
+use nvme_host_testing::Steps;
+use nvme_host_testing::tcp::{RawClient, RawError};
 use nvme_target::{CoreLimits, PortId, Target, TargetCore, TransportKind};
 use nvme_tcp::{ConnectionSet, Handoff, TcpConfig, TcpCounters, TcpTransport};
 use reactors::mesh::{self, Port};
@@ -320,7 +322,7 @@ fn open(
     export: usize,
     entries_z: u16,
 ) -> Result<(RawClient, RawClient), RawError> {
-    let names = RawNames {
+    let names = Names {
         host: HOST_NQN.to_owned(),
         host_id: [5; 16],
         subsystem: export_nqn(export),

@@ -9,7 +9,9 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use nvme_host::raw::{RawClient, RawError, RawNames};
+use nvme_host_testing::Names;
+use nvme_host_testing::Steps;
+use nvme_host_testing::tcp::{RawClient, RawError};
 use nvme_spec::Sqe;
 use nvme_spec::sgl::SglDescriptor;
 use nvme_spec::tcp::PduType;
@@ -197,7 +199,7 @@ pub(super) fn measure(
     Ok(rows)
 }
 
-fn host(number: u16) -> RawNames {
+fn host(number: u16) -> Names {
     names(50_000 + number)
 }
 
@@ -212,7 +214,7 @@ struct Host {
 }
 
 impl Host {
-    fn attach(address: SocketAddr, names: &RawNames, queues: u16) -> Result<Self, RawError> {
+    fn attach(address: SocketAddr, names: &Names, queues: u16) -> Result<Self, RawError> {
         let mut admin = connect(address)?;
         let cntlid = admin.open_admin(names)?;
         let mut open = Vec::new();
@@ -326,7 +328,7 @@ fn beside_anonymous(address: SocketAddr) -> Result<BesideRow, StormError> {
     let alone = Latencies::of(attach)?;
     let mut anonymous = Vec::new();
     for number in 0..512 {
-        let names = RawNames {
+        let names = Names {
             subsystem: nvme_spec::nqn::DISCOVERY_NQN.to_owned(),
             ..host(100 + number)
         };

@@ -16,8 +16,8 @@ const LEVELS: [&[&str]; 7] = [
     &["nvme_spec", "hugemem", "appliance_config"],
     &["reactors", "uring", "vfio", "rdma"],
     &["block"],
-    &["nvme_driver", "nvme_target"],
-    &["nvme_tcp", "nvme_rdma", "nvme_host"],
+    &["nvme_driver", "nvme_target", "nvme_host"],
+    &["nvme_tcp", "nvme_rdma", "nvme_host_testing"],
     &["bench", "appliance"],
     &["fuzz", "simulation"],
 ];

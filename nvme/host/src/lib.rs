@@ -10,8 +10,8 @@
 //! data to and from the reader's memory itself.
 //!
 //! The target is part of the outside world: whatever it sends, the answer is a [`HostError`] that
-//! says what was wrong. [`raw`] and [`raw_rdma`] are clients without these manners, for tests that
-//! are hostile to a target.
+//! says what was wrong. Hosts without these manners, for tests that are hostile to a target, are in
+//! `nvme_host_testing`; they share the rules of [`pdu`] and the [`RdmaManager`].
 //!
 //! Sources: NVM Express Base Specification 2.1 ("Base 2.1"), NVM Command Set 1.1 ("NVM 1.1"),
 //! NVMe/TCP Transport 1.1 ("TCP 1.1"), NVMe/RDMA Transport 1.1 ("RDMA 1.1").
@@ -28,11 +28,10 @@ mod options;
 mod queue;
 mod rdma;
 mod slots;
-mod steps;
 mod tcp;
 mod transport;
 
-pub use crate::rdma::{KeyUse, RdmaOptions, raw as raw_rdma};
+pub use crate::rdma::{Accepted, KeyUse, Manager as RdmaManager, RdmaOptions};
 pub use controller::{Controller, NamespaceInfo};
 pub use discovery::{discover, read_log};
 pub use error::{CommandStatus, HostError, ProtocolError, Rejection};
@@ -41,6 +40,6 @@ pub use link::{
 };
 pub use options::{ConnectOptions, HostIdentity};
 pub use queue::{HostCompletion, HostCompletions, IoQueue, IoQueuePlan};
+pub use tcp::pdu;
 pub use tcp::stream::{ByteStream, Moved, Socket};
-pub use tcp::{pdu, raw};
 pub use transport::Transport;

@@ -10,7 +10,6 @@ mod connection;
 mod establish;
 mod keys;
 mod memory;
-pub mod raw;
 mod work;
 
 use std::sync::Arc;
@@ -21,6 +20,8 @@ use rdma::Provider;
 
 use crate::error::HostError;
 use crate::options::ConnectOptions;
+pub use crate::rdma::establish::{Accepted, Manager};
+
 use crate::rdma::admin::Bounced;
 use crate::rdma::connection::RdmaConnection;
 use crate::rdma::memory::HostMemory;

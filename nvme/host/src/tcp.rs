@@ -3,7 +3,6 @@
 mod connection;
 mod inbox;
 pub mod pdu;
-pub mod raw;
 mod receive;
 mod sender;
 pub(crate) mod stream;

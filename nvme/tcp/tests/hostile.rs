@@ -4,7 +4,10 @@
 mod harness;
 
 use harness::{Attached, BLOCK_BYTES, NAMESPACE_BYTES, STRANGER, Server, Setup, attach, names};
-use nvme_host::raw::{RawClient, RawNames, Received, capsule, h2c_data};
+use nvme_host_testing::Names;
+use nvme_host_testing::Steps;
+use nvme_host_testing::pdu::{capsule, h2c_data};
+use nvme_host_testing::tcp::{RawClient, Received};
 use nvme_spec::fabrics::CNTLID_DYNAMIC;
 use nvme_spec::sgl::SglDescriptor;
 use nvme_spec::tcp::{CommonHeader, DigestFlags, FatalError, IcReq, PduType, offset};
@@ -438,11 +441,11 @@ fn in_capsule_data_that_does_not_fit_its_descriptor_fails_the_command_alone() {
 #[test]
 fn a_connect_that_cannot_be_is_refused_with_its_exact_status() {
     beside_a_witness(|server| {
-        let unknown = RawNames {
+        let unknown = Names {
             subsystem: "nqn.2026-11.org.windlass:nobody".to_owned(),
             ..names()
         };
-        let stranger = RawNames {
+        let stranger = Names {
             host: STRANGER.to_owned(),
             ..names()
         };
@@ -637,7 +640,7 @@ fn idle_connections_make_room() {
             connections_max: Some(CONNECTIONS_MAX),
             ..Setup::default()
         });
-        let discovery = RawNames {
+        let discovery = Names {
             subsystem: nvme_spec::nqn::DISCOVERY_NQN.to_owned(),
             ..names()
         };

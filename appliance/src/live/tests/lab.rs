@@ -9,7 +9,8 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use appliance_config::{Config, Step};
-use nvme_host::raw::{RawClient, RawNames};
+use nvme_host_testing::Names;
+use nvme_host_testing::tcp::RawClient;
 use nvme_spec::command::{Cns, FeatureId, LogPageId, LogPageSelect};
 use nvme_spec::features::AsyncEventConfiguration;
 use nvme_spec::log::{DiscoveryEntry, DiscoveryHeader};
@@ -114,8 +115,8 @@ pub(super) fn address(appliance: &Appliance, listener: &str) -> SocketAddr {
     appliance.addresses()[place.expect("it is there")]
 }
 
-fn names(subsystem: &str, host: &str) -> RawNames {
-    RawNames {
+fn names(subsystem: &str, host: &str) -> Names {
+    Names {
         host: host.to_owned(),
         host_id: [9; 16],
         subsystem: subsystem.to_owned(),

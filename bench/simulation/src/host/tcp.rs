@@ -1,33 +1,29 @@
 //! A host's end of a TCP connection: PDUs out, PDUs in.
 //!
-//! It believes nothing: every PDU of the target is held against the rules of the transport (TCP
-//! 1.1 §3.3 and §3.6.2).
+//! It reads and writes PDUs as every host here does (`nvme_host_testing::pdu`), and believes
+//! nothing: every PDU of the target is held against the rules of the transport (TCP 1.1 §3.3 and
+//! §3.6.2). What goes wrong on the way to the target is added here: damaged, withheld, delayed and
+//! wrong data.
 
-use crc_fast::{CrcAlgorithm, checksum};
+use nvme_host::pdu::{Header, agree, assemble};
+use nvme_host_testing::pdu::{Pdu, PduInbox};
 use nvme_spec::sgl::SglDescriptor;
 use nvme_spec::tcp::{
-    C2hData, CapsuleCmd, CapsuleResp, CommonHeader, DigestFlags, Framing, H2cData, IcReq, IcResp,
-    PduType, R2t, TermReq,
+    C2hData, CapsuleCmd, CommonHeader, DigestFlags, Framing, H2cData, IcReq, R2t,
 };
 use nvme_spec::{Cqe, Sqe, Status};
 use reactors::Nanos;
-use zerocopy::{FromBytes, IntoBytes};
+use zerocopy::IntoBytes;
 
 use super::connection::{Damage, Incoming, Outstanding, Queue, Transfer};
 use super::twins::Which;
 use super::wrong_data::WrongData;
 use crate::network::{HostEnd, Wire};
 
-const DIGEST_BYTES: usize = 4;
-
-fn digest(bytes: &[u8]) -> [u8; DIGEST_BYTES] {
-    (checksum(CrcAlgorithm::Crc32Iscsi, bytes) as u32).to_le_bytes()
-}
-
 /// A host's end of a TCP connection.
 pub(super) struct TcpLine {
     pub(super) wire: Wire,
-    inbox: Vec<u8>,
+    inbox: PduInbox,
     host_data_bytes_max: usize,
     /// Data that is sent later, by when.
     later: Vec<(Nanos, Vec<u8>)>,
@@ -39,13 +35,10 @@ pub(super) struct TcpLine {
 impl TcpLine {
     /// Opens it: the ICReq goes out.
     pub(super) fn open(wire: Wire, framing: Framing) -> Self {
-        let digests = DigestFlags::new()
-            .with_header(framing.header_digest)
-            .with_data(framing.data_digest);
-        wire.send(IcReq::new(framing.alignment_z, digests, 0).as_bytes());
+        wire.send(IcReq::new(framing.alignment_z, digests(framing), 0).as_bytes());
         Self {
             wire,
-            inbox: Vec::new(),
+            inbox: PduInbox::default(),
             host_data_bytes_max: 4096,
             is_broken: false,
             later: Vec::new(),
@@ -78,7 +71,8 @@ impl TcpLine {
         };
         let pointed = if is_raw { sqe } else { sqe.with_sgl(sgl) };
         let command = CapsuleCmd::new(pointed, inline.len() as u32, sending(queue));
-        let mut capsule = pdu(queue, command.as_bytes(), &inline, damage);
+        let header = (command.as_bytes(), command.ch);
+        let mut capsule = pdu(queue, header, &inline, damage);
         if damage == Damage::Header {
             let byte = queue.random.between(8, 71) as usize;
             capsule[byte] ^= 1 << queue.random.below(8);
@@ -120,14 +114,12 @@ impl TcpLine {
                 self.wire.send(&bytes);
             }
         }
-        let before = self.inbox.len();
-        let end = self.wire.receive(&mut self.inbox);
-        let moved = self.inbox.len() > before || end != HostEnd::Open;
-        let mut taken = 0;
-        while let Some(bytes) = self.take_pdu(queue, taken, now, incoming)? {
-            taken += bytes;
+        let before = self.inbox.buffer().len();
+        let end = self.wire.receive(self.inbox.buffer());
+        let moved = self.inbox.buffer().len() > before || end != HostEnd::Open;
+        while let Some(pdu) = self.inbox.next_pdu().map_err(text)? {
+            self.take_pdu(queue, &pdu, now, incoming)?;
         }
-        self.inbox.drain(..taken);
         if end != HostEnd::Open {
             // Whether there was a reason is judged by the whole host: with one, what was on its way
             // may be cut short.
@@ -136,69 +128,46 @@ impl TcpLine {
         Ok(moved)
     }
 
-    /// Takes the PDU at `at` of the inbox, when all of it is there; returns its length.
     fn take_pdu(
         &mut self,
         queue: &mut Queue,
-        at: usize,
+        pdu: &Pdu,
         now: Nanos,
         incoming: &mut Vec<Incoming>,
-    ) -> Result<Option<usize>, String> {
-        let bytes = &self.inbox[at..];
-        let Ok((common, _)) = CommonHeader::read_from_prefix(bytes) else {
-            return Ok(None);
-        };
-        let length = common.plen.get() as usize;
-        if length < usize::from(common.hlen) || length > 1 << 24 {
-            return Err(format!("a PDU says that it has {length} bytes"));
+    ) -> Result<(), String> {
+        let framing = queue.shape.framing;
+        let (header, data) = pdu.check(framing).map_err(text)?;
+        let common = pdu.common();
+        let kind = common.pdu_type;
+        if !kind.valid_flags().contains(common.flags) {
+            return Err(format!("{kind} with flags {:?}", common.flags));
         }
-        let Some(pdu) = bytes.get(..length) else {
-            return Ok(None);
-        };
-        let pdu = pdu.to_vec();
-        let data = checked_data(queue.shape.framing, &common, &pdu)?;
-        match common.pdu_type {
-            PduType::IC_RESP => self.initialised(queue, &pdu, incoming)?,
-            PduType::CAPSULE_RESP => {
-                let (capsule, _) = CapsuleResp::read_from_prefix(&pdu).map_err(|_| short())?;
-                queue.response(capsule.cqe, incoming)?;
-            }
-            PduType::C2H_DATA => {
-                let (header, _) = C2hData::read_from_prefix(&pdu).map_err(|_| short())?;
-                take_data(queue, &header, data, incoming)?;
-            }
-            PduType::R2T => {
-                let (request, _) = R2t::read_from_prefix(&pdu).map_err(|_| short())?;
-                self.request(queue, &request, now)?;
-            }
-            PduType::C2H_TERM_REQ => {
-                let (request, _) = TermReq::read_from_prefix(&pdu).map_err(|_| short())?;
+        if !data.is_empty() && common.pdo != framing.data_offset(common.hlen) {
+            return Err(format!("data at {} of the PDU", common.pdo));
+        }
+        match header {
+            Header::Initialized => self.initialised(queue, pdu, incoming)?,
+            Header::Response(capsule) => queue.response(capsule.cqe, incoming)?,
+            Header::Data(header) => take_data(queue, &header, data, incoming)?,
+            Header::Request(request) => self.request(queue, &request, now)?,
+            Header::Termination(request) => {
                 incoming.push(Incoming::Terminated(request.fes.get()));
             }
-            other => return Err(format!("a target does not send {other}")),
         }
-        Ok(Some(length))
+        Ok(())
     }
 
     fn initialised(
         &mut self,
         queue: &Queue,
-        pdu: &[u8],
+        pdu: &Pdu,
         incoming: &mut Vec<Incoming>,
     ) -> Result<(), String> {
-        let (response, _) = IcResp::read_from_prefix(pdu).map_err(|_| short())?;
-        let framing = queue.shape.framing;
-        if self.initialised || response.cpda_z > 0 {
-            return Err("an ICResp out of order".to_owned());
-        }
-        let asked = (framing.header_digest, framing.data_digest);
-        if (response.dgst.header(), response.dgst.data()) != asked {
-            return Err("other digests than were asked for".to_owned());
-        }
-        self.host_data_bytes_max = response.maxh2cdata.get() as usize;
-        if self.host_data_bytes_max < 4096 {
-            return Err("MAXH2CDATA below 4096".to_owned());
-        }
+        let response = pdu.initialization();
+        let response = response.filter(|it| !self.initialised && it.cpda_z == 0);
+        let response = response.ok_or_else(|| "an ICResp out of order".to_owned())?;
+        let agreement = agree(&response, digests(queue.shape.framing)).map_err(text)?;
+        self.host_data_bytes_max = agreement.h2c_data_max_bytes as usize;
         self.initialised = true;
         incoming.push(Incoming::Initialised);
         Ok(())
@@ -257,12 +226,8 @@ impl TcpLine {
             let tag = request.ttag.get();
             let framing = sending(queue);
             let header = H2cData::new(cid, tag, sent as u32, piece as u32, last, framing);
-            bytes.extend(pdu(
-                queue,
-                header.as_bytes(),
-                &outstanding.out[sent..sent + piece],
-                damage,
-            ));
+            let data = &outstanding.out[sent..sent + piece];
+            bytes.extend(pdu(queue, (header.as_bytes(), header.ch), data, damage));
             damage = Damage::None;
             sent += piece;
         }
@@ -287,7 +252,7 @@ impl TcpLine {
         let (pdus, reason) = wrong.pdus(request, data, self.host_data_bytes_max, framing);
         let mut bytes = Vec::new();
         for (header, data) in pdus {
-            bytes.extend(pdu(queue, header.as_bytes(), data, Damage::None));
+            bytes.extend(assemble(header.as_bytes(), header.ch, data));
         }
         // The target ends the connection at the first mistake.
         if !std::mem::replace(&mut self.is_broken, true) {
@@ -295,55 +260,6 @@ impl TcpLine {
         }
         self.wire.send(&bytes);
     }
-}
-
-/// Checks lengths, flags and digests; the data of the PDU.
-fn checked_data<'a>(
-    framing: Framing,
-    common: &CommonHeader,
-    pdu: &'a [u8],
-) -> Result<&'a [u8], String> {
-    let kind = common.pdu_type;
-    if kind.header_bytes() != Some(common.hlen) || kind.is_from_host() {
-        return Err(format!("{kind} with a header of {} bytes", common.hlen));
-    }
-    if !kind.valid_flags().contains(common.flags) {
-        return Err(format!("{kind} with flags {:?}", common.flags));
-    }
-    let header_bytes = usize::from(common.hlen);
-    if !kind.may_have_digest() {
-        return Ok(&[]);
-    }
-    if common.flags.hdgstf() != framing.header_digest {
-        return Err(format!("{kind} disagrees about header digests"));
-    }
-    let mut offset = header_bytes;
-    if framing.header_digest {
-        offset += DIGEST_BYTES;
-        let found = pdu.get(header_bytes..offset).ok_or_else(short)?;
-        if found != digest(&pdu[..header_bytes]) {
-            return Err(format!("{kind} with a wrong header digest"));
-        }
-    }
-    if kind != PduType::C2H_DATA {
-        let whole = pdu.len() == offset;
-        return whole
-            .then_some(&[][..])
-            .ok_or_else(|| format!("{kind} with more behind it"));
-    }
-    if common.pdo != framing.data_offset(common.hlen) {
-        return Err(format!("data at {} of the PDU", common.pdo));
-    }
-    let trailer = if framing.data_digest { DIGEST_BYTES } else { 0 };
-    let end = pdu.len().checked_sub(trailer).ok_or_else(short)?;
-    let data = pdu.get(usize::from(common.pdo)..end).ok_or_else(short)?;
-    if common.flags.ddgstf() != framing.data_digest {
-        return Err("a data PDU disagrees about data digests".to_owned());
-    }
-    if framing.data_digest && pdu[end..] != digest(data) {
-        return Err("data with a wrong digest".to_owned());
-    }
-    Ok(data)
 }
 
 /// A piece of a command's data has come.
@@ -362,9 +278,6 @@ fn take_data(
     let Some(outstanding) = queue.command_mut(cid, which) else {
         return Err(format!("data for command {cid}, which waits for nothing"));
     };
-    if header.datal.get() as usize != data.len() || data.is_empty() {
-        return Err(format!("DATAL {} of {} bytes", header.datal, data.len()));
-    }
     if outstanding.complete || begin != outstanding.data.len() {
         return Err(format!("data for command {cid} out of order"));
     }
@@ -396,32 +309,30 @@ fn take_data(
 
 /// The framing of what goes to the target, which asks for no alignment (CPDA is 0).
 fn sending(queue: &Queue) -> Framing {
-    Framing {
-        alignment_z: 0,
-        ..queue.shape.framing
-    }
+    queue.shape.framing.dword_aligned()
 }
 
-/// A PDU with the digests that were agreed on.
-fn pdu(queue: &mut Queue, header: &[u8], data: &[u8], damage: Damage) -> Vec<u8> {
-    let framing = queue.shape.framing;
-    let mut pdu = header.to_vec();
-    if framing.header_digest {
-        pdu.extend(digest(header));
-    }
-    if !data.is_empty() {
-        pdu.extend(data);
-        if framing.data_digest {
-            if damage == Damage::Data {
-                let at = pdu.len() - data.len() + queue.random.below(data.len() as u64) as usize;
-                pdu[at] ^= 1 << queue.random.below(8);
-            }
-            pdu.extend(digest(data));
-        }
+fn digests(framing: Framing) -> DigestFlags {
+    DigestFlags::new()
+        .with_header(framing.header_digest)
+        .with_data(framing.data_digest)
+}
+
+/// A PDU whose data may be damaged behind its digest.
+fn pdu(
+    queue: &mut Queue,
+    (header, common): (&[u8], CommonHeader),
+    data: &[u8],
+    damage: Damage,
+) -> Vec<u8> {
+    let mut pdu = assemble(header, common, data);
+    if damage == Damage::Data && common.flags.ddgstf() {
+        let at = usize::from(common.pdo) + queue.random.below(data.len() as u64) as usize;
+        pdu[at] ^= 1 << queue.random.below(8);
     }
     pdu
 }
 
-fn short() -> String {
-    "a PDU that is too short".to_owned()
+fn text(error: impl std::fmt::Display) -> String {
+    error.to_string()
 }

@@ -52,22 +52,22 @@ fn an_upward_arrow_fails() {
 #[test]
 fn tests_do_not_point_upward_either() {
     assert_eq!(
-        problems(&[("nvme_target", "nvme_host", Some("dev"))]),
-        ["nvme_target (L3)'s tests points upward at nvme_host (L4)"]
+        problems(&[("nvme_target", "nvme_tcp", Some("dev"))]),
+        ["nvme_target (L3)'s tests points upward at nvme_tcp (L4)"]
     );
 }
 
 #[test]
 fn only_tests_point_sideways() {
     assert_eq!(
-        problems(&[("nvme_tcp", "nvme_host", None)]),
-        ["nvme_tcp (L4) points sideways at nvme_host (L4)"]
+        problems(&[("nvme_tcp", "nvme_rdma", None)]),
+        ["nvme_tcp (L4) points sideways at nvme_rdma (L4)"]
     );
     assert_eq!(
         problems(&[("hugemem", "nvme_spec", None)]),
         ["hugemem (L0) points sideways at nvme_spec (L0)"]
     );
-    assert!(problems(&[("nvme_tcp", "nvme_host", Some("dev"))]).is_empty());
+    assert!(problems(&[("nvme_tcp", "nvme_host_testing", Some("dev"))]).is_empty());
     assert!(problems(&[("hugemem", "nvme_spec", Some("dev"))]).is_empty());
 }
 

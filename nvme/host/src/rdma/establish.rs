@@ -45,22 +45,28 @@ pub(crate) fn step(step: &'static str) -> impl Fn(rdma::Error) -> HostError {
 
 /// The connection manager's objects of one connection.
 #[derive(Debug)]
-pub(crate) struct Manager<P: Provider> {
-    pub(crate) connection: P::Connection,
-    pub(crate) events: P::EventChannel,
+pub struct Manager<P: Provider> {
+    /// The connection.
+    pub connection: P::Connection,
+    /// Its events.
+    pub events: P::EventChannel,
     address: SocketAddr,
     timeout: Duration,
 }
 
 /// What an accept said.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Accepted {
-    pub(crate) private_data: PrivateData,
+pub struct Accepted {
+    /// Its private data.
+    pub private_data: PrivateData,
 }
 
 impl<P: Provider> Manager<P> {
-    /// Finds the device and the way to `address`.
-    pub(crate) fn resolve(
+    /// Finds the device and the way to `address`; each step takes `timeout` at most.
+    ///
+    /// # Errors
+    /// [`HostError::Unreachable`], [`HostError::TimedOut`], [`HostError::Rdma`].
+    pub fn resolve(
         provider: &P,
         address: SocketAddr,
         timeout: Duration,
@@ -91,10 +97,10 @@ impl<P: Provider> Manager<P> {
     }
 
     /// Asks the peer, and waits for its answer.
-    pub(crate) fn connect(
-        &mut self,
-        parameters: &ConnectParameters<'_>,
-    ) -> Result<Accepted, HostError> {
+    ///
+    /// # Errors
+    /// [`HostError::Rejected`], and as [`Self::resolve`].
+    pub fn connect(&mut self, parameters: &ConnectParameters<'_>) -> Result<Accepted, HostError> {
         let connecting = self.connection.connect(parameters);
         connecting.map_err(step("connecting"))?;
         let event = self.wait_for("the connection", |event| {

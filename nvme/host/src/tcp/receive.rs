@@ -10,6 +10,7 @@ use std::ops::{Deref, DerefMut};
 
 use nvme_spec::tcp::{
     C2hData, CapsuleResp, CommonHeader, DIGEST_BYTES, Framing, IcResp, PduLayout, PduType, R2t,
+    TermReq,
 };
 use nvme_spec::{Cqe, Status};
 use zerocopy::{FromBytes, IntoBytes};
@@ -70,11 +71,11 @@ impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
         let Some((header, layout)) = self.next_header(Framing::default())? else {
             return Ok(false);
         };
-        if header != Header::Initialized {
-            return Err(unexpected(header));
+        if let Header::Termination(request) = header {
+            return Err(terminated(&request));
         }
         let response = IcResp::read_from_prefix(self.inbox.pending());
-        let (response, _) = response.map_err(|_| unexpected(header))?;
+        let (response, _) = response.map_err(|_| ProtocolError::UnexpectedPdu(PduType::IC_RESP))?;
         let agreement = agree(&response, self.asked)?;
         self.inbox.consume(layout.header_bytes as usize);
         self.inbox.phase = Phase::Header;
@@ -85,7 +86,9 @@ impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
     /// The header at the start of the inbox, once it has arrived with all that belongs to it.
     fn next_header(&mut self, framing: Framing) -> Result<Option<(Header, PduLayout)>, HostError> {
         // This host asks for no alignment beyond a dword (HPDA 0, TCP 1.1 §3.6.2.2).
-        let read = read_header(self.inbox.pending(), framing.dword_aligned());
+        let framing = framing.dword_aligned();
+        let read = self.check_order();
+        let read = read.and_then(|()| read_header(self.inbox.pending(), framing));
         match &read {
             Ok(Some((Header::Initialized, layout))) => {
                 self.inbox.note_header(layout.header_bytes as usize);
@@ -99,6 +102,16 @@ impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
         Ok(read?)
     }
 
+    /// An ICResp comes first and never again; the end may come any time.
+    fn check_order(&self) -> Result<(), ProtocolError> {
+        let is_first = matches!(self.inbox.phase, Phase::Initialization);
+        match self.inbox.pending().first().map(|&kind| PduType(kind)) {
+            None | Some(PduType::C2H_TERM_REQ) => Ok(()),
+            Some(kind) if (kind == PduType::IC_RESP) == is_first => Ok(()),
+            Some(kind) => Err(ProtocolError::UnexpectedPdu(kind)),
+        }
+    }
+
     fn dispatch(
         &mut self,
         header: Header,
@@ -109,7 +122,10 @@ impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
             Header::Response(response) => self.take_response(response.cqe, completions)?,
             Header::Data(data) => self.begin_data(&data, layout.data_bytes)?,
             Header::Request(request) => self.take_request(&request)?,
-            Header::Initialized | Header::Termination(_) => return Err(unexpected(header)),
+            Header::Initialized => {
+                return Err(ProtocolError::UnexpectedPdu(PduType::IC_RESP).into());
+            }
+            Header::Termination(request) => return Err(terminated(&request)),
         }
         Ok(true)
     }
@@ -337,19 +353,9 @@ impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
     }
 }
 
-/// The end of a connection by a PDU that does not go on with it.
-fn unexpected(header: Header) -> HostError {
-    let kind = match header {
-        Header::Termination(request) => {
-            return HostError::Terminated {
-                status: request.fatal_error(),
-                information: request.fei.get(),
-            };
-        }
-        Header::Initialized => PduType::IC_RESP,
-        Header::Response(_) => PduType::CAPSULE_RESP,
-        Header::Data(_) => PduType::C2H_DATA,
-        Header::Request(_) => PduType::R2T,
-    };
-    ProtocolError::UnexpectedPdu(kind).into()
+fn terminated(request: &TermReq) -> HostError {
+    HostError::Terminated {
+        status: request.fatal_error(),
+        information: request.fei.get(),
+    }
 }

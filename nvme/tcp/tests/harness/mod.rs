@@ -17,7 +17,8 @@ use block::{
     Device, DevicePoller, DeviceSet, MemoryDevice, MemoryOptions, QueueOptions, ReactorDevices,
 };
 use hugemem::{Arena, ArenaConfig, PagePolicy};
-use nvme_host::raw::{RawClient, RawNames};
+use nvme_host_testing::Names;
+use nvme_host_testing::tcp::RawClient;
 use nvme_spec::Status;
 use nvme_target::{
     CoreLimits, DeviceIndex, NamespaceConfig, PortConfig, PortId, SubsystemConfig, Target,
@@ -183,12 +184,12 @@ impl Server {
     }
 }
 
-pub(crate) fn names() -> RawNames {
+pub(crate) fn names() -> Names {
     names_of(HOST)
 }
 
-pub(crate) fn names_of(host: &str) -> RawNames {
-    RawNames {
+pub(crate) fn names_of(host: &str) -> Names {
+    Names {
         host: host.to_owned(),
         host_id: [7; 16],
         subsystem: NQN.to_owned(),

@@ -11,8 +11,9 @@
 use std::net::SocketAddr;
 use std::process::ExitCode;
 
-use nvme_host::raw_rdma::{Ending, RawNames, RawOptions, RawRdmaClient, RawRdmaError};
 use nvme_host::{HostError, Rejection};
+use nvme_host_testing::Names;
+use nvme_host_testing::rdma::{Ending, RawOptions, RawRdmaClient, RawRdmaError};
 use nvme_spec::rdma::RejectReason;
 use nvme_spec::sgl::SglDescriptor;
 use nvme_spec::{Sqe, Status};
@@ -24,7 +25,7 @@ type Client = RawRdmaClient<Verbs>;
 struct Victim {
     verbs: Verbs,
     address: SocketAddr,
-    names: RawNames,
+    names: Names,
     /// A controller and a queue of its own, which nothing may disturb.
     _admin: Client,
     witness: Client,
@@ -63,7 +64,7 @@ impl Victim {
     fn meet(address: &str, nqn: &str) -> Result<Self, String> {
         let address: SocketAddr = address.parse().map_err(said)?;
         let verbs = Verbs::open().map_err(said)?;
-        let names = RawNames {
+        let names = Names {
             host: "nqn.2026-11.org.windlass:hostile".to_owned(),
             host_id: [7; 16],
             subsystem: nqn.to_owned(),

@@ -1,5 +1,5 @@
-//! A client at the level of messages and keys, without manners: for tests that are hostile to a
-//! target over RDMA.
+//! A blocking NVMe/RDMA client at the level of messages and keys, for tests that are hostile to a
+//! target.
 //!
 //! It sends whatever it is told to, with any private data, from memory that it opens as it is told
 //! to, checks nothing that it was not asked to check, and blocks with a limit.
@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hugemem::{Arena, ArenaConfig, DmaBuffer, PagePolicy};
+use nvme_host::{HostError, RdmaManager as Manager};
 use nvme_spec::completion::Cqe;
-use nvme_spec::fabrics::PropertySize;
 use nvme_spec::rdma::ConnectRequest;
 use nvme_spec::sgl::SglDescriptor;
 use nvme_spec::{Sqe, Status};
@@ -24,11 +24,7 @@ use rdma::{
 };
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::error::HostError;
-use crate::rdma::establish::{Manager, step};
-use crate::steps::{self, ENTRIES_Z, Steps};
-
-pub use crate::steps::RawNames;
+use crate::steps::{ENTRIES_Z, Names, StepError, Steps};
 
 /// Bytes of the memory that targets are given keys of.
 pub const MEMORY_BYTES: usize = 1 << 20;
@@ -63,6 +59,20 @@ pub enum RawRdmaError {
     /// A command that a helper needed failed.
     #[error("{0}")]
     Refused(Status),
+}
+
+impl From<StepError> for RawRdmaError {
+    fn from(error: StepError) -> Self {
+        match error {
+            StepError::Refused(status) => Self::Refused(status),
+            StepError::NotReady(limit) => Self::TimedOut(limit),
+        }
+    }
+}
+
+/// Gives a failed step its name.
+fn step(step: &'static str) -> impl Fn(rdma::Error) -> HostError {
+    move |source| HostError::Rdma { step, source }
 }
 
 /// How a connection ended.
@@ -534,33 +544,11 @@ impl<P: Provider> RawRdmaClient<P> {
     pub fn command(&mut self, sqe: Sqe, bytes: usize) -> Result<Cqe, RawRdmaError> {
         let sqe = sqe.with_cid(self.next_cid());
         let sgl = if bytes == 0 {
-            crate::rdma::keys::no_data()
+            SglDescriptor::keyed(0, 0, 0, false).unwrap_or_default()
         } else {
             self.describe(0, bytes, false)
         };
         self.exchange(&sqe.with_sgl(sgl), &[])
-    }
-
-    /// Sends Connect for a queue, and gives its completion whatever the status.
-    ///
-    /// # Errors
-    /// As [`exchange`](Self::exchange).
-    pub fn connect_queue(
-        &mut self,
-        names: &RawNames,
-        cntlid: u16,
-        qid: u16,
-        sqsize_z: u16,
-    ) -> Result<Cqe, RawRdmaError> {
-        steps::connect_queue(self, names, cntlid, qid, sqsize_z)
-    }
-
-    /// Reads a property of the controller.
-    ///
-    /// # Errors
-    /// As [`exchange`](Self::exchange), and [`RawRdmaError::Refused`].
-    pub fn get_property(&mut self, offset: u32, size: PropertySize) -> Result<u64, RawRdmaError> {
-        steps::get_property(self, offset, size)
     }
 
     /// Opens an admin queue with manners: connects, sends Connect for any controller, enables it
@@ -571,11 +559,11 @@ impl<P: Provider> RawRdmaClient<P> {
     pub fn open_admin(
         provider: &P,
         address: SocketAddr,
-        names: &RawNames,
+        names: &Names,
     ) -> Result<(Self, u16), RawRdmaError> {
         let options = RawOptions::queue(0, ENTRIES_Z + 1, 0);
         let mut client = Self::connect(provider, address, &options)?;
-        let cntlid = steps::open_admin(&mut client, names)?;
+        let cntlid = client.open_admin_queue(names)?;
         Ok((client, cntlid))
     }
 
@@ -586,13 +574,13 @@ impl<P: Provider> RawRdmaClient<P> {
     pub fn open_io(
         provider: &P,
         address: SocketAddr,
-        names: &RawNames,
+        names: &Names,
         cntlid: u16,
         qid: u16,
     ) -> Result<Self, RawRdmaError> {
         let options = RawOptions::queue(qid, ENTRIES_Z + 1, cntlid);
         let mut client = Self::connect(provider, address, &options)?;
-        steps::open_io(&mut client, names, cntlid, qid)?;
+        client.open_io_queue(names, cntlid, qid)?;
         Ok(client)
     }
 }
@@ -603,14 +591,6 @@ impl<P: Provider> Steps for RawRdmaClient<P> {
     fn run(&mut self, sqe: Sqe, data: &[u8]) -> Result<Cqe, RawRdmaError> {
         self.write_memory(0, data);
         self.command(sqe, data.len())
-    }
-
-    fn refused(status: Status) -> RawRdmaError {
-        RawRdmaError::Refused(status)
-    }
-
-    fn timed_out(limit: Duration) -> RawRdmaError {
-        RawRdmaError::TimedOut(limit)
     }
 
     fn limit(&self) -> Duration {

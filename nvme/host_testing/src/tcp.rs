@@ -1,9 +1,7 @@
-//! A client at the level of bytes and PDUs, without manners: for tests that are hostile to a
-//! target.
+//! A blocking NVMe/TCP client at the level of bytes and PDUs, for tests that are hostile to a target.
 //!
 //! It sends whatever it is told to, checks nothing that it was not asked to check, and blocks with
-//! a limit. The functions that build PDUs give plain bytes, valid as they come, for the test to
-//! damage.
+//! a limit.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -11,21 +9,15 @@ use std::time::{Duration, Instant};
 
 use nvme_spec::Sqe;
 use nvme_spec::completion::Cqe;
-use nvme_spec::fabrics::PropertySize;
 use nvme_spec::sgl::SglDescriptor;
-use nvme_spec::tcp::{
-    C2hData, CapsuleCmd, CapsuleResp, CommonHeader, DigestFlags, FatalError, Framing, H2cData,
-    IcReq, IcResp, PduType, R2t, TERM_PDU_MAX_BYTES, TermReq,
-};
-use zerocopy::{FromBytes, IntoBytes};
+use nvme_spec::tcp::{DigestFlags, Framing, IcReq, IcResp, PduType, R2t};
+use zerocopy::IntoBytes;
 
-use crate::steps::{self, Steps};
-use crate::tcp::pdu::{assemble, digest};
+use crate::pdu::{Pdu, PduInbox, capsule, h2c_data, in_capsule};
+use crate::steps::{Names, StepError, Steps};
 
-pub use crate::steps::RawNames;
-
-/// The longest PDU that is taken in, bytes: a target that announces more is not believed.
-const PDU_MAX_BYTES: usize = 16 << 20;
+/// Bytes of one receive.
+const RECEIVE_BYTES: usize = 64 << 10;
 
 /// Why the client could not go on. Each is a test's failure, unless the test waits for it.
 #[derive(Debug, thiserror::Error)]
@@ -55,6 +47,15 @@ pub enum RawError {
     Refused(nvme_spec::Status),
 }
 
+impl From<StepError> for RawError {
+    fn from(error: StepError) -> Self {
+        match error {
+            StepError::Refused(status) => Self::Refused(status),
+            StepError::NotReady(limit) => Self::TimedOut(limit),
+        }
+    }
+}
+
 /// What came from the target.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Received {
@@ -64,139 +65,11 @@ pub enum Received {
     Closed,
 }
 
-/// One whole PDU as it came.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Pdu {
-    /// All bytes, digests included.
-    pub bytes: Vec<u8>,
-}
-
-impl Pdu {
-    /// The common header.
-    #[must_use]
-    pub fn common(&self) -> CommonHeader {
-        // A PDU is read header first, so eight bytes are always there.
-        CommonHeader::read_from_prefix(&self.bytes).map_or(
-            CommonHeader {
-                pdu_type: PduType(0xff),
-                flags: nvme_spec::tcp::PduFlags::new(),
-                hlen: 0,
-                pdo: 0,
-                plen: 0.into(),
-            },
-            |(common, _)| common,
-        )
-    }
-
-    /// The type.
-    #[must_use]
-    pub fn kind(&self) -> PduType {
-        self.common().pdu_type
-    }
-
-    fn view<T: FromBytes>(&self, kind: PduType) -> Option<T> {
-        if self.kind() != kind {
-            return None;
-        }
-        T::read_from_prefix(&self.bytes).ok().map(|(pdu, _)| pdu)
-    }
-
-    /// The connection's initialisation, if it is that.
-    #[must_use]
-    pub fn initialization(&self) -> Option<IcResp> {
-        self.view(PduType::IC_RESP)
-    }
-
-    /// The completion of a response capsule, if it is one.
-    #[must_use]
-    pub fn completion(&self) -> Option<Cqe> {
-        self.view::<CapsuleResp>(PduType::CAPSULE_RESP)
-            .map(|pdu| pdu.cqe)
-    }
-
-    /// The request for data, if it is one.
-    #[must_use]
-    pub fn request(&self) -> Option<R2t> {
-        self.view(PduType::R2T)
-    }
-
-    /// The header and the data of a data PDU, if it is one.
-    #[must_use]
-    pub fn data(&self) -> Option<(C2hData, &[u8])> {
-        let header: C2hData = self.view(PduType::C2H_DATA)?;
-        let start = usize::from(header.ch.pdo);
-        let data = self
-            .bytes
-            .get(start..start.checked_add(header.datal.get() as usize)?)?;
-        Some((header, data))
-    }
-
-    /// Status, information and the quoted header of a termination request, if it is one.
-    #[must_use]
-    pub fn termination(&self) -> Option<(FatalError, u32, &[u8])> {
-        let request: TermReq = self.view(PduType::C2H_TERM_REQ)?;
-        Some((
-            request.fatal_error(),
-            request.fei.get(),
-            self.bytes.get(size_of::<TermReq>()..)?,
-        ))
-    }
-
-    /// Whether the digests that the flags announce are right; true where none is announced.
-    #[must_use]
-    pub fn digests_match(&self) -> bool {
-        let common = self.common();
-        let hlen = usize::from(common.hlen);
-        let header = self.bytes.get(..hlen);
-        let header_right = !common.flags.hdgstf()
-            || header.is_some_and(|header| self.bytes.get(hlen..hlen + 4) == Some(&digest(header)));
-        let data_right = !common.flags.ddgstf()
-            || self
-                .bytes
-                .split_last_chunk::<4>()
-                .is_some_and(|(rest, found)| {
-                    rest.get(usize::from(common.pdo)..)
-                        .is_some_and(|data| digest(data) == *found)
-                });
-        header_right && data_right
-    }
-}
-
-/// A command capsule with in-capsule data, digests and alignment as `framing` has them.
-#[must_use]
-pub fn capsule(sqe: Sqe, data: &[u8], framing: Framing) -> Vec<u8> {
-    let pdu = CapsuleCmd::new(sqe, data.len() as u32, framing);
-    assemble(pdu.as_bytes(), pdu.ch, data)
-}
-
-/// A data PDU in answer to an R2T.
-#[must_use]
-pub fn h2c_data(
-    (cccid, ttag): (u16, u16),
-    offset: u32,
-    data: &[u8],
-    last: bool,
-    framing: Framing,
-) -> Vec<u8> {
-    let pdu = H2cData::new(cccid, ttag, offset, data.len() as u32, last, framing);
-    assemble(pdu.as_bytes(), pdu.ch, data)
-}
-
-/// Computes the header digest of a PDU anew, after its header was changed.
-pub fn fix_header_digest(pdu: &mut [u8]) {
-    if let Some(&hlen) = pdu.get(2) {
-        let hlen = usize::from(hlen);
-        if pdu.len() >= hlen + 4 {
-            let value = digest(&pdu[..hlen]);
-            pdu[hlen..hlen + 4].copy_from_slice(&value);
-        }
-    }
-}
-
 /// The client.
 #[derive(Debug)]
 pub struct RawClient {
     stream: TcpStream,
+    inbox: PduInbox,
     limit: Duration,
     /// How PDUs are built and read from now on; [`Self::initialize`] sets it.
     pub framing: Framing,
@@ -214,6 +87,7 @@ impl RawClient {
         stream.set_write_timeout(Some(limit))?;
         Ok(Self {
             stream,
+            inbox: PduInbox::default(),
             limit,
             framing: Framing::default(),
             next_cid: 0,
@@ -249,40 +123,41 @@ impl RawClient {
     /// [`RawError::Socket`].
     pub fn receive(&mut self) -> Result<Received, RawError> {
         let deadline = Instant::now() + self.limit;
-        let mut bytes = vec![0; size_of::<CommonHeader>()];
-        if !self.fill(&mut bytes, deadline)? {
-            return Ok(Received::Closed);
-        }
-        let common = Pdu {
-            bytes: bytes.clone(),
-        }
-        .common();
-        let plen = common.plen.get() as usize;
-        let least = usize::from(common.hlen).max(bytes.len());
-        if !(least..=PDU_MAX_BYTES).contains(&plen) {
-            return Err(RawError::Malformed(common.pdu_type));
-        }
-        bytes.resize(plen, 0);
-        if self.fill(&mut bytes[size_of::<CommonHeader>()..], deadline)? {
-            Ok(Received::Pdu(Pdu { bytes }))
-        } else {
-            Err(RawError::Malformed(common.pdu_type))
+        loop {
+            let next = self.inbox.next_pdu();
+            if let Some(pdu) = next.map_err(|_| self.malformed())? {
+                return Ok(Received::Pdu(pdu));
+            }
+            if !self.read_some(deadline)? {
+                return match self.inbox.buffer().is_empty() {
+                    true => Ok(Received::Closed),
+                    false => Err(self.malformed()),
+                };
+            }
         }
     }
 
-    /// Fills `bytes`; false where the stream ends before. An end within them is an error of the
-    /// target's.
-    fn fill(&mut self, bytes: &mut [u8], deadline: Instant) -> Result<bool, RawError> {
-        let mut filled = 0;
-        while filled < bytes.len() {
+    /// The error for the PDU that is arriving.
+    fn malformed(&mut self) -> RawError {
+        let kind = self.inbox.buffer().first().copied();
+        RawError::Malformed(PduType(kind.unwrap_or(u8::MAX)))
+    }
+
+    /// Reads what has arrived, at least one byte; false where the stream ends.
+    fn read_some(&mut self, deadline: Instant) -> Result<bool, RawError> {
+        loop {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return Err(RawError::TimedOut(self.limit));
             }
             self.stream.set_read_timeout(Some(left))?;
-            match self.stream.read(&mut bytes[filled..]) {
-                Ok(0) => return Ok(false),
-                Ok(more) => filled += more,
+            let buffer = self.inbox.buffer();
+            let before = buffer.len();
+            buffer.resize(before + RECEIVE_BYTES, 0);
+            let read = self.stream.read(&mut buffer[before..]);
+            buffer.truncate(before + *read.as_ref().unwrap_or(&0));
+            match read {
+                Ok(bytes) => return Ok(bytes > 0),
                 Err(error) => match error.kind() {
                     io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
                         return Err(RawError::TimedOut(self.limit));
@@ -293,7 +168,6 @@ impl RawClient {
                 },
             }
         }
-        Ok(true)
     }
 
     /// Receives one PDU, which must be of this type and have right digests.
@@ -307,8 +181,10 @@ impl RawClient {
                 expected,
                 found: pdu.kind(),
             }),
-            Received::Pdu(pdu) if !pdu.digests_match() => Err(RawError::Malformed(expected)),
-            Received::Pdu(pdu) => Ok(pdu),
+            Received::Pdu(pdu) => match pdu.check(self.framing.dword_aligned()) {
+                Ok(_) => Ok(pdu),
+                Err(_) => Err(RawError::Malformed(expected)),
+            },
         }
     }
 
@@ -323,10 +199,6 @@ impl RawClient {
             match self.receive()? {
                 Received::Closed => return Ok(termination),
                 Received::Pdu(pdu) if pdu.kind() == PduType::C2H_TERM_REQ => {
-                    debug_assert!(
-                        pdu.bytes.len() <= TERM_PDU_MAX_BYTES,
-                        "checked by the caller"
-                    );
                     termination = Some(pdu);
                 }
                 Received::Pdu(_) => {}
@@ -406,7 +278,7 @@ impl RawClient {
         let sgl = if data.is_empty() {
             SglDescriptor::transport(read_bytes)
         } else {
-            SglDescriptor::in_capsule(0, data.len() as u32)
+            in_capsule(data)
         };
         self.send_capsule(sqe.with_cid(cid).with_sgl(sgl), data)?;
         let mut read = Vec::new();
@@ -414,7 +286,7 @@ impl RawClient {
             let Received::Pdu(pdu) = self.receive()? else {
                 return Err(RawError::Closed);
             };
-            if !pdu.digests_match() {
+            if pdu.check(self.framing.dword_aligned()).is_err() {
                 return Err(RawError::Malformed(pdu.kind()));
             }
             if let Some(cqe) = pdu.completion() {
@@ -443,46 +315,24 @@ impl RawClient {
         }
     }
 
-    /// Sends Connect for a queue, and gives its completion whatever the status.
-    ///
-    /// # Errors
-    /// As [`Self::command`].
-    pub fn connect_queue(
-        &mut self,
-        names: &RawNames,
-        cntlid: u16,
-        qid: u16,
-        sqsize_z: u16,
-    ) -> Result<Cqe, RawError> {
-        steps::connect_queue(self, names, cntlid, qid, sqsize_z)
-    }
-
-    /// Reads a property of the controller.
-    ///
-    /// # Errors
-    /// As [`Self::command`], and [`RawError::Refused`].
-    pub fn get_property(&mut self, offset: u32, size: PropertySize) -> Result<u64, RawError> {
-        steps::get_property(self, offset, size)
-    }
-
     /// Initialises, connects the admin queue of any controller, enables it and waits until it is
     /// ready. Gives the controller's identifier.
     ///
     /// # Errors
     /// As [`Self::command`], [`RawError::Refused`] where a step fails, [`RawError::TimedOut`] where
     /// it stays unready.
-    pub fn open_admin(&mut self, names: &RawNames) -> Result<u16, RawError> {
+    pub fn open_admin(&mut self, names: &Names) -> Result<u16, RawError> {
         self.initialize(false, false)?;
-        steps::open_admin(self, names)
+        self.open_admin_queue(names)
     }
 
     /// Initialises and connects I/O queue `qid` of the controller `cntlid`.
     ///
     /// # Errors
     /// As [`Self::command`], and [`RawError::Refused`].
-    pub fn open_io(&mut self, names: &RawNames, cntlid: u16, qid: u16) -> Result<(), RawError> {
+    pub fn open_io(&mut self, names: &Names, cntlid: u16, qid: u16) -> Result<(), RawError> {
         self.initialize(false, false)?;
-        steps::open_io(self, names, cntlid, qid)
+        self.open_io_queue(names, cntlid, qid)
     }
 }
 
@@ -491,14 +341,6 @@ impl Steps for RawClient {
 
     fn run(&mut self, sqe: Sqe, data: &[u8]) -> Result<Cqe, RawError> {
         self.command(sqe, data, 0).map(|(cqe, _)| cqe)
-    }
-
-    fn refused(status: nvme_spec::Status) -> RawError {
-        RawError::Refused(status)
-    }
-
-    fn timed_out(limit: Duration) -> RawError {
-        RawError::TimedOut(limit)
     }
 
     fn limit(&self) -> Duration {

@@ -2,14 +2,17 @@
 //! path over RDMA allocates nothing.
 
 #[expect(dead_code, reason = "the faults are another test's")]
+#[path = "../../host/tests/verbs_target/mod.rs"]
 mod verbs_target;
 
 use std::time::Duration;
 
 use hugemem::allocation_counter::{CountingAllocator, allocations_on_this_thread};
 use hugemem::{Arena, ArenaConfig, PagePolicy};
-use nvme_host::raw_rdma::{Ending, RawNames, RawOptions, RawRdmaClient, RawRdmaError, RawReceived};
 use nvme_host::{Controller, HostCompletions, HostError, KeyUse, RdmaOptions, Rejection};
+use nvme_host_testing::Names;
+use nvme_host_testing::Steps;
+use nvme_host_testing::rdma::{Ending, RawOptions, RawRdmaClient, RawRdmaError, RawReceived};
 use nvme_spec::rdma::RejectReason;
 use nvme_spec::sgl::SglDescriptor;
 use nvme_spec::{Sqe, Status};
@@ -19,8 +22,8 @@ use zerocopy::IntoBytes;
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
-fn names() -> RawNames {
-    RawNames {
+fn names() -> Names {
+    Names {
         host: "nqn.2026-11.org.windlass:raw".to_owned(),
         host_id: [3; 16],
         subsystem: NQN.to_owned(),
