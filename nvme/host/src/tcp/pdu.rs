@@ -42,7 +42,7 @@ pub enum Header {
 /// # Errors
 /// A PDU that a controller never sends, whose fields contradict each other or `framing`, or whose
 /// header digest does not match.
-#[inline]
+#[inline(always)]
 pub fn read_header(
     bytes: &[u8],
     framing: Framing,
@@ -84,6 +84,7 @@ fn read<T: FromBytes>(header: &[u8]) -> Option<T> {
 }
 
 impl ProtocolError {
+    #[cold]
     fn header(common: &CommonHeader, fault: HeaderFault) -> Self {
         let kind = common.pdu_type;
         match (fault, kind.header_bytes()) {

@@ -34,6 +34,9 @@ impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
                 Phase::Initialization => self.take_initialization()?,
                 Phase::Header => match self.next_response() {
                     Some(cqe) => self.take_response(cqe, completions).map(|()| true)?,
+                    None if self.inbox.pending().len() < size_of::<CommonHeader>() => {
+                        return Ok(());
+                    }
                     None => match self.next_header(self.settled.framing)? {
                         Some((header, layout)) => {
                             self.inbox.consume(layout.header_bytes as usize);
@@ -67,6 +70,7 @@ impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
     }
 
     /// The ICResp; false where more must arrive.
+    #[inline(never)]
     fn take_initialization(&mut self) -> Result<bool, HostError> {
         let Some((header, layout)) = self.next_header(Framing::default())? else {
             return Ok(false);
@@ -84,6 +88,10 @@ impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
     }
 
     /// The header at the start of the inbox, once it has arrived with all that belongs to it.
+    ///
+    /// Always inlined, as what it calls: the header is read into place, and not copied as a result of
+    /// each of the two.
+    #[inline(always)]
     fn next_header(&mut self, framing: Framing) -> Result<Option<(Header, PduLayout)>, HostError> {
         // This host asks for no alignment beyond a dword (HPDA 0, TCP 1.1 §3.6.2.2).
         let framing = framing.dword_aligned();
