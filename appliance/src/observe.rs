@@ -9,6 +9,7 @@ pub(crate) mod events;
 pub(crate) mod heatmap;
 pub(crate) mod history;
 pub(crate) mod latency;
+pub(crate) mod measured;
 pub(crate) mod model;
 pub(crate) mod observation;
 pub(crate) mod pseudonyms;

@@ -33,7 +33,8 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::{Registry, Unit};
 
 use super::limits::{CONNECTION_LABELS_MAX, HOST_LABELS_MAX};
-use crate::observe::model::{DeviceState, DeviceStatus, Status, Totals};
+use crate::observe::measured::{Kind, Measured};
+use crate::observe::model::{ClassStatus, DeviceStatus, Status, Totals};
 use crate::observe::observation::Observation;
 use crate::observe::pseudonyms::Pseudonyms;
 
@@ -85,59 +86,48 @@ struct Families<'e, 'w>(&'e mut DescriptorEncoder<'w>);
 
 impl Families<'_, '_> {
     fn counter(&mut self, name: &str, help: &str, samples: Samples) -> fmt::Result {
-        self.family(name, help, None, MetricType::Counter, samples)
+        self.family(Kind::Counter, name, help, samples)
     }
 
     fn gauge(&mut self, name: &str, help: &str, samples: Samples) -> fmt::Result {
-        self.family(name, help, None, MetricType::Gauge, samples)
+        self.family(Kind::Gauge, name, help, samples)
     }
 
-    fn family(
-        &mut self,
-        name: &str,
-        help: &str,
-        unit: Option<&Unit>,
-        kind: MetricType,
-        samples: Samples,
-    ) -> fmt::Result {
-        if samples.is_empty() {
-            return Ok(());
-        }
-        let is_counter = matches!(kind, MetricType::Counter);
-        let mut family = self.0.encode_descriptor(name, help, unit, kind)?;
-        for (labels, value) in samples {
-            let sample = family.encode_family(&labels)?;
-            if is_counter {
-                ConstCounter::new(value).encode(sample)?;
-            } else {
-                ConstGauge::new(value).encode(sample)?;
-            }
+    /// The metrics that the declaration of a status gives it.
+    fn measured<S: Measured>(&mut self, all: &[(Labels, &S)]) -> fmt::Result {
+        for family in S::FAMILIES.iter().copied().flatten() {
+            let samples = all.iter();
+            let samples =
+                samples.filter_map(|(labels, it)| Some((labels.clone(), (family.value)(it)?)));
+            let samples = samples.collect();
+            // Comments begin with a blank.
+            self.family(family.kind, family.name, family.help.trim_start(), samples)?;
         }
         Ok(())
     }
 
-    /// Nanoseconds, told in seconds.
-    fn seconds(
-        &mut self,
-        name: &str,
-        help: &str,
-        kind: MetricType,
-        samples: Samples,
-    ) -> fmt::Result {
+    fn family(&mut self, kind: Kind, name: &str, help: &str, samples: Samples) -> fmt::Result {
         if samples.is_empty() {
             return Ok(());
         }
-        let is_counter = matches!(kind, MetricType::Counter);
-        let mut family = self
-            .0
-            .encode_descriptor(name, help, Some(&Unit::Seconds), kind)?;
-        for (labels, ns) in samples {
+        let (metric_type, unit) = match kind {
+            Kind::Counter => (MetricType::Counter, None),
+            Kind::Gauge => (MetricType::Gauge, None),
+            Kind::CounterBytes => (MetricType::Counter, Some(Unit::Bytes)),
+            Kind::GaugeBytes => (MetricType::Gauge, Some(Unit::Bytes)),
+            Kind::CounterSeconds => (MetricType::Counter, Some(Unit::Seconds)),
+            Kind::GaugeSeconds => (MetricType::Gauge, Some(Unit::Seconds)),
+        };
+        let encoder = &mut self.0;
+        let mut family = encoder.encode_descriptor(name, help, unit.as_ref(), metric_type)?;
+        for (labels, value) in samples {
             let sample = family.encode_family(&labels)?;
-            let seconds = ns as f64 / 1e9;
-            if is_counter {
-                ConstCounter::new(seconds).encode(sample)?;
-            } else {
-                ConstGauge::new(seconds).encode(sample)?;
+            let seconds = value as f64 / 1e9;
+            match kind {
+                Kind::Counter | Kind::CounterBytes => ConstCounter::new(value).encode(sample)?,
+                Kind::Gauge | Kind::GaugeBytes => ConstGauge::new(value).encode(sample)?,
+                Kind::CounterSeconds => ConstCounter::new(seconds).encode(sample)?,
+                Kind::GaugeSeconds => ConstGauge::new(seconds).encode(sample)?,
             }
         }
         Ok(())
@@ -166,8 +156,7 @@ impl Families<'_, '_> {
             ]
         });
         let help = format!("Bytes of successful I/O commands of {of}.");
-        let counter = MetricType::Counter;
-        self.family(prefix, &help, Some(&Unit::Bytes), counter, bytes.collect())?;
+        self.family(Kind::CounterBytes, prefix, &help, bytes.collect())?;
         let errors = all
             .iter()
             .map(|(labels, totals)| (labels.clone(), totals.errors));
@@ -205,259 +194,58 @@ impl Scrape {
         out.gauge("up", "Whether the exports answer.", vec![(Vec::new(), up)])?;
         let ns = |time: std::time::Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         let uptime = vec![(Vec::new(), ns(self.seen.uptime))];
-        out.seconds("uptime", "Time since the start.", MetricType::Gauge, uptime)?;
+        out.family(
+            Kind::GaugeSeconds,
+            "uptime",
+            "Time since the start.",
+            uptime,
+        )?;
         let took = vec![(Vec::new(), ns(self.seen.start_took))];
-        out.seconds("start", "What the start took.", MetricType::Gauge, took)
+        out.family(Kind::GaugeSeconds, "start", "What the start took.", took)
     }
 
     fn reactors(&self, out: &mut Families<'_, '_>) -> fmt::Result {
-        let of = |value: fn(&crate::observe::model::ReactorStatus) -> u64| -> Samples {
-            let reactors = self.status.reactors.iter();
-            reactors
-                .map(|one| (vec![("reactor", one.index.to_string())], value(one)))
-                .collect()
-        };
-        let counter = MetricType::Counter;
-        out.seconds(
-            "reactor_busy",
-            "Time in turns that made progress.",
-            counter,
-            of(|it| it.busy_ns),
-        )?;
-        let help = "Time in turns without progress, pausing and sleeping.";
-        out.seconds(
-            "reactor_idle",
-            help,
-            MetricType::Counter,
-            of(|it| it.idle_ns),
-        )?;
-        out.counter("reactor_turns", "Turns taken.", of(|it| it.turns))?;
-        out.counter(
-            "reactor_sleeps",
-            "Times it blocked in the kernel.",
-            of(|it| it.sleeps),
-        )?;
-        let help = "Sleeps that work ended, not a deadline.";
-        out.counter("reactor_wakeups", help, of(|it| it.wakeups))?;
-        out.counter(
-            "reactor_stalls",
-            "Polls that took too long.",
-            of(|it| it.stalls),
-        )?;
-        out.gauge(
-            "reactor_running",
-            "Whether it lives.",
-            of(|it| u64::from(it.running)),
-        )?;
-        let help = "Whether it has been in one poll for more than two seconds.";
-        out.gauge(
-            "reactor_stuck",
-            help,
-            of(|it| u64::from(it.stuck.is_some())),
-        )?;
-        let help = "The longest poll so far.";
-        let longest = of(|it| it.longest_poll.as_ref().map_or(0, |longest| longest.ns));
-        out.seconds("reactor_longest_poll", help, MetricType::Gauge, longest)?;
-        let help = "Queues that it serves, admin queues included.";
-        out.gauge("reactor_queues", help, of(|it| it.queues))?;
-        out.gauge("reactor_depth", "Commands in execution.", of(|it| it.depth))
+        let reactors = self.status.reactors.iter();
+        let all: Vec<_> = reactors.map(|one| (reactor(one.index), one)).collect();
+        out.measured(&all)
     }
 
     fn target(&self, out: &mut Families<'_, '_>) -> fmt::Result {
-        let of = |value: fn(&crate::observe::model::TargetStatus) -> u64| -> Samples {
-            let reactors = self.seen.reactors.iter().enumerate();
-            reactors
-                .map(|(index, one)| {
-                    let labels = vec![("reactor", index.to_string())];
-                    (labels, value(&one.counters.totals))
-                })
-                .collect()
-        };
-        let class = |class: &str, samples: Samples| {
-            let class = class.to_owned();
-            samples.into_iter().map(move |(mut labels, value)| {
-                labels.push(("class", class.clone()));
-                (labels, value)
-            })
-        };
-        let io = class("io", of(|it| it.commands.saturating_sub(it.admin_commands)));
-        let commands = io.chain(class("admin", of(|it| it.admin_commands)));
-        out.counter(
-            "commands",
-            "Commands, by the class of their queue.",
-            commands.collect(),
-        )?;
-        for (name, help, samples) in [
-            (
-                "command_errors",
-                "Commands that ended with an error.",
-                of(|it| it.errors),
-            ),
-            (
-                "command_errors_not_logged",
-                "Errors too many at once to log.",
-                of(|it| it.errors_not_logged),
-            ),
-            (
-                "connects",
-                "Connects that made a queue.",
-                of(|it| it.connects),
-            ),
-            (
-                "connects_refused",
-                "Connects that were refused.",
-                of(|it| it.connects_refused),
-            ),
-            (
-                "reconnects",
-                "Hosts that had lost their association without a shutdown and made it anew.",
-                of(|it| it.reconnects),
-            ),
-            (
-                "controller_resets",
-                "Resets of controllers that hosts asked for.",
-                of(|it| it.controller_resets),
-            ),
-            (
-                "keep_alive_expired",
-                "Keep-alive times that ran out.",
-                of(|it| it.keep_alive_expired),
-            ),
-            (
-                "host_events",
-                "Asynchronous events that hosts were told of.",
-                of(|it| it.events),
-            ),
-            (
-                "requests_deferred",
-                "Requests that a device put off.",
-                of(|it| it.deferred),
-            ),
-            (
-                "requests_orphaned",
-                "Commands in a device when their queue went away.",
-                of(|it| it.orphaned),
-            ),
-            (
-                "stale_completions",
-                "Completions that nobody waits for.",
-                of(|it| it.stale_completions),
-            ),
-            (
-                "stale_queues",
-                "Calls with a handle that is no longer valid.",
-                of(|it| it.stale_queues),
-            ),
-        ] {
-            out.counter(name, help, samples)?;
-        }
-        Ok(())
+        let reactors = self.seen.reactors.iter().enumerate();
+        let all: Vec<_> = reactors
+            .map(|(index, one)| (reactor(index), &one.counters.totals))
+            .collect();
+        let commands = all.iter().flat_map(|(labels, it)| {
+            let of = |class: &str, commands| {
+                let mut labels = labels.clone();
+                labels.push(("class", class.to_owned()));
+                (labels, commands)
+            };
+            let io = it.commands.saturating_sub(it.admin_commands);
+            [of("io", io), of("admin", it.admin_commands)]
+        });
+        let help = "Commands, by the class of their queue.";
+        out.counter("commands", help, commands.collect())?;
+        out.measured(&all)
     }
 
     fn memory(&self, out: &mut Families<'_, '_>) -> fmt::Result {
         let memory = &self.status.memory;
-        let arena = vec![(Vec::new(), memory.bytes)];
-        let gauge = MetricType::Gauge;
-        out.family(
-            "arena",
-            "The arena's size.",
-            Some(&Unit::Bytes),
-            gauge,
-            arena,
-        )?;
-        let of = |value: fn(&crate::observe::model::ClassStatus) -> u64| -> Samples {
-            let classes = memory.classes.iter();
-            classes
-                .map(|one| {
-                    (
-                        vec![("slice_bytes", one.slice_bytes.to_string())],
-                        value(one),
-                    )
-                })
-                .collect()
-        };
-        out.gauge("pool_slices", "Buffers there are.", of(|it| it.total))?;
-        out.gauge(
-            "pool_slices_free",
-            "Buffers that nobody holds.",
-            of(|it| it.free),
-        )?;
-        out.gauge(
-            "pool_waiting",
-            "Requests that wait for a buffer now.",
-            of(|it| it.waiting),
-        )?;
-        out.counter(
-            "pool_waits",
-            "Requests that had to wait for a buffer.",
-            of(|it| it.waits),
-        )?;
-        out.seconds(
-            "pool_oldest_wait",
-            "How long the request has waited for a buffer that waits longest now.",
-            MetricType::Gauge,
-            vec![(Vec::new(), memory.oldest_wait_ns)],
-        )?;
-        out.seconds(
-            "pool_longest_wait",
-            "The longest that a request waited for a buffer since the start.",
-            MetricType::Gauge,
-            vec![(Vec::new(), memory.longest_wait_ns)],
-        )
+        out.measured(&[(Vec::new(), memory)])?;
+        let classes = memory.classes.iter();
+        let label = |one: &ClassStatus| vec![("slice_bytes", one.slice_bytes.to_string())];
+        let classes: Vec<_> = classes.map(|one| (label(one), one)).collect();
+        out.measured(&classes)
     }
 
     fn devices(&self, out: &mut Families<'_, '_>) -> fmt::Result {
         let labels = |one: &DeviceStatus| -> Labels { vec![("device", one.name.clone())] };
-        let some = |value: &dyn Fn(&DeviceStatus) -> Option<u64>| -> Samples {
-            let devices = self.status.devices.iter();
-            devices
-                .filter_map(|one| Some((labels(one), value(one)?)))
-                .collect()
-        };
         let devices = self.status.devices.iter();
         let totals: Vec<_> = devices.map(|one| (labels(one), one.totals)).collect();
         out.totals("device", "a device", &totals)?;
-        let help = "Whether it can be used.";
-        let ready = |one: &DeviceStatus| {
-            let ready = matches!(one.state, DeviceState::Ready | DeviceState::ReadOnly);
-            Some(u64::from(ready))
-        };
-        out.gauge("device_ready", help, some(&ready))?;
-        let help = "Whether it lost data that it had accepted: writes and flushes fail until it is \
-                    reopened.";
-        let damaged = |one: &DeviceStatus| Some(u64::from(one.state == DeviceState::Damaged));
-        out.gauge("device_damaged", help, some(&damaged))?;
-        let size = |one: &DeviceStatus| Some(one.block_count? * u64::from(one.block_size?));
-        let gauge = MetricType::Gauge;
-        out.family(
-            "device_size",
-            "Its size.",
-            Some(&Unit::Bytes),
-            gauge,
-            some(&size),
-        )?;
-        let help = "Errors of the medium.";
-        out.counter(
-            "device_media_errors",
-            help,
-            some(&|one| Some(one.media_errors)),
-        )?;
-        let help = "Requests that had to wait inside the device.";
-        out.counter("device_waits", help, some(&|one| Some(one.waits)))?;
-        let help = "Its temperature in degrees Celsius, those below zero as zero.";
-        let warmth = |one: &DeviceStatus| u64::try_from(one.temperature_celsius?.max(0)).ok();
-        out.gauge("device_temperature_celsius", help, some(&warmth))?;
-        let help = "Spare blocks left: 100 is as new.";
-        let spare = |one: &DeviceStatus| one.available_spare_percent.map(u64::from);
-        out.gauge("device_spare_percent", help, some(&spare))?;
-        let used = |one: &DeviceStatus| one.used_percent.map(u64::from);
-        out.gauge("device_used_percent", "Wear; may exceed 100.", some(&used))?;
-        let help = "Kinds of warnings that it gives.";
-        out.gauge(
-            "device_warnings",
-            help,
-            some(&|one| Some(one.warnings.len() as u64)),
-        )?;
+        let devices = self.status.devices.iter();
+        let all: Vec<_> = devices.map(|one| (labels(one), one)).collect();
+        out.measured(&all)?;
         let devices = self.status.devices.iter();
         let names = devices.filter_map(|one| one.drive.as_ref()?.keys().next().map(|_| one));
         let first = names.clone().next().and_then(|one| one.drive.as_ref());
@@ -476,12 +264,8 @@ impl Scrape {
         let label = |nqn: &str| vec![("export", nqn.to_owned())];
         let totals: Vec<_> = exports().map(|one| (label(&one.nqn), one.totals)).collect();
         out.totals("export", "an export", &totals)?;
-        let controllers = exports().map(|one| (label(&one.nqn), one.controllers));
-        out.gauge(
-            "export_controllers",
-            "Controllers that hosts have.",
-            controllers.collect(),
-        )?;
+        let all: Vec<_> = exports().map(|one| (label(&one.nqn), one)).collect();
+        out.measured(&all)?;
         let namespaces = exports().flat_map(|one| {
             one.namespaces.iter().map(|namespace| {
                 let mut labels = label(&one.nqn);
@@ -492,18 +276,15 @@ impl Scrape {
         });
         let help = "A namespace that hosts see: joins its device's metrics to its export.";
         out.gauge("namespace", help, namespaces.collect())?;
-        let connections = self.status.listeners.iter().filter_map(|one| {
+        let listeners = self.status.listeners.iter();
+        let listeners = listeners.map(|one| {
             let labels = vec![
                 ("listener", one.name.clone()),
                 ("transport", one.transport.clone()),
             ];
-            Some((labels, one.connections?))
+            (labels, one)
         });
-        out.gauge(
-            "listener_connections",
-            "Connections now.",
-            connections.collect(),
-        )
+        out.measured(&listeners.collect::<Vec<_>>())
     }
 
     fn hosts(&self, out: &mut Families<'_, '_>) -> fmt::Result {
@@ -601,4 +382,8 @@ impl Scrape {
         }
         Ok(())
     }
+}
+
+fn reactor(index: usize) -> Labels {
+    vec![("reactor", index.to_string())]
 }

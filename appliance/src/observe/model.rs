@@ -5,10 +5,18 @@
 
 use std::collections::BTreeMap;
 
+use hugemem::ClassCounters;
+use nvme_target::CoreCounters;
+use reactors::Nanos;
 use serde::{Deserialize, Serialize};
+
+use super::measured::{Sample as _, measured};
+use super::observation::MemorySeen;
+use super::status::{DeviceLook, ExportLook, ListenerLook, ReactorLook, warnings};
 
 /// Everything at one moment: `GET /api/v1/status`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct Status {
     /// When the counters were read, milliseconds since 1970.
     pub(crate) now_unix_ms: u64,
@@ -34,6 +42,7 @@ pub(crate) struct Status {
 
 /// The process.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct ApplianceStatus {
     /// Its name in the configuration.
     pub(crate) name: String,
@@ -50,6 +59,7 @@ pub(crate) struct ApplianceStatus {
 
 /// Whether an appliance serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum RunState {
     /// Hosts may connect.
@@ -58,77 +68,112 @@ pub(crate) enum RunState {
     Stopping,
 }
 
-/// One reactor.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct ReactorStatus {
-    pub(crate) index: usize,
-    /// The core that it is pinned to.
-    pub(crate) core: usize,
-    /// Whether its thread lives.
-    pub(crate) running: bool,
-    /// Share of busy time over about the last 100 ms, in thousandths.
-    pub(crate) busy_permille: u32,
-    /// Whether it is blocked in the kernel, waiting for work.
-    pub(crate) asleep: bool,
-    pub(crate) turns: u64,
-    pub(crate) busy_ns: u64,
-    pub(crate) idle_ns: u64,
-    pub(crate) sleeps: u64,
-    pub(crate) wakeups: u64,
-    /// Polls that took longer than the threshold of a stall.
-    pub(crate) stalls: u64,
-    /// Queues that it serves, admin queues included.
-    pub(crate) queues: u64,
-    /// Commands in execution.
-    pub(crate) depth: u64,
-    pub(crate) longest_poll: Option<NamedTime>,
-    /// How long the reads and writes of its queues took.
-    pub(crate) latency: Latency,
-    /// What it is in at this moment and has been in for more than two seconds.
-    pub(crate) stuck: Option<NamedTime>,
+measured! {
+    /// One reactor.
+    struct ReactorStatus from look: &ReactorLook<'_> {
+        /// Its number, from 0.
+        index: usize = look.index;
+        /// The core that it is pinned to.
+        core: usize = look.seen.core;
+        /// Whether its thread lives.
+        running: bool = look.seen.is_running, Gauge "reactor_running";
+        /// Share of busy time over about the last 100 ms, in thousandths.
+        busy_permille: u32 = look.seen.stats.busy_permille;
+        /// Whether it is blocked in the kernel, waiting for work.
+        asleep: bool = look.seen.stats.asleep;
+        /// Turns taken.
+        turns: u64 = look.seen.stats.turns, Counter "reactor_turns";
+        /// Time in turns that made progress.
+        busy_ns: u64 = look.seen.stats.busy.0, CounterSeconds "reactor_busy";
+        /// Time in turns without progress, pausing and sleeping.
+        idle_ns: u64 = look.seen.stats.idle.0, CounterSeconds "reactor_idle";
+        /// Times it blocked in the kernel.
+        sleeps: u64 = look.seen.stats.sleeps, Counter "reactor_sleeps";
+        /// Sleeps that work ended, not a deadline.
+        wakeups: u64 = look.seen.stats.wakeups, Counter "reactor_wakeups";
+        /// Polls that took longer than the threshold of a stall.
+        stalls: u64 = look.seen.stats.stalls, Counter "reactor_stalls";
+        /// Queues that it serves, admin queues included.
+        queues: u64 = look.seen.counters.queues, Gauge "reactor_queues";
+        /// Commands in execution.
+        depth: u64 = look.seen.counters.executions, Gauge "reactor_depth";
+        /// The longest poll so far.
+        longest_poll: Option<NamedTime> =
+            look.seen.stats.longest_poll.as_ref().map(|it| NamedTime::new(&it.name, it.lasted)),
+            GaugeSeconds "reactor_longest_poll": |it| Some(it.longest_poll.sample().unwrap_or(0));
+        /// How long the reads and writes of its queues took.
+        latency: Latency = look.latency;
+        /// What it is in at this moment and has been in for more than two seconds.
+        stuck: Option<NamedTime> =
+            look.seen.stuck.as_ref().map(|it| NamedTime::new(&it.name, it.lasted)),
+            Gauge "reactor_stuck": |it| it.stuck.is_some().sample()
+            => "Whether it has been in one poll for more than two seconds.";
+    }
 }
 
 /// A poller and a time.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct NamedTime {
     pub(crate) name: String,
     pub(crate) ns: u64,
 }
 
-/// The arena.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct MemoryStatus {
-    pub(crate) bytes: u64,
-    pub(crate) page_bytes: u64,
-    /// What its pages cost, and what mends it.
-    pub(crate) notices: Vec<String>,
-    /// How long the request has waited for a buffer that waits longest now; 0 when none waits.
-    pub(crate) oldest_wait_ns: u64,
-    /// The longest that a request waited for a buffer since the start.
-    pub(crate) longest_wait_ns: u64,
-    /// The size classes that it has, smallest first.
-    pub(crate) classes: Vec<ClassStatus>,
+impl NamedTime {
+    fn new(name: &str, Nanos(ns): Nanos) -> Self {
+        Self {
+            name: name.to_owned(),
+            ns,
+        }
+    }
+}
+
+measured! {
+    /// The arena.
+    struct MemoryStatus from memory: &MemorySeen {
+        /// The arena's size.
+        bytes: u64 = memory.bytes, GaugeBytes "arena";
+        /// The size of its pages.
+        page_bytes: u64 = memory.page_bytes;
+        /// What its pages cost, and what improves it.
+        notices: Vec<String> = memory.notices.clone();
+        /// How long the request has waited for a buffer that waits longest now; 0 when none waits.
+        oldest_wait_ns: u64 = memory.counters.oldest_wait_ns, GaugeSeconds "pool_oldest_wait";
+        /// The longest that a request waited for a buffer since the start.
+        longest_wait_ns: u64 = memory.counters.longest_wait_ns, GaugeSeconds "pool_longest_wait";
+        /// The size classes that it has, smallest first.
+        classes: Vec<ClassStatus> = {
+            let classes = memory.counters.classes.iter();
+            classes.filter(|class| class.total > 0).map(ClassStatus::read).collect()
+        };
+    }
 }
 
 /// A request that waits longer for a buffer is reported: by `/healthz`, `windlass status`, `windlass
 /// doctor` and an event.
 pub(crate) const BUFFER_WAIT_MAX_NS: u64 = 1_000_000_000;
 
-/// The buffers of one size.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct ClassStatus {
-    pub(crate) slice_bytes: u64,
-    pub(crate) total: u64,
-    pub(crate) free: u64,
-    pub(crate) taken: u64,
-    /// Requests that had to wait for one so far.
-    pub(crate) waits: u64,
-    /// Requests that wait now.
-    pub(crate) waiting: u64,
+measured! {
+    /// The buffers of one size.
+    struct ClassStatus from class: &ClassCounters {
+        /// The size.
+        slice_bytes: u64 = class.slice_bytes as u64;
+        /// Buffers there are.
+        total: u64 = class.total, Gauge "pool_slices";
+        /// Buffers that nobody holds.
+        free: u64 = class.free, Gauge "pool_slices_free";
+        /// Buffers in use.
+        taken: u64 = class.taken;
+        /// Requests that had to wait for a buffer.
+        waits: u64 = class.waits, Counter "pool_waits";
+        /// Requests that wait for a buffer now.
+        waiting: u64 = class.waiting, Gauge "pool_waiting";
+    }
 }
 
 /// What moved. Bytes and requests are of successful commands.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct Totals {
     pub(crate) reads: u64,
     pub(crate) bytes_read: u64,
@@ -141,40 +186,62 @@ pub(crate) struct Totals {
     pub(crate) errors: u64,
 }
 
-/// One device of the configuration.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct DeviceStatus {
-    pub(crate) name: String,
-    /// `nvme`, `file`, `memory` or `null`.
-    #[serde(rename = "type")]
-    pub(crate) device_type: String,
-    pub(crate) state: DeviceState,
-    /// What damaged it; none unless it is damaged.
-    pub(crate) damage: Option<DamageStatus>,
-    /// In bytes; none where the device could not be had.
-    pub(crate) block_size: Option<u32>,
-    pub(crate) block_count: Option<u64>,
-    /// Errors of the medium among the errors.
-    pub(crate) media_errors: u64,
-    /// Requests that had to wait inside the device.
-    pub(crate) waits: u64,
-    pub(crate) temperature_celsius: Option<i32>,
-    /// 100 is as new.
-    pub(crate) available_spare_percent: Option<u8>,
-    /// Wear; may exceed 100.
-    pub(crate) used_percent: Option<u8>,
-    /// What a drive warns of, in words.
-    pub(crate) warnings: Vec<String>,
-    pub(crate) totals: Totals,
-    /// How long reads and writes were in the device; those that it answers from memory that it
-    /// lends are not counted. None where the device could not be had.
-    pub(crate) latency: Option<Latency>,
-    /// What the driver counts of the drive that the device is on, by name; none for other types.
-    pub(crate) drive: Option<BTreeMap<String, u64>>,
+measured! {
+    /// One device of the configuration.
+    struct DeviceStatus from look: DeviceLook<'_> {
+        /// Its name in the configuration.
+        name: String = look.device.name.to_string();
+        /// Where its blocks are.
+        #[serde(rename = "type")]
+        #[words("nvme", "file", "memory", "null")]
+        device_type: String = look.device.backing.word().to_owned();
+        /// Whether it can be used.
+        state: DeviceState = look.state(),
+            Gauge "device_ready":
+                |it| matches!(it.state, DeviceState::Ready | DeviceState::ReadOnly).sample(),
+            Gauge "device_damaged": |it| (it.state == DeviceState::Damaged).sample()
+            => "Whether it lost data that it had accepted: writes and flushes fail until it is \
+                reopened.";
+        /// What damaged it; none unless it is damaged.
+        damage: Option<DamageStatus> = look.health.damage.map(DamageStatus::from);
+        /// In bytes; none where the device could not be had.
+        block_size: Option<u32> = look.seen.map(|seen| seen.block_size);
+        /// None where the device could not be had.
+        block_count: Option<u64> = look.seen.map(|seen| seen.block_count),
+            GaugeBytes "device_size":
+                |it| Some(it.block_count? * u64::from(it.block_size?)) => "Its size.";
+        /// Errors of the medium among the errors.
+        media_errors: u64 = look.health.media_errors, Counter "device_media_errors";
+        /// Requests that had to wait inside the device.
+        waits: u64 = look.health.waits, Counter "device_waits";
+        /// None where there is no sensor.
+        temperature_celsius: Option<i32> =
+            look.health.temperature_kelvin.map(|kelvin| i32::from(kelvin) - 273),
+            Gauge "device_temperature_celsius":
+                |it| u64::try_from(it.temperature_celsius?.max(0)).ok()
+            => "Its temperature in degrees Celsius, those below zero as zero.";
+        /// Spare blocks left: 100 is as new.
+        available_spare_percent: Option<u8> = look.health.available_spare_percent,
+            Gauge "device_spare_percent";
+        /// Wear; may exceed 100.
+        used_percent: Option<u8> = look.health.used_percent, Gauge "device_used_percent";
+        /// What a drive warns of, in words.
+        warnings: Vec<String> = look.health.drive.map_or_else(Vec::new, |drive| warnings(drive.warnings)),
+            Gauge "device_warnings": |it| Some(it.warnings.len() as u64)
+            => "Kinds of warnings that it gives.";
+        /// What moved.
+        totals: Totals = look.totals;
+        /// How long reads and writes were in the device; those that it answers from memory that it
+        /// lends are not counted. None where the device could not be had.
+        latency: Option<Latency> = look.latency;
+        /// What the driver counts of the drive that the device is on, by name; none for other types.
+        drive: Option<BTreeMap<String, u64>> = look.drive_counters();
+    }
 }
 
 /// What damaged a device: data that it had accepted may be lost.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct DamageStatus {
     /// One word: `sync_failed`, `write_failed`, `short_write`, `truncated`, `write_abandoned`,
     /// `write_stuck`.
@@ -187,6 +254,7 @@ pub(crate) struct DamageStatus {
 
 /// What `POST /api/v1/device/reopen` takes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ReopenRequest {
     /// The name of a damaged device.
@@ -195,6 +263,7 @@ pub(crate) struct ReopenRequest {
 
 /// What `POST /api/v1/device/reopen` answers: the device takes writes and flushes again.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct ReopenAnswer {
     pub(crate) device: String,
     /// What may be lost, and what to do, for people.
@@ -203,6 +272,7 @@ pub(crate) struct ReopenAnswer {
 
 /// How a device stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum DeviceState {
     Ready,
@@ -217,29 +287,32 @@ pub(crate) enum DeviceState {
     Absent,
 }
 
-/// One export.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct ExportStatus {
-    pub(crate) nqn: String,
-    /// Those that hosts see now.
-    pub(crate) namespaces: Vec<NamespaceStatus>,
-    /// Names of listeners.
-    pub(crate) listeners: Vec<String>,
-    /// Controllers that hosts have of it now.
-    pub(crate) controllers: u64,
-    /// Of all its devices.
-    pub(crate) totals: Totals,
-    /// From the turn in which a command came to the end of the one in which its answer went. None
-    /// when the export does not run.
-    pub(crate) latency: Option<Latency>,
-    /// Parts of it, counted only for commands that waited in them: `buffer` (for a buffer), `fetch`
-    /// (for the host's data), `device`, `send` (from the result to the end of the turn in which the
-    /// whole answer was handed to the network).
-    pub(crate) stages: BTreeMap<String, Latency>,
+measured! {
+    /// One export.
+    struct ExportStatus from look: ExportLook<'_> {
+        /// Its NVMe Qualified Name.
+        nqn: String = look.export.nqn.to_string();
+        /// Those that hosts see now.
+        namespaces: Vec<NamespaceStatus> = look.namespaces;
+        /// Names of listeners.
+        listeners: Vec<String> = look.export.listeners.iter().map(ToString::to_string).collect();
+        /// Controllers that hosts have of it now.
+        controllers: u64 = look.controllers, Gauge "export_controllers";
+        /// Of all its devices.
+        totals: Totals = look.totals;
+        /// From the turn in which a command came to the end of the one in which its answer went.
+        /// None when the export does not run.
+        latency: Option<Latency> = look.latency;
+        /// Parts of it, counted only for commands that waited in them: `buffer` (for a buffer),
+        /// `fetch` (for the host's data), `device`, `send` (from the result to the end of the turn
+        /// in which the whole answer was handed to the network).
+        stages: BTreeMap<String, Latency> = look.stages;
+    }
 }
 
 /// One namespace.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct NamespaceStatus {
     pub(crate) nsid: u32,
     /// The device's name.
@@ -250,6 +323,7 @@ pub(crate) struct NamespaceStatus {
 
 /// How long commands took in the last seconds, reads and writes apart.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct Latency {
     /// The time that this is of: a few seconds before `now_unix_ms`.
     pub(crate) window_ms: u64,
@@ -259,6 +333,7 @@ pub(crate) struct Latency {
 
 /// Percentiles, to 6 %; `null` when there was no command.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct Percentiles {
     /// Commands that were measured.
     pub(crate) count: u64,
@@ -267,20 +342,24 @@ pub(crate) struct Percentiles {
     pub(crate) p999_ns: Option<u64>,
 }
 
-/// One listener.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct ListenerStatus {
-    pub(crate) name: String,
-    /// `tcp` or `rdma`.
-    pub(crate) transport: String,
-    /// What it is bound to.
-    pub(crate) address: String,
-    /// Connections now; none where several listeners share a transport, which counts for all.
-    pub(crate) connections: Option<u64>,
+measured! {
+    /// One listener.
+    struct ListenerStatus from look: ListenerLook<'_> {
+        /// Its name in the configuration.
+        name: String = look.listener.name.to_string();
+        /// How hosts are served.
+        #[words("tcp", "rdma")]
+        transport: String = look.listener.transport.word().to_owned();
+        /// What it is bound to.
+        address: String = look.bound.unwrap_or_else(|| look.listener.address.to_string());
+        /// Connections now; none where several listeners share a transport, which counts for all.
+        connections: Option<u64> = look.connections, Gauge "listener_connections";
+    }
 }
 
 /// One controller of a host.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct HostStatus {
     /// The host's; over HTTP without a token, what stands for it until the appliance stops.
     pub(crate) nqn: String,
@@ -307,6 +386,7 @@ pub(crate) struct HostStatus {
 
 /// What a controller is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum ControllerKind {
     Io,
@@ -315,6 +395,7 @@ pub(crate) enum ControllerKind {
 
 /// One I/O queue.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct QueueStatus {
     pub(crate) qid: u16,
     /// The reactor that serves it.
@@ -322,35 +403,45 @@ pub(crate) struct QueueStatus {
     pub(crate) totals: Totals,
 }
 
-/// Counters of the target, all reactors together.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct TargetStatus {
-    pub(crate) commands: u64,
-    pub(crate) admin_commands: u64,
-    pub(crate) errors: u64,
-    /// Errors that were counted but not logged, because there were too many at once.
-    pub(crate) errors_not_logged: u64,
-    pub(crate) connects: u64,
-    pub(crate) connects_refused: u64,
-    /// Associations of hosts that had lost one with the same subsystem without a shutdown.
-    pub(crate) reconnects: u64,
-    /// Resets of controllers that hosts asked for.
-    pub(crate) controller_resets: u64,
-    pub(crate) keep_alive_expired: u64,
-    /// Asynchronous events that hosts were told of.
-    pub(crate) events: u64,
-    /// Requests that a device put off.
-    pub(crate) deferred: u64,
-    /// Commands that were in a device when their queue went away.
-    pub(crate) orphaned: u64,
-    pub(crate) stale_completions: u64,
-    pub(crate) stale_queues: u64,
-    /// Generation of the discovery log.
-    pub(crate) discovery_generation: u64,
+measured! {
+    /// Counters of the target, all reactors together.
+    sum struct TargetStatus from core: &CoreCounters {
+        /// Commands of all kinds.
+        commands = core.commands.get();
+        /// Commands on admin queues, of all of them.
+        admin_commands = core.admin_commands.get();
+        /// Commands that ended with an error.
+        errors = core.errors.get(), Counter "command_errors";
+        /// Errors that were counted but not logged, because there were too many at once.
+        errors_not_logged = core.errors_not_logged.get(), Counter "command_errors_not_logged";
+        /// Connects that made a queue.
+        connects = core.connects.get(), Counter "connects";
+        /// Connects that were refused.
+        connects_refused = core.connects_refused.get(), Counter "connects_refused";
+        /// Associations of hosts that had lost one with the same subsystem without a shutdown.
+        reconnects = core.reconnects.get(), Counter "reconnects";
+        /// Resets of controllers that hosts asked for.
+        controller_resets = core.controller_resets.get(), Counter "controller_resets";
+        /// Keep-alive times that ran out.
+        keep_alive_expired = core.keep_alive_expired.get(), Counter "keep_alive_expired";
+        /// Asynchronous events that were sent to hosts.
+        events = core.events.get(), Counter "host_events";
+        /// Requests that a device deferred.
+        deferred = core.deferred.get(), Counter "requests_deferred";
+        /// Commands that were in a device when their queue went away.
+        orphaned = core.orphaned.get(), Counter "requests_orphaned";
+        /// Completions that belong to no command.
+        stale_completions = core.stale_completions.get(), Counter "stale_completions";
+        /// Calls with a handle that is no longer valid.
+        stale_queues = core.stale_queues.get(), Counter "stale_queues";
+        /// Generation of the discovery log: the whole target's, 0 for one reactor.
+        discovery_generation = 0;
+    }
 }
 
 /// Commands that ended with one status.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct StatusCount {
     /// The export's name; none for discovery, Connect, and exports that are gone.
     pub(crate) export: Option<String>,
@@ -362,6 +453,7 @@ pub(crate) struct StatusCount {
 
 /// A completion status without its flags (Base 2.1 §4.2.3).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct StatusCode {
     pub(crate) sct: u8,
     pub(crate) sc: u8,
@@ -371,6 +463,7 @@ pub(crate) struct StatusCode {
 
 /// The last seconds or the last hour: `GET /api/v1/history`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct History {
     /// The time of the last value, milliseconds since 1970.
     pub(crate) now_unix_ms: u64,
@@ -388,6 +481,7 @@ pub(crate) struct History {
 
 /// One thing that series are kept of.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct HistoryKey {
     pub(crate) kind: HistoryKind,
     /// As in the configuration; a number for a reactor, bytes of a slice for a pool, empty for the
@@ -397,6 +491,7 @@ pub(crate) struct HistoryKey {
 
 /// Kinds of things that series are kept of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum HistoryKind {
     Total,
@@ -423,6 +518,7 @@ impl HistoryKind {
 
 /// A latency heat map: `GET /api/v1/heatmap`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct Heatmap {
     /// The number of the last step, as in the history.
     pub(crate) step: u64,
@@ -437,6 +533,7 @@ pub(crate) struct Heatmap {
 
 /// Something that happened: `GET /api/v1/events` answers with a list of these, oldest first.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct Event {
     /// Counts from 1 since the start.
     pub(crate) id: u64,
@@ -453,6 +550,7 @@ pub(crate) struct Event {
 
 /// How much an event matters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Severity {
     Info,
@@ -462,6 +560,7 @@ pub(crate) enum Severity {
 
 /// What `POST /api/v1/apply` takes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ApplyRequest {
     /// Only list the steps.
@@ -477,6 +576,7 @@ pub(crate) struct ApplyRequest {
 
 /// What `POST /api/v1/apply` answers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct ApplyAnswer {
     pub(crate) steps: Vec<ApplyStep>,
     /// Whether every step was carried out.
@@ -505,8 +605,10 @@ impl ApplyAnswer {
 
 /// One step from the running configuration to the wanted one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct ApplyStep {
-    /// `live`, `drain` or `restart`.
+    /// What it does to hosts.
+    #[cfg_attr(test, schemars(extend("enum" = ["live", "drain", "restart"])))]
     pub(crate) effect: String,
     /// What it does, for people.
     pub(crate) text: String,
@@ -523,6 +625,7 @@ pub(crate) struct ApplyStep {
 
 /// Commands of one queue that held a step up.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct OutstandingCommands {
     pub(crate) export: String,
     pub(crate) host: String,
@@ -532,6 +635,7 @@ pub(crate) struct OutstandingCommands {
 
 /// How far a step is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum StepState {
     Planned,
@@ -545,14 +649,18 @@ pub(crate) enum StepState {
 
 /// What `POST /api/v1/apply` answers to a configuration that is wrong: nothing was changed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct WrongConfiguration {
     /// All problems, as `windlass check` prints them.
     pub(crate) error: String,
+    /// None where the request is wrong.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) problems: Vec<ConfigurationProblem>,
 }
 
 /// One problem of a configuration.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct ConfigurationProblem {
     /// Where in the text, from 1; none where it is about the whole.
     pub(crate) line: Option<usize>,
@@ -564,6 +672,7 @@ pub(crate) struct ConfigurationProblem {
 
 /// What every refusal says.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct Refusal {
     /// What is wrong and what to do about it, for people.
     pub(crate) error: String,

@@ -230,23 +230,7 @@ fn core(sources: &Sources, reactor: usize) -> CoreSeen {
         return CoreSeen::default();
     };
     CoreSeen {
-        totals: TargetStatus {
-            commands: counters.commands.get(),
-            admin_commands: counters.admin_commands.get(),
-            errors: counters.errors.get(),
-            errors_not_logged: counters.errors_not_logged.get(),
-            connects: counters.connects.get(),
-            connects_refused: counters.connects_refused.get(),
-            reconnects: counters.reconnects.get(),
-            controller_resets: counters.controller_resets.get(),
-            keep_alive_expired: counters.keep_alive_expired.get(),
-            events: counters.events.get(),
-            deferred: counters.deferred.get(),
-            orphaned: counters.orphaned.get(),
-            stale_completions: counters.stale_completions.get(),
-            stale_queues: counters.stale_queues.get(),
-            discovery_generation: 0,
-        },
+        totals: TargetStatus::read(&counters),
         queues: counters.queues.get(),
         executions: counters.executions.get(),
     }

@@ -6,15 +6,14 @@ use std::time::UNIX_EPOCH;
 use appliance_config::{Device, Export, Listener};
 use block::{Damage, Health, HealthState, HealthWarnings};
 use nvme_target::{ControllerSnapshot, ControllerState, IoTotals, Stage, StatusCounts};
-use reactors::Nanos;
 
 use super::latency;
 use super::model::{
-    ApplianceStatus, ClassStatus, ControllerKind, DamageStatus, DeviceState, DeviceStatus,
-    ExportStatus, HostStatus, ListenerStatus, MemoryStatus, NamedTime, NamespaceStatus,
-    QueueStatus, ReactorStatus, RunState, Status, StatusCode, StatusCount, TargetStatus, Totals,
+    ApplianceStatus, ControllerKind, DamageStatus, DeviceState, DeviceStatus, ExportStatus,
+    HostStatus, Latency, ListenerStatus, MemoryStatus, NamespaceStatus, QueueStatus, ReactorStatus,
+    RunState, Status, StatusCode, StatusCount, TargetStatus, Totals,
 };
-use super::observation::{Observation, ReactorSeen};
+use super::observation::{DeviceSeen, Observation, ReactorSeen};
 
 impl From<IoTotals> for Totals {
     fn from(totals: IoTotals) -> Self {
@@ -57,7 +56,7 @@ impl Observation {
             reactors: (0..self.reactors.len())
                 .map(|index| self.reactor(index))
                 .collect(),
-            memory: self.memory_status(),
+            memory: MemoryStatus::read(&self.memory),
             devices: self
                 .config
                 .devices
@@ -106,98 +105,27 @@ impl Observation {
     }
 
     fn reactor(&self, index: usize) -> ReactorStatus {
-        let ReactorSeen {
-            core,
-            is_running,
-            stuck,
-            stats,
-            counters,
-        } = &self.reactors[index];
-        let named = |name: &str, Nanos(ns)| NamedTime {
-            name: name.to_owned(),
-            ns,
-        };
-        ReactorStatus {
+        ReactorStatus::read(&ReactorLook {
             index,
-            core: *core,
-            running: *is_running,
-            busy_permille: stats.busy_permille,
-            asleep: stats.asleep,
-            turns: stats.turns,
-            busy_ns: stats.busy.0,
-            idle_ns: stats.idle.0,
-            sleeps: stats.sleeps,
-            wakeups: stats.wakeups,
-            stalls: stats.stalls,
-            queues: counters.queues,
-            depth: counters.executions,
-            longest_poll: stats
-                .longest_poll
-                .as_ref()
-                .map(|it| named(&it.name, it.lasted)),
+            seen: &self.reactors[index],
             latency: self
                 .latency_of(|all| all.reactors.get(index).cloned())
                 .unwrap_or_default(),
-            stuck: stuck.as_ref().map(|it| named(&it.name, it.lasted)),
-        }
-    }
-
-    fn memory_status(&self) -> MemoryStatus {
-        let classes = self.memory.counters.classes.iter();
-        MemoryStatus {
-            bytes: self.memory.bytes,
-            page_bytes: self.memory.page_bytes,
-            notices: self.memory.notices.clone(),
-            oldest_wait_ns: self.memory.counters.oldest_wait_ns,
-            longest_wait_ns: self.memory.counters.longest_wait_ns,
-            classes: classes
-                .filter(|class| class.total > 0)
-                .map(|class| ClassStatus {
-                    slice_bytes: class.slice_bytes as u64,
-                    total: class.total,
-                    free: class.free,
-                    taken: class.taken,
-                    waits: class.waits,
-                    waiting: class.waiting,
-                })
-                .collect(),
-        }
+        })
     }
 
     fn device_status(&self, device: &Device) -> DeviceStatus {
-        let found = self.device(device.name.as_str());
-        let health = found.map_or_else(Health::default, |seen| seen.health);
-        let drive = found.and_then(|seen| seen.drive.as_ref());
-        let named = |counters: &BTreeMap<&'static str, u64>| {
-            let counters = counters.iter();
-            counters
-                .map(|(name, value)| ((*name).to_owned(), *value))
-                .collect()
-        };
-        DeviceStatus {
-            name: device.name.to_string(),
-            device_type: device.backing.word().to_owned(),
-            state: found.map_or(DeviceState::Absent, |seen| state(seen.health.state)),
-            damage: health.damage.map(damage),
-            block_size: found.map(|seen| seen.block_size),
-            block_count: found.map(|seen| seen.block_count),
-            media_errors: health.media_errors,
-            waits: health.waits,
-            temperature_celsius: health
-                .temperature_kelvin
-                .map(|kelvin| i32::from(kelvin) - 273),
-            available_spare_percent: health.available_spare_percent,
-            used_percent: health.used_percent,
-            warnings: health
-                .drive
-                .map_or_else(Vec::new, |drive| warnings(drive.warnings)),
+        let seen = self.device(device.name.as_str());
+        DeviceStatus::read(DeviceLook {
+            device,
+            seen,
+            health: seen.map_or_else(Health::default, |seen| seen.health),
             totals: self.device_totals(device.name.as_str()),
-            latency: found.and_then(|seen| {
+            latency: seen.and_then(|seen| {
                 let place = usize::from(seen.place.0);
                 self.latency_of(|all| all.devices.get(place).cloned())
             }),
-            drive: drive.map(named),
-        }
+        })
     }
 
     /// What moved into and out of a device.
@@ -229,21 +157,20 @@ impl Observation {
                 uuid: device.uuid.clone().unwrap_or_default(),
             })
         });
-        ExportStatus {
-            nqn: nqn.to_owned(),
+        let stages = Stage::ALL.into_iter();
+        let stages = stages.filter(|stage| *stage != Stage::Total);
+        ExportStatus::read(ExportLook {
+            export,
             namespaces: namespaces.collect(),
-            listeners: export.listeners.iter().map(ToString::to_string).collect(),
             controllers: subsystem.map_or(0, |it| it.controllers as u64),
             totals: self.export_totals(export),
             latency: self.export_latency(nqn, Stage::Total),
-            stages: Stage::ALL
-                .into_iter()
-                .filter(|stage| *stage != Stage::Total)
+            stages: stages
                 .filter_map(|stage| {
                     Some((stage.word().to_owned(), self.export_latency(nqn, stage)?))
                 })
                 .collect(),
-        }
+        })
     }
 
     fn listener_statuses(&self) -> Vec<ListenerStatus> {
@@ -257,14 +184,12 @@ impl Observation {
         listeners()
             .enumerate()
             .map(|(index, listener)| {
-                let transport = listener.transport.word();
-                let bound = self.addresses.get(index).cloned().flatten();
-                ListenerStatus {
-                    name: listener.name.to_string(),
-                    transport: transport.to_owned(),
-                    address: bound.unwrap_or_else(|| listener.address.to_string()),
-                    connections: self.connections(transport).filter(|_| alone(listener)),
-                }
+                let connections = self.connections(listener.transport.word());
+                ListenerStatus::read(ListenerLook {
+                    listener,
+                    bound: self.addresses.get(index).cloned().flatten(),
+                    connections: connections.filter(|_| alone(listener)),
+                })
             })
             .collect()
     }
@@ -306,21 +231,7 @@ impl Observation {
             ..TargetStatus::default()
         };
         for reactor in &self.reactors {
-            let one = reactor.counters.totals;
-            sum.commands += one.commands;
-            sum.admin_commands += one.admin_commands;
-            sum.errors += one.errors;
-            sum.errors_not_logged += one.errors_not_logged;
-            sum.connects += one.connects;
-            sum.connects_refused += one.connects_refused;
-            sum.reconnects += one.reconnects;
-            sum.controller_resets += one.controller_resets;
-            sum.keep_alive_expired += one.keep_alive_expired;
-            sum.events += one.events;
-            sum.deferred += one.deferred;
-            sum.orphaned += one.orphaned;
-            sum.stale_completions += one.stale_completions;
-            sum.stale_queues += one.stale_queues;
+            sum.add(&reactor.counters.totals);
         }
         sum
     }
@@ -370,12 +281,61 @@ impl Observation {
     }
 }
 
-fn damage(damage: Damage) -> DamageStatus {
-    let at = damage.at.duration_since(UNIX_EPOCH).unwrap_or_default();
-    DamageStatus {
-        cause: damage.cause.word().to_owned(),
-        text: damage.cause.to_string(),
-        unix_ms: u64::try_from(at.as_millis()).unwrap_or(u64::MAX),
+/// What the status of a reactor is made from.
+pub(crate) struct ReactorLook<'o> {
+    pub(crate) index: usize,
+    pub(crate) seen: &'o ReactorSeen,
+    pub(crate) latency: Latency,
+}
+
+/// What the status of a device is made from.
+pub(crate) struct DeviceLook<'o> {
+    pub(crate) device: &'o Device,
+    /// `None` where the device could not be had.
+    pub(crate) seen: Option<&'o DeviceSeen>,
+    pub(crate) health: Health,
+    pub(crate) totals: Totals,
+    pub(crate) latency: Option<Latency>,
+}
+
+impl DeviceLook<'_> {
+    pub(crate) fn state(&self) -> DeviceState {
+        self.seen
+            .map_or(DeviceState::Absent, |seen| state(seen.health.state))
+    }
+
+    pub(crate) fn drive_counters(&self) -> Option<BTreeMap<String, u64>> {
+        let counters = self.seen?.drive.as_ref()?.iter();
+        let named = counters.map(|(name, value)| ((*name).to_owned(), *value));
+        Some(named.collect())
+    }
+}
+
+/// What the status of an export is made from.
+pub(crate) struct ExportLook<'o> {
+    pub(crate) export: &'o Export,
+    pub(crate) namespaces: Vec<NamespaceStatus>,
+    pub(crate) controllers: u64,
+    pub(crate) totals: Totals,
+    pub(crate) latency: Option<Latency>,
+    pub(crate) stages: BTreeMap<String, Latency>,
+}
+
+/// What the status of a listener is made from.
+pub(crate) struct ListenerLook<'o> {
+    pub(crate) listener: &'o Listener,
+    pub(crate) bound: Option<String>,
+    pub(crate) connections: Option<u64>,
+}
+
+impl From<Damage> for DamageStatus {
+    fn from(damage: Damage) -> Self {
+        let at = damage.at.duration_since(UNIX_EPOCH).unwrap_or_default();
+        Self {
+            cause: damage.cause.word().to_owned(),
+            text: damage.cause.to_string(),
+            unix_ms: u64::try_from(at.as_millis()).unwrap_or(u64::MAX),
+        }
     }
 }
 

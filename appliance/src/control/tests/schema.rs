@@ -1,8 +1,83 @@
-//! Whether an answer is what the documentation says: the parts of JSON Schema that it uses.
+//! Whether an answer is what the documentation says: the parts of JSON Schema that it uses. And
+//! whether the documentation says what the model says: `openapi.json` has the paths by hand, and
+//! the schemas of what is asked and answered from the types in `observe/model.rs`.
 
-use serde_json::Value;
+use std::path::Path;
+
+use schemars::generate::SchemaSettings;
+use schemars::transform::RecursiveTransform;
+use schemars::{JsonSchema, Schema};
+use serde::Serialize as _;
+use serde_json::{Map, Value};
 
 use super::super::routes::OPENAPI;
+use crate::observe::model::{
+    ApplyAnswer, ApplyRequest, Event, Heatmap, History, Refusal, ReopenAnswer, ReopenRequest,
+    Status, WrongConfiguration,
+};
+
+#[test]
+fn the_schemas_are_those_of_the_model() {
+    let mut document: Value = serde_json::from_str(OPENAPI).expect("JSON");
+    let mut schemas = Map::new();
+    // Chrome's format, which no type of the model has.
+    schemas.extend([(
+        "Trace".to_owned(),
+        document["components"]["schemas"]["Trace"].clone(),
+    )]);
+    let answers = SchemaSettings::draft2020_12().for_serialize();
+    add::<Status>(&mut schemas, &answers);
+    add::<History>(&mut schemas, &answers);
+    add::<Heatmap>(&mut schemas, &answers);
+    add::<Event>(&mut schemas, &answers);
+    add::<ApplyAnswer>(&mut schemas, &answers);
+    add::<ReopenAnswer>(&mut schemas, &answers);
+    add::<Refusal>(&mut schemas, &answers);
+    add::<WrongConfiguration>(&mut schemas, &answers);
+    let requests = SchemaSettings::draft2020_12().for_deserialize();
+    add::<ApplyRequest>(&mut schemas, &requests);
+    add::<ReopenRequest>(&mut schemas, &requests);
+    let schemas = Value::Object(schemas);
+    let same = document["components"]["schemas"] == schemas;
+    if std::env::var_os("UPDATE_EXPECTED").is_some() {
+        document["components"]["schemas"] = schemas;
+        let indent = serde_json::ser::PrettyFormatter::with_indent(b" ");
+        let mut text = Vec::new();
+        let mut writer = serde_json::Serializer::with_formatter(&mut text, indent);
+        document.serialize(&mut writer).expect("JSON");
+        text.push(b'\n');
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/control/openapi.json");
+        std::fs::write(path, text).expect("writable");
+        return;
+    }
+    assert!(
+        same,
+        "openapi.json differs from observe/model.rs: UPDATE_EXPECTED=1 cargo test --workspace \
+         --all-features the_schemas_are_those_of_the_model"
+    );
+}
+
+/// Adds the schemas of `T` and of what it consists of.
+fn add<T: JsonSchema>(schemas: &mut Map<String, Value>, settings: &SchemaSettings) {
+    let mut settings = settings.clone();
+    settings.definitions_path = "/components/schemas".into();
+    // An answer has what is documented and nothing else.
+    let mut settings = settings.with_transform(RecursiveTransform(|schema: &mut Schema| {
+        if schema.get("properties").is_some() {
+            schema.insert("additionalProperties".to_owned(), Value::Bool(false));
+        }
+    }));
+    settings.meta_schema = None;
+    let mut generator = settings.into_generator();
+    let _ = generator.subschema_for::<T>();
+    for (name, schema) in generator.take_definitions(true) {
+        let known = schemas.insert(name.clone(), schema.clone());
+        assert!(
+            known.is_none_or(|known| known == schema),
+            "{name} has two schemas"
+        );
+    }
+}
 
 /// Checks the answer of `GET path`.
 #[track_caller]
@@ -31,6 +106,14 @@ fn matches(document: &Value, schema: &Value, value: &Value, at: &str) -> Result<
             count => Err(format!("{at}: {count} of the choices fit {value}")),
         };
     }
+    if let Some(choices) = schema["anyOf"].as_array() {
+        let fits = choices
+            .iter()
+            .any(|it| matches(document, it, value, at).is_ok());
+        return fits
+            .then_some(())
+            .ok_or_else(|| format!("{at}: {value} fits no choice"));
+    }
     let types = match &schema["type"] {
         Value::Array(all) => all.iter().filter_map(Value::as_str).collect(),
         one => vec![
@@ -46,6 +129,11 @@ fn matches(document: &Value, schema: &Value, value: &Value, at: &str) -> Result<
         return known
             .then_some(())
             .ok_or_else(|| format!("{at}: {value} is none of {words:?}"));
+    }
+    if let Some(word) = schema.get("const")
+        && word != value
+    {
+        return Err(format!("{at}: {value} is not {word}"));
     }
     match value {
         Value::Array(all) => all.iter().enumerate().try_for_each(|(index, one)| {
