@@ -108,7 +108,8 @@ fn a_file_with_problems_changes_nothing_and_all_of_them_are_told() {
 fn steps_are_listed_and_then_done() {
     let lab = Lab::new("10s");
     let file = lab.write(&(lab.base.replace("16MiB", "32MiB") + MORE));
-    let restart = "restart  appliance.memory = 16MiB becomes 32MiB, which only a restart can do";
+    let restart =
+        r#"restart  appliance.memory = "16MiB" becomes "32MiB", which only a restart can do"#;
     let device = "live     open device more (null)";
     let export = "live     offer nqn.2026-11.org.windlass:more";
     let planned = format!("{restart}\n{device}\n{export}\n3 step(s); nothing was changed\n");

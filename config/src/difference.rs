@@ -8,10 +8,8 @@ mod carry_out;
 
 use std::fmt;
 
-use crate::model::{
-    Access, Appliance, Backing, Config, Control, Cores, Device, DriveNamespace, Export, Limits,
-    Listener, Namespace,
-};
+use crate::model::{Access, Backing, Config, Device, DriveNamespace, Export, Listener, Namespace};
+use crate::table::Table;
 use crate::value::{ByteSize, ModelNumber, Name, Nqn, Period, SerialNumber};
 
 /// What a step does to those who are connected.
@@ -129,7 +127,7 @@ pub enum Step {
     /// A key that only a start reads.
     Restart {
         /// The key: `appliance.memory`.
-        key: &'static str,
+        key: String,
         /// What it says now, as in the file.
         from: String,
         /// What it is to say.
@@ -335,19 +333,15 @@ impl Config {
 
     /// This configuration with everything that only a restart can change as it is in `running`.
     pub fn without_restarts(&self, running: &Config) -> Config {
-        let (appliance, limits) = (&self.appliance, &self.limits);
-        Config {
-            appliance: Appliance {
-                shutdown_deadline: appliance.shutdown_deadline,
-                ..running.appliance.clone()
-            },
-            limits: Limits {
-                max_controllers: limits.max_controllers,
-                ..running.limits.clone()
-            },
+        let mut config = Config {
+            appliance: running.appliance.clone(),
+            limits: running.limits.clone(),
             control: running.control.clone(),
             ..self.clone()
-        }
+        };
+        config.appliance.take_live(&self.appliance);
+        config.limits.take_live(&self.limits);
+        config
     }
 }
 
@@ -544,85 +538,32 @@ fn same_access(one: &Access, other: &Access) -> bool {
 }
 
 /// Keys that the start alone reads: they size tables and memory, place threads, or are part of
-/// every identity.
+/// every identity. The control plane's are among them: it cannot be replaced by a request that comes
+/// through it, and is up again at once after a restart.
 fn restarts(running: &Config, wanted: &Config) -> Vec<Step> {
-    let (now, then) = (&running.appliance, &wanted.appliance);
-    let (few, many) = (&running.limits, &wanted.limits);
-    let (here, there) = (control_values(running), control_values(wanted));
-    let cores = |cores: &Cores| match cores {
-        Cores::Auto => "auto".to_owned(),
-        Cores::List(list) => list.to_string(),
-    };
-    let keys = [
-        (
-            "appliance.name",
-            now.name.to_string(),
-            then.name.to_string(),
-        ),
-        ("appliance.cores", cores(&now.cores), cores(&then.cores)),
-        (
-            "appliance.memory",
-            now.memory.to_string(),
-            then.memory.to_string(),
-        ),
-        (
-            "appliance.pages",
-            now.pages.word().to_owned(),
-            then.pages.word().to_owned(),
-        ),
-        (
-            "appliance.idle",
-            now.idle.word().to_owned(),
-            then.idle.word().to_owned(),
-        ),
-        (
-            "limits.max_connections",
-            few.max_connections.to_string(),
-            many.max_connections.to_string(),
-        ),
-        (
-            "limits.max_transfer",
-            few.max_transfer.to_string(),
-            many.max_transfer.to_string(),
-        ),
-    ];
-    let control = here.into_iter().zip(there);
-    let control = control.map(|((key, from), (_, to))| (key, from, to));
-    let keys = keys.into_iter().chain(control);
-    let changed = keys.filter(|(_, from, to)| from != to);
-    changed
-        .map(|(key, from, to)| Step::Restart { key, from, to })
-        .collect()
+    let mut steps = Vec::new();
+    restarts_of(
+        "appliance",
+        &running.appliance,
+        &wanted.appliance,
+        &mut steps,
+    );
+    restarts_of("limits", &running.limits, &wanted.limits, &mut steps);
+    restarts_of("control", &running.control, &wanted.control, &mut steps);
+    steps
 }
 
-/// The keys of the control plane. It cannot be replaced by a request that comes through it, and is
-/// up again at once after a restart.
-fn control_values(config: &Config) -> [(&'static str, String); 6] {
-    let Control {
-        socket,
-        group,
-        http,
-        token_file,
-        apply,
-        allowed_paths,
-    } = &config.control;
-    let or_none = |text: Option<String>| text.unwrap_or_else(|| "none".to_owned());
-    let token_file = token_file.as_ref().map(|path| path.display().to_string());
-    [
-        ("control.socket", socket.to_string()),
-        // No group is called so, for the file quotes names.
-        (
-            "control.group",
-            or_none(group.as_ref().map(|group| format!("\"{group}\""))),
-        ),
-        ("control.http", http.to_string()),
-        ("control.token_file", or_none(token_file)),
-        ("control.apply", apply.to_string()),
-        (
-            "control.allowed_paths",
-            or_none(allowed_paths.as_ref().map(|paths| format!("{paths:?}"))),
-        ),
-    ]
+fn restarts_of<T: Table>(path: &str, running: &T, wanted: &T, steps: &mut Vec<Step>) {
+    let or_none = |value: Option<String>| value.unwrap_or_else(|| "none".to_owned());
+    for (now, then) in running.lines().into_iter().zip(wanted.lines()) {
+        if !now.is_live && now.value != then.value {
+            steps.push(Step::Restart {
+                key: format!("{path}.{}", now.key),
+                from: or_none(now.value),
+                to: or_none(then.value),
+            });
+        }
+    }
 }
 
 #[cfg(test)]

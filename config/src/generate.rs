@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, Ipv6Addr};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use proptest::collection::{btree_set, vec};
 use proptest::option;
@@ -11,21 +11,21 @@ use proptest::sample::{Index, select};
 use uuid::Uuid;
 
 use crate::limits::{
-    COMMAND_DEADLINE_MAX, COMMAND_DEADLINE_MIN, CONNECTIONS_MAX, CONTROLLERS_MAX, CORE_NUMBER_MAX,
-    DRIVE_NAMESPACE_MAX, DRIVE_QUEUE_DEPTH_MAX, IO_QUEUES_MAX, MEMORY_MAX, MEMORY_MIN, NSID_MAX,
-    QUEUE_DEPTH_MAX, QUEUE_DEPTH_MIN, SHUTDOWN_DEADLINE_MAX, SHUTDOWN_DEADLINE_MIN,
+    COMMAND_DEADLINE_MAX, COMMAND_DEADLINE_MIN, CORE_NUMBER_MAX, DRIVE_NAMESPACE_MAX,
+    DRIVE_QUEUE_DEPTH_MAX, IO_QUEUES_MAX, MEMORY_MAX, NSID_MAX, QUEUE_DEPTH_MIN,
 };
 use crate::model::{
-    Access, Appliance, Backing, Config, Control, Cores, Device, Digest, DriveNamespace, Export,
-    Idle, Limits, Listener, Namespace, Pages, Transport,
+    Access, Appliance, Backing, Config, Control, Device, DriveNamespace, Export, Limits, Listener,
+    Namespace,
 };
+use crate::table::Table as _;
 use crate::value::{
     BlockSize, ByteSize, ControlSocket, CoreList, HttpAddress, ListenAddress, ModelNumber, Name,
     Nqn, PciAddress, Period, SerialNumber,
 };
 
 /// A valid value from a text that was generated to be one.
-fn valid<T: std::str::FromStr>(text: &str) -> T {
+pub(crate) fn valid<T: std::str::FromStr>(text: &str) -> T {
     match text.parse() {
         Ok(value) => value,
         Err(_) => unreachable!("the generator made the invalid text {text:?}"),
@@ -50,8 +50,8 @@ pub fn config() -> impl Strategy<Value = Config> {
     });
     let seeds = vec(any::<ExportSeed>(), 1..=4);
     (
-        appliance(),
-        limits(),
+        Appliance::any(),
+        Limits::any(),
         control(),
         devices,
         listeners,
@@ -107,7 +107,11 @@ fn distinct_names(count: std::ops::RangeInclusive<usize>) -> impl Strategy<Value
         .prop_shuffle()
 }
 
-fn size(least: ByteSize, most: ByteSize, unit_bytes: u64) -> impl Strategy<Value = ByteSize> {
+pub(crate) fn size(
+    least: ByteSize,
+    most: ByteSize,
+    unit_bytes: u64,
+) -> impl Strategy<Value = ByteSize> {
     let units = least.bytes().div_ceil(unit_bytes)..=most.bytes() / unit_bytes;
     // Small sizes and round ones are as likely as any.
     let small = units.clone().prop_map(move |n| n % 4096 + 1);
@@ -117,81 +121,28 @@ fn size(least: ByteSize, most: ByteSize, unit_bytes: u64) -> impl Strategy<Value
         .prop_map(move |n| ByteSize::from_bytes(n.clamp(low, high) * unit_bytes))
 }
 
-fn appliance() -> impl Strategy<Value = Appliance> {
-    let cores = prop_oneof![Just(Cores::Auto), core_list().prop_map(Cores::List)];
-    let deadline = SHUTDOWN_DEADLINE_MIN.as_millis()..=SHUTDOWN_DEADLINE_MAX.as_millis();
-    let deadline = prop_oneof![deadline, (1..=600_u64).prop_map(|s| s * 1000)];
-    (
-        name(),
-        cores,
-        size(MEMORY_MIN, MEMORY_MAX, 1),
-        select(Pages::ALL),
-        select(Idle::ALL),
-        deadline.prop_map(Period::from_millis),
-    )
-        .prop_map(
-            |(name, cores, memory, pages, idle, shutdown_deadline)| Appliance {
-                name,
-                cores,
-                memory,
-                pages,
-                idle,
-                shutdown_deadline,
-            },
-        )
-}
-
+/// The control plane's keys depend on each other.
 fn control() -> impl Strategy<Value = Control> {
-    let socket = prop_oneof![
-        Just(ControlSocket::Auto),
-        Just(ControlSocket::Off),
-        "/[a-zA-Z0-9 \"'\\\\äλ語=#._-]{1,20}x".prop_map(|text| valid(&text)),
-    ];
-    let group = option::of("[a-z0-9_][a-zA-Z0-9_.-]{0,8}".prop_map(|text| valid(&text)));
-    let http = select(vec![
-        "off",
-        "127.0.0.1:9808",
-        "[::1]:0",
-        "192.0.2.7:0",
-        "[::]:0",
-    ]);
-    let token = option::of("/[a-z \"\\\\]{1,9}x".prop_map(PathBuf::from));
-    let path = "/[a-z \"\\\\/]{0,9}x".prop_map(|text| {
-        let parts = Path::new(&text).components();
-        parts.collect::<PathBuf>()
-    });
-    let allowed_paths = option::of(vec(path, 0..3));
-    let restricted = (any::<bool>(), allowed_paths);
-    let all = (socket, group, http, token, restricted);
-    all.prop_map(|(socket, group, http, token, (apply, allowed_paths))| {
-        let http: HttpAddress = valid(http);
+    Control::any().prop_map(|control| {
+        let Control {
+            socket,
+            group,
+            http,
+            token_file,
+            ..
+        } = control.clone();
         Control {
             group: group.filter(|_| socket != ControlSocket::Off),
-            socket,
-            http,
             token_file: match http {
                 HttpAddress::Off => None,
                 HttpAddress::At(_) if http.is_beyond_this_machine() => {
-                    Some(token.unwrap_or_else(|| PathBuf::from("/etc/token")))
+                    Some(token_file.unwrap_or_else(|| PathBuf::from("/etc/token")))
                 }
-                HttpAddress::At(_) => token,
+                HttpAddress::At(_) => token_file,
             },
-            apply,
-            allowed_paths,
+            ..control
         }
     })
-}
-
-fn limits() -> impl Strategy<Value = Limits> {
-    let counts = (1..=CONNECTIONS_MAX, 1..=CONTROLLERS_MAX);
-    (counts, 12..=20_u32, any::<bool>()).prop_map(
-        |((max_connections, max_controllers), exponent, bind_queues)| Limits {
-            max_connections,
-            max_controllers,
-            max_transfer: ByteSize::from_bytes(1 << exponent),
-            bind_queues,
-        },
-    )
 }
 
 /// Any PCI address.
@@ -291,42 +242,11 @@ fn listener(number: usize, name: Name) -> impl Strategy<Value = Listener> {
         };
         valid::<ListenAddress>(&format!("{ip}:{port}"))
     });
-    let digests = (select(Digest::ALL), select(Digest::ALL));
-    let congestion_control = option::of("[a-z0-9_-]{1,15}".prop_map(|text| valid(&text)));
-    (
+    (Listener::any(), address).prop_map(move |(listener, address)| Listener {
+        name: name.clone(),
         address,
-        select(Transport::ALL),
-        digests,
-        (0..=4096_u64).prop_map(|units| ByteSize::from_bytes(units * 16)),
-        QUEUE_DEPTH_MIN..=QUEUE_DEPTH_MAX,
-        congestion_control,
-    )
-        .prop_map(
-            move |(
-                address,
-                transport,
-                digests,
-                in_capsule_data,
-                queue_depth,
-                congestion_control,
-            )| {
-                let default = (Listener::DIGEST_DEFAULT, Listener::DIGEST_DEFAULT);
-                let ((header_digest, data_digest), congestion_control) = match transport {
-                    Transport::Tcp => (digests, congestion_control),
-                    Transport::Rdma => (default, None),
-                };
-                Listener {
-                    name: name.clone(),
-                    transport,
-                    address,
-                    header_digest,
-                    data_digest,
-                    in_capsule_data,
-                    queue_depth,
-                    congestion_control,
-                }
-            },
-        )
+        ..listener
+    })
 }
 
 /// Which devices and listeners an export takes, chosen from those that there are.

@@ -9,7 +9,7 @@
 //! [`Config::parse`] answers with a whole `Config` or with [`Problems`]: *all* of them, each with
 //! its place, its path in the file and a hint. [`Config::to_toml`] prints a configuration that
 //! parses to itself. `REFERENCE.md` lists every key; it is generated from [`keys::SECTIONS`], the
-//! same table that the parser reads.
+//! same tables that the parser reads. A plain key is declared once, in `model.rs` (`table.rs` says how).
 //!
 //! ```
 //! use appliance_config::Config;
@@ -28,6 +28,7 @@ mod embedded;
 pub mod generate;
 pub mod identity;
 pub mod keys;
+mod kind;
 pub mod limits;
 mod load;
 mod model;
@@ -36,6 +37,7 @@ mod parse;
 mod print;
 mod problem;
 mod suggest;
+mod table;
 mod validate;
 mod value;
 

@@ -1,13 +1,62 @@
-//! What a configuration says, in types. Every field is one key of the file; `keys.rs` says more.
+//! What a configuration says, in types, and the keys of its tables: each is declared here and
+//! nowhere else, except those of devices and exports, whose keys depend on each other.
 
+use std::fmt;
 use std::path::PathBuf;
 
 use uuid::Uuid;
 
-use crate::value::{
-    BlockSize, ByteSize, CongestionControl, ControlSocket, CoreList, GroupName, HttpAddress,
-    ListenAddress, ModelNumber, Name, Nqn, PciAddress, Period, SerialNumber,
+use crate::kind::{
+    Boolean, Count, Directories, FilePath, Maybe, Size, Text, Time, Unit, Word, Words,
 };
+use crate::limits::{
+    CONNECTIONS_MAX, CONTROLLERS_MAX, IN_CAPSULE_DATA_MAX, IN_CAPSULE_DATA_UNIT_BYTES, MEMORY_MAX,
+    MEMORY_MIN, QUEUE_DEPTH_MAX, QUEUE_DEPTH_MIN, SHUTDOWN_DEADLINE_MAX, SHUTDOWN_DEADLINE_MIN,
+    TRANSFER_MAX, TRANSFER_MIN,
+};
+use crate::table::{Table as _, Unless, table};
+use crate::value::{
+    BlockSize, ByteSize, CongestionControl, ControlSocket, CoreList, CoreListError, GroupName,
+    HttpAddress, ListenAddress, ModelNumber, Name, Nqn, PciAddress, Period, SerialNumber,
+};
+
+const NAME: Text<Name> = Text::of("name", "[a-zA-Z0-9][a-zA-Z0-9._-]{0,12}");
+const CORES: Text<Cores> = Text::of(
+    "core list, or `\"auto\"`",
+    "auto|[0-4](,[5-9])?(,1[0-9]-2[0-9])?(,8191)?",
+);
+const SOCKET: Text<ControlSocket> = Text::of(
+    "absolute path of at most 107 bytes, `\"auto\"` or `\"off\"`",
+    "auto|off|/[a-zA-Z0-9 \"'\\\\äλ語=#._-]{1,20}x",
+);
+const GROUP: Text<GroupName> =
+    Text::of("name or number of a group", "[a-z0-9_][a-zA-Z0-9_.-]{0,8}");
+const HTTP: Text<HttpAddress> = Text::of(
+    "`IPv4:port`, `[IPv6]:port` or `\"off\"`",
+    r"off|127\.0\.0\.1:9808|\[::1\]:0|192\.0\.2\.7:0|\[::\]:0",
+);
+const ADDRESS: Text<ListenAddress> = Text::of(
+    "`IPv4:port` or `[IPv6]:port`",
+    r"192\.0\.2\.[1-9]:[1-9]{4}|\[2001:db8::[1-9a-f]{4}\]:[1-9]{4}|0\.0\.0\.0:0",
+);
+const CONGESTION_CONTROL: Text<CongestionControl> = Text::of(
+    "1 to 15 characters of `a`-`z`, `0`-`9`, `_` and `-`",
+    "[a-z0-9_-]{1,15}",
+);
+const CAPSULE_SIZE: Size = Size(
+    ByteSize::from_bytes(0)..=IN_CAPSULE_DATA_MAX,
+    Unit::Multiple(IN_CAPSULE_DATA_UNIT_BYTES),
+);
+
+/// A key that NVMe/RDMA has no use for.
+const fn rdma(hint: &'static str) -> Unless {
+    Unless {
+        key: "transport",
+        word: "rdma",
+        what: "a listener of transport \"rdma\"",
+        hint,
+    }
+}
 
 /// A whole configuration.
 ///
@@ -48,51 +97,87 @@ impl Config {
     }
 }
 
-/// The appliance as a whole.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Appliance {
-    /// Its name.
-    pub name: Name,
-    /// The cores that it runs on.
-    pub cores: Cores,
-    /// The size of the arena.
-    pub memory: ByteSize,
-    /// Which pages the arena takes.
-    pub pages: Pages,
-    /// What a reactor without work does.
-    pub idle: Idle,
-    /// How long an orderly stop may take.
-    pub shutdown_deadline: Period,
+table! {
+    /// The appliance as a whole.
+    pub struct Appliance {
+        /// Its name, in logs and metrics. The identities of namespaces are derived from it: after a
+        /// change of name hosts see other disks, unless each device has a `uuid`.
+        name: Name = NAME,
+            absent Name::default(),
+            like "\"rack7-a\"";
+        /// The cores that it runs on, one reactor each. `"auto"` takes one core: the last of those
+        /// that the process may use.
+        cores: Cores = CORES,
+            absent Cores::Auto,
+            like "\"2-5\"";
+        /// The arena: every buffer for data in flight, taken at start, rounded up to whole pages.
+        /// Devices of type `memory` come on top.
+        memory: ByteSize = Size(MEMORY_MIN..=MEMORY_MAX, Unit::Byte),
+            absent ByteSize::from_mib(256),
+            like "\"4GiB\"";
+        /// Which pages the arena and devices of type `memory` take: the largest there are, and a
+        /// notice where they are ordinary; huge pages or no start; ordinary ones.
+        pages: Pages = Word::<Pages>::new(),
+            absent Pages::Auto,
+            like "\"auto\"";
+        /// What a reactor without work does: polls on for a while and then sleeps; polls for ever,
+        /// which burns its core; sleeps at once.
+        idle: Idle = Word::<Idle>::new(),
+            absent Idle::Adaptive,
+            like "\"adaptive\"";
+        /// How long an orderly stop may take before what is outstanding is named and abandoned.
+        shutdown_deadline: Period = Time(SHUTDOWN_DEADLINE_MIN..=SHUTDOWN_DEADLINE_MAX),
+            absent Period::from_millis(10_000),
+            like "\"10s\"", effect Live;
+    }
 }
 
-/// The control plane: how people and programs look after the appliance.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Control {
-    /// Where its Unix socket is.
-    pub socket: ControlSocket,
-    /// Whose members may use the socket, beside root and the user that the appliance runs as.
-    pub group: Option<GroupName>,
-    /// Where it answers HTTP.
-    pub http: HttpAddress,
-    /// The file with the token that HTTP requests must bring.
-    pub token_file: Option<PathBuf>,
-    /// Whether a request may bring a configuration to apply.
-    pub apply: bool,
-    /// Directories that the files must lie below which a configuration in a request adds or
-    /// changes; `None`: anywhere.
-    pub allowed_paths: Option<Vec<PathBuf>>,
-}
-
-impl Default for Control {
-    fn default() -> Control {
-        Control {
-            socket: ControlSocket::default(),
-            group: None,
-            http: HttpAddress::default(),
-            token_file: None,
-            apply: true,
-            allowed_paths: None,
-        }
+table! {
+    /// The control plane: how people and programs look after the appliance.
+    pub struct Control {
+        /// The Unix socket, which root and the user that the appliance runs as may use. `"auto"` is
+        /// `control.sock` in systemd's runtime directory of the service, else, for root, in
+        /// `/run/windlass`, else in `$XDG_RUNTIME_DIR/windlass`.
+        socket: ControlSocket = SOCKET,
+            absent ControlSocket::default(),
+            like "\"/run/windlass/control.sock\"";
+        /// A group whose members may use the socket too, and so operate the appliance: read
+        /// everything, apply a configuration with any export, host and file that the appliance's
+        /// user may open, and reopen devices. `apply` and `allowed_paths` restrict that. The kernel
+        /// admits them by the socket's owner and mode, so the appliance's user has to be able to
+        /// give the socket to the group: it is a member, or root. Under the packaged unit, only the
+        /// service's own group can be given (`windlass`).
+        group: Option<GroupName> = Maybe(GROUP),
+            absent None => "nobody else may use the socket",
+            like "\"windlass\"";
+        /// Where HTTP is answered; port 0 takes any free one, which the log then names. An address
+        /// that other machines reach takes a `token_file`.
+        http: HttpAddress = HTTP,
+            absent HttpAddress::default(),
+            like "\"127.0.0.1:9808\"";
+        /// A file with a token of 16 to 1024 printable characters. HTTP requests, those for
+        /// `/healthz` and the dashboard's page itself excepted, must bring it (`Authorization:
+        /// Bearer …`), and whoever brings it may operate the appliance as members of `group` may.
+        /// Without a token, HTTP only reads, and tells nothing that identifies a host: not its NQN,
+        /// Host ID, controller or address. Without HTTPS it can be read on its way: beyond this
+        /// machine, put a proxy in front.
+        token_file: Option<PathBuf> = Maybe(FilePath),
+            absent None
+            => "whoever reaches `http` may read, and nobody may change anything there",
+            like "\"/etc/windlass/token\"";
+        /// Whether a request may bring a configuration (`windlass apply FILE`). Without it, only
+        /// the file that the appliance was started with can be applied (`windlass apply`,
+        /// `systemctl reload windlass`); any file can still be compared (`--dry-run`).
+        apply: bool = Boolean,
+            absent true,
+            like "false";
+        /// Where the files must lie of devices that a configuration in a request adds or changes:
+        /// below one of these directories, also after symbolic links were followed, and the last
+        /// part of the path is no symbolic link. An empty list allows no file. The file that the
+        /// appliance was started with, which its owner wrote, may name files anywhere.
+        allowed_paths: Option<Vec<PathBuf>> = Maybe(Directories),
+            absent None => "files anywhere",
+            like "[\"/srv/windlass\"]";
     }
 }
 
@@ -103,6 +188,26 @@ pub enum Cores {
     Auto,
     /// One reactor on each of these.
     List(CoreList),
+}
+
+impl fmt::Display for Cores {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Cores::Auto => f.write_str("auto"),
+            Cores::List(list) => list.fmt(f),
+        }
+    }
+}
+
+impl std::str::FromStr for Cores {
+    type Err = CoreListError;
+
+    fn from_str(text: &str) -> Result<Cores, CoreListError> {
+        match text {
+            "auto" => Ok(Cores::Auto),
+            _ => text.parse().map(Cores::List),
+        }
+    }
 }
 
 /// A core list names a core that the process may not use, or there is none at all.
@@ -155,6 +260,14 @@ macro_rules! words {
                 }
             }
         }
+
+        impl Words for $name {
+            const ALL: &'static [$name] = $name::ALL;
+
+            fn word(self) -> &'static str {
+                self.word()
+            }
+        }
     };
 }
 
@@ -204,17 +317,37 @@ words! {
     }
 }
 
-/// Bounds on what all hosts together may take.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Limits {
-    /// Most connections at once, of all transports.
-    pub max_connections: u32,
-    /// Most controllers of exports at once.
-    pub max_controllers: u16,
-    /// Most data of one command: a power of two of bytes.
-    pub max_transfer: ByteSize,
-    /// Whether a controller's I/O queues over TCP have to come from the address of its admin queue.
-    pub bind_queues: bool,
+table! {
+    /// Bounds on what all hosts together may take.
+    pub struct Limits {
+        /// Most connections at once, over all cores and transports. Each queue of a controller is a
+        /// connection, so a host with 16 cores takes 17 for each export. Where all are taken, a new
+        /// TCP connection ends one that belongs to no export and was silent for half a second. All
+        /// queues on one core hold at most 65536 commands, such as 512 queues of 128 entries: a
+        /// host beyond that is told that the controller is busy. Of connections, controllers and
+        /// commands, where there are 128 or more, one host leaves an eighth to hosts that hold
+        /// little, and hosts that no export names in `hosts` leave a quarter to those that one does
+        /// name.
+        max_connections: u32 = Count(1..=CONNECTIONS_MAX),
+            absent 1024,
+            like "1024";
+        /// Most controllers at once, of all exports. A host has one on each path to an export.
+        /// There may be 64 discovery controllers beside them; the one that was idle longest makes
+        /// room for the next.
+        max_controllers: u16 = Count(1..=CONTROLLERS_MAX),
+            absent 256,
+            like "32", effect Live;
+        /// Most data of one command. Hosts learn it (MDTS) and split what is larger.
+        max_transfer: ByteSize = Size(TRANSFER_MIN..=TRANSFER_MAX, Unit::PowerOfTwo),
+            absent ByteSize::from_mib(1),
+            like "\"256KiB\"";
+        /// Whether a controller's I/O queues over TCP are accepted only from the IP address of its
+        /// admin queue. Hosts connect them all from one address; `false` is for hosts whose routes
+        /// or address translation do not.
+        bind_queues: bool = Boolean,
+            absent true,
+            like "false";
+    }
 }
 
 /// A store of blocks.
@@ -314,25 +447,53 @@ impl Backing {
     }
 }
 
-/// An address at which hosts connect.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Listener {
-    /// Its name.
-    pub name: Name,
-    /// How it talks to hosts.
-    pub transport: Transport,
-    /// The address and port that it binds.
-    pub address: ListenAddress,
-    /// The digest over PDU headers. RDMA has none.
-    pub header_digest: Digest,
-    /// The digest over PDU data. RDMA has none.
-    pub data_digest: Digest,
-    /// Most data inside a command of an I/O queue: a multiple of 16 bytes.
-    pub in_capsule_data: ByteSize,
-    /// Most entries of an I/O queue.
-    pub queue_depth: u16,
-    /// The TCP congestion control of its connections; `None` for the system's.
-    pub congestion_control: Option<CongestionControl>,
+table! {
+    /// An address at which hosts connect.
+    pub struct Listener {
+        /// Its name, by which exports refer to it.
+        name: Name = NAME,
+            like "\"san\"";
+        /// The transport: NVMe/TCP, or NVMe/RDMA over a network card that has it. Both may have one
+        /// address and port.
+        transport: Transport = Word::<Transport>::new(),
+            like "\"tcp\"";
+        /// The address and port; the port may be left out (4420), and port 0 takes any free one,
+        /// which the log then names. `0.0.0.0` and `[::]` stand for all addresses of their family.
+        address: ListenAddress = ADDRESS,
+            like "\"192.0.2.10:4420\"";
+        /// The CRC32C over PDU headers: never, where the host asks for it, or hosts without it are
+        /// turned away. Not with RDMA.
+        header_digest: Digest = Word::<Digest>::new(),
+            absent Digest::Allowed,
+            unless rdma("remove it: RDMA networks check what they carry"),
+            like "\"allowed\"";
+        /// The CRC32C over PDU data, likewise. Not with RDMA.
+        data_digest: Digest = Word::<Digest>::new(),
+            absent Digest::Allowed,
+            unless rdma("remove it: RDMA networks check what they carry"),
+            like "\"allowed\"";
+        /// Most data that a write may carry inside its command, saving a round trip. Admin queues
+        /// always take 8KiB with TCP. With RDMA each of the receives that wait for commands, 1024
+        /// per reactor and device or fewer where `memory` is small, holds so much memory, that of
+        /// the listener with the most.
+        in_capsule_data: ByteSize = CAPSULE_SIZE,
+            absent Listener::in_capsule_data_default(transport?)
+            => "`\"16KiB\"` with TCP, `\"4KiB\"` with RDMA",
+            like "\"8KiB\"";
+        /// Most entries of an I/O queue. Hosts learn it (MQES) and clamp what they ask for. With
+        /// RDMA it is lowered to what the network card allows, which the log says.
+        queue_depth: u16 = Count(QUEUE_DEPTH_MIN..=QUEUE_DEPTH_MAX),
+            absent Listener::QUEUE_DEPTH_DEFAULT,
+            like "256";
+        /// The TCP congestion control of what is sent to hosts, one of those in
+        /// `/proc/sys/net/ipv4/tcp_available_congestion_control`. One that paces its sending, as
+        /// `bbr` does, costs throughput where the network is the machine's own or loses nothing.
+        /// Not with RDMA.
+        congestion_control: Option<CongestionControl> = Maybe(CONGESTION_CONTROL),
+            absent None => "the system's, `net.ipv4.tcp_congestion_control`",
+            unless rdma("remove it: RDMA networks have their own"),
+            like "\"reno\"";
+    }
 }
 
 /// An NVMe subsystem.
@@ -382,33 +543,22 @@ impl Access {
     }
 }
 
-impl Default for Appliance {
-    fn default() -> Appliance {
-        Appliance {
-            name: Name::default(),
-            cores: Cores::Auto,
-            memory: ByteSize::from_mib(256),
-            pages: Pages::Auto,
-            idle: Idle::Adaptive,
-            shutdown_deadline: Period::from_millis(10_000),
-        }
-    }
+macro_rules! defaults {
+    ($($table:ident),+) => {
+        $(impl Default for $table {
+            fn default() -> $table {
+                match $table::absent() {
+                    Some(table) => table,
+                    None => unreachable!("none of its keys is required"),
+                }
+            }
+        })+
+    };
 }
 
-impl Default for Limits {
-    fn default() -> Limits {
-        Limits {
-            max_connections: 1024,
-            max_controllers: 256,
-            max_transfer: ByteSize::from_mib(1),
-            bind_queues: true,
-        }
-    }
-}
+defaults!(Appliance, Limits, Control);
 
 impl Listener {
-    /// Header and data digest where the file says nothing.
-    pub const DIGEST_DEFAULT: Digest = Digest::Allowed;
     /// In-capsule data where the file says nothing.
     pub const fn in_capsule_data_default(transport: Transport) -> ByteSize {
         match transport {

@@ -2,10 +2,8 @@
 
 use std::fmt::{self, Write as _};
 
-use crate::model::{
-    Access, Appliance, Backing, Config, Control, Cores, Device, DriveNamespace, Export, Limits,
-    Listener, Namespace, Transport,
-};
+use crate::model::{Access, Backing, Config, Device, DriveNamespace, Export, Namespace};
+use crate::table::Table;
 
 impl Config {
     /// The configuration as TOML, every default written out. It parses to itself.
@@ -17,14 +15,14 @@ impl Config {
     }
 
     fn write(&self, out: &mut String) -> fmt::Result {
-        appliance(out, &self.appliance)?;
-        limits(out, &self.limits)?;
-        control(out, &self.control)?;
+        table(out, "[appliance]", &self.appliance)?;
+        table(out, "\n[limits]", &self.limits)?;
+        table(out, "\n[control]", &self.control)?;
         for item in &self.devices {
             device(out, item)?;
         }
         for item in &self.listeners {
-            listener(out, item)?;
+            table(out, "\n[[listener]]", item)?;
         }
         for item in &self.exports {
             export(out, item)?;
@@ -33,70 +31,17 @@ impl Config {
     }
 }
 
-fn appliance(out: &mut String, appliance: &Appliance) -> fmt::Result {
-    let Appliance {
-        name,
-        cores,
-        memory,
-        pages,
-        idle,
-        shutdown_deadline,
-    } = appliance;
-    writeln!(out, "[appliance]\nname = \"{name}\"")?;
-    match cores {
-        Cores::Auto => writeln!(out, "cores = \"auto\"")?,
-        Cores::List(list) => writeln!(out, "cores = \"{list}\"")?,
-    }
-    writeln!(out, "memory = \"{memory}\"\npages = \"{}\"", pages.word())?;
-    writeln!(
-        out,
-        "idle = \"{}\"\nshutdown_deadline = \"{shutdown_deadline}\"",
-        idle.word()
-    )
-}
-
-fn limits(out: &mut String, limits: &Limits) -> fmt::Result {
-    let Limits {
-        max_connections,
-        max_controllers,
-        max_transfer,
-        bind_queues,
-    } = limits;
-    writeln!(out, "\n[limits]\nmax_connections = {max_connections}")?;
-    writeln!(
-        out,
-        "max_controllers = {max_controllers}\nmax_transfer = \"{max_transfer}\"\n\
-         bind_queues = {bind_queues}"
-    )
-}
-
-fn control(out: &mut String, control: &Control) -> fmt::Result {
-    let Control {
-        socket,
-        group,
-        http,
-        token_file,
-        apply,
-        allowed_paths,
-    } = control;
-    let socket = quoted(&socket.to_string());
-    writeln!(out, "\n[control]\nsocket = {socket}")?;
-    if let Some(group) = group {
-        writeln!(out, "group = \"{group}\"")?;
-    }
-    writeln!(out, "http = \"{http}\"")?;
-    if let Some(path) = token_file {
-        writeln!(out, "token_file = {}", quoted(&path.to_string_lossy()))?;
-    }
-    writeln!(out, "apply = {apply}")?;
-    match allowed_paths {
-        Some(paths) => {
-            let paths = paths.iter().map(|path| quoted(&path.to_string_lossy()));
-            let paths: Vec<String> = paths.collect();
-            writeln!(out, "allowed_paths = [{}]", paths.join(", "))
+fn table(out: &mut String, header: &str, table: &impl Table) -> fmt::Result {
+    writeln!(out, "{header}")?;
+    let lines = table.lines();
+    for line in &lines {
+        if let Some(value) = &line.value
+            && !line.unless.is_some_and(|unless| unless.holds(&lines))
+        {
+            writeln!(out, "{} = {value}", line.key)?;
         }
-        None => Ok(()),
     }
+    Ok(())
 }
 
 fn device(out: &mut String, device: &Device) -> fmt::Result {
@@ -145,37 +90,6 @@ fn drive_namespace(out: &mut String, drive: &DriveNamespace) -> fmt::Result {
         out,
         "queue_depth = {queue_depth}\ncommand_deadline = \"{command_deadline}\""
     )
-}
-
-fn listener(out: &mut String, listener: &Listener) -> fmt::Result {
-    let Listener {
-        name,
-        transport,
-        address,
-        header_digest,
-        data_digest,
-        in_capsule_data,
-        queue_depth,
-        congestion_control,
-    } = listener;
-    writeln!(
-        out,
-        "\n[[listener]]\nname = \"{name}\"\ntransport = \"{}\"",
-        transport.word()
-    )?;
-    writeln!(out, "address = \"{address}\"")?;
-    if *transport == Transport::Tcp {
-        writeln!(out, "header_digest = \"{}\"", header_digest.word())?;
-        writeln!(out, "data_digest = \"{}\"", data_digest.word())?;
-    }
-    writeln!(
-        out,
-        "in_capsule_data = \"{in_capsule_data}\"\nqueue_depth = {queue_depth}"
-    )?;
-    match congestion_control {
-        Some(name) => writeln!(out, "congestion_control = \"{name}\""),
-        None => Ok(()),
-    }
 }
 
 fn export(out: &mut String, export: &Export) -> fmt::Result {

@@ -4,6 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::generate;
+use crate::model::Cores;
 
 fn demo() -> Config {
     Config::default_embedded(Path::new("/tmp/x")).expect("valid")
@@ -79,10 +80,10 @@ fn says_what_only_a_restart_can_do() {
     assert_eq!(
         lines(&demo(), &wanted),
         [
-            "restart: appliance.cores = auto becomes 2-3, which only a restart can do",
-            "restart: appliance.memory = 256MiB becomes 512MiB, which only a restart can do",
+            "restart: appliance.cores = \"auto\" becomes \"2-3\", which only a restart can do",
+            "restart: appliance.memory = \"256MiB\" becomes \"512MiB\", which only a restart can do",
             "restart: control.group = none becomes \"none\", which only a restart can do",
-            "restart: control.http = 127.0.0.1:9808 becomes off, which only a restart can do",
+            "restart: control.http = \"127.0.0.1:9808\" becomes \"off\", which only a restart can do",
         ]
     );
 }
@@ -224,7 +225,7 @@ fn a_step_from_elsewhere_changes_nothing() {
             size: None,
         },
         Step::Restart {
-            key: "appliance.memory",
+            key: "appliance.memory".to_owned(),
             from: String::new(),
             to: String::new(),
         },

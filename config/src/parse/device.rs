@@ -267,7 +267,7 @@ fn is_whole_blocks(
 }
 
 /// The path of a file, which need not exist.
-pub(super) fn file_path(
+pub(crate) fn file_path(
     text: Located<String>,
     findings: &mut Findings,
 ) -> Option<Located<PathBuf>> {

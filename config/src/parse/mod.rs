@@ -16,13 +16,15 @@ use crate::keys;
 use crate::limits::{DEVICES_MAX, EXPORTS_MAX, FILE_BYTES_MAX, LISTENERS_MAX};
 use crate::model::{Appliance, Config, Limits};
 use crate::problem::{Finding, Findings, Path, ProblemKind, Problems};
+use crate::table::Table as _;
 use crate::validate;
-use reader::Reader;
 
 pub(crate) use control::ControlDraft;
-pub(crate) use device::{DeviceDraft, DriveDraft};
+pub(crate) use device::{DeviceDraft, DriveDraft, file_path};
 pub(crate) use export::ExportDraft;
+pub(crate) use reader::{Element, Found, Reader};
 pub(crate) use sections::{ListenerDraft, NameDraft};
+pub(crate) use setting::{Fault, Setting};
 
 /// A value, and where it stands.
 #[derive(Clone, Debug)]
@@ -99,11 +101,11 @@ fn parse_text(text: &str, findings: &mut Findings) -> Option<Config> {
 fn read_root(root: &DeTable<'_>, findings: &mut Findings) -> Draft {
     let reader = Reader::open(root, None, Path::default(), &keys::ROOT, findings);
     let appliance = match reader.table("appliance", &keys::APPLIANCE, findings) {
-        Some(table) => sections::appliance(&table, findings),
+        Some(table) => Appliance::read(&table, findings),
         None => Some(Appliance::default()),
     };
     let limits = match reader.table("limits", &keys::LIMITS, findings) {
-        Some(table) => sections::limits(&table, findings),
+        Some(table) => Limits::read(&table, findings),
         None => Some(Limits::default()),
     };
     let control = match reader.table("control", &keys::CONTROL, findings) {
@@ -147,7 +149,7 @@ fn read_root(root: &DeTable<'_>, findings: &mut Findings) -> Draft {
         listeners: reader
             .tables("listener", LISTENERS_MAX, &keys::LISTENER, findings)
             .iter()
-            .map(|table| sections::listener(table, findings))
+            .map(|table| ListenerDraft::read(table, findings))
             .collect(),
         exports: reader
             .tables("export", EXPORTS_MAX, &keys::EXPORT, findings)

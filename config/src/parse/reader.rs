@@ -9,11 +9,13 @@ use toml::de::{DeString, DeTable, DeValue};
 use super::Located;
 use super::setting::{Fault, Setting};
 use crate::keys::{Key, SECTIONS, Section};
+use crate::kind::Kind;
 use crate::problem::{Finding, Findings, Path, ProblemKind};
 use crate::suggest::{listed, nearest, shown};
+use crate::table::Unless;
 
 /// A table, its place and the keys that it may have.
-pub(super) struct Reader<'a, 'i> {
+pub(crate) struct Reader<'a, 'i> {
     table: &'a DeTable<'i>,
     /// The table's header; `None` for the file itself.
     span: Option<Range<usize>>,
@@ -22,15 +24,23 @@ pub(super) struct Reader<'a, 'i> {
 }
 
 /// A value in the file: that of a key, or an element of its array.
-pub(super) struct Element<'a, 'i> {
+pub(crate) struct Element<'a, 'i> {
     pub(super) value: &'a DeValue<'i>,
     pub(super) span: Range<usize>,
     pub(super) path: Path,
     key: &'static Key,
 }
 
+/// What there is of a key.
+pub(crate) enum Found<T> {
+    Value(T),
+    /// It was there and wrong, which was reported.
+    Wrong,
+    Absent,
+}
+
 impl<'a, 'i> Element<'a, 'i> {
-    pub(super) fn finding(&self, fault: Fault) -> Finding {
+    pub(crate) fn finding(&self, fault: Fault) -> Finding {
         let hint = match fault.kind {
             ProblemKind::WrongType => fault.hint.or_else(|| Some(like(self.key))),
             _ => fault.hint,
@@ -44,7 +54,7 @@ impl<'a, 'i> Element<'a, 'i> {
         }
     }
 
-    pub(super) fn read<T: Setting>(&self, findings: &mut Findings) -> Option<Located<T>> {
+    pub(crate) fn read<T: Setting>(&self, findings: &mut Findings) -> Option<Located<T>> {
         match T::read(self.value) {
             Ok(value) => Some(Located {
                 value,
@@ -56,6 +66,91 @@ impl<'a, 'i> Element<'a, 'i> {
                 None
             }
         }
+    }
+
+    /// The value in a range.
+    pub(crate) fn ranged<T: Setting + PartialOrd + fmt::Display>(
+        &self,
+        range: RangeInclusive<T>,
+        findings: &mut Findings,
+    ) -> Option<Located<T>> {
+        let (least, most) = (range.start(), range.end());
+        let fault = match T::read(self.value) {
+            Ok(value) if range.contains(&value) => {
+                return Some(Located {
+                    value,
+                    span: self.span.clone(),
+                    path: self.path.clone(),
+                });
+            }
+            Ok(value) => Fault {
+                kind: ProblemKind::OutOfRange,
+                message: match value < *least {
+                    true => format!("{value} is less than the least, {least}"),
+                    false => format!("{value} is more than the most, {most}"),
+                },
+                hint: None,
+            },
+            Err(fault) => fault,
+        };
+        let name = self.key.name;
+        findings.add(|| {
+            let hint = match fault.kind {
+                ProblemKind::OutOfRange => Some(format!("`{name}` takes {least} to {most}")),
+                _ => None,
+            };
+            self.finding(Fault {
+                hint: fault.hint.or(hint),
+                ..fault
+            })
+        });
+        None
+    }
+
+    /// The number in a range.
+    pub(crate) fn count<T: TryFrom<u64> + Into<u64>>(
+        &self,
+        range: RangeInclusive<T>,
+        findings: &mut Findings,
+    ) -> Option<Located<T>> {
+        let (least, most) = range.into_inner();
+        let wide = self.ranged(least.into()..=most.into(), findings)?;
+        // What lies between two values of a type is one of them.
+        let value = T::try_from(wide.value).ok()?;
+        Some(Located {
+            value,
+            span: wide.span,
+            path: wide.path,
+        })
+    }
+
+    /// The elements of an array, at most `count_max`; `None` where the value is no array.
+    pub(crate) fn elements(
+        &self,
+        count_max: usize,
+        findings: &mut Findings,
+    ) -> Option<Vec<Element<'a, 'i>>> {
+        let DeValue::Array(array) = self.value else {
+            findings.add(|| self.finding(Fault::wrong_type("an array", self.value)));
+            return None;
+        };
+        if array.len() > count_max {
+            findings.add(|| {
+                self.finding(Fault {
+                    kind: ProblemKind::OutOfRange,
+                    message: format!("{} entries, the most are {count_max}", array.len()),
+                    hint: None,
+                })
+            });
+        }
+        let element = |(index, value): (usize, &'a Spanned<DeValue<'i>>)| Element {
+            value: value.get_ref(),
+            span: value.span(),
+            path: self.path.index(index),
+            key: self.key,
+        };
+        let elements = array.iter().take(count_max).enumerate();
+        Some(elements.map(element).collect())
     }
 
     /// The value as a table of that section.
@@ -145,7 +240,7 @@ impl<'a, 'i> Reader<'a, 'i> {
         findings: &mut Findings,
     ) -> Option<Located<T>> {
         if !self.has(name) {
-            findings.add(|| self.missing(name, format!("`{name}` is missing")));
+            self.report_missing(name, findings);
         }
         self.optional(name, findings)
     }
@@ -157,37 +252,7 @@ impl<'a, 'i> Reader<'a, 'i> {
         range: RangeInclusive<T>,
         findings: &mut Findings,
     ) -> Option<Located<T>> {
-        let entry = self.entry(name)?;
-        let (least, most) = (range.start(), range.end());
-        let fault = match T::read(entry.value) {
-            Ok(value) if range.contains(&value) => {
-                return Some(Located {
-                    value,
-                    span: entry.span,
-                    path: entry.path,
-                });
-            }
-            Ok(value) => Fault {
-                kind: ProblemKind::OutOfRange,
-                message: match value < *least {
-                    true => format!("{value} is less than the least, {least}"),
-                    false => format!("{value} is more than the most, {most}"),
-                },
-                hint: None,
-            },
-            Err(fault) => fault,
-        };
-        findings.add(|| {
-            let hint = match fault.kind {
-                ProblemKind::OutOfRange => Some(format!("`{name}` takes {least} to {most}")),
-                _ => None,
-            };
-            entry.finding(Fault {
-                hint: fault.hint.or(hint),
-                ..fault
-            })
-        });
-        None
+        self.entry(name)?.ranged(range, findings)
     }
 
     /// The number of a key that may be absent, in a range.
@@ -197,15 +262,38 @@ impl<'a, 'i> Reader<'a, 'i> {
         range: RangeInclusive<T>,
         findings: &mut Findings,
     ) -> Option<Located<T>> {
-        let (least, most) = range.into_inner();
-        let wide = self.ranged(name, least.into()..=most.into(), findings)?;
-        // What lies between two values of a type is one of them.
-        let value = T::try_from(wide.value).ok()?;
-        Some(Located {
-            value,
-            span: wide.span,
-            path: wide.path,
-        })
+        self.entry(name)?.count(range, findings)
+    }
+
+    /// The value of a key of that kind, which must not stand where `unless` holds.
+    pub(crate) fn find<K: Kind>(
+        &self,
+        name: &'static str,
+        kind: &K,
+        unless: Option<Unless>,
+        findings: &mut Findings,
+    ) -> Found<K::Value> {
+        let Some(entry) = self.entry(name) else {
+            return Found::Absent;
+        };
+        let holds = |unless: &Unless| {
+            let other = self.entry(unless.key);
+            other.is_some_and(|other| other.value.as_str() == Some(unless.word))
+        };
+        if let Some(unless) = unless.filter(holds) {
+            let message = format!("{} has no `{name}`", unless.what);
+            findings.add(|| Finding {
+                hint: Some(unless.hint.to_owned()),
+                ..self.at_key(name, ProblemKind::Conflict, message)
+            });
+        }
+        kind.read(&entry, findings)
+            .map_or(Found::Wrong, Found::Value)
+    }
+
+    /// Reports a required key that is not there.
+    pub(crate) fn report_missing(&self, name: &'static str, findings: &mut Findings) {
+        findings.add(|| self.missing(name, format!("`{name}` is missing")));
     }
 
     /// The default where the key is absent, its value where it could be read, else `None`.
@@ -229,34 +317,7 @@ impl<'a, 'i> Reader<'a, 'i> {
         count_max: usize,
         findings: &mut Findings,
     ) -> Option<Vec<Element<'a, 'i>>> {
-        let entry = self.entry(name)?;
-        let DeValue::Array(array) = entry.value else {
-            findings.add(|| entry.finding(Fault::wrong_type("an array", entry.value)));
-            return None;
-        };
-        if array.len() > count_max {
-            findings.add(|| {
-                entry.finding(Fault {
-                    kind: ProblemKind::OutOfRange,
-                    message: format!("{} entries, the most are {count_max}", array.len()),
-                    hint: None,
-                })
-            });
-        }
-        let element = |(index, value): (usize, &'a Spanned<DeValue<'i>>)| Element {
-            value: value.get_ref(),
-            span: value.span(),
-            path: entry.path.index(index),
-            key: entry.key,
-        };
-        Some(
-            array
-                .iter()
-                .take(count_max)
-                .enumerate()
-                .map(element)
-                .collect(),
-        )
+        self.entry(name)?.elements(count_max, findings)
     }
 
     /// The table of that name.

@@ -16,18 +16,26 @@ use crate::value::{
 
 /// What is wrong with one value.
 #[derive(Debug)]
-pub(super) struct Fault {
+pub(crate) struct Fault {
     pub(super) kind: ProblemKind,
     pub(super) message: String,
     pub(super) hint: Option<String>,
 }
 
 impl Fault {
-    pub(super) fn wrong_type(expected: &str, value: &DeValue<'_>) -> Fault {
+    pub(crate) fn wrong_type(expected: &str, value: &DeValue<'_>) -> Fault {
         Fault {
             kind: ProblemKind::WrongType,
             message: format!("expected {expected}, found {}", described(value)),
             hint: None,
+        }
+    }
+
+    pub(crate) fn with_hint(kind: ProblemKind, message: String, hint: String) -> Fault {
+        Fault {
+            kind,
+            message,
+            hint: Some(hint),
         }
     }
 
@@ -52,7 +60,7 @@ fn described(value: &DeValue<'_>) -> &'static str {
 }
 
 /// A type that a value of the file can be read as.
-pub(super) trait Setting: Sized {
+pub(crate) trait Setting: Sized {
     fn read(value: &DeValue<'_>) -> Result<Self, Fault>;
 }
 

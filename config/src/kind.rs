@@ -1,0 +1,386 @@
+//! Kinds of values: which values a key takes, how they are read and written, and for tests any one
+//! of them. `model.rs` names the kind of each key.
+
+use std::fmt::{Debug, Display};
+use std::marker::PhantomData;
+use std::ops::RangeInclusive;
+use std::path::{Component, Path, PathBuf};
+use std::str::FromStr;
+
+#[cfg(any(test, feature = "generators"))]
+use proptest::{option, prelude::*, sample::select};
+
+#[cfg(any(test, feature = "generators"))]
+use crate::generate;
+use crate::limits::{ALLOWED_PATHS_MAX, PATH_BYTES_MAX};
+use crate::parse::{Element, Fault, Setting, file_path};
+use crate::print::quoted;
+use crate::problem::{Findings, ProblemKind};
+use crate::suggest::shown;
+use crate::value::{ByteSize, Period};
+
+/// A kind of value.
+pub(crate) trait Kind {
+    /// The type of a value in the model.
+    type Value: Clone;
+
+    /// Which values it takes, for the reference, with their unit and limits.
+    fn values(&self) -> String;
+
+    /// The value in a file; `None` where it is wrong, and `findings` say why.
+    fn read(&self, entry: &Element<'_, '_>, findings: &mut Findings) -> Option<Self::Value>;
+
+    /// The value as it stands in a file; `None` where the key is left out.
+    fn toml(&self, value: &Self::Value) -> Option<String>;
+
+    /// Any value.
+    #[cfg(any(test, feature = "generators"))]
+    fn any(&self) -> BoxedStrategy<Self::Value>;
+}
+
+/// `true` or `false`.
+pub(crate) struct Boolean;
+
+impl Kind for Boolean {
+    type Value = bool;
+
+    fn values(&self) -> String {
+        "boolean".to_owned()
+    }
+
+    fn read(&self, entry: &Element<'_, '_>, findings: &mut Findings) -> Option<bool> {
+        Some(entry.read(findings)?.value)
+    }
+
+    fn toml(&self, value: &bool) -> Option<String> {
+        Some(value.to_string())
+    }
+
+    #[cfg(any(test, feature = "generators"))]
+    fn any(&self) -> BoxedStrategy<bool> {
+        any::<bool>().boxed()
+    }
+}
+
+/// A whole number.
+pub(crate) struct Count<T>(pub(crate) RangeInclusive<T>);
+
+impl<T: Copy + Debug + Display + TryFrom<u64> + Into<u64>> Kind for Count<T> {
+    type Value = T;
+
+    fn values(&self) -> String {
+        format!("integer, {} to {}", self.0.start(), self.0.end())
+    }
+
+    fn read(&self, entry: &Element<'_, '_>, findings: &mut Findings) -> Option<T> {
+        Some(entry.count(self.0.clone(), findings)?.value)
+    }
+
+    fn toml(&self, value: &T) -> Option<String> {
+        Some(value.to_string())
+    }
+
+    #[cfg(any(test, feature = "generators"))]
+    fn any(&self) -> BoxedStrategy<T> {
+        let (least, most): (u64, u64) = ((*self.0.start()).into(), (*self.0.end()).into());
+        let number = |number| T::try_from(number).unwrap_or_else(|_| unreachable!("in range"));
+        (least..=most).prop_map(number).boxed()
+    }
+}
+
+/// A number of bytes.
+pub(crate) struct Size(pub(crate) RangeInclusive<ByteSize>, pub(crate) Unit);
+
+/// Which sizes between the limits there are.
+#[derive(Clone, Copy)]
+pub(crate) enum Unit {
+    Byte,
+    PowerOfTwo,
+    /// Multiples of so many bytes.
+    Multiple(u64),
+}
+
+impl Size {
+    /// What is wrong with a size between the limits, and what to write instead.
+    fn fault(&self, size: ByteSize) -> Option<(String, String)> {
+        let bytes = size.bytes();
+        match self.1 {
+            Unit::PowerOfTwo if !bytes.is_power_of_two() => {
+                let above = bytes.next_power_of_two();
+                let (below, above) = (ByteSize::from_bytes(above / 2), ByteSize::from_bytes(above));
+                Some((
+                    format!("{size} is no power of two, and hosts are told an exponent"),
+                    format!("write \"{below}\" or \"{above}\""),
+                ))
+            }
+            Unit::Multiple(unit) if !bytes.is_multiple_of(unit) => {
+                let below = ByteSize::from_bytes(bytes - bytes % unit);
+                Some((
+                    format!("{size} is no multiple of {unit} bytes"),
+                    format!("write \"{below}\", or another multiple of {unit} bytes"),
+                ))
+            }
+            Unit::Byte | Unit::PowerOfTwo | Unit::Multiple(_) => None,
+        }
+    }
+}
+
+impl Kind for Size {
+    type Value = ByteSize;
+
+    fn values(&self) -> String {
+        let limits = format!("{} to {}", self.0.start(), self.0.end());
+        match self.1 {
+            Unit::Byte => format!("size, {limits}"),
+            Unit::PowerOfTwo => format!("size, a power of two, {limits}"),
+            Unit::Multiple(unit) => format!("size, a multiple of {unit} bytes, {limits}"),
+        }
+    }
+
+    fn read(&self, entry: &Element<'_, '_>, findings: &mut Findings) -> Option<ByteSize> {
+        let size = entry.ranged(self.0.clone(), findings)?.value;
+        let Some((message, hint)) = self.fault(size) else {
+            return Some(size);
+        };
+        findings.add(|| entry.finding(Fault::with_hint(ProblemKind::BadValue, message, hint)));
+        None
+    }
+
+    fn toml(&self, value: &ByteSize) -> Option<String> {
+        Some(quoted(&value.to_string()))
+    }
+
+    #[cfg(any(test, feature = "generators"))]
+    fn any(&self) -> BoxedStrategy<ByteSize> {
+        let (least, most) = (*self.0.start(), *self.0.end());
+        match self.1 {
+            Unit::Byte => generate::size(least, most, 1).boxed(),
+            Unit::Multiple(unit) => generate::size(least, most, unit).boxed(),
+            Unit::PowerOfTwo => (least.bytes().ilog2()..=most.bytes().ilog2())
+                .prop_map(|exponent| ByteSize::from_bytes(1 << exponent))
+                .boxed(),
+        }
+    }
+}
+
+/// A length of time.
+pub(crate) struct Time(pub(crate) RangeInclusive<Period>);
+
+impl Kind for Time {
+    type Value = Period;
+
+    fn values(&self) -> String {
+        format!("time, {} to {}", self.0.start(), self.0.end())
+    }
+
+    fn read(&self, entry: &Element<'_, '_>, findings: &mut Findings) -> Option<Period> {
+        Some(entry.ranged(self.0.clone(), findings)?.value)
+    }
+
+    fn toml(&self, value: &Period) -> Option<String> {
+        Some(quoted(&value.to_string()))
+    }
+
+    #[cfg(any(test, feature = "generators"))]
+    fn any(&self) -> BoxedStrategy<Period> {
+        let (least, most) = (self.0.start().as_millis(), self.0.end().as_millis());
+        let seconds = (least.div_ceil(1000)..=most / 1000).prop_map(|seconds| seconds * 1000);
+        prop_oneof![least..=most, seconds]
+            .prop_map(Period::from_millis)
+            .boxed()
+    }
+}
+
+/// One of the words of an enum.
+pub(crate) struct Word<T>(PhantomData<T>);
+
+/// An enum whose values are words in the file.
+pub(crate) trait Words: Copy + Debug + 'static {
+    /// Every value.
+    const ALL: &'static [Self];
+
+    /// The word in the file.
+    fn word(self) -> &'static str;
+}
+
+impl<T> Word<T> {
+    pub(crate) const fn new() -> Word<T> {
+        Word(PhantomData)
+    }
+}
+
+impl<T: Words + Setting> Kind for Word<T> {
+    type Value = T;
+
+    fn values(&self) -> String {
+        let words: Vec<String> = T::ALL
+            .iter()
+            .map(|it| format!("`\"{}\"`", it.word()))
+            .collect();
+        match words.split_last() {
+            Some((last, [])) => last.clone(),
+            Some((last, before)) => format!("{} or {last}", before.join(", ")),
+            None => String::new(),
+        }
+    }
+
+    fn read(&self, entry: &Element<'_, '_>, findings: &mut Findings) -> Option<T> {
+        Some(entry.read(findings)?.value)
+    }
+
+    fn toml(&self, value: &T) -> Option<String> {
+        Some(quoted(value.word()))
+    }
+
+    #[cfg(any(test, feature = "generators"))]
+    fn any(&self) -> BoxedStrategy<T> {
+        select(T::ALL).boxed()
+    }
+}
+
+/// A string that stands for a value of a type of its own.
+pub(crate) struct Text<T> {
+    values: &'static str,
+    /// A regular expression of some of them.
+    #[cfg_attr(
+        not(any(test, feature = "generators")),
+        expect(dead_code, reason = "generators alone read it")
+    )]
+    some: &'static str,
+    value: PhantomData<T>,
+}
+
+impl<T> Text<T> {
+    pub(crate) const fn of(values: &'static str, some: &'static str) -> Text<T> {
+        Text {
+            values,
+            some,
+            value: PhantomData,
+        }
+    }
+}
+
+impl<T: Setting + Clone + Display + FromStr + Debug + 'static> Kind for Text<T> {
+    type Value = T;
+
+    fn values(&self) -> String {
+        self.values.to_owned()
+    }
+
+    fn read(&self, entry: &Element<'_, '_>, findings: &mut Findings) -> Option<T> {
+        Some(entry.read(findings)?.value)
+    }
+
+    fn toml(&self, value: &T) -> Option<String> {
+        Some(quoted(&value.to_string()))
+    }
+
+    #[cfg(any(test, feature = "generators"))]
+    fn any(&self) -> BoxedStrategy<T> {
+        self.some.prop_map(|text| generate::valid(&text)).boxed()
+    }
+}
+
+/// A value that may be absent.
+pub(crate) struct Maybe<K>(pub(crate) K);
+
+impl<K: Kind> Kind for Maybe<K>
+where
+    K::Value: Debug + 'static,
+{
+    type Value = Option<K::Value>;
+
+    fn values(&self) -> String {
+        self.0.values()
+    }
+
+    fn read(&self, entry: &Element<'_, '_>, findings: &mut Findings) -> Option<Self::Value> {
+        self.0.read(entry, findings).map(Some)
+    }
+
+    fn toml(&self, value: &Self::Value) -> Option<String> {
+        self.0.toml(value.as_ref()?)
+    }
+
+    #[cfg(any(test, feature = "generators"))]
+    fn any(&self) -> BoxedStrategy<Self::Value> {
+        option::of(self.0.any()).boxed()
+    }
+}
+
+/// The path of a file, which need not exist.
+pub(crate) struct FilePath;
+
+impl Kind for FilePath {
+    type Value = PathBuf;
+
+    fn values(&self) -> String {
+        "absolute path".to_owned()
+    }
+
+    fn read(&self, entry: &Element<'_, '_>, findings: &mut Findings) -> Option<PathBuf> {
+        Some(file_path(entry.read(findings)?, findings)?.value)
+    }
+
+    fn toml(&self, path: &PathBuf) -> Option<String> {
+        Some(quoted(&path.to_string_lossy()))
+    }
+
+    #[cfg(any(test, feature = "generators"))]
+    fn any(&self) -> BoxedStrategy<PathBuf> {
+        "/[a-z \"\\\\]{1,9}x".prop_map(PathBuf::from).boxed()
+    }
+}
+
+/// Paths of directories: absolute, and without `..`, which would make a prefix of it mean something
+/// else.
+pub(crate) struct Directories;
+
+impl Directories {
+    fn directory(entry: &Element<'_, '_>, findings: &mut Findings) -> Option<PathBuf> {
+        let text = entry.read::<String>(findings)?.value;
+        let path = Path::new(&text);
+        let is_up = |part: Component<'_>| part == Component::ParentDir;
+        let message = if text.chars().any(char::is_control) {
+            "the path has a control character in it".to_owned()
+        } else if text.len() > PATH_BYTES_MAX {
+            format!("the path has more than {PATH_BYTES_MAX} bytes")
+        } else if !path.is_absolute() {
+            format!("`{}` is no absolute path", shown(&text))
+        } else if path.components().any(is_up) {
+            format!("`{}` has `..` in it", shown(&text))
+        } else {
+            return Some(path.components().collect());
+        };
+        let hint = "write the whole path of a directory, like \"/srv/windlass\"".to_owned();
+        findings.add(|| entry.finding(Fault::with_hint(ProblemKind::BadValue, message, hint)));
+        None
+    }
+}
+
+impl Kind for Directories {
+    type Value = Vec<PathBuf>;
+
+    fn values(&self) -> String {
+        format!("array of up to {ALLOWED_PATHS_MAX} absolute paths of directories")
+    }
+
+    fn read(&self, entry: &Element<'_, '_>, findings: &mut Findings) -> Option<Vec<PathBuf>> {
+        let elements = entry.elements(ALLOWED_PATHS_MAX, findings)?;
+        let paths = elements.iter().map(|it| Self::directory(it, findings));
+        // All of them, so that all that is wrong is found.
+        paths.collect::<Vec<_>>().into_iter().collect()
+    }
+
+    fn toml(&self, paths: &Vec<PathBuf>) -> Option<String> {
+        let paths = paths.iter().map(|path| quoted(&path.to_string_lossy()));
+        Some(format!("[{}]", paths.collect::<Vec<_>>().join(", ")))
+    }
+
+    #[cfg(any(test, feature = "generators"))]
+    fn any(&self) -> BoxedStrategy<Vec<PathBuf>> {
+        let path = "/[a-z \"\\\\/]{0,9}x"
+            .prop_map(|text| Path::new(&text).components().collect::<PathBuf>());
+        proptest::collection::vec(path, 0..3).boxed()
+    }
+}

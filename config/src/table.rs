@@ -1,0 +1,201 @@
+//! One declaration for each table of plain keys: `table!` makes of it the type in the model, the rows
+//! of the reference, the reader, the printer and the generator, and says which keys only a restart
+//! changes.
+//!
+//! ```text
+//! table! {
+//!     /// Bounds on what all hosts together may take.
+//!     pub struct Limits: "limits" "[limits]" {
+//!         /// Most controllers at once.
+//!         max_controllers: u16 = Count(1..=CONTROLLERS_MAX), absent 256, like "32", effect Live;
+//!     }
+//! }
+//! ```
+//!
+//! A key's comment is its meaning in the reference. Then come its type and its [`Kind`](crate::kind::Kind); behind
+//! `absent` what holds without it (a key without `absent` is required), which may use the keys
+//! before it, and behind `=>` the same in words; behind `unless` where it must not stand; behind
+//! `like` a value as in a file. `effect Live` is for keys of which a step of their own tells the
+//! running appliance (`difference.rs`).
+
+use crate::keys::Key;
+use crate::parse::Reader;
+use crate::problem::Findings;
+
+/// A table of plain keys.
+pub(crate) trait Table: Sized {
+    /// Its keys, in the order of the file.
+    const KEYS: &'static [Key];
+
+    /// The table as it stands in a file; `None` where a key is wrong or missing, and `findings` say
+    /// which.
+    fn read(table: &Reader<'_, '_>, findings: &mut Findings) -> Option<Self>;
+
+    /// The table without any key; `None` where one is required.
+    fn absent() -> Option<Self>;
+
+    /// Its keys with their values.
+    fn lines(&self) -> Vec<Line>;
+
+    /// Takes the values of keys that change without a restart.
+    fn take_live(&mut self, wanted: &Self);
+
+    /// Any table.
+    #[cfg(any(test, feature = "generators"))]
+    fn any() -> proptest::strategy::BoxedStrategy<Self>;
+}
+
+/// A key and its value.
+#[derive(Clone, Debug)]
+pub(crate) struct Line {
+    pub(crate) key: &'static str,
+    /// As in a file; `None` where the key is left out.
+    pub(crate) value: Option<String>,
+    pub(crate) unless: Option<Unless>,
+    /// Whether it changes without a restart.
+    pub(crate) is_live: bool,
+}
+
+/// A key has no use where another one has this value.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Unless {
+    pub(crate) key: &'static str,
+    pub(crate) word: &'static str,
+    /// What has no use for it.
+    pub(crate) what: &'static str,
+    /// What to do.
+    pub(crate) hint: &'static str,
+}
+
+impl Unless {
+    /// Whether it holds in a table with these lines.
+    pub(crate) fn holds(&self, lines: &[Line]) -> bool {
+        let value = Some(crate::print::quoted(self.word));
+        lines
+            .iter()
+            .any(|line| line.key == self.key && line.value == value)
+    }
+}
+
+/// Evaluates what holds without a key: `?` in it is for keys before it that are wrong.
+pub(crate) fn without<T>(value: impl FnOnce() -> Option<T>) -> Option<T> {
+    value()
+}
+
+macro_rules! table {
+    (
+        $(#[doc = $about:literal])+
+        pub struct $table:ident {
+            $(
+                $(#[doc = $doc:literal])+
+                $field:ident: $type:ty = $kind:expr
+                $(, absent $absent:expr $(=> $words:literal)? $(, unless $unless:expr)?)?
+                , like $example:literal
+                $(, effect $effect:ident)?;
+            )+
+        }
+    ) => {
+        $(#[doc = $about])+
+        #[derive(Clone, Debug, PartialEq, Eq)]
+        pub struct $table {
+            $($(#[doc = $doc])+ pub $field: $type,)+
+        }
+
+        impl $crate::table::Table for $table {
+            const KEYS: &'static [$crate::keys::Key] = &[$(
+                $crate::keys::Key {
+                    name: stringify!($field),
+                    values: $crate::keys::Values::Kind(|| $crate::kind::Kind::values(&$kind)),
+                    absent: $crate::table::table!(@absent $kind, $($absent $(=> $words)?)?),
+                    example: $example,
+                    meaning: concat!($($doc),+).trim_ascii_start(),
+                },
+            )+];
+
+            fn read(
+                table: &$crate::parse::Reader<'_, '_>,
+                findings: &mut $crate::problem::Findings,
+            ) -> Option<$table> {
+                $(
+                    let unless = None::<$crate::table::Unless>
+                        $($(.or(Some($unless)))?)?;
+                    let $field: Option<$type> =
+                        match table.find(stringify!($field), &$kind, unless, findings) {
+                            $crate::parse::Found::Value(value) => Some(value),
+                            $crate::parse::Found::Wrong => None,
+                            $crate::parse::Found::Absent => $crate::table::table!(
+                                @without table, findings, $field, $($absent)?
+                            ),
+                        };
+                )+
+                Some($table { $($field: $field?,)+ })
+            }
+
+            fn absent() -> Option<$table> {
+                $(
+                    let $field: Option<$type> =
+                        $crate::table::without(|| $crate::table::table!(@absent_value $($absent)?));
+                )+
+                Some($table { $($field: $field?,)+ })
+            }
+
+            fn lines(&self) -> Vec<$crate::table::Line> {
+                vec![$(
+                    $crate::table::Line {
+                        key: stringify!($field),
+                        value: $crate::kind::Kind::toml(&$kind, &self.$field),
+                        unless: None $($(.or(Some($unless)))?)?,
+                        is_live: $crate::table::table!(@is_live $($effect)?),
+                    },
+                )+]
+            }
+
+            fn take_live(&mut self, wanted: &$table) {
+                $(
+                    if $crate::table::table!(@is_live $($effect)?) {
+                        self.$field = wanted.$field.clone();
+                    }
+                )+
+            }
+
+            #[cfg(any(test, feature = "generators"))]
+            fn any() -> proptest::strategy::BoxedStrategy<$table> {
+                use proptest::strategy::Strategy as _;
+                let keys = ($($crate::kind::Kind::any(&$kind),)+);
+                let table = keys.prop_map(|($($field,)+)| {
+                    let table = $table { $($field,)+ };
+                    $($($(
+                        let table = match $unless.holds(&$crate::table::Table::lines(&table)) {
+                            true => $table { $field: $absent, ..table },
+                            false => table,
+                        };
+                    )?)?)+
+                    table
+                });
+                table.boxed()
+            }
+        }
+    };
+    (@absent $kind:expr,) => { $crate::keys::Absent::Required };
+    (@absent $kind:expr, $absent:expr => $words:literal) => {
+        $crate::keys::Absent::Words($words)
+    };
+    (@absent $kind:expr, $absent:expr) => {
+        $crate::keys::Absent::Kind(|| {
+            $crate::kind::Kind::toml(&$kind, &$absent).unwrap_or_default()
+        })
+    };
+    (@without $table:ident, $findings:ident, $field:ident,) => {{
+        $table.report_missing(stringify!($field), $findings);
+        None
+    }};
+    (@without $table:ident, $findings:ident, $field:ident, $absent:expr) => {
+        $crate::table::without(|| Some($absent))
+    };
+    (@absent_value) => { None };
+    (@absent_value $absent:expr) => { Some($absent) };
+    (@is_live) => { false };
+    (@is_live Live) => { true };
+}
+
+pub(crate) use table;
