@@ -438,6 +438,10 @@ fn what_is_told_is_what_hosts_did() {
             .expect("an answer");
         assert!(cqe.status().is_success() && data == [7; 512]);
     }
+    for _ in 0..3 {
+        let (cqe, _) = io.command(Sqe::flush(1), &[], 0).expect("an answer");
+        assert!(cqe.status().is_success());
+    }
     let beyond = Sqe::read(1, 1 << 40, 0);
     let (cqe, _) = io.command(beyond, &[], 512).expect("an answer");
     assert!(!cqe.status().is_success());
@@ -509,6 +513,9 @@ fn what_is_told_is_what_hosts_did() {
     assert_eq!((code.sct, code.sc), (0, beyond.sc()));
     assert_eq!(of("windlass_device_requests_total", &device), 10.0);
     assert_eq!(of("windlass_device_bytes_total", &device), 10_240.0);
+    let ram = [("device", "ram")];
+    // Its flushes end before they come to the device.
+    assert_eq!(of("windlass_device_flushes_total", &ram), 0.0);
     let host = [("host", HOST), ("export", NQN)];
     assert_eq!(of("windlass_host_errors_total", &host), 0.0);
     let reactor = [("reactor", "0")];

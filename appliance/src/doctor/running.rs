@@ -79,7 +79,7 @@ mod tests {
         let device = |damage: &str| {
             let text = format!(
                 r#"{{"name": "vol", "type": "file", "state": "damaged", "damage": {damage},
-                "block_size": 512, "block_count": 8, "media_errors": 0, "waits": 0,
+                "block_size": 512, "block_count": 8, "media_errors": 0, "flushes": 0, "waits": 0,
                 "temperature_celsius": null, "available_spare_percent": null,
                 "used_percent": null, "warnings": [], "totals": {}, "latency": null,
                 "drive": null}}"#,

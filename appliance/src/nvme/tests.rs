@@ -334,6 +334,11 @@ fn a_drive_that_is_pulled_comes_back() {
     let mut host = Host::attach(&appliance);
     assert_eq!(host.write(1, 0, 5), Status::SUCCESS);
     assert_eq!(host.flush(1), Status::SUCCESS);
+    let flushes = |it: &crate::observe::model::DeviceStatus| it.flushes;
+    assert_eq!(
+        appliance.status().devices.iter().map(flushes).sum::<u64>(),
+        1
+    );
     for _ in 0..2 {
         slots.with(A, |slot| slot.is_there = false);
         slots.control(A).remove();

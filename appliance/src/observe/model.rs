@@ -214,6 +214,8 @@ measured! {
         media_errors: u64 = look.health.media_errors, Counter "device_media_errors";
         /// Requests that had to wait inside the device.
         waits: u64 = look.health.waits, Counter "device_waits";
+        /// Flushes that the device completed.
+        flushes: u64 = look.health.flushes, Counter "device_flushes";
         /// None where there is no sensor.
         temperature_celsius: Option<i32> =
             look.health.temperature_kelvin.map(|kelvin| i32::from(kelvin) - 273),
