@@ -38,9 +38,6 @@ use crate::transports::{Listeners, Portions};
 
 /// How often a stop under way is looked after.
 const STOP_LOOK_INTERVAL: Duration = Duration::from_millis(10);
-/// A single poll longer than this is counted as a stall and warned of: on a core that other
-/// programs use too, the scheduler alone takes a thread away for over ten milliseconds.
-const STALL_THRESHOLD: Nanos = Nanos::from_millis(50);
 
 /// A running appliance.
 pub(crate) struct Appliance {
@@ -433,12 +430,27 @@ fn reactor_configs(config: &Config, cores: &[usize]) -> Vec<ReactorConfig> {
         Idle::Poll => IdlePolicy::Poll,
         Idle::Sleep => IdlePolicy::Sleep,
     };
+    let stall_threshold = Nanos::from_millis(config.appliance.stall_threshold.as_millis());
     cores
         .iter()
         .map(|core| ReactorConfig {
             idle,
-            stall_threshold: STALL_THRESHOLD,
+            stall_threshold,
             ..ReactorConfig::pinned(*core)
         })
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reactors_take_the_threshold_of_a_stall_from_the_configuration() {
+        let mut config = Config::default_embedded(Path::new("/tmp/x")).expect("valid");
+        let threshold = |config: &Config| reactor_configs(config, &[3])[0].stall_threshold;
+        assert_eq!(threshold(&config), Nanos::from_millis(50));
+        config.appliance.stall_threshold = "200ms".parse().expect("a time");
+        assert_eq!(threshold(&config), Nanos::from_millis(200));
+    }
 }

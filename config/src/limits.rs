@@ -41,6 +41,11 @@ pub const SHUTDOWN_DEADLINE_MIN: Period = Period::from_millis(100);
 /// Longest time that a shutdown may be given.
 pub const SHUTDOWN_DEADLINE_MAX: Period = Period::from_millis(10 * 60 * 1000);
 
+/// Shortest poll that may be called a stall.
+pub const STALL_THRESHOLD_MIN: Period = Period::from_millis(1);
+/// Longest poll that need not be called a stall: one of twice the time is stuck.
+pub const STALL_THRESHOLD_MAX: Period = Period::from_millis(1000);
+
 /// Most connections that may be allowed at once.
 pub const CONNECTIONS_MAX: u32 = 65_535;
 /// Least data per command: one page of the smallest memory page size that a controller may

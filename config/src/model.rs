@@ -12,7 +12,7 @@ use crate::kind::{
 use crate::limits::{
     CONNECTIONS_MAX, CONTROLLERS_MAX, IN_CAPSULE_DATA_MAX, IN_CAPSULE_DATA_UNIT_BYTES, MEMORY_MAX,
     MEMORY_MIN, QUEUE_DEPTH_MAX, QUEUE_DEPTH_MIN, SHUTDOWN_DEADLINE_MAX, SHUTDOWN_DEADLINE_MIN,
-    TRANSFER_MAX, TRANSFER_MIN,
+    STALL_THRESHOLD_MAX, STALL_THRESHOLD_MIN, TRANSFER_MAX, TRANSFER_MIN,
 };
 use crate::table::{Table as _, Unless, table};
 use crate::value::{
@@ -129,6 +129,12 @@ table! {
         shutdown_deadline: Period = Time(SHUTDOWN_DEADLINE_MIN..=SHUTDOWN_DEADLINE_MAX),
             absent Period::from_millis(10_000),
             like "\"10s\"", effect Live;
+        /// A single poll of a reactor that takes longer is counted as a stall and warned of. On a
+        /// core that other programs use too, or in a virtual machine, the scheduler alone takes a
+        /// thread away for over ten milliseconds.
+        stall_threshold: Period = Time(STALL_THRESHOLD_MIN..=STALL_THRESHOLD_MAX),
+            absent Period::from_millis(50),
+            like "\"50ms\"";
     }
 }
 
