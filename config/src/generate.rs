@@ -10,18 +10,14 @@ use proptest::prelude::*;
 use proptest::sample::{Index, select};
 use uuid::Uuid;
 
-use crate::limits::{
-    COMMAND_DEADLINE_MAX, COMMAND_DEADLINE_MIN, CORE_NUMBER_MAX, DRIVE_NAMESPACE_MAX,
-    DRIVE_QUEUE_DEPTH_MAX, IO_QUEUES_MAX, MEMORY_MAX, NSID_MAX, QUEUE_DEPTH_MIN,
-};
+use crate::limits::{CORE_NUMBER_MAX, DRIVE_NAMESPACE_MAX, MEMORY_MAX, NSID_MAX};
 use crate::model::{
     Access, Appliance, Backing, Config, Control, Device, DriveNamespace, Export, Limits, Listener,
     Namespace,
 };
 use crate::table::Table as _;
 use crate::value::{
-    BlockSize, ByteSize, ControlSocket, CoreList, HttpAddress, ListenAddress, ModelNumber, Name,
-    Nqn, PciAddress, Period, SerialNumber,
+    BlockSize, ByteSize, ControlSocket, CoreList, HttpAddress, ListenAddress, Name, Nqn, PciAddress,
 };
 
 /// A valid value from a text that was generated to be one.
@@ -50,8 +46,8 @@ pub fn config() -> impl Strategy<Value = Config> {
     });
     let seeds = vec(any::<ExportSeed>(), 1..=4);
     (
-        Appliance::any(),
-        Limits::any(),
+        Appliance::any(()),
+        Limits::any(()),
         control(),
         devices,
         listeners,
@@ -123,7 +119,7 @@ pub(crate) fn size(
 
 /// The control plane's keys depend on each other.
 fn control() -> impl Strategy<Value = Control> {
-    Control::any().prop_map(|control| {
+    Control::any(()).prop_map(|control| {
         let Control {
             socket,
             group,
@@ -159,32 +155,22 @@ pub fn pci_address() -> impl Strategy<Value = PciAddress> {
 /// The device's number keeps its namespace apart from those of others on the same drive, of which
 /// there are two.
 fn drive_namespace(number: usize) -> impl Strategy<Value = DriveNamespace> {
-    let depth = QUEUE_DEPTH_MIN..=DRIVE_QUEUE_DEPTH_MAX;
-    let deadline = COMMAND_DEADLINE_MIN.as_millis()..=COMMAND_DEADLINE_MAX.as_millis();
     let place = (prop_oneof![Just(0), any::<u32>()], 0..=0x1f_u8, 0..=7_u8);
-    let alone = (place, depth, deadline).prop_map(
-        move |((domain, device, function), queue_depth, deadline)| {
-            // A bus for each device, away from the shared drives'.
-            let text = format!("{domain:04x}:{:02x}:{device:02x}.{function}", number + 1);
-            let deadline = Period::from_millis(deadline);
-            (valid::<PciAddress>(&text), queue_depth, deadline)
-        },
-    );
-    let shared = select(vec!["0000:00:01.0", "ffffffff:00:1f.7"]).prop_map(|pci| {
-        let deadline = DriveNamespace::COMMAND_DEADLINE_DEFAULT;
-        let depth = DriveNamespace::QUEUE_DEPTH_DEFAULT;
-        (valid::<PciAddress>(pci), depth, deadline)
+    let alone = place.prop_flat_map(move |(domain, device, function)| {
+        // A bus for each device, away from the shared drives'.
+        let text = format!("{domain:04x}:{:02x}:{device:02x}.{function}", number + 1);
+        DriveNamespace::any((valid(&text),))
     });
+    let shared = select(vec!["0000:00:01.0", "ffffffff:00:1f.7"])
+        .prop_filter_map("none is required", |pci| {
+            DriveNamespace::absent((valid(pci),))
+        });
     let namespace = prop_oneof![Just(1), 1..=8_u32, 1..=DRIVE_NAMESPACE_MAX / 8];
-    (prop_oneof![alone, shared], namespace).prop_map(
-        move |((pci, queue_depth, command_deadline), namespace)| DriveNamespace {
-            pci,
-            // Namespaces of other devices leave another remainder.
-            namespace: namespace.saturating_sub(1) * 8 + number as u32 + 1,
-            queue_depth,
-            command_deadline,
-        },
-    )
+    (prop_oneof![alone, shared], namespace).prop_map(move |(drive, namespace)| DriveNamespace {
+        // Namespaces of other devices leave another remainder.
+        namespace: namespace.saturating_sub(1) * 8 + number as u32 + 1,
+        ..drive
+    })
 }
 
 /// The device's number keeps its path, drive and UUID apart from those of the others.
@@ -209,12 +195,8 @@ fn device(number: usize, name: Name) -> impl Strategy<Value = Device> {
         (1..u128::MAX / 16)
             .prop_map(move |bits| Uuid::from_u128((bits & !0xff) | (number as u128 + 1))),
     );
-    (backing, any::<bool>(), uuid).prop_map(move |(backing, read_only, uuid)| Device {
-        name: name.clone(),
-        backing,
-        read_only,
-        uuid,
-    })
+    let device = backing.prop_flat_map(move |backing| Device::any((name.clone(), backing)));
+    (device, uuid).prop_map(|(device, uuid)| Device { uuid, ..device })
 }
 
 /// The listener's number keeps its port apart from those of the others.
@@ -242,7 +224,7 @@ fn listener(number: usize, name: Name) -> impl Strategy<Value = Listener> {
         };
         valid::<ListenAddress>(&format!("{ip}:{port}"))
     });
-    (Listener::any(), address).prop_map(move |(listener, address)| Listener {
+    (Listener::any(()), address).prop_map(move |(listener, address)| Listener {
         name: name.clone(),
         address,
         ..listener
@@ -285,37 +267,25 @@ impl Arbitrary for ExportSeed {
     }
 }
 
-type ExportRest = (Nqn, Access, Option<SerialNumber>, ModelNumber, u16);
-
-fn export_rest() -> impl Strategy<Value = ExportRest> {
+/// An export without namespaces and listeners.
+fn export_rest() -> impl Strategy<Value = Export> {
     let hosts =
         btree_set(nqn(), 1..=3).prop_map(|hosts| Access::Hosts(hosts.into_iter().collect()));
-    let serial = option::of("[!-~]([ -~]{0,18}[!-~])?".prop_map(|text| valid(&text)));
-    let model = prop_oneof![
-        Just(ModelNumber::default()),
-        "[!-~]([ -~]{0,38}[!-~])?".prop_map(|text| valid(&text))
-    ];
-    (
-        nqn(),
-        prop_oneof![Just(Access::AnyHost), hosts],
-        serial,
-        model,
-        1..=IO_QUEUES_MAX,
-    )
+    let access = prop_oneof![Just(Access::AnyHost), hosts];
+    (nqn(), access).prop_flat_map(|(nqn, access)| Export::any((nqn, vec![], vec![], access)))
 }
 
 fn exports(
     devices: &[Device],
     listeners: &[Listener],
     seeds: &[ExportSeed],
-    rests: Vec<ExportRest>,
+    rests: Vec<Export>,
 ) -> Vec<Export> {
     let mut free: Vec<&Device> = devices.iter().collect();
     let mut nqns = BTreeSet::new();
     let mut exports = Vec::new();
     for (seed, rest) in seeds.iter().zip(rests) {
-        let (nqn, access, serial, model, max_io_queues) = rest;
-        if free.is_empty() || !nqns.insert(nqn.clone()) {
+        if free.is_empty() || !nqns.insert(rest.nqn.clone()) {
             continue;
         }
         let first = seed.device.index(free.len());
@@ -337,13 +307,9 @@ fn exports(
         let some = listeners.iter().skip(first).take(1 + seed.listeners_more);
         let listeners = some.map(|listener| listener.name.clone()).collect();
         exports.push(Export {
-            nqn,
             namespaces,
             listeners,
-            access,
-            serial,
-            model,
-            max_io_queues,
+            ..rest
         });
     }
     exports

@@ -1,10 +1,10 @@
 //! Every table of the configuration file with its keys: behind the parser's allow-list, its hints and
-//! `REFERENCE.md`. Tables of plain keys are declared in `model.rs`; the keys of devices and exports,
-//! which depend on each other, are listed here.
+//! `REFERENCE.md`. Plain keys are declared in `model.rs`; those of devices and exports that depend on each
+//! other are listed here.
 
 use std::fmt::Write as _;
 
-use crate::model::{Appliance, Control, Limits, Listener};
+use crate::model::{Appliance, Control, Device, DriveNamespace, Export, Limits, Listener};
 use crate::table::Table as _;
 
 /// One key of a table.
@@ -77,14 +77,19 @@ pub struct Section {
     pub header: &'static str,
     /// What it stands for.
     pub meaning: &'static str,
-    /// Its keys.
-    pub keys: &'static [Key],
+    /// Its keys, in groups.
+    keys: &'static [&'static [Key]],
 }
 
 impl Section {
+    /// Its keys, in order.
+    pub fn keys(&self) -> impl Iterator<Item = &'static Key> + Clone + use<> {
+        self.keys.iter().copied().flatten()
+    }
+
     /// The key of that name.
     pub fn key(&self, name: &str) -> Option<&'static Key> {
-        self.keys.iter().find(|key| key.name == name)
+        self.keys().find(|key| key.name == name)
     }
 }
 
@@ -97,7 +102,7 @@ pub(crate) const ROOT: Section = Section {
     path: "",
     header: "the file",
     meaning: "The tables of a file, in any order.",
-    keys: &[
+    keys: &[&[
         Key {
             name: "appliance",
             values: Values::Text("table"),
@@ -140,21 +145,21 @@ pub(crate) const ROOT: Section = Section {
             example: "[[export]]",
             meaning: "The NVMe subsystems that hosts see.",
         },
-    ],
+    ]],
 };
 
 pub(crate) const APPLIANCE: Section = Section {
     path: "appliance",
     header: "[appliance]",
     meaning: "The appliance as a whole.",
-    keys: Appliance::KEYS,
+    keys: &[Appliance::KEYS],
 };
 
 pub(crate) const LIMITS: Section = Section {
     path: "limits",
     header: "[limits]",
     meaning: "Bounds on what all hosts together may take.",
-    keys: Limits::KEYS,
+    keys: &[Limits::KEYS],
 };
 
 pub(crate) const CONTROL: Section = Section {
@@ -163,7 +168,7 @@ pub(crate) const CONTROL: Section = Section {
     meaning: "The control plane: a Unix socket for `windlass status` and its like, and HTTP for the \
               dashboard, `/metrics` and `/api/v1`. What cannot be had of it is a line in the log, \
               and the exports are served all the same. Only a restart changes these keys.",
-    keys: Control::KEYS,
+    keys: &[Control::KEYS],
 };
 
 pub(crate) const DEVICE: Section = Section {
@@ -171,115 +176,67 @@ pub(crate) const DEVICE: Section = Section {
     header: "[[device]]",
     meaning: "A store of blocks. It becomes a namespace where an export names it.",
     keys: &[
-        Key {
-            name: "name",
-            values: Values::Text("name"),
-            absent: Absent::Required,
-            example: "\"vol0\"",
-            meaning: "Its name, by which exports refer to it. The identity of its namespace is \
+        &[
+            Key {
+                name: "name",
+                values: Values::Text("name"),
+                absent: Absent::Required,
+                example: "\"vol0\"",
+                meaning: "Its name, by which exports refer to it. The identity of its namespace is \
                       derived from it.",
-        },
-        Key {
-            name: "type",
-            values: Values::Text("`\"nvme\"`, `\"file\"`, `\"memory\"` or `\"null\"`"),
-            absent: Absent::Required,
-            example: "\"file\"",
-            meaning: "Where the blocks are: on an NVMe drive that is bound to `vfio-pci` and so \
+            },
+            Key {
+                name: "type",
+                values: Values::Text("`\"nvme\"`, `\"file\"`, `\"memory\"` or `\"null\"`"),
+                absent: Absent::Required,
+                example: "\"file\"",
+                meaning: "Where the blocks are: on an NVMe drive that is bound to `vfio-pci` and so \
                       belongs to the appliance (`windlass bind`); in a file; in memory until the \
                       appliance stops; nowhere (reads give zeroes, writes are dropped: for \
                       measurements).",
-        },
-        Key {
-            name: "size",
-            values: Values::Text(
-                "size, a multiple of the block size, to 1024TiB (`memory`: 16TiB)",
-            ),
-            absent: Absent::Words(
-                "required for `memory` and `null`; for `file` the file's size; not allowed for \
+            },
+            Key {
+                name: "size",
+                values: Values::Text(
+                    "size, a multiple of the block size, to 1024TiB (`memory`: 16TiB)",
+                ),
+                absent: Absent::Words(
+                    "required for `memory` and `null`; for `file` the file's size; not allowed for \
                  `nvme`",
-            ),
-            example: "\"8GiB\"",
-            meaning: "Its size. A file that is missing is created sparse with this size.",
-        },
-        Key {
-            name: "path",
-            values: Values::Text("absolute path"),
-            absent: Absent::Words("required for `file`, not allowed otherwise"),
-            example: "\"/srv/vol0.img\"",
-            meaning: "The file, or a partition or logical volume that is not mounted. Without `size` \
+                ),
+                example: "\"8GiB\"",
+                meaning: "Its size. A file that is missing is created sparse with this size.",
+            },
+            Key {
+                name: "path",
+                values: Values::Text("absolute path"),
+                absent: Absent::Words("required for `file`, not allowed otherwise"),
+                example: "\"/srv/vol0.img\"",
+                meaning: "The file, or a partition or logical volume that is not mounted. Without `size` \
                       it has to exist. After a sync of it failed, writes and flushes fail until \
                       `windlass device reopen NAME` or a restart.",
-        },
-        Key {
-            name: "block_size",
-            values: Values::Text("512 or 4096 (bytes)"),
-            absent: Absent::Value("512"),
-            example: "4096",
-            meaning: "The unit in which hosts address it. 512 is what every host attaches; 4096 is \
+            },
+            Key {
+                name: "block_size",
+                values: Values::Text("512 or 4096 (bytes)"),
+                absent: Absent::Value("512"),
+                example: "4096",
+                meaning: "The unit in which hosts address it. 512 is what every host attaches; 4096 is \
                       better where the file system below works in 4 KiB and no ESXi or boot \
                       firmware attaches. A change makes what hosts stored unreadable to them. Not \
                       allowed for `nvme`: the drive's format decides.",
-        },
-        Key {
-            name: "read_only",
-            values: Values::Text("boolean"),
-            absent: Absent::Value("false"),
-            example: "true",
-            meaning: "Whether hosts are kept from writing.",
-        },
-        Key {
-            name: "uuid",
-            values: Values::Text("UUID, 8-4-4-4-12 hexadecimal digits"),
-            absent: Absent::Words(
-                "derived from the names of appliance, export and device, and from the content",
-            ),
-            example: "\"9f0c2b6e-54a1-4b53-9d0e-0d5a8a1c7f11\"",
-            meaning: "The UUID of its namespace. NGUID and EUI-64 are derived from it. Without it \
-                      the identifiers follow the content: another file (its inode and time of \
-                      creation tell, so a file that was renamed is the same, and a copy or a file \
-                      restored from a backup is another), another drive or namespace of a drive \
-                      (serial number, NGUID and EUI-64 tell) and another `type` are another disk \
-                      to hosts, and `memory` is a new disk at each start. A file that is \
-                      overwritten in place is not noticed. What was served is recorded in \
-                      `$STATE_DIRECTORY/identities`, else, for root, in \
-                      `/var/lib/windlass/identities`, else in \
-                      `$XDG_DATA_HOME/windlass/identities`. With a `uuid` the identifiers never \
-                      change, whatever the content: use it where a file is moved to another file \
-                      system, or where two machines serve the same file in turn.",
-        },
-        Key {
+            },
+        ],
+        Device::KEYS,
+        &[Key {
             name: "pci",
             values: Values::Text("PCI address, `domain:bus:device.function`"),
             absent: Absent::Words("required for `nvme`, not allowed otherwise"),
             example: "\"0000:3b:00.0\"",
             meaning: "The drive, as `windlass devices` lists it. The domain may be left out \
                       (0000).",
-        },
-        Key {
-            name: "namespace",
-            values: Values::Text("integer, 1 to 4294967294"),
-            absent: Absent::Words("for `nvme` 1, not allowed otherwise"),
-            example: "2",
-            meaning: "Which of the drive's namespaces. A drive with several takes several devices, \
-                      which agree in the other keys of the drive.",
-        },
-        Key {
-            name: "queue_depth",
-            values: Values::Text("integer, 2 to 1024"),
-            absent: Absent::Words("for `nvme` 256, not allowed otherwise"),
-            example: "256",
-            meaning: "Most requests that one reactor has at the drive at once; fewer where the \
-                      drive takes fewer.",
-        },
-        Key {
-            name: "command_deadline",
-            values: Values::Text("time, 100ms to 10min"),
-            absent: Absent::Words("for `nvme` `10s`, not allowed otherwise"),
-            example: "\"5s\"",
-            meaning: "How long the drive may take for a command before the command is aborted; a \
-                      drive that does not abort it either is reset, and one that cannot be reset \
-                      is given up. Linux hosts give up after 30s themselves.",
-        },
+        }],
+        DriveNamespace::KEYS,
     ],
 };
 
@@ -287,7 +244,7 @@ pub(crate) const LISTENER: Section = Section {
     path: "listener",
     header: "[[listener]]",
     meaning: "An address at which hosts connect.",
-    keys: Listener::KEYS,
+    keys: &[Listener::KEYS],
 };
 
 pub(crate) const EXPORT: Section = Section {
@@ -295,65 +252,46 @@ pub(crate) const EXPORT: Section = Section {
     header: "[[export]]",
     meaning: "An NVMe subsystem: the namespaces that a host attaches together.",
     keys: &[
-        Key {
-            name: "nqn",
-            values: Values::Text("NQN, to 223 bytes"),
-            absent: Absent::Required,
-            example: "\"nqn.2026-11.org.example:rack7-a.fast\"",
-            meaning: "Its NVMe Qualified Name: `nqn.`, year and month, a reversed domain, a colon, \
+        &[
+            Key {
+                name: "nqn",
+                values: Values::Text("NQN, to 223 bytes"),
+                absent: Absent::Required,
+                example: "\"nqn.2026-11.org.example:rack7-a.fast\"",
+                meaning: "Its NVMe Qualified Name: `nqn.`, year and month, a reversed domain, a colon, \
                       any text; or `nqn.2014-08.org.nvmexpress:uuid:` and a UUID.",
-        },
-        Key {
-            name: "devices",
-            values: Values::Text("array of 1 to 128 device names or tables"),
-            absent: Absent::Required,
-            example: "[\"vol0\"]",
-            meaning: "Its namespaces. A name takes the namespace identifier after the one before \
+            },
+            Key {
+                name: "devices",
+                values: Values::Text("array of 1 to 128 device names or tables"),
+                absent: Absent::Required,
+                example: "[\"vol0\"]",
+                meaning: "Its namespaces. A name takes the namespace identifier after the one before \
                       it, the first 1; a table gives it. A device belongs to one export at most.",
-        },
-        Key {
-            name: "listeners",
-            values: Values::Text("array of 1 to 64 listener names"),
-            absent: Absent::Required,
-            example: "[\"san\"]",
-            meaning: "Where it can be reached.",
-        },
-        Key {
-            name: "hosts",
-            values: Values::Text("array of 1 to 1024 host NQNs"),
-            absent: Absent::Words("required unless `allow_any_host = true`"),
-            example: "[\"nqn.2014-08.org.nvmexpress:uuid:9f0c2b6e-54a1-4b53-9d0e-0d5a8a1c7f11\"]",
-            meaning: "The hosts that may attach it. A Linux host's is in `/etc/nvme/hostnqn`.",
-        },
-        Key {
-            name: "allow_any_host",
-            values: Values::Text("boolean"),
-            absent: Absent::Value("false"),
-            example: "true",
-            meaning: "Whether every host may attach it. Then `hosts` is not allowed.",
-        },
-        Key {
-            name: "serial",
-            values: Values::Text("1 to 20 printable ASCII characters"),
-            absent: Absent::Words("derived from the names of appliance and export"),
-            example: "\"WL-0001\"",
-            meaning: "The serial number that hosts see.",
-        },
-        Key {
-            name: "model",
-            values: Values::Text("1 to 40 printable ASCII characters"),
-            absent: Absent::Value("\"Windlass\""),
-            example: "\"Windlass\"",
-            meaning: "The model number that hosts see.",
-        },
-        Key {
-            name: "max_io_queues",
-            values: Values::Text("integer, 1 to 128"),
-            absent: Absent::Value("64"),
-            example: "16",
-            meaning: "Most I/O queues of one controller. A host takes one for each of its cores, \
-                      or fewer where it is told so.",
-        },
+            },
+            Key {
+                name: "listeners",
+                values: Values::Text("array of 1 to 64 listener names"),
+                absent: Absent::Required,
+                example: "[\"san\"]",
+                meaning: "Where it can be reached.",
+            },
+            Key {
+                name: "hosts",
+                values: Values::Text("array of 1 to 1024 host NQNs"),
+                absent: Absent::Words("required unless `allow_any_host = true`"),
+                example: "[\"nqn.2014-08.org.nvmexpress:uuid:9f0c2b6e-54a1-4b53-9d0e-0d5a8a1c7f11\"]",
+                meaning: "The hosts that may attach it. A Linux host's is in `/etc/nvme/hostnqn`.",
+            },
+            Key {
+                name: "allow_any_host",
+                values: Values::Text("boolean"),
+                absent: Absent::Value("false"),
+                example: "true",
+                meaning: "Whether every host may attach it. Then `hosts` is not allowed.",
+            },
+        ],
+        Export::KEYS,
     ],
 };
 
@@ -361,7 +299,7 @@ pub(crate) const NAMESPACE: Section = Section {
     path: "export.devices",
     header: "devices = [{ … }]",
     meaning: "A namespace whose identifier is given.",
-    keys: &[
+    keys: &[&[
         Key {
             name: "device",
             values: Values::Text("device name"),
@@ -376,7 +314,7 @@ pub(crate) const NAMESPACE: Section = Section {
             example: "7",
             meaning: "The namespace identifier.",
         },
-    ],
+    ]],
 };
 
 const REFERENCE_HEAD: &str = "\
@@ -405,7 +343,7 @@ pub fn reference() -> String {
         // Writing to a String cannot fail.
         let _ = write!(text, "\n## {title}\n\n{}\n\n", section.meaning);
         text.push_str("| key | value | default | meaning | example |\n|---|---|---|---|---|\n");
-        for key in section.keys {
+        for key in section.keys() {
             let Key {
                 name,
                 values,

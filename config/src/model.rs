@@ -1,5 +1,5 @@
 //! What a configuration says, in types, and the keys of its tables: each is declared here and
-//! nowhere else, except those of devices and exports, whose keys depend on each other.
+//! nowhere else, except some of devices and exports that depend on each other.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -10,9 +10,10 @@ use crate::kind::{
     Boolean, Count, Directories, FilePath, Maybe, Size, Text, Time, Unit, Word, Words,
 };
 use crate::limits::{
-    CONNECTIONS_MAX, CONTROLLERS_MAX, IN_CAPSULE_DATA_MAX, IN_CAPSULE_DATA_UNIT_BYTES, MEMORY_MAX,
-    MEMORY_MIN, QUEUE_DEPTH_MAX, QUEUE_DEPTH_MIN, SHUTDOWN_DEADLINE_MAX, SHUTDOWN_DEADLINE_MIN,
-    STALL_THRESHOLD_MAX, STALL_THRESHOLD_MIN, TRANSFER_MAX, TRANSFER_MIN,
+    COMMAND_DEADLINE_MAX, COMMAND_DEADLINE_MIN, CONNECTIONS_MAX, CONTROLLERS_MAX,
+    DRIVE_NAMESPACE_MAX, DRIVE_QUEUE_DEPTH_MAX, IN_CAPSULE_DATA_MAX, IN_CAPSULE_DATA_UNIT_BYTES,
+    IO_QUEUES_MAX, MEMORY_MAX, MEMORY_MIN, QUEUE_DEPTH_MAX, QUEUE_DEPTH_MIN, SHUTDOWN_DEADLINE_MAX,
+    SHUTDOWN_DEADLINE_MIN, STALL_THRESHOLD_MAX, STALL_THRESHOLD_MIN, TRANSFER_MAX, TRANSFER_MIN,
 };
 use crate::table::{Table as _, Unless, table};
 use crate::value::{
@@ -42,6 +43,18 @@ const ADDRESS: Text<ListenAddress> = Text::of(
 const CONGESTION_CONTROL: Text<CongestionControl> = Text::of(
     "1 to 15 characters of `a`-`z`, `0`-`9`, `_` and `-`",
     "[a-z0-9_-]{1,15}",
+);
+const UUID: Text<Uuid> = Text::of(
+    "UUID, 8-4-4-4-12 hexadecimal digits",
+    "[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-e]{12}",
+);
+const SERIAL: Text<SerialNumber> = Text::of(
+    "1 to 20 printable ASCII characters",
+    "[!-~]([ -~]{0,18}[!-~])?",
+);
+const MODEL: Text<ModelNumber> = Text::of(
+    "1 to 40 printable ASCII characters",
+    "Windlass|[!-~]([ -~]{0,38}[!-~])?",
 );
 const CAPSULE_SIZE: Size = Size(
     ByteSize::from_bytes(0)..=IN_CAPSULE_DATA_MAX,
@@ -356,17 +369,33 @@ table! {
     }
 }
 
-/// A store of blocks.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Device {
-    /// Its name.
-    pub name: Name,
-    /// Where the blocks are.
-    pub backing: Backing,
-    /// Whether hosts are kept from writing.
-    pub read_only: bool,
-    /// The UUID of its namespace, where it is given.
-    pub uuid: Option<Uuid>,
+table! {
+    /// A store of blocks.
+    pub struct Device by hand {
+        /// Its name.
+        name: Name,
+        /// Where the blocks are.
+        backing: Backing,
+    } {
+        /// Whether hosts are kept from writing.
+        read_only: bool = Boolean,
+            absent false,
+            like "true";
+        /// The UUID of its namespace. NGUID and EUI-64 are derived from it. Without it the
+        /// identifiers follow the content: another file (its inode and time of creation tell, so a
+        /// file that was renamed is the same, and a copy or a file restored from a backup is
+        /// another), another drive or namespace of a drive (serial number, NGUID and EUI-64 tell)
+        /// and another `type` are another disk to hosts, and `memory` is a new disk at each start.
+        /// A file that is overwritten in place is not noticed. What was served is recorded in
+        /// `$STATE_DIRECTORY/identities`, else, for root, in `/var/lib/windlass/identities`, else
+        /// in `$XDG_DATA_HOME/windlass/identities`. With a `uuid` the identifiers never change,
+        /// whatever the content: use it where a file is moved to another file system, or where two
+        /// machines serve the same file in turn.
+        uuid: Option<Uuid> = Maybe(UUID),
+            absent None
+            => "derived from the names of appliance, export and device, and from the content",
+            like "\"9f0c2b6e-54a1-4b53-9d0e-0d5a8a1c7f11\"";
+    }
 }
 
 /// Where the blocks of a device are.
@@ -399,18 +428,34 @@ pub enum Backing {
     Nvme(DriveNamespace),
 }
 
-/// A namespace of an NVMe drive, and how the drive is used. Devices on one drive are of different
-/// namespaces and agree in everything else.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DriveNamespace {
-    /// The drive's PCI function.
-    pub pci: PciAddress,
-    /// The namespace identifier that the drive has for it, from 1.
-    pub namespace: u32,
-    /// Most requests that one reactor has at the drive at once, as far as the drive takes them.
-    pub queue_depth: u16,
-    /// How long the drive may take for a command before the command is aborted.
-    pub command_deadline: Period,
+table! {
+    /// A namespace of an NVMe drive, and how the drive is used. Devices on one drive are of different
+    /// namespaces and agree in everything else.
+    #[derive(Copy)]
+    pub struct DriveNamespace by hand {
+        /// The drive's PCI function.
+        pci: PciAddress,
+    } {
+        /// Which of the drive's namespaces. A drive with several takes several devices, which agree
+        /// in the other keys of the drive.
+        namespace: u32 = Count(1..=DRIVE_NAMESPACE_MAX),
+            absent DriveNamespace::NAMESPACE_DEFAULT
+            => "for `nvme` 1, not allowed otherwise",
+            like "2";
+        /// Most requests that one reactor has at the drive at once; fewer where the drive takes
+        /// fewer.
+        queue_depth: u16 = Count(QUEUE_DEPTH_MIN..=DRIVE_QUEUE_DEPTH_MAX),
+            absent DriveNamespace::QUEUE_DEPTH_DEFAULT
+            => "for `nvme` 256, not allowed otherwise",
+            like "256";
+        /// How long the drive may take for a command before the command is aborted; a drive that
+        /// does not abort it either is reset, and one that cannot be reset is given up. Linux hosts
+        /// give up after 30s themselves.
+        command_deadline: Period = Time(COMMAND_DEADLINE_MIN..=COMMAND_DEADLINE_MAX),
+            absent DriveNamespace::COMMAND_DEADLINE_DEFAULT
+            => "for `nvme` `10s`, not allowed otherwise",
+            like "\"5s\"";
+    }
 }
 
 impl DriveNamespace {
@@ -502,23 +547,33 @@ table! {
     }
 }
 
-/// An NVMe subsystem.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Export {
-    /// Its NVMe Qualified Name.
-    pub nqn: Nqn,
-    /// Its namespaces, in the order of the file: at least one, each identifier and device once.
-    pub namespaces: Vec<Namespace>,
-    /// The names of the listeners at which it can be reached: at least one, each once.
-    pub listeners: Vec<Name>,
-    /// Who may attach it.
-    pub access: Access,
-    /// The serial number, where it is given.
-    pub serial: Option<SerialNumber>,
-    /// The model number.
-    pub model: ModelNumber,
-    /// Most I/O queues of one controller.
-    pub max_io_queues: u16,
+table! {
+    /// An NVMe subsystem.
+    pub struct Export by hand {
+        /// Its NVMe Qualified Name.
+        nqn: Nqn,
+        /// Its namespaces, in the order of the file: at least one, each identifier and device once.
+        namespaces: Vec<Namespace>,
+        /// The names of the listeners at which it can be reached: at least one, each once.
+        listeners: Vec<Name>,
+        /// Who may attach it.
+        access: Access,
+    } {
+        /// The serial number that hosts see.
+        serial: Option<SerialNumber> = Maybe(SERIAL),
+            absent None
+            => "derived from the names of appliance and export",
+            like "\"WL-0001\"";
+        /// The model number that hosts see.
+        model: ModelNumber = MODEL,
+            absent ModelNumber::default(),
+            like "\"Windlass\"";
+        /// Most I/O queues of one controller. A host takes one for each of its cores, or fewer
+        /// where it is told so.
+        max_io_queues: u16 = Count(1..=IO_QUEUES_MAX),
+            absent Export::MAX_IO_QUEUES_DEFAULT,
+            like "16";
+    }
 }
 
 /// A namespace of an export.
@@ -553,7 +608,7 @@ macro_rules! defaults {
     ($($table:ident),+) => {
         $(impl Default for $table {
             fn default() -> $table {
-                match $table::absent() {
+                match $table::absent(()) {
                     Some(table) => table,
                     None => unreachable!("none of its keys is required"),
                 }

@@ -2,7 +2,7 @@
 
 use std::fmt::{self, Write as _};
 
-use crate::model::{Access, Backing, Config, Device, DriveNamespace, Export, Namespace};
+use crate::model::{Access, Backing, Config, Device, Export, Namespace};
 use crate::table::Table;
 
 impl Config {
@@ -33,6 +33,10 @@ impl Config {
 
 fn table(out: &mut String, header: &str, table: &impl Table) -> fmt::Result {
     writeln!(out, "{header}")?;
+    plain_keys(out, table)
+}
+
+fn plain_keys(out: &mut String, table: &impl Table) -> fmt::Result {
     let lines = table.lines();
     for line in &lines {
         if let Some(value) = &line.value
@@ -45,12 +49,7 @@ fn table(out: &mut String, header: &str, table: &impl Table) -> fmt::Result {
 }
 
 fn device(out: &mut String, device: &Device) -> fmt::Result {
-    let Device {
-        name,
-        backing,
-        read_only,
-        uuid,
-    } = device;
+    let Device { name, backing, .. } = device;
     writeln!(
         out,
         "\n[[device]]\nname = \"{name}\"\ntype = \"{}\"",
@@ -66,30 +65,15 @@ fn device(out: &mut String, device: &Device) -> fmt::Result {
                 writeln!(out, "size = \"{size}\"")?;
             }
         }
-        Backing::Nvme(drive) => drive_namespace(out, drive)?,
+        Backing::Nvme(drive) => {
+            writeln!(out, "pci = \"{}\"", drive.pci)?;
+            plain_keys(out, drive)?;
+        }
     }
     if let Some(block_size) = backing.block_size() {
         writeln!(out, "block_size = {block_size}")?;
     }
-    writeln!(out, "read_only = {read_only}")?;
-    match uuid {
-        Some(uuid) => writeln!(out, "uuid = \"{uuid}\""),
-        None => Ok(()),
-    }
-}
-
-fn drive_namespace(out: &mut String, drive: &DriveNamespace) -> fmt::Result {
-    let DriveNamespace {
-        pci,
-        namespace,
-        queue_depth,
-        command_deadline,
-    } = drive;
-    writeln!(out, "pci = \"{pci}\"\nnamespace = {namespace}")?;
-    writeln!(
-        out,
-        "queue_depth = {queue_depth}\ncommand_deadline = \"{command_deadline}\""
-    )
+    plain_keys(out, device)
 }
 
 fn export(out: &mut String, export: &Export) -> fmt::Result {
@@ -98,9 +82,7 @@ fn export(out: &mut String, export: &Export) -> fmt::Result {
         namespaces,
         listeners,
         access,
-        serial,
-        model,
-        max_io_queues,
+        ..
     } = export;
     writeln!(out, "\n[[export]]\nnqn = {}", quoted(nqn.as_str()))?;
     let counted = namespaces
@@ -121,11 +103,7 @@ fn export(out: &mut String, export: &Export) -> fmt::Result {
         Access::AnyHost => writeln!(out, "allow_any_host = true")?,
         Access::Hosts(hosts) => array(out, "hosts", hosts, |host| quoted(host.as_str()))?,
     }
-    if let Some(serial) = serial {
-        writeln!(out, "serial = {}", quoted(serial.as_str()))?;
-    }
-    writeln!(out, "model = {}", quoted(model.as_str()))?;
-    writeln!(out, "max_io_queues = {max_io_queues}")
+    plain_keys(out, export)
 }
 
 /// One item stands beside its key, more stand one to a line.

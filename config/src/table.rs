@@ -16,7 +16,9 @@
 //! `absent` what holds without it (a key without `absent` is required), which may use the keys
 //! before it, and behind `=>` the same in words; behind `unless` where it must not stand; behind
 //! `like` a value as in a file. `effect Live` is for keys of which a step of their own tells the
-//! running appliance (`difference.rs`).
+//! running appliance (`difference.rs`). Between the type's name and its keys,
+//! `by hand { field: Type, }` adds fields whose keys depend on each other: `parse/`, `print.rs` and
+//! `keys.rs` know these.
 
 use crate::keys::Key;
 use crate::parse::Reader;
@@ -24,17 +26,24 @@ use crate::problem::Findings;
 
 /// A table of plain keys.
 pub(crate) trait Table: Sized {
-    /// Its keys, in the order of the file.
+    /// Fields whose keys depend on each other, and are read and written by hand.
+    type ByHand: Clone;
+
+    /// Its plain keys, in the order of the file.
     const KEYS: &'static [Key];
 
     /// The table as it stands in a file; `None` where a key is wrong or missing, and `findings` say
     /// which.
-    fn read(table: &Reader<'_, '_>, findings: &mut Findings) -> Option<Self>;
+    fn read(
+        table: &Reader<'_, '_>,
+        findings: &mut Findings,
+        by_hand: Option<Self::ByHand>,
+    ) -> Option<Self>;
 
-    /// The table without any key; `None` where one is required.
-    fn absent() -> Option<Self>;
+    /// The table without any plain key; `None` where one is required.
+    fn absent(by_hand: Self::ByHand) -> Option<Self>;
 
-    /// Its keys with their values.
+    /// Its plain keys with their values.
     fn lines(&self) -> Vec<Line>;
 
     /// Takes the values of keys that change without a restart.
@@ -42,7 +51,7 @@ pub(crate) trait Table: Sized {
 
     /// Any table.
     #[cfg(any(test, feature = "generators"))]
-    fn any() -> proptest::strategy::BoxedStrategy<Self>;
+    fn any(by_hand: Self::ByHand) -> proptest::strategy::BoxedStrategy<Self>;
 }
 
 /// A key and its value.
@@ -85,7 +94,10 @@ pub(crate) fn without<T>(value: impl FnOnce() -> Option<T>) -> Option<T> {
 macro_rules! table {
     (
         $(#[doc = $about:literal])+
-        pub struct $table:ident {
+        $(#[derive($derive:ident)])?
+        pub struct $table:ident
+        $(by hand { $($(#[doc = $hand_doc:literal])+ $hand:ident: $hand_type:ty,)+ })?
+        {
             $(
                 $(#[doc = $doc:literal])+
                 $field:ident: $type:ty = $kind:expr
@@ -97,11 +109,15 @@ macro_rules! table {
     ) => {
         $(#[doc = $about])+
         #[derive(Clone, Debug, PartialEq, Eq)]
+        $(#[derive($derive)])?
         pub struct $table {
+            $($($(#[doc = $hand_doc])+ pub $hand: $hand_type,)+)?
             $($(#[doc = $doc])+ pub $field: $type,)+
         }
 
         impl $crate::table::Table for $table {
+            type ByHand = ($($($hand_type,)+)?);
+
             const KEYS: &'static [$crate::keys::Key] = &[$(
                 $crate::keys::Key {
                     name: stringify!($field),
@@ -115,6 +131,7 @@ macro_rules! table {
             fn read(
                 table: &$crate::parse::Reader<'_, '_>,
                 findings: &mut $crate::problem::Findings,
+                by_hand: Option<Self::ByHand>,
             ) -> Option<$table> {
                 $(
                     let unless = None::<$crate::table::Unless>
@@ -128,15 +145,17 @@ macro_rules! table {
                             ),
                         };
                 )+
-                Some($table { $($field: $field?,)+ })
+                let ($($($hand,)+)?) = by_hand?;
+                Some($table { $($($hand,)+)? $($field: $field?,)+ })
             }
 
-            fn absent() -> Option<$table> {
+            fn absent(by_hand: Self::ByHand) -> Option<$table> {
                 $(
                     let $field: Option<$type> =
                         $crate::table::without(|| $crate::table::table!(@absent_value $($absent)?));
                 )+
-                Some($table { $($field: $field?,)+ })
+                let ($($($hand,)+)?) = by_hand;
+                Some($table { $($($hand,)+)? $($field: $field?,)+ })
             }
 
             fn lines(&self) -> Vec<$crate::table::Line> {
@@ -159,11 +178,12 @@ macro_rules! table {
             }
 
             #[cfg(any(test, feature = "generators"))]
-            fn any() -> proptest::strategy::BoxedStrategy<$table> {
+            fn any(by_hand: Self::ByHand) -> proptest::strategy::BoxedStrategy<$table> {
                 use proptest::strategy::Strategy as _;
                 let keys = ($($crate::kind::Kind::any(&$kind),)+);
-                let table = keys.prop_map(|($($field,)+)| {
-                    let table = $table { $($field,)+ };
+                let table = keys.prop_map(move |($($field,)+)| {
+                    let ($($($hand,)+)?) = by_hand.clone();
+                    let table = $table { $($($hand,)+)? $($field,)+ };
                     $($($(
                         let table = match $unless.holds(&$crate::table::Table::lines(&table)) {
                             true => $table { $field: $absent, ..table },

@@ -314,7 +314,7 @@ proptest! {
 #[test]
 fn every_listed_key_is_read() {
     for section in tables() {
-        for key in section.keys {
+        for key in section.keys() {
             let text = with_key(section, key.name, "1979-05-27");
             let problems = Config::parse("wrong.toml", &text).unwrap_err();
             let last = format!(".{}", key.name);
@@ -334,7 +334,7 @@ fn every_listed_key_is_read() {
 #[test]
 fn a_listed_default_is_the_default() {
     for section in tables() {
-        for key in section.keys {
+        for key in section.keys() {
             let Some(value) = key.absent.value() else {
                 continue;
             };
@@ -350,8 +350,7 @@ fn a_listed_default_is_the_default() {
 fn a_required_key_is_missed() {
     for section in tables() {
         for key in section
-            .keys
-            .iter()
+            .keys()
             .filter(|key| matches!(key.absent, Absent::Required))
         {
             let text = with_key(section, key.name, "0").replace(&format!("{} = 0", key.name), "");
@@ -373,7 +372,7 @@ fn a_required_key_is_missed() {
 #[test]
 fn a_listed_example_is_read() {
     for section in tables() {
-        for key in section.keys {
+        for key in section.keys() {
             let text = with_key(section, key.name, key.example);
             // Some keys are those of another type than the minimal file's.
             let of_drive = ["pci", "namespace", "queue_depth", "command_deadline"];
@@ -425,7 +424,7 @@ fn the_reference_lists_every_key() {
     }
     let known: Vec<String> = keys::SECTIONS
         .iter()
-        .flat_map(|section| section.keys.iter().map(move |key| (section, key)))
+        .flat_map(|section| section.keys().map(move |key| (section, key)))
         .map(|(section, key)| match section.path {
             "" => format!("The file {}", key.name),
             _ => format!("`{}` {}", section.header, key.name),

@@ -8,6 +8,7 @@ use crate::model::Transport;
 use crate::parse::{Draft, DriveDraft, Located, NameDraft};
 use crate::problem::{Finding, Findings, Lines, ProblemKind};
 use crate::suggest::{listed, nearest, shown};
+use crate::table::{Line, Table as _};
 use crate::value::HttpAddress;
 
 /// Most names that a hint lists.
@@ -247,8 +248,8 @@ fn drives(draft: &Draft, lines: &Lines<'_>, findings: &mut Findings) {
             let before = known.iter().take(index);
             before.filter(|other| other.pci.value == drive.pci.value)
         };
-        let (pci, namespace) = (drive.pci.value, drive.namespace);
-        if let Some(first) = before().find(|other| other.namespace == namespace) {
+        let (pci, namespace) = (drive.pci.value, drive.drive.namespace);
+        if let Some(first) = before().find(|other| other.drive.namespace == namespace) {
             let line = lines.line(first.pci.span.start);
             findings.add(|| Finding {
                 hint: Some("give the second device another `namespace`".to_owned()),
@@ -278,8 +279,7 @@ fn drives(draft: &Draft, lines: &Lines<'_>, findings: &mut Findings) {
 
 /// The first key of a drive in which two of its devices differ.
 fn difference(one: &DriveDraft, other: &DriveDraft) -> Option<&'static str> {
-    if one.queue_depth != other.queue_depth {
-        return Some("queue_depth");
-    }
-    (one.command_deadline != other.command_deadline).then_some("command_deadline")
+    let lines = one.drive.lines().into_iter().zip(other.drive.lines());
+    let differs = |(one, other): &(Line, Line)| one.key != "namespace" && one.value != other.value;
+    lines.into_iter().find(differs).map(|(line, _)| line.key)
 }

@@ -31,7 +31,7 @@ impl ControlDraft {
 }
 
 pub(super) fn control(table: &Reader<'_, '_>, findings: &mut Findings) -> ControlDraft {
-    let control = Control::read(table, findings);
+    let control = Control::read(table, findings, Some(()));
     // What is wrong with these has been found just now.
     let found = &mut Findings::default();
     let socket = table.optional::<ControlSocket>("socket", found);

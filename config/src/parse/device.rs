@@ -9,14 +9,12 @@ use super::Located;
 use super::reader::Reader;
 use super::sections::NameDraft;
 use super::setting::{Fault, Setting, word};
-use crate::limits::{
-    COMMAND_DEADLINE_MAX, COMMAND_DEADLINE_MIN, DEVICE_SIZE_MAX, DRIVE_NAMESPACE_MAX,
-    DRIVE_QUEUE_DEPTH_MAX, MEMORY_MAX, PATH_BYTES_MAX, QUEUE_DEPTH_MIN,
-};
+use crate::limits::{DEVICE_SIZE_MAX, MEMORY_MAX, PATH_BYTES_MAX};
 use crate::model::{Backing, Device, DriveNamespace};
 use crate::problem::{Finding, Findings, ProblemKind};
 use crate::suggest::shown;
-use crate::value::{BlockSize, ByteSize, PciAddress, Period};
+use crate::table::Table as _;
+use crate::value::{BlockSize, ByteSize, PciAddress};
 
 /// A device as far as it could be read.
 #[derive(Debug)]
@@ -38,9 +36,7 @@ impl DeviceDraft {
 #[derive(Debug)]
 pub(crate) struct DriveDraft {
     pub(crate) pci: Located<PciAddress>,
-    pub(crate) namespace: u32,
-    pub(crate) queue_depth: u16,
-    pub(crate) command_deadline: Period,
+    pub(crate) drive: DriveNamespace,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,7 +69,7 @@ struct TypedKey {
     optional: &'static [DeviceType],
 }
 
-const TYPED_KEYS: [TypedKey; 7] = [
+const TYPED_KEYS: [TypedKey; 4] = [
     TypedKey {
         name: "size",
         required: &[DeviceType::Memory, DeviceType::Null],
@@ -94,21 +90,6 @@ const TYPED_KEYS: [TypedKey; 7] = [
         required: &[DeviceType::Nvme],
         optional: &[],
     },
-    TypedKey {
-        name: "namespace",
-        required: &[],
-        optional: &[DeviceType::Nvme],
-    },
-    TypedKey {
-        name: "queue_depth",
-        required: &[],
-        optional: &[DeviceType::Nvme],
-    },
-    TypedKey {
-        name: "command_deadline",
-        required: &[],
-        optional: &[DeviceType::Nvme],
-    },
 ];
 
 /// Reports keys that the type lacks or does not have.
@@ -117,7 +98,12 @@ fn keys_of_type(table: &Reader<'_, '_>, device_type: DeviceType, findings: &mut 
         .iter()
         .find(|(_, other)| *other == device_type)
         .map_or("", |(word, _)| *word);
-    for key in TYPED_KEYS {
+    let of_drives = DriveNamespace::KEYS.iter().map(|key| TypedKey {
+        name: key.name,
+        required: &[],
+        optional: &[DeviceType::Nvme],
+    });
+    for key in TYPED_KEYS.into_iter().chain(of_drives) {
         let required = key.required.contains(&device_type);
         let name = key.name;
         if table.has(name) && !required && !key.optional.contains(&device_type) {
@@ -165,9 +151,6 @@ pub(super) fn device(table: &Reader<'_, '_>, findings: &mut Findings) -> DeviceD
         .optional::<String>("path", findings)
         .and_then(|text| file_path(text, findings));
     let drive = drive(table, findings);
-    let read_only = table.optional("read_only", findings);
-    let read_only = table.or_default("read_only", read_only, false);
-    let uuid = table.optional::<Uuid>("uuid", findings);
 
     let backing = || {
         Some(match device_type? {
@@ -185,30 +168,16 @@ pub(super) fn device(table: &Reader<'_, '_>, findings: &mut Findings) -> DeviceD
                 size,
                 block_size: block_size?,
             },
-            DeviceType::Nvme => {
-                let drive = drive.as_ref()?;
-                Backing::Nvme(DriveNamespace {
-                    pci: drive.pci.value,
-                    namespace: drive.namespace,
-                    queue_depth: drive.queue_depth,
-                    command_deadline: drive.command_deadline,
-                })
-            }
+            DeviceType::Nvme => Backing::Nvme(drive.as_ref()?.drive),
         })
     };
-    let device = match (name, backing(), read_only) {
-        (Some(name), Some(backing), Some(read_only)) => Some(Device {
-            name,
-            backing,
-            read_only,
-            uuid: uuid.as_ref().map(|uuid| uuid.value),
-        }),
-        _ => None,
-    };
+    let by_hand = name.and_then(|name| Some((name, backing()?)));
+    let device = Device::read(table, findings, by_hand);
     DeviceDraft {
         name: name_draft,
         path,
-        uuid,
+        // What is wrong with it has been found just now.
+        uuid: table.optional("uuid", &mut Findings::default()),
         drive: drive.filter(|_| device_type == Some(DeviceType::Nvme)),
         device,
     }
@@ -217,25 +186,9 @@ pub(super) fn device(table: &Reader<'_, '_>, findings: &mut Findings) -> DeviceD
 /// The keys of a drive, whatever the type; `None` where one of them could not be read.
 fn drive(table: &Reader<'_, '_>, findings: &mut Findings) -> Option<DriveDraft> {
     let pci = table.optional::<PciAddress>("pci", findings);
-    let namespace = table.count("namespace", 1..=DRIVE_NAMESPACE_MAX, findings);
-    let depths = QUEUE_DEPTH_MIN..=DRIVE_QUEUE_DEPTH_MAX;
-    let queue_depth = table.count("queue_depth", depths, findings);
-    let deadlines = COMMAND_DEADLINE_MIN..=COMMAND_DEADLINE_MAX;
-    let command_deadline = table.ranged("command_deadline", deadlines, findings);
-    Some(DriveDraft {
-        pci: pci?,
-        namespace: table.or_default("namespace", namespace, DriveNamespace::NAMESPACE_DEFAULT)?,
-        queue_depth: table.or_default(
-            "queue_depth",
-            queue_depth,
-            DriveNamespace::QUEUE_DEPTH_DEFAULT,
-        )?,
-        command_deadline: table.or_default(
-            "command_deadline",
-            command_deadline,
-            DriveNamespace::COMMAND_DEADLINE_DEFAULT,
-        )?,
-    })
+    let by_hand = pci.as_ref().map(|pci| (pci.value,));
+    let drive = DriveNamespace::read(table, findings, by_hand)?;
+    Some(DriveDraft { pci: pci?, drive })
 }
 
 fn is_whole_blocks(

@@ -9,11 +9,12 @@ use super::Located;
 use super::reader::{Element, Reader};
 use super::setting::Fault;
 use crate::keys;
-use crate::limits::{HOSTS_MAX, IO_QUEUES_MAX, LISTENERS_MAX, NAMESPACES_MAX, NSID_MAX};
+use crate::limits::{HOSTS_MAX, LISTENERS_MAX, NAMESPACES_MAX, NSID_MAX};
 use crate::model::{Access, Export, Namespace};
 use crate::problem::{Finding, Findings, ProblemKind};
 use crate::suggest::shown;
-use crate::value::{ModelNumber, Name, Nqn, SerialNumber};
+use crate::table::Table as _;
+use crate::value::{Name, Nqn};
 
 /// An export as far as it could be read.
 #[derive(Debug)]
@@ -45,25 +46,16 @@ pub(super) fn export(table: &Reader<'_, '_>, findings: &mut Findings) -> ExportD
     let (drafts, namespaces) = namespaces(table, findings);
     let listeners = names(table, "listeners", LISTENERS_MAX, findings);
     let access = access(table, findings);
-    let serial = table.optional::<SerialNumber>("serial", findings);
-    let model = table.optional::<ModelNumber>("model", findings);
-    let max_io_queues = table.count("max_io_queues", 1..=IO_QUEUES_MAX, findings);
-    let finish = || {
-        Some(Export {
-            nqn: nqn.as_ref()?.value.clone(),
-            namespaces: namespaces?,
-            listeners: all_names(&listeners)?,
-            access: access?,
-            serial: serial.map(|serial| serial.value),
-            model: table.or_default("model", model, ModelNumber::default())?,
-            max_io_queues: table.or_default(
-                "max_io_queues",
-                max_io_queues,
-                Export::MAX_IO_QUEUES_DEFAULT,
-            )?,
-        })
+    let by_hand = || {
+        Some((
+            nqn.as_ref()?.value.clone(),
+            namespaces?,
+            all_names(&listeners)?,
+            access?,
+        ))
     };
-    let export = finish();
+    let by_hand = by_hand();
+    let export = Export::read(table, findings, by_hand);
     ExportDraft {
         nqn,
         namespaces: drafts,

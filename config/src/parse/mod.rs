@@ -101,11 +101,11 @@ fn parse_text(text: &str, findings: &mut Findings) -> Option<Config> {
 fn read_root(root: &DeTable<'_>, findings: &mut Findings) -> Draft {
     let reader = Reader::open(root, None, Path::default(), &keys::ROOT, findings);
     let appliance = match reader.table("appliance", &keys::APPLIANCE, findings) {
-        Some(table) => Appliance::read(&table, findings),
+        Some(table) => Appliance::read(&table, findings, Some(())),
         None => Some(Appliance::default()),
     };
     let limits = match reader.table("limits", &keys::LIMITS, findings) {
-        Some(table) => Limits::read(&table, findings),
+        Some(table) => Limits::read(&table, findings, Some(())),
         None => Some(Limits::default()),
     };
     let control = match reader.table("control", &keys::CONTROL, findings) {

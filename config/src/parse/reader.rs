@@ -401,7 +401,7 @@ fn like(key: &'static Key) -> String {
 
 fn unknown_key(key: &Spanned<DeString<'_>>, path: &Path, section: &'static Section) -> Finding {
     let name = key.get_ref();
-    let here = section.keys.iter().map(|key| key.name);
+    let here = section.keys().map(|key| key.name);
     let elsewhere = SECTIONS.iter().find(|other| other.key(name).is_some());
     let all = format!(
         "{} has {}",

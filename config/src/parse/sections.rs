@@ -62,7 +62,7 @@ pub(crate) struct ListenerDraft {
 
 impl ListenerDraft {
     pub(super) fn read(table: &Reader<'_, '_>, findings: &mut Findings) -> ListenerDraft {
-        let listener = Listener::read(table, findings);
+        let listener = Listener::read(table, findings, Some(()));
         // What is wrong with these has been found just now.
         let found = &mut Findings::default();
         let transport = table.optional::<Transport>("transport", found);
