@@ -5,20 +5,24 @@
 //! ```text
 //! table! {
 //!     /// Bounds on what all hosts together may take.
-//!     pub struct Limits: "limits" "[limits]" {
+//!     pub struct Limits {
 //!         /// Most controllers at once.
-//!         max_controllers: u16 = Count(1..=CONTROLLERS_MAX), absent 256, like "32", effect Live;
+//!         max_controllers: u16 = Count(1..=CONTROLLERS_MAX),
+//!             absent 256,
+//!             like "32", effect Live;
 //!     }
 //! }
 //! ```
 //!
-//! A key's comment is its meaning in the reference. Then come its type and its [`Kind`](crate::kind::Kind); behind
-//! `absent` what holds without it (a key without `absent` is required), which may use the keys
-//! before it, and behind `=>` the same in words; behind `unless` where it must not stand; behind
-//! `like` a value as in a file. `effect Live` is for keys of which a step of their own tells the
-//! running appliance (`difference.rs`). Between the type's name and its keys,
-//! `by hand { field: Type, }` adds fields whose keys depend on each other: `parse/`, `print.rs` and
-//! `keys.rs` know these.
+//! - A key's comment is its meaning in the reference. Its type and its
+//!   [`Kind`](crate::kind::Kind) follow its name.
+//! - `absent` gives the value of a key that is left out, and may use the keys before it; `=>` gives
+//!   the same in words. A key without `absent` is required.
+//! - `unless` says where the key must not stand; `like` is an example, as in a file.
+//! - `effect Live` marks a key that a step of its own changes in a running appliance
+//!   (`difference.rs`). A listener's keys are all live.
+//! - `by hand { field: Type, }` before the keys adds fields whose keys depend on each other:
+//!   `parse/`, `print.rs`, `generate.rs` and `keys.rs` handle them.
 
 use crate::keys::Key;
 use crate::parse::Reader;
