@@ -81,6 +81,8 @@ struct Anonymous {
     commanded_before: Nanos,
     /// When it sent its event request.
     awaits_event_since: Option<Nanos>,
+    /// Whether its Keep Alive has no response yet.
+    awaits_keep_alive: bool,
     leaves_at: Nanos,
 }
 
@@ -169,6 +171,7 @@ impl Multitude {
                 commanded_at: Nanos::ZERO,
                 commanded_before: Nanos::ZERO,
                 awaits_event_since: None,
+                awaits_keep_alive: false,
                 leaves_at,
             });
         }
@@ -177,7 +180,8 @@ impl Multitude {
     /// Some do something, so that others were idle longer.
     pub fn stir(&mut self, now: Nanos, random: &mut Random) {
         for host in &mut self.hosts {
-            if host.is_attached_to_discovery() && random.permille(300) {
+            let stirs = host.is_attached_to_discovery() && random.permille(300);
+            if stirs && !std::mem::replace(&mut host.awaits_keep_alive, true) {
                 host.send(Sqe::keep_alive().with_cid(KEEP_ALIVE), &[]);
                 host.commanded_before = std::mem::replace(&mut host.commanded_at, now);
             }
@@ -275,6 +279,8 @@ impl Multitude {
                         }
                     } else if capsule.cqe.cid.get() == EVENT_REQUEST {
                         host.awaits_event_since = None;
+                    } else if capsule.cqe.cid.get() == KEEP_ALIVE {
+                        host.awaits_keep_alive = false;
                     } else if capsule.cqe.cid.get() == ENABLE && status.is_success() {
                         // Every other one waits for an event.
                         if self.named.is_multiple_of(2) {
@@ -285,7 +291,11 @@ impl Multitude {
                         }
                     }
                 }
-                Header::Data(_) | Header::Request(_) | Header::Termination(_) => {
+                Header::Termination(header) => {
+                    let what = format!("{} is sent {}: {header:?}", host.name, pdu.kind());
+                    return Err(Violation::Rule(what));
+                }
+                Header::Data(_) | Header::Request(_) => {
                     let what = format!("{} is sent {}", host.name, pdu.kind());
                     return Err(Violation::Rule(what));
                 }

@@ -277,7 +277,7 @@ impl Host {
         }
     }
 
-    /// Whether it can send I/O.
+    /// Whether its controller executes I/O.
     #[must_use]
     pub fn is_serving(&self) -> bool {
         self.phase == Phase::Serving && self.silent_until.is_none()
@@ -293,6 +293,12 @@ impl Host {
     /// that may have to be undone waits for its end.
     fn knows_disks(&self) -> bool {
         self.nsids.is_some()
+    }
+
+    /// Whether it can send I/O, and knows where.
+    #[must_use]
+    pub fn can_reach_disks(&self) -> bool {
+        self.is_serving() && self.knows_disks()
     }
 
     /// Looks which disk each namespace is, unless that may be about to change.

@@ -39,7 +39,7 @@ impl Host {
     /// Sends up to `count` I/O commands; returns how many.
     pub fn send_io(&mut self, ground: &mut Ground<'_>, count: u64) -> u64 {
         let mut sent = 0;
-        while sent < count && self.is_serving() && self.knows_disks() {
+        while sent < count && self.can_reach_disks() {
             let open: Vec<usize> = (0..self.io.len())
                 .filter(|index| self.io[*index].room() > 0 && !self.io[*index].closing)
                 .collect();
@@ -128,7 +128,7 @@ impl Host {
     pub fn read(&mut self, ground: &mut Ground<'_>, extent: Extent) -> bool {
         let open = self.io.iter().position(|it| it.room() > 0 && !it.closing);
         match open {
-            Some(index) if self.is_serving() && self.knows_disks() => {
+            Some(index) if self.can_reach_disks() => {
                 self.send_kind(ground, index, IoKind::Read, extent, false);
                 true
             }
@@ -410,7 +410,7 @@ impl Host {
     /// Misbehaves once, if it can just now; returns until when others may feel a shortage of memory
     /// from it, and what is left of a host that vanished.
     pub fn misbehave(&mut self, ground: &mut Ground<'_>, fault: Fault) -> Option<Aftermath> {
-        let serving = self.is_serving() && self.knows_disks();
+        let serving = self.can_reach_disks();
         let mut aftermath = Aftermath::default();
         let number = self.number;
         match fault {

@@ -22,7 +22,7 @@ impl World {
         let has_reset = aftermath.is_some();
         self.clean_up(aftermath);
         let by = self.scene.time.now() + STUCK_MAX;
-        if has_reset && self.run_until(by, |world| world.hosts[host].is_serving())? {
+        if has_reset && self.run_until(by, |world| world.hosts[host].can_reach_disks())? {
             let extent = first_block(disk);
             self.hosts[host].write(&mut self.scene.ground(), extent);
         }
@@ -38,7 +38,7 @@ impl World {
             return false;
         };
         let file = file.clone();
-        if !is_served || subsystem != of_subsystem || !self.hosts[host].is_serving() {
+        if !is_served || subsystem != of_subsystem || !self.hosts[host].can_reach_disks() {
             return false;
         }
         let now = self.scene.time.now();
