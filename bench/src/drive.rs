@@ -30,9 +30,6 @@ const START_LIMIT: Duration = Duration::from_secs(60);
 /// Nothing from the drive for so long means that it hangs.
 const STALL_LIMIT: Duration = Duration::from_secs(30);
 
-/// Requests that the owner may handle in one poll.
-const BUDGET: u32 = 64;
-
 /// Why there is no figure.
 #[derive(Debug, thiserror::Error)]
 pub enum DriveError {
@@ -166,7 +163,7 @@ impl Taken {
     /// What a reactor does in each of its turns beside the queue.
     fn tend(&mut self) {
         let now = self.now();
-        self.owner.poll(now, BUDGET);
+        self.owner.poll(now);
         self.owner.flush(now);
     }
 

@@ -26,7 +26,7 @@ impl Poller for TargetPoller {
         "target"
     }
 
-    fn poll(&mut self, now: Nanos, _budget: u32) -> Progress {
+    fn poll(&mut self, now: Nanos) -> Progress {
         Progress::from_count(self.desk.poll(now))
     }
 

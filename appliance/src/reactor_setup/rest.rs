@@ -40,8 +40,8 @@ impl Poller for RestingDevices {
         self.poller.name()
     }
 
-    fn poll(&mut self, now: Nanos, budget: u32) -> Progress {
-        self.poller.poll(now, budget)
+    fn poll(&mut self, now: Nanos) -> Progress {
+        self.poller.poll(now)
     }
 
     fn flush(&mut self, now: Nanos) {
@@ -93,8 +93,8 @@ impl<P: Poller> Poller for Last<P> {
         self.inner.name()
     }
 
-    fn poll(&mut self, now: Nanos, budget: u32) -> Progress {
-        self.inner.poll(now, budget)
+    fn poll(&mut self, now: Nanos) -> Progress {
+        self.inner.poll(now)
     }
 
     fn flush(&mut self, now: Nanos) {

@@ -118,7 +118,7 @@ impl Poller for EchoPoller {
     }
 
     /// Receives and submits.
-    fn poll(&mut self, _now: Nanos, _budget: u32) -> Progress {
+    fn poll(&mut self, _now: Nanos) -> Progress {
         if let Ok((stream, _)) = self.listener.accept() {
             assert!(self.connections.len() < CONNECTIONS_MAX);
             stream.set_nonblocking(true).expect("a socket");

@@ -162,7 +162,7 @@ impl Rig {
     fn pass(&mut self, span: Nanos) {
         self.now += span;
         self.liar.drive.tick(self.now);
-        self.owner.poll(self.now, 64);
+        self.owner.poll(self.now);
         self.owner.flush(self.now);
         if self.drive.function_reset_needed() {
             // A failure is one of the things that the driver has to live with.

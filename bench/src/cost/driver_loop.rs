@@ -100,7 +100,7 @@ impl Rig {
     fn turn(&mut self, random: &mut Random) -> Result<u64, CostError> {
         self.now += TURN;
         let owner: &mut dyn Poller = &mut self.owner;
-        owner.poll(self.now, 64);
+        owner.poll(self.now);
         let mut batch = CompletionBatch::new();
         let ended = self.queue.poll(&mut batch);
         for Completion { result, data, .. } in batch {

@@ -151,8 +151,8 @@ impl Rig {
     fn turn(&mut self) {
         self.now += TURN;
         let before = allocations_on_this_thread();
-        self.transport.poll(self.now, 64);
-        self.devices.poll(self.now, 64);
+        self.transport.poll(self.now);
+        self.devices.poll(self.now);
         self.transport.flush(self.now);
         self.devices.flush(self.now);
         self.allocations += allocations_on_this_thread() - before;

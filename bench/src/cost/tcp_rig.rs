@@ -119,8 +119,8 @@ impl Rig {
         let end = &mut self.reactors[reactor];
         end.now += TURN;
         let before = allocations_on_this_thread();
-        end.transport.poll(end.now, 64);
-        end.devices.poll(end.now, 64);
+        end.transport.poll(end.now);
+        end.devices.poll(end.now);
         end.transport.flush(end.now);
         end.devices.flush(end.now);
         self.allocations += allocations_on_this_thread() - before;

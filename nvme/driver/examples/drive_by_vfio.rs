@@ -44,7 +44,7 @@ fn run(
     queue.flush();
     let mut batch = CompletionBatch::new();
     while queue.poll(&mut batch) == 0 {
-        owner.poll(clock.now(), 64);
+        owner.poll(clock.now());
     }
     let completion = batch.remove(0);
     completion.result?;
@@ -125,7 +125,7 @@ fn load(
             completion.result?;
             completed += 1;
         }
-        owner.poll(clock.now(), 64);
+        owner.poll(clock.now());
     }
     Ok(completed)
 }
@@ -152,7 +152,7 @@ fn sleep(
             .map_err(|refusal| format!("{refusal:?}"))?;
         queue.flush();
         while queue.poll(&mut batch) == 0 {
-            owner.poll(clock.now(), 64);
+            owner.poll(clock.now());
             if queue.prepare_sleep() {
                 let source = queue.wake_source().ok_or("no interrupt")?;
                 let mut polled = [PollFd::from_borrowed_fd(source, PollFlags::IN)];
@@ -240,7 +240,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     println!("{:?}", drive.counters());
     while owner.stop(clock.now()) != StopState::Stopped {
-        owner.poll(clock.now(), 64);
+        owner.poll(clock.now());
     }
     println!("{:?}", drive.state());
     Ok(())

@@ -230,7 +230,7 @@ impl Poller for DriveOwner {
         &self.name
     }
 
-    fn poll(&mut self, now: Nanos, _budget: u32) -> Progress {
+    fn poll(&mut self, now: Nanos) -> Progress {
         self.polled_at = now;
         let ticked = self.tick(now);
         let moved = match self.state {

@@ -77,7 +77,7 @@ fn an_owner_keeps_the_time_of_its_reactor() {
     rig.control.fail();
     for _ in 0..200 {
         rig.now += MS;
-        rig.owner.poll(rig.now, 64);
+        rig.owner.poll(rig.now);
     }
     assert_eq!(rig.drive.counters().resets, 1);
 }

@@ -151,7 +151,7 @@ fn controllers_that_fail_under_load_are_reset() {
             );
             let now = start + clock.now();
             rig.controller.tick(now);
-            rig.owner.poll(now, 64);
+            rig.owner.poll(now);
             let completed = world.completed.load(Ordering::Relaxed);
             // One failure at a time: a second one of a controller that has failed counts for
             // nothing.

@@ -406,7 +406,7 @@ impl<P: Provider> Poller for RdmaTransport<P> {
         "nvme-rdma"
     }
 
-    fn poll(&mut self, now: Nanos, _budget: u32) -> Progress {
+    fn poll(&mut self, now: Nanos) -> Progress {
         self.polled_at = now;
         let mut moved = self.take_messages(now);
         while let Some(order) = self.orders.as_mut().and_then(Receiver::recv) {

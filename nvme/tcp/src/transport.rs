@@ -339,7 +339,7 @@ impl<N: Network> Poller for TcpTransport<N> {
         "nvme-tcp"
     }
 
-    fn poll(&mut self, now: Nanos, _budget: u32) -> Progress {
+    fn poll(&mut self, now: Nanos) -> Progress {
         let mut moved = 0;
         while let Some(order) = self.orders.as_mut().and_then(Receiver::recv) {
             self.carry_out(order);

@@ -47,8 +47,6 @@ pub struct ReactorConfig {
     pub idle: IdlePolicy,
     /// A single poll, flush, job or timer longer than this is a stall: counted, named, warned of.
     pub stall_threshold: Nanos,
-    /// Items per poller and turn, handed to [`Poller::poll`](crate::Poller::poll).
-    pub budget: u32,
     /// Control messages that may wait ([`ReactorHandle::run`](crate::ReactorHandle::run)).
     pub inbox_capacity: usize,
     /// Reactor timers that may be armed at once ([`Reactor::schedule`](crate::Reactor::schedule)).
@@ -74,7 +72,6 @@ impl Default for ReactorConfig {
             core: None,
             idle: IdlePolicy::default(),
             stall_threshold: Nanos::from_millis(10),
-            budget: 64,
             inbox_capacity: 256,
             timers_max: 256,
             timer_tick: Nanos::from_millis(1),

@@ -1,7 +1,7 @@
 //! Reactors: pinned threads that poll, and rest when there is nothing to poll.
 //!
-//! A [`Reactor`] owns its [`Poller`]s and runs them in turns: messages, pollers with a budget,
-//! timers, flush (`ARCHITECTURE.md` §3). Everything on one reactor is single-threaded; reactors reach
+//! A [`Reactor`] owns its [`Poller`]s and runs them in turns: messages, pollers, timers, flush
+//! (`ARCHITECTURE.md` §3). Everything on one reactor is single-threaded; reactors reach
 //! each other through bounded rings ([`ring`], [`mesh`]) on the I/O path and through
 //! [`ReactorHandle::run`] on the control path.
 //!
@@ -19,7 +19,7 @@
 //!         "quiet"
 //!     }
 //!
-//!     fn poll(&mut self, _now: Nanos, _budget: u32) -> Progress {
+//!     fn poll(&mut self, _now: Nanos) -> Progress {
 //!         Progress::Idle
 //!     }
 //! }

@@ -58,9 +58,10 @@ pub trait Poller {
     /// The name that statistics, warnings and stop reports use. It is read once, at registration.
     fn name(&self) -> &str;
 
-    /// Does at most about `budget` items of work. `now` is the reactor's clock just before the
-    /// call.
-    fn poll(&mut self, now: Nanos, budget: u32) -> Progress;
+    /// Does the work that is there, within limits of its own: a poller that could find work without
+    /// end stops after a named number of items, so that the others get their turn. `now` is the
+    /// reactor's clock just before the call.
+    fn poll(&mut self, now: Nanos) -> Progress;
 
     /// End of the turn: ring doorbells, send what is ready. Called in every turn, after every
     /// poller was polled.

@@ -314,7 +314,7 @@ impl Reactor {
                 continue;
             };
             self.shared.stats.enter(index as u16, now);
-            progress = progress.and(poller.poll(now, self.config.budget));
+            progress = progress.and(poller.poll(now));
             now = self.left(index as u16, now);
         }
         (progress, now)

@@ -12,6 +12,9 @@ use reactors::{
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
+/// Messages that a worker takes in one poll.
+const MESSAGES_PER_POLL_MAX: usize = 64;
+
 /// Passes values round a mesh and keeps a deadline for each, as a transport would.
 struct Worker {
     port: Port<u64>,
@@ -24,9 +27,9 @@ impl Poller for Worker {
         "worker"
     }
 
-    fn poll(&mut self, now: Nanos, budget: u32) -> Progress {
+    fn poll(&mut self, now: Nanos) -> Progress {
         let mut count = 0;
-        while count < budget as usize {
+        while count < MESSAGES_PER_POLL_MAX {
             let Some((from, value)) = self.port.recv() else {
                 break;
             };
@@ -107,7 +110,7 @@ fn sleeping_allocates_nothing() {
         fn name(&self) -> &str {
             "ticking"
         }
-        fn poll(&mut self, now: Nanos, _budget: u32) -> Progress {
+        fn poll(&mut self, now: Nanos) -> Progress {
             self.0 = now + Nanos::from_micros(20);
             Progress::Idle
         }

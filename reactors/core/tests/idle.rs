@@ -19,7 +19,7 @@ impl Poller for Nothing {
         "nothing"
     }
 
-    fn poll(&mut self, _now: Nanos, _budget: u32) -> Progress {
+    fn poll(&mut self, _now: Nanos) -> Progress {
         Progress::Idle
     }
 }

@@ -65,7 +65,7 @@ impl<P: FnMut() -> Progress, S: FnMut() -> StopState> Poller for Made<P, S> {
         self.name
     }
 
-    fn poll(&mut self, _now: Nanos, _budget: u32) -> Progress {
+    fn poll(&mut self, _now: Nanos) -> Progress {
         (self.poll)()
     }
 
@@ -232,7 +232,7 @@ mod wake {
             "watching"
         }
 
-        fn poll(&mut self, _now: Nanos, _budget: u32) -> Progress {
+        fn poll(&mut self, _now: Nanos) -> Progress {
             let mut count = [0; 8];
             if rustix::io::read(&self.source, &mut count).is_err() {
                 return Progress::Idle;
@@ -292,7 +292,7 @@ mod wake {
             "alarm"
         }
 
-        fn poll(&mut self, now: Nanos, _budget: u32) -> Progress {
+        fn poll(&mut self, now: Nanos) -> Progress {
             if now < self.next {
                 return Progress::Idle;
             }
@@ -349,7 +349,7 @@ mod wake {
             "restless"
         }
 
-        fn poll(&mut self, _now: Nanos, _budget: u32) -> Progress {
+        fn poll(&mut self, _now: Nanos) -> Progress {
             self.polls.fetch_add(1, Ordering::Relaxed);
             Progress::Idle
         }
@@ -408,7 +408,7 @@ mod wake {
             "echo"
         }
 
-        fn poll(&mut self, _now: Nanos, _budget: u32) -> Progress {
+        fn poll(&mut self, _now: Nanos) -> Progress {
             let Some((from, value)) = self.port.recv() else {
                 return Progress::Idle;
             };

@@ -26,8 +26,8 @@ impl<P: Poller> Poller for Watched<P> {
         &self.name
     }
 
-    fn poll(&mut self, now: Nanos, budget: u32) -> Progress {
-        self.poller.borrow_mut().poll(now, budget)
+    fn poll(&mut self, now: Nanos) -> Progress {
+        self.poller.borrow_mut().poll(now)
     }
 
     fn flush(&mut self, now: Nanos) {

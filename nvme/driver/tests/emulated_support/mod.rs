@@ -147,7 +147,7 @@ impl Rig {
     pub(crate) fn step(&mut self, span: Nanos) {
         self.now += span;
         self.controller.tick(self.now);
-        self.owner.poll(self.now, 64);
+        self.owner.poll(self.now);
         self.owner.flush(self.now);
         if self.drive.function_reset_needed() {
             // A failure is what some tests are about: the driver has to live with it.

@@ -49,7 +49,7 @@ impl Poller for DevicePoller {
         "devices"
     }
 
-    fn poll(&mut self, now: Nanos, _budget: u32) -> Progress {
+    fn poll(&mut self, now: Nanos) -> Progress {
         Progress::from_count(self.devices.poll(now))
     }
 

@@ -46,9 +46,9 @@ impl Poller for Scripted {
         self.name
     }
 
-    fn poll(&mut self, now: Nanos, budget: u32) -> Progress {
+    fn poll(&mut self, now: Nanos) -> Progress {
         assert_eq!(now, self.clock.now());
-        self.note(&format!("poll {budget}"));
+        self.note("poll");
         self.clock.advance(self.takes);
         self.progress
     }
@@ -88,10 +88,7 @@ impl Bench {
     }
 
     fn new() -> Bench {
-        Bench::with(ReactorConfig {
-            budget: 5,
-            ..ReactorConfig::default()
-        })
+        Bench::with(ReactorConfig::default())
     }
 
     fn add(&mut self, poller: Scripted) -> PollerId {
@@ -123,7 +120,7 @@ fn a_turn_runs_messages_pollers_timers_and_flushes() {
     assert_eq!(bench.reactor.turn(), Progress::Busy(2));
     assert_eq!(
         bench.journal(),
-        ["a poll 5", "b poll 5", "timer", "a flush", "b flush"]
+        ["a poll", "b poll", "timer", "a flush", "b flush"]
     );
     assert_eq!(bench.reactor.turn(), Progress::Idle);
     assert_eq!(handle.stats().turns(), 2);
@@ -207,7 +204,7 @@ fn pollers_come_and_go() {
         "a stale identifier must not hit the successor"
     );
     bench.reactor.turn();
-    assert_eq!(bench.journal(), ["b poll 5", "b flush"]);
+    assert_eq!(bench.journal(), ["b poll", "b flush"]);
 }
 
 #[test]
@@ -238,7 +235,7 @@ fn a_message_can_register_a_poller() {
         fn name(&self) -> &str {
             "counting"
         }
-        fn poll(&mut self, _now: Nanos, _budget: u32) -> Progress {
+        fn poll(&mut self, _now: Nanos) -> Progress {
             self.0.fetch_add(1, Ordering::Relaxed);
             Progress::Idle
         }
@@ -342,7 +339,7 @@ fn stop_asks_in_every_turn_until_all_is_quiet() {
     for _ in 0..3 {
         bench.reactor.turn();
         assert!(!bench.reactor.is_finished());
-        assert_eq!(bench.journal(), ["a poll 5", "a flush", "a stop"]);
+        assert_eq!(bench.journal(), ["a poll", "a flush", "a stop"]);
     }
     outstanding.set(0);
     bench.reactor.turn();
@@ -503,7 +500,7 @@ mod watch {
             fn name(&self) -> &str {
                 "looking"
             }
-            fn poll(&mut self, now: Nanos, _budget: u32) -> Progress {
+            fn poll(&mut self, now: Nanos) -> Progress {
                 let stuck = |later| self.handle.stuck_in(now + later, Nanos::from_millis(50));
                 assert_eq!(stuck(Nanos::from_millis(49)), None);
                 let stuck = stuck(Nanos::from_millis(51)).expect("for too long");
@@ -542,7 +539,7 @@ mod watch {
             fn name(&self) -> &str {
                 "told"
             }
-            fn poll(&mut self, _now: Nanos, _budget: u32) -> Progress {
+            fn poll(&mut self, _now: Nanos) -> Progress {
                 self.clock.advance(Nanos::from_micros(100));
                 self.progress.get()
             }

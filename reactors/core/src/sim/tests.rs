@@ -17,7 +17,7 @@ impl Poller for Relay {
         "relay"
     }
 
-    fn poll(&mut self, now: Nanos, _budget: u32) -> Progress {
+    fn poll(&mut self, now: Nanos) -> Progress {
         if let Some((_, token)) = self.port.recv_in_turn() {
             self.hops.borrow_mut().push((self.port.index(), now));
             self.holds = Some((now + Nanos::from_millis(10), token));
@@ -107,7 +107,7 @@ fn a_run_of_busy_reactors_ends() {
         fn name(&self) -> &str {
             "busy"
         }
-        fn poll(&mut self, _now: Nanos, _budget: u32) -> Progress {
+        fn poll(&mut self, _now: Nanos) -> Progress {
             Progress::Busy(1)
         }
     }
@@ -126,7 +126,7 @@ fn a_stop_ends_all_together() {
         fn name(&self) -> &str {
             "draining"
         }
-        fn poll(&mut self, _now: Nanos, _budget: u32) -> Progress {
+        fn poll(&mut self, _now: Nanos) -> Progress {
             self.0 = self.0.saturating_sub(1);
             Progress::Idle
         }
