@@ -66,7 +66,7 @@ struct Reads {
 
 impl Reads {
     fn read(&mut self, connection: usize, lba: u64) {
-        let lends = self.devices.lending()[0].get();
+        let lends = self.devices.lends_read(0, lba, 1);
         let request = Request {
             tag: connection as u64,
             operation: Operation::Read,

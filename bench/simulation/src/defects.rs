@@ -235,8 +235,6 @@ tested! {
         by "memory" "exhausted_receives_prolong_a_silence_once";
     "rdma-destruction-ignored": "a queue pair that cannot be destroyed gives its memory back",
         by "wedged" "a_queue_pair_that_is_not_destroyed_keeps_its_memory_for_good";
-    "lease-awaited-in-line": "a read over the edge of memory that was added waits for a lease in front of writes that have all of them",
-        by "block" "memory::tests::a_read_that_waits_for_a_lease_lets_writes_pass";
     "compare-first-piece-only": "a long comparison of a file compares its first piece only",
         by "block" "file::queue::tests::compares_get_through_on_the_queues_own_lease_when_the_pool_is_empty";
     "lba-wraps": "a range that goes round at 2^64 is taken for one at the beginning",

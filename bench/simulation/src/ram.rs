@@ -298,8 +298,8 @@ fn failed(request: Request, error: DeviceError) -> Completion {
 }
 
 impl DeviceQueue for RamQueue {
-    fn lends_reads(&self) -> bool {
-        self.inner.lends_reads()
+    fn lends_read(&self, lba: u64, blocks: u32) -> bool {
+        self.inner.lends_read(lba, blocks)
     }
 
     fn lend(&mut self, lba: u64, blocks: u32) -> Option<Loan> {

@@ -174,7 +174,6 @@ impl OpenQueue for LocalQueuePlan {
         };
         let queue = self.device.open_queue(options).map_err(LocalError::from)?;
         Ok(LocalQueue {
-            lends: queue.lends_reads(),
             queue,
             set_aside: (0..self.depth).map(|_| None).collect(),
             batch: CompletionBatch::new(),
@@ -185,7 +184,6 @@ impl OpenQueue for LocalQueuePlan {
 /// A device's queue, driven as a host's queue is.
 struct LocalQueue {
     queue: Box<dyn DeviceQueue>,
-    lends: bool,
     /// By token: the lease that lent data is copied into, so that a read brings its data here as
     /// everywhere.
     set_aside: Box<[Option<Lease>]>,
@@ -238,7 +236,7 @@ impl Initiator for LocalQueue {
     ) -> Result<(), Refused<Lease>> {
         let mut data = Some(data);
         let place = usize::try_from(token).ok();
-        if self.lends
+        if self.queue.lends_read(lba, blocks)
             && let Some(aside) = place.and_then(|index| self.set_aside.get_mut(index))
         {
             *aside = data.take();

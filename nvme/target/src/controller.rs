@@ -175,7 +175,6 @@ impl Controller {
             health_due_at: None,
             aborts: (0, 0),
         };
-        controller.shared.note_command(setup.now);
         controller.rearm(setup.now);
         controller
     }

@@ -133,6 +133,32 @@ pub enum DataSource {
     },
 }
 
+impl DataSource {
+    /// The one block of the host's memory that the data lies in, and whether the host wants its key
+    /// invalidated: `Some(None)` where the transport's own data units move it, `None` where
+    /// descriptors have to be looked at first.
+    #[inline(always)]
+    pub(crate) fn one_block(self) -> Option<Option<(KeyedBlock, bool)>> {
+        match self {
+            Self::TransportSgl => Some(None),
+            Self::Keyed {
+                address,
+                key,
+                length,
+                invalidate,
+            } => {
+                let block = KeyedBlock {
+                    address,
+                    key,
+                    length,
+                };
+                Some(Some((block, invalidate)))
+            }
+            Self::InCapsule { .. } | Self::KeyedSegment { .. } => None,
+        }
+    }
+}
+
 /// Pieces of the host's memory that one command's data may lie in; what MSDBD says (Base 2.1
 /// §5.1.13.2.1).
 pub const KEYED_BLOCKS_MAX: usize = 8;
@@ -176,6 +202,18 @@ pub struct Work {
     pub(crate) came: Nanos,
     /// When its last wait ended: when it came, or got its buffer.
     pub(crate) since: Nanos,
+}
+
+/// What happens to a [`Work`] before it is executed:
+/// [`TargetCore::note_work`](crate::TargetCore::note_work).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WorkEvent {
+    /// It waits for a buffer from now on.
+    AwaitsBuffer,
+    /// The buffer that it waited for is there.
+    GotBuffer,
+    /// Its data is on its way from the host from now on.
+    Fetches,
 }
 
 /// What a [`Work`] does.
@@ -354,14 +392,15 @@ impl Completed {
     }
 }
 
-/// A read that is done, and never was in execution: its data is lent by the device.
+/// A read or a write that completed as soon as it came:
+/// [`TargetCore::complete_inline`](crate::TargetCore::complete_inline).
 #[derive(Debug)]
 #[must_use]
-pub struct LentRead {
+pub struct InlineCompletion {
     /// The response capsule, complete.
     pub response: Cqe,
-    /// Data for the host, all of it.
-    pub data: Loan,
+    /// A read's data, all of it, lent by the device.
+    pub data: Option<Loan>,
     /// Where the data goes in the host's memory, and whether the host wants the key invalidated
     /// with the response; `None` on transports without keys. The block holds exactly the data.
     pub keyed: Option<(KeyedBlock, bool)>,

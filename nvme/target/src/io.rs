@@ -3,8 +3,6 @@
 //! NVM 1.1 §3.3 and Base 2.1 §7. Everything here is a pure function of the command and of the
 //! published namespaces, so that bad input can be thrown at it alone.
 
-use std::cell::Cell;
-
 use block::Deallocate;
 use nvme_spec::command::{Fuse, IoOpcode, Psdt, ReadWrite};
 use nvme_spec::sgl::{Sgl, SglDescriptor};
@@ -12,7 +10,7 @@ use nvme_spec::{NSID_BROADCAST, Sqe, Status};
 use reactors::Nanos;
 use reactors::sim::planted;
 
-use crate::interface::{DataSource, Direction, KEYED_BLOCKS_MAX, KeyedBlock, Work, WorkKind};
+use crate::interface::{DataSource, Direction, KEYED_BLOCKS_MAX, Work, WorkKind};
 use crate::status::{Fault, byte};
 use crate::view::{NamespaceView, SubsystemView, is_valid_nsid};
 
@@ -106,8 +104,6 @@ pub(crate) struct IoWork {
 pub(crate) struct IoContext<'a> {
     pub(crate) subsystem: &'a SubsystemView,
     pub(crate) epoch: u32,
-    /// By device: whether its reads need no lease.
-    pub(crate) lending: &'a [Cell<bool>],
     /// Whether the host switched the volatile write cache off.
     pub(crate) write_through: bool,
     pub(crate) data: DataContext,
@@ -121,16 +117,47 @@ pub(crate) struct DataContext {
     pub(crate) in_capsule_max: u32,
 }
 
-/// What there is to do for a command.
-#[derive(Debug)]
-pub(crate) enum Decoded {
-    /// Nothing: it has succeeded.
-    Done,
-    /// This.
-    Work(Work),
+/// A command that was checked: what its device is asked for, and how its data moves.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Plan {
+    pub(crate) work: IoWork,
+    pub(crate) direction: Direction,
+    pub(crate) source: DataSource,
 }
 
-/// Whether a command is what [`transfer`] checks: Read, Write or Compare, and no part of a fused
+impl Plan {
+    /// The right to the response of the command, which is admitted in the turn of `now`. `lends`:
+    /// whether its device lends the data of reads, so that they need no lease.
+    #[inline(always)]
+    pub(crate) fn admit(self, command_id: u16, lends: bool, now: Nanos) -> Work {
+        let needs_lease = match self.direction {
+            Direction::None => false,
+            Direction::FromHost => true,
+            Direction::ToHost => !lends,
+        };
+        Work {
+            kind: WorkKind::Io(self.work),
+            bytes: self.work.bytes,
+            command_id,
+            direction: self.direction,
+            needs_lease,
+            source: self.source,
+            came: now,
+            since: now,
+        }
+    }
+
+    /// A command without data.
+    fn without_data(work: IoWork) -> Self {
+        Self {
+            work,
+            direction: Direction::None,
+            source: DataSource::TransportSgl,
+        }
+    }
+}
+
+/// Whether a command is what [`check_transfer`] checks: Read, Write or Compare, and no part of a fused
 /// operation.
 #[inline]
 pub(crate) fn is_transfer(sqe: &Sqe) -> bool {
@@ -140,20 +167,21 @@ pub(crate) fn is_transfer(sqe: &Sqe) -> bool {
     transfers && sqe.flags.fuse() == Fuse::NORMAL
 }
 
-/// Checks an I/O command, which is not a Fabrics command.
-pub(crate) fn decode(sqe: &Sqe, context: &IoContext<'_>) -> Result<Decoded, Fault> {
+/// Checks an I/O command, which is not a Fabrics command. `None`: there is nothing to do, and it has
+/// succeeded.
+pub(crate) fn check(sqe: &Sqe, context: &IoContext<'_>) -> Result<Option<Plan>, Fault> {
     // Base 2.1 §3.4.2: FUSES is 0, so neither part of a fused operation is known.
     if sqe.flags.fuse() != Fuse::NORMAL {
         return Err(Fault::field(byte::FLAGS));
     }
     match sqe.io_opcode() {
         IoOpcode::READ | IoOpcode::WRITE | IoOpcode::COMPARE => {
-            transfer(sqe, context).map(Decoded::Work)
+            check_transfer(sqe, context).map(Some)
         }
         IoOpcode::FLUSH => flush(sqe, context),
         IoOpcode::WRITE_ZEROES => write_zeroes(sqe, context),
         IoOpcode::DATASET_MANAGEMENT => dataset_management(sqe, context),
-        _ if planted("opcode-ignored") => Ok(Decoded::Done),
+        _ if planted("opcode-ignored") => Ok(None),
         _ => Err(Fault::new(Status::INVALID_OPCODE).at(byte::OPCODE)),
     }
 }
@@ -208,95 +236,22 @@ fn extent(namespace: &NamespaceView, range: &ReadWrite) -> Result<(u64, u32), Fa
     Ok((lba, blocks))
 }
 
-/// Whether the reads of a namespace's device need no lease.
+/// Checks what a Read, Write or Compare (NVM 1.1 §3.3.4, §3.3.6, §3.3.1) asks of its namespace. The
+/// opcode stands apart for callers that know it.
 #[inline(always)]
-fn lends(namespace: &NamespaceView, context: &IoContext<'_>) -> bool {
-    let lends = context.lending.get(usize::from(namespace.device));
-    lends.is_some_and(Cell::get)
-}
-
-/// A read of a device that lends, with nothing to be done before it.
-pub(crate) struct LendableRead {
-    pub(crate) device: u8,
-    pub(crate) blocks: u32,
-    pub(crate) lba: u64,
-    pub(crate) bytes: u32,
-    /// As in [`LentRead`](crate::LentRead).
-    pub(crate) keyed: Option<(KeyedBlock, bool)>,
-}
-
-/// Checks a Read (NVM 1.1 §3.3.4) by the rules of [`transfer`]. `None`: it is not such a read, or
-/// is in error, and [`transfer`] says which.
-#[inline(always)]
-pub(crate) fn lendable_read(sqe: &Sqe, context: &IoContext<'_>) -> Option<LendableRead> {
-    let namespace = namespace(context.subsystem, sqe.nsid.get()).ok()?;
-    let range = sqe.read_write();
-    let lends = lends(namespace, context);
-    if !lends || (range.control.fua() && namespace.volatile) {
-        return None;
-    }
-    let (lba, blocks) = extent(namespace, &range).ok()?;
-    let bytes = blocks << namespace.block_shift;
-    let (source, length) = data_source(sqe, Direction::ToHost, context.data).ok()?;
-    let keyed = match source {
-        DataSource::TransportSgl => None,
-        DataSource::Keyed {
-            address,
-            key,
-            length,
-            invalidate,
-        } => {
-            let block = KeyedBlock {
-                address,
-                key,
-                length,
-            };
-            Some((block, invalidate))
-        }
-        DataSource::InCapsule { .. } | DataSource::KeyedSegment { .. } => return None,
-    };
-    (length == Some(bytes)).then_some(LendableRead {
-        device: namespace.device,
-        blocks,
-        lba,
-        bytes,
-        keyed,
-    })
-}
-
-/// Checks a Write (NVM 1.1 §3.3.6) of `bytes` bytes that came in its capsule, by the rules of
-/// [`transfer`]; its device and first block. `None`: it is not such a write, has to reach the medium
-/// before it is answered, or is in error, and [`transfer`] says which.
-#[inline(always)]
-pub(crate) fn write_in_capsule(
+pub(crate) fn check_blocks(
+    opcode: IoOpcode,
     sqe: &Sqe,
-    bytes: usize,
     context: &IoContext<'_>,
-) -> Option<(u8, u64)> {
-    let namespace = namespace(context.subsystem, sqe.nsid.get()).ok()?;
-    let range = sqe.read_write();
-    let through = (range.control.fua() || context.write_through) && namespace.volatile;
-    if namespace.read_only || through || range.control.dtype() != 0 {
-        return None;
-    }
-    let (lba, blocks) = extent(namespace, &range).ok()?;
-    let length = blocks << namespace.block_shift;
-    let (source, described) = data_source(sqe, Direction::FromHost, context.data).ok()?;
-    let fits = length as usize == bytes && described == Some(length);
-    (fits && source == DataSource::InCapsule { offset: 0 }).then_some((namespace.device, lba))
-}
-
-/// Read, Write and Compare (NVM 1.1 §3.3.4, §3.3.6, §3.3.1).
-#[inline]
-pub(crate) fn transfer(sqe: &Sqe, context: &IoContext<'_>) -> Result<Work, Fault> {
+) -> Result<IoWork, Fault> {
     let nsid = sqe.nsid.get();
     let namespace = namespace(context.subsystem, nsid)?;
     let range: ReadWrite = sqe.read_write();
     let (lba, blocks) = extent(namespace, &range)?;
     let fua = range.control.fua() && namespace.volatile && !planted("fua-ignored");
-    let (operation, direction) = match sqe.io_opcode() {
-        IoOpcode::READ if fua => (IoOperation::DurableRead, Direction::ToHost),
-        IoOpcode::READ => (IoOperation::Read, Direction::ToHost),
+    let operation = match opcode {
+        IoOpcode::READ if fua => IoOperation::DurableRead,
+        IoOpcode::READ => IoOperation::Read,
         IoOpcode::WRITE => {
             check_writable(namespace)?;
             // Base 2.1 §8.1.8: directives are not supported, so no type can be enabled.
@@ -304,85 +259,85 @@ pub(crate) fn transfer(sqe: &Sqe, context: &IoContext<'_>) -> Result<Work, Fault
                 return Err(Fault::field(byte::CDW12));
             }
             let fua = fua || (context.write_through && namespace.volatile);
-            (IoOperation::Write { fua }, Direction::FromHost)
+            IoOperation::Write { fua }
         }
-        _ => (IoOperation::Compare, Direction::FromHost),
+        _ => IoOperation::Compare,
     };
-    let bytes = blocks << namespace.block_shift;
-    let (source, length) = data_source(sqe, direction, context.data)?;
+    Ok(IoWork {
+        operation,
+        device: namespace.device,
+        blocks,
+        lba,
+        bytes: blocks << namespace.block_shift,
+        nsid,
+        epoch: context.epoch,
+    })
+}
+
+/// Where the data of a Read, Write or Compare of `bytes` bytes lies.
+#[inline(always)]
+pub(crate) fn check_source(
+    sqe: &Sqe,
+    direction: Direction,
+    bytes: u32,
+    context: DataContext,
+) -> Result<DataSource, Fault> {
+    let (source, length) = data_source(sqe, direction, context)?;
     // Base 2.1 §4.2.3.1, Data SGL Length Invalid: an I/O command's data is exactly its range. That
     // of descriptors in a segment is checked with them.
     let longer = planted("longer-sgl-taken");
     if length.is_some_and(|length| length != bytes && !(longer && length > bytes)) {
         return Err(Fault::new(Status::DATA_SGL_LENGTH_INVALID).at(byte::SGL));
     }
-    let lends = lends(namespace, context);
-    Ok(Work {
-        kind: WorkKind::Io(IoWork {
-            operation,
-            device: namespace.device,
-            blocks,
-            lba,
-            bytes,
-            nsid,
-            epoch: context.epoch,
-        }),
-        bytes,
-        command_id: sqe.cid.get(),
-        direction,
-        needs_lease: direction == Direction::FromHost || !lends,
-        source,
-        came: Nanos::ZERO,
-        since: Nanos::ZERO,
-    })
+    Ok(source)
 }
 
-/// Work without data.
-fn without_data(sqe: &Sqe, work: IoWork) -> Decoded {
-    Decoded::Work(Work {
-        kind: WorkKind::Io(work),
-        bytes: 0,
-        command_id: sqe.cid.get(),
-        direction: Direction::None,
-        needs_lease: false,
-        source: DataSource::TransportSgl,
-        came: Nanos::ZERO,
-        since: Nanos::ZERO,
+/// Checks all of a Read, Write or Compare.
+#[inline(always)]
+pub(crate) fn check_transfer(sqe: &Sqe, context: &IoContext<'_>) -> Result<Plan, Fault> {
+    let work = check_blocks(sqe.io_opcode(), sqe, context)?;
+    let direction = match work.operation.is_read() {
+        true => Direction::ToHost,
+        false => Direction::FromHost,
+    };
+    Ok(Plan {
+        work,
+        direction,
+        source: check_source(sqe, direction, work.bytes, context.data)?,
     })
 }
 
 /// Flush (Base 2.1 §7.2). Without a volatile cache there is nothing to do, and that succeeds.
-fn flush(sqe: &Sqe, context: &IoContext<'_>) -> Result<Decoded, Fault> {
+fn flush(sqe: &Sqe, context: &IoContext<'_>) -> Result<Option<Plan>, Fault> {
     let nsid = sqe.nsid.get();
     let epoch = context.epoch;
-    let work = |operation, device| IoWork {
-        operation,
-        device,
-        blocks: 0,
-        lba: 0,
-        bytes: 0,
-        nsid,
-        epoch,
+    let plan = |operation, device| {
+        Plan::without_data(IoWork {
+            operation,
+            device,
+            blocks: 0,
+            lba: 0,
+            bytes: 0,
+            nsid,
+            epoch,
+        })
     };
     // Base 2.1 §7.2: VWC bits 2:1 are 11b, so FFFFFFFFh flushes all namespaces attached.
     if nsid == NSID_BROADCAST {
         if !context.subsystem.has_volatile_cache() {
-            return Ok(Decoded::Done);
+            return Ok(None);
         }
-        return Ok(without_data(sqe, work(IoOperation::FlushAll, 0)));
+        return Ok(Some(plan(IoOperation::FlushAll, 0)));
     }
     let namespace = namespace(context.subsystem, nsid)?;
     if !namespace.volatile || planted("flush-skipped") {
-        return Ok(Decoded::Done);
+        return Ok(None);
     }
-    Ok(without_data(
-        sqe,
-        work(IoOperation::Flush, namespace.device),
-    ))
+    Ok(Some(plan(IoOperation::Flush, namespace.device)))
 }
 
 /// Write Zeroes (NVM 1.1 §3.3.8). No data moves, so WZSL bounds it and not MDTS.
-fn write_zeroes(sqe: &Sqe, context: &IoContext<'_>) -> Result<Decoded, Fault> {
+fn write_zeroes(sqe: &Sqe, context: &IoContext<'_>) -> Result<Option<Plan>, Fault> {
     let nsid = sqe.nsid.get();
     let namespace = namespace(context.subsystem, nsid)?;
     let range = sqe.write_zeroes();
@@ -401,22 +356,19 @@ fn write_zeroes(sqe: &Sqe, context: &IoContext<'_>) -> Result<Decoded, Fault> {
     check_range(namespace, lba, blocks)?;
     let fua = namespace.volatile && (range.control.fua() || context.write_through);
     let deallocate = range.control.deac() && namespace.deallocate != Deallocate::Unsupported;
-    Ok(without_data(
-        sqe,
-        IoWork {
-            operation: IoOperation::WriteZeroes { fua, deallocate },
-            device: namespace.device,
-            blocks,
-            lba,
-            bytes: 0,
-            nsid,
-            epoch: context.epoch,
-        },
-    ))
+    Ok(Some(Plan::without_data(IoWork {
+        operation: IoOperation::WriteZeroes { fua, deallocate },
+        device: namespace.device,
+        blocks,
+        lba,
+        bytes: 0,
+        nsid,
+        epoch: context.epoch,
+    })))
 }
 
 /// Dataset Management (NVM 1.1 §3.3.3). Only deallocation does anything, and it is a hint.
-fn dataset_management(sqe: &Sqe, context: &IoContext<'_>) -> Result<Decoded, Fault> {
+fn dataset_management(sqe: &Sqe, context: &IoContext<'_>) -> Result<Option<Plan>, Fault> {
     let nsid = sqe.nsid.get();
     let namespace = namespace(context.subsystem, nsid)?;
     let command = sqe.dataset_management();
@@ -427,16 +379,16 @@ fn dataset_management(sqe: &Sqe, context: &IoContext<'_>) -> Result<Decoded, Fau
         return Err(Fault::new(Status::DATA_SGL_LENGTH_INVALID).at(byte::SGL));
     }
     if !command.attributes.ad() {
-        return Ok(Decoded::Done);
+        return Ok(None);
     }
     check_writable(namespace)?;
     if namespace.deallocate == Deallocate::Unsupported {
-        return Ok(Decoded::Done);
+        return Ok(None);
     }
     // At most 256.
     let ranges = command.ranges() as u16;
-    Ok(Decoded::Work(Work {
-        kind: WorkKind::Io(IoWork {
+    Ok(Some(Plan {
+        work: IoWork {
             operation: IoOperation::Deallocate { ranges },
             device: namespace.device,
             blocks: 0,
@@ -444,14 +396,9 @@ fn dataset_management(sqe: &Sqe, context: &IoContext<'_>) -> Result<Decoded, Fau
             bytes: length,
             nsid,
             epoch: context.epoch,
-        }),
-        bytes: length,
-        command_id: sqe.cid.get(),
+        },
         direction: Direction::FromHost,
-        needs_lease: true,
         source,
-        came: Nanos::ZERO,
-        since: Nanos::ZERO,
     }))
 }
 

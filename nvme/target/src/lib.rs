@@ -50,8 +50,8 @@ pub use controller::state::ControllerState;
 pub use counters::{CoreCounters, Counter, IoCounters, IoTotals};
 pub use interface::{
     ADMIN_IN_CAPSULE_MAX_BYTES, Admission, Arrival, Close, CloseReason, Completed, ConnectOutcome,
-    DataSource, Direction, KEYED_BLOCKS_MAX, KeyedBlock, KeyedBlocks, LentRead, QueueId, QueueInfo,
-    TransportId, Work,
+    DataSource, Direction, InlineCompletion, KEYED_BLOCKS_MAX, KeyedBlock, KeyedBlocks, QueueId,
+    QueueInfo, TransportId, Work, WorkEvent,
 };
 pub use latency::{LATENCY_BUCKETS, LatencyCounts, latency_bucket_start};
 pub use port_order::PortOrder;

@@ -92,6 +92,8 @@ pub(crate) struct NewController {
     pub(crate) admin_slot: u32,
     /// I/O queues that it grants.
     pub(crate) io_queues: u16,
+    /// When its host connected, which counts as its first command.
+    pub(crate) now: Nanos,
 }
 
 /// A controller that was added.
@@ -218,6 +220,7 @@ impl Registry {
             address,
             admin_slot,
             io_queues,
+            now,
         } = new;
         let is_discovery = identity.subsystem == DISCOVERY_SLOT;
         let in_shares = !is_discovery || planted("discovery-in-shares");
@@ -241,6 +244,8 @@ impl Registry {
         let cntlid = identity.cntlid;
         let host = hash_of(&identity);
         let shared = Arc::new(ControllerShared::new(identity, io_queues));
+        // Before another core can look for the one that was idle longest.
+        shared.note_command(now);
         let entry = Entry {
             shared: Arc::clone(&shared),
             admin_slot: Some(admin_slot),
@@ -508,6 +513,7 @@ mod tests {
             address: None,
             admin_slot,
             io_queues: 4,
+            now: Nanos::from_secs(1000),
         }
     }
 
@@ -766,9 +772,8 @@ mod tests {
         all[0].note_command(Nanos::from_secs(1));
         all[63].set_awaits_event(true);
         let mut evict = || {
-            let added = registry.add(new(discovery_of(200), 0)).expect("room");
-            added.shared.note_command(Nanos::from_secs(1000));
-            added.evicted
+            let added = registry.add(new(discovery_of(200), 0));
+            added.expect("room").evicted
         };
         assert_eq!((evict(), evict()), (Some(62), Some(61)));
         let reason = |host: usize| all[host].ending();

@@ -2,7 +2,8 @@
 //!
 //! The parts: `connect` makes queues, `admission` checks commands, `execution` drives devices and
 //! answers, `devices` takes completions, `polling` looks at timers and other reactors, `closing` ends
-//! queues and controllers, `fence` keeps newer writes of a host behind its orphaned ones, `changes`
+//! queues and controllers, `gate` decides whether a command may go to its device, `inline` completes
+//! what needs no wait, `fence` keeps newer writes of a host behind its orphaned ones, `changes`
 //! lets queues go while the rest is served, `draining` brings the whole to rest.
 
 mod admission;
@@ -15,7 +16,8 @@ mod draining;
 mod execution;
 mod executions;
 mod fence;
-mod lending;
+mod gate;
+mod inline;
 mod polling;
 mod queue;
 mod slots;

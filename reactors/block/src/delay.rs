@@ -136,8 +136,8 @@ impl DelayQueue {
 }
 
 impl DeviceQueue for DelayQueue {
-    fn lends_reads(&self) -> bool {
-        self.inner.lends_reads()
+    fn lends_read(&self, lba: u64, blocks: u32) -> bool {
+        self.inner.lends_read(lba, blocks)
     }
 
     fn submit(&mut self, request: Request) -> Result<(), Refusal> {

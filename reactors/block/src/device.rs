@@ -155,9 +155,10 @@ pub trait Device: Send + Sync {
 
 /// One reactor's way to a device.
 pub trait DeviceQueue {
-    /// Whether a read without a lease is welcome: it completes with a loan of the device's own
-    /// memory, or, where that is not in one piece, with a lease of the queue's pool.
-    fn lends_reads(&self) -> bool {
+    /// Whether a read of this range may come without a lease: it completes with a loan of the
+    /// device's own memory, where that is in one piece. Stays as it is while the device grows.
+    fn lends_read(&self, lba: u64, blocks: u32) -> bool {
+        let _ = (lba, blocks);
         false
     }
 

@@ -8,7 +8,7 @@
 //! opened.
 //!
 //! Everything that moves data does so in leases of the arena ([`hugemem::Lease`]); a device whose
-//! medium is memory lends it instead ([`DeviceQueue::lends_reads`]).
+//! medium is memory lends it instead ([`DeviceQueue::lends_read`]).
 #![forbid(unsafe_code)]
 
 mod bounds;

@@ -11,7 +11,7 @@ mod parked;
 
 use std::sync::Arc;
 
-use hugemem::{Data, Loan, PagePolicy, Pool, RegionError, Store, UNIT_BYTES};
+use hugemem::{Data, Loan, PagePolicy, RegionError, Store, UNIT_BYTES};
 use reactors::sim::planted;
 
 use crate::bounds::byte_range;
@@ -170,13 +170,13 @@ impl Device for MemoryDevice {
             memory: self.extents.handle(),
             extents: Arc::clone(&self.extents),
             shape: Arc::clone(&self.shape),
-            pool: options.pool,
             parked: Parked::new(),
         }))
     }
 }
 
 /// A request and how far it has come.
+#[derive(Debug)]
 struct Attempt {
     request: Request,
     /// Bytes of the device, less what is done already.
@@ -189,8 +189,6 @@ enum Tried {
     Ended(Result<(), DeviceError>, Option<Data>),
     /// Memory that it needs is held.
     Held,
-    /// The pool has no lease for it.
-    NoLease,
     /// This poll has zeroed enough.
     Unfinished,
 }
@@ -211,6 +209,11 @@ impl Attempt {
         matches!(self.request.operation, Operation::Write { .. })
     }
 
+    /// Whether it is a read that borrows the device's memory.
+    fn borrows(&self) -> bool {
+        self.request.operation == Operation::Read && self.request.data.is_none()
+    }
+
     /// Whether both touch a unit of memory that can only be held whole.
     fn meets(&self, other: &Self) -> bool {
         let units = |attempt: &Self| {
@@ -221,22 +224,12 @@ impl Attempt {
         self.len > 0 && other.len > 0 && one.start < two.end && two.start < one.end
     }
 
-    fn go_on(&mut self, store: &ExtentsHandle, pool: &Pool, zero_budget: &mut usize) -> Tried {
+    fn go_on(&mut self, store: &ExtentsHandle, zero_budget: &mut usize) -> Tried {
         let data = &mut self.request.data;
         let done = match (self.request.operation, data.as_mut()) {
-            (Operation::Read, None) if store.is_whole(self.offset, self.len) => {
-                match store.try_lend(self.offset, self.len) {
-                    Some(loan) => return Tried::Ended(Ok(()), Some(Data::Loan(loan))),
-                    None => false,
-                }
-            }
-            (Operation::Read, None) => match pool.take(self.len) {
-                Some(mut lease) => {
-                    let done = store.try_read(self.offset, &mut lease);
-                    *data = done.then_some(lease);
-                    done
-                }
-                None => return Tried::NoLease,
+            (Operation::Read, None) => match store.try_lend(self.offset, self.len) {
+                Some(loan) => return Tried::Ended(Ok(()), Some(Data::Loan(loan))),
+                None => false,
             },
             (Operation::Read, Some(lease)) => store.try_read(self.offset, lease),
             (Operation::Write { .. }, Some(lease)) => store.try_write(self.offset, lease),
@@ -301,8 +294,6 @@ struct MemoryQueue {
     memory: ExtentsHandle,
     extents: Arc<Extents>,
     shape: Arc<GrowingGeometry>,
-    /// For reads over the edge of an extent.
-    pool: Pool,
     /// Requests that met a hold or are not finished. They do not count against the depth, so that a
     /// host whose requests wait for its own memory keeps no others out.
     parked: Parked,
@@ -325,21 +316,10 @@ impl MemoryQueue {
             tries_left -= 1;
             let attempt = self.parked.attempt(index);
             let left = attempt.len;
-            match attempt.go_on(&self.memory, &self.pool, &mut zero_budget) {
+            match attempt.go_on(&self.memory, &mut zero_budget) {
                 Tried::Held | Tried::Unfinished => {
                     let progress = attempt.len < left;
                     self.parked.put_back(index, progress);
-                    held += 1;
-                }
-                Tried::NoLease if !planted("lease-awaited-in-line") => {
-                    // Writes behind it may hold the leases that it waits for.
-                    if let Some(attempt) = self.parked.remove(index) {
-                        self.parked.park(attempt);
-                    }
-                    held += 1;
-                }
-                Tried::NoLease => {
-                    self.parked.put_back(index, false);
                     held += 1;
                 }
                 Tried::Ended(result, data) => {
@@ -383,8 +363,9 @@ impl MemoryQueue {
 }
 
 impl DeviceQueue for MemoryQueue {
-    fn lends_reads(&self) -> bool {
-        true
+    fn lends_read(&self, lba: u64, blocks: u32) -> bool {
+        let range = self.ledger.range_to_lend(lba, blocks);
+        range.is_some_and(|(offset, len)| self.memory.is_whole(offset, len))
     }
 
     #[inline]
@@ -450,12 +431,20 @@ impl DeviceQueue for MemoryQueue {
         let request = self.ledger.admit(request)?;
         let ended = Ended::of(&request, self.ledger.geometry());
         let mut attempt = Attempt::new(request, self.ledger.geometry());
+        if attempt.borrows() && !self.memory.is_whole(attempt.offset, attempt.len) {
+            debug_assert!(
+                false,
+                "a read over the edge of an extent has a lease: {attempt:?}"
+            );
+            self.ledger.end(ended, Err(DeviceError::Internal), None);
+            return Ok(());
+        }
         // What is zeroed here comes out of the next poll's time, so one piece only.
         let mut zero_budget = ZERO_PIECE_BYTES;
         let tried = if !self.parked.is_empty() && self.parked.touches(&attempt) {
             Tried::Held
         } else {
-            attempt.go_on(&self.memory, &self.pool, &mut zero_budget)
+            attempt.go_on(&self.memory, &mut zero_budget)
         };
         match tried {
             Tried::Ended(result, data) => self.ledger.end(ended, result, data),
@@ -467,7 +456,7 @@ impl DeviceQueue for MemoryQueue {
                 self.ledger.waited();
                 self.park(attempt);
             }
-            Tried::Unfinished | Tried::NoLease => self.park(attempt),
+            Tried::Unfinished => self.park(attempt),
         }
         Ok(())
     }

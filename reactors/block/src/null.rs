@@ -126,8 +126,8 @@ struct NullQueue {
 }
 
 impl DeviceQueue for NullQueue {
-    fn lends_reads(&self) -> bool {
-        true
+    fn lends_read(&self, lba: u64, blocks: u32) -> bool {
+        self.ledger.range_to_lend(lba, blocks).is_some()
     }
 
     #[inline]

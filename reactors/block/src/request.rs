@@ -68,7 +68,7 @@ pub struct Request {
     /// nothing for write zeroes and deallocate.
     pub blocks: u32,
     /// `blocks × block_size` bytes for a read, write or compare (none for a read where the queue
-    /// [`lends_reads`](crate::DeviceQueue::lends_reads)); none for everything else.
+    /// [`lends_read`](crate::DeviceQueue::lends_read)); none for everything else.
     pub data: Option<Lease>,
 }
 

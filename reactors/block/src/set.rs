@@ -113,8 +113,7 @@ pub struct DeviceSet {
     turn: Cell<u8>,
     /// Devices that are there to stay.
     present: Cell<Places>,
-    /// By place: whether the device's reads need no lease.
-    lending: Box<[Cell<bool>]>,
+    /// Whether reads of the device in `place` need no lease.
     /// Devices whose completed writes may be in a volatile cache.
     volatile: Cell<Places>,
     phase: Cell<Phase>,
@@ -174,7 +173,6 @@ impl DeviceSet {
             next: Cell::new(0),
             turn: Cell::new(0),
             present: Cell::new(0),
-            lending: vec![Cell::new(false); DEVICES_MAX].into_boxed_slice(),
             volatile: Cell::new(0),
             phase: Cell::new(Phase::Serving),
             flushing: Cell::new(0),
@@ -224,7 +222,6 @@ impl DeviceSet {
         while queues.len() <= place {
             queues.push(Box::new(AbsentQueue));
         }
-        self.lending[place].set(queue.lends_reads());
         assign(&self.volatile, place, volatile);
         insert(&self.present, place);
         queues[place] = queue;
@@ -255,7 +252,6 @@ impl DeviceSet {
         if let Some(queue) = self.queues.borrow_mut().get_mut(place) {
             *queue = Box::new(AbsentQueue);
         }
-        self.lending[place].set(false);
         remove(&self.busy, place);
         remove(&self.volatile, place);
     }
@@ -275,11 +271,14 @@ impl DeviceSet {
         self.present.get()
     }
 
-    /// By place: whether the device's reads need no lease.
-    #[inline(always)]
+    /// [`DeviceQueue::lends_read`] of the device in `place`.
+    #[inline]
     #[must_use]
-    pub fn lending(&self) -> &[Cell<bool>] {
-        &self.lending
+    pub fn lends_read(&self, place: usize, lba: u64, blocks: u32) -> bool {
+        let queues = self.queues.borrow();
+        queues
+            .get(place)
+            .is_some_and(|queue| queue.lends_read(lba, blocks))
     }
 
     /// [`DeviceQueue::lend`] of the device in `place`.

@@ -62,16 +62,16 @@ fn allocations(device: &dyn Device, arena: &Arc<Arena>, requests: u64) -> u64 {
         pool: pool.clone(),
     };
     let mut queue = device.open_queue(options).unwrap();
-    let lends = queue.lends_reads();
     let (mut submitted, mut ended) = (0, 0);
     let mut batch = CompletionBatch::new();
     let before = allocations_on_this_thread();
     while ended < requests {
         while submitted < requests && queue.in_flight() < DEPTH {
             let operation = operation(submitted);
-            let lent = operation == Operation::Read && lends && submitted.is_multiple_of(3);
-            let data = (operation.has_data() && !lent).then(|| pool.take(8192).unwrap());
             let lba = submitted.wrapping_mul(7919) % (BLOCKS - 1);
+            let lends = operation == Operation::Read && queue.lends_read(lba, 2);
+            let lent = lends && submitted.is_multiple_of(3);
+            let data = (operation.has_data() && !lent).then(|| pool.take(8192).unwrap());
             queue
                 .submit(Request {
                     tag: submitted,

@@ -2,7 +2,7 @@
 
 use hugemem::{Account, Lease, WaiterToken};
 use nvme_spec::{Cqe, Status};
-use nvme_target::{Admission, Completed, DataSource, Direction, QueueId, Timing, Work};
+use nvme_target::{Admission, Completed, DataSource, Direction, QueueId, Timing, Work, WorkEvent};
 use rdma::{Payload, Provider, QueuePair, RemoteAddress, SendOperation, SendRequest};
 use reactors::sim::planted;
 
@@ -142,7 +142,8 @@ impl<P: Provider> Connection<P> {
                 if let SlotState::AwaitingBuffer(mut work) = self.slots.take_state(slot)
                     && let Some(queue) = self.queue
                 {
-                    cx.core.got_buffer(queue, &mut work, cx.now);
+                    cx.core
+                        .note_work(queue, &mut work, WorkEvent::GotBuffer, cx.now);
                     self.use_buffer(cx, slot, work, lease);
                 }
             }
@@ -173,7 +174,7 @@ impl<P: Provider> Connection<P> {
     }
 
     #[inline(never)]
-    fn await_buffer(&mut self, cx: &mut Context<'_, P>, slot: u16, work: Work) {
+    fn await_buffer(&mut self, cx: &mut Context<'_, P>, slot: u16, mut work: Work) {
         let token = WaiterToken(self.token.with_slot(slot).into_bits());
         let (account, bytes) = (self.account, work.bytes() as usize);
         match cx
@@ -184,21 +185,23 @@ impl<P: Provider> Connection<P> {
             None => {
                 cx.counters.buffer_waits.add(1);
                 if let Some(queue) = self.queue {
-                    cx.core.awaits_buffer(queue, &work, cx.now);
+                    cx.core
+                        .note_work(queue, &mut work, WorkEvent::AwaitsBuffer, cx.now);
                 }
                 *self.slots.state(slot) = SlotState::AwaitingBuffer(work);
             }
         }
     }
 
-    fn use_buffer(&mut self, cx: &mut Context<'_, P>, slot: u16, work: Work, lease: Lease) {
+    fn use_buffer(&mut self, cx: &mut Context<'_, P>, slot: u16, mut work: Work, lease: Lease) {
         match work.direction() {
             Direction::FromHost => {
                 if self.reads_free == 0 {
                     cx.counters.read_waits.add(1);
                 }
                 if let Some(queue) = self.queue {
-                    cx.core.fetches(queue, &work, cx.now);
+                    cx.core
+                        .note_work(queue, &mut work, WorkEvent::Fetches, cx.now);
                 }
                 *self.slots.state(slot) = SlotState::AwaitingRead(Fetch::new(work, lease));
                 self.waiting_reads.push_back(slot);

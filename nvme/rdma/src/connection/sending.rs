@@ -8,7 +8,7 @@ use std::slice;
 use hugemem::{Data, DmaBuffer, DmaData, DmaLoan};
 use nvme_spec::completion::StatusField;
 use nvme_spec::{Cqe, Sqe, Status};
-use nvme_target::{KeyedBlock, KeyedBlocks, LentRead, QueueId};
+use nvme_target::{InlineCompletion, KeyedBlock, KeyedBlocks, QueueId};
 use rdma::{
     DeviceMemory, MemoryMap, Payload, Provider, QueuePair, RemoteAddress, SendOperation,
     SendRequest, Sge, SgeList,
@@ -258,15 +258,15 @@ impl<P: Provider> Connection<P> {
         if !goes_now || !self.slots.has_free() {
             return false;
         }
-        let Some(read) = cx.core.read_lent(queue, &sqe, cx.now) else {
-            return false;
-        };
-        let LentRead {
+        let Some(InlineCompletion {
             mut response,
-            data,
+            data: Some(data),
             keyed,
             ..
-        } = read;
+        }) = cx.core.complete_inline(queue, &sqe, None, cx.now)
+        else {
+            return false;
+        };
         let sequence = self.sends.next_sequence();
         let data = data.into_dma::<TargetDma>();
         let piece = keyed.and_then(|(block, _)| {

@@ -1,20 +1,19 @@
 //! Commands come in: checked once, answered at once or handed back as work.
 
-use std::cell::Cell;
-
 use nvme_spec::fabrics::FabricsType;
 use nvme_spec::{Cqe, Sqe, Status};
 use reactors::Nanos;
 use reactors::sim::planted;
 
 use super::executions::Command;
-use super::queue::{Passage, Queue, QueueEvent, QueueKind, QueueState};
+use super::gate;
+use super::queue::{Queue, QueueEvent, QueueKind, QueueState};
 use super::{FailedCommand, TargetCore};
 use crate::admin::{AdminStep, with_result};
 use crate::config::ADMIN_EXECUTIONS_MAX;
 use crate::controller::AdminContext;
 use crate::interface::{Admission, Completed, QueueId, Work, WorkKind};
-use crate::io::{Decoded, IoContext, IoOperation, IoWork, decode, is_transfer, transfer};
+use crate::io::{IoContext, IoOperation, IoWork, Plan, check, check_transfer, is_transfer};
 use crate::status::{Fault, byte};
 use crate::view::Published;
 
@@ -30,13 +29,18 @@ impl TargetCore {
         entry.shared.note_traffic();
         // Apart from the rest, so that the work is built where the caller wants it.
         if is_transfer(sqe) && entry.takes_io() {
-            let checked = context(entry, &self.view, self.devices.lending(), Fence::Later)
-                .and_then(|context| transfer(sqe, &context));
-            return match checked {
-                Ok(mut work) => {
-                    (work.came, work.since) = (now, now);
+            return match plan_transfer(entry, &self.view, sqe) {
+                Ok(plan) => {
                     entry.unanswered += 1;
-                    Admission::Work(work)
+                    let IoWork {
+                        device,
+                        lba,
+                        blocks,
+                        ..
+                    } = plan.work;
+                    let lends = plan.work.operation.is_read()
+                        && self.devices.lends_read(usize::from(device), lba, blocks);
+                    Admission::Work(plan.admit(sqe.cid.get(), lends, now))
                 }
                 Err(fault) => self.refuse(queue.slot, sqe, fault),
             };
@@ -49,7 +53,7 @@ impl TargetCore {
     fn admit_special(&mut self, slot: u32, tag: u64, sqe: &Sqe, now: Nanos) -> Admission {
         let kind = self.queues.at(slot).map(|queue| queue.kind);
         let admitted = match kind {
-            Some(QueueKind::Io { .. }) => self.admit_io_special(slot, tag, sqe),
+            Some(QueueKind::Io { .. }) => self.admit_io_special(slot, tag, sqe, now),
             Some(QueueKind::Admin { controller }) => {
                 self.counters.admin_commands.add(1);
                 self.note_admin(slot, sqe, now);
@@ -77,7 +81,13 @@ impl TargetCore {
         Admission::Respond(self.fail(slot, &FailedCommand::of(sqe), fault))
     }
 
-    fn admit_io_special(&mut self, slot: u32, tag: u64, sqe: &Sqe) -> Result<Admission, Fault> {
+    fn admit_io_special(
+        &mut self,
+        slot: u32,
+        tag: u64,
+        sqe: &Sqe,
+        now: Nanos,
+    ) -> Result<Admission, Fault> {
         // The end of the connection tells the host to send it again, elsewhere or later.
         if self.queues.at(slot).map(|queue| queue.state) == Some(QueueState::Leaving) {
             return Ok(Admission::Held);
@@ -90,16 +100,14 @@ impl TargetCore {
         if sqe.is_fabrics() {
             return self.admit_io_fabrics(slot, tag, sqe);
         }
-        match decode(
-            sqe,
-            &context(queue, &self.view, self.devices.lending(), Fence::Later)?,
-        )? {
-            Decoded::Work(work) => {
-                queue.unanswered += 1;
-                Ok(Admission::Work(work))
-            }
-            Decoded::Done => Ok(succeed(queue, sqe, 0)),
-        }
+        gate::admit(queue)?;
+        let context = context(queue, &self.view)?;
+        let Some(plan) = check(sqe, &context)? else {
+            return Ok(succeed(queue, sqe, 0));
+        };
+        queue.unanswered += 1;
+        // Reads do not come here.
+        Ok(Admission::Work(plan.admit(sqe.cid.get(), false, now)))
     }
 
     /// Refuses a command of a queue that takes nothing more. Once all commands before are answered,
@@ -287,36 +295,22 @@ impl TargetCore {
     }
 }
 
-/// What a fence of the host means to a command that is admitted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Fence {
-    /// It is not carried out at once.
-    Stops,
-    /// It is admitted; a fence is looked at when it is executed.
-    Later,
+/// Checks a Read, Write or Compare of a live queue.
+#[inline(always)]
+fn plan_transfer(queue: &Queue, view: &Published, sqe: &Sqe) -> Result<Plan, Fault> {
+    gate::admit(queue)?;
+    check_transfer(sqe, &context(queue, view)?)
 }
 
 /// What I/O commands of a live queue are checked against.
 #[inline]
-pub(super) fn context<'a>(
-    queue: &Queue,
-    view: &'a Published,
-    lending: &'a [Cell<bool>],
-    fence: Fence,
-) -> Result<IoContext<'a>, Fault> {
-    // Base 2.1 §3.5.2, §3.6.2: the controller is not ready (any more); a later path may be.
-    if queue.shared.gate() != queue.gate
-        && (fence == Fence::Stops || queue.passage() == Passage::Closed)
-    {
-        return Err(Fault::retry(Status::COMMAND_SEQUENCE_ERROR).at(byte::OPCODE));
-    }
+pub(super) fn context<'a>(queue: &Queue, view: &'a Published) -> Result<IoContext<'a>, Fault> {
     let Some(subsystem) = view.subsystem(queue.subsystem) else {
         return Err(Fault::new(Status::INVALID_NAMESPACE_OR_FORMAT).at(byte::NSID));
     };
     Ok(IoContext {
         subsystem,
         epoch: view.epoch,
-        lending,
         write_through: queue.shared.write_through(),
         data: queue.data,
     })

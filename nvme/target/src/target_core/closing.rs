@@ -224,6 +224,8 @@ impl TargetCore {
         let Some(request) = controller.events.abort(command_id) else {
             return false;
         };
+        let awaits_event = controller.events.has_requests();
+        controller.shared.set_awaits_event(awaits_event);
         if !planted("event-abort-unanswered") {
             self.answer_event_request(slot, request.tag, command_id);
         }

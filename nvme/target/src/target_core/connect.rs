@@ -314,6 +314,7 @@ impl TargetCore {
                 address: request.arrival.peer_address,
                 admin_slot: wanted.slot,
                 io_queues: wanted.io_queues_max,
+                now,
             };
             (registry.add(new), came_back)
         };

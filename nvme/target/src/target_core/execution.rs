@@ -9,26 +9,14 @@ use reactors::sim::planted;
 use zerocopy::FromBytes;
 
 use super::executions::{Command, DeviceTag, Execution, ExecutionState, Owner};
-use super::queue::{Passage, Queue, QueueEvent, QueueState};
+use super::gate::{self, Passage};
+use super::queue::{Queue, QueueEvent, QueueState};
 use super::{FailedCommand, TargetCore, Timing};
 use crate::admin::AdminWork;
 use crate::counters::IoCounters;
 use crate::interface::{CloseReason, Completed, QueueId, Work, WorkKind};
-use crate::io::{IoOperation, IoWork, recheck};
+use crate::io::{IoOperation, IoWork};
 use crate::status::{Fault, byte, from_device};
-
-/// Why a command that was checked is not executed now.
-pub(super) enum Stopped {
-    /// The fence of its host holds it back.
-    Fenced,
-    Failed(Fault),
-}
-
-impl From<Fault> for Stopped {
-    fn from(fault: Fault) -> Self {
-        Self::Failed(fault)
-    }
-}
 
 impl TargetCore {
     /// Executes a checked command. `data` is a lease of exactly [`Work::bytes`] bytes, filled for
@@ -113,57 +101,24 @@ impl TargetCore {
         came: Nanos,
         now: Nanos,
     ) -> Option<Completed> {
-        let checked = if self.has_not_changed(command.queue, &work) {
-            Ok(())
-        } else {
-            self.check_io(command.queue, &work)
-        };
-        match checked {
-            Ok(()) => self.start_command(command, work, data, came, now),
-            Err(Stopped::Fenced) => self.hold_command(command, work, data, came, now),
-            Err(Stopped::Failed(fault)) => {
+        match self.pass_admitted(command.queue, &work) {
+            Passage::Open => self.start_command(command, work, data, came, now),
+            Passage::Held => self.hold_command(command, work, data, came, now),
+            Passage::Refused(fault) => {
                 let failed = FailedCommand::of_work(&work, command.id);
                 Some(self.answer_failed(command, &failed, fault))
             }
         }
     }
 
-    /// Whether nothing has changed while the command's data was on its way.
+    /// Asks the gate for a command that was admitted.
     #[inline(always)]
-    fn has_not_changed(&self, slot: u32, work: &IoWork) -> bool {
-        self.queues.at(slot).is_some_and(|queue| {
-            queue.state == QueueState::Live && queue.shared.gate() == queue.gate
-        }) && work.epoch == self.view.epoch
-    }
-
-    /// What may have changed while the command's data was on its way.
-    #[inline(never)]
-    pub(super) fn check_io(&self, slot: u32, work: &IoWork) -> Result<(), Stopped> {
-        let gone = Fault::retry(Status::ABORTED_SQ_DELETION);
-        let queue = self.queues.at(slot).ok_or(gone)?;
-        match queue.state {
-            QueueState::Live | QueueState::Leaving | QueueState::Disconnecting { .. } => {}
-            QueueState::Ending | QueueState::Gone => return Err(gone.into()),
-        }
-        if queue.shared.gate() != queue.gate {
-            match queue.passage() {
-                // Base 2.1 §3.7.2: after a reset no command of before may reach a device.
-                Passage::Closed => return Err(gone.into()),
-                Passage::Fenced if work.operation.changes_medium() => {
-                    return Err(Stopped::Fenced);
-                }
-                Passage::Fenced | Passage::Open => {}
-            }
-        }
-        if work.epoch != self.view.epoch {
-            let names_one = work.nsid != nvme_spec::NSID_BROADCAST;
-            if names_one && !self.view.had_device(work.device, work.epoch) {
-                let gone = Fault::new(Status::INVALID_NAMESPACE_OR_FORMAT);
-                return Err(gone.at(byte::NSID).into());
-            }
-            recheck(work, self.view.subsystem(queue.subsystem))?;
-        }
-        Ok(())
+    pub(super) fn pass_admitted(&self, slot: u32, work: &IoWork) -> Passage {
+        let passage = self
+            .queues
+            .at(slot)
+            .map(|queue| gate::pass(queue, &self.view, work));
+        passage.unwrap_or(Passage::Refused(gate::CLOSED))
     }
 
     /// Puts a command that came in the turn of `came` into execution. `Some`: it is done.

@@ -12,8 +12,8 @@ use nvme_spec::Status;
 use reactors::Nanos;
 use reactors::sim::planted;
 
-use super::execution::Stopped;
 use super::executions::{Command, DeviceTag, Execution, ExecutionEvent, Owner};
+use super::gate::Passage;
 use super::{FailedCommand, TargetCore};
 use crate::controller::state::{ControllerEvent, ControllerState};
 use crate::interface::Completed;
@@ -147,11 +147,11 @@ impl TargetCore {
                 return;
             };
             let work = execution.work;
-            let over = match self.check_io(slot, &work) {
+            let over = match self.pass_admitted(slot, &work) {
                 // It is raised again: its end calls this core again.
-                Err(Stopped::Fenced) => return,
-                Err(Stopped::Failed(fault)) => Some(Err(fault)),
-                Ok(()) => {
+                Passage::Held => return,
+                Passage::Refused(fault) => Some(Err(fault)),
+                Passage::Open => {
                     if let Some(execution) = self.executions.get_mut(tag) {
                         execution.apply(ExecutionEvent::Started);
                     }

@@ -75,17 +75,6 @@ pub(crate) const fn transition(state: QueueState, event: QueueEvent) -> Option<Q
     }
 }
 
-/// Whether commands pass a controller's gate.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Passage {
-    /// All of them.
-    Open,
-    /// Those that do not change data.
-    Fenced,
-    /// None: the controller was reset, is shut down or has ended.
-    Closed,
-}
-
 /// One queue.
 pub(crate) struct Queue {
     pub(crate) shared: Arc<ControllerShared>,
@@ -195,22 +184,6 @@ impl Queue {
                 | QueueState::Gone,
             )
             | (QueueKind::Admin { .. }, _) => false,
-        }
-    }
-
-    /// Whether commands pass the controller's gate, which is not as it was when the queue was
-    /// created.
-    #[cold]
-    #[inline(never)]
-    pub(crate) fn passage(&self) -> Passage {
-        let gate = self.shared.gate();
-        if gate.unfenced() != self.gate {
-            Passage::Closed
-        } else if gate.is_fenced() && !planted("fence-ignored") {
-            Passage::Fenced
-        } else {
-            // It was lifted just now.
-            Passage::Open
         }
     }
 

@@ -12,7 +12,7 @@ use super::executions::Execution;
 use super::queue::Queue;
 use super::slots::Slots;
 use super::{TRANSPORTS_MAX, TargetCore};
-use crate::interface::{Direction, QueueId, Work, WorkKind};
+use crate::interface::{Direction, QueueId, Work, WorkEvent, WorkKind};
 use crate::io::{IoOperation, IoWork};
 use crate::notes::{CommandNote, Moment};
 use crate::stages::{Measured, StageHistograms};
@@ -275,13 +275,17 @@ impl TargetCore {
         Some(&view.measures.of(self.reactor)?.stages)
     }
 
-    /// A command waits for a buffer from now on.
-    pub fn awaits_buffer(&mut self, queue: QueueId, work: &Work, now: Nanos) {
-        self.note_wait(queue, work, Moment::AwaitsBuffer, now);
+    /// Notes what an admitted command waits for on its way to [`execute`](Self::execute).
+    #[inline]
+    pub fn note_work(&mut self, queue: QueueId, work: &mut Work, event: WorkEvent, now: Nanos) {
+        match event {
+            WorkEvent::AwaitsBuffer => self.note_wait(queue, work, Moment::AwaitsBuffer, now),
+            WorkEvent::GotBuffer => self.count_buffer_wait(queue, work, now),
+            WorkEvent::Fetches => self.note_wait(queue, work, Moment::Fetches, now),
+        }
     }
 
-    /// The buffer that a command waited for has come.
-    pub fn got_buffer(&mut self, queue: QueueId, work: &mut Work, now: Nanos) {
+    fn count_buffer_wait(&self, queue: QueueId, work: &mut Work, now: Nanos) {
         if let Some((queue, measured)) = self.measured(queue, work)
             && let Some(stages) = self.stages(queue.subsystem)
             && !cfg!(uncounted)
@@ -289,11 +293,6 @@ impl TargetCore {
             stages.buffer[measured].record(now - work.since, 1);
         }
         work.since = now;
-    }
-
-    /// A command's data is on its way from the host from now on.
-    pub fn fetches(&mut self, queue: QueueId, work: &Work, now: Nanos) {
-        self.note_wait(queue, work, Moment::Fetches, now);
     }
 
     fn note_wait(&self, queue: QueueId, work: &Work, moment: Moment, now: Nanos) {

@@ -572,6 +572,31 @@ fn a_discovery_controller_that_waits_for_an_event_stays() {
     assert_ne!(closes[0].queue, waits.queue);
 }
 
+/// One whose event request was aborted does not wait any more.
+#[test]
+fn a_discovery_controller_whose_event_request_was_aborted_makes_room() {
+    let limits = CoreLimits {
+        queues_max: 512,
+        executions_max: 1024,
+    };
+    let mut world = World::with(1, limits, |_| {});
+    let stranger = HostCall {
+        host: STRANGER,
+        ..discovery_call()
+    };
+    let idle = world.enabled_by(0, &stranger);
+    let sqe = Sqe::async_event_request().with_cid(7);
+    world.start(idle, sqe, &[]).expect_err("held");
+    world.command(idle, Sqe::abort_command(0, 7)).ok();
+    for _ in 0..nvme_target::DISCOVERY_CONTROLLERS_MAX {
+        world.now += reactors::Nanos::from_millis(1);
+        world.enabled_by(0, &stranger);
+    }
+    world.settle();
+    let closed: Vec<_> = world.closes(0).iter().map(|close| close.queue).collect();
+    assert_eq!(closed, [idle.queue]);
+}
+
 /// Hosts that no export names leave a part of a core's executions to those that one does name.
 #[test]
 fn unnamed_hosts_leave_executions_to_named_ones() {

@@ -165,7 +165,7 @@ fn a_write_that_waits_in_a_device_is_given_up() {
     let now = world.now;
     let core = &mut world.nodes[0].core;
     let loan = core
-        .read_lent(reading.queue, &read.with_cid(1), now)
+        .complete_inline(reading.queue, &read.with_cid(1), None, now)
         .expect("nothing is in the way");
     let (admin, io) = path(&mut world, 1);
     begin_write(&mut world, io, PLAIN, 1);
@@ -240,7 +240,7 @@ fn data_that_comes_late_meets_the_fence() {
     world.close(first_admin);
     let core = &mut world.nodes[1].core;
     let in_capsule = Sqe::write(PLAIN, 0, 0, false).with_sgl(SglDescriptor::in_capsule(0, 512));
-    let at_once = core.write_at_once(second.queue, &in_capsule.with_cid(3), &[3; 512], now);
+    let at_once = core.complete_inline(second.queue, &in_capsule.with_cid(3), Some(&[3; 512]), now);
     assert!(at_once.is_none());
     assert!(!core.fill_at_once(second.queue, &mut work, 512, &mut |_| panic!("filled")));
     assert!(world.execute(second, 900, work, &[2; 512]).is_none());

@@ -4,7 +4,7 @@ use nvme_spec::registers::{Cc, ShutdownNotification};
 use nvme_spec::sgl::SglDescriptor;
 use nvme_spec::{Sqe, Status};
 use nvme_target::notes::{CommandNote, Moment};
-use nvme_target::{Admission, Completed, Measured, Stage, Timing, Work};
+use nvme_target::{Admission, Completed, Measured, Stage, Timing, Work, WorkEvent};
 use reactors::Nanos;
 use reactors::recorder::Recorder;
 
@@ -101,11 +101,11 @@ fn each_stage_of_a_write_is_counted() {
     let mut work = turns.admit(Sqe::write(RAM, 0, 0, false), 512);
     let queue = turns.io.queue;
     let (core, now) = (&mut turns.world.nodes[0].core, turns.world.now);
-    core.awaits_buffer(queue, &work, now);
+    core.note_work(queue, &mut work, WorkEvent::AwaitsBuffer, now);
     turns.at(10);
     let (core, now) = (&mut turns.world.nodes[0].core, turns.world.now);
-    core.got_buffer(queue, &mut work, now);
-    core.fetches(queue, &work, now);
+    core.note_work(queue, &mut work, WorkEvent::GotBuffer, now);
+    core.note_work(queue, &mut work, WorkEvent::Fetches, now);
     turns.at(30);
     assert!(turns.execute(work).is_none());
     turns.at(45);
@@ -174,8 +174,8 @@ fn what_is_read_in_one_look_is_counted_the_same() {
         turns.at(10 * turn);
         for _ in 0..3 {
             let (core, now) = (&mut turns.world.nodes[0].core, turns.world.now);
-            let lent = core.read_lent(turns.io.queue, &read.with_cid(9), now);
-            assert_eq!(lent.expect("lent").data.len(), 512);
+            let lent = core.complete_inline(turns.io.queue, &read.with_cid(9), None, now);
+            assert_eq!(lent.and_then(|lent| lent.data).expect("lent").len(), 512);
         }
         // Those of the turn before are counted here, these are not.
         turns.poll();
@@ -200,9 +200,12 @@ fn what_is_read_in_one_look_and_waits_for_the_network_is_counted_when_it_leaves(
     let (core, now) = (&mut turns.world.nodes[0].core, turns.world.now);
     for _ in 0..2 {
         let read = read.with_cid(9);
-        assert!(core.read_lent(turns.io.queue, &read, now).is_some());
+        assert!(
+            core.complete_inline(turns.io.queue, &read, None, now)
+                .is_some()
+        );
     }
-    let lent = core.read_lent(turns.io.queue, &read.with_cid(9), now);
+    let lent = core.complete_inline(turns.io.queue, &read.with_cid(9), None, now);
     let timing = core.served_waits(turns.io.queue, lent.expect("lent").served);
     turns.end_turn();
     turns.at(10);

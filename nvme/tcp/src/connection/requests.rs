@@ -3,7 +3,9 @@
 use hugemem::{Data, Lease, WaiterToken};
 use nvme_spec::tcp::{C2hData, C2hEnd, CapsuleResp, FatalError, H2cData, R2t, offset};
 use nvme_spec::{Cqe, Status};
-use nvme_target::{Admission, Completed, DataSource, Direction, LentRead, QueueId, Timing, Work};
+use nvme_target::{
+    Admission, Completed, DataSource, Direction, InlineCompletion, QueueId, Timing, Work, WorkEvent,
+};
 use reactors::sim::planted;
 use zerocopy::{IntoBytes, transmute};
 
@@ -38,16 +40,16 @@ impl<S: ByteStream> Connection<S> {
     /// Answers a read whose data is lent at once. `false`: nothing has happened.
     #[inline]
     fn read_at_once(&mut self, cx: &mut Context<'_>, queue: QueueId) -> bool {
-        let read = cx.core.read_lent(queue, self.receiver.command(), cx.now);
-        let Some(read) = read else {
-            return false;
-        };
-        let LentRead {
+        let sqe = self.receiver.command();
+        let Some(InlineCompletion {
             response,
-            data,
+            data: Some(data),
             served,
             ..
-        } = read;
+        }) = cx.core.complete_inline(queue, sqe, None, cx.now)
+        else {
+            return false;
+        };
         cx.counters.commands.add(1);
         self.at_once += 1;
         let bytes = data.len();
@@ -74,10 +76,14 @@ impl<S: ByteStream> Connection<S> {
         if is_checked && behind.first_chunk() != Some(&digest(data)) {
             return false;
         }
-        let written = cx
-            .core
-            .write_at_once(queue, self.receiver.command(), data, cx.now);
-        let Some((response, served)) = written else {
+        let sqe = self.receiver.command();
+        let Some(InlineCompletion {
+            response,
+            data: None,
+            served,
+            ..
+        }) = cx.core.complete_inline(queue, sqe, Some(data), cx.now)
+        else {
             return false;
         };
         self.receiver.consume(bytes + digest_bytes);
@@ -195,7 +201,8 @@ impl<S: ByteStream> Connection<S> {
                 if let SlotState::AwaitingBuffer(mut work) = self.slots.take_state(slot)
                     && let Some(queue) = self.queue
                 {
-                    cx.core.got_buffer(queue, &mut work, cx.now);
+                    cx.core
+                        .note_work(queue, &mut work, WorkEvent::GotBuffer, cx.now);
                     self.use_buffer(cx, slot, work, lease);
                 }
             }
@@ -214,7 +221,7 @@ impl<S: ByteStream> Connection<S> {
     }
 
     #[inline]
-    fn find_buffer(&mut self, cx: &mut Context<'_>, slot: u16, work: Work) {
+    fn find_buffer(&mut self, cx: &mut Context<'_>, slot: u16, mut work: Work) {
         if !work.needs_lease() {
             return self.execute(cx, slot, work, None);
         }
@@ -228,7 +235,8 @@ impl<S: ByteStream> Connection<S> {
             None => {
                 cx.counters.buffer_waits.add(1);
                 if let Some(queue) = self.queue {
-                    cx.core.awaits_buffer(queue, &work, cx.now);
+                    cx.core
+                        .note_work(queue, &mut work, WorkEvent::AwaitsBuffer, cx.now);
                 }
                 if planted("lease-before-share") && work.direction() == Direction::FromHost {
                     let framing = self.rules.framing;
@@ -245,13 +253,14 @@ impl<S: ByteStream> Connection<S> {
         }
     }
 
-    fn use_buffer(&mut self, cx: &mut Context<'_>, slot: u16, work: Work, lease: Lease) {
+    fn use_buffer(&mut self, cx: &mut Context<'_>, slot: u16, mut work: Work, lease: Lease) {
         match (work.direction(), work.source()) {
             (Direction::FromHost, source) => {
                 let solicited = !matches!(source, DataSource::InCapsule { .. });
                 self.begin_fetch(cx.now);
                 if let Some(queue) = self.queue {
-                    cx.core.fetches(queue, &work, cx.now);
+                    cx.core
+                        .note_work(queue, &mut work, WorkEvent::Fetches, cx.now);
                 }
                 if solicited {
                     self.solicited += 1;

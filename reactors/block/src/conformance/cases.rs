@@ -121,7 +121,7 @@ pub(super) fn ranges_outside_the_device(harness: &mut Harness) {
 }
 
 pub(super) fn loans(harness: &mut Harness) {
-    if !harness.queue().lends_reads() {
+    if !harness.queue().lends_read(4, 3) {
         return;
     }
     let (old, new) = (pattern(1, harness.bytes(3)), pattern(2, harness.bytes(3)));

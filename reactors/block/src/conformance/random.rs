@@ -130,7 +130,9 @@ impl Run<'_> {
         let data = match operation {
             Operation::Read => {
                 expected.data = self.model.bytes(&range);
-                let lend = self.harness.queue().lends_reads() && self.seeded.below(2) == 0;
+                let blocks = (range.end - range.start) as u32;
+                let lends = self.harness.queue().lends_read(range.start, blocks);
+                let lend = lends && self.seeded.below(2) == 0;
                 (!lend).then(|| vec![0xEE; bytes])
             }
             Operation::Write { .. } => {

@@ -114,15 +114,15 @@ impl FaultQueue {
 }
 
 impl DeviceQueue for FaultQueue {
-    fn lends_reads(&self) -> bool {
-        self.inner.lends_reads()
+    fn lends_read(&self, lba: u64, blocks: u32) -> bool {
+        self.inner.lends_read(lba, blocks)
     }
 
     fn submit(&mut self, request: Request) -> Result<(), Refusal> {
         if self.closing || self.running.is_removed() {
             return Err(Refusal::Never(request, DeviceError::Removed));
         }
-        if let Err(error) = request.check(&self.geometry, self.inner.lends_reads()) {
+        if let Err(error) = request.check(&self.geometry, true) {
             return Err(Refusal::Never(request, error));
         }
         if self.in_flight() >= self.depth {

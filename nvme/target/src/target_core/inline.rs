@@ -3,80 +3,86 @@
 
 use hugemem::Data;
 use nvme_spec::command::IoOpcode;
-use nvme_spec::{Cqe, Sqe, Status};
+use nvme_spec::{Sqe, Status};
 use reactors::Nanos;
 use reactors::recorder::Recorder;
 use reactors::sim::planted;
 
 use super::TargetCore;
-use super::admission::{Fence, context};
+use super::admission::context;
+use super::gate::{self, Passage};
 use super::queue::{Queue, QueueState};
 use super::timing::{Departures, Served};
 use crate::counters::{CoreCounters, IoCounters};
-use crate::interface::{Completed, LentRead, QueueId, Work, WorkKind};
-use crate::io::{IoOperation, IoWork, is_transfer, lendable_read, write_in_capsule};
+use crate::interface::{
+    Completed, DataSource, Direction, InlineCompletion, QueueId, Work, WorkKind,
+};
+use crate::io::{IoOperation, IoWork, check_blocks, check_source, is_transfer};
 use crate::stages::Measured;
+use crate::view::Published;
 
 impl TargetCore {
-    /// Admits and executes a read in one look, where its device lends the data and nothing is in
-    /// the way: such a command needs neither a tag nor a [`Work`]. `None`: nothing has
-    /// happened, and [`admit`](Self::admit) says what is to be done. The answer is counted as
+    /// Admits and executes a command in one look, where its device does it at once and nothing is in
+    /// the way: a read whose data the device lends, or a write whose data, `in_capsule`, came whole
+    /// with it. Such a command needs neither a tag nor a [`Work`]. `None`: it cannot complete inline,
+    /// and nothing has happened; call [`admit`](Self::admit) instead. The response is counted as
     /// handed to the network in this turn.
     #[inline(always)]
-    pub fn read_lent(&mut self, id: QueueId, sqe: &Sqe, now: Nanos) -> Option<LentRead> {
-        let queue = self.queues.get_mut(id.slot, id.generation)?;
-        if sqe.io_opcode() != IoOpcode::READ || !is_transfer(sqe) || !queue.takes_io() {
-            return None;
-        }
-        let context = context(queue, &self.view, self.devices.lending(), Fence::Stops).ok()?;
-        let read = lendable_read(sqe, &context)?;
-        let device = usize::from(read.device);
-        let data = self.devices.lend(device, read.lba, read.blocks)?;
-        self.counters.commands.add(1);
-        queue.shared.note_traffic();
-        count(&self.counters, id, device, |counters| {
-            counters.read(read.bytes);
-        });
-        let served = Served::new(Measured::Read, sqe, now);
-        note_served(&self.recorder, &mut self.departures, queue, id.slot, served);
-        Some(LentRead {
-            response: queue.respond(sqe.cid.get(), Status::SUCCESS),
-            data,
-            keyed: read.keyed,
-            served,
-        })
-    }
-
-    /// Admits and executes a write whose data came in its capsule, in one look, where its device
-    /// takes the data at once and nothing is in the way: its response. `None`: nothing
-    /// has happened, and [`admit`](Self::admit) says what is to be done. The answer is counted as
-    /// handed to the network in this turn.
-    #[inline]
-    pub fn write_at_once(
+    pub fn complete_inline(
         &mut self,
         id: QueueId,
         sqe: &Sqe,
-        data: &[u8],
+        in_capsule: Option<&[u8]>,
         now: Nanos,
-    ) -> Option<(Cqe, Served)> {
+    ) -> Option<InlineCompletion> {
         let queue = self.queues.get_mut(id.slot, id.generation)?;
-        if sqe.io_opcode() != IoOpcode::WRITE || !is_transfer(sqe) || !queue.takes_io() {
+        let opcode = match in_capsule {
+            None => IoOpcode::READ,
+            Some(_) => IoOpcode::WRITE,
+        };
+        if sqe.io_opcode() != opcode || !is_transfer(sqe) || !queue.takes_io() {
             return None;
         }
-        let context = context(queue, &self.view, self.devices.lending(), Fence::Stops).ok()?;
-        let (device, lba) = write_in_capsule(sqe, data.len(), &context)?;
-        let device = usize::from(device);
-        if !self.devices.write_at_once(device, lba, data) {
+        if !gate::is_open(queue) {
             return None;
         }
+        let context = context(queue, &self.view).ok()?;
+        let work = check_blocks(opcode, sqe, &context).ok()?;
+        let device = usize::from(work.device);
+        let (measured, data, keyed) = match (work.operation, in_capsule) {
+            (IoOperation::Read, None) => {
+                let direction = Direction::ToHost;
+                let source = check_source(sqe, direction, work.bytes, context.data).ok()?;
+                let keyed = source.one_block()?;
+                let loan = self.devices.lend(device, work.lba, work.blocks)?;
+                (Measured::Read, Some(loan), keyed)
+            }
+            (IoOperation::Write { fua: false }, Some(data)) => {
+                let direction = Direction::FromHost;
+                let source = check_source(sqe, direction, work.bytes, context.data).ok()?;
+                let is_whole = matches!(source, DataSource::InCapsule { offset: 0 })
+                    && work.bytes as usize == data.len();
+                if !is_whole || !self.devices.write_at_once(device, work.lba, data) {
+                    return None;
+                }
+                (Measured::Write, None, None)
+            }
+            _ => return None,
+        };
         self.counters.commands.add(1);
         queue.shared.note_traffic();
-        // No more than a capsule carries.
-        let bytes = data.len() as u32;
-        count(&self.counters, id, device, |counters| counters.wrote(bytes));
-        let served = Served::new(Measured::Write, sqe, now);
+        count(&self.counters, id, device, |counters| match measured {
+            Measured::Read => counters.read(work.bytes),
+            Measured::Write => counters.wrote(work.bytes),
+        });
+        let served = Served::new(measured, sqe, now);
         note_served(&self.recorder, &mut self.departures, queue, id.slot, served);
-        Some((queue.respond(sqe.cid.get(), Status::SUCCESS), served))
+        Some(InlineCompletion {
+            response: queue.respond(sqe.cid.get(), Status::SUCCESS),
+            data,
+            keyed,
+            served,
+        })
     }
 
     /// Bytes of a block of the device that a write goes to, where
@@ -116,9 +122,8 @@ impl TargetCore {
         else {
             return false;
         };
-        let serves = queue.state == QueueState::Live && queue.shared.gate() == queue.gate;
-        // What changed since the command was checked is looked at when it is executed.
-        if !serves || io.epoch != self.view.epoch {
+        // What else the gate says is for the execution to act on.
+        if !is_open(queue, &self.view, io) {
             return false;
         }
         debug_assert!(bytes.is_multiple_of(block) && bytes <= work.bytes as usize);
@@ -136,7 +141,7 @@ impl TargetCore {
         filled
     }
 
-    /// [`read_lent`](Self::read_lent) for a read that was admitted. `None`: there is more to it.
+    /// [`complete_inline`](Self::complete_inline) for a read that was admitted. `None`: there is more to it.
     #[inline]
     pub(super) fn execute_lent(
         &mut self,
@@ -147,8 +152,8 @@ impl TargetCore {
         now: Nanos,
     ) -> Option<Completed> {
         let queue = self.queues.get_mut(id.slot, id.generation)?;
-        let serves = queue.state == QueueState::Live && queue.shared.gate() == queue.gate;
-        if !serves || work.epoch != self.view.epoch {
+        // Of another queue the last response has more to do.
+        if queue.state != QueueState::Live || !is_open(queue, &self.view, work) {
             return None;
         }
         let device = usize::from(work.device);
@@ -157,7 +162,6 @@ impl TargetCore {
             counters.read(work.bytes);
         });
         debug_assert!(queue.unanswered > 0, "an answer has a command");
-        // A live queue has no Disconnect that waits for its last answer.
         queue.unanswered = queue.unanswered.saturating_sub(1);
         Some(Completed {
             tag,
@@ -167,6 +171,12 @@ impl TargetCore {
             timing: queue.served(command_id, now),
         })
     }
+}
+
+/// Whether an admitted command may go to its device at once.
+#[inline(always)]
+fn is_open(queue: &Queue, view: &Published, work: &IoWork) -> bool {
+    matches!(gate::pass(queue, view, work), Passage::Open)
 }
 
 /// Notes down and counts a command as served: answered, with its answer gone in the turn that goes

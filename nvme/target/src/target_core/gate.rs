@@ -1,0 +1,103 @@
+//! The gate: whether a checked command may go to its device now.
+//!
+//! Every command passes it on its way to a device, whichever way that is: a read or a write that
+//! completes inline, data that is placed directly in a device's memory, a command that waited for a
+//! lease or its data, and a command that the gate held back before. Admission asks it as well, so
+//! that no data is fetched for a command that is going to be refused.
+//!
+//! A rule about who may do what, and when (access, reservations, rate limits, quiescing), is a bit of
+//! the controller's gate word, so that an open gate costs one comparison, and a case of `examine`;
+//! nothing else decides. A rule that is known when a command is checked belongs to
+//! [`check`](crate::io::check), and the configuration's epoch tells when it may have changed since.
+
+use nvme_spec::{NSID_BROADCAST, Status};
+use reactors::sim::planted;
+
+use super::queue::{Queue, QueueState};
+use crate::io::{IoWork, recheck};
+use crate::status::{Fault, byte};
+use crate::view::Published;
+
+/// What the gate says to a command that was admitted.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Passage {
+    /// It may go to its device.
+    Open,
+    /// It has to wait for the end of the fence of its host, which calls the core.
+    Held,
+    /// It never may: with [`CLOSED`], or because what it asks for is not allowed any more.
+    Refused(Fault),
+}
+
+/// The refusal of a command whose queue or controller executes nothing more: a reset, a shutdown, or
+/// the end of the association or its connection came before it.
+pub(super) const CLOSED: Fault = Fault::retry(Status::ABORTED_SQ_DELETION);
+
+/// Whether everything may pass, as when the queue was created. All that there is to ask for a command
+/// that is checked and goes to its device in the same look.
+#[inline(always)]
+pub(super) fn is_open(queue: &Queue) -> bool {
+    queue.shared.gate() == queue.gate
+}
+
+/// Whether a command that comes now is admitted: one that is held has its data fetched meanwhile.
+#[inline(always)]
+pub(super) fn admit(queue: &Queue) -> Result<(), Fault> {
+    if !is_open(queue) && is_closed(queue) {
+        // Base 2.1 §3.5.2, §3.6.2: the controller is not ready (any more); a later path may be.
+        return Err(Fault::retry(Status::COMMAND_SEQUENCE_ERROR).at(byte::OPCODE));
+    }
+    Ok(())
+}
+
+/// What a command may do that was admitted before.
+#[inline(always)]
+pub(super) fn pass(queue: &Queue, view: &Published, work: &IoWork) -> Passage {
+    let is_as_checked =
+        matches!(queue.state, QueueState::Live) && work.epoch == view.epoch && is_open(queue);
+    if is_as_checked {
+        return Passage::Open;
+    }
+    examine(queue, view, work)
+}
+
+/// Something changed since the queue was created or the command was checked.
+#[cold]
+#[inline(never)]
+fn examine(queue: &Queue, view: &Published, work: &IoWork) -> Passage {
+    match queue.state {
+        QueueState::Live | QueueState::Leaving | QueueState::Disconnecting { .. } => {}
+        QueueState::Ending | QueueState::Gone => return Passage::Refused(CLOSED),
+    }
+    // Base 2.1 §3.7.2: after a reset no command of before may reach a device.
+    if is_closed(queue) {
+        return Passage::Refused(CLOSED);
+    }
+    let is_fenced = queue.shared.gate().is_fenced() && !planted("fence-ignored");
+    if is_fenced && work.operation.changes_medium() {
+        return Passage::Held;
+    }
+    if work.epoch != view.epoch
+        && let Err(fault) = check_again(queue, view, work)
+    {
+        return Passage::Refused(fault);
+    }
+    Passage::Open
+}
+
+/// Whether the controller was reset, was shut down or has ended since the queue was created.
+#[cold]
+#[inline(never)]
+fn is_closed(queue: &Queue) -> bool {
+    queue.shared.gate().unfenced() != queue.gate
+}
+
+/// Checks a command again after the configuration changed.
+fn check_again(queue: &Queue, view: &Published, work: &IoWork) -> Result<(), Fault> {
+    let names_one = work.nsid != NSID_BROADCAST;
+    if names_one && !view.had_device(work.device, work.epoch) {
+        let gone = Fault::new(Status::INVALID_NAMESPACE_OR_FORMAT);
+        return Err(gone.at(byte::NSID));
+    }
+    recheck(work, view.subsystem(queue.subsystem))
+}
