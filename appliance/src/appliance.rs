@@ -19,29 +19,29 @@ use reactors::{IdlePolicy, Nanos, ReactorConfig, Reactors};
 use crate::control::ControlPlane;
 use crate::devices::{Devices, SystemDevices};
 use crate::error::{Failure, with_causes};
+use crate::event_loop::RealTime;
 use crate::exports::{self, Ports};
 use crate::fabrics::Fabrics;
 use crate::identities::Identities;
-use crate::live::{How, Live, Started};
-use crate::meanwhile::RealTime;
 use crate::memory;
 use crate::nvme::{self, Bus, Drives};
 use crate::observe::model::ApplyAnswer;
 use crate::observe::sources::{Sources, TransportCounters};
 use crate::orders::Orders;
 use crate::reactor_setup::{Parts, Service, set_up};
+use crate::reconciler::{How, Reconciler, Started};
 use crate::requests::{ApplyOrder, ApplyRefusal, Mailbox, Request};
-use crate::rounds::Rounds;
 use crate::service::{self, Heartbeat};
 use crate::signals::Termination;
 use crate::transports::{Listeners, Portions};
+use crate::watchdog_loop::WatchdogLoop;
 
 /// How often a stop under way is looked after.
 const STOP_LOOK_INTERVAL: Duration = Duration::from_millis(10);
 
 /// A running appliance.
 pub(crate) struct Appliance {
-    live: Live,
+    reconciler: Reconciler,
     /// Where the configuration came from.
     file: Option<PathBuf>,
     mailbox: Option<Mailbox>,
@@ -108,7 +108,7 @@ impl Appliance {
         let transports =
             listeners.into_transports(&config, cores.len(), &devices.regions(&arena))?;
         let counters = transports.iter().map(|it| it.counters()).collect();
-        let (desks, orders) = Orders::new(cores.len());
+        let (control_queues, orders) = Orders::new(cores.len());
         let fabrics = Fabrics {
             target: Arc::clone(&target),
             transports: transports.clone(),
@@ -136,13 +136,13 @@ impl Appliance {
             devices,
             ports,
             transports: transports.into_iter().map(|it| it as _).collect(),
-            desks,
+            control_queues,
         };
-        let live = Live::new(started, reactors.handles());
+        let reconciler = Reconciler::new(started, reactors.handles());
         memory::populate_behind(rest);
         let start_took = began.elapsed();
         Ok(Self {
-            live,
+            reconciler,
             file: None,
             mailbox: None,
             cores,
@@ -166,7 +166,7 @@ impl Appliance {
         self.file = file.map(Path::to_owned);
         let counters = std::mem::take(&mut self.counters);
         let sources = self.sources(counters);
-        let control = &self.live.config().control;
+        let control = &self.reconciler.config().control;
         let mailbox = self.mailbox.clone();
         self.control = Some(ControlPlane::start(control, sources, mailbox));
     }
@@ -174,7 +174,7 @@ impl Appliance {
     /// What observations are made from.
     fn sources(&self, transports: Vec<TransportCounters>) -> Sources {
         Sources {
-            running: self.live.running(),
+            running: self.reconciler.running(),
             config_path: self.file.clone(),
             cores: self.cores.clone(),
             target: Arc::clone(&self.target),
@@ -197,11 +197,11 @@ impl Appliance {
     /// Compares each configuration that `requests` bring with the running one, and applies none.
     #[cfg(feature = "probe")]
     pub(crate) fn compare_only(&mut self, requests: &std::sync::mpsc::Receiver<Request>) {
-        let mut rounds = Rounds::new(Heartbeat::from_environment(0, String::new()));
+        let mut watchdog_loop = WatchdogLoop::new(Heartbeat::from_environment(0, String::new()));
         for request in requests {
             if let Request::Apply(mut order) = request {
                 order.how.dry_run = true;
-                self.carry_out(order, &mut rounds);
+                self.carry_out(order, &mut watchdog_loop);
             }
         }
     }
@@ -219,7 +219,7 @@ impl Appliance {
     /// Looks after the devices once, and tells hosts what changed.
     pub(crate) fn look(&mut self, now: Instant) {
         self.drives.look(now);
-        self.live.look();
+        self.reconciler.look();
     }
 
     /// Says that all is ready, and looks after reactors and devices until the process is asked to
@@ -228,48 +228,54 @@ impl Appliance {
     /// # Errors
     /// A test hook that was asked for cannot be had.
     pub(crate) fn serve_until(&mut self, termination: &mut Termination) -> Result<(), Failure> {
-        let status = service::status_line(self.live.config());
-        service::offer_to_stick(self.reactors.handles())?;
+        let status = service::status_line(self.reconciler.config());
+        service::install_hang_hook(self.reactors.handles())?;
         service::ready(&status);
-        let mut rounds = Rounds::new(Heartbeat::from_environment(self.cores.len(), status));
+        let mut watchdog_loop =
+            WatchdogLoop::new(Heartbeat::from_environment(self.cores.len(), status));
         loop {
-            match termination.next(rounds.pause()) {
+            match termination.next(watchdog_loop.pause()) {
                 Some(Request::End) => return Ok(()),
-                Some(Request::Reload) => service::reload(|| self.reload(&mut rounds)),
-                Some(Request::Apply(order)) => self.carry_out(order, &mut rounds),
+                Some(Request::Reload) => service::reload(|| self.reload(&mut watchdog_loop)),
+                Some(Request::Apply(order)) => self.carry_out(order, &mut watchdog_loop),
                 None => {}
             }
             self.look(Instant::now());
-            if !rounds.make(&self.reactors) {
+            if !watchdog_loop.run_once(&self.reactors) {
                 return Ok(());
             }
         }
     }
 
-    /// Makes the appliance what `wanted` says, while `rounds` go on.
-    pub(crate) fn apply(&mut self, wanted: &Config, how: How, rounds: &mut Rounds) -> ApplyAnswer {
+    /// Makes the appliance what `wanted` says, while `watchdog_loop` go on.
+    pub(crate) fn apply(
+        &mut self,
+        wanted: &Config,
+        how: How,
+        watchdog_loop: &mut WatchdogLoop,
+    ) -> ApplyAnswer {
         let Self {
-            live,
+            reconciler,
             drives,
             reactors,
             ..
         } = self;
-        let answer = live.apply(
+        let answer = reconciler.apply(
             wanted,
             how,
             &mut RealTime(|now| {
-                if rounds.is_due(now) {
+                if watchdog_loop.is_due(now) {
                     drives.look(now);
                     // A reactor that has died is found again once this is over.
-                    let _ = rounds.make(reactors);
+                    let _ = watchdog_loop.run_once(reactors);
                 }
             }),
         );
-        rounds.set_status(service::status_line(self.live.config()));
+        watchdog_loop.set_status(service::status_line(self.reconciler.config()));
         answer
     }
 
-    fn carry_out(&mut self, order: ApplyOrder, rounds: &mut Rounds) {
+    fn carry_out(&mut self, order: ApplyOrder, watchdog_loop: &mut WatchdogLoop) {
         let ApplyOrder {
             text,
             how,
@@ -280,20 +286,20 @@ impl Appliance {
             Some(text) => Config::parse("the configuration", &text).map_err(ApplyRefusal::Wrong),
             None => self.load_again(),
         };
-        let done = wanted.map(|wanted| self.apply(&wanted, how, rounds));
+        let done = wanted.map(|wanted| self.apply(&wanted, how, watchdog_loop));
         drop(turn);
         // Whoever asked may have gone.
         drop(answer.send(done));
     }
 
     /// Applies the configuration's file as it is now; tells in one line what came of it.
-    fn reload(&mut self, rounds: &mut Rounds) -> Result<String, String> {
+    fn reload(&mut self, watchdog_loop: &mut WatchdogLoop) -> Result<String, String> {
         // Requests are taken one at a time, so only what has yet to be taken can have the turn.
         let turn = self.mailbox.as_ref().and_then(Mailbox::take_turn);
         let wanted = self.load_again().map_err(|error| error.to_string())?;
-        let answer = self.apply(&wanted, How::default(), rounds);
+        let answer = self.apply(&wanted, How::default(), watchdog_loop);
         drop(turn);
-        let status = service::status_line(self.live.config());
+        let status = service::status_line(self.reconciler.config());
         match answer.trouble() {
             None => Ok(format!("{status}; {} step(s) applied", answer.steps.len())),
             Some(trouble) => Err(format!("{status}; the file is not applied: {trouble}")),
@@ -323,21 +329,26 @@ impl Appliance {
     /// Stops in phases, unless `is_cut_short`, which is asked again and again and rests a little
     /// each time. Whether all came to its end.
     fn stop_unless(self, mut is_cut_short: impl FnMut() -> bool) -> bool {
-        let deadline = self.live.config().appliance.shutdown_deadline.as_duration();
+        let deadline = self
+            .reconciler
+            .config()
+            .appliance
+            .shutdown_deadline
+            .as_duration();
         tracing::info!(
             ?deadline,
             "stopping: no new connections, finishing what is in flight"
         );
         service::stopping(deadline);
         self.target.shut_down();
-        let (live, drives, reactors) = (self.live, self.drives, self.reactors);
+        let (reconciler, drives, reactors) = (self.reconciler, self.drives, self.reactors);
         let stopping = std::thread::spawn(move || {
             let within = Nanos(u64::try_from(deadline.as_nanos()).unwrap_or(u64::MAX));
             let report = reactors.stop(within);
             for outstanding in &report.outstanding {
                 tracing::error!("not finished at the deadline: {outstanding}");
             }
-            let flushed = live.devices().flush_files();
+            let flushed = reconciler.devices().flush_files();
             report.is_clean() && flushed
         });
         while !stopping.is_finished() {
@@ -364,18 +375,18 @@ impl Appliance {
         let mut wanted = self.config().clone();
         wanted.appliance.shutdown_deadline = deadline.parse().expect("a time");
         let answer = self
-            .live
+            .reconciler
             .apply(&wanted, How::default(), &mut RealTime(|_| {}));
         assert!(answer.applied, "{answer:?}");
     }
 
     #[cfg(test)]
-    pub(crate) fn live(&mut self) -> &mut Live {
-        &mut self.live
+    pub(crate) fn reconciler(&mut self) -> &mut Reconciler {
+        &mut self.reconciler
     }
 
     pub(crate) fn config(&self) -> &Config {
-        self.live.config()
+        self.reconciler.config()
     }
 
     /// The core of each reactor.
@@ -385,13 +396,13 @@ impl Appliance {
 
     /// Whether the device of that name could be had.
     pub(crate) fn has_device(&self, name: &Name) -> bool {
-        self.live.devices().get(name).is_some()
+        self.reconciler.devices().get(name).is_some()
     }
 
     /// What each listener of the configuration is bound to.
     pub(crate) fn addresses(&self) -> Vec<SocketAddr> {
         let listeners = self.config().listeners.iter();
-        let bound = listeners.filter_map(|it| self.live.ports().get(&it.name));
+        let bound = listeners.filter_map(|it| self.reconciler.ports().get(&it.name));
         bound.map(|port| port.address).collect()
     }
 

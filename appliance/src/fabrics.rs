@@ -1,7 +1,7 @@
 //! NVMe over Fabrics as a service of the reactors: on each a target core, a poller of every transport
 //! around that core, and one that takes the control thread's orders.
 
-mod desk;
+mod control_queue;
 mod poller;
 
 use std::cell::RefCell;
@@ -16,8 +16,8 @@ use reactors::{InitError, Poller, ReactorSetup};
 
 use crate::reactor_setup::{COMMANDS_MAX, DEVICE_QUEUE_DEPTH, ReactorParts, Service};
 use crate::transports::{Portions, Shared, Transport};
-use desk::Desk;
-pub(crate) use desk::DeskOrder;
+pub(crate) use control_queue::ControlMessage;
+use control_queue::ControlQueue;
 use poller::TargetPoller;
 
 /// NVMe over Fabrics of the whole appliance.
@@ -25,7 +25,7 @@ pub(crate) struct Fabrics {
     pub(crate) target: Arc<Target>,
     pub(crate) transports: Vec<Arc<dyn Transport>>,
     /// Orders for each reactor.
-    pub(crate) orders: Portions<Receiver<DeskOrder>>,
+    pub(crate) orders: Portions<Receiver<ControlMessage>>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -65,7 +65,7 @@ impl Service for Fabrics {
 
 /// What a reactor has of the service besides its transports.
 pub(crate) struct BehindTransports {
-    pub(crate) orders: Receiver<DeskOrder>,
+    pub(crate) orders: Receiver<ControlMessage>,
     /// Where queues of devices that come take their memory.
     pub(crate) pool: Pool,
     pub(crate) reactor: usize,
@@ -81,7 +81,7 @@ impl BehindTransports {
         devices: ReactorDevices,
     ) -> Box<dyn Poller> {
         devices.add(core.clone());
-        let desk = Desk::new(Rc::clone(&core), devices, self);
-        Box::new(TargetPoller::new(core, desk))
+        let control_queue = ControlQueue::new(Rc::clone(&core), devices, self);
+        Box::new(TargetPoller::new(core, control_queue))
     }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use reactors::ReactorHandle;
 use reactors::ring::{self, Receiver, Sender};
 
-use crate::meanwhile::Meanwhile;
+use crate::event_loop::EventLoop;
 
 mod ports;
 
@@ -95,10 +95,10 @@ impl<T: Send> Orders<T> {
     /// [`Unanswered`].
     pub(crate) fn ask_all<A>(
         &self,
-        meanwhile: &mut dyn Meanwhile,
+        event_loop: &mut dyn EventLoop,
         make: impl Fn(mpsc::Sender<A>) -> T,
     ) -> Result<Vec<A>, Unanswered> {
-        self.tell_all(make)?.wait(meanwhile)
+        self.tell_all(make)?.wait(event_loop)
     }
 
     /// Gives one reactor an order and waits for its answer.
@@ -108,7 +108,7 @@ impl<T: Send> Orders<T> {
     pub(crate) fn ask<A>(
         &self,
         reactor: usize,
-        meanwhile: &mut dyn Meanwhile,
+        event_loop: &mut dyn EventLoop,
         make: impl FnOnce(mpsc::Sender<A>) -> T,
     ) -> Result<A, Unanswered> {
         let (sender, receiver) = mpsc::channel();
@@ -118,7 +118,7 @@ impl<T: Send> Orders<T> {
             missing: 1,
             given: Vec::new(),
         };
-        let given = answers.wait(meanwhile)?.pop();
+        let given = answers.wait(event_loop)?.pop();
         given.ok_or(Unanswered::TooSlow)
     }
 }
@@ -132,9 +132,9 @@ pub struct Answers<A> {
 
 impl<A> Answers<A> {
     /// Takes in what is there, or comes within a pause; whether none is to come any more.
-    pub fn gather(&mut self, meanwhile: &dyn Meanwhile) -> bool {
+    pub fn gather(&mut self, event_loop: &dyn EventLoop) -> bool {
         while self.missing > 0 {
-            match self.receiver.recv_timeout(meanwhile.pause()) {
+            match self.receiver.recv_timeout(event_loop.pause()) {
                 Ok(answer) => {
                     self.given.push(answer);
                     self.missing -= 1;
@@ -151,13 +151,13 @@ impl<A> Answers<A> {
     ///
     /// # Errors
     /// [`Unanswered::TooSlow`].
-    pub fn wait(mut self, meanwhile: &mut dyn Meanwhile) -> Result<Vec<A>, Unanswered> {
-        let deadline = meanwhile.now() + ANSWER_WITHIN;
-        while !self.gather(meanwhile) {
-            if meanwhile.now() >= deadline {
+    pub fn wait(mut self, event_loop: &mut dyn EventLoop) -> Result<Vec<A>, Unanswered> {
+        let deadline = event_loop.now() + ANSWER_WITHIN;
+        while !self.gather(event_loop) {
+            if event_loop.now() >= deadline {
                 return Err(Unanswered::TooSlow);
             }
-            meanwhile.tend();
+            event_loop.run_once();
         }
         if self.missing > 0 {
             return Err(Unanswered::TooSlow);

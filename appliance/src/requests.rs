@@ -8,8 +8,8 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use appliance_config::Problems;
 use tokio::sync::oneshot;
 
-use crate::live::How;
 use crate::observe::model::ApplyAnswer;
+use crate::reconciler::How;
 
 /// Something to do.
 pub(crate) enum Request {

@@ -5,9 +5,9 @@
 //! whether there is one. Refuses to decide anything: what runs is up to `appliance`.
 
 mod answers;
+mod hang_hook;
 mod heartbeat;
 mod journal;
-mod stick;
 
 use std::time::Duration;
 
@@ -15,9 +15,9 @@ use appliance_config::Config;
 use sd_notify::NotifyState;
 
 pub(crate) use answers::wait_until_answering;
+pub(crate) use hang_hook::install_hang_hook;
 pub(crate) use heartbeat::Heartbeat;
 pub(crate) use journal::{journal, report_failure};
-pub(crate) use stick::offer_to_stick;
 
 /// The exit status for a configuration that cannot be served: a restart would meet it again.
 /// `EX_CONFIG` of sysexits.h, which the unit names in `RestartPreventExitStatus`.

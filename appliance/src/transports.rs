@@ -21,8 +21,8 @@ use nvme_tcp::CONNECTIONS_PER_REACTOR_MAX;
 use reactors::{InitError, Placement, Poller, ReactorHandle, ReactorSetup};
 
 use crate::error::Failure;
+use crate::event_loop::EventLoop;
 use crate::exports::port_id;
-use crate::meanwhile::Meanwhile;
 use crate::observe::sources::TransportCounters;
 use crate::orders::Answers;
 
@@ -67,17 +67,17 @@ pub trait Listening: Send + Sync {
         &self,
         port: PortId,
         listener: &Listener,
-        meanwhile: &mut dyn Meanwhile,
+        event_loop: &mut dyn EventLoop,
     ) -> Result<SocketAddr, Failure>;
 
     /// What hosts of each port get that connect from now on.
     ///
     /// # Errors
     /// A reactor does not answer, or a setting cannot be had.
-    fn settle(
+    fn apply_settings(
         &self,
         ports: &[(PortId, &Listener)],
-        meanwhile: &mut dyn Meanwhile,
+        event_loop: &mut dyn EventLoop,
     ) -> Result<(), Failure>;
 
     /// Closes a listener and ends its connections; each reactor answers when it has none left.

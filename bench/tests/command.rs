@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use bench::cost::LoopCounts;
 use bench::report::RunReports;
-use fake::{BLOCK, BLOCKS, Fake, Manner, NQN};
+use fake::{BLOCK, BLOCKS, Behaviour, Fake, NQN};
 use nvme_spec::command::IoOpcode;
 use nvme_spec::tcp::C2hEnd;
 use nvme_spec::{Sqe, Status};
@@ -52,9 +52,9 @@ fn verify(target: &Fake, more: &[&str]) -> Output {
 
 #[test]
 fn a_verified_run_prints_a_table_and_keeps_json() {
-    let target = Fake::start(Manner {
+    let target = Fake::start(Behaviour {
         r2t_bytes: 5000,
-        ..Manner::default()
+        ..Behaviour::default()
     });
     let directory = tempfile::tempdir().expect("a directory");
     let file = directory.path().join("run.json");
@@ -98,10 +98,10 @@ fn a_verified_run_prints_a_table_and_keeps_json() {
 
 #[test]
 fn threads_queues_and_digests_work_together() {
-    let target = Fake::start(Manner {
+    let target = Fake::start(Behaviour {
         c2h_bytes: 3000,
         success_flag: false,
-        ..Manner::default()
+        ..Behaviour::default()
     });
     let more = [
         "--header-digest",
@@ -119,9 +119,9 @@ fn threads_queues_and_digests_work_together() {
         !refused.status.success() && told.contains("grants 2 I/O queues, not 3"),
         "{told}"
     );
-    let generous = Fake::start(Manner {
+    let generous = Fake::start(Behaviour {
         spare_queue: true,
-        ..Manner::default()
+        ..Behaviour::default()
     });
     let output = verify(
         &generous,
@@ -139,7 +139,7 @@ fn threads_queues_and_digests_work_together() {
 #[test]
 fn wrong_data_ends_the_run_with_a_failure() {
     let reads = AtomicU32::new(0);
-    let target = Fake::with_hook(Manner::default(), move |peer, sqe: &Sqe| {
+    let target = Fake::with_hook(Behaviour::default(), move |peer, sqe: &Sqe| {
         let wrong =
             sqe.io_opcode() == IoOpcode::READ && reads.fetch_add(1, Ordering::Relaxed) == 40;
         if wrong {
@@ -163,7 +163,7 @@ fn wrong_data_ends_the_run_with_a_failure() {
 
 #[test]
 fn a_failing_command_and_a_lost_connection_are_named() {
-    let target = Fake::with_hook(Manner::default(), |peer, sqe: &Sqe| {
+    let target = Fake::with_hook(Behaviour::default(), |peer, sqe: &Sqe| {
         let write = sqe.io_opcode() == IoOpcode::WRITE;
         if write {
             peer.respond_status(sqe, Status::NAMESPACE_WRITE_PROTECTED.with_dnr());
@@ -177,7 +177,7 @@ fn a_failing_command_and_a_lost_connection_are_named() {
         printed.contains("FAILED: write of 8 blocks at 0 failed: namespace is write protected"),
         "{printed}"
     );
-    let target = Fake::with_hook(Manner::default(), |peer, _| {
+    let target = Fake::with_hook(Behaviour::default(), |peer, _| {
         peer.close();
         true
     });
@@ -192,11 +192,11 @@ fn a_region_bounds_what_an_unverified_run_touches() {
     for (pattern, queues) in [("random", "1"), ("random", "3"), ("sequential", "1")] {
         let touched = Arc::new(Mutex::new(BTreeSet::new()));
         let noted = Arc::clone(&touched);
-        let manner = Manner {
+        let behaviour = Behaviour {
             spare_queue: true,
-            ..Manner::default()
+            ..Behaviour::default()
         };
-        let target = Fake::with_hook(manner, move |_, sqe: &Sqe| {
+        let target = Fake::with_hook(behaviour, move |_, sqe: &Sqe| {
             if matches!(sqe.io_opcode(), IoOpcode::READ | IoOpcode::WRITE) {
                 let range = sqe.read_write();
                 let first = range.slba.get();
@@ -330,9 +330,9 @@ fn an_interrupted_command_leaves_neither_appliance_nor_files() {
 
 #[test]
 fn what_cannot_be_is_one_line() {
-    let target = Fake::start(Manner {
+    let target = Fake::start(Behaviour {
         discovery_entries: 0,
-        ..Manner::default()
+        ..Behaviour::default()
     });
     let address = target.address.to_string();
     let nobody = std::net::TcpListener::bind("127.0.0.1:0").expect("loopback");
@@ -415,9 +415,9 @@ fn what_cannot_be_is_one_line() {
 
 #[test]
 fn what_a_target_offers_is_listed() {
-    let target = Fake::start(Manner {
+    let target = Fake::start(Behaviour {
         discovery_entries: 2,
-        ..Manner::default()
+        ..Behaviour::default()
     });
     let output = bench(&["discover", "--address", &target.address.to_string()]);
     let printed = text(&output.stdout);

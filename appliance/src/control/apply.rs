@@ -13,8 +13,8 @@ use tokio::time::timeout;
 use super::answers::refusal;
 use super::limits::REQUEST_TIME_MAX;
 use super::routes::Shared;
-use crate::live::{How, Origin};
 use crate::observe::model::{ApplyRequest, ConfigurationProblem, Severity, WrongConfiguration};
+use crate::reconciler::{How, Origin};
 use crate::requests::{ApplyOrder, ApplyRefusal, Request};
 
 pub(super) async fn apply(State(shared): State<Arc<Shared>>, request: HttpRequest) -> Response {

@@ -14,8 +14,8 @@ use tokio::task::spawn_blocking;
 use super::answers::refusal;
 use super::routes::Shared;
 use crate::error::with_causes;
-use crate::live::directory_of;
 use crate::observe::model::{ReopenAnswer, ReopenRequest, Severity};
+use crate::reconciler::directory_of;
 
 pub(super) async fn reopen(
     State(shared): State<Arc<Shared>>,

@@ -6,18 +6,21 @@ use std::rc::Rc;
 use nvme_target::{CoreDrain, TargetCore};
 use reactors::{Nanos, Poller, Progress, StopState};
 
-use super::desk::Desk;
+use super::control_queue::ControlQueue;
 
 /// Has a core do what it is asked to, and brings it to rest when its reactor stops. The devices'
 /// poller polls the core.
 pub(super) struct TargetPoller {
     core: Rc<RefCell<TargetCore>>,
-    desk: Desk,
+    control_queue: ControlQueue,
 }
 
 impl TargetPoller {
-    pub(super) fn new(core: Rc<RefCell<TargetCore>>, desk: Desk) -> Self {
-        Self { core, desk }
+    pub(super) fn new(core: Rc<RefCell<TargetCore>>, control_queue: ControlQueue) -> Self {
+        Self {
+            core,
+            control_queue,
+        }
     }
 }
 
@@ -27,11 +30,11 @@ impl Poller for TargetPoller {
     }
 
     fn poll(&mut self, now: Nanos) -> Progress {
-        Progress::from_count(self.desk.poll(now))
+        Progress::from_count(self.control_queue.poll(now))
     }
 
     fn prepare_sleep(&mut self) -> bool {
-        self.desk.is_idle()
+        self.control_queue.is_idle()
     }
 
     /// The devices' poller stops the core too; this one says in reports what it still has.

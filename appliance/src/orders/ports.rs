@@ -5,7 +5,7 @@ use reactors::ReactorHandle;
 use reactors::ring::Receiver;
 
 use super::{Answers, Orders, Unanswered};
-use crate::meanwhile::Meanwhile;
+use crate::event_loop::EventLoop;
 
 /// The way to one transport's part on every reactor, where its listeners are concerned.
 pub struct PortOrders<L, S, A> {
@@ -37,12 +37,12 @@ impl<L: Send, S: Clone + Send, A: Send> PortOrders<L, S, A> {
         &self,
         port: PortId,
         listener: L,
-        meanwhile: &mut dyn Meanwhile,
+        event_loop: &mut dyn EventLoop,
     ) -> Result<A, Unanswered> {
         // Any will do, since each hands its connections on; the ports take them in turn.
         let reactor = usize::from(port.0) % self.reactors;
         self.orders
-            .ask(reactor, meanwhile, |answer| PortOrder::Listen {
+            .ask(reactor, event_loop, |answer| PortOrder::Listen {
                 listener,
                 port,
                 answer,
@@ -53,13 +53,13 @@ impl<L: Send, S: Clone + Send, A: Send> PortOrders<L, S, A> {
     ///
     /// # Errors
     /// [`Unanswered`].
-    pub fn settle(
+    pub fn apply_settings(
         &self,
         ports: &[(PortId, S)],
-        meanwhile: &mut dyn Meanwhile,
+        event_loop: &mut dyn EventLoop,
     ) -> Result<(), Unanswered> {
         self.orders
-            .ask_all(meanwhile, |answer| PortOrder::Settings {
+            .ask_all(event_loop, |answer| PortOrder::Settings {
                 ports: ports.to_vec(),
                 answer,
             })?;

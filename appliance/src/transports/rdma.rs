@@ -19,8 +19,8 @@ use reactors::{InitError, Placement, Poller, ReactorHandle, ReactorSetup};
 
 use super::{Listening, Portions, RdmaCard, Shared, Transport};
 use crate::error::Failure;
+use crate::event_loop::EventLoop;
 use crate::exports;
-use crate::meanwhile::Meanwhile;
 use crate::observe::sources::{Counts, TransportCounters};
 use crate::orders::{Answers, PortOrders};
 
@@ -307,20 +307,20 @@ impl Listening for Rdma {
         &self,
         port: PortId,
         listener: &Listener,
-        meanwhile: &mut dyn Meanwhile,
+        event_loop: &mut dyn EventLoop,
     ) -> Result<SocketAddr, Failure> {
         let address = listener.address.socket_addr();
-        let bound = self.orders.listen(port, address, meanwhile)?;
+        let bound = self.orders.listen(port, address, event_loop)?;
         Ok(bound.map_err(|cause| no_rdma(listener, cause))?)
     }
 
-    fn settle(
+    fn apply_settings(
         &self,
         ports: &[(PortId, &Listener)],
-        meanwhile: &mut dyn Meanwhile,
+        event_loop: &mut dyn EventLoop,
     ) -> Result<(), Failure> {
         let settings = port_settings(ports.iter().copied());
-        Ok(self.orders.settle(&settings, meanwhile)?)
+        Ok(self.orders.apply_settings(&settings, event_loop)?)
     }
 
     fn close(&self, port: PortId) -> Result<Answers<()>, Failure> {

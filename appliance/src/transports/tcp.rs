@@ -17,8 +17,8 @@ use rustix::net::sockopt::set_tcp_congestion;
 
 use super::{Listening, Portions, Shared, Transport};
 use crate::error::Failure;
+use crate::event_loop::EventLoop;
 use crate::exports;
-use crate::meanwhile::Meanwhile;
 use crate::observe::sources::TransportCounters;
 use crate::orders::{Answers, PortOrders};
 
@@ -220,20 +220,20 @@ impl Listening for Tcp {
         &self,
         port: PortId,
         listener: &Listener,
-        meanwhile: &mut dyn Meanwhile,
+        event_loop: &mut dyn EventLoop,
     ) -> Result<SocketAddr, Failure> {
         let Bound { socket, port } = Bound::new(port, listener)?;
         let address = socket.local_addr()?;
         let kept = socket.try_clone()?;
-        self.orders.listen(port, socket, meanwhile)??;
+        self.orders.listen(port, socket, event_loop)??;
         self.sockets().insert(port, kept);
         Ok(address)
     }
 
-    fn settle(
+    fn apply_settings(
         &self,
         ports: &[(PortId, &Listener)],
-        meanwhile: &mut dyn Meanwhile,
+        event_loop: &mut dyn EventLoop,
     ) -> Result<(), Failure> {
         let sockets = self.sockets();
         for (port, listener) in ports {
@@ -242,7 +242,7 @@ impl Listening for Tcp {
             }
         }
         let settings = port_settings(ports.iter().copied());
-        Ok(self.orders.settle(&settings, meanwhile)?)
+        Ok(self.orders.apply_settings(&settings, event_loop)?)
     }
 
     fn close(&self, port: PortId) -> Result<Answers<()>, Failure> {

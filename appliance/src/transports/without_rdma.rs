@@ -9,7 +9,7 @@ use reactors::{InitError, Placement, Poller, ReactorHandle, ReactorSetup};
 
 use super::{Listening, RdmaCard, Shared, Transport};
 use crate::error::Failure;
-use crate::meanwhile::Meanwhile;
+use crate::event_loop::EventLoop;
 use crate::observe::sources::TransportCounters;
 use crate::orders::Answers;
 
@@ -107,15 +107,15 @@ impl Listening for Rdma {
         &self,
         _port: PortId,
         _listener: &Listener,
-        _meanwhile: &mut dyn Meanwhile,
+        _event_loop: &mut dyn EventLoop,
     ) -> Result<SocketAddr, Failure> {
         match self.0 {}
     }
 
-    fn settle(
+    fn apply_settings(
         &self,
         _ports: &[(PortId, &Listener)],
-        _meanwhile: &mut dyn Meanwhile,
+        _event_loop: &mut dyn EventLoop,
     ) -> Result<(), Failure> {
         match self.0 {}
     }

@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use appliance::rehearsal::{Control, Listening, Parts, PortOrders, Rehearsal};
+use appliance::headless::{Control, HeadlessAppliance, Listening, Parts, PortOrders};
 use appliance_config::{Config, Listener, Transport};
 use block::{Device, DeviceSet, HealthState, OpenError, QueueOptions};
 use hugemem::{Arena, DmaViolation, Region};
@@ -92,7 +92,7 @@ impl Appliance {
             None => scene::arena(swarm).map_err(|error| told(&error))?,
         };
         let (devices, opened) = open(swarm, disks, &arena, time)?;
-        let mut rehearsal = Rehearsal::new(Parts {
+        let mut headless = HeadlessAppliance::new(Parts {
             drives: places_of(&config, &devices),
             opener: Box::new(disks_by_name(disks, &scene.shelf)),
             identities: scene.identities.clone(),
@@ -101,7 +101,7 @@ impl Appliance {
             queue_depth: swarm.device_queue_depth,
             config: config.clone(),
         })?;
-        let target = Arc::clone(rehearsal.target());
+        let target = Arc::clone(headless.target());
         let configs = vec![ReactorConfig::default(); swarm.reactors];
         let mut simulation = Simulation::new(seed, configs).map_err(|error| told(&error))?;
         simulation.clock().advance_to(time.now());
@@ -124,7 +124,7 @@ impl Appliance {
         let mut rdma = match &scene.rdma {
             // As the appliance: without a listener at start there is none.
             Some(network) if !listeners.rdma.is_empty() => {
-                let regions = rehearsal.regions(&arena);
+                let regions = headless.regions(&arena);
                 let settings = Arc::clone(&settings);
                 Some(Rdma::new(
                     network, swarm, &regions, &placement, &listeners, settings,
@@ -133,7 +133,7 @@ impl Appliance {
             _ => None,
         };
         let (mut cores, mut watched) = (Vec::new(), Vec::new());
-        for (index, seat) in rehearsal.take_seats().into_iter().enumerate() {
+        for (index, part) in headless.take_reactor_parts().into_iter().enumerate() {
             let core = core(swarm, &target, &arena, index).map_err(|error| told(&error))?;
             let core = Rc::new(RefCell::new(core));
             cores.push(Rc::clone(&core));
@@ -143,7 +143,7 @@ impl Appliance {
             if let Some(rdma) = &mut rdma {
                 pollers.push(Box::new(rdma.transport(index, &core, &arena, &handles)?));
             }
-            let behind = seat.pollers(core, arena.pool(COMMANDS_MAX));
+            let behind = part.pollers(core, arena.pool(COMMANDS_MAX));
             pollers.extend(behind.map_err(|error| told(&error))?);
             let reactor = simulation.reactor(index);
             for poller in pollers {
@@ -155,7 +155,7 @@ impl Appliance {
         let all = swarm.disks.iter().enumerate();
         let protected = all.filter(|(_, it)| it.read_only).map(|(number, _)| number);
         Ok(Self {
-            control: Some(rehearsal.begin(transports, &handles)),
+            control: Some(headless.begin(transports, &handles)),
             simulation,
             target,
             arena,

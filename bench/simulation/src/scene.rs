@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use appliance::rehearsal::Identities;
+use appliance::headless::Identities;
 use hugemem::{Arena, ArenaConfig, PagePolicy};
 use reactors::Nanos;
 

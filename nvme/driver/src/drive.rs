@@ -12,7 +12,7 @@ use crate::backing::DeviceBacking;
 use crate::error::{DriveError, GoneReason, Unusable};
 use crate::identity::{Identity, Limits, Namespace, NamespaceStatus, zeroes_blocks};
 use crate::memory::ZEROES_BYTES_MAX;
-use crate::pair::{Manner, Pair};
+use crate::pair::{NamespaceLimits, Pair};
 use crate::queue::NamespaceQueue;
 use crate::registry;
 use crate::shared::{DriveCounters, FunctionReset, Phase, Shared};
@@ -146,7 +146,7 @@ impl Drive {
         let geometry = namespace
             .geometry
             .map_err(|reason| DriveError::Namespace { nsid, reason })?;
-        let manner = manner(namespace, geometry, &identity.limits);
+        let namespace_limits = namespace_limits(namespace, geometry, &identity.limits);
         Ok(Arc::new(NamespaceDevice {
             name: name.to_owned(),
             identity: DeviceIdentity {
@@ -154,7 +154,7 @@ impl Drive {
                 model: self.model().to_owned(),
             },
             geometry,
-            manner,
+            namespace_limits,
             namespace: namespace.clone(),
             counters: Arc::default(),
             shared: Arc::clone(&self.shared),
@@ -234,10 +234,10 @@ impl Drive {
 }
 
 /// How a namespace's requests are carried out.
-fn manner(namespace: &Namespace, geometry: Geometry, limits: &Limits) -> Manner {
+fn namespace_limits(namespace: &Namespace, geometry: Geometry, limits: &Limits) -> NamespaceLimits {
     let block_size = geometry.block_size;
     let written = ZEROES_BYTES_MAX.min(limits.part_bytes as usize) as u32;
-    Manner {
+    NamespaceLimits {
         nsid: namespace.nsid,
         shift: block_size.trailing_zeros() as u8,
         part_blocks: limits.part_bytes / block_size,
@@ -257,7 +257,7 @@ struct NamespaceDevice {
     name: String,
     identity: DeviceIdentity,
     geometry: Geometry,
-    manner: Manner,
+    namespace_limits: NamespaceLimits,
     namespace: Namespace,
     counters: Arc<HealthCounters>,
     shared: Arc<Shared>,
@@ -334,7 +334,7 @@ impl Device for NamespaceDevice {
             let memory = Arc::clone(&memory.pairs[reactor]);
             Pair::new(Arc::clone(&self.shared), reactor, identity.limits, memory)
         });
-        let bytes = (self.manner.scratch_bytes as usize).min(options.pool.max_transfer());
+        let bytes = (self.namespace_limits.scratch_bytes as usize).min(options.pool.max_transfer());
         let (index, descriptor) = {
             let mut pair = pair.borrow_mut();
             if !pair.provide_scratch(&options.pool, bytes) {
@@ -343,14 +343,14 @@ impl Device for NamespaceDevice {
             let index = pair.join().ok_or(OpenError::Removed)?;
             (index, pair.descriptor())
         };
-        let manner = Manner {
+        let namespace_limits = NamespaceLimits {
             scratch_bytes: bytes as u32,
-            ..self.manner
+            ..self.namespace_limits
         };
         Ok(Box::new(NamespaceQueue {
             pair,
             geometry: self.geometry,
-            manner,
+            namespace_limits,
             status: Arc::clone(&self.namespace.status),
             counters: self.counters.open_queue(),
             in_flight: 0,

@@ -71,9 +71,9 @@ enum SubmissionQueue {
     },
 }
 
-/// How a namespace wants its requests carried out.
+/// Per-namespace I/O limits: transfer size, and supported commands.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Manner {
+pub(crate) struct NamespaceLimits {
     pub(crate) nsid: u32,
     /// log2 of the block size.
     pub(crate) shift: u8,
@@ -93,8 +93,8 @@ pub(crate) struct Manner {
     pub(crate) deallocate_blocks: u32,
 }
 
-/// What a pair keeps of a namespace queue.
-struct Member {
+/// A namespace queue that is registered with a pair.
+struct RegisteredQueue {
     open: bool,
     /// Requests that are over, for the queue's next poll.
     done: VecDeque<u16>,
@@ -126,7 +126,7 @@ pub(crate) struct Pair {
     shadow: Option<Arc<DmaBuffer>>,
     sq_doorbell: Doorbell,
     cq_doorbell: Doorbell,
-    members: Vec<Member>,
+    registered: Vec<RegisteredQueue>,
     scratch: Scratch,
     /// Compares that wait for it.
     compares: VecDeque<u16>,
@@ -150,7 +150,7 @@ impl Pair {
     pub(crate) fn submit(
         &mut self,
         queue: u8,
-        manner: &Manner,
+        namespace_limits: &NamespaceLimits,
         request: Request,
     ) -> Result<(), Refusal> {
         if self.gate != Gate::Open {
@@ -167,24 +167,26 @@ impl Pair {
             ..
         } = request;
         let sqe = match operation {
-            Operation::Read if blocks <= manner.part_blocks => {
-                Sqe::read(manner.nsid, lba, last(blocks))
+            Operation::Read if blocks <= namespace_limits.part_blocks => {
+                Sqe::read(namespace_limits.nsid, lba, last(blocks))
             }
-            Operation::Write { fua } if blocks <= manner.part_blocks => {
+            Operation::Write { fua } if blocks <= namespace_limits.part_blocks => {
                 let fua = fua && !planted("drive-fua-ignored");
-                Sqe::write(manner.nsid, lba, last(blocks), fua)
+                Sqe::write(namespace_limits.nsid, lba, last(blocks), fua)
             }
-            Operation::Compare if blocks <= manner.part_blocks && manner.compare => {
-                Sqe::compare(manner.nsid, lba, last(blocks))
+            Operation::Compare
+                if blocks <= namespace_limits.part_blocks && namespace_limits.compare =>
+            {
+                Sqe::compare(namespace_limits.nsid, lba, last(blocks))
             }
-            Operation::Flush => Sqe::flush(manner.nsid),
-            _ => return self.submit_in_parts(queue, manner, request),
+            Operation::Flush => Sqe::flush(namespace_limits.nsid),
+            _ => return self.submit_in_parts(queue, namespace_limits, request),
         };
         let Some(index) = self.table.free.pop() else {
             return Err(Refusal::Later(request));
         };
         let bytes = if operation.has_data() {
-            blocks << manner.shift
+            blocks << namespace_limits.shift
         } else {
             0
         };
@@ -312,7 +314,7 @@ impl Pair {
         if attention != self.seen {
             self.notice(attention);
         }
-        if !self.members[usize::from(queue)].done.is_empty() {
+        if !self.registered[usize::from(queue)].done.is_empty() {
             self.deliver(queue, batch, counters);
         }
         if self.followed {
@@ -426,7 +428,7 @@ impl Pair {
             return;
         }
         slot.result = result;
-        self.members[usize::from(slot.queue)]
+        self.registered[usize::from(slot.queue)]
             .done
             .push_back(index as u16);
     }
@@ -434,7 +436,7 @@ impl Pair {
     /// Moves requests that were over before into the batch.
     fn deliver(&mut self, queue: u8, batch: &mut CompletionBatch, counters: &QueueCounters) {
         while !batch.is_full()
-            && let Some(index) = self.members[usize::from(queue)].done.pop_front()
+            && let Some(index) = self.registered[usize::from(queue)].done.pop_front()
         {
             let slot = &mut self.table.slots[usize::from(index)];
             counters.completed(slot.operation, u64::from(slot.bytes), slot.result);
@@ -455,7 +457,7 @@ impl Pair {
     pub(crate) fn has_ready(&self, queue: u8) -> bool {
         let unannounced = self.running && self.tail != self.rung;
         let polled_only = self.table.used() > 0 && !self.sleep.has_interrupt();
-        !self.members[usize::from(queue)].done.is_empty()
+        !self.registered[usize::from(queue)].done.is_empty()
             || unannounced
             || polled_only
             || (self.running && self.completion().is_some())

@@ -10,14 +10,14 @@ use block::{
 };
 
 use crate::identity::{NamespaceStatus, StatusCell};
-use crate::pair::{Manner, Pair};
+use crate::pair::{NamespaceLimits, Pair};
 use crate::registry;
 
 /// See [`DeviceQueue`].
 pub(crate) struct NamespaceQueue {
     pub(crate) pair: Rc<RefCell<Pair>>,
     pub(crate) geometry: Geometry,
-    pub(crate) manner: Manner,
+    pub(crate) namespace_limits: NamespaceLimits,
     pub(crate) status: Arc<StatusCell>,
     pub(crate) counters: QueueCounters,
     pub(crate) in_flight: usize,
@@ -65,7 +65,7 @@ impl DeviceQueue for NamespaceQueue {
             return Err(Refusal::Later(request));
         }
         let mut pair = self.pair.borrow_mut();
-        pair.submit(self.index, &self.manner, request)?;
+        pair.submit(self.index, &self.namespace_limits, request)?;
         self.in_flight += 1;
         Ok(())
     }

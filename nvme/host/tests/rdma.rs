@@ -17,7 +17,7 @@ use nvme_spec::rdma::RejectReason;
 use nvme_spec::{Sqe, Status};
 use rdma::CompletionStatus;
 use rdma::fake::{Fault, Pattern};
-use verbs_target::{BLOCK, BLOCKS, LIMIT, Manner, NQN, VerbsTarget, Wrong};
+use verbs_target::{BLOCK, BLOCKS, Behaviour, LIMIT, NQN, VerbsTarget, Wrong};
 
 fn arena() -> Arc<Arena> {
     let config = ArenaConfig {
@@ -90,11 +90,11 @@ fn data_goes_there_and_back_in_every_manner() {
             (KeyUse::Windows, false),
         ] {
             for descriptors in [1, 3, 16] {
-                let target = VerbsTarget::start(Manner {
+                let target = VerbsTarget::start(Behaviour {
                     in_capsule_bytes,
                     invalidates,
                     descriptors,
-                    ..Manner::default()
+                    ..Behaviour::default()
                 });
                 let rdma = RdmaOptions {
                     keys,
@@ -123,7 +123,7 @@ fn data_goes_there_and_back_in_every_manner() {
 
 #[test]
 fn in_capsule_data_is_not_sent_when_the_user_does_not_want_it() {
-    let target = VerbsTarget::start(Manner::default());
+    let target = VerbsTarget::start(Behaviour::default());
     let rdma = RdmaOptions {
         in_capsule: false,
         ..RdmaOptions::default()
@@ -135,7 +135,7 @@ fn in_capsule_data_is_not_sent_when_the_user_does_not_want_it() {
 
 #[test]
 fn discovery_works_over_rdma() {
-    let target = VerbsTarget::start(Manner::default());
+    let target = VerbsTarget::start(Behaviour::default());
     let found = discover(target.options(RdmaOptions::default())).expect("a log");
     assert_eq!(found.len(), 1);
     assert_eq!(found[0].trtype, TransportType::RDMA);
@@ -144,7 +144,7 @@ fn discovery_works_over_rdma() {
 
 #[test]
 fn the_control_path_is_that_of_every_transport() {
-    let target = VerbsTarget::start(Manner::default());
+    let target = VerbsTarget::start(Behaviour::default());
     let mut controller =
         Controller::connect(target.options(RdmaOptions::default())).expect("connected");
     assert_eq!(controller.cntlid(), 5);
@@ -162,7 +162,7 @@ fn the_control_path_is_that_of_every_transport() {
 #[test]
 fn a_status_comes_back_with_the_lease_and_the_queue_goes_on() {
     for keys in [KeyUse::Arena, KeyUse::Windows] {
-        let target = VerbsTarget::start(Manner::default());
+        let target = VerbsTarget::start(Behaviour::default());
         let rdma = RdmaOptions {
             keys,
             ..RdmaOptions::default()
@@ -180,7 +180,7 @@ fn a_status_comes_back_with_the_lease_and_the_queue_goes_on() {
 #[test]
 fn a_full_queue_says_so_and_works_on() {
     for keys in [KeyUse::Arena, KeyUse::Windows] {
-        let target = VerbsTarget::start(Manner::default());
+        let target = VerbsTarget::start(Behaviour::default());
         let rdma = RdmaOptions {
             keys,
             ..RdmaOptions::default()
@@ -220,9 +220,9 @@ fn a_full_queue_says_so_and_works_on() {
 
 #[test]
 fn a_target_with_less_room_is_not_overrun() {
-    let target = VerbsTarget::start(Manner {
+    let target = VerbsTarget::start(Behaviour {
         queue_entries: 3,
-        ..Manner::default()
+        ..Behaviour::default()
     });
     let (_controller, queue, _arena) = open(&target, RdmaOptions::default(), 16).expect("fine");
     assert_eq!(queue.depth(), 3);
@@ -230,7 +230,7 @@ fn a_target_with_less_room_is_not_overrun() {
 
 #[test]
 fn memory_that_is_not_registered_is_refused() {
-    let target = VerbsTarget::start(Manner::default());
+    let target = VerbsTarget::start(Behaviour::default());
     let (controller, mut queue, _arena) =
         open(&target, RdmaOptions::default(), 4).expect("connected");
     let other = arena().pool(0);
@@ -250,9 +250,9 @@ fn rejections_tell_the_targets_reason() {
         RejectReason::NO_RESOURCES,
         RejectReason(0x77),
     ] {
-        let target = VerbsTarget::start(Manner {
+        let target = VerbsTarget::start(Behaviour {
             wrong: Wrong::Rejects(reason),
-            ..Manner::default()
+            ..Behaviour::default()
         });
         let error = open(&target, RdmaOptions::default(), 4).expect_err("rejected");
         let HostError::Rejected { status, .. } = error else {
@@ -264,7 +264,7 @@ fn rejections_tell_the_targets_reason() {
 
 #[test]
 fn nobody_at_the_address_is_an_error_and_not_a_wait() {
-    let target = VerbsTarget::start(Manner::default());
+    let target = VerbsTarget::start(Behaviour::default());
     let mut options = target.options(RdmaOptions::default());
     options.address.set_port(1);
     let error = Controller::connect(options).expect_err("nobody listens");
@@ -283,7 +283,7 @@ fn nobody_at_the_address_is_an_error_and_not_a_wait() {
 
 #[test]
 fn digests_are_not_for_rdma() {
-    let target = VerbsTarget::start(Manner::default());
+    let target = VerbsTarget::start(Behaviour::default());
     let mut options = target.options(RdmaOptions::default());
     options.data_digest = true;
     let error = Controller::connect(options).expect_err("not over RDMA");
@@ -292,9 +292,9 @@ fn digests_are_not_for_rdma() {
 
 /// Runs one read on a queue whose target goes wrong; gives the error.
 fn fault(wrong: Wrong) -> HostError {
-    let target = VerbsTarget::start(Manner {
+    let target = VerbsTarget::start(Behaviour {
         wrong,
-        ..Manner::default()
+        ..Behaviour::default()
     });
     let (_controller, mut queue, arena) = match open(&target, RdmaOptions::default(), 4) {
         Ok(all) => all,
@@ -349,9 +349,9 @@ fn a_target_at_fault_is_found_out() {
 
 #[test]
 fn silence_runs_into_the_limit() {
-    let target = VerbsTarget::start(Manner {
+    let target = VerbsTarget::start(Behaviour {
         wrong: Wrong::Silent,
-        ..Manner::default()
+        ..Behaviour::default()
     });
     let (_controller, mut queue, _arena) =
         open(&target, RdmaOptions::default(), 4).expect("connected");
@@ -363,7 +363,7 @@ fn silence_runs_into_the_limit() {
 
 #[test]
 fn leaving_ends_the_connection_at_the_target() {
-    let target = VerbsTarget::start(Manner::default());
+    let target = VerbsTarget::start(Behaviour::default());
     let (controller, queue, _arena) = open(&target, RdmaOptions::default(), 4).expect("connected");
     drop(queue);
     drop(controller);
@@ -374,7 +374,7 @@ fn leaving_ends_the_connection_at_the_target() {
 
 /// Runs one read after `fault` was planted; gives the error.
 fn fabric_fault(pattern: Pattern, fault: Fault) -> HostError {
-    let target = VerbsTarget::start(Manner::default());
+    let target = VerbsTarget::start(Behaviour::default());
     let (_controller, mut queue, arena) =
         open(&target, RdmaOptions::default(), 4).expect("connected");
     target.fabric.add_fault(pattern, fault);
@@ -415,9 +415,9 @@ fn a_fabric_that_is_late_changes_nothing() {
         Fault::DelayCompletion(9),
     ] {
         for keys in [KeyUse::Arena, KeyUse::Windows] {
-            let target = VerbsTarget::start(Manner {
+            let target = VerbsTarget::start(Behaviour {
                 invalidates: false,
-                ..Manner::default()
+                ..Behaviour::default()
             });
             let rdma = RdmaOptions {
                 keys,

@@ -16,7 +16,7 @@ use nvme_host_testing::rdma::{Ending, RawOptions, RawRdmaClient, RawRdmaError, R
 use nvme_spec::rdma::RejectReason;
 use nvme_spec::sgl::SglDescriptor;
 use nvme_spec::{Sqe, Status};
-use verbs_target::{BLOCK, BLOCKS, LIMIT, Manner, NQN, VerbsTarget, Wrong};
+use verbs_target::{BLOCK, BLOCKS, Behaviour, LIMIT, NQN, VerbsTarget, Wrong};
 use zerocopy::IntoBytes;
 
 #[global_allocator]
@@ -32,7 +32,7 @@ fn names() -> Names {
 
 #[test]
 fn queues_are_opened_and_commands_run() {
-    let target = VerbsTarget::start(Manner::default());
+    let target = VerbsTarget::start(Behaviour::default());
     let (mut admin, cntlid) =
         RawRdmaClient::open_admin(&target.host, target.address, &names()).expect("open");
     let mut io =
@@ -63,7 +63,7 @@ fn queues_are_opened_and_commands_run() {
 
 #[test]
 fn keys_are_what_the_test_wants_them_to_be() {
-    let target = VerbsTarget::start(Manner::default());
+    let target = VerbsTarget::start(Behaviour::default());
     let (_admin, cntlid) =
         RawRdmaClient::open_admin(&target.host, target.address, &names()).expect("open");
     let open = || RawRdmaClient::open_io(&target.host, target.address, &names(), cntlid, 1);
@@ -92,9 +92,9 @@ fn keys_are_what_the_test_wants_them_to_be() {
 #[test]
 fn a_rejection_is_handed_out() {
     let reason = RejectReason::INVALID_QUEUE_ID;
-    let target = VerbsTarget::start(Manner {
+    let target = VerbsTarget::start(Behaviour {
         wrong: Wrong::Rejects(reason),
-        ..Manner::default()
+        ..Behaviour::default()
     });
     let options = RawOptions::queue(4, 32, 5);
     let refused = RawRdmaClient::connect(&target.host, target.address, &options);
@@ -106,9 +106,9 @@ fn a_rejection_is_handed_out() {
 
 #[test]
 fn silence_is_given_up() {
-    let target = VerbsTarget::start(Manner {
+    let target = VerbsTarget::start(Behaviour {
         wrong: Wrong::Silent,
-        ..Manner::default()
+        ..Behaviour::default()
     });
     let options = RawOptions {
         limit: Duration::from_millis(200),
@@ -123,9 +123,9 @@ fn silence_is_given_up() {
 #[test]
 fn requests_make_no_allocation() {
     for keys in [KeyUse::Arena, KeyUse::Windows] {
-        let target = VerbsTarget::start(Manner {
+        let target = VerbsTarget::start(Behaviour {
             descriptors: 4,
-            ..Manner::default()
+            ..Behaviour::default()
         });
         let options = target.options(RdmaOptions {
             keys,

@@ -21,7 +21,7 @@ use reactors::{LogLimit, Nanos};
 use crate::config::RdmaConfig;
 use crate::counters::RdmaCounters;
 use crate::posted::{CompletedReceive, PostedKind, QueueDestroyed, SendQueue};
-use crate::private_data::Wish;
+use crate::private_data::NegotiatedParameters;
 use crate::receives::{COMMAND_BYTES, Receives};
 use crate::slot::SlotTable;
 use crate::token::{CONNECT_SLOT, RequestToken, WORK_GENERATION_MASK, WorkId};
@@ -112,7 +112,7 @@ pub(crate) struct Parts<P: Provider> {
     pub(crate) reads: u8,
     /// Places of the send queue that it uses, which its completion queue has room for.
     pub(crate) send_requests: u32,
-    pub(crate) wish: Wish,
+    pub(crate) negotiated: NegotiatedParameters,
     pub(crate) port: PortId,
     pub(crate) in_capsule_bytes: u32,
     pub(crate) token: RequestToken,
@@ -157,7 +157,7 @@ pub(crate) struct Connection<P: Provider> {
     refused: bool,
     /// The set has it on its list of connections to flush.
     pub(crate) flush_listed: bool,
-    wish: Wish,
+    negotiated: NegotiatedParameters,
     port: PortId,
     in_capsule_bytes: u32,
     pub(crate) device: u16,
@@ -173,7 +173,7 @@ impl<P: Provider> Connection<P> {
             responses,
             reads,
             send_requests,
-            wish,
+            negotiated,
             port,
             in_capsule_bytes,
             token,
@@ -208,7 +208,7 @@ impl<P: Provider> Connection<P> {
             queued: false,
             refused: false,
             flush_listed: false,
-            wish,
+            negotiated,
             port,
             in_capsule_bytes,
             device,
@@ -557,7 +557,7 @@ impl<P: Provider> Connection<P> {
             return;
         }
         if let Some(withheld) = cx.log.admit(cx.now) {
-            let (host, qid) = (self.host_address(), self.wish.qid);
+            let (host, qid) = (self.host_address(), self.negotiated.qid);
             tracing::warn!(?host, qid, %cause, withheld, "a connection breaks off");
         }
     }

@@ -26,7 +26,7 @@ use crate::counters::RdmaCounters;
 use crate::domains::Domains;
 use crate::listeners::Listeners;
 use crate::posted::CompletedReceive;
-use crate::private_data::Wish;
+use crate::private_data::NegotiatedParameters;
 use crate::queue_pairs::QueuePairTable;
 use crate::share::DeviceShare;
 use crate::token::{EventSubject, EventToken, RECEIVES, RequestToken, WorkId};
@@ -61,7 +61,7 @@ pub struct Handoff<P: Provider> {
     /// The port it came in by.
     pub(crate) port: PortId,
     /// What it asks for.
-    pub(crate) wish: Wish,
+    pub(crate) negotiated: NegotiatedParameters,
 }
 
 /// Connections of one reactor.
@@ -293,7 +293,7 @@ impl<P: Provider> ConnectionSet<P> {
         if starves != self.starves {
             self.starves = starves;
             let mut core = self.shared.core.borrow_mut();
-            core.set_hearing(self.shared.transport, !starves, now);
+            core.set_receive_stalled(self.shared.transport, starves, now);
         }
         self.end_failed(now);
         moved

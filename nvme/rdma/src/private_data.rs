@@ -13,9 +13,9 @@ const QUEUE_DEPTH_MIN: u32 = 2;
 /// revisions that had the field reserved.
 const CNTLID_NONE: u16 = 0xffff;
 
-/// What a host asks for, as far as it can be granted.
+/// The queue parameters that a host asked for, within the target's limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Wish {
+pub(crate) struct NegotiatedParameters {
     /// Queue identifier; 0 is the admin queue.
     pub(crate) qid: u16,
     /// Entries of the submission queue: capsules that the host may have outstanding.
@@ -36,7 +36,7 @@ pub(crate) struct Terms {
 }
 
 /// Reads `data`, whose length is no more than an upper bound of what the host sent.
-pub(crate) fn judge(data: &[u8], terms: Terms) -> Result<Wish, RejectReason> {
+pub(crate) fn negotiate(data: &[u8], terms: Terms) -> Result<NegotiatedParameters, RejectReason> {
     let Ok((request, _)) = ConnectRequest::read_from_prefix(data) else {
         return Err(RejectReason::INVALID_PRIVATE_DATA_LENGTH);
     };
@@ -70,7 +70,7 @@ pub(crate) fn judge(data: &[u8], terms: Terms) -> Result<Wish, RejectReason> {
     if terms.reads == 0 {
         return Err(RejectReason::INVALID_IRD);
     }
-    Ok(Wish {
+    Ok(NegotiatedParameters {
         qid,
         // No more than depth_max.
         depth: depth as u16,
@@ -96,22 +96,22 @@ mod tests {
         ConnectRequest::new(1, 128, 127, 1)
     }
 
-    fn judged(request: ConnectRequest) -> Result<Wish, RejectReason> {
-        judge(request.as_bytes(), TERMS)
+    fn judged(request: ConnectRequest) -> Result<NegotiatedParameters, RejectReason> {
+        negotiate(request.as_bytes(), TERMS)
     }
 
     #[test]
     fn a_right_request_is_granted() {
-        let wish = Wish {
+        let negotiated = NegotiatedParameters {
             qid: 1,
             depth: 128,
             cntlid: Some(1),
             reads: 16,
         };
-        assert_eq!(judged(io()), Ok(wish));
+        assert_eq!(judged(io()), Ok(negotiated));
         let mut padded = [0; 56];
         padded[..32].copy_from_slice(io().as_bytes());
-        assert_eq!(judge(&padded, TERMS), Ok(wish));
+        assert_eq!(negotiate(&padded, TERMS), Ok(negotiated));
         let admin = ConnectRequest::new(0, 32, 31, 0);
         let granted = judged(admin).expect("as the kernel's host asks");
         assert_eq!((granted.depth, granted.cntlid), (32, None));
@@ -121,7 +121,11 @@ mod tests {
     fn too_little_private_data_is_rejected() {
         for len in 0..32 {
             let reason = RejectReason::INVALID_PRIVATE_DATA_LENGTH;
-            assert_eq!(judge(&io().as_bytes()[..len], TERMS), Err(reason), "{len}");
+            assert_eq!(
+                negotiate(&io().as_bytes()[..len], TERMS),
+                Err(reason),
+                "{len}"
+            );
         }
     }
 
@@ -149,7 +153,7 @@ mod tests {
         let admin = ConnectRequest::new(0, 32, 31, 5);
         assert_eq!(judged(admin), Err(RejectReason::INVALID_CNTLID));
         let deaf = Terms { reads: 0, ..TERMS };
-        let reads = judge(io().as_bytes(), deaf);
+        let reads = negotiate(io().as_bytes(), deaf);
         assert_eq!(reads, Err(RejectReason::INVALID_IRD));
     }
 
@@ -162,10 +166,10 @@ mod tests {
             narrow in proptest::collection::vec(0u8..3, 32),
         ) {
             for bytes in [&data, &narrow] {
-                if let Ok(wish) = judge(bytes, TERMS) {
-                    prop_assert!(wish.qid <= IO_QUEUES_MAX);
-                    prop_assert!((2..=TERMS.queue_depth_max).contains(&wish.depth));
-                    prop_assert!(wish.cntlid.is_none_or(|id| id <= CNTLID_MAX && wish.qid > 0));
+                if let Ok(negotiated) = negotiate(bytes, TERMS) {
+                    prop_assert!(negotiated.qid <= IO_QUEUES_MAX);
+                    prop_assert!((2..=TERMS.queue_depth_max).contains(&negotiated.depth));
+                    prop_assert!(negotiated.cntlid.is_none_or(|id| id <= CNTLID_MAX && negotiated.qid > 0));
                 }
             }
         }

@@ -28,7 +28,7 @@ use crate::counters::CoreCounters;
 use crate::interface::{CloseReason, QueueId};
 use crate::shared::ControllerShared;
 use crate::target::Target;
-use crate::view::{Published, SubsystemView};
+use crate::view::{SubsystemView, TargetView};
 use events::{EventKind, Events};
 use features::Features;
 use state::{ControllerEvent, ControllerState, transition};
@@ -66,7 +66,7 @@ pub enum ControllerKind {
 /// What a controller looks at.
 pub(crate) struct AdminContext<'a> {
     pub(crate) target: &'a Target,
-    pub(crate) view: &'a Published,
+    pub(crate) view: &'a TargetView,
     pub(crate) counters: &'a CoreCounters,
     pub(crate) now: Nanos,
 }
@@ -87,13 +87,13 @@ pub(crate) enum Effect {
     AwaitQuiet,
 }
 
-/// How an association ends that a changed configuration has no room for.
+/// How an association is disconnected that a changed configuration no longer allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
-pub(crate) enum Parting {
-    /// Once its commands are answered.
-    Answered(CloseReason),
-    /// At once: there is nothing left that its commands could be about.
+pub(crate) enum DisconnectMode {
+    /// After the responses to its commands.
+    AfterResponses(CloseReason),
+    /// At once: what its commands refer to is gone.
     AtOnce(CloseReason),
 }
 
@@ -107,7 +107,7 @@ pub(crate) struct ControllerSetup {
     pub(crate) reached_at: Option<IpAddr>,
     pub(crate) in_capsule_max: u32,
     pub(crate) keep_alive_ms: u32,
-    pub(crate) view: Arc<Published>,
+    pub(crate) view: Arc<TargetView>,
     pub(crate) now: Nanos,
 }
 
@@ -128,7 +128,7 @@ pub(crate) struct Controller {
     /// Namespaces that changed since the host last read the list.
     pub(crate) changed_namespaces: BTreeSet<u32>,
     /// The configuration that the host was last told of.
-    known: Arc<Published>,
+    known: Arc<TargetView>,
     /// Health warnings as they were when last looked at.
     warnings: CriticalWarning,
     silence_ends_at: Option<Nanos>,
@@ -180,7 +180,7 @@ impl Controller {
     }
 
     /// The subsystem, while it is configured. Discovery controllers have none.
-    pub(crate) fn subsystem<'a>(&self, view: &'a Published) -> Option<&'a SubsystemView> {
+    pub(crate) fn subsystem<'a>(&self, view: &'a TargetView) -> Option<&'a SubsystemView> {
         view.subsystem(self.shared.identity.subsystem)
     }
 
@@ -206,7 +206,7 @@ impl Controller {
                 Effect::Reset
             }
             ControllerState::ShuttingDown => {
-                self.shared.part();
+                self.shared.note_host_shutdown();
                 self.shared.close_gate();
                 Effect::Flush
             }
@@ -279,14 +279,14 @@ impl Controller {
         }
     }
 
-    /// Looks at the timers. A host that sent any command on any of its queues since the last look
-    /// is alive (Base 2.1 §3.9, traffic based keep-alive: CTRATT.TBKAS is 1); one that could not be
-    /// heard at `unheard_at` is silent since then at most, and for one more time-out at most: a host
-    /// that is gone does not stay for as long as others exhaust the receives.
+    /// Checks the timers. A host that sent any command on any of its queues since the last check is
+    /// alive (Base 2.1 §3.9, traffic based keep-alive: CTRATT.TBKAS is 1). A receive that was stalled
+    /// at `receive_stalled_at` prolongs the timer by one time-out at most, so that a host that is
+    /// gone does not stay for as long as others exhaust the receives.
     pub(crate) fn check_timers(
         &mut self,
         context: &AdminContext<'_>,
-        unheard_at: Option<Nanos>,
+        receive_stalled_at: Option<Nanos>,
     ) -> Option<CloseReason> {
         let now = context.now;
         if self.health_due_at.is_some_and(|due| due <= now) {
@@ -303,12 +303,12 @@ impl Controller {
             return None;
         }
         let may_prolong = !self.silence_was_prolonged || planted("rdma-deaf-forever");
-        if let Some(heard_until) = unheard_at.map(|time| time + span)
-            && heard_until > now
+        if let Some(kept_alive_until) = receive_stalled_at.map(|time| time + span)
+            && kept_alive_until > now
             && may_prolong
         {
             self.silence_was_prolonged = true;
-            self.silence_ends_at = Some(heard_until);
+            self.silence_ends_at = Some(kept_alive_until);
             return None;
         }
         self.silence_ends_at = None;
@@ -354,7 +354,7 @@ impl Controller {
 
     /// Takes a changed configuration over: raises the events that follow from it, or says why the
     /// association must end.
-    pub(crate) fn take_over(&mut self, view: &Arc<Published>) -> Option<Parting> {
+    pub(crate) fn take_over(&mut self, view: &Arc<TargetView>) -> Option<DisconnectMode> {
         let before = std::mem::replace(&mut self.known, Arc::clone(view));
         let configuration = self.features.async_events;
         if self.kind == ControllerKind::Discovery {
@@ -363,24 +363,24 @@ impl Controller {
                 self.events.raise(EventKind::DiscoveryLog, configuration);
             }
             let is_closed = before.port(self.port).is_some() && view.port(self.port).is_none();
-            return is_closed.then_some(Parting::Answered(CloseReason::Revoked));
+            return is_closed.then_some(DisconnectMode::AfterResponses(CloseReason::Revoked));
         }
         let stays = planted("subsystem-stays");
         let Some(subsystem) = self.subsystem(view) else {
             if stays {
                 return None;
             }
-            return Some(Parting::AtOnce(CloseReason::Revoked));
+            return Some(DisconnectMode::AtOnce(CloseReason::Revoked));
         };
         let stays = stays && subsystem.is_leaving();
         let allows = stays || subsystem.allows(&self.shared.identity.host_nqn);
         if !(allows || planted("revocation-ignored")) || !subsystem.is_at(self.port) {
-            return Some(Parting::Answered(CloseReason::Revoked));
+            return Some(DisconnectMode::AfterResponses(CloseReason::Revoked));
         }
         let before = before.subsystem(self.shared.identity.subsystem);
         let is_known = planted("identity-change-unannounced");
         if !is_known && before.is_some_and(|before| !before.is_known_as(subsystem)) {
-            return Some(Parting::Answered(CloseReason::Reconfigured));
+            return Some(DisconnectMode::AfterResponses(CloseReason::Reconfigured));
         }
         let highest = before
             .map_or(0, |old| old.namespaces.len())

@@ -6,7 +6,7 @@
 //! lock, an allocation, a socket, a thread or a clock of its own.
 //!
 //! A controller's state belongs to the core of its admin queue. Its I/O queues may be on other
-//! cores; they see it through a few atomics, and are called to attention when a reset, the end of
+//! cores; they see it through a few atomics, and are notified when a reset, the end of
 //! the association or a changed configuration concerns them.
 //!
 //! Specifications: NVM Express Base 2.1 ("Base 2.1"), NVM Command Set 1.1 ("NVM 1.1"), NVMe/TCP
@@ -26,11 +26,11 @@ mod latency;
 pub mod notes;
 mod page;
 mod port_order;
-mod publication;
 mod registry;
 mod shared;
 mod shares;
 mod snapshot;
+mod snapshot_cell;
 mod stages;
 mod status;
 mod statuses;

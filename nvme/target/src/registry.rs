@@ -456,7 +456,7 @@ impl Registry {
             return;
         }
         self.controller_shares.give_back(&entry.claimant, 1);
-        if !entry.shared.has_parted() {
+        if !entry.shared.is_shut_down_by_host() {
             if self.lost.len() == LOST_MAX {
                 self.lost.pop_front();
             }
@@ -724,7 +724,9 @@ mod tests {
         assert!(registry.comes_back(&identity()));
         assert!(!registry.comes_back(&identity()), "told already");
         // Who shut down in order is new when it comes again.
-        add(&mut registry, identity(), 0).expect("room").part();
+        add(&mut registry, identity(), 0)
+            .expect("room")
+            .note_host_shutdown();
         registry.remove_admin(2);
         assert!(!registry.comes_back(&identity()));
         for _ in 0..2 * LOST_MAX {

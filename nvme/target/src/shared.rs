@@ -1,7 +1,7 @@
 //! What the cores share of one controller: a gate that every I/O command passes, and flags.
 //!
 //! The controller's state belongs to the core of its admin queue. The other cores read the gate,
-//! set the traffic flag, and are called to attention when something has to end.
+//! set the traffic flag, and are notified when something has to end.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -75,7 +75,7 @@ pub(crate) struct ControllerShared {
     traffic: AtomicBool,
     write_through: AtomicBool,
     /// Whether the host has shut the controller down.
-    parted: AtomicBool,
+    host_shutdown: AtomicBool,
     ending: AtomicU8,
     leaves: AtomicU8,
     state: AtomicU8,
@@ -96,7 +96,7 @@ impl ControllerShared {
             gate: AtomicU64::new(Gate::closed(0).0),
             traffic: AtomicBool::new(false),
             write_through: AtomicBool::new(false),
-            parted: AtomicBool::new(false),
+            host_shutdown: AtomicBool::new(false),
             ending: AtomicU8::new(0),
             leaves: AtomicU8::new(0),
             state: AtomicU8::new(0),
@@ -173,14 +173,14 @@ impl ControllerShared {
         self.write_through.store(on, Ordering::Relaxed);
     }
 
-    /// The host shuts the controller down: it parts in order.
-    pub(crate) fn part(&self) {
-        self.parted.store(true, Ordering::Relaxed);
+    /// Notes that the host shuts the controller down.
+    pub(crate) fn note_host_shutdown(&self) {
+        self.host_shutdown.store(true, Ordering::Relaxed);
     }
 
     /// Whether the host has shut the controller down.
-    pub(crate) fn has_parted(&self) -> bool {
-        self.parted.load(Ordering::Relaxed)
+    pub(crate) fn is_shut_down_by_host(&self) -> bool {
+        self.host_shutdown.load(Ordering::Relaxed)
     }
 
     /// Why the whole association ends, once it does.

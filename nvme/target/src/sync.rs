@@ -1,4 +1,4 @@
-//! What the publication is made of; `tests/loom.rs` compiles that a second time against loom's
+//! The parts of the snapshot cell; `tests/loom.rs` compiles that a second time against loom's
 //! atomics.
 
 pub(crate) use arc_swap::ArcSwap as Swap;

@@ -1,7 +1,7 @@
 //! The part of a target that all reactors share: configuration, controllers, wake-ups.
 //!
 //! Control path only: here are locks and allocations. Cores take what they need from it when their
-//! attention number moves, which they compare once per poll.
+//! count of notifications changes, which they compare once per poll.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
@@ -16,12 +16,12 @@ use crate::config::{
 };
 use crate::counters::{CoreCounters, IoTotals};
 use crate::interface::CloseReason;
-use crate::publication::{Calls, Publication};
 use crate::registry::Registry;
 use crate::snapshot::TargetSnapshot;
+use crate::snapshot_cell::{Notifications, SnapshotCell};
 use crate::stages::{SubsystemMeasures, TargetLatency};
 use crate::statuses::TargetStatuses;
-use crate::view::{PlacedDevice, Published, SubsystemView};
+use crate::view::{PlacedDevice, SubsystemView, TargetView};
 
 /// Memory page of CAP.MPSMIN 0, the unit of MDTS (Base 2.1 §3.1.4.1, §5.1.13.2.1).
 pub(crate) const PAGE_BYTES: u32 = 4096;
@@ -36,11 +36,11 @@ type WakerFunction = Box<dyn Fn(usize) + Send + Sync>;
 
 /// One target: what is served, and which controllers there are. Control path only.
 pub struct Target {
-    attention: Box<[Calls]>,
+    notifications: Box<[Notifications]>,
     /// Counts the times that a device's health changed.
     health_changes: AtomicU32,
     shutting_down: AtomicBool,
-    published: Publication<Published>,
+    published: SnapshotCell<TargetView>,
     registry: Mutex<Registry>,
     waker: RwLock<Option<WakerFunction>>,
     cores: Mutex<Vec<Option<Arc<CoreCounters>>>>,
@@ -72,7 +72,7 @@ impl Target {
                 measures,
             )))
         });
-        let mut published = Published {
+        let mut published = TargetView {
             epoch: EPOCH_FIRST,
             generation: 1,
             subsystems: subsystems.collect(),
@@ -85,10 +85,10 @@ impl Target {
         };
         published.gather_hosts();
         Ok(Arc::new(Self {
-            attention: (0..reactors).map(|_| Calls::default()).collect(),
+            notifications: (0..reactors).map(|_| Notifications::default()).collect(),
             health_changes: AtomicU32::new(0),
             shutting_down: AtomicBool::new(false),
-            published: Publication::new(published, EPOCH_FIRST),
+            published: SnapshotCell::new(published, EPOCH_FIRST),
             registry: Mutex::new(Registry::new(&config.limits)),
             waker: RwLock::new(None),
             cores: Mutex::new(vec![None; reactors]),
@@ -330,7 +330,7 @@ impl Target {
                 entry.shared.end(reason);
             }
         }
-        self.call_all();
+        self.notify_all();
     }
 
     /// Refuses Connects from now on and has every core hand out its connections for closing.
@@ -341,14 +341,14 @@ impl Target {
             registry.end_all(CloseReason::TargetShutdown);
         }
         self.shutting_down.store(true, Ordering::Release);
-        self.call_all();
+        self.notify_all();
     }
 
     /// Tells that a device's health may have changed: hosts that asked for health events get those
     /// that are due, without waiting for the next regular look.
     pub fn health_changed(&self) {
         self.health_changes.fetch_add(1, Ordering::Release);
-        self.call_all();
+        self.notify_all();
     }
 
     /// What there is: controllers, hosts, queues, counters. Takes the control path's lock.
@@ -397,7 +397,7 @@ impl Target {
     /// Number of reactors.
     #[must_use]
     pub fn reactors(&self) -> usize {
-        self.attention.len()
+        self.notifications.len()
     }
 
     /// The bounds that the target was made with.
@@ -422,7 +422,7 @@ impl Target {
     fn change_subsystem(
         &self,
         nqn: &str,
-        change: impl FnOnce(&Published, &mut SubsystemConfig) -> Result<(), TargetError>,
+        change: impl FnOnce(&TargetView, &mut SubsystemConfig) -> Result<(), TargetError>,
     ) -> Result<(), TargetError> {
         self.change_subsystem_in(nqn, 0, change)
     }
@@ -432,7 +432,7 @@ impl Target {
         &self,
         nqn: &str,
         further: u32,
-        change: impl FnOnce(&Published, &mut SubsystemConfig) -> Result<(), TargetError>,
+        change: impl FnOnce(&TargetView, &mut SubsystemConfig) -> Result<(), TargetError>,
     ) -> Result<(), TargetError> {
         self.publish(|_, published| {
             let found = published.find(nqn);
@@ -451,11 +451,11 @@ impl Target {
     /// orders changes among themselves and against Connects.
     fn publish(
         &self,
-        change: impl FnOnce(&Registry, &mut Published) -> Result<(), TargetError>,
+        change: impl FnOnce(&Registry, &mut TargetView) -> Result<(), TargetError>,
     ) -> Result<(), TargetError> {
         {
             let registry = self.registry();
-            let mut published = Published::clone(&self.published.value());
+            let mut published = TargetView::clone(&self.published.value());
             change(&registry, &mut published)?;
             published.gather_hosts();
             published.epoch = published.epoch.wrapping_add(1);
@@ -463,33 +463,33 @@ impl Target {
             let epoch = published.epoch;
             self.published.publish(published, epoch);
         }
-        self.call_all();
+        self.notify_all();
         Ok(())
     }
 
-    fn call_all(&self) {
+    fn notify_all(&self) {
         let told = if planted("one-reactor-told") {
             1
         } else {
             self.reactors()
         };
         for reactor in 0..told {
-            self.call(reactor);
+            self.notify(reactor);
         }
     }
 
-    /// Calls a reactor's core to look at what changed.
-    pub(crate) fn call(&self, reactor: usize) {
-        self.attention[reactor].call();
+    /// Notifies a reactor's core that something changed.
+    pub(crate) fn notify(&self, reactor: usize) {
+        self.notifications[reactor].notify();
         if let Some(waker) = &*self.waker.read().unwrap_or_else(PoisonError::into_inner) {
             waker(reactor);
         }
     }
 
-    /// How often a reactor was called.
+    /// Notifications of a reactor's core so far.
     #[inline]
-    pub(crate) fn attention(&self, reactor: usize) -> u64 {
-        self.attention[reactor].count()
+    pub(crate) fn notifications(&self, reactor: usize) -> u64 {
+        self.notifications[reactor].count()
     }
 
     /// The epoch of the configuration that is published now.
@@ -503,7 +503,7 @@ impl Target {
         self.health_changes.load(Ordering::Acquire)
     }
 
-    pub(crate) fn published(&self) -> Arc<Published> {
+    pub(crate) fn published(&self) -> Arc<TargetView> {
         self.published.value()
     }
 
@@ -547,7 +547,7 @@ fn unknown_subsystem(nqn: &str) -> TargetError {
 }
 
 /// Whether there is a device in a place.
-fn has_device(published: &Published, device: DeviceIndex) -> bool {
+fn has_device(published: &TargetView, device: DeviceIndex) -> bool {
     published.device(usize::from(device.0)).is_some()
 }
 

@@ -44,7 +44,7 @@ use crate::notes::{Moment, status_key};
 use crate::shares::Shares;
 use crate::status::Fault;
 use crate::target::Target;
-use crate::view::Published;
+use crate::view::TargetView;
 pub use audit::CoreAudit;
 pub use changes::Outstanding;
 pub use draining::CoreDrain;
@@ -67,16 +67,18 @@ struct Inbox {
     kind: TransportKind,
     completions: VecDeque<(QueueId, Completed)>,
     closes: VecDeque<Close>,
-    hearing: Hearing,
+    receive: ReceiveState,
 }
 
-/// Whether a transport takes in what its hosts send.
+/// Whether a transport receives what its hosts send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Hearing {
-    Always,
-    NotNow,
-    /// Since then again.
-    Since(Nanos),
+enum ReceiveState {
+    /// It has never been stalled.
+    Running,
+    /// It cannot receive for want of memory.
+    Stalled,
+    /// It was stalled until then.
+    ResumedAt(Nanos),
 }
 
 /// One reactor's target core. Belongs to one thread.
@@ -90,7 +92,7 @@ pub struct TargetCore {
     /// The core's number among the users of the devices.
     client: ClientId,
     inboxes: Vec<Inbox>,
-    view: Arc<Published>,
+    view: Arc<TargetView>,
     counters: Arc<CoreCounters>,
     recorder: Recorder,
     departures: Departures,
@@ -98,7 +100,7 @@ pub struct TargetCore {
     timers: ControllerTimers,
     target: Arc<Target>,
     reactor: usize,
-    attention_seen: u64,
+    notifications_seen: u64,
     health_changes_seen: u32,
     polled_at: Nanos,
     /// Counts polls, to tell turns from one another.
@@ -142,7 +144,7 @@ impl TargetCore {
         );
         let counters = Arc::new(CoreCounters::new(DEVICES_MAX, limits.queues_max));
         target.cores()[reactor] = Some(Arc::clone(&counters));
-        let attention_seen = target.attention(reactor);
+        let notifications_seen = target.notifications(reactor);
         Self {
             queues: Slots::new(limits.queues_max),
             executions: Executions::new(limits.executions_max, limits.queues_max),
@@ -155,7 +157,7 @@ impl TargetCore {
             departures: Departures::new(limits.queues_max),
             controllers: Slots::new(limits.queues_max),
             timers: ControllerTimers::new(limits.queues_max),
-            attention_seen,
+            notifications_seen,
             health_changes_seen: target.health_changes(),
             target,
             reactor,
@@ -186,30 +188,30 @@ impl TargetCore {
             kind,
             completions: VecDeque::with_capacity(self.limits.executions_max),
             closes: VecDeque::with_capacity(self.limits.queues_max),
-            hearing: Hearing::Always,
+            receive: ReceiveState::Running,
         });
         id
     }
 
-    /// Says whether a transport takes in what its hosts send: while it cannot, for want of memory,
-    /// nobody's silence counts (Base 2.1 §3.9: what is timed is what the host sends).
-    pub fn set_hearing(&mut self, transport: TransportId, hears: bool, now: Nanos) {
+    /// Says whether a transport's receive is stalled for want of memory. Meanwhile no keep-alive timer
+    /// expires on it (Base 2.1 §3.9: what is timed is what the host sends).
+    pub fn set_receive_stalled(&mut self, transport: TransportId, is_stalled: bool, now: Nanos) {
         if let Some(inbox) = self.inboxes.get_mut(usize::from(transport.0)) {
-            inbox.hearing = if hears {
-                Hearing::Since(now)
+            inbox.receive = if is_stalled {
+                ReceiveState::Stalled
             } else {
-                Hearing::NotNow
+                ReceiveState::ResumedAt(now)
             };
         }
     }
 
-    /// When something that hosts sent over a transport was last left where it was.
-    fn unheard_at(&self, kind: TransportKind, now: Nanos) -> Option<Nanos> {
+    /// When the receive of a transport was last stalled.
+    fn receive_stalled_at(&self, kind: TransportKind, now: Nanos) -> Option<Nanos> {
         let inboxes = self.inboxes.iter().filter(|inbox| inbox.kind == kind);
-        let times = inboxes.filter_map(|inbox| match inbox.hearing {
-            Hearing::Always => None,
-            Hearing::NotNow => Some(now),
-            Hearing::Since(time) => Some(time),
+        let times = inboxes.filter_map(|inbox| match inbox.receive {
+            ReceiveState::Running => None,
+            ReceiveState::Stalled => Some(now),
+            ReceiveState::ResumedAt(time) => Some(time),
         });
         times.max()
     }
@@ -254,7 +256,7 @@ impl TargetCore {
     #[must_use]
     pub fn has_ready(&self) -> bool {
         let waiting = |inbox: &Inbox| !inbox.completions.is_empty() || !inbox.closes.is_empty();
-        self.target.attention(self.reactor) != self.attention_seen
+        self.target.notifications(self.reactor) != self.notifications_seen
             || self.departures.is_pending()
             || self.inboxes.iter().any(waiting)
     }

@@ -1,6 +1,6 @@
 //! The published configuration, in the shape in which cores look things up.
 //!
-//! A change builds a new [`Published`] and swaps it in; a core takes it over between two polls.
+//! A change builds a new [`TargetView`] and swaps it in; a core takes it over between two polls.
 //! What a core holds never changes under its feet.
 
 use std::collections::BTreeSet;
@@ -23,7 +23,7 @@ pub(crate) fn is_valid_nsid(nsid: u32) -> bool {
 
 /// Everything that is served, as one immutable value.
 #[derive(Clone)]
-pub(crate) struct Published {
+pub(crate) struct TargetView {
     /// Counts changes; a core that has an older one has to take this over.
     pub(crate) epoch: u32,
     /// Generation Counter of the discovery log (Base 2.1 §5.1.12.3.1).
@@ -220,7 +220,7 @@ impl SubsystemView {
     }
 }
 
-impl Published {
+impl TargetView {
     /// Gathers the hosts that exports name, after a change.
     pub(crate) fn gather_hosts(&mut self) {
         let subsystems = self.subsystems.iter().flatten();

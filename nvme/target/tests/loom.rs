@@ -1,9 +1,9 @@
 //! Explores every interleaving of a change of configuration and the cores that take it over with
-//! loom: the publication is compiled here a second time, against loom's atomics in place of those
+//! loom: the snapshot cell is compiled here a second time, against loom's atomics in place of those
 //! of `src/sync.rs`.
 
-#[path = "../src/publication.rs"]
-mod publication;
+#[path = "../src/snapshot_cell.rs"]
+mod snapshot_cell;
 
 mod sync {
     use std::sync::Arc;
@@ -34,20 +34,20 @@ mod sync {
 
 use loom::sync::Arc;
 use loom::thread;
-use publication::{Calls, Publication};
+use snapshot_cell::{Notifications, SnapshotCell};
 
 /// A configuration, in which the number of its epoch stands.
 struct Configuration(u32);
 
 struct Target {
-    publication: Publication<Configuration>,
-    calls: [Calls; 2],
+    snapshot_cell: SnapshotCell<Configuration>,
+    calls: [Notifications; 2],
 }
 
 impl Target {
     fn change(&self, epoch: u32) {
-        self.publication.publish(Configuration(epoch), epoch);
-        self.calls.iter().for_each(Calls::call);
+        self.snapshot_cell.publish(Configuration(epoch), epoch);
+        self.calls.iter().for_each(Notifications::notify);
     }
 }
 
@@ -66,7 +66,7 @@ impl Core {
             target: Arc::clone(target),
             index,
             calls_seen,
-            view: target.publication.value().0,
+            view: target.snapshot_cell.value().0,
         }
     }
 
@@ -76,9 +76,9 @@ impl Core {
             return;
         }
         self.calls_seen = calls;
-        let epoch = self.target.publication.epoch();
+        let epoch = self.target.snapshot_cell.epoch();
         if epoch != self.view {
-            let view = self.target.publication.value().0;
+            let view = self.target.snapshot_cell.value().0;
             assert!(view >= epoch, "an older value than the epoch promised");
             self.view = view;
         }
@@ -92,8 +92,8 @@ impl Core {
 
 fn target() -> Arc<Target> {
     Arc::new(Target {
-        publication: Publication::new(Configuration(1), 1),
-        calls: [Calls::default(), Calls::default()],
+        snapshot_cell: SnapshotCell::new(Configuration(1), 1),
+        calls: [Notifications::default(), Notifications::default()],
     })
 }
 

@@ -5,7 +5,7 @@ use std::error::Error;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use appliance::rehearsal::{Answers, Listening, Meanwhile, PortOrders};
+use appliance::headless::{Answers, EventLoop, Listening, PortOrders};
 use appliance_config::{Listener as Wanted, Transport};
 use hugemem::Region;
 use nvme_rdma::{Domains, PortSettings as RdmaPortSettings};
@@ -62,22 +62,24 @@ impl Listening for TcpListening {
         &self,
         port: PortId,
         listener: &Wanted,
-        meanwhile: &mut dyn Meanwhile,
+        event_loop: &mut dyn EventLoop,
     ) -> Result<SocketAddr, Failure> {
         let address = listener.address.socket_addr();
         let socket = bind(&self.doors, address)?;
-        self.orders.listen(port, socket, meanwhile)??;
+        self.orders.listen(port, socket, event_loop)??;
         Ok(address)
     }
 
-    fn settle(
+    fn apply_settings(
         &self,
         ports: &[(PortId, &Wanted)],
-        meanwhile: &mut dyn Meanwhile,
+        event_loop: &mut dyn EventLoop,
     ) -> Result<(), Failure> {
         note(&self.told, Transport::Tcp, ports);
         let ports = ports.iter().map(|(port, it)| (*port, tcp_settings(it)));
-        Ok(self.orders.settle(&ports.collect::<Vec<_>>(), meanwhile)?)
+        Ok(self
+            .orders
+            .apply_settings(&ports.collect::<Vec<_>>(), event_loop)?)
     }
 
     fn close(&self, port: PortId) -> Result<Answers<()>, Failure> {
@@ -125,20 +127,22 @@ impl Listening for RdmaListening {
         &self,
         port: PortId,
         listener: &Wanted,
-        meanwhile: &mut dyn Meanwhile,
+        event_loop: &mut dyn EventLoop,
     ) -> Result<SocketAddr, Failure> {
         let address = listener.address.socket_addr();
-        Ok(self.orders.listen(port, address, meanwhile)??)
+        Ok(self.orders.listen(port, address, event_loop)??)
     }
 
-    fn settle(
+    fn apply_settings(
         &self,
         ports: &[(PortId, &Wanted)],
-        meanwhile: &mut dyn Meanwhile,
+        event_loop: &mut dyn EventLoop,
     ) -> Result<(), Failure> {
         note(&self.told, Transport::Rdma, ports);
         let ports = ports.iter().map(|(port, it)| (*port, rdma_settings(it)));
-        Ok(self.orders.settle(&ports.collect::<Vec<_>>(), meanwhile)?)
+        Ok(self
+            .orders
+            .apply_settings(&ports.collect::<Vec<_>>(), event_loop)?)
     }
 
     fn close(&self, port: PortId) -> Result<Answers<()>, Failure> {

@@ -4,7 +4,7 @@ use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use appliance::rehearsal::{Content, Growing, Opened, Opener};
+use appliance::headless::{Content, Growing, Opened, Opener};
 use appliance_config::{Backing, ByteSize, Device as Wanted, Uuid};
 use block::{Device, NullDevice, NullOptions};
 

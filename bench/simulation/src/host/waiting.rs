@@ -64,9 +64,9 @@ impl Host {
             IoKind::Flush => swarm.disks.len() as u64,
             IoKind::Read | IoKind::Write | IoKind::WriteZeroes | IoKind::Compare => 2,
         };
-        let rounds = 1 + load.div_ceil(swarm.device_queue_depth as u64);
+        let watchdog_loop = 1 + load.div_ceil(swarm.device_queue_depth as u64);
         let network = 4 * ground.network.latency_max.as_nanos();
-        Some(Nanos(steps * request * rounds * 2 + network) + SLACK)
+        Some(Nanos(steps * request * watchdog_loop * 2 + network) + SLACK)
     }
 
     /// The same on a disk in RAM: of writes, whatever readers of the same blocks do, and however

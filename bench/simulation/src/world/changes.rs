@@ -7,7 +7,7 @@ use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use appliance::rehearsal::{Control, Meanwhile, Outcome};
+use appliance::headless::{Control, EventLoop, Outcome};
 use appliance_config::{Backing, Config};
 use reactors::Nanos;
 
@@ -90,7 +90,7 @@ struct During<'w> {
     looks: Cell<u32>,
 }
 
-impl Meanwhile for During<'_> {
+impl EventLoop for During<'_> {
     fn now(&self) -> Instant {
         let (reading, began) = self.began;
         if self.end.is_some() {
@@ -101,7 +101,7 @@ impl Meanwhile for During<'_> {
         reading + Duration::from_nanos(passed.as_nanos())
     }
 
-    fn tend(&mut self) {
+    fn run_once(&mut self) {
         if self.end.is_some() {
             return;
         }

@@ -14,7 +14,7 @@ use reactors::sim::planted;
 use zerocopy::transmute;
 
 use super::slot::{NvmeDma, SlotState, Work, WorkKind};
-use super::{Manner, ORPHAN, Pair, last};
+use super::{NamespaceLimits, ORPHAN, Pair, last};
 use crate::shared::FaultKind;
 
 /// Commands of one request in flight at once.
@@ -35,7 +35,7 @@ impl Pair {
     pub(super) fn submit_in_parts(
         &mut self,
         queue: u8,
-        manner: &Manner,
+        namespace_limits: &NamespaceLimits,
         request: Request,
     ) -> Result<(), Refusal> {
         let nothing = request.blocks == 0;
@@ -43,18 +43,18 @@ impl Pair {
         if self.table.free.len() < 2 {
             return Err(Refusal::Later(request));
         }
-        let (kind, step) = plan(request.operation, manner);
+        let (kind, step) = plan(request.operation, namespace_limits);
         let Some(index) = self.table.free.pop() else {
             return Err(Refusal::Later(request));
         };
         self.table.works[usize::from(index)] = Work {
             kind,
-            nsid: manner.nsid,
+            nsid: namespace_limits.nsid,
             lba: request.lba,
             left: request.blocks,
             step,
             offset: 0,
-            shift: manner.shift,
+            shift: namespace_limits.shift,
             outstanding: 0,
             result: Ok(()),
         };
@@ -62,7 +62,7 @@ impl Pair {
         slot.data = request.data.map(Lease::into_dma);
         slot.tag = request.tag;
         slot.bytes = if request.operation.has_data() {
-            request.blocks << manner.shift
+            request.blocks << namespace_limits.shift
         } else {
             0
         };
@@ -305,25 +305,30 @@ impl Pair {
 }
 
 /// How a request is carried out, and how many blocks one command of it has at most.
-fn plan(operation: Operation, manner: &Manner) -> (WorkKind, u32) {
+fn plan(operation: Operation, namespace_limits: &NamespaceLimits) -> (WorkKind, u32) {
     match operation {
         Operation::Read | Operation::Write { .. } | Operation::Flush => {
-            (WorkKind::Transfer, manner.part_blocks)
+            (WorkKind::Transfer, namespace_limits.part_blocks)
         }
-        Operation::Compare if manner.compare => (WorkKind::Transfer, manner.part_blocks),
-        Operation::Compare => (WorkKind::ComparedHere, manner.scratch_blocks()),
-        Operation::WriteZeroes { fua, deallocate } => match manner.zeroes_blocks {
+        Operation::Compare if namespace_limits.compare => {
+            (WorkKind::Transfer, namespace_limits.part_blocks)
+        }
+        Operation::Compare => (WorkKind::ComparedHere, namespace_limits.scratch_blocks()),
+        Operation::WriteZeroes { fua, deallocate } => match namespace_limits.zeroes_blocks {
             Some(blocks) => {
-                let deallocate = deallocate && manner.zeroes_deallocate;
+                let deallocate = deallocate && namespace_limits.zeroes_deallocate;
                 (WorkKind::Zeroes { fua, deallocate }, blocks)
             }
-            None => (WorkKind::WrittenZeroes { fua }, manner.written_blocks),
+            None => (
+                WorkKind::WrittenZeroes { fua },
+                namespace_limits.written_blocks,
+            ),
         },
-        Operation::Deallocate => (WorkKind::Deallocate, manner.deallocate_blocks),
+        Operation::Deallocate => (WorkKind::Deallocate, namespace_limits.deallocate_blocks),
     }
 }
 
-impl Manner {
+impl NamespaceLimits {
     fn scratch_blocks(&self) -> u32 {
         self.scratch_bytes >> self.shift
     }

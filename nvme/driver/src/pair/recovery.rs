@@ -13,7 +13,7 @@ use super::data::Pointers;
 use super::parts::Scratch;
 use super::sleep::Sleep;
 use super::slot::{ORPHAN, SlotState, SlotTable};
-use super::{Gate, Member, Pair, QUEUES_MAX, SubmissionQueue};
+use super::{Gate, Pair, QUEUES_MAX, RegisteredQueue, SubmissionQueue};
 use crate::doorbell::Doorbell;
 use crate::identity::Limits;
 use crate::memory::PairMemory;
@@ -52,7 +52,7 @@ impl Pair {
             shadow: None,
             sq_doorbell: Doorbell::default(),
             cq_doorbell: Doorbell::default(),
-            members: Vec::new(),
+            registered: Vec::new(),
             scratch: Scratch::Needless,
             compares: VecDeque::with_capacity(usize::from(limits.slots)),
             sleep: Sleep::new(),
@@ -66,22 +66,22 @@ impl Pair {
 
     /// Makes room for another namespace queue. `None`: there are too many.
     pub(crate) fn join(&mut self) -> Option<u8> {
-        if self.members.iter().all(|member| !member.open) {
+        if self.registered.iter().all(|member| !member.open) {
             self.attach();
         }
-        let free = self.members.iter().position(|member| !member.open);
+        let free = self.registered.iter().position(|member| !member.open);
         let index = match free {
             Some(index) => index,
-            None if self.members.len() < QUEUES_MAX => {
-                self.members.push(Member {
+            None if self.registered.len() < QUEUES_MAX => {
+                self.registered.push(RegisteredQueue {
                     open: false,
                     done: VecDeque::with_capacity(self.table.slots.len()),
                 });
-                self.members.len() - 1
+                self.registered.len() - 1
             }
             None => return None,
         };
-        self.members[index].open = true;
+        self.registered[index].open = true;
         Some(index as u8)
     }
 
@@ -103,7 +103,7 @@ impl Pair {
     /// is of no use to anybody now, and may be dropped.
     pub(crate) fn leave(&mut self, queue: u8) -> bool {
         self.flush();
-        while let Some(index) = self.members[usize::from(queue)].done.pop_front() {
+        while let Some(index) = self.registered[usize::from(queue)].done.pop_front() {
             drop(self.table.slots[usize::from(index)].take_data());
             self.table.release(usize::from(index));
         }
@@ -113,7 +113,7 @@ impl Pair {
                 work.left = 0;
             }
         }
-        self.members[usize::from(queue)].open = false;
+        self.registered[usize::from(queue)].open = false;
         let orphans = |pair: &Self| {
             let slots = pair.table.slots.iter();
             let over = [SlotState::Free, SlotState::Part];
@@ -127,7 +127,7 @@ impl Pair {
             self.reap_for_nobody();
             std::hint::spin_loop();
         }
-        if self.members.iter().any(|member| member.open) {
+        if self.registered.iter().any(|member| member.open) {
             return false;
         }
         if self.table.used() == 0 {

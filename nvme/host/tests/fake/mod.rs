@@ -38,7 +38,7 @@ pub(crate) const BLOCKS: u64 = 4096;
 
 /// How the target goes about what it does right.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Manner {
+pub(crate) struct Behaviour {
     /// Data bytes of one C2HData PDU at most.
     pub(crate) c2h_bytes: usize,
     /// Data bytes that one R2T asks for at most.
@@ -55,7 +55,7 @@ pub(crate) struct Manner {
     pub(crate) csts: Csts,
 }
 
-impl Default for Manner {
+impl Default for Behaviour {
     fn default() -> Self {
         Self {
             c2h_bytes: usize::MAX,
@@ -74,7 +74,7 @@ pub(crate) type Hook = dyn Fn(&mut Peer, &Sqe) -> bool + Send + Sync;
 
 #[derive(Clone)]
 struct Shared {
-    manner: Manner,
+    behaviour: Behaviour,
     memory: Arc<Mutex<Vec<u8>>>,
     hook: Arc<Hook>,
 }
@@ -86,19 +86,19 @@ pub(crate) struct Fake {
 }
 
 impl Fake {
-    pub(crate) fn start(manner: Manner) -> Self {
-        Self::with_hook(manner, |_, _| false)
+    pub(crate) fn start(behaviour: Behaviour) -> Self {
+        Self::with_hook(behaviour, |_, _| false)
     }
 
     pub(crate) fn with_hook(
-        manner: Manner,
+        behaviour: Behaviour,
         hook: impl Fn(&mut Peer, &Sqe) -> bool + Send + Sync + 'static,
     ) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("loopback");
         let address = listener.local_addr().expect("bound");
         let memory = Arc::new(Mutex::new(vec![0; BLOCKS as usize * BLOCK]));
         let shared = Shared {
-            manner,
+            behaviour,
             memory: Arc::clone(&memory),
             hook: Arc::new(hook),
         };
@@ -233,11 +233,11 @@ impl Peer {
     /// Sends all of a read's data in the target's manner, and completes it.
     fn send_all(&mut self, sqe: &Sqe, data: &[u8]) {
         let cid = sqe.cid.get();
-        let Manner {
+        let Behaviour {
             c2h_bytes,
             success_flag,
             ..
-        } = self.shared.manner;
+        } = self.shared.behaviour;
         let mut offset = 0;
         for part in data.chunks(c2h_bytes.min(data.len())) {
             let end = match offset + part.len() == data.len() {
@@ -264,7 +264,7 @@ impl Peer {
             Sgl::Transport { length } => {
                 let mut data = Vec::new();
                 while data.len() < length as usize {
-                    let piece = (length as usize - data.len()).min(self.shared.manner.r2t_bytes);
+                    let piece = (length as usize - data.len()).min(self.shared.behaviour.r2t_bytes);
                     self.fetch(sqe, &mut data, piece)?;
                 }
                 Some(data)
@@ -348,7 +348,7 @@ impl Peer {
             Register::CSTS if !self.cc.en() => 0,
             Register::CSTS => {
                 let shut = self.cc.shn() != ShutdownNotification::NONE;
-                let csts = self.shared.manner.csts;
+                let csts = self.shared.behaviour.csts;
                 let csts = if shut {
                     csts.with_shst(ShutdownStatus::COMPLETE)
                 } else {
@@ -369,7 +369,7 @@ impl Peer {
             AdminOpcode::GET_LOG_PAGE if self.discovery => self.discovery_log(sqe),
             AdminOpcode::SET_FEATURES => {
                 let asked = NumberOfQueues::from_bits(sqe.set_features().cdw11.get());
-                let less = u16::from(!self.shared.manner.spare_queue);
+                let less = u16::from(!self.shared.behaviour.spare_queue);
                 let granted_z = asked.nsq_z().saturating_sub(less);
                 let granted = asked.with_nsq_z(granted_z).with_ncq_z(granted_z);
                 let cqe = Cqe::new(sqe.cid.get(), Status::SUCCESS);
@@ -400,7 +400,7 @@ impl Peer {
                 let mut identity = IdentifyController::default();
                 identity.cntlid = U16::new(5);
                 identity.mdts = 6;
-                identity.set_in_capsule_data_bytes(self.shared.manner.in_capsule_bytes);
+                identity.set_in_capsule_data_bytes(self.shared.behaviour.in_capsule_bytes);
                 page = identity.as_bytes().to_vec();
             }
             (Cns::NAMESPACE, 1) => {
@@ -429,7 +429,7 @@ impl Peer {
     fn discovery_log(&mut self, sqe: &Sqe) {
         let request = sqe.get_log_page();
         assert_eq!(request.select.lid(), LogPageId::DISCOVERY);
-        let count = self.shared.manner.discovery_entries;
+        let count = self.shared.behaviour.discovery_entries;
         let mut log = DiscoveryHeader::new(7, count as u64).as_bytes().to_vec();
         for port in 0..count {
             let mut entry = DiscoveryEntry::default();

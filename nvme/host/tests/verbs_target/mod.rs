@@ -46,7 +46,7 @@ const RECEIVES: usize = 40;
 
 /// How the target goes about what it does right, and what it does wrong.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Manner {
+pub(crate) struct Behaviour {
     pub(crate) in_capsule_bytes: u32,
     pub(crate) descriptors: u8,
     /// Do what the host asks for: invalidate its key with the response.
@@ -71,7 +71,7 @@ pub(crate) enum Wrong {
     Silent,
 }
 
-impl Default for Manner {
+impl Default for Behaviour {
     fn default() -> Self {
         Self {
             in_capsule_bytes: 4096,
@@ -103,7 +103,7 @@ pub(crate) struct VerbsTarget {
 }
 
 impl VerbsTarget {
-    pub(crate) fn start(manner: Manner) -> Self {
+    pub(crate) fn start(behaviour: Behaviour) -> Self {
         let fabric = Fabric::new(FabricConfig::IMMEDIATE);
         let machine = |name, address: [u8; 4]| {
             let device = DeviceConfig::new(name, address.into());
@@ -117,7 +117,7 @@ impl VerbsTarget {
         let (ready, is_ready) = std::sync::mpsc::channel();
         let thread = {
             let (seen, stop) = (Arc::clone(&seen), Arc::clone(&stop));
-            std::thread::spawn(move || serve(&target, address, manner, &seen, &stop, &ready))
+            std::thread::spawn(move || serve(&target, address, behaviour, &seen, &stop, &ready))
         };
         is_ready.recv().expect("the target listens");
         Self {
@@ -153,7 +153,7 @@ impl Drop for VerbsTarget {
 }
 
 struct Shared<'a> {
-    manner: Manner,
+    behaviour: Behaviour,
     memory: Mutex<Vec<u8>>,
     arena: Arc<Arena>,
     registered: Arc<DomainMemory<Fake>>,
@@ -163,7 +163,7 @@ struct Shared<'a> {
 fn serve(
     provider: &Fake,
     address: SocketAddr,
-    manner: Manner,
+    behaviour: Behaviour,
     seen: &Seen,
     stop: &AtomicBool,
     ready: &std::sync::mpsc::Sender<()>,
@@ -181,7 +181,7 @@ fn serve(
         .attach_region(arena.region())
         .expect("registered");
     let shared = Shared {
-        manner,
+        behaviour,
         memory: Mutex::new(vec![0; BLOCKS as usize * BLOCK]),
         arena,
         registered,
@@ -241,7 +241,7 @@ impl<'a> Peer<'a> {
         assert_eq!(wish.recfmt.get(), 0);
         assert_eq!(u32::from(wish.hrqsize.get()), wish.hsqsize());
         let qid = wish.qid.get();
-        let wrong = shared.manner.wrong;
+        let wrong = shared.behaviour.wrong;
         if let (Wrong::Rejects(reason), 1..) = (wrong, qid) {
             let reject = ConnectReject::new(reason);
             request.reject(reject.as_bytes()).expect("rejected");
@@ -285,7 +285,7 @@ impl<'a> Peer<'a> {
             peer.post_receive(index);
         }
         peer.queue_pair.flush().expect("posted");
-        let mut accept = ConnectAccept::new(shared.manner.queue_entries);
+        let mut accept = ConnectAccept::new(shared.behaviour.queue_entries);
         if wrong == Wrong::AcceptFormat && qid > 0 {
             accept.recfmt = U16::new(7);
         }
@@ -360,7 +360,7 @@ impl<'a> Peer<'a> {
         };
         let most = &self.shared.seen.descriptors_most;
         most.fetch_max(list.len() as u64, Ordering::Relaxed);
-        assert!(list.len() <= usize::from(self.shared.manner.descriptors).max(1));
+        assert!(list.len() <= usize::from(self.shared.behaviour.descriptors).max(1));
         list
     }
 
@@ -378,7 +378,7 @@ impl<'a> Peer<'a> {
                 panic!("a host that sends {one:?}");
             };
             let here = (length as usize).min(len - offset);
-            let far = u64::from(self.shared.manner.wrong == Wrong::WritesTooFar) << 40;
+            let far = u64::from(self.shared.behaviour.wrong == Wrong::WritesTooFar) << 40;
             let remote = RemoteAddress {
                 address: address + far,
                 rkey: key,
@@ -422,12 +422,12 @@ impl<'a> Peer<'a> {
             _ => None,
         });
         let wrong = if self.qid > 0 && self.cc.en() {
-            self.shared.manner.wrong
+            self.shared.behaviour.wrong
         } else {
             Wrong::Nothing
         };
         let mut operation = SendOperation::Send;
-        if let Some(rkey) = asked.filter(|_| self.shared.manner.invalidates) {
+        if let Some(rkey) = asked.filter(|_| self.shared.behaviour.invalidates) {
             self.shared
                 .seen
                 .invalidations
@@ -489,7 +489,7 @@ impl<'a> Peer<'a> {
         } else if self.qid == 0 {
             self.admin(sqe, inside);
         } else {
-            match self.shared.manner.wrong {
+            match self.shared.behaviour.wrong {
                 Wrong::Silent => {}
                 Wrong::Disconnects => {
                     let _ = self.connection.disconnect();
@@ -583,9 +583,9 @@ impl<'a> Peer<'a> {
                 let mut identity = IdentifyController::default();
                 identity.cntlid = U16::new(5);
                 identity.mdts = 8;
-                identity.msdbd = self.shared.manner.descriptors;
+                identity.msdbd = self.shared.behaviour.descriptors;
                 identity.sgls = identity.sgls.with_offset(true).with_keyed(true);
-                identity.set_in_capsule_data_bytes(self.shared.manner.in_capsule_bytes);
+                identity.set_in_capsule_data_bytes(self.shared.behaviour.in_capsule_bytes);
                 page = identity.as_bytes().to_vec();
             }
             (Cns::NAMESPACE, 1) => {

@@ -249,14 +249,14 @@ impl<P: Provider> Connection<P> {
             return None;
         }
         let connect = sqe.connect();
-        if connect.qid.get() != self.wish.qid {
+        if connect.qid.get() != self.negotiated.qid {
             return Some(ConnectField::QueueId);
         }
-        if connect.sqsize() != u32::from(self.wish.depth) {
+        if connect.sqsize() != u32::from(self.negotiated.depth) {
             return Some(ConnectField::SqSize);
         }
         let data = ConnectData::ref_from_bytes(data).ok()?;
-        let cntlid = self.wish.cntlid?;
+        let cntlid = self.negotiated.cntlid?;
         (data.cntlid.get() != cntlid).then_some(ConnectField::ControllerId)
     }
 }

@@ -15,7 +15,7 @@ use super::{ConnectionSet, Handoff};
 use crate::config::DEVICES_MAX;
 use crate::connection::{Connection, Parts};
 use crate::plan::{QueuePairPlan, RESPONSE_BYTES, queue_depth_max};
-use crate::private_data::{Terms, Wish, judge};
+use crate::private_data::{NegotiatedParameters, Terms, negotiate};
 use crate::share::{DeviceShare, ShareError, ShareParts};
 use crate::token::{EventSubject, EventToken, GENERATIONS, RequestToken};
 
@@ -51,11 +51,11 @@ impl<P: Provider> ConnectionSet<P> {
                 .min(queue_depth_max(limits)),
             reads: request.initiator_depth(),
         };
-        match judge(request.private_data().as_slice(), terms) {
-            Ok(wish) => Some(Handoff {
+        match negotiate(request.private_data().as_slice(), terms) {
+            Ok(negotiated) => Some(Handoff {
                 request,
                 port,
-                wish,
+                negotiated,
             }),
             Err(reason) => {
                 shared.counters.requests_invalid.add(1);
@@ -94,7 +94,7 @@ impl<P: Provider> ConnectionSet<P> {
         let Handoff {
             request,
             port,
-            wish,
+            negotiated,
         } = handoff;
         let no_room = RejectReason::NO_RESOURCES;
         let Some(index) = self.free.last().copied() else {
@@ -118,7 +118,7 @@ impl<P: Provider> ConnectionSet<P> {
             .with_transport(self.shared.transport.0)
             .with_connection(index)
             .with_generation(generation);
-        let parts = match self.queue_pair(&mut connection, device, &Wanted { wish, port }) {
+        let parts = match self.queue_pair(&mut connection, device, &Wanted { negotiated, port }) {
             Ok(made) => made.into_parts(connection, token),
             Err(error) => {
                 // Dropping the connection rejects it too, without the reason.
@@ -131,7 +131,7 @@ impl<P: Provider> ConnectionSet<P> {
 
     /// Says yes, and enters the connection into the table.
     fn accept(&mut self, index: u16, mut parts: Parts<P>, now: Nanos) -> Result<(), OpenError> {
-        let accept = ConnectAccept::new(parts.wish.depth);
+        let accept = ConnectAccept::new(parts.negotiated.depth);
         let outcome = parts.connection.accept(&ConnectParameters {
             private_data: accept.as_bytes(),
             initiator_depth: parts.reads,
@@ -183,7 +183,12 @@ impl<P: Provider> ConnectionSet<P> {
         let memory = Arc::clone(&share.memory);
         let domain = memory.domain();
         let limits = domain.device().limits();
-        let plan = QueuePairPlan::new(terms.wish.depth, terms.wish.reads, share.queues, limits);
+        let plan = QueuePairPlan::new(
+            terms.negotiated.depth,
+            terms.negotiated.reads,
+            share.queues,
+            limits,
+        );
         // The device may grant more; what is asked for is used, and promised to be polled.
         let asked = plan.capacity.send_requests;
         let completion_queue = share.promise(asked)?;
@@ -276,7 +281,7 @@ impl<P: Provider> ConnectionSet<P> {
 /// What a connection is to be.
 #[derive(Clone, Copy)]
 struct Wanted {
-    wish: Wish,
+    negotiated: NegotiatedParameters,
     port: PortId,
 }
 
@@ -300,7 +305,7 @@ impl<P: Provider> Made<P> {
             responses: self.responses,
             reads: self.reads,
             send_requests: self.send_requests,
-            wish: self.wanted.wish,
+            negotiated: self.wanted.negotiated,
             port: self.wanted.port,
             in_capsule_bytes: self.in_capsule_bytes,
             token,

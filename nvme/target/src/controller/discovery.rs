@@ -20,22 +20,22 @@ use zerocopy::{FromZeros, IntoBytes};
 
 use crate::config::{PortConfig, PortId, TransportKind};
 use crate::page::Page;
-use crate::view::{Published, SubsystemView};
+use crate::view::{SubsystemView, TargetView};
 
 /// The port by which the log tells of its own discovery subsystem: the one that the host came in
 /// by. Base 2.1 §5.1.12.3.1, SUBTYPE 03h.
-fn current(view: &Published, arrival: PortId) -> Option<&PortConfig> {
+fn current(view: &TargetView, arrival: PortId) -> Option<&PortConfig> {
     view.port(arrival)
 }
 
 /// How many records a host that came in by a port is shown.
-pub(crate) fn count(view: &Published, host_nqn: &str, arrival: PortId) -> usize {
+pub(crate) fn count(view: &TargetView, host_nqn: &str, arrival: PortId) -> usize {
     entries(view, host_nqn, arrival).count() + usize::from(current(view, arrival).is_some())
 }
 
 /// The subsystems, each with its ports, that a host which came in by a port is shown.
 pub(crate) fn entries<'a>(
-    view: &'a Published,
+    view: &'a TargetView,
     host_nqn: &'a str,
     arrival: PortId,
 ) -> impl Iterator<Item = (&'a SubsystemView, &'a PortConfig)> {
@@ -59,8 +59,8 @@ pub(crate) fn entries<'a>(
 
 /// Whether a host's log is another after a change.
 pub(crate) fn differs(
-    before: &Published,
-    after: &Published,
+    before: &TargetView,
+    after: &TargetView,
     host_nqn: &str,
     arrival: PortId,
 ) -> bool {
@@ -77,7 +77,7 @@ pub(crate) fn differs(
 /// Writes the log of a host that came in by a port, at one of the target's addresses.
 pub(crate) fn write(
     page: &mut Page<'_>,
-    view: &Published,
+    view: &TargetView,
     host_nqn: &str,
     (arrival, reached_at): (PortId, Option<IpAddr>),
 ) {

@@ -15,7 +15,7 @@ use crate::controller::AdminContext;
 use crate::interface::{Admission, Completed, QueueId, Work, WorkKind};
 use crate::io::{IoContext, IoOperation, IoWork, Plan, check, check_transfer, is_transfer};
 use crate::status::{Fault, byte};
-use crate::view::Published;
+use crate::view::TargetView;
 
 impl TargetCore {
     /// Decodes and checks one command, once. `tag` is the transport's own and comes back with the
@@ -196,7 +196,7 @@ impl TargetCore {
         match step {
             AdminStep::Answer(result) => {
                 let admission = succeed(queue, sqe, result);
-                self.settle(controller_slot);
+                self.arm_timers_and_report(controller_slot);
                 Ok(admission)
             }
             AdminStep::Work(work) => {
@@ -206,7 +206,7 @@ impl TargetCore {
             AdminStep::Held => Ok(Admission::Held),
             AdminStep::Changed(effect) => {
                 let admission = succeed(queue, sqe, 0);
-                self.settle(controller_slot);
+                self.arm_timers_and_report(controller_slot);
                 self.carry_out(controller_slot, effect, now);
                 Ok(admission)
             }
@@ -226,8 +226,8 @@ impl TargetCore {
         }
     }
 
-    /// Takes over what an admin command did to the controller's timers and events.
-    pub(super) fn settle(&mut self, controller_slot: u32) {
+    /// Arms a controller's timers, and reports its pending events.
+    pub(super) fn arm_timers_and_report(&mut self, controller_slot: u32) {
         self.set_timer(controller_slot);
         self.report_events(controller_slot);
     }
@@ -297,14 +297,14 @@ impl TargetCore {
 
 /// Checks a Read, Write or Compare of a live queue.
 #[inline(always)]
-fn plan_transfer(queue: &Queue, view: &Published, sqe: &Sqe) -> Result<Plan, Fault> {
+fn plan_transfer(queue: &Queue, view: &TargetView, sqe: &Sqe) -> Result<Plan, Fault> {
     gate::admit(queue)?;
     check_transfer(sqe, &context(queue, view)?)
 }
 
 /// What I/O commands of a live queue are checked against.
 #[inline]
-pub(super) fn context<'a>(queue: &Queue, view: &'a Published) -> Result<IoContext<'a>, Fault> {
+pub(super) fn context<'a>(queue: &Queue, view: &'a TargetView) -> Result<IoContext<'a>, Fault> {
     let Some(subsystem) = view.subsystem(queue.subsystem) else {
         return Err(Fault::new(Status::INVALID_NAMESPACE_OR_FORMAT).at(byte::NSID));
     };

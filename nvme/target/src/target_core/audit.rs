@@ -48,7 +48,7 @@ impl TargetCore {
         };
         for (_, queue) in self.queues.iter() {
             let is_admin = matches!(queue.kind, QueueKind::Admin { .. });
-            audit.promised += queue.reservation;
+            audit.promised += queue.slot_quota;
             audit.executing += queue.executing as usize;
             audit.unanswered += queue.unanswered as usize;
             if is_admin {

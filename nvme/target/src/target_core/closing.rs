@@ -68,7 +68,7 @@ impl TargetCore {
             return;
         };
         if !(planted("reservation-kept") && queue.qid > 0) {
-            self.reserved.give_back(&queue.claimant, queue.reservation);
+            self.reserved.give_back(&queue.claimant, queue.slot_quota);
         }
         self.counters.queues.set(self.queues.len() as u64);
         if queue.overdue_at.is_some() {
@@ -94,10 +94,10 @@ impl TargetCore {
         };
         if queue.controller().is_none() {
             // A reset, or an end that waits for answers, may be over.
-            self.target.call(identity.admin_reactor);
+            self.target.notify(identity.admin_reactor);
         }
         for reactor in lifted {
-            self.target.call(reactor);
+            self.target.notify(reactor);
         }
     }
 
@@ -140,11 +140,11 @@ impl TargetCore {
         let effect = controller.apply(ControllerEvent::End, now);
         self.carry_out(slot, effect, now);
         self.update_fences(cntlid);
-        self.summon(slot);
+        self.notify_queues(slot);
     }
 
-    /// Calls every core that holds a queue of a controller whose connection is not gone.
-    pub(super) fn summon(&self, slot: u32) {
+    /// Notifies every core that has a connected queue of a controller.
+    pub(super) fn notify_queues(&self, slot: u32) {
         let Some(controller) = self.controllers.at(slot) else {
             return;
         };
@@ -162,7 +162,7 @@ impl TargetCore {
         reactors.sort_unstable();
         reactors.dedup();
         for reactor in reactors {
-            self.target.call(reactor);
+            self.target.notify(reactor);
         }
     }
 

@@ -60,7 +60,7 @@ struct Wanted {
     /// Entries of the queue, once they are checked.
     depth: u16,
     /// Executions to reserve for it.
-    reservation: usize,
+    slot_quota: usize,
 }
 
 impl Wanted {
@@ -73,7 +73,7 @@ impl Wanted {
             depth_max,
             slot: 0,
             depth: 0,
-            reservation: 0,
+            slot_quota: 0,
         }
     }
 }
@@ -158,18 +158,18 @@ impl TargetCore {
         }
         // No more than depth_max.
         let depth = depth as u16;
-        let reservation = Queue::reservation(qid, depth, wanted.kind);
+        let slot_quota = Queue::slot_quota(qid, depth, wanted.kind);
         let Some(slot) = self.queues.next_slot() else {
             return Err(busy());
         };
         let (claimant, has_lists) = (&request.claimant, self.view.has_lists());
-        if !self.reserved.admits(claimant, reservation, has_lists) {
+        if !self.reserved.admits(claimant, slot_quota, has_lists) {
             return Err(busy());
         }
         let wanted = Wanted {
             slot,
             depth,
-            reservation,
+            slot_quota,
             ..wanted
         };
         let connected = if qid == 0 {
@@ -178,10 +178,10 @@ impl TargetCore {
             self.connect_io(&request, &wanted)
         };
         if connected.is_err() && planted("refused-connect-reserves") {
-            self.reserved.take(&request.claimant, reservation);
+            self.reserved.take(&request.claimant, slot_quota);
         }
         let (queue, info) = connected?;
-        self.reserved.take(&request.claimant, reservation);
+        self.reserved.take(&request.claimant, slot_quota);
         self.counters.queues.set(self.queues.len() as u64);
         Ok((queue, info))
     }
@@ -320,7 +320,7 @@ impl TargetCore {
         };
         let Added { shared, evicted } = added.ok_or_else(busy)?;
         if let Some(reactor) = evicted {
-            self.target.call(reactor);
+            self.target.notify(reactor);
         }
         if request.host_nqn.is_empty() {
             self.notice_unnamed(request.arrival.peer_address);
@@ -448,7 +448,7 @@ impl Request<'_> {
             kind,
             qid: self.command.qid.get(),
             depth: wanted.depth,
-            reservation: wanted.reservation,
+            slot_quota: wanted.slot_quota,
             claimant: self.claimant,
             flow_control: !self.command.cattr.disable_sq_flow_control(),
             transport: self.arrival.transport.0,

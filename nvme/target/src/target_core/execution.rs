@@ -378,7 +378,7 @@ impl TargetCore {
             && let Some(queue) = self.queues.at(command.queue)
         {
             queue.shared.note_internal_error();
-            self.target.call(queue.shared.identity.admin_reactor);
+            self.target.notify(queue.shared.identity.admin_reactor);
         }
         Fault {
             status: from_device(error),
@@ -640,7 +640,7 @@ impl TargetCore {
         };
         let result = controller.execute(work, &mut data, &context);
         if let Some(controller_slot) = controller_slot {
-            self.settle(controller_slot);
+            self.arm_timers_and_report(controller_slot);
         }
         if let Err(fault) = result {
             return self.answer_failed(command, &failed, fault);

@@ -100,7 +100,7 @@ impl TargetCore {
             controller.apply(ControllerEvent::HostQuiet, now)
         };
         self.carry_out(slot, effect, now);
-        self.settle(slot);
+        self.arm_timers_and_report(slot);
     }
 
     /// Raises or lifts the fences of a controller's host, after something changed from which that
@@ -108,7 +108,7 @@ impl TargetCore {
     pub(super) fn update_fences(&self, cntlid: u16) {
         let reactors = self.target.registry().update_fences(cntlid);
         for reactor in reactors {
-            self.target.call(reactor);
+            self.target.notify(reactor);
         }
     }
 

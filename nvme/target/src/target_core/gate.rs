@@ -16,7 +16,7 @@ use reactors::sim::planted;
 use super::queue::{Queue, QueueState};
 use crate::io::{IoWork, recheck};
 use crate::status::{Fault, byte};
-use crate::view::Published;
+use crate::view::TargetView;
 
 /// What the gate says to a command that was admitted.
 #[derive(Clone, Copy, Debug)]
@@ -52,7 +52,7 @@ pub(super) fn admit(queue: &Queue) -> Result<(), Fault> {
 
 /// What a command may do that was admitted before.
 #[inline(always)]
-pub(super) fn pass(queue: &Queue, view: &Published, work: &IoWork) -> Passage {
+pub(super) fn pass(queue: &Queue, view: &TargetView, work: &IoWork) -> Passage {
     let is_as_checked =
         matches!(queue.state, QueueState::Live) && work.epoch == view.epoch && is_open(queue);
     if is_as_checked {
@@ -64,7 +64,7 @@ pub(super) fn pass(queue: &Queue, view: &Published, work: &IoWork) -> Passage {
 /// Something changed since the queue was created or the command was checked.
 #[cold]
 #[inline(never)]
-fn examine(queue: &Queue, view: &Published, work: &IoWork) -> Passage {
+fn examine(queue: &Queue, view: &TargetView, work: &IoWork) -> Passage {
     match queue.state {
         QueueState::Live | QueueState::Leaving | QueueState::Disconnecting { .. } => {}
         QueueState::Ending | QueueState::Gone => return Passage::Refused(CLOSED),
@@ -93,7 +93,7 @@ fn is_closed(queue: &Queue) -> bool {
 }
 
 /// Checks a command again after the configuration changed.
-fn check_again(queue: &Queue, view: &Published, work: &IoWork) -> Result<(), Fault> {
+fn check_again(queue: &Queue, view: &TargetView, work: &IoWork) -> Result<(), Fault> {
     let names_one = work.nsid != NSID_BROADCAST;
     if names_one && !view.had_device(work.device, work.epoch) {
         let gone = Fault::new(Status::INVALID_NAMESPACE_OR_FORMAT);

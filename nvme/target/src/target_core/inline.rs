@@ -19,7 +19,7 @@ use crate::interface::{
 };
 use crate::io::{IoOperation, IoWork, check_blocks, check_source, is_transfer};
 use crate::stages::Measured;
-use crate::view::Published;
+use crate::view::TargetView;
 
 impl TargetCore {
     /// Admits and executes a command in one look, where its device does it at once and nothing is in
@@ -175,7 +175,7 @@ impl TargetCore {
 
 /// Whether an admitted command may go to its device at once.
 #[inline(always)]
-fn is_open(queue: &Queue, view: &Published, work: &IoWork) -> bool {
+fn is_open(queue: &Queue, view: &TargetView, work: &IoWork) -> bool {
     matches!(gate::pass(queue, view, work), Passage::Open)
 }
 

@@ -10,7 +10,7 @@ use super::executions::{Execution, Owner};
 use super::queue::LOGGED_ERRORS_MAX;
 use crate::controller::events::EventKind;
 use crate::controller::state::{ControllerEvent, ControllerState};
-use crate::controller::{Effect, Parting};
+use crate::controller::{DisconnectMode, Effect};
 use crate::interface::Completed;
 use crate::io::{IoOperation, IoWork};
 use crate::status::Fault;
@@ -22,7 +22,7 @@ impl TargetCore {
         self.polled_at = now;
         self.turn = self.turn.wrapping_add(1);
         let mut moved = 0;
-        if self.target.attention(self.reactor) != self.attention_seen {
+        if self.target.notifications(self.reactor) != self.notifications_seen {
             self.look(now);
             moved += 1;
         }
@@ -46,7 +46,7 @@ impl TargetCore {
     /// Looks at everything that another thread may have changed.
     pub(super) fn look(&mut self, now: Nanos) {
         // Read before looking, so that a change during the look is looked at again.
-        self.attention_seen = self.target.attention(self.reactor);
+        self.notifications_seen = self.target.notifications(self.reactor);
         if self.target.epoch() != self.view.epoch {
             self.view = self.target.published();
             self.take_over(now);
@@ -86,11 +86,11 @@ impl TargetCore {
             };
             match controller.take_over(&view) {
                 None => {}
-                Some(Parting::Answered(reason)) => {
+                Some(DisconnectMode::AfterResponses(reason)) => {
                     controller.shared.leave(reason);
-                    self.summon(slot);
+                    self.notify_queues(slot);
                 }
-                Some(Parting::AtOnce(reason)) => self.end_controller(slot, reason, now),
+                Some(DisconnectMode::AtOnce(reason)) => self.end_controller(slot, reason, now),
             }
             self.report_events(slot);
         }
@@ -149,7 +149,7 @@ impl TargetCore {
         if !queues_left || planted("reset-does-not-wait") {
             let effect = controller.reset_done(now);
             self.carry_out(slot, effect, now);
-            self.settle(slot);
+            self.arm_timers_and_report(slot);
         }
     }
 
@@ -160,7 +160,7 @@ impl TargetCore {
         };
         let effect = controller.apply(event, now);
         self.carry_out(slot, effect, now);
-        self.settle(slot);
+        self.arm_timers_and_report(slot);
     }
 
     /// Does what follows from a controller's change of state.
@@ -173,7 +173,7 @@ impl TargetCore {
                 if let Some(controller) = self.controllers.at(slot) {
                     self.update_fences(controller.shared.identity.cntlid);
                 }
-                self.summon(slot);
+                self.notify_queues(slot);
                 self.check_reset(slot, now);
             }
             Effect::Flush => self.flush_for_shutdown(slot, now),
@@ -278,11 +278,11 @@ impl TargetCore {
         while let Some(slot) = self.timers.next_due(now) {
             looked_at += 1;
             let transport = self.controllers.at(slot).map(|it| it.transport);
-            let unheard_at = transport.and_then(|kind| self.unheard_at(kind, now));
+            let receive_stalled_at = transport.and_then(|kind| self.receive_stalled_at(kind, now));
             let Some((controller, context)) = self.controller(slot, now) else {
                 continue;
             };
-            if let Some(reason) = controller.check_timers(&context, unheard_at)
+            if let Some(reason) = controller.check_timers(&context, receive_stalled_at)
                 && !planted("silence-ignored")
             {
                 if reason == crate::CloseReason::KeepAliveExpired {
@@ -290,7 +290,7 @@ impl TargetCore {
                 }
                 self.end_controller(slot, reason, now);
             }
-            self.settle(slot);
+            self.arm_timers_and_report(slot);
         }
         self.set_core_timer();
         looked_at

@@ -101,7 +101,7 @@ pub(crate) struct Queue {
     pub(crate) overdue_at: Option<Nanos>,
     pub(crate) connection: u32,
     /// Executions that are reserved for it.
-    pub(crate) reservation: usize,
+    pub(crate) slot_quota: usize,
     /// For which host.
     pub(crate) claimant: Claimant,
     /// Commands answered as soon as they came, in this turn.
@@ -121,7 +121,7 @@ pub(crate) struct QueueSetup {
     pub(crate) transport: u8,
     pub(crate) connection: u32,
     pub(crate) data: DataContext,
-    pub(crate) reservation: usize,
+    pub(crate) slot_quota: usize,
     pub(crate) claimant: Claimant,
 }
 
@@ -150,7 +150,7 @@ impl Queue {
             fenced: 0,
             overdue_at: None,
             connection: setup.connection,
-            reservation: setup.reservation,
+            slot_quota: setup.slot_quota,
             claimant: setup.claimant,
             served: ByOperation::default(),
         }
@@ -214,7 +214,7 @@ impl Queue {
     /// Executions that a queue may have at once. Of an I/O queue: its depth. Of the admin queue of a
     /// subsystem's controller: some flushes, and that of a shutdown. A discovery controller has
     /// nothing to flush.
-    pub(crate) fn reservation(qid: u16, depth: u16, kind: ControllerKind) -> usize {
+    pub(crate) fn slot_quota(qid: u16, depth: u16, kind: ControllerKind) -> usize {
         match kind {
             ControllerKind::Io if qid > 0 => usize::from(depth),
             ControllerKind::Io => usize::from(depth.min(ADMIN_EXECUTIONS_MAX)) + 1,
@@ -275,7 +275,7 @@ mod tests {
                 keyed: false,
                 in_capsule_max: 4096,
             },
-            reservation: 3,
+            slot_quota: 3,
             claimant: Claimant::new("nqn.host", false, None),
         };
         Queue::new(shared, gate, &setup)

@@ -1,4 +1,4 @@
-//! One controller on several cores: they are called to attention, and nothing is left behind.
+//! One controller on several cores: they are notified, and nothing is left behind.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -334,7 +334,7 @@ fn every_device_is_asked_before_sleep() {
     assert!(!world.nodes[0].prepare_sleep());
     world.cached.set_restless(false);
     world.target.health_changed();
-    assert!(!world.nodes[0].prepare_sleep(), "called to attention");
+    assert!(!world.nodes[0].prepare_sleep(), "notified");
     world.settle();
     assert!(world.nodes[0].prepare_sleep());
     world.read(io, Sqe::read(RAM, 0, 0), 512).ok();

@@ -19,7 +19,7 @@ use reactors::ReactorHandle;
 
 use crate::devices::{Devices, Opened, Opener};
 use crate::exports::Ports;
-use crate::fabrics::DeskOrder;
+use crate::fabrics::ControlMessage;
 use crate::orders::Orders;
 use crate::running::Running;
 use crate::transports::Listening;
@@ -28,7 +28,7 @@ pub(crate) use apply::{How, Origin, directory_of};
 use served::Served;
 
 /// What a running appliance's configuration has led to.
-pub(crate) struct Live {
+pub(crate) struct Reconciler {
     config: Config,
     running: Running,
     opener: Box<dyn Opener>,
@@ -36,7 +36,7 @@ pub(crate) struct Live {
     devices: Devices,
     ports: Ports,
     transports: Vec<Arc<dyn Listening>>,
-    desks: Orders<DeskOrder>,
+    control_queues: Orders<ControlMessage>,
     served: Served,
     watch: Watch,
     /// Devices that no reactor has any more; their memory may still be on its way to hosts.
@@ -52,10 +52,10 @@ pub(crate) struct Started {
     pub(crate) devices: Devices,
     pub(crate) ports: Ports,
     pub(crate) transports: Vec<Arc<dyn Listening>>,
-    pub(crate) desks: Orders<DeskOrder>,
+    pub(crate) control_queues: Orders<ControlMessage>,
 }
 
-impl Live {
+impl Reconciler {
     /// Takes over what a start has made; orders wake the reactors from now on.
     pub(crate) fn new(started: Started, handles: &[ReactorHandle]) -> Self {
         let Started {
@@ -65,9 +65,9 @@ impl Live {
             devices,
             ports,
             transports,
-            desks,
+            control_queues,
         } = started;
-        desks.set_wakers(handles);
+        control_queues.set_wakers(handles);
         for transport in &transports {
             transport.set_wakers(handles);
         }
@@ -87,7 +87,7 @@ impl Live {
             devices,
             ports,
             transports,
-            desks,
+            control_queues,
             departed: Vec::new(),
         }
     }
@@ -117,14 +117,14 @@ impl Live {
             // What one look finds wrong the next one finds again.
             tracing::error!(%error, "what is served could not be changed");
         }
-        self.bury();
+        self.reap();
     }
 
     /// Has the target serve what the configuration, the devices and the listeners are now.
     fn serve(&mut self) -> Result<(), nvme_target::TargetError> {
         let config = lowered(&self.config, &self.transports);
         let wanted = Served::new(&config, &self.devices, &self.ports);
-        let outcome = self.served.become_like(wanted, &self.target);
+        let outcome = self.served.reconcile(wanted, &self.target);
         self.running.config.store(Arc::new(self.config.clone()));
         self.running.ports.store(Arc::new(self.ports.clone()));
         self.running.uuids.store(Arc::new(self.served.uuids()));
@@ -132,7 +132,7 @@ impl Live {
     }
 
     /// Closes devices that nobody has any more.
-    fn bury(&mut self) {
+    fn reap(&mut self) {
         let transports = &self.transports;
         self.departed.retain(|opened| {
             let is_alone = opened.is_alone();

@@ -1,5 +1,5 @@
-//! What is published to every core, and how a core learns of it: the value is swapped whole, its
-//! epoch says which one it is, and a core's count of calls says that there is something to look at.
+//! One value for every core, replaced as a whole, with an epoch; and a counter of notifications for
+//! each core, which tells it that something changed.
 //!
 //! `tests/loom.rs` explores every interleaving of it.
 
@@ -8,13 +8,13 @@ use std::sync::Arc;
 use crate::sync::Swap;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// A value that one thread at a time replaces and many read.
-pub(crate) struct Publication<T> {
+/// A value that one thread at a time replaces and many threads read.
+pub(crate) struct SnapshotCell<T> {
     epoch: AtomicU32,
     value: Swap<T>,
 }
 
-impl<T> Publication<T> {
+impl<T> SnapshotCell<T> {
     pub(crate) fn new(value: T, epoch: u32) -> Self {
         Self {
             epoch: AtomicU32::new(epoch),
@@ -22,37 +22,37 @@ impl<T> Publication<T> {
         }
     }
 
-    /// Replaces the value. Whoever sees the epoch gets this value or a later one.
+    /// Replaces the value. A thread that sees the epoch reads this value or a later one.
     pub(crate) fn publish(&self, value: T, epoch: u32) {
         self.value.store(Arc::new(value));
         self.epoch.store(epoch, Ordering::Release);
     }
 
-    /// The epoch of the value that is published now.
+    /// The epoch of the current value.
     #[inline]
     pub(crate) fn epoch(&self) -> u32 {
         self.epoch.load(Ordering::Acquire)
     }
 
-    /// The value that is published now.
+    /// The current value.
     pub(crate) fn value(&self) -> Arc<T> {
         self.value.load_full()
     }
 }
 
-/// How often one core was called to look at what changed, alone on its cache line.
+/// The number of notifications of one core, alone on its cache line.
 #[derive(Default)]
 #[repr(align(64))]
-pub(crate) struct Calls(AtomicU64);
+pub(crate) struct Notifications(AtomicU64);
 
-impl Calls {
-    /// Calls the core. When it sees that, it sees all that changed before.
-    pub(crate) fn call(&self) {
+impl Notifications {
+    /// Notifies the core. When it sees the number, it sees all that changed before.
+    pub(crate) fn notify(&self) {
         self.0.fetch_add(1, Ordering::Release);
     }
 
-    /// Calls so far. A core keeps this number before it looks, so that it looks again at what
-    /// changes meanwhile.
+    /// Notifications so far. A core reads this number before it reads what changed, so that it looks
+    /// again at later changes.
     #[inline]
     pub(crate) fn count(&self) -> u64 {
         self.0.load(Ordering::Acquire)

@@ -37,7 +37,7 @@ impl Served {
     ///
     /// # Errors
     /// The first change that it does not take; those before it are made, and known to be.
-    pub(super) fn become_like(&mut self, wanted: Self, target: &Target) -> Result<(), TargetError> {
+    pub(super) fn reconcile(&mut self, wanted: Self, target: &Target) -> Result<(), TargetError> {
         // Ports come before those who name them, and go after them.
         let mut all = wanted.ports.clone();
         let is_old = |port: &&PortConfig| wanted.ports.iter().all(|new| new.id != port.id);

@@ -13,12 +13,12 @@ use appliance_config::{
 
 use reactors::sim::planted;
 
-use super::Live;
+use super::Reconciler;
 use super::steps::{StepEnd, close_port};
 use crate::devices::{DeviceError, Opened};
 use crate::error::with_causes;
+use crate::event_loop::{EventLoop, aside};
 use crate::exports::BoundPort;
-use crate::meanwhile::{Meanwhile, aside};
 use crate::observe::model::{ApplyAnswer, ApplyStep, OutstandingCommands, StepState};
 
 /// How a configuration is applied.
@@ -94,13 +94,13 @@ impl Planned {
     }
 }
 
-impl Live {
+impl Reconciler {
     /// Makes the appliance what `wanted` says, and tells how far that went.
     pub(crate) fn apply(
         &mut self,
         wanted: &Config,
         how: How,
-        meanwhile: &mut dyn Meanwhile,
+        event_loop: &mut dyn EventLoop,
     ) -> ApplyAnswer {
         let mut plan = self.config.difference(wanted);
         if planted("steps-backwards") {
@@ -131,7 +131,7 @@ impl Live {
         let (plan, later): (Vec<_>, Vec<_>) = plan.into_iter().partition(is_possible);
         let waits = later.iter().map(skipped);
         let allowed_paths = self.allowed_paths(how);
-        let mut prepared = match self.prepare(&plan, allowed_paths, meanwhile) {
+        let mut prepared = match self.prepare(&plan, allowed_paths, event_loop) {
             Ok(prepared) => prepared,
             Err((failed, error)) => {
                 let told = plan.iter().enumerate().map(|(index, it)| {
@@ -146,15 +146,15 @@ impl Live {
             }
         };
         let before = self.config.clone();
-        let mut told = self.carry_out(&plan, &mut prepared, meanwhile);
-        self.discard(&prepared, meanwhile);
+        let mut told = self.carry_out(&plan, &mut prepared, event_loop);
+        self.discard(&prepared, event_loop);
         let mut refused = None;
         if told.iter().any(|it| it.state == StepState::Failed) {
-            refused = Some(self.go_back(before, &plan, &mut told, &mut prepared, meanwhile));
+            refused = Some(self.go_back(before, &plan, &mut told, &mut prepared, event_loop));
         }
         self.departed.extend(prepared.kept.into_values());
         self.departed.extend(prepared.returning.into_values());
-        self.bury();
+        self.reap();
         let is_done = later.is_empty() && told.iter().all(|it| it.state == StepState::Done);
         answer(waits.chain(told), is_done, refused)
     }
@@ -214,7 +214,7 @@ impl Live {
         plan: &[Planned],
         told: &mut [ApplyStep],
         prepared: &mut Prepared,
-        meanwhile: &mut dyn Meanwhile,
+        event_loop: &mut dyn EventLoop,
     ) -> String {
         let mut undone = Vec::new();
         let mut has_grown = false;
@@ -247,7 +247,7 @@ impl Live {
         } else {
             plan
         };
-        let back = self.carry_out(&plan, prepared, meanwhile);
+        let back = self.carry_out(&plan, prepared, event_loop);
         if let Some(error) = back.into_iter().find_map(|it| it.error) {
             return format!("what was done could not be undone: {error}");
         }
@@ -267,9 +267,9 @@ impl Live {
         &mut self,
         plan: &[Planned],
         prepared: &mut Prepared,
-        meanwhile: &mut dyn Meanwhile,
+        event_loop: &mut dyn EventLoop,
     ) -> Vec<ApplyStep> {
-        let deadline = meanwhile.now() + self.config.appliance.shutdown_deadline.as_duration();
+        let deadline = event_loop.now() + self.config.appliance.shutdown_deadline.as_duration();
         let mut told = Vec::new();
         let mut has_failed = false;
         for planned in plan {
@@ -278,7 +278,7 @@ impl Live {
                 continue;
             }
             tracing::info!("{}", planned.step);
-            match self.step(&planned.step, prepared, deadline, meanwhile) {
+            match self.step(&planned.step, prepared, deadline, event_loop) {
                 Ok(StepEnd { cut_off, warning }) => {
                     for cut in &cut_off {
                         tracing::warn!("cut off at the deadline: {cut}");
@@ -298,7 +298,7 @@ impl Live {
                     has_failed = true;
                 }
             }
-            meanwhile.tend();
+            event_loop.run_once();
         }
         told
     }
@@ -324,7 +324,7 @@ impl Live {
         &mut self,
         plan: &[Planned],
         allowed_paths: Option<Vec<PathBuf>>,
-        meanwhile: &mut dyn Meanwhile,
+        event_loop: &mut dyn EventLoop,
     ) -> Result<Prepared, (usize, String)> {
         let mut prepared = Prepared {
             allowed_paths,
@@ -339,20 +339,20 @@ impl Live {
                     device.name
                 )),
                 Step::AddDevice(device) => {
-                    let opened = self.open_device(device, &prepared, meanwhile);
+                    let opened = self.open_device(device, &prepared, event_loop);
                     opened.map(|opened| {
                         prepared.devices.insert(device.name.clone(), opened);
                     })
                 }
                 Step::AddListener(listener) if !self.has_address(listener) => {
-                    self.bind(listener, &prepared, meanwhile).map(|port| {
+                    self.bind(listener, &prepared, event_loop).map(|port| {
                         prepared.listeners.insert(listener.name.clone(), port);
                     })
                 }
                 _ => Ok(()),
             };
             if let Err(error) = had {
-                self.discard(&prepared, meanwhile);
+                self.discard(&prepared, event_loop);
                 return Err((index, error));
             }
         }
@@ -360,14 +360,14 @@ impl Live {
     }
 
     /// Closes the listeners that were bound in vain. Their addresses are free afterwards.
-    fn discard(&self, prepared: &Prepared, meanwhile: &mut dyn Meanwhile) {
+    fn discard(&self, prepared: &Prepared, event_loop: &mut dyn EventLoop) {
         if planted("listener-kept-in-vain") {
             return;
         }
         for port in prepared.listeners.values() {
             for transport in &self.transports {
                 // Hosts cannot have attached: no reactor was told of the port's exports.
-                if let Err(error) = close_port(transport.as_ref(), port.id, meanwhile) {
+                if let Err(error) = close_port(transport.as_ref(), port.id, event_loop) {
                     tracing::error!("listener of {}: {error}", port.address);
                 }
             }
@@ -438,7 +438,7 @@ impl Live {
         &self,
         device: &Device,
         prepared: &Prepared,
-        meanwhile: &mut dyn Meanwhile,
+        event_loop: &mut dyn EventLoop,
     ) -> Result<Opened, String> {
         let opener = &self.opener;
         let directory = match (&device.backing, &prepared.allowed_paths) {
@@ -448,7 +448,7 @@ impl Live {
             ),
             _ => None,
         };
-        aside(meanwhile, || {
+        aside(event_loop, || {
             let opened = match directory {
                 Some(directory) => opener.open_below(device, directory),
                 None => opener.open(device),
@@ -463,7 +463,7 @@ impl Live {
         &self,
         listener: &Listener,
         prepared: &Prepared,
-        meanwhile: &mut dyn Meanwhile,
+        event_loop: &mut dyn EventLoop,
     ) -> Result<BoundPort, String> {
         let taken: Vec<_> = prepared.listeners.values().map(|port| port.id).collect();
         let id = self.ports.free_id(&taken);
@@ -471,8 +471,8 @@ impl Live {
         let transport = transport.ok_or_else(|| no_transport(listener.transport))?;
         let mut ports = self.ports_of(listener.transport);
         ports.push((id, listener));
-        let bound = transport.settle(&ports, meanwhile);
-        let bound = bound.and_then(|()| transport.listen(id, listener, meanwhile));
+        let bound = transport.apply_settings(&ports, event_loop);
+        let bound = bound.and_then(|()| transport.listen(id, listener, event_loop));
         let address = bound.map_err(|error| with_causes(error.as_ref()))?;
         Ok(BoundPort { id, address })
     }

@@ -1,5 +1,5 @@
-//! A test hook: makes a reactor stick, to show what the watchdog makes of it. There only where the
-//! environment asks for it by name.
+//! A test hook that hangs a reactor, to test the watchdog. Installed only where the environment asks
+//! for it by name.
 
 use std::io;
 use std::time::Duration;
@@ -8,15 +8,15 @@ use reactors::ReactorHandle;
 use signal_hook::consts::SIGUSR1;
 use signal_hook::iterator::Signals;
 
-/// The hook is there where this variable has [`STICK_ON_USR1`] as its value.
+/// The hook is installed if this variable has the value [`STICK_ON_USR1`].
 const VARIABLE: &str = "WINDLASS_TEST_HOOKS";
 const STICK_ON_USR1: &str = "stick-on-usr1";
 
-/// Where the environment asks for it, SIGUSR1 makes the first reactor stick for ever.
+/// If the environment asks for it, SIGUSR1 hangs the first reactor for ever.
 ///
 /// # Errors
 /// The signal or a thread for it cannot be had.
-pub(crate) fn offer_to_stick(reactors: &[ReactorHandle]) -> io::Result<()> {
+pub(crate) fn install_hang_hook(reactors: &[ReactorHandle]) -> io::Result<()> {
     let is_wanted = std::env::var_os(VARIABLE).is_some_and(|value| value == STICK_ON_USR1);
     let Some(victim) = reactors.first().filter(|_| is_wanted).cloned() else {
         return Ok(());

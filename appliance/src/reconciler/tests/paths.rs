@@ -6,7 +6,7 @@ use std::path::Path;
 use tempfile::TempDir;
 
 use super::lab::{apply, base, file, started, steps_to, try_apply, with_export};
-use crate::live::{How, Origin};
+use crate::reconciler::{How, Origin};
 
 const BY_REQUEST: How = How {
     dry_run: false,

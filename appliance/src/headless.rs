@@ -1,5 +1,5 @@
-//! What a running appliance is changed by, without threads, sockets and a clock of its own: for
-//! whoever simulates the rest. The code is that of the appliance itself.
+//! An appliance without threads, sockets and a clock of its own, for simulation. Configuration,
+//! devices, target and changes are the code of the appliance itself.
 
 use std::cell::RefCell;
 use std::io;
@@ -18,15 +18,15 @@ use reactors::{Poller, ReactorHandle};
 use crate::devices::{Devices, DriveNamespace};
 use crate::error::{Failure, with_causes};
 use crate::exports::{self, Ports};
-use crate::fabrics::{BehindTransports, DeskOrder};
-use crate::live::{How, Live, Started};
+use crate::fabrics::{BehindTransports, ControlMessage};
 use crate::observe::model::{ApplyAnswer, StepState};
 use crate::orders::Orders;
 use crate::reactor_setup::RestingDevices;
+use crate::reconciler::{How, Reconciler, Started};
 
 pub use crate::devices::{Growing, Opened, Opener};
+pub use crate::event_loop::EventLoop;
 pub use crate::identities::{Content, Identities};
-pub use crate::meanwhile::Meanwhile;
 pub use crate::orders::{Answers, PortOrders, Unanswered};
 pub use crate::transports::Listening;
 
@@ -49,13 +49,13 @@ pub struct Parts {
 }
 
 /// An appliance whose reactors have yet to begin.
-pub struct Rehearsal {
+pub struct HeadlessAppliance {
     /// Still without transports.
     started: Started,
-    seats: Vec<Seat>,
+    parts: Vec<ReactorPart>,
 }
 
-impl Rehearsal {
+impl HeadlessAppliance {
     /// Opens the devices, and makes the target that serves what the configuration says.
     ///
     /// # Errors
@@ -83,9 +83,9 @@ impl Rehearsal {
         let served = exports::target_config(&config, &devices, &ports, transfer_max);
         let target = Target::new(served, reactors, devices.in_order());
         let target = target.map_err(|error| with_causes(&error))?;
-        let (desks, orders) = Orders::new(reactors);
+        let (control_queues, orders) = Orders::new(reactors);
         let undrained = Arc::new(AtomicUsize::new(reactors));
-        let seats = orders.into_iter().enumerate();
+        let parts = orders.into_iter().enumerate();
         Ok(Self {
             started: Started {
                 config,
@@ -94,10 +94,10 @@ impl Rehearsal {
                 devices,
                 ports,
                 transports: Vec::new(),
-                desks,
+                control_queues,
             },
-            seats: seats
-                .map(|(reactor, orders)| Seat {
+            parts: parts
+                .map(|(reactor, orders)| ReactorPart {
                     reactor,
                     orders,
                     queue_depth,
@@ -120,8 +120,8 @@ impl Rehearsal {
     }
 
     /// Each reactor's end of the orders; nothing once they have been taken.
-    pub fn take_seats(&mut self) -> Vec<Seat> {
-        std::mem::take(&mut self.seats)
+    pub fn take_reactor_parts(&mut self) -> Vec<ReactorPart> {
+        std::mem::take(&mut self.parts)
     }
 
     /// The reactors begin: from now on it can be changed.
@@ -131,19 +131,19 @@ impl Rehearsal {
             transports,
             ..self.started
         };
-        Control(Live::new(started, handles))
+        Control(Reconciler::new(started, handles))
     }
 }
 
 /// One reactor's end of the orders.
-pub struct Seat {
+pub struct ReactorPart {
     reactor: usize,
-    orders: Receiver<DeskOrder>,
+    orders: Receiver<ControlMessage>,
     queue_depth: usize,
     undrained: Arc<AtomicUsize>,
 }
 
-impl Seat {
+impl ReactorPart {
     /// What polls the devices and the core, has them do what they are asked to, and brings them to
     /// rest when the reactor stops. Devices' queues get memory from `pool`. Belongs behind the
     /// transports.
@@ -169,7 +169,7 @@ impl Seat {
 }
 
 /// The control thread's part of a running appliance.
-pub struct Control(Live);
+pub struct Control(Reconciler);
 
 /// What came of a change.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -199,8 +199,8 @@ impl From<ApplyAnswer> for Outcome {
 
 impl Control {
     /// Makes the appliance what `wanted` says, as `windlass apply` does.
-    pub fn apply(&mut self, wanted: &Config, meanwhile: &mut dyn Meanwhile) -> Outcome {
-        self.0.apply(wanted, How::default(), meanwhile).into()
+    pub fn apply(&mut self, wanted: &Config, event_loop: &mut dyn EventLoop) -> Outcome {
+        self.0.apply(wanted, How::default(), event_loop).into()
     }
 
     /// Tells hosts what the devices went through, as the control thread does in every round.

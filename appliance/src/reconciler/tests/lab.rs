@@ -19,10 +19,10 @@ use nvme_spec::{Sqe, Status};
 use zerocopy::FromBytes as _;
 
 use crate::appliance::Appliance;
+use crate::event_loop::RealTime;
 use crate::identities::Identities;
-use crate::live::How;
-use crate::meanwhile::RealTime;
 use crate::observe::model::ApplyAnswer;
+use crate::reconciler::How;
 
 /// Nothing that a test waits for takes this long, however busy the machine.
 pub(super) const LIMIT: Duration = Duration::from_secs(60);
@@ -100,7 +100,7 @@ pub(super) fn apply(appliance: &mut Appliance, text: &str) -> ApplyAnswer {
 
 pub(super) fn try_apply(appliance: &mut Appliance, text: &str, how: How) -> ApplyAnswer {
     appliance
-        .live()
+        .reconciler()
         .apply(&parsed(text), how, &mut RealTime(|_| {}))
 }
 
@@ -191,15 +191,15 @@ pub(super) fn discovery(address: SocketAddr) -> RawClient {
 /// connect again.
 pub(super) struct Busy {
     stop: Arc<AtomicBool>,
-    rounds: Arc<AtomicU64>,
+    watchdog_loop: Arc<AtomicU64>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Busy {
     pub(super) fn begin(appliance: &Appliance) -> Self {
         let mut host = Host::attach(address(appliance, "steady"), STEADY);
-        let (stop, rounds) = (Arc::new(AtomicBool::new(false)), Arc::default());
-        let (stopped, counted) = (Arc::clone(&stop), Arc::clone(&rounds));
+        let (stop, watchdog_loop) = (Arc::new(AtomicBool::new(false)), Arc::default());
+        let (stopped, counted) = (Arc::clone(&stop), Arc::clone(&watchdog_loop));
         let thread = std::thread::spawn(move || {
             let mut round = 0_u64;
             while !stopped.load(Ordering::Relaxed) {
@@ -212,16 +212,16 @@ impl Busy {
         });
         Self {
             stop,
-            rounds,
+            watchdog_loop,
             thread: Some(thread),
         }
     }
 
     /// Lets it make some rounds, so that what was done before shows.
     pub(super) fn go_on(&self) {
-        let now = self.rounds.load(Ordering::Relaxed);
+        let now = self.watchdog_loop.load(Ordering::Relaxed);
         let began = std::time::Instant::now();
-        while self.rounds.load(Ordering::Relaxed) < now + 3 {
+        while self.watchdog_loop.load(Ordering::Relaxed) < now + 3 {
             assert!(began.elapsed() < LIMIT, "the busy host is held up");
             let is_over = self.thread.as_ref().is_none_or(JoinHandle::is_finished);
             assert!(!is_over, "the busy host saw something");

@@ -7,12 +7,12 @@ use appliance_config::{Device, Listener, Name, Nqn, Step, Transport};
 use nvme_target::{DeviceIndex, Outstanding, PortId};
 use reactors::sim::planted;
 
-use super::Live;
+use super::Reconciler;
 use super::apply::Prepared;
 use crate::devices::Opened;
 use crate::error::{Failure, with_causes};
-use crate::fabrics::DeskOrder;
-use crate::meanwhile::{Meanwhile, aside};
+use crate::event_loop::{EventLoop, aside};
+use crate::fabrics::ControlMessage;
 use crate::observe::model::OutstandingCommands;
 use crate::transports::Listening;
 
@@ -44,7 +44,7 @@ impl From<CutOff> for StepEnd {
     }
 }
 
-impl Live {
+impl Reconciler {
     /// Carries a step out. Requests that stand in its way have until `deadline`; those that were cut
     /// off then are told.
     pub(super) fn step(
@@ -52,24 +52,24 @@ impl Live {
         step: &Step,
         prepared: &mut Prepared,
         deadline: Instant,
-        meanwhile: &mut dyn Meanwhile,
+        event_loop: &mut dyn EventLoop,
     ) -> Result<StepEnd, String> {
         let cut_off = match step {
             Step::RemoveDevice(name) => {
-                return self.remove_device(name, step, prepared, deadline, meanwhile);
+                return self.remove_device(name, step, prepared, deadline, event_loop);
             }
-            Step::RemoveExport(export) => self.remove_export(export, step, deadline, meanwhile),
-            Step::RemoveListener(name) => self.remove_listener(name, step, deadline, meanwhile),
+            Step::RemoveExport(export) => self.remove_export(export, step, deadline, event_loop),
+            Step::RemoveListener(name) => self.remove_listener(name, step, deadline, event_loop),
             Step::GrowDevice { device, size } => {
                 let size = *size;
-                self.grow_device(device, step, meanwhile, |opened| opened.grow(size))
+                self.grow_device(device, step, event_loop, |opened| opened.grow(size))
             }
-            Step::AddDevice(device) => self.add_device(device, step, prepared, meanwhile),
-            Step::AddListener(listener) => self.add_listener(listener, step, prepared, meanwhile),
+            Step::AddDevice(device) => self.add_device(device, step, prepared, event_loop),
+            Step::AddListener(listener) => self.add_listener(listener, step, prepared, event_loop),
             Step::ChangeListener(listener) => {
                 self.change(step)?;
                 if !planted("listener-settings-stale") {
-                    self.settle(listener.transport, meanwhile)?;
+                    self.apply_settings(listener.transport, event_loop)?;
                 }
                 Ok(Vec::new())
             }
@@ -86,7 +86,7 @@ impl Live {
                     ended.map_err(|error| error.to_string())?;
                 }
                 self.change(step)?;
-                self.wait_for_hosts(deadline, meanwhile)
+                self.wait_for_hosts(deadline, event_loop)
             }
             Step::RemoveNamespace { .. }
             | Step::DetachListener { .. }
@@ -98,7 +98,7 @@ impl Live {
             | Step::AddNamespace { .. }
             | Step::ChangeShutdownDeadline(_) => {
                 self.change(step)?;
-                self.wait_for_hosts(deadline, meanwhile)
+                self.wait_for_hosts(deadline, event_loop)
             }
             Step::Restart { .. } => Err("only a restart can do that".to_owned()),
         };
@@ -127,11 +127,11 @@ impl Live {
         export: &Nqn,
         step: &Step,
         deadline: Instant,
-        meanwhile: &mut dyn Meanwhile,
+        event_loop: &mut dyn EventLoop,
     ) -> Result<CutOff, String> {
         let retired = self.target.retire_subsystem(export.as_str());
         retired.map_err(|error| error.to_string())?;
-        let cut_off = self.wait_for_hosts(deadline, meanwhile)?;
+        let cut_off = self.wait_for_hosts(deadline, event_loop)?;
         self.change(step)?;
         Ok(cut_off)
     }
@@ -140,27 +140,27 @@ impl Live {
     fn wait_for_hosts(
         &mut self,
         deadline: Instant,
-        meanwhile: &mut dyn Meanwhile,
+        event_loop: &mut dyn EventLoop,
     ) -> Result<CutOff, String> {
         // Who has to leave is known when every core has seen the change.
-        self.catch_up(meanwhile)?;
+        self.catch_up(event_loop)?;
         if planted("hosts-leave-late") {
             return Ok(Vec::new());
         }
-        while self.target.leaving() > 0 && meanwhile.now() < deadline {
-            meanwhile.rest();
+        while self.target.leaving() > 0 && event_loop.now() < deadline {
+            event_loop.rest();
         }
         if self.target.leaving() == 0 {
             return Ok(Vec::new());
         }
-        let cut_off = self.outstanding(&[], meanwhile)?;
+        let cut_off = self.outstanding(&[], event_loop)?;
         if !planted("hosts-never-cut-off") {
             self.target.end_leaving();
         }
-        let until = meanwhile.now() + CUT_WITHIN;
+        let until = event_loop.now() + CUT_WITHIN;
         // A command that its device never answers keeps a controller's number, and nothing else.
-        while self.target.leaving() > 0 && meanwhile.now() < until {
-            meanwhile.rest();
+        while self.target.leaving() > 0 && event_loop.now() < until {
+            event_loop.rest();
         }
         Ok(cut_off)
     }
@@ -169,12 +169,14 @@ impl Live {
     fn outstanding(
         &self,
         devices: &[DeviceIndex],
-        meanwhile: &mut dyn Meanwhile,
+        event_loop: &mut dyn EventLoop,
     ) -> Result<CutOff, String> {
-        let reports = self.desks.ask_all(meanwhile, |answer| DeskOrder::Report {
-            devices: devices.to_vec(),
-            answer,
-        });
+        let reports = self
+            .control_queues
+            .ask_all(event_loop, |answer| ControlMessage::Report {
+                devices: devices.to_vec(),
+                answer,
+            });
         let reports = reports.map_err(|error| error.to_string())?;
         let mut commands: BTreeMap<(String, String, u16), usize> = BTreeMap::new();
         for it in reports.into_iter().flatten() {
@@ -202,15 +204,15 @@ impl Live {
         name: &Name,
         step: &Step,
         deadline: Instant,
-        meanwhile: &mut dyn Meanwhile,
+        event_loop: &mut dyn EventLoop,
     ) -> Result<CutOff, String> {
         let transport = self.config.listener(name).map(|it| it.transport);
         self.change(step)?;
-        let cut_off = self.wait_for_hosts(deadline, meanwhile)?;
+        let cut_off = self.wait_for_hosts(deadline, event_loop)?;
         let port = self.ports.remove(name);
         let transport = transport.and_then(|name| self.transport(name));
         if let (Some(port), Some(transport)) = (port, transport) {
-            close_port(transport.as_ref(), port.id, meanwhile)?;
+            close_port(transport.as_ref(), port.id, event_loop)?;
         }
         Ok(cut_off)
     }
@@ -220,27 +222,31 @@ impl Live {
         listener: &Listener,
         step: &Step,
         prepared: &mut Prepared,
-        meanwhile: &mut dyn Meanwhile,
+        event_loop: &mut dyn EventLoop,
     ) -> Result<CutOff, String> {
         let port = match prepared.listeners.remove(&listener.name) {
             Some(port) => port,
-            None => self.bind(listener, prepared, meanwhile)?,
+            None => self.bind(listener, prepared, event_loop)?,
         };
         self.ports.insert(listener.name.clone(), port);
         tracing::info!("listener {} is bound to {}", listener.name, port.address);
         self.change(step)?;
         // Others may have been bound since this one's settings were told.
-        self.settle(listener.transport, meanwhile)?;
+        self.apply_settings(listener.transport, event_loop)?;
         Ok(Vec::new())
     }
 
     /// Has hosts that connect from now on get what the listeners of a transport say.
-    fn settle(&self, transport: Transport, meanwhile: &mut dyn Meanwhile) -> Result<(), String> {
+    fn apply_settings(
+        &self,
+        transport: Transport,
+        event_loop: &mut dyn EventLoop,
+    ) -> Result<(), String> {
         let Some(found) = self.transport(transport) else {
             return Ok(());
         };
-        let settled = found.settle(&self.ports_of(transport), meanwhile);
-        settled.map_err(|error| with_causes(error.as_ref()))
+        let applied = found.apply_settings(&self.ports_of(transport), event_loop);
+        applied.map_err(|error| with_causes(error.as_ref()))
     }
 
     /// The bound listeners of a transport.
@@ -255,7 +261,7 @@ impl Live {
         device: &Device,
         step: &Step,
         prepared: &mut Prepared,
-        meanwhile: &mut dyn Meanwhile,
+        event_loop: &mut dyn EventLoop,
     ) -> Result<CutOff, String> {
         let opened = match prepared.returning.remove(&device.name) {
             // Network cards still reach its memory.
@@ -263,13 +269,13 @@ impl Live {
             None => {
                 let opened = match prepared.devices.remove(&device.name) {
                     Some(opened) => opened,
-                    None => self.open_device(device, prepared, meanwhile)?,
+                    None => self.open_device(device, prepared, event_loop)?,
                 };
                 self.attach_memory(opened.regions())?;
                 opened
             }
         };
-        let place = self.attach(&opened, meanwhile)?;
+        let place = self.attach(&opened, event_loop)?;
         self.devices.insert(device.name.clone(), place, opened);
         self.change(step)?;
         Ok(Vec::new())
@@ -279,15 +285,17 @@ impl Live {
     fn attach(
         &mut self,
         opened: &Opened,
-        meanwhile: &mut dyn Meanwhile,
+        event_loop: &mut dyn EventLoop,
     ) -> Result<DeviceIndex, String> {
         let place = self.target.add_device(opened.device.clone());
         let place = place.map_err(|error| error.to_string())?;
-        let opened_queues = self.desks.ask_all(meanwhile, |answer| DeskOrder::Attach {
-            place,
-            device: opened.device.clone(),
-            answer,
-        });
+        let opened_queues =
+            self.control_queues
+                .ask_all(event_loop, |answer| ControlMessage::Attach {
+                    place,
+                    device: opened.device.clone(),
+                    answer,
+                });
         let failed = match opened_queues {
             Ok(answers) => {
                 let failed = answers.into_iter().find_map(Result::err);
@@ -300,8 +308,11 @@ impl Live {
         };
         // Those that were opened are closed again; nobody has used them.
         let closed = self
-            .desks
-            .ask_all(meanwhile, |answer| DeskOrder::Detach { place, answer });
+            .control_queues
+            .ask_all(event_loop, |answer| ControlMessage::Detach {
+                place,
+                answer,
+            });
         if closed.is_ok() {
             let removed = self.target.remove_device(place);
             debug_assert_eq!(removed, Ok(()));
@@ -332,11 +343,11 @@ impl Live {
         &mut self,
         name: &Name,
         step: &Step,
-        meanwhile: &mut dyn Meanwhile,
+        event_loop: &mut dyn EventLoop,
         grow: impl FnOnce(&Opened) -> Result<Option<Grown>, Failure> + Send,
     ) -> Result<CutOff, String> {
         if let Some((place, opened)) = self.devices.opened_mut(name) {
-            let more = aside(meanwhile, || {
+            let more = aside(event_loop, || {
                 let opened: &Opened = opened;
                 grow(opened).map_err(|error| with_causes(error.as_ref()))
             })?;
@@ -350,23 +361,23 @@ impl Live {
             }
             if planted("growth-announced-early") {
                 self.change(step)?;
-                meanwhile.rest();
+                event_loop.rest();
             }
             let told = self
-                .desks
-                .ask_all(meanwhile, |answer| DeskOrder::Grew { place, answer });
+                .control_queues
+                .ask_all(event_loop, |answer| ControlMessage::Grew { place, answer });
             told.map_err(|error| error.to_string())?;
         }
         self.change(step)?;
-        self.catch_up(meanwhile)?;
+        self.catch_up(event_loop)?;
         Ok(Vec::new())
     }
 
     /// Returns once every reactor serves the configuration as it is now.
-    fn catch_up(&self, meanwhile: &mut dyn Meanwhile) -> Result<(), String> {
+    fn catch_up(&self, event_loop: &mut dyn EventLoop) -> Result<(), String> {
         let seen = self
-            .desks
-            .ask_all(meanwhile, |answer| DeskOrder::CatchUp { answer });
+            .control_queues
+            .ask_all(event_loop, |answer| ControlMessage::CatchUp { answer });
         seen.map(drop).map_err(|error| error.to_string())
     }
 
@@ -376,16 +387,16 @@ impl Live {
         step: &Step,
         prepared: &mut Prepared,
         deadline: Instant,
-        meanwhile: &mut dyn Meanwhile,
+        event_loop: &mut dyn EventLoop,
     ) -> Result<StepEnd, String> {
         let mut end = StepEnd::default();
         if let Some((place, _)) = self.devices.get(name) {
-            end.cut_off = self.detach(place, deadline, meanwhile)?;
+            end.cut_off = self.detach(place, deadline, event_loop)?;
         }
         if let Some(opened) = self.devices.remove(name) {
             // Removal is durable: what the device acknowledged survives from now on.
             let spared = planted("removal-not-flushed");
-            if !spared && !aside(meanwhile, || Ok(opened.flush()))? {
+            if !spared && !aside(event_loop, || Ok(opened.flush()))? {
                 end.warning = Some(
                     "its file could not be flushed: writes that hosts were answered may be lost"
                         .to_owned(),
@@ -398,11 +409,11 @@ impl Live {
             }
         }
         self.change(step)?;
-        let until = meanwhile.now() + CLOSED_WITHIN;
-        self.bury();
-        while !self.departed.is_empty() && meanwhile.now() < until {
-            meanwhile.rest();
-            self.bury();
+        let until = event_loop.now() + CLOSED_WITHIN;
+        self.reap();
+        while !self.departed.is_empty() && event_loop.now() < until {
+            event_loop.rest();
+            self.reap();
         }
         Ok(end)
     }
@@ -412,27 +423,27 @@ impl Live {
         &mut self,
         place: DeviceIndex,
         deadline: Instant,
-        meanwhile: &mut dyn Meanwhile,
+        event_loop: &mut dyn EventLoop,
     ) -> Result<CutOff, String> {
         let detached = self
-            .desks
-            .tell_all(|answer| DeskOrder::Detach { place, answer });
+            .control_queues
+            .tell_all(|answer| ControlMessage::Detach { place, answer });
         let mut detached = detached.map_err(|error| error.to_string())?;
-        let mut are_done = detached.gather(meanwhile);
-        while !are_done && meanwhile.now() < deadline {
-            meanwhile.tend();
-            are_done = detached.gather(meanwhile);
+        let mut are_done = detached.gather(event_loop);
+        while !are_done && event_loop.now() < deadline {
+            event_loop.run_once();
+            are_done = detached.gather(event_loop);
         }
         let mut cut_off = Vec::new();
         if !are_done {
-            cut_off = self.outstanding(&[place], meanwhile)?;
+            cut_off = self.outstanding(&[place], event_loop)?;
             let cut = self
-                .desks
-                .ask_all(meanwhile, |answer| DeskOrder::Cut { place, answer });
+                .control_queues
+                .ask_all(event_loop, |answer| ControlMessage::Cut { place, answer });
             cut.map_err(|error| error.to_string())?;
         }
         detached
-            .wait(meanwhile)
+            .wait(event_loop)
             .map_err(|error| error.to_string())?;
         let removed = self.target.remove_device(place);
         removed.map_err(|error| error.to_string())?;
@@ -447,16 +458,16 @@ type Grown = std::sync::Arc<hugemem::Store>;
 pub(super) fn close_port(
     transport: &dyn Listening,
     port: PortId,
-    meanwhile: &mut dyn Meanwhile,
+    event_loop: &mut dyn EventLoop,
 ) -> Result<(), String> {
     let closed = transport.close(port);
     let mut closed = closed.map_err(|error| with_causes(error.as_ref()))?;
-    let until = meanwhile.now() + CLOSED_PORT_WITHIN;
-    while !closed.gather(meanwhile) {
-        if meanwhile.now() >= until {
+    let until = event_loop.now() + CLOSED_PORT_WITHIN;
+    while !closed.gather(event_loop) {
+        if event_loop.now() >= until {
             return Err("its connections do not end".to_owned());
         }
-        meanwhile.tend();
+        event_loop.run_once();
     }
     Ok(())
 }

@@ -1,5 +1,5 @@
-//! What a reactor is asked to do while it serves: to take a device in, to let one go, to say what is
-//! still outstanding.
+//! The control queue of a reactor: messages of the control thread that attach and detach devices,
+//! report outstanding requests, and apply a published configuration.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -12,8 +12,8 @@ use reactors::Nanos;
 
 use super::BehindTransports;
 
-/// An order, and where its end is told.
-pub(crate) enum DeskOrder {
+/// A message, with the channel for its response.
+pub(crate) enum ControlMessage {
     /// Take over what was published.
     CatchUp { answer: Sender<()> },
     /// Open a queue of a device that the target gave this place.
@@ -44,8 +44,8 @@ pub(crate) enum DeskOrder {
     },
 }
 
-/// Takes the orders of one reactor.
-pub(super) struct Desk {
+/// Executes the messages to one reactor.
+pub(super) struct ControlQueue {
     core: Rc<RefCell<TargetCore>>,
     devices: ReactorDevices,
     parts: BehindTransports,
@@ -53,7 +53,7 @@ pub(super) struct Desk {
     departures: Vec<(DeviceIndex, Sender<()>)>,
 }
 
-impl Desk {
+impl ControlQueue {
     pub(super) fn new(
         core: Rc<RefCell<TargetCore>>,
         devices: ReactorDevices,
@@ -90,14 +90,14 @@ impl Desk {
         moved
     }
 
-    fn carry_out(&mut self, order: DeskOrder, now: Nanos) {
+    fn carry_out(&mut self, order: ControlMessage, now: Nanos) {
         // Who asked may have given up waiting.
         match order {
-            DeskOrder::CatchUp { answer } => {
+            ControlMessage::CatchUp { answer } => {
                 self.core.borrow_mut().catch_up(now);
                 let _ = answer.send(());
             }
-            DeskOrder::Attach {
+            ControlMessage::Attach {
                 place,
                 device,
                 answer,
@@ -110,15 +110,15 @@ impl Desk {
                 let attached = self.devices.attach(usize::from(place.0), &*device, options);
                 let _ = answer.send(attached);
             }
-            DeskOrder::Grew { place, answer } => {
+            ControlMessage::Grew { place, answer } => {
                 self.devices.set().grew(usize::from(place.0));
                 let _ = answer.send(());
             }
-            DeskOrder::Detach { place, answer } => self.departures.push((place, answer)),
-            DeskOrder::Report { devices, answer } => {
+            ControlMessage::Detach { place, answer } => self.departures.push((place, answer)),
+            ControlMessage::Report { devices, answer } => {
                 let _ = answer.send(self.core.borrow().outstanding(&devices));
             }
-            DeskOrder::Cut { place, answer } => {
+            ControlMessage::Cut { place, answer } => {
                 self.devices.cut(usize::from(place.0), now);
                 let _ = answer.send(());
             }

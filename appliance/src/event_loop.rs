@@ -1,44 +1,42 @@
-//! The time that a change takes, and what goes on meanwhile: everything that a change waits for or
-//! goes by is asked here, so that it may be another than the machine's.
+//! The control thread's event loop, as a change that waits sees it: the clock, one iteration of
+//! everything else, and a thread for blocking work. A simulation has one of its own.
 
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How often something that is on its way out is looked after.
+/// Time between two iterations while a change waits.
 const LOOK_INTERVAL: Duration = Duration::from_millis(2);
 
-/// What goes on while a change is carried out.
-pub trait Meanwhile {
+/// Runs everything else while a change waits.
+pub trait EventLoop {
     /// The present time.
     fn now(&self) -> Instant;
 
-    /// Looks after everything else, once.
-    fn tend(&mut self);
+    /// Runs one iteration.
+    fn run_once(&mut self);
 
-    /// How long whoever waits may be kept from [`tend`](Self::tend) by a single wait.
+    /// The longest time between two calls of [`run_once`](Self::run_once) while something waits.
     fn pause(&self) -> Duration;
 
-    /// Runs what takes its time to its end, with everything else looked after. False: it did not
-    /// come to its end.
+    /// Runs blocking work to its end, and iterations meanwhile. False: it panicked.
     fn run(&mut self, work: &mut (dyn FnMut() + Send)) -> bool;
 
-    /// Waits a moment for what is on its way, and looks after everything else.
+    /// Waits a moment, and runs one iteration.
     fn rest(&mut self) {
         thread::sleep(self.pause());
-        self.tend();
+        self.run_once();
     }
 }
 
-/// The machine's time, and a thread for what takes its time; everything else is looked after by a
-/// function of the present time.
+/// The machine's clock and threads. The function is one iteration; its argument is the present time.
 pub(crate) struct RealTime<F>(pub(crate) F);
 
-impl<F: FnMut(Instant)> Meanwhile for RealTime<F> {
+impl<F: FnMut(Instant)> EventLoop for RealTime<F> {
     fn now(&self) -> Instant {
         Instant::now()
     }
 
-    fn tend(&mut self) {
+    fn run_once(&mut self) {
         (self.0)(Instant::now());
     }
 
@@ -57,16 +55,16 @@ impl<F: FnMut(Instant)> Meanwhile for RealTime<F> {
     }
 }
 
-/// What takes its time, and what it came to.
+/// Runs blocking work beside the event loop, and returns its result.
 ///
 /// # Errors
-/// Its own, or that it did not come to its end.
+/// That of the work, or that it panicked.
 pub(crate) fn aside<T: Send>(
-    meanwhile: &mut dyn Meanwhile,
+    event_loop: &mut dyn EventLoop,
     work: impl FnOnce() -> Result<T, String> + Send,
 ) -> Result<T, String> {
     let (mut work, mut done) = (Some(work), None);
-    let ended = meanwhile.run(&mut || done = work.take().map(|work| work()));
+    let ended = event_loop.run(&mut || done = work.take().map(|work| work()));
     let done = done.filter(|_| ended);
     done.unwrap_or_else(|| Err("it ended in a panic, which the log tells of".to_owned()))
 }

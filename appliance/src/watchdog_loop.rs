@@ -1,4 +1,5 @@
-//! The control thread's rounds: whether the reactors are alive, and the watchdog's food.
+//! The watchdog loop of the control thread: checks that the reactors make turns, and pings systemd's
+//! watchdog.
 
 use std::time::{Duration, Instant};
 
@@ -6,21 +7,21 @@ use reactors::{Clock as _, Nanos, Reactors};
 
 use crate::service::Heartbeat;
 
-/// How often reactors and devices are looked after.
+/// Time between two iterations.
 const INTERVAL: Duration = Duration::from_secs(1);
 /// A reactor that does not come back from one call for this long is reported.
 const STUCK_AFTER: Nanos = Nanos::from_secs(2);
 
-/// What is remembered from round to round.
-pub(crate) struct Rounds {
+/// The state between two iterations.
+pub(crate) struct WatchdogLoop {
     heartbeat: Heartbeat,
-    /// Reactors that people were told to be stuck.
+    /// By reactor: whether it was reported as stuck.
     told: Vec<bool>,
     made: Instant,
 }
 
-impl Rounds {
-    /// Beginning now.
+impl WatchdogLoop {
+    /// The first iteration is due one interval from now.
     pub(crate) fn new(heartbeat: Heartbeat) -> Self {
         Self {
             heartbeat,
@@ -29,23 +30,23 @@ impl Rounds {
         }
     }
 
-    /// How long the caller may rest before the next one.
+    /// How long the caller may sleep before the next iteration.
     pub(crate) fn pause(&self) -> Duration {
         self.heartbeat.pause(INTERVAL)
     }
 
-    /// Whether the next one is due.
+    /// Whether the next iteration is due.
     pub(crate) fn is_due(&self, now: Instant) -> bool {
         now.saturating_duration_since(self.made) >= self.pause()
     }
 
-    /// What people are shown while all is well.
+    /// The status line while all reactors make turns.
     pub(crate) fn set_status(&mut self, status: String) {
         self.heartbeat.set_status(status);
     }
 
-    /// Looks at every reactor and feeds the watchdog. False when a reactor has died.
-    pub(crate) fn make(&mut self, reactors: &Reactors) -> bool {
+    /// Checks every reactor and pings the watchdog. False when a reactor has died.
+    pub(crate) fn run_once(&mut self, reactors: &Reactors) -> bool {
         self.made = Instant::now();
         let now = reactors.clock().now();
         self.told.resize(reactors.handles().len(), false);
