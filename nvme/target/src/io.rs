@@ -1,7 +1,7 @@
-//! I/O commands of the NVM command set: decoded and checked once, without touching anything.
+//! Checks I/O commands of the NVM command set, once and without side effects.
 //!
 //! NVM 1.1 §3.3 and Base 2.1 §7. Everything here is a pure function of the command and of the
-//! published namespaces, so that bad input can be thrown at it alone.
+//! published namespaces, so that tests can send it invalid input without a target.
 
 use block::Deallocate;
 use nvme_spec::command::{Fuse, IoOpcode, Psdt, ReadWrite};
@@ -22,12 +22,12 @@ pub(crate) const WRITE_ZEROES_BYTES_MAX: u64 = 512 << 16;
 /// Largest range list of Dataset Management in bytes: 256 ranges of 16 (NVM 1.1 §3.3.3).
 const RANGE_LIST_MAX_BYTES: u32 = 4096;
 
-/// What an I/O command asks of its device or devices.
+/// The device operation of an I/O command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum IoOperation {
     Read,
-    /// A read with Force Unit Access from a device with a volatile cache: a flush
-    /// follows, so that what was found is durable although others write meanwhile.
+    /// A read with Force Unit Access from a device with a volatile cache. A flush follows, so that the
+    /// data read is durable even if it was written a moment before.
     DurableRead,
     Write {
         fua: bool,
@@ -46,7 +46,7 @@ pub(crate) enum IoOperation {
 }
 
 impl IoOperation {
-    /// Whether it is refused on a read-only namespace.
+    /// Whether a read-only namespace refuses it.
     pub(crate) fn changes_medium(self) -> bool {
         match self {
             Self::Write { .. } | Self::WriteZeroes { .. } | Self::Deallocate { .. } => true,
@@ -54,7 +54,7 @@ impl IoOperation {
         }
     }
 
-    /// Whether one device request is all of it.
+    /// Whether it takes exactly one device request.
     #[inline]
     pub(crate) fn is_single(self) -> bool {
         match self {
@@ -67,7 +67,7 @@ impl IoOperation {
         }
     }
 
-    /// Whether the host gets data.
+    /// Whether data goes to the host.
     #[inline]
     pub(crate) fn is_read(self) -> bool {
         matches!(self, Self::Read | Self::DurableRead)
@@ -86,15 +86,16 @@ impl IoOperation {
     }
 }
 
-/// An I/O command that was checked against the namespace as `epoch` had it.
+/// An I/O command that was checked against the namespaces of `epoch`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct IoWork {
     pub(crate) operation: IoOperation,
     pub(crate) device: u8,
-    /// What is left for the device, from `lba` on: all, but for a write that it took a part of.
+    /// Blocks left for the device from `lba` on. Fewer than the command's only for a write of which a
+    /// part was placed directly.
     pub(crate) blocks: u32,
     pub(crate) lba: u64,
-    /// Bytes that move in all, 0 without data.
+    /// Bytes of data in total; 0 without data.
     pub(crate) bytes: u32,
     pub(crate) nsid: u32,
     pub(crate) epoch: u32,
@@ -109,7 +110,7 @@ pub(crate) struct IoContext<'a> {
     pub(crate) data: DataContext,
 }
 
-/// How a queue's commands may point at data.
+/// The data pointers that a queue's commands may have.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DataContext {
     /// The transport moves data by the host's keys, instead of by its own data units.
@@ -117,7 +118,7 @@ pub(crate) struct DataContext {
     pub(crate) in_capsule_max: u32,
 }
 
-/// A command that was checked: what its device is asked for, and how its data moves.
+/// A checked command: its device operation, and the direction and source of its data.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Plan {
     pub(crate) work: IoWork,
@@ -126,8 +127,8 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// The right to the response of the command, which is admitted in the turn of `now`. `lends`:
-    /// whether its device lends the data of reads, so that they need no lease.
+    /// Admits the command in the turn of `now`. `lends`: whether its device lends the data of a read,
+    /// so that it needs no lease.
     #[inline(always)]
     pub(crate) fn admit(self, command_id: u16, lends: bool, now: Nanos) -> Work {
         let needs_lease = match self.direction {
@@ -167,8 +168,8 @@ pub(crate) fn is_transfer(sqe: &Sqe) -> bool {
     transfers && sqe.flags.fuse() == Fuse::NORMAL
 }
 
-/// Checks an I/O command, which is not a Fabrics command. `None`: there is nothing to do, and it has
-/// succeeded.
+/// Checks an I/O command that is not a Fabrics command. Returns `None` if it succeeds without doing
+/// anything.
 pub(crate) fn check(sqe: &Sqe, context: &IoContext<'_>) -> Result<Option<Plan>, Fault> {
     // Base 2.1 §3.4.2: FUSES is 0, so neither part of a fused operation is known.
     if sqe.flags.fuse() != Fuse::NORMAL {
@@ -220,7 +221,7 @@ fn check_writable(namespace: &NamespaceView) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Blocks of a transfer, which are all there: the first, and how many.
+/// First block and number of blocks of a transfer, which lie within the namespace.
 #[inline(always)]
 fn extent(namespace: &NamespaceView, range: &ReadWrite) -> Result<(u64, u32), Fault> {
     let (lba, blocks) = (range.slba.get(), range.blocks());
@@ -236,8 +237,8 @@ fn extent(namespace: &NamespaceView, range: &ReadWrite) -> Result<(u64, u32), Fa
     Ok((lba, blocks))
 }
 
-/// Checks what a Read, Write or Compare (NVM 1.1 §3.3.4, §3.3.6, §3.3.1) asks of its namespace. The
-/// opcode stands apart for callers that know it.
+/// Checks namespace, range and flags of a Read, Write or Compare (NVM 1.1 §3.3.4, §3.3.6, §3.3.1). The
+/// opcode is an argument so that it is a constant where the caller knows it.
 #[inline(always)]
 pub(crate) fn check_blocks(
     opcode: IoOpcode,
@@ -274,7 +275,7 @@ pub(crate) fn check_blocks(
     })
 }
 
-/// Where the data of a Read, Write or Compare of `bytes` bytes lies.
+/// Checks the data pointer of a Read, Write or Compare of `bytes` bytes.
 #[inline(always)]
 pub(crate) fn check_source(
     sqe: &Sqe,
@@ -284,7 +285,7 @@ pub(crate) fn check_source(
 ) -> Result<DataSource, Fault> {
     let (source, length) = data_source(sqe, direction, context)?;
     // Base 2.1 §4.2.3.1, Data SGL Length Invalid: an I/O command's data is exactly its range. That
-    // of descriptors in a segment is checked with them.
+    // of descriptors in a segment is checked when they are read.
     let longer = planted("longer-sgl-taken");
     if length.is_some_and(|length| length != bytes && !(longer && length > bytes)) {
         return Err(Fault::new(Status::DATA_SGL_LENGTH_INVALID).at(byte::SGL));
@@ -292,7 +293,7 @@ pub(crate) fn check_source(
     Ok(source)
 }
 
-/// Checks all of a Read, Write or Compare.
+/// Checks a Read, Write or Compare completely.
 #[inline(always)]
 pub(crate) fn check_transfer(sqe: &Sqe, context: &IoContext<'_>) -> Result<Plan, Fault> {
     let work = check_blocks(sqe.io_opcode(), sqe, context)?;

@@ -1,4 +1,5 @@
-//! Commands are executed: in a device, step by step, or at once by the controller.
+//! Executes commands: I/O commands by one or several device requests, admin commands by the
+//! controller.
 
 use block::{Completion, DeviceError, Operation, Request, Submitted};
 use hugemem::{Data, Lease};
@@ -21,8 +22,8 @@ use crate::status::{Fault, byte, from_device};
 impl TargetCore {
     /// Executes a checked command. `data` is a lease of exactly [`Work::bytes`] bytes, filled for
     /// [`Direction::FromHost`](crate::Direction::FromHost), or `None` when
-    /// [`Work::needs_lease`] is false. `Some`: done; `None`: comes by
-    /// [`next_completion`](Self::next_completion).
+    /// [`Work::needs_lease`] is false. Returns the completion if there is no wait; otherwise
+    /// [`next_completion`](Self::next_completion) returns it later.
     #[inline]
     pub fn execute(
         &mut self,
@@ -111,7 +112,7 @@ impl TargetCore {
         }
     }
 
-    /// Asks the gate for a command that was admitted.
+    /// Asks the gate about an admitted command.
     #[inline(always)]
     pub(super) fn pass_admitted(&self, slot: u32, work: &IoWork) -> Passage {
         let passage = self
@@ -121,7 +122,8 @@ impl TargetCore {
         passage.unwrap_or(Passage::Refused(gate::CLOSED))
     }
 
-    /// Puts a command that came in the turn of `came` into execution. `Some`: it is done.
+    /// Starts the execution of a command that was received in the turn of `came`. Returns its
+    /// completion if there is no wait.
     #[inline]
     pub(super) fn start_command(
         &mut self,
@@ -133,7 +135,7 @@ impl TargetCore {
     ) -> Option<Completed> {
         let execution = Execution::new(Owner::Command(command), work, came, now);
         let Some(device_tag) = self.executions.insert(execution) else {
-            // Each queue reserved its depth, so the host has more commands outstanding than it may.
+            // Each queue has its slot quota, so the host exceeds its queue size.
             let failed = FailedCommand::of_work(&work, command.id);
             let fault = Fault::retry(Status::COMMAND_INTERRUPTED);
             return Some(self.answer_failed(command, &failed, fault));
@@ -148,7 +150,7 @@ impl TargetCore {
         Some(completed)
     }
 
-    /// Hands an execution's first request to its device. `Some`: it is over, and so it ended.
+    /// Submits the first device request of an execution. Returns the result if the execution is over.
     #[inline(always)]
     pub(super) fn begin(
         &mut self,
@@ -168,7 +170,7 @@ impl TargetCore {
         }
     }
 
-    /// The first device request of an execution of one; `None` when it has several or none.
+    /// The device request of an execution with exactly one; `None` if it has several or none.
     #[inline(always)]
     fn first_request(
         &mut self,
@@ -177,7 +179,7 @@ impl TargetCore {
         data: Option<Lease>,
     ) -> Result<Option<Request>, Fault> {
         let (operation, data) = match work.operation {
-            // A flush follows: it covers all that the read found, even what came while it went on.
+            // The flush that follows covers all data that the read returned.
             IoOperation::Read | IoOperation::DurableRead => (Operation::Read, data),
             IoOperation::Write { .. } if work.blocks == 0 => {
                 self.devices.count_filled(usize::from(work.device));
@@ -238,7 +240,7 @@ impl TargetCore {
         Some(subsystem.namespace(execution.work.nsid)?.block_count)
     }
 
-    /// Notes which devices a Flush of all namespaces has to reach.
+    /// Sets the devices that a Flush of all namespaces has to flush.
     fn aim_flush(&mut self, tag: DeviceTag) {
         let Some(execution) = self.executions.get(tag) else {
             return;
@@ -258,7 +260,7 @@ impl TargetCore {
         }
     }
 
-    /// Hands on the next request of an execution. `Some`: it is over, and so it ended.
+    /// Submits the next device request of an execution. Returns the result if the execution is over.
     pub(super) fn proceed(&mut self, tag: DeviceTag) -> Option<Result<(), Fault>> {
         while let Some(request) = self.next_request(tag) {
             let Err(fault) = self.submit(tag, request) else {
@@ -272,8 +274,8 @@ impl TargetCore {
         Some(failed.map_or(Ok(()), Err))
     }
 
-    /// A step failed: `Some` when the execution ends with it. A flush of several devices goes on,
-    /// because the others' caches are as dear.
+    /// Handles a failed step. Returns the fault if the execution ends with it. A flush of several
+    /// devices continues with the others.
     fn give_up(&mut self, tag: DeviceTag, fault: Fault) -> Option<Fault> {
         let execution = self.executions.get_mut(tag)?;
         if execution.work.operation != IoOperation::FlushAll {
@@ -285,7 +287,7 @@ impl TargetCore {
         None
     }
 
-    /// The next device request of an execution of several; `None` when there is no further one.
+    /// The next device request of an execution with several; `None` after the last.
     fn next_request(&mut self, tag: DeviceTag) -> Option<Request> {
         let execution = self.executions.get_mut(tag)?;
         let bits = tag.into_bits();
@@ -351,7 +353,7 @@ impl TargetCore {
         }
     }
 
-    /// Hands a request to its device, or puts it in the device's line. `Err`: it is over.
+    /// Submits a request to its device, or queues it for the device. `Err`: the execution fails.
     #[inline]
     fn submit(&mut self, tag: DeviceTag, request: Request) -> Result<(), Fault> {
         let Some(execution) = self.executions.get_mut(tag) else {
@@ -386,7 +388,7 @@ impl TargetCore {
         }
     }
 
-    /// A device completed a request: the next step, or the answer.
+    /// Handles a device completion: submits the next step, or completes the command.
     #[inline]
     pub(super) fn device_done(&mut self, completion: Completion) {
         let tag = DeviceTag::from_bits(completion.tag);
@@ -394,7 +396,7 @@ impl TargetCore {
             self.counters.stale_completions.add(1);
             return;
         };
-        // A device that completes what it never took.
+        // The device never took the request.
         if let Some(waiting) = execution.waiting
             && (self.devices).is_waiting(self.client, waiting, tag.into_bits())
         {
@@ -421,14 +423,14 @@ impl TargetCore {
             }
             (ExecutionState::Submitted, Err(error)) => self.device_failed(tag, error),
             (ExecutionState::Orphan, _) => self.finish_orphan(tag),
-            // No device ever had it.
+            // No device has the request yet.
             (ExecutionState::Fenced, _) => {
                 self.counters.stale_completions.add(1);
             }
         }
     }
 
-    /// A step of an execution of several is done: the next one, or the answer.
+    /// Continues an execution with several steps after one of them.
     fn step_done(&mut self, tag: DeviceTag, data: Option<Data>) {
         if data.is_some() {
             self.executions.kept(tag.slot).data = data;
@@ -439,7 +441,7 @@ impl TargetCore {
         }
     }
 
-    /// A device that had a request is gone, and with it the completion.
+    /// Ends a request whose device is gone.
     pub(super) fn device_lost(&mut self, tag: DeviceTag, error: DeviceError) {
         match self.executions.get(tag).map(|execution| execution.state) {
             Some(ExecutionState::Submitted) => self.device_failed(tag, error),
@@ -448,7 +450,7 @@ impl TargetCore {
         }
     }
 
-    /// A device could not do a step.
+    /// Handles a device error.
     #[cold]
     fn device_failed(&mut self, tag: DeviceTag, error: DeviceError) {
         let fault = self.device_fault(tag, error);
@@ -461,7 +463,7 @@ impl TargetCore {
         }
     }
 
-    /// Ends an execution whose answer goes through the inbox.
+    /// Ends an execution, and queues its completion for the transport.
     #[inline]
     pub(super) fn finish_later(
         &mut self,
@@ -470,14 +472,14 @@ impl TargetCore {
         data: Option<Data>,
     ) {
         if let Some((slot, completed)) = self.finish(tag, result, data) {
-            // First this answer, then that of a Disconnect that waited for it.
+            // This response goes before that of a Disconnect that waits for it.
             self.push_completion(slot, completed);
             self.answered(slot);
         }
     }
 
-    /// Ends an execution: frees its slot, counts it, and makes the answer of a command. Whoever
-    /// hands the answer out says [`answered`](Self::answered) then.
+    /// Ends an execution: frees its slot, counts it, and makes the completion of its command. The caller
+    /// calls [`answered`](Self::answered) when it passes the completion on.
     #[inline]
     fn finish(
         &mut self,
@@ -541,7 +543,7 @@ impl TargetCore {
         }
     }
 
-    /// A device is done with a command whose queue is gone.
+    /// Ends an execution whose queue's connection is closed.
     fn finish_orphan(&mut self, tag: DeviceTag) {
         let Some(execution) = self.executions.remove(tag) else {
             return;
@@ -559,7 +561,7 @@ impl TargetCore {
         }
     }
 
-    /// A command of a queue got its answer. The last one lets a Disconnect be answered.
+    /// Counts the response to a command. The last one lets a waiting Disconnect complete.
     #[inline]
     pub(super) fn answered(&mut self, slot: u32) {
         let Some(queue) = self.queues.at_mut(slot) else {
@@ -587,7 +589,7 @@ impl TargetCore {
         self.push_close(slot, CloseReason::Disconnected);
     }
 
-    /// Puts a finished command into its transport's inbox.
+    /// Queues a completion for its transport.
     #[inline]
     pub(super) fn push_completion(&mut self, slot: u32, completed: Completed) {
         let Some((queue, generation)) = self.queues.entry(slot) else {
@@ -600,7 +602,7 @@ impl TargetCore {
         }
     }
 
-    /// The answer to a command that is not executed after all.
+    /// The completion of a command that fails before it is executed.
     #[cold]
     pub(super) fn answer_failed(
         &mut self,
@@ -653,7 +655,7 @@ impl TargetCore {
         if !work.is_to_host() {
             return Completed::without_data(tag, response);
         }
-        // No more than the transfer limit.
+        // At most the transfer limit.
         let bytes = data.len() as u32;
         Completed {
             tag,
@@ -665,7 +667,7 @@ impl TargetCore {
     }
 }
 
-/// The range that a command has of its device, unless a planted defect moves it.
+/// The device range of a command, unless a planted defect moves it.
 #[inline]
 fn range(work: &IoWork) -> (u64, u32) {
     let zeroes = matches!(work.operation, IoOperation::WriteZeroes { .. });
@@ -678,7 +680,7 @@ fn range(work: &IoWork) -> (u64, u32) {
     }
 }
 
-/// Whether a planted defect hides what went wrong in a device.
+/// Whether a planted defect hides a device error.
 #[inline]
 fn hides_error(error: DeviceError) -> bool {
     match error {

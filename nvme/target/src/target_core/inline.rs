@@ -1,5 +1,5 @@
-//! Reads whose data the device lends at once, and writes that it takes at once, which never are in
-//! execution; and parts of writes that it takes before they are.
+//! Inline completion of reads and writes that a device executes without waiting, and direct placement
+//! of write data in a device's memory. Neither uses an execution slot.
 
 use hugemem::Data;
 use nvme_spec::command::IoOpcode;
@@ -22,11 +22,11 @@ use crate::stages::Measured;
 use crate::view::TargetView;
 
 impl TargetCore {
-    /// Admits and executes a command in one look, where its device does it at once and nothing is in
-    /// the way: a read whose data the device lends, or a write whose data, `in_capsule`, came whole
-    /// with it. Such a command needs neither a tag nor a [`Work`]. `None`: it cannot complete inline,
-    /// and nothing has happened; call [`admit`](Self::admit) instead. The response is counted as
-    /// handed to the network in this turn.
+    /// Admits, executes and completes a command in one step, if its device does not have to wait: a
+    /// read whose data the device lends, or a write whose data was received with its capsule
+    /// (`in_capsule`). Such a command needs neither a tag nor a [`Work`]. Returns `None` if the command
+    /// cannot complete inline; nothing has happened then, and the caller calls
+    /// [`admit`](Self::admit). The response counts as sent in this turn.
     #[inline(always)]
     pub fn complete_inline(
         &mut self,
@@ -85,14 +85,14 @@ impl TargetCore {
         })
     }
 
-    /// Bytes of a block of the device that a write goes to, where
-    /// [`fill_at_once`](Self::fill_at_once) may take the write's data; `None`: it never does.
+    /// Block size of a write's device in bytes, if [`fill_at_once`](Self::fill_at_once) can place the
+    /// write's data directly; `None` if it never can.
     #[must_use]
     pub fn block_to_fill(&self, id: QueueId, work: &Work) -> Option<usize> {
         let WorkKind::Io(io) = &work.kind else {
             return None;
         };
-        // With Force Unit Access a flush may be needed, which the device itself takes care of.
+        // With Force Unit Access a flush may have to follow, which `execute` does.
         if io.operation != (IoOperation::Write { fua: false })
             || !self.devices.fills_at_once(usize::from(io.device))
         {
@@ -103,10 +103,10 @@ impl TargetCore {
         Some(1 << subsystem.namespace(io.nsid)?.block_shift)
     }
 
-    /// Has `fill` write the first `bytes` bytes that are left of a write's data, whole blocks,
-    /// straight into the device's memory, where nothing is in the way: `work` is then of what
-    /// follows them, and may be of nothing. Each block changes as a whole. `false`: `fill` was not
-    /// called; more may be taken later, and [`execute`](Self::execute) takes what is left.
+    /// Calls `fill` to write the next `bytes` bytes of a write's data, whole blocks, directly into the
+    /// device's memory, if the range is free. `work` then describes the remaining blocks, possibly
+    /// none. Each block changes as a whole. Returns false if `fill` was not called; a later call may
+    /// succeed, and [`execute`](Self::execute) writes what remains.
     pub fn fill_at_once(
         &mut self,
         id: QueueId,
@@ -122,7 +122,7 @@ impl TargetCore {
         else {
             return false;
         };
-        // What else the gate says is for the execution to act on.
+        // `execute` acts on any other answer of the gate.
         if !is_open(queue, &self.view, io) {
             return false;
         }
@@ -130,7 +130,7 @@ impl TargetCore {
         let device = usize::from(io.device);
         let filled = self.devices.fill_at_once(device, io.lba, bytes, fill);
         if filled {
-            // No more than the command's own blocks and bytes, which have these types.
+            // At most the command's blocks and bytes, which have these types.
             let blocks = (bytes / block) as u32;
             if !planted("fill-in-one-place") {
                 io.lba += u64::from(blocks);
@@ -141,7 +141,7 @@ impl TargetCore {
         filled
     }
 
-    /// [`complete_inline`](Self::complete_inline) for a read that was admitted. `None`: there is more to it.
+    /// [`complete_inline`](Self::complete_inline) for a read that was admitted.
     #[inline]
     pub(super) fn execute_lent(
         &mut self,
@@ -152,7 +152,7 @@ impl TargetCore {
         now: Nanos,
     ) -> Option<Completed> {
         let queue = self.queues.get_mut(id.slot, id.generation)?;
-        // Of another queue the last response has more to do.
+        // In other states the last response completes a Disconnect.
         if queue.state != QueueState::Live || !is_open(queue, &self.view, work) {
             return None;
         }
@@ -173,14 +173,13 @@ impl TargetCore {
     }
 }
 
-/// Whether an admitted command may go to its device at once.
+/// Whether an admitted command may go to its device now.
 #[inline(always)]
 fn is_open(queue: &Queue, view: &TargetView, work: &IoWork) -> bool {
     matches!(gate::pass(queue, view, work), Passage::Open)
 }
 
-/// Notes down and counts a command as served: answered, with its answer gone in the turn that goes
-/// on.
+/// Traces and counts an inline completion whose response is sent in this turn.
 #[inline(always)]
 fn note_served(
     recorder: &Recorder,
@@ -200,7 +199,7 @@ fn note_served(
     }
 }
 
-/// Counts a command that was answered, for its device and its queue.
+/// Counts a completed command for its device and its queue.
 #[inline(always)]
 fn count(counters: &CoreCounters, queue: QueueId, device: usize, add: impl Fn(&IoCounters)) {
     if let Some(counters) = counters.devices.get(device) {

@@ -16,50 +16,50 @@ use crate::shared::{ControllerShared, Gate};
 use crate::shares::Claimant;
 use crate::stages::{ByOperation, Measured};
 
-/// Failed commands of one queue that are logged between two refills: a flood takes no lock for
-/// each.
+/// Failed commands of one queue that are logged between two refills, so that a flood of errors does
+/// not take the log's lock for each.
 pub(crate) const LOGGED_ERRORS_MAX: u8 = 16;
 
-/// Which kind of queue.
+/// Admin or I/O queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum QueueKind {
     /// The admin queue of the controller in this slot of the core.
     Admin { controller: u32 },
-    /// An I/O queue, by its token in the registry.
+    /// An I/O queue with its token in the registry.
     Io { token: u64 },
 }
 
-/// Where a queue stands.
+/// The state of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum QueueState {
-    /// Serves commands.
+    /// Admits commands.
     Live,
-    /// Answers what it has and takes nothing more; the answer of its last command moves it on.
+    /// Completes its commands and admits no more. Ends with the last response.
     Leaving,
-    /// The host sent Disconnect; the answer of its last command moves it on.
+    /// Completes its commands before the host's Disconnect. Ends with the last response.
     Disconnecting { tag: u64, command_id: u16 },
-    /// A close was handed out; the transport's `close_queue` moves it on.
+    /// The transport was told to close the connection. Ends with its call of `close_queue`.
     Ending,
-    /// The connection is gone; the device's last completion frees it.
+    /// The connection is closed. The last device completion frees the queue.
     Gone,
 }
 
-/// What happens to a queue.
+/// An event in the life of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum QueueEvent {
-    /// A Disconnect command came.
+    /// A Disconnect command was received.
     Disconnect { tag: u64, command_id: u16 },
-    /// No command is unanswered any more.
+    /// The last outstanding command was completed.
     Answered,
-    /// The connection has to end once all commands are answered.
+    /// The connection has to end after all responses.
     Leave,
-    /// The connection has to end.
+    /// The connection has to end now.
     End,
-    /// The connection is gone.
+    /// The connection is closed.
     ConnectionGone,
 }
 
-/// The state that an event makes of another; `None`: the event changes nothing.
+/// The next state, or `None` if the event changes nothing.
 pub(crate) const fn transition(state: QueueState, event: QueueEvent) -> Option<QueueState> {
     use QueueEvent::{Answered, ConnectionGone, Disconnect, End, Leave};
     use QueueState::{Disconnecting, Ending, Gone, Leaving, Live};
@@ -91,28 +91,28 @@ pub(crate) struct Queue {
     /// Failed commands that may still be logged before the next refill.
     pub(crate) loggable: u8,
     head: u16,
-    /// Commands admitted as work and not answered yet.
+    /// Commands admitted as work that have no response yet.
     pub(crate) unanswered: u32,
-    /// Of these, in the table of executions; what counts when the connection is gone.
+    /// Those of them in the table of executions. After the connection is closed: its orphans.
     pub(crate) executing: u32,
-    /// Of these, held back by a fence.
+    /// Those of them that a fence holds back.
     pub(crate) fenced: u32,
-    /// When devices must end by force what they have of it. Set once its connection is gone.
+    /// When devices have to end its orphans by force. Set when its connection is closed.
     pub(crate) overdue_at: Option<Nanos>,
     pub(crate) connection: u32,
-    /// Executions that are reserved for it.
+    /// Execution slots reserved for it.
     pub(crate) slot_quota: usize,
-    /// For which host.
+    /// The host that the slots are counted for.
     pub(crate) claimant: Claimant,
-    /// Commands answered as soon as they came, in this turn.
+    /// Inline completions of this turn.
     pub(crate) served: ByOperation<u32>,
-    /// How its commands are noted down, once it has a slot.
+    /// Template of its commands' trace events.
     pub(crate) note: CommandNote,
-    /// The same of those that are served in one turn, put together beforehand.
+    /// Prepared trace events of inline completions.
     pub(crate) served_note: ByOperation<Note>,
 }
 
-/// What makes a queue, beside its controller.
+/// Parameters of a new queue.
 pub(crate) struct QueueSetup {
     pub(crate) kind: QueueKind,
     pub(crate) qid: u16,
@@ -156,7 +156,7 @@ impl Queue {
         }
     }
 
-    /// It is going to be in this slot.
+    /// Prepares trace events for this slot.
     pub(crate) fn take_slot(&mut self, slot: u32) {
         self.note = CommandNote::of_queue(self.subsystem, slot);
         let served = |operation| Moment::Served.of(self.note.with_operation(Some(operation)));
@@ -166,7 +166,7 @@ impl Queue {
         };
     }
 
-    /// Whether I/O commands may come in.
+    /// Whether it admits I/O commands.
     #[inline]
     pub(crate) fn takes_io(&self) -> bool {
         match (self.kind, self.state) {
@@ -211,9 +211,8 @@ impl Queue {
         }
     }
 
-    /// Executions that a queue may have at once. Of an I/O queue: its depth. Of the admin queue of a
-    /// subsystem's controller: some flushes, and that of a shutdown. A discovery controller has
-    /// nothing to flush.
+    /// Execution slots that a queue needs at most: an I/O queue its depth; the admin queue of an I/O
+    /// controller some flushes and the one of a shutdown. A discovery controller flushes nothing.
     pub(crate) fn slot_quota(qid: u16, depth: u16, kind: ControllerKind) -> usize {
         match kind {
             ControllerKind::Io if qid > 0 => usize::from(depth),
@@ -222,7 +221,7 @@ impl Queue {
         }
     }
 
-    /// Moves the state; false when the event changes nothing.
+    /// Applies an event. Returns false if it changes nothing.
     pub(crate) fn apply(&mut self, event: QueueEvent) -> bool {
         match transition(self.state, event) {
             Some(state) => {
@@ -233,16 +232,16 @@ impl Queue {
         }
     }
 
-    /// Why the queue has to end once its commands are answered, if it does.
+    /// The reason for which the queue has to end after its responses, if any.
     pub(crate) fn must_leave(&self) -> Option<CloseReason> {
         match self.kind {
-            // The admin queue ends with the controller, after these.
+            // The admin queue ends with the controller, after its I/O queues.
             QueueKind::Io { .. } => self.shared.leaves(),
             QueueKind::Admin { .. } => None,
         }
     }
 
-    /// Why the queue has to end, if it does: its association ends, or its controller was reset.
+    /// The reason for which the queue has to end now, if any: the end of its association, or a reset.
     pub(crate) fn must_end(&self) -> Option<CloseReason> {
         if let Some(reason) = self.shared.ending() {
             return Some(reason);
