@@ -1,10 +1,10 @@
-//! Hosts that nobody configured: they connect with names of their own to the discovery subsystem,
-//! and to exports that let them in or do not, up to every limit there is, and stay.
+//! Anonymous hosts, which are not configured: they connect with arbitrary names to the discovery
+//! subsystem and to exports that may reject them, up to every limit, and stay.
 //!
-//! The target has places of their own for both (README of the appliance, limits): a discovery
-//! controller always gets in, for which the one that was idle longest goes, of those that no export
-//! names and that wait for no event; controllers of exports leave a part to hosts that are named.
-//! What configured hosts find meanwhile is judged where they connect.
+//! The target reserves capacity for both kinds of controllers (README of the appliance, limits). A
+//! discovery controller is always admitted; it replaces the controller that was idle longest, of
+//! those that no export names and that wait for no event. Controllers of exports leave a part of
+//! the capacity to named hosts. The effects on configured hosts are judged where these connect.
 
 use std::fmt::Display;
 
@@ -26,58 +26,60 @@ use crate::network::{HostEnd, Wire};
 use crate::plan::SUBSYSTEMS;
 use crate::random::Random;
 
-/// Hosts at once.
+/// Maximum number of simultaneous hosts.
 const HOSTS_MAX: usize = 220;
-/// Hosts that come together.
+/// Number of hosts that connect together.
 const COME_MIN: u64 = 70;
 const COME_MAX: u64 = 140;
-/// So many of them come at once, and the others so much later, when some have been idle for long.
+/// Number of hosts that connect immediately. The others follow after this delay, when some have
+/// been idle for long.
 const FIRST_WAVE: u64 = 62;
 const SECOND_WAVE_AFTER: Nanos = Nanos::from_millis(1200);
-/// Each goes after so long at least and at most.
+/// Minimum and maximum time after which a host disconnects.
 const STAY_MIN: Nanos = Nanos::from_secs(3);
 const STAY_MAX: Nanos = Nanos::from_secs(8);
-/// A change has taken effect, and whoever went has no controller any more, after this.
+/// Time after which a change is in effect and a disconnected host has no controller.
 const SETTLED: Nanos = Nanos::from_secs(2);
-/// An answer that nothing delays takes no longer.
+/// Maximum time to a response without disturbance.
 const ANSWER_MAX: Nanos = Nanos::from_secs(6);
-/// Of two hosts whose last commands came closer together than this it is open which was idle longer.
+/// Difference between the last commands of two hosts below which it is undefined which was idle
+/// longer.
 const IDLE_SLACK: Nanos = Nanos::from_millis(500);
-/// The part of an export's controllers that is kept for hosts with names: one in so many.
+/// The part of an export's controllers that is reserved for named hosts: one in this number.
 const LISTED_PART: usize = 4;
-/// The part that hosts leave to those that have few: one in so many.
+/// The part that hosts leave to those that have few: one in this number.
 const RESERVED_PART: usize = 8;
-/// Entries of an admin queue: so few that commands in execution are no limit.
+/// Entries of an admin queue; few, so that the limit of commands in execution does not apply.
 const DEPTH: u16 = 4;
 const ENABLE: u16 = 1;
 const EVENT_REQUEST: u16 = 2;
 const KEEP_ALIVE: u16 = 3;
 
-/// Where a host stands.
+/// The state of a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// The ICReq is on its way.
+    /// The ICReq is sent.
     Initialising,
-    /// The Connect is.
+    /// The Connect command is sent.
     Connecting,
     /// It has a controller.
     Attached,
 }
 
-/// A host.
+/// An anonymous host.
 struct Anonymous {
     wire: Wire,
     inbox: PduInbox,
     name: String,
-    /// Of an export, if not of the discovery subsystem.
+    /// The subsystem of its export; `None` for the discovery subsystem.
     subsystem: Option<usize>,
     listener: usize,
     phase: Phase,
-    /// When the present phase began.
+    /// When the current phase began.
     since: Nanos,
-    /// When it was attached, or last sent a command since then.
+    /// When it was attached, or sent its last command since.
     commanded_at: Nanos,
-    /// The same before that.
+    /// The previous value of `commanded_at`.
     commanded_before: Nanos,
     /// When it sent its event request.
     awaits_event_since: Option<Nanos>,
@@ -110,20 +112,20 @@ impl Anonymous {
     }
 }
 
-/// All of them.
+/// All anonymous hosts.
 #[derive(Default)]
 pub struct Multitude {
     hosts: Vec<Anonymous>,
     coming: Vec<Coming>,
-    /// When discovery controllers, and controllers of exports, went.
+    /// When controllers ended, and whether each was a discovery controller.
     gone: Vec<(Nanos, bool)>,
-    /// Those that the target let go of lately.
+    /// Controllers that the target ended recently.
     evicted: Vec<Evicted>,
     named: u64,
 }
 
 impl Multitude {
-    /// More hosts come, for discovery or for an export.
+    /// Schedules more hosts, for discovery or for an export.
     pub fn come(&mut self, ground: &Ground<'_>, random: &mut Random) {
         let chosen = random.below(2 * ground.swarm.subsystems as u64) as usize;
         let subsystem = (chosen < ground.swarm.subsystems).then_some(chosen);
@@ -146,7 +148,7 @@ impl Multitude {
         }
     }
 
-    /// Those whose time it is come.
+    /// Connects the hosts that are due.
     fn arrive(&mut self, ground: &Ground<'_>) {
         let due = |it: &mut Coming| it.at <= ground.now;
         for coming in self.coming.extract_if(.., due) {
@@ -177,7 +179,7 @@ impl Multitude {
         }
     }
 
-    /// Some do something, so that others were idle longer.
+    /// Has some hosts send a command, so that others were idle longer.
     pub fn stir(&mut self, now: Nanos, random: &mut Random) {
         for host in &mut self.hosts {
             let stirs = host.is_attached_to_discovery() && random.permille(300);
@@ -188,7 +190,7 @@ impl Multitude {
         }
     }
 
-    /// All of them are gone.
+    /// Disconnects all hosts.
     pub fn disperse(&mut self) {
         for host in self.hosts.drain(..) {
             host.wire.cut();
@@ -198,19 +200,19 @@ impl Multitude {
         self.evicted.clear();
     }
 
-    /// Whether there are any.
+    /// Whether there are no hosts.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.hosts.is_empty() && self.coming.is_empty()
     }
 
-    /// Whether something has arrived for the target that it has not taken.
+    /// Whether unprocessed data has arrived at the target.
     #[must_use]
     pub fn waits_for_target(&self) -> bool {
         self.hosts.iter().any(|it| it.wire.waits_for_target())
     }
 
-    /// When something arrives, or a host goes.
+    /// The next time at which data arrives or a host connects or disconnects.
     #[must_use]
     pub fn next_due(&self) -> Option<Nanos> {
         let dues = self.hosts.iter().map(|it| {
@@ -220,10 +222,10 @@ impl Multitude {
         dues.chain(self.coming.iter().map(|it| it.at)).min()
     }
 
-    /// Takes in what has come; whether there was anything.
+    /// Receives at all hosts. Returns whether there was anything.
     ///
     /// # Errors
-    /// What the target did wrong.
+    /// A violation by the target.
     pub fn poll(&mut self, ground: &mut Ground<'_>) -> Result<bool, Violation> {
         let now = ground.now;
         self.gone.retain(|(at, _)| *at + SETTLED > now);
@@ -259,7 +261,7 @@ impl Multitude {
         Ok(moved)
     }
 
-    /// Takes whole PDUs in; whether the host goes on after them.
+    /// Processes complete PDUs. Returns whether the host continues.
     fn take_pdus(&mut self, ground: &mut Ground<'_>, at: usize) -> Result<bool, Violation> {
         loop {
             let host = &mut self.hosts[at];
@@ -282,7 +284,7 @@ impl Multitude {
                     } else if capsule.cqe.cid.get() == KEEP_ALIVE {
                         host.awaits_keep_alive = false;
                     } else if capsule.cqe.cid.get() == ENABLE && status.is_success() {
-                        // Every other one waits for an event.
+                        // Every second host waits for an event.
                         if self.named.is_multiple_of(2) {
                             let request = Sqe::async_event_request().with_cid(EVENT_REQUEST);
                             host.send(request, &[]);
@@ -303,7 +305,7 @@ impl Multitude {
         }
     }
 
-    /// A Connect was answered; whether the host is attached now.
+    /// Handles the response to a Connect. Returns whether the host is attached now.
     fn connected(
         &mut self,
         ground: &mut Ground<'_>,
@@ -341,7 +343,7 @@ impl Multitude {
         Ok(true)
     }
 
-    /// Whether this is how an export answers, as it is configured.
+    /// Whether the status of a Connect to an export is correct for its configuration.
     fn is_right(&self, ground: &Ground<'_>, subsystem: usize, status: Status) -> bool {
         let serving = ground.serving;
         if !serving.subsystems[subsystem] {
@@ -355,7 +357,7 @@ impl Multitude {
             true => capacity - capacity / LISTED_PART,
             false => capacity,
         };
-        // Those that went may still have theirs, and configured hosts have some.
+        // Disconnected hosts may still have a controller, and configured hosts have some.
         let certainly = self.count(false);
         if status.is_success() {
             return certainly < most;
@@ -366,7 +368,7 @@ impl Multitude {
         status.is(Status::CONNECT_CONTROLLER_BUSY) && perhaps >= least
     }
 
-    /// Controllers that these hosts have, as far as they know.
+    /// Number of controllers of these hosts, as far as they know.
     fn count(&self, of_discovery: bool) -> usize {
         let attached = self.hosts.iter().filter(|it| it.phase == Phase::Attached);
         attached
@@ -374,7 +376,7 @@ impl Multitude {
             .count()
     }
 
-    /// The target has ended a connection.
+    /// Checks whether the target may end this connection.
     fn check_end(&mut self, ground: &Ground<'_>, at: usize) -> Result<(), Violation> {
         let host = &self.hosts[at];
         let is_settled = ground.changed_at + SETTLED < ground.now;
@@ -391,7 +393,7 @@ impl Multitude {
         if perhaps < DISCOVERY_CONTROLLERS_MAX {
             return wrong(format!(" with {perhaps} discovery controllers"));
         }
-        // What was sent last may not have been known yet.
+        // The target may not have received the last command.
         let is_recent = |at: Nanos| at + IDLE_SLACK > ground.now;
         if host.awaits_event_since.is_some_and(is_recent) {
             return Ok(());
@@ -410,7 +412,8 @@ impl Multitude {
         Ok(())
     }
 
-    /// Those that stayed when another one had to go were not idle longer, nor did they wait less.
+    /// Checks recent evictions: hosts that wait for no event are evicted first, and among equals
+    /// the one that was idle longest.
     fn check_evictions(&mut self, now: Nanos) -> Result<(), Violation> {
         let attached = self.hosts.iter().filter(|it| it.is_attached_to_discovery());
         for evicted in &self.evicted {
@@ -442,13 +445,13 @@ impl Multitude {
 struct Coming {
     at: Nanos,
     listener: usize,
-    /// Of an export, if not of the discovery subsystem.
+    /// The subsystem of its export; `None` for the discovery subsystem.
     subsystem: Option<usize>,
     leaves_at: Nanos,
     random: Random,
 }
 
-/// A discovery controller that made room for another one.
+/// A discovery controller that was replaced by another one.
 struct Evicted {
     at: Nanos,
     name: String,
@@ -457,7 +460,7 @@ struct Evicted {
     idle_since: Nanos,
 }
 
-/// Whether nothing but the host itself decides what it finds at a listener.
+/// Whether responses at a listener depend on nothing but the host itself.
 fn is_calm(ground: &Ground<'_>, listener: usize) -> bool {
     !ground.stopping && !ground.changing && ground.serving.listeners[listener]
 }

@@ -1,4 +1,4 @@
-//! The production appliance on virtual time: target, cores and transports on reactors that all turn
+//! The production appliance in virtual time: target, cores and transports on reactors that all run
 //! on one thread.
 
 mod accounts;
@@ -46,9 +46,9 @@ use opening::Disks;
 pub use opening::Shelf;
 use watched::Watched;
 
-/// Commands that one reactor may have outstanding.
+/// Maximum outstanding commands of one reactor.
 pub const COMMANDS_MAX: usize = 2048;
-/// Connections of one reactor and transport; it refuses more.
+/// Maximum connections of one reactor and transport; it refuses more.
 pub const CONNECTIONS_MAX: usize = 64;
 
 /// NVMe/TCP over simulated streams.
@@ -59,16 +59,16 @@ pub struct Appliance {
     simulation: Simulation,
     target: Arc<Target>,
     arena: Arc<Arena>,
-    /// Drives' devices by the numbers of their disks.
+    /// The devices of drives, by disk number.
     devices: Vec<(usize, Arc<dyn Device>)>,
     cores: Vec<Rc<RefCell<TargetCore>>>,
-    /// Each reactor's NVMe/TCP.
+    /// The NVMe/TCP transport of each reactor.
     tcp: Vec<Rc<RefCell<SimTcp>>>,
-    /// The control thread's part; a change that is being carried out has it.
+    /// The control thread's state; `None` while a configuration change uses it.
     control: Option<Control>,
     drives: Vec<Opened>,
     placement: Placement,
-    /// What the transports were told last of their ports.
+    /// The port settings that the transports received last.
     told: Told,
     doors: Vec<Door>,
     /// Disks that are read-only by themselves.
@@ -77,10 +77,10 @@ pub struct Appliance {
 }
 
 impl Appliance {
-    /// Starts what is configured in a scene, at the present time.
+    /// Starts the configuration of a scene at the current time.
     ///
     /// # Errors
-    /// What could not be had, in words.
+    /// The resource that is not available, as text.
     pub fn start(seed: u64, scene: &Scene) -> Result<Self, String> {
         let Scene {
             swarm, time, disks, ..
@@ -122,7 +122,7 @@ impl Appliance {
         let settings: Told = Arc::new(Mutex::new(settings.collect()));
         let mut tcp = Tcp::new(scene, &listeners, &placement, &handles, &settings);
         let mut rdma = match &scene.rdma {
-            // As the appliance: without a listener at start there is none.
+            // As in the appliance, there is no RDMA transport if no listener needs it at start.
             Some(network) if !listeners.rdma.is_empty() => {
                 let regions = headless.regions(&arena);
                 let settings = Arc::clone(&settings);
@@ -171,7 +171,7 @@ impl Appliance {
         })
     }
 
-    /// One turn of every reactor.
+    /// Runs one turn of every reactor.
     pub fn round(&mut self) -> Progress {
         for drive in &self.drives {
             drive.tend(self.time.now());
@@ -181,13 +181,13 @@ impl Appliance {
         progress
     }
 
-    /// Whether nothing is on its way between the reactors.
+    /// Whether no message between reactors is in flight.
     #[must_use]
     pub fn is_at_rest(&self) -> bool {
         self.simulation.is_at_rest()
     }
 
-    /// Whether a disk's device has a place in the target.
+    /// Whether the target uses a disk's device.
     #[must_use]
     pub fn has_device(&self, disk: usize) -> bool {
         let name = device_name(disk).parse();
@@ -195,55 +195,55 @@ impl Appliance {
         control.is_some_and(|it| name.is_ok_and(|name| it.place_of(&name).is_some()))
     }
 
-    /// What the control thread changes the appliance by, for as long as a change takes.
+    /// Takes the control thread's state for the duration of a change.
     pub fn take_control(&mut self) -> Option<Control> {
         self.control.take()
     }
 
-    /// The change is over.
+    /// Returns the control thread's state after a change.
     pub fn give_control(&mut self, control: Control) {
         self.control = Some(control);
     }
 
-    /// Whether a disk's drive is gone, as far as its driver knows.
+    /// Whether a disk's drive is removed, as far as its driver knows.
     #[must_use]
     pub fn is_gone(&self, disk: usize) -> bool {
         let drive = self.devices.iter().find(|(number, _)| *number == disk);
         drive.is_some_and(|(_, it)| it.health().state == HealthState::Removed)
     }
 
-    /// A round of the control thread, unless it is busy with a change.
+    /// Runs the control thread's periodic checks, unless a change is in progress.
     pub fn look(&mut self) {
         if let Some(control) = &mut self.control {
             control.look();
         }
     }
 
-    /// Moves time on to `to`.
+    /// Advances the time to `to`.
     pub fn advance_to(&mut self, to: Nanos) {
         self.simulation.clock().advance_to(to);
         self.time.set(self.simulation.clock().now());
     }
 
-    /// When a reactor wants a turn although nothing happens.
+    /// The earliest timer of the reactors.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Nanos> {
         self.simulation.next_deadline()
     }
 
-    /// Begins an orderly stop, to be over by `deadline`.
+    /// Begins a shutdown that must end by `deadline`.
     pub fn begin_stop(&mut self, deadline: Nanos) {
         self.target.shut_down();
         self.simulation.request_stop(deadline);
     }
 
-    /// Whether the stop is over.
+    /// Whether the shutdown is complete.
     #[must_use]
     pub fn is_stopped(&self) -> bool {
         self.simulation.is_finished()
     }
 
-    /// What did not end, after a stop.
+    /// The objects that did not end during the shutdown.
     pub fn outstanding(&mut self) -> Vec<String> {
         let reactors = self.target.reactors();
         (0..reactors)
@@ -252,8 +252,8 @@ impl Appliance {
             .collect()
     }
 
-    /// Ends it at once, whatever is in flight; returns how many slices of the arena are out when
-    /// nobody is left to hold them.
+    /// Ends the appliance immediately, in any state. Returns the number of leases that remain
+    /// unreturned after all owners are dropped.
     #[must_use]
     pub fn end(self) -> u64 {
         let Self {
@@ -273,13 +273,14 @@ impl Appliance {
         classes.iter().map(|class| class.taken).sum()
     }
 
-    /// Memory that a drive accessed although it was not posted to it, if any since the last call.
+    /// A DMA access of a drive to memory that was not posted to it, if there was one since the last
+    /// call.
     #[must_use]
     pub fn take_dma_violation(&self) -> Option<DmaViolation> {
         self.arena.take_dma_violation()
     }
 
-    /// What each connection over TCP holds.
+    /// The memory that each TCP connection holds.
     #[must_use]
     pub fn held_by_connections(&self) -> Vec<(WireId, ConnectionAudit)> {
         let mut held = Vec::new();
@@ -290,14 +291,14 @@ impl Appliance {
         held
     }
 
-    /// How often a request has had to wait for memory.
+    /// Number of requests that had to wait for memory.
     #[must_use]
     pub fn waits_for_memory(&self) -> u64 {
         let classes = self.arena.counters().classes;
         classes.iter().map(|class| class.waits).sum()
     }
 
-    /// Answers of devices that nobody waited for, and uses of queues that were gone: mistakes.
+    /// Completions for unknown requests and uses of stale queues, which are defects.
     #[must_use]
     pub fn stale_completions(&self) -> u64 {
         let cores = (0..self.target.reactors()).filter_map(|it| self.target.core_counters(it));
@@ -309,12 +310,12 @@ impl Appliance {
         self.drives.iter().map(Opened::state)
     }
 
-    /// What the drivers of drives did, by the numbers of their disks.
+    /// The drivers' counters, by disk number.
     pub fn drive_counters(&self) -> impl Iterator<Item = (usize, DriveCounters)> {
         self.drives.iter().map(|it| (it.number, it.counters()))
     }
 
-    /// The associations that there are, as the names of host and subsystem and the controller.
+    /// The current associations: host name, subsystem name and controller identifier.
     #[must_use]
     pub fn associations(&self) -> Vec<(String, String, u16)> {
         let controllers = self.target.snapshot().controllers.into_iter();
@@ -324,8 +325,8 @@ impl Appliance {
             .collect()
     }
 
-    /// What it serves, as a control thread in the midst of a change sees it. `absent`: disks that
-    /// are pulled out.
+    /// The served state, as the control thread sees it during a change. `absent`: disks that are
+    /// pulled out.
     #[must_use]
     pub fn served(&self, control: &Control, absent: &[usize]) -> Served {
         let told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
@@ -347,17 +348,17 @@ impl Appliance {
         }
     }
 
-    /// Controllers that hosts have.
+    /// The controllers of all hosts.
     #[must_use]
     pub fn controllers(&self) -> Vec<ControllerSnapshot> {
         self.target.snapshot().controllers
     }
 }
 
-/// Drives' devices by number, and what looks after the drives.
+/// The devices of drives by disk number, and the drives with their owners.
 type Drives = (Vec<(usize, Arc<dyn Device>)>, Vec<(Opened, DriveOwner)>);
 
-/// Opens every drive; time goes on while they start.
+/// Opens every drive; virtual time advances while they start.
 fn open(
     swarm: &Swarm,
     storages: &[Storage],
@@ -378,7 +379,7 @@ fn open(
     Ok((devices, drives))
 }
 
-/// Drives' devices by their places in the configuration.
+/// The devices of drives, by their index in the configuration.
 fn places_of(
     config: &Config,
     drives: &[(usize, Arc<dyn Device>)],
@@ -398,7 +399,7 @@ fn disks_by_name(storages: &[Storage], shelf: &Shelf) -> Disks {
         match storage {
             Storage::File(file) => files.push(file.clone()),
             Storage::Ram(it) => ram.push((device_name(number), it.clone())),
-            // Disks are on the shelf.
+            // The shelf contains the disks.
             Storage::Disk(_) | Storage::Drive(_) => {}
         }
     }
@@ -417,7 +418,7 @@ struct Ports {
 
 impl Ports {
     fn of(config: &Config) -> Self {
-        // As the appliance numbers them.
+        // Numbered as in the appliance.
         let numbered = (0..).map(PortId).zip(config.listeners.iter().cloned());
         let is_tcp = |it: &(PortId, Listener)| it.1.transport == Transport::Tcp;
         let (tcp, rdma) = numbered.partition(is_tcp);
@@ -425,18 +426,18 @@ impl Ports {
     }
 }
 
-/// What the reactors' NVMe/TCP is made of.
+/// The parts from which the reactors' NVMe/TCP transports are created.
 struct Tcp<'s> {
     swarm: &'s Swarm,
     ports: &'s [(PortId, Listener)],
     placement: Placement,
     handles: Vec<ReactorHandle>,
     listening: TcpListening,
-    /// Each reactor's own, until it has been taken.
+    /// The part of each reactor, until its transport takes it.
     own: Vec<Option<TcpOwn>>,
 }
 
-/// What one reactor takes for itself: its way to the others, and its orders.
+/// The part of one reactor: its ring port to the other reactors, and its control messages.
 type TcpOwn = (Port<Handoff<Wire>>, Receiver<nvme_tcp::Order<Socket>>);
 
 impl<'s> Tcp<'s> {
@@ -464,7 +465,7 @@ impl<'s> Tcp<'s> {
         }
     }
 
-    /// The transport of reactor `index`; the reactors take the listeners in turn.
+    /// Creates the transport of reactor `index`. Listeners are distributed over the reactors.
     fn transport(
         &mut self,
         index: usize,
@@ -506,7 +507,7 @@ impl<'s> Tcp<'s> {
         }
     }
 
-    /// How its listeners come and go from now on.
+    /// The interface that adds and removes its listeners.
     fn listening(self) -> Arc<dyn Listening> {
         Arc::new(self.listening)
     }
@@ -528,30 +529,30 @@ fn core(
         devices.attach(usize::from(place.0), &*device, options)?;
     }
     let limits = CoreLimits {
-        // Those of either transport.
+        // The limit covers the connections of both transports.
         queues_max: swarm.limits.connections.max(CONNECTIONS_MAX) + CONNECTIONS_MAX,
         executions_max: swarm.limits.executions,
     };
     Ok(TargetCore::new(Arc::clone(target), index, devices, limits))
 }
 
-/// What the reactors' NVMe/RDMA is made of.
+/// The parts from which the reactors' NVMe/RDMA transports are created.
 struct Rdma {
     provider: Fake,
     domains: Arc<Domains<Fake>>,
     config: RdmaConfig,
     ports: Vec<(PortId, Listener)>,
     listening: RdmaListening,
-    /// Each reactor's own, until it has been taken.
+    /// The part of each reactor, until its transport takes it.
     own: Vec<Option<RdmaOwn>>,
     placement: Placement,
 }
 
-/// What one reactor takes for itself: its way to the others, and its orders.
+/// The part of one reactor: its ring port to the other reactors, and its control messages.
 type RdmaOwn = (Port<nvme_rdma::Message<Fake>>, Receiver<nvme_rdma::Order>);
 
 impl Rdma {
-    /// Registers the memory of an appliance with its network cards.
+    /// Registers the memory of an appliance with its RDMA devices.
     fn new(
         network: &RdmaNetwork,
         swarm: &Swarm,
@@ -592,12 +593,12 @@ impl Rdma {
         })
     }
 
-    /// How its listeners come and go from now on.
+    /// The interface that adds and removes its listeners.
     fn listening(self) -> Arc<dyn Listening> {
         Arc::new(self.listening)
     }
 
-    /// The transport of reactor `index`; the reactors take the listeners in turn.
+    /// Creates the transport of reactor `index`. Listeners are distributed over the reactors.
     fn transport(
         &mut self,
         index: usize,

@@ -1,40 +1,40 @@
-//! What a block holds: a stamp that says where it belongs and which write put it there.
+//! Content of test blocks: a stamp that identifies the block and the write.
 //!
-//! Every 32 bytes of a block carry the whole stamp and their own position, so that a block that is
-//! misplaced, torn within, shifted or damaged is seen as such, whatever part of it arrives.
+//! Every 32 bytes of a block contain the whole stamp and their own position, so that a misplaced,
+//! torn, shifted or damaged block is detected from any part of it.
 
-/// Bytes of one record of a stamp.
+/// Size of one record of a stamp, in bytes.
 const RECORD_BYTES: usize = 32;
 
-/// Where a block belongs, and which write put it there.
+/// Identifies a block and the write that wrote it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stamp {
-    /// The device, by number.
+    /// The number of the device.
     pub device: u32,
     /// The block.
     pub lba: u64,
-    /// The write's number: no two writes of a run have the same.
+    /// The number of the write, unique in a run.
     pub version: u64,
 }
 
-/// What was found where a block was expected.
+/// The content found in a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Content {
     /// Zeroes.
     Zero,
-    /// What this write put there.
+    /// The content of this write.
     Written(u64),
-    /// A whole block that belongs elsewhere.
+    /// An intact block of another address.
     Misplaced(Stamp),
     /// Parts of two writes.
     Torn(u64, u64),
-    /// None of these, from this byte on.
+    /// None of these, starting at this byte.
     Garbage(usize),
 }
 
 impl Content {
-    /// The write that put it there, `None` for zeroes. `None` outside: no single write to this block
-    /// left that.
+    /// The write of an intact block, or an inner `None` for zeroes. The outer `None` means that no
+    /// single write to this block left this content.
     #[must_use]
     pub fn version(self) -> Option<Option<u64>> {
         match self {
@@ -65,7 +65,7 @@ impl Stamp {
     }
 }
 
-/// Reads what a block holds that should be block `lba` of `device`.
+/// Reads the content of a block that should be block `lba` of `device`.
 #[must_use]
 pub fn read(block: &[u8], device: u32, lba: u64) -> Content {
     if block.iter().all(|byte| *byte == 0) {
@@ -91,8 +91,8 @@ pub fn read(block: &[u8], device: u32, lba: u64) -> Content {
     }
 }
 
-/// The same from the first record of a block alone: which write it is of, `None` for zeroes. `None`
-/// outside: that takes a look at all of it.
+/// Reads the write from the first record of a block, or an inner `None` for zeroes. The outer
+/// `None` means that the whole block has to be read.
 #[must_use]
 pub fn version_at(first: &[u8]) -> Option<Option<u64>> {
     let record = &first[..RECORD_BYTES];
@@ -116,7 +116,7 @@ fn stamp_of(record: &[u8], index: usize) -> Option<Stamp> {
     (stamp.record(index) == record).then_some(stamp)
 }
 
-/// The finishing step of SplitMix64: every bit of the word touches every other.
+/// The finalizer of SplitMix64: every input bit affects every output bit.
 #[must_use]
 pub fn mixed(word: u64) -> u64 {
     reactors::sim::Seeded::new(word, 0).draw()

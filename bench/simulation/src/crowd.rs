@@ -1,6 +1,5 @@
-//! Strangers: connections that anybody may open, and that send nothing, half of a PDU, or data that
-//! is damaged again and again. Each has to be ended by the target in its own time, and none may
-//! keep a well-behaved host waiting.
+//! Unknown hosts that send nothing, half of a PDU, or damaged data repeatedly. The target has to
+//! close each of these connections in time, and they must not delay well-behaved hosts.
 
 use nvme_spec::Sqe;
 use nvme_spec::fabrics::{CNTLID_DYNAMIC, ConnectAttributes, ConnectData};
@@ -15,30 +14,30 @@ use crate::memory::MemoryBound;
 use crate::network::{Listener, NetworkTemper, Wire, WireId};
 use crate::random::Random;
 
-/// A connection whose set-up does not go on is ended within this: the set-up timeout of 10 s, the
-/// time that a close may take, and the network's delays.
+/// Maximum lifetime of a connection whose set-up does not continue: the set-up timeout of 10 s, the
+/// time of a close, and the network's delays.
 const SETUP_MAX: Nanos = Nanos::from_secs(14);
-/// Strangers at once.
+/// Maximum number of simultaneous connections of unknown hosts.
 const STRANGERS_MAX: usize = 12;
 
-/// Damaged Connects of a flood.
+/// Number of damaged Connect commands in a flood.
 const FLOOD: usize = 400;
 
-/// A stranger's connection.
+/// The connection of an unknown host.
 struct Stranger {
     wire: Wire,
     what: &'static str,
     opened_at: Nanos,
 }
 
-/// All strangers.
+/// All connections of unknown hosts.
 #[derive(Default)]
 pub struct Crowd {
     strangers: Vec<Stranger>,
 }
 
 impl Crowd {
-    /// More strangers come by `listener`.
+    /// Opens more connections to `listener`.
     pub fn come(
         &mut self,
         listener: &Listener,
@@ -61,10 +60,10 @@ impl Crowd {
         }
     }
 
-    /// Looks whether the target has let go of those whose time is over.
+    /// Checks that the target has closed all connections whose time is over.
     ///
     /// # Errors
-    /// It has not.
+    /// A connection is still open.
     pub fn check(&mut self, now: Nanos) -> Result<(), Violation> {
         self.strangers.retain(|it| !it.wire.is_closed_by_target());
         let kept = self
@@ -81,32 +80,32 @@ impl Crowd {
         }
     }
 
-    /// What the target may hold for each of them.
+    /// The memory bound of each connection.
     pub fn memory_bounds(&self) -> impl Iterator<Item = (WireId, MemoryBound)> {
         let wires = self.strangers.iter().map(|it| it.wire.id());
         wires.map(|wire| (wire, MemoryBound::default()))
     }
 
-    /// All of them are gone.
+    /// Cuts all connections.
     pub fn disperse(&mut self) {
         for stranger in self.strangers.drain(..) {
             stranger.wire.cut();
         }
     }
 
-    /// Whether there are any.
+    /// Whether there are no connections.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.strangers.is_empty()
     }
 
-    /// Whether something has arrived for the target that it has not taken.
+    /// Whether unprocessed data has arrived at the target.
     #[must_use]
     pub fn waits_for_target(&self) -> bool {
         self.strangers.iter().any(|it| it.wire.waits_for_target())
     }
 
-    /// When something arrives, or a stranger's time is over.
+    /// The next time at which data arrives or a connection's time is over.
     #[must_use]
     pub fn next_due(&self) -> Option<Nanos> {
         let dues = self.strangers.iter().map(|it| {
@@ -117,7 +116,7 @@ impl Crowd {
     }
 }
 
-/// Sends the beginning of what a host sends; what that is.
+/// Sends the beginning of a connection set-up. Returns its description.
 fn begin(wire: &Wire, random: &mut Random, now: Nanos) -> &'static str {
     let digests = DigestFlags::new().with_data(true);
     let initialise = IcReq::new(0, digests, 0);
@@ -149,7 +148,7 @@ fn begin(wire: &Wire, random: &mut Random, now: Nanos) -> &'static str {
             "half of a Connect"
         }
         3 => {
-            // None of the answers would be taken.
+            // The host does not read the responses.
             wire.stall(false, now + SETUP_MAX);
             wire.send(initialise);
             connect.extend([0; 4]);
@@ -157,7 +156,7 @@ fn begin(wire: &Wire, random: &mut Random, now: Nanos) -> &'static str {
             "a flood of damaged Connects"
         }
         _ => {
-            // The data digest is wrong each time.
+            // The data digest is wrong in each of them.
             wire.send(initialise);
             connect.extend([0; 4]);
             for _ in 0..random.between(1, 8) {

@@ -1,29 +1,29 @@
-//! Defects that are planted in the appliance one at a time, each of which the simulation must find:
-//! the proof that the judge sees.
+//! Planted defects of the appliance. The simulation has to find each of them, which proves that the
+//! judge detects such defects.
 //!
-//! They are at the places in the code that ask [`planted`](reactors::sim::planted), and only in
+//! The code contains them where it calls [`planted`](reactors::sim::planted); they exist only in
 //! builds with `--cfg planted`.
 
 use std::fmt;
 
 use crate::run::Failure;
 
-/// A planted defect must be found within so many seeds, beginning with seed 0.
+/// A planted defect must be found within this number of seeds, beginning with seed 0.
 pub const SEEDS_MAX: u64 = 200;
 
-/// A defect.
+/// A planted defect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Defect {
-    /// Its name at the place where it is planted.
+    /// Its name in the code.
     pub name: &'static str,
-    /// What the appliance does wrong.
+    /// The wrong behaviour of the appliance.
     pub what: &'static str,
 }
 
 /// Declares the defects.
 macro_rules! defects {
     ($($name:literal: $what:literal;)*) => {
-        /// All of them.
+        /// All defects that the simulation has to find.
         pub const DEFECTS: &[Defect] = &[$(Defect { name: $name, what: $what },)*];
     };
 }
@@ -171,24 +171,25 @@ defects! {
     "event-abort-unanswered": "an event request that is aborted is not answered";
 }
 
-/// A defect for which simulation is the wrong tool, and the test that fails with it.
+/// A defect that a test detects instead of the simulation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tested {
-    /// Its name at the place where it is planted.
+    /// Its name in the code.
     pub name: &'static str,
-    /// What the appliance does wrong.
+    /// The wrong behaviour of the appliance.
     pub what: &'static str,
-    /// The program that has the test, by its target's name: a crate, for its unit tests, or one of
-    /// the files in a crate's `tests`.
+    /// The target's name of the program with the test: a crate for its unit tests, or one of the
+    /// files in a crate's `tests`.
     pub program: &'static str,
-    /// The test.
+    /// The name of the test.
     pub test: &'static str,
 }
 
-/// Declares the defects that tests find.
+/// Declares the defects that tests detect.
 macro_rules! tested {
     ($($name:literal: $what:literal, by $program:literal $test:literal;)*) => {
-        /// All that tests find; `cargo xtask sim --defects` runs each test with its defect.
+        /// All defects that tests detect; `cargo xtask sim --defects` runs each test with its
+        /// defect.
         pub const TESTED: &[Tested] = &[$(Tested {
             name: $name,
             what: $what,
@@ -281,19 +282,19 @@ impl fmt::Display for Tested {
     }
 }
 
-/// How a defect was found, or not.
+/// The result of the search for a defect.
 #[derive(Clone, Debug)]
 pub struct Finding {
     /// The defect.
     pub defect: Defect,
-    /// What the judge said, in the first seed in which it said anything.
+    /// The failure of the first seed that detects it.
     pub failure: Option<Failure>,
 }
 
-/// Characters of what the judge said that the table shows.
+/// Maximum length of a violation's text in the table, in characters.
 const SAID_MAX: usize = 140;
 
-/// The findings as a page.
+/// The findings as a Markdown page.
 #[must_use]
 pub fn page(findings: &[Finding]) -> String {
     let mut page = format!(
@@ -338,7 +339,7 @@ pub fn page(findings: &[Finding]) -> String {
     page
 }
 
-/// Looks for a defect.
+/// Searches for a defect.
 #[cfg(planted)]
 #[must_use]
 pub fn look_for(defect: Defect) -> Finding {

@@ -1,8 +1,8 @@
-//! A drive on virtual time: it has a volatile cache and a medium, is slow, fails, is pulled out,
-//! and keeps over a power cut only what was durable and some of the rest.
+//! A disk in virtual time. It has a volatile cache and a medium, is slow, fails, and is pulled out.
+//! A power cut preserves durable data and a random part of the rest.
 //!
-//! Its atomic unit is one block, as every namespace of the target promises: a longer write that a
-//! power cut or an error meets may be there in part.
+//! Its atomic unit is one block, as every namespace of the target promises: a longer write may be
+//! partially written after a power cut or an error.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,7 +18,7 @@ use crate::content::{self, Content};
 use crate::random::Random;
 use crate::time::SharedTime;
 
-/// What a disk is like.
+/// The properties of a disk.
 #[derive(Clone, Copy, Debug)]
 pub struct DiskShape {
     /// Bytes of a block.
@@ -27,41 +27,41 @@ pub struct DiskShape {
     pub block_count: u64,
     /// Whether completed writes may be lost in a power cut.
     pub volatile: bool,
-    /// What it makes of deallocations.
+    /// The effect of deallocations.
     pub deallocate: Deallocate,
     /// Largest transfer in blocks.
     pub transfer_blocks_max: u32,
-    /// Whether it says that it takes no writes.
+    /// Whether it reports to be read-only.
     pub read_only: bool,
 }
 
-/// How a disk behaves. All shares are of a thousand requests.
+/// The behaviour of a disk. All shares are per thousand requests.
 #[derive(Clone, Copy, Debug)]
 pub struct DiskTemper {
-    /// A request takes at least this long.
+    /// Minimum latency of a request.
     pub latency_min: Nanos,
-    /// And, most of the time, at most this long.
+    /// Maximum latency of most requests.
     pub latency_max: Nanos,
-    /// Requests that take up to [`slow_max`](Self::slow_max) instead.
+    /// Share of requests that take up to [`slow_max`](Self::slow_max) instead.
     pub slow_permille: u32,
-    /// The longest that a slow request takes.
+    /// Maximum latency of a slow request.
     pub slow_max: Nanos,
-    /// Requests that fail.
+    /// Share of requests that fail.
     pub error_permille: u32,
-    /// Flushes that fail, and writes with Force Unit Access.
+    /// Share of flushes and of writes with Force Unit Access that fail.
     pub flush_error_permille: u32,
-    /// Requests that are put off.
+    /// Share of requests that are deferred.
     pub later_permille: u32,
-    /// Requests that change data and take up to [`linger_max`](Self::linger_max) to do so.
+    /// Share of modifying requests that take up to [`linger_max`](Self::linger_max).
     pub linger_permille: u32,
-    /// The longest that such a request takes.
+    /// Maximum latency of such a request.
     pub linger_max: Nanos,
-    /// Requests after which the cache writes a block back on its own.
+    /// Share of requests after which the cache writes a block back.
     pub write_back_permille: u32,
 }
 
 impl DiskTemper {
-    /// How long the next request takes.
+    /// The latency of the next request.
     pub(crate) fn draw_latency(&self, random: &mut Random, figures: &mut DiskFigures) -> Nanos {
         let (least, most) = if random.permille(self.slow_permille) {
             figures.slow += 1;
@@ -73,18 +73,18 @@ impl DiskTemper {
     }
 }
 
-/// What a disk did, for the figures.
+/// Counters of a disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DiskFigures {
-    /// Requests that failed.
+    /// Failed requests.
     pub errors: u64,
-    /// Of these, flushes and durable writes that failed for themselves.
+    /// Flushes and durable writes that failed because of their own error rate.
     pub flush_errors: u64,
-    /// Requests that were put off.
+    /// Deferred requests.
     pub later: u64,
-    /// Requests that were slow.
+    /// Slow requests.
     pub slow: u64,
-    /// Blocks that a power cut took from the cache.
+    /// Cached blocks that were lost in a power cut.
     pub lost_blocks: u64,
 }
 
@@ -93,15 +93,15 @@ struct State {
     temper: DiskTemper,
     random: Random,
     medium: Vec<u8>,
-    /// By block: what was written since the medium last got it, oldest first.
+    /// By block: the data written since the last write to the medium, oldest first.
     cache: BTreeMap<u64, Vec<Box<[u8]>>>,
     removed: bool,
-    /// Opening it fails once.
+    /// The next open fails.
     coveted: bool,
-    /// The last synchronisation failed.
+    /// The last sync failed.
     is_sync_failed: bool,
     held_until: Nanos,
-    /// When each request in flight is answered, with its number.
+    /// When each request in flight completes, with its number.
     dues: BTreeSet<(Nanos, u64)>,
     /// The versions of writes in flight, by number.
     writing: BTreeMap<u64, u64>,
@@ -148,7 +148,7 @@ impl State {
         }
     }
 
-    /// Carries a request out; with `parts`, only as much of it as chance decides.
+    /// Executes a request; with `parts`, only a random part of it.
     fn apply(&mut self, request: &mut Request, parts: bool) -> Result<(), DeviceError> {
         let size = self.shape.block_size as usize;
         let zeroes = vec![0; size];
@@ -196,7 +196,7 @@ impl State {
     }
 }
 
-/// Whether an operation promises that something is on the medium.
+/// Whether the success of an operation guarantees that data is on the medium.
 fn is_durable(operation: Operation) -> bool {
     match operation {
         Operation::Flush => true,
@@ -205,7 +205,7 @@ fn is_durable(operation: Operation) -> bool {
     }
 }
 
-/// An error that an operation can end with.
+/// A random error that is possible for an operation.
 pub(crate) fn draw_error(random: &mut Random, operation: Operation) -> DeviceError {
     let media = match operation {
         Operation::Read | Operation::Compare => DeviceError::MediaRead,
@@ -224,7 +224,7 @@ pub(crate) fn draw_error(random: &mut Random, operation: Operation) -> DeviceErr
     random.pick(&others)
 }
 
-/// A disk. Outlives the appliances that use it.
+/// A disk. It outlives the appliances that use it.
 #[derive(Clone)]
 pub struct Disk {
     state: Arc<Mutex<State>>,
@@ -276,18 +276,18 @@ impl Disk {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What it is like.
+    /// The properties of the disk.
     #[must_use]
     pub fn shape(&self) -> DiskShape {
         self.state().shape
     }
 
-    /// Changes how it behaves from now on.
+    /// Changes its behaviour.
     pub fn set_temper(&self, temper: DiskTemper) {
         self.state().temper = temper;
     }
 
-    /// Answers nothing before `until`.
+    /// Delays all completions until `until`.
     pub fn hold(&self, until: Nanos) {
         self.state().held_until = until;
     }
@@ -297,24 +297,24 @@ impl Disk {
         self.state().removed = true;
     }
 
-    /// Puts it back: an appliance that starts finds it.
+    /// Puts it back, so that an appliance that starts finds it.
     pub fn put_back(&self) {
         let mut state = self.state();
         (state.removed, state.coveted) = (false, false);
     }
 
-    /// Opening it fails the next time, since somebody else has it.
+    /// Makes the next open fail, as if another process used the disk.
     pub fn covet(&self) {
         self.state().coveted = true;
     }
 
-    /// Whether somebody else has it, this time.
+    /// Whether this open fails because another process uses the disk; only once.
     #[must_use]
     pub fn is_taken(&self) -> bool {
         std::mem::take(&mut self.state().coveted)
     }
 
-    /// Makes durable what it has acknowledged, as `fsync` does of a file.
+    /// Makes acknowledged data durable, like `fsync` on a file.
     ///
     /// # Errors
     /// It was pulled out, or a flush failed.
@@ -343,8 +343,8 @@ impl Disk {
         self.state().removed
     }
 
-    /// Cuts its power: of what is in the cache, each block keeps any state that it had since the
-    /// medium last got it.
+    /// Cuts its power. Each cached block keeps any state that it had since the last write to the
+    /// medium.
     pub fn cut_power(&self) {
         let mut state = self.state();
         while let Some((lba, chain)) = state.cache.pop_first() {
@@ -363,10 +363,11 @@ impl Disk {
         look(&state.medium, state.shape.block_size as usize)
     }
 
-    /// Makes it so many bytes large; the new blocks are zeroes. Its queues have yet to be told.
+    /// Extends it to this size; the new blocks are zeroes. Its queues have to be notified
+    /// separately.
     ///
     /// # Errors
-    /// It is larger, or that is no number of blocks.
+    /// It is larger, or the size is not a multiple of the block size.
     pub fn extend(&self, bytes: u64) -> Result<(), &'static str> {
         let mut state = self.state();
         if bytes < state.medium.len() as u64 {
@@ -381,13 +382,13 @@ impl Disk {
         Ok(())
     }
 
-    /// Whether it has a write of this version that it has not answered.
+    /// Whether a write of this version is in flight.
     #[must_use]
     pub fn is_writing(&self, version: u64) -> bool {
         self.state().writing.values().any(|it| *it == version)
     }
 
-    /// The version of what a request writes, where that tells it.
+    /// The version of the data that a request writes, if it can be determined.
     fn version_of(&self, request: &Request, block_bytes: usize) -> Option<u64> {
         let block = request.data.as_deref()?.get(..block_bytes)?;
         match (
@@ -405,7 +406,7 @@ impl Disk {
         self.state().dues.len()
     }
 
-    /// When it answers next.
+    /// When the next request completes.
     #[must_use]
     pub fn next_due(&self) -> Option<Nanos> {
         let state = self.state();
@@ -413,7 +414,7 @@ impl Disk {
         Some((*due).max(state.held_until))
     }
 
-    /// What it did.
+    /// Its counters.
     #[must_use]
     pub fn figures(&self) -> DiskFigures {
         self.state().figures
@@ -472,14 +473,14 @@ struct Pending {
     request: Request,
     /// When it takes effect.
     effect_at: Nanos,
-    /// When it is answered.
+    /// When it completes.
     due: Nanos,
     result: Option<Result<(), DeviceError>>,
 }
 
 struct DiskQueue {
     disk: Disk,
-    /// Blocks that it knows of.
+    /// The number of blocks that the queue knows of.
     block_count: u64,
     depth: usize,
     pending: Vec<Pending>,
@@ -487,7 +488,7 @@ struct DiskQueue {
 }
 
 impl DiskQueue {
-    /// Lets requests take effect whose time has come, in the order of their times.
+    /// Executes requests that are due, in the order of their times.
     fn take_effect(&mut self, state: &mut State, now: Nanos) {
         let removed = state.removed;
         let mut due: Vec<usize> = (0..self.pending.len())
@@ -507,7 +508,8 @@ impl DiskQueue {
             let fails =
                 removed || flush_fails || state.random.permille(state.temper.error_permille);
             let result = if fails {
-                // Part of it may have been carried out, but a read's data is worth nothing.
+                // A failed request may be partially executed. A failed read returns meaningless
+                // data.
                 let applied = if operation == Operation::Read {
                     if let Some(data) = &mut pending.request.data {
                         data.fill(0xEE);
@@ -645,7 +647,8 @@ impl DeviceQueue for DiskQueue {
 }
 
 impl Drop for DiskQueue {
-    /// The appliance went down: what was in flight has taken effect, or not, or in part.
+    /// When the appliance ends, requests in flight have taken effect completely, partially or not
+    /// at all.
     fn drop(&mut self) {
         let mut state = self.disk.state();
         for pending in &mut self.pending {
@@ -653,7 +656,7 @@ impl Drop for DiskQueue {
             state.writing.remove(&pending.number);
             let changes = pending.request.operation.changes_medium();
             if pending.result.is_none() && changes && state.random.coin() {
-                // Nobody is left to hear how it went.
+                // The result is not reported.
                 let _ = state.apply(&mut pending.request, true);
             }
         }

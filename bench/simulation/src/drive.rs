@@ -1,7 +1,7 @@
-//! An NVMe drive in its slot, behind the production driver: the driver's emulated controller, with
-//! faults of every kind, and what the appliance's control thread does for it.
+//! An NVMe drive in its slot, with the production driver: the driver's emulated controller with all
+//! kinds of faults, and the work of the appliance's control thread for it.
 //!
-//! The drive outlives the appliances, and so does the memory that it reaches.
+//! The drive and the memory that it accesses outlive the appliances.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ use crate::random::Random;
 
 /// The one namespace of a drive.
 const NSID: u32 = 1;
-/// A command that waits longer than this is aborted, and so on: short, so that runs are.
+/// Deadlines of a command and of each recovery step; short, to keep runs short.
 const DEADLINES: Deadlines = Deadlines {
     command: Nanos::from_secs(1),
     abort: Nanos::from_millis(300),
@@ -33,42 +33,42 @@ const DEADLINES: Deadlines = Deadlines {
     quiesce: Nanos::from_millis(100),
     shutdown: Nanos::from_millis(500),
 };
-/// A mishap waits so long for a command to meet.
+/// Maximum time that a mishap waits for a command.
 const MISHAP_WAITS: Nanos = Nanos::from_millis(100);
-/// After a mishap everything is answered again by then: the deadlines, one after the other.
+/// Maximum time until a drive completes all commands after a mishap: the sum of the deadlines.
 const MISHAP_LASTS: Nanos = Nanos::from_secs(8);
-/// The driver aborts one command of a queue in a tick and resets a drive that still has one when the
-/// time for aborts is over: of commands that hang together it is certain to abort so many.
+/// The driver aborts one command of a queue per tick, and resets a drive that still has one after
+/// the time for aborts. Of commands that hang together it is certain to abort this number.
 const ABORTED_IN_TIME: u64 = 20;
-/// Commands that hang within this are together.
+/// Commands that hang within this time hang together.
 const TOGETHER: Nanos = Nanos(DEADLINES.command.0 + DEADLINES.abort.0);
-/// A drive that was pulled out is back after this at most.
+/// Maximum time for which a drive is pulled out.
 const ABSENCE_MAX: Nanos = Nanos::from_secs(4);
-/// A drive that is in order is ready within this.
+/// Maximum time until a working drive is ready.
 const BRING_UP_MAX: Nanos = Nanos::from_secs(10);
 const BRING_UP_STEP: Nanos = Nanos::from_millis(1);
 
-/// What can happen to a drive.
+/// A fault of a drive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mishap {
-    /// Commands are not answered.
+    /// Commands do not complete.
     Hang,
     /// Completions and doorbells are wrong.
     Confusion,
     /// The controller stops with a fatal status.
     Failure,
-    /// It is pulled out, and put back.
+    /// It is pulled out and put back.
     Removal,
 }
 
-/// Commands that do not come back.
+/// Faults by which a command does not complete.
 const HANGS: [Fault; 4] = [
     Fault::Hang { abortable: true },
     Fault::Hang { abortable: false },
     Fault::DropCompletion,
     Fault::TransfersOn,
 ];
-/// Completions that name what they must not, doorbells that do not arrive as they were rung.
+/// Faults by which completions contain wrong values, or doorbell writes are lost or changed.
 const CONFUSIONS: [Fault; 8] = [
     Fault::Duplicate,
     Fault::OtherIdentifier(0x8000),
@@ -80,7 +80,7 @@ const CONFUSIONS: [Fault; 8] = [
     Fault::DoorbellTorn,
 ];
 
-/// A rule that is armed now and then.
+/// A fault rule that is armed temporarily.
 #[derive(Clone, Copy)]
 struct Armed {
     rule: FaultId,
@@ -88,22 +88,22 @@ struct Armed {
     until: Nanos,
 }
 
-/// Faults of drives, counted by what they call for.
+/// Number of faults of a drive, by the recovery that they require.
 #[derive(Clone, Copy, Default)]
 struct Suffered {
     /// Hangs that Abort ends.
     abortable: u64,
-    /// Everything that a reset may be the answer to, such as too many of those at once.
+    /// Faults that may require a reset, including too many abortable hangs together.
     others: u64,
 }
 
-/// Commands that hang together, all of which Abort would end.
+/// Commands that hang together and can all be aborted.
 #[derive(Clone, Copy, Default)]
 struct Hung {
     commands: u64,
-    /// Later ones are not together with these.
+    /// Commands that hang after this time do not belong to these.
     until: Nanos,
-    /// How often there were more than are aborted in time.
+    /// How often there were more than can be aborted in time.
     crowds: u64,
 }
 
@@ -131,12 +131,12 @@ pub struct Drive {
     errors: Vec<FaultId>,
     flush_error: FaultId,
     slow: FaultId,
-    /// Hangs are such that Abort ends them.
+    /// Whether Abort ends its hangs.
     hangs_are_abortable: bool,
     hung: Hung,
     /// Fatal statuses and removals.
     calamities: u64,
-    /// What had happened to it when it was opened last.
+    /// Its fault counts when it was opened last.
     opened_with: Cell<Suffered>,
     hangs: Vec<FaultId>,
     confusions: Vec<FaultId>,
@@ -146,10 +146,10 @@ pub struct Drive {
 }
 
 impl Drive {
-    /// A drive full of zeroes, whose host's memory is `arena`.
+    /// A drive full of zeroes that accesses the memory of `arena`.
     ///
     /// # Errors
-    /// What the kernel answers to another mapping of the memory.
+    /// The error of the kernel when the memory is mapped.
     pub fn new(
         number: usize,
         seed: u64,
@@ -222,11 +222,11 @@ impl Drive {
         })
     }
 
-    /// Opens it for an appliance of so many reactors, as a drive of one of them; `now` goes on
-    /// meanwhile.
+    /// Opens it for an appliance with this number of reactors, as a drive of one of them. `now`
+    /// advances during the call.
     ///
     /// # Errors
-    /// Why it does not start, in words.
+    /// The reason why it does not start, as text.
     pub fn open(
         &self,
         arena: &Arc<Arena>,
@@ -268,13 +268,13 @@ impl Drive {
         Err(format!("{} does not become ready", self.name))
     }
 
-    /// What it is like: what it makes of deallocations is its own.
+    /// Its properties, including its own effect of deallocations.
     #[must_use]
     pub fn shape(&self) -> DiskShape {
         self.shape
     }
 
-    /// Something happens to it; returns until when its answers may be late.
+    /// Applies a mishap. Returns until when its completions may be late.
     pub fn suffer(&mut self, mishap: Mishap, now: Nanos) -> Nanos {
         self.disarm();
         match mishap {
@@ -318,12 +318,12 @@ impl Drive {
         self.control.arm(armed.rule, false);
         if armed.rule == self.hangs[0] {
             let commands = self.control.fired(armed.rule) - armed.fired_before;
-            // It waited no longer than that for a command.
+            // Commands met the rule no later than that.
             self.hung.add(commands, armed.until);
         }
     }
 
-    /// Time goes on: mishaps pass, and the drive comes back.
+    /// Advances the time: ends mishaps, and puts a removed drive back.
     pub fn tend(&mut self, now: Nanos) {
         if let Some(armed) = self.armed
             && (armed.until <= now || self.control.fired(armed.rule) > armed.fired_before)
@@ -335,14 +335,14 @@ impl Drive {
         }
     }
 
-    /// It is in its slot, has power, and nothing is about to happen to it.
+    /// Puts it in its slot with power and ends mishaps.
     pub fn put_back(&mut self) {
         self.disarm();
         self.returns_at = None;
         self.control.reappear();
     }
 
-    /// From now on nothing new goes wrong.
+    /// Turns off all further faults.
     pub fn heal(&mut self) {
         for rule in self.errors.iter().chain([&self.slow, &self.flush_error]) {
             self.control.arm(*rule, false);
@@ -350,15 +350,15 @@ impl Drive {
         self.put_back();
     }
 
-    /// The appliance is being killed: the drive reaches its memory no more.
+    /// Ends its memory access before the appliance is killed.
     pub fn cut_off(&self) {
-        // A drive that is not there reaches nothing.
+        // A removed drive has no memory access.
         let _ = self.controller.set_bus_master(false);
     }
 
-    /// The appliance is gone: the kernel resets what it had open.
+    /// Resets the function after the end of the appliance, as the kernel does.
     pub fn let_go(&self) {
-        // A drive that is not there is not reset.
+        // A removed drive is not reset.
         let _ = self.controller.reset_function();
     }
 
@@ -367,19 +367,19 @@ impl Drive {
         self.control.power_cut();
     }
 
-    /// Copies what the medium has in a block; false where there is none.
+    /// Copies a block of the medium. Returns false if there is none.
     #[must_use]
     pub fn read_medium(&self, lba: u64, into: &mut [u8]) -> bool {
         self.control.read_durable(NSID, lba, into)
     }
 
-    /// Commands that it has.
+    /// Commands in flight.
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.control.outstanding()
     }
 
-    /// When something happens to it of which no reactor knows.
+    /// The time of its next event that is unknown to the reactors.
     #[must_use]
     pub fn next_due(&self) -> Option<Nanos> {
         let armed = self.armed.map(|armed| armed.until);
@@ -398,8 +398,8 @@ impl Drive {
         }
     }
 
-    /// What is wrong with the way in which its driver dealt with what happened since it was opened,
-    /// if anything: where Abort is enough, nothing is reset. `at_rest`: it has dealt with all of it.
+    /// Checks the driver's recovery actions since the drive was opened; returns a mistake, if any:
+    /// no reset if Abort suffices. `at_rest`: the recovery is complete.
     #[must_use]
     pub fn misjudged(&self, did: &DriveCounters, at_rest: bool) -> Option<String> {
         let (now, before) = (self.suffered(), self.opened_with.get());
@@ -417,7 +417,7 @@ impl Drive {
         is_unaborted.then(|| format!("{name} had {abortable} hangs and {aborts} aborts"))
     }
 
-    /// What it did.
+    /// Its counters.
     #[must_use]
     pub fn figures(&self) -> DiskFigures {
         DiskFigures {
@@ -434,7 +434,7 @@ impl Drive {
 pub struct Opened {
     /// Its namespace.
     pub device: Arc<dyn Device>,
-    /// The reactor that looks after it.
+    /// The reactor of the drive's owner.
     pub owner: usize,
     /// The number of its disk.
     pub number: usize,
@@ -444,29 +444,29 @@ pub struct Opened {
 }
 
 impl Opened {
-    /// Tells the drive the time, and does what the control thread does for it.
+    /// Advances the drive's time, and does the control thread's work for it.
     pub fn tend(&self, now: Nanos) {
         self.control.tick(now);
         if self.drive.function_reset_needed() {
-            // Whether it worked is the owner's to see.
+            // The owner checks the result.
             let _ = self.drive.function_reset();
         }
         if self.control.is_present() && self.drive.wants_reopen() {
-            // The kernel resets a function that nobody has open any more.
+            // The kernel resets a function after its last close.
             let _ = self.controller.reset_function();
             let backing = Arc::clone(&self.controller) as Arc<dyn DeviceBacking>;
-            // It is refused only to a drive that does not want it.
+            // It fails only if the drive does not need it.
             let _ = self.drive.reattach(backing);
         }
     }
 
-    /// What its driver did since it was opened.
+    /// The driver's counters since the drive was opened.
     #[must_use]
     pub fn counters(&self) -> DriveCounters {
         self.drive.counters()
     }
 
-    /// How it is.
+    /// The state of the drive.
     #[must_use]
     pub fn state(&self) -> DriveState {
         self.drive.state()

@@ -1,6 +1,7 @@
-//! The RDMA fabric between the appliance and its hosts, with time that the simulation drives.
+//! The RDMA fabric between the appliance and its hosts, in virtual time.
 //!
-//! Everything of it is decided by the seed; a tick of the fabric is a fixed piece of virtual time.
+//! The seed determines all of its behaviour. A tick of the fabric is a fixed amount of virtual
+//! time.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
@@ -11,10 +12,10 @@ use reactors::Nanos;
 use crate::swarm::RdmaTemper;
 
 const TARGET_IP: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
-/// Where the appliance listens.
+/// The RDMA address of the appliance.
 pub const TARGET_ADDRESS: SocketAddr = SocketAddr::new(TARGET_IP, 4420);
 
-/// A fabric with the appliance's machine and one of each host.
+/// A fabric with the appliance's machine and a machine for each host.
 pub struct RdmaNetwork {
     fabric: Fabric,
     tick: Nanos,
@@ -24,10 +25,10 @@ pub struct RdmaNetwork {
 }
 
 impl RdmaNetwork {
-    /// A fabric for so many hosts, on which nothing has happened.
+    /// A new fabric for this number of hosts.
     ///
     /// # Panics
-    /// The process is out of descriptors.
+    /// If the process is out of descriptors.
     #[must_use]
     pub fn new(seed: u64, temper: RdmaTemper, hosts: usize) -> Self {
         let fabric = Fabric::new(FabricConfig {
@@ -57,8 +58,8 @@ impl RdmaNetwork {
         }
     }
 
-    /// Pulls the appliance's device out, which then tells so itself or leaves it to the connection
-    /// manager. It is back with the next network.
+    /// Pulls the appliance's device out. If `is_silent`, only the connection manager reports it.
+    /// The next network contains the device again.
     pub fn unplug(&mut self, is_silent: bool) {
         for device in self.target.devices().unwrap_or_default() {
             if is_silent {
@@ -76,44 +77,44 @@ impl RdmaNetwork {
         self.is_unplugged
     }
 
-    /// The fabric itself.
+    /// The fabric.
     #[must_use]
     pub fn fabric(&self) -> &Fabric {
         &self.fabric
     }
 
-    /// The appliance's RDMA.
+    /// The appliance's RDMA provider.
     #[must_use]
     pub fn target(&self) -> &Fake {
         &self.target
     }
 
-    /// The RDMA of host `number`.
+    /// The RDMA provider of host `number`.
     #[must_use]
     pub fn host(&self, number: usize) -> &Fake {
         &self.hosts[number]
     }
 
-    /// How long a tick is.
+    /// The duration of a tick.
     #[must_use]
     pub fn tick(&self) -> Nanos {
         self.tick
     }
 
-    /// Lets happen what is due by now.
+    /// Executes all events that are due.
     pub fn tend(&self, now: Nanos) {
         self.fabric
             .advance_to(now.as_nanos() / self.tick.as_nanos());
     }
 
-    /// When something happens next.
+    /// The time of the next event.
     #[must_use]
     pub fn next_due(&self) -> Option<Nanos> {
         let tick = self.fabric.next_tick()?;
         Some(Nanos(tick * self.tick.as_nanos()))
     }
 
-    /// Whether something has arrived for the appliance that it has not taken.
+    /// Whether unprocessed events are pending for the appliance.
     #[must_use]
     pub fn waits_for_target(&self) -> bool {
         self.fabric.has_news(&self.target)

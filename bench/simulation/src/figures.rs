@@ -1,4 +1,4 @@
-//! What runs did, counted.
+//! Counters of runs.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,55 +7,56 @@ use reactors::Nanos;
 
 use crate::swarm::Fault;
 
-/// Counts of one run or of many.
+/// Counters of one run or of several.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Figures {
     /// Runs.
     pub seeds: u64,
     /// Events.
     pub events: u64,
-    /// I/O commands that were answered.
+    /// Completed I/O commands.
     pub ios: u64,
-    /// Of these, with success.
+    /// I/O commands completed successfully.
     pub ios_succeeded: u64,
-    /// Blocks that were judged.
+    /// Blocks whose content was checked.
     pub blocks_judged: u64,
-    /// Commands whose connection ended first.
+    /// Commands whose connection ended before their completion.
     pub abandoned: u64,
-    /// Connections that were opened.
+    /// Opened connections.
     pub connections: u64,
-    /// Of these, over RDMA.
+    /// Opened connections over RDMA.
     pub rdma_connections: u64,
-    /// The longest that an undisturbed I/O command waited for its answer.
+    /// The longest time to completion of an undisturbed I/O command.
     pub wait_max: Nanos,
-    /// The same in thousandths of what the disks and the load allowed it.
+    /// The longest such time relative to its limit, per thousand. The limit depends on the disks
+    /// and the load.
     pub wait_permille_max: u64,
     /// Virtual time.
     pub time: Nanos,
-    /// Steps of live changes that were carried out.
+    /// Completed steps of live configuration changes.
     pub steps: u64,
-    /// Identifiers of disks that were judged.
+    /// Checks of disk identifiers.
     pub identities_judged: u64,
-    /// Controllers of hosts that nobody configured.
+    /// Controllers of anonymous hosts.
     pub anonymous_attached: u64,
-    /// How often each fault struck.
+    /// Number of occurrences of each fault.
     pub faults: BTreeMap<Fault, u64>,
 }
 
 impl Figures {
-    /// A fault struck.
+    /// Counts an occurrence of a fault.
     pub fn fault(&mut self, fault: Fault) {
         self.faults(fault, 1);
     }
 
-    /// A fault struck so many times.
+    /// Counts several occurrences of a fault.
     pub fn faults(&mut self, fault: Fault, times: u64) {
         if times > 0 {
             *self.faults.entry(fault).or_default() += times;
         }
     }
 
-    /// Adds those of another run.
+    /// Adds the counters of another run.
     pub fn add(&mut self, other: &Figures) {
         self.seeds += other.seeds;
         self.events += other.events;

@@ -25,31 +25,31 @@ use crate::disk::{DiskFigures, DiskShape, DiskTemper};
 use crate::random::Random;
 use crate::time::SharedTime;
 
-/// How a file behaves besides its disk. All shares are of a thousand entries.
+/// The behaviour of a file in addition to its disk. All shares are per thousand entries.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct FileTemper {
-    /// Transfers bypass the page cache, as far as the device knows.
+    /// Transfers bypass the page cache, as far as the device can tell.
     pub direct: bool,
-    /// Entries that end with EAGAIN or EINTR.
+    /// Share of entries that end with EAGAIN or EINTR.
     pub again_permille: u32,
-    /// Transfers that are cut short.
+    /// Share of transfers that are cut short.
     pub short_permille: u32,
-    /// Entries that fail with EIO.
+    /// Share of entries that fail with EIO.
     pub error_permille: u32,
-    /// Writes that fail with ENOSPC.
+    /// Share of writes that fail with ENOSPC.
     pub full_permille: u32,
-    /// Writebacks that fail.
+    /// Share of writebacks that fail.
     pub sync_error_permille: u32,
-    /// Entries after which the file is shorter.
+    /// Share of entries after which the file is shorter.
     pub shrink_permille: u32,
-    /// Holes are supported.
+    /// Punching holes is supported.
     pub can_punch: bool,
-    /// Zero ranges are supported.
+    /// Zeroing ranges is supported.
     pub can_zero: bool,
 }
 
 impl FileTemper {
-    /// What a seed makes of its files; with `errors`, also what is rare.
+    /// The behaviour of the files of a seed; with `errors`, it includes rare faults.
     #[must_use]
     pub fn of(random: &mut Random, errors: bool) -> Self {
         let mut share = |permilles: &[u32]| {
@@ -69,7 +69,7 @@ impl FileTemper {
         }
     }
 
-    /// What the device makes of deallocations.
+    /// The effect of deallocations on the device.
     #[must_use]
     pub fn deallocate(self) -> Deallocate {
         if self.can_punch {
@@ -93,11 +93,11 @@ impl FileTemper {
     }
 }
 
-/// How often the operator looks whether the device is damaged.
+/// Interval at which the operator checks whether the device is damaged.
 const LOOK_INTERVAL: Nanos = Nanos::from_millis(1);
-/// The operator reopens a damaged device within this.
+/// Maximum time until the operator reopens a damaged device.
 const REOPEN_MAX: Nanos = Nanos::from_millis(100);
-/// Where files run full, of a thousand writes of which a part is taken, those whose rest finds no room.
+/// Share of partial writes whose remainder fails with ENOSPC, per thousand, if ENOSPC is simulated.
 const FULL_AFTER_PART_PERMILLE: u32 = 300;
 
 struct State {
@@ -106,13 +106,13 @@ struct State {
     disk_temper: DiskTemper,
     random: Random,
     medium: Vec<u8>,
-    /// By block: what was written since the medium last got it, oldest first.
+    /// By block: the data written since the last write to the medium, oldest first.
     dirty: BTreeMap<u64, Vec<Box<[u8]>>>,
-    /// By block: what the page cache has and the medium does not, although it counts as clean.
+    /// By block: clean pages in the page cache whose data the medium does not have.
     lost: BTreeMap<u64, Box<[u8]>>,
     /// The file's length in bytes.
     length: u64,
-    /// Failed writebacks, and whether any description has reported the last one.
+    /// Number of failed writebacks, and whether a description has reported the last one.
     errors: u64,
     reported: bool,
     dues: BTreeSet<(Nanos, u64)>,
@@ -121,7 +121,7 @@ struct State {
     device: Weak<StoreDevice<FileDisk>>,
     looked_at: Nanos,
     reopen_at: Option<Nanos>,
-    /// The next write takes effect then, and no earlier.
+    /// The next write takes effect at this time.
     stuck_until: Option<Nanos>,
 }
 
@@ -134,7 +134,8 @@ impl State {
         self.medium.len() as u64
     }
 
-    /// What a new open file description knows of errors: one that no other has reported is news.
+    /// The error count that a new open file description has seen. An error that was not reported
+    /// yet counts as new.
     fn sample(&self) -> u64 {
         if self.reported {
             self.errors
@@ -157,7 +158,7 @@ impl State {
         self.dirty.entry(lba).or_default().push(data.into());
     }
 
-    /// Reads from byte `start` on, which is within a page where the file ended there before.
+    /// Reads from byte `start`, which is within a page if the file ended there before.
     fn read(&self, start: u64, mut into: &mut [u8]) {
         let size = self.block_bytes();
         let (mut page, mut from) = (start / size as u64, (start % size as u64) as usize);
@@ -183,7 +184,7 @@ impl State {
         }
     }
 
-    /// Writes a range of pages back, and reports what the description has not reported yet.
+    /// Writes a range of pages back, and reports errors that the description has not reported yet.
     fn sync(&mut self, blocks: std::ops::Range<u64>, seen: &mut u64) -> Outcome {
         let failing = self.random.permille(self.temper.sync_error_permille);
         let dirty: Vec<u64> = self.dirty.range(blocks).map(|(lba, _)| *lba).collect();
@@ -198,7 +199,7 @@ impl State {
         Err(Errno::IO)
     }
 
-    /// Bytes that one entry transfers of `len`: whole blocks, at least one.
+    /// Number of the `len` bytes that one entry transfers: whole blocks, at least one.
     fn cut(&mut self, len: usize) -> usize {
         let blocks = (len / self.block_bytes()) as u64;
         if blocks < 2 || !self.random.permille(self.temper.short_permille) {
@@ -207,8 +208,8 @@ impl State {
         self.random.between(1, blocks - 1) as usize * self.block_bytes()
     }
 
-    /// Bytes that a write of `len` finds room for. A file system that runs full takes the first part
-    /// of a write and refuses the rest of it (`write(2)`, ENOSPC).
+    /// Number of the `len` bytes of a write for which there is space. A file system that runs full
+    /// accepts the first part of a write and rejects the rest (`write(2)`, ENOSPC).
     fn room(&mut self, len: usize, is_rest: bool) -> Result<usize, Errno> {
         let full_permille = match self.temper.full_permille {
             0 => 0,
@@ -225,7 +226,7 @@ impl State {
         Ok(self.random.between(1, blocks - 1) as usize * self.block_bytes())
     }
 
-    /// Carries an entry out; with `parts`, only as much of it as chance decides.
+    /// Executes an entry; with `parts`, only a random part of it.
     fn apply(&mut self, pending: &mut Pending, seen: &mut u64, parts: bool) -> Outcome {
         if self.random.permille(self.temper.again_permille) {
             return Err(self.random.pick(&[Errno::AGAIN, Errno::INTR]));
@@ -306,7 +307,7 @@ impl State {
     }
 }
 
-/// A file. Outlives the appliances that use it.
+/// A file. It outlives the appliances that use it.
 #[derive(Clone)]
 pub struct FileDisk {
     state: Arc<Mutex<State>>,
@@ -356,7 +357,7 @@ impl FileDisk {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The path that it is configured by.
+    /// The configured path.
     #[must_use]
     pub fn path(&self) -> &PathBuf {
         &self.path
@@ -385,7 +386,7 @@ impl FileDisk {
         device
     }
 
-    /// The kernel holds the next write until then.
+    /// Delays the next write until `until`, as if the kernel held it back.
     pub fn stick(&self, until: Nanos) {
         self.state().stuck_until = Some(until);
     }
@@ -396,7 +397,7 @@ impl FileDisk {
         self.state().temper.fails()
     }
 
-    /// From now on nothing new goes wrong.
+    /// Turns off all further faults.
     pub fn heal(&self) {
         let mut state = self.state();
         let FileTemper {
@@ -416,8 +417,8 @@ impl FileDisk {
         state.disk_temper.slow_permille = 0;
     }
 
-    /// The operator looks, and reopens a device that is damaged for a while. Whether the device was
-    /// reopened: what was not durable may be gone.
+    /// Runs the operator's check, which reopens a device that has been damaged for a while. Returns
+    /// whether the device was reopened, which may lose data that was not durable.
     #[must_use]
     pub fn operate(&self, now: Nanos) -> bool {
         let mut state = self.state();
@@ -433,7 +434,7 @@ impl FileDisk {
         let mut state = self.state();
         match state.reopen_at {
             _ if !damaged => {
-                // It was opened anew meanwhile.
+                // The device was reopened by other means.
                 state.reopen_at = None;
                 return false;
             }
@@ -445,13 +446,13 @@ impl FileDisk {
             Some(at) if now < at => return false,
             Some(_) => state.reopen_at = None,
         }
-        // The operator gave the file its length back, with all that was in it.
+        // The operator restores the length and content of the file.
         state.length = state.size();
         drop(state);
         device.reopen().is_ok()
     }
 
-    /// Evicts clean pages. Whether reads may return something else from now on.
+    /// Evicts clean pages. Returns whether reads may return other data from now on.
     #[must_use]
     pub fn evict(&self) -> bool {
         let mut state = self.state();
@@ -460,7 +461,7 @@ impl FileDisk {
         lost
     }
 
-    /// Cuts the power: each block keeps any state that it had since the medium last got it.
+    /// Cuts the power. Each block keeps any state that it had since the last write to the medium.
     pub fn cut_power(&self) {
         let mut state = self.state();
         state.lost.clear();
@@ -481,13 +482,13 @@ impl FileDisk {
         look(&state.medium, state.block_bytes())
     }
 
-    /// Entries in its rings.
+    /// Entries in flight.
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.state().dues.len()
     }
 
-    /// When something happens next.
+    /// The time of the next event.
     #[must_use]
     pub fn next_due(&self) -> Option<Nanos> {
         let state = self.state();
@@ -496,7 +497,7 @@ impl FileDisk {
         entry.into_iter().chain(operator).min()
     }
 
-    /// What it did.
+    /// Its counters.
     #[must_use]
     pub fn figures(&self) -> DiskFigures {
         self.state().figures
@@ -554,12 +555,12 @@ impl FileStore for FileDisk {
 struct Entry {
     number: u64,
     pending: Pending,
-    /// When it takes effect, and when its completion is seen. `None`: it was not entered.
+    /// When it takes effect, and when it completes. `None`: it was not submitted to the kernel.
     times: Option<(Nanos, Nanos)>,
     outcome: Option<Outcome>,
 }
 
-/// An io_uring with an open file description of its own.
+/// An io_uring with its own open file description.
 pub struct SimulatedRing {
     file: FileDisk,
     depth: usize,
@@ -589,7 +590,7 @@ impl SimulatedRing {
         (entry.times, entry.outcome) = (Some((now + Nanos(effect), due)), None);
     }
 
-    /// Lets entries take effect whose time has come, in the order of their times.
+    /// Executes entries that are due, in the order of their times.
     fn take_effect(&mut self, state: &mut State, now: Nanos) {
         let mut due: Vec<(Nanos, usize)> = (self.entries.iter().enumerate())
             .filter_map(|(index, entry)| {
@@ -663,7 +664,7 @@ impl FileRing for SimulatedRing {
         Ok(self.file.state().length)
     }
 
-    /// There is no descriptor that would wake a reactor, so it goes on polling.
+    /// There is no descriptor that would wake a reactor, so the reactor has to keep polling.
     fn has_unflushed(&self) -> bool {
         !self.entries.is_empty()
     }
@@ -674,7 +675,8 @@ impl FileRing for SimulatedRing {
 }
 
 impl Drop for SimulatedRing {
-    /// The appliance went down: what was in flight has taken effect, or not, or in part.
+    /// When the appliance ends, entries in flight have taken effect completely, partially or not at
+    /// all.
     fn drop(&mut self) {
         let file = self.file.clone();
         let mut state = file.state();
@@ -683,7 +685,7 @@ impl Drop for SimulatedRing {
                 state.dues.remove(&(due, entry.number));
             }
             if entry.outcome.is_none() && state.random.coin() {
-                // Nobody is left to hear how it went.
+                // The result is not reported.
                 let _ = state.apply(&mut entry.pending, &mut self.seen, true);
             }
         }

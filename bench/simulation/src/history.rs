@@ -1,12 +1,12 @@
-//! What one block may hold: every write that may still be what a read returns.
+//! The history of one block: all writes whose content a read may still return.
 //!
-//! A write takes effect at some moment between its submission and its answer; so does a read. From
-//! that alone follows what a read may return (a register with concurrent access): the value of any
-//! write, unless something else is known to have been there after the write had ended and before
-//! the read began. What may come back after a power cut is the same question with "known to be
-//! durable" in place of "known to have been there": FUA, a completed Flush, or a read with FUA.
+//! A write takes effect at some moment between its submission and its completion; so does a read. A
+//! read may therefore return the value of any write, unless another value was certainly there after
+//! the write had ended and before the read began (a register with concurrent access). What may be
+//! there after a power cut follows in the same way, with "certainly durable" in place of "certainly
+//! there": FUA, a completed Flush, or a read with FUA.
 
-/// A point in the order of what hosts did and saw. No two events share one.
+/// A point in the order of submissions and completions. Every event has its own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Moment(pub u64);
 
@@ -14,24 +14,24 @@ impl Moment {
     const NEVER: Moment = Moment(u64::MAX);
 }
 
-/// The write that a block's first content counts as: zeroes.
+/// The version of a block's first content: zeroes.
 pub const INITIAL: u64 = 0;
 
-/// How a write was answered.
+/// The result of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WriteEnd {
-    /// It is done, and on the medium if `durable`.
+    /// The write succeeded.
     Done {
-        /// It had FUA, or there is no volatile cache.
+        /// It is on the medium: it had FUA, or there is no volatile cache.
         durable: bool,
     },
-    /// It failed: what it would have changed may be changed or not.
+    /// It failed. Its blocks may or may not have changed.
     Undecided,
-    /// It failed in a way that promises that nothing was changed.
+    /// It failed with a status that guarantees that nothing changed.
     Refused,
 }
 
-/// What a read must not have returned.
+/// The reason why the result of a read is wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mistake {
     /// It was overwritten before the read began.
@@ -40,29 +40,29 @@ pub enum Mistake {
     Resurrected,
     /// It was never written here, or the write was refused.
     NeverWritten,
-    /// What is newer and durable is not on the medium.
+    /// Newer durable content is missing on the medium.
     Volatile,
 }
 
 #[derive(Clone, Debug)]
 struct Candidate {
     version: u64,
-    /// Its content is zeroes, which do not tell which write they are of.
+    /// Its content is zeroes, which do not identify the write.
     zero: bool,
-    /// When it had taken effect if ever; `NEVER` while that is open.
+    /// The latest moment of its effect; `NEVER` while that is open.
     ended: Moment,
-    /// When it was submitted, once it is known to be done.
+    /// When it was submitted, if it has succeeded.
     done: Option<Moment>,
     /// Reads that begin at this moment or later must not return it.
     overwritten: Moment,
     /// A power cut cannot bring it back.
     durably_overwritten: bool,
-    /// It is from before the last power cut, which left exactly one of those.
+    /// It is older than the last power cut, which left exactly one such version.
     survivor: bool,
 }
 
 impl Candidate {
-    /// The zeroes that a block holds at first.
+    /// The initial zeroes of a block.
     fn zeroes(since: Moment) -> Self {
         Self {
             version: INITIAL,
@@ -76,15 +76,15 @@ impl Candidate {
     }
 }
 
-/// The writes of one block that matter still.
+/// The writes of one block that a read may still return.
 #[derive(Clone, Debug)]
 pub struct BlockHistory {
     candidates: Vec<Candidate>,
-    /// Versions that no read may return any more, the newest few: only to say what went wrong.
+    /// The newest few versions that no read may return any more; for messages only.
     gone: Vec<(u64, Mistake)>,
 }
 
-/// Versions remembered for the sake of a better message.
+/// Number of old versions remembered for messages.
 const GONE_MAX: usize = 16;
 
 impl Default for BlockHistory {
@@ -97,7 +97,7 @@ impl Default for BlockHistory {
 }
 
 impl BlockHistory {
-    /// A write of `version` was submitted; `zero` when it leaves zeroes.
+    /// Begins a write of `version`; `zero` if it writes zeroes.
     pub fn begin(&mut self, version: u64, zero: bool) {
         self.candidates.push(Candidate {
             version,
@@ -110,7 +110,7 @@ impl BlockHistory {
         });
     }
 
-    /// The write of `version`, submitted at `began`, was answered at `now`.
+    /// Ends the write of `version`, submitted at `began` and completed at `now`.
     pub fn end(&mut self, version: u64, began: Moment, now: Moment, end: WriteEnd) {
         let Some(index) = self.position(version) else {
             return;
@@ -139,10 +139,10 @@ impl BlockHistory {
     }
 
     /// Whether a read that began at `began` may return the content of `version`, or zeroes for
-    /// `None`; nothing follows from it.
+    /// `None`. Changes nothing.
     ///
     /// # Errors
-    /// Why it must not have.
+    /// The reason why it may not.
     pub fn may_return(&self, version: Option<u64>, began: Moment) -> Result<(), Mistake> {
         let is_it = |candidate: &Candidate| match version {
             Some(version) => candidate.version == version && !candidate.zero,
@@ -156,11 +156,11 @@ impl BlockHistory {
         }
     }
 
-    /// A read that began at `began` returned, at `now`, the content of `version`, or zeroes for
-    /// `None`. `durable`: and that is on the medium.
+    /// Records that a read that began at `began` returned, at `now`, the content of `version`, or
+    /// zeroes for `None`. `durable`: that content is on the medium.
     ///
     /// # Errors
-    /// Why it must not have.
+    /// The reason why it may not return that.
     pub fn read(
         &mut self,
         version: Option<u64>,
@@ -188,7 +188,7 @@ impl BlockHistory {
             return Err(told.unwrap_or(default));
         }
         self.seen(is_it, began, now);
-        // The one survivor of a power cut is what is on the medium, so the others never come back.
+        // The content is the version that survived the power cut, so the others never return.
         let survivors_only = self
             .candidates
             .iter()
@@ -208,7 +208,8 @@ impl BlockHistory {
         Ok(())
     }
 
-    /// A Flush that began at `began` succeeded: what had been done by then is on the medium.
+    /// Records that a Flush that began at `began` succeeded: writes completed before it are on the
+    /// medium.
     pub fn flushed(&mut self, began: Moment) {
         let done = self.candidates.iter().filter(|it| it.ended <= began);
         let newest = done.filter_map(|it| Some((it.done?, it.version))).max();
@@ -217,8 +218,8 @@ impl BlockHistory {
         }
     }
 
-    /// The appliance went down at `now` without its devices losing power: nothing that it had in
-    /// flight will take effect any more.
+    /// Records that the appliance stopped at `now` while its devices kept power: commands in flight
+    /// take no effect any more.
     pub fn settled(&mut self, now: Moment) {
         for candidate in &mut self.candidates {
             if candidate.ended == Moment::NEVER {
@@ -227,7 +228,7 @@ impl BlockHistory {
         }
     }
 
-    /// The devices lost power at `now`.
+    /// Records that the devices lost power at `now`.
     pub fn power_cut(&mut self, now: Moment) {
         let lost = |candidate: &Candidate| candidate.durably_overwritten;
         for gone in self.candidates.clone().iter().filter(|it| lost(it)) {
@@ -242,7 +243,8 @@ impl BlockHistory {
         }
     }
 
-    /// The content is gone at `now` and zeroes are in its place; what is in flight may still come.
+    /// Records that the content was replaced by zeroes at `now`; writes in flight may still take
+    /// effect.
     pub fn emptied(&mut self, now: Moment) {
         for gone in self.candidates.clone() {
             if gone.ended != Moment::NEVER {
@@ -253,8 +255,8 @@ impl BlockHistory {
         self.candidates.push(Candidate::zeroes(now));
     }
 
-    /// Another content is there, zeroes save for writes that `may_reach` it, each of which is newer
-    /// than the zeroes.
+    /// Records that new content is in place: zeroes, and the writes that `may_reach` it, each of
+    /// which is newer than the zeroes.
     pub fn exchanged(&mut self, may_reach: impl Fn(u64) -> bool) {
         for gone in self.candidates.clone() {
             if !may_reach(gone.version) {
@@ -265,15 +267,15 @@ impl BlockHistory {
         self.candidates.push(Candidate::zeroes(Moment(0)));
     }
 
-    /// The writes that have not ended.
+    /// The versions of writes that have not ended.
     pub fn open(&self) -> impl Iterator<Item = u64> + '_ {
         let open = self.candidates.iter();
         let open = open.filter(|it| it.ended == Moment::NEVER);
         open.map(|it| it.version)
     }
 
-    /// The device lost power while the appliance went on: what was done may be undone, and what is
-    /// in flight may still come.
+    /// Records that the device lost power while the appliance kept running: completed writes may be
+    /// undone, and writes in flight may still take effect.
     pub fn lost_power(&mut self) {
         let undone = |it: &&mut Candidate| !it.durably_overwritten;
         for candidate in self.candidates.iter_mut().filter(undone) {
@@ -282,7 +284,7 @@ impl BlockHistory {
         }
     }
 
-    /// No read that began before `oldest` is in flight any more.
+    /// Drops versions that only reads from before `oldest` may return.
     pub fn prune(&mut self, oldest: Moment) {
         let over = |it: &Candidate| it.overwritten <= oldest && it.durably_overwritten;
         if self.candidates.len() < 2 || !self.candidates.iter().any(over) {
@@ -294,7 +296,7 @@ impl BlockHistory {
         self.candidates.retain(|candidate| !over(candidate));
     }
 
-    /// Whether the content of `version`, or zeroes for `None`, may be what a power cut leaves.
+    /// Whether a power cut may leave the content of `version`, or zeroes for `None`.
     #[must_use]
     pub fn may_survive(&self, version: Option<u64>) -> bool {
         let left = self.candidates.iter().filter(|it| !it.durably_overwritten);
@@ -302,7 +304,7 @@ impl BlockHistory {
         left.map(of).any(|it| it == version)
     }
 
-    /// Whether a comparison with `version` (`None`: zeroes) that began at `began` had to succeed.
+    /// Whether a comparison with `version` (`None`: zeroes) that began at `began` must succeed.
     #[must_use]
     pub fn is_certainly(&self, version: Option<u64>, began: Moment) -> bool {
         let mut alive = self.candidates.iter().filter(|it| it.overwritten > began);
@@ -312,7 +314,7 @@ impl BlockHistory {
         })
     }
 
-    /// A version that a read may return now, if there is only one kind: `Some(None)` is zeroes.
+    /// The only version that a read may return now, if there is one; `Some(None)` means zeroes.
     #[must_use]
     pub fn only(&self, now: Moment) -> Option<Option<u64>> {
         let mut alive = self.candidates.iter().filter(|it| it.overwritten > now);
@@ -323,7 +325,7 @@ impl BlockHistory {
             .then_some(of(first))
     }
 
-    /// Versions that matter still, with whether they leave zeroes; for messages.
+    /// Versions that a read may still return, and whether they are zeroes; for messages.
     pub fn versions(&self) -> impl Iterator<Item = (u64, bool)> + '_ {
         self.candidates.iter().map(|it| (it.version, it.zero))
     }
@@ -332,8 +334,8 @@ impl BlockHistory {
         self.candidates.iter().position(|it| it.version == version)
     }
 
-    /// What `is_it` names was there at some moment from `began` to `now`: what had ended before is
-    /// overwritten.
+    /// Notes that a version selected by `is_it` was there at some moment from `began` to `now`:
+    /// other versions that ended before are overwritten.
     fn seen(&mut self, is_it: impl Fn(&Candidate) -> bool, began: Moment, now: Moment) {
         for candidate in &mut self.candidates {
             if candidate.ended <= began && !is_it(candidate) {
@@ -342,7 +344,7 @@ impl BlockHistory {
         }
     }
 
-    /// The done write of `version`, submitted at `began`, is on the medium.
+    /// Notes that the completed write of `version`, submitted at `began`, is on the medium.
     fn made_durable(&mut self, began: Moment, version: u64) {
         for candidate in &mut self.candidates {
             if candidate.version != version && candidate.ended <= began {

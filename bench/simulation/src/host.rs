@@ -1,8 +1,8 @@
-//! A simulated host: connects, enables its controller, keeps it alive, sends I/O, and misbehaves
-//! when told to.
+//! A simulated host: connects, enables its controller, keeps it alive, sends I/O, and misbehaves on
+//! request.
 //!
-//! Everything that it sees is judged: data by the [`Judge`], answers, closes
-//! and delays by whether anything excuses them.
+//! It checks everything that it receives: the [`Judge`] checks data, and the host itself checks
+//! whether something excuses responses, closes and delays.
 
 mod admin;
 mod answers;
@@ -55,82 +55,82 @@ use probes::Probe;
 use rdma::{Call, RdmaLine};
 use tcp::TcpLine;
 
-/// Entries of a host's admin queue.
+/// Entries of the admin queue of a host.
 pub const ADMIN_DEPTH: u16 = 32;
-/// A host that lost its controller tries again after so long at most.
+/// Maximum time after which a host without a controller connects again.
 const RETRY_MAX: Nanos = Nanos::from_millis(400);
-/// Lost writes that a host sends again, with other data, at most.
+/// Maximum number of lost writes that a host repeats with other data.
 const RETRIES_MAX: usize = 16;
-/// Ranges of lost writes that a host looks at often, at most.
+/// Maximum number of ranges with lost writes that a host reads often.
 const WATCHED_MAX: usize = 4;
-/// How often a host asks whether its controller is ready.
+/// Interval at which a host reads CSTS while it waits for its controller.
 const READY_POLL: Nanos = Nanos::from_millis(1);
-/// And how often where that takes long.
+/// The interval after a long wait.
 const READY_POLL_MAX: Nanos = Nanos::from_millis(100);
-/// How often a host looks for answers that are late.
+/// Interval at which a host checks for late responses.
 const DEADLINE_CHECK: Nanos = Nanos::from_millis(50);
-/// An answer that nothing delays takes no longer than this, whatever other hosts, connections and
-/// disks suffer.
+/// Maximum time to an undisturbed response, whatever happens to other hosts, connections and disks.
 pub const LATENCY_MAX: Nanos = Nanos::from_secs(6);
 
-/// What earlier controllers of a host left in devices keeps a new one waiting for no longer than
-/// this (Base 2.1 §5.1.13.2.1, CQT), whatever devices do; with what networks and polls may add.
+/// Maximum time for which commands of earlier controllers in devices delay a new controller (Base
+/// 2.1 §5.1.13.2.1, CQT), whatever devices do, including delays of networks and polls.
 const QUIESCE_MAX: Nanos = Nanos::from_secs(62);
 
-/// What a namespace was before a change can be seen no longer after this.
+/// Time after which the former state of a namespace is no longer visible after a change.
 const SETTLED: Nanos = Nanos::from_secs(1);
 
-/// What hosts stand on: the rest of the world, as far as they see it.
+/// The part of the world that hosts see.
 pub struct Ground<'a> {
     /// The judge of data.
     pub judge: &'a mut Judge,
-    /// The present time.
+    /// The current time.
     pub now: Nanos,
-    /// Where connections are made, by number.
+    /// Listeners over TCP, by number.
     pub listeners: &'a [Listener],
-    /// How the network behaves.
+    /// The behaviour of the network.
     pub network: NetworkTemper,
-    /// Where connections are made over RDMA, if anybody does.
+    /// The RDMA network, if hosts use it.
     pub rdma: Option<&'a RdmaNetwork>,
-    /// What the seed turned on.
+    /// The parameters of the run.
     pub swarm: &'a Swarm,
-    /// What is configured.
+    /// The current configuration.
     pub serving: &'a Serving,
-    /// The disks, for what can be seen in them of a host's writes.
+    /// The disks, to look for a host's writes.
     pub disks: &'a [Storage],
-    /// By disk: when its namespace last came or went.
+    /// By disk: when its namespace was last added or removed.
     pub namespace_changed: &'a [Nanos],
     /// By disk: whether it was pulled out, as far as the control thread may know.
     pub disk_gone: &'a [bool],
-    /// By host: when it last came to reach its subsystem, or no longer did.
+    /// By host: when its subsystem last became reachable or unreachable.
     pub permission_changed: &'a [Nanos],
-    /// By host: when its commands were last held back because of what it had lost.
+    /// By host: when a fence last held back its commands because of its lost writes.
     pub fenced: &'a [Nanos],
     /// By host: its controller's identifier, 0 without one.
     pub controllers: &'a mut [u16],
     /// By disk: whether its requests may fail.
     pub disk_fails: &'a [bool],
-    /// Whether any could fail in a time that is over: an event of it may still be on its way.
+    /// Whether requests of any disk could fail earlier; an event that reports this may still be
+    /// pending.
     pub disk_failed: bool,
-    /// By disk: its answers may be late until then, and for the usual time after.
+    /// By disk: until when its completions may be late; the usual latency follows.
     pub disk_disturbed: &'a [Nanos],
     /// The same for everything that needs memory.
     pub memory_disturbed: Nanos,
-    /// The appliance is on its way down, so connections may end.
+    /// Whether the appliance is shutting down, so that connections may end.
     pub stopping: bool,
-    /// A change of the configuration is being carried out.
+    /// Whether a configuration change is in progress.
     pub changing: bool,
-    /// When the last one was over.
+    /// When the last change ended.
     pub changed_at: Nanos,
-    /// The power is to fail now, because something was made durable.
+    /// Whether the power is to fail now, because data was just made durable.
     pub power_wanted: &'a mut bool,
-    /// What is counted.
+    /// Counters of the run.
     pub figures: &'a mut Figures,
-    /// What is told.
+    /// Trace of the run.
     pub trace: &'a mut Trace,
 }
 
-/// What an I/O command does.
+/// The kind of an I/O command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum IoKind {
     Read,
@@ -147,20 +147,20 @@ struct Io {
     kind: IoKind,
     extents: Vec<Extent>,
     fua: bool,
-    /// Its success says that what it wrote is durable.
+    /// Whether its success means that the written data is durable.
     durable: bool,
-    /// Of a write: its version.
+    /// The version of a write.
     version: u64,
     began: Moment,
-    /// Of a comparison.
+    /// The expected content of a comparison.
     expected: Vec<Option<u64>>,
     damaged: bool,
     aborted: bool,
-    /// It failed, or another command with its identifier did.
+    /// It failed, or another command with the same identifier failed.
     ambiguous: bool,
 }
 
-/// A command, as the host remembers it.
+/// A command that the host has sent.
 #[derive(Clone, Debug)]
 enum Command {
     Connect,
@@ -172,36 +172,36 @@ enum Command {
     EventRequest,
     ReadLog(EventLog),
     KeepAlive,
-    /// Of this command, or of none.
+    /// Aborts this command, or a nonexistent one.
     Abort(Option<CommandKey>),
     Disconnect,
     Admin(AdminStep),
     DiscoveryLog,
-    /// It must be refused so.
+    /// It must be refused with this status.
     Invalid(Refusal),
-    /// Its header was damaged on the way: there is no answer to it.
+    /// Its header was damaged on the wire, so it has no response.
     Damaged,
-    /// It must not succeed, for this reason, and may stay without an answer.
+    /// It must not succeed, for this reason, and may remain without a response.
     Hopeless(&'static str),
-    /// However it ends is right.
+    /// Every result is correct.
     Ignored,
     Io(Io),
 }
 
-/// Where a host stands with its controller.
+/// The state of a host with respect to its controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// Without a connection, until then.
+    /// It has no connection until this time.
     Down { until: Nanos },
-    /// The admin queue is being connected, the controller enabled.
+    /// It connects the admin queue and enables the controller.
     Starting,
-    /// Waits for CSTS.RDY to be this.
+    /// It waits for this value of CSTS.RDY.
     AwaitingReady { ready: bool },
-    /// The I/O queues are being connected.
+    /// It connects the I/O queues.
     Opening,
-    /// In service.
+    /// It is in service.
     Serving,
-    /// CC.SHN is set: waits for CSTS.SHST.
+    /// It has set CC.SHN and waits for CSTS.SHST.
     ShuttingDown,
 }
 
@@ -218,30 +218,30 @@ pub struct Host {
     opened_at: Nanos,
     /// When its controller was enabled last.
     enabled_at: Moment,
-    /// The time of it.
+    /// The time of `enabled_at`.
     enable_sent_at: Nanos,
     /// When CC.EN was last changed.
     configured_at: Nanos,
-    /// Where writes were lost that it sends again with other data.
+    /// Ranges of lost writes, which it writes again with other data.
     retries: Vec<Extent>,
-    /// Where the latest writes were lost, which it looks at more often than elsewhere.
+    /// Ranges of the latest lost writes, which it reads more often than others.
     watched: VecDeque<Extent>,
     poll_status_at: Option<Nanos>,
     keep_alive_at: Option<Nanos>,
-    /// Sends nothing any more: by then the target must have ended the association.
+    /// Set if it sends nothing any more: when the target must have ended the association.
     silent_until: Option<Nanos>,
     events: EventState,
-    /// Writes whose queues a reset is ending: once the controller is not ready they are over.
+    /// Writes whose queues a reset ends. They are over when the controller is not ready any more.
     ending_writes: Vec<Io>,
     deadlines_checked_at: Nanos,
-    /// Connections whose Connect must be refused.
+    /// Connections with a Connect that must be refused.
     probes: Vec<Probe>,
     admin_state: AdminState,
-    /// Keep Alive Timeout of Connect.
+    /// The Keep Alive Timeout of its Connect.
     configured_keep_alive: Nanos,
-    /// Until then another path of the same host may hold all memory that the host may have.
+    /// Until when another path of the same host may hold the whole memory share of the host.
     greedy_until: Nanos,
-    /// By disk: the namespace identifier that the host knows it by, once it does.
+    /// By disk: the namespace identifier that the host uses, if it knows it.
     nsids: Option<Vec<u32>>,
 }
 
@@ -283,25 +283,25 @@ impl Host {
         self.phase == Phase::Serving && self.silent_until.is_none()
     }
 
-    /// The namespace identifier that the host knows a disk by: that of when it was attached, since a
-    /// target disconnects the hosts of disks that swap theirs.
+    /// The namespace identifier that the host uses for a disk: that of the time when it attached,
+    /// because a target disconnects the hosts of disks that swap their identifiers.
     fn nsid(&self, ground: &Ground<'_>, disk: usize) -> u32 {
         self.nsids.as_ref().unwrap_or(&ground.serving.nsids)[disk]
     }
 
-    /// Whether it knows which disk each namespace is. One that is attached while a change goes on
-    /// that may have to be undone waits for its end.
+    /// Whether it knows the disk of each namespace. A host that attaches during a change that may
+    /// be undone waits for the end of the change.
     fn knows_disks(&self) -> bool {
         self.nsids.is_some()
     }
 
-    /// Whether it can send I/O, and knows where.
+    /// Whether it can send I/O to its disks.
     #[must_use]
     pub fn can_reach_disks(&self) -> bool {
         self.is_serving() && self.knows_disks()
     }
 
-    /// Looks which disk each namespace is, unless that may be about to change.
+    /// Reads the disk of each namespace, unless that may change now.
     fn learn_disks(&mut self, ground: &Ground<'_>) {
         let may_change = ground.changing && ground.swarm.faults.has(Fault::Swap);
         if !may_change {
@@ -309,20 +309,20 @@ impl Host {
         }
     }
 
-    /// Whether it waits for a controller to be ready, or not to be any more.
+    /// Whether it waits for a change of CSTS.RDY.
     #[must_use]
     pub fn awaits_readiness(&self) -> bool {
         matches!(self.phase, Phase::AwaitingReady { .. })
     }
 
-    /// Whether no I/O is on its way.
+    /// Whether it has no outstanding I/O.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         let waits = self.io.iter().any(|it| it.outstanding().next().is_some());
         !waits && self.probes.is_empty()
     }
 
-    /// What it has of the appliance.
+    /// Its resources in the appliance.
     #[must_use]
     pub fn held(&self) -> Held {
         let admin_queues = usize::from(self.admin.is_some());
@@ -333,7 +333,7 @@ impl Host {
         }
     }
 
-    /// Whether something has arrived for the target that it has not taken.
+    /// Whether unprocessed data has arrived at the target.
     #[must_use]
     pub fn waits_for_target(&self) -> bool {
         let probes = self.probes.iter().map(|it| &it.connection);
@@ -353,7 +353,7 @@ impl Host {
         self.admin.iter_mut().chain(&mut self.io)
     }
 
-    /// What the target may hold for its connections.
+    /// The memory bounds of its connections.
     pub fn memory_bounds(&self) -> impl Iterator<Item = (WireId, MemoryBound)> {
         let connections = self.admin.iter().chain(&self.io);
         connections.filter_map(Connection::memory_bound)
@@ -405,7 +405,7 @@ impl Host {
             }
         };
         let mut connection = Connection::new(line, shape, random, ground.now);
-        // Those of hosts that vanished may fill a reactor until their keep-alive expires.
+        // Connections of vanished hosts may occupy a reactor until their keep-alive expires.
         let connections = ground.listeners.iter().map(Listener::connections);
         connection.excused = connections.sum::<usize>() > ground.swarm.limits.connections;
         connection
@@ -435,12 +435,12 @@ impl Host {
         [self.shape.identity as u8 + 1; 16]
     }
 
-    /// Sends an admin command without data, if the admin queue takes one.
+    /// Sends an admin command without data, if the admin queue has room.
     fn send_admin(&mut self, ground: &mut Ground<'_>, sqe: Sqe, command: Command) -> bool {
         self.send_admin_moving(ground, sqe, command, Transfer::None)
     }
 
-    /// Sends an admin command, if the admin queue takes one; whether it did.
+    /// Sends an admin command, if the admin queue has room. Returns whether it did.
     fn send_admin_moving(
         &mut self,
         ground: &mut Ground<'_>,
@@ -492,7 +492,7 @@ impl Host {
         self.send_admin(ground, sqe, command);
     }
 
-    /// When it wants a turn although nothing comes.
+    /// The next time at which it acts on its own.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Nanos> {
         let down = match self.phase {

@@ -1,17 +1,17 @@
-//! What hosts know disks by, held against what the disks hold: the same content has the same
-//! identifiers for as long as there is that content, and another content has others (Base 2.1
-//! §4.7.1: an identifier is not used again for another namespace).
+//! Checks namespace identifiers against the content of disks: the same content keeps its
+//! identifiers, and other content has other identifiers (Base 2.1 §4.7.1: an identifier is not used
+//! again for another namespace).
 //!
-//! Which content a disk has is known to the simulation alone, which made it.
+//! Only the simulation knows which content a disk has.
 
 use std::collections::BTreeMap;
 
 use nvme_spec::identify::{NamespaceId, NamespaceIds};
 
-/// A content that a disk has or had: the disk, and how many it had before.
+/// A content: its disk, and the number of contents that the disk had before.
 pub type ContentId = (usize, u64);
 
-/// The identifiers of each content that hosts have seen.
+/// The identifiers of each content, as reported to hosts.
 #[derive(Default)]
 pub struct IdentityJudge {
     known: BTreeMap<ContentId, Vec<(&'static str, Vec<u8>)>>,
@@ -19,11 +19,11 @@ pub struct IdentityJudge {
 }
 
 impl IdentityJudge {
-    /// A host was told, by `page` of Identify with CNS 03h, what the disk with that content is known
-    /// by.
+    /// Records the identifiers that `page` (Identify, CNS 03h) reports for a disk with that
+    /// content.
     ///
     /// # Errors
-    /// That is another content's, or was different before, in words.
+    /// They belong to another content, or differ from those reported before; as text.
     pub fn told(&mut self, content: ContentId, page: &[u8]) -> Result<(), String> {
         let ids: Vec<(&'static str, Vec<u8>)> = NamespaceIds::new(page)
             .filter_map(|id| match id {

@@ -1,4 +1,4 @@
-//! Decides whether what hosts saw is right: one history for each block of each disk.
+//! Decides whether the data that hosts read is correct, by a history for each block of each disk.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -7,30 +7,30 @@ use crate::content::{self, Content};
 use crate::history::{BlockHistory, Mistake, Moment, WriteEnd};
 use crate::identity::{ContentId, IdentityJudge};
 
-/// What the judge objects to.
+/// A violation of a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Violation {
-    /// A read returned what it must not.
+    /// A read returned wrong data.
     Data {
         /// The disk.
         disk: usize,
         /// The block.
         lba: u64,
-        /// What was found.
+        /// The content that was read.
         found: Content,
-        /// Why that is wrong, where the content itself is whole.
+        /// The mistake, if the content itself is intact.
         mistake: Option<Mistake>,
-        /// What would have been right.
+        /// The content that was expected.
         expected: String,
     },
-    /// A comparison found a difference where there is none.
+    /// A Compare command reported a difference where there is none.
     Comparison {
         /// The disk.
         disk: usize,
         /// First block of the range.
         lba: u64,
     },
-    /// Anything else: a broken rule of the protocol, a deadline, a leak.
+    /// Any other violation: a protocol rule, a deadline, a leak.
     Rule(String),
 }
 
@@ -83,64 +83,64 @@ struct DiskModel {
     blocks: Vec<BlockHistory>,
     block_size: usize,
     volatile: bool,
-    /// When it last lost power although the appliance went on.
+    /// When it last lost power while the appliance kept running.
     power_lost: Moment,
-    /// When it last was closed, and its content with it.
+    /// When it was last closed and lost its content.
     closed: Moment,
-    /// Which content it has: the next number whenever it is another one.
+    /// The number of its current content; increases with every replacement.
     content: u64,
-    /// Its content is being exchanged for another one.
+    /// The replacement of its content in progress.
     exchange: Option<Exchange>,
-    /// The kernel may hold a write of it.
+    /// The kernel may still hold back a write to it.
     may_be_stuck: bool,
 }
 
-/// The content of a disk is being exchanged, and it is open which one hosts reach.
+/// A replacement of a disk's content in progress. It is unknown which content hosts reach.
 struct Exchange {
-    /// Versions from here on are of writes that began since.
+    /// The first version of the writes that began during the replacement.
     first_version: u64,
     /// Earlier writes that may reach the new content.
     may_reach: BTreeSet<u64>,
 }
 
 impl DiskModel {
-    /// Whether what began at `began` saw the disk lose power: nothing follows from its success.
+    /// Whether the disk lost power after `began`. The success of such an operation proves nothing.
     fn straddles(&self, began: Moment) -> bool {
         began < self.power_lost
     }
 
-    /// Whether what began at `began` may have met the content that was lost since.
+    /// Whether an operation that began at `began` may have reached content that is lost by now.
     fn meets_former(&self, began: Moment) -> bool {
         began < self.closed || self.exchange.is_some()
     }
 }
 
-/// A write whose association was lost before it was answered.
+/// An unanswered write whose association was lost.
 struct LostWrite {
-    /// Who sent it: the number of the host's identity, and its controller.
+    /// Its sender: the number of the host's identity, and the controller identifier.
     sender: (usize, u16),
     extents: Vec<Extent>,
     version: u64,
     began: Moment,
-    /// When the target knew that the association is over.
+    /// When the target detected the end of the association.
     noticed: Option<Moment>,
 }
 
-/// The judge.
+/// The model of all data, which judges what hosts read.
 pub struct Judge {
-    /// The judge of what hosts know disks by.
+    /// The judge of namespace identifiers.
     pub identities: IdentityJudge,
     disks: Vec<DiskModel>,
-    /// Writes that may take effect until something follows that proves them over.
+    /// Lost writes that may take effect until a later event proves otherwise.
     lost: Vec<LostWrite>,
     now: Moment,
     next_version: u64,
-    /// When the reads that are in flight began, and how many began then.
+    /// Reads in flight: when they began, and how many began then.
     reads: BTreeMap<Moment, u32>,
 }
 
 impl Judge {
-    /// A judge of disks of these sizes: blocks, bytes of a block, whether the cache is volatile.
+    /// A judge of disks with these sizes: blocks, bytes per block, whether the cache is volatile.
     #[must_use]
     pub fn new(disks: &[(u64, u32, bool)]) -> Self {
         let model = |&(blocks, block_size, volatile): &(u64, u32, bool)| DiskModel {
@@ -163,7 +163,7 @@ impl Judge {
         }
     }
 
-    /// A disk has so many blocks, or is about to: the new ones are zeroes. None is taken away.
+    /// Grows a disk to this number of blocks, now or soon; new blocks are zero. Never shrinks it.
     pub fn grow(&mut self, disk: usize, blocks: u64) {
         let model = &mut self.disks[disk];
         let blocks = model.blocks.len().max(blocks as usize);
@@ -187,7 +187,7 @@ impl Judge {
         blocks.into_iter().flatten()
     }
 
-    /// A write goes out; returns its version and when it began.
+    /// Begins a write. Returns its version and when it began.
     pub fn begin_write(&mut self, extents: &[Extent], zero: bool) -> (u64, Moment) {
         let version = self.next_version;
         self.next_version += 1;
@@ -200,7 +200,7 @@ impl Judge {
         (version, began)
     }
 
-    /// A write was answered. `durable`: it had FUA.
+    /// Ends a write that received a response.
     pub fn end_write(&mut self, extents: &[Extent], version: u64, began: Moment, end: WriteEnd) {
         let now = self.next_moment();
         let oldest = self.oldest_read();
@@ -223,8 +223,8 @@ impl Judge {
         }
     }
 
-    /// The association of a write is lost, and the write was not answered. It may take effect at any
-    /// time until the target is known to be done with it: [`ready`](Self::ready),
+    /// Marks an unanswered write as lost with its association. It may take effect at any time until
+    /// the target is known to have ended it: [`ready`](Self::ready),
     /// [`overtaken`](Self::overtaken).
     pub fn lose_write(
         &mut self,
@@ -242,20 +242,21 @@ impl Judge {
         });
     }
 
-    /// Lost writes of which it is not known yet that the target knows: identity and controller.
+    /// Identity and controller of lost writes that the target may not know to be lost.
     pub fn unnoticed(&self) -> impl Iterator<Item = (usize, u16)> + '_ {
         let unnoticed = self.lost.iter().filter(|it| it.noticed.is_none());
         unnoticed.map(|it| it.sender)
     }
 
-    /// Whether any write is lost that is not known to be over.
+    /// Whether there are lost writes that may still take effect.
     #[must_use]
     pub fn has_lost(&self) -> bool {
         !self.lost.is_empty()
     }
 
-    /// The target knows that an association is over: from now on it lets no write of that host
-    /// begin, and no controller of it become ready, before what it has in devices is over.
+    /// Notes that the target has detected the end of an association. From now on it starts no write
+    /// of that host, and makes no controller of it ready, before that association's writes in
+    /// devices have ended.
     pub fn noticed(&mut self, sender: (usize, u16)) {
         let now = self.next_moment();
         for lost in &mut self.lost {
@@ -265,21 +266,21 @@ impl Judge {
         }
     }
 
-    /// The present moment.
+    /// The current moment.
     pub fn moment(&mut self) -> Moment {
         self.next_moment()
     }
 
-    /// A controller of a host is ready that was enabled at `enabled`: no write that the target knew
-    /// to be lost takes effect any more. Those, as their disks and versions.
+    /// Notes that a controller of a host, enabled at `enabled`, is ready: writes that the target
+    /// knew to be lost take no effect any more. Returns these writes as disks and versions.
     pub fn ready(&mut self, identity: usize, enabled: Moment) -> Vec<(usize, u64)> {
         let now = self.next_moment();
         self.end_lost(identity, enabled, now, None)
     }
 
-    /// A write that began at `began` succeeded: no write of the same host that the target knew to
-    /// be lost took effect after it began to. Those, as their disks and versions.
-    /// `disk`: where that write went.
+    /// Notes that a write that began at `began` succeeded: no write of the same host that the
+    /// target knew to be lost took effect after that. Returns these writes as disks and versions.
+    /// `disk`: the disk that the successful write went to.
     pub fn overtaken(
         &mut self,
         identity: usize,
@@ -289,21 +290,21 @@ impl Judge {
         self.end_lost(identity, began, began, disk)
     }
 
-    /// The kernel may hold a write of a disk for longer than any controller is kept waiting: its
-    /// device is damaged then, and acknowledges nothing that the write could overwrite. Reads may
-    /// see it come.
+    /// Notes that the kernel may hold back a write to a disk for longer than any controller waits.
+    /// The device is damaged then and acknowledges nothing that the write could overwrite. Reads
+    /// may see the write take effect.
     pub fn may_be_stuck(&mut self, disk: usize) {
         self.disks[disk].may_be_stuck = true;
     }
 
-    /// Whether that can be.
+    /// Whether the kernel may hold back a write to a disk.
     #[must_use]
     pub fn is_maybe_stuck(&self, disk: usize) -> bool {
         self.disks[disk].may_be_stuck
     }
 
-    /// Ends the lost writes of a host that were noticed before `before`, at `end`; where the kernel
-    /// may hold them, only those on the disk that acknowledged something.
+    /// Ends the lost writes of a host that the target detected before `before`, at `end`. On disks
+    /// where the kernel may hold back writes, it ends them only if that disk acknowledged a write.
     fn end_lost(
         &mut self,
         identity: usize,
@@ -336,14 +337,14 @@ impl Judge {
         places.collect()
     }
 
-    /// A read, a comparison or a Flush goes out.
+    /// Begins a read, a comparison or a Flush.
     pub fn begin_read(&mut self) -> Moment {
         let began = self.next_moment();
         *self.reads.entry(began).or_default() += 1;
         began
     }
 
-    /// A read, a comparison or a Flush came to nothing, or its data was judged.
+    /// Ends a read, a comparison or a Flush after it failed or its data was judged.
     pub fn end_read(&mut self, began: Moment) {
         if let Some(count) = self.reads.get_mut(&began) {
             *count -= 1;
@@ -358,10 +359,10 @@ impl Judge {
         oldest.map_or(self.now, |(began, _)| *began)
     }
 
-    /// A read that began at `began` returned `data`. `durable`: it had FUA.
+    /// Judges the `data` of a read that began at `began`. `durable`: the read had FUA.
     ///
     /// # Errors
-    /// The first block that is wrong.
+    /// The first wrong block.
     pub fn judge_read(
         &mut self,
         extent: Extent,
@@ -394,10 +395,10 @@ impl Judge {
         Ok(())
     }
 
-    /// The medium of a disk without power has `found` in a block.
+    /// Judges the content of a block on the medium of a disk without power.
     ///
     /// # Errors
-    /// It must have something else.
+    /// The content is wrong.
     pub fn judge_medium(&self, disk: usize, lba: u64, found: &[u8]) -> Result<(), Violation> {
         let Some(history) = self.disks[disk].blocks.get(lba as usize) else {
             return Ok(());
@@ -410,11 +411,11 @@ impl Judge {
         judged.map_err(|mistake| wrong(disk, lba, content, Some(mistake), history))
     }
 
-    /// The medium of a disk has the content of `version`, or zeroes for `None`, in a block, which is
-    /// what is left of it if the power fails now.
+    /// Judges the content of a block on a disk's medium, which a power failure would leave: that of
+    /// `version`, or zeroes for `None`.
     ///
     /// # Errors
-    /// Something else must survive that.
+    /// Other content must survive a power failure.
     pub fn judge_survivor(
         &self,
         disk: usize,
@@ -431,10 +432,11 @@ impl Judge {
         }
     }
 
-    /// A comparison that began at `began` with `expected` versions (`None`: zeroes) ended.
+    /// Judges the result of a comparison that began at `began` with `expected` versions (`None`:
+    /// zeroes).
     ///
     /// # Errors
-    /// It must have come out otherwise.
+    /// The result is wrong.
     pub fn judge_comparison(
         &mut self,
         extent: Extent,
@@ -465,14 +467,14 @@ impl Judge {
         Ok(())
     }
 
-    /// What the blocks certainly hold now, if all of them do; `None` inside: zeroes.
+    /// The content of the blocks, if all of it is certain; an inner `None` means zeroes.
     #[must_use]
     pub fn certain(&self, extent: Extent) -> Option<Vec<Option<u64>>> {
         let blocks = self.disks.get(extent.disk)?.blocks.get(extent.blocks())?;
         blocks.iter().map(|it| it.only(self.now)).collect()
     }
 
-    /// A block of a disk that certainly has data.
+    /// A block of a disk that certainly contains written data.
     #[must_use]
     pub fn written(&self, disk: usize) -> Option<u64> {
         let blocks = self.disks.get(disk)?.blocks.iter();
@@ -482,7 +484,7 @@ impl Judge {
             .map(|(lba, _)| lba)
     }
 
-    /// A Flush of a disk that began at `began` succeeded.
+    /// Notes that a Flush of a disk that began at `began` succeeded.
     pub fn flushed(&mut self, disk: usize, began: Moment) {
         let oldest = self.oldest_read();
         let model = &self.disks[disk];
@@ -495,7 +497,7 @@ impl Judge {
         }
     }
 
-    /// The appliance went down, or came to rest: nothing is in flight any more.
+    /// Notes that the appliance has stopped or is idle: no command is in flight.
     pub fn settled(&mut self) {
         let now = self.next_moment();
         self.lost.clear();
@@ -507,7 +509,7 @@ impl Judge {
         }
     }
 
-    /// One disk lost power, and the appliance goes on.
+    /// Notes that one disk lost power while the appliance keeps running.
     pub fn disk_lost_power(&mut self, disk: usize) {
         let now = self.next_moment();
         let model = &mut self.disks[disk];
@@ -517,8 +519,8 @@ impl Judge {
         }
     }
 
-    /// A disk was closed whose content goes with it: when it is opened again it is all zeroes, save
-    /// for what is still on its way.
+    /// Notes that a disk was closed and lost its content: it reads as zeroes when it is opened
+    /// again, except for writes in flight.
     pub fn content_lost(&mut self, disk: usize) {
         let now = self.next_moment();
         let model = &mut self.disks[disk];
@@ -529,14 +531,14 @@ impl Judge {
         }
     }
 
-    /// Which content a disk has, among all that any disk had.
+    /// The identifier of a disk's current content.
     #[must_use]
     pub fn content(&self, disk: usize) -> ContentId {
         (disk, self.disks[disk].content)
     }
 
-    /// A disk is about to be in another file, full of zeroes. `may_reach`: what is in flight may
-    /// reach the new content, as nobody could reach the old one.
+    /// Begins the move of a disk to another file, full of zeroes. `may_reach`: writes in flight may
+    /// reach the new content, because the old one was unreachable.
     pub fn exchange_begins(&mut self, disk: usize, may_reach: bool) {
         let model = &mut self.disks[disk];
         let open = model.blocks.iter().flat_map(BlockHistory::open);
@@ -546,14 +548,14 @@ impl Judge {
         });
     }
 
-    /// What was about to be exchanged is, or stays what it was.
+    /// Ends the replacement of a disk's content. `is_done`: the new content is in place.
     pub fn exchange_ends(&mut self, disk: usize, is_done: bool) {
         let now = self.next_moment();
         let model = &mut self.disks[disk];
         let Some(exchange) = model.exchange.take() else {
             return;
         };
-        // What was read or flushed meanwhile says nothing of either content.
+        // Reads and flushes during the replacement prove nothing about either content.
         model.closed = now;
         if !is_done {
             return;
@@ -566,7 +568,7 @@ impl Judge {
         }
     }
 
-    /// The disks lost power, after the appliance went down.
+    /// Notes that all disks lost power after the appliance stopped.
     pub fn power_cut(&mut self) {
         let now = self.next_moment();
         for history in self.disks.iter_mut().flat_map(|disk| &mut disk.blocks) {
@@ -614,7 +616,7 @@ mod tests {
         Judge::new(&[(1, 512, false)])
     }
 
-    /// A read that begins now and returns what the write of `version` wrote.
+    /// Judges a read that begins now and returns the content of write `version`.
     fn read(judge: &mut Judge, version: u64) -> Result<(), Violation> {
         let mut block = [0; 512];
         if version > 0 {
@@ -632,7 +634,7 @@ mod tests {
         judged
     }
 
-    /// A write that is lost with controller `cntlid` of the host.
+    /// Begins a write and loses it with controller `cntlid` of the host.
     fn lose(judge: &mut Judge, cntlid: u16) -> u64 {
         let (version, began) = judge.begin_write(&[EXTENT], false);
         judge.lose_write((HOST, cntlid), vec![EXTENT], version, began);
@@ -651,7 +653,7 @@ mod tests {
             assert_eq!(read(&mut judge, 0), Ok(()));
             let _ = judge.ready(HOST, enabled);
             assert_eq!(read(&mut judge, 0), Ok(()), "it may have come to nothing");
-            // What was not there when the controller was ready comes no more.
+            // A write that had no effect before the controller was ready has none later.
             assert_eq!(read(&mut judge, lost).is_err(), noticed);
         }
     }

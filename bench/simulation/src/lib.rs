@@ -1,9 +1,10 @@
-//! Deterministic simulation of the appliance: the production target, transports and reactors on one
-//! thread and on virtual time, among simulated hosts, networks and disks that fail.
+//! Deterministic simulation of the appliance: the production target, transports and reactors run on
+//! one thread in virtual time, with simulated hosts, networks and disks that fail.
 //!
-//! One seed decides everything: which faults are on ([`swarm`]), what happens when ([`world`]), and
-//! so replays it exactly. A model of every block ([`history`], [`judge`]) decides what a read may
-//! return; hosts hold every answer, close and delay against the rules ([`host`]).
+//! One seed determines the whole run: which faults are on ([`swarm`]) and what happens when
+//! ([`world`]). The same seed replays the run exactly. A model of every block ([`history`],
+//! [`judge`]) decides which data a read may return. Hosts check every response, close and delay
+//! against the rules ([`host`]).
 
 #![forbid(unsafe_code)]
 

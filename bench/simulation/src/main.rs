@@ -1,4 +1,4 @@
-//! Runs seeds and says how they went; `cargo xtask sim` builds and starts it.
+//! Runs seeds and prints the results; `cargo xtask sim` builds and starts it.
 
 #![forbid(unsafe_code)]
 
@@ -16,7 +16,7 @@ use simulation::run::{self, Failure};
 use simulation::swarm::{Fault, Limits};
 use simulation::trace::LINES_DEFAULT;
 
-/// Seeds that are run when nothing else is asked for.
+/// Seeds that run by default.
 const SEEDS_DEFAULT: u64 = 100;
 
 /// Simulate the appliance among faults, seed by seed, and judge all that its hosts see.
@@ -139,7 +139,7 @@ fn one(seed: u64, limits: &Limits, lines: usize) -> ExitCode {
     }
 }
 
-/// Looks for every planted defect, or for those of `only`, on every core.
+/// Searches for every planted defect, or for those in `only`, on every core.
 #[cfg(planted)]
 fn defects(page: &Path, only: &[String]) -> ExitCode {
     use simulation::defects::{DEFECTS, Defect, look_for, page as page_of};
@@ -197,7 +197,7 @@ fn time_of_day() -> u64 {
     now.map_or(0, |now| now.as_nanos() as u64)
 }
 
-/// Runs seeds on every core until one fails or there are no more.
+/// Runs seeds on every core until one fails or none is left.
 fn many(seeds: impl Iterator<Item = u64> + Send, began: Instant, limits: &Limits) -> ExitCode {
     let next = Mutex::new(seeds);
     let found = Mutex::new((Figures::default(), None::<Failure>));
@@ -234,7 +234,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The commit that is simulated, as far as git knows it.
+/// The simulated commit, from `git describe`.
 fn commit() -> String {
     let mut git = std::process::Command::new("git");
     let asked = git

@@ -1,5 +1,5 @@
-//! What memory a connection may hold: a bound from the queue that its host asked for and from what
-//! that has outstanding, which shares nothing with the accounts of the transport.
+//! Upper bounds on the memory of a connection. They follow from the queue size and the outstanding
+//! commands of its host, and are independent of the transport's own accounting.
 
 use std::collections::BTreeMap;
 
@@ -8,22 +8,22 @@ use nvme_tcp::ConnectionAudit;
 use crate::judge::Violation;
 use crate::network::WireId;
 
-/// Bytes of a connection whose host has sent no Connect, whatever else it sent.
+/// Bytes that a connection may hold before it has received a Connect command.
 const STRANGER_BYTES: usize = 6 << 10;
-/// Bytes for an entry of a queue: a command, its answer and its data PDU, twice over.
+/// Bytes per queue entry: a command, its response and its data PDU, twice over.
 const ENTRY_BYTES: usize = 1 << 10;
 
-/// What a connection may hold.
+/// The memory bound of a connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryBound {
-    /// Entries of its submission queue; none before Connect.
+    /// Entries of its submission queue; 0 before Connect.
     pub entries: u16,
-    /// Bytes of data of its commands that are not answered.
+    /// Bytes of data of its outstanding commands.
     pub data_bytes: usize,
 }
 
 impl MemoryBound {
-    /// Holds what a connection has against it.
+    /// Compares the memory that a connection holds with its bound.
     fn check(self, held: ConnectionAudit) -> Result<(), String> {
         let own = STRANGER_BYTES + usize::from(self.entries) * ENTRY_BYTES;
         let said = |what: &str, has: usize, most: usize| {
@@ -45,11 +45,11 @@ impl MemoryBound {
     }
 }
 
-/// Holds what every connection has against its bound. Connections without one are of hosts that have
-/// gone.
+/// Compares the memory of every connection with its bound. Connections without a bound belong to
+/// hosts that are gone.
 ///
 /// # Errors
-/// One that holds more.
+/// A connection holds more than its bound.
 pub fn check_connections(
     bounds: &BTreeMap<WireId, MemoryBound>,
     held: impl Iterator<Item = (WireId, ConnectionAudit)>,

@@ -1,9 +1,9 @@
-//! A network in memory: streams that are cut, stall, arrive a byte at a time, or lead nowhere.
+//! A network in memory, with streams that are cut, stall, arrive byte by byte, or lose their host.
 //!
-//! One [`Wire`] is one TCP connection with a direction each way. What is sent flies for some time
-//! and arrives in pieces of the network's choice; what the receiver has not taken keeps the sender
-//! waiting. The target's end is a [`TargetStream`], found through [`SimNetwork`] as production
-//! finds sockets through epoll.
+//! One [`Wire`] is one TCP connection with two directions. Sent data is in flight for some time and
+//! arrives in pieces that the network chooses; data that the receiver does not read limits the
+//! sender. The target's end is a [`TargetStream`], found through [`SimNetwork`] as production finds
+//! sockets through epoll.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
@@ -19,32 +19,32 @@ use rustix::io::Errno;
 use crate::random::Random;
 use crate::time::SharedTime;
 
-/// Bytes that a target may have on their way to a host that takes nothing.
+/// Maximum number of bytes that a target may have in flight to a host that does not read.
 const STALLED_WINDOW: usize = 4096;
 
-/// How a network treats its streams.
+/// The behaviour of a network.
 #[derive(Clone, Copy, Debug)]
 pub struct NetworkTemper {
-    /// A byte is on its way for at least this long.
+    /// Minimum latency of a byte.
     pub latency_min: Nanos,
-    /// And at most this long, stalls apart.
+    /// Maximum latency of a byte, apart from stalls.
     pub latency_max: Nanos,
-    /// Bytes of one piece at most: what one receive gives.
+    /// Maximum size of a piece, which is the most that one receive returns, in bytes.
     pub grain: usize,
-    /// Bytes that are sent and not yet taken, at most.
+    /// Maximum number of bytes that are sent and not yet read.
     pub window: usize,
 }
 
-/// Bytes on their way in one direction.
+/// Bytes in flight in one direction.
 struct Direction {
     flying: VecDeque<(Nanos, Vec<u8>)>,
     flying_bytes: usize,
     arrived: VecDeque<u8>,
-    /// The sender has said that nothing more comes.
+    /// The sender has finished the stream.
     finished: bool,
     stalled_until: Nanos,
     last_due: Nanos,
-    /// What is sent vanishes, and the receiver hears nothing.
+    /// Sent data is lost, and the receiver is not notified.
     swallows: bool,
 }
 
@@ -83,7 +83,7 @@ impl Direction {
         self.finished && self.flying.is_empty() && self.arrived.is_empty() && !self.swallows
     }
 
-    /// When something arrives that has not arrived by now.
+    /// The next time after `now` at which data arrives.
     fn next_due(&self, now: Nanos) -> Option<Nanos> {
         if self.swallows {
             return None;
@@ -99,19 +99,19 @@ struct Link {
     random: Random,
     to_target: Direction,
     to_host: Direction,
-    /// Neither end can use it any more.
+    /// The connection is unusable for both ends.
     reset: bool,
-    /// That is the network's doing.
+    /// The network caused the reset.
     cut: bool,
-    /// The target found no room when it last sent.
+    /// The last send of the target found no room.
     target_blocked: bool,
     target_gone: bool,
-    /// Bytes that the target was told it can receive at once.
+    /// Bytes that were reported to the target as available.
     promised: usize,
 }
 
 impl Link {
-    /// Bytes that the target may have on their way now.
+    /// Maximum number of bytes that the target may have in flight now.
     fn window_to_host(&self, now: Nanos) -> usize {
         match now < self.to_host.stalled_until {
             true => self.temper.window.min(STALLED_WINDOW),
@@ -137,25 +137,25 @@ impl Link {
     }
 }
 
-/// A connection, as the host and the world hold it.
+/// A connection, as the host and the world use it.
 #[derive(Clone)]
 pub struct Wire {
     link: Arc<Mutex<Link>>,
     time: SharedTime,
 }
 
-/// What connections are told apart by.
+/// The identity of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct WireId(usize);
 
-/// What a host finds at its end.
+/// The state of the connection at the host's end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HostEnd {
-    /// More may come.
+    /// More data may arrive.
     Open,
     /// The target has closed it in order.
     Finished,
-    /// The target has closed it with something unread.
+    /// The target has closed it with unread data.
     Reset,
     /// The network broke it.
     Cut,
@@ -166,13 +166,13 @@ impl Wire {
         self.link.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What tells it from every other connection that there is.
+    /// Its identifier, unique among all connections.
     #[must_use]
     pub fn id(&self) -> WireId {
         WireId(Arc::as_ptr(&self.link).addr())
     }
 
-    /// The host sends; it never waits.
+    /// Sends from the host; never waits.
     pub fn send(&self, bytes: &[u8]) {
         let now = self.time.now();
         let mut link = self.link();
@@ -181,7 +181,7 @@ impl Wire {
         }
     }
 
-    /// The host takes what has arrived.
+    /// Receives at the host everything that has arrived.
     pub fn receive(&self, into: &mut Vec<u8>) -> HostEnd {
         let now = self.time.now();
         let mut link = self.link();
@@ -189,7 +189,7 @@ impl Wire {
             return HostEnd::Cut;
         }
         if link.reset {
-            // What arrived before the reset may still be read.
+            // Data that arrived before the reset may still be read.
             into.extend(link.to_host.arrived.drain(..));
             return HostEnd::Reset;
         }
@@ -202,7 +202,7 @@ impl Wire {
         }
     }
 
-    /// The host closes its end in order.
+    /// Closes the host's end in order.
     pub fn finish(&self) {
         self.link().to_target.finished = true;
     }
@@ -213,7 +213,7 @@ impl Wire {
         (link.reset, link.cut) = (true, true);
     }
 
-    /// Nothing arrives before `until` in the given direction.
+    /// Delays all data in the given direction until `until`.
     pub fn stall(&self, to_target: bool, until: Nanos) {
         let mut link = self.link();
         let direction = if to_target {
@@ -224,25 +224,25 @@ impl Wire {
         direction.stalled_until = direction.stalled_until.max(until);
     }
 
-    /// The host is gone without a word: nothing arrives in either direction any more.
+    /// Lets the host vanish silently: no more data arrives in either direction.
     pub fn vanish(&self) {
         let mut link = self.link();
         link.to_target.swallows = true;
         link.to_host.swallows = true;
     }
 
-    /// The target has let go of its end.
+    /// Whether the target has closed its end.
     #[must_use]
     pub fn is_closed_by_target(&self) -> bool {
         self.link().target_gone
     }
 
-    /// The host has closed its end.
+    /// Whether the host has closed its end.
     fn is_closed_by_host(&self) -> bool {
         self.link().to_target.finished
     }
 
-    /// How it stands, for messages.
+    /// Its state, for messages.
     #[must_use]
     pub fn state(&self) -> String {
         let link = self.link();
@@ -264,7 +264,7 @@ impl Wire {
         )
     }
 
-    /// Whether the target could receive or send something and has not yet.
+    /// Whether the target can receive or send something that it has not processed yet.
     #[must_use]
     pub fn waits_for_target(&self) -> bool {
         let now = self.time.now();
@@ -275,7 +275,7 @@ impl Wire {
         !link.target_gone && (readable || writable || link.reset)
     }
 
-    /// When something arrives next at either end.
+    /// The next time at which data arrives at either end.
     #[must_use]
     pub fn next_due(&self) -> Option<Nanos> {
         let link = self.link();
@@ -288,7 +288,7 @@ impl Wire {
     }
 }
 
-/// Where connections are made: holds those that wait to be accepted, while somebody listens.
+/// A listener: contains the connections that wait to be accepted while it is bound.
 #[derive(Clone)]
 pub struct Listener {
     backlog: Arc<Mutex<VecDeque<Wire>>>,
@@ -297,25 +297,24 @@ pub struct Listener {
     time: SharedTime,
 }
 
-/// Who listens.
+/// The state of the listening socket.
 #[derive(Default)]
 struct Bound {
     is_bound: bool,
-    /// How often somebody began to.
+    /// Number of binds.
     times: u64,
-    /// It will be somebody else's when the next one begins to.
+    /// The next bind fails because the address is in use.
     is_coveted: bool,
 }
 
-/// The target's right to accept a listener's connections. While there is none, connections are
-/// refused.
+/// The listening socket of the target. Connections are refused while there is none.
 pub struct Socket {
     listener: Listener,
     times: u64,
 }
 
 impl Drop for Socket {
-    /// As a kernel does: what nobody has accepted is reset.
+    /// Resets connections that were not accepted, like a kernel.
     fn drop(&mut self) {
         self.listener.bound().is_bound = false;
         for wire in self.listener.waiting().drain(..) {
@@ -337,10 +336,10 @@ impl Listener {
         }
     }
 
-    /// Listens.
+    /// Binds the listener.
     ///
     /// # Errors
-    /// The address is taken.
+    /// The address is in use.
     pub fn bind(&self) -> io::Result<Socket> {
         let mut bound = self.bound();
         if bound.is_bound || std::mem::take(&mut bound.is_coveted) {
@@ -354,18 +353,18 @@ impl Listener {
         })
     }
 
-    /// Whether somebody listens.
+    /// Whether the listener is bound.
     #[must_use]
     pub fn is_bound(&self) -> bool {
         self.bound().is_bound
     }
 
-    /// The next one to listen finds that somebody else does.
+    /// Makes the next bind fail, as if another process used the address.
     pub fn covet(&self) {
         self.bound().is_coveted = true;
     }
 
-    /// Nobody else wants to listen any more.
+    /// Lets the next bind succeed.
     pub fn uncovet(&self) {
         self.bound().is_coveted = false;
     }
@@ -379,7 +378,7 @@ impl Listener {
         bound.is_bound && bound.times == times
     }
 
-    /// A new connection, which waits to be accepted, or is refused; its host's end.
+    /// Opens a connection, which waits to be accepted or is refused. Returns the host's end.
     #[must_use]
     pub fn connect(&self, temper: NetworkTemper, random: Random) -> Wire {
         let is_bound = self.bound().is_bound;
@@ -405,22 +404,22 @@ impl Listener {
         wire
     }
 
-    /// Connections that the target has, or is about to have: those of hosts that vanished stay
-    /// until it notices.
+    /// Connections that the target has or is about to have, including those of vanished hosts that
+    /// it has not detected.
     #[must_use]
     pub fn connections(&self) -> usize {
         self.open().len()
     }
 
-    /// Whether a connection waits to be accepted, or one that its host has closed to be read to its
-    /// end.
+    /// Whether a connection waits to be accepted, or the target has to read one that its host has
+    /// closed.
     #[must_use]
     pub fn is_waited_for(&self) -> bool {
         let waits = |it: &Wire| it.is_closed_by_host() && it.waits_for_target();
         !self.waiting().is_empty() || self.open().iter().any(waits)
     }
 
-    /// When something arrives of what hosts sent before they closed their ends.
+    /// The next time at which data arrives that hosts sent before they closed their ends.
     #[must_use]
     pub fn next_due(&self) -> Option<Nanos> {
         let open = self.open();
@@ -448,7 +447,7 @@ impl Listener {
 pub struct TargetStream(Wire);
 
 impl TargetStream {
-    /// The connection.
+    /// The identifier of the connection.
     #[must_use]
     pub fn id(&self) -> WireId {
         self.0.id()
@@ -493,7 +492,7 @@ impl ByteStream for TargetStream {
         }
         link.to_target.deliver(now);
         let most = link.to_target.arrived.len().min(link.temper.grain);
-        // More may arrive after the count was taken.
+        // More data may arrive after the count was taken.
         link.promised = match link.random.permille(200) {
             true if most > 0 => link.random.between(1, most as u64) as usize,
             _ => most,
@@ -541,23 +540,23 @@ impl Drop for TargetStream {
         let mut link = self.0.link();
         link.target_gone = true;
         link.to_host.finished = true;
-        // As a kernel does: what was not read makes the close a reset.
+        // Unread data turns the close into a reset, as in a kernel.
         if link.to_target.held() > 0 {
             link.reset = true;
         }
     }
 }
 
-/// One reactor's way to the streams.
+/// The streams of one reactor.
 pub struct SimNetwork {
-    /// By the number that the transport knows them by, each with its turn to listen.
+    /// Listeners with the transport's number and the count of binds.
     listeners: Vec<(u16, Listener, u64)>,
     streams: RefCell<BTreeMap<u16, (Wire, Interest)>>,
     ready: Vec<Ready>,
 }
 
 impl SimNetwork {
-    /// A way to streams that come by listeners to be added.
+    /// A network without listeners.
     #[must_use]
     pub fn new() -> Self {
         Self {
@@ -613,7 +612,7 @@ impl Network for SimNetwork {
 
     fn look(&mut self) -> usize {
         self.ready.clear();
-        // Whoever is dropped is forgotten.
+        // Closed listeners are removed.
         self.listeners
             .retain(|(_, listener, times)| listener.is_bound_since(*times));
         for (index, listener, _) in &self.listeners {

@@ -1,5 +1,5 @@
-//! What is served, held against what is configured: value by value, key by key, by another way than
-//! the code that changes one into the other.
+//! Compares the served state with the configuration, value by value and key by key, independently
+//! of the code that applies changes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
@@ -10,26 +10,26 @@ use nvme_target::{
     DeviceIndex, NamespaceConfig, PortConfig, PortId, SubsystemConfig, TargetConfig, TransportKind,
 };
 
-/// What hosts of a port get: the size of in-capsule data, and, over RDMA, the depth of a queue.
+/// Settings of a port: the in-capsule data size and, over RDMA, the queue depth.
 pub type PortSetting = (u32, Option<u16>);
 
-/// What an appliance serves.
+/// The state that an appliance serves.
 pub struct Served {
-    /// The target's own view.
+    /// The target's own configuration.
     pub target: TargetConfig,
-    /// The places of devices.
+    /// The indexes of devices.
     pub places: BTreeMap<Name, DeviceIndex>,
-    /// What the transports were told last, by port.
+    /// The settings that the transports received last, by port.
     pub settings: BTreeMap<PortId, PortSetting>,
-    /// The addresses over TCP that are bound.
+    /// The bound TCP addresses.
     pub bound: BTreeSet<SocketAddr>,
     /// Devices that are read-only by themselves.
     pub protected: BTreeSet<Name>,
-    /// Devices that were pulled out, whose namespaces are not served.
+    /// Devices that were pulled out; their namespaces are not served.
     pub absent: BTreeSet<Name>,
 }
 
-/// The first thing that is not served as `config` says.
+/// The first difference between the served state and `config`.
 #[must_use]
 pub fn disagreement(config: &Config, served: &Served) -> Option<String> {
     compare(config, served).err()
@@ -152,7 +152,7 @@ fn compare_namespaces(
     let known: BTreeMap<u32, Option<DeviceIndex>> = all
         .into_iter()
         .filter(|(nsid, _)| {
-            // A device that is pulled out or comes back may be served a moment longer or sooner.
+            // A device that was just pulled out or put back may still differ.
             let mut namespaces = export.namespaces.iter();
             let named = namespaces.find(|it| it.nsid == *nsid);
             named.is_none_or(|it| !served.absent.contains(&it.device))

@@ -1,5 +1,4 @@
-//! What is configured, and the text that says so: it goes through the production parser, as a file
-//! does.
+//! The configuration of the simulated appliance, and its text for the production parser.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -10,7 +9,7 @@ use appliance_config::Config;
 use crate::fabric::TARGET_ADDRESS;
 use crate::swarm::{Fault, Swarm};
 
-/// The subsystems that can be exported.
+/// Names of the subsystems that can be exported.
 pub const SUBSYSTEMS: [&str; 2] = [
     "nqn.2026-11.org.windlass:simulated",
     "nqn.2026-11.org.windlass:another",
@@ -19,11 +18,11 @@ pub const SUBSYSTEMS: [&str; 2] = [
 pub const LISTENERS: [&str; 3] = ["tcp0", "tcp1", "rdma0"];
 /// The number of the listener over RDMA.
 pub const RDMA_LISTENER: usize = 2;
-/// Entries of an I/O queue at most.
+/// Maximum number of entries of an I/O queue.
 pub const QUEUE_DEPTH_MAX: u16 = 64;
-/// I/O queues of a controller at most.
+/// Maximum number of I/O queues of a controller.
 pub const IO_QUEUES_MAX: u16 = 4;
-/// Bytes that a listener may take in capsules beyond what hosts use.
+/// In-capsule data that a listener may allow beyond what hosts use, in bytes.
 pub const IN_CAPSULE_MORE_BYTES: u32 = 4096;
 
 /// The name of host `number`.
@@ -38,13 +37,13 @@ pub fn device_name(disk: usize) -> String {
     format!("disk{disk}")
 }
 
-/// The file that a disk is known by.
+/// The path of a disk's first file.
 #[must_use]
 pub fn disk_path(disk: usize) -> String {
     format!("/simulated/disk{disk}")
 }
 
-/// The files that take its place, by number; the first one is the disk's own.
+/// The path of a disk's file by number. File 0 is the disk's first one; the others replace it.
 #[must_use]
 pub fn file_path(disk: usize, file: u32) -> String {
     match file {
@@ -53,47 +52,47 @@ pub fn file_path(disk: usize, file: u32) -> String {
     }
 }
 
-/// Where a listener over TCP listens.
+/// The address of a TCP listener.
 #[must_use]
 pub fn tcp_address(listener: usize) -> SocketAddr {
     SocketAddr::from((Ipv4Addr::LOCALHOST, 4420 + listener as u16))
 }
 
-/// What of the configuration changes during a run.
+/// The parts of the configuration that change during a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Serving {
-    /// By disk: whether its namespace is there.
+    /// By disk: whether its namespace exists.
     pub namespaces: Vec<bool>,
-    /// By disk: whether its device is there; one with a namespace always is.
+    /// By disk: whether its device exists. A device with a namespace always exists.
     pub devices: Vec<bool>,
-    /// By disk: the number of the file that its device is in.
+    /// By disk: the number of the file behind its device.
     pub files: Vec<u32>,
-    /// By disk: the identifier of its namespace.
+    /// By disk: its namespace identifier (NSID).
     pub nsids: Vec<u32>,
-    /// By disk: its blocks.
+    /// By disk: its size in blocks.
     pub sizes: Vec<u64>,
-    /// By disk: whether it takes no writes.
+    /// By disk: whether it is read-only.
     pub read_only: Vec<bool>,
     /// By host: whether it may connect.
     pub hosts: Vec<bool>,
     /// By subsystem: whether it is exported.
     pub subsystems: Vec<bool>,
-    /// By listener: whether it is there.
+    /// By listener: whether it exists.
     pub listeners: Vec<bool>,
     /// The other keys.
     pub keys: Keys,
 }
 
-/// Keys that change without anything coming or going.
+/// Keys that change without adding or removing an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Keys {
     /// By subsystem: `max_io_queues`.
     pub io_queues: Vec<u16>,
-    /// By subsystem: which serial and model number it has; those of 0 are not configured.
+    /// By subsystem: the number of its serial and model number; 0 means that none is configured.
     pub identities: Vec<u64>,
     /// By subsystem: `allow_any_host`.
     pub any_host: Vec<bool>,
-    /// By listener: `in_capsule_data` beyond what hosts use, bytes.
+    /// By listener: `in_capsule_data` beyond what hosts use, in bytes.
     pub in_capsule: Vec<u32>,
     /// By listener: `queue_depth`.
     pub queue_depths: Vec<u16>,
@@ -114,15 +113,15 @@ impl Keys {
     }
 }
 
-/// Whether every host may attach a subsystem at first: where hosts come that nobody configured, one
-/// of two.
+/// Whether every host may attach to a subsystem at the start: the last of two subsystems if
+/// anonymous hosts are simulated.
 fn is_open(swarm: &Swarm, subsystem: usize) -> bool {
     let is_last = subsystem > 0 && subsystem + 1 == swarm.subsystems;
     is_last && swarm.faults.has(Fault::Anonymous)
 }
 
 impl Serving {
-    /// Everything that a swarm has.
+    /// The full configuration of a swarm.
     #[must_use]
     pub fn all(swarm: &Swarm) -> Self {
         let disks = swarm.disks.len();
@@ -145,7 +144,7 @@ impl Serving {
         }
     }
 
-    /// Whether a host can be in service.
+    /// Whether a host can reach its subsystem.
     #[must_use]
     pub fn reaches(&self, swarm: &Swarm, host: usize) -> bool {
         let subsystem = swarm.hosts[host].subsystem;
@@ -153,32 +152,33 @@ impl Serving {
         is_allowed && self.subsystems[subsystem] && self.has_listener(swarm, host)
     }
 
-    /// Whether some export has a list of the hosts that may attach it.
+    /// Whether an export restricts access to a list of hosts.
     #[must_use]
     pub fn names_hosts(&self) -> bool {
         let mut exports = self.subsystems.iter().zip(&self.keys.any_host);
         exports.any(|(is_there, is_open)| *is_there && !is_open)
     }
 
-    /// Whether there is the listener that a host comes by.
+    /// Whether the listener that a host uses exists.
     #[must_use]
     pub fn has_listener(&self, swarm: &Swarm, host: usize) -> bool {
         self.listeners[swarm.hosts[host].listener()]
     }
 
-    /// Whether a disk's namespace can be reached by somebody.
+    /// Whether a disk's namespace is exported.
     #[must_use]
     pub fn has_namespace(&self, swarm: &Swarm, disk: usize) -> bool {
         self.namespaces[disk] && self.subsystems[swarm.subsystem_of_disk(disk)]
     }
 
-    /// The text that says so.
+    /// The configuration as TOML text.
     #[must_use]
     pub fn text(&self, swarm: &Swarm) -> String {
         let mut text = format!(
             "[appliance]\nname = \"simulated\"\nmemory = \"{}B\"\nshutdown_deadline = \"{}ms\"\n\
              [control]\nhttp = \"off\"\n[limits]\nmax_controllers = {}\n",
-            // What is really taken is the swarm's choice, and often less than can be configured.
+            // The swarm chooses the real size, which is often smaller than the configurable
+            // minimum.
             64 << 20,
             swarm.patience.as_millis(),
             self.keys.controllers,
@@ -234,7 +234,7 @@ impl Serving {
             self.tell_export(swarm, subsystem, &mut text);
         }
         if !self.subsystems.contains(&true) {
-            // There is one export at least.
+            // At least one export is required.
             let _ = write!(
                 text,
                 "[[device]]\nname = \"rest\"\ntype = \"null\"\nsize = \"1MiB\"\n\
@@ -246,7 +246,7 @@ impl Serving {
         text
     }
 
-    /// Whether a disk's device is there.
+    /// Whether a disk's device exists.
     #[must_use]
     pub fn has_device(&self, disk: usize) -> bool {
         self.devices[disk] || self.namespaces[disk]
@@ -272,7 +272,7 @@ impl Serving {
             })
             .collect();
         if namespaces.is_empty() {
-            // An export has one at least.
+            // An export requires at least one namespace.
             let spare = format!("spare{subsystem}");
             let _ = write!(
                 text,
@@ -281,7 +281,7 @@ impl Serving {
             namespaces.push(format!("{{ nsid = 9, device = \"{spare}\" }}"));
         }
         let hosts = (0..self.hosts.len()).filter(|host| self.hosts[*host]);
-        // Several paths of one host have one name.
+        // Paths of the same host share its name.
         let names: BTreeSet<usize> = hosts.map(|host| swarm.hosts[host].identity).collect();
         let names = names.into_iter().map(host_name);
         let mut hosts: Vec<String> = names.map(|name| format!("\"{name}\"")).collect();
@@ -310,19 +310,19 @@ impl Serving {
         }
     }
 
-    /// The same as the production parser reads it.
+    /// Parses the configuration with the production parser.
     ///
     /// # Errors
-    /// Its problems, in words.
+    /// The problems that the parser found, as text.
     pub fn config(&self, swarm: &Swarm) -> Result<Config, String> {
         read(&self.text(swarm))
     }
 }
 
-/// A configuration as the production parser reads it.
+/// Parses a configuration text with the production parser.
 ///
 /// # Errors
-/// Its problems, in words.
+/// The problems that the parser found, as text.
 pub fn read(text: &str) -> Result<Config, String> {
     Config::parse("simulated", text).map_err(|problems| {
         problems

@@ -1,7 +1,7 @@
-//! A disk in RAM: the production device behind a queue that is slow, fails and puts requests off.
+//! A RAM disk: the production device behind a queue that is slow, fails and defers requests.
 //!
-//! It is the only simulated disk that lends its memory, takes writes at once and has data received
-//! straight into it. The content is gone whenever the device is closed.
+//! It is the only simulated disk that supports zero-copy reads, inline writes and direct data
+//! placement. Its content is lost when the device is closed.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,15 +17,15 @@ use crate::disk::{DiskFigures, DiskShape, DiskTemper, draw_error};
 use crate::random::Random;
 use crate::time::SharedTime;
 
-/// Inline accesses of a thousand that the device refuses although nothing is in the way.
+/// Share of inline accesses that the device declines without need, per thousand.
 const NOT_AT_ONCE_PERMILLE: u32 = 200;
-/// A reactor polls so often while a request waits, in nanoseconds.
+/// Interval at which a reactor polls while a request waits, in nanoseconds.
 const POLL_NANOS: u64 = 10_000;
-/// A request that waits for memory that is lent is looked at this often.
+/// Interval at which a request that waits for borrowed memory is checked.
 const WAITING_POLL: Nanos = Nanos::from_millis(5);
-/// More polls in a row than readers of 32 units ever yield to a writer that went: 4095 for each.
+/// More consecutive polls than the readers of 32 units ever yield to a writer: 4095 for each unit.
 const FRUITLESS_POLLS_MAX: u64 = 140_000;
-/// Requests of a thousand that reach the memory when they are submitted.
+/// Share of requests that reach the memory when they are submitted, per thousand.
 const DIRECT_PERMILLE: u32 = 500;
 
 struct State {
@@ -42,7 +42,7 @@ struct State {
     figures: DiskFigures,
 }
 
-/// A disk in RAM. Outlives the appliances that use it, unlike its content.
+/// A RAM disk. It outlives the appliances that use it, but its content does not.
 #[derive(Clone)]
 pub struct Ram {
     state: Arc<Mutex<State>>,
@@ -50,7 +50,7 @@ pub struct Ram {
 }
 
 impl Ram {
-    /// A disk of this shape.
+    /// Creates a disk of this shape.
     #[must_use]
     pub fn new(shape: DiskShape, temper: DiskTemper, random: Random, time: SharedTime) -> Self {
         let state = State {
@@ -74,7 +74,7 @@ impl Ram {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Opens it, full of zeroes: the memory, and the device through which the appliance uses it.
+    /// Opens it with zeroed memory. Returns the memory, and the device for the appliance.
     ///
     /// # Errors
     /// There is no memory.
@@ -99,34 +99,34 @@ impl Ram {
         Ok((memory, Arc::new(device)))
     }
 
-    /// A number for new content.
+    /// A random identity for new content.
     pub fn draw_content(&self) -> u128 {
         let mut state = self.state();
         u128::from(state.random.bits()) << 64 | u128::from(state.random.bits())
     }
 
-    /// Changes how it behaves from now on.
+    /// Changes its behaviour.
     pub fn set_temper(&self, temper: DiskTemper) {
         self.state().temper = temper;
     }
 
-    /// Answers nothing before `until`.
+    /// Delays all completions until `until`.
     pub fn hold(&self, until: Nanos) {
         self.state().held_until = until;
     }
 
-    /// The next open fails for want of memory.
+    /// Makes the next open fail for lack of memory.
     pub fn covet(&self) {
         self.state().is_coveted = true;
     }
 
-    /// Whether there is no memory for it, this time.
+    /// Whether this open fails for lack of memory; only once.
     #[must_use]
     pub fn is_taken(&self) -> bool {
         std::mem::take(&mut self.state().is_coveted)
     }
 
-    /// Forgets that the next open was to fail.
+    /// Lets the next open succeed.
     pub fn put_back(&self) {
         self.state().is_coveted = false;
     }
@@ -137,7 +137,7 @@ impl Ram {
         self.state().in_flight
     }
 
-    /// When a request goes on although no reactor has anything to do.
+    /// The next time at which a request continues without an action of a reactor.
     #[must_use]
     pub fn next_due(&self) -> Option<Nanos> {
         let state = self.state();
@@ -150,14 +150,14 @@ impl Ram {
         due.into_iter().chain(waits).min()
     }
 
-    /// What it did.
+    /// Its counters.
     #[must_use]
     pub fn figures(&self) -> DiskFigures {
         self.state().figures
     }
 }
 
-/// A disk in RAM while it is open.
+/// An open RAM disk.
 struct RamDevice {
     ram: Ram,
     memory: Arc<MemoryDevice>,
@@ -196,7 +196,7 @@ impl Device for RamDevice {
     }
 }
 
-/// A request on its way to the memory.
+/// A request that has not reached the memory yet.
 struct Delayed {
     number: u64,
     due: Nanos,
@@ -208,19 +208,19 @@ struct RamQueue {
     inner: Box<dyn DeviceQueue>,
     depth: usize,
     delayed: Vec<Delayed>,
-    /// Tags of requests that take effect and are answered with an error.
+    /// Tags of requests that take effect but fail.
     failing: BTreeSet<u64>,
-    /// Completions that the memory did not make.
+    /// Completions that do not come from the memory device.
     ended: VecDeque<Completion>,
     is_closing: bool,
     polled_at: Nanos,
-    /// Polls since the memory last took or completed a request.
+    /// Polls since the memory device last took or completed a request.
     fruitless: u64,
 }
 
 impl RamQueue {
-    /// Polls the memory as often as a reactor does in the time that has passed, which is counted in
-    /// polls where readers yield to a writer.
+    /// Polls the memory device as often as a reactor does in the elapsed time. Readers yield to a
+    /// writer for a limited number of polls.
     fn poll_inner(&mut self, now: Nanos, completions: &mut CompletionBatch) {
         let passed = now.saturating_sub(self.polled_at).as_nanos() / POLL_NANOS;
         self.polled_at = now;
@@ -243,13 +243,14 @@ impl RamQueue {
         is_free && !state.random.permille(NOT_AT_ONCE_PERMILLE)
     }
 
-    /// Hands a request to the memory, or fails it. `Some`: it has no room for it yet.
+    /// Passes a request to the memory device, or fails it. Returns the request if there is no room
+    /// yet.
     fn pass_on(&mut self, request: Request) -> Option<Request> {
         let mut state = self.ram.state();
         let share = state.temper.error_permille;
         if state.random.permille(share) {
             state.figures.errors += 1;
-            // Half of the failing requests take effect.
+            // Half of the failing requests have no effect.
             if state.random.coin() {
                 let error = draw_error(&mut state.random, request.operation);
                 self.ended.push_back(failed(request, error));
@@ -269,7 +270,7 @@ impl RamQueue {
         }
     }
 
-    /// Passes on what is due, in the order of the times.
+    /// Passes on requests that are due, in the order of their times.
     fn pass_due(&mut self, now: Nanos) {
         self.delayed.sort_by_key(|it| (it.due, it.number));
         let due = self.delayed.iter().take_while(|it| it.due <= now).count();
@@ -330,7 +331,7 @@ impl DeviceQueue for RamQueue {
         let now = self.ram.time.now();
         let mut state = self.ram.state();
         let later = state.temper.later_permille;
-        // What waits in the memory leaves the depth to others.
+        // Requests that wait in the memory device do not count towards the depth.
         let own = self.delayed.len() + self.ended.len();
         if own >= self.depth || state.random.permille(later) {
             state.figures.later += 1;
@@ -385,7 +386,7 @@ impl DeviceQueue for RamQueue {
         let mut state = self.ram.state();
         for completion in &mut completions[before..] {
             if self.failing.remove(&completion.tag) && completion.result.is_ok() {
-                // The operation is not known any more; every write error can happen to a read.
+                // The operation is unknown here. This error is possible for every operation.
                 completion.result = Err(DeviceError::Internal);
                 let data = completion.data.take();
                 completion.data = data.filter(|data| matches!(data, Data::Lease(_)));
@@ -431,7 +432,7 @@ impl DeviceQueue for RamQueue {
     fn drain(&mut self) -> Drain {
         self.is_closing = true;
         if self.delayed.is_empty() {
-            // What it has is counted here.
+            // Outstanding requests are counted below.
             let _ = self.inner.drain();
         }
         match self.in_flight() {

@@ -1,14 +1,14 @@
-//! What chance decides, by seed.
+//! Random numbers, determined by the seed.
 
 use reactors::sim::Seeded;
 
-/// One stream of choices of a seed.
+/// One stream of random numbers of a seed.
 #[derive(Clone, Debug)]
 pub struct Random(Seeded);
 
 impl Random {
-    /// The stream of this number of a seed. What has a stream of its own draws the same whatever
-    /// else is drawn, so a run that is made smaller stays like itself.
+    /// Stream number `stream` of a seed. Streams are independent: other draws do not change what
+    /// this stream draws, so a shrunk run stays similar to the original.
     #[must_use]
     pub fn new(seed: u64, stream: u64) -> Self {
         Self(Seeded::new(seed, stream))
@@ -29,17 +29,17 @@ impl Random {
         low + self.below(high - low + 1)
     }
 
-    /// True so many times of a thousand.
+    /// Returns true with a probability of `share` per thousand.
     pub fn permille(&mut self, share: u32) -> bool {
         self.below(1000) < u64::from(share)
     }
 
-    /// Heads.
+    /// Returns true with a probability of one half.
     pub fn coin(&mut self) -> bool {
         self.bits() & 1 == 1
     }
 
-    /// One of these, of which there is at least one.
+    /// One of these choices; there must be at least one.
     pub fn pick<T: Copy>(&mut self, choices: &[T]) -> T {
         choices[self.below(choices.len() as u64) as usize]
     }

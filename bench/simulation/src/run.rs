@@ -1,4 +1,4 @@
-//! Runs a seed, tells how it went, and makes a failure smaller.
+//! Runs a seed, reports the result, and shrinks a failure.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -13,26 +13,26 @@ use crate::trace::LINES_DEFAULT;
 use crate::world::World;
 
 thread_local! {
-    /// The last panic of this thread, with its place.
+    /// The last panic of this thread, with its location.
     static PANIC: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// What went wrong in a run.
+/// A failed run.
 #[derive(Clone, Debug)]
 pub struct Failure {
     /// The seed.
     pub seed: u64,
     /// What the run was cut down to.
     pub limits: Limits,
-    /// What is wrong.
+    /// The violation.
     pub violation: Violation,
-    /// The event that it came to light in.
+    /// The event in which the violation was detected.
     pub event: u64,
-    /// When.
+    /// The virtual time of the violation.
     pub at: Nanos,
     /// The faults that were on.
     pub faults: Faults,
-    /// The last things that happened.
+    /// The last lines of the trace.
     pub story: Vec<String>,
 }
 
@@ -71,18 +71,19 @@ impl fmt::Display for Failure {
     }
 }
 
-/// How a run went.
+/// The result of a run.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// What it did.
+    /// Counters of the run.
     pub figures: Figures,
-    /// The same for the same run.
+    /// Hash of the trace; equal for equal runs.
     pub hash: u64,
-    /// What was wrong, if anything.
+    /// The failure, if any.
     pub failure: Option<Failure>,
 }
 
-/// Has panics noted in place of printed, since they are a run's result.
+/// Installs a panic hook that records panics instead of printing them, because they are part of a
+/// run's result.
 pub fn note_panics() {
     std::panic::set_hook(Box::new(|panic| {
         PANIC.with(|last| *last.borrow_mut() = Some(panic.to_string()));
@@ -95,7 +96,7 @@ pub fn run(seed: u64, limits: &Limits) -> Outcome {
     run_telling(seed, limits, LINES_DEFAULT)
 }
 
-/// Runs a seed; a failure tells its last `lines` of the story.
+/// Runs a seed. A failure contains the last `lines` lines of the trace.
 #[must_use]
 pub fn run_telling(seed: u64, limits: &Limits, lines: usize) -> Outcome {
     let mut world = World::new(seed, limits);
@@ -129,14 +130,14 @@ pub fn run_telling(seed: u64, limits: &Limits, lines: usize) -> Outcome {
         failure,
     };
     if ended.is_err() {
-        // What panicked may be in any state, and must not be asked to end in order.
+        // After a panic the world may be in any state, so it must not be dropped.
         std::mem::forget(world);
     }
     outcome
 }
 
-/// Makes a failure smaller: fewer faults, fewer hosts, fewer events. What remains still fails,
-/// though it may be in another way.
+/// Shrinks a failure: fewer faults, fewer hosts, fewer events. The result still fails, possibly
+/// with another violation.
 #[must_use]
 pub fn shrink(failure: Failure) -> Failure {
     let mut smallest = failure;

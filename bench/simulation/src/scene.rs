@@ -1,4 +1,4 @@
-//! All of the world but the appliance and the hosts: disks, network, configuration, judge.
+//! The simulated environment of the appliance and the hosts: disks, network, configuration, judge.
 
 use std::sync::Arc;
 
@@ -23,85 +23,88 @@ use crate::swarm::{Fault, Swarm};
 use crate::time::SharedTime;
 use crate::trace::Trace;
 
-/// Arenas below this size run dry, so that one connection's trouble may be everyone's.
+/// Arenas below this size can run out of memory, so that one connection can affect all others.
 const ROOMY_ARENA_BYTES: usize = 32 << 20;
 
-/// In place of the time of a change: it is being carried out. Later than anything, with room for
-/// a delay.
+/// Time value of a change that is in progress. It is later than any real time and leaves room for
+/// an added delay.
 pub const CHANGING: Nanos = Nanos(u64::MAX / 2);
 
-/// Memory that a driver takes in one piece, at most.
+/// Largest single allocation of a driver, in bytes.
 const DRIVE_PIECE_BYTES: usize = 64 << 10;
 
-/// What the hosts and the appliance stand in.
+/// The environment of the hosts and the appliance.
 pub struct Scene {
-    /// What the seed turned on.
+    /// The configuration of the run, drawn from the seed.
     pub swarm: Swarm,
     /// The present time.
     pub time: SharedTime,
-    /// Where connections are made, by number.
+    /// Listeners over TCP, by number.
     pub listeners: Vec<Listener>,
     /// How new connections behave.
     pub network: NetworkTemper,
-    /// Where connections are made over RDMA, in seeds whose hosts do; a new one for each start of
-    /// the appliance.
+    /// The RDMA network, if some hosts use RDMA; replaced at each start of the appliance.
     pub rdma: Option<RdmaNetwork>,
     /// The disks and drives.
     pub disks: Vec<Storage>,
-    /// The files that disks are in.
+    /// The files behind the disks.
     pub shelf: Shelf,
-    /// By disk: the number of the file that it gets next.
+    /// By disk: the number of its next file.
     next_files: Vec<u32>,
-    /// What was served under which names, as appliances remember it.
+    /// The stored identities of exports and devices, which persist across restarts of the
+    /// appliance.
     pub identities: Identities,
-    /// The memory of drives' host, which outlives the appliances.
+    /// The memory that drives access; it outlives the appliance.
     pub arena: Option<Arc<Arena>>,
     /// The judge of data.
     pub judge: Judge,
-    /// What is configured.
+    /// The current configuration.
     pub serving: Serving,
-    /// By disk: when its namespace last came or went; [`CHANGING`] while it does.
+    /// By disk: when its namespace was last added or removed; [`CHANGING`] while a change is in
+    /// progress.
     pub namespace_changed: Vec<Nanos>,
     /// By disk: whether it was pulled out, as far as the control thread may know.
     pub disk_gone: Vec<bool>,
-    /// By host: when it last came to reach its subsystem, or no longer did; [`CHANGING`] while that
-    /// changes.
+    /// By host: when its subsystem last became reachable or unreachable; [`CHANGING`] while a
+    /// change is in progress.
     pub permission_changed: Vec<Nanos>,
-    /// By host: when its commands were last held back because of what it had lost.
+    /// By host: when a fence last held back its commands because of its lost writes.
     pub fenced: Vec<Nanos>,
     /// By host: its controller's identifier, 0 without one.
     pub controllers: Vec<u16>,
-    /// By disk: until when its answers may be late.
+    /// By disk: until when its completions may be late.
     pub disk_disturbed: Vec<Nanos>,
     /// By disk: whether its requests may fail.
     pub disk_fails: Vec<bool>,
-    /// Whether any could fail in a time that is over: an event of it may still be on its way.
+    /// Whether requests of any disk could fail earlier; an event that reports this may still be
+    /// pending.
     pub disk_failed: bool,
-    /// Until when memory may be short.
+    /// Until when memory may be scarce.
     pub memory_disturbed: Nanos,
-    /// Until when a connection may be in trouble.
+    /// Until when connections may be disturbed.
     pub network_disturbed: Nanos,
-    /// The appliance is on its way down.
+    /// Whether the appliance is shutting down.
     pub stopping: bool,
-    /// A change of the configuration is being carried out.
+    /// Whether a configuration change is in progress.
     pub changing: bool,
-    /// When the last one was over, or the appliance was started.
+    /// When the last change ended or the appliance was started.
     pub changed_at: Nanos,
-    /// The power is to fail now, because something was made durable.
+    /// Whether the power is to fail now, because data was just made durable.
     pub power_wanted: bool,
-    /// Connections of hosts that vanished, and when a kernel's probes notice it.
+    /// Connections of vanished hosts, with the time at which the kernel's keep-alive probes detect
+    /// it.
     pub vanished: Vec<(Nanos, Vanished)>,
-    /// What is counted.
+    /// Counters of the run.
     pub figures: Figures,
-    /// What is told.
+    /// Trace of the run.
     pub trace: Trace,
 }
 
 impl Scene {
-    /// The scene of a seed.
+    /// Creates the environment of a seed.
     ///
     /// # Panics
-    /// The memory for drives cannot be had.
+    /// If the memory for drives cannot be allocated.
     #[must_use]
     pub fn new(seed: u64, mut swarm: Swarm) -> Self {
         let time = SharedTime::default();
@@ -153,7 +156,7 @@ impl Scene {
         }
     }
 
-    /// What hosts see of it.
+    /// The part of the environment that hosts use.
     pub fn ground(&mut self) -> Ground<'_> {
         Ground {
             judge: &mut self.judge,
@@ -182,7 +185,7 @@ impl Scene {
         }
     }
 
-    /// Makes a file that a disk can be put into, full of zeroes, and tells its number.
+    /// Creates a zero-filled file for a disk and returns its number.
     pub fn make_file(&mut self, seed: u64, disk: usize) -> u32 {
         let file = self.next_files[disk];
         self.next_files[disk] += 1;
@@ -194,7 +197,7 @@ impl Scene {
         file
     }
 
-    /// A disk is in another file from now on.
+    /// Moves a disk to another file.
     pub fn put_into_file(&mut self, disk: usize, file: u32) {
         let path = file_path(disk, file);
         if let Some(found) = self.shelf.find(path.as_ref()) {
@@ -202,20 +205,20 @@ impl Scene {
         }
     }
 
-    /// Notes something that happened now.
+    /// Records an event in the trace at the current time.
     pub fn note(&mut self, what: std::fmt::Arguments<'_>) {
         let now = self.time.now();
         self.trace.note(now, what);
     }
 
-    /// Whoever needs memory may have to wait until `until`, where memory is scarce.
+    /// Notes that allocations may wait until `until` if memory is scarce.
     pub fn disturb_memory(&mut self, until: Nanos) {
         if self.swarm.arena_bytes < ROOMY_ARENA_BYTES {
             self.memory_disturbed = self.memory_disturbed.max(until);
         }
     }
 
-    /// Ends connections of vanished hosts whose time has come.
+    /// Closes connections of vanished hosts that the kernel's probes have detected.
     pub fn probe_vanished(&mut self) {
         let now = self.time.now();
         let (over, left) = std::mem::take(&mut self.vanished)
@@ -227,14 +230,14 @@ impl Scene {
         }
     }
 
-    /// Time goes on for RDMA.
+    /// Advances the RDMA network to the current time.
     pub fn tend_rdma(&mut self) {
         if let Some(rdma) = &self.rdma {
             rdma.tend(self.time.now());
         }
     }
 
-    /// All connections are gone, and the network begins anew for a start of this seed.
+    /// Resets the network before a start of the appliance: all connections are gone.
     pub fn renew_networks(&mut self, seed: u64) {
         self.listeners = listeners(&self.swarm, &self.time);
         self.vanished.clear();
@@ -243,13 +246,13 @@ impl Scene {
         self.rdma = rdma.then(new);
     }
 
-    /// Whether a connection over TCP waits to be accepted.
+    /// Whether a TCP connection waits to be accepted.
     #[must_use]
     pub fn is_connected_to(&self) -> bool {
         self.listeners.iter().any(Listener::is_waited_for)
     }
 
-    /// Whether something has arrived for the appliance over RDMA that it has not taken.
+    /// Whether the appliance has unprocessed RDMA events.
     #[must_use]
     pub fn rdma_waits(&self) -> bool {
         self.rdma
@@ -257,7 +260,7 @@ impl Scene {
             .is_some_and(RdmaNetwork::waits_for_target)
     }
 
-    /// Time goes on for disks and drives.
+    /// Advances disks and drives to the current time.
     pub fn tend_disks(&mut self) {
         let now = self.time.now();
         for (number, disk) in self.disks.iter_mut().enumerate() {
@@ -270,7 +273,7 @@ impl Scene {
         }
     }
 
-    /// Systems forget what they have cached of their files' medium.
+    /// Drops the cached data of files whose write-back failed.
     pub fn evict(&mut self) {
         for (number, disk) in self.disks.iter().enumerate() {
             if disk.evict() {
@@ -279,7 +282,7 @@ impl Scene {
         }
     }
 
-    /// When something happens that no host and no reactor knows of.
+    /// The next time at which disks, network or RDMA have an event of their own.
     #[must_use]
     pub fn next_due(&self) -> Option<Nanos> {
         let disks = self.disks.iter().filter_map(Storage::next_due);
@@ -289,7 +292,7 @@ impl Scene {
         disks.chain(vanished).chain(rdma).chain(closed).min()
     }
 
-    /// From now on nothing new goes wrong.
+    /// Turns off all further faults.
     pub fn heal(&mut self) {
         for disk in &mut self.disks {
             disk.heal(self.swarm.disk_temper);
@@ -306,7 +309,7 @@ impl Scene {
         }
     }
 
-    /// Counts what ambient faults did.
+    /// Counts the ambient faults that occurred.
     pub fn count_ambient(&mut self) {
         for disk in &self.disks {
             let figures = disk.figures();
@@ -335,17 +338,17 @@ impl Scene {
     }
 }
 
-/// Where connections are made over TCP.
+/// The listeners over TCP.
 fn listeners(swarm: &Swarm, time: &SharedTime) -> Vec<Listener> {
-    // One more, which no host comes by.
+    // One more than configured, which no host uses.
     let listeners = 0..=swarm.tcp_listeners;
     listeners.map(|_| Listener::new(time.clone())).collect()
 }
 
-/// The memory of an appliance.
+/// Creates the arena of an appliance.
 ///
 /// # Errors
-/// That of the arena.
+/// Those of the arena.
 pub fn arena(swarm: &Swarm) -> Result<Arc<Arena>, hugemem::ArenaError> {
     let least = if swarm.faults.has(Fault::Drive) {
         DRIVE_PIECE_BYTES
@@ -359,7 +362,7 @@ pub fn arena(swarm: &Swarm) -> Result<Arc<Arena>, hugemem::ArenaError> {
     })
 }
 
-/// The disks of a seed, or the drives where there is memory for them.
+/// The disks of a seed, or drives if there is memory for them.
 fn storages(
     seed: u64,
     swarm: &mut Swarm,

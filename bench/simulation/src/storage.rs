@@ -1,5 +1,5 @@
-//! What namespaces lie on: simulated disks, simulated files behind the production file device, the
-//! production device in RAM, or emulated drives behind the production driver.
+//! The storage behind namespaces: simulated disks, simulated files with the production file device,
+//! the production RAM device, or emulated drives with the production driver.
 
 use reactors::Nanos;
 
@@ -10,10 +10,10 @@ use crate::file_disk::FileDisk;
 use crate::judge::Violation;
 use crate::ram::Ram;
 
-/// Judges a block by its number and the version of what is in it.
+/// Judges a block by its number and the version of its content.
 pub type JudgeBlock<'j> = &'j mut dyn FnMut(u64, Option<u64>) -> Result<(), Violation>;
 
-/// Has each block of a medium judged.
+/// Judges each block of a medium.
 fn judge_blocks(medium: &[u8], block_bytes: usize, judge: JudgeBlock<'_>) -> Result<(), Violation> {
     for (lba, block) in (0..).zip(medium.chunks_exact(block_bytes)) {
         if let Some(version) = content::version_at(block) {
@@ -23,7 +23,7 @@ fn judge_blocks(medium: &[u8], block_bytes: usize, judge: JudgeBlock<'_>) -> Res
     Ok(())
 }
 
-/// Copies a block of a medium; false where there is none.
+/// Copies a block of a medium. Returns false if there is none.
 fn copy_block(medium: &[u8], block_bytes: usize, lba: u64, into: &mut [u8]) -> bool {
     let start = lba as usize * block_bytes;
     let found = medium.get(start..start + block_bytes);
@@ -35,18 +35,18 @@ fn copy_block(medium: &[u8], block_bytes: usize, lba: u64, into: &mut [u8]) -> b
 
 /// A disk or a drive.
 pub enum Storage {
-    /// A block device of our own.
+    /// A simulated block device.
     Disk(Disk),
-    /// A file behind the file device.
+    /// A simulated file with the production file device.
     File(FileDisk),
-    /// The production device in RAM.
+    /// The production RAM device.
     Ram(Ram),
-    /// A drive behind the driver.
+    /// An emulated drive with the production driver.
     Drive(Box<Drive>),
 }
 
 impl Storage {
-    /// It is there again, if it was pulled out.
+    /// Puts it back if it was pulled out.
     pub fn put_back(&mut self) {
         match self {
             Self::Disk(disk) => disk.put_back(),
@@ -56,7 +56,7 @@ impl Storage {
         }
     }
 
-    /// Whether only a restart of the appliance brings it back.
+    /// Whether it is back only after a restart of the appliance.
     #[must_use]
     pub fn needs_restart(&self) -> bool {
         match self {
@@ -65,7 +65,7 @@ impl Storage {
         }
     }
 
-    /// The appliance is about to be killed.
+    /// Prepares a drive for the kill of the appliance.
     pub fn cut_off(&self, power: bool) {
         match self {
             Self::Disk(_) | Self::File(_) | Self::Ram(_) => {}
@@ -84,8 +84,8 @@ impl Storage {
         }
     }
 
-    /// Copies what the medium has in a block while the power is off; false where there is none, or
-    /// it keeps nothing.
+    /// Copies a block of the medium while the power is off. Returns false if there is none, or if
+    /// the device is not persistent.
     #[must_use]
     pub fn read_medium(&self, lba: u64, into: &mut [u8]) -> bool {
         match self {
@@ -96,20 +96,20 @@ impl Storage {
         }
     }
 
-    /// Tells of each block on the medium which write it is of, `None` for zeroes.
+    /// Judges the version of each block on the medium, `None` for zeroes.
     ///
     /// # Errors
-    /// The first that `judge` answers.
+    /// The first violation that `judge` returns.
     pub fn look_at_medium(&self, judge: JudgeBlock<'_>) -> Result<(), Violation> {
         match self {
             Self::Disk(disk) => disk.with_medium(|all, block| judge_blocks(all, block, judge)),
             Self::File(file) => file.with_medium(|all, block| judge_blocks(all, block, judge)),
-            // Its medium is behind its registers.
+            // The medium of a drive is not accessible.
             Self::Ram(_) | Self::Drive(_) => Ok(()),
         }
     }
 
-    /// The appliance is gone: what it was kept from is over.
+    /// Ends all delays after the end of the appliance.
     pub fn let_go(&self) {
         match self {
             Self::Disk(disk) => disk.hold(Nanos::ZERO),
@@ -119,8 +119,8 @@ impl Storage {
         }
     }
 
-    /// Something happens to a drive, by which its answers may be late until the time that is
-    /// returned; nothing to a disk.
+    /// Applies a mishap to a drive. Returns until when its completions may be late, or `None` for
+    /// other storage.
     pub fn suffer(&mut self, mishap: Mishap, now: Nanos) -> Option<Nanos> {
         match self {
             Self::Disk(_) | Self::File(_) | Self::Ram(_) => None,
@@ -128,7 +128,7 @@ impl Storage {
         }
     }
 
-    /// From now on nothing new goes wrong.
+    /// Turns off all further faults.
     pub fn heal(&mut self, temper: DiskTemper) {
         let calm = DiskTemper {
             slow_permille: 0,
@@ -146,7 +146,7 @@ impl Storage {
         }
     }
 
-    /// Time goes on.
+    /// Advances it to the current time.
     pub fn tend(&mut self, now: Nanos) {
         match self {
             Self::Disk(_) | Self::File(_) | Self::Ram(_) => {}
@@ -154,7 +154,7 @@ impl Storage {
         }
     }
 
-    /// The operator looks after it. Whether what was not durable may be gone since.
+    /// Runs the operator's check. Returns whether data that was not durable may be lost.
     #[must_use]
     pub fn operate(&self, now: Nanos) -> bool {
         match self {
@@ -163,8 +163,7 @@ impl Storage {
         }
     }
 
-    /// The system forgets what it has cached of the medium. Whether what was not durable may be gone
-    /// since.
+    /// Evicts cached pages. Returns whether data that was not durable may be lost.
     #[must_use]
     pub fn evict(&self) -> bool {
         match self {
@@ -173,7 +172,7 @@ impl Storage {
         }
     }
 
-    /// Whether its requests may fail by themselves.
+    /// Whether its own requests may fail.
     #[must_use]
     pub fn fails(&self) -> bool {
         match self {
@@ -182,7 +181,8 @@ impl Storage {
         }
     }
 
-    /// Answers nothing before `until`; false for a drive, which has hangs of its own.
+    /// Delays all completions until `until`. Returns false for a drive or a file, which are not
+    /// delayed.
     pub fn hold(&self, until: Nanos) -> bool {
         match self {
             Self::Disk(disk) => disk.hold(until),
@@ -192,7 +192,7 @@ impl Storage {
         true
     }
 
-    /// The next time that it is opened it cannot be had.
+    /// Makes the next open fail.
     pub fn covet(&self) {
         match self {
             Self::Disk(disk) => disk.covet(),
@@ -207,13 +207,13 @@ impl Storage {
         matches!(self, Self::Disk(_) | Self::Ram(_))
     }
 
-    /// Whether its content is gone once it is closed.
+    /// Whether it loses its content when it is closed.
     #[must_use]
     pub fn forgets(&self) -> bool {
         matches!(self, Self::Ram(_))
     }
 
-    /// Whether the last synchronisation failed, so that what it acknowledged may be lost.
+    /// Whether the last sync failed, so that acknowledged data may be lost.
     #[must_use]
     pub fn is_sync_failed(&self) -> bool {
         match self {
@@ -222,7 +222,7 @@ impl Storage {
         }
     }
 
-    /// Whether it has a write of this version that it has not answered, as far as that can be seen.
+    /// Whether a write of this version is in flight, as far as that is visible.
     #[must_use]
     pub fn is_writing(&self, version: u64) -> bool {
         match self {
@@ -231,7 +231,7 @@ impl Storage {
         }
     }
 
-    /// Requests that it has.
+    /// Requests in flight.
     #[must_use]
     pub fn in_flight(&self) -> usize {
         match self {
@@ -242,7 +242,7 @@ impl Storage {
         }
     }
 
-    /// When something happens of which no reactor knows.
+    /// The time of its next event that is unknown to the reactors.
     #[must_use]
     pub fn next_due(&self) -> Option<Nanos> {
         match self {
@@ -253,7 +253,7 @@ impl Storage {
         }
     }
 
-    /// What it did.
+    /// Its counters.
     #[must_use]
     pub fn figures(&self) -> DiskFigures {
         match self {

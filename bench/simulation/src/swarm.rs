@@ -1,5 +1,5 @@
-//! What a seed turns on: each run has its own mixture of faults and sizes, so that a fault that
-//! would hide another is absent from half of the runs.
+//! The parameters of a run, drawn from its seed: each run has its own mixture of faults and sizes,
+//! so that a fault that hides another is absent from half of the runs.
 
 use std::fmt;
 use std::str::FromStr;
@@ -17,14 +17,14 @@ use crate::random::Random;
 /// Declares the faults with their names.
 macro_rules! faults {
     ($($(#[$doc:meta])* $fault:ident = $name:literal;)*) => {
-        /// Something that can go wrong, or that makes what goes wrong harder.
+        /// A fault, or a condition that makes other faults more difficult to handle.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
         pub enum Fault {
             $($(#[$doc])* $fault,)*
         }
 
         impl Fault {
-            /// All of them.
+            /// All faults.
             pub const ALL: &[Fault] = &[$(Fault::$fault,)*];
 
             /// Its name on the command line.
@@ -41,125 +41,125 @@ macro_rules! faults {
 faults! {
     /// Connections break.
     Cut = "cut";
-    /// Nothing arrives for seconds.
+    /// Connections deliver nothing for seconds.
     Stall = "stall";
-    /// Streams arrive in small pieces, down to a byte.
+    /// Streams arrive in small pieces, down to one byte.
     Grain = "grain";
-    /// Hosts read slowly: little fits between the ends.
+    /// Hosts read slowly: the connection buffers little data.
     Window = "window";
-    /// Hosts vanish without a word.
+    /// Hosts vanish without closing their connections.
     Vanish = "vanish";
     /// Hosts stop sending Keep Alive.
     Silence = "silence";
-    /// Hosts are slow with the data that they were asked for.
+    /// Hosts are slow to send requested data.
     SlowWriter = "slow-writer";
     /// Data or headers are damaged on the wire.
     Damage = "damage";
-    /// Hosts send what is no PDU.
+    /// Hosts send malformed PDUs.
     Malformed = "malformed";
-    /// Hosts send commands that must be refused.
+    /// Hosts send invalid commands.
     Invalid = "invalid";
     /// Hosts abort commands.
     Abort = "abort";
     /// Hosts reset their controllers.
     Reset = "reset";
-    /// Hosts disconnect queues in order.
+    /// Hosts disconnect queues with Disconnect commands.
     Disconnect = "disconnect";
     /// Disks are slow at times.
     Slow = "slow";
     /// Disks fail requests.
     Error = "error";
-    /// Disks put requests off.
+    /// Disks defer requests.
     Later = "later";
-    /// Disks answer nothing for a while.
+    /// Disks complete nothing for a while.
     Hold = "hold";
-    /// Disks are pulled out, and are back after the next start.
+    /// Disks are pulled out, and are back after the next start of the appliance.
     Removal = "removal";
     /// The appliance is killed.
     Crash = "crash";
     /// The power fails.
     Power = "power";
-    /// The appliance is stopped in order and started again.
+    /// The appliance is stopped and started again.
     Restart = "restart";
-    /// The arena holds a few requests' data.
+    /// The arena holds the data of only a few requests.
     Arena = "arena";
-    /// Namespaces come and go.
+    /// Namespaces are added and removed.
     Namespaces = "namespaces";
     /// Hosts lose their permission and get it back.
     Revoke = "revoke";
     /// Disks are NVMe drives behind our own driver.
     Drive = "drive";
-    /// Drives do not answer commands.
+    /// Drives do not complete commands.
     Hang = "hang";
-    /// Drives complete what nobody waits for, and do not see doorbells.
+    /// Drives post completions for unknown commands, and miss doorbells.
     Confusion = "confusion";
     /// Drives stop with a fatal status.
     Failure = "failure";
-    /// Some hosts come by RDMA.
+    /// Some hosts use RDMA.
     Rdma = "rdma";
-    /// RDMA requests begin late, or complete late.
+    /// RDMA requests begin or complete late.
     Late = "late";
     /// RDMA requests fail.
     WorkErrors = "work-errors";
-    /// RDMA connections are not made, or late.
+    /// RDMA connections fail or are established late.
     Unreachable = "unreachable";
-    /// Devices are taken out of the configuration and put back, with their namespaces.
+    /// Devices are removed from the configuration and added again, with their namespaces.
     Devices = "devices";
-    /// The RDMA device is pulled out, and is back after the next start.
+    /// The RDMA device is pulled out, and is back after the next start of the appliance.
     Unplug = "unplug";
-    /// Subsystems come and go.
+    /// Subsystems are added and removed.
     Subsystems = "subsystems";
-    /// Listeners come and go.
+    /// Listeners are added and removed.
     Listeners = "listeners";
     /// Disks grow.
     Growth = "growth";
-    /// Changes are wanted that cannot be had.
+    /// Configuration changes are requested that must fail.
     Refused = "refused";
-    /// Disks keep single requests for seconds, and hosts send lost writes again with other data.
+    /// Disks delay single requests for seconds, and hosts send lost writes again with other data.
     Linger = "linger";
-    /// A host has two controllers, by connections of their own.
+    /// A host has two controllers on separate connections.
     Paths = "paths";
     /// Disks are files behind our own file device.
     File = "file";
-    /// Files lose what is written, become shorter and have no room.
+    /// Files lose written data, become shorter, and run out of space.
     FileErrors = "file-errors";
-    /// Some disks are the production device in RAM, which lends its memory.
+    /// Some disks are the production RAM device, which supports zero-copy reads.
     Ram = "ram";
-    /// Flushes and durable writes fail, and the power with them.
+    /// Flushes and durable writes fail, followed by a power failure.
     FlushErrors = "flush-errors";
     /// Keys of the configuration change.
     Keys = "keys";
-    /// Several things change at once.
+    /// Several parts of the configuration change together.
     Compound = "compound";
-    /// Hosts send Connects that must be refused.
+    /// Hosts send invalid Connect commands.
     WrongConnect = "wrong-connect";
-    /// Hosts answer R2Ts with data that breaks the rules.
+    /// Hosts respond to R2Ts with data that violates the rules.
     WrongData = "wrong-data";
     /// A disk is read-only.
     ReadOnly = "read-only";
-    /// Hosts set and read features, switch the write cache off, read the error log.
+    /// Hosts set and get features, disable the write cache, and read the error log.
     Administer = "administer";
-    /// Hosts abort all that they have.
+    /// Hosts abort all of their commands.
     AbortFlood = "abort-flood";
-    /// Hosts shut their controllers down in order.
+    /// Hosts shut their controllers down.
     Shutdown = "shutdown";
-    /// Strangers connect, and read the discovery log or do nothing that is of use.
+    /// Unknown hosts connect, and read the discovery log or send nothing useful.
     Crowd = "crowd";
-    /// Hosts take memory and do nothing with it.
+    /// Hosts acquire memory and do not use it.
     Greedy = "greedy";
-    /// Controllers, connections and commands are limited to what the hosts need.
+    /// Limits on controllers, connections and commands match what the hosts need.
     Tight = "tight";
-    /// Hosts are slow to ask for events, and to read their log pages.
+    /// Hosts are slow to send event requests and to read log pages.
     Deaf = "deaf";
-    /// Devices get other files, and hosts look at the identifiers of their disks.
+    /// Devices move to other files, and hosts check the identifiers of their disks.
     Exchange = "exchange";
     /// Hosts send commands with identifiers that are in use.
     Twins = "twins";
     /// Hosts send event requests beyond the limit, and abort them.
     EventFlood = "event-flood";
-    /// Hosts that nobody configured take all that they can get.
+    /// Hosts that are not configured acquire as many resources as they can.
     Anonymous = "anonymous";
-    /// The kernel holds a write of a file for minutes, and its host resets the controller.
+    /// The kernel holds back a write to a file for minutes, and the host resets its controller.
     Stuck = "stuck";
     /// Disks swap their namespace identifiers.
     Swap = "swap";
@@ -181,7 +181,7 @@ impl FromStr for Fault {
 }
 
 impl Fault {
-    /// What it needs that not every seed has.
+    /// The condition that the fault needs, if not every seed fulfils it.
     fn need(self) -> Option<Need> {
         match self {
             Fault::Drive | Fault::Hang | Fault::Confusion | Fault::Failure => Some(Need::Drives),
@@ -213,52 +213,53 @@ impl Fault {
         }
     }
 
-    /// Whether it is something that hosts do, drawn by a stream of its own.
+    /// Whether it is a host behaviour, drawn from a separate random stream.
     #[must_use]
     pub fn is_habit(self) -> bool {
         self.need() == Some(Need::Habits)
     }
 
-    /// Whether it strikes by a stream of its own, so that everything else is as without it.
+    /// Whether it is drawn from a separate random stream, so that it does not change the rest of
+    /// the run.
     #[must_use]
     pub fn is_apart(self) -> bool {
         matches!(self.need(), Some(Need::Apart | Need::Swaps))
     }
 
-    /// Whether it is a misuse of queues, which has a stream of its own too.
+    /// Whether it is a misuse of queues, drawn from a separate random stream.
     #[must_use]
     pub fn is_misuse(self) -> bool {
         self.need() == Some(Need::Misuse)
     }
 }
 
-/// What a fault needs that not every seed has.
+/// The condition that a fault needs, if not every seed fulfils it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Need {
     Drives,
     Rdma,
-    /// The same, and a stream of chance of its own.
+    /// RDMA, and a separate random stream.
     RdmaAndMore,
     Files,
-    /// A stream of chance of its own, so that seeds from before it are as they were.
+    /// No condition, but a separate random stream, so that older seeds stay unchanged.
     Nothing,
-    /// The same.
+    /// Configuration changes; a separate random stream.
     Changes,
-    /// The same.
+    /// Orphaned commands; a separate random stream.
     Orphans,
-    /// The same.
+    /// Host behaviour; a separate random stream.
     Habits,
-    /// The same.
+    /// Memory; a separate random stream.
     Memory,
-    /// The same.
+    /// Flushes; a separate random stream.
     Flushes,
-    /// The same.
+    /// More configuration changes; a separate random stream.
     MoreChanges,
-    /// The same, and they strike by a stream of their own.
+    /// A separate random stream for both the selection and the occurrence.
     Apart,
-    /// The same, by another stream.
+    /// Misuse of queues; separate random streams for the selection and the occurrence.
     Misuse,
-    /// The same.
+    /// Identifier swaps; a separate random stream for the selection.
     Swaps,
 }
 
@@ -281,13 +282,13 @@ impl Faults {
         Self(self.0 | 1 << fault as u32)
     }
 
-    /// The set without one.
+    /// The set without this fault.
     #[must_use]
     pub fn without(self, fault: Fault) -> Self {
         Self(self.0 & !(1 << fault as u32))
     }
 
-    /// Those in the set.
+    /// The faults in the set.
     pub fn iter(self) -> impl Iterator<Item = Fault> {
         Fault::ALL.iter().copied().filter(move |it| self.has(*it))
     }
@@ -299,10 +300,10 @@ impl FromIterator<Fault> for Faults {
     }
 }
 
-/// How a run's hosts are.
+/// The properties of a host.
 #[derive(Clone, Copy, Debug)]
 pub struct HostShape {
-    /// I/O queues of each.
+    /// I/O queues of its controller.
     pub io_queues: u16,
     /// Entries of an I/O queue.
     pub depth: u16,
@@ -310,52 +311,53 @@ pub struct HostShape {
     pub header_digest: bool,
     /// Data digests.
     pub data_digest: bool,
-    /// The alignment that they ask for, in dwords, zero-based.
+    /// The requested data alignment in dwords, zero-based (HPDA).
     pub alignment_z: u8,
     /// Submission queue flow control.
     pub flow_control: bool,
-    /// Keep Alive Timeout; zero is none.
+    /// Keep Alive Timeout; zero disables it.
     pub keep_alive: Nanos,
-    /// They come by RDMA.
+    /// It uses RDMA.
     pub rdma: bool,
-    /// Over RDMA: keys are made for each command.
+    /// Over RDMA: it creates a memory window key for each command.
     pub windows: bool,
-    /// The subsystem that they attach.
+    /// The subsystem that it attaches to.
     pub subsystem: usize,
-    /// The number of the host by whose name they come: two with the same are two paths of one host.
+    /// The number of the host whose name it uses; two with the same number are two paths of one
+    /// host.
     pub identity: usize,
-    /// The listener that they come by, over TCP.
+    /// The TCP listener that it connects to.
     tcp_listener: usize,
 }
 
-/// How RDMA is.
+/// The properties of the RDMA network.
 #[derive(Clone, Copy, Debug)]
 pub struct RdmaTemper {
     /// A tick of the fabric.
     pub tick: Nanos,
-    /// Ticks between two tries of a request.
+    /// Ticks between two attempts of a request.
     pub retry_ticks: u64,
-    /// Bytes that a work request may carry itself.
+    /// Maximum inline data of a work request, in bytes.
     pub inline_bytes: u32,
-    /// RDMA reads that are answered at once.
+    /// Maximum number of outstanding RDMA READs.
     pub reads: u8,
-    /// Receives that the connections of one reactor share.
+    /// Receives in the receive queue that the connections of one reactor share.
     pub receives: u32,
 }
 
-/// Bounds on what all hosts may take.
+/// Limits on the total resources of all hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
-    /// Controllers.
+    /// Maximum number of controllers.
     pub controllers: u16,
-    /// Connections of one reactor and transport.
+    /// Maximum connections of one reactor and transport.
     pub connections: usize,
-    /// Commands of one reactor that may be in execution.
+    /// Maximum commands in execution on one reactor.
     pub executions: usize,
 }
 
 impl Bounds {
-    /// Plenty, or just what the hosts need.
+    /// Generous limits, or exactly what the hosts need.
     fn of(faults: Faults, hosts: &[HostShape]) -> Self {
         if !faults.has(Fault::Tight) {
             let is_crowded = faults.has(Fault::Anonymous);
@@ -369,15 +371,15 @@ impl Bounds {
                 executions: COMMANDS_MAX,
             };
         }
-        // The discovery host, and strangers, which are let in while there is room.
+        // The discovery host and unknown hosts are admitted while there is room.
         let others = usize::from(faults.has(Fault::Crowd));
         let queues = hosts.iter().map(|it| usize::from(it.io_queues));
         let commands = hosts.iter().map(|it| {
-            // The flush of a shutdown has a place of its own.
+            // The flush of a shutdown needs one more slot.
             usize::from(ADMIN_DEPTH) + 1 + usize::from(it.io_queues * it.depth)
         });
         Self {
-            // A part of each is kept for hosts that have little.
+            // A part of each is reserved for hosts that hold little.
             controllers: 2 * (hosts.len() + others) as u16,
             connections: hosts.len() + others + queues.sum::<usize>(),
             executions: 2 * (commands.sum::<usize>() + others * (usize::from(ADMIN_DEPTH) + 1)),
@@ -385,84 +387,85 @@ impl Bounds {
     }
 }
 
-/// All that a seed decides before the first event.
+/// Everything that a seed determines before the first event.
 #[derive(Clone, Debug)]
 pub struct Swarm {
     /// The faults that are on.
     pub faults: Faults,
-    /// Events.
+    /// Number of events.
     pub events: u64,
-    /// Reactors of the appliance.
+    /// Number of reactors of the appliance.
     pub reactors: usize,
-    /// Bytes of the arena.
+    /// Arena size in bytes.
     pub arena_bytes: usize,
-    /// Largest transfer in bytes.
+    /// Maximum transfer size in bytes.
     pub transfer_max: usize,
-    /// Data that a capsule may carry, bytes.
+    /// Maximum in-capsule data in bytes.
     pub in_capsule_bytes: u32,
-    /// Largest data of one H2CData PDU, bytes.
+    /// Maximum data of one H2CData PDU in bytes (MAXH2CDATA).
     pub host_data_bytes_max: u32,
     /// Whether reads may end with the SUCCESS flag.
     pub success_flag: bool,
-    /// The disks; namespace `n + 1` is disk `n`.
+    /// The disks. Disk `n` has namespace `n + 1`.
     pub disks: Vec<DiskShape>,
     /// By disk: whether it is configured to be read-only.
     pub read_only: Vec<bool>,
-    /// By disk: whether it is the production device in RAM.
+    /// By disk: whether it is the production RAM device.
     pub ram: Vec<bool>,
-    /// Requests that one reactor may have at one disk; the rest waits.
+    /// Requests that one reactor may have outstanding at one disk; the others wait.
     pub device_queue_depth: usize,
-    /// How disks behave.
+    /// The behaviour of disks.
     pub disk_temper: DiskTemper,
-    /// By disk: how the file behaves, if it is one.
+    /// By disk: the behaviour of its file, if it is one.
     pub files: Vec<Option<FileTemper>>,
-    /// Commands of drives that hang can all be aborted.
+    /// Whether all hanging commands of drives can be aborted.
     pub hangs_are_abortable: bool,
-    /// How the network behaves.
+    /// The behaviour of the network.
     pub network: NetworkTemper,
-    /// How RDMA is, where hosts come by it.
+    /// The properties of the RDMA network, if hosts use it.
     pub rdma: RdmaTemper,
     /// The hosts.
     pub hosts: Vec<HostShape>,
-    /// Bounds on what all hosts may take.
+    /// Limits on the total resources of all hosts.
     pub limits: Bounds,
-    /// Subsystems that disks and hosts are shared out among.
+    /// Number of subsystems among which disks and hosts are distributed.
     pub subsystems: usize,
-    /// Listeners over TCP.
+    /// Number of TCP listeners.
     pub tcp_listeners: usize,
-    /// How long changes wait for what is in their way.
+    /// How long configuration changes wait for commands in flight.
     pub patience: Nanos,
-    /// Commands that are issued at once, at most.
+    /// Maximum number of commands issued together.
     pub burst_max: u64,
-    /// Time between events at most.
+    /// Maximum time between events.
     pub pace_max: Nanos,
 }
 
-/// What a run is cut down to when it is shrunk.
+/// Restrictions of a shrunk run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
-    /// Events at most.
+    /// Maximum number of events.
     pub events: Option<u64>,
-    /// Hosts at most.
+    /// Maximum number of hosts.
     pub hosts: Option<usize>,
     /// Faults that stay off.
     pub without: Faults,
 }
 
-/// Controllers where hosts try to take them all: few, and enough for hosts to have shares of them.
+/// Controllers when anonymous hosts try to take all of them: few, but enough for hosts to have
+/// shares.
 const SHARED_CONTROLLERS: u16 = 128;
 
-/// Events of a run.
+/// Number of events of a run.
 const EVENTS_MIN: u64 = 300;
 const EVENTS_MAX: u64 = 1500;
 
-/// Bytes of a small arena that the queues of files take.
+/// Bytes that the queues of files take from a small arena.
 const FILE_ARENA_BYTES: usize = 1 << 20;
 
-/// Bytes of a small arena that the queues of drives take.
+/// Bytes that the queues of drives take from a small arena.
 const DRIVE_ARENA_BYTES: usize = 8 << 20;
 
-/// The faults with a need, and whether it is there: drawn apart, by a stream of their own.
+/// The faults with a need, if it is fulfilled; drawn from a separate stream.
 fn faults_of(need: Need, seed: u64) -> Vec<Fault> {
     let (stream, itself, share) = match need {
         Need::Drives => (4, Some(Fault::Drive), 400),
@@ -497,7 +500,7 @@ fn faults_of(need: Need, seed: u64) -> Vec<Fault> {
 }
 
 impl Swarm {
-    /// The subsystem that a disk's namespace is in.
+    /// The subsystem of a disk's namespace.
     #[must_use]
     pub fn subsystem_of_disk(&self, disk: usize) -> usize {
         usize::from(self.subsystems > 1 && disk + 1 == self.disks.len())
@@ -509,7 +512,7 @@ impl Swarm {
         disks.filter(move |disk| self.subsystem_of_disk(*disk) == subsystem)
     }
 
-    /// What a seed turns on, within `limits`.
+    /// The parameters of a seed, within `limits`.
     #[must_use]
     pub fn of(seed: u64, limits: &Limits) -> Self {
         let mut random = Random::new(seed, 1);
@@ -576,7 +579,7 @@ impl Swarm {
         let arena_bytes = match (faults.has(Fault::Arena), faults.has(Fault::Drive)) {
             (true, false) if faults.has(Fault::File) => small + FILE_ARENA_BYTES,
             (true, false) => small,
-            // Each queue of a drive has a buffer of its own.
+            // Each queue of a drive has its own buffer.
             (true, true) if disks.len() * reactors > 8 => small + DRIVE_ARENA_BYTES * 3 / 2,
             (true, true) => small + DRIVE_ARENA_BYTES,
             (false, _) => 64 << 20,
@@ -610,7 +613,7 @@ impl Swarm {
     }
 }
 
-/// What hosts come by, and what they come for.
+/// The subsystems and listeners of a run, and the patience of its configuration changes.
 struct Topology {
     subsystems: usize,
     tcp_listeners: usize,
@@ -618,11 +621,11 @@ struct Topology {
 }
 
 impl Topology {
-    /// Shares the hosts out.
+    /// Assigns the hosts to subsystems and listeners.
     fn of(seed: u64, faults: Faults, disks: usize, hosts: &mut [HostShape]) -> Self {
         let mut random = Random::new(seed, 10);
         let patience = Nanos::from_millis(random.pick(&[300, 2000, 10_000]));
-        // Hosts that nobody configured find one that is open to them, beside one that is not.
+        // Anonymous hosts need one open subsystem and one that is not.
         let are_wanted = faults.has(Fault::Subsystems) || faults.has(Fault::Anonymous);
         let two_subsystems = are_wanted && disks > 1 && hosts.len() > 1;
         let subsystems = 1 + usize::from(two_subsystems);
@@ -631,7 +634,7 @@ impl Topology {
         for (number, host) in hosts.iter_mut().enumerate() {
             host.identity = number;
             let drawn = (random.below(2), random.below(2));
-            // Each subsystem has a host.
+            // Each subsystem has at least one host.
             host.subsystem = match number {
                 0 => 0,
                 it if it == last => subsystems - 1,
@@ -664,7 +667,7 @@ fn add_path(seed: u64, tcp_listeners: usize, hosts: &mut Vec<HostShape>) {
     });
 }
 
-/// Which disks are files, and how those are.
+/// Selects the disks that are files, and their behaviour.
 fn files(seed: u64, faults: Faults, disks: &mut [DiskShape]) -> Vec<Option<FileTemper>> {
     let mut random = Random::new(seed, 0x41);
     let are_files = faults.has(Fault::File) && !faults.has(Fault::Drive);
@@ -699,8 +702,8 @@ fn disks(random: &mut Random, transfer_max: usize) -> Vec<DiskShape> {
         .collect()
 }
 
-/// Makes a disk read-only, by itself or by the configuration alone; by disk, whether the
-/// configuration says so.
+/// Makes a disk read-only, by itself or only by the configuration. Returns by disk whether the
+/// configuration makes it read-only.
 fn read_only(seed: u64, faults: Faults, disks: &mut [DiskShape]) -> Vec<bool> {
     let mut random = Random::new(seed, 0x27);
     let mut configured = vec![false; disks.len()];
@@ -713,8 +716,8 @@ fn read_only(seed: u64, faults: Faults, disks: &mut [DiskShape]) -> Vec<bool> {
     configured
 }
 
-/// Which of the disks are in RAM; those have no volatile cache, and zeroes where they were
-/// deallocated.
+/// Selects the disks that are in RAM. They have no volatile cache, and deallocated blocks read as
+/// zeroes.
 fn ram_disks(
     seed: u64,
     faults: Faults,
@@ -783,7 +786,7 @@ fn rdma_temper(seed: u64) -> RdmaTemper {
 }
 
 impl HostShape {
-    /// The listener that the host comes by.
+    /// The listener that the host connects to.
     #[must_use]
     pub fn listener(&self) -> usize {
         if self.rdma {
@@ -793,7 +796,7 @@ impl HostShape {
         }
     }
 
-    /// Every other host comes by RDMA, which has no digests.
+    /// Moves the host to RDMA, which has no digests, with a probability of one half.
     fn take_rdma(&mut self, random: &mut Random) {
         (self.rdma, self.windows) = (random.coin(), random.coin());
         self.header_digest &= !self.rdma;

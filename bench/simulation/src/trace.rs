@@ -1,4 +1,4 @@
-//! What happened, as lines for people and as one number for comparison.
+//! The trace of a run: lines of text, and a hash for comparison.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -7,10 +7,10 @@ use reactors::Nanos;
 
 use crate::content::mixed;
 
-/// Lines kept for a failure's report, unless more are asked for.
+/// Lines kept for a failure's report by default.
 pub const LINES_DEFAULT: usize = 60;
 
-/// The story of a run.
+/// The trace of a run.
 #[derive(Clone, Debug)]
 pub struct Trace {
     hash: u64,
@@ -29,12 +29,12 @@ impl Default for Trace {
 }
 
 impl Trace {
-    /// Keeps so many of the last lines from now on.
+    /// Sets the number of last lines to keep.
     pub fn keep(&mut self, lines_max: usize) {
         self.lines_max = lines_max;
     }
 
-    /// Notes something that happened at `now`.
+    /// Records an event at `now`.
     pub fn note(&mut self, now: Nanos, what: fmt::Arguments<'_>) {
         let line = format!("{:>14.6} ms  {what}", now.as_nanos() as f64 / 1e6);
         for chunk in line.as_bytes().chunks(8) {
@@ -48,14 +48,14 @@ impl Trace {
         self.lines.push_back(line);
     }
 
-    /// A number that two runs share only if the same things happened in both, in the same order and
-    /// at the same times.
+    /// A hash over all events, their order and their times; equal for two runs only if these are
+    /// equal.
     #[must_use]
     pub fn hash(&self) -> u64 {
         self.hash
     }
 
-    /// The last things that happened.
+    /// The last lines of the trace.
     #[must_use]
     pub fn last_lines(&self) -> Vec<String> {
         self.lines.iter().cloned().collect()

@@ -1,5 +1,5 @@
-//! One seed's run: events, one after the other, on an appliance, its hosts and all that can go
-//! wrong; then healing, and a last look at everything.
+//! The run of one seed: a sequence of events on an appliance, its hosts and its faulty environment,
+//! then recovery without faults, and a final check.
 
 mod changes;
 mod stuck;
@@ -24,91 +24,93 @@ use crate::scene::Scene;
 use crate::storage::Storage;
 use crate::swarm::{Fault, Limits, Swarm};
 
-/// Events of a thousand that are faults.
+/// Share of events that are faults, per thousand.
 const FAULTS_PERMILLE: u32 = 120;
-/// Of a thousand events so many are also something that a host does, drawn apart.
+/// Share of events with an additional host behaviour, drawn separately, per thousand.
 const HABITS_PERMILLE: u32 = 60;
-/// Of a thousand events so many are also a fault of those that strike by a stream of their own.
+/// Share of events with an additional fault from a separate random stream, per thousand.
 const APART_PERMILLE: u32 = 40;
-/// The same of misuses of queues.
+/// Share of events with an additional misuse of a queue, per thousand.
 const MISUSES_PERMILLE: u32 = 30;
-/// Of a thousand times that hosts which nobody configured do something, more of them come so often.
+/// Share of the actions of anonymous hosts in which more of them connect, per thousand.
 const MULTITUDE_PERMILLE: u32 = 200;
-/// Events of a thousand in which time passes and nothing is sent.
+/// Share of events in which only time passes, per thousand.
 const PAUSES_PERMILLE: u32 = 15;
-/// A fault that takes the whole appliance strikes so many times of a thousand that it could.
+/// Probability, per thousand, that a selected fault that affects the whole appliance occurs.
 const HEAVY_PERMILLE: u32 = 150;
-/// An orderly stop is over by then.
+/// Maximum duration of an orderly shutdown.
 const STOP_MAX: Nanos = Nanos::from_secs(30);
-/// When nothing goes wrong any more, every host is in service again after this: the longest stall,
-/// Keep Alive time-out or probe of a kernel, one after the other.
+/// Maximum recovery time after the last fault, until every host is in service: the longest stall,
+/// Keep Alive timeout and keep-alive probe of a kernel, in sequence.
 const RECOVERY_MAX: Nanos = Nanos::from_secs(180);
-/// By then a driver has noticed what was done to its drive.
+/// Maximum time until a driver detects a fault of its drive.
 const DRIVE_NOTICES_WITHIN: Nanos = Nanos::from_secs(1);
-/// A namespace event comes within this.
+/// Maximum delay of a namespace event.
 const EVENT_MAX: Nanos = Nanos::from_secs(2);
-/// Turns without progress before time leaps, while something waits to be found by the transport:
-/// it looks at quiet connections only every 16th turn while others are busy.
+/// Idle turns before time advances while the transport has events to find: it checks quiet
+/// connections only every 16th turn while others are busy.
 const IDLE_TURNS: u32 = 18;
-/// The same while events of RDMA wait: the transport looks for them every 32nd turn.
+/// The same with pending RDMA events: the transport checks for them every 32nd turn.
 const IDLE_TURNS_RDMA: u32 = 34;
-/// The power fails after so many of a thousand events in which a flush failed.
+/// Probability of a power failure after a failed flush, per thousand events.
 const POWER_AFTER_FLUSH_ERROR_PERMILLE: u32 = 150;
-/// Of a thousand resets and cuts so many meet a disk that keeps what it has, for so long at most.
+/// Share of resets and cuts during which a disk delays its requests, per thousand, and the longest
+/// delay.
 const REMAINDER_PERMILLE: u32 = 800;
 const REMAINDER_MAX: Nanos = Nanos::from_millis(400);
-/// Commands that are sent to such a disk, or to others.
+/// Commands that are sent before such a delay.
 const DETAINED_IOS: u64 = 8;
-/// Their data has come by then, most of the time.
+/// Time after which the data of these commands has usually arrived.
 const DETAINED_WITHIN: Nanos = Nanos::from_millis(1);
-/// Every so many events the media are looked at.
+/// Events between checks of the media.
 const MEDIA_INTERVAL: u64 = 8;
-/// Every so many events it is looked at what connections hold.
+/// Events between checks of the memory of connections.
 const MEMORY_INTERVAL: u64 = 4;
-/// Blocks of one read of the last look.
+/// Blocks per read of the final check.
 const LAST_READ_BLOCKS: u32 = 8;
 
 /// A run.
 pub struct World {
     seed: u64,
     random: Random,
-    /// All but the appliance and the hosts.
+    /// The environment: everything but the appliance and the hosts.
     pub scene: Scene,
     hosts: Vec<Host>,
-    /// A host of the discovery subsystem, in seeds with strangers.
+    /// Hosts of the discovery subsystem, in seeds with unknown hosts.
     explorers: Vec<Explorer>,
     crowd: Crowd,
     multitude: Multitude,
     appliance: Option<Appliance>,
     starts: u64,
-    /// What chance decides of hosts' habits.
+    /// Random stream for host behaviour.
     habits: Random,
-    /// What chance decides of faults that strike apart.
+    /// Random stream for faults that are drawn separately.
     apart: Random,
-    /// What chance decides of misuses of queues.
+    /// Random stream for misuses of queues.
     misuses: Random,
-    /// On which disk the kernel holds a write, and whose.
+    /// The disk whose write the kernel holds back, and the host that sent it.
     stuck_host: Option<(usize, usize)>,
-    /// What chance decides of changes and while they wait.
+    /// Random stream for configuration changes and for events while they wait.
     changes: Random,
-    /// A change is being carried out.
+    /// Whether a configuration change is in progress.
     changing: bool,
-    /// How often it has waited.
+    /// How often the change has waited.
     waits: u64,
-    /// The appliance is to be killed as soon as the change lets go of it, with the power or not.
+    /// The appliance is to be killed as soon as the change returns; the value: with a power
+    /// failure.
     doom: Option<bool>,
-    /// When the control thread last looked after the devices.
+    /// When the control thread last checked the devices.
     looked_at: Nanos,
-    /// What chance decides of flushes that fail, and how many have.
+    /// Random stream for power failures after failed flushes, and the number of failed flushes.
     flushes: (Random, u64),
-    /// What chance decides of disks that keep what they have.
+    /// Random stream for disks that delay requests.
     detained: Random,
-    /// The event that is happening.
+    /// The current event.
     pub event: u64,
 }
 
 impl World {
-    /// The world of a seed, before its first event.
+    /// The world of a seed before its first event.
     #[must_use]
     pub fn new(seed: u64, limits: &Limits) -> Self {
         let swarm = Swarm::of(seed, limits);
@@ -145,10 +147,10 @@ impl World {
         }
     }
 
-    /// Runs it to its end.
+    /// Runs the seed to its end.
     ///
     /// # Errors
-    /// The first thing that is wrong.
+    /// The first violation.
     pub fn run(&mut self) -> Result<(), Violation> {
         self.start()?;
         self.pass(Nanos::from_millis(5))?;
@@ -169,7 +171,7 @@ impl World {
         Ok(())
     }
 
-    /// Ends what runs, wherever it stands.
+    /// Ends the appliance in any state.
     pub fn end(&mut self) {
         self.appliance = None;
     }
@@ -207,7 +209,7 @@ impl World {
         self.follow_flush_errors()
     }
 
-    /// The power fails soon after flushes that failed: what was promised then comes to light.
+    /// Fails the power soon after failed flushes, to check what was acknowledged as durable.
     fn follow_flush_errors(&mut self) -> Result<(), Violation> {
         let disks = self.scene.disks.iter();
         let failed = disks.map(|disk| disk.figures().flush_errors).sum();
@@ -223,7 +225,7 @@ impl World {
         self.kill(true)
     }
 
-    /// Holds what the drivers did about faults against the faults that there were.
+    /// Compares the drivers' recovery actions with the faults that occurred.
     fn judge_recovery(&self, at_rest: bool) -> Result<(), Violation> {
         let counters = self.appliance.iter().flat_map(Appliance::drive_counters);
         for (disk, did) in counters {
@@ -236,7 +238,7 @@ impl World {
         Ok(())
     }
 
-    /// At times a host does something that not every host does.
+    /// Sometimes makes a host show unusual behaviour.
     fn habit(&mut self) -> Result<(), Violation> {
         let power_wanted = std::mem::take(&mut self.scene.power_wanted);
         let fails = self.scene.swarm.faults.has(Fault::Power);
@@ -268,7 +270,7 @@ impl World {
         Ok(())
     }
 
-    /// At times something happens that is drawn by a stream of its own.
+    /// Sometimes applies a fault that is drawn from a separate random stream.
     fn strike_apart(&mut self) -> Result<(), Violation> {
         let faults = self.scene.swarm.faults.iter();
         let faults: Vec<Fault> = faults.filter(|it| it.is_apart()).collect();
@@ -295,7 +297,7 @@ impl World {
         Ok(())
     }
 
-    /// At times a host misuses a queue.
+    /// Sometimes makes a host misuse a queue.
     fn misuse(&mut self) {
         let faults = self.scene.swarm.faults.iter();
         let faults: Vec<Fault> = faults.filter(|it| it.is_misuse()).collect();
@@ -307,7 +309,7 @@ impl World {
         if fault == Fault::Anonymous {
             let (multitude, now) = (&mut self.multitude, self.scene.time.now());
             multitude.stir(now, &mut self.misuses);
-            // Where all is tight, there is no room for anybody else.
+            // With tight limits there is no room for more hosts.
             let is_tight = self.scene.swarm.faults.has(Fault::Tight);
             if !is_tight && self.misuses.permille(MULTITUDE_PERMILLE) {
                 multitude.come(&self.scene.ground(), &mut self.misuses);
@@ -349,7 +351,7 @@ impl World {
                 let aftermath = self.hosts[host].misbehave(&mut self.scene.ground(), fault);
                 self.clean_up(aftermath);
                 if fault == Fault::Greedy {
-                    // Paths of one host share what it may hold.
+                    // Paths of one host share its memory limit.
                     let identity = self.scene.swarm.hosts[host].identity;
                     let (now, shapes) = (self.scene.time.now(), &self.scene.swarm.hosts);
                     let paths = self.hosts.iter_mut().zip(shapes);
@@ -359,7 +361,7 @@ impl World {
                 }
                 return Ok(());
             }
-            // These are how disks, the network and hosts are all the time.
+            // These are permanent properties of disks, the network and hosts.
             Fault::Grain
             | Fault::Window
             | Fault::SlowWriter
@@ -393,7 +395,7 @@ impl World {
                 self.scene.judge.disk_lost_power(disk);
             }
             Fault::Hold => {
-                // Requests that are put off are tried again all the time.
+                // Deferred requests are retried continuously.
                 let retried = self.scene.swarm.faults.has(Fault::Later);
                 let longest = if retried { 100 } else { 15_000 };
                 let until = now + Nanos::from_millis(self.random.between(1, longest));
@@ -437,7 +439,7 @@ impl World {
             Fault::Crash | Fault::Power if self.changing => {
                 self.doom = Some(fault == Fault::Power);
             }
-            // A request to end waits for the change.
+            // A shutdown request waits for the change.
             Fault::Restart if self.changing => return Ok(()),
             Fault::Crash => self.kill(false)?,
             Fault::Power => self.kill(true)?,
@@ -455,8 +457,8 @@ impl World {
         Ok(())
     }
 
-    /// At times a host sends something, and a disk of its keeps what it has for up to `longest`: it
-    /// outlasts what is about to happen to the host.
+    /// Sometimes sends commands of a host that a disk delays for up to `longest`, so that they are
+    /// outstanding during the following fault of the host.
     fn detain(&mut self, host: usize, permille: u32, longest: Nanos) -> Result<(), Violation> {
         let later = self.scene.swarm.faults.has(Fault::Later);
         if later || !self.detained.permille(permille) {
@@ -541,7 +543,7 @@ impl World {
         Ok(())
     }
 
-    /// Kills the appliance in the midst of everything, and starts it again.
+    /// Kills the appliance in any state, and starts it again.
     fn kill(&mut self, power: bool) -> Result<(), Violation> {
         self.judge_recovery(false)?;
         if let Some(appliance) = self.appliance.take() {
@@ -559,7 +561,7 @@ impl World {
         self.start()
     }
 
-    /// The appliance is gone: so are its connections and what it had in flight.
+    /// Handles the end of the appliance: its connections and commands in flight are gone.
     fn fall(&mut self, power: bool) {
         self.appliance = None;
         for disk in &self.scene.disks {
@@ -594,7 +596,7 @@ impl World {
         ));
     }
 
-    /// No connection holds more memory than its queue and its commands need.
+    /// Checks that no connection holds more memory than its queue and its commands need.
     fn check_memory(&self) -> Result<(), Violation> {
         let Some(appliance) = &self.appliance else {
             return Ok(());
@@ -606,7 +608,7 @@ impl World {
         check_connections(&bounds.collect(), held)
     }
 
-    /// What must survive is on the media.
+    /// Checks that the media contain all data that must survive a power failure.
     fn check_survivors(&self) -> Result<(), Violation> {
         for (number, disk) in self.scene.disks.iter().enumerate() {
             let judge = &self.scene.judge;
@@ -615,7 +617,7 @@ impl World {
         Ok(())
     }
 
-    /// What the power left on the media is what may be there, in every block.
+    /// Checks every block on the media after a power failure.
     fn check_media(&self, power: bool) -> Result<(), Violation> {
         if !power {
             return Ok(());
@@ -632,8 +634,8 @@ impl World {
         Ok(())
     }
 
-    /// Stops the appliance in order: everything in flight is answered, everything written is
-    /// durable, every lease is home.
+    /// Shuts the appliance down in order, and checks that all commands are completed, all written
+    /// data is durable and all leases are returned.
     fn stop(&mut self) -> Result<(), Violation> {
         let now = self.scene.time.now();
         let latest = self.scene.disk_disturbed.iter().max().copied();
@@ -670,7 +672,7 @@ impl World {
             return Err(Violation::Rule(what));
         }
         if calm && !fails && outstanding.is_empty() {
-            // A device that was let go before is not flushed once more.
+            // A device that was closed before is not flushed again.
             for disk in (0..self.scene.disks.len()).filter(|disk| appliance.has_device(*disk)) {
                 self.scene.judge.flushed(disk, began);
             }
@@ -683,7 +685,7 @@ impl World {
         Ok(())
     }
 
-    /// Nothing goes wrong any more: every host must come back into service.
+    /// Ends all faults, and checks that every host returns to service.
     fn recover(&mut self) -> Result<(), Violation> {
         self.scene.note(format_args!("everything is healed"));
         self.crowd.disperse();
@@ -762,7 +764,7 @@ impl World {
         Ok(())
     }
 
-    /// No drive accesses memory that came back from it.
+    /// Checks that drives access no memory after its return.
     fn check_dma(&self) -> Result<(), Violation> {
         let appliance = self.appliance.as_ref();
         match appliance.and_then(Appliance::take_dma_violation) {
@@ -774,8 +776,8 @@ impl World {
         }
     }
 
-    /// Tells the judge which associations the target knows to be over, has another path of their
-    /// hosts send what was lost, and notes whose commands are held back meanwhile.
+    /// Informs the judge about associations whose end the target has detected, has other paths of
+    /// their hosts repeat the lost writes, and notes the hosts whose commands are fenced.
     fn tend_lost_writes(&mut self) {
         let may_be_fenced =
             self.scene.judge.has_lost() || self.hosts.iter().any(Host::awaits_readiness);
@@ -806,7 +808,7 @@ impl World {
         }
     }
 
-    /// Has a path of a host that is in service send what the others lost.
+    /// Has a path in service repeat the lost writes of the other paths of its host.
     fn pass_retries_on(&mut self, identity: usize) {
         let shapes = &self.scene.swarm.hosts;
         let paths = (0..shapes.len()).filter(|path| shapes[*path].identity == identity);
@@ -820,7 +822,7 @@ impl World {
         }
     }
 
-    /// Nothing is given out that no host has.
+    /// Checks that the target accounts for no resources that no host has.
     fn check_accounts(&mut self) -> Result<(), Violation> {
         let by = self.scene.time.now() + RECOVERY_MAX;
         let mut told = String::new();
@@ -831,7 +833,7 @@ impl World {
                 held.io_queues += host.io_queues;
             }
             let faults = world.scene.swarm.faults;
-            // Posted receives and drives' queues have memory at rest.
+            // Posted receives and the queues of drives and files hold memory while idle.
             let holds = [Fault::Rdma, Fault::Drive, Fault::File];
             let has_none = !holds.iter().any(|it| faults.has(*it));
             let checked = world
@@ -846,8 +848,8 @@ impl World {
                 Some(Ok(())) | None => true,
             }
         };
-        // What a connection holds whose host vanished while the target did not receive from it comes
-        // back only when the target sends again, which may be never.
+        // If a host vanished while the target did not receive from it, the connection's resources
+        // are freed only when the target sends again, which may be never.
         let is_excused = self.scene.swarm.faults.has(Fault::Vanish);
         if self.run_until(by, agrees)? || is_excused {
             return Ok(());
@@ -861,7 +863,7 @@ impl World {
         Ok(())
     }
 
-    /// Lets everything go on until `done` or `until`; whether it was done.
+    /// Runs the world until `done` returns true or until `until`. Returns whether it is done.
     fn run_until(
         &mut self,
         until: Nanos,
@@ -878,7 +880,7 @@ impl World {
             let Some(appliance) = &mut self.appliance else {
                 return Ok(false);
             };
-            // Sending alone is no progress to a reactor, so what arrives at hosts counts too.
+            // Sending alone is no progress for a reactor, so arrivals at hosts count too.
             let mut busy = appliance.round().is_busy();
             let on_its_way = !appliance.is_at_rest();
             self.scene.probe_vanished();

@@ -1,20 +1,19 @@
-//! What the simulation found in the appliance, in its judge or in its own time: those seeds stay
-//! quiet.
+//! Regression tests: seeds that found defects in the appliance, in the judge or in the simulation.
 //!
-//! What a seed does moves with the simulation; that the judge would see the same again is proved by
-//! the planted defects.
+//! The behaviour of a seed changes with the simulation. The planted defects prove that the judge
+//! still detects such defects.
 
 use simulation::run::run;
 use simulation::swarm::{Fault, Faults, Limits};
 
-/// A read with FUA flushed before it read: what came between the two was answered and then lost in
-/// a power cut.
+/// A read with FUA flushed before it read: data written between the two was returned and then lost
+/// in a power cut.
 #[test]
 fn what_a_read_with_fua_returned_outlives_a_power_cut() {
     quiet(137_236_983_743, &[Fault::Drive, Fault::Rdma]);
 }
 
-/// Without what the seeds did not have when they were found.
+/// Runs a seed without the faults that did not exist when it was found.
 fn quiet(seed: u64, later: &[Fault]) {
     let without: Faults = [
         Fault::Subsystems,
@@ -33,43 +32,44 @@ fn quiet(seed: u64, later: &[Fault]) {
     assert!(failure.is_none(), "{}", failure.expect("some"));
 }
 
-/// A command that had waited for memory, and failed as soon as it got some, was answered before
-/// commands that had been done earlier: SQHD went back.
+/// A command that had waited for memory, and failed as soon as it got some, was completed before
+/// commands that had finished earlier: SQHD moved backwards.
 #[test]
 fn answers_leave_in_the_order_of_their_queue_heads() {
     quiet(363_739_657_514, &[Fault::Drive, Fault::Rdma]);
 }
 
-/// A transport that shares its reactor with another took new commands in before it handed out what
-/// the other's turn had finished: answers made at once overtook those, and SQHD went back.
+/// A transport that shares its reactor with another received new commands before it sent
+/// completions that the other's turn had produced: inline completions overtook those, and SQHD
+/// moved backwards.
 #[test]
 fn answers_do_not_overtake_what_another_transport_had_finished() {
     quiet(13, &[]);
 }
 
-/// The judge once accused an appliance that had no place for one more connection, while those of
-/// hosts that had vanished awaited their keep-alive.
+/// The judge reported an appliance that had no room for one more connection while connections of
+/// vanished hosts waited for their keep-alive to expire.
 #[test]
 fn a_reactor_full_of_vanished_hosts_may_refuse() {
     quiet(62_751_389_812, &[]);
 }
 
-/// The judge once took the event of a drive's error for one without a cause, since a stalled stream
-/// brought it when the drive was well again.
+/// The judge reported the event of a drive's error as unfounded, because a stalled stream delivered
+/// it after the drive had recovered.
 #[test]
 fn an_error_is_told_late_over_a_stalled_stream() {
     quiet(255_342_191_913, &[]);
 }
 
-/// The judge once wanted a read with a bad key answered while its disk answered nothing.
+/// The judge expected a response to a read with an invalid key while its disk completed nothing.
 #[test]
 fn a_read_with_a_bad_key_waits_for_its_disk() {
     let failure = run(1_008_366_391_292, &Limits::default()).failure;
     assert!(failure.is_none(), "{}", failure.expect("some"));
 }
 
-/// Time once leapt while a connection waited to be handed from one reactor to another, and its host
-/// waited for ever.
+/// Time advanced while a connection was in transfer between two reactors, and its host waited
+/// forever.
 #[test]
 fn time_waits_for_what_is_between_reactors() {
     let limits = Limits {
@@ -80,8 +80,8 @@ fn time_waits_for_what_is_between_reactors() {
     assert!(failure.is_none(), "{}", failure.expect("some"));
 }
 
-/// A host was let go as silent although its commands could not come in: all receives waited for
-/// memory that a disk held up.
+/// The target disconnected a host as silent although it could not receive its commands: all
+/// receives waited for memory that a disk held.
 #[test]
 fn who_could_not_be_heard_is_not_silent() {
     let limits = Limits {
@@ -93,8 +93,8 @@ fn who_could_not_be_heard_is_not_silent() {
     assert!(failure.is_none(), "{}", failure.expect("some"));
 }
 
-/// The judge once wanted an event of a namespace that came while its drive was pulled out, and so
-/// was not there.
+/// The judge expected an event for a namespace that was added while its drive was pulled out, and
+/// so did not exist.
 #[test]
 fn a_namespace_without_its_drive_is_not_told_of() {
     let failure = run(323_940_633_372, &Limits::default()).failure;

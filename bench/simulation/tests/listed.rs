@@ -1,15 +1,14 @@
-//! Every planted defect is listed, with what must find it.
+//! Checks that every planted defect is in the lists of the simulation.
 
 use std::collections::BTreeSet;
 use std::path::Path;
 
 use simulation::defects::{DEFECTS, TESTED};
 
-/// Where the crates are in which defects are planted.
+/// The directories of crates with planted defects.
 const PARTS: [&str; 5] = ["appliance", "config", "nvme", "rdma", "reactors"];
 
-/// Nothing looks for a planted defect that is not listed, and nothing finds a listed one that is
-/// not planted.
+/// The planted defects and the listed ones are the same.
 #[test]
 fn what_is_planted_is_listed_and_what_is_listed_is_planted() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
@@ -26,7 +25,8 @@ fn what_is_planted_is_listed_and_what_is_listed_is_planted() {
     assert!(unplanted.is_empty(), "not planted: {unplanted:?}");
 }
 
-/// The names of defects in the sources under `directory`: literals that `planted(` is called with.
+/// Collects the names of defects in the sources under `directory`: the literals in calls of
+/// `planted(`.
 fn collect_planted(directory: &Path, names: &mut BTreeSet<String>) {
     for entry in std::fs::read_dir(directory).expect("a directory of the tree") {
         let path = entry.expect("its entry").path();

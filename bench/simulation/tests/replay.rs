@@ -1,4 +1,5 @@
-//! A seed decides everything, and a cut run is a prefix of the whole one.
+//! Checks that a seed determines the whole run, and that a shortened run is a prefix of the full
+//! one.
 
 use simulation::run::run;
 use simulation::swarm::Limits;

@@ -1,10 +1,10 @@
-//! Slow leaks: what the appliance counts as given out, against the sum over its owners.
+//! Detects slow leaks: compares the appliance's resource counts with the sum over their owners.
 
 use nvme_target::CoreAudit;
 
 use super::Appliance;
 
-/// What the hosts have of an appliance at rest.
+/// Resources that the hosts use in an idle appliance.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Held {
     /// Admin queues, each with a controller.
@@ -14,17 +14,17 @@ pub struct Held {
 }
 
 impl Appliance {
-    /// Timers of controllers that are gone, on any core.
+    /// Timers of ended controllers, on all cores.
     #[must_use]
     pub fn stray_timers(&self) -> usize {
         let cores = self.cores.iter();
         cores.map(|core| core.borrow().audit().stray_timers).sum()
     }
 
-    /// Holds every account against `held` and against the others, while nothing is in flight.
+    /// Compares every account with `held` and with the others while no command is in flight.
     ///
     /// # Errors
-    /// What does not agree.
+    /// The accounts that differ.
     pub fn check_accounts(&self, held: Held, leases_at_rest: Option<u64>) -> Result<(), String> {
         let mut sum = CoreAudit::default();
         for core in &self.cores {

@@ -1,4 +1,4 @@
-//! How listeners are asked to come and go, by the orders that the appliance's transports take.
+//! Adds and removes listeners with the control messages that the appliance's transports receive.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -20,17 +20,17 @@ use crate::plan::tcp_address;
 
 type Failure = Box<dyn Error>;
 
-/// What the transports were told last of their ports.
+/// The port settings that the transports received last.
 pub(super) type Told = Arc<Mutex<BTreeMap<PortId, PortSetting>>>;
 
-/// Notes what a transport was told of its ports, in place of what it was told before.
+/// Replaces the recorded port settings of a transport.
 fn note(told: &Told, transport: Transport, ports: &[(PortId, &Wanted)]) {
     let mut told = told.lock().unwrap_or_else(PoisonError::into_inner);
     told.retain(|_, (_, depth)| depth.is_some() != (transport == Transport::Rdma));
     told.extend(ports.iter().map(|(port, it)| (*port, setting(it))));
 }
 
-/// What the hosts of a listener get.
+/// The port settings of a listener.
 pub(super) fn setting(listener: &Wanted) -> PortSetting {
     match listener.transport {
         Transport::Tcp => (tcp_settings(listener).in_capsule_bytes, None),
@@ -44,7 +44,7 @@ pub(super) fn setting(listener: &Wanted) -> PortSetting {
 /// Listeners over TCP.
 pub(super) struct TcpListening {
     pub(super) orders: PortOrders<Socket, PortSettings, std::io::Result<()>>,
-    /// Where connections are made, by number.
+    /// The simulated listeners, by number.
     pub(super) doors: Vec<Listener>,
     pub(super) told: Told,
 }
@@ -90,7 +90,7 @@ impl Listening for TcpListening {
 /// Binds the listener of that address.
 ///
 /// # Errors
-/// The address is taken, or nobody's.
+/// The address is in use or does not exist.
 pub(super) fn bind(doors: &[Listener], address: SocketAddr) -> std::io::Result<Socket> {
     let mut doors = doors.iter().enumerate();
     let found = doors.find(|(number, _)| tcp_address(*number) == address);
@@ -98,7 +98,7 @@ pub(super) fn bind(doors: &[Listener], address: SocketAddr) -> std::io::Result<S
     door.bind()
 }
 
-/// What hosts of a listener get.
+/// The port settings of a TCP listener.
 pub(super) fn tcp_settings(listener: &Wanted) -> PortSettings {
     PortSettings {
         in_capsule_bytes: listener.in_capsule_data.bytes() as u32,
@@ -109,7 +109,7 @@ pub(super) fn tcp_settings(listener: &Wanted) -> PortSettings {
 /// Listeners over RDMA.
 pub(super) struct RdmaListening {
     pub(super) orders: PortOrders<SocketAddr, RdmaPortSettings, Result<SocketAddr, rdma::Error>>,
-    /// The memory that its devices reach.
+    /// The memory registrations of its devices.
     pub(super) domains: Arc<Domains<Fake>>,
     pub(super) told: Told,
 }
@@ -158,7 +158,7 @@ impl Listening for RdmaListening {
     }
 }
 
-/// What hosts of a listener get.
+/// The port settings of an RDMA listener.
 pub(super) fn rdma_settings(listener: &Wanted) -> RdmaPortSettings {
     RdmaPortSettings {
         in_capsule_bytes: listener.in_capsule_data.bytes() as u32,

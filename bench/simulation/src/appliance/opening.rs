@@ -1,4 +1,4 @@
-//! Which disk a configured device is.
+//! Maps configured devices to simulated disks.
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
@@ -14,12 +14,12 @@ use crate::ram::Ram;
 
 type Failure = Box<dyn Error>;
 
-/// Disks by their paths: a disk may get another file while the appliance runs.
+/// Disks by path: a disk may get another file while the appliance runs.
 #[derive(Clone, Default)]
 pub struct Shelf(Arc<Mutex<Vec<(PathBuf, Disk)>>>);
 
 impl Shelf {
-    /// From now on the file is there.
+    /// Adds a file.
     pub fn put(&self, path: PathBuf, disk: Disk) {
         let mut files = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         files.push((path, disk));
@@ -62,7 +62,7 @@ impl Opener for Disks {
                 if disk.is_taken() {
                     return Err("somebody else has it".into());
                 }
-                // As a file: never made shorter.
+                // As a file device: a file is never made shorter.
                 disk.grow(*size)?;
                 let device = Arc::new(disk.clone()) as Arc<dyn Device>;
                 let content = Content::Lasting(path.display().to_string());
@@ -97,7 +97,7 @@ impl Opener for Disks {
     }
 }
 
-/// What has its size for good.
+/// A device whose size cannot change.
 struct Fixed;
 
 impl Growing for Fixed {

@@ -1,18 +1,18 @@
-//! A poller that the simulation can look into between two turns.
+//! A poller that the simulation can inspect between two turns.
 
 use std::cell::RefCell;
 use std::rc::Rc;
 
 use reactors::{Nanos, Poller, Progress, StopState};
 
-/// A poller that a reactor has, and the simulation, too.
+/// A poller that a reactor and the simulation share.
 pub(super) struct Watched<P> {
     name: String,
     poller: Rc<RefCell<P>>,
 }
 
 impl<P: Poller> Watched<P> {
-    /// What a reactor gets in place of `poller`.
+    /// The poller to register with a reactor in place of `poller`.
     pub(super) fn new(poller: &Rc<RefCell<P>>) -> Self {
         let name = poller.borrow().name().to_owned();
         let poller = Rc::clone(poller);
@@ -20,7 +20,7 @@ impl<P: Poller> Watched<P> {
     }
 }
 
-/// No simulated reactor sleeps on a descriptor, so there is none to wake it.
+/// Simulated reactors do not sleep on descriptors, so there is no wake source.
 impl<P: Poller> Poller for Watched<P> {
     fn name(&self) -> &str {
         &self.name

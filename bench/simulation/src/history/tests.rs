@@ -7,7 +7,7 @@ fn at(moment: u64) -> Moment {
     Moment(moment)
 }
 
-/// A history with writes `(version, began, ended)` that were done without FUA.
+/// A history with completed writes `(version, began, ended)` without FUA.
 fn history(writes: &[(u64, u64, u64)]) -> BlockHistory {
     let mut history = BlockHistory::default();
     for &(version, _, _) in writes {

@@ -1,7 +1,7 @@
-//! What a host knows of its controller and does with it: the write cache as it was reported,
-//! features, Abort, the error log, and shutdown (Base 2.1 §5.1, §3.6.2).
+//! The admin work of a host: the reported write cache, features, Abort, the error log, and shutdown
+//! (Base 2.1 §5.1, §3.6.2).
 //!
-//! Answers are held against what the host set and saw, and against the model of every block.
+//! Responses are compared with what the host set and received, and with the model of every block.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -26,33 +26,35 @@ use crate::identity::ContentId;
 use crate::judge::{Extent, Violation};
 use crate::swarm::Fault;
 
-/// Entries of the error log that are read: all that ELPE may be, 64 of 64 bytes.
+/// Bytes of the error log to read: the maximum of ELPE, 64 entries of 64 bytes.
 const ERROR_LOG_BYTES: usize = 4096;
-/// A target may leave failures out of its error log when one queue has more in [`FLOOD_SPAN`].
+/// A target may omit failures from its error log if one queue has more than this in [`FLOOD_SPAN`].
 const FLOOD_FAILURES: usize = 12;
 const FLOOD_SPAN: Nanos = Nanos::from_millis(250);
-/// Failures after which an entry may have left the log.
+/// Number of failures after which an entry may be missing from the log.
 const LOG_DEPTH: usize = 48;
-/// Abort commands that every controller takes at once: ACL is 3 (Base 2.1 §5.1.13.2.1).
+/// Number of concurrent Abort commands that every controller accepts: ACL is 3 (Base 2.1
+/// §5.1.13.2.1).
 const ABORTS_MAX: usize = 4;
-/// Commands that one flood of Aborts names, at most.
+/// Maximum number of commands that a flood of Aborts names.
 const ABORT_FLOOD: usize = 12;
-/// Warning temperature, kelvin: thresholds from here on raise no event.
+/// Warning temperature in kelvin; thresholds from this value on raise no event.
 const THRESHOLD_MIN_KELVIN: u64 = 343;
 /// The default of the over temperature threshold: WCTEMP (Base 2.1 §5.1.25.1.3).
 const THRESHOLD_DEFAULT_KELVIN: u32 = 343;
 
-/// Names a command for good: its queue, when that was opened, and its place in it.
+/// Identifies a command uniquely: its queue, the time at which the queue was opened, and its
+/// position in the queue.
 pub(super) type CommandKey = (u16, Nanos, u64);
 
-/// What became of a command that an Abort named.
+/// The results of a command that an Abort named.
 #[derive(Clone, Copy, Debug, Default)]
 struct Aborted {
-    /// What the Abort's dword 0 says, once it is answered.
+    /// The result of the Abort (dword 0), if it is complete.
     performed: Option<bool>,
-    /// How the command itself was answered.
+    /// The status of the command itself.
     status: Option<Status>,
-    /// Several Aborts named it.
+    /// Several Aborts name it.
     ambiguous: bool,
 }
 
@@ -63,33 +65,33 @@ struct Failure {
     cid: u16,
     refusal: Refusal,
     at: Nanos,
-    /// Failures of the host since then.
+    /// Number of later failures of the host.
     later: usize,
 }
 
-/// What a host knows of its controller.
+/// What a host knows about its controller.
 #[derive(Default)]
 pub(super) struct AdminState {
-    /// VWC as Identify Controller reported it when the host attached.
+    /// VWC from Identify Controller at attach time.
     reported_cache: Option<bool>,
-    /// Event requests that may wait, as Identify Controller reported it.
+    /// Maximum number of outstanding event requests, from Identify Controller.
     pub(super) event_limit: Option<usize>,
-    /// By disk: whether its namespace reported that it has no volatile cache.
+    /// By disk: whether its namespace reports that it has no volatile cache.
     lacks_cache: BTreeMap<usize, bool>,
-    /// The host switched the volatile write cache off.
+    /// Whether the host disabled the volatile write cache.
     write_through: bool,
-    /// What was set since the last reset.
+    /// The features set since the last reset.
     features: BTreeMap<u8, u32>,
-    /// Resets, which give features their defaults back.
+    /// Number of resets, which restore the defaults of features.
     resets: u64,
-    /// A keep-alive time that the target may still go by.
+    /// The previous Keep Alive Timeout, while the target may still use it.
     former_keep_alive: Nanos,
     failures: VecDeque<(u16, Nanos)>,
     logged: VecDeque<Failure>,
     aborts: BTreeMap<CommandKey, Aborted>,
-    /// Aborts that were sent since none was outstanding.
+    /// Aborts sent since the last time that none was outstanding.
     abort_burst: usize,
-    /// When a shutdown was asked for, and what was done by then.
+    /// When a shutdown was requested, and the moment before which commands were completed.
     shutdown: Option<(Nanos, Moment)>,
 }
 
@@ -99,44 +101,44 @@ impl AdminState {
     }
 }
 
-/// A step of a host's work on its controller.
+/// A step of a host's admin work.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum AdminStep {
     /// Identify Controller.
     Identify,
-    /// What all command sets share of Identify Namespace, of a disk.
+    /// The command-set-independent Identify Namespace of a disk.
     IdentifyNamespace(usize),
-    /// The identifiers of a disk, and the content that it had when they were asked for.
+    /// The identifiers of a disk, and its content at the time of the request.
     IdentifyDisk(ContentId),
-    /// Identify Namespace, for the size of a disk that grows.
+    /// Identify Namespace, for the size of a growing disk.
     Size(usize),
-    /// The write cache is switched on or off; what was written before that.
+    /// Enables or disables the write cache; `began` is the moment of the request.
     WriteCache { enable: bool, began: Moment },
-    /// A feature is set.
+    /// Sets a feature.
     SetFeature,
-    /// A feature is read, which must be this, unless there was a reset.
+    /// Gets a feature, which must have this value unless a reset happened.
     GetFeature {
         feature: FeatureId,
         value: u32,
         resets: u64,
     },
-    /// The Keep Alive Timer is set to this.
+    /// Sets the Keep Alive Timer to this value.
     SetKeepAlive(Nanos),
-    /// The error log is read.
+    /// Reads the error log.
     ErrorLog,
-    /// CC.SHN is set.
+    /// Sets CC.SHN.
     Shutdown,
 }
 
 impl AdminState {
-    /// The shutdown that is going on.
+    /// The start of the shutdown in progress.
     pub(super) fn shutdown_since(&self) -> Option<Nanos> {
         self.shutdown.map(|(since, _)| since)
     }
 }
 
 impl Host {
-    /// Asks what hosts ask when they attach, and again when namespaces changed.
+    /// Sends the Identify commands of an attaching host, or those after a change of namespaces.
     pub(super) fn identify(&mut self, ground: &mut Ground<'_>, attaches: bool) {
         let page = || Transfer::In(IDENTIFY_BYTES);
         if attaches {
@@ -163,7 +165,7 @@ impl Host {
         }
     }
 
-    /// A disk's identifiers were told.
+    /// Handles the identifiers of a disk.
     fn disk_identified(
         &mut self,
         ground: &mut Ground<'_>,
@@ -181,7 +183,7 @@ impl Host {
         judged.map_err(|what| self.violation(ground, &what))
     }
 
-    /// Asks how large a disk is that grows, and tries its last block when it has grown.
+    /// Reads the size of a growing disk, whose last block is read after the growth.
     pub fn ask_size(&mut self, ground: &mut Ground<'_>, disk: usize) {
         let asks = {
             let mut admin = self.admin.iter().flat_map(Connection::outstanding);
@@ -196,7 +198,7 @@ impl Host {
         self.send_admin_moving(ground, sqe, command, Transfer::In(IDENTIFY_BYTES));
     }
 
-    /// A size was told: from now on every queue takes commands for all blocks of it.
+    /// Handles a size: from now on every queue accepts commands for all of its blocks.
     fn size_told(&mut self, ground: &mut Ground<'_>, disk: usize, blocks: u64) {
         let known = ground.swarm.disks[disk].block_count;
         if (known + 1..=ground.judge.blocks(disk)).contains(&blocks) {
@@ -206,17 +208,18 @@ impl Host {
         }
     }
 
-    /// Whether the host has to flush what it writes to a disk, by what was reported to it.
+    /// Whether the host has to flush its writes to a disk, according to the reported data.
     pub(super) fn flushes(&self, disk: usize) -> bool {
         self.admin_state.flushes(disk)
     }
 
-    /// Whether a write to a disk is durable when it completes, by what was reported and set.
+    /// Whether a completed write to a disk is durable, according to the reported data and the
+    /// features.
     pub(super) fn writes_through(&self, disk: usize) -> bool {
         self.admin_state.write_through || !self.flushes(disk)
     }
 
-    /// Works on its controller in one way or another.
+    /// Performs a random step of admin work.
     pub(super) fn administer(&mut self, ground: &mut Ground<'_>) -> Option<()> {
         match self.random.below(8) {
             0 | 1 => self.switch_cache(ground),
@@ -227,7 +230,7 @@ impl Host {
         }
     }
 
-    /// What was sent while the cache was off may be carried out when it is on.
+    /// Commands sent while the cache was disabled may be executed after it is enabled.
     fn doubt_durability(&mut self) {
         let state = &self.admin_state;
         let sent = self.io.iter_mut().flat_map(Connection::outstanding_mut);
@@ -244,7 +247,7 @@ impl Host {
         }
         let enable = self.admin_state.write_through;
         let value = VolatileWriteCache::new().with_wce(enable).into_bits();
-        // What is on its way may be durable, or not.
+        // Writes in flight may or may not be durable.
         self.admin_state.write_through = false;
         self.doubt_durability();
         let began = ground.judge.begin_read();
@@ -311,7 +314,7 @@ impl Host {
             return None;
         }
         let wanted = Nanos::from_secs(self.random.pick(&[2, 5, 15]));
-        // The shorter one is kept, until it is known which one counts.
+        // The shorter timeout is used until it is known which one applies.
         self.shape.keep_alive = wanted.min(former);
         self.admin_state.former_keep_alive = former.max(wanted);
         let sqe = Sqe::set_feature(FeatureId::KEEP_ALIVE_TIMER, 0, wanted.as_millis() as u32);
@@ -323,14 +326,14 @@ impl Host {
         Some(())
     }
 
-    /// How long the target may go without hearing of it.
+    /// The longest time for which the target may keep a silent host, by the Keep Alive Timeout.
     pub(super) fn keep_alive_max(&self) -> Nanos {
         self.shape
             .keep_alive
             .max(self.admin_state.former_keep_alive)
     }
 
-    /// Reads the error log, and keeps its events masked.
+    /// Reads the error log with Retain Asynchronous Event.
     fn read_error_log(&mut self, ground: &mut Ground<'_>) -> Option<()> {
         let select = LogPageSelect::new()
             .with_lid(LogPageId::ERROR_INFORMATION)
@@ -342,13 +345,13 @@ impl Host {
         Some(())
     }
 
-    /// Whether the admin queue takes another command.
+    /// Whether the admin queue has room for another command.
     pub(super) fn has_admin_room(&self) -> bool {
         let admin = self.admin.as_ref();
         admin.is_some_and(|it| it.room() > 1 && !it.closing)
     }
 
-    /// Shuts its controller down in order (Base 2.1 §3.6.2).
+    /// Shuts its controller down (Base 2.1 §3.6.2).
     pub(super) fn shut_down(&mut self, ground: &mut Ground<'_>) -> Option<()> {
         let room = self
             .admin
@@ -372,7 +375,7 @@ impl Host {
         Some(())
     }
 
-    /// CSTS was read during a shutdown.
+    /// Handles CSTS during a shutdown.
     pub(super) fn shutdown_read(
         &mut self,
         ground: &mut Ground<'_>,
@@ -386,7 +389,7 @@ impl Host {
             return Ok(());
         };
         if csts.cfs() {
-            // Base 2.1 §3.1.4.6: something went wrong that no completion reported.
+            // Base 2.1 §3.1.4.6: an error that no completion reported.
             self.check_flush_may_fail(ground)?;
         } else {
             self.note_flushed(ground, since, began);
@@ -402,7 +405,7 @@ impl Host {
         Ok(())
     }
 
-    /// A shutdown may report that a flush failed only where one can.
+    /// Checks that a shutdown reports a failed flush only if a flush can fail.
     fn check_flush_may_fail(&self, ground: &mut Ground<'_>) -> Result<(), Violation> {
         let flushes_fail = ground.swarm.disk_temper.flush_error_permille > 0;
         let may_fail = |disk: usize| ground.disk_fails[disk] || ground.disk_gone[disk];
@@ -412,7 +415,7 @@ impl Host {
         Err(self.violation(ground, "a shutdown reports a failed flush"))
     }
 
-    /// Every volatile cache of the subsystem was flushed: what was written before is durable.
+    /// Notes that every volatile cache of the subsystem was flushed: earlier writes are durable.
     fn note_flushed(&self, ground: &mut Ground<'_>, since: Nanos, began: Moment) {
         for disk in ground.swarm.disks_of(self.shape.subsystem) {
             let is_there = ground.serving.namespaces[disk] && !ground.disk_gone[disk];
@@ -423,7 +426,7 @@ impl Host {
         }
     }
 
-    /// A step was answered.
+    /// Handles the completion of a step.
     pub(super) fn administered(
         &mut self,
         ground: &mut Ground<'_>,
@@ -445,7 +448,7 @@ impl Host {
             AdminStep::IdentifyNamespace(disk) => {
                 let page = IndependentIdentifyNamespace::read_from_prefix(&outstanding.data);
                 let (page, _) = page.map_err(|_| self.short_page(ground))?;
-                // An inactive namespace has an empty page.
+                // The page of an inactive namespace is empty.
                 if page.nstat.nrdy() {
                     let lacks = page.nsfeat.vwcnp();
                     self.admin_state.lacks_cache.insert(disk, lacks);
@@ -508,7 +511,7 @@ impl Host {
         let excused = match step {
             AdminStep::WriteCache { began, .. } => {
                 ground.judge.end_read(began);
-                // Without a volatile cache the feature is not there, and flushes may fail.
+                // The feature does not exist without a volatile cache, and flushes may fail.
                 let fails = |it: &bool| *it;
                 ground.disk_fails.iter().any(fails)
                     || ground.disk_gone.iter().any(fails)
@@ -519,7 +522,7 @@ impl Host {
                 self.admin_state.lacks_cache.remove(&disk);
                 true
             }
-            // There is no such namespace just now.
+            // The namespace does not exist now.
             AdminStep::IdentifyDisk(_) => is_absence(status),
             AdminStep::Size(_) => true,
             AdminStep::SetKeepAlive(_) => {
@@ -540,14 +543,14 @@ impl Host {
         Err(self.violation(ground, &what))
     }
 
-    /// A controller level reset gives features their defaults back (Base 2.1 §5.1.25).
+    /// Restores the defaults of features after a controller level reset (Base 2.1 §5.1.25).
     pub(super) fn forget_features(&mut self) {
         self.admin_state.write_through = false;
         self.admin_state.features.clear();
         self.admin_state.resets += 1;
     }
 
-    /// The association is over: what was known of the controller is void.
+    /// Forgets the controller at the end of the association.
     pub(super) fn forget_controller(&mut self, ground: &mut Ground<'_>) {
         if let Some((_, began)) = self.admin_state.shutdown {
             ground.judge.end_read(began);
@@ -560,7 +563,7 @@ impl Host {
         self.shape.keep_alive = self.configured_keep_alive;
     }
 
-    /// A command failed; `refusal` where it is known what the error log says of it.
+    /// Records a failed command; `refusal` if its error log entry is known.
     pub(super) fn note_failure(
         &mut self,
         now: Nanos,
@@ -586,7 +589,7 @@ impl Host {
         }
     }
 
-    /// Holds the error log against what failed (Base 2.1 §5.1.12.1.2).
+    /// Compares the error log with the recorded failures (Base 2.1 §5.1.12.1.2).
     fn check_error_log(
         &mut self,
         ground: &mut Ground<'_>,
@@ -604,7 +607,7 @@ impl Host {
             let what = format!("the error log counts {:?}", &counts[..8]);
             return Err(self.violation(ground, &what));
         }
-        // Drives' own logs push entries out.
+        // Entries from drives' own logs replace others.
         if ground.swarm.faults.has(Fault::Drive) {
             return Ok(());
         }
@@ -619,7 +622,7 @@ impl Host {
         Err(self.violation(ground, &what))
     }
 
-    /// Aborts commands, all that it has at times (Base 2.1 §5.1.1).
+    /// Aborts commands, sometimes all outstanding ones (Base 2.1 §5.1.1).
     pub(super) fn abort_many(&mut self, ground: &mut Ground<'_>) -> Option<()> {
         for index in 0..self.io.len() {
             let connection = &mut self.io[index];
@@ -628,13 +631,13 @@ impl Host {
                 self.send_abort(ground, key.0, cid, Some(key));
             }
         }
-        // No such command, and no such queue.
+        // A nonexistent command, and sometimes a nonexistent queue.
         let qid = self.random.pick(&[1, 7, u16::MAX]);
         self.send_abort(ground, qid, 0xFFF0, None);
         Some(())
     }
 
-    /// Sends an Abort of a command, or of one that there is not.
+    /// Sends an Abort of a command, which may not exist.
     pub(super) fn send_abort(
         &mut self,
         ground: &mut Ground<'_>,
@@ -665,7 +668,7 @@ impl Host {
         }
     }
 
-    /// An Abort was answered.
+    /// Handles the completion of an Abort.
     pub(super) fn abort_answered(
         &mut self,
         ground: &mut Ground<'_>,
@@ -687,7 +690,7 @@ impl Host {
         self.judge_abort(ground, key)
     }
 
-    /// A command that an Abort may have named was answered.
+    /// Handles the completion of a command that an Abort may have named.
     pub(super) fn note_answer(
         &mut self,
         ground: &mut Ground<'_>,
@@ -703,8 +706,8 @@ impl Host {
         }
     }
 
-    /// Dword 0 of an Abort and the status of the command agree (Base 2.1 §5.1.1: bit 0 is 0 where
-    /// the command was aborted).
+    /// Checks that dword 0 of an Abort agrees with the status of the command (Base 2.1 §5.1.1: bit
+    /// 0 is 0 if the command was aborted).
     fn judge_abort(&mut self, ground: &mut Ground<'_>, key: CommandKey) -> Result<(), Violation> {
         let Some(aborted) = self.admin_state.aborts.get(&key).copied() else {
             return Ok(());
@@ -714,7 +717,7 @@ impl Host {
         };
         self.admin_state.aborts.remove(&key);
         let is_aborted = status.is(Status::ABORT_REQUESTED);
-        // A device gives requests up by itself, too.
+        // A device may also abort requests by itself.
         let flushes_fail = ground.swarm.disk_temper.flush_error_permille > 0;
         let by_device = is_aborted && (flushes_fail || ground.disk_fails.contains(&true));
         if aborted.ambiguous || by_device || performed == is_aborted {
@@ -724,18 +727,18 @@ impl Host {
         Err(self.violation(ground, &what))
     }
 
-    /// Whether an Abort said that it aborted a command, which is not answered yet.
+    /// Whether a completed Abort reports that it aborted a command, which is still outstanding.
     pub(super) fn is_given_up(&self, key: CommandKey) -> bool {
         let aborted = self.admin_state.aborts.get(&key);
         aborted.is_some_and(|it| it.performed == Some(true))
     }
 
-    /// Whether more Aborts are outstanding than a controller has to take.
+    /// Whether more Aborts are outstanding than a controller has to accept.
     pub(super) fn exceeds_abort_limit(&self) -> bool {
         self.admin_state.abort_burst > ABORTS_MAX
     }
 
-    /// A shutdown that takes too long.
+    /// Checks the duration of a shutdown.
     pub(super) fn check_shutdown(&self, ground: &mut Ground<'_>) -> Result<(), Violation> {
         let Some(since) = self.admin_state.shutdown_since() else {
             return Ok(());
@@ -749,7 +752,7 @@ impl Host {
     }
 }
 
-/// Whether an entry is that of a failure.
+/// Whether an error log entry describes a failure.
 fn is_of(entry: &ErrorEntry, failure: &Failure) -> bool {
     let Refusal {
         status,

@@ -1,4 +1,4 @@
-//! Is this the right answer?
+//! Checks completions against the commands and the state of the environment.
 
 use nvme_spec::registers::Csts;
 use nvme_spec::{Cqe, Status};
@@ -72,7 +72,7 @@ impl Host {
             {
                 return Ok(());
             }
-            // That the command was not found, or could not be aborted, is in dword 0.
+            // Dword 0 tells whether the command was found and aborted.
             Command::Enable
             | Command::Disable
             | Command::Status
@@ -85,7 +85,7 @@ impl Host {
             | Command::Disconnect => {}
         }
         if !status.is_success() {
-            // Base 2.1 §3.5: a controller that is not ready takes no such command.
+            // Base 2.1 §3.5: a controller that is not ready rejects such commands.
             let unready = self.phase != Phase::Serving
                 && self.phase != Phase::Opening
                 && status.is(Status::COMMAND_SEQUENCE_ERROR);
@@ -116,7 +116,7 @@ impl Host {
         Ok(())
     }
 
-    /// A command that must be refused was answered.
+    /// Handles the completion of a command that must be refused.
     fn refused(
         &mut self,
         ground: &mut Ground<'_>,
@@ -145,7 +145,7 @@ impl Host {
         Err(self.violation(ground, &what))
     }
 
-    /// Whether it has sent something that is beyond the end of a disk.
+    /// Whether it has an outstanding command beyond the end of a disk.
     #[must_use]
     pub fn tries_beyond(&self, disk: usize) -> bool {
         let mut outstanding = self.io.iter().flat_map(Connection::outstanding);
@@ -153,7 +153,7 @@ impl Host {
             .any(|(_, it)| matches!(it.command, Command::Invalid(its) if its.disk == Some(disk)))
     }
 
-    /// Whether I/O commands of a queue wait for their answers.
+    /// Whether a queue has outstanding I/O commands.
     fn awaits_io(&mut self, qid: u16) -> bool {
         let connection = self.connections().find(|it| it.qid() == qid);
         connection.is_some_and(|connection| {
@@ -229,8 +229,8 @@ impl Host {
         judged
     }
 
-    /// How a write ended that was refused, usually without having changed anything; `None` if it
-    /// failed for another reason.
+    /// The result of a refused write, which usually changed nothing; `None` if it failed for
+    /// another reason.
     fn refusal(
         &self,
         ground: &Ground<'_>,
@@ -261,10 +261,10 @@ impl Host {
         refused.then_some(end)
     }
 
-    /// Whether something explains that a command failed.
+    /// Whether something explains the failure of a command.
     fn may_fail(&mut self, ground: &Ground<'_>, qid: u16, io: &Io, status: Status) -> bool {
         let is = |statuses: &[Status]| statuses.iter().any(|it| status.is(*it));
-        // With the write cache off, a flush is part of every write.
+        // With the write cache disabled, every write includes a flush.
         let writes_through = io.version > 0 && ground.swarm.faults.has(Fault::Administer);
         let is_durable = io.kind == IoKind::Flush || io.fua || writes_through;
         let flush_fails = ground.swarm.disk_temper.flush_error_permille > 0 && is_durable;
@@ -283,7 +283,7 @@ impl Host {
         aborted || (disk_fails && of_disks) || (of_ends && self.is_excused(ground, qid))
     }
 
-    /// Since when nothing has delayed an answer; `None` while something does.
+    /// The time since which nothing has delayed a response; `None` while something does.
     pub(super) fn undisturbed_since(
         &self,
         ground: &Ground<'_>,
@@ -307,7 +307,7 @@ impl Host {
                     since = since.max(ground.fenced[self.number]);
                 }
             }
-            // These wait for what is in disks.
+            // These commands wait for requests in disks.
             Command::Disconnect
             | Command::Queues
             | Command::Hopeless(_)
@@ -340,12 +340,12 @@ impl Host {
     }
 }
 
-/// Whether a command was refused because its namespace is not there.
+/// Whether the status means that the namespace does not exist.
 pub(super) fn is_absence(status: Status) -> bool {
     status.is(Status::INVALID_FIELD) || status.is(Status::INVALID_NAMESPACE_OR_FORMAT)
 }
 
-/// An I/O command succeeded: what follows from it, and whether that can be.
+/// Checks the success of an I/O command, and updates the model.
 fn succeeded(
     ground: &mut Ground<'_>,
     io: &Io,
@@ -374,7 +374,7 @@ fn succeeded(
         }
         (IoKind::Flush, _) => {
             for Extent { disk, .. } in &io.extents {
-                // A Flush of all namespaces is one of those that are there.
+                // A Flush of all namespaces covers those that exist.
                 let is_there = ground.serving.namespaces[*disk] && !ground.disk_gone[*disk];
                 if is_there && ground.namespace_changed[*disk] < issued_at {
                     judge.flushed(*disk, io.began);

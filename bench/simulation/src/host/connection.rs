@@ -1,6 +1,6 @@
-//! A host's end of one connection: one queue, as a careful host keeps it, over TCP or RDMA.
+//! The host's end of one connection over TCP or RDMA: one queue with strict checks.
 //!
-//! It believes nothing: every answer is held against the command that it claims to answer.
+//! Every completion is compared with the command to which it refers.
 
 use std::collections::BTreeMap;
 
@@ -18,38 +18,39 @@ use crate::memory::MemoryBound;
 use crate::network::{HostEnd, Wire, WireId};
 use crate::random::Random;
 
-/// Answers that overtake the answer to a command that was given up, at most.
+/// Maximum number of completions that may overtake that of an aborted command.
 const OVERTAKEN_MAX: u64 = 8;
 
-/// What moves with a command.
+/// The data transfer of a command.
 #[derive(Clone, Debug)]
 pub(super) enum Transfer {
     None,
-    /// So many bytes to the host.
+    /// This number of bytes to the host.
     In(usize),
     /// These bytes from the host.
     Out(Vec<u8>),
-    /// The command is sent as it stands, with its own data pointer and these bytes in its capsule.
+    /// None. The command is sent unchanged, with its own data pointer and these bytes in its
+    /// capsule.
     Raw(Vec<u8>),
 }
 
-/// How a command's way to the target goes wrong.
+/// The damage to a command or its data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Damage {
     None,
-    /// A bit of the data flips on the wire, behind its digest.
+    /// A bit of the data flips on the wire, after the digest was calculated.
     Data,
     /// A bit of the header flips on the wire.
     Header,
-    /// The key is none, or its memory is shorter than the data.
+    /// The key is invalid, or its memory is shorter than the data.
     Key,
     /// An H2CData PDU breaks a rule (TCP only).
     HostData(WrongData),
-    /// The data is never sent, though it was asked for (TCP only).
+    /// The requested data is never sent (TCP only).
     Withheld,
 }
 
-/// A command on its way out.
+/// A command to send.
 pub(super) struct Sending {
     pub(super) sqe: Sqe,
     pub(super) command: Command,
@@ -58,7 +59,7 @@ pub(super) struct Sending {
 }
 
 impl Sending {
-    /// One without data, on a way without harm.
+    /// A command without data or damage.
     pub(super) fn plain(sqe: Sqe, command: Command) -> Self {
         Self {
             sqe,
@@ -69,41 +70,41 @@ impl Sending {
     }
 }
 
-/// A command that waits for its answer.
+/// An outstanding command.
 pub(super) struct Outstanding {
     pub(super) command: Command,
     pub(super) issued_at: Nanos,
-    /// Its place in its queue, counted from the first command.
+    /// Its position in its queue, counted from the first command.
     pub(super) place: u64,
-    /// Data that the target asks for, where that is the transport's way.
+    /// Data that the target requests, if the transport does so.
     pub(super) out: Vec<u8>,
-    /// Bytes of data that move with it, either way.
+    /// Number of data bytes that it transfers in either direction.
     pub(super) moves: usize,
-    /// Bytes of `out` that the target has asked for.
+    /// Number of bytes of `out` that the target has requested.
     pub(super) asked: usize,
     pub(super) damage: Damage,
     pub(super) expected: usize,
     pub(super) data: Vec<u8>,
-    /// The last data PDU has come.
+    /// Whether the last data PDU was received.
     pub(super) complete: bool,
-    /// Of an event request: others in front of it that waited when it was answered.
+    /// Of an event request: the number of earlier ones that were outstanding at its completion.
     pub(super) waiting: usize,
 }
 
-/// What came in.
+/// A received message or event.
 pub(super) enum Incoming {
     Initialised,
     Answered {
         outstanding: Outstanding,
         cqe: Cqe,
     },
-    /// The target ends the connection because of what this host sent.
+    /// The target terminates the connection because of data from this host.
     Terminated(u16),
-    /// The connection is over.
+    /// The connection has ended.
     Ended(HostEnd),
 }
 
-/// What a connection is to be like.
+/// The parameters of a connection.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ConnectionShape {
     pub(super) qid: u16,
@@ -111,57 +112,56 @@ pub(super) struct ConnectionShape {
     pub(super) framing: Framing,
     pub(super) flow_control: bool,
     pub(super) in_capsule_bytes: usize,
-    /// Largest data of a command, bytes.
+    /// Maximum data of a command in bytes.
     pub(super) transfer_max: usize,
-    /// Data that was asked for is sent so much later at most, and answers have a place so much
-    /// later.
+    /// Maximum delay of requested data, and of reposted receives for responses.
     pub(super) write_delay_max: Nanos,
 }
 
-/// A queue, whatever its commands travel by.
+/// A queue, independent of its transport.
 pub(super) struct Queue {
     pub(super) shape: ConnectionShape,
     pub(super) random: Random,
     pub(super) outstanding: BTreeMap<u16, Outstanding>,
-    /// Commands with the identifier of one that was outstanding before them.
+    /// Commands whose identifier was in use when they were sent.
     pub(super) twins: BTreeMap<u16, Outstanding>,
-    /// Answers to such an identifier that may be either command's.
+    /// Completions with such an identifier that may belong to either command.
     pub(super) half_answered: BTreeMap<u16, Cqe>,
     next_cid: u16,
     sent: u64,
-    /// Commands that SQHD has told to be taken from the queue.
+    /// Number of commands that SQHD has reported as taken from the queue.
     taken: u64,
     pub(super) answered: u64,
-    /// Answers that may overtake another.
+    /// Number of completions that may overtake another.
     overtaken_max: u64,
     pub(super) live: bool,
-    /// Answers may be late until then, and for the usual time after.
+    /// Until when completions may be late; the usual latency follows.
     pub(super) disturbed_until: Nanos,
-    /// The target must terminate the connection for this reason.
+    /// The error for which the target must terminate the connection.
     pub(super) must_end: Option<FatalError>,
-    /// Since then it holds memory of the target, and moves nothing.
+    /// Since when it holds memory of the target without progress.
     pub(super) withheld_since: Option<Nanos>,
-    /// Until then its host misuses it. It is of use again afterwards if the target had no reason to
-    /// end it, since it refused the commands.
+    /// Until when its host misuses it. It is usable again afterwards if the target refused the
+    /// commands and so had no reason to end it.
     pub(super) misused_until: Option<Nanos>,
 }
 
-/// What a connection's commands travel by.
+/// The transport of a connection.
 pub(super) enum Line {
     Tcp(TcpLine),
     Rdma(Box<RdmaLine>),
 }
 
-/// What is left of a connection whose host vanished.
+/// The remains of a connection whose host vanished.
 pub enum Vanished {
-    /// A stream that leads nowhere.
+    /// A stream without a receiver.
     Tcp(Wire),
-    /// A queue pair that nobody answers.
+    /// A queue pair without a peer.
     Rdma(Box<super::rdma::Ends>),
 }
 
 impl Vanished {
-    /// The network notices: both ends are told.
+    /// Ends the connection for both sides, as if the network detected the loss.
     pub fn end(self) {
         match self {
             Self::Tcp(wire) => wire.cut(),
@@ -177,12 +177,12 @@ pub(super) struct Connection {
     pub(super) opened_at: Nanos,
     /// The target has a reason to close it.
     pub(super) excused: bool,
-    /// Nothing more is to be sent on it.
+    /// Nothing more may be sent on it.
     pub(super) closing: bool,
 }
 
 impl Connection {
-    /// A queue over a line that was just opened.
+    /// A queue on a new transport connection.
     pub(super) fn new(line: Line, shape: ConnectionShape, random: Random, now: Nanos) -> Self {
         Self {
             line,
@@ -213,7 +213,7 @@ impl Connection {
         self.queue.shape.qid
     }
 
-    /// Commands that can be sent now: a queue holds one less than its entries.
+    /// Number of commands that can be sent now: a queue holds one less than its entries.
     pub(super) fn room(&self) -> usize {
         let queue = &self.queue;
         let room = usize::from(queue.shape.depth - 1).saturating_sub(queue.occupied());
@@ -241,20 +241,19 @@ impl Connection {
         first.chain(std::mem::take(&mut self.queue.twins).into_values())
     }
 
-    /// Sends a command; its data goes in the capsule at times, where it fits. Returns its
-    /// identifier.
+    /// Sends a command, sometimes with in-capsule data if it fits. Returns its identifier.
     pub(super) fn submit(&mut self, sending: Sending, now: Nanos) -> u16 {
         let in_capsule = self.queue.random.coin();
         self.submit_so(sending, now, in_capsule, None)
     }
 
-    /// Sends a command with the identifier of one that is outstanding.
+    /// Sends a command with the identifier of an outstanding command.
     pub(super) fn submit_twin(&mut self, sending: Sending, now: Nanos, cid: u16) {
         let in_capsule = self.queue.random.coin();
         self.submit_so(sending, now, in_capsule, Some(cid));
     }
 
-    /// Sends a command whose data the target has to ask for.
+    /// Sends a command whose data the target has to request.
     pub(super) fn submit_solicited(&mut self, sending: Sending, now: Nanos) -> u16 {
         self.submit_so(sending, now, false, None)
     }
@@ -295,7 +294,7 @@ impl Connection {
                 Transfer::None => 0,
                 Transfer::In(bytes) => *bytes,
                 Transfer::Out(data) => data.len(),
-                // Its data pointer may say anything.
+                // The data pointer may describe any length.
                 Transfer::Raw(_) => self.queue.shape.transfer_max,
             },
             asked: 0,
@@ -322,8 +321,8 @@ impl Connection {
         cid
     }
 
-    /// Data that a capsule of this queue may carry: over TCP fabrics commands always carry theirs,
-    /// over RDMA only what the receives were made for.
+    /// Maximum in-capsule data of this queue: over TCP, fabrics commands always carry their data;
+    /// over RDMA, the size of the receives limits it.
     pub(super) fn in_capsule_max(&self) -> usize {
         let shape = self.queue.shape;
         match &self.line {
@@ -335,19 +334,19 @@ impl Connection {
         }
     }
 
-    /// Answers to what is given up may be overtaken by others made after them: SQHD is the head's
-    /// value when an answer was made (Base 2.1 §4.2.1).
+    /// Allows completions of aborted commands to be overtaken by later ones: SQHD is the value of
+    /// the head when a completion was created (Base 2.1 §4.2.1).
     pub(super) fn answers_may_overtake(&mut self) {
         self.may_be_overtaken_by(OVERTAKEN_MAX);
     }
 
-    /// The same by so many.
+    /// Allows this number of completions to overtake.
     pub(super) fn may_be_overtaken_by(&mut self, answers: u64) {
         let queue = &mut self.queue;
         queue.overtaken_max = queue.overtaken_max.max(answers);
     }
 
-    /// Picks an I/O command that is not answered, and notes that it may be aborted now.
+    /// Picks an outstanding I/O command, and notes that it may be aborted.
     pub(super) fn abort_any(&mut self) -> Option<(u16, CommandKey)> {
         let (qid, opened_at) = (self.qid(), self.opened_at);
         let queue = &mut self.queue;
@@ -364,7 +363,7 @@ impl Connection {
         Some((*cid, (qid, opened_at, outstanding.place)))
     }
 
-    /// Every I/O command that is not answered, each of which may be aborted now.
+    /// Returns every outstanding I/O command, and notes that it may be aborted.
     pub(super) fn abort_all(&mut self) -> impl Iterator<Item = (u16, CommandKey)> {
         self.queue.overtaken_max = OVERTAKEN_MAX;
         let (qid, opened_at) = (self.qid(), self.opened_at);
@@ -384,10 +383,10 @@ impl Connection {
             })
     }
 
-    /// Takes in what has come; whether there was anything.
+    /// Receives and processes everything that has arrived. Returns whether there was anything.
     ///
     /// # Errors
-    /// What the target did wrong.
+    /// A violation by the target.
     pub(super) fn poll(
         &mut self,
         now: Nanos,
@@ -404,19 +403,19 @@ impl Connection {
         polled
     }
 
-    /// When it wants a turn although nothing else happens.
+    /// The next time at which it acts on its own.
     pub(super) fn next_due(&self) -> Option<Nanos> {
         match &self.line {
             Line::Tcp(line) => {
                 let dues = [line.wire.next_due(), line.next_send()];
                 dues.into_iter().flatten().min()
             }
-            // The fabric as a whole says when something arrives.
+            // The fabric as a whole reports the time of the next arrival.
             Line::Rdma(line) => line.next_due(),
         }
     }
 
-    /// Whether something has arrived for the target on this connection that it has not taken.
+    /// Whether unprocessed data has arrived at the target on this connection.
     pub(super) fn waits_for_target(&self) -> bool {
         match &self.line {
             Line::Tcp(line) => line.wire.waits_for_target(),
@@ -440,7 +439,7 @@ impl Connection {
         }
     }
 
-    /// Nothing moves in one direction before `until`.
+    /// Delays everything in one direction until `until`.
     pub(super) fn stall(&mut self, to_target: bool, until: Nanos) {
         match &mut self.line {
             Line::Tcp(line) => line.wire.stall(to_target, until),
@@ -448,7 +447,7 @@ impl Connection {
         }
     }
 
-    /// The host is gone without a word; what is left of the connection, if anything.
+    /// Lets the host vanish silently. Returns the remains of the connection, if any.
     pub(super) fn vanish(&mut self) -> Option<Vanished> {
         match &mut self.line {
             Line::Tcp(line) => {
@@ -459,7 +458,7 @@ impl Connection {
         }
     }
 
-    /// Sends what is no command.
+    /// Sends bytes that are not a valid command.
     pub(super) fn send_garbage(&mut self, kind: u8, word: u64) {
         match &mut self.line {
             Line::Tcp(line) => line.send_garbage(kind, word),
@@ -467,7 +466,7 @@ impl Connection {
         }
     }
 
-    /// Its line, where that is RDMA.
+    /// Its RDMA transport, if it has one.
     pub(super) fn rdma(&mut self) -> Option<&mut RdmaLine> {
         match &mut self.line {
             Line::Tcp(_) => None,
@@ -475,7 +474,7 @@ impl Connection {
         }
     }
 
-    /// What the target may hold for it, where it is a stream.
+    /// Its memory bound, if it is a stream.
     pub(super) fn memory_bound(&self) -> Option<(WireId, MemoryBound)> {
         let queue = &self.queue;
         let bound = MemoryBound {
@@ -488,7 +487,7 @@ impl Connection {
         }
     }
 
-    /// How it stands, for messages.
+    /// Its state, for messages.
     pub(super) fn state(&self) -> String {
         match &self.line {
             Line::Tcp(line) => line.wire.state(),
@@ -498,7 +497,7 @@ impl Connection {
 }
 
 impl Queue {
-    /// Identifiers come in no particular order, and are used again soon.
+    /// Picks an unused identifier. Identifiers have no particular order and are reused soon.
     fn free_cid(&mut self) -> u16 {
         loop {
             self.next_cid = if self.random.permille(300) {
@@ -512,11 +511,11 @@ impl Queue {
         }
     }
 
-    /// Entries that are not free for a new command: with flow control, SQHD alone frees them (Base
-    /// 2.1 §4.2.1), without it, answers do.
+    /// Number of occupied entries: with flow control, only SQHD frees entries (Base 2.1 §4.2.1);
+    /// without it, completions do.
     fn occupied(&self) -> usize {
         let outstanding = self.outstanding.len() + self.twins.len();
-        // SQHD of answers that overtake each other goes back and forth.
+        // SQHD may move backwards in completions that overtake each other.
         if self.shape.flow_control && self.live && self.overtaken_max == 0 {
             outstanding.max((self.sent - self.taken) as usize)
         } else {
@@ -524,7 +523,7 @@ impl Queue {
         }
     }
 
-    /// A command was answered.
+    /// Handles the completion of a command.
     pub(super) fn response(
         &mut self,
         cqe: Cqe,
@@ -555,10 +554,10 @@ impl Queue {
         self.half_known(cid, incoming)
     }
 
-    /// Holds an answer against what moved with its command.
+    /// Compares a completion with the data transfer of its command.
     pub(super) fn check_answer(&self, outstanding: &Outstanding, cqe: &Cqe) -> Result<(), String> {
         let (cid, success) = (cqe.cid.get(), cqe.status().is_success());
-        // A deallocation may be ignored, ranges and all.
+        // The target may ignore a deallocation, including its ranges.
         let takes_data = match &outstanding.command {
             Command::Io(io) => matches!(io.kind, IoKind::Write | IoKind::Compare),
             _ => false,
@@ -578,15 +577,15 @@ impl Queue {
 
     fn count_answer(&mut self, cqe: &Cqe) -> Result<(), String> {
         self.answered += 1;
-        // A Connect that is refused makes no queue, so there is no head.
+        // A refused Connect creates no queue, so there is no head.
         if cqe.status().is_success() || self.live {
             self.check_head(cqe)?;
         }
         Ok(())
     }
 
-    /// SQHD counts what the target has taken from the queue (Base 2.1 §4.2.1): at least what it
-    /// answered, at most what was sent.
+    /// Checks SQHD, the number of entries that the target has taken from the queue (Base 2.1
+    /// §4.2.1): at least the completed commands, at most the sent ones.
     fn check_head(&mut self, cqe: &Cqe) -> Result<(), String> {
         let head = u64::from(cqe.sqhd.get());
         if !self.shape.flow_control {

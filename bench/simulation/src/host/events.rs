@@ -1,7 +1,7 @@
-//! Asynchronous events, as a host waits for them and reads their log pages (Base 2.1 §5.1.2).
+//! Asynchronous events: a host waits for them and reads their log pages (Base 2.1 §5.1.2).
 //!
 //! Some hosts leave no request outstanding for a while, read log pages late, or read them first
-//! with Retain Asynchronous Event: an event that is due stays due, is reported once, and stays
+//! with Retain Asynchronous Event. A pending event remains pending, is reported once, and stays
 //! masked until its page is read without that bit.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,43 +19,43 @@ use crate::judge::Violation;
 use crate::scene::CHANGING;
 use crate::swarm::Fault;
 
-/// Bytes of a log page that are read to clear an event.
+/// Bytes of a log page to read in order to clear an event.
 const LOG_BYTES: usize = 4096;
-/// An event that is due comes so soon after a request for it.
+/// Maximum time from an event request to a pending event.
 const EVENT_MAX: Nanos = Nanos::from_secs(2);
-/// A host that is slow with its next request, or with a log page, is so for no longer than this.
+/// Maximum delay of the next request or of reading a log page by a slow host.
 const SLOW_MAX: Nanos = Nanos::from_millis(1500);
 
-/// A log page that is read because of an event.
+/// A log page to read because of an event.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct EventLog {
     page: LogPageId,
-    /// Its events stay masked.
+    /// Whether its events stay masked.
     retains: bool,
 }
 
-/// What a host waits for.
+/// The event state of a host.
 #[derive(Default)]
 pub(super) struct EventState {
-    /// A namespace event was reported whose log page is not read yet.
+    /// A namespace event was reported, but its log page was not read yet.
     unread: bool,
-    /// A namespace event must have come by then, if there was a request for it.
+    /// When a namespace event must have been reported, if a request was outstanding.
     due: Option<Nanos>,
     /// When the last request was sent.
     asked_at: Nanos,
-    /// When the next one is.
+    /// When the next request is sent.
     ask_at: Option<Nanos>,
     /// When a log page is read.
     read_at: Option<(Nanos, EventLog)>,
-    /// Events that were reported, until their pages are read.
+    /// Reported events whose pages were not read yet.
     masked: BTreeMap<u32, LogPageId>,
-    /// Disks whose namespaces a change that is going on may change.
+    /// Disks whose namespaces a change in progress may change.
     changing: BTreeSet<usize>,
-    /// Those that were changed, and when that was over: the list must tell of them.
+    /// Disks with changed namespaces, and when the change ended: the list must contain them.
     changed: BTreeMap<usize, Nanos>,
-    /// When the list was last read so that it began anew.
+    /// When the list was last read and cleared.
     listed_at: Nanos,
-    /// Requests that Aborts named, by their places in the admin queue.
+    /// Aborted event requests, by their positions in the admin queue.
     aborted: BTreeSet<u64>,
 }
 
@@ -67,7 +67,7 @@ impl Host {
         }
     }
 
-    /// Sends an event request, whatever others wait.
+    /// Sends an event request, even if others are outstanding.
     pub(super) fn ask_for_another_event(&mut self, ground: &mut Ground<'_>) {
         match self.awaits_event() {
             true => {
@@ -77,17 +77,17 @@ impl Host {
         }
     }
 
-    /// A request is about to be aborted.
+    /// Notes that an event request is about to be aborted.
     pub(super) fn note_aborted_request(&mut self, place: u64) {
         self.events.aborted.insert(place);
     }
 
-    /// Whether a request was to be aborted.
+    /// Whether an event request may have been aborted.
     pub(super) fn was_aborted(&self, place: u64) -> bool {
         self.events.aborted.contains(&place)
     }
 
-    /// The association begins: the changed namespaces are listed from now on.
+    /// Starts an association: changed namespaces are listed from now on.
     pub(super) fn begin_events(&mut self, now: Nanos) {
         self.events = EventState {
             listed_at: now,
@@ -95,12 +95,12 @@ impl Host {
         };
     }
 
-    /// What is due is due no longer: a controller forgets at a reset what it has not told.
+    /// Forgets the expected event: a reset drops the events that a controller has not reported.
     pub(super) fn forget_due_event(&mut self) {
         self.events.due = None;
     }
 
-    /// A reset takes events back, and masks none.
+    /// Resets the event state: a reset drops pending events and masks.
     pub(super) fn reset_events(&mut self) {
         self.events.due = None;
         self.events.unread = false;
@@ -109,13 +109,13 @@ impl Host {
         self.events.read_at = None;
     }
 
-    /// When it wants a turn for its events.
+    /// The next time at which it acts for its events.
     pub(super) fn next_event_step(&self) -> Option<Nanos> {
         let read_at = self.events.read_at.map(|(at, _)| at);
         [self.events.ask_at, read_at].into_iter().flatten().min()
     }
 
-    /// Does what is due.
+    /// Performs the steps that are due.
     pub(super) fn tend_events(&mut self, ground: &mut Ground<'_>) {
         if self.events.ask_at.is_some_and(|at| at <= ground.now) {
             self.events.ask_at = None;
@@ -134,7 +134,7 @@ impl Host {
         admin.any(|(_, it)| matches!(it.command, Command::EventRequest))
     }
 
-    /// An event was reported, or its request given up.
+    /// Handles a reported event or an aborted event request.
     pub(super) fn event(
         &mut self,
         ground: &mut Ground<'_>,
@@ -198,7 +198,7 @@ impl Host {
         }
     }
 
-    /// A log page was read because of an event.
+    /// Handles a log page that was read because of an event.
     pub(super) fn log_read(
         &mut self,
         ground: &mut Ground<'_>,
@@ -213,7 +213,7 @@ impl Host {
                 retains: false,
                 ..log
             };
-            // Until then it stays masked, whatever else changes.
+            // The event stays masked until then, whatever else changes.
             self.events.read_at = Some((self.later(ground.now), log));
         } else if log.page == LogPageId::CHANGED_ATTACHED_NAMESPACES {
             self.identify(ground, false);
@@ -222,7 +222,7 @@ impl Host {
         Ok(())
     }
 
-    /// Holds the Changed Attached Namespace List against what changed since it was last read (Base
+    /// Compares the Changed Attached Namespace List with the changes since it was last read (Base
     /// 2.1 §5.1.12.1.5).
     fn check_changed(
         &mut self,
@@ -249,7 +249,7 @@ impl Host {
             let what = format!("disk {disk} changed, and is not in {listed:?}");
             return Err(self.violation(ground, &what));
         }
-        // What was pulled out may be known to the target first.
+        // The target may know earlier about a device that was pulled out.
         let faults = ground.swarm.faults;
         let may_be_gone = faults.has(Fault::Removal) || faults.has(Fault::Drive);
         let since = self.events.listed_at;
@@ -269,7 +269,8 @@ impl Host {
         Ok(())
     }
 
-    /// A disk's namespace comes, goes or changes: hosts in service must hear of it.
+    /// Expects a namespace event: a disk's namespace is added, removed or changed, and hosts in
+    /// service must be notified.
     pub fn expect_namespace_event(&mut self, subsystem: usize, disk: usize, by: Nanos) {
         if self.shape.subsystem != subsystem || !self.is_serving() {
             return;
@@ -282,7 +283,7 @@ impl Host {
         }
     }
 
-    /// A change is over: what it has to tell comes by then, or nothing was changed.
+    /// Notes the end of a change: its event is reported by `by`, or nothing was changed.
     pub fn changed_by(&mut self, now: Nanos, by: Option<Nanos>) {
         if self.events.due == Some(CHANGING) {
             self.events.due = by;
@@ -294,7 +295,7 @@ impl Host {
         }
     }
 
-    /// An event that does not come although there is a request for it.
+    /// Checks that an event is reported in time if a request is outstanding.
     pub(super) fn check_event(&mut self, ground: &mut Ground<'_>) -> Result<(), Violation> {
         let asked_by = self.events.asked_at + EVENT_MAX;
         let late = self.events.due.is_some_and(|due| due < ground.now);

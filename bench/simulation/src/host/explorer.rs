@@ -1,8 +1,8 @@
-//! A host that attaches the discovery subsystem, reads its log and waits for changes of it (Base
+//! A host of the discovery subsystem: it reads the discovery log and waits for its changes (Base
 //! 2.1 §3.1.3.3, §5.1.12.3.1).
 //!
-//! The log must show what is configured, its generation must change with it, and an event must tell
-//! of the change.
+//! The log must match the configuration, its generation counter must change with it, and an event
+//! must report the change.
 
 use nvme_spec::command::{FeatureId, LogPageId, LogPageSelect};
 use nvme_spec::event::AsyncEvent;
@@ -29,17 +29,17 @@ use crate::random::Random;
 
 /// Keep Alive Timeout.
 const KEEP_ALIVE: Nanos = Nanos::from_secs(15);
-/// Bytes of the log that are read: its header and eleven entries.
+/// Bytes of the log to read: its header and eleven entries.
 const LOG_BYTES: usize = 12 << 10;
-/// A change of the configuration is in the log, and told of by an event, after this.
+/// Time after which a configuration change is in the log and reported by an event.
 const SETTLED: Nanos = Nanos::from_secs(3);
-/// How often the log is read without an event, at most.
+/// Maximum interval between reads of the log without an event.
 const READ_INTERVAL: Nanos = Nanos::from_secs(1);
 
-/// What the log shows of subsystems over TCP: name and service.
+/// The subsystems over TCP in the log: name and service identifier.
 type Shown = Vec<(String, String)>;
 
-/// Where it stands.
+/// The state of the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Down {
@@ -47,30 +47,30 @@ enum Phase {
     },
     Starting,
     Serving,
-    /// For good.
+    /// Permanently disconnected.
     Over,
 }
 
 /// A host of the discovery subsystem.
 pub struct Explorer {
-    /// The host that it says that it is.
+    /// The host whose name it uses.
     host: usize,
     random: Random,
     phase: Phase,
     connection: Option<Connection>,
-    /// The listener that it came by.
+    /// The listener that it is connected to.
     listener: usize,
     keep_alive_at: Nanos,
     poll_status_at: Option<Nanos>,
     read_at: Nanos,
-    /// Its last log: generation and what was shown, and when it was asked for.
+    /// Its last log: generation, entries, and when it was requested.
     last: Option<(u64, Shown, Nanos)>,
-    /// When it sent the event request that is outstanding.
+    /// When it sent its outstanding event request.
     asked_at: Option<Nanos>,
 }
 
 impl Explorer {
-    /// One that says that it is host `host`.
+    /// Creates one that uses the name of host `host`.
     #[must_use]
     pub fn new(host: usize, seed: u64) -> Self {
         Self {
@@ -87,12 +87,12 @@ impl Explorer {
         }
     }
 
-    /// What the target may hold for its connection.
+    /// The memory bound of its connection.
     pub fn memory_bound(&self) -> Option<(WireId, MemoryBound)> {
         self.connection.as_ref().and_then(Connection::memory_bound)
     }
 
-    /// It goes, and does not come back.
+    /// Disconnects it permanently.
     pub fn retire(&mut self) {
         if let Some(mut connection) = self.connection.take() {
             connection.finish();
@@ -100,7 +100,7 @@ impl Explorer {
         self.phase = Phase::Over;
     }
 
-    /// The appliance went down; generations may begin anew.
+    /// Handles the end of the appliance; generations may restart.
     pub fn crash(&mut self, now: Nanos) {
         if let Some(mut connection) = self.connection.take() {
             connection.cut();
@@ -121,7 +121,7 @@ impl Explorer {
         }
     }
 
-    /// Whether something has arrived for the target that it has not taken.
+    /// Whether unprocessed data has arrived at the target.
     #[must_use]
     pub fn waits_for_target(&self) -> bool {
         self.connection
@@ -129,7 +129,7 @@ impl Explorer {
             .is_some_and(Connection::waits_for_target)
     }
 
-    /// When it wants a turn although nothing comes.
+    /// The next time at which it acts on its own.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Nanos> {
         let network = self.connection.as_ref().and_then(Connection::next_due);
@@ -142,10 +142,11 @@ impl Explorer {
         [network, own].into_iter().flatten().min()
     }
 
-    /// Takes in what has come, and does what is due; whether something had come.
+    /// Receives what has arrived, and performs the steps that are due. Returns whether something
+    /// had arrived.
     ///
     /// # Errors
-    /// What the target did wrong.
+    /// A violation by the target.
     pub fn poll(&mut self, ground: &mut Ground<'_>) -> Result<bool, Violation> {
         if let Phase::Down { until } = self.phase
             && until <= ground.now
@@ -195,8 +196,8 @@ impl Explorer {
         Ok(moved)
     }
 
-    /// Discovery controllers of hosts that exports name, and that wait for events, stay when others
-    /// have to make room.
+    /// Checks the end of a connection. Discovery controllers of hosts that exports name, and that
+    /// wait for events, are not evicted for others.
     fn check_end(&self, ground: &Ground<'_>, end: HostEnd) -> Result<(), Violation> {
         let identity = ground.swarm.hosts[self.host].identity;
         let hosts = ground.swarm.hosts.iter().zip(&ground.serving.hosts);
@@ -280,7 +281,7 @@ impl Explorer {
     ) -> Result<(), Violation> {
         let now = ground.now;
         if !cqe.status().is_success() {
-            // There may be no place for it, and an appliance that stops ends its association.
+            // There may be no free controller, and an appliance that stops ends its association.
             self.lose(now);
             return Ok(());
         }
@@ -324,7 +325,7 @@ impl Explorer {
         Ok(())
     }
 
-    /// Whether it has the name of a host that may attach a subsystem.
+    /// Whether it has the name of a host that may attach to a subsystem.
     fn is_allowed(&self, ground: &Ground<'_>, subsystem: usize) -> bool {
         if ground.serving.keys.any_host[subsystem] {
             return true;
@@ -334,7 +335,7 @@ impl Explorer {
         allowed.any(|it| hosts[it].identity == hosts[self.host].identity)
     }
 
-    /// What the log must show when nothing changes.
+    /// The expected entries of the log while nothing changes.
     fn model(&self, ground: &Ground<'_>) -> Shown {
         let serving = ground.serving;
         let listeners = (0..ground.swarm.tcp_listeners).filter(|it| serving.listeners[*it]);
@@ -356,7 +357,7 @@ impl Explorer {
         shown
     }
 
-    /// Whether the configuration has been the same since `since` and for a while before.
+    /// Whether the configuration has been unchanged since `since` and for a while before.
     fn is_settled(ground: &Ground<'_>, since: Nanos) -> bool {
         !ground.changing && ground.changed_at + SETTLED < since && !ground.stopping
     }
@@ -401,7 +402,7 @@ impl Explorer {
         Ok(())
     }
 
-    /// A change of which no event told.
+    /// Checks that an event reported a change.
     fn check_told(&mut self, ground: &Ground<'_>) -> Result<(), Violation> {
         let Some((_, shown, read_at)) = &self.last else {
             return Ok(());

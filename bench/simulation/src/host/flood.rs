@@ -1,9 +1,9 @@
-//! Event requests beyond the limit, again and again, some of which are aborted, with other commands
+//! Floods of event requests beyond the limit, some of which are aborted, with other commands
 //! between them (Base 2.1 §5.1.2).
 //!
-//! A request may be refused only where as many as the controller reported wait in front of it; those
-//! stay, until an event or an Abort answers them or their controller goes. Of so many that one more
-//! would be refused, one more is refused in time.
+//! A request may be refused only if the reported limit of requests is outstanding before it. Those
+//! stay outstanding until an event or an Abort completes them or their controller ends. A request
+//! beyond the limit must be refused in time.
 
 use nvme_spec::{Sqe, Status};
 
@@ -11,11 +11,11 @@ use super::connection::{Connection, Outstanding, Queue};
 use super::{ADMIN_DEPTH, Command, Ground, Host, Phase};
 use crate::judge::Violation;
 
-/// Requests of one flood beyond the limit, at most.
+/// Maximum number of requests of one flood beyond the limit.
 const BEYOND_MAX: u64 = 6;
 
 impl Queue {
-    /// Event requests that wait in front of a place.
+    /// Number of outstanding event requests before a position.
     pub(super) fn event_requests_before(&self, place: u64) -> usize {
         let waiting = self.outstanding.values().chain(self.twins.values());
         let requests = waiting.filter(|it| matches!(it.command, Command::EventRequest));
@@ -24,7 +24,7 @@ impl Queue {
 }
 
 impl Host {
-    /// Sends event requests, more than may wait most of the time, and aborts some.
+    /// Sends event requests, usually more than the limit, and aborts some.
     pub(super) fn flood_events(&mut self, ground: &mut Ground<'_>) -> Option<()> {
         let limit = self.admin_state.event_limit?;
         let count = self.random.between(1, limit as u64 + BEYOND_MAX);
@@ -49,7 +49,7 @@ impl Host {
         Some(())
     }
 
-    /// Event requests that wait, with their identifiers, in the order in which they were sent.
+    /// Outstanding event requests with their identifiers, in the order of submission.
     fn event_requests(&self) -> Vec<(u16, &Outstanding)> {
         let admin = self.admin.iter().flat_map(Connection::outstanding);
         let requests = admin.filter(|(_, it)| matches!(it.command, Command::EventRequest));
@@ -75,8 +75,8 @@ impl Host {
         Some(())
     }
 
-    /// Whether a request must be answered in time: there are as many as may be in front of it, or an
-    /// Abort says that it gave it up.
+    /// Whether a request must be completed in time: the limit of requests is outstanding before it,
+    /// or an Abort reports that it aborted it.
     pub(super) fn is_due(&self, outstanding: &Outstanding) -> bool {
         let (Some(admin), place) = (&self.admin, outstanding.place) else {
             return false;
@@ -87,7 +87,7 @@ impl Host {
         is_beyond_limit || self.is_given_up((0, admin.opened_at, place))
     }
 
-    /// An event request was refused or given up.
+    /// Checks the failure of an event request that was refused or aborted.
     pub(super) fn event_request_failed(
         &mut self,
         ground: &mut Ground<'_>,

@@ -1,7 +1,7 @@
-//! Hosts that take memory and do nothing with it: they hold R2Ts and never send the data, or ask
-//! for data and never take it (TCP 1.1 §3.3.1 puts no limit on either).
+//! Hosts that occupy memory without using it: they receive R2Ts and never send the data, or request
+//! data and never receive it (TCP 1.1 §3.3.1 limits neither).
 //!
-//! Nothing excuses a late answer to any other host, and the target must end a connection that holds
+//! This excuses no late response to another host, and the target must end a connection that holds
 //! memory without progress.
 
 use nvme_spec::Sqe;
@@ -12,14 +12,15 @@ use super::invalid::GARBAGE;
 use super::{Command, Ground, Host};
 use crate::judge::Violation;
 
-/// A connection that holds memory is ended after so long without progress: the target's 30 s, and
-/// as much as its checks and the network may add.
+/// Maximum time without progress after which the target has ended a connection that holds memory:
+/// the target's 30 s, and the delays of its checks and of the network.
 const PROGRESS_MAX: Nanos = Nanos::from_secs(36);
-/// What a greedy host does to its own commands is over after this.
+/// Time after which a greedy host's own commands are no longer affected.
 const GREED_MAX: Nanos = Nanos::from_secs(45);
 
 impl Host {
-    /// Its own commands may wait for what it, or another path of the same host, holds.
+    /// Excuses delays of its own commands, which may wait for memory that it or another path of the
+    /// same host holds.
     pub fn wait_for_own_greed(&mut self, now: Nanos) {
         let until = now + GREED_MAX;
         self.greedy_until = until;
@@ -30,7 +31,7 @@ impl Host {
         self.forget_due_event();
     }
 
-    /// Fills one of its queues with commands whose data it does not move.
+    /// Fills one of its queues with commands whose data it does not transfer.
     pub(super) fn grab(&mut self, ground: &mut Ground<'_>) -> Option<()> {
         let disk = self.choose_disk(ground);
         let shape = ground.swarm.disks[disk];
@@ -74,8 +75,8 @@ impl Host {
         Some(())
     }
 
-    /// A connection of whose commands the target holds none any more is of use again: their data
-    /// was on its way before its host took none, or they were refused before their data was moved.
+    /// Makes connections usable again of whose commands the target holds none any more: their data
+    /// was sent before the host stopped receiving, or they were refused before the transfer.
     pub(super) fn end_misuse(&mut self, now: Nanos) {
         for connection in &mut self.io {
             let queue = &connection.queue;
@@ -89,7 +90,7 @@ impl Host {
         }
     }
 
-    /// A connection that holds memory without progress for too long.
+    /// Checks that no connection holds memory without progress for too long.
     pub(super) fn check_greed(&self, ground: &mut Ground<'_>) -> Result<(), Violation> {
         let held = self.io.iter().filter_map(|it| it.queue.withheld_since);
         let kept = held

@@ -1,8 +1,8 @@
 //! Commands that a controller must refuse, each with the status that the specification requires
 //! (Base 2.1 §4.2.3, NVM 1.1 §3.2.1).
 //!
-//! Each command breaks one rule only, so that one status is right. Data that such a command carries
-//! is [`GARBAGE`]: a block of it on a disk is a block that should not have been written.
+//! Each command violates exactly one rule, so that exactly one status is correct. The data of such
+//! a command is [`GARBAGE`]: a disk block with this content must not have been written.
 
 use block::Deallocate;
 use nvme_spec::command::{
@@ -21,28 +21,28 @@ use crate::plan::IN_CAPSULE_MORE_BYTES;
 use crate::random::Random;
 use crate::swarm::Fault;
 
-/// What invalid writes carry.
+/// The data of invalid writes.
 pub(super) const GARBAGE: u8 = 0xAB;
 /// An NSID above every NN that a controller reports (Base 2.1 §3.2.1.2).
 const NSID_INVALID: u32 = 0x7FFF_FFFE;
-/// Opcodes that ONCS and OACS of this target do not offer (Base 2.1 §5.1.13.2.1): Write
-/// Uncorrectable, Verify, the reservation commands, Copy, and reserved ones.
+/// Opcodes that this target does not support according to ONCS and OACS (Base 2.1 §5.1.13.2.1):
+/// Write Uncorrectable, Verify, the reservation commands, Copy, and reserved ones.
 const IO_OPCODES: [u8; 8] = [0x04, 0x0C, 0x0D, 0x0E, 0x11, 0x19, 0x7E, 0xFE];
-/// The same of the admin queue: queue creation and deletion (not over fabrics), namespace
-/// management, firmware, self-test, format, sanitize, security, and a reserved one.
+/// Unsupported admin opcodes: queue creation and deletion (not over fabrics), namespace management,
+/// firmware, self-test, format, sanitize, security, and a reserved one.
 const ADMIN_OPCODES: [u8; 10] = [0x00, 0x01, 0x04, 0x05, 0x0D, 0x10, 0x14, 0x80, 0x84, 0x7E];
 
-/// How a command must be refused.
+/// The required completion of an invalid command.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Refusal {
-    /// The disk whose namespace the command names; the namespace may be gone by then.
+    /// The disk whose namespace the command names; the namespace may be removed by then.
     pub(super) disk: Option<usize>,
-    /// The status, which comes with Do Not Retry: the same command fails on every controller.
+    /// The status, with Do Not Retry set: the same command fails on every controller.
     pub(super) status: Status,
-    /// The command's opcode and namespace, which the error log repeats.
+    /// The command's opcode and namespace, which the error log contains.
     pub(super) opcode: u8,
     pub(super) nsid: u32,
-    /// A block of the disk that the command named among others, and must not have touched.
+    /// A block of the disk that the command named among others and must not have changed.
     pub(super) untouched: Option<u64>,
 }
 
@@ -58,21 +58,21 @@ impl Refusal {
     }
 }
 
-/// A command that must be refused.
+/// An invalid command.
 struct Invalid {
     sqe: Sqe,
     transfer: Transfer,
     status: Status,
 }
 
-/// What an invalid I/O command is aimed at.
+/// The target of an invalid I/O command.
 struct Aim {
     nsid: u32,
     shape: DiskShape,
     rdma: bool,
     read_only: bool,
     in_capsule_max: u32,
-    /// A block that has data, where there is one.
+    /// A block with data, if there is one.
     written: u64,
 }
 
@@ -89,7 +89,7 @@ impl Aim {
         Transfer::Out(vec![GARBAGE; blocks * self.block_size()])
     }
 
-    /// A data pointer of the kind that the transport takes. Nothing is at its address.
+    /// A data pointer of the type that the transport uses. Its address is invalid.
     fn pointer(&self, bytes: usize) -> SglDescriptor {
         let bytes = bytes as u32;
         match SglDescriptor::keyed(0x1000, bytes, 0xBAD, false) {
@@ -107,12 +107,13 @@ fn invalid(sqe: Sqe, transfer: Transfer, status: Status) -> Option<Invalid> {
     })
 }
 
-/// A command whose data pointer is the fault, without data.
+/// A command without data whose data pointer is invalid.
 fn pointing(sqe: Sqe, sgl: SglDescriptor, status: Status) -> Option<Invalid> {
     invalid(sqe.with_sgl(sgl), Transfer::Raw(Vec::new()), status)
 }
 
-/// Ranges that are not all within the namespace (NVM 1.1 §3.2.1, LBA Out of Range).
+/// A command with a range that is not completely within the namespace (NVM 1.1 §3.2.1, LBA Out of
+/// Range).
 fn bad_range(random: &mut Random, aim: &Aim) -> Option<Invalid> {
     let (nsid, end) = (aim.nsid, aim.shape.block_count);
     let status = Status::LBA_OUT_OF_RANGE;
@@ -124,11 +125,11 @@ fn bad_range(random: &mut Random, aim: &Aim) -> Option<Invalid> {
     let deallocates = aim.deallocates();
     match random.below(10) {
         0 => invalid(Sqe::read(nsid, end, 0), one, status),
-        // The range ends at 2^64, which is no number of 64 bits.
+        // The range ends at 2^64, which does not fit into 64 bits.
         1 => invalid(Sqe::read(nsid, u64::MAX, 0), one, status),
         2 => invalid(Sqe::compare(nsid, u64::MAX, 0), aim.garbage(1), status),
         3 => invalid(Sqe::write(nsid, end - 1, 1, false), aim.garbage(2), status),
-        // The range goes round, and would end at block 0.
+        // The range wraps around and would end at block 0.
         4 => invalid(Sqe::write(nsid, u64::MAX, 1, false), aim.garbage(2), status),
         5 => invalid(zeroes(u64::MAX, 1), Transfer::None, status),
         6 => invalid(zeroes(end - 1, 1), Transfer::None, status),
@@ -142,7 +143,7 @@ fn bad_range(random: &mut Random, aim: &Aim) -> Option<Invalid> {
     }
 }
 
-/// A deallocation whose first range is right.
+/// A deallocation with a valid first range.
 fn bad_ranges(random: &mut Random, aim: &Aim) -> Option<Invalid> {
     let (end, written) = (aim.shape.block_count, (aim.written, 1));
     let status = Status::LBA_OUT_OF_RANGE;
@@ -154,8 +155,8 @@ fn bad_ranges(random: &mut Random, aim: &Aim) -> Option<Invalid> {
     }
 }
 
-/// A deallocation of ranges that are not all within the namespace: none of them is touched (NVM
-/// 1.1 §3.3.3).
+/// A deallocation of ranges that are not all within the namespace: none of them may change (NVM 1.1
+/// §3.3.3).
 fn deallocation(aim: &Aim, ranges: &[(u64, u32)], status: Status) -> Option<Invalid> {
     let list = ranges
         .iter()
@@ -169,13 +170,13 @@ fn deallocation(aim: &Aim, ranges: &[(u64, u32)], status: Status) -> Option<Inva
     )
 }
 
-/// Commands that are wrong whatever their range.
+/// Commands that are invalid regardless of their range.
 fn bad_field(random: &mut Random, aim: &Aim) -> Option<Invalid> {
     let nsid = aim.nsid;
     let one = Transfer::In(aim.block_size());
     let no_namespace = Status::INVALID_NAMESPACE_OR_FORMAT;
     match random.below(10) {
-        // Base 2.1 §3.2.1.2: no namespace is named so.
+        // Base 2.1 §3.2.1.2: these identify no namespace.
         0 => invalid(Sqe::read(0, 0, 0), one, no_namespace),
         1 => invalid(
             Sqe::write(NSID_BROADCAST, 0, 0, false),
@@ -203,7 +204,7 @@ fn bad_field(random: &mut Random, aim: &Aim) -> Option<Invalid> {
             let sqe = Sqe::write(nsid, 0, 0, false).with_read_write(range);
             invalid(sqe, aim.garbage(1), Status::INVALID_FIELD)
         }
-        // NVM 1.1 §3.3.8: Namespace Zeroes is not offered.
+        // NVM 1.1 §3.3.8: Namespace Zeroes is not supported.
         7 => {
             let control = WriteZeroesControl::new().with_nsz(true);
             let sqe = Sqe::write_zeroes_range(nsid, 0, control);
@@ -222,7 +223,7 @@ fn bad_field(random: &mut Random, aim: &Aim) -> Option<Invalid> {
     }
 }
 
-/// Data pointers and lengths that are wrong.
+/// Commands with invalid data pointers and lengths.
 fn bad_data(random: &mut Random, aim: &Aim) -> Option<Invalid> {
     let (nsid, size) = (aim.nsid, aim.block_size());
     let (read, write) = (Sqe::read(nsid, 0, 0), Sqe::write(nsid, 0, 0, false));
@@ -240,10 +241,10 @@ fn bad_data(random: &mut Random, aim: &Aim) -> Option<Invalid> {
         ),
         1 => pointing(read, SglDescriptor::bit_bucket(size as u32), wrong_type),
         2 => pointing(read, SglDescriptor::segment(0x1000, 64), wrong_type),
-        // Data for the host never lies in the capsule.
+        // Data for the host is never in the capsule.
         3 => pointing(read, SglDescriptor::in_capsule(0, size as u32), wrong_type),
         4 => pointing(read, SglDescriptor::last_segment(0x1000, 64), wrong_type),
-        // The other transport's.
+        // The descriptor type of the other transport.
         5 => {
             let keyed = SglDescriptor::keyed(0x1000, size as u32, 1, false)?;
             let other = if aim.rdma {
@@ -264,7 +265,7 @@ fn bad_data(random: &mut Random, aim: &Aim) -> Option<Invalid> {
             let sqe = Sqe::write(nsid, 0, 1, false);
             invalid(sqe, aim.garbage(1), wrong_length)
         }
-        // Base 2.1 §4.3.2: beyond what IOCCSZ leaves for data.
+        // Base 2.1 §4.3.2: beyond the in-capsule data size of IOCCSZ.
         9 if writes => pointing(
             write,
             SglDescriptor::in_capsule(u64::from(beyond), size as u32),
@@ -282,8 +283,9 @@ fn bad_data(random: &mut Random, aim: &Aim) -> Option<Invalid> {
     }
 }
 
-/// A range list that is shorter than its command says (NVM 1.1 §3.3.3). Nobody looks at the list
-/// that descriptors in a segment describe where a disk has no deallocation: it is a hint.
+/// A range list that is shorter than the number of ranges (NVM 1.1 §3.3.3). If a disk has no
+/// deallocation, which is a hint, the target does not read a list that descriptors in a segment
+/// describe.
 fn short_list(random: &mut Random, aim: &Aim) -> Option<Invalid> {
     if aim.rdma && aim.shape.deallocate == Deallocate::Unsupported {
         return None;
@@ -294,8 +296,7 @@ fn short_list(random: &mut Random, aim: &Aim) -> Option<Invalid> {
     invalid(sqe, data, Status::DATA_SGL_LENGTH_INVALID)
 }
 
-/// Commands that change a namespace that is read-only (Base 2.1 §4.2.3.1, Namespace is Write
-/// Protected).
+/// Commands that modify a read-only namespace (Base 2.1 §4.2.3.1, Namespace is Write Protected).
 fn protected(random: &mut Random, aim: &Aim) -> Option<Invalid> {
     let nsid = aim.nsid;
     let status = Status::NAMESPACE_WRITE_PROTECTED;
@@ -313,7 +314,7 @@ fn protected(random: &mut Random, aim: &Aim) -> Option<Invalid> {
     }
 }
 
-/// Commands of the admin queue.
+/// Invalid admin commands.
 fn bad_admin(random: &mut Random) -> Option<Invalid> {
     let field = Status::INVALID_FIELD;
     let page = Transfer::In(4096);
@@ -328,11 +329,11 @@ fn bad_admin(random: &mut Random) -> Option<Invalid> {
             invalid(sqe, none, Status::INVALID_OPCODE)
         }
         2 => invalid(Sqe::identify_structure(Cns(0x7F), 0), page, field),
-        // Base 2.1 §5.1.12: no such page, and offsets that are not in one.
+        // Base 2.1 §5.1.12: a nonexistent page, and offsets outside a page.
         3 => invalid(log(LogPageId(0xF3), 0, 0), page, Status::INVALID_LOG_PAGE),
         4 => invalid(log(LogPageId::ERROR_INFORMATION, 0, 2), page, field),
         5 => invalid(log(LogPageId::ERROR_INFORMATION, 0, 1 << 20), page, field),
-        // Base 2.1 §5.1.12.1.3: LPA bit 0 is 0, so health is not told by namespace.
+        // Base 2.1 §5.1.12.1.3: LPA bit 0 is 0, so there is no health log per namespace.
         6 => invalid(log(LogPageId::SMART_HEALTH, 1, 0), page, field),
         // Base 2.1 §5.1.25.
         7 => invalid(Sqe::set_feature(FeatureId(0x7E), 0, 0), none, field),
@@ -346,12 +347,12 @@ fn bad_admin(random: &mut Random) -> Option<Invalid> {
             let sqe = Sqe::set_feature(FeatureId::ARBITRATION, 1, 0);
             invalid(sqe, none, Status::FEATURE_NOT_NAMESPACE_SPECIFIC)
         }
-        // Base 2.1 §5.1.25.2.1: never 65,536 queues, and none once there are I/O queues.
+        // Base 2.1 §5.1.25.2.1: never 65,536 queues, and no change after I/O queues exist.
         10 => {
             let sqe = Sqe::set_feature(FeatureId::NUMBER_OF_QUEUES, 0, u32::MAX);
             invalid(sqe, none, field)
         }
-        // Base 2.1 §6.5, §6.6: no such property, one that is read-only, one of another size.
+        // Base 2.1 §6.5, §6.6: a nonexistent property, a read-only one, one of another size.
         11 => {
             let sqe = Sqe::get_property(0x1000, PropertySize::BYTES_4);
             invalid(sqe, none, field)
@@ -378,7 +379,7 @@ fn bad_admin(random: &mut Random) -> Option<Invalid> {
 }
 
 impl Host {
-    /// Sends a command that must be refused.
+    /// Sends an invalid command.
     pub(super) fn send_invalid(&mut self, ground: &mut Ground<'_>) -> Option<()> {
         if self.random.permille(250) {
             let Invalid {
@@ -396,7 +397,7 @@ impl Host {
             return None;
         }
         let index = self.io.iter().position(|it| it.room() > 0 && !it.closing)?;
-        // A listener may have admitted more data in capsules when this queue connected.
+        // A listener may have allowed more in-capsule data when this queue connected.
         let varied = match ground.swarm.faults.has(Fault::Keys) {
             true => IN_CAPSULE_MORE_BYTES as usize,
             false => 0,
@@ -443,8 +444,8 @@ impl Host {
     }
 }
 
-/// Whether a failed command's status must have Do Not Retry (Base 2.1 §4.2.3: the same command is
-/// expected to fail on any controller), or must not have it; `None`: either may be right.
+/// Whether a status requires Do Not Retry (Base 2.1 §4.2.3: the same command is expected to fail on
+/// any controller) or forbids it; `None` if both are correct.
 pub(super) fn retry_is_pointless(status: Status) -> Option<bool> {
     let is = |statuses: &[Status]| statuses.iter().any(|it| status.is(*it));
     let pointless = is(&[
@@ -455,7 +456,7 @@ pub(super) fn retry_is_pointless(status: Status) -> Option<bool> {
         Status::DATA_SGL_LENGTH_INVALID,
         Status::SGL_DESCRIPTOR_TYPE_INVALID,
     ]);
-    // Time, a new connection or another path may help.
+    // A retry, a new connection or another path may succeed.
     let helps = is(&[
         Status::TRANSIENT_TRANSPORT_ERROR,
         Status::ABORT_REQUESTED,

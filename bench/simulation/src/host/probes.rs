@@ -1,4 +1,4 @@
-//! Connects that must be refused, each on a connection of its own (Base 2.1 §6.3).
+//! Connect commands that must be refused, each on its own connection (Base 2.1 §6.3).
 
 use nvme_spec::fabrics::{CNTLID_DYNAMIC, ConnectAttributes, ConnectData, ConnectField};
 use nvme_spec::nqn::{DISCOVERY_NQN, to_field};
@@ -12,33 +12,33 @@ use crate::judge::Violation;
 use crate::network::HostEnd;
 use crate::plan::{SUBSYSTEMS, host_name};
 
-/// Connections of one host that send a wrong Connect, at most.
+/// Maximum number of connections of one host with an invalid Connect.
 const PROBES_MAX: usize = 2;
-/// A change may be over for so long before the last association that it ends is gone.
+/// Maximum time from the end of a change to the end of the last association that it ends.
 const DISCONNECTED_MAX: Nanos = Nanos::from_secs(5);
 
-/// A connection whose Connect must be refused.
+/// A connection with an invalid Connect.
 pub(super) struct Probe {
     pub(super) connection: Connection,
-    /// What is wrong, for messages.
+    /// The violation, for messages.
     what: &'static str,
     sqe: Sqe,
     data: Vec<u8>,
     expected: Expected,
-    /// The association that the Connect names, or the host's own.
+    /// The controller identifier that the Connect names, or the host's own.
     cntlid: u16,
 }
 
-/// How a Connect is refused.
+/// The required refusal of a Connect.
 #[derive(Clone, Copy, Debug)]
 enum Expected {
-    /// Connect Invalid Parameters, which names the field.
+    /// Connect Invalid Parameters with this field.
     Field(ConnectField),
-    /// This, with Do Not Retry.
+    /// This status, with Do Not Retry set.
     Status(Status),
 }
 
-/// A Connect before it is spoiled.
+/// A valid Connect that is to be made invalid.
 struct Draft {
     qid: u16,
     sqsize_z: u16,
@@ -62,9 +62,9 @@ impl Draft {
 }
 
 impl Host {
-    /// Opens a connection and sends a Connect that must be refused.
+    /// Opens a connection and sends an invalid Connect.
     pub(super) fn probe(&mut self, ground: &mut Ground<'_>) -> Option<()> {
-        // Over RDMA the private data of the connection says the same again.
+        // Over RDMA the private data of the connection repeats these values.
         if self.shape.rdma || self.probes.len() >= PROBES_MAX {
             return None;
         }
@@ -96,7 +96,7 @@ impl Host {
         Some(())
     }
 
-    /// Makes one thing wrong.
+    /// Makes one field of the Connect invalid.
     fn spoil(
         &mut self,
         ground: &Ground<'_>,
@@ -229,7 +229,7 @@ impl Host {
         }
     }
 
-    /// Takes in what has come for the wrong Connects; whether something had.
+    /// Receives on the connections with invalid Connects. Returns whether something had arrived.
     pub(super) fn poll_probes(&mut self, ground: &mut Ground<'_>) -> Result<bool, Violation> {
         let mut moved = false;
         let mut incoming = Vec::new();
@@ -276,7 +276,7 @@ impl Host {
             || self.io.iter().any(|it| it.closing || !it.queue.live);
         let may_be_right = matches!(probe.expected, Expected::Status(status) if status.is(Status::COMMAND_SEQUENCE_ERROR));
         if status.is_success() && may_be_right && (is_free || self.cntlid != probe.cntlid) {
-            // The queue has gone meanwhile.
+            // The queue has ended in the meantime.
             return Ok(());
         }
         let of_host = matches!(probe.expected, Expected::Status(status) if status.is(Status::CONNECT_INVALID_HOST));
@@ -289,7 +289,7 @@ impl Host {
             let what = format!("a Connect with {what} was accepted");
             return Err(self.violation(ground, &what));
         }
-        // Time helps against these, and changes make them right.
+        // These statuses are temporary, and configuration changes make them correct.
         let later = [
             Status::CONNECT_CONTROLLER_BUSY,
             Status::CONNECT_RESTART_DISCOVERY,
@@ -313,7 +313,8 @@ impl Host {
             Expected::Status(expected) => status.is(expected),
             Expected::Field(field) => {
                 let named = cqe.connect_fault() == field.invalid();
-                // Another host's association ends when it likes, and any when a change wants it.
+                // The association of another host may end at any time, and a change may end every
+                // association.
                 let ends = ground.changed_at + DISCONNECTED_MAX >= opened_at;
                 let may_be_gone = field == ConnectField::HostNqn || changed || ends;
                 let gone =
@@ -333,14 +334,14 @@ impl Host {
         Ok(())
     }
 
-    /// The wrong Connects end with the appliance, or with the host.
+    /// Cuts the connections with invalid Connects at the end of the appliance or the host.
     pub(super) fn drop_probes(&mut self) {
         for mut probe in std::mem::take(&mut self.probes) {
             probe.connection.cut();
         }
     }
 
-    /// When a probe wants a turn although nothing comes.
+    /// The next time at which a probe acts on its own.
     pub(super) fn next_probe(&self) -> Option<Nanos> {
         let connections = self.probes.iter().map(|it| &it.connection);
         let dues = connections.map(|it| {

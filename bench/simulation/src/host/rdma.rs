@@ -1,8 +1,8 @@
-//! A host's end of an NVMe/RDMA connection: capsules out, responses in, its memory open to the
-//! target by keys (RDMA 1.1 §2).
+//! The host's end of an NVMe/RDMA connection: sends capsules, receives responses, and gives the
+//! target access to its memory by keys (RDMA 1.1 §2).
 //!
-//! It believes nothing: what the target writes is held against what it was asked for, and keys that
-//! it invalidates against those that it was asked to.
+//! It checks the target strictly: it compares written data with the requests, and invalidated keys
+//! with those that the target was asked to invalidate.
 
 use std::time::Duration;
 
@@ -34,37 +34,38 @@ use crate::random::Random;
 const COMMAND_BYTES: usize = size_of::<Sqe>();
 const RESPONSE_BYTES: usize = size_of::<Cqe>();
 const DESCRIPTOR_BYTES: usize = size_of::<SglDescriptor>();
-/// Room behind a capsule's data, for capsules that are too long.
+/// Extra space after a capsule's data, for capsules that are too long.
 const CAPSULE_SLACK_BYTES: usize = 64;
-/// Bytes behind a command's data that nobody may touch.
+/// Bytes after a command's data that must not be accessed.
 const GUARD_BYTES: usize = 64;
-/// What a host's memory holds before anything is written there.
+/// The initial content of a host's memory.
 const UNWRITTEN: u8 = 0xEE;
-/// Data that every command has room for: a Connect's, a log page.
+/// Minimum space for the data of each command: that of a Connect or a log page.
 const DATA_BYTES_MIN: usize = 4096;
-/// Work requests of one command at most: the window's opening, the capsule, the window's end.
+/// Maximum number of work requests per command: bind the window, send the capsule, invalidate the
+/// window.
 const REQUESTS_PER_COMMAND: u32 = 3;
-/// Pieces that a command's data is named in.
+/// Maximum number of descriptors for a command's data.
 const PIECES_MAX: u64 = 4;
-/// Marks the identifiers of receives.
+/// Marks work request identifiers of receives.
 const RECEIVE: u64 = 1 << 32;
-/// Never looked at: the fabric answers in its own time.
+/// Unused: the fabric determines its own response times.
 const RESOLVE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How a host asks for a connection.
+/// Parameters of a connection request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Call {
     /// The host's number.
     pub(super) host: usize,
     pub(super) shape: ConnectionShape,
     pub(super) cntlid: u16,
-    /// Keys are made for each command.
+    /// Whether it creates a key for each command.
     pub(super) windows: bool,
-    /// First something is asked for that must be rejected: what, by number.
+    /// The invalid request, by number, that is sent first and must be rejected.
     pub(super) begins_wrong: Option<u64>,
 }
 
-/// Where things lie in a connection's memory, in bytes.
+/// The layout of a connection's memory, in bytes.
 #[derive(Clone, Copy, Debug)]
 struct Layout {
     depth: usize,
@@ -102,7 +103,7 @@ impl Layout {
     }
 }
 
-/// The verbs objects of a connection, in the order in which they are given up.
+/// The verbs objects of a connection, in drop order.
 struct Verbs {
     queue_pair: FakeQueuePair,
     windows: Vec<FakeWindow>,
@@ -110,7 +111,7 @@ struct Verbs {
     completions: FakeCompletionQueue,
 }
 
-/// A host's end, with all that the fabric knows of it.
+/// The host's end, with all of its fabric objects.
 pub struct Ends {
     verbs: Option<Verbs>,
     connection: FakeConnection,
@@ -123,7 +124,7 @@ impl Ends {
         self.verbs.as_ref().map(|verbs| verbs.queue_pair.number())
     }
 
-    /// Breaks the connection: both ends are told.
+    /// Breaks the connection and notifies both ends.
     pub(super) fn cut(&self) {
         if let Some(number) = self.number() {
             self.fabric.drop_connection(number);
@@ -131,18 +132,18 @@ impl Ends {
     }
 }
 
-/// A command's place.
+/// The resources of an outstanding command.
 struct Place {
     slot: u16,
-    /// Bytes that the target may write.
+    /// Number of bytes that the target may write.
     expected: usize,
-    /// The key that it was told to invalidate; whether that is due to it.
+    /// The key that the target was asked to invalidate, and whether it has to.
     key: Option<(u32, bool)>,
 }
 
-/// A host's end of an RDMA connection.
+/// The host's end of an RDMA connection.
 pub(super) struct RdmaLine {
-    /// Until it vanishes.
+    /// `None` after the host vanished.
     ends: Option<Ends>,
     provider: Fake,
     call: Call,
@@ -150,17 +151,17 @@ pub(super) struct RdmaLine {
     tick: Nanos,
     places: ByIdentifier<Place>,
     free: Vec<u16>,
-    /// Send requests that are not completed.
+    /// Outstanding send requests.
     posted: u32,
-    /// Receives that are posted again later, by when.
+    /// Receives that are posted again later, with their times.
     later: Vec<(Nanos, u16)>,
-    /// The request that is out must be rejected.
+    /// Whether the current connection request must be rejected.
     is_wrong: bool,
     end: Option<HostEnd>,
 }
 
 impl RdmaLine {
-    /// Begins to open it: the address is looked up.
+    /// Starts a connection with the resolution of the address.
     pub(super) fn open(network: &RdmaNetwork, call: Call) -> Self {
         let provider = network.host(call.host).clone();
         let fabric = network.fabric().clone();
@@ -180,13 +181,13 @@ impl RdmaLine {
         }
     }
 
-    /// Commands that there is room for in the send queue.
+    /// Number of commands that fit into the send queue.
     pub(super) fn room(&self) -> usize {
         let most = u32::from(self.call.shape.depth) * REQUESTS_PER_COMMAND;
         ((most - self.posted.min(most)) / REQUESTS_PER_COMMAND) as usize
     }
 
-    /// Sends a command with its data as `transfer` says, in the capsule where `in_capsule` says so.
+    /// Sends a command with its data according to `transfer`, in the capsule if `in_capsule`.
     pub(super) fn send(
         &mut self,
         queue: &mut Queue,
@@ -194,7 +195,7 @@ impl RdmaLine {
         (transfer, in_capsule): (Transfer, bool),
         damage: Damage,
     ) {
-        // Rooms are asked for before commands are sent.
+        // The caller has checked that there is room.
         let Some(slot) = self.free.pop() else { return };
         let at = self.layout.data_at(usize::from(slot));
         let mut place = Place {
@@ -239,8 +240,8 @@ impl RdmaLine {
         self.places.insert(sqe.cid.get(), place);
     }
 
-    /// Names a command's data: by a key of its own or by the memory's, in one piece or in several,
-    /// whose descriptors then go `behind` the command.
+    /// Describes a command's data with its own key or the key of the memory, by one descriptor or
+    /// by several, which are appended to `behind`.
     fn name(
         &mut self,
         queue: &mut Queue,
@@ -254,7 +255,7 @@ impl RdmaLine {
         let offset = self.layout.data_at(slot);
         let address = (verbs.memory.registration().address() + offset) as u64;
         if damage == Damage::Key {
-            // Another key, or memory beyond what is registered.
+            // An invalid key, or memory beyond the registered region.
             let (address, key) = match queue.random.coin() {
                 true => (address, verbs.memory.registration().rkey() ^ 0x5A00),
                 false => (address + (1 << 40), verbs.memory.registration().rkey()),
@@ -323,11 +324,11 @@ impl RdmaLine {
         let request = SendRequest::new(0, SendOperation::Send, Payload::Memory(&memory));
         let queued = verbs.queue_pair.queue_send(&request.signalled(true));
         self.posted += u32::from(queued.is_ok());
-        // One that has failed takes nothing more, and says so by its completions.
+        // A failed queue pair accepts no requests; its completions report the failure.
         let _ = verbs.queue_pair.flush();
     }
 
-    /// Sends what is no command capsule: too short or too long.
+    /// Sends a capsule that is too short or too long.
     pub(super) fn send_garbage(&mut self, kind: u8, word: u64) {
         let Some(slot) = self.free.last().copied() else {
             return;
@@ -342,10 +343,10 @@ impl RdmaLine {
         self.post_capsule(slot, &garbage);
     }
 
-    /// Takes in what has come; whether there was anything.
+    /// Receives and processes everything that has arrived. Returns whether there was anything.
     ///
     /// # Errors
-    /// What the target did wrong.
+    /// A violation by the target.
     pub(super) fn poll(
         &mut self,
         queue: &mut Queue,
@@ -424,7 +425,7 @@ impl RdmaLine {
         queue.response(cqe, incoming)
     }
 
-    /// Takes a command's data in, and makes its key invalid where the target has not.
+    /// Handles a response: reads the command's data, and invalidates its key if the target did not.
     fn answered(
         &mut self,
         queue: &mut Queue,
@@ -434,7 +435,7 @@ impl RdmaLine {
         let cid = cqe.cid.get();
         let is_half_answered = queue.half_answered.contains_key(&cid);
         let which = match queue.told(cqe) {
-            // Both places are free when both are answered; neither has a key of its own.
+            // Both entries are freed when both commands are complete; neither has its own key.
             Told::Either if !is_half_answered => return Ok(()),
             Told::Of(which) => which,
             Told::Alone | Told::Either => Which::First,
@@ -458,7 +459,8 @@ impl RdmaLine {
                 outstanding.data = data;
             }
         }
-        // A target may do without the data of commands that move none, and then leaves their keys.
+        // A target may skip the data of commands that transfer none, and then leaves their keys
+        // valid.
         let moved = queue
             .command_mut(cid, which)
             .is_some_and(|it| match &it.command {
@@ -527,7 +529,7 @@ impl RdmaLine {
                 reason,
                 private_data,
             } => self.rejected(reason, private_data.as_slice())?,
-            // The network's doing: the target has no part in it.
+            // The network caused this, not the target.
             ConnectionEvent::AddressFailed(_)
             | ConnectionEvent::RouteFailed(_)
             | ConnectionEvent::Unreachable => {
@@ -544,7 +546,7 @@ impl RdmaLine {
         Ok(())
     }
 
-    /// Makes the queue pair and asks the target.
+    /// Creates the queue pair and sends the connection request.
     fn call(&mut self) -> Result<(), String> {
         let (call, layout, is_wrong) = (self.call, self.layout, self.is_wrong);
         let Some(ends) = &mut self.ends else {
@@ -577,7 +579,7 @@ impl RdmaLine {
         asked.map_err(|error| error.to_string())
     }
 
-    /// The target said no, or the connection manager did.
+    /// Handles a rejection by the target or the connection manager.
     fn rejected(&mut self, reason: RejectReason, data: &[u8]) -> Result<(), String> {
         let by_target = reason == RejectReason::BY_CONSUMER;
         let told = ConnectReject::read_from_prefix(data).ok();
@@ -585,7 +587,7 @@ impl RdmaLine {
             .map(|(reject, _)| reject)
             .filter(|it| by_target && it.sts.get() != 0);
         if self.is_wrong && told.is_some() {
-            // What was wrong is made right, on a connection of its own.
+            // The request is repeated correctly on a new connection.
             self.is_wrong = false;
             if let Some(ends) = self.ends.take() {
                 let fabric = ends.fabric.clone();
@@ -604,7 +606,7 @@ impl RdmaLine {
         Ok(())
     }
 
-    /// When it wants to send although nothing comes.
+    /// The next time at which it acts on its own.
     pub(super) fn next_due(&self) -> Option<Nanos> {
         self.later.iter().map(|(at, _)| *at).min()
     }
@@ -612,7 +614,7 @@ impl RdmaLine {
     /// Disconnects in order.
     pub(super) fn finish(&mut self) {
         if let Some(ends) = &mut self.ends {
-            // Cannot be refused by the fabric.
+            // The fabric does not refuse this.
             let _ = ends.connection.disconnect();
         }
     }
@@ -625,7 +627,7 @@ impl RdmaLine {
         self.end = Some(HostEnd::Cut);
     }
 
-    /// Nothing moves in one direction before `until`.
+    /// Delays everything in one direction until `until`.
     pub(super) fn stall(&mut self, to_target: bool, until: Nanos) {
         if let Some((fabric, number)) = self.queue_pair(to_target) {
             fabric.stall(number, until.as_nanos() / self.tick.as_nanos());
@@ -644,15 +646,14 @@ impl RdmaLine {
         Some((&ends.fabric, number))
     }
 
-    /// The host is gone without a word.
+    /// Lets the host vanish silently.
     pub(super) fn vanish(&mut self) -> Option<Box<Ends>> {
         let ends = self.ends.take()?;
         ends.fabric.silence(ends.number()?);
         Some(Box::new(ends))
     }
 
-    /// The next work request of one end that is posted is late, or its completion is, by no more
-    /// than `longest`.
+    /// Delays the next posted work request of one end, or its completion, by at most `longest`.
     pub(super) fn delay(&mut self, random: &mut Random, longest: Nanos) -> Option<()> {
         let ticks = (longest.as_nanos() / self.tick.as_nanos()).max(2);
         let ticks = random.between(1, ticks) as u32;
@@ -664,7 +665,7 @@ impl RdmaLine {
         self.strike(random, fault)
     }
 
-    /// The next work request of one end that is posted fails, and the connection with it.
+    /// Makes the next posted work request of one end fail, and with it the connection.
     pub(super) fn fail(&mut self, random: &mut Random) -> Option<()> {
         let fault = random.pick(&[
             Fault::Fail(CompletionStatus::RETRIES_EXCEEDED),
@@ -678,8 +679,9 @@ impl RdmaLine {
         self.strike(random, fault)
     }
 
-    /// The target's device is stuck on the next read or write that is posted: nothing more of the
-    /// connection is done or flushed, and the data of a read arrives after the connection has failed.
+    /// Makes the target's device hang on the next posted read or write: no other request of the
+    /// connection completes or is flushed, and the data of a read arrives after the connection has
+    /// failed.
     pub(super) fn wedge(&mut self, random: &mut Random) -> Option<()> {
         let operation = random.pick(&[Operation::Read, Operation::Read, Operation::Write]);
         let (fabric, number) = self.queue_pair(false)?;
@@ -705,7 +707,7 @@ impl RdmaLine {
         Some(())
     }
 
-    /// How it stands, for messages.
+    /// Its state, for messages.
     pub(super) fn state(&self) -> String {
         let Self {
             posted, later, end, ..
@@ -718,7 +720,7 @@ impl RdmaLine {
     }
 }
 
-/// The next connection of a host is not made, or late.
+/// Makes the next connection of a host fail or late.
 pub(super) fn harm_next_connection(network: &RdmaNetwork, host: usize, random: &mut Random) {
     let kind = std::io::ErrorKind::HostUnreachable;
     let fault = random.pick(&[
@@ -733,7 +735,7 @@ pub(super) fn harm_next_connection(network: &RdmaNetwork, host: usize, random: &
     network.fabric().add_connect_fault(pattern, fault);
 }
 
-/// Looks the target up.
+/// Starts the resolution of the target's address.
 fn begin(provider: &Fake, fabric: Fabric) -> Ends {
     let mut channel = provider.event_channel().expect("descriptors");
     let connection = channel.connection(Token(1));
@@ -748,7 +750,7 @@ fn begin(provider: &Fake, fabric: Fabric) -> Ends {
     }
 }
 
-/// Everything that a connection's data moves by.
+/// Creates the verbs objects of a connection.
 fn verbs(
     connection: &mut FakeConnection,
     provider: &Fake,
@@ -802,6 +804,6 @@ fn post_receive(verbs: &mut Verbs, receive: u16, at: usize) {
         wr_id: RECEIVE | u64::from(receive),
         memory: SgeList::one(verbs.memory.piece(at, RESPONSE_BYTES)),
     };
-    // One that has failed takes nothing more, and says so by its completions.
+    // A failed queue pair accepts no requests; its completions report the failure.
     let _ = verbs.queue_pair.queue_receive(&request);
 }

@@ -1,4 +1,4 @@
-//! How a host comes into service, stays there, and loses it.
+//! The session of a host: connects, stays in service, and handles the loss of its controller.
 
 use nvme_spec::Sqe;
 use nvme_spec::command::FeatureId;
@@ -20,10 +20,11 @@ use crate::network::HostEnd;
 use crate::swarm::Fault;
 
 impl Host {
-    /// Takes in what has come, and does what is due; whether something had come.
+    /// Receives what has arrived, and performs the steps that are due. Returns whether something
+    /// had arrived.
     ///
     /// # Errors
-    /// What the target did wrong.
+    /// A violation by the target.
     pub fn poll(&mut self, ground: &mut Ground<'_>) -> Result<bool, Violation> {
         if let Phase::Down { until } = self.phase
             && until <= ground.now
@@ -120,7 +121,7 @@ impl Host {
         }
     }
 
-    /// Whether a connection was begun when the listener that it goes to had gone.
+    /// Whether a connection was started after its listener was removed.
     fn is_beyond_listener(&mut self, ground: &Ground<'_>, qid: u16) -> bool {
         let gone_at = ground.permission_changed[self.number];
         let is_there = ground.serving.has_listener(ground.swarm, self.number);
@@ -128,7 +129,7 @@ impl Host {
         !is_there && connections.any(|it| it.qid() == qid && it.opened_at > gone_at)
     }
 
-    /// Whether the target's device that it was connected to is pulled out.
+    /// Whether the target's device of its connection was pulled out.
     fn is_unplugged(&self, ground: &Ground<'_>) -> bool {
         self.shape.rdma && ground.rdma.is_some_and(RdmaNetwork::is_unplugged)
     }
@@ -140,7 +141,7 @@ impl Host {
         let silent = self.silent_until.is_some();
         let unplugged = self.is_unplugged(ground);
         let admin_excused = self.admin.as_ref().is_none_or(|it| it.excused);
-        // The time that its set-up may take runs on while nothing can come in for want of memory.
+        // The set-up timeout continues while no message can be received for lack of memory.
         let short = |it: &Connection| !it.queue.live && it.opened_at < ground.memory_disturbed;
         let mut connections = self.connections();
         let excused = connections.any(|it| it.qid() == qid && (it.excused || short(it)));
@@ -164,7 +165,7 @@ impl Host {
         self.send_admin(ground, sqe, Command::Status);
     }
 
-    /// A Connect was answered.
+    /// Handles the response to a Connect.
     pub(super) fn connected(
         &mut self,
         ground: &mut Ground<'_>,
@@ -178,7 +179,7 @@ impl Host {
             return Err(self.violation(ground, "a host without permission may connect"));
         }
         if !status.is_success() {
-            // Whoever may connect and is not answered for good is told to try again.
+            // A Connect of an allowed host must not fail permanently.
             let hopeless = [
                 Status::CONNECT_INVALID_HOST,
                 Status::CONNECT_INCOMPATIBLE_FORMAT,
@@ -210,7 +211,8 @@ impl Host {
         Ok(())
     }
 
-    /// A host that an export names has places of its own, whatever others do who come without a name.
+    /// Checks a refused Connect. A host that an export names has reserved resources, regardless of
+    /// anonymous hosts.
     fn check_refusal(
         &self,
         ground: &mut Ground<'_>,
@@ -229,7 +231,7 @@ impl Host {
         Ok(())
     }
 
-    /// CSTS was read.
+    /// Handles a value of CSTS.
     pub(super) fn status_read(
         &mut self,
         ground: &mut Ground<'_>,
@@ -246,7 +248,7 @@ impl Host {
             let rest = Nanos(waited.as_nanos() / 16).clamp(READY_POLL, READY_POLL_MAX);
             self.poll_status_at = Some(ground.now + rest);
         } else if ready {
-            // Base 2.1 §3.5.1: what the host lost before is over once it can go on.
+            // Base 2.1 §3.5.1: earlier lost writes are over once the controller is ready.
             let over = ground.judge.ready(self.shape.identity, self.enabled_at);
             self.check_over(ground, over, "its host's controller is ready")?;
             self.configure(ground);
@@ -271,7 +273,7 @@ impl Host {
         Ok(())
     }
 
-    /// What its I/O queues had of writes when it reset its controller, as disks and versions.
+    /// Writes that were outstanding in its I/O queues at the reset, as disks and versions.
     fn writes_before_reset(&self) -> Vec<(usize, u64)> {
         let waiting = self.io.iter().flat_map(Connection::outstanding);
         let waiting = waiting.filter_map(|(_, it)| match &it.command {
@@ -285,7 +287,7 @@ impl Host {
             .collect()
     }
 
-    /// No disk has a write any more that is over by what the target said.
+    /// Checks that no disk still has a write that the target has reported to be over.
     pub(super) fn check_over(
         &self,
         ground: &mut Ground<'_>,
@@ -315,7 +317,7 @@ impl Host {
         self.ask_for_events(ground);
     }
 
-    /// The number of queues was granted: they are connected now.
+    /// Connects the I/O queues after their number was granted.
     pub(super) fn open_queues(&mut self, ground: &mut Ground<'_>) {
         self.phase = Phase::Opening;
         for qid in 1..=self.shape.io_queues {
@@ -324,7 +326,7 @@ impl Host {
         }
     }
 
-    /// A connection is over.
+    /// Handles the end of a connection.
     fn ended(&mut self, ground: &mut Ground<'_>, qid: u16, end: HostEnd) -> Result<(), Violation> {
         let number = self.number;
         ground.trace.note(
@@ -344,7 +346,7 @@ impl Host {
         Ok(())
     }
 
-    /// Lets go of the I/O queues.
+    /// Drops the I/O queues.
     pub(super) fn drop_io(&mut self, ground: &mut Ground<'_>) {
         for mut connection in std::mem::take(&mut self.io) {
             for outstanding in connection.take_outstanding() {
@@ -361,7 +363,7 @@ impl Host {
         }
     }
 
-    /// The appliance went down.
+    /// Handles the end of the appliance.
     pub fn crash(&mut self, ground: &mut Ground<'_>) {
         for connection in self.connections() {
             connection.cut();
@@ -370,7 +372,7 @@ impl Host {
         self.lose(ground);
     }
 
-    /// Lets go of everything and tries again later.
+    /// Drops all connections, and schedules a new attempt.
     pub(super) fn lose(&mut self, ground: &mut Ground<'_>) {
         self.drop_io(ground);
         let sender = (self.shape.identity, self.cntlid);
@@ -406,7 +408,7 @@ impl Host {
         };
     }
 
-    /// Since when nothing has disturbed what any of its commands could need.
+    /// The time since which nothing has disturbed the resources of its commands.
     pub(super) fn calm_since(&self, ground: &Ground<'_>) -> Nanos {
         let connections = self.admin.iter().chain(&self.io);
         let waits = connections.map(|connection| connection.queue.disturbed_until);
@@ -417,31 +419,31 @@ impl Host {
             .unwrap_or_default()
     }
 
-    /// Whether it is being let go: what comes then is answered by the end of the connection, once
-    /// what came before is answered.
+    /// Whether the target is disconnecting it: earlier commands are completed, and later ones end
+    /// with the connection.
     pub(super) fn is_leaving(&self, ground: &Ground<'_>) -> bool {
         let changed = ground.permission_changed[self.number];
         changed > Nanos::ZERO && changed >= self.opened_at
     }
 
-    /// Whether it is configured that the host can be in service.
+    /// Whether the configuration allows the host to be in service.
     pub(super) fn is_reached(&self, ground: &Ground<'_>) -> bool {
         ground.serving.reaches(ground.swarm, self.number)
     }
 
-    /// Whether the target still serves it although its permission is gone for long.
+    /// Whether the target still serves it long after the end of its permission.
     fn is_wrongly_served(&self, ground: &Ground<'_>) -> bool {
         let Some(admin) = self.admin.as_ref().filter(|admin| admin.queue.live) else {
             return false;
         };
-        // Its commands are answered first, whatever they wait for.
+        // Its commands are completed first.
         let since = ground.permission_changed[self.number].max(self.calm_since(ground));
         let since = since.max(admin.queue.disturbed_until);
         !self.is_reached(ground) && !ground.stopping && since + LATENCY_MAX < ground.now
     }
 
-    /// Whether its controller should be ready by now: what earlier ones left in disks takes no
-    /// longer than other requests, and nothing waits for what other hosts take (Base 2.1
+    /// Whether its controller should be ready by now: outstanding commands of earlier controllers
+    /// take no longer than other requests, and resources of other hosts cause no wait (Base 2.1
     /// §5.1.13.2.1, CQT).
     fn is_late_to_be_ready(&self, ground: &Ground<'_>) -> bool {
         let waits = self.phase == (Phase::AwaitingReady { ready: true });
@@ -450,8 +452,8 @@ impl Host {
         waits && !ends && since + LATENCY_MAX < ground.now
     }
 
-    /// Whether what is left in a device has kept its controller from a change of CC.EN for longer
-    /// than any device may.
+    /// Whether commands in a device have delayed a change of CC.EN of its controller for longer
+    /// than is allowed for any device.
     fn is_kept_waiting(&self, ground: &Ground<'_>) -> bool {
         let waits = matches!(self.phase, Phase::AwaitingReady { .. });
         let admin = self.admin.as_ref();
@@ -461,11 +463,12 @@ impl Host {
         waits && !ends && since + QUIESCE_MAX < ground.now
     }
 
-    /// Everything that has to have happened by now.
+    /// Checks all deadlines.
     fn check_deadlines(&mut self, ground: &mut Ground<'_>) -> Result<(), Violation> {
-        // A device that is pulled out tells nobody, and who sends nothing does not find out.
+        // The removal of a device notifies nobody, and a host that sends nothing does not detect
+        // it.
         let in_the_dark = self.silent_until.is_some() && self.is_unplugged(ground);
-        // Nor is it silent while nobody could be heard.
+        // It is not silent while the target could not receive.
         let heard = ground.memory_disturbed + self.patience();
         let heard = if self.shape.rdma { heard } else { Nanos::ZERO };
         let silent_until = self.silent_until.map(|until| until.max(heard));

@@ -1,8 +1,8 @@
-//! A host's end of a TCP connection: PDUs out, PDUs in.
+//! The host's end of a TCP connection.
 //!
-//! It reads and writes PDUs as every host here does (`nvme_host_testing::pdu`), and believes
-//! nothing: every PDU of the target is held against the rules of the transport (TCP 1.1 §3.3 and
-//! §3.6.2). What goes wrong on the way to the target is added here: damaged, withheld, delayed and
+//! It reads and writes PDUs with the functions that all test hosts share
+//! (`nvme_host_testing::pdu`), and checks every PDU of the target against the rules of the
+//! transport (TCP 1.1 §3.3 and §3.6.2). This module adds the faults: damaged, withheld, delayed and
 //! wrong data.
 
 use nvme_host::pdu::{Header, agree, assemble};
@@ -20,20 +20,20 @@ use super::twins::Which;
 use super::wrong_data::WrongData;
 use crate::network::{HostEnd, Wire};
 
-/// A host's end of a TCP connection.
+/// The host's end of a TCP connection.
 pub(super) struct TcpLine {
     pub(super) wire: Wire,
     inbox: PduInbox,
     host_data_bytes_max: usize,
-    /// Data that is sent later, by when.
+    /// Delayed data, with its times.
     later: Vec<(Nanos, Vec<u8>)>,
     initialised: bool,
-    /// Something that breaks a rule is on its way: nothing behind it counts.
+    /// An invalid PDU was sent, so later ones have no effect.
     is_broken: bool,
 }
 
 impl TcpLine {
-    /// Opens it: the ICReq goes out.
+    /// Opens the connection and sends the ICReq.
     pub(super) fn open(wire: Wire, framing: Framing) -> Self {
         wire.send(IcReq::new(framing.alignment_z, digests(framing), 0).as_bytes());
         Self {
@@ -46,7 +46,7 @@ impl TcpLine {
         }
     }
 
-    /// Sends a command with its data as `transfer` says, in the capsule where `in_capsule` says so.
+    /// Sends a command with its data according to `transfer`, in the capsule if `in_capsule`.
     pub(super) fn send(
         &mut self,
         queue: &mut Queue,
@@ -81,7 +81,7 @@ impl TcpLine {
         self.wire.send(&capsule);
     }
 
-    /// Sends what is no PDU.
+    /// Sends bytes that are not a valid PDU.
     pub(super) fn send_garbage(&mut self, kind: u8, word: u64) {
         self.is_broken = true;
         let word = word.to_le_bytes();
@@ -90,15 +90,15 @@ impl TcpLine {
         self.wire.send(&bytes);
     }
 
-    /// When it wants to send although nothing comes.
+    /// The next time at which it sends on its own.
     pub(super) fn next_send(&self) -> Option<Nanos> {
         self.later.iter().map(|(at, _)| *at).min()
     }
 
-    /// Takes in what has come; whether there was anything.
+    /// Receives and processes everything that has arrived. Returns whether there was anything.
     ///
     /// # Errors
-    /// What the target did wrong.
+    /// A violation by the target.
     pub(super) fn poll(
         &mut self,
         queue: &mut Queue,
@@ -121,8 +121,8 @@ impl TcpLine {
             self.take_pdu(queue, &pdu, now, incoming)?;
         }
         if end != HostEnd::Open {
-            // Whether there was a reason is judged by the whole host: with one, what was on its way
-            // may be cut short.
+            // The host judges whether there was a reason. If there was, the stream may end within a
+            // PDU.
             incoming.push(Incoming::Ended(end));
         }
         Ok(moved)
@@ -173,7 +173,7 @@ impl TcpLine {
         Ok(())
     }
 
-    /// The target is ready for data.
+    /// Handles an R2T.
     fn request(&mut self, queue: &mut Queue, request: &R2t, now: Nanos) -> Result<(), String> {
         let cid = request.cccid.get();
         let (begin, length) = (request.r2to.get() as usize, request.r2tl.get() as usize);
@@ -189,7 +189,8 @@ impl TcpLine {
         if begin != outstanding.asked || end > outstanding.out.len() || length == 0 {
             return Err(format!("an R2T for {begin} to {end} of command {cid}"));
         }
-        // Memory is given out in order: a command does not overtake one of its size in its queue.
+        // Memory is granted in order: a command does not overtake one of the same size in its
+        // queue.
         let place = outstanding.place;
         let overtaken = queue.outstanding.iter().find(|(_, it)| {
             let waits = it.asked == 0 && it.out.len() == outstanding.out.len();
@@ -217,7 +218,7 @@ impl TcpLine {
         while sent < end {
             let most = self.host_data_bytes_max.min(end - sent);
             let piece = if queue.random.permille(300) {
-                // All but the last are multiples of four bytes.
+                // The lengths of all but the last PDU are multiples of four bytes.
                 (queue.random.between(4, most.max(4) as u64) as usize & !3).min(most)
             } else {
                 most
@@ -234,7 +235,7 @@ impl TcpLine {
         let delay = queue.shape.write_delay_max.as_nanos();
         if delay > 0 && queue.random.permille(100) {
             let at = now + Nanos(queue.random.below(delay));
-            // What was put off stays in front of what comes later.
+            // Delayed data keeps its order.
             self.later.push((at, bytes));
             queue.disturbed_until = queue.disturbed_until.max(at);
         } else {
@@ -246,7 +247,7 @@ impl TcpLine {
 }
 
 impl TcpLine {
-    /// Answers an R2T with data of which one PDU breaks a rule.
+    /// Responds to an R2T with data of which one PDU violates a rule.
     fn send_wrong(&mut self, queue: &mut Queue, request: &R2t, data: &[u8], wrong: WrongData) {
         let framing = sending(queue);
         let (pdus, reason) = wrong.pdus(request, data, self.host_data_bytes_max, framing);
@@ -254,7 +255,7 @@ impl TcpLine {
         for (header, data) in pdus {
             bytes.extend(assemble(header.as_bytes(), header.ch, data));
         }
-        // The target ends the connection at the first mistake.
+        // The target terminates the connection at the first error.
         if !std::mem::replace(&mut self.is_broken, true) {
             queue.must_end = Some(reason);
         }
@@ -262,7 +263,7 @@ impl TcpLine {
     }
 }
 
-/// A piece of a command's data has come.
+/// Handles a C2HData PDU.
 fn take_data(
     queue: &mut Queue,
     header: &C2hData,
@@ -307,7 +308,7 @@ fn take_data(
     Ok(())
 }
 
-/// The framing of what goes to the target, which asks for no alignment (CPDA is 0).
+/// The framing of PDUs to the target, which requires no alignment (CPDA is 0).
 fn sending(queue: &Queue) -> Framing {
     queue.shape.framing.dword_aligned()
 }
@@ -318,7 +319,7 @@ fn digests(framing: Framing) -> DigestFlags {
         .with_data(framing.data_digest)
 }
 
-/// A PDU whose data may be damaged behind its digest.
+/// A PDU whose data may be damaged after the digest was calculated.
 fn pdu(
     queue: &mut Queue,
     (header, common): (&[u8], CommonHeader),

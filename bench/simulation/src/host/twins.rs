@@ -1,11 +1,11 @@
-//! Commands with the identifier of one that is outstanding on the same queue.
+//! Commands with the identifier of an outstanding command on the same queue.
 //!
-//! Command Identifier Conflict is the status of a target that looks for one, and how many commands
-//! it looks at is its own affair (Base 2.1 §4.2.3.1). This target looks at none: it knows commands
-//! by slots of its own. So both are carried out as if their identifiers were different: each is
-//! answered once, and neither has the other's data moved.
+//! A target that checks for this reports Command Identifier Conflict; the number of commands that
+//! it checks is implementation specific (Base 2.1 §4.2.3.1). This target does not check, because it
+//! identifies commands by its own slots. Both are executed as if their identifiers differed: each
+//! is completed once, and neither transfers the other's data.
 //!
-//! What the host cannot tell apart by an answer alone it judges when both are answered.
+//! If a completion alone does not identify its command, the host checks it when both are complete.
 
 use std::collections::BTreeMap;
 
@@ -18,29 +18,29 @@ use super::invalid::Refusal;
 use super::{Command, Ground, Host, Io, IoKind};
 use crate::judge::Extent;
 
-/// Pairs that a host sends in a row at most.
+/// Maximum number of consecutive pairs that a host sends.
 const PAIRS_MAX: u64 = 3;
-/// An opcode that no I/O command has.
+/// An opcode that is no I/O command.
 const NO_OPCODE: u8 = 0x7E;
 
-/// Which of the two commands with one identifier.
+/// One of the two commands with the same identifier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Which {
     First,
     Second,
 }
 
-/// What is told of an identifier that two commands have.
+/// The command of a completion whose identifier two commands may have.
 pub(super) enum Told {
-    /// One command has it, or none.
+    /// At most one command has the identifier.
     Alone,
-    /// It is this one's.
+    /// It belongs to this command.
     Of(Which),
-    /// It may be either's.
+    /// It may belong to either command.
     Either,
 }
 
-/// What belongs to commands, by identifier.
+/// Values of commands, by identifier.
 pub(super) struct ByIdentifier<T> {
     first: BTreeMap<u16, T>,
     second: BTreeMap<u16, T>,
@@ -56,12 +56,12 @@ impl<T> Default for ByIdentifier<T> {
 }
 
 impl<T> ByIdentifier<T> {
-    /// How many there are.
+    /// Number of values.
     pub(super) fn len(&self) -> usize {
         self.first.len() + self.second.len()
     }
 
-    /// Adds what belongs to a command, or to the second one of its identifier.
+    /// Adds the value of a command, which may be the second one with its identifier.
     pub(super) fn insert(&mut self, cid: u16, value: T) {
         match self.first.contains_key(&cid) {
             true => self.second.insert(cid, value),
@@ -69,7 +69,7 @@ impl<T> ByIdentifier<T> {
         };
     }
 
-    /// Takes what belongs to one out; the other command is alone then.
+    /// Removes the value of a command. The other command is then the only one.
     pub(super) fn take(&mut self, cid: u16, which: Which) -> Option<T> {
         if which == Which::Second {
             return self.second.remove(&cid);
@@ -83,7 +83,7 @@ impl<T> ByIdentifier<T> {
 }
 
 impl Queue {
-    /// Whose answer this is.
+    /// The command of a completion.
     pub(super) fn told(&self, cqe: &Cqe) -> Told {
         let cid = cqe.cid.get();
         let (Some(first), Some(second)) = (self.outstanding.get(&cid), self.twins.get(&cid)) else {
@@ -92,7 +92,8 @@ impl Queue {
         let status = cqe.status();
         match (&first.command, &second.command) {
             (Command::EventRequest, Command::EventRequest) => Told::Of(Which::First),
-            // Every event has a log page, so dword 0 is not 0; those of the others' answers are.
+            // Every event has a log page, so dword 0 of its completion is not 0; other completions
+            // have 0.
             (Command::EventRequest, _) => {
                 let is_event = status.is_success() && cqe.dw0.get() != 0;
                 let of_events = [
@@ -108,7 +109,7 @@ impl Queue {
         }
     }
 
-    /// The command of an identifier that `fits`: the second one only where the first does not.
+    /// The command of an identifier that `fits`: the second one only if the first does not fit.
     pub(super) fn which(&self, cid: u16, fits: impl Fn(&Outstanding) -> bool) -> Which {
         let second = self.twins.get(&cid).is_some_and(&fits);
         let first = self.outstanding.get(&cid).is_some_and(&fits);
@@ -126,7 +127,7 @@ impl Queue {
         }
     }
 
-    /// Puts a command back that was looked at.
+    /// Puts a command back.
     pub(super) fn put_back(&mut self, cid: u16, which: Which, outstanding: Outstanding) {
         match which {
             Which::First => self.outstanding.insert(cid, outstanding),
@@ -134,7 +135,7 @@ impl Queue {
         };
     }
 
-    /// Takes a command of an identifier out; the other one is alone then.
+    /// Removes a command of an identifier. The other one is then the only one.
     pub(super) fn take_command(&mut self, cid: u16, which: Which) -> Option<Outstanding> {
         match which {
             Which::Second => self.twins.remove(&cid),
@@ -148,10 +149,11 @@ impl Queue {
         }
     }
 
-    /// A command of an identifier was answered: an answer that was there before is the other one's.
+    /// Handles the completion of one command of a pair: an earlier ambiguous completion belongs to
+    /// the other one.
     ///
     /// # Errors
-    /// It does not fit that.
+    /// That completion does not fit the other command.
     pub(super) fn half_known(
         &mut self,
         cid: u16,
@@ -167,11 +169,11 @@ impl Queue {
         Ok(())
     }
 
-    /// An answer that may be either command's. `Some`: the other one was there before, and so both
-    /// are answered.
+    /// Handles a completion that may belong to either command. `Some`: it is the second one, so
+    /// both commands are complete.
     ///
     /// # Errors
-    /// The answers do not fit the commands.
+    /// The completions do not fit the commands.
     pub(super) fn pair_answered(
         &mut self,
         cqe: Cqe,
@@ -190,7 +192,7 @@ impl Queue {
     }
 }
 
-/// Two answers come to the two commands of one identifier.
+/// Assigns two completions to the two commands of one identifier.
 fn share_out(
     [mut first, mut second]: [Outstanding; 2],
     [one, other]: [Cqe; 2],
@@ -225,7 +227,7 @@ fn share_out(
             });
         }
     }
-    // One of the two was carried out, or a part of either.
+    // One of the two was executed, or a part of either.
     for outstanding in [&mut first, &mut second] {
         if let Command::Io(io) = &mut outstanding.command {
             io.ambiguous = true;
@@ -248,7 +250,7 @@ impl Host {
         sent
     }
 
-    /// A command with the identifier of an event request.
+    /// Sends a command with the identifier of an event request.
     fn send_admin_twin(&mut self, ground: &mut Ground<'_>) -> Option<()> {
         if !self.has_admin_room() {
             return None;
@@ -280,7 +282,7 @@ impl Host {
         Some(())
     }
 
-    /// Two I/O commands with one identifier, on one disk.
+    /// Sends two I/O commands with one identifier to one disk.
     fn send_pair(&mut self, ground: &mut Ground<'_>) -> Option<()> {
         let disk = self.choose_disk(ground);
         let recently = ground.namespace_changed[disk] + super::SETTLED > ground.now;
@@ -293,7 +295,8 @@ impl Host {
         if has_keys && ground.serving.read_only[disk] {
             return None;
         }
-        // Over TCP, R2Ts and data name the identifier alone: lengths tell whose they are.
+        // Over TCP, R2Ts and data PDUs contain only the identifier: different lengths distinguish
+        // them.
         let shape = ground.swarm.disks[disk];
         let first = self.choose_extent(ground, disk, shape);
         let mut second = self.choose_extent(ground, disk, shape);
@@ -339,7 +342,7 @@ impl Host {
     fn one_of_pair(&mut self, ground: &mut Ground<'_>, extent: Extent) -> (Io, Sqe, Transfer) {
         let nsid = self.nsid(ground, extent.disk);
         let nlb_z = (extent.blocks - 1) as u16;
-        // Over RDMA a key of its own would have to be known from that of another command.
+        // Over RDMA, a key of its own could not be distinguished from that of the other command.
         let kind = match self.shape.rdma && self.shape.windows {
             true => 2,
             false => self.random.below(8),

@@ -1,5 +1,5 @@
-//! How long a command may wait for its answer: a bound of its own, from what its disk takes for a
-//! request and from how many requests may be in front of it.
+//! An independent bound on the time to completion of a command, from the time that its disk needs
+//! per request and from the number of requests that may be before it.
 
 use reactors::Nanos;
 
@@ -8,27 +8,27 @@ use super::{Command, Ground, Host, Io, IoKind, LATENCY_MAX};
 use crate::judge::Violation;
 use crate::swarm::Fault;
 
-/// What reactors, the network and their polls may add, on top of what disks take.
+/// Time that reactors, the network and their polls may add to the time of disks.
 const SLACK: Nanos = Nanos::from_millis(5);
-/// A block that a device in RAM lends can be written within this, whatever its reader does.
+/// Maximum wait of a write for borrowed blocks of a RAM device, whatever the reader does.
 const LENT_MAX: Nanos = Nanos::from_millis(150);
-/// A device over RDMA that is stuck may keep what it was lent for so much longer, until what is posted
-/// there was flushed or given up.
+/// Additional time for which a hanging RDMA device may keep borrowed blocks, until the posted
+/// requests are flushed or given up.
 const STUCK_MAX: Nanos = Nanos::from_millis(1100);
-/// What is posted over RDMA cannot be taken back: the target ends a connection 5 s after it posted
-/// what makes no progress, and the device then flushes it.
+/// Posted RDMA requests cannot be cancelled: the target ends a connection after 5 s without
+/// progress, and the device then flushes them.
 const LATE_MAX: Nanos = Nanos::from_secs(6);
-/// A request that a disk puts off is tried again after so long at most.
+/// Maximum time until a request that a disk deferred is submitted again.
 const RETRY: Nanos = Nanos::from_micros(50);
-/// A disk puts a request off so often in a row at most, for all that chance can do.
+/// Maximum number of consecutive deferrals of a request, with near certainty.
 const RETRIES_MAX: u64 = 40;
 
 impl Host {
-    /// The bound of an I/O command that nothing disturbs; `None` where only [`LATENCY_MAX`] is one.
+    /// The bound of an undisturbed I/O command; `None` if only [`LATENCY_MAX`] applies.
     fn wait_bound(ground: &Ground<'_>, io: &Io) -> Option<Nanos> {
         let swarm = ground.swarm;
         let faults = swarm.faults;
-        // Drives hang, arenas run dry, streams arrive byte by byte.
+        // Drives hang, arenas run out of memory, streams arrive byte by byte.
         let coarse = [
             Fault::Drive,
             Fault::Arena,
@@ -54,7 +54,7 @@ impl Host {
             0
         };
         let request = temper.latency_max.as_nanos() + put_off;
-        // All that all hosts may have outstanding, each in several steps.
+        // All commands that all hosts may have outstanding, each with several steps.
         let hosts = swarm.hosts.iter();
         let load: u64 = hosts
             .map(|it| u64::from(it.io_queues) * u64::from(it.depth))
@@ -69,11 +69,11 @@ impl Host {
         Some(Nanos(steps * request * watchdog_loop * 2 + network) + SLACK)
     }
 
-    /// The same on a disk in RAM: of writes, whatever readers of the same blocks do, and however
-    /// slow other disks are. Readers yield to writers for thousands of polls.
+    /// The bound of a write to a RAM disk, independent of readers of the same blocks and of slow
+    /// disks. Readers yield to writers for thousands of polls.
     fn wait_bound_in_memory(ground: &Ground<'_>, io: &Io) -> Option<Nanos> {
         let swarm = ground.swarm;
-        // The host itself is slow with its data, or what it reads fills the stream.
+        // The host itself is slow to send data, or its reads fill the stream.
         let slow_ends = [Fault::SlowWriter, Fault::Grain, Fault::Window];
         let is_late = slow_ends.iter().any(|it| swarm.faults.has(*it));
         if io.version == 0 || is_late {
@@ -95,7 +95,7 @@ impl Host {
         Some(LENT_MAX + stuck + slow + network + SLACK)
     }
 
-    /// Holds the time that a command has waited against its bound.
+    /// Compares the time that a command has waited with its bound.
     pub(super) fn check_wait(
         &self,
         ground: &mut Ground<'_>,

@@ -1,4 +1,4 @@
-//! What a host sends: I/O of every kind and size, and, when told to, what it should not.
+//! The workload of a host: I/O of all kinds and sizes, and misbehaviour on request.
 
 use nvme_spec::Sqe;
 use nvme_spec::command::{DATASET_RANGES_MAX, DatasetRange, WriteZeroesControl};
@@ -16,27 +16,27 @@ use crate::judge::Extent;
 use crate::random::Random;
 use crate::swarm::Fault;
 
-/// A host that keeps silent must have lost its association after twice its Keep Alive Timeout
-/// (Base 2.1 §3.9.3, §3.9.4: traffic just before the timer's end grants it once more).
+/// Added to twice the Keep Alive Timeout, after which a silent host must have lost its association
+/// (Base 2.1 §3.9.3, §3.9.4: traffic just before the end of the timer restarts it).
 const SILENCE_GRACE: Nanos = Nanos::from_secs(3);
-/// Work requests that are late are so by no more than this.
+/// Maximum delay of late work requests.
 const REQUEST_DELAY_MAX: Nanos = Nanos::from_millis(200);
-/// Invalid commands that a host sends in a row.
+/// Number of consecutive invalid commands.
 const INVALID_BURST: usize = 8;
-/// Ranges of a deallocation at most.
+/// Maximum number of ranges of a deallocation.
 const RANGES_MAX: u64 = 4;
 
-/// An RDMA connection whose posted work makes no progress for so long may be ended: its reads may
+/// Time without progress after which the target may end an RDMA connection, because its reads may
 /// borrow blocks that a write waits for.
 const RDMA_PATIENCE_MS: u64 = 100;
-/// A TCP connection that holds memory without progress is served for so long at least.
+/// Minimum time for which a TCP connection that holds memory without progress is served.
 const TCP_PATIENCE_MS: u64 = 1500;
-/// A request that a device is stuck on may meet its connection this late, and end it this late: after
-/// the next command, 5 s without progress, and a second for what is posted to be flushed.
+/// Maximum time until a hanging request affects its connection and ends it: after the next command,
+/// 5 s without progress, and a second to flush posted requests.
 const STUCK_LASTS: Nanos = Nanos::from_secs(20);
 
 impl Host {
-    /// Sends up to `count` I/O commands; returns how many.
+    /// Sends up to `count` I/O commands. Returns their number.
     pub fn send_io(&mut self, ground: &mut Ground<'_>, count: u64) -> u64 {
         let mut sent = 0;
         while sent < count && self.can_reach_disks() {
@@ -74,7 +74,7 @@ impl Host {
             {
                 IoKind::Read
             }
-            // What has no volatile cache, as far as is known, is not flushed (Base 2.1 §5.1.25.1.4).
+            // The host sends no Flush if it knows of no volatile cache (Base 2.1 §5.1.25.1.4).
             IoKind::Flush if !self.flushes(disk) => IoKind::Read,
             kind => kind,
         };
@@ -86,8 +86,7 @@ impl Host {
         self.send_kind(ground, index, kind, extent, fua);
     }
 
-    /// What it does where a write was lost, if anything now: it looks what is there, or writes other
-    /// data.
+    /// The next action in the range of a lost write, if any: a read, or a write of other data.
     fn choose_lost(&mut self, ground: &Ground<'_>) -> Option<(IoKind, Extent)> {
         if self.watched.is_empty() || !ground.swarm.faults.has(Fault::Linger) {
             return None;
@@ -105,7 +104,7 @@ impl Host {
         fits.then_some((kind, extent))
     }
 
-    /// Takes over what another path of the host lost.
+    /// Takes over the lost writes of another path of the host.
     pub fn retry(&mut self, lost: impl IntoIterator<Item = Extent>) {
         for extent in lost {
             self.retries.push(extent);
@@ -113,18 +112,18 @@ impl Host {
         }
     }
 
-    /// Has it look often at where a write was lost.
+    /// Adds a range to those that it reads often.
     pub(super) fn watch(&mut self, extent: Extent) {
         self.watched.truncate(WATCHED_MAX - 1);
         self.watched.push_front(extent);
     }
 
-    /// What it lost, for another path of the same host.
+    /// Removes and returns its lost writes, for another path of the same host.
     pub fn take_retries(&mut self) -> Vec<Extent> {
         std::mem::take(&mut self.retries)
     }
 
-    /// Reads a range, wherever there is room; false when there is none.
+    /// Reads a range on any queue with room. Returns false if there is none.
     pub fn read(&mut self, ground: &mut Ground<'_>, extent: Extent) -> bool {
         let open = self.io.iter().position(|it| it.room() > 0 && !it.closing);
         match open {
@@ -136,7 +135,7 @@ impl Host {
         }
     }
 
-    /// Writes a range, wherever there is room; false when there is none.
+    /// Writes a range on any queue with room. Returns false if there is none.
     pub fn write(&mut self, ground: &mut Ground<'_>, extent: Extent) -> bool {
         let open = self.io.iter().position(|it| it.room() > 0 && !it.closing);
         match open {
@@ -148,7 +147,7 @@ impl Host {
         }
     }
 
-    /// One of its subsystem's disks.
+    /// A random disk of its subsystem.
     pub(super) fn choose_disk(&mut self, ground: &Ground<'_>) -> usize {
         let disks: Vec<usize> = ground.swarm.disks_of(self.shape.subsystem).collect();
         self.random.pick(&disks)
@@ -160,7 +159,7 @@ impl Host {
         disk: usize,
         shape: DiskShape,
     ) -> Extent {
-        // Streams of single bytes make long transfers take for ever.
+        // Long transfers take too long over streams of single bytes.
         let bytes_max = if ground.network.grain < 64 || ground.network.window < 1024 {
             8 << 10
         } else {
@@ -172,7 +171,7 @@ impl Host {
         } else {
             self.random.between(1, most)
         };
-        // Some blocks are more wanted than others.
+        // Some blocks are accessed more often than others.
         let hot = self.random.permille(400);
         let last = shape.block_count - blocks;
         let lba = self.random.between(0, if hot { last.min(4) } else { last });
@@ -236,11 +235,11 @@ impl Host {
         sqe: Sqe,
         transfer: Transfer,
     ) {
-        // Memory takes data in another way than other devices do.
+        // RAM devices have another path for data than other devices.
         let is_ram = io.extents.iter().any(|it| ground.swarm.ram[it.disk]);
         let share = if is_ram { 150 } else { 30 };
         let damages = ground.swarm.faults.has(Fault::Damage) && self.random.permille(share);
-        // What is ignored may be damaged.
+        // Ignored data may be damaged.
         let ignored = io.kind == IoKind::Deallocate && io.version == 0;
         let has_data = matches!(&transfer, Transfer::Out(data) if !data.is_empty()) && !ignored;
         let damage = if damages && has_data && self.shape.data_digest {
@@ -270,7 +269,8 @@ impl Host {
         );
     }
 
-    /// A write of `extent`, which is durable once it is done where the host was told so.
+    /// A write of `extent`. Whether its completion makes it durable depends on what the host was
+    /// told.
     pub(super) fn writing(
         &self,
         ground: &mut Ground<'_>,
@@ -349,9 +349,9 @@ impl Host {
         (io, sqe, Transfer::Out(data))
     }
 
-    /// The range list of a deallocation, and how many ranges count: at times with empty ranges
-    /// between the others, and with more behind those that count, as hosts in the field send them
-    /// (NVM 1.1 §3.3.3).
+    /// The range list of a deallocation, and the number of valid ranges: sometimes with empty
+    /// ranges between the others, and with more after the valid ones, as real hosts send them (NVM
+    /// 1.1 §3.3.3).
     fn range_list(&mut self, extents: &[Extent], end: u64) -> (Vec<u8>, usize) {
         let ranges = extents.iter();
         let mut ranges: Vec<DatasetRange> = ranges
@@ -373,7 +373,7 @@ impl Host {
         (ranges.as_slice().as_bytes().to_vec(), count)
     }
 
-    /// A comparison with what is certainly there, or with what certainly is not.
+    /// A comparison with data that certainly matches or certainly does not.
     fn comparison(
         &mut self,
         ground: &mut Ground<'_>,
@@ -407,8 +407,8 @@ impl Host {
         Some((io, sqe, Transfer::Out(data)))
     }
 
-    /// Misbehaves once, if it can just now; returns until when others may feel a shortage of memory
-    /// from it, and what is left of a host that vanished.
+    /// Misbehaves once, if possible now. Returns until when this may cause a shortage of memory for
+    /// others, and the remains of a vanished host.
     pub fn misbehave(&mut self, ground: &mut Ground<'_>, fault: Fault) -> Option<Aftermath> {
         let serving = self.can_reach_disks();
         let mut aftermath = Aftermath::default();
@@ -423,7 +423,7 @@ impl Host {
                 self.lose(ground);
             }
             Fault::Silence if serving && self.shape.keep_alive > Nanos::ZERO => {
-                // What is on its way counts as traffic when it arrives.
+                // Data in flight counts as traffic when it arrives.
                 let arrivals = self.connections().map(|it| it.queue.disturbed_until);
                 let last = arrivals.max().unwrap_or_default().max(ground.now);
                 self.silent_until = Some(last + self.patience());
@@ -433,7 +433,8 @@ impl Host {
             }
             Fault::Malformed if serving => self.send_garbage(),
             Fault::Late => {
-                // Blocks that writers wait for are not borrowed for as long as a request is late.
+                // Blocks that writers wait for must not stay borrowed during the whole delay of a
+                // request.
                 let borrows = ground.swarm.ram.contains(&true);
                 aftermath.memory_until = self.delay_requests(ground.now, borrows)?;
             }
@@ -473,7 +474,7 @@ impl Host {
         Some(aftermath)
     }
 
-    /// Sends a few invalid commands. There are many kinds, and none disturbs what others do.
+    /// Sends a few invalid commands. There are many kinds, and none disturbs other commands.
     fn send_invalid_ones(&mut self, ground: &mut Ground<'_>) -> Option<()> {
         self.send_invalid(ground)?;
         for _ in 1..INVALID_BURST {
@@ -490,24 +491,24 @@ impl Host {
         self.connections().nth(chosen)
     }
 
-    /// How long the target may keep it when nothing arrives any more.
+    /// Maximum time for which the target may keep it after the last arrival.
     pub(super) fn patience(&self) -> Nanos {
         self.keep_alive_max() + self.keep_alive_max() + SILENCE_GRACE
     }
 
-    /// One direction of a connection stands still for a while.
+    /// Stalls one direction of a connection for a while.
     fn stall(&mut self, now: Nanos) -> Option<Nanos> {
         let (to_target, lasts) = (self.random.coin(), self.random.between(50, 20_000));
         let until = now + Nanos::from_millis(lasts);
         let connection = self.a_connection()?;
         connection.stall(to_target, until);
         connection.queue.disturbed_until = connection.queue.disturbed_until.max(until);
-        // Keep Alive, and the time that the set-up of a connection may take, run on.
+        // The Keep Alive Timer and the set-up timeout of a connection continue.
         connection.excused |= connection.qid() == 0 || !connection.queue.live;
-        // A host that takes nothing may lose its connection over RDMA.
+        // Over RDMA, a host that receives nothing may lose its connection.
         let takes_nothing = !to_target && lasts >= RDMA_PATIENCE_MS;
         connection.excused |= takes_nothing && connection.rdma().is_some();
-        // Over TCP, one that holds memory that another host waits for.
+        // Over TCP, so may a host that holds memory that another host waits for.
         connection.excused |= lasts >= TCP_PATIENCE_MS;
         self.forget_due_event();
         let patience = self.patience();
@@ -527,7 +528,7 @@ impl Host {
         }
     }
 
-    /// Names memory by a key that opens none.
+    /// Sends a command with an invalid memory key.
     fn send_bad_key(&mut self, ground: &Ground<'_>) -> Option<()> {
         let disk = self.choose_disk(ground);
         let size = ground.swarm.disks[disk].block_size as usize;
@@ -549,7 +550,7 @@ impl Host {
         Some(())
     }
 
-    /// The next work request on a connection is late, or its completion is; until when.
+    /// Delays the next work request on a connection or its completion. Returns until when.
     fn delay_requests(&mut self, now: Nanos, borrows: bool) -> Option<Nanos> {
         let mut random = Random::new(self.random.bits(), 0);
         let connection = self.a_connection()?;
@@ -561,8 +562,8 @@ impl Host {
         Some(until)
     }
 
-    /// The next work request on a connection fails, which ends it, or is stuck, which ends it later.
-    /// Returns until when others may feel a shortage of memory from it.
+    /// Makes the next work request on a connection fail, which ends it, or hang, which ends it
+    /// later. Returns until when this may cause a shortage of memory for others.
     fn fail_requests(&mut self, now: Nanos) -> Option<Nanos> {
         let mut random = Random::new(self.random.bits(), 0);
         let connection = self.a_connection()?;
@@ -612,7 +613,7 @@ impl Host {
         connection.closing = true;
         let sending = Sending::plain(Sqe::disconnect_queue(), Command::Disconnect);
         connection.submit(sending, ground.now);
-        // Base 2.1 §6.4: nothing behind a Disconnect is processed.
+        // Base 2.1 §6.4: commands after a Disconnect are not processed.
         let (disk, behind) = (self.choose_disk(ground), self.random.coin());
         let nsid = self.nsid(ground, disk);
         let connection = &mut self.io[index];
@@ -628,7 +629,7 @@ impl Host {
         Some(())
     }
 
-    /// Sends a write, and answers the R2T for its data against the rules.
+    /// Sends a write, and responds to the R2T for its data with a violation.
     fn send_wrong_data(&mut self, ground: &mut Ground<'_>) -> Option<()> {
         let disk = self.choose_disk(ground);
         let index = self.io.iter().position(|it| it.room() > 0 && !it.closing)?;
@@ -664,12 +665,12 @@ impl Host {
     }
 }
 
-/// What a host's misbehaviour leaves behind.
+/// The remains of a host's misbehaviour.
 #[derive(Default)]
 pub struct Aftermath {
-    /// Memory may be held until then.
+    /// Until when memory may be scarce.
     pub memory_until: Nanos,
-    /// Connections that lead nowhere, until somebody's probes notice.
+    /// Connections without a peer, until probes detect it.
     pub vanished: Vec<Vanished>,
 }
 

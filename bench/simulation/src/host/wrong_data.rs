@@ -1,32 +1,32 @@
-//! H2CData PDUs that break a rule, and how the target must end the connection for each (TCP 1.1
-//! §3.6.2.8, §3.6.2.4).
+//! H2CData PDUs that violate a rule, and the required termination of the connection for each (TCP
+//! 1.1 §3.6.2.8, §3.6.2.4).
 
 use nvme_spec::U32;
 use nvme_spec::tcp::{FatalError, Framing, H2cData, R2t};
 
 use crate::random::Random;
 
-/// The rule that is broken.
+/// The violated rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WrongData {
-    /// DATAO is not where the data goes on.
+    /// DATAO does not continue the data.
     Offset,
-    /// The PDU carries more than the R2T asked for.
+    /// The PDU contains more data than the R2T requested.
     Excess,
-    /// TTAG names no R2T.
+    /// TTAG belongs to no R2T.
     Tag,
-    /// CCCID is another command's.
+    /// CCCID belongs to another command.
     CommandId,
     /// LAST_PDU is set before the last PDU, or not set in it.
     Last,
     /// DATAL is not the length of the data.
     Length,
-    /// Another PDU comes after the one with LAST_PDU.
+    /// Another PDU follows the one with LAST_PDU.
     AfterLast,
 }
 
 impl WrongData {
-    /// One of them.
+    /// A random rule.
     pub(super) fn pick(random: &mut Random) -> Self {
         random.pick(&[
             Self::Offset,
@@ -39,13 +39,13 @@ impl WrongData {
         ])
     }
 
-    /// Whether data is sent by the rules first, so that some of it may be written.
+    /// Whether valid data is sent first, so that some of it may be written.
     pub(super) fn begins_well(self) -> bool {
         matches!(self, Self::AfterLast | Self::Excess)
     }
 
-    /// The PDUs that answer an R2T for `data`, in pieces of `piece_max` bytes at most, and the
-    /// reason for which the target must terminate the connection.
+    /// The PDUs that respond to an R2T for `data`, in pieces of at most `piece_max` bytes, and the
+    /// error for which the target must terminate the connection.
     pub(super) fn pdus<'d>(
         self,
         request: &R2t,
@@ -65,7 +65,7 @@ impl WrongData {
         let piece = &data[..first];
         match self {
             Self::Excess if data.len() < piece_max && data.len() > 4 => {
-                // All but the last four bytes are sent by the rules, then eight.
+                // All but the last four bytes are sent correctly, followed by eight bytes.
                 let split = data.len() - 4;
                 let header = new(cid, tag, begin, split, false);
                 let excess = new(cid, tag, begin + split as u32, 8, true);

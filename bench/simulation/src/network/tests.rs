@@ -29,7 +29,7 @@ fn pair(temper: NetworkTemper) -> Pair {
     network.add_stream(3, &stream).expect("it never fails");
     assert_eq!(network.look(), 0);
     assert!(listener.bind().is_err());
-    // Who is dropped is forgotten, and nobody can connect.
+    // A closed listener is removed, and connections are refused.
     let waiting = listener.connect(temper, Random::new(1, 2));
     drop(socket);
     assert_eq!(network.look(), 0);

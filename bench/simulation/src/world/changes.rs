@@ -1,5 +1,5 @@
-//! Changes of the configuration while everything goes on: the appliance's own code for live changes
-//! decides on the steps and carries them out, and whenever it waits, events go on happening.
+//! Configuration changes during operation: the appliance's own code determines and performs the
+//! steps, and events continue whenever it waits.
 
 mod kinds;
 
@@ -23,29 +23,30 @@ use crate::scene::CHANGING;
 use crate::storage::Storage;
 use crate::swarm::Fault;
 
-/// How often a wait is also an event.
+/// Probability that a wait contains an event, per thousand.
 const EVENTS_PERMILLE: u32 = 500;
 /// Time that passes in a wait without an event.
 const WAIT_MAX: Nanos = Nanos::from_micros(200);
-/// The control thread looks after the devices so often.
+/// Interval at which the control thread checks the devices.
 const LOOK_INTERVAL: Nanos = Nanos::from_millis(100);
-/// Of a thousand changes that shut a host out, so many meet commands that outlast them.
+/// Share of changes that exclude a host while its commands outlast the change's patience, per
+/// thousand.
 const OUTLAST_PERMILLE: u32 = 300;
-/// What is cut off is gone by then, or waits for a device.
+/// Maximum time until an excluded host is cut off or waits for a device.
 const CUT_OFF_MAX: Nanos = Nanos::from_secs(7);
-/// While disks grow, the time that hosts have to see it in each wait.
+/// Time in each wait for hosts to see that disks grow.
 const GROWTH_LOOK: Nanos = Nanos::from_micros(300);
-/// For whoever was killed every look at the clock is so much later: whatever it waits for is over.
+/// After a kill, every reading of the clock advances by this much, so that all waits end.
 const LONG: Duration = Duration::from_secs(1 << 20);
 
-/// A change that is wanted.
+/// A requested configuration change.
 struct Change {
     wanted: Serving,
-    /// The text, where it is not just what `wanted` says: then it cannot be had.
+    /// The configuration text, if it differs from `wanted`; the change must fail then.
     text: Option<String>,
-    /// Whom it may disturb, besides those that it takes something from or gives something to.
+    /// Hosts that it may disturb, besides those that it adds or removes.
     hosts: BTreeSet<usize>,
-    /// The same of disks.
+    /// Disks that it may disturb, besides those that it adds or removes.
     disks: BTreeSet<usize>,
 }
 
@@ -59,7 +60,7 @@ impl Change {
         }
     }
 
-    /// One that cannot be had.
+    /// A change that must fail.
     fn in_vain(serving: &Serving, text: String) -> Self {
         Self {
             text: Some(text),
@@ -68,25 +69,25 @@ impl Change {
     }
 }
 
-/// Why a change is not waited for to its end.
+/// The reason why a change ends early.
 enum End {
-    /// Something is wrong.
+    /// A violation.
     Wrong(Violation),
     /// The appliance is killed.
     Killed { power: bool },
 }
 
-/// The world while a change waits for it.
+/// The event loop of a change: the world runs while the change waits.
 struct During<'w> {
     world: &'w mut World,
-    /// The reading of the machine's clock that stands for the time of the change's beginning.
+    /// The reading of the machine's clock and the virtual time at the beginning of the change.
     began: (Instant, Nanos),
-    /// From then on what is left is cut off.
+    /// When remaining commands are cut off.
     patience_ends: Nanos,
-    /// Disks whose devices go.
+    /// Disks whose devices are removed.
     leaving: Vec<usize>,
     end: Option<End>,
-    /// Looks at the clock since then.
+    /// Readings of the clock after the end.
     looks: Cell<u32>,
 }
 
@@ -123,7 +124,7 @@ impl EventLoop for During<'_> {
     }
 
     fn run(&mut self, work: &mut (dyn FnMut() + Send)) -> bool {
-        // A dead process does nothing more.
+        // A killed process performs no work.
         if self.end.is_none() {
             work();
         }
@@ -132,7 +133,7 @@ impl EventLoop for During<'_> {
 }
 
 impl World {
-    /// What happens while a change waits.
+    /// Runs the world while a change waits.
     fn go_on(&mut self) -> Result<(), Violation> {
         self.note_condition();
         self.look_for_growth()?;
@@ -142,14 +143,14 @@ impl World {
             self.scene.figures.events += 1;
             return self.one_event();
         }
-        // What takes long is looked at less and less often.
+        // Wait times grow with the duration of the change.
         self.waits += 1;
         let most = WAIT_MAX.as_nanos() << (self.waits / 16).min(9);
         let wait = self.changes.below(most);
         self.pass(Nanos(wait + 1))
     }
 
-    /// Hosts ask for the sizes of disks that grow.
+    /// Has hosts read the sizes of growing disks.
     fn look_for_growth(&mut self) -> Result<(), Violation> {
         let (scene, hosts) = (&mut self.scene, &mut self.hosts);
         let mut asks = false;
@@ -169,7 +170,7 @@ impl World {
         }
     }
 
-    /// A round of the control thread, when it is time.
+    /// Runs the control thread's periodic checks when they are due.
     pub(super) fn tend_control(&mut self) -> Result<(), Violation> {
         let now = self.scene.time.now();
         if now < self.looked_at + LOOK_INTERVAL {
@@ -188,13 +189,13 @@ impl World {
         Ok(())
     }
 
-    /// When the control thread looks next, where somebody waits for that.
+    /// When the control thread's next check is due, if a removed disk waits for it.
     pub(super) fn next_look(&self) -> Option<Nanos> {
         let waits = self.scene.disk_gone.contains(&true) && !self.changing;
         waits.then_some(self.looked_at + LOOK_INTERVAL)
     }
 
-    /// Whether a disk is pulled out, as far as anybody in the appliance knows.
+    /// Whether a disk is pulled out, as far as the appliance knows.
     fn is_gone(&self, disk: usize) -> bool {
         let appliance = self.appliance.as_ref();
         self.scene.disk_gone[disk]
@@ -202,7 +203,7 @@ impl World {
             || appliance.is_some_and(|it| it.is_gone(disk))
     }
 
-    /// Notes which devices the control thread may know to be gone, and which to be back.
+    /// Notes which devices the control thread may know to be removed or back.
     fn note_condition(&mut self) {
         let Some(appliance) = &self.appliance else {
             return;
@@ -220,14 +221,14 @@ impl World {
         }
     }
 
-    /// Something of the configuration changes, if it can just now; whether it did.
+    /// Changes the configuration if possible. Returns whether it did.
     pub(super) fn reconfigure(
         &mut self,
         fault: Fault,
         disk: usize,
         host: usize,
     ) -> Result<bool, Violation> {
-        // One change after the other.
+        // Only one change at a time.
         if self.changing {
             return Ok(false);
         }
@@ -246,7 +247,7 @@ impl World {
         }
     }
 
-    /// Everything is configured again.
+    /// Restores the full configuration.
     pub(super) fn configure_all(&mut self) -> Result<(), Violation> {
         let Serving {
             sizes,
@@ -266,7 +267,7 @@ impl World {
         Ok(())
     }
 
-    /// Has the appliance carry a change out, and judges what came of it.
+    /// Has the appliance apply a change, and judges the result.
     fn carry_out(&mut self, change: Change) -> Result<(), Violation> {
         let taken = self.appliance.as_mut().and_then(Appliance::take_control);
         let Some(mut control) = taken else {
@@ -288,8 +289,8 @@ impl World {
         }
     }
 
-    /// At times a host that a change shuts out has commands that outlast the change's patience, and
-    /// the time that cutting them off may take.
+    /// Sometimes makes commands of a host that the change excludes outlast the change's patience
+    /// and the time to cut them off.
     fn outlast_patience(
         &mut self,
         hosts: &BTreeSet<usize>,
@@ -332,7 +333,7 @@ impl World {
         let patience_ends = now + self.scene.swarm.patience;
         let leaving = touched.1.iter().copied();
         let leaving = leaving.filter(|disk| {
-            // A device whose mode changes is closed and opened anew.
+            // A device whose mode or file changes is closed and opened again.
             let is_replaced = former.read_only[*disk] != change.wanted.read_only[*disk]
                 || former.files[*disk] != change.wanted.files[*disk];
             change.text.is_some() || !change.wanted.devices[*disk] || is_replaced
@@ -358,7 +359,7 @@ impl World {
         match end {
             Some(End::Wrong(violation)) => return Err(violation),
             Some(End::Killed { power }) => {
-                // Where the file was changed first, that is what a start finds.
+                // If the file was changed before the kill, the start finds the new configuration.
                 if self.changes.coin() {
                     self.scene.serving = former.clone();
                 }
@@ -385,7 +386,7 @@ impl World {
             .map(|it| it.served(control, &absent));
         let wrong = served.and_then(|served| oracle::disagreement(expected, &served));
         if let Some(step) = left.first() {
-            // What was pulled out meanwhile cannot be had back without a restart.
+            // A device that was pulled out during the change is back only after a restart.
             let network = self.scene.rdma.as_ref();
             let is_lost = self.scene.disks.iter().any(Storage::needs_restart)
                 || network.is_some_and(RdmaNetwork::is_unplugged);
@@ -404,10 +405,10 @@ impl World {
         self.judge_outcome(change, &outcome)
     }
 
-    /// What has grown in a change that came to nothing stays so; everything else of it is undone.
+    /// Keeps the growth of disks after a failed change; everything else of it is undone.
     fn keep_growth(&mut self, runs: &Config, wanted: &Serving, former: &mut Config) {
         for disk in 0..self.scene.disks.len() {
-            // A file that was made longer to be opened is not made shorter when it is closed.
+            // A file that was extended when it was opened stays extended after its close.
             if let Storage::Disk(file) = &self.scene.disks[disk]
                 && !self.scene.serving.has_device(disk)
             {
@@ -437,20 +438,19 @@ impl World {
         }
     }
 
-    /// Whether hosts of a subsystem have to be disconnected, since a disk that they know is another
-    /// one now.
+    /// Whether hosts of a subsystem must be disconnected because one of their disks was replaced.
     fn has_exchanged(&self, former: &Serving, subsystem: usize) -> bool {
         let mut disks = self.scene.swarm.disks_of(subsystem);
         disks.any(|disk| is_exchanged_in_service(former, &self.scene.serving, disk))
     }
 
-    /// When a change is reported as done, no host has an association that it has lost the right to.
+    /// Checks that no host keeps an association that the completed change forbids.
     fn judge_departures(&self, before: &BTreeSet<u16>, former: &Serving) -> Result<(), Violation> {
         let swarm = &self.scene.swarm;
         let (then, now) = (&former.keys.identities, &self.scene.serving.keys.identities);
         let associations = self.appliance.iter().flat_map(Appliance::associations);
         for (host, subsystem, controller) in associations {
-            // A host may have two ways, each with its own controllers.
+            // A host may have two paths, each with its own controllers.
             let ways = (0..swarm.hosts.len())
                 .filter(|it| plan::host_name(swarm.hosts[*it].identity) == host);
             let mut served = plan::SUBSYSTEMS.iter().take(swarm.subsystems);
@@ -459,7 +459,7 @@ impl World {
                 .is_some_and(|it| self.scene.serving.keys.any_host[it]);
             let is_allowed = ways.clone().any(|it| self.scene.serving.reaches(swarm, it));
             let is_allowed = is_allowed || (is_open_to_all && ways.clone().next().is_none());
-            // Hosts know a subsystem by its serial and model number.
+            // Hosts identify a subsystem by its serial and model number.
             let is_other = ways
                 .map(|it| swarm.hosts[it].subsystem)
                 .any(|it| then[it] != now[it] || self.has_exchanged(former, it));
@@ -485,11 +485,11 @@ impl World {
                 if rdma && trouble.contains("restart") {
                     return Ok(Done::TakesRestart);
                 }
-                // What was pulled out meanwhile is not to be had.
+                // A device that was pulled out during the change is not available.
                 if self.scene.disks.iter().any(Storage::needs_restart) {
                     return Ok(Done::Settled);
                 }
-                // Nobody listens on a device that is not there.
+                // No listener is possible on an RDMA device that was pulled out.
                 let network = self.scene.rdma.as_ref();
                 if rdma && network.is_some_and(RdmaNetwork::is_unplugged) {
                     return Ok(Done::Settled);
@@ -499,7 +499,7 @@ impl World {
         }
     }
 
-    /// The hosts and the disks that a change takes something from or gives something to.
+    /// The hosts and disks to which a change adds or from which it removes something.
     fn touched(&self, former: &Serving, change: &Change) -> (BTreeSet<usize>, BTreeSet<usize>) {
         let swarm = &self.scene.swarm;
         let wanted = &change.wanted;
@@ -527,7 +527,8 @@ impl World {
         )
     }
 
-    /// From now on what a change does may have happened, or not yet.
+    /// Marks the state as changing: from now on each effect of the change may or may not have
+    /// happened.
     fn begin_flux(&mut self, touched: &(BTreeSet<usize>, BTreeSet<usize>), change: &Change) {
         let (hosts, disks) = touched;
         for host in hosts {
@@ -543,12 +544,12 @@ impl World {
                 let is_known = former.has_namespace(&self.scene.swarm, *disk);
                 self.scene.judge.exchange_begins(*disk, !is_known);
             }
-            // Which of two states the namespace is left in when it is in vain is told by no event.
+            // No event tells in which state a failed change leaves the namespace.
             let subsystem = self.scene.swarm.subsystem_of_disk(*disk);
             let is_seen = self.scene.serving.namespaces[*disk] || change.wanted.namespaces[*disk];
-            // A namespace whose device was pulled out has gone already.
+            // The namespace of a removed device is gone already.
             let is_told = is_seen && !self.is_gone(*disk) && change.text.is_none();
-            // Its hosts are disconnected, and find another disk when they are back.
+            // Its hosts are disconnected, and find another disk after they reconnect.
             let serving = &self.scene.serving;
             let is_told = is_told && !is_exchanged_in_service(serving, &change.wanted, *disk);
             for host in self.hosts.iter_mut().filter(|_| is_told) {
@@ -558,7 +559,7 @@ impl World {
         self.scene.serving = change.wanted.clone();
     }
 
-    /// What a change did has happened.
+    /// Marks the change as complete.
     fn end_flux(
         &mut self,
         touched: &(BTreeSet<usize>, BTreeSet<usize>),
@@ -571,7 +572,7 @@ impl World {
         for host in hosts {
             self.scene.permission_changed[*host] = now;
         }
-        // A namespace comes with its device, which may have been pulled out meanwhile.
+        // A namespace needs its device, which may have been pulled out during the change.
         let is_told = is_applied && !disks.iter().any(|disk| self.is_gone(*disk));
         for disk in disks {
             self.scene.namespace_changed[*disk] = now;
@@ -597,9 +598,9 @@ impl World {
         }
     }
 
-    /// A change closed a disk's device: what had been acknowledged when it began is durable, where
-    /// the device keeps anything at all. What came later may have gone to the device that took its
-    /// place.
+    /// Handles a disk's device that was closed by a change. Data acknowledged before the change
+    /// began is durable if the device is persistent. Later data may have gone to the device that
+    /// replaced it.
     fn device_closed(&mut self, disk: usize, began: Moment) {
         let storage = &self.scene.disks[disk];
         if storage.forgets() {
@@ -609,8 +610,8 @@ impl World {
         }
     }
 
-    /// What the disks are, and what that makes of the configuration that a start finds: a file that
-    /// is longer than it says is left alone, and the start refused.
+    /// Adapts the configuration for the next start to the size of the disks. A start fails if a
+    /// file is longer than configured.
     pub(super) fn find_sizes(&mut self, seed: u64) -> Result<(), Violation> {
         let mut is_shorter = false;
         for (number, storage) in self.scene.disks.iter().enumerate() {
@@ -638,7 +639,7 @@ impl World {
         Ok(())
     }
 
-    /// Waits for what a pulled drive does to be seen.
+    /// Waits until the effects of a pulled drive are visible.
     pub(super) fn await_devices(&mut self) -> Result<(), Violation> {
         let by = self.scene.time.now() + STOP_MAX;
         let are_back = |world: &mut Self| {
@@ -654,21 +655,21 @@ impl World {
     }
 }
 
-/// Whether a disk that hosts know by its namespace is in another file, or has another one's
-/// namespace identifier.
+/// Whether a disk that stays in service has moved to another file or has another namespace
+/// identifier.
 fn is_exchanged_in_service(former: &Serving, wanted: &Serving, disk: usize) -> bool {
     let stays = former.namespaces[disk] && wanted.namespaces[disk];
     let is_another = former.files[disk] != wanted.files[disk];
     stays && (is_another || former.nsids[disk] != wanted.nsids[disk])
 }
 
-/// What is left to do after a change.
+/// The work that remains after a change.
 enum Done {
     Settled,
-    /// The appliance is killed in the midst of it.
+    /// The appliance must be killed during the change.
     Killed {
         power: bool,
     },
-    /// Nothing was changed; only a restart can do it.
+    /// Nothing was changed; the change requires a restart.
     TakesRestart,
 }

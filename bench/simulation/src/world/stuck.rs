@@ -1,5 +1,5 @@
-//! Writes of files that the kernel holds for a long time: the disk below it hangs, or a network file
-//! system has lost its server.
+//! File writes that the kernel holds back for a long time because a disk hangs, or because the
+//! server of a network file system is unreachable.
 
 use reactors::Nanos;
 
@@ -8,12 +8,13 @@ use crate::judge::{Extent, Violation};
 use crate::storage::Storage;
 use crate::swarm::Fault;
 
-/// The kernel holds a write for no longer than this.
+/// Longest time that the kernel holds back a write.
 const STUCK_MAX: Nanos = Nanos::from_secs(100);
 
 impl World {
-    /// The host whose write the kernel holds resets its controller, and writes there again as soon
-    /// as it is in service: what is acknowledged then must not be overwritten later.
+    /// Resets the controller of the host whose write the kernel holds back. The host writes to the
+    /// same block as soon as it is in service; the stuck write must not overwrite acknowledged
+    /// data.
     pub(super) fn reset_behind_stuck(
         &mut self,
         (disk, host): (usize, usize),
@@ -29,7 +30,7 @@ impl World {
         Ok(false)
     }
 
-    /// The kernel holds a write of a host.
+    /// Makes the kernel hold back a write of a host.
     pub(super) fn stick(&mut self, disk: usize, host: usize) -> bool {
         let is_served = self.scene.serving.namespaces[disk] && !self.scene.serving.read_only[disk];
         let of_subsystem = self.scene.swarm.subsystem_of_disk(disk);

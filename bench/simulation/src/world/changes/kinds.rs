@@ -1,4 +1,4 @@
-//! Which changes are wanted: one thing or several, and such that cannot be had.
+//! The kinds of configuration changes: single, compound, and impossible ones.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
@@ -8,13 +8,13 @@ use crate::storage::Storage;
 use crate::swarm::Fault;
 use crate::world::World;
 
-/// Blocks that a disk grows to at most.
+/// Maximum number of blocks of a growing disk.
 const BLOCKS_MAX: u64 = 600;
-/// An address that nobody has.
+/// An address that is not available.
 const NOWHERE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 4999);
 
 impl World {
-    /// Changes one thing of what is wanted, if that can be had just now.
+    /// Changes one part of `wanted`, if possible now.
     pub(super) fn vary(
         &mut self,
         wanted: &mut Serving,
@@ -44,8 +44,8 @@ impl World {
         *wanted != self.scene.serving
     }
 
-    /// Several things change at once, and in one case of four something of it cannot be had, so
-    /// that all is to be as it was, save for what has grown.
+    /// A change of several parts. In one case of four a part of it must fail, so that everything is
+    /// undone, except for growth.
     pub(super) fn compound(&mut self, host: usize) -> Option<Change> {
         let parts = [
             Fault::Namespaces,
@@ -71,7 +71,7 @@ impl World {
         if self.changes.coin() {
             return self.compound_cut_short(wanted);
         }
-        // A listener that can be had comes with a device that cannot.
+        // The listener is possible, but the device is not.
         let spare = self.scene.swarm.tcp_listeners;
         let text = wanted.text(&self.scene.swarm)
             + &listener("spare", plan::tcp_address(spare))
@@ -82,13 +82,13 @@ impl World {
         })
     }
 
-    /// A compound change that fails on its way, when everything but listeners has changed: the
-    /// address of one is somebody else's by then.
+    /// A compound change that fails when everything but listeners has changed: another process has
+    /// taken the address of one.
     fn compound_cut_short(&mut self, mut wanted: Serving) -> Option<Change> {
         let serving = &self.scene.serving;
         for disk in 0..self.scene.disks.len() {
-            // A file that was opened anew and made longer cannot be opened again as it was: such a
-            // change is not undone (a known limit of the appliance).
+            // A file that was opened again and extended cannot be opened as before: such a change
+            // is not undone (a known limit of the appliance).
             if wanted.read_only[disk] != serving.read_only[disk] {
                 wanted.sizes[disk] = serving.sizes[disk];
             }
@@ -110,14 +110,14 @@ impl World {
         })
     }
 
-    /// Gives one key another value.
+    /// Changes the value of one key.
     fn vary_key(&mut self, wanted: &mut Serving, disk: usize) {
         let subsystem = self.changes.below(wanted.subsystems.len() as u64) as usize;
         let tcp = self.scene.swarm.tcp_listeners as u64;
         let listener = self.changes.below(tcp) as usize;
         let is_file = matches!(self.scene.disks[disk], Storage::Disk(_));
         let is_there = !self.scene.disks[disk].needs_restart();
-        // What must be refused now would no longer be.
+        // Writes that must fail now would succeed afterwards.
         let is_tried = self.hosts.iter().any(|host| host.tries_beyond(disk));
         let is_tried = is_tried || self.scene.swarm.disks[disk].read_only;
         let keys = &mut wanted.keys;
@@ -128,11 +128,11 @@ impl World {
             3 => keys.in_capsule[listener] = self.changes.pick(&[0, plan::IN_CAPSULE_MORE_BYTES]),
             4 => keys.queue_depths[listener] = self.changes.pick(&[32, 64, 128]),
             5 => {
-                // Never less than the hosts need.
+                // At least what the hosts need.
                 let least = self.scene.swarm.limits.controllers;
                 keys.controllers = self.changes.pick(&[least, least + least / 2, 2 * least]);
             }
-            // Memory that is opened anew is empty, and drives are taken at start.
+            // Memory is empty after it is opened again, and drives are opened at start only.
             _ if is_file && is_there && !is_tried => wanted.read_only[disk] ^= true,
             _ => {}
         }
@@ -140,17 +140,17 @@ impl World {
 
     fn vary_namespace(&mut self, wanted: &mut Serving, fault: Fault, disk: usize) {
         let comes = !wanted.namespaces[disk];
-        // One that was pulled out cannot be opened.
+        // A device that was pulled out cannot be opened.
         if comes && self.scene.disks[disk].needs_restart() {
             return;
         }
         wanted.namespaces[disk] = comes;
-        // Drives are taken at start.
+        // Drives are opened at start only.
         let goes = fault == Fault::Devices && self.scene.disks[disk].comes_and_goes();
         wanted.devices[disk] = comes || !goes;
     }
 
-    /// Another file takes the place of a disk's.
+    /// Replaces the file of a disk.
     fn vary_file(&mut self, wanted: &mut Serving, disk: usize) {
         let storage = &self.scene.disks[disk];
         if matches!(storage, Storage::Disk(_)) && !storage.needs_restart() {
@@ -176,14 +176,14 @@ impl World {
         let all: Vec<usize> = (0..all.len()).filter(|it| all[*it]).collect();
         let chosen = self.changes.pick(&all);
         wanted.listeners[chosen] ^= true;
-        // An export has one at least.
+        // An export requires at least one listener.
         wanted.listeners[chosen] |= !wanted.listeners.contains(&true);
     }
 
     fn vary_size(&mut self, wanted: &mut Serving, disk: usize) {
         let is_disk = self.scene.disks[disk].comes_and_goes();
         let is_there = wanted.devices[disk] && !self.scene.disks[disk].needs_restart();
-        // What is beyond the end now would no longer be.
+        // Blocks beyond the current end, which must not be accessible, would become so.
         let is_tried = self.hosts.iter().any(|host| host.tries_beyond(disk));
         let more = self.changes.between(1, 2 * wanted.sizes[disk]);
         let size = &mut wanted.sizes[disk];
@@ -193,12 +193,13 @@ impl World {
         *size += more;
     }
 
-    /// A change that must be refused, or undone where it could only be found out on the way.
+    /// A change that must be rejected, or undone if the problem is only detected while it is
+    /// applied.
     pub(super) fn change_in_vain(&mut self, disk: usize) -> Option<Change> {
         let serving = self.scene.serving.clone();
         let swarm = &self.scene.swarm;
         let text = serving.text(swarm);
-        // Something else is to go at the same time, and must stay.
+        // Another part of the change removes something, which must stay.
         let mut less = serving.clone();
         less.hosts.fill(false);
         let less = less.text(swarm);
@@ -209,12 +210,12 @@ impl World {
                 Some(Change::in_vain(&serving, less + device))
             }
             1 => {
-                // One that can be had comes first.
+                // The first listener is possible.
                 let spare = listener("first", plan::tcp_address(swarm.tcp_listeners));
                 let listener = listener("new", NOWHERE);
                 Some(Change::in_vain(&serving, less + &spare + &listener))
             }
-            // Memory of another size is other memory.
+            // Memory of another size is different memory.
             2 if serving.sizes[disk] > 1
                 && self.can_be_replaced(disk)
                 && !self.scene.disks[disk].forgets() =>
@@ -242,7 +243,7 @@ impl World {
                 self.scene.disks[disk].covet();
                 let name = format!("name = \"{}\"\n", device_name(disk));
                 let uuid = "uuid = \"6d7bfb0e-53a5-4c1c-8c36-0d6a1f7a0d11\"\n";
-                // With other identifiers it is a different disk, so its hosts are disconnected.
+                // With other identifiers it is another disk, so its hosts are disconnected.
                 let subsystem = self.scene.swarm.subsystem_of_disk(disk);
                 let hosts = self.scene.swarm.hosts.iter().enumerate();
                 let hosts = hosts.filter(|(_, host)| host.subsystem == subsystem);
@@ -256,7 +257,7 @@ impl World {
         }
     }
 
-    /// Whether a disk's device is there and could be closed and opened again.
+    /// Whether a disk's device exists and can be closed and opened again.
     pub(super) fn can_be_replaced(&self, disk: usize) -> bool {
         let storage = &self.scene.disks[disk];
         let is_disk = storage.comes_and_goes() && !storage.needs_restart();
@@ -264,7 +265,7 @@ impl World {
     }
 }
 
-/// A listener over TCP, as the configuration has it.
+/// The configuration text of a TCP listener.
 fn listener(name: &str, address: SocketAddr) -> String {
     format!("[[listener]]\nname = \"{name}\"\ntransport = \"tcp\"\naddress = \"{address}\"\n")
 }
