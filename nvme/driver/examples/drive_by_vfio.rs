@@ -31,7 +31,7 @@ fn request(operation: Operation, lba: u64, blocks: u32, pool: &Pool, bytes: usiz
     }
 }
 
-/// Runs one request to its end.
+/// Runs one request to completion.
 fn run(
     queue: &mut dyn DeviceQueue,
     owner: &mut DriveOwner,
@@ -51,7 +51,7 @@ fn run(
     Ok(completion.data)
 }
 
-/// Writes and verifies a MiB at once and in blocks.
+/// Writes and verifies 1 MiB, by one request and block by block.
 fn verify(
     queue: &mut dyn DeviceQueue,
     owner: &mut DriveOwner,
@@ -91,7 +91,7 @@ fn verify(
     Ok(())
 }
 
-/// Reads 4 KiB at random for a while.
+/// Reads random blocks of 4 KiB for a while.
 fn load(
     queue: &mut dyn DeviceQueue,
     owner: &mut DriveOwner,
@@ -114,7 +114,7 @@ fn load(
             let read = request(Operation::Read, lba * u64::from(blocks), blocks, pool, 4096);
             match queue.submit(read) {
                 Ok(()) => {}
-                // The drive's own queue is shorter.
+                // The drive's own queue is shorter than the depth requested.
                 Err(Refusal::Later(_)) => break,
                 Err(refusal) => return Err(format!("{refusal:?}").into()),
             }
@@ -130,8 +130,8 @@ fn load(
     Ok(completed)
 }
 
-/// Reads one after the other and sleeps on the drive's interrupt in between. Returns how often it
-/// slept.
+/// Reads sequentially and sleeps on the drive's interrupt between reads. Returns the number of
+/// sleeps.
 fn sleep(
     queue: &mut dyn DeviceQueue,
     owner: &mut DriveOwner,

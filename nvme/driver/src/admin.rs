@@ -1,5 +1,5 @@
-//! The admin queue: commands with a purpose and a deadline, completed one by one. Belongs to the
-//! owner alone.
+//! The admin queue pair: commands in flight, each with a purpose and a deadline. Owned by the
+//! drive's owner alone.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -17,22 +17,22 @@ use crate::memory::{ADMIN_ENTRIES, AdminMemory, AdminPage, CQE_BYTES, SQE_BYTES}
 use crate::wiring::doorbells;
 use nvme_spec::registers::Cap;
 
-/// What an admin command is for.
+/// The purpose of an admin command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
-    /// A step of the start.
+    /// A step of the start sequence.
     Step,
-    /// An event request: has no deadline.
+    /// An Asynchronous Event Request, which has no deadline.
     Event,
-    /// The abort of an I/O command.
+    /// Abort of an I/O command.
     Abort,
-    /// The health page.
+    /// Read of the SMART / Health Information log page.
     Health,
-    /// The error log.
+    /// Read of the Error Information log page.
     Errors,
-    /// The list of changed namespaces.
+    /// Read of the changed namespace list.
     Changes,
-    /// Identifies a namespace that is said to have changed.
+    /// Identify of a namespace that the changed namespace list names.
     Recheck {
         /// The namespace.
         nsid: u32,
@@ -55,18 +55,18 @@ struct Slot {
     pending: Option<Pending>,
 }
 
-/// Commands in flight at most: one entry of a queue stays free.
+/// Maximum number of commands in flight: one queue entry stays free.
 const SLOTS: usize = ADMIN_ENTRIES as usize - 1;
 /// Added to an identifier for each use of its slot.
 const GENERATION: u16 = 1 << 8;
 const _: () = assert!(SLOTS < GENERATION as usize);
 
-/// What polling found.
+/// An event that polling found.
 #[derive(Debug)]
 pub(crate) enum AdminEvent {
-    /// A command is over.
+    /// A command completed.
     Done(Purpose, AdminOpcode, Cqe),
-    /// A completion that belongs to no command.
+    /// A completion with an identifier that no command in flight has.
     Unknown(u16),
 }
 
@@ -77,7 +77,7 @@ pub(crate) struct AdminQueue {
     dma_base: u64,
     sq_doorbell: Doorbell,
     cq_doorbell: Doorbell,
-    /// Shadow doorbells, once the controller has taken them.
+    /// Shadow doorbells, once they are configured in the controller.
     shadow: Option<Arc<DmaBuffer>>,
     slots: Box<[Slot]>,
     tail: u16,
@@ -86,7 +86,7 @@ pub(crate) struct AdminQueue {
 }
 
 impl AdminQueue {
-    /// For a controller that is about to be enabled: clears the memory of the queues.
+    /// Prepares the queues of a controller that is about to be enabled: clears their memory.
     pub(crate) fn new(memory: Arc<AdminMemory>, backing: Arc<dyn DeviceBacking>, cap: Cap) -> Self {
         for word in 0..2 * AdminMemory::CQ_OFFSET / 8 {
             memory.buffer().store_u64(word * 8, 0, Ordering::Relaxed);
@@ -124,7 +124,7 @@ impl AdminQueue {
         self.dma_base
     }
 
-    /// From now on the controller may look for the doorbells in memory.
+    /// Updates the shadow doorbells from now on, because the controller may read them.
     pub(crate) fn follow_shadow(&mut self, shadow: Arc<DmaBuffer>) {
         self.sq_doorbell.follow(&shadow, self.tail);
         self.cq_doorbell.follow(&shadow, self.head);
@@ -147,7 +147,8 @@ impl AdminQueue {
         self.slots.iter().filter_map(|slot| slot.pending.as_ref())
     }
 
-    /// Sends a command that reads into `page`, where it reads. False: the queue is full.
+    /// Submits a command. If it returns data, the data goes to `page`. Returns false if the queue
+    /// is full.
     pub(crate) fn submit(
         &mut self,
         sqe: Sqe,
@@ -186,23 +187,23 @@ impl AdminQueue {
         true
     }
 
-    /// Whether a completion waits.
+    /// Whether a completion is ready.
     #[inline]
     pub(crate) fn has_ready(&self) -> bool {
         self.entry_word().is_some()
     }
 
-    /// The second half of the next completion, which holds its phase tag, once it is there.
+    /// The second half of the next completion, which contains the phase tag, if it has been posted.
     #[inline]
     fn entry_word(&self) -> Option<u64> {
         let offset = AdminMemory::CQ_OFFSET + usize::from(self.head) * CQE_BYTES + 8;
-        // Acquire: what the command read lies in memory before its completion does.
+        // Acquire: the command's data is in memory before its completion is.
         let word = self.memory.buffer().load_u64(offset, Ordering::Acquire);
         let cqe: Cqe = transmute!([0, word]);
         (cqe.status.phase() == self.phase).then_some(word)
     }
 
-    /// The next completion.
+    /// Takes the next completion.
     pub(crate) fn poll(&mut self) -> Option<AdminEvent> {
         let second = self.entry_word()?;
         let offset = AdminMemory::CQ_OFFSET + usize::from(self.head) * CQE_BYTES;
@@ -226,7 +227,7 @@ impl AdminQueue {
         })
     }
 
-    /// A command that outlived its deadline.
+    /// The error for a command that exceeded its deadline, if any.
     pub(crate) fn overdue(&self, now: Nanos) -> Option<DriveError> {
         let late = |pending: &&Pending| pending.deadline.is_some_and(|deadline| deadline <= now);
         self.pending()

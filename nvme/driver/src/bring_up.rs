@@ -1,4 +1,5 @@
-//! Opening a drive: a start that is polled by whoever opens it, before there is an owner.
+//! Opening a drive: a start sequence that its caller polls, before the drive has an owner on a
+//! reactor.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -16,13 +17,13 @@ use crate::registers::Registers;
 use crate::shared::Shared;
 use crate::startup::{Startup, StartupState};
 
-/// How far a drive is with becoming ready.
+/// Progress of opening a drive.
 pub enum BringUpState {
-    /// Poll again: after a millisecond will do.
+    /// Poll again, for example after a millisecond.
     Pending,
-    /// The drive is ready. The owner goes to the reactor that [`DriveOptions::owner`] names.
+    /// The drive is ready. The owner moves to the reactor that [`DriveOptions::owner`] names.
     Ready((Arc<Drive>, DriveOwner)),
-    /// It will not be.
+    /// The drive cannot be opened.
     Failed(DriveError),
 }
 
@@ -34,10 +35,10 @@ pub struct BringUp {
 }
 
 impl BringUp {
-    /// Begins to open a drive, whose memory comes from `arena`, which the drive can reach.
+    /// Begins to open a drive. Its memory comes from `arena`, which the drive can access.
     ///
     /// # Errors
-    /// [`DriveError::Options`] and [`DriveError::NoMemory`]; nothing was touched.
+    /// [`DriveError::Options`] and [`DriveError::NoMemory`]; the drive was not accessed.
     pub fn new(
         backing: Arc<dyn DeviceBacking>,
         arena: &Arc<Arena>,
@@ -55,8 +56,8 @@ impl BringUp {
         })
     }
 
-    /// Goes as far as the controller lets it, without waiting. Every wait is bounded by CAP.TO or
-    /// [`Deadlines::command`](crate::Deadlines::command).
+    /// Continues the start sequence as far as possible without waiting. Every wait is bounded by
+    /// CAP.TO or [`Deadlines::command`](crate::Deadlines::command).
     pub fn poll(&mut self, now: Nanos) -> BringUpState {
         if self.over {
             return BringUpState::Pending;
@@ -76,7 +77,7 @@ impl BringUp {
         }
     }
 
-    /// When [`poll`](Self::poll) gives up on what it waits for.
+    /// The time at which [`poll`](Self::poll) gives up its current wait.
     #[must_use]
     pub fn deadline(&self) -> Nanos {
         self.startup.deadline()
@@ -92,8 +93,8 @@ impl Drop for BringUp {
         if self.is_ready() || !self.shared.dma_running.load(Ordering::Acquire) {
             return;
         }
-        // The memory is kept until bus mastering is off, which the end of `Shared` sees to; a
-        // controller that still listens is disabled as well.
+        // Dropping `Shared` turns bus mastering off before the memory is freed. In addition,
+        // disable a controller whose registers still respond.
         let registers = Registers::new(&**self.startup.backing());
         if let Some(cc) = registers.cc() {
             registers.set_cc(cc.with_en(false));

@@ -1,4 +1,4 @@
-//! Doorbells: a register, and in front of it a word of memory where the controller looks there
+//! Doorbells: a register, and optionally a shadow doorbell in memory that the controller reads
 //! (Base 2.1 §B.5).
 
 use std::sync::atomic::{Ordering, fence};
@@ -9,7 +9,7 @@ use nvme_spec::registers::DOORBELL_BASE_BYTES;
 use crate::backing::DeviceBacking;
 use crate::memory::PAGE_BYTES;
 
-/// One queue's doorbell.
+/// The doorbell of one queue.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Doorbell {
     /// Offset of the register in BAR 0.
@@ -21,8 +21,8 @@ impl Doorbell {
         Self { register }
     }
 
-    /// Tells the controller of `new`; `old` is what it was told last. True when the register was
-    /// written.
+    /// Notifies the controller of the index `new`; `old` is the last index it was notified of.
+    /// Returns true if the register was written.
     #[inline]
     pub(crate) fn ring(
         self,
@@ -40,18 +40,18 @@ impl Doorbell {
         true
     }
 
-    /// Stores the shadow doorbell; whether the register must be written too.
+    /// Stores the shadow doorbell. Returns whether the register must be written too.
     fn ring_shadow(self, shadow: &DmaBuffer, old: u16, new: u16) -> bool {
         let offset = self.register - DOORBELL_BASE_BYTES as usize;
         shadow.store_u32(offset, u32::from(new), Ordering::Release);
-        // The controller stores EventIdx and then looks at the doorbell; we store the doorbell and
-        // then look at EventIdx. Without a full fence both could miss the other's store.
+        // The controller stores EventIdx and then reads the doorbell; the driver stores the
+        // doorbell and then reads EventIdx. Without a full fence both could miss the other's store.
         fence(Ordering::SeqCst);
         let event = shadow.load_u32(PAGE_BYTES + offset, Ordering::Relaxed);
         is_due(event as u16, old, new)
     }
 
-    /// Stores the shadow doorbell without a look at EventIdx, for the admin queues, whose registers
+    /// Stores the shadow doorbell without reading EventIdx. For the admin queues, whose registers
     /// are always written.
     pub(crate) fn follow(self, shadow: &DmaBuffer, new: u16) {
         let offset = self.register - DOORBELL_BASE_BYTES as usize;
@@ -59,9 +59,9 @@ impl Doorbell {
     }
 }
 
-/// Whether the controller wants to be told of the way from `old` to `new`: it sleeps at `event`
-/// (Base 2.1 §B.5). Indices wrap at the queue's size, which makes the answer true too often, never
-/// too rarely.
+/// Whether the move from `old` to `new` passes `event`, at which the controller wants a register
+/// write (Base 2.1 §B.5). Indices wrap at the queue's size, so the result is true too often, but
+/// never too rarely.
 fn is_due(event: u16, old: u16, new: u16) -> bool {
     new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
 }
@@ -70,7 +70,7 @@ fn is_due(event: u16, old: u16, new: u16) -> bool {
 mod tests {
     use super::*;
 
-    /// Base 2.1 §B.5: the register is written when the move passes EventIdx.
+    /// Base 2.1 §B.5: the register is written if the move passes EventIdx.
     #[test]
     fn the_register_is_written_when_the_event_index_is_passed() {
         assert!(is_due(5, 5, 6));

@@ -1,4 +1,4 @@
-//! An open drive as the control plane sees it, and its namespaces as block devices.
+//! An open drive for the control plane, and its namespaces as block devices.
 
 use std::sync::Arc;
 
@@ -17,32 +17,33 @@ use crate::queue::NamespaceQueue;
 use crate::registry;
 use crate::shared::{DriveCounters, FunctionReset, Phase, Shared};
 
-/// How a drive is.
+/// The state of a drive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DriveState {
-    /// It is being brought up.
+    /// The start sequence runs.
     Starting,
-    /// In order.
+    /// The drive serves requests.
     Ready,
-    /// Being reset after a fault; requests wait.
+    /// The controller is being reset after a fault; requests wait.
     Resetting,
-    /// Finishing what is in flight, because the system wants it back or the appliance stops.
+    /// Requests in flight complete, because the system requests the drive back or the appliance
+    /// stops.
     Leaving,
-    /// Gone, for this reason; every request is refused until it is
+    /// The drive is gone for this reason. Every request is refused until the drive is
     /// [reattached](Drive::reattach).
     Gone(GoneReason),
-    /// Shut down, at the end of its reactor.
+    /// The drive was shut down because its reactor stopped.
     Closed,
 }
 
 /// A namespace of a drive.
 #[derive(Clone, Debug)]
 pub struct NamespaceInfo {
-    /// Its identifier on this drive.
+    /// Namespace identifier on this drive.
     pub nsid: u32,
-    /// Its shape, or why it cannot be used.
+    /// Its geometry, or the reason why it cannot be used.
     pub geometry: Result<Geometry, Unusable>,
-    /// Whether it is what it was when the drive was opened.
+    /// Whether it is unchanged since the drive was opened.
     pub status: NamespaceStatus,
     /// IEEE Extended Unique Identifier, big-endian.
     pub eui64: Option<[u8; 8]>,
@@ -52,7 +53,7 @@ pub struct NamespaceInfo {
     pub uuid: Option<[u8; 16]>,
 }
 
-/// An open drive. For the control plane: methods may take a lock.
+/// An open drive. For the control plane: methods may lock a mutex.
 pub struct Drive {
     shared: Arc<Shared>,
 }
@@ -69,37 +70,38 @@ impl Drive {
             .expect("a drive is made once it is identified")
     }
 
-    /// Name from the configuration.
+    /// The name from the configuration.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.shared.options.name
     }
 
-    /// Model number.
+    /// The model number.
     #[must_use]
     pub fn model(&self) -> &str {
         &self.identity().controller.model
     }
 
-    /// Serial number.
+    /// The serial number.
     #[must_use]
     pub fn serial(&self) -> &str {
         &self.identity().controller.serial
     }
 
-    /// Firmware revision, as of the first start.
+    /// The firmware revision at the first start.
     #[must_use]
     pub fn firmware(&self) -> &str {
         &self.identity().controller.firmware
     }
 
-    /// Commands in flight on one reactor at most: what was wanted, clamped to the drive.
+    /// Maximum number of commands in flight per reactor: the configured number, limited by the
+    /// drive.
     #[must_use]
     pub fn queue_depth(&self) -> usize {
         usize::from(self.identity().limits.slots)
     }
 
-    /// How it is.
+    /// The current state.
     #[must_use]
     pub fn state(&self) -> DriveState {
         let control = self.shared.control();
@@ -115,7 +117,7 @@ impl Drive {
         }
     }
 
-    /// Its active namespaces, as they were when it was opened; 128 at most.
+    /// The namespaces that were active when the drive was opened, at most 128.
     #[must_use]
     pub fn namespaces(&self) -> Vec<NamespaceInfo> {
         let info = |namespace: &Namespace| NamespaceInfo {
@@ -129,7 +131,8 @@ impl Drive {
         self.identity().namespaces.iter().map(info).collect()
     }
 
-    /// A namespace as a block device. [`QueueOptions::core`] of its queues is the reactor's index.
+    /// Opens a namespace as a block device. [`QueueOptions::core`] of its queues is the reactor's
+    /// index.
     ///
     /// # Errors
     /// [`DriveError::NoNamespace`] and [`DriveError::Namespace`].
@@ -161,19 +164,19 @@ impl Drive {
         }))
     }
 
-    /// Sets how reactors are woken, by index. Called from reactors and from the owner.
+    /// Sets the function that wakes a reactor by index. Reactors and the owner call it.
     pub fn set_waker(&self, waker: Box<dyn Fn(usize) + Send + Sync>) {
         self.shared.set_waker(waker);
     }
 
-    /// What happened to it since it was opened.
+    /// Counters since the drive was opened.
     #[must_use]
     pub fn counters(&self) -> DriveCounters {
         self.shared.counters()
     }
 
-    /// Whether it is gone and nothing holds the backing any more: the control thread may open the
-    /// function anew and [`reattach`](Self::reattach) it.
+    /// Whether the drive is gone and its backing was dropped everywhere: the control thread may
+    /// then open the function again and [`reattach`](Self::reattach) it.
     #[must_use]
     pub fn wants_reopen(&self) -> bool {
         let control = self.shared.control();
@@ -184,9 +187,10 @@ impl Drive {
             && self.shared.all_acknowledged()
     }
 
-    /// Gives a gone drive a new backing. The owner starts it with its next tick; it must be the
-    /// same drive (model and serial number) with commands that do as much as before, else it is
-    /// gone again, for [`GoneReason::Changed`]. Namespaces that differ are refused one by one.
+    /// Gives a gone drive a new backing. The owner starts it at its next tick. It must be the same
+    /// drive (model and serial number) with at least the same command support and limits; otherwise
+    /// the drive is gone again, with [`GoneReason::Changed`]. A namespace that differs is refused
+    /// individually.
     ///
     /// # Errors
     /// [`DriveError::InUse`] unless [`wants_reopen`](Self::wants_reopen).
@@ -199,17 +203,17 @@ impl Drive {
         Ok(())
     }
 
-    /// Whether the drive does not let itself be stopped by its own registers, so that the control
-    /// thread has to call [`function_reset`](Self::function_reset).
+    /// Whether the drive cannot be stopped through its registers, so that the control thread has to
+    /// call [`function_reset`](Self::function_reset).
     #[must_use]
     pub fn function_reset_needed(&self) -> bool {
         self.shared.control().function_reset == FunctionReset::Needed
     }
 
-    /// Resets the function, which may take 100 ms and more: never on a reactor.
+    /// Resets the function, which may take 100 ms or more: never call it on a reactor.
     ///
     /// # Errors
-    /// [`DriveError::InUse`] when there is no need, [`DriveError::FunctionReset`].
+    /// [`DriveError::InUse`] if no reset is needed, [`DriveError::FunctionReset`].
     pub fn function_reset(&self) -> Result<(), DriveError> {
         let backing = {
             let control = self.shared.control();
@@ -220,7 +224,7 @@ impl Drive {
         let outcome = backing.reset_function();
         {
             let mut control = self.shared.control();
-            // The owner may have given up in the meantime.
+            // The owner may have given up meanwhile.
             if control.function_reset == FunctionReset::Needed {
                 control.function_reset = match outcome {
                     Ok(()) => FunctionReset::Done,
@@ -233,7 +237,7 @@ impl Drive {
     }
 }
 
-/// How a namespace's requests are carried out.
+/// Limits of a namespace's requests.
 fn namespace_limits(namespace: &Namespace, geometry: Geometry, limits: &Limits) -> NamespaceLimits {
     let block_size = geometry.block_size;
     let written = ZEROES_BYTES_MAX.min(limits.part_bytes as usize) as u32;

@@ -1,18 +1,18 @@
-//! An NVMe controller in software, behind the same [`DeviceBacking`] as a real one, that fails by
-//! plan. For tests of the driver and of everything above it.
+//! An NVMe controller in software with planned faults, behind the same [`DeviceBacking`] as a real
+//! one. For tests of the driver and of the layers above it.
 //!
-//! Owns: the registers with their side effects, the admin and NVM command sets, PRPs and SGLs with
-//! the exact status for bad ones, queues with phase tags, shadow doorbells, submission queues in a
-//! controller memory buffer, namespaces on a medium behind a volatile write cache, and faults by
-//! pattern and seed ([`FaultRule`]). Refuses: time of its own (it knows what
-//! [`tick`](EmulatedController::tick) told it), threads, and allocation after creation, so that a
-//! driver's own allocations and instructions can be counted beside it.
+//! It implements the registers with their side effects, the admin and NVM command sets, PRPs and
+//! SGLs with the exact status for invalid ones, queues with phase tags, shadow doorbells,
+//! submission queues in a controller memory buffer, namespaces on a medium behind a volatile write
+//! cache, and faults selected by pattern and seed ([`FaultRule`]). It has no clock of its own (its
+//! time is that of the last [`tick`](EmulatedController::tick)) and no threads, and does not
+//! allocate after creation, so that a driver's own allocations and instructions can be counted.
 //!
-//! A command is carried out inside the doorbell write that brings it, unless the drive has a
-//! [`latency`](EmulatedOptions::latency) or a fault delays it: those fall due in `tick`. Data moves
-//! when a command is carried out, not when it is fetched, so a lease that comes home too early is
-//! written over. Even between CC.EN = 0 and CSTS.RDY = 0 the controller goes on writing to memory. In
-//! debug builds an access to memory that is not posted is told
+//! A command executes inside the doorbell write that submits it, unless the drive has a
+//! [`latency`](EmulatedOptions::latency) or a fault delays it; a delayed command executes in
+//! `tick`. Data is transferred when a command executes, not when it is fetched, so a lease that is
+//! freed too early is overwritten. Between CC.EN = 0 and CSTS.RDY = 0 the controller continues to
+//! write to memory. In debug builds an access to memory that is not posted for DMA is recorded
 //! ([`take_dma_violation`](hugemem::Arena::take_dma_violation)).
 //!
 //! Sources: NVM Express Base Specification 2.1 ("Base 2.1"), NVM Command Set 1.1 ("NVM 1.1"), NVMe
@@ -59,7 +59,7 @@ use bus::{Bus, Memory};
 use registers::{CONTROLLER_MEMORY_BAR, CONTROLLER_MEMORY_OFFSET};
 use state::State;
 
-/// What the controller and its control handles share.
+/// State shared by the controller and its control handles.
 struct Shared {
     bus: Bus,
     name: String,
@@ -74,27 +74,26 @@ impl Shared {
     }
 }
 
-/// Lets go of all memory that drivers on this thread keep although nobody uses them, because their
-/// drives might still reach it. For whoever plays the end of a process, whose drives reach nothing
-/// any more.
+/// Frees all memory that the drivers of this thread keep only because their drives might still
+/// access it. For tests that simulate the end of a process, after which no drive accesses memory.
 pub fn end_of_process() {
     crate::registry::forget_all();
 }
 
-/// An emulated NVMe controller whose host's memory is one region.
+/// An emulated NVMe controller whose host memory is one region.
 pub struct EmulatedController {
     shared: Arc<Shared>,
 }
 
 impl EmulatedController {
-    /// Makes a drive that sees `memory` as its host's memory, and puts it into its slot.
+    /// Creates a drive that has `memory` as its host's memory, and inserts it into its slot.
     ///
     /// # Errors
-    /// What the kernel answers to another mapping of the region, or to an event descriptor.
+    /// The kernel's error for another mapping of the region, or for an event descriptor.
     ///
     /// # Panics
-    /// The options make no drive: a count of 0, more than 1024 queue pairs, a block size that is no
-    /// power of two from 512 on, a namespace that is larger than it can be.
+    /// The options are invalid: a count of 0, more than 1024 queue pairs, a block size that is not
+    /// a power of two of at least 512, a namespace larger than its maximum.
     pub fn new(memory: &Region, options: EmulatedOptions) -> io::Result<Self> {
         check(&options);
         let buffer = options
@@ -119,14 +118,14 @@ impl EmulatedController {
         })
     }
 
-    /// A handle to steer the drive with.
+    /// A handle that controls the drive.
     #[must_use]
     pub fn control(&self) -> EmulatorControl {
         EmulatorControl::new(Arc::clone(&self.shared))
     }
 
-    /// Tells the time, which never goes back: what has fallen due since happens now. With
-    /// [`ShadowDoorbells::Poll`] this is also when commands are found.
+    /// Advances the time, which never moves backwards, and executes everything that is due. With
+    /// [`ShadowDoorbells::Poll`] this also fetches new commands.
     pub fn tick(&self, now: Nanos) {
         self.shared.lock().tick(&self.shared.bus, now);
     }

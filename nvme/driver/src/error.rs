@@ -1,32 +1,32 @@
-//! Why a drive cannot be driven.
+//! Errors of opening and using a drive.
 
 use std::io;
 
 use nvme_spec::Status;
 use nvme_spec::command::AdminOpcode;
 
-/// Why a drive could not be brought up, or cannot be used.
+/// Error of opening or using a drive.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DriveError {
-    /// Options that make no sense together.
+    /// Invalid options.
     #[error("{0}")]
     Options(&'static str),
     /// Every register reads as all ones.
     #[error("the drive does not answer: it was removed, or its link is down")]
     Gone,
-    /// Registers that end before the doorbells that are needed.
+    /// BAR 0 ends before the doorbells that are needed.
     #[error("BAR 0 has {len} bytes, {needed} are needed for the doorbells")]
     RegistersTooShort {
         /// Bytes that are mapped.
         len: usize,
-        /// Bytes that hold registers and doorbells.
+        /// Bytes of registers and doorbells that are needed.
         needed: usize,
     },
-    /// CAP.CSS has no NVM command set.
+    /// CAP.CSS does not include the NVM command set.
     #[error("the controller has no NVM command set (key-value or admin only)")]
     NoNvmCommandSet,
-    /// The smallest memory page is larger than what the arena is aligned to.
+    /// The smallest memory page is larger than the arena's alignment.
     #[error("the controller's smallest memory page is {bytes} bytes; only 4096 is supported")]
     PageSize {
         /// 2^(12 + CAP.MPSMIN).
@@ -38,35 +38,35 @@ pub enum DriveError {
         /// CAP.MQES, one-based.
         entries: u32,
     },
-    /// The controller did not follow CC.EN in the time that CAP.TO gives it.
+    /// The controller did not follow CC.EN within CAP.TO.
     #[error("the controller did not become {wanted} within {waited_ms} ms (CAP.TO)")]
     NotReady {
-        /// What was waited for.
+        /// The state waited for.
         wanted: &'static str,
-        /// How long.
+        /// Duration of the wait in milliseconds.
         waited_ms: u64,
     },
-    /// CSTS.CFS.
+    /// The controller reports a fatal status (CSTS.CFS).
     #[error("the controller reports a fatal error (CSTS.CFS)")]
     Fatal,
-    /// An admin command of the start failed.
+    /// An admin command of the start sequence failed.
     #[error("{} failed: {status}", opcode)]
     Command {
         /// The command.
         opcode: AdminOpcode,
-        /// What the controller answered.
+        /// Status of the completion.
         status: Status,
     },
-    /// An admin command of the start was not answered.
+    /// An admin command did not complete in time.
     #[error("{opcode} was not answered in time")]
     CommandTimeout {
         /// The command.
         opcode: AdminOpcode,
     },
-    /// An admin completion that belongs to no command.
+    /// An admin completion with an unknown identifier.
     #[error("the controller completed an admin command that was never sent ({cid:#06x})")]
     UnknownAdminCompletion {
-        /// Its identifier.
+        /// Command identifier.
         cid: u16,
     },
     /// Fewer queue pairs than reactors.
@@ -85,15 +85,15 @@ pub enum DriveError {
         "the arena has no free slice of {bytes} bytes for the drive's queues: give it more memory"
     )]
     NoMemory {
-        /// Bytes wanted in one piece.
+        /// Contiguous bytes needed.
         bytes: usize,
     },
-    /// Bus mastering could not be switched.
+    /// Bus mastering could not be switched on or off.
     #[error("bus mastering could not be switched {}", if *.on { "on" } else { "off" })]
     BusMaster {
-        /// Which way.
+        /// The setting requested.
         on: bool,
-        /// What the system answered.
+        /// The system's error.
         source: io::Error,
     },
     /// The function could not be reset.
@@ -102,7 +102,7 @@ pub enum DriveError {
     /// The drive has no such namespace.
     #[error("the drive has no active namespace {nsid}")]
     NoNamespace {
-        /// The identifier asked for.
+        /// The identifier requested.
         nsid: u32,
     },
     /// The namespace cannot be used.
@@ -110,24 +110,24 @@ pub enum DriveError {
     Namespace {
         /// The namespace.
         nsid: u32,
-        /// Why not.
+        /// The reason.
         reason: Unusable,
     },
-    /// A drive that came back is another one.
+    /// A reattached drive has another identity.
     #[error("another drive came back: {0} differs")]
     NotTheSame(&'static str),
-    /// The drive is in use: it is not gone, or parts of it are still held.
+    /// The drive is in use: it is not gone, or parts of it are still referenced.
     #[error("the drive is not waiting to be opened again")]
     InUse,
 }
 
-/// Why a namespace cannot be used as a block device.
+/// The reason why a namespace cannot be used as a block device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unusable {
-    /// A block size other than 512 and 4096.
+    /// The block size is neither 512 nor 4096.
     #[error("its blocks have {bytes} bytes; format it with blocks of 512 or 4096 (`nvme format`)")]
     BlockSize {
-        /// Bytes of a block.
+        /// Bytes per block.
         bytes: u32,
     },
     /// The format has metadata.
@@ -139,7 +139,7 @@ pub enum Unusable {
         /// Bytes per block.
         bytes: u16,
     },
-    /// Protection information is switched on.
+    /// Protection information is enabled.
     #[error(
         "its format has protection information (type {kind}); \
          format it without (`nvme format --pi=0`)"
@@ -148,13 +148,13 @@ pub enum Unusable {
         /// Protection type, 1 to 3.
         kind: u8,
     },
-    /// Identify Namespace names no usable format.
+    /// Identify Namespace reports no usable format.
     #[error("its format is not one that the drive lists")]
     NoFormat,
-    /// Identify Namespace failed or says that it has no blocks.
+    /// Identify Namespace reports no blocks.
     #[error("it has no blocks")]
     Empty,
-    /// Another command set than NVM.
+    /// The namespace uses another command set than NVM.
     #[error("it belongs to another command set ({csi:#04x}) than NVM")]
     CommandSet {
         /// The command set's identifier.
@@ -165,18 +165,18 @@ pub enum Unusable {
     NotIdentified(Status),
 }
 
-/// Why a drive is gone for good, until it is opened again.
+/// The reason why a drive is gone until it is opened again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum GoneReason {
     /// Its registers read as all ones.
     Vanished,
-    /// The system asked for it back.
+    /// The system requested it back.
     LetGo,
-    /// It did not come back from a reset in time.
+    /// It was not ready in time after a reset.
     ResetFailed,
-    /// It came back as another drive, or with fewer abilities than before.
+    /// It returned as another drive, or with less command support than before.
     Changed,
-    /// A reactor did not take notice of a reset in time.
+    /// A reactor did not acknowledge a reset in time.
     ReactorStuck,
 }
 

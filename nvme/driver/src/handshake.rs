@@ -1,12 +1,13 @@
-//! How the owner of a drive learns that nobody touches the queues any more: it publishes a word, and
-//! each pair that a reactor polls acknowledges that it acts upon it. A pair that nobody polls need
-//! not answer, and one that begins to be polled sees the word first.
+//! The handshake by which the owner of a drive makes sure that no reactor accesses the queues any
+//! more. The owner publishes a word, and each pair that a reactor polls acknowledges that it acts
+//! upon it. A pair that is not polled does not have to acknowledge; it reads the word before it is
+//! polled again.
 //!
-//! `tests/loom.rs` explores every interleaving of it.
+//! `tests/loom.rs` explores every interleaving.
 
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 
-/// The owner's word. Only the owner publishes.
+/// The owner's state word. Only the owner publishes it.
 pub(crate) struct Word(AtomicU64);
 
 impl Word {
@@ -14,13 +15,14 @@ impl Word {
         Self(AtomicU64::new(bits))
     }
 
-    /// The word now. Whoever sees it sees all that the owner did before it.
+    /// Reads the word. Everything that the owner did before publishing it is visible to the reader.
     #[inline]
     pub(crate) fn load(&self) -> u64 {
         self.0.load(Ordering::Acquire)
     }
 
-    /// Says it. Whoever is not seen to be attached after this sees it when it attaches.
+    /// Publishes the word. A pair that the owner does not see attached after this call reads this
+    /// word when it attaches.
     pub(crate) fn publish(&self, bits: u64) {
         self.0.store(bits, Ordering::Release);
         // Pairs with the fence in `attach`.
@@ -28,7 +30,7 @@ impl Word {
     }
 }
 
-/// Whether a pair is polled, and which word it acts upon.
+/// Whether a pair is polled, and the word that it acts upon.
 #[derive(Default)]
 pub(crate) struct Presence {
     attached: AtomicBool,
@@ -36,25 +38,26 @@ pub(crate) struct Presence {
 }
 
 impl Presence {
-    /// The pair is polled from now on. Gives the word that it has to act upon: either the owner
-    /// sees that it is attached, or this is the owner's latest word.
+    /// Marks the pair as polled. Returns the word that it has to act upon. Either the owner sees
+    /// that the pair is attached, or this is the owner's latest word.
     pub(crate) fn attach(&self, word: &Word) -> u64 {
         self.attached.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
         word.load()
     }
 
-    /// Nobody polls the pair any more; all that it did to the queues was before this.
+    /// Marks the pair as not polled. All its accesses to the queues happen before.
     pub(crate) fn detach(&self) {
         self.attached.store(false, Ordering::Release);
     }
 
-    /// The pair acts upon this word; what it did by an earlier one was before this.
+    /// Declares that the pair acts upon this word. Everything it did under an earlier word happens
+    /// before.
     pub(crate) fn acknowledge(&self, word: u64) {
         self.acknowledged.store(word, Ordering::Release);
     }
 
-    /// Whether the pair does nothing but what this word allows, or nothing at all.
+    /// Whether the pair does only what this word allows, or is not polled.
     pub(crate) fn follows(&self, word: u64) -> bool {
         !self.attached.load(Ordering::Acquire) || self.acknowledged.load(Ordering::Acquire) == word
     }

@@ -1,4 +1,4 @@
-//! What a drive says of itself, and what the driver makes of it.
+//! The identity of a drive: its Identify data, and the limits that the driver derives from it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -15,19 +15,19 @@ use crate::error::Unusable;
 use crate::memory::{PAGE_BYTES, ZEROES_BYTES_MAX};
 use crate::options::{DriveOptions, QUEUE_DEPTH_MIN};
 
-/// Bytes of the longest command's data where PRP lists describe it: their memory is per slot, so
-/// longer requests go in parts.
+/// Maximum bytes of data per command if PRP lists describe it. List memory is per slot, so longer
+/// requests are split.
 pub(crate) const PART_BYTES_MAX_PRP: u64 = 256 << 10;
-/// And where one SGL descriptor does.
+/// Maximum bytes of data per command if one SGL descriptor describes it.
 const PART_BYTES_MAX_SGL: u64 = 1 << 20;
-/// The least memory per slot: the range of a Dataset Management command.
+/// Minimum memory per slot in bytes: the range of a Dataset Management command.
 const LIST_BYTES_MIN: usize = 16;
 /// Blocks that NLB can name.
 const BLOCKS_PER_COMMAND_MAX: u64 = 1 << 16;
-/// The largest request that a device takes, bytes: what the other devices take too.
+/// Largest request of a device in bytes: the same as for all other devices.
 const TRANSFER_BYTES_MAX: u32 = block::TRANSFER_BYTES_MAX as u32;
 
-/// Who a controller is.
+/// Identification of a controller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ControllerInfo {
     pub(crate) model: String,
@@ -37,49 +37,49 @@ pub(crate) struct ControllerInfo {
     pub(crate) vendor: u16,
 }
 
-/// What commands a controller has, and how long they may be.
+/// Supported commands of a controller, and their limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Limits {
-    /// Commands in flight on one pair.
+    /// Maximum number of commands in flight per pair.
     pub(crate) slots: u16,
     /// Bytes of memory per slot, a power of two.
     pub(crate) list_bytes: usize,
-    /// Data of one command, bytes: a multiple of the page size.
+    /// Maximum bytes of data per command: a multiple of the page size.
     pub(crate) part_bytes: u32,
-    /// Whether data of more than two pages is described by an SGL.
+    /// Whether an SGL describes data of more than two pages.
     pub(crate) sgl: bool,
     pub(crate) compare: bool,
     pub(crate) write_zeroes: bool,
-    /// Bytes of one Write Zeroes.
+    /// Maximum bytes per Write Zeroes.
     pub(crate) write_zeroes_bytes: u64,
     pub(crate) deallocate: bool,
-    /// Blocks of one range to deallocate.
+    /// Maximum blocks per range of Deallocate.
     pub(crate) deallocate_blocks: u32,
-    /// Whether the controller takes doorbells in memory.
+    /// Whether the controller supports shadow doorbells.
     pub(crate) shadow: bool,
     /// Whether it has a volatile write cache.
     pub(crate) write_cache: bool,
-    /// Event requests that it takes, 1 to 4.
+    /// Number of event requests to send, 1 to 4.
     pub(crate) events: u8,
-    /// Aborts in flight at once, 1 to 256.
+    /// Maximum number of Abort commands in flight, 1 to 256.
     pub(crate) aborts: u16,
-    /// The events that it knows.
+    /// The event notifications that it supports.
     pub(crate) notices: Oaes,
-    /// Error log entries, 1 to 64.
+    /// Number of error log entries, 1 to 64.
     pub(crate) error_entries: u8,
-    /// Within which CSTS.RDY follows CC.EN, by CAP.TO, milliseconds.
+    /// Time within which CSTS.RDY follows CC.EN, from CAP.TO, in milliseconds.
     pub(crate) ready_timeout_ms: u32,
-    /// Time that a shutdown takes, microseconds; 0 where not told.
+    /// Shutdown time in microseconds; 0 if not reported.
     pub(crate) shutdown_us: u32,
     /// The largest namespace identifier (NN).
     pub(crate) namespaces_max: u32,
 }
 
-/// Event requests in flight at most: one kind of event each, so more would stay unused.
+/// Maximum number of event requests in flight: one per kind of event, so more would remain unused.
 const EVENTS_MAX: u8 = 4;
 
 impl Limits {
-    /// Decides how to use a controller.
+    /// Derives the limits of a controller.
     pub(crate) fn new(
         cap: Cap,
         page: &IdentifyController,
@@ -101,8 +101,8 @@ impl Limits {
         } else {
             (part_bytes as usize / PAGE_BYTES - 1) * size_of::<u64>()
         };
-        // NVM 1.1 §4.1.5.4: without WZSL there is no limit, but drives that apply MDTS to Write
-        // Zeroes exist, so it is taken for one.
+        // NVM 1.1 §4.1.5.4: WZSL 0 means no limit. But some drives apply MDTS to Write Zeroes, so
+        // MDTS is used then.
         let pages = |exponent: u8| u64::from(page_bytes_min).checked_shl(u32::from(exponent));
         let write_zeroes_bytes = match nvm.wzsl {
             0 => mdts.unwrap_or(u64::MAX),
@@ -135,13 +135,14 @@ impl Limits {
         }
     }
 
-    /// Bytes of zeroes that are needed for writing where there is no Write Zeroes.
+    /// Bytes of zeroes to write from if the controller has no Write Zeroes.
     pub(crate) fn zeroes_bytes(&self) -> Option<usize> {
         let bytes = ZEROES_BYTES_MAX.min(self.part_bytes as usize);
         (!self.write_zeroes).then_some(bytes)
     }
 
-    /// Whether queues and devices made for `self` work with a controller of `other`.
+    /// Whether queues and devices created for `self` work with a controller that has the limits
+    /// `other`.
     pub(crate) fn fit(&self, other: &Self) -> bool {
         let has = |before: bool, now: bool| now || !before;
         self.slots <= other.slots
@@ -155,8 +156,8 @@ impl Limits {
     }
 }
 
-/// Slots of a pair: what is wanted, within the controller's queues (one entry of which stays free,
-/// Base 2.1 §3.3.1.5) and what the arena has in one piece.
+/// Number of slots of a pair: the configured depth, limited by the controller's queues (one entry
+/// of which stays free, Base 2.1 §3.3.1.5) and by the arena's largest contiguous piece.
 fn slots(cap: Cap, options: &DriveOptions, arena_bytes_max: usize) -> u16 {
     let queue = cap.mqes().min(u32::from(u16::MAX)) as u16 - 1;
     let room = (arena_bytes_max / crate::memory::SQE_BYTES - 1).min(usize::from(u16::MAX)) as u16;
@@ -170,16 +171,16 @@ fn slots(cap: Cap, options: &DriveOptions, arena_bytes_max: usize) -> u16 {
 /// Whether a namespace can still be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NamespaceStatus {
-    /// As it was when the drive was opened.
+    /// Unchanged since the drive was opened.
     Usable,
-    /// Its size or format changed: reads and writes are refused until the drive is opened anew,
+    /// Its size or format changed. Reads and writes are refused until the drive is opened again,
     /// because the size of a device is constant while it is open.
     Changed,
     /// It was deleted or detached.
     Removed,
 }
 
-/// A [`NamespaceStatus`] that reactors look at with every request.
+/// A [`NamespaceStatus`] that reactors check for every request.
 #[derive(Debug)]
 pub(crate) struct StatusCell(AtomicU8);
 
@@ -215,12 +216,12 @@ impl StatusCell {
     }
 }
 
-/// A namespace as it was identified.
+/// A namespace as identified at start.
 #[derive(Clone, Debug)]
 pub(crate) struct Namespace {
     pub(crate) nsid: u32,
     pub(crate) geometry: Result<Geometry, Unusable>,
-    /// Whether Write Zeroes may deallocate, and the blocks still read as zeroes.
+    /// Whether Write Zeroes may deallocate because deallocated blocks read as zeroes.
     pub(crate) zeroes_deallocate: bool,
     pub(crate) eui64: Option<[u8; 8]>,
     pub(crate) nguid: Option<[u8; 16]>,
@@ -228,7 +229,7 @@ pub(crate) struct Namespace {
     pub(crate) status: Arc<StatusCell>,
 }
 
-/// An identifier of zeroes is none (NVM 1.1 §4.1.5.1).
+/// An identifier of zeroes means none (NVM 1.1 §4.1.5.1).
 fn identifier<const N: usize>(bytes: [u8; N]) -> Option<[u8; N]> {
     (bytes != [0; N]).then_some(bytes)
 }
@@ -264,7 +265,7 @@ impl Namespace {
         }
     }
 
-    /// Takes in the identification descriptors (Base 2.1 §5.1.13.2.3).
+    /// Adds the identification descriptors (Base 2.1 §5.1.13.2.3).
     pub(crate) fn add_descriptors(&mut self, page: &[u8]) {
         for id in NamespaceIds::new(page) {
             match id {
@@ -279,7 +280,7 @@ impl Namespace {
         }
     }
 
-    /// Whether it is the same namespace, in shape and name.
+    /// Whether it is the same namespace: geometry and identifiers.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         self.geometry == other.geometry
             && self.eui64 == other.eui64
@@ -288,7 +289,7 @@ impl Namespace {
     }
 }
 
-/// The shape of a namespace as a block device, or why it cannot be one.
+/// The geometry of a namespace as a block device, or the reason why it cannot be one.
 fn geometry(
     page: &IdentifyNamespace,
     limits: &Limits,
@@ -317,7 +318,7 @@ fn geometry(
         block_count: page.nsze.get(),
         volatile_write_cache: write_cache,
         optimal_io_blocks: optimal_io_blocks(page),
-        // Deallocate is a hint, which a drive may ignore whatever its deallocated blocks read as
+        // Deallocate is a hint. A drive may ignore it regardless of how deallocated blocks read
         // (NVM 1.1 §3.3.3.2.1).
         deallocate: if limits.deallocate {
             Deallocate::Unspecified
@@ -329,8 +330,8 @@ fn geometry(
     })
 }
 
-/// The preferred write granularity where there is one, else the boundary that requests had better
-/// not cross, else the atomic unit (NVM 1.1 §5.2.2, §4.1.5.1).
+/// The preferred write granularity if reported, else the optimal I/O boundary, else the atomic unit
+/// (NVM 1.1 §5.2.2, §4.1.5.1).
 fn optimal_io_blocks(page: &IdentifyNamespace) -> u32 {
     // 01b and 11b: NPWG is valid.
     if page.nsfeat.optperf() == 1 || page.nsfeat.optperf() == 3 {
@@ -345,7 +346,7 @@ fn optimal_io_blocks(page: &IdentifyNamespace) -> u32 {
     1
 }
 
-/// All that is constant while a drive is open.
+/// The properties that are constant while a drive is open.
 #[derive(Clone, Debug)]
 pub(crate) struct Identity {
     pub(crate) controller: ControllerInfo,
@@ -359,7 +360,7 @@ impl Identity {
     }
 }
 
-/// Text of an identify page: printable ASCII, trimmed; what is not printable becomes `?`.
+/// Text of an Identify page: printable ASCII, trimmed; other characters become `?`.
 pub(crate) fn text(bytes: &[u8]) -> String {
     let printable = |byte: &u8| match byte {
         0x20..=0x7e => char::from(*byte),
@@ -382,7 +383,7 @@ impl ControllerInfo {
     }
 }
 
-/// Blocks of one Write Zeroes command.
+/// Maximum blocks per Write Zeroes command.
 pub(crate) fn zeroes_blocks(limits: &Limits, block_size: u32) -> u32 {
     let blocks = limits.write_zeroes_bytes / u64::from(block_size);
     blocks.clamp(1, BLOCKS_PER_COMMAND_MAX) as u32

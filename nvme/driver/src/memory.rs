@@ -1,5 +1,4 @@
-//! The memory that a drive shares with us for as long as it is open: queues, lists, shadow
-//! doorbells.
+//! Memory shared with a drive while it is open: queues, PRP lists, shadow doorbells.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -9,7 +8,7 @@ use hugemem::{Arena, DmaBuffer};
 use crate::error::DriveError;
 use crate::identity::{Limits, PART_BYTES_MAX_PRP};
 
-/// Bytes of a memory page, as CC.MPS = 0 says.
+/// Bytes of a memory page (CC.MPS = 0).
 pub(crate) const PAGE_BYTES: usize = 4096;
 
 /// Bytes of a submission queue entry.
@@ -17,17 +16,17 @@ pub(crate) const SQE_BYTES: usize = size_of::<nvme_spec::Sqe>();
 /// Bytes of a completion queue entry.
 pub(crate) const CQE_BYTES: usize = size_of::<nvme_spec::Cqe>();
 
-/// The list of one slot at most.
+/// Maximum bytes of one slot's PRP list.
 const LIST_BYTES_MAX: usize = PART_BYTES_MAX_PRP as usize / PAGE_BYTES * size_of::<u64>();
-/// Lists are taken in pieces of this size at most, so that a small arena has them.
+/// Maximum bytes of one allocation for lists, so that a small arena can provide it.
 const LIST_PIECE_BYTES: usize = 64 << 10;
 
-/// One queue pair's memory.
+/// The memory of one queue pair.
 pub(crate) struct PairMemory {
-    /// The submission queue, used unless it lies on the drive.
+    /// The submission queue. Unused if the queue is in the controller memory buffer.
     pub(crate) sq: DmaBuffer,
     pub(crate) cq: DmaBuffer,
-    /// A piece of memory per slot, for its PRP list or its range to deallocate.
+    /// Memory per slot, for its PRP list or the range of a Deallocate.
     lists: Box<[DmaBuffer]>,
     lists_per_piece: usize,
     list_bytes: usize,
@@ -50,33 +49,33 @@ impl PairMemory {
         })
     }
 
-    /// The piece of memory of a slot: its buffer and the offset in it.
+    /// The memory of a slot: its buffer and the offset in it.
     pub(crate) fn list(&self, slot: u16) -> (&DmaBuffer, usize) {
         let slot = usize::from(slot);
         let piece = &self.lists[slot / self.lists_per_piece];
         (piece, slot % self.lists_per_piece * self.list_bytes)
     }
 
-    /// Makes the queues as a controller expects new ones (Base 2.1 §4.2.4: phase tags of 0).
+    /// Clears the queues, as a controller expects new ones (Base 2.1 §4.2.4: phase tags of 0).
     pub(crate) fn clear_queues(&self) {
         self.sq.zero();
         self.cq.zero();
     }
 }
 
-/// The admin queues and the pages that admin commands read into.
+/// The admin queues and the data pages of admin commands.
 pub(crate) struct AdminMemory {
     buffer: DmaBuffer,
 }
 
-/// Entries of the admin queues: within every CAP.MQES (Base 2.1 §3.1.4.8: at least 2), and enough
-/// for events, one step and one abort of every reactor in turn.
+/// Entries of each admin queue: within every CAP.MQES (Base 2.1 §3.1.4.8: at least 2), and enough
+/// for events, one step of the start sequence, and aborts of all reactors one after another.
 pub(crate) const ADMIN_ENTRIES: u16 = 32;
 
-/// A page that an admin command reads into.
+/// A data page of admin commands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AdminPage {
-    /// For the commands of the start, which run one after another.
+    /// For the commands of the start sequence, which run one after another.
     Step,
     /// SMART / Health.
     Health,
@@ -105,14 +104,14 @@ impl AdminMemory {
         take(arena, ADMIN_BYTES).map(|buffer| Self { buffer })
     }
 
-    /// The submission queue begins here, the completion queue one page further.
+    /// The submission queue is at offset 0, the completion queue one page later.
     pub(crate) fn buffer(&self) -> &DmaBuffer {
         &self.buffer
     }
 
     pub(crate) const CQ_OFFSET: usize = PAGE_BYTES;
 
-    /// Where in the region a page lies.
+    /// Offset of a page in the arena's region.
     pub(crate) fn page_offset(&self, page: AdminPage) -> usize {
         self.buffer.region_offset() + page.offset()
     }
@@ -124,7 +123,7 @@ impl AdminMemory {
         }
     }
 
-    /// Copies a page out: the device has written it, and may go on writing it.
+    /// Copies a page, which the device may still write.
     pub(crate) fn read(&self, page: AdminPage) -> Box<[u8; PAGE_BYTES]> {
         let mut bytes = Box::new([0; PAGE_BYTES]);
         self.buffer.read(page.offset(), &mut bytes[..]);
@@ -132,20 +131,20 @@ impl AdminMemory {
     }
 }
 
-/// All that a drive reads and writes of its own accord.
+/// All memory that a drive accesses, other than leases.
 pub(crate) struct DriveMemory {
     pub(crate) pairs: Box<[Arc<PairMemory>]>,
-    /// Shadow doorbells, then EventIdx: one page each (Base 2.1 §5.2.5).
+    /// Shadow doorbells and EventIdx: one page each (Base 2.1 §5.2.5).
     pub(crate) shadow: Option<Arc<DmaBuffer>>,
-    /// Zeroes to write, for a drive that has no Write Zeroes.
+    /// Zeroes to write, for a drive without Write Zeroes.
     pub(crate) zeroes: Option<Arc<DmaBuffer>>,
 }
 
-/// Zeroes that one write takes, bytes.
+/// Maximum bytes of one write of zeroes.
 pub(crate) const ZEROES_BYTES_MAX: usize = 64 << 10;
 
-/// Bytes of each piece of the arena that a drive takes for itself, whatever the drive offers: queues
-/// and lists of pages for each of `reactors`, admin pages, shadow doorbells, zeroes.
+/// Sizes in bytes of the contiguous pieces of the arena that a drive allocates at most: queues and
+/// PRP lists for each of `reactors`, admin pages, shadow doorbells, zeroes.
 #[must_use]
 pub fn arena_pieces(reactors: usize, queue_depth: u16) -> Vec<usize> {
     let slots = usize::from(queue_depth);
@@ -160,7 +159,7 @@ pub fn arena_pieces(reactors: usize, queue_depth: u16) -> Vec<usize> {
 }
 
 impl DriveMemory {
-    /// Takes what a drive of these limits needs.
+    /// Allocates the memory for a drive with these limits.
     pub(crate) fn new(
         arena: &Arc<Arena>,
         reactors: usize,
@@ -180,7 +179,7 @@ impl DriveMemory {
         })
     }
 
-    /// Makes everything as new, for a controller that begins anew.
+    /// Clears all queues and shadow doorbells, for a controller that is started again.
     pub(crate) fn clear(&self) {
         for pair in &self.pairs {
             pair.clear_queues();

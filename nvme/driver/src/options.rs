@@ -1,24 +1,25 @@
-//! What a drive is to be driven with.
+//! Options of a drive.
 
 use reactors::Nanos;
 
-/// How long each thing may take before the next, harder one is tried. None is a wait of a reactor:
-/// they are compared with its clock.
+/// Time limits after which the driver escalates to the next recovery step. No reactor waits for
+/// them: it compares them with its clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deadlines {
-    /// From an I/O command's submission until it is aborted; admin commands get as long before the
-    /// controller is reset. 10 s unless told: below the 30 s after which Linux hosts give up.
+    /// From an I/O command's submission until it is aborted. An admin command gets the same time
+    /// before the controller is reset. Default 10 s: below the 30 s after which Linux hosts give
+    /// up.
     pub command: Nanos,
-    /// From the abort until the controller is reset. 3 s unless told.
+    /// From the abort until the controller is reset. Default 3 s.
     pub abort: Nanos,
-    /// From the first step of a reset until the drive counts as gone, CAP.TO (twice: disable and
-    /// enable) not counted. 30 s unless told.
+    /// From the first step of a reset until the drive counts as gone, in addition to CAP.TO (twice:
+    /// disable and enable). Default 30 s.
     pub reset: Nanos,
-    /// For requests in flight to end when the system asks for the drive back, and for reactors to
-    /// take notice of a reset before it goes on without them. 1 s unless told.
+    /// For requests in flight to complete when the system requests the drive back, and for reactors
+    /// to acknowledge a reset before it continues without them. Default 1 s.
     pub quiesce: Nanos,
-    /// For the drive to write its volatile cache at a shutdown where it names no time of its own
-    /// (RTD3E = 0); it never gets less than this. 5 s unless told.
+    /// For the drive to write its volatile cache at a shutdown if it reports no time of its own
+    /// (RTD3E = 0), and the minimum otherwise. Default 5 s.
     pub shutdown: Nanos,
 }
 
@@ -34,60 +35,60 @@ impl Default for Deadlines {
     }
 }
 
-/// How often the owner looks at the drive's status and at deadlines, at most.
+/// Longest interval at which the owner checks the drive's status and deadlines.
 const TICK_MAX: Nanos = Nanos::from_millis(250);
-/// And at least.
+/// Shortest such interval.
 const TICK_MIN: Nanos = Nanos::from_millis(1);
 
 impl Deadlines {
-    /// The unit in which commands' ages are counted: fine enough for the deadlines, coarse enough
-    /// that an idle machine sleeps.
+    /// The unit of commands' ages: short enough for the deadlines, long enough for an idle reactor
+    /// to sleep.
     pub(crate) fn tick(&self) -> Nanos {
         let finest = self.command.min(self.abort).min(self.quiesce);
         Nanos(finest.0 / 8).clamp(TICK_MIN, TICK_MAX)
     }
 
-    /// Whole ticks that are certainly more than `span`.
+    /// A number of ticks that is certainly longer than `span`.
     pub(crate) fn ticks(&self, span: Nanos) -> u32 {
         u32::try_from(span.0.div_ceil(self.tick().0) + 1).unwrap_or(u32::MAX)
     }
 }
 
-/// What a drive is to be driven with.
+/// Options of a drive.
 #[derive(Clone, Debug)]
 pub struct DriveOptions {
     /// Name for logs, from the configuration.
     pub name: String,
-    /// Reactors that will have a queue pair each, 1 to [`REACTORS_MAX`].
+    /// Number of reactors, each with a queue pair, 1 to [`REACTORS_MAX`].
     pub reactors: usize,
     /// Reactor whose [`DriveOwner`](crate::DriveOwner) polls the admin queue.
     pub owner: usize,
-    /// Commands in flight on one queue pair at most, 2 to [`QUEUE_DEPTH_MAX`]: clamped to what the
-    /// drive offers (CAP.MQES). 256 unless told.
+    /// Maximum number of commands in flight per queue pair, 2 to [`QUEUE_DEPTH_MAX`], limited by
+    /// the drive (CAP.MQES). Default 256.
     pub queue_depth_max: u16,
     /// Time limits.
     pub deadlines: Deadlines,
-    /// Whether submission queues go into the controller memory buffer where there is one that takes
-    /// them. True unless told.
+    /// Whether to place submission queues in the controller memory buffer if it supports them.
+    /// Default true.
     pub controller_memory: bool,
-    /// Whether doorbells go through memory where the controller offers it (Doorbell Buffer Config),
-    /// which saves the exits of virtual machines. True unless told.
+    /// Whether to use shadow doorbells if the controller supports them (Doorbell Buffer Config),
+    /// which saves the exits of virtual machines. Default true.
     pub shadow_doorbells: bool,
-    /// How often health and error log are fetched without an event. 60 s unless told.
+    /// Interval at which health and error log are read without an event. Default 60 s.
     pub health_interval: Nanos,
 }
 
-/// Reactors that one drive serves at most.
+/// Maximum number of reactors per drive.
 pub const REACTORS_MAX: usize = 128;
 
-/// Commands in flight on one queue pair at most.
+/// Maximum number of commands in flight per queue pair.
 pub const QUEUE_DEPTH_MAX: u16 = 4096;
 
-/// Least depth of a queue pair: one request in parts and one part of it.
+/// Minimum depth of a queue pair: a split request and one of its commands.
 pub(crate) const QUEUE_DEPTH_MIN: u16 = 2;
 
 impl DriveOptions {
-    /// Options for one reactor, everything else as documented.
+    /// Options for one reactor, with the documented defaults.
     #[must_use]
     pub fn new(name: &str) -> Self {
         Self {

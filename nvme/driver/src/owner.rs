@@ -1,7 +1,8 @@
-//! The owner of a drive: polls its admin queue, watches it, and carries it through faults.
+//! The owner of a drive: polls its admin queue, monitors it, and handles faults, removal and
+//! shutdown.
 //!
-//! One reactor runs it. It alone moves the drive from state to state, and tells the queue pairs of
-//! every reactor through one word (see [`crate::shared`]).
+//! It runs on one reactor. Only the owner changes the drive's state, and it publishes the state to
+//! the queue pairs of all reactors in one word (see [`crate::shared`]).
 //!
 //! ```text
 //! Running ── fault ──▶ Quiescing ─▶ Disabling ─▶ TakingHome ─▶ Restarting ─▶ Running
@@ -29,19 +30,19 @@ use crate::registers::Registers;
 use crate::shared::{Attention, Phase, Shared, count};
 use crate::startup::{Started, Startup};
 
-/// Where a stop of the drive leads.
+/// The state that follows after the drive is stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Then {
-    /// The drive is started anew.
+    /// The drive is started again.
     Restart,
-    /// The drive is given up until it is opened again.
+    /// The drive is released until it is opened again.
     Gone(GoneReason),
     /// The reactor stops.
     Close,
 }
 
 impl Then {
-    /// Whether the drive is told to make its cache safe.
+    /// Whether the drive is shut down, so that it writes its cache.
     fn shuts_down(self) -> bool {
         match self {
             Self::Restart => false,
@@ -51,31 +52,32 @@ impl Then {
     }
 }
 
-/// What the owner is about. Each state but the last says who moves it on.
+/// The owner's state. Each variant documents its wake-up condition.
 enum State {
-    /// Events, faults, ticks.
+    /// Waits for events, faults and ticks.
     Running,
-    /// The requests in flight, or the deadline.
+    /// Waits for the requests in flight, or the deadline.
     Leaving { deadline: Nanos, then: Then },
-    /// The pairs' acknowledgements, or the deadline.
+    /// Waits for the pairs' acknowledgements, or the deadline.
     Quiescing { deadline: Nanos, then: Then },
-    /// CSTS.SHST, or the deadline.
+    /// Waits for CSTS.SHST, or the deadline.
     ShuttingDown { deadline: Nanos, then: Then },
-    /// CSTS.RDY, or the deadline.
+    /// Waits for CSTS.RDY, or the deadline.
     Disabling { deadline: Nanos, then: Then },
-    /// The control thread, or the deadline.
+    /// Waits for the control thread, or the deadline.
     FunctionReset { deadline: Nanos, then: Then },
-    /// The pairs' acknowledgements; a restart gives up at the reset's deadline.
+    /// Waits for the pairs' acknowledgements; a restart gives up at the reset's deadline.
     TakingHome { then: Then },
-    /// The start's own machine; gives up at the reset's deadline.
+    /// Waits for the start sequence; gives up at the reset's deadline.
     Restarting(Box<Startup>),
-    /// A drive that comes back.
+    /// Waits for the drive to be reattached.
     Gone,
-    /// Nothing.
+    /// Final.
     Closed,
 }
 
-/// The owner of a drive; a [`Poller`] on one reactor. Send until it is registered there.
+/// The owner of a drive; a [`Poller`] on one reactor. It can move between threads until it is
+/// registered there.
 ///
 /// Dropping it stops the drive's access to memory.
 pub struct DriveOwner {
@@ -84,30 +86,30 @@ pub struct DriveOwner {
     state: State,
     admin: Option<AdminQueue>,
     backing: Option<Arc<dyn DeviceBacking>>,
-    /// What is published.
+    /// The state that is published.
     attention: Attention,
     next_tick: Nanos,
     polled_at: Nanos,
-    /// When health is fetched next.
+    /// Time of the next read of the health log.
     health_due: Nanos,
-    /// When a reset under way has failed.
+    /// Time at which the current reset fails.
     reset_deadline: Nanos,
-    /// Whether this reset tried a reset of the function.
+    /// Whether the current reset has tried a function reset.
     function_reset_tried: bool,
-    /// Namespaces that are said to have changed.
+    /// Namespaces that the controller reported as changed, to be identified again.
     rechecks: Vec<u32>,
-    /// Since when nothing has been in flight, in a stop.
+    /// Time since which no request has been in flight, while stopping.
     idle_since: Option<Nanos>,
     stopping: bool,
 }
 
-/// A stop waits until nothing has been in flight for so long: whoever drains its queues may still
-/// have a last flush to send.
+/// A stop waits until no request has been in flight for this long: a client that drains its queues
+/// may still send a last flush.
 const IDLE_BEFORE_CLOSE: Nanos = Nanos::from_millis(20);
 
 impl DriveOwner {
-    /// Takes over a drive that was brought up. Time begins with the first poll: the reactor's clock
-    /// need not be the one that the start was polled with.
+    /// Takes over a drive that was started. The clock starts at the first poll, because the start
+    /// sequence may have used another clock than the reactor's.
     pub(crate) fn new(shared: Arc<Shared>, started: Started) -> Self {
         let name = format!("nvme {}", shared.options.name).into_boxed_str();
         let mut owner = Self {
@@ -141,7 +143,7 @@ impl DriveOwner {
         if let Some(known) = self.shared.identity.get() {
             self.compare_namespaces(known, &identity);
         } else {
-            // The first start: there is nobody else.
+            // The first start: no other thread sets it.
             let _ = self.shared.identity.set(identity);
         }
         self.backing = Some(Arc::clone(&wiring.backing));
@@ -162,15 +164,15 @@ impl DriveOwner {
         self.publish(Phase::Active);
     }
 
-    /// Publishes a state and wakes everybody for it.
+    /// Publishes a state and wakes all reactors.
     fn publish(&mut self, phase: Phase) {
         self.attention.set_phase(phase);
         self.shared.publish(self.attention);
         self.shared.wake_all();
     }
 
-    /// The clock of commands' ages: one tick at most per poll, so that a stall of this reactor
-    /// makes no command look old.
+    /// Advances the clock of commands' ages by at most one tick per poll, so that a stall of this
+    /// reactor makes no command look old.
     fn tick(&mut self, now: Nanos) -> bool {
         if now < self.next_tick {
             return false;
@@ -182,7 +184,7 @@ impl DriveOwner {
         true
     }
 
-    /// Polls while the drive runs. Returns how much there was to do.
+    /// Polls while the drive runs. Returns the amount of work done.
     fn run(&mut self, now: Nanos, ticked: bool) -> u32 {
         let mut moved = self.take_events(now);
         moved += self.take_faults(now);
@@ -258,7 +260,7 @@ impl Poller for DriveOwner {
     fn next_deadline(&self) -> Option<Nanos> {
         match self.state {
             State::Closed => None,
-            // The controller's registers are looked at; nothing else tells of them.
+            // Poll the controller's registers: there is no notification for their changes.
             State::ShuttingDown { .. } | State::Disabling { .. } | State::Restarting(_) => {
                 Some(self.next_tick.min(self.look_again()))
             }
@@ -272,7 +274,7 @@ impl Poller for DriveOwner {
     }
 
     fn wake_source(&self) -> Option<BorrowedFd<'_>> {
-        // A sleeping owner looks at its queue with every tick: nothing there is urgent.
+        // A sleeping owner polls its queue at every tick: nothing in it is urgent.
         None
     }
 
@@ -312,8 +314,8 @@ impl Drop for DriveOwner {
         let Some(backing) = self.backing.take() else {
             return;
         };
-        // The reactor ends without a stop: the drive is told to make its cache safe, which needs
-        // none of our memory, and is kept from our memory at once.
+        // The reactor ends without a stop. Notify the drive so that it writes its cache, which
+        // needs no host memory, and immediately prevent its access to memory.
         let registers = Registers::new(&*backing);
         registers.notify_shutdown();
         match registers.stop_dma() {

@@ -1,12 +1,14 @@
-//! One reactor's I/O queue pair of a drive: commands out, completions in.
+//! The I/O queue pair of a drive on one reactor: submission of commands and processing of
+//! completions.
 //!
-//! Owns the slots of what is in flight, with their leases. Refuses locks, allocation, system calls
-//! and waiting; dynamic dispatch is for doorbells (and for queues that lie on the drive). All
-//! namespaces of a drive on one reactor share it, each through a [`NamespaceQueue`].
+//! It owns the slots of requests in flight, with their leases. It uses no locks, allocation, system
+//! calls or waits; dynamic dispatch only for doorbells (and for queues in the controller memory
+//! buffer). All namespaces of a drive on one reactor share it, each through a [`NamespaceQueue`].
 //!
-//! Commands are written as they are submitted and announced once per turn by `flush`; completions
-//! are acknowledged once per poll. One slot less than the queues have entries is in use at most, so
-//! neither queue can overflow and no head needs to be followed.
+//! Commands are written when they are submitted, and `flush` rings the doorbell once per turn;
+//! completions are acknowledged once per poll. The pair uses at most one slot less than the queues
+//! have entries, so neither queue can overflow, and it does not have to track the submission queue
+//! head.
 //!
 //! [`NamespaceQueue`]: crate::queue::NamespaceQueue
 
@@ -38,21 +40,21 @@ use sleep::Sleep;
 pub(crate) use sleep::borrow;
 use slot::{NvmeDma, ORPHAN, SlotState, SlotTable};
 
-/// Namespace queues of one pair at most.
+/// Maximum number of namespace queues of one pair.
 pub(crate) const QUEUES_MAX: usize = ORPHAN as usize;
 
-/// What may be submitted.
+/// Whether requests may be submitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Gate {
     Open,
-    /// The drive is starting or being reset.
+    /// Not now: the drive is starting or being reset.
     Later,
-    /// The drive is gone or about to go.
+    /// Never: the drive is gone or about to be.
     Never,
 }
 
-/// The second half of a completion queue entry, which is read as one word: whoever sees the new
-/// phase tag sees the rest of the word too (Base 2.1 §4.2.1).
+/// The second half of a completion queue entry, which is read as one word, so that the rest of the
+/// word is as recent as its phase tag (Base 2.1 §4.2.1).
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct CompletionTail {
@@ -62,7 +64,7 @@ struct CompletionTail {
     status: StatusField,
 }
 
-/// The submission queue, in the arena or on the drive.
+/// The location of the submission queue: the arena or the controller memory buffer.
 enum SubmissionQueue {
     Arena,
     Drive {
@@ -77,41 +79,41 @@ pub(crate) struct NamespaceLimits {
     pub(crate) nsid: u32,
     /// log2 of the block size.
     pub(crate) shift: u8,
-    /// Blocks of one read, write or compare.
+    /// Maximum blocks of one Read, Write or Compare.
     pub(crate) part_blocks: u32,
-    /// Whether the drive compares.
+    /// Whether the drive supports Compare.
     pub(crate) compare: bool,
-    /// Bytes that are read at once for a compare where it does not.
+    /// Maximum bytes of one read for a compare by the driver.
     pub(crate) scratch_bytes: u32,
-    /// Blocks of one Write Zeroes, or `None` where zeroes are written.
+    /// Maximum blocks of one Write Zeroes, or `None` if the driver writes zeroes instead.
     pub(crate) zeroes_blocks: Option<u32>,
-    /// Blocks of one write of zeroes.
+    /// Maximum blocks of one write of zeroes.
     pub(crate) written_blocks: u32,
     /// Whether Write Zeroes may deallocate.
     pub(crate) zeroes_deallocate: bool,
-    /// Blocks of one range to deallocate.
+    /// Maximum blocks of one range of Deallocate.
     pub(crate) deallocate_blocks: u32,
 }
 
 /// A namespace queue that is registered with a pair.
 struct RegisteredQueue {
     open: bool,
-    /// Requests that are over, for the queue's next poll.
+    /// Completed requests, for the queue's next poll.
     done: VecDeque<u16>,
 }
 
-/// See the module.
+/// An I/O queue pair. See the module documentation.
 pub(crate) struct Pair {
     seen: Attention,
-    /// The time of this turn's submissions.
+    /// The submission time of this turn's commands.
     tick: u32,
     gate: Gate,
-    /// Whether doorbells may be rung and the completion queue looked at.
+    /// Whether doorbells may be rung and the completion queue may be polled.
     running: bool,
     /// Expected phase tag.
     phase: bool,
     tail: u16,
-    /// The tail that the drive was told of.
+    /// The tail that the drive was notified of.
     rung: u16,
     head: u16,
     entries: u16,
@@ -119,7 +121,7 @@ pub(crate) struct Pair {
     table: SlotTable,
     memory: Arc<PairMemory>,
     pointers: Pointers,
-    /// The difference of a lease's device address and its address here.
+    /// Difference between a lease's device address and its virtual address.
     delta: u64,
     submission: SubmissionQueue,
     backing: Option<Arc<dyn DeviceBacking>>,
@@ -128,10 +130,10 @@ pub(crate) struct Pair {
     cq_doorbell: Doorbell,
     registered: Vec<RegisteredQueue>,
     scratch: Scratch,
-    /// Compares that wait for it.
+    /// Compares that wait for the scratch lease.
     compares: VecDeque<u16>,
     sleep: Sleep,
-    /// Whether this poll wrote parts.
+    /// Whether this poll wrote further commands of split requests.
     followed: bool,
     epoch: u32,
     limits: Limits,
@@ -145,7 +147,7 @@ impl Pair {
         &self.shared.pairs[self.reactor]
     }
 
-    /// Takes a request that fits its namespace, or hands it back.
+    /// Submits a request that is valid for its namespace, or returns it.
     #[inline]
     pub(crate) fn submit(
         &mut self,
@@ -157,7 +159,7 @@ impl Pair {
             return Err(self.refuse(request));
         }
         if self.tail == self.rung {
-            // The first of a turn: the reactor may have slept since it last looked at the clock.
+            // The first command of a turn: the reactor may have slept since it last read the clock.
             self.refresh_tick();
         }
         let Request {
@@ -237,7 +239,7 @@ impl Pair {
         self.tick = self.shared.attention().tick();
     }
 
-    /// Writes a command behind the last one. Always inlined, so that the entry is built in
+    /// Writes a command to the submission queue. Always inlined, so that the entry is built in
     /// registers.
     #[inline(always)]
     fn write(&mut self, sqe: Sqe) {
@@ -263,7 +265,7 @@ impl Pair {
         }
     }
 
-    /// Tells the drive of everything that was written.
+    /// Rings the doorbell for all commands written since the last flush.
     #[inline]
     pub(crate) fn flush(&mut self) {
         if self.tail != self.rung && self.running {
@@ -294,8 +296,8 @@ impl Pair {
             .store(self.table.used() as u32, Ordering::Relaxed);
     }
 
-    /// Moves what is over into `batch`, counted in `counters`, as far as it belongs to `queue`.
-    /// Returns how many came.
+    /// Moves completed requests of `queue` into `batch` and counts them in `counters`. Returns
+    /// their number.
     #[inline]
     pub(crate) fn poll(
         &mut self,
@@ -318,18 +320,19 @@ impl Pair {
             self.deliver(queue, batch, counters);
         }
         if self.followed {
-            // Parts that followed others: their request's flush is long past.
+            // Commands of split requests that this poll wrote: the flush of their requests is in
+            // the past.
             self.followed = false;
             self.flush();
         }
         batch.len() - before
     }
 
-    /// The tail of the next completion, once it is there.
+    /// The second half of the next completion, if it has been posted.
     #[inline]
     fn completion(&self) -> Option<CompletionTail> {
         let offset = usize::from(self.head) * CQE_BYTES + 8;
-        // Acquire: what the drive read into leases lies in memory before the completion does.
+        // Acquire: data that the drive wrote to leases is in memory before the completion is.
         let word = self.memory.cq.load_u64(offset, Ordering::Acquire);
         let tail: CompletionTail = transmute!(word);
         (tail.status.phase() == self.phase).then_some(tail)
@@ -373,7 +376,7 @@ impl Pair {
         }
     }
 
-    /// Gives the drive its completion queue entries back.
+    /// Frees completion queue entries for the drive.
     fn acknowledge(&mut self, old: u16) {
         let Some(backing) = &self.backing else {
             return;
@@ -386,8 +389,8 @@ impl Pair {
             .store(self.table.used() as u32, Ordering::Relaxed);
     }
 
-    /// A completion that makes no sense: the drive must be reset, and nothing that it says is
-    /// believed until then.
+    /// Handles an invalid completion: the drive must be reset, and its completions are ignored
+    /// until then.
     #[cold]
     fn distrust(&mut self, cid: u16, known: bool) {
         let exists = self.table.identifiers.index(cid) < self.table.slots.len();
@@ -401,7 +404,8 @@ impl Pair {
         self.report_until_heard(kind, cid);
     }
 
-    /// A command is over that is not simply a success of the polling queue.
+    /// Handles the completion of a command that failed, belongs to another queue, or is part of a
+    /// split request.
     fn command_over(&mut self, index: usize, status: nvme_spec::Status) {
         let slot = &self.table.slots[index];
         let result = if status.is_success() {
@@ -418,7 +422,7 @@ impl Pair {
         }
     }
 
-    /// A request is over: keeps it for its queue, or frees it where nobody asks.
+    /// Completes a request: keeps it for its queue, or frees it if its queue was dropped.
     fn finish(&mut self, index: usize, result: Result<(), DeviceError>) {
         let slot = &mut self.table.slots[index];
         slot.state = SlotState::Done;
@@ -433,7 +437,7 @@ impl Pair {
             .push_back(index as u16);
     }
 
-    /// Moves requests that were over before into the batch.
+    /// Moves requests that completed earlier into the batch.
     fn deliver(&mut self, queue: u8, batch: &mut CompletionBatch, counters: &QueueCounters) {
         while !batch.is_full()
             && let Some(index) = self.registered[usize::from(queue)].done.pop_front()
@@ -447,13 +451,13 @@ impl Pair {
             });
             self.table.release(usize::from(index));
         }
-        // Another queue's poll may have been the last to count, and these were still among them.
+        // If another queue's poll counted last, its count included these requests.
         let own = self.own();
         own.in_flight
             .store(self.table.used() as u32, Ordering::Relaxed);
     }
 
-    /// Whether a poll for `queue` has something to do that no descriptor will tell.
+    /// Whether a poll for `queue` has work for which no descriptor becomes readable.
     pub(crate) fn has_ready(&self, queue: u8) -> bool {
         let unannounced = self.running && self.tail != self.rung;
         let polled_only = self.table.used() > 0 && !self.sleep.has_interrupt();
@@ -465,7 +469,7 @@ impl Pair {
     }
 }
 
-/// NLB counts from zero; requests are at most a part long, and never empty.
+/// NLB is zero-based. Commands are at most `part_blocks` long, and never empty.
 #[inline]
 fn last(blocks: u32) -> u16 {
     blocks.wrapping_sub(1) as u16

@@ -1,4 +1,4 @@
-//! One namespace's way through a queue pair: what [`block`] calls a queue.
+//! The queue of one namespace on a queue pair: the [`block`] crate's device queue.
 
 use std::cell::RefCell;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -13,7 +13,7 @@ use crate::identity::{NamespaceStatus, StatusCell};
 use crate::pair::{NamespaceLimits, Pair};
 use crate::registry;
 
-/// See [`DeviceQueue`].
+/// A [`DeviceQueue`] of one namespace.
 pub(crate) struct NamespaceQueue {
     pub(crate) pair: Rc<RefCell<Pair>>,
     pub(crate) geometry: Geometry,
@@ -31,7 +31,7 @@ pub(crate) struct NamespaceQueue {
 }
 
 impl NamespaceQueue {
-    /// Why no request succeeds, where that is so.
+    /// The reason why every request fails, if there is one.
     #[inline]
     fn barred(&self) -> Option<DeviceError> {
         if self.closing {

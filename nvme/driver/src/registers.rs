@@ -1,4 +1,4 @@
-//! The controller's registers as what they mean (Base 2.1 §3.1.4).
+//! Typed access to the controller's registers (Base 2.1 §3.1.4).
 
 use std::io;
 
@@ -10,10 +10,10 @@ use reactors::Nanos;
 use crate::backing::DeviceBacking;
 use crate::startup::offset;
 
-/// What a controller that names no time gets to become ready.
+/// Minimum time for a controller to become ready, if it reports no time.
 const READY_TIMEOUT_MIN: Nanos = Nanos::from_millis(500);
 
-/// A view of a drive's registers. Reads are `None` when the drive is gone.
+/// A view of a drive's registers. Reads return `None` if the drive is gone.
 #[derive(Clone, Copy)]
 pub(crate) struct Registers<'a>(&'a dyn DeviceBacking);
 
@@ -44,8 +44,8 @@ impl<'a> Registers<'a> {
         self.0.write_u32(offset(Register::CC), cc.into_bits());
     }
 
-    /// Keeps the function from our memory for certain. One that answers with all ones is off the
-    /// bus and needs no more for it (see [`crate::shared`]).
+    /// Prevents the function's access to memory for certain. If the registers read as all ones, the
+    /// function is off the bus and nothing else is needed (see [`crate::shared`]).
     pub(crate) fn stop_dma(self) -> io::Result<()> {
         let stopped = self.0.set_bus_master(false);
         match self.csts() {
@@ -54,7 +54,7 @@ impl<'a> Registers<'a> {
         }
     }
 
-    /// Tells the controller that power may go away soon (Base 2.1 §3.6.1).
+    /// Notifies the controller that power may be lost soon (Base 2.1 §3.6.1).
     pub(crate) fn notify_shutdown(self) {
         if let Some(cc) = self.cc() {
             self.set_cc(cc.with_shn(ShutdownNotification::NORMAL));
@@ -65,8 +65,8 @@ impl<'a> Registers<'a> {
         self.read(Register::CSTS).map(Csts::from_bits)
     }
 
-    /// Within which CSTS.RDY follows CC.EN: CAP.TO, or CRTO where that says more (Base 2.1
-    /// §3.1.4.21: CAP.TO saturates).
+    /// Time within which CSTS.RDY follows CC.EN: CAP.TO, or CRTO if longer (Base 2.1 §3.1.4.21:
+    /// CAP.TO saturates).
     pub(crate) fn ready_timeout(self, cap: Cap) -> Nanos {
         let mut units_ms = u64::from(cap.timeout_ms());
         if cap.crwms()

@@ -1,4 +1,4 @@
-//! This thread's queue pairs, by drive and reactor: the namespaces of a drive share one.
+//! The queue pairs of this thread by drive and reactor. All namespaces of a drive share one.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -15,8 +15,8 @@ thread_local! {
     static PAIRS: RefCell<Vec<Entry>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The pair of a drive and a reactor on this thread, made where there is none. (One thread may play
-/// several reactors: tests do.)
+/// Returns the pair of a drive and a reactor on this thread, and creates it if there is none. In
+/// tests one thread acts as several reactors.
 pub(crate) fn pair(drive: u64, reactor: usize, make: impl FnOnce() -> Pair) -> Rc<RefCell<Pair>> {
     PAIRS.with_borrow_mut(|pairs| {
         let known = pairs
@@ -35,9 +35,9 @@ pub(crate) fn pair(drive: u64, reactor: usize, make: impl FnOnce() -> Pair) -> R
     })
 }
 
-/// Forgets a pair that nobody uses.
+/// Removes an unused pair.
 pub(crate) fn forget(drive: u64, reactor: usize) {
-    // On a thread that is going away the table may be gone before.
+    // When the thread ends, the table may have been dropped already.
     let forgotten = PAIRS.try_with(|pairs| {
         let mut pairs = pairs.try_borrow_mut().ok()?;
         let index = pairs
@@ -48,7 +48,7 @@ pub(crate) fn forget(drive: u64, reactor: usize) {
     drop(forgotten);
 }
 
-/// Forgets every pair of this thread.
+/// Removes every pair of this thread.
 #[cfg(any(test, feature = "emulated"))]
 pub(crate) fn forget_all() {
     drop(PAIRS.take());

@@ -1,17 +1,17 @@
-//! What the owner of a drive and its queue pairs tell each other, without a lock on the I/O path.
+//! State shared by the owner of a drive and its queue pairs, without a lock on the I/O path.
 //!
 //! The owner writes one word, [`Attention`]: the state of the drive and a tick of its clock. Every
-//! pair reads it once per poll and acknowledges changes of state in its [`PairShared`]; what a pair
-//! finds wrong it leaves there for the owner.
+//! pair reads it once per poll and acknowledges changes of state in its [`PairShared`], where it
+//! also reports faults to the owner.
 //!
 //! **Why memory is never freed under a device.** Queues, lists and leases belong to the device from
-//! the doorbell until either the completion was seen or the device has certainly stopped: CSTS.RDY
-//! is 0 after CC.EN was cleared (Base 2.1 §3.7.2: the controller stops processing and transfers
-//! nothing any more), or bus mastering is off, or the function answers with all ones, which is only
-//! the case while it is off the bus, without power or in reset, from each of which it comes back
-//! with bus mastering off. Only then is the state [`Phase::Stopped`] or [`Phase::Gone`] published,
-//! and only these make pairs give leases back. Queue memory belongs to [`Shared`], whose drop stops
-//! the device first and, where that fails, leaks.
+//! the doorbell until either the completion was received or the device has certainly stopped:
+//! CSTS.RDY is 0 after CC.EN was cleared (Base 2.1 §3.7.2: the controller stops processing and
+//! transfers nothing any more), or bus mastering is off, or the function's registers read as all
+//! ones, which is only the case while it is off the bus, without power or in reset, from each of
+//! which it returns with bus mastering off. Only then is the state [`Phase::Stopped`] or
+//! [`Phase::Gone`] published, and only these make pairs return leases. Queue memory belongs to
+//! [`Shared`], whose drop stops the device first and leaks the memory if that fails.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -29,20 +29,20 @@ use crate::options::DriveOptions;
 use crate::registers::Registers;
 use crate::wiring::Wiring;
 
-/// What pairs may do.
+/// The operations that pairs may perform.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// Nothing yet: requests wait.
+    /// None yet: requests wait.
     Starting,
-    /// Everything.
+    /// All.
     Active,
-    /// Finish what is in flight, take nothing new.
+    /// Requests in flight complete; new ones are refused.
     Leaving,
-    /// Ring no doorbell and look at no queue: a reset begins. Requests wait.
+    /// A reset begins: no doorbell is rung and no queue is polled. Requests wait.
     Quiesce,
-    /// The device has stopped: what was in flight ends. Requests wait.
+    /// The device has stopped: requests in flight end. Other requests wait.
     Stopped,
-    /// The device has stopped for good: what was in flight ends, nothing new is taken.
+    /// The device has stopped permanently: requests in flight end, new ones are refused.
     Gone,
 }
 
@@ -75,7 +75,7 @@ impl Phase {
 pub(crate) struct Attention {
     /// The owner's clock in [`Deadlines::tick`](crate::Deadlines) units; wraps.
     pub(crate) tick: u32,
-    /// Counts how often the queues were created: what was in flight in another epoch is over.
+    /// Number of times that the queues were created. Commands of another epoch are over.
     #[bits(24)]
     pub(crate) epoch: u32,
     #[bits(8, default = Phase::Starting)]
@@ -83,31 +83,31 @@ pub(crate) struct Attention {
 }
 
 impl Attention {
-    /// The same in the next epoch; epochs wrap, and no pair sleeps through all of them.
+    /// Increments the epoch. Epochs wrap, and no pair misses all of them.
     pub(crate) fn with_next_epoch(self) -> Self {
         let epoch = (self.epoch() + 1) % (1 << Self::EPOCH_BITS);
         self.with_epoch(epoch)
     }
 
-    /// The same without the tick: what is acknowledged.
+    /// The word without the tick, which pairs acknowledge.
     pub(crate) fn state(self) -> Self {
         self.with_tick(0)
     }
 }
 
-/// What a pair found wrong.
+/// A fault that a pair found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FaultKind {
     None,
-    /// A command is older than its deadline: abort it.
+    /// A command exceeded its deadline and is to be aborted.
     Overdue,
-    /// A command outlived its abort.
+    /// A command was not ended by its abort.
     Stuck,
-    /// A completion names a slot that does not exist.
+    /// A completion has the identifier of a slot that does not exist.
     UnknownIdentifier,
-    /// A completion names a command that was over before.
+    /// A completion has the identifier of a command that completed before.
     StaleIdentifier,
-    /// A completion names another submission queue, or a head outside of it.
+    /// A completion has the wrong submission queue identifier, or an invalid head.
     BadHead,
 }
 
@@ -134,7 +134,7 @@ impl FaultKind {
     }
 }
 
-/// A fault and where.
+/// A fault with its command and epoch.
 #[bitfield(u64)]
 #[derive(PartialEq, Eq)]
 pub(crate) struct Fault {
@@ -146,7 +146,7 @@ pub(crate) struct Fault {
     __: u16,
 }
 
-/// Where a pair's rings stand.
+/// Position in a pair's queues.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Position {
     pub(crate) epoch: u32,
@@ -155,22 +155,22 @@ pub(crate) struct Position {
     pub(crate) phase: bool,
 }
 
-/// What one pair and the owner share.
+/// State shared by one pair and the owner.
 #[repr(align(128))]
 #[derive(Default)]
 pub(crate) struct PairShared {
-    /// Whether a reactor polls the pair, and the state that it acts upon.
+    /// Whether a reactor polls the pair, and the word that the pair acts upon.
     pub(crate) presence: Presence,
-    /// A [`Fault`] for the owner, 0 when it took the last one.
+    /// A [`Fault`] for the owner; 0 after the owner took the last one.
     pub(crate) fault: AtomicU64,
-    /// Requests in flight, as of the pair's last flush or poll.
+    /// Requests in flight at the pair's last flush or poll.
     pub(crate) in_flight: AtomicU32,
-    /// 0 while the reactor is awake or has nothing in flight, else one more than the tick at which
-    /// its oldest command was submitted.
+    /// 0 while the reactor is awake or has no command in flight; otherwise the submission tick of
+    /// its oldest command, plus one.
     pub(crate) asleep: AtomicU64,
-    /// Where the rings stood when the last pair was detached.
+    /// Position in the queues when the last pair was detached.
     pub(crate) position: Mutex<Position>,
-    /// Doorbell registers written.
+    /// Doorbell register writes.
     pub(crate) doorbells: AtomicU64,
     /// Commands submitted.
     pub(crate) commands: AtomicU64,
@@ -184,7 +184,7 @@ pub(crate) fn count(counter: &AtomicU64, amount: u64) {
 }
 
 impl PairShared {
-    /// Leaves a fault for the owner; false when the last one is still there.
+    /// Reports a fault to the owner. Returns false if the previous one is still pending.
     pub(crate) fn report(&self, fault: Fault) -> bool {
         let order = (Ordering::Release, Ordering::Relaxed);
         self.fault
@@ -192,7 +192,7 @@ impl PairShared {
             .is_ok()
     }
 
-    /// Takes the fault.
+    /// Takes the pending fault.
     pub(crate) fn take_fault(&self) -> Option<Fault> {
         if self.fault.load(Ordering::Relaxed) == 0 {
             return None;
@@ -201,34 +201,34 @@ impl PairShared {
     }
 }
 
-/// What happened to a drive since it was opened.
+/// Counters of a drive since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DriveCounters {
-    /// I/O commands submitted to the drive; a request in parts counts each.
+    /// I/O commands submitted to the drive, including each command of split requests.
     pub commands: u64,
-    /// Doorbell registers written by queue pairs.
+    /// Doorbell register writes by queue pairs.
     pub doorbells: u64,
-    /// Commands that outlived their deadline.
+    /// Commands that exceeded their deadline.
     pub timeouts: u64,
     /// Abort commands sent.
     pub aborts: u64,
-    /// Controller resets begun.
+    /// Controller resets started.
     pub resets: u64,
     /// Resets that ended with the drive ready again.
     pub recoveries: u64,
-    /// Completions with an identifier that no command ever had.
+    /// Completions with an identifier that no command can have.
     pub unknown_identifiers: u64,
-    /// Completions of commands that were over before.
+    /// Completions of commands that had completed before.
     pub stale_identifiers: u64,
-    /// Completions that name another submission queue, or a head outside of it.
+    /// Completions with the wrong submission queue identifier, or an invalid head.
     pub bad_heads: u64,
-    /// Asynchronous events.
+    /// Asynchronous events received.
     pub events: u64,
-    /// Times that the drive came back and was taken again.
+    /// Number of times that the drive was reattached.
     pub reattachments: u64,
 }
 
-/// The owner's own counters.
+/// The owner's counters.
 #[derive(Default)]
 pub(crate) struct OwnerCounters {
     pub(crate) timeouts: AtomicU64,
@@ -242,7 +242,7 @@ pub(crate) struct OwnerCounters {
     pub(crate) reattachments: AtomicU64,
 }
 
-/// How a blocking function reset by the control thread stands.
+/// State of a function reset, which blocks and is done by the control thread.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum FunctionReset {
     #[default]
@@ -252,7 +252,7 @@ pub(crate) enum FunctionReset {
     Failed,
 }
 
-/// The drive's own word on its health.
+/// The drive's health from its SMART log.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Smart {
     pub(crate) health: DriveHealth,
@@ -264,46 +264,46 @@ pub(crate) struct Smart {
 /// An entry of the drive's error log.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DriveErrorRecord {
-    /// The namespace, 0 or FFFFFFFFh where the error is the controller's.
+    /// The namespace; 0 or FFFFFFFFh for an error of the controller.
     pub(crate) nsid: u32,
     pub(crate) record: ErrorRecord,
 }
 
-/// What changes rarely and is read by the control plane, behind a lock.
+/// State that changes rarely, for the control plane, behind a mutex.
 #[derive(Default)]
 pub(crate) struct Control {
-    /// Held while the drive is in use.
+    /// The backing, while the drive is in use.
     pub(crate) backing: Option<Arc<dyn DeviceBacking>>,
-    /// How pairs reach the drive, while it is ready.
+    /// The pairs' access to the drive, while it is ready.
     pub(crate) wiring: Option<Arc<Wiring>>,
     pub(crate) gone: Option<GoneReason>,
-    /// A drive that came back, for the owner to take.
+    /// A reattached drive, for the owner to start.
     pub(crate) returned: Option<Arc<dyn DeviceBacking>>,
     pub(crate) function_reset: FunctionReset,
     pub(crate) smart: Option<Smart>,
     /// The drive's error log, newest first.
     pub(crate) errors: Vec<DriveErrorRecord>,
-    /// Whether the owner shut the drive down at the end of its reactor.
+    /// Whether the owner shut the drive down because its reactor stopped.
     pub(crate) shut_down: bool,
 }
 
 type Wake = Box<dyn Fn(usize) + Send + Sync>;
 
-/// All that a drive's parts share.
+/// State shared by all parts of a drive.
 pub(crate) struct Shared {
     attention: Word,
     pub(crate) pairs: Box<[PairShared]>,
     pub(crate) options: DriveOptions,
     pub(crate) arena: Arc<Arena>,
-    /// Tells this drive from every other in the process.
+    /// Identifier of this drive, unique in the process.
     pub(crate) id: u64,
-    /// What the drive is, from its first identification on.
+    /// The drive's identity, set at the first start.
     pub(crate) identity: OnceLock<Identity>,
     pub(crate) admin: Arc<AdminMemory>,
-    /// The queues and lists, from the first identification on.
+    /// Queues and lists, allocated at the first start.
     pub(crate) memory: OnceLock<DriveMemory>,
     pub(crate) counters: OwnerCounters,
-    /// Whether the device may be reading and writing memory.
+    /// Whether the device may be accessing memory.
     pub(crate) dma_running: AtomicBool,
     control: Mutex<Control>,
     waker: Mutex<Option<Wake>>,
@@ -338,18 +338,18 @@ impl Shared {
         })
     }
 
-    /// What pairs are to do, and the time.
+    /// The current word: state and tick.
     #[inline]
     pub(crate) fn attention(&self) -> Attention {
         Attention::from_bits(self.attention.load())
     }
 
-    /// The same for a pair that is polled from now on.
+    /// Attaches a pair and returns the word that it has to act upon.
     pub(crate) fn attach(&self, pair: &PairShared) -> Attention {
         Attention::from_bits(pair.presence.attach(&self.attention))
     }
 
-    /// Publishes a state; the owner alone does.
+    /// Publishes a word. Only the owner calls it.
     pub(crate) fn publish(&self, attention: Attention) {
         self.attention.publish(attention.into_bits());
     }
@@ -360,7 +360,7 @@ impl Shared {
         self.pairs.iter().all(|pair| pair.presence.follows(state))
     }
 
-    /// Requests in flight on all pairs.
+    /// Number of requests in flight on all pairs.
     pub(crate) fn in_flight(&self) -> u64 {
         let counts = self
             .pairs
@@ -377,7 +377,7 @@ impl Shared {
         *self.waker.lock().unwrap_or_else(PoisonError::into_inner) = Some(waker);
     }
 
-    /// Wakes a reactor. Off the I/O path: takes a lock.
+    /// Wakes a reactor. Not for the I/O path: it locks a mutex.
     pub(crate) fn wake(&self, reactor: usize) {
         let waker = self.waker.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(waker) = waker.as_ref() {

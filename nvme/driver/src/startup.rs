@@ -1,5 +1,5 @@
-//! Bringing a controller from whatever state it is in to one that takes I/O, as a state machine
-//! that is polled (Base 2.1 §3.5.1). Used at the start, after a reset and when a drive comes back.
+//! Brings a controller from any state to one that executes I/O commands, as a polled state machine
+//! (Base 2.1 §3.5.1). Used at the first start, after a reset and when a drive is reattached.
 
 mod commands;
 mod controller_memory;
@@ -22,10 +22,10 @@ use crate::shared::Shared;
 use crate::wiring::{QueueRoom, Wiring};
 use controller_memory::Buffer;
 
-/// Namespaces of a drive that are looked at; more are reported and left alone.
+/// Maximum number of namespaces of a drive that are identified; further ones are ignored.
 pub(crate) const NAMESPACES_MAX: usize = 128;
 
-/// A command of the start. Each is sent when the one before is done.
+/// A command of the start sequence. Each is sent after the previous one completed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Command {
     Controller,
@@ -43,35 +43,35 @@ enum Command {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
-    /// Look at the registers and disable.
+    /// Reads the registers and disables the controller.
     Begin,
-    /// The controller moves it on: CSTS.RDY becomes 0.
+    /// Waits for CSTS.RDY = 0.
     WaitDisabled,
-    /// The controller moves it on: CSTS.RDY becomes 1.
+    /// Waits for CSTS.RDY = 1.
     WaitReady,
-    /// Send a command.
+    /// Sends a command.
     Send(Command),
-    /// The controller moves it on: the command completes.
+    /// Waits for the command's completion.
     Await(Command),
-    /// The result was given out.
+    /// The result was returned.
     Over,
 }
 
-/// What a start led to.
+/// The state of a start.
 pub(crate) enum StartupState {
     Pending,
     Ready(Box<Started>),
     Failed(DriveError),
 }
 
-/// A controller that takes I/O.
+/// A controller that is ready for I/O.
 pub(crate) struct Started {
     pub(crate) admin: AdminQueue,
     pub(crate) identity: Identity,
     pub(crate) wiring: Wiring,
 }
 
-/// What was found so far.
+/// Results of the commands so far.
 #[derive(Default)]
 struct Found {
     controller: Option<Box<IdentifyController>>,
@@ -83,7 +83,7 @@ struct Found {
     shadow: bool,
 }
 
-/// A start under way.
+/// A start in progress.
 pub(crate) struct Startup {
     shared: Arc<Shared>,
     backing: Arc<dyn DeviceBacking>,
@@ -115,12 +115,12 @@ impl Startup {
         &self.backing
     }
 
-    /// When `poll` has something to compare at the latest.
+    /// The latest time at which `poll` must be called again.
     pub(crate) fn deadline(&self) -> Nanos {
         self.deadline
     }
 
-    /// Goes as far as the controller lets it.
+    /// Continues as far as possible without waiting.
     pub(crate) fn poll(&mut self, now: Nanos) -> StartupState {
         loop {
             match self.advance(now) {
@@ -145,7 +145,7 @@ impl Startup {
         self.deadline = now + patience;
     }
 
-    /// One step; false where the controller has to do something first.
+    /// Performs one step. Returns false if the controller has to act first.
     fn advance(&mut self, now: Nanos) -> Result<bool, DriveError> {
         match self.step {
             Step::Begin => self.begin(now).map(|()| true),
@@ -178,7 +178,7 @@ impl Startup {
         self.registers().csts().ok_or(DriveError::Gone)
     }
 
-    /// False while there is time left.
+    /// Returns false while there is time left, and an error afterwards.
     fn patience(&self, wanted: &'static str, now: Nanos) -> Result<bool, DriveError> {
         if now < self.deadline {
             return Ok(false);
@@ -187,7 +187,7 @@ impl Startup {
         Err(DriveError::NotReady { wanted, waited_ms })
     }
 
-    /// Looks at what the controller can do, and disables it.
+    /// Checks the controller's capabilities, and disables it.
     fn begin(&mut self, now: Nanos) -> Result<(), DriveError> {
         let cap = self.registers().cap().ok_or(DriveError::Gone)?;
         check(cap, &*self.backing, self.shared.options.reactors)?;
@@ -201,7 +201,7 @@ impl Startup {
         Ok(())
     }
 
-    /// Gives the disabled controller its admin queues and enables it (Base 2.1 §3.5.1).
+    /// Sets the admin queues of the disabled controller and enables it (Base 2.1 §3.5.1).
     fn enable(&mut self, now: Nanos) -> Result<(), DriveError> {
         if let Some(memory) = self.shared.memory.get() {
             memory.clear();
@@ -240,7 +240,7 @@ impl Startup {
             .expect("made before the controller was enabled")
     }
 
-    /// Takes the completion of a command where it is there.
+    /// Takes the completion of a command if it has been posted.
     fn look_for(&mut self, command: Command, now: Nanos) -> Result<bool, DriveError> {
         match self.admin().poll() {
             Some(AdminEvent::Done(_, opcode, cqe)) => {
@@ -257,7 +257,7 @@ impl Startup {
         }
     }
 
-    /// Decides how to use the controller, and takes the memory for it.
+    /// Derives the limits for the controller, and allocates its memory.
     fn settle_limits(&mut self) -> Result<(), DriveError> {
         let controller = self.found.controller.get_or_insert_default();
         let nvm = self.found.nvm.get_or_insert_default();
@@ -284,7 +284,7 @@ impl Startup {
         if shared.memory.get().is_none() {
             let reactors = shared.options.reactors;
             let memory = DriveMemory::new(&shared.arena, reactors, &limits)?;
-            // Nobody else sets it: there is one start at a time.
+            // Only one start runs at a time, so nothing else sets it.
             let _ = shared.memory.set(memory);
         }
         self.found.limits = Some(limits);
@@ -304,7 +304,7 @@ impl Startup {
             .expect("taken after Identify Controller")
     }
 
-    /// Where submission queues go on the drive.
+    /// Room for submission queues in the controller memory buffer.
     fn room(&self) -> Option<QueueRoom> {
         let entries = usize::from(self.limits().slots) + 1;
         self.buffer.as_ref()?.room(entries)
@@ -357,12 +357,12 @@ impl Startup {
     }
 }
 
-/// The offset of a register, for the backing.
+/// Offset of a register for the backing.
 pub(crate) fn offset(register: Register) -> usize {
     register.0 as usize
 }
 
-/// Refuses a controller that cannot be driven.
+/// Checks that the driver supports the controller.
 fn check(cap: Cap, backing: &dyn DeviceBacking, reactors: usize) -> Result<(), DriveError> {
     if !cap.css().nvm() && !cap.css().profiles() {
         return Err(DriveError::NoNvmCommandSet);
@@ -376,7 +376,7 @@ fn check(cap: Cap, backing: &dyn DeviceBacking, reactors: usize) -> Result<(), D
         return Err(DriveError::QueuesTooSmall { entries });
     }
     let len = backing.registers_len();
-    // Where the doorbells of the queue behind the last one would begin.
+    // End of the doorbells: the offset of the first unused one.
     let needed = sq_tail_doorbell(cap, reactors as u16 + 1) as usize;
     if len < needed {
         return Err(DriveError::RegistersTooShort { len, needed });

@@ -1,10 +1,10 @@
-//! What a drive's status means to whoever uses the device: the only such table.
+//! The only table that maps a drive's status codes to device errors.
 
 use block::DeviceError;
 use nvme_spec::Status;
 use nvme_spec::status::StatusCodeType;
 
-/// Rows for the statuses that say more than their type does (Base 2.1 §4.2.3, NVM 1.1 §3.2.1).
+/// Statuses with a more specific meaning than their type (Base 2.1 §4.2.3, NVM 1.1 §3.2.1).
 const TABLE: &[(Status, DeviceError)] = &[
     (Status::LBA_OUT_OF_RANGE, DeviceError::OutOfRange),
     (Status::CAPACITY_EXCEEDED, DeviceError::NoSpace),
@@ -18,7 +18,7 @@ const TABLE: &[(Status, DeviceError)] = &[
     (Status::NAMESPACE_WRITE_PROTECTED, DeviceError::ReadOnly),
     (Status::WRITE_TO_READ_ONLY_RANGE, DeviceError::ReadOnly),
     (Status::INVALID_OPCODE, DeviceError::Unsupported),
-    // The namespace was detached, deleted or formatted behind our back.
+    // The namespace was detached, deleted or formatted by another party.
     (Status::INVALID_NAMESPACE_OR_FORMAT, DeviceError::Removed),
     (Status::ABORT_REQUESTED, DeviceError::Aborted),
     (Status::ABORTED_POWER_LOSS, DeviceError::Interrupted),
@@ -30,8 +30,8 @@ const TABLE: &[(Status, DeviceError)] = &[
     (Status::SANITIZE_IN_PROGRESS, DeviceError::Interrupted),
 ];
 
-/// The device error of a status that is not success; `changes_medium` says which way a media error
-/// went.
+/// The device error for a status that is not success. `changes_medium` tells write from read errors
+/// of the medium.
 pub(crate) fn device_error(status: Status, changes_medium: bool) -> DeviceError {
     if let Some((_, error)) = TABLE.iter().find(|(row, _)| row.is(status)) {
         return *error;
@@ -76,7 +76,7 @@ mod tests {
         }
     }
 
-    /// Only a compare says that data differs: nothing else may be taken for it.
+    /// Only Compare Failure reports a mismatch; no other status may map to it.
     #[test]
     fn only_a_compare_failure_is_a_mismatch() {
         for sct in 0..8 {

@@ -1,7 +1,7 @@
-//! Real drives: a VFIO device as the driver's backing.
+//! A VFIO device as the driver's backing: real drives.
 //!
-//! Only translation: [`vfio`] checks bounds, orders doorbells behind memory, and keeps the arena
-//! the only memory that the drive reaches.
+//! It only translates calls: [`vfio`] checks bounds, orders doorbells after memory, and makes sure
+//! that the drive accesses only the arena.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -12,24 +12,24 @@ use vfio::{Bar, Container, Device, PciAddress};
 
 use crate::backing::{ControllerMemory, DeviceBacking};
 
-/// A PCI NVMe function that VFIO gave us.
+/// A PCI NVMe function opened through VFIO.
 ///
-/// When the last reference goes, the kernel stops the function and resets it, and whoever asked for
-/// it back gets it.
+/// When the last reference is dropped, the kernel stops and resets the function, and returns it if
+/// the system requested it.
 #[derive(Debug)]
 pub struct VfioBacking {
     device: Device,
-    /// The address of the arena's first byte, for the drive.
+    /// Device address of the arena's first byte.
     arena_address: u64,
 }
 
 impl VfioBacking {
-    /// Opens the drive at `address` in `container`, with `arena` as the memory that it reaches, and
-    /// at most `vectors_max` interrupt vectors (one per reactor and one for the admin queue are of
-    /// use). Bus mastering stays off.
+    /// Opens the drive at `address` in `container`, with access to `arena` only, and with at most
+    /// `vectors_max` interrupt vectors (useful are one per reactor and one for the admin queue).
+    /// Bus mastering stays off.
     ///
     /// # Errors
-    /// What [`Container::map_arena`] and [`Container::open_device`] answer.
+    /// Those of [`Container::map_arena`] and [`Container::open_device`].
     pub fn open(
         container: &Arc<Container>,
         address: PciAddress,
@@ -38,7 +38,7 @@ impl VfioBacking {
     ) -> Result<VfioBacking, vfio::Error> {
         container.map_arena(arena, address)?;
         let device = container.open_device(address, vectors_max)?;
-        // The open device keeps its group in the container, and so the arena mapped.
+        // The open device keeps its group in the container, and with it the arena's mapping.
         let arena_address = container.arena_address().ok_or(vfio::Error::Unusable {
             address,
             what: "its container has no memory",
@@ -81,7 +81,7 @@ impl DeviceBacking for VfioBacking {
         offset: u64,
         len: u64,
     ) -> Option<Arc<dyn ControllerMemory>> {
-        // A drive may name what it has not, or what cannot be mapped: then there is no such memory.
+        // A drive may report a buffer that does not exist or cannot be mapped; it is then not used.
         let bus_address = self.device.bar_bus_address(bar).ok()?.checked_add(offset)?;
         let bar = self.device.bar(bar).ok()?;
         let offset = usize::try_from(offset).ok()?;
@@ -131,7 +131,7 @@ impl DeviceBacking for VfioBacking {
     }
 }
 
-/// A drive's own memory in one of its BARs.
+/// A controller memory buffer in one of the drive's BARs.
 #[derive(Debug)]
 struct VfioControllerMemory {
     bar: Arc<Bar>,
@@ -158,5 +158,5 @@ impl ControllerMemory for VfioControllerMemory {
         self.bar.write_u64(self.offset + offset, value);
     }
 
-    // No flush: VFIO maps uncached, so writes reach the function in their order, doorbells last.
+    // No flush: VFIO maps the BAR uncached, so writes reach the function in order, doorbells last.
 }

@@ -1,4 +1,4 @@
-//! How queue pairs reach a drive that is ready: what changes when it comes back after it was gone.
+//! The queue pairs' access to a drive that is ready. It may change when a drive is reattached.
 
 use std::sync::Arc;
 
@@ -6,37 +6,37 @@ use nvme_spec::registers::{Cap, cq_head_doorbell, sq_tail_doorbell};
 
 use crate::backing::{ControllerMemory, DeviceBacking};
 
-/// Part of a controller memory buffer that holds the submission queues.
+/// The part of a controller memory buffer that contains the submission queues.
 #[derive(Clone)]
 pub(crate) struct QueueRoom {
     pub(crate) memory: Arc<dyn ControllerMemory>,
-    /// The address by which the controller knows the buffer's first byte.
+    /// Address of the buffer's first byte for the controller.
     pub(crate) address: u64,
-    /// Submission queues that fit, those of the first reactors.
+    /// Number of submission queues that fit; they belong to the first reactors.
     pub(crate) queues: usize,
     /// Bytes from one queue to the next.
     pub(crate) stride: usize,
 }
 
-/// The way to a drive that is ready.
+/// Access to a drive that is ready.
 pub(crate) struct Wiring {
     pub(crate) backing: Arc<dyn DeviceBacking>,
     pub(crate) cap: Cap,
-    /// The device's address of the arena's first byte.
+    /// Device address of the arena's first byte.
     pub(crate) dma_base: u64,
-    /// Where submission queues live on the drive.
+    /// Location of submission queues in the controller memory buffer.
     pub(crate) room: Option<QueueRoom>,
-    /// Whether the controller took the shadow doorbells.
+    /// Whether the controller accepted the shadow doorbells.
     pub(crate) shadow: bool,
 }
 
-/// The identifier of a reactor's queues: the admin queues have 0.
+/// Identifier of a reactor's queues; the admin queues have 0.
 pub(crate) fn queue_id(reactor: usize) -> u16 {
     u16::try_from(reactor + 1).expect("reactors are limited")
 }
 
-/// The vector of a reactor's completion queue: one of its own or none, so that no reactor clears
-/// what another one waits for. Vector 0 is the admin queue's.
+/// The vector of a reactor's completion queue: its own or none, so that no reactor clears an
+/// interrupt that another waits for. Vector 0 belongs to the admin queue.
 pub(crate) fn vector(backing: &dyn DeviceBacking, reactor: usize) -> Option<u16> {
     let vector = queue_id(reactor);
     (vector < backing.interrupt_vectors() && backing.interrupt(vector).is_some()).then_some(vector)
@@ -48,7 +48,8 @@ impl Wiring {
         doorbells(self.cap, qid)
     }
 
-    /// Where a reactor's submission queue lies on the drive: offset in the buffer.
+    /// A reactor's submission queue in the controller memory buffer: the buffer and the offset in
+    /// it.
     pub(crate) fn place(&self, reactor: usize) -> Option<(Arc<dyn ControllerMemory>, usize)> {
         let room = self.room.as_ref()?;
         let place = (Arc::clone(&room.memory), reactor * room.stride);
@@ -56,7 +57,7 @@ impl Wiring {
     }
 }
 
-/// See [`Wiring::doorbells`].
+/// Offsets in BAR 0 of a queue's submission and completion doorbells.
 pub(crate) fn doorbells(cap: Cap, qid: u16) -> (usize, usize) {
     // At most 4 KiB + 65,536 queues × 2 × 128 KiB.
     (

@@ -1,4 +1,4 @@
-//! The steady state of a queue pair allocates nothing, and rings few doorbells.
+//! Verifies that a queue pair in steady state does not allocate, and rings few doorbells.
 
 mod emulated_support;
 
@@ -25,7 +25,7 @@ fn rig(optional_commands: bool) -> Rig {
     Rig::new(emulated, drive_options(1))
 }
 
-/// Fills the queue, rings, and polls until it is empty, so many times.
+/// Fills the queue, rings the doorbell and polls until the queue is empty, `turns` times.
 fn turns(
     queue: &mut dyn DeviceQueue,
     pool: &Pool,

@@ -1,4 +1,5 @@
-//! The suite that every block device runs, on the driver and an emulated controller of many shapes.
+//! The conformance suite of block devices, on the driver with emulated controllers of many
+//! configurations.
 
 mod emulated_support;
 
@@ -26,7 +27,8 @@ fn shape(block_size: u32) -> EmulatedOptions {
     }
 }
 
-/// Answers late: the reactor must not sleep, because only its own steps move time.
+/// A controller with latency and without interrupts, so that the reactor must not sleep: time
+/// advances only between its turns.
 fn late(options: EmulatedOptions) -> EmulatedOptions {
     EmulatedOptions {
         interrupt_vectors: 1,
@@ -51,7 +53,7 @@ fn subject(nsid: u32, emulated: EmulatedOptions, options: DriveOptions) -> Subje
     }
 }
 
-/// Dropped last: the driver did nothing that the specification forbids, and never had to recover.
+/// Dropped last. Checks that the driver never violated the specification and never had to recover.
 struct KeepsTheRules(Rc<RefCell<Rig>>);
 
 impl Drop for KeepsTheRules {

@@ -1,6 +1,6 @@
-//! Every fault that the emulated controller knows, and what the driver makes of it: requests end
-//! with the right error in bounded time, leases come home, the drive serves again or says that it
-//! is gone, and another drive of the same arena never notices.
+//! The driver's reaction to every fault of the emulated controller: requests end with the right
+//! error in bounded time, leases are returned, the drive recovers or reports that it is gone, and
+//! another drive of the same arena is not affected.
 
 mod emulated_support;
 
@@ -20,7 +20,7 @@ use emulated_support::{Client, DEADLINES, Ended, MS, PATIENCE, Rig, drive_option
 
 const WRITE: Operation = Operation::Write { fua: false };
 
-/// A drive under test and one beside it.
+/// The drive under test and another one on the same arena.
 struct Two {
     rig: Rig,
     client: Client,
@@ -66,7 +66,7 @@ impl Two {
             .inject(FaultRule::new(matching, when, fault))
     }
 
-    /// Writes eight blocks at once; their results by block.
+    /// Writes eight blocks at the same time. Returns the results by block.
     fn eight(&mut self, byte: u8) -> Vec<Result<(), DeviceError>> {
         let data = vec![byte; 4096];
         for lba in 0..8 {
@@ -92,7 +92,8 @@ impl Two {
         }
     }
 
-    /// The drive is ready and serves, nothing leaked, and the other one never noticed.
+    /// Checks that the drive is ready and serves requests, that nothing leaked, and that the other
+    /// drive was not affected.
     fn check_well(&mut self) {
         self.until("the drive is not ready", Rig::is_ready);
         self.rig.control.disarm_all();
@@ -128,7 +129,7 @@ impl Two {
         self.check_beside();
     }
 
-    /// Puts the drive back and waits until it is taken again.
+    /// Inserts the drive again and waits until it is reattached.
     fn reattach(&mut self) {
         self.until("the drive is still held", |rig| rig.drive.wants_reopen());
         self.rig.control.reappear();
@@ -219,7 +220,7 @@ fn a_late_command_is_waited_for() {
     assert_eq!(two.rig.drive.counters().timeouts, 0);
 }
 
-/// Faults that only a reset ends, with the counter that tells of them.
+/// Faults that only a reset ends, each with the counter that counts it.
 #[test]
 fn what_no_abort_ends_is_ended_by_a_reset() {
     type Count = fn(&nvme_driver::DriveCounters) -> u64;
@@ -265,8 +266,8 @@ fn what_no_abort_ends_is_ended_by_a_reset() {
     }
 }
 
-/// A drive that lost its power and has it back takes no command: that is seen with the next tick, not
-/// when the first command is late.
+/// A drive that lost and regained power processes no commands. The driver detects this at the next
+/// tick, not only when the first command is overdue.
 #[test]
 fn a_drive_that_lost_power_for_a_moment_is_started_anew() {
     let mut two = Two::new(small());
@@ -291,14 +292,15 @@ fn a_reset_may_take_long_but_not_for_ever() {
     two.inject(writes(), When::Nth(3), Fault::DropCompletion);
     let results = two.eight(7);
     assert_eq!(results.iter().filter(|result| result.is_err()).count(), 1);
-    // Meanwhile the drive takes nothing, and does not say that it never will.
+    // Meanwhile the drive refuses requests with "later", not with "never".
     assert_eq!(two.rig.drive.state(), DriveState::Resetting);
     let later = two.client.submit(Operation::Flush, 0, 0, None);
     assert_eq!(later, Err(None));
     two.check_well();
 }
 
-/// Between CC.EN = 0 and CSTS.RDY = 0 the drive still writes to memory: no lease may be home.
+/// Between CC.EN = 0 and CSTS.RDY = 0 the drive still writes to memory, so no lease may be
+/// returned.
 #[test]
 fn leases_stay_away_while_the_drive_can_write() {
     let mut two = Two::new(EmulatedOptions {
@@ -310,7 +312,7 @@ fn leases_stay_away_while_the_drive_can_write() {
         When::First(1),
         Fault::DropCompletion,
     );
-    // Carried out while the drive is being disabled, which the other command's deadlines lead to.
+    // Executes while the drive is being disabled because of the other command's deadlines.
     let slow = Fault::Delay(Nanos::from_millis(60));
     two.inject(io().with_blocks(9..10), When::First(1), slow);
     two.client
@@ -344,8 +346,8 @@ fn leases_stay_away_while_the_drive_can_write() {
     two.check_well();
 }
 
-/// A controller goes on transferring a command's data after it answered Abort, and until CC.EN = 0
-/// takes effect (Base 2.1 §3.7.2): no lease may be home before that.
+/// A controller may continue to transfer a command's data after it completed an Abort, until CC.EN
+/// = 0 takes effect (Base 2.1 §3.7.2): no lease may be returned before that.
 #[test]
 fn leases_stay_away_while_a_lost_command_transfers() {
     let data = [7; 4096];
@@ -398,14 +400,14 @@ fn a_controller_that_does_not_come_back_is_gone() {
     let never = [Fault::Ready(Nanos::MAX), Fault::EnableFatal];
     for fault in never {
         println!("{fault:?}");
-        // Once: the reset of the function mends it.
+        // Once: the function reset succeeds.
         let mut two = Two::new(small());
         two.inject(writes(), When::Nth(3), Fault::DropCompletion);
         let id = two.inject(FaultMatch::admin(), When::First(1), fault);
         two.eight(7);
         two.check_well();
         assert_eq!(two.rig.control.fired(id), 1);
-        // Always: nothing does.
+        // Always: no recovery is possible.
         let mut two = Two::new(small());
         two.inject(writes(), When::Nth(3), Fault::DropCompletion);
         two.inject(FaultMatch::admin(), When::Always, fault);
@@ -466,7 +468,7 @@ fn a_drive_that_is_pulled_out_at_rest_is_noticed() {
     two.check_well();
 }
 
-/// Power that fails for less than a tick: nothing reads as all ones, but the queues are gone.
+/// A power cut shorter than a tick: registers do not read as all ones, but the queues are gone.
 #[test]
 fn a_power_cut_that_nobody_saw() {
     let mut two = Two::new(small());
@@ -549,7 +551,7 @@ fn doorbells_that_get_lost_late_and_torn() {
             assert_eq!(two.rig.control.counters().invalid_doorbells, 1);
             assert!(two.rig.drive.counters().events >= 1);
         }
-        // A lost head is made good by the next one.
+        // The next doorbell write of the head makes up for a lost one.
         two.inject(io(), When::Nth(2), fault);
         assert_eq!(two.eight(7), [OK; 8]);
         two.check_well();
@@ -572,7 +574,7 @@ fn admin_commands_that_fail_do_not_stop_a_recovery() {
         assert_eq!(results[2], Err(DeviceError::Interrupted));
         two.check_well();
     }
-    // A start after a reset that fails once is tried again.
+    // A start after a reset that fails once is retried.
     for opcode in [
         AdminOpcode::IDENTIFY,
         AdminOpcode::CREATE_IO_CQ,
@@ -600,7 +602,7 @@ fn admin_commands_that_fail_do_not_stop_a_recovery() {
     }
 }
 
-/// A reactor that does not poll keeps its leases until it does; the drive does not wait for ever.
+/// A reactor that does not poll keeps its leases until it does; the drive gives up waiting for it.
 #[test]
 fn a_reactor_that_looks_away() {
     let rig = Rig::new(
@@ -719,7 +721,7 @@ fn health_and_errors_come_from_the_drive() {
     two.check_well();
 }
 
-/// With shadow doorbells, that are looked at late, everything recovers just the same.
+/// Recovery also works with shadow doorbells, even if the controller reads them late.
 #[test]
 fn recovery_with_shadow_doorbells() {
     for shadow_doorbells in [ShadowDoorbells::Ring, ShadowDoorbells::Poll] {
@@ -741,7 +743,7 @@ fn recovery_with_shadow_doorbells() {
     }
 }
 
-/// A reactor that sleeps is woken by the drive's interrupt, and not before.
+/// The drive's interrupt wakes a sleeping reactor, and nothing wakes it earlier.
 #[test]
 fn interrupts_wake_reactors_that_sleep() {
     let mut two = Two::new(EmulatedOptions {

@@ -1,10 +1,11 @@
 //! Random requests and random faults against a model of every block.
 //!
-//! What must hold for every seed: each request ends exactly once and in bounded time; a read finds
-//! what the model allows; what was acknowledged with FUA or before a completed flush is there after
-//! every reset, removal and power cut; in the end the drive serves, and no lease is missing.
+//! Invariants for every seed: each request ends exactly once and in bounded time; a read returns
+//! data that the model allows; a write that completed with FUA or before a completed flush survives
+//! every reset, removal and power cut; at the end the drive serves requests and no lease is
+//! missing.
 //!
-//! A failure prints the line that replays it.
+//! A failure prints the command that replays it.
 
 mod emulated_support;
 
@@ -30,21 +31,21 @@ const ROUNDS: u64 = 250;
 const BLOCKS: u64 = 64;
 const BLOCKS_PER_REQUEST_MAX: u64 = 12;
 
-/// No request may take longer, whatever happens to the drive meanwhile.
+/// Maximum duration of a request, whatever happens to the drive.
 const REQUEST_MAX: Nanos = Nanos::from_secs(3);
-/// Nor may a drive that is well take longer to be ready.
+/// Maximum time for a drive without faults to become ready.
 const READY_MAX: Nanos = Nanos::from_secs(10);
 
-/// What one block may hold: version 0 is all zeroes.
+/// Possible contents of one block. Version 0 is all zeroes.
 #[derive(Clone)]
 struct Block {
-    /// What a read may find now.
+    /// Versions that a read may return now.
     possible: Vec<u32>,
-    /// What may be there after a power cut.
+    /// Versions that may remain after a power cut.
     durable: Vec<u32>,
-    /// Counts the changes, so that a flush knows which blocks it covers.
+    /// Number of changes, so that a flush knows which blocks it covers.
     changes: u64,
-    /// A request in flight names it.
+    /// A request in flight covers it.
     busy: bool,
 }
 
@@ -55,7 +56,7 @@ impl Block {
         }
     }
 
-    /// A write that succeeded, or of which that is not known.
+    /// Applies a write. `certain`: it is known to have succeeded.
     fn written(&mut self, version: u32, certain: bool, forced: bool) {
         self.changes += 1;
         if certain {
@@ -77,11 +78,11 @@ struct Request {
     lba: u64,
     blocks: u64,
     version: u32,
-    /// What a compare must say.
+    /// Expected result of a compare.
     expected: Option<Result<(), DeviceError>>,
-    /// Of a flush: each block's changes, unless it was being written.
+    /// For a flush: each block's number of changes, unless it was being written.
     covered: Vec<Option<u64>>,
-    /// Power went while it was in flight.
+    /// A power cut happened while it was in flight.
     cut: bool,
     submitted: Nanos,
 }
@@ -94,8 +95,8 @@ struct World {
     block_sizes: Vec<usize>,
     write_cache: bool,
     in_flight: HashMap<(usize, u64), Request>,
-    /// Requests of queues that were dropped: carried out at some time, or never. Their blocks are
-    /// left alone until the end.
+    /// Requests of dropped queues: executed at some time, or never. Their blocks are not used until
+    /// the end.
     forgotten: Vec<Request>,
     versions: u32,
     removals: u64,
@@ -319,7 +320,7 @@ impl World {
         }
     }
 
-    /// Data of a request by each block's version; `None` where one has none.
+    /// Data of a request, from each block's version. `None` if a block has none.
     fn data(&self, request: &Request, version: impl Fn(&Block) -> Option<u32>) -> Option<Vec<u8>> {
         let Request {
             namespace,
@@ -344,7 +345,7 @@ impl World {
 
     fn turn(&mut self, index: usize) {
         if self.seeded.one_in(8) {
-            // As before a sleep that did not come about, which must be harmless.
+            // As before a cancelled sleep, which must be harmless.
             let _ = self.clients[index].1.queue.prepare_sleep();
             self.notice_removal();
         }
@@ -380,7 +381,7 @@ impl World {
             }
             Operation::Write { fua } | Operation::WriteZeroes { fua, .. } => {
                 let forced = fua || !self.write_cache;
-                // A write that was forced is there, whenever power went.
+                // A write with FUA is durable, whenever the power cut happened.
                 let certain = ended.result.is_ok() && (forced || !request.cut);
                 self.change(request, certain, forced);
             }
@@ -425,7 +426,7 @@ impl World {
         }
     }
 
-    /// Power went: of every block what the cache held may be lost.
+    /// Applies a power cut: cached data of every block may be lost.
     fn cut(&mut self) {
         for block in self.blocks.iter_mut().flatten() {
             block.possible.clone_from(&block.durable);
@@ -527,7 +528,7 @@ impl World {
         }
     }
 
-    /// Another queue takes the place of one, which may have requests in flight.
+    /// Replaces a queue, which may have requests in flight.
     fn reopen_a_queue(&mut self) {
         let index = self.seeded.below(self.clients.len() as u64) as usize;
         if self.clients[index].1.in_flight() > 0 && self.forgotten.len() > 6 {
@@ -545,7 +546,8 @@ impl World {
         self.notice_removal();
     }
 
-    /// Once nothing can be on its way any more: what dropped queues asked for was done, or not.
+    /// Resolves requests of dropped queues, once none can be in progress: each was executed, or
+    /// not.
     fn settle_the_forgotten(&mut self) {
         for request in std::mem::take(&mut self.forgotten) {
             if request.operation != Operation::Flush {
@@ -581,13 +583,13 @@ impl World {
         self.step();
     }
 
-    /// No more faults: until the drive is ready and nothing is in flight.
+    /// Disables all faults and waits until the drive is ready and no request is in flight.
     fn settle(&mut self) {
         self.rig.control.disarm_all();
         self.rig.control.request_removal(false);
         self.rig.control.release();
         let deadline = self.rig.now + READY_MAX;
-        // What happened just now is noticed within a few ticks.
+        // The driver detects recent events within a few ticks.
         let noticed = self.rig.now + Nanos::from_millis(100);
         while self.rig.now < noticed
             || self.rig.drive.state() != DriveState::Ready
@@ -654,9 +656,9 @@ impl World {
     }
 }
 
-/// What happened in one run.
+/// Counters of one run.
 type Happened = (EmulatorCounters, DriveCounters);
-/// One number of that.
+/// Selects one of the counters.
 type Count = fn(&Happened) -> u64;
 
 fn run(seed: u64) -> Happened {
@@ -702,7 +704,7 @@ fn nothing_acknowledged_is_lost() {
     }
     let all: Vec<Happened> = (0..SEEDS).map(run_or_say_how_to_replay).collect();
     let sum = |count: Count| all.iter().map(count).sum::<u64>();
-    // Everything that can go wrong went wrong many times over.
+    // Every kind of fault occurred many times.
     assert!(sum(|(_, drive)| drive.commands) > 100 * SEEDS);
     let often: [(&str, Count); 11] = [
         ("timeouts", |(_, drive)| drive.timeouts),

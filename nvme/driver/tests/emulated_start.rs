@@ -1,5 +1,5 @@
-//! Starts: controllers that cannot be driven, that do not become ready, that are of every age; and
-//! that a start that fails leaves nothing behind.
+//! Start of a drive: unsupported controllers, controllers that do not become ready, all versions;
+//! and no leaks after a failed start.
 
 mod emulated_support;
 
@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use emulated_support::{Rig, arena, drive_options, taken};
 
-/// Starts a drive that must not start, and checks that nothing is left of it.
+/// Starts a drive that must not start, and checks that it left nothing behind.
 fn fails(
     emulated: EmulatedOptions,
     options: DriveOptions,
@@ -200,7 +200,7 @@ fn namespaces_that_cannot_be_used_are_named_and_left_alone() {
     assert!(matches!(missing, Some(DriveError::NoNamespace { nsid: 5 })));
 }
 
-/// Every age and size of controller starts, serves one request and stops without a trace.
+/// Controllers of every version and size start, serve one request and stop without leaks.
 #[test]
 fn controllers_of_every_kind() {
     let base = EmulatedOptions::default;

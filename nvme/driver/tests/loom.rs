@@ -1,7 +1,7 @@
 //! Explores every interleaving of the handshake between a drive's owner and a queue pair with loom:
-//! it is compiled here a second time, against loom's atomics in place of those of `src/sync.rs`.
-//! The queues are a cell: loom fails when the owner meets a pair there, or either sees too little
-//! of what the other did before.
+//! the handshake is compiled here again, with loom's atomics instead of those of `src/sync.rs`. A
+//! cell stands for the queues: loom fails if owner and pair access it at the same time, or if
+//! either does not see all earlier accesses of the other.
 
 #[path = "../src/handshake.rs"]
 mod handshake;
@@ -36,7 +36,7 @@ fn drive() -> Arc<Drive> {
 }
 
 impl Drive {
-    /// A pair's life: it is attached, polled some times, and detached.
+    /// The life of a pair: attached, polled a number of times, and detached.
     fn poll_pair(&self, index: usize, polls: usize) {
         let pair = &self.pairs[index];
         let mut seen = pair.attach(&self.word);
@@ -54,7 +54,7 @@ impl Drive {
         pair.detach();
     }
 
-    /// The owner stops the pairs, has the queues for itself, and lets them go on.
+    /// The owner stops the pairs, accesses the queues exclusively, and lets the pairs continue.
     fn reset(&self, pairs: usize) {
         self.word.publish(QUIESCED);
         for pair in &self.pairs[..pairs] {
@@ -69,7 +69,7 @@ impl Drive {
     }
 }
 
-/// Without a bound these models take minutes; three switches at bad moments show what can go wrong.
+/// Without a bound these models take minutes. Three preemptions are enough to find errors.
 fn bounded(model: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(3);

@@ -1,4 +1,4 @@
-//! Reactors that sleep while their drive fails: somebody wakes them, or their requests are lost.
+//! Reactors that sleep while their drive fails: they must be woken, or their requests are lost.
 
 mod emulated_support;
 
@@ -14,7 +14,7 @@ use emulated_support::{Client, DEADLINES, MS, PATIENCE, Rig, drive_options, take
 
 const WRITE: Operation = Operation::Write { fua: false };
 
-/// A drive of two reactors, whose second one sleeps, and how often that was woken.
+/// A drive with two reactors of which the second sleeps, and the number of times that it was woken.
 struct Sleeper {
     rig: Rig,
     client: Client,
@@ -45,7 +45,7 @@ impl Sleeper {
         }
     }
 
-    /// Submits a write that never completes, and goes to sleep.
+    /// Submits a write that never completes, and prepares to sleep.
     fn sleep_on(&mut self, fault: Fault) {
         let rule = FaultRule::new(FaultMatch::io(), When::First(1), fault);
         self.rig.control.inject(rule);
@@ -60,8 +60,8 @@ impl Sleeper {
         self.woken.store(0, Ordering::Relaxed);
     }
 
-    /// Lets time pass until the reactor is woken: polls, and sleeps again, as one does. Returns how
-    /// the write ended.
+    /// Advances time until the reactor is woken, polls, and sleeps again, until the write ends.
+    /// Returns its result.
     fn until_it_ends(&mut self) -> Result<(), DeviceError> {
         let deadline = self.rig.now + PATIENCE;
         loop {
@@ -82,12 +82,12 @@ fn a_late_command_wakes_its_reactor_and_is_aborted() {
     let mut sleeper = Sleeper::new();
     sleeper.sleep_on(Fault::Hang { abortable: true });
     let before = sleeper.rig.now;
-    // Long before the deadline nobody is disturbed.
+    // The reactor is not woken long before the deadline.
     while sleeper.rig.now + MS < before + DEADLINES.command {
         sleeper.rig.step(MS);
         assert_eq!(sleeper.woken.load(Ordering::Relaxed), 0);
     }
-    // The pair asks for the abort; its completion interrupts.
+    // The pair requests the abort, whose completion interrupts.
     while sleeper.woken.load(Ordering::Relaxed) == 0 {
         sleeper.rig.step(MS);
     }
@@ -117,7 +117,7 @@ fn a_removal_wakes_the_reactor() {
     assert_eq!(taken(&sleeper.rig.arena), sleeper.taken);
 }
 
-/// Nothing in flight, nothing to wait for: no interrupt is connected and nobody is woken.
+/// Without commands in flight, no interrupt is armed and the reactor is not woken.
 #[test]
 fn an_idle_reactor_sleeps_through() {
     let mut sleeper = Sleeper::new();
@@ -129,8 +129,8 @@ fn an_idle_reactor_sleeps_through() {
     assert_eq!(sleeper.rig.control.counters().interrupts, 0);
 }
 
-/// A queue that is dropped on a thread that ends, with a command in flight that the drive never
-/// completes: its lease is not given out again while the drive could still write there.
+/// A queue is dropped on a thread that ends, with a command in flight that the drive never
+/// completes: its lease is not reused while the drive could still write to it.
 #[test]
 fn a_thread_that_ends_gives_no_memory_away() {
     let sleeper = Sleeper::new();

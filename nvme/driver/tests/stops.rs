@@ -1,4 +1,4 @@
-//! How a drive is stopped, and that its owner keeps its own time.
+//! Stopping a drive; and the clock of its owner.
 
 mod emulated_support;
 
@@ -31,7 +31,7 @@ fn stop(rig: &mut Rig) {
     assert!(!rig.control.is_bus_master());
 }
 
-/// A request that failed counts as over once it was polled, like any other.
+/// A failed request counts as completed after it was polled, like any other.
 #[test]
 fn a_failed_request_does_not_hold_a_stop_up() {
     let mut rig = Rig::new(emulated(), drive_options(1));
@@ -69,7 +69,7 @@ fn a_stop_waits_for_what_is_in_flight() {
     assert_eq!(durable, data, "the cache was made safe");
 }
 
-/// The start is polled with one clock, the owner with its reactor's, which begins at zero.
+/// The start is polled with one clock, the owner with its reactor's clock, which starts at zero.
 #[test]
 fn an_owner_keeps_the_time_of_its_reactor() {
     let mut rig = Rig::new(emulated(), drive_options(1));
@@ -82,7 +82,8 @@ fn an_owner_keeps_the_time_of_its_reactor() {
     assert_eq!(rig.drive.counters().resets, 1);
 }
 
-/// Everything dropped without a stop: the drive reaches no memory any more, and all of it is back.
+/// Dropping everything without a stop: the drive no longer accesses memory, and all memory is
+/// returned.
 #[test]
 fn a_drive_that_is_dropped_is_stopped() {
     let arena = arena();
@@ -97,8 +98,8 @@ fn a_drive_that_is_dropped_is_stopped() {
     drop(controller);
 }
 
-/// A host was told how long its requests may outlive its association: that a command may take longer
-/// changes nothing about it.
+/// A host was told how long its requests may outlive its association. The deadline of commands,
+/// which may be longer, does not change this.
 #[test]
 fn an_abandoned_request_is_ended_by_a_reset_before_its_deadline() {
     let mut options = drive_options(1);
@@ -116,7 +117,7 @@ fn an_abandoned_request_is_ended_by_a_reset_before_its_deadline() {
     client.queue.give_up(&mut |it| it == tag);
     rig.step(Nanos::from_secs(30));
     assert_eq!(client.turn().len(), 0);
-    // The same tag of another queue is another request.
+    // The same tag on another queue belongs to another request.
     other.queue.abandon(&mut |it| it == tag);
     rig.step(MS);
     assert_eq!(rig.drive.counters().resets, 0);

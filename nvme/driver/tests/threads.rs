@@ -1,4 +1,4 @@
-//! Reactors on threads of their own, with the clock of the machine: faults strike while they run.
+//! Reactors on separate threads with the machine's clock, while faults occur.
 
 mod emulated_support;
 
@@ -23,7 +23,7 @@ fn options() -> DriveOptions {
     DriveOptions {
         reactors: REACTORS,
         queue_depth_max: 64,
-        // Long enough that a busy machine makes nothing late.
+        // Long enough that no command is overdue on a busy machine.
         deadlines: Deadlines {
             command: Nanos::from_secs(20),
             quiesce: Nanos::from_secs(20),
@@ -33,7 +33,7 @@ fn options() -> DriveOptions {
     }
 }
 
-/// What every thread looks at.
+/// State shared by all threads.
 struct World {
     arena: Arc<Arena>,
     device: Arc<dyn Device>,
@@ -57,7 +57,7 @@ fn request(lba: u64, is_read: bool, lease: Lease) -> Request {
     }
 }
 
-/// Writes and reads back its own third of the device until it is told to stop.
+/// Writes and reads back its own third of the device until `stop` is set.
 fn reactor(world: &World, index: usize) {
     let pool = world.arena.pool(0);
     let options = QueueOptions {
@@ -69,7 +69,7 @@ fn reactor(world: &World, index: usize) {
     let third = BLOCKS / REACTORS as u64;
     let mut batch = CompletionBatch::new();
     let mut number = 0;
-    // Put off, or interrupted and to be sent again.
+    // Requests that were refused with "later", or interrupted, and are sent again.
     let mut parked: Vec<Request> = Vec::new();
     let deadline = Instant::now() + 2 * PATIENCE;
     while !world.stop.load(Ordering::Acquire) || queue.in_flight() > 0 {
@@ -78,7 +78,7 @@ fn reactor(world: &World, index: usize) {
             let request = parked.pop().unwrap_or_else(|| {
                 let lba = index as u64 * third + number % third;
                 let mut lease = pool.take(512).expect("a large arena");
-                // What a read must overwrite differs from what it must find.
+                // The lease of a read starts with other data than expected.
                 let is_read = number / third % 2 == 1;
                 lease.fill(lba as u8 ^ u8::from(is_read));
                 number += 1;
@@ -153,8 +153,7 @@ fn controllers_that_fail_under_load_are_reset() {
             rig.controller.tick(now);
             rig.owner.poll(now);
             let completed = world.completed.load(Ordering::Relaxed);
-            // One failure at a time: a second one of a controller that has failed counts for
-            // nothing.
+            // One failure at a time: a second failure of a failed controller has no effect.
             let recovered = rig.drive.counters().recoveries == failures;
             if recovered && completed > seen + 500 && failures < 20 {
                 rig.control.fail();
@@ -172,7 +171,7 @@ fn controllers_that_fail_under_load_are_reset() {
     assert_eq!(rig.control.counters().invalid_doorbells, 0);
     assert_eq!(rig.control.counters().illegal_accesses, 0);
     drop(world);
-    // Threads that ended gave their slices back to the arena.
+    // Threads that ended returned their slices to the arena.
     assert_eq!(taken(&rig.arena), at_rest);
     let deadline = Instant::now() + PATIENCE;
     while rig.owner.stop(rig.now) != StopState::Stopped {

@@ -47,7 +47,7 @@ impl State {
         PageSize::from_mps(self.registers.cc().mps())
     }
 
-    /// Moves data of an admin command to the host: what there is, `asked` bytes at most.
+    /// Transfers the data of an admin command to the host, at most `asked` bytes.
     pub(super) fn send_admin(
         &mut self,
         bus: &Bus,
@@ -75,7 +75,7 @@ impl State {
         Ok(())
     }
 
-    /// Where a new queue lies: at the start of a page, and contiguous (CAP.CQR).
+    /// Checks the base address of a new queue: page-aligned and contiguous (CAP.CQR).
     fn check_base(&self, base: u64, contiguous: bool) -> Result<(), Status> {
         if !contiguous {
             return Err(FIELD);
@@ -128,7 +128,7 @@ impl State {
         self.check_size(entries)?;
         let base = sqe.dptr.prp().prp1.get();
         self.check_base(base, control.pc())?;
-        // A queue that begins in the controller memory buffer has to end in it.
+        // A queue that starts in the controller memory buffer has to end in it.
         let begins_in_memory = matches!(bus.place(base, 1), Some(Place::Controller(_)));
         let bytes = u64::from(entries) * SUBMISSION_BYTES;
         if begins_in_memory && bus.place(base, bytes as usize).is_none() {
@@ -141,7 +141,7 @@ impl State {
         Ok(())
     }
 
-    /// Commands that were fetched are aborted without a completion (Base 2.1 §5.2.4 allows it).
+    /// Fetched commands are aborted without a completion (Base 2.1 §5.2.4 allows it).
     fn delete_submission_queue(&mut self, sqe: &Sqe) -> Result<(), Status> {
         let queue_id = sqe.delete_io_queue().qid.get();
         if !self.has_pair(queue_id) || !self.submission[usize::from(queue_id)].live {
@@ -177,7 +177,7 @@ impl State {
         Outcome::Done(Status::SUCCESS, if aborted { 0 } else { NOT_ABORTED })
     }
 
-    /// Base 2.1 §5.2.5. The admin queue keeps to its registers: hosts that exist do not update its
+    /// Base 2.1 §5.2.5. The admin queue uses its registers only: existing hosts do not update its
     /// shadow doorbells.
     fn configure_shadow_doorbells(&mut self, bus: &Bus, sqe: &Sqe) -> Result<(), Status> {
         let prp = sqe.dptr.prp();
@@ -204,7 +204,7 @@ impl State {
         Ok(())
     }
 
-    /// Shadow doorbells lie in their page as doorbells lie in the registers.
+    /// Shadow doorbells have the same offsets in their page as doorbells in the registers.
     fn shadow_of(&self, queue_id: u16, completion: bool) -> Option<Shadow> {
         let shadow = self.shadow?;
         let cap = self.registers.cap();

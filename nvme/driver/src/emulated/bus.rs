@@ -1,6 +1,7 @@
-//! What the controller reaches: the arena by its second mapping, its own memory buffer, interrupts.
+//! Everything that the controller accesses: the arena through its second mapping, its own memory
+//! buffer, interrupts.
 //!
-//! Refuses: addresses outside of both, and everything while bus mastering is off.
+//! Rejects addresses outside of both, and all accesses while bus mastering is off.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -12,10 +13,11 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use crate::backing::ControllerMemory;
 
-/// Where the controller memory buffer lies on the bus: what its BAR would say.
+/// Bus address of the controller memory buffer: the value of its BAR.
 const CONTROLLER_MEMORY_BUS_ADDRESS: u64 = 0x40_0000_0000;
 
-/// The controller memory buffer. Posted writes of the host land here without the controller's lock.
+/// The controller memory buffer. The host writes it without the controller's lock, like posted
+/// writes.
 pub(super) struct Memory {
     words: Box<[AtomicU64]>,
 }
@@ -58,7 +60,7 @@ struct Vector {
     armed: AtomicBool,
 }
 
-/// Where an address leads.
+/// The target of an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
     /// The arena, at this offset of its region.
@@ -71,7 +73,7 @@ pub(super) struct Bus {
     view: DmaView,
     base: u64,
     memory: Option<Arc<Memory>>,
-    /// Where the host or the BAR placed the controller memory buffer; [`UNPLACED`] if nowhere.
+    /// Address of the controller memory buffer, set by the host or the BAR; [`UNPLACED`] if none.
     placed: AtomicU64,
     master: AtomicBool,
     vectors: Box<[Vector]>,
@@ -111,7 +113,7 @@ impl Bus {
         self.memory.as_ref()
     }
 
-    /// Places the controller memory buffer at an address, at its BAR's, or nowhere.
+    /// Sets the address of the controller memory buffer, or removes it with `None`.
     pub(super) fn place_memory(&self, address: Option<u64>) {
         self.placed
             .store(address.unwrap_or(UNPLACED), Ordering::Release);
@@ -129,7 +131,8 @@ impl Bus {
         self.master.load(Ordering::Acquire)
     }
 
-    /// Where `len` bytes from an address on lie; `None` where not all of them lie in one place.
+    /// Resolves `len` bytes from an address on. Returns `None` unless all of them are in the same
+    /// memory.
     #[inline]
     pub(super) fn place(&self, address: u64, len: usize) -> Option<Place> {
         let within = |start: u64, size: usize| {
@@ -147,7 +150,7 @@ impl Bus {
         within(placed, memory.len()).map(Place::Controller)
     }
 
-    /// Reads memory; `None` where there is none, or the controller may not.
+    /// Reads memory. Returns `None` if there is none, or the controller may not access it.
     #[must_use]
     pub(super) fn read(&self, address: u64, into: &mut [u8]) -> Option<()> {
         if !self.is_master() {
@@ -160,7 +163,7 @@ impl Bus {
         Some(())
     }
 
-    /// Writes memory of the host; `None` where there is none, or the controller may not.
+    /// Writes host memory. Returns `None` if there is none, or the controller may not access it.
     #[must_use]
     pub(super) fn write(&self, address: u64, from: &[u8]) -> Option<()> {
         match self.place(address, from.len())? {
@@ -172,7 +175,7 @@ impl Bus {
         }
     }
 
-    /// Loads four aligned bytes, ordered before everything that follows.
+    /// Loads four aligned bytes, ordered before all later accesses.
     pub(super) fn load_u32(&self, address: u64) -> Option<u32> {
         match self.place(address, 4)? {
             Place::Arena(offset) if self.is_master() && offset.is_multiple_of(4) => {
@@ -182,7 +185,7 @@ impl Bus {
         }
     }
 
-    /// Stores four aligned bytes, ordered after everything before.
+    /// Stores four aligned bytes, ordered after all earlier accesses.
     #[must_use]
     pub(super) fn store_u32(&self, address: u64, value: u32) -> Option<()> {
         match self.place(address, 4)? {
@@ -219,19 +222,20 @@ impl Bus {
     pub(super) fn clear(&self, vector: u16) {
         if let Some(vector) = self.vectors.get(usize::from(vector)) {
             let mut count = [0; 8];
-            // Nothing to read means that nothing fired.
+            // If there is nothing to read, no interrupt fired.
             let _ = rustix::io::read(&vector.event, &mut count);
         }
     }
 
-    /// Fires a vector; what fires while the vector is not armed is lost. Says whether it was armed.
+    /// Fires a vector. An interrupt of a vector that is not armed is lost. Returns whether it was
+    /// armed.
     pub(super) fn fire(&self, vector: u16) -> bool {
         let Some(vector) = self.vectors.get(usize::from(vector)) else {
             return false;
         };
         let armed = vector.armed.load(Ordering::SeqCst);
         if armed {
-            // A full counter is readable already, which is all that a write is for.
+            // If the counter is full, the descriptor is readable already.
             let _ = rustix::io::write(&vector.event, &1_u64.to_ne_bytes());
         }
         armed

@@ -12,7 +12,7 @@ use super::transfer::{PointerRules, TRANSFER_BYTES_MAX};
 
 const FIELD: Status = Status::INVALID_FIELD.with_dnr();
 
-/// What blocks read as after they were deallocated, where nothing is promised.
+/// Content of deallocated blocks if the namespace promises none.
 const STALE: u8 = 0xde;
 
 /// A checked range of a namespace.
@@ -48,7 +48,7 @@ impl State {
             .map_or(TRANSFER_BYTES_MAX, |limit| limit.min(TRANSFER_BYTES_MAX))
     }
 
-    /// 2^code smallest pages; `None` for code 0, which sets no limit.
+    /// 2^code smallest pages in bytes; `None` for code 0, which means no limit.
     fn limit_bytes(&self, code: u8) -> Option<usize> {
         let page = page_bytes(self.options.page_code_min) as usize;
         (code > 0).then(|| page.checked_shl(u32::from(code)).unwrap_or(usize::MAX))
@@ -79,7 +79,7 @@ impl State {
         self.namespaces[blocks.namespace].config.block_size as usize
     }
 
-    /// The range of a read, write or compare, with its data pointer taken apart.
+    /// Checks the range of a Read, Write or Compare and decodes its data pointer.
     fn prepare(&mut self, bus: &Bus, sqe: &Sqe) -> Result<Blocks, Status> {
         let namespace = self.namespace_of(sqe)?;
         let command = sqe.read_write();
@@ -107,7 +107,7 @@ impl State {
         Ok(())
     }
 
-    /// Moves the data of a read or a write and does nothing else of it.
+    /// Transfers the data of a Read or Write without any other effect.
     pub(super) fn transfer_only(&mut self, bus: &Bus, sqe: &Sqe) {
         let opcode = sqe.io_opcode();
         if !matches!(opcode, IoOpcode::READ | IoOpcode::WRITE) {
@@ -118,7 +118,7 @@ impl State {
         };
         let medium = &self.namespaces[blocks.namespace].medium;
         let data = medium.read(blocks.lba, blocks.count);
-        // Nobody is told how it went: there is no completion.
+        // Ignore errors: there is no completion to report them.
         let _ = match opcode {
             IoOpcode::READ => self.transfer.send(bus, data),
             _ => self.transfer.equals(bus, data).map(|_| ()),
@@ -145,7 +145,7 @@ impl State {
         Ok(())
     }
 
-    /// What was written is durable where the host asks for it or the cache is off.
+    /// Commits written blocks if the host requests it or the cache is off.
     fn settle(&mut self, blocks: Blocks, force: bool) {
         if force || !self.features.write_cache {
             let medium = &mut self.namespaces[blocks.namespace].medium;
@@ -196,7 +196,7 @@ impl State {
         medium.write(blocks.lba, blocks.count).fill(byte);
     }
 
-    /// Deallocate (NVM 1.1 §3.3.3); the other attributes are hints.
+    /// Deallocate (NVM 1.1 §3.3.3). The other attributes are hints and ignored.
     fn manage_dataset(&mut self, bus: &Bus, sqe: &Sqe) -> Result<(), Status> {
         let namespace = self.namespace_of(sqe)?;
         let command = sqe.dataset_management();
@@ -236,7 +236,7 @@ impl State {
         Ok(())
     }
 
-    /// A deallocated range may be longer than the cache takes at once.
+    /// Fills a deallocated range in steps, because it may exceed the capacity of the cache.
     fn fill_in_spans(&mut self, blocks: Blocks, byte: u8) {
         const SPAN: u64 = 1 << 14;
         let (mut lba, end) = (blocks.lba, blocks.lba + blocks.count);
@@ -253,7 +253,7 @@ impl State {
         }
     }
 
-    /// Carries out a part of a write that power was cut under, block by block, by chance.
+    /// Executes parts of a write that a power cut interrupts, random blocks of it.
     pub(super) fn tear(&mut self, bus: &Bus, sqe: &Sqe) {
         if sqe.io_opcode() != IoOpcode::WRITE {
             return;

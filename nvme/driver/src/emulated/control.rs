@@ -1,4 +1,4 @@
-//! What a test does to a drive while a host uses it.
+//! Control of a drive by a test while a host uses it.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -11,7 +11,7 @@ use super::Shared;
 use super::counters::EmulatorCounters;
 use super::fault::{FaultId, FaultRule};
 
-/// Steers an emulated drive, from any thread. Clones steer the same one.
+/// Controls an emulated drive, from any thread. Clones control the same drive.
 #[derive(Clone)]
 pub struct EmulatorControl(Arc<Shared>);
 
@@ -20,7 +20,7 @@ impl EmulatorControl {
         Self(shared)
     }
 
-    /// Puts in a rule, armed.
+    /// Adds a rule, armed.
     ///
     /// # Panics
     /// There are [`FAULT_RULES_MAX`](super::FAULT_RULES_MAX) rules already.
@@ -28,15 +28,15 @@ impl EmulatorControl {
         self.0.lock().faults.add(rule)
     }
 
-    /// Switches a rule on or off. A rule that is off counts no matches.
+    /// Arms or disarms a rule. A disarmed rule counts no matches.
     ///
     /// # Panics
-    /// The rule is another controller's.
+    /// The rule belongs to another controller.
     pub fn arm(&self, id: FaultId, on: bool) {
         self.0.lock().faults.arm(id, on);
     }
 
-    /// Switches all rules off.
+    /// Disarms all rules.
     pub fn disarm_all(&self) {
         self.0.lock().faults.disarm_all();
     }
@@ -44,54 +44,54 @@ impl EmulatorControl {
     /// How often a rule has fired.
     ///
     /// # Panics
-    /// The rule is another controller's.
+    /// The rule belongs to another controller.
     #[must_use]
     pub fn fired(&self, id: FaultId) -> u64 {
         self.0.lock().faults.fired(id)
     }
 
-    /// Changes the time from doorbell to execution, for commands that come from now on.
+    /// Sets the time from doorbell to execution, for commands submitted from now on.
     pub fn set_latency(&self, latency: Latency) {
         self.0.lock().latency = latency;
     }
 
-    /// The same as [`EmulatedController::tick`](super::EmulatedController::tick).
+    /// Same as [`EmulatedController::tick`](super::EmulatedController::tick).
     pub fn tick(&self, now: Nanos) {
         self.0.lock().tick(&self.0.bus, now);
     }
 
-    /// Lets every hung command go on; it is carried out with the next tick. Returns how many.
+    /// Releases all hung commands, which execute at the next tick. Returns their number.
     pub fn release(&self) -> usize {
         self.0.lock().release()
     }
 
-    /// The controller stops with a fatal status.
+    /// Stops the controller with a fatal status (CSTS.CFS).
     pub fn fail(&self) {
         self.0.lock().registers.fail();
     }
 
-    /// Pulls the drive out: registers read as all ones, and what was not flushed may be lost.
+    /// Removes the drive: registers read as all ones, and data that was not flushed may be lost.
     pub fn remove(&self) {
         self.0.lock().remove(&self.0.bus);
     }
 
-    /// Cuts the drive's power: as [`remove`](Self::remove), but nobody took it out.
+    /// Cuts the drive's power. Same as [`remove`](Self::remove), but not counted as a removal.
     pub fn power_cut(&self) {
         self.0.lock().cut_power(&self.0.bus);
     }
 
-    /// Puts the drive back into its slot, or its power on: everything is as after power on.
+    /// Inserts the drive again, or restores its power: the drive is in its power-on state.
     pub fn reappear(&self) {
         self.0.removal_requested.store(false, Ordering::Release);
         self.0.lock().appear(&self.0.bus);
     }
 
-    /// Asks the host to let the drive go, or takes the wish back.
+    /// Requests that the host release the drive, or withdraws the request.
     pub fn request_removal(&self, wanted: bool) {
         self.0.removal_requested.store(wanted, Ordering::Release);
     }
 
-    /// Makes it another drive of the same kind, before it reappears.
+    /// Turns it into another drive of the same model, before it reappears.
     ///
     /// # Panics
     /// The serial number is longer than 20 characters.
@@ -104,11 +104,11 @@ impl EmulatorControl {
         self.0.lock().options.serial = serial.into();
     }
 
-    /// Gives a namespace another size, at most its `block_count_max`, and reports the change.
-    /// Returns whether there is such a namespace.
+    /// Changes the size of a namespace, up to its `block_count_max`, and reports the change.
+    /// Returns whether the namespace exists.
     ///
     /// # Panics
-    /// It cannot be that large.
+    /// The size exceeds `block_count_max`.
     pub fn resize_namespace(&self, nsid: u32, block_count: u64) -> bool {
         self.0.lock().change(&self.0.bus, nsid, |namespace| {
             let max = namespace.config.block_count_max;
@@ -117,53 +117,53 @@ impl EmulatorControl {
         })
     }
 
-    /// Attaches or detaches a namespace, and reports the change. Returns whether there is such a
-    /// namespace.
+    /// Attaches or detaches a namespace, and reports the change. Returns whether the namespace
+    /// exists.
     pub fn attach_namespace(&self, nsid: u32, attached: bool) -> bool {
         self.0.lock().change(&self.0.bus, nsid, |namespace| {
             namespace.attached = attached;
         })
     }
 
-    /// Protects a namespace from writes or ends that, and reports the change. Returns whether there
-    /// is such a namespace.
+    /// Enables or disables the write protection of a namespace, and reports the change. Returns
+    /// whether the namespace exists.
     pub fn protect_namespace(&self, nsid: u32, protected: bool) -> bool {
         self.0.lock().change(&self.0.bus, nsid, |namespace| {
             namespace.write_protected = protected;
         })
     }
 
-    /// Sets the temperature in kelvin, with an event where it has just crossed a threshold.
+    /// Sets the temperature in kelvin. Raises an event if it crosses a threshold.
     pub fn set_temperature(&self, kelvin: u16) {
         self.0.lock().set_temperature(&self.0.bus, kelvin);
     }
 
-    /// Sets the critical warning, with an event for each kind that is new.
+    /// Sets the critical warning. Raises an event for each new kind of warning.
     pub fn set_critical_warning(&self, warning: CriticalWarning) {
         self.0.lock().warn(&self.0.bus, warning);
     }
 
-    /// Sets spare and wear of the SMART log, in percent.
+    /// Sets available spare and percentage used of the SMART log, in percent.
     pub fn set_wear(&self, spare_percent: u8, used_percent: u8) {
         let mut state = self.0.lock();
         state.health.spare_percent = spare_percent;
         state.health.used_percent = used_percent;
     }
 
-    /// Counters.
+    /// The counters.
     #[must_use]
     pub fn counters(&self) -> EmulatorCounters {
         self.0.lock().counters
     }
 
-    /// Commands that were fetched and not completed, event requests left out.
+    /// Number of commands fetched and not completed, without event requests.
     #[must_use]
     pub fn outstanding(&self) -> usize {
         self.0.lock().pending.len()
     }
 
-    /// When the next command of those that take their time is carried out, if time is
-    /// [told](Self::tick) by then.
+    /// The time at which the next delayed command executes, provided that [`tick`](Self::tick) is
+    /// called then.
     #[must_use]
     pub fn next_due(&self) -> Option<Nanos> {
         self.0.lock().next_due(&self.0.bus)
@@ -175,13 +175,13 @@ impl EmulatorControl {
         self.0.lock().present
     }
 
-    /// Asynchronous Event Requests that wait for an event.
+    /// Number of Asynchronous Event Requests that wait for an event.
     #[must_use]
     pub fn event_requests(&self) -> usize {
         self.0.lock().events.requests()
     }
 
-    /// I/O queue pairs that the host has created.
+    /// Number of I/O queue pairs that the host has created.
     #[must_use]
     pub fn io_queues(&self) -> usize {
         let state = self.0.lock();
@@ -189,20 +189,21 @@ impl EmulatorControl {
         live.count()
     }
 
-    /// Whether the drive may reach its host's memory.
+    /// Whether the drive may access host memory.
     #[must_use]
     pub fn is_bus_master(&self) -> bool {
         self.0.bus.is_master()
     }
 
-    /// Copies what a read would find. `false` where there is no such namespace or range.
+    /// Copies the data that a read would return. Returns `false` if the namespace or range does not
+    /// exist.
     #[must_use]
     pub fn read_medium(&self, nsid: u32, lba: u64, into: &mut [u8]) -> bool {
         self.copy(nsid, lba, into, false)
     }
 
-    /// Copies what would be there if power were cut and the cache lost as a whole. `false` where
-    /// there is no such namespace or range.
+    /// Copies the data that would remain if power were cut and the whole cache lost. Returns
+    /// `false` if the namespace or range does not exist.
     #[must_use]
     pub fn read_durable(&self, nsid: u32, lba: u64, into: &mut [u8]) -> bool {
         self.copy(nsid, lba, into, true)

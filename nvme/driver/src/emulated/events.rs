@@ -1,4 +1,4 @@
-//! Asynchronous events: requests that wait, events that wait, and which kinds are masked until
+//! Asynchronous events: pending requests, pending events, and the event kinds that are masked until
 //! their log page is read (Base 2.1 §5.1.2).
 
 use nvme_spec::Status;
@@ -9,14 +9,14 @@ use nvme_spec::log::LogPageId;
 use super::bus::Bus;
 use super::state::{Outcome, State};
 
-/// Events that wait for a request at most; more of them are lost.
+/// Maximum number of events that wait for a request; further events are lost.
 const EVENTS_MAX: usize = 64;
 
 pub(super) struct Events {
     requests: Vec<Sqe>,
     limit: usize,
     waiting: Vec<AsyncEvent>,
-    /// By log page: an event was reported and its page has not been read.
+    /// By log page: an event was reported and its page has not been read since.
     masked: [bool; 256],
 }
 
@@ -40,7 +40,7 @@ impl Events {
         self.requests.len()
     }
 
-    /// The page of a reported event was read.
+    /// Unmasks the events of a log page that was read.
     pub(super) fn unmask(&mut self, page: LogPageId) {
         self.masked[usize::from(page.0)] = false;
     }
@@ -51,7 +51,7 @@ impl Events {
         }
     }
 
-    /// A request and the event that it completes with.
+    /// Takes a pending request and the event that completes it.
     fn take(&mut self) -> Option<(Sqe, AsyncEvent)> {
         if self.requests.is_empty() {
             return None;
@@ -64,7 +64,7 @@ impl Events {
         Some((self.requests.remove(0), event))
     }
 
-    /// Takes out the request with this identifier.
+    /// Removes the request with this identifier.
     fn abort(&mut self, cid: u16) -> Option<Sqe> {
         let found = |sqe: &Sqe| sqe.cid.get() == cid;
         let index = self.requests.iter().position(found)?;
@@ -82,7 +82,7 @@ impl State {
         Outcome::Kept
     }
 
-    /// Reports an event, now or as soon as the host asks for one.
+    /// Reports an event, now or when the host sends the next event request.
     pub(super) fn raise(&mut self, bus: &Bus, event: AsyncEvent) {
         if !self.present || !self.registers.is_running() {
             return;

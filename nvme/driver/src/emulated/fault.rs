@@ -1,4 +1,4 @@
-//! What goes wrong, by pattern and by seed, and how often it did.
+//! Faults: selected by pattern and seed, and counted.
 
 use std::ops::Range;
 
@@ -9,10 +9,10 @@ use reactors::Nanos;
 
 use super::random::Seeded;
 
-/// Rules that one controller takes at most.
+/// Maximum number of rules per controller.
 pub const FAULT_RULES_MAX: usize = 64;
 
-/// Which queue pairs a rule looks at.
+/// The queue pairs that a rule matches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Queues {
     /// All.
@@ -21,7 +21,7 @@ pub enum Queues {
     Admin,
     /// Every I/O queue pair.
     Io,
-    /// The one of this identifier.
+    /// The queue pair with this identifier.
     One(u16),
 }
 
@@ -36,33 +36,33 @@ impl Queues {
     }
 }
 
-/// Which commands, doorbells or steps a rule matches. Whatever is `None` matches all.
+/// The commands, doorbells or steps that a rule matches. A field that is `None` matches everything.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FaultMatch {
     /// Queue pairs.
     pub queues: Queues,
-    /// Opcode; admin and I/O opcodes share their numbers, so name the queues too.
+    /// Opcode. Admin and I/O opcodes overlap, so restrict the queues as well.
     pub opcode: Option<u8>,
     /// Namespace.
     pub nsid: Option<u32>,
-    /// Reads, writes, compares and write zeroes that touch any of these blocks.
+    /// Read, Write, Compare and Write Zeroes commands that access any of these blocks.
     pub blocks: Option<Range<u64>>,
 }
 
 impl FaultMatch {
-    /// Every command of every I/O queue, or every I/O queue's doorbell.
+    /// Matches every command on every I/O queue, or every doorbell of an I/O queue.
     #[must_use]
     pub fn io() -> Self {
         Self::of(Queues::Io)
     }
 
-    /// Every admin command, or the admin queue's doorbell.
+    /// Matches every admin command, or the doorbells of the admin queue.
     #[must_use]
     pub fn admin() -> Self {
         Self::of(Queues::Admin)
     }
 
-    /// Everything on these queues.
+    /// Matches everything on these queues.
     #[must_use]
     pub fn of(queues: Queues) -> Self {
         Self {
@@ -73,7 +73,7 @@ impl FaultMatch {
         }
     }
 
-    /// The same for one opcode.
+    /// Restricts the match to one opcode.
     #[must_use]
     pub fn with_opcode(self, opcode: u8) -> Self {
         Self {
@@ -82,7 +82,7 @@ impl FaultMatch {
         }
     }
 
-    /// The same for one namespace.
+    /// Restricts the match to one namespace.
     #[must_use]
     pub fn with_namespace(self, nsid: u32) -> Self {
         Self {
@@ -91,7 +91,7 @@ impl FaultMatch {
         }
     }
 
-    /// The same for commands that touch any of these blocks.
+    /// Restricts the match to commands that access any of these blocks.
     #[must_use]
     pub fn with_blocks(self, blocks: Range<u64>) -> Self {
         Self {
@@ -127,61 +127,62 @@ fn touches(sqe: &Sqe, blocks: &Range<u64>) -> bool {
     ranged && start < blocks.end && blocks.start < end
 }
 
-/// What goes wrong.
+/// The kind of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// The command is carried out; its completion never comes, and no Abort finds it.
+    /// The command executes, but its completion is never posted, and Abort does not find it.
     DropCompletion,
-    /// The command is neither carried out nor completed. Abort ends it where `abortable`; else it
-    /// says that it did not. [`release`](super::EmulatorControl::release) lets it go on.
+    /// The command neither executes nor completes. Abort ends it if `abortable`; otherwise Abort
+    /// reports that it did not. After [`release`](super::EmulatorControl::release) the command
+    /// executes.
     Hang {
         /// Whether Abort ends it.
         abortable: bool,
     },
-    /// The command is never completed, and its data is transferred again and again until the
-    /// controller is disabled, reset or without power: also after Abort was answered as if it had
-    /// ended the command. Reads write to the host's memory, writes read it and change no block.
+    /// The command never completes, and transfers its data again and again until the controller is
+    /// disabled, reset or without power, even after an Abort command that reported success. Reads
+    /// write to host memory; writes read it and change no block.
     TransfersOn,
-    /// The completion comes twice.
+    /// The completion is posted twice.
     Duplicate,
-    /// The completion names another command: its identifier has these bits turned over.
+    /// The completion has a wrong command identifier: these bits are inverted.
     WrongIdentifier(u16),
-    /// The completion names another command that waits on the same submission queue, or itself where
-    /// there is none: its identifier has these bits turned over.
+    /// The completion has the identifier of another pending command of the same submission queue,
+    /// or its own if there is none, with these bits inverted.
     OtherIdentifier(u16),
-    /// The completion names the command that completed before on the same submission queue, or
-    /// itself where there was none.
+    /// The completion has the identifier of the command that completed before on the same
+    /// submission queue, or its own if there was none.
     StaleIdentifier,
-    /// The completion names this submission queue.
+    /// The completion has this submission queue identifier.
     WrongQueue(u16),
-    /// The completion brings this submission queue head.
+    /// The completion has this submission queue head.
     WrongHead(u16),
-    /// The command is not carried out and ends with this status.
+    /// The command does not execute and completes with this status.
     Status(Status),
-    /// The command is carried out so much later.
+    /// The command executes after this additional delay.
     Delay(Nanos),
-    /// The controller stops with a fatal status (CSTS.CFS) in place of the command.
+    /// The controller stops with a fatal status (CSTS.CFS) instead of executing the command.
     Fatal,
-    /// The drive is pulled out in place of the command: registers read as all ones.
+    /// The drive is removed instead of executing the command: registers read as all ones.
     Remove,
-    /// A doorbell write is lost. Shadow doorbells are not touched.
+    /// A doorbell write is lost. Shadow doorbells are not affected.
     DoorbellLost,
-    /// A doorbell write arrives with the next [`tick`](super::EmulatedController::tick).
+    /// A doorbell write takes effect at the next [`tick`](super::EmulatedController::tick).
     DoorbellLate,
-    /// A doorbell write arrives with its upper byte all ones, so that it names an entry that there
-    /// is not, as long as the queue has at most 65,280 entries.
+    /// A doorbell write arrives with its upper byte set to all ones, so that it names an entry that
+    /// does not exist if the queue has at most 65,280 entries.
     DoorbellTorn,
-    /// CC.EN = 1 leads to CSTS.RDY = 1 only after this; [`Nanos::MAX`] is never.
+    /// After CC.EN = 1, CSTS.RDY = 1 takes this long; [`Nanos::MAX`] means never.
     Ready(Nanos),
-    /// CC.EN = 0 leads to CSTS.RDY = 0 only after this; [`Nanos::MAX`] is never.
+    /// After CC.EN = 0, CSTS.RDY = 0 takes this long; [`Nanos::MAX`] means never.
     Disabled(Nanos),
-    /// CC.EN = 1 leads to a fatal status.
+    /// CC.EN = 1 causes a fatal status.
     EnableFatal,
     /// A function reset fails.
     FunctionReset,
 }
 
-/// Where a fault strikes.
+/// The operation in which a fault occurs.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Site {
     Command,
@@ -215,20 +216,20 @@ impl Fault {
     }
 }
 
-/// One rule. The first rule that matches and fires decides.
+/// A fault rule. The first rule that matches and fires is applied.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FaultRule {
-    /// What it matches. Steps of the controller (enable, disable, function reset) are matched by
-    /// every rule for them.
+    /// Pattern. Steps of the controller (enable, disable, function reset) match every rule with a
+    /// fault for them.
     pub matching: FaultMatch,
-    /// Which of these it fires on.
+    /// The matches on which it fires.
     pub when: When,
-    /// What happens then.
+    /// The fault.
     pub fault: Fault,
 }
 
 impl FaultRule {
-    /// A rule.
+    /// Creates a rule.
     #[must_use]
     pub fn new(matching: FaultMatch, when: When, fault: Fault) -> Self {
         Self {
@@ -239,7 +240,7 @@ impl FaultRule {
     }
 }
 
-/// A rule that was put into a controller.
+/// Identifier of a rule in a controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FaultId(usize);
 
@@ -250,10 +251,10 @@ struct Running {
     fired: u64,
 }
 
-/// The rules as they run.
+/// The rules of a controller, with their counts.
 pub(super) struct Faults {
     rules: Vec<Running>,
-    /// Rules that are armed: none of them is the usual case, and costs one comparison.
+    /// Number of armed rules. Usually 0, which costs one comparison.
     armed: usize,
     seeded: Seeded,
 }
@@ -298,7 +299,7 @@ impl Faults {
         self.rules[id.0].fired
     }
 
-    /// The fault that strikes here, if any.
+    /// The fault that occurs in this operation, if any.
     #[inline]
     pub(super) fn strike(&mut self, site: Site, queue_id: u16, sqe: Option<&Sqe>) -> Option<Fault> {
         if self.armed == 0 {

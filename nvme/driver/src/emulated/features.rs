@@ -1,4 +1,4 @@
-//! Features (Base 2.1 §5.1.25): values, defaults, and what may be set.
+//! Features (Base 2.1 §5.1.25): values, defaults and checks.
 
 use nvme_spec::Status;
 use nvme_spec::command::{FeatureId, FeatureSelect, Sqe};
@@ -10,7 +10,7 @@ use nvme_spec::features::{
 use super::options::EmulatedOptions;
 use super::state::{Outcome, State};
 
-/// Features whose value is one dword that nothing reads but Get Features.
+/// Features with a value of one dword that only Get Features reads.
 const PLAIN: [(FeatureId, u32); 5] = [
     (FeatureId::ARBITRATION, 0),
     (FeatureId::POWER_MANAGEMENT, 0),
@@ -23,12 +23,12 @@ pub(super) struct Features {
     plain: [u32; PLAIN.len()],
     pub(super) write_cache: bool,
     pub(super) events: AsyncEventConfiguration,
-    /// Kelvin: over, under.
+    /// In kelvin: over temperature, under temperature.
     pub(super) thresholds: [u16; 2],
     has_cache: bool,
 }
 
-/// Default of the over temperature threshold, kelvin.
+/// Default of the over temperature threshold in kelvin.
 const OVER_TEMPERATURE_KELVIN: u16 = 353;
 
 impl Features {

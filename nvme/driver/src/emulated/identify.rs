@@ -18,7 +18,7 @@ use super::namespaces::Namespace;
 use super::options::{SglRules, ShadowDoorbells};
 use super::state::{Outcome, State};
 
-/// Commands that Abort can be asked for at once, zero-based.
+/// Maximum number of Abort commands in flight, zero-based.
 const ABORT_LIMIT_Z: u8 = 3;
 
 impl State {
@@ -36,7 +36,7 @@ impl State {
         let command = sqe.identify();
         let nsid = sqe.nsid.get();
         let is_nvm = command.qualifier.csi() == CommandSet::NVM;
-        // The structures of I/O command sets came with NVM Express 2.0.
+        // The structures of I/O command sets exist since NVM Express 2.0.
         let has_sets = self.options.version >= Version::V2_0;
         match command.select.cns() {
             Cns::CONTROLLER => page.copy_from_slice(self.controller().as_bytes()),
@@ -80,7 +80,7 @@ impl State {
         Ok(())
     }
 
-    /// Active identifiers above `nsid` (Base 2.1 §5.1.13.2.2).
+    /// Lists active identifiers above `nsid` (Base 2.1 §5.1.13.2.2).
     fn list(&self, nsid: u32, page: &mut [u8; IDENTIFY_BYTES]) -> Result<(), Status> {
         if nsid >= NSID_BROADCAST - 1 {
             return Err(Status::INVALID_NAMESPACE_OR_FORMAT.with_dnr());
@@ -144,7 +144,7 @@ impl State {
         page.nguid = config.nguid;
         page.eui64 = config.eui64;
         page.nvmcap = U128::new(u128::from(namespace.block_count) * u128::from(config.block_size));
-        // Two formats, and the second one is in use: whoever takes the first one errs.
+        // Two formats, of which the second is in use, to detect a driver that takes the first.
         page.nlbaf_z = 1;
         page.lbaf[0] = LbaFormat::with_block_bytes(16384).unwrap_or_default();
         page.lbaf[1] = LbaFormat {
@@ -173,7 +173,7 @@ fn descriptors(namespace: &Namespace, has_sets: bool, page: &mut [u8; IDENTIFY_B
         has_sets.then_some(NamespaceId::CommandSet(CommandSet::NVM)),
     ];
     for id in ids.into_iter().flatten() {
-        // Four descriptors are far below what a page holds.
+        // A page has room for far more than four descriptors.
         let _ = writer.push(&id);
     }
 }

@@ -17,10 +17,10 @@ use super::bus::Bus;
 use super::namespaces::Namespace;
 use super::state::{Outcome, State};
 
-/// Entries of the error log.
+/// Number of entries of the error log.
 pub(super) const ERROR_ENTRIES: usize = 64;
 
-/// The newest errors, newest first.
+/// The most recent errors, newest first.
 pub(super) struct ErrorLog {
     entries: [ErrorEntry; ERROR_ENTRIES],
     count: u64,
@@ -42,7 +42,7 @@ impl ErrorLog {
     }
 }
 
-/// What the SMART log tells.
+/// Values of the SMART log.
 #[derive(Clone, Copy)]
 pub(super) struct HealthModel {
     pub(super) critical_warning: CriticalWarning,
@@ -124,7 +124,7 @@ impl State {
         sent.into()
     }
 
-    /// Writes a page and says how long it is.
+    /// Writes a log page and returns its length.
     fn log_page(
         &self,
         page: LogPageId,
@@ -187,7 +187,7 @@ impl State {
         page
     }
 
-    /// Sets the temperature and reports it where it has just left its bounds.
+    /// Sets the temperature and reports it if it crosses a threshold.
     pub(super) fn set_temperature(&mut self, bus: &Bus, kelvin: u16) {
         self.health.temperature_kelvin = kelvin;
         let [over, under] = self.features.thresholds;
@@ -196,7 +196,7 @@ impl State {
         self.warn(bus, warning.with_temperature(beyond));
     }
 
-    /// Sets the critical warning and reports the kinds that are new and wanted.
+    /// Sets the critical warning and reports new warnings that are enabled.
     pub(super) fn warn(&mut self, bus: &Bus, warning: CriticalWarning) {
         let old = std::mem::replace(&mut self.health.critical_warning, warning);
         let wanted = self.features.events;

@@ -1,24 +1,24 @@
-//! One namespace's blocks, and what a power cut leaves of them.
+//! The blocks of one namespace, and the effect of a power cut on them.
 //!
-//! A read sees `current`. With a volatile write cache, `durable` is what the medium holds: a block
-//! that was written and not committed lies in the cache, under the number of the write that brought
-//! it. A power cut decides write by write, by seed: a write of at most the atomic unit stays or
-//! goes as a whole, of a longer one each block for itself (NVM 1.1 §2.1.4.2, AWUPF).
+//! A read returns `current`. With a volatile write cache, `durable` is the content of the medium. A
+//! block that was written and not committed is in the cache, marked with the number of its write. A
+//! power cut decides for each write, by seed: a write of at most the atomic unit survives or is
+//! lost as a whole; the blocks of a longer one are decided individually (NVM 1.1 §2.1.4.2, AWUPF).
 
 use super::random::{Seeded, coin};
 
-/// Blocks that the cache holds: as many as one command can name. When it is full, it is emptied.
+/// Capacity of the cache in blocks: the maximum of one command. A full cache is flushed.
 const CACHE_BLOCKS_MAX: usize = 1 << 16;
 
 pub(super) struct Medium {
     block_size: usize,
     atomic_blocks: u64,
     current: Vec<u8>,
-    /// Empty without a cache.
+    /// Empty if there is no cache.
     durable: Vec<u8>,
-    /// Number of the write that left a block in the cache; 0 where the medium has it.
+    /// Number of the write whose data is in the cache, per block; 0 if the medium is up to date.
     cached_by: Vec<u64>,
-    /// Blocks that may be cached, in no order and some of them twice.
+    /// Blocks that may be cached, unordered, with duplicates.
     cached: Vec<u64>,
     writes: u64,
     seeded: Seeded,
@@ -51,12 +51,12 @@ impl Medium {
         start..start + blocks as usize * self.block_size
     }
 
-    /// What the blocks hold.
+    /// The current content of the blocks.
     pub(super) fn read(&self, lba: u64, blocks: u64) -> &[u8] {
         &self.current[self.bytes(lba, blocks)]
     }
 
-    /// What the blocks hold if power is cut now and everything in the cache is lost.
+    /// The content of the blocks if power is cut now and the whole cache is lost.
     pub(super) fn read_durable(&self, lba: u64, blocks: u64) -> &[u8] {
         let range = self.bytes(lba, blocks);
         if self.durable.is_empty() {
@@ -66,7 +66,8 @@ impl Medium {
         }
     }
 
-    /// The blocks' room, to be filled at once: they are in the cache, if there is one.
+    /// The memory of the blocks, which the caller fills immediately. They count as cached if there
+    /// is a cache.
     pub(super) fn write(&mut self, lba: u64, blocks: u64) -> &mut [u8] {
         if !self.durable.is_empty() {
             self.cache(lba, blocks);
@@ -80,7 +81,8 @@ impl Medium {
             self.flush();
         }
         for block in lba..lba + blocks {
-            // A cached write that is overwritten in part would be torn if it were kept later.
+            // If a part of a cached write were overwritten and the rest committed later, the write
+            // would be torn.
             if self.cached_by[block as usize] != 0 && self.atomic_blocks > 1 {
                 self.commit_write_of(block);
             }
@@ -100,7 +102,7 @@ impl Medium {
         }
     }
 
-    /// Brings the cached write that holds a block to the medium, whole.
+    /// Commits the whole cached write that includes a block.
     fn commit_write_of(&mut self, block: u64) {
         let number = self.cached_by[block as usize];
         if number == 0 {
@@ -121,7 +123,7 @@ impl Medium {
         self.cached_by[block as usize] = 0;
     }
 
-    /// Brings blocks to the medium that were written (Force Unit Access).
+    /// Commits written blocks (Force Unit Access).
     pub(super) fn commit(&mut self, lba: u64, blocks: u64) {
         if self.durable.is_empty() {
             return;
@@ -131,7 +133,7 @@ impl Medium {
         }
     }
 
-    /// Brings everything to the medium.
+    /// Commits all cached blocks.
     pub(super) fn flush(&mut self) {
         let mut cached = std::mem::take(&mut self.cached);
         for &block in &cached {
@@ -143,7 +145,7 @@ impl Medium {
         self.cached = cached;
     }
 
-    /// Loses of the cache what the seed decides. Returns how many blocks changed back.
+    /// Loses cached writes, selected by the seed. Returns the number of blocks lost.
     pub(super) fn power_cut(&mut self) -> u64 {
         let salt = self.seeded.next();
         let mut lost = 0;

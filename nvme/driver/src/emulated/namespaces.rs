@@ -1,4 +1,4 @@
-//! The namespaces, and how they change while a host uses them.
+//! The namespaces, and their changes while a host uses them.
 
 use nvme_spec::event::AsyncEvent;
 
@@ -12,7 +12,7 @@ pub(super) struct Namespace {
     pub(super) block_count: u64,
     pub(super) attached: bool,
     pub(super) write_protected: bool,
-    /// Whether the Changed Attached Namespace List names it.
+    /// Whether the Changed Attached Namespace List contains it.
     pub(super) changed: bool,
     pub(super) medium: Medium,
 }
@@ -39,14 +39,14 @@ impl Namespace {
         self.config.nsid
     }
 
-    /// Nothing of what was reported before is known any more.
+    /// Forgets the changes reported before power was lost.
     pub(super) fn power_on(&mut self) {
         self.changed = false;
     }
 }
 
 impl State {
-    /// The namespace of an identifier, if the controller has it now.
+    /// The attached namespace with this identifier.
     pub(super) fn active(&self, nsid: u32) -> Option<&Namespace> {
         let mut active = self.namespaces.iter().filter(|found| found.attached);
         active.find(|found| found.nsid() == nsid)
@@ -66,8 +66,8 @@ impl State {
             .unwrap_or(1)
     }
 
-    /// Changes a namespace and tells the host, where it wants to be told. Returns whether there is
-    /// such a namespace.
+    /// Changes a namespace and notifies the host if it enabled the event. Returns whether the
+    /// namespace exists.
     pub(super) fn change(
         &mut self,
         bus: &Bus,

@@ -1,4 +1,4 @@
-//! What an emulated drive is: its registers' limits, its namespaces, what it supports.
+//! Options of an emulated drive: register limits, namespaces, supported commands.
 
 use block::Latency;
 use nvme_spec::identify::DeallocatedRead;
@@ -8,19 +8,20 @@ use reactors::Nanos;
 /// How the controller uses shadow doorbells once the host has configured them (Base 2.1 §5.2.5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ShadowDoorbells {
-    /// No Doorbell Buffer Config command.
+    /// Doorbell Buffer Config is not supported.
     Unsupported,
-    /// The event index follows every tail: the host rings for each batch and is answered at once.
+    /// The event index follows every tail: the host writes the doorbell for each batch, and the
+    /// controller processes it immediately.
     Ring,
-    /// The event index stays where it is: the host hardly ever rings, and the controller looks at
+    /// The event index does not change: the host writes doorbells rarely, and the controller reads
     /// the shadow doorbells in [`tick`](super::EmulatedController::tick).
     Poll,
 }
 
-/// Support of scatter gather lists (Base 2.1 §5.1.13.2.1, SGLS).
+/// Support for scatter gather lists (Base 2.1 §5.1.13.2.1, SGLS).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SglRules {
-    /// Commands with SGLs are refused.
+    /// Commands with SGLs are rejected.
     Unsupported,
     /// Any alignment and length.
     Any,
@@ -28,46 +29,46 @@ pub enum SglRules {
     Dword,
 }
 
-/// A controller memory buffer (Base 2.1 §8.2.1), for submission queues alone.
+/// A controller memory buffer (Base 2.1 §8.2.1), for submission queues only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ControllerMemoryOptions {
-    /// Bytes, a multiple of 4096.
+    /// Size in bytes, a multiple of 4096.
     pub bytes: usize,
-    /// Whether the host must enable and place it by CMBMSC; else it lies where its BAR lies, as
-    /// before NVMe 1.4.
+    /// Whether the host must enable it and set its address through CMBMSC. Otherwise it is at its
+    /// BAR's address, as before NVMe 1.4.
     pub placed_by_host: bool,
 }
 
 /// One namespace of an emulated drive.
 #[derive(Clone, Debug)]
 pub struct EmulatedNamespace {
-    /// Namespace identifier, 1 and up.
+    /// Namespace identifier, at least 1.
     pub nsid: u32,
-    /// Bytes of a logical block: a power of two from 512 on.
+    /// Size of a logical block in bytes: a power of two of at least 512.
     pub block_size: u32,
-    /// Bytes of metadata per block. I/O to a namespace that has any is answered "invalid namespace
-    /// or format": the emulation holds no metadata.
+    /// Metadata per block in bytes. I/O to a namespace with metadata fails with "invalid namespace
+    /// or format": the emulation stores no metadata.
     pub metadata_bytes: u16,
     /// Size in blocks.
     pub block_count: u64,
-    /// The size that it can be given later, in blocks; at least `block_count`.
+    /// Maximum size for later changes, in blocks; at least `block_count`.
     pub block_count_max: u64,
-    /// EUI-64; all zero where it has none.
+    /// EUI-64; all zero if it has none.
     pub eui64: [u8; 8],
-    /// NGUID; all zero where it has none.
+    /// NGUID; all zero if it has none.
     pub nguid: [u8; 16],
-    /// UUID; all zero where it has none.
+    /// UUID; all zero if it has none.
     pub uuid: [u8; 16],
-    /// Whether everything that changes it is refused.
+    /// Whether the namespace is write protected.
     pub write_protected: bool,
-    /// What deallocated blocks read as.
+    /// The content of deallocated blocks.
     pub deallocated: DeallocatedRead,
-    /// Whether the controller has it when power comes on.
+    /// Whether the namespace is attached at power on.
     pub attached: bool,
 }
 
 impl EmulatedNamespace {
-    /// A namespace without metadata, with an NGUID and an EUI-64 made of its identifier.
+    /// A namespace without metadata. NGUID and EUI-64 are derived from its identifier.
     #[must_use]
     pub fn new(nsid: u32, block_size: u32, block_count: u64) -> Self {
         let mut eui64 = [0x02; 8];
@@ -93,7 +94,7 @@ impl EmulatedNamespace {
 /// An emulated drive.
 #[derive(Clone, Debug)]
 pub struct EmulatedOptions {
-    /// What people call it.
+    /// Name for users.
     pub name: String,
     /// Serial number, ASCII, at most 20 characters.
     pub serial: String,
@@ -101,23 +102,23 @@ pub struct EmulatedOptions {
     pub model: String,
     /// Firmware revision, ASCII, at most 8 characters.
     pub firmware: String,
-    /// VS.
+    /// Version (VS).
     pub version: Version,
     /// Entries of the largest queue, 2 to 65,536 (CAP.MQES).
     pub queue_entries_max: u32,
     /// CAP.DSTRD, 0 to 15.
     pub doorbell_stride: u8,
-    /// CAP.TO, units of 500 ms.
+    /// CAP.TO, in units of 500 ms.
     pub timeout_units: u8,
-    /// CAP.MPSMIN, 0 to 15: the smallest memory page is 2^(12 + this) bytes.
+    /// CAP.MPSMIN, 0 to 15: the smallest memory page has 2^(12 + this) bytes.
     pub page_code_min: u8,
     /// CAP.MPSMAX.
     pub page_code_max: u8,
-    /// MDTS: 2^this smallest pages; 0 without limit.
+    /// MDTS: 2^this smallest pages; 0 means no limit.
     pub transfer_code: u8,
-    /// I/O queue pairs at most, 1 to 1024.
+    /// Maximum number of I/O queue pairs, 1 to 1024.
     pub io_queues_max: u16,
-    /// Interrupt vectors, 1 and up.
+    /// Number of interrupt vectors, at least 1.
     pub interrupt_vectors: u16,
     /// Time from CC.EN = 1 to CSTS.RDY = 1.
     pub ready_after: Nanos,
@@ -125,36 +126,37 @@ pub struct EmulatedOptions {
     pub disabled_after: Nanos,
     /// Time from CC.SHN to CSTS.SHST = 10b.
     pub shutdown_after: Nanos,
-    /// Time from the doorbell to a command's execution; zero answers inside the doorbell write.
+    /// Time from the doorbell to a command's execution. With zero it executes inside the doorbell
+    /// write.
     pub latency: Latency,
     /// Whether there is a volatile write cache.
     pub write_cache: bool,
-    /// Blocks that a power cut leaves whole or untouched (AWUPF), 1 and up.
+    /// Number of blocks that a power cut writes completely or not at all (AWUPF), at least 1.
     pub atomic_blocks: u16,
-    /// Shadow doorbells.
+    /// Support for shadow doorbells.
     pub shadow_doorbells: ShadowDoorbells,
-    /// Scatter gather lists.
+    /// Support for scatter gather lists.
     pub sgl: SglRules,
-    /// Controller memory buffer, if any.
+    /// The controller memory buffer, if any.
     pub controller_memory: Option<ControllerMemoryOptions>,
     /// Whether Compare, Write Zeroes and Dataset Management are supported.
     pub optional_commands: bool,
-    /// Largest Write Zeroes, 2^this smallest pages; 0 without limit (WZSL).
+    /// Largest Write Zeroes: 2^this smallest pages; 0 means no limit (WZSL).
     pub write_zeroes_code: u8,
-    /// Asynchronous Event Requests that can be outstanding, 1 to 256.
+    /// Maximum number of outstanding Asynchronous Event Requests, 1 to 256.
     pub event_requests_max: u16,
-    /// Commands that can be taken from submission queues without having been completed.
+    /// Maximum number of commands fetched and not completed.
     pub outstanding_max: usize,
-    /// Where the arena lies in the controller's address space: a multiple of 4096 that is not 0.
+    /// Address of the arena for the controller: a nonzero multiple of 4096.
     pub dma_base: u64,
     /// The namespaces, by ascending identifier.
     pub namespaces: Vec<EmulatedNamespace>,
-    /// Replays everything that is left to chance.
+    /// Seed of all random decisions.
     pub seed: u64,
 }
 
 impl Default for EmulatedOptions {
-    /// A drive that answers at once, with one namespace of 1024 blocks of 4096 bytes.
+    /// A drive without latency, with one namespace of 1024 blocks of 4096 bytes.
     fn default() -> Self {
         Self {
             name: "emulated".into(),

@@ -1,4 +1,4 @@
-//! Queue pairs as the controller sees them: heads, tails, phases, shadow doorbells.
+//! The controller's view of queue pairs: heads, tails, phases, shadow doorbells.
 
 use nvme_spec::{Cqe, Sqe};
 
@@ -9,7 +9,7 @@ pub(super) const SUBMISSION_BYTES: u64 = size_of::<Sqe>() as u64;
 /// Bytes of a completion queue entry.
 pub(super) const COMPLETION_BYTES: u64 = size_of::<Cqe>() as u64;
 
-/// Where a queue's shadow doorbell and event index lie.
+/// Addresses of a queue's shadow doorbell and event index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Shadow {
     pub(super) doorbell: u64,
@@ -26,7 +26,7 @@ pub(super) struct SubmissionQueue {
     pub(super) tail: u32,
     pub(super) completion_queue: u16,
     pub(super) shadow: Option<Shadow>,
-    /// Identifier of the command that completed last, for a completion that names it again.
+    /// Identifier of the command that completed last, for faults that repeat it.
     pub(super) completed_last: Option<u16>,
 }
 
@@ -49,8 +49,8 @@ impl SubmissionQueue {
         self.head = next(self.head, self.entries);
     }
 
-    /// Moves the tail, unless there is no such entry or the queue would hold more than it can
-    /// (PCIe 1.1 §3.1.2.1).
+    /// Sets the tail. Fails if there is no such entry or the queue would overflow (PCIe 1.1
+    /// §3.1.2.1).
     pub(super) fn set_tail(&mut self, tail: u32) -> Result<(), InvalidDoorbell> {
         if tail >= self.entries {
             return Err(InvalidDoorbell);
@@ -72,12 +72,12 @@ pub(super) struct CompletionQueue {
     pub(super) base: u64,
     pub(super) entries: u32,
     pub(super) tail: u32,
-    /// The host's head.
+    /// The head that the host reported.
     pub(super) head: u32,
     pub(super) phase: bool,
     pub(super) vector: Option<u16>,
     pub(super) shadow: Option<Shadow>,
-    /// Submission queues that complete here.
+    /// Number of submission queues that complete here.
     pub(super) users: u16,
 }
 
@@ -106,7 +106,7 @@ impl CompletionQueue {
         self.phase ^= self.tail == 0;
     }
 
-    /// Moves the head, unless it would pass the tail (PCIe 1.1 §3.1.2.2).
+    /// Sets the head. Fails if it would pass the tail (PCIe 1.1 §3.1.2.2).
     pub(super) fn set_head(&mut self, head: u32) -> Result<(), InvalidDoorbell> {
         if head >= self.entries {
             return Err(InvalidDoorbell);
@@ -119,7 +119,7 @@ impl CompletionQueue {
         Ok(())
     }
 
-    /// Takes the head from the shadow doorbell, if the queue has one.
+    /// Updates the head from the shadow doorbell, if the queue has one.
     pub(super) fn refresh_head(&mut self, bus: &Bus) -> Result<(), InvalidDoorbell> {
         let Some(shadow) = self.shadow else {
             return Ok(());

@@ -1,4 +1,4 @@
-//! Numbers that look random and are the same for the same seed.
+//! Pseudorandom numbers, determined by a seed.
 
 /// SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA
 /// 2014).
@@ -18,13 +18,13 @@ impl Seeded {
         mixed(self.0)
     }
 
-    /// A number below `bound`; 0 where `bound` is 0.
+    /// A number below `bound`; 0 if `bound` is 0.
     pub(super) fn below(&mut self, bound: u64) -> u64 {
         ((u128::from(self.next()) * u128::from(bound)) >> 64) as u64
     }
 }
 
-/// One number's own coin, by a salt: the same number falls the same way until the salt changes.
+/// A pseudorandom bit for a number, determined by the number and a salt.
 pub(super) fn coin(salt: u64, number: u64) -> bool {
     mixed(salt ^ number.wrapping_mul(STEP)) & 1 == 1
 }

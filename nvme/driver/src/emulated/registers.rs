@@ -1,7 +1,7 @@
-//! The register file and what its accesses set in motion (Base 2.1 §3.1.4, PCIe 1.1 §3.1).
+//! The registers and the effects of accesses to them (Base 2.1 §3.1.4, PCIe 1.1 §3.1).
 //!
-//! Accesses that the specification forbids change nothing and are counted: a driver under test
-//! makes none.
+//! An access that the specification forbids changes nothing and is counted. A correct driver makes
+//! none.
 
 use nvme_spec::event::AsyncEvent;
 use nvme_spec::registers::{
@@ -17,12 +17,12 @@ use super::options::EmulatedOptions;
 use super::queues::{CompletionQueue, SubmissionQueue};
 use super::state::{LateDoorbell, State};
 
-/// Which BAR the controller memory buffer lies in.
+/// The BAR that contains the controller memory buffer.
 pub(super) const CONTROLLER_MEMORY_BAR: u8 = 2;
-/// Where in it, in bytes.
+/// Offset of the buffer in that BAR, in bytes.
 pub(super) const CONTROLLER_MEMORY_OFFSET: u64 = 4096;
 
-/// A change of CSTS.RDY that is under way.
+/// A pending change of CSTS.RDY.
 #[derive(Clone, Copy)]
 struct Transition {
     at: Nanos,
@@ -74,14 +74,14 @@ impl Registers {
         }
     }
 
-    /// Whether commands are carried out: ready, not failed, not shut down. On the way to being
-    /// disabled they still are, as long as CSTS.RDY stands.
+    /// Whether commands execute: ready, no fatal status, not shut down. After CC.EN = 0 they still
+    /// do until CSTS.RDY = 0.
     #[inline]
     pub(super) fn is_running(&self) -> bool {
         self.csts.rdy() && !self.csts.cfs() && self.csts.shst() == ShutdownStatus::NORMAL_OPERATION
     }
 
-    /// Whether new commands are fetched.
+    /// Whether the controller fetches new commands.
     #[inline]
     pub(super) fn is_enabled(&self) -> bool {
         self.cc.en() && self.is_running()
@@ -91,7 +91,7 @@ impl Registers {
         self.csts.shst() == ShutdownStatus::COMPLETE
     }
 
-    /// Fatal status: nothing happens any more until a reset.
+    /// Sets the fatal status, which stops the controller until a reset.
     pub(super) fn fail(&mut self) {
         self.csts.set_cfs(true);
     }
@@ -105,7 +105,7 @@ impl Registers {
     }
 }
 
-/// The half of a 64-bit register that an offset names.
+/// The half of a 64-bit register that an offset selects.
 fn half(value: u64, offset: usize) -> u32 {
     if offset.is_multiple_of(8) {
         value as u32
@@ -153,7 +153,7 @@ impl State {
                 .with_crwmt(u16::from(self.options.timeout_units))
                 .into_bits(),
             _ => {
-                // Doorbells are not to be read (PCIe 1.1 §3.1.2); reserved properties read as 0.
+                // Doorbells must not be read (PCIe 1.1 §3.1.2); reserved properties read as 0.
                 self.counters.illegal_accesses += u64::from(offset as u64 >= DOORBELL_BASE_BYTES);
                 0
             }
@@ -190,7 +190,7 @@ impl State {
             .into_bits()
     }
 
-    /// A controller memory buffer of the old kind answers as soon as there is power.
+    /// A controller memory buffer without CMBMSC is accessible from power on.
     pub(super) fn place_memory_at_power_on(&mut self, bus: &Bus) {
         match self.options.controller_memory {
             Some(memory) if !memory.placed_by_host => bus.place_memory_by_bar(),
@@ -241,7 +241,7 @@ impl State {
         bus.place_memory(placed.then_some(control.cba() << 12));
     }
 
-    /// A write of CC (Base 2.1 §3.1.4.5).
+    /// Handles a write of CC (Base 2.1 §3.1.4.5).
     fn configure(&mut self, bus: &Bus, new: Cc) {
         let old = std::mem::replace(&mut self.registers.cc, new);
         match (old.en(), new.en()) {
@@ -286,7 +286,7 @@ impl State {
         self.advance_registers(bus);
     }
 
-    /// Whether the admin queue and the configuration are such as the controller supports.
+    /// Whether the controller supports the configuration of the admin queue and of CC.
     fn can_enable(&self, cc: Cc) -> bool {
         let registers = &self.registers;
         let (cap, aqa) = (registers.cap, registers.aqa);
@@ -322,7 +322,7 @@ impl State {
         self.forget_all();
     }
 
-    /// Moves CSTS on, as far as time has come.
+    /// Performs the changes of CSTS that are due.
     pub(super) fn advance_registers(&mut self, bus: &Bus) {
         if let Some(transition) = self.registers.transition
             && transition.at <= self.now
@@ -343,7 +343,7 @@ impl State {
         }
     }
 
-    /// What falls due before CSTS.RDY = 0 still reaches the host's memory.
+    /// Executes commands that are due before CSTS.RDY = 0; they still access host memory.
     fn execute_until_disabled(&mut self, bus: &Bus) {
         if self.runs(bus) {
             self.progress(bus);
@@ -360,9 +360,9 @@ impl State {
         self.completion[0].users = 1;
     }
 
-    /// What a function level reset does: all registers too, and bus mastering.
+    /// Performs a function level reset, which also resets all registers and bus mastering.
     ///
-    /// Returns whether it worked.
+    /// Returns whether it succeeded.
     pub(super) fn reset_function(&mut self, bus: &Bus) -> bool {
         let fails = self.faults.strike(Site::FunctionReset, 0, None).is_some();
         if !self.present || fails {
@@ -396,7 +396,7 @@ impl State {
             self.counters.completion_doorbells += 1;
         }
         if !self.registers.is_enabled() || !within.is_multiple_of(stride) || value > 0xffff {
-            // What a doorbell does while the controller is not ready is not defined.
+            // The effect of a doorbell while the controller is not ready is undefined.
             let stopped = self.registers.csts.cfs() || !bus.is_master();
             self.counters.illegal_accesses += u64::from(!stopped);
             return;
@@ -414,7 +414,7 @@ impl State {
         }
     }
 
-    /// Takes a doorbell value: even indices are tails, odd ones heads.
+    /// Handles a doorbell value: even indices are tails, odd ones are heads.
     pub(super) fn ring(&mut self, bus: &Bus, index: u32, value: u32) {
         let queue_id = (index / 2) as u16;
         let slot = usize::from(queue_id);
@@ -445,7 +445,7 @@ impl State {
         }
     }
 
-    /// Entry sizes of the NVM command set were chosen, as I/O queues need it.
+    /// Whether CC has the entry sizes of the NVM command set, which I/O queues need.
     pub(super) fn has_entry_sizes(&self) -> bool {
         let cc = self.registers.cc();
         cc.iosqes() == IOSQES_NVM && cc.iocqes() == IOCQES_NVM

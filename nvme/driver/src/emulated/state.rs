@@ -1,5 +1,5 @@
-//! The controller behind its lock, and the way of a command through it: fetched, perhaps late,
-//! carried out, completed.
+//! The controller state behind its lock, and the processing of a command: fetch, optional delay,
+//! execution, completion.
 
 use block::Latency;
 use nvme_spec::command::Sqe;
@@ -34,23 +34,23 @@ pub(super) struct Pending {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Stage {
-    /// To be carried out when it is due, with this fault in its completion.
+    /// Executes when due, with this fault in its completion.
     Execute(Option<Fault>),
-    /// Waits to be aborted or released.
+    /// Waits for an abort or a release.
     Hung { abortable: bool },
     /// Never completes, and transfers its data until the controller stops.
     TransferOn,
-    /// Done; the completion queue was full.
+    /// Executed; waits for room in the completion queue.
     Post(Cqe),
 }
 
-/// How often a command that never completes transfers its data.
+/// Interval at which a command that never completes transfers its data.
 const TRANSFER_INTERVAL: Nanos = Nanos::from_millis(2);
 
-/// How the execution of a command ended.
+/// The result of executing a command.
 pub(super) enum Outcome {
     Done(Status, u64),
-    /// An Asynchronous Event Request, which completes with an event.
+    /// An Asynchronous Event Request, which completes at the next event.
     Kept,
 }
 
@@ -66,7 +66,7 @@ impl From<Result<(), Status>> for Outcome {
     }
 }
 
-/// A doorbell write that waits for the next tick.
+/// A doorbell write that is deferred to the next tick.
 #[derive(Clone, Copy)]
 pub(super) struct LateDoorbell {
     pub(super) index: u32,
@@ -81,10 +81,10 @@ pub(super) struct State {
     pub(super) registers: Registers,
     pub(super) submission: Vec<SubmissionQueue>,
     pub(super) completion: Vec<CompletionQueue>,
-    /// Shadow doorbells and event indices, where configured.
+    /// Addresses of shadow doorbells and event indices, if configured.
     pub(super) shadow: Option<Shadow>,
     pub(super) pending: Vec<Pending>,
-    /// Commands of `pending` that wait for room in a completion queue.
+    /// Number of commands in `pending` that wait for room in a completion queue.
     waiting_to_post: usize,
     sequence: u64,
     pub(super) late_doorbells: Vec<LateDoorbell>,
@@ -134,13 +134,13 @@ impl State {
         }
     }
 
-    /// Whether commands are taken and completed.
+    /// Whether commands are fetched, executed and completed.
     #[inline]
     pub(super) fn runs(&self, bus: &Bus) -> bool {
         self.present && self.registers.is_running() && bus.is_master()
     }
 
-    /// Moves on everything that time or memory moves on.
+    /// Advances the time, and processes everything that is due or new in memory.
     pub(super) fn tick(&mut self, bus: &Bus, now: Nanos) {
         self.now = self.now.max(now);
         if !self.present {
@@ -154,7 +154,7 @@ impl State {
         self.transfer_on(bus);
     }
 
-    /// Transfers the data of commands that never complete once more.
+    /// Repeats the data transfer of commands that never complete.
     fn transfer_on(&mut self, bus: &Bus) {
         for index in 0..self.pending.len() {
             let Pending { sqe, stage, .. } = self.pending[index];
@@ -164,7 +164,7 @@ impl State {
         }
     }
 
-    /// Carries out what is due and fetches what can be fetched, until neither is left.
+    /// Executes due commands and fetches new ones, until there are no more.
     pub(super) fn progress(&mut self, bus: &Bus) {
         loop {
             if !self.runs(bus) {
@@ -182,8 +182,8 @@ impl State {
         }
     }
 
-    /// Takes and, where nothing delays them, carries out the commands of one submission queue.
-    /// Returns whether there were any.
+    /// Fetches the commands of one submission queue, and executes those without a delay. Returns
+    /// whether there were any.
     pub(super) fn process(&mut self, bus: &Bus, queue_id: u16) -> bool {
         let mut any = false;
         while self.fetch_one(bus, queue_id) {
@@ -217,7 +217,7 @@ impl State {
         true
     }
 
-    /// Takes the tail from the shadow doorbell; says whether there are new entries.
+    /// Reads the tail from the shadow doorbell. Returns whether there are new entries.
     fn refresh_tail(&mut self, bus: &Bus, queue_id: u16) -> bool {
         let queue = &mut self.submission[usize::from(queue_id)];
         let Some(shadow) = queue.shadow else {
@@ -232,8 +232,8 @@ impl State {
             {
                 return false;
             }
-            // The host rings when it passes the event index; an entry that it added meanwhile did
-            // not ring, so look again (Base 2.1 §B.5).
+            // The host writes the register when it passes the event index. It did not for an entry
+            // that it added meanwhile, so read the tail again (Base 2.1 §B.5).
             if bus.store_u32(shadow.event_index, tail).is_none() {
                 return false;
             }
@@ -261,7 +261,7 @@ impl State {
         }
         let queue = &self.completion[usize::from(completion_queue)];
         if queue.is_full() {
-            // A host with shadow doorbells is to ring as soon as it takes an entry.
+            // A host with shadow doorbells has to write the register when it frees the next entry.
             if let Some(shadow) = queue.shadow {
                 let _ = bus.store_u32(shadow.event_index, queue.head);
             }
@@ -314,7 +314,7 @@ impl State {
         });
     }
 
-    /// Carries out a command and completes it, as far as its fault lets it.
+    /// Executes and completes a command, as its fault permits.
     fn finish(&mut self, bus: &Bus, queue_id: u16, sqe: &Sqe, fault: Option<Fault>) {
         let outcome = match fault {
             Some(Fault::Status(status)) => Outcome::Done(status, 0),
@@ -353,7 +353,7 @@ impl State {
         }
     }
 
-    /// Puts a completion on its queue, or keeps it until there is room.
+    /// Posts a completion, or keeps it until its queue has room.
     pub(super) fn post(&mut self, bus: &Bus, queue_id: u16, sqe: &Sqe, cqe: Cqe) {
         let completion_queue = self.submission[usize::from(queue_id)].completion_queue;
         if !self.has_room(bus, completion_queue) {
@@ -366,7 +366,7 @@ impl State {
         self.write_completion(bus, completion_queue, cqe);
     }
 
-    /// The dword with the phase tag goes last.
+    /// Writes a completion, the dword with the phase tag last.
     fn write_completion(&mut self, bus: &Bus, completion_queue: u16, mut cqe: Cqe) {
         const LAST: usize = 12;
         let queue = &mut self.completion[usize::from(completion_queue)];
@@ -389,7 +389,7 @@ impl State {
         }
     }
 
-    /// Posts what waited for room. Returns whether any did.
+    /// Posts completions that waited for room. Returns whether there were any.
     fn post_waiting(&mut self, bus: &Bus) -> bool {
         let mut any = false;
         let mut index = 0;
@@ -413,7 +413,7 @@ impl State {
         any
     }
 
-    /// Carries out what is due, in the order in which it is. Returns whether anything was.
+    /// Executes due commands in the order of their due times. Returns whether there were any.
     fn execute_due(&mut self, bus: &Bus) -> bool {
         let mut any = false;
         while self.runs(bus) {
@@ -435,7 +435,7 @@ impl State {
         any
     }
 
-    /// When the next command is to be carried out, of those that wait for nothing but time.
+    /// The time at which the next delayed command executes.
     pub(super) fn next_due(&self, bus: &Bus) -> Option<Nanos> {
         let transfers = |pending: &Pending| pending.stage == Stage::TransferOn;
         let again = self.runs(bus) && self.pending.iter().any(transfers);
@@ -446,11 +446,11 @@ impl State {
     fn next_timed(&self) -> Option<Nanos> {
         let timed = |pending: &&Pending| matches!(pending.stage, Stage::Execute(_));
         let dues = self.pending.iter().filter(timed).map(|pending| pending.due);
-        // What was due and is still there waits for the controller.
+        // A command that was due earlier waits for the controller, not for a time.
         dues.filter(|due| *due > self.now).min()
     }
 
-    /// Ends a command that was not carried out yet. Returns whether there was one.
+    /// Aborts a command that has not executed. Returns whether it was found.
     pub(super) fn abort(&mut self, bus: &Bus, queue_id: u16, cid: u16) -> bool {
         let abortable = |pending: &Pending| {
             let right = pending.queue_id == queue_id && pending.sqe.cid.get() == cid;
@@ -464,7 +464,7 @@ impl State {
         let Some(index) = self.pending.iter().position(abortable) else {
             let named =
                 |pending: &Pending| pending.queue_id == queue_id && pending.sqe.cid.get() == cid;
-            // A lie: it goes on.
+            // Reports success, but the command continues.
             let transfers = |pending: &Pending| pending.stage == Stage::TransferOn;
             return self.pending.iter().any(|it| named(it) && transfers(it));
         };
@@ -473,7 +473,7 @@ impl State {
         true
     }
 
-    /// Completes a command without carrying it out.
+    /// Completes a command without executing it.
     pub(super) fn complete_with(
         &mut self,
         bus: &Bus,
@@ -490,7 +490,7 @@ impl State {
         self.post(bus, queue_id, sqe, cqe);
     }
 
-    /// Lets everything that hangs go on. Returns how many commands that were.
+    /// Releases all hung commands. Returns their number.
     pub(super) fn release(&mut self) -> usize {
         let now = self.now;
         let mut released = 0;
@@ -504,7 +504,7 @@ impl State {
         released
     }
 
-    /// Forgets the commands of one submission queue.
+    /// Discards the commands of one submission queue.
     pub(super) fn forget_commands_of(&mut self, queue_id: u16) {
         self.pending.retain(|pending| pending.queue_id != queue_id);
         self.count_waiting();
@@ -515,8 +515,8 @@ impl State {
         self.waiting_to_post = self.pending.iter().filter(waiting).count();
     }
 
-    /// Forgets queues, commands, events and settings: what a controller reset does (Base 2.1
-    /// §3.7.2). Registers and data stay.
+    /// Discards queues, commands, events and settings, as a controller reset does (Base 2.1
+    /// §3.7.2). Registers and data are kept.
     pub(super) fn forget_all(&mut self) {
         self.submission.fill(SubmissionQueue::default());
         self.completion.fill(CompletionQueue::default());
@@ -528,8 +528,8 @@ impl State {
         self.events.reset();
     }
 
-    /// Takes the power away: what was not flushed may be lost, and of writes that were under way
-    /// some are carried out in part.
+    /// Cuts the power: data that was not flushed may be lost, and some of the writes in progress
+    /// are executed in part.
     pub(super) fn cut_power(&mut self, bus: &Bus) {
         if !self.present {
             return;
@@ -561,13 +561,13 @@ impl State {
         }
     }
 
-    /// The drive leaves its slot. Its power goes with it.
+    /// Removes the drive from its slot, which also cuts its power.
     pub(super) fn remove(&mut self, bus: &Bus) {
         self.counters.removals += 1;
         self.cut_power(bus);
     }
 
-    /// The drive comes back into its slot, or its power does.
+    /// Inserts the drive again, or restores its power.
     pub(super) fn appear(&mut self, bus: &Bus) {
         if self.present {
             return;

@@ -1,4 +1,5 @@
-//! Data pointers: from PRPs and SGLs to pieces of memory, every rule checked before a byte moves.
+//! Data pointers: decodes PRPs and SGLs into pieces of memory, and checks every rule before any
+//! data is transferred.
 
 use nvme_spec::Status;
 use nvme_spec::command::{PrpPair, Psdt, Sqe};
@@ -9,13 +10,13 @@ use zerocopy::{FromZeros, IntoBytes};
 use super::bus::{Bus, Place};
 use super::options::SglRules;
 
-/// Largest transfer of a command, in bytes, where MDTS sets no limit.
+/// Largest transfer of a command in bytes if MDTS sets no limit.
 pub(super) const TRANSFER_BYTES_MAX: usize = 16 << 20;
 
-/// Pieces of one transfer at most: every page on its own, and the two ends.
+/// Maximum number of pieces of one transfer: one per page, and the two ends.
 const PIECES_MAX: usize = TRANSFER_BYTES_MAX / 4096 + 2;
 
-/// Descriptors of one SGL at most, so that a list that leads back to itself ends.
+/// Maximum number of descriptors of one SGL, so that a circular list ends.
 const DESCRIPTORS_MAX: usize = 4 * PIECES_MAX;
 
 const DESCRIPTOR_BYTES: u32 = size_of::<SglDescriptor>() as u32;
@@ -26,7 +27,7 @@ struct Piece {
     bytes: usize,
 }
 
-/// How a command's data pointer is to be understood.
+/// Rules for decoding a data pointer.
 #[derive(Clone, Copy)]
 pub(super) struct PointerRules {
     pub(super) page: PageSize,
@@ -39,17 +40,17 @@ pub(super) struct Transfer {
 }
 
 impl Transfer {
-    /// Room for the pieces of any command: nothing is allocated later.
+    /// Allocates room for the pieces of any command; nothing is allocated later.
     pub(super) fn new() -> Self {
         Self {
             pieces: Vec::with_capacity(PIECES_MAX),
         }
     }
 
-    /// Takes apart the data pointer of a command that moves `bytes` bytes.
+    /// Decodes the data pointer of a command that transfers `bytes` bytes.
     ///
     /// # Errors
-    /// The status that the command ends with.
+    /// The status of the command's completion.
     pub(super) fn gather(
         &mut self,
         bus: &Bus,
@@ -134,7 +135,7 @@ impl Transfer {
         Ok(())
     }
 
-    /// Base 2.1 §4.3.2: lengths first, then places, as far as they are reached.
+    /// Base 2.1 §4.3.2. Checks lengths and then addresses, for the descriptors that are used.
     fn gather_sgl(
         &mut self,
         bus: &Bus,
@@ -192,14 +193,15 @@ impl Transfer {
             }
             match next {
                 Some(next) => (address, length, is_last) = next,
-                // A segment that is not the last one ends with the pointer to the next.
+                // A segment that is not the last one ends with a pointer to the next.
                 None if !is_last => return Err(SEGMENT),
                 None => return complete(left),
             }
         }
     }
 
-    /// Adds a data block, the only kind there is; returns the bytes that are still to come.
+    /// Adds a data block, the only supported descriptor type. Returns the number of bytes that
+    /// remain.
     fn gather_block(
         &mut self,
         bus: &Bus,
@@ -228,7 +230,7 @@ impl Transfer {
         }
     }
 
-    /// Moves bytes to the host.
+    /// Transfers bytes to the host.
     pub(super) fn send(&self, bus: &Bus, from: &[u8]) -> Result<(), Status> {
         let mut rest = from;
         for piece in &self.pieces {
@@ -240,7 +242,7 @@ impl Transfer {
         Ok(())
     }
 
-    /// Moves bytes from the host.
+    /// Transfers bytes from the host.
     pub(super) fn fetch(&self, bus: &Bus, into: &mut [u8]) -> Result<(), Status> {
         let mut rest = into;
         for piece in &self.pieces {
@@ -252,7 +254,7 @@ impl Transfer {
         Ok(())
     }
 
-    /// Moves the bytes behind the first `skip` ones from the host.
+    /// Transfers the bytes after the first `skip` ones from the host.
     pub(super) fn fetch_part(
         &self,
         bus: &Bus,
@@ -271,7 +273,7 @@ impl Transfer {
         Ok(())
     }
 
-    /// Whether the host's bytes are these.
+    /// Whether the host's data equals `other`.
     pub(super) fn equals(&self, bus: &Bus, other: &[u8]) -> Result<bool, Status> {
         const SPAN: usize = 512;
         let mut bytes = [0; SPAN];
@@ -292,7 +294,7 @@ impl Transfer {
     }
 }
 
-/// The descriptors have to cover the data exactly: longer ones are not supported either.
+/// The descriptors have to cover the data exactly: longer ones are not supported.
 fn complete(left: usize) -> Result<(), Status> {
     if left == 0 {
         Ok(())

@@ -1,4 +1,4 @@
-//! What is made of identify pages.
+//! Tests of the limits and geometries derived from Identify pages.
 
 use nvme_spec::identify::{DeallocatedRead, Dlfeat, Dps, Flbas, LbaFormat, Nsfeat, Oncs, Sgls};
 use nvme_spec::{U16, U32, U64};
@@ -59,7 +59,7 @@ fn parts_are_as_long_as_the_drive_and_the_lists_allow() {
     );
 }
 
-/// NVM 1.1 §4.1.5.4: WZSL counts like MDTS, which stands in for it where there is none.
+/// NVM 1.1 §4.1.5.4: WZSL has the encoding of MDTS. If it is 0, MDTS is used.
 #[test]
 fn zeroes_are_limited_by_the_drive() {
     let wzsl = |mdts, wzsl| {

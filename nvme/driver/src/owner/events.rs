@@ -1,4 +1,4 @@
-//! Asynchronous events, log pages, and namespaces that change while the drive runs.
+//! Asynchronous events, log pages, and namespace changes while the drive runs.
 
 use block::{DriveHealth, ErrorRecord, HealthWarnings};
 use nvme_spec::command::{AdminOpcode, Cns, LogPageId, LogPageSelect};
@@ -16,13 +16,13 @@ use crate::memory::AdminPage;
 use crate::shared::{DriveErrorRecord, Smart, count};
 use crate::status::device_error;
 
-/// A 128-bit count of a log page; what does not fit is the most there is.
+/// A 128-bit count of a log page, saturated to 64 bits.
 fn saturated(value: nvme_spec::U128) -> u64 {
     u64::try_from(value.get()).unwrap_or(u64::MAX)
 }
 
 impl DriveOwner {
-    /// An admin command of the running drive is over.
+    /// Handles the completion of an admin command of the running drive.
     pub(super) fn admin_done(
         &mut self,
         purpose: Purpose,
@@ -46,21 +46,21 @@ impl DriveOwner {
                 self.rechecked(nsid, status.is_success());
                 self.recheck_next(now);
             }
-            // A controller that refuses event requests or pages is left alone about them; whether
-            // an abort worked is seen by its command.
+            // A controller may refuse event requests or log pages; they are not retried. The
+            // success of an Abort shows in the completion of the aborted command.
             (Purpose::Event | Purpose::Health | Purpose::Errors | Purpose::Changes, false)
             | (Purpose::Abort | Purpose::Step, _) => {}
         }
     }
 
-    /// Leaves a request for an event with the controller (Base 2.1 §5.1.2).
+    /// Sends an Asynchronous Event Request (Base 2.1 §5.1.2).
     pub(super) fn request_event(&mut self) {
         if let Some(admin) = &mut self.admin {
             admin.submit(Sqe::async_event_request(), None, Purpose::Event, None);
         }
     }
 
-    /// Reading the event's log page also lets the controller report the next one (Base 2.1
+    /// Reading the event's log page also allows the controller to report the next event (Base 2.1
     /// §5.1.2).
     fn event(&mut self, event: AsyncEvent, now: Nanos) {
         count(&self.shared.counters.events, 1);
@@ -96,7 +96,7 @@ impl DriveOwner {
         let deadline = now + self.shared.options.deadlines.command;
         let Some(admin) = &mut self.admin else { return };
         if admin.has(purpose) {
-            // The one in flight may miss what is new: the next interval finds it.
+            // The read in flight may miss the latest change; the next periodic read finds it.
             return;
         }
         let select = LogPageSelect::new()
@@ -186,7 +186,7 @@ impl DriveOwner {
         self.shared.control().errors = records.collect();
     }
 
-    /// Looks again at the namespaces that the controller names.
+    /// Identifies the namespaces again that the controller reports as changed.
     fn namespaces_changed(&mut self, now: Nanos) {
         let Some(admin) = &self.admin else { return };
         let list: ChangedNamespaces = transmute!(*admin.memory().read(AdminPage::Changes));
@@ -257,7 +257,7 @@ impl DriveOwner {
         }
     }
 
-    /// After another start: which namespaces are still what they were?
+    /// Compares the namespaces with those of the first start, after another start.
     pub(super) fn compare_namespaces(&self, known: &Identity, found: &Identity) {
         for namespace in &known.namespaces {
             let status = match found.namespace(namespace.nsid) {

@@ -1,4 +1,4 @@
-//! The way through a fault, a removal and a stop: one state after another, each bounded.
+//! Recovery from a fault, removal and stop: a sequence of states, each with a time limit.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -13,25 +13,25 @@ use crate::registers::Registers;
 use crate::shared::{FunctionReset, Phase, count};
 use crate::startup::{Startup, StartupState};
 
-/// How often registers are looked at while nothing but them tells of progress.
+/// Interval at which registers are read while only they show progress.
 const LOOK_INTERVAL: Nanos = Nanos::from_millis(1);
 
-/// The longest that a drive is waited for to disable itself, whatever CAP.TO says: then its function
-/// is reset. Requests that were abandoned end by then.
+/// Maximum wait for CSTS.RDY = 0, regardless of CAP.TO; after it the function is reset. Abandoned
+/// requests end by then.
 const DISABLE_MAX: Nanos = Nanos::from_secs(25);
 
-/// For reactors to notice, beside that.
+/// Additional time for reactors to notice.
 const NOTICE_MAX: Nanos = Nanos::from_secs(3);
 
 const _: () = assert!(DISABLE_MAX.0 + NOTICE_MAX.0 <= block::ABANDONED_MAX.0);
 
 impl DriveOwner {
-    /// When registers are looked at again by a reactor that sleeps.
+    /// Time at which a sleeping reactor reads the registers again.
     pub(super) fn look_again(&self) -> Nanos {
         self.polled_at + LOOK_INTERVAL
     }
 
-    /// A fault: stops the drive and starts it anew.
+    /// Handles a fault: stops the drive and starts it again.
     pub(super) fn begin_reset(&mut self, now: Nanos) {
         if !matches!(self.state, State::Running | State::Leaving { .. }) {
             return;
@@ -39,7 +39,7 @@ impl DriveOwner {
         count(&self.shared.counters.resets, 1);
         tracing::warn!(drive = self.shared.options.name, "resetting the controller");
         let then = match self.state {
-            // Whoever asked for it back gets it, without another start.
+            // The system requested the drive back, so do not start it again.
             State::Leaving { then, .. } => then,
             _ => Then::Restart,
         };
@@ -63,7 +63,7 @@ impl DriveOwner {
         self.publish(Phase::Quiesce);
     }
 
-    /// Lets what is in flight end, takes nothing new, and then stops the drive.
+    /// Lets requests in flight complete, refuses new ones, and then stops the drive.
     pub(super) fn leave(&mut self, now: Nanos, then: Then) {
         let deadline = now + self.shared.options.deadlines.quiesce;
         self.state = State::Leaving { deadline, then };
@@ -71,7 +71,7 @@ impl DriveOwner {
         self.publish(Phase::Leaving);
     }
 
-    /// A stop: once nothing has been in flight for a while.
+    /// Starts the stop once no request has been in flight for a while.
     pub(super) fn close_when_idle(&mut self, now: Nanos) {
         if self.shared.in_flight() > 0 {
             self.idle_since = None;
@@ -83,7 +83,7 @@ impl DriveOwner {
         }
     }
 
-    /// The drive's status, unless it is gone: then the way out has begun.
+    /// The drive's status. If the drive is gone, starts its removal and returns `None`.
     pub(super) fn status(&mut self) -> Option<Csts> {
         let csts = self
             .backing
@@ -95,14 +95,15 @@ impl DriveOwner {
         csts
     }
 
-    /// All ones: the function is off the bus, without power or in reset, and reaches no memory.
+    /// Handles registers of all ones: the function is off the bus, without power or in reset, and
+    /// accesses no memory.
     fn vanished(&mut self) {
         tracing::error!(
             drive = self.shared.options.name,
             "the drive no longer answers"
         );
         if let Some(backing) = &self.backing {
-            // It may be back in a moment; where this fails there is nobody who could refuse.
+            // The function may return soon. An error can be ignored, because no function responds.
             let _ = backing.set_bus_master(false);
         }
         let then = match self.closing() {
@@ -112,7 +113,7 @@ impl DriveOwner {
         self.take_home(then);
     }
 
-    /// Where a stop under way leads.
+    /// The state that follows a stop in progress.
     fn closing(&self) -> Option<Then> {
         match self.state {
             State::Leaving { then, .. }
@@ -125,7 +126,7 @@ impl DriveOwner {
         }
     }
 
-    /// The drive reaches no memory any more: everything in flight ends.
+    /// Ends all requests in flight, because the drive no longer accesses memory.
     fn take_home(&mut self, then: Then) {
         self.shared.dma_running.store(false, Ordering::Release);
         self.admin = None;
@@ -146,7 +147,7 @@ impl DriveOwner {
         });
     }
 
-    /// Moves on where the state's mover has moved. Returns how much was done.
+    /// Performs the next state transition if its condition holds. Returns the amount of work done.
     pub(super) fn recover(&mut self, now: Nanos) -> u32 {
         match self.state {
             State::Leaving { deadline, then } => {
@@ -180,7 +181,7 @@ impl DriveOwner {
         1
     }
 
-    /// No pair rings any more: tells the drive to stop.
+    /// Stops the drive, after no pair rings a doorbell any more.
     fn quiesced(&mut self, now: Nanos, then: Then) {
         let Some(csts) = self.status() else { return };
         let backing = self.backing.clone();
@@ -219,7 +220,7 @@ impl DriveOwner {
             if then != Then::Restart
                 && let Some(backing) = &self.backing
             {
-                // Belt and braces: a disabled controller transfers nothing.
+                // As a precaution; a disabled controller transfers nothing.
                 let _ = backing.set_bus_master(false);
             }
             self.take_home(then);
@@ -236,8 +237,8 @@ impl DriveOwner {
         1
     }
 
-    /// The drive does not follow: takes the bus from it, and asks the control thread for a reset
-    /// that cannot be refused.
+    /// Handles a drive that does not disable itself: turns its bus mastering off, and requests a
+    /// function reset from the control thread.
     fn need_function_reset(&mut self, now: Nanos, then: Then) {
         let stopped = self
             .backing
@@ -254,7 +255,7 @@ impl DriveOwner {
         self.function_reset_tried = true;
         self.shared.control().function_reset = FunctionReset::Needed;
         if stopped {
-            // What is in flight need not wait for the reset.
+            // Requests in flight do not have to wait for the reset.
             self.shared.dma_running.store(false, Ordering::Release);
             self.publish(Phase::Stopped);
         }
@@ -270,12 +271,12 @@ impl DriveOwner {
             FunctionReset::Done => self.take_home(then),
             FunctionReset::Failed if stopped => self.give_up(then),
             _ if late && stopped => self.give_up(then),
-            // Without a reset and with its hand on our memory the drive keeps what it has: nothing
-            // in flight may end. The control thread may try again.
+            // Without a reset and with access to host memory the drive keeps its buffers: no
+            // request in flight may end. The control thread may try again.
             FunctionReset::Failed if !late => {
                 self.shared.control().function_reset = FunctionReset::Needed;
             }
-            // The registers are not looked at: a function in reset answers with all ones.
+            // Do not read the registers: a function in reset returns all ones.
             FunctionReset::Failed | FunctionReset::Needed | FunctionReset::NotNeeded => return 0,
         }
         1
@@ -289,7 +290,7 @@ impl DriveOwner {
     }
 
     fn taking_home(&mut self, now: Nanos, then: Then) -> u32 {
-        // A stop needs nobody's word: whatever pairs still hold comes home with their next poll.
+        // A stop does not wait for acknowledgements: each pair returns its leases at its next poll.
         if then != Then::Close && !self.shared.all_acknowledged() {
             if then == Then::Restart && now >= self.reset_deadline {
                 self.take_home(Then::Gone(GoneReason::ReactorStuck));
@@ -320,7 +321,7 @@ impl DriveOwner {
         1
     }
 
-    /// Holds nothing of the drive any more.
+    /// Drops the backing, so that the drive can be closed.
     fn release(&mut self) {
         self.backing = None;
         self.shared.control().backing = None;
@@ -385,7 +386,7 @@ impl DriveOwner {
         self.need_function_reset(now, then);
     }
 
-    /// Takes a drive that came back. True when there was one.
+    /// Starts a reattached drive. Returns true if there was one.
     pub(super) fn take_returned(&mut self, now: Nanos) -> bool {
         let Some(backing) = self.shared.control().returned.take() else {
             return false;

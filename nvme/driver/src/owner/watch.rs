@@ -1,4 +1,4 @@
-//! What the owner looks at while the drive runs: its status with every tick, and what pairs found.
+//! Monitoring while the drive runs: its status at every tick, and the faults that pairs report.
 
 use std::sync::atomic::Ordering;
 
@@ -13,7 +13,7 @@ use crate::shared::{Fault, FaultKind, count};
 use crate::wiring::queue_id;
 
 impl DriveOwner {
-    /// Once per tick: is the drive still there and well, is anything late?
+    /// Checks the drive's status and all deadlines, once per tick.
     pub(super) fn watch(&mut self, now: Nanos) {
         let Some(csts) = self.status() else { return };
         if csts.cfs() {
@@ -55,7 +55,7 @@ impl DriveOwner {
         }
     }
 
-    /// Reactors that sleep on a command that is late are woken, to look at it.
+    /// Wakes reactors that sleep while a command is overdue, so that they check it.
     fn wake_sleepers(&self) {
         let deadlines = self.shared.options.deadlines;
         let overdue = deadlines.ticks(deadlines.command);
@@ -64,14 +64,14 @@ impl DriveOwner {
             let Some(oldest) = asleep.checked_sub(1) else {
                 continue;
             };
-            // The word holds a tick, which has 32 bits.
+            // The word contains a tick, which has 32 bits.
             if self.attention.tick().wrapping_sub(oldest as u32) >= overdue {
                 self.shared.wake(reactor);
             }
         }
     }
 
-    /// Acts upon what pairs found wrong.
+    /// Handles the faults that pairs reported.
     pub(super) fn take_faults(&mut self, now: Nanos) -> u32 {
         let mut moved = 0;
         for reactor in 0..self.shared.pairs.len() {
@@ -118,7 +118,8 @@ impl DriveOwner {
         self.begin_reset(now);
     }
 
-    /// Asks for the end of a command that is late; where that does not help, the pair says so.
+    /// Sends an Abort for an overdue command. If that does not help, the pair reports the command
+    /// as stuck.
     fn abort(&mut self, reactor: usize, fault: Fault, now: Nanos) {
         count(&self.shared.counters.timeouts, 1);
         tracing::warn!(

@@ -1,10 +1,10 @@
-//! Where a command's data lies: two PRP entries, a PRP list in the slot's own memory, or one SGL
+//! Data pointers of commands: two PRP entries, a PRP list in the slot's memory, or one SGL
 //! descriptor (Base 2.1 §4.3).
 //!
 //! Data is contiguous for the drive because the arena is, so an SGL is always one descriptor. It
-//! saves what a PRP list costs: writing the list, the memory for it, and the drive's reading it. Up
-//! to two pages PRP entries are in the command just like a descriptor, and are used because every
-//! drive is best at them.
+//! saves the cost of a PRP list: writing the list, its memory, and the drive's read of it. PRP
+//! entries for up to two pages are in the command like a descriptor, and are used because every
+//! drive is optimized for them.
 
 use std::sync::atomic::Ordering;
 
@@ -16,21 +16,21 @@ use crate::memory::PairMemory;
 
 const PAGE: PageSize = PageSize::from_mps(0);
 
-/// The list that a slot's memory holds: most requests of one slot use the same few leases, so it is
-/// often the right one already.
+/// The list in a slot's memory. Most requests of a slot use the same few leases, so the list is
+/// often correct already.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct List {
     /// Device address of the second page.
     second: u64,
-    /// Entries.
+    /// Number of entries.
     entries: u32,
 }
 
-/// How data is pointed to, and the lists that are there.
+/// Settings for data pointers, and the lists that exist.
 pub(super) struct Pointers {
     lists: Box<[List]>,
     sgl: bool,
-    /// The device's address of the arena's first byte.
+    /// Device address of the arena's first byte.
     pub(super) dma_base: u64,
 }
 
@@ -43,13 +43,13 @@ impl Pointers {
         }
     }
 
-    /// Forgets the lists: addresses are about to change.
+    /// Discards the lists, because addresses are about to change.
     pub(super) fn reset(&mut self, dma_base: u64) {
         self.dma_base = dma_base;
         self.lists.fill(List::default());
     }
 
-    /// The command with its data of `bytes` bytes at the device address `address`.
+    /// Adds `bytes` bytes of data at the device address `address` to a command.
     #[inline]
     pub(super) fn point(
         &mut self,
@@ -75,8 +75,8 @@ impl Pointers {
         sqe.with_prp(address, list)
     }
 
-    /// The device address of a list of `entries` pages from `second` on, in the slot's memory,
-    /// which no page boundary crosses (Base 2.1 §4.3.1).
+    /// The device address of a list in the slot's memory, for `entries` pages from `second` on. It
+    /// crosses no page boundary (Base 2.1 §4.3.1).
     fn list(&mut self, memory: &PairMemory, slot: u16, second: u64, entries: u32) -> u64 {
         let (buffer, offset) = memory.list(slot);
         let list = &mut self.lists[usize::from(slot)];

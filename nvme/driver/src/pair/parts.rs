@@ -1,10 +1,11 @@
-//! Requests that are more than one command: longer than the drive takes, or of a kind that it
-//! lacks.
+//! Split requests, which take more than one command: longer than the drive's limit, or of a kind
+//! that the drive lacks.
 //!
-//! Such a request takes a slot for itself and one for each of its commands. A few commands are in
-//! flight at once, the next one takes the slot of the one that is over, so a request that began
-//! always goes on. A command that fails ends the request once the others are over. A write in parts
-//! is not atomic, which nobody was promised: the drive's atomic units are not passed on.
+//! Such a request uses a slot for itself and one for each of its commands. A few commands are in
+//! flight at the same time, and the next one takes the slot of a completed one, so a request that
+//! has started always makes progress. If a command fails, the request ends after the others
+//! complete. A split write is not atomic; hosts were promised no atomicity, because the drive's
+//! atomic units are not reported to them.
 
 use block::{DeviceError, Operation, Refusal, Request};
 use hugemem::{DmaLease, Lease};
@@ -17,20 +18,20 @@ use super::slot::{NvmeDma, SlotState, Work, WorkKind};
 use super::{NamespaceLimits, ORPHAN, Pair, last};
 use crate::shared::FaultKind;
 
-/// Commands of one request in flight at once.
+/// Maximum number of commands of one request in flight.
 const PARTS_AT_ONCE: u8 = 8;
 
-/// The pair's own lease for compares on a drive that has none: one compare at a time.
+/// The pair's own lease for compares on a drive without Compare: one compare at a time.
 pub(super) enum Scratch {
-    /// The drive compares.
+    /// The drive supports Compare.
     Needless,
     Free(Lease),
-    /// In flight, or to be read.
+    /// In flight, or about to be compared.
     Busy,
 }
 
 impl Pair {
-    /// Takes a request that is not one command.
+    /// Submits a request that takes more or other than one command.
     #[cold]
     pub(super) fn submit_in_parts(
         &mut self,
@@ -39,7 +40,7 @@ impl Pair {
         request: Request,
     ) -> Result<(), Refusal> {
         let nothing = request.blocks == 0;
-        // One for the request, and one for its first part.
+        // One slot for the request, and one for its first command.
         if self.table.free.len() < 2 {
             return Err(Refusal::Later(request));
         }
@@ -80,7 +81,7 @@ impl Pair {
         Ok(())
     }
 
-    /// The scratch lease is free: the next compare begins.
+    /// Starts the next compare if the scratch lease is free.
     fn next_compare(&mut self) {
         while matches!(self.scratch, Scratch::Free(_))
             && self.running
@@ -96,8 +97,8 @@ impl Pair {
         }
     }
 
-    /// Ends requests in parts of a queue that are no longer wanted: no further part is sent. What
-    /// the drive was given goes on to its end.
+    /// Ends split requests of a queue that are no longer wanted: no further command is sent.
+    /// Commands in flight complete.
     pub(crate) fn give_up(&mut self, queue: u8, is_unwanted: &mut dyn FnMut(u64) -> bool) {
         for index in 0..self.table.slots.len() {
             let slot = &self.table.slots[index];
@@ -109,7 +110,7 @@ impl Pair {
             work.left = 0;
             work.result = work.result.and(Err(DeviceError::Aborted));
             if work.outstanding == 0 {
-                // A compare that waits for the pair's lease.
+                // A compare that waits for the scratch lease.
                 self.compares
                     .retain(|waiting| usize::from(*waiting) != index);
                 self.finish(index, Err(DeviceError::Aborted));
@@ -117,9 +118,9 @@ impl Pair {
         }
     }
 
-    /// Has the controller reset where the drive still works for a request that is overdue: nothing
-    /// less ends it for certain. Whatever the deadline of commands is, hosts were told how long
-    /// this takes at most.
+    /// Requests a controller reset if the drive still has a request that is overdue, because only a
+    /// reset ends it for certain. Independent of the deadline of commands: hosts were told the
+    /// maximum duration.
     #[cold]
     pub(crate) fn abandon(&mut self, queue: u8, is_overdue: &mut dyn FnMut(u64) -> bool) {
         let mut slots = self.table.slots.iter();
@@ -132,7 +133,7 @@ impl Pair {
         }
     }
 
-    /// Sends as many parts of a request as may be in flight.
+    /// Sends as many commands of a request as may be in flight.
     fn send_parts(&mut self, parent: u16) {
         loop {
             let work = self.table.works[usize::from(parent)];
@@ -183,8 +184,8 @@ impl Pair {
         self.write(sqe.with_cid(cid));
     }
 
-    /// The command of one part of so many blocks, with the device address of what it reads into where
-    /// that is not the request's data.
+    /// The command for the next `blocks` blocks, with the device address `scratch` of its data if
+    /// it does not use the request's data.
     fn part_command(
         &mut self,
         parent: u16,
@@ -252,7 +253,8 @@ impl Pair {
         }
     }
 
-    /// The command of a part is over: the request goes on or ends.
+    /// Handles the completion of one command of a split request: continues or completes the
+    /// request.
     pub(super) fn part_over(&mut self, index: usize, result: Result<(), DeviceError>) {
         let part = &mut self.table.slots[index];
         let (parent, offset, bytes) = (usize::from(part.parent), part.tag, part.bytes);
@@ -273,7 +275,7 @@ impl Pair {
             work.result = work.result.and(Err(error));
         }
         if work.left > 0 {
-            // The slot that just came free is there for the next part.
+            // The slot that was just freed is available for the next command.
             self.send_parts(parent as u16);
             self.followed = true;
         }
@@ -285,7 +287,7 @@ impl Pair {
         }
     }
 
-    /// Compares what was read with a part of a request's data.
+    /// Compares data read from the drive with a part of a request's data.
     fn compare_part(
         &mut self,
         parent: usize,
@@ -304,7 +306,7 @@ impl Pair {
     }
 }
 
-/// How a request is carried out, and how many blocks one command of it has at most.
+/// The way to execute a request, and the maximum number of blocks per command.
 fn plan(operation: Operation, namespace_limits: &NamespaceLimits) -> (WorkKind, u32) {
     match operation {
         Operation::Read | Operation::Write { .. } | Operation::Flush => {

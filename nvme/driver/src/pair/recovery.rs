@@ -1,5 +1,5 @@
-//! What a pair does when the owner says something, and the only places where leases come home
-//! without a completion.
+//! A pair's reactions to the owner's word, and the only code that returns leases without a
+//! completion.
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
@@ -20,12 +20,12 @@ use crate::memory::PairMemory;
 use crate::shared::{Attention, Fault, FaultKind, Phase, Position, Shared};
 use crate::wiring::{queue_id, vector};
 
-/// How often an empty completion queue is looked at when a queue is dropped with requests in
+/// How many times an empty completion queue is polled when a queue is dropped with requests in
 /// flight: well below a millisecond.
 const LAST_LOOKS: usize = 1 << 12;
 
 impl Pair {
-    /// A pair that is not attached yet.
+    /// Creates a pair that is not attached yet.
     pub(crate) fn new(
         shared: Arc<Shared>,
         reactor: usize,
@@ -64,7 +64,7 @@ impl Pair {
         }
     }
 
-    /// Makes room for another namespace queue. `None`: there are too many.
+    /// Registers another namespace queue. Returns `None` if there are too many.
     pub(crate) fn join(&mut self) -> Option<u8> {
         if self.registered.iter().all(|member| !member.open) {
             self.attach();
@@ -85,7 +85,7 @@ impl Pair {
         Some(index as u8)
     }
 
-    /// Takes a lease for compares where the drive has none. False: the pool is empty.
+    /// Takes a lease for compares if the drive lacks Compare. Returns false if the pool is empty.
     pub(crate) fn provide_scratch(&mut self, pool: &Pool, bytes: usize) -> bool {
         if self.limits.compare || !matches!(self.scratch, Scratch::Needless) {
             return true;
@@ -99,8 +99,8 @@ impl Pair {
         }
     }
 
-    /// Ends a namespace queue: what it has in flight is nobody's any more. Returns whether the pair
-    /// is of no use to anybody now, and may be dropped.
+    /// Ends a namespace queue; its requests in flight become orphans. Returns whether the pair is
+    /// unused and may be dropped.
     pub(crate) fn leave(&mut self, queue: u8) -> bool {
         self.flush();
         while let Some(index) = self.registered[usize::from(queue)].done.pop_front() {
@@ -137,7 +137,7 @@ impl Pair {
         self.table.used() == 0
     }
 
-    /// Takes completions of orphans in; what belongs to other queues waits for their polls.
+    /// Processes completions of orphans. Those of other queues wait for their polls.
     fn reap_for_nobody(&mut self) {
         let old = self.head;
         while let Some(tail) = self.completion() {
@@ -161,7 +161,7 @@ impl Pair {
         }
     }
 
-    /// A reactor polls the pair from now on.
+    /// Attaches the pair: a reactor polls it from now on.
     fn attach(&mut self) {
         let attention = self.shared.attach(self.own());
         self.seen = attention;
@@ -169,7 +169,8 @@ impl Pair {
         self.change(attention);
     }
 
-    /// Nobody polls the pair any more. The drive may go on with what is in flight.
+    /// Detaches the pair, which is no longer polled. The drive may still execute commands in
+    /// flight.
     fn detach(&mut self) {
         if let Some(backing) = self.backing.take() {
             self.sleep.disconnect(&*backing);
@@ -188,7 +189,7 @@ impl Pair {
         own.presence.detach();
     }
 
-    /// The owner's word changed.
+    /// Handles a change of the owner's word.
     #[cold]
     pub(super) fn notice(&mut self, attention: Attention) {
         let before = self.seen;
@@ -201,10 +202,10 @@ impl Pair {
         }
     }
 
-    /// The drive's state changed: acts upon it and says so.
+    /// Applies a change of the drive's state and acknowledges it.
     fn change(&mut self, attention: Attention) {
         if attention.epoch() != self.epoch {
-            // The controller was stopped in between: nothing of before is in flight.
+            // The controller was stopped in between: no earlier command is in flight.
             self.end_all(DeviceError::Interrupted);
         }
         match attention.phase() {
@@ -237,7 +238,7 @@ impl Pair {
         }
     }
 
-    /// Uses the queues of an epoch: new ones from their beginning, known ones where they were.
+    /// Uses the queues of an epoch: new queues from the start, known ones from their last position.
     fn activate(&mut self, epoch: u32, gate: Gate) {
         self.gate = gate;
         self.running = true;
@@ -272,8 +273,8 @@ impl Pair {
         self.backing = Some(Arc::clone(&wiring.backing));
     }
 
-    /// Where the rings of an epoch stand for a pair that has not used them: where the last pair
-    /// left them, else at their beginning.
+    /// The position in an epoch's queues for a pair that has not used them: that of the previous
+    /// pair, otherwise the start.
     fn position_in(&self, epoch: u32) -> Position {
         let left = *lock(&self.own().position);
         if left.epoch == epoch {
@@ -287,7 +288,7 @@ impl Pair {
         }
     }
 
-    /// Holds nothing of the drive any more, so that it can be closed.
+    /// Drops all references to the drive, so that it can be closed.
     fn let_go(&mut self) {
         if let Some(backing) = self.backing.take() {
             self.sleep.disconnect(&*backing);
@@ -296,8 +297,8 @@ impl Pair {
         self.own().asleep.store(0, Ordering::Relaxed);
     }
 
-    /// Ends everything that was in flight. Only for a controller that has stopped: leases come
-    /// home.
+    /// Ends all requests in flight and returns their leases. Only for a controller that has
+    /// stopped.
     fn end_all(&mut self, error: DeviceError) {
         self.compares.clear();
         for index in 0..self.table.slots.len() {
@@ -321,7 +322,7 @@ impl Pair {
         self.own().in_flight.store(used, Ordering::Relaxed);
     }
 
-    /// A tick passed: looks for commands that outlived their deadline.
+    /// Checks for overdue commands, once per tick.
     fn check_ages(&mut self) {
         let deadlines = self.shared.options.deadlines;
         let overdue = deadlines.ticks(deadlines.command);
@@ -343,7 +344,7 @@ impl Pair {
                 return;
             }
             if age >= overdue && !slot.overdue {
-                // One at a time: the others are found at the next tick.
+                // One at a time; the others are found at the next tick.
                 self.table.slots[index].overdue = self.report(FaultKind::Overdue, cid);
                 return;
             }
@@ -363,7 +364,7 @@ impl Pair {
         told
     }
 
-    /// Reports what calls for a reset, in place of anything less.
+    /// Reports a fault that requires a reset. Overwrites a lesser fault.
     pub(super) fn report_until_heard(&self, kind: FaultKind, cid: u16) {
         let fault = self.fault(kind, cid);
         self.own().fault.store(fault.into_bits(), Ordering::Release);
@@ -387,7 +388,7 @@ impl Drop for Pair {
                 drop(slot.take_data());
             }
         }
-        // Where the thread ends with commands in flight that the drive may still carry out, their
-        // leases are never given out again: that is what becomes of a `DmaLease`.
+        // Leases of commands that the drive may still execute when the thread ends are never
+        // reused: dropping a `DmaLease` leaks its memory.
     }
 }

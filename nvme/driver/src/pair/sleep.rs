@@ -1,8 +1,8 @@
-//! A pair's interrupt, for reactors that sleep: connected on the way into sleep while something is
-//! in flight, disconnected by the first poll after it.
+//! A pair's interrupt, for reactors that sleep: armed before sleeping while commands are in flight,
+//! disarmed by the first poll afterwards.
 //!
-//! The descriptor that reactors wait on is an epoll instance of our own, so that it stays the same
-//! when the drive goes and comes back with other interrupts.
+//! The descriptor that reactors wait on is an epoll instance of the pair, so that it stays the same
+//! when the drive is reattached with other interrupts.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering;
@@ -39,13 +39,14 @@ impl Sleep {
         self.vector.is_some()
     }
 
-    /// A descriptor of its own for each namespace queue: an epoll instance takes none twice.
+    /// A separate descriptor for each namespace queue, because an epoll instance accepts each only
+    /// once.
     pub(super) fn descriptor(&self) -> Option<OwnedFd> {
         let epoll = self.epoll.as_ref()?;
         epoll.as_fd().try_clone_to_owned().ok()
     }
 
-    /// Watches a vector of a drive that became ready.
+    /// Adds the vector of a drive that became ready.
     pub(super) fn connect(&mut self, backing: &dyn DeviceBacking, vector: Option<u16>) {
         let event = vector.and_then(|vector| backing.interrupt(vector));
         let added = event.zip(self.epoll.as_ref()).map(|(event, epoll)| {
@@ -55,13 +56,13 @@ impl Sleep {
         self.vector = vector.filter(|_| matches!(added, Some(Ok(()))));
     }
 
-    /// Forgets the drive's vector.
+    /// Removes the drive's vector.
     pub(super) fn disconnect(&mut self, backing: &dyn DeviceBacking) {
         let Some(vector) = self.vector.take() else {
             return;
         };
         if std::mem::take(&mut self.armed) {
-            // The drive is about to be gone: it interrupts nobody any more.
+            // The drive is about to be gone and sends no more interrupts.
             let _ = backing.arm_interrupt(vector, false);
         }
         if let (Some(event), Some(epoll)) = (backing.interrupt(vector), &self.epoll) {
@@ -69,7 +70,7 @@ impl Sleep {
         }
     }
 
-    /// Connects the interrupt with its descriptor. False: there is none.
+    /// Connects the interrupt to its descriptor. Returns false if there is none.
     fn arm(&mut self, backing: &dyn DeviceBacking) -> bool {
         let Some(vector) = self.vector else {
             return false;
@@ -80,7 +81,7 @@ impl Sleep {
 }
 
 impl Pair {
-    /// A descriptor that is readable when the drive has interrupted.
+    /// A descriptor that becomes readable when the drive interrupts.
     pub(crate) fn descriptor(&self) -> Option<OwnedFd> {
         self.sleep.descriptor()
     }
@@ -92,7 +93,7 @@ impl Pair {
             return false;
         }
         if self.table.used() == 0 || !self.running {
-            // Nothing comes from the drive, and the owner wakes whom it has news for.
+            // No completion is due, and the owner wakes the reactor when its word changes.
             return true;
         }
         let armed = match &self.backing {
@@ -109,19 +110,19 @@ impl Pair {
         !self.has_ready(queue)
     }
 
-    /// The first poll after a sleep, or after one that did not come about.
+    /// Disarms the interrupt, in the first poll after a sleep or after a sleep that was cancelled.
     #[cold]
     pub(super) fn wake_up(&mut self) {
         self.sleep.armed = false;
         if let (Some(backing), Some(vector)) = (&self.backing, self.sleep.vector) {
-            // Nothing is lost where this fails: the interrupt stays connected, which only costs.
+            // An error is harmless: the interrupt stays armed, which only costs time.
             let _ = backing.arm_interrupt(vector, false);
             backing.clear_interrupt(vector);
         }
         self.own().asleep.store(0, Ordering::Release);
     }
 
-    /// When the oldest command in flight was submitted.
+    /// Submission time of the oldest command in flight.
     fn oldest_tick(&self) -> u32 {
         let now = self.tick;
         let slots = self.table.slots.iter();
@@ -132,7 +133,7 @@ impl Pair {
     }
 }
 
-/// Lets the borrow of a queue's own descriptor be given out.
+/// Borrows a queue's own descriptor.
 pub(crate) fn borrow(descriptor: Option<&OwnedFd>) -> Option<BorrowedFd<'_>> {
     descriptor.map(AsFd::as_fd)
 }

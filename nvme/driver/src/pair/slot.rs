@@ -1,26 +1,26 @@
-//! The table of what is in flight on a pair.
+//! The table of requests in flight on a pair.
 
 use block::{DeviceError, Operation};
 use hugemem::{DmaDriver, DmaLease, Lease};
 
 use super::CompletionTail;
 
-/// What a slot is in use for.
+/// The use of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SlotState {
-    /// Nothing: the slot is on the free list.
+    /// Unused: the slot is on the free list.
     Free,
-    /// A request that is one command. The drive moves it on.
+    /// A request with one command. Ends with the drive's completion.
     Whole,
-    /// One command of a request in parts. The drive moves it on.
+    /// One command of a split request. Ends with the drive's completion.
     Part,
-    /// A request in parts; it has no command itself. Its parts move it on.
+    /// A split request, which has no command itself. Ends with its last command.
     Parent,
-    /// A request that is over. The poll of its queue moves it on.
+    /// A completed request. Ends with the poll of its queue.
     Done,
 }
 
-/// What the driver posts to drives, as the posted memory knows it.
+/// The driver's DMA type, for memory posted to drives.
 #[derive(Debug)]
 pub(super) enum NvmeDma {}
 
@@ -28,33 +28,35 @@ impl DmaDriver for NvmeDma {
     type Done = CommandDone;
 }
 
-/// Proof that the drive does not access the memory of a slot any more. Made in this file alone.
+/// Proof that the drive no longer accesses the memory of a slot. Only this file creates it.
 pub(super) struct CommandDone(());
 
-/// Slots whose queue was dropped: nobody wants to know how they end.
+/// The queue of slots whose queue was dropped; their results are discarded.
 pub(super) const ORPHAN: u8 = u8::MAX;
 
-/// One slot, two thirds of a cache line; its index is part of its commands' identifiers.
+/// One slot. Its size is two thirds of a cache line; its index is part of its commands'
+/// identifiers.
 pub(super) struct Slot {
-    /// The request's lease; of a part, the lease that it was given for itself.
+    /// The request's lease. For one command of a split request: its own lease, if any.
     pub(super) data: Option<DmaLease<NvmeDma>>,
-    /// The request's tag; of a part, where in the request's data it begins, bytes.
+    /// The request's tag. For one command of a split request: offset in the request's data in
+    /// bytes.
     pub(super) tag: u64,
-    /// Bytes of the range; of a part, of its data.
+    /// Bytes of the range. For one command of a split request: bytes of its data.
     pub(super) bytes: u32,
     /// Tick of the owner's clock at submission.
     pub(super) submitted: u32,
     /// Identifier of the current or last command.
     pub(super) cid: u16,
-    /// Of a part: its request's slot.
+    /// For one command of a split request: the request's slot.
     pub(super) parent: u16,
     pub(super) operation: Operation,
     pub(super) state: SlotState,
-    /// The queue that the request came by, or [`ORPHAN`].
+    /// The queue of the request, or [`ORPHAN`].
     pub(super) queue: u8,
-    /// Whether the owner was asked to abort it.
+    /// Whether the owner was requested to abort it.
     pub(super) overdue: bool,
-    /// Of a request that is over: how it ended.
+    /// The result of a completed request.
     pub(super) result: Result<(), DeviceError>,
 }
 
@@ -77,7 +79,7 @@ impl Slot {
         }
     }
 
-    /// Takes the lease of a request whose one command the drive has completed.
+    /// Takes the lease of a request whose only command the drive has completed.
     #[inline(always)]
     pub(super) fn take_completed(&mut self, _entry: &CompletionTail) -> Option<Lease> {
         debug_assert!(self.state == SlotState::Whole, "it is one command");
@@ -85,8 +87,7 @@ impl Slot {
         Some(data.returned(&CommandDone(())))
     }
 
-    /// Takes the lease of a request that is over: none of its commands is with the drive, or the
-    /// drive has stopped.
+    /// Takes the lease of a completed request: the drive has none of its commands, or has stopped.
     pub(super) fn take_data(&mut self) -> Option<Lease> {
         debug_assert!(self.state == SlotState::Done, "the drive may access it");
         if self.state != SlotState::Done {
@@ -96,8 +97,7 @@ impl Slot {
         Some(data.returned(&CommandDone(())))
     }
 
-    /// Reads the data of a request in parts whose commands name other memory: of a compare that is
-    /// done here.
+    /// Reads the data of a split request whose commands use other memory: a compare by the driver.
     pub(super) fn read_unposted<R>(&mut self, read: impl FnOnce(&[u8]) -> R) -> Option<R> {
         let data = self.data.take()?.returned(&CommandDone(()));
         let value = read(&data);
@@ -105,20 +105,20 @@ impl Slot {
         Some(value)
     }
 
-    /// Whether the drive may be working for it.
+    /// Whether the drive may have a command for it.
     pub(super) fn has_command(&self) -> bool {
         matches!(self.state, SlotState::Whole | SlotState::Part)
     }
 }
 
-/// How identifiers are made: the slot's index in the low bits, a generation above.
+/// Generator of command identifiers: the slot's index in the low bits, a generation above.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Identifiers {
     mask: u16,
 }
 
 impl Identifiers {
-    /// For so many slots, at most 4096: at least four bits are left for the generation.
+    /// For `slots` slots, at most 4096, so that at least four bits remain for the generation.
     pub(super) fn new(slots: u16) -> Self {
         let mask = slots.next_power_of_two() - 1;
         Self { mask }
@@ -129,8 +129,8 @@ impl Identifiers {
         usize::from(cid & self.mask)
     }
 
-    /// The identifier of the slot's next command. FFFFh is left out: the error log uses it for
-    /// "no command" (Base 2.1 §4.1.1).
+    /// The identifier of the slot's next command. Skips FFFFh, which the error log uses for "no
+    /// command" (Base 2.1 §4.1.1).
     #[inline]
     pub(super) fn next(self, cid: u16) -> u16 {
         let next = cid.wrapping_add(self.mask + 1);
@@ -138,31 +138,31 @@ impl Identifiers {
     }
 }
 
-/// What a request in parts still has to do.
+/// The remaining work of a split request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Work {
     pub(super) kind: WorkKind,
     pub(super) nsid: u32,
     /// Next block.
     pub(super) lba: u64,
-    /// Blocks for which no command was sent.
+    /// Blocks for which no command has been sent.
     pub(super) left: u32,
-    /// Blocks of one command at most.
+    /// Maximum blocks of one command.
     pub(super) step: u32,
-    /// Bytes of the request's data that commands were sent for.
+    /// Bytes of the request's data for which commands have been sent.
     pub(super) offset: u32,
     /// log2 of the block size.
     pub(super) shift: u8,
-    /// Commands in flight.
+    /// Number of commands in flight.
     pub(super) outstanding: u8,
-    /// How it ended so far.
+    /// The result so far.
     pub(super) result: Result<(), DeviceError>,
 }
 
-/// How a request in parts is carried out.
+/// The way to execute a split request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WorkKind {
-    /// Reads, writes or compares of parts of its data.
+    /// Read, Write or Compare of parts of its data.
     Transfer,
     /// Write Zeroes commands.
     Zeroes { fua: bool, deallocate: bool },
@@ -170,7 +170,7 @@ pub(super) enum WorkKind {
     WrittenZeroes { fua: bool },
     /// Dataset Management commands.
     Deallocate,
-    /// Reads into a lease of the pair's, which are then compared here, for a drive without Compare.
+    /// Reads into the scratch lease and comparison by the driver, for a drive without Compare.
     ComparedHere,
 }
 
@@ -193,9 +193,9 @@ impl Work {
 /// All slots of a pair.
 pub(super) struct SlotTable {
     pub(super) slots: Box<[Slot]>,
-    /// Free slots; the last one freed is warm, so it is used next.
+    /// Free slots. The last one freed is reused first, because it is in the cache.
     pub(super) free: Vec<u16>,
-    /// Of requests in parts, by slot.
+    /// Work of split requests, by slot.
     pub(super) works: Box<[Work]>,
     pub(super) identifiers: Identifiers,
 }
@@ -210,12 +210,12 @@ impl SlotTable {
         }
     }
 
-    /// Slots in use.
+    /// Number of slots in use.
     pub(super) fn used(&self) -> usize {
         self.slots.len() - self.free.len()
     }
 
-    /// Puts a slot, whose lease is gone, on the free list.
+    /// Returns a slot, whose lease was taken, to the free list.
     #[inline]
     pub(super) fn release(&mut self, index: usize) {
         self.slots[index].state = SlotState::Free;

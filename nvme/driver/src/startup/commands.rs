@@ -1,4 +1,4 @@
-//! The commands of the start: what each sends, and what its answer leads to.
+//! The commands of the start sequence: their submission and their completion.
 
 use nvme_spec::command::{
     AdminOpcode, Cns, CommandSet, CreateCqControl, CreateIoCq, CreateIoSq, CreateSqControl,
@@ -22,7 +22,7 @@ use crate::wiring::{queue_id, vector};
 const V1_3: Version = Version::new().with_mjr(1).with_mnr(3);
 
 impl Startup {
-    /// Sends a command of the start.
+    /// Sends a command of the start sequence.
     pub(super) fn send(&mut self, command: Command, now: Nanos) -> Result<(), DriveError> {
         let (sqe, page) = self.command(command);
         let deadline = now + self.shared.options.deadlines.command;
@@ -72,7 +72,8 @@ impl Startup {
         }
     }
 
-    /// Health warnings always, notices where the controller knows them (Base 2.1 §5.1.25.1.5).
+    /// Enables all health warnings, and the notices that the controller supports (Base 2.1
+    /// §5.1.25.1.5).
     fn configure_events(&self) -> Sqe {
         let notices = self.limits().notices;
         let wanted = AsyncEventConfiguration::new()
@@ -90,8 +91,8 @@ impl Startup {
         let shadow = shadow.expect("taken where the controller offers it");
         let doorbells = self.admin().dma_base() + shadow.region_offset() as u64;
         let events = doorbells + crate::memory::PAGE_BYTES as u64;
-        // The controller may look there for the admin queues' doorbells as soon as it carries the
-        // command out.
+        // The controller may read the admin queues' doorbells there as soon as it executes the
+        // command.
         self.admin().follow_shadow(Arc::clone(&shadow));
         Sqe::new(AdminOpcode::DOORBELL_BUFFER_CONFIG.0, 0).with_prp(doorbells, events)
     }
@@ -130,7 +131,7 @@ impl Startup {
             .with_prp(address, 0)
     }
 
-    /// Takes an answer in. `None`: that was the last command.
+    /// Handles a completion. Returns the next command, or `None` after the last.
     pub(super) fn completed(
         &mut self,
         command: Command,
@@ -149,7 +150,7 @@ impl Startup {
                 Command::NvmLimits
             }
             Command::NvmLimits => {
-                // Controllers before 2.0 do not know it, and have no such limits.
+                // Controllers before 2.0 do not support it, and have no such limits.
                 if status.is_success() {
                     self.keep_nvm_limits();
                 }
@@ -166,7 +167,7 @@ impl Startup {
                 }
             }
             Command::WriteCache => {
-                // A cache that cannot be asked about is one that may be on.
+                // If the setting cannot be read, assume that the cache is on.
                 let feature = VolatileWriteCache::from_bits(cqe.dw0.get());
                 self.found.write_cache = !status.is_success() || feature.wce();
                 Command::List
@@ -186,7 +187,7 @@ impl Startup {
                 }
                 self.namespace(at + 1)
             }
-            // A controller may refuse to be told: then it sends what it likes.
+            // A controller may reject the configuration; it then sends its default events.
             Command::Events if self.limits().shadow => Command::Shadow,
             Command::Events => Command::CreateCq(0),
             Command::Shadow => {
@@ -217,7 +218,7 @@ impl Startup {
         Ok(())
     }
 
-    /// Identifies the next namespace, or goes on behind the last.
+    /// Identifies the next namespace, or continues after the last.
     fn namespace(&self, at: usize) -> Command {
         if at < self.found.nsids.len() {
             Command::Namespace(at)
@@ -231,7 +232,8 @@ impl Startup {
         if status.is_success() {
             let list: NamespaceList = transmute!(*self.read_page());
             let last = self.found.nsids.last().copied().unwrap_or(0);
-            // Base 2.1 §4.6.2: ascending; a list that is not would never end.
+            // Base 2.1 §4.6.2: lists are ascending. Stop at an entry that is not, because such a
+            // list could be endless.
             let ascending = list.iter().scan(last, |last, nsid| {
                 (nsid > *last).then(|| {
                     *last = nsid;
@@ -246,15 +248,16 @@ impl Startup {
                 return Command::List;
             }
         } else if before == 0 {
-            // Controllers before 1.1 have no lists: every identifier up to NN may be one.
+            // Controllers before 1.1 have no lists: try every identifier up to NN.
             let count = self.limits().namespaces_max.min(NAMESPACES_MAX as u32);
             self.found.nsids.extend(1..=count);
         }
         self.namespace(0)
     }
 
-    /// A namespace that was in use is not given up for a command that might succeed another time:
-    /// the start is tried again as a whole. That it does not exist any more is an answer.
+    /// Fails the start if Identify of a namespace in use fails with an error that may be transient,
+    /// so that the whole start is retried. A status that says that the namespace does not exist is
+    /// a valid result.
     fn check_known(
         &self,
         at: usize,

@@ -1,5 +1,5 @@
-//! The controller memory buffer: whether there is one that takes submission queues, and where
-//! (Base 2.1 §8.2.1).
+//! The controller memory buffer: detection, support for submission queues, and address (Base 2.1
+//! §8.2.1).
 
 use std::sync::Arc;
 
@@ -11,22 +11,22 @@ use crate::backing::{ControllerMemory, DeviceBacking};
 use crate::memory::{PAGE_BYTES, SQE_BYTES};
 use crate::wiring::QueueRoom;
 
-/// Where the controller's view of the buffer begins is rounded up to this.
+/// Alignment of the buffer's address for the controller, in bytes.
 const ADDRESS_ALIGN_BYTES: u64 = 1 << 30;
 
-/// A buffer that is mapped and that takes submission queues.
+/// A mapped buffer that supports submission queues.
 pub(super) struct Buffer {
     memory: Arc<dyn ControllerMemory>,
     address: u64,
 }
 
 impl Buffer {
-    /// Looks for a buffer while the controller is disabled, and switches it on.
+    /// Detects and enables a buffer while the controller is disabled.
     pub(super) fn find(backing: &dyn DeviceBacking, cap: Cap, arena: &Region) -> Option<Self> {
         let read = |register| backing.read_u32(offset(register));
         let set = |value: Cmbmsc| backing.write_u64(offset(Register::CMBMSC), value.into_bits());
         if cap.cmbs() {
-            // Base 2.1 §3.1.4.16: before this CMBLOC and CMBSZ read as zero.
+            // Base 2.1 §3.1.4.16: CMBLOC and CMBSZ read as zero until CRE is set.
             set(Cmbmsc::new().with_cre(true));
         }
         let size = Cmbsz::from_bits(read(Register::CMBSZ));
@@ -41,8 +41,8 @@ impl Buffer {
             let address = memory.bus_address();
             return Some(Self { memory, address });
         }
-        // The buffer needs an address of its own among those that the controller transfers to
-        // (§3.1.4.16): the first free ones behind the arena.
+        // The buffer needs an address that the controller uses for no other memory (§3.1.4.16): the
+        // first aligned one after the arena.
         let end = backing.dma_address(0).checked_add(arena.len() as u64)?;
         let address = end.checked_next_multiple_of(ADDRESS_ALIGN_BYTES)?;
         set(Cmbmsc::new()
@@ -56,7 +56,7 @@ impl Buffer {
         Some(Self { memory, address })
     }
 
-    /// Room for submission queues of `entries` entries, where at least one fits.
+    /// Room for submission queues of `entries` entries, if at least one fits.
     pub(super) fn room(&self, entries: usize) -> Option<QueueRoom> {
         let stride = (entries * SQE_BYTES).next_multiple_of(PAGE_BYTES);
         let queues = self.memory.len() / stride;

@@ -1,4 +1,4 @@
-//! I/O commands: statuses and effects (NVM 1.1 §3.3).
+//! I/O commands: status codes and effects (NVM 1.1 §3.3).
 
 use hugemem::allocation_counter::allocations_on_this_thread;
 use nvme_driver::emulated::{EmulatedNamespace, EmulatedOptions};

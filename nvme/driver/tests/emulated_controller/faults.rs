@@ -1,4 +1,5 @@
-//! Every fault does what it says, as often as it says, and the drive goes on as it should.
+//! Each fault has its documented effect, fires the configured number of times, and the drive
+//! continues correctly.
 
 use block::Latency;
 use nvme_driver::emulated::{EmulatedOptions, Fault, FaultId, FaultMatch, FaultRule, Queues, When};
@@ -21,7 +22,7 @@ fn inject(host: &Host, when: When, fault: Fault) -> FaultId {
         .inject(FaultRule::new(FaultMatch::io(), when, fault))
 }
 
-/// Sends flushes with these identifiers and collects the identifiers that come back.
+/// Sends Flush commands with these identifiers. Returns the identifiers of their completions.
 fn flushes(host: &mut Host, pair: &mut Pair, cids: &[u16]) -> Vec<u16> {
     for cid in cids {
         pair.push(&Sqe::flush(1).with_cid(*cid));
@@ -231,7 +232,7 @@ fn doorbells_that_get_lost_late_and_torn() {
     }
 }
 
-/// Until CSTS.RDY is 0 the controller may write to memory; from then on never.
+/// The controller may write to memory until CSTS.RDY is 0, and never afterwards.
 #[test]
 fn a_disabled_controller_stops_when_it_says_so() {
     let mut host = Host::new(EmulatedOptions {

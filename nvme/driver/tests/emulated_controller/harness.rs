@@ -1,4 +1,4 @@
-//! The least host there can be: queues in the arena, commands as they are, no recovery.
+//! A minimal host: queues in the arena, raw commands, no recovery.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -43,14 +43,14 @@ impl Pair {
         }
     }
 
-    /// Writes an entry; the doorbell is another matter.
+    /// Writes a submission queue entry, without the doorbell.
     pub(crate) fn push(&mut self, sqe: &Sqe) {
         self.submission
             .write(self.tail as usize * 64, sqe.as_bytes());
         self.tail = (self.tail + 1) % self.entries;
     }
 
-    /// The next completion, if its phase tag says that it is one; the head moves past it.
+    /// Takes the next completion if its phase tag is current, and advances the head.
     pub(crate) fn pop(&mut self) -> Option<Cqe> {
         let offset = self.head as usize * 16;
         let last = self.completion.load_u32(offset + 12, Ordering::Acquire);
@@ -85,12 +85,12 @@ pub(crate) fn arena() -> Arc<Arena> {
 }
 
 impl Host {
-    /// A drive as it is after power on.
+    /// A drive after power on.
     pub(crate) fn cold(options: EmulatedOptions) -> Self {
         Self::cold_on(arena(), options)
     }
 
-    /// The same with memory that is there already.
+    /// A drive after power on, with an existing arena.
     pub(crate) fn cold_on(arena: Arc<Arena>, options: EmulatedOptions) -> Self {
         let drive = EmulatedController::new(arena.region(), options).expect("a drive");
         let control = drive.control();
@@ -181,7 +181,7 @@ impl Host {
         self.drive.write_u32(offset as usize, pair.head);
     }
 
-    /// Runs a command that answers at once.
+    /// Runs a command that completes inside the doorbell write.
     pub(crate) fn run(&mut self, pair: &mut Pair, sqe: Sqe) -> Cqe {
         let cid = self.cid();
         pair.push(&sqe.with_cid(cid));
@@ -230,7 +230,7 @@ impl Host {
         pair
     }
 
-    /// Runs an I/O command with one buffer by PRPs, which may need a list.
+    /// Runs an I/O command with one buffer described by PRPs, with a list if needed.
     pub(crate) fn run_io(&mut self, pair: &mut Pair, sqe: Sqe, data: &DmaBuffer) -> Status {
         let address = self.address(data);
         let list = self.buffer(PAGE);
@@ -258,7 +258,7 @@ impl Host {
         assert_eq!(status, Status::SUCCESS);
     }
 
-    /// The first byte of a block, all of whose bytes are the same.
+    /// Reads a block whose bytes are all equal. Returns its first byte.
     pub(crate) fn read(&mut self, pair: &mut Pair, lba: u64) -> u8 {
         let data = self.buffer(PAGE);
         let status = self.run_io(pair, Sqe::read(1, lba, 0), &data);

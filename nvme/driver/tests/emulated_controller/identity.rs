@@ -28,7 +28,7 @@ fn options() -> EmulatedOptions {
     }
 }
 
-/// Runs a command that brings one page.
+/// Runs a command that returns one page of data.
 fn page(host: &mut Host, sqe: Sqe) -> Result<Vec<u8>, Status> {
     let buffer = host.buffer(PAGE);
     buffer.write(0, &[0xee; PAGE]);
@@ -219,7 +219,7 @@ fn errors_are_logged_newest_first() {
 #[test]
 fn events_come_once_until_their_page_is_read() {
     let mut host = Host::new(options());
-    // Nobody asked for notices: nothing comes.
+    // Notices are not enabled, so no event is reported.
     host.push_admin(Sqe::async_event_request());
     assert!(host.control.resize_namespace(3, 120));
     assert!(host.pop_admin().is_none());

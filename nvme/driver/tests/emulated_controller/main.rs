@@ -1,4 +1,4 @@
-//! The emulated controller, spoken to by hand: bad input first.
+//! Tests of the emulated controller with hand-written commands, most of them invalid.
 
 mod commands;
 mod faults;

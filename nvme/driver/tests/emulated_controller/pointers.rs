@@ -1,4 +1,5 @@
-//! PRPs and SGLs: good ones of every shape, bad ones with their exact status (Base 2.1 §4.3).
+//! PRPs and SGLs: valid ones of every form, and invalid ones with their exact status (Base 2.1
+//! §4.3).
 
 use std::sync::atomic::Ordering;
 
@@ -37,7 +38,7 @@ fn read(blocks: u32) -> Sqe {
     Sqe::read(1, 0, (blocks - 1) as u16)
 }
 
-/// Addresses that lead nowhere.
+/// An address without memory.
 const NOWHERE: u64 = 0x2000;
 
 #[test]
@@ -60,14 +61,14 @@ fn prps_that_are_refused() {
         (16, at, at + page + 4, OFFSET),
         (16, at, NOWHERE, TRANSFER),
         (16, at, end, TRANSFER),
-        // A list of two entries and more.
+        // Lists of at least two entries.
         (17, at, lists + 4, OFFSET),
         (17, at, NOWHERE, TRANSFER),
         (17, at, end - 8, OFFSET),
     ];
     for (number, (blocks, prp1, prp2, expected)) in direct.into_iter().enumerate() {
         if prp2 == end - 8 {
-            // The last entry of memory: its content is no page's address.
+            // The last 8 bytes of memory as a list entry: not a page-aligned address.
             let view = hugemem::DmaView::of_arena(host.arena.region()).unwrap();
             let last = host.arena.region().len() - 8;
             view.store_u64(last, at + 8, Ordering::Relaxed);
@@ -180,9 +181,9 @@ fn sgls_that_are_refused() {
             vec![block, last],
             SEGMENT,
         ),
-        // A segment without the pointer to the next one.
+        // A segment without a pointer to the next one.
         (SglDescriptor::segment(lists, 16), vec![block], SEGMENT),
-        // A pointer that is not the last descriptor.
+        // A pointer that is not the last descriptor of its segment.
         (SglDescriptor::segment(lists, 32), vec![last, block], NUMBER),
         (SglDescriptor::segment(lists, 32), vec![block, last], LENGTH),
         (
@@ -197,7 +198,7 @@ fn sgls_that_are_refused() {
         let found = status(&mut host, &mut pair, read(1).with_sgl(sgl));
         assert_eq!(found, expected, "segments {number}");
     }
-    // A segment that leads back to itself ends.
+    // The walk over a circular segment ends.
     put(&list, 0, &[SglDescriptor::segment(lists, 16)]);
     let found = status(
         &mut host,
@@ -229,7 +230,7 @@ fn pattern(bytes: usize) -> Vec<u8> {
     (0..bytes).map(|at| (at / 3 * 7 + at) as u8).collect()
 }
 
-/// Writes by one shape of list and reads by another: the bytes and their order are the same.
+/// Writes with one form of list and reads with another: data and order are the same.
 #[test]
 fn data_goes_where_the_list_says() {
     const BLOCKS: u32 = 33;
@@ -239,7 +240,7 @@ fn data_goes_where_the_list_says() {
     let list = host.buffer(2 * PAGE);
     let (at, lists) = (host.address(&data), host.address(&list));
     let expected = pattern(BYTES);
-    // By PRPs: from inside a page, the pages in reverse, over a chain of two lists.
+    // PRPs: starting inside a page, pages in reverse order, over a chain of two lists.
     let offset = 1024;
     let pages = [0, 5, 4, 3, 2];
     let mut left = &expected[..];
@@ -267,7 +268,7 @@ fn data_goes_where_the_list_says() {
     let mut stored = vec![0; BYTES];
     assert!(host.control.read_medium(1, 7, &mut stored));
     assert!(stored == expected);
-    // By an SGL: pieces of odd lengths, in two segments.
+    // SGL: pieces of odd lengths, in two segments.
     let to = host.address(&back);
     let pieces = [(9000, 3), (100, 1001), (5000, 4000)];
     let rest = BYTES - 3 - 1001 - 4000;

@@ -1,4 +1,5 @@
-//! The volatile write cache: what a power cut may take and what it may not (NVM 1.1 §2.1.4).
+//! The volatile write cache: the data that a power cut may lose, and the data that it must not (NVM
+//! 1.1 §2.1.4).
 
 use nvme_driver::emulated::{
     EmulatedNamespace, EmulatedOptions, Fault, FaultMatch, FaultRule, When,
@@ -31,8 +32,8 @@ fn flush(host: &mut Host, pair: &mut Pair) {
     assert!(host.run(pair, Sqe::flush(1)).status().is_success());
 }
 
-/// Seeds together show that unflushed blocks are lost sometimes and kept sometimes; flushed and
-/// forced ones are always there.
+/// Over all seeds, unflushed blocks are sometimes lost and sometimes kept; blocks that were flushed
+/// or written with FUA are always kept.
 #[test]
 fn what_was_flushed_or_forced_stays() {
     let (mut lost, mut kept) = (0, 0);
@@ -94,8 +95,8 @@ fn write_blocks(host: &mut Host, pair: &mut Pair, lba: u64, blocks: u16, byte: u
     assert_eq!(status, Status::SUCCESS);
 }
 
-/// A write of at most the atomic unit is there whole or not at all, also when a later write went
-/// over a part of it; a longer one tears.
+/// A write of at most the atomic unit is kept or lost as a whole, even if a later write overwrote a
+/// part of it. A longer one tears.
 #[test]
 fn writes_tear_at_the_atomic_unit() {
     let mut torn = 0;
@@ -123,7 +124,7 @@ fn writes_tear_at_the_atomic_unit() {
     assert!(torn > 40, "{torn} of 64 long writes torn");
 }
 
-/// What power was cut under may be there in part.
+/// A power cut may execute a write in progress in part.
 #[test]
 fn a_write_under_way_is_there_in_part() {
     let (mut none, mut some, mut all) = (0, 0, 0);

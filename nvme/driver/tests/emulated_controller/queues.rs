@@ -123,7 +123,7 @@ fn phases_turn_with_every_pass() {
     }
 }
 
-/// A full completion queue stops the submission queue; nothing is lost.
+/// A full completion queue stops the submission queue; no completion is lost.
 #[test]
 fn a_full_completion_queue() {
     let mut host = Host::new(small());
@@ -141,7 +141,7 @@ fn a_full_completion_queue() {
     }
     assert_eq!(ended, 7);
     assert_eq!(host.control.counters().commands, fetched + 5);
-    // Late completions wait in the controller.
+    // Delayed completions wait in the controller.
     let late = FaultRule::new(FaultMatch::io(), When::Always, Fault::Delay(Nanos(5)));
     host.control.inject(late);
     for _ in 0..7 {
@@ -165,7 +165,7 @@ fn read_log(host: &mut Host, page: LogPageId) {
     assert_eq!(host.admin_status(sqe), Status::SUCCESS);
 }
 
-/// Base 2.1 §5.1.2.1, PCIe 1.1 §3.1.2: wrong doorbells are reported once until the log is read.
+/// Base 2.1 §5.1.2.1, PCIe 1.1 §3.1.2: invalid doorbells are reported once until the log is read.
 #[test]
 fn doorbells_that_are_wrong() {
     let mut host = Host::new(small());
@@ -180,7 +180,7 @@ fn doorbells_that_are_wrong() {
         AsyncEvent::INVALID_DOORBELL_VALUE.into_bits()
     );
     host.push_admin(Sqe::async_event_request());
-    // Queue 2 does not exist; the event is masked until the error log was read.
+    // Queue 2 does not exist. The event is masked until the error log is read.
     host.drive.write_u32(0x1000 + 4 * 4, 1);
     assert!(host.pop_admin().is_none());
     host.drive.write_u32(0x1000 + 3 * 4, 1);
@@ -197,7 +197,7 @@ fn doorbells_that_are_wrong() {
         found.contains(&AsyncEvent::INVALID_DOORBELL_REGISTER.into_bits()),
         "{found:?}"
     );
-    // The queue goes on.
+    // The queue still works.
     assert!(host.run(&mut pair, Sqe::flush(1)).status().is_success());
     assert_eq!(host.control.counters().illegal_accesses, 0);
 }

@@ -1,4 +1,4 @@
-//! Registers: what they say, what they set in motion, what they do not take (Base 2.1 §3.1.4).
+//! Registers: values, side effects, and writes that are ignored (Base 2.1 §3.1.4).
 
 use nvme_driver::backing::{ControllerMemory, DeviceBacking};
 use nvme_driver::emulated::{
@@ -39,7 +39,7 @@ fn a_cold_drive_says_what_it_is() {
     assert_eq!(host.drive.read_u64(0x28), 0);
 }
 
-/// What a host must not ask for ends in a fatal status, which a reset clears.
+/// An invalid configuration causes a fatal status, which a reset clears.
 #[test]
 fn configurations_that_no_controller_takes() {
     let good = Cc::enabled_nvm();
@@ -169,8 +169,8 @@ fn accesses_that_no_bus_makes() {
     }
 }
 
-/// Base 2.1 §3.7.2: a controller reset leaves the admin queue's registers, a function reset
-/// nothing.
+/// Base 2.1 §3.7.2: a controller reset preserves the admin queue's registers, a function reset
+/// none.
 #[test]
 fn what_each_reset_leaves() {
     let host = Host::new(EmulatedOptions::default());

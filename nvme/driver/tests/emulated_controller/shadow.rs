@@ -43,7 +43,7 @@ impl Shadow {
         shadow
     }
 
-    /// Slots are 8 bytes apart at this stride: tails even, heads odd.
+    /// Shadow doorbells are 8 bytes apart at this stride: tails even, heads odd.
     fn tail(&self, pair: &Pair) {
         let at = usize::from(pair.id) * 16;
         self.doorbells.store_u32(at, pair.tail, Ordering::Release);
@@ -84,7 +84,7 @@ fn a_host_that_rings_is_answered_at_once() {
     for _ in 0..23 {
         pair.push(&Sqe::flush(1));
         shadow.tail(&pair);
-        // The register's value does not count, only that it was written.
+        // The value written to the register is ignored; the write itself counts.
         host.drive.write_u32(0x1000 + 4 * 8, 0);
         assert!(pair.pop().is_some_and(|cqe| cqe.status().is_success()));
         shadow.head(&pair);
@@ -97,7 +97,7 @@ fn a_host_that_rings_is_answered_at_once() {
 fn a_controller_that_polls_needs_no_ringing() {
     let mut host = Host::new(options(ShadowDoorbells::Poll));
     let mut pair = host.pair(2, 6, 4);
-    // Queues that exist already change over too.
+    // Existing queues switch to shadow doorbells too.
     let shadow = Shadow::configure(&mut host);
     let rung = host.control.counters().submission_doorbells;
     for _ in 0..30 {
@@ -116,11 +116,11 @@ fn a_controller_that_polls_needs_no_ringing() {
         }
     }
     assert_eq!(host.control.counters().submission_doorbells, rung);
-    // A tail that there is not is ignored and reported.
+    // An invalid tail is ignored and reported.
     shadow.doorbells.store_u32(2 * 16, 6, Ordering::Release);
     host.tick(Nanos(1));
     assert_eq!(host.control.counters().invalid_doorbells, 1);
-    // After a reset the buffers are forgotten.
+    // A reset discards the shadow doorbells.
     host.disable();
     host.enable();
     let mut pair = host.pair(2, 6, 4);
@@ -187,7 +187,7 @@ fn submission_queues_in_the_controller_memory_buffer() {
             pair_cq = (pair_cq + 1) % 4;
             host.drive.write_u32(0x1000 + 5 * 4, pair_cq);
         }
-        // Data and lists do not lie there.
+        // Data and lists in the buffer are not supported.
         let sqe = Sqe::identify_structure(nvme_spec::command::Cns::CONTROLLER, 0).with_prp(base, 0);
         assert_eq!(host.admin_status(sqe), Status::INVALID_USE_OF_CMB);
     }

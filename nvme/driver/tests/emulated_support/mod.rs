@@ -1,4 +1,4 @@
-//! A drive on an emulated controller, on virtual time, and one reactor's requests to it.
+//! A drive on an emulated controller in virtual time, and a client with one reactor's requests.
 #![expect(dead_code, reason = "each test binary uses its own part")]
 
 use std::collections::HashMap;
@@ -15,7 +15,7 @@ use nvme_driver::{
 };
 use reactors::{Nanos, Poller};
 
-/// What one step of virtual time is, unless told otherwise.
+/// Default step of virtual time.
 pub(crate) const MS: Nanos = Nanos::from_millis(1);
 
 /// SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA
@@ -42,7 +42,7 @@ impl Seeded {
         ((u128::from(self.next()) * u128::from(bound)) >> 64) as u64
     }
 
-    /// Whether one of so many.
+    /// Returns true with a probability of 1 in `many`.
     pub(crate) fn one_in(&mut self, many: u64) -> bool {
         self.below(many) == 0
     }
@@ -61,13 +61,13 @@ pub(crate) fn arena() -> Arc<Arena> {
     Arena::new(config).expect("32 MiB")
 }
 
-/// Slices of the arena that are out.
+/// Number of slices of the arena that are taken.
 pub(crate) fn taken(arena: &Arena) -> u64 {
     let classes = arena.counters().classes;
     classes.iter().map(|class| class.taken).sum()
 }
 
-/// Deadlines that end within a second of virtual time.
+/// Deadlines within a second of virtual time.
 pub(crate) const DEADLINES: Deadlines = Deadlines {
     command: Nanos::from_millis(40),
     abort: Nanos::from_millis(20),
@@ -76,8 +76,8 @@ pub(crate) const DEADLINES: Deadlines = Deadlines {
     shutdown: Nanos::from_millis(20),
 };
 
-/// No request takes longer than this of virtual time, whatever happens: deadline, abort, noticing,
-/// and a reset that needs the whole of its time, with CAP.TO twice.
+/// Maximum duration of a request in virtual time, whatever happens: deadline, abort, detection, and
+/// a reset that takes its full time, with CAP.TO twice.
 pub(crate) const PATIENCE: Nanos = Nanos::from_secs(3);
 
 pub(crate) fn drive_options(reactors: usize) -> DriveOptions {
@@ -88,7 +88,7 @@ pub(crate) fn drive_options(reactors: usize) -> DriveOptions {
     }
 }
 
-/// A drive that is up, with its owner, on virtual time.
+/// A started drive with its owner, in virtual time.
 pub(crate) struct Rig {
     pub(crate) arena: Arc<Arena>,
     pub(crate) controller: Arc<EmulatedController>,
@@ -103,7 +103,7 @@ impl Rig {
         Self::try_new(&arena(), emulated, options).expect("a drive")
     }
 
-    /// Brings a drive up; fails as it does.
+    /// Starts a drive. Returns its error if that fails.
     pub(crate) fn try_new(
         arena: &Arc<Arena>,
         emulated: EmulatedOptions,
@@ -114,7 +114,7 @@ impl Rig {
         Self::on(arena, controller, options)
     }
 
-    /// Brings a drive up on a controller that is there already.
+    /// Starts a drive on an existing controller.
     pub(crate) fn on(
         arena: &Arc<Arena>,
         controller: Arc<EmulatedController>,
@@ -143,14 +143,14 @@ impl Rig {
         }
     }
 
-    /// Moves time, controller, owner and control thread on.
+    /// Advances time, and runs controller, owner and control thread.
     pub(crate) fn step(&mut self, span: Nanos) {
         self.now += span;
         self.controller.tick(self.now);
         self.owner.poll(self.now);
         self.owner.flush(self.now);
         if self.drive.function_reset_needed() {
-            // A failure is what some tests are about: the driver has to live with it.
+            // Some tests make it fail; the driver must handle that.
             let _ = self.drive.function_reset();
         }
         let violation = self.arena.take_dma_violation();
@@ -168,7 +168,7 @@ impl Rig {
         matches!(self.drive.state(), DriveState::Gone(_))
     }
 
-    /// A namespace as a device.
+    /// Opens a namespace as a device.
     pub(crate) fn device(&self, nsid: u32) -> Arc<dyn Device> {
         let device = self.drive.device(nsid, "ns", [nsid as u8; 16]);
         device.expect("a usable namespace")
@@ -179,16 +179,16 @@ impl Rig {
     }
 }
 
-/// How a request ended.
+/// The result of a request.
 #[derive(Debug)]
 pub(crate) struct Ended {
     pub(crate) tag: u64,
     pub(crate) result: Result<(), DeviceError>,
-    /// What the lease holds, for reads.
+    /// For reads: the content of the lease.
     pub(crate) data: Option<Vec<u8>>,
 }
 
-/// One reactor's queue to one namespace.
+/// A queue of one reactor for one namespace.
 pub(crate) struct Client {
     pub(crate) queue: Box<dyn DeviceQueue>,
     pub(crate) pool: Pool,
@@ -226,7 +226,7 @@ impl Client {
         lease
     }
 
-    /// Submits; the tag, or why not.
+    /// Submits a request. Returns its tag, or the reason of the refusal.
     pub(crate) fn submit(
         &mut self,
         operation: Operation,
@@ -265,7 +265,7 @@ impl Client {
         self.reads.len()
     }
 
-    /// One turn: doorbells, then completions.
+    /// Runs one turn: doorbells, then completions.
     pub(crate) fn turn(&mut self) -> Vec<Ended> {
         self.queue.flush();
         let mut batch = CompletionBatch::new();
@@ -289,7 +289,7 @@ impl Client {
         ended
     }
 
-    /// Moves the rig on until everything is over, within [`PATIENCE`].
+    /// Steps the rig until all requests are completed, within [`PATIENCE`].
     pub(crate) fn finish(&mut self, rig: &mut Rig) -> Vec<Ended> {
         let deadline = rig.now + PATIENCE;
         let mut all = self.turn();
@@ -301,7 +301,7 @@ impl Client {
         all
     }
 
-    /// One request from start to end. While the drive says "later", time goes on.
+    /// Runs one request to completion. Advances time while the drive refuses it with "later".
     pub(crate) fn run(
         &mut self,
         rig: &mut Rig,
@@ -335,7 +335,7 @@ impl Client {
         Ok(())
     }
 
-    /// The first byte of a block, all of whose bytes are the same.
+    /// Reads a block whose bytes are all equal. Returns its first byte.
     pub(crate) fn read(&mut self, rig: &mut Rig, lba: u64) -> Result<u8, DeviceError> {
         let room = vec![0; self.block_size];
         let data = self.run(rig, Operation::Read, lba, &room)?;

@@ -1,4 +1,4 @@
-//! Pointers against what a drive would read.
+//! Tests of data pointers against a model of the drive.
 
 use std::sync::Arc;
 
@@ -43,7 +43,7 @@ fn pointers(sgl: bool) -> Pointers {
     pointers
 }
 
-/// The bytes that a drive would move, as it walks the entries (Base 2.1 §4.3.1).
+/// The ranges of memory that a drive would transfer (Base 2.1 §4.3.1).
 fn walk(sqe: &Sqe, memory: &PairMemory, slot: u16, bytes: u64) -> Vec<(u64, u64)> {
     let prp = sqe.dptr.prp();
     let (first, second) = (prp.prp1.get(), prp.prp2.get());
@@ -73,7 +73,7 @@ fn walk(sqe: &Sqe, memory: &PairMemory, slot: u16, bytes: u64) -> Vec<(u64, u64)
     pieces
 }
 
-/// Whether pieces are one range from `address` on.
+/// Whether the pieces form one range from `address` on.
 fn is_range(pieces: &[(u64, u64)], address: u64, bytes: u64) -> bool {
     let mut at = address;
     for (start, len) in pieces {
@@ -107,7 +107,7 @@ fn one_descriptor_where_a_list_would_be_needed() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Whatever a slot's list held before, the drive finds the data.
+    /// A data pointer is correct regardless of the previous contents of the slot's list.
     #[test]
     fn lists_lead_to_the_data(
         uses in prop::collection::vec((0_u16..SLOTS, 0_u64..40, 1_u64..=512, any::<bool>()), 1..60)
