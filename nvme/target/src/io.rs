@@ -15,8 +15,8 @@ use crate::status::{Fault, byte};
 use crate::view::{NamespaceView, SubsystemView, is_valid_nsid};
 
 /// Bytes that one Write Zeroes may cover: 2 to the power of WZSL pages (NVM 1.1 §4.1.5.4). This is
-/// the most that 16 bits of blocks can express with the smallest block, so that a host which applies
-/// it to a namespace of any block size stays within the field. Devices zero in pieces.
+/// the most that 16 bits of blocks can express with the smallest block, so that a host which
+/// applies it to a namespace of any block size stays within the field. Devices zero in pieces.
 pub(crate) const WRITE_ZEROES_BYTES_MAX: u64 = 512 << 16;
 
 /// Largest range list of Dataset Management in bytes: 256 ranges of 16 (NVM 1.1 §3.3.3).
@@ -26,8 +26,8 @@ const RANGE_LIST_MAX_BYTES: u32 = 4096;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum IoOperation {
     Read,
-    /// A read with Force Unit Access from a device with a volatile cache. A flush follows, so that the
-    /// data read is durable even if it was written a moment before.
+    /// A read with Force Unit Access from a device with a volatile cache. A flush follows, so that
+    /// the data read is durable even if it was written a moment before.
     DurableRead,
     Write {
         fua: bool,
@@ -91,8 +91,8 @@ impl IoOperation {
 pub(crate) struct IoWork {
     pub(crate) operation: IoOperation,
     pub(crate) device: u8,
-    /// Blocks left for the device from `lba` on. Fewer than the command's only for a write of which a
-    /// part was placed directly.
+    /// Blocks left for the device from `lba` on. Fewer than the command's only for a write of which
+    /// a part was placed directly.
     pub(crate) blocks: u32,
     pub(crate) lba: u64,
     /// Bytes of data in total; 0 without data.
@@ -127,8 +127,8 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// Admits the command in the turn of `now`. `lends`: whether its device lends the data of a read,
-    /// so that it needs no lease.
+    /// Admits the command in the turn of `now`. `lends`: whether its device lends the data of a
+    /// read, so that it needs no lease.
     #[inline(always)]
     pub(crate) fn admit(self, command_id: u16, lends: bool, now: Nanos) -> Work {
         let needs_lease = match self.direction {
@@ -158,8 +158,8 @@ impl Plan {
     }
 }
 
-/// Whether a command is what [`check_transfer`] checks: Read, Write or Compare, and no part of a fused
-/// operation.
+/// Whether a command is what [`check_transfer`] checks: Read, Write or Compare, and no part of a
+/// fused operation.
 #[inline]
 pub(crate) fn is_transfer(sqe: &Sqe) -> bool {
     let opcode = sqe.io_opcode();
@@ -237,8 +237,8 @@ fn extent(namespace: &NamespaceView, range: &ReadWrite) -> Result<(u64, u32), Fa
     Ok((lba, blocks))
 }
 
-/// Checks namespace, range and flags of a Read, Write or Compare (NVM 1.1 §3.3.4, §3.3.6, §3.3.1). The
-/// opcode is an argument so that it is a constant where the caller knows it.
+/// Checks namespace, range and flags of a Read, Write or Compare (NVM 1.1 §3.3.4, §3.3.6, §3.3.1).
+/// The opcode is an argument so that it is a constant where the caller knows it.
 #[inline(always)]
 pub(crate) fn check_blocks(
     opcode: IoOpcode,

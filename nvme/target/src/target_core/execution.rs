@@ -150,7 +150,8 @@ impl TargetCore {
         Some(completed)
     }
 
-    /// Submits the first device request of an execution. Returns the result if the execution is over.
+    /// Submits the first device request of an execution. Returns the result if the execution is
+    /// over.
     #[inline(always)]
     pub(super) fn begin(
         &mut self,
@@ -260,7 +261,8 @@ impl TargetCore {
         }
     }
 
-    /// Submits the next device request of an execution. Returns the result if the execution is over.
+    /// Submits the next device request of an execution. Returns the result if the execution is
+    /// over.
     pub(super) fn proceed(&mut self, tag: DeviceTag) -> Option<Result<(), Fault>> {
         while let Some(request) = self.next_request(tag) {
             let Err(fault) = self.submit(tag, request) else {
@@ -478,8 +480,8 @@ impl TargetCore {
         }
     }
 
-    /// Ends an execution: frees its slot, counts it, and makes the completion of its command. The caller
-    /// calls [`answered`](Self::answered) when it passes the completion on.
+    /// Ends an execution: frees its slot, counts it, and makes the completion of its command. The
+    /// caller calls [`answered`](Self::answered) when it passes the completion on.
     #[inline]
     fn finish(
         &mut self,

@@ -1,5 +1,5 @@
-//! Inline completion of reads and writes that a device executes without waiting, and direct placement
-//! of write data in a device's memory. Neither uses an execution slot.
+//! Inline completion of reads and writes that a device executes without waiting, and direct
+//! placement of write data in a device's memory. Neither uses an execution slot.
 
 use hugemem::Data;
 use nvme_spec::command::IoOpcode;
@@ -24,8 +24,8 @@ use crate::view::TargetView;
 impl TargetCore {
     /// Admits, executes and completes a command in one step, if its device does not have to wait: a
     /// read whose data the device lends, or a write whose data was received with its capsule
-    /// (`in_capsule`). Such a command needs neither a tag nor a [`Work`]. Returns `None` if the command
-    /// cannot complete inline; nothing has happened then, and the caller calls
+    /// (`in_capsule`). Such a command needs neither a tag nor a [`Work`]. Returns `None` if the
+    /// command cannot complete inline; nothing has happened then, and the caller calls
     /// [`admit`](Self::admit). The response counts as sent in this turn.
     #[inline(always)]
     pub fn complete_inline(
@@ -85,8 +85,8 @@ impl TargetCore {
         })
     }
 
-    /// Block size of a write's device in bytes, if [`fill_at_once`](Self::fill_at_once) can place the
-    /// write's data directly; `None` if it never can.
+    /// Block size of a write's device in bytes, if [`fill_at_once`](Self::fill_at_once) can place
+    /// the write's data directly; `None` if it never can.
     #[must_use]
     pub fn block_to_fill(&self, id: QueueId, work: &Work) -> Option<usize> {
         let WorkKind::Io(io) = &work.kind else {
@@ -103,10 +103,10 @@ impl TargetCore {
         Some(1 << subsystem.namespace(io.nsid)?.block_shift)
     }
 
-    /// Calls `fill` to write the next `bytes` bytes of a write's data, whole blocks, directly into the
-    /// device's memory, if the range is free. `work` then describes the remaining blocks, possibly
-    /// none. Each block changes as a whole. Returns false if `fill` was not called; a later call may
-    /// succeed, and [`execute`](Self::execute) writes what remains.
+    /// Calls `fill` to write the next `bytes` bytes of a write's data, whole blocks, directly into
+    /// the device's memory, if the range is free. `work` then describes the remaining blocks,
+    /// possibly none. Each block changes as a whole. Returns false if `fill` was not called; a
+    /// later call may succeed, and [`execute`](Self::execute) writes what remains.
     pub fn fill_at_once(
         &mut self,
         id: QueueId,

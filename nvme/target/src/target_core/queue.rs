@@ -211,8 +211,9 @@ impl Queue {
         }
     }
 
-    /// Execution slots that a queue needs at most: an I/O queue its depth; the admin queue of an I/O
-    /// controller some flushes and the one of a shutdown. A discovery controller flushes nothing.
+    /// Execution slots that a queue needs at most: an I/O queue its depth; the admin queue of an
+    /// I/O controller some flushes and the one of a shutdown. A discovery controller flushes
+    /// nothing.
     pub(crate) fn slot_quota(qid: u16, depth: u16, kind: ControllerKind) -> usize {
         match kind {
             ControllerKind::Io if qid > 0 => usize::from(depth),
@@ -241,7 +242,8 @@ impl Queue {
         }
     }
 
-    /// The reason for which the queue has to end now, if any: the end of its association, or a reset.
+    /// The reason for which the queue has to end now, if any: the end of its association, or a
+    /// reset.
     pub(crate) fn must_end(&self) -> Option<CloseReason> {
         if let Some(reason) = self.shared.ending() {
             return Some(reason);
