@@ -1,5 +1,5 @@
-//! Admin commands: which there are, on which kind of controller, and what each needs before it can
-//! be executed. What they mean stands with the controller.
+//! Checks admin commands: which ones each kind of controller supports, and what each needs before
+//! it is executed. The `controller` module implements them.
 
 use nvme_spec::command::{AdminOpcode, CommandDwords, Sqe};
 use nvme_spec::fabrics::FabricsType;
@@ -13,10 +13,10 @@ use crate::interface::{Direction, Work, WorkKind};
 use crate::io::{DataContext, data_source};
 use crate::status::{Fault, byte};
 
-/// Data that an admin command may send: no feature's data is longer.
+/// Largest data of an admin command from the host, in bytes. No feature has more data.
 const ADMIN_DATA_MAX_BYTES: u32 = 4096;
 
-/// An admin command with data that was checked: what is left to do.
+/// The remaining work of a checked admin command with data.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AdminWork {
     pub(crate) opcode: AdminOpcode,
@@ -25,7 +25,7 @@ pub(crate) struct AdminWork {
 }
 
 impl AdminWork {
-    /// The command without its data pointer, for the views on its dwords.
+    /// The command without its data pointer, for reading its command dwords.
     pub(crate) fn sqe(&self) -> Sqe {
         Sqe {
             specific: self.specific,
@@ -33,30 +33,30 @@ impl AdminWork {
         }
     }
 
-    /// Whether the host gets data.
+    /// Whether data goes to the host.
     pub(crate) fn is_to_host(&self) -> bool {
         self.opcode != AdminOpcode::SET_FEATURES
     }
 }
 
-/// What there is to do for an admin command.
+/// The next step of an admin command.
 #[derive(Debug)]
 pub(crate) enum AdminStep {
-    /// Nothing more: it succeeds with this result in dwords 0 and 1.
+    /// Completes successfully with this result in dwords 0 and 1.
     Answer(u64),
-    /// It succeeds, and this follows.
+    /// Completes successfully, and the effect follows.
     Changed(Effect),
-    /// Its data has to be moved first.
+    /// Moves its data first.
     Work(Work),
-    /// It waits for an event.
+    /// Waits for an event.
     Held,
-    /// Every volatile cache has to be flushed before it succeeds.
+    /// Flushes every volatile cache before it completes successfully.
     FlushAll,
-    /// A command of a queue has to be given up.
+    /// Aborts a command of a queue.
     Abort { sqid: u16, command_id: u16 },
 }
 
-/// Work for an admin command with data: `needed` bytes to the host, or at least as many from it
+/// The work of an admin command with data: `needed` bytes to the host, or at least as many from it
 /// (Base 2.1 §4.2.3.1, Data SGL Length Invalid: the host's buffer is too short).
 pub(crate) fn admin_work(
     sqe: &Sqe,
@@ -92,7 +92,7 @@ pub(crate) fn admin_work(
 }
 
 impl Controller {
-    /// Checks a command of the admin queue, and obeys it where that needs no data.
+    /// Checks a command of the admin queue, and executes it if that needs no data.
     pub(crate) fn admit(
         &mut self,
         tag: u64,
@@ -138,7 +138,7 @@ impl Controller {
             FabricsType::PROPERTY_SET => {
                 self.set_property(sqe, context.now).map(AdminStep::Changed)
             }
-            // Base 2.1 §6.3: the queue exists already.
+            // Base 2.1 §6.3: the queue already exists.
             FabricsType::CONNECT => Err(Fault::new(Status::COMMAND_SEQUENCE_ERROR).at(byte::NSID)),
             // Base 2.1 §6.4: only an I/O queue can be disconnected.
             FabricsType::DISCONNECT => {
@@ -148,7 +148,7 @@ impl Controller {
         }
     }
 
-    /// Keep Alive (Base 2.1 §5.1.14): starts the timer anew.
+    /// Keep Alive (Base 2.1 §5.1.14): restarts the keep-alive timer.
     fn keep_alive(&mut self, now: Nanos) -> AdminStep {
         self.restart_silence(now);
         AdminStep::Answer(0)
@@ -176,7 +176,7 @@ impl Controller {
         }
     }
 
-    /// Executes a command whose data is at hand.
+    /// Executes a command whose data buffer is present.
     pub(crate) fn execute(
         &mut self,
         work: &AdminWork,
@@ -194,9 +194,8 @@ impl Controller {
     }
 }
 
-/// Admin commands of a kind of controller. Discovery controllers have no namespaces, so they have
-/// no Abort of I/O to do either, but Abort of an event request is as useful there (Base 2.1
-/// §3.1.3.3).
+/// Whether a kind of controller supports an admin command. Discovery controllers support Abort too:
+/// they have no I/O commands, but a host can abort an event request (Base 2.1 §3.1.3.3).
 pub(crate) fn is_supported(kind: ControllerKind, opcode: AdminOpcode) -> bool {
     match opcode {
         AdminOpcode::GET_LOG_PAGE
@@ -212,7 +211,7 @@ pub(crate) fn is_supported(kind: ControllerKind, opcode: AdminOpcode) -> bool {
     }
 }
 
-/// The response to a command that has its result in dwords 0 and 1.
+/// The response to a command with its result in dwords 0 and 1.
 pub(crate) fn with_result(response: Cqe, result: u64) -> Cqe {
     Cqe {
         dw0: (result as u32).into(),

@@ -1,20 +1,20 @@
-//! What a target serves: subsystems, namespaces, ports and limits, and what may be wrong with them.
+//! Configuration of a target: subsystems, namespaces, ports and limits, and its errors.
 
 use std::collections::BTreeSet;
 
 use block::Geometry;
 use nvme_spec::nqn::{self, DISCOVERY_NQN, NqnError};
 
-/// Place of a device: its number in the list that [`Target::new`](crate::Target::new) was given, or
-/// what [`Target::add_device`](crate::Target::add_device) answered.
+/// Index of a device: its position in the list given to [`Target::new`](crate::Target::new), or the
+/// value returned by [`Target::add_device`](crate::Target::add_device).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DeviceIndex(pub u16);
 
-/// Number of a port; becomes PORTID in the discovery log.
+/// Number of a port. It is PORTID in the discovery log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PortId(pub u16);
 
-/// Which transport a port or a connection speaks.
+/// The transport of a port or a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TransportKind {
     /// NVMe over TCP.
@@ -23,29 +23,28 @@ pub enum TransportKind {
     Rdma,
 }
 
-/// Devices of one target at most: as many as a reactor's set has room for.
+/// Most devices of one target: the capacity of a reactor's device set.
 pub const DEVICES_MAX: usize = block::DEVICES_MAX;
 
-/// Highest namespace identifier: the tables that are indexed by it stay small.
+/// Highest namespace identifier. It bounds the tables that are indexed by namespace identifier.
 pub const NAMESPACE_ID_MAX: u32 = 1024;
 
-/// I/O queues of one controller at most.
+/// Most I/O queues of one controller.
 pub const IO_QUEUES_MAX: u16 = 128;
 
-/// Entries of one I/O queue at most.
+/// Most entries of one I/O queue.
 pub const QUEUE_DEPTH_MAX: u16 = 4096;
 
-/// Entries of an admin queue at most: what the discovery log announces as ASQSZ (Base 2.1
-/// §5.1.12.3.1 asks for at least 32), and the most that an admin queue can have (Base 2.1
-/// §3.3.3.1).
+/// Most entries of an admin queue: ASQSZ in the discovery log (Base 2.1 §5.1.12.3.1 requires at
+/// least 32), and the largest admin queue (Base 2.1 §3.3.3.1).
 pub const ADMIN_QUEUE_DEPTH_MAX: u16 = 4096;
 
-/// The same over RDMA, where a network card takes memory for a queue's depth when it is opened,
-/// before the host says who it is.
+/// Most entries of an admin queue over RDMA. A network card allocates memory for a queue's depth
+/// when the queue is opened, before the host has identified itself.
 pub const ADMIN_QUEUE_DEPTH_MAX_RDMA: u16 = 256;
 
 impl TransportKind {
-    /// Entries of an admin queue at most.
+    /// Most entries of an admin queue.
     #[must_use]
     pub const fn admin_queue_depth_max(self) -> u16 {
         match self {
@@ -55,15 +54,15 @@ impl TransportKind {
     }
 }
 
-/// Flushes of all namespaces that one admin queue may have in devices at once: the only admin
-/// commands that wait for devices. What an admin queue reserves does not grow with its depth.
+/// Most concurrent flushes of all namespaces from one admin queue: the only admin commands that
+/// wait for devices. The slot quota of an admin queue does not grow with its depth.
 pub(crate) const ADMIN_EXECUTIONS_MAX: u16 = 32;
 
-/// Discovery controllers at once. They are apart from the controllers of subsystems, and the one
-/// that was idle longest makes room for a new one.
+/// Most concurrent discovery controllers. They are counted apart from I/O controllers. When the
+/// limit is reached, the one that was idle longest is evicted.
 pub const DISCOVERY_CONTROLLERS_MAX: usize = 64;
 
-/// Controllers of one target at most: identifiers from FFF0h on are reserved (Base 2.1 §3.1.2).
+/// Most controllers of one target. Identifiers from FFF0h on are reserved (Base 2.1 §3.1.2).
 pub const CONTROLLERS_MAX: u16 = 0x1000;
 
 /// One namespace of a subsystem.
@@ -71,9 +70,9 @@ pub const CONTROLLERS_MAX: u16 = 0x1000;
 pub struct NamespaceConfig {
     /// Namespace identifier, 1 ..= [`NAMESPACE_ID_MAX`], unique within the subsystem.
     pub nsid: u32,
-    /// The device behind it.
+    /// The device that stores its blocks.
     pub device: DeviceIndex,
-    /// The device's shape.
+    /// The device's geometry.
     pub geometry: Geometry,
     /// UUID, network byte order; all zero: none.
     pub uuid: [u8; 16],
@@ -81,7 +80,7 @@ pub struct NamespaceConfig {
     pub nguid: [u8; 16],
     /// EUI-64, big endian; all zero: none.
     pub eui64: [u8; 8],
-    /// Whether writes are refused, whatever the device takes.
+    /// Whether writes are refused, even if the device accepts them.
     pub read_only: bool,
 }
 
@@ -98,15 +97,15 @@ pub struct SubsystemConfig {
     pub firmware: String,
     /// Whether every host may connect.
     pub allow_any_host: bool,
-    /// Qualified names of the hosts that may.
+    /// Qualified names of the allowed hosts.
     pub hosts: Vec<String>,
     /// Its namespaces, in any order.
     pub namespaces: Vec<NamespaceConfig>,
-    /// I/O queues that a controller grants, 1 ..= [`IO_QUEUES_MAX`].
+    /// I/O queues granted to a controller, 1 ..= [`IO_QUEUES_MAX`].
     pub io_queues_max: u16,
-    /// Entries of an I/O queue at most, 2 ..= [`QUEUE_DEPTH_MAX`].
+    /// Most entries of an I/O queue, 2 ..= [`QUEUE_DEPTH_MAX`].
     pub queue_depth_max: u16,
-    /// Ports it can be reached by.
+    /// Ports on which hosts can reach it.
     pub ports: Vec<PortId>,
 }
 
@@ -117,7 +116,7 @@ pub struct PortConfig {
     pub id: PortId,
     /// Its transport.
     pub transport: TransportKind,
-    /// The address that hosts are told, without the port: at most 256 ASCII characters.
+    /// The address that the discovery log reports, without the port: at most 256 ASCII characters.
     pub address: String,
     /// The transport service identifier (for IP: the port number): at most 32 ASCII characters.
     pub service: String,
@@ -127,20 +126,20 @@ pub struct PortConfig {
     pub secure: bool,
 }
 
-/// Bounds on what hosts may take.
+/// Limits on the resources of hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TargetLimits {
     /// Largest transfer of one command in bytes; rounded down to a power of two, becomes MDTS.
     /// At least 4096.
     pub transfer_max: usize,
-    /// Controllers of subsystems at once, 1 ..= [`CONTROLLERS_MAX`]. There may be
-    /// [`DISCOVERY_CONTROLLERS_MAX`] discovery controllers beside them.
+    /// Most concurrent I/O controllers, 1 ..= [`CONTROLLERS_MAX`]. Up to
+    /// [`DISCOVERY_CONTROLLERS_MAX`] discovery controllers come in addition.
     pub controllers_max: u16,
-    /// Queues of all hosts at once, admin queues included, on all reactors together.
+    /// Most concurrent queues of all hosts on all reactors, admin queues included.
     pub queues_max: usize,
     /// Whether a controller's I/O queues over TCP have to come from the address of its admin queue.
-    /// What an I/O Connect has to know of the association is no secret to other users of the
-    /// network, and an address is harder to take than a name.
+    /// Other users of the network can observe the identifiers that an I/O Connect has to contain,
+    /// and an address is harder to forge than a name.
     pub bind_queues: bool,
 }
 
@@ -155,24 +154,24 @@ impl Default for TargetLimits {
     }
 }
 
-/// All that a target serves.
+/// The complete configuration of a target.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TargetConfig {
-    /// Its subsystems; the discovery subsystem is always there and not among them.
+    /// Its subsystems. The discovery subsystem always exists and is not listed.
     pub subsystems: Vec<SubsystemConfig>,
     /// Its listeners.
     pub ports: Vec<PortConfig>,
-    /// Its bounds.
+    /// Its limits.
     pub limits: TargetLimits,
 }
 
-/// Bounds of one reactor's core: what it takes from the heap at start.
+/// Limits of one reactor's core. They determine its heap allocation at start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CoreLimits {
-    /// Queues at once, admin queues included.
+    /// Most concurrent queues, admin queues included.
     pub queues_max: usize,
-    /// Commands in execution at once. Each queue reserves its depth of them when it connects, so a
-    /// Connect that would exceed the sum is answered with Controller Busy.
+    /// Most concurrent executions. Each queue reserves its depth when it connects. A Connect that
+    /// would exceed the sum fails with Controller Busy.
     pub executions_max: usize,
 }
 
@@ -185,29 +184,29 @@ impl Default for CoreLimits {
     }
 }
 
-/// What is wrong with a configuration or a change of it.
+/// An error in a configuration or in a change of it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TargetError {
-    /// No reactor to run on.
+    /// There is no reactor to run on.
     #[error("a target needs at least one reactor")]
     NoReactors,
-    /// More devices than a set can hold.
+    /// There are more devices than a device set can hold.
     #[error("{count} devices are more than {DEVICES_MAX}")]
     TooManyDevices {
-        /// How many there were.
+        /// The number of devices.
         count: usize,
     },
     /// The largest transfer is smaller than one memory page.
     #[error("the largest transfer, {bytes} bytes, is smaller than 4096 bytes")]
     TransferTooSmall {
-        /// What was asked for, or what the smallest device takes.
+        /// The configured maximum, or the maximum of the smallest device.
         bytes: usize,
     },
-    /// No controllers, or more than there are identifiers for.
+    /// The number of controllers is zero or exceeds the number of identifiers.
     #[error("controllers_max is {count}, not 1 to {CONTROLLERS_MAX}")]
     ControllersMax {
-        /// What was asked for.
+        /// The configured number.
         count: u16,
     },
     /// A name is malformed.
@@ -215,17 +214,17 @@ pub enum TargetError {
     Nqn {
         /// The name.
         nqn: String,
-        /// What is wrong with it.
+        /// The reason.
         #[source]
         source: NqnError,
     },
-    /// A subsystem has the discovery subsystem's name, or that of another one.
+    /// The name of a subsystem is the discovery subsystem's or another subsystem's.
     #[error("the subsystem name {nqn} is taken")]
     DuplicateSubsystem {
         /// The name.
         nqn: String,
     },
-    /// There is no such subsystem.
+    /// The subsystem does not exist.
     #[error("there is no subsystem {nqn}")]
     UnknownSubsystem {
         /// The name.
@@ -247,7 +246,7 @@ pub enum TargetError {
         /// The identifier.
         nsid: u32,
     },
-    /// A namespace names a device that is not there.
+    /// A namespace refers to a device that does not exist.
     #[error("namespace {nsid} of {nqn} names a device that is not there: {}", device.0)]
     UnknownDevice {
         /// The subsystem.
@@ -257,7 +256,7 @@ pub enum TargetError {
         /// The device.
         device: DeviceIndex,
     },
-    /// A namespace's block size or size cannot be served.
+    /// A namespace's block size or block count is not supported.
     #[error("namespace {nsid} of {nqn} has {block_count} blocks of {block_size} bytes")]
     Geometry {
         /// The subsystem.
@@ -279,24 +278,24 @@ pub enum TargetError {
         /// Their depth.
         depth: u16,
     },
-    /// A subsystem names a port that is not there, or two ports have one number.
+    /// A subsystem refers to a port that does not exist, or two ports have the same number.
     #[error("port {} is not there, or is there twice", port.0)]
     Port {
         /// The number.
         port: PortId,
     },
-    /// More subsystems than slots.
+    /// There are more subsystems than slots.
     #[error("more than {SUBSYSTEMS_MAX} subsystems")]
     TooManySubsystems,
-    /// A device that comes later takes less at once than hosts were told when they attached.
+    /// An added device has a smaller maximum transfer than the MDTS that hosts have already read.
     #[error("the device takes {bytes} bytes at once, and hosts may send {needed}")]
     DeviceTransfer {
-        /// What it takes.
+        /// The device's maximum in bytes.
         bytes: u64,
-        /// What every device has to take.
+        /// The required maximum in bytes.
         needed: u32,
     },
-    /// A namespace still names a device that is to go.
+    /// A device cannot be removed because a namespace refers to it.
     #[error("a namespace is on device {}", device.0)]
     DeviceInUse {
         /// The device.
@@ -304,12 +303,12 @@ pub enum TargetError {
     },
 }
 
-/// Subsystems of one target at most, those included that were removed while hosts still hold
-/// controllers of them.
+/// Most subsystems of one target. Removed subsystems count while hosts still have controllers of
+/// them.
 pub const SUBSYSTEMS_MAX: usize = 1024;
 
 impl SubsystemConfig {
-    /// Whether the subsystem can be served with these devices and ports.
+    /// Checks that the subsystem can be served with these devices and ports.
     pub(crate) fn check(
         &self,
         is_device: impl Fn(DeviceIndex) -> bool,
@@ -343,7 +342,7 @@ impl SubsystemConfig {
     }
 }
 
-/// Whether every name in an allow-list can be a host's.
+/// Checks that every name in a list of allowed hosts is a possible host name.
 pub(crate) fn check_hosts(hosts: &[String]) -> Result<(), TargetError> {
     for host in hosts {
         nqn::validate_size(host).map_err(|source| TargetError::Nqn {
@@ -354,7 +353,7 @@ pub(crate) fn check_hosts(hosts: &[String]) -> Result<(), TargetError> {
     Ok(())
 }
 
-/// Whether these namespaces can be those of the subsystem `nqn`.
+/// Checks the namespaces of the subsystem `nqn`.
 pub(crate) fn check_namespaces(
     nqn: &str,
     namespaces: &[NamespaceConfig],
@@ -401,7 +400,7 @@ pub(crate) fn check_namespaces(
 }
 
 impl TargetConfig {
-    /// Whether the whole can be served with `devices` devices.
+    /// Checks that the configuration can be served with `devices` devices.
     pub(crate) fn check(&self, devices: usize) -> Result<(), TargetError> {
         if devices > DEVICES_MAX {
             return Err(TargetError::TooManyDevices { count: devices });
@@ -427,7 +426,7 @@ impl TargetConfig {
     }
 }
 
-/// Whether the ports' numbers are unique.
+/// Checks that the numbers of the ports are unique.
 pub(crate) fn check_ports(ports: &[PortConfig]) -> Result<(), TargetError> {
     let mut seen = BTreeSet::new();
     for port in ports {

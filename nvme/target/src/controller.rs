@@ -1,8 +1,8 @@
-//! One controller: what its admin queue's core owns. Configuration and status, features, events,
-//! keep-alive.
+//! One controller, owned by the core of its admin queue: configuration and status, features, events
+//! and keep-alive.
 //!
-//! Everything here is control path: it may allocate and take the registry's lock, and it touches no
-//! device. What has to happen outside of the controller is told as an [`Effect`].
+//! All of this is control path: it may allocate and take the registry's lock, and it accesses no
+//! device. Actions outside the controller are returned as an [`Effect`].
 
 pub(crate) mod discovery;
 pub(crate) mod effects;
@@ -33,28 +33,28 @@ use events::{EventKind, Events};
 use features::Features;
 use state::{ControllerEvent, ControllerState, transition};
 
-/// How long a controller may lie disabled, failed or shut down, or a discovery controller without
-/// keep-alive may be silent, before its association is ended (Base 2.1 §3.1.3.3: two minutes).
+/// How long a controller may stay disabled, failed or shut down, or a discovery controller without
+/// keep-alive may be idle, before its association ends (Base 2.1 §3.1.3.3: two minutes).
 pub(crate) const INACTIVITY_MAX: Nanos = Nanos::from_secs(120);
 
-/// How often the health of the devices is looked at while a host wants health events.
+/// Interval between health checks of the devices while a host has health events enabled.
 pub(crate) const HEALTH_INTERVAL: Nanos = Nanos::from_secs(10);
 
 /// Keep Alive Support: granularity of the timer in units of 100 ms (Base 2.1 §5.1.13.2.1, KAS).
 pub(crate) const KEEP_ALIVE_GRANULARITY_100MS: u16 = 1;
 
-/// Longest Keep Alive Timeout of an I/O controller, milliseconds: a host that vanished holds its
-/// queues no longer. 0, no timer, is accepted too, since the transport ends the connection of a host
-/// that no longer acknowledges anything.
+/// Longest Keep Alive Timeout of an I/O controller in milliseconds: a host that has disappeared
+/// does not keep its queues longer. 0, no timer, is accepted too, because the transport closes the
+/// connection of a host that no longer acknowledges data.
 pub(crate) const KEEP_ALIVE_IO_MAX_MS: u32 = 5 * 60 * 1000;
 
-/// Longest Keep Alive Timeout of a discovery controller, milliseconds: as long as one without a
-/// timer may be idle.
+/// Longest Keep Alive Timeout of a discovery controller in milliseconds, no longer than one without
+/// a timer may be idle.
 pub(crate) const KEEP_ALIVE_DISCOVERY_MAX_MS: u32 = 2 * 60 * 1000;
 
 const _: () = assert!(KEEP_ALIVE_DISCOVERY_MAX_MS as u64 <= INACTIVITY_MAX.as_millis());
 
-/// What kind of controller.
+/// The kind of a controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ControllerKind {
     /// Serves namespaces.
@@ -63,7 +63,7 @@ pub enum ControllerKind {
     Discovery,
 }
 
-/// What a controller looks at.
+/// The environment in which a controller processes a command.
 pub(crate) struct AdminContext<'a> {
     pub(crate) target: &'a Target,
     pub(crate) view: &'a TargetView,
@@ -71,39 +71,39 @@ pub(crate) struct AdminContext<'a> {
     pub(crate) now: Nanos,
 }
 
-/// What has to happen outside of a controller that changed its state.
+/// An action outside of a controller that its state change requires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub(crate) enum Effect {
     /// Nothing.
     None,
-    /// Answer waiting event requests as aborted and end the I/O queues.
+    /// Abort waiting event requests and end the I/O queues.
     Reset,
-    /// Flush the caches of the subsystem, then come back with [`ControllerEvent::Flushed`]
-    /// or [`ControllerEvent::FlushFailed`].
+    /// Flush the caches of the subsystem, then apply [`ControllerEvent::Flushed`] or
+    /// [`ControllerEvent::FlushFailed`].
     Flush,
-    /// Wait for the requests of the host's earlier associations, then come back with
+    /// Wait for the requests of the host's earlier associations, then apply
     /// [`ControllerEvent::HostQuiet`].
     AwaitQuiet,
 }
 
-/// How an association is disconnected that a changed configuration no longer allows.
+/// How to disconnect an association that a changed configuration no longer permits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub(crate) enum DisconnectMode {
     /// After the responses to its commands.
     AfterResponses(CloseReason),
-    /// At once: what its commands refer to is gone.
+    /// Immediately, because the subsystem of its commands no longer exists.
     AtOnce(CloseReason),
 }
 
-/// What makes a controller.
+/// Parameters of a new controller.
 pub(crate) struct ControllerSetup {
     pub(crate) kind: ControllerKind,
     pub(crate) queue: QueueId,
     pub(crate) transport: TransportKind,
     pub(crate) port: PortId,
-    /// The target's own address that the host came in by.
+    /// The target's own address to which the host connected.
     pub(crate) reached_at: Option<IpAddr>,
     pub(crate) in_capsule_max: u32,
     pub(crate) keep_alive_ms: u32,
@@ -122,25 +122,26 @@ pub(crate) struct Controller {
     pub(crate) queue: QueueId,
     pub(crate) transport: TransportKind,
     pub(crate) port: PortId,
-    /// The target's own address that the host came in by.
+    /// The target's own address to which the host connected.
     pub(crate) reached_at: Option<IpAddr>,
     pub(crate) in_capsule_max: u32,
-    /// Namespaces that changed since the host last read the list.
+    /// Namespaces that changed since the host last read the Changed Namespace List.
     pub(crate) changed_namespaces: BTreeSet<u32>,
-    /// The configuration that the host was last told of.
+    /// The last configuration for which the host was sent events.
     known: Arc<TargetView>,
-    /// Health warnings as they were when last looked at.
+    /// Health warnings at the last check.
     warnings: CriticalWarning,
     silence_ends_at: Option<Nanos>,
-    /// Whether the present silence was prolonged because the host could not be heard.
+    /// Whether the running keep-alive timer was already prolonged because receiving had stalled.
     silence_was_prolonged: bool,
     health_due_at: Option<Nanos>,
-    /// Abort commands of a turn of the core: the turn, and how many.
+    /// Abort commands of one turn of the core: the turn and their number.
     aborts: (u32, u8),
 }
 
-/// Longest Keep Alive Timeout of a kind of controller, milliseconds. Compared with what the host
-/// asks for; both limits are multiples of the granularity, so that rounding up stays within them.
+/// Longest Keep Alive Timeout of a kind of controller in milliseconds. It is compared with the
+/// value that the host requests. Both limits are multiples of the granularity, so the rounded value
+/// stays within them.
 pub(crate) fn keep_alive_max_ms(kind: ControllerKind) -> u32 {
     match kind {
         ControllerKind::Io => KEEP_ALIVE_IO_MAX_MS,
@@ -148,7 +149,7 @@ pub(crate) fn keep_alive_max_ms(kind: ControllerKind) -> u32 {
     }
 }
 
-/// Milliseconds of a keep-alive time, rounded up to the granularity.
+/// A Keep Alive Timeout rounded up to the granularity, in milliseconds.
 pub(crate) fn keep_alive_rounded_ms(milliseconds: u32) -> u64 {
     u64::from(milliseconds).next_multiple_of(u64::from(KEEP_ALIVE_GRANULARITY_100MS) * 100)
 }
@@ -179,12 +180,12 @@ impl Controller {
         controller
     }
 
-    /// The subsystem, while it is configured. Discovery controllers have none.
+    /// The subsystem, if it is still configured. Discovery controllers have none.
     pub(crate) fn subsystem<'a>(&self, view: &'a TargetView) -> Option<&'a SubsystemView> {
         view.subsystem(self.shared.identity.subsystem)
     }
 
-    /// Moves the state and says what follows from it.
+    /// Changes the state and returns the effect.
     pub(crate) fn apply(&mut self, event: ControllerEvent, now: Nanos) -> Effect {
         let Some(state) = transition(self.state, event) else {
             return Effect::None;
@@ -229,7 +230,7 @@ impl Controller {
         effect
     }
 
-    /// How long the host may be silent now, and what its silence means.
+    /// How long the host may be silent in the current state, and the reason for closing after that.
     fn silence_max(&self) -> Option<(Nanos, CloseReason)> {
         let keep_alive = Nanos::from_millis(keep_alive_rounded_ms(self.features.keep_alive_ms));
         match self.state {
@@ -238,7 +239,7 @@ impl Controller {
             ControllerState::Ready if keep_alive > Nanos::ZERO => {
                 Some((keep_alive, CloseReason::KeepAliveExpired))
             }
-            // Base 2.1 §3.1.3.3: without keep-alive a discovery controller goes when it is idle.
+            // Base 2.1 §3.1.3.3: without keep-alive, an idle discovery controller ends.
             ControllerState::Ready if self.kind == ControllerKind::Discovery => {
                 Some((INACTIVITY_MAX, CloseReason::Inactive))
             }
@@ -254,24 +255,24 @@ impl Controller {
         }
     }
 
-    /// Whether the host is to hear of health events now.
+    /// Whether health events are to be raised in the current state.
     pub(crate) fn watches_health(&self) -> bool {
         self.state == ControllerState::Ready && self.features.wants_health_events()
     }
 
-    /// Starts the timers anew, for the state and the features as they are now.
+    /// Restarts the timers for the current state and features.
     pub(crate) fn rearm(&mut self, now: Nanos) {
         self.restart_silence(now);
         self.health_due_at = self.watches_health().then_some(now + HEALTH_INTERVAL);
     }
 
-    /// A Keep Alive command: the host's silence begins anew.
+    /// Restarts the keep-alive timer after a Keep Alive command.
     pub(crate) fn restart_silence(&mut self, now: Nanos) {
         self.silence_was_prolonged = false;
         self.silence_ends_at = self.silence_max().map(|(span, _)| now + span);
     }
 
-    /// When [`check_timers`](Self::check_timers) has something to do.
+    /// When [`check_timers`](Self::check_timers) has to be called next.
     pub(crate) fn next_deadline(&self) -> Option<Nanos> {
         match (self.silence_ends_at, self.health_due_at) {
             (Some(silence), Some(health)) => Some(silence.min(health)),
@@ -280,9 +281,10 @@ impl Controller {
     }
 
     /// Checks the timers. A host that sent any command on any of its queues since the last check is
-    /// alive (Base 2.1 §3.9, traffic based keep-alive: CTRATT.TBKAS is 1). A receive that was stalled
-    /// at `receive_stalled_at` prolongs the timer by one time-out at most, so that a host that is
-    /// gone does not stay for as long as others exhaust the receives.
+    /// alive (Base 2.1 §3.9, traffic based keep-alive: CTRATT.TBKAS is 1). A receive that was
+    /// stalled at `receive_stalled_at` prolongs the timer by one timeout at most, so that a host
+    /// that has disappeared does not keep its controller while other hosts exhaust the receive
+    /// buffers.
     pub(crate) fn check_timers(
         &mut self,
         context: &AdminContext<'_>,
@@ -315,7 +317,7 @@ impl Controller {
         Some(reason)
     }
 
-    /// Raises health events for warnings that are new (Base 2.1 §5.1.2.1).
+    /// Raises health events for new warnings (Base 2.1 §5.1.2.1).
     pub(crate) fn check_health(&mut self, context: &AdminContext<'_>) {
         let Some(subsystem) = self.subsystem(context.view) else {
             return;
@@ -329,8 +331,8 @@ impl Controller {
         if warnings.spare() && !before.spare() {
             self.events.raise(EventKind::Spare, configuration);
         }
-        // Base 2.1 §5.1.2.1, NVM subsystem Reliability: one event for three warnings, each of
-        // which the host asks for by itself.
+        // Base 2.1 §5.1.2.1, NVM subsystem Reliability: one event for three warnings, each of which
+        // the host enables separately.
         let reliability = warnings.reliability() && !before.reliability();
         let read_only = warnings.read_only() && !before.read_only();
         let backup_failed = warnings.backup_failed() && !before.backup_failed();
@@ -342,8 +344,8 @@ impl Controller {
         }
     }
 
-    /// Whether another Abort is carried out in this turn of the core. An Abort is outstanding until
-    /// its answer is sent, at the end of the turn in which it came, so those of one turn are
+    /// Whether another Abort is permitted in this turn of the core. An Abort is outstanding until
+    /// its response is sent at the end of the turn that received it, so all Aborts of one turn are
     /// outstanding together (Base 2.1 §5.1.1: more than ACL + 1 exceed the Abort Command Limit).
     pub(crate) fn takes_abort(&mut self, turn: u32) -> bool {
         let (last, count) = self.aborts;
@@ -352,8 +354,8 @@ impl Controller {
         count <= identify::ABORT_LIMIT_Z
     }
 
-    /// Takes a changed configuration over: raises the events that follow from it, or says why the
-    /// association must end.
+    /// Adopts a changed configuration: raises the resulting events, or returns how the association
+    /// must be disconnected.
     pub(crate) fn take_over(&mut self, view: &Arc<TargetView>) -> Option<DisconnectMode> {
         let before = std::mem::replace(&mut self.known, Arc::clone(view));
         let configuration = self.features.async_events;

@@ -1,7 +1,7 @@
-//! Counters of one core: written by its reactor alone, read by anyone.
+//! Counters of one core, written only by its reactor and readable from any thread.
 //!
-//! A single writer needs no read-modify-write: a relaxed load and store cost what a plain addition
-//! costs, and another thread reads whole values.
+//! A single writer needs no read-modify-write: a relaxed load and store cost as much as a plain
+//! addition, and other threads read whole values.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -13,7 +13,7 @@ use crate::statuses::StatusTable;
 pub struct Counter(AtomicU64);
 
 impl Counter {
-    /// The value now.
+    /// The current value.
     #[must_use]
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
@@ -32,7 +32,7 @@ impl Counter {
     }
 }
 
-/// What moved over one queue or into one device. Bytes and commands are of successful commands.
+/// Traffic of one queue or device. Bytes and commands count successful commands only.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 pub struct IoCounters {
@@ -50,7 +50,7 @@ pub struct IoCounters {
     pub errors: Counter,
 }
 
-/// The values of [`IoCounters`] at one moment.
+/// The values of [`IoCounters`] at one point in time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IoTotals {
     /// Read commands.
@@ -68,7 +68,7 @@ pub struct IoTotals {
 }
 
 impl IoTotals {
-    /// Adds another queue's or core's share.
+    /// Adds the totals of another queue or core.
     pub fn add(&mut self, other: Self) {
         self.reads = self.reads.wrapping_add(other.reads);
         self.bytes_read = self.bytes_read.wrapping_add(other.bytes_read);
@@ -80,21 +80,21 @@ impl IoTotals {
 }
 
 impl IoCounters {
-    /// Counts a read of so many bytes that succeeded; only the owning reactor may call it.
+    /// Counts a successful read of `bytes` bytes; only the owning reactor may call it.
     #[inline]
     pub(crate) fn read(&self, bytes: u32) {
         self.reads.add(1);
         self.bytes_read.add(u64::from(bytes));
     }
 
-    /// Counts a write of so many bytes that succeeded; only the owning reactor may call it.
+    /// Counts a successful write of `bytes` bytes; only the owning reactor may call it.
     #[inline]
     pub(crate) fn wrote(&self, bytes: u32) {
         self.writes.add(1);
         self.bytes_written.add(u64::from(bytes));
     }
 
-    /// The values now, not atomically together.
+    /// The current values. They are read one by one, not atomically together.
     #[must_use]
     pub fn totals(&self) -> IoTotals {
         IoTotals {
@@ -107,7 +107,7 @@ impl IoCounters {
         }
     }
 
-    /// Back to zero, for the slot's next user; only the owning reactor may call it.
+    /// Resets to zero for the next user of the slot; only the owning reactor may call it.
     pub(crate) fn reset(&self) {
         let Self {
             reads,
@@ -126,45 +126,45 @@ impl IoCounters {
 /// Counters of one [`TargetCore`](crate::TargetCore).
 #[derive(Debug, Default)]
 pub struct CoreCounters {
-    /// Commands that were admitted or answered, of all kinds.
+    /// Commands of all kinds that were admitted or completed.
     pub commands: Counter,
-    /// Of these, on admin queues.
+    /// Those of them on admin queues.
     pub admin_commands: Counter,
-    /// Commands that ended with an error, of all kinds.
+    /// Commands of all kinds that ended with an error.
     pub errors: Counter,
-    /// Errors that were counted but not logged, because there were too many at once.
+    /// Errors that were counted but not logged, because their rate was too high.
     pub errors_not_logged: Counter,
-    /// Connects that made a queue.
+    /// Connects that created a queue.
     pub connects: Counter,
     /// Connects that were refused.
     pub connects_refused: Counter,
-    /// Associations of hosts that had lost one with the same subsystem.
+    /// Associations of hosts that had lost an association with the same subsystem.
     pub reconnects: Counter,
-    /// Resets of controllers that hosts asked for.
+    /// Controller resets requested by hosts.
     pub controller_resets: Counter,
-    /// Keep-alive times that ran out.
+    /// Keep-alive timers that expired.
     pub keep_alive_expired: Counter,
-    /// Asynchronous events that hosts were told of.
+    /// Asynchronous events that were reported to hosts.
     pub events: Counter,
-    /// Requests that a device put off and that waited here.
+    /// Requests that a device deferred, and commands that a fence held back.
     pub deferred: Counter,
-    /// Commands that were in a device when their queue went away.
+    /// Commands that a device had when their queue ended.
     pub orphaned: Counter,
-    /// Device completions with a tag that nobody waits for.
+    /// Device completions with a stale tag.
     pub stale_completions: Counter,
-    /// Calls with a queue handle that is no longer valid.
+    /// Calls with a stale queue handle.
     pub stale_queues: Counter,
-    /// Gauge: queues now.
+    /// Gauge: current number of queues.
     pub queues: Counter,
-    /// Gauge: commands in execution now.
+    /// Gauge: current number of commands in execution.
     pub executions: Counter,
-    /// By device, in the order of the target's list.
+    /// By device index.
     pub devices: Box<[IoCounters]>,
-    /// Errors of commands that are of no subsystem.
+    /// Errors of commands that belong to no subsystem.
     pub(crate) statuses: StatusTable,
-    /// How long commands are in each device.
+    /// Time that commands spend in each device.
     pub(crate) device_latency: Box<[Histograms]>,
-    /// By queue slot; a slot counts from zero when a new queue takes it.
+    /// By queue slot. The counters of a slot restart from zero with each new queue.
     pub(crate) queue_slots: Box<[IoCounters]>,
 }
 

@@ -1,7 +1,7 @@
 //! A controller's Error Information log (Base 2.1 §5.1.12.1.2).
 //!
-//! Commands fail on any core, and the log is one, so it stands behind a lock. Errors are not the
-//! I/O path's steady state, and each queue logs only a few of a flood.
+//! Commands of one controller fail on any core, so its log has a lock. Errors are rare on the I/O
+//! path, and each queue logs only a few of a flood.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -14,16 +14,16 @@ use zerocopy::IntoBytes;
 use crate::page::Page;
 use crate::status::from_device;
 
-/// Entries that are kept; ELPE is one less.
+/// Entries in the log; ELPE is one less.
 pub(crate) const ERROR_LOG_ENTRIES: usize = 64;
 
-/// The last errors, and how many there were.
+/// The latest errors and their total number.
 pub(crate) struct ErrorLog(Mutex<Ring>);
 
 struct Ring {
     entries: Box<[ErrorEntry; ERROR_LOG_ENTRIES]>,
     count: u64,
-    /// The newest record that was taken over from each device's own log.
+    /// The number of the newest record that was imported from each device's own log.
     taken_over: BTreeMap<usize, u64>,
 }
 
@@ -35,7 +35,7 @@ impl Ring {
     }
 }
 
-/// A device's own log, as [`Device::error_log`](block::Device::error_log) gives it.
+/// A device's own log as returned by [`Device::error_log`](block::Device::error_log).
 pub(crate) struct DeviceErrors {
     pub(crate) device: usize,
     /// A namespace on the device.
@@ -57,7 +57,7 @@ fn foreign_entry(nsid: u32, record: &ErrorRecord) -> ErrorEntry {
     entry
 }
 
-/// Slot of the entry with this number.
+/// Slot of the entry with the number `number`.
 fn slot(number: u64) -> usize {
     // The remainder is below 64.
     (number % ERROR_LOG_ENTRIES as u64) as usize
@@ -77,13 +77,13 @@ impl ErrorLog {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds an entry; its error count is set here.
+    /// Adds an entry and sets its error count.
     pub(crate) fn record(&self, entry: ErrorEntry) {
         self.ring().record(entry);
     }
 
-    /// Takes over what devices logged since this was last called; the first time, all that they
-    /// still have. Namespaces of one drive show the same records, which count once.
+    /// Imports the records that devices have logged since the last call; the first call imports all
+    /// that they still have. Namespaces of one drive report the same records, which are added once.
     pub(crate) fn take_over(&self, logs: &[DeviceErrors]) {
         let mut ring = self.ring();
         let mut seen = Vec::new();
@@ -92,7 +92,7 @@ impl ErrorLog {
                 continue;
             };
             let last = ring.taken_over.insert(log.device, newest).unwrap_or(0);
-            // A log that counts from the beginning again is another drive's.
+            // If the numbers restart, the log is that of another drive.
             let last = if newest < last { 0 } else { last };
             for record in log.records.iter().rev() {
                 if record.number > last && !seen.contains(record) {
@@ -103,12 +103,12 @@ impl ErrorLog {
         }
     }
 
-    /// Entries since the controller exists.
+    /// Total number of entries since the controller was created.
     pub(crate) fn count(&self) -> u64 {
         self.ring().count
     }
 
-    /// Writes the page: the newest entry first.
+    /// Writes the page, newest entry first.
     pub(crate) fn write(&self, page: &mut Page<'_>) {
         let ring = self.ring();
         let oldest = ring.count.saturating_sub(ERROR_LOG_ENTRIES as u64);

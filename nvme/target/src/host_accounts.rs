@@ -1,34 +1,35 @@
-//! The numbers of hosts' accounts in the arena. Control path only.
+//! The numbers of the hosts' accounts in the arena. Control path only.
 //!
-//! A host is known by its NQN: host lists name NQNs, and a host that changed its Host ID for each
-//! association would else get a share of the memory for each.
+//! A host is identified by its NQN: host lists contain NQNs, and a host that uses a new Host ID for
+//! each association would otherwise get a share of the memory for each.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use hugemem::ACCOUNT_HOSTS_MAX;
 
-/// One host that has controllers.
+/// A host that has controllers.
 #[derive(Debug)]
 struct Host {
     number: u16,
     controllers: u32,
 }
 
-/// Which number each host has.
+/// The account number of each host.
 #[derive(Debug, Default)]
 pub(crate) struct HostAccounts {
     hosts: BTreeMap<String, Host>,
-    /// Numbers that were used before, the one that is unused for longest first: leases that outlive
-    /// their host's last controller are most likely back when its number is used again.
+    /// Numbers that were used before, the one that is unused for longest first. By the time a
+    /// number is used again, leases that outlived its previous host's last controller have most
+    /// likely been returned.
     free: VecDeque<u16>,
-    /// Hosts that have each number that was used so far, from 1.
+    /// Number of hosts per account number that was used so far, from 1.
     users: Vec<u32>,
 }
 
 impl HostAccounts {
-    /// The number of the host with this NQN, which has one controller more from now on. With more
-    /// hosts than numbers, some share one.
+    /// Adds a controller of the host with this NQN and returns the host's account number. If there
+    /// are more hosts than numbers, some hosts share one.
     pub(crate) fn add_controller(&mut self, nqn: &str) -> u16 {
         if let Some(host) = self.hosts.get_mut(nqn) {
             host.controllers += 1;
@@ -44,7 +45,7 @@ impl HostAccounts {
         number
     }
 
-    /// Whether no host has a controller.
+    /// Whether no host has controllers.
     #[cfg(test)]
     pub(crate) fn is_empty(&self) -> bool {
         self.hosts.is_empty()
@@ -58,7 +59,7 @@ impl HostAccounts {
         self.free.pop_front()
     }
 
-    /// The host has one controller less.
+    /// Removes a controller of the host with this NQN.
     pub(crate) fn remove_controller(&mut self, nqn: &str) {
         let Some(host) = self.hosts.get_mut(nqn) else {
             debug_assert!(false, "{nqn} has no controller");
@@ -81,7 +82,7 @@ impl HostAccounts {
 fn shared_number(nqn: &str) -> u16 {
     let mut hasher = DefaultHasher::new();
     nqn.hash(&mut hasher);
-    // The remainder is less than the number of hosts.
+    // The remainder is less than `ACCOUNT_HOSTS_MAX`.
     (hasher.finish() % u64::from(ACCOUNT_HOSTS_MAX)) as u16 + 1
 }
 

@@ -1,9 +1,9 @@
-//! What a transport hands to the core and gets back: arrivals, work, completions, closes.
+//! The types that a transport and the core exchange: arrivals, work, completions and closes.
 //!
-//! A command's way: [`TargetCore::admit`](crate::TargetCore::admit) checks it once and answers
-//! [`Admission::Work`]; the transport finds memory and moves the host's data as [`Work`] says;
-//! [`TargetCore::execute`](crate::TargetCore::execute) consumes the work; the answer comes back as
-//! [`Completed`]. `Work` is not `Clone`: it is the right to one answer.
+//! The path of a command: [`TargetCore::admit`](crate::TargetCore::admit) checks it once and
+//! returns [`Admission::Work`]; the transport takes a lease and moves the host's data as [`Work`]
+//! describes; [`TargetCore::execute`](crate::TargetCore::execute) consumes the work; the result is
+//! a [`Completed`]. `Work` is not `Clone`: it is the right to exactly one response.
 
 use std::net::IpAddr;
 
@@ -19,53 +19,53 @@ use crate::config::PortId;
 use crate::io::{IoOperation, IoWork};
 use crate::{Served, Timing};
 
-/// A transport on one reactor, as
-/// [`TargetCore::register_transport`](crate::TargetCore::register_transport) numbered it.
+/// A transport on one reactor, as numbered by
+/// [`TargetCore::register_transport`](crate::TargetCore::register_transport).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TransportId(pub u8);
 
-/// A queue of this core. A stale handle is recognised by its generation and harms nothing.
+/// A queue of this core. The generation identifies a stale handle, which has no effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct QueueId {
     pub(crate) slot: u32,
     pub(crate) generation: u32,
 }
 
-/// Where the first capsule of a connection came in.
+/// The connection on which a Connect was received.
 #[derive(Clone, Copy, Debug)]
 pub struct Arrival {
-    /// The transport that asks.
+    /// The transport.
     pub transport: TransportId,
     /// The port whose listener accepted the connection; the discovery log is filtered by it.
     pub port: PortId,
-    /// The transport's own token; comes back in [`Close`].
+    /// The transport's own token, returned in [`Close`].
     pub connection: u32,
-    /// The target's own address that the host reached, where the transport knows it: what the
-    /// discovery log says of ports that listen on every address.
+    /// The target's own address to which the host connected, if the transport knows it. The
+    /// discovery log reports it for ports that listen on every address.
     pub local_address: Option<IpAddr>,
-    /// The host's address, where the transport knows it.
+    /// The host's address, if the transport knows it.
     pub peer_address: Option<IpAddr>,
-    /// Bytes of data that an I/O command capsule of this transport may carry: becomes IOCCSZ.
-    /// Admin and Fabrics capsules may carry [`ADMIN_IN_CAPSULE_MAX_BYTES`] whatever it says.
+    /// Bytes of data that an I/O command capsule of this transport may carry, for IOCCSZ. Admin and
+    /// Fabrics capsules may always carry [`ADMIN_IN_CAPSULE_MAX_BYTES`].
     pub in_capsule_max: u32,
 }
 
 /// Data that the capsule of an admin or Fabrics command may carry (TCP 1.1 §3.3.1.1).
 pub const ADMIN_IN_CAPSULE_MAX_BYTES: u32 = 8192;
 
-/// What a transport needs to know of a queue that was just created.
+/// Properties of a new queue that the transport needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueInfo {
     /// Queue identifier; 0 is the admin queue.
     pub qid: u16,
-    /// Commands that the host may have outstanding at once, which is the queue's size in entries.
+    /// Most outstanding commands of the host: the queue's size in entries.
     pub depth: u16,
-    /// Whether this is the admin queue, with events and Fabrics commands.
+    /// Whether this is the admin queue.
     pub admin: bool,
     /// Whether the controller is a discovery controller.
     pub discovery: bool,
-    /// Whether the host relies on SQHD to learn of free submission queue entries; it does unless it
-    /// disabled SQ flow control in Connect (Base 2.1 §6.3, CATTR).
+    /// Whether the host uses SQHD to detect free submission queue entries, which is the default
+    /// unless Connect disables SQ flow control (Base 2.1 §6.3, CATTR).
     pub flow_control: bool,
     /// The controller that the queue belongs to.
     pub controller_id: u16,
@@ -75,37 +75,37 @@ pub struct QueueInfo {
     pub account: Account,
 }
 
-/// The answer to a connection's first capsule.
+/// The result of a connection's first capsule.
 #[derive(Debug)]
 pub enum ConnectOutcome {
-    /// The queue exists from now on.
+    /// The queue was created.
     Accepted {
         /// Its handle.
         queue: QueueId,
         /// The response capsule to send.
         response: Cqe,
-        /// Its shape.
+        /// Its properties.
         info: QueueInfo,
     },
-    /// There is no queue: send the response and close the connection.
+    /// No queue was created: send the response and close the connection.
     Rejected(Cqe),
 }
 
-/// Which way a command's data goes.
+/// The direction of a command's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Direction {
     /// No data.
     None,
-    /// The transport fetches [`Work::bytes`] bytes from the host before it executes.
+    /// The transport fetches [`Work::bytes`] bytes from the host before it calls `execute`.
     FromHost,
-    /// The transport sends [`Completed::bytes`] bytes to the host with a successful answer.
+    /// The transport sends [`Completed::bytes`] bytes to the host if the command succeeds.
     ToHost,
 }
 
-/// Where the host's data lies.
+/// The location of the host's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DataSource {
-    /// In the command capsule, behind the submission queue entry. Only from the host.
+    /// In the command capsule, after the submission queue entry. Only for data from the host.
     InCapsule {
         /// Bytes from the start of the in-capsule data area.
         offset: u32,
@@ -123,7 +123,7 @@ pub enum DataSource {
         /// Whether the host wants the key invalidated with the response.
         invalidate: bool,
     },
-    /// In several such pieces, whose descriptors lie in the command capsule (RDMA): see
+    /// In several such blocks, whose descriptors are in the command capsule (RDMA): see
     /// [`Work::keyed_blocks`].
     KeyedSegment {
         /// Bytes from the start of the in-capsule data area.
@@ -134,9 +134,9 @@ pub enum DataSource {
 }
 
 impl DataSource {
-    /// The one block of the host's memory that the data lies in, and whether the host wants its key
-    /// invalidated: `Some(None)` where the transport's own data units move it, `None` where
-    /// descriptors have to be looked at first.
+    /// The single block of the host's memory with the data, and whether the host wants its key
+    /// invalidated. `Some(None)` if the transport's own data units move the data; `None` if there
+    /// is in-capsule data or a list of descriptors.
     #[inline(always)]
     pub(crate) fn one_block(self) -> Option<Option<(KeyedBlock, bool)>> {
         match self {
@@ -159,11 +159,10 @@ impl DataSource {
     }
 }
 
-/// Pieces of the host's memory that one command's data may lie in; what MSDBD says (Base 2.1
-/// §5.1.13.2.1).
+/// Most blocks of the host's memory for the data of one command, for MSDBD (Base 2.1 §5.1.13.2.1).
 pub const KEYED_BLOCKS_MAX: usize = 8;
 
-/// A piece of memory that the host registered.
+/// A block of memory that the host registered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KeyedBlock {
     /// Address in the host's memory.
@@ -174,20 +173,20 @@ pub struct KeyedBlock {
     pub length: u32,
 }
 
-/// Where a command's data lies in the host's memory, in the order of its bytes.
+/// The location of a command's data in the host's memory, in byte order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KeyedBlocks {
-    /// The pieces.
+    /// The blocks.
     pub blocks: ArrayVec<KeyedBlock, KEYED_BLOCKS_MAX>,
-    /// The key that the host wants invalidated with the response: the first that asks for it, since
-    /// a message invalidates one.
+    /// The key that the host wants invalidated with the response. A message can invalidate one key,
+    /// so this is the first one requested.
     pub invalidate: Option<u32>,
 }
 
-/// A command that was checked and may be executed: the right to give one answer.
+/// A command that was checked and may be executed: the right to give one response.
 ///
 /// Consumed by [`TargetCore::execute`](crate::TargetCore::execute) or
-/// [`TargetCore::reject`](crate::TargetCore::reject). Dropping it is right only when its queue is
+/// [`TargetCore::reject`](crate::TargetCore::reject). It may be dropped only while its queue is
 /// being closed.
 #[derive(Debug)]
 #[must_use]
@@ -198,25 +197,25 @@ pub struct Work {
     pub(crate) direction: Direction,
     pub(crate) needs_lease: bool,
     pub(crate) source: DataSource,
-    /// The turn in which the command came; set when it is admitted.
+    /// The turn in which the command was received; set by admission.
     pub(crate) came: Nanos,
-    /// When its last wait ended: when it came, or got its buffer.
+    /// When its last wait ended: when it was received or got its buffer.
     pub(crate) since: Nanos,
 }
 
-/// What happens to a [`Work`] before it is executed:
+/// A change in the progress of a [`Work`] before its execution:
 /// [`TargetCore::note_work`](crate::TargetCore::note_work).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WorkEvent {
-    /// It waits for a buffer from now on.
+    /// It starts waiting for a buffer.
     AwaitsBuffer,
-    /// The buffer that it waited for is there.
+    /// It got the buffer.
     GotBuffer,
-    /// Its data is on its way from the host from now on.
+    /// It starts fetching its data from the host.
     Fetches,
 }
 
-/// What a [`Work`] does.
+/// The kind of a [`Work`].
 #[derive(Debug)]
 pub(crate) enum WorkKind {
     Io(IoWork),
@@ -224,16 +223,16 @@ pub(crate) enum WorkKind {
 }
 
 impl Work {
-    /// Which way the data goes.
+    /// The direction of the data.
     #[inline]
     #[must_use]
     pub fn direction(&self) -> Direction {
         self.direction
     }
 
-    /// Bytes of data; 0 without data. The lease for [`Direction::FromHost`] holds exactly these. Less
-    /// than the command's when the device
-    /// [took a part](crate::TargetCore::fill_at_once) of them.
+    /// Bytes of data; 0 without data. The lease for [`Direction::FromHost`] has exactly this size.
+    /// Less than the command's size if a part of the data was [placed
+    /// directly](crate::TargetCore::fill_at_once).
     #[inline]
     #[must_use]
     pub fn bytes(&self) -> u32 {
@@ -241,14 +240,14 @@ impl Work {
     }
 
     /// Whether `execute` needs a lease of [`bytes`](Self::bytes) bytes. False without data, and for
-    /// reads of a device that lends its own memory.
+    /// reads from a device that lends its own memory.
     #[inline]
     #[must_use]
     pub fn needs_lease(&self) -> bool {
         self.needs_lease
     }
 
-    /// Where the host's data lies. Without meaning when there is no data.
+    /// The location of the host's data. Undefined if there is no data.
     #[inline]
     #[must_use]
     pub fn source(&self) -> DataSource {
@@ -262,13 +261,13 @@ impl Work {
         self.command_id
     }
 
-    /// Where the host's keyed data lies. `segment` holds the descriptors of
-    /// [`DataSource::KeyedSegment`]; other sources need none, and those without keys have no
+    /// Collects the location of the host's keyed data. `segment` holds the descriptors of
+    /// [`DataSource::KeyedSegment`]; other sources need none, and sources without keys result in no
     /// blocks.
     ///
     /// # Errors
-    /// The status to [`reject`](crate::TargetCore::reject) the command with: a descriptor that is
-    /// no keyed data block, or blocks that do not add up to the command's data (Base 2.1 §4.3.2).
+    /// The status to [`reject`](crate::TargetCore::reject) the command with: a descriptor is not a
+    /// keyed data block, or the blocks do not add up to the command's data (Base 2.1 §4.3.2).
     #[inline]
     pub fn keyed_blocks(&self, segment: &[u8], into: &mut KeyedBlocks) -> Result<(), Status> {
         into.blocks.clear();
@@ -331,7 +330,7 @@ impl Work {
 }
 
 impl WorkKind {
-    /// Whether the data is a range of blocks, whose length the command itself says.
+    /// Whether the data is a range of blocks, whose length the command determines.
     fn is_transfer(&self) -> bool {
         match self {
             Self::Admin(_) => false,
@@ -349,38 +348,38 @@ impl WorkKind {
     }
 }
 
-/// What [`TargetCore::admit`](crate::TargetCore::admit) made of a command.
+/// The result of [`TargetCore::admit`](crate::TargetCore::admit).
 #[derive(Debug)]
 #[must_use]
 pub enum Admission {
-    /// Answered: send this response.
+    /// Complete: send this response.
     Respond(Cqe),
-    /// Kept (an asynchronous event request, a Disconnect that waits for its queue, a feature that
-    /// needs a flush): the answer comes by
-    /// [`TargetCore::next_completion`](crate::TargetCore::next_completion) with the same tag.
+    /// Held (an Asynchronous Event Request, a Disconnect that waits for its queue, a feature that
+    /// needs a flush): [`TargetCore::next_completion`](crate::TargetCore::next_completion) returns
+    /// the completion later with the same tag.
     Held,
-    /// To be executed.
+    /// Ready to be executed, after its data was moved.
     Work(Work),
 }
 
-/// A finished command.
+/// A completed command.
 #[derive(Debug)]
 #[must_use]
 pub struct Completed {
     /// The transport's tag for the command.
     pub tag: u64,
-    /// The response capsule, complete.
+    /// The complete response capsule.
     pub response: Cqe,
     /// Data for the host, `data[..bytes]`; only with a successful status.
     pub data: Option<Data>,
-    /// Bytes of data for the host, 0 when there are none.
+    /// Bytes of data for the host; 0 without data.
     pub bytes: u32,
     /// For [`TargetCore::sent`](crate::TargetCore::sent).
     pub timing: Timing,
 }
 
 impl Completed {
-    /// A response that no data comes with.
+    /// A completion without data.
     pub(crate) const fn without_data(tag: u64, response: Cqe) -> Self {
         Self {
             tag,
@@ -392,55 +391,56 @@ impl Completed {
     }
 }
 
-/// A read or a write that completed as soon as it came:
+/// A read or write that completed inline:
 /// [`TargetCore::complete_inline`](crate::TargetCore::complete_inline).
 #[derive(Debug)]
 #[must_use]
 pub struct InlineCompletion {
-    /// The response capsule, complete.
+    /// The complete response capsule.
     pub response: Cqe,
-    /// A read's data, all of it, lent by the device.
+    /// All data of a read, borrowed from the device.
     pub data: Option<Loan>,
-    /// Where the data goes in the host's memory, and whether the host wants the key invalidated
-    /// with the response; `None` on transports without keys. The block holds exactly the data.
+    /// The destination of the data in the host's memory, and whether the host wants the key
+    /// invalidated with the response; `None` on transports without keys. The block has exactly the
+    /// size of the data.
     pub keyed: Option<(KeyedBlock, bool)>,
-    /// For an answer that does not go in this turn:
+    /// For a response that is not sent in this turn:
     /// [`TargetCore::served_waits`](crate::TargetCore::served_waits).
     pub served: Served,
 }
 
-/// A connection that the transport must end: send what is queued for it, close it, and then call
-/// [`TargetCore::close_queue`](crate::TargetCore::close_queue).
+/// A request to close a connection: the transport sends the queued responses, closes the
+/// connection, and then calls [`TargetCore::close_queue`](crate::TargetCore::close_queue).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Close {
     /// The transport's token from [`Arrival`].
     pub connection: u32,
     /// The queue on it.
     pub queue: QueueId,
-    /// Why.
+    /// The reason.
     pub reason: CloseReason,
 }
 
-/// Why a connection has to end.
+/// The reason for closing a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CloseReason {
-    /// The host sent Disconnect: its response is queued before this.
+    /// The host sent Disconnect. Its response is queued before the close.
     Disconnected,
-    /// The host reset the controller: its I/O queues go, its admin queue stays.
+    /// The host reset the controller: its I/O queues end, and its admin queue continues.
     ControllerReset,
-    /// The admin queue's connection is gone, and with it the association.
+    /// The connection of the admin queue was lost, which ends the association.
     AssociationLost,
-    /// No command came within the keep-alive time.
+    /// No command was received within the Keep Alive Timeout.
     KeepAliveExpired,
-    /// The controller was never enabled, or lay disabled or idle for too long.
+    /// The controller was never enabled, or was disabled or idle for too long.
     Inactive,
-    /// The configuration no longer lets this host in, or no longer has the subsystem.
+    /// The configuration no longer permits this host or no longer contains the subsystem.
     Revoked,
     /// The appliance shuts down.
     TargetShutdown,
-    /// The subsystem is known by other identifiers from now on: the host may come back.
+    /// The identity of the subsystem has changed. The host may reconnect.
     Reconfigured,
-    /// A discovery controller that was idle longest made room for another one.
+    /// The discovery controller that was idle longest was evicted for a new one.
     Evicted,
 }
 

@@ -1,18 +1,18 @@
-//! How long things took: histograms with one writer, read by anyone.
+//! Latency histograms with a single writer and any number of readers.
 //!
-//! Buckets are log-linear: a bucket for each nanosecond below 8, and above that 8 of one width for
-//! each power of two, up to 2^34 ns (17 s); what took longer is in the last one. So a value that is
-//! read from a bucket is off by 1/17 of it at most, 5.9 %.
+//! Buckets are log-linear: one bucket per nanosecond below 8, and above that 8 equal buckets per
+//! power of two up to 2^34 ns (17 s). Longer times are in the last bucket. A value read from a
+//! bucket is therefore off by at most 1/17 (5.9 %).
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use reactors::Nanos;
 
-/// Buckets of a power of two, as a power of two.
+/// Base-two logarithm of the number of buckets per power of two.
 const SPLIT_SHIFT: u32 = 3;
-/// What the last bucket ends before, as a power of two of nanoseconds.
+/// Base-two logarithm of the end of the last bucket in nanoseconds.
 const SPAN_SHIFT: u32 = 34;
-/// Buckets of a histogram.
+/// Number of buckets of a histogram.
 pub const LATENCY_BUCKETS: usize = ((SPAN_SHIFT - SPLIT_SHIFT + 1) << SPLIT_SHIFT) as usize;
 
 const _: () = assert!(LATENCY_BUCKETS == 256);
@@ -23,15 +23,14 @@ const _: () = assert!(bucket_of((1 << SPAN_SHIFT) - 1) == LATENCY_BUCKETS - 1);
 const fn bucket_of(ns: u64) -> usize {
     let last = (1 << SPAN_SHIFT) - 1;
     let ns = if ns < last { ns } else { last };
-    // With the lowest bit of the split set, values below 8 count as of the power 2^3, whose buckets
-    // are one nanosecond wide: no case of their own.
+    // The lowest bit of the split is set, so values below 8 use the power 2^3, whose buckets are
+    // one nanosecond wide, and need no special case.
     let power = (ns | 1 << SPLIT_SHIFT).ilog2() - SPLIT_SHIFT;
-    // At most 255: the mask tells the compiler.
+    // At most 255; the mask makes this known to the compiler.
     (((power as usize) << SPLIT_SHIFT) + (ns >> power) as usize) & (LATENCY_BUCKETS - 1)
 }
 
-/// The shortest time that a bucket counts, in nanoseconds. One behind the last bucket: where that
-/// ends.
+/// The lower bound of a bucket in nanoseconds. For [`LATENCY_BUCKETS`], the end of the last bucket.
 ///
 /// ```
 /// use nvme_target::{LATENCY_BUCKETS, latency_bucket_start};
@@ -50,7 +49,7 @@ pub const fn latency_bucket_start(bucket: usize) -> u64 {
     ((split + part) as u64) << power
 }
 
-/// A histogram of times. One reactor writes it with plain loads and stores; anyone may read.
+/// A latency histogram. One reactor writes it with plain loads and stores; any thread may read.
 #[derive(Debug)]
 pub(crate) struct LatencyHistogram {
     sum_ns: AtomicU64,
@@ -67,14 +66,14 @@ impl Default for LatencyHistogram {
 }
 
 impl LatencyHistogram {
-    /// Back to zero, for another device in its place; only the owning reactor may call it.
+    /// Resets to zero for another device with the same index; only the owning reactor may call it.
     pub(crate) fn reset(&self) {
         for count in std::iter::once(&self.sum_ns).chain(&self.counts) {
             count.store(0, Ordering::Relaxed);
         }
     }
 
-    /// Counts `times` things that took `span` each; only the owning reactor may call it.
+    /// Counts `times` values of `span`; only the owning reactor may call it.
     #[inline]
     pub(crate) fn record(&self, span: Nanos, times: u64) {
         let add = |cell: &AtomicU64, amount: u64| {
@@ -85,7 +84,7 @@ impl LatencyHistogram {
         add(&self.sum_ns, span.0.wrapping_mul(times));
     }
 
-    /// Adds the values now, not atomically together, to `counts`.
+    /// Adds the current values to `counts`. They are read one by one, not atomically together.
     pub(crate) fn add_to(&self, counts: &mut LatencyCounts) {
         for (sum, cell) in counts.buckets.iter_mut().zip(&self.counts) {
             *sum = sum.wrapping_add(cell.load(Ordering::Relaxed));
@@ -95,12 +94,12 @@ impl LatencyHistogram {
     }
 }
 
-/// How many things took how long, at one moment or between two.
+/// A distribution of latencies, since the start or over an interval.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LatencyCounts {
     /// The sum of all times in nanoseconds.
     pub sum_ns: u64,
-    /// By bucket; [`latency_bucket_start`] says which times each holds.
+    /// By bucket; [`latency_bucket_start`] returns the bounds.
     pub buckets: Box<[u64; LATENCY_BUCKETS]>,
 }
 
@@ -114,7 +113,7 @@ impl Default for LatencyCounts {
 }
 
 impl LatencyCounts {
-    /// How many there are.
+    /// The number of values.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.buckets
@@ -122,7 +121,7 @@ impl LatencyCounts {
             .fold(0, |sum, count| sum.wrapping_add(*count))
     }
 
-    /// Adds another reactor's, export's or direction's share.
+    /// Adds the counts of another reactor, export or direction.
     pub fn add(&mut self, other: &Self) {
         for (sum, count) in self.buckets.iter_mut().zip(&other.buckets[..]) {
             *sum = sum.wrapping_add(*count);
@@ -130,8 +129,8 @@ impl LatencyCounts {
         self.sum_ns = self.sum_ns.wrapping_add(other.sum_ns);
     }
 
-    /// What came since `earlier`. When anything fell, counting began anew in between, and it is all
-    /// that there is.
+    /// The difference to `earlier`. If any count is lower than before, counting has restarted in
+    /// between, and the result is all of `self`.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
         let mut counts = self.clone();
@@ -146,7 +145,8 @@ impl LatencyCounts {
         counts
     }
 
-    /// The time that `permille` of a thousand took at most, to 5.9 %; `None` when there is nothing.
+    /// The latency below which `permille` of a thousand values are, to 5.9 %; `None` if there are
+    /// no values.
     #[must_use]
     pub fn percentile(&self, permille: u32) -> Option<Nanos> {
         let wanted = u128::from(self.count()) * u128::from(permille.min(1000));
@@ -161,7 +161,7 @@ impl LatencyCounts {
         None
     }
 
-    /// How many took less than `ns`, which must be where a bucket starts.
+    /// The number of values below `ns`, which must be the start of a bucket.
     #[must_use]
     pub fn count_below(&self, ns: u64) -> u64 {
         let buckets = self.buckets.iter().enumerate();
@@ -170,14 +170,14 @@ impl LatencyCounts {
     }
 }
 
-/// The time that stands for all of a bucket: the harmonic mean of its ends, which is as far from
-/// the one as from the other in proportion.
+/// The time that represents a bucket: the harmonic mean of its bounds, which has the same relative
+/// distance to both.
 fn middle(bucket: usize) -> Nanos {
     let start = latency_bucket_start(bucket);
     let end = latency_bucket_start(bucket + 1);
     let width = u128::from(end - start);
     let above = u128::from(start) * width / u128::from(start + end);
-    // Less than the bucket's width.
+    // Less than the width of the bucket.
     Nanos(start + above as u64)
 }
 

@@ -1,13 +1,13 @@
-//! The protocol core of an NVMe over Fabrics target: what commands mean, without moving a byte.
+//! The protocol core of an NVMe over Fabrics target. It executes commands and performs no I/O.
 //!
-//! Two halves. [`Target`] is shared by all reactors and belongs to the control path: configuration,
-//! the registry of controllers, snapshots. [`TargetCore`] belongs to one reactor and is the I/O
-//! path: it takes command capsules from transports, drives block devices, and answers, without a
-//! lock, an allocation, a socket, a thread or a clock of its own.
+//! It has two parts. [`Target`] is shared by all reactors and belongs to the control path:
+//! configuration, the registry of controllers, snapshots. [`TargetCore`] belongs to one reactor and
+//! is the I/O path: it receives commands from transports, drives block devices, and returns
+//! completions, without a lock, an allocation, a socket, a thread or a clock of its own.
 //!
 //! A controller's state belongs to the core of its admin queue. Its I/O queues may be on other
-//! cores; they see it through a few atomics, and are notified when a reset, the end of
-//! the association or a changed configuration concerns them.
+//! cores. These read the state through a few atomics, and are notified when a reset, the end of the
+//! association or a changed configuration concerns them.
 //!
 //! Specifications: NVM Express Base 2.1 ("Base 2.1"), NVM Command Set 1.1 ("NVM 1.1"), NVMe/TCP
 //! Transport 1.1 ("TCP 1.1").

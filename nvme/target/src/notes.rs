@@ -1,4 +1,4 @@
-//! What a core notes down about commands in its reactor's flight recorder, and how to read it.
+//! Trace events of commands in the reactor's flight recorder, and how to read them.
 
 use nvme_spec::Status;
 use nvme_spec::status::StatusCodeType;
@@ -6,30 +6,31 @@ use reactors::recorder::{Note, NoteKind};
 
 use crate::stages::Measured;
 
-/// A moment in the life of a command. Its argument holds the subsystem (10 bits), what the command
-/// is measured as (2 bits) and a detail (12 bits).
+/// A trace event of a command. Its argument holds the subsystem (10 bits), the measured operation
+/// (2 bits) and a detail (12 bits).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Moment {
-    /// It came. Noted down afterwards, for a command that would have been served in one turn.
+    /// The command was received. Recorded afterwards, for a command that completed inline but whose
+    /// response could not be sent in the same turn.
     Came = NoteKind::FIRST_FREE.0,
-    /// It came and has to wait for a buffer.
+    /// The command was received and waits for a buffer.
     AwaitsBuffer,
-    /// Its data is on its way from the host.
+    /// The transport fetches its data from the host.
     Fetches,
-    /// It goes to the device that the detail names by its place in the target's list.
+    /// It is submitted to the device whose index is the detail.
     InDevice,
-    /// It ends with the error that the detail names; its answer may yet have to be sent.
+    /// It ends with the error in the detail; its response may still have to be sent.
     Failed,
-    /// It is done; its answer waits for the network.
+    /// It is complete; its response waits to be sent.
     Done,
-    /// Its whole answer was handed to the network in this turn.
+    /// Its whole response was passed to the network in this turn.
     Sent,
-    /// It came, was executed and was answered, all in this turn.
+    /// It was received, executed and completed in this turn.
     Served,
-    /// Everything that was sent since the last such moment has left by now. Of no command.
+    /// All responses since the last such event have been sent. Belongs to no command.
     TurnEnded,
-    /// A command on an admin queue came, with the opcode that the detail names.
+    /// A command on an admin queue was received; the detail is its opcode.
     Admin,
 }
 
@@ -51,15 +52,14 @@ impl Moment {
         NoteKind(self as u8)
     }
 
-    /// The note of this moment of a command. What the command's identifier, operation and detail
-    /// are must be said before.
+    /// The record of this event for a command, whose identifier, operation and detail must be set.
     #[inline]
     #[must_use]
     pub const fn of(self, command: CommandNote) -> Note {
         command.0.with_kind(self.kind())
     }
 
-    /// The same note, of this moment instead of another.
+    /// The same record with this event instead of another.
     pub(crate) const fn instead(self, note: Note) -> Note {
         Note::new(self.kind(), note.argument(), note.queue(), note.command())
     }
@@ -75,13 +75,13 @@ const WRITE: u32 = 2;
 const _: () = assert!(crate::config::SUBSYSTEMS_MAX <= 1 << (24 - SUBSYSTEM_SHIFT));
 const _: () = assert!(crate::config::DEVICES_MAX <= DETAIL_MASK as usize);
 
-/// A command, as notes name it. The command identifier is unique among those that a queue has at
-/// once.
+/// A command as trace events identify it. The command identifier is unique among the outstanding
+/// commands of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CommandNote(Note);
 
 impl CommandNote {
-    /// Of the queue in `slot` of its core, for the subsystem in a slot.
+    /// A command of the queue in the core's slot `slot`, for the subsystem in the slot `subsystem`.
     #[must_use]
     pub const fn of_queue(subsystem: u32, slot: u32) -> Self {
         let argument = subsystem << SUBSYSTEM_SHIFT;
@@ -89,7 +89,7 @@ impl CommandNote {
         Self(Note::new(NoteKind(0), argument, slot as u16, 0))
     }
 
-    /// The same with its operation, which must not be set yet.
+    /// Sets the operation, which must not be set yet.
     #[inline]
     #[must_use]
     pub const fn with_operation(self, measured: Option<Measured>) -> Self {
@@ -101,26 +101,26 @@ impl CommandNote {
         Self(self.0.with_argument(operation << OPERATION_SHIFT))
     }
 
-    /// The same with a detail, which must not be set yet.
+    /// Sets the detail, which must not be set yet.
     #[inline]
     #[must_use]
     pub const fn with_detail(self, detail: u16) -> Self {
         Self(self.0.with_argument(detail as u32 & DETAIL_MASK))
     }
 
-    /// The same with its identifier, which must not be set yet.
+    /// Sets the command identifier, which must not be set yet.
     #[inline]
     #[must_use]
     pub const fn with_command(self, command: u16) -> Self {
         Self(self.0.with_command(command))
     }
 
-    /// A command by the argument of its note alone.
+    /// A command from the argument of its record alone.
     pub(crate) const fn of_argument(argument: u32) -> Self {
         Self(Note::new(NoteKind(0), argument, 0, 0))
     }
 
-    /// What a note says of a command, if it is about one, or about the end of a turn.
+    /// Reads a record of a command or of the end of a turn; `None` for other records.
     #[must_use]
     pub fn read(note: Note) -> Option<(Moment, Self)> {
         let moment = Moment::ALL
@@ -147,7 +147,8 @@ impl CommandNote {
         self.0.argument() >> SUBSYSTEM_SHIFT
     }
 
-    /// As what it is measured; `None` for commands that are neither reads nor writes.
+    /// The operation as which it is measured; `None` for commands that are neither reads nor
+    /// writes.
     #[must_use]
     pub const fn measured(self) -> Option<Measured> {
         match self.0.argument() >> OPERATION_SHIFT & OPERATION_MASK {
@@ -157,25 +158,25 @@ impl CommandNote {
         }
     }
 
-    /// Of [`Moment::InDevice`] the device, of [`Moment::Admin`] the opcode.
+    /// The device index of [`Moment::InDevice`], or the opcode of [`Moment::Admin`].
     #[must_use]
     pub const fn detail(self) -> u16 {
         (self.0.argument() & DETAIL_MASK) as u16
     }
 
-    /// Of [`Moment::Failed`]: the status, without its flags.
+    /// The status of [`Moment::Failed`], without its flags.
     #[must_use]
     pub const fn status(self) -> Status {
         status_of_key(self.detail())
     }
 }
 
-/// Type and code of a status (Base 2.1 §4.2.3) in 11 bits, as a detail and as a key of tables.
+/// Type and code of a status (Base 2.1 §4.2.3) in 11 bits, for details and table keys.
 pub(crate) const fn status_key(status: Status) -> u16 {
     (status.sct().0 as u16) << 8 | status.sc() as u16
 }
 
-/// The status of a key.
+/// The status from a key.
 pub(crate) const fn status_of_key(key: u16) -> Status {
     Status::new(StatusCodeType((key >> 8) as u8), key as u8)
 }

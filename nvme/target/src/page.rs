@@ -1,18 +1,19 @@
-//! A window on a log page or data structure that is produced front to back and never held whole.
+//! A window on a log page or data structure, which is generated from front to back and never
+//! buffered completely.
 
 use zerocopy::{Immutable, IntoBytes};
 
-/// Writes the part of a page that a host asked for: `window.len()` bytes from `offset`.
+/// Writes the part of a page that a host requested: `window.len()` bytes from `offset`.
 pub(crate) struct Page<'a> {
     window: &'a mut [u8],
     offset: u64,
-    /// How much of the page was produced so far.
+    /// Number of bytes of the page generated so far.
     position: u64,
 }
 
 impl<'a> Page<'a> {
-    /// A window over a page of which nothing was produced yet. Zeroes the window, so that what lies
-    /// behind the end of the page reads as zero.
+    /// A window over a page of which nothing is generated yet. Zeroes the window, so that bytes
+    /// after the end of the page are zero.
     pub(crate) fn new(window: &'a mut [u8], offset: u64) -> Self {
         window.fill(0);
         Self {
@@ -22,7 +23,7 @@ impl<'a> Page<'a> {
         }
     }
 
-    /// Produces the next bytes of the page.
+    /// Generates the next bytes of the page.
     pub(crate) fn put(&mut self, bytes: &[u8]) {
         let begin = self.position;
         self.position += bytes.len() as u64;
@@ -37,8 +38,8 @@ impl<'a> Page<'a> {
         }
     }
 
-    /// Produces the next `length` bytes of the page; `make` is called only where the window shows
-    /// any of them.
+    /// Generates the next `size_of::<T>()` bytes of the page. Calls `make` only if the window
+    /// contains some of them.
     pub(crate) fn put_with<T: IntoBytes + Immutable>(&mut self, make: impl FnOnce() -> T) {
         let length = size_of::<T>() as u64;
         let window_end = self.offset.saturating_add(self.window.len() as u64);
@@ -76,7 +77,7 @@ mod tests {
             prop_assert_eq!(window, expected);
         }
 
-        /// Pieces outside of the window are not made.
+        /// Parts outside of the window are not generated.
         #[test]
         fn a_window_makes_no_more_than_it_shows(
             pieces in prop::collection::vec(any::<[u8; 16]>(), 0..16),

@@ -1,37 +1,37 @@
-//! What a transport is asked to change about its listeners while it runs.
+//! Control messages that change the listeners of a transport at run time.
 
 use std::sync::mpsc::Sender;
 
 use crate::PortId;
 
-/// An order to one reactor's part of a transport. Whoever asks hears of the end; it may have gone by
-/// then.
+/// A control message to one reactor's part of a transport. The transport reports completion to the
+/// sender, which may have stopped listening.
 ///
-/// `L` is what the transport listens by, `S` what it settles for the hosts of a port, and `A` what
-/// it answers when it is to listen.
+/// `L` is a listener of the transport, `S` its settings for the hosts of a port, and `A` the result
+/// of listening.
 #[derive(Debug)]
 pub enum PortOrder<L, S, A> {
-    /// Take in connections as those of a port.
+    /// Accept connections on a port.
     Listen {
-        /// Where they come from.
+        /// The listener.
         listener: L,
         /// The port.
         port: PortId,
-        /// Hears whether they do.
+        /// Receives the result.
         answer: Sender<A>,
     },
-    /// From now on hosts of these ports get this, and those of others the default.
+    /// Apply these settings to the hosts of these ports, and the defaults to hosts of other ports.
     Settings {
-        /// What hosts of each port get.
+        /// The settings for the hosts of each port.
         ports: Vec<(PortId, S)>,
-        /// Hears that it is so.
+        /// Receives the confirmation.
         answer: Sender<()>,
     },
-    /// Take in no more connections of a port, and end those that there are.
+    /// Accept no more connections on a port, and close the existing ones.
     Close {
         /// The port.
         port: PortId,
-        /// Hears that there is none any more.
+        /// Receives the confirmation that no connection is left.
         answer: Sender<()>,
     },
 }

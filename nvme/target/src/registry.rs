@@ -1,4 +1,5 @@
-//! Which controllers there are, and which I/O queues each has on which core. Control path only.
+//! The registry of controllers, and of the I/O queues that each has on each core. Control path
+//! only.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -15,10 +16,10 @@ use crate::interface::CloseReason;
 use crate::shared::{ControllerIdentity, ControllerShared, DISCOVERY_SLOT, Gate};
 use crate::shares::{Claimant, Shares};
 
-/// Lost associations that are remembered, to tell a host that comes back from a new one.
+/// Most lost associations that are remembered, for recognizing a reconnecting host.
 const LOST_MAX: usize = 1024;
 
-/// Addresses that one kind of notice in the log tells of.
+/// Most addresses for which one kind of notice is logged.
 const NOTICED_MAX: usize = 256;
 
 /// One I/O queue of a controller.
@@ -28,25 +29,25 @@ pub(crate) struct IoQueueEntry {
     pub(crate) reactor: usize,
     /// Slot in that reactor's core.
     pub(crate) slot: u32,
-    /// Tells a queue from a later one with the same identifier.
+    /// Distinguishes a queue from a later one with the same identifier.
     pub(crate) token: u64,
-    /// How often the controller had been reset when the queue was created.
+    /// Number of resets of the controller before the queue was created.
     resets: u64,
-    /// The connection is gone, and requests of the queue are still in devices.
+    /// The connection is closed, but devices still have requests of the queue.
     orphaned: bool,
 }
 
 /// One controller.
 pub(crate) struct Entry {
     pub(crate) shared: Arc<ControllerShared>,
-    /// Slot of the admin queue in its reactor's core; `None` once that queue is gone.
+    /// Slot of the admin queue in its reactor's core; `None` after that queue has ended.
     pub(crate) admin_slot: Option<u32>,
     pub(crate) io_queues: Vec<IoQueueEntry>,
-    /// Hash of host and subsystem: controllers of other hosts are told by it.
+    /// Hash of host and subsystem. Different hashes mean different hosts.
     host: u64,
-    /// The host, as shares are counted.
+    /// The host for the accounting of shares.
     claimant: Claimant,
-    /// Where the admin queue came from, where the transport knows it.
+    /// The host's address on the admin queue, if the transport knows it.
     address: Option<IpAddr>,
 }
 
@@ -59,8 +60,8 @@ impl Entry {
         self.admin_slot.is_none() || self.shared.ending().is_some()
     }
 
-    /// Whether requests may still be in devices that the host does not wait for any more: those of
-    /// an association that is over, of before a reset, or of a connection that is gone.
+    /// Whether devices may still have requests of which the host no longer expects a completion:
+    /// those of an ended association, from before a reset, or of a closed connection.
     fn has_orphans(&self) -> bool {
         let over = self.is_over();
         let resets = self.shared.gate().resets();
@@ -68,8 +69,9 @@ impl Entry {
         queues.any(|queue| over || queue.orphaned || queue.resets != resets)
     }
 
-    /// Whether both are of the same host on the same subsystem. A subsystem that was removed and
-    /// offered again has another number and may have the same devices, so its name counts.
+    /// Whether both are of the same host on the same subsystem. Compares the name of the subsystem,
+    /// because a subsystem that was removed and added again has another slot but may have the same
+    /// devices.
     fn is_of_same_host(&self, other: &Self) -> bool {
         let (one, other_one) = (&self.shared.identity, &other.shared.identity);
         self.host == other.host
@@ -79,31 +81,31 @@ impl Entry {
     }
 }
 
-/// What a new controller is for.
+/// Parameters of a new controller.
 pub(crate) struct NewController {
-    /// Its controller identifier and its account are chosen by the registry.
+    /// The registry assigns the controller identifier and the account.
     pub(crate) identity: ControllerIdentity,
     pub(crate) claimant: Claimant,
-    /// Whether any export names hosts.
+    /// Whether any export lists hosts.
     pub(crate) has_lists: bool,
-    /// Where the admin queue comes from.
+    /// The host's address on the admin queue.
     pub(crate) address: Option<IpAddr>,
     /// Slot of the admin queue in its core.
     pub(crate) admin_slot: u32,
-    /// I/O queues that it grants.
+    /// I/O queues granted to it.
     pub(crate) io_queues: u16,
     /// When its host connected, which counts as its first command.
     pub(crate) now: Nanos,
 }
 
-/// A controller that was added.
+/// The result of adding a controller.
 pub(crate) struct Added {
     pub(crate) shared: Arc<ControllerShared>,
-    /// The reactor of a discovery controller whose association had to end for it.
+    /// The reactor of the discovery controller that was evicted for it.
     pub(crate) evicted: Option<usize>,
 }
 
-/// Who asks for an I/O queue.
+/// A request for an I/O queue.
 pub(crate) struct IoConnect<'a> {
     pub(crate) cntlid: u16,
     pub(crate) subsystem: u32,
@@ -112,53 +114,53 @@ pub(crate) struct IoConnect<'a> {
     pub(crate) qid: u16,
     pub(crate) reactor: usize,
     pub(crate) slot: u32,
-    /// Whether any export names hosts.
+    /// Whether any export lists hosts.
     pub(crate) has_lists: bool,
-    /// The address that the controller's admin queue has to have come from as well.
+    /// The host's address, if it has to be the same as on the admin queue.
     pub(crate) bound_to: Option<IpAddr>,
 }
 
 /// A granted I/O queue.
 pub(crate) struct IoGrant {
     pub(crate) shared: Arc<ControllerShared>,
-    /// The gate as it must stay for the queue to serve commands.
+    /// The value of the gate at which the queue executes commands.
     pub(crate) gate: Gate,
     pub(crate) token: u64,
 }
 
-/// Why an I/O queue is not granted.
+/// The reason for refusing an I/O queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum IoRefusal {
-    /// A field of Connect is wrong.
+    /// A field of Connect is invalid.
     Field(ConnectField),
-    /// The controller is not enabled, or the queue exists already.
+    /// The controller is not enabled, or the queue already exists.
     Sequence,
-    /// The host has as many queues as it may have now.
+    /// The host has reached its limit of queues.
     Busy,
-    /// It comes from another address than the admin queue, which is this.
+    /// The address differs from that of the admin queue, which is in the value.
     Address(IpAddr),
 }
 
 /// All controllers of a target.
 pub(crate) struct Registry {
     controllers: BTreeMap<u16, Entry>,
-    /// Controllers of subsystems, by host.
+    /// Accounts of I/O controllers by host.
     controller_shares: Shares,
-    /// Queues of these, admin queues included, by host.
+    /// Accounts of their queues by host, admin queues included.
     queue_shares: Shares,
-    /// Identifiers of the discovery controllers, which are in no share: the one that was idle
-    /// longest makes room.
+    /// Identifiers of the discovery controllers. They count in no share; instead, the one that was
+    /// idle longest is evicted.
     discovery: BTreeSet<u16>,
     next_cntlid: u16,
     next_token: u64,
     host_accounts: HostAccounts,
-    /// Who lost an association without having shut it down, as hashes, the latest last.
+    /// Hashes of associations that were lost without a shutdown by the host, the latest last.
     lost: VecDeque<u64>,
-    /// Addresses of hosts without a name that the log has told of.
+    /// Addresses of hosts without a host NQN that were logged.
     unnamed: BTreeSet<Option<IpAddr>>,
-    /// Addresses of refused I/O queues that the log has told of.
+    /// Addresses of refused I/O queues that were logged.
     unbound: BTreeSet<Option<IpAddr>>,
-    /// No Connect is accepted any more.
+    /// Connects are no longer accepted.
     pub(crate) closed: bool,
 }
 
@@ -179,25 +181,26 @@ impl Registry {
         }
     }
 
-    /// Whether a host without a name comes from `address` for the first time, as far as
-    /// [`NOTICED_MAX`] addresses are remembered; further ones are not reported.
+    /// Whether `address` is new among hosts without a host NQN. Remembers up to [`NOTICED_MAX`]
+    /// addresses; further ones are not reported.
     pub(crate) fn notice_unnamed(&mut self, address: Option<IpAddr>) -> bool {
         self.unnamed.len() < NOTICED_MAX && self.unnamed.insert(address)
     }
 
-    /// The same for I/O queues that come from another address than their admin queue.
+    /// Whether `address` is new among I/O queues whose address differs from that of their admin
+    /// queue.
     pub(crate) fn notice_unbound(&mut self, address: Option<IpAddr>) -> bool {
         self.unbound.len() < NOTICED_MAX && self.unbound.insert(address)
     }
 
-    /// Changes how many controllers there may be.
+    /// Changes the maximum number of controllers.
     pub(crate) fn limit_controllers(&mut self, count: u16) {
         self.controller_shares.resize(usize::from(count));
     }
 
-    /// How many controllers there may be.
+    /// The maximum number of controllers.
     pub(crate) fn controllers_max(&self) -> u16 {
-        // It was given as one.
+        // It was set from a `u16`.
         self.controller_shares.capacity() as u16
     }
 
@@ -211,7 +214,7 @@ impl Registry {
         self.controllers.get(&cntlid)
     }
 
-    /// Makes a controller. `None`: there are as many as may be, of all hosts or of this one.
+    /// Adds a controller. Returns `None` if the total or the host's limit is reached.
     pub(crate) fn add(&mut self, new: NewController) -> Option<Added> {
         let NewController {
             mut identity,
@@ -244,7 +247,7 @@ impl Registry {
         let cntlid = identity.cntlid;
         let host = hash_of(&identity);
         let shared = Arc::new(ControllerShared::new(identity, io_queues));
-        // Before another core can look for the one that was idle longest.
+        // Before another core can search for the controller that was idle longest.
         shared.note_command(now);
         let entry = Entry {
             shared: Arc::clone(&shared),
@@ -261,8 +264,9 @@ impl Registry {
         Some(Added { shared, evicted })
     }
 
-    /// Ends a discovery controller's association when there are as many as may be; returns its
-    /// reactor. `None`: there is no room, because too many are still on their way out.
+    /// Ends a discovery controller's association if their maximum is reached, and returns its
+    /// reactor. Returns `None` if there is no room because too many evicted ones have not ended
+    /// yet.
     fn make_room_for_discovery(&mut self) -> Option<Option<usize>> {
         if self.discovery.len() >= 2 * DISCOVERY_CONTROLLERS_MAX {
             return None;
@@ -278,7 +282,7 @@ impl Registry {
         if planted("discovery-refused-when-full") {
             return None;
         }
-        // Hosts that exports name and hosts that wait for an event stay as long as others can go.
+        // Evicts hosts that exports list and hosts that wait for an event last.
         let victim = live.into_iter().min_by_key(|entry| {
             let shared = &entry.shared;
             let is_listed = entry.claimant.is_listed();
@@ -294,17 +298,16 @@ impl Registry {
         Some(Some(victim.shared.identity.admin_reactor))
     }
 
-    /// Whether requests that the host of this controller does not wait for any more may still be in
-    /// devices. While there are any, none of its controllers becomes ready and no write of it
-    /// begins: a write that begins later would be overtaken by an older one.
+    /// Whether devices may still have requests of this controller's host of which it no longer
+    /// expects a completion. Until they are complete, none of its controllers becomes ready and
+    /// none of its new writes starts: an older write could overtake it.
     pub(crate) fn has_orphans(&self, entry: &Entry) -> bool {
         let mut all = self.controllers.values();
         all.any(|other| other.is_of_same_host(entry) && other.has_orphans())
     }
 
-    /// Raises or lifts the fence of every controller of the host of `cntlid`, after something
-    /// changed from which that follows. Returns the reactors that have to look at a fence that was
-    /// lifted.
+    /// Raises or lifts the fence of every controller of the host of `cntlid` after a relevant
+    /// change. Returns the reactors that have to handle a lifted fence.
     pub(crate) fn update_fences(&self, cntlid: u16) -> Vec<usize> {
         match self.controllers.get(&cntlid) {
             // Without an I/O queue it never had a request in a device.
@@ -327,7 +330,7 @@ impl Registry {
         reactors
     }
 
-    /// The connection of an I/O queue is gone, and requests of it are still in devices.
+    /// Marks an I/O queue whose connection is closed while devices still have its requests.
     pub(crate) fn orphan_io(&mut self, cntlid: u16, token: u64) {
         let entry = self.controllers.get_mut(&cntlid);
         let mut queues = entry.into_iter().flat_map(|entry| &mut entry.io_queues);
@@ -336,8 +339,8 @@ impl Registry {
         }
     }
 
-    /// The next free identifier, in turn, so that one is not soon used again: a late I/O Connect of
-    /// a dead association then finds nothing (Base 2.1 §3.1.2: 0h to FFEFh).
+    /// The next free identifier. Identifiers are used in turn, so that a late I/O Connect of an
+    /// ended association does not match a new controller (Base 2.1 §3.1.2: 0h to FFEFh).
     fn free_cntlid(&mut self) -> Option<u16> {
         for _ in 0..=self.controllers.len() {
             let candidate = self.next_cntlid;
@@ -359,7 +362,7 @@ impl Registry {
         let unknown = IoRefusal::Field(ConnectField::ControllerId);
         let entry = self.controllers.get_mut(&connect.cntlid).ok_or(unknown)?;
         let identity = &entry.shared.identity;
-        // One that is being disconnected would last as long as it got new queues.
+        // New queues would delay the end of a draining association indefinitely.
         let is_leaving = entry.is_over() || entry.shared.leaves().is_some();
         if identity.subsystem != connect.subsystem || is_leaving {
             return Err(unknown);
@@ -411,8 +414,8 @@ impl Registry {
         })
     }
 
-    /// Forgets an I/O queue; its last command has left the devices. Returns the reactors that have
-    /// to look at a fence that was lifted.
+    /// Removes an I/O queue after devices have completed its last command. Returns the reactors
+    /// that have to handle a lifted fence.
     pub(crate) fn remove_io(&mut self, cntlid: u16, token: u64) -> Vec<usize> {
         if let Some(entry) = self.controllers.get_mut(&cntlid) {
             let before = entry.io_queues.len();
@@ -428,7 +431,7 @@ impl Registry {
         reactors
     }
 
-    /// Forgets the admin queue; its last command has left the devices.
+    /// Removes the admin queue after devices have completed its last command.
     pub(crate) fn remove_admin(&mut self, cntlid: u16) {
         if let Some(entry) = self.controllers.get_mut(&cntlid) {
             let had_admin = entry.admin_slot.take().is_some();
@@ -464,7 +467,7 @@ impl Registry {
         }
     }
 
-    /// Whether who connects has lost an association with the same subsystem. Told once for each.
+    /// Whether the host lost an association with the same subsystem. Returns true once for each.
     pub(crate) fn comes_back(&mut self, identity: &ControllerIdentity) -> bool {
         let hash = hash_of(identity);
         let place = self.lost.iter().rposition(|lost| *lost == hash);
@@ -479,7 +482,7 @@ impl Registry {
     }
 }
 
-/// Who is associated with what. Two that share a hash cost one wrong count.
+/// Hash of host and subsystem. A collision results in one wrong count of reconnects.
 fn hash_of(identity: &ControllerIdentity) -> u64 {
     let mut hasher = DefaultHasher::new();
     identity.subsystem_nqn.hash(&mut hasher);
@@ -575,7 +578,7 @@ mod tests {
         );
     }
 
-    /// Base 2.1 §6.3: what an I/O queue's Connect must agree with.
+    /// Base 2.1 §6.3: the fields of Connect for an I/O queue that must match the admin queue's.
     #[test]
     fn an_io_queue_must_match_its_admin_queue() {
         let mut registry = registry(8);
@@ -624,8 +627,7 @@ mod tests {
         assert!(registry.add_io(&connect(1, 1)).is_ok());
     }
 
-    /// Base 2.1 §6.3: an association that is over gets no queue, although its admin queue may still
-    /// be there.
+    /// Base 2.1 §6.3: an ended association gets no new queue, even if its admin queue still exists.
     #[test]
     fn an_association_that_is_over_gets_no_queue() {
         let mut registry = registry(8);
@@ -642,7 +644,7 @@ mod tests {
         refused(3);
     }
 
-    /// Requests of an association that is over fence the host's other controllers, and only those.
+    /// Requests of an ended association fence the host's other controllers, and no others.
     #[test]
     fn orphans_fence_the_same_host_alone() {
         let mut registry = registry(8);
@@ -684,7 +686,7 @@ mod tests {
         assert!(!second.gate().is_fenced() && !third.gate().is_fenced());
     }
 
-    /// A connection that is gone with requests in devices, and a reset, do the same.
+    /// A closed connection with requests in devices, and a reset, also raise the fence.
     #[test]
     fn a_lost_connection_and_a_reset_fence_too() {
         let mut registry = registry(8);
@@ -723,7 +725,7 @@ mod tests {
         assert!(!registry.comes_back(&other()));
         assert!(registry.comes_back(&identity()));
         assert!(!registry.comes_back(&identity()), "told already");
-        // Who shut down in order is new when it comes again.
+        // After an orderly shutdown a reconnecting host counts as new.
         add(&mut registry, identity(), 0)
             .expect("room")
             .note_host_shutdown();
@@ -770,7 +772,7 @@ mod tests {
                 shared
             })
             .collect();
-        // Not the one of a host that an export names, nor the one that waits for an event.
+        // Neither the controller of a host that an export lists, nor one that waits for an event.
         all[0].note_command(Nanos::from_secs(1));
         all[63].set_awaits_event(true);
         let mut evict = || {
@@ -781,7 +783,7 @@ mod tests {
         let reason = |host: usize| all[host].ending();
         assert_eq!(reason(62), Some(CloseReason::Evicted));
         assert_eq!((reason(0), reason(63), reason(60)), (None, None, None));
-        // Those that are on their way out count until they are gone, up to as many again.
+        // Evicted controllers count until they are removed, up to the same number again.
         let mut added = 2;
         while registry.add(new(discovery_of(200), 0)).is_some() {
             added += 1;
@@ -791,7 +793,7 @@ mod tests {
         assert!(registry.add(new(discovery_of(200), 0)).is_some());
     }
 
-    /// What is taken is given back, whatever ends first.
+    /// Shares are returned in full, whichever queue ends first.
     #[test]
     fn shares_are_given_back() {
         let mut registry = registry(8);

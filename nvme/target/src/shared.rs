@@ -1,7 +1,7 @@
-//! What the cores share of one controller: a gate that every I/O command passes, and flags.
+//! The part of a controller that all cores share: a gate that every I/O command passes, and flags.
 //!
 //! The controller's state belongs to the core of its admin queue. The other cores read the gate,
-//! set the traffic flag, and are notified when something has to end.
+//! set the traffic flag, and are notified when a queue has to end.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -15,14 +15,14 @@ use crate::interface::CloseReason;
 /// Subsystem slot of discovery controllers.
 pub(crate) const DISCOVERY_SLOT: u32 = u32::MAX;
 
-/// What the gate of a controller says: how often it was reset, whether I/O may pass, and whether
-/// commands that change data are held back by a fence.
+/// The gate of a controller: the number of its resets, whether I/O may pass, and whether a fence
+/// holds back commands that change data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Gate(u64);
 
 impl Gate {
     const OPEN: u64 = 1;
-    /// Requests of an association of the same host that is over may still be in devices.
+    /// Devices may still have requests of an ended association of the same host.
     const FENCED: u64 = 1 << 1;
     const RESETS_SHIFT: u32 = 2;
 
@@ -30,7 +30,7 @@ impl Gate {
         Self(resets << Self::RESETS_SHIFT)
     }
 
-    /// The same without a fence.
+    /// The same gate without a fence.
     pub(crate) fn unfenced(self) -> Self {
         Self(self.0 & !Self::FENCED)
     }
@@ -45,13 +45,13 @@ impl Gate {
         self.0 & Self::OPEN != 0
     }
 
-    /// How often the controller was reset.
+    /// Number of resets of the controller.
     pub(crate) fn resets(self) -> u64 {
         self.0 >> Self::RESETS_SHIFT
     }
 }
 
-/// Who a controller is, and for whom.
+/// The identity of a controller and its host.
 #[derive(Clone, Debug)]
 pub(crate) struct ControllerIdentity {
     pub(crate) cntlid: u16,
@@ -63,12 +63,12 @@ pub(crate) struct ControllerIdentity {
     /// Number of the host's accounts in the arena.
     pub(crate) host_account: u16,
     pub(crate) admin_reactor: usize,
-    /// Entries of an I/O queue at most, as the host was told when it attached; of a discovery
-    /// controller's admin queue.
+    /// Most entries of an I/O queue, as reported to the host when it connected; for a discovery
+    /// controller, of its admin queue.
     pub(crate) queue_depth_max: u16,
 }
 
-/// One controller, as all cores see it.
+/// One controller as all cores access it.
 #[repr(align(64))]
 pub(crate) struct ControllerShared {
     gate: AtomicU64,
@@ -81,7 +81,7 @@ pub(crate) struct ControllerShared {
     state: AtomicU8,
     io_queues_granted: AtomicU16,
     internal_errors: AtomicU32,
-    /// When the last admin command came, in nanoseconds.
+    /// When the last admin command was received, in nanoseconds.
     last_command: AtomicU64,
     awaits_event: AtomicBool,
     pub(crate) identity: ControllerIdentity,
@@ -110,7 +110,8 @@ impl ControllerShared {
         }
     }
 
-    /// The gate now. Acquire: whoever sees it open sees all that was done before it was opened.
+    /// The current gate. Acquire: a core that reads the open gate also sees all changes made before
+    /// it was opened.
     #[inline]
     pub(crate) fn gate(&self) -> Gate {
         Gate(self.gate.load(Ordering::Acquire))
@@ -126,8 +127,8 @@ impl ControllerShared {
         self.gate.fetch_and(!Gate::OPEN, Ordering::Release);
     }
 
-    /// Stops I/O for good on all queues that there are: they belong to the time before a reset. A
-    /// fence, which other reactors raise and lift, stays as it is.
+    /// Stops I/O permanently on all existing queues, which are from before the reset. Keeps the
+    /// fence, which other reactors raise and lift.
     pub(crate) fn reset_gate(&self) {
         let reset = |gate: u64| {
             let closed = Gate::closed(Gate(gate).resets() + 1);
@@ -138,9 +139,9 @@ impl ControllerShared {
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, reset);
     }
 
-    /// Raises the fence or lifts it; whether it was the other way before. Only under the registry's
-    /// lock, so that what it follows from does not change meanwhile. Release: whoever sees it lifted
-    /// sees what the requests that it was raised for did.
+    /// Raises or lifts the fence. Returns whether it changed. Called only under the registry's
+    /// lock, so that its conditions do not change meanwhile. Release: a core that reads the lifted
+    /// fence also sees the effects of the requests for which it was raised.
     pub(crate) fn set_fence(&self, raised: bool) -> bool {
         let before = if raised {
             self.gate.fetch_or(Gate::FENCED, Ordering::AcqRel)
@@ -150,7 +151,8 @@ impl ControllerShared {
         Gate(before).is_fenced() != raised
     }
 
-    /// Notes that a command came. Read before written, so that the line stays shared between cores.
+    /// Records that a command was received. Reads before writing, so that the cache line stays
+    /// shared between cores.
     #[inline]
     pub(crate) fn note_traffic(&self) {
         if !self.traffic.load(Ordering::Relaxed) {
@@ -158,12 +160,12 @@ impl ControllerShared {
         }
     }
 
-    /// Whether a command came since this was last asked.
+    /// Whether a command was received since the last call.
     pub(crate) fn take_traffic(&self) -> bool {
         self.traffic.swap(false, Ordering::Relaxed)
     }
 
-    /// Whether the host switched the volatile write cache off: each write is then durable.
+    /// Whether the host disabled the volatile write cache, so that each write has to be durable.
     #[inline]
     pub(crate) fn write_through(&self) -> bool {
         self.write_through.load(Ordering::Relaxed)
@@ -173,7 +175,7 @@ impl ControllerShared {
         self.write_through.store(on, Ordering::Relaxed);
     }
 
-    /// Notes that the host shuts the controller down.
+    /// Records that the host has requested a shutdown.
     pub(crate) fn note_host_shutdown(&self) {
         self.host_shutdown.store(true, Ordering::Relaxed);
     }
@@ -183,7 +185,7 @@ impl ControllerShared {
         self.host_shutdown.load(Ordering::Relaxed)
     }
 
-    /// Why the whole association ends, once it does.
+    /// The reason for which the association ends, if it does.
     pub(crate) fn ending(&self) -> Option<CloseReason> {
         reason_of(self.ending.load(Ordering::Acquire))
     }
@@ -197,12 +199,12 @@ impl ControllerShared {
         self.close_gate();
     }
 
-    /// Why the association ends once its commands are answered, if it is to.
+    /// The reason for which the association ends after its responses, if it does.
     pub(crate) fn leaves(&self) -> Option<CloseReason> {
         reason_of(self.leaves.load(Ordering::Acquire))
     }
 
-    /// Has the association end once its commands are answered; the first reason stays.
+    /// Ends the association after the responses to its commands; the first reason stays.
     pub(crate) fn leave(&self, reason: CloseReason) {
         let code = code_of(reason);
         let _ = self
@@ -219,23 +221,23 @@ impl ControllerShared {
         self.io_queues_granted.store(queues, Ordering::Release);
     }
 
-    /// Notes an internal error that happened on some core.
+    /// Records an internal error on any core.
     pub(crate) fn note_internal_error(&self) {
         self.internal_errors.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Whether there were internal errors since this was last asked.
+    /// Whether there were internal errors since the last call.
     pub(crate) fn take_internal_errors(&self) -> bool {
         self.internal_errors.load(Ordering::Acquire) != 0
             && self.internal_errors.swap(0, Ordering::AcqRel) != 0
     }
 
-    /// When the last admin command came.
+    /// When the last admin command was received.
     pub(crate) fn last_command(&self) -> Nanos {
         Nanos(self.last_command.load(Ordering::Relaxed))
     }
 
-    /// Notes when an admin command came.
+    /// Records the time of an admin command.
     pub(crate) fn note_command(&self, now: Nanos) {
         self.last_command.store(now.as_nanos(), Ordering::Relaxed);
     }
@@ -258,7 +260,7 @@ impl ControllerShared {
         self.state.store(code, Ordering::Relaxed);
     }
 
-    /// What went over queues that are closed by now.
+    /// Totals of queues that are already closed.
     pub(crate) fn closed_queues(&self) -> MutexGuard<'_, IoTotals> {
         self.closed_queues
             .lock()
@@ -278,7 +280,7 @@ const REASONS: [CloseReason; 9] = [
     CloseReason::Evicted,
 ];
 
-/// The code of a reason: its place in [`REASONS`], counted from 1.
+/// The code of a reason: its position in [`REASONS`], counted from 1.
 const fn code_of(reason: CloseReason) -> u8 {
     match reason {
         CloseReason::Disconnected => 1,
@@ -351,7 +353,7 @@ pub(crate) mod tests {
         assert!(!controller.gate().is_fenced() && controller.gate().is_open());
     }
 
-    /// Resets by the admin queue's core and fences by others meet in one word.
+    /// Resets by the admin queue's core and fences by others change the same word.
     #[test]
     fn resets_and_fences_of_two_threads_do_not_lose_each_other() {
         const ROUNDS: u64 = 20_000;

@@ -1,9 +1,9 @@
-//! Shares of a bounded resource: what one host may take of it while others may need some.
+//! Shares of a bounded resource: how much of it one host may use while others may need some.
 //!
-//! Hosts take what there is until only a reserve is left, which is for hosts that hold little. So a
-//! host alone gets most of the resource, and there is some for the next ones whatever it takes.
-//! Hosts that no export names, which may call themselves anything, together leave a part to those
-//! that exports do name, and are bounded by address as well.
+//! Hosts may use the resource until only a reserve is left, which is for hosts that use little. A
+//! single host can therefore use most of the resource, and some is always left for the next hosts.
+//! Hosts that no export lists can choose any name. Together they leave a part to the listed hosts,
+//! and each of their addresses is limited as well.
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -11,10 +11,10 @@ use std::net::IpAddr;
 
 use reactors::sim::planted;
 
-/// The reserve: one in so many.
+/// The reserve: 1/8 of the resource.
 const RESERVED_PART: usize = 8;
 
-/// A host that holds no more than one in so many may take of the reserve.
+/// A host that uses at most 1/64 of the resource may use the reserve.
 const SMALL_PART: usize = 64;
 
 const _: () = assert!(
@@ -22,26 +22,26 @@ const _: () = assert!(
     "the reserve is for several hosts"
 );
 
-/// The part of a resource that is kept for hosts that exports name: one in so many.
+/// The part that is kept for hosts that exports list: 1/4 of the resource.
 const LISTED_PART: usize = 4;
 
 /// Resources smaller than this are first come, first served.
 const SHARED_CAPACITY_MIN: usize = 128;
 
-/// A host that takes something.
+/// A host that uses a resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Claimant {
-    /// Hash of the host NQN. A host that changes its host identifier is the same one, and two hosts
-    /// with one hash share a share.
+    /// Hash of the host NQN. A host that changes its host identifier stays the same claimant, and
+    /// two hosts with the same hash have one share.
     host: u64,
-    /// Where it comes from, of a host that no export names.
+    /// The address of a host that no export lists.
     address: Option<IpAddr>,
-    /// Whether an export names it.
+    /// Whether an export lists the host.
     listed: bool,
 }
 
 impl Claimant {
-    /// The host of a Connect; `address` where the transport knows it.
+    /// The host of a Connect, with its `address` if the transport knows it.
     pub(crate) fn new(host_nqn: &str, listed: bool, address: Option<IpAddr>) -> Self {
         let mut hasher = DefaultHasher::new();
         host_nqn.hash(&mut hasher);
@@ -52,18 +52,18 @@ impl Claimant {
         }
     }
 
-    /// Whether an export names it.
+    /// Whether an export lists the host.
     pub(crate) fn is_listed(&self) -> bool {
         self.listed
     }
 }
 
-/// Who holds how much of a resource.
+/// The use of a resource by host.
 #[derive(Debug)]
 pub(crate) struct Shares {
     capacity: usize,
     used: usize,
-    /// Of that, by hosts that no export names.
+    /// Amount used by hosts that no export lists.
     unlisted: usize,
     hosts: BTreeMap<u64, usize>,
     addresses: BTreeMap<IpAddr, usize>,
@@ -80,22 +80,22 @@ impl Shares {
         }
     }
 
-    /// Changes how much there is; what is held stays.
+    /// Changes the capacity; amounts in use stay.
     pub(crate) fn resize(&mut self, capacity: usize) {
         self.capacity = capacity;
     }
 
-    /// How much there is.
+    /// The capacity.
     pub(crate) fn capacity(&self) -> usize {
         self.capacity
     }
 
-    /// How much is held.
+    /// The total amount in use.
     pub(crate) fn used(&self) -> usize {
         self.used
     }
 
-    /// Whether a host may take `amount` more. `has_lists`: some export names hosts.
+    /// Whether a host may use `amount` more. `has_lists`: an export lists hosts.
     pub(crate) fn admits(&self, who: &Claimant, amount: usize, has_lists: bool) -> bool {
         let Some(free) = self.capacity.checked_sub(self.used + amount) else {
             return false;
@@ -118,7 +118,7 @@ impl Shares {
         within(of_host) && within(of_address.unwrap_or(0)) && self.unlisted + amount <= unlisted_max
     }
 
-    /// A host takes `amount`.
+    /// Adds `amount` to the use of a host.
     pub(crate) fn take(&mut self, who: &Claimant, amount: usize) {
         self.used += amount;
         *self.hosts.entry(who.host).or_default() += amount;
@@ -130,7 +130,7 @@ impl Shares {
         }
     }
 
-    /// A host gives back `amount` of what it took.
+    /// Subtracts `amount` from the use of a host.
     pub(crate) fn give_back(&mut self, who: &Claimant, amount: usize) {
         self.used -= amount;
         release(&mut self.hosts, &who.host, amount);
@@ -143,7 +143,7 @@ impl Shares {
     }
 }
 
-/// Takes `amount` off an entry, which goes when nothing is left of it.
+/// Subtracts `amount` from an entry and removes the entry at zero.
 fn release<K: Ord>(held: &mut BTreeMap<K, usize>, key: &K, amount: usize) {
     let Some(entry) = held.get_mut(key) else {
         debug_assert!(false, "more is given back than was taken");
@@ -193,7 +193,7 @@ mod tests {
         }
         assert_eq!(taken, 192);
         assert!(take_all(&mut shares, &host(0, true), true) >= 32);
-        // Where no export names hosts, nothing is kept.
+        // Nothing is kept if no export lists hosts.
         let mut shares = Shares::new(256);
         let taken: usize = (0..=255)
             .map(|number| take_all(&mut shares, &host(number, false), false))

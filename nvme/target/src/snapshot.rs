@@ -1,4 +1,4 @@
-//! What a target holds at one moment, for status, metrics and the dashboard.
+//! A snapshot of a target for status, metrics and the dashboard.
 
 use crate::controller::ControllerKind;
 use crate::controller::state::ControllerState;
@@ -14,9 +14,9 @@ pub struct QueueSnapshot {
     pub qid: u16,
     /// The reactor that serves it.
     pub reactor: usize,
-    /// Its slot in that reactor's core: what notes name it by.
+    /// Its slot in that reactor's core, which trace events contain.
     pub slot: u32,
-    /// What moved over it.
+    /// Its traffic.
     pub totals: IoTotals,
 }
 
@@ -27,11 +27,11 @@ pub struct ControllerSnapshot {
     pub controller_id: u16,
     /// I/O or discovery.
     pub kind: ControllerKind,
-    /// Where it stands.
+    /// Its state.
     pub state: ControllerState,
-    /// The subsystem that it is of.
+    /// Its subsystem.
     pub subsystem_nqn: String,
-    /// The host that it is for.
+    /// Its host.
     pub host_nqn: String,
     /// The host's identifier.
     pub host_id: [u8; 16],
@@ -39,25 +39,25 @@ pub struct ControllerSnapshot {
     pub admin_reactor: usize,
     /// Its I/O queues.
     pub io_queues: Vec<QueueSnapshot>,
-    /// What moved over all its I/O queues, closed ones included.
+    /// The traffic of all its I/O queues, closed ones included.
     pub totals: IoTotals,
-    /// Entries of its error log so far.
+    /// Number of entries of its error log so far.
     pub errors_logged: u64,
-    /// Whether commands that change data are held back, because requests that its host does not wait
-    /// for any more are still in devices.
+    /// Whether commands that change data are held back, because devices still have requests of
+    /// which its host no longer expects a completion.
     pub fenced: bool,
 }
 
 /// One subsystem.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SubsystemSnapshot {
-    /// Its slot: what notes name it by.
+    /// Its slot, which trace events contain.
     pub slot: u32,
     /// Its name.
     pub nqn: String,
     /// Its active namespaces: identifier and device.
     pub namespaces: Vec<(u32, crate::DeviceIndex)>,
-    /// How many controllers hosts have of it.
+    /// Number of its controllers.
     pub controllers: usize,
 }
 
@@ -68,13 +68,13 @@ pub struct TargetSnapshot {
     pub controllers: Vec<ControllerSnapshot>,
     /// Subsystems.
     pub subsystems: Vec<SubsystemSnapshot>,
-    /// What moved into and out of the device in each place.
+    /// The traffic of each device, by index.
     pub devices: Vec<IoTotals>,
-    /// Queues per reactor, admin queues included: what placement by load goes by.
+    /// Queues per reactor, admin queues included, for placement by load.
     pub queues_per_reactor: Vec<u64>,
     /// Generation counter of the discovery log.
     pub discovery_generation: u64,
-    /// Whether Connects are refused because the target shuts down.
+    /// Whether Connects are refused because the target is shutting down.
     pub shutting_down: bool,
 }
 

@@ -1,14 +1,14 @@
-//! One value for every core, replaced as a whole, with an epoch; and a counter of notifications for
-//! each core, which tells it that something changed.
+//! An immutable value with an epoch that is shared by all cores and replaced as a whole, and a
+//! counter of change notifications for each core.
 //!
-//! `tests/loom.rs` explores every interleaving of it.
+//! `tests/loom.rs` explores every interleaving.
 
 use std::sync::Arc;
 
 use crate::sync::Swap;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// A value that one thread at a time replaces and many threads read.
+/// A value with one writer at a time and many readers.
 pub(crate) struct SnapshotCell<T> {
     epoch: AtomicU32,
     value: Swap<T>,
@@ -22,7 +22,7 @@ impl<T> SnapshotCell<T> {
         }
     }
 
-    /// Replaces the value. A thread that sees the epoch reads this value or a later one.
+    /// Replaces the value. A thread that reads the new epoch then reads this value or a later one.
     pub(crate) fn publish(&self, value: T, epoch: u32) {
         self.value.store(Arc::new(value));
         self.epoch.store(epoch, Ordering::Release);
@@ -46,13 +46,13 @@ impl<T> SnapshotCell<T> {
 pub(crate) struct Notifications(AtomicU64);
 
 impl Notifications {
-    /// Notifies the core. When it sees the number, it sees all that changed before.
+    /// Notifies the core. A core that reads the new number also sees all changes made before.
     pub(crate) fn notify(&self) {
         self.0.fetch_add(1, Ordering::Release);
     }
 
-    /// Notifications so far. A core reads this number before it reads what changed, so that it looks
-    /// again at later changes.
+    /// Notifications so far. A core reads this number before it reads the changes, so that later
+    /// changes cause another look.
     #[inline]
     pub(crate) fn count(&self) -> u64 {
         self.0.load(Ordering::Acquire)

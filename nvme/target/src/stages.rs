@@ -1,8 +1,8 @@
-//! What the reactors measure of commands, stage by stage, and how it is put together for readers.
+//! Latencies of commands by stage, and how the reactors' measurements are combined for readers.
 //!
-//! Times are those of turns: a stage begins and ends with the time that the reactor's turn had, so
-//! what happens within one turn takes no time of its own. A command that does not wait in a stage
-//! is not counted in it.
+//! Times have the resolution of turns: a stage begins and ends with the time of a reactor's turn,
+//! so a stage within one turn takes no time. A command that does not wait in a stage is not counted
+//! in it.
 
 use std::ops::{Index, IndexMut};
 
@@ -10,23 +10,25 @@ use crate::latency::{LatencyCounts, LatencyHistogram};
 use crate::statuses::StatusTable;
 use crate::target::Target;
 
-/// A part of the time that a read or write took.
+/// A part of the latency of a read or write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Stage {
-    /// Waiting for a buffer. Counts those that had to wait.
+    /// Waiting for a buffer. Counts only commands that had to wait.
     Buffer,
-    /// Waiting for the host's data, from the buffer on. Counts those that had to wait.
+    /// Waiting for the host's data after getting the buffer. Counts only commands that had to wait.
     Fetch,
-    /// In a device. Counts those that were; a read whose data a device lends at once is not.
+    /// In a device. Does not count reads whose data a device lends immediately.
     Device,
-    /// From the result to the end of the turn in which the whole answer was handed to the network.
+    /// From the result to the end of the turn in which the whole response was passed to the
+    /// network.
     Send,
-    /// From the turn in which the command came to the end of the one in which its answer went.
+    /// From the turn in which the command was received to the end of the turn in which its response
+    /// was sent.
     Total,
 }
 
 impl Stage {
-    /// All of them, in their order.
+    /// All stages in order.
     pub const ALL: [Self; 5] = [
         Self::Buffer,
         Self::Fetch,
@@ -35,7 +37,7 @@ impl Stage {
         Self::Total,
     ];
 
-    /// A name for people and programs.
+    /// A name for users and programs.
     #[must_use]
     pub const fn word(self) -> &'static str {
         match self {
@@ -48,7 +50,7 @@ impl Stage {
     }
 }
 
-/// Which commands are measured; others are not.
+/// The commands that are measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Measured {
     /// Read.
@@ -57,7 +59,7 @@ pub enum Measured {
     Write,
 }
 
-/// Something for reads and something for writes.
+/// One value for reads and one for writes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ByOperation<T> {
     /// For reads.
@@ -89,11 +91,11 @@ impl<T> IndexMut<Measured> for ByOperation<T> {
 
 /// The histograms of reads and writes.
 pub(crate) type Histograms = ByOperation<LatencyHistogram>;
-/// How many reads and writes took how long.
+/// The latency distributions of reads and writes.
 pub type OperationCounts = ByOperation<LatencyCounts>;
 
 impl Histograms {
-    /// Back to zero, for another device in its place; only the owning reactor may call it.
+    /// Resets to zero for another device with the same index; only the owning reactor may call it.
     pub(crate) fn reset(&self) {
         self.read.reset();
         self.write.reset();
@@ -106,13 +108,13 @@ impl Histograms {
 }
 
 impl OperationCounts {
-    /// Adds another share.
+    /// Adds other counts.
     pub fn add(&mut self, other: &Self) {
         self.read.add(&other.read);
         self.write.add(&other.write);
     }
 
-    /// What came since `earlier`.
+    /// The difference to `earlier`.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
         Self {
@@ -130,8 +132,8 @@ impl OperationCounts {
     }
 }
 
-/// What one reactor measures of one subsystem: all stages but that in a device, which is measured
-/// by device.
+/// One reactor's measurements of one subsystem: all stages except in a device, which is measured by
+/// device.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 pub(crate) struct StageHistograms {
@@ -141,14 +143,14 @@ pub(crate) struct StageHistograms {
     pub(crate) total: Histograms,
 }
 
-/// What one reactor measures of one subsystem.
+/// One reactor's measurements and error counts of one subsystem.
 #[derive(Debug, Default)]
 pub(crate) struct Measures {
     pub(crate) stages: StageHistograms,
     pub(crate) statuses: StatusTable,
 }
 
-/// What all reactors measure of one subsystem. Made with the subsystem, and stays as long as it.
+/// All reactors' measurements of one subsystem. They exist as long as the subsystem.
 #[derive(Debug)]
 pub(crate) struct SubsystemMeasures(Box<[Measures]>);
 
@@ -157,19 +159,19 @@ impl SubsystemMeasures {
         Self((0..reactors).map(|_| Measures::default()).collect())
     }
 
-    /// A reactor's own part.
+    /// The measurements of one reactor.
     #[inline]
     pub(crate) fn of(&self, reactor: usize) -> Option<&Measures> {
         self.0.get(reactor)
     }
 
-    /// The parts of all reactors, in their order.
+    /// The measurements of all reactors in order.
     pub(crate) fn each(&self) -> impl Iterator<Item = &Measures> {
         self.0.iter()
     }
 }
 
-/// How long the commands of one subsystem took, by stage.
+/// The latencies of the commands of one subsystem, by stage.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StageCounts([OperationCounts; Stage::ALL.len()]);
 
@@ -187,14 +189,14 @@ impl IndexMut<Stage> for StageCounts {
     }
 }
 
-/// All that was measured so far.
+/// All measurements so far.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TargetLatency {
-    /// By subsystem, with its name: all reactors together.
+    /// By subsystem name, over all reactors.
     pub subsystems: Vec<(String, StageCounts)>,
-    /// By reactor: [`Stage::Total`] of all subsystems together.
+    /// By reactor: [`Stage::Total`] over all subsystems.
     pub reactors: Vec<OperationCounts>,
-    /// By the place of the device: [`Stage::Device`].
+    /// By device index: [`Stage::Device`].
     pub devices: Vec<OperationCounts>,
 }
 
@@ -235,7 +237,7 @@ impl TargetLatency {
         }
     }
 
-    /// What was measured of the subsystem of that name.
+    /// The measurements of the subsystem with this name.
     #[must_use]
     pub fn subsystem(&self, nqn: &str) -> Option<&StageCounts> {
         let mut subsystems = self.subsystems.iter();

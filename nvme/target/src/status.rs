@@ -1,12 +1,13 @@
-//! Which status a fault gets: device errors in one table, command faults where they are found.
+//! NVMe status codes of faults: one table for device errors; command faults choose theirs where
+//! they are detected.
 
 use block::DeviceError;
 use nvme_spec::Status;
 
-/// Where in the command a fault lies, for the error log: no particular field.
+/// The location of a fault that concerns no particular field, for the error log.
 pub(crate) const LOCATION_NONE: u16 = 0xffff;
 
-/// Why a command is refused, and which byte of it is to blame.
+/// The status of a refused command, and the byte of it that is wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Fault {
     pub(crate) status: Status,
@@ -16,7 +17,7 @@ pub(crate) struct Fault {
 }
 
 impl Fault {
-    /// A fault that the same command would meet again.
+    /// A fault that would occur again if the host retried the command.
     pub(crate) const fn new(status: Status) -> Self {
         Self {
             status: status.with_dnr(),
@@ -24,7 +25,7 @@ impl Fault {
         }
     }
 
-    /// A fault that may be gone when the host tries again.
+    /// A fault that may not occur again if the host retries the command.
     pub(crate) const fn retry(status: Status) -> Self {
         Self {
             status,
@@ -32,7 +33,7 @@ impl Fault {
         }
     }
 
-    /// The same, blaming the byte at `offset` of the command.
+    /// Sets the location to the byte `offset` of the command.
     pub(crate) const fn at(self, offset: u16) -> Self {
         Self {
             location: offset,
@@ -40,13 +41,13 @@ impl Fault {
         }
     }
 
-    /// Invalid Field in Command, at the byte `offset`.
+    /// Invalid Field in Command at the byte `offset`.
     pub(crate) const fn field(offset: u16) -> Self {
         Self::new(Status::INVALID_FIELD).at(offset)
     }
 }
 
-/// Bytes of the submission queue entry that faults point at (Base 2.1 §4.1.1, Figure 92).
+/// Bytes of the submission queue entry that faults refer to (Base 2.1 §4.1.1, Figure 92).
 pub(crate) mod byte {
     pub(crate) const OPCODE: u16 = 0;
     pub(crate) const FLAGS: u16 = 1;
@@ -60,8 +61,8 @@ pub(crate) mod byte {
 
 /// Every device error and its status (Base 2.1 §4.2.3, NVM 1.1 §3.2.1): the only such table.
 ///
-/// Do Not Retry stands where neither time nor another path would help without an operator. A device that is gone or was
-/// reset is a path error, so that a multipath host turns to another path.
+/// Do Not Retry is set where neither time nor another path helps without an operator. A removed or
+/// reset device is a path error, so that a multipath host uses another path.
 const TABLE: [(DeviceError, Status); 13] = [
     (DeviceError::OutOfRange, Status::LBA_OUT_OF_RANGE.with_dnr()),
     (DeviceError::Unaligned, Status::INVALID_FIELD.with_dnr()),
@@ -81,12 +82,12 @@ const TABLE: [(DeviceError, Status); 13] = [
     (DeviceError::Aborted, Status::ABORT_REQUESTED),
     (DeviceError::Unsupported, Status::INVALID_OPCODE.with_dnr()),
     (DeviceError::Internal, Status::INTERNAL_ERROR),
-    // NVM 1.1 §3.2.1, Write Fault: "the write data could not be committed to the media". A retry
-    // fails too until an operator reopens the device, whatever the controller (Base 2.1 §4.2.3).
+    // NVM 1.1 §3.2.1, Write Fault: "the write data could not be committed to the media". On any
+    // controller a retry fails until an operator reopens the device (Base 2.1 §4.2.3).
     (DeviceError::Damaged, Status::WRITE_FAULT.with_dnr()),
 ];
 
-/// The row of an error; exhaustive, so that a new error is a compile error here.
+/// The row of an error. Exhaustive, so that a new error does not compile without a row.
 const fn row(error: DeviceError) -> usize {
     match error {
         DeviceError::OutOfRange => 0,
@@ -105,7 +106,7 @@ const fn row(error: DeviceError) -> usize {
     }
 }
 
-/// The status that a host gets for a device's error.
+/// The status that a host receives for a device error.
 #[must_use]
 pub const fn from_device(error: DeviceError) -> Status {
     TABLE[row(error)].1
@@ -115,7 +116,7 @@ pub const fn from_device(error: DeviceError) -> Status {
 mod tests {
     use super::*;
 
-    /// The way back through the table.
+    /// The device error of a status.
     fn to_device(status: Status) -> Option<DeviceError> {
         TABLE
             .iter()
@@ -135,7 +136,7 @@ mod tests {
         assert_eq!(to_device(Status::SUCCESS), None);
     }
 
-    /// Base 2.1 §4.2.3: Do Not Retry says that the same command would fail on any controller.
+    /// Base 2.1 §4.2.3: Do Not Retry means that the same command would fail on any controller.
     #[test]
     fn what_time_or_another_path_may_mend_can_be_retried() {
         for (error, status) in TABLE {

@@ -1,4 +1,4 @@
-//! Which errors commands ended with: a small table of each reactor for each subsystem.
+//! Counts of commands by error status: a small table of each reactor for each subsystem.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -9,13 +9,14 @@ use crate::counters::Counter;
 use crate::notes::{status_key, status_of_key};
 use crate::target::Target;
 
-/// Statuses that one table tells apart; those that come first. Others are counted together.
+/// Most statuses that one table distinguishes, in the order of their occurrence. Others are counted
+/// together.
 pub const STATUSES_MAX: usize = 32;
 
 /// Set in a key that is in use.
 const USED: u32 = 1 << 16;
 
-/// Counts of statuses, with one writer.
+/// Counts of statuses with a single writer.
 #[derive(Debug, Default)]
 pub(crate) struct StatusTable {
     rows: [Row; STATUSES_MAX],
@@ -29,7 +30,7 @@ struct Row {
 }
 
 impl StatusTable {
-    /// Counts a command that ended with `status`; only the owning reactor may call it.
+    /// Counts a command with the status `status`; only the owning reactor may call it.
     #[cold]
     pub(crate) fn count(&self, status: Status) {
         let key = USED | u32::from(status_key(status));
@@ -57,22 +58,22 @@ impl StatusTable {
     }
 }
 
-/// How many commands ended with which error.
+/// Number of commands by error status.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StatusCounts {
     by_key: BTreeMap<u16, u64>,
-    /// Those for whose status there was no room in a reactor's table.
+    /// Commands whose status did not fit into a reactor's table.
     pub others: u64,
 }
 
 impl StatusCounts {
-    /// Statuses without their flags, by type and code, and how often each came.
+    /// Statuses without their flags, ordered by type and code, with their counts.
     pub fn each(&self) -> impl Iterator<Item = (Status, u64)> {
         let counts = self.by_key.iter();
         counts.map(|(key, count)| (status_of_key(*key), *count))
     }
 
-    /// All together.
+    /// The total.
     #[must_use]
     pub fn sum(&self) -> u64 {
         let counts = self.by_key.values();
@@ -80,12 +81,12 @@ impl StatusCounts {
     }
 }
 
-/// Which errors commands ended with since the start, all reactors together.
+/// Counts of commands by error status since the start, over all reactors.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TargetStatuses {
-    /// By subsystem, with its name: commands on queues of its controllers.
+    /// By subsystem name: commands on queues of its controllers.
     pub subsystems: Vec<(String, StatusCounts)>,
-    /// Of discovery controllers, of subsystems that are gone, and of Connect.
+    /// Of discovery controllers, of removed subsystems, and of Connect.
     pub elsewhere: StatusCounts,
 }
 
@@ -132,7 +133,7 @@ mod tests {
             StatusCodeType::VENDOR,
             Status::LBA_OUT_OF_RANGE.sc(),
         ));
-        // The key of success is zero, which is none the less a key.
+        // The key of success is zero, which is a valid key nonetheless.
         table.count(Status::SUCCESS);
         let seen: Vec<_> = counts(&table).each().collect();
         let vendor = Status::new(StatusCodeType::VENDOR, Status::LBA_OUT_OF_RANGE.sc());

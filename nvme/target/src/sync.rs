@@ -1,5 +1,5 @@
-//! The parts of the snapshot cell; `tests/loom.rs` compiles that a second time against loom's
-//! atomics.
+//! The dependencies of the snapshot cell; `tests/loom.rs` compiles the cell a second time with
+//! loom's atomics.
 
 pub(crate) use arc_swap::ArcSwap as Swap;
 

@@ -1,7 +1,7 @@
-//! The part of a target that all reactors share: configuration, controllers, wake-ups.
+//! The part of a target that all reactors share: configuration, controllers, notifications.
 //!
-//! Control path only: here are locks and allocations. Cores take what they need from it when their
-//! count of notifications changes, which they compare once per poll.
+//! Control path only: it uses locks and allocates. A core reads its changes when the core's
+//! notification count changes, which it checks once per poll.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
@@ -26,18 +26,18 @@ use crate::view::{PlacedDevice, SubsystemView, TargetView};
 /// Memory page of CAP.MPSMIN 0, the unit of MDTS (Base 2.1 §3.1.4.1, §5.1.13.2.1).
 pub(crate) const PAGE_BYTES: u32 = 4096;
 
-/// Largest transfer of all: MDTS is bounded so that a keyed SGL can hold its length.
+/// Limit of the maximum transfer: the length has to fit into a keyed SGL descriptor.
 const TRANSFER_MAX_BYTES: u32 = 1 << 23;
 
-/// The epoch of the configuration that a target is made with.
+/// The epoch of a target's initial configuration.
 const EPOCH_FIRST: u32 = 1;
 
 type WakerFunction = Box<dyn Fn(usize) + Send + Sync>;
 
-/// One target: what is served, and which controllers there are. Control path only.
+/// A target: its configuration and its controllers. Control path only.
 pub struct Target {
     notifications: Box<[Notifications]>,
-    /// Counts the times that a device's health changed.
+    /// Number of changes of a device's health.
     health_changes: AtomicU32,
     shutting_down: AtomicBool,
     published: SnapshotCell<TargetView>,
@@ -49,10 +49,10 @@ pub struct Target {
 }
 
 impl Target {
-    /// A target for `reactors` cores over these devices.
+    /// A target for `reactors` cores with these devices.
     ///
     /// # Errors
-    /// [`TargetError`] with the first thing that is wrong.
+    /// [`TargetError`] with the first error in the configuration.
     pub fn new(
         config: TargetConfig,
         reactors: usize,
@@ -97,13 +97,13 @@ impl Target {
         }))
     }
 
-    /// Sets what is called, with a reactor's number, when that reactor must poll its core soon. It
-    /// is called from any thread, also from a reactor with its own number.
+    /// Sets the function that wakes a reactor, given its number, when it has to poll its core soon.
+    /// Any thread may call the function, including that reactor.
     pub fn set_waker(&self, waker: Box<dyn Fn(usize) + Send + Sync>) {
         *self.waker.write().unwrap_or_else(PoisonError::into_inner) = Some(waker);
     }
 
-    /// Replaces the namespaces of a subsystem. Hosts with controllers get a namespace event.
+    /// Replaces the namespaces of a subsystem. Hosts with controllers receive a namespace event.
     ///
     /// # Errors
     /// [`TargetError`]; nothing changes then.
@@ -119,8 +119,8 @@ impl Target {
         })
     }
 
-    /// Replaces the allow-list of a subsystem. Hosts that are no longer in it lose their
-    /// controllers.
+    /// Replaces the list of allowed hosts of a subsystem. Hosts that are no longer listed lose
+    /// their controllers.
     ///
     /// # Errors
     /// [`TargetError`]; nothing changes then.
@@ -138,9 +138,10 @@ impl Target {
         })
     }
 
-    /// Replaces all that a subsystem is. Hosts with controllers get the events that follow; those
-    /// that may no longer attach it, no longer where they came in, or know it by what changed
-    /// (serial number, model, firmware) lose their controllers once their commands are answered.
+    /// Replaces a subsystem. Hosts with controllers receive the resulting events. Hosts that may no
+    /// longer connect, that connected to a port where the subsystem is no longer available, or that
+    /// know it by an identity that changed (serial number, model, firmware) lose their controllers
+    /// after the responses to their commands.
     ///
     /// # Errors
     /// [`TargetError`]; nothing changes then.
@@ -153,8 +154,8 @@ impl Target {
         })
     }
 
-    /// Ends all associations with a subsystem once their commands are answered. Its hosts may come
-    /// back at once; then they identify its namespaces again.
+    /// Ends all associations with a subsystem after the responses to their commands. Its hosts may
+    /// reconnect immediately; they then identify its namespaces again.
     ///
     /// # Errors
     /// [`TargetError::UnknownSubsystem`].
@@ -202,8 +203,8 @@ impl Target {
         })
     }
 
-    /// Lets nobody attach a subsystem any more, and has its hosts lose their controllers once their
-    /// commands are answered; [`remove_subsystem`](Self::remove_subsystem) is to follow.
+    /// Refuses new connections to a subsystem, and ends its associations after the responses to
+    /// their commands; [`remove_subsystem`](Self::remove_subsystem) has to follow.
     ///
     /// # Errors
     /// [`TargetError::UnknownSubsystem`].
@@ -230,7 +231,7 @@ impl Target {
         })
     }
 
-    /// Replaces the ports: what the discovery log shows.
+    /// Replaces the ports that the discovery log reports.
     ///
     /// # Errors
     /// [`TargetError`]; nothing changes then.
@@ -249,11 +250,12 @@ impl Target {
         })
     }
 
-    /// Gives a device a place. Namespaces may name it once every core has a queue of it
+    /// Assigns an index to a device. Namespaces may refer to it once every core has a queue of it
     /// ([`ReactorDevices::attach`](block::ReactorDevices::attach)).
     ///
     /// # Errors
-    /// There is no place left, or it takes less at once than hosts were told.
+    /// There is no free index, or the device's maximum transfer is smaller than the MDTS reported
+    /// to hosts.
     pub fn add_device(&self, device: Arc<dyn Device>) -> Result<DeviceIndex, TargetError> {
         let bytes = transfer_bytes(&device);
         if bytes < u64::from(self.transfer_max) {
@@ -282,7 +284,7 @@ impl Target {
         Ok(DeviceIndex(place as u16))
     }
 
-    /// Frees the place of a device, once no core has a queue of it any more.
+    /// Frees the index of a device. No core may have a queue of it any more.
     ///
     /// # Errors
     /// [`TargetError::DeviceInUse`]; nothing changes then.
@@ -301,7 +303,7 @@ impl Target {
         })
     }
 
-    /// Changes how many controllers there may be at once; those that there are stay.
+    /// Changes the maximum number of controllers; existing controllers stay.
     ///
     /// # Errors
     /// [`TargetError::ControllersMax`]; nothing changes then.
@@ -315,7 +317,7 @@ impl Target {
         Ok(())
     }
 
-    /// Controllers that go because of a change, and are not gone yet.
+    /// Number of controllers that are being disconnected because of a change.
     #[must_use]
     pub fn leaving(&self) -> usize {
         let registry = self.registry();
@@ -323,7 +325,8 @@ impl Target {
         leaving.count()
     }
 
-    /// Ends the associations of all controllers that are going, whatever is unanswered.
+    /// Ends the associations of all controllers that are being disconnected, without waiting for
+    /// outstanding commands.
     pub fn end_leaving(&self) {
         for entry in self.registry().entries() {
             if let Some(reason) = entry.shared.leaves() {
@@ -333,7 +336,7 @@ impl Target {
         self.notify_all();
     }
 
-    /// Refuses Connects from now on and has every core hand out its connections for closing.
+    /// Refuses Connects, and makes every core request the close of its connections.
     pub fn shut_down(&self) {
         {
             let mut registry = self.registry();
@@ -344,32 +347,32 @@ impl Target {
         self.notify_all();
     }
 
-    /// Tells that a device's health may have changed: hosts that asked for health events get those
-    /// that are due, without waiting for the next regular look.
+    /// Reports that a device's health may have changed. Hosts that enabled health events receive
+    /// new ones without waiting for the next regular check.
     pub fn health_changed(&self) {
         self.health_changes.fetch_add(1, Ordering::Release);
         self.notify_all();
     }
 
-    /// What there is: controllers, hosts, queues, counters. Takes the control path's lock.
+    /// A snapshot of controllers, hosts, queues and counters. Takes the control path's lock.
     #[must_use]
     pub fn snapshot(&self) -> TargetSnapshot {
         TargetSnapshot::take(self)
     }
 
-    /// How long reads and writes took so far. Copies 2 KiB for each stage of each subsystem.
+    /// Latencies of reads and writes so far. Copies 2 KiB for each stage of each subsystem.
     #[must_use]
     pub fn latency(&self) -> TargetLatency {
         TargetLatency::take(self)
     }
 
-    /// Which errors commands ended with so far.
+    /// Counts of commands by error status so far.
     #[must_use]
     pub fn statuses(&self) -> TargetStatuses {
         TargetStatuses::take(self)
     }
 
-    /// What is served now: as hosts that come in find it.
+    /// The current configuration as new hosts find it.
     #[must_use]
     pub fn configuration(&self) -> TargetConfig {
         let published = self.published();
@@ -384,7 +387,7 @@ impl Target {
         }
     }
 
-    /// The devices with their places, in their order.
+    /// The devices in the order of their indices.
     #[must_use]
     pub fn devices(&self) -> Vec<(DeviceIndex, Arc<dyn Device>)> {
         let published = self.published();
@@ -400,7 +403,7 @@ impl Target {
         self.notifications.len()
     }
 
-    /// The bounds that the target was made with.
+    /// The limits with which the target was created.
     #[must_use]
     pub fn limits(&self) -> &TargetLimits {
         &self.limits
@@ -427,7 +430,7 @@ impl Target {
         self.change_subsystem_in(nqn, 0, change)
     }
 
-    /// The same with associations of so many further incarnations ended.
+    /// Changes a subsystem and increases its incarnation by `further`, which ends its associations.
     fn change_subsystem_in(
         &self,
         nqn: &str,
@@ -447,8 +450,8 @@ impl Target {
         })
     }
 
-    /// Swaps in a changed configuration and calls every core to take it over. The registry's lock
-    /// orders changes among themselves and against Connects.
+    /// Publishes a changed configuration and notifies every core. The registry's lock orders
+    /// changes among themselves and against Connects.
     fn publish(
         &self,
         change: impl FnOnce(&Registry, &mut TargetView) -> Result<(), TargetError>,
@@ -486,19 +489,19 @@ impl Target {
         }
     }
 
-    /// Notifications of a reactor's core so far.
+    /// Number of notifications of a reactor's core so far.
     #[inline]
     pub(crate) fn notifications(&self, reactor: usize) -> u64 {
         self.notifications[reactor].count()
     }
 
-    /// The epoch of the configuration that is published now.
+    /// The epoch of the published configuration.
     #[inline]
     pub(crate) fn epoch(&self) -> u32 {
         self.published.epoch()
     }
 
-    /// How often a device's health changed.
+    /// Number of changes of a device's health.
     pub(crate) fn health_changes(&self) -> u32 {
         self.health_changes.load(Ordering::Acquire)
     }
@@ -523,7 +526,7 @@ impl Target {
         self.cores.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What all cores moved into and out of the devices of a set.
+    /// Totals of these devices over all cores.
     pub(crate) fn device_totals(
         &self,
         devices: &(impl Iterator<Item = usize> + Clone),
@@ -546,12 +549,12 @@ fn unknown_subsystem(nqn: &str) -> TargetError {
     }
 }
 
-/// Whether there is a device in a place.
+/// Whether a device with this index exists.
 fn has_device(published: &TargetView, device: DeviceIndex) -> bool {
     published.device(usize::from(device.0)).is_some()
 }
 
-/// What a device takes at once.
+/// The maximum transfer of a device in bytes.
 fn transfer_bytes(device: &Arc<dyn Device>) -> u64 {
     let geometry = device.geometry();
     u64::from(geometry.max_transfer_blocks) * u64::from(geometry.block_size)
@@ -567,7 +570,7 @@ fn transfer_max(limits: &TargetLimits, devices: &[Arc<dyn Device>]) -> Result<u3
         .min(limit)
         .min(u64::from(TRANSFER_MAX_BYTES));
     if bytes < u64::from(PAGE_BYTES) {
-        // No more than 2^23, so the cast loses nothing.
+        // At most 2^23, so the cast is lossless.
         return Err(TargetError::TransferTooSmall {
             bytes: bytes as usize,
         });

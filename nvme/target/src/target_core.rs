@@ -1,10 +1,11 @@
 //! One reactor's part of a target: its queues and commands. No lock and no allocation per command.
 //!
-//! The parts: `connect` makes queues, `admission` checks commands, `execution` drives devices and
-//! answers, `devices` takes completions, `polling` looks at timers and other reactors, `closing` ends
-//! queues and controllers, `gate` decides whether a command may go to its device, `inline` completes
-//! what needs no wait, `fence` keeps newer writes of a host behind its orphaned ones, `changes`
-//! lets queues go while the rest is served, `draining` brings the whole to rest.
+//! The parts: `connect` creates queues, `admission` checks commands, `gate` decides whether a
+//! command may go to its device, `inline` completes commands without waiting, `execution` drives
+//! devices and completes commands, `fence` keeps newer writes of a host behind its orphaned ones,
+//! `devices` handles completions of devices, `polling` handles timers and changes by other
+//! reactors, `closing` ends queues and controllers, `changes` drains queues while others continue,
+//! `draining` shuts down the whole core.
 
 mod admission;
 mod audit;
@@ -56,13 +57,13 @@ use timers::ControllerTimers;
 use timing::Departures;
 pub use timing::{Served, Timing};
 
-/// Transports on one reactor at most.
+/// Most transports on one reactor.
 const TRANSPORTS_MAX: usize = 8;
 
-/// How often a queue's allowance of logged errors is refilled.
+/// Interval at which the queues' allowances of logged errors are refilled.
 const LOG_REFILL_INTERVAL: Nanos = Nanos::from_millis(100);
 
-/// What waits for one transport.
+/// Messages for one transport.
 struct Inbox {
     kind: TransportKind,
     completions: VecDeque<(QueueId, Completed)>,
@@ -70,26 +71,27 @@ struct Inbox {
     receive: ReceiveState,
 }
 
-/// Whether a transport receives what its hosts send.
+/// Whether a transport can receive from its hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ReceiveState {
     /// It has never been stalled.
     Running,
-    /// It cannot receive for want of memory.
+    /// It cannot receive because it has no free memory.
     Stalled,
-    /// It was stalled until then.
+    /// It was stalled until this time.
     ResumedAt(Nanos),
 }
 
 /// One reactor's target core. Belongs to one thread.
 ///
-/// A turn: transports admit and execute what came in; [`ReactorDevices`](block::ReactorDevices) polls
-/// the devices and the core; transports take completions and closes, and send.
+/// In a turn, transports admit and execute received commands;
+/// [`ReactorDevices`](block::ReactorDevices) polls the devices and the core; transports take
+/// completions and closes, and send.
 pub struct TargetCore {
     queues: Slots<Queue>,
     executions: Executions,
     devices: Rc<DeviceSet>,
-    /// The core's number among the users of the devices.
+    /// The core's identifier as a client of the devices.
     client: ClientId,
     inboxes: Vec<Inbox>,
     view: Arc<TargetView>,
@@ -103,30 +105,30 @@ pub struct TargetCore {
     notifications_seen: u64,
     health_changes_seen: u32,
     polled_at: Nanos,
-    /// Counts polls, to tell turns from one another.
+    /// Counts polls, to identify turns.
     turn: u32,
-    /// When timers and orphans have to be looked at; may be early.
+    /// When timers and orphans have to be checked; may be early.
     timer: Option<Nanos>,
-    /// Queues that are gone and have requests in devices, and when the first of these is overdue;
-    /// may be early.
+    /// Number of queues with orphans, and when the first of these is overdue; the time may be
+    /// early.
     orphaned_queues: u32,
     orphans_due: Option<Nanos>,
-    /// Whether a queue used up its allowance of logged errors.
+    /// When to refill the allowances of logged errors, if one is in use.
     log_refill_at: Option<Nanos>,
     limits: CoreLimits,
-    /// Executions that are reserved for queues, by host.
+    /// Execution slots reserved for queues, by host.
     reserved: Shares,
     phase: Phase,
-    /// Whether a queue answers its last commands before it ends.
+    /// Whether a queue or controller is completing its commands before it ends.
     has_leaving: bool,
 }
 
 impl TargetCore {
-    /// The core of reactor `reactor`. `devices` has one queue of each of the target's devices, in the
-    /// place that its [`DeviceIndex`](crate::DeviceIndex) says.
+    /// The core of reactor `reactor`. `devices` has one queue of each of the target's devices, at
+    /// the index given by its [`DeviceIndex`](crate::DeviceIndex).
     ///
     /// # Panics
-    /// When `reactor` is not one of the target's, or a limit is zero.
+    /// If `reactor` is not one of the target's, or a limit is zero.
     #[must_use]
     pub fn new(
         target: Arc<Target>,
@@ -174,10 +176,10 @@ impl TargetCore {
         }
     }
 
-    /// Makes an inbox for a transport of this reactor.
+    /// Registers a transport of this reactor.
     ///
     /// # Panics
-    /// When eight transports have one.
+    /// If eight transports are registered.
     pub fn register_transport(&mut self, kind: TransportKind) -> TransportId {
         assert!(
             self.inboxes.len() < TRANSPORTS_MAX,
@@ -193,8 +195,8 @@ impl TargetCore {
         id
     }
 
-    /// Says whether a transport's receive is stalled for want of memory. Meanwhile no keep-alive timer
-    /// expires on it (Base 2.1 §3.9: what is timed is what the host sends).
+    /// Reports whether a transport cannot receive for lack of memory. This prolongs its keep-alive
+    /// timers, by one timeout at most, because they measure what the host sends (Base 2.1 §3.9).
     pub fn set_receive_stalled(&mut self, transport: TransportId, is_stalled: bool, now: Nanos) {
         if let Some(inbox) = self.inboxes.get_mut(usize::from(transport.0)) {
             inbox.receive = if is_stalled {
@@ -205,7 +207,7 @@ impl TargetCore {
         }
     }
 
-    /// When the receive of a transport was last stalled.
+    /// When receiving on a transport was last stalled.
     fn receive_stalled_at(&self, kind: TransportKind, now: Nanos) -> Option<Nanos> {
         let inboxes = self.inboxes.iter().filter(|inbox| inbox.kind == kind);
         let times = inboxes.filter_map(|inbox| match inbox.receive {
@@ -216,8 +218,8 @@ impl TargetCore {
         times.max()
     }
 
-    /// The next finished command of a transport. Answers for a queue that was closed in the
-    /// meantime are dropped here.
+    /// The next completed command of a transport. Drops completions of queues that have been closed
+    /// in the meantime.
     #[inline]
     pub fn next_completion(&mut self, transport: TransportId) -> Option<Completed> {
         let inbox = self.inboxes.get_mut(usize::from(transport.0))?;
@@ -229,7 +231,7 @@ impl TargetCore {
         None
     }
 
-    /// Whether there is a completion for a transport; it may be one of a queue that has gone.
+    /// Whether there is a completion for a transport, possibly of a closed queue.
     #[inline]
     #[must_use]
     pub fn has_completions(&self, transport: TransportId) -> bool {
@@ -237,7 +239,7 @@ impl TargetCore {
         inbox.is_some_and(|inbox| !inbox.completions.is_empty())
     }
 
-    /// The next connection that a transport must end.
+    /// The next connection that a transport has to close.
     pub fn next_close(&mut self, transport: TransportId) -> Option<Close> {
         let inbox = self.inboxes.get_mut(usize::from(transport.0))?;
         while let Some(close) = inbox.closes.pop_front() {
@@ -252,7 +254,7 @@ impl TargetCore {
         None
     }
 
-    /// Whether there is something to do now that no descriptor and no deadline will tell.
+    /// Whether there is work that neither a descriptor nor a deadline signals.
     #[must_use]
     pub fn has_ready(&self) -> bool {
         let waiting = |inbox: &Inbox| !inbox.completions.is_empty() || !inbox.closes.is_empty();
@@ -261,7 +263,7 @@ impl TargetCore {
             || self.inboxes.iter().any(waiting)
     }
 
-    /// The devices that it serves.
+    /// The devices of its reactor.
     #[must_use]
     pub fn devices(&self) -> &Rc<DeviceSet> {
         &self.devices
@@ -273,7 +275,7 @@ impl TargetCore {
         self.executions.len()
     }
 
-    /// Queues whose connections have not been closed, or whose last command is in a device.
+    /// Queues whose connections are open, or whose last command is still in a device.
     #[must_use]
     pub fn queues(&self) -> usize {
         self.queues.len()
@@ -299,7 +301,7 @@ impl TargetCore {
         }
     }
 
-    /// A controller of this core, and what it looks at.
+    /// A controller of this core, and the context of its commands.
     fn controller(&mut self, slot: u32, now: Nanos) -> Option<(&mut Controller, AdminContext<'_>)> {
         let controller = self.controllers.at_mut(slot)?;
         let context = AdminContext {
@@ -311,7 +313,7 @@ impl TargetCore {
         Some((controller, context))
     }
 
-    /// Has a controller looked at by its deadline.
+    /// Arms a controller's timer for its next deadline.
     fn set_timer(&mut self, slot: u32) {
         let controller = self.controllers.at(slot);
         let deadline = controller.and_then(Controller::next_deadline);
@@ -321,14 +323,14 @@ impl TargetCore {
         self.set_core_timer();
     }
 
-    /// Has timers and orphans looked at by the first of their deadlines.
+    /// Sets the core's timer to the earliest deadline of timers and orphans.
     fn set_core_timer(&mut self) {
         let timers = self.timers.next_deadline();
         self.timer = timers.into_iter().chain(self.orphans_due).min();
     }
 
-    /// The response to a command that failed: counted, and logged where the queue's allowance lasts
-    /// (Base 2.1 §5.1.12.1.2).
+    /// The response to a failed command. Counts the error, and logs it if the queue's allowance is
+    /// not used up (Base 2.1 §5.1.12.1.2).
     fn fail(&mut self, slot: u32, sqe: &FailedCommand, fault: Fault) -> Cqe {
         self.counters.errors.add(1);
         let Some(queue) = self.queues.at_mut(slot) else {
@@ -352,7 +354,7 @@ impl TargetCore {
             return queue.respond(sqe.command_id, fault.status);
         };
         queue.loggable = loggable;
-        // Base 2.1 §4.2.3, More: the Error Information log says more about this command.
+        // Base 2.1 §4.2.3, More: the Error Information log has more information about this command.
         let more = !planted("more-never-set");
         let response = queue.respond(sqe.command_id, fault.status.with_more(more));
         let location = fault
@@ -377,21 +379,21 @@ impl TargetCore {
         if !(planted("error-entry-missing") && queue.qid > 0) {
             queue.shared.errors.record(entry);
         }
-        // From the first error on, so that only a flood uses the allowance up.
+        // The interval starts with the first error, so that only a flood uses up the allowance.
         if self.log_refill_at.is_none() {
             self.log_refill_at = Some(self.polled_at + LOG_REFILL_INTERVAL);
         }
         response
     }
 
-    /// The response of a call with a stale handle: there is no queue to answer for.
+    /// The response to a call with a stale queue handle.
     fn stale(&mut self, command_id: u16) -> Cqe {
         self.counters.stale_queues.add(1);
         Cqe::new(command_id, Status::ABORTED_SQ_DELETION)
     }
 }
 
-/// What the error log needs to know of a command.
+/// Fields of a command for the error log.
 #[derive(Clone, Copy, Debug)]
 struct FailedCommand {
     opcode: u8,

@@ -1,7 +1,7 @@
-//! The published configuration, in the shape in which cores look things up.
+//! The published configuration in a form for lookups on the I/O path.
 //!
-//! A change builds a new [`TargetView`] and swaps it in; a core takes it over between two polls.
-//! What a core holds never changes under its feet.
+//! A change builds a new [`TargetView`] and publishes it. A core adopts it between two polls, so
+//! the view that a core uses never changes during a command.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -21,50 +21,52 @@ pub(crate) fn is_valid_nsid(nsid: u32) -> bool {
     nsid != 0 && nsid <= NAMESPACE_ID_MAX
 }
 
-/// Everything that is served, as one immutable value.
+/// The complete configuration as one immutable value.
 #[derive(Clone)]
 pub(crate) struct TargetView {
-    /// Counts changes; a core that has an older one has to take this over.
+    /// Number of changes. A core with an older epoch has to adopt this view.
     pub(crate) epoch: u32,
     /// Generation Counter of the discovery log (Base 2.1 §5.1.12.3.1).
     pub(crate) generation: u64,
     /// Subsystems by slot. A slot is not reused while a controller refers to it.
     pub(crate) subsystems: Vec<Option<Arc<SubsystemView>>>,
     pub(crate) ports: Vec<PortConfig>,
-    /// The hosts that exports name.
+    /// The hosts that exports list.
     pub(crate) listed_hosts: Arc<BTreeSet<String>>,
-    /// The devices by place; a place is free where there is none.
+    /// The devices by index; `None` where the index is free.
     pub(crate) devices: Vec<Option<PlacedDevice>>,
 }
 
-/// A device in its place.
+/// A device at its index.
 #[derive(Clone)]
 pub(crate) struct PlacedDevice {
     pub(crate) device: Arc<dyn Device>,
-    /// The epoch that it came with: what was checked before was about another one.
+    /// The epoch in which it was added. Commands that were checked in an earlier epoch refer to
+    /// another device.
     pub(crate) since: u32,
 }
 
 /// One subsystem.
 pub(crate) struct SubsystemView {
     pub(crate) config: SubsystemConfig,
-    /// Index is the namespace identifier less one, up to the highest active identifier.
+    /// By namespace identifier minus one, up to the highest active identifier.
     pub(crate) namespaces: Vec<Option<NamespaceView>>,
-    /// Bit per device that a namespace uses and that has a volatile write cache.
+    /// One bit for each device of a namespace that has a volatile write cache.
     pub(crate) volatile_devices: u128,
-    /// How long its commands take and how they fail.
+    /// Latencies and error counts of its commands.
     pub(crate) measures: Arc<SubsystemMeasures>,
-    /// Its hosts are on their way out and nobody comes in.
+    /// Its hosts are being disconnected, and Connects are refused.
     pub(crate) leaving: bool,
-    /// How often all associations were ended so that hosts identify its namespaces again.
+    /// Number of times that all associations were ended so that hosts identify its namespaces
+    /// again.
     pub(crate) incarnation: u32,
 }
 
-/// One namespace: what an I/O command is checked against.
+/// The properties of one namespace against which I/O commands are checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NamespaceView {
     pub(crate) block_count: u64,
-    /// Largest read, write or compare in blocks: what MDTS and the device allow.
+    /// Largest read, write or compare in blocks, limited by MDTS and the device.
     pub(crate) transfer_max_blocks: u32,
     pub(crate) device: u8,
     /// Base-two logarithm of the block size.
@@ -74,13 +76,13 @@ pub(crate) struct NamespaceView {
     pub(crate) deallocate: Deallocate,
 }
 
-/// Time for a transport to end the connections of an association that is over: until then a command
-/// may be in execution whose host has gone.
+/// Time for a transport to close the connections of an ended association. Until then, commands
+/// whose host is gone may still be in execution.
 const QUEUE_END_MAX: Nanos = Nanos::from_secs(2);
 
-/// The longest time for which a request may still take effect after its association has ended. The
-/// same whatever devices a subsystem has: one that joins later must not make untrue what hosts were
-/// told when they attached.
+/// The longest time for which a request may still take effect after its association has ended. It
+/// does not depend on the devices of a subsystem, because devices that are added later must not
+/// exceed the value that hosts read when they connected.
 pub(crate) const QUIESCE_TIME_MAX: Nanos =
     Nanos(QUEUE_END_MAX.0 + GIVEN_UP_MAX.0 + ABANDONED_MAX.0);
 
@@ -91,7 +93,7 @@ impl NamespaceView {
         Self {
             block_count: geometry.block_count,
             transfer_max_blocks: transfer_max_blocks.min(geometry.max_transfer_blocks),
-            // Checked by the configuration: fewer than 128 devices.
+            // The configuration was checked for fewer than 128 devices.
             device: config.device.0 as u8,
             block_shift: geometry.block_size.trailing_zeros() as u8,
             read_only: (config.read_only && !planted("read-only-configured")) || geometry.read_only,
@@ -102,7 +104,7 @@ impl NamespaceView {
 }
 
 impl SubsystemView {
-    /// The view of a checked configuration, with transfers of at most `transfer_max_bytes`.
+    /// The view of a checked configuration with transfers of at most `transfer_max_bytes`.
     pub(crate) fn new(
         config: SubsystemConfig,
         transfer_max_bytes: u32,
@@ -133,7 +135,7 @@ impl SubsystemView {
         }
     }
 
-    /// The same in that incarnation.
+    /// The same view with the incarnation `incarnation`.
     pub(crate) fn in_incarnation(self, incarnation: u32) -> Self {
         Self {
             incarnation,
@@ -141,12 +143,12 @@ impl SubsystemView {
         }
     }
 
-    /// Whether its hosts are on their way out.
+    /// Whether its hosts are being disconnected.
     pub(crate) fn is_leaving(&self) -> bool {
         self.leaving
     }
 
-    /// The same with its hosts on their way out.
+    /// The same view with its hosts being disconnected.
     pub(crate) fn retired(&self) -> Self {
         Self {
             config: self.config.clone(),
@@ -158,7 +160,7 @@ impl SubsystemView {
         }
     }
 
-    /// Indices of the devices behind the namespaces, each once.
+    /// Indices of the namespaces' devices, each once.
     pub(crate) fn devices(&self) -> BTreeSet<usize> {
         let namespaces = self.namespaces.iter().flatten();
         namespaces.map(|view| usize::from(view.device)).collect()
@@ -188,7 +190,7 @@ impl SubsystemView {
             .map(|(nsid, _)| nsid)
     }
 
-    /// Whether any namespace has a volatile write cache now.
+    /// Whether any namespace currently has a volatile write cache.
     pub(crate) fn has_volatile_cache(&self) -> bool {
         self.volatile_devices != 0
     }
@@ -199,13 +201,13 @@ impl SubsystemView {
         !self.leaving && (self.config.allow_any_host || named())
     }
 
-    /// Whether it is offered at a port.
+    /// Whether it is available at a port.
     pub(crate) fn is_at(&self, port: PortId) -> bool {
         self.config.ports.contains(&port)
     }
 
-    /// Whether hosts that are attached may go on with `other`: nothing has changed that they read
-    /// when they attach, and no namespace identifier leads to a different disk.
+    /// Whether connected hosts may continue with `other`: the values that they read when they
+    /// connected are unchanged, and each namespace identifier still refers to the same disk.
     pub(crate) fn is_known_as(&self, other: &Self) -> bool {
         let known = |config: &SubsystemConfig| {
             let SubsystemConfig {
@@ -221,7 +223,7 @@ impl SubsystemView {
 }
 
 impl TargetView {
-    /// Gathers the hosts that exports name, after a change.
+    /// Collects the hosts that exports list, after a change.
     pub(crate) fn gather_hosts(&mut self) {
         let subsystems = self.subsystems.iter().flatten();
         let closed = subsystems.filter(|view| !view.config.allow_any_host);
@@ -229,17 +231,17 @@ impl TargetView {
         self.listed_hosts = Arc::new(hosts.collect());
     }
 
-    /// Whether any export names hosts.
+    /// Whether any export lists hosts.
     pub(crate) fn has_lists(&self) -> bool {
         !self.listed_hosts.is_empty()
     }
 
-    /// Whether an export names this host.
+    /// Whether an export lists this host.
     pub(crate) fn lists(&self, host_nqn: &str) -> bool {
         self.listed_hosts.contains(host_nqn)
     }
 
-    /// The live subsystem in a slot.
+    /// The subsystem in a slot, if it is configured.
     #[inline]
     pub(crate) fn subsystem(&self, slot: u32) -> Option<&SubsystemView> {
         self.subsystems.get(slot as usize)?.as_deref()
@@ -253,21 +255,21 @@ impl TargetView {
         })
     }
 
-    /// The device in a place.
+    /// The device with an index.
     pub(crate) fn device(&self, place: usize) -> Option<&Arc<dyn Device>> {
         let placed = self.devices.get(place)?.as_ref()?;
         Some(&placed.device)
     }
 
-    /// Whether the device in a place is the one that was there in an earlier epoch.
+    /// Whether the device with an index is the one that had it in an earlier epoch.
     pub(crate) fn had_device(&self, place: u8, epoch: u32) -> bool {
         let placed = self.devices.get(usize::from(place));
         let placed = placed.and_then(Option::as_ref);
-        // Epochs go round; no work lasts for half of them.
+        // Epochs wrap around. No work lasts for half of their range.
         placed.is_some_and(|placed| epoch.wrapping_sub(placed.since) < 1 << 31)
     }
 
-    /// Whether a namespace uses the device in a place.
+    /// Whether a namespace uses the device with an index.
     pub(crate) fn uses(&self, device: DeviceIndex) -> bool {
         let subsystems = self.subsystems.iter().flatten();
         let mut namespaces = subsystems.flat_map(|view| &view.config.namespaces);

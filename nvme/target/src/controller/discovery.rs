@@ -1,8 +1,9 @@
-//! The discovery log (Base 2.1 §5.1.12.3.1): what a host may see and can reach.
+//! The discovery log (Base 2.1 §5.1.12.3.1).
 //!
-//! An entry is shown when the subsystem lets the host in, and when its port has the address family
-//! of the port that the host came in by: a host that came by IPv4 cannot be sent to an IPv6
-//! address. Ports that listen on every address are told by the one that the host came in by.
+//! An entry is listed if its subsystem allows the host and its port has the same address family as
+//! the port to which the host connected, because a host that connected by IPv4 may not reach an
+//! IPv6 address. For a port that listens on every address, the log reports the address to which the
+//! host connected.
 
 use std::borrow::Cow;
 use std::net::IpAddr;
@@ -22,18 +23,18 @@ use crate::config::{PortConfig, PortId, TransportKind};
 use crate::page::Page;
 use crate::view::{SubsystemView, TargetView};
 
-/// The port by which the log tells of its own discovery subsystem: the one that the host came in
-/// by. Base 2.1 §5.1.12.3.1, SUBTYPE 03h.
+/// The port in the entry of the discovery subsystem itself: the one to which the host connected.
+/// Base 2.1 §5.1.12.3.1, SUBTYPE 03h.
 fn current(view: &TargetView, arrival: PortId) -> Option<&PortConfig> {
     view.port(arrival)
 }
 
-/// How many records a host that came in by a port is shown.
+/// Number of log entries for a host that connected to the port `arrival`.
 pub(crate) fn count(view: &TargetView, host_nqn: &str, arrival: PortId) -> usize {
     entries(view, host_nqn, arrival).count() + usize::from(current(view, arrival).is_some())
 }
 
-/// The subsystems, each with its ports, that a host which came in by a port is shown.
+/// The subsystems, each with its ports, in the log of a host that connected to the port `arrival`.
 pub(crate) fn entries<'a>(
     view: &'a TargetView,
     host_nqn: &'a str,
@@ -57,7 +58,7 @@ pub(crate) fn entries<'a>(
     })
 }
 
-/// Whether a host's log is another after a change.
+/// Whether a change of the configuration changes a host's log.
 pub(crate) fn differs(
     before: &TargetView,
     after: &TargetView,
@@ -74,7 +75,7 @@ pub(crate) fn differs(
         && !planted("discovery-change-untold")
 }
 
-/// Writes the log of a host that came in by a port, at one of the target's addresses.
+/// Writes the log of a host that connected to a port at one of the target's addresses.
 pub(crate) fn write(
     page: &mut Page<'_>,
     view: &TargetView,
@@ -96,15 +97,16 @@ pub(crate) fn write(
         page.put_with(|| {
             let subtype = SubsystemType::CURRENT_DISCOVERY;
             let mut entry = entry(DISCOVERY_NQN, subtype, port, reached_at);
-            // Base 2.1 §5.1.12.3.1, EPCSD: a discovery controller with Keep Alive stays.
+            // Base 2.1 §5.1.12.3.1, EPCSD: a discovery controller with Keep Alive supports
+            // persistent connections.
             entry.eflags = EntryFlags::new().with_epcsd(true);
             entry
         });
     }
 }
 
-/// The address to tell of a port. One that listens on every address is reached where the host has
-/// reached us; an IPv4 host of an IPv6 socket is told the IPv4 address.
+/// The address and family to report for a port. For a port that listens on every address, this is
+/// the address to which the host connected; an IPv4 host of an IPv6 socket gets the IPv4 address.
 fn advertised(port: &PortConfig, reached_at: Option<IpAddr>) -> (Cow<'_, str>, bool) {
     let everywhere = port
         .address
@@ -116,7 +118,7 @@ fn advertised(port: &PortConfig, reached_at: Option<IpAddr>) -> (Cow<'_, str>, b
     }
 }
 
-/// One record.
+/// One log entry.
 fn entry(
     nqn: &str,
     subtype: SubsystemType,

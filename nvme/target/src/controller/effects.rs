@@ -1,5 +1,5 @@
-//! What commands and features do beyond their own answer: log pages 05h and 12h (Base 2.1
-//! §5.1.12.1.6 and §5.1.12.1.18).
+//! The effects logs of commands and features: log pages 05h and 12h (Base 2.1 §5.1.12.1.6 and
+//! §5.1.12.1.18).
 
 use nvme_spec::command::{AdminOpcode, CommandSet, IoOpcode};
 use nvme_spec::log::{CommandEffects, CommandsSupported};
@@ -11,14 +11,14 @@ use crate::admin;
 /// Bytes of log page 05h.
 pub(crate) const COMMANDS_BYTES: u64 = size_of::<CommandsSupported>() as u64;
 
-/// Log page 12h: per feature four bytes, of which the supported bit and the scope lie where they
-/// lie for a command.
+/// Log page 12h: four bytes per feature, with the supported bit and the scope at the same positions
+/// as for a command.
 type FeatureEffects = [CommandEffects; 256];
 
 /// Bytes of log page 12h.
 pub(crate) const FEATURES_BYTES: u64 = size_of::<FeatureEffects>() as u64;
 
-/// I/O commands, and whether they change what a namespace holds.
+/// I/O commands, and whether they change the content of a namespace.
 const IO_COMMANDS: [(IoOpcode, bool); 6] = [
     (IoOpcode::FLUSH, false),
     (IoOpcode::WRITE, true),
@@ -28,9 +28,9 @@ const IO_COMMANDS: [(IoOpcode, bool); 6] = [
     (IoOpcode::DATASET_MANAGEMENT, true),
 ];
 
-/// Commands Supported and Effects. A command set that is not there has a page without I/O commands:
-/// tools ask for the zoned one as soon as CAP.CSS tells of command sets, and show nothing
-/// otherwise.
+/// Commands Supported and Effects. The page of an unsupported command set has no I/O commands. It
+/// is not an error, because tools read the page of the zoned command set whenever CAP.CSS reports
+/// several command sets, and show nothing if that fails.
 pub(crate) fn commands(kind: ControllerKind, csi: CommandSet) -> CommandsSupported {
     let mut page = CommandsSupported::new_zeroed();
     let supported = CommandEffects::new().with_csupp(true);

@@ -1,7 +1,8 @@
-//! Asynchronous events of one controller: what happened, what the host was told, what it waits for.
+//! Asynchronous events of one controller: pending and reported events, and the requests that wait
+//! for them.
 //!
-//! Base 2.1 §5.1.2: an event is reported once and then masked until the host
-//! reads the event's log page with Retain Asynchronous Event cleared.
+//! Base 2.1 §5.1.2: an event is reported once and then masked until the host reads the event's log
+//! page with Retain Asynchronous Event cleared.
 
 use arrayvec::ArrayVec;
 use nvme_spec::command::LogPageId;
@@ -15,7 +16,7 @@ pub(crate) const EVENT_REQUESTS_MAX: usize = 4;
 /// The kinds of events that this target raises.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum EventKind {
-    /// A device answered with an internal error.
+    /// A device returned an internal error.
     InternalError,
     /// Health: reliability degraded, or media in read-only mode.
     Reliability,
@@ -23,7 +24,7 @@ pub(crate) enum EventKind {
     Temperature,
     /// Health: the available spare fell below its threshold.
     Spare,
-    /// Namespaces came, went or changed.
+    /// Namespaces were added, removed or changed.
     NamespaceAttribute,
     /// The discovery log changed.
     DiscoveryLog,
@@ -63,7 +64,7 @@ impl EventKind {
         }
     }
 
-    /// Whether the host wants it (Base 2.1 §5.1.25.1.5). Error events cannot be switched off.
+    /// Whether the host has enabled it (Base 2.1 §5.1.25.1.5). Error events cannot be disabled.
     const fn is_enabled(self, configuration: AsyncEventConfiguration) -> bool {
         match self {
             Self::InternalError => true,
@@ -80,33 +81,33 @@ impl EventKind {
     }
 }
 
-/// Where one kind of event stands.
+/// The state of one kind of event.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum EventState {
-    /// Nothing to tell.
+    /// No event.
     #[default]
     Clear,
-    /// Happened; the next request reports it.
+    /// Raised; the next request reports it.
     Pending,
     /// Reported; masked until the log page is read.
     Reported,
 }
 
-/// An Asynchronous Event Request that waits.
+/// An outstanding Asynchronous Event Request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct EventRequest {
     pub(crate) tag: u64,
     pub(crate) command_id: u16,
 }
 
-/// What became of a new request.
+/// The result of a new request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RequestOutcome {
-    /// Answered at once with this event.
+    /// It completes immediately with this event.
     Event(AsyncEvent),
     /// It waits.
     Held,
-    /// There are as many as may be.
+    /// The limit of outstanding requests is reached.
     LimitExceeded,
 }
 
@@ -118,8 +119,8 @@ pub(crate) struct Events {
 }
 
 impl Events {
-    /// Something happened. Suppressed while an event of its kind is pending or masked: the host
-    /// will see it in the log page that it has yet to read.
+    /// Raises an event. Suppressed while an event of its kind is pending or masked, because the
+    /// host still has to read the log page that shows it.
     pub(crate) fn raise(&mut self, kind: EventKind, configuration: AsyncEventConfiguration) {
         let state = &mut self.states[kind.index()];
         if planted("event-lost-without-request") && self.requests.is_empty() {
@@ -136,11 +137,11 @@ impl Events {
             return None;
         }
         let event = self.take_pending()?;
-        // The oldest request is answered first.
+        // The oldest request completes first.
         Some((self.requests.remove(0), event))
     }
 
-    /// A request came.
+    /// Handles a new request.
     pub(crate) fn request(&mut self, request: EventRequest) -> RequestOutcome {
         if let Some(event) = self.take_pending() {
             return RequestOutcome::Event(event);
@@ -169,7 +170,7 @@ impl Events {
         Some(kind.event())
     }
 
-    /// The host read a log page without retaining events: its kinds may be raised again.
+    /// Unmasks the events of a log page that the host read without retaining them.
     pub(crate) fn log_read(&mut self, page: LogPageId) {
         for kind in KINDS {
             if kind.event().log_page() == page {
@@ -178,12 +179,12 @@ impl Events {
         }
     }
 
-    /// Whether a request waits.
+    /// Whether a request is outstanding.
     pub(crate) fn has_requests(&self) -> bool {
         !self.requests.is_empty()
     }
 
-    /// Takes a waiting request back, by its command identifier.
+    /// Removes and returns an outstanding request by its command identifier.
     pub(crate) fn abort(&mut self, command_id: u16) -> Option<EventRequest> {
         let index = self
             .requests
@@ -192,7 +193,7 @@ impl Events {
         Some(self.requests.remove(index))
     }
 
-    /// Forgets everything, and hands out the requests that waited.
+    /// Clears all events and returns the outstanding requests.
     pub(crate) fn reset(&mut self) -> ArrayVec<EventRequest, EVENT_REQUESTS_MAX> {
         std::mem::take(self).requests
     }
@@ -242,7 +243,7 @@ mod tests {
         assert_eq!(events.next_report(), Some((request(2), event)));
     }
 
-    /// Base 2.1 §5.1.2: without a request an event waits, and reading its log takes it back.
+    /// Base 2.1 §5.1.2: without a request an event stays pending, and reading its log clears it.
     #[test]
     fn an_event_waits_for_a_request() {
         let mut events = Events::default();
@@ -255,7 +256,7 @@ mod tests {
         assert_eq!(events.request(request(2)), RequestOutcome::Held);
     }
 
-    /// Base 2.1 §5.1.25.1.5: what the host did not ask for is not reported.
+    /// Base 2.1 §5.1.25.1.5: an event that the host did not enable is not reported.
     #[test]
     fn what_is_not_enabled_is_not_raised() {
         let mut events = Events::default();

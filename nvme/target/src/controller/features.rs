@@ -1,7 +1,7 @@
 //! Features: Set Features and Get Features (Base 2.1 §5.1.25, §5.1.11; NVM 1.1 §4.1.3).
 //!
-//! No feature is saveable: what the host sets lasts until a controller level reset, and the saved
-//! value is the default.
+//! No feature is saveable: values set by the host last until a controller level reset, and the
+//! saved value is the default.
 
 use nvme_spec::command::{AdminOpcode, FeatureId, FeatureSelect, Sqe};
 use nvme_spec::features::{
@@ -23,18 +23,19 @@ use crate::io::{DataContext, namespace};
 use crate::status::{Fault, byte};
 use crate::view::{SubsystemView, is_valid_nsid};
 
-/// Composite temperature and no sensor: TMPSEL values that are known (Base 2.1 §5.1.25.1.3).
+/// Supported TMPSEL values: the composite temperature, and all sensors in Set Features (Base 2.1
+/// §5.1.25.1.3).
 const COMPOSITE: u8 = 0;
 const ALL_SENSORS: u8 = 0xf;
 
-/// The features of one controller, as the host set them.
+/// Current feature values of one controller.
 #[derive(Clone, Debug)]
 pub(crate) struct Features {
     arbitration: u32,
     power: PowerManagement,
     over_temperature_kelvin: u16,
     under_temperature_kelvin: u16,
-    /// TLER by namespace identifier less one; the namespaces beyond have the default.
+    /// TLER by namespace identifier minus one. Namespaces beyond the end have the default.
     recovery: Vec<ErrorRecovery>,
     write_cache: bool,
     write_atomicity: WriteAtomicity,
@@ -47,7 +48,7 @@ pub(crate) struct Features {
 }
 
 impl Features {
-    /// Defaults, with the keep-alive time of Connect.
+    /// Default values, with the Keep Alive Timeout of Connect.
     pub(crate) fn new(keep_alive_ms: u32, now: Nanos) -> Self {
         Self {
             arbitration: 0,
@@ -66,12 +67,12 @@ impl Features {
         }
     }
 
-    /// A controller level reset: all but the keep-alive time goes back to its default.
+    /// Controller level reset: restores all defaults except the Keep Alive Timeout.
     pub(crate) fn reset(&mut self, now: Nanos) {
         *self = Self::new(self.keep_alive_ms, now);
     }
 
-    /// Whether the host asked for any health event.
+    /// Whether the host has enabled any health event.
     pub(crate) fn wants_health_events(&self) -> bool {
         let wanted = self.async_events;
         wanted.spare()
@@ -93,17 +94,18 @@ impl Features {
     }
 }
 
-/// What is constant about a feature.
+/// Constant properties of a feature.
 #[derive(Clone, Copy)]
 struct Known {
     changeable: bool,
     namespace_specific: bool,
-    /// Bytes of data; 0: the value is a dword.
+    /// Bytes of data; 0 if the value is a dword.
     data_bytes: u32,
 }
 
-/// The features of a kind of controller; `None`: not supported, which is Invalid Field (Base 2.1
-/// §5.1.25). Discovery controllers: Base 2.1 §3.1.3.3 and its table of features.
+/// The properties of a feature for a kind of controller. `None` if it is not supported, which is
+/// Invalid Field (Base 2.1 §5.1.25). Discovery controllers: Base 2.1 §3.1.3.3 and its table of
+/// features.
 fn known(kind: ControllerKind, fid: FeatureId) -> Option<Known> {
     let value = Known {
         changeable: true,
@@ -135,7 +137,7 @@ fn known(kind: ControllerKind, fid: FeatureId) -> Option<Known> {
             data_bytes: 512,
             ..value
         }),
-        // Base 2.1 §5.1.25.1.28: over fabrics Connect sets it, and nothing else can.
+        // Base 2.1 §5.1.25.1.28: over fabrics only Connect can set it.
         FeatureId::HOST_IDENTIFIER => Some(Known {
             changeable: false,
             data_bytes: 16,
@@ -145,7 +147,8 @@ fn known(kind: ControllerKind, fid: FeatureId) -> Option<Known> {
     }
 }
 
-/// Features that a kind of controller supports, for the log of their effects.
+/// Features that a kind of controller supports, and whether each is namespace specific, for the
+/// effects log.
 pub(crate) fn supported(kind: ControllerKind) -> impl Iterator<Item = (FeatureId, bool)> {
     (0..=u8::MAX).filter_map(move |fid| {
         let fid = FeatureId(fid);
@@ -154,7 +157,7 @@ pub(crate) fn supported(kind: ControllerKind) -> impl Iterator<Item = (FeatureId
 }
 
 impl Controller {
-    /// Set Features: refuses it, obeys it, or asks for its data first.
+    /// Checks Set Features. Executes it unless the feature has data, which has to be moved first.
     pub(crate) fn set_features(
         &mut self,
         sqe: &Sqe,
@@ -171,12 +174,12 @@ impl Controller {
         check_uuid(command.uuid.uuid_index())?;
         self.check_scope(sqe.nsid.get(), known, context)?;
         let nsid = sqe.nsid.get();
-        // Base 2.1 §4.4: a feature of the controller cannot be set for one namespace.
+        // Base 2.1 §4.4: a feature of controller scope cannot be set for one namespace.
         if !known.namespace_specific && nsid != 0 && nsid != NSID_BROADCAST {
             return Err(Fault::new(Status::FEATURE_NOT_NAMESPACE_SPECIFIC).at(byte::NSID));
         }
         if !known.changeable {
-            // Base 2.1 §5.1.25.1.28: a Host Identifier set over fabrics is a sequence error.
+            // Base 2.1 §5.1.25.1.28: setting the Host Identifier over fabrics is a sequence error.
             return Err(Fault::new(Status::COMMAND_SEQUENCE_ERROR).at(byte::CDW10));
         }
         if known.data_bytes > 0 {
@@ -186,8 +189,9 @@ impl Controller {
         self.set_value(sqe, fid, command.cdw11.get(), context)
     }
 
-    /// Base 2.1 §4.4: the NSID of Get Features and Set Features. A feature of the controller takes
-    /// 0h, FFFFFFFFh and any valid identifier; Set Features then refuses the last.
+    /// Base 2.1 §4.4: checks the NSID of Get Features and Set Features. A feature of controller
+    /// scope accepts 0h, FFFFFFFFh and any valid identifier; Set Features then refuses a valid
+    /// identifier.
     fn check_scope(
         &self,
         nsid: u32,
@@ -202,7 +206,7 @@ impl Controller {
             }
             return Ok(());
         }
-        // A discovery controller has no namespaces, so no identifier is valid there.
+        // A discovery controller has no namespaces, so no namespace identifier is valid.
         let has_namespaces = self.kind == ControllerKind::Io;
         if nsid == 0 || nsid == NSID_BROADCAST || (has_namespaces && is_valid_nsid(nsid)) {
             return Ok(());
@@ -210,7 +214,7 @@ impl Controller {
         Err(gone)
     }
 
-    /// Obeys Set Features for a feature whose value is Command Dword 11.
+    /// Executes Set Features for a feature whose value is Command Dword 11.
     fn set_value(
         &mut self,
         sqe: &Sqe,
@@ -249,8 +253,8 @@ impl Controller {
             }
             FeatureId::KEEP_ALIVE_TIMER if planted("keep-alive-change-ignored") => {}
             FeatureId::KEEP_ALIVE_TIMER => {
-                // Base 2.1 §5.1.25.1.15 and §4.2.3.1: a time beyond what is supported is
-                // Keep Alive Timeout Invalid.
+                // Base 2.1 §5.1.25.1.15 and §4.2.3.1: a value above the supported maximum is Keep
+                // Alive Timeout Invalid.
                 if value > keep_alive_max_ms(self.kind) {
                     let invalid = Fault::new(Status::KEEP_ALIVE_TIMEOUT_INVALID);
                     return Err(invalid.at(byte::CDW11));
@@ -289,7 +293,7 @@ impl Controller {
         }
         let table = &mut self.features.recovery;
         if nsid == NSID_BROADCAST {
-            // Namespaces that are added later included.
+            // Includes namespaces that are added later.
             *table = vec![recovery; NAMESPACE_ID_MAX as usize];
         } else {
             let index = nsid as usize - 1;
@@ -301,15 +305,15 @@ impl Controller {
         Ok(())
     }
 
-    /// Base 2.1 §5.1.25.1.4. Off means off: every later write of this controller is durable when it
-    /// completes, and what was cached before is flushed before this command completes.
+    /// Base 2.1 §5.1.25.1.4. While the cache is disabled, every later write of this controller is
+    /// durable when it completes, and data cached before is flushed before this command completes.
     fn set_write_cache(
         &mut self,
         value: u32,
         context: &AdminContext<'_>,
     ) -> Result<AdminStep, Fault> {
-        // VWC.present is always 1, so the feature is always there: it also applies to namespaces
-        // with a volatile cache that are added later.
+        // VWC.present is always 1, so the feature is always supported. It also applies to
+        // namespaces with a volatile cache that are added later.
         let enabled = VolatileWriteCache::from_bits(value).wce();
         self.features.write_cache = enabled;
         self.shared
@@ -317,7 +321,7 @@ impl Controller {
         let has_cache = self
             .subsystem(context.view)
             .is_some_and(SubsystemView::has_volatile_cache);
-        // Also where it is off already: the flush of an earlier command may be under way or have
+        // Also if it is already disabled: the flush of an earlier command may be under way or have
         // failed.
         if !enabled && has_cache && !planted("write-cache-off-unflushed") {
             Ok(AdminStep::FlushAll)
@@ -326,7 +330,7 @@ impl Controller {
         }
     }
 
-    /// Base 2.1 §5.1.25.2.1: before the first I/O queue, and never 65,536 of them.
+    /// Base 2.1 §5.1.25.2.1: valid only before the first I/O queue, and never for 65,536 queues.
     fn set_queues(
         &mut self,
         wanted: NumberOfQueues,
@@ -344,14 +348,15 @@ impl Controller {
         if entry.is_some_and(|entry| !entry.io_queues.is_empty()) {
             return Err(Fault::new(Status::COMMAND_SEQUENCE_ERROR).at(byte::CDW10));
         }
-        // Over fabrics a submission queue has its own completion queue: the smaller count decides.
+        // Over fabrics each submission queue has its own completion queue, so the smaller count
+        // applies.
         let granted = wanted.nsq().min(wanted.ncq()).min(limit) as u16;
         self.shared.grant_io_queues(granted);
         Ok(queues_granted(granted))
     }
 
-    /// Base 2.1 §5.1.25.1.5: an event that OAES does not offer is Invalid Field. Health events need
-    /// no offer.
+    /// Base 2.1 §5.1.25.1.5: enabling an event that OAES does not report is Invalid Field. Health
+    /// events are not in OAES.
     fn set_events(&mut self, wanted: AsyncEventConfiguration) -> Result<(), Fault> {
         let offered = AsyncEventConfiguration::new();
         let offered = match self.kind {
@@ -372,7 +377,7 @@ impl Controller {
         Ok(())
     }
 
-    /// Get Features: refuses it, answers it, or asks for room for its data.
+    /// Checks Get Features. Executes it unless the feature has data, which needs a buffer first.
     pub(crate) fn get_features(
         &self,
         sqe: &Sqe,
@@ -400,7 +405,7 @@ impl Controller {
             _ => return Err(Fault::field(byte::CDW10)),
         };
         let nsid = sqe.nsid.get();
-        // Base 2.1 §5.1.11: a namespace specific value is that of one namespace.
+        // Base 2.1 §5.1.11: Get Features of a namespace specific feature needs one namespace.
         if known.namespace_specific && nsid == NSID_BROADCAST {
             return Err(Fault::new(Status::INVALID_NAMESPACE_OR_FORMAT).at(byte::NSID));
         }
@@ -424,7 +429,8 @@ impl Controller {
         Ok(AdminStep::Answer(u64::from(value)))
     }
 
-    /// Number of Queues: what was granted, or by default, what can be.
+    /// Number of Queues: the granted number for the current value, otherwise the largest possible
+    /// one.
     fn queues_value(&self, current: bool, context: &AdminContext<'_>) -> u32 {
         let limit = self
             .subsystem(context.view)
@@ -437,7 +443,7 @@ impl Controller {
         queues_granted(granted).into_bits()
     }
 
-    /// Executes Get Features into its data, or Set Features from it.
+    /// Executes Get Features or Set Features with its data.
     pub(crate) fn execute_feature(
         &mut self,
         work: &AdminWork,
@@ -467,8 +473,8 @@ impl Controller {
             }
             FeatureId::HOST_BEHAVIOR => {
                 let (behavior, _) = HostBehavior::read_from_prefix(data).map_err(|_| bad_data)?;
-                // Base 2.1 §5.1.25.1.14: each switch is 0 or 1; formats and features that are not
-                // supported cannot be switched on.
+                // Base 2.1 §5.1.25.1.14: each field is 0 or 1, and unsupported formats and features
+                // cannot be enabled.
                 let switches = [
                     behavior.acre,
                     behavior.etdas,
@@ -486,14 +492,14 @@ impl Controller {
     }
 }
 
-/// Copies a value to the front of the data, which admission made large enough.
+/// Copies a value to the start of the data, which admission made large enough.
 fn copy(data: &mut [u8], value: &[u8]) -> Result<(), Fault> {
     let target = data.get_mut(..value.len()).ok_or(Fault::field(byte::SGL))?;
     target.copy_from_slice(value);
     Ok(())
 }
 
-/// Base 2.1 §8.1.28: there is no UUID list, so no index selects anything.
+/// Base 2.1 §8.1.28: there is no UUID list, so only index 0 is valid.
 fn check_uuid(index: u8) -> Result<(), Fault> {
     if index == 0 {
         Ok(())
@@ -502,7 +508,7 @@ fn check_uuid(index: u8) -> Result<(), Fault> {
     }
 }
 
-/// Base 2.1 §5.1.25.1.3: the threshold that Command Dword 11 of Get Features selects.
+/// Base 2.1 §5.1.25.1.3: the threshold selected by Command Dword 11 of Get Features.
 fn threshold(features: &Features, selector: u32) -> Result<TemperatureThreshold, Fault> {
     let selector = TemperatureThreshold::from_bits(selector);
     if selector.tmpsel() != COMPOSITE {
@@ -518,7 +524,7 @@ fn threshold(features: &Features, selector: u32) -> Result<TemperatureThreshold,
         .with_thsel(selector.thsel()))
 }
 
-/// Dword 0 for a number of granted queues, at least 1.
+/// Dword 0 for a number of granted queues, which is at least 1.
 fn queues_granted(queues: u16) -> NumberOfQueues {
     let zero_based = queues.saturating_sub(1);
     NumberOfQueues::new()
@@ -526,7 +532,7 @@ fn queues_granted(queues: u16) -> NumberOfQueues {
         .with_ncq_z(zero_based)
 }
 
-/// The value of a feature that is a dword and depends on nothing else.
+/// The value of a feature that is one dword and depends only on the features.
 fn value_of(features: &Features, fid: FeatureId, nsid: u32) -> Option<u32> {
     Some(match fid {
         FeatureId::ARBITRATION => features.arbitration,
@@ -540,7 +546,7 @@ fn value_of(features: &Features, fid: FeatureId, nsid: u32) -> Option<u32> {
             .into_bits(),
         FeatureId::WRITE_ATOMICITY => features.write_atomicity.into_bits(),
         FeatureId::ASYNC_EVENT_CONFIGURATION => features.async_events.into_bits(),
-        // The time that is kept, in milliseconds: rounded up to the granularity.
+        // The effective time in milliseconds, rounded up to the granularity.
         FeatureId::KEEP_ALIVE_TIMER => {
             u32::try_from(keep_alive_rounded_ms(features.keep_alive_ms)).unwrap_or(u32::MAX)
         }

@@ -30,12 +30,12 @@ use crate::status::{Fault, byte};
 use crate::target::PAGE_BYTES;
 use crate::view::{NamespaceView, QUIESCE_TIME_MAX, SubsystemView, is_valid_nsid};
 
-/// Warning and critical composite temperature in kelvin (Base 2.1 §5.1.13.2.1, WCTEMP: the value
-/// that it recommends, and 10 K above).
+/// Warning and critical composite temperature in kelvin (Base 2.1 §5.1.13.2.1, WCTEMP: its
+/// recommended value, and 10 K more).
 pub(crate) const WARNING_TEMPERATURE_KELVIN: u16 = 343;
 const CRITICAL_TEMPERATURE_KELVIN: u16 = 353;
 
-/// Aborts that may be outstanding, less one. Each is done before the next is looked at.
+/// Abort Command Limit, zero-based.
 pub(crate) const ABORT_LIMIT_Z: u8 = 3;
 
 /// Command Quiesce Time in milliseconds (Base 2.1 §5.1.13.2.1, CQT).
@@ -43,7 +43,7 @@ const COMMAND_QUIESCE_TIME_MS: u16 = QUIESCE_TIME_MAX.as_millis() as u16;
 
 const _: () = assert!(QUIESCE_TIME_MAX.as_millis() <= u16::MAX as u64);
 
-/// What an Identify command asks for, once it is known to be answerable.
+/// The structure that a valid Identify command selects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Question {
     Controller,
@@ -59,7 +59,7 @@ enum Question {
 }
 
 impl Controller {
-    /// Identify: refuses it, or asks for room for its data.
+    /// Checks Identify and returns the work of moving its data.
     pub(crate) fn identify(
         &self,
         sqe: &Sqe,
@@ -67,11 +67,12 @@ impl Controller {
         context: &AdminContext<'_>,
     ) -> Result<AdminStep, Fault> {
         self.question(sqe, context)?;
-        // Every structure has 4096 bytes, so this fits.
+        // Every structure has 4096 bytes, so the cast is lossless.
         admin_work(sqe, Direction::ToHost, IDENTIFY_BYTES as u32, data).map(AdminStep::Work)
     }
 
-    /// What the command asks for. An unknown structure is Invalid Field (Base 2.1 §5.1.13.1).
+    /// The structure that the command selects. An unknown one is Invalid Field (Base 2.1
+    /// §5.1.13.1).
     fn question(&self, sqe: &Sqe, context: &AdminContext<'_>) -> Result<Question, Fault> {
         let command = sqe.identify();
         let nsid = sqe.nsid.get();
@@ -80,7 +81,7 @@ impl Controller {
         }
         let cns = command.select.cns();
         if self.kind == ControllerKind::Discovery {
-            // Base 2.1 §3.1.3.3: a discovery controller has only Identify Controller.
+            // Base 2.1 §3.1.3.3: a discovery controller supports only Identify Controller.
             return match cns {
                 Cns::CONTROLLER => Ok(Question::Controller),
                 _ => Err(Fault::field(byte::CDW10)),
@@ -91,7 +92,7 @@ impl Controller {
         let csi = command.qualifier.csi();
         match cns {
             Cns::CONTROLLER => Ok(Question::Controller),
-            // Base 2.1 §5.1.13, CNS 00h: an inactive namespace has an empty structure.
+            // Base 2.1 §5.1.13, CNS 00h: the structure of an inactive namespace is zero.
             Cns::NAMESPACE if is_valid_nsid(nsid) => Ok(Question::Namespace(nsid)),
             Cns::NAMESPACE => Err(gone),
             Cns::ACTIVE_NAMESPACE_LIST => active_list(nsid),
@@ -106,7 +107,7 @@ impl Controller {
                     Err(gone)
                 }
             }
-            // NVM 1.1 §4.1.5.4; of a set that is not supported the structure is empty (Base 2.1
+            // NVM 1.1 §4.1.5.4. The structure of an unsupported command set is zero (Base 2.1
             // §5.1.13, CNS 06h).
             Cns::IO_CONTROLLER if csi == CommandSet::NVM => Ok(Question::NvmController),
             Cns::IO_CONTROLLER => Ok(Question::OtherController),
@@ -131,7 +132,8 @@ impl Controller {
         }
     }
 
-    /// Writes what the command asks for. The configuration may have changed since it was admitted.
+    /// Writes the selected structure. Checks the command again, because the configuration may have
+    /// changed since its admission.
     pub(crate) fn write_identify(
         &self,
         work: &AdminWork,
@@ -183,7 +185,7 @@ impl Controller {
         Ok(())
     }
 
-    /// Controllers of the subsystem from an identifier on (Base 2.1 §5.1.13, CNS 13h).
+    /// Controllers of the subsystem from an identifier on (Base 2.1 §5.1.13, CNS 12h and 13h).
     fn controller_list(&self, from: u16, context: &AdminContext<'_>) -> ControllerList {
         let registry = context.target.registry();
         let subsystem = self.shared.identity.subsystem;
@@ -229,8 +231,8 @@ impl Controller {
         page
     }
 
-    /// Base 2.1 §5.1.13.2.1, MSDBD: data block descriptors of one command. Several lie in a segment
-    /// in the capsule, and only keyed ones are moved.
+    /// Base 2.1 §5.1.13.2.1, MSDBD: data block descriptors of one command. Several of them have to
+    /// be in a segment in the capsule, and only keyed ones are supported.
     fn sgl_descriptors_max(&self) -> u8 {
         let segment = KEYED_BLOCKS_MAX * size_of::<SglDescriptor>();
         match self.transport {
@@ -241,7 +243,7 @@ impl Controller {
         }
     }
 
-    /// Base 2.1 §5.1.13.2.1, SGLS: what the transport can move.
+    /// Base 2.1 §5.1.13.2.1, SGLS: the SGLs that the transport supports.
     fn sgl_support(&self) -> Sgls {
         let sgls = Sgls::new()
             .with_support(SglSupport::ANY_ALIGNMENT)
@@ -253,8 +255,8 @@ impl Controller {
     }
 }
 
-/// Base 2.1 §5.1.13, CNS 02h: identifiers above the one given; the two highest have nothing above
-/// them.
+/// Base 2.1 §5.1.13, CNS 02h: lists identifiers above the given one. The two highest values are
+/// invalid.
 fn active_list(nsid: u32) -> Result<Question, Fault> {
     if nsid >= NSID_BROADCAST - 1 {
         return Err(Fault::new(Status::INVALID_NAMESPACE_OR_FORMAT).at(byte::NSID));
@@ -262,7 +264,7 @@ fn active_list(nsid: u32) -> Result<Question, Fault> {
     Ok(Question::ActiveNamespaces { after: nsid })
 }
 
-/// Base 2.1 §5.1.13, CNS 05h: a command set that the controller does not have is Invalid Field.
+/// Base 2.1 §5.1.13, CNS 05h: an unsupported command set is Invalid Field.
 fn check_set(csi: CommandSet) -> Result<(), Fault> {
     if csi == CommandSet::NVM {
         Ok(())
@@ -285,7 +287,7 @@ fn with_namespace(
     }
 }
 
-/// What only a discovery controller says of itself.
+/// Fills the fields specific to a discovery controller.
 fn fill_discovery(page: &mut IdentifyController) {
     page.sn = SpacePadded::new("discovery");
     page.mn = SpacePadded::new("Windlass discovery");
@@ -297,17 +299,17 @@ fn fill_discovery(page: &mut IdentifyController) {
     page.subnqn = to_field(DISCOVERY_NQN).unwrap_or_default();
 }
 
-/// What only an I/O controller says of itself.
+/// Fills the fields specific to an I/O controller.
 fn fill_io(page: &mut IdentifyController, subsystem: &SubsystemView) {
     let config = &subsystem.config;
     page.sn = SpacePadded::new(&config.serial);
     page.mn = SpacePadded::new(&config.model);
     page.fr = SpacePadded::new(&config.firmware);
-    // Recommended Arbitration Burst 2^6: as many as a queue holds in practice.
+    // Recommended Arbitration Burst 2^6: the usual number of commands in a queue.
     page.rab = 6;
     page.cmic = Cmic::new()
         .with_multiple_controllers(true)
-        // Listeners may be added later, and hosts read this only when they attach.
+        // Listeners may be added later, and hosts read this only when they connect.
         .with_multiple_ports(true);
     page.oaes = Oaes::new().with_namespace_attribute(true);
     page.cntrltype = ControllerType::IO;
@@ -318,7 +320,7 @@ fn fill_io(page: &mut IdentifyController, subsystem: &SubsystemView) {
     page.sqes = EntrySizes::new().with_min(IOSQES_NVM).with_max(IOSQES_NVM);
     page.cqes = EntrySizes::new().with_min(IOCQES_NVM).with_max(IOCQES_NVM);
     // Base 2.1 §5.1.13.2.1, NN and MNAN: the largest identifier that a namespace can ever have.
-    // Hosts size tables by NN when they attach, so it does not follow the current namespaces.
+    // Hosts size tables by NN when they connect, so it does not depend on the current namespaces.
     let highest = if planted("nn-counts-namespaces") {
         subsystem.namespaces.len().max(1) as u32
     } else {
@@ -332,8 +334,8 @@ fn fill_io(page: &mut IdentifyController, subsystem: &SubsystemView) {
         .with_write_zeroes(true)
         .with_save_select(true)
         .with_timestamp(true);
-    // Base 2.1 §5.1.13.2.1, VWC: always present. A namespace with a volatile cache may join later,
-    // and hosts read this field only when they attach. Namespaces without one set VWCNP.
+    // Base 2.1 §5.1.13.2.1, VWC: always present. A namespace with a volatile cache may be added
+    // later, and hosts read this field only when they connect. Namespaces without one set VWCNP.
     page.vwc = Vwc::new()
         .with_present(subsystem.has_volatile_cache() || !planted("cache-follows-namespaces"))
         .with_flush(FlushBehavior::BROADCAST_SUPPORTED);
@@ -375,7 +377,7 @@ fn namespace_page(config: &NamespaceConfig, view: &NamespaceView) -> IdentifyNam
     page
 }
 
-/// The part of Identify Namespace that all command sets share (Base 2.1 §5.1.13, CNS 08h).
+/// The I/O command set independent part of Identify Namespace (Base 2.1 §5.1.13, CNS 08h).
 fn independent_page(view: &NamespaceView) -> IndependentIdentifyNamespace {
     let mut page = IndependentIdentifyNamespace::new_zeroed();
     page.nsfeat = IndependentNsfeat::new().with_vwcnp(!view.volatile);
@@ -395,8 +397,8 @@ fn nvm_controller_page() -> NvmIdentifyController {
     page
 }
 
-/// Namespace identification descriptors (Base 2.1 §5.1.13, CNS 03h): every identifier that is
-/// there, and the command set, because CAP.CSS bit 6 is set.
+/// Namespace identification descriptors (Base 2.1 §5.1.13, CNS 03h): every configured identifier,
+/// and the command set, because CAP.CSS bit 6 is set.
 fn write_descriptors(config: &NamespaceConfig, data: &mut [u8; IDENTIFY_BYTES]) {
     let mut writer = NamespaceIdWriter::new(data);
     let identifiers = [

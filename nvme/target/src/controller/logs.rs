@@ -1,6 +1,7 @@
-//! Get Log Page (Base 2.1 §5.1.12): which pages there are, and what they hold.
+//! Get Log Page (Base 2.1 §5.1.12): the supported pages and their content.
 //!
-//! A page is produced front to back into the window that the host asked for, never held whole.
+//! A page is generated from front to back into the window that the host requested. It is never
+//! buffered completely.
 
 use nvme_spec::ascii::SpacePadded;
 use nvme_spec::command::{AdminOpcode, LogPageId, Sqe};
@@ -21,10 +22,11 @@ use crate::page::Page;
 use crate::status::{Fault, byte};
 use crate::view::NamespaceView;
 
-/// Size of a page that has another size than its contents, in bytes.
+/// Size of the Changed Namespace List in bytes.
 const CHANGED_NAMESPACES_BYTES: u64 = size_of::<ChangedNamespaces>() as u64;
 
-/// Pages of a kind of controller. Discovery controllers: Base 2.1 §3.1.3.3 and its table of logs.
+/// Whether a kind of controller supports a log page. Discovery controllers: Base 2.1 §3.1.3.3 and
+/// its table of logs.
 pub(crate) fn is_supported(kind: ControllerKind, lid: LogPageId) -> bool {
     match lid {
         LogPageId::SUPPORTED_LOG_PAGES | LogPageId::ERROR_INFORMATION => true,
@@ -39,7 +41,7 @@ pub(crate) fn is_supported(kind: ControllerKind, lid: LogPageId) -> bool {
 }
 
 impl Controller {
-    /// Get Log Page: refuses it, or asks for room for its data.
+    /// Checks Get Log Page and returns the work of moving its data.
     pub(crate) fn get_log_page(
         &self,
         sqe: &Sqe,
@@ -52,7 +54,7 @@ impl Controller {
         if !is_supported(self.kind, lid) {
             return Err(Fault::new(Status::INVALID_LOG_PAGE).at(byte::CDW10));
         }
-        // Base 2.1 §5.1.13.2.1, MDTS: holds for log pages too.
+        // Base 2.1 §5.1.13.2.1, MDTS: applies to log pages too.
         let length = u32::try_from(command.length_bytes()).ok();
         let Some(length) = length.filter(|it| *it <= context.target.transfer_max_bytes()) else {
             return Err(Fault::field(byte::CDW10));
@@ -71,7 +73,7 @@ impl Controller {
         admin_work(sqe, Direction::ToHost, length, data).map(AdminStep::Work)
     }
 
-    /// How long a page is now, in bytes.
+    /// The current size of a page in bytes.
     fn page_bytes(&self, lid: LogPageId, context: &AdminContext<'_>) -> u64 {
         match lid {
             LogPageId::SUPPORTED_LOG_PAGES => size_of::<SupportedLogPages>() as u64,
@@ -90,13 +92,13 @@ impl Controller {
         }
     }
 
-    /// The host that the controller is for.
+    /// The NQN of the controller's host.
     pub(crate) fn host_nqn(&self) -> &str {
         &self.shared.identity.host_nqn
     }
 
-    /// Writes the part of a page that the host asked for. Without Retain Asynchronous Event this
-    /// also unmasks the page's events (Base 2.1 §5.1.12, RAE).
+    /// Writes the requested part of a page. Without Retain Asynchronous Event this also unmasks the
+    /// page's events (Base 2.1 §5.1.12, RAE).
     pub(crate) fn write_log_page(
         &mut self,
         work: &AdminWork,
@@ -143,7 +145,7 @@ impl Controller {
         Ok(())
     }
 
-    /// Adds what the subsystem's devices logged themselves to the controller's error log.
+    /// Adds the entries of the devices' own error logs to the controller's error log.
     fn take_over_errors(&self, context: &AdminContext<'_>) {
         let Some(subsystem) = self.subsystem(context.view) else {
             return;
@@ -176,7 +178,7 @@ impl Controller {
     }
 }
 
-/// What single pages ask of the command.
+/// Checks the fields that only certain pages restrict.
 fn check_page(lid: LogPageId, sqe: &Sqe) -> Result<(), Fault> {
     let nsid = sqe.nsid.get();
     match lid {

@@ -13,17 +13,17 @@ use super::{Controller, ControllerKind, Effect};
 use crate::status::{Fault, byte};
 use crate::view::QUIESCE_TIME_MAX;
 
-/// The revision that is obeyed.
+/// The specification version that the target implements.
 pub(crate) const VERSION: Version = Version::V2_1;
 
 /// Unit of CAP.TO and CRTO (Base 2.1 §3.1.4.1, §3.1.4.23).
 const READY_TIMEOUT_UNIT: Nanos = Nanos::from_millis(500);
 
-/// Byte of the value of Property Set in the command.
+/// Byte offset of the value of Property Set in the command.
 const VALUE_BYTE: u16 = 48;
 
-/// Time for CSTS.RDY to follow CC.EN in units of 500 ms, for CRTO.CRWMT: a reset waits for requests
-/// in devices, and a new controller for those of an earlier association of its host.
+/// Time for CSTS.RDY to follow CC.EN in units of 500 ms, for CRTO.CRWMT. A reset waits for requests
+/// in devices, and a new controller waits for those of an earlier association of its host.
 const READY_TIMEOUT_500MS: u64 = QUIESCE_TIME_MAX
     .as_nanos()
     .div_ceil(READY_TIMEOUT_UNIT.as_nanos());
@@ -62,21 +62,22 @@ impl Controller {
         }
     }
 
-    /// Property Set: CC is the only property that can be written.
+    /// Property Set: CC is the only writable property.
     pub(crate) fn set_property(&mut self, sqe: &Sqe, now: Nanos) -> Result<Effect, Fault> {
         let property = sqe.property();
         let register = Register(property.offset.get());
         check_size(register, property.attrib.size())?;
         if register != Register::CC {
-            // Base 2.1 §6.6: CAP, VS, CSTS and CRTO are read-only, everything else is not there.
+            // Base 2.1 §6.6: CAP, VS, CSTS and CRTO are read-only, and the others do not exist.
             return Err(Fault::field(byte::CDW11));
         }
-        // The low half holds a property of 4 bytes.
+        // A property of 4 bytes is in the low half.
         let wanted = Cc::from_bits(property.sized_value() as u32);
         self.set_configuration(wanted, now)
     }
 
-    /// Obeys a write of CC (Base 2.1 §3.1.4.5). Of several changes in one write the reset counts.
+    /// Applies a write of CC (Base 2.1 §3.1.4.5). If one write changes several fields, a change of
+    /// CC.EN has precedence.
     fn set_configuration(&mut self, wanted: Cc, now: Nanos) -> Result<Effect, Fault> {
         let before = self.cc;
         if wanted.en() && before.en() && !same_when_enabled(before, wanted) {
@@ -100,7 +101,8 @@ impl Controller {
         Ok(self.apply(event, now))
     }
 
-    /// CC.EN is 1: becomes ready, or fails, when CC asks for what CAP does not offer.
+    /// Handles CC.EN set to 1: enables the controller, or fails it if CC requests what CAP does not
+    /// offer.
     fn enable(&mut self, now: Nanos) -> Effect {
         let event = if self.accepts(self.cc) {
             ControllerEvent::Enable
@@ -110,8 +112,8 @@ impl Controller {
         self.apply(event, now)
     }
 
-    /// The end of a reset: the last I/O queue is gone. A host that did not wait for CSTS.RDY before
-    /// it set CC.EN again is obeyed now.
+    /// Completes a reset after the last I/O queue has ended. If the host has set CC.EN again
+    /// without waiting for CSTS.RDY, enables the controller now.
     pub(crate) fn reset_done(&mut self, now: Nanos) -> Effect {
         let effect = self.apply(ControllerEvent::QueuesGone, now);
         if self.cc.en() {
@@ -137,8 +139,8 @@ impl Controller {
     }
 }
 
-/// Base 2.1 §6.5, §6.6: the size in the command must be the property's, and the property one of
-/// those that exist over fabrics.
+/// Base 2.1 §6.5, §6.6: the size in the command must be the property's, and the property must exist
+/// over fabrics.
 fn check_size(register: Register, size: PropertySize) -> Result<(), Fault> {
     if !register.is_for_fabrics() {
         return Err(Fault::field(byte::CDW11));
@@ -149,7 +151,7 @@ fn check_size(register: Register, size: PropertySize) -> Result<(), Fault> {
     }
 }
 
-/// Whether a write leaves alone what may only change while disabled.
+/// Whether a write keeps the fields that may change only while disabled.
 fn same_when_enabled(before: Cc, wanted: Cc) -> bool {
     before.css() == wanted.css()
         && before.mps() == wanted.mps()

@@ -1,9 +1,8 @@
-//! Health of a subsystem, gathered from its devices and from what the cores counted (Base 2.1
-//! §5.1.12.1.3).
+//! Health of a subsystem, from its devices and the cores' counters (Base 2.1 §5.1.12.1.3).
 //!
-//! The page is the controller's, and its subsystem may have several devices: conditions are those
-//! of the worst one, lifetimes those of the oldest, amounts are sums. A drive knows its whole life;
-//! of other devices only what went through this target is known.
+//! The log page describes the controller, whose subsystem may have several devices: conditions are
+//! those of the worst device, lifetimes those of the oldest, and amounts are sums. A drive reports
+//! its whole life; for other devices only the commands of this target are counted.
 
 use std::collections::BTreeSet;
 
@@ -17,27 +16,27 @@ use super::{AdminContext, Controller};
 use crate::target::Target;
 use crate::view::SubsystemView;
 
-/// Composite temperature of a subsystem in which no device has a sensor, kelvin: 25 °C. Base 2.1
-/// §5.1.12.1.3 leaves the value to the implementation and has none for "not reported"; 0 K, which
-/// tools show as -273 °C, is impossible.
+/// Composite temperature of a subsystem in which no device has a sensor, in kelvin: 25 °C. Base 2.1
+/// §5.1.12.1.3 leaves the value to the implementation and defines none for "not reported"; tools
+/// show 0 K as -273 °C.
 const NOMINAL_TEMPERATURE_KELVIN: u16 = 298;
 
-/// Available Spare Threshold in percent, of devices that have none of their own.
+/// Available Spare Threshold in percent for devices that report none.
 const SPARE_THRESHOLD_PERCENT: u8 = 10;
 
-/// What several devices are together.
+/// Combined health of several devices.
 struct Summary {
-    /// Devices without a memory of their own life.
+    /// Devices that do not report counters of their own life.
     others: BTreeSet<usize>,
-    /// Each drive once, though several of its namespaces may be devices.
+    /// Each drive once, even if several of its namespaces are devices.
     drives: Vec<DriveHealth>,
     warnings: HealthWarnings,
     temperature_kelvin: Option<u16>,
-    /// Available spare and its threshold, of the device that is closest to its threshold.
+    /// Available spare and its threshold, from the device that is closest to its threshold.
     spare_percent: u8,
     spare_threshold_percent: u8,
     used_percent: u8,
-    /// Of devices that are no drives.
+    /// Media errors of devices that are not drives.
     media_errors: u64,
 }
 
@@ -68,7 +67,8 @@ impl Summary {
             HealthState::Ready | HealthState::Resetting => {}
             HealthState::ReadOnly => warnings.read_only = true,
             // Base 2.1 §5.1.12.1.3, Critical Warning bit 2: reliability degraded by media related
-            // errors. Bit 3 is for all of the media, and other namespaces still take writes.
+            // errors. Not bit 3, which means that all of the media is read-only: other namespaces
+            // still accept writes.
             HealthState::Removed | HealthState::Damaged => warnings.reliability = true,
         }
         // A drive that reports 0 K has no sensor.
@@ -108,7 +108,8 @@ impl Summary {
         self.warnings.reliability |= reliability;
         self.warnings.read_only |= read_only;
         self.warnings.backup |= backup;
-        // Namespaces of one drive tell the same; two drives with all counts equal are new ones.
+        // Namespaces of one drive report the same health. Two drives with equal counts can only be
+        // new.
         if !self.drives.contains(&drive) {
             self.drives.push(drive);
         }
@@ -124,13 +125,13 @@ impl Summary {
             .with_backup_failed(self.warnings.backup)
     }
 
-    /// That of the hottest device with a sensor.
+    /// The temperature of the hottest device with a sensor.
     fn composite_temperature_kelvin(&self) -> u16 {
         self.temperature_kelvin
             .unwrap_or(NOMINAL_TEMPERATURE_KELVIN)
     }
 
-    /// The sum of an amount over all drives.
+    /// The sum of a counter over all drives.
     fn sum(&self, amount: impl Fn(&DriveHealth) -> u64) -> u128 {
         self.drives
             .iter()
@@ -138,13 +139,13 @@ impl Summary {
             .sum()
     }
 
-    /// The largest of a drive's lifetimes.
+    /// The largest value of a lifetime counter over all drives.
     fn most(&self, lifetime: impl Fn(&DriveHealth) -> u64) -> u128 {
         u128::from(self.drives.iter().map(lifetime).max().unwrap_or(0))
     }
 }
 
-/// The critical warnings of a subsystem now.
+/// The current critical warnings of a subsystem.
 pub(crate) fn warnings(
     subsystem: &SubsystemView,
     target: &Target,
@@ -187,7 +188,7 @@ pub(crate) fn page(controller: &Controller, context: &AdminContext<'_>) -> Smart
     );
     page.controller_busy_time = U128::new(summary.most(|drive| drive.busy_minutes));
     page.power_cycles = U128::new(summary.most(|drive| drive.power_cycles));
-    // The clock counts from the machine's start.
+    // The clock starts with the machine.
     let clock_hours = u128::from(context.now.as_secs() / 3600);
     let drive_hours = summary.most(|drive| drive.power_on_hours);
     page.power_on_hours = U128::new(match summary.drives[..] {

@@ -1,55 +1,55 @@
-//! The states of a controller and every move between them.
+//! The states of a controller and all transitions between them.
 //!
 //! Base 2.1 §3.1.4.5 and §3.1.4.6 (CC, CSTS), §3.5 (initialisation), §3.6.2 (shutdown over
 //! fabrics), §3.7.2 (controller level reset).
 
 use nvme_spec::registers::{Csts, ShutdownStatus};
 
-/// Where a controller stands.
+/// The state of a controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ControllerState {
-    /// CC.EN is 0: the host's Property Set moves it on.
+    /// CC.EN is 0. Ends with the host's Property Set.
     Disabled,
-    /// CC.EN is 1; the end of the last request of an earlier association of the same host moves it
-    /// on. CSTS.RDY stays 0 until then, so that no write of before lands after one that follows.
+    /// CC.EN is 1. Ends with the last request of an earlier association of the same host. CSTS.RDY
+    /// stays 0 until then, so that no earlier write takes effect after a later one.
     Enabling,
-    /// Serves commands.
+    /// Processes commands.
     Ready,
-    /// CC.EN went to 0; the end of the last I/O queue moves it on. CSTS.RDY stays 1 until then, so
-    /// that no write of before can land after it (Base 2.1 §3.7.2).
+    /// CC.EN was set to 0. Ends with the last I/O queue. CSTS.RDY stays 1 until then, so that no
+    /// earlier write takes effect after the reset (Base 2.1 §3.7.2).
     Resetting,
-    /// CC.SHN was set; the end of the caches' flush moves it on.
+    /// CC.SHN was set. Ends when the caches are flushed.
     ShuttingDown,
-    /// Shutdown is complete; only a reset moves it on.
+    /// Shutdown is complete. Ends with a reset.
     ShutDown {
-        /// Whether it was enabled before, as CSTS.RDY still says.
+        /// Whether it was enabled before, which CSTS.RDY still reports.
         ready: bool,
     },
-    /// Shutdown is complete, but a volatile cache could not be flushed, which CSTS.CFS reports;
-    /// only a reset moves it on.
+    /// Shutdown is complete, but a volatile cache could not be flushed, which CSTS.CFS reports.
+    /// Ends with a reset.
     ShutDownUnflushed,
-    /// Fatal: CC was not understood when it was enabled; only a reset moves it on.
+    /// Fatal: CC was invalid when the controller was enabled. Ends with a reset.
     Failed,
-    /// The association is over; nothing moves it on.
+    /// The association has ended. The final state.
     Ended,
 }
 
-/// What happens to a controller.
+/// An event that changes the state of a controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ControllerEvent {
-    /// CC.EN went to 1, and CC can be obeyed.
+    /// CC.EN was set to 1, and CC is valid.
     Enable,
-    /// CC.EN went to 1, but CC asks for what CAP does not offer.
+    /// CC.EN was set to 1, but CC requests what CAP does not offer.
     EnableInvalid,
-    /// CC.EN went to 0.
+    /// CC.EN was set to 0.
     Disable,
-    /// No request of an earlier association of the host is in a device.
+    /// No device has a request of an earlier association of the host.
     HostQuiet,
-    /// The last I/O queue from before a reset is gone.
+    /// The last I/O queue from before a reset has ended.
     QueuesGone,
-    /// CC.SHN asks for a normal shutdown.
+    /// CC.SHN requests a normal shutdown.
     ShutdownNormal,
-    /// CC.SHN asks for an abrupt shutdown: nothing is flushed.
+    /// CC.SHN requests an abrupt shutdown, which flushes nothing.
     ShutdownAbrupt,
     /// The caches are flushed.
     Flushed,
@@ -59,7 +59,7 @@ pub(crate) enum ControllerEvent {
     End,
 }
 
-/// The state that an event makes of another; `None`: the event changes nothing.
+/// The next state, or `None` if the event changes nothing.
 pub(crate) const fn transition(
     state: ControllerState,
     event: ControllerEvent,
@@ -88,7 +88,7 @@ pub(crate) const fn transition(
         (Enabling, HostQuiet) => Some(Ready),
         (Disabled, EnableInvalid) => Some(Failed),
         (Disabled | Enabling, ShutdownNormal | ShutdownAbrupt) => Some(ShutDown { ready: false }),
-        // It has had no I/O queue yet, so there is nothing to wait for.
+        // No I/O queue has existed yet, so there is nothing to wait for.
         (Enabling, Disable) => Some(Disabled),
         (Ready | ShuttingDown | ShutDown { .. } | ShutDownUnflushed | Failed, Disable) => {
             Some(Resetting)
@@ -138,7 +138,7 @@ impl ControllerState {
             .with_shst(shutdown)
     }
 
-    /// The state as a number, for the atomics that snapshots read.
+    /// The state as a number, for the atomic that snapshots read.
     pub(crate) const fn code(self) -> u8 {
         match self {
             Self::Disabled => 0,
@@ -154,7 +154,7 @@ impl ControllerState {
         }
     }
 
-    /// The state of a number.
+    /// The state from its number.
     pub(crate) const fn from_code(code: u8) -> Self {
         match code {
             0 => Self::Disabled,
@@ -208,7 +208,7 @@ mod tests {
         End,
     ];
 
-    /// The whole table: what is not named here changes nothing.
+    /// The complete table: all other combinations change nothing.
     #[test]
     fn every_move() {
         let moves = [
@@ -249,7 +249,7 @@ mod tests {
         }
     }
 
-    /// Base 2.1 §3.1.4.6: what CSTS says in each state.
+    /// Base 2.1 §3.1.4.6: CSTS in each state.
     #[test]
     fn status_of_every_state() {
         let status = |state: ControllerState| {

@@ -13,7 +13,7 @@ fn keyed(address: u64, length: u32, key: u32, invalidate: bool) -> SglDescriptor
     SglDescriptor::keyed(address, length, key, invalidate).expect("short")
 }
 
-/// A read of 1,024 bytes whose descriptors lie in the capsule.
+/// A read of 1,024 bytes with descriptors in the capsule.
 fn read(descriptors: usize) -> Work {
     let (offset, length) = (0, (descriptors * size_of::<SglDescriptor>()) as u32);
     Work {

@@ -16,7 +16,7 @@ fn counts(values: &[u64]) -> LatencyCounts {
     read(&histogram)
 }
 
-/// Times of all magnitudes, not nearly all of them huge.
+/// Times of all magnitudes, evenly distributed over the powers of two.
 fn times() -> impl Strategy<Value = u64> {
     (0..SPAN_SHIFT).prop_flat_map(|power| 0..=(1_u64 << power))
 }

@@ -1,4 +1,4 @@
-//! Commands come in: checked once, answered at once or handed back as work.
+//! Admission of received commands: checks each once, and completes it or returns it as work.
 
 use nvme_spec::fabrics::FabricsType;
 use nvme_spec::{Cqe, Sqe, Status};
@@ -18,8 +18,8 @@ use crate::status::{Fault, byte};
 use crate::view::TargetView;
 
 impl TargetCore {
-    /// Decodes and checks one command, once. `tag` is the transport's own and comes back with the
-    /// answer when the command was held.
+    /// Decodes and checks one command. `tag` is the transport's own and is returned with the
+    /// completion if the command is held.
     #[inline]
     pub fn admit(&mut self, queue: QueueId, tag: u64, sqe: &Sqe, now: Nanos) -> Admission {
         let Some(entry) = self.queues.get_mut(queue.slot, queue.generation) else {
@@ -27,7 +27,7 @@ impl TargetCore {
         };
         self.counters.commands.add(1);
         entry.shared.note_traffic();
-        // Apart from the rest, so that the work is built where the caller wants it.
+        // Separate from other commands, so that the work is built in place for the caller.
         if is_transfer(sqe) && entry.takes_io() {
             return match plan_transfer(entry, &self.view, sqe) {
                 Ok(plan) => {
@@ -48,7 +48,7 @@ impl TargetCore {
         self.admit_special(queue.slot, tag, sqe, now)
     }
 
-    /// Everything but reads, writes and compares on a live I/O queue.
+    /// Admits all commands except reads, writes and compares on a live I/O queue.
     #[inline(never)]
     fn admit_special(&mut self, slot: u32, tag: u64, sqe: &Sqe, now: Nanos) -> Admission {
         let kind = self.queues.at(slot).map(|queue| queue.kind);
@@ -88,12 +88,13 @@ impl TargetCore {
         sqe: &Sqe,
         now: Nanos,
     ) -> Result<Admission, Fault> {
-        // The end of the connection tells the host to send it again, elsewhere or later.
+        // Not processed: the end of the connection makes the host send it again, on another path or
+        // later.
         if self.queues.at(slot).map(|queue| queue.state) == Some(QueueState::Leaving) {
             return Ok(Admission::Held);
         }
         let live = self.queues.at_mut(slot).filter(|queue| queue.takes_io());
-        // Base 2.1 §6.4: nothing is processed behind a Disconnect.
+        // Base 2.1 §6.4: no command is processed after a Disconnect.
         let Some(queue) = live else {
             return self.refuse_on_ended_queue(slot, tag, sqe);
         };
@@ -106,13 +107,13 @@ impl TargetCore {
             return Ok(succeed(queue, sqe, 0));
         };
         queue.unanswered += 1;
-        // Reads do not come here.
+        // Reads are admitted by the caller, so the command borrows no data.
         Ok(Admission::Work(plan.admit(sqe.cid.get(), false, now)))
     }
 
-    /// Refuses a command of a queue that takes nothing more. Once all commands before are answered,
-    /// the answer of a Disconnect may have been made in this turn and wait to be handed out; this
-    /// answer goes behind it, because SQHD of later answers must not be less (Base 2.1 §4.2.1).
+    /// Refuses a command on a queue that has stopped. If all earlier commands are complete, the
+    /// response to a Disconnect may have been queued in this turn. This response is queued after
+    /// it, because SQHD of later responses must not be less (Base 2.1 §4.2.1).
     #[cold]
     fn refuse_on_ended_queue(
         &mut self,
@@ -131,19 +132,19 @@ impl TargetCore {
         Ok(Admission::Held)
     }
 
-    /// Fabrics commands on an I/O queue (Base 2.1 §6): Disconnect alone.
+    /// Fabrics commands on an I/O queue (Base 2.1 §6): only Disconnect.
     fn admit_io_fabrics(&mut self, slot: u32, tag: u64, sqe: &Sqe) -> Result<Admission, Fault> {
         match sqe.fctype() {
             FabricsType::DISCONNECT => self.disconnect(slot, tag, sqe),
-            // Base 2.1 §6.3: the queue exists already.
+            // Base 2.1 §6.3: the queue already exists.
             FabricsType::CONNECT => Err(Fault::new(Status::COMMAND_SEQUENCE_ERROR).at(byte::NSID)),
             // Base 2.1 §6.5, §6.6: properties belong to the admin queue.
             _ => Err(Fault::new(Status::INVALID_OPCODE).at(byte::NSID)),
         }
     }
 
-    /// Disconnect (Base 2.1 §6.4): the queue takes nothing more; commands that are under way are
-    /// answered first, then the Disconnect, then the connection ends.
+    /// Disconnect (Base 2.1 §6.4): the queue stops. Outstanding commands complete first, then the
+    /// Disconnect, and then the connection is closed.
     fn disconnect(&mut self, slot: u32, tag: u64, sqe: &Sqe) -> Result<Admission, Fault> {
         if sqe.disconnect().recfmt.get() != 0 {
             return Err(Fault::new(Status::CONNECT_INCOMPATIBLE_FORMAT).at(byte::CDW10));
@@ -232,7 +233,7 @@ impl TargetCore {
         self.report_events(controller_slot);
     }
 
-    /// A command that succeeds once every volatile cache of the subsystem is flushed.
+    /// Starts a command that succeeds after every volatile cache of the subsystem is flushed.
     fn flush_for_command(
         &mut self,
         slot: u32,
@@ -241,7 +242,7 @@ impl TargetCore {
         now: Nanos,
     ) -> Result<Admission, Fault> {
         if let Some(queue) = self.queues.at_mut(slot) {
-            // An admin queue reserves so many executions, whatever its depth.
+            // The slot quota of an admin queue, which does not depend on its depth.
             if queue.executing >= u32::from(ADMIN_EXECUTIONS_MAX.min(queue.depth)) {
                 return Err(Fault::retry(Status::COMMAND_INTERRUPTED).at(byte::OPCODE));
             }
@@ -267,7 +268,7 @@ impl TargetCore {
         }
     }
 
-    /// Ends a checked command without executing it, because its data could not be moved: for a
+    /// Completes a checked command without executing it, because its data could not be moved: for a
     /// digest error, [`Status::TRANSIENT_TRANSPORT_ERROR`].
     pub fn reject(&mut self, queue: QueueId, work: Work, status: Status) -> Cqe {
         if self.queues.get(queue.slot, queue.generation).is_none() {
@@ -302,7 +303,7 @@ fn plan_transfer(queue: &Queue, view: &TargetView, sqe: &Sqe) -> Result<Plan, Fa
     check_transfer(sqe, &context(queue, view)?)
 }
 
-/// What I/O commands of a live queue are checked against.
+/// The context against which I/O commands of a live queue are checked.
 #[inline]
 pub(super) fn context<'a>(queue: &Queue, view: &'a TargetView) -> Result<IoContext<'a>, Fault> {
     let Some(subsystem) = view.subsystem(queue.subsystem) else {
@@ -316,7 +317,7 @@ pub(super) fn context<'a>(queue: &Queue, view: &'a TargetView) -> Result<IoConte
     })
 }
 
-/// The response to a command that succeeded at once.
+/// The response to a command that succeeded immediately.
 fn succeed(queue: &mut Queue, sqe: &Sqe, result: u64) -> Admission {
     Admission::Respond(with_result(
         queue.respond(sqe.cid.get(), Status::SUCCESS),

@@ -1,6 +1,5 @@
-//! What a core has given out, counted twice: as it keeps account of it, and by its owners. For
-//! tests and simulations that look for slow leaks; nothing here is called while commands are
-//! served.
+//! Compares a core's resource accounts with the sums over the owners. For tests and simulations
+//! that detect slow leaks; not called on the I/O path.
 
 use super::TargetCore;
 use super::queue::QueueKind;
@@ -8,9 +7,9 @@ use super::queue::QueueKind;
 /// The accounts of one core.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CoreAudit {
-    /// Executions that are promised to queues, as the core counts them.
+    /// Execution slots reserved for queues, as the core counts them.
     pub reserved: usize,
-    /// The same as the sum over the queues.
+    /// The same as the sum of the queues' quotas.
     pub promised: usize,
     /// Admin queues.
     pub admin_queues: usize,
@@ -18,20 +17,20 @@ pub struct CoreAudit {
     pub io_queues: usize,
     /// Controllers, each of which has an admin queue.
     pub controllers: usize,
-    /// Timers that are armed for a controller that is not there.
+    /// Timers that are armed for a controller that does not exist.
     pub stray_timers: usize,
     /// Commands in execution.
     pub executions: usize,
-    /// Commands that queues count as being in execution.
+    /// Commands in execution as the queues count them.
     pub executing: usize,
-    /// Commands that were checked and are not answered.
+    /// Commands that were admitted and have no response yet.
     pub unanswered: usize,
-    /// Requests that wait for a device to take them.
+    /// Requests that wait until a device accepts them.
     pub waiting: usize,
 }
 
 impl TargetCore {
-    /// Counts what is given out.
+    /// Collects the accounts.
     #[must_use]
     pub fn audit(&self) -> CoreAudit {
         let mut audit = CoreAudit {

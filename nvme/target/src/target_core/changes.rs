@@ -1,5 +1,4 @@
-//! What changes while the rest is served: the configuration, and queues that answer what they have
-//! before they end.
+//! Configuration changes under I/O, and queues that complete their commands before they end.
 
 use reactors::Nanos;
 use reactors::sim::planted;
@@ -10,21 +9,21 @@ use super::queue::{Queue, QueueEvent, QueueState};
 use crate::config::DeviceIndex;
 use crate::interface::CloseReason;
 
-/// Commands of one queue that hold up something that is to go.
+/// Commands of one queue that delay a removal.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Outstanding {
     /// The subsystem.
     pub subsystem_nqn: String,
-    /// The host that waits for the answers.
+    /// The host that waits for the responses.
     pub host_nqn: String,
     /// The queue's identifier.
     pub qid: u16,
-    /// How many commands.
+    /// Number of commands.
     pub commands: usize,
 }
 
 impl TargetCore {
-    /// Takes over what was published by now, without waiting for the next [`poll`](Self::poll).
+    /// Adopts the latest published configuration without waiting for the next [`poll`](Self::poll).
     pub fn catch_up(&mut self, now: Nanos) {
         let is_told = self.reactor == 0 || !planted("one-reactor-told");
         if self.target.epoch() != self.view.epoch && is_told {
@@ -32,8 +31,8 @@ impl TargetCore {
         }
     }
 
-    /// The commands that queues on their way out wait for, and those that these devices have.
-    /// Looks through all commands: not for every turn.
+    /// The outstanding commands of queues that are draining, and those that these devices have.
+    /// Searches all executions, so it is not for every turn.
     #[must_use]
     pub fn outstanding(&self, devices: &[DeviceIndex]) -> Vec<Outstanding> {
         let leaving = self.queues.iter().filter(|(_, queue)| {
@@ -66,7 +65,7 @@ impl TargetCore {
         all
     }
 
-    /// Moves queues and controllers on that have to leave.
+    /// Drains the queues and controllers that have to end after their responses.
     pub(super) fn look_at_leaving(&mut self, now: Nanos) {
         self.has_leaving = false;
         for slot in 0..self.queues.capacity() {
@@ -95,7 +94,7 @@ impl TargetCore {
         }
     }
 
-    /// Ends the association of a controller that has to leave, once its I/O queues are gone.
+    /// Ends the association of a draining controller after its I/O queues have ended.
     fn leave_controller(&mut self, slot: u32, now: Nanos) {
         let Some(controller) = self.controllers.at(slot) else {
             return;
@@ -109,7 +108,7 @@ impl TargetCore {
             let entry = registry.entry(shared.identity.cntlid);
             entry.is_some_and(|entry| !entry.io_queues.is_empty())
         };
-        // The last queue's end calls this core again.
+        // The end of the last queue notifies this core again.
         if has_queues {
             return;
         }

@@ -1,8 +1,9 @@
-//! Queues and controllers end, and commands are given up.
+//! The end of queues and controllers, and the abort of commands.
 //!
-//! Two steps: the core hands a [`Close`] out, and the transport, once it has sent what was queued,
-//! says [`TargetCore::close_queue`]. A connection that broke begins with the second. What is in a
-//! device stays there: the queue's slot is held until the last of it came back.
+//! A queue ends in two steps: the core issues a [`Close`], and the transport, after it has sent the
+//! queued responses, calls [`TargetCore::close_queue`]. A broken connection starts with the second
+//! step. Requests in a device stay there, and the queue keeps its slot until the last of them has
+//! completed.
 
 use block::{ClientId, DeviceSet, WaitId};
 use nvme_spec::Status;
@@ -17,8 +18,9 @@ use crate::interface::{Close, CloseReason, Completed, QueueId};
 use crate::status::Fault;
 
 impl TargetCore {
-    /// The queue's connection is gone. Commands in devices are orphaned: their leases come home
-    /// when the devices are done. When it was an admin queue its whole association ends.
+    /// Closes a queue after its connection has ended. Commands in devices become orphans, whose
+    /// leases are returned when the devices complete them. An admin queue ends its whole
+    /// association.
     pub fn close_queue(&mut self, queue: QueueId, now: Nanos) {
         let slot = queue.slot;
         let Some(entry) = self.queues.get_mut(slot, queue.generation) else {
@@ -60,9 +62,8 @@ impl TargetCore {
         }
     }
 
-    /// Frees the slot of a queue whose connection is gone and whose last command came back, and
-    /// forgets it in the registry: from now on a reset may complete, and the queue's identifier may
-    /// be used again.
+    /// Frees the slot of a closed queue after its last command has completed, and removes the queue
+    /// from the registry: a reset may now complete, and the queue's identifier may be used again.
     pub(super) fn release_queue(&mut self, slot: u32) {
         let Some(queue) = self.queues.remove(slot) else {
             return;
@@ -93,7 +94,7 @@ impl TargetCore {
             }
         };
         if queue.controller().is_none() {
-            // A reset, or an end that waits for answers, may be over.
+            // A reset, or a disconnect that waits for responses, may be complete.
             self.target.notify(identity.admin_reactor);
         }
         for reactor in lifted {
@@ -101,7 +102,7 @@ impl TargetCore {
         }
     }
 
-    /// Asks the transport to end a queue's connection.
+    /// Requests that the transport close a queue's connection.
     pub(super) fn end_queue(&mut self, slot: u32, reason: CloseReason) {
         if self
             .queues
@@ -112,7 +113,7 @@ impl TargetCore {
         }
     }
 
-    /// Hands a close out.
+    /// Queues a close for the transport.
     pub(super) fn push_close(&mut self, slot: u32, reason: CloseReason) {
         let id = self.queue_id(slot);
         let Some(queue) = self.queues.at(slot) else {
@@ -128,8 +129,7 @@ impl TargetCore {
         }
     }
 
-    /// Ends an association: no command passes any more, and every core that holds one of its queues
-    /// is called to end it.
+    /// Ends an association: closes its gate, and notifies every core that has one of its queues.
     pub(super) fn end_controller(&mut self, slot: u32, reason: CloseReason, now: Nanos) {
         let Some(controller) = self.controllers.at_mut(slot) else {
             return;
@@ -166,9 +166,9 @@ impl TargetCore {
         }
     }
 
-    /// Abort (Base 2.1 §5.1.1): gives up a command that waits here, an event request or one that
-    /// its device put off. What is in a device, on its way from the host, or on another core is not
-    /// aborted, which the answer says.
+    /// Abort (Base 2.1 §5.1.1): aborts an event request, or a command that waits in this core for
+    /// its device or for a fence. A command that is in a device, whose data is being fetched, or
+    /// that is on another core is not aborted, which the response reports.
     pub(super) fn abort(&mut self, controller_slot: u32, sqid: u16, command_id: u16) -> bool {
         if sqid == 0 {
             return self.abort_event_request(controller_slot, command_id);
@@ -185,7 +185,8 @@ impl TargetCore {
                 .find(|queue| queue.qid == sqid && queue.reactor == self.reactor)
                 .map(|queue| queue.slot)
         };
-        // Of before a reset, or on its way out: its commands are not answered one by one.
+        // A queue from before a reset, or one that is ending: its commands are not completed one by
+        // one.
         let serves = |slot: &u32| {
             let queue = self.queues.at(*slot);
             queue.is_some_and(|queue| queue.must_end().is_none())
@@ -232,7 +233,7 @@ impl TargetCore {
         true
     }
 
-    /// A reset: event requests that wait are answered as aborted, so that the host's slots are
+    /// Completes the waiting event requests as aborted for a reset, so that the host's slots become
     /// free.
     pub(super) fn abort_event_requests(&mut self, controller_slot: u32) {
         let Some(controller) = self.controllers.at_mut(controller_slot) else {
@@ -244,7 +245,7 @@ impl TargetCore {
         }
     }
 
-    /// An event request that is given up is no error, so it is not logged.
+    /// Completes an event request as aborted. This is not an error, so it is not logged.
     fn answer_event_request(&mut self, slot: u32, tag: u64, command_id: u16) {
         let Some(queue) = self.queues.at_mut(slot) else {
             return;
@@ -254,7 +255,7 @@ impl TargetCore {
     }
 }
 
-/// Takes requests of a client that wait for a device out of its line.
+/// A function that removes a client's request from a device's wait queue.
 fn cancelling(
     devices: &DeviceSet,
     client: ClientId,

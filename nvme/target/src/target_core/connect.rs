@@ -1,4 +1,4 @@
-//! Connect (Base 2.1 §6.3): the first command of every connection makes its queue.
+//! Connect (Base 2.1 §6.3): the first command of every connection, which creates its queue.
 
 use std::net::IpAddr;
 use std::sync::{Arc, MutexGuard};
@@ -25,7 +25,7 @@ use crate::registry::{Added, IoConnect, IoRefusal, NewController, Registry};
 use crate::shared::{ControllerIdentity, DISCOVERY_SLOT};
 use crate::shares::Claimant;
 
-/// Why a Connect is refused.
+/// The reason for refusing a Connect.
 enum Refused {
     Field(ConnectField),
     Status(Status),
@@ -37,7 +37,7 @@ impl From<ConnectField> for Refused {
     }
 }
 
-/// A Connect whose parts were read.
+/// A decoded Connect.
 struct Request<'a> {
     command: Connect,
     claimant: Claimant,
@@ -49,22 +49,22 @@ struct Request<'a> {
     kind: TransportKind,
 }
 
-/// What a Connect asks for: slot of the subsystem, limits of its queues.
+/// The queue that a Connect requests: the slot of its subsystem, and its limits.
 struct Wanted {
     subsystem: u32,
     kind: ControllerKind,
     io_queues_max: u16,
     depth_max: u16,
-    /// Slot of the queue, once it is known.
+    /// Slot of the queue. Set after the request was checked.
     slot: u32,
-    /// Entries of the queue, once they are checked.
+    /// Entries of the queue. Set after the request was checked.
     depth: u16,
-    /// Executions to reserve for it.
+    /// Slot quota of the queue.
     slot_quota: usize,
 }
 
 impl Wanted {
-    /// A subsystem's controller or a discovery controller, with the limits of its queues.
+    /// A queue of an I/O or discovery controller with the controller's limits.
     fn new(subsystem: u32, kind: ControllerKind, io_queues_max: u16, depth_max: u16) -> Self {
         Self {
             subsystem,
@@ -79,8 +79,8 @@ impl Wanted {
 }
 
 impl TargetCore {
-    /// Handles the first capsule of a connection; `data` is what followed it (1024 bytes for
-    /// Connect).
+    /// Handles the first capsule of a connection; `data` is the data that follows it (1024 bytes
+    /// for Connect).
     pub fn connect(
         &mut self,
         arrival: &Arrival,
@@ -88,7 +88,7 @@ impl TargetCore {
         data: &[u8],
         now: Nanos,
     ) -> ConnectOutcome {
-        // The newest configuration decides who may connect.
+        // The latest configuration determines who may connect.
         if self.target.epoch() != self.view.epoch {
             self.look(now);
         }
@@ -146,7 +146,7 @@ impl TargetCore {
         let request = self.read_connect(arrival, sqe, data)?;
         let wanted = self.find_subsystem(&request)?;
         let qid = request.command.qid.get();
-        // Base 2.1 §6.3: a queue has at least two entries, and no more than CAP.MQES says.
+        // Base 2.1 §6.3: a queue has at least two entries, and at most CAP.MQES.
         let depth_max = if qid == 0 {
             request.kind.admin_queue_depth_max()
         } else {
@@ -156,7 +156,7 @@ impl TargetCore {
         if !(2..=u32::from(depth_max)).contains(&depth) {
             return Err(ConnectField::SqSize.into());
         }
-        // No more than depth_max.
+        // At most `depth_max`.
         let depth = depth as u16;
         let slot_quota = Queue::slot_quota(qid, depth, wanted.kind);
         let Some(slot) = self.queues.next_slot() else {
@@ -186,8 +186,8 @@ impl TargetCore {
         Ok((queue, info))
     }
 
-    /// Entries that an I/O queue may have: what the controller says, whatever new controllers may
-    /// say since.
+    /// Most entries of an I/O queue: the limit that its controller reported, even if the limit for
+    /// new controllers has changed since.
     fn io_queue_depth_max(&self, request: &Request<'_>, wanted: &Wanted) -> u16 {
         let registry = self.target.registry();
         let identity = registry
@@ -197,8 +197,8 @@ impl TargetCore {
         own.map_or(wanted.depth_max, |it| it.queue_depth_max)
     }
 
-    /// The registry, locked, while new queues may be entered. A configuration that changed after it
-    /// was looked at makes the host try again: the subsystem's slot may be another's by now.
+    /// Locks the registry for adding a queue. If the configuration has changed since the request
+    /// was checked, the host has to retry: the slot may now be another subsystem's.
     fn open_registry(&self) -> Result<MutexGuard<'_, Registry>, Refused> {
         let registry = self.target.registry();
         if registry.closed || self.is_closing() {
@@ -210,7 +210,7 @@ impl TargetCore {
         Ok(registry)
     }
 
-    /// Reads a Connect command and its data.
+    /// Decodes a Connect command and its data.
     fn read_connect<'a>(
         &self,
         arrival: &'a Arrival,
@@ -235,8 +235,8 @@ impl TargetCore {
         let inbox = self.inboxes.get(usize::from(transport));
         let inbox = inbox.ok_or(Refused::Status(Status::INTERNAL_ERROR))?;
         let subsystem_nqn = from_field(&data.subnqn).map_err(|_| ConnectField::SubsystemNqn)?;
-        // Base 2.1 §6.3 asks for a host NQN, and hosts in the field send none (SPDK's perf). Such a
-        // host is one that no list names.
+        // Base 2.1 §6.3 requires a host NQN, but some hosts send none (SPDK's perf). Such a host is
+        // treated as one that no list contains.
         let host_nqn = match from_field(&data.hostnqn) {
             Err(NqnError::Empty) => "",
             name => name.map_err(|_| ConnectField::HostNqn)?,
@@ -255,7 +255,7 @@ impl TargetCore {
         })
     }
 
-    /// The subsystem that a Connect names, if the host may use it.
+    /// The subsystem that a Connect requests, if the host may use it.
     fn find_subsystem(&self, request: &Request<'_>) -> Result<Wanted, Refused> {
         if request.subsystem_nqn == DISCOVERY_NQN {
             // Base 2.1 §3.1.3.3: a discovery controller has no I/O queues.
@@ -281,7 +281,7 @@ impl TargetCore {
         wanted: &Wanted,
         now: Nanos,
     ) -> Result<(QueueId, QueueInfo), Refused> {
-        // Base 2.1 §6.3: FCATT says dynamic controllers, so only FFFFh can be asked for.
+        // Base 2.1 §6.3: FCATT reports dynamic controllers, so only FFFFh is valid.
         if request.cntlid != CNTLID_DYNAMIC {
             return Err(ConnectField::ControllerId.into());
         }
@@ -351,7 +351,7 @@ impl TargetCore {
         self.insert_queue(Queue::new(shared, gate, &setup), &setup)
     }
 
-    /// Logs one notice for each address from which hosts without a name come.
+    /// Logs one notice for each address of hosts without a host NQN.
     fn notice_unnamed(&self, address: Option<IpAddr>) {
         let is_new = self.target.registry().notice_unnamed(address);
         if is_new {
@@ -363,7 +363,7 @@ impl TargetCore {
         }
     }
 
-    /// The address that a controller's admin queue has to have come from for this I/O queue.
+    /// The host's address, if it has to be the same as on the admin queue.
     fn bound_to(&self, request: &Request<'_>) -> Option<IpAddr> {
         let binds = self.target.limits().bind_queues && request.kind == TransportKind::Tcp;
         request.arrival.peer_address.filter(|_| binds)
@@ -397,7 +397,8 @@ impl TargetCore {
             has_lists: self.view.has_lists(),
             bound_to: self.bound_to(request),
         };
-        // The slot counts from zero for its new queue, before a snapshot can find it there.
+        // Reset the counters of the slot for its new queue before a snapshot can find the queue
+        // there.
         if let Some(counters) = self.counters.queue_slots.get(wanted.slot as usize) {
             counters.reset();
         }
@@ -461,7 +462,7 @@ impl Request<'_> {
     }
 }
 
-/// All places are taken; later one may be free.
+/// No resources are available; the host may retry later.
 fn busy() -> Refused {
     Refused::Status(Status::CONNECT_CONTROLLER_BUSY)
 }

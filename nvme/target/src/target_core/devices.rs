@@ -1,4 +1,4 @@
-//! What a core is to the devices of its reactor: one of the protocols that use them.
+//! The core as a client of its reactor's devices.
 
 use block::{ClientId, Completions, DeviceClient, DeviceError};
 use reactors::Nanos;
@@ -44,7 +44,7 @@ impl DeviceClient for TargetCore {
     }
 
     fn has_let_go(&self, _place: usize) -> bool {
-        // What was checked against an older configuration is refused from now on.
+        // Commands that were checked against an older configuration are now refused.
         self.target.epoch() == self.view.epoch
     }
 

@@ -1,28 +1,28 @@
-//! A core comes to rest: connections are closed, and commands end.
+//! Shutdown of a core: closes its connections and waits for its commands.
 
 use reactors::Nanos;
 
 use super::TargetCore;
 use crate::interface::CloseReason;
 
-/// How far a core is on its way to rest.
+/// Progress of the shutdown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// Not on its way.
+    /// Not shutting down.
     Serving,
-    /// Every connection was handed out for closing, and no Connect is accepted.
+    /// The close of every connection was requested, and Connects are refused.
     Closing,
 }
 
-/// Whether a core has come to rest.
+/// The result of draining a core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum CoreDrain {
-    /// No queue and no command is left.
+    /// No queue and no command remains.
     Done,
-    /// What is still there.
+    /// Some remain.
     Outstanding {
-        /// Queues whose connections have not been closed, or whose last command is in a device.
+        /// Queues whose connections are open, or whose last command is still in a device.
         queues: usize,
         /// Commands in execution.
         executions: usize,
@@ -30,8 +30,7 @@ pub enum CoreDrain {
 }
 
 impl TargetCore {
-    /// Begins to shut down: new Connects are refused, and every connection is handed out for
-    /// closing.
+    /// Starts the shutdown: refuses new Connects, and requests the close of every connection.
     pub fn begin_shutdown(&mut self, _now: Nanos) {
         if self.phase != Phase::Serving {
             return;
@@ -42,12 +41,13 @@ impl TargetCore {
         }
     }
 
-    /// Whether Connects are refused because this core is coming to rest.
+    /// Whether Connects are refused because this core is shutting down.
     pub(super) fn is_closing(&self) -> bool {
         self.phase != Phase::Serving
     }
 
-    /// Goes on shutting down. Call it between polls until it says [`CoreDrain::Done`].
+    /// Continues the shutdown. The caller repeats it between polls until it returns
+    /// [`CoreDrain::Done`].
     pub fn drain(&mut self, now: Nanos) -> CoreDrain {
         self.begin_shutdown(now);
         let (queues, executions) = (self.queues.len(), self.executions.len());

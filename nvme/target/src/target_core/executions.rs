@@ -1,11 +1,11 @@
-//! Commands in execution: a fixed table and its states.
+//! The table of commands in execution, and their states.
 //!
 //! An execution is a chain of device requests, one at a time: one for most commands, one per range
-//! for Dataset Management, one per device for a Flush of all namespaces. The device's tag is slot
-//! and generation, so that a completion nobody waits for is recognised.
+//! for Dataset Management, one per device for a Flush of all namespaces. The device's tag consists
+//! of slot and generation, so that a stale completion is detected.
 //!
-//! An intrusive list of the executions of each queue, newest first, runs through the table, so that
-//! nothing has to search it.
+//! An intrusive list links the executions of each queue, newest first, so that finding them does
+//! not search the table.
 
 use block::WaitId;
 use hugemem::Data;
@@ -16,45 +16,43 @@ use super::slots::Slots;
 use crate::io::IoWork;
 use crate::status::Fault;
 
-/// No slot: the end of a line.
+/// No slot: the end of a list.
 const NONE: u32 = u32::MAX;
 
-/// Where an execution stands.
+/// The state of an execution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ExecutionState {
-    /// A request is in a device, or waits until the device takes it; its completion moves the
-    /// execution on.
+    /// A request is in a device, or waits until the device accepts it. Ends with the completion.
     Submitted,
-    /// A request is in a device, but the queue is gone: its completion frees the slot.
+    /// A request is in a device, but the queue has ended. The completion frees the slot.
     Orphan,
-    /// No request is made yet: the host's fence holds the command back. The end of the fence moves
-    /// it on.
+    /// The host's fence holds the command back before its first request. Ends with the fence.
     Fenced,
 }
 
-/// What happens to an execution.
+/// An event that changes the state of an execution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ExecutionEvent {
-    /// The first request is made.
+    /// The first request is submitted.
     Started,
-    /// The last request is done, or no device has one: the execution is over.
+    /// The last request is complete, or no device has one: the execution is over.
     Finished,
-    /// The queue is gone, and a device has a request.
+    /// The queue has ended, and a device has a request.
     Abandoned,
 }
 
-/// What an execution's next state is.
+/// The result of a transition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
-    /// It goes on in this state.
+    /// The execution continues in this state.
     State(ExecutionState),
-    /// Its slot becomes free.
+    /// Its slot is freed.
     Free,
-    /// It cannot happen.
+    /// The event cannot occur in this state.
     Never,
 }
 
-/// The move that an event makes.
+/// The transition for an event.
 pub(crate) const fn transition(state: ExecutionState, event: ExecutionEvent) -> Next {
     use ExecutionEvent::{Abandoned, Finished, Started};
     use ExecutionState::{Fenced, Orphan, Submitted};
@@ -66,18 +64,18 @@ pub(crate) const fn transition(state: ExecutionState, event: ExecutionEvent) -> 
     }
 }
 
-/// A host's command, as it is answered.
+/// A host's command, for its completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Command {
     /// Slot of its queue.
     pub(crate) queue: u32,
     /// The command identifier.
     pub(crate) id: u16,
-    /// The transport's own.
+    /// The transport's tag.
     pub(crate) tag: u64,
 }
 
-/// For whom an execution is.
+/// The owner of an execution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Owner {
     /// A host's command.
@@ -92,21 +90,22 @@ pub(crate) struct Execution {
     pub(crate) state: ExecutionState,
     pub(crate) owner: Owner,
     pub(crate) work: IoWork,
-    /// The turn in which the command came.
+    /// The turn in which the command was received.
     pub(crate) came: Nanos,
-    /// When it was put into execution.
+    /// When its execution started.
     pub(crate) started: Nanos,
-    /// Steps done: ranges of Dataset Management, the read before a durable read's flush.
+    /// Number of completed steps: ranges of Dataset Management, or the read before a durable read's
+    /// flush.
     pub(crate) step: u16,
-    /// Whether [`Kept`] holds anything of it.
+    /// Whether [`Kept`] has data of it.
     keeps: bool,
-    /// The latest request's name in its device's line, if it ever waited.
+    /// The latest request's identifier in its device's wait queue, if it ever waited.
     pub(crate) waiting: Option<WaitId>,
-    /// Neighbours among its queue's executions.
+    /// Links in its queue's list of executions.
     of_queue: Links,
 }
 
-/// Neighbours in a list: slots, or [`NONE`].
+/// Neighbors in a list: slots, or [`NONE`].
 #[derive(Clone, Copy, Debug)]
 struct Links {
     previous: u32,
@@ -144,7 +143,7 @@ impl Execution {
         }
     }
 
-    /// Moves the state by an event after which the execution goes on.
+    /// Applies an event after which the execution continues.
     #[inline]
     pub(crate) fn apply(&mut self, event: ExecutionEvent) {
         match transition(self.state, event) {
@@ -154,31 +153,31 @@ impl Execution {
     }
 }
 
-/// What an execution keeps while it waits; apart from [`Execution`], because most never need it.
+/// Data of an execution that few executions need. Separate from [`Execution`] to keep that small.
 #[derive(Default)]
 pub(crate) struct Kept {
-    /// The ranges of Dataset Management, or what a durable read found.
+    /// The ranges of Dataset Management, the data of a durable read, or a fenced command's data.
     pub(crate) data: Option<Data>,
-    /// Devices that a Flush of all namespaces has yet to reach.
+    /// Devices that a Flush of all namespaces still has to flush.
     pub(crate) devices: u128,
-    /// The first fault of a Flush that goes on regardless.
+    /// The first fault of a Flush that continues with other devices.
     pub(crate) failed: Option<Fault>,
 }
 
-/// All commands in execution of one core.
+/// All executions of one core.
 pub(crate) struct Executions {
     slots: Slots<Execution>,
     kept: Box<[Kept]>,
-    /// By the slot of a queue: its newest execution.
+    /// The newest execution of each queue, by the queue's slot.
     newest: Box<[u32]>,
 }
 
-/// Bits of a device's tag that name the slot; the others have the generation.
+/// Bits of a device's tag that hold the slot; the others hold the generation.
 const SLOT_BITS: u32 = 24;
 
 const _: () = assert!(SLOT_BITS + u32::BITS <= block::CLIENT_TAG_BITS);
 
-/// Slot and generation, as a device sees them.
+/// Slot and generation of an execution, as the tag of its device requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct DeviceTag {
     pub(crate) slot: u32,
@@ -210,12 +209,12 @@ impl Executions {
         }
     }
 
-    /// Executions now.
+    /// Number of executions.
     pub(crate) fn len(&self) -> usize {
         self.slots.len()
     }
 
-    /// Begins an execution; `None` when the table is full.
+    /// Adds an execution; `None` if the table is full.
     #[inline]
     pub(crate) fn insert(&mut self, mut execution: Execution) -> Option<DeviceTag> {
         if planted("identifier-replaces")
@@ -240,7 +239,7 @@ impl Executions {
         Some(DeviceTag { slot, generation })
     }
 
-    /// Takes an execution out of the table and out of its queue's list.
+    /// Removes an execution from the table and from its queue's list.
     #[inline(always)]
     fn take(&mut self, slot: u32) -> Option<Execution> {
         let execution = self.slots.remove(slot)?;
@@ -261,18 +260,18 @@ impl Executions {
         Some(execution)
     }
 
-    /// The execution that a device's tag names.
+    /// The execution with this tag.
     pub(crate) fn get(&self, tag: DeviceTag) -> Option<&Execution> {
         self.slots.get(tag.slot, tag.generation)
     }
 
-    /// The execution that a device's tag names.
+    /// The execution with this tag.
     #[inline]
     pub(crate) fn get_mut(&mut self, tag: DeviceTag) -> Option<&mut Execution> {
         self.slots.get_mut(tag.slot, tag.generation)
     }
 
-    /// What the execution in `slot` keeps.
+    /// The additional data of the execution in `slot`.
     pub(crate) fn kept(&mut self, slot: u32) -> &mut Kept {
         if let Some(execution) = self.slots.at_mut(slot) {
             execution.keeps = true;
@@ -280,7 +279,7 @@ impl Executions {
         &mut self.kept[slot as usize]
     }
 
-    /// Ends an execution; what it kept is dropped.
+    /// Removes a finished execution and drops its additional data.
     #[inline(always)]
     pub(crate) fn remove(&mut self, tag: DeviceTag) -> Option<Execution> {
         let state = self.slots.get(tag.slot, tag.generation)?.state;
@@ -294,8 +293,8 @@ impl Executions {
         DeviceTag { slot, generation }
     }
 
-    /// Frees an execution of which no device has anything: one that a fence holds back, or whose
-    /// request `cancel` takes out of its line.
+    /// Removes an execution of which no device has a request: one that a fence holds back, or whose
+    /// request `cancel` removes from its device's wait queue.
     #[inline(never)]
     pub(crate) fn remove_waiting(
         &mut self,
@@ -311,7 +310,7 @@ impl Executions {
         is_free.then(|| self.take(slot)).flatten()
     }
 
-    /// The slot of a command of a queue, by its identifier. Costs what the queue has in execution.
+    /// The slot of a queue's command by its identifier. Searches the executions of the queue.
     pub(crate) fn find(&self, queue: u32, command_id: u16) -> Option<u32> {
         let mut slot = *self.newest.get(queue as usize)?;
         loop {
@@ -348,7 +347,7 @@ impl Executions {
         }
     }
 
-    /// Whether a device's request is of the queue that is gone and had this slot.
+    /// Whether a device's request belongs to the ended queue with this slot.
     pub(crate) fn is_orphan_of(&self, queue: u32, tag: DeviceTag) -> bool {
         self.is_orphan(tag)
             && self.get(tag).is_some_and(|execution| {
@@ -356,21 +355,21 @@ impl Executions {
             })
     }
 
-    /// Whether a device's request is of a queue that is gone.
+    /// Whether a device's request belongs to an ended queue.
     pub(crate) fn is_orphan(&self, tag: DeviceTag) -> bool {
         self.get(tag)
             .is_some_and(|execution| execution.state == ExecutionState::Orphan)
     }
 
-    /// The executions whose request is in a device or in its line.
+    /// The executions whose request is in a device or in its wait queue.
     pub(crate) fn of_device(&self, device: u8) -> impl Iterator<Item = (DeviceTag, &Execution)> {
         let all = self.slots.iter();
         let of_it = all.filter(move |(_, execution)| execution.work.device == device);
         of_it.map(|(slot, execution)| (self.tag(slot), execution))
     }
 
-    /// The queue of `slot` is gone: frees what no device has, orphans the rest. Costs what the queue
-    /// has in execution.
+    /// Removes the executions of an ended queue that no device has, and makes orphans of the
+    /// others. Searches the executions of the queue.
     pub(crate) fn abandon(
         &mut self,
         queue: u32,
@@ -392,12 +391,12 @@ impl Executions {
     }
 }
 
-/// What became of a queue's executions when it went.
+/// The result of abandoning a queue's executions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Abandoned {
     pub(crate) freed: u32,
     pub(crate) orphaned: u32,
-    /// Bit per device that has an orphan.
+    /// One bit for each device that has an orphan.
     pub(crate) devices: u128,
 }
 
@@ -425,7 +424,7 @@ mod tests {
         Execution::new(owner, work, Nanos::ZERO, Nanos::ZERO)
     }
 
-    /// No device's line has anything.
+    /// A cancel function that finds no request in a wait queue.
     fn nothing(_: WaitId, _: DeviceTag) -> bool {
         false
     }
@@ -474,7 +473,7 @@ mod tests {
         );
     }
 
-    /// Each queue's list holds its own executions, whichever of them go first.
+    /// Each queue's list contains its own executions, in whatever order they end.
     #[test]
     fn a_queue_finds_its_own_executions() {
         let mut executions = Executions::new(16, 8);

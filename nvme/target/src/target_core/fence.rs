@@ -1,10 +1,10 @@
-//! Requests that outlive their host's interest in them: those of an association that is over, of
-//! before a reset, or of a connection that is gone.
+//! Orphaned requests: those of an ended association, from before a reset, or of a closed
+//! connection.
 //!
-//! They must not land after anything newer of the same host. So devices cancel what they have not
-//! begun; a new controller of the host becomes ready once the rest is over; and its other
-//! controllers hold commands that change data back meanwhile (a fence in their gates, raised and
-//! lifted under the registry's lock).
+//! They must not take effect after newer commands of the same host. So devices cancel those that
+//! they have not started; a new controller of the host becomes ready only after the others have
+//! completed; and the host's other controllers meanwhile hold back commands that change data (a
+//! fence in their gates, raised and lifted under the registry's lock).
 
 use block::GIVEN_UP_MAX;
 use hugemem::{Data, Lease};
@@ -20,12 +20,12 @@ use crate::interface::Completed;
 use crate::io::IoWork;
 use crate::status::Fault;
 
-/// How often devices are told again of requests that are overdue.
+/// Interval at which devices are asked again to end overdue requests.
 const OVERDUE_INTERVAL: Nanos = Nanos::from_secs(1);
 
 impl TargetCore {
-    /// Has devices cancel what they have of queues that are gone, as far as they can: the host may
-    /// send something else meanwhile, by another association or another path.
+    /// Makes devices cancel requests of ended queues where possible, because the host may meanwhile
+    /// send new commands by another association or another path.
     pub(super) fn give_up_orphans(&mut self, devices: u128) {
         if planted("give-up-forgotten") {
             return;
@@ -35,7 +35,7 @@ impl TargetCore {
         self.devices.give_up(self.client, devices, is_orphan);
     }
 
-    /// Has the orphans of a queue ended by force when it is due.
+    /// Sets the time after which a queue's orphans are ended by force.
     pub(super) fn await_orphans(&mut self, slot: u32, now: Nanos) {
         let due = now + GIVEN_UP_MAX;
         if let Some(queue) = self.queues.at_mut(slot) {
@@ -46,8 +46,8 @@ impl TargetCore {
         }
     }
 
-    /// Has devices end overdue orphans by force: hosts were told how long a new controller waits for
-    /// them at most (Base 2.1 §5.1.13.2.1, CQT).
+    /// Makes devices end overdue orphans by force: CQT reports to hosts how long a new controller
+    /// waits for them at most (Base 2.1 §5.1.13.2.1).
     #[cold]
     pub(super) fn end_overdue(&mut self, now: Nanos) {
         self.orphans_due = None;
@@ -80,8 +80,8 @@ impl TargetCore {
         }
     }
 
-    /// Makes a controller ready once no request is in a device that its host sent before and does
-    /// not wait for any more. The last of them calls this core again.
+    /// Makes an enabling controller ready once no device has orphaned requests of its host. The
+    /// last of them notifies this core again.
     pub(super) fn check_enabling(&mut self, slot: u32, now: Nanos) {
         let Some(controller) = self.controllers.at_mut(slot) else {
             return;
@@ -90,7 +90,8 @@ impl TargetCore {
             return;
         }
         let effect = {
-            // Held until the gate is open: an association that ends later raises the fence.
+            // Locked until the gate is open, so that an association that ends later raises the
+            // fence.
             let registry = self.target.registry();
             let entry = registry.entry(controller.shared.identity.cntlid);
             let waits = entry.is_some_and(|entry| registry.has_orphans(entry));
@@ -103,8 +104,7 @@ impl TargetCore {
         self.arm_timers_and_report(slot);
     }
 
-    /// Raises or lifts the fences of a controller's host, after something changed from which that
-    /// follows.
+    /// Raises or lifts the fences of a controller's host after a relevant change.
     pub(super) fn update_fences(&self, cntlid: u16) {
         let reactors = self.target.registry().update_fences(cntlid);
         for reactor in reactors {
@@ -112,7 +112,7 @@ impl TargetCore {
         }
     }
 
-    /// Keeps a command back until the fence of its host is lifted.
+    /// Holds a command back until its host's fence is lifted.
     #[cold]
     pub(super) fn hold_command(
         &mut self,
@@ -137,7 +137,7 @@ impl TargetCore {
         None
     }
 
-    /// Starts a queue's commands that a fence held back, oldest first, now that it is lifted.
+    /// Starts a queue's commands that the fence held back, oldest first, after it was lifted.
     #[inline(never)]
     pub(super) fn start_fenced(&mut self, slot: u32) {
         let mut next = self.executions.first_fenced(slot);
@@ -148,7 +148,7 @@ impl TargetCore {
             };
             let work = execution.work;
             let over = match self.pass_admitted(slot, &work) {
-                // It is raised again: its end calls this core again.
+                // Raised again. Lifting it notifies this core again.
                 Passage::Held => return,
                 Passage::Refused(fault) => Some(Err(fault)),
                 Passage::Open => {

@@ -1,14 +1,15 @@
-//! The gate: whether a checked command may go to its device now.
+//! The gate: decides whether a checked command may go to its device now.
 //!
-//! Every command passes it on its way to a device, whichever way that is: a read or a write that
-//! completes inline, data that is placed directly in a device's memory, a command that waited for a
-//! lease or its data, and a command that the gate held back before. Admission asks it as well, so
-//! that no data is fetched for a command that is going to be refused.
+//! Every command passes it before it reaches a device: a read or write that completes inline, data
+//! that is placed directly in a device's memory, a command that waited for a lease or its data, and
+//! a command that the gate held back before. Admission also checks it, so that no data is fetched
+//! for a command that will be refused.
 //!
-//! A rule about who may do what, and when (access, reservations, rate limits, quiescing), is a bit of
-//! the controller's gate word, so that an open gate costs one comparison, and a case of `examine`;
-//! nothing else decides. A rule that is known when a command is checked belongs to
-//! [`check`](crate::io::check), and the configuration's epoch tells when it may have changed since.
+//! A rule about who may do what, and when (access, reservations, rate limits, quiescing), is a bit
+//! of the controller's gate word, so that an open gate costs one comparison, and a case of
+//! `examine`; no other code decides this. A rule that can be checked with the command belongs in
+//! [`check`](crate::io::check); the configuration's epoch shows whether its result may have changed
+//! since.
 
 use nvme_spec::{NSID_BROADCAST, Status};
 use reactors::sim::planted;
@@ -18,39 +19,41 @@ use crate::io::{IoWork, recheck};
 use crate::status::{Fault, byte};
 use crate::view::TargetView;
 
-/// What the gate says to a command that was admitted.
+/// The gate's decision about an admitted command.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Passage {
     /// It may go to its device.
     Open,
-    /// It has to wait for the end of the fence of its host, which calls the core.
+    /// It has to wait until its host's fence is lifted, which notifies the core.
     Held,
-    /// It never may: with [`CLOSED`], or because what it asks for is not allowed any more.
+    /// It is refused: with [`CLOSED`], or because the configuration no longer allows it.
     Refused(Fault),
 }
 
-/// The refusal of a command whose queue or controller executes nothing more: a reset, a shutdown, or
-/// the end of the association or its connection came before it.
+/// The refusal of a command whose queue or controller no longer executes commands, because of a
+/// reset, a shutdown, or the end of the association or its connection.
 pub(super) const CLOSED: Fault = Fault::retry(Status::ABORTED_SQ_DELETION);
 
-/// Whether everything may pass, as when the queue was created. All that there is to ask for a command
-/// that is checked and goes to its device in the same look.
+/// Whether the gate is fully open, as when the queue was created. This is the only check for a
+/// command that is checked and submitted in the same call.
 #[inline(always)]
 pub(super) fn is_open(queue: &Queue) -> bool {
     queue.shared.gate() == queue.gate
 }
 
-/// Whether a command that comes now is admitted: one that is held has its data fetched meanwhile.
+/// Whether a received command is admitted. A command that the fence will hold is admitted, so that
+/// its data is fetched meanwhile.
 #[inline(always)]
 pub(super) fn admit(queue: &Queue) -> Result<(), Fault> {
     if !is_open(queue) && is_closed(queue) {
-        // Base 2.1 §3.5.2, §3.6.2: the controller is not ready (any more); a later path may be.
+        // Base 2.1 §3.5.2, §3.6.2: the controller is not ready, or no longer ready. The host may
+        // retry on another path.
         return Err(Fault::retry(Status::COMMAND_SEQUENCE_ERROR).at(byte::OPCODE));
     }
     Ok(())
 }
 
-/// What a command may do that was admitted before.
+/// Decides about a command that was admitted before.
 #[inline(always)]
 pub(super) fn pass(queue: &Queue, view: &TargetView, work: &IoWork) -> Passage {
     let is_as_checked =
@@ -61,7 +64,7 @@ pub(super) fn pass(queue: &Queue, view: &TargetView, work: &IoWork) -> Passage {
     examine(queue, view, work)
 }
 
-/// Something changed since the queue was created or the command was checked.
+/// Decides after something has changed since the queue was created or the command was checked.
 #[cold]
 #[inline(never)]
 fn examine(queue: &Queue, view: &TargetView, work: &IoWork) -> Passage {
@@ -69,7 +72,7 @@ fn examine(queue: &Queue, view: &TargetView, work: &IoWork) -> Passage {
         QueueState::Live | QueueState::Leaving | QueueState::Disconnecting { .. } => {}
         QueueState::Ending | QueueState::Gone => return Passage::Refused(CLOSED),
     }
-    // Base 2.1 §3.7.2: after a reset no command of before may reach a device.
+    // Base 2.1 §3.7.2: no command from before a reset may reach a device after it.
     if is_closed(queue) {
         return Passage::Refused(CLOSED);
     }
@@ -85,7 +88,7 @@ fn examine(queue: &Queue, view: &TargetView, work: &IoWork) -> Passage {
     Passage::Open
 }
 
-/// Whether the controller was reset, was shut down or has ended since the queue was created.
+/// Whether the controller was reset, was shut down or ended since the queue was created.
 #[cold]
 #[inline(never)]
 fn is_closed(queue: &Queue) -> bool {

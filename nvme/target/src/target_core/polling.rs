@@ -1,4 +1,4 @@
-//! What a poll looks at: other reactors' calls and timers.
+//! Polling of a core: notifications by other threads, and timers.
 
 use std::sync::Arc;
 
@@ -16,8 +16,8 @@ use crate::io::{IoOperation, IoWork};
 use crate::status::Fault;
 
 impl TargetCore {
-    /// Looks at timers and at what other reactors changed, after the devices were polled. Returns how
-    /// much there was to do.
+    /// Handles timers and notifications after the devices were polled. Returns the amount of work
+    /// done.
     pub fn poll(&mut self, now: Nanos) -> usize {
         self.polled_at = now;
         self.turn = self.turn.wrapping_add(1);
@@ -43,9 +43,9 @@ impl TargetCore {
         moved
     }
 
-    /// Looks at everything that another thread may have changed.
+    /// Handles everything that another thread may have changed.
     pub(super) fn look(&mut self, now: Nanos) {
-        // Read before looking, so that a change during the look is looked at again.
+        // Read first, so that a change during the call causes another one.
         self.notifications_seen = self.target.notifications(self.reactor);
         if self.target.epoch() != self.view.epoch {
             self.view = self.target.published();
@@ -77,7 +77,7 @@ impl TargetCore {
         }
     }
 
-    /// Tells every controller of a changed configuration.
+    /// Applies a changed configuration to every controller.
     fn take_over(&mut self, now: Nanos) {
         let view = Arc::clone(&self.view);
         for slot in 0..self.controllers.capacity() {
@@ -120,7 +120,7 @@ impl TargetCore {
         }
     }
 
-    /// Has a controller tell its host of health events without waiting for its next regular look.
+    /// Makes a controller check health without waiting for its next regular check.
     fn look_at_health(&mut self, slot: u32, now: Nanos) {
         let Some((controller, context)) = self.controller(slot, now) else {
             return;
@@ -131,7 +131,7 @@ impl TargetCore {
         }
     }
 
-    /// Ends a reset once the last I/O queue of before is gone.
+    /// Completes a reset after the last earlier I/O queue has ended.
     fn check_reset(&mut self, slot: u32, now: Nanos) {
         let Some(controller) = self.controllers.at_mut(slot) else {
             return;
@@ -153,7 +153,7 @@ impl TargetCore {
         }
     }
 
-    /// Something happened to a controller: moves it and carries out what follows.
+    /// Applies an event to a controller and carries out the effect.
     pub(super) fn controller_event(&mut self, slot: u32, event: ControllerEvent, now: Nanos) {
         let Some(controller) = self.controllers.at_mut(slot) else {
             return;
@@ -163,7 +163,7 @@ impl TargetCore {
         self.arm_timers_and_report(slot);
     }
 
-    /// Does what follows from a controller's change of state.
+    /// Carries out the effect of a controller's change of state.
     pub(super) fn carry_out(&mut self, slot: u32, effect: Effect, now: Nanos) {
         match effect {
             Effect::None => {}
@@ -182,7 +182,7 @@ impl TargetCore {
         self.set_timer(slot);
     }
 
-    /// Flushes the caches of a controller's subsystem, and then tells the controller.
+    /// Flushes the caches of a controller's subsystem, then completes its shutdown.
     fn flush_for_shutdown(&mut self, slot: u32, now: Nanos) {
         let generation = self.controllers.generation(slot);
         let Some(controller) = self.controllers.at(slot) else {
@@ -203,8 +203,8 @@ impl TargetCore {
         }
     }
 
-    /// The flush of a shutdown ended. A host learns from CSTS.CFS that it failed, since no command
-    /// of its own can say so (Base 2.1 §3.1.4.6).
+    /// Handles the end of a shutdown's flush. CSTS.CFS reports its failure, because no command of
+    /// the host can (Base 2.1 §3.1.4.6).
     pub(super) fn flushed_for_shutdown(&mut self, slot: u32, result: Result<(), Fault>) {
         let event = match result {
             Ok(()) => ControllerEvent::Flushed,
@@ -220,7 +220,8 @@ impl TargetCore {
         self.controller_event(slot, event, self.polled_at);
     }
 
-    /// Flushes a set of devices for nobody's command. `None`: the flush is under way.
+    /// Flushes a set of devices, not for a host's command. Returns `None` while the flush is under
+    /// way.
     pub(super) fn start_flush(&mut self, owner: Owner, devices: u128) -> Option<Result<(), Fault>> {
         let work = IoWork {
             operation: IoOperation::FlushAll,
@@ -247,7 +248,7 @@ impl TargetCore {
         result
     }
 
-    /// Answers event requests with events that are pending.
+    /// Completes waiting event requests with pending events.
     pub(super) fn report_events(&mut self, slot: u32) {
         while let Some(controller) = self.controllers.at_mut(slot) {
             let Some((request, event)) = controller.events.next_report() else {
@@ -267,8 +268,7 @@ impl TargetCore {
         }
     }
 
-    /// Looks at the controllers whose timers are due and at overdue orphans; returns how many there
-    /// were.
+    /// Handles due controller timers and overdue orphans; returns their number.
     fn check_timers(&mut self, now: Nanos) -> usize {
         let mut looked_at = 0;
         if self.orphans_due.is_some_and(|due| due <= now) {

@@ -1,7 +1,6 @@
-//! A table of fixed size whose entries are known by slot and generation.
+//! A table of fixed size whose entries are identified by slot and generation.
 //!
-//! Everything is taken from the heap when the table is made. A handle to an entry that is gone is
-//! told by its generation.
+//! All memory is allocated when the table is created. The generation identifies a stale handle.
 
 /// A fixed table of `T`.
 pub(crate) struct Slots<T> {
@@ -24,14 +23,14 @@ impl<T> Slots<T> {
                 value: None,
             })
             .collect();
-        // The last is taken first, so low slots are used first and stay warm.
+        // Slots are taken from the end, so low slots are used first and stay in the cache.
         Self {
             entries,
             free: (0..count).rev().collect(),
         }
     }
 
-    /// Entries in use.
+    /// Number of entries in use.
     pub(crate) fn len(&self) -> usize {
         self.entries.len() - self.free.len()
     }
@@ -46,7 +45,7 @@ impl<T> Slots<T> {
         self.free.last().copied()
     }
 
-    /// Puts a value in a free slot; `None` (and the value is dropped) when the table is full.
+    /// Inserts a value into a free slot. Returns `None` and drops the value if the table is full.
     #[inline]
     pub(crate) fn insert(&mut self, value: T) -> Option<(u32, u32)> {
         let index = self.free.pop()?;
@@ -56,7 +55,7 @@ impl<T> Slots<T> {
         Some((index, slot.generation))
     }
 
-    /// The entry in `slot`, when it is still that of `generation`.
+    /// The entry in `slot`, if it has this generation.
     #[inline]
     pub(crate) fn get(&self, slot: u32, generation: u32) -> Option<&T> {
         let entry = self.entries.get(slot as usize)?;
@@ -67,7 +66,7 @@ impl<T> Slots<T> {
         }
     }
 
-    /// The entry in `slot`, when it is still that of `generation`.
+    /// The entry in `slot`, if it has this generation.
     #[inline]
     pub(crate) fn get_mut(&mut self, slot: u32, generation: u32) -> Option<&mut T> {
         let entry = self.entries.get_mut(slot as usize)?;
@@ -78,40 +77,40 @@ impl<T> Slots<T> {
         }
     }
 
-    /// Whatever is in `slot` now.
+    /// The entry in `slot`, whatever its generation.
     #[inline]
     pub(crate) fn at(&self, slot: u32) -> Option<&T> {
         self.entries.get(slot as usize)?.value.as_ref()
     }
 
-    /// Whatever is in `slot` now.
+    /// The entry in `slot`, whatever its generation.
     #[inline]
     pub(crate) fn at_mut(&mut self, slot: u32) -> Option<&mut T> {
         self.entries.get_mut(slot as usize)?.value.as_mut()
     }
 
-    /// Whatever is in `slot` now, and its generation.
+    /// The entry in `slot`, whatever its generation, and its generation.
     #[inline]
     pub(crate) fn entry(&self, slot: u32) -> Option<(&T, u32)> {
         let entry = self.entries.get(slot as usize)?;
         Some((entry.value.as_ref()?, entry.generation))
     }
 
-    /// The generation of `slot` now.
+    /// The current generation of `slot`.
     pub(crate) fn generation(&self, slot: u32) -> u32 {
         self.entries
             .get(slot as usize)
             .map_or(0, |entry| entry.generation)
     }
 
-    /// Makes every handle to the entry in `slot` stale; the entry itself stays.
+    /// Makes every handle to the entry in `slot` stale; the entry stays.
     pub(crate) fn retire(&mut self, slot: u32) {
         if let Some(entry) = self.entries.get_mut(slot as usize) {
             entry.generation = entry.generation.wrapping_add(1);
         }
     }
 
-    /// Takes the entry out of `slot` and makes every handle to it stale.
+    /// Removes the entry from `slot` and makes every handle to it stale.
     #[inline]
     pub(crate) fn remove(&mut self, slot: u32) -> Option<T> {
         let entry = self.entries.get_mut(slot as usize)?;
@@ -121,7 +120,7 @@ impl<T> Slots<T> {
         Some(value)
     }
 
-    /// How many slots there are, in use or not.
+    /// Number of slots, in use or not.
     pub(crate) fn capacity(&self) -> u32 {
         self.entries.len() as u32
     }

@@ -1,14 +1,14 @@
-//! When a core's controllers have to be looked at: one timer each, on a wheel, so that a turn costs
-//! what is due and not what there is.
+//! The timers of a core's controllers: one each, on a timer wheel, so that the cost of a turn
+//! depends on the timers that are due and not on their total number.
 //!
-//! Most deadlines only ever move back: every sign of life of a host puts its silence off. So a timer
-//! stays where it is when its deadline moves back, fires early, and is armed anew then.
+//! Most changes move a deadline back: every command of a host postpones its keep-alive timeout. A
+//! timer therefore stays armed when its deadline moves back, fires early, and is armed again then.
 
 use reactors::Nanos;
 use reactors::timer::{TimerId, TimerWheel};
 
-/// Deadlines are kept to within this: a hundredth of the unit in which Keep Alive is counted
-/// (Base 2.1 §5.1.13.2.1, KAS).
+/// Resolution of the deadlines: a hundredth of the granularity of Keep Alive (Base 2.1 §5.1.13.2.1,
+/// KAS).
 const TICK: Nanos = Nanos::from_millis(1);
 
 /// The timers of a core's controllers, by slot.
@@ -18,7 +18,7 @@ pub(super) struct ControllerTimers {
 }
 
 impl ControllerTimers {
-    /// For the slots below `controllers_max`, none of them armed.
+    /// Timers for the slots below `controllers_max`, none of them armed.
     pub(super) fn new(controllers_max: usize) -> Self {
         Self {
             wheel: TimerWheel::new(controllers_max, TICK, Nanos::ZERO),
@@ -26,7 +26,7 @@ impl ControllerTimers {
         }
     }
 
-    /// Has the controller in `slot` looked at by `deadline`, or never.
+    /// Arms the timer of the controller in `slot` to fire by `deadline`, or disarms it.
     pub(super) fn set(&mut self, slot: u32, deadline: Option<Nanos>) {
         let Some(armed) = self.armed.get_mut(slot as usize) else {
             return;
@@ -39,20 +39,20 @@ impl ControllerTimers {
             self.wheel.cancel(timer);
         }
         if let Some(deadline) = deadline {
-            // There is a place for every slot.
+            // The wheel has room for every slot.
             let timer = self.wheel.insert(deadline, slot).ok();
             *armed = timer.map(|timer| (timer, deadline));
         }
     }
 
-    /// The next controller to look at; it is armed no more.
+    /// The next controller whose timer is due. The timer is disarmed.
     pub(super) fn next_due(&mut self, now: Nanos) -> Option<u32> {
         let (_, slot) = self.wheel.pop_due(now)?;
         self.armed[slot as usize] = None;
         Some(slot)
     }
 
-    /// The slots that have a timer.
+    /// The slots with an armed timer.
     pub(super) fn armed(&self) -> impl Iterator<Item = u32> + '_ {
         let slots = (0..).zip(&self.armed);
         slots
@@ -60,7 +60,7 @@ impl ControllerTimers {
             .map(|(slot, _)| slot)
     }
 
-    /// When to ask for [`next_due`](Self::next_due) again: at times a little early.
+    /// When to call [`next_due`](Self::next_due) again; sometimes a little early.
     pub(super) fn next_deadline(&self) -> Option<Nanos> {
         self.wheel.next_deadline()
     }

@@ -1,7 +1,7 @@
-//! When commands came, were done and went: noted down, and counted by how long it took.
+//! Trace events and latencies of commands.
 //!
-//! Nothing here reads a clock. Answers that went in one turn and began together are counted
-//! together, once the next turn tells when theirs ended.
+//! Nothing here reads a clock. Responses that were sent in one turn and have equal times are
+//! counted together, when the next turn supplies the time at which they were sent.
 
 use arrayvec::ArrayVec;
 use nvme_spec::Sqe;
@@ -17,24 +17,24 @@ use crate::io::{IoOperation, IoWork};
 use crate::notes::{CommandNote, Moment};
 use crate::stages::{Measured, StageHistograms};
 
-/// Kinds of answers of one turn that are told apart: what comes beyond counts as gone at once.
+/// Most runs of equal responses in one turn. Responses beyond them count as sent immediately.
 const RUNS_MAX: usize = 256;
-/// Detail of a note of an answer that was told to wait.
+/// Detail of the trace event of a response that had to wait.
 const WAITED: u16 = 1;
 
-/// When a command came and was done. Comes with its answer and goes back to the core when the
-/// answer went: [`TargetCore::sent`].
+/// When a command was received and completed. Accompanies the completion, and returns to the core
+/// when the response is sent: [`TargetCore::sent`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub struct Timing {
     came: Nanos,
     done: Nanos,
-    /// What will be noted down; kind 0 for commands that are not measured.
+    /// The trace event to record; kind 0 for commands that are not measured.
     note: Note,
 }
 
 impl Timing {
-    /// Of an answer that is not measured.
+    /// The timing of a response that is not measured.
     pub const NONE: Self = Self {
         came: Nanos::ZERO,
         done: Nanos::ZERO,
@@ -42,8 +42,8 @@ impl Timing {
     };
 }
 
-/// A command that was executed and answered as soon as it came, and counted as gone in that turn.
-/// Where its answer does not go then: [`TargetCore::served_waits`].
+/// An inline completion, which is counted as sent in the same turn. If its response is not sent
+/// then: [`TargetCore::served_waits`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Served {
     pub(super) came: Nanos,
@@ -62,37 +62,37 @@ impl Served {
     }
 }
 
-/// Answers that went in one turn, of commands of one kind that came together and were done
+/// Responses sent in one turn, of commands of one class that were received together and completed
 /// together.
 #[derive(Clone, Copy, Debug)]
 struct Run {
     came: Nanos,
     done: Nanos,
-    /// Argument of their notes: subsystem and operation.
+    /// The argument of their trace events: subsystem and operation.
     class: u32,
     count: u32,
 }
 
-/// Answers that went in this turn, and before them those of the turn that has ended.
+/// Responses sent in this turn, and before them those of the previous turn.
 pub(super) struct Departures {
     latest: Run,
-    /// The flush of each transport adds one to what there is room for.
+    /// The flush of each transport can add one beyond `RUNS_MAX`.
     others: ArrayVec<Run, { RUNS_MAX + TRANSPORTS_MAX }>,
-    /// Of the others, those of turns whose sends are over: the next poll's time is when they were.
+    /// Number of the others whose turn has ended: the next poll's time is when they were sent.
     gone: usize,
-    /// Queues that served reads or writes in this turn, with the first of them. How many is with
-    /// the queue: counting one more there is all that a served command costs.
+    /// Queues with inline completions in this turn, and the first of them. The queue counts them,
+    /// so that each costs only an increment.
     serving: Vec<(u32, Served)>,
-    /// Runs of these, of turns whose sends are over.
+    /// Runs of inline completions whose turn has ended.
     served: Vec<Run>,
 }
 
 impl Departures {
-    /// For a core with at most so many queues.
+    /// For a core with at most `queues_max` queues.
     pub(super) fn new(queues_max: usize) -> Self {
         Self {
-            // Reads and writes; twice, since a queue may take the slot of one that closes in the
-            // same turn.
+            // For reads and writes; doubled, because a queue may take the slot of one that is
+            // closed in the same turn.
             serving: Vec::with_capacity(4 * queues_max),
             served: Vec::with_capacity(4 * queues_max),
             latest: Run {
@@ -113,8 +113,8 @@ impl Departures {
         !none || self.latest.count > 0
     }
 
-    /// A queue serves its first read or write of the turn. A turn has fewer of these than there is
-    /// room for.
+    /// Adds a queue's first inline read or write of the turn. The capacity exceeds their possible
+    /// number.
     #[inline(never)]
     pub(super) fn serves(&mut self, slot: u32, first: Served) {
         if self.serving.len() < self.serving.capacity() {
@@ -122,10 +122,10 @@ impl Departures {
         }
     }
 
-    /// The turn's sends are over.
+    /// Ends the turn's sends.
     #[inline]
     pub(super) fn flushed(&mut self, queues: &mut Slots<Queue>) {
-        // What does not fit is counted with the next turn.
+        // Runs that do not fit are counted with the next turn.
         let room = self.served.capacity() - self.served.len();
         for (slot, first) in self.serving.drain(..room.min(self.serving.len())) {
             if let Some(queue) = queues.at_mut(slot) {
@@ -143,7 +143,8 @@ impl Departures {
         self.gone = self.others.len();
     }
 
-    /// Counts one more. `Some`: there is no room for another run, which is over at once.
+    /// Counts one response. Returns a run for which there is no room; it counts as sent
+    /// immediately.
     #[inline]
     fn add(&mut self, came: Nanos, done: Nanos, class: u32) -> Option<Run> {
         let latest = &mut self.latest;
@@ -174,12 +175,12 @@ impl Departures {
 }
 
 impl TargetCore {
-    /// Notes down from now on with `recorder`, which is this thread's.
+    /// Sets the recorder of this thread for trace events.
     pub fn set_recorder(&mut self, recorder: Recorder) {
         self.recorder = recorder;
     }
 
-    /// The whole answer of a command was handed to the network, in the turn that goes on.
+    /// Records that the whole response of a command was passed to the network in this turn.
     #[inline]
     pub fn sent(&mut self, timing: Timing, now: Nanos) {
         if cfg!(uncounted) || timing.note.kind().0 == 0 {
@@ -193,8 +194,8 @@ impl TargetCore {
         }
     }
 
-    /// An answer is not handed to the network in the turn in which it was made. Says so once; what
-    /// one note would have said of its command takes several.
+    /// Records that a response is not passed to the network in the turn of its completion. Has an
+    /// effect once per command, and replaces its single trace event by several.
     #[cold]
     pub fn waits_to_send(&self, timing: &mut Timing) {
         let Timing { came, done, note } = *timing;
@@ -208,8 +209,8 @@ impl TargetCore {
         timing.note = Moment::Sent.instead(note).with_argument(u32::from(WAITED));
     }
 
-    /// The answer of a command that was counted as served in the turn that goes on is not handed to
-    /// the network in it: not counted after all. [`sent`](Self::sent) counts it when it has gone.
+    /// Cancels the count of an inline completion whose response is not passed to the network in
+    /// this turn. [`sent`](Self::sent) counts it when it is sent.
     #[cold]
     pub fn served_waits(&mut self, queue: QueueId, served: Served) -> Timing {
         let Some(queue) = self.queues.get_mut(queue.slot, queue.generation) else {
@@ -234,7 +235,7 @@ impl TargetCore {
         }
     }
 
-    /// A transport begins its turn: counts what went in the turn that ended at `now`.
+    /// Begins a transport's turn: counts the responses sent in the turn that ended at `now`.
     #[inline]
     pub fn begin_turn(&mut self, now: Nanos) {
         if self.departures.gone > 0 || !self.departures.served.is_empty() {
@@ -275,7 +276,7 @@ impl TargetCore {
         Some(&view.measures.of(self.reactor)?.stages)
     }
 
-    /// Notes what an admitted command waits for on its way to [`execute`](Self::execute).
+    /// Records the progress of an admitted command before [`execute`](Self::execute).
     #[inline]
     pub fn note_work(&mut self, queue: QueueId, work: &mut Work, event: WorkEvent, now: Nanos) {
         match event {
@@ -312,7 +313,7 @@ impl TargetCore {
         Some((queue, measured(io.operation)?))
     }
 
-    /// Counts how long a command's data took to come, where it took more than a turn.
+    /// Counts the time for which a command's data was fetched, if it took more than a turn.
     #[inline]
     pub(super) fn count_fetch(&mut self, queue: QueueId, work: &Work, now: Nanos) {
         if now > work.since && work.direction == Direction::FromHost {
@@ -330,7 +331,7 @@ impl TargetCore {
         }
     }
 
-    /// A command on an admin queue has come.
+    /// Records that a command on an admin queue was received.
     pub(super) fn note_admin(&self, slot: u32, sqe: &Sqe, now: Nanos) {
         if let Some(queue) = self.queues.at(slot) {
             let note = queue.note.with_detail(u16::from(sqe.opcode));
@@ -339,7 +340,7 @@ impl TargetCore {
         }
     }
 
-    /// A command goes to its device.
+    /// Records that a command is submitted to its device.
     #[inline]
     pub(super) fn note_start(&self, slot: u32, work: &IoWork, command_id: u16, now: Nanos) {
         if let Some(queue) = self.queues.at(slot) {
@@ -348,7 +349,7 @@ impl TargetCore {
         }
     }
 
-    /// Counts how long a command was in its device, and makes the timing of its answer.
+    /// Counts the time of a command in its device, and returns the timing of its response.
     #[inline]
     pub(super) fn time(&self, execution: &Execution, queue: &Queue, command_id: u16) -> Timing {
         if cfg!(uncounted) {
@@ -360,8 +361,8 @@ impl TargetCore {
             work,
             ..
         } = execution;
-        // A command that is done as soon as it is started is done in the turn that goes on, whose
-        // time may be later than the last poll's.
+        // A command that completes as soon as it starts completes in this turn, whose time may be
+        // later than the last poll's.
         let done = self.polled_at.max(*started);
         if let Some(measured) = measured(work.operation)
             && let Some(device) = self.counters.device_latency.get(usize::from(work.device))
@@ -377,7 +378,7 @@ impl TargetCore {
 }
 
 impl Queue {
-    /// The timing of a read that came, was executed and is answered in the turn of `now`.
+    /// The timing of a read that was received, executed and completed in the turn of `now`.
     #[inline]
     pub(super) fn served(&self, command_id: u16, now: Nanos) -> Timing {
         Timing {
@@ -396,7 +397,7 @@ fn note_of(queue: &Queue, work: &IoWork, command_id: u16) -> CommandNote {
         .with_command(command_id)
 }
 
-/// As what an operation is measured.
+/// The operation as which it is measured.
 #[inline]
 fn measured(operation: IoOperation) -> Option<Measured> {
     match operation {
