@@ -1,6 +1,6 @@
-//! Explores every interleaving of a change of configuration and the cores that take it over with
-//! loom: the snapshot cell is compiled here a second time, against loom's atomics in place of those
-//! of `src/sync.rs`.
+//! Explores every interleaving of a configuration change and the cores that adopt it, with loom.
+//! Compiles the snapshot cell a second time, with loom's atomics in place of those of
+//! `src/sync.rs`.
 
 #[path = "../src/snapshot_cell.rs"]
 mod snapshot_cell;
@@ -10,7 +10,7 @@ mod sync {
 
     use loom::sync::Mutex;
 
-    /// A value under a lock, in place of arc-swap's: what is explored is what goes on around it.
+    /// A value under a lock in place of arc-swap's. The model explores the code around it.
     pub(crate) struct Swap<T>(Mutex<Arc<T>>);
 
     impl<T> Swap<T> {
@@ -36,7 +36,7 @@ use loom::sync::Arc;
 use loom::thread;
 use snapshot_cell::{Notifications, SnapshotCell};
 
-/// A configuration, in which the number of its epoch stands.
+/// A configuration that consists of its epoch.
 struct Configuration(u32);
 
 struct Target {
@@ -51,7 +51,7 @@ impl Target {
     }
 }
 
-/// One core: what it has seen, and what it works by.
+/// One core: the notifications it has seen, and the epoch of its configuration.
 struct Core {
     target: Arc<Target>,
     index: usize,
@@ -82,7 +82,7 @@ impl Core {
             assert!(view >= epoch, "an older value than the epoch promised");
             self.view = view;
         }
-        // Each change calls once, and the first epoch is 1.
+        // Each change notifies once, and the first epoch is 1.
         assert!(
             u64::from(self.view) > calls,
             "called for a change and saw none"
@@ -97,7 +97,7 @@ fn target() -> Arc<Target> {
     })
 }
 
-/// Three switches at bad moments show what can go wrong, in seconds.
+/// Three preemptions find the possible errors within seconds.
 fn bounded(model: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(3);

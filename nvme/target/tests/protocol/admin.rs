@@ -20,8 +20,8 @@ fn abort(world: &mut World, admin: Link, sqid: u16, cid: u16) -> bool {
     !AbortResult::from_bits(reply.dw0()).not_aborted()
 }
 
-/// Base 2.1 §4.2.3.1, Invalid Command Opcode: everything that is not supported, queue creation over
-/// fabrics included (Base 2.1 §3.1.3.4).
+/// Base 2.1 §4.2.3.1, Invalid Command Opcode: every unsupported opcode, including the creation of
+/// queues over fabrics (Base 2.1 §3.1.3.4).
 #[test]
 fn unknown_opcodes_are_refused() {
     let known = [
@@ -52,7 +52,7 @@ fn unknown_opcodes_are_refused() {
     }
 }
 
-/// Base 2.1 §4.1.1, FUSE: no admin command can be fused.
+/// Base 2.1 §4.1.1, FUSE: no admin command is part of a fused operation.
 #[test]
 fn fused_commands_are_refused() {
     let mut world = World::new();
@@ -65,7 +65,7 @@ fn fused_commands_are_refused() {
     }
 }
 
-/// Base 2.1 §4.1.1, PSDT: over fabrics data is pointed at by an SGL.
+/// Base 2.1 §4.1.1, PSDT: over fabrics an SGL describes the data.
 #[test]
 fn prps_are_refused() {
     let mut world = World::new();
@@ -74,7 +74,7 @@ fn prps_are_refused() {
     reply.is(Status::INVALID_FIELD.with_dnr());
 }
 
-/// Base 2.1 §4.3.2: descriptors that the transport cannot move, or that point nowhere.
+/// Base 2.1 §4.3.2: descriptors that the transport does not support or that describe no data.
 #[test]
 fn foreign_descriptors_are_refused() {
     let mut world = World::new();
@@ -95,7 +95,7 @@ fn foreign_descriptors_are_refused() {
     }
 }
 
-/// Base 2.1 §4.2.3.1, Data SGL Length Invalid: a buffer that is too short. A longer one is fine.
+/// Base 2.1 §4.2.3.1, Data SGL Length Invalid: a buffer that is too short. A longer one is valid.
 #[test]
 fn short_buffers_are_refused() {
     let mut world = World::new();
@@ -134,7 +134,7 @@ fn data_in_the_capsule_is_bounded() {
     world.exchange(admin, timestamp.with_sgl(sgl), &[0; 8]).ok();
 }
 
-/// RDMA 1.1 §2.1: a transport with keys takes keyed descriptors, and no others.
+/// RDMA 1.1 §2.1: a transport with keys accepts only keyed descriptors.
 #[test]
 fn a_transport_with_keys_takes_keys() {
     let mut world = World::new();
@@ -152,7 +152,7 @@ fn a_transport_with_keys_takes_keys() {
     reply.is(Status::SGL_DESCRIPTOR_TYPE_INVALID.with_dnr());
 }
 
-/// Base 2.1 §8.1.28: there is no UUID list.
+/// Base 2.1 §8.1.28: there is no UUID list, so indices are invalid.
 #[test]
 fn uuid_indices_select_nothing() {
     let mut world = World::new();
@@ -163,7 +163,8 @@ fn uuid_indices_select_nothing() {
     reply.is(Status::INVALID_FIELD.with_dnr());
 }
 
-/// Base 2.1 §5.1.1: what is not there is not aborted, and that is no error.
+/// Base 2.1 §5.1.1: Abort of a command that does not exist succeeds and reports that nothing was
+/// aborted.
 #[test]
 fn nothing_is_aborted_where_nothing_is() {
     let mut world = World::new();
@@ -185,7 +186,8 @@ fn an_event_request_is_aborted() {
     assert!(!abort(&mut world, admin, 0, 40));
 }
 
-/// Base 2.1 §5.1.1: a command that its device put off is aborted, one in the device is not.
+/// Base 2.1 §5.1.1: a command that its device deferred is aborted, and a command in the device is
+/// not.
 #[test]
 fn a_waiting_command_is_aborted() {
     let mut world = World::new();
@@ -209,7 +211,7 @@ fn a_waiting_command_is_aborted() {
     assert!(!abort(&mut world, admin, 1, 3));
 }
 
-/// Base 2.1 §5.1.1: more than ACL + 1 Aborts at once exceed the limit, and cost nothing.
+/// Base 2.1 §5.1.1: more than ACL + 1 concurrent Aborts exceed the limit and have no effect.
 #[test]
 fn an_abort_flood_meets_the_limit() {
     const LIMIT: usize = 4;
@@ -233,7 +235,7 @@ fn an_abort_flood_meets_the_limit() {
             reply.is(Status::ABORT_LIMIT_EXCEEDED);
         }
     }
-    // The answers are sent at the end of the turn.
+    // The responses are sent at the end of the turn.
     world.poll();
     assert!(abort(&mut world, admin, 1, 9));
     world.fault.arm(LATER, false);
@@ -263,7 +265,7 @@ fn an_abort_stays_with_its_controller() {
     world.wait(near, near_tag).ok();
 }
 
-/// Base 2.1 §5.1.12.1.2: a failed command is logged with the byte that is to blame.
+/// Base 2.1 §5.1.12.1.2: a failed command is logged with the location of the error.
 #[test]
 fn a_failed_command_is_logged() {
     let mut world = World::new();

@@ -1,5 +1,5 @@
-//! The steady state makes no heap allocation: 100,000 requests through admission, lease, execution,
-//! device and completion.
+//! The I/O path allocates nothing: 100,000 requests through admission, lease, execution, device and
+//! completion.
 
 use hugemem::allocation_counter::{CountingAllocator, allocations_on_this_thread};
 use nvme_spec::Sqe;
@@ -30,7 +30,7 @@ fn sqe(index: usize) -> Sqe {
     sqe.with_cid((index % WINDOW) as u16)
 }
 
-/// Brings one request in; true when it was answered at once.
+/// Sends one request. Returns true if it completed immediately.
 fn issue(node: &mut Node, io: Link, index: usize, now: reactors::Nanos) -> bool {
     let tag = index as u64;
     let work = match node.core.admit(io.queue, tag, &sqe(index), now) {
@@ -75,7 +75,7 @@ fn the_steady_state_allocates_nothing() {
     let (_, io) = world.ready();
     world.ram.look_away();
     world.cached.look_away();
-    // Everything is taken at start; the first requests only fill the pool's cache.
+    // Everything is allocated at start; the first requests only fill the pool's cache.
     run(&mut world, io, 100);
     let before = allocations_on_this_thread();
     let bytes = run(&mut world, io, REQUESTS);

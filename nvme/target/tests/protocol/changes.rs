@@ -1,4 +1,4 @@
-//! What comes and goes while the rest is served: devices, subsystems, ports, hosts.
+//! Devices, subsystems, ports and hosts that are added and removed under I/O.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::harness::{
     discovery_call, namespace,
 };
 
-/// A namespace that is not there at first.
+/// A namespace that is added later.
 const LATE: u32 = 9;
 
 fn memory(name: &str) -> Arc<dyn Device> {
@@ -30,7 +30,7 @@ fn memory(name: &str) -> Arc<dyn Device> {
     Arc::new(device.expect("a small device"))
 }
 
-/// Gives a device a place and every core a queue of it.
+/// Adds a device to the target and a queue of it to every core.
 fn attach(world: &mut World, device: &Arc<dyn Device>) -> DeviceIndex {
     let place = world.target.add_device(Arc::clone(device)).expect("room");
     for (core, node) in world.nodes.iter_mut().enumerate() {
@@ -51,14 +51,14 @@ fn detach(world: &mut World, device: DeviceIndex) -> Vec<Drain> {
     nodes.map(|node| node.detach(place)).collect()
 }
 
-/// What the configuration says of a subsystem at first.
+/// The initial configuration of a subsystem.
 fn subsystem(world: &World, nqn: &str) -> SubsystemConfig {
     let subsystems = config(&world.devices()).subsystems.into_iter();
     let mut found = subsystems.filter(|subsystem| subsystem.nqn == nqn);
     found.next().expect("it is there")
 }
 
-/// The usual namespaces, and `more`.
+/// Configures the usual namespaces and `more`.
 fn serve(world: &mut World, more: Option<NamespaceConfig>) {
     let usual = subsystem(world, SUBSYSTEM).namespaces;
     let namespaces = usual.into_iter().chain(more).collect();
@@ -127,7 +127,7 @@ fn a_device_comes_and_goes_while_others_are_served() {
         serve(&mut world, Some(namespace(LATE, place.0, &*device)));
         world.write(io, write(LATE, 5), &[7 + round; 512]).ok();
         assert_eq!(world.read_blocks(io, LATE, 5, 1), [7 + round; 512]);
-        // A new one in the same place is empty.
+        // A new device with the same index is empty.
         assert_eq!(world.read_blocks(io, LATE, 6, 1), [0; 512]);
         world.write(io, write(RAM, 5), &[1; 512]).ok();
         serve(&mut world, None);
@@ -143,7 +143,7 @@ fn a_device_comes_and_goes_while_others_are_served() {
     }
 }
 
-/// The harness' first device holds requests back: in its place it is let go.
+/// Starts a write that the harness' first device holds back, and removes the device's namespaces.
 fn hold_a_write(world: &mut World) -> (Link, u64) {
     let (_, io) = world.ready();
     world.fault.arm(HOLD, true);
@@ -166,7 +166,7 @@ fn a_device_goes_when_its_requests_are_done() {
     let (io, tag) = hold_a_write(&mut world);
     let place = DeviceIndex(0);
     let one = Drain::Outstanding(1);
-    // A core that has not heard of the change does not let go.
+    // A core that has not seen the change does not release the device.
     assert_eq!(detach(&mut world, place)[0], one);
     world.settle();
     assert_eq!(detach(&mut world, place), [one, Drain::Done]);
@@ -206,11 +206,12 @@ fn a_device_that_does_not_answer_is_cut_off() {
     world.settle();
     assert_eq!(world.nodes[0].core.in_flight(), 0);
     assert_eq!(world.leases(), 0);
-    // The queue goes on.
+    // The queue continues.
     world.command(io, Sqe::flush(0xffff_ffff)).ok();
 }
 
-/// A write whose data was on its way when its device went must not reach the next in its place.
+/// A write whose data is being fetched when its device is removed must not reach the next device
+/// with the same index.
 #[test]
 fn old_work_does_not_reach_the_next_device_in_a_place() {
     let mut world = World::new();
@@ -238,7 +239,8 @@ fn old_work_does_not_reach_the_next_device_in_a_place() {
     assert_eq!(world.read_blocks(io, LATE, 0, 1), [0; 512]);
 }
 
-/// A Flush of all namespaces names no device, so a new one in the first place is nothing to it.
+/// A Flush of all namespaces refers to no device, so a new device at the first index does not
+/// affect it.
 #[test]
 fn a_flush_of_all_goes_on_where_the_first_device_was_replaced() {
     let mut world = World::new();
@@ -282,7 +284,8 @@ fn hosts_leave_once_their_commands_are_answered() {
     assert_eq!(world.target.leaving(), 1);
     assert_eq!(world.close_reasons(0), [CloseReason::Revoked]);
     world.close(near);
-    // What comes now is for another path: it gets no answer, and the connection's end says so.
+    // A new command gets no response: the connection closes, so that the host sends it on another
+    // path.
     let late = world.start(far, write(RAM, 1).with_cid(2), &[6; 512]);
     let late = late.expect_err("held");
     assert!(world.try_connect(0, &HostCall::default()).is_err());
@@ -334,7 +337,7 @@ fn hosts_that_do_not_leave_are_made_to() {
     assert_eq!(world.leases(), 0);
 }
 
-/// Identify Controller is read when a host attaches, so that it has to come back for another one.
+/// Hosts read Identify Controller when they connect, so they have to reconnect for a changed one.
 #[test]
 fn other_identifiers_make_hosts_come_back() {
     let mut world = World::new();

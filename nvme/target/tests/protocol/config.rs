@@ -1,4 +1,4 @@
-//! Wrong configurations are refused, and change nothing.
+//! Invalid configurations are refused and change nothing.
 
 use nvme_target::{
     CoreLimits, DeviceIndex, NamespaceConfig, PortId, SubsystemConfig, Target, TargetConfig,
@@ -129,7 +129,7 @@ fn wrong_targets_are_refused() {
     assert_eq!(none, Some(TargetError::NoReactors));
 }
 
-/// A change that is refused leaves everything as it was.
+/// A refused change leaves everything as it was.
 #[test]
 fn wrong_changes_change_nothing() {
     let world = World::new();
@@ -170,7 +170,7 @@ fn wrong_changes_change_nothing() {
     assert!(!world.nodes[0].core.has_ready());
 }
 
-/// The largest transfer is a power of two that every device can do.
+/// The largest transfer is a power of two that every device supports.
 #[test]
 fn the_largest_transfer_fits_every_device() {
     let limits = CoreLimits::default();

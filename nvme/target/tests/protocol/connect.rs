@@ -59,7 +59,7 @@ fn anything_else_first_is_a_sequence_error() {
     assert_eq!(world.nodes[0].core.queues(), 0);
 }
 
-/// Base 2.1 §6.3, RECFMT: only format 0 is known.
+/// Base 2.1 §6.3, RECFMT: only format 0 is supported.
 #[test]
 fn an_unknown_record_format_is_refused() {
     let mut world = World::new();
@@ -131,7 +131,7 @@ fn malformed_names_are_refused() {
 }
 
 /// Base 2.1 §6.3, HOSTNQN: SPDK's perf sends none. Such a host is admitted where any host may
-/// attach, and is none of those that a list names.
+/// connect, and matches no list.
 #[test]
 fn a_host_without_a_name_is_admitted_where_any_host_may_attach() {
     let mut world = World::new();
@@ -168,8 +168,8 @@ fn a_host_without_a_name_is_admitted_where_any_host_may_attach() {
     assert_field(&refused(&mut world, 1, &named), ConnectField::HostNqn);
 }
 
-/// Base 2.1 §3.9 and §4.2.3.1, Keep Alive Timeout Invalid: a time beyond what is supported. 0, no
-/// timer, is accepted.
+/// Base 2.1 §3.9 and §4.2.3.1, Keep Alive Timeout Invalid: a timeout above the supported maximum.
+/// 0, no timer, is accepted.
 #[test]
 fn keep_alive_times_are_bounded() {
     let mut world = World::new();
@@ -206,7 +206,7 @@ fn a_host_that_is_not_allowed_is_refused() {
     world.connect(0, &HostCall { host: HOST, ..call });
 }
 
-/// Base 2.1 §6.3, CNTLID: under the dynamic model only FFFFh can be asked for.
+/// Base 2.1 §6.3, CNTLID: in the dynamic controller model only FFFFh is valid.
 #[test]
 fn a_particular_controller_cannot_be_asked_for() {
     let mut world = World::new();
@@ -222,7 +222,7 @@ fn a_particular_controller_cannot_be_asked_for() {
     }
 }
 
-/// Base 2.1 §6.3, SQSIZE: at least two entries, at most what CAP.MQES says.
+/// Base 2.1 §6.3, SQSIZE: at least two entries, at most CAP.MQES.
 #[test]
 fn queue_sizes_are_bounded() {
     let mut world = World::new();
@@ -233,7 +233,7 @@ fn queue_sizes_are_bounded() {
         };
         assert_field(&refused(&mut world, 0, &call), ConnectField::SqSize);
     }
-    // SPDK's `abort -q 128` asks for 137 entries.
+    // SPDK's `abort -q 128` requests 137 entries.
     for sqsize_z in [1, 136, ADMIN_QUEUE_DEPTH_MAX - 1] {
         for call in [HostCall::default(), discovery_call()] {
             let link = world.connect(0, &HostCall { sqsize_z, ..call });
@@ -264,8 +264,8 @@ fn queue_sizes_are_bounded() {
     }
 }
 
-/// Base 2.1 §6.3: an I/O queue belongs to the association that its controller, subsystem, host NQN
-/// and host identifier name together.
+/// Base 2.1 §6.3: an I/O queue belongs to the association identified by its controller, subsystem,
+/// host NQN and host identifier.
 #[test]
 fn an_io_queue_has_to_match_its_admin_queue() {
     let mut world = World::new();
@@ -313,8 +313,8 @@ fn an_io_queue_has_to_match_its_admin_queue() {
     world.connect(1, &call);
 }
 
-/// What an I/O Connect has to know (Base 2.1 §6.3) can be known to others, so over TCP it also has to
-/// come from the address of the admin queue, unless the configuration says otherwise.
+/// Others can know the identifiers in an I/O Connect (Base 2.1 §6.3), so over TCP it also has to
+/// come from the address of the admin queue, unless the configuration permits others.
 #[test]
 fn an_io_queue_comes_from_the_address_of_its_admin_queue() {
     let at = |address: &str| Some(address.parse().expect("an address"));
@@ -346,13 +346,13 @@ fn an_io_queue_comes_from_the_address_of_its_admin_queue() {
         } else {
             world.connect(0, &elsewhere);
         }
-        // An IPv4 host of a socket that takes both families.
+        // An IPv4 host of a socket for both address families.
         let peer_address = at("::ffff:192.0.2.7");
         world.connect(0, &HostCall { peer_address, ..io });
     }
 }
 
-/// Base 2.1 §6.3 and §5.1.25.2.1: identifiers go from 1 to the number of queues that was granted.
+/// Base 2.1 §6.3 and §5.1.25.2.1: identifiers range from 1 to the number of granted queues.
 #[test]
 fn queue_identifiers_are_bounded_by_what_was_granted() {
     let mut world = World::new();
@@ -376,7 +376,7 @@ fn queue_identifiers_are_bounded_by_what_was_granted() {
     world.connect(0, &HostCall { qid: 2, ..call });
 }
 
-/// Base 2.1 §6.3: a queue that exists cannot be connected again, by its own or another connection.
+/// Base 2.1 §6.3: a connected queue cannot be connected again, on its own or another connection.
 #[test]
 fn a_queue_is_connected_once() {
     let mut world = World::new();
@@ -396,7 +396,7 @@ fn a_queue_is_connected_once() {
     world.read_blocks(io, RAM, 0, 1);
 }
 
-/// Base 2.1 §3.5.2: I/O queues come after CSTS.RDY.
+/// Base 2.1 §3.5.2: I/O queues require CSTS.RDY.
 #[test]
 fn an_io_queue_needs_an_enabled_controller() {
     let mut world = World::new();
@@ -426,7 +426,8 @@ fn a_discovery_controller_has_no_io_queues() {
     assert_field(&refused(&mut world, 0, &call), ConnectField::QueueId);
 }
 
-/// Base 2.1 §6.3: the response names the controller, and SQHD says whether flow control is off.
+/// Base 2.1 §6.3: the response contains the controller identifier, and SQHD reports whether flow
+/// control is disabled.
 #[test]
 fn what_a_host_is_told() {
     let mut world = World::new();
@@ -472,7 +473,7 @@ fn what_a_host_is_told() {
     assert_eq!(io.info.controller_id, info.controller_id);
 }
 
-/// Base 2.1 §6.3, Controller Busy: what is full now may have room later, so Do Not Retry is clear.
+/// Base 2.1 §6.3, Controller Busy: resources may become free later, so Do Not Retry is clear.
 #[test]
 fn controllers_are_bounded() {
     let limits = CoreLimits {
@@ -482,7 +483,7 @@ fn controllers_are_bounded() {
     let mut world = World::with(1, limits, |config| config.limits.controllers_max = 2);
     let first = world.connect(0, &HostCall::default());
     world.connect(0, &HostCall::default());
-    // Discovery controllers are apart.
+    // Discovery controllers are counted separately.
     world.connect(0, &discovery_call());
     let cqe = refused(&mut world, 0, &HostCall::default());
     assert_eq!(cqe.status(), Status::CONNECT_CONTROLLER_BUSY);
@@ -491,7 +492,7 @@ fn controllers_are_bounded() {
     assert_ne!(again.info.controller_id, first.info.controller_id);
 }
 
-/// Has the transport of a core end what the core wants ended.
+/// Makes the transport of a core close the connections that the core requests to close.
 fn end_closed(world: &mut World, node: usize) {
     let now = world.now;
     for close in world.closes(node) {
@@ -499,8 +500,8 @@ fn end_closed(world: &mut World, node: usize) {
     }
 }
 
-/// Hosts that connect to the discovery subsystem under names that they make up, and then are
-/// silent, lock nobody out: neither of an export nor of the discovery subsystem.
+/// Hosts that connect to the discovery subsystem under invented names and then stay silent do not
+/// lock out other hosts, neither of an export nor of the discovery subsystem.
 #[test]
 fn silent_discovery_controllers_lock_nobody_out() {
     let limits = CoreLimits {
@@ -543,8 +544,8 @@ fn silent_discovery_controllers_lock_nobody_out() {
     }
 }
 
-/// The discovery controller that makes room is not one that waits for an event while another does
-/// not (Base 2.1 §5.1.2), and its host is told by the end of the connection.
+/// A discovery controller that waits for an event is not evicted while another does not wait (Base
+/// 2.1 §5.1.2). The host of an evicted controller learns of it by the close of its connection.
 #[test]
 fn a_discovery_controller_that_waits_for_an_event_stays() {
     let limits = CoreLimits {
@@ -572,7 +573,7 @@ fn a_discovery_controller_that_waits_for_an_event_stays() {
     assert_ne!(closes[0].queue, waits.queue);
 }
 
-/// One whose event request was aborted does not wait any more.
+/// A discovery controller whose event request was aborted no longer counts as waiting.
 #[test]
 fn a_discovery_controller_whose_event_request_was_aborted_makes_room() {
     let limits = CoreLimits {
@@ -597,7 +598,7 @@ fn a_discovery_controller_whose_event_request_was_aborted_makes_room() {
     assert_eq!(closed, [idle.queue]);
 }
 
-/// Hosts that no export names leave a part of a core's executions to those that one does name.
+/// Hosts that no export lists leave a part of a core's executions to a listed host.
 #[test]
 fn unnamed_hosts_leave_executions_to_named_ones() {
     let limits = CoreLimits {
@@ -635,7 +636,7 @@ fn unnamed_hosts_leave_executions_to_named_ones() {
     world.io_queue(0, admin, 2);
 }
 
-/// The same, for the queues and the executions of one core.
+/// Base 2.1 §6.3, Controller Busy: the queues and the executions of one core are limited.
 #[test]
 fn queues_and_executions_of_a_core_are_bounded() {
     let limits = CoreLimits {
@@ -686,7 +687,7 @@ fn nobody_connects_to_a_target_that_shuts_down() {
     assert_eq!(world.nodes[0].core.counters().connects_refused.get(), 1);
 }
 
-/// Base 2.1 §6.3: a subsystem is there where the discovery log says so.
+/// Base 2.1 §6.3: a subsystem is available at the ports that the discovery log reports.
 #[test]
 fn a_subsystem_is_not_at_ports_where_it_is_not_offered() {
     let mut world = World::new();
@@ -715,7 +716,7 @@ fn a_wrong_disconnect_is_refused() {
     world.read_blocks(io, RAM, 0, 1);
 }
 
-/// Base 2.1 §6.4: an idle I/O queue is disconnected at once, and can be connected again.
+/// Base 2.1 §6.4: an idle I/O queue is disconnected immediately, and can be connected again.
 #[test]
 fn an_idle_queue_is_disconnected_at_once() {
     let mut world = World::new();
@@ -732,7 +733,7 @@ fn an_idle_queue_is_disconnected_at_once() {
     world.command(admin, Sqe::keep_alive()).ok();
 }
 
-/// Base 2.1 §6.4: commands under way are answered before the Disconnect; later ones are aborted.
+/// Base 2.1 §6.4: outstanding commands complete before the Disconnect; later ones are aborted.
 #[test]
 fn a_disconnect_waits_for_what_is_under_way() {
     let mut world = World::new();
@@ -775,7 +776,7 @@ fn a_disconnect_waits_for_what_is_under_way() {
     assert_eq!(world.leases(), 0);
 }
 
-/// Base 2.1 §6.4: the answer to a Disconnect is the last one of its queue.
+/// Base 2.1 §6.4: the response to a Disconnect is the last one of its queue.
 #[test]
 fn a_disconnect_is_answered_last() {
     let mut world = World::new();
@@ -799,8 +800,8 @@ fn a_disconnect_is_answered_last() {
     assert_eq!(cids, [0, 1, 2, 9]);
 }
 
-/// Base 2.1 §4.2.1, §6.4: a command that arrives before the answer of a Disconnect was handed out
-/// is refused behind it, so that SQHD does not go back.
+/// Base 2.1 §4.2.1, §6.4: a command that arrives before the response to a Disconnect was taken is
+/// refused after it, so that SQHD does not go back.
 #[test]
 fn a_command_behind_a_disconnect_is_refused_after_its_answer() {
     let mut world = World::new();
@@ -830,7 +831,7 @@ fn a_command_behind_a_disconnect_is_refused_after_its_answer() {
     assert!(responses[1].status().is(Status::ABORTED_SQ_DELETION));
 }
 
-/// A command that the transport gives up is answered, logged, and lets a Disconnect go on.
+/// A command that the transport rejects is completed and logged, and a Disconnect then continues.
 #[test]
 fn a_transport_can_give_a_command_up() {
     let mut world = World::new();
@@ -859,7 +860,7 @@ fn a_transport_can_give_a_command_up() {
     assert_eq!(log[16], 7, "the first block");
 }
 
-/// The data of Connect is not looked at beyond its fields.
+/// The data of Connect is not checked beyond its fields.
 #[test]
 fn reserved_bytes_are_ignored() {
     let mut world = World::new();

@@ -1,4 +1,4 @@
-//! One controller on several cores: they are notified, and nothing is left behind.
+//! One controller on several cores: notifications reach them, and nothing is leaked.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -64,7 +64,7 @@ fn a_reset_waits_for_the_other_cores_devices() {
     assert!(!world.csts(admin).rdy());
 }
 
-/// When the admin connection goes the whole association does, and the registry forgets it with its
+/// The end of the admin connection ends the whole association, and the registry removes it with its
 /// last queue.
 #[test]
 fn an_association_ends_with_its_admin_queue() {
@@ -99,7 +99,7 @@ fn an_association_ends_with_its_admin_queue() {
     );
 }
 
-/// An I/O connection that goes takes nothing else along.
+/// The end of an I/O connection ends nothing else.
 #[test]
 fn an_io_queue_goes_alone() {
     let mut world = World::new();
@@ -115,7 +115,7 @@ fn an_io_queue_goes_alone() {
     world.read_blocks(again, RAM, 0, 1);
 }
 
-/// A host that is taken off the list loses its controllers; others stay.
+/// A host that is removed from the list loses its controllers; others stay.
 #[test]
 fn a_host_that_is_no_longer_allowed_is_dropped() {
     let mut world = World::new();
@@ -158,7 +158,7 @@ fn a_host_that_is_no_longer_allowed_is_dropped() {
     );
 }
 
-/// A subsystem that is removed ends its controllers; its place is used again only after them.
+/// Removing a subsystem ends its controllers; its slot is reused only after their end.
 #[test]
 fn a_removed_subsystem_ends_its_controllers() {
     let mut world = World::new();
@@ -200,7 +200,7 @@ fn a_removed_subsystem_ends_its_controllers() {
     world.read_blocks(io, RAM, 0, 1);
 }
 
-/// Reactors are woken when something concerns them.
+/// Reactors are woken for changes that concern them.
 #[test]
 fn sleeping_reactors_are_woken() {
     let mut world = World::new();
@@ -233,7 +233,7 @@ fn sleeping_reactors_are_woken() {
     );
 }
 
-/// What the control plane sees.
+/// The snapshot for the control plane.
 #[test]
 fn a_snapshot_shows_what_there_is() {
     let mut world = World::new();
@@ -304,7 +304,7 @@ fn a_snapshot_shows_what_there_is() {
     world.close(again);
 }
 
-/// Many hosts come and go, on all cores: nothing is left.
+/// Many hosts connect and disconnect on all cores, and nothing is leaked.
 #[test]
 fn hosts_come_and_go() {
     let mut world = World::new();

@@ -43,7 +43,8 @@ fn names(world: &mut World, call: &HostCall<'_>) -> Vec<(String, String)> {
     entries.iter().map(text).collect()
 }
 
-/// A host sees the subsystems that let it in, by the addresses of the family that it came by.
+/// The log lists the subsystems that allow the host, at addresses of the family by which it
+/// connected.
 #[test]
 fn a_host_sees_what_it_may_reach() {
     let mut world = World::new();
@@ -76,7 +77,7 @@ fn a_host_sees_what_it_may_reach() {
     );
 }
 
-/// Base 2.1 §5.1.12.3.1 and TCP 1.1 §3.1: what an entry says.
+/// Base 2.1 §5.1.12.3.1 and TCP 1.1 §3.1: the fields of an entry.
 #[test]
 fn what_an_entry_says() {
     let rdma = PortConfig {
@@ -108,7 +109,8 @@ fn what_an_entry_says() {
     assert_eq!(tcp.subtype, SubsystemType::NVM);
     assert_eq!((tcp.portid.get(), tcp.cntlid.get()), (TCP_PORT.0, 0xffff));
     assert_eq!((tcp.asqsz.get(), rdma.asqsz.get()), (4096, 256));
-    // Base 2.1 §5.1.12.3.1, SUBTYPE 03h: the discovery subsystem itself, where it was reached.
+    // Base 2.1 §5.1.12.3.1, SUBTYPE 03h: the discovery subsystem itself, at the address to which
+    // the host connected.
     assert_eq!(current.subtype, SubsystemType::CURRENT_DISCOVERY);
     assert_eq!(current.subnqn.as_str(), Some(DISCOVERY_NQN));
     assert_eq!(current.portid.get(), TCP_PORT.0);
@@ -125,7 +127,7 @@ fn what_an_entry_says() {
     assert_eq!(secure.treq.secure_channel(), SecureChannel::REQUIRED);
 }
 
-/// Base 2.1 §5.1.12.3.1: the log is read in pieces, and the generation counter tells of a change.
+/// Base 2.1 §5.1.12.3.1: the log is read in pieces, and the generation counter reveals a change.
 #[test]
 fn the_generation_tells_of_a_change() {
     let mut world = World::new();
@@ -164,8 +166,7 @@ fn the_generation_tells_of_a_change() {
     assert_eq!(entries[0].traddr.as_str(), Some("198.51.100.7"));
 }
 
-/// A port that listens on every address is told by the address at which the host reached the
-/// target.
+/// For a port that listens on every address, the log has the address to which the host connected.
 #[test]
 fn a_port_on_every_address_is_told_by_the_one_that_was_reached() {
     let mut world = World::new();
@@ -177,7 +178,7 @@ fn a_port_on_every_address_is_told_by_the_one_that_was_reached() {
         .expect("valid ports");
     for (reached, told) in [
         ("198.51.100.7", "198.51.100.7"),
-        // An IPv4 host of a socket that takes both families.
+        // An IPv4 host of a socket for both address families.
         ("::ffff:198.51.100.8", "198.51.100.8"),
     ] {
         let call = HostCall {

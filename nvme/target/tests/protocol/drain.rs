@@ -1,4 +1,4 @@
-//! A core comes to rest.
+//! Shutdown of a core.
 
 use std::rc::Rc;
 
@@ -14,7 +14,7 @@ fn drain(world: &mut World, node: usize) -> CoreDrain {
     world.nodes[node].core.drain(now)
 }
 
-/// Connections are handed out for closing, commands end, caches are flushed, devices are drained.
+/// Connections are closed, commands end, caches are flushed, devices are drained.
 #[test]
 fn a_core_comes_to_rest() {
     let mut world = World::new();
@@ -66,7 +66,7 @@ fn a_core_comes_to_rest() {
     assert_eq!(world.leases(), 0);
 }
 
-/// A core that serves nobody is at rest at once.
+/// A core without queues is drained immediately.
 #[test]
 fn an_idle_core_is_soon_at_rest() {
     let mut world = World::new();

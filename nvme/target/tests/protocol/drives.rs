@@ -1,4 +1,5 @@
-//! Devices that are drives: they fail, they are pulled and come back, and they tell of their life.
+//! Devices that are drives: they fail, are removed and added, and report the counters of their
+//! life.
 
 use block::{DeviceError, DriveHealth, ErrorRecord, HealthWarnings};
 use nvme_spec::command::{Cns, FeatureId, LogPageId};
@@ -53,7 +54,7 @@ fn record(number: u64, error: DeviceError, lba: u64) -> ErrorRecord {
     }
 }
 
-/// The two namespaces of the test's subsystem that stand for drives, and both of them.
+/// The namespaces on these devices of the test's subsystem, which stand for drives.
 fn namespaces(world: &World, devices: &[u32]) -> Vec<NamespaceConfig> {
     let all = world.devices();
     let of = |nsid: &u32| namespace(*nsid, *nsid as u16 - 1, &*all[*nsid as usize - 1]);
@@ -82,8 +83,8 @@ fn assert_event(world: &mut World, admin: Link, tag: u64, event: AsyncEvent) {
     assert_eq!(AsyncEvent::from_bits(reply.dw0()), event);
 }
 
-/// Base 2.1 §4.2.3.4: a drive that is gone, or was reset with the command in flight, is a fault of
-/// the path, which a host may try again elsewhere.
+/// Base 2.1 §4.2.3.4: the removal of a drive, or its reset with the command in flight, is a path
+/// error, which a host may retry on another path.
 #[test]
 fn a_drive_that_is_gone_is_a_path_error() {
     let mut world = World::new();
@@ -98,9 +99,9 @@ fn a_drive_that_is_gone_is_a_path_error() {
     assert_eq!((interrupted.sct().0, interrupted.dnr()), (3, false));
 }
 
-/// A namespace leaves with commands in its drive: they end when the drive gives them back, other
-/// namespaces go on, and the host is told. The identifier stays valid and inactive (Base 2.1
-/// §3.2.1.4), so that NN never moves.
+/// A namespace is removed with commands in its drive: they end when the drive returns them, other
+/// namespaces continue, and the host receives an event. The identifier stays valid and inactive
+/// (Base 2.1 §3.2.1.4), so that NN never changes.
 #[test]
 fn a_namespace_leaves_with_commands_in_flight_and_returns() {
     let mut world = World::new();
@@ -144,7 +145,7 @@ fn a_namespace_leaves_with_commands_in_flight_and_returns() {
     world.read(io, Sqe::read(RAM, 0, 0), 512).ok();
 }
 
-/// An export whose every drive is missing is there and empty, and its drives may come.
+/// An export whose drives are all missing exists without namespaces, and its drives can be added.
 #[test]
 fn a_subsystem_may_be_empty() {
     let mut world = World::new();
@@ -161,8 +162,8 @@ fn a_subsystem_may_be_empty() {
     world.read(io, Sqe::read(CACHED, 0, 0), 4096).ok();
 }
 
-/// Base 2.1 §5.1.12.1.3: amounts of several drives add up, of conditions the worst is shown, and a
-/// drive with two namespaces counts once.
+/// Base 2.1 §5.1.12.1.3: counters of several drives are added up, the worst of their conditions is
+/// reported, and a drive with two namespaces counts once.
 #[test]
 fn health_of_drives_is_merged() {
     let mut world = World::new();
@@ -207,7 +208,7 @@ fn health_of_drives_is_merged() {
     assert!(!two.critical_warning.reliability());
 }
 
-/// The spare that is shown is that of the drive which is closest to its own threshold.
+/// The reported spare is that of the drive closest to its own threshold.
 #[test]
 fn the_spare_is_that_of_the_drive_closest_to_its_threshold() {
     let mut world = World::new();
@@ -235,8 +236,8 @@ fn the_spare_is_that_of_the_drive_closest_to_its_threshold() {
     assert!(smart(&mut world, admin).critical_warning.spare());
 }
 
-/// Base 2.1 §5.1.2.1 and §5.1.25.1.5: a drive's warning reaches the hosts that asked for it, at
-/// once when the control plane says that something changed.
+/// Base 2.1 §5.1.2.1 and §5.1.25.1.5: a drive's warning is reported to the hosts that enabled it,
+/// and immediately if the control plane reports a change.
 #[test]
 fn a_drives_warning_is_told_at_once() {
     let mut world = World::new();
@@ -276,8 +277,8 @@ fn a_drives_warning_is_told_at_once() {
     assert_event(&mut world, other, not_wanted, AsyncEvent::RELIABILITY);
 }
 
-/// Base 2.1 §5.1.12.1.2: what a drive logged itself is in the log too, with no command's
-/// identifiers, each record once.
+/// Base 2.1 §5.1.12.1.2: the error log includes each record of a drive's own log once, without a
+/// command's identifiers.
 #[test]
 fn a_drives_errors_are_taken_over_once() {
     let mut world = World::new();
@@ -315,13 +316,13 @@ fn a_drives_errors_are_taken_over_once() {
         (88, io.info.qid)
     );
     assert_eq!(smart(&mut world, admin).error_log_entries.get(), 4);
-    // Another drive in its place counts from 1 again.
+    // Another drive with the same index counts from 1 again.
     ram.set_errors(&[record(1, DeviceError::MediaRead, 99)]);
     assert_eq!(errors(&mut world, admin)[0].lba.get(), 99);
     assert_eq!(errors(&mut world, admin).len(), 5);
 }
 
-/// A core sleeps only when every device has connected its interrupt and nothing is left to do.
+/// A core sleeps only when every device has connected its interrupt and no work is left.
 #[test]
 fn every_device_is_asked_before_sleep() {
     let mut world = World::new();

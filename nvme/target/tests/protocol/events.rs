@@ -72,8 +72,8 @@ fn requests_are_limited() {
     reply.is(Status::ASYNC_EVENT_REQUEST_LIMIT_EXCEEDED.with_dnr());
 }
 
-/// Base 2.1 §5.1.2: a flood of requests beyond the limit takes nothing from those that wait, and an
-/// aborted one makes room for another.
+/// Base 2.1 §5.1.2: requests beyond the limit do not affect the waiting ones, and an aborted one
+/// makes room for another.
 #[test]
 fn requests_beyond_the_limit_leave_the_others_waiting() {
     let mut world = World::new();
@@ -114,7 +114,8 @@ fn smaller(world: &World) -> Vec<NamespaceConfig> {
     namespaces
 }
 
-/// Base 2.1 §5.1.2 and §5.1.12.1.5: a change of namespaces is told once, until its list is read.
+/// Base 2.1 §5.1.2 and §5.1.12.1.5: a change of namespaces is reported once, until the list is
+/// read.
 #[test]
 fn changed_namespaces_are_told_once() {
     let mut world = World::new();
@@ -159,7 +160,7 @@ fn changed_namespaces_are_told_once() {
     assert_eq!(changed(&mut world, admin, false), [1, 2]);
 }
 
-/// A change that does not touch the namespaces is no event, and neither is one of another
+/// A change that does not affect the namespaces raises no event, and neither does one of another
 /// subsystem.
 #[test]
 fn other_changes_are_no_namespace_events() {
@@ -185,7 +186,7 @@ fn other_changes_are_no_namespace_events() {
     assert!(changed(&mut world, admin, false).is_empty());
 }
 
-/// Base 2.1 §5.1.25.1.5: an event that is not enabled is not told; the list is kept all the same.
+/// Base 2.1 §5.1.25.1.5: an event that is not enabled is not reported; the list is still updated.
 #[test]
 fn events_have_to_be_enabled() {
     let mut world = World::new();
@@ -215,7 +216,7 @@ fn an_event_waits_for_a_request() {
     assert_eq!(world.nodes[0].core.counters().events.get(), 1);
 }
 
-/// Base 2.1 §5.1.2.1: an internal error on any core is told by the admin queue's core.
+/// Base 2.1 §5.1.2.1: the admin queue's core reports an internal error on any core.
 #[test]
 fn an_internal_error_is_told() {
     let mut world = World::new();
@@ -248,7 +249,8 @@ fn an_internal_error_is_told() {
     );
 }
 
-/// Base 2.1 §5.1.2.1 and §5.1.25.1.3: health events come at the edge, not again and again.
+/// Base 2.1 §5.1.2.1 and §5.1.25.1.3: a health event is raised when its condition begins, and not
+/// repeatedly.
 #[test]
 fn health_events_come_at_the_edge() {
     let mut world = World::new();
@@ -273,7 +275,7 @@ fn health_events_come_at_the_edge() {
     assert_event(&mut world, admin, second, AsyncEvent::SPARE_BELOW_THRESHOLD);
 }
 
-/// Base 2.1 §5.1.25.1.3: a threshold below the temperature is an event at once.
+/// Base 2.1 §5.1.25.1.3: a threshold below the temperature raises an event immediately.
 #[test]
 fn a_threshold_is_looked_at_when_it_is_set() {
     let mut world = World::new();
@@ -292,7 +294,7 @@ fn a_threshold_is_looked_at_when_it_is_set() {
     assert_event(&mut world, admin, tag, AsyncEvent::TEMPERATURE_THRESHOLD);
 }
 
-/// A reset answers event requests as aborted, so that the host's slots are free again.
+/// A reset completes event requests as aborted, so that the host's slots are free again.
 #[test]
 fn a_reset_gives_requests_back() {
     let mut world = World::new();
@@ -308,7 +310,7 @@ fn a_reset_gives_requests_back() {
     }
 }
 
-/// A connection that goes takes its requests along.
+/// The end of a connection ends its event requests.
 #[test]
 fn a_closed_connection_gets_no_events() {
     let mut world = World::new();
@@ -325,7 +327,7 @@ fn a_closed_connection_gets_no_events() {
     assert!(world.answer(0, tag).is_none());
 }
 
-/// Base 2.1 §5.1.2.1, Discovery Log Page Change: told to hosts whose log changed.
+/// Base 2.1 §5.1.2.1, Discovery Log Page Change: reported to hosts whose log changed.
 #[test]
 fn discovery_changes_are_told_to_whom_they_concern() {
     let mut world = World::new();

@@ -31,7 +31,7 @@ fn get_selected(world: &mut World, admin: Link, fid: FeatureId, sel: FeatureSele
     world.command(admin, Sqe::get_feature(fid, sel, 0, 0))
 }
 
-/// Base 2.1 §5.1.25: a feature that is not supported is Invalid Field, for getting and for setting.
+/// Base 2.1 §5.1.25: Get Features and Set Features of an unsupported feature are Invalid Field.
 #[test]
 fn unknown_features_are_refused() {
     let known = [1, 2, 4, 5, 6, 7, 0x0a, 0x0b, 0x0e, 0x0f, 0x16, 0x19, 0x81];
@@ -55,7 +55,7 @@ fn unknown_features_are_refused() {
     }
 }
 
-/// Base 2.1 §5.1.25, SV: no feature is saveable, so none is saved.
+/// Base 2.1 §5.1.25, SV: no feature is saveable.
 #[test]
 fn nothing_is_saved() {
     let mut world = World::new();
@@ -68,7 +68,7 @@ fn nothing_is_saved() {
     assert_eq!(get(&mut world, admin, FeatureId::ARBITRATION), 0);
 }
 
-/// Base 2.1 §5.1.11, SEL: current, default, saved and capabilities; the rest is reserved.
+/// Base 2.1 §5.1.11, SEL: current, default, saved and capabilities; other values are reserved.
 #[test]
 fn what_can_be_selected() {
     let mut world = World::new();
@@ -95,8 +95,8 @@ fn what_can_be_selected() {
     assert!(!capabilities(&mut world, FeatureId::HOST_IDENTIFIER).changeable());
 }
 
-/// Base 2.1 §4.4: a feature of the controller cannot be set for one namespace, and can be read with
-/// any valid identifier (`nvme get-feature /dev/nvme0n1 -f 0xb` sends one).
+/// Base 2.1 §4.4: a feature of controller scope cannot be set for one namespace, and can be read
+/// with any valid identifier (`nvme get-feature /dev/nvme0n1 -f 0xb` sends one).
 #[test]
 fn controller_features_are_read_with_any_namespace() {
     let mut world = World::new();
@@ -124,7 +124,7 @@ fn controller_features_are_read_with_any_namespace() {
     world.command(admin, sqe).ok();
 }
 
-/// NVM 1.1 §4.1.3.2: Error Recovery is a namespace's own.
+/// NVM 1.1 §4.1.3.2: Error Recovery is namespace specific.
 #[test]
 fn error_recovery_belongs_to_a_namespace() {
     let mut world = World::new();
@@ -204,7 +204,7 @@ fn temperature_thresholds() {
     assert_eq!(TemperatureThreshold::from_bits(reply.dw0()).tmpth(), 250);
 }
 
-/// Base 2.1 §5.1.25.2.1: how many queues are granted, and when it may be asked.
+/// Base 2.1 §5.1.25.2.1: the number of granted queues, and when it may be requested.
 #[test]
 fn number_of_queues() {
     let mut world = World::new();
@@ -238,8 +238,8 @@ fn number_of_queues() {
     reply.is(Status::COMMAND_SEQUENCE_ERROR.with_dnr());
 }
 
-/// Base 2.1 §5.1.25.1.4 and §5.1.13.2.1, VWC: the feature is there although no namespace has a
-/// volatile cache yet, and applies to one that joins later.
+/// Base 2.1 §5.1.25.1.4 and §5.1.13.2.1, VWC: the feature is supported before any namespace has a
+/// volatile cache, and applies to one that is added later.
 #[test]
 fn a_cache_is_switched_off_before_it_joins() {
     let mut world = World::new();
@@ -276,15 +276,15 @@ fn a_cache_is_switched_off_before_it_joins() {
         world.cached.take(),
         [(Operation::Write { fua: true }, 0, 1)]
     );
-    // Flush (Base 2.1 §7.2): nothing to do for the namespace without a cache.
+    // Flush (Base 2.1 §7.2) has no effect for the namespace without a cache.
     world.command(io, Sqe::flush(1)).ok();
     assert_eq!(world.cached.take(), []);
     world.command(io, Sqe::flush(CACHED)).ok();
     assert_eq!(world.cached.take(), [(Operation::Flush, 0, 0)]);
 }
 
-/// Base 2.1 §5.1.25.1.4: off means that what was cached is flushed, and that each later write of
-/// this controller is durable, on every core.
+/// Base 2.1 §5.1.25.1.4: disabling the cache flushes it, and makes each later write of this
+/// controller durable on every core.
 #[test]
 fn a_cache_that_is_off_is_off() {
     let mut world = World::new();
@@ -346,7 +346,7 @@ fn a_cache_that_is_off_is_off() {
     );
 }
 
-/// The flush that switching off needs can fail, and then the command does.
+/// If the flush for disabling the cache fails, the command fails.
 #[test]
 fn a_cache_that_cannot_be_flushed_is_an_error() {
     let mut world = World::new();
@@ -367,7 +367,7 @@ fn a_cache_that_cannot_be_flushed_is_an_error() {
     );
 }
 
-/// Base 2.1 §5.1.25.1.5: events that OAES does not offer cannot be switched on.
+/// Base 2.1 §5.1.25.1.5: events that OAES does not report cannot be enabled.
 #[test]
 fn only_offered_events_can_be_configured() {
     let mut world = World::new();
@@ -391,7 +391,7 @@ fn only_offered_events_can_be_configured() {
     assert_eq!(get(&mut world, discovery, fid), log.into_bits());
 }
 
-/// Base 2.1 §5.1.25.1.7: the timestamp goes on from what the host set, until a reset.
+/// Base 2.1 §5.1.25.1.7: the timestamp continues from the value that the host set, until a reset.
 #[test]
 fn the_timestamp_goes_on() {
     let mut world = World::new();
@@ -421,7 +421,7 @@ fn the_timestamp_goes_on() {
     assert_eq!(stamp(&mut world).milliseconds(), 0);
 }
 
-/// Base 2.1 §5.1.25.1.28: over fabrics Connect sets the identifier, of 128 bits.
+/// Base 2.1 §5.1.25.1.28: over fabrics Connect sets the identifier, which has 128 bits.
 #[test]
 fn the_host_identifier_comes_from_connect() {
     let mut world = World::new();

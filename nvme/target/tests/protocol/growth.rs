@@ -1,8 +1,8 @@
-//! What Abort, the end of a queue and Connect cost does not grow with the tables of a core, nor with
-//! what other queues have in them.
+//! The cost of Abort, of the end of a queue and of Connect does not grow with the tables of a core,
+//! nor with the entries of other queues in them.
 //!
-//! Times are compared, the best of many tries each, and the bound is far above what chance makes:
-//! what is looked for is a search through a table of 65,536 entries.
+//! The tests compare the shortest times of many tries, with a bound far above random variation,
+//! because they detect a search through a table of 65,536 entries.
 
 use std::time::{Duration, Instant};
 
@@ -12,15 +12,15 @@ use nvme_target::CoreLimits;
 
 use crate::harness::{HostCall, LATER, Link, RAM, World};
 
-/// Tries, of which the best counts.
+/// Tries, of which the fastest counts.
 const TRIES: usize = 200;
-/// How much longer anything may take with a full table than with a small one.
+/// Maximum ratio of the time with the large table to the time with the small one.
 const TIMES_MAX: u32 = 8;
-/// A table and what is in it.
+/// The size of the table, and the waiting commands of each host.
 const SMALL: (usize, u16) = (1 << 10, 0);
 const LARGE: (usize, u16) = (1 << 16, 60);
 
-/// A world with so large a table of executions, and hosts with so many commands that wait, each.
+/// A world with a table of this size, and hosts with this many waiting commands each.
 fn world((executions_max, waiting): (usize, u16)) -> (World, Link) {
     let limits = CoreLimits {
         queues_max: 64,
@@ -55,7 +55,7 @@ fn world((executions_max, waiting): (usize, u16)) -> (World, Link) {
     (world, admin)
 }
 
-/// The shortest time that an action takes, after what has to be done before it.
+/// The shortest time of an action after its preparation.
 fn best(
     world: &mut World,
     mut prepare: impl FnMut(&mut World) -> Option<Link>,
@@ -83,7 +83,7 @@ fn compare(what: &str, measure: impl Fn(&mut World, Link) -> Duration) {
     );
 }
 
-/// An Abort of a command that is not there looks at its queue alone.
+/// Abort of a command that does not exist searches only its queue.
 #[test]
 fn an_abort_costs_what_its_queue_has() {
     compare("Abort", |world, admin| {
@@ -100,7 +100,7 @@ fn an_abort_costs_what_its_queue_has() {
     });
 }
 
-/// The end of an I/O queue looks at its own commands alone.
+/// The end of an I/O queue searches only its own commands.
 #[test]
 fn the_end_of_a_queue_costs_what_it_has() {
     compare("close", |world, admin| {
@@ -109,7 +109,7 @@ fn the_end_of_a_queue_costs_what_it_has() {
     });
 }
 
-/// A host that connects and goes at once costs the same however much there is.
+/// The cost of a host that connects and disconnects immediately does not depend on other queues.
 #[test]
 fn a_connection_costs_the_same_beside_many_commands() {
     compare("Connect", |world, _| {

@@ -1,5 +1,5 @@
-//! A whole target on one thread: cores, RAM devices that can fail, virtual time, and a transport
-//! that moves data by copying it.
+//! A whole target on one thread: cores, RAM devices with faults, virtual time, and a transport that
+//! copies data.
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -27,32 +27,32 @@ use zerocopy::IntoBytes;
 
 use crate::probe::{Probe, ProbeOptions, Record};
 
-/// The subsystem that every test has.
+/// The subsystem of every test.
 pub(crate) const SUBSYSTEM: &str = "nqn.2026-11.org.windlass:test";
-/// A subsystem with an allow-list.
+/// A subsystem with a list of allowed hosts.
 pub(crate) const CLOSED_SUBSYSTEM: &str = "nqn.2026-11.org.windlass:closed";
-/// The host that most tests play.
+/// The host of most tests.
 pub(crate) const HOST: &str =
     "nqn.2014-08.org.nvmexpress:uuid:00000000-0000-4000-8000-000000000001";
-/// Another one, which the closed subsystem does not know.
+/// Another host, which the closed subsystem does not list.
 pub(crate) const STRANGER: &str =
     "nqn.2014-08.org.nvmexpress:uuid:00000000-0000-4000-8000-000000000002";
 pub(crate) const HOST_ID: [u8; 16] = [0x11; 16];
 
-/// Namespace 1: RAM, blocks of 512 bytes, lends reads.
+/// Namespace 1: RAM, blocks of 512 bytes, lends the data of reads.
 pub(crate) const RAM: u32 = 1;
 pub(crate) const RAM_BLOCKS: u64 = 2048;
-/// Namespace 2: blocks of 4096 bytes, pretends to have a volatile cache.
+/// Namespace 2: blocks of 4096 bytes, reports a volatile cache.
 pub(crate) const CACHED: u32 = 2;
 pub(crate) const CACHED_BLOCKS: u64 = 256;
 /// Namespace 4: read-only. There is no namespace 3.
 pub(crate) const READ_ONLY: u32 = 4;
-/// Namespace 5: the RAM device cannot deallocate.
+/// Namespace 5: a RAM device that cannot deallocate.
 pub(crate) const PLAIN: u32 = 5;
 /// The largest valid namespace identifier, NN.
 pub(crate) const HIGHEST: u32 = nvme_target::NAMESPACE_ID_MAX;
 
-/// Rules of the RAM device's fault plan; all are off at first.
+/// Rules of the RAM device's fault plan; all are disarmed at first.
 pub(crate) const FAIL_INTERNAL: usize = 0;
 pub(crate) const FAIL_MEDIA: usize = 1;
 pub(crate) const HOLD: usize = 2;
@@ -61,7 +61,7 @@ pub(crate) const LATER: usize = 3;
 pub(crate) const TRANSFER_MAX: usize = 128 << 10;
 pub(crate) const QUEUE_DEPTH_MAX: u16 = 64;
 pub(crate) const IO_QUEUES: u16 = 4;
-/// What I/O capsules may carry here.
+/// Maximum of in-capsule data of I/O commands.
 pub(crate) const IN_CAPSULE: u32 = 16 << 10;
 
 pub(crate) const TCP_PORT: PortId = PortId(1);
@@ -76,7 +76,7 @@ pub(crate) struct Node {
     done: Vec<Completed>,
 }
 
-/// The whole.
+/// The whole target.
 pub(crate) struct World {
     pub(crate) nodes: Vec<Node>,
     pub(crate) target: Arc<Target>,
@@ -92,7 +92,7 @@ pub(crate) struct World {
     next_cid: Cell<u16>,
 }
 
-/// One queue, as the transport knows it.
+/// One queue of the transport.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Link {
     pub(crate) node: usize,
@@ -100,7 +100,7 @@ pub(crate) struct Link {
     pub(crate) info: QueueInfo,
 }
 
-/// The answer to a command.
+/// The response to a command.
 #[derive(Debug)]
 pub(crate) struct Reply {
     pub(crate) cqe: Cqe,
@@ -108,7 +108,7 @@ pub(crate) struct Reply {
 }
 
 impl Reply {
-    /// The status without More, which says whether the error log has an entry of the command.
+    /// The status without More, which reports whether the error log has an entry of the command.
     pub(crate) fn status(&self) -> Status {
         self.cqe.status().with_more(false)
     }
@@ -117,7 +117,7 @@ impl Reply {
         self.cqe.dw0.get()
     }
 
-    /// Asserts success and hands the data out.
+    /// Asserts success and returns the data.
     #[track_caller]
     pub(crate) fn ok(self) -> Vec<u8> {
         assert!(self.status().is_success(), "{}", self.status());
@@ -132,7 +132,7 @@ impl Reply {
     }
 }
 
-/// A host that connects.
+/// The parameters of a connecting host.
 #[derive(Clone, Copy)]
 pub(crate) struct HostCall<'a> {
     pub(crate) subsystem: &'a str,
@@ -182,7 +182,7 @@ impl HostCall<'_> {
             self.host_id,
             self.cntlid,
             to_field(self.subsystem).unwrap(),
-            // An empty name cannot be made, but it can be sent.
+            // An empty name cannot be constructed, but it can be sent.
             to_field(self.host).unwrap_or(NqnField::new("").unwrap()),
         )
     }
@@ -204,7 +204,7 @@ fn rule(operations: OperationKinds, effect: Effect) -> FaultRule {
     FaultRule::new(operations, When::Always, effect)
 }
 
-/// The devices, and the ways to them.
+/// The devices, and the handles to their faults and records.
 struct Devices {
     all: Vec<Arc<dyn Device>>,
     fault: FaultControl,
@@ -213,7 +213,7 @@ struct Devices {
     cached: Arc<Record>,
 }
 
-/// A device over another that fails by rules, all of which are off.
+/// A device that wraps another and fails by rules, all of which are disarmed.
 fn faulty(inner: Probe) -> (Arc<FaultDevice>, FaultControl) {
     let rules = vec![
         rule(
@@ -310,7 +310,7 @@ pub(crate) fn subsystem(nqn: &str, namespaces: Vec<NamespaceConfig>) -> Subsyste
     }
 }
 
-/// The configuration that every world begins with.
+/// The initial configuration of every world.
 pub(crate) fn config(devices: &[Arc<dyn Device>]) -> TargetConfig {
     let namespaces = vec![
         namespace(RAM, 0, &*devices[0]),
@@ -338,7 +338,7 @@ pub(crate) fn config(devices: &[Arc<dyn Device>]) -> TargetConfig {
     }
 }
 
-/// What the cores share, and may be handed to other threads.
+/// The parts that the cores share, which can be passed to other threads.
 #[derive(Clone)]
 pub(crate) struct Parts {
     pub(crate) target: Arc<Target>,
@@ -405,7 +405,7 @@ impl Node {
 }
 
 impl Node {
-    /// A turn of a transport begins, and the devices and the core get their phase of it.
+    /// Starts a turn of a transport, then polls the devices and the core.
     pub(crate) fn poll(&mut self, now: Nanos) {
         self.core.begin_turn(now);
         let devices = Rc::clone(self.core.devices());
@@ -456,7 +456,7 @@ impl Node {
 }
 
 impl World {
-    /// Two cores, and everything as it is by default.
+    /// Two cores with the default configuration.
     pub(crate) fn new() -> Self {
         Self::with(
             2,
@@ -476,7 +476,7 @@ impl World {
         Self::of(&Parts::new(cores, change), 0..cores, limits)
     }
 
-    /// The devices, by place.
+    /// The devices by index.
     pub(crate) fn devices(&self) -> Vec<Arc<dyn Device>> {
         let devices = self.target.devices().into_iter();
         devices.map(|(_, device)| device).collect()
@@ -517,7 +517,7 @@ impl World {
         self.next_tag.replace(self.next_tag.get() + 1)
     }
 
-    /// Leases out of the arena.
+    /// Leases taken from the arena.
     pub(crate) fn leases(&self) -> u64 {
         self.arena
             .counters()
@@ -535,14 +535,14 @@ impl World {
         }
     }
 
-    /// Turns of every core, enough for anything that needs no time.
+    /// Enough turns of every core for anything that needs no time.
     pub(crate) fn settle(&mut self) {
         for _ in 0..8 {
             self.poll();
         }
     }
 
-    /// Lets time pass.
+    /// Advances the time.
     pub(crate) fn advance(&mut self, span: Nanos) {
         self.now += span;
         self.settle();
@@ -674,7 +674,7 @@ impl World {
         self.exchange(link, sqe.with_sgl(sgl), data)
     }
 
-    /// A command and its answer, which has to come without time passing.
+    /// A command and its response, which must be available without time passing.
     #[track_caller]
     pub(crate) fn exchange(&mut self, link: Link, sqe: Sqe, data: &[u8]) -> Reply {
         let sqe = sqe.with_cid(self.cid());
@@ -684,7 +684,7 @@ impl World {
         }
     }
 
-    /// Begins a command: its answer, or the tag under which it comes.
+    /// Starts a command: returns its response, or the tag under which it will be available.
     pub(crate) fn start(&mut self, link: Link, sqe: Sqe, data: &[u8]) -> Result<Reply, u64> {
         let (tag, now) = (self.tag(), self.now);
         let core = &mut self.nodes[link.node].core;
@@ -722,7 +722,7 @@ impl World {
         Some(reply(&done))
     }
 
-    /// The answer to a command that was begun.
+    /// The response to a started command.
     #[track_caller]
     pub(crate) fn wait(&mut self, link: Link, tag: u64) -> Reply {
         for _ in 0..600 {
@@ -734,13 +734,13 @@ impl World {
         panic!("no answer");
     }
 
-    /// The answer to a command that was begun, which is there without another turn.
+    /// The response to a started command, which must be available without another turn.
     #[track_caller]
     pub(crate) fn gathered(&mut self, link: Link, tag: u64) -> Reply {
         self.answer(link.node, tag).expect("answered")
     }
 
-    /// The answer to a command that was begun, if it is there.
+    /// The response to a started command, if it is available.
     pub(crate) fn answer(&mut self, node: usize, tag: u64) -> Option<Reply> {
         self.gather(node);
         let done = &mut self.nodes[node].done;
@@ -757,7 +757,7 @@ impl World {
         }
     }
 
-    /// Connections that a core wants ended.
+    /// Connections that a core requests to close.
     pub(crate) fn closes(&mut self, node: usize) -> Vec<Close> {
         let node = &mut self.nodes[node];
         let mut closes = Vec::new();
@@ -769,7 +769,7 @@ impl World {
         closes
     }
 
-    /// Why a core wants connections ended.
+    /// The reasons for which a core requests to close connections.
     pub(crate) fn close_reasons(&mut self, node: usize) -> Vec<CloseReason> {
         self.closes(node)
             .into_iter()
@@ -806,7 +806,7 @@ fn reply(done: &Completed) -> Reply {
     }
 }
 
-/// An SQE for the discovery subsystem's admin queue.
+/// The parameters of a connection to the discovery subsystem.
 pub(crate) fn discovery_call() -> HostCall<'static> {
     HostCall {
         subsystem: DISCOVERY_NQN,

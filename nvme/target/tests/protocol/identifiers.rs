@@ -1,9 +1,8 @@
-//! Commands whose identifier is that of one that is outstanding on the same queue.
+//! Commands whose identifier is that of an outstanding command on the same queue.
 //!
-//! How many commands a controller searches for a conflict is its own affair (Base 2.1 §4.2.3.1,
-//! Command Identifier Conflict). This target searches none: requests are known by the tags of their
-//! transports. Both commands are carried out, each is answered once, and neither is taken for the
-//! other.
+//! A controller may choose how many commands it searches for a conflict (Base 2.1 §4.2.3.1, Command
+//! Identifier Conflict). This target searches none: it identifies requests by the tags of their
+//! transports. Both commands are executed, and each gets its own response.
 
 use nvme_spec::command::{AbortResult, Cns};
 use nvme_spec::sgl::SglDescriptor;
@@ -38,7 +37,7 @@ fn two_io_commands_are_both_carried_out() {
     assert_eq!(world.leases(), 0);
 }
 
-/// A command that is refused leaves the one in front of it alone.
+/// A refused command does not affect the earlier one.
 #[test]
 fn a_refused_command_does_not_answer_the_other() {
     let mut world = World::new();
@@ -56,7 +55,7 @@ fn a_refused_command_does_not_answer_the_other() {
     assert_eq!(world.wait(io, waiting).ok(), [0; 512]);
 }
 
-/// Base 2.1 §5.1.1: an Abort gives up one command, and its dword 0 tells of that one.
+/// Base 2.1 §5.1.1: an Abort aborts one command, and dword 0 of its completion refers to that one.
 #[test]
 fn an_abort_gives_up_one_of_two() {
     let mut world = World::new();
@@ -77,8 +76,8 @@ fn an_abort_gives_up_one_of_two() {
     assert!(AbortResult::from_bits(again.dw0()).not_aborted());
 }
 
-/// Event requests are known by their tags: those with one identifier each wait, and other commands
-/// with it are no answer to them.
+/// Event requests are identified by their tags: those with the same identifier each wait, and other
+/// commands with it do not complete them.
 #[test]
 fn event_requests_keep_waiting_beside_commands_with_their_identifier() {
     let mut world = World::new();

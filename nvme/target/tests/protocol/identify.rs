@@ -26,7 +26,7 @@ fn page<T: FromBytes>(reply: Reply) -> T {
     T::read_from_bytes(&reply.ok()).expect("4096 bytes")
 }
 
-/// Base 2.1 §5.1.13.1: structures that are not supported are Invalid Field.
+/// Base 2.1 §5.1.13.1: unsupported structures are Invalid Field.
 #[test]
 fn unknown_structures_are_refused() {
     let known = [0, 1, 2, 3, 5, 6, 7, 8, 0x12, 0x13, 0x1c];
@@ -37,7 +37,7 @@ fn unknown_structures_are_refused() {
     }
 }
 
-/// Base 2.1 §3.1.3.3: a discovery controller has Identify Controller and nothing else.
+/// Base 2.1 §3.1.3.3: a discovery controller supports only Identify Controller.
 #[test]
 fn a_discovery_controller_has_one_structure() {
     let mut world = World::new();
@@ -59,8 +59,8 @@ fn a_discovery_controller_has_one_structure() {
     assert_ne!(controller.kas.get(), 0);
 }
 
-/// Base 2.1 §3.2.1.5: identifiers beyond NN are invalid; inactive ones are empty in CNS 00h, 05h
-/// and 08h (Base 2.1 §5.1.13, CNS 00h), and Invalid Field in CNS 03h.
+/// Base 2.1 §3.2.1.5: identifiers beyond NN are invalid; the structures of inactive ones are zero
+/// in CNS 00h, 05h and 08h (Base 2.1 §5.1.13, CNS 00h), and Invalid Field in CNS 03h.
 #[test]
 fn namespace_identifiers_are_checked() {
     let mut world = World::new();
@@ -92,7 +92,7 @@ fn namespace_identifiers_are_checked() {
     }
 }
 
-/// Base 2.1 §5.1.13.2.1: what a Linux host reads before it goes on.
+/// Base 2.1 §5.1.13.2.1: the fields that a Linux host reads before it continues.
 #[test]
 fn the_controller_says_what_it_is() {
     let mut world = World::new();
@@ -141,8 +141,8 @@ fn the_controller_says_what_it_is() {
     assert_eq!(usize::from(it.msdbd), nvme_target::KEYED_BLOCKS_MAX);
 }
 
-/// Base 2.1 §5.1.13.2.1, VWC, and §5.1.13, CNS 08h, VWCNP: a controller always says that there may
-/// be a volatile cache, and each namespace whether it has one.
+/// Base 2.1 §5.1.13.2.1, VWC, and §5.1.13, CNS 08h, VWCNP: a controller always reports that there
+/// may be a volatile cache, and each namespace reports whether it has one.
 #[test]
 fn a_namespace_without_a_cache_says_so() {
     let mut world = World::new();
@@ -158,8 +158,8 @@ fn a_namespace_without_a_cache_says_so() {
     assert!(it.nsfeat.vwcnp());
 }
 
-/// Base 2.1 §5.1.13.2.1: hosts read Identify Controller when they attach. Whatever joins a live
-/// subsystem later, the page stays as it was, byte for byte.
+/// Base 2.1 §5.1.13.2.1: hosts read Identify Controller when they connect. Namespaces that are
+/// added to a live subsystem do not change a byte of it.
 #[test]
 fn a_namespace_that_joins_changes_nothing_that_hosts_rely_on() {
     let mut world = World::new();
@@ -178,7 +178,7 @@ fn a_namespace_that_joins_changes_nothing_that_hosts_rely_on() {
     let before = (pages(&mut world), capabilities(&mut world));
     let devices = world.devices();
     let mut namespaces = Vec::new();
-    // RAM, a volatile cache, read-only, and one that cannot deallocate; the last at the highest
+    // RAM, a volatile cache, read-only, and one that cannot deallocate; the last has the highest
     // identifier.
     for (nsid, device) in [(1, 0), (2, 1), (3, 2), (NAMESPACE_ID_MAX, 3)] {
         namespaces.push(namespace(nsid, device, &*devices[usize::from(device)]));
@@ -192,7 +192,7 @@ fn a_namespace_that_joins_changes_nothing_that_hosts_rely_on() {
         let it: IdentifyNamespace = page(ask(&mut world, admin, Cns::NAMESPACE, nsid));
         assert_ne!(it.nsze.get(), 0, "namespace {nsid} is there");
     }
-    // And when they go, all but one.
+    // The same after all but one are removed.
     namespaces.truncate(1);
     world
         .target
@@ -202,7 +202,7 @@ fn a_namespace_that_joins_changes_nothing_that_hosts_rely_on() {
     assert!(before == (pages(&mut world), capabilities(&mut world)));
 }
 
-/// The same where the subsystem begins with nothing, and gets another port.
+/// The same for a subsystem that starts without namespaces and gets another port.
 #[test]
 fn an_empty_subsystem_says_what_a_full_one_does() {
     let limits = nvme_target::CoreLimits {
@@ -276,7 +276,7 @@ fn what_namespaces_of_all_sets_share() {
     assert!(it.nsattr.write_protected());
 }
 
-/// Base 2.1 §5.1.13, CNS 03h: every identifier that there is, and the command set.
+/// Base 2.1 §5.1.13, CNS 03h: every configured identifier, and the command set.
 #[test]
 fn descriptors_hold_every_identifier() {
     let mut world = World::new();
@@ -292,7 +292,7 @@ fn descriptors_hold_every_identifier() {
     assert_eq!(ids, expected);
 }
 
-/// Base 2.1 §5.1.13, CNS 02h: active identifiers above the one given, ascending.
+/// Base 2.1 §5.1.13, CNS 02h: active identifiers above the given one, ascending.
 #[test]
 fn active_namespaces_are_listed() {
     let mut world = World::new();
@@ -335,8 +335,8 @@ fn only_the_nvm_command_set_is_there() {
             .all(|byte| *byte == 0)
     );
     let it: NvmIdentifyController = page(ask(&mut world, admin, Cns::IO_CONTROLLER, 0));
-    // NVM 1.1 §4.1.5.4, WZSL: 2^13 pages of 4 KiB are 65,536 blocks of 512 bytes, the most that NLB
-    // can say.
+    // NVM 1.1 §4.1.5.4, WZSL: 2^13 pages of 4 KiB are 65,536 blocks of 512 bytes, the maximum of
+    // NLB.
     assert_eq!(
         (it.wzsl, it.dmrl, it.dmrsl.get(), it.dmsl.get()),
         (13, 0, 0, 0)

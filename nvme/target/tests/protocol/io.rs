@@ -1,4 +1,4 @@
-//! I/O commands (NVM 1.1 §3.3, Base 2.1 §7): what is refused, and what the devices are asked.
+//! I/O commands (NVM 1.1 §3.3, Base 2.1 §7): refused ones, and the requests to devices.
 
 use block::Operation;
 use nvme_spec::command::{DatasetRange, Fuse, IoOpcode, LogPageId, ReadWrite, WriteZeroesControl};
@@ -193,7 +193,7 @@ fn data_has_the_length_of_the_range() {
     assert_eq!(send(&mut world, io, none, 4112), length);
 }
 
-/// Base 2.1 §4.1.1 and §4.3.2: PRPs and foreign descriptors; data in the capsule.
+/// Base 2.1 §4.1.1 and §4.3.2: PRPs, unsupported descriptors, and in-capsule data.
 #[test]
 fn data_pointers_are_checked() {
     let mut world = World::new();
@@ -231,7 +231,7 @@ fn data_pointers_are_checked() {
     world.wait(io, 1).ok();
 }
 
-/// RDMA 1.1 §2.1: keys come through to the transport.
+/// RDMA 1.1 §2.1: keys are passed to the transport.
 #[test]
 fn keys_come_through() {
     let mut world = World::new();
@@ -270,7 +270,7 @@ fn keys_come_through() {
     assert_eq!(world.wait(io, 1).ok().len(), 512);
 }
 
-/// Base 2.1 §4.2.3.1, Namespace is Write Protected: whatever changes the medium, and nothing else.
+/// Base 2.1 §4.2.3.1, Namespace is Write Protected: exactly the commands that change the medium.
 #[test]
 fn a_read_only_namespace_is_only_read() {
     let mut world = World::new();
@@ -289,7 +289,7 @@ fn a_read_only_namespace_is_only_read() {
     }
 }
 
-/// A namespace can be read-only over a device that is not.
+/// A namespace can be read-only on a device that is not.
 #[test]
 fn a_namespace_can_be_read_only_by_itself() {
     let mut world = World::new();
@@ -314,7 +314,7 @@ fn a_namespace_can_be_read_only_by_itself() {
     );
 }
 
-/// What is written is read back, and a block that was never written reads as zeroes.
+/// A read returns the written data, and a block that was never written reads as zeroes.
 #[test]
 fn data_comes_back() {
     let mut world = World::new();
@@ -373,7 +373,7 @@ fn zeroes_are_written() {
         .command(io, Sqe::write_zeroes_range(CACHED, 3, control))
         .ok();
     assert_eq!(world.cached.take(), [(zeroes(true, true), 3, 1)]);
-    // A device that cannot deallocate is not asked to.
+    // A device that cannot deallocate is not requested to.
     world
         .command(io, Sqe::write_zeroes_range(PLAIN, 0, control))
         .ok();
@@ -402,7 +402,7 @@ fn extensions_are_refused() {
     assert_eq!(send(&mut world, io, write, 512), INVALID);
 }
 
-/// Base 2.1 §7.2: a cache is flushed, where there is none nothing is to be done.
+/// Base 2.1 §7.2: a Flush flushes the cache, and has no effect without one.
 #[test]
 fn flush_reaches_the_caches() {
     let mut world = World::new();
@@ -424,7 +424,7 @@ fn flush_reaches_the_caches() {
         .is(Status::INTERNAL_ERROR);
 }
 
-/// Base 2.1 §7.2: all namespaces are flushed even when one of them fails.
+/// Base 2.1 §7.2: all namespaces are flushed even if one of them fails.
 #[test]
 fn a_broadcast_flush_reaches_every_cache() {
     let mut world = World::new();
@@ -450,7 +450,7 @@ fn a_broadcast_flush_reaches_every_cache() {
     assert_eq!(world.cached.take(), flushed);
 }
 
-/// NVM 1.1 §3.3.4, §3.3.6, FUA: a durable write, and a read of what is durable.
+/// NVM 1.1 §3.3.4, §3.3.6, FUA: a write is durable, and a read returns durable data.
 #[test]
 fn force_unit_access_reaches_the_device() {
     let mut world = World::new();
@@ -482,7 +482,7 @@ fn force_unit_access_reaches_the_device() {
     );
 }
 
-/// NVM 1.1 §3.3.3: every range is deallocated; empty ones are passed over.
+/// NVM 1.1 §3.3.3: every range is deallocated; empty ones are skipped.
 #[test]
 fn ranges_are_deallocated() {
     let mut world = World::new();
@@ -512,7 +512,7 @@ fn ranges_are_deallocated() {
     assert_eq!(world.leases(), 0);
 }
 
-/// NVM 1.1 §3.3.3: when one range is wrong none is touched.
+/// NVM 1.1 §3.3.3: if one range is invalid, none is deallocated.
 #[test]
 fn a_wrong_range_spares_the_others() {
     let mut world = World::new();
@@ -530,8 +530,8 @@ fn a_wrong_range_spares_the_others() {
     assert_eq!(world.leases(), 0);
 }
 
-/// NVM 1.1 §3.3.3: the other attributes are hints, and so is deallocation where there is none.
-/// Linux sends room for 256 ranges whatever their number.
+/// NVM 1.1 §3.3.3: the other attributes are hints, and so is deallocation where it is not
+/// supported. Linux sends a buffer for 256 ranges whatever their number.
 #[test]
 fn hints_succeed() {
     let mut world = World::new();
@@ -551,7 +551,7 @@ fn hints_succeed() {
     assert_eq!(world.ram.take(), [(Operation::Deallocate, 4, 4)]);
 }
 
-/// A range that fails ends the command; the rest is not touched.
+/// A range that fails ends the command; later ranges are not deallocated.
 #[test]
 fn a_failing_range_ends_the_command() {
     let mut world = World::new();
@@ -563,7 +563,7 @@ fn a_failing_range_ends_the_command() {
     assert_eq!(world.leases(), 0);
 }
 
-/// Each device error gets its status, and the lease comes home.
+/// Each device error gets its status, and the lease is returned.
 #[test]
 fn device_errors_become_statuses() {
     let mut world = World::new();
@@ -598,7 +598,7 @@ fn device_errors_become_statuses() {
     world.log(admin, LogPageId::ERROR_INFORMATION, 64);
 }
 
-/// What a device puts off waits in line, in order, and is tried again.
+/// Requests that a device defers wait in order and are retried.
 #[test]
 fn what_is_put_off_waits_in_line() {
     let mut world = World::new();
@@ -645,7 +645,7 @@ fn what_is_put_off_waits_in_line() {
     assert_eq!(world.nodes[0].core.counters().deferred.get(), 6);
 }
 
-/// A queue that closes drops what waits in line, and what is in the device comes home later.
+/// Closing a queue drops its waiting requests, and requests in the device complete later.
 #[test]
 fn a_closed_queue_leaves_nothing_behind() {
     let mut world = World::new();
@@ -683,7 +683,7 @@ fn a_closed_queue_leaves_nothing_behind() {
     assert_eq!(data, [1; 512], "only the held write was carried out");
 }
 
-/// Answers that nobody fetched before their queue was closed are dropped.
+/// Completions that were not taken before their queue was closed are dropped.
 #[test]
 fn a_closed_queue_gets_no_answers() {
     let mut world = World::new();
@@ -702,7 +702,7 @@ fn a_closed_queue_gets_no_answers() {
     assert_eq!(world.nodes[0].core.counters().stale_queues.get(), 2);
 }
 
-/// A namespace that goes while a command's data is on its way takes the command along.
+/// If a namespace is removed while a command's data is being fetched, the command fails.
 #[test]
 fn a_change_overtakes_data_on_its_way() {
     let mut world = World::new();
@@ -761,7 +761,7 @@ fn a_change_overtakes_data_on_its_way() {
     assert_eq!(world.leases(), 0);
 }
 
-/// Namespaces that come can be used at once, on every queue.
+/// Added namespaces can be used immediately on every queue.
 #[test]
 fn a_namespace_that_comes_can_be_used() {
     let mut world = World::new();
@@ -784,8 +784,8 @@ fn a_namespace_that_comes_can_be_used() {
     assert_eq!(send(&mut world, io, Sqe::read(CACHED, 0, 0), 4096), INVALID);
 }
 
-/// NVM 1.1 §4.1.5.4, WZSL: a longer Write Zeroes is Invalid Field. With 512-byte blocks the field NLB
-/// is what ends first.
+/// NVM 1.1 §4.1.5.4, WZSL: a longer Write Zeroes is Invalid Field. With 512-byte blocks the field
+/// NLB is the lower limit.
 #[test]
 fn write_zeroes_are_bounded_by_wzsl() {
     use block::{NullDevice, NullOptions, QueueOptions};

@@ -1,4 +1,4 @@
-//! Keep Alive (Base 2.1 §3.9, §5.1.14), and what happens to hosts that fall silent.
+//! Keep Alive (Base 2.1 §3.9, §5.1.14), and the end of silent hosts.
 
 use nvme_spec::command::{FeatureId, FeatureSelect};
 use nvme_spec::registers::Cc;
@@ -31,7 +31,7 @@ fn alive(world: &mut World, admin: Link) -> bool {
             .is_success()
 }
 
-/// Base 2.1 §3.9: without any command the association ends, with all its connections.
+/// Base 2.1 §3.9: without commands the association ends with all its connections.
 #[test]
 fn a_silent_host_is_dropped() {
     let mut world = World::new();
@@ -59,12 +59,12 @@ fn a_silent_host_is_dropped() {
     world.close(io);
     world.close(admin);
     assert!(world.target.snapshot().controllers.is_empty());
-    // The two failed commands took from the allowance of logged errors, which is refilled.
+    // The two failed commands used the allowance of logged errors, which is refilled.
     world.advance(Nanos::from_millis(100));
     assert_eq!(world.nodes[0].next_deadline(), None);
 }
 
-/// Base 2.1 §3.9: Keep Alive starts the timer anew.
+/// Base 2.1 §3.9: Keep Alive restarts the timer.
 #[test]
 fn keep_alive_keeps_alive() {
     let mut world = World::new();
@@ -93,7 +93,7 @@ fn traffic_on_another_core_keeps_alive() {
     assert_eq!(world.close_reasons(0), [CloseReason::KeepAliveExpired]);
 }
 
-/// Base 2.1 §5.1.25.1.8: 0 switches the timer off.
+/// Base 2.1 §5.1.25.1.8: 0 disables the timer.
 #[test]
 fn without_a_time_nothing_expires() {
     let mut world = World::new();
@@ -102,7 +102,7 @@ fn without_a_time_nothing_expires() {
     assert!(alive(&mut world, admin));
 }
 
-/// Base 2.1 §5.1.25.1.8: the feature changes the time, rounded up to KAS.
+/// Base 2.1 §5.1.25.1.8: the feature changes the timeout, rounded up to KAS.
 #[test]
 fn the_time_can_be_changed() {
     let mut world = World::new();
@@ -122,8 +122,8 @@ fn the_time_can_be_changed() {
     assert!(alive(&mut world, admin));
 }
 
-/// Base 2.1 §3.9: the timer stands still while the controller is not ready. But a controller that
-/// nobody enables is not kept for ever.
+/// Base 2.1 §3.9: the timer does not run while the controller is not ready. A controller that is
+/// never enabled still ends.
 #[test]
 fn a_controller_that_is_never_enabled_goes() {
     let mut world = World::new();
@@ -142,7 +142,7 @@ fn a_controller_that_is_never_enabled_goes() {
     assert_eq!(world.close_reasons(0), [CloseReason::Inactive]);
 }
 
-/// Base 2.1 §3.1.3.3: a discovery controller without keep-alive goes after two minutes of silence,
+/// Base 2.1 §3.1.3.3: a discovery controller without keep-alive ends after two minutes of silence;
 /// one with keep-alive is persistent.
 #[test]
 fn discovery_controllers_do_not_linger() {

@@ -1,5 +1,4 @@
-//! Reads whose data the device lends at once, and writes that it takes at once: answered without being
-//! executed.
+//! Inline completion of reads whose data is borrowed from the device, and of writes.
 
 use nvme_spec::command::{Fuse, ReadWrite, ReadWriteControl};
 use nvme_spec::registers::Cc;
@@ -11,7 +10,7 @@ use crate::harness::{
     CACHED, HIGHEST, HostCall, Link, PLAIN, RAM, RAM_BLOCKS, READ_ONLY, TRANSFER_MAX, World,
 };
 
-/// A read that the device lends at once is answered at once, and counted like any other.
+/// A read that the device can lend completes inline and is counted like any other.
 #[test]
 fn a_lent_read_is_answered_at_once() {
     let mut world = World::new();
@@ -30,7 +29,7 @@ fn a_lent_read_is_answered_at_once() {
     assert_eq!((core.in_flight(), totals.errors), (0, 0));
 }
 
-/// Base 2.1 §6.4: a read before a Disconnect is answered before it, also where its data is lent.
+/// Base 2.1 §6.4: a read before a Disconnect completes before it, also if its data is borrowed.
 #[test]
 fn a_lent_read_lets_the_disconnect_behind_it_go() {
     let mut world = World::new();
@@ -54,7 +53,7 @@ fn a_lent_read_lets_the_disconnect_behind_it_go() {
     world.close(io);
 }
 
-/// What a read may be like, right and wrong: every combination of these.
+/// Valid and invalid reads: every combination of these values.
 fn reads() -> impl Iterator<Item = Sqe> {
     let namespaces = [
         0,
@@ -103,8 +102,8 @@ fn reads() -> impl Iterator<Item = Sqe> {
     })
 }
 
-/// The short way takes no read that the long way refuses, gives the same answer, and does nothing
-/// with a read that it leaves to the long way.
+/// Inline completion accepts no read that admission refuses, returns the same response, and has no
+/// effect on a read that it leaves to admission.
 #[test]
 fn the_short_way_agrees_with_the_long_way() {
     for rdma in [false, true] {
@@ -160,14 +159,14 @@ fn the_short_way_agrees_with_the_long_way() {
             assert_eq!(reply.cqe, lent.response);
             assert_eq!(reply.ok(), lent.data.as_deref().expect("a read has data"));
         }
-        // The right ones of the two namespaces that lend: two ranges from two blocks on, each with
-        // and without Force Unit Access, which without a cache asks for nothing.
+        // The valid reads of the two namespaces that lend: two ranges from two blocks on, each with
+        // and without Force Unit Access, which has no effect without a cache.
         assert_eq!(taken, 2 * 2 * 2 * 2, "rdma: {rdma}");
         assert_eq!(world.nodes[0].core.in_flight(), 0);
     }
 }
 
-/// A queue that is not live is left to the long way, which says why.
+/// Commands of a queue that is not live are left to admission, which reports the reason.
 #[test]
 fn no_read_is_taken_on_a_queue_that_ends() {
     let mut world = World::new();
@@ -192,7 +191,8 @@ fn no_read_is_taken_on_a_queue_that_ends() {
     );
 }
 
-/// A write that the device takes at once is answered at once, counted like any other, and read back.
+/// A write that the device accepts inline completes inline, is counted like any other, and is read
+/// back.
 #[test]
 fn a_write_that_is_taken_is_answered_at_once() {
     let mut world = World::new();
@@ -217,7 +217,7 @@ fn a_write_that_is_taken_is_answered_at_once() {
     assert_eq!(world.start(io, read, &[]).expect("at once").ok(), [7; 512]);
 }
 
-/// What a write may be like, right and wrong, with 512 bytes of data in its capsule.
+/// Valid and invalid writes with 512 bytes of in-capsule data.
 fn writes() -> impl Iterator<Item = Sqe> {
     let namespaces = [
         0,
@@ -265,8 +265,8 @@ fn writes() -> impl Iterator<Item = Sqe> {
     })
 }
 
-/// The short way takes no write that the long way refuses or would make durable, and does nothing
-/// with one that it leaves to the long way.
+/// Inline completion accepts no write that admission refuses or makes durable, and has no effect on
+/// a write that it leaves to admission.
 #[test]
 fn the_short_way_of_writes_agrees_with_the_long_way() {
     let mut world = World::new();
@@ -303,12 +303,12 @@ fn the_short_way_of_writes_agrees_with_the_long_way() {
         let reply = world.start(io, read, &[]).expect("lent at once");
         assert_eq!(reply.ok(), data);
     }
-    // The right ones of the namespace that takes them: two ranges, each with and without Force Unit
-    // Access.
+    // The valid writes of the namespace that accepts them: two ranges, each with and without Force
+    // Unit Access.
     assert_eq!(taken, 2 * 2);
 }
 
-/// A queue that is not live, or data that is lent, is left to the long way.
+/// Writes of a queue that is not live, or to borrowed data, are left to admission.
 #[test]
 fn no_write_is_taken_while_something_is_in_the_way() {
     let mut world = World::new();
@@ -349,7 +349,7 @@ fn admit_write(world: &mut World, io: Link, nsid: u32) -> Work {
     }
 }
 
-/// Of a write that its device took in parts, the rest is executed, and it counts as one.
+/// A write that was placed directly in part executes the rest, and counts as one write.
 #[test]
 fn a_write_that_is_taken_in_parts_is_one_write() {
     for taken in [[3, 5], [3, 0], [8, 0]] {
@@ -387,8 +387,7 @@ fn a_write_that_is_taken_in_parts_is_one_write() {
     }
 }
 
-/// Data of a queue that has ended, or of a device that does not give its memory, is left to the long
-/// way.
+/// Data of an ended queue, or for a device without direct placement, is not placed directly.
 #[test]
 fn no_part_of_a_write_is_taken_while_something_is_in_the_way() {
     let mut world = World::new();

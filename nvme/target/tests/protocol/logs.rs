@@ -34,7 +34,7 @@ fn page<T: FromBytes>(world: &mut World, admin: Link, lid: LogPageId) -> T {
     T::read_from_bytes(&data).expect("its size")
 }
 
-/// Base 2.1 §5.1.12, Invalid Log Page: exactly the pages of the Supported Log Pages log are there.
+/// Base 2.1 §5.1.12, Invalid Log Page: exactly the pages of the Supported Log Pages log exist.
 #[test]
 fn the_supported_pages_are_those_that_can_be_read() {
     let mut world = World::new();
@@ -105,7 +105,7 @@ fn qualifiers_are_checked() {
     }
 }
 
-/// A page read in pieces is the page read whole.
+/// A page read in pieces equals the page read as a whole.
 #[test]
 fn pages_can_be_read_in_pieces() {
     let mut world = World::new();
@@ -171,7 +171,7 @@ fn device_errors_are_logged_with_their_blocks() {
     assert_eq!(entry.location.into_bits(), 0xffff);
 }
 
-/// A flood of errors is counted, but only some of it is logged, until time has passed.
+/// A flood of errors is counted, but only partly logged, until time has passed.
 #[test]
 fn a_flood_of_errors_is_logged_in_part() {
     let mut world = World::new();
@@ -197,8 +197,8 @@ fn a_flood_of_errors_is_logged_in_part() {
     assert_eq!(world.log(admin, LogPageId::ERROR_INFORMATION, 64)[0], 17);
 }
 
-/// Base 2.1 §4.2.3, More: a failed command whose entry is in the Error Information log says so, on
-/// admin and I/O queues; one that succeeded, or whose error was not logged, does not.
+/// Base 2.1 §4.2.3, More: set for a failed command with an entry in the Error Information log, on
+/// admin and I/O queues; clear for a successful one and for one whose error was not logged.
 #[test]
 fn more_says_that_the_error_log_has_an_entry() {
     let mut world = World::new();
@@ -222,8 +222,7 @@ fn more_says_that_the_error_log_has_an_entry() {
     );
 }
 
-/// Base 2.1 §5.1.12.1.2: errors that are no flood all have their entries, however many there are
-/// in time.
+/// Base 2.1 §5.1.12.1.2: errors at a low rate are all logged, whatever their number.
 #[test]
 fn errors_in_small_numbers_are_all_logged() {
     let mut world = World::new();
@@ -239,7 +238,7 @@ fn errors_in_small_numbers_are_all_logged() {
     assert_eq!(world.target.snapshot().controllers[0].errors_logged, 60);
 }
 
-/// Base 2.1 §5.1.12.1.3: the health log is the controller's, from devices and counters.
+/// Base 2.1 §5.1.12.1.3: the health log is that of the controller, from devices and counters.
 #[test]
 fn health_is_gathered() {
     let mut world = World::new();
@@ -283,7 +282,7 @@ fn health_is_gathered() {
     );
     assert_eq!((it.temperature.get(), it.available_spare), (320, 5));
     assert!(it.critical_warning.spare() && !it.critical_warning.temperature());
-    // The refused reading of one namespace's page counts too.
+    // The refused command for one namespace's page counts too.
     assert_eq!(it.error_log_entries.get(), 2);
 }
 
@@ -298,7 +297,7 @@ fn there_is_one_firmware_slot() {
     assert_eq!(it.frs[1].0, [0; 8]);
 }
 
-/// Base 2.1 §5.1.12.1.6: what is supported is what is obeyed.
+/// Base 2.1 §5.1.12.1.6: the reported commands are exactly the supported ones.
 #[test]
 fn command_effects_name_the_supported_commands() {
     let mut world = World::new();
@@ -341,7 +340,7 @@ fn command_effects_name_the_supported_commands() {
     }
 }
 
-/// Base 2.1 §5.1.12.1.18: what is supported is what is obeyed.
+/// Base 2.1 §5.1.12.1.18: the reported features are exactly the supported ones.
 #[test]
 fn feature_effects_name_the_supported_features() {
     let mut world = World::new();

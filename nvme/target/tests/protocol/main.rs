@@ -1,7 +1,7 @@
-//! The target core as transports and hosts see it: a whole target on one thread.
+//! Tests of the target core through its interface to transports: a whole target on one thread.
 //!
-//! Each test names the section that its rule comes from: Base 2.1 is the NVM Express Base
-//! Specification 2.1, NVM 1.1 the NVM Command Set Specification 1.1.
+//! Each test cites the section of its rule: Base 2.1 is the NVM Express Base Specification 2.1, NVM
+//! 1.1 the NVM Command Set Specification 1.1.
 
 mod admin;
 mod allocations;

@@ -1,5 +1,5 @@
-//! Requests of an association that is over: the host's next controller, and its other ones, wait
-//! for them, so that no old write lands after a newer one was acknowledged.
+//! Requests of an ended association: the host's next controller, and its other ones, wait for them,
+//! so that no old write takes effect after a newer one was acknowledged.
 
 use nvme_spec::command::WriteZeroesControl;
 use nvme_spec::registers::Cc;
@@ -10,7 +10,7 @@ use reactors::Nanos;
 
 use crate::harness::{CLOSED_SUBSYSTEM, HOLD, HostCall, Link, PLAIN, RAM, World};
 
-/// A write of one block, of which each byte is its command identifier.
+/// Starts a write of one block. Each byte is its command identifier.
 fn begin_write(world: &mut World, io: Link, nsid: u32, cid: u16) -> u64 {
     let sqe = Sqe::write(nsid, 0, 0, false).with_sgl(SglDescriptor::transport(512));
     world
@@ -18,7 +18,8 @@ fn begin_write(world: &mut World, io: Link, nsid: u32, cid: u16) -> u64 {
         .expect_err("it takes time")
 }
 
-/// The same of [`RAM`], which its device holds until it is released; later requests pass.
+/// Starts such a write to [`RAM`], which the device holds until it is released; later requests
+/// pass.
 fn begin_stuck_write(world: &mut World, io: Link) {
     world.fault.arm(HOLD, true);
     begin_write(world, io, RAM, 1);
@@ -31,8 +32,8 @@ fn path(world: &mut World, node: usize) -> (Link, Link) {
     (admin, world.io_queue(node, admin, 1))
 }
 
-/// Base 2.1 §3.5.1, CSTS.RDY: a controller is not ready while a write of an earlier association of
-/// its host is in a device of another core; other hosts and other subsystems do not wait.
+/// Base 2.1 §3.5.1, CSTS.RDY: a controller is not ready while a device of another core has a write
+/// of an earlier association of its host; other hosts and other subsystems do not wait.
 #[test]
 fn a_new_controller_waits_for_orphans() {
     let mut world = World::new();
@@ -84,8 +85,8 @@ fn a_new_controller_waits_for_orphans() {
     assert_eq!(world.read_blocks(io, RAM, 0, 1), [2; 512]);
 }
 
-/// Base 2.1 §5.1.13.2.1, CQT: what a device does not end by itself it ends by force, on every core,
-/// and the host's next controller does not wait any longer.
+/// Base 2.1 §5.1.13.2.1, CQT: requests that a device does not complete are ended by force on every
+/// core, and the host's next controller does not wait longer.
 #[test]
 fn what_a_device_does_not_end_delays_a_new_controller_for_a_bounded_time() {
     let mut world = World::new();
@@ -113,7 +114,7 @@ fn what_a_device_does_not_end_delays_a_new_controller_for_a_bounded_time() {
     assert_eq!(world.read_blocks(io, RAM, 0, 1), [2; 512]);
 }
 
-/// A host may change its mind while its controller waits.
+/// A host may disable its controller or disconnect while the controller waits.
 #[test]
 fn a_controller_that_waits_can_be_disabled_and_shut_down() {
     let mut world = World::new();
@@ -139,8 +140,8 @@ fn a_controller_that_waits_can_be_disabled_and_shut_down() {
     assert!(world.target.snapshot().controllers.is_empty());
 }
 
-/// A write that waits in RAM for another host's loan is cancelled with its queue: it neither delays
-/// the host's next controller nor lands when the loan ends.
+/// A write that waits in RAM for another host's borrow is cancelled with its queue: it neither
+/// delays the host's next controller nor takes effect when the borrow ends.
 #[test]
 fn a_write_that_waits_in_a_device_is_given_up() {
     let mut world = World::new();
@@ -184,15 +185,15 @@ fn a_write_that_waits_in_a_device_is_given_up() {
     assert_eq!(world.read_blocks(io, PLAIN, 0, 1), [2; 512]);
 }
 
-/// A controller that is connected already holds back what changes data while a write of the other
-/// path is in a device, and nothing else.
+/// A connected controller holds back only commands that change data while a device has a write of
+/// the other path.
 #[test]
 fn another_path_waits_for_orphans() {
     let mut world = World::new();
     let (first_admin, first) = path(&mut world, 0);
     let (admin, second) = path(&mut world, 1);
     begin_stuck_write(&mut world, first);
-    // What began before the association ended goes on.
+    // Commands from before the end of the association continue.
     world
         .write(second, Sqe::write(RAM, 8, 0, false), &[9; 512])
         .ok();
@@ -212,7 +213,7 @@ fn another_path_waits_for_orphans() {
     world.wait(second, newer).ok();
     world.wait(second, zeroes).ok();
     assert_eq!(world.read_blocks(second, RAM, 0, 1), [2; 512]);
-    // The fence is gone: what is written now is written at once.
+    // The fence is lifted: writes execute immediately.
     world
         .write(second, Sqe::write(RAM, 0, 0, false), &[3; 512])
         .ok();
@@ -222,8 +223,8 @@ fn another_path_waits_for_orphans() {
     }
 }
 
-/// A write whose data comes after the other path's association has ended is held back too, and a
-/// write that its device could take at once is not taken.
+/// A write whose data arrives after the end of the other path's association is held back too, and
+/// is not placed directly.
 #[test]
 fn data_that_comes_late_meets_the_fence() {
     let mut world = World::new();
@@ -253,7 +254,7 @@ fn data_that_comes_late_meets_the_fence() {
     assert_eq!(world.read_blocks(second, RAM, 0, 1), [2; 512]);
 }
 
-/// A reset and a lost connection leave orphans as well, which the other path waits for.
+/// A reset and a lost connection also leave orphans, for which the other path waits.
 #[test]
 fn resets_and_lost_connections_fence_the_other_path() {
     for reset in [false, true] {
@@ -279,7 +280,7 @@ fn resets_and_lost_connections_fence_the_other_path() {
     }
 }
 
-/// Base 2.1 §5.1.1: a command that a fence holds back can be aborted; its connection may go.
+/// Base 2.1 §5.1.1: a command that a fence holds back can be aborted, and its connection may close.
 #[test]
 fn a_command_that_is_held_back_ends_early() {
     let mut world = World::new();

@@ -1,5 +1,5 @@
-//! A RAM device that notes what it was asked, and that can pretend: a volatile cache, a sensor,
-//! wear, a drive's whole life.
+//! A RAM device that records its requests and can report a volatile cache, a sensor, wear, and a
+//! drive's counters.
 
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
@@ -12,10 +12,10 @@ use block::{
 };
 use hugemem::{Loan, PagePolicy};
 
-/// What a request asked: operation, first block, blocks.
+/// A recorded request: operation, first block, blocks.
 pub(crate) type Asked = (Operation, u64, u32);
 
-/// What a probe shows and was told.
+/// The properties that a probe reports, and its recorded requests.
 #[derive(Default)]
 pub(crate) struct Record {
     asked: Mutex<Vec<Asked>>,
@@ -29,12 +29,12 @@ pub(crate) struct Record {
 }
 
 impl Record {
-    /// Stops noting, which allocates.
+    /// Stops recording, which allocates.
     pub(crate) fn look_away(&self) {
         self.blind.store(true, Ordering::Relaxed);
     }
 
-    /// What was asked since this was last taken.
+    /// The requests since the last call.
     pub(crate) fn take(&self) -> Vec<Asked> {
         std::mem::take(&mut self.asked.lock().unwrap())
     }
@@ -43,7 +43,7 @@ impl Record {
         self.temperature_kelvin.store(kelvin, Ordering::Relaxed);
     }
 
-    /// Makes it a namespace of a drive that tells this of its life.
+    /// Makes it a namespace of a drive with this health.
     pub(crate) fn set_drive(&self, drive: DriveHealth) {
         *self.drive.lock().unwrap() = Some(drive);
     }
@@ -53,12 +53,12 @@ impl Record {
         *self.errors.lock().unwrap() = records.to_vec();
     }
 
-    /// Whether it finds work when it is to connect its interrupt.
+    /// Sets whether it finds work when it is requested to connect its interrupt.
     pub(crate) fn set_restless(&self, restless: bool) {
         self.restless.store(restless, Ordering::Relaxed);
     }
 
-    /// How often it was to connect its interrupt.
+    /// Number of requests to connect its interrupt.
     pub(crate) fn asked_to_rest(&self) -> u16 {
         self.asked_to_rest.load(Ordering::Relaxed)
     }
@@ -76,7 +76,7 @@ pub(crate) struct Probe {
     record: Arc<Record>,
 }
 
-/// What a probe is to be.
+/// The properties of a probe.
 #[derive(Clone, Copy)]
 pub(crate) struct ProbeOptions {
     pub(crate) block_size: u32,

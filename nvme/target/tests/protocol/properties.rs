@@ -1,4 +1,5 @@
-//! Controller properties and the states behind them (Base 2.1 §3.1.4, §3.5 to §3.7, §6.5, §6.6).
+//! Controller properties and the states that they report (Base 2.1 §3.1.4, §3.5 to §3.7, §6.5,
+//! §6.6).
 
 use nvme_spec::command::{Cns, FeatureId};
 use nvme_spec::fabrics::PropertySize;
@@ -27,7 +28,7 @@ fn get(world: &mut World, admin: Link, register: Register) -> u64 {
     reply.cqe.result()
 }
 
-/// Base 2.1 §6.5: an offset without a property, or a size that is not the property's.
+/// Base 2.1 §6.5: an offset without a property, or a size other than the property's, is refused.
 #[test]
 fn only_whole_properties_can_be_read() {
     let mut world = World::new();
@@ -63,7 +64,7 @@ fn only_whole_properties_can_be_read() {
         .is(invalid);
 }
 
-/// Base 2.1 §6.6: CC is the only property that can be written.
+/// Base 2.1 §6.6: CC is the only writable property.
 #[test]
 fn read_only_properties_cannot_be_written() {
     let mut world = World::new();
@@ -88,7 +89,7 @@ fn read_only_properties_cannot_be_written() {
     assert!(!world.csts(admin).rdy());
 }
 
-/// Base 2.1 §3.1.4: what the properties say.
+/// Base 2.1 §3.1.4: the values of the properties.
 #[test]
 fn what_the_properties_say() {
     let mut world = World::new();
@@ -110,8 +111,8 @@ fn what_the_properties_say() {
     assert!(cap.mqes() >= 32);
 }
 
-/// Base 2.1 §3.1.4.1 (TO), §3.1.4.23 (CRWMT), §5.1.13.2.1 (CQT): what any device may need that a
-/// subsystem can ever have. Hosts read it when they attach, and devices join later.
+/// Base 2.1 §3.1.4.1 (TO), §3.1.4.23 (CRWMT), §5.1.13.2.1 (CQT): the longest time of any supported
+/// device. Hosts read it when they connect, and devices may be added later.
 #[test]
 fn the_time_to_quiesce_holds_whatever_devices_join() {
     for namespaces in [0, 1, 4] {
@@ -129,7 +130,7 @@ fn the_time_to_quiesce_holds_whatever_devices_join() {
         let identify = Sqe::identify_structure(Cns::CONTROLLER, 0);
         let page = world.read(admin, identify, 4096).ok();
         let page = IdentifyController::read_from_bytes(&page).expect("4096 bytes");
-        // Two seconds for connections to end, and what devices are given.
+        // Two seconds to close connections, and the limits of devices.
         let devices = block::GIVEN_UP_MAX + block::ABANDONED_MAX;
         assert_eq!(u64::from(page.cqt.get()), 2_000 + devices.as_millis());
     }
@@ -141,7 +142,8 @@ fn subsystem_namespaces(world: &World) -> Vec<nvme_target::NamespaceConfig> {
     subsystems.pop().expect("it is there").namespaces
 }
 
-/// MQES and MAXCMD are what a host was told when it attached: a change is for later controllers.
+/// MQES and MAXCMD keep the values that a host read when it connected: a change applies to later
+/// controllers.
 #[test]
 fn the_depth_of_queues_stays_what_a_controller_says() {
     let mut world = World::new();
@@ -200,7 +202,7 @@ fn an_io_queue_has_no_properties() {
         .is(invalid);
 }
 
-/// Base 2.1 §3.5.2: before CSTS.RDY only Fabrics commands are obeyed.
+/// Base 2.1 §3.5.2: before CSTS.RDY only Fabrics commands are processed.
 #[test]
 fn commands_wait_for_ready() {
     let mut world = World::new();
@@ -220,8 +222,8 @@ fn commands_wait_for_ready() {
     assert_eq!(world.read(admin, identify, 4096).ok().len(), 4096);
 }
 
-/// Base 2.1 §3.1.4.5: CC that asks for what CAP does not offer is a fatal status, and a reset mends
-/// it.
+/// Base 2.1 §3.1.4.5: CC that requests what CAP does not offer is a fatal status, which a reset
+/// clears.
 #[test]
 fn a_configuration_that_is_not_offered_is_fatal() {
     let good = Cc::enabled_nvm();
@@ -250,7 +252,7 @@ fn a_configuration_that_is_not_offered_is_fatal() {
     }
 }
 
-/// Base 2.1 §3.1.4.5: what may only change while disabled.
+/// Base 2.1 §3.1.4.5: fields that may change only while disabled.
 #[test]
 fn an_enabled_controller_keeps_its_configuration() {
     let mut world = World::new();
@@ -304,7 +306,7 @@ fn a_reset_ends_the_io_queues() {
     );
 }
 
-/// Base 2.1 §3.7.2: CSTS.RDY goes to 0 only when nothing of before can reach the medium any more.
+/// Base 2.1 §3.7.2: CSTS.RDY changes to 0 only when no earlier command can reach the medium.
 #[test]
 fn a_reset_waits_for_the_devices() {
     let mut world = World::new();
@@ -348,7 +350,8 @@ fn a_reset_overtakes_data_on_its_way() {
     assert_eq!(world.leases(), 0);
 }
 
-/// A host that enables again without waiting for CSTS.RDY is obeyed when the reset is over.
+/// If a host sets CC.EN again without waiting for CSTS.RDY, the controller is enabled after the
+/// reset.
 #[test]
 fn an_impatient_host_is_obeyed_in_the_end() {
     let mut world = World::new();
@@ -392,8 +395,8 @@ fn a_normal_shutdown_flushes() {
         .is(Status::COMMAND_SEQUENCE_ERROR.with_dnr());
 }
 
-/// Base 2.1 §3.6.2, §3.1.4.6: a cache that cannot be flushed does not hold the shutdown up, and the
-/// status says that something went wrong, until a reset.
+/// Base 2.1 §3.6.2, §3.1.4.6: a cache that cannot be flushed does not delay the shutdown, and the
+/// status reports the failure until a reset.
 #[test]
 fn a_failing_flush_does_not_stop_a_shutdown() {
     let mut world = World::new();
@@ -414,7 +417,7 @@ fn a_failing_flush_does_not_stop_a_shutdown() {
     assert_eq!((csts.shst(), csts.cfs()), (ShutdownStatus::COMPLETE, false));
 }
 
-/// Base 2.1 §3.6.2: an abrupt shutdown is complete at once, also on top of a normal one.
+/// Base 2.1 §3.6.2: an abrupt shutdown completes immediately, also during a normal one.
 #[test]
 fn an_abrupt_shutdown_does_not_flush() {
     let mut world = World::new();
@@ -429,7 +432,7 @@ fn an_abrupt_shutdown_does_not_flush() {
     assert_eq!(world.csts(other).shst(), ShutdownStatus::COMPLETE);
 }
 
-/// Base 2.1 §3.6.2: after a shutdown a reset starts the controller again.
+/// Base 2.1 §3.6.2: a reset after a shutdown allows the controller to be enabled again.
 #[test]
 fn a_shutdown_ends_with_a_reset() {
     let mut world = World::new();

@@ -1,4 +1,5 @@
-//! Arbitrary commands in arbitrary order: each gets one answer, nothing panics, nothing leaks.
+//! Arbitrary commands in arbitrary order: each gets one response, nothing panics, nothing is
+//! leaked.
 
 use std::collections::BTreeMap;
 
@@ -14,20 +15,20 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use crate::harness::{FAIL_INTERNAL, FAIL_MEDIA, HOLD, LATER, Link, World};
 
-/// What happens in one step.
+/// One step of a test.
 #[derive(Clone, Debug)]
 enum Step {
-    /// A command on a queue; its work is executed now or later.
+    /// Sends a command on a queue; its work is executed now or later.
     Command { queue: usize, sqe: Sqe, later: bool },
-    /// The oldest postponed work is executed, or given up.
+    /// Executes or rejects the oldest postponed work.
     Execute { give_up: bool },
-    /// A rule of a device's fault plan is switched.
+    /// Arms or disarms a rule of a device's fault plan.
     Arm { cached: bool, rule: usize, on: bool },
-    /// Held completions go on.
+    /// Releases held completions.
     Release,
-    /// The cores poll; time passes.
+    /// Advances the time and polls the cores.
     Poll { milliseconds: u64 },
-    /// A connection breaks.
+    /// Breaks a connection.
     Break { queue: usize },
 }
 
@@ -38,7 +39,7 @@ fn arbitrary_sqe() -> impl Strategy<Value = Sqe> {
     })
 }
 
-/// Arbitrary bytes with an opcode that is known, and mostly data that can be moved.
+/// Arbitrary fields with a supported opcode, and mostly a valid data length.
 fn likely_sqe() -> impl Strategy<Value = Sqe> {
     let opcodes = prop::sample::select(vec![
         IoOpcode::FLUSH.0,
@@ -94,7 +95,7 @@ fn fabrics_sqe() -> impl Strategy<Value = Sqe> {
     ]
 }
 
-/// A rule of a fault plan. Those that hold and put off are the more interesting ones.
+/// A rule of a fault plan, mostly those that hold and defer.
 fn rule() -> impl Strategy<Value = usize> {
     prop::sample::select(vec![
         FAIL_INTERNAL,
@@ -126,7 +127,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What the host still waits for.
+/// A command without a response yet.
 struct Waiting {
     link: Link,
     cid: u16,
@@ -138,7 +139,7 @@ struct Run {
     open: [bool; 4],
     waiting: BTreeMap<u64, Waiting>,
     postponed: Vec<(u64, Link, Work)>,
-    /// Commands per queue that are not answered: hosts do not exceed the depth.
+    /// Commands per queue without a response: hosts do not exceed the depth.
     outstanding: [u32; 4],
     cid: u16,
 }
@@ -232,7 +233,7 @@ impl Run {
             self.answered(tag, cqe.cid.get());
             return;
         }
-        // Ranges of one block, for the command that takes its data for ranges.
+        // Ranges of one block, for Dataset Management.
         let range = DatasetRange::new(3, 1);
         let data = range
             .as_bytes()
@@ -294,7 +295,7 @@ impl Run {
         self.outstanding[queue] = 0;
     }
 
-    /// Lets everything end, and looks for what is left.
+    /// Completes everything and checks for leaks.
     fn finish(mut self) {
         for cached in [false, true] {
             for rule in [FAIL_INTERNAL, FAIL_MEDIA, HOLD, LATER] {
@@ -313,7 +314,7 @@ impl Run {
             self.world.poll();
             self.gather();
         }
-        // Event requests wait for events; everything else is answered.
+        // Event requests wait for events; all other commands are complete.
         let events: Vec<_> = self
             .waiting
             .values()
@@ -337,7 +338,7 @@ impl Run {
     }
 }
 
-/// The same commands on every run; `PROPTEST_RNG_SEED` in the environment chooses others.
+/// The same commands on every run; `PROPTEST_RNG_SEED` in the environment selects others.
 fn config() -> ProptestConfig {
     let mut config = ProptestConfig {
         cases: 128,

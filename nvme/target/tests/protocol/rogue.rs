@@ -1,4 +1,4 @@
-//! A device that does not keep its contract harms nobody.
+//! A device that violates its contract does not harm the target.
 
 use std::os::fd::BorrowedFd;
 use std::rc::Rc;
@@ -12,8 +12,8 @@ use nvme_target::{CoreLimits, TargetCore, TransportKind};
 
 use crate::harness::{RAM, World};
 
-/// Completes each request three times, with tags that nobody gave out in between, and claims that
-/// what it put off is done too.
+/// Completes each request three times, with unknown tags in between, and also completes requests
+/// that it deferred.
 struct Rogue {
     tags: Vec<(u64, Option<Data>)>,
     puts_off: bool,
@@ -97,7 +97,7 @@ fn world(puts_off: bool) -> World {
     world
 }
 
-/// Completions that nobody waits for are counted, and answer nothing.
+/// Stale completions are counted and complete no command.
 #[test]
 fn stale_completions_are_counted() {
     let mut world = world(false);
@@ -114,7 +114,7 @@ fn stale_completions_are_counted() {
     assert_eq!((world.leases(), world.nodes[0].core.in_flight()), (0, 0));
 }
 
-/// A request that was put off is not done, whatever the device says.
+/// A deferred request stays incomplete, even if the device completes it.
 #[test]
 fn what_was_put_off_is_not_done() {
     let mut world = world(true);

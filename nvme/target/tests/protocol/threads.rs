@@ -1,4 +1,4 @@
-//! Two cores on two threads: what one does holds for the other from then on.
+//! Two cores on two threads: a change on one is effective on the other.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc;
@@ -18,7 +18,7 @@ const LIMITS: CoreLimits = CoreLimits {
     executions_max: 1024,
 };
 
-/// Far more than any round takes, so that a hang is a failure and not a hang.
+/// Far longer than any round takes, so that a hang fails the test.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn until(mut done: impl FnMut() -> bool) {
@@ -29,16 +29,16 @@ fn until(mut done: impl FnMut() -> bool) {
     }
 }
 
-/// What one thread tells the other of its commands.
+/// Progress of the commands of one thread, for the other thread.
 #[derive(Default)]
 struct Commands {
-    /// All that were let in.
+    /// All admitted commands.
     begun: AtomicU32,
     /// Those that may still reach the device.
     busy: AtomicU32,
 }
 
-/// One write, if it is let in.
+/// Sends one write; it may be refused.
 fn write(world: &mut World, io: Link, commands: &Commands) {
     let (tag, now) = (world.tag(), world.now);
     let sqe = Sqe::write(RAM, tag % 64, 0, false).with_cid(tag as u16);
@@ -49,7 +49,7 @@ fn write(world: &mut World, io: Link, commands: &Commands) {
     };
     commands.busy.fetch_add(1, Ordering::SeqCst);
     commands.begun.fetch_add(1, Ordering::SeqCst);
-    // The reset may come here, even where both threads share one core.
+    // A point for the reset to happen, even if both threads share one CPU.
     thread::yield_now();
     let begun = world.execute(io, tag, work, &[7; 512]).is_none();
     if begun {
@@ -65,7 +65,7 @@ fn write(world: &mut World, io: Link, commands: &Commands) {
 fn serve(parts: &Parts, controllers: mpsc::Receiver<u16>, commands: &Commands) {
     let mut world = World::of(parts, 1..2, LIMITS);
     for cntlid in controllers {
-        // The controller may be reset again before the queue is there.
+        // The controller may be reset again before the queue exists.
         let call = HostCall {
             cntlid,
             qid: 1,
@@ -91,8 +91,8 @@ fn serve(parts: &Parts, controllers: mpsc::Receiver<u16>, commands: &Commands) {
     assert_eq!(world.nodes[0].core.queues(), 0);
 }
 
-/// Base 2.1 §3.7.2: once CSTS.RDY is 0 no command of before reaches a device, on any core, however
-/// the threads are scheduled.
+/// Base 2.1 §3.7.2: after CSTS.RDY is 0 no earlier command reaches a device on any core, whatever
+/// the order in which the threads run.
 #[test]
 fn a_reset_is_a_barrier() {
     let parts = Parts::new(2, |_| {});
@@ -109,7 +109,7 @@ fn a_reset_is_a_barrier() {
             sender
                 .send(admin.info.controller_id)
                 .expect("the other thread lives");
-            // Sometimes the first one is caught, and sometimes some are through.
+            // Varies how many commands have started before the reset.
             let enough = before + 1 + round % 4;
             until(|| commands.begun.load(Ordering::SeqCst) >= enough || server.is_finished());
             world.set_cc(admin, Cc::new());

@@ -1,4 +1,4 @@
-//! How long commands take is counted by stage, and what they go through is noted down.
+//! Latencies are counted by stage, and the progress of commands is traced.
 
 use nvme_spec::registers::{Cc, ShutdownNotification};
 use nvme_spec::sgl::SglDescriptor;
@@ -10,7 +10,7 @@ use reactors::recorder::Recorder;
 
 use crate::harness::{HostCall, Link, PLAIN, RAM, SUBSYSTEM, World};
 
-/// A world whose turns are taken by hand, with what it notes down.
+/// A world whose turns the test controls, and its trace events.
 struct Turns {
     world: World,
     io: Link,
@@ -22,7 +22,7 @@ impl Turns {
     fn new() -> Self {
         let mut world = World::new();
         let (_, io) = world.ready();
-        // What went before is over.
+        // Earlier responses are counted.
         world.settle();
         let recorder = Recorder::new();
         world.nodes[0].core.set_recorder(recorder.clone());
@@ -35,7 +35,7 @@ impl Turns {
         }
     }
 
-    /// Moves time on to so many microseconds from the beginning.
+    /// Sets the time in microseconds from the beginning.
     fn at(&mut self, us: u64) {
         self.world.now = self.began + Nanos::from_micros(us);
     }
@@ -58,7 +58,7 @@ impl Turns {
         node.core.execute(self.io.queue, 7, work, lease, now)
     }
 
-    /// Polls, and takes the completion.
+    /// Polls and takes the completion.
     fn poll(&mut self) -> Option<Completed> {
         let node = &mut self.world.nodes[0];
         node.poll(self.world.now);
@@ -73,14 +73,14 @@ impl Turns {
         self.world.nodes[0].flush();
     }
 
-    /// Commands of a stage, and the microseconds that they took together.
+    /// Number of commands of a stage, and the sum of their microseconds.
     fn counted(&self, stage: Stage, measured: Measured) -> (u64, u64) {
         let latency = self.world.target.latency();
         let counts = &latency.subsystem(SUBSYSTEM).expect("it is there")[stage][measured];
         (counts.count(), counts.sum_ns / 1000)
     }
 
-    /// Moments with their times in microseconds.
+    /// Trace events with their times in microseconds.
     fn noted(&self) -> Vec<(u64, Moment)> {
         let notes = self.recorder.recording().read(0).notes;
         let notes = notes.into_iter().map(|(time, note)| {
@@ -112,7 +112,7 @@ fn each_stage_of_a_write_is_counted() {
     let done = turns.poll().expect("it is done");
     turns.sent(done.timing);
     turns.end_turn();
-    // Counted once it is known when the turn was over.
+    // Counted after the end of the turn is known.
     assert_eq!(turns.counted(Stage::Total, Measured::Write), (0, 0));
     turns.at(50);
     assert!(turns.poll().is_none());
@@ -165,7 +165,7 @@ fn what_is_lent_and_sent_in_one_turn_took_that_turn() {
     assert_eq!(turns.counted(Stage::Total, Measured::Read), (3, 12));
 }
 
-/// The way of transports that answer a lent read as they take it in.
+/// The same for inline completions.
 #[test]
 fn what_is_read_in_one_look_is_counted_the_same() {
     let mut turns = Turns::new();
@@ -177,7 +177,7 @@ fn what_is_read_in_one_look_is_counted_the_same() {
             let lent = core.complete_inline(turns.io.queue, &read.with_cid(9), None, now);
             assert_eq!(lent.and_then(|lent| lent.data).expect("lent").len(), 512);
         }
-        // Those of the turn before are counted here, these are not.
+        // Those of the previous turn are counted here, these are not.
         turns.poll();
         let counted = turns.counted(Stage::Total, Measured::Read);
         assert_eq!(counted, (3 * turn, 30 * turn));
@@ -238,7 +238,7 @@ fn an_answer_that_waits_for_the_network_is_counted_when_it_leaves() {
     for turn in 0..3 {
         turns.at(10 * turn);
         turns.poll();
-        // Said in every turn, noted once.
+        // Reported in every turn, traced once.
         turns.world.nodes[0].core.waits_to_send(&mut timing);
         turns.end_turn();
     }
@@ -265,7 +265,7 @@ fn what_is_sent_before_the_turn_was_flushed_waits_for_its_end() {
     let done = turns.execute(work).expect("lent");
     turns.sent(done.timing);
     assert!(turns.world.nodes[0].core.has_ready(), "it is not counted");
-    // Another transport of the same turn polls the core too, and the turn before was flushed.
+    // Another transport of the same turn polls the core too, and the previous turn was flushed.
     turns.at(1);
     turns.poll();
     assert_eq!(turns.counted(Stage::Total, Measured::Read), (0, 0));
@@ -291,7 +291,7 @@ fn however_different_the_answers_of_a_turn_all_are_counted() {
     }
     turns.at(ANSWERS);
     turns.poll();
-    // Each came at another time: more than one turn tells apart.
+    // Each was received at another time: more runs than one turn can count separately.
     for timing in waiting {
         turns.sent(timing);
     }
@@ -303,7 +303,7 @@ fn however_different_the_answers_of_a_turn_all_are_counted() {
     assert_eq!(turns.counted(Stage::Total, Measured::Read), (ANSWERS, sum));
 }
 
-/// What goes with a subsystem stays when its namespaces change, and goes with it.
+/// Counts of a subsystem stay when its namespaces change, and end with the subsystem.
 #[test]
 fn counts_belong_to_their_subsystem() {
     let mut turns = Turns::new();
@@ -355,12 +355,12 @@ fn resets_and_hosts_that_come_back_are_counted() {
     world.set_cc(admin, Cc::new());
     world.settle();
     assert_eq!(seen(&world), (1, 0));
-    // The connection breaks, and the host makes another association.
+    // The connection breaks, and the host creates another association.
     world.close(admin);
     world.settle();
     let admin = world.enabled(0);
     assert_eq!(seen(&world), (1, 1));
-    // It shuts down in order and comes again later.
+    // It shuts down orderly and reconnects later.
     world.set_cc(
         admin,
         Cc::enabled_nvm().with_shn(ShutdownNotification::NORMAL),
