@@ -1,4 +1,4 @@
-//! The one check that every queue makes before it takes a request: does it fit the device?
+//! Checks whether a request fits the device. Every queue does this before it takes a request.
 
 use reactors::sim::planted;
 
@@ -38,7 +38,7 @@ pub(crate) fn check(
     Ok(())
 }
 
-/// Data that does not match the range is the caller's bug, not the outside world's.
+/// Data that does not match the range is a bug of the caller, not invalid external input.
 fn check_data(
     request: &Request,
     geometry: &Geometry,
@@ -59,8 +59,7 @@ fn check_data(
     }
 }
 
-/// First byte and length of a request's range, which [`check`] found to lie within the device. A
-/// flush has none.
+/// First byte and length of a request's range, which passed [`check`]. A flush has no range.
 pub(crate) fn byte_range(request: &Request, geometry: &Geometry) -> (u64, u64) {
     if request.operation == Operation::Flush {
         return (0, 0);

@@ -1,14 +1,14 @@
-//! What every block device must do, as one suite that every implementation runs.
+//! The conformance suite for block devices, which every implementation runs.
 //!
-//! A crate with a device of its own enables the feature `conformance` for its tests and calls
-//! [`run`] with a function that makes a fresh device. The suite panics where the device breaks the
-//! contract of [`Device`] and [`DeviceQueue`](crate::DeviceQueue), and says which case and which
-//! seed it was.
+//! A crate with its own device enables the feature `conformance` for its tests and calls [`run`]
+//! with a function that creates a fresh device. The suite panics if the device violates the
+//! contract of [`Device`] and [`DeviceQueue`](crate::DeviceQueue), and prints the case and the
+//! seed.
 //!
 //! Every case also checks that each request completes exactly once, that
-//! [`in_flight`](crate::DeviceQueue::in_flight) is exact at all times, that a queue with requests
-//! in flight always has either something ready or a descriptor that wakes, and that in the end
-//! every lease is back in the arena.
+//! [`in_flight`](crate::DeviceQueue::in_flight) is always exact, that a queue with requests in
+//! flight always has completions ready or a descriptor that wakes, and that at the end every lease
+//! has returned to the arena.
 
 mod cases;
 mod harness;
@@ -22,26 +22,26 @@ use hugemem::{Arena, ArenaConfig, PagePolicy};
 use crate::device::Device;
 use harness::Harness;
 
-/// Smallest device that the suite can be run on, in blocks.
+/// Minimum size of a device for the suite, in blocks.
 pub const BLOCKS_MIN: u64 = 600;
 
-/// A fresh device of at least [`BLOCKS_MIN`] blocks, and what it needs to run.
+/// A fresh device of at least [`BLOCKS_MIN`] blocks, and its environment.
 pub struct Subject {
-    /// The device, which nobody else uses. Its content does not matter.
+    /// The device, used by the suite alone. Its initial content does not matter.
     pub device: Arc<dyn Device>,
-    /// Where the suite takes its leases, see [`arena`]. Nobody else takes any while a case runs.
+    /// Arena for the suite's leases, see [`arena`]. Used by the suite alone while a case runs.
     pub arena: Arc<Arena>,
-    /// Called before each poll: moves a virtual clock or an emulated controller on.
+    /// Called before each poll: advances a virtual clock or an emulated controller.
     pub step: Box<dyn FnMut()>,
-    /// Dropped after the device: a temporary directory, for instance.
+    /// Dropped after the device, for example a temporary directory.
     pub keep: Box<dyn Any>,
-    /// Whether requests of a dropped queue may go on after the drop: their leases then come home
+    /// Whether requests of a dropped queue may continue after the drop: their leases then return
     /// while a later queue is polled.
     pub ends_late: bool,
 }
 
 impl Subject {
-    /// A device that needs nothing else.
+    /// A device without further environment.
     #[must_use]
     pub fn new(device: impl Device + 'static, arena: Arc<Arena>) -> Self {
         Self {
@@ -54,10 +54,10 @@ impl Subject {
     }
 }
 
-/// An arena as the suite needs it.
+/// Creates an arena for the suite.
 ///
 /// # Panics
-/// There is no memory for it.
+/// If there is no memory.
 #[must_use]
 pub fn arena() -> Arc<Arena> {
     let config = ArenaConfig {
@@ -96,10 +96,10 @@ const CASES: &[Case] = &[
     ("random requests against a model", random::against_a_model),
 ];
 
-/// Runs the suite, each case on a device of its own.
+/// Runs the suite, each case on its own device.
 ///
 /// # Panics
-/// The device breaks the contract.
+/// If the device violates the contract.
 pub fn run(make: impl Fn() -> Subject) {
     for (name, case) in CASES {
         println!("conformance: {name}");
@@ -109,10 +109,10 @@ pub fn run(make: impl Fn() -> Subject) {
     }
 }
 
-/// Runs what a read-only device must do.
+/// Runs the cases for a read-only device.
 ///
 /// # Panics
-/// The device breaks the contract.
+/// If the device violates the contract.
 pub fn run_read_only(make: impl Fn() -> Subject) {
     let mut harness = Harness::new(make());
     cases::read_only(&mut harness);

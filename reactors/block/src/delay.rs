@@ -1,4 +1,4 @@
-//! A device that answers later than it could.
+//! A wrapper that delays the completions of a device.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -13,16 +13,16 @@ use crate::ledger::check_depth;
 use crate::request::{Completion, CompletionBatch, Refusal, Request};
 use reactors::sim::Seeded;
 
-/// What is added to each completion's time.
+/// Delay added to each completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Latency {
-    /// Always the same. Zero makes the wrapper transparent.
+    /// A constant. Zero makes the wrapper transparent.
     Fixed(Nanos),
-    /// Anything from `min` to `max`, both included, by seed: completions overtake each other.
+    /// A random delay from `min` to `max`, both included, by seed: completions overtake each other.
     Range {
-        /// The least.
+        /// Minimum.
         min: Nanos,
-        /// The most.
+        /// Maximum.
         max: Nanos,
     },
 }
@@ -41,7 +41,7 @@ impl Latency {
 
 type ClockMaker = dyn Fn() -> Box<dyn Clock> + Send + Sync;
 
-/// Wraps a device and holds each completion back for some time after the device gave it.
+/// Wraps a device and delays each of its completions.
 pub struct DelayDevice {
     inner: Arc<dyn Device>,
     latency: Latency,
@@ -51,8 +51,8 @@ pub struct DelayDevice {
 }
 
 impl DelayDevice {
-    /// Adds `latency` to the completions of `inner`. `clock` makes the clock of each queue, on the
-    /// queue's own thread.
+    /// Adds `latency` to the completions of `inner`. `clock` creates the clock of each queue, on
+    /// the queue's own thread.
     pub fn new<C: Clock + 'static>(
         inner: Arc<dyn Device>,
         latency: Latency,
@@ -114,7 +114,7 @@ impl Device for DelayDevice {
 
 struct DelayQueue {
     inner: Box<dyn DeviceQueue>,
-    /// Completions and when they are due, in the order in which the device gave them.
+    /// Completions with their due times, in the order in which the device delivered them.
     held: Vec<(Nanos, Completion)>,
     depth: usize,
     closing: bool,
@@ -141,7 +141,7 @@ impl DeviceQueue for DelayQueue {
     }
 
     fn submit(&mut self, request: Request) -> Result<(), Refusal> {
-        // The inner queue forgets what it has delivered, so the depth is counted here.
+        // The inner queue does not count the delayed completions, so the depth is checked here.
         if !self.closing && self.in_flight() >= self.depth {
             return Err(Refusal::Later(request));
         }
@@ -184,7 +184,7 @@ impl DeviceQueue for DelayQueue {
     }
 
     fn has_ready(&self) -> bool {
-        // No descriptor tells of the clock.
+        // No descriptor signals that a delay has ended.
         !self.held.is_empty() || self.inner.has_ready()
     }
 
@@ -194,8 +194,8 @@ impl DeviceQueue for DelayQueue {
 
     fn drain(&mut self) -> Drain {
         self.closing = true;
-        // Continues the inner queue's closing too; what it has delivered is still to come from
-        // here.
+        // Also continues the inner queue's drain; this queue still has to deliver the delayed
+        // completions.
         let _ = self.inner.drain();
         match self.in_flight() {
             0 => Drain::Done,
@@ -252,7 +252,7 @@ mod tests {
             .unwrap()
     }
 
-    /// When each request's completion came, in microseconds, and in which order.
+    /// Time in microseconds and tag of each completion, in the order of arrival.
     fn arrivals(latency: Latency, seed: u64) -> Vec<(u64, u64)> {
         let mut queue = queue(latency, seed);
         for tag in 0..32 {

@@ -1,30 +1,29 @@
-//! What a device answers when it does not succeed, and where each answer comes from.
+//! Errors of devices and their mapping from kernel errors.
 //!
-//! The kernel's error numbers become [`DeviceError`]s in exactly one place,
-//! [`DeviceError::from_errno`]; whatever serves the device turns a [`DeviceError`] into its own
-//! status in exactly one table too.
+//! [`DeviceError::from_errno`] alone maps kernel error numbers to [`DeviceError`]s. Each protocol
+//! maps a [`DeviceError`] to its own status in one table.
 
 use std::path::PathBuf;
 
 use rustix::io::Errno;
 
-/// Which way an operation moved data when the kernel refused it: `EIO` means different things.
+/// Direction of the failed transfer: `EIO` has a different meaning for each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
-    /// Data came from the medium.
+    /// Data was read from the medium.
     Read,
-    /// Data, zeroes or cached writes went to the medium.
+    /// Data, zeroes or cached writes were written to the medium.
     Write,
 }
 
-/// Why a request did not succeed. The data it names is undefined, except after
+/// Why a request failed. Its data is undefined, except after
 /// [`CompareMismatch`](Self::CompareMismatch).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum DeviceError {
     /// The range does not lie within the device.
     #[error("the range lies outside the device")]
     OutOfRange,
-    /// The back end needs a coarser alignment than the request has.
+    /// The back end requires a coarser alignment than the request has.
     #[error("the request is not aligned as the back end needs it")]
     Unaligned,
     /// The medium could not be read.
@@ -33,10 +32,10 @@ pub enum DeviceError {
     /// The medium could not be written.
     #[error("the medium could not be written")]
     MediaWrite,
-    /// A compare found different data: the one error after which nothing is wrong with the device.
+    /// A compare found different data. The only error that does not indicate a fault.
     #[error("the compared data differs")]
     CompareMismatch,
-    /// The back end has no room left for data that it had promised to hold.
+    /// The back end has no space left for data that it should be able to hold.
     #[error("the back end is full")]
     NoSpace,
     /// The device does not take writes.
@@ -46,29 +45,29 @@ pub enum DeviceError {
     /// refused until [`Device::reopen`](crate::Device::reopen) succeeds; reads continue.
     #[error("the device is damaged: reopen it")]
     Damaged,
-    /// The device is gone or its queue is closing: no request will succeed again on this queue.
+    /// The device is gone or its queue is closing: no request on this queue can succeed again.
     #[error("the device is gone")]
     Removed,
-    /// The back end was reset with the request in flight: whether it was carried out is not known,
-    /// and it may be sent again, best by another path.
+    /// The back end was reset with the request in flight. Whether it was executed is unknown; it
+    /// may be sent again, preferably on another path.
     #[error("the device was reset while the request was in flight")]
     Interrupted,
-    /// The request was given up before it was carried out, or part of the way through.
+    /// The request was given up before or during its execution.
     #[error("the request was aborted")]
     Aborted,
-    /// The device has no such operation.
+    /// The device does not support the operation.
     #[error("the device does not support the operation")]
     Unsupported,
-    /// Our own mistake or an answer from below that fits no other kind.
+    /// A bug, or an error of a lower layer that fits no other kind.
     #[error("internal error")]
     Internal,
 }
 
 impl DeviceError {
-    /// The device's answer for a kernel error number, given which way the data went.
+    /// Maps a kernel error number, given the direction of the transfer.
     ///
     /// Numbers that the table does not name are media errors: the kernel failed the transfer, and
-    /// whoever sent the request must not believe that its data is safe.
+    /// the sender must not assume that its data is safe.
     #[must_use]
     pub fn from_errno(errno: Errno, direction: Direction) -> Self {
         match errno {
@@ -93,7 +92,7 @@ impl DeviceError {
         }
     }
 
-    /// Whether the error says that the medium failed (counted in [`Health`](crate::Health)).
+    /// Whether the medium failed (counted in [`Health`](crate::Health)).
     #[must_use]
     pub fn is_media(self) -> bool {
         match self {
@@ -113,29 +112,29 @@ impl DeviceError {
     }
 }
 
-/// Why a device was not reopened. Its state is as it was before.
+/// Why a device was not reopened. Its state is unchanged.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReopenError {
-    /// Devices of this kind cannot be reopened.
+    /// The device type does not support reopening.
     #[error("a device of this kind cannot be reopened")]
     Unsupported,
     /// The device is not damaged.
     #[error("the device is not damaged: there is nothing to reopen")]
     NotDamaged,
-    /// A write was abandoned that the kernel may still carry out.
+    /// A write was abandoned that the kernel may still execute.
     #[error("the kernel may still carry out an abandoned write: restart the appliance")]
     WriteAbandoned,
-    /// The kernel has not finished writes that are overdue.
+    /// The kernel has not completed overdue writes.
     #[error(
         "the kernel has not finished {writes} overdue writes: repair what the file lies on, or \
          restart the appliance"
     )]
     WriteStuck {
-        /// How many.
+        /// Number of overdue writes.
         writes: u64,
     },
-    /// The path names another file than the one that the device was opened with.
+    /// The path names a different file than when the device was opened.
     #[error("{}: the path names another file now: restore the file, or restart", path.display())]
     Replaced {
         /// The file.
@@ -154,14 +153,14 @@ pub enum ReopenError {
         /// The device's length in bytes.
         wanted: u64,
     },
-    /// The kernel refused a step.
+    /// A system call failed.
     #[error("{}: cannot {step}", path.display())]
     System {
         /// The file.
         path: PathBuf,
-        /// What was tried, as a verb.
+        /// The failed step, as a verb.
         step: &'static str,
-        /// What the kernel answered.
+        /// The kernel's error.
         source: std::io::Error,
     },
 }
@@ -173,24 +172,24 @@ pub enum OpenError {
     /// The depth is zero or above [`QUEUE_DEPTH_MAX`](crate::QUEUE_DEPTH_MAX).
     #[error("queue depth {depth} is not between 1 and {max}")]
     Depth {
-        /// What was asked for.
+        /// The requested depth.
         depth: usize,
-        /// The largest depth that a queue may have.
+        /// The maximum depth.
         max: usize,
     },
-    /// The pool had no lease for the queue's own buffer that requests can do without.
+    /// The pool had no lease for the queue's own buffer, beyond those that requests need.
     #[error(
         "the arena has too few leases of {bytes} bytes for the queue's own buffer: \
          configure more `memory`, or fewer devices or cores"
     )]
     NoMemory {
-        /// What the queue wanted to reserve.
+        /// Size of the buffer in bytes.
         bytes: usize,
     },
     /// The device is gone.
     #[error("the device is gone")]
     Removed,
-    /// The kernel gave no ring.
+    /// The kernel provided no ring.
     #[error("no io_uring for the queue")]
     Ring(#[source] uring::RingError),
 }

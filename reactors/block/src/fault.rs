@@ -1,9 +1,9 @@
-//! A device that fails as it is told to: by pattern, by count or by seed.
+//! A device that fails on command: by pattern, by count or by seed.
 //!
-//! A [`FaultPlan`] is a list of rules; the first rule that matches a request and fires decides what
-//! happens to it. The plan's `Debug` text and seed are what replays a failure. Rules are fixed when
-//! the device is made; [`FaultControl`] arms them, lets held completions go and pulls the device
-//! out, from any thread, while requests run.
+//! A [`FaultPlan`] is a list of rules; the first rule that matches a request and fires determines
+//! the effect on it. The plan's `Debug` text and its seed reproduce a failure. Rules are fixed when
+//! the device is created; [`FaultControl`] arms them, releases held completions and removes the
+//! device while requests run, from any thread.
 
 mod queue;
 
@@ -17,7 +17,7 @@ use crate::health::{ErrorRecord, Health, HealthState};
 use crate::request::{Operation, Request};
 use reactors::sim::Seeded;
 
-/// A set of kinds of operation.
+/// A set of operation kinds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OperationKinds(u8);
 
@@ -37,7 +37,7 @@ impl OperationKinds {
     /// Every kind.
     pub const ALL: Self = Self((1 << 6) - 1);
 
-    /// Whether the set has the operation's kind.
+    /// Whether the set contains the operation's kind.
     #[must_use]
     pub fn contains(self, operation: Operation) -> bool {
         let kind = match operation {
@@ -60,24 +60,24 @@ impl BitOr for OperationKinds {
     }
 }
 
-/// Which of its matches a rule fires on. A [`FaultPlan`] counts over all queues, and draws by its
-/// seed and the queue's number.
+/// The matches on which a rule fires. A [`FaultPlan`] counts over all queues, and draws random
+/// numbers from its seed and the queue's number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum When {
-    /// All of them.
+    /// All matches.
     Always,
-    /// One of them, counted from 1.
+    /// A single match, counted from 1.
     Nth(u64),
-    /// The first so many.
+    /// The first n matches.
     First(u64),
-    /// Every so-manieth, counted from 1; never for 0.
+    /// Every nth match, counted from 1; never for 0.
     Every(u64),
-    /// So many of a million, by the seed of who asks.
+    /// A fraction of the matches in millionths, chosen by seed.
     PerMillion(u32),
 }
 
 impl When {
-    /// Whether to fire on a match, the `count`th one. `below` draws a number below its argument.
+    /// Whether to fire on match number `count`. `below` draws a number below its argument.
     pub fn fires(self, count: u64, below: impl FnOnce(u64) -> u64) -> bool {
         match self {
             Self::Always => true,
@@ -89,35 +89,35 @@ impl When {
     }
 }
 
-/// What happens to a request.
+/// The effect on a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// It never reaches the device and completes with this error.
+    /// The request does not reach the device and completes with this error.
     Fail(DeviceError),
-    /// The device carries it out, and its completion is held back until [`FaultControl::release`].
+    /// The device executes the request; its completion is held until [`FaultControl::release`].
     Hold,
-    /// It is refused for now.
+    /// The request is refused for now.
     Later,
-    /// The device is pulled out: this request and all later ones are refused, those in flight end
-    /// with [`DeviceError::Removed`].
+    /// The device is removed: this request and all later ones are refused, those in flight end with
+    /// [`DeviceError::Removed`].
     Remove,
 }
 
 /// One rule of a plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FaultRule {
-    /// Kinds of operation that it matches.
+    /// Operation kinds that it matches.
     pub operations: OperationKinds,
     /// Blocks that it matches: requests that touch any of them. A flush touches all.
     pub blocks: Range<u64>,
-    /// Which of these it fires on.
+    /// The matches on which it fires.
     pub when: When,
-    /// What happens then.
+    /// The effect.
     pub effect: Effect,
 }
 
 impl FaultRule {
-    /// A rule for every request that touches any block of the device.
+    /// Creates a rule for every request that touches any block of the device.
     #[must_use]
     pub fn new(operations: OperationKinds, when: When, effect: Effect) -> Self {
         Self {
@@ -136,12 +136,12 @@ impl FaultRule {
     }
 }
 
-/// What goes wrong, and the seed of what is left to chance.
+/// The rules of a faulty device, and the seed of random choices.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FaultPlan {
     /// In order of precedence.
     pub rules: Vec<FaultRule>,
-    /// Replays every choice of [`When::PerMillion`], if requests come in the same order.
+    /// Reproduces every choice of [`When::PerMillion`] if requests arrive in the same order.
     pub seed: u64,
 }
 
@@ -152,12 +152,12 @@ struct ArmedRule {
     fired: AtomicU64,
 }
 
-/// The plan as it runs. Atomics only: requests consult it on every reactor.
+/// The state of a running plan. Atomics only: requests on every reactor use it.
 struct Running {
     rules: Vec<ArmedRule>,
     seed: u64,
     queues_opened: AtomicU64,
-    /// Releases so far; a completion is held until there was one more.
+    /// Number of releases so far; a held completion waits for the next one.
     releases: AtomicU64,
     removed: AtomicBool,
 }
@@ -183,22 +183,22 @@ impl Running {
     }
 }
 
-/// Steers a [`FaultDevice`] while it runs.
+/// Controls a running [`FaultDevice`].
 #[derive(Clone)]
 pub struct FaultControl(Arc<Running>);
 
 impl FaultControl {
-    /// Lets every completion go that is held now.
+    /// Releases all completions that are held now.
     pub fn release(&self) {
         self.0.releases.fetch_add(1, Ordering::Release);
     }
 
-    /// Pulls the device out, for good.
+    /// Removes the device permanently.
     pub fn remove(&self) {
         self.0.removed.store(true, Ordering::Release);
     }
 
-    /// Switches a rule on or off. All are on at first. A rule that is off counts no matches.
+    /// Enables or disables a rule. Initially all are enabled. A disabled rule counts no matches.
     ///
     /// # Panics
     /// The plan has no rule of this index.
@@ -206,7 +206,7 @@ impl FaultControl {
         self.0.rules[rule].armed.store(on, Ordering::Relaxed);
     }
 
-    /// How often a rule has fired.
+    /// Number of times that a rule has fired.
     ///
     /// # Panics
     /// The plan has no rule of this index.
@@ -216,14 +216,14 @@ impl FaultControl {
     }
 }
 
-/// Wraps a device and makes its requests fail by a plan. With an empty plan it changes nothing.
+/// Wraps a device and makes its requests fail by a plan. Transparent with an empty plan.
 pub struct FaultDevice {
     inner: Arc<dyn Device>,
     running: Arc<Running>,
 }
 
 impl FaultDevice {
-    /// Makes requests to `inner` fail by `plan`.
+    /// Creates a device that makes requests to `inner` fail by `plan`.
     #[must_use]
     pub fn new(inner: Arc<dyn Device>, plan: FaultPlan) -> Self {
         let arm = |rule| ArmedRule {
@@ -245,7 +245,7 @@ impl FaultDevice {
         }
     }
 
-    /// A handle to steer the faults with.
+    /// A handle to control the faults.
     #[must_use]
     pub fn control(&self) -> FaultControl {
         FaultControl(Arc::clone(&self.running))

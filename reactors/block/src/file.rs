@@ -1,22 +1,23 @@
-//! A device in a file or on a block device (a partition, a logical volume), through io_uring.
+//! A device in a file or on a block device (a partition, a logical volume), accessed through
+//! io_uring.
 //!
-//! Owns: the open file with its lock, so that no two appliances serve it, and what was found out
-//! about the file system. Refuses: anything but regular files and block devices, and to guess a
-//! size.
+//! Owns: the open file with its lock, so that no two appliances serve it, and the detected
+//! capabilities of the file system. It accepts only regular files and block devices, and never
+//! guesses a size.
 //!
 //! After a failed sync and in other cases where accepted data may be lost ([`DamageCause`]), all
-//! requests that promise durability or change the file fail on all queues until an operator
-//! reopens the device: Linux reports a failed writeback once, and later syncs succeed although the
-//! data is gone (`fsync(2)`, `errseq_t`).
+//! requests that promise durability or change the file fail on all queues until an operator reopens
+//! the device. Linux reports a failed writeback once, and later syncs succeed although the data is
+//! lost (`fsync(2)`, `errseq_t`).
 //!
-//! A write that the kernel does not finish after its host has gone ends the same way: its request
-//! completes and the device is damaged, so that nothing is acknowledged that the write could
-//! overwrite. The device can be reopened once the kernel has finished it.
+//! A write that the kernel does not complete after its host has disconnected has the same effect:
+//! its request completes and the device is damaged, so that no later write is acknowledged that it
+//! could overwrite. The device can be reopened after the kernel has completed the write.
 //!
 //! Durability: a completed write is in the drive's or the kernel's cache; a flush is
 //! `fdatasync(2)`, a write with FUA is a write with `RWF_DSYNC` (`pwritev2(2)`), write zeroes with
-//! FUA is followed by `fdatasync(2)`. A file that was created is on the medium, with its name,
-//! before it is served.
+//! FUA is followed by `fdatasync(2)`. A newly created file and its directory entry are on the
+//! medium before the device serves requests.
 
 mod condition;
 mod direct;
@@ -42,19 +43,19 @@ use system::SystemFile;
 pub use notice::{BufferedReason, FileNotice, FileSystem};
 pub use store::{DONE_PER_POLL_MAX, DoneBatch, FileRing, FileStore};
 
-/// Whether a [`FileDevice`] goes past the page cache.
+/// Whether a [`FileDevice`] bypasses the page cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DirectIo {
-    /// Where the file system can, and with a notice where it cannot.
+    /// If the file system supports it; otherwise a notice is added.
     #[default]
     Auto,
-    /// Or not at all: a file system that cannot is an error.
+    /// Always: it is an error if the file system does not support it.
     Require,
     /// Never.
     Never,
 }
 
-/// What a [`FileDevice`] is to be.
+/// Parameters of a [`FileDevice`].
 #[derive(Clone, Debug)]
 pub struct FileOptions {
     /// Name from the configuration.
@@ -63,25 +64,26 @@ pub struct FileOptions {
     pub uuid: [u8; 16],
     /// The file.
     pub path: PathBuf,
-    /// Capacity in bytes. A file that is missing or empty is made this long, without taking room;
-    /// one that has data must be exactly this long. Without it the file's own length counts.
+    /// Capacity in bytes. A missing or empty file is extended to this size without allocating
+    /// space; any other file must have exactly this size. `None`: the current size of the file.
     pub size_bytes: Option<u64>,
     /// Bytes per block: 512 or 4096.
     pub block_size: u32,
-    /// Refuse everything that would change the file, and share it with other readers.
+    /// Refuse all operations that change the file, and allow other readers.
     pub read_only: bool,
-    /// Whether to go past the page cache.
+    /// Whether to bypass the page cache.
     pub direct: DirectIo,
-    /// The arena that the queues' leases come from, to be registered with each queue's ring.
+    /// The arena of the queues' leases, which is registered with each queue's ring.
     pub arena: Option<Arc<Arena>>,
-    /// A directory that the file must lie below, by a path that begins with the directory's. The
-    /// kernel resolves the path (`openat2(2)` with `RESOLVE_BENEATH`), so neither symbolic links nor
-    /// changes of the path meanwhile lead elsewhere; a symbolic link as its last part is refused.
+    /// A directory that must contain the file; the path must begin with the path of the directory.
+    /// The kernel resolves the path (`openat2(2)` with `RESOLVE_BENEATH`), so neither symbolic
+    /// links nor concurrent changes lead out of the directory. A symbolic link as the last
+    /// component is refused.
     pub below: Option<PathBuf>,
 }
 
 impl FileOptions {
-    /// A file served for writing, with blocks of 4096 bytes and its own length.
+    /// A writable file with blocks of 4096 bytes and its current size.
     #[must_use]
     pub fn new(name: impl Into<String>, path: impl Into<PathBuf>) -> Self {
         Self {
@@ -102,21 +104,21 @@ impl FileOptions {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FileError {
-    /// The size or block size is impossible.
+    /// The size or block size is invalid.
     #[error("{}: {source}", path.display())]
     Shape {
         /// The file.
         path: PathBuf,
-        /// What is wrong with the size.
+        /// The problem with the size.
         source: ShapeError,
     },
-    /// There is no file, and none can be made without a size (or for reading only).
+    /// The file does not exist, and cannot be created without a size (or read-only).
     #[error("{}: no such file, and nothing to create it with: give a size", path.display())]
     Missing {
         /// The file.
         path: PathBuf,
     },
-    /// Something else than a regular file or a block device.
+    /// Neither a regular file nor a block device.
     #[error("{}: neither a regular file nor a block device", path.display())]
     NotAFile {
         /// The path.
@@ -130,7 +132,7 @@ pub enum FileError {
         /// The directory.
         directory: PathBuf,
     },
-    /// The file has another length than the configuration says.
+    /// The file has a different size than the configuration says.
     #[error("{}: the file has {found} bytes, the configuration says {wanted}", path.display())]
     Size {
         /// The file.
@@ -154,35 +156,35 @@ pub enum FileError {
         /// Bytes per block.
         block_size: u32,
     },
-    /// Somebody else serves the file, or the block device is mounted.
+    /// Another process serves the file, or the block device is mounted.
     #[error("{}: in use by another process, or by another device of this one", path.display())]
     InUse {
         /// The file.
         path: PathBuf,
     },
-    /// Direct I/O was required and cannot be had.
+    /// Direct I/O was required and is not available.
     #[error("{}: no direct I/O on {file_system}: {reason}", path.display())]
     NoDirect {
         /// The file.
         path: PathBuf,
-        /// What it lies on.
+        /// The file system.
         file_system: FileSystem,
-        /// Why not.
+        /// The reason.
         reason: BufferedReason,
     },
-    /// The kernel refused a step.
+    /// A system call failed.
     #[error("{}: cannot {step}", path.display())]
     System {
         /// The file.
         path: PathBuf,
-        /// What was tried, as a verb.
+        /// The failed step, as a verb.
         step: &'static str,
-        /// What the kernel answered.
+        /// The kernel's error.
         source: std::io::Error,
     },
 }
 
-/// What all queues of a file share.
+/// State shared by all queues of a file.
 struct Shared<S> {
     store: S,
     geometry: GrowingGeometry,
@@ -190,8 +192,8 @@ struct Shared<S> {
     condition: Arc<Condition>,
 }
 
-/// A device on an open file, whatever system the file belongs to. [`FileDevice`] is one on the
-/// kernel's; the simulator has one on a simulated file system.
+/// A device on an open file of any kind of system. [`FileDevice`] uses the kernel's files; the
+/// simulator uses a simulated file system.
 pub struct StoreDevice<S: FileStore> {
     name: String,
     identity: DeviceIdentity,
@@ -199,7 +201,7 @@ pub struct StoreDevice<S: FileStore> {
 }
 
 impl<S: FileStore> StoreDevice<S> {
-    /// A device of the given shape on `store`.
+    /// Creates a device of the given geometry on `store`.
     #[must_use]
     pub fn new(name: String, uuid: [u8; 16], geometry: Geometry, store: S) -> Self {
         Self::with_condition(name, uuid, geometry, store, Arc::default())
@@ -227,13 +229,13 @@ impl<S: FileStore> StoreDevice<S> {
         }
     }
 
-    /// What the device lies on.
+    /// The file below the device.
     #[must_use]
     pub fn store(&self) -> &S {
         &self.shared.store
     }
 
-    /// Notices a file that has become shorter than the device.
+    /// Detects a file that has become shorter than the device.
     fn check_length(&self) {
         let wanted = self.shared.geometry.now().bytes();
         if self.store().length().is_ok_and(|length| length < wanted) {
@@ -241,11 +243,11 @@ impl<S: FileStore> StoreDevice<S> {
         }
     }
 
-    /// Lets requests reach the first `size_bytes` of a file that has become longer. Queues hear of
-    /// it by [`DeviceQueue::device_grew`].
+    /// Extends the device to the first `size_bytes` of a file that has become longer. Queues are
+    /// notified by [`DeviceQueue::device_grew`].
     ///
     /// # Errors
-    /// [`ShapeError`]: the size is impossible or less than there is.
+    /// [`ShapeError`]: the size is invalid or less than the current one.
     pub fn grow(&self, size_bytes: u64) -> Result<(), ShapeError> {
         let geometry = &self.shared.geometry;
         geometry.grow(geometry.larger(size_bytes)?);
@@ -266,7 +268,7 @@ impl<S: FileStore> Device for StoreDevice<S> {
         &self.identity
     }
 
-    /// Also notices a file that has become shorter than the device.
+    /// Also detects a file that has become shorter than the device.
     fn health(&self) -> Health {
         let Shared {
             geometry,
@@ -332,11 +334,11 @@ pub struct FileDevice {
 }
 
 impl FileDevice {
-    /// Opens (and, where a size is given, creates) the file, locks it and asks its file system what
-    /// it can do. Blocking: for the control plane.
+    /// Opens (and, if a size is given, creates) the file, locks it and detects the capabilities of
+    /// its file system. Blocking: for the control plane.
     ///
     /// # Errors
-    /// [`FileError`]: nothing stays open, and a file that was created is removed again.
+    /// [`FileError`]: the file is closed again, and removed if it was created.
     pub fn open(options: FileOptions) -> Result<Self, FileError> {
         let opened = open::open(&options)?;
         let geometry = Geometry {
@@ -374,12 +376,12 @@ impl FileDevice {
         Ok(Self { device, notices })
     }
 
-    /// Makes the file `size_bytes` long, or takes the length that somebody else gave it. Queues hear
-    /// of it by [`DeviceQueue::device_grew`]. Blocking: for the control plane.
+    /// Extends the file to `size_bytes`, or adopts the size that it has now. Queues are notified by
+    /// [`DeviceQueue::device_grew`]. Blocking: for the control plane.
     ///
     /// # Errors
-    /// [`FileError`]: the size is impossible or less than there is, or the file cannot grow. The
-    /// device stays as it is.
+    /// [`FileError`]: the size is invalid or less than the current one, or the file cannot grow.
+    /// The device is unchanged.
     pub fn grow(&self, size_bytes: Option<u64>) -> Result<(), FileError> {
         let Shared {
             store, geometry, ..
@@ -397,17 +399,17 @@ impl FileDevice {
         self.device.grow(size_bytes).map_err(shape)
     }
 
-    /// What the file system cannot do, and what that costs.
+    /// Missing capabilities of the file system and their consequences.
     #[must_use]
     pub fn notices(&self) -> &[FileNotice] {
         &self.notices
     }
 
-    /// Makes durable whatever was written, by whichever queue. Blocking: for the end of an orderly
-    /// stop.
+    /// Makes all completed writes of all queues durable. Blocking: for the end of an orderly
+    /// shutdown.
     ///
     /// # Errors
-    /// What fdatasync(2) answered; an error in any case when the device is damaged.
+    /// The error of fdatasync(2); always an error if the device is damaged.
     pub fn sync(&self) -> std::io::Result<()> {
         let Shared {
             store, condition, ..
@@ -420,13 +422,13 @@ impl FileDevice {
         }
     }
 
-    /// What the rings of the queues opened so far could not have, each notice once.
+    /// Features that were unavailable to the rings of the queues opened so far, without duplicates.
     #[must_use]
     pub fn ring_notices(&self) -> Vec<uring::Notice> {
         self.device.store().ring_notices()
     }
 
-    /// Whether transfers go past the page cache.
+    /// Whether transfers bypass the page cache.
     #[must_use]
     pub fn is_direct(&self) -> bool {
         self.device.store().is_direct()

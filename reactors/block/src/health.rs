@@ -1,4 +1,4 @@
-//! Counters of a device: each queue counts for itself, the control plane adds them up.
+//! Counters of a device: each queue counts separately, the control plane sums them.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,21 +11,21 @@ use crate::request::Operation;
 /// Whether a device can be used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum HealthState {
-    /// In order.
+    /// Works normally.
     #[default]
     Ready,
-    /// Serving reads only.
+    /// Serves only reads.
     ReadOnly,
-    /// Lost data that it had accepted, see [`Health::damage`]: writes and flushes fail, reads
-    /// continue, until [`Device::reopen`](crate::Device::reopen) succeeds.
+    /// Lost data that it had accepted, see [`Health::damage`]: writes and flushes fail and reads
+    /// continue until [`Device::reopen`](crate::Device::reopen) succeeds.
     Damaged,
-    /// Being reset after a fault: requests wait for its end.
+    /// Being reset after a fault: requests wait until the reset ends.
     Resetting,
     /// Gone: every request is refused.
     Removed,
 }
 
-/// What damaged a device.
+/// The cause of a device's damage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum DamageCause {
@@ -34,14 +34,14 @@ pub enum DamageCause {
     SyncFailed,
     /// The file system failed a write to its page cache.
     WriteFailed,
-    /// A write ended part of the way through.
+    /// A write ended before all data was written.
     ShortWrite,
-    /// The file ends before the device does.
+    /// The file is shorter than the device.
     Truncated,
-    /// A queue was closed with a write in flight that the kernel did not finish in time.
+    /// A queue was closed with a write in flight that the kernel did not complete in time.
     WriteAbandoned,
-    /// The kernel did not finish a write in time whose host had gone. What was written since might
-    /// be overwritten by it.
+    /// The kernel did not complete a write in time whose host had disconnected. The write might
+    /// still overwrite data written since.
     WriteStuck,
 }
 
@@ -76,13 +76,13 @@ impl fmt::Display for DamageCause {
 /// The first damage to a device since it was opened or reopened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Damage {
-    /// What happened.
+    /// The cause.
     pub cause: DamageCause,
-    /// When it was noticed.
+    /// The time when it was detected.
     pub at: SystemTime,
 }
 
-/// What a device did since it was opened, and how it is. All byte counts are of successful
+/// Counters of a device since it was opened, and its state. Byte counts include only successful
 /// requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Health {
@@ -90,11 +90,11 @@ pub struct Health {
     pub state: HealthState,
     /// Why the state is [`HealthState::Damaged`]; `None` in every other state.
     pub damage: Option<Damage>,
-    /// Reads completed, also unsuccessful ones.
+    /// Reads completed, including failed ones.
     pub reads: u64,
     /// Bytes read.
     pub bytes_read: u64,
-    /// Writes completed, also unsuccessful ones.
+    /// Writes completed, including failed ones.
     pub writes: u64,
     /// Bytes written.
     pub bytes_written: u64,
@@ -108,32 +108,32 @@ pub struct Health {
     pub compares: u64,
     /// Requests that ended with an error other than a compare's mismatch.
     pub errors: u64,
-    /// Of these, how many were errors of the medium.
+    /// Those of them that were media errors.
     pub media_errors: u64,
-    /// Requests that had to wait inside the device: for a lent range, or for memory.
+    /// Requests that had to wait inside the device, for a range lock or for memory.
     pub waits: u64,
-    /// Kelvin, where the back end has a sensor.
+    /// Temperature in kelvin, if the back end has a sensor.
     pub temperature_kelvin: Option<u16>,
-    /// Spare blocks left, where the back end knows: 100 is as new.
+    /// Spare blocks left in percent, if the back end reports them: 100 is new.
     pub available_spare_percent: Option<u8>,
-    /// Wear, where the back end knows: may exceed 100.
+    /// Wear in percent, if the back end reports it: may exceed 100.
     pub used_percent: Option<u8>,
-    /// What a drive tells of itself and its whole life, where the back end is one.
+    /// The drive's own health data, if the back end is a drive.
     pub drive: Option<DriveHealth>,
 }
 
-/// What a drive warns of.
+/// Critical warnings of a drive.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HealthWarnings {
-    /// The spare blocks fell below their threshold.
+    /// The spare blocks are below their threshold.
     pub spare: bool,
     /// A temperature is beyond a threshold.
     pub temperature: bool,
     /// Media or internal errors made the drive less reliable.
     pub reliability: bool,
-    /// The medium takes no more writes.
+    /// The medium is read-only.
     pub read_only: bool,
-    /// What backs up the volatile memory failed.
+    /// The backup of the volatile memory failed.
     pub backup: bool,
 }
 
@@ -145,12 +145,12 @@ impl HealthWarnings {
     }
 }
 
-/// What a drive keeps count of over its whole life, as it last told. Counts saturate at 64 bits.
+/// Lifetime counters of a drive, as of its last report. Counters saturate at 64 bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DriveHealth {
-    /// What it warns of.
+    /// Active warnings.
     pub warnings: HealthWarnings,
-    /// The spare below which it warns, percent.
+    /// Threshold of the spare warning in percent.
     pub spare_threshold_percent: u8,
     /// Data read from it, in units of 512,000 bytes.
     pub data_units_read: u64,
@@ -160,33 +160,33 @@ pub struct DriveHealth {
     pub read_commands: u64,
     /// Write commands.
     pub write_commands: u64,
-    /// Minutes in which it was busy with commands.
+    /// Minutes in which it executed commands.
     pub busy_minutes: u64,
     /// Power cycles.
     pub power_cycles: u64,
-    /// Hours under power.
+    /// Hours powered on.
     pub power_on_hours: u64,
-    /// Times that it lost power without being told before.
+    /// Power losses without prior notification.
     pub unsafe_shutdowns: u64,
-    /// Errors of the medium that it could not correct.
+    /// Media errors that it could not correct.
     pub media_errors: u64,
-    /// Entries that its error log ever had.
+    /// Entries that its error log ever had, including overwritten ones.
     pub error_log_entries: u64,
 }
 
-/// Records that one look at a device's error log gives at most.
+/// Maximum number of records of one read of a device's error log.
 pub const ERROR_RECORDS_MAX: usize = 64;
 
-/// One entry of the log that a back end keeps of its own errors.
+/// One entry of the error log that a back end keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ErrorRecord {
-    /// The entry's number in the device's life, counting from 1.
+    /// Number of the entry over the device's life, starting at 1.
     pub number: u64,
-    /// What went wrong.
+    /// The error.
     pub error: DeviceError,
-    /// The same in the back end's own code.
+    /// The error in the back end's own code.
     pub code: u32,
-    /// The first block in trouble, where the error is one of a range.
+    /// The first failed block, if the error concerns a range.
     pub lba: Option<u64>,
 }
 
@@ -210,7 +210,8 @@ enum Counter {
 
 type Totals = [u64; COUNTERS];
 
-/// Counters of one queue. Written by its reactor alone, read by anyone: plain loads and stores do.
+/// Counters of one queue. Only its reactor writes them, other threads read them: plain loads and
+/// stores suffice.
 #[derive(Default)]
 struct Cells([AtomicU64; COUNTERS]);
 
@@ -237,13 +238,13 @@ struct Register {
     open: Vec<Weak<Cells>>,
 }
 
-/// All counters of a device. The lock is taken when a queue opens or closes and when somebody reads
-/// the sum, never by a request.
+/// All counters of a device. The lock is taken when a queue opens or closes and when the sum is
+/// read, never by a request.
 #[derive(Default)]
 pub struct HealthCounters(Mutex<Register>);
 
 impl HealthCounters {
-    /// Counters for a queue that opens; they outlive it in the sum.
+    /// Counters for a new queue; the sum includes them after the queue is closed.
     #[must_use]
     pub fn open_queue(self: &Arc<Self>) -> QueueCounters {
         let cells = Arc::new(Cells::default());
@@ -254,7 +255,7 @@ impl HealthCounters {
         }
     }
 
-    /// All queues together, open and closed, for a device in the given state.
+    /// The sum of all queues, open and closed, for a device in the given state.
     #[must_use]
     pub fn sum(&self, state: HealthState) -> Health {
         let mut totals: Totals;
@@ -288,14 +289,14 @@ impl HealthCounters {
     }
 }
 
-/// One queue's share of a device's counters.
+/// The counters of one queue.
 pub struct QueueCounters {
     cells: Arc<Cells>,
     device: Arc<HealthCounters>,
 }
 
 impl QueueCounters {
-    /// Counts the end of a request over `bytes` bytes.
+    /// Counts a completed request of `bytes` bytes.
     #[inline]
     pub fn completed(&self, operation: Operation, bytes: u64, result: Result<(), DeviceError>) {
         let (commands, moved) = match operation {
@@ -319,8 +320,8 @@ impl QueueCounters {
         }
     }
 
-    /// Counts `bytes` bytes of a write whose end is counted by [`completed`](Self::completed), with
-    /// what is then left of it.
+    /// Counts `bytes` bytes of a write. [`completed`](Self::completed) counts the write itself
+    /// later, with the remaining bytes.
     pub fn wrote_part(&self, bytes: u64) {
         self.cells.add(Counter::BytesWritten, bytes);
     }

@@ -1,5 +1,5 @@
-//! The book-keeping that every queue of this crate needs: admission, what is in flight, what has
-//! ended but was not polled, and the counters.
+//! Accounting of every queue in this crate: admission, requests in flight, completions that were
+//! not polled yet, and counters.
 
 use std::collections::VecDeque;
 
@@ -13,9 +13,9 @@ use crate::request::{Completion, CompletionBatch, Operation, Refusal, Request};
 pub(crate) struct Ledger {
     ready: VecDeque<Completion>,
     in_flight: usize,
-    /// Of these, how many do not count against the depth.
+    /// Number of requests in flight that do not count against the depth.
     parked: usize,
-    /// Requests that have ended although what lies below still has their operation. They count
+    /// Requests that have ended although the layer below still has their operation. They count
     /// against the depth.
     left_behind: usize,
     depth: usize,
@@ -63,12 +63,12 @@ impl Ledger {
         &self.geometry
     }
 
-    /// The device has this shape from now on.
+    /// Replaces the geometry.
     pub(crate) fn set_geometry(&mut self, geometry: Geometry) {
         self.geometry = geometry;
     }
 
-    /// Takes a request in, which must then come to an [`end`](Self::end), or refuses it.
+    /// Admits a request, which [`end`](Self::end) must end later, or refuses it.
     pub(crate) fn admit(&mut self, request: Request) -> Result<Request, Refusal> {
         if self.closing {
             return Err(Refusal::Never(request, DeviceError::Removed));
@@ -83,19 +83,19 @@ impl Ledger {
         Ok(request)
     }
 
-    /// Whether fewer requests than the depth are in flight and not parked.
+    /// Whether fewer requests than the depth are in flight and not deferred.
     #[inline]
     pub(crate) fn has_room(&self) -> bool {
         self.in_flight - self.parked + self.left_behind < self.depth
     }
 
-    /// A request ends although what lies below still has its operation.
+    /// Ends a request although the layer below still has its operation.
     pub(crate) fn leave_behind(&mut self, ended: Ended) {
         self.left_behind += 1;
         self.end(ended, Err(DeviceError::Aborted), None);
     }
 
-    /// What lies below is done with the operation of a request that has ended before.
+    /// The layer below completed the operation of a request that has ended before.
     pub(crate) fn came_back(&mut self) {
         self.left_behind -= 1;
     }
@@ -105,12 +105,12 @@ impl Ledger {
         self.parked += 1;
     }
 
-    /// A parked request is about to end.
+    /// A deferred request is about to end.
     pub(crate) fn unpark(&mut self) {
         self.parked -= 1;
     }
 
-    /// Counts a request's end and keeps its completion for the next poll.
+    /// Counts a completed request and queues its completion for the next poll.
     pub(crate) fn end(
         &mut self,
         ended: Ended,
@@ -127,8 +127,8 @@ impl Ledger {
         });
     }
 
-    /// The byte range of a read that could be answered without being admitted; `None` where it
-    /// would be refused.
+    /// The byte range of a read that could complete without admission; `None` if it would be
+    /// refused.
     #[inline]
     pub(crate) fn range_to_lend(&self, lba: u64, blocks: u32) -> Option<(usize, usize)> {
         let Geometry {
@@ -148,14 +148,14 @@ impl Ledger {
         Some((usize::try_from(lba * block_bytes).ok()?, len))
     }
 
-    /// Counts a read that was answered without being admitted.
+    /// Counts a read that completed without admission.
     #[inline]
     pub(crate) fn lent(&self, bytes: usize) {
         self.counters
             .completed(Operation::Read, bytes as u64, Ok(()));
     }
 
-    /// The first byte of a write that could be done without being admitted; `None` where it would be
+    /// The first byte of a write that could complete without admission; `None` if it would be
     /// refused.
     #[inline]
     pub(crate) fn offset_to_write(&self, lba: u64, bytes: usize) -> Option<usize> {
@@ -164,7 +164,7 @@ impl Ledger {
         (len == bytes && !self.geometry.read_only).then_some(offset)
     }
 
-    /// Counts a write that was done without being admitted.
+    /// Counts a write that completed without admission.
     #[inline]
     pub(crate) fn written(&self, bytes: usize) {
         let operation = Operation::Write { fua: false };
@@ -181,7 +181,7 @@ impl Ledger {
         self.counters.waited();
     }
 
-    /// Moves completions out, as many as there is room for.
+    /// Moves completions to the batch, as many as it has room for.
     pub(crate) fn deliver(&mut self, completions: &mut CompletionBatch) -> usize {
         let count = completions.remaining_capacity().min(self.ready.len());
         completions.extend(self.ready.drain(..count));
@@ -193,7 +193,7 @@ impl Ledger {
         !self.ready.is_empty()
     }
 
-    /// Requests and operations that are not at their end.
+    /// Requests and operations that have not ended.
     pub(crate) fn in_flight(&self) -> usize {
         self.in_flight + self.left_behind
     }
@@ -207,7 +207,7 @@ impl Ledger {
     }
 }
 
-/// What a completion repeats of its request, and what the counters want of it.
+/// The parts of a request that its completion and the counters need.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ended {
     pub(crate) tag: u64,

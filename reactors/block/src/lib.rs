@@ -1,14 +1,14 @@
-//! Block devices: what every back end of the appliance looks like to the core that serves it.
+//! Block devices: one interface for all storage back ends of the appliance.
 //!
-//! Owns: the [`Device`] and [`DeviceQueue`] traits; the back ends in RAM ([`MemoryDevice`]), in
-//! files ([`FileDevice`]) and nowhere ([`NullDevice`]); wrappers that fail by plan
-//! ([`FaultDevice`]) and answer late ([`DelayDevice`]); the devices of one reactor and the protocols that
-//! serve them ([`DeviceSet`], [`DeviceClient`]); and one conformance suite that every device
-//! runs (feature `conformance`). Refuses: to know NVMe, to block, and to allocate after a queue was
-//! opened.
+//! Owns: the [`Device`] and [`DeviceQueue`] traits; the back ends in RAM ([`MemoryDevice`]), on
+//! files ([`FileDevice`]) and without a medium ([`NullDevice`]); wrappers that inject faults
+//! ([`FaultDevice`]) and delays ([`DelayDevice`]); the devices of one reactor and their clients,
+//! the protocols ([`DeviceSet`], [`DeviceClient`]); and one conformance suite for all devices
+//! (feature `conformance`). It has no knowledge of NVMe, never blocks, and does not allocate after
+//! a queue is opened.
 //!
-//! Everything that moves data does so in leases of the arena ([`hugemem::Lease`]); a device whose
-//! medium is memory lends it instead ([`DeviceQueue::lends_read`]).
+//! Data moves in leases of the arena ([`hugemem::Lease`]). A device whose medium is memory lets a
+//! read borrow that memory instead ([`DeviceQueue::lends_read`]).
 #![forbid(unsafe_code)]
 
 mod bounds;

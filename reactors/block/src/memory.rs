@@ -1,10 +1,10 @@
-//! A device in RAM. Reads are lent without a copy; writes are one copy. A device that grew has
-//! its memory in several extents; a read over the edge of one is a copy too.
+//! A device in RAM. Reads borrow the memory without a copy; writes copy once. A device that grew
+//! has its memory in several extents; a read across the boundary of two extents is copied too.
 //!
-//! A range that is lent cannot be written until the loan is dropped, and the other way round. A
-//! request that meets such a hold waits in the queue, is tried again by polls, and holds back later
-//! requests of the queue that touch the same memory, so that a stream of reads cannot keep a write
-//! out for ever. Requests that touch other memory pass it. See [`parked`] for the cost.
+//! A borrowed range cannot be written until the borrow is dropped, and vice versa. A request that
+//! meets such a range lock waits in the queue, is retried by polls, and holds back later requests
+//! of the queue that touch the same memory, so that a stream of reads cannot starve a write.
+//! Requests for other memory overtake it. See [`parked`] for the cost.
 
 mod extents;
 mod parked;
@@ -26,10 +26,11 @@ use crate::shape::{GrowingGeometry, ShapeError, block_count, max_transfer_blocks
 use extents::{Extents, ExtentsHandle};
 use parked::{MOVES_PER_POLL_MAX, Parked, TRIES_PER_POLL_MAX};
 
-/// Bytes that one poll zeroes at most, so that clearing a whole device does not stall its reactor.
+/// Maximum number of bytes zeroed by one poll, so that clearing a whole device does not stall its
+/// reactor.
 const ZERO_BYTES_PER_POLL_MAX: usize = 1 << 20;
 
-/// What a [`MemoryDevice`] is to be.
+/// Parameters of a [`MemoryDevice`].
 #[derive(Clone, Debug)]
 pub struct MemoryOptions {
     /// Name from the configuration.
@@ -40,30 +41,30 @@ pub struct MemoryOptions {
     pub size_bytes: u64,
     /// Bytes per block: 512 or 4096.
     pub block_size: u32,
-    /// Pages to take the memory in.
+    /// Page size policy for the memory.
     pub pages: PagePolicy,
-    /// Refuse everything that would change the medium.
+    /// Refuse all operations that change the medium.
     pub read_only: bool,
 }
 
-/// Why there is no memory device.
+/// Why a memory device could not be created.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MemoryError {
-    /// The size is impossible.
+    /// The size is invalid.
     #[error(transparent)]
     Shape(#[from] ShapeError),
-    /// The memory could not be had.
+    /// The memory could not be allocated.
     #[error("no memory for a RAM device of {size_bytes} bytes")]
     Memory {
-        /// What was asked for.
+        /// The requested size in bytes.
         size_bytes: u64,
-        /// Why it could not be had.
+        /// The allocation error.
         source: RegionError,
     },
 }
 
-/// A device in RAM, all zeroes at first, gone with the process.
+/// A device in RAM, initially all zeroes. Its content is lost when the process ends.
 pub struct MemoryDevice {
     name: String,
     identity: DeviceIdentity,
@@ -74,7 +75,7 @@ pub struct MemoryDevice {
 }
 
 impl MemoryDevice {
-    /// Takes the memory and makes the device.
+    /// Allocates the memory and creates the device.
     ///
     /// # Errors
     /// [`MemoryError`].
@@ -106,17 +107,17 @@ impl MemoryDevice {
         })
     }
 
-    /// The memory that it began with, for its notices and for whoever maps it for a network card.
+    /// The device's initial memory, for its notices and for mapping it to a network card.
     #[must_use]
     pub fn store(&self) -> &Arc<Store> {
         self.extents.first()
     }
 
-    /// Takes the memory that is missing to `size_bytes`, for [`grow`](Self::grow) once network cards
-    /// reach it; `None`: none is. Blocking: for the control plane.
+    /// Allocates the memory missing to `size_bytes`, for [`grow`](Self::grow) once it is mapped to
+    /// the network cards; `None`: no memory is missing. Blocking: for the control plane.
     ///
     /// # Errors
-    /// [`MemoryError`]: the device stays as it is.
+    /// [`MemoryError`]: the device is unchanged.
     pub fn take_missing(&self, size_bytes: u64) -> Result<Option<Arc<Store>>, MemoryError> {
         self.shape.larger(size_bytes)?;
         let missing = size_bytes - self.shape.now().bytes();
@@ -131,8 +132,8 @@ impl MemoryDevice {
             .map_err(|source| MemoryError::Memory { size_bytes, source })
     }
 
-    /// Has `more` memory, which [`take_missing`](Self::take_missing) took, at its end; queues hear
-    /// of it by [`DeviceQueue::device_grew`].
+    /// Appends memory from [`take_missing`](Self::take_missing) to the device; queues are notified
+    /// by [`DeviceQueue::device_grew`].
     pub fn grow(&self, more: Arc<Store>) {
         let now = self.shape.now();
         let blocks = more.len() as u64 / u64::from(now.block_size);
@@ -175,28 +176,28 @@ impl Device for MemoryDevice {
     }
 }
 
-/// A request and how far it has come.
+/// A request and its progress.
 #[derive(Debug)]
 struct Attempt {
     request: Request,
-    /// Bytes of the device, less what is done already.
+    /// Byte range of the device that is not done yet.
     offset: usize,
     len: usize,
 }
 
-/// Where one try left a request.
+/// Result of one attempt.
 enum Tried {
     Ended(Result<(), DeviceError>, Option<Data>),
-    /// Memory that it needs is held.
+    /// A range lock prevents progress.
     Held,
-    /// This poll has zeroed enough.
+    /// The zeroing limit of this poll is reached.
     Unfinished,
 }
 
 impl Attempt {
     fn new(request: Request, geometry: &Geometry) -> Self {
         let (offset, len) = byte_range(&request, geometry);
-        // The device is in memory, so its offsets fit.
+        // The device is in memory, so its offsets fit into `usize`.
         Self {
             request,
             offset: offset as usize,
@@ -204,7 +205,6 @@ impl Attempt {
         }
     }
 
-    /// Whether it writes.
     fn is_write(&self) -> bool {
         matches!(self.request.operation, Operation::Write { .. })
     }
@@ -214,7 +214,7 @@ impl Attempt {
         self.request.operation == Operation::Read && self.request.data.is_none()
     }
 
-    /// Whether both touch a unit of memory that can only be held whole.
+    /// Whether both touch the same unit of memory; a range lock covers whole units.
     fn meets(&self, other: &Self) -> bool {
         let units = |attempt: &Self| {
             let first = attempt.offset / UNIT_BYTES;
@@ -259,7 +259,7 @@ impl Attempt {
 
     fn zero(&mut self, store: &ExtentsHandle, discard: bool, budget: &mut usize) -> Tried {
         while self.len > 0 {
-            // Pieces end at unit boundaries, so that no unit is taken twice.
+            // Pieces end at unit boundaries, so that no unit is locked twice.
             let piece_end = (self.offset + ZERO_PIECE_BYTES) / ZERO_PIECE_BYTES * ZERO_PIECE_BYTES;
             let piece = self.len.min(piece_end - self.offset);
             if piece > *budget {
@@ -284,7 +284,7 @@ impl Attempt {
     }
 }
 
-/// Bytes zeroed with one hold.
+/// Bytes zeroed under one write lock.
 const ZERO_PIECE_BYTES: usize = 64 * 1024;
 const _: () = assert!(ZERO_PIECE_BYTES.is_multiple_of(UNIT_BYTES));
 const _: () = assert!(ZERO_PIECE_BYTES <= ZERO_BYTES_PER_POLL_MAX);
@@ -294,19 +294,19 @@ struct MemoryQueue {
     memory: ExtentsHandle,
     extents: Arc<Extents>,
     shape: Arc<GrowingGeometry>,
-    /// Requests that met a hold or are not finished. They do not count against the depth, so that a
-    /// host whose requests wait for its own memory keeps no others out.
+    /// Requests that met a range lock or are not finished. They do not count against the depth, so
+    /// that a host that keeps memory borrowed cannot block other requests.
     parked: Parked,
 }
 
 impl MemoryQueue {
-    /// Tries some of what is parked again.
+    /// Retries some of the deferred requests.
     #[cold]
     fn retry(&mut self) {
         let mut zero_budget = ZERO_BYTES_PER_POLL_MAX;
         self.parked.move_up(MOVES_PER_POLL_MAX);
         let mut moves_left = MOVES_PER_POLL_MAX;
-        // Each once, and what moves up meanwhile.
+        // Each once, plus those that become ready meanwhile.
         let mut tries_left = TRIES_PER_POLL_MAX;
         let mut held = 0;
         while tries_left > 0 && held < self.parked.front_len() && self.ledger.has_room() {
@@ -341,15 +341,15 @@ impl MemoryQueue {
         self.parked.park(attempt);
     }
 
-    /// Whether a parked request, such as a write that readers must not keep out, may touch the
-    /// range.
+    /// Whether a deferred request may touch the range, such as a write that later readers must not
+    /// starve.
     #[inline]
     fn is_awaited(&self, offset: usize, len: usize) -> bool {
         !self.parked.is_empty() && self.parked.may_touch(offset, len)
     }
 
-    /// [`DeviceQueue::lend`] of more than a unit that is free, or while requests are parked: apart,
-    /// so that the usual way saves nothing for it.
+    /// The slow path of [`DeviceQueue::lend`], for more than one unlocked unit or while requests
+    /// are deferred. Separate, so that the fast path saves no registers for it.
     #[inline(never)]
     fn lend_any(&mut self, lba: u64, blocks: u32) -> Option<Loan> {
         let (offset, len) = self.ledger.range_to_lend(lba, blocks)?;
@@ -370,7 +370,7 @@ impl DeviceQueue for MemoryQueue {
 
     #[inline]
     fn lend(&mut self, lba: u64, blocks: u32) -> Option<Loan> {
-        // What is not the usual case begins anew there, so that nothing is kept for its return.
+        // The slow path starts over, so that the fast path keeps no state across the call.
         if self.parked.is_empty()
             && let Some((offset, len)) = self.ledger.range_to_lend(lba, blocks)
             && let Some(loan) = self.memory.try_lend_idle(offset, len)
@@ -393,7 +393,7 @@ impl DeviceQueue for MemoryQueue {
         if written {
             self.ledger.written(data.len());
         } else {
-            // It may wait for an execution or a lease before it comes back as a request.
+            // The write may wait for an execution or a lease before it returns as a request.
             self.memory.withdraw(offset, data.len());
         }
         written
@@ -414,7 +414,7 @@ impl DeviceQueue for MemoryQueue {
         if filled {
             self.ledger.filled(bytes);
         } else {
-            // Its connection may end before the rest of the write comes.
+            // The connection may end before the rest of the write is received.
             self.memory.withdraw(offset, bytes);
         }
         filled
@@ -439,7 +439,7 @@ impl DeviceQueue for MemoryQueue {
             self.ledger.end(ended, Err(DeviceError::Internal), None);
             return Ok(());
         }
-        // What is zeroed here comes out of the next poll's time, so one piece only.
+        // Zeroing here takes time from the next poll, so it is limited to one piece.
         let mut zero_budget = ZERO_PIECE_BYTES;
         let tried = if !self.parked.is_empty() && self.parked.touches(&attempt) {
             Tried::Held
@@ -470,7 +470,8 @@ impl DeviceQueue for MemoryQueue {
         } = self;
         parked.give_up(is_unwanted, |attempt| {
             if attempt.request.operation.changes_medium() {
-                // Readers would yield to it thousands of times for each unit.
+                // Otherwise readers would yield to the cancelled write thousands of times for each
+                // unit.
                 memory.withdraw(attempt.offset, attempt.len);
             }
             let ended = Ended::of(&attempt.request, ledger.geometry());

@@ -1,5 +1,5 @@
-//! A device that is nowhere: every request completes at once and no data moves. It is the ceiling
-//! that other devices are measured against.
+//! A device without a medium: every request completes immediately and no data moves. It is the
+//! upper bound in measurements of other devices.
 
 use std::sync::Arc;
 
@@ -16,33 +16,33 @@ use crate::shape::{
     GrowingGeometry, ShapeError, TRANSFER_BYTES_MAX, block_count, max_transfer_blocks,
 };
 
-/// What a [`NullDevice`] is to be.
+/// Parameters of a [`NullDevice`].
 #[derive(Clone, Debug)]
 pub struct NullOptions {
     /// Name from the configuration.
     pub name: String,
     /// The device's UUID.
     pub uuid: [u8; 16],
-    /// Capacity that it pretends to have, in bytes.
+    /// Reported capacity in bytes.
     pub size_bytes: u64,
     /// Bytes per block: 512 or 4096.
     pub block_size: u32,
 }
 
-/// Why there is no null device.
+/// Why a null device could not be created.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NullError {
-    /// The size is impossible.
+    /// The size is invalid.
     #[error(transparent)]
     Shape(#[from] ShapeError),
-    /// No memory for the zeroes that it lends.
+    /// There is no memory for the zeroes that reads borrow.
     #[error("no memory for the zeroes that a null device lends")]
     Memory(#[from] RegionError),
 }
 
-/// A device without a medium. Reads without a lease get a loan of zeroes; reads with a lease get it
-/// back as it came; writes vanish; compares are equal.
+/// A device without a medium. Reads without a lease receive a borrow of zeroes; reads with a lease
+/// return it unchanged; writes are discarded; compares report equality.
 pub struct NullDevice {
     name: String,
     identity: DeviceIdentity,
@@ -52,7 +52,7 @@ pub struct NullDevice {
 }
 
 impl NullDevice {
-    /// Makes the device, with [`TRANSFER_BYTES_MAX`] of memory for the zeroes that it lends.
+    /// Creates the device, with [`TRANSFER_BYTES_MAX`] of memory for the zeroes that reads borrow.
     ///
     /// # Errors
     /// [`NullError`].
@@ -80,11 +80,10 @@ impl NullDevice {
 }
 
 impl NullDevice {
-    /// Has room for `size_bytes` from now on; queues hear of it by
-    /// [`DeviceQueue::device_grew`].
+    /// Grows the device to `size_bytes`; queues are notified by [`DeviceQueue::device_grew`].
     ///
     /// # Errors
-    /// The size is impossible, or less than there is.
+    /// The size is invalid, or less than the current size.
     pub fn grow(&self, size_bytes: u64) -> Result<(), ShapeError> {
         self.geometry.grow(self.geometry.larger(size_bytes)?);
         Ok(())
@@ -132,7 +131,7 @@ impl DeviceQueue for NullQueue {
 
     #[inline]
     fn lend(&mut self, lba: u64, blocks: u32) -> Option<Loan> {
-        // The device pretends to be larger than any memory, so only the length counts.
+        // The reported size may exceed any memory, so only the length is checked.
         let (_, len) = self.ledger.range_to_lend(lba, blocks)?;
         let loan = self.zeroes.try_lend(0, len)?;
         self.ledger.lent(len);
@@ -153,7 +152,7 @@ impl DeviceQueue for NullQueue {
         let ended = Ended::of(&request, self.ledger.geometry());
         let data = match request.data {
             Some(lease) => Some(Data::Lease(lease)),
-            // Nobody ever writes the zeroes, so nothing is in the way of lending them.
+            // The zeroes are never written, so a borrow cannot fail.
             None if request.operation == Operation::Read => self
                 .zeroes
                 .try_lend(0, ended.bytes as usize)

@@ -1,4 +1,4 @@
-//! What goes into a device queue and what comes out of it.
+//! Requests to a device queue and their completions.
 
 use std::fmt;
 
@@ -9,28 +9,27 @@ use crate::bounds::check;
 use crate::device::Geometry;
 use crate::error::DeviceError;
 
-/// What a request asks for.
+/// The operation of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Operation {
-    /// Read the range into the request's lease, or, without one, complete with a loan.
+    /// Read the range into the request's lease or, without a lease, complete with a borrow.
     Read,
     /// Write the request's lease to the range.
     Write {
         /// The data is on the medium when the request completes.
         fua: bool,
     },
-    /// Everything that completed before this was submitted is on the medium when it completes.
-    /// The range is ignored.
+    /// All requests that completed before this one was submitted are on the medium when it
+    /// completes. The range is ignored.
     Flush,
     /// Make the range read as zeroes.
     WriteZeroes {
         /// The zeroes are on the medium when the request completes.
         fua: bool,
-        /// The device may give the blocks' room away.
+        /// The device may deallocate the blocks.
         deallocate: bool,
     },
-    /// Give the range's room away: a hint, after which it reads as
-    /// [`Geometry::deallocate`] says.
+    /// Deallocate the range: a hint. It reads as [`Geometry::deallocate`] says afterwards.
     Deallocate,
     /// Compare the range with the request's lease.
     Compare,
@@ -46,7 +45,7 @@ impl Operation {
         }
     }
 
-    /// Whether the operation changes the medium, and so is refused on a read-only device.
+    /// Whether the operation changes the medium and is therefore refused on a read-only device.
     #[must_use]
     pub fn changes_medium(self) -> bool {
         match self {
@@ -58,27 +57,27 @@ impl Operation {
 
 /// One request to a device.
 pub struct Request {
-    /// Chosen by the caller and given back in the completion; the queue does not look at it.
+    /// Chosen by the caller and returned in the completion; the queue does not interpret it.
     pub tag: u64,
-    /// What to do.
+    /// The operation.
     pub operation: Operation,
     /// First block of the range.
     pub lba: u64,
-    /// Length of the range in blocks. At least 1 for reads, writes and compares; 0 is a range of
-    /// nothing for write zeroes and deallocate.
+    /// Length of the range in blocks. At least 1 for reads, writes and compares; 0 is an empty
+    /// range for write zeroes and deallocate.
     pub blocks: u32,
-    /// `blocks × block_size` bytes for a read, write or compare (none for a read where the queue
-    /// [`lends_read`](crate::DeviceQueue::lends_read)); none for everything else.
+    /// `blocks × block_size` bytes for a read, write or compare (none for a read if the queue
+    /// [`lends_read`](crate::DeviceQueue::lends_read)); none for all other operations.
     pub data: Option<Lease>,
 }
 
 impl Request {
-    /// Whether the request fits the device.
+    /// Checks the request against the geometry of the device.
     ///
     /// # Errors
     /// [`DeviceError::OutOfRange`], [`DeviceError::ReadOnly`] and [`DeviceError::Unsupported`] are
-    /// the peer's mistakes; [`DeviceError::Internal`] is ours (data that does not match the range):
-    /// debug builds panic on it.
+    /// errors of the peer. [`DeviceError::Internal`] is a bug of the caller (data that does not
+    /// match the range); debug builds panic.
     pub fn check(&self, geometry: &Geometry, lends_reads: bool) -> Result<(), DeviceError> {
         check(self, geometry, lends_reads)
     }
@@ -97,13 +96,13 @@ impl fmt::Debug for Request {
     }
 }
 
-/// The end of one request.
+/// The completion of one request.
 pub struct Completion {
     /// The request's tag.
     pub tag: u64,
-    /// How it ended. After an error the content of `data` is undefined.
+    /// The result. After an error the content of `data` is undefined.
     pub result: Result<(), DeviceError>,
-    /// The request's lease, or, for a successful read without one, a loan of `blocks × block_size`
+    /// The request's lease or, for a successful read without one, a borrow of `blocks × block_size`
     /// bytes.
     pub data: Option<Data>,
 }
@@ -119,17 +118,17 @@ impl fmt::Debug for Completion {
     }
 }
 
-/// A request that the queue did not take, handed back as it came.
+/// A request that the queue did not take, returned unchanged.
 #[derive(Debug)]
 pub enum Refusal {
-    /// The queue is full: the same request will be taken once completions were polled.
+    /// The queue is full: it takes the same request after completions were polled.
     Later(Request),
-    /// The request will never succeed, for this reason.
+    /// The request can never succeed, for this reason.
     Never(Request, DeviceError),
 }
 
 impl Refusal {
-    /// The request as it came.
+    /// The request, unchanged.
     #[must_use]
     pub fn into_request(self) -> Request {
         match self {
@@ -138,8 +137,8 @@ impl Refusal {
     }
 }
 
-/// Completions moved by one poll at most.
+/// Maximum number of completions of one poll.
 pub const COMPLETIONS_PER_POLL_MAX: usize = 64;
 
-/// The caller's array that a poll fills.
+/// The caller's array for the completions of a poll.
 pub type CompletionBatch = ArrayVec<Completion, COMPLETIONS_PER_POLL_MAX>;

@@ -1,9 +1,9 @@
-//! The devices of one reactor, whatever protocols serve them: a queue of each, polled once a turn,
-//! and the requests that wait until their device takes them.
+//! The devices of one reactor, for all protocols: one queue of each device, polled once a turn, and
+//! the wait queues of requests that a device does not take yet.
 //!
-//! Everything that serves data is a *client* of the set. It submits requests with tags of its own
-//! and gets the completions with these tags. A set belongs to one thread; its methods take `&self`,
-//! so that a client can submit its next request while it takes a completion.
+//! A protocol that serves data is a *client* of the set. It submits requests with its own tags and
+//! receives the completions with these tags. A set belongs to one thread; its methods take `&self`,
+//! so that a client can submit its next request while it handles a completion.
 
 mod absent;
 mod client;
@@ -31,36 +31,36 @@ pub use lines::WaitId;
 use lines::WaitLines;
 pub use poller::DevicePoller;
 
-/// Devices of one set at most.
+/// Maximum number of devices in a set.
 pub const DEVICES_MAX: usize = 128;
 
-/// Places of devices, a bit each.
+/// A set of places (device indices), as a bit mask.
 pub type Places = u128;
 
 const _: () = assert!(DEVICES_MAX <= Places::BITS as usize);
 
-/// Clients of one set at most.
+/// Maximum number of clients of a set.
 const CLIENTS_MAX: usize = 8;
 
-/// A client's tags are smaller than this: the rest of a request's tag is the client's number.
+/// Bits of a client's tag. The upper bits of a request's tag are the client's number.
 pub const CLIENT_TAG_BITS: u32 = 56;
 
-/// Batches taken from one device in one poll: a busy device does not starve the rest of the turn.
+/// Maximum number of batches taken from one device in one poll, so that a busy device does not
+/// starve the rest of the turn.
 const BATCHES_PER_POLL_MAX: usize = 4;
 
-/// Turns between two polls of devices at rest: there is nothing to come from them but an interrupt to
-/// be disconnected.
+/// Turns between two polls of idle devices, from which only an interrupt may have to be disabled.
 const TURNS_PER_IDLE_POLL: u8 = 8;
 
-/// How soon a request that waits is offered again when nothing else wakes the reactor.
+/// Interval of the retries of waiting requests if nothing else wakes the reactor.
 const RETRY_INTERVAL: Nanos = Nanos::from_micros(50);
 
-/// The number of a set's client.
+/// The number of a client in a set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClientId(u8);
 
 impl ClientId {
-    /// The set itself, which flushes the devices before the stop.
+    /// The set itself, which flushes the devices when it drains.
     const SET: Self = Self(u8::MAX);
 
     fn of(tag: u64) -> Self {
@@ -78,50 +78,49 @@ impl ClientId {
 /// Completions of one client, with the client's own tags.
 pub type Completions<'a> = DrainBatch<'a, Completion, COMPLETIONS_PER_POLL_MAX>;
 
-/// What became of a request.
+/// The state of a submitted request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Submitted {
-    /// The device has it.
+    /// The device has taken it.
     Taken,
-    /// It waits until the device takes it.
+    /// It waits until the device can take it.
     Waiting(WaitId),
 }
 
-/// How far a set is on its way to rest.
+/// Progress of the set's drain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Serving,
-    /// Volatile caches are being flushed; the last completion moves it on.
+    /// Volatile caches are being flushed. Ends with the last completion.
     Flushing,
-    /// Queues are closing; their last completions move it on.
+    /// Queues are closing. Ends with their last completions.
     Draining,
 }
 
-/// The devices of one reactor, by their places.
+/// The devices of one reactor, indexed by place.
 pub struct DeviceSet {
     queues: RefCell<Vec<Box<dyn DeviceQueue>>>,
     lines: RefCell<WaitLines>,
     clients: Cell<u8>,
-    /// Devices with a line, which new requests join at its end.
+    /// Devices with a non-empty wait queue, which new requests join.
     waited_for: Cell<Places>,
-    /// Devices that took a request whose completion has not come.
+    /// Devices with a request whose completion has not been delivered.
     busy: Cell<Places>,
-    /// Devices that took a request, or had one when they were polled, since they were flushed last.
+    /// Devices that took a request, or had one when polled, since their last flush.
     unflushed: Cell<Places>,
     /// The place that is polled next, busy or not.
     next: Cell<u8>,
     turn: Cell<u8>,
-    /// Devices that are there to stay.
+    /// Attached devices, except those that are being detached.
     present: Cell<Places>,
-    /// Whether reads of the device in `place` need no lease.
     /// Devices whose completed writes may be in a volatile cache.
     volatile: Cell<Places>,
     phase: Cell<Phase>,
-    /// Devices whose flush before the stop has not completed.
+    /// Devices whose flush for the drain has not completed.
     flushing: Cell<Places>,
     flush_failed: Cell<bool>,
     polled_at: Cell<Nanos>,
-    /// Completions that nobody waits for.
+    /// Completions without a known request.
     strays: Cell<u64>,
 }
 
@@ -131,7 +130,7 @@ impl Default for DeviceSet {
     }
 }
 
-/// The places of a set, in order.
+/// Iterates over the places in a bit mask, in ascending order.
 #[inline]
 fn places(mut set: Places) -> impl Iterator<Item = usize> {
     std::iter::from_fn(move || {
@@ -160,7 +159,7 @@ fn remove(set: &Cell<Places>, place: usize) {
 }
 
 impl DeviceSet {
-    /// A set without devices and clients.
+    /// Creates a set without devices and clients.
     #[must_use]
     pub fn new() -> Self {
         Self {
@@ -182,10 +181,10 @@ impl DeviceSet {
         }
     }
 
-    /// Takes in a client that has at most `requests_max` requests outstanding.
+    /// Registers a client that has at most `requests_max` requests outstanding.
     ///
     /// # Panics
-    /// When there are eight.
+    /// If eight clients are registered already.
     pub fn register(&self, requests_max: usize) -> ClientId {
         let number = self.clients.get();
         assert!(
@@ -197,10 +196,10 @@ impl DeviceSet {
         ClientId(number)
     }
 
-    /// Opens a queue of a device for a place that has none.
+    /// Opens a queue of a device for a free place.
     ///
     /// # Errors
-    /// The device's.
+    /// The device's error.
     pub fn attach(
         &self,
         place: usize,
@@ -212,10 +211,10 @@ impl DeviceSet {
         Ok(())
     }
 
-    /// Takes in a queue. `volatile`: completed writes may be lost until a flush completes.
+    /// Adds a queue. `volatile`: completed writes may be lost until a flush completes.
     ///
     /// # Panics
-    /// When `place` is not below [`DEVICES_MAX`].
+    /// If `place` is not below [`DEVICES_MAX`].
     pub fn attach_queue(&self, place: usize, queue: Box<dyn DeviceQueue>, volatile: bool) {
         assert!(place < DEVICES_MAX, "device {place} has no place");
         let mut queues = self.queues.borrow_mut();
@@ -227,8 +226,8 @@ impl DeviceSet {
         queues[place] = queue;
     }
 
-    /// Begins (and continues) letting a device go that no client names any more: requests that it
-    /// has go on to their end. Call it between polls until it says [`Drain::Done`].
+    /// Begins and continues the removal of a device that no client uses any more. Its requests
+    /// complete normally. Call it between polls until it returns [`Drain::Done`].
     pub fn detach(&self, place: usize) -> Drain {
         let requests = self.in_flight_of(place);
         remove(&self.present, place);
@@ -240,7 +239,7 @@ impl DeviceSet {
         Drain::Done
     }
 
-    /// Lets a device go at once: no request that it has, or that waits for it, ever completes.
+    /// Removes a device immediately: requests that it has, or that wait for it, never complete.
     pub fn cut(&self, place: usize) {
         remove(&self.present, place);
         self.lines.borrow_mut().clear(place);
@@ -256,7 +255,7 @@ impl DeviceSet {
         remove(&self.volatile, place);
     }
 
-    /// Tells the queue of a device that the device has grown.
+    /// Notifies the queue of a device that the device has grown.
     pub fn grew(&self, place: usize) {
         if let Some(queue) = self.queues.borrow_mut().get_mut(place)
             && !planted("growth-untold")
@@ -265,13 +264,13 @@ impl DeviceSet {
         }
     }
 
-    /// Devices that are there to stay.
+    /// Attached devices, except those that are being detached.
     #[must_use]
     pub fn present(&self) -> Places {
         self.present.get()
     }
 
-    /// [`DeviceQueue::lends_read`] of the device in `place`.
+    /// [`DeviceQueue::lends_read`] of the device at `place`.
     #[inline]
     #[must_use]
     pub fn lends_read(&self, place: usize, lba: u64, blocks: u32) -> bool {
@@ -281,13 +280,13 @@ impl DeviceSet {
             .is_some_and(|queue| queue.lends_read(lba, blocks))
     }
 
-    /// [`DeviceQueue::lend`] of the device in `place`.
+    /// [`DeviceQueue::lend`] of the device at `place`.
     #[inline(always)]
     pub fn lend(&self, place: usize, lba: u64, blocks: u32) -> Option<Loan> {
         self.queues.borrow_mut().get_mut(place)?.lend(lba, blocks)
     }
 
-    /// [`DeviceQueue::write_at_once`] to the device in `place`.
+    /// [`DeviceQueue::write_at_once`] of the device at `place`.
     #[inline(always)]
     pub fn write_at_once(&self, place: usize, lba: u64, data: &[u8]) -> bool {
         insert(&self.unflushed, place);
@@ -296,14 +295,14 @@ impl DeviceSet {
         queue.is_some_and(|queue| queue.write_at_once(lba, data))
     }
 
-    /// [`DeviceQueue::fills_at_once`] of the device in `place`.
+    /// [`DeviceQueue::fills_at_once`] of the device at `place`.
     #[must_use]
     pub fn fills_at_once(&self, place: usize) -> bool {
         let queues = self.queues.borrow();
         queues.get(place).is_some_and(|queue| queue.fills_at_once())
     }
 
-    /// [`DeviceQueue::fill_at_once`] of the device in `place`. `fill` must not call the set.
+    /// [`DeviceQueue::fill_at_once`] of the device at `place`. `fill` must not call the set.
     pub fn fill_at_once(
         &self,
         place: usize,
@@ -316,17 +315,17 @@ impl DeviceSet {
         queue.is_some_and(|queue| queue.fill_at_once(lba, bytes, fill))
     }
 
-    /// [`DeviceQueue::count_filled`] of the device in `place`.
+    /// [`DeviceQueue::count_filled`] of the device at `place`.
     pub fn count_filled(&self, place: usize) {
         if let Some(queue) = self.queues.borrow_mut().get_mut(place) {
             queue.count_filled();
         }
     }
 
-    /// Hands a client's request to the device in `place`, or puts it in the device's line.
+    /// Submits a client's request to the device at `place`, or adds it to the device's wait queue.
     ///
     /// # Errors
-    /// The device will never take it; it is gone.
+    /// The device can never execute it; the request is dropped.
     #[inline]
     pub fn submit(
         &self,
@@ -370,14 +369,14 @@ impl DeviceSet {
         waiting.map(Submitted::Waiting).ok_or(DeviceError::Internal)
     }
 
-    /// Whether a request is in its device's line.
+    /// Whether a request is in a wait queue.
     #[must_use]
     pub fn is_waiting(&self, client: ClientId, waiting: WaitId, tag: u64) -> bool {
         self.lines.borrow().has(waiting, client.tag(tag))
     }
 
-    /// Takes a request out of its device's line. `false`: it is not there any more; the device took
-    /// it, or it has completed.
+    /// Removes a request from its wait queue. `false`: it is no longer there, because the device
+    /// took it or it has completed.
     pub fn cancel(&self, client: ClientId, waiting: WaitId, tag: u64) -> bool {
         let mut lines = self.lines.borrow_mut();
         let Some(place) = lines.cancel(waiting, client.tag(tag)) else {
@@ -389,14 +388,13 @@ impl DeviceSet {
         true
     }
 
-    /// Requests that wait for a device.
+    /// Number of requests in wait queues.
     #[must_use]
     pub fn waiting(&self) -> usize {
         self.lines.borrow().len()
     }
 
-    /// Has devices cancel those of a client's requests that are unwanted, as
-    /// [`DeviceQueue::give_up`] does.
+    /// Cancels the unwanted requests of a client in `devices`, as [`DeviceQueue::give_up`] does.
     pub fn give_up(
         &self,
         client: ClientId,
@@ -411,16 +409,16 @@ impl DeviceSet {
         }
     }
 
-    /// Has devices end those of a client's requests that are overdue, as
-    /// [`DeviceQueue::abandon`] does.
+    /// Ends the overdue requests of a client, as [`DeviceQueue::abandon`] does.
     pub fn abandon(&self, client: ClientId, is_overdue: &mut dyn FnMut(u64) -> bool) {
         for queue in &mut *self.queues.borrow_mut() {
             queue.abandon(&mut |tag| is_of(client, tag, is_overdue));
         }
     }
 
-    /// Polls the devices that may have something, and offers requests again that wait. `deliver`
-    /// gets the completions, client by client, and may submit. Returns how much there was to do.
+    /// Polls the devices that may have completions, and retries waiting requests. `deliver`
+    /// receives the completions, grouped by client, and may submit. Returns the amount of work
+    /// done.
     #[inline]
     pub fn poll(&self, now: Nanos, mut deliver: impl FnMut(ClientId, Completions<'_>)) -> usize {
         self.polled_at.set(now);
@@ -447,8 +445,8 @@ impl DeviceSet {
         moved
     }
 
-    /// The devices to poll in this turn: those that have requests, and now and then one of the
-    /// others, each in its turn. So a turn costs as much with a hundred devices at rest as with one.
+    /// The devices to poll in this turn: those with requests, and every few turns one of the
+    /// others, round robin. A turn therefore costs as much with a hundred idle devices as with one.
     #[inline]
     fn begin_turn(&self) -> Places {
         let turn = self.turn.get().wrapping_add(1);
@@ -474,7 +472,7 @@ impl DeviceSet {
         let queue = &mut self.queues.borrow_mut()[place];
         let count = queue.poll(batch);
         let is_full = batch.is_full();
-        // At rest it was only looked at: there is nothing to flush.
+        // An idle device without completions needs no flush.
         if count > 0 || self.busy.get() & 1 << place != 0 {
             insert(&self.unflushed, place);
             if !is_full && queue.in_flight() == 0 {
@@ -484,7 +482,7 @@ impl DeviceSet {
         (count, is_full)
     }
 
-    /// Hands each run of completions of one client out.
+    /// Delivers each run of completions of one client.
     #[inline]
     fn deliver(
         &self,
@@ -510,7 +508,7 @@ impl DeviceSet {
         }
     }
 
-    /// Offers the requests of a line to their device again, the oldest first.
+    /// Submits the requests of a wait queue to their device again, oldest first.
     fn retry(&self, place: usize, batch: &mut CompletionBatch) -> usize {
         let mut moved = 0;
         let mut lines = self.lines.borrow_mut();
@@ -541,7 +539,7 @@ impl DeviceSet {
         moved
     }
 
-    /// Ends a turn: what was submitted is on its way when this returns.
+    /// Ends a turn: all submitted requests are passed to the back ends when this returns.
     #[inline]
     pub fn flush(&self) {
         let mut queues = self.queues.borrow_mut();
@@ -550,7 +548,7 @@ impl DeviceSet {
         }
     }
 
-    /// Shows every descriptor that becomes readable when a device has completions.
+    /// Visits every descriptor that becomes readable when a device has completions.
     pub fn wake_sources(&self, visit: &mut dyn FnMut(BorrowedFd<'_>)) {
         for queue in &*self.queues.borrow() {
             if let Some(source) = queue.wake_source() {
@@ -559,22 +557,22 @@ impl DeviceSet {
         }
     }
 
-    /// When [`poll`](Self::poll) must be called at the latest.
+    /// Time at which [`poll`](Self::poll) must be called at the latest.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Nanos> {
         let waits = self.waited_for.get() != 0;
         waits.then(|| self.polled_at.get() + RETRY_INTERVAL)
     }
 
-    /// Whether there is something to do now that no descriptor and no deadline will tell.
+    /// Whether there is work that no descriptor and no deadline signals.
     #[must_use]
     pub fn has_ready(&self) -> bool {
         self.queues.borrow().iter().any(|queue| queue.has_ready())
     }
 
-    /// Called just before the reactor sleeps: the devices connect their interrupts to the
-    /// descriptors of [`wake_sources`](Self::wake_sources). `false`: there is work, do not sleep.
-    /// The next [`poll`](Self::poll) disconnects them.
+    /// Called before the reactor sleeps: the devices enable their interrupts for the descriptors of
+    /// [`wake_sources`](Self::wake_sources). `false`: there is work, do not sleep. The next
+    /// [`poll`](Self::poll) disables the interrupts.
     pub fn prepare_sleep(&self) -> bool {
         let mut queues = self.queues.borrow_mut();
         queues.iter_mut().all(|queue| queue.prepare_sleep())
@@ -585,7 +583,7 @@ impl DeviceSet {
         queues.get(place).map_or(0, |queue| queue.in_flight())
     }
 
-    /// Requests in devices.
+    /// Number of requests in devices.
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.queues
@@ -595,8 +593,9 @@ impl DeviceSet {
             .sum()
     }
 
-    /// Begins (and continues) coming to rest, once no client submits anything more: flushes volatile
-    /// caches, then closes the queues. Call it between polls until it says [`Drain::Done`].
+    /// Begins and continues the drain of the set, after the last client submission: flushes
+    /// volatile caches, then closes the queues. Call it between polls until it returns
+    /// [`Drain::Done`].
     pub fn drain(&self) -> Drain {
         if self.phase.get() == Phase::Serving {
             self.phase.set(Phase::Flushing);
@@ -640,7 +639,8 @@ impl DeviceSet {
         }
     }
 
-    /// A completion of no client: a flush before the stop, unless a device made it up.
+    /// Handles a completion without a client: a flush of the drain, or a completion without a
+    /// request.
     #[cold]
     fn flushed(&self, client: ClientId, completion: &Completion) {
         let device = usize::try_from(completion.tag).unwrap_or(usize::MAX);
@@ -656,19 +656,19 @@ impl DeviceSet {
         }
     }
 
-    /// Completions since the last call that no client and nothing else waits for.
+    /// Returns and resets the number of completions without a known request.
     pub fn take_strays(&self) -> u64 {
         self.strays.take()
     }
 
-    /// Whether a device could not be flushed before it came to rest: completed writes may be lost.
+    /// Whether the flush of a device failed during the drain: completed writes may be lost.
     #[must_use]
     pub fn has_failed_to_flush(&self) -> bool {
         self.flush_failed.get()
     }
 }
 
-/// Whether a device's tag is of a request that its client picks.
+/// Whether a tag belongs to `client` and `picks` selects it.
 fn is_of(client: ClientId, tag: u64, picks: &mut dyn FnMut(u64) -> bool) -> bool {
     ClientId::of(tag) == client && picks(tag & ((1 << CLIENT_TAG_BITS) - 1))
 }

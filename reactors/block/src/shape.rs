@@ -1,4 +1,4 @@
-//! Sizes that a device may have.
+//! Valid sizes of devices, and the geometry of a device that grows.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -8,44 +8,44 @@ use crate::device::{BLOCK_SIZES, Geometry};
 /// lease.
 pub const TRANSFER_BYTES_MAX: usize = 1 << 20;
 
-/// Why a device cannot have the size that was asked for.
+/// Why a device cannot have the requested size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ShapeError {
     /// The block size is not one of [`BLOCK_SIZES`].
     #[error("a block size of {block_size} bytes: 512 and 4096 are possible")]
     BlockSize {
-        /// What was asked for, in bytes.
+        /// The requested block size in bytes.
         block_size: u32,
     },
-    /// The device would have no block.
+    /// The size is 0.
     #[error("a device of 0 bytes")]
     Empty,
-    /// The size is no whole number of blocks.
+    /// The size is not a multiple of the block size.
     #[error("{size_bytes} bytes are no whole number of blocks of {block_size} bytes")]
     Uneven {
-        /// What was asked for, in bytes.
+        /// The requested size in bytes.
         size_bytes: u64,
         /// Bytes per block.
         block_size: u32,
     },
-    /// An open device would lose blocks.
+    /// An open device would shrink.
     #[error("{size_bytes} bytes are less than the {now_bytes} that hosts know")]
     Shrinks {
-        /// What was asked for, in bytes.
+        /// The requested size in bytes.
         size_bytes: u64,
-        /// What there is, in bytes.
+        /// The current size in bytes.
         now_bytes: u64,
     },
-    /// The size is beyond what the back end can address.
+    /// The size exceeds the address range of the back end.
     #[error("{size_bytes} bytes are more than a device of this kind can have")]
     TooLarge {
-        /// What was asked for, in bytes.
+        /// The requested size in bytes.
         size_bytes: u64,
     },
 }
 
-/// The shape of a device that may grow while it is open.
+/// The geometry of a device that may grow while it is open.
 #[derive(Debug)]
 pub(crate) struct GrowingGeometry {
     at_first: Geometry,
@@ -60,7 +60,7 @@ impl GrowingGeometry {
         }
     }
 
-    /// The shape now.
+    /// The current geometry.
     pub(crate) fn now(&self) -> Geometry {
         Geometry {
             block_count: self.block_count.load(Ordering::Acquire),
@@ -68,7 +68,7 @@ impl GrowingGeometry {
         }
     }
 
-    /// The number of blocks in `size_bytes`, which must not be less than there are.
+    /// The number of blocks in `size_bytes`, which must not be less than the current size.
     pub(crate) fn larger(&self, size_bytes: u64) -> Result<u64, ShapeError> {
         let now = self.now();
         let wanted = block_count(size_bytes, now.block_size)?;
@@ -82,13 +82,14 @@ impl GrowingGeometry {
         Ok(wanted)
     }
 
-    /// There are so many blocks from now on. Release: whoever sees them sees what is behind them.
+    /// Sets the number of blocks. Release: a thread that loads the new number also sees the memory
+    /// behind it.
     pub(crate) fn grow(&self, block_count: u64) {
         self.block_count.fetch_max(block_count, Ordering::Release);
     }
 }
 
-/// Number of blocks of a device, none of which lies beyond what a file offset can name.
+/// Number of blocks of a device. All of them are within the range of file offsets.
 pub(crate) fn block_count(size_bytes: u64, block_size: u32) -> Result<u64, ShapeError> {
     check_block_size(block_size)?;
     if size_bytes == 0 {

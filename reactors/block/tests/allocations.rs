@@ -1,4 +1,4 @@
-//! The steady state of every queue allocates nothing.
+//! Queues allocate nothing in steady state.
 
 use std::sync::Arc;
 
@@ -53,7 +53,7 @@ fn operation(number: u64) -> Operation {
     }
 }
 
-/// Runs `requests` of every kind and counts the allocations of this thread meanwhile.
+/// Runs `requests` requests of all kinds and returns the number of allocations by this thread.
 fn allocations(device: &dyn Device, arena: &Arc<Arena>, requests: u64) -> u64 {
     let pool = arena.pool(0);
     let options = QueueOptions {

@@ -1,5 +1,5 @@
-//! Partitions and logical volumes as file devices, on a loop device. Needs root and loop devices,
-//! and says so where it has neither.
+//! Partitions and logical volumes as file devices, on a loop device. Needs root and loop devices;
+//! prints a message and skips without them.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -138,7 +138,7 @@ fn one_that_is_mounted_is_refused() {
     FileDevice::open(volume.options(4096)).expect("it is not mounted any more");
 }
 
-/// A write to it is on the device below.
+/// A write is on the underlying device.
 #[test]
 fn what_is_written_and_flushed_is_there() {
     let Some(volume) = Loop::new(512) else {

@@ -133,7 +133,7 @@ pub(super) fn loans(harness: &mut Harness) {
     };
     assert!(*loan == *old);
     let writing = harness.submit(WRITE, 4, 3, Some(&new));
-    // Neither a read of the same nor one of other blocks, nor time, may change what was lent.
+    // Neither reads of the same or other blocks nor time may change borrowed data.
     let elsewhere = harness.submit(Operation::Read, 100, 1, None);
     assert_eq!(harness.wait(elsewhere).result, Ok(()));
     for _ in 0..10 {
@@ -151,7 +151,8 @@ pub(super) fn loans(harness: &mut Harness) {
     assert!(harness.read(4, 3) == new);
 }
 
-/// What is lent at once is what a read brings; everything that a read would refuse is not lent.
+/// An inline read returns the same data as a submitted one; a range that a read would refuse is
+/// refused inline.
 pub(super) fn lending_at_once(harness: &mut Harness) {
     let data = pattern(3, harness.bytes(2));
     harness.write(6, &data);
@@ -173,8 +174,7 @@ pub(super) fn lending_at_once(harness: &mut Harness) {
     }
 }
 
-/// What was written at once is read; everything that a write would refuse, or that is lent, is not
-/// written.
+/// An inline write takes effect; one that a write would refuse, or to a borrowed range, does not.
 pub(super) fn writing_at_once(harness: &mut Harness) {
     let (old, new) = (pattern(5, harness.bytes(2)), pattern(6, harness.bytes(2)));
     harness.write(6, &old);
@@ -202,8 +202,8 @@ pub(super) fn writing_at_once(harness: &mut Harness) {
     assert!(harness.read(6, 2) == *expected);
 }
 
-/// What was filled at once is read and counted, the write itself once it is over; everything that a
-/// write would refuse, or that is lent, is not filled.
+/// Directly placed data is read and counted, the write itself when it is complete. A range that a
+/// write would refuse, or that is borrowed, is refused.
 pub(super) fn filling_at_once(harness: &mut Harness) {
     let (old, new) = (pattern(7, harness.bytes(2)), pattern(8, harness.bytes(2)));
     harness.write(6, &old);
@@ -340,7 +340,7 @@ pub(super) fn compare(harness: &mut Harness) {
 
 pub(super) fn flush(harness: &mut Harness) {
     harness.succeed(Operation::Flush, 0, 0);
-    // Its range means nothing, even if it is impossible.
+    // The range is ignored, even if it is invalid.
     harness.succeed(Operation::Flush, u64::MAX, u32::MAX);
     let data = pattern(5, harness.bytes(1));
     let mut tags = Vec::new();
@@ -482,7 +482,7 @@ pub(super) fn two_queues(harness: &mut Harness) {
     drop(second);
 }
 
-/// What is given up ends once, whether it was carried out or not; the rest is carried out.
+/// A request that is given up ends once, executed or not; all others are executed.
 pub(super) fn giving_up(harness: &mut Harness) {
     let old = pattern(15, harness.bytes(16));
     harness.write(0, &old);
@@ -516,7 +516,7 @@ pub(super) fn giving_up(harness: &mut Harness) {
     }
     assert_eq!(unwanted, []);
     assert!(harness.read(0, 8) == new);
-    // Nothing is remembered of a tag that is over.
+    // The queue keeps no state of a tag whose request has ended.
     harness.queue().give_up(&mut |_| true);
     harness.write(8, &old[harness.bytes(8)..]);
     assert!(harness.read(8, 8) == old[harness.bytes(8)..]);

@@ -1,4 +1,4 @@
-//! A queue under observation: knows what is in flight, and what every answer must look like.
+//! A queue under observation: tracks the requests in flight and checks every result.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -11,17 +11,17 @@ use crate::device::{DeviceQueue, Drain, Geometry, QueueOptions};
 use crate::error::DeviceError;
 use crate::request::{Completion, CompletionBatch, Operation, Refusal, Request};
 
-/// How long anything may take before the suite calls it lost. Generous: machines are shared.
+/// Time after which the suite treats a request as lost. Generous, because machines are shared.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Depth of the queue that a case starts with.
+/// Depth of a case's initial queue.
 pub(super) const DEPTH: usize = 8;
 
 pub(super) struct Harness {
     pub(super) pool: Pool,
     pub(super) geometry: Geometry,
     queue: Option<Box<dyn DeviceQueue>>,
-    /// Requests in flight: whether each must bring a lease back.
+    /// Requests in flight, and whether each must return a lease.
     outstanding: HashMap<u64, bool>,
     next_tag: u64,
     taken_before: u64,
@@ -67,19 +67,18 @@ impl Harness {
         self.queue.as_mut().expect("an open queue").as_mut()
     }
 
-    /// Puts another queue in place of the idle one, which it gives back.
+    /// Replaces the idle queue and returns it.
     pub(super) fn swap_queue(&mut self, queue: Box<dyn DeviceQueue>) -> Box<dyn DeviceQueue> {
         assert!(self.outstanding.is_empty());
         self.queue.replace(queue).expect("an open queue")
     }
 
-    /// Drops the queue as it is.
+    /// Drops the queue without draining it.
     pub(super) fn abandon(&mut self) {
         self.queue = None;
         self.outstanding.clear();
     }
 
-    /// Drains and drops the queue.
     fn close(&mut self) {
         if self.queue.is_none() {
             return;
@@ -102,7 +101,7 @@ impl Harness {
         self.queue = None;
     }
 
-    /// Ends a case: everything is back where it came from.
+    /// Ends a case: checks that all leases have returned.
     pub(super) fn finish(mut self) {
         self.close();
         assert_eq!(
@@ -112,7 +111,7 @@ impl Harness {
         );
     }
 
-    /// Polls until the leases of a dropped queue are back.
+    /// Polls until the leases of a dropped queue have returned.
     pub(super) fn wait_for_leases(&mut self) {
         let deadline = Instant::now() + PATIENCE;
         while self.leases_taken() > 0 {
@@ -130,7 +129,7 @@ impl Harness {
         blocks as usize * self.geometry.block_size as usize
     }
 
-    /// The longest transfer that device and pool can both do, in blocks.
+    /// Maximum transfer of both device and pool, in blocks.
     pub(super) fn blocks_max(&self) -> u32 {
         let pool = self.pool.max_transfer() / self.geometry.block_size as usize;
         let device = u32::try_from(self.geometry.block_count).unwrap_or(u32::MAX);
@@ -140,7 +139,7 @@ impl Harness {
             .min(device)
     }
 
-    /// A lease of `data`.
+    /// A lease with a copy of `data`.
     pub(super) fn lease(&self, data: &[u8]) -> Lease {
         let mut lease = self
             .pool
@@ -178,7 +177,7 @@ impl Harness {
         result.map(|()| tag)
     }
 
-    /// Submits a request that the device has to take.
+    /// Submits a request that the device must take.
     pub(super) fn submit(
         &mut self,
         operation: Operation,
@@ -225,7 +224,7 @@ impl Harness {
         fresh
     }
 
-    /// Polls; if nothing came, sleeps as a reactor would.
+    /// Polls; without completions, sleeps as a reactor does.
     pub(super) fn poll_or_sleep(&mut self) -> Vec<Completion> {
         let fresh = self.poll(CompletionBatch::new().capacity());
         if fresh.is_empty() && !self.outstanding.is_empty() && self.queue().prepare_sleep() {
@@ -243,7 +242,7 @@ impl Harness {
         fresh
     }
 
-    /// Waits for one completion among others in flight, whose completions are dropped.
+    /// Waits for one completion and drops the completions of other requests.
     pub(super) fn wait(&mut self, tag: u64) -> Completion {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -255,7 +254,7 @@ impl Harness {
         }
     }
 
-    /// Waits until nothing is in flight.
+    /// Waits until no request is in flight.
     pub(super) fn wait_all(&mut self) -> Vec<Completion> {
         let deadline = Instant::now() + PATIENCE;
         let mut all = Vec::new();
@@ -266,7 +265,7 @@ impl Harness {
         all
     }
 
-    /// Runs one request to its end.
+    /// Runs one request to completion.
     pub(super) fn run(
         &mut self,
         operation: Operation,
@@ -278,7 +277,7 @@ impl Harness {
         self.wait(tag)
     }
 
-    /// Runs one request that has to succeed.
+    /// Runs one request that must succeed.
     pub(super) fn succeed(&mut self, operation: Operation, lba: u64, blocks: u32) {
         assert_eq!(
             self.run(operation, lba, blocks, None).result,
@@ -313,7 +312,8 @@ impl Harness {
         completion.data.expect("a read's lease").to_vec()
     }
 
-    /// Submits a request that the device must refuse for good, and checks that it comes back whole.
+    /// Submits a request that the device must refuse permanently, and checks that it is returned
+    /// unchanged.
     pub(super) fn refused_for_good(
         &mut self,
         operation: Operation,
@@ -333,7 +333,7 @@ impl Harness {
     }
 }
 
-/// A request that was handed back is as it was.
+/// Checks that a returned request is unchanged.
 pub(super) fn check_intact(
     request: &Request,
     tag: u64,
@@ -357,7 +357,7 @@ fn taken(subject: &Subject) -> u64 {
         .sum()
 }
 
-/// Data that differs from block to block and from one number to the next.
+/// Data that differs between blocks and between numbers.
 pub(super) fn pattern(number: u64, bytes: usize) -> Vec<u8> {
     let mut seeded = reactors::sim::Seeded::new(number, 0);
     let mut data = Vec::with_capacity(bytes + 8);

@@ -1,4 +1,4 @@
-//! Many requests at once, chosen by seed, against a model of every block.
+//! Many concurrent requests, chosen by seed, checked against a model of every block.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -11,28 +11,28 @@ use reactors::sim::Seeded;
 
 /// Requests per seed.
 const STEPS: u64 = 600;
-/// Blocks that the requests fall on: few, so that they meet.
+/// Number of blocks that the requests use: few, so that requests overlap.
 const BLOCKS: u64 = 96;
 const TRANSFER_BLOCKS_MAX: u64 = 12;
 const SEEDS: [u64; 3] = [1, 0xD15C, 20_261_120];
 
-/// What a completion has to be.
+/// The expected completion.
 struct Expected {
     operation: Operation,
     range: Range<u64>,
     result: Result<(), DeviceError>,
-    /// Bytes that a read has to bring, where the model knows them.
+    /// Bytes that a read must return, if the model knows them.
     data: Option<Vec<u8>>,
 }
 
-/// The content of each block, where it is known.
+/// The known content of each block.
 struct Model {
     blocks: Vec<Option<Vec<u8>>>,
     block_size: usize,
 }
 
 impl Model {
-    /// The bytes of a range, or none if any of its blocks is unknown.
+    /// The bytes of a range, or `None` if any of its blocks is unknown.
     fn bytes(&self, range: &Range<u64>) -> Option<Vec<u8>> {
         let mut bytes = Vec::new();
         for lba in range.clone() {
@@ -81,7 +81,8 @@ pub(super) fn against_a_model(harness: &mut Harness) {
 }
 
 impl Run<'_> {
-    /// Submits one request that fits beside what is in flight, or waits for some of it.
+    /// Submits one request that does not conflict with those in flight; waits for some of them if
+    /// it does.
     fn step(&mut self) {
         let lba = self.seeded.below(BLOCKS);
         let blocks = 1 + self.seeded.below(TRANSFER_BLOCKS_MAX.min(BLOCKS - lba));
@@ -91,8 +92,8 @@ impl Run<'_> {
             let both = range.start < other.range.end && other.range.start < range.end;
             both && (operation.changes_medium() || other.operation.changes_medium())
         };
-        // Requests in flight together come in no order, so the model only knows those that do not
-        // meet; reads may meet reads.
+        // Requests in flight together execute in any order, so the model supports only those that
+        // do not overlap; reads may overlap reads.
         while self.in_flight.len() == DEPTH || self.in_flight.values().any(meets) {
             self.collect();
         }
@@ -160,7 +161,7 @@ impl Run<'_> {
         self.in_flight.insert(tag, expected);
     }
 
-    /// Data to compare with: the right one, or one with a wrong byte.
+    /// Data to compare with: either correct, or with one wrong byte.
     fn comparand(&mut self, range: &Range<u64>, bytes: usize, expected: &mut Expected) -> Vec<u8> {
         let right = self.model.bytes(range);
         let wrong = right.is_none() || self.seeded.below(2) == 0;
@@ -189,7 +190,7 @@ impl Run<'_> {
         }
     }
 
-    /// Reads every block once more, through loans where there are any.
+    /// Reads every block once more, by a borrow if possible.
     fn check_everything(&mut self) {
         for lba in 0..BLOCKS {
             self.submit(Operation::Read, lba..lba + 1);

@@ -1,4 +1,4 @@
-//! The devices of this crate run the suite.
+//! Runs the suite for the devices of this crate.
 
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
@@ -28,7 +28,7 @@ fn memory(block_size: u32, read_only: bool) -> MemoryDevice {
     MemoryDevice::new(options).unwrap()
 }
 
-/// A folder on the file system that the tests were built on.
+/// A directory on the file system of the build.
 fn disk() -> PathBuf {
     std::env::current_exe()
         .unwrap()
@@ -132,7 +132,7 @@ thread_local! {
     static NOW: Rc<Cell<Nanos>> = Rc::default();
 }
 
-/// A clock that this thread's steps move on.
+/// A clock that this thread's steps advance.
 struct Stepped(Rc<Cell<Nanos>>);
 
 impl Clock for Stepped {

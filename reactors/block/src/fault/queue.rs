@@ -1,4 +1,4 @@
-//! One queue of a device that fails by plan.
+//! One queue of a device with injected faults.
 
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
@@ -13,11 +13,11 @@ use crate::error::DeviceError;
 use crate::request::{Completion, CompletionBatch, Refusal, Request};
 use reactors::sim::Seeded;
 
-/// A request in the inner queue, which knows it by its slot.
+/// A request in the inner queue, where its tag is the slot number.
 #[derive(Clone, Copy)]
 struct Slot {
     tag: u64,
-    /// Hold the completion back until there were more releases than this.
+    /// The completion is held until the number of releases exceeds this.
     held_at: Option<u64>,
 }
 
@@ -27,7 +27,7 @@ pub(super) struct FaultQueue {
     seeded: Seeded,
     slots: Box<[Option<Slot>]>,
     free: Vec<u32>,
-    /// Completions that are held back, and the releases that there had been.
+    /// Held completions with the number of releases at that time.
     held: VecDeque<(u64, Completion)>,
     ready: VecDeque<Completion>,
     depth: usize,
@@ -57,7 +57,7 @@ impl FaultQueue {
         }
     }
 
-    /// Passes a request on under the number of a slot, and restores it if it comes back.
+    /// Submits a request with its slot number as tag, and restores the tag if it is refused.
     fn pass_on(&mut self, mut request: Request, held_at: Option<u64>) -> Result<(), Refusal> {
         let Some(index) = self.free.pop() else {
             return Err(Refusal::Later(request));
@@ -96,7 +96,7 @@ impl FaultQueue {
         }
     }
 
-    /// Lets go what was released, or everything once the device is gone.
+    /// Delivers released completions, or all if the device is removed.
     fn let_go(&mut self) {
         let releases = self.running.releases.load(Ordering::Acquire);
         let removed = self.running.is_removed();
@@ -159,7 +159,7 @@ impl DeviceQueue for FaultQueue {
         });
     }
 
-    /// Also ends what is held back.
+    /// Also ends held completions.
     fn abandon(&mut self, is_overdue: &mut dyn FnMut(u64) -> bool) {
         let Self { inner, slots, .. } = self;
         inner.abandon(&mut |index| {
@@ -190,7 +190,7 @@ impl DeviceQueue for FaultQueue {
         completions.extend(self.ready.drain(..count).map(|mut completion| {
             if removed {
                 completion.result = Err(DeviceError::Removed);
-                // A loan is the answer to a read that succeeded.
+                // Only a successful read has a borrow.
                 completion.data = completion
                     .data
                     .filter(|data| matches!(data, Data::Lease(_)));
@@ -209,7 +209,7 @@ impl DeviceQueue for FaultQueue {
     }
 
     fn has_ready(&self) -> bool {
-        // No descriptor tells of a release.
+        // No descriptor signals a release.
         !self.ready.is_empty() || !self.held.is_empty() || self.inner.has_ready()
     }
 

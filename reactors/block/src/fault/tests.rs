@@ -1,4 +1,4 @@
-//! Every effect and every way to choose, on a RAM device.
+//! All effects and all ways to choose matches, on a RAM device.
 
 use hugemem::{Arena, ArenaConfig, PagePolicy, Pool};
 
@@ -73,7 +73,7 @@ impl Bench {
         batch.into_iter().collect()
     }
 
-    /// Runs a request that the device takes and answers at once.
+    /// Runs a request that the device takes and completes immediately.
     fn run(&mut self, operation: Operation, lba: u64) -> Result<(), DeviceError> {
         let tag = self.try_submit(operation, lba).unwrap();
         let completions = self.poll();
@@ -200,7 +200,7 @@ fn held_completions_come_when_they_are_released() {
     assert_eq!(bench.poll().len(), 4);
 }
 
-/// The inner queue knows requests by other tags, and is asked about those.
+/// The inner queue uses other tags, so that tags are translated for it.
 #[test]
 fn what_is_given_up_is_named_by_the_callers_tag() {
     let mut bench = Bench::new(Vec::new());

@@ -1,4 +1,4 @@
-//! Whether a file device is sound, damaged or gone. One per device, read by every request.
+//! Whether a file device is sound, damaged or gone. One per device, checked by every request.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
@@ -7,14 +7,14 @@ use reactors::sim::planted;
 
 use crate::health::{Damage, DamageCause};
 
-/// The file system said that the file is gone.
+/// The file system reported that the file is gone.
 const GONE: u64 = 1;
 /// A write was abandoned: the file must not be reopened.
 const ABANDONED: u64 = 1 << 1;
-/// Four bits: 0, or one more than the index of the cause in [`CAUSES`].
+/// Four bits: 0, or the index of the cause in [`CAUSES`] plus one.
 const CAUSE_SHIFT: u32 = 4;
 const CAUSE: u64 = 0xf << CAUSE_SHIFT;
-/// How often the device was reopened, in all higher bits.
+/// Number of times that the device was reopened, in all higher bits.
 const GENERATION_SHIFT: u32 = 8;
 
 const CAUSES: [DamageCause; 6] = [
@@ -26,8 +26,8 @@ const CAUSES: [DamageCause; 6] = [
     DamageCause::WriteStuck,
 ];
 
-/// The condition of a device at one moment. Queues compare the one that they know with the current
-/// one: equal means that nothing is wrong and nothing has changed.
+/// A snapshot of the condition of a device. Queues compare the one that they know with the current
+/// one: if they are equal, the device is sound and unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Word(u64);
 
@@ -45,24 +45,24 @@ impl Word {
         CAUSES.get(index.checked_sub(1)?).copied()
     }
 
-    /// The same reopening of the device, when nothing was wrong.
+    /// The same generation without any damage.
     pub(super) fn sound(self) -> Self {
         Self(self.0 >> GENERATION_SHIFT << GENERATION_SHIFT)
     }
 
-    /// Whether the device was not reopened between both.
+    /// Whether the device was not reopened between the two.
     pub(super) fn same_generation(self, other: Self) -> bool {
         self.sound() == other.sound()
     }
 }
 
-/// The current condition. All stores are lock-free: an error on a reactor notes it.
+/// The current condition. All stores are lock-free, because reactors record errors.
 #[derive(Debug, Default)]
 pub(super) struct Condition {
     word: AtomicU64,
-    /// When the damage was noticed, milliseconds since 1970; 0 while there is none.
+    /// Time at which the damage was detected, in milliseconds since 1970; 0 without damage.
     since_ms: AtomicU64,
-    /// Overdue writes that the kernel has not finished.
+    /// Overdue writes that the kernel has not completed.
     stuck: AtomicU64,
 }
 
@@ -76,7 +76,7 @@ impl Condition {
         self.word.fetch_or(GONE, Ordering::Relaxed);
     }
 
-    /// Notes damage. The first cause stays until the device is reopened.
+    /// Records damage. The first cause remains until the device is reopened.
     pub(super) fn note_damage(&self, cause: DamageCause) {
         let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         let since_ms = since.map_or(1, |since| since.as_millis() as u64);
@@ -98,7 +98,7 @@ impl Condition {
         });
     }
 
-    /// Notes a write whose request ends although the kernel still has it.
+    /// Records a write whose request ends although the kernel still has it.
     pub(super) fn note_stuck(&self) {
         self.stuck.fetch_add(1, Ordering::Relaxed);
         if !planted("stuck-undamaged") {
@@ -106,17 +106,17 @@ impl Condition {
         }
     }
 
-    /// The kernel finished a write that was stuck.
+    /// The kernel completed a stuck write.
     pub(super) fn note_unstuck(&self) {
         self.stuck.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Overdue writes that the kernel has not finished: the file must not be reopened.
+    /// Overdue writes that the kernel has not completed: the file must not be reopened.
     pub(super) fn stuck_writes(&self) -> u64 {
         self.stuck.load(Ordering::Relaxed)
     }
 
-    /// The damage, if there is any.
+    /// The damage, if any.
     pub(super) fn damage(&self) -> Option<Damage> {
         let cause = self.now().cause()?;
         let since_ms = self.since_ms.load(Ordering::Relaxed);
@@ -126,7 +126,7 @@ impl Condition {
         })
     }
 
-    /// The device was reopened: nothing is wrong with it. An abandoned write stays abandoned.
+    /// Clears the damage after the device was reopened. An abandoned write stays recorded.
     pub(super) fn note_reopened(&self) {
         self.since_ms.store(0, Ordering::Relaxed);
         let (order, no) = (Ordering::Release, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! Whether a file can be read and written past the page cache, in units of the device's blocks.
+//! Enables direct I/O on a file, if it supports the device's block size.
 
 use std::os::fd::OwnedFd;
 
@@ -10,14 +10,14 @@ use super::notice::BufferedReason;
 /// Alignment of every lease in memory, in bytes.
 const LEASE_ALIGN: u32 = hugemem::UNIT_BYTES as u32;
 
-/// What `statx(2)` says about direct I/O.
+/// Alignment requirements of direct I/O from `statx(2)`, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Alignment {
     memory: u32,
     offset: u32,
 }
 
-/// Makes the file direct, or says why it stays as it is.
+/// Enables direct I/O, or returns why the file stays buffered.
 pub(super) fn make_direct(
     file: &OwnedFd,
     bytes: u64,
@@ -36,8 +36,8 @@ pub(super) fn make_direct(
     Ok(())
 }
 
-/// What the file system says about the alignment that it needs, where it says anything (`statx(2)`,
-/// `STATX_DIOALIGN`, Linux 6.1).
+/// The alignment that the file system requires, if it reports it (`statx(2)`, `STATX_DIOALIGN`,
+/// Linux 6.1).
 fn alignment(file: &OwnedFd) -> Option<Alignment> {
     let found = statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok()?;
     let says = found.stx_mask & StatxFlags::DIOALIGN.bits() != 0;
@@ -47,8 +47,9 @@ fn alignment(file: &OwnedFd) -> Option<Alignment> {
     })
 }
 
-/// A file system that wants coarser blocks than the device has would fail every odd block, so such
-/// a device goes through the page cache, which has no alignment.
+/// Checks the required alignment. If the file system requires larger blocks than the device has,
+/// unaligned requests would fail, so the device uses the page cache, which has no alignment
+/// requirement.
 fn judge(alignment: Option<Alignment>, block_size: u32) -> Result<(), BufferedReason> {
     match alignment {
         Some(Alignment { memory: 0, .. } | Alignment { offset: 0, .. }) => {
@@ -63,12 +64,12 @@ fn judge(alignment: Option<Alignment>, block_size: u32) -> Result<(), BufferedRe
         Some(Alignment { memory, .. }) if !LEASE_ALIGN.is_multiple_of(memory) => {
             Err(BufferedReason::MemoryAlignment { unit: memory })
         }
-        // Silence is an older kernel: whether it works shows when it is tried.
+        // An older kernel reports nothing: the attempt shows whether it works.
         Some(_) | None => Ok(()),
     }
 }
 
-/// Reads one block directly: the last one, whose offset is the least aligned of all.
+/// Reads one block directly: the last one, whose offset has the smallest alignment.
 fn try_block(file: &OwnedFd, offset: u64, block_size: u32) -> Result<(), Errno> {
     let mut memory = vec![0_u8; (LEASE_ALIGN + block_size) as usize];
     let skip = memory.as_ptr().align_offset(LEASE_ALIGN as usize);
@@ -110,7 +111,7 @@ mod tests {
 
     #[test]
     fn a_file_that_cannot_be_direct_says_so_and_stays_usable() {
-        // Files of procfs have no direct I/O in any kernel.
+        // Files of procfs do not support direct I/O in any kernel.
         let file: OwnedFd = std::fs::File::open("/proc/self/maps").unwrap().into();
         let refused = make_direct(&file, 4096, 4096);
         assert_eq!(refused, Err(BufferedReason::Unsupported));

@@ -1,19 +1,19 @@
-//! What a file system cannot do, in words.
+//! Missing capabilities of a file system, as messages.
 
 use std::fmt;
 use std::path::PathBuf;
 
 use rustix::io::Errno;
 
-/// A kind of file system, by the number that `statfs(2)` gives it.
+/// A type of file system, identified by its `statfs(2)` magic number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FileSystem(pub u64);
 
 impl FileSystem {
-    /// None: the device is a block device itself (`BDEVFS_MAGIC`, `linux/magic.h`).
+    /// No file system: the device is a block device (`BDEVFS_MAGIC`, `linux/magic.h`).
     pub const BLOCK_DEVICE: Self = Self(0x6264_6576);
 
-    /// The common name, where this table has it (`statfs(2)`, `linux/magic.h`).
+    /// The common name, if this table has it (`statfs(2)`, `linux/magic.h`).
     #[must_use]
     pub fn name(self) -> Option<&'static str> {
         Some(match self.0 {
@@ -47,25 +47,25 @@ impl fmt::Display for FileSystem {
     }
 }
 
-/// Why a file goes through the page cache.
+/// Why a file is accessed through the page cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum BufferedReason {
-    /// The file system does not do direct I/O on this file.
+    /// The file system does not support direct I/O on this file.
     Unsupported,
-    /// It does, in larger units than the device's blocks.
+    /// The file system requires larger units than the device's blocks.
     Alignment {
-        /// The file system's unit, in bytes.
+        /// The required unit in bytes.
         unit: u32,
-        /// The device's blocks, in bytes.
+        /// The device's block size in bytes.
         block_size: u32,
     },
-    /// It does, but not to the arena's memory.
+    /// The file system cannot use direct I/O with the arena's alignment.
     MemoryAlignment {
-        /// The alignment that it wants, in bytes.
+        /// The required alignment in bytes.
         unit: u32,
     },
-    /// It claims to, and refused when it was tried.
+    /// The file system claims support, but an attempt failed.
     Refused(Errno),
 }
 
@@ -85,7 +85,7 @@ impl fmt::Display for BufferedReason {
     }
 }
 
-/// What a file device does without. Displays as one line.
+/// A capability that a file device lacks. Displays as one line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FileNotice {
@@ -93,16 +93,16 @@ pub enum FileNotice {
     Buffered {
         /// The file.
         path: PathBuf,
-        /// What it lies on.
+        /// The file system.
         file_system: FileSystem,
-        /// Why.
+        /// The reason.
         reason: BufferedReason,
     },
     /// Holes cannot be punched.
     NoDeallocate {
         /// The file.
         path: PathBuf,
-        /// What it lies on.
+        /// The file system.
         file_system: FileSystem,
     },
 }

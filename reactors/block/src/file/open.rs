@@ -1,4 +1,5 @@
-//! Opening a file to serve it: find or create, lock, size, and ask what the file system can do.
+//! Opens a file for a device: finds or creates it, locks it, sets its size, and detects the
+//! capabilities of the file system.
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -17,11 +18,11 @@ use super::system::length;
 use super::{DirectIo, FileError, FileOptions};
 use crate::shape::{block_count, check_block_size};
 
-/// A file that is ready to be served.
+/// An open file, ready to be served.
 pub(super) struct Opened {
     pub(super) file: OwnedFd,
     pub(super) block_count: u64,
-    /// What the file system likes to be given at once, in bytes.
+    /// Preferred I/O size of the file system in bytes.
     pub(super) preferred_bytes: u32,
     pub(super) direct: bool,
     pub(super) deallocates: bool,
@@ -35,17 +36,17 @@ pub(super) fn open(options: &FileOptions) -> Result<Opened, FileError> {
     lock(&file, options)?;
     let opened = prepare(file, options, &place);
     if opened.is_err() && created {
-        // It is ours and locked, so nobody else can have begun to use it.
+        // It was created and locked here, so no other process uses it.
         let _ = unlinkat(place.directory(), &place.name, AtFlags::empty());
     }
     opened
 }
 
-/// Where a file is looked for.
+/// Location of a file.
 struct Place {
-    /// The directory that the file must be an entry of; `None`: anywhere.
+    /// The directory that must contain the file; `None`: any.
     parent: Option<OwnedFd>,
-    /// The file's name there, else its path.
+    /// The file's name in that directory, otherwise its path.
     name: PathBuf,
 }
 
@@ -76,7 +77,7 @@ impl Place {
             resolve,
         );
         let parent = parent.map_err(|errno| match errno {
-            // What openat2(2) answers where a path leads out of the directory.
+            // Errors of openat2(2) for a path that leads out of the directory.
             Errno::XDEV | Errno::LOOP => elsewhere(),
             errno => failed(path, "find the directory of")(errno),
         })?;
@@ -90,13 +91,13 @@ impl Place {
         self.parent.as_ref().map_or(CWD, AsFd::as_fd)
     }
 
-    /// A symbolic link is followed only where the file may be anywhere.
+    /// A symbolic link is followed only if the file may be in any directory.
     fn is_confined(&self) -> bool {
         self.parent.is_some()
     }
 }
 
-/// What can be told without touching the file.
+/// The checks that do not access the file.
 fn check_shape(options: &FileOptions) -> Result<(), FileError> {
     let checked = match options.size_bytes {
         Some(size_bytes) => block_count(size_bytes, options.block_size).map(drop),
@@ -129,8 +130,8 @@ fn access(options: &FileOptions, place: &Place) -> OFlags {
     access | OFlags::CLOEXEC | OFlags::NOCTTY | links
 }
 
-/// Opens a partition or a logical volume. For writing it is claimed (`O_EXCL`, `open(2)`): one that
-/// is mounted, or that a volume is built on, is in use.
+/// Opens a partition or a logical volume. For writing it is claimed (`O_EXCL`, `open(2)`): a device
+/// that is mounted, or that is part of a volume, is in use.
 fn open_block_device(options: &FileOptions, place: &Place) -> Result<OwnedFd, FileError> {
     let path = options.path.as_path();
     let mut flags = access(options, place);
@@ -153,14 +154,15 @@ fn open_block_device(options: &FileOptions, place: &Place) -> Result<OwnedFd, Fi
     Ok(file)
 }
 
-/// The open file, and whether it was created just now.
+/// The open file, and whether this call created it.
 fn find_or_create(options: &FileOptions, place: &Place) -> Result<(OwnedFd, bool), FileError> {
     let path = options.path.as_path();
     let at = match place.is_confined() {
         true => AtFlags::SYMLINK_NOFOLLOW,
         false => AtFlags::empty(),
     };
-    // Looked at before it is opened: opening a FIFO or a device can block or act.
+    // The file is examined before it is opened: opening a FIFO or a device can block or have side
+    // effects.
     match statat(place.directory(), &place.name, at) {
         Ok(found) => match FileType::from_raw_mode(found.st_mode) {
             FileType::RegularFile => {}
@@ -192,12 +194,13 @@ fn find_or_create(options: &FileOptions, place: &Place) -> Result<(OwnedFd, bool
     Ok((file, true))
 }
 
-/// How long a lock that somebody else has is waited for: the kernel closes the files of a process
-/// that was killed with requests in its rings a moment after the process is gone.
+/// Time to wait for a lock that another process holds. When a process is killed with requests in
+/// its rings, the kernel closes its files shortly after the process has ended.
 const LOCK_PATIENCE: Duration = Duration::from_millis(500);
 const LOCK_RETRY: Duration = Duration::from_millis(10);
 
-/// Locks the file for as long as it is open: shared if it is only read, else for us alone.
+/// Locks the file while it is open: a shared lock for a read-only device, otherwise an exclusive
+/// one.
 fn lock(file: &OwnedFd, options: &FileOptions) -> Result<(), FileError> {
     let operation = if options.read_only {
         FlockOperation::NonBlockingLockShared
@@ -268,7 +271,7 @@ fn prepare(file: OwnedFd, options: &FileOptions, place: &Place) -> Result<Opened
     })
 }
 
-/// The size of a block device, which nobody can change here.
+/// The size of a block device, which cannot be changed here.
 fn fixed_size(found: u64, options: &FileOptions) -> Result<u64, FileError> {
     match options.size_bytes {
         Some(wanted) if wanted != found => Err(FileError::Size {
@@ -280,7 +283,8 @@ fn fixed_size(found: u64, options: &FileOptions) -> Result<u64, FileError> {
     }
 }
 
-/// The device's size. Gives an empty file its length, and brings that and its name to the medium.
+/// Determines the device's size. Sets the size of an empty file, and syncs the file and its
+/// directory entry.
 fn settle_size(
     file: &OwnedFd,
     found: u64,
@@ -305,8 +309,8 @@ fn settle_size(
     }
 }
 
-/// Gives an open file the length that is wanted, and brings that to the medium; without one, finds
-/// out how long it is now. Never makes it shorter.
+/// Extends an open file to the wanted size and syncs it; without a wanted size, returns the current
+/// one. Never shrinks the file.
 pub(super) fn grow(
     file: impl AsFd + Copy,
     path: &Path,
@@ -377,20 +381,21 @@ fn settle_direct(
     }
 }
 
-/// Tries it past the end of the file, where there is nothing to lose.
+/// Whether the file system can punch holes. Tries it beyond the end of the file, where no data is
+/// lost.
 fn punches_holes(file: impl AsFd, size_bytes: u64, block_size: u32) -> bool {
     let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     match fallocate(file, mode, size_bytes, u64::from(block_size)) {
         Err(Errno::OPNOTSUPP | Errno::NOSYS) => false,
-        // Any other answer is about that range: the largest file has nothing past its end.
+        // Any other error concerns this range: a file of the maximum size has no range beyond its
+        // end.
         Ok(()) | Err(_) => true,
     }
 }
 
-/// Whether a block device can zero a range without the zeroes being sent to it, which is what
-/// `fallocate(2)` needs to punch a hole in one. Trying it would lose data, so the kernel's
-/// description of the queue is read (`Documentation/ABI/stable/sysfs-block`); a partition has the
-/// queue of its disk.
+/// Whether a block device can zero a range without a transfer of zeroes, which `fallocate(2)`
+/// requires to punch a hole in it. An attempt would lose data, so the kernel's description of the
+/// queue is read (`Documentation/ABI/stable/sysfs-block`); a partition has the queue of its disk.
 fn discards(device: u64) -> bool {
     let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
     let folder = format!("/sys/dev/block/{major}:{minor}");

@@ -1,9 +1,9 @@
-//! One reactor's ring on a file, and the steps of the requests that take more than one operation.
+//! One reactor's ring on a file, and the steps of requests that take more than one operation.
 //!
-//! A compare reads pieces of the file into a second lease; zeroes that the file system cannot make
-//! itself are written from one; zeroes with FUA are followed by a sync. The second lease is taken
-//! from the pool, or is the queue's own, which it keeps for itself from start to end: so such
-//! requests wait for one another when the pool is empty, but never for ever.
+//! A compare reads pieces of the file into a second lease; zeroes that the file system cannot
+//! create itself are written from one; zeroes with FUA are followed by a sync. The second lease
+//! comes from the pool, or is the queue's own reserve. Such requests therefore wait for one another
+//! when the pool is empty, but always make progress.
 
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
@@ -25,26 +25,26 @@ use crate::ledger::{Ended, Ledger};
 use crate::request::{CompletionBatch, Operation, Refusal, Request};
 use reactors::sim::planted;
 
-/// The lease that a queue keeps for itself, in bytes: the smallest, so that many queues leave enough
-/// for requests.
+/// Size in bytes of the lease that a queue reserves for itself: the smallest, so that many queues
+/// leave enough for requests.
 const RESERVE_BYTES: usize = hugemem::UNIT_BYTES;
 
-/// What a request waits for.
+/// The current step of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    /// One operation, whose end is the request's.
+    /// A single operation, which ends the request.
     Transfer,
-    /// The file system's own zeroing or hole.
+    /// Zeroing or hole punching by the file system.
     Allocate(AllocateMode),
-    /// A second lease, to compare with or to write zeroes from.
+    /// Waiting for a second lease, to compare with or to write zeroes from.
     Scratch,
-    /// A piece of the file, to be compared.
+    /// Reading a piece of the file to compare.
     Comparing,
-    /// A piece of zeroes.
+    /// Writing a piece of zeroes.
     WritingZeroes,
     /// The sync after zeroes.
     Syncing,
-    /// Done, and syncs that overlapped this request's sync have not ended.
+    /// Done, but syncs that overlapped this request's sync have not ended.
     Held,
 }
 
@@ -59,20 +59,20 @@ enum EarlyEnd {
     Stuck,
 }
 
-/// A request in the ring's hands, or waiting for its turn.
+/// A request that is in the ring or waits for a second lease.
 struct Job {
     ended: Ended,
     stage: Stage,
-    /// Bytes of the file that are left to do.
+    /// Byte range of the file that is not done yet.
     offset: u64,
     left: u64,
-    /// A compare's data, kept aside; the data of a write whose success is held.
+    /// A compare's data; or the data of a write whose success is held back.
     data: Option<Lease>,
     /// Its effect is no longer wanted: no further operation begins.
     given_up: bool,
     /// Whether its request ended before its operation.
     early_end: EarlyEnd,
-    /// The number of its sync, while one is in flight.
+    /// The number of its sync in flight.
     sync: Option<u64>,
 }
 
@@ -87,30 +87,31 @@ impl Job {
     }
 }
 
-/// The queue. `S` is the system below it: the kernel's or a simulated one.
+/// The queue. `S` is the system below it: the kernel or a simulation.
 pub(super) struct FileQueue<S: FileStore> {
     ledger: Ledger,
     ring: S::Ring,
-    /// By the tag of their operation. One request has one operation at a time.
+    /// Indexed by the tag of their operation. One request has one operation at a time.
     jobs: Box<[Option<Job>]>,
     free: Vec<u32>,
     /// Jobs that wait for a second lease, oldest first.
     waiting: VecDeque<u32>,
     reserve: Option<Lease>,
     pool: Pool,
-    /// What the file system was not found unable to do.
+    /// False once the file system has refused the operation.
     can_punch: bool,
     can_zero: bool,
-    /// Operations were put into the ring since the last poll began.
+    /// Operations were submitted to the ring since the last poll began.
     sent: bool,
-    /// The last flush left operations behind.
+    /// The last flush left operations in the submission queue.
     unflushed: bool,
-    /// The file was seen to be as long as the device since the last flush.
+    /// Since the last flush, the file was found to be as long as the device.
     is_whole: bool,
-    /// The device's condition when the ring got its file.
+    /// The device's condition when the ring received its file.
     known: Word,
     syncs: SyncOrder,
-    /// Writes with FUA are held back as flushes are: their errors come by the page cache.
+    /// Writes with FUA are held back like flushes, because their errors are reported through the
+    /// page cache.
     holds_fua: bool,
     shared: Arc<Shared<S>>,
 }
@@ -148,7 +149,7 @@ impl<S: FileStore> FileQueue<S> {
         })
     }
 
-    /// Puts a job's next operation into the ring, which has room for one of each.
+    /// Submits a job's next operation to the ring, which has room for one operation of each job.
     fn send(&mut self, index: u32, operation: FileOperation) {
         let sent = self.ring.submit(u64::from(index), operation);
         assert!(sent.is_ok(), "the ring is as deep as the queue");
@@ -161,7 +162,7 @@ impl<S: FileStore> FileQueue<S> {
             .expect("a job that has an operation or waits")
     }
 
-    /// Sends an operation that syncs.
+    /// Submits an operation that syncs.
     fn send_sync(&mut self, index: u32, operation: FileOperation) {
         let number = self.syncs.start();
         self.job(index).sync = Some(number);
@@ -206,7 +207,7 @@ impl<S: FileStore> FileQueue<S> {
         }
     }
 
-    /// Sends the best way to zero the job's range that the file system has not refused yet.
+    /// Submits the best way to zero the job's range that the file system has not refused yet.
     fn zero(&mut self, index: u32) {
         let (can_punch, can_zero, file) = (self.can_punch, self.can_zero, FileId::FIRST);
         let job = self.job(index);
@@ -240,7 +241,7 @@ impl<S: FileStore> FileQueue<S> {
         );
     }
 
-    /// Lines up for a second lease; [`serve_waiting`](Self::serve_waiting) hands them out.
+    /// Queues the job for a second lease; [`serve_waiting`](Self::serve_waiting) assigns them.
     fn want_scratch(&mut self, index: u32) {
         self.job(index).stage = Stage::Scratch;
         self.waiting.push_back(index);
@@ -277,7 +278,7 @@ impl<S: FileStore> FileQueue<S> {
         }
     }
 
-    /// Sends the next piece of a compare or of zeroes.
+    /// Submits the next piece of a compare or of zeroes.
     fn send_piece(&mut self, index: u32, mut scratch: Lease) {
         let file = FileId::FIRST;
         let job = self.job(index);
@@ -302,14 +303,14 @@ impl<S: FileStore> FileQueue<S> {
         self.send(index, operation);
     }
 
-    /// Gives a second lease back: to the queue if its own is out, else to the pool.
+    /// Returns a second lease: to the queue if its reserve is in use, otherwise to the pool.
     fn release_scratch(&mut self, scratch: Lease) {
         if self.reserve.is_none() && scratch.capacity() <= RESERVE_BYTES {
             self.reserve = Some(scratch);
         }
     }
 
-    /// Moves a job on after its operation ended.
+    /// Advances a job after its operation ended.
     fn advance(&mut self, done: Done) {
         let done = with_planted_defects(done);
         let index = done.tag as u32;
@@ -346,7 +347,7 @@ impl<S: FileStore> FileQueue<S> {
         }
     }
 
-    /// A sync succeeded, see [`SyncOrder`].
+    /// Handles a successful sync, see [`SyncOrder`].
     fn synced(&mut self, index: u32, operation: Operation, data: Option<Lease>) {
         let is_write = matches!(operation, Operation::Write { .. });
         if is_write && !self.holds_fua {
@@ -357,8 +358,8 @@ impl<S: FileStore> FileQueue<S> {
         self.syncs.hold(index);
     }
 
-    /// Marks the device as damaged where a failure means that data may be lost that was accepted
-    /// earlier, or that what the file holds is not what was reported.
+    /// Marks the device as damaged if a failure means that data accepted earlier may be lost, or
+    /// that the file's content differs from what was reported.
     #[cold]
     fn note_damage(&mut self, stage: Stage, operation: Operation, failure: Failure) {
         if planted("sync-error-forgotten") && !matches!(failure, Failure::EndOfFile) {
@@ -370,7 +371,7 @@ impl<S: FileStore> FileQueue<S> {
         }
     }
 
-    /// Whether the device was damaged after the job began, so that what it changes is not certain.
+    /// Whether the device was damaged after the job began, so that the job's changes are uncertain.
     fn is_overtaken(&self, index: u32) -> bool {
         let now = self.shared.condition.now();
         if now == self.known {
@@ -392,8 +393,8 @@ impl<S: FileStore> FileQueue<S> {
                 }
                 self.zero(index);
             }
-            // Whether the range can be written shows when it is written. A block device whose page
-            // cache has dirty pages of the range refuses to zero it otherwise (`EBUSY`).
+            // Writing the zeroes shows whether the range can be written. A block device refuses to
+            // zero a range of which the page cache has dirty pages (`EBUSY`).
             Err(DeviceError::MediaWrite) => self.want_scratch(index),
             Err(_) => self.end(index, result, None),
         }
@@ -424,7 +425,7 @@ impl<S: FileStore> FileQueue<S> {
         self.next_piece(index, result, scratch);
     }
 
-    /// Goes on after a piece of the scratch lease's length, or ends.
+    /// Continues after a piece of the scratch lease's length, or ends the job.
     fn next_piece(&mut self, index: u32, result: Result<(), DeviceError>, scratch: Lease) {
         let job = self.job(index);
         job.offset += scratch.len() as u64;
@@ -452,7 +453,7 @@ impl<S: FileStore> FileQueue<S> {
         }
     }
 
-    /// The range reads as zeroes; with FUA that has to reach the medium.
+    /// The range reads as zeroes. With FUA they have to be synced to the medium.
     fn zeroed(&mut self, index: u32) {
         let job = self.job(index);
         if let Operation::WriteZeroes { fua: true, .. } = job.ended.operation
@@ -491,10 +492,10 @@ impl<S: FileStore> FileQueue<S> {
         self.ledger.end(job.ended, result, data.map(Data::Lease));
     }
 
-    /// Looks whether the file is as long as the device, before it is first written to in a turn. A
-    /// write beyond the end of a file that somebody truncated would make it longer again, with
-    /// zeroes where data was, and nobody would notice. A file that is truncated between this look
-    /// and the write is noticed by the next one, unless the write reaches the device's last block.
+    /// Checks before the first write of a turn that the file is as long as the device. A write
+    /// beyond the end of a truncated file would extend it again, with zeroes in place of the lost
+    /// data, and the loss would stay undetected. A truncation between this check and the write is
+    /// detected by the next check, unless the write reaches the device's last block.
     fn check_length(&mut self) {
         let wanted = self.ledger.geometry().bytes();
         self.is_whole = true;
@@ -504,8 +505,8 @@ impl<S: FileStore> FileQueue<S> {
         }
     }
 
-    /// Whether a request may go on although the device's condition is `now` and not what the queue
-    /// knows. Follows a reopened device.
+    /// Whether a request may continue although the device's condition is `now` and not the one that
+    /// the queue knows. Switches to the new file of a reopened device.
     #[cold]
     fn admit_anyway(&mut self, request: Request, now: Word) -> Result<Request, Refusal> {
         if now.is_gone() {
@@ -515,7 +516,7 @@ impl<S: FileStore> FileQueue<S> {
             return Err(Refusal::Never(request, DeviceError::Damaged));
         }
         if !now.same_generation(self.known) {
-            // The new file is taken when nothing of the old one is in flight.
+            // The ring switches to the new file when no operation on the old one is in flight.
             if self.ring.in_flight() > 0 {
                 return Err(Refusal::Later(request));
             }
@@ -526,7 +527,7 @@ impl<S: FileStore> FileQueue<S> {
     }
 }
 
-/// The end as a queue takes it that makes one of the mistakes which simulation must find.
+/// Applies the planted defects, which simulation must find.
 #[inline(always)]
 fn with_planted_defects(mut done: Done) -> Done {
     let is_success = match done.result {
@@ -554,7 +555,7 @@ fn must_be_certain(operation: Operation) -> bool {
     operation.changes_medium() || operation == Operation::Flush
 }
 
-/// The damage that a failed operation does to the device, if any.
+/// The damage caused by a failed operation, if any.
 fn damage_of(
     stage: Stage,
     operation: Operation,
@@ -577,14 +578,14 @@ fn damage_of(
     };
     let is_short = matches!(failure, Failure::ShortWrite(_));
     match errno {
-        // Not carried out: whatever there is to report is reported to a later sync.
+        // Not executed: a later sync reports any error.
         Errno::CANCELED | Errno::AGAIN | Errno::INTR if !is_short => None,
-        // A file system without room, or turned read-only, refuses a write before it does
-        // anything. Only when data is written back from the page cache does it come too late.
+        // A file system that is full or became read-only refuses a write before it does anything.
+        // The error is late only when data is written back from the page cache.
         Errno::NOSPC | Errno::DQUOT | Errno::FBIG | Errno::ROFS if writes => {
             (syncs && !direct).then_some(DamageCause::SyncFailed)
         }
-        // Refused as it is.
+        // Refused without any effect.
         Errno::INVAL | Errno::BADF | Errno::FAULT | Errno::PERM | Errno::OPNOTSUPP
             if writes && !is_short =>
         {
@@ -592,7 +593,7 @@ fn damage_of(
         }
         _ if syncs => Some(DamageCause::SyncFailed),
         _ if writes && is_short => Some(DamageCause::ShortWrite),
-        // Without the page cache the error is about this write, which is not acknowledged.
+        // Without the page cache the error concerns only this write, which is not acknowledged.
         _ if writes && !direct => Some(DamageCause::WriteFailed),
         _ => None,
     }
@@ -632,7 +633,7 @@ impl<S: FileStore> DeviceQueue for FileQueue<S> {
 
     fn give_up(&mut self, is_unwanted: &mut dyn FnMut(u64) -> bool) {
         for job in self.jobs.iter_mut().flatten() {
-            // A transfer is one operation, which the kernel has already.
+            // A transfer is a single operation, which the kernel already has.
             job.given_up |= job.stage != Stage::Transfer && is_unwanted(job.ended.tag);
         }
         for _ in 0..self.waiting.len() {
@@ -656,8 +657,8 @@ impl<S: FileStore> DeviceQueue for FileQueue<S> {
             }
             job.given_up = true;
             if job.may_still_write() {
-                // First the damage, so that nothing is acknowledged after the end that the write
-                // could overwrite.
+                // Damage is recorded first, so that no write is acknowledged after the end that
+                // this write could overwrite.
                 self.shared.condition.note_stuck();
                 job.early_end = EarlyEnd::Stuck;
             } else {
@@ -683,7 +684,7 @@ impl<S: FileStore> DeviceQueue for FileQueue<S> {
             }
         }
         self.serve_waiting();
-        // Second steps go at once: the caller's flush is for what the caller submits.
+        // Second steps are submitted here: the caller flushes only after its own submissions.
         if self.sent || self.unflushed {
             self.flush();
         }

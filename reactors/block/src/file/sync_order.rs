@@ -1,9 +1,9 @@
-//! When a successful sync may be believed.
+//! Determines when the success of a sync is reliable.
 //!
 //! Linux reports a failed writeback to one of the calls that sync through an open file description.
-//! Of two calls that overlap, one fails and the other may succeed, although both were to make the
-//! lost data durable, and the one that succeeds may be reaped first. So a success counts only once
-//! every sync that was in flight at its end has ended too.
+//! If two calls overlap, one fails and the other may succeed, although both cover the lost data,
+//! and the successful one may be reaped first. A success is therefore reliable only after every
+//! sync that was in flight at its end has ended too.
 
 use std::collections::VecDeque;
 
@@ -12,9 +12,9 @@ use std::collections::VecDeque;
 pub(super) struct SyncOrder {
     /// Whether each sync has ended, oldest first.
     ended: VecDeque<bool>,
-    /// The number of the first of these.
+    /// The number of the first entry of `ended`.
     first: u64,
-    /// Jobs whose sync succeeded, and the number below which all syncs must have ended.
+    /// Jobs whose sync succeeded, each with the number below which all syncs must have ended.
     held: VecDeque<(u32, u64)>,
 }
 
@@ -27,13 +27,13 @@ impl SyncOrder {
         }
     }
 
-    /// A sync starts. Returns its number.
+    /// Starts a sync and returns its number.
     pub(super) fn start(&mut self) -> u64 {
         self.ended.push_back(false);
         self.first + self.ended.len() as u64 - 1
     }
 
-    /// The sync of that number has ended.
+    /// Ends the sync with this number.
     pub(super) fn end(&mut self, number: u64) {
         self.ended[(number - self.first) as usize] = true;
         while self.ended.front() == Some(&true) {
@@ -42,13 +42,13 @@ impl SyncOrder {
         }
     }
 
-    /// Holds the success of `job`, whose own sync has ended.
+    /// Holds back the success of `job`, whose own sync has ended.
     pub(super) fn hold(&mut self, job: u32) {
         let next = self.first + self.ended.len() as u64;
         self.held.push_back((job, next));
     }
 
-    /// A job whose success counts now.
+    /// Returns a job whose success is reliable now.
     pub(super) fn release(&mut self) -> Option<u32> {
         let (job, until) = *self.held.front()?;
         if self.first < until {

@@ -1,8 +1,8 @@
-//! The kernel's file: its descriptors, its lock and the rings on it.
+//! A file of the kernel: its descriptors, its lock and the rings on it.
 //!
-//! Each ring has an open file description of its own, since Linux reports a failed writeback once
-//! to each (`errseq_t`, `fsync(2)`). The lock belongs to the first description, which stays open
-//! also when the file is reopened.
+//! Each ring has its own open file description, because Linux reports a failed writeback once to
+//! each (`errseq_t`, `fsync(2)`). The lock belongs to the first description, which stays open when
+//! the file is reopened.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -27,16 +27,16 @@ struct Lock(OwnedFd);
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        // A ring closes its own reference to a file some time after the ring was closed, and a lock
-        // that it shares would last until then. No write is in flight: a ring that gives one up
-        // keeps its description and so this lock for as long as the process lives.
+        // A ring releases its own reference to a file some time after the ring was closed, and the
+        // lock would last until then. No write is in flight here: a ring that abandons a write
+        // keeps its description and therefore this lock until the process ends.
         let _ = flock(&self.0, FlockOperation::Unlock);
     }
 }
 
 /// An open file description.
 pub(super) struct Description {
-    /// `None`: the first description serves.
+    /// `None`: the first description is used.
     file: Option<OwnedFd>,
     lock: Arc<Lock>,
     condition: Arc<Condition>,
@@ -54,16 +54,16 @@ impl RingFile for Description {
     }
 }
 
-/// Where a ring finds its next description.
+/// The next description of a ring.
 type Slot = Mutex<Option<Arc<Description>>>;
 
 struct Current {
-    /// For the control plane, and what further descriptions are opened from.
+    /// Used by the control plane, and the source of further descriptions.
     description: Arc<Description>,
     rings: Vec<Weak<Slot>>,
 }
 
-/// The file.
+/// The file of a device.
 pub(super) struct SystemFile {
     path: PathBuf,
     flags: OFlags,
@@ -71,7 +71,7 @@ pub(super) struct SystemFile {
     lock: Arc<Lock>,
     condition: Arc<Condition>,
     current: Mutex<Current>,
-    /// What the queues' rings could not have. Written when a queue opens, never by a request.
+    /// Features unavailable to the queues' rings. Written when a queue opens, never by a request.
     ring_notices: Mutex<Vec<Notice>>,
 }
 
@@ -132,8 +132,8 @@ impl SystemFile {
         locked(&self.ring_notices).clone()
     }
 
-    /// Another description of the file that `of` is open on, under whatever name it has now. Where
-    /// it cannot be opened a second time, both share one.
+    /// Opens another description of the same file as `of`, whatever its current name is. If the
+    /// file cannot be opened again, both share one description.
     fn open_again(&self, of: &Arc<Description>) -> Arc<Description> {
         let path = format!("/proc/self/fd/{}", of.as_fd().as_raw_fd());
         match rustix::fs::open(path, self.flags, Mode::empty()) {
@@ -168,7 +168,7 @@ pub(super) fn length(file: impl AsFd, found: &Stat) -> Result<u64, Errno> {
     Ok(u64::try_from(found.st_size).unwrap_or(0))
 }
 
-/// Which file it is: a block device by its number, a regular file by its inode.
+/// Identifies the file: a block device by its number, a regular file by its inode.
 fn identity(found: &Stat) -> (u64, u64, u64) {
     if rustix::fs::FileType::from_raw_mode(found.st_mode).is_block_device() {
         return (0, 0, found.st_rdev);
@@ -235,8 +235,9 @@ impl FileStore for SystemFile {
             });
         }
         fdatasync(&file).map_err(self.failed("sync"))?;
-        // After a failed writeback the page cache may hold as clean what the medium does not have:
-        // drop it, so that reads tell what the medium has. This is a hint and may fail.
+        // After a failed writeback the page cache may mark pages as clean that the medium does not
+        // have: drop them, so that reads return the content of the medium. This is a hint and may
+        // fail.
         let _ = fadvise(&file, 0, None, Advice::DontNeed);
         let description = Arc::new(self.describe(file));
         let mut current = locked(&self.current);

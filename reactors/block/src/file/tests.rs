@@ -1,4 +1,4 @@
-//! Opening files: what is made, what is refused, and what is said about it.
+//! Opening files: creation, refusals and messages.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -114,7 +114,7 @@ fn impossible_sizes_touch_nothing() {
 fn a_file_that_cannot_be_made_whole_is_removed_again() {
     let folder = folder();
     let path = folder.path().join("image");
-    // More than any file system's largest file, less than a file offset.
+    // More than the maximum file size of any file system, less than the maximum file offset.
     let error = refusal(options(&path, Some((1 << 63) - 4096)));
     assert!(
         matches!(
@@ -181,8 +181,8 @@ fn only_regular_files_are_served() {
     }
 }
 
-/// Symbolic links and `..` that lead out of the directory are refused, and nothing is made or
-/// changed behind them.
+/// Symbolic links and `..` that lead out of the directory are refused, and nothing is created or
+/// changed at their targets.
 #[test]
 fn a_confined_file_is_never_elsewhere() {
     use std::os::unix::fs::symlink;
@@ -227,7 +227,7 @@ fn a_confined_file_is_never_elsewhere() {
         drop(device);
         FileDevice::open(confined(&path, None)).unwrap();
     }
-    // One that cannot be made whole is removed again.
+    // A file that cannot be set up completely is removed again.
     let broken = FileOptions {
         direct: DirectIo::Require,
         block_size: 512,
@@ -353,7 +353,7 @@ fn a_file_grows_and_never_shrinks() {
     assert_eq!(device.geometry().bytes(), 2 << 20);
     assert_eq!(std::fs::metadata(&path).unwrap().len(), 2 << 20);
     device.grow(Some(2 << 20)).unwrap();
-    // Somebody else made it longer, or shorter.
+    // Another process extends or shrinks the file.
     let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
     file.set_len(3 << 20).unwrap();
     let error = device

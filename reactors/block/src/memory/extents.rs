@@ -1,8 +1,8 @@
-//! The memory of a RAM device that may have grown: one store after the other.
+//! The memory of a RAM device, which may have grown: consecutive stores.
 //!
-//! Almost every range lies in one store, and mostly in the first. What reaches over an edge is done
-//! piece by piece: a piece that meets a hold has the whole tried again, which does the earlier
-//! pieces once more and changes nothing by that.
+//! Almost every range lies in one store, usually the first. A range across a boundary is processed
+//! piece by piece. If a piece meets a range lock, the whole range is retried, which repeats the
+//! earlier pieces without further effect.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -13,7 +13,7 @@ use reactors::sim::planted;
 #[derive(Debug)]
 pub(super) struct Extents {
     first: Arc<Store>,
-    /// What it grew by, in order.
+    /// Stores added by growth, in order.
     more: Mutex<Vec<Arc<Store>>>,
 }
 
@@ -34,7 +34,7 @@ impl Extents {
         more.unwrap_or_else(PoisonError::into_inner).push(store);
     }
 
-    /// One reactor's access to all that there is now.
+    /// Creates one reactor's access to all current stores.
     pub(super) fn handle(&self) -> ExtentsHandle {
         let more = self.more.lock();
         let more = more.unwrap_or_else(PoisonError::into_inner);
@@ -56,7 +56,7 @@ impl Extents {
     }
 }
 
-/// A store behind the first.
+/// A store after the first.
 #[derive(Debug)]
 struct Extent {
     start: usize,
@@ -64,8 +64,8 @@ struct Extent {
     store: StoreHandle,
 }
 
-/// One reactor's access to a device's memory. As [`StoreHandle`], whose calls these are: try-only,
-/// and a range beyond the device is the caller's bug.
+/// One reactor's access to a device's memory. Its methods correspond to those of [`StoreHandle`]:
+/// they never wait, and a range beyond the device is a bug of the caller.
 #[derive(Debug)]
 pub(super) struct ExtentsHandle {
     first: StoreHandle,
@@ -74,18 +74,18 @@ pub(super) struct ExtentsHandle {
 }
 
 impl ExtentsHandle {
-    /// As [`StoreHandle::try_lend_idle`]: what lies in the first store and in one unit, and is not
-    /// held. `None`: nothing has happened.
+    /// [`StoreHandle::try_lend_idle`] for a range in the first store that lies in one unlocked
+    /// unit. `None`: nothing has happened.
     #[inline(always)]
     pub(super) fn try_lend_idle(&self, offset: usize, len: usize) -> Option<Loan> {
-        // Both lie within the device, so the sum is one too.
+        // Both lie within the device, so the sum cannot overflow.
         if offset + len > self.first_end {
             return None;
         }
         self.first.try_lend_idle(offset, len)
     }
 
-    /// Lends a range that lies in one store; `None` also where it does not.
+    /// Borrows a range that lies in one store; `None` also if it does not.
     pub(super) fn try_lend(&self, offset: usize, len: usize) -> Option<Loan> {
         if offset + len <= self.first_end {
             return self.first.try_lend(offset, len);
@@ -101,13 +101,13 @@ impl ExtentsHandle {
         store.try_lend(start, len)
     }
 
-    /// Lets go of what writes hold until then.
+    /// Releases the write locks that writes keep until the end of a turn.
     pub(super) fn settle(&self) {
         self.first.settle();
         self.more.iter().for_each(|extent| extent.store.settle());
     }
 
-    /// A refused write to the range is not tried again.
+    /// Withdraws a refused write that is not retried.
     #[cold]
     pub(super) fn withdraw(&self, offset: usize, len: usize) {
         self.pieces(offset, len, |store, start, range| {
@@ -133,7 +133,7 @@ impl ExtentsHandle {
         })
     }
 
-    /// A range that does not lie in one store is refused.
+    /// Refuses a range that does not lie in one store.
     pub(super) fn try_fill(&self, offset: usize, len: usize, fill: impl FnOnce(&mut [u8])) -> bool {
         if !self.is_whole(offset, len) {
             return false;
@@ -164,7 +164,8 @@ impl ExtentsHandle {
         })
     }
 
-    /// The store at `offset`, where in it that is, and how many bytes it has from there on.
+    /// The store at `offset`, the offset in that store, and the number of bytes from there to its
+    /// end.
     fn at(&self, offset: usize) -> (&StoreHandle, usize, usize) {
         if offset < self.first_end {
             return (&self.first, offset, self.first_end - offset);
@@ -172,13 +173,13 @@ impl ExtentsHandle {
         let mut behind = self.more.iter();
         match behind.find(|extent| offset < extent.end) {
             Some(extent) => (&extent.store, offset - extent.start, extent.end - offset),
-            // Beyond the device: the store says so.
+            // Beyond the device: the store reports it.
             None => (&self.first, offset, usize::MAX),
         }
     }
 
-    /// Does something to each store that a range touches, with the part of the range in it, until
-    /// one refuses.
+    /// Calls `each` for each store that a range touches, with the part of the range in it, until a
+    /// call returns false.
     #[inline]
     fn pieces(
         &self,

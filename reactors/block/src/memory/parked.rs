@@ -1,9 +1,9 @@
-//! Requests that wait for memory, in an order that costs little to keep.
+//! Requests deferred by range locks, in an order that is cheap to maintain.
 //!
 //! A request waits behind the newest older request that touches the same memory, and is tried only
-//! when there is none. One poll tries a bounded number of requests and moves a bounded number up, so
-//! its cost does not grow with the number of requests that wait. A filter over the device tells
-//! requests elsewhere that none of these concerns them.
+//! if there is none. One poll tries a limited number of requests and promotes a limited number, so
+//! its cost does not depend on the number of deferred requests. A filter over the device shows
+//! requests for other memory that no deferred request concerns them.
 
 use std::collections::VecDeque;
 
@@ -11,20 +11,21 @@ use hugemem::UNIT_BYTES;
 
 use super::Attempt;
 
-/// Requests that one queue can park at most: every command that a reactor can have in execution.
+/// Maximum number of deferred requests of one queue: every command that a reactor can have in
+/// execution.
 pub(super) const PARKED_MAX: usize = 65_536;
-/// Slots are taken in steps of this many. The first step is taken when the queue opens.
+/// Slots are allocated in steps of this many, the first when the queue opens.
 const SLOTS_STEP: usize = 1024;
-/// Requests tried in one poll at most.
+/// Maximum number of requests tried in one poll.
 pub(super) const TRIES_PER_POLL_MAX: usize = 16;
-/// Requests moved up in one poll at most when the one that they wait for has ended. Each looks
-/// through the older ones.
+/// Maximum number of requests promoted in one poll after the request that they wait for has ended.
+/// Each promotion searches the older requests.
 pub(super) const MOVES_PER_POLL_MAX: usize = 4;
-/// Bytes of the device that share a counter of the filter.
+/// Bytes of the device per counter of the filter.
 const GRANULE_BYTES: usize = 64 * UNIT_BYTES;
-/// Counters of the filter.
+/// Number of counters of the filter.
 const COUNTERS: usize = 1024;
-/// A request over more granules than this is counted for the whole device.
+/// A request over more granules than this counts for the whole device.
 const GRANULES_MAX: usize = 16;
 
 /// A slot's index.
@@ -36,9 +37,9 @@ enum State {
     Free,
     /// Tried by polls: no older request touches its memory.
     Front,
-    /// Waits in the list of an older request, and is moved up when that has ended.
+    /// Waits in the list of an older request and is promoted when that request has ended.
     Behind,
-    /// Moved up by one of the next polls.
+    /// Promoted by one of the next polls.
     MovingUp,
 }
 
@@ -47,15 +48,15 @@ struct Slot {
     state: State,
     older: SlotIndex,
     newer: SlotIndex,
-    /// The list of those that wait behind this one, oldest first.
+    /// The list of requests that wait behind this one, oldest first.
     first_behind: SlotIndex,
     last_behind: SlotIndex,
     next_behind: SlotIndex,
-    /// Granules that it is counted in; none where it is counted for the whole device.
+    /// Granules that it is counted in; `None` if it is counted for the whole device.
     granules: Option<(usize, usize)>,
 }
 
-/// The parked requests of a queue.
+/// The deferred requests of a queue.
 pub(super) struct Parked {
     slots: Vec<Slot>,
     free: Vec<SlotIndex>,
@@ -69,7 +70,7 @@ pub(super) struct Parked {
     wide: u32,
 }
 
-/// Granules of a range of bytes, first and last.
+/// First and last granule of a byte range.
 fn granules(offset: usize, len: usize) -> Option<(usize, usize)> {
     let first = offset / GRANULE_BYTES;
     let last = (offset + len.max(1) - 1) / GRANULE_BYTES;
@@ -93,8 +94,8 @@ impl Parked {
         parked
     }
 
-    /// Room for so many more that no later step allocates. More than one step is needed only where
-    /// a thousand requests wait for memory that a host holds.
+    /// Allocates a step of slots and the lists for them. More than one step is needed only if more
+    /// than a thousand requests wait for memory that a host has borrowed.
     #[cold]
     fn add_slots(&mut self) {
         let before = self.slots.len();
@@ -128,7 +129,7 @@ impl Parked {
         self.len == PARKED_MAX
     }
 
-    /// Whether a parked request may touch the range; false is certain.
+    /// Whether a deferred request may touch the range; false is certain.
     #[cold]
     pub(super) fn may_touch(&self, offset: usize, len: usize) -> bool {
         let Some((first, last)) = granules(offset, len) else {
@@ -137,13 +138,13 @@ impl Parked {
         self.wide > 0 || (first..=last).any(|granule| self.filter[granule % COUNTERS] > 0)
     }
 
-    /// Whether a parked request touches the same memory.
+    /// Whether a deferred request touches the same memory.
     pub(super) fn touches(&self, attempt: &Attempt) -> bool {
         self.may_touch(attempt.offset, attempt.len)
             && self.newest_touching(self.newest, attempt) != NONE
     }
 
-    /// The newest request from `index` on, towards older ones, that touches the same memory.
+    /// The newest request that touches the same memory, from `index` on towards older ones.
     fn newest_touching(&self, mut index: SlotIndex, attempt: &Attempt) -> SlotIndex {
         while index != NONE {
             let slot = &self.slots[index as usize];
@@ -155,7 +156,7 @@ impl Parked {
         NONE
     }
 
-    /// Parks a request behind all others.
+    /// Adds a request after all others.
     pub(super) fn park(&mut self, attempt: Attempt) {
         if self.free.is_empty() {
             self.add_slots();
@@ -190,7 +191,7 @@ impl Parked {
         }
     }
 
-    /// Finds what a request has to wait for.
+    /// Finds the request that this one has to wait for.
     fn place(&mut self, index: SlotIndex) {
         let slot = &self.slots[index as usize];
         let before = match &slot.attempt {
@@ -212,8 +213,8 @@ impl Parked {
         self.slots[before as usize].last_behind = index;
     }
 
-    /// The next request to be tried; [`put_back`](Self::put_back) or [`remove`](Self::remove) it.
-    /// `None` where the request was given up, which is taken care of.
+    /// The next request to try; the caller calls [`put_back`](Self::put_back) or
+    /// [`remove`](Self::remove). Removes requests that were given up.
     pub(super) fn next(&mut self) -> Option<SlotIndex> {
         while let Some(index) = self.front.pop_front() {
             if self.slots[index as usize].attempt.is_some() {
@@ -225,7 +226,7 @@ impl Parked {
         None
     }
 
-    /// Requests that can be tried.
+    /// Number of requests that can be tried.
     pub(super) fn front_len(&self) -> usize {
         self.front.len()
     }
@@ -235,8 +236,8 @@ impl Parked {
         attempt.expect("a request that is tried is parked")
     }
 
-    /// The request cannot end yet. Those behind it may have to wait no longer, if a part of it is
-    /// done.
+    /// Puts a request back that cannot end yet. If a part of it is done, those behind it may no
+    /// longer have to wait.
     pub(super) fn put_back(&mut self, index: SlotIndex, progress: bool) {
         self.front.push_back(index);
         if !progress {
@@ -258,7 +259,7 @@ impl Parked {
         }
     }
 
-    /// Moves up at most `most` requests whose turn it is.
+    /// Promotes at most `most` requests.
     pub(super) fn move_up(&mut self, most: usize) {
         for _ in 0..most {
             let Some(index) = self.moving_up.pop_front() else {
@@ -268,7 +269,7 @@ impl Parked {
         }
     }
 
-    /// Takes a request out that ended. Those behind it move up by and by.
+    /// Removes a request that ended. Later polls promote those behind it.
     pub(super) fn remove(&mut self, index: SlotIndex) -> Option<Attempt> {
         let slot = &mut self.slots[index as usize];
         let attempt = slot.attempt.take();
@@ -295,8 +296,8 @@ impl Parked {
         attempt
     }
 
-    /// Takes out the requests that `is_unwanted` names, by their tags. Their slots stay in line
-    /// until their turn comes.
+    /// Ends the requests that `is_unwanted` selects by their tags. Their slots stay in place until
+    /// their turn.
     pub(super) fn give_up(
         &mut self,
         is_unwanted: &mut dyn FnMut(u64) -> bool,

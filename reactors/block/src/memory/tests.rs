@@ -1,4 +1,5 @@
-//! What only RAM does: lending, parking what meets a loan, and zeroing in pieces.
+//! Behaviour that only the RAM device has: borrows, requests deferred by borrows, and zeroing in
+//! pieces.
 
 use hugemem::{Arena, ArenaConfig, Loan, Pool};
 
@@ -130,7 +131,8 @@ fn a_stream_of_reads_cannot_keep_a_write_out() {
     let mut bench = Bench::new(&device);
     let loan = bench.lend(3);
     let write = bench.submit(WRITE, 3, 1, Some(0xAB));
-    // These touch the same unit of memory, and would each lend it anew before the last is returned.
+    // These touch the same unit of memory, and each would borrow it again before the previous
+    // borrow is dropped.
     let reads = [3, 0, 7].map(|lba| bench.submit(Operation::Read, lba, 1, None));
     assert_eq!(bench.poll_tags(), []);
     assert!(
@@ -138,7 +140,7 @@ fn a_stream_of_reads_cannot_keep_a_write_out() {
         "nothing else tells when the loan ends"
     );
     assert_eq!(device.health().waits, 4);
-    // What touches other memory passes.
+    // Requests for other memory are not deferred.
     let elsewhere = bench.submit(WRITE, 8, 1, Some(1));
     let flush = bench.submit(Operation::Flush, 3, 1, None);
     assert_eq!(bench.poll_tags(), [elsewhere, flush]);
@@ -188,7 +190,7 @@ fn a_loan_of_another_queue_is_waited_for_too() {
     assert!(reader.lend(1).iter().all(|&byte| byte == 5));
 }
 
-/// A write that is refused at once may wait for a lease before it comes back as a request.
+/// A write that is refused inline may wait for a lease before it returns as a request.
 #[test]
 fn a_write_that_was_refused_at_once_keeps_no_reader_waiting() {
     let device = device(1 << 20, 512);
@@ -200,7 +202,8 @@ fn a_write_that_was_refused_at_once_keeps_no_reader_waiting() {
     drop(loan);
 }
 
-/// A write that waits for a loan is cancelled; its lease comes home and its data never lands.
+/// A write that waits for a borrow is cancelled: its lease returns to the pool and its data is
+/// never written.
 #[test]
 fn a_write_that_waits_is_given_up() {
     let device = device(1 << 20, 512);
@@ -308,8 +311,8 @@ fn a_device_does_not_shrink_or_grow_to_what_cannot_be() {
     assert_eq!(device.geometry().bytes(), 1 << 20);
 }
 
-/// Such a read waits for its lease where all requests do, by the rules of shares: nothing in the
-/// device waits for one.
+/// Such a read takes a lease like all other requests, under the rules of shares: no request waits
+/// for a lease inside the device.
 #[test]
 fn a_read_over_the_edge_of_added_memory_is_not_lent() {
     let device = device(8192, 512);
@@ -326,10 +329,11 @@ fn a_read_over_the_edge_of_added_memory_is_not_lent() {
     }
 }
 
-/// What was written stays, the new end is zero, and a queue that was not told refuses it.
+/// The written data stays, the new end reads as zeroes, and a queue without notification refuses
+/// it.
 #[test]
 fn a_device_grows_under_its_queues() {
-    // The edge lies within a unit, and within a block of the request over it.
+    // The old end lies within a unit, and within a block of a request across it.
     let device = device((1 << 20) - 512, 512);
     let edge = (1 << 20) / 512 - 1;
     let (mut told, mut untold) = (Bench::new(&device), Bench::new(&device));
@@ -356,7 +360,7 @@ fn a_device_grows_under_its_queues() {
         panic!("{refused:?}");
     };
     assert!(untold.queue.lend(edge, 1).is_none());
-    // Three stores: the first, one of a block, and the rest.
+    // Three stores: the first, one of a single block, and the rest.
     for lba in [edge, edge + 1, edge + 100] {
         assert_eq!(*told.lend(lba), [0; 512], "{lba}");
     }
@@ -392,14 +396,14 @@ fn a_device_that_grew_is_as_any_other() {
     });
 }
 
-/// One that is large is written to past the caches.
+/// A large device is written with non-temporal stores.
 #[test]
 fn a_large_device_is_as_any_other() {
     use crate::conformance::{Subject, arena, run};
     run(|| Subject::new(device(32 << 20, 512), arena()));
 }
 
-/// What was written at once is other queues' to see after the turn at the latest.
+/// Other queues see an inline write at the latest after the turn.
 #[test]
 fn a_write_at_once_is_over_with_its_turn() {
     let device = device(32 << 20, 512);
@@ -426,7 +430,7 @@ fn requests_that_wait_leave_the_depth_and_other_memory_to_others() {
     }
     assert_eq!(bench.poll_tags(), []);
     assert_eq!(bench.queue.in_flight(), WAITING as usize);
-    // As many as the queue is deep, of other memory.
+    // As many requests as the queue is deep, for other memory.
     let others: Vec<u64> = (0..64)
         .map(|index| bench.submit(Operation::Read, 4096 + index, 1, None))
         .collect();
@@ -448,7 +452,7 @@ fn requests_that_wait_leave_the_depth_and_other_memory_to_others() {
     assert_eq!(bench.lend(0)[0], WAITING as u8);
 }
 
-/// Whatever waits for whatever: of requests for the same memory, the older one ends first.
+/// Of requests for the same memory, the older one ends first, whatever else they wait for.
 #[test]
 fn of_requests_for_the_same_memory_the_older_one_ends_first() {
     const UNITS: u64 = 64;
@@ -488,7 +492,7 @@ fn of_requests_for_the_same_memory_the_older_one_ends_first() {
                 let index = open.iter().position(|(it, _)| *it == tag).unwrap();
                 let (_, range) = open.remove(index);
                 let given_up = tag % 7 == 3;
-                // The part that is zeroed already does not have to wait for the rest.
+                // The part that is zeroed already does not wait for the rest.
                 let whole = |it: &std::ops::Range<u64>| it.end - it.start == 1;
                 let older = open[..index].iter();
                 let older = older.filter(|(it, range)| it % 7 != 3 && whole(range));
@@ -501,7 +505,8 @@ fn of_requests_for_the_same_memory_the_older_one_ends_first() {
             }
         }
         drop(loans);
-        // Readers yield to a write whose first blocks were filled at once and whose rest never came.
+        // Readers yield to a write whose first blocks were placed directly and whose rest was never
+        // received.
         for _ in 0..10_000 {
             let ended = bench.poll_tags();
             open.retain(|(tag, _)| !ended.contains(tag));
@@ -514,15 +519,15 @@ fn of_requests_for_the_same_memory_the_older_one_ends_first() {
     }
 }
 
-/// Each unit of a write that was refused makes readers yield 4,095 times: of a write that was given up
-/// they would go on to do so, one unit after the other, for a million polls.
+/// Each unit of a refused write makes readers yield 4,095 times. After the write was given up they
+/// would continue to do so, unit by unit, for a million polls.
 #[test]
 fn readers_do_not_yield_to_a_write_that_was_given_up() {
     let device = device(4 << 20, 512);
     for at_once in [false, true] {
         let (mut reader, mut bench) = (Bench::new(&device), Bench::new(&device));
         let blocks = (ZERO_PIECE_BYTES / 512) as u64;
-        // The write has all units but the last before it is refused.
+        // The write has locked all units but the last before it is refused.
         let loan = reader.lend(blocks - 8);
         if at_once {
             for unit in 0..blocks / 8 {
@@ -551,8 +556,8 @@ fn readers_do_not_yield_to_a_write_that_was_given_up() {
     }
 }
 
-/// The best time of many for each step beside `waiting` parked requests, each for memory of its own
-/// or all for the same: a poll, a read of other memory, and the submission of one more.
+/// The best time of many for each step with `waiting` deferred requests, each for its own memory or
+/// all for the same: a poll, a read of other memory, and the submission of another request.
 fn costs(waiting: u64, same: bool) -> [std::time::Duration; 3] {
     const UNITS: u64 = 1200;
     let device = device(2 * UNITS * 4096, 512);
@@ -587,7 +592,7 @@ fn costs(waiting: u64, same: bool) -> [std::time::Duration; 3] {
     best
 }
 
-/// Comparing every pair of 1,000 waiting requests in each poll took 300 times as long.
+/// Comparing every pair of 1,000 deferred requests in each poll took 300 times as long.
 #[test]
 fn what_a_step_costs_does_not_grow_with_what_waits() {
     for same in [false, true] {

@@ -1,10 +1,10 @@
-//! What stands in the place of a device that is not there: it takes nothing.
+//! The queue of an unused place, which refuses all requests.
 
 use crate::device::{DeviceQueue, Drain};
 use crate::error::DeviceError;
 use crate::request::{CompletionBatch, Refusal, Request};
 
-/// No device.
+/// A queue without a device.
 pub(super) struct AbsentQueue;
 
 impl DeviceQueue for AbsentQueue {

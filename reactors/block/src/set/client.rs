@@ -1,4 +1,4 @@
-//! What a protocol is to the devices of its reactor, and a turn of the two together.
+//! Clients of a reactor's devices, and the device phase of a turn.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -9,62 +9,61 @@ use super::{ClientId, Completions, DeviceSet};
 use crate::device::{Device, Drain, QueueOptions};
 use crate::error::OpenError;
 
-/// Serves data of the devices of a [`DeviceSet`].
+/// A protocol that serves data of the devices of a [`DeviceSet`].
 pub trait DeviceClient {
-    /// Its number, as [`DeviceSet::register`] gave it.
+    /// Its number from [`DeviceSet::register`].
     fn id(&self) -> ClientId;
 
-    /// Takes completions of its requests. It may submit others.
+    /// Handles completions of its requests. It may submit others.
     fn completed(&mut self, completions: Completions<'_>, now: Nanos);
 
-    /// Called once a turn, after the devices were polled. Returns how much there was to do.
+    /// Called once a turn, after the devices were polled. Returns the amount of work done.
     fn poll(&mut self, now: Nanos) -> usize {
         let _ = now;
         0
     }
 
-    /// Called at the end of a turn, after everything was sent.
+    /// Called at the end of a turn, after the transports sent their data.
     fn flush(&mut self) {}
 
-    /// When [`poll`](Self::poll) must be called at the latest.
+    /// Time at which [`poll`](Self::poll) must be called at the latest.
     fn next_deadline(&self) -> Option<Nanos> {
         None
     }
 
-    /// Whether there is something to do now that no descriptor and no deadline will tell.
+    /// Whether there is work that no descriptor and no deadline signals.
     fn has_ready(&self) -> bool {
         false
     }
 
-    /// A device came to this place.
+    /// A device was attached at `place`.
     fn device_attached(&mut self, place: usize) {
         let _ = place;
     }
 
-    /// Whether nothing will be submitted any more to a device that the configuration does not name
-    /// any more.
+    /// Whether the client will submit no further request to a device that was removed from the
+    /// configuration.
     fn has_let_go(&self, place: usize) -> bool {
         let _ = place;
         true
     }
 
-    /// A device is gone, with all requests that it had and that waited for it: none of them
-    /// completes.
+    /// A device was removed with all its requests, in flight and waiting: none of them completes.
     fn device_cut(&mut self, place: usize, now: Nanos);
 
-    /// The reactor stops: the client takes in nothing new and lets what it has end. Called in every
-    /// turn; returns whether nothing will be submitted any more.
+    /// The reactor stops: the client accepts no new work and completes its requests. Called in
+    /// every turn; returns true when the client will submit no further request.
     fn stop(&mut self, now: Nanos) -> bool;
 }
 
-/// A client, which its protocol's pollers share.
+/// A client, shared with its protocol's pollers.
 type SharedClient = Rc<RefCell<dyn DeviceClient>>;
 
-/// A reactor's devices and all their clients. Clones are the same.
+/// A reactor's devices and all their clients. Clones refer to the same ones.
 #[derive(Clone)]
 pub struct ReactorDevices {
     set: Rc<DeviceSet>,
-    /// By their numbers.
+    /// Indexed by client number.
     clients: Rc<RefCell<Vec<SharedClient>>>,
 }
 
@@ -78,10 +77,10 @@ impl ReactorDevices {
         }
     }
 
-    /// Takes in a client that has [registered](DeviceSet::register).
+    /// Adds a client that has [registered](DeviceSet::register).
     ///
     /// # Panics
-    /// When clients come in another order than that in which they registered.
+    /// If clients are added in another order than they registered.
     pub fn add(&self, client: SharedClient) {
         let mut clients = self.clients.borrow_mut();
         let number = usize::from(client.borrow().id().0);
@@ -95,8 +94,8 @@ impl ReactorDevices {
         &self.set
     }
 
-    /// The second phase of a turn, between what protocols receive and what they send: polls the
-    /// devices and the clients, each once. Returns how much there was to do.
+    /// The device phase of a turn, after transports receive and before they send: polls the devices
+    /// and the clients once each. Returns the amount of work done.
     #[inline]
     pub fn poll(&self, now: Nanos) -> usize {
         let clients = self.clients.borrow();
@@ -111,7 +110,7 @@ impl ReactorDevices {
         moved
     }
 
-    /// The end of a turn, after everything was sent.
+    /// Flushes clients and devices at the end of a turn, after the transports sent their data.
     #[inline]
     pub fn flush(&self) {
         for client in &*self.clients.borrow() {
@@ -120,7 +119,7 @@ impl ReactorDevices {
         self.set.flush();
     }
 
-    /// When [`poll`](Self::poll) must be called at the latest.
+    /// Time at which [`poll`](Self::poll) must be called at the latest.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Nanos> {
         let clients = self.clients.borrow();
@@ -128,7 +127,7 @@ impl ReactorDevices {
         deadlines.chain(self.set.next_deadline()).min()
     }
 
-    /// Whether there is something to do now that no descriptor and no deadline will tell.
+    /// Whether there is work that no descriptor and no deadline signals.
     #[must_use]
     pub fn has_ready(&self) -> bool {
         self.set.has_ready()
@@ -139,17 +138,17 @@ impl ReactorDevices {
                 .any(|it| it.borrow().has_ready())
     }
 
-    /// Called just before the reactor sleeps. `false`: there is work, do not sleep.
+    /// Called before the reactor sleeps. `false`: there is work, do not sleep.
     #[must_use]
     pub fn prepare_sleep(&self) -> bool {
-        // Interrupts first, then a last look at everything.
+        // Enables interrupts first, then checks for work once more.
         self.set.prepare_sleep() && !self.has_ready()
     }
 
-    /// [`DeviceSet::attach`], of which the clients are told.
+    /// [`DeviceSet::attach`]; also notifies the clients.
     ///
     /// # Errors
-    /// The device's.
+    /// The device's error.
     pub fn attach(
         &self,
         place: usize,
@@ -163,7 +162,7 @@ impl ReactorDevices {
         Ok(())
     }
 
-    /// [`DeviceSet::detach`], once all clients have let the device go.
+    /// [`DeviceSet::detach`], after all clients have stopped using the device.
     pub fn detach(&self, place: usize) -> Drain {
         let clients = self.clients.borrow();
         if clients.iter().all(|it| it.borrow().has_let_go(place)) {
@@ -173,7 +172,7 @@ impl ReactorDevices {
         }
     }
 
-    /// Lets a device go at once, and with it all its requests.
+    /// Removes a device and all its requests immediately.
     pub fn cut(&self, place: usize, now: Nanos) {
         self.set.cut(place);
         for client in &*self.clients.borrow() {
@@ -181,7 +180,7 @@ impl ReactorDevices {
         }
     }
 
-    /// Stops the clients, and once all are at rest the devices: see [`DeviceSet::drain`].
+    /// Stops the clients, then drains the devices: see [`DeviceSet::drain`].
     pub fn drain(&self, now: Nanos) -> Drain {
         let mut are_at_rest = true;
         for client in &*self.clients.borrow() {

@@ -1,14 +1,14 @@
-//! Requests that wait until their devices take them: a line per device, the oldest first.
+//! Wait queues of requests that a device does not take yet: one FIFO per device.
 //!
-//! A table of fixed size with intrusive lists, so that nothing has to search it and any place in a
-//! line can be left.
+//! A table of fixed size with intrusive lists, so that no operation searches it and a request can
+//! be removed from the middle.
 
 use std::num::NonZeroU32;
 
 use crate::request::Request;
 
-/// The name of a request that waits. It may be used again once the request waits no more, so that
-/// it counts only together with the request's tag.
+/// Identifies a waiting request. It is reused after the request stops waiting, so it is valid only
+/// together with the request's tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WaitId(NonZeroU32);
 
@@ -22,7 +22,7 @@ impl WaitId {
     }
 }
 
-/// No index: the end of a line.
+/// No index: the end of a queue.
 const NONE: u32 = u32::MAX;
 
 struct Waiting {
@@ -39,7 +39,7 @@ struct Line {
     tail: u32,
 }
 
-/// All requests that wait.
+/// All waiting requests.
 pub(super) struct WaitLines {
     entries: Vec<Option<Waiting>>,
     free: Vec<u32>,
@@ -59,13 +59,13 @@ impl WaitLines {
         }
     }
 
-    /// Makes room for so many more.
+    /// Makes room for `requests` more.
     pub(super) fn make_room(&mut self, requests: usize) {
         let first = self.entries.len() as u32;
         self.entries
             .resize_with(self.entries.len() + requests, || None);
         self.free.reserve(self.entries.len() - self.free.len());
-        // The last is taken first, so low entries are used first and stay warm.
+        // The last is taken first, so that low entries are reused and stay in the cache.
         self.free.extend((first..self.entries.len() as u32).rev());
     }
 
@@ -77,7 +77,8 @@ impl WaitLines {
         self.lines[place].head == NONE
     }
 
-    /// Puts a request at the end of a device's line. `None`: there is no room, and it is dropped.
+    /// Adds a request to the end of a device's queue. `None`: there is no room, and the request is
+    /// dropped.
     pub(super) fn push(&mut self, place: usize, request: Request) -> Option<WaitId> {
         let index = self.free.pop()?;
         let previous = std::mem::replace(&mut self.lines[place].tail, index);
@@ -94,7 +95,8 @@ impl WaitLines {
         Some(WaitId::of(index))
     }
 
-    /// Puts the request back that [`pop`](Self::pop) just took; it has the name that it had.
+    /// Puts back the request that [`pop`](Self::pop) just took; its identifier is the same as
+    /// before.
     pub(super) fn push_first(&mut self, place: usize, request: Request) {
         let Some(index) = self.free.pop() else {
             debug_assert!(false, "a request leaves room");
@@ -113,26 +115,26 @@ impl WaitLines {
         });
     }
 
-    /// Takes the oldest request of a device's line.
+    /// Takes the oldest request of a device's queue.
     pub(super) fn pop(&mut self, place: usize) -> Option<Request> {
         let head = self.lines[place].head;
         self.remove(head).map(|waiting| waiting.request)
     }
 
-    /// Whether a request still waits under this name.
+    /// Whether the request with this identifier and tag still waits.
     pub(super) fn has(&self, waiting: WaitId, tag: u64) -> bool {
         let entry = self.entries.get(waiting.index() as usize);
         matches!(entry, Some(Some(waiting)) if waiting.request.tag == tag)
     }
 
-    /// Drops a request that still waits under this name; the place that it waited for.
+    /// Drops a request if it still waits. Returns the place of its device.
     pub(super) fn cancel(&mut self, waiting: WaitId, tag: u64) -> Option<usize> {
         let is_it = self.has(waiting, tag);
         let waiting = is_it.then(|| self.remove(waiting.index())).flatten()?;
         Some(usize::from(waiting.place))
     }
 
-    /// Drops all requests of a device's line.
+    /// Drops all requests of a device's queue.
     pub(super) fn clear(&mut self, place: usize) {
         while self.pop(place).is_some() {}
     }

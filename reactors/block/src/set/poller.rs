@@ -1,4 +1,4 @@
-//! The poller that gives a reactor's devices their phase of each turn.
+//! The poller that runs the device phase of each turn.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -10,32 +10,32 @@ use rustix::io::Errno;
 use super::ReactorDevices;
 use crate::device::Drain;
 
-/// Polls a reactor's devices and their clients. It is registered behind the protocols: they receive
-/// and submit in their polls, and take completions and send in their flushes.
+/// Polls a reactor's devices and their clients. It is registered after the transports: they receive
+/// and submit in `poll`, and take completions and send in `flush`.
 pub struct DevicePoller {
     devices: ReactorDevices,
-    /// What a sleeping reactor waits on: the devices' descriptors.
+    /// The descriptor that a sleeping reactor waits on: watches those of the devices.
     epoll: OwnedFd,
 }
 
 impl DevicePoller {
-    /// A poller of these devices.
+    /// Creates the poller.
     ///
     /// # Errors
-    /// The system has no epoll instance.
+    /// The system provides no epoll instance.
     pub fn new(devices: ReactorDevices) -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         Ok(Self { devices, epoll })
     }
 
-    /// Has every descriptor of the devices watched, those included that are already: a drive that
-    /// was taken again interrupts by another than before.
+    /// Watches all descriptors of the devices, including those already watched: a drive that was
+    /// attached again may have a new interrupt descriptor.
     fn watch(&self) -> io::Result<()> {
         let mut outcome = Ok(());
         self.devices.set().wake_sources(&mut |descriptor| {
             let data = epoll::EventData::new_u64(0);
             match epoll::add(&self.epoll, descriptor, data, epoll::EventFlags::IN) {
-                // Devices may share one, as the namespaces of a drive do.
+                // Devices may share a descriptor, as the namespaces of a drive do.
                 Ok(()) | Err(Errno::EXIST) => {}
                 Err(error) => outcome = Err(error.into()),
             }
@@ -66,7 +66,7 @@ impl Poller for DevicePoller {
     }
 
     fn prepare_sleep(&mut self) -> bool {
-        // Without a descriptor to wait on the reactor goes on polling.
+        // Without a descriptor to wait on, the reactor continues polling.
         self.devices.prepare_sleep() && self.watch().is_ok()
     }
 

@@ -1,4 +1,4 @@
-//! Two clients on devices that take requests or put them off.
+//! Two clients on devices that take or defer requests.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -9,10 +9,10 @@ use reactors::Nanos;
 use super::*;
 use crate::request::Operation;
 
-/// What a scripted queue shows and is told.
+/// State and behaviour of a scripted queue.
 #[derive(Default)]
 struct Script {
-    /// Requests that it takes before it puts others off.
+    /// Number of requests that it takes before it defers others.
     room: Cell<usize>,
     refuses: Cell<bool>,
     taken: RefCell<VecDeque<u64>>,
@@ -109,7 +109,7 @@ fn set_of(devices: &[&Rc<Script>]) -> DeviceSet {
     set
 }
 
-/// A completion: its client, its tag, and how it ended.
+/// A completion: its client, its tag, and its result.
 type Seen = (ClientId, u64, Result<(), DeviceError>);
 
 /// Completions of one poll.
@@ -159,11 +159,11 @@ fn requests_wait_in_line_and_any_of_them_can_be_cancelled() {
     assert!(set.cancel(one, names[2], 2));
     assert!(!set.cancel(one, names[2], 2), "once");
     device.room.set(1);
-    // Offered again, taken, and completed by the next poll.
+    // Submitted again, taken, and completed by the next poll.
     assert_eq!(polled(&set), []);
     assert!(!set.cancel(one, names[0], 1), "the device has it");
     assert_eq!(polled(&set), [(one, 1, Ok(()))]);
-    // What comes later does not overtake what waits.
+    // Later requests do not overtake waiting ones.
     device.room.set(1);
     let last = set.submit(one, 0, request(3));
     assert!(matches!(last, Ok(Submitted::Waiting(_))), "{last:?}");
@@ -203,7 +203,7 @@ fn what_is_refused_after_a_wait_completes_with_the_error() {
     assert_eq!(set.submit(client, 5, request(1)), Err(DeviceError::Removed));
 }
 
-/// A device that completes what it was never given harms nobody.
+/// Completions without a request are ignored and counted.
 #[test]
 fn completions_that_nobody_waits_for_are_counted() {
     let device = script(0);
@@ -261,7 +261,7 @@ fn a_busy_device_is_polled_in_every_turn_and_the_others_in_turn() {
     for _ in 0..3 * TURNS_PER_IDLE_POLL {
         polled(&set);
     }
-    // At rest since the first poll, it has its turn like the others.
+    // It is idle since the first poll and polled in its turn like the others.
     assert_eq!(polls(&devices), [1, 1, 2, 1]);
     set.flush();
     set.flush();

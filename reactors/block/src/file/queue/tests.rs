@@ -1,5 +1,5 @@
-//! The steps that the conformance suite cannot force: an empty pool, a file system that can neither
-//! punch nor zero, a file that is gone, and a deferred second step that nobody flushes.
+//! Steps that the conformance suite cannot force: an empty pool, a file system that can neither
+//! punch nor zero, a file that is gone, and a deferred second step without a flush.
 
 use std::path::Path;
 
@@ -82,7 +82,8 @@ impl Bench {
             .unwrap();
     }
 
-    /// Polls until `count` completions came; flushes once only, as a caller does that submits once.
+    /// Polls until `count` completions were delivered; flushes only once, as a caller that submits
+    /// once does.
     fn wait(&mut self, count: usize) -> Vec<Completion> {
         self.queue.flush();
         let mut all = Vec::new();
@@ -97,7 +98,7 @@ impl Bench {
         all
     }
 
-    /// Takes what the ring has to its end, unseen by the queue.
+    /// Completes all operations in the ring without the queue.
     fn empty_ring(&mut self) {
         while self.queue.ring.in_flight() > 0 {
             self.queue.ring.flush();
@@ -105,7 +106,7 @@ impl Bench {
         }
     }
 
-    /// Runs one request whose operation fails as if the kernel had said so.
+    /// Runs one request whose operation fails with a simulated kernel error.
     fn run_failing(&mut self, operation: Operation, failure: Failure) -> Result<(), DeviceError> {
         self.start_one(operation);
         let index = self.queue.jobs.iter().position(Option::is_some).unwrap();
@@ -124,7 +125,7 @@ impl Bench {
         self.submit(1, operation, 0, blocks, data);
     }
 
-    /// Runs one request; its error also where it is refused at once.
+    /// Runs one request; returns also the error of a refusal.
     fn run(&mut self, operation: Operation) -> Result<(), DeviceError> {
         let data = operation.has_data().then(|| self.lease(BLOCK, 1));
         let (tag, lba) = (1, 0);
@@ -143,7 +144,7 @@ impl Bench {
         }
     }
 
-    /// Another queue of the same device.
+    /// Opens another queue of the same device.
     fn other_queue(&self) -> FileQueue<SystemFile> {
         let options = QueueOptions {
             core: 1,
@@ -159,7 +160,7 @@ impl Bench {
         lease
     }
 
-    /// Takes every lease that is left.
+    /// Takes every remaining lease.
     fn exhaust(&self) -> Vec<Lease> {
         std::iter::from_fn(|| self.pool.take(4096)).collect()
     }
@@ -182,7 +183,7 @@ fn compares_get_through_on_the_queues_own_lease_when_the_pool_is_empty() {
         .map(|_| seeded.draw() as u8)
         .collect();
     std::fs::write(bench.path(), &image).unwrap();
-    // Larger than the queue's own lease, so that each takes several pieces.
+    // Larger than the queue's reserve, so that each takes several pieces.
     let bytes = 256 * 1024;
     let mut data = [0, 1, 2].map(|_| bench.lease(bytes, 0));
     for (lease, content) in data.iter_mut().zip(image.chunks(bytes)) {
@@ -308,7 +309,7 @@ fn a_way_that_the_file_system_refuses_is_not_tried_again() {
         bench.queue.job(0).stage,
         Stage::Allocate(AllocateMode::PunchHole)
     );
-    // As if the kernel had refused each way; what is really in the ring ends unseen.
+    // Simulates a kernel that refuses each way; the queue does not see the real operations end.
     bench.empty_ring();
     bench.queue.advance(refused());
     assert_eq!(
@@ -455,7 +456,7 @@ const FUA_ZEROES: Operation = Operation::WriteZeroes {
     fua: true,
     deallocate: false,
 };
-/// Success of these promises something.
+/// Operations whose success promises durability or changes the file.
 const PROMISING: [Operation; 6] = [
     WRITE,
     FUA_WRITE,
@@ -474,8 +475,8 @@ fn cause(bench: &Bench) -> Option<DamageCause> {
     health.damage.map(|damage| damage.cause)
 }
 
-/// NVM 1.1 §3.2.1 (Write Fault) and fsync(2): an error of writeback is reported once, and later
-/// syncs succeed although the data is gone.
+/// NVM 1.1 §3.2.1 (Write Fault) and fsync(2): a writeback error is reported once, and later syncs
+/// succeed although the data is lost.
 #[test]
 fn after_a_failed_sync_nothing_is_promised_on_any_queue_until_the_device_is_reopened() {
     for syncing in [Operation::Flush, FUA_WRITE, FUA_ZEROES] {
@@ -610,7 +611,7 @@ fn a_flush_that_overlaps_a_failing_one_does_not_succeed() {
         result,
         lease: None,
     };
-    // The first one got the error, and the second one is reaped before it.
+    // The first sync received the error, and the second is reaped before it.
     bench.queue.advance(done(1, Ok(())));
     assert_eq!(bench.queue.job(1).stage, Stage::Held);
     let mut batch = CompletionBatch::new();
@@ -655,14 +656,14 @@ fn a_file_that_is_shorter_than_the_device_is_a_media_error_and_never_zeroes() {
         bench.device.reopen().unwrap();
         assert_eq!(bench.run(WRITE), Ok(()));
         assert_eq!(bench.run(Operation::Flush), Ok(()));
-        // A file of another length is noticed without a request, too.
+        // A file of another length is detected without a request too.
         file.set_len(full - 1).unwrap();
         assert_eq!(cause(&bench), Some(DamageCause::Truncated));
     }
 }
 
-/// A write past the end of a truncated file would give it its length back, and what was truncated
-/// would read as zeroes.
+/// A write past the end of a truncated file would restore its length, and the truncated part would
+/// read as zeroes.
 #[test]
 fn a_truncated_file_is_noticed_before_it_is_written_to() {
     for operation in PROMISING {
@@ -716,7 +717,7 @@ fn another_file_of_the_name_is_not_reopened() {
 #[test]
 fn a_file_that_may_still_be_written_stays_locked_and_is_not_reopened() {
     let bench = Bench::new(2);
-    // What a ring does that gives a write up.
+    // A ring that abandons a write does this.
     let description = bench.device.device.shared.store.current();
     uring::RingFile::write_abandoned(&*description);
     std::mem::forget(description);
@@ -810,7 +811,7 @@ fn which_failures_are_damage() {
             true,
             Some(DamageCause::ShortWrite),
         ),
-        // A bad sector: the host is told, and the rest of the device is as before.
+        // A bad sector: the host receives the error, and the rest of the device is unaffected.
         (transfer, WRITE, errno(Errno::IO), true, None),
         (
             transfer,

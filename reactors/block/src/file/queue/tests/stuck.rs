@@ -1,5 +1,6 @@
-//! Operations that the kernel does not finish: their requests end, and what they could overwrite is not
-//! acknowledged. An operation that is in the ring and was not entered stands for one that is stuck.
+//! Operations that the kernel does not complete: their requests end, and writes that they could
+//! overwrite are not acknowledged. An operation that was queued in the ring but not submitted
+//! represents a stuck one.
 
 use super::*;
 
@@ -41,7 +42,7 @@ fn a_stuck_write_ends_and_nothing_is_acknowledged_that_it_could_overwrite() {
             matches!(error, ReopenError::WriteStuck { writes: 1 }),
             "{error}"
         );
-        // The kernel finishes after all.
+        // The kernel completes the operation later.
         std::mem::swap(&mut bench.queue, &mut other);
         assert_eq!(bench.queue.in_flight(), 1);
         bench.queue.flush();
@@ -107,7 +108,7 @@ fn a_stuck_operation_keeps_its_place_in_the_ring_and_delays_the_end_of_the_queue
     ));
 }
 
-/// A failed sync of a flush whose host has gone is a failed sync.
+/// A failed sync counts as damage even if the host of its flush has disconnected.
 #[test]
 fn an_error_that_comes_late_is_damage_as_well() {
     let mut bench = Bench::new(2);
@@ -123,7 +124,7 @@ fn an_error_that_comes_late_is_damage_as_well() {
     assert_eq!(bench.queue.in_flight(), 0);
 }
 
-/// A request that was given up takes no further step, whatever its last one came to.
+/// A request that was given up takes no further step, whatever the result of its last one.
 #[test]
 fn zeroes_that_were_given_up_are_not_written_after_the_file_system_refused() {
     let mut bench = Bench::new(2);
