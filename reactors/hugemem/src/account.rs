@@ -1,29 +1,29 @@
-//! Accounts: the hosts and subsystems that leases are charged to.
+//! Accounts: the hosts and internal users that leases are charged to.
 //!
-//! Every slice that is out as a lease is charged to one account. A host has two: one for the data of
-//! its I/O commands and one for its admin commands, which may also use the reserve of each class.
-//! The shares that follow from the counts are computed in `exchange`.
+//! Every leased slice is charged to one account. A host has two: one for the data of its I/O
+//! commands and one for its admin commands, which may also use the reserve of each class.
+//! `exchange` computes the shares from the counts.
 
 use crate::class::CLASSES;
 
-/// Hosts that have accounts of their own. Further hosts share them.
+/// Maximum number of hosts with separate accounts. Further hosts share them.
 pub const ACCOUNT_HOSTS_MAX: u16 = if cfg!(loom) { 1 } else { 1023 };
 /// Accounts of an arena: two per host, one for the appliance, one for promised slices.
 pub(crate) const ACCOUNTS: usize = 2 * (ACCOUNT_HOSTS_MAX as usize + 1);
-/// Bits of an account's number, which a lease carries beside its length.
+/// Bits of an account's number, which a lease stores beside its length.
 pub(crate) const ACCOUNT_BITS: u32 = 11;
 
-/// Counters of one account in a row: [`CLASSES`] and what makes the index a shift.
+/// Counters per account: at least [`CLASSES`], a power of two so that the index is a shift.
 pub(crate) const ROW: usize = 8;
 
 const _: () = assert!(CLASSES <= ROW && ACCOUNTS <= 1 << ACCOUNT_BITS);
 
-/// The holder that a lease is charged to.
+/// The account that a lease is charged to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct Account(u16);
 
 impl Account {
-    /// The appliance itself: no share limits it.
+    /// The appliance itself, without a share limit.
     pub const SYSTEM: Account = Account(0);
     /// Slices taken under a [`SlicePromise`](crate::SlicePromise), limited by the promise.
     pub const PROMISED: Account = Account(1);
@@ -57,7 +57,7 @@ impl Account {
         }
     }
 
-    /// Whether the account may take slices without regard to a share.
+    /// Whether no share limits the account.
     #[inline]
     pub(crate) const fn is_unlimited(self) -> bool {
         self.0 < 2
@@ -78,7 +78,7 @@ impl Account {
         Account(index as u16)
     }
 
-    /// Place of the count of this account's slices of `class`.
+    /// Index of the count of this account's slices of `class`.
     #[inline]
     pub(crate) const fn place(self, class: usize) -> usize {
         self.index() * ROW + class

@@ -1,5 +1,5 @@
-//! A counting global allocator, for tests that prove a steady state free of heap allocation, or
-//! bound what something holds.
+//! A counting global allocator, for tests that verify a steady state without heap allocation, or
+//! limit the memory of an object.
 //!
 //! ```
 //! use hugemem::allocation_counter::{CountingAllocator, allocations_on_this_thread};
@@ -21,17 +21,17 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
 thread_local! {
-    // A const-initialised cell without a destructor: reading it never allocates, which an
-    // allocator could not survive.
+    // A const-initialised cell without a destructor: reading it never allocates, which would
+    // recurse into the allocator.
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
     static BYTES: Cell<i64> = const { Cell::new(0) };
 }
 
-/// The system allocator with a count, per thread, of the calls that ask it for memory.
+/// The system allocator with a per-thread count of allocation calls.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct CountingAllocator;
 
-/// How often this thread has allocated or reallocated since it began.
+/// Number of allocations and reallocations of this thread since it started.
 ///
 /// Stays 0 unless [`CountingAllocator`] is the program's `#[global_allocator]`.
 #[must_use]
@@ -39,8 +39,8 @@ pub fn allocations_on_this_thread() -> u64 {
     ALLOCATIONS.with(Cell::get)
 }
 
-/// Bytes that this thread has allocated less those it has freed: what one that shares nothing with
-/// others holds. Not what the allocator takes for them.
+/// Bytes that this thread has allocated minus those it has freed: the memory of a thread that
+/// shares nothing with others. Excludes the allocator's overhead.
 ///
 /// Stays 0 unless [`CountingAllocator`] is the program's `#[global_allocator]`.
 #[must_use]
@@ -49,13 +49,13 @@ pub fn bytes_allocated_on_this_thread() -> i64 {
 }
 
 fn count() {
-    // A thread that is going away may allocate after its locals: those are not counted.
+    // A terminating thread may allocate after its locals were dropped; that is not counted.
     let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
 }
 
-/// An allocation has changed its size; one that is not there has none.
+/// Counts a change of an allocation's size; the size of a missing allocation is 0.
 fn resized(from: usize, to: usize) {
-    // A size fits `isize`, as `Layout` promises.
+    // A size fits `isize`, as `Layout` guarantees.
     let _ = BYTES.try_with(|bytes| bytes.set(bytes.get() + (to as i64 - from as i64)));
 }
 

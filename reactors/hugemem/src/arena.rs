@@ -1,4 +1,4 @@
-//! The arena: one region, divided at start into slices of fixed sizes.
+//! The arena: one region, divided into slices of fixed sizes at start.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -11,62 +11,62 @@ use crate::pool::{Pool, SlicePromise};
 use crate::region::{DmaMap, DmaMapError, PagePolicy, Region, RegionError};
 use crate::slices::Slices;
 
-/// Bytes of one class whose slices are added at a time: whoever maps memory meanwhile waits for so
-/// much to be touched.
+/// Bytes of one class that are added per step. A concurrent mmap call waits until one step is
+/// populated.
 const POPULATE_AT_A_TIME: usize = 4 << 20;
 
-/// What an [`Arena`] is to be.
+/// Parameters of an [`Arena`].
 #[derive(Debug, Clone, Copy)]
 pub struct ArenaConfig {
-    /// Bytes to take from the machine.
+    /// Size in bytes.
     pub bytes: usize,
-    /// Which pages to take.
+    /// Page size policy.
     pub pages: PagePolicy,
-    /// The largest single lease wanted, in bytes, at most 1 MiB: larger slices are not made.
+    /// Maximum size of a lease in bytes, at most 1 MiB. Larger slices are not created.
     pub max_transfer: usize,
 }
 
-/// Why there is no arena.
+/// Why an arena could not be created.
 #[derive(Debug, thiserror::Error)]
 pub enum ArenaError {
-    /// Not even one lease of the largest transfer fits.
+    /// The size is too small for one lease of the maximum transfer.
     #[error(
         "an arena of {bytes} bytes cannot hold one transfer of {max_transfer} bytes: \
          {least} bytes would do"
     )]
     TooSmall {
-        /// Bytes asked for.
+        /// Bytes requested.
         bytes: usize,
-        /// The largest lease wanted.
+        /// The maximum transfer in bytes.
         max_transfer: usize,
-        /// The least size that would do, in bytes.
+        /// The minimum size in bytes.
         least: usize,
     },
-    /// No slice is that large.
+    /// The maximum transfer exceeds the largest slice.
     #[error("transfers of {max_transfer} bytes are larger than the largest slice, {limit} bytes")]
     TransferTooLarge {
-        /// The largest lease wanted.
+        /// The maximum transfer in bytes.
         max_transfer: usize,
-        /// The largest slice there can be, in bytes.
+        /// The largest slice in bytes.
         limit: usize,
     },
-    /// The memory could not be had.
+    /// The memory could not be allocated.
     #[error(transparent)]
     Region(#[from] RegionError),
 }
 
-/// The counters of one class of slices, read at one moment but not atomically together.
+/// The counters of one class of slices, not read as an atomic snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ClassCounters {
     /// Bytes of one slice.
     pub slice_bytes: usize,
-    /// Slices there are.
+    /// Number of slices.
     pub total: u64,
-    /// Slices that nobody holds.
+    /// Free slices.
     pub free: u64,
-    /// Slices out as leases.
+    /// Leased slices.
     pub taken: u64,
-    /// How often a request of this size had to wait, since start.
+    /// Number of times that a request of this size had to wait, since start.
     pub waits: u64,
     /// Requests of this size that wait now.
     pub waiting: u64,
@@ -75,10 +75,10 @@ pub struct ClassCounters {
 /// The counters of an arena, smallest class first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ArenaCounters {
-    /// One entry per class; a class that this arena does not have has a total of 0.
+    /// One entry per class; a class that this arena does not use has a total of 0.
     pub classes: [ClassCounters; CLASSES],
-    /// How long the request has waited that waits longest now, in nanoseconds; up to a tenth of a
-    /// second old. 0 when none waits.
+    /// Wait time of the longest-waiting request, in nanoseconds; up to a tenth of a second old. 0
+    /// if no request waits.
     pub oldest_wait_ns: u64,
     /// The longest wait of a request since start, in nanoseconds.
     pub longest_wait_ns: u64,
@@ -98,7 +98,7 @@ pub struct Arena {
     dma_check: Arc<DmaCheck>,
 }
 
-/// What the control path does from any thread: slices for [`DmaBuffer`]s, and promises.
+/// State of the control path, used by any thread: slices for [`DmaBuffer`]s, and promises.
 #[derive(Debug)]
 struct Control {
     member: Member,
@@ -106,20 +106,20 @@ struct Control {
 }
 
 impl Arena {
-    /// Takes the memory and divides it.
+    /// Allocates the memory and divides it.
     ///
     /// # Errors
-    /// [`ArenaError`]: nothing stays mapped.
+    /// [`ArenaError`]: nothing remains mapped.
     pub fn new(config: ArenaConfig) -> Result<Arc<Arena>, ArenaError> {
         Self::begin(config, usize::MAX).map(|(arena, _)| arena)
     }
 
-    /// Takes the memory and divides it, but touches about `at_once` bytes of it only: the slices of
-    /// the rest are there when [`ArenaRest::populate`] has touched them. A slice for the largest
-    /// transfer is there at once.
+    /// Maps the memory and divides it, but populates only about `at_once` bytes of it. The other
+    /// slices become available when [`ArenaRest::populate`] has populated them. At least one slice
+    /// for the maximum transfer is available immediately.
     ///
     /// # Errors
-    /// [`ArenaError`]: nothing stays mapped.
+    /// [`ArenaError`]: nothing remains mapped.
     pub fn begin(
         config: ArenaConfig,
         at_once: usize,
@@ -173,43 +173,44 @@ impl Arena {
         Ok((arena, rest))
     }
 
-    /// The memory.
+    /// The memory of the arena.
     #[must_use]
     pub fn region(&self) -> &Region {
         &self.region
     }
 
-    /// The largest single lease that can be had, in bytes.
+    /// Maximum size of a lease in bytes.
     #[must_use]
     pub fn max_transfer(&self) -> usize {
         self.max_transfer
     }
 
-    /// Makes the arena known to an IOMMU or a protection domain, whole and once.
+    /// Maps the whole arena once for an IOMMU or a protection domain.
     ///
     /// # Errors
-    /// What `map` answers.
+    /// The error of `map`.
     pub fn attach(&self, map: &dyn DmaMap) -> Result<(), DmaMapError> {
         self.region.attach(map)
     }
 
-    /// This reactor's share of the arena, with room for `waiters_max` waiting requests.
+    /// Creates one reactor's pool, with room for `waiters_max` waiting requests.
     #[must_use]
     pub fn pool(self: &Arc<Arena>, waiters_max: usize) -> Pool {
         Pool::new(Arc::clone(self), waiters_max)
     }
 
-    /// A zeroed slice of `len` bytes for queues and the like, counted as taken until it is dropped;
-    /// `None` when none is free that is large enough, except the last of a class of which any are
-    /// promised. For the control path: takes a lock.
+    /// A zeroed slice of `len` bytes for queues and similar structures, counted as taken until it
+    /// is dropped. `None` if no free slice is large enough; the last slice of a class with promises
+    /// is not used. For the control path: takes a lock.
     #[must_use]
     pub fn dma_buffer(self: &Arc<Arena>, len: usize) -> Option<DmaBuffer> {
         DmaBuffer::take(self, len)
     }
 
-    /// Promises up to `count` slices of `len` bytes to whoever holds them while nothing is asked of
-    /// it, as one of `sharers` that ask for as many: at least one, and so few that requests get by
-    /// with the others. `None` when there is none to promise. For the control path: takes a lock.
+    /// Promises up to `count` slices of `len` bytes for buffers that stay allocated while no
+    /// request uses them. The caller is one of `sharers` that request as many. Grants at least one,
+    /// and few enough that the other slices suffice for requests. `None` if no slice can be
+    /// promised. For the control path: takes a lock.
     #[must_use]
     pub fn promise(
         self: &Arc<Arena>,
@@ -250,7 +251,7 @@ impl Arena {
             .give_back(&control.member, class, slice, Account::SYSTEM);
     }
 
-    /// Whether requests get by when one more slice of `class` is kept.
+    /// Whether enough slices of `class` remain for requests if one more is kept.
     pub(crate) fn spares_kept(&self, class: usize) -> bool {
         let control = self.control();
         let kept = self.exchange.held(class, Account::SYSTEM);
@@ -258,11 +259,11 @@ impl Arena {
     }
 
     fn control(&self) -> MutexGuard<'_, Control> {
-        // Each change is one addition, so a panic elsewhere leaves sound counts.
+        // Each change is a single addition, so the counts stay valid after a panic elsewhere.
         self.control.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The counters as they are now, from any thread.
+    /// The current counters. May be called by any thread.
     #[must_use]
     pub fn counters(&self) -> ArenaCounters {
         let mut counters = ArenaCounters::default();
@@ -282,13 +283,13 @@ impl Arena {
     }
 
     /// The first access since the last call that a [`DmaView::of_arena`](crate::DmaView::of_arena)
-    /// made to memory that was not posted; always `None` in release builds, which do not check.
+    /// made to memory that was not posted. Always `None` in release builds, which do not check.
     #[must_use]
     pub fn take_dma_violation(&self) -> Option<DmaViolation> {
         self.dma_check.take_violation()
     }
 
-    /// Lets devices access a slice, or not any more, as far as that is checked.
+    /// Allows or forbids device access to a slice, for the check in debug builds.
     #[inline(always)]
     pub(crate) fn let_device_access(&self, class: usize, slice: u32, allowed: bool) {
         if cfg!(debug_assertions) {
@@ -298,7 +299,8 @@ impl Arena {
         }
     }
 
-    /// Slices of each class that are charged to `account`, smallest class first, from any thread.
+    /// Slices of each class charged to `account`, smallest class first. May be called by any
+    /// thread.
     #[must_use]
     pub fn held_by(&self, account: Account) -> [u32; CLASSES] {
         std::array::from_fn(|class| self.exchange.held(class, account))
@@ -313,17 +315,17 @@ impl Arena {
     }
 }
 
-/// Memory of an arena that nobody has touched yet, and whose slices are not there yet.
+/// Memory of an arena that is not populated yet and whose slices are not available yet.
 #[derive(Debug)]
 #[must_use = "the arena stays as small as it began"]
 pub struct ArenaRest {
     arena: Arc<Arena>,
-    /// Slices of each class that are there.
+    /// Slices of each class that are available.
     open: [u32; CLASSES],
 }
 
 impl ArenaRest {
-    /// Bytes of the slices that are not there yet.
+    /// Bytes of the slices that are not available yet.
     #[must_use]
     pub fn bytes(&self) -> usize {
         let missing = |class: usize| (self.arena.carving.counts[class] - self.open[class]) as usize;
@@ -332,12 +334,12 @@ impl ArenaRest {
             .sum()
     }
 
-    /// Touches the memory and adds its slices, some of each class in turn. Takes about a tenth of a
-    /// second for 1 GiB: for a thread that has nothing else to do.
+    /// Populates the memory and adds its slices, some of each class in turn. Takes about a tenth of
+    /// a second per 1 GiB: for a thread without other work.
     ///
     /// # Errors
-    /// [`RegionError::System`]: the machine has no more, and what was touched so far is all there
-    /// will be of the arena.
+    /// [`RegionError::System`]: the machine has no more memory. The arena keeps the slices added so
+    /// far.
     pub fn populate(&mut self) -> Result<(), RegionError> {
         let counts = self.arena.carving.counts;
         while self.open != counts {

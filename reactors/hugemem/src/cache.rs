@@ -1,8 +1,8 @@
-//! Free slices of one class kept near one reactor, where others can still get at them.
+//! Free slices of one class cached for one reactor; other reactors can steal them.
 //!
-//! The owner puts and takes at the top, without contention. A slice in an idle or sleeping
-//! reactor's cache must not be lost to the others, so any thread may steal one: a slot is emptied
-//! by whoever swaps its number out, and only the owner fills slots.
+//! The owner puts and takes at the top, without contention. A slice in the cache of an idle or
+//! sleeping reactor must stay available to the others, so any thread may steal one. The thread that
+//! swaps a slot's number out empties the slot; only the owner fills slots.
 
 use std::cell::Cell;
 
@@ -14,17 +14,17 @@ const EMPTY: u32 = u32::MAX;
 /// The slots of one class in one reactor's cache.
 #[derive(Debug)]
 pub(crate) struct Cache {
-    /// Slots from here up are empty; a hint for thieves, the owner's [`Top`] is the truth.
+    /// Slots from here up are empty. A hint for other reactors; the owner's [`Top`] is exact.
     level: AtomicU32,
     slots: Box<[AtomicU32]>,
 }
 
-/// The owner's position: slots from here up are empty, those below may have been stolen from.
+/// The owner's position: slots from here up are empty; slices below may have been stolen.
 #[derive(Debug, Default)]
 pub(crate) struct Top(Cell<usize>);
 
 impl Cache {
-    /// An empty cache with `slots` slots.
+    /// Creates an empty cache with `slots` slots.
     pub(crate) fn new(slots: usize) -> Cache {
         Cache {
             level: AtomicU32::new(0),
@@ -36,7 +36,7 @@ impl Cache {
         self.slots.len()
     }
 
-    /// Puts a slice on top; `false` when there is no room. Only the owner calls this.
+    /// Puts a slice on top; returns false if there is no room. Only the owner calls this.
     pub(crate) fn put(&self, top: &Top, slice: u32) -> bool {
         debug_assert_ne!(slice, EMPTY);
         let at = top.0.get();
@@ -48,7 +48,7 @@ impl Cache {
         true
     }
 
-    /// Takes the slice that was put last and not stolen. Only the owner calls this.
+    /// Takes the most recently put slice that was not stolen. Only the owner calls this.
     pub(crate) fn take(&self, top: &Top) -> Option<u32> {
         let mut at = top.0.get();
         let mut found = EMPTY;
@@ -62,14 +62,13 @@ impl Cache {
         (found != EMPTY).then_some(found)
     }
 
-    /// Takes a slice from another reactor's cache, the coldest first.
+    /// Steals a slice from another reactor's cache, least recently put first.
     pub(crate) fn steal(&self) -> Option<u32> {
         let level = self.level.load(Ordering::Relaxed) as usize;
         self.slots[..level.min(self.slots.len())]
             .iter()
             .find_map(|slot| {
-                // Looking first leaves the owner's cache line shared when there is nothing to
-                // steal.
+                // A load first keeps the owner's cache line shared if there is nothing to steal.
                 let there = slot.load(Ordering::Relaxed) != EMPTY;
                 let slice = if there {
                     slot.swap(EMPTY, Ordering::Acquire)

@@ -1,15 +1,15 @@
-//! The fixed sizes of leases, and how an arena is divided among them.
+//! The fixed sizes of leases, and the division of an arena among them.
 
 use std::ops::Range;
 
 use crate::UNIT_BYTES;
 
-/// How many sizes of slices there are.
+/// Number of slice sizes.
 pub(crate) const CLASSES: usize = 5;
-/// Bytes of a slice, by class: 4 KiB, 16 KiB, 64 KiB, 256 KiB, 1 MiB.
+/// Bytes of a slice of each class: 4 KiB, 16 KiB, 64 KiB, 256 KiB, 1 MiB.
 pub(crate) const CLASS_BYTES: [usize; CLASSES] = [4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20];
-/// Parts of the arena's bytes that go to each class; of an arena without the larger classes, their
-/// parts go to the others in the same proportion. What does not divide goes to the smallest.
+/// Parts of the arena's bytes for each class. If an arena does not use the larger classes, their
+/// parts go to the others in the same proportion. The remainder goes to the smallest class.
 pub(crate) const CLASS_SHARES: [usize; CLASSES] = [4, 3, 3, 3, 3];
 
 const _: () = {
@@ -22,23 +22,23 @@ const _: () = {
     }
 };
 
-/// The smallest class whose slices hold `len` bytes.
+/// The smallest class whose slices fit `len` bytes.
 pub(crate) fn class_for(len: usize) -> Option<usize> {
     CLASS_BYTES.iter().position(|bytes| len <= *bytes)
 }
 
-/// Where the slices of each class lie: the largest first, each aligned to its own size.
+/// Layout of the slices of each class: the largest first, each aligned to its own size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Carving {
-    /// Slices of each class.
+    /// Number of slices of each class.
     pub(crate) counts: [u32; CLASSES],
     /// Offset of the first slice of each class in the region, in bytes.
     pub(crate) offsets: [usize; CLASSES],
 }
 
 impl Carving {
-    /// Divides `bytes` among the classes up to the one that holds `max_transfer`, of which there is
-    /// at least one slice. `None` when not even that fits, or `max_transfer` exceeds all classes.
+    /// Divides `bytes` among the classes up to the one that fits `max_transfer`, which has at least
+    /// one slice. `None` if not even that fits, or `max_transfer` exceeds all classes.
     pub(crate) fn new(bytes: usize, max_transfer: usize) -> Option<Carving> {
         let top = class_for(max_transfer)?;
         let mut carving = Carving {
@@ -64,7 +64,7 @@ impl Carving {
         Some(carving)
     }
 
-    /// Slices of each class that make up about `bytes`, in the proportion of all, and one at least.
+    /// Number of slices of each class that make up about `bytes` in proportion, at least one each.
     pub(crate) fn part(&self, bytes: usize) -> [u32; CLASSES] {
         let slices = |class: usize| u128::from(self.counts[class]) * CLASS_BYTES[class] as u128;
         let all: u128 = (0..CLASSES).map(slices).sum();
@@ -75,7 +75,7 @@ impl Carving {
         })
     }
 
-    /// Where the first `slices` of each class lie, as bytes of the region.
+    /// Byte ranges of the first `slices` of each class in the region.
     pub(crate) fn ranges(&self, slices: [u32; CLASSES]) -> Vec<Range<usize>> {
         let range = |class: usize| {
             let start = self.offsets[class];

@@ -1,15 +1,15 @@
-//! What a completed read carries: a slice that is owned, or one that is lent.
+//! The data of a completed read: an owned slice or a borrowed range.
 
 use std::ops::Deref;
 
 use crate::{Lease, Loan};
 
-/// The bytes of a completed read, readable as a slice in either case.
+/// The bytes of a completed read, accessible as a slice in both cases.
 #[derive(Debug)]
 pub enum Data {
-    /// Bytes in a slice of the arena that the holder owns.
+    /// Bytes in an owned slice of the arena.
     Lease(Lease),
-    /// Bytes of a RAM device, lent until they are dropped.
+    /// Bytes of a RAM device, borrowed until dropped.
     Loan(Loan),
 }
 

@@ -1,25 +1,25 @@
-//! The free slices of one class that no reactor holds: a stack shared by all reactors.
+//! The free slices of one class that are in no reactor's cache: a stack shared by all reactors.
 //!
-//! A linked stack over slice numbers, all storage taken at start. The head carries a tag that
-//! changes with every move, so a reactor that was interrupted between reading a link and moving the
-//! head fails its compare-and-swap instead of installing a stale link (the ABA problem); only after
-//! exactly 2^32 moves during that one interruption could it succeed. A batch moves with one
-//! compare-and-swap, whatever its size.
+//! A linked stack of slice numbers, with all storage allocated at start. The head carries a tag
+//! that changes with every operation. A reactor that was interrupted between reading a link and
+//! updating the head therefore fails its compare-and-swap instead of installing a stale link (the
+//! ABA problem), except after exactly 2^32 operations during that interruption. A batch of any size
+//! is moved with one compare-and-swap.
 
 #[cfg(all(test, loom))]
 mod models;
 
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
-/// The end of the list; slice numbers stay below.
+/// The end of the list; slice numbers are smaller.
 const NONE: u32 = u32::MAX;
 
-/// A lock-free stack of slice numbers `0..total`, each at most once in it.
+/// A lock-free stack of slice numbers `0..total`, each contained at most once.
 #[derive(Debug)]
 pub(crate) struct Depot {
     /// The top slice in the low half, the tag in the high half.
     head: AtomicU64,
-    /// Each slice's successor. Links of slices that are out are stale but harmless.
+    /// Each slice's successor. Links of slices that are not in the stack are stale but harmless.
     next: Box<[AtomicU32]>,
 }
 
@@ -32,7 +32,8 @@ fn unpack(head: u64) -> (u32, u32) {
 }
 
 impl Depot {
-    /// Room for `total` slices, the first `open` of them in it, the lowest on top.
+    /// Creates a stack for `total` slices that contains the first `open` of them, the lowest on
+    /// top.
     pub(crate) fn new(total: u32, open: u32) -> Depot {
         assert!(open <= total && total < NONE, "{open} of {total} slices");
         let next = (1..=total).map(|n| AtomicU32::new(if n >= open { NONE } else { n }));
@@ -43,7 +44,7 @@ impl Depot {
         }
     }
 
-    /// Takes up to `slices.len()` slices at once; returns how many.
+    /// Takes up to `slices.len()` slices in one operation; returns their number.
     pub(crate) fn pop_batch(&self, slices: &mut [u32]) -> usize {
         let mut head = self.head.load(Ordering::Acquire);
         loop {
@@ -68,7 +69,8 @@ impl Depot {
         }
     }
 
-    /// Gives slices back at once. The caller owns them, and no longer does.
+    /// Returns slices in one operation. The caller must own them and no longer owns them
+    /// afterwards.
     pub(crate) fn push_batch(&self, slices: &[u32]) {
         let Some((&last, _)) = slices.split_last() else {
             return;

@@ -1,13 +1,14 @@
-//! Memory that a device and this program use at the same time, and what an emulated device sees.
+//! Memory that a device and this program use at the same time, and an emulated device's view of a
+//! region.
 //!
 //! Owns: [`DmaBuffer`], a slice of the arena for queues and lists, and [`DmaView`], a second
-//! mapping of a region. Refuses: references. A device changes bytes whenever it likes, so every
-//! access here is atomic and none outlives its call.
+//! mapping of a region. It gives out no references. A device changes bytes at any time, so every
+//! access here is atomic and ends with its call.
 //!
-//! Why a view harms no lease: a device in software accesses a lease while it is posted
-//! ([`DmaLease`](crate::DmaLease)), and then nothing in the program refers to its bytes. A view of an
-//! arena checks that in debug builds; one of a region of its own has nothing to refer to; any other
-//! is made by an `unsafe` call.
+//! Why a view does not conflict with a lease: a software device accesses a lease only while it is
+//! posted ([`DmaLease`](crate::DmaLease)), and then nothing in the program refers to its bytes. A
+//! view of an arena checks this in debug builds. For a region that only a view accesses, no
+//! references exist. Any other view is created by an `unsafe` call.
 #![expect(unsafe_code, reason = "atomic access through addresses of a mapping")]
 
 use std::array;
@@ -25,7 +26,7 @@ use crate::class::{CLASS_BYTES, class_for};
 use crate::dma_check::DmaCheck;
 use crate::region::{Mapping, Region, outside};
 
-/// Bytes that somebody else may write at any time: each access is atomic and checked.
+/// Bytes that a device may write at any time: each access is atomic and checked.
 #[derive(Clone, Copy)]
 struct SharedBytes {
     base: NonNull<u8>,
@@ -74,14 +75,14 @@ impl SharedBytes {
         }
     }
 
-    /// Bytes up to the next whole word, whole words, and bytes after them.
+    /// Splits a range into bytes up to the next whole word, whole words, and remaining bytes.
     fn parts(offset: usize, bytes: usize) -> (usize, usize) {
         let head = (offset.next_multiple_of(8) - offset).min(bytes);
         (head, head + (bytes - head) / 8 * 8)
     }
 
-    /// `count` words at `offset`, which is a multiple of 8. The reference stays in this module's
-    /// calls.
+    /// `count` words at `offset`, which is a multiple of 8. The reference does not leave this
+    /// module's calls.
     #[inline]
     fn words(&self, offset: usize, count: usize) -> &[AtomicU64] {
         let bytes = count * size_of::<u64>();
@@ -145,14 +146,14 @@ impl SharedBytes {
     }
 }
 
-/// Declares the public loads and stores of a type that has `bytes: SharedBytes`.
+/// Declares the public loads and stores of a type with a field `bytes: SharedBytes`.
 macro_rules! accessors {
     ($($load:ident $store:ident $value:ty;)+) => {
         $(
             /// Loads a value.
             ///
             /// # Panics
-            /// When it does not lie within, or the offset is not a multiple of its size.
+            /// If it exceeds the memory, or the offset is not a multiple of its size.
             #[inline]
             #[must_use]
             pub fn $load(&self, offset: usize, order: Ordering) -> $value {
@@ -171,10 +172,10 @@ macro_rules! accessors {
             }
         )+
 
-        /// Loads `N` words with one check, each atomically (relaxed), not all together.
+        /// Loads `N` words with one check, each atomically (relaxed), but not as a snapshot.
         ///
         /// # Panics
-        /// When they do not lie within, or the offset is not a multiple of 8.
+        /// If they exceed the memory, or the offset is not a multiple of 8.
         #[inline]
         #[must_use]
         pub fn load_words<const N: usize>(&self, offset: usize) -> [u64; N] {
@@ -182,7 +183,7 @@ macro_rules! accessors {
             self.bytes.load_words(offset)
         }
 
-        /// Stores `N` words with one check, each atomically (relaxed), in no certain order.
+        /// Stores `N` words with one check, each atomically (relaxed), in unspecified order.
         ///
         /// # Panics
         /// As the load does.
@@ -192,19 +193,19 @@ macro_rules! accessors {
             self.bytes.store_words(offset, values);
         }
 
-        /// Copies bytes out, atomically by the word at most.
+        /// Copies bytes out. Atomic for each word or byte only.
         ///
         /// # Panics
-        /// When they do not lie within.
+        /// If they exceed the memory.
         pub fn read(&self, offset: usize, into: &mut [u8]) {
             self.note_access(offset, into.len(), false);
             self.bytes.read(offset, into);
         }
 
-        /// Copies bytes in, atomically by the word at most.
+        /// Copies bytes in. Atomic for each word or byte only.
         ///
         /// # Panics
-        /// When they do not fit.
+        /// If they exceed the memory.
         pub fn write(&self, offset: usize, from: &[u8]) {
             self.note_access(offset, from.len(), true);
             self.bytes.write(offset, from);
@@ -212,12 +213,11 @@ macro_rules! accessors {
     };
 }
 
-/// A slice of the arena for what a device reads and writes all the time: queues, lists, shadow
-/// doorbells. Dropping it gives the slice back, so whoever told a device of it first makes sure
-/// that the device has stopped.
+/// A slice of the arena for memory that a device accesses at any time: queues, lists, shadow
+/// doorbells. Dropping it returns the slice, so the driver must first make sure that the device has
+/// stopped using it.
 ///
-/// All access is atomic, by any thread, at offsets that are checked. Values are in the machine's
-/// byte order.
+/// All access is atomic, by any thread, at checked offsets. Values are in the machine's byte order.
 pub struct DmaBuffer {
     bytes: SharedBytes,
     class: usize,
@@ -231,7 +231,8 @@ unsafe impl Send for DmaBuffer {}
 unsafe impl Sync for DmaBuffer {}
 
 impl DmaBuffer {
-    /// A zeroed slice of `len` bytes; `None` when the arena has none free that is large enough.
+    /// Takes a zeroed slice of `len` bytes; `None` if the arena has no free slice that is large
+    /// enough.
     pub(crate) fn take(arena: &Arc<Arena>, len: usize) -> Option<DmaBuffer> {
         let least = class_for(len)?;
         let (class, slice) =
@@ -248,7 +249,7 @@ impl DmaBuffer {
         Some(buffer)
     }
 
-    /// Bytes.
+    /// Length in bytes.
     #[inline]
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "its length never changes")]
@@ -256,7 +257,7 @@ impl DmaBuffer {
         self.bytes.len
     }
 
-    /// Offset of the first byte in the arena's region: what a device address is made of.
+    /// Offset of the first byte in the arena's region, from which device addresses are computed.
     #[must_use]
     pub fn region_offset(&self) -> usize {
         self.arena.carving().offset(self.class, self.slice)
@@ -268,7 +269,7 @@ impl DmaBuffer {
         self.bytes.base.addr().get()
     }
 
-    /// The program's own accesses are not a device's.
+    /// Accesses by the program itself are not checked.
     #[inline(always)]
     fn note_access(&self, _offset: usize, _len: usize, _wrote: bool) {}
 
@@ -306,20 +307,21 @@ impl fmt::Debug for DmaBuffer {
     }
 }
 
-/// A region as a device sees it: the same memory mapped once more, for emulated devices and
-/// fabrics. Shared between threads; it outlives the region that it shows.
+/// A device's view of a region: the same memory mapped again, for emulated devices and fabrics.
+/// Shared between threads; it outlives the region.
 ///
 /// All access is atomic and checked, as with [`DmaBuffer`].
 pub struct DmaView {
     bytes: SharedBytes,
     shows: usize,
-    /// What may be accessed, where it is checked.
+    /// The check of accesses, if enabled.
     check: Option<Arc<DmaCheck>>,
     _mapping: Arc<Mapping>,
 }
 
-/// A region that the program accesses by its [`DmaView`] alone: the memory of a host in a test, say.
-/// Nothing refers to its bytes, so a device or a peer may access them at any time.
+/// A region that the program accesses only through its [`DmaView`], for example the memory of a
+/// host in a test. No references to its bytes exist, so a device or a peer may access them at any
+/// time.
 #[derive(Debug)]
 pub struct SharedRegion {
     region: Region,
@@ -327,10 +329,10 @@ pub struct SharedRegion {
 }
 
 impl SharedRegion {
-    /// Takes a region that belongs to the caller alone.
+    /// Wraps a region that only the caller uses.
     ///
     /// # Errors
-    /// What the kernel answers to another mapping.
+    /// The kernel's error if the region cannot be mapped again.
     pub fn new(region: Region) -> io::Result<Self> {
         let view = DmaView::map(&region)?;
         Ok(Self { region, view })
@@ -342,7 +344,7 @@ impl SharedRegion {
         &self.region
     }
 
-    /// Its bytes.
+    /// The view of its bytes.
     #[must_use]
     pub fn view(&self) -> &DmaView {
         &self.view
@@ -355,31 +357,31 @@ unsafe impl Send for DmaView {}
 unsafe impl Sync for DmaView {}
 
 impl DmaView {
-    /// Maps a region once more, for a device in software that moves bytes as others ask it to.
+    /// Maps a region again, for a software device that moves bytes on behalf of others.
     ///
     /// # Errors
-    /// What the kernel answers.
+    /// The kernel's error.
     ///
     /// # Safety
-    /// While bytes are accessed by the view, nothing in the program refers to them: they are posted to
-    /// the device that the view is made for, or belong to a [`DmaBuffer`] or a [`SharedRegion`].
+    /// While the view accesses bytes, nothing in the program may refer to them: they are posted to
+    /// the device of the view, or belong to a [`DmaBuffer`] or a [`SharedRegion`].
     pub unsafe fn of(region: &Region) -> io::Result<DmaView> {
         Self::map(region)
     }
 
-    /// Maps an arena's region once more, for a device in software behind a driver. In debug builds
-    /// each access is checked by what is posted ([`Lease::into_dma`](crate::Lease::into_dma),
-    /// [`DmaBuffer`]) and counted as a violation otherwise
+    /// Maps an arena's region again, for a software device behind a driver. In debug builds each
+    /// access to memory that is not posted ([`Lease::into_dma`](crate::Lease::into_dma),
+    /// [`DmaBuffer`]) is recorded as a violation
     /// ([`Arena::take_dma_violation`](crate::Arena::take_dma_violation)).
     ///
     /// # Errors
-    /// What the kernel answers.
+    /// The kernel's error.
     pub fn of_arena(region: &Region) -> io::Result<DmaView> {
         Self::map(region)
     }
 
-    /// Where mappings cannot be duplicated, which is so for hugepages and for any under valgrind, the
-    /// view shares the region's own mapping.
+    /// If mappings cannot be duplicated, as with hugepages and under valgrind, the view shares the
+    /// region's own mapping.
     fn map(region: &Region) -> io::Result<DmaView> {
         let mapping = match region.mapping().duplicate() {
             Ok(another) => Arc::new(another),
@@ -406,14 +408,14 @@ impl DmaView {
         }
     }
 
-    /// Bytes of the region.
+    /// Size of the region in bytes.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "a region is never empty")]
     pub fn len(&self) -> usize {
         self.bytes.len
     }
 
-    /// Address of the region's own mapping: what leases of it count from.
+    /// Address of the region's own mapping, the base of its leases' addresses.
     #[must_use]
     pub fn base_address(&self) -> usize {
         self.shows
@@ -428,7 +430,7 @@ impl DmaView {
     /// Copies `len` bytes at `offset` to `to_offset` of another view.
     ///
     /// # Panics
-    /// When either range does not lie within its view.
+    /// If either range exceeds its view.
     pub fn copy_to(&self, offset: usize, to: &DmaView, to_offset: usize, len: usize) {
         const PIECE: usize = 512;
         let mut piece = [0; PIECE];

@@ -1,25 +1,26 @@
-//! What devices may access of an arena, kept in debug builds and checked by every [`DmaView`] that
-//! shows it: a device in software that accesses memory after it was given back is caught in the act.
+//! Tracks which memory of an arena devices may access, and checks each access through a
+//! [`DmaView`], in debug builds only. Detects a software device that accesses memory after it was
+//! returned.
 //!
-//! In release builds nothing is kept and nothing is checked.
+//! Release builds track and check nothing.
 //!
 //! [`DmaView`]: crate::DmaView
 
 #[cfg(not(debug_assertions))]
 use std::ops::Range;
 
-/// An access of a device to memory of an arena that it was not given.
+/// An access of a device to arena memory that was not posted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DmaViolation {
     /// Offset of the first byte in the arena's region.
     pub offset: usize,
-    /// Bytes of the access.
+    /// Length of the access in bytes.
     pub len: usize,
     /// Whether the device wrote.
     pub wrote: bool,
 }
 
-/// Which units of an arena devices may access.
+/// The units of an arena that devices may access.
 #[derive(Debug)]
 pub(crate) struct DmaCheck {
     #[cfg(debug_assertions)]
@@ -54,7 +55,8 @@ mod checked {
 
     #[derive(Debug)]
     pub(super) struct State {
-        /// By unit: whether a device may access it. A slice is whole units, and has one owner.
+        /// For each unit, whether a device may access it. A slice consists of whole units and has
+        /// one owner.
         allowed: Box<[AtomicBool]>,
         first: Mutex<Option<DmaViolation>>,
     }
@@ -70,7 +72,7 @@ mod checked {
             }
         }
 
-        /// Lets devices access a slice, or not any more.
+        /// Allows or forbids device access to a slice.
         pub(crate) fn allow(&self, range: Range<usize>, allowed: bool) {
             let units = range.start / UNIT_BYTES..range.end.div_ceil(UNIT_BYTES);
             for unit in &self.state.allowed[units] {
@@ -78,7 +80,7 @@ mod checked {
             }
         }
 
-        /// Notes an access that no device may make.
+        /// Records an access if it is not allowed.
         pub(crate) fn access(&self, offset: usize, len: usize, wrote: bool) {
             let units = offset / UNIT_BYTES..(offset + len).div_ceil(UNIT_BYTES);
             let is_allowed = |unit: &AtomicBool| unit.load(Ordering::Acquire);

@@ -1,10 +1,10 @@
-//! Leases and loans while a device may access them.
+//! Leases and borrows while a device may access them.
 //!
-//! A driver turns a [`Lease`] into a [`DmaLease`] when it posts a request that names it, and back when
-//! the device is done with it. In between nothing reads or writes the bytes: the type has no access
-//! to them, only their address. The way back takes a proof ([`DmaDriver::Done`]) that only the driver
-//! can make. One that is dropped without a proof is never given out again, because the device may
-//! still access it; [`leaked_dma`] counts those.
+//! A driver turns a [`Lease`] into a [`DmaLease`] when it posts a request that uses it, and back
+//! when the device is done with it. In between no code reads or writes the bytes: the type gives
+//! only their address. The conversion back requires a proof ([`DmaDriver::Done`]) that only the
+//! driver can create. The memory of one dropped without a proof is never reused, because the device
+//! may still access it; [`leaked_dma`] counts these.
 #![expect(
     unsafe_code,
     reason = "takes what is wrapped out of a type that leaks it when dropped"
@@ -17,24 +17,24 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::{Data, Lease, Loan};
 
-/// Leases and loans that were dropped while a device might still access them.
+/// Number of leases and borrows dropped while a device might still access them.
 static LEAKED: AtomicU64 = AtomicU64::new(0);
 
-/// How many leases and loans were dropped while a device might still access them, since start. Their
-/// memory is never given out again.
+/// Number of leases and borrows dropped while a device might still access them, since start. Their
+/// memory is never reused.
 #[must_use]
 pub fn leaked_dma() -> u64 {
     LEAKED.load(Ordering::Relaxed)
 }
 
-/// A driver that lets a device access leases: a type of the driver's own, never a value.
+/// A driver that lets a device access leases: a type defined by the driver, without values.
 ///
-/// The driver keeps each [`DmaLease`] that a posted request names, and gives the lease back with a
-/// [`Done`](Self::Done). Where the driver keeps the constructor of that type private, no other code
+/// The driver stores each [`DmaLease`] that a posted request uses, and returns the lease with a
+/// [`Done`](Self::Done). If the constructor of that type is private to the driver, no other code
 /// can take memory back from its device.
 pub trait DmaDriver {
-    /// The proof that the device does not access a request's memory any more: its completion was
-    /// seen, or the queue or the controller that had it has stopped.
+    /// Proof that the device no longer accesses a request's memory: the driver received its
+    /// completion, or the queue or the controller of the request has stopped.
     type Done;
 }
 
@@ -58,7 +58,7 @@ pub trait DmaDriver {
 /// # Ok::<(), hugemem::ArenaError>(())
 /// ```
 ///
-/// Nothing reads a lease while it is posted:
+/// A posted lease cannot be read:
 ///
 /// ```compile_fail,E0614
 /// # use hugemem::{DmaDriver, Lease};
@@ -76,7 +76,7 @@ pub trait DmaDriver {
 /// }
 /// ```
 ///
-/// It is posted once:
+/// It can be posted only once:
 ///
 /// ```compile_fail,E0382
 /// # use hugemem::{DmaDriver, DmaLease};
@@ -86,7 +86,7 @@ pub trait DmaDriver {
 /// }
 /// ```
 ///
-/// It does not come back without the driver's proof:
+/// It cannot be returned without the driver's proof:
 ///
 /// ```compile_fail,E0061
 /// # use hugemem::{DmaDriver, DmaLease, Lease};
@@ -95,7 +95,7 @@ pub trait DmaDriver {
 /// }
 /// ```
 ///
-/// Nor with the proof of another driver:
+/// The proof of another driver is rejected:
 ///
 /// ```compile_fail,E0308
 /// # use hugemem::{DmaDriver, DmaLease, Lease};
@@ -109,7 +109,7 @@ pub trait DmaDriver {
 /// }
 /// ```
 ///
-/// What was dropped cannot be posted:
+/// A dropped lease cannot be posted:
 ///
 /// ```compile_fail,E0382
 /// # use hugemem::{DmaDriver, DmaLease, Lease};
@@ -132,9 +132,9 @@ pub struct DmaLease<D> {
     driver: PhantomData<fn() -> D>,
 }
 
-/// A loan that a device may read. Has no access to the bytes.
+/// A borrow that a device may read. Has no access to the bytes.
 ///
-/// The blocks stay borrowed until it comes back:
+/// The blocks stay borrowed until it is returned:
 ///
 /// ```compile_fail,E0614
 /// # use hugemem::{DmaDriver, Loan};
@@ -162,7 +162,7 @@ pub enum DmaData<D> {
 macro_rules! posted {
     ($owned:ident, $posted:ident, $field:ident, $allow:expr) => {
         impl $owned {
-            /// Gives it to a device.
+            /// Passes it to a device.
             #[inline(always)]
             pub fn into_dma<D: DmaDriver>(self) -> $posted<D> {
                 $allow(&self, true);
@@ -181,7 +181,7 @@ macro_rules! posted {
                 self.$field.as_ptr().addr()
             }
 
-            /// Bytes.
+            /// Length in bytes.
             #[inline(always)]
             #[must_use]
             #[expect(clippy::len_without_is_empty, reason = "it cannot be looked into")]
@@ -191,12 +191,12 @@ macro_rules! posted {
         }
 
         impl<D: DmaDriver> $posted<D> {
-            /// The memory, once the device does not access it any more.
+            /// Returns the memory after the device's last access.
             #[inline(always)]
             #[must_use]
             pub fn returned(mut self, _done: &D::Done) -> $owned {
                 $allow(&self.$field, false);
-                // SAFETY: it is taken once, since `self` is forgotten.
+                // SAFETY: it is taken once, because `self` is forgotten.
                 let memory = unsafe { ManuallyDrop::take(&mut self.$field) };
                 std::mem::forget(self);
                 memory
@@ -224,7 +224,8 @@ posted!(Lease, DmaLease, lease, Lease::let_device_access);
 posted!(Loan, DmaLoan, loan, |_: &Loan, _: bool| ());
 
 impl<D> DmaLease<D> {
-    /// Offset of the first byte in the arena's region, in bytes: what a device address is made of.
+    /// Offset of the first byte in the arena's region, in bytes, from which device addresses are
+    /// computed.
     #[must_use]
     pub fn region_offset(&self) -> usize {
         self.lease.region_offset()
@@ -240,7 +241,7 @@ impl<D> DmaLoan<D> {
 }
 
 impl Data {
-    /// Gives the data to a device.
+    /// Passes the data to a device.
     #[inline(always)]
     pub fn into_dma<D: DmaDriver>(self) -> DmaData<D> {
         match self {
@@ -261,7 +262,7 @@ impl<D: DmaDriver> DmaData<D> {
         }
     }
 
-    /// Bytes.
+    /// Length in bytes.
     #[inline(always)]
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "it cannot be looked into")]
@@ -272,15 +273,14 @@ impl<D: DmaDriver> DmaData<D> {
         }
     }
 
-    /// Drops the data that `place` has, if any, where it is, once the device does not access it any
-    /// more.
+    /// Drops the data in `place`, if any, in place, after the device's last access.
     #[inline(always)]
     pub fn drop_returned(place: &mut Option<Self>, _done: &D::Done) {
         match place {
             None => return,
             Some(Self::Lease(posted)) => {
                 posted.lease.let_device_access(false);
-                // SAFETY: it is dropped once, since nothing is left in `place` below.
+                // SAFETY: it is dropped once, because `place` is emptied below.
                 unsafe { ManuallyDrop::drop(&mut posted.lease) };
             }
             // SAFETY: as above.
@@ -289,7 +289,7 @@ impl<D: DmaDriver> DmaData<D> {
         std::mem::forget(place.take());
     }
 
-    /// The data, once the device does not access it any more.
+    /// Returns the data after the device's last access.
     #[inline(always)]
     #[must_use]
     pub fn returned(self, done: &D::Done) -> Data {

@@ -1,16 +1,18 @@
-//! Where free slices are: in a depot per class, or in the caches of the reactors' seats.
+//! Tracks free slices: in one depot per class, and in the caches of the reactors' seats.
 //!
-//! Owns: every slice number that is not out as a lease, each in exactly one place. Refuses: memory,
-//! lengths, requests; it moves numbers only, so that loom can try every order of its moves.
+//! Owns: the numbers of all slices that are not leased, each in exactly one place. It has no access
+//! to memory and knows no requests; it only moves numbers, so that loom can test every
+//! interleaving.
 //!
-//! A slice that comes back goes to its reactor's cache; when another reactor waits it goes to the
-//! depot, for whoever polls first. A reactor that finds its cache and the depot empty steals from
-//! the caches of the others. So a free slice is always within everybody's reach, wherever it lies
-//! and whether or not its reactor is awake.
+//! A returned slice goes to its reactor's cache or, if another reactor waits, to the depot, where
+//! the first reactor that polls takes it. A reactor that finds its cache and the depot empty steals
+//! from the caches of the others. Every reactor can therefore reach every free slice, also those in
+//! the cache of a sleeping reactor.
 //!
-//! Each seat counts the slices that its reactor took, by account; the sum over the seats is what an
-//! account holds. [`Exchange::admits`] compares it with the account's share (see `share`), but only
-//! while a class is scarce: else each reactor has a budget of slices that it may take unchecked.
+//! Each seat counts the slices that its reactor took, by account. The sum over the seats is the
+//! number of slices of an account. [`Exchange::admits`] compares it with the account's share (see
+//! `share`), but only while a class is scarce; otherwise each reactor has a budget of slices that
+//! it may take unchecked.
 
 #[cfg(all(test, loom))]
 mod models;
@@ -28,15 +30,16 @@ use crate::depot::Depot;
 use crate::share::Spread;
 use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-/// Slices of each class that one reactor keeps at most; few under loom, which tracks each slot.
+/// Maximum number of cached slices of each class per reactor; few under loom, which tracks each
+/// slot.
 const CACHE_SLICES: [usize; CLASSES] = if cfg!(loom) {
     [2; CLASSES]
 } else {
     [64, 32, 16, 8, 4]
 };
-/// Slices that move between a cache and the depot at once, at most.
+/// Maximum number of slices moved between a cache and the depot in one operation.
 const BATCH_MAX: usize = 32;
-/// One batch takes at most this part of a class, so that few slices are not all in one cache.
+/// One batch takes at most 1/n of a class, so that a few slices are not all in one cache.
 const BATCH_PART: usize = 32;
 
 const _: () = {
@@ -51,9 +54,9 @@ const _: () = {
 #[derive(Debug)]
 pub(crate) struct Exchange {
     classes: [CachePadded<Class>; CLASSES],
-    /// Requests that wait, of all classes and reactors: what a returning slice looks at.
+    /// Number of waiting requests of all classes and reactors. Checked when a slice is returned.
     waiting: CachePadded<AtomicU32>,
-    /// Counts slices that came back while requests waited: a reason to try these again.
+    /// Number of slices returned while requests waited; a change is a reason to retry them.
     returns: CachePadded<AtomicU64>,
     seats: OnceLock<Arc<Seat>>,
 }
@@ -61,48 +64,49 @@ pub(crate) struct Exchange {
 #[derive(Debug)]
 struct Class {
     depot: Depot,
-    /// Slices that there are so far.
+    /// Slices available so far.
     total: AtomicU32,
-    /// Slices that a reactor with an empty cache fetches at once.
+    /// Number of slices that a reactor with an empty cache fetches in one operation.
     batch: usize,
-    /// Requests for this class that wait, in all reactors.
+    /// Requests waiting for this class in all reactors.
     waiting: AtomicU32,
-    /// Slices that are promised.
+    /// Promised slices.
     promised: AtomicU32,
-    /// So few are free that shares count. Reactors forget their budgets then.
+    /// So few slices are free that shares are enforced. Reactors then ignore their budgets.
     scarce: AtomicBool,
 }
 
-/// One reactor's place: its caches, and its counters, which only it writes. Seats are never
-/// removed, only used again, so that walking them needs no lock.
+/// The caches and counters of one reactor, which alone writes the counters. Seats are never
+/// removed, only reused, so that iterating over them needs no lock.
 #[derive(Debug)]
 struct Seat {
     caches: [Cache; CLASSES],
     taken: [AtomicU32; CLASSES],
     waits: [AtomicU64; CLASSES],
-    /// Slices out as leases that this reactor took, by account and class.
+    /// Slices leased by this reactor, by account and class.
     held: Box<[AtomicU32]>,
-    /// Accounts that hold nothing of a class and wait for it here.
+    /// Accounts that have no slice of a class and wait for one in this reactor.
     starving: [AtomicU32; CLASSES],
-    /// How long the request has waited that waits longest, now.
+    /// Current wait time of the longest-waiting request.
     oldest_wait_ns: AtomicU64,
-    /// The longest wait of any request so far.
+    /// Maximum wait time of any request so far.
     longest_wait_ns: AtomicU64,
     in_use: AtomicU32,
     next: OnceLock<Arc<Seat>>,
 }
 
-/// One reactor's right to a seat, with what it alone knows.
+/// One reactor's membership: its seat and its private state.
 #[derive(Debug)]
 pub(crate) struct Member {
     seat: Arc<Seat>,
     tops: [Top; CLASSES],
     waiting: Cell<u32>,
-    /// Slices of each class that may be taken without a look at shares, while it is not scarce.
+    /// Slices of each class that may be taken without checking shares, while the class is not
+    /// scarce.
     budgets: [Cell<u32>; CLASSES],
 }
 
-/// The numbers of one class at one moment, not read atomically together.
+/// The counters of one class, not read as an atomic snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Tally {
     pub(crate) total: u32,
@@ -112,7 +116,8 @@ pub(crate) struct Tally {
 }
 
 impl Exchange {
-    /// Slices of each class: `counts` in the end, and the first `open` now, which are free.
+    /// Creates `counts` slices of each class, of which the first `open` are available now, all
+    /// free.
     pub(crate) fn new(counts: [u32; CLASSES], open: [u32; CLASSES]) -> Exchange {
         let mut class = 0;
         let classes = counts.map(|total| {
@@ -135,7 +140,7 @@ impl Exchange {
         }
     }
 
-    /// Adds the slices of `new`, in order and each once, to those that there are.
+    /// Makes the slices of `new` available. Called in order, once for each slice.
     pub(crate) fn open(&self, class: usize, new: Range<u32>) {
         let Class { depot, total, .. } = &*self.classes[class];
         total.fetch_add(new.end - new.start, Ordering::Relaxed);
@@ -151,7 +156,7 @@ impl Exchange {
         self.returns.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Takes a free seat, or adds one.
+    /// Takes an unused seat, or adds one.
     pub(crate) fn join(&self) -> Member {
         let mut link = &self.seats;
         let seat = loop {
@@ -173,7 +178,7 @@ impl Exchange {
         }
     }
 
-    /// Gives up a seat: what its caches hold goes to the depots. No slice is out any more.
+    /// Gives up a seat and moves its cached slices to the depots. No slice may be leased.
     pub(crate) fn leave(&self, member: &Member) {
         for class in 0..CLASSES {
             while self.spill(member, class) > 0 {}
@@ -185,8 +190,8 @@ impl Exchange {
         member.seat.in_use.store(0, Ordering::Release);
     }
 
-    /// A free slice of exactly `class` for `account`, whatever its share: from the own cache, the
-    /// depot, or another's cache.
+    /// Takes a free slice of exactly `class` for `account`, without checking its share: from the
+    /// own cache, the depot, or another reactor's cache.
     #[inline(always)]
     pub(crate) fn take(&self, member: &Member, class: usize, account: Account) -> Option<u32> {
         let slice = member.seat.caches[class]
@@ -197,7 +202,7 @@ impl Exchange {
         Some(slice)
     }
 
-    /// Takes back a slice that this member took for `account`.
+    /// Returns a slice that this member took for `account`.
     pub(crate) fn give_back(&self, member: &Member, class: usize, slice: u32, account: Account) {
         member.seat.count_taken(class, -1);
         member.seat.count_held(class, account, -1);
@@ -221,7 +226,7 @@ impl Exchange {
         member.seat.count_held(class, to, 1);
     }
 
-    /// Whether the share of `account` permits it one more slice of `class`.
+    /// Whether the share of `account` allows one more slice of `class`.
     #[inline]
     pub(crate) fn admits(&self, member: &Member, class: usize, account: Account) -> bool {
         if account.is_unlimited() {
@@ -244,7 +249,7 @@ impl Exchange {
             shared.scarce.store(plenty == 0, Ordering::Relaxed);
         }
         if plenty > 0 {
-            // Budgets of all reactors together are no more than what there is plenty of.
+            // The budgets of all reactors together must not exceed the plentiful slices.
             member.budgets[class].set(plenty / (2 * seats));
             return true;
         }
@@ -253,7 +258,7 @@ impl Exchange {
         spread.admits(held, account.uses_reserve(), starving)
     }
 
-    /// How the slices of a class are spread, and how many seats there are.
+    /// Distribution of the slices of a class, and the number of seats.
     fn spread(&self, class: usize) -> (Spread, u32) {
         let Class {
             total, promised, ..
@@ -273,21 +278,22 @@ impl Exchange {
         (spread, seats.max(1))
     }
 
-    /// Slices of a class that an account holds, in all reactors.
+    /// Slices of a class that an account has, in all reactors.
     pub(crate) fn held(&self, class: usize, account: Account) -> u32 {
-        // A lease that changes its account while they are added up may be seen in neither or both.
+        // A lease that changes its account during the summation may be counted for neither or both.
         self.seats()
             .fold(0, |sum, seat| sum + seat.held(class, account))
     }
 
-    /// Accounts that hold nothing of a class and wait for it, in all reactors.
+    /// Accounts that have no slice of a class and wait for one, in all reactors.
     pub(crate) fn starving(&self, class: usize) -> u32 {
         self.seats().fold(0, |sum, seat| {
             sum + seat.starving[class].load(Ordering::Relaxed)
         })
     }
 
-    /// Publishes how many accounts hold nothing of a class and wait for it in this reactor.
+    /// Publishes the number of accounts that have no slice of a class and wait for one in this
+    /// reactor.
     pub(crate) fn set_starving(&self, member: &Member, class: usize, accounts: u32) {
         let starving = &member.seat.starving[class];
         if starving.load(Ordering::Relaxed) != accounts {
@@ -295,12 +301,12 @@ impl Exchange {
         }
     }
 
-    /// Counts that change whenever a request that waits may find a slice.
+    /// A counter that changes whenever a waiting request may find a slice.
     pub(crate) fn returns(&self) -> u64 {
         self.returns.load(Ordering::Relaxed)
     }
 
-    /// Publishes for how long the request waits that has waited longest in this reactor.
+    /// Publishes the wait time of the longest-waiting request of this reactor.
     pub(crate) fn set_oldest_wait(&self, member: &Member, waited_ns: u64) {
         member
             .seat
@@ -309,7 +315,7 @@ impl Exchange {
         self.note_wait(member, waited_ns);
     }
 
-    /// Notes how long a request waited.
+    /// Records the wait time of a request.
     pub(crate) fn note_wait(&self, member: &Member, waited_ns: u64) {
         let longest = &member.seat.longest_wait_ns;
         if waited_ns > longest.load(Ordering::Relaxed) {
@@ -317,7 +323,7 @@ impl Exchange {
         }
     }
 
-    /// The longest wait of a request that waits now, and of any so far, in nanoseconds.
+    /// The longest wait of a waiting request, and of any request so far, in nanoseconds.
     pub(crate) fn longest_waits(&self) -> (u64, u64) {
         self.seats().fold((0, 0), |(oldest, longest), seat| {
             let now = seat.oldest_wait_ns.load(Ordering::Relaxed);
@@ -326,14 +332,14 @@ impl Exchange {
         })
     }
 
-    /// Promises of slices of a class changed; `slices` are promised now.
+    /// Publishes the number of promised slices of a class after a change.
     pub(crate) fn set_promised(&self, class: usize, slices: u32) {
         self.classes[class]
             .promised
             .store(slices, Ordering::Relaxed);
     }
 
-    /// Counts one more request of this member that waits for `class`.
+    /// Counts another request of this member that waits for `class`.
     pub(crate) fn begin_wait(&self, member: &Member, class: usize) {
         member.waiting.set(member.waiting.get() + 1);
         let waits = &member.seat.waits[class];
@@ -342,7 +348,7 @@ impl Exchange {
         self.waiting.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Counts one request of this member less.
+    /// Removes one waiting request of this member from the counts.
     pub(crate) fn end_wait(&self, member: &Member, class: usize) {
         member.waiting.set(member.waiting.get() - 1);
         self.classes[class].waiting.fetch_sub(1, Ordering::Relaxed);
@@ -354,7 +360,7 @@ impl Exchange {
         self.classes[class].waiting.load(Ordering::Relaxed) > 0
     }
 
-    /// The counters of one class, from any thread.
+    /// The counters of one class. May be called by any thread.
     pub(crate) fn tally(&self, class: usize) -> Tally {
         let Class { total, waiting, .. } = &*self.classes[class];
         let mut tally = Tally {
@@ -367,8 +373,8 @@ impl Exchange {
             tally.taken += seat.taken[class].load(Ordering::Relaxed);
             tally.waits += seat.waits[class].load(Ordering::Relaxed);
         }
-        // A lease that moves from one reactor's count to another's while they are added up may be
-        // seen in both.
+        // A lease that moves between the counts of two reactors during the summation may be counted
+        // twice.
         tally.taken = tally.taken.min(tally.total);
         tally
     }
@@ -378,8 +384,8 @@ impl Exchange {
         std::iter::successors(first, |seat| seat.next.get().map(Arc::as_ref))
     }
 
-    /// The order of this look and another's wait does not matter: a slice that goes to the cache
-    /// while another begins to wait is stolen by the other's next poll.
+    /// The order of this check and another reactor's wait does not matter: if a slice goes to this
+    /// cache while the other begins to wait, the other's next poll steals it.
     fn others_wait(&self, member: &Member) -> bool {
         self.waiting.load(Ordering::Relaxed) > member.waiting.get()
     }
@@ -413,7 +419,7 @@ impl Exchange {
             .find_map(|seat| seat.caches[class].steal())
     }
 
-    /// Moves half a cache to the depot; returns how many slices.
+    /// Moves half of a cache to the depot; returns the number of slices.
     fn spill(&self, member: &Member, class: usize) -> usize {
         let cache = &member.seat.caches[class];
         let mut slices = [0; BATCH_MAX];
@@ -450,7 +456,7 @@ impl Seat {
             .is_ok()
     }
 
-    /// Only the seat's own reactor writes its counters, so a load and a store are enough.
+    /// Only the seat's own reactor writes its counters, so a load and a store suffice.
     fn count_taken(&self, class: usize, change: i32) {
         let taken = &self.taken[class];
         let now = taken.load(Ordering::Relaxed).checked_add_signed(change);
@@ -462,7 +468,7 @@ impl Seat {
         self.held[account.place(class)].load(Ordering::Relaxed)
     }
 
-    /// As with `taken`, only the seat's own reactor writes these.
+    /// As for `taken`, only the seat's own reactor writes these.
     #[inline]
     fn count_held(&self, class: usize, account: Account, change: i32) {
         let held = &self.held[account.place(class)];

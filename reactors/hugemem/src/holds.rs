@@ -1,27 +1,27 @@
-//! Who holds which 4 KiB units of a store: any number of readers, or one writer, try-only.
+//! Range locks on the 4 KiB units of a store: many readers or one writer per unit, never waiting.
 //!
-//! A range takes the words of its units in ascending order, and gives back those it has when one is
-//! refused. Taking acquires and giving back releases, and every change of a word that a reader or
-//! a waiting writer makes is a read-modify-write, so a writer sees all readers before it gone and
-//! every holder sees what the writer before it wrote.
+//! A range locks the words of its units in ascending order, and unlocks those it has if one is
+//! refused. Locking acquires and unlocking releases, and every change of a word by a reader or a
+//! waiting writer is a read-modify-write. A writer therefore sees all earlier readers gone, and
+//! every lock owner sees the data of the writer before it.
 //!
-//! A writer that finds readers asks the next ones to yield, so that overlapping readers cannot keep
-//! it out for ever: a number of refusals, which a writer that does not come back withdraws, or leaves
-//! to run out. Then a reader gets through before the writer can ask again, so that a hold that never ends does
-//! not keep readers out as well.
+//! A writer that finds readers makes the next ones yield, so that overlapping readers cannot starve
+//! it. It requests a number of refusals. A writer that does not retry withdraws them, or they run
+//! out. One reader then succeeds before the writer can request again, so that a lock that is never
+//! released does not starve readers as well.
 
 #[cfg(all(test, loom))]
 mod models;
 
 use crate::sync::{AtomicU32, Ordering};
 
-/// The low bits of a word: how many readers hold the unit.
+/// The low bits of a word: number of readers that have locked the unit.
 const READERS: u32 = 0xFFFF;
-/// One refusal owed to a waiting writer; the last one lets its reader through.
+/// One refusal owed to a waiting writer; the last one admits its reader.
 const YIELD: u32 = 1 << 16;
-/// The part of the word that counts refusals, and how many there are when a writer asks.
+/// The bits that count refusals; all are set when a writer requests them.
 const YIELDS: u32 = 0xFFF * YIELD;
-/// A writer holds the unit.
+/// A writer has locked the unit.
 const WRITER: u32 = 1 << 31;
 
 const _: () = assert!(READERS & YIELDS == 0 && (READERS | YIELDS) & WRITER == 0);
@@ -33,48 +33,48 @@ pub(crate) struct Holds {
 }
 
 impl Holds {
-    /// `units` units that nobody holds.
+    /// Creates `units` unlocked units.
     pub(crate) fn new(units: usize) -> Holds {
         Holds {
             words: (0..units).map(|_| AtomicU32::new(0)).collect(),
         }
     }
 
-    /// Holds units `first..first + count` for reading, all or none.
+    /// Locks units `first..first + count` for reading, all or none.
     pub(crate) fn try_share(&self, first: usize, count: usize) -> bool {
-        // Most ranges are idle: the loop over such units calls nothing.
+        // Most ranges are unlocked: the loop over such units has no calls.
         let words = &self.words[first..first + count];
         let busy = words.iter().position(|word| !share_idle(word));
         busy.is_none_or(|had| share_rest(words, had))
     }
 
-    /// Holds one unit for reading that no writer has or waits for, which is how most are found.
-    /// `false`: [`try_share`](Self::try_share) has to look closer.
+    /// Locks one unit for reading that no writer has locked or waits for, the common case. `false`:
+    /// [`try_share`](Self::try_share) may succeed.
     #[inline]
     pub(crate) fn try_share_idle(&self, unit: usize) -> bool {
         share_idle(&self.words[unit])
     }
 
-    /// Ends a hold that `try_share` gave.
+    /// Releases a read lock of `try_share`.
     pub(crate) fn unshare(&self, first: usize, count: usize) {
         self.words[first..first + count].iter().for_each(unshare);
     }
 
-    /// The same of one unit.
+    /// Releases the read lock of one unit.
     #[inline]
     pub(crate) fn unshare_one(&self, unit: usize) {
         unshare(&self.words[unit]);
     }
 
-    /// Whether a writer was refused one of these units and has not got it since.
+    /// Whether a writer was refused one of these units and has not locked it since.
     pub(crate) fn is_awaited(&self, first: usize, count: usize) -> bool {
         self.words[first..first + count]
             .iter()
             .any(|word| word.load(Ordering::Relaxed) & YIELDS != 0)
     }
 
-    /// A writer that was refused some of these units does not come back: readers need not yield to
-    /// it any more. Another writer that waits asks again with its next try.
+    /// Withdraws a refused writer of these units that does not retry: readers no longer yield to
+    /// it. Another waiting writer requests refusals again with its next attempt.
     pub(crate) fn withdraw(&self, first: usize, count: usize) {
         for word in &self.words[first..first + count] {
             if word.load(Ordering::Relaxed) & YIELDS != 0 {
@@ -83,7 +83,7 @@ impl Holds {
         }
     }
 
-    /// Holds units `first..first + count` for writing, all or none.
+    /// Locks units `first..first + count` for writing, all or none.
     pub(crate) fn try_own(&self, first: usize, count: usize) -> bool {
         // As in `try_share`.
         let words = &self.words[first..first + count];
@@ -91,7 +91,7 @@ impl Holds {
         busy.is_none_or(|had| own_rest(words, had))
     }
 
-    /// Ends a hold that `try_own` gave.
+    /// Releases a write lock of `try_own`.
     pub(crate) fn disown(&self, first: usize, count: usize) {
         for word in &self.words[first..first + count] {
             debug_assert!(
@@ -103,11 +103,11 @@ impl Holds {
     }
 }
 
-/// Holds a unit for reading that no writer has or waits for. `false`: nothing has happened.
+/// Locks a unit for reading that no writer has locked or waits for. `false`: nothing has happened.
 #[inline(always)]
 fn share_idle(word: &AtomicU32) -> bool {
     let value = word.load(Ordering::Relaxed);
-    // What writers do is in the higher bits.
+    // The bits of writers are higher.
     let is_idle = value < READERS;
     let after = value.wrapping_add(1);
     is_idle
@@ -116,7 +116,7 @@ fn share_idle(word: &AtomicU32) -> bool {
             .is_ok()
 }
 
-/// Holds these units for reading, all or none, of which the first `had` are held already.
+/// Locks these units for reading, all or none. The first `had` are locked already.
 #[inline(never)]
 fn share_rest(words: &[AtomicU32], had: usize) -> bool {
     let refused = words[had..].iter().position(|word| !share(word));
@@ -129,7 +129,7 @@ fn share_rest(words: &[AtomicU32], had: usize) -> bool {
 fn share(word: &AtomicU32) -> bool {
     let mut value = word.load(Ordering::Relaxed);
     loop {
-        // One reader too many for the count is refused as if a writer were there.
+        // At the maximum reader count, a reader is refused as if a writer had the lock.
         if value & WRITER != 0 || value & READERS == READERS {
             return false;
         }
@@ -151,15 +151,14 @@ fn unshare(word: &AtomicU32) {
     debug_assert!(before & READERS > 0, "a hold ends once");
 }
 
-/// Holds a unit for writing that is free, and for which no refusal is owed. `false`: nothing has
-/// happened.
+/// Locks a unit for writing that is unlocked and owes no refusals. `false`: nothing has happened.
 #[inline(always)]
 fn own_free(word: &AtomicU32) -> bool {
     word.compare_exchange_weak(0, WRITER, Ordering::Acquire, Ordering::Relaxed)
         .is_ok()
 }
 
-/// Holds these units for writing, all or none, of which the first `had` are held already.
+/// Locks these units for writing, all or none. The first `had` are locked already.
 #[inline(never)]
 fn own_rest(words: &[AtomicU32], had: usize) -> bool {
     let tries = words[had..].iter().map(own);
@@ -170,19 +169,19 @@ fn own_rest(words: &[AtomicU32], had: usize) -> bool {
     let (before, rest) = words.split_at(had + more);
     before.iter().for_each(disown_unused);
     if taken == Taken::Asked {
-        // Readers of the rest yield meanwhile, not one unit after the other.
+        // All readers of the rest yield in parallel, not one unit after the other.
         rest[1..].iter().for_each(ask);
     }
     false
 }
 
-/// What became of an attempt to hold a unit for writing.
+/// Result of an attempt to lock a unit for writing.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Taken {
     Owned,
-    /// Readers hold it, and those that come were asked to yield just now.
+    /// Readers have locked it, and later ones were requested to yield just now.
     Asked,
-    /// A writer holds it, or readers were asked before.
+    /// A writer has locked it, or readers were requested to yield before.
     Refused,
 }
 
@@ -194,7 +193,7 @@ fn own(word: &AtomicU32) -> Taken {
         if !free && (asked || value & WRITER != 0) {
             return Taken::Refused;
         }
-        // The refusals stay in the word, for a writer that is refused another unit of its range.
+        // The refusals remain in the word, for a writer that is refused another unit of its range.
         let after = value | if free { WRITER } else { YIELDS };
         match word.compare_exchange_weak(value, after, Ordering::Acquire, Ordering::Relaxed) {
             Ok(_) if free => return Taken::Owned,
@@ -204,8 +203,8 @@ fn own(word: &AtomicU32) -> Taken {
     }
 }
 
-/// Asks readers of a unit to yield, unless it is free or they were asked before. A word that changes
-/// meanwhile is left to the next attempt.
+/// Requests readers of a unit to yield, unless it is unlocked or they were requested before. If the
+/// word changes meanwhile, the next attempt does it.
 fn ask(word: &AtomicU32) {
     let value = word.load(Ordering::Relaxed);
     if value & READERS != 0 && value & (YIELDS | WRITER) == 0 {
@@ -214,10 +213,10 @@ fn ask(word: &AtomicU32) {
     }
 }
 
-/// Gives back a unit that a writer had while another of its range was refused: readers yield here
-/// too, else a range of busy units would never be free at once.
+/// Unlocks a unit that a writer had locked while another of its range was refused. Readers yield
+/// here too, otherwise the units of a busy range would never be unlocked at the same time.
 fn disown_unused(word: &AtomicU32) {
-    // Nobody else changes a word that a writer holds.
+    // Only the owner of a write lock changes the word.
     let yields = word.load(Ordering::Relaxed) & YIELDS;
     word.store(if yields == 0 { YIELDS } else { yields }, Ordering::Release);
 }

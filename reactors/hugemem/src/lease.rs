@@ -1,8 +1,8 @@
 //! One owned slice of the arena.
 //!
-//! Why the slices never overlap: a slice number is in exactly one place, the depot, a cache, or one
-//! `Lease`. Numbers enter at start, once each; a `Lease` is made only from a number just taken out
-//! and puts it back once, in `drop`; the type is neither `Clone` nor constructible elsewhere.
+//! Why slices never overlap: a slice number is in exactly one place, the depot, a cache, or one
+//! `Lease`. Each number is added once at start. A `Lease` is created only from a number just taken
+//! out, and `drop` returns it once. The type is neither `Clone` nor constructible elsewhere.
 #![expect(
     unsafe_code,
     reason = "a lease turns its part of the mapping into a slice"
@@ -18,10 +18,10 @@ use crate::account::{ACCOUNT_BITS, Account};
 use crate::class::{CLASS_BYTES, CLASSES};
 use crate::pool::PoolInner;
 
-/// The only owner of one slice of the arena, 4096-aligned; dropping it gives the slice back.
+/// The only owner of one slice of the arena, 4096-aligned; dropping it returns the slice.
 ///
-/// The bytes are those that its last owner left there: whoever sends them out fills them first.
-/// A lease stays on the thread of the pool that it came from, and a slice of it ends with it:
+/// The bytes are those of the previous owner: they have to be overwritten before they are sent. A
+/// lease stays on the thread of its pool, and a reference to its bytes cannot outlive it:
 ///
 /// ```
 /// # use hugemem::{Arena, ArenaConfig, PagePolicy};
@@ -63,12 +63,12 @@ pub struct Lease {
     pool: Rc<PoolInner>,
 }
 
-/// Bytes in use, in the low bits, and the account that the slice is charged to, in the high ones:
-/// together they are no larger than a length alone.
+/// Bytes in use in the low bits, and the charged account in the high bits: together they have the
+/// size of a length alone.
 #[derive(Clone, Copy)]
 struct Length(u32);
 
-/// Bits of a length, which is at most the largest slice's.
+/// Bits of a length, which is at most the size of the largest slice.
 const LENGTH_BITS: u32 = u32::BITS - ACCOUNT_BITS;
 
 const _: () = assert!(CLASS_BYTES[CLASSES - 1] < 1 << LENGTH_BITS);
@@ -90,9 +90,9 @@ impl Length {
     }
 }
 
-/// Places in [`CLASS_BYTES`]; an enum for what its unused values are worth: `Data` needs no room to
-/// tell leases from loans. It fills its word, so that a lease is moved in whole words: pieces of one
-/// that are stored apart and loaded together stall the core.
+/// Index in [`CLASS_BYTES`]. An enum, because its unused values let `Data` distinguish leases from
+/// borrows without a tag. It fills a word, so that a lease is moved in whole words: parts that are
+/// stored separately and loaded together stall the core.
 #[derive(Clone, Copy, Debug)]
 #[repr(u64)]
 enum Class {
@@ -112,7 +112,7 @@ const CLASSES_BY_PLACE: [Class; CLASS_BYTES.len()] = [
 ];
 
 impl Lease {
-    /// Wraps a slice number that was just taken out of the pool's arena for `account`.
+    /// Wraps a slice number that was just taken from the pool's arena for `account`.
     #[inline(always)]
     pub(crate) fn new(
         pool: Rc<PoolInner>,
@@ -155,13 +155,13 @@ impl Lease {
         self.class as usize
     }
 
-    /// Bytes there are: the size of the slice.
+    /// Bytes of the slice.
     #[must_use]
     pub fn capacity(&self) -> usize {
         CLASS_BYTES[self.class as usize]
     }
 
-    /// Uses `len` bytes from the start of the slice from now on; bytes are not cleared.
+    /// Sets the length in use, from the start of the slice; bytes are not cleared.
     ///
     /// # Panics
     /// When `len` exceeds the capacity.
@@ -181,8 +181,8 @@ impl Lease {
         self.len.account()
     }
 
-    /// Charges the slice to `account` from now on, whatever that account's share is: for data that
-    /// arrived before its host was known to the pool.
+    /// Charges the slice to `account`, without checking its share: for data that was received
+    /// before the pool knew its host.
     #[inline]
     pub fn charge(&mut self, account: Account) {
         let (class, before) = (self.class as usize, self.account());
@@ -190,7 +190,7 @@ impl Lease {
         self.len = Length::new(self.len(), account);
     }
 
-    /// Address of the first byte; it stays the same wherever the lease is moved.
+    /// Address of the first byte; it does not change when the lease is moved.
     #[inline]
     #[must_use]
     pub fn as_ptr(&self) -> *const u8 {
@@ -204,14 +204,15 @@ impl Lease {
         self.pointer.as_ptr()
     }
 
-    /// Lets devices access the slice, or not any more, as far as that is checked.
+    /// Allows or forbids device access to the slice, for the check in debug builds.
     #[inline(always)]
     pub(crate) fn let_device_access(&self, allowed: bool) {
         let arena = self.pool.arena();
         arena.let_device_access(self.class as usize, self.slice, allowed);
     }
 
-    /// Offset of the first byte in the arena's region, in bytes: what a device address is made of.
+    /// Offset of the first byte in the arena's region, in bytes, from which device addresses are
+    /// computed.
     #[must_use]
     pub fn region_offset(&self) -> usize {
         self.pool

@@ -1,16 +1,17 @@
-//! One arena of memory, taken and pinned at start, lent in slices for as long as the process runs.
+//! An arena of memory, allocated and pinned at start, whose slices are leased while the process
+//! runs.
 //!
-//! Owns: the memory mapping ([`Region`]), the arena carved from it ([`Arena`]), each reactor's
-//! share of it ([`Pool`]), single owned slices ([`Lease`]), what devices use at the same time
-//! ([`DmaBuffer`]), and the memory of RAM devices ([`Store`]), whose ranges are lent for reading
-//! without a copy ([`Loan`]).
+//! Owns: the memory mapping ([`Region`]), the arena carved from it ([`Arena`]), each reactor's part
+//! of it ([`Pool`]), single owned slices ([`Lease`]), memory shared with devices ([`DmaBuffer`]),
+//! and the memory of RAM devices ([`Store`]), whose ranges can be borrowed for reading without a
+//! copy ([`Loan`]).
 //!
-//! Refuses: to allocate, to lock or to block after start. When a pool is empty, or the host of a
-//! request holds its share ([`Account`]), the request waits in a queue of fixed size that is served
-//! host by host, and a counter says so.
+//! It does not allocate, lock or block after start. When a pool is empty, or the host of a request
+//! has reached its share ([`Account`]), the request waits in a queue of fixed size that is served
+//! round robin by host, and a counter records the wait.
 //!
-//! Everything that a reactor touches per request ([`Pool`], [`Lease`], [`StoreHandle`], [`Loan`])
-//! is bound to its thread; [`Arena`], [`Region`] and [`Store`] are shared between threads.
+//! The types used for each request ([`Pool`], [`Lease`], [`StoreHandle`], [`Loan`]) are bound to
+//! their thread; [`Arena`], [`Region`] and [`Store`] are shared between threads.
 
 mod account;
 pub mod allocation_counter;
@@ -48,5 +49,6 @@ pub use region::{DmaMap, DmaMapError, Notice, PagePolicy, PageSize, Region, Regi
 pub use slices::Slices;
 pub use store::{Loan, LoanClaim, STORE_BYTES_MAX, Store, StoreHandle};
 
-/// Alignment of every lease, size of the smallest one, and unit of a [`Store`]'s holds, in bytes.
+/// Alignment of every lease, size of the smallest one, and unit of a [`Store`]'s range locks, in
+/// bytes.
 pub const UNIT_BYTES: usize = 4096;

@@ -1,4 +1,4 @@
-//! One reactor's access to the arena, and its waiting requests.
+//! One reactor's access to the arena, and the queue of its waiting requests.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -11,25 +11,24 @@ use crate::exchange::Member;
 use crate::lease::Lease;
 use crate::waiters::{Waiter, Waiters};
 
-/// How often requests that wait are tried again although nothing says that they could be served: a
-/// slice that another reactor returned at the very moment at which the request began to wait is
-/// found then at the latest.
+/// Interval in which waiting requests are retried without a signal. It bounds the wait for a slice
+/// that another reactor returned at the moment at which the request began to wait.
 const RETRY_NS: u64 = 1_000_000;
-/// How often the longest wait is published.
+/// Interval in which the longest wait is published.
 const PUBLISH_NS: u64 = 100_000_000;
-/// Accounts of one class that one call of `next_grant` tries at most.
+/// Maximum number of accounts of one class that one call of `next_grant` tries.
 const TRIES_MAX: u32 = 64;
 
-/// What a waiting request is known by; chosen by whoever waits.
+/// Identifies a waiting request; chosen by its owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct WaiterToken(pub u64);
 
-/// A handle to one reactor's access to an [`Arena`]: cheap to clone, bound to its thread.
+/// A handle to one reactor's part of an [`Arena`]: cheap to clone, bound to its thread.
 ///
-/// A request takes the smallest slice that holds it, else a larger one, unless a request waits for
-/// the larger one. Its account must be within its share of the class (see [`Account`]); requests of
-/// [`Account::SYSTEM`] have no share. Requests that wait are served host by host, and those of one
-/// host and size in the order in which they came. While requests wait the owner calls
+/// A request takes the smallest slice that fits, otherwise a larger one, unless a request waits for
+/// the larger size. Its account must be within its share of the class (see [`Account`]); requests
+/// of [`Account::SYSTEM`] have no share. Waiting requests are served round robin by host; those of
+/// one host and size are served in FIFO order. While requests wait, the owner calls
 /// [`Pool::next_grant`] on each poll and at [`Pool::retry_at_ns`].
 ///
 /// ```compile_fail,E0277
@@ -41,9 +40,10 @@ pub struct Pool {
     inner: Rc<PoolInner>,
 }
 
-/// The right to hold slices of one size for as long as one likes: where messages will arrive, say.
-/// An arena promises so few that requests get by with the others ([`Arena::promise`]); whoever has
-/// the promise holds no more leases without a request than it says. It ends when it is dropped.
+/// The right to keep slices of one size for any time, for example as receive buffers. An arena
+/// promises few enough that the other slices suffice for requests ([`Arena::promise`]). The holder
+/// keeps at most as many leases without a request as the promise states. The promise ends when it
+/// is dropped.
 #[derive(Debug)]
 pub struct SlicePromise {
     arena: Arc<Arena>,
@@ -60,13 +60,13 @@ impl SlicePromise {
         }
     }
 
-    /// Slices that may be held.
+    /// Number of slices that may be kept.
     #[must_use]
     pub fn count(&self) -> u32 {
         self.count
     }
 
-    /// Bytes of one.
+    /// Bytes of one slice.
     #[must_use]
     pub fn bytes(&self) -> usize {
         CLASS_BYTES[self.class]
@@ -79,16 +79,16 @@ impl Drop for SlicePromise {
     }
 }
 
-/// What the handles and the leases of one pool share.
+/// State shared by the handles and the leases of one pool.
 #[derive(Debug)]
 pub(crate) struct PoolInner {
     arena: Arc<Arena>,
     member: Member,
     waiting: Cell<usize>,
     waiters: RefCell<Waiters>,
-    /// Requests that wait have to be tried, whatever came back.
+    /// Waiting requests have to be tried even if no slice was returned.
     untried: Cell<bool>,
-    /// The exchange's count of returns when all requests that wait had been tried.
+    /// The exchange's count of returns when all waiting requests had been tried.
     returns_seen: Cell<u64>,
     retry_at_ns: Cell<u64>,
     publish_at_ns: Cell<u64>,
@@ -129,7 +129,7 @@ impl PoolInner {
         self.retry_at_ns.set(0);
     }
 
-    /// Whether a request that waits may find a slice now.
+    /// Whether a waiting request may find a slice now.
     fn may_grant(&self) -> bool {
         self.untried.get() || self.arena.exchange().returns() != self.returns_seen.get()
     }
@@ -161,9 +161,9 @@ impl Pool {
         class
     }
 
-    /// The smallest free slice of `class` or above that the account's share permits. A larger class
-    /// that is waited for is left alone: else small requests would keep a large one waiting for
-    /// ever.
+    /// Takes the smallest free slice of `class` or above that the account's share allows. Does not
+    /// take from a larger class that requests wait for: otherwise small requests could starve a
+    /// large one.
     #[inline(always)]
     fn grab(&self, class: usize, account: Account, len: usize) -> Option<Lease> {
         let lease = self.grab_of_class(class, account, len);
@@ -208,8 +208,8 @@ impl Pool {
         self.take_for(Account::SYSTEM, len)
     }
 
-    /// A lease of `len` bytes that the appliance keeps, such as the buffer of a device queue. `None`
-    /// when no slice of that size is free, or when too few would be left for requests. For the
+    /// A lease of `len` bytes that the appliance keeps, such as the buffer of a device queue.
+    /// `None` if no slice of that size is free, or too few would be left for requests. For the
     /// control path: takes a lock.
     ///
     /// # Panics
@@ -223,8 +223,8 @@ impl Pool {
             .flatten()
     }
 
-    /// A lease of `len` bytes charged to `account`. `None` when no slice of that size or above is
-    /// free, when the account has its share, or when a request waits that comes before.
+    /// A lease of `len` bytes charged to `account`. `None` if no slice of that size or above is
+    /// free, the account has reached its share, or an earlier request waits.
     ///
     /// # Panics
     /// When `len` exceeds [`Pool::max_transfer`].
@@ -241,21 +241,21 @@ impl Pool {
         self.grab(class, account, len)
     }
 
-    /// Whether a request that waits for `class` comes before a new one of `account`.
+    /// Whether a request that waits for `class` precedes a new one of `account`.
     #[cold]
     fn has_to_wait(&self, class: usize, account: Account) -> bool {
         let waiters = self.inner.waiters.borrow();
-        // Requests of others that were tried in vain, and for which nothing came back since, have
-        // no use for what this one may find.
+        // Requests of other accounts that failed, and for which no slice was returned since, cannot
+        // use a slice that this one may find.
         waiters.has_any_of(class, account) || (!waiters.is_empty(class) && self.inner.may_grant())
     }
 
-    /// A lease of `len` bytes charged to `account`, or `None` when `token` was queued:
-    /// [`Pool::next_grant`] will hand out its lease.
+    /// A lease of `len` bytes charged to `account`. `None` if `token` was queued:
+    /// [`Pool::next_grant`] returns its lease later.
     ///
     /// # Panics
-    /// When `len` exceeds [`Pool::max_transfer`], or when more than `waiters_max` requests wait:
-    /// the owner sizes `waiters_max` by the requests that it admits.
+    /// If `len` exceeds [`Pool::max_transfer`], or more than `waiters_max` requests wait: the owner
+    /// sizes `waiters_max` by the requests that it admits.
     #[must_use]
     pub fn take_or_wait(
         &self,
@@ -279,9 +279,9 @@ impl Pool {
         lease
     }
 
-    /// A lease of `len` bytes under `promise`, or `None` when `token` was queued as by
+    /// A lease of `len` bytes under `promise`. `None` if `token` was queued as in
     /// [`take_or_wait`](Self::take_or_wait), among requests of that size. The slice is of the
-    /// promise's class and of no larger one, and charged to [`Account::PROMISED`].
+    /// promise's class, never larger, and charged to [`Account::PROMISED`].
     ///
     /// # Panics
     /// When `len` exceeds [`SlicePromise::bytes`], or when more than `waiters_max` requests wait.
@@ -322,14 +322,14 @@ impl Pool {
         self.inner.waiting.set(self.waiting() + 1);
         let exchange = self.inner.arena.exchange();
         exchange.begin_wait(&self.inner.member, class);
-        // A slice may have come back between the attempt and the count of those that wait.
+        // A slice may have been returned between the attempt and the registration of the wait.
         self.inner.untried.set(true);
     }
 
-    /// The next waiting request that can be served now: the accounts of a class take turns, and
-    /// each account's requests of one size are served in order. Called on each poll until `None`,
-    /// with the time since some fixed moment. Returns at once when no slice came back since the
-    /// last `None`.
+    /// The next waiting request that can be served now. The accounts of a class take turns, and
+    /// each account's requests of one size are served in order. The owner calls it on each poll
+    /// until `None`, with the time since a fixed moment. Returns immediately if no slice was
+    /// returned since the last `None`.
     #[inline]
     #[must_use]
     pub fn next_grant(&self, now_ns: u64) -> Option<(WaiterToken, Lease)> {
@@ -352,7 +352,7 @@ impl Pool {
         if !inner.may_grant() {
             return None;
         }
-        // Read before the slices are looked for: what comes back meanwhile is tried again.
+        // Read before the search for slices: a slice returned meanwhile causes another attempt.
         let returns = inner.arena.exchange().returns();
         let mut all_tried = true;
         for class in 0..CLASSES {
@@ -408,8 +408,8 @@ impl Pool {
         exchange.set_oldest_wait(&inner.member, waited_ns);
     }
 
-    /// Forgets the waiting requests of `account` for which `predicate` holds; of all accounts
-    /// without one. It must not call this pool.
+    /// Removes the waiting requests of `account`, or of all accounts if `None`, for which
+    /// `predicate` holds. `predicate` must not call this pool.
     pub fn cancel_waits(
         &self,
         account: Option<Account>,
@@ -420,37 +420,37 @@ impl Pool {
         }
         let mut waiters = self.inner.waiters.borrow_mut();
         waiters.cancel(account, predicate, |class| self.inner.end_wait(class));
-        // Accounts that waited may have gone, and shares with them.
+        // The number of waiting accounts may have changed, and with it their shares.
         self.inner.untried.set(true);
     }
 
-    /// Requests that wait in this pool.
+    /// Number of requests that wait in this pool.
     #[must_use]
     pub fn waiting(&self) -> usize {
         self.inner.waiting.get()
     }
 
-    /// Whether [`next_grant`](Self::next_grant) may find a slice for a request that waits. If not,
+    /// Whether [`next_grant`](Self::next_grant) may find a slice for a waiting request. Otherwise
     /// the owner may sleep until [`retry_at_ns`](Self::retry_at_ns).
     #[must_use]
     pub fn may_grant(&self) -> bool {
         self.waiting() > 0 && self.inner.may_grant()
     }
 
-    /// When requests that wait have to be tried again, if any do.
+    /// Time at which waiting requests have to be retried, if any.
     #[must_use]
     pub fn retry_at_ns(&self) -> Option<u64> {
         (self.waiting() > 0).then(|| self.inner.retry_at_ns.get())
     }
 
-    /// Whether an account that holds nothing of the class of `lease` waits for it, in any reactor:
-    /// then a lease without progress should be given back soon.
+    /// Whether an account without a slice of the class of `lease` waits for one, in any reactor. A
+    /// lease without progress should then be returned soon.
     #[must_use]
     pub fn is_needed(&self, lease: &Lease) -> bool {
         self.inner.arena.exchange().starving(lease.class()) > 0
     }
 
-    /// The largest lease that can be had, in bytes.
+    /// Maximum size of a lease in bytes.
     #[must_use]
     pub fn max_transfer(&self) -> usize {
         self.inner.arena.max_transfer()

@@ -1,8 +1,9 @@
-//! One mapping of a memory file: taken whole at start, pinned, never grown, shrunk or punched.
+//! A mapping of a memory file: allocated completely at start, pinned, and never grown, shrunk or
+//! punched.
 //!
-//! Owns: the memory file, its mapping, and the notices of what could not be had. Refuses: partial
-//! success. Pages are touched before `map` returns, or, of an arena that grows into its region,
-//! before slices of them exist, so a shortage is an error and never a SIGBUS on the I/O path.
+//! Owns: the memory file, its mapping, and the notices of unavailable features. Allocation never
+//! succeeds partially. Pages are touched before `map` returns or, for an arena that is populated in
+//! steps, before their slices exist, so a shortage is an error and never a SIGBUS on the I/O path.
 
 mod file;
 mod mapping;
@@ -25,20 +26,20 @@ pub(crate) use mapping::Mapping;
 use memory::Transparent;
 pub use notice::Notice;
 
-/// Which page sizes a [`Region`] may have.
+/// Page sizes that a [`Region`] may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum PagePolicy {
-    /// 1 GiB pages, else 2 MiB, else ordinary ones (transparent hugepages advised): each size that
-    /// could not be had leaves a [`Notice`].
+    /// 1 GiB pages, otherwise 2 MiB, otherwise ordinary ones (transparent hugepages advised). Each
+    /// size that was not available adds a [`Notice`].
     #[default]
     Auto,
-    /// 1 GiB pages, else 2 MiB, else an error.
+    /// 1 GiB pages, otherwise 2 MiB, otherwise an error.
     HugeOnly,
     /// Ordinary pages, transparent hugepages advised.
     Ordinary,
 }
 
-/// The page size that a [`Region`] got.
+/// The page size of a [`Region`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PageSize {
     /// 1 GiB hugepages.
@@ -60,65 +61,66 @@ impl PageSize {
         }
     }
 
-    /// Where populating begins and ends: at pages, and at transparent hugepages of ordinary memory.
+    /// Alignment of populated ranges: a page, or a transparent hugepage for ordinary memory.
     fn populate_step(self) -> usize {
         self.bytes().max(PageSize::Huge2MiB.bytes())
     }
 }
 
-/// Why there is no region.
+/// Why a region could not be created.
 #[derive(Debug, thiserror::Error)]
 pub enum RegionError {
-    /// A region of no bytes was asked for.
+    /// The requested size is 0.
     #[error("a memory region of 0 bytes was asked for")]
     Empty,
-    /// The machine, or this process's control group, has not enough memory left.
+    /// The machine or this process's control group has too little memory left.
     #[error("{wanted} bytes of memory wanted, {available} bytes available")]
     Shortage {
-        /// Bytes asked for.
+        /// Bytes requested.
         wanted: usize,
-        /// Bytes that could be had without driving the machine out of memory.
+        /// Bytes available without running the machine out of memory.
         available: usize,
     },
-    /// Only hugepages would do, and there are not enough.
+    /// Hugepages are required, and too few are available.
     #[error("no hugepages for {wanted} bytes{}", notice::joined(.missing))]
     NoHugePages {
-        /// Bytes asked for.
+        /// Bytes requested.
         wanted: usize,
-        /// Each hugepage size, and what is missing.
+        /// For each hugepage size, what is missing.
         missing: Vec<Notice>,
     },
-    /// The kernel refused a step.
+    /// A system call failed.
     #[error("{step} failed for {wanted} bytes of memory")]
     System {
         /// The system call or advice that failed.
         step: &'static str,
-        /// Bytes asked for.
+        /// Bytes requested.
         wanted: usize,
-        /// What the kernel answered.
+        /// The kernel's error.
         source: std::io::Error,
     },
 }
 
-/// Memory mapped, populated and (where the limits allow) locked. Shared between threads; it gives
-/// out no bytes itself: [`crate::Arena`] and [`crate::Store`] do.
+/// Memory that is mapped, populated and (if the limits allow it) locked. Shared between threads. It
+/// gives no access to the bytes; [`crate::Arena`] and [`crate::Store`] do.
 #[derive(Debug)]
 pub struct Region {
     mapping: Arc<Mapping>,
     descriptor: OwnedFd,
     page_size: PageSize,
     notices: Vec<Notice>,
-    /// What devices may access, where the region is an arena's.
+    /// The check of device accesses, if this is the region of an arena.
     dma_check: OnceLock<Arc<DmaCheck>>,
 }
 
-/// More than this no machine maps, and rounding up stays within `usize`.
+/// Maximum length: more than any machine can map, and small enough that rounding up cannot overflow
+/// `usize`.
 const LEN_MAX: usize = 1 << 46;
 
-/// The step that touches pages.
+/// The step that populates pages.
 const POPULATE: &str = "madvise(MADV_POPULATE_WRITE)";
 
-/// Why one page size was not had, the next one being worth a try.
+/// Why a page size was not available and the next one is tried.
 enum Miss {
     NotApplicable,
     Noticed(Notice),
@@ -130,13 +132,13 @@ impl Region {
     /// 1 GiB pages are tried only for a multiple of 1 GiB: rounding up could waste nearly 1 GiB.
     ///
     /// # Errors
-    /// [`RegionError`]: nothing stays mapped.
+    /// [`RegionError`]: nothing remains mapped.
     pub fn map(len: usize, policy: PagePolicy) -> Result<Region, RegionError> {
         Self::map_and_populate(len, policy, |len| iter::once(0..len).collect())
     }
 
-    /// The same, but only the parts of it populated that `parts` names for the bytes mapped; the
-    /// others are left to [`Region::populate`].
+    /// Like [`Region::map`], but populates only the ranges that `parts` returns for the mapped
+    /// length. The others are populated by [`Region::populate`].
     pub(crate) fn map_and_populate(
         len: usize,
         policy: PagePolicy,
@@ -185,7 +187,7 @@ impl Region {
         })
     }
 
-    /// Touches the pages of a part that was left out when the region was mapped.
+    /// Populates a range that was left out when the region was mapped.
     ///
     /// # Errors
     /// [`RegionError::System`]: the machine or the control group has no more memory.
@@ -199,40 +201,40 @@ impl Region {
         })
     }
 
-    /// Mapped bytes: the length asked for, rounded up to the page size.
+    /// Mapped bytes: the requested length, rounded up to the page size.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "a region is never empty")]
     pub fn len(&self) -> usize {
         self.mapping.len()
     }
 
-    /// The page size that could be had.
+    /// The page size in use.
     #[must_use]
     pub fn page_size(&self) -> PageSize {
         self.page_size
     }
 
-    /// Address of the first byte, aligned to 2 MiB at least.
+    /// Address of the first byte, aligned to at least 2 MiB.
     #[must_use]
     pub fn base_address(&self) -> usize {
         self.mapping.base().as_ptr().addr()
     }
 
-    /// What could not be had, what that costs and the command that mends it.
+    /// Unavailable features, their cost, and the command that fixes each.
     #[must_use]
     pub fn notices(&self) -> &[Notice] {
         &self.notices
     }
 
-    /// Makes the region known to an IOMMU, a protection domain or whatever else addresses it.
+    /// Maps the region for an IOMMU, a protection domain or another user of its addresses.
     ///
     /// # Errors
-    /// What `map` answers.
+    /// The error of `map`.
     pub fn attach(&self, map: &dyn DmaMap) -> Result<(), DmaMapError> {
         map.attach(self)
     }
 
-    /// Has devices' accesses checked by what is posted: for an arena's region.
+    /// Enables the check of device accesses, for an arena's region.
     pub(crate) fn check_dma(&self) -> Arc<DmaCheck> {
         let check = || Arc::new(DmaCheck::new(self.len()));
         Arc::clone(self.dma_check.get_or_init(check))
@@ -246,49 +248,49 @@ impl Region {
         &self.mapping
     }
 
-    /// The byte at `offset`, for the modules that argue who may touch it.
+    /// The byte at `offset`. The calling module has to justify each access.
     pub(crate) fn pointer(&self, offset: usize) -> NonNull<u8> {
         self.mapping.pointer(offset)
     }
 }
 
-/// A range that ends outside of the memory it is meant for. Out of line, so that checks cost what
-/// they compare.
+/// Reports a range that exceeds its memory. Out of line, so that a check costs no more than its
+/// comparison.
 #[cold]
 #[inline(never)]
 pub(crate) fn outside(offset: usize, bytes: usize, len: usize) -> ! {
     panic!("{bytes} bytes at {offset} of {len}")
 }
 
-/// The memory file, which can be read and mapped by whoever gets it, but not written.
+/// The memory file. A process that receives it can read and map it, but not write.
 impl AsFd for Region {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.descriptor.as_fd()
     }
 }
 
-/// Something that devices address memory through: an IOMMU container, an RDMA protection domain,
-/// an io_uring's fixed buffers.
+/// A facility through which devices access memory: an IOMMU container, an RDMA protection domain,
+/// or an io_uring's fixed buffers.
 pub trait DmaMap {
-    /// Maps the whole region, once, for as long as `self` lives.
+    /// Maps the whole region once, until `self` is dropped.
     ///
     /// # Errors
-    /// [`DmaMapError`]: nothing of the region stays mapped.
+    /// [`DmaMapError`]: nothing of the region remains mapped.
     fn attach(&self, region: &Region) -> Result<(), DmaMapError>;
 }
 
-/// Why a region could not be made known to a device.
+/// Why a region could not be mapped for a device.
 #[derive(Debug, thiserror::Error)]
 pub enum DmaMapError {
-    /// The device or a limit of the system allows fewer bytes, even in several pieces.
+    /// The device or a system limit allows fewer bytes, even in several pieces.
     #[error("{wanted} bytes to be mapped for a device, {limit} allowed")]
     LimitReached {
         /// Bytes of the region.
         wanted: usize,
-        /// Bytes that may be mapped.
+        /// Maximum number of bytes.
         limit: usize,
     },
-    /// The kernel or the device's library refused.
+    /// The kernel or the device's library returned an error.
     #[error("mapping memory for a device was refused")]
     Refused(#[source] std::io::Error),
 }
@@ -357,7 +359,7 @@ fn map_ordinary(
     };
     let at = |step| move |errno| failed((step, errno));
     let rounded = len.next_multiple_of(PageSize::Ordinary.bytes());
-    // Aligned to a hugepage, so that transparent ones fit.
+    // Aligned to a hugepage, so that transparent hugepages fit.
     let align = PageSize::Ordinary.populate_step();
     let file = ordinary_file(rounded, notices).map_err(failed)?;
     let mapping = Mapping::new(file.as_fd(), rounded, align).map_err(at("mmap"))?;
@@ -365,7 +367,7 @@ fn map_ordinary(
         .keep_from_forks()
         .map_err(at("madvise(MADV_DONTFORK)"))?;
     if rounded >= align {
-        // Refused only by a kernel without transparent hugepages, which has left its notice.
+        // Fails only on a kernel without transparent hugepages, for which a notice exists.
         let _ = mapping.prefer_huge();
     }
     if let Err(errno) = mapping.lock_on_fault() {
@@ -380,7 +382,7 @@ fn map_ordinary(
     Ok((mapping, file.freeze().map_err(failed)?))
 }
 
-/// A file for ordinary pages, one that may have transparent hugepages where that can be had.
+/// A file for ordinary pages, with transparent hugepages if available.
 fn ordinary_file(len: usize, notices: &mut Vec<Notice>) -> Result<MemoryFile, Failure> {
     let huge = PageSize::Huge2MiB.bytes();
     if len >= huge {

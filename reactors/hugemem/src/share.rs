@@ -1,31 +1,31 @@
-//! The share of a class of slices that one host may hold: pure arithmetic.
+//! The share of a class of slices that one host may use: pure arithmetic.
 //!
-//! Shares are dynamic thresholds: a host may take a slice while it holds fewer than
-//! [`SHARE_FACTOR`] slices for each free one. One host alone can hold three quarters of a class; of
-//! `n` hosts that want all they can get, each holds `3 / (3n + 1)`, and `1 / (3n + 1)` stays free
-//! for the next. A part of each large class is reserved for admin commands. A host that holds
-//! nothing of a class and waits for it has the first free slice.
+//! Shares are dynamic thresholds: a host may take a slice while it has fewer than [`SHARE_FACTOR`]
+//! slices for each free one. A single host can use three quarters of a class. If `n` hosts take all
+//! they can, each gets `3 / (3n + 1)`, and `1 / (3n + 1)` stays free for the next host. A part of
+//! each large class is reserved for admin commands. A host that has no slice of a class and waits
+//! for one gets the first free slice.
 
-/// Slices that a host may hold for each free one.
+/// Slices that a host may have for each free one.
 const SHARE_FACTOR: u32 = 3;
-/// The reserve of a class is one part in so many of its slices.
+/// The reserve of a class is 1/n of its slices.
 const RESERVE_PART: u32 = 32;
-/// Slices that a reserve has at most.
+/// Maximum number of slices in a reserve.
 const RESERVE_SLICES_MAX: u32 = 64;
-/// While more than one part in so many of a class is free, no share can be exceeded.
+/// While more than 1/n of a class is free, no share can be exceeded.
 const PLENTY_PART: u32 = 2;
 
-/// How the slices of one class are spread at one moment.
+/// The distribution of the slices of one class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Spread {
-    /// Slices that hosts may hold together.
+    /// Slices available to all hosts together.
     pub(crate) total: u32,
-    /// Of these, the free ones.
+    /// Those of them that are free.
     pub(crate) free: u32,
 }
 
 impl Spread {
-    /// Of `total` slices of a class, `taken` are out as leases: `of_system` to the appliance and
+    /// Of `total` slices of a class, `taken` are leased: `of_system` to the appliance and
     /// `under_promises` under promises of `promised` slices.
     pub(crate) fn new(
         total: u32,
@@ -48,8 +48,8 @@ impl Spread {
         self.free.saturating_sub(self.total.div_ceil(PLENTY_PART))
     }
 
-    /// Whether an account that holds `held` slices may take one more. `starving` other accounts
-    /// hold none and wait.
+    /// Whether an account with `held` slices may take one more. `starving` other accounts have none
+    /// and wait.
     pub(crate) fn admits(self, held: u32, uses_reserve: bool, starving: u32) -> bool {
         let reserve = (self.total / RESERVE_PART).min(RESERVE_SLICES_MAX);
         let kept = if uses_reserve { 0 } else { reserve };
@@ -63,7 +63,8 @@ impl Spread {
 mod tests {
     use super::*;
 
-    /// Slices that each of `hosts` greedy hosts gets of a class, in turns; and those that are left.
+    /// Number of slices of a class for each of `hosts` greedy hosts in turns, and the number left
+    /// free.
     fn spread_of(total: u32, hosts: usize) -> (Vec<u32>, u32) {
         let (mut held, mut free) = (vec![0; hosts], total);
         loop {
@@ -134,7 +135,7 @@ mod tests {
                 if plenty == 0 {
                     continue;
                 }
-                // One account has all that is taken, and takes all that there is plenty of.
+                // One account has all taken slices, and takes all plentiful ones.
                 for more in 0..plenty {
                     let now = Spread {
                         total,
@@ -156,7 +157,7 @@ mod tests {
                 free: 40
             }
         );
-        // More may be out under promises for a moment, on its way to its hosts.
+        // Briefly, more slices may be leased under promises, on their way to their hosts.
         let spread = Spread::new(100, 60, 10, 40, 50);
         assert_eq!(
             spread,

@@ -1,23 +1,23 @@
-//! Who may keep slices of an arena, and how many: pure arithmetic, for the arena and for those who
-//! plan one.
+//! Limits on slices of an arena that are kept: pure arithmetic, used by the arena and for planning
+//! one.
 //!
-//! Most slices come and go with requests. Three kinds stay: [`DmaBuffer`](crate::DmaBuffer)s, leases
-//! that a device queue keeps ([`Pool::take_to_keep`](crate::Pool::take_to_keep)), and slices under a
+//! Most slices are taken and returned with requests. Three kinds are kept:
+//! [`DmaBuffer`](crate::DmaBuffer)s, leases that a device queue keeps
+//! ([`Pool::take_to_keep`](crate::Pool::take_to_keep)), and slices under a
 //! [`SlicePromise`](crate::SlicePromise), which are held while no message arrives. Promises take at
-//! most half of a class, and kept leases leave a quarter to requests; of a class of which any are
-//! promised at least one slice stays for requests, whatever buffers want, so that every request can
-//! be served.
+//! most half of a class, and kept leases leave a quarter to requests. In a class with promises,
+//! buffers leave at least one slice for requests, so that every request can be served.
 
 use crate::class::{CLASS_BYTES, CLASSES, Carving, class_for};
 
-/// Slices that only requests have, of each class of which any are promised.
+/// Slices of each class with promises that only requests may use.
 const FOR_REQUESTS_MIN: u32 = 1;
-/// Leases that device queues keep leave one part in so many of a class to requests.
+/// Kept leases of device queues leave 1/n of a class to requests.
 const FOR_REQUESTS_PART: u32 = 4;
-/// A promise takes at most one part in so many of a class.
+/// Promises take at most 1/n of a class.
 const PROMISED_PART: u32 = 2;
 
-/// The slices of an arena, by class, and how many of them stay with somebody.
+/// The slices of an arena by class, and the number of those that are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slices {
     total: [u32; CLASSES],
@@ -26,8 +26,8 @@ pub struct Slices {
 }
 
 impl Slices {
-    /// Those that an arena of `bytes` and transfers of `max_transfer` bytes would have; `None` when
-    /// there would be no arena.
+    /// The slices of an arena of `bytes` and transfers of `max_transfer` bytes; `None` if such an
+    /// arena is impossible.
     #[must_use]
     pub fn of(bytes: usize, max_transfer: usize) -> Option<Self> {
         Some(Self::new(&Carving::new(bytes, max_transfer)?))
@@ -41,14 +41,14 @@ impl Slices {
         }
     }
 
-    /// Takes a slice for a buffer of `len` bytes, of the smallest class that can spare one.
+    /// Takes a slice for a buffer of `len` bytes, from the smallest class that can spare one.
     pub fn take_buffer(&mut self, len: usize) -> Option<()> {
         let class = (class_for(len)?..CLASSES).find(|class| self.spares_buffer(*class))?;
         self.buffers[class] += 1;
         Some(())
     }
 
-    /// Slices that requests have to themselves, with the bytes of one, smallest class first.
+    /// Slices left for requests, with the bytes of one, smallest class first.
     #[must_use]
     pub fn left(&self) -> [(usize, u32); CLASSES] {
         std::array::from_fn(|class| (CLASS_BYTES[class], self.total[class] - self.kept(class)))
@@ -63,7 +63,7 @@ impl Slices {
         self.kept(class) + stays < self.total[class]
     }
 
-    /// Whether one more slice can be kept of a class of which the appliance has `kept`, buffers
+    /// Whether one more slice of a class can be kept if the appliance has `kept` already, buffers
     /// included.
     pub(crate) fn spares_kept(&self, class: usize, kept: u32) -> bool {
         let total = self.total[class];
@@ -79,16 +79,15 @@ impl Slices {
         self.buffers[class] -= 1;
     }
 
-    /// Slices of a class that can still be promised.
+    /// Number of slices of a class that can still be promised.
     fn can_promise(&self, class: usize) -> u32 {
         let part = (self.total[class] / PROMISED_PART).saturating_sub(self.promised[class]);
         let kept = self.kept(class) + FOR_REQUESTS_MIN;
         part.min(self.total[class].saturating_sub(kept))
     }
 
-    /// Promises up to `count` slices for `len` bytes each, of one class, to one of `sharers` that
-    /// ask for as many: of the smallest class that has any left to promise. Returns how many, at
-    /// least one.
+    /// Promises up to `count` slices for `len` bytes each to one of `sharers` that request as many,
+    /// all from the smallest class that can still promise any. Returns their number, at least one.
     pub fn promise(&mut self, len: usize, count: u32, sharers: u32) -> Option<u32> {
         self.promise_of_class(len, count, sharers)
             .map(|(_, granted)| granted)
@@ -107,7 +106,7 @@ impl Slices {
         Some((class, granted))
     }
 
-    /// Slices of a class that are promised.
+    /// Promised slices of a class.
     pub(crate) fn promised(&self, class: usize) -> u32 {
         self.promised[class]
     }
@@ -137,7 +136,7 @@ mod tests {
         assert_eq!(slices.promise(4096, 1024, 4), Some(128));
         assert_eq!(slices.left()[0], (4096, 1024 - 484));
         assert_eq!(slices.promise(4096, 1024, 1), Some(28));
-        // The class has no more to promise, so the next one gives.
+        // The class can promise no more, so the next one does.
         assert_eq!(slices.promise(4096, 1024, 1), Some(96));
         assert_eq!(slices.left()[1], (16 << 10, 96));
     }

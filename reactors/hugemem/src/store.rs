@@ -1,11 +1,11 @@
-//! The memory of a RAM device: ranges are lent for reading or written, never both at once.
+//! The memory of a RAM device: ranges are locked for reading or for writing, never both.
 //!
-//! Why plain copies never race: each 4 KiB unit has a hold word (see `holds`). Every access takes
-//! the words of all units that its range touches, shared to read and exclusive to write, in
-//! ascending order and without waiting; it gives up what it has when one is refused. So between
-//! taking and giving back no other thread, and no other call on this thread, writes a byte that is
-//! read or touches a byte that is written. Taking acquires and giving back releases, so what one
-//! holder wrote is visible to the next.
+//! Why plain copies never race: each 4 KiB unit has a lock word (see `holds`). Every access locks
+//! the words of all units of its range, shared to read and exclusive to write, in ascending order
+//! and without waiting. If one is refused, it releases the ones it has. Between lock and unlock no
+//! other thread, and no other call on this thread, writes a byte that is read or accesses a byte
+//! that is written. Locking acquires and unlocking releases, so the writes of one lock owner are
+//! visible to the next.
 #![expect(unsafe_code, reason = "held ranges of the mapping become slices")]
 
 use std::cell::Cell;
@@ -21,33 +21,32 @@ use crate::holds::Holds;
 use crate::region::{PagePolicy, Region, RegionError, outside};
 use crate::streaming;
 
-/// Stores of this size and more are mostly in no cache.
+/// Stores of at least this size are mostly uncached.
 const UNCACHED_BYTES_MIN: usize = 32 << 20;
 
-/// Units of a store at most: their numbers fit a word, and one number is [`SEVERAL`].
+/// Maximum number of units of a store: unit numbers fit a word, and one number is [`SEVERAL`].
 const UNITS_MAX: usize = u32::MAX as usize;
-/// Bytes of a store at most, nearly 16 TiB.
+/// Maximum size of a store in bytes, nearly 16 TiB.
 pub const STORE_BYTES_MAX: usize = UNITS_MAX * UNIT_BYTES;
 
-/// In place of the unit of a loan that is not of exactly one.
+/// Replaces the unit number of a borrow that does not lock exactly one unit.
 const SEVERAL: u32 = u32::MAX;
 
-/// Memory of a RAM device, shared between reactors through their [`StoreHandle`]s. All zero at
-/// first.
+/// Memory of a RAM device, shared between reactors through their [`StoreHandle`]s. Initially zero.
 #[derive(Debug)]
 pub struct Store {
     region: Region,
     holds: Holds,
     len: usize,
-    /// Writes go past the caches, and what is to be read is worth a prefetch.
+    /// Writes use non-temporal stores, and reads benefit from a prefetch.
     is_uncached: bool,
 }
 
 impl Store {
-    /// Takes memory for `len` bytes, [`STORE_BYTES_MAX`] at most.
+    /// Allocates `len` bytes, at most [`STORE_BYTES_MAX`].
     ///
     /// # Errors
-    /// [`RegionError`]: nothing stays mapped.
+    /// [`RegionError`]: nothing remains mapped.
     pub fn new(len: usize, pages: PagePolicy) -> Result<Arc<Store>, RegionError> {
         if len > STORE_BYTES_MAX {
             return Err(RegionError::Shortage {
@@ -65,20 +64,20 @@ impl Store {
         }))
     }
 
-    /// Bytes there are.
+    /// Size in bytes.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "a store is never empty")]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// The memory.
+    /// The memory of the store.
     #[must_use]
     pub fn region(&self) -> &Region {
         &self.region
     }
 
-    /// One reactor's access to the store.
+    /// Creates one reactor's access to the store.
     #[must_use]
     pub fn handle(self: &Arc<Store>) -> StoreHandle {
         StoreHandle {
@@ -90,7 +89,7 @@ impl Store {
         }
     }
 
-    /// Panics when the range exceeds the store.
+    /// Panics if the range exceeds the store.
     #[inline]
     fn check(&self, offset: usize, len: usize) {
         if offset > self.len || len > self.len - offset {
@@ -99,7 +98,7 @@ impl Store {
     }
 }
 
-/// First unit and number of units that a range touches which lies within the store.
+/// First unit and number of units of a range within the store.
 #[inline]
 fn touched(offset: usize, len: usize) -> (usize, usize) {
     let first = offset / UNIT_BYTES;
@@ -111,20 +110,20 @@ fn touched(offset: usize, len: usize) -> (usize, usize) {
     (first, end - first)
 }
 
-/// The unit of a range that touches no other.
+/// The unit of a range, if the range touches no other unit.
 #[inline(always)]
 fn only_unit(offset: usize, len: usize) -> Option<usize> {
-    // An empty range wraps around, and touches none.
+    // An empty range wraps around and touches no unit.
     let within = len.wrapping_sub(1) < UNIT_BYTES - offset % UNIT_BYTES;
     within.then_some(offset / UNIT_BYTES)
 }
 
 /// One reactor's access to a [`Store`]: cheap to clone, bound to its thread.
 ///
-/// Every call is try-only: `false` or `None` means that a hold is in the way, and the caller tries
-/// again later; after a refused write, reads of the same units are refused too for a while, so that
-/// the write gets through. Offsets and lengths are bytes, not aligned; a range beyond the store is
-/// the caller's bug. A call takes as long as its copy: callers split what is long.
+/// No call waits: `false` or `None` means that a range lock prevents the access, and the caller
+/// retries later. After a refused write, reads of the same units are refused for a while too, so
+/// that the write succeeds. Offsets and lengths are in bytes, without alignment; a range beyond the
+/// store is a bug of the caller. A call takes the time of its copy: callers split long ranges.
 ///
 /// ```compile_fail,E0277
 /// fn crosses_threads<T: Send>() {}
@@ -135,13 +134,13 @@ pub struct StoreHandle {
     inner: Rc<HandleInner>,
 }
 
-/// What loans keep alive with a count that only their own thread touches.
+/// State shared with borrows by a reference count that only their thread accesses.
 #[derive(Debug)]
 struct HandleInner {
     /// First byte of the store.
     base: NonNull<u8>,
     store: Arc<Store>,
-    /// First unit and number of units of a write that are held until a fence.
+    /// First unit and number of units of a write that stay locked until a fence.
     unsettled: Cell<(usize, usize)>,
 }
 
@@ -161,10 +160,10 @@ impl Drop for StoreHandle {
 }
 
 impl StoreHandle {
-    /// Lends a range for reading until the loan is dropped.
+    /// Borrows a range for reading until the [`Loan`] is dropped.
     ///
     /// # Panics
-    /// When the range exceeds the store, or is 4 GiB or longer.
+    /// If the range exceeds the store, or is 4 GiB or longer.
     #[inline(always)]
     #[must_use]
     pub fn try_lend(&self, offset: usize, len: usize) -> Option<Loan> {
@@ -172,8 +171,8 @@ impl StoreHandle {
             .or_else(|| self.try_lend_any(offset, len))
     }
 
-    /// Lends a range within one unit that no writer has or waits for, which is how most are found.
-    /// `None`: [`try_lend`](Self::try_lend) has to look closer, and nothing has happened.
+    /// Borrows a range within one unit that no writer has locked or waits for, the common case.
+    /// `None`: nothing has happened, and [`try_lend`](Self::try_lend) may succeed.
     ///
     /// # Panics
     /// When the range exceeds the store.
@@ -182,17 +181,18 @@ impl StoreHandle {
     pub fn try_lend_idle(&self, offset: usize, len: usize) -> Option<Loan> {
         let store = &self.inner.store;
         let unit = only_unit(offset, len)?;
-        // The sum is 0 at most where it wraps: then the unit is none of the store's, which its word
-        // shows.
+        // If the sum wraps, it is 0; the unit is then beyond the store, which the access to its
+        // word detects.
         if offset.wrapping_add(len) > store.len {
             outside(offset, len, store.len);
         }
         let is_held = store.holds.try_share_idle(unit);
-        // A store has no more units than `UNITS_MAX`, and a unit's bytes are few.
+        // A store has at most `UNITS_MAX` units, and a unit is small, so both fit.
         is_held.then(|| self.loan(offset, len as u32, unit as u32))
     }
 
-    /// Lends a range of several units, or one that others or the last write hold.
+    /// Borrows a range of several units, or one that is locked by others or by this handle's last
+    /// write.
     #[inline(never)]
     fn try_lend_any(&self, offset: usize, len: usize) -> Option<Loan> {
         self.inner.store.check(offset, len);
@@ -206,8 +206,8 @@ impl StoreHandle {
         is_held.then(|| self.loan(offset, length, unit))
     }
 
-    /// A loan of a range that lies within the store, and whose units are held for it: `unit` alone,
-    /// or [`SEVERAL`].
+    /// A borrow of a range within the store whose units are locked for it: only `unit`, or
+    /// [`SEVERAL`].
     #[inline(always)]
     fn loan(&self, offset: usize, len: u32, unit: u32) -> Loan {
         debug_assert!(offset + len as usize <= self.inner.store.len);
@@ -253,8 +253,8 @@ impl StoreHandle {
         self.with_owned(offset, bytes.len(), |range| range.copy_from_slice(bytes))
     }
 
-    /// Copies `bytes` into the store past the caches. The range stays held until
-    /// [`settle`](Self::settle), by when most of the copy has arrived.
+    /// Copies `bytes` into the store with non-temporal stores. The range stays locked until
+    /// [`settle`](Self::settle), when most of the copy has completed.
     fn try_stream(&self, offset: usize, bytes: &[u8]) -> bool {
         self.settle();
         let store = &self.inner.store;
@@ -265,16 +265,18 @@ impl StoreHandle {
         }
         let pointer = store.region.pointer(offset);
         // SAFETY: the range lies in the region, populated and zeroed at start, and all of its units
-        // are held exclusively until `settle` disowns them, so nothing else refers to these bytes.
+        // are locked for writing until `settle` unlocks them, so nothing else refers to these
+        // bytes.
         let range = unsafe { slice::from_raw_parts_mut(pointer.as_ptr(), bytes.len()) };
-        // SAFETY: `settle` makes a fence before it disowns them, and nobody looks before that.
+        // SAFETY: `settle` calls the fence before it unlocks the units, and no code reads them
+        // before that.
         unsafe { streaming::copy(range, bytes) };
         self.inner.unsettled.set((first, count));
         true
     }
 
-    /// Lets go of what the last write holds: at the end of a turn, else before this handle writes or
-    /// reads anything but a single unit that is free.
+    /// Fences the last non-temporal write and releases its range lock: at the end of a turn, or
+    /// before this handle writes or reads anything other than a single unlocked unit.
     #[inline(always)]
     pub fn settle(&self) {
         if self.inner.unsettled.get().1 > 0 {
@@ -291,18 +293,18 @@ impl StoreHandle {
         self.with_owned(offset, len, |range| range.fill(0))
     }
 
-    /// Forgets the contents of a range, which reads as zeroes afterwards.
+    /// Discards the content of a range, which reads as zeroes afterwards.
     ///
     /// # Panics
     /// When the range exceeds the store.
     #[must_use]
     pub fn try_discard(&self, offset: usize, len: usize) -> bool {
-        // A punched hole would give memory back to the machine, and the next write could then find
-        // none: a SIGBUS on the I/O path. So the pages stay, zeroed.
+        // A punched hole would return memory to the machine, and the next write might find none: a
+        // SIGBUS on the I/O path. So the pages stay, zeroed.
         self.try_zero(offset, len)
     }
 
-    /// Has `fill` write a range, which nobody else reads or writes meanwhile.
+    /// Calls `fill` to write a range under a write lock.
     ///
     /// # Panics
     /// When the range exceeds the store.
@@ -311,8 +313,8 @@ impl StoreHandle {
         self.with_owned(offset, len, fill)
     }
 
-    /// Says that a write to the range which was refused is not tried again: until then readers yield
-    /// to it, thousands of times for each unit.
+    /// Withdraws a refused write to the range that is not retried. Otherwise readers would continue
+    /// to yield to it, thousands of times for each unit.
     pub fn withdraw(&self, offset: usize, len: usize) {
         if len == 0 {
             return;
@@ -323,7 +325,7 @@ impl StoreHandle {
         store.holds.withdraw(first, count);
     }
 
-    /// Runs `change` on a range that is held exclusively for its duration.
+    /// Calls `change` with a range that is locked for writing during the call.
     fn with_owned(&self, offset: usize, len: usize, change: impl FnOnce(&mut [u8])) -> bool {
         self.settle();
         let store = &self.inner.store;
@@ -334,14 +336,14 @@ impl StoreHandle {
         }
         let pointer = store.region.pointer(offset);
         // SAFETY: the range lies in the region, populated and zeroed at start, and all of its units
-        // are held exclusively until `disown`, so nothing else refers to these bytes.
+        // are locked for writing until `disown`, so nothing else refers to these bytes.
         change(unsafe { slice::from_raw_parts_mut(pointer.as_ptr(), len) });
         store.holds.disown(first, count);
         true
     }
 }
 
-/// A range of a [`Store`] lent for reading; nobody writes there until it is dropped.
+/// A range of a [`Store`] borrowed for reading; it cannot be written until this is dropped.
 ///
 /// ```
 /// # use hugemem::{PagePolicy, Store};
@@ -376,13 +378,13 @@ impl StoreHandle {
 pub struct Loan {
     pointer: NonNull<u8>,
     len: u32,
-    /// The only unit that is held, so that most loans end without a look at their range; or
+    /// The only locked unit, so that most borrows end without computing their range; or
     /// [`SEVERAL`].
     unit: u32,
     handle: Rc<HandleInner>,
 }
 
-// Loans move from the device to the transport by value.
+// Borrows move from the device to the transport by value.
 const _: () = assert!(size_of::<Loan>() == 24 && size_of::<Option<crate::Data>>() == 32);
 
 impl Loan {
@@ -393,14 +395,14 @@ impl Loan {
         self.pointer.addr().get() - self.handle.base.addr().get()
     }
 
-    /// Whether a writer waits for a unit of the range. Looks at every unit: not for the I/O path.
+    /// Whether a writer waits for a unit of the range. Checks every unit: not for the I/O path.
     #[must_use]
     pub fn is_awaited(&self) -> bool {
         let (first, count) = touched(self.region_offset(), self.len());
         self.handle.store.holds.is_awaited(first, count)
     }
 
-    /// Gives the range back, to be lent again later.
+    /// Releases the range, which can be borrowed again later.
     #[must_use]
     pub fn suspend(self) -> LoanClaim {
         LoanClaim {
@@ -416,7 +418,7 @@ impl Loan {
         self.handle.store.holds.unshare(first, count);
     }
 
-    /// Whether the bytes are most likely in no cache, the store being larger than those.
+    /// Whether the bytes are most likely uncached, because the store is larger than the caches.
     #[inline]
     #[must_use]
     pub fn is_uncached(&self) -> bool {
@@ -424,7 +426,7 @@ impl Loan {
     }
 }
 
-/// A range that was lent, and is not held now: nothing keeps a writer away.
+/// A range that was borrowed and is not locked now: it may be written.
 #[derive(Debug)]
 pub struct LoanClaim {
     pointer: NonNull<u8>,
@@ -433,7 +435,8 @@ pub struct LoanClaim {
 }
 
 impl LoanClaim {
-    /// Lends the range again, with what it holds now; `None` while a writer has it or waits for it.
+    /// Borrows the range again, with its current content; `None` while a writer has locked it or
+    /// waits for it.
     #[must_use]
     pub fn try_lend(&self) -> Option<Loan> {
         let offset = self.pointer.addr().get() - self.handle.base.addr().get();
@@ -450,7 +453,7 @@ impl Deref for Loan {
     #[inline]
     fn deref(&self) -> &[u8] {
         // SAFETY: the range lies in the region, which the store keeps mapped and populated, and its
-        // units are held shared until `drop`, so nobody writes these bytes.
+        // units are locked for reading until `drop`, so these bytes are not written.
         unsafe { slice::from_raw_parts(self.pointer.as_ptr(), self.len as usize) }
     }
 }

@@ -1,24 +1,26 @@
-//! Copying into memory that is in no cache, and need not come into one.
+//! Copies with non-temporal stores, for memory that is in no cache and should not be loaded into
+//! one.
 #![expect(
     unsafe_code,
     reason = "stores past the caches take aligned addresses, and a fence before others look"
 )]
 
-/// Bytes of a cache line: what is stored in one go, so that the memory is not read first.
+/// Bytes of a cache line. Whole lines are stored at a time, so that the memory is not read first.
 const LINE_BYTES: usize = 64;
 
-/// Copies `from` over `to`, both of one length, past the caches where whole lines allow. An ordinary
-/// store to memory that is in no cache waits for its line to be read; here it is overwritten unread.
+/// Copies `from` over `to`, both of the same length, with non-temporal stores for all whole lines.
+/// An ordinary store to uncached memory waits until its line is read; a non-temporal store
+/// overwrites it unread.
 ///
 /// # Safety
-/// This thread calls [`fence`] before anybody looks at `to` again, itself included.
+/// This thread must call [`fence`] before any code accesses `to` again, including itself.
 ///
 /// # Panics
-/// When the lengths differ.
+/// If the lengths differ.
 #[inline]
 pub(crate) unsafe fn copy(to: &mut [u8], from: &[u8]) {
     assert_eq!(to.len(), from.len(), "a copy is as long as what is copied");
-    // Lines that are aligned can be stored past the caches; there are few others.
+    // Aligned lines are stored with non-temporal stores; few bytes lie outside of them.
     let head = to.as_ptr().align_offset(LINE_BYTES).min(to.len());
     let (to_head, to) = to.split_at_mut(head);
     let (from_head, from) = from.split_at(head);
@@ -41,21 +43,21 @@ fn copy_lines(to: &mut [[u8; LINE_BYTES]], from: &[[u8; LINE_BYTES]]) {
     }
 }
 
-/// Bytes that one instruction stores.
+/// Bytes stored by one instruction.
 #[cfg(target_arch = "x86_64")]
 const STORE_BYTES: usize = 16;
 
-/// Stores `from` over `to`, which is a quarter of a line that is aligned.
+/// Stores `from` over `to`, a quarter of an aligned line.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 fn stream(to: &mut [u8; STORE_BYTES], from: &[u8; STORE_BYTES]) {
     use std::arch::x86_64::{_mm_loadu_si128, _mm_stream_si128};
 
     debug_assert!(to.as_ptr().addr().is_multiple_of(STORE_BYTES));
-    // SAFETY: `from` is live and 16 bytes long, wherever it begins.
+    // SAFETY: `from` is live and 16 bytes long; the load needs no alignment.
     let quarter = unsafe { _mm_loadu_si128(from.as_ptr().cast()) };
-    // SAFETY: `to` is live, 16 bytes long, and begins at a multiple of 16, as its line at one of
-    // 64. Who called `copy` has promised the fence.
+    // SAFETY: `to` is live, 16 bytes long, and aligned to 16, because its line is aligned to 64.
+    // The caller of `copy` has promised the fence.
     unsafe { _mm_stream_si128(to.as_mut_ptr().cast(), quarter) };
 }
 
@@ -64,12 +66,12 @@ fn copy_lines(to: &mut [[u8; LINE_BYTES]], from: &[[u8; LINE_BYTES]]) {
     to.copy_from_slice(from);
 }
 
-/// Makes what this thread copied visible before anything that it stores from now on. It waits for
-/// copies that are still on their way, so it is best called when there was something else to do.
+/// Makes this thread's copies visible before all of its later stores. It waits for copies in
+/// progress, so callers do other work between the copy and the fence.
 #[inline]
 pub(crate) fn fence() {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: it touches no memory of its own, and every x86-64 has it.
+    // SAFETY: the instruction accesses no memory and exists on every x86-64 processor.
     unsafe {
         std::arch::x86_64::_mm_sfence();
     }

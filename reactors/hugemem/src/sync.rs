@@ -1,4 +1,4 @@
-//! The atomics of the shared structures: the standard ones, or loom's under `cfg(loom)`.
+//! The atomic types of the shared structures: the standard ones, or loom's under `cfg(loom)`.
 
 #[cfg(loom)]
 pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};

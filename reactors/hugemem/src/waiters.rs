@@ -1,25 +1,25 @@
-//! The requests of one reactor that wait for memory, all storage taken at start.
+//! The requests of one reactor that wait for memory. All storage is allocated at start.
 //!
-//! Each class has a FIFO per account, and a ring of the accounts that have requests in it. The ring
-//! is served round-robin, so a host with many waiting requests delays another host's by one grant.
+//! Each class has a FIFO per account, and a ring of the accounts with requests. The ring is served
+//! round robin, so a host with many waiting requests delays another host by one grant.
 
 use crate::account::{ACCOUNTS, Account, ROW};
 use crate::class::CLASSES;
 use crate::pool::WaiterToken;
 
-/// The end of a list. Nodes and ring members are stored as their number plus 1, so that tables of
-/// zeroes are empty ones, which the system provides untouched.
+/// The end of a list. Nodes and accounts are stored as their number plus 1, so that zeroed tables
+/// are empty, which the system provides without touching them.
 const NONE: u32 = 0;
 
-/// One request that waits.
+/// A waiting request.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Waiter {
     pub(crate) token: WaiterToken,
     pub(crate) account: Account,
     pub(crate) len: usize,
-    /// When it came.
+    /// Time at which it began to wait.
     pub(crate) since_ns: u64,
-    /// Has a promise, which is of one class.
+    /// It waits under a promise, which is of one class.
     pub(crate) is_promised: bool,
 }
 
@@ -29,15 +29,15 @@ struct Node {
     next: u32,
 }
 
-/// The accounts that have requests in a class: a circular list through `Waiters::successors`.
+/// The accounts with requests in a class: a circular list through `Waiters::successors`.
 #[derive(Debug, Clone, Copy, Default)]
 struct Ring {
-    /// The member before the one that is served next.
+    /// The account before the one that is served next.
     last: u32,
     len: u32,
 }
 
-/// Linked lists through one table of nodes: one per account and class, and one of unused nodes.
+/// Linked lists in one table of nodes: one per account and class, and one of unused nodes.
 #[derive(Debug)]
 pub(crate) struct Waiters {
     nodes: Box<[Node]>,
@@ -49,7 +49,7 @@ pub(crate) struct Waiters {
 }
 
 impl Waiters {
-    /// Room for `max` requests.
+    /// Creates room for `max` requests.
     pub(crate) fn new(max: usize) -> Waiters {
         let max = u32::try_from(max)
             .ok()
@@ -89,12 +89,13 @@ impl Waiters {
         head.is_some_and(|head| *head != NONE)
     }
 
-    /// Accounts that have requests waiting for `class`.
+    /// Number of accounts with requests waiting for `class`.
     pub(crate) fn accounts(&self, class: usize) -> u32 {
         self.rings[class].len
     }
 
-    /// Queues a request behind all others of its class and account; `false` when there is no room.
+    /// Queues a request after all others of its class and account; returns false if there is no
+    /// room.
     pub(crate) fn push(&mut self, class: usize, waiter: Waiter) -> bool {
         let number = self.unused;
         if number == NONE {
@@ -114,14 +115,14 @@ impl Waiters {
         true
     }
 
-    /// The request that is next in turn for `class`.
+    /// The next request of `class` to be served.
     pub(crate) fn next(&self, class: usize) -> Option<Waiter> {
         let account = self.next_account(class)?;
         let head = self.heads[account.place(class)];
         Some(self.nodes[head as usize - 1].waiter)
     }
 
-    /// Removes the request that is next in turn, and turns to the next account.
+    /// Removes the next request, and advances to the next account.
     pub(crate) fn pop(&mut self, class: usize) {
         let Some(account) = self.next_account(class) else {
             return;
@@ -134,14 +135,14 @@ impl Waiters {
         }
     }
 
-    /// Turns to the next account.
+    /// Advances to the next account.
     pub(crate) fn pass(&mut self, class: usize) {
         if let Some(account) = self.next_account(class) {
             self.rings[class].last = number_of(account);
         }
     }
 
-    /// When the request came that has waited longest.
+    /// Start time of the longest wait.
     pub(crate) fn oldest_since_ns(&self) -> Option<u64> {
         let heads = (0..CLASSES).flat_map(|class| {
             let first = self.next_account(class);
@@ -157,7 +158,7 @@ impl Waiters {
         heads.min()
     }
 
-    /// Removes the requests of `account`, or of every account, for which `cancelled` holds; calls
+    /// Removes the requests of `account`, or of all accounts, for which `cancelled` holds; calls
     /// `gone` with the class of each.
     pub(crate) fn cancel(
         &mut self,
@@ -208,7 +209,7 @@ impl Waiters {
         }
     }
 
-    /// Takes the request out of its FIFO that follows `before` there.
+    /// Removes the request after `before` from its FIFO.
     fn unlink(&mut self, class: usize, account: Account, before: u32) {
         let place = account.place(class);
         let number = match before {
@@ -267,7 +268,7 @@ impl Waiters {
     }
 }
 
-/// How an account is stored.
+/// The stored form of an account.
 fn number_of(account: Account) -> u32 {
     account.index() as u32 + 1
 }

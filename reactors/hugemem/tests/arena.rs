@@ -1,4 +1,4 @@
-//! Arena, pools and leases: sizes, order, counters, and what becomes of mistakes.
+//! Arena, pools and leases: sizes, order, counters and misuse.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -24,7 +24,8 @@ fn drain(pool: &Pool, len: usize) -> Vec<Lease> {
 macro_rules! assert_thread_bound {
     ($($bound:ty: $auto:ident),* $(,)?) => {$(
         const _: fn() = || {
-            // Two candidates for the inferred parameter, and an error, if the type has the trait.
+            // If the type has the trait, the inferred parameter has two candidates, which is a
+            // compile error.
             trait Ambiguous<Marker> {
                 fn pick() {}
             }

@@ -1,4 +1,4 @@
-//! Buffers shared with devices, and views of a region as a device has them.
+//! Buffers shared with devices, and a device's views of a region.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -105,7 +105,7 @@ fn a_view_shows_leases_and_changes_them() {
     assert_eq!(&lease[..10], b"\x07\x07\x07device\x07");
 }
 
-/// What a device in software accesses is checked by what is posted.
+/// Accesses of a software device are checked against the posted memory.
 #[test]
 #[cfg(debug_assertions)]
 fn an_access_to_what_is_not_posted_is_told() {
@@ -138,7 +138,7 @@ fn an_access_to_what_is_not_posted_is_told() {
     assert!(!violation.wrote);
 }
 
-/// What is dropped without proof is never given out again.
+/// Memory that is dropped without a proof is never reused.
 #[test]
 fn memory_that_a_device_may_access_is_not_given_out() {
     struct Nic;

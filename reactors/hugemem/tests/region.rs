@@ -1,4 +1,4 @@
-//! A region: what it refuses, and what it keeps once it is there.
+//! Regions: refused requests, and properties of a mapped region.
 
 use std::cell::RefCell;
 use std::error::Error;
@@ -32,7 +32,7 @@ fn nothing_and_too_much_are_refused() {
 
 #[test]
 fn missing_hugepages_name_the_command_that_mends_it() {
-    // More hugepages than any machine that runs this has set aside.
+    // More hugepages than any test machine has reserved.
     let error = Region::map(1 << 44, PagePolicy::HugeOnly).expect_err("16 TiB");
     let RegionError::NoHugePages { wanted, missing } = &error else {
         panic!("{error}")
@@ -179,7 +179,7 @@ fn a_device_map_sees_the_whole_region_once() {
 
 #[test]
 fn a_region_that_is_dropped_gives_its_memory_back() {
-    // No other test maps as much, so an address that is mapped anew would be of a smaller mapping.
+    // No other test maps as much, so the address range cannot be mapped again in full.
     let len = 96 << 20;
     let region = Region::map(len, PagePolicy::Ordinary).unwrap();
     let range = format!(

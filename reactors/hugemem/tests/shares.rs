@@ -1,4 +1,4 @@
-//! Shares of hosts, their turns, and waits that cost nothing.
+//! Shares of hosts, their turns, and waits without cost.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ fn drain(pool: &Pool, account: Account, len: usize) -> Vec<Lease> {
 fn one_host_that_takes_all_it_can_leaves_others_a_part_of_each_class() {
     let arena = arena(64 * MIB, MIB);
     let pool = arena.pool(100);
-    // From the largest size, so that nothing spills.
+    // From the largest size, so that no request takes a larger slice.
     let mut held: Vec<Lease> = Vec::new();
     for len in SIZES.into_iter().rev() {
         held.extend(drain(&pool, GREEDY, len));
@@ -111,7 +111,7 @@ fn a_host_beyond_its_share_holds_up_nobody_behind_it() {
     assert!(pool.next_grant(0).is_none(), "the other has its share");
 }
 
-/// Base 2.1 §3.9: a Keep Alive, like every admin command, must get through.
+/// Base 2.1 §3.9: a Keep Alive, like every admin command, must get memory.
 #[test]
 fn admin_commands_have_a_reserve() {
     let arena = arena(64 * MIB, 4096);
@@ -218,7 +218,7 @@ fn request() -> impl Strategy<Value = Request> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// However small the arena is, each request is served as long as leases come back.
+    /// In an arena of any size, each request is served as long as leases are returned.
     #[test]
     fn every_request_of_every_host_is_served_in_arenas_of_all_sizes(
         bytes in prop::sample::select(vec![MIB, 2 * MIB, 3 * MIB, 16 * MIB]),

@@ -1,4 +1,4 @@
-//! A store against a plain vector, and its holds between threads.
+//! A store compared with a plain vector, and its range locks between threads.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -167,7 +167,8 @@ proptest! {
     }
 }
 
-/// Each writer fills whole ranges with one byte; a reader that sees two bytes saw a torn write.
+/// Each writer fills whole ranges with one byte; a reader that sees two values has seen a torn
+/// write.
 #[test]
 fn no_reader_sees_half_a_write() {
     const ROUNDS: usize = 4000;
@@ -209,7 +210,7 @@ fn no_reader_sees_half_a_write() {
     );
 }
 
-/// Bytes of a store whose writes go past the caches.
+/// Size of a store with non-temporal writes, in bytes.
 const STREAMED: usize = 32 << 20;
 
 #[test]
@@ -228,7 +229,7 @@ fn what_was_streamed_is_held_until_it_is_settled() {
     assert_eq!(other.try_equal(behind, &[0; UNIT_BYTES - 5]), Some(true));
 }
 
-/// Whoever reads elsewhere does not wait for the copy; whoever reads there does.
+/// A read of another range does not wait for the copy; a read of this range does.
 #[test]
 fn only_a_read_of_what_was_streamed_settles_it() {
     let store = store(STREAMED);
@@ -249,7 +250,7 @@ fn a_prefetch_takes_any_bytes_and_changes_none() {
     let loan = handle.try_lend(0, 2 * UNIT_BYTES).expect("nobody writes");
     assert!(!loan.is_uncached(), "a small store may be in a cache");
     for len in [0, 1, 63, 64, 511, 512, 513, UNIT_BYTES, 2 * UNIT_BYTES] {
-        // To the very end, behind which nothing may be mapped.
+        // Up to the last byte, after which nothing may be mapped.
         hugemem::prefetch(&loan[2 * UNIT_BYTES - len..]);
     }
     assert_eq!(*loan, [7; 2 * UNIT_BYTES]);
@@ -281,7 +282,7 @@ fn a_handle_that_goes_leaves_nothing_held() {
     drop(loan);
 }
 
-/// Readers on other threads see whole units only, each as one of the writers left it.
+/// Readers on other threads see only whole units, each as one of the writers wrote it.
 #[test]
 fn streams_of_threads_do_not_mix() {
     const UNITS: usize = 4;

@@ -1,4 +1,4 @@
-//! Several reactors over one small arena: no slice is owned twice, and everything comes home.
+//! Several reactors on one small arena: no slice is owned twice, and all are returned.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,7 +13,7 @@ const WINDOW: usize = 24;
 const ARENA_BYTES: usize = 1 << 20;
 const SLOT: usize = 4096;
 
-/// A generator good enough to vary sizes, the same in every run (xorshift).
+/// A simple random generator to vary sizes, the same in every run (xorshift).
 struct Seeded(u64);
 
 impl Seeded {
@@ -25,7 +25,7 @@ impl Seeded {
     }
 }
 
-/// One flag per 4 KiB of the arena: set by who owns it.
+/// One flag per 4 KiB of the arena, set while a lease owns it.
 struct Owned(Vec<AtomicBool>);
 
 impl Owned {
@@ -67,7 +67,7 @@ fn account(seed: u64) -> Account {
     Account::io(seed as u16 % 3 + 1)
 }
 
-/// Issues requests of all sizes, keeps a window of them, and cancels a few of those that wait.
+/// Issues requests of all sizes, keeps a window of them, and cancels a few waiting ones.
 fn reactor(pool: &Pool, owned: &Owned, seed: u64) -> u64 {
     let (account, began) = (account(seed), Instant::now());
     let now_ns = || began.elapsed().as_nanos() as u64;

@@ -1,4 +1,4 @@
-//! After start nothing allocates: leases, waits, grants, cancellations, loans.
+//! No allocation after start: leases, waits, grants, cancellations, borrows.
 
 use hugemem::allocation_counter::{CountingAllocator, allocations_on_this_thread};
 use hugemem::{Account, Arena, ArenaConfig, Lease, PagePolicy, Store, WaiterToken};

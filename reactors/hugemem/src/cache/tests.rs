@@ -1,4 +1,4 @@
-//! The cache on one thread; `exchange/models.rs` and `tests/stress.rs` try it on several.
+//! The cache on one thread; `exchange/models.rs` and `tests/stress.rs` test it on several.
 
 use super::{Cache, Top};
 

@@ -1,4 +1,4 @@
-//! Class choice and division, against what they promise.
+//! Class selection and division of an arena.
 
 use proptest::prelude::*;
 

@@ -1,5 +1,5 @@
-//! Every order of two threads at one depot, by loom: `RUSTFLAGS="--cfg loom" cargo test -p hugemem
-//! --lib`. As in `exchange/models.rs`, a slice's cell is written by whoever holds its number.
+//! Every interleaving of two threads at one depot, by loom: `RUSTFLAGS="--cfg loom" cargo test -p
+//! hugemem --lib`. As in `exchange/models.rs`, the owner of a slice number writes the slice's cell.
 
 use std::sync::Arc;
 
@@ -35,7 +35,8 @@ impl Bench {
     }
 }
 
-/// One thread is held up in `pop` while the top slice goes and comes back with another below it.
+/// One thread is interrupted in `pop` while the top slice is taken and returned with another below
+/// it.
 #[test]
 fn a_top_that_went_and_came_back_is_not_mistaken_for_itself() {
     loom::model(|| {

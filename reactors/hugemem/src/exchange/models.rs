@@ -1,6 +1,6 @@
-//! Every order of the exchange's moves, by loom: `RUSTFLAGS="--cfg loom" cargo test -p hugemem
-//! --release --lib`. A slice's cell is written by whoever holds its number, so loom fails when two
-//! hold it, or when what one wrote is not visible to the next.
+//! Every interleaving of the exchange's operations, by loom: `RUSTFLAGS="--cfg loom" cargo test -p
+//! hugemem --release --lib`. The owner of a slice number writes the slice's cell, so loom fails if
+//! two threads own it, or if the writes of one owner are not visible to the next.
 
 use std::sync::Arc;
 

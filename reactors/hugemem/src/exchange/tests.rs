@@ -1,4 +1,4 @@
-//! The exchange on one thread, each member standing for a reactor.
+//! The exchange on one thread, where each member represents a reactor.
 
 use super::{CACHE_SLICES, Exchange, Member};
 use crate::account::Account;

@@ -1,6 +1,6 @@
-//! Every order of takes and releases of hold words, by loom: `RUSTFLAGS="--cfg loom" cargo test -p
-//! hugemem --release --lib`. A unit's cell is read and written as its holders would its bytes, so
-//! loom fails when a writer meets anybody, or sees too little of what happened before.
+//! Every interleaving of locking and unlocking units, by loom: `RUSTFLAGS="--cfg loom" cargo test
+//! -p hugemem --release --lib`. Lock owners read and write a unit's cell as they would its bytes,
+//! so loom fails if a writer overlaps another owner or earlier writes are not visible.
 
 use std::sync::Arc;
 
@@ -31,7 +31,7 @@ fn read(bench: &Bench, first: usize, count: usize) {
     }
 }
 
-/// As a store reads what lies in one unit.
+/// Reads one unit like a store does.
 fn read_one(bench: &Bench, unit: usize) {
     if bench.holds.try_share_idle(unit) || bench.holds.try_share(unit, 1) {
         bench.units[unit].with(|_| ());

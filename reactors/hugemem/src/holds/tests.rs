@@ -1,4 +1,4 @@
-//! Hold words on one thread; `models.rs` tries them on several.
+//! Range locks on one thread; `models.rs` tests them on several.
 
 use super::{Holds, READERS, YIELD, YIELDS};
 
@@ -32,7 +32,7 @@ fn the_last_countable_reader_is_the_last() {
     }
     assert!(!holds.try_share(0, 1) && !holds.try_own(0, 1));
     holds.unshare(0, 1);
-    // The refused writer above is owed refusals: they come first.
+    // The refusals owed to the writer above come first.
     while !holds.try_share(0, 1) {}
     for _ in 0..READERS {
         holds.unshare(0, 1);
@@ -62,7 +62,7 @@ fn units_that_a_writer_had_stay_free_while_it_waits_for_the_rest() {
     assert!(holds.try_own(0, 3));
 }
 
-/// Each of the readers may need a while to give its unit back: they do so at the same time.
+/// Readers may take a while to unlock their units, so they do it at the same time.
 #[test]
 fn a_writer_asks_the_readers_of_its_whole_range_at_once() {
     let holds = Holds::new(4);

@@ -1,9 +1,10 @@
-//! The file behind a region: made, mapped once for writing, then closed to all other writers.
+//! The file behind a region: created, mapped once for writing, then protected against all other
+//! writers.
 //!
 //! A memory file is sealed (`fcntl(2)`, `F_SEAL_FUTURE_WRITE` and the resizing seals). A file in a
-//! private tmpfs, which knows no seals, is opened again for reading only. Either way whoever gets
-//! the descriptor can read and map it, but can neither change bytes under a Rust reference nor
-//! punch a hole under one.
+//! private tmpfs, which does not support seals, is opened again read-only. In both cases a process
+//! that receives the descriptor can read and map it, but can neither change bytes under a Rust
+//! reference nor punch a hole under one.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
@@ -18,7 +19,7 @@ const SEALS: SealFlags = SealFlags::SHRINK
     .union(SealFlags::FUTURE_WRITE)
     .union(SealFlags::SEAL);
 
-/// A call that failed, and what the kernel answered.
+/// A failed call and the kernel's error.
 pub(super) type Failure = (&'static str, Errno);
 
 /// A new file without a name, still open for writing.
@@ -29,7 +30,7 @@ pub(super) struct MemoryFile {
 }
 
 impl MemoryFile {
-    /// A memory file of `len` bytes; `pages` chooses hugepages, or is empty.
+    /// Creates a memory file of `len` bytes; `pages` selects hugepages, or is empty.
     pub(super) fn sealable(len: usize, pages: MemfdFlags) -> Result<MemoryFile, Failure> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | pages;
         let descriptor = memfd_create("windlass", flags).map_err(|e| ("memfd_create", e))?;
@@ -40,9 +41,9 @@ impl MemoryFile {
         .with_len(len)
     }
 
-    /// A file of `len` bytes in a tmpfs of its own that uses transparent hugepages whatever the
-    /// machine's setting for memory files is (tmpfs(5), `huge=always`); needs CAP_SYS_ADMIN. The
-    /// mount has no path and goes with the file.
+    /// Creates a file of `len` bytes in its own tmpfs, which uses transparent hugepages regardless
+    /// of the machine's setting for memory files (tmpfs(5), `huge=always`). Needs CAP_SYS_ADMIN.
+    /// The mount has no path and is removed with the file.
     pub(super) fn transparent(len: usize) -> Result<MemoryFile, Failure> {
         let context = fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC).map_err(|e| ("fsopen", e))?;
         let configure = |key, value: &str| {
@@ -50,7 +51,7 @@ impl MemoryFile {
         };
         configure("huge", "always")?;
         configure("mode", "0700")?;
-        // Without a size a tmpfs ends at half of the machine's memory; it counts whole hugepages.
+        // The default size of a tmpfs is half of the machine's memory; it counts whole hugepages.
         let size = len.next_multiple_of(2 << 20);
         configure("size", &size.to_string())?;
         fsconfig_create(context.as_fd()).map_err(|e| ("fsconfig", e))?;
@@ -73,7 +74,7 @@ impl MemoryFile {
         Ok(self)
     }
 
-    /// The descriptor that others may have, through which nobody can write.
+    /// The descriptor for other users, which cannot write through it.
     pub(super) fn freeze(self) -> Result<OwnedFd, Failure> {
         if self.sealable {
             fcntl_add_seals(&self.descriptor, SEALS).map_err(|e| ("fcntl(F_ADD_SEALS)", e))?;

@@ -1,4 +1,4 @@
-//! Writable mappings of a region: system calls, and nothing that reads or writes bytes.
+//! Writable mappings of a region: system calls only, without access to the bytes.
 #![expect(
     unsafe_code,
     reason = "mapping, advising and unmapping memory are unsafe by nature"
@@ -15,11 +15,12 @@ use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, MlockFlags, MremapFlags, ProtFlags};
 use rustix::mm::{madvise, mlock_with, mmap, mmap_anonymous, mremap, munmap};
 
-/// Threads that touch a large mapping at most; more only contend for the kernel's free lists.
+/// Maximum number of threads that populate a mapping; more only contend for the kernel's free
+/// lists.
 const POPULATE_THREADS_MAX: usize = 8;
-/// Bytes that make one more thread worth its start.
+/// Bytes that justify the start of another thread.
 const POPULATE_BYTES_PER_THREAD: usize = 32 << 20;
-/// Bytes that are populated in one call, or one page where that is larger.
+/// Bytes populated in one call, or one page if that is larger.
 const POPULATE_PIECE_BYTES: usize = 16 << 20;
 
 /// A shared, writable mapping of a whole file. Unmapped on drop.
@@ -30,15 +31,15 @@ pub(crate) struct Mapping {
 }
 
 // SAFETY: the mapping is process-wide and lives until drop; the type gives out addresses only, and
-// the modules that turn them into references argue for themselves.
+// each module that turns them into references has its own argument.
 unsafe impl Send for Mapping {}
 // SAFETY: as for Send; every method through a shared reference is a system call that the kernel
 // serialises.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps `len` bytes of a file (a multiple of its page size) at a multiple of `align`; no page
-    /// is there yet.
+    /// Maps `len` bytes of a file (a multiple of its page size) at a multiple of `align`, without
+    /// populating pages.
     pub(super) fn new(file: BorrowedFd<'_>, len: usize, align: usize) -> Result<Mapping, Errno> {
         assert!(
             len > 0 && align.is_power_of_two(),
@@ -46,14 +47,14 @@ impl Mapping {
         );
         let reserved = len.checked_add(align).ok_or(Errno::NOMEM)?;
         let nothing = MapFlags::PRIVATE | MapFlags::NORESERVE;
-        // SAFETY: a new private mapping at an address of the kernel's choice touches nothing else.
+        // SAFETY: a new private mapping at an address chosen by the kernel affects nothing else.
         let window = unsafe { mmap_anonymous(null_mut(), reserved, ProtFlags::empty(), nothing) }?;
         let skip = window.addr().next_multiple_of(align) - window.addr();
         let target = window.wrapping_byte_add(skip);
         let access = ProtFlags::READ | ProtFlags::WRITE;
         let shared = MapFlags::SHARED | MapFlags::FIXED;
-        // SAFETY: [target, target + len) lies in the window just reserved, which nothing else
-        // knows of, so replacing it takes memory from nobody.
+        // SAFETY: [target, target + len) lies in the window just reserved, which no other code
+        // knows, so replacing it affects no other mapping.
         let mapped = unsafe { mmap(target, len, access, shared, file, 0) };
         let unmap = |start: *mut c_void, bytes: usize| {
             if bytes > 0 {
@@ -76,11 +77,11 @@ impl Mapping {
         }
     }
 
-    /// The same memory at one more address (`mremap(2)` with an old size of 0).
+    /// Maps the same memory at another address (`mremap(2)` with an old size of 0).
     pub(crate) fn duplicate(&self) -> Result<Mapping, Errno> {
         let from = self.base.as_ptr().cast();
-        // SAFETY: an old size of 0 leaves the mapping as it is and makes another one of the same
-        // shared pages, at an address of the kernel's choice that nothing else knows of.
+        // SAFETY: an old size of 0 keeps the mapping and creates another one of the same shared
+        // pages, at an address chosen by the kernel that no other code knows.
         let address = unsafe { mremap(from, 0, self.len, MremapFlags::MAYMOVE) }?;
         let base = NonNull::new(address.cast::<u8>()).ok_or(Errno::FAULT)?;
         let len = self.len;
@@ -106,7 +107,8 @@ impl Mapping {
         unsafe { self.base.add(offset) }
     }
 
-    /// Keeps the mapping out of forked processes, which would else copy pages away from devices.
+    /// Excludes the mapping from forked processes; otherwise copy-on-write would move pages away
+    /// from devices.
     pub(super) fn keep_from_forks(&self) -> Result<(), Errno> {
         self.advise(0, self.len, Advice::LinuxDontFork)
     }
@@ -122,22 +124,22 @@ impl Mapping {
             "advice outside of the mapping"
         );
         let start = self.base.as_ptr().wrapping_add(offset);
-        // SAFETY: the range is mapped by us, and the three kinds of advice that this module gives
-        // (against forks, for hugepages, to populate) leave its bytes as they are.
+        // SAFETY: this value owns the mapping, and the three kinds of advice that this module gives
+        // (against forks, for hugepages, to populate) do not change its bytes.
         unsafe { madvise(start.cast(), len, advice) }
     }
 
     /// Locks each page as it is populated, which is cheaper than a walk afterwards.
     pub(super) fn lock_on_fault(&self) -> Result<(), Errno> {
-        // SAFETY: the range is mapped by us; locking leaves its bytes as they are.
+        // SAFETY: this value owns the mapping; locking does not change its bytes.
         unsafe { mlock_with(self.base.as_ptr().cast(), self.len, MlockFlags::ONFAULT) }
     }
 
-    /// Touches every page of `parts`, on several threads when there are many; `step` is the page
+    /// Populates every page of `parts`, with several threads if there are many; `step` is the page
     /// size.
     ///
-    /// Piece by piece: whoever else maps memory in this process meanwhile, and be it for the stack
-    /// of one more of these threads, waits for one piece.
+    /// Works in pieces: other mmap calls in this process meanwhile, including the one for the stack
+    /// of another of these threads, wait for one piece.
     pub(super) fn populate(&self, parts: &[Range<usize>], step: usize) -> Result<(), Errno> {
         let pieces: Vec<_> = parts.iter().flat_map(|part| cut(part, step)).collect();
         let bytes: usize = pieces.iter().map(Range::len).sum();
@@ -174,14 +176,14 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the range is ours since `new`; whoever holds references into it also holds the
-        // region that owns this value, so none are left.
+        // SAFETY: this value owns the range since `new`; code with references into it also holds
+        // the region that owns this value, so none exist.
         let outcome = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
         debug_assert!(outcome.is_ok(), "{outcome:?}");
     }
 }
 
-/// A part in pieces that begin and, but for the last, end at a page.
+/// Divides a part into pieces that begin and, except for the last, end at a page.
 fn cut(part: &Range<usize>, page: usize) -> impl Iterator<Item = Range<usize>> + use<> {
     let piece = POPULATE_PIECE_BYTES.next_multiple_of(page);
     let (start, end) = (part.start / page * page, part.end);

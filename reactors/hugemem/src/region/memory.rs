@@ -1,4 +1,4 @@
-//! What the machine has left: `/proc/meminfo` (proc_meminfo(5)), the hugepage counters of
+//! Available memory of the machine: `/proc/meminfo` (proc_meminfo(5)), the hugepage counters of
 //! `/sys/kernel/mm/hugepages` (kernel documentation, admin-guide/mm/hugetlbpage).
 
 use std::fs;
@@ -7,7 +7,7 @@ use std::path::Path;
 use super::PageSize;
 use super::notice::sysfs_folder;
 
-/// What is left to the rest of the machine when a region takes all it can, in bytes.
+/// Memory left to the rest of the machine by the largest possible region, in bytes.
 const MARGIN_BYTES: usize = 64 << 20;
 
 /// The counters of one hugepage size, in pages.
@@ -21,14 +21,14 @@ pub(super) struct HugePool {
 }
 
 impl HugePool {
-    /// Pages that a new mapping can have.
+    /// Pages available to a new mapping.
     pub(super) fn available(self) -> usize {
         let surplus_left = self.overcommit.saturating_sub(self.surplus);
         self.free.saturating_sub(self.reserved) + surplus_left
     }
 }
 
-/// The counters of `size`, `None` where the kernel has no such pages.
+/// The counters of `size`, `None` if the kernel has no such pages.
 pub(super) fn huge_pool(size: PageSize) -> Option<HugePool> {
     let folder = sysfs_folder(size);
     let counter = |name: &str| -> Option<usize> {
@@ -52,10 +52,10 @@ pub(super) fn default_huge_page() -> Option<usize> {
     meminfo_bytes(&fs::read_to_string("/proc/meminfo").ok()?, "Hugepagesize")
 }
 
-/// Bytes that ordinary pages can take without driving the machine, or a control group that this
-/// process is in, out of memory.
+/// Bytes that ordinary pages can use without running the machine, or a control group of this
+/// process, out of memory.
 ///
-/// Where nothing can be read the answer is no limit: the kernel's own refusal is then the check.
+/// If nothing can be read, there is no limit; the kernel's allocation then fails.
 pub(super) fn available() -> usize {
     let machine = fs::read_to_string("/proc/meminfo")
         .ok()
@@ -72,7 +72,7 @@ struct GroupFiles {
     folder: &'static str,
     limit: &'static str,
     usage: &'static str,
-    /// Lines of `memory.stat` that count what the kernel can drop.
+    /// Lines of `memory.stat` that count reclaimable memory.
     reclaimable: [&'static str; 2],
 }
 
@@ -90,8 +90,8 @@ const VERSION_1: GroupFiles = GroupFiles {
     reclaimable: ["total_inactive_file", "total_active_file"],
 };
 
-/// Bytes left to the group with the least left, of those in `groups` (`/proc/self/cgroup`) and
-/// their ancestors; `None` without a limit.
+/// Bytes available in the most limited of `groups` (`/proc/self/cgroup`) and their ancestors;
+/// `None` without a limit.
 fn groups_left(root: &Path, groups: &str) -> Option<usize> {
     let hierarchies = groups.lines().filter_map(|line| {
         let (_, rest) = line.split_once(':')?;
@@ -153,18 +153,18 @@ fn meminfo_bytes(text: &str, key: &str) -> Option<usize> {
     })
 }
 
-/// How shared memory can have transparent hugepages.
+/// How shared memory can use transparent hugepages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Transparent {
-    /// Memory files have them, by advice.
+    /// Memory files support them, by advice.
     ByAdvice,
-    /// Only a tmpfs mounted for it.
+    /// Only on a tmpfs mounted for this purpose.
     ByMount,
     /// Not at all.
     Never,
 }
 
-/// What the machine's setting allows (kernel documentation, admin-guide/mm/transhuge).
+/// The mode that the machine's setting allows (kernel documentation, admin-guide/mm/transhuge).
 pub(super) fn transparent_for_shared() -> Transparent {
     let setting = fs::read_to_string("/sys/kernel/mm/transparent_hugepage/shmem_enabled");
     match setting.as_deref().map(chosen) {

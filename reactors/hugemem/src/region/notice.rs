@@ -1,4 +1,4 @@
-//! What a region could not have, in one line each: what is missing, what it costs, what mends it.
+//! Unavailable features of a region, one line each: what is missing, its cost, and the fix.
 
 use std::fmt;
 
@@ -6,49 +6,49 @@ use rustix::io::Errno;
 
 use super::PageSize;
 
-/// Something a [`super::Region`] did without. `Display` is one line.
+/// A feature that a [`super::Region`] lacks. `Display` is one line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Notice {
     /// Too few free hugepages of this size.
     PagesMissing {
-        /// Which size.
+        /// The page size.
         size: PageSize,
-        /// Pages needed.
+        /// Pages required.
         wanted: usize,
         /// Pages free.
         available: usize,
-        /// Pages to reserve in all so that enough are free.
+        /// Pages to reserve in total so that enough are free.
         reserve: usize,
         /// Whether this is the size that `vm.nr_hugepages` counts.
         default_size: bool,
     },
     /// The kernel or the machine has no hugepages of this size.
     NoSuchPages {
-        /// Which size.
+        /// The page size.
         size: PageSize,
     },
-    /// Hugepages seemed free, but the kernel refused them.
+    /// Hugepages seemed free, but the allocation failed.
     PagesRefused {
-        /// Which size.
+        /// The page size.
         size: PageSize,
-        /// What it answered.
+        /// The kernel's error.
         errno: Errno,
     },
-    /// The length is no multiple of the page size, and rounding it up would waste too much.
+    /// The length is not a multiple of the page size, and rounding it up would waste too much.
     UnevenLength {
-        /// Bytes asked for.
+        /// Bytes requested.
         len: usize,
-        /// Which size.
+        /// The page size.
         size: PageSize,
     },
     /// Transparent hugepages are off for shared memory.
     NoTransparentPages,
     /// The memory could not be locked.
     NotLocked {
-        /// Bytes.
+        /// Bytes to lock.
         len: usize,
-        /// What the kernel answered.
+        /// The kernel's error.
         errno: Errno,
     },
 }
@@ -63,7 +63,7 @@ impl fmt::Display for PageSize {
     }
 }
 
-/// The folder of the kernel's counters for this size.
+/// The directory of the kernel's counters for this size.
 pub(super) fn sysfs_folder(size: PageSize) -> String {
     format!(
         "/sys/kernel/mm/hugepages/hugepages-{}kB",
@@ -124,7 +124,7 @@ impl fmt::Display for Notice {
     }
 }
 
-/// Each notice behind a colon or a semicolon, for one line of an error.
+/// Joins the notices to one line of an error, each after a colon or a semicolon.
 pub(super) fn joined(notices: &[Notice]) -> String {
     let mut line = String::new();
     for (index, notice) in notices.iter().enumerate() {

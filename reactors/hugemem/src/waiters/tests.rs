@@ -1,4 +1,4 @@
-//! The waiters' lists against plain queues.
+//! The wait lists compared with plain queues.
 
 use std::collections::VecDeque;
 

@@ -1,4 +1,4 @@
-//! The readers of the machine's counters, on made-up files.
+//! The parsers of the machine's counters, with synthetic files.
 
 use std::fs;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! Each notice is one line that names what is missing and how to mend it.
+//! Each notice is one line that names the missing feature and the fix.
 
 use rustix::io::Errno;
 
