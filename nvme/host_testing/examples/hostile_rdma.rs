@@ -1,10 +1,10 @@
-//! What no host does, to a target over real verbs: each offence gets the answer that the
-//! specification names, and a well-behaved queue beside it goes on.
+//! Attacks a target over real verbs. Checks that each violation gets the response that the
+//! specification requires, and that another queue is not disturbed.
 //!
 //!     hostile_rdma ADDRESS:PORT NQN
 //!
-//! The subsystem has a namespace 1 and takes any host. Prints a line for each offence; exits with 1
-//! at the first wrong answer.
+//! The subsystem must have a namespace 1 and allow any host. Prints a line for each violation;
+//! exits with 1 at the first wrong response.
 
 #![forbid(unsafe_code)]
 
@@ -26,7 +26,7 @@ struct Victim {
     verbs: Verbs,
     address: SocketAddr,
     names: Names,
-    /// A controller and a queue of its own, which nothing may disturb.
+    /// A controller and a queue that the attacks must not disturb.
     _admin: Client,
     witness: Client,
     cntlid: u16,
@@ -81,7 +81,7 @@ impl Victim {
         })
     }
 
-    /// The queue beside all this reads a block.
+    /// Reads a block on the queue that must stay undisturbed.
     fn witness(&mut self, offence: &str) -> Result<(), String> {
         let read = self.witness.command(Sqe::read(1, 0, 0), 512);
         match read {
@@ -94,7 +94,7 @@ impl Victim {
         }
     }
 
-    /// Another controller's I/O queue, to be misused.
+    /// An I/O queue of another controller, for an attack.
     fn queue(&self) -> Result<(Client, Client), String> {
         let admin = Client::open_admin(&self.verbs, self.address, &self.names);
         let (admin, cntlid) = admin.map_err(said)?;
@@ -205,7 +205,7 @@ impl Victim {
         let sgl = io.describe(0, 65_536, false);
         let sqe = Sqe::read(1, 0, 127).with_cid(1).with_sgl(sgl);
         io.send(sqe.as_bytes()).map_err(said)?;
-        // Far more than the 31 that the queue holds, all under one identifier.
+        // Far more commands than the 31 of the queue, all with the same identifier.
         let sent = io.send_again(size_of::<Sqe>(), 200);
         let ending = match sent {
             Ok(()) => io.wait_end().map_err(said)?,

@@ -1,15 +1,14 @@
-//! Hosts for tests of a target: they send whatever they are told to, right or wrong, and see every
-//! PDU or message that comes back.
+//! Hosts for tests of a target: they send any valid or invalid bytes and receive every PDU or
+//! message of the target.
 //!
-//! - [`pdu`]: NVMe/TCP PDUs without I/O: built as bytes that a test may damage, and split from a
-//!   stream of bytes and checked. For hosts in simulations, fuzzing and tests that move bytes
+//! - [`pdu`]: NVMe/TCP PDUs without I/O: builds PDUs as bytes that a test may damage, and splits
+//!   and checks a stream of bytes. For hosts in simulations, fuzzing and tests that move bytes
 //!   themselves.
-//! - [`steps`]: Connect and enabling a controller, for any host that can run a command.
+//! - [`steps`]: Connect and enabling a controller, for any host that can execute a command.
 //! - [`tcp`]: a blocking client over a socket.
 //! - [`rdma`]: a blocking client over any [`Provider`](::rdma::Provider).
 //!
-//! The rules of PDUs are `nvme_host`'s own (`nvme_host::pdu`), which in turn are those of
-//! `nvme_spec`.
+//! The rules of PDUs are those of `nvme_host::pdu`, which are based on `nvme_spec`.
 
 #![forbid(unsafe_code)]
 

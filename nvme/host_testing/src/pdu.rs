@@ -1,5 +1,5 @@
-//! NVMe/TCP PDUs without I/O: bytes for a target, which a test may damage, and PDUs out of the bytes
-//! that a target sends (TCP 1.1 §3.6).
+//! NVMe/TCP PDUs without I/O: builds PDUs as bytes, which a test may damage, and splits a target's
+//! byte stream into PDUs (TCP 1.1 §3.6).
 
 use nvme_host::ProtocolError;
 use nvme_host::pdu::{self, Header};
@@ -14,17 +14,17 @@ use zerocopy::{FromBytes, IntoBytes};
 
 pub use nvme_host::pdu::{assemble, digest};
 
-/// The longest PDU that is taken in, bytes: a target that announces more is not believed.
+/// The longest accepted PDU in bytes. A longer one is an error.
 const PDU_MAX_BYTES: usize = 16 << 20;
 
-/// A command capsule with in-capsule data, digests and alignment as `framing` has them.
+/// A command capsule with in-capsule data, with the digests and alignment of `framing`.
 #[must_use]
 pub fn capsule(sqe: Sqe, data: &[u8], framing: Framing) -> Vec<u8> {
     let pdu = CapsuleCmd::new(sqe, data.len() as u32, framing);
     assemble(pdu.as_bytes(), pdu.ch, data)
 }
 
-/// The data pointer of a command whose data, if any, is all in its capsule.
+/// The data pointer of a command without data or with all of its data in the capsule.
 #[must_use]
 pub fn in_capsule(data: &[u8]) -> SglDescriptor {
     match data.len() {
@@ -33,7 +33,7 @@ pub fn in_capsule(data: &[u8]) -> SglDescriptor {
     }
 }
 
-/// A data PDU in answer to an R2T.
+/// A data PDU in response to an R2T.
 #[must_use]
 pub fn h2c_data(
     (cccid, ttag): (u16, u16),
@@ -46,7 +46,7 @@ pub fn h2c_data(
     assemble(pdu.as_bytes(), pdu.ch, data)
 }
 
-/// Computes the header digest of a PDU anew, after its header was changed.
+/// Recomputes the header digest of a PDU after a change of its header.
 pub fn fix_header_digest(pdu: &mut [u8]) {
     if let Some(&hlen) = pdu.get(2) {
         let hlen = usize::from(hlen);
@@ -57,16 +57,16 @@ pub fn fix_header_digest(pdu: &mut [u8]) {
     }
 }
 
-/// A PDU of the target that cannot be right.
+/// A malformed PDU of a target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
-    /// Its header breaks a rule.
+    /// Its header violates a rule.
     #[error(transparent)]
     Header(#[from] ProtocolError),
     /// Its data does not match its digest.
     #[error("data with a wrong digest")]
     DataDigest,
-    /// DATAL is not what PLEN leaves for data.
+    /// DATAL differs from the number of data bytes according to PLEN.
     #[error("DATAL {datal} of {found} bytes")]
     DataLength {
         /// DATAL.
@@ -76,7 +76,7 @@ pub enum Malformed {
     },
 }
 
-/// Bytes that have come from a target, and the whole PDUs among them.
+/// Bytes received from a target, which it splits into PDUs.
 #[derive(Debug, Default)]
 pub struct PduInbox {
     bytes: Vec<u8>,
@@ -84,18 +84,18 @@ pub struct PduInbox {
 }
 
 impl PduInbox {
-    /// Where bytes are appended as they arrive.
+    /// The buffer to which received bytes are appended.
     pub fn buffer(&mut self) -> &mut Vec<u8> {
         &mut self.bytes
     }
 
-    /// Whether a part of a PDU is there.
+    /// Whether a PDU has been received in part.
     #[must_use]
     pub fn is_within_pdu(&self) -> bool {
         self.taken < self.bytes.len()
     }
 
-    /// The next PDU, once all of it has arrived. Only its length is checked, which must be possible.
+    /// The next PDU after all of it has been received. Checks only its length.
     ///
     /// # Errors
     /// [`ProtocolError::PduLength`].
@@ -123,7 +123,7 @@ impl PduInbox {
     }
 }
 
-/// One whole PDU as it came.
+/// One whole PDU as received.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pdu {
     /// All bytes, digests included.
@@ -134,7 +134,7 @@ impl Pdu {
     /// The common header.
     #[must_use]
     pub fn common(&self) -> CommonHeader {
-        // A PDU is split by its header, so eight bytes are always there.
+        // `next_pdu` has read the common header, so its eight bytes are present.
         CommonHeader::read_from_prefix(&self.bytes).map_or(
             CommonHeader {
                 pdu_type: PduType(0xff),
@@ -153,11 +153,11 @@ impl Pdu {
         self.common().pdu_type
     }
 
-    /// The header and the data, if all of the PDU is as a target must send it to a host that has
-    /// negotiated `framing`, with the alignment that the host asked for.
+    /// Checks that a target may send the PDU to a host that negotiated `framing`, with the
+    /// alignment that the host requested. Returns its header and its data.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The violated rule.
     pub fn check(&self, framing: Framing) -> Result<(Header, &[u8]), Malformed> {
         let read = pdu::read_header(&self.bytes, framing)?;
         let too_short = || ProtocolError::PduLength {
@@ -187,7 +187,7 @@ impl Pdu {
         T::read_from_prefix(&self.bytes).ok().map(|(pdu, _)| pdu)
     }
 
-    /// The connection's initialisation, if it is that.
+    /// The ICResp, if it is one.
     #[must_use]
     pub fn initialization(&self) -> Option<IcResp> {
         self.view(PduType::IC_RESP)
@@ -200,7 +200,7 @@ impl Pdu {
             .map(|pdu| pdu.cqe)
     }
 
-    /// The request for data, if it is one.
+    /// The R2T, if it is one.
     #[must_use]
     pub fn request(&self) -> Option<R2t> {
         self.view(PduType::R2T)

@@ -1,8 +1,8 @@
-//! A blocking NVMe/RDMA client at the level of messages and keys, for tests that are hostile to a
-//! target.
+//! A blocking NVMe/RDMA client at the level of messages and keys, for tests that act as a malicious
+//! host.
 //!
-//! It sends whatever it is told to, with any private data, from memory that it opens as it is told
-//! to, checks nothing that it was not asked to check, and blocks with a limit.
+//! It sends any message with any private data, from memory with configurable access rights,
+//! performs only the checks that the test requests, and blocks with a time limit.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -26,7 +26,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use crate::steps::{ENTRIES_Z, Names, StepError, Steps};
 
-/// Bytes of the memory that targets are given keys of.
+/// Bytes of the memory to which targets get keys.
 pub const MEMORY_BYTES: usize = 1 << 20;
 
 /// The longest message that can be sent, bytes.
@@ -38,25 +38,25 @@ const RECEIVE_BYTES: usize = 256;
 /// Work requests of the send queue.
 const SENDS: u32 = 512;
 
-/// Identifiers from here on are receives; below them are sends.
+/// Work request identifiers from here on are receives; lower ones are sends.
 const RECEIVES_FROM: u64 = 1 << 32;
 
-/// Why the client could not go on. Each is a test's failure, unless the test waits for it.
+/// The reason for which the client cannot continue. It fails the test, unless the test expects it.
 #[derive(Debug, thiserror::Error)]
 pub enum RawRdmaError {
-    /// No connection: [`HostError::Rejected`] says why.
+    /// The connection failed: [`HostError::Rejected`] contains the target's reason.
     #[error(transparent)]
     Host(#[from] HostError),
-    /// Nothing came within the limit.
+    /// Nothing was received within the limit.
     #[error("nothing came within {0:?}")]
     TimedOut(Duration),
-    /// The connection ended where an answer was due.
+    /// The connection ended while a response was expected.
     #[error("the connection ended: {0}")]
     Ended(Ending),
-    /// A response that is no completion queue entry, or one of another command.
+    /// A response that is not a completion queue entry, or is for another command.
     #[error("{0} bytes came where a response was due")]
     Malformed(usize),
-    /// A command that a helper needed failed.
+    /// A command of a helper function failed.
     #[error("{0}")]
     Refused(Status),
 }
@@ -70,7 +70,7 @@ impl From<StepError> for RawRdmaError {
     }
 }
 
-/// Gives a failed step its name.
+/// Adds the name of the failed step to an error.
 fn step(step: &'static str) -> impl Fn(rdma::Error) -> HostError {
     move |source| HostError::Rdma { step, source }
 }
@@ -82,7 +82,7 @@ pub enum Ending {
     Disconnected,
     /// A send failed with this status.
     SendFailed(CompletionStatus),
-    /// The queue pair was put into the error state, and what was posted came back.
+    /// The queue pair entered the error state, and its work requests were flushed.
     Flushed,
 }
 
@@ -96,40 +96,40 @@ impl std::fmt::Display for Ending {
     }
 }
 
-/// What came from the target.
+/// A message or the end of the connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RawReceived {
     /// A message.
     Message {
         /// Its bytes.
         bytes: Vec<u8>,
-        /// The key that it invalidated.
+        /// The key that the message invalidated.
         invalidated: Option<u32>,
     },
-    /// The end.
+    /// The end of the connection.
     Ended(Ending),
 }
 
-/// How to connect.
+/// Options of a connection.
 #[derive(Debug, Clone)]
 pub struct RawOptions {
     /// Private data of the request, at most [`rdma::CONNECT_PRIVATE_DATA_MAX`] bytes.
     pub private_data: Vec<u8>,
-    /// Receives posted before connecting. With fewer than there are responses to come, the target
-    /// meets a receiver that is not ready.
+    /// Receives posted before connecting. If there are fewer than responses, the target gets a
+    /// receiver-not-ready error.
     pub receives: u16,
     /// RDMA reads that this side has outstanding.
     pub initiator_depth: u8,
-    /// RDMA reads of the target that this side answers at once.
+    /// RDMA reads of the target that this side serves concurrently.
     pub responder_resources: u8,
-    /// What keys of the memory allow.
+    /// Access rights of the memory's key.
     pub access: Access,
-    /// How long anything may take.
+    /// Time limit of each operation.
     pub limit: Duration,
 }
 
 impl RawOptions {
-    /// What a host with manners asks for queue `qid`, with `entries` entries on both sides.
+    /// Options of a regular host for queue `qid`, with `entries` entries on both sides.
     #[must_use]
     pub fn queue(qid: u16, entries: u16, cntlid: u16) -> Self {
         let request = ConnectRequest::new(qid, entries, entries.saturating_sub(1), cntlid);
@@ -171,7 +171,7 @@ impl<P: Provider> RawRdmaClient<P> {
     /// Connects.
     ///
     /// # Errors
-    /// [`HostError::Rejected`] with the target's reason, and whatever else a host meets.
+    /// [`HostError::Rejected`] with the target's reason, and other errors of a host.
     pub fn connect(
         provider: &P,
         address: SocketAddr,
@@ -252,7 +252,7 @@ impl<P: Provider> RawRdmaClient<P> {
         Ok(client)
     }
 
-    /// The private data of the accept.
+    /// The private data of the target's accept.
     #[must_use]
     pub fn accepted(&self) -> &PrivateData {
         &self.accepted
@@ -264,19 +264,19 @@ impl<P: Provider> RawRdmaClient<P> {
         self.memory.address() as u64
     }
 
-    /// The key of the memory, as far as [`RawOptions::access`] opens it.
+    /// The key of the memory, with the rights of [`RawOptions::access`].
     #[must_use]
     pub fn memory_key(&self) -> u32 {
         self.memory_registration.rkey()
     }
 
-    /// A key that nothing has.
+    /// A key that no memory has.
     #[must_use]
     pub fn no_key(&self) -> u32 {
         !self.memory_registration.rkey()
     }
 
-    /// Fills the memory from `offset` on.
+    /// Writes to the memory from `offset` on.
     ///
     /// # Panics
     /// Beyond [`MEMORY_BYTES`].
@@ -284,7 +284,7 @@ impl<P: Provider> RawRdmaClient<P> {
         self.memory.write(offset, bytes);
     }
 
-    /// Bytes of the memory.
+    /// Reads from the memory.
     ///
     /// # Panics
     /// Beyond [`MEMORY_BYTES`].
@@ -306,10 +306,11 @@ impl<P: Provider> RawRdmaClient<P> {
             .expect("a test's descriptor is not that long")
     }
 
-    /// Binds a new window to a part of the memory; gives its key, which a target may invalidate.
+    /// Binds a new memory window to a part of the memory. Returns its key, which a target may
+    /// invalidate.
     ///
     /// # Errors
-    /// [`RawRdmaError::Host`] where the device has no windows.
+    /// [`RawRdmaError::Host`] if the device has no windows.
     pub fn open_window(&mut self, offset: usize, len: usize) -> Result<u32, RawRdmaError> {
         let window = self.domain.create_window();
         let mut window = window.map_err(step("creating a memory window"))?;
@@ -333,12 +334,12 @@ impl<P: Provider> RawRdmaClient<P> {
     /// Sends any bytes as one message.
     ///
     /// # Errors
-    /// [`RawRdmaError::Host`] where the queue pair takes no more.
+    /// [`RawRdmaError::Host`] if the queue pair is full.
     ///
     /// # Panics
     /// Beyond [`MESSAGE_MAX_BYTES`].
     pub fn send(&mut self, bytes: &[u8]) -> Result<(), RawRdmaError> {
-        // One buffer for all messages: each is on the wire before the next is written.
+        // There is one buffer for all messages, so the earlier sends have to complete first.
         while self.sends_pending > 0 {
             if self.take_in()? == 0 {
                 std::thread::yield_now();
@@ -351,7 +352,7 @@ impl<P: Provider> RawRdmaClient<P> {
         self.send_again(bytes.len(), 1)
     }
 
-    /// Sends the bytes that were sent last once more, `times` times, without waiting in between.
+    /// Sends the first `len` bytes of the last message `times` times, without waiting in between.
     ///
     /// # Errors
     /// As [`send`](Self::send).
@@ -368,7 +369,7 @@ impl<P: Provider> RawRdmaClient<P> {
         self.flush()
     }
 
-    /// Any work request, for what has no function here.
+    /// Posts any work request, for operations without a function here.
     ///
     /// # Errors
     /// As [`send`](Self::send).
@@ -378,10 +379,10 @@ impl<P: Provider> RawRdmaClient<P> {
         self.flush()
     }
 
-    /// The next message, or the end, if it is there.
+    /// The next message or the end of the connection, if one is available.
     ///
     /// # Errors
-    /// [`RawRdmaError::Host`] where the device is gone.
+    /// [`RawRdmaError::Host`] if the device is gone.
     pub fn try_receive(&mut self) -> Result<Option<RawReceived>, RawRdmaError> {
         if self.arrived.is_empty() {
             self.take_in()?;
@@ -389,7 +390,7 @@ impl<P: Provider> RawRdmaClient<P> {
         Ok(self.arrived.pop_front())
     }
 
-    /// The next message, or the end.
+    /// Waits for the next message or the end of the connection.
     ///
     /// # Errors
     /// [`RawRdmaError::TimedOut`].
@@ -398,7 +399,7 @@ impl<P: Provider> RawRdmaClient<P> {
         loop {
             if let Some(next) = self.arrived.pop_front() {
                 if matches!(next, RawReceived::Ended(_)) {
-                    // The end stays the end.
+                    // Later calls return the end again.
                     self.arrived.push_front(next.clone());
                 }
                 return Ok(next);
@@ -413,7 +414,7 @@ impl<P: Provider> RawRdmaClient<P> {
         }
     }
 
-    /// Waits for the end, past all messages.
+    /// Waits for the end of the connection, and drops messages before it.
     ///
     /// # Errors
     /// [`RawRdmaError::TimedOut`].
@@ -425,7 +426,7 @@ impl<P: Provider> RawRdmaClient<P> {
         }
     }
 
-    /// Leaves in order.
+    /// Disconnects orderly.
     ///
     /// # Errors
     /// [`RawRdmaError::Host`].
@@ -441,7 +442,7 @@ impl<P: Provider> RawRdmaClient<P> {
         })
     }
 
-    /// Takes in completions and events; gives how many.
+    /// Processes completions and events; returns their number.
     fn take_in(&mut self) -> Result<usize, RawRdmaError> {
         let mut batch = [WorkCompletion::default(); 16];
         let polled = self.completions.poll(&mut batch);
@@ -512,14 +513,14 @@ impl<P: Provider> RawRdmaClient<P> {
         Ok(flushed.map_err(|error| HostError::Post(error.cause))?)
     }
 
-    /// A command identifier that this client has not used for a while.
+    /// A command identifier that this client has not used recently.
     pub fn next_cid(&mut self) -> u16 {
         self.next_cid = self.next_cid.wrapping_add(1) & 0x7fff;
         self.next_cid
     }
 
-    /// Sends a command capsule as it is, with `behind` behind the command, and waits for one
-    /// response, which must be to this command.
+    /// Sends a command capsule unchanged, with `behind` after the command, and waits for one
+    /// response, which must be for this command.
     ///
     /// # Errors
     /// [`RawRdmaError::Ended`], [`RawRdmaError::Malformed`], [`RawRdmaError::TimedOut`].
@@ -536,8 +537,8 @@ impl<P: Provider> RawRdmaClient<P> {
         }
     }
 
-    /// Runs a valid command under a fresh identifier. Its data is the first `bytes` of the memory,
-    /// named by a keyed descriptor; none for 0.
+    /// Executes a valid command with a new identifier. Its data is the first `bytes` bytes of the
+    /// memory, described by a keyed descriptor; no data for 0.
     ///
     /// # Errors
     /// As [`exchange`](Self::exchange).
@@ -551,8 +552,8 @@ impl<P: Provider> RawRdmaClient<P> {
         self.exchange(&sqe.with_sgl(sgl), &[])
     }
 
-    /// Opens an admin queue with manners: connects, sends Connect for any controller, enables it
-    /// and waits until it is ready. Gives the client and the controller's identifier.
+    /// Opens an admin queue like a regular host: connects, sends Connect for any controller,
+    /// enables it and waits until it is ready. Returns the client and the controller's identifier.
     ///
     /// # Errors
     /// As [`connect`](Self::connect) and [`exchange`](Self::exchange).
@@ -567,7 +568,7 @@ impl<P: Provider> RawRdmaClient<P> {
         Ok((client, cntlid))
     }
 
-    /// Opens I/O queue `qid` of the controller `cntlid` with manners.
+    /// Opens I/O queue `qid` of the controller `cntlid` like a regular host.
     ///
     /// # Errors
     /// As [`connect`](Self::connect) and [`exchange`](Self::exchange).

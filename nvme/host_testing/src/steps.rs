@@ -1,4 +1,4 @@
-//! What every host does before its first I/O: Connect, enabling the controller, waiting until it is
+//! The steps of a host before its first I/O: Connect, enabling the controller, waiting until it is
 //! ready (Base 2.1 §3.5.3, §6.3).
 
 use std::time::{Duration, Instant};
@@ -10,10 +10,10 @@ use nvme_spec::registers::{Cc, Csts, Register};
 use nvme_spec::{Sqe, Status, nqn};
 use zerocopy::IntoBytes;
 
-/// Submission queue entries of the queues that the steps open, zero-based.
+/// Submission queue entries of the queues opened by these steps, zero-based.
 pub const ENTRIES_Z: u16 = 31;
 
-/// Who connects to what.
+/// Names of a host and a subsystem.
 #[derive(Debug, Clone)]
 pub struct Names {
     /// Host NQN.
@@ -26,7 +26,7 @@ pub struct Names {
 
 impl Names {
     /// Connect data for any (FFFFh) or a particular controller. A name that does not fit its field
-    /// leaves it empty.
+    /// results in an empty field.
     #[must_use]
     pub fn connect_data(&self, cntlid: u16) -> ConnectData {
         let field = |name: &str| nqn::to_field(name).unwrap_or_else(|_| NqnField::default());
@@ -39,35 +39,35 @@ impl Names {
     }
 }
 
-/// Why a step failed, beside what keeps a command from being run.
+/// The reason for the failure of a step, apart from failures to execute a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum StepError {
     /// The controller refused a command.
     #[error("{0}")]
     Refused(Status),
-    /// The controller is not ready after this time.
+    /// The controller is not ready after the time limit.
     #[error("the controller is not ready after {0:?}")]
     NotReady(Duration),
 }
 
-/// A host that runs one command at a time.
+/// A host that executes one command at a time.
 pub trait Steps {
-    /// Why it cannot go on.
+    /// The error of the host.
     type Error: From<StepError>;
 
-    /// Runs a command that writes `data`, or moves none where it is empty, under an identifier of
-    /// the host's choice.
+    /// Executes a command with an identifier of the host's choice. It writes `data`, or transfers
+    /// nothing if `data` is empty.
     ///
     /// # Errors
-    /// Whatever keeps the command from being answered.
+    /// The reason for which the command got no response.
     fn run(&mut self, sqe: Sqe, data: &[u8]) -> Result<Cqe, Self::Error>;
 
-    /// How long a controller may take until it is ready.
+    /// The time limit for a controller to become ready.
     fn limit(&self) -> Duration {
         Duration::from_secs(20)
     }
 
-    /// Runs a command that must succeed.
+    /// Executes a command that must succeed.
     ///
     /// # Errors
     /// As [`Self::run`], and [`StepError::Refused`].
@@ -80,7 +80,7 @@ pub trait Steps {
         }
     }
 
-    /// Sends Connect for a queue, and gives its completion whatever the status.
+    /// Sends Connect for a queue, and returns its completion with any status.
     ///
     /// # Errors
     /// As [`Self::run`].
@@ -91,8 +91,8 @@ pub trait Steps {
         qid: u16,
         sqsize_z: u16,
     ) -> Result<Cqe, Self::Error> {
-        // These hosts do not look at SQHD, so their I/O queues do without SQ flow control (Base 2.1
-        // §6.3, CATTR).
+        // These hosts do not use SQHD, so their I/O queues disable SQ flow control (Base 2.1 §6.3,
+        // CATTR).
         let attributes = ConnectAttributes::new().with_disable_sq_flow_control(qid > 0);
         let sqe = Sqe::connect_queue(qid, sqsize_z, attributes, 0);
         self.run(sqe, names.connect_data(cntlid).as_bytes())
@@ -107,7 +107,7 @@ pub trait Steps {
         Ok(cqe.result())
     }
 
-    /// Connects the admin queue of any controller, enables it and waits until it is ready. Gives
+    /// Connects the admin queue of any controller, enables it and waits until it is ready. Returns
     /// the controller's identifier.
     ///
     /// # Errors

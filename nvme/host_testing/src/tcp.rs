@@ -1,7 +1,8 @@
-//! A blocking NVMe/TCP client at the level of bytes and PDUs, for tests that are hostile to a target.
+//! A blocking NVMe/TCP client at the level of bytes and PDUs, for tests that act as a malicious
+//! host.
 //!
-//! It sends whatever it is told to, checks nothing that it was not asked to check, and blocks with
-//! a limit.
+//! It sends any bytes, performs only the checks that the test requests, and blocks with a time
+//! limit.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -16,33 +17,33 @@ use zerocopy::IntoBytes;
 use crate::pdu::{Pdu, PduInbox, capsule, h2c_data, in_capsule};
 use crate::steps::{Names, StepError, Steps};
 
-/// Bytes of one receive.
+/// Size of one receive in bytes.
 const RECEIVE_BYTES: usize = 64 << 10;
 
-/// Why the client could not go on. Each is a test's failure, unless the test waits for it.
+/// The reason for which the client cannot continue. It fails the test, unless the test expects it.
 #[derive(Debug, thiserror::Error)]
 pub enum RawError {
     /// The socket failed; a reset by the target is [`Received::Closed`] instead.
     #[error("the socket failed: {0}")]
     Socket(#[from] io::Error),
-    /// Nothing came within the limit.
+    /// Nothing was received within the limit.
     #[error("nothing came within {0:?}")]
     TimedOut(Duration),
-    /// The target closed the connection where an answer was due.
+    /// The target closed the connection while a PDU was expected.
     #[error("the target closed the connection instead of answering")]
     Closed,
-    /// Another PDU than the one that was due.
+    /// A PDU of another type than the expected one.
     #[error("{found} came where {expected} was due")]
     Unexpected {
-        /// What was due.
+        /// The expected type.
         expected: PduType,
-        /// What came.
+        /// The received type.
         found: PduType,
     },
-    /// A PDU that cannot be right: its header length, its length or its digests.
+    /// A PDU with an invalid header length, length or digest.
     #[error("the target sent a malformed {0}")]
     Malformed(PduType),
-    /// A command that a helper needed failed.
+    /// A command of a helper function failed.
     #[error("{0}")]
     Refused(nvme_spec::Status),
 }
@@ -56,12 +57,12 @@ impl From<StepError> for RawError {
     }
 }
 
-/// What came from the target.
+/// A PDU or the end of the stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Received {
     /// A PDU.
     Pdu(Pdu),
-    /// The end of the stream, in order or by a reset.
+    /// The end of the stream, orderly or by a reset.
     Closed,
 }
 
@@ -71,13 +72,13 @@ pub struct RawClient {
     stream: TcpStream,
     inbox: PduInbox,
     limit: Duration,
-    /// How PDUs are built and read from now on; [`Self::initialize`] sets it.
+    /// The framing of PDUs that are sent and received; set by [`Self::initialize`].
     pub framing: Framing,
     next_cid: u16,
 }
 
 impl RawClient {
-    /// Connects; everything that waits does so for `limit` at most.
+    /// Connects; `limit` is the time limit of all operations.
     ///
     /// # Errors
     /// [`RawError::Socket`].
@@ -94,7 +95,7 @@ impl RawClient {
         })
     }
 
-    /// The socket, for who goes on without this client's manners of waiting.
+    /// The socket, for a test that continues without this client.
     #[must_use]
     pub fn into_stream(self) -> TcpStream {
         self.stream
@@ -103,12 +104,12 @@ impl RawClient {
     /// Sends any bytes.
     ///
     /// # Errors
-    /// [`RawError::Socket`], also where the target has closed the connection.
+    /// [`RawError::Socket`], also if the target has closed the connection.
     pub fn send(&mut self, bytes: &[u8]) -> Result<(), RawError> {
         Ok(self.stream.write_all(bytes)?)
     }
 
-    /// Tells the target that nothing more will come, and stays able to receive.
+    /// Closes the sending side of the connection. Receiving is still possible.
     ///
     /// # Errors
     /// [`RawError::Socket`].
@@ -119,7 +120,7 @@ impl RawClient {
     /// Receives one whole PDU, or the end of the stream.
     ///
     /// # Errors
-    /// [`RawError::TimedOut`], [`RawError::Malformed`] where the lengths cannot be right,
+    /// [`RawError::TimedOut`], [`RawError::Malformed`] if a length is invalid,
     /// [`RawError::Socket`].
     pub fn receive(&mut self) -> Result<Received, RawError> {
         let deadline = Instant::now() + self.limit;
@@ -137,13 +138,13 @@ impl RawClient {
         }
     }
 
-    /// The error for the PDU that is arriving.
+    /// The error for the partly received PDU.
     fn malformed(&mut self) -> RawError {
         let kind = self.inbox.buffer().first().copied();
         RawError::Malformed(PduType(kind.unwrap_or(u8::MAX)))
     }
 
-    /// Reads what has arrived, at least one byte; false where the stream ends.
+    /// Reads at least one byte; returns false at the end of the stream.
     fn read_some(&mut self, deadline: Instant) -> Result<bool, RawError> {
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -170,7 +171,7 @@ impl RawClient {
         }
     }
 
-    /// Receives one PDU, which must be of this type and have right digests.
+    /// Receives one PDU, which must have this type and correct digests.
     ///
     /// # Errors
     /// As [`Self::receive`], and [`RawError::Closed`], [`RawError::Unexpected`].
@@ -188,11 +189,11 @@ impl RawClient {
         }
     }
 
-    /// Receives until the target closes the connection; gives the last termination request before
+    /// Receives until the target closes the connection. Returns the last termination request before
     /// that, if any.
     ///
     /// # Errors
-    /// As [`Self::receive`]: a target that does not close is [`RawError::TimedOut`].
+    /// As [`Self::receive`]: if the target does not close, [`RawError::TimedOut`].
     pub fn expect_close(&mut self) -> Result<Option<Pdu>, RawError> {
         let mut termination = None;
         loop {
@@ -206,7 +207,7 @@ impl RawClient {
         }
     }
 
-    /// Initialises the connection with digests as told, and frames PDUs as agreed from then on.
+    /// Initialises the connection with these digests, and uses the negotiated framing from then on.
     ///
     /// # Errors
     /// As [`Self::expect`].
@@ -231,7 +232,7 @@ impl RawClient {
         Ok(answer)
     }
 
-    /// Sends a valid command capsule with in-capsule data (none for empty `data`).
+    /// Sends a valid command capsule with in-capsule data, or without data if `data` is empty.
     ///
     /// # Errors
     /// As [`Self::send`].
@@ -240,7 +241,7 @@ impl RawClient {
         self.send(&bytes)
     }
 
-    /// Sends a valid data PDU in answer to `request`.
+    /// Sends a valid data PDU in response to `request`.
     ///
     /// # Errors
     /// As [`Self::send`].
@@ -256,18 +257,19 @@ impl RawClient {
         self.send(&bytes)
     }
 
-    /// A command identifier that this client has not used for a while.
+    /// A command identifier that this client has not used recently.
     pub fn next_cid(&mut self) -> u16 {
         self.next_cid = self.next_cid.wrapping_add(1) & 0x7fff;
         self.next_cid
     }
 
-    /// Sends a command under a fresh identifier, with in-capsule data where there is any, and waits
-    /// for its completion. The data pointer is set to fit: in-capsule for data, else a transport
-    /// block of `read_bytes`. Data that the command reads is returned.
+    /// Sends a command with a new identifier and waits for its completion. Sets the data pointer:
+    /// in-capsule if there is `data`, otherwise a transport data block of `read_bytes`. Returns the
+    /// completion and the data read.
     ///
     /// # Errors
-    /// As [`Self::expect`]; [`RawError::Malformed`] for data that is out of order or out of place.
+    /// As [`Self::expect`]; [`RawError::Malformed`] if data arrives out of order or at a wrong
+    /// offset.
     pub fn command(
         &mut self,
         sqe: Sqe,
@@ -315,18 +317,18 @@ impl RawClient {
         }
     }
 
-    /// Initialises, connects the admin queue of any controller, enables it and waits until it is
-    /// ready. Gives the controller's identifier.
+    /// Initialises the connection, connects the admin queue of any controller, enables it and waits
+    /// until it is ready. Returns the controller's identifier.
     ///
     /// # Errors
-    /// As [`Self::command`], [`RawError::Refused`] where a step fails, [`RawError::TimedOut`] where
-    /// it stays unready.
+    /// As [`Self::command`], [`RawError::Refused`] if a step fails, [`RawError::TimedOut`] if the
+    /// controller does not become ready.
     pub fn open_admin(&mut self, names: &Names) -> Result<u16, RawError> {
         self.initialize(false, false)?;
         self.open_admin_queue(names)
     }
 
-    /// Initialises and connects I/O queue `qid` of the controller `cntlid`.
+    /// Initialises the connection, and connects I/O queue `qid` of the controller `cntlid`.
     ///
     /// # Errors
     /// As [`Self::command`], and [`RawError::Refused`].

@@ -1,5 +1,5 @@
-//! The client without manners over RDMA, against a target that behaves; and that the host's I/O
-//! path over RDMA allocates nothing.
+//! The raw client over RDMA with a target that behaves correctly; also, the host's I/O path over
+//! RDMA does not allocate.
 
 #[expect(dead_code, reason = "the faults are another test's")]
 #[path = "../../host/tests/verbs_target/mod.rs"]
@@ -77,7 +77,7 @@ fn keys_are_what_the_test_wants_them_to_be() {
         panic!("the end");
     };
     assert_eq!((bytes.len(), invalidated), (16, Some(key)));
-    // A key that is not there ends the connection, for the target as for this side.
+    // An invalid key ends the connection on both sides.
     let sgl = SglDescriptor::keyed(io.memory_address(), 4096, io.no_key(), false).expect("short");
     let sqe = Sqe::read(1, 0, 7).with_cid(cid).with_sgl(sgl);
     io.send(sqe.as_bytes()).expect("sent");
@@ -148,7 +148,7 @@ fn requests_make_no_allocation() {
         let (mut submitted, mut ended, mut before) = (0_u64, 0_u64, 0);
         while ended < 4000 {
             if ended < 500 {
-                // The in-process fabric takes its own memory for as much as is in flight.
+                // The in-process fabric allocates memory for the requests in flight.
                 before = allocations_on_this_thread();
             }
             while submitted < 4000 && queue.in_flight() < queue.depth() {

@@ -1,4 +1,5 @@
-//! The raw client: what it builds is right until a test damages it, and it sees what a target does.
+//! The raw client: the PDUs that it builds are valid until a test damages them, and it receives
+//! everything that a target sends.
 
 #[expect(dead_code, reason = "the faults are another test's")]
 #[path = "../../host/tests/fake/mod.rs"]
@@ -123,7 +124,7 @@ fn a_refused_connect_is_handed_out() {
     ));
 }
 
-/// A peer that sends `bytes`, then closes once the client is done.
+/// A peer that sends `bytes` and then closes after the client.
 fn sender(bytes: Vec<u8>) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").expect("loopback");
     let address = listener.local_addr().expect("bound");
@@ -179,7 +180,7 @@ fn a_silent_peer_is_given_up() {
     ));
 }
 
-/// Whether the digests that the flags announce are right; true where none is announced.
+/// Whether the digests announced by the flags are correct; true if none is announced.
 fn digests_match(pdu: &Pdu) -> bool {
     let common = pdu.common();
     let (header, rest) = pdu.bytes.split_at(usize::from(common.hlen));
